@@ -50,6 +50,11 @@ pub trait Op {
         if dtype.is_float() { Need::Never } else { Need::ForShapes }
     }
 
+    /// Returns true if the results follow from the shapes of the inputs, without their elements.
+    fn reads_shapes_alone(&self) -> bool {
+        false
+    }
+
     /// Returns the input whose producer determines the shapes of the results: both nodes belong in one program.
     fn shaped_by_maker_of(&self) -> Option<usize> {
         None

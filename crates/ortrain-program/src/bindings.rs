@@ -1,10 +1,10 @@
-//! The planes of a run.
+//! State memory of a run.
 
 use ortrain_memory::Memory;
 
-/// The planes a program runs on: index `k` is [`crate::PlaneId`] `k`.
+/// Planes that a program runs on: index `k` is [`crate::PlaneId`] `k`.
 #[derive(Clone, Copy, Debug)]
 pub struct Bindings<'a> {
-    /// The planes.
+    /// Planes, by index.
     pub planes: &'a [&'a Memory],
 }

@@ -1,62 +1,62 @@
-//! Buffers: runs of elements, and where they lie.
+//! Buffers: contiguous elements, and their location in memory.
 
 use std::sync::Arc;
 
 use ortrain_expr::DType;
 use smallvec::SmallVec;
 
-/// A buffer of a [`crate::Program`].
+/// Index of a buffer in a [`crate::Program`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct BufferId(pub u32);
 
-/// Buffers of an instruction: most have few.
+/// Buffers of an instruction. Most instructions have at most eight.
 pub type BufferIds = SmallVec<[BufferId; 8]>;
 
-/// Other buffers in place of some.
+/// Substitution of buffers.
 pub(crate) type Renaming<'a> = &'a dyn Fn(BufferId) -> BufferId;
 
-/// A plane of the state a program is bound to.
+/// Index of a plane: a block of state memory that a program is bound to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PlaneId(pub u32);
 
-/// The place of a buffer.
+/// Location of a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Place {
-    /// In the work arena, at this byte. The planner decides it.
+    /// Work arena, at this byte offset. The memory plan assigns the offset.
     Work(usize),
-    /// In a plane, at this byte.
+    /// Plane, at this byte offset.
     Plane(PlaneId, usize),
-    /// The program's constant of this number.
+    /// Constant of the program with this index.
     Constant(usize),
 }
 
-/// A contiguous run of elements.
+/// Contiguous sequence of elements.
 #[derive(Clone, Debug)]
 pub struct Buffer {
-    /// The name of the value it holds, for dumps and messages.
+    /// Name of the value in the buffer, for dumps and messages.
     pub label: Arc<str>,
-    /// The element type.
+    /// Element type.
     pub dtype: DType,
-    /// The number of elements.
+    /// Number of elements.
     pub len: usize,
-    /// Its place.
+    /// Location of the elements.
     pub place: Place,
 }
 
 impl Buffer {
-    /// Its size in bytes.
+    /// Returns the size in bytes.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.len * self.dtype.size()
     }
 }
 
-/// True if a buffer lies in the work arena.
+/// Returns true if a buffer is in the work arena.
 pub(crate) fn is_work(buffers: &[Buffer], id: BufferId) -> bool {
     matches!(buffers[id.0 as usize].place, Place::Work(_))
 }
 
-/// Adds a buffer of the work arena.
+/// Adds a buffer in the work arena.
 pub(crate) fn add_work(
     buffers: &mut Vec<Buffer>,
     label: impl Into<Arc<str>>,
@@ -67,14 +67,14 @@ pub(crate) fn add_work(
     BufferId(buffers.len() as u32 - 1)
 }
 
-/// For each of so many buffers whether it is one of these.
+/// Returns a flag for each of `count` buffers: true if `ids` contains the buffer.
 pub(crate) fn flags(count: usize, ids: &[BufferId]) -> Vec<bool> {
     let mut flags = vec![false; count];
     ids.iter().for_each(|id| flags[id.0 as usize] = true);
     flags
 }
 
-/// The different ones among some items, in ascending order.
+/// Returns the items without duplicates, in ascending order.
 pub(crate) fn distinct<T: Ord>(items: impl IntoIterator<Item = T>) -> SmallVec<[T; 8]> {
     let mut items: SmallVec<[T; 8]> = items.into_iter().collect();
     items.sort_unstable();
@@ -82,12 +82,12 @@ pub(crate) fn distinct<T: Ord>(items: impl IntoIterator<Item = T>) -> SmallVec<[
     items
 }
 
-/// A number for each buffer; parts of a plane that overlap have the same.
+/// Returns the alias class of each buffer: overlapping ranges of a plane have the same class.
 pub(crate) fn cells(buffers: &[Buffer]) -> Vec<usize> {
     cells_of(buffers, 0..buffers.len())
 }
 
-/// The same for some buffers; the others are not looked at.
+/// Returns the alias classes of some buffers; other buffers are not compared.
 pub(crate) fn cells_of(buffers: &[Buffer], some: impl IntoIterator<Item = usize>) -> Vec<usize> {
     let mut cells: Vec<usize> = (0..buffers.len()).collect();
     let mut parts: Vec<(u32, usize, usize, usize)> = Vec::new();
@@ -111,7 +111,7 @@ pub(crate) fn cells_of(buffers: &[Buffer], some: impl IntoIterator<Item = usize>
     cells
 }
 
-/// True if two buffers have bytes in common before any is placed in the arena.
+/// Returns true if two buffers share bytes, before the work arena is planned.
 pub(crate) fn share_bytes(a: &Buffer, b: &Buffer) -> bool {
     match (a.place, b.place) {
         (Place::Plane(plane, at), Place::Plane(other, other_at)) => {

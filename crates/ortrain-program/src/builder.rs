@@ -1,4 +1,4 @@
-//! Putting a program together.
+//! Builder of programs.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use crate::{
     Buffer, BufferId, GradientModes, Instruction, Operand, Place, PlaneId, Program, ScheduledInstruction,
 };
 
-/// Collects buffers and instructions; [`ProgramBuilder::finish`] makes a program of them.
+/// Builder that collects buffers and instructions; [`ProgramBuilder::finish`] compiles them to a program.
 #[derive(Debug, Default)]
 pub struct ProgramBuilder {
     buffers: Vec<Buffer>,
@@ -28,15 +28,14 @@ pub struct ProgramBuilder {
 }
 
 impl ProgramBuilder {
-    /// Nothing yet.
+    /// Creates an empty builder.
     #[must_use]
     pub fn new() -> ProgramBuilder {
         ProgramBuilder::default()
     }
 
-    /// With inner products of this precision: those of [`Instruction::MatMul`] and [`Instruction::Conv`] that are summed in
-    /// `f32` and are worth it ([`Precision::of_product`]), and nothing else. [`Instruction::Attention`] keeps its own in
-    /// `f32`.
+    /// Sets the precision of inner products. It applies to [`Instruction::MatMul`] and [`Instruction::Conv`] with sums
+    /// in `f32` and enough work ([`Precision::of_product`]). [`Instruction::Attention`] always uses `f32`.
     #[must_use]
     pub fn precision(mut self, precision: Precision) -> ProgramBuilder {
         self.precision = precision;
@@ -48,18 +47,18 @@ impl ProgramBuilder {
         BufferId(self.buffers.len() as u32 - 1)
     }
 
-    /// A buffer.
+    /// Returns a buffer.
     #[must_use]
     pub fn buffer(&self, id: BufferId) -> &Buffer {
         &self.buffers[id.0 as usize]
     }
 
-    /// The instructions so far, in order.
+    /// Returns the instructions so far, in order.
     pub fn instructions(&self) -> impl Iterator<Item = &Instruction> {
         self.instructions.iter().map(|scheduled| &scheduled.instruction)
     }
 
-    /// The content of a buffer, if it is a constant.
+    /// Returns the content of a buffer, if it is a constant.
     #[must_use]
     pub fn constant_of(&self, id: BufferId) -> Option<&Tensor> {
         match self.buffer(id).place {
@@ -68,12 +67,12 @@ impl ProgramBuilder {
         }
     }
 
-    /// A buffer of the work arena.
+    /// Adds a buffer in the work arena.
     pub fn work(&mut self, label: &str, dtype: DType, len: usize) -> BufferId {
         self.push(label, dtype, len, Place::Work(0))
     }
 
-    /// A part of a plane, by its first byte. The same part is the same buffer.
+    /// Returns the buffer for a part of a plane, by its first byte. The same part gives the same buffer.
     pub fn plane(
         &mut self,
         label: &str,
@@ -90,16 +89,16 @@ impl ProgramBuilder {
         id
     }
 
-    /// A constant. Its elements are shared if they are aligned, or else copied.
+    /// Adds a constant. Its elements are shared if they are aligned, and copied otherwise.
     pub fn constant(&mut self, label: &str, tensor: &Tensor) -> BufferId {
         self.constants.push(tensor.aligned(ALIGNMENT));
         self.push(label, tensor.dtype(), tensor.len(), Place::Constant(self.constants.len() - 1))
     }
 
-    /// Appends an instruction for the given entries.
+    /// Appends an instruction for some gradient modes.
     ///
     /// # Errors
-    /// [`ProgramError::Faulty`] when it reaches outside its buffers or contradicts itself.
+    /// [`ProgramError::Faulty`] when the instruction accesses memory outside its buffers or contradicts itself.
     pub fn emit(
         &mut self,
         instruction: Instruction,
@@ -114,8 +113,8 @@ impl ProgramBuilder {
             let fault = "a second point at which the caller takes over".to_owned();
             return Err(ProgramError::faulty(node, &instruction, fault));
         }
-        // Over an empty space there is nothing to do (an empty batch, say).
-        // What was checked once need not be checked again (labels, in the loss and in its gradient).
+        // An instruction over an empty space (for example an empty batch) does nothing.
+        // A check is not repeated (for example of the labels, in the loss and in its gradient).
         if !instruction.is_empty() && !self.is_checked(&instruction, entries) {
             let (node, versions) = (node.clone(), Versions::default());
             self.instructions.push(ScheduledInstruction { instruction, entries, node, versions });
@@ -123,15 +122,15 @@ impl ProgramBuilder {
         Ok(())
     }
 
-    /// Whether its instructions, of which there are some, only move elements.
+    /// Returns true if the builder has instructions, and all of them only move elements.
     #[must_use]
     pub fn only_moves(&self) -> bool {
         let moves = |scheduled: &ScheduledInstruction| scheduled.instruction.as_map().is_some_and(only_moves);
         !self.instructions.is_empty() && self.instructions.iter().all(moves)
     }
 
-    /// Whether a map that only guards stands there already. Values are made whole before they are used, so it sees
-    /// the same ones.
+    /// Returns true if the instruction is a map that only checks guards and an equal map was emitted before. Both see
+    /// the same values, because values are complete before their first use.
     fn is_checked(&self, instruction: &Instruction, entries: GradientModes) -> bool {
         let Some(guard) = instruction.as_map() else { return false };
         let made_here =
@@ -143,15 +142,15 @@ impl ProgramBuilder {
             })
     }
 
-    /// The program with these inputs and outputs, as all [`PASSES`](crate::PASSES) make it for a processor.
+    /// Compiles the program with these inputs and outputs. All [`PASSES`](crate::PASSES) run, for a processor target.
     ///
     /// # Errors
-    /// When the plan cannot be addressed, or a pass has made a mistake.
+    /// When the memory plan exceeds the address space, or a pass has a bug.
     pub fn finish(self, inputs: Vec<BufferId>, outputs: Vec<BufferId>) -> Result<Program, ProgramError> {
         self.finish_for(&Target::default(), inputs, outputs, None)
     }
 
-    /// The same for a target; a log takes down what each pass does.
+    /// Compiles the program for a target. A log records the work of each pass.
     ///
     /// # Errors
     /// As [`ProgramBuilder::finish`].
@@ -165,8 +164,7 @@ impl ProgramBuilder {
         passes::run(self.draft(inputs, outputs), target, true, log).map(Draft::into_program)
     }
 
-    /// The program as it was put together, after those passes alone that every program needs: nothing is fused. The oracle of
-    /// the others.
+    /// Compiles the program with only the required passes, without fusion. The result is the oracle for fused programs.
     ///
     /// # Errors
     /// As [`ProgramBuilder::finish`].
@@ -193,7 +191,7 @@ mod tests {
 
     const N: usize = 100;
 
-    /// `to = from`, element by element.
+    /// Returns the instruction `to = from`, element by element.
     fn copy(from: BufferId, to: BufferId) -> Instruction {
         let mut e = Builder::new();
         let x = e.load(0, Type::F32);
@@ -227,7 +225,7 @@ mod tests {
         assert_eq!(program.constant_bytes(), 4 * N);
     }
 
-    /// `y = x` is given, `dx = dy` is made of what is taken.
+    /// Returns a program that yields `y = x`, receives `dy`, and computes `dx = dy`.
     fn two_parts() -> (ProgramBuilder, [BufferId; 4]) {
         let mut b = ProgramBuilder::new();
         let ids = ["x", "y", "dy", "dx"].map(|name| b.work(name, DType::F32, N));
@@ -255,10 +253,11 @@ mod tests {
         assert_eq!(program.part(Part::After), Ok(at + 1..end));
         let error = program.part(Part::Whole).unwrap_err().to_string();
         assert!(error.starts_with("yield hands over to the caller"), "{error}");
-        // What is given stays until then, though nobody else reads it; what is taken has bytes of its own there.
+        // A yielded value stays live until the yield although no instruction reads it. A received value has its own
+        // bytes there.
         let place = |id: BufferId| program.buffer(id).place;
         assert_ne!(place(yielded.outputs[0]), place(yielded.inputs[0]));
-        // It is no instruction that may run twice.
+        // The yield must not run twice.
         assert_eq!(program.within(0).yield_values().map(|(_, h)| h.inputs.len()), Some(1));
 
         let mut b = ProgramBuilder::new();

@@ -1,4 +1,4 @@
-//! The cost of an instruction: floating-point operations, and bytes that are moved.
+//! Cost of an instruction: floating-point operations and memory traffic.
 
 use ortrain_expr::{Inst, UnaryOp};
 use smallvec::SmallVec;
@@ -6,13 +6,13 @@ use smallvec::SmallVec;
 use crate::buffer::{Buffer, BufferId};
 use crate::operand::{Load, Nest, Operand};
 
-/// The work of an instruction, whoever runs it.
+/// Work of an instruction, independent of the backend.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Cost {
-    /// Floating-point operations. A fused multiply-add is two, any function of a scalar is one, and what is the same
-    /// along an axis is computed once. Of convolutions, products with padding do not count.
+    /// Floating-point operations. A fused multiply-add counts as two, a scalar function as one. Values that are
+    /// constant along an axis are computed once. Products with the padding of a convolution do not count.
     pub flops: u64,
-    /// The least traffic: each buffer is read once and written once, as far as the instruction reaches into it.
+    /// Minimum traffic in bytes: the accessed elements of each buffer are read once and written once.
     pub bytes: u64,
 }
 
@@ -23,7 +23,7 @@ impl std::ops::AddAssign for Cost {
     }
 }
 
-/// Elements read and written, per buffer.
+/// Number of elements read and written, per buffer.
 pub(crate) struct Traffic<'a> {
     buffers: &'a [Buffer],
     reads: SmallVec<[(BufferId, u64); 16]>,
@@ -31,27 +31,27 @@ pub(crate) struct Traffic<'a> {
 }
 
 impl<'a> Traffic<'a> {
-    /// None so far.
+    /// Starts without traffic.
     pub(crate) fn new(buffers: &'a [Buffer]) -> Traffic<'a> {
         Traffic { buffers, reads: SmallVec::new(), writes: SmallVec::new() }
     }
 
-    /// Takes down that so many elements are read.
+    /// Records a read of `elements` elements.
     pub(crate) fn read(&mut self, id: BufferId, elements: u64) {
         self.reads.push((id, elements));
     }
 
-    /// Takes down what an operand reaches over a space.
+    /// Records a read of the elements that an operand reaches over a space.
     pub(crate) fn read_over(&mut self, operand: &Operand, dims: &[usize]) {
         self.read(operand.buffer, operand.access.reached(dims));
     }
 
-    /// Takes down that so many elements are written.
+    /// Records a write of `elements` elements.
     pub(crate) fn write(&mut self, id: BufferId, elements: u64) {
         self.writes.push((id, elements));
     }
 
-    /// Takes down what a nest reads and writes.
+    /// Records the reads and writes of a nest.
     pub(crate) fn nest(&mut self, nest: &Nest) {
         if nest.outer_dims().contains(&0) {
             return;
@@ -61,7 +61,7 @@ impl<'a> Traffic<'a> {
             let Load::Buffer(operand) = load else { continue };
             let is_gathered = gathered.contains(&(slot as u16));
             let reached = if is_gathered { nest.points(u64::MAX) } else { nest.reached(&operand.access) };
-            // The same operand twice is one read.
+            // Two loads of the same operand are one read.
             if !nest.loads[..slot].contains(load) {
                 self.read(operand.buffer, reached);
             }
@@ -71,7 +71,7 @@ impl<'a> Traffic<'a> {
         }
     }
 
-    /// Bytes of all of them. Several accesses to one buffer reach no more than all of it.
+    /// Returns the total number of bytes. Several accesses to one buffer count at most its size.
     pub(crate) fn bytes(mut self) -> u64 {
         let of = |list: &mut [(BufferId, u64)]| {
             list.sort_unstable();
@@ -89,7 +89,7 @@ impl<'a> Traffic<'a> {
     }
 }
 
-/// Operations of a nest, its reductions included.
+/// Returns the number of operations of a nest, including its reductions.
 pub(crate) fn nest_flops(nest: &Nest) -> u64 {
     if nest.outer_dims().contains(&0) {
         return 0;
@@ -122,7 +122,7 @@ mod tests {
     use super::*;
     use crate::{Conv, GradientModes, Instruction, ProgramBuilder, Window};
 
-    /// A buffer read by two accesses, one broadcast, and a function of each channel that is computed once for it.
+    /// A buffer with two accesses, one of them broadcast, and a function that is computed once per channel.
     #[test]
     fn a_map_over_channels() {
         let mut b = ProgramBuilder::new();
@@ -190,7 +190,7 @@ mod tests {
         b.emit(Instruction::from(window), GradientModes::ALL, &node).unwrap();
         let program = b.finish(vec![x, f], vec![z]).unwrap();
         let costs: Vec<Cost> = program.instructions.iter().map(|i| i.instruction.cost(&program)).collect();
-        // Ten of twelve places along each axis lie over the input.
+        // Ten of twelve positions along each axis are inside the input.
         assert_eq!(costs[0], Cost { flops: 2 * 6 * 100, bytes: 4 * (32 + 54 + 48) });
         assert_eq!(costs[1], Cost { flops: 3 * 100, bytes: 4 * (48 + 48) });
     }

@@ -1,4 +1,4 @@
-//! A program while passes change it.
+//! Mutable program that passes rewrite.
 
 use ortrain_expr::Precision;
 use ortrain_graph::Tensor;
@@ -11,7 +11,7 @@ use crate::program::{PlaneUse, Program};
 use crate::scheduled::{self, FinalVersions, ScheduledInstruction};
 use crate::uses::Uses;
 
-/// A program while passes change it: instructions over buffers, in the order in which they run.
+/// Mutable program that passes rewrite: instructions over buffers, in order of execution.
 #[derive(Clone, Debug)]
 pub(crate) struct Draft {
     pub(crate) instructions: Vec<ScheduledInstruction>,
@@ -19,16 +19,16 @@ pub(crate) struct Draft {
     pub(crate) constants: Vec<Tensor>,
     pub(crate) inputs: Vec<BufferId>,
     pub(crate) outputs: Vec<BufferId>,
-    /// Of inner products that are worth it.
+    /// Precision of inner products that are large enough to profit from it.
     pub(crate) precision: Precision,
-    /// What the buffers that are seen outside hold in the end.
+    /// Versions of the externally visible buffers at the end of the program.
     last_versions: FinalVersions,
-    /// Bytes of the arena, once it is planned.
+    /// Bytes of the work arena, after the memory plan.
     pub(crate) work_bytes: usize,
 }
 
 impl Draft {
-    /// A program as it was put together. Its writes get their versions.
+    /// Creates a draft of a newly built program, and numbers the versions of its writes.
     pub(crate) fn new(
         mut instructions: Vec<ScheduledInstruction>,
         buffers: Vec<Buffer>,
@@ -40,7 +40,7 @@ impl Draft {
         Draft { instructions, buffers, constants, inputs, outputs, precision, last_versions, work_bytes: 0 }
     }
 
-    /// A program to be changed.
+    /// Creates a mutable copy of a program.
     pub(crate) fn of(program: &Program) -> Draft {
         let Program { buffers, instructions, constants, inputs, outputs, work_bytes, last_versions, .. } =
             program;
@@ -56,12 +56,12 @@ impl Draft {
         }
     }
 
-    /// Definitions and uses of all buffers.
+    /// Returns the definitions and uses of all buffers.
     pub(crate) fn uses(&self) -> Uses {
         Uses::of(&self.buffers, &self.instructions)
     }
 
-    /// From where to where each buffer is needed. Inputs are there before the first instruction, outputs behind the last one.
+    /// Returns the live ranges of all buffers. Inputs are live before the first instruction, outputs after the last.
     pub(crate) fn liveness(&self) -> Liveness {
         let mut lives = Liveness::new(self.buffers.len());
         self.inputs.iter().for_each(|id| lives.touch(id.0 as usize, -1));
@@ -76,12 +76,12 @@ impl Draft {
         is_work(&self.buffers, id)
     }
 
-    /// True if a buffer is seen outside of the work of the program.
+    /// Returns true if a buffer is visible outside of the program's intermediate values.
     pub(crate) fn is_seen(&self, id: BufferId) -> bool {
         !self.is_work(id) || self.inputs.contains(&id) || self.outputs.contains(&id)
     }
 
-    /// Checks that no instruction reaches outside its buffers, and that each reads the versions that it was given.
+    /// Checks that no instruction accesses memory outside its buffers, and that each reads its recorded versions.
     ///
     /// # Errors
     /// The first fault.
@@ -94,7 +94,7 @@ impl Draft {
         scheduled::check(&self.instructions, &self.buffers, &self.last_versions)
     }
 
-    /// Lets go of the elements of constants that nothing reads.
+    /// Drops the elements of constants without a reader.
     fn forget_unused_constants(&mut self) {
         let mut used = vec![false; self.constants.len()];
         let reads = self.instructions.iter().flat_map(|scheduled| scheduled.instruction.reads());
@@ -108,7 +108,7 @@ impl Draft {
         }
     }
 
-    /// Uses of planes, the first plane first.
+    /// Returns the uses of planes, by ascending plane.
     fn plane_uses(&self) -> Vec<PlaneUse> {
         let Draft { instructions, buffers, outputs, .. } = self;
         let mut uses = Vec::new();
@@ -116,7 +116,7 @@ impl Draft {
         let buffer = |id: &BufferId| &buffers[id.0 as usize];
         for ScheduledInstruction { instruction, .. } in instructions {
             instruction.reads().iter().for_each(|id| PlaneUse::note(&mut uses, buffer(id), false, is_early));
-            // What is handed over is read where it lies.
+            // The caller reads yielded values in place.
             is_early &= !matches!(instruction, Instruction::Yield(_));
             instruction.writes().iter().for_each(|id| PlaneUse::note(&mut uses, buffer(id), true, is_early));
         }
@@ -125,7 +125,7 @@ impl Draft {
         uses
     }
 
-    /// The program, when all passes are done.
+    /// Returns the finished program, after all passes.
     pub(crate) fn into_program(mut self) -> Program {
         self.forget_unused_constants();
         let planes = self.plane_uses();

@@ -1,5 +1,5 @@
-//! Instructions in places that can be edited: who uses which buffer, and what is alive, stay right as instructions come, go
-//! and change.
+//! Editor for a program's instructions. It keeps definitions, uses and live ranges up to date under insertion, removal
+//! and replacement.
 
 use std::sync::Arc;
 
@@ -18,20 +18,20 @@ use crate::scheduled::ScheduledInstruction;
 use crate::uses::{Places, Uses};
 use crate::versions::Version;
 
-/// Places for each instruction: one for each entry, where several come up to the place of one.
+/// Slots of each instruction: one for each gradient mode, because a rewrite can split an instruction by mode.
 pub(crate) const PLACES: usize = 2;
 
-/// Between the nodes of an instruction that was made of several.
+/// Separator of the node names of a merged instruction.
 const NODES: &str = " + ";
 
-/// More nodes are not named.
+/// Maximum number of node names of a merged instruction.
 const MAX_NODES: usize = 4;
 const MORE_NODES: &str = "…";
 
-/// New instructions for some places; `None` empties a place.
+/// New contents of some slots; `None` empties a slot.
 pub(crate) type Change = Vec<(usize, Option<ScheduledInstruction>)>;
 
-/// Instructions in places, with room behind each, and who uses which buffer.
+/// Instructions in slots, with a free slot after each, and the uses of each buffer.
 pub(crate) struct Editor<'a> {
     pub(crate) slots: Vec<Option<ScheduledInstruction>>,
     pub(crate) buffers: &'a [Buffer],
@@ -42,11 +42,11 @@ pub(crate) struct Editor<'a> {
 }
 
 impl<'a> Editor<'a> {
-    /// The instructions of a draft, which are taken out of it: [`Editor::finish`] gives them back.
+    /// Takes the instructions out of a draft; [`Editor::finish`] returns them.
     pub(crate) fn new(draft: &'a mut Draft) -> Editor<'a> {
         let Draft { instructions, buffers, inputs, outputs, .. } = draft;
         let (instructions, buffers) = (std::mem::take(instructions), &buffers[..]);
-        // Absurd sizes are refused when they are placed.
+        // Excessive sizes are rejected by the memory plan.
         let bytes = |buffer: &Buffer| buffer.len.saturating_mul(buffer.dtype.size()).min(1 << 48);
         let bytes = buffers.iter().map(|buffer| align(bytes(buffer))).collect();
         let mut uses = Uses::new(buffers);
@@ -66,7 +66,7 @@ impl<'a> Editor<'a> {
         work
     }
 
-    /// From where to where a buffer of the arena is alive, by who uses it.
+    /// Returns the live range of a buffer in the work arena, from its uses.
     fn life(&self, id: BufferId) -> Option<(usize, usize)> {
         if !is_work(self.buffers, id) {
             return None;
@@ -81,37 +81,37 @@ impl<'a> Editor<'a> {
         first.zip(last)
     }
 
-    /// The number of places.
+    /// Returns the number of slots.
     pub(crate) fn len(&self) -> usize {
         self.slots.len()
     }
 
-    /// The instructions that are there now, in order.
+    /// Returns the current instructions, in order.
     pub(crate) fn finish(self) -> Vec<ScheduledInstruction> {
         self.slots.into_iter().flatten().collect()
     }
 
-    /// The most bytes that are alive at any place.
+    /// Returns the peak of the live bytes.
     pub(crate) fn peak(&self) -> i64 {
         self.alive.peak()
     }
 
-    /// Whether a buffer is given from outside.
+    /// Returns true if a buffer is an input of the program.
     pub(crate) fn is_input(&self, id: BufferId) -> bool {
         self.is_input[self.cell(id)]
     }
 
-    /// Whether a buffer is wanted outside.
+    /// Returns true if a buffer is an output of the program.
     pub(crate) fn is_output(&self, id: BufferId) -> bool {
         self.is_output[self.cell(id)]
     }
 
-    /// The places at which a buffer is read.
+    /// Returns the positions that read a buffer.
     pub(crate) fn readers(&self, id: BufferId) -> &Places {
         self.uses.readers(id)
     }
 
-    /// The places at which a buffer is written.
+    /// Returns the positions that write a buffer.
     pub(crate) fn writers(&self, id: BufferId) -> &Places {
         self.uses.writers(id)
     }
@@ -132,7 +132,7 @@ impl<'a> Editor<'a> {
         is_work(self.buffers, id)
     }
 
-    /// Puts an instruction into its place and returns what stood there.
+    /// Replaces the instruction in a slot and returns the old one.
     pub(crate) fn put(
         &mut self,
         at: usize,
@@ -154,12 +154,13 @@ impl<'a> Editor<'a> {
         old
     }
 
-    /// Puts all instructions of a change into their places and returns what stood there.
+    /// Applies a change and returns the change that reverts it.
     pub(crate) fn put_all(&mut self, change: Change) -> Change {
         change.into_iter().map(|(at, new)| (at, self.put(at, new))).collect()
     }
 
-    /// The same, unless one of them would read another version of a buffer than it was given.
+    /// Applies a change, unless one of its instructions would then read another version of a buffer than recorded.
+    /// Returns the change that reverts it.
     pub(crate) fn put_sound(&mut self, change: Change) -> Option<Change> {
         let undo = self.put_all(change);
         if undo.iter().all(|&(at, _)| self.reads_its_versions(at)) {
@@ -175,7 +176,7 @@ impl<'a> Editor<'a> {
         }
     }
 
-    /// Whether instructions of some entries between two places are among these.
+    /// Returns true if an instruction of some gradient modes strictly between two positions is in `set`.
     pub(crate) fn between(&self, set: &Places, from: usize, to: usize, entries: GradientModes) -> bool {
         let runs = |at: usize| {
             let scheduled = self.slots[at].as_ref();
@@ -184,7 +185,7 @@ impl<'a> Editor<'a> {
         from + 1 < to && set.within(from + 1..to).any(runs)
     }
 
-    /// Whether buffers hold the same at both places in runs of some entries.
+    /// Returns true if the buffers hold the same values at both positions, in runs of some gradient modes.
     pub(crate) fn unchanged(
         &self,
         reads: &[BufferId],
@@ -195,7 +196,7 @@ impl<'a> Editor<'a> {
         reads.iter().all(|&id| !self.between(self.writers(id), from, to, entries))
     }
 
-    /// Whether the buffers that the instruction at a place reads hold the versions that it was given.
+    /// Returns true if the instruction at a position reads its recorded versions.
     pub(crate) fn reads_its_versions(&self, at: usize) -> bool {
         let Some(scheduled) = &self.slots[at] else { return true };
         let stale = scheduled.versions.stale(scheduled.entries, |id, entry| {
@@ -212,7 +213,8 @@ impl<'a> Editor<'a> {
         stale.is_none()
     }
 
-    /// Whether nobody between two places reads or writes the buffers in runs of some entries.
+    /// Returns true if no instruction between two positions reads or writes the buffers, in runs of some gradient
+    /// modes.
     pub(crate) fn untouched(
         &self,
         writes: &[BufferId],
@@ -224,7 +226,8 @@ impl<'a> Editor<'a> {
             && writes.iter().all(|&id| !self.between(self.readers(id), from, to, entries))
     }
 
-    /// True if an instruction can run: what it stores lies over no load but an equal one, and what can fail writes no state.
+    /// Returns true if an instruction is safe to run. A store may overlap only a load of the same operand. An
+    /// instruction that can fail must not write state.
     pub(crate) fn is_sound(&self, instruction: &Instruction) -> bool {
         let Some(nest) = instruction.flexible_nest() else { return true };
         let factors = instruction.factors();
@@ -244,7 +247,7 @@ impl<'a> Editor<'a> {
         !instruction.can_fail() || written_by(nest).all(|id| self.is_work(id))
     }
 
-    /// The only instruction that writes a work buffer.
+    /// Returns the position of the only instruction that writes a work buffer.
     pub(crate) fn maker(&self, id: BufferId) -> Option<usize> {
         let writers = self.writers(id);
         writers.only().filter(|_| self.is_work(id))
@@ -254,14 +257,15 @@ impl<'a> Editor<'a> {
         self.map_with(id).map(|(map, result)| result_of(map, result))
     }
 
-    /// The map that makes a buffer, and which of its results that is.
+    /// Returns the map that computes a buffer, and the index of the buffer among its results.
     pub(crate) fn map_with(&self, id: BufferId) -> Option<(&Nest, usize)> {
         let map = self.map(self.maker(id)?)?;
         Some((map, written_by(map).position(|written| written == id)?))
     }
 }
 
-/// The nodes of two instructions that became one. Where one of them can fail, messages name that one.
+/// Returns the node names of two merged instructions. If exactly one of them can fail, only its node is named, because
+/// messages quote it.
 pub(crate) fn joined(first: &ScheduledInstruction, second: &ScheduledInstruction) -> Arc<str> {
     match (first.instruction.can_fail(), second.instruction.can_fail()) {
         (true, false) => return first.node.clone(),
@@ -275,7 +279,8 @@ pub(crate) fn joined(first: &ScheduledInstruction, second: &ScheduledInstruction
     node_names([&*first.node, &*second.node])
 }
 
-/// The nodes between [`NODES`]. To look for one character of that is faster than to look for all of it.
+/// Splits a string of node names at [`NODES`]. A search for one character of the separator is faster than one for all
+/// of it.
 fn each_node(mut nodes: &str) -> SmallVec<[&str; MAX_NODES + 1]> {
     let (mut each, mut from) = (SmallVec::new(), 0);
     while let Some(plus) = nodes[from..].find('+') {
@@ -291,7 +296,7 @@ fn each_node(mut nodes: &str) -> SmallVec<[&str; MAX_NODES + 1]> {
     each
 }
 
-/// The nodes of instructions that became one.
+/// Joins the node names of merged instructions.
 pub(crate) fn node_names<'a>(of: impl IntoIterator<Item = &'a str>) -> Arc<str> {
     let mut nodes: Vec<&str> = Vec::new();
     for node in of.into_iter().flat_map(each_node) {
@@ -306,7 +311,7 @@ pub(crate) fn node_names<'a>(of: impl IntoIterator<Item = &'a str>) -> Arc<str> 
     nodes.join(NODES).into()
 }
 
-/// The part of a map that makes one result.
+/// Returns the part of a map that computes one result.
 pub(crate) fn result_of(map: &Nest, result: usize) -> Nest {
     let keep: Vec<bool> = (0..map.stores.len()).map(|k| k == result).collect();
     with_results(map, &keep).unwrap_or_else(|| map.clone())

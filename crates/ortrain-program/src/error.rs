@@ -1,53 +1,53 @@
-//! Why a program cannot be made.
+//! Errors of program compilation.
 
 use crate::instruction::Instruction;
 
-/// Why a program cannot be made.
+/// Error of program compilation.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ProgramError {
-    /// An instruction that a backend could not run safely: a mistake in a lowering or in what became of it.
+    /// An instruction that a backend could not run safely: a bug in a lowering or in a pass.
     #[error("{node} was lowered to a faulty {instruction} instruction: {fault}")]
     Faulty {
-        /// The node.
+        /// Node.
         node: String,
-        /// The instruction.
+        /// Name of the instruction.
         instruction: &'static str,
-        /// What is wrong.
+        /// Fault.
         fault: String,
     },
-    /// A pass has put a write to state, or to a result, behind a later one: a mistake of the pass.
+    /// A pass moved a write to state, or to a result, after a later write: a bug in the pass.
     #[error("{label:?} would not hold the last of its updates at the end of the program")]
     LostUpdate {
-        /// The value.
+        /// Value.
         label: String,
     },
-    /// More memory than can be addressed.
+    /// A size that exceeds the address space.
     #[error("the buffer for {label:?} is too large to address")]
     TooLarge {
-        /// The value.
+        /// Value.
         label: String,
     },
-    /// A pass has made a program that is none: a mistake of the pass.
+    /// A pass produced an invalid program: a bug in the pass.
     #[error("the pass {pass} made a program that cannot run: {source}")]
     InvalidPass {
-        /// The pass.
+        /// Pass.
         pass: &'static str,
-        /// What is wrong.
+        /// Fault.
         source: Box<ProgramError>,
     },
-    /// Passes are to be left out that are not there, or that programs need.
+    /// `ORTRAIN_PASSES` excludes passes that do not exist or that programs need.
     #[error("ORTRAIN_PASSES names {name:?}; it takes names of optional passes with a - in front: {known}")]
     UnknownPass {
-        /// The name.
+        /// Name in the variable.
         name: String,
-        /// The names of the optional passes.
+        /// Names of the optional passes.
         known: String,
     },
 }
 
 impl ProgramError {
-    /// The fault of an instruction that a node was lowered to.
+    /// Creates an error for the faulty instruction of a node.
     pub(crate) fn faulty(node: &str, instruction: &Instruction, fault: String) -> ProgramError {
         ProgramError::Faulty { node: node.to_owned(), instruction: instruction.name(), fault }
     }

@@ -1,10 +1,10 @@
-//! The closed set of instructions, the programs made of them, how they are fused and placed in memory, what a backend
-//! is, and the reference evaluator.
+//! The closed instruction set, programs, their fusion passes and memory plan, the backend traits, and the reference
+//! evaluator.
 //!
-//! - [`Instruction`]: the instructions. Operators are open; this is closed.
-//! - [`ProgramBuilder`] → [`Program`]: narrowing to what is read, fusion, order, memory plan.
+//! - [`Instruction`]: the closed set of instructions. The set of operators is open.
+//! - [`ProgramBuilder`] → [`Program`]: dead-code elimination, fusion, scheduling, memory plan.
 //! - [`Schedule`]: programs, host functions and control flow, in order.
-//! - [`Backend`], [`Executable`]: what runs a program. [`Reference`] is the slow and obvious one.
+//! - [`Backend`], [`Executable`]: execution of programs. [`Reference`] is the slow and simple backend.
 #![forbid(unsafe_code)]
 
 mod backend;

@@ -1,6 +1,6 @@
-//! Liveness: from where to where each value of a program is needed, and how many bytes that takes.
+//! Liveness: the live range of each value of a program, and the number of live bytes.
 
-/// The first and the last place at which a value is needed.
+/// Live range: first and last position at which a value is needed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Life {
     pub(crate) first: isize,
@@ -8,7 +8,7 @@ pub(crate) struct Life {
 }
 
 impl Life {
-    /// A life at some places, if there are any.
+    /// Returns the smallest live range that covers these positions, or `None` without positions.
     pub(crate) fn over(places: impl IntoIterator<Item = isize>) -> Option<Life> {
         places.into_iter().fold(None, |life: Option<Life>, at| {
             let Life { first, last } = life.unwrap_or(Life { first: at, last: at });
@@ -16,45 +16,46 @@ impl Life {
         })
     }
 
-    /// The life of both.
+    /// Returns the smallest live range that covers both.
     pub(crate) fn hull(self, other: Life) -> Life {
         Life { first: self.first.min(other.first), last: self.last.max(other.last) }
     }
 
-    /// Whether both are needed at some place.
+    /// Returns true if the two live ranges overlap.
     pub(crate) fn meets(self, other: Life) -> bool {
         self.first <= other.last && other.first <= self.last
     }
 }
 
-/// The lives of numbered values: buffers, or versions of them.
+/// Live ranges of numbered values: buffers, or versions of buffers.
 #[derive(Clone, Debug)]
 pub(crate) struct Liveness(Vec<Option<Life>>);
 
 impl Liveness {
-    /// So many values that nobody needs yet.
+    /// Creates `count` values without uses.
     pub(crate) fn new(count: usize) -> Liveness {
         Liveness(vec![None; count])
     }
 
-    /// Says that a value is needed at a place.
+    /// Extends the live range of a value to a position.
     pub(crate) fn touch(&mut self, value: usize, at: isize) {
         let life = self.0[value].get_or_insert(Life { first: at, last: at });
         *life = life.hull(Life { first: at, last: at });
     }
 
-    /// The life of a value, if anybody needs it.
+    /// Returns the live range of a value, if the value has uses.
     pub(crate) fn life(&self, value: usize) -> Option<Life> {
         self.0[value]
     }
 
-    /// All lives, by the numbers of the values.
+    /// Returns all live ranges with the indices of the values.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (usize, Life)> + '_ {
         self.0.iter().enumerate().filter_map(|(value, life)| Some((value, (*life)?)))
     }
 }
 
-/// How much is alive at each of the places `-1..=end`, given lives with what they take. The first number is that of place -1.
+/// Returns the live bytes at each of the positions `-1..=end`, for live ranges with sizes. The first item belongs to
+/// position -1.
 pub(crate) fn alive(end: usize, lives: impl IntoIterator<Item = (Life, i128)>) -> Vec<i128> {
     let mut sums = vec![0i128; end + 3];
     for (life, bytes) in lives {
@@ -70,20 +71,20 @@ pub(crate) fn alive(end: usize, lives: impl IntoIterator<Item = (Life, i128)>) -
     sums
 }
 
-/// The most that is alive at any of some positions while lives change: what begins and ends at each position, and sums of
-/// that from the first position on, in a segment tree.
+/// Peak of the live bytes under changing live ranges. A segment tree holds prefix sums of the bytes that begin and end
+/// at each position.
 #[derive(Debug, Default)]
 pub(crate) struct AliveTree {
     leaves: usize,
-    /// For each node the sum of its positions, and the largest sum of the first of them, none included.
+    /// For each node the sum over its positions, and its largest prefix sum (0 for the empty prefix).
     sums: Vec<(i64, i64)>,
-    /// For each buffer the positions it is counted at.
+    /// Counted live range of each buffer.
     ranges: Vec<Option<(usize, usize)>>,
     bytes: Vec<usize>,
 }
 
 impl AliveTree {
-    /// Buffers of so many bytes that are alive over these of so many positions, both ends included.
+    /// Creates the tree for buffers of `bytes` bytes with inclusive `ranges` over `positions` positions.
     pub(crate) fn new(positions: usize, bytes: Vec<usize>, ranges: Vec<Option<(usize, usize)>>) -> AliveTree {
         let leaves = (positions.max(1) + 1).next_power_of_two();
         let mut tree = AliveTree { leaves, sums: vec![(0, 0); 2 * leaves], ranges, bytes };
@@ -97,12 +98,12 @@ impl AliveTree {
         tree
     }
 
-    /// The most bytes alive at any position.
+    /// Returns the maximum of the live bytes over all positions.
     pub(crate) fn peak(&self) -> i64 {
         self.sums[1].1
     }
 
-    /// Says that a buffer is alive from the first to the last position given, both included, or never.
+    /// Sets the live range of a buffer, both ends included. `None` means that the buffer is never live.
     pub(crate) fn set(&mut self, buffer: usize, range: Option<(usize, usize)>) {
         let old = std::mem::replace(&mut self.ranges[buffer], range);
         let (begin, end) = (|range: (usize, usize)| range.0, |range: (usize, usize)| range.1 + 1);

@@ -1,4 +1,4 @@
-//! What instructions read and write: buffers, and how they reach into them.
+//! Operands of instructions: buffers with an access.
 
 use std::borrow::Cow;
 
@@ -6,35 +6,35 @@ use ortrain_expr::{Access, DType, Dims, Inst};
 
 use crate::buffer::{Buffer, BufferId};
 
-/// A buffer and how an instruction reaches into it.
+/// Buffer with the access of an instruction to it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Operand {
-    /// Where it lies.
+    /// Buffer.
     pub buffer: BufferId,
-    /// Where its elements are.
+    /// Positions of the elements in the buffer.
     pub access: Access,
 }
 
-/// An expression over a space of indices, with the buffers that it reads and writes.
+/// Expression over an index space, with the buffers that it reads and writes.
 pub type Nest = ortrain_expr::Nest<Operand>;
 
-/// What a [`Nest`] reads: a buffer, or what the instruction has made that the nest finishes.
+/// Source of a [`Nest`]: a buffer, or the accumulator of the instruction if the nest is its epilogue.
 pub type Load = ortrain_expr::Load<Operand>;
 
 impl Operand {
-    /// A whole buffer, row-major.
+    /// Returns an operand for a whole buffer, row-major.
     #[must_use]
     pub fn whole(buffer: BufferId, dtype: DType, dims: &[usize]) -> Operand {
         Operand { buffer, access: Access::contiguous(dtype, dims) }
     }
 
-    /// The same buffer reached in another way.
+    /// Returns the operand with another access to the same buffer.
     #[must_use]
     pub fn with_access(&self, access: Access) -> Operand {
         Operand { buffer: self.buffer, access }
     }
 
-    /// The fault of an access that is not one to its buffer.
+    /// Returns a fault if the length or type of the access differs from the buffer.
     pub(crate) fn validate(&self, buffers: &[Buffer]) -> Option<String> {
         let (buffer, access) = (&buffers[self.buffer.0 as usize], &self.access);
         ((access.len, access.dtype) != (buffer.len, buffer.dtype)).then(|| {
@@ -45,7 +45,7 @@ impl Operand {
         })
     }
 
-    /// The fault of an access that leaves its buffer, which is that of `what`, over a space.
+    /// Returns a fault if the access leaves its buffer over the space `dims`. `what` names the operand in the message.
     pub(crate) fn overrun(&self, dims: &[usize], what: &str) -> Option<String> {
         let (low, high) = self.access.reach(dims)?;
         let len = self.access.len;
@@ -59,42 +59,42 @@ impl AsRef<Access> for Operand {
     }
 }
 
-/// How an instruction uses a buffer.
+/// Use of a buffer by an instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Use {
-    /// It reads it.
+    /// The instruction reads the buffer.
     Read,
-    /// It writes it.
+    /// The instruction overwrites the buffer.
     Write,
-    /// It adds to what the buffer holds.
+    /// The instruction adds to the contents of the buffer.
     Update,
 }
 
 impl Use {
-    /// True if the instruction sees what the buffer holds.
+    /// Returns true if the instruction sees the previous contents of the buffer.
     #[must_use]
     pub fn reads(self) -> bool {
         matches!(self, Use::Read | Use::Update)
     }
 
-    /// True if the buffer holds something else afterwards.
+    /// Returns true if the instruction changes the contents of the buffer.
     #[must_use]
     pub fn writes(self) -> bool {
         matches!(self, Use::Write | Use::Update)
     }
 }
 
-/// The buffers that the loads of a nest read, in order.
+/// Returns the buffers that the loads of a nest read, in order.
 pub(crate) fn read_by(nest: &Nest) -> impl Iterator<Item = BufferId> {
     nest.loaded().map(|operand| operand.buffer)
 }
 
-/// The buffers that the stores of a nest write, in order.
+/// Returns the buffers that the stores of a nest write, in order.
 pub(crate) fn written_by(nest: &Nest) -> impl DoubleEndedIterator<Item = BufferId> + ExactSizeIterator {
     nest.stores.iter().map(|operand| operand.buffer)
 }
 
-/// The buffer that a nest of one store writes.
+/// Returns the buffer that a nest with a single store writes.
 pub(crate) fn only_result(nest: &Nest) -> Option<BufferId> {
     match nest.stores.as_slice() {
         [store] => Some(store.buffer),
@@ -102,29 +102,29 @@ pub(crate) fn only_result(nest: &Nest) -> Option<BufferId> {
     }
 }
 
-/// Calls a function with each buffer of a nest, and how the nest uses it.
+/// Calls `each` with each buffer of a nest and its use.
 pub(crate) fn nest_buffers(nest: &Nest, each: &mut dyn FnMut(BufferId, Use)) {
     read_by(nest).for_each(|id| each(id, Use::Read));
     written_by(nest).for_each(|id| each(id, Use::Write));
 }
 
-/// The same with buffers that may be changed.
+/// Calls `each` with each mutable buffer of a nest and its use.
 pub(crate) fn nest_buffers_mut(nest: &mut Nest, each: &mut dyn FnMut(&mut BufferId, Use)) {
     nest.loaded_mut().for_each(|operand| each(&mut operand.buffer, Use::Read));
     nest.stores.iter_mut().for_each(|operand| each(&mut operand.buffer, Use::Write));
 }
 
-/// Whether a nest only moves elements: its one result is a load.
+/// Returns true if a nest only moves elements: its only result is a load.
 pub(crate) fn only_moves(nest: &Nest) -> bool {
     matches!(nest.expr.insts(), [(Inst::Load(0), _)]) && matches!(nest.loads.as_slice(), [Load::Buffer(_)])
 }
 
-/// The space of the matrices of a batch, given their sizes.
+/// Returns the dimensions of a batch of matrices of these sizes.
 pub(crate) fn matrices(batch: &[usize], sizes: [usize; 2]) -> Dims {
     batch.iter().copied().chain(sizes).collect()
 }
 
-/// How a load reaches its values: an accumulator is what a host has made, row-major over the space.
+/// Returns the access of a load. An accumulator is computed by the host instruction, row-major over the space.
 pub(crate) fn access_of<'a>(load: &'a Load, dims: &[usize]) -> Cow<'a, Access> {
     match load {
         Load::Buffer(operand) => Cow::Borrowed(&operand.access),

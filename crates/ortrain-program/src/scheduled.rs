@@ -1,4 +1,4 @@
-//! Instructions in the order in which they run, and the check that each reads the versions that it was given.
+//! Instructions in order of execution, and the check that each reads its recorded versions.
 
 use std::sync::Arc;
 
@@ -9,21 +9,21 @@ use crate::instruction::Instruction;
 use crate::operand::Nest;
 use crate::versions::{Seen, Version, Versions, always, entries_of};
 
-/// An instruction with the entries it belongs to and the node it came from.
+/// Instruction with its gradient modes and the node that it was lowered from.
 #[derive(Clone, Debug)]
 pub struct ScheduledInstruction {
-    /// What to do.
+    /// Instruction.
     pub instruction: Instruction,
-    /// When.
+    /// Gradient modes that run the instruction.
     pub entries: GradientModes,
-    /// The node, as messages name it.
+    /// Name of the node, for messages.
     pub node: Arc<str>,
-    /// Which writes it sees of what it reads.
+    /// Version of each buffer that the instruction reads and writes.
     pub(crate) versions: Versions,
 }
 
 impl ScheduledInstruction {
-    /// Itself, or the nests of a group one after the other.
+    /// Returns the nests of a group one by one, or else the instruction itself.
     #[must_use]
     pub fn parts(&self) -> Vec<ScheduledInstruction> {
         match &self.instruction {
@@ -35,41 +35,41 @@ impl ScheduledInstruction {
         }
     }
 
-    /// Another instruction of the same entries and node. Of some versions it has those of its buffers.
+    /// Returns another instruction with the same gradient modes and node. It takes the versions of its own buffers.
     pub(crate) fn with(&self, instruction: Instruction, versions: &Versions) -> ScheduledInstruction {
         let versions = versions.of_instruction(&instruction);
         ScheduledInstruction { instruction, versions, entries: self.entries, node: self.node.clone() }
     }
 
-    /// The same with another nest, which uses no other buffers.
+    /// Returns the instruction with another nest over the same buffers.
     pub(crate) fn with_nest(&self, nest: Nest) -> ScheduledInstruction {
         self.with(self.instruction.with_nest(nest), &self.versions)
     }
 }
 
-/// Numbers for writes that passes add.
+/// Generator of version numbers for writes that passes add.
 #[derive(Debug)]
 pub(crate) struct NewVersions(u32);
 
 impl NewVersions {
-    /// Numbers that none of these instructions has.
+    /// Starts after the largest number of these instructions.
     pub(crate) fn after<'a>(instructions: impl IntoIterator<Item = &'a ScheduledInstruction>) -> NewVersions {
         let writes = instructions.into_iter().flat_map(|scheduled| scheduled.versions.writes());
         NewVersions(writes.map(|(_, version)| version.0).max().unwrap_or(0))
     }
 
-    /// The next number.
+    /// Returns the next number.
     pub(crate) fn next(&mut self) -> Version {
         self.0 += 1;
         Version(self.0)
     }
 }
 
-/// What the buffers that are seen outside of a program hold in the end.
+/// Versions of the externally visible buffers at the end of a program.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct FinalVersions(Vec<(BufferId, Seen)>);
 
-/// Versions that the buffers hold while instructions are gone through in order.
+/// Current versions of the buffers during a walk over the instructions.
 struct Current<'a> {
     cells: &'a [usize],
     of_cells: Vec<Seen>,
@@ -90,7 +90,7 @@ impl<'a> Current<'a> {
     }
 }
 
-/// Numbers the writes of a program as it was put together, and says to every instruction which ones it reads.
+/// Numbers the writes of a newly built program, and records for every instruction the versions that it reads.
 pub(crate) fn number(
     instructions: &mut [ScheduledInstruction],
     buffers: &[Buffer],
@@ -118,7 +118,7 @@ pub(crate) fn number(
     FinalVersions(seen_outside.map(|id| (id, current.of(id))).collect())
 }
 
-/// Checks that every instruction, and whoever looks at the buffers in the end, reads the versions that they were given.
+/// Checks that every instruction, and every reader after the program, sees the recorded versions.
 pub(crate) fn check(
     instructions: &[ScheduledInstruction],
     buffers: &[Buffer],
@@ -128,7 +128,7 @@ pub(crate) fn check(
     let cells = cells(buffers);
     let mut current = Current::new(&cells);
     for ScheduledInstruction { instruction, entries, node, versions } in instructions {
-        // A buffer whose version nobody has noted is as bad as one of another version.
+        // A buffer without a recorded version is as wrong as a stale buffer.
         let unknown = versions.unknown(instruction);
         let seen =
             |id: BufferId, entry: GradientMode| current.of(id)[entry as usize].unwrap_or(Version::BEFORE);
@@ -157,7 +157,7 @@ mod tests {
 
     const N: usize = 8;
 
-    /// Buffers, and maps that add up what they read.
+    /// Buffers, and maps that add their operands.
     #[derive(Default)]
     struct Sketch {
         buffers: Vec<Buffer>,
@@ -202,7 +202,7 @@ mod tests {
         }
     }
 
-    /// A value that is read, updated, and read again.
+    /// Returns a program that reads a value, updates it, and reads it again.
     fn updated() -> (Sketch, FinalVersions) {
         let mut s = Sketch::default();
         let [x, before, after] = ["x", "before", "after"].map(|label| s.buffer(label, Place::Work(0)));
@@ -268,7 +268,7 @@ mod tests {
         assert!(s.validate(&last).is_some());
     }
 
-    /// Each entry sees its own updates.
+    /// Each gradient mode sees its own updates.
     #[test]
     fn entries_are_apart() {
         let mut s = Sketch::default();
@@ -278,14 +278,14 @@ mod tests {
         s.map(&[x], y, GradientModes::only(GradientMode::Overwrite));
         let last = number(&mut s.instructions, &s.buffers, &[x, y]);
         assert_eq!(s.validate(&last), None);
-        // They do not run in one entry, so their order does not matter.
+        // The two instructions never run in the same mode, so their order does not matter.
         s.instructions.swap(1, 2);
         assert_eq!(s.validate(&last), None);
         s.instructions.swap(0, 1);
         assert!(s.validate(&last).is_some());
     }
 
-    /// A map that reads a result of another one as it is after an update is not joined with it.
+    /// A map that reads an updated result is not fused with the instruction that computes the result before the update.
     #[test]
     fn what_is_updated_in_between_is_not_taken_from_where_it_is_made() {
         let (s, _) = updated();
@@ -293,7 +293,7 @@ mod tests {
         assert!(maker.followed_by(reader, GradientModes::ALL).is_none());
         let [maker, reader] = [&s.instructions[0], &s.instructions[1]].map(|i| &i.versions);
         assert!(maker.followed_by(reader, GradientModes::ALL).is_some());
-        // Nor can an instruction see a buffer both before and after an update.
+        // An instruction cannot see a buffer both before and after an update.
         let [before, after] = [&s.instructions[1], &s.instructions[3]].map(|i| &i.versions);
         assert!(before.clone().reading_also(after).is_none());
     }

@@ -1,11 +1,11 @@
-//! The last uses of bytes, while instructions are put in order.
+//! Last uses of bytes, during scheduling of instructions.
 
 use rustc_hash::FxHashMap;
 
 use crate::buffer::{Buffer, BufferId, Place, cells_of};
 use crate::operand::Use;
 
-/// Bytes that are used, and the first places at which they can be read and written again.
+/// Range of used bytes, with the first positions at which they can be read and written again.
 #[derive(Debug)]
 struct Span {
     from: usize,
@@ -14,7 +14,7 @@ struct Span {
     written_from: usize,
 }
 
-/// The bytes that instructions use, before any buffer is placed in the arena.
+/// Ranges of bytes that instructions use, before the work arena is planned.
 #[derive(Debug)]
 pub(crate) struct Spans<'a> {
     buffers: &'a [Buffer],
@@ -23,13 +23,13 @@ pub(crate) struct Spans<'a> {
 }
 
 impl<'a> Spans<'a> {
-    /// None so far, of some buffers.
+    /// Starts without uses. Only the buffers `some` are tracked.
     pub(crate) fn new(buffers: &'a [Buffer], some: impl IntoIterator<Item = BufferId>) -> Spans<'a> {
         let cells = cells_of(buffers, some.into_iter().map(|id| id.0 as usize));
         Spans { buffers, cells, of_cells: FxHashMap::default() }
     }
 
-    /// The cell of a buffer, and the bytes there.
+    /// Returns the alias class of a buffer, and the range of its bytes within the class.
     fn bytes_of(&self, id: BufferId) -> (usize, usize, usize) {
         let (k, buffer) = (id.0 as usize, &self.buffers[id.0 as usize]);
         match buffer.place {
@@ -38,7 +38,8 @@ impl<'a> Spans<'a> {
         }
     }
 
-    /// The first place at which a buffer can be used, behind all who must have used its bytes before.
+    /// Returns the first position at which a buffer can be used: after all instructions that must use its bytes
+    /// earlier.
     pub(crate) fn earliest(&self, id: BufferId, used: Use) -> usize {
         let (cell, from, to) = self.bytes_of(id);
         let spans = self.of_cells.get(&cell).into_iter().flatten();
@@ -46,7 +47,7 @@ impl<'a> Spans<'a> {
         meeting.map(|span| if used.writes() { span.written_from } else { span.read_from }).max().unwrap_or(0)
     }
 
-    /// Takes down that a buffer is used at a place.
+    /// Records the use of a buffer at a position.
     pub(crate) fn note(&mut self, id: BufferId, used: Use, at: usize) {
         let (cell, from, to) = self.bytes_of(id);
         let spans = self.of_cells.entry(cell).or_default();

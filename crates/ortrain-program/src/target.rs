@@ -1,92 +1,97 @@
-//! What passes know of the machine that a program is for.
+//! Description of the target machine for passes.
 
-/// What a backend says of its machine to the passes that make a program for it.
+/// Properties of the target machine, which a backend passes to the compiler.
 ///
-/// What is fused, and in which order, is the same for every target that has the same [`FusionWeights`]: a target chooses
-/// layouts, packing and sizes. Numbers depend on the kind of machine and never on the one at hand, so a program depends on
-/// shapes alone.
+/// Targets with the same [`FusionWeights`] have the same fusion and order of instructions: a target only chooses
+/// layouts, packing and sizes. The numbers describe a kind of machine and never the current machine, so a program
+/// depends on shapes alone.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Target {
-    /// Which weights are laid in panels before products read them; `None` where products read them as they lie.
+    /// Weights that are packed into panels before products read them; `None` if products read weights unpacked.
     pub panels: Option<Panels>,
-    /// When batches go through two convolutions in parts; `None` where intermediate results do not become cheaper by that.
+    /// Conditions for running two convolutions on parts of a batch; `None` if this does not make intermediate results
+    /// cheaper.
     pub batch_tiles: Option<BatchTiles>,
-    /// Elements of a mask, at least, that is packed into bits: two more instructions cost more than a smaller one takes.
+    /// Minimum number of elements of a mask that is packed into bits. A smaller mask costs less than the two additional
+    /// instructions.
     pub least_mask: usize,
-    /// By what fusion decides.
+    /// Weights for fusion decisions.
     pub weights: FusionWeights,
-    /// By what rematerialization decides.
+    /// Speeds for rematerialization decisions.
     pub speed: Speed,
 }
 
-/// Which matrices are laid in panels: those that many products of few rows read.
+/// Conditions for packing a matrix into panels: many products of few rows read the matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Panels {
-    /// Columns of a panel: those of a block that is summed up in registers.
+    /// Columns of a panel, equal to the columns of a register block.
     pub columns: usize,
-    /// Rows of the products, from and to: fewer are multiplied without such blocks, with more it pays to pack each time.
+    /// Minimum and maximum number of rows of the products. Products with fewer rows use no register blocks; with more
+    /// rows, packing in each product pays.
     pub rows: (usize, usize),
-    /// Products that a matrix is laid out for, at least: that takes about as long as one of them.
+    /// Minimum number of products that read a packed matrix. Packing takes about as long as one product.
     pub products: usize,
-    /// Elements of a matrix that is laid out, at least: a smaller one stays in the first-level cache.
+    /// Minimum number of elements of a packed matrix. A smaller matrix stays in the first-level cache.
     pub elements: usize,
 }
 
-/// When a batch goes through two convolutions a few images at a time.
+/// Conditions for running two convolutions on a few images of a batch at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BatchTiles {
-    /// Bytes of a result in between, at least: smaller ones fit a cache as they are.
+    /// Minimum bytes of the intermediate result. A smaller result fits a cache as it is.
     pub least: usize,
-    /// Bytes of a part, at least.
+    /// Minimum bytes of a part.
     pub part: usize,
-    /// A filter, which every part packs anew, is at most this share of a part.
+    /// Divisor for the size of a filter: its bytes are at most those of a part divided by this number. Every part packs
+    /// the filter again.
     pub filter: usize,
-    /// The arena must become smaller by one part in so many.
+    /// Divisor for the saving: the arena must shrink by at least its size divided by this number.
     pub worth: usize,
 }
 
-/// Weights of what an instruction does, in bytes of memory traffic: what else takes time is said as the number of bytes
-/// that could be moved meanwhile.
+/// Weights of the work of an instruction, in bytes of memory traffic. Other work counts as the number of bytes that
+/// could be moved meanwhile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FusionWeights {
-    /// Starting an instruction.
+    /// Start of an instruction.
     pub start: u64,
-    /// One step from an evenly spaced run of elements to the next, for each load and store.
+    /// Step from one evenly strided run of elements to the next, for each load and store.
     pub run: u64,
-    /// A step weighs one part in so many where the run is of one element.
+    /// Divisor for the weight of a step between runs of a single element.
     pub same: u64,
-    /// Bytes of the loads of a row that stay in the second-level cache, so that a later pass over it finds them there.
+    /// Maximum bytes of a row's loads that stay in the second-level cache for a later pass over the row.
     pub row_in_cache: u64,
-    /// With fewer rows than this the rows themselves are split between threads, and a pass is over all of them.
+    /// Minimum number of rows for parallelism over rows. With fewer rows, threads split each row, and a pass covers all
+    /// rows.
     pub few_rows: u64,
-    /// Reading a byte of a row again from the cache weighs one part in so many of reading it from memory.
+    /// Divisor for the weight of a byte that is read again from the cache.
     pub cached: u64,
 }
 
-/// What a machine does in a second, roughly: only the ratio of the two decides.
+/// Approximate speeds of the machine per second. Only their ratio matters.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Speed {
-    /// Floating-point operations.
+    /// Floating-point operations per second.
     pub flops: f64,
-    /// Bytes read or written.
+    /// Bytes read or written per second.
     pub bytes: f64,
 }
 
 impl FusionWeights {
-    /// An ordinary core with its share of the memory. Targets that are to fuse the same have these.
+    /// Weights of a typical core with its share of the memory bandwidth. Targets with equal fusion share these weights.
     pub const ORDINARY: FusionWeights =
         FusionWeights { start: 8 << 10, run: 64, same: 4, row_in_cache: 1 << 20, few_rows: 16, cached: 4 };
 }
 
 impl Target {
-    /// A processor with vector registers and a cache for each core.
+    /// Processor with vector registers and a cache for each core.
     pub const CPU: Target = Target {
         panels: Some(Panels { columns: 16, rows: (9, 64), products: 8, elements: 1 << 13 }),
         batch_tiles: Some(BatchTiles { least: 4 << 20, part: 1 << 20, filter: 4, worth: 16 }),
         ..Target::PLAIN
     };
 
-    /// A machine that reads weights and batches as they lie.
+    /// Machine that reads weights and batches without repacking.
     pub const PLAIN: Target = Target {
         panels: None,
         batch_tiles: None,
@@ -97,7 +102,7 @@ impl Target {
 }
 
 impl Default for Target {
-    /// [`Target::CPU`]: most programs run there.
+    /// Returns [`Target::CPU`], the most common target.
     fn default() -> Target {
         Target::CPU
     }

@@ -42,7 +42,7 @@ impl Display for Draft {
     }
 }
 
-/// The buffers that something uses, and where they lie once that is planned.
+/// Writes the used buffers, with their locations once the memory is planned.
 fn write_buffers(
     f: &mut Formatter<'_>,
     (buffers, instructions): (&[Buffer], &[ScheduledInstruction]),
@@ -71,7 +71,7 @@ fn write_buffers(
     Ok(())
 }
 
-/// The reductions and the results of a nest.
+/// Writes the reductions and the results of a nest.
 fn write_computed(f: &mut Formatter<'_>, nest: &Nest) -> fmt::Result {
     for (i, reduction) in nest.reductions.iter().enumerate() {
         writeln!(f, "        reduce {i}: {:?} of %{}", reduction.op, reduction.value.0)?;
@@ -107,7 +107,7 @@ fn write_instructions(
                 let instruction = Instruction::Nest(nest.clone());
                 let (writes, reads) = (list(&instruction.writes()), list(&instruction.reads()));
                 writeln!(f, "      {writes} <- {reads}  {}", instruction.shapes())?;
-                // The next nests compute the same, but for constants.
+                // The following nests compute the same expression, except for constants.
                 if group.nests.get(k + 1).is_none_or(|next| next.expr != nest.expr) {
                     write_computed(f, nest)?;
                 }

@@ -1,4 +1,4 @@
-//! Definitions and uses: which instructions write each buffer, and which read it.
+//! Definitions and uses: the instructions that write each buffer, and the instructions that read it.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -10,10 +10,10 @@ use crate::buffer::{Buffer, BufferId, cells};
 use crate::instruction::Instruction;
 use crate::scheduled::ScheduledInstruction;
 
-/// The most places that lie in a vector: of longer lists an entry is added and removed in the time of its logarithm.
+/// Maximum number of positions in a vector. Longer lists are trees, with logarithmic insertion and removal.
 const FEW: usize = 128;
 
-/// Places in a program, in ascending order.
+/// Positions in a program, in ascending order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Places {
     Few(SmallVec<[usize; 4]>),
@@ -78,7 +78,7 @@ impl Places {
         self.iter().next_back()
     }
 
-    /// The only place, if it is one.
+    /// Returns the position if there is exactly one.
     pub(crate) fn only(&self) -> Option<usize> {
         self.first().filter(|_| self.len() == 1)
     }
@@ -90,7 +90,7 @@ impl Places {
         }
     }
 
-    /// The places in a range.
+    /// Returns the positions in a range.
     pub(crate) fn within(&self, range: Range<usize>) -> impl DoubleEndedIterator<Item = usize> + '_ {
         match self {
             Places::Few(places) => {
@@ -105,7 +105,7 @@ impl Places {
     }
 }
 
-/// Who writes and who reads each buffer of a program. Buffers that share bytes are one cell.
+/// Writers and readers of each buffer of a program. Buffers that share bytes form one alias class.
 #[derive(Clone, Debug)]
 pub(crate) struct Uses {
     cells: Vec<usize>,
@@ -114,20 +114,20 @@ pub(crate) struct Uses {
 }
 
 impl Uses {
-    /// Those of a program without instructions.
+    /// Creates the definitions and uses of a program without instructions.
     pub(crate) fn new(buffers: &[Buffer]) -> Uses {
         let none = || vec![Places::default(); buffers.len()];
         Uses { cells: cells(buffers), writers: none(), readers: none() }
     }
 
-    /// Those of instructions, by their places.
+    /// Collects the definitions and uses of instructions.
     pub(crate) fn of(buffers: &[Buffer], instructions: &[ScheduledInstruction]) -> Uses {
         let mut uses = Uses::new(buffers);
         instructions.iter().enumerate().for_each(|(at, scheduled)| uses.add(at, &scheduled.instruction));
         uses
     }
 
-    /// Takes in an instruction at a place.
+    /// Adds the uses of an instruction at a position.
     pub(crate) fn add(&mut self, at: usize, instruction: &Instruction) {
         let Uses { cells, writers, readers } = self;
         instruction.buffers(&mut |id, used| {
@@ -141,7 +141,7 @@ impl Uses {
         });
     }
 
-    /// Forgets an instruction that stood at a place.
+    /// Removes the uses of an instruction at a position.
     pub(crate) fn remove(&mut self, at: usize, instruction: &Instruction) {
         let Uses { cells, writers, readers } = self;
         instruction.buffers(&mut |id, _| {
@@ -151,17 +151,17 @@ impl Uses {
         });
     }
 
-    /// The number of the cell that a buffer belongs to: that of its first buffer.
+    /// Returns the alias class of a buffer: the index of the class's first buffer.
     pub(crate) fn cell(&self, id: BufferId) -> usize {
         self.cells[id.0 as usize]
     }
 
-    /// Who writes a buffer.
+    /// Returns the positions that write a buffer.
     pub(crate) fn writers(&self, id: BufferId) -> &Places {
         &self.writers[self.cell(id)]
     }
 
-    /// Who reads a buffer.
+    /// Returns the positions that read a buffer.
     pub(crate) fn readers(&self, id: BufferId) -> &Places {
         &self.readers[self.cell(id)]
     }

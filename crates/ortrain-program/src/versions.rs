@@ -1,9 +1,9 @@
-//! Versions of buffers: which write an instruction reads.
+//! Versions of buffers: the write that each read refers to.
 //!
-//! A buffer that is updated in place holds one value after another. Before any pass runs, every write gets a number, and
-//! every read the number of the write that it sees. Passes carry these numbers along with the instructions that they
-//! merge, split and move; afterwards a check goes through the program once and compares. A pass that lets an
-//! instruction read a value from before or after the one it was given is then an error, never a wrong number.
+//! A buffer that is updated in place holds several values over time. Before any pass runs, every write gets a number,
+//! and every read records the number of the write that it sees. Passes carry these numbers along with the instructions
+//! that they merge, split and move. After each pass, a check walks the program and compares the numbers. A pass that
+//! lets an instruction read an earlier or later value is then an error, and never a wrong result.
 
 use smallvec::SmallVec;
 
@@ -11,21 +11,21 @@ use crate::buffer::{BufferId, Renaming, distinct};
 use crate::gradient_modes::{GradientMode, GradientModes};
 use crate::instruction::Instruction;
 
-/// The number of a write. A buffer holds version 0 until something writes it.
+/// Number of a write. A buffer has version 0 until its first write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Version(pub(crate) u32);
 
-/// What a read sees in each entry; nothing in entries that the instruction does not belong to.
+/// Version that a read sees in each gradient mode; `None` in modes that the instruction does not belong to.
 pub(crate) type Seen = [Option<Version>; ENTRIES.len()];
 
 const ENTRIES: [GradientMode; 2] = [GradientMode::Accumulate, GradientMode::Overwrite];
 
-/// A version that is the same in every entry.
+/// Returns a version that is the same in every gradient mode.
 pub(crate) fn always(version: Version) -> Seen {
     [Some(version); ENTRIES.len()]
 }
 
-/// The versions that an instruction was given to read, and those that it makes.
+/// Versions that an instruction reads, and versions that it writes.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Versions {
     reads: SmallVec<[(BufferId, Seen); 4]>,
@@ -33,7 +33,7 @@ pub(crate) struct Versions {
 }
 
 impl Versions {
-    /// What is read in each entry, and what is made.
+    /// Creates versions from the reads, per gradient mode, and the writes.
     pub(crate) fn new(
         reads: impl IntoIterator<Item = (BufferId, Seen)>,
         writes: impl IntoIterator<Item = (BufferId, Version)>,
@@ -41,17 +41,18 @@ impl Versions {
         Versions { reads: reads.into_iter().collect(), writes: writes.into_iter().collect() }
     }
 
-    /// Those of an instruction that makes one buffer of another one, which holds the same in every entry.
+    /// Returns the versions of an instruction with one read buffer and one written buffer. The read version is the same
+    /// in every gradient mode.
     pub(crate) fn of_map(read: (BufferId, Version), write: (BufferId, Version)) -> Versions {
         Versions::default().with_read(read.0, read.1).with_write(write.0, write.1)
     }
 
-    /// The version of a buffer that it makes.
+    /// Returns the version of a buffer that the instruction writes.
     pub(crate) fn written(&self, id: BufferId) -> Option<Version> {
         self.writes.iter().find(|(written, _)| *written == id).map(|&(_, version)| version)
     }
 
-    /// What it makes.
+    /// Returns the written buffers with their versions.
     pub(crate) fn writes(&self) -> impl Iterator<Item = (BufferId, Version)> {
         self.writes.iter().copied()
     }
@@ -60,7 +61,7 @@ impl Versions {
         self.reads.iter().find(|(read, _)| *read == id).map(|(_, seen)| seen)
     }
 
-    /// The version of a buffer that is read, if it is the same in all of some entries.
+    /// Returns the version of a buffer that is read, if it is the same in all of `entries`.
     pub(crate) fn read_everywhere(&self, id: BufferId, entries: GradientModes) -> Option<Version> {
         let seen = self.seen(id)?;
         let mut versions = entries_of(entries).map(|entry| seen[entry]);
@@ -68,13 +69,12 @@ impl Versions {
         versions.all(|version| version == Some(first)).then_some(first)
     }
 
-    /// What it reads of one buffer.
+    /// Returns versions with only the read of one buffer.
     pub(crate) fn read_of(&self, id: BufferId) -> Versions {
         Versions::default().with_read_of(id, self)
     }
 
-    /// Adds what another instruction reads of a buffer. Says whether both can be read at once.
-    /// A buffer that an instruction reads or writes, and whose version is not among these.
+    /// Returns a buffer that an instruction reads or writes without a recorded version.
     pub(crate) fn unknown(&self, instruction: &Instruction) -> Option<BufferId> {
         let read = distinct(self.reads.iter().map(|&(id, _)| id));
         let written = distinct(self.writes.iter().map(|&(id, _)| id));
@@ -83,7 +83,7 @@ impl Versions {
         unknown.or_else(|| instruction.writes().into_iter().find(|id| is_unknown(&written, id)))
     }
 
-    /// The versions of an instruction that is made of others, none of which reads what another one writes.
+    /// Returns the versions of an instruction that merges others. No merged instruction reads a result of another.
     pub(crate) fn of_all<'a>(all: impl IntoIterator<Item = &'a Versions>) -> Versions {
         let mut together = Versions::default();
         for one in all {
@@ -95,6 +95,7 @@ impl Versions {
         together
     }
 
+    /// Adds a read of a buffer. Returns true if it is compatible with the recorded read of the same buffer.
     fn add_read(&mut self, id: BufferId, seen: Seen) -> bool {
         let Some((_, known)) = self.reads.iter_mut().find(|(read, _)| *read == id) else {
             self.reads.push((id, seen));
@@ -110,15 +111,15 @@ impl Versions {
         })
     }
 
-    /// Adds all that another instruction reads. `None` where the two see different versions of a buffer.
+    /// Adds all reads of another instruction. Returns `None` if the two read different versions of a buffer.
     #[must_use]
     pub(crate) fn reading_also(mut self, other: &Versions) -> Option<Versions> {
         other.reads.iter().all(|&(id, seen)| self.add_read(id, seen)).then_some(self)
     }
 
-    /// Those of an instruction and of another one that follows it at once and takes the results of the first from where
-    /// they are made. `None` where the two see different versions of a buffer, or the second one sees another version of
-    /// a result than the first makes.
+    /// Returns the versions of an instruction fused with its consumer, which takes the results directly. Returns `None`
+    /// if the two read different versions of a buffer, or if the consumer reads another version of a result than the
+    /// first instruction writes.
     pub(crate) fn followed_by(&self, follower: &Versions, entries: GradientModes) -> Option<Versions> {
         let mut both = self.clone();
         for &(id, seen) in &follower.reads {
@@ -135,7 +136,7 @@ impl Versions {
         Some(both)
     }
 
-    /// The versions of the buffers that an instruction reads and writes.
+    /// Returns the versions of only the buffers that an instruction reads and writes.
     #[must_use]
     pub(crate) fn of_instruction(&self, instruction: &Instruction) -> Versions {
         let (reads, writes) = (instruction.reads(), instruction.writes());
@@ -145,7 +146,7 @@ impl Versions {
         }
     }
 
-    /// The same with a buffer of a single version read in place of another one, or beside what is read.
+    /// Adds or replaces the read of a buffer. The version is the same in every gradient mode.
     #[must_use]
     pub(crate) fn with_read(mut self, id: BufferId, version: Version) -> Versions {
         self.reads.retain(|(read, _)| *read != id);
@@ -153,7 +154,7 @@ impl Versions {
         self
     }
 
-    /// The same with another version made of a buffer.
+    /// Adds or replaces the write of a buffer.
     #[must_use]
     pub(crate) fn with_write(mut self, id: BufferId, version: Version) -> Versions {
         self.writes.retain(|(written, _)| *written != id);
@@ -161,7 +162,7 @@ impl Versions {
         self
     }
 
-    /// The same with a buffer read as another instruction reads it.
+    /// Adds or replaces the read of a buffer by the read of another instruction.
     #[must_use]
     pub(crate) fn with_read_of(mut self, id: BufferId, other: &Versions) -> Versions {
         self.reads.retain(|(read, _)| *read != id);
@@ -169,13 +170,13 @@ impl Versions {
         self
     }
 
-    /// Puts other buffers in place of those that are read and written.
+    /// Replaces the read buffers and the written buffers.
     pub(crate) fn rename(&mut self, read: Renaming<'_>, write: Renaming<'_>) {
         self.reads.iter_mut().for_each(|(id, _)| *id = read(*id));
         self.writes.iter_mut().for_each(|(id, _)| *id = write(*id));
     }
 
-    /// A buffer that holds another version than the one that is read.
+    /// Returns a buffer whose current version differs from the recorded read.
     pub(crate) fn stale(
         &self,
         entries: GradientModes,
@@ -190,12 +191,12 @@ impl Versions {
     }
 }
 
-/// The numbers of some entries.
+/// Returns the indices of some gradient modes.
 pub(crate) fn entries_of(entries: GradientModes) -> impl Iterator<Item = usize> {
     (0..ENTRIES.len()).filter(move |&entry| entries.contains(ENTRIES[entry]))
 }
 
 impl Version {
-    /// What a buffer holds before anything is written to it.
+    /// Version of a buffer before its first write.
     pub(crate) const BEFORE: Version = Version(0);
 }

@@ -1,4 +1,4 @@
-//! The weight by which fusion decides: a rewrite is made if the instructions weigh less after it than before it. See
+//! Weight of instructions for fusion: a rewrite is applied if it lowers the total weight of the instructions. See
 //! [`FusionWeights`].
 
 use ortrain_expr::{Access, BinaryOp, Inst, Reg, Type, UnaryOp, count};
@@ -9,7 +9,7 @@ use crate::instruction::Instruction;
 use crate::operand::Nest;
 use crate::target::FusionWeights;
 
-/// One arithmetic operation on one element of four bytes.
+/// Returns the weight of one arithmetic operation. An operation on one element of four bytes has weight 1.
 pub(crate) fn operation(inst: Inst, ty: Type) -> u64 {
     let wide = if matches!(ty, Type::F64 | Type::I64 | Type::U64) { 2 } else { 1 };
     wide * match inst {
@@ -34,14 +34,15 @@ pub(crate) fn operation(inst: Inst, ty: Type) -> u64 {
     }
 }
 
-/// The weight of an instruction.
+/// Returns the weight of an instruction.
 pub(crate) fn weight(instruction: &Instruction, buffers: &[Buffer], weights: &FusionWeights) -> u64 {
-    // Fusion leaves instructions without a nest as they are.
+    // Fusion does not change instructions without a nest.
     let extra = instruction.nest().map_or(0, |nest| beside_traffic(nest, weights));
     weights.start.saturating_add(instruction.bytes_over(buffers)).saturating_add(extra)
 }
 
-/// The most that a nest without reductions gets lighter when it has these loads, all of one buffer, no more.
+/// Returns an upper bound of the weight that a nest without reductions loses with these loads. All loads read one
+/// buffer.
 pub(crate) fn read_weight(nest: &Nest, slots: &[usize], machine: (&[Buffer], &FusionWeights)) -> u64 {
     let (buffers, weights) = machine;
     let operand = |slot: &usize| nest.loads[*slot].operand();
@@ -58,18 +59,18 @@ pub(crate) fn read_weight(nest: &Nest, slots: &[usize], machine: (&[Buffer], &Fu
     elements.min(buffer.len as u64).saturating_mul(buffer.dtype.size() as u64).saturating_add(walks)
 }
 
-/// For each instruction of a nest in how many of the passes over a row it is evaluated.
+/// Returns for each instruction of a nest the number of passes over a row that evaluate it.
 fn passes(nest: &Nest) -> SmallVec<[u64; 32]> {
     let insts = nest.expr.insts();
     if nest.reductions.is_empty() && !nest.expr.can_fail() {
-        // An expression has nothing but what its results and guards need.
+        // An expression contains only instructions that its results and guards need.
         return SmallVec::from_elem(1, insts.len());
     }
-    // Reductions that do not need each other share a pass; the results are made in the last one.
+    // Independent reductions share a pass; the last pass computes the results.
     let mut pass_of: SmallVec<[usize; 8]> = SmallVec::new();
     let mut roots: SmallVec<[(usize, Reg); 16]> = SmallVec::new();
     for reduction in &nest.reductions {
-        // The first reduction needs none.
+        // The first reduction depends on no other.
         let pass = if pass_of.is_empty() { 0 } else { pass_behind(nest, reduction.value, &pass_of) };
         pass_of.push(pass);
         roots.push((pass, reduction.value));
@@ -86,7 +87,7 @@ fn passes(nest: &Nest) -> SmallVec<[u64; 32]> {
     needed
 }
 
-/// The first pass in which a value can be made, behind those of the reductions that it needs.
+/// Returns the first pass that can compute a value: after the passes of the reductions that it needs.
 fn pass_behind(nest: &Nest, value: Reg, pass_of: &[usize]) -> usize {
     let needed = nest.expr.needed_by(&[value]);
     let needed = nest.expr.insts().iter().zip(&needed).filter(|&(_, &needed)| needed);
@@ -97,7 +98,7 @@ fn pass_behind(nest: &Nest, value: Reg, pass_of: &[usize]) -> usize {
     needed.filter_map(behind).max().unwrap_or(0)
 }
 
-/// Everything but the least traffic: arithmetic, repeated reads, uneven walks.
+/// Returns the weight without the minimum traffic: arithmetic, repeated reads, jumps between strided runs.
 fn beside_traffic(nest: &Nest, weights: &FusionWeights) -> u64 {
     let (passes, axes) = (passes(nest), nest.axes());
     let all = nest.points(u64::MAX);
@@ -117,7 +118,7 @@ fn beside_traffic(nest: &Nest, weights: &FusionWeights) -> u64 {
     }
     weight = weight.saturating_add(all.saturating_mul(nest.reductions.len() as u64));
 
-    // What later passes read again.
+    // Rows that later passes read again.
     let loads = nest.loads.iter().enumerate();
     let loads: SmallVec<[(usize, &Access); 8]> =
         loads.filter_map(|(slot, load)| Some((slot, load.access()?))).collect();
@@ -155,7 +156,8 @@ fn beside_traffic(nest: &Nest, weights: &FusionWeights) -> u64 {
     weight
 }
 
-/// Evenly spaced runs of elements that an access consists of: one for each row (of the axes from `kept` on), or more.
+/// Returns the number of evenly strided runs of elements in an access: at least one per row. A row spans the axes from
+/// `kept` on.
 fn runs(access: &Access, dims: &[usize], kept: usize) -> u64 {
     let mut run: Option<(u64, isize)> = None;
     let mut axis = dims.len();

@@ -14,7 +14,7 @@
 //! Strings are an error that names the attribute.
 //!
 //! A training model contains the decomposition of Normalizer. Where onnxruntime can prove that the shapes are equal,
-//! its Normalizer works in place, and its L2 norm then reads signs from elements that it has already overwritten.
+//! its Normalizer works in place. Its L2 norm then reads signs from elements that are already overwritten.
 
 use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId, ValueType};
 

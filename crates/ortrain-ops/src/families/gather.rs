@@ -74,8 +74,8 @@ fn even_rows(cx: &Lower<'_>, k: usize, rows: usize) -> Option<(usize, isize)> {
     even.then(|| Some((usize::try_from(first).ok()?, isize::try_from(step).ok()?))).flatten()
 }
 
-/// Target rows of a scatter: row `j` of `count` source rows goes to row `place[j]` of `rows`. Each row has `inner`
-/// elements.
+/// Target rows of a scatter: source row `j` of `count` is written to row `row_indices[j]` of `rows`. Each row has
+/// `inner` elements.
 #[derive(Clone, Copy)]
 pub(super) struct Places {
     pub(super) place: BufferId,

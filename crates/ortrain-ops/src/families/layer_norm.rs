@@ -85,8 +85,8 @@ struct LayerNorm {
 /// Gradient of [`LayerNorm`].
 ///
 /// The inputs are the gradient of the result, `X`, the scale, the mean (if the variant has one) and the inverse
-/// standard deviation. The outputs are the gradients of `X`, of the scale and, if the variant has a mean, of the bias,
-/// which has the shape of the scale.
+/// standard deviation. The outputs are the gradients of `X`, of the scale and, if the variant has a mean, of the bias.
+/// The bias has the shape of the scale.
 struct LayerNormGrad {
     axis: i64,
     centred: bool,

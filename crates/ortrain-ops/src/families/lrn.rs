@@ -48,7 +48,7 @@ fn build(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
 }
 
 /// Returns the shape `[batch, 1, channels, space]`, in which a pooling window slides along the channels, and the
-/// original shape. A 0 in the shapes stands for the unchanged batch size.
+/// original shape. A 0 in the shapes keeps the batch size.
 fn planes(shape: &Shape) -> Option<[Vec<i64>; 2]> {
     let known: Option<Vec<i64>> = shape[1..].iter().map(|dim| dim.known().map(|size| size as i64)).collect();
     let known = known?;

@@ -78,7 +78,7 @@ impl Axes {
         cx.nest(&self.dims, 0)
     }
 
-    /// Returns the strides in [`Axes::map`] of a buffer with one element for each channel.
+    /// Returns the strides of a buffer with one element for each channel, in a map over the batch.
     fn by_channel(&self) -> Strides {
         (0..self.dims.len()).map(|axis| isize::from(axis == 1)).collect()
     }
@@ -369,7 +369,8 @@ fn check_channels(cx: &Infer<'_>, x: usize, inputs: &[usize]) -> Result<(), OpEr
     Ok(())
 }
 
-/// Returns the shape `[channels]`, from the first of input `x` and the others with a known size.
+/// Returns the shape `[channels]`, from `x` or from one of the other inputs. A known size is preferred to a symbolic
+/// one.
 fn channel_dim(cx: &Infer<'_>, x: usize, others: &[usize]) -> Option<Shape> {
     let of_x = cx.shape(x).map(|shape| if shape.rank() == 1 { Dim::Known(1) } else { shape[1].clone() });
     let of_others = others.iter().filter_map(|&k| cx.shape(k)).map(|shape| shape[0].clone());

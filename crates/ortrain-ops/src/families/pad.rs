@@ -1,13 +1,14 @@
-//! `Pad`: elements added at the ends of axes, or taken away.
+//! `Pad`: adds elements at the ends of axes, or removes them.
 //!
-//! Pad-2, 11, 13, 18, 19, 21, 23, 24, 25 of ONNX, modes `constant`, `reflect`, `edge` and `wrap` (19). The pads are an
-//! attribute before opset 11, as is the constant, and inputs from then on; the `axes` they are for came with opset 18.
-//! Negative pads take elements away, and this comes first: what is copied is copied from what is left. No more can be
-//! reflected than there is. Pads and axes must be known when a program is made.
+//! Pad-2, 11, 13, 18, 19, 21, 23, 24, 25 of ONNX, with the modes `constant`, `reflect`, `edge` and `wrap` (19). Before
+//! opset 11 pads and constant are attributes, afterwards inputs. Opset 18 added the input `axes`.
 //!
-//! The gradient of the constant mode pads the other way round, and the constant gets the sum over the border. In the
-//! other modes every padded axis is a gather along it, whose gradient is `GatherGrad` of `com.microsoft`: what was
-//! copied adds up.
+//! Negative pads remove elements, before any element is copied. `reflect` cannot copy more elements than the axis has.
+//! Pads and axes must be known when a program is compiled.
+//!
+//! The gradient of the constant mode is a Pad with negated pads; the gradient of the constant is the sum over the
+//! border. In the other modes each padded axis is a gather, with `GatherGrad` of `com.microsoft` as gradient: gradients
+//! of copies are added.
 
 use ortrain_expr::{Access, Inst, Scalar, Strides, Type};
 use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId};
@@ -24,8 +25,8 @@ const PADS: usize = 1;
 const VALUE: usize = 2;
 const AXES: usize = 3;
 
-/// An axis padded by copies: how many elements it has, how many are taken away in front, how many are left, and how many
-/// copies come before and after them.
+/// Padding of one axis by copies: its size, the number of removed elements in front, the number of remaining elements,
+/// and the numbers of copies before and after them.
 struct Copies {
     size: usize,
     front: usize,
@@ -34,7 +35,7 @@ struct Copies {
     after: i64,
 }
 
-/// What stands in the border.
+/// Source of the border elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mode {
     Constant,
@@ -43,16 +44,16 @@ enum Mode {
     Wrap,
 }
 
-/// The pads of one axis: how many elements come before and after.
+/// Pads of one axis: the numbers of elements before and after.
 type Ends = (i64, i64);
 
 struct Pad {
     mode: Mode,
-    /// The constant where it is an attribute.
+    /// Constant, if it is an attribute.
     value: Option<f32>,
 }
 
-/// The pads of every axis, from what is written.
+/// Returns the pads of every axis, from the pads and axes of the node.
 fn per_axis(pads: &[i64], axes: Option<&[i64]>, rank: usize) -> Result<Vec<Ends>, OpError> {
     let count = axes.map_or(rank, <[i64]>::len);
     if pads.len() != 2 * count {
@@ -72,7 +73,7 @@ fn per_axis(pads: &[i64], axes: Option<&[i64]>, rank: usize) -> Result<Vec<Ends>
     Ok(ends.into_iter().map(|ends| ends.unwrap_or((0, 0))).collect())
 }
 
-/// The size of an axis with its pads.
+/// Returns the size of an axis with its pads.
 fn padded(size: usize, (before, after): Ends, axis: usize) -> Result<usize, OpError> {
     let total = size as i128 + i128::from(before) + i128::from(after);
     if total < 0 {
@@ -86,7 +87,7 @@ fn padded(size: usize, (before, after): Ends, axis: usize) -> Result<usize, OpEr
 }
 
 impl Mode {
-    /// How an axis is padded by copies of its elements.
+    /// Computes the padding of an axis by copies of its elements.
     fn copies(self, size: usize, ends: Ends, axis: usize) -> Result<Copies, OpError> {
         let (before, after) = ends;
         let total = padded(size, ends, axis)?;
@@ -115,7 +116,7 @@ impl Mode {
         Ok(Copies { size, front, left, before, after })
     }
 
-    /// The element that each place of a padded axis copies.
+    /// Returns the index of the copied element for each position of a padded axis.
     fn map(self, copies: &Copies) -> AxisMap {
         let &Copies { size, front, left, before, after } = copies;
         let source = |place: i64| match self {
@@ -137,7 +138,7 @@ impl Mode {
     }
 }
 
-/// Pads and axes, if they are known: `None` for the axes where all are meant.
+/// Returns pads and axes, if they are known. The axes are `None` if the node has no axes, which means all axes.
 fn known(
     ints: impl Fn(usize) -> Option<Vec<i64>>,
     has: impl Fn(usize) -> bool,
@@ -198,7 +199,7 @@ impl Op for Pad {
             cx.give(0, gradient);
         }
         if cx.wants(VALUE) && self.mode == Mode::Constant {
-            // Zeros padded with ones say where the border is.
+            // Zeros padded with ones mark the border.
             let (x, y) = (cx.input(0)?, cx.output(0, "y"));
             let (pads, axes, value) = (cx.input(PADS)?, cx.optional_input(AXES), cx.input(VALUE)?);
             let dtype = cx.dtype(x)?;
@@ -250,8 +251,10 @@ impl Op for Pad {
 }
 
 impl Pad {
-    /// The elements that stay, copied, and around them the constant: for each axis what lies before and behind them,
-    /// as wide as what stays along the axes before it, and as the result along those after it.
+    /// Copies the remaining elements and fills the border with the constant.
+    ///
+    /// The border has two regions for each axis, before and after the copied elements. Along the previous axes a region
+    /// has the extent of the copied elements, along the following axes the extent of the result.
     fn lower_constant(
         &self,
         cx: &mut Lower<'_>,
@@ -259,7 +262,7 @@ impl Pad {
         out_dims: &[usize],
         ends: &[Ends],
     ) -> Result<(), OpError> {
-        // The part of the result that is copied, and where it lies in the input.
+        // Region of the result with copied elements, and its start in the input.
         let (mut first, mut counts, mut source) = (Vec::new(), Vec::new(), Vec::new());
         for ((&size, &out), &(before, _)) in dims.iter().zip(out_dims).zip(ends) {
             let start = (before.max(0) as usize).min(out);
@@ -300,7 +303,7 @@ impl Pad {
         cx.emit(nest.instruction())
     }
 
-    /// The constant in a nest.
+    /// Loads the constant in a nest.
     fn constant(&self, cx: &mut Lower<'_>, nest: &mut NestBuilder) -> ortrain_expr::Reg {
         let dtype = cx.out_dtype(0);
         let ty = Type::of(dtype);
@@ -317,7 +320,8 @@ impl Pad {
         }
     }
 
-    /// The gradient of a mode that copies: along each padded axis, what was copied adds up where it came from.
+    /// Adds the gradient of a mode that copies: along each padded axis, the gradients of copies are added to their
+    /// source.
     fn copied_gradient(&self, cx: &mut Grad<'_>, mut g: ValueId) -> Result<ValueId, OpError> {
         let (x, y) = (cx.input(0)?, cx.output(0, "y"));
         let Some(shape) = cx.shape(x).cloned() else {
@@ -353,7 +357,7 @@ impl Pad {
                     self.indices_at_run_time(cx, ends.as_ref().map(|ends| ends[axis]), axis, rank, before)?
                 }
             };
-            // Axes done so far have the input's size, the others still that of the result.
+            // After this step the processed axes have the size of the input, the others still the size of the result.
             let chosen: Vec<i64> = (0..rank)
                 .map(|k| if wanted[n + 1..].contains(&k) { (rank + k) as i64 } else { k as i64 })
                 .collect();
@@ -365,7 +369,8 @@ impl Pad {
         Ok(g)
     }
 
-    /// The elements that the places of an axis copy: its positions, padded like it. `shape` is that of the input.
+    /// Adds the source indices of the positions of a padded axis: the positions 0, 1, ... of the axis, padded in the
+    /// same mode. `shape` is the shape of the input.
     fn indices_at_run_time(
         &self,
         cx: &mut Grad<'_>,
@@ -393,7 +398,7 @@ impl Pad {
     }
 }
 
-/// What was padded, without its border: padded by as much the other way round.
+/// Removes the border by a Pad with negated pads.
 fn crop(cx: &mut Grad<'_>, g: ValueId) -> Result<ValueId, OpError> {
     let pads = cx.input(PADS)?;
     let negative = match cx.constant_of(pads).and_then(Tensor::to_i64) {
@@ -425,8 +430,9 @@ fn build(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
     Ok(Box::new(Pad { mode, value: node.attrs.float("value")? }))
 }
 
-/// Before opset 11 pads and constant are attributes. The constant stays one, as the type that it would have as an input
-/// is not known when a model is read.
+/// Upgrades a node from before opset 11: the pads become an input.
+///
+/// The constant stays an attribute, because its type as an input is unknown when a model is read.
 fn upgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     if rw.version() < 11 {
         let pads = Attrs::required("pads", rw.attrs().ints("pads")?)?.to_vec();
@@ -442,7 +448,7 @@ fn downgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let x = rw.required(0)?;
     let version = rw.version();
     if version < 11 && rw.attrs().0.contains_key("pads") {
-        // Written already.
+        // The node already has the old form.
         return Ok(());
     }
     let mode = rw.attrs().string("mode")?.unwrap_or("constant").to_owned();
@@ -452,7 +458,7 @@ fn downgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let dtype = rw.dtype(x);
     let attribute = rw.attrs().float("value")?;
     let moved = version >= 11 && attribute.is_some();
-    // Axes are older than this opset, or everything is.
+    // The opset has an input for axes, or the node has no axes.
     if version >= 18 && !moved || version >= 11 && rw.input(AXES).is_none() && !moved {
         return old_types(rw, x, dtype);
     }
@@ -502,7 +508,7 @@ fn downgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let whole = dtype.filter(|dtype| !dtype.is_float());
     match whole {
         None => rw.same(&[Some(x)], attrs),
-        // Floats only.
+        // Before opset 11 Pad only accepts floats.
         Some(dtype) => {
             let cast = |to: DType| Attrs::new().with("to", i64::from(to.to_onnx()));
             let wide = rw.add("Cast", &[x], cast(DType::F64));
@@ -514,7 +520,7 @@ fn downgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     Ok(())
 }
 
-/// Truth values can be padded from opset 13 on.
+/// Casts boolean inputs for opsets before 13, which cannot pad them.
 fn old_types(rw: &mut Rewrite<'_>, x: ValueId, dtype: Option<DType>) -> Result<(), OpError> {
     if dtype != Some(DType::Bool) || rw.version() >= 13 {
         return Ok(());
@@ -561,7 +567,7 @@ mod tests {
         Tensor::i64(&[values.len()], values)
     }
 
-    /// A graph whose pads and axes are constant, as most files have them; the constant is an input.
+    /// Returns a graph with constant pads and axes, as in most files. The padding value is an input.
     fn graph_of(x: &Tensor, pads: &[i64], value: Option<&Tensor>, axes: Option<&[i64]>, name: &str) -> Graph {
         let (pads, axes) = (ints(pads), axes.map(ints));
         let inputs = [Some(x), Some(&pads), value, axes.as_ref()];
@@ -662,13 +668,13 @@ mod tests {
                     }
                 }
             }
-            // Pads that are given at run time.
+            // Pads that are only known at run time.
             let pads = ints(&[1, -1, 0, 0, 2, 1]);
             let inputs = [Some(&x), Some(&pads)];
             let graph = one_node(NEWEST_OPSET, PAD, &inputs, 1, mode(name)).expect("valid");
             check_gradients(&graph, &[x.clone(), pads], &[0], &[0]);
         }
-        // What wraps round several times.
+        // Wraps around several times.
         let x = spread(&[2, 3], 5);
         check_gradients(&graph_of(&x, &[0, 7, 0, 11], None, None, "wrap"), &[x], &[0], &[0]);
     }
@@ -687,7 +693,7 @@ mod tests {
         }
     }
 
-    /// An infinity in the border does not reach the gradient of what lies inside, nor the other way round.
+    /// An infinity or NaN in the border does not reach the gradient of the inside, and vice versa.
     #[test]
     fn the_border_and_the_inside_are_apart() {
         let (x, value) = (f64s(&[2], &[1.0, 2.0]), f64s(&[], &[0.0]));

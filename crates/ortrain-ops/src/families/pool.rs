@@ -1,10 +1,13 @@
-//! Pooling: the largest or the average element under a window, over windows or over everything, and the gradients.
-//! (Norms of windows are in `pool/lp.rs`.)
+//! Pooling: maximum or average under sliding windows or over whole planes, and the gradients.
 //!
-//! Sources: ONNX MaxPool-1, 8, 10, 11, 12, 22; AveragePool-7, 10, 11, 19, 22; GlobalAveragePool-1, 22;
-//! GlobalMaxPool-1, 22; `MaxPoolGrad` and `AveragePoolGrad` as training graphs of ONNX Runtime hold them. Of several
-//! largest elements the first in row-major order counts, NaN wins, padding never does. An average divides by the cells
-//! of the input that its window covers, or with `count_include_pad` by those of the padded input.
+//! `pool/lp.rs` has the norms under windows.
+//!
+//! Sources: ONNX MaxPool-1, 8, 10, 11, 12, 22; AveragePool-7, 10, 11, 19, 22; GlobalAveragePool-1, 22; GlobalMaxPool-1,
+//! 22; `MaxPoolGrad` and `AveragePoolGrad` as in training graphs of ONNX Runtime.
+//!
+//! Of several largest elements the first in row-major order is the maximum. NaN is larger than every number; padding is
+//! never the maximum. An average divides by the number of input elements under the window. With `count_include_pad` it
+//! divides by the number of elements of the padded input.
 
 use ortrain_expr::{BinaryOp, Builder, CompareOp, Reg, SlidingAxes, Strides, Type, WindowPass, WindowShape};
 use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId, ValueType};
@@ -22,9 +25,9 @@ use crate::sliding::{AutoPad, Sliding};
 mod lp;
 mod onnx_decomposition;
 
-/// What pools share: how the window slides, or that it covers all of every plane.
+/// Windows of a pool: sliding windows, or one window over each plane.
 struct Windows {
-    /// `None`: everything.
+    /// Parameters of the sliding windows; `None` for one window over each plane.
     sliding: Option<Sliding>,
 }
 
@@ -37,7 +40,7 @@ impl Windows {
         Ok(Windows { sliding: Some(sliding) })
     }
 
-    /// The shape of what is pooled from an input of shape `shape`.
+    /// Returns the shape of the pooled result of an input of shape `shape`.
     fn outputs(&self, cx: &Infer<'_>, shape: &Shape) -> Result<Shape, OpError> {
         let Some(sliding) = &self.sliding else {
             if shape.rank() < 3 {
@@ -55,7 +58,7 @@ impl Windows {
         Ok(shape.iter().take(2).cloned().chain(spatial).collect())
     }
 
-    /// Checks that a gradient of shape `gradient` is one of a pooling of an input of shape `shape`.
+    /// Checks that a gradient has the shape of the pooled result of an input of shape `shape`.
     fn check(&self, cx: &Infer<'_>, shape: &Shape, gradient: &Shape) -> Result<(), OpError> {
         let outputs = self.outputs(cx, shape)?;
         if differ(&outputs, gradient) {
@@ -68,11 +71,11 @@ impl Windows {
 
     fn kernel(&self) -> Vec<usize> {
         let kernel = self.sliding.as_ref().and_then(|sliding| sliding.kernel.as_deref()).unwrap_or_default();
-        // Read as at least 1; what cannot be counted is refused with the positions.
+        // Sizes are at least 1. A size that does not fit `usize` is an error when the positions are computed.
         kernel.iter().map(|&size| usize::try_from(size).unwrap_or(usize::MAX)).collect()
     }
 
-    /// The spatial axes for an input of shape `dims`.
+    /// Returns the spatial axes for an input of shape `dims`.
     fn axes(&self, dims: &[usize]) -> Result<SlidingAxes, OpError> {
         let whole = |&size: &usize| ortrain_expr::SlidingAxis {
             input: size,
@@ -96,13 +99,13 @@ impl Windows {
     }
 }
 
-/// Whether shapes cannot be the same.
+/// Returns true if two shapes are known to differ.
 fn differ(a: &Shape, b: &Shape) -> bool {
     let sizes = |(a, b): (&Dim, &Dim)| matches!((a.known(), b.known()), (Some(a), Some(b)) if a != b);
     a.rank() != b.rank() || a.iter().zip(b.iter()).any(sizes)
 }
 
-/// Adds a pooling of `source` into `target`.
+/// Emits a pooling of `source` into `target`.
 fn window(
     cx: &mut Lower<'_>,
     shape: WindowShape,
@@ -115,7 +118,7 @@ fn window(
     cx.emit(Instruction::from(Window { shape, source, index, target }))
 }
 
-/// Sets a buffer to zeros: what no window gives anything to.
+/// Fills a buffer with zeros, for a gradient without windows.
 fn zeros(cx: &mut Lower<'_>, target: BufferId, dims: &[usize]) -> Result<(), OpError> {
     let mut nest = cx.nest(dims, 0);
     let zero = nest.b.constant(Type::of(cx.buffer_dtype(target)), 0.0);
@@ -123,15 +126,15 @@ fn zeros(cx: &mut Lower<'_>, target: BufferId, dims: &[usize]) -> Result<(), OpE
     cx.emit(nest.instruction())
 }
 
-/// The largest element of each window, and where it is.
+/// Largest element of each window, and its index.
 struct MaxPool {
     windows: Windows,
-    /// Positions count down the columns.
+    /// True if indices are column-major (`storage_order` 1).
     column_major: bool,
 }
 
 impl MaxPool {
-    /// Positions counted row by row as positions counted down the columns, each within its plane.
+    /// Converts row-major indices to column-major indices within each plane.
     fn turn(&self, cx: &mut Lower<'_>, rows: BufferId, spatial: &[usize]) -> Result<(), OpError> {
         let dims = cx.out_dims(1);
         let target = cx.output(1);
@@ -142,7 +145,7 @@ impl MaxPool {
         let plane = b.int(spatial.iter().product::<usize>() as i64);
         let mut rest = b.binary(BinaryOp::Rem, linear, plane);
         let mut position = b.sub(linear, rest);
-        // Of the axes the last counts most: a step along it passes all the others.
+        // In column-major order the last axis has the largest stride.
         for axis in (0..spatial.len()).rev() {
             let size = b.int(spatial[axis] as i64);
             let step = b.int(spatial[..axis].iter().product::<usize>() as i64);
@@ -176,7 +179,7 @@ impl Op for MaxPool {
         }
         let x = cx.input(0)?;
         let (attrs, index) = if self.windows.sliding.is_none() {
-            // The first of the largest takes all: as a pooling whose window is the whole plane.
+            // The first of the largest elements gets the gradient, as in a pooling with a window over the whole plane.
             let spatial =
                 cx.shape(x).map(|shape| shape.iter().skip(2).map(Dim::known).collect::<Option<Vec<_>>>());
             let Some(Some(spatial)) = spatial else {
@@ -196,7 +199,7 @@ impl Op for MaxPool {
         } else {
             (cx.node().attrs.clone(), cx.output(1, "mask"))
         };
-        // The node's own sizes say nothing of the input's, so the type is told.
+        // The attributes do not determine the size of the input, so the type is set here.
         let gradient = cx.value("input_grad", cx.ty(x).clone());
         let mut node = Node::new("", "MaxPoolGrad", &[Some(g), Some(index)], &[Some(gradient)], attrs);
         node.name = cx.new_name("MaxPoolGrad").into();
@@ -224,14 +227,16 @@ impl Op for MaxPool {
     }
 }
 
-/// A declared shape, but for batch and channels, which are those at hand.
+/// Returns the declared shape with batch and channels of the gradient.
 fn with_batch_of(gradient: Option<&Shape>, declared: &Shape) -> Shape {
     let at_hand = gradient.map_or(&[][..], |gradient| &gradient[..gradient.rank().min(2)]);
     at_hand.iter().chain(declared.iter().skip(at_hand.len())).cloned().collect()
 }
 
-/// The gradient of a maximum: inputs are the gradient of the result and the positions, counted row by row. The shape of
-/// what was pooled is that of the input of the node which made the positions; where no node made them, it is declared.
+/// Gradient of a maximum.
+///
+/// The inputs are the gradient of the result and the row-major indices. The result has the shape of the pooled tensor,
+/// the input of the node that made the indices. If no node made them, the shape must be declared.
 struct MaxPoolGrad {
     windows: Windows,
 }
@@ -275,26 +280,27 @@ impl Op for MaxPoolGrad {
     }
 }
 
-/// The most windows of a plane whose cells are counted when a program is made; of more they are counted in each step.
+/// Maximum number of windows per plane with element counts in a constant. For more windows, each step computes the
+/// counts.
 const MAX_COUNTED: usize = 1 << 20;
 
-/// What the sum under a window of so many cells is multiplied by: windows that count nothing give zero.
+/// Returns the factor of the sum over a window of `count` elements; 0 for a window without elements.
 fn inverse(count: f64) -> f64 {
     if count > 0.0 { 1.0 / count } else { 0.0 }
 }
 
-/// The average under each window.
+/// Average under each window.
 struct AveragePool {
     windows: Windows,
     include_padding: bool,
 }
 
 impl AveragePool {
-    /// How many cells along an axis each window counts.
+    /// Returns the number of elements along an axis that each window counts.
     fn counts_along(&self, k: usize, axes: &SlidingAxes) -> Vec<f64> {
         let axis = axes[k];
-        // Padding counts up to where the attributes end it: a window of ceil_mode may hang over that. Nothing hangs over
-        // what was padded to fit.
+        // Explicit padding counts up to its end, and a window of `ceil_mode` may extend beyond the end. With automatic
+        // padding no window extends beyond the end.
         let end = i128::from(self.end(k, axes).unwrap_or(i64::MAX));
         let count = |o: usize| -> f64 {
             if !self.include_padding {
@@ -302,13 +308,13 @@ impl AveragePool {
             }
             let start = (o * axis.stride) as i128 - axis.before as i128;
             let step = axis.dilation as i128;
-            // Up to the last cell that starts before the end.
+            // Counts the kernel elements that start before the end.
             ((end - start).max(0) as u128).div_ceil(step as u128).min(axis.kernel as u128) as f64
         };
         (0..axis.output).map(count).collect()
     }
 
-    /// How many cells each window counts, row-major over the output positions.
+    /// Returns the number of elements that each window counts, row-major over the output positions.
     fn counts(&self, axes: &SlidingAxes) -> Vec<f64> {
         (0..axes.len()).fold(vec![1.0], |all, k| {
             let own = self.counts_along(k, axes);
@@ -316,14 +322,14 @@ impl AveragePool {
         })
     }
 
-    /// What each sum is multiplied by, if there are no more than `most` of them. Windows that count nothing give zero.
+    /// Returns the factor of each sum, if there are at most `most` sums. Windows without elements have the factor 0.
     fn factors(&self, axes: &SlidingAxes, most: usize) -> Option<Vec<f64>> {
         let count = axes.iter().try_fold(1usize, |count, axis| count.checked_mul(axis.output));
         count.filter(|&count| count <= most)?;
         Some(self.counts(axes).into_iter().map(inverse).collect())
     }
 
-    /// The position behind the last one that a window counts along an axis, if it may reach over it.
+    /// Returns the end of the positions that count along an axis, if a window may extend beyond the end.
     fn end(&self, k: usize, axes: &SlidingAxes) -> Option<i64> {
         let input = axes[k].input as i64;
         match &self.windows.sliding {
@@ -335,7 +341,7 @@ impl AveragePool {
         }
     }
 
-    /// The factors as a value of the step: more than a program should carry along.
+    /// Computes the factors in each step, because they are too many for a constant of the program.
     fn computed_factors(
         &self,
         cx: &mut Lower<'_>,
@@ -353,7 +359,7 @@ impl AveragePool {
             let position = b.coordinate(k);
             let moved = b.mul(position, stride);
             let start = b.sub(moved, before);
-            // The number of the first cell that starts at a position or behind it.
+            // Index of the first kernel element at or after a position.
             let first_cell = |b: &mut Builder, position: Reg| {
                 let distance = b.sub(position, start);
                 let distance = b.binary(BinaryOp::Max, distance, zero);
@@ -434,8 +440,9 @@ impl Op for AveragePool {
         Ok(())
     }
 
-    /// Every gradient is shared out by a transposed convolution with a filter of ones, plane by plane: the reference's
-    /// own node is wrong with SAME padding, dilations, three axes or a batch of unknown size.
+    /// Distributes each gradient by a transposed convolution with a filter of ones, plane by plane.
+    ///
+    /// ONNX Runtime's own gradient node is wrong for SAME padding, dilations, three axes or an unknown batch size.
     fn grad(&self, cx: &mut Grad<'_>) -> Result<(), OpError> {
         let Some(g) = cx.output_grad(0) else { return Ok(()) };
         if !cx.wants(0) {
@@ -472,12 +479,12 @@ impl Op for AveragePool {
     }
 }
 
-/// Sums of narrow floats are made in float32.
+/// Returns the type of sums: float32, or float64 for float64.
 fn sum_dtype(dtype: DType) -> DType {
     if dtype == DType::F64 { DType::F64 } else { DType::F32 }
 }
 
-/// A buffer, converted to `wide` where it is not of that type.
+/// Converts a buffer to the type `wide`, if the types differ.
 fn widened(cx: &mut Lower<'_>, source: BufferId, wide: DType, len: usize) -> Result<BufferId, OpError> {
     if cx.buffer_dtype(source) == wide {
         return Ok(source);
@@ -494,7 +501,7 @@ fn convert(cx: &mut Lower<'_>, source: BufferId, target: BufferId, len: usize) -
     cx.emit(nest.instruction())
 }
 
-/// The gradient of an average: the input is that of the result; the shape of what was averaged is declared.
+/// Gradient of an average. The input is the gradient of the result; the shape of the averaged tensor must be declared.
 struct AveragePoolGrad(AveragePool);
 
 impl Op for AveragePoolGrad {
@@ -566,7 +573,7 @@ fn build_average_grad(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
     Ok(Box::new(AveragePoolGrad(read_average(node)?)))
 }
 
-/// `GlobalAveragePool` as a mean over the spatial axes.
+/// `GlobalAveragePool`, a mean over the spatial axes.
 struct GlobalAverage;
 
 impl Op for GlobalAverage {
@@ -595,7 +602,8 @@ fn decompose_global_average(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     Ok(())
 }
 
-/// Takes away what older sets do not have, or says which set has it.
+/// Removes attributes that older opsets do not have. An attribute with an effect is an error that names the required
+/// opset.
 fn downgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let average = &*rw.node().op == "AveragePool";
     let attrs = rw.attrs();
@@ -627,7 +635,7 @@ fn downgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     Ok(())
 }
 
-/// What a window must say, along one axis.
+/// Returns attributes with a window along one axis.
 fn a_window(_: &Definition) -> Sample {
     Sample::of(Attrs::new().with("kernel_shape", vec![2i64]))
 }

@@ -763,7 +763,9 @@ mod tests {
     #[test]
     fn one_element() {
         let data = f64s(&[1, 1], &[-3.0]);
-        for (op, want) in [("ReduceSum", -3.0), ("ReduceMean", -3.0), ("ReduceL1", 3.0), ("ReduceSumSquare", 9.0)] {
+        for (op, want) in
+            [("ReduceSum", -3.0), ("ReduceMean", -3.0), ("ReduceL1", 3.0), ("ReduceSumSquare", 9.0)]
+        {
             for (noop, named) in [(0, &[][..]), (1, &[]), (0, &[1]), (1, &[0, 1])] {
                 let result = forward(("", op), &data, Some(named), attrs(1, noop));
                 assert_eq!(result, f64s(&[1, 1], &[want]), "{op} {noop} {named:?}");

@@ -351,6 +351,10 @@ impl Op for ShapeOf {
         cx.alias_buffer(0, buffer);
         Ok(())
     }
+
+    fn reads_shapes_alone(&self) -> bool {
+        true
+    }
 }
 
 /// The number of elements.
@@ -371,6 +375,10 @@ impl Op for Size {
         let buffer = cx.constant_buffer("size", &Tensor::i64(&[], &[count as i64]));
         cx.alias_buffer(0, buffer);
         Ok(())
+    }
+
+    fn reads_shapes_alone(&self) -> bool {
+        true
     }
 }
 

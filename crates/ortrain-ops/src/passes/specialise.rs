@@ -543,39 +543,64 @@ fn compile(
     segments(&graph, roles, &placed, &late, settings).map(Compiled::Schedule)
 }
 
-/// The user inputs (by position) that those inputs of a node come from whose values it needs; `open` says whether the
-/// shapes of its outputs are not known.
+/// Returns the positions of the user inputs whose values decide a value that the node needs.
+///
+/// `open` is true if the shapes of the node's outputs are unknown. The walk from the needed values to the user inputs
+/// follows an input of a node for its elements or for its shape alone: `Shape` of a sum reads the shape of the sum, and
+/// an addend with a known shape decides nothing.
 fn values_behind(graph: &Graph, roles: &[Role], index: usize, op: &dyn Op, open: bool) -> Vec<usize> {
-    let needs = |(k, port): (usize, &Option<ValueId>)| {
-        port.filter(|&id| {
-            graph.value(id).ty.dtype().is_some_and(|dtype| match op.needs_value(k, dtype) {
-                Need::Never => false,
-                Need::ForShapes => open,
-                Need::Always => true,
-            })
+    let is_needed = |op: &dyn Op, k: usize, id: ValueId, open: bool| {
+        graph.value(id).ty.dtype().is_some_and(|dtype| match op.needs_value(k, dtype) {
+            Need::Never => false,
+            Need::ForShapes => open,
+            Need::Always => true,
         })
     };
-    let mut stack: Vec<ValueId> = graph.nodes[index].inputs.iter().enumerate().filter_map(needs).collect();
-    stack.retain(|&id| graph.value(id).constant.is_none());
+    let ports = |node: &Node| -> Vec<(usize, ValueId)> {
+        node.inputs.iter().enumerate().filter_map(|(k, port)| Some((k, (*port)?))).collect()
+    };
+    let needed = ports(&graph.nodes[index]).into_iter().filter(|&(k, id)| is_needed(op, k, id, open));
+    let mut stack: Vec<(ValueId, Wanted)> = needed.map(|(_, id)| (id, Wanted::Elements)).collect();
+    stack.retain(|&(id, _)| graph.value(id).constant.is_none());
     if stack.is_empty() {
         return Vec::new();
     }
+    let is_open = |id: ValueId| match &graph.value(id).ty {
+        ValueType::Tensor(_, shape) => shape.as_ref().and_then(Shape::concrete).is_none(),
+        ValueType::Sequence(_) | ValueType::Unknown => true,
+    };
     let producers = graph.producers();
-    let mut seen: FxHashSet<ValueId> = FxHashSet::default();
+    let mut seen: FxHashSet<(ValueId, Wanted)> = FxHashSet::default();
     let mut positions = Vec::new();
-    while let Some(id) = stack.pop() {
-        if !seen.insert(id) || graph.value(id).constant.is_some() {
+    while let Some((id, wanted)) = stack.pop() {
+        let is_known = graph.value(id).constant.is_some() || (wanted == Wanted::Shape && !is_open(id));
+        if is_known || !seen.insert((id, wanted)) {
             continue;
         }
-        match producers[id.0 as usize] {
-            Some(maker) => stack.extend(graph.nodes[maker].present_inputs()),
-            None => {
-                let users = graph.inputs.iter().zip(roles).filter(|(_, role)| **role == Role::User);
-                positions.extend(users.map(|(&input, _)| input).position(|input| input == id));
-            }
-        }
+        let Some(maker) = producers[id.0 as usize] else {
+            let users = graph.inputs.iter().zip(roles).filter(|(_, role)| **role == Role::User);
+            let position = users.map(|(&input, _)| input).position(|input| input == id);
+            positions.extend(position.filter(|position| !positions.contains(position)));
+            continue;
+        };
+        let node = &graph.nodes[maker];
+        let op = build(graph, node).ok();
+        let op = op.as_deref().filter(|op| matches!(op.placement(), Placement::Program));
+        stack.extend(ports(node).into_iter().map(|(k, input)| {
+            let by_shape = op.is_some_and(|op| {
+                op.reads_shapes_alone() || (wanted == Wanted::Shape && !is_needed(op, k, input, true))
+            });
+            (input, if by_shape { Wanted::Shape } else { Wanted::Elements })
+        }));
     }
     positions
+}
+
+/// Part of a value that a later node needs before a program is built.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+enum Wanted {
+    Elements,
+    Shape,
 }
 
 /// Which nodes go behind all others: those that write state, and those of programs that see what these made. A run

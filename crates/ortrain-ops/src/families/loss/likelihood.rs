@@ -349,7 +349,8 @@ mod tests {
         check_gradients(&graph, &inputs, &[0], &[0]);
     }
 
-    /// An `ignore_index` input gives the same loss as the attribute. Its gradient equals central differences.
+    /// The loss with an `ignore_index` input equals the loss with the attribute. The gradients equal central
+    /// differences.
     #[test]
     fn a_label_to_ignore_that_is_computed() {
         let x = spread(&[3, 4, 2], 1);

@@ -3,7 +3,8 @@
 //! `SoftmaxCrossEntropy` and `SoftmaxCrossEntropyGrad` of `com.microsoft` have distributions over the classes as
 //! labels, one-hot or not, with the shape `[..., C]` of the logits. The loss of a row is
 //! `-sum(label * log_softmax(logits))`. ONNX Runtime's `SparseSoftmaxCrossEntropy` and `SparseSoftmaxCrossEntropyGrad`
-//! in the domain of ONNX, version 9, have classes as labels, `[...]`, and a weight for each label (not for each class).
+//! in the domain of ONNX, version 9, have classes as labels, `[...]`. They have a weight for each label (not for each
+//! class).
 //!
 //! `mean` divides by the number of rows, or by the sum of the weights. Without a reduction there is one loss for each
 //! row. (ONNX Runtime 1.19 sums the losses in this case.) A label outside the classes is an error of the run. The

@@ -60,8 +60,8 @@ impl OptimizerFunction {
     /// of slots that do not start at zero: `"one"`, `"parameter"`, or the name of a setting.
     ///
     /// # Errors
-    /// Returns an error if an input of the function has no source, if the function does not return the new parameter,
-    /// or if an optimizer of the table has its name.
+    /// Returns an error if an input of the function has no source, or the function does not return the new parameter.
+    /// The name of an optimizer of the table is an error, too.
     pub fn new(
         proto: FunctionProto,
         settings: BTreeMap<String, f64>,

@@ -1,7 +1,7 @@
 //! `SequenceMap` over the parameters of a state: one graph applied to every tensor of a plane.
 //!
-//! An optimizer model applies the step of one parameter to each parameter. What is computed element by element, perhaps
-//! with sums over a parameter, becomes one nest over the plane with a segment for each parameter.
+//! An optimizer model applies the step of one parameter to each parameter. A step of element-wise operations and sums
+//! over a parameter becomes one nest over the plane, with a segment for each parameter.
 
 use std::sync::Arc;
 
@@ -18,29 +18,29 @@ use crate::passes::infer::infer_node;
 use crate::registry::build;
 use crate::{Error, OpError};
 
-/// The domain of operators that no file holds.
+/// Domain of internal operators, which no file contains.
 pub(crate) const DOMAIN: &str = "ortrain.optimizer";
 const MAP: &str = "MapTensors";
 const CONCAT: &str = "ConcatScalars";
 const SNAPSHOT: &str = "Snapshot";
-/// The attribute with the graph of one tensor.
+/// Attribute with the graph of one tensor.
 const BODY: &str = "body";
-/// For each input the column of the table of settings that it is, or -1.
+/// Attribute with the column of each input in the settings table, or -1.
 const COLUMNS: &str = "columns";
-/// For each output the input that it takes the place of, or -1.
+/// Attribute with the index of the input that each output overwrites, or -1.
 const PLACES: &str = "places";
-/// The input with the table of settings: a row for each parameter.
+/// Name of the input with the settings table, which has a row for each parameter.
 pub(super) const SETTINGS: &str = "settings";
 
-/// Lengths that a body is tried with: what it computes must not depend on them.
+/// Tensor lengths that a body is compiled for. Both results must be equal: the step must not depend on the length.
 const LENGTHS: [usize; 2] = [448, 320];
 
-/// An optimizer model in plain ONNX, bound to what it is given.
+/// Inputs of an optimizer model after [`bind`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Bound {
-    /// Sequences that the model gives anew, in the order of its inputs: the slots of the optimizer.
+    /// Names of the sequences that the model updates, in the order of its inputs: the slots of the optimizer.
     pub slots: Vec<String>,
-    /// The columns of the table of settings.
+    /// Names of the columns of the settings table.
     pub columns: Vec<String>,
 }
 
@@ -48,7 +48,7 @@ fn is_sequence(graph: &Graph, id: ValueId) -> bool {
     matches!(graph.value(id).ty, ValueType::Sequence(_))
 }
 
-/// The places of the results of a graph that are sequences: inputs.
+/// Maps each output sequence to the input sequence that it overwrites.
 pub(super) fn places_of(graph: &Graph) -> Result<FxHashMap<ValueId, ValueId>, Error> {
     let mut places: FxHashMap<ValueId, ValueId> = FxHashMap::default();
     for &output in graph.outputs.iter().filter(|&&output| is_sequence(graph, output)) {
@@ -66,10 +66,10 @@ pub(super) fn places_of(graph: &Graph) -> Result<FxHashMap<ValueId, ValueId>, Er
     Ok(places)
 }
 
-/// The slots and settings of an optimizer model: the sequences among its inputs, besides `params` and `gradients`.
+/// Returns the slots and settings of an optimizer model: its input sequences except `params` and `gradients`.
 ///
 /// # Errors
-/// When a sequence among its results takes no place.
+/// Returns an error if an output sequence does not overwrite an input.
 pub fn bound_of(graph: &Graph) -> Result<Bound, Error> {
     let places = places_of(graph)?;
     let mut bound = Bound::default();
@@ -84,8 +84,10 @@ pub fn bound_of(graph: &Graph) -> Result<Bound, Error> {
     Ok(bound)
 }
 
-/// True if every step of a bound graph, of the newest versions and with known types, is computed element by element.
-/// `is_scalar` says of a slot whether it is one number for each parameter.
+/// Returns true if every step of a bound graph is computed element by element.
+///
+/// The graph must have operators of the newest versions and known types. `is_scalar` returns true for slots with one
+/// number for each parameter.
 #[must_use]
 pub fn is_elementwise(graph: &Graph, is_scalar: &dyn Fn(&str) -> bool) -> bool {
     graph.nodes.iter().filter(|node| &*node.domain == DOMAIN && &*node.op == MAP).all(|node| {
@@ -104,7 +106,7 @@ pub fn is_elementwise(graph: &Graph, is_scalar: &dyn Fn(&str) -> bool) -> bool {
     })
 }
 
-/// The type of an input of a body.
+/// Type and extent of an input of a body.
 #[derive(Clone, Copy)]
 enum ValueKind {
     Element(DType),
@@ -118,12 +120,14 @@ impl ValueKind {
     }
 }
 
-/// Prepares a graph that applies others to sequences. Afterwards its inputs are its own tensors, the sequences `params`,
-/// `gradients` and slots, and the table `settings` (`f64`, a row for each parameter); sequences among its results are written in the
-/// place of the inputs that they are named after, and are no outputs. `None` if it has no `SequenceMap`.
+/// Binds an optimizer model to planes of a state. Returns `None` if the graph has no `SequenceMap`.
+///
+/// Afterwards the inputs are the graph's own tensors, the sequences `params`, `gradients` and slots, and the table
+/// `settings` (`f64`, a row for each parameter). Output sequences overwrite the inputs that they are named after, and
+/// are no longer outputs.
 ///
 /// # Errors
-/// When a sequence among its results takes no place, or a place is read after it was written.
+/// Returns an error if an output sequence does not overwrite an input, or an input is read after it was overwritten.
 pub fn bind(graph: &mut Graph) -> Result<Option<Bound>, Error> {
     let is_map = |node: &Node| node.domain.is_empty() && &*node.op == "SequenceMap";
     if !graph.nodes.iter().any(is_map) {
@@ -158,7 +162,7 @@ pub fn bind(graph: &mut Graph) -> Result<Option<Bound>, Error> {
                 return Err(Error::at(graph, &graph.nodes[at], source));
             }
             (node.domain, node.op) = (DOMAIN.into(), CONCAT.into());
-            // It says how many there are.
+            // The table has one row for each scalar.
             node.inputs.push(Some(settings));
         }
     }
@@ -168,7 +172,7 @@ pub fn bind(graph: &mut Graph) -> Result<Option<Bound>, Error> {
     Ok(Some(bound))
 }
 
-/// Makes a `SequenceMap` the operator of this file.
+/// Converts a `SequenceMap` to the internal operator `MapTensors`.
 fn bind_map(
     graph: &mut Graph,
     at: usize,
@@ -214,7 +218,7 @@ fn bind_map(
     Ok(())
 }
 
-/// One graph for every tensor of a sequence.
+/// Application of one graph to every tensor of a sequence.
 struct MapTensors {
     body: Graph,
     columns: Vec<i64>,
@@ -226,12 +230,12 @@ impl MapTensors {
         self.columns.get(k).and_then(|&column| usize::try_from(column).ok())
     }
 
-    /// The input that output `k` takes the place of.
+    /// Returns the index of the input that output `k` overwrites.
     fn place(&self, k: usize) -> Option<usize> {
         self.places.get(k).and_then(|&port| usize::try_from(port).ok())
     }
 
-    /// The body with inputs of these types, types inferred and constants folded.
+    /// Returns the body with inputs of these types, with inferred types and folded constants.
     fn typed(&self, types: Vec<ValueType>) -> Result<Graph, OpError> {
         let mut body = self.body.clone();
         if types.len() != body.inputs.len() {
@@ -241,7 +245,7 @@ impl MapTensors {
         for (id, ty) in body.inputs.clone().into_iter().zip(types) {
             body.value_mut(id).ty = ty;
         }
-        // What a file declares of values inside holds for other types.
+        // Types that the file declares for inner values may not fit these input types.
         let made: Vec<ValueId> = body.nodes.iter().flat_map(Node::present_outputs).collect();
         made.into_iter().for_each(|id| body.value_mut(id).ty = ValueType::Unknown);
         let nested = |error: Error| OpError::Subgraph(Box::new(error));
@@ -312,21 +316,22 @@ impl Op for MapTensors {
     }
 }
 
-/// The place of an input of the body in a nest over a plane.
+/// Access to an input of the body in a nest over a plane.
 #[derive(Clone, Copy)]
 enum Kind {
-    /// A value for each element.
+    /// One value for each element.
     Element(DType),
-    /// A value for each tensor.
+    /// One value for each tensor.
     OfTensor(DType),
-    /// A setting.
+    /// Column of the settings table.
     Setting(usize),
-    /// One value for all.
+    /// One value for all tensors.
     Whole,
 }
 
 impl MapTensors {
-    /// The instruction for one plane; tensors of it have the rows of the table from `first_row` on.
+    /// Emits the instruction for one plane. The tensors of the plane use the rows of the settings table from
+    /// `first_row` on.
     fn lower_plane(
         &self,
         cx: &mut Lower<'_>,
@@ -412,7 +417,7 @@ impl MapTensors {
         self.body.inputs.get(k).map_or_else(String::new, |&id| self.body.name_of(id).to_owned())
     }
 
-    /// The body as one expression.
+    /// Compiles the body to one expression.
     fn lifted(&self, cx: &Lower<'_>, kinds: &[Kind]) -> Result<Lifted, OpError> {
         let kinds: Vec<ValueKind> = (kinds.iter().enumerate())
             .map(|(k, kind)| match *kind {
@@ -442,21 +447,21 @@ impl MapTensors {
     }
 }
 
-/// A graph of one tensor as an expression of its elements.
+/// Graph of one tensor as an expression of its elements.
 #[derive(Debug, PartialEq)]
 struct Lifted {
-    /// Results for the outputs, then what is reduced. Load `k` is input `k`.
+    /// Expression with the outputs, then the values to reduce. Load `k` is input `k`.
     expr: Expr,
-    /// The number of outputs.
+    /// Number of outputs.
     outputs: usize,
     /// Reductions over the tensor: the operation and the reduced value.
     sums: Vec<(ReduceOp, Reg)>,
-    /// For each output: true if it has a value for each element.
+    /// True for each output that has a value for each element.
     varies: Vec<bool>,
 }
 
 impl Lifted {
-    /// The inputs that it reads.
+    /// Returns the inputs that the expression reads.
     fn loads(&self) -> Vec<usize> {
         let slot = |&(inst, _): &(Inst, Type)| match inst {
             Inst::Load(slot) => Some(usize::from(slot)),
@@ -469,17 +474,17 @@ impl Lifted {
     }
 }
 
-/// A value of the body.
+/// Value of the body.
 #[derive(Clone, Copy)]
 struct Value {
     reg: Reg,
-    /// True if it has a value for each element.
+    /// True if there is a value for each element.
     varies: bool,
-    /// True if it was rounded to fewer bits, which the expression does not do.
+    /// True if the value was rounded to a narrower type, which the expression cannot reproduce.
     rounded: bool,
 }
 
-/// The expression of a body whose tensors have `length` elements.
+/// Compiles a body to an expression, for tensors of `length` elements.
 fn lift(body: &Graph, length: usize) -> Result<Lifted, OpError> {
     let nested = |error: Error| OpError::Subgraph(Box::new(error));
     let mut builder = ProgramBuilder::new();
@@ -536,7 +541,7 @@ fn lift(body: &Graph, length: usize) -> Result<Lifted, OpError> {
     Ok(Lifted { outputs, sums, varies, expr })
 }
 
-/// The value of a buffer that was written before, or is a constant of one element.
+/// Returns the value of a buffer that was written before, or that is a constant of one element.
 fn value_of(
     buffer: BufferId,
     builder: &ProgramBuilder,
@@ -559,7 +564,7 @@ fn not_by_element() -> OpError {
     )
 }
 
-/// Adds what an instruction computes to the expression.
+/// Appends the computation of an instruction to the expression.
 fn lift_instruction(
     instruction: &Instruction,
     length: usize,
@@ -629,7 +634,8 @@ fn lift_instruction(
     Ok(())
 }
 
-/// True if an access reaches, at each point of a nest, the element of the same number, or always the only one.
+/// Returns true if the access touches, at each point of the nest, the element with the point's index, or always the
+/// only element.
 fn at_the_same_place(access: &Access, nest: &Nest, varies: bool) -> bool {
     let strides = &access.strides;
     let fits = if varies {
@@ -642,7 +648,7 @@ fn at_the_same_place(access: &Access, nest: &Nest, varies: bool) -> bool {
     fits && access.offset == 0
 }
 
-/// The scalars of a sequence as a tensor.
+/// Conversion of a sequence of scalars to a tensor.
 struct ConcatScalars;
 
 impl Op for ConcatScalars {
@@ -662,7 +668,7 @@ impl Op for ConcatScalars {
     }
 }
 
-/// A tensor as it is now: what lies in a plane is copied, for its place may be written before it is read.
+/// Copy of a tensor in a plane, which may be overwritten before the tensor is read. Other tensors are aliased.
 struct Snapshot;
 
 impl Op for Snapshot {
@@ -687,7 +693,7 @@ impl Op for Snapshot {
     }
 }
 
-/// Adds a node that copies a tensor if it lies in a plane.
+/// Adds a node that copies a tensor if it is in a plane.
 pub(super) fn snapshot(graph: &mut Graph, value: ValueId) -> ValueId {
     let name = format!("{}_new", graph.name_of(value));
     let copy = graph.add_value(&name, graph.value(value).ty.clone());

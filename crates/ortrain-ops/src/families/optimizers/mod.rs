@@ -99,8 +99,8 @@ pub type Stepped = (ValueId, Vec<(String, ValueId)>);
 /// Formula of a step of one parameter.
 #[derive(Clone, Copy)]
 pub enum Rule {
-    /// Element-wise formula, with optional sums over the parameter. Returns the new parameter and stores slots by
-    /// [`Update::keep`].
+    /// Element-wise formula, with optional sums over the parameter. Returns the new parameter, and stores new slot
+    /// values in the [`Update`].
     Elements(for<'a> fn(&mut Update<'a>) -> Number<'a>),
     /// Formula over whole tensors.
     Tensors {

@@ -1,8 +1,10 @@
-//! The optimizer model of a row, in plain ONNX.
+//! Optimizer model of a row, in plain ONNX.
 //!
-//! `SequenceMap` applies the step of one parameter to every parameter. Any runtime that has the operators of opset 17 runs
-//! it. Settings that may differ between parameters are sequences, with a scalar for each parameter. (The step is the body
-//! itself and no function: onnxruntime does not sort the nodes of a function that it writes out in a body.)
+//! `SequenceMap` applies the step of one parameter to every parameter. Any runtime with the operators of opset 17 can
+//! run the model. Settings that may differ between parameters are sequences, with a scalar for each parameter.
+//!
+//! The step is the body itself, not a function: onnxruntime does not sort the nodes of a function that it inlines in a
+//! body.
 
 use std::collections::BTreeMap;
 
@@ -18,55 +20,55 @@ use crate::onnx_decomposition::{NodeSink, emit_all_as_onnx};
 use crate::passes::functions::inline_functions;
 use crate::{OpError, OperatorLibrary};
 
-/// The operators that formulas are made of have the same meaning from this version of `ai.onnx` on.
+/// Opset of optimizer models. The operators of formulas have the same meaning in all later versions of `ai.onnx`.
 pub(super) const OPSET: i64 = 17;
-/// The version of ONNX files that optimizer models are written in.
+/// IR version of optimizer models.
 const IR_VERSION: i64 = 10;
-/// Added to norms that gradients are clipped by, as `torch.nn.utils.clip_grad_norm_` does.
+/// Number that is added to norms in clipping, as in `torch.nn.utils.clip_grad_norm_`.
 const CLIP_EPSILON: f64 = 1e-6;
-/// The key of the description among the model's metadata.
+/// Metadata key of the optimizer description.
 const DESCRIPTION: &str = "ortrain.optimizer";
 
-/// The entry of an optimizer model's metadata that describes the optimizer.
+/// Returns the metadata entry with the description of the optimizer.
 pub(crate) fn described(spec: &OptimizerSpec) -> StringStringEntryProto {
     StringStringEntryProto { key: DESCRIPTION.into(), value: spec.to_text() }
 }
 
-/// The description of its optimizer in the metadata of an optimizer model, if it has one.
+/// Reads the optimizer description from the metadata of an optimizer model, if there is one.
 ///
 /// # Errors
-/// When the description is damaged.
+/// Returns an error if the description is damaged.
 pub fn description(model: &ModelProto) -> Result<Option<OptimizerSpec>, OpError> {
     let entry = model.metadata_props.iter().find(|entry| entry.key == DESCRIPTION);
     entry.map(|entry| OptimizerSpec::from_text(&entry.value)).transpose()
 }
 
-/// The number of train steps whose gradients are summed.
+/// Input with the number of training steps that gradients are summed over.
 const GATHERED_STEPS: &str = "gathered_steps";
-/// The factor of the loss whose gradients are given.
+/// Input with the scale of the loss, which the gradients contain.
 const LOSS_SCALE: &str = "loss_scale";
-/// The norm of all gradients together, as they are before they are clipped by it.
+/// Global norm of the gradients, before clipping by this norm.
 const GRADIENT_NORM: &str = "gradient_norm";
-/// Inputs of the model that are one number for all parameters, with one axis.
+/// Inputs of the model with one number for all parameters. Their rank is 1.
 const SHARED: [&str; 4] = ["learning_rate", "step", GATHERED_STEPS, LOSS_SCALE];
-/// The power of two that gradients are divided by whose squares are too large for float32.
+/// Exponent of the power of two that divides gradients if their squares overflow float32.
 const LARGE: i32 = 80;
 
-/// The shared inputs that change gradients before a step.
+/// Returns the names of the shared inputs that divide the gradients before a step.
 fn divisors(spec: &OptimizerSpec) -> impl Iterator<Item = &'static str> {
     let gathered = spec.mean_of_gathered.then_some(GATHERED_STEPS);
     gathered.into_iter().chain(spec.loss_scale.then_some(LOSS_SCALE))
 }
 
-/// The shared inputs that a step of an optimizer needs.
+/// Returns the names of the shared inputs that a step needs.
 fn shared_inputs(spec: &OptimizerSpec) -> impl Iterator<Item = String> {
     SHARED[..2].iter().copied().chain(divisors(spec)).map(String::from)
 }
 
-/// Numbers of a step by the names of its inputs.
+/// Inputs of a step by name.
 struct Inputs<'a> {
     sheet: Sheet<'a>,
-    /// Inputs that have a value for each element, or are slots.
+    /// Inputs with a value for each element, and slots.
     elements: Vec<String>,
     settings: Vec<String>,
 }
@@ -87,7 +89,7 @@ impl<'a> Inputs<'a> {
         self.settings.iter().any(|known| known == name)
     }
 
-    /// The gradient as it is clipped before the norm of all is taken.
+    /// Returns the gradient after the divisions and clippings that precede the global norm.
     fn clipped_alone(&self) -> Number<'a> {
         let mut gradient = self.get("gradient");
         let divisors = [GATHERED_STEPS, LOSS_SCALE].into_iter().filter(|name| self.has(name));
@@ -105,13 +107,14 @@ impl<'a> Inputs<'a> {
     }
 }
 
-/// The factor that brings a norm to at most a number.
+/// Returns the factor that clips a norm to a maximum.
 fn clip_factor<'a>(most: Number<'a>, norm: Number<'a>) -> Number<'a> {
     let ratio = most / (norm + CLIP_EPSILON);
     ratio.min(ratio.like(1.0))
 }
 
-/// Writes the graph of one parameter, whose first inputs have the type of elements, and whose others are settings.
+/// Builds the graph of a formula for one parameter. The first inputs have the element type, the others are scalar
+/// settings.
 fn body(
     name: &str,
     (elements, settings): (Vec<String>, Vec<String>),
@@ -126,7 +129,7 @@ fn body(
     let inputs: Vec<String> = elements.into_iter().chain(settings).collect();
     let ids: Vec<ValueId> = inputs.iter().map(|name| graph.add_value(name, ValueType::Unknown)).collect();
     graph.inputs.clone_from(&ids);
-    // Parameter and gradient may be stored in fewer bits than is computed with.
+    // Parameter and gradient may have a narrower type than the arithmetic.
     let is_cast = |k: usize| casts && matches!(inputs[k].as_str(), "parameter" | "gradient");
     let mut loaded: BTreeMap<usize, ValueId> = BTreeMap::new();
     let load = |graph: &mut Graph, k: usize| {
@@ -158,7 +161,7 @@ fn body(
     Ok(graph)
 }
 
-/// The step of a row while its formula is written.
+/// Returns the inputs of a formula: clipped gradient, learning rate, step count, settings and slots.
 fn update_of<'a>(flags: &'static [Flag], spec: &OptimizerSpec, inputs: &Inputs<'a>) -> Update<'a> {
     let mut gradient = inputs.clipped_alone();
     if inputs.has("clip_factor") {
@@ -181,7 +184,7 @@ fn update_of<'a>(flags: &'static [Flag], spec: &OptimizerSpec, inputs: &Inputs<'
     }
 }
 
-/// Writes the step of a row.
+/// Builds the graph of the step of a row.
 fn step_of(row: &'static Optimizer, spec: &OptimizerSpec, types: (DType, bool)) -> Result<Graph, OpError> {
     let (slots, elements, settings, outputs) = ports_of(spec);
     let (numbers, step) = match row.update {
@@ -192,7 +195,7 @@ fn step_of(row: &'static Optimizer, spec: &OptimizerSpec, types: (DType, bool)) 
                 if let Some(&average) = update.slots.get(EMA) {
                     update.keep(EMA, average.blend(inputs.get(EMA_DECAY), new));
                 }
-                // Of a frozen parameter nothing changes.
+                // A frozen parameter does not change.
                 let mut active = update.step.above(0.0);
                 if spec.loss_scale {
                     active = active.and(inputs.get(GRADIENT_NORM).below(f64::INFINITY));
@@ -207,7 +210,7 @@ fn step_of(row: &'static Optimizer, spec: &OptimizerSpec, types: (DType, bool)) 
         }
         Rule::Tensors { numbers, step } => (numbers, step),
     };
-    // Numbers first, by a formula; then operators over tensors.
+    // A formula computes the scalars; operators over tensors follow.
     with_tensors(
         row.name,
         (elements, settings),
@@ -230,7 +233,7 @@ fn step_of(row: &'static Optimizer, spec: &OptimizerSpec, types: (DType, bool)) 
     )
 }
 
-/// Writes the step of a function: a node that calls it, between the operators of all steps.
+/// Builds the graph of the step of a function. The function call is between the operators that all steps have.
 fn function_step_of(
     function: &OptimizerFunction,
     spec: &OptimizerSpec,
@@ -263,7 +266,7 @@ fn function_step_of(
             }
             let given: Vec<ValueId> = names.iter().map(|name| tensors.get(name)).collect();
             let results = tensors.call(function, &given);
-            // Options go on with numbers of the type that is computed with.
+            // The options continue with numbers in the type of the arithmetic.
             if function.has_element_type() {
                 tensors.cast_numbers();
             }
@@ -279,7 +282,8 @@ fn function_step_of(
     )
 }
 
-/// Slots, inputs with a value for each element, inputs with one value, and outputs of the step of one parameter.
+/// Returns the names of slots, inputs with a value for each element, scalar inputs, and outputs of the step of one
+/// parameter.
 fn ports_of(spec: &OptimizerSpec) -> (Vec<String>, Vec<String>, Vec<String>, Vec<String>) {
     let slots: Vec<String> = spec.slots.iter().map(|slot| slot.name.clone()).collect();
     let elements: Vec<String> =
@@ -295,7 +299,7 @@ fn ports_of(spec: &OptimizerSpec) -> (Vec<String>, Vec<String>, Vec<String>, Vec
     (slots, elements, settings, outputs)
 }
 
-/// Writes the step of one parameter by operators over tensors, after numbers that a formula gives.
+/// Builds the step of one parameter from operators over tensors. A formula computes the scalars first.
 fn with_tensors(
     name: &str,
     (elements, settings): (Vec<String>, Vec<String>),
@@ -356,10 +360,10 @@ fn with_tensors(
     Ok(graph)
 }
 
-/// More numbers than the step of an optimizer has.
+/// Upper bound of the number of scalars of a step.
 const MAX_NUMBERS: usize = 128;
 
-/// Puts a prefix before the names of all values of a graph and its subgraphs, but for the last inputs, which are captured.
+/// Prefixes the names of all values of a graph and its subgraphs, except the last inputs, which are captured.
 fn qualify(graph: &mut Graph, prefix: &str, captures: usize) {
     let captured = graph.inputs[graph.inputs.len() - captures..].to_vec();
     for id in graph.value_ids().filter(|id| !captured.contains(id)).collect::<Vec<ValueId>>() {
@@ -384,7 +388,7 @@ fn qualify(graph: &mut Graph, prefix: &str, captures: usize) {
     graph.nodes = nodes;
 }
 
-/// The model under construction.
+/// Model under construction.
 struct Writer {
     graph: Graph,
 }
@@ -405,15 +409,15 @@ impl Writer {
         self.graph.emit(op, &inputs, attrs)
     }
 
-    /// Applies a graph to every parameter: inputs by the names that the graph has for them. Returns the outputs, of these
-    /// names and types.
+    /// Adds a `SequenceMap` that applies a graph to every parameter. `inputs` has a value for each input name of the
+    /// graph. Returns the outputs, with these names and types.
     fn map(
         &mut self,
         mut body: Graph,
         inputs: &BTreeMap<String, ValueId>,
         outputs: &[(String, DType)],
     ) -> Vec<ValueId> {
-        // The first input is a sequence: a parameter, or its gradient.
+        // The first input is a sequence: the parameters or the gradients.
         let given: Vec<ValueId> = body.inputs.iter().map(|&id| inputs[body.name_of(id)]).collect();
         for (formal, &id) in body.inputs.clone().into_iter().zip(&given) {
             let dtype = self.graph.value(id).ty.dtype();
@@ -422,7 +426,7 @@ impl Writer {
         for (id, (_, dtype)) in body.outputs.clone().into_iter().zip(outputs) {
             body.value_mut(id).ty = ValueType::Tensor(*dtype, None);
         }
-        // No value inside has the name of one outside, or of one in another body.
+        // Value names must be unique across the model and all bodies.
         let prefix = body.name.clone();
         qualify(&mut body, &prefix, 0);
         let sequence =
@@ -435,10 +439,10 @@ impl Writer {
     }
 }
 
-/// Adds the norm of all gradients together, of one element: as they are before they are clipped by it.
+/// Adds the global norm of the gradients before clipping by this norm, as a tensor of one element.
 ///
-/// Squares are summed as they are, and after the gradients were divided by a large number: of gradients whose squares are
-/// too large for their type the norm is known, too.
+/// Squares are summed twice: as they are, and after a division of the gradients by a large number. So the norm is
+/// finite even if the squares overflow their type.
 fn gradient_norm(
     w: &mut Writer,
     spec: &OptimizerSpec,
@@ -478,20 +482,20 @@ fn gradient_norm(
     Ok(length)
 }
 
-/// The message of the optimizer model of a row of the table, for trained parameters of these element types.
+/// Builds the optimizer model of a row of the table, for trained parameters of these element types.
 ///
 /// # Errors
-/// When the description does not fit its row ([`OptimizerSpec::check`]).
+/// Returns an error if the description does not fit its row ([`OptimizerSpec::check`]).
 pub fn optimizer_model(spec: &OptimizerSpec, dtypes: &[DType]) -> Result<ModelProto, OpError> {
     let spec = spec.clone().complete()?;
     let row = Optimizer::find(&spec.optimizer).expect("it was found when the description was completed");
     optimizer_model_of_row(row, &spec, dtypes)
 }
 
-/// The message of the optimizer model of a row that may be of the caller's own.
+/// Builds the optimizer model of a row, of the table or user-defined.
 ///
 /// # Errors
-/// As [`optimizer_model`].
+/// The same as [`optimizer_model`].
 pub fn optimizer_model_of_row(
     row: &'static Optimizer,
     spec: &OptimizerSpec,
@@ -501,10 +505,10 @@ pub fn optimizer_model_of_row(
     model_of(&spec, dtypes, |types| step_of(row, &spec, types))
 }
 
-/// The message of the optimizer model of a function of ONNX: see [`OptimizerFunction`].
+/// Builds the optimizer model of a function of ONNX: see [`OptimizerFunction`].
 ///
 /// # Errors
-/// When the description does not fit the function, or the function is not sound.
+/// Returns an error if the description does not fit the function, or the function is invalid.
 pub fn optimizer_model_of_function(
     function: &OptimizerFunction,
     spec: &OptimizerSpec,
@@ -526,7 +530,7 @@ pub fn optimizer_model_of_function(
     Ok(model)
 }
 
-/// Writes the model around the step of one parameter, which `step` writes for an element type.
+/// Builds the model around the step of one parameter. `step` builds the step for an element type.
 fn model_of(
     spec: &OptimizerSpec,
     dtypes: &[DType],
@@ -537,7 +541,7 @@ fn model_of(
         [first, others @ ..] if others.iter().all(|dtype| dtype == first) => *first,
         _ => element,
     };
-    // Parameters of several types are given as sequences that no file can declare: each is cast.
+    // A sequence type has one element type. With parameters of several types each parameter is cast.
     let types = (element, dtypes.iter().any(|&dtype| dtype != element));
     let mut w = Writer { graph: Graph::new("graph") };
     let one = |dtype| ValueType::tensor(dtype, &[1]);

@@ -1,10 +1,11 @@
-//! Optimizers that update one parameter, or several, with one node: `SGDOptimizer`, `AdamOptimizer` and `LambOptimizer` of
-//! `com.microsoft` version 1.
+//! Optimizers with one node per parameter or for several parameters: `SGDOptimizer`, `AdamOptimizer` and
+//! `LambOptimizer` of `com.microsoft` version 1.
 //!
-//! Graphs of a training in one session of ONNX Runtime hold them. Each runs as other operators, written from the formula of its row.
-//! Weights in fewer bits than float32, and moments in fewer, are computed with in float32. Gradients are divided by
-//! `loss_scale`, or by `norm / max_norm_clip` where the norm of all gradients, which are scaled too, is larger than
-//! `loss_scale * max_norm_clip`. A step whose `update_signal` is false gives back what it was given.
+//! They occur in graphs that ONNX Runtime trains in a single session. Each node runs as other operators, built from the
+//! formula of its row. float16 and bfloat16 weights and moments are computed in float32.
+//!
+//! Gradients are divided by `loss_scale`. If their norm, which is scaled as well, exceeds `loss_scale * max_norm_clip`,
+//! the divisor is `norm / max_norm_clip` instead. A step with a false `update_signal` returns its inputs unchanged.
 
 use std::collections::BTreeMap;
 
@@ -21,36 +22,36 @@ use crate::onnx_decomposition::emit_all_as_onnx;
 use crate::op::{Definition, Op};
 use crate::rewrite::Rewrite;
 
-/// The largest number of parameters of one `LambOptimizer`.
+/// Maximum number of parameters of one `LambOptimizer`.
 const MAX_PARAMETERS: usize = 1024;
-/// Inputs of one parameter of `LambOptimizer`, and as many outputs.
+/// Number of inputs, and of outputs, of one parameter of `LambOptimizer`.
 const PORTS: usize = 5;
-/// Inputs of `LambOptimizer` before those of parameters.
+/// Index of the first parameter input of `LambOptimizer`.
 const LAMB_FIRST: usize = 5;
-/// The input of `LambOptimizer` with the learning rate.
+/// Index of the learning rate input of `LambOptimizer`.
 const RATE: usize = 3;
 
-/// The inputs that belong to all parameters of a node.
+/// Inputs that all parameters of a node share.
 #[derive(Default)]
 struct Shared {
     rate: Option<ValueId>,
-    /// The number of the step, from 1 on.
+    /// Step count, from 1 on.
     step: Option<ValueId>,
     loss_scale: Option<ValueId>,
     norm: Option<ValueId>,
     signal: Option<ValueId>,
 }
 
-/// The inputs of one parameter.
+/// Inputs of one parameter.
 struct Tensors {
     parameter: ValueId,
     gradient: ValueId,
     slots: Vec<ValueId>,
-    /// The copy of the parameter in fewer bits.
+    /// Copy of the parameter in a narrower type.
     copy: Option<ValueId>,
 }
 
-/// The results of a step of one parameter.
+/// Results of a step of one parameter.
 struct Results {
     parameter: ValueId,
     slots: Vec<ValueId>,
@@ -61,12 +62,12 @@ fn cast(dtype: DType) -> Attrs {
     Attrs::new().with("to", i64::from(dtype.to_onnx()))
 }
 
-/// A value of a type; itself if it has that type.
+/// Casts a value to a type, if the types differ.
 fn as_type(rw: &mut Rewrite<'_>, value: ValueId, dtype: DType) -> ValueId {
     if rw.dtype(value) == Some(dtype) { value } else { rw.add("Cast", &[value], cast(dtype)) }
 }
 
-/// A number as a scalar of float64.
+/// Converts a number to a float64 scalar.
 fn number(rw: &mut Rewrite<'_>, value: ValueId) -> ValueId {
     let scalar = if rw.shape(value).is_some_and(|shape| shape.rank() == 0) {
         value
@@ -77,7 +78,7 @@ fn number(rw: &mut Rewrite<'_>, value: ValueId) -> ValueId {
     as_type(rw, scalar, DType::F64)
 }
 
-/// `new` where the signal is true, else `old`, of the type of the latter.
+/// Returns `new` if the signal is true, else `old`. The type is the type of `old`.
 fn signalled(rw: &mut Rewrite<'_>, signal: Option<ValueId>, new: ValueId, old: ValueId) -> ValueId {
     let new = match rw.dtype(old) {
         Some(dtype) => as_type(rw, new, dtype),
@@ -89,7 +90,7 @@ fn signalled(rw: &mut Rewrite<'_>, signal: Option<ValueId>, new: ValueId, old: V
     rw.add("Where", &[signal, new, old], Attrs::new())
 }
 
-/// Writes a step of one parameter by the formula of a row.
+/// Adds the step of one parameter, by the formula of a row.
 fn step(
     rw: &mut Rewrite<'_>,
     row: &Optimizer,
@@ -150,14 +151,14 @@ fn step(
     Ok(Results { parameter, slots, copy })
 }
 
-/// The number of a step one further, where the signal is true.
+/// Returns the step count plus one, or unchanged if the signal is false.
 fn counted(rw: &mut Rewrite<'_>, step: ValueId, signal: Option<ValueId>) -> ValueId {
     let one = rw.ints("one", &[1]);
     let next = rw.add("Add", &[step, one], Attrs::new());
     signalled(rw, signal, next, step)
 }
 
-/// Checks the inputs of one parameter, and says what becomes of them.
+/// Checks the inputs of one parameter, and sets the types of its outputs.
 fn infer_tensors(cx: &mut Infer<'_>, inputs: [usize; PORTS], outputs: [usize; PORTS]) -> Result<(), OpError> {
     let [parameter, gradient, ..] = inputs;
     for k in inputs.into_iter().filter(|&k| cx.has(k)).collect::<Vec<_>>() {
@@ -234,7 +235,7 @@ fn decompose_sgd(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     Ok(())
 }
 
-/// Adam of one parameter.
+/// Adam step of one parameter.
 struct Adam;
 
 impl Op for Adam {
@@ -250,7 +251,7 @@ impl Op for Adam {
     }
 }
 
-/// The settings of an `AdamOptimizer`.
+/// Reads the settings of an `AdamOptimizer`.
 fn adam_settings(attrs: &Attrs) -> Result<BTreeMap<String, f64>, OpError> {
     let mut settings = BTreeMap::new();
     let known = adam_optimizer::ADAM_OPTIMIZER.settings.iter().map(|setting| (setting.name, setting.default));
@@ -299,7 +300,7 @@ fn decompose_adam(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     Ok(())
 }
 
-/// LAMB of several parameters.
+/// LAMB step of several parameters.
 struct Lamb {
     parameters: usize,
 }
@@ -328,14 +329,14 @@ impl Op for Lamb {
     }
 }
 
-/// The settings of each parameter of a `LambOptimizer`.
+/// Reads the settings of each parameter of a `LambOptimizer`.
 fn lamb_settings(attrs: &Attrs, parameters: usize) -> Result<Vec<BTreeMap<String, f64>>, OpError> {
     let mut settings = vec![BTreeMap::new(); parameters];
     let known = lamb_optimizer::LAMB_OPTIMIZER.settings.iter().map(|setting| (setting.name, setting.default));
     for (name, default) in known.chain([(MAX_NORM_CLIP, 1.0)]) {
         let given: Option<Vec<f64>> = match name {
             "do_bias_correction" => {
-                // The operator corrects unless it is told not to.
+                // The default of the operator is 1; the default of the row is 0.
                 Some(vec![attrs.int(name)?.unwrap_or(1) as f64; parameters])
             }
             "ratio_min" | "ratio_max" => {
@@ -358,7 +359,7 @@ fn lamb_settings(attrs: &Attrs, parameters: usize) -> Result<Vec<BTreeMap<String
     Ok(settings)
 }
 
-/// The parameters of a `LambOptimizer`.
+/// Returns the number of parameters of a `LambOptimizer`.
 fn lamb_parameters(node: &Node) -> usize {
     node.inputs.len().saturating_sub(LAMB_FIRST).div_ceil(PORTS)
 }
@@ -443,7 +444,7 @@ mod tests {
     const BETA: f64 = 0.95;
     const LAMBDA: f64 = 0.1;
     const EPSILON: f64 = 1e-3;
-    /// Results are those of formulas in float64, whose attributes are float32.
+    /// Tolerance: the expected results use float64 settings, the attributes are float32.
     const TOLERANCE: f64 = 1e-6;
 
     fn attrs() -> Attrs {
@@ -451,13 +452,13 @@ mod tests {
         numbers.into_iter().fold(Attrs::new(), |attrs, (name, value)| attrs.with(name, value as f32))
     }
 
-    /// Weight, gradient, moments.
+    /// Weight, gradient and moments.
     fn tensors() -> [Tensor; 4] {
         [&[1.0, -2.0, 0.5][..], &[0.3, 4.0, -1.2], &[0.1, 0.2, -0.3], &[0.01, 0.5, 0.2]]
             .map(|x| f64s(&[3], x))
     }
 
-    /// A step of Adam of one element: the new moments and weight.
+    /// Computes an Adam step of one element: the new moments and the new weight.
     fn adam([w, g, m, v]: [f64; 4], rate: f64, step: i32, after: bool, corrected: bool) -> [f64; 3] {
         let (m, v) = (ALPHA * m + (1.0 - ALPHA) * g, BETA * v + (1.0 - BETA) * g * g);
         let correction = |factor: f64| if corrected { 1.0 - factor.powi(step) } else { 1.0 };
@@ -546,7 +547,7 @@ mod tests {
         }
     }
 
-    /// A step of LAMB of one tensor.
+    /// Computes a LAMB step of one tensor.
     fn lamb(given: &[Tensor; 4], rate: f64, (least, most): (f64, f64)) -> Vec<f64> {
         let direction = |[w, g, m, v]: [f64; 4]| {
             let (m, v) = (ALPHA * m + (1.0 - ALPHA) * g, BETA * v + (1.0 - BETA) * g * g);

@@ -1,4 +1,4 @@
-//! The description of an optimizer: which one, its settings, and the groups of parameters that have others.
+//! Description of an optimizer: its name, its settings, and groups of parameters with other settings.
 
 use std::collections::BTreeMap;
 
@@ -7,40 +7,40 @@ use serde::{Deserialize, Serialize};
 use super::{Optimizer, Slot, SlotShape, Start, When};
 use crate::OpError;
 
-/// An optimizer with its settings. It is text in an optimizer model and in a checkpoint ([`OptimizerSpec::to_text`]).
+/// Optimizer with its settings. Optimizer models and checkpoints store it as text ([`OptimizerSpec::to_text`]).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct OptimizerSpec {
-    /// The name of a row of the table, or of an optimizer of the user's own.
+    /// Name of a row of the table, or of a user-defined optimizer.
     pub optimizer: String,
-    /// The learning rate of the first step, where nothing sets another.
+    /// Learning rate of the first step, unless the caller sets another.
     pub learning_rate: f64,
-    /// Settings by name: those of the row, and those of the options below.
+    /// Settings of the row, and of the options of every optimizer, by name.
     #[serde(default)]
     pub settings: BTreeMap<String, f64>,
-    /// Choices by name.
+    /// Flags by name.
     #[serde(default)]
     pub flags: BTreeMap<String, bool>,
-    /// The largest norm of all gradients together; longer ones are scaled.
+    /// Maximum global norm of the gradients. Gradients with a larger norm are scaled.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_norm: Option<f64>,
-    /// True if gradients are divided by the number of train steps that they were gathered in.
+    /// True if gradients are divided by the number of training steps that they were accumulated over.
     #[serde(default)]
     pub mean_of_gathered: bool,
-    /// True if gradients are those of a scaled loss. Each step is given the scale, and changes nothing if their norm is not
-    /// finite.
+    /// True if the gradients belong to a scaled loss. Each step gets the scale as an input, and changes nothing if the
+    /// gradient norm is not finite.
     #[serde(default, skip_serializing_if = "is_false")]
     pub loss_scale: bool,
-    /// True if a step tells the norm of all gradients together although nothing is clipped by it.
+    /// True if a step returns the global norm of the gradients even without clipping by this norm.
     #[serde(default, skip_serializing_if = "is_false")]
     pub tells_norm: bool,
     /// Slots of the optimizer.
     #[serde(default)]
     pub slots: Vec<SlotSpec>,
-    /// Groups of parameters with settings of their own. Parameters in none have the settings above.
+    /// Groups of parameters with their own settings. Parameters without a group have the settings above.
     #[serde(default)]
     pub groups: Vec<Group>,
-    /// Steps during which nothing changed of the parameters in no group.
+    /// Number of steps that did not change the parameters without a group so far.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub skipped_steps: i64,
 }
@@ -55,22 +55,22 @@ fn is_zero(count: &i64) -> bool {
     *count == 0
 }
 
-/// A group of parameters.
+/// Group of parameters.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Group {
-    /// The names of its parameters.
+    /// Names of the parameters.
     pub parameters: Vec<String>,
-    /// The learning rate that a schedule scales, apart from that of the optimizer.
+    /// Learning rate that a schedule scales, independent of the optimizer's learning rate.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lr: Option<f64>,
-    /// The share of the optimizer's learning rate, where the group has none of its own.
+    /// Factor of the optimizer's learning rate, for a group without its own learning rate.
     #[serde(default = "one")]
     pub lr_factor: f64,
-    /// The last step of the optimizer at which nothing of the group changes; 0 if it is trained from the start.
+    /// Last optimizer step in which the group is frozen; 0 if the group is trained from the start.
     #[serde(default)]
     pub frozen_steps: i64,
-    /// Steps during which nothing of the group changed so far. The group counts its own steps without them.
+    /// Number of steps that did not change the group so far. The group's own step count excludes them.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub skipped_steps: i64,
     /// Settings that differ from the optimizer's.
@@ -78,7 +78,7 @@ pub struct Group {
     pub settings: BTreeMap<String, f64>,
 }
 
-/// The learning rate of an optimizer that says none.
+/// Learning rate of an optimizer without a default.
 const DEFAULT_LEARNING_RATE: f32 = 0.001;
 
 fn one() -> f64 {
@@ -98,16 +98,16 @@ impl Default for Group {
     }
 }
 
-/// A slot as an optimizer model declares it.
+/// Slot as an optimizer model declares it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SlotSpec {
-    /// The name: of the input of the optimizer model, and in checkpoints.
+    /// Name of the input of the optimizer model; also the name in checkpoints.
     pub name: String,
-    /// The shape, as [`SlotShape::name`] says it.
+    /// Shape, as a name of [`SlotShape::name`].
     #[serde(default = "same")]
     pub shape: String,
-    /// The value before the first step: `"zero"`, `"one"`, `"parameter"`, or the name of a setting.
+    /// Value before the first step: `"zero"`, `"one"`, `"parameter"`, or the name of a setting.
     #[serde(default = "zero")]
     pub start: String,
 }
@@ -131,27 +131,27 @@ impl SlotSpec {
         SlotSpec { name: slot.name.into(), shape: slot.shape.name().into(), start: start.into() }
     }
 
-    /// A slot of the parameter's shape that starts at zero.
+    /// Creates a slot with the shape of the parameter and the start value zero.
     #[must_use]
     pub fn new(name: &str) -> SlotSpec {
         SlotSpec { name: name.into(), shape: same(), start: zero() }
     }
 }
 
-/// The setting of groups whose matrices AdamW trains.
+/// Setting of groups with matrices that AdamW trains.
 pub(super) const ADAMW: &str = "adamw";
-/// The moving average of the weights.
+/// Slot with the exponential moving average of the weights.
 pub(super) const EMA: &str = "ema";
-/// The decay rate of that average.
+/// Setting with the decay rate of the moving average.
 pub(super) const EMA_DECAY: &str = "ema_decay";
-/// The largest absolute value of an element of a gradient.
+/// Setting with the maximum absolute value of a gradient element.
 pub(super) const MAX_VALUE: &str = "max_value";
-/// The largest norm of the gradient of one parameter.
+/// Setting with the maximum norm of the gradient of one parameter.
 pub(super) const MAX_NORM_PER_TENSOR: &str = "max_norm_per_tensor";
-/// The largest norm of all gradients together, for parameters of a group.
+/// Setting with the maximum global norm of the gradients, for the parameters of a group.
 pub(super) const MAX_NORM_CLIP: &str = "max_norm_clip";
 
-/// Settings of the options that any optimizer has, with the values that make sense.
+/// Settings of the options that every optimizer has, with their valid values.
 pub(super) const OPTIONS: [(&str, super::Range); 4] = [
     (MAX_NORM_CLIP, super::Range::Positive),
     (EMA_DECAY, super::Range::BelowOne),
@@ -159,26 +159,26 @@ pub(super) const OPTIONS: [(&str, super::Range); 4] = [
     (MAX_NORM_PER_TENSOR, super::Range::Positive),
 ];
 
-/// A number in a message: with an exponent where it has many digits.
+/// Formats a number for a message, with an exponent if it has many digits.
 fn shown(value: f64) -> String {
     if value.is_finite() && value.abs() >= 1e16 { format!("{value:e}") } else { value.to_string() }
 }
 
-/// The part of a message about a number that float32 does not have.
+/// Returns the suffix of a message about a number that overflows float32.
 fn in_float32(value: f64) -> &'static str {
     if value.is_finite() && !super::is_finite_f32(value) { " in float32" } else { "" }
 }
 
 impl OptimizerSpec {
-    /// A row of the table with its defaults.
+    /// Creates the description of a row of the table, with its defaults.
     ///
     /// # Errors
-    /// When there is no such row.
+    /// Returns an error if the table has no row with this name.
     pub fn new(name: &str) -> Result<OptimizerSpec, OpError> {
         row_of(name).map(OptimizerSpec::of_row)
     }
 
-    /// A row, of the table or of the caller's own, with its defaults.
+    /// Creates the description of a row, of the table or user-defined, with its defaults.
     #[must_use]
     pub fn of_row(row: &Optimizer) -> OptimizerSpec {
         let mut spec = OptimizerSpec {
@@ -198,7 +198,7 @@ impl OptimizerSpec {
         spec
     }
 
-    /// Gives an optimizer of the user's own its slots: those that it keeps, and that of an option.
+    /// Sets the slots of a user-defined optimizer, and adds the slot of the moving average if the option is set.
     pub(super) fn with_slots(mut self, slots: Vec<SlotSpec>) -> OptimizerSpec {
         self.slots = slots;
         self.add_average();
@@ -211,7 +211,7 @@ impl OptimizerSpec {
         }
     }
 
-    /// An optimizer that is in no table, without settings.
+    /// Creates the description of an optimizer without a row and without settings.
     #[must_use]
     pub fn of_model(name: &str, slots: Vec<SlotSpec>) -> OptimizerSpec {
         OptimizerSpec {
@@ -229,7 +229,7 @@ impl OptimizerSpec {
         }
     }
 
-    /// The slots that the settings ask for.
+    /// Sets the slots that the settings and flags require.
     fn choose_slots(&mut self, row: &Optimizer) {
         let needed = |slot: &&Slot| match slot.when {
             When::Always => true,
@@ -241,25 +241,25 @@ impl OptimizerSpec {
         self.add_average();
     }
 
-    /// The values of a setting: the optimizer's and those of groups.
+    /// Returns the values of a setting in the optimizer and in its groups.
     fn values_of<'a>(&'a self, name: &'a str) -> impl Iterator<Item = f64> + 'a {
         let own = self.settings.get(name);
         own.into_iter().chain(self.groups.iter().filter_map(move |group| group.settings.get(name))).copied()
     }
 
-    /// Checks the settings, gives those that are missing their defaults, and says the slots.
+    /// Checks the settings, sets the defaults of missing settings, and sets the slots.
     ///
     /// # Errors
-    /// Which setting has a value that makes no sense, or is none of this optimizer; which parameter is in two groups.
+    /// Returns an error if a setting is unknown or has an invalid value, or a parameter is in two groups.
     pub fn complete(self) -> Result<OptimizerSpec, OpError> {
         let row = row_of(&self.optimizer)?;
         self.complete_for(row)
     }
 
-    /// [`OptimizerSpec::complete`], for a row that may be of the caller's own.
+    /// Does the same as [`OptimizerSpec::complete`], for a row that may be user-defined.
     ///
     /// # Errors
-    /// As there.
+    /// The same as [`OptimizerSpec::complete`].
     pub fn complete_for(mut self, row: &Optimizer) -> Result<OptimizerSpec, OpError> {
         for setting in row.settings {
             self.settings.entry(setting.name.into()).or_insert(setting.default);
@@ -272,16 +272,16 @@ impl OptimizerSpec {
         Ok(self)
     }
 
-    /// [`OptimizerSpec::complete`], with the settings of every group written out: changing those at the top changes
-    /// parameters in no group alone.
+    /// Does the same as [`OptimizerSpec::complete`], and copies all settings into every group. A later change of the
+    /// optimizer's settings then only affects parameters without a group.
     ///
     /// # Errors
-    /// As for [`OptimizerSpec::complete`].
+    /// The same as [`OptimizerSpec::complete`].
     pub fn written_out(self) -> Result<OptimizerSpec, OpError> {
         Ok(self.complete()?.with_settings_of_groups())
     }
 
-    /// The same with the settings of every group written out.
+    /// Copies the optimizer's settings into every group that does not set them.
     pub(super) fn with_settings_of_groups(mut self) -> OptimizerSpec {
         for group in &mut self.groups {
             for (name, &value) in &self.settings {
@@ -294,7 +294,7 @@ impl OptimizerSpec {
     /// Checks names and values of all settings.
     ///
     /// # Errors
-    /// As for [`OptimizerSpec::complete`].
+    /// The same as [`OptimizerSpec::complete`].
     pub fn check(&self) -> Result<(), OpError> {
         self.check_for(Optimizer::find(&self.optimizer))
     }
@@ -362,10 +362,10 @@ impl OptimizerSpec {
                 Some(row) => {
                     row.settings.iter().find(|setting| setting.name == name).map(|setting| setting.range)
                 }
-                // An optimizer of the user's own knows its settings by their values at the top.
+                // A user-defined optimizer only has the settings that the description sets for the optimizer.
                 None => self.settings.contains_key(name).then_some(super::Range::Finite),
             };
-            // An option that is asked for by a group alone would have no value for the others.
+            // An option that only a group sets would have no value for the other parameters.
             let option = option(name).filter(|_| self.settings.contains_key(name));
             let Some(range) = option.or(range) else {
                 let known: Vec<&str> = match row {
@@ -386,8 +386,8 @@ impl OptimizerSpec {
         Ok(())
     }
 
-    /// The average of the weights of a parameter in a group, from its values and its slots; `None` if the optimizer has
-    /// none.
+    /// Returns the averaged weights of a parameter in a group, from its values and its slots. `None` if the optimizer
+    /// has no average.
     #[must_use]
     pub fn average(
         &self,
@@ -404,20 +404,20 @@ impl OptimizerSpec {
             row.slots.iter().filter_map(|known| Some((known.name, slot(known.name)?))).collect();
         let setting = |name: &str| self.setting_of(group, name).unwrap_or(f64::NAN);
         let element = |(k, &value): (usize, &f64)| {
-            // Of a slot with one number for the whole parameter, that number.
+            // A slot with one number for the whole parameter has this number for each element.
             let slot = |name: &str| slots.get(name).and_then(|slot| slot.get(k).or(slot.first()).copied());
             average(value, &|name| slot(name).unwrap_or(f64::NAN), &setting)
         };
         Some(parameter.iter().enumerate().map(element).collect())
     }
 
-    /// The group of a parameter; `None` for one that has the settings at the top.
+    /// Returns the group of a parameter; `None` for a parameter without a group.
     #[must_use]
     pub fn group_of(&self, parameter: &str) -> Option<usize> {
         self.groups.iter().position(|group| group.parameters.iter().any(|name| name == parameter))
     }
 
-    /// True if settings that the shapes of slots depend on are the same in another description.
+    /// Returns true if the settings that determine slot shapes are equal in another description.
     #[must_use]
     pub fn has_slots_of(&self, other: &OptimizerSpec) -> bool {
         let by_adamw = self.slots.iter().any(|slot| SlotShape::of(&slot.shape) == Some(SlotShape::ByAdamW));
@@ -428,40 +428,40 @@ impl OptimizerSpec {
         !by_adamw || of(self) == of(other)
     }
 
-    /// A setting of a group, or of the parameters in none.
+    /// Returns a setting of a group, or of the parameters without a group.
     #[must_use]
     pub fn setting_of(&self, group: Option<usize>, setting: &str) -> Option<f64> {
         let own = group.and_then(|group| self.groups.get(group)?.settings.get(setting));
         own.or_else(|| self.settings.get(setting)).copied()
     }
 
-    /// The names of settings that may differ between parameters, in the order of the optimizer model's inputs.
+    /// Returns the names of settings that may differ between parameters, in the order of the optimizer model's inputs.
     #[must_use]
     pub fn columns(&self) -> Vec<&str> {
         let own = self.settings.keys().map(String::as_str);
         ["lr", "lr_factor", "skipped_steps"].into_iter().chain(own).collect()
     }
 
-    /// True if a step takes the norm of all gradients together.
+    /// Returns true if a step needs the global norm of the gradients.
     #[must_use]
     pub fn needs_norm(&self) -> bool {
         let told = self.tells_norm || self.loss_scale;
         told || self.max_norm.is_some() || self.settings.contains_key(MAX_NORM_CLIP)
     }
 
-    /// As text: JSON.
+    /// Formats the description as JSON.
     ///
     /// # Panics
-    /// Never: every field can be written.
+    /// Never: every field can be serialized.
     #[must_use]
     pub fn to_text(&self) -> String {
         serde_json::to_string(self).expect("numbers, texts and lists of them")
     }
 
-    /// From text.
+    /// Parses the description from text.
     ///
     /// # Errors
-    /// When it is none that [`OptimizerSpec::to_text`] writes.
+    /// Returns an error if the text has another form than [`OptimizerSpec::to_text`] writes.
     pub fn from_text(text: &str) -> Result<OptimizerSpec, OpError> {
         serde_json::from_str(text).map_err(|source| {
             OpError::invalid(format!("the description of the optimizer is damaged: {source}"))

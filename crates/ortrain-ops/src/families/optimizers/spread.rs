@@ -1,7 +1,7 @@
-//! Optimizer models written tensor by tensor.
+//! Expansion of optimizer models into single tensors.
 //!
-//! A model whose steps are not computed element by element is written out for the parameters of a state: each sequence
-//! among its inputs becomes its tensors, and each new tensor is written to its place at the end.
+//! A model with steps that are not element-wise is expanded for the parameters of a state. Each input sequence is
+//! replaced by its tensors, and each new tensor is written in place at the end.
 
 use std::sync::Arc;
 
@@ -13,23 +13,25 @@ use crate::families::optim::assign;
 use crate::onnx_decomposition::NodeSink;
 use crate::passes::{infer::infer_known, versions::upgrade};
 
-/// A tensor of a sequence among the inputs of an optimizer model.
+/// Tensor of an input sequence of an optimizer model.
 #[derive(Clone, Debug)]
 pub struct Member {
-    /// The input that stands for it.
+    /// Input that replaces the tensor.
     pub input: ValueId,
-    /// The sequence: `params`, `gradients`, or a slot.
+    /// Name of the sequence: `params`, `gradients`, or a slot.
     pub sequence: Arc<str>,
-    /// The number of the parameter that it is of.
+    /// Index of the parameter.
     pub at: usize,
 }
 
-/// Writes an optimizer model out for parameters. `types` gives the tensors of a sequence, of which there are `count`.
-/// Afterwards the inputs of the graph are its own tensors, the table `settings`, and the tensors that are returned; what
-/// becomes of these is written in their places.
+/// Expands an optimizer model for the parameters of a state.
+///
+/// `types` returns the tensor types of a sequence; `count` is the number of tensors. Afterwards the inputs of the graph
+/// are its own tensors, the table `settings`, and the returned tensors. The new values of the returned tensors
+/// overwrite them.
 ///
 /// # Errors
-/// When a sequence has no place, or the model does with it what is not supported.
+/// Returns an error if an output sequence overwrites no input, or the model uses sequences in an unsupported way.
 pub fn spread(
     graph: &mut Graph,
     count: usize,
@@ -57,7 +59,7 @@ pub fn spread(
         }
         let name: Arc<str> = graph.value(id).name.clone();
         if let Some(column) = bound.columns.iter().position(|known| **known == *name) {
-            // A scalar for each parameter.
+            // One scalar for each parameter.
             let mut scalars = Vec::with_capacity(count);
             let axes = graph.emit_constant(Tensor::i64(&[2], &[0, 1]));
             for at in 0..count {
@@ -89,7 +91,7 @@ pub fn spread(
     graph.inputs = inputs;
     graph.nodes = first;
     graph.nodes.extend(nodes);
-    // The new tensors are outputs until they have their places.
+    // The new tensors are outputs temporarily, so that the rewrite does not remove them.
     let mut written: Vec<(ValueId, ValueId)> = Vec::new();
     let mut outputs: Vec<ValueId> = Vec::new();
     let mut lengths: Vec<(String, ValueId)> = Vec::new();
@@ -125,13 +127,13 @@ pub fn spread(
             )));
         }
     }
-    // All of them are there before the first is written: one may be what lies in the place of another.
+    // All new tensors are computed before the first write, because a new tensor may alias an input that is overwritten.
     let written: Vec<(ValueId, ValueId)> =
         written.into_iter().map(|(place, new)| (place, snapshot(graph, new))).collect();
     for (place, new) in written {
         assign(graph, place, new);
     }
-    // A sequence that nothing reads is left: what made it has gone.
+    // The rewrite removed the consumers of the sequences; their constructors are left.
     graph.nodes.retain(|node| &*node.op != "SequenceConstruct" && &*node.op != "SequenceEmpty");
     if let Some(error) = infer_known(graph).into_iter().next() {
         return Err(error);

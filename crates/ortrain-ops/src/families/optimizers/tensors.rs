@@ -1,4 +1,4 @@
-//! Formulas that combine the elements of a parameter by more than sums: operators over whole tensors.
+//! Optimizer formulas over whole tensors, for steps with more than element-wise operations and sums.
 
 use std::collections::BTreeMap;
 
@@ -7,13 +7,13 @@ use ortrain_graph::{Attrs, DType, Graph, Node, Tensor, ValueId, ValueType};
 use super::function::{ELEMENT_TYPE, OptimizerFunction};
 use crate::onnx_decomposition::NodeSink;
 
-/// The step of one parameter while its operators are added to a graph. Values have the type that is computed with.
+/// Builder of the step of one parameter from operators. Values have the type of the arithmetic.
 pub struct Tensors<'g> {
     graph: &'g mut Graph,
     element: DType,
-    /// Parameter, gradient, slots and numbers of the step.
+    /// Parameter, gradient, slots and scalars of the step, by name.
     named: BTreeMap<String, ValueId>,
-    /// Names of the numbers among them, which are float64 until they are cast.
+    /// Names of the scalars, which are float64 until they are cast.
     numbers: Vec<String>,
 }
 
@@ -27,7 +27,7 @@ impl<'g> Tensors<'g> {
         Tensors { graph, element, named, numbers }
     }
 
-    /// Casts the numbers of the step to the type that is computed with.
+    /// Casts the scalars of the step to the type of the arithmetic.
     pub(super) fn cast_numbers(&mut self) {
         for name in std::mem::take(&mut self.numbers) {
             let cast = self.cast(self.named[&name]);
@@ -35,7 +35,7 @@ impl<'g> Tensors<'g> {
         }
     }
 
-    /// The results of a function.
+    /// Adds a call of a function and returns the results.
     pub(super) fn call(&mut self, function: &OptimizerFunction, inputs: &[ValueId]) -> Vec<ValueId> {
         let proto = &function.proto;
         let attrs = match function.has_element_type() {
@@ -56,80 +56,80 @@ impl<'g> Tensors<'g> {
         ids
     }
 
-    /// `parameter`, `gradient`, a slot, or a number of the step.
+    /// Returns `parameter`, `gradient`, a slot, or a scalar of the step.
     ///
     /// # Panics
-    /// When the row has no such value.
+    /// Panics if the row has no value with this name.
     #[must_use]
     pub fn get(&self, name: &str) -> ValueId {
         self.named[name]
     }
 
-    /// Gives a value a name, by which branches have it, too.
+    /// Names a value, so that branches can use it.
     pub fn named(&mut self, name: &str, value: ValueId) {
         self.named.insert(name.to_owned(), value);
     }
 
-    /// The result of an operator of `ai.onnx` 17.
+    /// Adds an operator of `ai.onnx` 17.
     pub fn op(&mut self, op: &str, inputs: &[ValueId]) -> ValueId {
         self.with(op, inputs, Attrs::new())
     }
 
-    /// The result of an operator with attributes.
+    /// Adds an operator with attributes.
     pub fn with(&mut self, op: &str, inputs: &[ValueId], attrs: Attrs) -> ValueId {
         let inputs: Vec<Option<ValueId>> = inputs.iter().copied().map(Some).collect();
         self.graph.emit(op, &inputs, attrs)
     }
 
-    /// A constant.
+    /// Adds a constant.
     pub fn number(&mut self, value: f64) -> ValueId {
         self.graph.emit_constant(Tensor::scalar(self.element, value))
     }
 
-    /// A value in the type that is computed with.
+    /// Casts a value to the type of the arithmetic.
     pub fn cast(&mut self, x: ValueId) -> ValueId {
         let to = i64::from(self.element.to_onnx());
         self.with("Cast", &[x], Attrs::new().with("to", to))
     }
 
-    /// A constant integer.
+    /// Adds a constant integer.
     pub fn integer(&mut self, value: i64) -> ValueId {
         self.graph.emit_constant(Tensor::i64(&[], &[value]))
     }
 
-    /// The mean over one axis, which stays with size 1.
+    /// Adds the mean over one axis, which is kept with size 1.
     pub fn mean(&mut self, x: ValueId, axis: i64) -> ValueId {
         self.with("ReduceMean", &[x], Attrs::new().with("axes", vec![axis]).with("keepdims", 1i64))
     }
 
-    /// The root of the sum of all squares, a scalar.
+    /// Adds the L2 norm of all elements, a scalar.
     pub fn norm(&mut self, x: ValueId) -> ValueId {
         let square = self.op("Mul", &[x, x]);
         let sum = self.with("ReduceSum", &[square], Attrs::new().with("keepdims", 0i64));
         self.op("Sqrt", &[sum])
     }
 
-    /// A moving average: `old + share * (new - old)`.
+    /// Adds a moving average, `old + share * (new - old)`.
     pub fn lerp(&mut self, old: ValueId, new: ValueId, share: ValueId) -> ValueId {
         let apart = self.op("Sub", &[new, old]);
         let moved = self.op("Mul", &[share, apart]);
         self.op("Add", &[old, moved])
     }
 
-    /// True (one element) if a tensor has this number of axes.
+    /// Adds a boolean of one element: true if a tensor has this number of axes.
     pub fn has_rank(&mut self, x: ValueId, rank: i64) -> ValueId {
         let axes = self.rank(x);
         let wanted = self.integer(rank);
         self.op("Equal", &[axes, wanted])
     }
 
-    /// The number of axes of a tensor.
+    /// Adds the number of axes of a tensor.
     pub fn rank(&mut self, x: ValueId) -> ValueId {
         let shape = self.op("Shape", &[x]);
         self.op("Size", &[shape])
     }
 
-    /// The results of one of two formulas. Both are given all named values.
+    /// Adds an `If` with two formulas and returns the results. Both formulas can use all named values.
     pub fn choose(
         &mut self,
         condition: ValueId,
@@ -162,13 +162,13 @@ impl<'g> Tensors<'g> {
         let mut graph = Graph::new(name);
         let mut named = BTreeMap::new();
         for (known, id) in captured {
-            // Captured values have the names that they have outside.
+            // Captured values have the same names as outside.
             let inner = graph.add_value(self.graph.name_of(*id), ValueType::Unknown);
             graph.inputs.push(inner);
             named.insert(known.clone(), inner);
         }
         let results = write(&mut Tensors::new(&mut graph, self.element, named, Vec::new()));
-        // An output is made by a node of its own.
+        // Each output is the result of its own node.
         let results = results.iter().map(|&id| graph.emit("Identity", &[Some(id)], Attrs::new())).collect();
         graph.outputs = results;
         graph

@@ -10,7 +10,7 @@ use crate::passes::{infer::infer, versions::upgrade};
 use crate::testing::run_bound;
 use crate::{OperatorLibrary, PartTensor, PlanePart, Role};
 
-/// Every row that is computed element by element, with every choice of its flags.
+/// Returns the specifications of all element-wise rows with all combinations of their flags.
 fn specs() -> Vec<OptimizerSpec> {
     let mut all = Vec::new();
     for row in OPTIMIZERS.iter().filter(|row| matches!(row.update, Rule::Elements(_))) {
@@ -60,7 +60,7 @@ fn part(plane: u32, slot: SlotShape) -> PlanePart {
     PlanePart { dtype: DType::F32, plane: PlaneId(plane), offset: 0, len, tensors: tensors.into() }
 }
 
-/// Runs a step; planes are those of parameters, gradients, and slots.
+/// Runs a step. The planes are parameters, gradients, and slots.
 fn step(spec: &OptimizerSpec, planes: &[Memory], t: i64) -> (Arc<Schedule>, Vec<Tensor>) {
     let model = optimizer_model(spec, &[DType::F32]).expect("it can be written");
     let (graph, bound) = loaded(&model);
@@ -143,7 +143,7 @@ fn a_step_of_every_row_is_one_instruction() {
     }
 }
 
-/// The numbers in the planes after some steps.
+/// Returns the contents of the planes after some steps.
 fn after(spec: &OptimizerSpec, steps: i64) -> Vec<Vec<f32>> {
     let planes = planes(spec);
     (1..=steps).for_each(|t| drop(step(spec, &planes, t)));
@@ -228,7 +228,7 @@ fn options_of_every_row_tell_the_norm() {
 #[test]
 fn frozen_parameters_and_their_slots_stay() {
     let spec = OptimizerSpec::new("Lion").expect("it is a row").complete().expect("it is sound");
-    // Step 0 is that of a parameter of which all steps so far were skipped.
+    // The step count is 0 for a parameter that was frozen in all steps.
     let planes = planes(&spec);
     let before: Vec<Vec<u8>> = planes.iter().map(|plane| plane.to_vec(0, plane.len()).unwrap()).collect();
     step(&spec, &planes, 0);

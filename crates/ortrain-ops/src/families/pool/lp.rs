@@ -1,10 +1,11 @@
-//! The norm of what lies under each window, or in each plane.
+//! Lp norm under each window, or of each plane.
 //!
-//! LpPool-2, 11, 18, 22 and GlobalLpPool-2, 22 of ONNX. Compositions: the average of the powers over windows that count
-//! their padding, times the number of cells, and the root. Averages have dilations from opset 19 on only, LpPool from
-//! 18 on, so that sums over dilated windows are convolutions of each plane with ones. Where the norm is 0, so is the
-//! gradient. Floats narrower than float32 are computed in float32. With `ceil_mode` the spatial sizes must be known
-//! when it is differentiated.
+//! LpPool-2, 11, 18, 22 and GlobalLpPool-2, 22 of ONNX. Both are compositions: the average of the powers over windows
+//! that count their padding, times the number of elements, and the root.
+//!
+//! AveragePool has dilations from opset 19 on, but LpPool from 18 on. So sums over dilated windows are convolutions of
+//! each plane with ones. Where the norm is 0, the gradient is 0. float16 and bfloat16 are computed in float32. With
+//! `ceil_mode` the spatial sizes must be known when the operator is differentiated.
 
 use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId};
 
@@ -29,7 +30,7 @@ impl Op for LpPool {
     }
 }
 
-/// The power of the norm.
+/// Reads the order of the norm.
 fn power_of(attrs: &Attrs) -> Result<i64, OpError> {
     match attrs.int("p")?.unwrap_or(2) {
         p if p >= 1 => Ok(p),
@@ -41,7 +42,7 @@ fn add(rw: &mut Rewrite<'_>, op: &str, inputs: &[ValueId]) -> ValueId {
     rw.add(op, inputs, Attrs::new())
 }
 
-/// The elements in the type that is computed with, to the power of the norm.
+/// Adds the elements to the power of the norm, in the type of the arithmetic.
 fn powers(rw: &mut Rewrite<'_>, x: ValueId, dtype: DType, p: i64) -> ValueId {
     let data = cast(rw.patch().1, x, dtype, wide(dtype));
     match p {
@@ -55,7 +56,7 @@ fn powers(rw: &mut Rewrite<'_>, x: ValueId, dtype: DType, p: i64) -> ValueId {
     }
 }
 
-/// The norm, from the sum of the powers.
+/// Adds the norm, from the sum of the powers, and sets output 0.
 fn root(rw: &mut Rewrite<'_>, sum: ValueId, dtype: DType, p: i64) {
     let wide = wide(dtype);
     let result = if p == 1 {
@@ -63,7 +64,7 @@ fn root(rw: &mut Rewrite<'_>, sum: ValueId, dtype: DType, p: i64) {
     } else {
         let number = |rw: &mut Rewrite<'_>, value: f64| rw.constant("number", Tensor::scalar(wide, value));
         let (zero, one) = (number(rw, 0.0), number(rw, 1.0));
-        // The root of nothing has no slope.
+        // The gradient of the root at 0 would be infinite.
         let nothing = add(rw, "Equal", &[sum, zero]);
         let safe = add(rw, "Where", &[nothing, one, sum]);
         let root = if p == 2 {
@@ -78,7 +79,7 @@ fn root(rw: &mut Rewrite<'_>, sum: ValueId, dtype: DType, p: i64) {
     rw.output(0, result);
 }
 
-/// The attributes of an average over the same windows that counts every cell.
+/// Returns the attributes of an average over the same windows that counts every element.
 fn average_attrs(windows: &Windows, attrs: &Attrs, shape: Option<&Shape>) -> Result<Attrs, OpError> {
     let mut attrs = attrs.clone();
     attrs.0.remove("p");
@@ -87,7 +88,7 @@ fn average_attrs(windows: &Windows, attrs: &Attrs, shape: Option<&Shape>) -> Res
     if !ceil || !windows.sliding.as_ref().is_some_and(|sliding| sliding.ceil) {
         return Ok(attrs);
     }
-    // A window that hangs over the end has its padding said.
+    // A window that extends beyond the end gets explicit padding.
     let spatial =
         shape.and_then(|shape| shape.iter().skip(2).map(Dim::known).collect::<Option<Vec<usize>>>());
     let spatial = spatial.ok_or_else(|| {
@@ -125,7 +126,8 @@ fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     Ok(())
 }
 
-/// The sums over windows: `x` is `[n, c, ...]`, and each of its `n * c` planes is convolved with ones.
+/// Adds the sums over windows by a convolution with ones. Each of the `n * c` planes of `x`, `[n, c, ...]`, is one
+/// image.
 fn sum_of_planes(
     rw: &mut Rewrite<'_>,
     x: ValueId,
@@ -251,7 +253,7 @@ mod tests {
         check_downgrade(&gradient, std::slice::from_ref(&x), 18);
     }
 
-    /// A window of zeros has norm 0 and moves nothing.
+    /// A window of zeros has norm 0 and gradient 0.
     #[test]
     fn nothing_has_no_slope() {
         let x = f64s(&[1, 1, 4], &[0.0, 0.0, 3.0, 4.0]);

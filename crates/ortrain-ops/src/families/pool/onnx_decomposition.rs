@@ -9,10 +9,10 @@ use crate::onnx_decomposition::NodeSink;
 use crate::rewrite::Rewrite;
 use crate::sliding::{AutoPad, Sliding};
 
-/// Most cells of a window whose gradient is written as a filter, and most windows that have a table of their own.
+/// Maximum number of window elements for a gradient with a filter, and of windows for a table of factors.
 const MAX_CELLS: usize = 1 << 20;
 
-/// Most windows along an axis.
+/// Maximum number of windows along an axis.
 const MAX_ALONG: usize = 1 << 22;
 
 fn add(to: &mut impl NodeSink, op: &str, inputs: &[ValueId], attrs: Attrs) -> ValueId {
@@ -28,7 +28,7 @@ fn cast(to: &mut impl NodeSink, value: ValueId, dtype: DType) -> ValueId {
     add(to, "Cast", &[value], Attrs::new().with("to", i64::from(dtype.to_onnx())))
 }
 
-/// A filter of ones for one channel.
+/// Adds a filter of ones for one channel.
 fn ones(to: &mut impl NodeSink, dtype: DType, kernel: &[usize]) -> Result<ValueId, OpError> {
     let cells = kernel.iter().try_fold(1usize, |n, &size| n.checked_mul(size));
     let Some(cells) = cells.filter(|&cells| cells <= MAX_CELLS) else {
@@ -40,10 +40,10 @@ fn ones(to: &mut impl NodeSink, dtype: DType, kernel: &[usize]) -> Result<ValueI
     Ok(to.emit_constant(Tensor::from_f64(dtype, dims, &vec![1.0; cells])))
 }
 
-/// The attributes of a transposed convolution from the output positions back to all input positions.
+/// Returns the attributes of the transposed convolution from the output positions to all input positions.
 fn transposed(axes: &SlidingAxes) -> Attrs {
     let list = |of: &dyn Fn(&ortrain_expr::SlidingAxis) -> i64| axes.iter().map(of).collect::<Vec<i64>>();
-    // Positions that windows reach behind the input; less than zero where they do not reach its end.
+    // Number of positions by which windows extend beyond the input; negative if they end before the end of the input.
     let behind = |axis: &ortrain_expr::SlidingAxis| {
         let reach = axis.output.saturating_sub(1) * axis.stride + (axis.kernel - 1) * axis.dilation + 1;
         reach as i64 - axis.before as i64 - axis.input as i64
@@ -59,8 +59,8 @@ fn transposed(axes: &SlidingAxes) -> Attrs {
 }
 
 impl AveragePool {
-    /// What is averaged of an input of shape `shape` (a vector of int64), whose spatial sizes are `spatial`, gets from
-    /// the gradient `g` of the averages.
+    /// Adds the gradient of the averaged input, from the gradient `g` of the averages. The input has the shape `shape`
+    /// (a vector of int64) with the spatial sizes `spatial`.
     pub(super) fn shared(
         &self,
         to: &mut impl NodeSink,
@@ -80,8 +80,8 @@ impl AveragePool {
         Ok(add(to, "Reshape", &[gradient, shape], Attrs::new()))
     }
 
-    /// The gradient of averages divided by the number of cells under each window: a number, a table, or, of many windows,
-    /// one vector for each axis.
+    /// Divides the gradient of averages by the number of elements under each window. The factor is a number or a table;
+    /// for many windows it is one vector for each axis.
     fn divided(
         &self,
         to: &mut impl NodeSink,
@@ -120,7 +120,7 @@ impl AveragePool {
         Ok(divided)
     }
 
-    /// The same where the spatial sizes are known at run time only, as `shape` has them.
+    /// Adds the gradient of the averaged input for spatial sizes that are only known at run time, from `shape`.
     pub(super) fn shared_at_run_time(
         &self,
         to: &mut impl NodeSink,
@@ -139,12 +139,12 @@ impl AveragePool {
 
         let factor = self.factor_at_run_time(to, dtype, inputs, outputs)?;
         let shared = add(to, "Mul", &[g, factor], Attrs::new());
-        // A size of 0 copies the axis at its place.
+        // A size of 0 copies the size of the axis with the same index.
         let planes: Vec<i64> = [-1, 1].into_iter().chain(kernel.iter().map(|_| 0)).collect();
         let planes = ints(to, &planes);
         let by_plane = add(to, "Reshape", &[shared, planes], Attrs::new());
-        // Everything that windows can reach: the padding in front, and as much behind as a stride passes over. Of that
-        // the input is a part.
+        // The transposed convolution covers all positions that windows can reach: the padding before the input, and up
+        // to a stride minus one after the input. The input is a slice of these positions.
         let steps = sliding.list(kernel.len(), Sliding::stride);
         let attrs = Attrs::new()
             .with("kernel_shape", cells)
@@ -160,7 +160,7 @@ impl AveragePool {
         Ok(add(to, "Reshape", &[gradient, shape], Attrs::new()))
     }
 
-    /// One over the number of cells that each window counts: a number, or a tensor of `outputs` elements.
+    /// Adds one over the number of elements that each window counts: a number, or a tensor of `outputs` elements.
     fn factor_at_run_time(
         &self,
         to: &mut impl NodeSink,
@@ -180,8 +180,8 @@ impl AveragePool {
         if !ceil && (self.include_padding || !padded) {
             return Ok(to.emit_constant(Tensor::scalar(dtype, 1.0 / cells)));
         }
-        // Counts are sums of ones, or averages of ones and zeros; the numbers of cells may be too large for narrow
-        // floats.
+        // Counts are sums of ones, or averages of ones and zeros. They may overflow float16, so their type is at least
+        // float32.
         let wide = super::sum_dtype(dtype);
         let steps = sliding.list(count, Sliding::stride);
         let dilations = sliding.list(count, Sliding::dilation);
@@ -208,7 +208,7 @@ impl AveragePool {
             let cells = to.emit_constant(Tensor::scalar(wide, cells));
             add(to, "Mul", &[share, cells], Attrs::new())
         } else {
-            // A last window may hang over the end by less than a stride.
+            // The last window may extend beyond the end by less than a stride.
             let hanging = |k: usize| if ceil { steps[k] - 1 } else { 0 };
             let own = |ends: i64| if self.include_padding { 0 } else { ends };
             let front = (0..count).map(|k| own(pads[k].0));
@@ -218,14 +218,14 @@ impl AveragePool {
             add(to, "Conv", &[plane, filter], attrs)
         };
         if ceil {
-            // Not every stride that begins inside is a window.
+            // Crops the counts to the windows: not every stride that begins inside the input has a window.
             let starts = ints(to, &vec![0; count]);
             let axes: Vec<i64> = (2..count as i64 + 2).collect();
             let axes = ints(to, &axes);
             counts = add(to, "Slice", &[counts, starts, outputs, axes], Attrs::new());
         }
         if padded {
-            // Windows that count nothing pass nothing on; their shares must be numbers.
+            // Windows without elements have a gradient of zero, but their factor must be finite.
             let some = cast(to, counts, DType::Bool);
             let none = add(to, "Not", &[some], Attrs::new());
             let none = cast(to, none, wide);
@@ -236,14 +236,14 @@ impl AveragePool {
     }
 }
 
-/// The spatial sizes in a shape of `count` spatial axes.
+/// Returns the spatial sizes in a shape with `count` spatial axes.
 fn spatial_part(to: &mut impl NodeSink, shape: ValueId, count: usize) -> ValueId {
     let (start, end) = (ints(to, &[2]), ints(to, &[count as i64 + 2]));
     let first = ints(to, &[0]);
     add(to, "Slice", &[shape, start, end, first], Attrs::new())
 }
 
-/// The padding before each spatial axis.
+/// Adds the padding before each spatial axis.
 fn before(
     to: &mut impl NodeSink,
     sliding: &Sliding,
@@ -255,7 +255,7 @@ fn before(
     if matches!(sliding.auto_pad, AutoPad::NotSet | AutoPad::Valid) {
         return ints(to, &(0..count).map(|k| sliding.padding(k, count).0).collect::<Vec<i64>>());
     }
-    // (outputs - 1) * stride + reach - inputs, where that is more than nothing.
+    // max(0, (outputs - 1) * stride + reach - inputs)
     let steps = sliding.list(count, Sliding::stride);
     let reach = |k: usize| (kernel[k] as i64 - 1).saturating_mul(sliding.dilation(k)).saturating_add(1);
     let over: Vec<i64> = (0..count).map(|k| reach(k).saturating_sub(steps[k])).collect();
@@ -273,9 +273,10 @@ fn before(
     add(to, "Div", &[padding, two], Attrs::new())
 }
 
-/// What element of each plane of `x` a maximum over everything was gets the gradient of that; the others get zeros.
+/// Adds the gradient of a maximum over each plane of `x`: the largest element gets the gradient of the maximum, the
+/// others get zeros.
 ///
-/// Of equal elements it is the first, and NaN is larger than all others.
+/// Of equal elements the first is the largest. NaN is larger than all numbers.
 pub(super) fn to_first_largest(
     to: &mut impl NodeSink,
     (g, dtype): (ValueId, DType),
@@ -284,12 +285,12 @@ pub(super) fn to_first_largest(
     let none = Attrs::new;
     let flat = ints(to, &[0, 0, -1]);
     let [x_flat, y_flat, g_flat] = [x, y, g].map(|value| add(to, "Reshape", &[value, flat], none()));
-    // The maximum is NaN only if there is one, which then equals nothing.
+    // If the maximum is NaN, the candidates are the NaN elements, because NaN equals nothing.
     let largest = add(to, "Equal", &[x_flat, y_flat], none());
     let smaller = add(to, "Not", &[largest], none());
     let number = add(to, "Equal", &[x_flat, x_flat], none());
     let smaller = add(to, "And", &[smaller, number], none());
-    // The positions in a plane, and one behind them all.
+    // Positions in a plane, and the position after the last one.
     let sizes = add(to, "Shape", &[x_flat], none());
     let (two, three, first) = (ints(to, &[2]), ints(to, &[3]), ints(to, &[0]));
     let behind = add(to, "Slice", &[sizes, two, three, first], none());
@@ -307,7 +308,7 @@ pub(super) fn to_first_largest(
     add(to, "Reshape", &[gradient, shape], none())
 }
 
-/// `MaxPoolGrad` as a scatter over everything that was pooled: positions are counted through all of it.
+/// Decomposes `MaxPoolGrad` into a scatter. The indices are flat over the whole pooled tensor.
 pub(super) fn decompose_max_grad(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let (g, index) = (rw.required(0)?, rw.required(1)?);
     let dtype = rw.dtype(g).ok_or_else(|| OpError::unsupported("the type of the gradient must be known"))?;
@@ -326,7 +327,7 @@ pub(super) fn decompose_max_grad(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let zeros = Attrs::new().with("value", Tensor::filled(dtype, &[1], 0.0));
     let zeros = rw.add("ConstantOfShape", &[shape], zeros);
     if dims.is_some_and(|dims| dims.contains(&0)) {
-        // There is nothing that a position could point to.
+        // Without elements there are no indices.
         rw.output(0, zeros);
         return Ok(());
     }
@@ -346,14 +347,16 @@ pub(super) fn decompose_max_grad(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     Ok(())
 }
 
-/// The first set of operators that sums what is written to the same place.
+/// First opset with the scatter reduction `add`.
 const SUMMED: i64 = 16;
 
-/// Most groups of windows.
+/// Maximum number of groups of windows.
 const MAX_GROUPS: i64 = 256;
 
-/// `g` scattered to `index` for older sets: windows that do not overlap have no position twice, so that the windows are
-/// taken in groups of such, and what the groups write is added.
+/// Scatters `g` to `index` for opsets without a scatter reduction.
+///
+/// Windows that do not overlap have distinct indices. So the windows are split into groups without overlap, and the
+/// results of the groups are added.
 fn scattered_apart(
     rw: &mut Rewrite<'_>,
     zeros: ValueId,
@@ -363,7 +366,7 @@ fn scattered_apart(
     let windows = super::Windows::read(rw.node())?;
     let kernel = windows.kernel();
     let sliding = windows.sliding.as_ref();
-    // How many windows along each axis reach over one position at most.
+    // Maximum number of windows along each axis that cover one position.
     let over = |k: usize| -> i64 {
         let (step, dilation) = sliding.map_or((1, 1), |sliding| (sliding.stride(k), sliding.dilation(k)));
         let reach = (kernel[k] as i64 - 1).saturating_mul(dilation).saturating_add(1);
@@ -417,10 +420,10 @@ fn scattered_apart(
     })
 }
 
-/// The first set of operators that slices in steps.
+/// First opset with steps in Slice.
 const STEPS: i64 = 10;
 
-/// For sets that do not slice in steps: the windows of a group along each axis, if their number is known.
+/// Returns the windows of a group along each axis, for opsets without steps in Slice, if the sizes are known.
 fn rows_of_group(rw: &Rewrite<'_>, index: ValueId, starts: &[i64], steps: &[i64]) -> Option<Vec<Vec<i64>>> {
     let sizes: Option<Vec<usize>> = rw.shape(index)?.iter().skip(2).map(ortrain_graph::Dim::known).collect();
     let rows = |((&start, &step), size): ((&i64, &i64), usize)| -> Vec<i64> {
@@ -430,7 +433,7 @@ fn rows_of_group(rw: &Rewrite<'_>, index: ValueId, starts: &[i64], steps: &[i64]
     Some(starts.iter().zip(steps).zip(sizes).map(rows).collect())
 }
 
-/// `AveragePoolGrad` as a transposed convolution with ones; the spatial sizes must be declared.
+/// Decomposes `AveragePoolGrad` into a transposed convolution with ones. The spatial sizes must be declared.
 pub(super) fn decompose_average_grad(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let average = super::read_average(rw.node())?;
     let g = rw.required(0)?;
@@ -460,7 +463,7 @@ pub(super) fn decompose_average_grad(rw: &mut Rewrite<'_>) -> Result<(), OpError
     Ok(())
 }
 
-/// The shape of a node's result, as far as it is known.
+/// Returns the known shape of the node's result.
 fn result<'a>(rw: &'a Rewrite<'_>) -> Option<&'a Shape> {
     rw.shape(rw.node().outputs.first().copied().flatten()?)
 }

@@ -33,7 +33,7 @@ fn averages_divide_by_what_they_cover() {
     assert_eq!(pool("AveragePool", &x, attrs.clone()).to_f64(), [1.0, 1.5, 4.0, 6.0]);
     let with_padding = attrs.with("count_include_pad", 1i64);
     assert_eq!(pool("AveragePool", &x, with_padding).to_f64(), [0.5, 1.5, 4.0, 3.0]);
-    // A window that hangs over the end counts what is inside.
+    // A window that extends beyond the end counts the elements inside.
     let ceil = Attrs::new()
         .with("kernel_shape", vec![2i64])
         .with("strides", vec![2i64])
@@ -68,7 +68,7 @@ fn gradients() {
         ("AveragePool", wide().with("ceil_mode", 1i64)),
         ("AveragePool", wide().with("auto_pad", "SAME_UPPER")),
         ("AveragePool", wide().with("auto_pad", "SAME_LOWER").with("count_include_pad", 1i64)),
-        // Windows that lie in the padding altogether.
+        // Some windows only cover padding.
         ("AveragePool", kernel().with("pads", vec![4i64, 0, 3, 2])),
         ("GlobalMaxPool", Attrs::new()),
         ("GlobalAveragePool", Attrs::new()),
@@ -77,7 +77,7 @@ fn gradients() {
         let x = image(&[2, 2, 6, 7]);
         let graph = one_node(crate::NEWEST_OPSET, ("", op), &[Some(&x)], 1, attrs.clone()).expect("right");
         check_gradients(&graph, std::slice::from_ref(&x), &[0], &[0]);
-        // In plain ONNX; and without the sizes of the axes.
+        // The same in plain ONNX, and with symbolic sizes.
         let y = run(&graph, std::slice::from_ref(&x)).expect("it runs").remove(0);
         let seed = [Some(spread(y.dims(), 3))];
         let known = gradient_graph(&graph, &seed, &[0]);
@@ -92,7 +92,7 @@ fn gradients() {
     }
 }
 
-/// The first of several equal elements, and of several NaNs, gets everything, whether sizes are known or not.
+/// The first of several equal elements, and of several NaNs, gets the whole gradient, with known and symbolic sizes.
 #[test]
 fn the_first_of_the_largest_gets_everything() {
     let (nan, inf) = (f64::NAN, f64::INFINITY);
@@ -118,8 +118,8 @@ fn the_first_of_the_largest_gets_everything() {
     }
 }
 
-/// A graph as onnxruntime-training writes it: the gradient of a maximum knows the shape from the node that made the
-/// positions, that of an average from its declaration.
+/// Gradient nodes as onnxruntime-training writes them. MaxPoolGrad takes the shape from the node that made the indices,
+/// AveragePoolGrad from its declared result.
 #[test]
 fn gradients_of_the_runtime_in_plain_onnx() {
     let x = image(&[2, 3, 5, 6]);
@@ -148,7 +148,7 @@ fn gradients_of_the_runtime_in_plain_onnx() {
         crate::passes::infer::infer(&mut average).expect("it is right");
         check_decomposition(&average, &given, 1e-12);
 
-        // Of a scatter that adds.
+        // The decomposition needs a scatter that adds.
         let mut old = largest.clone();
         crate::passes::decompose::standardise(&mut old).expect("it decomposes");
         crate::passes::versions::downgrade(&mut old.clone(), 16).expect("it is there");
@@ -157,7 +157,7 @@ fn gradients_of_the_runtime_in_plain_onnx() {
     }
 }
 
-/// Windows that overlap are scattered in groups that do not, where nothing sums what is written to the same place.
+/// Opsets without a scatter reduction get one scatter for each group of windows without overlap.
 #[test]
 fn gradients_before_scatters_that_add() {
     let x = image(&[2, 3, 7, 6]);
@@ -178,7 +178,7 @@ fn gradients_before_scatters_that_add() {
     check_decomposed_gradients(&pooled, &[x], &[0], 9);
 }
 
-/// Where no node made the positions, the gradient of a maximum has the shape that is declared for it.
+/// If no node made the indices, MaxPoolGrad has its declared shape.
 #[test]
 fn a_gradient_at_positions_that_are_given() {
     let (g, index) = (f64s(&[1, 1, 3], &[1.0, 2.0, 4.0]), Tensor::i64(&[1, 1, 3], &[1, 1, 3]));
@@ -240,7 +240,7 @@ fn what_does_not_fit_is_refused() {
     }
 }
 
-/// Windows far larger than the image are counted, not walked through.
+/// The time does not depend on the size of the window.
 #[test]
 fn enormous_windows_are_quick() {
     let x = f64s(&[1, 1, 2], &[1.0, 2.0]);
