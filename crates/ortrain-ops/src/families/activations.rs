@@ -1,14 +1,15 @@
-//! Activations, rows of the table of element-wise operators, and ONNX Runtime's operators for their gradients.
+//! Activations, as rows of the table of element-wise operators, and the operators of ONNX Runtime for their gradients.
 //!
 //! Relu-6, 13, 14; LeakyRelu-6, 16; PRelu-7, 9, 16; Elu-6, 22; Selu-6, 22; Celu-12, 28; Softplus-1, 22; Softsign-1, 22;
 //! HardSigmoid-6, 22; HardSwish-14, 22; Mish-18, 22; ThresholdedRelu-10, 22; Sigmoid-6, 13; Tanh-6, 13; Gelu-20;
 //! Shrink-9; Swish-24; SwiGLU-28 (a Swish times a second input) of ONNX;
 //! `QuickGelu`, `ReluGrad`, `LeakyReluGrad`, `SigmoidGrad`, `TanhGrad`, `GeluGrad`, `FastGeluGrad`, `QuickGeluGrad`,
-//! `BiasGeluGrad_dX` and `BiasFastGeluGrad_dX` of `com.microsoft`, whose `Gelu`, `FastGelu` and `BiasGelu` are read as Gelu
-//! of ONNX. (Clip has optional inputs and a file of its own.)
+//! `BiasGeluGrad_dX` and `BiasFastGeluGrad_dX` of `com.microsoft`. `Gelu`, `FastGelu` and `BiasGelu` of `com.microsoft`
+//! are read as Gelu of ONNX. (Clip has optional inputs and is defined in its own file.)
 //!
-//! Values and gradients are right for every input, infinities included, where the formula of the standard has a limit:
-//! nothing overflows on the way, and nothing cancels near 0. NaN gives NaN. At kinks the gradient is that of PyTorch.
+//! Values and gradients are correct for every input. At infinities they are the limit of the standard's formula, if the
+//! formula has one. Intermediate overflow does not affect a result, and nothing cancels near 0. NaN gives NaN. At kinks
+//! the gradient equals PyTorch's.
 
 use ortrain_expr::{Builder, CompareOp, Reg, Type, UnaryOp};
 use ortrain_graph::Attrs;
@@ -25,17 +26,17 @@ const GELU_TANH_CUBIC: f64 = 0.044_715;
 /// `1/sqrt(2 pi)`, the normal density at 0.
 const NORMAL_DENSITY: f64 = 0.398_942_280_401_432_7;
 
-/// Beyond it Gelu is 0 or the identity in every float type, and the slope of either form 0 or 1.
+/// Bound of `|x|` beyond which Gelu is 0 or the identity in every float type, and the slope of both forms is 0 or 1.
 const GELU_END: f64 = 1000.0;
 
-/// `x` cut off where everything below gives 0: minus infinity times 0 is the limit, 0.
+/// Clamps `x` from below where Gelu is 0: minus infinity times 0 then gives the limit, 0.
 fn gelu_input(b: &mut Builder, x: Reg) -> Reg {
     let end = b.constant(b.ty(x), -GELU_END);
     let below = b.compare(CompareOp::Lt, x, end);
     b.select(below, end, x)
 }
 
-/// `x * (1 + erf(x / sqrt 2)) / 2`.
+/// Computes `x * (1 + erf(x / sqrt 2)) / 2`.
 fn gelu_erf(b: &mut Builder, x: Reg) -> Reg {
     let ty = b.ty(x);
     let x = gelu_input(b, x);
@@ -47,7 +48,7 @@ fn gelu_erf(b: &mut Builder, x: Reg) -> Reg {
     b.mul(x, cdf)
 }
 
-/// `tanh(sqrt(2/pi) (x + 0.044715 x^3))`.
+/// Computes `tanh(sqrt(2/pi) (x + 0.044715 x^3))`.
 fn gelu_inner_tanh(b: &mut Builder, x: Reg) -> Reg {
     let ty = b.ty(x);
     let (scale, cubic, one) =
@@ -80,7 +81,7 @@ fn gelu(b: &mut Builder, x: &[Reg], attrs: &Attrs) -> Result<Reg, OpError> {
     }
 }
 
-/// `g (cdf(x) + x pdf(x))` of the normal distribution.
+/// Computes `g (cdf(x) + x pdf(x))` of the normal distribution.
 fn gelu_slope(b: &mut Builder, g: Reg, x: Reg) -> Reg {
     let ty = b.ty(x);
     let x = within(b, x, GELU_END);
@@ -99,7 +100,7 @@ fn gelu_slope(b: &mut Builder, g: Reg, x: Reg) -> Reg {
     b.mul(g, total)
 }
 
-/// The gradient of the tanh form.
+/// Computes the gradient of the tanh form of Gelu.
 fn fast_gelu_slope(b: &mut Builder, g: Reg, x: Reg) -> Reg {
     let ty = b.ty(x);
     let x = within(b, x, GELU_END);
@@ -120,13 +121,13 @@ fn fast_gelu_slope(b: &mut Builder, g: Reg, x: Reg) -> Reg {
     b.mul(g, halved)
 }
 
-/// `x * sigmoid(alpha x)`.
+/// Computes `x * sigmoid(alpha x)`.
 fn sigmoid_weighted(b: &mut Builder, x: Reg, alpha: f64) -> Reg {
     let (alpha, zero) = (b.constant(b.ty(x), alpha), b.constant(b.ty(x), 0.0));
     let scaled = b.mul(x, alpha);
     let weight = b.unary(UnaryOp::Sigmoid, scaled);
     let product = b.mul(x, weight);
-    // Infinity times 0 is the limit, 0.
+    // Minus infinity times 0 gives the limit, 0.
     let nothing = b.compare(CompareOp::Eq, weight, zero);
     b.select(nothing, zero, product)
 }
@@ -148,7 +149,7 @@ fn quick_gelu_op(attrs: &Attrs) -> Result<Option<GradOp>, OpError> {
     Ok(Some(GradOp::of_input("QuickGeluGrad").with(Attrs::new().with(ALPHA, alpha))))
 }
 
-/// `g s (1 + alpha x (1 - s))` with the sigmoid `s`.
+/// Computes `g s (1 + alpha x (1 - s))` with the sigmoid `s`.
 fn sigmoid_weighted_slope(b: &mut Builder, g: Reg, x: Reg, alpha: f64) -> Reg {
     let x = within(b, x, FAR);
     let (alpha, one) = (b.constant(b.ty(x), alpha), b.constant(b.ty(x), 1.0));
@@ -167,7 +168,7 @@ fn quick_gelu_grad(b: &mut Builder, x: &[Reg], attrs: &Attrs) -> Result<Reg, OpE
 
 pub(super) fn relu(b: &mut Builder, x: &[Reg], _: &Attrs) -> Result<Reg, OpError> {
     let zero = b.constant(b.ty(x[0]), 0.0);
-    // Written so that NaN passes.
+    // A comparison instead of a maximum, so that NaN passes.
     let negative = b.compare(CompareOp::Lt, x[0], zero);
     Ok(b.select(negative, zero, x[0]))
 }
@@ -192,18 +193,18 @@ fn tanh_grad(b: &mut Builder, x: &[Reg], _: &Attrs) -> Result<Reg, OpError> {
     Ok(b.mul(x[0], slope))
 }
 
-/// A float attribute.
+/// Reads a float attribute.
 fn attribute(attrs: &Attrs, name: &str, default: f32) -> Result<f64, OpError> {
     Ok(f64::from(attrs.float(name)?.unwrap_or(default)))
 }
 
-/// Whether `x` is above 0.
+/// Returns the truth value of `x > 0`.
 fn positive(b: &mut Builder, x: Reg) -> Reg {
     let zero = b.constant(b.ty(x), 0.0);
     b.compare(CompareOp::Lt, zero, x)
 }
 
-/// `x` cut off at both ends, which must be so far out that the result does not depend on it.
+/// Clamps `x` to `-end..=end`. `end` must be so large that the clamp does not change the final result.
 fn within(b: &mut Builder, x: Reg, end: f64) -> Reg {
     let ty = b.ty(x);
     let (low, high) = (b.constant(ty, -end), b.constant(ty, end));
@@ -213,12 +214,13 @@ fn within(b: &mut Builder, x: Reg, end: f64) -> Reg {
 }
 
 const ALPHA: &str = "alpha";
-/// The slope inside the sigmoid of QuickGelu by default.
+/// Default slope inside the sigmoid of QuickGelu.
 const QUICK_SLOPE: f32 = 1.702;
-/// The slope that LeakyRelu has below 0 by default.
+/// Default slope of LeakyRelu below 0.
 const LEAK: f32 = 0.01;
 
-/// `x` above 0 and `alpha x` elsewhere: the factor is chosen, so that the derivative is the factor.
+/// Multiplies `x` by 1 where `of` is above 0, and by `alpha` elsewhere. The factor is selected instead of the product,
+/// so that the derivative is the factor.
 fn leaky(b: &mut Builder, x: Reg, alpha: Reg, of: Reg) -> Reg {
     let one = b.constant(b.ty(x), 1.0);
     let above = positive(b, of);
@@ -232,7 +234,8 @@ pub(super) fn leaky_relu(b: &mut Builder, x: &[Reg], attrs: &Attrs) -> Result<Re
     Ok(leaky(b, x[0], alpha, x[0]))
 }
 
-/// The gradient operator looks at the output, whose sign is that of the input only if the slope is not negative.
+/// Returns the gradient operator, unless the slope is negative. The operator reads the output. Output and input have
+/// the same sign only if the slope is not negative.
 fn leaky_relu_op(attrs: &Attrs) -> Result<Option<GradOp>, OpError> {
     let alpha = attrs.float(ALPHA)?.unwrap_or(LEAK);
     Ok((alpha >= 0.0).then(|| GradOp::of_output("LeakyReluGrad").with(Attrs::new().with(ALPHA, alpha))))
@@ -248,8 +251,8 @@ fn prelu(b: &mut Builder, x: &[Reg], _: &Attrs) -> Result<Reg, OpError> {
     Ok(leaky(b, x[0], x[1], x[0]))
 }
 
-/// `exp(x) - 1` without cancellation near 0: `2 t / (1 - t)` with `t = tanh(x / 2)`, for which `1 - t` must not cancel
-/// either. That is so up to 1; `large` says whether `x` may lie above.
+/// Computes `exp(x) - 1` without cancellation near 0: `2 t / (1 - t)` with `t = tanh(x / 2)`. Up to `x = 1`, `1 - t`
+/// does not cancel either. `large` is true if `x` may be above 1.
 fn exp_less_one(b: &mut Builder, x: Reg, large: bool) -> Reg {
     let ty = b.ty(x);
     let (one, half, two) = (b.constant(ty, 1.0), b.constant(ty, 0.5), b.constant(ty, 2.0));
@@ -266,7 +269,7 @@ fn exp_less_one(b: &mut Builder, x: Reg, large: bool) -> Reg {
     b.select(above, far, near)
 }
 
-/// The numbers of `scale * (x above 0, alpha (exp(x / width) - 1) elsewhere)`.
+/// Coefficients of `scale * (x above 0, alpha (exp(x / width) - 1) elsewhere)`.
 struct Exponential {
     scale: f64,
     alpha: f64,
@@ -296,7 +299,7 @@ impl Exponential {
         let (scale, alpha, width) =
             (b.constant(ty, self.scale), b.constant(ty, self.alpha), b.constant(ty, self.width));
         let inner = b.div(x, width);
-        // Of a negative width the exponent is positive where it counts.
+        // For a negative width the exponent is positive where this branch is selected.
         let bent = exp_less_one(b, inner, self.width < 0.0);
         let scaled = b.mul(bent, alpha);
         let above = positive(b, x);
@@ -310,7 +313,7 @@ impl Exponential {
         let (right, left) =
             (b.constant(ty, self.scale), b.constant(ty, self.scale * self.alpha / self.width));
         let inner = b.div(x, width);
-        // Infinite where it does not count: chosen, not multiplied by zero.
+        // The exponential may be infinite above 0. It is selected instead of multiplied by zero.
         let exp = b.unary(UnaryOp::Exp, inner);
         let bent = b.mul(exp, left);
         let above = positive(b, x);
@@ -323,8 +326,8 @@ pub(super) fn elu(b: &mut Builder, x: &[Reg], attrs: &Attrs) -> Result<Reg, OpEr
     Ok(Exponential::elu(attrs)?.value(b, x[0]))
 }
 
-/// `log(1 + t)`. The logarithm loses what `1 + t` rounds away, and gets it back as the quotient of `t` and what is left
-/// of it (Kahan). From `1 + t = 2` on there is nothing to lose.
+/// Computes `log(1 + t)` without loss of precision (Kahan's method). `1 + t` rounds; multiplying by `t / ((1 + t) - 1)`
+/// corrects this error. From `1 + t = 2` on there is no loss.
 pub(super) fn log_one_plus(b: &mut Builder, t: Reg) -> Reg {
     let ty = b.ty(t);
     let (zero, one, two) = (b.constant(ty, 0.0), b.constant(ty, 1.0), b.constant(ty, 2.0));
@@ -339,7 +342,7 @@ pub(super) fn log_one_plus(b: &mut Builder, t: Reg) -> Reg {
     b.select(far, log, near)
 }
 
-/// `log(1 + exp(x))` as `max(x, 0) + log(1 + t)` with `t = exp(-|x|)`.
+/// Computes `log(1 + exp(x))` as `max(x, 0) + log(1 + t)` with `t = exp(-|x|)`.
 pub(super) fn softplus(b: &mut Builder, x: &[Reg], _: &Attrs) -> Result<Reg, OpError> {
     let ty = b.ty(x[0]);
     let zero = b.constant(ty, 0.0);
@@ -347,7 +350,7 @@ pub(super) fn softplus(b: &mut Builder, x: &[Reg], _: &Attrs) -> Result<Reg, OpE
     let minus = b.unary(UnaryOp::Neg, size);
     let t = b.unary(UnaryOp::Exp, minus);
     let log = log_one_plus(b, t);
-    // Written so that NaN passes.
+    // A comparison instead of a maximum, so that NaN passes.
     let negative = b.compare(CompareOp::Lt, x[0], zero);
     let line = b.select(negative, zero, x[0]);
     Ok(b.add(line, log))
@@ -358,7 +361,7 @@ fn softplus_gradient(b: &mut Builder, x: Reg, g: Reg, _: &Attrs) -> Result<Reg, 
     Ok(b.mul(g, slope))
 }
 
-/// `x / (1 + |x|)` and the sigmoid of `x` are 1 in every float type long before this.
+/// Bound of `|x|` beyond which `|x| / (1 + |x|)` and the sigmoid of `|x|` are 1 in every float type.
 const FAR: f64 = 1e30;
 
 pub(super) fn softsign(b: &mut Builder, x: &[Reg], _: &Attrs) -> Result<Reg, OpError> {
@@ -378,7 +381,7 @@ fn softsign_gradient(b: &mut Builder, x: Reg, g: Reg, _: &Attrs) -> Result<Reg, 
     Ok(b.mul(g, slope))
 }
 
-/// `alpha x + beta`, and `alpha`.
+/// Returns `alpha x + beta`, and `alpha`.
 fn hard_line(b: &mut Builder, x: Reg, attrs: &Attrs) -> Result<(Reg, Reg), OpError> {
     let (alpha, beta) = (attribute(attrs, ALPHA, 0.2)?, attribute(attrs, "beta", 0.5)?);
     let (alpha, beta) = (b.constant(b.ty(x), alpha), b.constant(b.ty(x), beta));
@@ -394,7 +397,7 @@ pub(super) fn hard_sigmoid(b: &mut Builder, x: &[Reg], attrs: &Attrs) -> Result<
     Ok(b.select(below, zero, cut))
 }
 
-/// 0 where the line leaves (0, 1), ends included.
+/// Computes `g alpha` where the line is inside (0, 1), and 0 elsewhere, including at both ends.
 fn hard_sigmoid_gradient(b: &mut Builder, x: Reg, g: Reg, attrs: &Attrs) -> Result<Reg, OpError> {
     let (line, alpha) = hard_line(b, x, attrs)?;
     let (zero, one) = (b.constant(b.ty(line), 0.0), b.constant(b.ty(line), 1.0));
@@ -404,7 +407,7 @@ fn hard_sigmoid_gradient(b: &mut Builder, x: Reg, g: Reg, attrs: &Attrs) -> Resu
     Ok(b.select(after, cut, zero))
 }
 
-/// `x` times the line `x / 6 + 1 / 2` cut off at 0 and 1.
+/// Computes `x` times the line `x / 6 + 1 / 2`, with the line clamped to [0, 1].
 fn hard_swish(b: &mut Builder, x: &[Reg], _: &Attrs) -> Result<Reg, OpError> {
     let x = x[0];
     let ty = b.ty(x);
@@ -418,7 +421,7 @@ fn hard_swish(b: &mut Builder, x: &[Reg], _: &Attrs) -> Result<Reg, OpError> {
     Ok(b.select(below, zero, cut))
 }
 
-/// `(2 x + 3) / 6` inside (-3, 3), 0 at and below -3, 1 at and above 3.
+/// Computes `g` times the slope: `(2 x + 3) / 6` inside (-3, 3), 0 at and below -3, 1 at and above 3.
 fn hard_swish_gradient(b: &mut Builder, x: Reg, g: Reg, _: &Attrs) -> Result<Reg, OpError> {
     let ty = b.ty(x);
     let (third, half, zero) = (b.constant(ty, 1.0 / 3.0), b.constant(ty, 0.5), b.constant(ty, 0.0));
@@ -431,11 +434,11 @@ fn hard_swish_gradient(b: &mut Builder, x: Reg, g: Reg, _: &Attrs) -> Result<Reg
     Ok(b.select(after, cut, zero))
 }
 
-/// `exp` of less than this is 0 in every float type.
+/// Bound of `|x|` beyond which `exp(-|x|)` is 0 in every float type.
 const MISH_END: f64 = 1000.0;
 
-/// `tanh(log(1 + exp(x)))` as a fraction: with `w = exp(-|x|)` it is `(1 + 2 w) / (1 + 2 w + 2 w^2)` above 0 and
-/// `(w^2 + 2 w) / (w^2 + 2 w + 2)` below. Returns numerator, denominator, and their difference.
+/// Computes `tanh(log(1 + exp(x)))` as a fraction. With `w = exp(-|x|)` the fraction is `(1 + 2 w) / (1 + 2 w + 2 w^2)`
+/// above 0 and `(w^2 + 2 w) / (w^2 + 2 w + 2)` below. Returns numerator, denominator, and their difference.
 fn mish_fraction(b: &mut Builder, x: Reg) -> (Reg, Reg, Reg) {
     let ty = b.ty(x);
     let (one, two) = (b.constant(ty, 1.0), b.constant(ty, 2.0));
@@ -454,18 +457,18 @@ fn mish_fraction(b: &mut Builder, x: Reg) -> (Reg, Reg, Reg) {
 fn mish(b: &mut Builder, x: &[Reg], _: &Attrs) -> Result<Reg, OpError> {
     let (top, bottom, _) = mish_fraction(b, x[0]);
     let tanh = b.div(top, bottom);
-    // Minus infinity times 0 is the limit, 0.
+    // Minus infinity times 0 gives the limit, 0.
     let end = b.constant(b.ty(x[0]), -MISH_END);
     let below = b.compare(CompareOp::Lt, x[0], end);
     let x = b.select(below, end, x[0]);
     Ok(b.mul(x, tanh))
 }
 
-/// `t + x sigmoid(x) (1 - t^2)` with the tanh `t`.
+/// Computes `g (t + x sigmoid(x) (1 - t^2))` with the tanh `t`.
 fn mish_gradient(b: &mut Builder, x: Reg, g: Reg, _: &Attrs) -> Result<Reg, OpError> {
     let (top, bottom, difference) = mish_fraction(b, x);
     let tanh = b.div(top, bottom);
-    // 1 - t^2 from the parts, which do not cancel.
+    // 1 - t^2 = (1 - t) (1 + t). Both factors come from the fraction, without cancellation.
     let sum = b.add(bottom, top);
     let (one, other) = (b.div(difference, bottom), b.div(sum, bottom));
     let rest = b.mul(one, other);
@@ -480,7 +483,7 @@ fn mish_gradient(b: &mut Builder, x: Reg, g: Reg, _: &Attrs) -> Result<Reg, OpEr
 pub(super) fn thresholded_relu(b: &mut Builder, x: &[Reg], attrs: &Attrs) -> Result<Reg, OpError> {
     let alpha = attribute(attrs, ALPHA, 1.0)?;
     let (alpha, zero) = (b.constant(b.ty(x[0]), alpha), b.constant(b.ty(x[0]), 0.0));
-    // Written so that NaN passes.
+    // A comparison, so that NaN passes.
     let below = b.compare(CompareOp::Le, x[0], alpha);
     Ok(b.select(below, zero, x[0]))
 }
@@ -492,7 +495,7 @@ fn thresholded_relu_gradient(b: &mut Builder, x: Reg, g: Reg, attrs: &Attrs) -> 
     Ok(b.select(above, g, zero))
 }
 
-/// `x + bias` below `-lambd`, `x - bias` above `lambd`, and 0 between. Integers are computed as float64.
+/// Computes `x + bias` below `-lambd`, `x - bias` above `lambd`, and 0 between. Integers are computed as float64.
 fn shrink(b: &mut Builder, x: &[Reg], attrs: &Attrs) -> Result<Reg, OpError> {
     let own = b.ty(x[0]);
     let ty = if own.is_float() { own } else { Type::F64 };
@@ -518,7 +521,7 @@ macro_rules! of_output {
     };
 }
 
-/// The rows.
+/// Activations and gradient operators.
 #[rustfmt::skip]
 pub(super) static ROWS: &[Row] = &[
     row("Relu", &[6, 13, 14], 1, TypeConstraint::Number, relu).grad_op(of_output!("ReluGrad")),
@@ -584,7 +587,7 @@ mod tests {
         Attrs::new().with(ALPHA, value)
     }
 
-    /// Values and slopes of an operator at some points.
+    /// Returns values and slopes of an operator at the points `x`.
     fn curve(op: &str, attrs: &Attrs, x: &Tensor) -> (Vec<f64>, Vec<f64>) {
         let graph = graph_of(op, &[x], attrs);
         let ones = Tensor::filled(x.dtype(), x.dims(), 1.0);
@@ -600,11 +603,11 @@ mod tests {
         assert!(same || (got - want).abs() <= tolerance * want.abs(), "{what}: {got}, not {want}");
     }
 
-    /// The normal distribution at 1, and its density there.
+    /// Normal distribution function and density at 1.
     const CDF: f64 = 0.841_344_746_068_542_9;
     const PDF: f64 = 0.241_970_724_519_143_37;
 
-    /// Value and slope at a point, from the formula of the standard or its limit.
+    /// Point, value and slope, from the formula of the standard or its limit.
     type Sample = (f64, f64, f64);
 
     #[test]
@@ -614,7 +617,7 @@ mod tests {
         let mish = tanh + sigmoid * (1.0 - tanh * tanh);
         let elu = f64::exp_m1(-1.0);
         let (scale, bend) = (f64::from(1.050_701_f32), f64::from(1.673_263_2_f32));
-        // The tanh form at 1, and the slope of what is inside the tanh.
+        // The tanh form at 1: the tanh, and the slope of its argument.
         let bent = (GELU_TANH_SCALE * (1.0 + GELU_TANH_CUBIC)).tanh();
         let steep = GELU_TANH_SCALE * (1.0 + 3.0 * GELU_TANH_CUBIC);
         let none = Attrs::new();
@@ -788,11 +791,11 @@ mod tests {
                     DType::F64 => f64s(&[points.len()], &points),
                     _ => Tensor::f32(&[points.len()], &points.iter().map(|&x| x as f32).collect::<Vec<_>>()),
                 };
-                // Attributes and the constants of float32 expressions have 24 bits.
+                // Attributes, and constants of float32 expressions, have 24 bits.
                 let tolerance = if dtype == DType::F64 { 1e-14 } else { 4e-7 };
                 let (values, slopes) = curve(op, attrs, &x);
                 for (k, &(x, y, slope)) in samples.iter().enumerate() {
-                    // Where float32 has subnormal numbers only, it has few digits.
+                    // Subnormal numbers of float32 have few digits.
                     let wanted = |value: f64, got: f64| {
                         dtype == DType::F64 || value == 0.0 || value.abs() > 1e-37 || got.abs() > 1e-36
                     };
@@ -830,7 +833,7 @@ mod tests {
         }
     }
 
-    /// Rows of one input with attributes that change them.
+    /// Returns the operators with one input, each with several values of its attributes.
     fn smooth() -> Vec<(&'static str, Attrs)> {
         let mut all: Vec<(&str, Attrs)> = ["Softplus", "Softsign", "HardSwish", "Mish", "Sigmoid", "Tanh"]
             .into_iter()
@@ -870,7 +873,7 @@ mod tests {
         }
     }
 
-    /// Those of ONNX Runtime that add a bias first are the others on the sum.
+    /// The operators of ONNX Runtime that first add a bias equal the operators without a bias on the sum.
     #[test]
     fn gelus_with_a_bias() {
         const DOMAIN: &str = "com.microsoft";
@@ -901,7 +904,7 @@ mod tests {
         assert!(error.expect_err("refused").to_string().contains("does not broadcast to [3, 4]"));
     }
 
-    /// Where the slope is 0 by a choice, an infinite gradient stops too.
+    /// A slope that is set to 0 also stops an infinite gradient.
     #[test]
     fn what_is_cut_off_does_not_leak() {
         let x = f64s(&[2], &[-5.0, 5.0]);
@@ -928,7 +931,7 @@ mod tests {
         assert_eq!(got, f64s(&[2, 3], &[1.0, 2.0, 0.0, -0.25, 4.0, INF]));
         let ones = Tensor::filled(DType::F64, &[2, 3], 1.0);
         let got = run(&gradient_graph(&graph, &[Some(ones)], &[0, 1]), &given).expect("it runs");
-        // At 0 the negative branch is taken; what was not chosen (infinity here) does not leak.
+        // At 0 the negative branch is selected. The other branch (infinity here) has no influence.
         assert_eq!(got[0], f64s(&[2, 3], &[1.0, -1.0, 2.0, 0.5, 1.0, 1.0]));
         assert_eq!(got[1], f64s(&[3], &[-0.5, -2.0, 0.0]));
         for dims in [&[][..], &[1], &[3, 1], &[2, 3, 4], &[1, 4]] {
@@ -945,7 +948,7 @@ mod tests {
         assert_eq!(whole.expect("it runs")[0], Tensor::i64(&[3], &[-6, 0, 5]));
     }
 
-    /// Sizes of a slope that are not known may fit; whether they do is seen when they are.
+    /// A slope of unknown sizes may broadcast. The check takes place once the sizes are known.
     #[test]
     fn slopes_of_open_sizes() {
         use ortrain_graph::{Dim, Shape, ValueType};
@@ -1011,7 +1014,7 @@ mod tests {
         assert!(run_node(("", "Softplus"), &[Some(&Tensor::i64(&[1], &[1]))], 1, Attrs::new()).is_err());
     }
 
-    /// Gradients in the words of every opset: Where is younger than most activations.
+    /// Most activations are older than the operator Where: their gradients must decompose without Where for old opsets.
     #[test]
     fn gradients_of_every_opset() {
         let x = spread(&[2, 4], 6);

@@ -1,9 +1,11 @@
-//! Coordinates moved by matrices: `AffineGrid`.
+//! Sampling coordinates from affine matrices: `AffineGrid`.
 //!
-//! AffineGrid-20 of ONNX (<https://onnx.ai/onnx/operators/onnx__AffineGrid.html>): the coordinates between -1 and 1 of every
-//! element of an image, or of a volume, times a matrix for each of the batch, as GridSample takes them. It is a composition: a
-//! sum over the columns of the matrices, computed in float32 at least. An axis of size 1 is at 0 if corners are aligned, as in
-//! PyTorch (the standard's reference divides by zero there).
+//! AffineGrid-20 of ONNX (<https://onnx.ai/onnx/operators/onnx__AffineGrid.html>). Each pixel of an image, or voxel of
+//! a volume, has coordinates between -1 and 1. These are multiplied by one matrix for each item of the batch. The
+//! result is a grid for GridSample.
+//!
+//! The operator is a composition: a sum over the columns of the matrices, computed in float32 or wider. An axis of size
+//! 1 has coordinate 0 if corners are aligned, as in PyTorch (the standard's reference divides by zero there).
 
 use ortrain_graph::{DType, Dim, Graph, Node, Shape, Tensor, ValueId, ValueType};
 
@@ -22,7 +24,7 @@ const SIZE: usize = 1;
 
 struct AffineGrid;
 
-/// The number of axes that matrices of this shape are for.
+/// Returns the number of spatial axes, from the shape of the matrices.
 fn axes_of(theta: &Shape) -> Result<usize, OpError> {
     let wrong = || {
         OpError::invalid(format!(
@@ -87,7 +89,7 @@ fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let ty = wide(dtype);
     let theta = cast(rw, theta, dtype, ty);
     let known = rw.constant_of(size).and_then(Tensor::to_i64);
-    // A column of all matrices: `[N, 1, ..., 1, axes]`.
+    // One column of all matrices: `[N, 1, ..., 1, axes]`.
     let column = |rw: &mut Rewrite<'_>, k: usize| {
         let column = part(rw, theta, 2, k as i64, k as i64 + 1, 1);
         let mut shape = vec![Size::Number(1); axes + 2];
@@ -101,7 +103,7 @@ fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
             Some(&count) => Size::Number(count),
             None => Size::Value(part(rw, size, 0, at, at + 1, 1)),
         };
-        // Twice the distance from the middle, in steps, over the number of steps.
+        // Coordinate: twice the distance from the middle, in steps, over the number of steps.
         let along = counted(rw, count);
         let along = cast(rw, along, DType::I64, ty);
         let two = number(rw, ty, 2.0);
@@ -118,7 +120,7 @@ fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
         let places = apply(rw, "Div", &[from_middle, all]);
         let behind: Vec<i64> = (1..=(axes - axis) as i64).collect();
         let places = super::sizes::unsqueezed(rw, places, &behind);
-        // The first column is for the last axis.
+        // The first column belongs to the last axis.
         let column = column(rw, axes - 1 - axis);
         let product = apply(rw, "Mul", &[places, column]);
         sum = apply(rw, "Add", &[sum, product]);
@@ -133,7 +135,7 @@ fn build(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
     Ok(Box::new(AffineGrid))
 }
 
-/// Before opset 20 it is written as what it is made of.
+/// Decomposes the operator for opsets before 20.
 fn downgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     if rw.version() < 20 { decompose(rw) } else { Ok(()) }
 }
@@ -161,7 +163,7 @@ mod tests {
 
     const OP: (&str, &str) = ("", "AffineGrid");
 
-    /// By the definition.
+    /// Computes the grid by the definition.
     fn expected(theta: &Tensor, size: &[usize], aligned: bool) -> Tensor {
         let axes = size.len() - 2;
         let place = |k: usize, count: usize| match aligned {
@@ -174,7 +176,7 @@ mod tests {
         let mut found = Vec::new();
         for n in 0..size[0] {
             for point in 0..points {
-                // The last axis first, then the 1 of the shift.
+                // The last axis comes first. The 1 for the translation comes last.
                 let (mut rest, mut place_of) = (point, Vec::new());
                 for &count in size[2..].iter().rev() {
                     place_of.push(place(rest % count, count));

@@ -1,8 +1,9 @@
-//! Where the largest or the smallest element along an axis is, and one there and zeros elsewhere.
+//! Position of the largest or smallest element along an axis (`ArgMax`, `ArgMin`), and its one-hot vector (`Hardmax`).
 //!
-//! ArgMax, ArgMin-1, 11, 12, 13 (<https://onnx.ai/onnx/operators/onnx__ArgMax.html>) and Hardmax-1, 11, 13 of ONNX. Of
-//! equal elements the first counts, or the last with `select_last_index`; NaN is the extreme of everything. Hardmax takes
-//! the first; before opset 13 it acts on everything from the axis on, as Softmax does, and its gradient is zero.
+//! ArgMax, ArgMin-1, 11, 12, 13 (<https://onnx.ai/onnx/operators/onnx__ArgMax.html>) and Hardmax-1, 11, 13 of ONNX.
+//! Among equal elements the first is selected, or the last with `select_last_index`. NaN counts as the extreme of any
+//! elements. Hardmax selects the first. Before opset 13 Hardmax acts on all axes from the axis on, as Softmax does. Its
+//! gradient is zero.
 
 use ortrain_expr::{BinaryOp, CompareOp, ReduceOp, Reg, Strides, Type};
 use ortrain_graph::{DType, Dim, Graph, Node};
@@ -14,7 +15,7 @@ use crate::infer::{Infer, normalize_axis};
 use crate::lower::{Lower, NestBuilder, around};
 use crate::op::{Definition, Op};
 
-/// The position of an extreme.
+/// Position of the maximum or minimum along an axis.
 struct ArgExtreme {
     smallest: bool,
     axis: i64,
@@ -27,13 +28,14 @@ struct Hardmax {
     axis: i64,
 }
 
-/// The strides of a tensor of some shape in a nest over the rows along an axis, whose last axis is that axis.
+/// Returns the space of a nest over the rows along `axis`, and the strides of a tensor of shape `dims` in it. The last
+/// axis of the nest is `axis`.
 fn strides(dims: &[usize], axis: usize) -> ([usize; 3], Strides) {
     let (before, size, after) = around(dims, axis);
     ([before, after, size], [(size * after) as isize, 1, after as isize].into_iter().collect())
 }
 
-/// The position of the extreme of `x` along the third axis of a nest.
+/// Returns the position of the extreme of `x` along the third axis of a nest.
 fn position(nest: &mut NestBuilder, x: Reg, size: usize, smallest: bool, last: bool) -> Reg {
     let extreme = nest.reduce(if smallest { ReduceOp::Min } else { ReduceOp::Max }, x);
     let b = &mut nest.b;
@@ -93,7 +95,7 @@ impl Op for Hardmax {
         Ok(())
     }
 
-    /// Zero almost everywhere.
+    /// Sets no gradient: the derivative is zero almost everywhere.
     fn grad(&self, _: &mut Grad<'_>) -> Result<(), OpError> {
         Ok(())
     }
@@ -126,7 +128,7 @@ fn build_hardmax(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
     Ok(Box::new(Hardmax { axis: node.attrs.int("axis")?.unwrap_or(-1) }))
 }
 
-/// Whether an operator's derivative is zero almost everywhere.
+/// Returns true if an operator's derivative is zero almost everywhere.
 pub(crate) fn is_flat(domain: &str, name: &str) -> bool {
     domain.is_empty() && name == "Hardmax"
 }
@@ -179,7 +181,7 @@ mod tests {
         assert!(format!("{:?}", error.expect_err("refused")).contains("nothing is the largest"));
     }
 
-    /// Before opset 13 everything from the axis on is one row.
+    /// Before opset 13 all axes from `axis` on form one row.
     #[test]
     fn older_forms_of_hardmax() {
         let x = f64s(&[2, 2, 2], &[1.0, 2.0, 4.0, 3.0, -1.0, -2.0, -4.0, -3.0]);

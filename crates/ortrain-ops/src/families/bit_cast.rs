@@ -1,8 +1,8 @@
-//! The bits of one type read as those of another: `BitCast`.
+//! Reinterpretation of the bits of one type as another type: `BitCast`.
 //!
-//! BitCast-26 of ONNX (<https://onnx.ai/onnx/operators/onnx__BitCast.html>), between types of one width. No instruction sees
-//! bits, so it runs on the host, where it hands the bytes on. What is read as a truth value is true if it is not zero. It has
-//! no gradient.
+//! BitCast-26 of ONNX (<https://onnx.ai/onnx/operators/onnx__BitCast.html>), between types of the same width. No
+//! instruction accesses bits, so the operator runs on the host and copies the bytes. A byte that is read as bool is
+//! true if it is not zero. The operator has no gradient.
 //!
 //! Limits: element types that ortrain has.
 
@@ -37,7 +37,7 @@ impl Op for BitCast {
         Ok(())
     }
 
-    /// Bits have no slope.
+    /// Sets no gradient: bits have no derivative.
     fn grad(&self, _: &mut Grad<'_>) -> Result<(), OpError> {
         Ok(())
     }

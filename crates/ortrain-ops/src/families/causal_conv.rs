@@ -1,9 +1,12 @@
-//! A convolution that looks back only, and what it needs of the past: `CausalConvWithState`.
+//! Causal convolution with state: `CausalConvWithState`.
 //!
-//! CausalConvWithState-27 of ONNX (<https://onnx.ai/onnx/operators/onnx__CausalConvWithState.html>): every channel is
-//! convolved along the last axis by a kernel of its own, behind `past_state`, or zeros; the outputs are the result, activated
-//! perhaps, and the last elements of what was convolved. It is a composition (Concat or Pad, Conv, Slice), so the past has a
-//! gradient as everything else. The activation is computed in float32 at least.
+//! CausalConvWithState-27 of ONNX (<https://onnx.ai/onnx/operators/onnx__CausalConvWithState.html>). The input is
+//! concatenated to `past_state`, or to zeros, along the last axis. Each channel is convolved along this axis with its
+//! own kernel. The outputs are the result, after an optional activation, and the last elements of the concatenated
+//! input.
+//!
+//! The operator is a composition (Concat or Pad, Conv, Slice), so `past_state` has a gradient. The activation is
+//! computed in float32 or wider.
 //!
 //! Limits: the number of channels must be known.
 
@@ -22,7 +25,7 @@ const PAST: usize = 3;
 
 struct CausalConv;
 
-/// Whether the result goes through `x * sigmoid(x)`.
+/// Returns true if the result goes through `x * sigmoid(x)`.
 fn is_activated(attrs: &Attrs) -> Result<bool, OpError> {
     match attrs.string("activation")?.unwrap_or("none") {
         "none" => Ok(false),
@@ -108,7 +111,7 @@ fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
         result = cast(rw, product, wide(dtype), dtype);
     }
     if rw.has_output(1) {
-        // As many as the past has: what lies behind as many as there are now.
+        // The state has the length of `past_state`: everything after the first `length` elements.
         let length = size_of(rw, x, 2);
         let present = part_between(rw, behind, 2, length, Size::Number(i64::MAX));
         rw.output(1, present);
@@ -122,7 +125,7 @@ fn build(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
     Ok(Box::new(CausalConv))
 }
 
-/// Before opset 27 it is written as what it is made of.
+/// Decomposes the operator for opsets before 27.
 fn downgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     if rw.version() < 27 { decompose(rw) } else { Ok(()) }
 }
@@ -151,7 +154,7 @@ mod tests {
     const BATCH: usize = 2;
     const CHANNELS: usize = 3;
 
-    /// Data, kernels, bias, past.
+    /// Returns data, kernels, bias and past state.
     fn inputs(length: usize, kernel: usize, bias: bool, past: bool) -> [Option<Tensor>; 4] {
         [
             Some(spread(&[BATCH, CHANNELS, length], 1)),
@@ -161,7 +164,7 @@ mod tests {
         ]
     }
 
-    /// By the definition: the result, and what is left for the next time.
+    /// Computes the result and the next state by the definition.
     fn expected(inputs: &[Option<Tensor>; 4], activated: bool) -> [Tensor; 2] {
         let elements = |k: usize| inputs[k].as_ref().map(Tensor::to_f64);
         let (x, weight) = (elements(0).expect("data"), elements(1).expect("kernels"));
@@ -210,7 +213,7 @@ mod tests {
         }
     }
 
-    /// The gradient of what is left for the next time.
+    /// Symbolic batch and length, with the gradient through the next state.
     #[test]
     fn a_past_and_a_length_that_is_not_known() {
         let given = inputs(2, 4, true, true);

@@ -1,8 +1,9 @@
-//! The middle of a tensor, or a tensor in the middle of zeros.
+//! The central part of a tensor, or a tensor centered in zeros: `CenterCropPad`.
 //!
-//! CenterCropPad-18 of ONNX (<https://onnx.ai/onnx/operators/onnx__CenterCropPad.html>). Each axis gets the size that is asked
-//! for; what is odd is cut off or added at the end. It is a composition: a Pad whose borders, negative where something is
-//! cut off, are made of both shapes.
+//! CenterCropPad-18 of ONNX (<https://onnx.ai/onnx/operators/onnx__CenterCropPad.html>). Each axis is cropped or padded
+//! to its requested size. If the difference is odd, the extra element is cropped or padded at the end. The operator is
+//! a composition: a Pad with pads that are computed from both shapes. The pads are negative where the tensor is
+//! cropped.
 
 use ortrain_graph::{Attrs, DType, Graph, Node, Shape};
 
@@ -16,7 +17,7 @@ struct CenterCropPad {
 }
 
 impl CenterCropPad {
-    /// The axes, from the front.
+    /// Returns the axes, counted from the front.
     fn axes(&self, rank: usize) -> Result<Vec<usize>, OpError> {
         match &self.axes {
             Some(axes) => axes.iter().map(|&axis| normalize_axis(axis, rank)).collect(),
@@ -70,7 +71,7 @@ fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let cast = Attrs::new().with("to", i64::from(DType::I64.to_onnx()));
     let wanted = rw.add("Cast", &[wanted], cast);
     let more = rw.add("Sub", &[wanted, sizes], Attrs::new());
-    // Rounded towards zero: less in front, whether there is more or less of it.
+    // Division rounds towards zero, so the smaller half is at the begin for crops and pads.
     let before = rw.add("Div", &[more, two], Attrs::new());
     let behind = rw.add("Sub", &[more, before], Attrs::new());
     let pads = rw.add("Concat", &[before, behind], Attrs::new().with("axis", 0i64));

@@ -1,12 +1,14 @@
-//! `Clip`: numbers cut off at bounds.
+//! Clamping to bounds: `Clip`.
 //!
-//! Clip-6, 11, 12, 13 of ONNX. The result is `min(max(x, low), high)`: with a low bound above the high one it is the
-//! high one everywhere. NaN stays. The bounds are attributes before opset 11, of the type of the input, and optional
-//! scalar inputs from then on. The type of a value is not known when a model is read, so that bounds that are
-//! attributes stay such until a model is written for a newer opset.
+//! Clip-6, 11, 12, 13 of ONNX. The result is `min(max(x, low), high)`. If the low bound is above the high one, the
+//! result is the high bound everywhere. NaN stays NaN.
 //!
-//! Gradients: the input gets one where it lies within the bounds, ends included; the low bound what it cut off, the
-//! high bound too, and everything where the bounds are the wrong way round.
+//! Before opset 11 the bounds are attributes, in the type of the input. From opset 11 on they are optional scalar
+//! inputs. The type of a value is unknown when a model is read. Bounds that are attributes therefore remain attributes
+//! until a model is written for a newer opset.
+//!
+//! Gradients: the input gets the gradient where it is within the bounds, ends included. Each bound gets the gradient of
+//! the elements that it replaces. If the low bound is above the high one, the high bound gets the whole gradient.
 
 use ortrain_expr::{BinaryOp, Builder, CompareOp, Inst, Reg, Scalar, Type};
 use ortrain_graph::{Attrs, DType, Graph, Node, Tensor, ValueId};
@@ -21,13 +23,13 @@ use crate::rewrite::Rewrite;
 const LOW: usize = 1;
 const HIGH: usize = 2;
 
-/// Numbers between bounds.
+/// Numbers clamped to bounds.
 struct Clip {
-    /// Bounds that are attributes, by the number of the input that says the same.
+    /// Bounds that are attributes, by the index of the equivalent input.
     attributes: [Option<f32>; 3],
 }
 
-/// The bounds of an expression, where there are any.
+/// Bounds of an expression, if present.
 #[derive(Clone, Copy, Default)]
 struct Bounds {
     low: Option<Reg>,
@@ -40,7 +42,7 @@ impl Bounds {
         self.high.map_or(raised, |high| b.binary(BinaryOp::Min, raised, high))
     }
 
-    /// The gradient of `x` (input 0), of the low or of the high bound, where `g` arrives.
+    /// Returns the gradient of input `k`: `x` (0), the low bound or the high bound. `g` is the gradient of the result.
     fn gradient(self, b: &mut Builder, k: usize, x: Reg, g: Reg) -> Reg {
         let zero = b.constant(b.ty(x), 0.0);
         let conditions = match k {
@@ -51,7 +53,7 @@ impl Bounds {
             }
             HIGH => {
                 let above = self.high.map(|high| b.compare(CompareOp::Lt, high, x));
-                // Where the bounds are the wrong way round, it has made everything.
+                // If the low bound is above the high one, the high bound replaces every element.
                 let swapped = self.low.zip(self.high).map(|(low, high)| b.compare(CompareOp::Lt, high, low));
                 let cut = match (above, swapped) {
                     (Some(above), Some(swapped)) => Some(b.binary(BinaryOp::Or, above, swapped)),
@@ -69,7 +71,7 @@ impl Bounds {
     }
 }
 
-/// `g` where all the conditions hold, else `zero`.
+/// Returns `g` where all conditions hold, and `zero` elsewhere.
 fn chosen(b: &mut Builder, conditions: [Option<Reg>; 2], g: Reg, zero: Reg) -> Reg {
     match conditions {
         [Some(one), Some(other)] => {
@@ -166,7 +168,7 @@ fn build(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
     Ok(Box::new(Clip { attributes: [None, node.attrs.float("min")?, node.attrs.float("max")?] }))
 }
 
-/// Before opset 11 a bound that is not given is the end of the range of float32.
+/// Upgrades a node from before opset 11: a missing bound is the end of the range of float32.
 fn upgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     if rw.version() >= 11 {
         return Ok(());
@@ -243,7 +245,7 @@ mod tests {
         one_node(NEWEST_OPSET, CLIP, inputs, 1, Attrs::new()).expect("valid")
     }
 
-    /// The same graph with the bounds as constants, as most files have them.
+    /// Returns the graph with constant bounds, as in most models.
     fn with_constant_bounds(graph: &Graph, bounds: &[&Tensor]) -> Graph {
         let mut graph = graph.clone();
         for (id, &bound) in graph.inputs.split_off(1).into_iter().zip(bounds) {
@@ -261,7 +263,7 @@ mod tests {
             ([Some(&low), None], [-1.0, -0.5, 0.0, 3.0]),
             ([None, Some(&high)], [-2.0, -0.5, 0.0, 2.0]),
             ([Some(&low), Some(&high)], [-1.0, -0.5, 0.0, 2.0]),
-            // The wrong way round.
+            // The low bound is above the high one.
             ([Some(&high), Some(&low)], [-1.0; 4]),
         ] {
             let inputs = [Some(&x), bounds[0], bounds[1]];
@@ -321,12 +323,13 @@ mod tests {
             let got = run(&gradient, &[x.clone(), low, high]).expect("it runs");
             got.iter().map(Tensor::to_f64).collect::<Vec<_>>()
         };
-        // Both ends included; each bound gets what it cut off; NaN is within no bounds.
+        // Both ends are within the bounds. Each bound gets the gradient of the elements that it replaces. NaN is
+        // outside.
         let within = vec![1.0, 2.0, 0.0, 0.0, 0.0, 32.0];
         assert_eq!(gradients(-1.0, 2.0), [within, vec![4.0], vec![8.0]]);
-        // The wrong way round: the high one has made every element.
+        // The low bound is above the high one, which replaces every element.
         assert_eq!(gradients(2.0, -1.0), [vec![0.0; 6], vec![0.0], vec![63.0]]);
-        // An infinite gradient that is cut off does not leak.
+        // An infinite gradient of a replaced element has no influence on the input's gradient.
         let (x, low) = (f64s(&[2], &[-5.0, 5.0]), f64s(&[], &[0.0]));
         let graph = graph_of(&[Some(&x), Some(&low)]);
         let gradient = gradient_graph(&graph, &[Some(f64s(&[2], &[INF, 1.0]))], &[0]);
@@ -358,7 +361,7 @@ mod tests {
                 check_downgrade(&gradient, std::slice::from_ref(&x), opset);
             }
         }
-        // Infinity is above the largest number, which is the bound where none is given.
+        // The missing bound is the largest finite number, so infinity is clamped.
         let far = Tensor::f32(&[1], &[f32::INFINITY]);
         let graph = one_node(7, CLIP, &[Some(&far)], 1, Attrs::new()).expect("it can be read");
         assert_eq!(run(&graph, &[far]).expect("it runs")[0], Tensor::f32(&[1], &[f32::MAX]));

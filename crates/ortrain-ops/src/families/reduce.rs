@@ -1,15 +1,20 @@
-//! Sums, means, products, norms and extremes along axes, and ONNX Runtime's operators for them in gradients.
+//! Reductions along axes: sums, means, products, norms and extremes, and ONNX Runtime's operators for their gradients.
 //!
 //! ReduceSum-1, 11, 13, ReduceMean, ReduceProd, ReduceL1, ReduceL2, ReduceSumSquare-1, 11, 13, 18, ReduceLogSum,
-//! ReduceLogSumExp-1, 11, 13, 18, 28 and ReduceMax, ReduceMin-1, 11, 12, 13, 18, 20 of ONNX;
-//! `ReduceSumTraining` (a sum whose axes may be computed), `Scale` (a tensor times or divided by one number of any type)
-//! and `ReduceAllL2` (the norm of several tensors together) of `com.microsoft`. The axes are an attribute before opset 13
-//! (sum) and 18 (the others) and an input from then on; `noop_with_empty_axes` came with the input. Narrow
-//! floats are summed in float32; integers wrap, and the mean of integers is truncated. Without elements the sum is 0, the
-//! mean NaN (0 for integers), and an extreme the other end of the type's range, infinity included. NaN is the extreme of everything. Elements that tie share the gradient of an
-//! extreme equally. The gradient of a product is that of exclusive products, so that one zero gets the product of the
-//! others; that of ReduceL2 is 0 where the norm is. Roots and logarithms of integers are computed in float64 and
-//! truncated. Axes must be known once all shapes are.
+//! ReduceLogSumExp-1, 11, 13, 18, 28 and ReduceMax, ReduceMin-1, 11, 12, 13, 18, 20 of ONNX; `ReduceSumTraining` (a sum
+//! whose axes may be computed), `Scale` (a tensor times or divided by one number of any type) and `ReduceAllL2` (the
+//! norm of several tensors together) of `com.microsoft`. The axes are an attribute before opset 13 (sum) and 18 (the
+//! others), and an input from this opset on; `noop_with_empty_axes` came with the input. Axes must be known once all
+//! shapes are.
+//!
+//! Numbers:
+//! - Narrow floats are summed in float32. Integers wrap, and the mean of integers is truncated. Roots and logarithms of
+//!   integers are computed in float64 and truncated.
+//! - Over zero elements the sum is 0 and the mean NaN (0 for integers). The maximum is then the lowest number of the
+//!   type and the minimum the highest, infinity included.
+//! - An extreme of elements with a NaN is NaN. Tied elements share the gradient of an extreme equally.
+//! - The gradient of a product consists of exclusive products, so that a single zero factor gets the product of the
+//!   others. The gradient of ReduceL2 is 0 if the norm is 0.
 
 use ortrain_expr::{Access, BinaryOp, CompareOp, Inst, ReduceOp, Reg, Scalar, Strides, Type, UnaryOp};
 use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId};
@@ -21,7 +26,7 @@ use crate::lower::{Lower, NestBuilder};
 use crate::op::{BuildFn, Definition, Op};
 use crate::rewrite::{Rewrite, ints_attribute_to_input, ints_input_to_attribute};
 
-/// What is computed of the elements.
+/// Reduction operation.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Sum,
@@ -29,24 +34,24 @@ enum Kind {
     Max,
     Min,
     Prod,
-    /// The sum of absolute values.
+    /// Sum of absolute values.
     L1,
-    /// The root of the sum of squares.
+    /// Square root of the sum of squares.
     L2,
     SumSquare,
-    /// The logarithm of the sum.
+    /// Logarithm of the sum.
     LogSum,
-    /// The logarithm of the sum of exponentials.
+    /// Logarithm of the sum of exponentials.
     LogSumExp,
 }
 
 impl Kind {
-    /// Whether it is the element itself of one element.
+    /// Returns true if the reduction of a single element is the element.
     fn keeps_one(self) -> bool {
         matches!(self, Kind::Sum | Kind::Mean | Kind::Max | Kind::Min | Kind::Prod)
     }
 
-    /// Whether results are computed as floats whatever the elements are.
+    /// Returns true if results are computed as floats for every element type.
     fn is_real(self) -> bool {
         matches!(self, Kind::L2 | Kind::LogSum | Kind::LogSumExp)
     }
@@ -65,7 +70,7 @@ impl Kind {
     }
 }
 
-/// The largest or the smallest number of a type: what the smallest or the largest of no elements is.
+/// Returns the highest or lowest number of a type: the minimum or maximum of zero elements.
 fn end_of(dtype: DType, largest: bool) -> Scalar {
     let bits = 8 * dtype.size() as u32;
     match Type::of(dtype) {
@@ -81,7 +86,7 @@ fn end_of(dtype: DType, largest: bool) -> Scalar {
     }
 }
 
-/// A reduction along axes.
+/// Reduction along axes.
 struct Reduce {
     kind: Kind,
     keepdims: bool,
@@ -89,7 +94,7 @@ struct Reduce {
 }
 
 impl Reduce {
-    /// The reduced axes, ascending, from those that are named.
+    /// Returns the reduced axes, ascending, from the `named` axes.
     fn axes(&self, named: &[i64], rank: usize) -> Result<Vec<usize>, OpError> {
         match named {
             [] if self.noop_with_empty_axes => Ok(Vec::new()),
@@ -98,7 +103,7 @@ impl Reduce {
         }
     }
 
-    /// The shape of the result.
+    /// Returns the shape of the result.
     fn shape(&self, cx: &Infer<'_>) -> Result<Option<Shape>, OpError> {
         let named = if cx.has(1) { cx.ints(1) } else { Some(Vec::new()) };
         let Some(shape) = cx.shape(0) else {
@@ -114,7 +119,7 @@ impl Reduce {
             return Ok(Some(kept.collect()));
         }
         if self.keepdims {
-            // Every axis is itself or 1.
+            // Every axis keeps its size or becomes 1.
             let dim =
                 |axis: usize| if shape[axis].is_one() { Dim::Known(1) } else { cx.unknown_dim(0, axis) };
             return Ok(Some((0..shape.rank()).map(dim).collect()));
@@ -170,11 +175,11 @@ impl Op for Reduce {
             cx.give(0, g);
             return Ok(());
         }
-        // A scalar that all axes went into expands as it is.
+        // A scalar from all axes can be expanded directly.
         let to_scalar = named.as_deref() == Some(&[]) && !self.noop_with_empty_axes;
         let axes_value = match (&axes, cx.optional_input(1)) {
             _ if to_scalar => None,
-            // What is not reduced keeps its shape.
+            // Without a reduced axis the shape is unchanged.
             (Some(axes), _) if axes.is_empty() => None,
             (Some(axes), _) => {
                 let axes: Vec<i64> = axes.iter().map(|&axis| axis as i64).collect();
@@ -221,7 +226,7 @@ impl Op for Reduce {
         let named = match (cx.has(1), cx.constant(1)) {
             (false, _) => Vec::new(),
             (true, Some(axes)) => axes.to_i64().unwrap_or_default(),
-            // A scalar has no axes that could be meant, and a list of none names none.
+            // A scalar has no axes, and an empty list names no axes.
             (true, None) if dims.is_empty() || cx.dims(1).contains(&0) => Vec::new(),
             // One element: each choice of axes gives the same result.
             (true, None) if dims.iter().all(|&size| size == 1) => Vec::new(),
@@ -243,7 +248,7 @@ impl Op for Reduce {
             return cx.emit(nest.instruction());
         }
         let whole = Access::contiguous(dtype, &dims);
-        // Kept axes lead, reduced ones follow; the order within each stays.
+        // Unreduced axes come first, then the reduced ones; the order within each group is unchanged.
         let order: Vec<usize> =
             (0..dims.len()).filter(|axis| !axes.contains(axis)).chain(axes.iter().copied()).collect();
         let space: Vec<usize> = order.iter().map(|&axis| dims[axis]).collect();
@@ -252,7 +257,7 @@ impl Op for Reduce {
         let mut nest = cx.nest(&space, axes.len());
         let mut value = nest.load_strided(cx, input, 0, &strides);
         if dtype == DType::Bool {
-            // True is above false.
+            // True is greater than false.
             value = nest.b.convert(value, Type::I32);
         }
         let reduces = !axes.is_empty();
@@ -263,7 +268,7 @@ impl Op for Reduce {
 }
 
 impl Reduce {
-    /// The result from an element; where nothing is `reduced`, the element-wise part of it.
+    /// Computes the result from an element. If `reduced` is false, applies only the element-wise part.
     fn value(&self, nest: &mut NestBuilder, value: Reg, reduced: bool, count: usize) -> Reg {
         let all = |nest: &mut NestBuilder, op: ReduceOp, value: Reg| {
             if reduced { nest.reduce(op, value) } else { value }
@@ -314,7 +319,8 @@ impl Reduce {
         }
     }
 
-    /// The gradient of a norm or a logarithm: what arrives, with the reduced axes kept, times the slope of each element.
+    /// Computes the gradient of a norm or a logarithm: the incoming gradient with the reduced axes restored, times the
+    /// slope at each element.
     fn norm_gradient(
         &self,
         cx: &mut Grad<'_>,
@@ -366,7 +372,8 @@ impl Reduce {
         Ok(())
     }
 
-    /// The gradient of a product: the products of the elements before and behind each one.
+    /// Computes the gradient of a product: the product of the elements before each element, times the product of the
+    /// elements after it.
     fn product_gradient(
         &self,
         cx: &mut Grad<'_>,
@@ -378,7 +385,7 @@ impl Reduce {
         let (Some(rank), Some(axes)) = (cx.shape(x).map(Shape::rank), axes) else {
             return Err(OpError::unsupported("the rank of its input and the axes must be known"));
         };
-        // One axis behind all others, which the products run along.
+        // Merges the reduced axes into one last axis, along which the products run.
         let kept: Vec<usize> = (0..rank).filter(|axis| !axes.contains(axis)).collect();
         let order: Vec<usize> = kept.iter().chain(axes).copied().collect();
         let in_order = order.is_sorted();
@@ -417,7 +424,7 @@ impl Reduce {
 }
 
 impl Reduce {
-    /// A result with the reduced axes put back as axes of size 1; `axes` is absent where all went into a scalar.
+    /// Restores the reduced axes of a result as axes of size 1. `axes` is absent if all axes were reduced to a scalar.
     fn with_axes_kept(&self, cx: &mut Grad<'_>, value: ValueId, axes: Option<ValueId>) -> ValueId {
         match axes {
             Some(axes) if !self.keepdims => cx.add("Unsqueeze", &[value, axes], Attrs::new()),
@@ -425,13 +432,13 @@ impl Reduce {
         }
     }
 
-    /// The gradient of an extreme: an equal share for each element that is as large.
+    /// Computes the gradient of an extreme: an equal share for each element that is equal to the extreme.
     fn extreme_gradient(&self, cx: &mut Grad<'_>, g: ValueId, axes: Option<ValueId>) -> Result<(), OpError> {
         let (x, y) = (cx.input(0)?, cx.output(0, "y"));
         let dtype = cx.dtype(x)?;
         let (g, y) = (self.with_axes_kept(cx, g, axes), self.with_axes_kept(cx, y, axes));
         let equal = cx.add("Equal", &[x, y], Attrs::new());
-        // Counts may be too large for a narrow float.
+        // A narrow float may not represent large counts.
         let wide = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
         let cast = |to: DType| Attrs::new().with("to", i64::from(to.to_onnx()));
         let ones = cx.add("Cast", &[equal], cast(wide));
@@ -453,7 +460,7 @@ impl Reduce {
     }
 }
 
-/// `value / count` for a number that may be too large for a narrow float.
+/// Computes `value / count` for a count that may be too large for a narrow float.
 fn divide_by_constant(cx: &mut Grad<'_>, value: ValueId, count: usize) -> Result<ValueId, OpError> {
     let dtype = cx.dtype(cx.input(0)?)?;
     if matches!(dtype, DType::F32 | DType::F64) {
@@ -464,7 +471,7 @@ fn divide_by_constant(cx: &mut Grad<'_>, value: ValueId, count: usize) -> Result
     Ok(cx.add_in("com.microsoft", "Scale", &[value, count], Attrs::new().with("scale_down", 1i64)))
 }
 
-/// A float tensor times a number of any type, or divided by it.
+/// Product or quotient of a float tensor and a number of any type.
 struct Scale {
     down: bool,
 }
@@ -550,8 +557,8 @@ fn upgrade_others(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     if rw.version() < 18 { upgrade(rw) } else { Ok(()) }
 }
 
-/// Writes a reduction whose axes are an attribute, for sets older than `input_since`. There is no
-/// `noop_with_empty_axes` then: where it says something, the node is an identity.
+/// Writes a reduction with axes as an attribute, for opsets older than `input_since`. These opsets have no
+/// `noop_with_empty_axes`: if it has an effect, the node becomes an identity.
 fn axes_to_attribute(rw: &mut Rewrite<'_>, input_since: i64) -> Result<(), OpError> {
     if rw.version() >= input_since {
         return Ok(());
@@ -598,14 +605,14 @@ fn downgrade_others(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     axes_to_attribute(rw, 18)
 }
 
-/// From opset 13 on, ReduceSum takes computed axes itself.
+/// Rewrites the node to ReduceSum, which accepts computed axes from opset 13 on.
 fn decompose_sum_training(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let inputs = rw.node().inputs.to_vec();
     rw.renamed("", "ReduceSum", &inputs, rw.attrs().clone());
     Ok(())
 }
 
-/// `Scale` as Cast, Reshape and a product or quotient.
+/// Rewrites `Scale` to Cast, Reshape and a product or quotient.
 fn decompose_scale(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let (mut x, mut scale) = (rw.required(0)?, rw.required(1)?);
     let dtype = rw.dtype(x).ok_or_else(|| OpError::invalid("the type of input 0 is not known"))?;
@@ -620,7 +627,7 @@ fn decompose_scale(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
         scale = rw.add("Cast", &[scale], cast(computed));
     }
     if !scalar {
-        // A scale of shape [1] would give a scalar input an axis.
+        // A scale of shape [1] would add an axis to a scalar input.
         let shape = rw.ints("scalar", &[]);
         scale = rw.add("Reshape", &[scale, shape], Attrs::new());
     }
@@ -642,7 +649,7 @@ fn others(name: &'static str, since: &'static [i64], build: BuildFn) -> Definiti
     Definition::new("", name, since, build).upgrade(upgrade_others).downgrade(downgrade_others)
 }
 
-/// The L2 norm of all elements of several tensors of one float type together, a scalar of that type. It is a composition.
+/// L2 norm of all elements of several tensors of one float type, a scalar of this type. It runs as its decomposition.
 struct ReduceAllL2;
 
 impl Op for ReduceAllL2 {
@@ -658,7 +665,7 @@ impl Op for ReduceAllL2 {
 fn decompose_all_l2(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let dtype =
         rw.dtype(rw.required(0)?).ok_or_else(|| OpError::invalid("the type of input 0 is not known"))?;
-    // The squares of narrow floats are summed as float32.
+    // The squares of narrow floats are summed in float32.
     let computed = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
     let cast = |to: DType| Attrs::new().with("to", i64::from(to.to_onnx()));
     let scalar = || Attrs::new().with("keepdims", 0i64);
@@ -672,7 +679,7 @@ fn decompose_all_l2(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
         let norm = rw.add("ReduceL2", &[x], scalar());
         norms.push(rw.add("Unsqueeze", &[norm, first], Attrs::new()));
     }
-    // The norm of norms has a gradient where it is zero.
+    // The norm of the norms has a gradient where it is zero.
     let norms = rw.add("Concat", &norms, Attrs::new().with("axis", 0i64));
     let mut norm = rw.add("ReduceL2", &[norms], scalar());
     if dtype != computed {
@@ -731,7 +738,7 @@ mod tests {
         run_node(op, &[Some(data), named.as_ref()], 1, attrs).expect("it runs").remove(0)
     }
 
-    /// A graph whose axes are a constant, as files have them.
+    /// Builds a graph with constant axes, as files have them.
     fn constant_axes(op: (&str, &str), data: &Tensor, named: &[i64], attrs: Attrs) -> Graph {
         let mut graph =
             one_node(NEWEST, op, &[Some(data), Some(&axes(named))], 1, attrs).expect("it is valid");
@@ -882,7 +889,7 @@ mod tests {
         }
         let logs = forward(("", "ReduceLogSum"), &f64s(&[3], &[1.0, 2.0, 5.0]), None, attrs(0, 0));
         assert_close(&logs, &f64s(&[], &[8f64.ln()]), 1e-15);
-        // Infinities do not meet each other, and a large number does not overflow.
+        // Infinities are not subtracted from each other, and a large number does not overflow.
         let rows = f64s(&[3, 2], &[-inf, -inf, inf, 1.0, 1000.0, 1000.0]);
         let got = forward(("", "ReduceLogSumExp"), &rows, Some(&[1]), attrs(0, 0));
         assert_close(&got, &f64s(&[3], &[-inf, inf, 1000.0 + 2f64.ln()]), 1e-15);
@@ -984,7 +991,7 @@ mod tests {
                 &[0],
                 &[0],
             );
-            // Axes that are given at run time.
+            // Axes as a graph input, with values at run time.
             let named = axes(&[2, 0]);
             let graph = one_node(NEWEST, op, &[Some(&data), Some(&named)], 1, attrs(0, 0)).expect("valid");
             check_gradients(&graph, &[data.clone(), named], &[0], &[0]);
@@ -1081,7 +1088,7 @@ mod tests {
         let graph = one_node(NEWEST, op, &[Some(&zeros[0])], 1, Attrs::new()).expect("valid");
         let backward = gradient_graph(&graph, &[Some(f64s(&[], &[1.0]))], &[0]);
         assert_eq!(run(&backward, &zeros).expect("it runs")[0].to_f64(), [0.0, 0.0]);
-        // A norm that float16 can hold, of squares that it cannot.
+        // float16 can represent the norm, but not the squares.
         let narrow = crate::testing::typed(&f64s(&[2], &[300.0, 400.0]), DType::F16);
         let got = run_node(op, &[Some(&narrow)], 1, Attrs::new()).expect("it runs");
         assert_eq!(got[0].to_f64(), [500.0]);

@@ -1,8 +1,8 @@
-//! Sequences from their ends to their beginnings: `ReverseSequence`.
+//! `ReverseSequence`: reverses the order of each sequence of a batch.
 //!
-//! Source: ONNX ReverseSequence-10 (<https://onnx.ai/onnx/operators/onnx__ReverseSequence.html>), any element type. Each
-//! sequence of the batch has its own length; what lies behind it stays where it is. Turned twice it is as before, so the
-//! gradient is turned in the same way.
+//! Source: ONNX ReverseSequence-10 (<https://onnx.ai/onnx/operators/onnx__ReverseSequence.html>), any element type.
+//! Each sequence of the batch has its own length; elements after its end are unchanged. The operator is its own
+//! inverse, so the gradient is reversed in the same way.
 
 use ortrain_expr::{BinaryOp, CompareOp};
 use ortrain_graph::{DType, Dim, Graph, Node, Shape};
@@ -13,7 +13,7 @@ use crate::infer::Infer;
 use crate::lower::Lower;
 use crate::op::{Definition, Op};
 
-/// `y[t, b] = x[length[b] - 1 - t, b]` where `t < length[b]`, else `x[t, b]`.
+/// `y[t, b] = x[length[b] - 1 - t, b]` if `t < length[b]`, else `x[t, b]`.
 struct ReverseSequence {
     batch_axis: usize,
     time_axis: usize,

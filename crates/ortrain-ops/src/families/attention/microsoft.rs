@@ -1,16 +1,25 @@
-//! `Attention` and `MultiHeadAttention` of `com.microsoft`, version 1, as ONNX Runtime's optimizer makes them of whole
-//! blocks.
+//! `Attention` and `MultiHeadAttention` of `com.microsoft`, version 1. ONNX Runtime's optimizer fuses attention blocks
+//! into these operators.
 //!
-//! `Attention` multiplies its input by the merged weights of queries, keys and values first; `MultiHeadAttention` takes
-//! them apart (`[batch, length, width]`), the keys and values of a cross attention as heads (`[batch, heads, length,
-//! size]`), keys and values packed (`[batch, length, heads, 2, size]`) or all packed (`[batch, length, heads, 3, size]`).
-//! Hidden keys get `mask_filter_value` added, so that a row in which all are hidden is shared out as if none were;
-//! `unidirectional` hides for good. Masks are numbers, 1 for what is seen, of shape `[batch, keys]` or `[batch, queries,
-//! keys]`, or ends of the keys, `[batch]`, perhaps with their starts behind, `[2 * batch]`.
+//! `Attention` first multiplies its input by the merged weights of queries, keys and values.
 //!
-//! What is not covered is refused: masks of four axes and those of `3 * batch + 2` numbers, which no documentation says
-//! the meaning of and the CPU kernels of ONNX Runtime do not take; rotation inside of the operator; caches that past and
-//! present share, which are for generating.
+//! `MultiHeadAttention` accepts these layouts:
+//! - separate queries, keys and values (`[batch, length, width]`);
+//! - keys and values of a cross attention as heads (`[batch, heads, length, size]`);
+//! - packed keys and values (`[batch, length, heads, 2, size]`);
+//! - everything packed (`[batch, length, heads, 3, size]`).
+//!
+//! The mask adds `mask_filter_value` to hidden keys. If all keys of a row are hidden, the weights of this row are
+//! therefore the same as without a mask. `unidirectional` hides keys completely.
+//!
+//! Masks are 1 for visible keys, of shape `[batch, keys]` or `[batch, queries, keys]`. Alternatively they are the ends
+//! of the keys, `[batch]`, or the ends followed by the starts, `[2 * batch]`.
+//!
+//! Unsupported nodes give an error:
+//! - masks of four axes, and masks of `3 * batch + 2` numbers: no documentation defines them, and the CPU kernels of
+//!   ONNX Runtime do not accept them;
+//! - rotary embeddings inside of the operator;
+//! - caches that past and present share, which are for generation.
 
 use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId, ValueType};
 
@@ -30,12 +39,12 @@ use crate::rewrite::Rewrite;
 const MICROSOFT: &str = "com.microsoft";
 const MULTI_HEAD: &str = "MultiHeadAttention";
 
-/// The attributes that both have.
+/// Attributes that both operators have.
 struct Common {
     heads: i64,
     causal: bool,
     filter: f64,
-    /// `None`: one over the root of the size of a head.
+    /// `None`: one over the square root of the head size.
     scale: Option<f64>,
 }
 
@@ -64,7 +73,7 @@ impl Common {
         })
     }
 
-    /// The size of a head of an axis of this width.
+    /// Returns the head size for an axis of this width.
     fn size_of_head(&self, what: &str, width: Option<&Dim>) -> Result<Option<usize>, OpError> {
         let Some(width) = width.and_then(Dim::known) else { return Ok(None) };
         if width % self.heads as usize != 0 {
@@ -77,16 +86,16 @@ impl Common {
     }
 }
 
-/// What a mask of keys is.
+/// Form of the mask input.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum MaskForm {
-    /// The ends of the keys: `[batch]`.
+    /// Ends of the keys: `[batch]`.
     Ends,
-    /// The ends and then the starts: `[2 * batch]`.
+    /// Ends, followed by starts: `[2 * batch]`.
     EndsAndStarts,
-    /// 1 where a key is seen: `[batch, keys]`.
+    /// 1 for a visible key: `[batch, keys]`.
     Keys,
-    /// 1 where a query sees a key: `[batch, queries, keys]`.
+    /// 1 for a key that is visible to a query: `[batch, queries, keys]`.
     Pairs,
 }
 
@@ -116,7 +125,7 @@ impl MaskForm {
     }
 }
 
-/// Checks a mask whose form is known. Rows as `[batch, queries, keys]`.
+/// Checks a mask of a known form. The sizes are `[batch, queries, keys]`.
 fn check_form(k: usize, mask: &Shape, [batch, queries, keys]: [Option<&Dim>; 3]) -> Result<(), OpError> {
     let wanted = match MaskForm::of(k, mask, batch)? {
         MaskForm::Ends | MaskForm::EndsAndStarts => return Ok(()),
@@ -135,7 +144,7 @@ fn check_form(k: usize, mask: &Shape, [batch, queries, keys]: [Option<&Dim>; 3])
     Ok(())
 }
 
-/// A mask as floats to be added, which broadcast to `[batch, heads, queries, keys]`.
+/// Returns a mask as floats to add, which broadcast to `[batch, heads, queries, keys]`.
 fn filtered(
     rw: &mut Rewrite<'_>,
     mask: ValueId,
@@ -180,14 +189,14 @@ fn filtered(
     Ok(rw.add("Where", &[hidden, filter, zero], Attrs::new()))
 }
 
-/// What both do once they have queries, keys and values: the shares, and the result as `[batch, length, width]`.
+/// Common part of both operators: computes the attention of queries, keys and values, as `[batch, length, width]`.
 struct Inner {
     common: Common,
     dtype: DType,
     queries: Heads,
     keys: Heads,
     values: Heads,
-    /// The length of the past.
+    /// Length of the past.
     past: Size,
     mask: Option<(ValueId, MaskForm)>,
     batch: Size,
@@ -226,7 +235,7 @@ impl Inner {
     }
 }
 
-/// Queries, keys and values of one input.
+/// `Attention`: queries, keys and values are projections of one input.
 struct Attention {
     common: Common,
     widths: Option<[usize; 3]>,
@@ -257,7 +266,7 @@ impl Attention {
         Ok(Attention { common, widths: widths.transpose()? })
     }
 
-    /// The widths of queries, keys and values, of weights of this shape.
+    /// Returns the widths of queries, keys and values for weights of this shape.
     fn widths(&self, weights: &Shape) -> Result<Option<[usize; 3]>, OpError> {
         let [_, all] = &weights[..] else {
             return Err(OpError::invalid(format!(
@@ -286,7 +295,7 @@ impl Attention {
     }
 }
 
-/// The length of a past and of what is new, together.
+/// Returns the length of the past plus the new length.
 fn total(past: Option<&Dim>, new: Option<&Dim>, open: impl Fn() -> Dim) -> Dim {
     match (past, new.and_then(Dim::known)) {
         (None, _) => new.cloned().unwrap_or_else(open),
@@ -438,7 +447,7 @@ fn decompose_attention(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     Inner { common: op.common, dtype, queries, keys, values, past: past_length, mask, batch, bias }.build(rw)
 }
 
-/// Queries, keys and values of up to three inputs.
+/// `MultiHeadAttention`: queries, keys and values in up to three inputs.
 struct MultiHead {
     common: Common,
 }
@@ -453,16 +462,16 @@ const PAST_KEY: usize = 6;
 const PAST_VALUE: usize = 7;
 const LAST: usize = 10;
 
-/// How `MultiHeadAttention` is given its keys and values.
+/// Layout of the inputs of `MultiHeadAttention`.
 #[derive(Clone, Copy, PartialEq)]
 enum Layout {
-    /// `[batch, length, width]` each.
+    /// `[batch, length, width]` for each of the three.
     Apart,
-    /// Keys and values are heads already.
+    /// Keys and values are already split into heads.
     AsHeads,
-    /// Keys and values in the second input.
+    /// Keys and values are packed in the second input.
     PackedPairs,
-    /// All in the first input.
+    /// Queries, keys and values are packed in the first input.
     Packed,
 }
 
@@ -484,16 +493,16 @@ impl Layout {
     }
 }
 
-/// What is known of the shapes of queries, keys and values.
+/// Sizes of queries, keys and values, as far as they are known.
 struct Known {
     layout: Layout,
     batch: Dim,
     length: Dim,
-    /// The length of the keys without a past.
+    /// Length of the keys without the past.
     keys: Dim,
-    /// Sizes of heads of queries and keys, and of values.
+    /// Head size of queries and keys, and head size of values.
     sizes: [Option<usize>; 2],
-    /// The width of the result, if it has a name.
+    /// Width of the result, if it is a number or symbol.
     width: Option<Dim>,
 }
 
@@ -665,7 +674,7 @@ fn decompose_multi_head(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let heads = Size::Number(op.common.heads);
     let (batch, length) = (size_of(rw, query, 0), size_of(rw, query, 1));
 
-    // The width and the size of a head of queries and keys, and of values.
+    // Width and head size: of queries and keys, and of values.
     let packed = |rw: &mut Rewrite<'_>, value: ValueId| {
         let size = size_of(rw, value, 4);
         (times(rw, heads, size), size)
@@ -690,7 +699,7 @@ fn decompose_multi_head(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
         (_, Some(key)) if alike(rw, (key, 1), (query, 1)) => length,
         (_, Some(key)) => size_of(rw, key, 1),
     };
-    // A bias for each of queries, keys and values; heads that come as such have theirs already.
+    // The bias consists of parts for queries, keys and values. Keys and values that are already heads get no bias.
     let biases = match rw.input(BIASES) {
         Some(bias) => {
             let (first, second) = (of_queries.0, plus(rw, of_queries.0, of_queries.0));
@@ -712,7 +721,7 @@ fn decompose_multi_head(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
         };
         Heads::split(rw, value, heads, length, size)
     };
-    // One of what is packed along axis 3: `[batch, length, heads, size]`.
+    // Element `index` of axis 3 of a packed tensor: `[batch, length, heads, size]`.
     let unpacked = |rw: &mut Rewrite<'_>, value: ValueId, index: i64, bias: Option<ValueId>, length: Size| {
         let size = of_queries.1;
         let index = rw.constant("index", Tensor::i64(&[], &[index]));

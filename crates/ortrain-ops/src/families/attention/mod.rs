@@ -1,15 +1,20 @@
 //! Attention: `Attention` of ONNX, and `Attention` and `MultiHeadAttention` of `com.microsoft`.
 //!
-//! Sources: ONNX Attention-23, 24 and 25 (<https://onnx.ai/onnx/operators/onnx__Attention.html>), of which 24 adds
-//! `nonpad_kv_seqlen` and 25 the windows; ONNX Runtime's contributed operators, version 1
+//! Sources: ONNX Attention-23, 24 and 25 (<https://onnx.ai/onnx/operators/onnx__Attention.html>): 24 adds
+//! `nonpad_kv_seqlen`, 25 the windows; ONNX Runtime's contributed operators, version 1
 //! (<https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md>), see `microsoft.rs`.
 //!
-//! All of them are compositions. Queries and keys are multiplied, the products bent by `softcap`, the mask is added or
-//! chosen by, shares are made by Softmax (of float16 and bfloat16 in float32, unless `softmax_precision` says otherwise)
-//! and the values summed by their shares. A query that may see no key gives 0, and so does its gradient. Heads that share
-//! keys and values get an axis of their own along which the products broadcast, so that nothing is copied.
+//! All these operators are compositions:
+//! - the products of queries and keys are scaled, and capped by `softcap`;
+//! - a float mask is added to the products, and a bool mask selects the visible keys;
+//! - Softmax computes the attention weights. For float16 and bfloat16 it runs in float32, unless `softmax_precision` is
+//!   set;
+//! - the result is the sum of the values, weighted by the attention weights.
 //!
-//! Limits: the ranks of queries, keys and values must be known. A mask of integers is added as its numbers.
+//! A query without any visible key gives 0, and so does its gradient. With grouped queries, the heads that share keys
+//! and values get an axis of their own. The products broadcast along this axis, so keys and values are not copied.
+//!
+//! Limits: the ranks of queries, keys and values must be known. A mask of integers is added as numbers.
 
 mod microsoft;
 mod scores;
@@ -34,7 +39,7 @@ const PAST_KEY: usize = 4;
 const PAST_VALUE: usize = 5;
 const FILLED: usize = 6;
 
-/// What stands in `qk_matmul_output`.
+/// Stage of the computation that is returned as `qk_matmul_output`.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Shown {
     Products,
@@ -43,7 +48,7 @@ enum Shown {
     Shares,
 }
 
-/// The attributes of `Attention` of ONNX.
+/// Attributes of `Attention` of ONNX.
 struct Attention {
     causal: bool,
     heads: [Option<i64>; 2],
@@ -58,7 +63,7 @@ impl Attention {
     fn read(node: &Node) -> Result<Attention, OpError> {
         let attrs = &node.attrs;
         let heads = |name: &str| match attrs.int(name)? {
-            // Exporters write 0 where the shapes say it.
+            // Exporters write 0 if the shapes contain the number of heads.
             None | Some(0) => Ok(None),
             Some(count) if count > 0 => Ok(Some(count)),
             Some(count) => Err(OpError::invalid(format!("{name} is {count}; it must be positive"))),
@@ -101,12 +106,12 @@ impl Attention {
         })
     }
 
-    /// The head count that an attribute says of input `k`.
+    /// Returns the attribute with the head count of input `k`: its name and value.
     fn told_heads(&self, k: usize) -> (&'static str, Option<i64>) {
         if k == Q { ("q_num_heads", self.heads[0]) } else { ("kv_num_heads", self.heads[1]) }
     }
 
-    /// Batch, heads, length and size of a head of input `k`, which has this shape.
+    /// Returns batch, head count, length and head size of input `k` of this shape.
     fn dims(&self, k: usize, shape: &Shape) -> Result<[Option<Dim>; 4], OpError> {
         let (name, told) = self.told_heads(k);
         match &shape[..] {
@@ -141,12 +146,12 @@ impl Attention {
     }
 }
 
-/// Whether two sizes contradict each other.
+/// Returns true if two sizes are known and differ.
 fn differ(a: Option<&Dim>, b: Option<&Dim>) -> bool {
     matches!((a.and_then(Dim::known), b.and_then(Dim::known)), (Some(a), Some(b)) if a != b)
 }
 
-/// Checks that a mask broadcasts to `[batch, heads, queries, keys]`; its last axis may be shorter.
+/// Checks that a mask broadcasts to `[batch, heads, queries, keys]`. Its last axis may be shorter.
 fn check_mask(k: usize, mask: &Shape, to: &[Option<Dim>; 4]) -> Result<(), OpError> {
     let fits = |axis: usize, dim: &Dim| match (dim.known(), to[axis].as_ref().and_then(Dim::known)) {
         (Some(found), Some(wanted)) => {
@@ -304,7 +309,7 @@ impl Op for Attention {
     }
 }
 
-/// An input as heads; `alike` is another with the same number of them, perhaps.
+/// Returns input `k` as heads. `alike` is an input that may have the same symbolic sizes, with its heads.
 fn heads_of(
     rw: &mut Rewrite<'_>,
     op: &Attention,
@@ -313,7 +318,7 @@ fn heads_of(
 ) -> Result<Heads, OpError> {
     let value = rw.required(k)?;
     let shape = shape_of(rw, value, &format!("input {k}"))?;
-    // What has the same symbol is found out once.
+    // Sizes with the same symbol are computed once.
     let known_by = |rw: &Rewrite<'_>, axis: usize| {
         let (other, heads) = alike?;
         let other = rw.input(other).and_then(|id| rw.shape(id))?;
@@ -334,7 +339,8 @@ fn heads_of(
     Ok(Heads::split(rw, value, heads, length, size))
 }
 
-/// A mask of which the last of `rank` axes has `length` elements, as long as the keys: what it lacks is not seen.
+/// Pads the last axis of a mask to the number of keys. This last of `rank` axes has `length` elements. Padded keys are
+/// hidden.
 fn padded(
     rw: &mut Rewrite<'_>,
     mask: ValueId,
@@ -346,7 +352,7 @@ fn padded(
         Size::Number(0) => return mask,
         Size::Number(count) => rw.ints("missing", &[count]),
         missing => {
-            // A mask that is too long is refused where it is used.
+            // A mask that is too long fails where it is used.
             let (missing, zero) = (as_vector(rw, missing), rw.ints("none", &[0]));
             rw.add("Max", &[missing, zero], Attrs::new())
         }
@@ -360,7 +366,7 @@ fn padded(
     rw.add("Pad", &inputs, Attrs::new())
 }
 
-/// Whether the axes of two values have the same size, by number or symbol.
+/// Returns true if the axes of two values have the same size, by number or symbol.
 fn alike(rw: &Rewrite<'_>, a: (ValueId, usize), b: (ValueId, usize)) -> bool {
     let dim = |(value, axis): (ValueId, usize)| rw.shape(value).and_then(|shape| shape.get(axis)).cloned();
     dim(a).is_some() && dim(a) == dim(b)
@@ -424,7 +430,7 @@ fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
         let behind = rw.add("Not", &[inside], Attrs::new());
         hidden = either(rw, hidden, Some(behind));
     }
-    // A causal query sees the first key at least.
+    // A query with only the causal mask sees at least the first key.
     let may_be_blind = rw.input(MASK).is_some() || filled.is_some() || window.left.is_some();
     let outside = window.outside(rw, queries.length, keys.length, offset);
     hidden = either(rw, hidden, outside);
@@ -465,7 +471,7 @@ fn build(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
     Ok(Box::new(Attention::read(node)?))
 }
 
-/// Before opset 23 it is written as what it is made of, and before 24 and 25 where it has what came with these.
+/// Decomposes the operator for opsets before 23. With `nonpad_kv_seqlen` the limit is 24, with windows 25.
 fn downgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let op = Attention::read(rw.node())?;
     let least = if op.window != [None, None] {

@@ -1,5 +1,5 @@
-//! What every kind of attention is made of: products of queries and keys, masks, shares, and the sum of the values by
-//! their shares.
+//! Common steps of all attention operators: products of queries and keys, masks, attention weights, and the weighted
+//! sum of the values.
 
 use ortrain_graph::{Attrs, DType, Tensor, ValueId};
 
@@ -7,16 +7,16 @@ use crate::families::norm::cast;
 use crate::families::sizes::{Size, as_vector, over, permuted, plus, positions, reshaped, unsqueezed};
 use crate::rewrite::Rewrite;
 
-/// How products of queries and keys are scaled.
+/// Scale of the products of queries and keys.
 #[derive(Clone, Copy)]
 pub(super) enum Scale {
-    /// By this number.
+    /// A number.
     By(f64),
-    /// By one over the root of the size of a head.
+    /// One over the square root of the head size.
     OverRoot(Size),
 }
 
-/// Rows of heads: `[batch, heads, length, size]`, with the sizes of the axes but for the batch.
+/// Heads of shape `[batch, heads, length, size]`, with the sizes of all axes but the batch.
 #[derive(Clone, Copy)]
 pub(super) struct Heads {
     pub(super) value: ValueId,
@@ -26,7 +26,7 @@ pub(super) struct Heads {
 }
 
 impl Heads {
-    /// From `[batch, length, heads * size]`.
+    /// Splits `[batch, length, heads * size]` into heads.
     pub(super) fn split(
         rw: &mut Rewrite<'_>,
         value: ValueId,
@@ -38,33 +38,34 @@ impl Heads {
         Heads { value: permuted(rw, apart, &[0, 2, 1, 3]), heads, length, size }
     }
 
-    /// Behind those of a past of the given length.
+    /// Appends these heads to a past of length `past_length`.
     pub(super) fn behind(self, rw: &mut Rewrite<'_>, past: ValueId, past_length: Size) -> Heads {
         let value = rw.add("Concat", &[past, self.value], Attrs::new().with("axis", 2i64));
         Heads { value, length: plus(rw, past_length, self.length), ..self }
     }
 }
 
-/// Which key each query may not see, found out from positions. Queries come last: query `i` stands at `i + offset`.
+/// Range of keys that each query sees, relative to its position. Query `i` has position `i + offset`.
 #[derive(Clone, Copy)]
 pub(super) struct Window {
-    /// How many positions before its own a query sees; `None`: all of them.
+    /// Number of visible positions before the query's own; `None`: no limit.
     pub(super) left: Option<i64>,
-    /// How many behind its own; 0 is causal.
+    /// Number of visible positions after the query's own; 0 is causal, `None`: no limit.
     pub(super) right: Option<i64>,
 }
 
-/// The place of the first query among the keys.
+/// Position of the first query among the keys.
 #[derive(Clone, Copy)]
 pub(super) enum Offset {
-    /// The same for the whole batch.
+    /// One position for the whole batch.
     Size(Size),
-    /// One for each of the batch: `[batch, 1, 1, 1]` of int64.
+    /// One position for each item of the batch: `[batch, 1, 1, 1]` of int64.
     Each(ValueId),
 }
 
 impl Window {
-    /// Where a key lies outside of the window: bool that broadcasts to `[batch, heads, queries, keys]`.
+    /// Returns a bool mask that is true for keys outside of the window. It broadcasts to `[batch, heads, queries,
+    /// keys]`.
     pub(super) fn outside(
         self,
         rw: &mut Rewrite<'_>,
@@ -105,7 +106,7 @@ impl Window {
     }
 }
 
-/// Where one of two conditions holds.
+/// Returns the disjunction of two optional conditions.
 pub(super) fn either(rw: &mut Rewrite<'_>, a: Option<ValueId>, b: Option<ValueId>) -> Option<ValueId> {
     match (a, b) {
         (Some(a), Some(b)) => Some(rw.add("Or", &[a, b], Attrs::new())),
@@ -113,28 +114,30 @@ pub(super) fn either(rw: &mut Rewrite<'_>, a: Option<ValueId>, b: Option<ValueId
     }
 }
 
-/// Attention of queries to keys and values of the same number of heads or of fewer, by which it can be divided.
+/// Attention of queries to keys and values. The number of heads of keys and values divides the number of heads of
+/// queries.
 pub(super) struct Scores {
     pub(super) dtype: DType,
     pub(super) queries: Heads,
     pub(super) keys: Heads,
     pub(super) values: Heads,
     pub(super) scale: Scale,
-    /// Whether queries and keys are scaled by the root each, against overflow; else the queries alone.
+    /// True if queries and keys are each scaled by the square root of the scale, which avoids overflow. Otherwise only
+    /// the queries are scaled.
     pub(super) scale_both: bool,
-    /// The largest absolute value that products are bent to.
+    /// Largest absolute value of capped products.
     pub(super) softcap: Option<f64>,
-    /// Floats that are added, as they broadcast to `[batch, heads, queries, keys]`.
+    /// Floats that are added to the products; they broadcast to `[batch, heads, queries, keys]`.
     pub(super) added: Vec<ValueId>,
-    /// Where a key is not seen, in bool that broadcasts likewise.
+    /// Bool mask that is true for hidden keys; it broadcasts to `[batch, heads, queries, keys]`.
     pub(super) hidden: Option<ValueId>,
-    /// Whether a query may see no key at all; its result is 0 then.
+    /// True if all keys of a query may be hidden. The result of this query is then 0.
     pub(super) may_be_blind: bool,
-    /// The type of the shares' computation, where it is another one.
+    /// Type of the softmax, if it differs from `dtype`.
     pub(super) precision: Option<DType>,
 }
 
-/// Values on the way, `[batch, heads, queries, keys]` but for the last, `[batch, heads, queries, size]`.
+/// Results of all stages: `[batch, heads, queries, keys]`; the final result is `[batch, heads, queries, size]`.
 pub(super) struct Results {
     pub(super) products: ValueId,
     pub(super) capped: ValueId,
@@ -150,7 +153,7 @@ impl Scores {
         let groups = over(rw, self.queries.heads, self.keys.heads);
         let grouped = self.queries.heads != self.keys.heads && groups != Size::Number(1);
         let (heads, of_queries) = (self.keys.heads, self.queries.heads);
-        // Heads that share keys and values get an axis of their own: the product then broadcasts.
+        // Heads that share keys and values get an axis of their own, along which the product broadcasts.
         let apart = |rw: &mut Rewrite<'_>, value: ValueId, length: Size, size: Size| match grouped {
             true => reshaped(rw, value, &[Size::Kept, heads, groups, length, size]),
             false => value,
@@ -187,7 +190,7 @@ impl Scores {
         let logits = cast(rw.patch().1, masked, self.dtype, precision);
         let softmax = || Attrs::new().with("axis", -1i64);
         let shares = if self.may_be_blind {
-            // Rows without anything are made rows of zeros first, so that no NaN arises that a gradient could meet.
+            // Rows in which every key is hidden are replaced by zeros first. NaN would otherwise reach the gradient.
             let last = rw.ints("last", &[-1]);
             let most = rw.add("ReduceMax", &[logits, last], Attrs::new().with("keepdims", 1i64));
             let nothing = rw.constant("nothing", Tensor::scalar(precision, f64::NEG_INFINITY));
@@ -207,7 +210,7 @@ impl Scores {
         Results { products, capped, masked, shares, result }
     }
 
-    /// Queries and keys, of which the products are scaled.
+    /// Returns queries and keys, scaled so that their products have the scale.
     fn scaled(&self, rw: &mut Rewrite<'_>) -> (ValueId, ValueId) {
         let (q, k) = (self.queries.value, self.keys.value);
         let scale = match self.scale {
@@ -216,7 +219,7 @@ impl Scores {
         };
         let [of_queries, of_keys] = match scale {
             Scale::By(scale) => {
-                // A negative scale has no root: its sign goes to the queries.
+                // A negative scale has no square root: the queries get its sign.
                 let root = scale.abs().sqrt();
                 let numbers = if self.scale_both { [scale.signum() * root, root] } else { [scale, 1.0] };
                 let constant = |rw: &mut Rewrite<'_>, number: f64| {
@@ -244,7 +247,7 @@ impl Scores {
     }
 }
 
-/// `[batch, heads, length, size]` as `[batch, length, heads * size]`.
+/// Merges the heads of `[batch, heads, length, size]` to `[batch, length, heads * size]`.
 pub(super) fn merged(rw: &mut Rewrite<'_>, value: ValueId, width: Size) -> ValueId {
     let turned = permuted(rw, value, &[0, 2, 1, 3]);
     reshaped(rw, turned, &[Size::Kept, Size::Kept, width])

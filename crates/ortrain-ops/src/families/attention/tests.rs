@@ -10,7 +10,7 @@ const STANDARD: (&str, &str) = ("", ATTENTION);
 const MERGED: (&str, &str) = ("com.microsoft", ATTENTION);
 const MULTI: (&str, &str) = ("com.microsoft", "MultiHeadAttention");
 
-/// Sums of a few products, and exponentials, in float64 and in another order.
+/// Float64 sums of a few products and exponentials, added in another order.
 const TOLERANCE: f64 = 1e-11;
 const BATCH: usize = 2;
 const QUERIES: usize = 3;
@@ -18,7 +18,7 @@ const KEYS: usize = 2;
 const SIZE: usize = 2;
 const OF_VALUES: usize = 3;
 
-/// What a head's products become: the result of each stage, by the definition.
+/// Sizes and scales of a reference attention.
 struct Plan {
     heads: usize,
     of_keys: usize,
@@ -27,7 +27,8 @@ struct Plan {
     softcap: f64,
 }
 
-/// Products, bent, masked, shares and results, in row-major order; `mask(b, h, i, j)` is added.
+/// Returns the products, capped products, masked products, weights and results by the definition, in row-major order.
+/// `mask(b, h, i, j)` is added.
 fn expected(plan: &Plan, q: &[f64], k: &[f64], v: &[f64], mask: impl Fn([usize; 4]) -> f64) -> [Vec<f64>; 5] {
     let mut stages = [const { Vec::new() }; 5];
     for b in 0..BATCH {
@@ -64,7 +65,7 @@ fn expected(plan: &Plan, q: &[f64], k: &[f64], v: &[f64], mask: impl Fn([usize; 
     stages
 }
 
-/// Data as `[batch, length, heads * size]`.
+/// Returns heads as `[batch, length, heads * size]`.
 fn flat(tensor: &Tensor) -> Tensor {
     let [batch, heads, length, size] = *tensor.dims() else { panic!("four axes") };
     let data = tensor.to_f64();
@@ -80,7 +81,7 @@ fn flat(tensor: &Tensor) -> Tensor {
     f64s(&[batch, length, heads * size], &elements)
 }
 
-/// Queries, keys and values as heads.
+/// Returns queries, keys and values as heads.
 fn heads(heads: usize, of_keys: usize, keys: usize) -> [Tensor; 3] {
     [
         spread(&[BATCH, heads, QUERIES, SIZE], 1),
@@ -98,7 +99,7 @@ fn made(op: (&str, &str), inputs: &[Option<&Tensor>], outputs: usize, attrs: Att
     (graph, inputs.iter().flatten().map(|&tensor| tensor.clone()).collect())
 }
 
-/// The same graph with the sizes of the inputs as symbols: equal sizes of one axis have one name.
+/// Returns the graph with symbolic input sizes, named by `name(input, axis)`. Sizes of 1 stay numbers.
 fn symbolic(of: &Graph, inputs: &[Tensor], name: impl Fn(usize, usize) -> String) -> Graph {
     let mut symbolic = of.clone();
     for (k, tensor) in inputs.iter().enumerate() {
@@ -157,7 +158,7 @@ fn heads_that_share_keys_softcap_and_scale() {
             assert_close(&run(&open, &inputs).expect("it runs")[0], &want, TOLERANCE);
             check_gradients(&open, &inputs, &[1], &[0]);
 
-            // The same with three axes.
+            // The same computation with inputs of three axes.
             let attrs = attrs.with("q_num_heads", count as i64).with("kv_num_heads", of_keys as i64);
             let data = [&q, &k, &v].map(flat);
             let (graph, inputs) = made(STANDARD, &data.each_ref().map(Some), 1, attrs);
@@ -173,7 +174,7 @@ fn heads_that_share_keys_softcap_and_scale() {
     }
 }
 
-/// Masks of every rank in bool and in floats, some of which leave queries without keys.
+/// Masks of every rank, bool and float. Some hide all keys of a query.
 #[test]
 fn masks() {
     let [q, k, v] = heads(2, 2, KEYS);
@@ -256,7 +257,7 @@ fn masks() {
     }
 }
 
-/// A query that sees nothing gives 0 and passes 0 back, whatever stands at the keys.
+/// A query without visible keys gives 0 and a zero gradient, even if keys are NaN or infinite.
 #[test]
 fn queries_without_keys() {
     let [q, _, v] = heads(1, 1, KEYS);
@@ -325,7 +326,7 @@ fn a_past_and_what_is_shown() {
     }
 }
 
-/// Keys of which only some are filled, and windows that move with the last of them.
+/// Keys of which only the first are valid, and windows relative to the last valid key.
 #[test]
 fn filled_keys_and_windows() {
     const FILLED: [i64; 2] = [4, 2];
@@ -367,7 +368,7 @@ fn filled_keys_and_windows() {
     }
 }
 
-/// Nothing is added that is not needed.
+/// Known shapes need no nodes that compute shapes at run time.
 #[test]
 fn few_nodes_where_shapes_are_known() {
     let [q, k, v] = heads(2, 2, KEYS);
@@ -378,7 +379,7 @@ fn few_nodes_where_shapes_are_known() {
     assert_eq!(ops, ["Unsqueeze", "Less", "Mul", "Mul", "Transpose", "MatMul", "Where", "Softmax", "MatMul"]);
 }
 
-/// Shares of float16 are computed in float32 and rounded once, or in the type that is asked for.
+/// For float16 the softmax runs in float32 and is rounded once, or runs in the requested type.
 #[test]
 fn precision() {
     let half = |tensor: &Tensor, factor: f64| {
@@ -400,18 +401,18 @@ fn precision() {
         let got = run(&graph, &inputs).expect("it runs");
         assert_eq!(got[0].dtype(), DType::F16);
         for (got, want) in got[0].to_f64().iter().zip(want) {
-            // Four roundings to float16 on the way.
+            // There are four intermediate roundings to float16.
             assert!((got - want).abs() < 4e-3 * want.abs().max(1.0), "{got} for {want}");
         }
     }
-    // Values of another type than the rest.
+    // The values have another type than queries and keys.
     let values = Tensor::f32(v.dims(), &v.to_f64().iter().map(|&x| x as f32).collect::<Vec<_>>());
     let (graph, inputs) = made(STANDARD, &[Some(&q), Some(&k), Some(&values)], 3, Attrs::new());
     let got = run(&graph, &inputs).expect("it runs");
     assert_eq!([got[0].dtype(), got[1].dtype(), got[2].dtype()], [DType::F16, DType::F16, DType::F32]);
 }
 
-/// Nothing in the batch: no result, no gradient, no error.
+/// An empty batch gives an empty result, without an error.
 #[test]
 fn empty_batches() {
     let data = [
@@ -428,7 +429,7 @@ fn empty_batches() {
 
 const WIDTH: usize = 4;
 
-/// What a mask of `com.microsoft` adds, by its rank.
+/// Returns the number that a mask of `com.microsoft` adds, by the rank of the mask.
 fn filter(mask: Option<&Tensor>, keys: usize, [b, _, i, j]: [usize; 4]) -> f64 {
     let Some(mask) = mask else { return 0.0 };
     let at = |k: usize| mask.to_f64()[k];
@@ -461,7 +462,7 @@ fn merged_projections() {
     let plan = Plan { heads: 2, of_keys: 2, keys: QUERIES, scale: 0.6f32.into(), softcap: 0.0 };
     for mask in int_masks(QUERIES) {
         for causal in [false, true] {
-            // The projections, as heads.
+            // The projections, split into heads.
             let (data, matrix, shift) = (x.to_f64(), weights.to_f64(), bias.to_f64());
             let project = |from: usize, size: usize| -> Vec<f64> {
                 let mut elements = Vec::new();
@@ -531,7 +532,7 @@ fn a_past_of_both_and_a_bias() {
     assert!(error.is_ok(), "sizes are known when it runs: {error:?}");
 }
 
-/// All layouts of the operator that takes queries, keys and values apart: they say the same.
+/// All layouts of `MultiHeadAttention` give the same result.
 #[test]
 fn layouts() {
     let plan = Plan { heads: 2, of_keys: 2, keys: QUERIES, scale: 1.0 / (SIZE as f64).sqrt(), softcap: 0.0 };
@@ -569,7 +570,7 @@ fn layouts() {
         match &first {
             Some(first) => assert_close(&got, first, TOLERANCE),
             None => {
-                // Values are as wide as keys here, and padded to the width that the definition is written for.
+                // Values have the size of keys here. They are padded to the size that the reference uses.
                 let mut elements = Vec::new();
                 for row in v.to_f64().chunks(SIZE) {
                     elements.extend_from_slice(row);
@@ -584,7 +585,7 @@ fn layouts() {
             }
         }
     }
-    // A bias of queries, keys and values is as if it had been added before.
+    // A bias of queries, keys and values equals a bias that is added to the inputs before.
     let bias = spread(&[6 * SIZE], 9);
     for ports in [&ports[0], &ports[2], &ports[3]] {
         let mut given = ports.clone();
@@ -637,7 +638,7 @@ fn symbolic_sizes_of_layouts() {
     check_gradients(&graph, &inputs, &[0, 1, 2, 3, 5, 6], &[0, 1, 2]);
 }
 
-/// Whether a symbolic mask has ends or starts, too, must be decided.
+/// A symbolic mask is only accepted if its shape shows that it has ends, with or without starts.
 #[test]
 fn masks_that_leave_open_what_they_are() {
     let x = spread(&[BATCH, QUERIES, WIDTH], 1);
@@ -738,7 +739,7 @@ fn what_is_wrong_is_said() {
         assert!(error.contains(words), "{error}");
         assert!(error.contains("node \"y\" (Attention)"), "{error}");
     }
-    // Where sizes are known at run time only, a mask that is too long is refused then.
+    // If sizes are only known at run time, a mask that is too long fails then.
     let (known, inputs) = made(STANDARD, &[Some(&q), Some(&k), Some(&v), Some(&mask(&[KEYS]))], 1, none());
     let open = symbolic(&known, &inputs, |k, axis| format!("d{}_{axis}", k / 3));
     let mut plain = open.clone();

@@ -1,20 +1,25 @@
-//! `Resize`, its older form `Upsample`, and ONNX Runtime's `ResizeGrad`.
+//! `Resize`, its predecessor `Upsample`, and ONNX Runtime's `ResizeGrad`.
 //!
 //! Resize-10, 11, 13, 18, 19 and Upsample-7, 9 of ONNX (rewritten as Resize when a model is read); `ResizeGrad` of
-//! `com.microsoft`, inputs `dY, X, roi?, scales?, sizes?` (the last is ours, and written for `keep_aspect_ratio_policy`
-//! only) with the attributes of Resize. Every axis is resized by itself: an element of the result is a weighted sum of
-//! elements of the input, whose indices and weights follow the formulas of the standard and of its reference
-//! implementation, in float64. Scales, sizes and roi must be known when a program is made; those that a user gives are
-//! looked at then. Integers are interpolated as floats and truncated, and what does not fit becomes the nearest that
-//! does. All modes, with `antialias`, `exclude_outside` and `tf_half_pixel_for_nn` of opset 11.
+//! `com.microsoft`, inputs `dY, X, roi?, scales?, sizes?` with the attributes of Resize. The input `sizes` is an
+//! extension of this project, written only for `keep_aspect_ratio_policy`.
 //!
-//! Where formula and text of the standard differ from each other or from onnxruntime: the size of the result is
-//! `floor(size * scale)`, both float32; `length_resized` is `size * scale`, not rounded down; `pytorch_half_pixel` looks
-//! at coordinate 0 where the length is 1. Before opset 11 the nearest element is the one below, or the one above along
-//! axes that shrink, as onnxruntime has it: `nearest_mode` is then `simple`, which stands in no file but in ours.
+//! Every axis is resized separately: an element of the result is a weighted sum of elements of the input. Indices and
+//! weights follow the formulas of the standard and of its reference implementation, in float64. Scales, sizes and roi
+//! must be known when a program is built; values of graph inputs are read at this time. Integers are interpolated as
+//! floats and truncated, with saturation at the limits of the type. All modes are supported, including `antialias`,
+//! `exclude_outside` and `tf_half_pixel_for_nn` of opset 11.
 //!
-//! The gradient is the transposed sampling, weight by weight. It is written in operators of `ai.onnx` where the sizes of
-//! the resized axes are known (a sum over copies, or a product with the matrix of weights), else as `ResizeGrad`.
+//! The formulas and the text of the standard differ in places from each other or from onnxruntime. The choices here:
+//! - The size of the result is `floor(size * scale)`, both float32.
+//! - `length_resized` is `size * scale`, not rounded down.
+//! - `pytorch_half_pixel` reads coordinate 0 if the length is 1.
+//! - Before opset 11 the nearest element is the one below, or the one above along axes that shrink, as in onnxruntime.
+//!   `nearest_mode` is then `simple`, a value that only files of this project contain.
+//!
+//! The gradient is the transposed sampling, weight by weight. It is written in operators of `ai.onnx` if the sizes of
+//! the resized axes are known (a sum over copies, or a product with the matrix of weights), and as `ResizeGrad`
+//! otherwise.
 
 mod onnx_decomposition;
 mod sampling;
@@ -41,8 +46,8 @@ const ROI: usize = 1;
 const SCALES: usize = 2;
 const SIZES: usize = 3;
 
-/// What the inputs of a node say. `None` where one that matters is not known. `present` says whether an input is there,
-/// `numbers` and `integers` give its elements.
+/// Reads roi, scales and sizes. Returns `None` if a required input is unknown. `present` returns true if an input is
+/// present; `numbers` and `integers` return its elements.
 fn given(
     settings: &Settings,
     present: impl Fn(usize) -> bool,
@@ -62,7 +67,7 @@ fn given(
     Some(given)
 }
 
-/// Whether a shape is that of a list without elements: exporters leave inputs out like this.
+/// Returns true for the shape of an empty list: exporters omit inputs this way.
 fn is_empty_list(shape: Option<&Shape>) -> bool {
     shape.is_some_and(|shape| shape.contains(&Dim::Known(0)))
 }
@@ -81,13 +86,13 @@ fn check_types(cx: &Infer<'_>) -> Result<(), OpError> {
     Ok(())
 }
 
-/// A tensor with other sizes.
+/// Operator that resizes a tensor.
 struct Resize {
     settings: Settings,
 }
 
 impl Resize {
-    /// The shape of the result, from that of the input.
+    /// Returns the shape of the result for an input shape.
     fn shape(&self, cx: &Infer<'_>, shape: &Shape) -> Result<Shape, OpError> {
         let settings = &self.settings;
         let axes = settings.axes(shape.rank())?;
@@ -100,7 +105,7 @@ impl Resize {
         let mut result = shape.clone();
         let numbers = |k: usize| cx.constant(k).map(Tensor::to_f64);
         let known = given(settings, present, numbers, |k| cx.ints(k));
-        // Axes that are not resized may be of any size.
+        // Axes that are not resized may have unknown sizes.
         let open = axes.iter().any(|&axis| shape[axis].known().is_none());
         if let (Some(given), false) = (&known, open) {
             let dims: Vec<usize> = shape.iter().map(|dim| dim.known().unwrap_or(1)).collect();
@@ -223,7 +228,7 @@ impl Op for Resize {
     }
 }
 
-/// What the inputs of a node say when it is lowered; `first` is the number of inputs before the resized one.
+/// Reads roi, scales and sizes during lowering; `first` is the number of inputs before the resized input.
 fn constants(cx: &Lower<'_>, settings: &Settings, first: usize) -> Result<Given, OpError> {
     let constant = |k: usize| cx.constant(first + k);
     let present = |k: usize| cx.has(first + k) && !cx.dims(first + k).contains(&0);
@@ -232,12 +237,12 @@ fn constants(cx: &Lower<'_>, settings: &Settings, first: usize) -> Result<Given,
         .ok_or_else(|| OpError::unsupported("scales, sizes and roi must be known when the program is made"))
 }
 
-/// The gradient of [`Resize`]: inputs `dY`, `X` (for its shape), roi, scales, sizes.
+/// Gradient of [`Resize`]: inputs `dY`, `X` (for its shape), roi, scales, sizes.
 struct ResizeGrad {
     settings: Settings,
 }
 
-/// `given`, or the sizes of the result where neither scales nor sizes are there.
+/// Returns `given`, with the sizes of the result if both scales and sizes are missing.
 fn or_sizes(settings: &Settings, mut given: Given, out_dims: &[usize]) -> Result<Given, OpError> {
     if given.scales.is_none() && given.sizes.is_none() {
         let axes = settings.axes(out_dims.len())?;
@@ -287,7 +292,7 @@ impl Op for ResizeGrad {
     }
 }
 
-/// `ResizeGrad` in operators of `ai.onnx`.
+/// Decomposes `ResizeGrad` into operators of `ai.onnx`.
 fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let settings = Settings::new(rw.attrs())?;
     let (g, x) = (rw.required(0)?, rw.required(1)?);

@@ -1,4 +1,4 @@
-//! The gradient of Resize in operators of `ai.onnx`.
+//! Gradient of Resize in operators of `ai.onnx`.
 
 use ortrain_expr::{Scalar, Type};
 use ortrain_graph::{Attrs, DType, Dim, Shape, Tensor, ValueId};
@@ -9,10 +9,10 @@ use crate::OpError;
 use crate::axis_map::AxisMap;
 use crate::onnx_decomposition::NodeSink;
 
-/// Elements of a matrix of weights, at most: larger ones would not be worth their memory.
+/// Maximum number of elements of a weight matrix: larger matrices are not worth their memory.
 const LARGEST_MATRIX: usize = 1 << 22;
 
-/// What is known of roi, scales or sizes.
+/// State of knowledge about roi, scales or sizes.
 #[derive(Clone, Copy)]
 pub(super) enum List<'a> {
     Absent,
@@ -20,16 +20,16 @@ pub(super) enum List<'a> {
     Known(&'a Tensor),
 }
 
-/// The gradient in operators of `ai.onnx`.
+/// Gradient in operators of `ai.onnx`.
 pub(super) struct OnnxDecomposition {
     rank: usize,
-    /// A shape in which every element of the input has its copies along axes of their own, and these axes.
+    /// A shape that separates the copies of each element of the input into axes of their own, and these axes.
     split: Option<(Vec<i64>, Vec<i64>)>,
-    /// Axes that are matrices of weights.
+    /// Axes that are multiplied with weight matrices.
     products: Vec<(usize, AxisMap)>,
 }
 
-/// How often each element is copied, if that is all that a map does: element `k` to places `k * copies` and on.
+/// Returns the number of copies of each element if the map only copies: element `k` to positions from `k * copies` on.
 fn copies(map: &AxisMap) -> Option<usize> {
     let copies = map.len().checked_div(map.source()).filter(|&copies| copies > 0)?;
     let repeats = |k: usize| matches!(map.row(k), [tap] if tap.index == k / copies && tap.weight == 1.0);
@@ -37,8 +37,9 @@ fn copies(map: &AxisMap) -> Option<usize> {
 }
 
 impl OnnxDecomposition {
-    /// `None` if it has none: sizes are not known, or there are too many weights. `x` and `y` are the shapes before and
-    /// after resizing; axes of unknown size may stay as they are. `list` says what roi, scales and sizes are.
+    /// Plans the gradient. Returns `None` if sizes are unknown or the weight matrices are too large. `x` and `y` are
+    /// the shapes before and after resizing; axes of unknown size must not be resized. `list` returns roi, scales and
+    /// sizes.
     pub(super) fn new<'a>(
         settings: &Settings,
         [x, y]: [&Shape; 2],
@@ -61,7 +62,7 @@ impl OnnxDecomposition {
         if y.rank() != rank {
             return Err(OpError::invalid(format!("{x} is not resized to {y}")));
         }
-        // A part of an axis of unknown size is not known either.
+        // A part of an axis of unknown size is unknown, too.
         let whole = |k: usize| {
             let ends = given.roi.as_ref().map(|roi| (roi.get(k), roi.get(axes.len() + k)));
             ends.is_none_or(|ends| ends == (Some(&0.0), Some(&1.0)))
@@ -95,13 +96,13 @@ impl OnnxDecomposition {
         if products.iter().any(|(_, map)| map.source().saturating_mul(map.len()) > LARGEST_MATRIX) {
             return Ok(None);
         }
-        // Sums come last: products have made the other axes as large as they were.
+        // Sums come last: the products have restored the sizes of the other axes.
         let split = repeated.iter().any(Option::is_some).then(|| {
             let (mut sizes, mut sums) = (Vec::new(), Vec::new());
             for (axis, dim) in x.iter().enumerate() {
                 sizes.push(match dim.known() {
                     Some(size) => size as i64,
-                    // The size at the same place, while no axis was split before it.
+                    // 0 copies the size at the same position, which is valid until an axis is split.
                     None if sums.is_empty() => 0,
                     None => -1,
                 });
@@ -114,7 +115,7 @@ impl OnnxDecomposition {
         });
         if let Some((sizes, _)) = &split {
             let open = sizes.iter().filter(|&&size| size == -1).count();
-            // A size of 0 would be read as the one at the same place.
+            // Reshape reads a size of 0 as the size at the same position.
             if open > 1 || x.contains(&Dim::Known(0)) {
                 return Ok(None);
             }
@@ -125,7 +126,7 @@ impl OnnxDecomposition {
     pub(super) fn emit(&self, to: &mut impl NodeSink, mut g: ValueId, dtype: DType) -> ValueId {
         for (axis, map) in &self.products {
             let (rows, columns) = (map.len(), map.source());
-            // Second to last: the matrix stands on the left, as one that maps results to sources.
+            // For the axis before the last, the matrix is the left factor, which maps results to sources.
             let left = axis + 2 == self.rank;
             let scalars: Vec<Scalar> =
                 map.matrix(left).into_iter().map(|w| Scalar::from_f64(Type::of(dtype), w)).collect();

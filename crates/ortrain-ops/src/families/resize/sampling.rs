@@ -1,4 +1,4 @@
-//! Where each place of a resized axis lies in the input, and how the elements around are weighed.
+//! Sampling of a resized axis: the source coordinate of each position, and the weights of the neighbouring elements.
 
 use ortrain_graph::Attrs;
 
@@ -6,7 +6,7 @@ use crate::OpError;
 use crate::axis_map::{AxisMap, MAX_TAPS, Tap};
 use crate::infer::normalize_axis;
 
-/// Which element is nearest.
+/// Choice of the nearest element.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Nearest {
     RoundPreferFloor,
@@ -17,16 +17,16 @@ pub(super) enum Nearest {
     Simple,
 }
 
-/// How elements are weighed.
+/// Interpolation method.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Method {
     Nearest(Nearest),
     Linear,
-    /// With the coefficient of the cubic.
+    /// Cubic with its coefficient.
     Cubic(f64),
 }
 
-/// Where a place of the result lies in the input.
+/// Mapping of a position in the result to a coordinate in the input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Coordinates {
     HalfPixel,
@@ -38,7 +38,7 @@ pub(super) enum Coordinates {
     TfCropAndResize,
 }
 
-/// What becomes of sizes that change the aspect ratio.
+/// Treatment of sizes that change the aspect ratio.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Policy {
     Stretch,
@@ -46,7 +46,7 @@ pub(super) enum Policy {
     NotSmaller,
 }
 
-/// The attributes.
+/// Attributes of the operator.
 #[derive(Clone, Debug)]
 pub(super) struct Settings {
     pub(super) method: Method,
@@ -58,7 +58,7 @@ pub(super) struct Settings {
     pub(super) axes: Option<Vec<i64>>,
 }
 
-/// One of a list of words.
+/// Parses an attribute with a fixed set of words.
 pub(super) fn word<T: Copy>(
     attrs: &Attrs,
     name: &str,
@@ -122,7 +122,7 @@ impl Settings {
         Ok(settings)
     }
 
-    /// The axes that scales, sizes and roi are for, in their order.
+    /// Returns the axes of scales, sizes and roi, in their order.
     pub(super) fn axes(&self, rank: usize) -> Result<Vec<usize>, OpError> {
         let Some(named) = &self.axes else { return Ok((0..rank).collect()) };
         let axes = named.iter().map(|&axis| normalize_axis(axis, rank)).collect::<Result<Vec<_>, _>>()?;
@@ -133,7 +133,7 @@ impl Settings {
     }
 }
 
-/// What the inputs say, where they are there.
+/// Values of the inputs that are present.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Given {
     pub(super) roi: Option<Vec<f64>>,
@@ -141,18 +141,18 @@ pub(super) struct Given {
     pub(super) sizes: Option<Vec<i64>>,
 }
 
-/// How one axis is resized.
+/// Resize parameters of one axis.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct AxisPlan {
     pub(super) axis: usize,
     pub(super) source: usize,
     pub(super) target: usize,
     pub(super) scale: f64,
-    /// Start and end of what is looked at, as parts of the axis.
+    /// Start and end of the sampled region, as fractions of the axis.
     pub(super) roi: (f64, f64),
 }
 
-/// A list as long as there are axes (`each` numbers for each).
+/// Checks that a list has `each` numbers for each axis.
 pub(super) fn fitting<T>(name: &str, list: &[T], axes: usize, each: usize) -> Result<(), OpError> {
     if list.len() == each * axes {
         return Ok(());
@@ -164,7 +164,7 @@ pub(super) fn fitting<T>(name: &str, list: &[T], axes: usize, each: usize) -> Re
     )))
 }
 
-/// The size that an axis gets by a scale.
+/// Returns the size of a scaled axis.
 pub(super) fn scaled(axis: usize, size: usize, scale: f64) -> Result<usize, OpError> {
     if !(scale.is_finite() && scale > 0.0) {
         return Err(OpError::invalid(format!(
@@ -179,10 +179,11 @@ pub(super) fn scaled(axis: usize, size: usize, scale: f64) -> Result<usize, OpEr
     Ok(target as usize)
 }
 
-/// The element below a place of `half_pixel_symmetric`, and the distance of the place from that element, in (0, 1].
+/// Returns the element below a position of `half_pixel_symmetric`, and the distance of the position from this element,
+/// in (0, 1].
 ///
-/// Where the coordinate is a whole number, rounding chooses the neighbour. This is the rounding of the reference evaluator, which
-/// adds in this order and looks for neighbours in a copy with one more element before the first.
+/// At an integer coordinate, rounding decides which neighbour is used. This code reproduces the rounding of the
+/// reference evaluator: the same order of additions, and a copy with one more element before the first.
 fn symmetric_neighbours(x: f64, plan: &AxisPlan) -> (f64, f64) {
     let AxisPlan { source, target, scale, .. } = *plan;
     let offset = source as f64 / 2.0 * (1.0 - target as f64 / (scale * source as f64));
@@ -193,7 +194,7 @@ fn symmetric_neighbours(x: f64, plan: &AxisPlan) -> (f64, f64) {
 }
 
 impl Settings {
-    /// How the axes of a tensor are resized, from sizes before.
+    /// Returns the resize parameters of the axes of a tensor of sizes `dims`.
     pub(super) fn plan(&self, dims: &[usize], given: &Given) -> Result<Vec<AxisPlan>, OpError> {
         let axes = self.axes(dims.len())?;
         let mut plans = Vec::with_capacity(axes.len());
@@ -244,7 +245,7 @@ impl Settings {
         Ok(plans)
     }
 
-    /// One scale for all axes, where the aspect ratio is to be kept.
+    /// Uses one scale for all axes if the aspect ratio is preserved.
     fn keep_ratio(&self, plans: &mut [AxisPlan]) -> Result<(), OpError> {
         let scales = plans.iter().map(|plan| plan.scale);
         let scale = match self.policy {
@@ -262,14 +263,15 @@ impl Settings {
         Ok(())
     }
 
-    /// The sampling of an axis, and whether each place lies outside of the input. `None` if nothing changes.
+    /// Returns the sampling of an axis, and a flag for each position that is outside of the input. Returns `None` for
+    /// an identity.
     pub(super) fn sampling(&self, plan: &AxisPlan) -> Result<Option<(AxisMap, Vec<bool>)>, OpError> {
         let AxisPlan { axis, source, target, scale, roi } = *plan;
         let crops = self.coordinates == Coordinates::TfCropAndResize;
         if source == target && scale == 1.0 && !(crops && roi != (0.0, 1.0)) {
             return Ok(None);
         }
-        // Both halves of the kernel, in elements of the input: wider where it must not leave any out.
+        // Number of input elements in each half of the kernel. It is wider if antialiasing must not skip elements.
         let squeezed = if self.antialias { scale.min(1.0) } else { 1.0 };
         let reach = match self.method {
             Method::Nearest(_) | Method::Linear => (1.0 / squeezed).ceil(),
@@ -293,7 +295,7 @@ impl Settings {
                 map.push(&[]);
                 continue;
             }
-            // The element below, and how far behind it the place lies: in (0, 1].
+            // The element below, and the distance of the position from it: in (0, 1].
             let (below, ratio) = match (self.method, self.coordinates) {
                 (Method::Nearest(_), Coordinates::HalfPixelSymmetric) => {
                     symmetric_neighbours(place as f64, plan)
@@ -333,7 +335,7 @@ impl Settings {
         Ok(Some((map, outside)))
     }
 
-    /// The coordinate in the input of a place in the result.
+    /// Returns the coordinate in the input of a position in the result.
     fn original(&self, x: f64, plan: &AxisPlan) -> f64 {
         let AxisPlan { source, target, scale, roi: (start, end), .. } = *plan;
         let (length, width) = (source as f64, source as f64 * scale);
@@ -356,7 +358,7 @@ impl Settings {
         }
     }
 
-    /// The kernel at a distance.
+    /// Returns the kernel's weight at a distance.
     fn weight(&self, distance: f64) -> f64 {
         let x = distance.abs();
         match self.method {

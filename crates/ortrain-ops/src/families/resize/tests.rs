@@ -26,7 +26,7 @@ fn coordinates(attrs: Attrs, name: &str) -> Attrs {
     attrs.with("coordinate_transformation_mode", name)
 }
 
-/// The inputs after the first.
+/// Inputs after the first.
 #[derive(Default)]
 struct Lists {
     roi: Option<Tensor>,
@@ -51,7 +51,7 @@ impl Lists {
         [Some(x), self.roi.as_ref(), self.scales.as_ref(), self.sizes.as_ref()]
     }
 
-    /// Roi, scales and sizes are constant, as most files have them.
+    /// Builds a graph with constant roi, scales and sizes, as in most files.
     fn graph(&self, x: &Tensor, attrs: &Attrs) -> Graph {
         let inputs = self.inputs(x);
         let mut graph = one_node(NEWEST_OPSET, RESIZE, &inputs, 1, attrs.clone()).expect("valid");
@@ -74,7 +74,7 @@ fn reinfer(graph: &mut Graph) {
     passes::infer::infer(graph).expect("valid");
 }
 
-/// Names sizes instead of giving them.
+/// Replaces sizes by symbols.
 fn symbolic(mut graph: Graph, names: &[Option<&str>]) -> Graph {
     let x = graph.inputs[0];
     let shape = graph.value(x).ty.shape().expect("known").clone();
@@ -94,7 +94,7 @@ fn gradient_of(graph: &Graph, x: &Tensor) -> Graph {
     gradient_graph(graph, &[Some(spread(y.dims(), 12))], &[0])
 }
 
-/// Values by the formulas, by hand.
+/// Values computed by hand from the formulas.
 #[test]
 fn values_along_one_axis() {
     let x = f64s(&[4], &[1.0, 2.0, 3.0, 4.0]);
@@ -118,7 +118,7 @@ fn values_along_one_axis() {
         ),
         (coordinates(linear.clone(), "pytorch_half_pixel"), Lists::sizes(&[1]), &[1.0]),
         (linear.clone(), Lists::sizes(&[1]), &[2.5]),
-        // Half of it: two elements each, with and without looking at those in between.
+        // Scale 0.5: two elements each, without and with antialiasing of the elements between.
         (linear.clone(), Lists::scales(&[0.5]), &[1.5, 3.5]),
         (linear.clone().with("antialias", 1i64), Lists::scales(&[0.5]), &[1.625, 3.375]),
         (nearest("floor"), Lists::scales(&[1.5]), &[1.0, 1.0, 2.0, 3.0, 3.0, 4.0]),
@@ -136,17 +136,17 @@ fn values_along_one_axis() {
             &[2.5, 3.25, 4.0, 9.0],
         ),
         (coordinates(linear.clone(), "tf_crop_and_resize"), Lists::sizes(&[1]).with_roi(&[0.0, 1.0]), &[2.5]),
-        // Not given, in the words of exporters: lists of nothing.
+        // Inputs that exporters omit with empty lists.
         (linear.clone(), Lists { scales: Some(scales(&[])), ..Lists::sizes(&[8]) }.with_roi(&[]), &double),
     ] {
         assert_close(&lists.run(&x, &attrs), &f64s(&[want.len()], want), 1e-15);
     }
-    // The cubic through a line is the line, away from the ends.
+    // Away from the ends, the cubic through a line is the line.
     for a in [-0.75f32, -0.5] {
         let got = Lists::scales(&[2.0]).run(&x, &mode("cubic").with("cubic_coeff_a", a)).to_f64();
         assert!((got[3] + got[4] - 5.0).abs() < 1e-12 && got[3] < got[4], "{got:?}");
     }
-    // Places outside count nothing where they are excluded.
+    // Positions outside do not count if they are excluded.
     let half = mode("cubic").with("exclude_outside", 1i64);
     let got = Lists::scales(&[0.5]).run(&f64s(&[4], &[1.0; 4]), &half);
     assert_close(&got, &f64s(&[2], &[1.0; 2]), 1e-15);
@@ -175,7 +175,7 @@ fn every_type() {
         Lists::sizes(&[3]).run(&wide, &mode("nearest")),
         Tensor::i64(&[3], &[i64::MAX, i64::MAX, i64::MIN + 1])
     );
-    // Truncated; what a cubic overshoots stays in range.
+    // Results are truncated; a cubic that overshoots is limited to the range.
     let x = Tensor::from_slice(DType::U8, &[4], &[0u8, 0, 255, 255]);
     let got = Lists::scales(&[2.0]).run(&x, &mode("linear")).to_f64();
     assert_eq!(got, [0.0, 0.0, 0.0, 63.0, 191.0, 255.0, 255.0, 255.0]);
@@ -185,7 +185,7 @@ fn every_type() {
     assert_eq!(Lists::sizes(&[1]).run(&x, &mode("linear")).to_i64(), Some(vec![0]));
 }
 
-/// What is left of an infinity next to an element that is taken as it is: nothing.
+/// An infinity does not affect a neighbour that is copied exactly.
 #[test]
 fn elements_without_weight_do_not_leak() {
     let x = f64s(&[3], &[1.0, f64::INFINITY, 3.0]);
@@ -195,7 +195,7 @@ fn elements_without_weight_do_not_leak() {
     assert_eq!((got[0], got[4]), (1.0, 3.0));
 }
 
-/// Attributes that go together, and what they are tried with.
+/// Combinations of attributes, each with inputs for the tests.
 fn combinations() -> Vec<(Attrs, Vec<Lists>)> {
     let mut all = Vec::new();
     let names = [
@@ -238,7 +238,8 @@ fn combinations() -> Vec<(Attrs, Vec<Lists>)> {
     all
 }
 
-/// Whatever way a map takes (few pieces, a table, several axes), it is its matrix; and the gradient is the transpose.
+/// Every implementation of a map (few pieces, a table, several axes) equals its matrix, and the gradient equals the
+/// transpose.
 #[test]
 fn sampling_is_what_the_matrices_say() {
     let x = spread(&[1, 4, 5], 3);
@@ -251,7 +252,7 @@ fn sampling_is_what_the_matrices_say() {
                 sizes: lists.sizes.as_ref().and_then(Tensor::to_i64),
             };
             let plans = settings.plan(x.dims(), &given).expect("valid");
-            // Each axis as a full matrix, and which of its rows lie outside.
+            // Each axis as a full matrix, with flags of its rows outside of the input.
             let matrices: Vec<(Vec<f64>, Vec<bool>)> = plans
                 .iter()
                 .map(|plan| match settings.sampling(plan).expect("small") {
@@ -291,7 +292,7 @@ fn sampling_is_what_the_matrices_say() {
 fn gradients_of_known_sizes_are_written_in_plain_operators() {
     let x = spread(&[1, 4, 5], 4);
     for (k, (attrs, lists)) in combinations().into_iter().enumerate() {
-        // Every combination with one list each, and another one each time.
+        // Every combination with one list each, a different list each time.
         let graph = lists[k % lists.len()].graph(&x, &attrs);
         check_gradients(&graph, std::slice::from_ref(&x), &[0], &[0]);
         let gradient = gradient_of(&graph, &x);
@@ -308,7 +309,7 @@ fn gradients_of_symbolic_sizes_are_a_node_of_their_own() {
         let gradient = gradient_of(&graph, &x);
         assert!(ops(&gradient).contains(&"ResizeGrad"), "{gradient}");
         check_gradients(&graph, std::slice::from_ref(&x), &[0], &[0]);
-        // With sizes, the two forms are the same.
+        // With known sizes the two forms are equal.
         let mut plain = gradient.clone();
         let (id, shape) = (plain.inputs[0], Shape::known(x.dims()));
         plain.value_mut(id).ty = ValueType::Tensor(DType::F64, Some(shape));
@@ -321,7 +322,7 @@ fn gradients_of_symbolic_sizes_are_a_node_of_their_own() {
     assert!(error.contains("only if sizes, scales and roi are constant"), "{error}");
 }
 
-/// The sizes of axes that stay may be open.
+/// The sizes of unchanged axes may be unknown.
 #[test]
 fn gradients_with_an_open_batch() {
     let x = spread(&[2, 3, 4, 2], 6);
@@ -335,14 +336,14 @@ fn gradients_with_an_open_batch() {
         assert_eq!(ops(&gradient_of(&graph, &x)), *expected);
         check_gradients(&graph, std::slice::from_ref(&x), &[0], &[0]);
     }
-    // One open size behind an axis that is split.
+    // One unknown size after an axis that is split.
     let graph = symbolic(
         Lists::scales(&[1.0, 2.0, 1.0, 1.0]).graph(&x, &mode("nearest")),
         &[Some("N"), None, Some("H"), None],
     );
     assert_eq!(ops(&gradient_of(&graph, &x)), ["Reshape", "ReduceSum"]);
     check_gradients(&graph, std::slice::from_ref(&x), &[0], &[0]);
-    // Two are more than a Reshape can leave open.
+    // A Reshape can infer only one of two unknown sizes.
     let graph = symbolic(
         Lists::scales(&[1.0, 2.0, 1.0, 1.0]).graph(&x, &mode("nearest")),
         &[None, None, Some("H"), Some("W")],
@@ -351,7 +352,7 @@ fn gradients_with_an_open_batch() {
     check_gradients(&graph, std::slice::from_ref(&x), &[0], &[0]);
 }
 
-/// As exporters write it: the leading sizes are those of the input, whatever they are.
+/// As exporters write it: the leading sizes are computed from the sizes of the input.
 #[test]
 fn gradients_with_sizes_that_follow_the_batch() {
     let x = spread(&[3, 2, 4, 5], 6);
@@ -376,7 +377,7 @@ fn gradients_with_sizes_that_follow_the_batch() {
     check_gradients(&graph, std::slice::from_ref(&x), &[0], &[0]);
 }
 
-/// Sizes, scales and roi that are given at run time are looked at when a program is made.
+/// Sizes, scales and roi from graph inputs are read when a program is built.
 #[test]
 fn lists_given_at_run_time() {
     let x = spread(&[1, 4], 7);
@@ -442,7 +443,7 @@ fn older_versions() {
             check_downgrade(&graph, &given, opset);
         }
     }
-    // Along an axis that shrinks, opset 10 takes the element above.
+    // Along an axis that shrinks, opset 10 uses the element above.
     let line = f64s(&[5], &[0.0, 1.0, 2.0, 3.0, 4.0]);
     let fewer = scales(&[0.6]);
     let graph =

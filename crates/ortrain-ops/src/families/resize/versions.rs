@@ -1,4 +1,4 @@
-//! Resize in the words of older opsets, and Upsample.
+//! Conversion of Resize to older opsets, and Upsample.
 
 use ortrain_graph::{Attrs, Tensor, ValueId};
 
@@ -7,7 +7,7 @@ use super::{ROI, SCALES, SIZES, is_empty_list};
 use crate::OpError;
 use crate::rewrite::Rewrite;
 
-/// The attributes that say what Upsample, and Resize before opset 11, mean.
+/// Returns the attributes that are equivalent to Upsample, and to Resize before opset 11.
 fn old_attrs(rw: &Rewrite<'_>) -> Result<Attrs, OpError> {
     let mode = rw.attrs().string("mode")?.unwrap_or("nearest");
     if !["nearest", "linear"].contains(&mode) {
@@ -108,7 +108,7 @@ pub(super) fn downgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
         }
     }
     if version < 13 {
-        // Both had to be there, if only as lists of nothing.
+        // Both inputs were required, at least as empty lists.
         inputs.resize(inputs.len().max(3), None);
         for k in [ROI, SCALES] {
             if inputs[k].is_none() {
@@ -122,7 +122,7 @@ pub(super) fn downgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     Ok(())
 }
 
-/// Roi, scales and sizes for every axis, from those for some.
+/// Extends roi, scales and sizes of some axes to all axes.
 fn all_axes(
     rw: &mut Rewrite<'_>,
     settings: &Settings,

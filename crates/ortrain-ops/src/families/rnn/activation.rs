@@ -1,4 +1,4 @@
-//! The functions between the gates and the state.
+//! Activation functions of gates and states.
 
 use ortrain_expr::{BinaryOp, Builder, CompareOp, Reg, Type, UnaryOp};
 use ortrain_graph::{Attrs, DType};
@@ -6,14 +6,14 @@ use ortrain_graph::{Attrs, DType};
 use crate::OpError;
 use crate::families::activations;
 
-/// A function of one number, increasing where its slope is asked for.
+/// Function of one number, increasing if its slope is used.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Activation {
     /// `alpha * x + beta`.
     Affine { alpha: f64, beta: f64 },
     /// `x`, below zero `alpha * (exp(x) - 1)`.
     Elu { alpha: f64 },
-    /// `alpha * x + beta`, cut off at 0 and 1.
+    /// `alpha * x + beta`, limited to the range from 0 to 1.
     HardSigmoid { alpha: f64, beta: f64 },
     /// `x`, below zero `alpha * x`.
     LeakyRelu { alpha: f64 },
@@ -29,24 +29,24 @@ pub(super) enum Activation {
     Softsign,
     /// `tanh(x)`.
     Tanh,
-    /// `x` where it is above `alpha`, else 0.
+    /// `x` if it is above `alpha`, else 0.
     ThresholdedRelu { alpha: f64 },
 }
 
-/// Whether the function of this name takes a first number.
+/// Returns true if the function of this name has the parameter alpha.
 pub(super) fn has_alpha(name: &str) -> bool {
     has_beta(name)
         || ["elu", "leakyrelu", "thresholdedrelu"].iter().any(|other| name.eq_ignore_ascii_case(other))
 }
 
-/// Whether it takes a second one.
+/// Returns true if the function of this name has the parameter beta.
 pub(super) fn has_beta(name: &str) -> bool {
     ["affine", "hardsigmoid", "scaledtanh"].iter().any(|other| name.eq_ignore_ascii_case(other))
 }
 
 impl Activation {
-    /// The functions that a node names, or `default`. Numbers are taken from the lists in order by those that have
-    /// them, and are those of the ONNX operators where a list is too short.
+    /// Parses the functions that a node names, or returns `default`. Functions with parameters consume the lists of
+    /// parameters in order. If a list is too short, the defaults of the ONNX operators apply.
     pub(super) fn read_all(attrs: &Attrs, default: &[Activation]) -> Result<Vec<Activation>, OpError> {
         let Some(names) = attrs.strings("activations")? else { return Ok(default.to_vec()) };
         if names.len() != default.len() {
@@ -86,7 +86,8 @@ impl Activation {
             .collect()
     }
 
-    /// Whether the slope is known from the value: the function never takes a value on both sides of a kink.
+    /// Returns true if the slope can be computed from the value: the function has no equal values on both sides of a
+    /// kink.
     pub(super) fn has_slope(self) -> bool {
         match self {
             Activation::Elu { alpha }
@@ -96,10 +97,10 @@ impl Activation {
         }
     }
 
-    /// The function.
+    /// Emits the function.
     pub(super) fn apply(self, b: &mut Builder, x: Reg) -> Reg {
         let ty = b.ty(x);
-        // The operators of these names, with their numbers as attributes.
+        // The operators of these names, with the parameters as attributes.
         let number = |name: &str, value: f64| Attrs::new().with(name, value as f32);
         let none = Attrs::new();
         let operator = |b: &mut Builder, value: fn(&mut Builder, &[Reg], &Attrs) -> _, attrs: &Attrs| {
@@ -134,7 +135,8 @@ impl Activation {
         }
     }
 
-    /// The derivative where the function has the value `y`. At kinks it is that of the flat side.
+    /// Emits the derivative at the point where the function has the value `y`. At a kink it is the derivative of the
+    /// flat side.
     pub(super) fn slope(self, b: &mut Builder, y: Reg) -> Reg {
         let ty = b.ty(y);
         let zero = b.constant(ty, 0.0);
@@ -194,23 +196,23 @@ impl Activation {
     }
 }
 
-/// An activation whose argument is cut off at `-clip` and `clip`, if there is a clip.
+/// Activation with its argument limited to the range from `-clip` to `clip`, if `clip` is set.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Clipped {
     pub(super) activation: Activation,
     pub(super) clip: Option<f64>,
 }
 
-/// Distance from the value at the cut-off, relative to it, up to which a value counts as cut off: the value there is computed
-/// once exactly and once by a kernel, which may differ in the last bits.
+/// Relative distance from the value at the clip limit up to which a value counts as clipped. The value at the limit is
+/// computed once exactly and once by a kernel, and the results may differ in the last bits.
 const CUT_OFF: f64 = 1e-6;
 
-/// As [`CUT_OFF`], for values that a narrow type rounds when they are stored, in units of its rounding: a value at the cut-off
-/// is stored within one, and one that is not cut off beyond two (see [`Clipped::apply`]).
+/// [`CUT_OFF`] for values that are rounded to a narrow type, in units of its rounding error. A value at the clip limit
+/// is stored within one unit, and a value that is not clipped beyond two (see [`Clipped::apply`]).
 const NARROW_CUT_OFF: f64 = 1.5;
 const NARROW_GAP: f64 = 3.0;
 
-/// Returns the largest relative error of storing a number in a narrow type; `None` for other types.
+/// Returns the largest relative error of rounding to a narrow type; `None` for other types.
 fn rounding(stored: DType) -> Option<f64> {
     match stored {
         DType::F16 => Some(1.0 / 2048.0),
@@ -220,10 +222,10 @@ fn rounding(stored: DType) -> Option<f64> {
 }
 
 impl Clipped {
-    /// Returns the value of the function for the argument `x`, to be stored in a type.
+    /// Emits the function of `x` for a result that is stored as type `stored`.
     ///
-    /// [`Clipped::slope`] tells from the stored value whether the argument was cut off. So that a narrow type does not round a
-    /// value near the cut-off to the one at the cut-off, such a value keeps three units of rounding away.
+    /// [`Clipped::slope`] detects from the stored value if the argument was clipped. A narrow type could round a value
+    /// near the clip limit to the value at the limit. Such values are therefore moved three rounding errors away.
     pub(super) fn apply(self, b: &mut Builder, x: Reg, stored: DType) -> Reg {
         let Some(clip) = self.clip else { return self.activation.apply(b, x) };
         let ty = b.ty(x);
@@ -240,8 +242,8 @@ impl Clipped {
         b.select(inside, near, y)
     }
 
-    /// Returns the derivative where the function has the value `y`, which was stored in a type: zero where the argument was
-    /// cut off.
+    /// Emits the derivative at the point where the function has the value `y`, which was stored as type `stored`. The
+    /// derivative is zero if the argument was clipped.
     pub(super) fn slope(self, b: &mut Builder, y: Reg, stored: DType) -> Reg {
         let slope = self.activation.slope(b, y);
         let Some(clip) = self.clip else { return slope };
@@ -254,7 +256,8 @@ impl Clipped {
         b.select(inside, slope, zero)
     }
 
-    /// Returns the lower and the upper value at the cut-offs, each moved inwards by a share of itself.
+    /// Returns the lower and the upper value at the clip limits, each moved inwards by the fraction `share` of its
+    /// magnitude.
     fn bounds(self, b: &mut Builder, ty: Type, clip: f64, share: f64) -> (Reg, Reg) {
         let margin = b.constant(ty, share);
         let [first, second] = [-clip, clip].map(|at| {

@@ -1,5 +1,5 @@
-//! Directions, layouts and states that are left out, written as what is run: the forward direction with steps in front and
-//! given states.
+//! Decomposition of other directions, layouts and missing states into the form that is run: the forward direction, with
+//! the axis of steps first and with initial states.
 
 use ortrain_graph::{Attr, Attrs, Node, Tensor, ValueId};
 
@@ -7,26 +7,26 @@ use super::{Attributes, B, Direction, Kind, LENGTHS, P, R, W, X};
 use crate::OpError;
 use crate::rewrite::Rewrite;
 
-/// Whether a node is differentiated as its decomposition.
+/// Returns true if a node is differentiated through its decomposition.
 pub(super) fn is_composition(node: &Node) -> bool {
     let has = |k: usize| node.inputs.get(k).copied().flatten().is_some();
     let plain = Attributes::read(node).is_ok_and(|attributes| attributes.is_plain());
     !plain || !Kind::of(node).states().all(has)
 }
 
-/// A part of a value along an axis.
+/// Slices a value along an axis.
 fn part(rw: &mut Rewrite<'_>, value: ValueId, axis: i64, from: i64, to: i64, step: i64) -> ValueId {
     let parts = [("starts", from), ("ends", to), ("axes", axis), ("steps", step)];
     let [starts, ends, axes, steps] = parts.map(|(name, number)| rw.ints(name, &[number]));
     rw.add("Slice", &[value, starts, ends, axes, steps], Attrs::new())
 }
 
-/// A value whose first two axes are swapped.
+/// Swaps the first two axes of a value.
 fn swapped(rw: &mut Rewrite<'_>, value: ValueId) -> ValueId {
     rw.add("Transpose", &[value], Attrs::new().with("perm", vec![1, 0, 2]))
 }
 
-/// Sequences, `[steps, batch, ..]`, from their ends to their beginnings.
+/// Reverses sequences, `[steps, batch, ..]`.
 fn reversed(rw: &mut Rewrite<'_>, value: ValueId, lengths: Option<ValueId>) -> ValueId {
     match lengths {
         Some(lengths) => {
@@ -119,7 +119,7 @@ pub(super) fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     Ok(())
 }
 
-/// The results of a reversed direction, `[steps, 1, batch, hidden]`, in the order of the data.
+/// Restores the order of the data in the results of a reversed direction, `[steps, 1, batch, hidden]`.
 fn reversed_results(rw: &mut Rewrite<'_>, value: ValueId, lengths: Option<ValueId>) -> ValueId {
     if lengths.is_none() {
         return reversed(rw, value, None);
@@ -130,7 +130,7 @@ fn reversed_results(rw: &mut Rewrite<'_>, value: ValueId, lengths: Option<ValueI
     rw.add("Unsqueeze", &[turned, axis], Attrs::new())
 }
 
-/// A state of zeros: `[1, batch, hidden]`.
+/// Returns a state of zeros: `[1, batch, hidden]`.
 pub(super) fn no_state(
     rw: &mut Rewrite<'_>,
     data: ValueId,
@@ -149,7 +149,7 @@ pub(super) fn no_state(
     rw.add("ConstantOfShape", &[shape], Attrs::new().with("value", zero))
 }
 
-/// The activations of one direction with their numbers, which a node lists for all directions one after the other.
+/// Returns the activations of one direction with their parameters. A node lists them for all directions in sequence.
 fn own_lists(
     attrs: &Attrs,
     count: usize,

@@ -17,19 +17,19 @@ use super::{Attributes, B, GradInputs, H0, Kind, LENGTHS, R, X};
 use crate::OpError;
 use crate::lower::{Lower, NestBuilder};
 
-/// Positions of the gates.
+/// Indices of the gates.
 const Z: usize = 0;
 const RESET: usize = 1;
 const NEW: usize = 2;
 
-/// Where a step leaves its results.
+/// Destinations of the results of a step.
 struct Targets {
     values: Vec<(Matrix, Value)>,
     gates: Option<Matrix>,
     hidden: usize,
 }
 
-/// Which of the two: the state as it goes on, or as it is seen.
+/// Value to store: the carried state or the visible result.
 #[derive(Clone, Copy, PartialEq)]
 enum Value {
     State,
@@ -37,7 +37,7 @@ enum Value {
 }
 
 impl Targets {
-    /// Stores `(1 - z) * n + z * before`, and the gates where they are kept.
+    /// Stores `(1 - z) * n + z * before`, and the gates if the gradient needs them.
     fn store(
         &self,
         cx: &Lower<'_>,
@@ -69,7 +69,7 @@ pub(super) fn lower(own: &Attributes, cx: &mut Lower<'_>) -> Result<(), OpError>
     let stored = cx.dtype(X);
     let (batch, hidden) = (sizes.batch, sizes.hidden);
     let lengths = Lengths::new(cx, LENGTHS, &sizes)?;
-    // Behind the reset gate, the recurrent bias belongs to the product with the state.
+    // With `linear_before_reset`, the recurrent bias is added to the product with the state.
     let both: &[usize] = &[0, sizes.rows];
     let products = input_products(cx, &sizes, (!own.linear_before_reset).then_some((B, both)))?;
     let biases = cx.has(B).then(|| Matrix::broadcast(cx.input(B)));
@@ -86,7 +86,7 @@ pub(super) fn lower(own: &Attributes, cx: &mut Lower<'_>) -> Result<(), OpError>
         let row = step * batch;
         let is_last = step + 1 == sizes.steps;
         let seen = all.map(|all| all.at_row(row));
-        // A state that is a result as it is needs no place of its own.
+        // A state that equals the result needs no buffer of its own.
         let kept_state = seen.filter(|_| !lengths.are_given());
         let new_state = (!is_last && kept_state.is_none()).then(|| factor(cx, "hidden", batch, hidden));
         let values = [
@@ -188,7 +188,8 @@ pub(super) fn lower_grad(own: &Attributes, cx: &mut Lower<'_>) -> Result<(), OpE
     let mut of_next = given_state(cx, at.arriving + 1, &sizes);
     let before_step = |step: usize| if step > 0 { Some(all_h.at_row((step - 1) * batch)) } else { first };
 
-    // What the new gate takes from the state, at all steps: (h Rn' + bias), or r * h, a factor of the weights' gradient.
+    // The state's contribution to the new gate, at all steps: (h Rn' + bias), or r * h, a factor of the weights'
+    // gradient.
     let from_state = factor(cx, "from_state", sizes.all(), hidden);
     let bias = at.biases.filter(|&k| cx.has(k));
     let bias = bias.map(|k| Matrix::broadcast(cx.input(k)).at_column(sizes.rows + NEW * hidden));
@@ -221,8 +222,8 @@ pub(super) fn lower_grad(own: &Attributes, cx: &mut Lower<'_>) -> Result<(), OpE
         }
     }
 
-    // The gradients of what the gates' activations are applied to, and of what the state is multiplied with: they differ
-    // in the new gate where the reset gate stands behind the product.
+    // The gradients of the arguments of the gates' activations, and of the products with the state. They differ in the
+    // new gate if the reset gate is applied after the product.
     let of_input = spaced(cx, "of_gates", sizes.all(), sizes.rows);
     let of_state =
         if own.linear_before_reset { spaced(cx, "of_products", sizes.all(), sizes.rows) } else { of_input };
@@ -286,11 +287,11 @@ pub(super) fn lower_grad(own: &Attributes, cx: &mut Lower<'_>) -> Result<(), OpE
                 })?;
             }
         } else {
-            // A factor of its own: the product stores beside what it would read.
+            // A separate factor: the product would otherwise write next to its own input.
             let new_gate = factor(cx, "of_new_gate", batch, hidden);
             new_gate.store(cx, &mut nest, of_new);
             cx.emit(nest.instruction())?;
-            // The gradient of r * h: one part goes to r, the other to h.
+            // The gradient of r * h has two parts, for r and for h.
             let sums = temp(cx, "of_hidden_reset", batch, hidden);
             let new_weights = r.at_row(NEW * hidden);
             product(cx, (batch, hidden, hidden), new_gate, new_weights, |cx, nest, value| {

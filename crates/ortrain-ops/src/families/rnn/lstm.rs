@@ -15,13 +15,13 @@ use super::{Attributes, B, C0, GradInputs, H0, Kind, LENGTHS, P, R, X};
 use crate::OpError;
 use crate::lower::{Lower, NestBuilder};
 
-/// Positions of the gates.
+/// Indices of the gates.
 const I: usize = 0;
 const O: usize = 1;
 const F: usize = 2;
 const C: usize = 3;
 
-/// Positions of the peepholes' weights.
+/// Gates of the peephole weights, in their order.
 const PEEPHOLES: [usize; 3] = [I, O, F];
 
 pub(super) fn lower(own: &Attributes, cx: &mut Lower<'_>) -> Result<(), OpError> {
@@ -50,7 +50,7 @@ pub(super) fn lower(own: &Attributes, cx: &mut Lower<'_>) -> Result<(), OpError>
             None => from_zeros,
         };
         let [all_h, all_c] = results.map(|all| all.map(|all| all.at_row(row)));
-        // States that are results as they are need no place of their own.
+        // States that equal the results need no buffers of their own.
         let kept_h = all_h.filter(|_| !lengths.are_given());
         let kept_c = all_c.filter(|_| wide(cx) == cx.dtype(X));
         let new_h = (!is_last && kept_h.is_none()).then(|| factor(cx, "hidden", batch, hidden));
@@ -136,7 +136,7 @@ pub(super) fn lower_grad(own: &Attributes, cx: &mut Lower<'_>) -> Result<(), OpE
     let of_all = given_state(cx, at.arriving, &sizes);
     let mut of_h = given_state(cx, at.arriving + 1, &sizes);
     let mut of_c = given_state(cx, at.arriving + 2, &sizes);
-    // The gradients of what the gates' activations are applied to.
+    // Gradients of the arguments of the gates' activations.
     let gates = spaced(cx, "of_gates", sizes.all(), sizes.rows);
     for step in (0..sizes.steps).rev() {
         let row = step * batch;
@@ -228,8 +228,8 @@ pub(super) fn lower_grad(own: &Attributes, cx: &mut Lower<'_>) -> Result<(), OpE
     input_gradients(cx, &sizes, gates, gates)
 }
 
-/// The gradients of the peepholes' weights: sums over rows of the gradient of a gate times the cell's state, which is that
-/// before the step but for the output gate.
+/// Emits the gradients of the peephole weights: sums over rows of the gradient of a gate times the cell state. This is
+/// the cell state before the step, or after the step for the output gate.
 fn peephole_gradients(
     cx: &mut Lower<'_>,
     sizes: &Sizes,

@@ -1,19 +1,21 @@
-//! Recurrent nets: `RNN`, `GRU`, `LSTM`, and what training graphs hold, `GRUTraining`, `LSTMTraining`, `RNNGrad`, `GRUGrad`
-//! and `LSTMGrad`.
+//! Recurrent nets: `RNN`, `GRU`, `LSTM`, and the operators of training graphs, `GRUTraining`, `LSTMTraining`,
+//! `RNNGrad`, `GRUGrad` and `LSTMGrad`.
 //!
-//! Sources: ONNX RNN, GRU and LSTM of versions 7, 14, 22 (<https://onnx.ai/onnx/operators/onnx__LSTM.html> and so on; GRU
-//! and LSTM without `layout` before 14), and ONNX Runtime's training operators of `com.microsoft` version 1; `RNNGrad` is
-//! like them, but onnxruntime-training has none, and `LSTMGrad` takes the peepholes as one input more where there are some.
+//! Sources: ONNX RNN, GRU and LSTM of versions 7, 14, 22 (<https://onnx.ai/onnx/operators/onnx__LSTM.html> and so on;
+//! GRU and LSTM without `layout` before 14), and ONNX Runtime's training operators of `com.microsoft` version 1.
+//! `RNNGrad` follows their pattern, but onnxruntime-training does not have it. `LSTMGrad` has an additional input for
+//! peepholes.
 //!
-//! Data is `[steps, batch, input]`, weights `[directions, gates * hidden, input]` and `[directions, gates * hidden, hidden]`,
-//! biases both in one tensor, `[directions, 2 * gates * hidden]`. Gates stand in the order i, o, f, c (LSTM) and z, r, h
-//! (GRU). Where lengths of sequences are given, results behind the end of one are zero and its state stays as it was at
-//! its end. The cut-off of `clip` is that of the arguments of gates.
+//! Data is `[steps, batch, input]`, weights are `[directions, gates * hidden, input]` and `[directions, gates * hidden,
+//! hidden]`, and both biases are one tensor, `[directions, 2 * gates * hidden]`. The order of the gates is i, o, f, c
+//! (LSTM) and z, r, h (GRU). With lengths of sequences, results after the end of a sequence are zero, and its state
+//! keeps the value at the end. `clip` limits the arguments of gates.
 //!
-//! What is run is the forward direction with steps in front: input products are one matrix product for all steps, and a
-//! step is a product with the state and a map. Everything else is written as that ([`direction`]). In the gradient, too,
-//! only what depends on the step before is done step by step: gradients of weights and inputs are products over all steps.
-//! What training graphs hold has a spelling in plain ONNX ([`plain`]); gradients of gradients go through it.
+//! The lowering supports the forward direction with the axis of steps first: the input products are one matrix product
+//! for all steps, and a step is a product with the state and a map. Other forms are decomposed into it ([`direction`]).
+//! In the gradient, too, only operations that depend on the previous step run step by step: gradients of weights and
+//! inputs are products over all steps. The operators of training graphs have a decomposition into plain ONNX
+//! ([`onnx_decomposition`]), which gradients of gradients use.
 
 mod activation;
 mod direction;
@@ -37,7 +39,7 @@ use crate::op::{Definition, Op};
 
 const MICROSOFT: &str = "com.microsoft";
 
-/// Which net.
+/// Kind of recurrent net.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Rnn,
@@ -70,7 +72,7 @@ impl Kind {
         }
     }
 
-    /// The operator that gives what the gradient needs, and its outputs beyond those of the ordinary one.
+    /// Returns the operator that also computes the values for the gradient, if the kind has one.
     fn training(self) -> Option<&'static str> {
         match self {
             Kind::Rnn => None,
@@ -79,7 +81,7 @@ impl Kind {
         }
     }
 
-    /// The inputs that are states: hidden, and the cell's.
+    /// Returns the inputs that are states: the hidden state, and the cell state.
     fn states(self) -> std::ops::Range<usize> {
         if self == Kind::Lstm { 5..7 } else { 5..6 }
     }
@@ -95,21 +97,21 @@ const H0: usize = 5;
 const C0: usize = 6;
 const P: usize = 7;
 
-/// The attributes of a node.
+/// Attributes of a node.
 #[derive(Clone, Debug)]
 struct Attributes {
     kind: Kind,
     /// Forward, reverse, or both.
     directions: Vec<Direction>,
     hidden_size: Option<usize>,
-    /// Those of all directions.
+    /// Activations of all directions.
     activations: Vec<Activation>,
     clip: Option<f64>,
     /// LSTM: the forget gate is one minus the input gate.
     input_forget: bool,
-    /// GRU: the reset gate is applied behind the product with the state.
+    /// GRU: the reset gate is applied after the product with the state.
     linear_before_reset: bool,
-    /// Whether the axis of the batch comes first.
+    /// True if the batch axis is the first.
     batch_first: bool,
 }
 
@@ -166,23 +168,23 @@ impl Attributes {
         })
     }
 
-    /// Whether it is run as it is.
+    /// Returns true if the node is run without a decomposition.
     fn is_plain(&self) -> bool {
         self.directions == [Direction::Forward] && !self.batch_first
     }
 
-    /// The activation of a gate.
+    /// Returns the activation of a gate.
     fn gate(&self, k: usize) -> Clipped {
         Clipped { activation: self.activations[k], clip: self.clip }
     }
 
-    /// The activation of the cell's state, which is not clipped.
+    /// Returns the activation of the cell state, which is not clipped.
     fn of_cell(&self) -> Clipped {
         Clipped { activation: self.activations[2], clip: None }
     }
 
     /// # Errors
-    /// When a slope cannot be told from the values.
+    /// Returns an error if a slope cannot be computed from the values.
     fn check_slopes(&self) -> Result<(), OpError> {
         match self.activations.iter().find(|activation| !activation.has_slope()) {
             None => Ok(()),
@@ -193,7 +195,7 @@ impl Attributes {
         }
     }
 
-    /// Checks the inputs and finds the sizes out.
+    /// Checks the inputs and infers the sizes.
     fn infer(&self, cx: &Infer<'_>, x: usize, w: usize, r: usize) -> Result<Found, OpError> {
         cx.dtype_where(x, "a float type", DType::is_float)?;
         let rank = |k: usize, wanted: usize, axes: &str| match cx.shape(k) {
@@ -239,13 +241,13 @@ impl Attributes {
     }
 }
 
-/// The largest hidden size: the recurrent weights of a larger one fill no memory that there is.
+/// Maximum hidden size: the recurrent weights of a larger net do not fit in any memory.
 const MAX_HIDDEN: usize = 1 << 24;
 
-/// The most steps: the instructions of as many take a gigabyte or two.
+/// Maximum number of steps: the instructions of 65536 steps take one to two gigabytes.
 const MAX_STEPS: usize = 1 << 16;
 
-/// The sizes of a node.
+/// Inferred sizes of a node.
 struct Found {
     steps: Dim,
     batch: Dim,
@@ -253,7 +255,7 @@ struct Found {
     hidden: usize,
 }
 
-/// Checks that input `k`, if it is there and its shape is known, has this one.
+/// Checks the shape of input `k`, if the input is present and its shape is known.
 fn expect(cx: &Infer<'_>, k: usize, wanted: &[Dim]) -> Result<(), OpError> {
     let Some(shape) = cx.shape(k).filter(|_| cx.has(k)) else { return Ok(()) };
     let fits = |(found, wanted): (&Dim, &Dim)| match (found.known(), wanted.known()) {
@@ -276,7 +278,7 @@ fn expect_lengths(cx: &Infer<'_>, k: usize, batch: &Dim) -> Result<(), OpError> 
     Ok(())
 }
 
-/// A net over sequences, forward: the ordinary operator or the one of training graphs.
+/// Forward pass of a recurrent net: the ordinary operator or the operator of training graphs.
 struct Recurrent {
     attributes: Attributes,
 }
@@ -406,18 +408,18 @@ impl Op for Recurrent {
     }
 }
 
-/// The gradient of [`Recurrent`].
+/// Gradient of [`Recurrent`].
 struct RecurrentGrad {
     attributes: Attributes,
 }
 
-/// The inputs of a gradient operator.
+/// Input indices of a gradient operator.
 struct GradInputs {
     biases: Option<usize>,
     lengths: usize,
     states: std::ops::Range<usize>,
     hidden: usize,
-    /// What else was kept: cells and gates, or gates.
+    /// Other values that the forward pass stores: cell states and gates, or gates.
     kept: std::ops::Range<usize>,
     /// Gradients of the results, then of the states.
     arriving: usize,
@@ -531,12 +533,12 @@ fn build_grad(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
     Ok(Box::new(RecurrentGrad { attributes: Attributes::read(node)? }))
 }
 
-/// What a net must say where its weights have no shape.
+/// Sample with the attribute that is required if the shapes of the weights are unknown.
 fn a_width(_: &Definition) -> Sample {
     Sample::of(Attrs::new().with("hidden_size", 2i64))
 }
 
-/// A net of one step, one sequence, inputs of one number and states of two: X, W and R.
+/// Sample of a net with one step, one sequence, input size 1 and hidden size 2: X, W and R.
 fn a_net(definition: &Definition) -> Sample {
     let rows = 2 * if definition.name == "GRUTraining" { Kind::Gru } else { Kind::Lstm }.gates();
     let dims = [[1, 1, 1], [1, rows, 1], [1, rows, 2]];
@@ -544,7 +546,7 @@ fn a_net(definition: &Definition) -> Sample {
     Sample { inputs, ..a_width(definition) }
 }
 
-/// The gradient of a net of two steps, two sequences, inputs and states of two numbers.
+/// Sample of the gradient of a net with two steps, two sequences, input size 2 and hidden size 2.
 fn a_gradient(definition: &Definition) -> Sample {
     let kind = match definition.name {
         "RNNGrad" => Kind::Rnn,

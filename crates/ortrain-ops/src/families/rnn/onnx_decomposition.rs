@@ -1,6 +1,6 @@
-//! What training graphs hold of recurrent nets, written in plain ONNX: Scans over the steps, forward and backward, with
-//! the formulas of the kernels beside this file. Products with the data and gradients of weights are over all steps at
-//! once.
+//! Operators of training graphs for recurrent nets, written in plain ONNX: Scans over the steps, forward and backward,
+//! with the formulas of the kernels in this folder. Products with the data and gradients of weights run over all steps
+//! at once.
 
 use ortrain_expr::{Builder, Reg, Type};
 use ortrain_graph::{Attrs, DType, Graph, Tensor, ValueId, ValueType};
@@ -12,7 +12,7 @@ use crate::OpError;
 use crate::onnx_decomposition::{NodeSink, emit_as_onnx};
 use crate::rewrite::Rewrite;
 
-/// Operators on matrices `[batch, columns]`, and on those of all steps, `[steps, batch, columns]`.
+/// Emitter of operators on matrices `[batch, columns]`, and on matrices of all steps, `[steps, batch, columns]`.
 struct Words<'a, E: NodeSink> {
     emit: &'a mut E,
     dtype: DType,
@@ -52,7 +52,7 @@ impl<E: NodeSink> Words<'_, E> {
         self.pair("MatMul", a, b)
     }
 
-    /// `1 - a`.
+    /// Emits `1 - a`.
     fn rest(&mut self, a: ValueId) -> ValueId {
         let one = self.number(1.0);
         self.sub(one, a)
@@ -62,7 +62,7 @@ impl<E: NodeSink> Words<'_, E> {
         b.map_or(a, |b| self.add(a, b))
     }
 
-    /// `yes` where a sequence goes on; all of it where none has an end.
+    /// Selects `yes` within the sequences and `no` after their ends; `yes` everywhere without lengths.
     fn where_held(&mut self, held: Option<ValueId>, yes: ValueId, no: ValueId) -> ValueId {
         held.map_or(yes, |held| self.node("Where", &[held, yes, no], Attrs::new()))
     }
@@ -86,7 +86,7 @@ impl<E: NodeSink> Words<'_, E> {
         self.node("Slice", &[value, starts, ends, axes], Attrs::new())
     }
 
-    /// Part `index` of columns that lie beside each other.
+    /// Slices part `index` of adjacent groups of columns.
     fn part(&mut self, value: ValueId, index: usize, width: usize) -> ValueId {
         let from = (index * width) as i64;
         self.slice(value, -1, from, from + width as i64)
@@ -114,7 +114,7 @@ impl<E: NodeSink> Words<'_, E> {
         self.node("Transpose", &[matrix], Attrs::new().with("perm", vec![1i64, 0]))
     }
 
-    /// Matrices of all steps, one below the other.
+    /// Concatenates the matrices of all steps along the rows.
     fn flat(&mut self, value: ValueId, columns: usize) -> ValueId {
         let shape = self.ints(&[-1, columns as i64]);
         self.pair("Reshape", value, shape)
@@ -126,7 +126,7 @@ impl<E: NodeSink> Words<'_, E> {
         self.node("ReduceSum", &[value, axes], Attrs::new().with("keepdims", 0i64))
     }
 
-    /// A function of one number, as its expression says.
+    /// Emits a function of one number as nodes.
     fn function(&mut self, x: ValueId, f: impl FnOnce(&mut Builder, Reg) -> Reg) -> Result<ValueId, OpError> {
         let mut b = Builder::new();
         let given = b.load(0, Type::of(self.dtype));
@@ -139,7 +139,7 @@ impl<E: NodeSink> Words<'_, E> {
         self.function(x, |b, x| activation.apply(b, x, stored))
     }
 
-    /// What arrives at a result with the value `y`, on the other side of its activation.
+    /// Multiplies a gradient by the slope of an activation at the result `y`.
     fn behind(&mut self, g: ValueId, activation: Clipped, y: ValueId) -> Result<ValueId, OpError> {
         let stored = self.dtype;
         let slope = self.function(y, |b, y| activation.slope(b, y, stored))?;
@@ -147,14 +147,14 @@ impl<E: NodeSink> Words<'_, E> {
     }
 }
 
-/// What happens at a step, and what stands around it.
+/// The body of a Scan over the steps, with its inputs.
 struct Steps {
     body: Graph,
     dtype: DType,
     carried: Vec<ValueId>,
     scanned: Vec<(ValueId, ValueId)>,
     captured: Vec<(ValueId, ValueId)>,
-    /// Whether the last step comes first.
+    /// True if the last step comes first.
     reversed: bool,
 }
 
@@ -163,7 +163,7 @@ impl Steps {
         Words { emit: &mut self.body, dtype: self.dtype }
     }
 
-    /// A state, which begins as a value outside.
+    /// Adds a carried state with the initial value `outside`.
     fn carries(&mut self, name: &str, outside: ValueId) -> ValueId {
         self.carried.push(outside);
         let inside = self.body.add_value(name, ValueType::Unknown);
@@ -171,26 +171,26 @@ impl Steps {
         inside
     }
 
-    /// What a step has of a value of all steps. All states come before.
+    /// Adds a scanned value: each step reads its slice. All states must be added before.
     fn scans(&mut self, name: &str, outside: ValueId) -> ValueId {
         let inside = self.body.add_value(name, ValueType::Unknown);
         self.scanned.push((outside, inside));
         inside
     }
 
-    /// A value that is the same at all steps.
+    /// Adds a value that is the same at all steps.
     fn captures(&mut self, name: &str, outside: ValueId) -> ValueId {
         let inside = self.body.add_value(name, ValueType::Unknown);
         self.captured.push((outside, inside));
         inside
     }
 
-    /// The node: the last states, then what was collected.
+    /// Adds the Scan; returns the last states, then the collected values.
     fn finish(mut self, rw: &mut Rewrite<'_>, states: &[ValueId], collected: &[ValueId]) -> Vec<ValueId> {
         let inner = self.scanned.iter().chain(&self.captured).map(|&(_, inside)| inside);
         self.body.inputs.extend(inner);
         self.body.outputs = states.iter().chain(collected).copied().collect();
-        // Outputs are values of their own, not inputs and not each other.
+        // An output must be a separate value: not an input, and not another output.
         let mut seen = self.body.inputs.clone();
         for k in 0..self.body.outputs.len() {
             let output = self.body.outputs[k];
@@ -221,7 +221,7 @@ impl Steps {
     }
 }
 
-/// The node's inputs without the axis of directions.
+/// Inputs of the node, without the axis of directions.
 struct Net {
     kind: Kind,
     dtype: DType,
@@ -230,9 +230,9 @@ struct Net {
     x: ValueId,
     w: ValueId,
     r: ValueId,
-    /// Whether a sequence goes on, `[steps, batch, 1]`.
+    /// Mask of the steps within each sequence, `[steps, batch, 1]`.
     held: Option<ValueId>,
-    /// The first states, `[batch, hidden]`.
+    /// Initial states, `[batch, hidden]`.
     states: Vec<ValueId>,
     peepholes: Option<ValueId>,
 }
@@ -293,7 +293,8 @@ impl Net {
         }
     }
 
-    /// The state before each step: the first, then what was after each but the last, `[steps, 1, batch, hidden]`.
+    /// Returns the state before each step, `[steps, 1, batch, hidden]`: the initial state, then the states after each
+    /// step except the last.
     fn before(&self, rw: &mut Rewrite<'_>, first: ValueId, after: ValueId) -> ValueId {
         let mut out = self.words(rw);
         let after = out.squeeze(after, 1);
@@ -307,7 +308,7 @@ impl Net {
     }
 }
 
-/// `LSTMTraining` and `GRUTraining`.
+/// Decomposes `LSTMTraining` and `GRUTraining`.
 pub(super) fn decompose_training(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let own = Attributes::read(rw.node())?;
     let net = Net::of(rw, &own, Some(LENGTHS), own.kind.states(), (own.kind == Kind::Lstm).then_some(P))?;
@@ -316,7 +317,7 @@ pub(super) fn decompose_training(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let mut out = net.words(rw);
     let (wt, rt) = (out.transposed(net.w), out.transposed(net.r));
     let mut products = out.product(net.x, wt);
-    // Behind the reset gate, the recurrent bias belongs to the product with the state.
+    // With `linear_before_reset`, the recurrent bias is added to the product with the state.
     let mut behind = None;
     if let Some(biases) = biases {
         let biases = out.squeeze(biases, 0);
@@ -411,15 +412,15 @@ pub(super) fn decompose_training(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     Ok(())
 }
 
-/// What comes of the steps backward: the gradients of the first states; those of the input products and, where they are
-/// others, of the products with the states, `[steps, batch, gates * hidden]`.
+/// Results of the backward steps: the gradients of the initial states, of the input products, and of the products with
+/// the states, `[steps, batch, gates * hidden]`. The last two are often the same value.
 struct Backward {
     of_states: Vec<ValueId>,
     of_input: ValueId,
     of_state: ValueId,
 }
 
-/// `RNNGrad`, `GRUGrad` and `LSTMGrad`.
+/// Decomposes `RNNGrad`, `GRUGrad` and `LSTMGrad`.
 pub(super) fn decompose_grad(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let own = Attributes::read(rw.node())?;
     own.check_slopes()?;
@@ -524,11 +525,11 @@ pub(super) fn decompose_grad(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     Ok(())
 }
 
-/// What arrives at a step.
+/// Gradients that arrive at a step.
 struct Arriving {
-    /// The gradients of the states after it.
+    /// Gradients of the states after the step.
     states: Vec<ValueId>,
-    /// That of its result.
+    /// Gradient of the step's result.
     of_all: Option<ValueId>,
     held: Option<ValueId>,
 }
@@ -549,7 +550,7 @@ fn gru(
     let gates = steps.scans("gates", kept);
     let state = steps.scans("before", before);
     let r = steps.captures("r", net.r);
-    // What the new gate took from the state, at all steps.
+    // The state's contribution to the new gate, at all steps.
     let taken = if own.linear_before_reset {
         let weights = out.slice(net.r, 0, 2 * hidden as i64, 3 * hidden as i64);
         let weights = out.transposed(weights);

@@ -67,7 +67,7 @@ pub(super) fn lower_grad(own: &Attributes, cx: &mut Lower<'_>) -> Result<(), OpE
     let hidden = Matrix::rows(cx.input(at.hidden), sizes.hidden);
     let of_all = given_state(cx, at.arriving, &sizes);
     let mut of_next = given_state(cx, at.arriving + 1, &sizes);
-    // The gradient of what the activation is applied to.
+    // Gradient of the argument of the activation.
     let gates = spaced(cx, "gates", sizes.all(), sizes.rows);
     for step in (0..sizes.steps).rev() {
         let row = step * sizes.batch;

@@ -1,4 +1,5 @@
-//! What the nets' lowerings share: matrices within buffers, products, states, and the gradients of weights.
+//! Common parts of the lowerings of recurrent nets: matrices in buffers, products, states, and the gradients of
+//! weights.
 
 use ortrain_expr::{Access, CompareOp, ReduceOp, Reg, Type};
 use ortrain_graph::{DType, Tensor};
@@ -8,7 +9,7 @@ use super::{Kind, R, X};
 use crate::OpError;
 use crate::lower::{Lower, NestBuilder};
 
-/// The sizes of a node.
+/// Sizes of a node.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sizes {
     pub(super) steps: usize,
@@ -25,13 +26,13 @@ impl Sizes {
         Sizes { steps: x[0], batch: x[1], input: x[2], hidden, rows: kind.gates() * hidden }
     }
 
-    /// Rows of all steps.
+    /// Returns the number of rows of all steps.
     pub(super) fn all(&self) -> usize {
         self.steps * self.batch
     }
 }
 
-/// A matrix in a buffer.
+/// Matrix in a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Matrix {
     buffer: BufferId,
@@ -40,22 +41,22 @@ pub(super) struct Matrix {
 }
 
 impl Matrix {
-    /// Rows of `width` elements, one after the other.
+    /// Creates a matrix of contiguous rows of `width` elements.
     pub(super) fn rows(buffer: BufferId, width: usize) -> Matrix {
         Matrix { buffer, offset: 0, strides: [width as isize, 1] }
     }
 
-    /// A vector that is the same in every row.
+    /// Creates a matrix with the same vector in every row.
     pub(super) fn broadcast(buffer: BufferId) -> Matrix {
         Matrix { buffer, offset: 0, strides: [0, 1] }
     }
 
-    /// From another row on.
+    /// Returns the submatrix from `row` on.
     pub(super) fn at_row(self, row: usize) -> Matrix {
         Matrix { offset: self.offset + row * self.strides[0] as usize, ..self }
     }
 
-    /// From another column on.
+    /// Returns the submatrix from `column` on.
     pub(super) fn at_column(self, column: usize) -> Matrix {
         Matrix { offset: self.offset + column * self.strides[1] as usize, ..self }
     }
@@ -83,25 +84,26 @@ impl Matrix {
     }
 }
 
-/// The type that is computed in.
+/// Returns the compute type.
 pub(super) fn wide(cx: &Lower<'_>) -> DType {
     if cx.dtype(X) == DType::F64 { DType::F64 } else { DType::F32 }
 }
 
-/// Elements between the end of a row and the next, of matrices that are multiplied step by step: rows a multiple of a
-/// page apart get into each other's way in the caches.
+/// Padding elements after each row, for matrices that are multiplied step by step. Without them, rows at a distance of
+/// a multiple of a page cause cache conflicts.
 const GAP: usize = 16;
 
-/// Steps and rows of a batch from which the weights of the state are turned, so that products read them as they lie.
+/// Minimum numbers of steps and of batch rows for a transposed copy of the recurrent weights. Products read the copy
+/// contiguously.
 pub(super) const TURNED: (usize, usize) = (16, 9);
 
-/// The transpose of the weights of the state, `[hidden, rows]`: a matrix of its own where it is used often enough.
+/// Returns the transposed recurrent weights, `[hidden, rows]`: a copy if it is used often enough, otherwise a view.
 pub(super) fn turned(cx: &mut Lower<'_>, r: Matrix, sizes: &Sizes) -> Result<Matrix, OpError> {
     if sizes.steps < TURNED.0 || sizes.batch < TURNED.1 {
         return Ok(r.transposed());
     }
     let result = spaced(cx, "turned_weights", sizes.hidden, sizes.rows);
-    // In the order of what is read: storing across rows is faster than loading across them.
+    // In the order of the source: strided stores are faster than strided loads.
     let mut nest = cx.nest(&[sizes.rows, sizes.hidden], 0);
     let value = r.load(cx, &mut nest);
     result.transposed().store(cx, &mut nest, value);
@@ -109,24 +111,24 @@ pub(super) fn turned(cx: &mut Lower<'_>, r: Matrix, sizes: &Sizes) -> Result<Mat
     Ok(result)
 }
 
-/// A matrix of something in between, of the type that is computed in.
+/// Allocates an intermediate matrix of the compute type.
 pub(super) fn temp(cx: &mut Lower<'_>, name: &str, rows: usize, width: usize) -> Matrix {
     let dtype = wide(cx);
     Matrix::rows(cx.temp(name, dtype, rows * width), width)
 }
 
-/// The same of the data's own type: a factor of a product.
+/// Allocates an intermediate matrix of the data type, for a factor of a product.
 pub(super) fn factor(cx: &mut Lower<'_>, name: &str, rows: usize, width: usize) -> Matrix {
     let dtype = cx.dtype(X);
     Matrix::rows(cx.temp(name, dtype, rows * width), width)
 }
 
-/// The same with a gap behind each row.
+/// Allocates an intermediate matrix of the data type with padding after each row.
 pub(super) fn spaced(cx: &mut Lower<'_>, name: &str, rows: usize, width: usize) -> Matrix {
     factor(cx, name, rows, width + GAP)
 }
 
-/// Emits `a b` (of `m x k` and `k x n`), of which `finish` makes the results.
+/// Emits `a b` (of `m x k` and `k x n`) with the epilogue `finish`.
 pub(super) fn product<'a>(
     cx: &mut Lower<'a>,
     (m, n, k): (usize, usize, usize),
@@ -141,8 +143,8 @@ pub(super) fn product<'a>(
     cx.emit(nest.matmul((&[], m, n, k), a.operand(cx), b.operand(cx)))
 }
 
-/// Emits `a b` as it is, and returns it. Of few rows it is stored from registers; whatever is added to it costs a pass
-/// over it, and is better added where the product is read.
+/// Emits `a b` without an epilogue, and returns it. A product of few rows is stored from registers. An epilogue would
+/// need a second pass over it, so the readers of the product add their terms themselves.
 pub(super) fn plain_product(
     cx: &mut Lower<'_>,
     name: &str,
@@ -155,7 +157,7 @@ pub(super) fn plain_product(
     Ok(result)
 }
 
-/// The sum of those matrices that are there from a column on, in order, in a nest; zero if there are none.
+/// Sums the present matrices, in order, from a column on; zero if all are absent.
 pub(super) fn sum_at(cx: &Lower<'_>, nest: &mut NestBuilder, terms: &[Option<Matrix>], column: usize) -> Reg {
     let mut sum = None;
     for term in terms.iter().flatten() {
@@ -168,7 +170,7 @@ pub(super) fn sum_at(cx: &Lower<'_>, nest: &mut NestBuilder, terms: &[Option<Mat
     sum.unwrap_or_else(|| load_state(cx, nest, None))
 }
 
-/// The sum of the biases of data and of state, which an input has one after the other: the same in every row.
+/// Emits the sum of the biases of data and of state, which an input holds in sequence: the same in every row.
 pub(super) fn sum_of_biases(
     cx: &mut Lower<'_>,
     input: usize,
@@ -187,12 +189,12 @@ pub(super) fn sum_of_biases(
     Ok(Some(result))
 }
 
-/// The lengths of sequences, if they are given.
+/// Lengths of the sequences, if present.
 #[derive(Clone, Copy)]
 pub(super) struct Lengths(Option<BufferId>);
 
 impl Lengths {
-    /// Those in an input, after a check that they lie within the steps.
+    /// Reads the lengths from an input, and checks that they are within the number of steps.
     pub(super) fn new(cx: &mut Lower<'_>, input: usize, sizes: &Sizes) -> Result<Lengths, OpError> {
         if !cx.has(input) {
             return Ok(Lengths(None));
@@ -201,12 +203,13 @@ impl Lengths {
         Ok(Lengths(Some(cx.input(input))))
     }
 
-    /// Whether there are any.
+    /// Returns true if there are lengths.
     pub(super) fn are_given(self) -> bool {
         self.0.is_some()
     }
 
-    /// Whether a step lies within a row's sequence, in a nest over `[batch, ..]`; `None`: it does in every row.
+    /// Emits a condition, in a nest over `[batch, ..]`: true if the step is within the row's sequence. Returns `None`
+    /// if this holds in every row.
     pub(super) fn hold(self, cx: &Lower<'_>, nest: &mut NestBuilder, step: usize) -> Option<Reg> {
         let length = nest.load_strided(cx, self.0?, 0, &[1, 0]);
         let length = nest.b.convert(length, Type::I64);
@@ -215,7 +218,7 @@ impl Lengths {
     }
 }
 
-/// `yes` where a condition holds, if there is one.
+/// Selects `yes` if the condition is true or absent, else `no`.
 pub(super) fn where_held(nest: &mut NestBuilder, held: Option<Reg>, yes: Reg, no: Reg) -> Reg {
     match held {
         Some(held) => nest.b.select(held, yes, no),
@@ -223,14 +226,14 @@ pub(super) fn where_held(nest: &mut NestBuilder, held: Option<Reg>, yes: Reg, no
     }
 }
 
-/// The same, and zero elsewhere.
+/// Selects `yes` if the condition is true or absent, else zero.
 pub(super) fn or_zero(nest: &mut NestBuilder, held: Option<Reg>, yes: Reg) -> Reg {
     let ty = nest.b.ty(yes);
     let zero = nest.b.constant(ty, 0.0);
     where_held(nest, held, yes, zero)
 }
 
-/// A state, or what stands for one; else zeros.
+/// Loads a state or a replacement; zeros if it is absent.
 pub(super) fn load_state(cx: &Lower<'_>, nest: &mut NestBuilder, state: Option<Matrix>) -> Reg {
     match state {
         Some(state) => state.load(cx, nest),
@@ -241,15 +244,15 @@ pub(super) fn load_state(cx: &Lower<'_>, nest: &mut NestBuilder, state: Option<M
     }
 }
 
-/// A state that is given as an input, unless it is known to be zero.
+/// Returns the initial state from an input, unless it is absent or known to be zero.
 pub(super) fn given_state(cx: &mut Lower<'_>, input: usize, sizes: &Sizes) -> Option<Matrix> {
     let is_zero = |state: &Tensor| state.to_f64().into_iter().all(|value| value == 0.0);
     let is_given = cx.has(input) && !cx.constant(input).is_some_and(is_zero);
     is_given.then(|| Matrix::rows(cx.input(input), sizes.hidden))
 }
 
-/// What a state of zeros adds to the gates of the first step, the same in every row: zeros, but no number where the weights
-/// of the state hold infinity, or what is no number. `None` where a state is given, or the weights are known to be finite.
+/// Emits the contribution of a zero state to the gates of the first step, the same in every row. It is zero, or NaN if
+/// a recurrent weight is infinite or NaN. Returns `None` if there is a state, or if the weights are known to be finite.
 pub(super) fn from_zeros(
     cx: &mut Lower<'_>,
     sizes: &Sizes,
@@ -264,7 +267,7 @@ pub(super) fn from_zeros(
     let weights = Matrix::rows(cx.input(R), sizes.hidden);
     let mut nest = cx.nest(&[sizes.rows, sizes.hidden], 1);
     let weight = weights.load(cx, &mut nest);
-    // What is zero times this: a product with a constant zero would be left out as zero.
+    // Equals zero times the weight: a product with a constant zero would be simplified to zero.
     let term = nest.b.sub(weight, weight);
     let sum = nest.reduce(ReduceOp::Sum, term);
     Matrix { strides: [1, 0], ..result }.store(cx, &mut nest, sum);
@@ -272,12 +275,12 @@ pub(super) fn from_zeros(
     Ok(Some(result))
 }
 
-/// An output of rows of `width` elements, if it is used.
+/// Returns an output with rows of `width` elements, if it is used.
 pub(super) fn output(cx: &mut Lower<'_>, k: usize, width: usize) -> Option<Matrix> {
     cx.wants(k).then(|| Matrix::rows(cx.output(k), width))
 }
 
-/// The results where there are no steps: states as they were, `outputs[i]` being given `states[i]`, and the others empty.
+/// Emits the results for zero steps: `outputs[i]` becomes `states[i]`, and the others are empty.
 pub(super) fn lower_nothing(
     cx: &mut Lower<'_>,
     outputs: &[usize],
@@ -299,8 +302,8 @@ pub(super) fn lower_nothing(
     Ok(())
 }
 
-/// The products of the inputs with their weights, for all steps: `x W' + bias`, where the biases are sums of parts of
-/// an input, given by their columns.
+/// Emits the products of the inputs with their weights, for all steps: `x W' + bias`. The bias is a sum of parts of an
+/// input, which start at the columns in `biases`.
 pub(super) fn input_products(
     cx: &mut Lower<'_>,
     sizes: &Sizes,
@@ -321,8 +324,8 @@ pub(super) fn input_products(
     Ok(result)
 }
 
-/// Emits `left' right` over the rows of all steps where `right` is the state before each step, `[rows of left, hidden]`:
-/// the first step's state is another matrix. `left` is `[all rows, m]`.
+/// Emits `left' right` over the rows of all steps. `right` is the state before each step, `[rows of left, hidden]`; the
+/// state of the first step is another matrix. `left` is `[all rows, m]`.
 pub(super) fn product_with_states(
     cx: &mut Lower<'_>,
     sizes: &Sizes,
@@ -332,7 +335,7 @@ pub(super) fn product_with_states(
 ) -> Result<(), OpError> {
     let (n, batch) = (sizes.hidden, sizes.batch);
     let later = batch * sizes.steps.saturating_sub(1);
-    // With one step there is no other part, and with no state none of the first.
+    // A single step has no second part, and without an initial state there is no first part.
     let parts: Vec<(Matrix, Matrix, usize)> = first
         .filter(|_| sizes.steps > 0)
         .map(|first| (left, first, batch))
@@ -366,8 +369,8 @@ pub(super) fn zeros(cx: &mut Lower<'_>, (m, n): (usize, usize), result: Matrix) 
     cx.emit(nest.instruction())
 }
 
-/// The gradients of data, weights and biases, of those of the gates: `of_input` for all that is multiplied with data,
-/// `of_state` for all that is multiplied with the state, both `[all rows, rows of the weights]`.
+/// Emits the gradients of data, weights and biases from the gradients of the gates. `of_input` belongs to the products
+/// with the data, `of_state` to the products with the state. Both are `[all rows, rows of the weights]`.
 pub(super) fn input_gradients(
     cx: &mut Lower<'_>,
     sizes: &Sizes,
@@ -389,7 +392,7 @@ pub(super) fn input_gradients(
     }
     if let Some(result) = output(cx, 3, 2 * sizes.rows) {
         let (of_w, of_r) = (result, result.at_column(sizes.rows));
-        // Both biases are added to the same sums, unless a gate stands between them.
+        // Both biases are added to the same sums, unless a gate separates them.
         let parts: &[(Matrix, &[Matrix])] = if of_input == of_state {
             &[(of_input, &[of_w, of_r])]
         } else {
@@ -404,8 +407,8 @@ pub(super) fn input_gradients(
     Ok(())
 }
 
-/// Emits sums over the rows of what `term` computes in a nest over `[columns, rows]`, on top of a sum made before. All
-/// of the results are the same.
+/// Emits the sums over rows of `term`, in a nest over `[columns, rows]`, plus the sum `before`. All `results` get the
+/// same values.
 pub(super) fn column_sums<'a>(
     cx: &mut Lower<'a>,
     (rows, columns): (usize, usize),

@@ -12,17 +12,17 @@ const STEPS: usize = 3;
 const BATCH: usize = 2;
 const INPUT: usize = 2;
 const HIDDEN: usize = 3;
-/// Sums of a few products in float64.
+/// Tolerance of sums of a few products in float64.
 const ROUNDING: f64 = 1e-12;
 
-/// A node with its inputs.
+/// Node with its inputs.
 #[derive(Clone)]
 struct Case {
     kind: Kind,
     attrs: Attrs,
     directions: usize,
     batch_first: bool,
-    /// X, W, R, B, lengths, hidden state, cell's state, peepholes.
+    /// X, W, R, B, lengths, hidden state, cell state, peepholes.
     inputs: Vec<Option<Tensor>>,
 }
 
@@ -31,7 +31,7 @@ impl Case {
         Case::of_directions(kind, "forward")
     }
 
-    /// With weights that are small enough for gates to stay between their limits.
+    /// Creates a case with small weights, so that gates stay between their limits.
     fn of_directions(kind: Kind, direction: &str) -> Case {
         let directions = if direction == "bidirectional" { 2 } else { 1 };
         let rows = kind.gates() * HIDDEN;
@@ -120,13 +120,13 @@ impl Case {
         self.inputs.iter().flatten().cloned().collect()
     }
 
-    /// Positions, among the inputs that are there, of those that have gradients.
+    /// Returns the positions, among the present inputs, of inputs with gradients.
     fn targets(&self) -> Vec<usize> {
         self.given().iter().enumerate().filter(|(_, x)| x.dtype().is_float()).map(|(k, _)| k).collect()
     }
 }
 
-/// The first two axes of three swapped.
+/// Swaps the first two of three axes.
 fn swapped(tensor: &Tensor) -> Tensor {
     let (dims, elements) = (tensor.dims(), tensor.to_f64());
     let mut result = vec![0.0; elements.len()];
@@ -140,7 +140,7 @@ fn swapped(tensor: &Tensor) -> Tensor {
     f64s(&[dims[1], dims[0], dims[2]], &result)
 }
 
-/// The formulas of the standard, element by element, for one row of the batch and one direction.
+/// Formulas of the standard, element by element, for one row of the batch and one direction.
 struct Cell<'a> {
     case: &'a Case,
     direction: usize,
@@ -197,7 +197,7 @@ impl Cell<'_> {
         clip.map_or(x, |clip| x.clamp(-f64::from(clip), f64::from(clip)))
     }
 
-    /// `x W'` of a row of the weights, with its bias.
+    /// Returns `x W'` for a row of the weights, with its bias.
     fn of_data(&self, step: usize, row: usize) -> f64 {
         let rows = self.case.kind.gates() * HIDDEN;
         let x = |k| {
@@ -208,7 +208,7 @@ impl Cell<'_> {
         (0..INPUT).map(|k| x(k) * w(k)).sum::<f64>() + self.number(3, self.direction * 2 * rows + row)
     }
 
-    /// `h R'` of a row of the weights, with its bias.
+    /// Returns `h R'` for a row of the weights, with its bias.
     fn of_state(&self, h: &[f64], row: usize) -> f64 {
         let rows = self.case.kind.gates() * HIDDEN;
         let r = |k| self.number(2, (self.direction * rows + row) * HIDDEN + k);
@@ -260,7 +260,7 @@ impl Cell<'_> {
         }
     }
 
-    /// The results of all steps, and the last states.
+    /// Returns the results of all steps, and the last states.
     fn run(&self) -> (Vec<Vec<f64>>, Vec<f64>, Vec<f64>) {
         let reverse = match self.case.attrs.string("direction").expect("a text") {
             Some("reverse") => true,
@@ -289,7 +289,7 @@ impl Cell<'_> {
     }
 }
 
-/// What the formulas give.
+/// Returns the results of the formulas.
 fn by_formulas(case: &Case) -> Vec<Tensor> {
     let d = case.directions;
     let (mut y, mut states) = (vec![0.0; STEPS * d * BATCH * HIDDEN], vec![vec![0.0; d * BATCH * HIDDEN]; 2]);
@@ -318,7 +318,7 @@ fn by_formulas(case: &Case) -> Vec<Tensor> {
     std::iter::once(f64s(&all, &y)).chain(states).collect()
 }
 
-/// Attributes and optional inputs of every kind, alone and together.
+/// Attributes and optional inputs of every kind, separately and combined.
 fn cases() -> Vec<(String, Case)> {
     let mut cases = Vec::new();
     for kind in [Kind::Rnn, Kind::Gru, Kind::Lstm] {
@@ -388,7 +388,7 @@ fn results_are_those_of_the_formulas() {
 #[track_caller]
 fn check_gradients_of(kind: Kind) {
     for (name, case) in cases().into_iter().filter(|(_, case)| case.kind == kind) {
-        // Shown if it fails.
+        // Shown on failure.
         eprintln!("{name}");
         let every: Vec<usize> = (0..case.outputs()).collect();
         check_gradients(&case.graph(), &case.given(), &case.targets(), &every);
@@ -433,7 +433,7 @@ fn a_single_step_and_none() {
     }
 }
 
-/// Rows of a batch, from the axis in the middle.
+/// Returns rows of a batch, which is the middle axis.
 fn rows_of(tensor: &Tensor, rows: std::ops::Range<usize>) -> Tensor {
     let &[first, batch, last] = tensor.dims() else { panic!("three axes") };
     let elements = tensor.to_f64();
@@ -443,7 +443,7 @@ fn rows_of(tensor: &Tensor, rows: std::ops::Range<usize>) -> Tensor {
     f64s(&[first, rows.len(), last], &some)
 }
 
-/// Of long sequences in large batches the weights of the state are turned; of few rows at a time they are not.
+/// Long sequences in large batches use a transposed copy of the recurrent weights; batches of few rows do not.
 #[test]
 fn turned_weights_give_the_same() {
     let (steps, batch, few) = (TURNED.0 + 1, 4 * TURNED.1, TURNED.1 - 1);
@@ -499,10 +499,10 @@ fn narrow_floats_are_computed_in_wider_ones() {
     }
 }
 
-/// Gates are stored in the type of the data, so a value at the cut-off is stored rounded.
+/// Gates are stored in the type of the data, so a value at the clip limit is stored rounded.
 #[test]
 fn clipped_gradients_of_narrow_floats_are_those_of_wide_ones() {
-    // Some roundings of gates, relative to the largest element of a gradient.
+    // A few rounding errors of gates, relative to the largest element of a gradient.
     const TOLERANCES: [(DType, f64); 2] = [(DType::F16, 4e-3), (DType::BF16, 3e-2)];
     for kind in [Kind::Rnn, Kind::Gru, Kind::Lstm] {
         for (dtype, tolerance) in TOLERANCES {
@@ -610,7 +610,7 @@ fn functions_that_turn_back_have_no_gradient() {
 
 #[test]
 fn only_what_is_wanted_is_computed() {
-    // Neither the data's gradient nor those of states.
+    // Neither the gradient of the data nor the gradients of states.
     let case = Case::new(Kind::Lstm).with_biases().with_states();
     let weights = [Some(spread(&[STEPS, 1, BATCH, HIDDEN], 5)), None, None];
     let gradient = gradient_graph(&case.graph(), &weights, &[1]);
@@ -618,7 +618,7 @@ fn only_what_is_wanted_is_computed() {
     assert_eq!(node.present_outputs().count(), 1);
 }
 
-/// A gradient through all results, of all floats.
+/// Builds the gradient of all floats through all results.
 fn gradient_of(case: &Case) -> Graph {
     let results = run(&case.graph(), &case.given()).expect("it runs");
     let weights: Vec<Option<Tensor>> =
@@ -632,7 +632,7 @@ fn what_training_graphs_hold_has_a_spelling_in_plain_onnx() {
         eprintln!("{name}");
         check_decomposition(&gradient_of(&case), &case.given(), ROUNDING);
     }
-    // No step at all, and the last states alone.
+    // Zero steps, and a gradient of the last states only.
     for kind in [Kind::Rnn, Kind::Gru, Kind::Lstm] {
         let mut case = Case::new(kind).with_biases().with_states();
         case.inputs[0] = Some(spread(&[0, BATCH, INPUT], 1));
@@ -662,7 +662,7 @@ fn what_is_kept_has_a_spelling_in_plain_onnx() {
         }
         let mut graph = graph;
         if case.inputs[4].is_some() {
-            // Gates behind the end of a sequence are nobody's business.
+            // Gates after the end of a sequence are undefined.
             graph.outputs.pop();
         }
         check_decomposition(&graph, &case.given(), ROUNDING);
