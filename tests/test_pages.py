@@ -221,6 +221,11 @@ def test_tables_of_speed() -> None:
     assert "thirteen workloads" in speed_page.PERFORMANCE.read_text()
 
 
+def test_the_optimizer_of_the_guide_is_its_file() -> None:
+    file = ROOT / "crates" / "ortrain-ops" / "src" / "families" / "optimizers" / "lion.rs"
+    assert f"```rust\n{file.read_text()}```" in (ROOT / "CONTRIBUTING.md").read_text()
+
+
 def test_commands_of_make_are_there() -> None:
     """Every page names only targets of the Makefile."""
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))

@@ -1,4 +1,4 @@
-//! Sparse linear maps along one axis: what Resize, its gradient, and Pad by copying do to each axis.
+//! Sparse linear maps along one axis: the operation of Resize, its gradient, and copying modes of Pad on each axis.
 
 use ortrain_expr::{BinaryOp, ReduceOp, Reg, Type};
 use ortrain_graph::{DType, Tensor};
@@ -7,51 +7,51 @@ use ortrain_program::BufferId;
 use crate::OpError;
 use crate::lower::{Lower, NestBuilder, around};
 
-/// Weights that differ by less are one weight: differences this small come from rounding their formula.
+/// Maximum difference between weights that count as equal: smaller differences come from rounding.
 const SAME_WEIGHT: f64 = 1e-12;
-/// Rows that lie this far apart or less may have the same weights (a factor of 2 has two phases).
+/// Maximum distance between rows that may have the same weights (a factor of 2 has two phases).
 const MAX_PHASES: usize = 8;
-/// More pieces than this are not worth an instruction each.
+/// Maximum number of pieces; each piece is an instruction.
 const MAX_PIECES: usize = 16;
-/// More terms than this are a loop instead.
+/// Maximum number of terms without a loop.
 const MAX_TERMS: usize = 16;
-/// Terms of all rows, at most: tables hold them.
+/// Maximum number of terms of all rows: tables store them.
 pub(crate) const MAX_TAPS: usize = 1 << 24;
 
-/// One term of a row: an element of the source and its weight.
+/// Term of a row: an element of the source and its weight.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Tap {
     pub(crate) index: usize,
     pub(crate) weight: f64,
 }
 
-/// A linear map along an axis: element `k` of the result is the sum of the terms of row `k`, and 0 without any.
+/// Linear map along an axis: element `k` of the result is the sum of the terms of row `k`, or 0 without terms.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct AxisMap {
-    /// The size of the axis before.
+    /// Size of the source axis.
     source: usize,
-    /// The first term of each row, and one past the last.
+    /// Index of the first term of each row, and the total number of terms.
     starts: Vec<usize>,
     taps: Vec<Tap>,
 }
 
-/// Rows at even distances whose terms move along the source evenly and keep their weights.
+/// Equidistant rows with the same weights and equidistant source elements.
 #[derive(Clone, Debug, PartialEq)]
 struct Piece {
     first: usize,
     step: usize,
     count: usize,
-    /// Of each term: the element for the first row, how far it moves from row to row, and its weight.
+    /// For each term: the element for the first row, the offset from row to row, and the weight.
     terms: Vec<(usize, isize, f64)>,
 }
 
 impl AxisMap {
-    /// A map without rows of an axis of size `source`.
+    /// Creates a map without rows from an axis of size `source`.
     pub(crate) fn new(source: usize) -> AxisMap {
         AxisMap { source, starts: vec![0], taps: Vec::new() }
     }
 
-    /// A map whose rows copy one element each.
+    /// Creates a map with rows that copy one element each.
     pub(crate) fn copying(source: usize, indices: impl IntoIterator<Item = usize>) -> AxisMap {
         let mut map = AxisMap::new(source);
         for index in indices {
@@ -60,8 +60,8 @@ impl AxisMap {
         map
     }
 
-    /// Adds a row of terms in ascending order. Those of one element are added up, and those of weight 0 left out: what
-    /// does not count cannot bring in an infinity.
+    /// Adds a row of terms in ascending order. Terms of the same element are added. Terms of weight 0 are dropped, so
+    /// that they cannot contribute an infinity.
     pub(crate) fn push(&mut self, taps: &[Tap]) {
         let first = self.taps.len();
         for tap in taps {
@@ -85,33 +85,33 @@ impl AxisMap {
         self.starts.push(self.taps.len());
     }
 
-    /// The size of the axis before.
+    /// Returns the size of the source axis.
     pub(crate) fn source(&self) -> usize {
         self.source
     }
 
-    /// The size of the axis after: the number of rows.
+    /// Returns the size of the result axis: the number of rows.
     pub(crate) fn len(&self) -> usize {
         self.starts.len() - 1
     }
 
-    /// The terms of a row.
+    /// Returns the terms of a row.
     pub(crate) fn row(&self, k: usize) -> &[Tap] {
         &self.taps[self.starts[k]..self.starts[k + 1]]
     }
 
-    /// Whether every element stays what and where it is.
+    /// Returns true if the map is the identity.
     pub(crate) fn is_identity(&self) -> bool {
         self.len() == self.source
             && (0..self.len()).all(|k| matches!(self.row(k), [tap] if tap.index == k && tap.weight == 1.0))
     }
 
-    /// Whether every element of the result is one of the source, or 0.
+    /// Returns true if every element of the result is an element of the source, or 0.
     pub(crate) fn only_copies(&self) -> bool {
         (0..self.len()).all(|k| self.row(k).len() <= 1) && self.taps.iter().all(|tap| tap.weight == 1.0)
     }
 
-    /// The map from results to sources with the same weights: the gradient of this one.
+    /// Returns the map from results to sources with the same weights: the gradient of this map.
     pub(crate) fn transposed(&self) -> AxisMap {
         let mut starts = vec![0; self.source + 1];
         for tap in &self.taps {
@@ -131,7 +131,7 @@ impl AxisMap {
         AxisMap { source: self.len(), starts, taps }
     }
 
-    /// The weights as a matrix: `rows` of `columns`, by results or (transposed) by sources.
+    /// Returns the weights as a row-major matrix, `[results, sources]` or transposed.
     pub(crate) fn matrix(&self, transposed: bool) -> Vec<f64> {
         let mut matrix = vec![0.0; self.len() * self.source];
         for k in 0..self.len() {
@@ -143,7 +143,7 @@ impl AxisMap {
         matrix
     }
 
-    /// The rows as few pieces, if they are so regular.
+    /// Returns the rows as a few pieces, if they are regular enough.
     fn pieces(&self) -> Option<Vec<Piece>> {
         let mut best: Option<Vec<Piece>> = None;
         for step in 1..=MAX_PHASES.min(self.len()) {
@@ -155,7 +155,7 @@ impl AxisMap {
         best
     }
 
-    /// The pieces of rows that lie `step` apart, if there are no more than `most`.
+    /// Returns the pieces of rows at distance `step`, or `None` for more than `most` pieces.
     fn pieces_of(&self, step: usize, most: usize) -> Option<Vec<Piece>> {
         let mut pieces = Vec::new();
         for phase in 0..step {
@@ -172,7 +172,7 @@ impl AxisMap {
         Some(pieces)
     }
 
-    /// The longest piece that starts at a row.
+    /// Returns the longest piece that starts at a row.
     fn piece_at(&self, first: usize, step: usize) -> Piece {
         let start = self.row(first);
         let weights_fit = |row: &[Tap]| {
@@ -205,7 +205,7 @@ impl AxisMap {
     }
 
     /// Emits the instructions that apply the map along an axis of `from`, of shape `dims`, into `to`. Sums are computed
-    /// in `computed`, a float type; what is only copied keeps its type.
+    /// in `computed`, a float type; copies keep their type.
     fn lower(
         &self,
         cx: &mut Lower<'_>,
@@ -240,7 +240,7 @@ impl AxisMap {
         Ok(())
     }
 
-    /// The map by tables of indices and weights: every element of the result looks up its terms.
+    /// Emits the map with tables of indices and weights: every element of the result loads its terms.
     fn lower_table(
         &self,
         cx: &mut Lower<'_>,
@@ -258,7 +258,7 @@ impl AxisMap {
                 rows, self.source
             ))
         })?;
-        // Nothing lies at an index this far in front, whatever is added to it: it loads 0.
+        // This index is out of range for every row of the source, so that the load gives 0.
         let nowhere = -((outer * self.source) as i64) - 1;
         let (mut indices, mut weights) = (vec![nowhere; entries], vec![0.0; entries]);
         for k in 0..rows {
@@ -305,7 +305,7 @@ impl AxisMap {
     }
 }
 
-/// A value in the computed type, times a weight.
+/// Converts a value to the compute type and multiplies it by a weight.
 fn weighted(nest: &mut NestBuilder, value: Reg, weight: f64, computed: Type) -> Reg {
     let value = nest.b.convert(value, computed);
     if weight == 1.0 {
@@ -315,7 +315,7 @@ fn weighted(nest: &mut NestBuilder, value: Reg, weight: f64, computed: Type) -> 
     nest.b.mul(value, weight)
 }
 
-/// A float as an element of `dtype`: what does not fit into a narrow integer becomes the nearest that does.
+/// Converts a float to an element of `dtype`, with saturation for narrow integers.
 fn rounded(nest: &mut NestBuilder, value: Reg, dtype: DType) -> Reg {
     let ty = nest.b.ty(value);
     let bits = 8 * dtype.size() as i32;
@@ -332,7 +332,7 @@ fn rounded(nest: &mut NestBuilder, value: Reg, dtype: DType) -> Reg {
     nest.b.binary(BinaryOp::Min, raised, high)
 }
 
-/// The type that weighted sums of elements of a type are computed and kept in.
+/// Returns the type in which weighted sums of elements of a type are computed and stored.
 fn summed_in(dtype: DType) -> DType {
     match dtype {
         DType::F64 | DType::I32 | DType::I64 | DType::U32 | DType::U64 => DType::F64,
@@ -340,8 +340,8 @@ fn summed_in(dtype: DType) -> DType {
     }
 }
 
-/// Applies maps along axes of `from`, of shape `dims`, into `to`: the axes that shrink most first. At least one of
-/// them must not be an identity.
+/// Applies maps along axes of `from`, of shape `dims`, into `to`. The axis with the smallest ratio of sizes comes
+/// first. At least one map must not be an identity.
 pub(crate) fn apply(
     cx: &mut Lower<'_>,
     (from, dims): (BufferId, &[usize]),
@@ -349,7 +349,7 @@ pub(crate) fn apply(
     to: BufferId,
 ) -> Result<(), OpError> {
     let mut order: Vec<&(usize, AxisMap)> = maps.iter().filter(|(_, map)| !map.is_identity()).collect();
-    // By the ratio of sizes; of equal ones the last axis first, while there is least to go through.
+    // By the ratio of sizes; of equal ratios the last axis first, while the tensor is small.
     order.sort_by(|(a, p), (b, q)| {
         let (left, right) = (p.len() as u128 * q.source() as u128, q.len() as u128 * p.source() as u128);
         left.cmp(&right).then(b.cmp(a))
@@ -384,7 +384,7 @@ mod tests {
         map
     }
 
-    /// The rows that pieces stand for.
+    /// Returns the rows that pieces represent.
     fn rows_of(pieces: &[Piece], len: usize) -> Vec<Vec<(usize, f64)>> {
         let mut rows = vec![Vec::new(); len];
         for piece in pieces {

@@ -1,26 +1,26 @@
-//! The gradient of a broadcast operand: a gradient of the common shape, summed over the axes that broadcasting stretched.
+//! Gradient of a broadcast operand: a gradient of the common shape, summed over the broadcast axes.
 
 use ortrain_graph::{Attrs, Dim, Shape, ValueId};
 
 use crate::OpError;
 use crate::onnx_decomposition::NodeSink;
 
-/// Nodes that are added to a graph whose shapes are known.
+/// Sink for nodes of a graph with known shapes.
 pub(crate) trait ShapedEmit: NodeSink {
-    /// The shape of a value, if at least its rank is known.
+    /// Returns the shape of a value, if at least its rank is known.
     fn shape_known(&self, value: ValueId) -> Option<Shape>;
-    /// A new node of `com.microsoft` with one output.
+    /// Adds a node of `com.microsoft` with one output.
     fn emit_microsoft(&mut self, op: &str, inputs: &[ValueId], attrs: Attrs) -> ValueId;
-    /// A new constant vector of int64.
+    /// Adds a constant vector of int64.
     fn emit_ints(&mut self, name: &str, values: &[i64]) -> ValueId;
 }
 
-/// `gradient`, which has the shape of `output`, summed over the axes along which `input` was broadcast to it.
+/// Sums `gradient`, which has the shape of `output`, over the axes along which `input` was broadcast to this shape.
 ///
-/// Where symbolic sizes leave open whether an axis was broadcast, the axes are found at run time.
+/// If symbolic sizes do not show which axes were broadcast, the axes are determined at run time.
 ///
 /// # Errors
-/// When the declared shapes do not broadcast.
+/// Returns an error if the declared shapes do not broadcast.
 pub(crate) fn sum_to(
     to: &mut impl ShapedEmit,
     gradient: ValueId,
@@ -47,7 +47,7 @@ pub(crate) fn sum_to(
             if axes.is_empty() {
                 return Ok(gradient);
             }
-            // Only leading axes: they can be dropped in the same go.
+            // Only leading axes: the sum can remove them directly.
             let only_lead = axes.iter().all(|&axis| (axis as usize) < lead) && axes.len() == lead;
             let axes = to.emit_ints("axes", &axes);
             let attrs = Attrs::new().with("keepdims", i64::from(!only_lead));

@@ -1,70 +1,70 @@
-//! What can be wrong with a node, and with a model as a whole.
+//! Errors of a node, and of a model.
 
 use ortrain_graph::{AttrError, Graph, GraphError, Node, ValueId};
 use ortrain_program::ProgramError;
 
-/// What is wrong with one application of an operator.
+/// Error in one application of an operator.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OpError {
     /// The node contradicts the operator's definition: arity, types, shapes, values of attributes.
     #[error("{0}")]
     Invalid(String),
-    /// The node is right but asks for what is not supported.
+    /// The node is valid but needs an unsupported feature.
     #[error("{0}")]
     Unsupported(String),
-    /// An attribute is absent or of the wrong kind.
+    /// An attribute is missing or of the wrong kind.
     #[error(transparent)]
     Attr(#[from] AttrError),
-    /// A lowering went wrong.
+    /// A lowering failed.
     #[error(transparent)]
     Program(#[from] ProgramError),
-    /// A subgraph is at fault.
+    /// A subgraph has an error.
     #[error("in its subgraph: {0}")]
     Subgraph(Box<Error>),
-    /// A gradient of the user's own is at fault.
+    /// A user-defined gradient has an error.
     #[error("in {rule} {source}")]
     Gradient {
-        /// How messages name it.
+        /// Name of the gradient in messages.
         rule: String,
-        /// What is wrong with it.
+        /// Error in the gradient.
         source: Box<Error>,
     },
 }
 
 impl OpError {
-    /// The node contradicts the operator's definition.
+    /// Creates an error for a node that contradicts the operator's definition.
     pub fn invalid(message: impl Into<String>) -> OpError {
         OpError::Invalid(message.into())
     }
 
-    /// What the node asks for is not supported.
+    /// Creates an error for a node with an unsupported feature.
     pub fn unsupported(message: impl Into<String>) -> OpError {
         OpError::Unsupported(message.into())
     }
 }
 
-/// The most inputs that a message names.
+/// Maximum number of inputs in a message.
 const MAX_INPUTS: usize = 16;
 
-/// Why a model cannot be prepared, differentiated, rewritten or run.
+/// Reason why a model cannot be prepared, differentiated, rewritten or run.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// The graph contradicts itself.
     #[error("{0}")]
     Graph(String),
-    /// A node is at fault.
+    /// A node has an error.
     #[error("{node} with inputs ({inputs}): {source}")]
     Node {
-        /// The node, as messages name it.
+        /// Name of the node in messages.
         node: String,
         /// Types and shapes of its inputs.
         inputs: String,
-        /// What is wrong.
+        /// Error of the node.
         source: OpError,
     },
-    /// Operators that nobody here knows.
+    /// The model uses unknown operators.
     #[error(
         "the model uses operators that are not supported: {}; an operator can be added as a function of ONNX \
          (docs/extending.md)", .list.join("; ")
@@ -73,61 +73,61 @@ pub enum Error {
         /// One line for each operator, with the nodes that use it.
         list: Vec<String>,
     },
-    /// A version of a set of operators that cannot be read.
+    /// A version of an operator set is not supported.
     #[error(
         "the model uses version {found} of operator set {domain:?}; versions {least} to {newest} are supported"
     )]
     Opset {
-        /// The domain.
+        /// Domain of the operator set.
         domain: String,
-        /// The model's version.
+        /// Version of the model.
         found: i64,
-        /// The oldest supported version.
+        /// Oldest supported version.
         least: i64,
-        /// The newest supported version.
+        /// Newest supported version.
         newest: i64,
     },
-    /// A function that the model brings along cannot be used.
+    /// A function of the model cannot be used.
     #[error("{function} {reason}")]
     Function {
-        /// The function with its domain.
+        /// Function with its domain.
         function: String,
-        /// What is wrong, as the rest of the sentence.
+        /// Reason, as the rest of the sentence.
         reason: String,
     },
-    /// A node that calls a function does not fit it.
+    /// A call does not match its function.
     #[error("{node}: {reason}")]
     Call {
-        /// The node.
+        /// Node of the call.
         node: String,
-        /// What is wrong.
+        /// Reason.
         reason: String,
     },
-    /// Nothing to train towards.
+    /// There is no loss to train.
     #[error("{0}")]
     Loss(String),
-    /// No head that could be replaced.
+    /// There is no head that can be replaced.
     #[error("{0}")]
     Head(String),
-    /// A value to be trained does not reach the loss.
+    /// A parameter does not contribute to the loss.
     #[error("{value:?} cannot be trained: {reason}")]
     NoPath {
-        /// The value.
+        /// Name of the parameter.
         value: String,
-        /// Where the path ends.
+        /// Node or value at which the path to the loss ends.
         reason: String,
     },
-    /// A node cannot be written in an older set of operators.
+    /// A node cannot be written in an older operator set.
     #[error("{node} cannot be written at opset {target}: it needs opset {least} or newer")]
     TooOld {
-        /// The node.
+        /// Node.
         node: String,
-        /// The opset asked for.
+        /// Target opset.
         target: i64,
-        /// The oldest in which the operator can be written.
+        /// Oldest opset that can express the operator.
         least: i64,
     },
-    /// A program could not be made.
+    /// A program could not be built.
     #[error(transparent)]
     Program(#[from] ProgramError),
 }
@@ -139,10 +139,10 @@ impl From<GraphError> for Error {
 }
 
 impl Error {
-    /// An error of a node, with its name and the types of its inputs.
+    /// Creates an error of a node, with its name and the types of its inputs.
     #[must_use]
     pub fn at(graph: &Graph, node: &Node, source: OpError) -> Error {
-        // What a subgraph captures may be an input of the node's own, too.
+        // A captured value may also be an input of the node itself.
         let (own, captured) = node.inputs.split_at(node.inputs.len() - node.captures);
         let named = |port: &&Option<ValueId>| !own[..own.len().min(MAX_INPUTS)].contains(port);
         let ports = || own.iter().chain(captured.iter().filter(named));

@@ -1,8 +1,8 @@
-//! What an operator takes, what it passes back and what it becomes: found out by asking it, so that nobody has to write
-//! it down beside the code.
+//! Facts about operators: accepted inputs, gradients and placement. They are derived from the implementation by trial,
+//! so that no separate table has to be maintained.
 //!
-//! A node of the operator is made up: attributes that it misses are given, and inputs are tried until it accepts them.
-//! Where no such node is found, the definition gives one.
+//! A sample node of the operator is built: missing attributes get values, and inputs are tried until the operator
+//! accepts them. If this search fails, the definition provides a sample.
 
 use ortrain_graph::{Attr, AttrError, Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId, ValueType};
 
@@ -11,91 +11,91 @@ use crate::passes::{differentiate::backpropagate, infer::infer, versions::upgrad
 use crate::registry::{NEWEST_OPSET, build};
 use crate::{Error, OpError};
 
-/// How the nodes of an operator run.
+/// Way in which the nodes of an operator run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Runs {
-    /// As an expression of each element: a row of a table, which says gradient and instruction.
+    /// An expression of each element: a row of a table, which determines gradient and instruction.
     Row,
-    /// As instructions of its own.
+    /// Instructions of its own.
     Instructions,
-    /// As other operators.
+    /// Other operators.
     Decomposition,
-    /// As a function on the host: the shapes of its results depend on values.
+    /// A function on the host: the shapes of its results depend on values.
     Host,
-    /// As schedules that are chosen, repeated or suspended.
+    /// Schedules that are selected, repeated or suspended.
     ControlFlow,
 }
 
-/// What an operator passes back to its inputs.
+/// Gradients that an operator propagates to its inputs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Gradient {
-    /// Gradients to every input of floats.
+    /// Every float input gets a gradient.
     Full,
-    /// Gradients to these inputs of floats, to others none.
+    /// Only these float inputs get a gradient.
     Partial(Vec<usize>),
-    /// None, for it is zero almost everywhere.
+    /// There is no gradient, because it is zero almost everywhere.
     Zero,
-    /// None: it has no floats to pass them to or from, or is part of training itself.
+    /// There is no gradient: the operator has no float inputs or outputs, or is part of training itself.
     None,
 }
 
-/// What is known of an operator.
+/// Facts about an operator.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OperatorInfo {
-    /// How it runs.
+    /// Way in which the operator runs.
     pub runs: Runs,
-    /// What it passes back.
+    /// Gradients that the operator propagates.
     pub gradient: Gradient,
-    /// For each input, the element types that it takes.
+    /// Accepted element types of each input.
     pub types: Vec<Vec<DType>>,
-    /// Whether it takes any number of inputs.
+    /// True if the operator accepts any number of inputs.
     pub variadic: bool,
 }
 
-/// A node that an operator accepts.
+/// Node that an operator accepts.
 #[derive(Clone, Debug, Default)]
 pub struct Sample {
-    /// Its attributes.
+    /// Attributes.
     pub attrs: Attrs,
-    /// The types of its inputs; `None` where one is left out.
+    /// Types of the inputs; `None` for a missing input.
     pub inputs: Vec<Option<ValueType>>,
-    /// How many of the inputs are captured by subgraphs.
+    /// Number of inputs that subgraphs capture.
     pub captures: usize,
-    /// The type that is declared for its output, if that must be.
+    /// Declared type of the output, if it is required.
     pub output: Option<ValueType>,
 }
 
 impl Sample {
-    /// A node with these attributes, whose inputs are found by trying.
+    /// Creates a sample with these attributes. Its inputs are found by trial.
     #[must_use]
     pub fn of(attrs: Attrs) -> Sample {
         Sample { attrs, ..Sample::default() }
     }
 }
 
-/// Most inputs that are tried.
+/// Maximum number of inputs in a trial.
 const MAX_INPUTS: usize = 16;
 
-/// Most needed inputs.
+/// Maximum number of required inputs.
 const MAX_NEEDED: usize = 6;
 
-/// Most outputs that are tried.
+/// Maximum number of outputs in a trial.
 const MAX_OUTPUTS: usize = 8;
 
-/// Most attributes that are made up.
+/// Maximum number of generated attributes.
 const MAX_ATTRIBUTES: usize = 8;
 
-/// The ranks that are tried.
+/// Ranks in a trial.
 const RANKS: [usize; 5] = [2, 3, 4, 1, 0];
 
-/// The types that are tried for an input while a node is looked for; the last is to leave it out.
+/// Returns the candidate types of an input during the search; the last one omits the input.
 fn choices() -> [Option<ValueType>; 6] {
     let of = |dtype| Some(ValueType::Tensor(dtype, None));
     let sequence = Some(ValueType::Sequence(DType::F32));
     [of(DType::F32), of(DType::I64), of(DType::Bool), of(DType::I32), sequence, None]
 }
 
-/// An attribute of a kind.
+/// Generates an attribute of a kind.
 fn made_up(kind: &str) -> Option<Attr> {
     Some(match kind {
         "INT" => Attr::Int(1),
@@ -108,7 +108,7 @@ fn made_up(kind: &str) -> Option<Attr> {
     })
 }
 
-/// With another element type.
+/// Replaces the element type.
 fn with_dtype(ty: &ValueType, dtype: DType) -> ValueType {
     match ty {
         ValueType::Tensor(_, shape) => ValueType::Tensor(dtype, shape.clone()),
@@ -117,17 +117,17 @@ fn with_dtype(ty: &ValueType, dtype: DType) -> ValueType {
     }
 }
 
-/// Nodes of one operator.
+/// Generator of nodes of one operator.
 #[derive(Clone, Copy)]
 struct Probe<'a> {
     definition: &'a Definition,
-    /// The version of its set that they are written in.
+    /// Opset version of the nodes.
     version: i64,
     outputs: usize,
 }
 
 impl Probe<'_> {
-    /// A graph of one node, and the values of its inputs.
+    /// Builds a graph of one node, and the values of its inputs.
     fn graph(&self, sample: &Sample) -> Result<(Graph, Vec<Option<ValueId>>), Error> {
         let (mut graph, ids) = self.written(sample);
         if self.definition.since.last() != Some(&self.version) {
@@ -137,7 +137,7 @@ impl Probe<'_> {
         Ok((graph, ids))
     }
 
-    /// The same as a file has it: in its own version, without types.
+    /// Builds the graph as in a file: in its own version, without types.
     fn written(&self, sample: &Sample) -> (Graph, Vec<Option<ValueId>>) {
         let mut graph = Graph::new("introspect");
         graph.opsets.insert(String::new(), NEWEST_OPSET);
@@ -158,7 +158,8 @@ impl Probe<'_> {
         (graph, ids)
     }
 
-    /// The first node of this kind that is accepted with inputs of known shapes, all of one rank and size if possible.
+    /// Returns the first variant of the sample that is accepted with inputs of known shapes, all of one rank and size
+    /// if possible.
     fn with_shapes(&self, sample: &Sample) -> Option<Sample> {
         let is_open = |k: &usize| matches!(sample.inputs[*k], Some(ValueType::Tensor(_, None)));
         let open: Vec<usize> = (0..sample.inputs.len()).filter(is_open).collect();
@@ -182,7 +183,7 @@ impl Probe<'_> {
         known.into_iter().find_map(|size| (0..count).find_map(|number| with(size, &digits(number))))
     }
 
-    /// The same; attributes that the node misses are made up.
+    /// Builds the graph of a sample; missing attributes are generated.
     fn accepted(&self, sample: &mut Sample) -> Option<(Graph, Vec<Option<ValueId>>)> {
         for _ in 0..=MAX_ATTRIBUTES {
             let error = match self.graph(sample) {
@@ -200,7 +201,7 @@ impl Probe<'_> {
         None
     }
 
-    /// A node with as few inputs as it accepts.
+    /// Returns a sample with the minimum number of inputs.
     fn least(&self) -> Option<Sample> {
         let mut given = self.definition.sample.map(|sample| sample(self.definition)).unwrap_or_default();
         if !given.inputs.is_empty() {
@@ -223,11 +224,11 @@ impl Probe<'_> {
         None
     }
 
-    /// The same node with all further inputs that it accepts.
+    /// Extends a sample by all further inputs that the operator accepts.
     fn most(&self, least: &Sample) -> Sample {
         let mut sample = least.clone();
         let mut kept = sample.inputs.len();
-        // What is captured by subgraphs comes last.
+        // Captures of subgraphs come last.
         while sample.captures == 0 && sample.inputs.len() < MAX_INPUTS {
             let next = choices().into_iter().find_map(|choice| {
                 let mut longer = sample.clone();
@@ -244,7 +245,7 @@ impl Probe<'_> {
         sample
     }
 
-    /// The element types that input `k` takes, other inputs of its type changed with it where they must be.
+    /// Returns the element types that input `k` accepts. Other inputs of the same type change with it if necessary.
     fn types(&self, sample: &Sample, k: usize) -> Vec<DType> {
         let Some(Some(own)) = sample.inputs.get(k) else { return Vec::new() };
         let alike: Vec<usize> = (0..sample.inputs.len())
@@ -252,7 +253,7 @@ impl Probe<'_> {
             .collect();
         let mut groups = vec![vec![k], alike.clone()];
         groups.extend(alike.iter().filter(|&&j| j != k).map(|&j| vec![k, j]));
-        // An attribute may be an element type, for example that of the input.
+        // An attribute may be an element type, for example the type of the input.
         let mut attrs = vec![sample.attrs.clone()];
         attrs.extend(self.element_types(sample).iter().flat_map(|name| {
             DType::ALL.map(|dtype| sample.attrs.clone().with(name, i64::from(dtype.to_onnx())))
@@ -272,7 +273,7 @@ impl Probe<'_> {
         DType::ALL.into_iter().filter(|&dtype| accepts(dtype)).collect()
     }
 
-    /// The attributes that give the element type of the first output.
+    /// Returns the attributes that determine the element type of the first output.
     fn element_types(&self, sample: &Sample) -> Vec<String> {
         let output = |sample: &Sample| {
             let (graph, _) = self.graph(sample).ok()?;
@@ -289,7 +290,7 @@ impl Probe<'_> {
         numbers.map(|(name, _)| name.to_string()).filter(|name| gives_type(name)).collect()
     }
 
-    /// The inputs that a node passes gradients to, if it can be differentiated.
+    /// Returns the inputs that get gradients from a node, if it can be differentiated.
     fn passes_back(&self, sample: &Sample, constants: bool) -> Passed {
         let Some((mut graph, ids)) = self.accepted(&mut sample.clone()) else { return Passed::NotHere };
         if constants {
@@ -330,17 +331,17 @@ impl Probe<'_> {
         }
     }
 
-    /// The inputs that get gradients from a node like this one, with the ranks that suit it best.
+    /// Returns the inputs that get gradients, with the best ranks.
     fn differentiable(&self, least: &Sample, most: &Sample) -> Option<Vec<usize>> {
         let mut best: Option<Best> = None;
-        // With as few inputs as can be differentiated,
+        // Starts with the minimum number of inputs that can be differentiated,
         let mut count = least.inputs.len();
         while best.is_none() && count <= most.inputs.len() {
             best = self.best_ranks(most, count);
             count += 1;
         }
         let mut best = best?;
-        // and then further inputs one by one.
+        // then adds further inputs one by one.
         for k in best.sample.inputs.len()..most.inputs.len() {
             let mut next: Option<Best> = None;
             for (size, rank) in sizes_and_ranks() {
@@ -352,7 +353,7 @@ impl Probe<'_> {
                 Some(next) => {
                     let before = std::mem::take(&mut best.given);
                     best = next;
-                    // An input that is there may take the place of another.
+                    // A present input may replace another one.
                     best.given.extend(before);
                     best.given.sort_unstable();
                     best.given.dedup();
@@ -363,7 +364,7 @@ impl Probe<'_> {
         Some(best.given)
     }
 
-    /// The ranks of the first inputs with which most of them get gradients.
+    /// Returns the ranks of the first `count` inputs for which the maximum number of inputs gets gradients.
     fn best_ranks(&self, most: &Sample, count: usize) -> Option<Best> {
         let mut fewer = most.clone();
         fewer.inputs.truncate(count);
@@ -400,7 +401,7 @@ impl Probe<'_> {
         best
     }
 
-    /// Keeps a node if it passes gradients to more inputs. Returns false if the operator has no gradient.
+    /// Updates the best sample if a node has gradients for more inputs. Returns false if the operator has no gradient.
     fn better(&self, best: &mut Option<Best>, sample: Sample, constants: bool) -> bool {
         match self.passes_back(&sample, constants) {
             Passed::To(given) if best.as_ref().is_none_or(|best| given.len() > best.given.len()) => {
@@ -413,32 +414,32 @@ impl Probe<'_> {
     }
 }
 
-/// The gradients that a node passes back.
+/// Gradients that a node propagates.
 enum Passed {
-    /// To these inputs.
+    /// Gradients of these inputs.
     To(Vec<usize>),
-    /// None: the node is refused, or has no gradient with inputs like these.
+    /// No gradient: the node is invalid, or has no gradient for inputs like these.
     NotHere,
-    /// None: the operator has no gradient.
+    /// No gradient: the operator has none.
     Never,
 }
 
-/// The node that passes gradients to most inputs so far.
+/// Sample with gradients for the maximum number of inputs so far.
 struct Best {
     sample: Sample,
-    /// Whether its indices are constants.
+    /// True if its indices are constants.
     constants: bool,
     given: Vec<usize>,
 }
 
-/// The size of all axes.
+/// Size of all axes.
 #[derive(Clone, Copy)]
 enum Size {
     Symbol,
     Known(usize),
 }
 
-/// The sizes that are tried.
+/// Sizes in a trial.
 const SIZES: [Size; 4] = [Size::Symbol, Size::Known(2), Size::Known(1), Size::Known(4)];
 
 fn sizes_and_ranks() -> impl Iterator<Item = (Size, usize)> {
@@ -446,7 +447,7 @@ fn sizes_and_ranks() -> impl Iterator<Item = (Size, usize)> {
 }
 
 impl Size {
-    /// A type with a rank, if it has none yet.
+    /// Sets the rank of a type, if it is unknown.
     fn of_rank(self, ty: &ValueType, rank: usize) -> ValueType {
         let dim = match self {
             Size::Symbol => Dim::symbol("n"),
@@ -462,7 +463,7 @@ impl Size {
 }
 
 impl Definition {
-    /// The versions that models may have.
+    /// Returns the versions that models may have.
     #[must_use]
     pub fn versions(&self) -> &'static [i64] {
         match self.since.iter().position(|&version| self.domain.is_empty() && version > NEWEST_OPSET) {
@@ -472,8 +473,9 @@ impl Definition {
         }
     }
 
-    /// Graphs of one node of the operator, as files of each of its versions have them: with as few inputs as it accepts
-    /// and with as many, of known shapes where such are accepted. Neither upgraded nor with types of results.
+    /// Returns graphs of one node of the operator, as files of each version have them: with the minimum and with the
+    /// maximum number of inputs. The shapes are known if the operator accepts this. The graphs are neither upgraded,
+    /// nor do they have types of results.
     #[must_use]
     pub fn samples(&self) -> Vec<Graph> {
         let mut graphs = Vec::new();
@@ -486,7 +488,7 @@ impl Definition {
             let most = if self.rewritten { least.clone() } else { introspect.most(&least) };
             let both = if most.inputs.len() > least.inputs.len() { vec![least, most] } else { vec![least] };
             for mut sample in both {
-                // Attributes that it needs are made up.
+                // Required attributes are generated.
                 if introspect.accepted(&mut sample).is_some() {
                     let sample = introspect.with_shapes(&sample).unwrap_or(sample);
                     graphs.push(introspect.written(&sample).0);
@@ -496,7 +498,7 @@ impl Definition {
         graphs
     }
 
-    /// What is known of the operator; `None` if no node is found that it accepts.
+    /// Returns the facts about the operator; `None` if no sample is found that it accepts.
     #[must_use]
     pub fn facts(&self) -> Option<OperatorInfo> {
         let version = *self.versions().last()?;
@@ -504,12 +506,12 @@ impl Definition {
             let introspect = Probe { definition: self, version, outputs };
             introspect.least().map(|least| (introspect, least))
         })?;
-        // Nobody checks the inputs of a node that is rewritten anyway.
+        // The inputs of a node that is always rewritten are not checked.
         let mut most = if self.rewritten { least.clone() } else { introspect.most(&least) };
         let variadic = most.captures == 0 && most.inputs.len() == MAX_INPUTS;
         let mut typed = most.inputs.len() - most.captures;
         if variadic {
-            // Two inputs stand for any number of them.
+            // Two inputs represent any number of inputs.
             most.inputs.truncate(least.inputs.len().max(1) + 1);
             typed = least.inputs.len().max(1);
         }
@@ -531,7 +533,7 @@ impl Definition {
             }
         };
         let mut found = introspect.differentiable(&least, &most).unwrap_or_default();
-        // Some inputs matter to further outputs alone.
+        // Some inputs only affect further outputs.
         let wider =
             (introspect.outputs + 1..=MAX_OUTPUTS).rev().map(|outputs| Probe { outputs, ..introspect });
         let wider = wider.into_iter().find(|wider| wider.accepted(&mut most.clone()).is_some());
@@ -549,7 +551,7 @@ impl Definition {
         } else if !found.is_empty() {
             Gradient::Partial(found)
         } else if !all.is_empty() && (self.composition)(&graph.nodes[0]) {
-            // That of its parts, whose shapes were not met.
+            // The gradient of the decomposition; the search did not find suitable shapes.
             Gradient::Full
         } else if crate::families::has_zero_derivative(self.domain, self.name) {
             Gradient::Zero

@@ -1,9 +1,9 @@
-//! The operators: what each means, how it differentiates, how it runs; and the passes over graphs made of them.
+//! Operators: their definition, gradient and lowering; and the passes over graphs of operators.
 //!
-//! - [`Op`], [`Definition`], [`Registry`]: an operator is one file under `families/`, entered in one list.
+//! - [`Op`], [`Definition`], [`Registry`]: an operator is one file under `families/`, registered in one list.
 //! - [`passes`]: upgrade, infer, fold, differentiate, decompose, downgrade, specialise.
 //!
-//! No name of an operator appears outside this crate.
+//! Other crates contain no operator names.
 #![forbid(unsafe_code)]
 
 mod axis_map;

@@ -1,4 +1,4 @@
-//! Operators and gradients of the user's own.
+//! User-defined operators and gradients.
 
 use std::collections::HashSet;
 
@@ -7,45 +7,45 @@ use ortrain_onnx::{FunctionProto, ModelProto, NodeProto, visit_tensors_mut};
 use crate::Error;
 use crate::registry::Registry;
 
-/// Operators that are functions of ONNX, and gradients that take the place of those that would be found.
+/// Operators that are ONNX functions, and gradients that replace the derived gradients.
 #[derive(Clone, Debug, Default)]
 pub struct OperatorLibrary {
     functions: Vec<FunctionProto>,
     gradients: Vec<Gradient>,
 }
 
-/// The gradient of an operator, or of one node.
+/// Gradient of an operator, or of one node.
 ///
-/// The inputs of its function are the inputs of the operator, its outputs, and the gradients of its outputs; its outputs
-/// are the gradients of the inputs, an empty name where there is none.
+/// The inputs of its function are the inputs of the operator, its outputs, and the gradients of its outputs. The
+/// outputs of the function are the gradients of the inputs, with an empty name for an input without a gradient.
 #[derive(Clone, Debug)]
 pub(crate) struct Gradient {
     pub(crate) domain: String,
     pub(crate) operator: String,
-    /// The name of the only node it is for.
+    /// Name of the node, if the gradient is for a single node.
     pub(crate) node: Option<String>,
     pub(crate) function: FunctionProto,
 }
 
 impl Gradient {
-    /// How many inputs the operator has at most.
+    /// Returns the maximum number of inputs of the operator.
     pub(crate) fn inputs(&self) -> usize {
         self.function.output.len()
     }
 
-    /// How many outputs the operator has at most.
+    /// Returns the maximum number of outputs of the operator.
     pub(crate) fn outputs(&self) -> usize {
         (self.function.input.len() - self.function.output.len()) / 2
     }
 
-    /// How messages name it.
+    /// Returns the name for messages.
     pub(crate) fn label(&self) -> String {
         let of = operator_label(&self.domain, &self.operator);
         format!("{}, the gradient of {of},", function_label(&self.function))
     }
 }
 
-/// The domain of ONNX has two names.
+/// Normalizes a domain: the domain of ONNX has two names.
 pub(crate) fn domain(name: &str) -> &str {
     if name == "ai.onnx" { "" } else { name }
 }
@@ -62,7 +62,7 @@ pub(crate) fn function_label(function: &FunctionProto) -> String {
 }
 
 impl OperatorLibrary {
-    /// Whether there is nothing in it.
+    /// Returns true if the library is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.functions.is_empty() && self.gradients.is_empty()
@@ -71,7 +71,7 @@ impl OperatorLibrary {
     /// Adds an operator: nodes of its domain, name and overload are calls of the function.
     ///
     /// # Errors
-    /// When it is no sound function, is there already, or has the name of an operator that is known without it.
+    /// Returns an error if the function is invalid, or if an operator of this name exists.
     pub fn add_function(&mut self, function: FunctionProto) -> Result<(), Error> {
         let fault = |reason: &str| {
             Err(Error::Function { function: function_label(&function), reason: reason.to_owned() })
@@ -94,12 +94,12 @@ impl OperatorLibrary {
         Ok(())
     }
 
-    /// Adds the gradient of an operator, or with `node` of the one node of this name. The function's own name says
-    /// nothing but what messages call it.
+    /// Adds the gradient of an operator, or of the single node with the name `node`. The function's own name appears
+    /// only in messages.
     ///
     /// # Errors
-    /// When it is no sound function, there is a gradient already, or its inputs cannot be the operator's inputs, outputs,
-    /// and gradients of outputs.
+    /// Returns an error if the function is invalid, if a gradient exists already, or if its inputs cannot be the
+    /// operator's inputs, outputs, and gradients of outputs.
     pub fn add_gradient(
         &mut self,
         of_domain: &str,
@@ -144,7 +144,7 @@ impl OperatorLibrary {
         &self.gradients
     }
 
-    /// The gradient of a node: one for this node alone before one for its operator.
+    /// Returns the gradient of a node. A gradient for this node has precedence over a gradient for its operator.
     pub(crate) fn gradient_of(&self, node: &NodeProto) -> Option<usize> {
         let fits = |gradient: &Gradient| {
             gradient.domain == domain(&node.domain) && gradient.operator == node.op_type
@@ -156,7 +156,7 @@ impl OperatorLibrary {
     }
 }
 
-/// Checks what can be said of a function by itself.
+/// Checks a function on its own.
 fn check(function: &FunctionProto) -> Result<(), Error> {
     let fault = |reason: String| Err(Error::Function { function: function_label(function), reason });
     if function.name.is_empty() {

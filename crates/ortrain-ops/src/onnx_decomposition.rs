@@ -1,15 +1,15 @@
-//! Expressions as ONNX nodes: every primitive has one spelling.
+//! Decomposition of expressions into ONNX nodes: every primitive has one equivalent.
 
 use ortrain_expr::{BinaryOp, CompareOp, DType, Expr, Inst, Reg, Type, UnaryOp};
 use ortrain_graph::{Attrs, Graph, Node, Patch, Tensor, ValueId, ValueType};
 
 use crate::OpError;
 
-/// Where nodes can be added.
+/// Sink for new nodes.
 pub(crate) trait NodeSink {
-    /// A new node of `ai.onnx` with one output.
+    /// Adds a node of `ai.onnx` with one output.
     fn emit(&mut self, op: &str, inputs: &[Option<ValueId>], attrs: Attrs) -> ValueId;
-    /// A new constant.
+    /// Adds a constant.
     fn emit_constant(&mut self, tensor: Tensor) -> ValueId;
 }
 
@@ -37,15 +37,16 @@ impl NodeSink for Graph {
     }
 }
 
-/// The element type that spells a compute type in an expression over tensors of `dtype`.
+/// Returns the element type of a compute type in an expression over tensors of `dtype`.
 fn dtype_of(ty: Type, dtype: DType) -> DType {
     if Type::of(dtype) == ty { dtype } else { ty.storage() }
 }
 
-/// Adds the nodes that compute a one-result expression over tensors of `dtype`; `load` says which value a load is.
+/// Emits the nodes that compute an expression with one result over tensors of `dtype`; `load` returns the value of a
+/// load.
 ///
 /// # Errors
-/// For instructions that no operator spells (computed indices, coordinates, random bits).
+/// Returns an error for instructions without an ONNX equivalent (computed indices, coordinates, random bits).
 pub(crate) fn emit_as_onnx<E: NodeSink>(
     expr: &Expr,
     dtype: DType,
@@ -56,11 +57,11 @@ pub(crate) fn emit_as_onnx<E: NodeSink>(
     Ok(values[usize::from(expr.outputs()[0].0)])
 }
 
-/// As [`emit_as_onnx`], of an expression with any number of results, which may ask for sums of `sums` over all elements. Returns
-/// the value of each register.
+/// Emits an expression with any number of results, which may use the sums of `sums` over all elements. Returns the
+/// value of each register.
 ///
 /// # Errors
-/// As for [`emit_as_onnx`].
+/// Returns the errors of [`emit_as_onnx`].
 pub(crate) fn emit_all_as_onnx<E: NodeSink>(
     expr: &Expr,
     sums: &[Reg],
@@ -74,7 +75,7 @@ pub(crate) fn emit_all_as_onnx<E: NodeSink>(
         let value = match inst {
             Inst::Const(scalar) => patch.emit_constant(Tensor::scalar(dtype_of(ty, dtype), scalar.to_f64())),
             Inst::Load(slot) => load(patch, usize::from(slot)),
-            // No node does it at once.
+            // No single node computes it.
             Inst::Unary(UnaryOp::Rsqrt, a) => {
                 let root = patch.emit("Sqrt", &[at(a)], Attrs::new());
                 let one = patch.emit_constant(Tensor::scalar(dtype_of(ty, dtype), 1.0));
@@ -159,7 +160,7 @@ mod tests {
 
     use super::*;
 
-    /// Nodes as they are written: operator and inputs.
+    /// Recorded nodes: operator and inputs.
     struct Written(Vec<(String, Vec<u32>)>);
 
     impl NodeSink for Written {

@@ -55,7 +55,8 @@ pub trait Op {
         false
     }
 
-    /// Returns the input whose producer determines the shapes of the results: both nodes belong in one program.
+    /// Returns the input that determines the shapes of the results through its producer: both nodes belong in one
+    /// program.
     fn shaped_by_maker_of(&self) -> Option<usize> {
         None
     }
@@ -284,7 +285,7 @@ impl Definition {
         self
     }
 
-    /// Marks the operator as one whose result has its declared shape.
+    /// Gives the operator's result its declared shape.
     #[must_use]
     pub const fn declared_shape(mut self) -> Definition {
         self.declared_shape = true;

@@ -1,4 +1,4 @@
-//! The list of operators.
+//! Registry of operators.
 
 use std::sync::OnceLock;
 
@@ -9,10 +9,10 @@ use crate::op::{Definition, Op};
 use crate::passes::sequences;
 use crate::{Error, families};
 
-/// The newest version of `ai.onnx` that can be read.
+/// Newest supported version of `ai.onnx`.
 pub const NEWEST_OPSET: i64 = 28;
 
-/// The oldest version of `ai.onnx` that can be read.
+/// Oldest supported version of `ai.onnx`.
 pub const OLDEST_OPSET: i64 = 7;
 
 /// Operators by domain and name.
@@ -21,7 +21,7 @@ pub struct Registry {
 }
 
 impl Registry {
-    /// Every operator of this crate.
+    /// Returns the registry of every operator of this crate.
     #[must_use]
     pub fn standard() -> &'static Registry {
         static REGISTRY: OnceLock<Registry> = OnceLock::new();
@@ -37,32 +37,32 @@ impl Registry {
         })
     }
 
-    /// The definition of an operator.
+    /// Returns the definition of an operator.
     #[must_use]
     pub fn find(&self, domain: &str, name: &str) -> Option<&Definition> {
         self.by_domain.get(domain)?.get(name)
     }
 
-    /// Whether models may use an operator: it has a definition, or it is one of sequences, which are written as the tensors
-    /// in them when a model is read.
+    /// Returns true if models may use an operator. It has a definition, or it is an operator on sequences, which is
+    /// replaced by operators on tensors when a model is read.
     #[must_use]
     pub fn is_known(&self, domain: &str, name: &str) -> bool {
         self.find(domain, name).is_some() || sequences::is_operator(domain, name)
     }
 
-    /// Whether a node written in version `own` of its set means the same in version `other`. One that nobody knows does:
-    /// that is said elsewhere.
+    /// Returns true if a node of version `own` of its opset has the same meaning in version `other`. Unknown operators
+    /// count as equal; a later check reports them.
     #[must_use]
     pub fn means_the_same(&self, domain: &str, name: &str, own: i64, other: i64) -> bool {
         self.find(domain, name).is_none_or(|definition| {
             let since = |version: i64| definition.since.iter().rev().find(|&&since| since <= version);
-            // What needs no rewrite to become newer means the same there.
+            // Without an upgrade rewrite, an older node has the same meaning in newer versions.
             let stays = definition.upgrade.is_none() && own <= other && since(own).is_some();
             stays || since(own) == since(other)
         })
     }
 
-    /// Every definition of what files may hold, sorted by domain and name.
+    /// Returns every definition that files may use, sorted by domain and name.
     #[must_use]
     pub fn all(&self) -> Vec<&Definition> {
         let in_no_file = [families::custom_gradient::DOMAIN, families::optimizers::DOMAIN];
@@ -73,10 +73,10 @@ impl Registry {
     }
 }
 
-/// The operator of a node, its attributes read.
+/// Builds the operator of a node from its attributes.
 ///
 /// # Errors
-/// When nobody knows it, or its attributes are wrong.
+/// Returns an error if the operator is unknown, or if its attributes are invalid.
 pub fn build(graph: &Graph, node: &Node) -> Result<Box<dyn Op>, Error> {
     let definition = Registry::standard().find(&node.domain, &node.op).ok_or_else(|| {
         Error::UnknownOperators { list: vec![format!("{} ({})", node.op_label(), graph.node_label(node))] }

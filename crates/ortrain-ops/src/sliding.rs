@@ -1,54 +1,57 @@
-//! The attributes that convolutions and poolings share: how a window slides along the spatial axes.
+//! Common attributes of convolutions and poolings: the sliding of a window along the spatial axes.
 //!
-//! Sources: ONNX Conv-22, ConvTranspose-22, MaxPool-22, AveragePool-22, LpPool-22. `auto_pad` becomes explicit padding
-//! from the sizes of the run at hand; with `SAME_UPPER` the odd one goes behind the input, with `SAME_LOWER` before it.
-//! Dilations count when padding is chosen. Where `auto_pad` chooses it, `pads` is ignored, as ONNX Runtime does. With
-//! `ceil_mode` a last window may hang over the end, but must start inside the input or its padding in front (ONNX since
-//! 1.16).
+//! Sources: ONNX Conv-22, ConvTranspose-22, MaxPool-22, AveragePool-22, LpPool-22. `auto_pad` becomes explicit padding,
+//! computed from the sizes of the current run. An odd number of padding elements puts the additional one after the
+//! input with `SAME_UPPER`, and before it with `SAME_LOWER`. Dilations affect this padding. `pads` is ignored if
+//! `auto_pad` is set, as in ONNX Runtime. With `ceil_mode` the last window may extend beyond the end. It must start
+//! inside the input or the padding before it (ONNX since 1.16).
 
 use ortrain_expr::{SlidingAxes, SlidingAxis};
 use ortrain_graph::{Attrs, Dim, Shape};
 
 use crate::OpError;
 
-/// The most padding at one end of an axis. Outputs of windows over padding alone are of no use, but there would be as many.
+/// Maximum padding at one end of an axis. Windows over padding alone give useless outputs, and their number would grow
+/// with the padding.
 const MAX_PADDING: i64 = 1 << 24;
 
-/// Who chooses the padding.
+/// Source of the padding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AutoPad {
     /// The attribute `pads`.
     NotSet,
-    /// Nobody: there is none.
+    /// No padding.
     Valid,
-    /// So many that there is an output for each stride, the odd one behind the input.
+    /// Padding that gives one output for each stride; an odd additional element is after the input.
     SameUpper,
-    /// The same, the odd one before the input.
+    /// Padding that gives one output for each stride; an odd additional element is before the input.
     SameLower,
 }
 
-/// How a window slides along the spatial axes, as the attributes say it.
+/// Sliding of a window along the spatial axes, as in the attributes.
 #[derive(Clone, Debug)]
 pub(crate) struct Sliding {
-    /// The attribute `kernel_shape`.
+    /// Attribute `kernel_shape`.
     pub(crate) kernel: Option<Vec<i64>>,
-    /// The attribute `strides`; absent stands for ones.
+    /// Attribute `strides`; the default is ones.
     pub(crate) strides: Option<Vec<i64>>,
-    /// The attribute `dilations`; absent stands for ones.
+    /// Attribute `dilations`; the default is ones.
     pub(crate) dilations: Option<Vec<i64>>,
-    /// The attribute `pads`: before each axis, then behind each; absent stands for zeros.
+    /// Attribute `pads`: before each axis, then after each axis; the default is zeros.
     pub(crate) pads: Option<Vec<i64>>,
-    /// The attribute `auto_pad`.
+    /// Attribute `auto_pad`.
     pub(crate) auto_pad: AutoPad,
-    /// The attribute `ceil_mode`.
+    /// Attribute `ceil_mode`.
     pub(crate) ceil: bool,
 }
 
 impl Sliding {
-    /// Reads the attributes. Values are checked here, lengths when the number of axes is known ([`Sliding::check`]).
+    /// Parses the attributes and checks their values. [`Sliding::check`] checks the lengths, once the number of axes is
+    /// known.
     ///
     /// # Errors
-    /// Sizes and steps below 1, negative padding, an unknown `auto_pad`, attributes of the wrong kind.
+    /// Returns an error for sizes and steps below 1, negative padding, an unknown `auto_pad`, and attributes of the
+    /// wrong kind.
     pub(crate) fn read(attrs: &Attrs) -> Result<Sliding, OpError> {
         let list = |name: &str, least: i64| -> Result<Option<Vec<i64>>, OpError> {
             let Some(values) = attrs.ints(name)? else { return Ok(None) };
@@ -78,10 +81,10 @@ impl Sliding {
         })
     }
 
-    /// Checks that every list is as long as the number of spatial axes of an input of shape `shape` asks.
+    /// Checks that every list has the length for the spatial axes of an input of shape `shape`.
     ///
     /// # Errors
-    /// When there is no spatial axis, or a list is longer or shorter.
+    /// Returns an error if there is no spatial axis, or if a list has another length.
     pub(crate) fn check(&self, shape: &Shape) -> Result<(), OpError> {
         let Some(axes) = shape.rank().checked_sub(2).filter(|&axes| axes > 0) else {
             return Err(OpError::invalid(format!(
@@ -104,22 +107,22 @@ impl Sliding {
         Ok(())
     }
 
-    /// The stride along spatial axis `k`.
+    /// Returns the stride along spatial axis `k`.
     pub(crate) fn stride(&self, k: usize) -> i64 {
         self.strides.as_ref().map_or(1, |list| list[k])
     }
 
-    /// The dilation along spatial axis `k`.
+    /// Returns the dilation along spatial axis `k`.
     pub(crate) fn dilation(&self, k: usize) -> i64 {
         self.dilations.as_ref().map_or(1, |list| list[k])
     }
 
-    /// A number for each of `count` spatial axes.
+    /// Returns a number for each of `count` spatial axes.
     pub(crate) fn list(&self, count: usize, of: impl Fn(&Sliding, usize) -> i64) -> Vec<i64> {
         (0..count).map(|k| of(self, k)).collect()
     }
 
-    /// Explicit padding of spatial axis `k`, before and behind, of `axes`; zeros where `auto_pad` chooses.
+    /// Returns the explicit padding before and after spatial axis `k` of `axes`; zeros if `auto_pad` is set.
     pub(crate) fn padding(&self, k: usize, axes: usize) -> (i64, i64) {
         match (&self.pads, self.auto_pad) {
             (Some(pads), AutoPad::NotSet) => (pads[k], pads[k + axes]),
@@ -127,17 +130,18 @@ impl Sliding {
         }
     }
 
-    /// Spatial axis `k` of `axes` with all its sizes: the window has `kernel` cells, the input `input` positions.
+    /// Returns spatial axis `k` of `axes` with all its sizes. The window has `kernel` elements, the input `input`
+    /// positions.
     ///
     /// # Errors
-    /// When the window does not fit the padded input, or sizes cannot be counted.
+    /// Returns an error if the window does not fit the padded input, or if sizes overflow.
     pub(crate) fn axis(
         &self,
         (k, axes): (usize, usize),
         kernel: usize,
         input: usize,
     ) -> Result<SlidingAxis, OpError> {
-        // Each is below 2^63, so that nothing here overflows.
+        // Each is below 2^63, so that the arithmetic does not overflow.
         let (stride, dilation) = (i128::from(self.stride(k)), i128::from(self.dilation(k)));
         let (size, cells) = (input as i128, kernel as i128);
         let (mut before, behind) = {
@@ -189,22 +193,22 @@ impl Sliding {
         }
     }
 
-    /// All spatial axes with their sizes: windows of `kernel` cells over an input of shape `dims`, which includes batch
-    /// and channels. [`Sliding::check`] has passed.
+    /// Returns all spatial axes with their sizes: windows of `kernel` elements over an input of shape `dims`, which
+    /// includes batch and channels. Requires a successful [`Sliding::check`].
     ///
     /// # Errors
-    /// As [`Sliding::axis`].
+    /// Returns the errors of [`Sliding::axis`].
     pub(crate) fn axes(&self, kernel: &[usize], dims: &[usize]) -> Result<SlidingAxes, OpError> {
         let count = kernel.len();
         (0..count).map(|k| self.axis((k, count), kernel[k], dims[k + 2])).collect()
     }
 
-    /// The sizes of the output's spatial axes. `unknown` names the size of an axis (counted with batch and channels)
-    /// that cannot be told: where a size is not a number, only windows that keep every size can be.
-    /// [`Sliding::check`] has passed.
+    /// Returns the sizes of the output's spatial axes. `unknown` returns a symbol for an axis (counted with batch and
+    /// channels) with an unknown size. A symbolic size is only propagated by windows that preserve every size. Requires
+    /// a successful [`Sliding::check`].
     ///
     /// # Errors
-    /// As [`Sliding::axis`].
+    /// Returns the errors of [`Sliding::axis`].
     pub(crate) fn outputs(
         &self,
         kernel: &[Dim],
@@ -225,7 +229,7 @@ impl Sliding {
         (0..count).map(size).collect()
     }
 
-    /// Whether there are as many output positions as input positions along an axis, however many those are.
+    /// Returns true if the output has the same number of positions along an axis as the input, for every input size.
     fn keeps_sizes(&self, k: usize, count: usize, kernel: &Dim) -> bool {
         if self.stride(k) != 1 {
             return false;
@@ -262,7 +266,7 @@ mod tests {
             let found = axis(&attrs.clone().with("auto_pad", mode), 3, 6).expect("it fits");
             assert_eq!((found.output, found.before), (3, before), "{mode}");
         }
-        // The dilated window reaches over five positions.
+        // The dilated window spans five positions.
         let attrs = ints("dilations", &[2]).with("auto_pad", "SAME_UPPER");
         let found = axis(&attrs, 3, 4).expect("it fits");
         assert_eq!((found.output, found.before), (4, 2));
@@ -270,7 +274,7 @@ mod tests {
         let attrs = ints("strides", &[3]).with("auto_pad", "SAME_LOWER");
         let found = axis(&attrs, 1, 5).expect("it fits");
         assert_eq!((found.output, found.before), (2, 0));
-        // Padding that is given beside it does not count.
+        // Explicit padding is ignored.
         let found = axis(&ints("pads", &[9, 9]).with("auto_pad", "VALID"), 3, 6).expect("it fits");
         assert_eq!((found.output, found.before), (4, 0));
     }
@@ -282,7 +286,7 @@ mod tests {
             (1, [0, 0], 4, 2),
             (1, [0, 0], 2, 1),
             (0, [1, 1], 4, 2),
-            // It would start in the padding behind the input.
+            // The window would start in the padding after the input.
             (1, [0, 2], 2, 1),
             (1, [1, 1], 3, 2),
             (0, [1, 1], 3, 2),

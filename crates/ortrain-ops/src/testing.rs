@@ -12,7 +12,7 @@ use crate::passes::differentiate::backpropagate;
 use crate::registry::{NEWEST_OPSET, Registry};
 use crate::{Definition, Error, Role, Specialiser, passes};
 
-/// A graph whose inputs have the types of the given tensors and are named `x0`, `x1`, ...
+/// Builds a graph with inputs of the types of the tensors, named `x0`, `x1`, ...
 pub(crate) fn graph(inputs: &[&Tensor]) -> (Graph, Vec<ValueId>) {
     let mut graph = Graph::new("test");
     graph.opsets.insert(String::new(), NEWEST_OPSET);
@@ -51,7 +51,7 @@ pub(crate) fn add(
     ids
 }
 
-/// A graph of one node, written in version `opset` of `ai.onnx` and upgraded; every tensor is an input of it.
+/// Builds a graph of one node in version `opset` of `ai.onnx` and upgrades it; every tensor is an input of the graph.
 pub(crate) fn one_node(
     opset: i64,
     op: (&str, &str),
@@ -70,7 +70,7 @@ pub(crate) fn one_node(
     Ok(graph)
 }
 
-/// A graph as it is read again after it was written to a file.
+/// Writes a graph to a message and reads it again.
 pub(crate) fn through_file(graph: &Graph) -> Graph {
     let opset = |domain: &str, version: i64| {
         let domain = domain.to_owned();
@@ -88,7 +88,7 @@ pub(crate) fn through_file(graph: &Graph) -> Graph {
     read
 }
 
-/// Why a graph did not run.
+/// Reason why a graph did not run.
 #[derive(Debug)]
 pub(crate) enum Failure {
     Prepare(Error),
@@ -101,7 +101,8 @@ impl From<Error> for Failure {
     }
 }
 
-/// Runs a graph bound to planes; `inputs` are those given by the user. The schedule, and the results.
+/// Runs a graph bound to planes; `inputs` are the values of the graph's user inputs. Returns the schedule and the
+/// results.
 pub(crate) fn run_bound(
     graph: &Graph,
     roles: Vec<Role>,
@@ -112,7 +113,7 @@ pub(crate) fn run_bound(
     run_specialised(&Specialiser::new(graph.clone(), roles), planes, inputs, scalars)
 }
 
-/// As [`run_bound`], with a specialiser.
+/// Runs a specialiser bound to planes, as [`run_bound`] runs a graph.
 pub(crate) fn run_specialised(
     specialiser: &Specialiser,
     planes: &[&Memory],
@@ -141,13 +142,13 @@ pub(crate) fn run_specialised(
     Ok((schedule, results.into_iter().map(|tensor| tensor.expect("every output is delivered")).collect()))
 }
 
-/// Runs a graph whose inputs are all given by the user.
+/// Runs a graph with user inputs only.
 pub(crate) fn run_with(graph: &Graph, inputs: &[Tensor], scalars: Scalars) -> Result<Vec<Tensor>, Failure> {
     let roles = vec![Role::User; inputs.len()];
     Ok(run_bound(graph, roles, &[], inputs, scalars)?.1)
 }
 
-/// Runs a graph whose inputs are all given by the user.
+/// Runs a graph with user inputs only and default scalars.
 pub(crate) fn run(graph: &Graph, inputs: &[Tensor]) -> Result<Vec<Tensor>, Failure> {
     run_with(graph, inputs, Scalars::default())
 }
@@ -164,12 +165,12 @@ pub(crate) fn run_node(
     run(&graph, &given)
 }
 
-/// A float64 tensor.
+/// Creates a float64 tensor.
 pub(crate) fn f64s(dims: &[usize], elements: &[f64]) -> Tensor {
     Tensor::from_slice(DType::F64, dims, elements)
 }
 
-/// A float64 tensor of distinct elements between -2 and 2 without any pattern.
+/// Creates a float64 tensor of distinct elements between -2 and 2 without a pattern.
 pub(crate) fn spread(dims: &[usize], seed: u32) -> Tensor {
     let count = dims.iter().product::<usize>();
     let elements: Vec<f64> =
@@ -177,7 +178,7 @@ pub(crate) fn spread(dims: &[usize], seed: u32) -> Tensor {
     f64s(dims, &elements)
 }
 
-/// The given tensor in another type.
+/// Converts a tensor to another type.
 pub(crate) fn typed(tensor: &Tensor, dtype: DType) -> Tensor {
     let ty = ortrain_expr::Type::of(dtype);
     let scalars: Vec<_> =
@@ -186,7 +187,7 @@ pub(crate) fn typed(tensor: &Tensor, dtype: DType) -> Tensor {
     Tensor::new(dtype, tensor.dims().to_vec(), bytes.into()).expect("as long")
 }
 
-/// Asserts that tensors agree but for rounding: gaps relative to 1 or the larger number.
+/// Asserts that tensors agree up to rounding: differences are relative to 1 or the larger number.
 #[track_caller]
 pub(crate) fn assert_close(got: &Tensor, want: &Tensor, tolerance: f64) {
     assert_eq!((got.dtype(), got.dims()), (want.dtype(), want.dims()));
@@ -199,8 +200,8 @@ pub(crate) fn assert_close(got: &Tensor, want: &Tensor, tolerance: f64) {
     }
 }
 
-/// The graph with `weights[k]` arriving as gradient at output `k` and the gradients of the inputs `targets` as its
-/// only outputs.
+/// Builds the gradient graph with `weights[k]` as the gradient of output `k`. The gradients of the inputs `targets` are
+/// its only outputs.
 pub(crate) fn gradient_graph(forward: &Graph, weights: &[Option<Tensor>], targets: &[usize]) -> Graph {
     let mut graph = forward.clone();
     let seeds: Vec<(ValueId, ValueId)> = forward
@@ -219,12 +220,12 @@ pub(crate) fn gradient_graph(forward: &Graph, weights: &[Option<Tensor>], target
     graph
 }
 
-/// Asserts that the gradients of float64 inputs agree with central differences of the weighted sum of the outputs
-/// in `through`, at generic points and with generic weights.
+/// Asserts that the gradients of float64 inputs agree with central differences of the weighted sum of the outputs in
+/// `through`, at generic points and with generic weights.
 #[track_caller]
 pub(crate) fn check_gradients(forward: &Graph, inputs: &[Tensor], targets: &[usize], through: &[usize]) {
     const STEP: f64 = 1e-5;
-    // What a central difference with this step gets wrong in float64.
+    // Error of a central difference with this step in float64.
     const TOLERANCE: f64 = 1e-7;
     let outputs = run(forward, inputs).expect("it runs");
     let weights: Vec<Option<Tensor>> = outputs
@@ -256,7 +257,7 @@ pub(crate) fn check_gradients(forward: &Graph, inputs: &[Tensor], targets: &[usi
     }
 }
 
-/// Asserts that a graph gives the same after its operators were written in plain ONNX.
+/// Asserts that a graph gives the same results after its decomposition into plain ONNX.
 #[track_caller]
 pub(crate) fn check_decomposition(graph: &Graph, inputs: &[Tensor], tolerance: f64) {
     let mut plain = graph.clone();
@@ -270,7 +271,7 @@ pub(crate) fn check_decomposition(graph: &Graph, inputs: &[Tensor], tolerance: f
     }
 }
 
-/// Asserts that a graph in the newest version means the same when it is written for `opset` and read again.
+/// Asserts that a graph in the newest version has the same results after it is written for `opset` and read again.
 #[track_caller]
 pub(crate) fn check_downgrade(graph: &Graph, inputs: &[Tensor], opset: i64) -> Graph {
     let mut old = graph.clone();
@@ -284,7 +285,8 @@ pub(crate) fn check_downgrade(graph: &Graph, inputs: &[Tensor], opset: i64) -> G
     written
 }
 
-/// Asserts that a graph in the newest version means the same when it is written in plain ONNX of `opset` and read again.
+/// Asserts that a graph in the newest version has the same results after it is written in plain ONNX of `opset` and
+/// read again.
 #[track_caller]
 pub(crate) fn check_decomposed(graph: &Graph, inputs: &[Tensor], opset: i64) -> Graph {
     let mut old = graph.clone();
@@ -303,7 +305,7 @@ pub(crate) fn check_decomposed(graph: &Graph, inputs: &[Tensor], opset: i64) -> 
     written
 }
 
-/// The same for the gradients of inputs, with generic numbers arriving at the outputs.
+/// Asserts the same for the gradients of inputs, with generic gradients of the outputs.
 #[track_caller]
 pub(crate) fn check_decomposed_gradients(forward: &Graph, inputs: &[Tensor], targets: &[usize], opset: i64) {
     let weights: Vec<Option<Tensor>> = run(forward, inputs)

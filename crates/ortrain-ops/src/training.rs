@@ -1,8 +1,8 @@
-//! What the artifacts of a training need to know about operators: losses, optimizer models, the difference between
-//! training and inference, and how gradients are gathered.
+//! Operator knowledge for training artifacts: losses, optimizer models, the difference between training and inference,
+//! and gradient accumulation.
 //!
-//! Names that onnxruntime-training's `generate_artifacts` would generate are generated here as well:
-//! `onnx::<token>::<n>`, where `n` counts from 1 for each set of artifacts ([`Names`]).
+//! Generated names follow onnxruntime-training's `generate_artifacts`: `onnx::<token>::<n>`, where `n` counts from 1
+//! for each set of artifacts ([`Names`]).
 
 use ortrain_graph::{Attrs, DType, Graph, Node, Tensor, ValueId, ValueType, listed, tensor_to_proto};
 use ortrain_onnx::{
@@ -53,14 +53,14 @@ pub use training_mode::{
 };
 
 const MICROSOFT: &str = "com.microsoft";
-/// The operator at which a graph hands over to its caller.
+/// Operator at which a graph yields to its caller.
 const YIELD: &str = "YieldOp";
-/// Scales gradients so that their norm is at most an attribute of the node.
+/// Operator that scales gradients so that their norm is at most an attribute of the node.
 const CLIP: &str = "InplaceClipGradNorm";
-/// The version of ONNX files that optimizer models are written in, as by onnxruntime-training 1.19.2.
+/// IR version of optimizer models, the version of onnxruntime-training 1.19.2.
 const OPTIMIZER_IR_VERSION: i64 = 10;
 
-/// Which optimizer.
+/// Kind of optimizer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum OptimizerKind {
     /// Adam with decoupled weight decay.
@@ -69,8 +69,8 @@ pub enum OptimizerKind {
     SGD,
 }
 
-/// The formula of a step of [`OptimizerKind::AdamW`]. With `m` and `v` the moments after step `t`, `b1` and `b2` their decay
-/// rates, `w` a weight and `d` the weight decay:
+/// Formula of a step of [`OptimizerKind::AdamW`]. `m` and `v` are the moments after step `t`, `b1` and `b2` their decay
+/// rates, `w` is a weight and `d` the weight decay:
 ///
 /// ```text
 /// OnnxRuntime:  w -= rate * sqrt(1 - b2^t) / (1 - b1^t) * m / (sqrt(v) + epsilon);        then w -= rate * d * w
@@ -78,17 +78,17 @@ pub enum OptimizerKind {
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum AdamFormula {
-    /// As onnxruntime-training writes it, and transformers before 4.0: epsilon is added before the correction of the second
-    /// moment, and weights decay after the step (`adam_mode` 1 of `AdamWOptimizer`).
+    /// Formula of onnxruntime-training, and of transformers before 4.0: epsilon is added before the correction of the
+    /// second moment, and weights decay after the step (`adam_mode` 1 of `AdamWOptimizer`).
     #[default]
     OnnxRuntime,
-    /// As `torch.optim.AdamW`: epsilon is added after the correction, and weights decay before the step (`adam_mode` 0). It
-    /// has no form without the correction.
+    /// Formula of `torch.optim.AdamW`: epsilon is added after the correction, and weights decay before the step
+    /// (`adam_mode` 0). This formula requires the correction.
     PyTorch,
 }
 
 impl AdamFormula {
-    /// The attribute of the operator.
+    /// Returns the attribute of the operator.
     fn mode(self) -> i64 {
         match self {
             AdamFormula::OnnxRuntime => 1,
@@ -96,7 +96,7 @@ impl AdamFormula {
         }
     }
 
-    /// Its name, as Python has it.
+    /// Returns the name in the Python API.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -105,27 +105,27 @@ impl AdamFormula {
         }
     }
 
-    /// By its name.
+    /// Returns the formula of a name.
     #[must_use]
     pub fn of(name: &str) -> Option<AdamFormula> {
         [AdamFormula::OnnxRuntime, AdamFormula::PyTorch].into_iter().find(|known| known.name() == name)
     }
 }
 
-/// The settings of an optimizer. The default is that of onnxruntime-training's blocks.
+/// Settings of an optimizer. The defaults are the defaults of onnxruntime-training's blocks.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct OptimizerSettings {
     /// Decay rates of the two moments of [`OptimizerKind::AdamW`].
     pub betas: (f32, f32),
-    /// What is added to the root of the second moment.
+    /// Term that is added to the root of the second moment.
     pub epsilon: f32,
-    /// The decay of weights.
+    /// Weight decay.
     pub weight_decay: f32,
-    /// Whether the moments are corrected for starting at zero.
+    /// True if the moments are corrected for their start at zero.
     pub bias_correction: bool,
-    /// The formula of [`OptimizerKind::AdamW`].
+    /// Formula of [`OptimizerKind::AdamW`].
     pub formula: AdamFormula,
-    /// The gradients are scaled so that their norm, over all parameters, is at most this.
+    /// Maximum norm of the gradients of all parameters. Gradients with a larger norm are scaled down.
     pub max_norm: Option<f32>,
 }
 
@@ -142,24 +142,24 @@ impl Default for OptimizerSettings {
     }
 }
 
-/// Generates names. The same calls give the same names, whatever was generated before in other sets of artifacts.
+/// Generator of names. The same calls give the same names, independently of other sets of artifacts.
 #[derive(Debug, Default)]
 pub struct Names(u64);
 
 impl Names {
-    /// Starts at 1.
+    /// Creates a generator that starts at 1.
     #[must_use]
     pub fn new() -> Names {
         Names::default()
     }
 
-    /// Goes on behind `last`.
+    /// Creates a generator that continues after `last`.
     #[must_use]
     pub fn after(last: u64) -> Names {
         Names(last)
     }
 
-    /// The last number that was given; 0 before the first.
+    /// Returns the last number; 0 before the first.
     #[must_use]
     pub fn last(&self) -> u64 {
         self.0
@@ -193,21 +193,21 @@ fn text(name: &str, value: &'static str) -> AttributeProto {
     AttributeProto { s: value.as_bytes().into(), ..attribute(name, AttributeType::String) }
 }
 
-/// The declaration of a value of a type.
+/// Builds the declaration of a value of a type.
 fn declaration(name: &str, ty: &ValueType) -> ValueInfoProto {
     let mut graph = Graph::new("");
     let id = graph.add_value(name, ty.clone());
     graph.value_info(id)
 }
 
-/// Puts nodes at the end of a message.
+/// Appender of nodes to a graph message.
 struct Append<'a> {
     graph: &'a mut GraphProto,
     names: &'a mut Names,
 }
 
 impl Append<'_> {
-    /// A node with one output, whose name is generated before the node's.
+    /// Appends a node with one output. The name of the output is generated before the name of the node.
     fn node(&mut self, op: &str, inputs: &[&str], attributes: Vec<AttributeProto>) -> String {
         let output = self.names.next(&format!("{}_output", op.to_lowercase()));
         self.node_into("", op, inputs, vec![output.clone()], attributes);
@@ -241,21 +241,21 @@ impl Append<'_> {
     }
 }
 
-/// What gathers the gradient of one parameter.
+/// Gradient accumulation of one parameter.
 #[derive(Clone, Debug)]
 pub struct Accumulation<'a> {
-    /// The name of the node.
+    /// Name of the node.
     pub node: String,
-    /// The input that holds what was gathered so far.
+    /// Input that holds the accumulated gradient.
     pub buffer: ValueId,
-    /// What is added to it.
+    /// Gradient to add.
     pub gradient: ValueId,
-    /// The name of the output that says that it was done.
+    /// Name of the output that signals completion.
     pub updated: &'a str,
 }
 
-/// Appends the nodes that gather gradients in place; `reset` is the flag that says whether they start anew. Returns
-/// their outputs.
+/// Appends the nodes that accumulate gradients in place. `reset` is the flag that makes them overwrite. Returns their
+/// outputs.
 pub fn append_accumulators(
     graph: &mut Graph,
     reset: ValueId,
@@ -272,8 +272,8 @@ pub fn append_accumulators(
     gradients.iter().map(append).collect()
 }
 
-/// Appends the point at which a graph hands its outputs over to its caller, who comes back with the gradients of those at
-/// some places, floats. Returns these outputs, each with its gradient, `<output>_grad`.
+/// Appends the point at which a graph yields its outputs to its caller, who returns the gradients of the outputs at
+/// `differentiable`. These outputs must be floats. Returns them, each with its gradient, `<output>_grad`.
 pub fn append_yield(graph: &mut Graph, differentiable: &[usize]) -> Vec<(ValueId, ValueId)> {
     let outputs = graph.outputs.clone();
     let mut seeds = Vec::with_capacity(differentiable.len());
@@ -297,7 +297,7 @@ pub fn append_yield(graph: &mut Graph, differentiable: &[usize]) -> Vec<(ValueId
     seeds
 }
 
-/// The values that a graph hands over to its caller, and the places of those whose gradients the caller comes back with.
+/// Returns the values that a graph yields to its caller, and the positions of the differentiable ones.
 #[must_use]
 pub fn yield_of(graph: &Graph) -> Option<(Vec<ValueId>, Vec<usize>)> {
     let node = graph.nodes.iter().find(|node| &*node.domain == MICROSOFT && &*node.op == YIELD)?;
@@ -307,7 +307,7 @@ pub fn yield_of(graph: &Graph) -> Option<(Vec<ValueId>, Vec<usize>)> {
     Some((given, differentiable))
 }
 
-/// The message of an optimizer model.
+/// Builds the message of an optimizer model.
 #[must_use]
 pub fn optimizer_model(
     kind: OptimizerKind,
@@ -381,7 +381,7 @@ fn is_sequence(graph: &Graph, id: ValueId) -> bool {
     matches!(graph.value(id).ty, ValueType::Sequence(_))
 }
 
-/// Whether nodes of a graph, or of graphs inside of it, take or make sequences.
+/// Returns true if nodes of a graph or of its subgraphs use sequences.
 fn uses_sequences(graph: &Graph) -> bool {
     graph.nodes.iter().any(|node| {
         node.present_inputs().chain(node.present_outputs()).any(|id| is_sequence(graph, id))
@@ -389,10 +389,11 @@ fn uses_sequences(graph: &Graph) -> bool {
     })
 }
 
-/// Checks that sequences of tensors are used as they can be: changed in place, and by one node only.
+/// Checks that sequences of tensors are used in a supported way: changed in place, and by only one node.
 ///
 /// # Errors
-/// For the first node that makes one, changes one that is used elsewhere, too, or has one in a subgraph.
+/// Returns an error for the first node that creates a sequence, changes a sequence with other uses, or has one in a
+/// subgraph.
 pub fn check_sequences(graph: &Graph) -> Result<(), Error> {
     for node in &graph.nodes {
         let fail = |text: String| Err(Error::at(graph, node, OpError::unsupported(text)));
@@ -430,10 +431,10 @@ pub fn check_sequences(graph: &Graph) -> Result<(), Error> {
     Ok(())
 }
 
-/// The input of a graph that a sequence lies in: itself, or the one that nodes changed in place to become it.
+/// Returns the graph input that stores a sequence: the sequence itself, or the input that nodes changed in place.
 ///
 /// # Errors
-/// When a node on the way cannot be read.
+/// Returns an error if a node between them is invalid.
 pub fn sequence_input(graph: &Graph, mut sequence: ValueId) -> Result<Option<ValueId>, Error> {
     while !graph.inputs.contains(&sequence) {
         let makes = |node: &&Node| node.present_outputs().any(|output| output == sequence);
@@ -449,30 +450,30 @@ pub fn sequence_input(graph: &Graph, mut sequence: ValueId) -> Result<Option<Val
     Ok(Some(sequence))
 }
 
-/// True for an optimizer model that clips the gradients by their norm.
+/// Returns true for an optimizer model that clips the gradients by their norm.
 #[must_use]
 pub fn clips_gradients(graph: &Graph) -> bool {
     graph.nodes.iter().any(|node| (&*node.domain, &*node.op) == (MICROSOFT, CLIP))
 }
 
-/// True for a graph with an optimizer of ONNX Runtime, or several.
+/// Returns true for a graph with at least one optimizer of ONNX Runtime.
 #[must_use]
 pub fn uses_onnxruntime_optimizer(graph: &Graph) -> bool {
     let is_one = |node: &Node| matches!(&*node.op, "AdamWOptimizer" | "SGDOptimizerV2");
     graph.nodes.iter().any(|node| &*node.domain == MICROSOFT && is_one(node))
 }
 
-/// How many moments the optimizer of an optimizer model keeps for each parameter.
+/// Returns the number of moments per parameter of the optimizer of an optimizer model.
 ///
 /// # Errors
-/// When the graph does not have exactly one optimizer.
+/// Returns an error if the graph does not have exactly one optimizer.
 pub fn moments_of_optimizer(graph: &Graph) -> Result<usize, Error> {
     let found: Vec<(&Node, usize)> = graph
         .nodes
         .iter()
         .filter_map(|node| match (&*node.domain, &*node.op) {
             (MICROSOFT, "AdamWOptimizer") => Some((node, 2)),
-            // It uses none, but its models have an input for one.
+            // It uses no moments, but its models have an input for one.
             (MICROSOFT, "SGDOptimizerV2") => Some((node, 1)),
             _ => None,
         })
@@ -491,16 +492,17 @@ pub fn moments_of_optimizer(graph: &Graph) -> Result<usize, Error> {
     }
 }
 
-/// The description of the optimizer of a model with one of ONNX Runtime's optimizers, by the attributes of its nodes.
+/// Returns the specification of the optimizer of a model with one of ONNX Runtime's optimizers, from the attributes of
+/// its nodes.
 ///
 /// # Errors
-/// When the graph does not have exactly one optimizer.
+/// Returns an error if the graph does not have exactly one optimizer.
 pub fn onnxruntime_optimizer(graph: &Graph) -> Result<OptimizerSpec, Error> {
     moments_of_optimizer(graph)?;
     let graph_error = |source: OpError| Error::Graph(source.to_string());
     let float = |node: &Node, name: &str, default: f32| {
         let found = node.attrs.float(name).ok().flatten();
-        // The shortest number that rounds to the attribute is what was meant.
+        // The shortest decimal number that rounds to the attribute is the intended value.
         found.unwrap_or(default).to_string().parse::<f64>().unwrap_or(f64::NAN)
     };
     let find = |op: &str| graph.nodes.iter().find(|node| &*node.domain == MICROSOFT && &*node.op == op);
@@ -526,7 +528,7 @@ pub fn onnxruntime_optimizer(graph: &Graph) -> Result<OptimizerSpec, Error> {
     Ok(spec)
 }
 
-/// The settings of one of ONNX Runtime's optimizers that does what a description says, if there is one.
+/// Returns the settings of the optimizer of ONNX Runtime that is equivalent to a specification, if any.
 #[must_use]
 pub fn as_onnxruntime_optimizer(spec: &OptimizerSpec) -> Option<(OptimizerKind, OptimizerSettings)> {
     let plain = OptimizerSpec::new(&spec.optimizer).ok()?;
@@ -561,11 +563,11 @@ pub fn as_onnxruntime_optimizer(spec: &OptimizerSpec) -> Option<(OptimizerKind, 
     }
 }
 
-/// The message of the optimizer model that a description asks for, for trained parameters of these element types: one of
-/// ONNX Runtime's where it has the optimizer, else plain ONNX.
+/// Builds the optimizer model of a specification, for trained parameters of these element types. It uses an optimizer
+/// of ONNX Runtime if there is an equivalent one, otherwise plain ONNX.
 ///
 /// # Errors
-/// When the description does not fit its optimizer ([`OptimizerSpec::check`]).
+/// Returns an error if the specification does not fit its optimizer ([`OptimizerSpec::check`]).
 pub fn described_optimizer_model(
     spec: &OptimizerSpec,
     dtypes: &[DType],

@@ -1,4 +1,4 @@
-//! What a backend is.
+//! Interface of backends.
 
 use std::fmt;
 use std::ops::Range;
@@ -17,54 +17,54 @@ use crate::{
     Program, RunError, is_work,
 };
 
-/// Scalars that are the same for a whole run.
+/// Scalars that are constant during a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Scalars {
-    /// The seed of random numbers.
+    /// Seed of random numbers.
     pub seed: u64,
-    /// The number of train steps done so far.
+    /// Number of completed train steps.
     pub train_step: u64,
 }
 
-/// The memory of runs: an arena for values and scratch for kernels. One workspace serves any number of programs, one
-/// after the other; it grows to the largest of them.
+/// Memory of runs: an arena for values, and scratch for kernels. One workspace serves any number of programs, one after
+/// the other. It grows to the largest of them.
 #[derive(Debug)]
 pub struct Workspace {
     backend: Arc<dyn Backend>,
     arena: Memory,
     scratch: Memory,
-    /// Most bytes that a run may take, with those that are held elsewhere.
+    /// Memory limit of a run in bytes, including memory that is held elsewhere.
     limit: Option<usize>,
     held: usize,
-    /// Most iterations of a loop.
+    /// Maximum number of iterations of a loop.
     pub(crate) iterations: u64,
-    /// Inputs of the next run that its executable wants on the host.
+    /// Copies of inputs of the next run that its executable reads on the host.
     pub(crate) kept: Vec<(BufferId, Vec<u8>)>,
-    /// Who may end a run early.
+    /// Interrupt state of the run.
     pub(crate) watch: Watch,
 }
 
-/// How many iterations a loop may take where nobody says otherwise. What takes more is most likely endless.
+/// Default limit on the iterations of a loop. More iterations probably mean an endless loop.
 pub const ITERATION_LIMIT: u64 = 1_000_000;
 
-/// The most bytes that a value in a loop may take whose size grows from iteration to iteration, where no limit is set: a
-/// value that doubles has them after a few dozen.
+/// Maximum bytes of a value in a loop that grows from iteration to iteration, without a memory limit. A value that
+/// doubles reaches this size after a few dozen iterations.
 pub const MAX_GROWN: usize = 64 << 20;
 
-/// The room of a workspace, as a multiple of the bytes that it was made for. Batches and sequences change in size; a workspace
-/// that grows where it lies keeps the pages that it has, which the system takes longer to give than a program takes to plan.
-/// There is no more room than is needed on systems that count addresses as memory.
+/// Reserved address space of a workspace, as a multiple of its initial bytes. Batches and sequences vary in size, and a
+/// workspace that grows in place keeps its pages. Allocation of new pages takes longer than the planning of a program.
+/// The factor is 1 on systems that count address space as memory.
 const ROOM: usize = if cfg!(unix) { 4 } else { 1 };
 
 impl Workspace {
-    /// Nothing yet, for programs of a backend; and no limit.
+    /// Creates an empty workspace for programs of a backend, without a limit.
     #[must_use]
     pub fn new(backend: Arc<dyn Backend>) -> Workspace {
         Workspace::limited(backend, None, 0)
     }
 
-    /// Nothing yet. A run of more than `limit` bytes will be refused, `held` bytes (parameters and gradients) counted
-    /// with it.
+    /// Creates an empty workspace with a limit. A run of more than `limit` bytes is an error. The `held` bytes
+    /// (parameters and gradients) count too.
     #[must_use]
     pub fn limited(backend: Arc<dyn Backend>, limit: Option<usize>, held: usize) -> Workspace {
         Workspace {
@@ -79,59 +79,61 @@ impl Workspace {
         }
     }
 
-    /// Sets the bytes that its owner holds beside it now: see [`Workspace::limited`].
+    /// Sets the bytes that the owner holds besides the workspace: see [`Workspace::limited`].
     pub fn hold(&mut self, bytes: usize) {
         self.held = bytes;
     }
 
-    /// With another limit on the iterations of a loop than [`ITERATION_LIMIT`].
+    /// Sets the limit on the iterations of a loop, instead of [`ITERATION_LIMIT`].
     #[must_use]
     pub fn iteration_limit(mut self, iterations: u64) -> Workspace {
         self.iterations = iterations;
         self
     }
 
-    /// With somebody who may end a run early, between two instructions.
+    /// Sets the interrupt, which ends runs early between two instructions.
     #[must_use]
     pub fn interrupt(mut self, interrupt: Option<Interrupt>) -> Workspace {
         self.watch = Watch::new(interrupt);
         self
     }
 
-    /// Planes whose content nobody needs if the next run does not end: they are then all zero.
+    /// Marks planes without needed content if the next run fails: they are then cleared to zero.
     pub fn disposable_planes(&mut self, planes: Range<usize>) {
         self.watch.disposable = planes;
     }
 
-    /// The most bytes that a value in a loop may take whose size grows from iteration to iteration: what a limit leaves, or
+    /// Returns the maximum bytes of a value in a loop that grows from iteration to iteration: the memory limit, or
     /// [`MAX_GROWN`].
     pub(crate) fn most_grown(&self) -> usize {
         self.limit.unwrap_or(MAX_GROWN)
     }
 
-    /// Called when a run begins.
+    /// Begins a run.
     pub(crate) fn begin(&mut self) {
         let taken = self.held.saturating_add(self.arena.len());
         self.watch.begin(self.limit.map(|limit| limit.saturating_sub(taken)));
     }
 
-    /// The interrupt of runs and of their preparation.
+    /// Returns the interrupt of runs and of their preparation.
     #[must_use]
     pub fn interrupter(&self) -> Option<&Interrupt> {
         self.watch.interrupt.as_ref()
     }
 
-    /// Who may end a run early, to be asked between two instructions; [`Workspace::watch_again`] takes it back.
+    /// Takes the interrupt state out of the workspace, for checks between instructions. [`Workspace::watch_again`]
+    /// returns it.
     pub fn watch(&mut self) -> Watch {
         std::mem::take(&mut self.watch)
     }
 
-    /// Takes back what [`Workspace::watch`] gave.
+    /// Puts the interrupt state of [`Workspace::watch`] back.
     pub fn watch_again(&mut self, watch: Watch) {
         self.watch = watch;
     }
 
-    /// Checks that `between` bytes between the segments of a schedule are within the limit, whatever else a run takes.
+    /// Checks that `between` bytes between the segments of a schedule are within the limit, without other memory of a
+    /// run.
     ///
     /// # Errors
     /// [`RunError::OverLimit`].
@@ -140,14 +142,15 @@ impl Workspace {
         self.check_need(need, Vec::new)
     }
 
-    /// Makes room; allocates only if there is less than asked for. What the memory held is lost where it had to move.
+    /// Grows the memory to these sizes if it is smaller. The content is lost if the memory must move.
     ///
     /// # Errors
-    /// When the system does not give that much.
+    /// When the system does not provide the memory.
     pub fn reserve(&mut self, arena: usize, scratch: usize) -> Result<(), AllocationError> {
         for (memory, bytes) in [(&mut self.arena, arena), (&mut self.scratch, scratch)] {
             if memory.len() < bytes && !self.backend.grow(memory, bytes) {
-                // The old one goes before the new one comes. Room is worth no error.
+                // The old memory is freed before the new allocation. If the reserved space fails, the bare size is
+                // allocated.
                 *memory = Memory::new(0);
                 let room = bytes.saturating_mul(ROOM);
                 let allocate = |room| self.backend.allocate(bytes, room);
@@ -157,13 +160,14 @@ impl Workspace {
         Ok(())
     }
 
-    /// Returns true if [`Workspace::reserve`] would ask for memory.
+    /// Returns true if [`Workspace::reserve`] would allocate memory.
     #[must_use]
     pub fn lacks(&self, arena: usize, scratch: usize) -> bool {
         self.arena.len() < arena || self.scratch.len() < scratch
     }
 
-    /// What a run of a program takes. `between` is what lies between the segments of its schedule.
+    /// Returns the memory requirement of a run of a program. `between` counts the bytes between the segments of its
+    /// schedule.
     #[must_use]
     pub fn need(&self, program: &Program, scratch: usize, between: usize) -> MemoryNeed {
         let (held, constants, work) = (self.held, program.constant_bytes(), program.work_bytes);
@@ -191,79 +195,79 @@ impl Workspace {
         }
     }
 
-    /// Makes room for a run of a program, if it is within the limit.
+    /// Reserves memory for a run of a program, if the run is within the limit.
     ///
     /// # Errors
-    /// [`RunError::OverLimit`] before anything is allocated, or [`RunError::Memory`].
+    /// [`RunError::OverLimit`] before any allocation, or [`RunError::Memory`].
     pub fn prepare(&mut self, program: &Program, scratch: usize, between: usize) -> Result<(), RunError> {
         self.check(program, scratch, between)?;
         let need = self.need(program, scratch, between);
         let (work, own) = (need.work.max(self.arena.len()), need.scratch.max(self.scratch.len()));
         if self.limit.is_some_and(|limit| MemoryNeed { work, scratch: own, ..need }.total() > limit) {
-            // Larger programs ran here before: what they left is given back.
+            // Larger programs ran here before: their memory is freed.
             (self.arena, self.scratch) = (Memory::new(0), Memory::new(0));
         }
         Ok(self.reserve(need.work, need.scratch)?)
     }
 
-    /// Gives the inputs that were kept for a run: see [`Executable::host_inputs`].
+    /// Takes the inputs that were saved for a run: see [`Executable::host_inputs`].
     pub fn kept(&mut self) -> Vec<(BufferId, Vec<u8>)> {
         std::mem::take(&mut self.kept)
     }
 
-    /// The backend that its memory comes from.
+    /// Returns the backend that allocates the memory.
     #[must_use]
     pub fn backend(&self) -> &Arc<dyn Backend> {
         &self.backend
     }
 
-    /// Where the program's inputs, values and outputs lie.
+    /// Returns the memory of the program's inputs, values and outputs.
     #[must_use]
     pub fn arena(&self) -> &Memory {
         &self.arena
     }
 
-    /// What kernels may use while they run.
+    /// Returns the temporary memory of kernels.
     #[must_use]
     pub fn scratch(&self) -> &Memory {
         &self.scratch
     }
 }
 
-/// How many buffers an error names.
+/// Number of buffers in an error message.
 const LARGEST: usize = 5;
 
-/// A program that cannot run on a backend.
+/// Error for a program that cannot run on a backend.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{node}: the {backend} backend cannot run this {instruction} instruction: {reason}")]
 pub struct UnsupportedOnBackend {
-    /// The backend.
+    /// Name of the backend.
     pub backend: &'static str,
-    /// The node.
+    /// Node.
     pub node: String,
-    /// The instruction.
+    /// Name of the instruction.
     pub instruction: &'static str,
-    /// Why not.
+    /// Reason.
     pub reason: String,
 }
 
-/// What may multiply bfloat16 where a machine has no AMX. Nothing else is ever used in its place without being asked for.
+/// Replacement for AMX in bfloat16 products. A replacement is used only on request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Bf16Fallback {
-    /// Nothing: without AMX it is an error.
+    /// No replacement: a machine without AMX is an error.
     #[default]
     None,
-    /// AVX512-BF16. Without that it is an error.
+    /// AVX512-BF16. A machine without AVX512-BF16 is an error.
     Avx512Bf16,
-    /// Whatever is there: AVX512-BF16, or arithmetic in `f32` on rounded factors, which is slower than `f32` itself.
+    /// AVX512-BF16 if available, or else `f32` arithmetic on rounded factors, which is slower than plain `f32`.
     Emulated,
 }
 
 impl Bf16Fallback {
-    /// All of them.
+    /// All variants.
     pub const ALL: [Bf16Fallback; 3] = [Bf16Fallback::None, Bf16Fallback::Avx512Bf16, Bf16Fallback::Emulated];
 
-    /// The name that users give it.
+    /// Returns the name in the user interface.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -280,7 +284,7 @@ impl fmt::Display for Bf16Fallback {
     }
 }
 
-/// A name that no [`Bf16Fallback`] has.
+/// Error for a name that is no [`Bf16Fallback`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("there is no bf16_fallback {0:?}; there are \"none\", \"avx512_bf16\" and \"emulated\"")]
 pub struct UnknownFallback(pub String);
@@ -294,103 +298,102 @@ impl FromStr for Bf16Fallback {
     }
 }
 
-/// A precision for which a backend has nothing that it may use.
+/// Error for a precision that the backend does not support on this machine.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("precision \"{precision}\" {reason}")]
 pub struct UnsupportedPrecision {
-    /// The precision.
+    /// Precision.
     pub precision: Precision,
-    /// What it needs, what is there, and what helps.
+    /// Requirement, available hardware, and remedy.
     pub reason: String,
 }
 
-/// The limits of a machine.
+/// Limits of a machine.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Limits {
-    /// Floating-point operations per second in f32 (a multiplication and an addition are two), from registers.
+    /// Floating-point operations per second in f32, from registers. A multiplication and an addition count as two.
     pub flops: f64,
-    /// The same of products in the precision that a backend was made for.
+    /// Floating-point operations per second of products in the backend's precision.
     pub product_flops: f64,
-    /// Bytes per second that a loop of two loads and a store moves to and from memory beyond the caches.
+    /// Bytes per second between the processor and memory beyond the caches, in a loop of two loads and a store.
     pub bandwidth: f64,
 }
 
 impl Limits {
-    /// The least seconds in which so much work can be done: the longer of computing and of moving bytes.
+    /// Returns the minimum seconds for this work: the maximum of arithmetic time and memory time.
     #[must_use]
     pub fn seconds(&self, flops: f64, bytes: f64) -> f64 {
         (flops / self.flops).max(bytes / self.bandwidth)
     }
 }
 
-/// Something that runs programs.
+/// Backend: compiles programs for a device.
 pub trait Backend: Send + Sync + std::fmt::Debug {
-    /// Its name, as users write it.
+    /// Returns the name in the user interface.
     fn name(&self) -> &'static str;
 
-    /// The device that planes and workspaces lie on.
+    /// Returns the device of planes and workspaces.
     fn device(&self) -> &str {
         HOST
     }
 
-    /// Memory of that device, all zero, which can grow to `room` bytes where it lies, if the device knows such memory.
+    /// Allocates zeroed memory on the device. It can grow in place to `room` bytes, if the device supports this.
     ///
     /// # Errors
-    /// When the device does not give that much.
+    /// When the device cannot provide the memory.
     fn allocate(&self, bytes: usize, room: usize) -> Result<Memory, AllocationError> {
         Ok(Memory::Host(HostMemory::with_room(bytes, room)?))
     }
 
-    /// Makes memory of that device at least `bytes` bytes long where it lies: what is there stays, what comes to it is zero.
-    /// Returns false, and changes nothing, if there is no room.
+    /// Grows memory of the device in place to at least `bytes` bytes. Old content stays; new bytes are zero. Returns
+    /// false, and changes nothing, if the reserved space is too small.
     fn grow(&self, memory: &mut Memory, bytes: usize) -> bool {
         memory.grow(bytes)
     }
 
-    /// The limits of the machine, measured now; `None` where they are not known.
+    /// Measures the limits of the machine; `None` if they are unknown.
     fn limits(&self) -> Option<Limits> {
         None
     }
 
-    /// This backend for programs of a precision, with what the machine has and `fallback` allows.
+    /// Returns this backend for programs of a precision, on the hardware of the machine that `fallback` allows.
     ///
     /// # Errors
-    /// When the machine has nothing that is allowed.
+    /// When the machine has no allowed hardware.
     fn with_precision(
         &self,
         precision: Precision,
         fallback: Bf16Fallback,
     ) -> Result<Arc<dyn Backend>, UnsupportedPrecision>;
 
-    /// The name of what multiplies bfloat16 here; `None` where nothing was chosen, as for `f32`, or nothing is to be chosen.
+    /// Returns the name of the hardware unit for bfloat16 products; `None` without a choice, for example for `f32`.
     fn bf16_unit(&self) -> Option<&'static str>;
 
-    /// The machine, as passes are to know it when they make programs for it.
+    /// Returns the description of the machine for passes.
     fn target(&self) -> Target;
 
-    /// Prepares a program. May allocate; runs do not.
+    /// Compiles a program. Compilation may allocate; runs do not.
     ///
     /// # Errors
-    /// When an instruction cannot run here.
+    /// When an instruction is not supported.
     fn compile(&self, program: Arc<Program>) -> Result<Box<dyn Executable>, UnsupportedOnBackend>;
 }
 
-/// A program ready to run. Immutable: several threads may run it, each with its own workspace.
+/// Compiled program. It is immutable: several threads may run it, each with its own workspace.
 pub trait Executable: Send + Sync + std::fmt::Debug {
-    /// The program.
+    /// Returns the program.
     fn program(&self) -> &Program;
 
-    /// How many bytes of scratch a run needs.
+    /// Returns the scratch bytes of a run.
     fn scratch_bytes(&self) -> usize;
 
-    /// Inputs that a run reads on the host, beside the arena: the workspace keeps them for it.
+    /// Returns inputs that a run reads on the host, in addition to the arena. The workspace saves copies of them.
     fn host_inputs(&self) -> &[BufferId] {
         &[]
     }
 
-    /// Runs one entry. The inputs have been written to the arena of `work`; the outputs are there afterwards. Of a part,
-    /// what it takes is there before, and what it gives afterwards. The workspace has been made large enough. An observer is
-    /// told of every instruction; what is computed is the same.
+    /// Runs one gradient mode. The caller has prepared the workspace and written the inputs of the part to its arena;
+    /// the outputs are there afterwards. The observer is notified of every instruction and does not change the results.
     ///
     /// # Errors
     /// [`RunError`]; the planes are then unchanged.
@@ -404,7 +407,7 @@ pub trait Executable: Send + Sync + std::fmt::Debug {
         observer: Option<&mut dyn Observer>,
     ) -> Result<(), RunError>;
 
-    /// Runs one entry, whole and unobserved.
+    /// Runs the whole program in one gradient mode, without an observer.
     ///
     /// # Errors
     /// As [`Executable::run_observed`].
@@ -419,19 +422,19 @@ pub trait Executable: Send + Sync + std::fmt::Debug {
     }
 }
 
-/// Told of everything that a run does, right after it was done.
+/// Observer of a run, which is notified right after each operation.
 pub trait Observer {
-    /// An instruction of a program.
+    /// Receives an instruction of a program.
     fn instruction(&mut self, program: &Program, index: usize, start: Instant, end: Instant);
 
-    /// A function on the host, by its node.
+    /// Receives a host function, by its node.
     fn host(&mut self, node: &str, start: Instant, end: Instant);
 
-    /// Inputs copied into the arena, or results out of it.
+    /// Receives a copy of inputs into the arena, or of results out of it.
     fn copied(&mut self, what: Copied, bytes: usize, start: Instant, end: Instant);
 }
 
-/// What was copied.
+/// Kind of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Copied {
     /// Inputs of a program.
@@ -441,7 +444,8 @@ pub enum Copied {
 }
 
 impl Program {
-    /// The largest buffers of its work arena, the largest first; of those that share bytes, one.
+    /// Returns the largest buffers of the work arena, in descending order. Of buffers with the same bytes only one is
+    /// listed.
     #[must_use]
     pub fn largest(&self, count: usize) -> Vec<LargeBuffer> {
         let mut ids = self.inputs.clone();
@@ -468,8 +472,8 @@ impl Program {
         largest.into_iter().map(describe).collect()
     }
 
-    /// Checks that the planes that a part reads and writes are there and large enough; of those that somebody lends also that
-    /// elements lie at multiples of their size, and that none of them which is written is read-only.
+    /// Checks that the planes of a part exist and are large enough. Borrowed planes must also be aligned, and writable
+    /// if the program writes them.
     ///
     /// # Errors
     /// [`RunError::Plane`], [`RunError::Unaligned`] and [`RunError::ReadOnly`].

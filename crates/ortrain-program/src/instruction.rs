@@ -9,13 +9,14 @@ use crate::cost::{Cost, Traffic};
 use crate::instructions::{Attention, Body, Conv, MatMul, NestGroup, ScatterAdd, Window, Yield};
 use crate::operand::{Nest, Use};
 
-/// An instruction. The set is closed: every backend matches on all of it. Copies share their body until one of them changes it.
+/// Instruction. The set is closed: every backend matches all variants. Clones share their body until one of them
+/// changes it.
 #[derive(Clone, Debug)]
 pub enum Instruction {
-    /// Reductions over the inner axes of a nest, if it has some, then a map. One with [segments](ortrain_expr::Segments) stays
-    /// as it is: no pass makes another nest a part of it, or it a part of another one.
+    /// Reductions over the inner axes of a nest, if it has inner axes, then a map. Passes neither merge a nest with
+    /// [segments](ortrain_expr::Segments) into another nest nor another nest into it.
     Nest(Arc<Nest>),
-    /// Nests that need nothing of each other.
+    /// Nests that are independent of each other.
     NestGroup(Arc<NestGroup>),
     /// Matrix product with an epilogue.
     MatMul(Arc<MatMul>),
@@ -25,9 +26,9 @@ pub enum Instruction {
     Attention(Arc<Attention>),
     /// Pooling.
     Window(Arc<Window>),
-    /// Sums at given rows.
+    /// Sums of values per row index.
     ScatterAdd(Arc<ScatterAdd>),
-    /// The end of one part of a run and the start of the other. It computes nothing.
+    /// End of the first part of a run and start of the second part. It computes nothing.
     Yield(Yield),
 }
 
@@ -44,7 +45,7 @@ macro_rules! from_bodies {
 from_bodies!(Nest, NestGroup, MatMul, Conv, Attention, Window, ScatterAdd);
 
 impl Instruction {
-    /// The body of the instruction.
+    /// Returns the body of the instruction.
     fn body(&self) -> &dyn Body {
         match self {
             Instruction::Nest(nest) => &**nest,
@@ -58,7 +59,7 @@ impl Instruction {
         }
     }
 
-    /// The same, to be changed: a body of its own, if others share it.
+    /// Returns the mutable body of the instruction; a shared body is cloned first.
     fn body_mut(&mut self) -> &mut dyn Body {
         match self {
             Instruction::Nest(nest) => &mut *Arc::make_mut(nest),
@@ -72,19 +73,19 @@ impl Instruction {
         }
     }
 
-    /// The name of the instruction.
+    /// Returns the name of the instruction.
     #[must_use]
     pub fn name(&self) -> &'static str {
         self.body().name()
     }
 
-    /// How exactly the factors of its inner products are taken.
+    /// Returns the precision of the factors of its inner products.
     #[must_use]
     pub fn precision(&self) -> Precision {
         self.body().factors().map_or(Precision::F32, |(_, precision)| precision)
     }
 
-    /// Its sizes, as text, and its precision if that is not `f32`.
+    /// Returns the sizes as text, followed by the precision unless that is `f32`.
     #[must_use]
     pub fn shapes(&self) -> String {
         let sizes = self.body().sizes();
@@ -94,24 +95,24 @@ impl Instruction {
         }
     }
 
-    /// Calls a function with each buffer, and how the instruction uses it: operands first, then results.
+    /// Calls `each` with each buffer and its use: operands first, then results.
     pub fn buffers(&self, each: &mut dyn FnMut(BufferId, Use)) {
         self.body().buffers(each);
     }
 
-    /// The buffers it reads.
+    /// Returns the buffers that the instruction reads.
     #[must_use]
     pub fn reads(&self) -> BufferIds {
         self.used(Use::reads)
     }
 
-    /// The buffers it writes.
+    /// Returns the buffers that the instruction writes.
     #[must_use]
     pub fn writes(&self) -> BufferIds {
         self.used(Use::writes)
     }
 
-    /// The buffers that it uses in a way.
+    /// Returns the buffers with a use that satisfies `is_it`.
     fn used(&self, is_it: fn(Use) -> bool) -> BufferIds {
         let mut found = BufferIds::new();
         self.buffers(&mut |id, used| {
@@ -122,8 +123,8 @@ impl Instruction {
         found
     }
 
-    /// Puts other buffers in place of those that it reads and of those that it writes. No other buffer can take the place of
-    /// one that is updated for one of both alone.
+    /// Replaces the buffers that the instruction reads and the buffers that it writes. An updated buffer is both read
+    /// and written: both substitutions must replace it alike.
     pub(crate) fn rename(&mut self, read: Renaming<'_>, write: Renaming<'_>) {
         self.body_mut().buffers_mut(&mut |id, used| {
             *id = match used {
@@ -134,24 +135,24 @@ impl Instruction {
         });
     }
 
-    /// The nest that it is, or its epilogue, if it has one and not several.
+    /// Returns the nest of the instruction, or its epilogue. Returns `None` if it has several epilogues.
     #[must_use]
     pub fn nest(&self) -> Option<&Nest> {
         self.body().nest()
     }
 
-    /// The same, to be changed.
+    /// Returns the mutable nest of the instruction, or its mutable epilogue.
     pub(crate) fn nest_mut(&mut self) -> Option<&mut Nest> {
         self.body_mut().nest_mut()
     }
 
-    /// The nest whose space passes may change. What is done to spaces does not know segments: to passes an instruction with
-    /// these is one without a nest.
+    /// Returns the nest if passes may change its index space. Rewrites of index spaces do not support segments, so
+    /// passes treat an instruction with segments as one without a nest.
     pub(crate) fn flexible_nest(&self) -> Option<&Nest> {
         self.nest().filter(|nest| nest.segments.is_none())
     }
 
-    /// The instruction with another [nest](Instruction::nest).
+    /// Returns the instruction with another [nest](Instruction::nest).
     #[must_use]
     pub fn with_nest(&self, nest: Nest) -> Instruction {
         if let Instruction::Nest(_) = self {
@@ -164,7 +165,7 @@ impl Instruction {
         changed
     }
 
-    /// Buffers that it reads other than through its [nest](Instruction::flexible_nest).
+    /// Returns the buffers that the instruction reads other than through its [nest](Instruction::flexible_nest).
     pub(crate) fn factors(&self) -> BufferIds {
         match self.body().factors() {
             Some((factors, _)) => factors.into_iter().map(|factor| factor.buffer).collect(),
@@ -173,30 +174,30 @@ impl Instruction {
         }
     }
 
-    /// Whether it computes nothing at all: no outer point, no sum.
+    /// Returns true if the instruction computes nothing: no outer point, no sum.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.body().is_empty()
     }
 
-    /// The cost over these buffers.
+    /// Returns the cost over these buffers.
     pub(crate) fn cost_over(&self, buffers: &[Buffer]) -> Cost {
         Cost { flops: self.body().flops(), bytes: self.bytes_over(buffers) }
     }
 
-    /// The bytes that it reads and writes of these buffers.
+    /// Returns the number of bytes of these buffers that the instruction reads and writes.
     pub(crate) fn bytes_over(&self, buffers: &[Buffer]) -> u64 {
         let mut traffic = Traffic::new(buffers);
         self.body().traffic(&mut traffic);
         traffic.bytes()
     }
 
-    /// Whether it reduces axes of a nest.
+    /// Returns true if the instruction is a nest that reduces axes.
     pub(crate) fn is_reduction(&self) -> bool {
         matches!(self, Instruction::Nest(nest) if !nest.is_map())
     }
 
-    /// The nest that it is, if that reduces no axes.
+    /// Returns the nest of the instruction, if the nest reduces no axes.
     pub(crate) fn as_map(&self) -> Option<&Nest> {
         match self {
             Instruction::Nest(nest) if nest.is_map() => Some(nest),
@@ -204,18 +205,18 @@ impl Instruction {
         }
     }
 
-    /// Whether it stays in a program whose results nobody needs.
+    /// Returns true if the instruction must stay in a program even if its results are unused.
     pub(crate) fn must_stay(&self) -> bool {
         self.can_fail() || matches!(self, Instruction::Yield(_))
     }
 
-    /// Whether a run of it can fail.
+    /// Returns true if the instruction can fail at run time.
     #[must_use]
     pub fn can_fail(&self) -> bool {
         self.nest().is_some_and(|nest| nest.expr.can_fail())
     }
 
-    /// The first fault: an access outside a buffer, or parts that contradict each other.
+    /// Returns the first fault: an access outside a buffer, or parts that contradict each other.
     pub(crate) fn validate(&self, buffers: &[Buffer]) -> Option<String> {
         let is_constant = |id: &&BufferId| matches!(buffers[id.0 as usize].place, Place::Constant(_));
         if let Some(id) = self.writes().iter().find(is_constant) {

@@ -1,8 +1,8 @@
-//! Ending a run early, with the state as it was.
+//! Interruption of runs, with a rollback of the state.
 //!
-//! Between two instructions, and inside of a long one, a run asks whether it shall go on, a few times a second. Gradients are
-//! written while a run goes on, so what they were is kept from the first write of a long run on; a short run is not worth
-//! it and goes on to its end.
+//! Between instructions, and inside long instructions, a run checks for an interrupt a few times per second. Runs write
+//! gradients as they proceed, so a long run saves the old bytes before its first write. A short run does not save them,
+//! and runs to its end.
 
 use std::fmt;
 use std::ops::Range;
@@ -14,34 +14,34 @@ use smallvec::SmallVec;
 
 use crate::{Bindings, DeviceError, Place, Program, RunError};
 
-/// Time between two questions.
+/// Minimum time between two checks.
 const PERIOD: Duration = Duration::from_millis(80);
 
-/// Work after which the clock is read. [`ticks`] says what an instruction is worth.
+/// Work after which the clock is read. [`ticks`] computes the work of an instruction.
 const TICKS: u32 = 256;
 
-/// Operations and bytes of a tick.
+/// Operations and bytes per tick.
 const PER_TICK: u64 = 1 << 12;
 
-/// Operations and bytes of an instruction that is long: it takes a twentieth of a second and more.
+/// Minimum operations and bytes of a long instruction, which takes at least a twentieth of a second.
 const LONG: u64 = 1 << 29;
 
-/// A run that first writes state after less than this will soon be over.
+/// Maximum time until the first write to state of a short run, which is not interrupted after that write.
 const SHORT: Duration = Duration::from_millis(20);
 
-/// Asked, from time to time, whether a run shall end. What it does while it is asked (call signal handlers, say) takes the
-/// time of the run.
+/// Callback that requests the end of a run, polled from time to time. Its own work (for example signal handlers) delays
+/// the run.
 #[derive(Clone)]
 pub struct Interrupt(Arc<dyn Fn() -> bool + Send + Sync>);
 
 impl Interrupt {
-    /// A run ends when this is true.
+    /// Creates an interrupt. A run ends when `asked_for` returns true.
     #[must_use]
     pub fn new(asked_for: impl Fn() -> bool + Send + Sync + 'static) -> Interrupt {
         Interrupt(Arc::new(asked_for))
     }
 
-    /// The question of [`ortrain_expr::stoppable`]: a few times a second it asks whether the work shall end.
+    /// Returns a poll function for [`ortrain_expr::stoppable`], which calls the callback a few times per second.
     #[must_use]
     pub fn question(&self) -> Question {
         let (interrupt, mut asked) = (self.clone(), Instant::now());
@@ -56,7 +56,7 @@ impl Interrupt {
     }
 }
 
-/// Does work, and stops it when a question is answered true, if there is a question.
+/// Runs `work`, and stops it when `question` (if present) returns true.
 ///
 /// # Errors
 /// [`RunError::Interrupted`], and the errors of the work.
@@ -78,11 +78,11 @@ impl fmt::Debug for Interrupt {
     }
 }
 
-/// What is to be known of a program's instructions before they run, made once.
+/// Properties of a program's instructions for interrupts, computed once.
 #[derive(Debug)]
 pub struct Marks(Vec<Mark>);
 
-/// The work of an instruction, and the bytes of planes that it writes.
+/// Work of an instruction, and the bytes of planes that it writes.
 #[derive(Debug)]
 struct Mark {
     ticks: u32,
@@ -91,7 +91,7 @@ struct Mark {
 }
 
 impl Marks {
-    /// Those of a program.
+    /// Computes the properties of a program's instructions.
     #[must_use]
     pub fn of(program: &Program) -> Marks {
         let marks = program.instructions.iter().map(|scheduled| {
@@ -109,7 +109,7 @@ impl Marks {
         Marks(marks.collect())
     }
 
-    /// Called before the instruction at a place runs.
+    /// Checks for an interrupt and saves the bytes that the instruction at `at` is about to write.
     ///
     /// # Errors
     /// [`RunError::Interrupted`], and [`RunError::Device`].
@@ -122,30 +122,31 @@ impl Marks {
         Ok(())
     }
 
-    /// The question during the instruction at a place; `None` for a short instruction, and for one that must be finished.
+    /// Returns the poll function during the instruction at `at`; `None` for a short instruction, and for a run that can
+    /// no longer be rolled back.
     #[must_use]
     pub fn question(&self, at: usize, watch: &Watch) -> Option<Question> {
         if self.0[at].is_long { watch.question() } else { None }
     }
 }
 
-/// The work of an instruction of so many operations and bytes, in ticks.
+/// Returns the work of an instruction in ticks.
 fn ticks(flops: u64, bytes: u64) -> u32 {
     let parts = flops.saturating_add(bytes) / PER_TICK;
     u32::try_from(parts).unwrap_or(u32::MAX).clamp(1, TICKS)
 }
 
-/// Bytes of a plane as they were before a run wrote to them.
+/// Bytes of a plane before a run wrote them.
 #[derive(Debug)]
 struct Kept {
     plane: usize,
     from: usize,
     len: usize,
-    /// `None`: all zero.
+    /// `None` if all bytes are zero.
     bytes: Option<Vec<u8>>,
 }
 
-/// Looks whether a run shall end, and knows what it has changed.
+/// Interrupt state of a run: it polls the callback and records changes for a rollback.
 #[derive(Debug, Default)]
 pub struct Watch {
     pub(crate) interrupt: Option<Interrupt>,
@@ -153,11 +154,11 @@ pub struct Watch {
     ticks: u32,
     asked: Option<Instant>,
     start: Option<Instant>,
-    /// Whether state was written that cannot be put back.
+    /// True if state was written that cannot be restored.
     committed: bool,
     kept: Vec<Kept>,
     kept_bytes: usize,
-    /// How many bytes may be kept, if there is a limit.
+    /// Maximum number of saved bytes, if limited.
     room: Option<usize>,
     pub(crate) disposable: Range<usize>,
     disposed: bool,
@@ -174,7 +175,7 @@ impl Watch {
         self.start = self.interrupt.is_some().then(Instant::now);
     }
 
-    /// Called when a run ends: puts planes back as they were if it broke off.
+    /// Ends a run. Restores the planes if the run failed.
     pub(crate) fn end(&mut self, bindings: &Bindings<'_>, broke_off: bool) -> Result<(), DeviceError> {
         let kept = std::mem::take(&mut self.kept);
         let disposable = std::mem::take(&mut self.disposable);
@@ -191,13 +192,14 @@ impl Watch {
         Ok(())
     }
 
-    /// The question during uncounted work; `None` for a run without an interrupt, and for a run past its last return.
+    /// Returns the poll function for work without ticks; `None` for a run without an interrupt, and for a run that can
+    /// no longer be rolled back.
     #[must_use]
     pub fn question(&self) -> Option<Question> {
         Some(self.interrupt.as_ref().filter(|_| !self.committed)?.question())
     }
 
-    /// Asks whether a run shall end, after `ticks` of work.
+    /// Checks for an interrupt, after `ticks` of work.
     ///
     /// # Errors
     /// [`RunError::Interrupted`].
@@ -212,7 +214,7 @@ impl Watch {
         if self.asked.is_some_and(|asked| now.duration_since(asked) < PERIOD) {
             return Ok(());
         }
-        // The first answer is for those who come after it: a run that has just begun need not ask.
+        // The first check only starts the clock: a run that has just begun does not poll.
         let first = self.asked.replace(now).is_none();
         if !first && (interrupt.0)() { Err(RunError::Interrupted) } else { Ok(()) }
     }
@@ -256,7 +258,7 @@ mod tests {
         (Watch::new(Some(Interrupt::new(move || asked_for.load(Ordering::Relaxed)))), flag)
     }
 
-    /// Asks as often as time allows, until there is an answer.
+    /// Checks repeatedly until the run is interrupted or time is over.
     fn wait(watch: &mut Watch) -> Result<(), RunError> {
         let start = Instant::now();
         while start.elapsed() < 4 * PERIOD {
@@ -272,7 +274,7 @@ mod tests {
         assert_eq!(wait(&mut watch), Ok(()));
         flag.store(true, Ordering::Relaxed);
         assert_eq!(wait(&mut watch), Err(RunError::Interrupted));
-        // Small instructions are not asked each time.
+        // Small instructions do not read the clock each time.
         watch.asked = Some(Instant::now() - 2 * PERIOD);
         assert_eq!((1..TICKS).find(|_| watch.check(1).is_err()), None);
         assert_eq!(watch.check(1), Err(RunError::Interrupted));
@@ -305,7 +307,7 @@ mod tests {
         let plane = Memory::new(64);
         plane.write(0, &[7; 64]).unwrap();
         let bindings = Bindings { planes: &[&plane] };
-        // A run that is short, and one that may not keep as much.
+        // A short run, and a run that may not save enough bytes.
         for (seconds, room) in [(0, None), (1, Some(63))] {
             let (mut watch, flag) = watch();
             flag.store(true, Ordering::Relaxed);

@@ -13,19 +13,19 @@ use crate::instructions::Yield;
 use crate::run_error::RunError;
 use crate::scheduled::{FinalVersions, ScheduledInstruction};
 
-/// The part of a program, or of a schedule, that a run is.
+/// Part of a program, or of a schedule, that a run executes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Part {
-    /// All of it. It has no [`Yield`].
+    /// The whole program, which has no [`Yield`].
     Whole,
-    /// Everything before its [`Yield`].
+    /// Everything before the [`Yield`].
     Before,
-    /// Everything after its [`Yield`], in the workspace of the run before.
+    /// Everything after the [`Yield`], in the workspace of the run before it.
     After,
 }
 
 impl Part {
-    /// The ends of a part, what it takes and what it gives, of something with these inputs and outputs.
+    /// Returns the inputs and outputs of a part of a program or schedule with these `inputs` and `outputs`.
     pub(crate) fn ends<'a, T>(
         self,
         [inputs, outputs]: [&'a [T]; 2],
@@ -40,23 +40,23 @@ impl Part {
     }
 }
 
-/// What a program does with a plane.
+/// Use of a plane by a program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PlaneUse {
-    /// The plane.
+    /// Plane.
     pub plane: PlaneId,
-    /// How many of its bytes are needed.
+    /// Number of bytes of the plane that the program needs.
     pub bytes: usize,
-    /// The sizes of elements that are read and written there, and how far behind a multiple of the size they start.
+    /// Sizes of the elements that are read and written in the plane, with their start offset modulo the size.
     elements: SmallVec<[(usize, usize); 2]>,
-    /// Whether instructions write to it.
+    /// True if an instruction writes to the plane.
     pub is_written: bool,
-    /// Whether it is read or written before the caller takes over.
+    /// True if the plane is read or written before the [`Yield`].
     pub is_early: bool,
 }
 
 impl PlaneUse {
-    /// Adds to the uses of planes that of a buffer, if it lies in one.
+    /// Adds the use of a buffer to the uses of planes, if the buffer is stored in a plane.
     pub(crate) fn note(uses: &mut Vec<PlaneUse>, buffer: &Buffer, is_written: bool, is_early: bool) {
         let Place::Plane(plane, offset) = buffer.place else { return };
         let size = buffer.dtype.size();
@@ -74,35 +74,35 @@ impl PlaneUse {
         }
     }
 
-    /// Whether elements lie at multiples of their size if the plane starts at an address.
+    /// Returns true if all elements are aligned to their size when the plane starts at `address`.
     pub(crate) fn fits(&self, address: usize) -> bool {
         self.elements.iter().all(|&(size, offset)| address.wrapping_add(offset).is_multiple_of(size))
     }
 }
 
-/// A compiled, immutable piece of work with a memory plan. Made by [`crate::ProgramBuilder`].
+/// Compiled, immutable program with a memory plan, built by [`crate::ProgramBuilder`].
 #[derive(Clone, Debug)]
 pub struct Program {
-    /// Its buffers.
+    /// Buffers.
     pub buffers: Vec<Buffer>,
-    /// Its instructions, in order.
+    /// Instructions, in order of execution.
     pub instructions: Vec<ScheduledInstruction>,
-    /// Its constants, the first element of each at a multiple of [`crate::ALIGNMENT`]. Those that nothing reads are empty.
+    /// Constants. The first element of each is aligned to [`crate::ALIGNMENT`]; constants without a reader are empty.
     pub constants: Vec<Tensor>,
-    /// Buffers to be filled before a run, in order.
+    /// Buffers that the caller fills before a run, in order.
     pub inputs: Vec<BufferId>,
     /// Buffers that hold the results after a run, in order.
     pub outputs: Vec<BufferId>,
-    /// Bytes of the work arena: the peak.
+    /// Bytes of the work arena: the peak of the memory plan.
     pub work_bytes: usize,
-    /// For every plane that is used: how many bytes it must have.
+    /// Used planes, each with the number of bytes that it must have.
     pub planes: Vec<PlaneUse>,
-    /// What the buffers that are seen outside hold in the end.
+    /// Versions of the externally visible buffers at the end of the program.
     pub(crate) last_versions: FinalVersions,
 }
 
 impl Program {
-    /// What the instructions of an entry cost together.
+    /// Returns the total cost of the instructions of a gradient mode.
     #[must_use]
     pub fn cost(&self, entry: GradientMode) -> Cost {
         let mut total = Cost::default();
@@ -110,19 +110,19 @@ impl Program {
         total
     }
 
-    /// Bytes of its constants.
+    /// Returns the number of bytes of the constants.
     #[must_use]
     pub fn constant_bytes(&self) -> usize {
         self.constants.iter().map(|constant| constant.data().len()).sum()
     }
 
-    /// A buffer.
+    /// Returns a buffer.
     #[must_use]
     pub fn buffer(&self, id: BufferId) -> &Buffer {
         &self.buffers[id.0 as usize]
     }
 
-    /// True if two buffers share bytes: they lie in the same memory, and one begins before the other ends.
+    /// Returns true if two buffers share bytes: they are in the same memory, and their ranges overlap.
     #[must_use]
     pub fn overlap(&self, a: BufferId, b: BufferId) -> bool {
         let [a, b] = [a, b].map(|id| self.buffer(id));
@@ -134,7 +134,7 @@ impl Program {
         }
     }
 
-    /// Where the caller takes over, if it does: the place of the instruction, and what changes hands.
+    /// Returns the position of the [`Yield`] instruction and its values, if the program has a [`Yield`].
     #[must_use]
     pub fn yield_values(&self) -> Option<(usize, &Yield)> {
         self.instructions.iter().enumerate().find_map(|(at, scheduled)| match &scheduled.instruction {
@@ -143,10 +143,10 @@ impl Program {
         })
     }
 
-    /// The places of the instructions of a part.
+    /// Returns the positions of the instructions of a part.
     ///
     /// # Errors
-    /// [`RunError::Yield`] when the program cannot be run in this part.
+    /// [`RunError::Yield`] and [`RunError::NoYield`] when the program has no such part.
     pub fn part(&self, part: Part) -> Result<Range<usize>, RunError> {
         let end = self.instructions.len();
         let node = |at: usize| self.instructions[at].node.to_string();
@@ -159,21 +159,21 @@ impl Program {
         }
     }
 
-    /// The ends of a part: what it takes, and what it gives.
+    /// Returns the inputs and outputs of a part.
     pub(crate) fn ends(&self, part: Part) -> Result<[&[BufferId]; 2], RunError> {
-        // A whole run, an iteration of a loop say, does not look for it.
+        // A run of the whole program, for example an iteration of a loop, skips the search.
         let yielded = if part == Part::Whole { None } else { self.yield_values() };
         part.ends([&self.inputs, &self.outputs], yielded.map(|(_, yielded)| yielded))
     }
 
-    /// The instructions of an entry.
+    /// Returns the instructions of a gradient mode.
     pub fn entry(&self, entry: GradientMode) -> impl Iterator<Item = &ScheduledInstruction> {
         self.instructions.iter().filter(move |scheduled| scheduled.entries.contains(entry))
     }
 }
 
 impl Instruction {
-    /// What it costs as an instruction of a program.
+    /// Returns the cost of the instruction within a program.
     #[must_use]
     pub fn cost(&self, program: &Program) -> Cost {
         self.cost_over(&program.buffers)

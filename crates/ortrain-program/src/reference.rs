@@ -1,5 +1,5 @@
-//! The reference evaluator: runs a program slowly and obviously. It is the oracle for every backend, for the planner
-//! (it ignores the plan: every buffer has memory of its own) and for fusion, and it folds constants.
+//! Reference evaluator: runs a program slowly and simply. It is the oracle for every backend, for fusion, and for the
+//! memory plan, which it ignores: every buffer has its own memory. It also folds constants.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ use crate::{
     Workspace,
 };
 
-/// The backend that runs programs by the reference semantics ([`Mode::Exact`]).
+/// Backend with the reference semantics ([`Mode::Exact`]).
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Reference;
 
@@ -30,7 +30,7 @@ impl Backend for Reference {
         "reference"
     }
 
-    /// It computes every precision, whatever the machine has.
+    /// Supports every precision on every machine.
     fn with_precision(
         &self,
         _: Precision,
@@ -43,7 +43,7 @@ impl Backend for Reference {
         None
     }
 
-    /// That of a processor: it is the oracle of programs that are made for one.
+    /// Returns the processor target, because this backend is the oracle of programs for processors.
     fn target(&self) -> Target {
         Target::CPU
     }
@@ -80,7 +80,7 @@ impl Executable for ReferenceExecutable {
         program.check_bindings(bindings, part)?;
         let mut run = Run::new(program, Mode::Exact, scalars)?;
         for (k, buffer) in program.buffers.iter().enumerate() {
-            // Those that are not bound are of no use in this part.
+            // This part does not use unbound planes.
             if let Place::Plane(plane, offset) = buffer.place
                 && let Some(memory) = bindings.planes.get(plane.0 as usize)
                 && memory.len() >= offset + buffer.bytes()
@@ -118,7 +118,7 @@ impl Executable for ReferenceExecutable {
     }
 }
 
-/// The buffers that hold something when a part begins, and those that must when it has ended.
+/// Returns the buffers with content when a part begins, and the buffers with content when it ends.
 fn touched(program: &Program, part: Part) -> Result<[Vec<BufferId>; 2], RunError> {
     let mut touched = program.ends(part)?.map(<[BufferId]>::to_vec);
     let Some((at, _)) = program.yield_values() else { return Ok(touched) };
@@ -127,19 +127,19 @@ fn touched(program: &Program, part: Part) -> Result<[Vec<BufferId>; 2], RunError
     let there: FxHashSet<BufferId> = program.inputs.iter().copied().chain(made).collect();
     let used = after[1..].iter().flat_map(|scheduled| scheduled.instruction.reads());
     let wanted = used.chain(program.outputs.iter().copied());
-    // The first part leaves it in the workspace for the second one.
+    // The first part leaves these buffers in the workspace for the second part.
     touched[usize::from(part == Part::Before)].extend(distinct(wanted.filter(|id| there.contains(id))));
     Ok(touched)
 }
 
-/// Runs a program without planes on given inputs (element by element, in the order of [`Program::inputs`]) and
-/// returns its outputs. In [`Mode::Widened`] every 32-bit or narrower float is carried as `f64` throughout.
+/// Runs a program without planes on inputs, given element by element in the order of [`Program::inputs`], and returns
+/// its outputs. [`Mode::Widened`] computes every 32-bit or narrower float as `f64`.
 ///
 /// # Errors
 /// When a guard fails.
 ///
 /// # Panics
-/// When an input has the wrong number of elements, or the program uses planes: mistakes of the caller.
+/// When an input has the wrong number of elements, or the program uses planes: a bug of the caller.
 pub fn evaluate(
     program: &Program,
     mode: Mode,
@@ -164,11 +164,11 @@ struct Run<'a> {
     buffers: Vec<Vec<Scalar>>,
 }
 
-/// One point of a nest.
+/// Point of a nest.
 struct Point<'a> {
     run: &'a Run<'a>,
     nest: &'a Nest,
-    /// What is in the accumulators.
+    /// Values of the accumulators.
     given: &'a [Scalar],
     index: &'a [usize],
     reduced: &'a [Scalar],
@@ -210,7 +210,7 @@ impl Evaluation for Point<'_> {
     }
 }
 
-/// The indices of a box, row-major: along each axis those from the first one on that come before its end.
+/// Iterates over the indices of a box, row-major. Along each axis they start at `first` and stop before `end`.
 fn points(first: Vec<usize>, end: Vec<usize>) -> impl Iterator<Item = Vec<usize>> {
     let start = first.iter().zip(&end).all(|(first, end)| first < end).then(|| first.clone());
     std::iter::successors(start, move |index| {
@@ -226,12 +226,13 @@ fn points(first: Vec<usize>, end: Vec<usize>) -> impl Iterator<Item = Vec<usize>
     })
 }
 
-/// The indices of a space, row-major.
+/// Iterates over the indices of a space, row-major.
 fn all_points(dims: &[usize]) -> impl Iterator<Item = Vec<usize>> {
     points(vec![0; dims.len()], dims.to_vec())
 }
 
-/// The rows of a nest, each as a box: its first index, and where its axes end. The outer axes are those of one index.
+/// Iterates over the rows of a nest as boxes: first index, and exclusive end of each axis. A row has one index along
+/// the outer axes.
 fn rows(nest: &Nest) -> Box<dyn Iterator<Item = [Vec<usize>; 2]> + '_> {
     let point = |index: Vec<usize>| {
         let end = index.iter().map(|at| at + 1).collect();
@@ -269,7 +270,7 @@ impl<'a> Run<'a> {
         Ok(Run { program, mode, scalars, buffers })
     }
 
-    /// `before` is called before each instruction.
+    /// Runs instructions. `before` is called before each instruction.
     fn execute(
         &mut self,
         entry: GradientMode,
@@ -309,7 +310,7 @@ impl<'a> Run<'a> {
         nest: &Nest,
         product: impl Fn(&Run<'_>, &[usize]) -> Option<Scalar>,
     ) -> Result<(), OutOfRange> {
-        // Stores happen after all loads: a store may alias a load through an equal access only, so this cannot differ.
+        // Stores happen after all loads. A store may only alias a load with an equal access, so the result is the same.
         let mut pending: Vec<(usize, usize, Scalar)> = Vec::new();
         let mut regs = Vec::new();
         let evaluate = |index: &[usize], reduced: &[Scalar], needed: &[bool], regs: &mut Vec<Scalar>| {
@@ -334,7 +335,7 @@ impl<'a> Run<'a> {
                 }
                 reduced.push(total);
             }
-            // With an empty inner space only what is stored once per outer point is stored.
+            // With an empty inner space, only stores per outer point are executed.
             for index in std::iter::once(first.clone()).chain(points(first.clone(), end).skip(1)) {
                 let is_stored = |store: &usize| if per_row[*store] { index == first } else { !is_empty };
                 let stored: Vec<usize> = (0..per_row.len()).filter(is_stored).collect();
@@ -356,18 +357,18 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// The type in which sums of values of a type are computed.
+    /// Returns the type of sums of values of type `ty`.
     fn computed(&self, ty: Type) -> Type {
         if ty == Type::F32 && self.mode == Mode::Widened { Type::F64 } else { ty }
     }
 
-    /// What a nest without reductions makes of given values at a point.
+    /// Returns the value of a nest without reductions at a point, with the values `given` in its accumulators.
     fn value(&self, nest: &Nest, index: &[usize], given: &[Scalar]) -> Result<Scalar, OutOfRange> {
         let mut point = Point { run: self, nest, given, index, reduced: &[] };
         Ok(nest.expr.evaluate(self.mode, &mut point)?[0])
     }
 
-    /// An element of an operand, in the type that it is computed in.
+    /// Returns an element of an operand, converted to the type of the computation.
     fn element(&self, operand: &Operand, index: &[usize], [line, element]: [usize; 2], ty: Type) -> Scalar {
         let index: Vec<usize> = index.iter().copied().chain([line, element]).collect();
         self.buffers[operand.buffer.0 as usize][operand.access.position(&index)].convert(ty)
@@ -473,7 +474,7 @@ impl<'a> Run<'a> {
         let a = &a[c.a.access.offset..];
         let mut sums = vec![InnerProduct::new(ty); dims.iter().product()];
         let sizes = |size: fn(&SlidingAxis) -> usize| axes.iter().map(size).collect::<Vec<_>>();
-        // Every product of an input element and a filter element that the definition names, once.
+        // Every product of an input element and a filter element in the definition, once.
         let mut space = vec![batch, groups, channels_in, channels_out];
         space.extend(sizes(|axis| axis.output));
         let cells: Vec<Vec<usize>> = all_points(&sizes(|axis| axis.kernel)).collect();

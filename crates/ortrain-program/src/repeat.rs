@@ -1,7 +1,7 @@
-//! Repetition: a schedule that is run again and again (Loop and Scan of ONNX).
+//! Repetition: a schedule that runs several times (Loop and Scan of ONNX).
 //!
-//! Values that stay the same are put into planes once, where the body's programs find them. A body that is one program
-//! runs on buffers that are made once: an iteration then allocates nothing.
+//! Loop-invariant values are written to planes once, where the programs of the body read them. A body that is a single
+//! program uses buffers that are allocated once: its iterations allocate nothing.
 
 use std::fmt;
 use std::sync::Arc;
@@ -14,71 +14,74 @@ use crate::{
     Bindings, Copied, Delivered, Executable, Memory, Observer, OutOfMemory, Part, RunError, Scalars,
 };
 
-/// An axis along which the values of the iterations lie.
+/// Axis along which the values of the iterations are stacked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ScanAxis {
-    /// The axis; counted from the end if it is negative.
+    /// Axis; a negative axis counts from the end.
     pub axis: i64,
-    /// Whether the value of the first iteration is the last one.
+    /// True if the order is reversed: the first iteration has the last value.
     pub reversed: bool,
 }
 
-/// A result that collects a value of every iteration.
+/// Result that collects a value of every iteration.
 #[derive(Clone, Debug)]
 pub struct Stacked {
-    /// Its name.
+    /// Name.
     pub label: Arc<str>,
-    /// Where the values lie in it.
+    /// Axis and order of the stacked values.
     pub along: ScanAxis,
-    /// The element type, and what is known of the shape of one value: for a run without iterations.
+    /// Element type, and the known sizes of a value, for a run without iterations.
     pub element: (DType, Option<Vec<Option<usize>>>),
 }
 
-/// How often a schedule is repeated.
+/// Iteration count of a repetition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Count {
-    /// Once for each element of the scanned values along their axes.
+    /// One iteration for each element of the scanned values along their axes.
     Scanned,
-    /// While a condition holds. The body is given the number of the iteration first, and its first result is the
-    /// condition for the next one.
+    /// Iterations while a condition holds. The first input of the body is the index of the iteration. The first result
+    /// of the body is the condition of the next iteration.
     While {
-        /// Whether the first input is the largest number of iterations.
+        /// True if the first input is the maximum number of iterations.
         most: bool,
-        /// Whether the next input is the condition for the first iteration.
+        /// True if the next input is the condition of the first iteration.
         condition: bool,
     },
 }
 
-/// A schedule `B` that is repeated. The inputs of its segment are those that [`Count::While`] names, initial values of
-/// what is carried, what is scanned, and values that stay the same. The body takes the number of the iteration (if
-/// there is a condition), what is carried, slices of what is scanned, and those values that stay the same that are not
-/// in planes; it gives the condition, what is carried on, and what is collected. The results are the last carried
-/// values and what was collected.
+/// Repeated schedule `B`.
+///
+/// - Inputs of its segment: limit and initial condition (see [`Count::While`]), initial carried values, scanned values,
+///   loop-invariant values.
+/// - Inputs of the body: index of the iteration (if there is a condition), carried values, slices of the scanned values,
+///   loop-invariant values that are not in planes.
+/// - Results of the body: condition (if there is one), carried values, collected values.
+/// - Results of the segment: last carried values, collected values.
 #[derive(Clone, Debug)]
 pub struct Repeat<B> {
-    /// What is repeated.
+    /// Body.
     pub body: Arc<B>,
-    /// How often.
+    /// Iteration count.
     pub count: Count,
-    /// The names of the values that each iteration hands to the next one.
+    /// Names of the values that each iteration passes to the next one.
     pub carried: Vec<Arc<str>>,
-    /// Values of which each iteration gets a slice.
+    /// Axes of the scanned values. Each iteration receives a slice.
     pub scanned: Vec<ScanAxis>,
     /// Results that collect a value of every iteration.
     pub stacked: Vec<Stacked>,
-    /// The plane in which the body finds the first of the last inputs; the others follow.
+    /// Plane of the first of the last inputs; the others follow.
     pub first_plane: u32,
-    /// How many of the last inputs are found in planes.
+    /// Number of last inputs that the body reads in planes.
     pub in_planes: usize,
-    /// The iterations of surrounding loops that this one is a part of, where these were written out.
+    /// Iteration indices of the unrolled surrounding loops.
     pub positions: Vec<u64>,
 }
 
-/// What seeds of iterations are multiplied with: an odd number without any pattern.
+/// Multiplier for the seeds of iterations: an odd number without a bit pattern.
 pub const SEED_FACTOR: u64 = 0x2545_F491_4F6C_DD1D;
 
-/// The seed of the random numbers of one iteration, by where it lies along the first scanned value (or by its number if
-/// nothing is scanned). `seed` is that of what is around the loop.
+/// Returns the seed of the random numbers of an iteration. The position is the index along the first scanned value, or
+/// the index of the iteration if nothing is scanned. `seed` is the seed outside of the loop.
 #[must_use]
 pub fn iteration_seed(seed: u64, position: u64) -> u64 {
     seed.wrapping_add(position).wrapping_add(1).wrapping_mul(SEED_FACTOR)
@@ -96,25 +99,25 @@ impl<B> fmt::Display for Repeat<B> {
 }
 
 impl ScanAxis {
-    /// Where iteration `index` of `count` lies.
+    /// Returns the position of iteration `index` of `count`.
     fn position(self, index: u64, count: u64) -> u64 {
         if self.reversed { count - 1 - index } else { index }
     }
 
-    /// The axis of so many, counted from the first one; the number that it would have if there is none.
+    /// Returns the axis counted from the first of `rank` axes. The error is the axis if it is out of range.
     fn of_axes(self, rank: usize) -> Result<usize, i64> {
         let axis = if self.axis < 0 { self.axis + rank as i64 } else { self.axis };
         usize::try_from(axis).ok().filter(|&axis| axis < rank).ok_or(axis)
     }
 }
 
-/// A value of which each iteration gets a slice.
+/// Scanned value: each iteration receives a slice.
 struct Source<'a> {
     tensor: &'a Tensor,
     along: ScanAxis,
-    /// Parts of a slice, the number of slices, and the bytes of a part that lies together.
+    /// Number of contiguous parts of a slice, number of slices, and bytes of a part.
     around: (usize, usize, usize),
-    /// The shape of a slice.
+    /// Shape of a slice.
     dims: Vec<usize>,
 }
 
@@ -149,12 +152,12 @@ impl<'a> Source<'a> {
     }
 }
 
-/// A result while it is collected.
+/// Result during collection.
 struct Stack<'a> {
     spec: &'a Stacked,
-    /// The number of iterations, if it is known.
+    /// Number of iterations, if known.
     total: Option<u64>,
-    /// The shape of one value, once there is one; its parts, and the bytes of one that lies together.
+    /// Shape of one value, after the first iteration; then the number of its contiguous parts, and the bytes of a part.
     dims: Option<Vec<usize>>,
     around: (usize, usize),
     data: Vec<u8>,
@@ -166,7 +169,7 @@ impl<'a> Stack<'a> {
         Stack { spec, total, dims: None, around: (0, 0), data: Vec::new(), done: 0 }
     }
 
-    /// Makes room for the value of the next iteration: for all at once, if it is known how many there will be.
+    /// Reserves memory for the value of the next iteration, or for all iterations at once if their number is known.
     fn make_room(
         &mut self,
         node: &str,
@@ -207,10 +210,10 @@ impl<'a> Stack<'a> {
         Ok(())
     }
 
-    /// Puts the value of the next iteration into the room that was made.
+    /// Writes the value of the next iteration into the reserved memory.
     fn push(&mut self, value: Delivered<'_>) -> Result<(), RunError> {
         let (outer, part) = self.around;
-        // Where the end is not known, it grows along the first axis.
+        // With an unknown number of iterations, the result grows along the first axis.
         let count = self.total.unwrap_or(self.done + 1);
         let at = self.total.map_or(self.done, |total| self.spec.along.position(self.done, total));
         for k in 0..outer {
@@ -225,7 +228,7 @@ impl<'a> Stack<'a> {
         let Stacked { label, along, element: (dtype, known) } = self.spec;
         let mut whole = match (self.dims, known) {
             (Some(dims), _) => dims,
-            // As other runtimes do: what nobody knows is empty.
+            // Unknown sizes are zero, as in other runtimes.
             (None, Some(dims)) => dims.iter().map(|size| size.unwrap_or(0)).collect(),
             (None, None) => {
                 return Err(format!(
@@ -238,12 +241,12 @@ impl<'a> Stack<'a> {
     }
 }
 
-/// A tensor of elements that were put together here.
+/// Creates a tensor from collected elements.
 fn tensor(dtype: DType, dims: Vec<usize>, bytes: Vec<u8>) -> Result<Tensor, String> {
     Tensor::new(dtype, dims, bytes.into()).map_err(|error| error.to_string())
 }
 
-/// A condition, or the sentence that says why the tensor is none.
+/// Returns the value of a condition, or a sentence about the fault of the tensor.
 pub(crate) fn flag(tensor: &Tensor) -> Result<bool, String> {
     match tensor.data().first() {
         Some(&byte) if tensor.dtype() == DType::Bool && tensor.len() == 1 => Ok(byte != 0),
@@ -251,24 +254,24 @@ pub(crate) fn flag(tensor: &Tensor) -> Result<bool, String> {
     }
 }
 
-/// A schedule that is ready to be run again and again.
+/// Prepared schedule that can run several times.
 pub(crate) trait Repeated {
-    /// The only program, ready to run, if the schedule is one program and nothing else.
+    /// Returns the executable, if the schedule is a single program.
     fn single(&self) -> Option<&dyn Executable>;
 
     /// Runs on tensors, one for each input of the schedule.
     fn run_tensors(&self, turn: &mut RunContext<'_, '_>, given: Vec<Tensor>)
     -> Result<Vec<Tensor>, RunError>;
 
-    /// The name of an input, and its type and shape if they are known.
+    /// Returns the name of an input, and its type and shape if known.
     fn input(&self, k: usize) -> (&str, Option<&(DType, Vec<usize>)>);
 
-    /// The type and the shape of an output, if they are known.
+    /// Returns the type and the shape of an output, if known.
     fn output_type(&self, k: usize) -> Option<&(DType, Vec<usize>)>;
 }
 
 impl<B> Repeat<B> {
-    /// Runs it.
+    /// Runs the repetition.
     pub(crate) fn run(
         &self,
         label: &str,
@@ -276,7 +279,7 @@ impl<B> Repeat<B> {
         turn: &mut RunContext<'_, '_>,
         inputs: &[Tensor],
     ) -> Result<Vec<Tensor>, RunError> {
-        // The values that stay the same get planes of their own beside those of the state.
+        // Loop-invariant values get their own planes after the planes of the state.
         let (inputs, fixed) = inputs.split_at(inputs.len() - self.in_planes);
         let bytes: usize = fixed.iter().map(|tensor| tensor.data().len()).sum();
         turn.work.check_between(turn.between.saturating_add(bytes))?;
@@ -302,7 +305,7 @@ impl<B> Repeat<B> {
         self.iterations(label, body, inputs).map_err(RunError::about(label))?.run(&mut inner)
     }
 
-    /// What is given, sorted.
+    /// Sorts the inputs into the parts of the repetition.
     fn iterations<'a>(
         &'a self,
         label: &'a str,
@@ -342,26 +345,26 @@ impl<B> Repeat<B> {
     }
 }
 
-/// The iterations of a repetition, and what they are given.
+/// Iterations of a repetition, and their inputs.
 struct Iterations<'a> {
     label: &'a str,
     body: &'a dyn Repeated,
-    /// How many numbers of iterations the body is given, and conditions it gives: one of both, or none.
+    /// Number of iteration-index inputs, and of condition results, of the body: 1 or 0.
     lead: usize,
-    /// Whether the condition holds, and how many iterations there are at most.
+    /// True if the condition holds; then the maximum number of iterations.
     holds: bool,
     most: u64,
-    /// What each iteration hands to the next one: names, and first values.
+    /// Values that each iteration passes to the next one: names, and initial values.
     names: &'a [Arc<str>],
     carried: Vec<&'a Tensor>,
     scanned: Vec<Source<'a>>,
-    /// What stays the same.
+    /// Loop-invariant inputs.
     passed: Vec<&'a Tensor>,
     stacks: Vec<Stack<'a>>,
 }
 
 impl Iterations<'_> {
-    /// The results.
+    /// Runs all iterations and returns the results.
     fn run(mut self, turn: &mut RunContext<'_, '_>) -> Result<Vec<Tensor>, RunError> {
         let says = RunError::about(self.label);
         let mut results = match self.body.single() {
@@ -385,7 +388,7 @@ impl Iterations<'_> {
         Ok(results)
     }
 
-    /// Runs iterations, as long as there is a next one.
+    /// Runs iterations until the condition fails or the maximum is reached.
     fn repeat(
         &mut self,
         turn: &mut RunContext<'_, '_>,
@@ -405,7 +408,8 @@ impl Iterations<'_> {
         Ok(())
     }
 
-    /// Buffers for the inputs of a body that is one program, what is carried and what stays the same in them.
+    /// Returns buffers for the inputs of a body that is a single program. Carried and loop-invariant values are already
+    /// written.
     fn buffers(&self, executable: &dyn Executable) -> Result<Vec<Vec<u8>>, String> {
         let Iterations { lead, carried, scanned, passed, .. } = self;
         let mut buffers = vec![vec![0; size_of::<u64>()]; *lead];
@@ -429,7 +433,7 @@ impl Iterations<'_> {
         Ok(buffers)
     }
 
-    /// An iteration of a body that is one program.
+    /// Runs an iteration of a body that is a single program.
     fn run_program(
         &mut self,
         turn: &mut RunContext<'_, '_>,
@@ -468,7 +472,7 @@ impl Iterations<'_> {
         Ok(())
     }
 
-    /// An iteration of any body.
+    /// Runs an iteration of any other body.
     fn run_body(
         &mut self,
         turn: &mut RunContext<'_, '_>,

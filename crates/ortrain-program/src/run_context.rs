@@ -1,4 +1,4 @@
-//! One run of a schedule, and what it delivers.
+//! Context of a run of a schedule, and its results.
 
 use std::time::Instant;
 
@@ -9,42 +9,42 @@ use crate::{
     Part, Place, Program, RunError, Scalars, Workspace,
 };
 
-/// Bytes of an input that are copied between two questions whether the run goes on.
+/// Bytes of an input that are copied between two checks for an interrupt.
 const COPIED_AT_ONCE: usize = 32 << 20;
 
-/// Bytes that are copied at once from memory to memory.
+/// Bytes of a copy between two memories per chunk.
 const PIECE: usize = 4 << 10;
 
-/// A result of a run, to be copied out before the next one.
+/// Result of a run, which must be copied before the next run.
 #[derive(Clone, Copy, Debug)]
 pub enum Delivered<'a> {
-    /// Bytes of the arena or of a plane, from an offset on.
+    /// Bytes of the arena or of a plane, from an offset.
     Memory(&'a Memory, usize),
     /// A tensor.
     Tensor(&'a Tensor),
 }
 
 impl Delivered<'_> {
-    /// Copies the elements; `bytes` has their length.
+    /// Copies the elements into `bytes`, which has their length.
     ///
     /// # Errors
-    /// When they lie on a device, and that fails.
+    /// When the elements are on a device, and the device fails.
     pub fn copy_to(&self, bytes: &mut [u8]) -> Result<(), DeviceError> {
         self.copy_part(0, bytes)
     }
 
-    /// Copies the elements, so many bytes, to the beginning of a memory that others may read and write.
+    /// Copies the elements (`bytes` bytes) to the beginning of a memory that is possibly shared.
     ///
     /// # Errors
-    /// When one of both lies on a device, and that fails.
+    /// When one of the memories is on a device, and the device fails.
     ///
     /// # Panics
-    /// When they do not fit, or nobody may write there.
+    /// When the elements do not fit, or the memory is read-only.
     pub fn write_to(&self, memory: &Memory, bytes: usize) -> Result<(), DeviceError> {
         match self {
             Delivered::Tensor(tensor) => memory.write(0, &tensor.data()[..bytes]),
             Delivered::Memory(..) => {
-                // In pieces that stay in a cache: no Rust reference into either memory exists.
+                // Chunks fit into a cache. No Rust reference to either memory exists.
                 let mut piece = [0; PIECE];
                 for from in (0..bytes).step_by(PIECE) {
                     let piece = &mut piece[..PIECE.min(bytes - from)];
@@ -56,23 +56,23 @@ impl Delivered<'_> {
         }
     }
 
-    /// A copy of the elements as a tensor of this process.
+    /// Copies the elements to a tensor in host memory.
     ///
     /// # Errors
-    /// When they lie on a device, and that fails.
+    /// When the elements are on a device, and the device fails.
     ///
     /// # Panics
-    /// When the elements are not those of the shape: a result comes with its own.
+    /// When the number of elements differs from the shape. Results are delivered with their shape.
     pub fn to_tensor(&self, dtype: DType, dims: &[usize]) -> Result<Tensor, DeviceError> {
         let mut bytes = vec![0; dims.iter().product::<usize>() * dtype.size()];
         self.copy_to(&mut bytes)?;
         Ok(Tensor::new(dtype, dims.to_vec(), bytes.into()).expect("the bytes are those of the shape"))
     }
 
-    /// A copy of the elements, so many bytes, that stays where they are: on a device nobody waits for it.
+    /// Copies the elements (`bytes` bytes) within their memory; a copy on a device is asynchronous.
     ///
     /// # Errors
-    /// When there is no memory for it, or the device fails.
+    /// When memory for the copy is not available, or the device fails.
     pub fn copy(&self, bytes: usize) -> Result<Memory, AllocationError> {
         match self {
             Delivered::Memory(memory, offset) => memory.copy(*offset, bytes),
@@ -84,13 +84,13 @@ impl Delivered<'_> {
         }
     }
 
-    /// True if the elements lie on a device, so that to read them is to wait for it.
+    /// Returns true if the elements are on a device, so that a read waits for the device.
     #[must_use]
     pub fn is_on_device(&self) -> bool {
         matches!(self, Delivered::Memory(memory, _) if memory.host().is_none())
     }
 
-    /// Copies some of the bytes of the elements, from the given one on.
+    /// Copies part of the elements, from byte `from`.
     pub(crate) fn copy_part(&self, from: usize, bytes: &mut [u8]) -> Result<(), DeviceError> {
         match self {
             Delivered::Memory(memory, offset) => memory.read(offset + from, bytes),
@@ -102,7 +102,7 @@ impl Delivered<'_> {
     }
 }
 
-/// One run of a schedule: what it runs on.
+/// Context of a run of a schedule: planes, workspace, gradient mode, scalars and observer.
 pub struct RunContext<'a, 'o> {
     pub(crate) bindings: &'a Bindings<'a>,
     pub(crate) work: &'a mut Workspace,
@@ -114,7 +114,7 @@ pub struct RunContext<'a, 'o> {
 }
 
 impl<'a, 'o> RunContext<'a, 'o> {
-    /// A run of an entry on planes, in the memory of a workspace.
+    /// Creates the context of a run in a gradient mode, with planes and a workspace.
     pub fn new(
         bindings: &'a Bindings<'a>,
         work: &'a mut Workspace,
@@ -124,13 +124,13 @@ impl<'a, 'o> RunContext<'a, 'o> {
         RunContext { bindings, work, entry, scalars, observer: None, between: 0 }
     }
 
-    /// The same, and an observer is told of everything that it does.
+    /// Adds an observer, which is notified of every operation of the run.
     #[must_use]
     pub fn observed(self, observer: Option<&'o mut dyn Observer>) -> RunContext<'a, 'o> {
         RunContext { observer, ..self }
     }
 
-    /// Runs something that is put back if it is broken off.
+    /// Runs a closure and restores the state if the closure fails.
     pub(crate) fn guarded<T>(
         &mut self,
         run: impl FnOnce(&mut Self) -> Result<T, RunError>,
@@ -151,7 +151,7 @@ impl<'a, 'o> RunContext<'a, 'o> {
         }
     }
 
-    /// Runs a part of a program on the elements of what it takes; what it makes is in the arena.
+    /// Runs a part of a program on the bytes of its inputs. The results are in the arena afterwards.
     pub(crate) fn run<'v>(
         &mut self,
         executable: &dyn Executable,
@@ -160,11 +160,11 @@ impl<'a, 'o> RunContext<'a, 'o> {
     ) -> Result<(), RunError> {
         let program = executable.program();
         let [takes, _] = program.ends(part)?;
-        // The second part finds in the workspace what the first one left there.
+        // The second part reads values that the first part left in the workspace.
         if part != Part::After {
             self.work.prepare(program, executable.scratch_bytes(), self.between)?;
         }
-        // Those of a run that ended before it began are of no use any more.
+        // Inputs saved by a run that failed before its start are stale.
         self.work.kept.clear();
         let start = self.start();
         let mut copied = 0;
@@ -173,7 +173,8 @@ impl<'a, 'o> RunContext<'a, 'o> {
                 self.work.kept.push((id, bytes.to_vec()));
             }
             if let Place::Work(offset) = program.buffer(id).place {
-                // The first writes to memory take seconds for gigabytes.
+                // The first writes to fresh memory take seconds for gigabytes, so interrupts are checked between
+                // chunks.
                 for (number, piece) in bytes.chunks(COPIED_AT_ONCE).enumerate() {
                     if number > 0 {
                         self.work.watch.check(u32::MAX)?;
@@ -184,12 +185,12 @@ impl<'a, 'o> RunContext<'a, 'o> {
             }
         }
         self.copied(Copied::Inputs, copied, start);
-        // A new reference for each program: the observer stays for the next one.
+        // Reborrow: the next program needs the observer again.
         let observer = self.observer.as_mut().map(|observer| &mut **observer as &mut dyn Observer);
         executable.run_observed(self.bindings, self.work, self.entry, part, self.scalars, observer)
     }
 
-    /// A result of a program after a run, where it lies.
+    /// Returns a result of a program after a run, without a copy.
     pub(crate) fn result<'m>(&'m self, program: &'m Program, id: BufferId) -> Delivered<'m> {
         match program.buffer(id).place {
             Place::Work(offset) => Delivered::Memory(self.work.arena(), offset),
@@ -198,7 +199,7 @@ impl<'a, 'o> RunContext<'a, 'o> {
         }
     }
 
-    /// Runs a program on tensors.
+    /// Runs a program on tensors and returns its results as tensors.
     pub(crate) fn tensors(
         &mut self,
         executable: &dyn Executable,

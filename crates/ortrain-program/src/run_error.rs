@@ -1,4 +1,4 @@
-//! Why a run fails.
+//! Errors of runs.
 
 use std::fmt;
 
@@ -7,23 +7,23 @@ use ortrain_expr::{DType, OutOfRange, index_of};
 use crate::scheduled::ScheduledInstruction;
 use crate::{AllocationError, DeviceError, OutOfMemory};
 
-/// What a run takes, in bytes.
+/// Memory requirement of a run, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemoryNeed {
     /// Parameters and gradients.
     pub held: usize,
     /// Constants of the program.
     pub constants: usize,
-    /// The work arena: inputs, values, outputs.
+    /// Work arena: inputs, values, outputs.
     pub work: usize,
-    /// What kernels use while they run.
+    /// Temporary memory of kernels.
     pub scratch: usize,
-    /// Values that pass between the segments of a schedule.
+    /// Values between the segments of a schedule.
     pub between: usize,
 }
 
 impl MemoryNeed {
-    /// All of it.
+    /// Returns the sum of all parts.
     #[must_use]
     pub fn total(&self) -> usize {
         let parts = [self.held, self.constants, self.work, self.scratch, self.between];
@@ -31,32 +31,32 @@ impl MemoryNeed {
     }
 }
 
-/// A buffer, as an error names it.
+/// Buffer in an error message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LargeBuffer {
-    /// The value.
+    /// Value.
     pub label: String,
-    /// The element type.
+    /// Element type.
     pub dtype: DType,
-    /// The number of elements.
+    /// Number of elements.
     pub elements: usize,
-    /// The size.
+    /// Size in bytes.
     pub bytes: usize,
 }
 
-/// A run that would take more memory than it may.
+/// Run that would exceed the memory limit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OverLimit {
-    /// The most that it may take.
+    /// Memory limit in bytes.
     pub limit: usize,
-    /// What it would take.
+    /// Memory requirement of the run.
     pub need: MemoryNeed,
-    /// Its largest buffers, the largest first.
+    /// Largest buffers, in descending order.
     pub largest: Vec<LargeBuffer>,
 }
 
 impl OverLimit {
-    /// What it takes, a limit that is enough, and the largest buffers, without what helps.
+    /// Describes the requirement, the limit, and the largest buffers, without advice.
     #[must_use]
     pub fn describe(&self) -> String {
         let MemoryNeed { held, constants, work, scratch, between } = self.need;
@@ -97,7 +97,7 @@ impl fmt::Display for OverLimit {
     }
 }
 
-/// Where an index stands, as part of a sentence.
+/// Formats the position of an index as part of a sentence.
 #[must_use]
 pub fn place(at: &[usize]) -> String {
     match at {
@@ -107,113 +107,113 @@ pub fn place(at: &[usize]) -> String {
     }
 }
 
-/// Why a run failed. Nothing was committed: state is as it was before the run.
+/// Error of a run. A failed run commits nothing: the state equals the state before the run.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RunError {
-    /// An index outside its range: a class label, a row of an embedding.
+    /// Index out of range: for example a class label, or a row of an embedding.
     #[error("{node}: index {index}{} is out of range for {bound} entries (0 to {})", place(.at), .bound - 1)]
     IndexOutOfRange {
-        /// The node.
+        /// Node.
         node: String,
-        /// The position of the index in the tensor of indices, by axis.
+        /// Position of the index in the index tensor, by axis.
         at: Vec<usize>,
-        /// The index.
+        /// Index.
         index: i64,
-        /// The number of entries.
+        /// Number of entries.
         bound: i64,
     },
-    /// A plane is smaller than the program needs, or absent.
+    /// A plane is missing or smaller than the program needs.
     #[error("plane {plane} has {found} bytes but the program needs {needed}")]
     Plane {
-        /// The plane.
+        /// Plane.
         plane: u32,
-        /// Bytes needed.
+        /// Required bytes.
         needed: usize,
-        /// Bytes there are.
+        /// Available bytes.
         found: usize,
     },
-    /// A plane that the program writes is memory that was lent for reading.
+    /// The program writes a plane in borrowed read-only memory.
     #[error("plane {plane} is written, but it lies in memory that is read-only")]
     ReadOnly {
-        /// The plane.
+        /// Plane.
         plane: u32,
     },
-    /// A plane that was lent starts where its elements cannot be reached.
+    /// A borrowed plane starts at an address that does not align its elements.
     #[error("plane {plane} lies at an address that is no multiple of the size of its elements")]
     Unaligned {
-        /// The plane.
+        /// Plane.
         plane: u32,
     },
-    /// The memory that the plan asks for is not there.
+    /// The memory of the plan is not available.
     #[error("the step needs more memory than there is: {0}; a smaller batch needs less")]
     Memory(AllocationError),
     /// The device of planes and values failed.
     #[error(transparent)]
     Device(#[from] DeviceError),
-    /// The plan asks for more memory than the run may take. Nothing was allocated.
+    /// The plan exceeds the memory limit of the run. Nothing was allocated.
     #[error("{0}")]
     OverLimit(Box<OverLimit>),
     /// A host function failed.
     #[error("{node}: {message}")]
     Host {
-        /// The node.
+        /// Node.
         node: String,
-        /// What went wrong.
+        /// Message of the function.
         message: String,
     },
-    /// A loop that did not end.
+    /// A loop exceeded the iteration limit.
     #[error(
         "{node}: it still runs after {limit} iterations, which is iteration_limit; if it is not endless, raise the limit"
     )]
     Iterations {
-        /// The node.
+        /// Node.
         node: String,
-        /// The limit.
+        /// Limit.
         limit: u64,
     },
-    /// A value in a loop that grows from iteration to iteration.
+    /// A value in a loop grows from iteration to iteration beyond the limit.
     #[error(
         "{node}: iteration {iteration} makes {value:?} {bytes} bytes large, and it grows from iteration to iteration; \
          {most} bytes are the most without a limit; if it is to be as large, set memory_limit"
     )]
     Growing {
-        /// The node.
+        /// Node.
         node: String,
-        /// The value.
+        /// Value.
         value: String,
-        /// The iteration, counted from zero.
+        /// Index of the iteration, from zero.
         iteration: u64,
-        /// What the value takes.
+        /// Bytes of the value.
         bytes: usize,
-        /// What it may take.
+        /// Maximum bytes of the value.
         most: usize,
     },
-    /// Somebody asked for its end.
+    /// The caller interrupted the run.
     #[error("the run was interrupted; nothing has changed")]
     Interrupted,
-    /// A branch was taken that cannot be run.
+    /// A run takes a branch that is invalid for its inputs.
     #[error("{node} takes its {branch}, which cannot be run on these inputs: {message}")]
     Branch {
-        /// The node.
+        /// Node.
         node: String,
-        /// The branch.
+        /// Branch.
         branch: &'static str,
-        /// What is wrong with it.
+        /// Fault of the branch.
         message: String,
     },
-    /// A program could not be specialised when its shapes became known.
+    /// A program could not be specialised for the shapes of its inputs.
     #[error("{0}")]
     Specialise(String),
-    /// A run as a whole of what is run in two parts.
+    /// A schedule with a yield was run as a whole.
     #[error(
         "{node} hands over to the caller, who runs the model forward and then backward; it cannot be run as a whole"
     )]
     Yield {
-        /// The node.
+        /// Node.
         node: String,
     },
-    /// A run in two parts of what has one.
+    /// A schedule without a yield was run in two parts.
     #[error(
         "nothing in the model hands over to the caller, so that it cannot be run forward and then backward"
     )]
@@ -221,12 +221,12 @@ pub enum RunError {
 }
 
 impl RunError {
-    /// Makes errors of sentences about a node that runs on the host.
+    /// Returns a function that turns messages of a host node into errors.
     pub(crate) fn about(node: &str) -> impl Fn(String) -> RunError + '_ {
         move |message| RunError::Host { node: node.to_owned(), message }
     }
 
-    /// What a guard of an instruction that failed is to the user.
+    /// Converts a failed guard of an instruction into an error.
     #[must_use]
     pub fn out_of_range(scheduled: &ScheduledInstruction, failure: OutOfRange) -> RunError {
         let dims = scheduled.instruction.nest().map_or(&[][..], |nest| nest.dims.as_slice());
@@ -237,7 +237,7 @@ impl RunError {
 }
 
 impl From<AllocationError> for RunError {
-    /// A device that failed is no lack of memory.
+    /// Converts the error. The failure of a device is not a lack of memory.
     fn from(error: AllocationError) -> RunError {
         match error {
             AllocationError::Device(failed) => RunError::Device(failed),

@@ -1,4 +1,4 @@
-//! Schedules: programs, host functions and control flow, in order, and what runs them.
+//! Schedules (programs, host functions and control flow, in order) and their executor.
 
 use std::fmt;
 use std::ops::Range;
@@ -16,56 +16,56 @@ use crate::{
     RunError, UnsupportedOnBackend, Workspace, Yield,
 };
 
-/// What a segment takes beside its instructions: copies, shapes, a call.
+/// Work of a segment besides its instructions: copies, shapes, a call.
 const SEGMENT_TICKS: u32 = 64;
 
-/// A value that passes between segments.
+/// Index of a value that passes between segments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SlotId(pub u32);
 
-/// Where a value lies in a plane.
+/// Location of a value in a plane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PlanePlace {
-    /// The plane.
+    /// Plane.
     pub plane: PlaneId,
-    /// The first byte.
+    /// Offset of the first byte.
     pub offset: usize,
 }
 
-/// What is known of a slot before a run.
+/// Properties of a slot that are known before a run.
 #[derive(Clone, Debug)]
 pub struct SlotSpec {
-    /// The name of the value.
+    /// Name of the value.
     pub label: Arc<str>,
-    /// Element type and shape, if they are known already.
+    /// Element type and shape, if known before the run.
     pub ty: Option<(DType, Vec<usize>)>,
-    /// Its place, if it is part of the state. Programs reach it there by themselves.
+    /// Location of a value that belongs to the state. Programs access the value there directly.
     pub plane: Option<PlanePlace>,
 }
 
-/// A function that runs on the host, for what has no instruction: its results' shapes depend on values.
+/// Function that runs on the host, for an operator without an instruction: the shapes of its results depend on values.
 pub trait HostFunction: Send + Sync + fmt::Debug {
-    /// The results.
+    /// Computes the results.
     ///
     /// # Errors
-    /// A sentence saying what is wrong with the inputs.
+    /// A sentence about the fault of the inputs.
     fn call(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>, String>;
 }
 
-/// Makes a schedule when the shapes of its inputs (and the values of those that reach a shape) are known.
+/// Factory of schedules that depend on the shapes of their inputs, and on the values of inputs that determine a shape.
 pub trait Specialise: Send + Sync + fmt::Debug {
-    /// The schedule for these inputs, from a cache where possible. It is one program as a rule; with sizes that are known
-    /// now, an operator may be a function on the host instead.
+    /// Returns the schedule for these inputs, from a cache if possible. The schedule is usually a single program. With
+    /// known sizes, an operator can also become a host function.
     ///
     /// # Errors
-    /// A sentence saying why there is none.
+    /// A sentence about the reason.
     fn specialise(&self, inputs: &[Tensor]) -> Result<Arc<Specialised>, String>;
 
-    /// What it will be made of, for dumps.
+    /// Describes the source of the schedules, for dumps.
     fn describe(&self) -> String;
 }
 
-/// A schedule for the shapes that it was made for, and what runs it: made ready by the first run, and kept with it.
+/// Schedule for particular shapes, with its executor, which the first run prepares and caches.
 #[derive(Debug)]
 pub struct Specialised {
     schedule: Arc<Schedule>,
@@ -73,29 +73,28 @@ pub struct Specialised {
 }
 
 impl Specialised {
-    /// A schedule that nothing runs yet.
+    /// Creates the schedule without an executor.
     #[must_use]
     pub fn new(schedule: Schedule) -> Specialised {
         Specialised { schedule: Arc::new(schedule), runner: OnceLock::new() }
     }
 
-    /// The schedule.
+    /// Returns the schedule.
     #[must_use]
     pub fn schedule(&self) -> &Arc<Schedule> {
         &self.schedule
     }
 
-    /// What runs it, if it was made ready.
+    /// Returns the cached executor, if the schedule was prepared.
     #[must_use]
     pub fn ready(&self) -> Option<&Arc<ScheduleExecutor>> {
         self.runner.get()
     }
 
-    /// What runs it on a backend: that which is kept, or what `make` makes. A runner of another backend than the first one is
-    /// not kept.
+    /// Returns the cached executor, or the one that `make` builds. Only executors of the first backend are cached.
     ///
     /// # Errors
-    /// Those of `make`.
+    /// The errors of `make`.
     pub fn executor<E>(
         &self,
         backend: &Arc<dyn Backend>,
@@ -107,7 +106,7 @@ impl Specialised {
             return Ok(runner.clone());
         }
         let made = Arc::new(make(self.schedule.clone())?);
-        // Another thread may have been quicker: its runner is as good.
+        // If another thread was faster, its executor stays cached.
         let _ = self.runner.set(made.clone());
         Ok(made)
     }
@@ -121,28 +120,27 @@ impl std::ops::Deref for Specialised {
     }
 }
 
-/// A segment with the values it takes and makes.
+/// Segment with its input and output values.
 #[derive(Clone, Debug)]
 pub struct SegmentNode {
-    /// Values it needs, other than those in planes.
+    /// Input values, except values in planes.
     pub inputs: Vec<SlotId>,
-    /// Values it makes.
+    /// Output values.
     pub outputs: Vec<SlotId>,
-    /// What it does.
+    /// Segment.
     pub segment: Segment,
 }
 
-/// Makes the schedule of a branch.
+/// Source of the schedule of a branch.
 pub trait BranchSource: Send + Sync + fmt::Debug {
-    /// The schedule.
+    /// Builds the schedule.
     ///
     /// # Errors
-    /// A sentence saying why there is none.
+    /// A sentence about the reason.
     fn schedule(&self) -> Result<Schedule, String>;
 }
 
-/// The schedule of a branch, made when it is asked for first: a branch that is never taken may contradict the shapes at
-/// hand.
+/// Lazily built schedule of a branch. An unused branch may contradict the current shapes.
 #[derive(Debug)]
 pub struct Branch {
     source: Box<dyn BranchSource>,
@@ -150,85 +148,85 @@ pub struct Branch {
 }
 
 impl Branch {
-    /// A branch whose schedule is not made yet.
+    /// Creates a branch without a built schedule.
     #[must_use]
     pub fn new(source: Box<dyn BranchSource>) -> Branch {
         Branch { source, made: OnceLock::new() }
     }
 
-    /// The schedule, made now if it was not made before.
+    /// Returns the schedule, and builds it on the first call.
     ///
     /// # Errors
-    /// The sentence of the branch's source.
+    /// The message of the branch's source.
     pub fn schedule(&self) -> Result<&Arc<Schedule>, String> {
         self.made.get_or_init(|| self.source.schedule().map(Arc::new)).as_ref().map_err(Clone::clone)
     }
 
-    /// The schedule, if it was made before.
+    /// Returns the schedule, if it is built.
     #[must_use]
     pub fn made(&self) -> Option<&Arc<Schedule>> {
         self.made.get().and_then(|made| made.as_ref().ok())
     }
 }
 
-/// The two schedules of an `If`. Their inputs are those of the segment after the condition.
+/// Branches of an `If`. Their inputs are the inputs of the segment after the condition.
 #[derive(Clone, Debug)]
 pub struct Branches {
-    /// Runs if the condition holds.
+    /// Branch for a true condition.
     pub then_branch: Arc<Branch>,
-    /// Runs if not.
+    /// Branch for a false condition.
     pub else_branch: Arc<Branch>,
 }
 
 impl Branches {
-    /// Both, with the names of the attributes that hold them.
+    /// Returns both branches, with the names of their attributes.
     #[must_use]
     pub fn both(&self) -> [(&'static str, &Branch); 2] {
         [("then_branch", &self.then_branch), ("else_branch", &self.else_branch)]
     }
 }
 
-/// A schedule that is repeated.
+/// Repeated schedule: the body of a loop or scan.
 pub type Repeat = repeat::Repeat<Schedule>;
 
-/// A part of a schedule.
+/// Segment of a schedule.
 #[derive(Clone, Debug)]
 pub enum Segment {
-    /// Instructions on the backend, specialised already; with the shapes of their results.
+    /// Program with known shapes, and the shapes of its results.
     Program(Arc<Program>, Vec<Vec<usize>>),
-    /// Instructions that are specialised when they are reached: their shapes depend on values computed before.
+    /// Program with shapes that depend on computed values. It is specialised when the run reaches it.
     Deferred(Arc<dyn Specialise>),
-    /// A function on the host, with the node it came from.
+    /// Host function, with its node.
     Host(Arc<dyn HostFunction>, Arc<str>),
-    /// One of two schedules, by the first input (a `bool`); with the node it came from.
+    /// One of two schedules, chosen by the first input (a `bool`); with its node.
     If(Branches, Arc<str>),
-    /// A schedule that is run again and again; with the node it came from.
+    /// Repeated schedule, with its node.
     Repeat(Box<Repeat>, Arc<str>),
-    /// The caller takes over: it is given the inputs and hands the outputs in. With the node it came from.
+    /// Yield to the caller, who receives the inputs and supplies the outputs; with its node.
     Yield(Arc<str>),
 }
 
-/// The values that change hands where the caller of a schedule takes over: in a [`Segment::Yield`], or in the middle of
-/// its only program, by an instruction.
+/// Values that a schedule exchanges with its caller: in a [`Segment::Yield`], or in the yield instruction of its only
+/// program.
 pub type Handed = Yield<SlotId>;
 
 /// Segments in order, and the values that pass between them.
 #[derive(Clone, Debug, Default)]
 pub struct Schedule {
-    /// The values.
+    /// Values.
     pub slots: Vec<SlotSpec>,
-    /// The segments.
+    /// Segments.
     pub segments: Vec<SegmentNode>,
-    /// Values given from outside, in order.
+    /// Input values, in order.
     pub inputs: Vec<SlotId>,
-    /// Results, in order.
+    /// Output values, in order.
     pub outputs: Vec<SlotId>,
-    /// What changes hands in the middle of a run, if anything does.
+    /// Values that are exchanged with the caller in the middle of a run, if the schedule has a yield.
     pub handed: Option<Handed>,
 }
 
 impl Schedule {
-    /// The only program, if the schedule is one program and nothing else.
+    /// Returns the program, if the schedule consists of a single program.
     #[must_use]
     pub fn single(&self) -> Option<&Arc<Program>> {
         match self.segments.as_slice() {
@@ -241,13 +239,13 @@ impl Schedule {
         }
     }
 
-    /// The largest arena that any program known so far needs, in bytes.
+    /// Returns the largest arena size of the known programs, in bytes.
     #[must_use]
     pub fn work_bytes(&self) -> usize {
         self.programs().iter().map(|program| program.work_bytes).max().unwrap_or(0)
     }
 
-    /// The programs that are known already, those of bodies and of branches that were made among them.
+    /// Returns the known programs, including programs of loop bodies and of built branches.
     #[must_use]
     pub fn programs(&self) -> Vec<&Arc<Program>> {
         let mut programs = Vec::new();
@@ -308,19 +306,19 @@ impl fmt::Display for Branches {
     }
 }
 
-/// Writes the lines of what is inside of something else.
+/// Writes the indented lines of a nested description.
 fn write_inside(f: &mut fmt::Formatter<'_>, text: &str) -> fmt::Result {
     text.lines().try_for_each(|line| writeln!(f, "  {line}"))
 }
 
-/// A value given to a run: element type, shape and little-endian bytes.
+/// Input of a run: element type, shape and little-endian bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct Given<'a> {
-    /// The element type.
+    /// Element type.
     pub dtype: DType,
-    /// The shape.
+    /// Shape.
     pub dims: &'a [usize],
-    /// The elements, row-major.
+    /// Elements, row-major.
     pub bytes: &'a [u8],
 }
 
@@ -330,27 +328,27 @@ impl<'a> From<&'a Tensor> for Given<'a> {
     }
 }
 
-/// Takes the results of a run: position, element type, shape, elements. An error of its ends the run.
+/// Callback that receives a result of a run: index, element type, shape, elements. An error ends the run.
 pub type Deliver<'a> = dyn FnMut(usize, DType, &[usize], Delivered<'_>) -> Result<(), DeviceError> + 'a;
 
-/// What a run keeps while its caller has taken over: see [`ScheduleExecutor::run_before`].
+/// State of a run between its forward and backward part: see [`ScheduleExecutor::run_before`].
 #[derive(Debug, Default)]
 pub struct ForwardState {
-    /// The values between segments. Those of a single program lie in the workspace.
+    /// Values between segments. A single program stores its values in the workspace.
     values: Vec<Option<Tensor>>,
-    /// Their bytes.
+    /// Bytes of the values.
     between: usize,
 }
 
 impl ForwardState {
-    /// Bytes of the values that it keeps outside of the workspace.
+    /// Returns the bytes of the values outside of the workspace.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.between
     }
 }
 
-/// The given values as tensors.
+/// Copies the inputs to tensors.
 fn tensors_of(given: &[Given<'_>]) -> Vec<Tensor> {
     let tensor = |value: &Given<'_>| {
         let data = value.bytes.to_vec().into();
@@ -359,12 +357,12 @@ fn tensors_of(given: &[Given<'_>]) -> Vec<Tensor> {
     given.iter().map(tensor).collect()
 }
 
-/// The bytes of the elements of tensors.
+/// Returns the total bytes of the tensors.
 fn bytes_of(tensors: &[Tensor]) -> usize {
     tensors.iter().map(|tensor| tensor.data().len()).sum()
 }
 
-/// Hands tensors to the caller.
+/// Delivers tensors to the caller.
 fn deliver_all(results: &[Tensor], deliver: &mut Deliver<'_>) -> Result<(), RunError> {
     for (k, tensor) in results.iter().enumerate() {
         deliver(k, tensor.dtype(), tensor.dims(), Delivered::Tensor(tensor))?;
@@ -372,14 +370,15 @@ fn deliver_all(results: &[Tensor], deliver: &mut Deliver<'_>) -> Result<(), RunE
     Ok(())
 }
 
-/// A program that is over the limit of a workspace, made to take as much less, or as near to that as recomputation gets.
+/// Returns a variant of a program that exceeds the memory limit of a workspace. Recomputation lowers its arena to the
+/// limit, or as close to the limit as possible. Returns `None` if the program is within the limit.
 fn fitted(work: &Workspace, program: &Program, scratch: usize) -> Option<Program> {
     let Err(RunError::OverLimit(over)) = work.check(program, scratch, 0) else { return None };
     let excess = over.need.total() - over.limit;
     Some(program.within(program.work_bytes.saturating_sub(excess)))
 }
 
-/// A schedule prepared for a backend.
+/// Schedule prepared for a backend.
 #[derive(Debug)]
 pub struct ScheduleExecutor {
     schedule: Arc<Schedule>,
@@ -392,11 +391,11 @@ enum Prepared {
     Program(Box<dyn Executable>),
     If([PreparedBranch; 2]),
     Repeat(Box<ScheduleExecutor>),
-    /// There is nothing to prepare.
+    /// Segment without preparation.
     Nothing,
 }
 
-/// A branch that is prepared when it is taken first.
+/// Lazily prepared branch.
 type PreparedBranch = OnceLock<Result<Box<ScheduleExecutor>, String>>;
 
 impl Repeated for ScheduleExecutor {
@@ -430,10 +429,10 @@ impl Repeated for ScheduleExecutor {
 }
 
 impl ScheduleExecutor {
-    /// Prepares every program that is specialised already.
+    /// Prepares all programs with known shapes.
     ///
     /// # Errors
-    /// When the backend cannot run an instruction.
+    /// When the backend does not support an instruction.
     pub fn new(
         backend: Arc<dyn Backend>,
         schedule: Arc<Schedule>,
@@ -452,8 +451,8 @@ impl ScheduleExecutor {
         Ok(ScheduleExecutor { schedule, backend, prepared })
     }
 
-    /// As [`ScheduleExecutor::new`], and within the limit of a workspace where that is possible: what a program would take beyond
-    /// it is computed again instead of kept ([`Program::within`]). Results have the same bits.
+    /// Prepares a schedule within the limit of a workspace, if possible. A program above the limit recomputes values
+    /// instead of storing them ([`Program::within`]). Results are bitwise equal.
     ///
     /// # Errors
     /// As [`ScheduleExecutor::new`].
@@ -476,8 +475,8 @@ impl ScheduleExecutor {
         Ok(runner)
     }
 
-    /// Checks that the programs of a schedule that are known already can be run within the limit of a workspace, as they
-    /// are or as [`ScheduleExecutor::within`] makes them. Nothing is compiled: kernels are made by the sizes of what they compute.
+    /// Checks that the known programs of a schedule fit the limit of a workspace, as they are or after
+    /// [`ScheduleExecutor::within`]. Nothing is compiled: the sizes of the values determine the kernels.
     ///
     /// # Errors
     /// [`RunError::OverLimit`].
@@ -486,7 +485,7 @@ impl ScheduleExecutor {
         programs.filter_map(|program| fitted(work, program, 0)).try_for_each(|less| work.check(&less, 0, 0))
     }
 
-    /// The runner of a branch, made ready now if it was not before.
+    /// Returns the executor of a branch, and prepares it on the first call.
     fn branch<'r>(
         &self,
         prepared: &'r PreparedBranch,
@@ -499,14 +498,14 @@ impl ScheduleExecutor {
         prepared.get_or_init(prepare).as_deref().map_err(Clone::clone)
     }
 
-    /// What it runs.
+    /// Returns the schedule.
     #[must_use]
     pub fn schedule(&self) -> &Schedule {
         &self.schedule
     }
 
-    /// The most that a run of one of its programs takes; those that are specialised late are not known yet. Branches are
-    /// prepared for it, whether they were taken before or not; one that cannot be taken takes nothing.
+    /// Returns the maximum memory requirement of its programs. Programs with deferred shapes are not included. All
+    /// valid branches are prepared and included; invalid branches need no memory.
     #[must_use]
     pub fn need(&self, work: &Workspace) -> MemoryNeed {
         let of = |(node, prepared): (&SegmentNode, &Prepared)| match (&node.segment, prepared) {
@@ -525,14 +524,14 @@ impl ScheduleExecutor {
         both.map(of).max_by_key(MemoryNeed::total).unwrap_or_default()
     }
 
-    /// Runs an entry on the given values and hands every result to `deliver`. A schedule that is a single program
+    /// Runs a gradient mode on the inputs and passes every result to `deliver`. A schedule that is a single program
     /// allocates nothing once the workspace has grown to its size.
     ///
     /// # Errors
     /// [`RunError`]. If the schedule is a single program, state is then unchanged.
     ///
     /// # Panics
-    /// When the number or the sizes of the given values are not those the schedule was made for.
+    /// When the number or the sizes of the inputs differ from the schedule.
     pub fn run(
         &self,
         turn: RunContext<'_, '_>,
@@ -542,11 +541,11 @@ impl ScheduleExecutor {
         self.run_part(turn, Part::Whole, ForwardState::default(), given, deliver).map(drop)
     }
 
-    /// Runs an entry up to where the caller takes over, and hands what it is given to `deliver`. The rest of the run,
-    /// [`ScheduleExecutor::run_after`], needs the workspace as it is then.
+    /// Runs a gradient mode up to the yield, and passes the yielded values to `deliver`. The rest of the run,
+    /// [`ScheduleExecutor::run_after`], needs the unchanged workspace.
     ///
     /// # Errors
-    /// [`RunError`]; [`RunError::NoYield`] when the caller never takes over.
+    /// [`RunError`]; [`RunError::NoYield`] when the schedule has no yield.
     ///
     /// # Panics
     /// As [`ScheduleExecutor::run`].
@@ -559,14 +558,15 @@ impl ScheduleExecutor {
         self.run_part(turn, Part::Before, ForwardState::default(), given, deliver)
     }
 
-    /// Runs the rest of what [`ScheduleExecutor::run_before`] began, in the same workspace, on what the caller hands in, and hands
-    /// every result to `deliver`. Bindings, entry and scalars are to be those of the first part.
+    /// Runs the rest of a run that [`ScheduleExecutor::run_before`] began, in the same workspace. `taken` are the
+    /// values that the caller supplies. Every result is passed to `deliver`. Bindings, gradient mode and scalars must
+    /// equal the first part's.
     ///
     /// # Errors
     /// As [`ScheduleExecutor::run`].
     ///
     /// # Panics
-    /// When the number or the sizes of the values are not those the schedule was made for.
+    /// When the number or the sizes of the values differ from the schedule.
     pub fn run_after(
         &self,
         suspended: ForwardState,
@@ -577,7 +577,7 @@ impl ScheduleExecutor {
         self.run_part(turn, Part::After, suspended, taken, deliver).map(drop)
     }
 
-    /// Runs a part on what it takes, after what was kept before it, and returns what is to be kept behind it.
+    /// Runs a part on its inputs and the state of the previous part. Returns the state for the next part.
     fn run_part(
         &self,
         mut turn: RunContext<'_, '_>,
@@ -609,10 +609,10 @@ impl ScheduleExecutor {
         })
     }
 
-    /// The element type and the shape of something that the caller was given when he took over, by its number.
+    /// Returns the element type and the shape of the yielded value with index `k`.
     ///
     /// # Panics
-    /// When the caller never takes over, or was given less.
+    /// When the schedule has no yield, or fewer yielded values.
     #[must_use]
     pub fn given<'s>(&'s self, suspended: &'s ForwardState, k: usize) -> (DType, &'s [usize]) {
         let slot = self.schedule.handed.as_ref().expect("the caller has taken over").outputs[k].0 as usize;
@@ -623,7 +623,7 @@ impl ScheduleExecutor {
         }
     }
 
-    /// Runs a part of the only program, which gives these values.
+    /// Runs a part of the only program, and delivers its results, which belong to `slots`.
     fn run_single(
         &self,
         turn: &mut RunContext<'_, '_>,
@@ -651,7 +651,7 @@ impl ScheduleExecutor {
         Ok(())
     }
 
-    /// As [`Repeated::run_tensors`], with tensors that are counted between the segments already.
+    /// Runs as [`Repeated::run_tensors`], with input tensors that are already counted as bytes between the segments.
     fn run_counted(
         &self,
         turn: &mut RunContext<'_, '_>,
@@ -665,7 +665,7 @@ impl ScheduleExecutor {
         self.fetch_all(turn.bindings, &values, &self.schedule.outputs)
     }
 
-    /// Puts tensors among the values between segments, of which there may be none yet.
+    /// Stores tensors among the values between segments. `values` may be empty.
     fn put(&self, values: &mut Vec<Option<Tensor>>, slots: &[SlotId], tensors: Vec<Tensor>) {
         values.resize(self.schedule.slots.len(), None);
         for (&slot, tensor) in slots.iter().zip(tensors) {
@@ -673,7 +673,7 @@ impl ScheduleExecutor {
         }
     }
 
-    /// Some of the values between segments; what lies in planes is read there.
+    /// Returns some of the values between segments; values in planes are copied from there.
     fn fetch_all(
         &self,
         bindings: &Bindings<'_>,
@@ -695,7 +695,7 @@ impl ScheduleExecutor {
         slots.iter().map(fetch).collect()
     }
 
-    /// What runs a late segment. A schedule that takes more memory than there may be is refused before it is made ready.
+    /// Returns the executor of a deferred segment. A schedule above the memory limit is rejected before it is prepared.
     fn runner_of(
         &self,
         late: &Specialised,
@@ -710,7 +710,7 @@ impl ScheduleExecutor {
         })
     }
 
-    /// Runs the segments at some places.
+    /// Runs a range of segments.
     fn run_segments(
         &self,
         turn: &mut RunContext<'_, '_>,
@@ -765,7 +765,7 @@ impl ScheduleExecutor {
         Ok(())
     }
 
-    /// Checks that the results of a branch have the shapes that what follows was made for.
+    /// Checks that the results of a branch have the shapes that later segments expect.
     fn check_results(&self, node: &SegmentNode, branch: &str, results: &[Tensor]) -> Result<(), String> {
         for (slot, tensor) in node.outputs.iter().zip(results) {
             let spec = &self.schedule.slots[slot.0 as usize];

@@ -176,7 +176,7 @@ impl Versions {
         self.writes.iter_mut().for_each(|(id, _)| *id = write(*id));
     }
 
-    /// Returns a buffer whose current version differs from the recorded read.
+    /// Returns a read buffer if its current version differs from the recorded version.
     pub(crate) fn stale(
         &self,
         entries: GradientModes,

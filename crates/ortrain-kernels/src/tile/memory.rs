@@ -1,4 +1,4 @@
-//! Loads and stores: between the memory of callers, by raw pointers only, and tile registers.
+//! Loads and stores between callers' memory, through raw pointers only, and tile registers.
 
 use std::ops::Range;
 
@@ -8,7 +8,7 @@ use super::number::{Stored, with_stored};
 use super::strided_iter::StridedIter;
 use crate::isa::{Isa, Level, Work};
 
-/// One access, its axes parted into those that a driver steps through and those that tiles run along.
+/// One access. Its axes are divided into axes of the driver and axes along tiles.
 #[derive(Clone, Debug)]
 pub(crate) struct StridedView {
     pub(crate) dtype: DType,
@@ -41,29 +41,30 @@ impl StridedView {
         })
     }
 
-    /// The address of the element at index (`outside`, 0).
+    /// Returns the address of the element at index (`outside`, 0).
     #[inline(always)]
     fn start(&self, base: *const u8, outside: usize) -> *const u8 {
-        // Computed without a promise of being inside: along a reversed axis the element of index zero may not be the
-        // lowest, and elements are read at valid indices only.
+        // Without a promise of being in bounds: along a reversed axis, the element of index zero need not be the lowest
+        // one. Elements are read at valid indices only.
         base.wrapping_offset((self.offset + self.outside.offset(outside)) * self.dtype.size() as isize)
     }
 
-    /// The address of the element at index (`outside`, `start`), for what is side by side.
+    /// Returns the address of the element at index (`outside`, `start`), the first of contiguous elements.
     #[inline(always)]
     pub(crate) fn at(&self, base: *const u8, outside: usize, start: usize) -> *const u8 {
         let step = self.along.offset(start) * self.dtype.size() as isize;
         self.start(base, outside).wrapping_offset(step)
     }
 
-    /// The length of the pieces along a tile whose elements lie side by side and are stored as they are computed with.
+    /// Returns the length of the contiguous pieces along a tile, if the storage type is the compute type.
     pub(crate) fn piece(&self) -> Option<usize> {
         let as_computed =
             matches!(self.dtype, DType::F32 | DType::F64 | DType::I32 | DType::I64 | DType::U32 | DType::U64);
         self.along.piece().filter(|_| as_computed)
     }
 
-    /// Bytes from an element to that in the next piece, where pieces have this length and do not follow each other.
+    /// Returns the bytes from an element to the element at the same position of the next piece. `None` if pieces have
+    /// another length, or follow each other directly.
     #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "only machine code asks ahead"))]
     pub(crate) fn step(&self, piece: usize) -> Option<i32> {
         let step = self.along.step().filter(|_| self.piece() == Some(piece))?;
@@ -73,7 +74,8 @@ impl StridedView {
     /// Loads the elements of the indices (`outside`, `start..start + n`), as `Type::of(dtype)`.
     ///
     /// # Safety
-    /// `base` is the start of a buffer that the access stays in at these indices; `d` is a register of `n` values.
+    /// `base` is the start of a buffer, and the access stays inside of that buffer at these indices. `d` is a register
+    /// of `n` values.
     #[inline]
     pub(crate) unsafe fn load(
         &self,
@@ -94,8 +96,9 @@ impl StridedView {
     /// Stores `n` values of type `Type::of(dtype)` to the elements of the indices (`outside`, `start..start + n`).
     ///
     /// # Safety
-    /// `base` is the start of a buffer that the access stays in at these indices, and nobody else reads or writes
-    /// these elements meanwhile; `a` is a register of `n` values.
+    /// - `base` is the start of a buffer, and the access stays inside of that buffer at these indices.
+    /// - Nothing else reads or writes these elements during the call.
+    /// - `a` is a register of `n` values.
     #[inline]
     pub(crate) unsafe fn store(
         &self,
@@ -113,11 +116,11 @@ impl StridedView {
         });
     }
 
-    /// Loads, for each of `n` indices, that element of the buffer, counted from the offset; zero where it lies
-    /// outside of `offset..len`.
+    /// Gathers elements: loads for each of `n` indices the element of the buffer, counted from the offset. Loads zero
+    /// for elements outside of `offset..len`.
     ///
     /// # Safety
-    /// `base` is the start of a buffer of `len` elements; `index` is a register of `n` values, `d` another.
+    /// `base` is the start of a buffer of `len` elements. `index` and `d` are different registers of `n` values each.
     pub(crate) unsafe fn load_at(&self, isa: Isa, base: *const u8, index: *const u8, d: *mut u8, n: usize) {
         let count = self.len.saturating_sub(self.offset as usize) as u64;
         let at = base.wrapping_offset(self.offset * self.dtype.size() as isize);
@@ -127,15 +130,15 @@ impl StridedView {
         });
     }
 
-    /// Loads the `n` elements of the buffer from the index `first` on, counted from the offset; zeros for those that lie
+    /// Loads `n` elements of the buffer from the index `first` on, counted from the offset. Loads zero for elements
     /// outside of `offset..len`.
     ///
     /// # Safety
-    /// `base` is the start of a buffer of `len` elements; `d` is a register of `n` values.
+    /// `base` is the start of a buffer of `len` elements. `d` is a register of `n` values.
     pub(crate) unsafe fn load_from(&self, isa: Isa, base: *const u8, first: i64, d: *mut u8, n: usize) {
         let count = self.len.saturating_sub(self.offset as usize) as i64;
         let at = base.wrapping_offset(self.offset * self.dtype.size() as isize);
-        // Of the `n`, those that are there.
+        // The elements, among the `n`, that are inside of the buffer.
         let inside = |index: i64| index.saturating_sub(first).clamp(0, n as i64) as usize;
         let (begin, end) = (inside(0), inside(count));
         with_stored!(self.dtype, S => {
@@ -145,7 +148,7 @@ impl StridedView {
     }
 }
 
-/// The bytes of one computed value.
+/// Returns the bytes of one value of a compute type.
 pub(crate) fn width(ty: Type) -> usize {
     match ty {
         Type::Bool => 1,
@@ -166,10 +169,11 @@ impl<S: Stored> Work for Load<'_, S> {
     type Out = ();
     #[inline(always)]
     fn work<L: Level>(self) {
-        // What repeats is read once and copied.
+        // A cyclic access is read for one period, and then copied.
         let read = self.walk.period().map_or(self.n, |period| period.min(self.n));
         self.walk.pieces(self.start, read, |position, offset, len, stride| {
-            // SAFETY: by the contract of `StridedView::load` the elements lie in the buffer and `d` has room.
+            // SAFETY: by the contract of `StridedView::load` the elements are in the buffer, and `d` has capacity for
+            // `n` values.
             unsafe {
                 let from = self.at.wrapping_offset(offset);
                 let to = self.d.add(position);
@@ -188,17 +192,18 @@ impl<S: Stored> Work for Load<'_, S> {
         let mut filled = read;
         while filled < self.n {
             let more = filled.min(self.n - filled);
-            // SAFETY: `d` has room for `n`; the first `filled` are there, and the next `more` do not overlap them.
+            // SAFETY: `d` has capacity for `n` values. The first `filled` are initialised, and the next `more` do not
+            // overlap them.
             unsafe { std::ptr::copy_nonoverlapping(self.d, self.d.add(filled), more) };
             filled += more;
         }
     }
 }
 
-/// Converts so many values. Pieces of 36 or 49 are common: planes of small images.
+/// Converts `len` values. Pieces of 36 or 49 values are common: planes of small images.
 ///
 /// # Safety
-/// They are there, and `to` has room for them; both may lie anyhow.
+/// `from` is valid for reads of `len` values, and `to` for writes of `len` values. Both may have any alignment.
 #[inline(always)]
 unsafe fn copy<A: Copy, B: Copy>(from: *const A, len: usize, to: *mut B, convert: impl Fn(A) -> B) {
     const WIDE: usize = 8;
@@ -211,7 +216,7 @@ unsafe fn copy<A: Copy, B: Copy>(from: *const A, len: usize, to: *mut B, convert
             }
             return;
         }
-        // The last vector ends with the piece, and may overlap the one before.
+        // The last vector ends with the piece, and may overlap the vector before it.
         for i in (0..len).step_by(WIDE) {
             let i = i.min(len - WIDE);
             let values = from.add(i).cast::<[A; WIDE]>().read_unaligned();
@@ -220,10 +225,10 @@ unsafe fn copy<A: Copy, B: Copy>(from: *const A, len: usize, to: *mut B, convert
     }
 }
 
-/// Writes a value so many times. Short pieces are common: planes of a few elements.
+/// Writes a value `len` times. Short pieces are common: planes of a few elements.
 ///
 /// # Safety
-/// `to` has room for them.
+/// `to` is aligned, and valid for writes of `len` values.
 #[inline(always)]
 unsafe fn fill<T: Copy>(to: *mut T, value: T, len: usize) {
     const WIDE: usize = 8;
@@ -235,7 +240,7 @@ unsafe fn fill<T: Copy>(to: *mut T, value: T, len: usize) {
             }
             return;
         }
-        // The last vector ends with the piece, and may overlap the one before.
+        // The last vector ends with the piece, and may overlap the vector before it.
         for i in (0..len).step_by(WIDE) {
             to.add(i.min(len - WIDE)).cast::<[T; WIDE]>().write_unaligned([value; WIDE]);
         }
@@ -255,7 +260,7 @@ impl<S: Stored> Work for Store<'_, S> {
     #[inline(always)]
     fn work<L: Level>(self) {
         self.walk.pieces(self.start, self.n, |position, offset, len, stride| {
-            // SAFETY: by the contract of `StridedView::store` the elements lie in the buffer and `a` has them.
+            // SAFETY: by the contract of `StridedView::store` the elements are in the buffer, and `a` has their values.
             unsafe {
                 let to = self.at.wrapping_offset(offset);
                 let from = self.a.add(position);
@@ -283,7 +288,7 @@ struct LoadAt<S: Stored> {
 struct LoadFrom<S: Stored> {
     at: *const S,
     first: i64,
-    /// Which of the elements lie in the buffer.
+    /// The elements that are inside of the buffer.
     there: Range<usize>,
     d: *mut S::Computed,
     n: usize,
@@ -294,8 +299,8 @@ impl<S: Stored> Work for LoadFrom<S> {
     #[inline(always)]
     fn work<L: Level>(self) {
         let LoadFrom { at, first, there: Range { start, end }, d, n } = self;
-        // SAFETY: by the contract of `StridedView::load_from` the register has `n` values, and the buffer has those elements
-        // that are there. All-zero bytes are a value of every computed type.
+        // SAFETY: by the contract of `StridedView::load_from` the register has `n` values, and the buffer has the
+        // elements in `there`. All-zero bytes are a value of every compute type.
         unsafe {
             d.write_bytes(0, start);
             let from = at.wrapping_offset(first as isize).wrapping_add(start);
@@ -310,8 +315,8 @@ impl<S: Stored> Work for LoadAt<S> {
     #[inline(always)]
     fn work<L: Level>(self) {
         for i in 0..self.n {
-            // SAFETY: by the contract of `StridedView::load_at` the registers have `n` values, and the buffer `count`
-            // elements from `at` on. All-zero bytes are a value of every computed type.
+            // SAFETY: by the contract of `StridedView::load_at` the registers have `n` values, and the buffer has
+            // `count` elements from `at` on. All-zero bytes are a value of every compute type.
             unsafe {
                 let index = self.index.add(i).read() as u64;
                 let value = if index < self.count {

@@ -1,8 +1,8 @@
-//! Expressions compiled to tapes: lists of operations over tile registers.
+//! Expressions compiled to tile programs: lists of operations over tile registers.
 //!
-//! A tape runs along a part of the iteration space, a tile of consecutive indices at a time; the other axes are stepped
-//! through from outside by a driver (see [`crate::nest`]). Every instruction is placed as far out of the loops as its
-//! operands allow, and computed on one value instead of a tile where it is the same all along.
+//! A tile program runs along a part of the iteration space, one tile of consecutive indices at a time. A driver steps
+//! through the other axes (see [`crate::nest`]). Every instruction is placed as far out of the loops as its operands
+//! allow. An instruction with the same result for the whole tile computes one value instead of a tile.
 
 mod jit;
 pub(crate) mod memory;
@@ -27,23 +27,24 @@ use jit::{CodeMemory, Context, Functions, Group};
 use memory::{StridedView, width};
 pub use shared::{Compiler, with_shared_code};
 
-/// A register: before allocation its number, after it the byte where it lies in a worker's frame. Operands that are
-/// read where callers have them ([`Size::There`], [`Size::Single`]) carry the bit [`THERE`] and the number of the load
-/// instead.
+/// A register. Before allocation: the index of the register. After allocation: the byte offset in a worker's frame.
+/// Operands that are read directly from callers' memory ([`Size::There`], [`Size::Single`]) have the bit [`THERE`] set,
+/// and the index of the load instead.
 type Slot = u32;
 
+/// Bit of a [`Slot`] that is read directly from callers' memory.
 const THERE: Slot = 1 << 31;
-/// The finished block of a matrix product, read where it is.
+/// The completed block of a matrix product, read directly.
 const PRODUCT: Slot = Slot::MAX;
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Op {
     kind: Kind,
-    /// Whether it computes one value, not one for each index of the tile.
+    /// True if the operation computes one value, not one for each index of the tile.
     one: bool,
     d: Slot,
     a: [Slot; 3],
-    /// Which operands are one value for the whole tile, of an operation that computes one for each index.
+    /// For an operation that computes a value for each index: the operands that are one value for the whole tile.
     ones: [bool; 3],
 }
 
@@ -51,22 +52,22 @@ pub(crate) struct Op {
 enum Kind {
     Const(u64),
     Run(RunScalar),
-    /// `(linear / after) % dim`, of the linear index along the tile or outside of it.
+    /// `(linear / after) % dim`, of the linear index along the tile (`along`) or outside of the tile.
     Coordinate {
         along: bool,
         after: usize,
         dim: usize,
     },
     Load(u16),
-    /// Brings what lies elsewhere into a register.
+    /// Copies an operand from callers' memory into a register.
     Copy(Type),
     LoadAt(u16),
-    /// Loads what lies side by side from an index on that is one for the whole row.
+    /// Loads consecutive elements from an index on that is the same for the whole row.
     LoadFrom(u16),
     Unary(UnaryOp, Type),
     Binary(BinaryOp, Type),
     Compare(CompareOp, Type),
-    /// Compares a coordinate along the tile with one number: as the first operand or the second.
+    /// Compares a coordinate along the tile with one number. `first`: the coordinate is the first operand.
     CompareCoordinate {
         op: CompareOp,
         first: bool,
@@ -75,43 +76,43 @@ enum Kind {
     },
     Select(Type),
     Convert(Type, Type),
-    /// With the number of its instruction.
+    /// Bounds check, with the index of its instruction.
     Guard(u16),
     Random,
     Splat(Type),
     Store(u16),
     /// Reduces a tile and adds the result to a [`PairwiseSum`].
     Fold(ReduceOp, Type),
-    /// Combines a tile with another, element by element.
+    /// Combines a tile with another tile, element by element.
     Accumulate(ReduceOp, Type),
-    /// Several operations as one function: which one.
+    /// Several operations as one function of machine code, with the index of the function.
     Native(u16),
 }
 
-/// How a tape is driven.
+/// Loop order of a tile program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum LoopOrder {
-    /// Every point by itself.
+    /// Every point is independent.
     Map,
     /// Tiles run along the reduced axes.
     Row,
-    /// Tiles run along the kept axes; the reduced ones are stepped through.
+    /// Tiles run along the axes that are not reduced. The driver steps through the reduced axes.
     Col,
 }
 
-/// Where a nest's axes go.
+/// Assignment of the axes of a nest to loops.
 pub(crate) struct Plan<'a> {
     pub(crate) nest: &'a Nest,
     pub(crate) drive: LoopOrder,
-    /// Axes stepped through from outside.
+    /// Axes that the driver steps through.
     pub(crate) outside: &'a [usize],
     /// Axes that tiles run along.
     pub(crate) along: &'a [usize],
 }
 
 impl Plan<'_> {
-    /// Work that the first stage does for later ones, over segments. `overlaps` says of a store and a load whether they may share
-    /// elements.
+    /// Selects the work that the first stage does for later stages, over segments. `overlaps` tells for a store and a
+    /// load if the two may share elements.
     fn ahead(&self, overlaps: &dyn Fn(usize, usize) -> bool) -> Ahead {
         let nest = self.nest;
         let mut ahead = Ahead::default();
@@ -120,7 +121,7 @@ impl Plan<'_> {
             return ahead;
         }
         let insts = nest.expr.insts();
-        // Of each instruction: whether it changes along a segment, needs a reduction, takes long.
+        // For each instruction: true if the value varies along a segment, needs a reduction, is expensive.
         let mut about: Vec<(bool, bool, bool)> = Vec::with_capacity(insts.len());
         for &(inst, ty) in insts {
             let (mut along, mut late, mut slow) = (false, false, false);
@@ -152,7 +153,7 @@ impl Plan<'_> {
         };
         ahead.stored = (0..outputs.len()).filter(is_early).collect();
         loop {
-            // What later stages need, from what they give back to what they read.
+            // Marks the instructions that later stages need, from their outputs back to their loads.
             ahead.kept.clear();
             let stored = ahead.stored.iter().map(|&store| outputs[store]);
             let at_hand = nest.expr.needed_by(&early.iter().copied().chain(stored).collect::<Vec<_>>());
@@ -181,7 +182,8 @@ impl Plan<'_> {
                 })
                 .collect();
             let before = ahead.stored.len();
-            // One that must wait needs more, which others may store over.
+            // A store that moves to a later stage makes that stage read more. Other early stores may overwrite these
+            // elements.
             ahead.stored.retain(|store| !read.iter().any(|&load| overlaps(*store, load)));
             if ahead.stored.len() == before {
                 return ahead;
@@ -189,8 +191,8 @@ impl Plan<'_> {
         }
     }
 
-    /// True if a load is the first accumulator: the finished block at [`ExecContext::product`]. Further accumulators lie row-major
-    /// over the space, at addresses of their own.
+    /// Returns true if a load is the first accumulator: the completed block at [`ExecContext::product`]. Further
+    /// accumulators are row-major over the iteration space, at addresses of their own.
     fn is_product(&self, slot: u16) -> bool {
         slot == 0 && self.has_product()
     }
@@ -203,10 +205,11 @@ impl Plan<'_> {
 /// Work that the first stage does for later ones.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Ahead {
-    /// Values that later stages load instead of computing them again, as they take a division, a root or the like: no
-    /// register holds them any more, and to store and to load them takes less.
+    /// Values that later stages load instead of recomputing them, because they need a division, a root or the like. No
+    /// register keeps them between stages, and storing and loading them costs less.
     kept: SmallVec<[Reg; 2]>,
-    /// The nest's stores that need no reduction, to elements that no later stage reads: what they are made of is at hand.
+    /// Stores of the nest that need no reduction, if no later stage reads their elements. Their operands are already
+    /// computed in the first stage.
     stored: SmallVec<[usize; 4]>,
 }
 
@@ -215,30 +218,30 @@ pub(crate) struct Ahead {
 pub(crate) struct Total {
     pub(crate) op: ReduceOp,
     pub(crate) ty: Type,
-    /// Which of the nest's reductions it is.
+    /// Index of the reduction in the nest.
     pub(crate) k: usize,
-    /// `Row`: a [`PairwiseSum`]. `Col`: the tile that values are combined into.
+    /// `Row`: a [`PairwiseSum`]. `Col`: the tile that accumulates the values.
     pub(crate) state: Slot,
-    /// Where the result goes: one value (`Row`) or a tile (`Col`).
+    /// Register of the result: one value (`Row`) or a tile (`Col`).
     pub(crate) result: Slot,
 }
 
-/// Everything between two reductions that need each other.
+/// The operations between two dependent reductions.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Stage {
-    /// Done once: for each outer index (`Row`), for each tile (`Col`).
+    /// Runs once for each outer index (`Row`), or once for each tile (`Col`).
     pub(crate) pre: Vec<Op>,
-    /// Done for each tile of the reduced axes (`Row`), for each reduced index (`Col`), for each tile (`Map`).
+    /// Runs for each tile of the reduced axes (`Row`), for each reduced index (`Col`), or for each tile (`Map`).
     pub(crate) body: Vec<Op>,
     pub(crate) totals: Vec<Total>,
 }
 
-/// A compiled expression, and where its values lie.
+/// A compiled expression, with the memory accesses of its loads and stores.
 #[derive(Debug)]
 pub(crate) struct TileProgram {
     loads: Vec<StridedView>,
     stores: Vec<StridedView>,
-    /// Linear index in the nest's own order.
+    /// Linear index in the index order of the nest.
     index: StridedView,
     code: Arc<Code>,
 }
@@ -251,27 +254,28 @@ impl Deref for TileProgram {
     }
 }
 
-/// What is done, wherever buffers begin and end: steps of a recurrent net do the same in other places, by the same code.
+/// Operations, independent of the offsets and lengths of buffers. The steps of a recurrent network share one code at
+/// different offsets.
 #[derive(Debug)]
 pub(crate) struct Code {
     pub(crate) isa: Isa,
-    /// Done once for each task.
+    /// Runs once for each task.
     pub(crate) once: Vec<Op>,
-    /// The last one has no totals.
+    /// The last stage has no totals.
     pub(crate) stages: Vec<Stage>,
-    /// What is stored once per outer index.
+    /// Stores of one element per outer index.
     pub(crate) post: Vec<Op>,
     functions: Functions,
-    /// Indices of a tile, at most.
+    /// Maximum number of indices of a tile.
     pub(crate) tile: usize,
-    /// No tile reaches over a multiple of this: up to there what is read lies side by side.
+    /// No tile crosses a multiple of this index. Between two multiples, elements that are read directly are contiguous.
     piece: usize,
     /// Bytes of a worker's frame, a multiple of [`ALIGN`].
     pub(crate) frame: usize,
-    /// Values that one stage stores for later ones, at places of the driver's own: behind the loads one load for each, and
-    /// behind the stores one store for each.
+    /// Number of values that the first stage saves for later stages, in buffers of the driver. Each has one load after
+    /// the loads of the nest, and one store after the stores of the nest.
     pub(crate) kept: usize,
-    /// Whether a guard may fail.
+    /// True if a guard may fail.
     pub(crate) can_fail: bool,
     /// Work per element of the last axis, in additions.
     pub(crate) cost: usize,
@@ -279,19 +283,20 @@ pub(crate) struct Code {
 
 /// Alignment of frames and registers.
 pub(crate) const ALIGN: usize = 64;
-/// Bytes of tile registers that stay in the first-level cache.
+/// Bytes of tile registers that fit into the first-level cache.
 const CACHE: usize = 24 * 1024;
-/// Bytes of tile registers up to which a whole row is kept between the stages instead of being computed again.
+/// Maximum bytes of tile registers to keep a whole row between the stages, instead of recomputing it.
 const FUSED: usize = 96 * 1024;
 /// Bytes of 16 partial results.
 const LANES: usize = 64;
 const MAX_TILE: usize = 1024;
-/// Elements of the longest segment of which values are kept from one stage to the next: 16 MiB of working memory for each
-/// of them. Longer ones lie in no cache, and what they keep would not either.
+/// Maximum number of elements of a segment with values saved between stages: 16 MiB of working memory for each value. A
+/// longer segment fits no cache, and neither would its saved values.
 const KEPT: usize = 4 << 20;
 const MIN_TILE: usize = 64;
 
-/// The first guard that failed, at the start of each frame. All zero bits are not "none": see [`Failure::NONE`].
+/// The first guard that failed, at the start of each frame. All zero bits do not mean "no failure": see
+/// [`Failure::NONE`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(C)]
 pub(crate) struct Failure {
@@ -301,12 +306,12 @@ pub(crate) struct Failure {
     bound: i64,
 }
 
-/// What a worker's frame begins with.
+/// Header of a worker's frame.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub(crate) struct Head {
     failure: Failure,
-    /// The stage and the long segment whose numbers before the body are in the frame.
+    /// The frame has the values before the body of this stage, for this long segment.
     pub(crate) before: Option<(usize, usize)>,
 }
 
@@ -327,8 +332,8 @@ impl Failure {
     }
 }
 
-/// Partial results joined pairwise, in an order that depends on their number alone: a binary counter whose digits are
-/// the results of 1, 2, 4, ... partial ones.
+/// Pairwise combination of partial results, in an order that depends only on their number. Works as a binary counter:
+/// its digits hold the results of 1, 2, 4, ... partial results.
 #[repr(C)]
 pub(crate) struct PairwiseSum {
     count: u64,
@@ -366,25 +371,25 @@ impl PairwiseSum {
 
 fn neutral(op: ReduceOp, ty: Type) -> u64 {
     let mut value = 0u64;
-    // SAFETY: a number of any type fits into eight bytes.
+    // SAFETY: `value` has eight bytes, and one number of any type fits into eight bytes.
     unsafe { ops::neutral(op, ty, (&raw mut value).cast(), 1) };
     value
 }
 
 fn join(op: ReduceOp, ty: Type, a: u64, b: u64) -> u64 {
     let mut value = a;
-    // SAFETY: a number of any type fits into eight bytes.
+    // SAFETY: `value` and `b` have eight bytes each, and one number of any type fits into eight bytes.
     unsafe { ops::accumulate(Isa::PORTABLE, op, ty, (&raw const b).cast(), (&raw mut value).cast(), 1) };
     value
 }
 
 impl TileProgram {
-    /// The number of the nest's own loads.
+    /// Returns the number of loads of the nest itself, without the loads of saved values.
     pub(crate) fn loads(&self) -> usize {
         self.loads.len() - self.code.kept
     }
 
-    /// The tiles of the indices `begin..end`: start and number of indices.
+    /// Iterates over the tiles of the indices `begin..end`: start and number of indices of each tile.
     pub(crate) fn tiles(&self, begin: usize, end: usize) -> impl Iterator<Item = (usize, usize)> {
         let mut start = begin;
         std::iter::from_fn(move || {
@@ -395,13 +400,13 @@ impl TileProgram {
     }
 }
 
-/// What a tape runs on, in one worker.
+/// Context in which one worker executes a tile program.
 pub(crate) struct ExecContext<'a> {
     pub(crate) tape: &'a TileProgram,
     pub(crate) bases: &'a [*mut u8],
     pub(crate) scalars: RunScalars,
     pub(crate) frame: *mut u8,
-    /// First value of the finished block of a matrix product.
+    /// First value of the completed block of a matrix product.
     pub(crate) product: *const u8,
 }
 
@@ -409,12 +414,13 @@ impl ExecContext<'_> {
     /// Runs operations over the indices (`outside`, `start..start + n`).
     ///
     /// # Safety
-    /// `frame` has the tape's size and alignment and belongs to this worker alone; `bases` are those of
-    /// [`crate::NestKernel::run`], with its contract; the indices lie in the space and `n` is at most the tape's tile;
-    /// operations that these need have run.
+    /// - `frame` has the size and alignment of the tile program's frame, and only this worker uses it.
+    /// - `bases` are the base pointers of [`crate::NestKernel::run`], with the contract of that function.
+    /// - The indices are in the iteration space, and `n` is at most the tile of the program.
+    /// - The operations that produce the operands of `list` have run.
     #[inline]
     pub(crate) unsafe fn run(&self, mut list: &[Op], outside: usize, start: usize, n: usize) {
-        // Rows may be short, and many are one function.
+        // Rows may be short, and many rows are a single function.
         while let [op, rest @ ..] = list {
             let Kind::Native(k) = op.kind else {
                 // SAFETY: the caller's contract.
@@ -427,7 +433,7 @@ impl ExecContext<'_> {
         }
     }
 
-    /// Runs a function. It finds its operands by itself.
+    /// Runs a function of machine code. The function reads and writes its operands itself.
     ///
     /// # Safety
     /// As [`ExecContext::run`].
@@ -438,7 +444,7 @@ impl ExecContext<'_> {
         unsafe { self.tape.functions.run(k, self, outside, start, n) };
     }
 
-    /// Runs operations one by one.
+    /// Interprets operations one by one.
     ///
     /// # Safety
     /// As [`ExecContext::run`].
@@ -453,14 +459,15 @@ impl ExecContext<'_> {
                 unsafe { self.native(k, op.one, outside, start, n) };
                 continue;
             }
-            // SAFETY: places lie inside the frame (see `TileCompiler::place`); a result shares bytes with no operand.
+            // SAFETY: slots are offsets in the frame (see `TileCompiler::place`). A result shares bytes with no
+            // operand.
             let (d, a, b, c) = unsafe {
                 let at = |place: Slot| self.operand(place, outside, start);
                 (self.frame.add(op.d as usize), at(op.a[0]), at(op.a[1]), at(op.a[2]))
             };
             let with = |at: *const u8, k: usize| ops::Operand { at, one: op.ones[k] };
-            // SAFETY: registers hold `n` values of the operation's types, as the tape was compiled; accesses stay
-            // inside their buffers by the caller's contract.
+            // SAFETY: registers have `n` values of the operation's types, as compiled. Accesses stay inside of their
+            // buffers, by the caller's contract.
             unsafe {
                 match op.kind {
                     Kind::Const(bits) => *d.cast::<u64>() = bits,
@@ -516,14 +523,14 @@ impl ExecContext<'_> {
         }
     }
 
-    /// The address of an operand.
+    /// Returns the address of an operand.
     ///
     /// # Safety
     /// As [`ExecContext::run`].
     #[inline(always)]
     unsafe fn operand(&self, place: Slot, outside: usize, start: usize) -> *const u8 {
         if place & THERE == 0 {
-            // SAFETY: places lie inside the frame.
+            // SAFETY: slots are offsets in the frame.
             return unsafe { self.frame.add(place as usize) };
         }
         if place == PRODUCT {
@@ -533,10 +540,10 @@ impl ExecContext<'_> {
         self.tape.loads[slot].at(self.bases[slot], outside, start)
     }
 
-    /// Records the first failing index, and lets only good ones through.
+    /// Records the first index that is out of bounds. Passes valid indices on, and replaces invalid ones by 0.
     ///
     /// # Safety
-    /// As [`ExecContext::run`]; `d` is a register of as many values as `index` has.
+    /// The contract of [`ExecContext::run`], and `d` is a register with a value for each value of `index`.
     unsafe fn guard(
         &self,
         inst: u16,
@@ -567,12 +574,12 @@ impl ExecContext<'_> {
         }
     }
 
-    /// The value at a place of the frame.
+    /// Returns the pointer to a value of the frame.
     ///
     /// # Safety
-    /// `place` is that of a `T`, and no other reference to it lives.
+    /// `place` is the slot of a `T`, and no other reference to that `T` is alive.
     pub(crate) unsafe fn at<T>(&self, place: Slot) -> *mut T {
-        // SAFETY: places lie inside the frame.
+        // SAFETY: slots are offsets in the frame.
         unsafe { self.frame.add(place as usize).cast() }
     }
 }
@@ -589,7 +596,7 @@ fn coordinates(start: usize, after: usize, dim: usize, d: &mut [i64]) {
     });
 }
 
-/// The numbers that compare with one as asked: it is the second operand or the first.
+/// Returns the coordinates for which the comparison with `one` is true. `first`: the coordinate is the first operand.
 fn among(op: CompareOp, first: bool, one: i64) -> Range<i64> {
     let behind = one.saturating_add(1);
     match (op, first) {
@@ -601,7 +608,7 @@ fn among(op: CompareOp, first: bool, one: i64) -> Range<i64> {
     }
 }
 
-/// Whether coordinates lie in a range.
+/// Tests for each index if its coordinate is in a range.
 fn compare_coordinates(start: usize, after: usize, dim: usize, among: &Range<i64>, d: &mut [u8]) {
     runs(start, after, dim, d, |coordinate, now| {
         if after == 1 {
@@ -616,7 +623,8 @@ fn compare_coordinates(start: usize, after: usize, dim: usize, among: &Range<i64
     });
 }
 
-/// Calls `f` with pieces in which a coordinate stays, or if it is that of the last axis counts up, and its first value.
+/// Calls `f` with the first coordinate and the elements of each run. In a run the coordinate is constant, or counts up
+/// if `after` is 1, as for the last axis.
 fn runs<T>(start: usize, after: usize, dim: usize, d: &mut [T], mut f: impl FnMut(usize, &mut [T])) {
     let mut coordinate = start / after % dim;
     let mut left = if after == 1 { dim - coordinate } else { after - start % after };
@@ -632,7 +640,7 @@ fn runs<T>(start: usize, after: usize, dim: usize, d: &mut [T], mut f: impl FnMu
     }
 }
 
-/// The part of a tape that an operation belongs to, in the order in which they run.
+/// Section of a tile program that contains an operation. Sections are ordered as they run.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Section {
     Once,
@@ -641,7 +649,7 @@ enum Section {
     Post,
 }
 
-/// How many bytes a register has.
+/// Storage of a register.
 #[derive(Clone, Copy)]
 enum Size {
     /// One value.
@@ -652,9 +660,9 @@ enum Size {
     Chain,
     /// 16 partial results of a fold.
     Lanes,
-    /// None: what is read lies side by side elsewhere, at this place.
+    /// No bytes: contiguous elements are read directly at this slot.
     There(Slot),
-    /// None: one value, read elsewhere, at this place.
+    /// No bytes: one value is read directly at this slot.
     Single(Slot),
 }
 
@@ -663,17 +671,17 @@ struct TileCompiler<'a> {
     expr: &'a Expr,
     loads: &'a [StridedView],
     piece: usize,
-    /// Values that the first stage stores and later ones load.
+    /// Values that the first stage saves and later stages load.
     kept: &'a [Reg],
-    /// Of each instruction: whether it changes along the tile, and from outside.
+    /// For each instruction: true if its value varies along the tile, and true if it varies with the outer index.
     varies: Vec<(bool, bool)>,
     registers: Vec<(Size, Section)>,
     lists: Vec<(Section, Vec<Op>)>,
-    /// Register of each instruction that is there, and of its copy over a tile.
+    /// Register of each instruction that is already emitted, and register of its copy over a tile.
     value: Vec<Option<Slot>>,
     splat: Vec<Option<Slot>>,
     totals: Vec<Vec<Total>>,
-    /// Type and register of each reduction's result.
+    /// Type and register of the result of each reduction.
     reduced: Vec<Option<(Type, Slot)>>,
     groups: Vec<Group>,
     /// Work per element, in additions.
@@ -686,7 +694,7 @@ impl TileProgram {
         TileProgram::in_place(plan, compiler, &|_, _| true)
     }
 
-    /// Compiles an expression, where `overlaps` says of a store and a load whether they may share elements.
+    /// Compiles an expression. `overlaps` tells for a store and a load if the two may share elements.
     pub(crate) fn in_place<'a>(
         plan: &Plan<'_>,
         compiler: impl Into<Compiler<'a>>,
@@ -700,7 +708,8 @@ impl TileProgram {
         }
         let mut dims = nest.dims.clone();
         if nest.segments.is_some() {
-            // The only position of an axis is one that some segments do not have, unlike that of a row.
+            // Axes of size 1 count as constant. With segments the axis must not: an empty segment does not even have
+            // index 0.
             dims[1] = dims[1].max(2);
         }
         let reach = |access: &Access| StridedView::new(access, &dims, plan.outside, plan.along);
@@ -731,7 +740,7 @@ impl TileProgram {
 }
 
 impl Code {
-    /// With machine code if there is memory for it.
+    /// Compiles a plan, with machine code if there is memory for it.
     fn new(
         plan: &Plan<'_>,
         isa: Isa,
@@ -745,7 +754,7 @@ impl Code {
             None => plan.along.iter().map(|&axis| nest.dims[axis]).product(),
         };
 
-        // Rows that fit are computed once and kept through all stages.
+        // A row that fits is computed once, and its tile registers keep it through all stages.
         if plan.drive == LoopOrder::Row && !nest.reductions.is_empty() && along <= 4 * MAX_TILE {
             let draft = TileCompiler::new(plan, (loads, stores), usize::MAX, None)?;
             let tile = along.next_multiple_of(16).max(16);
@@ -756,12 +765,12 @@ impl Code {
         // Pieces shorter than this are better copied together into a tile.
         const LONG_PIECE: usize = 192;
         let pieces = loads.iter().filter_map(StridedView::piece);
-        // Blocks of products and tiles of columns are cut by their drivers, not by `tiles`.
+        // The drivers of matrix products and of `Col` split their tiles themselves, without `TileProgram::tiles`.
         let cut_elsewhere = plan.has_product() || plan.drive == LoopOrder::Col;
         let piece = if cut_elsewhere { usize::MAX } else { pieces.min().unwrap_or(usize::MAX) };
         let piece = if piece < LONG_PIECE { usize::MAX } else { piece };
         let draft = TileCompiler::new(plan, (loads, stores), piece, Some(ahead))?;
-        // The size of a frame tells how many bytes one index of a tile takes.
+        // The difference of two slot sizes gives the bytes that one index of a tile takes.
         let slots = draft.slots().1;
         let bytes = slots * (draft.slot_bytes(2 * MIN_TILE) - draft.slot_bytes(MIN_TILE));
         let per_index = bytes.div_ceil(MIN_TILE).max(1);
@@ -771,7 +780,7 @@ impl Code {
 }
 
 impl<'a> TileCompiler<'a> {
-    /// `piece`: see [`TileProgram::piece`]. `ahead`: none if the values of a body live on into later stages.
+    /// `piece`: see [`Code::piece`]. `ahead`: `None` if later stages reuse the values of a body.
     fn new(
         plan: &'a Plan<'a>,
         (loads, stores): (&'a [StridedView], &[StridedView]),
@@ -802,7 +811,7 @@ impl<'a> TileCompiler<'a> {
             let varies = draft.variation(inst);
             draft.varies.push(varies);
         }
-        // A reduction runs in the stage after those that it needs.
+        // A reduction runs in the stage after the reductions that it needs.
         let mut reduction_stage: Vec<usize> = Vec::new();
         for reduction in &nest.reductions {
             let needed = expr.needed_by(&[reduction.value]);
@@ -838,7 +847,7 @@ impl<'a> TileCompiler<'a> {
             roots.extend(draft.kept.iter().filter(|_| stage == 0));
             roots.extend(slots.clone().map(|slot| expr.outputs()[slot]));
             if stage == last {
-                // A guard is an effect.
+                // A guard is a side effect, and runs even if its result is unused.
                 let guards = expr.insts().iter().enumerate();
                 roots.extend(
                     guards
@@ -865,7 +874,8 @@ impl<'a> TileCompiler<'a> {
                 let kind = Kind::Store((nest.stores.len() + k) as u16);
                 made.push((Section::Body(0), Op { kind, one: false, d: a, a: [a, 0, 0], ones: [false; 3] }));
             }
-            // Only when everything is read: a store may overwrite what is loaded through an equal access.
+            // Stores come after all loads, because a store may overwrite an element that is loaded through an equal
+            // access.
             for (section, op) in made {
                 draft.list(section).push(op);
             }
@@ -892,7 +902,8 @@ impl<'a> TileCompiler<'a> {
                 let along = along.contains(&usize::from(axis));
                 (along, !along)
             }
-            // A tile runs along the kept axes in `Col`; in `Row` there is one value for each outer index.
+            // In `Col` a tile runs along the axes that are not reduced. In `Row` there is one value for each outer
+            // index.
             Inst::Reduced(_) => (drive == LoopOrder::Col, drive != LoopOrder::Col),
             other => other.operands().fold((false, false), |(along, outside), reg| {
                 let varies = self.varies[usize::from(reg.0)];
@@ -901,7 +912,7 @@ impl<'a> TileCompiler<'a> {
         }
     }
 
-    /// Whether a store's element is the same along all reduced axes.
+    /// Returns true if a store writes the same element for all indices of the reduced axes.
     fn stays_in_row(&self, store: &StridedView) -> bool {
         match self.plan.drive {
             LoopOrder::Map => false,
@@ -910,7 +921,7 @@ impl<'a> TileCompiler<'a> {
         }
     }
 
-    /// The section that an instruction belongs to when it is first needed in `stage`.
+    /// Returns the section of an instruction that is first needed in `stage`.
     fn section(&self, inst: usize, stage: usize) -> Section {
         match (self.plan.drive, self.varies[inst]) {
             (_, (false, false)) => Section::Once,
@@ -947,13 +958,13 @@ impl<'a> TileCompiler<'a> {
         d
     }
 
-    /// Emits what `roots` need and is not there yet.
+    /// Emits the instructions that `roots` need and that are not emitted yet.
     fn compute(&mut self, stage: usize, roots: &[Reg]) {
         let mut needed = vec![false; self.expr.insts().len()];
         for root in roots {
             needed[usize::from(root.0)] = true;
         }
-        // The slot that a value is loaded from which an earlier stage has stored.
+        // Load of a value that the first stage has saved.
         let kept = |i: usize| {
             let k = self.kept.iter().position(|reg| usize::from(reg.0) == i).filter(|_| stage > 0)?;
             Some(Inst::Load((self.plan.nest.loads.len() + k) as u16))
@@ -976,8 +987,8 @@ impl<'a> TileCompiler<'a> {
         }
     }
 
-    /// The axes, by their positions along a tile, whose elements a value numbers in row-major order, as in
-    /// `(i * size + j) * size + k`.
+    /// Returns the axes, as positions along a tile, that have their elements numbered by `reg` in row-major order, as
+    /// in `(i * size + j) * size + k`.
     fn numbers(&self, reg: Reg) -> Option<Range<usize>> {
         let inst = |reg: Reg| self.expr.insts()[usize::from(reg.0)].0;
         match inst(reg) {
@@ -1001,16 +1012,16 @@ impl<'a> TileCompiler<'a> {
         }
     }
 
-    /// The number of an element along some of the axes.
+    /// Returns the operation for the linear index over the axes `of` among `axes`.
     fn coordinate(&self, axes: &[usize], of: Range<usize>, along: bool) -> Kind {
         let size = |axes: &[usize]| axes.iter().map(|&axis| self.plan.nest.dims[axis]).product::<usize>();
-        // Of one index it is zero; an axis without indices is never asked.
+        // An axis with one index has coordinate zero. An axis without indices never runs.
         let dim = size(&axes[of.clone()]).max(1);
         let after = if dim == 1 { 1 } else { size(&axes[of.end..]).max(1) };
         Kind::Coordinate { along, after, dim }
     }
 
-    /// Emits one instruction whose operands are there.
+    /// Emits one instruction, after its operands.
     fn emit(&mut self, i: usize, inst: Inst, ty: Type, section: Section, stage: usize) -> Slot {
         let one = !self.varies[i].0;
         if let (Inst::Binary(..), Some(axes)) = (inst, self.numbers(Reg(i as u16))) {
@@ -1020,7 +1031,7 @@ impl<'a> TileCompiler<'a> {
         let mut a = [0; 3];
         let mut ones = [false; 3];
         for (k, reg) in inst.operands().enumerate() {
-            // One value for all need not be spread over a tile where the operation takes it as it is.
+            // A uniform operand need not be copied over a tile if the operation reads one value.
             let takes_one = match inst {
                 Inst::Binary(..) | Inst::Compare(..) => ops::takes_one(self.expr.ty(reg)),
                 Inst::Select(..) => k > 0,
@@ -1042,8 +1053,9 @@ impl<'a> TileCompiler<'a> {
             Inst::Load(slot) => {
                 let load = &self.loads[usize::from(slot)];
                 let stored = Type::of(load.dtype);
-                // What each row has one of is read where it is used: often that is one place, in machine code. Where rows
-                // have several elements, what may be stored over it is one for a row as well, and stored last of all.
+                // A value that each row has once is read directly by its users: in machine code, often by one function.
+                // If rows have several elements, a store to such a value has one element per row too, and runs after
+                // all loads.
                 let several = self.plan.along.iter().any(|&axis| self.plan.nest.dims[axis] > 1);
                 let plain = load.dtype == DType::F32 && ty == Type::F32;
                 if one && plain && several && section != Section::Once {
@@ -1088,7 +1100,7 @@ impl<'a> TileCompiler<'a> {
         if made == ty { place } else { self.push(section, Kind::Convert(made, ty), one, ty, [place, 0, 0]) }
     }
 
-    /// The register of a value that is there: as one value, or over the tile.
+    /// Returns the register of a value that is already emitted: as one value, or over the tile.
     fn operand(&mut self, reg: Reg, one: bool, stage: usize) -> Slot {
         let i = usize::from(reg.0);
         let value = self.value[i].expect("operands come before users");
@@ -1112,7 +1124,7 @@ impl<'a> TileCompiler<'a> {
             LoopOrder::Col => (Kind::Accumulate(op, ty), Size::Tile(ty), Size::Tile(ty)),
             _ => (Kind::Fold(op, ty), Size::Chain, Size::One),
         };
-        // They live as long as the whole tape.
+        // State and result live as long as the whole tile program.
         let state = self.register(state, Section::Once);
         let result = self.register(result, Section::Once);
         self.list(Section::Body(stage)).push(Op {
@@ -1126,7 +1138,7 @@ impl<'a> TileCompiler<'a> {
         self.reduced[k] = Some((ty, result));
     }
 
-    /// Brings a result into a register, and says what stores it, and where.
+    /// Emits an output into a register. Returns the operation that stores it, and the section of that operation.
     fn result(
         &mut self,
         stage: usize,
@@ -1148,11 +1160,12 @@ impl<'a> TileCompiler<'a> {
         } else if matches!(self.registers[a as usize].0, Size::There(_) | Size::Single(_)) {
             a = self.push(section, Kind::Copy(ty), one, ty, [a, 0, 0]);
         }
-        // A store makes nothing; its result register is never written.
+        // A store produces no value; its result register is never written.
         Ok((section, Op { kind: Kind::Store(slot as u16), one, d: a, a: [a, 0, 0], ones: [false; 3] }))
     }
 
-    /// What is done, with machine code where there can be some. Neither tiles nor the order of sums depend on it.
+    /// Finishes the code, with machine code if there is memory for it. Tiles and the order of sums do not depend on
+    /// machine code.
     fn finish(
         mut self,
         isa: Isa,
@@ -1168,7 +1181,7 @@ impl<'a> TileCompiler<'a> {
         self.place(isa, memory, tile)
     }
 
-    /// Compares coordinates with one number where they are, instead of writing both over a tile first.
+    /// Compares coordinates with one number directly, instead of writing both over a tile first.
     fn compare_coordinates(&mut self) {
         let mut made: FxHashMap<Slot, Op> = FxHashMap::default();
         for op in self.lists.iter().flat_map(|(_, list)| list) {
@@ -1191,8 +1204,8 @@ impl<'a> TileCompiler<'a> {
         self.drop_unread(&made);
     }
 
-    /// Loads rows that an index of their own says as what they are, instead of writing the index of every element over a
-    /// tile first: embeddings, the steps of a sequence.
+    /// Loads a row of consecutive elements from its first index, instead of writing the index of every element over a
+    /// tile first. Examples are embeddings and the steps of a sequence.
     fn load_rows(&mut self) {
         let Plan { nest, along, .. } = *self.plan;
         let whole: usize = along.iter().map(|&axis| nest.dims[axis]).product();
@@ -1211,7 +1224,7 @@ impl<'a> TileCompiler<'a> {
                 [sum.a[0], sum.a[1]].map(|place| made.get(&place).map(|made| (made.kind, made.a[0])));
             let terms = || [a, b].into_iter().flatten();
             let first = terms().find(|(kind, _)| matches!(kind, Kind::Splat(_)));
-            // The only axis along the tile counts its indices.
+            // Only the linear index along the whole tile counts up by one from element to element.
             let counts = |kind: Kind| matches!(kind, Kind::Coordinate { after: 1, dim, .. } if dim == whole);
             if let (Some((_, first)), true) = (first, terms().any(|(kind, _)| counts(kind))) {
                 op.kind = Kind::LoadFrom(slot);
@@ -1222,7 +1235,7 @@ impl<'a> TileCompiler<'a> {
         self.drop_unread(&made);
     }
 
-    /// Drops those of some operations whose results nobody reads any more.
+    /// Drops each operation of `some` if its result is not read any more.
     fn drop_unread(&mut self, some: &FxHashMap<Slot, Op>) {
         if some.is_empty() {
             return;
@@ -1234,7 +1247,7 @@ impl<'a> TileCompiler<'a> {
         }
     }
 
-    /// Makes groups of what machine code can do.
+    /// Groups the operations that machine code supports.
     fn make_groups(&mut self, isa: Isa, stores: &[StridedView], tile: usize) {
         let mut readers: FxHashMap<Slot, usize> = FxHashMap::default();
         let mut constants: FxHashMap<Slot, u64> = FxHashMap::default();
@@ -1253,7 +1266,7 @@ impl<'a> TileCompiler<'a> {
         }
     }
 
-    /// Groups the operations of a list: as many as can go together do.
+    /// Groups the operations of a list, each group as large as the dependencies allow.
     fn group(
         &mut self,
         isa: Isa,
@@ -1291,7 +1304,7 @@ impl<'a> TileCompiler<'a> {
                     later.push(op);
                 }
             }
-            // Of single values first, which tiles may need; never both in one function.
+            // Uniform operations come first, because tiles may need their results. A function never mixes both.
             for one in [true, false] {
                 rest = Vec::new();
                 for op in std::mem::take(&mut later) {
@@ -1311,7 +1324,7 @@ impl<'a> TileCompiler<'a> {
                 self.close(std::mem::take(&mut group), &context, &mut done);
             }
         }
-        // Everything is read before anything is stored.
+        // All loads come before all stores.
         let (together, apart): (Vec<Op>, Vec<Op>) =
             stores.into_iter().partition(|op| jit::takes(op, &context));
         group.extend(together);
@@ -1320,7 +1333,8 @@ impl<'a> TileCompiler<'a> {
         done
     }
 
-    /// Makes a function of some operations, or of both halves of them, or leaves them as they are.
+    /// Compiles a list of operations to one function. If that fails, tries each half; a single operation stays
+    /// interpreted.
     fn close(&mut self, list: Vec<Op>, context: &Context<'_>, done: &mut Vec<Op>) {
         if list.is_empty() {
             return;
@@ -1344,7 +1358,7 @@ impl<'a> TileCompiler<'a> {
         }
     }
 
-    /// Drops the values that were made in a section.
+    /// Forgets the values that a section has computed.
     fn forget(&mut self, section: Section) {
         for place in self.value.iter_mut().chain(&mut self.splat) {
             if place.is_some_and(|place| self.registers[place as usize].1 == section) {
@@ -1353,7 +1367,7 @@ impl<'a> TileCompiler<'a> {
         }
     }
 
-    /// The lifetimes of tile registers: (register, first and last position).
+    /// Returns the live ranges of tile registers: (register, first and last position).
     fn lifetimes(&self) -> Vec<(usize, usize, usize)> {
         const FOREVER: usize = usize::MAX;
         let mut first = vec![None; self.registers.len()];
@@ -1375,7 +1389,7 @@ impl<'a> TileCompiler<'a> {
                 }
                 for &place in reads.iter().chain(writes) {
                     let place = place as usize;
-                    // What comes from outside a loop must live until the loop ends.
+                    // A value from outside of a loop must live until the loop ends.
                     let looped = matches!(section, Section::Body(_)) && self.registers[place].1 != *section;
                     last[place] = last[place].max(if looped { end } else { position });
                 }
@@ -1384,21 +1398,21 @@ impl<'a> TileCompiler<'a> {
         let tiles = self.registers.iter().enumerate().filter(|(_, (size, _))| matches!(size, Size::Tile(_)));
         tiles
             .map(|(i, (_, section))| match section {
-                // Made once for many passes through the rest.
+                // Computed once for many passes through the other sections.
                 Section::Once => (i, 0, FOREVER),
                 _ => (i, first[i].unwrap_or(0), last[i]),
             })
             .collect()
     }
 
-    /// Which slot each tile register gets, and how many slots there are.
+    /// Assigns a slot to each tile register. Returns the slots, and the number of slots in use.
     fn slots(&self) -> (Vec<usize>, usize) {
         let mut lifetimes = self.lifetimes();
         lifetimes.sort_by_key(|&(register, first, _)| (first, register));
         let mut slots = vec![0; self.registers.len()];
         let mut free_from: Vec<usize> = Vec::new();
         for (register, first, last) in lifetimes {
-            // Strictly before: a result never takes the register of an operand that ends with it.
+            // Strictly before: a result never gets the slot of an operand that ends at the same operation.
             let slot = free_from.iter().position(|&end| end < first).unwrap_or_else(|| {
                 free_from.push(0);
                 free_from.len() - 1
@@ -1409,13 +1423,13 @@ impl<'a> TileCompiler<'a> {
         (slots, free_from.len())
     }
 
-    /// Bytes of one slot.
+    /// Returns the bytes of one slot.
     fn slot_bytes(&self, tile: usize) -> usize {
         let widths = self.registers.iter().map(|(size, _)| match size {
             Size::Tile(ty) => width(*ty),
             _ => 0,
         });
-        // Slots a multiple of 4096 bytes apart would look alike to the store buffer.
+        // Slots at distances of 4096 bytes would alias in the store buffer.
         (tile * widths.max().unwrap_or(0)).next_multiple_of(ALIGN) + ALIGN
     }
 
@@ -1433,7 +1447,7 @@ impl<'a> TileCompiler<'a> {
         self.fixed_bytes() + slots * self.slot_bytes(tile)
     }
 
-    /// Gives every register its bytes.
+    /// Assigns an offset in the frame to every register.
     fn place(self, isa: Isa, memory: Option<&Arc<CodeMemory>>, tile: usize) -> Code {
         let (slots, count) = self.slots();
         let frame = self.bytes(tile, count);
@@ -1501,7 +1515,7 @@ impl<'a> TileCompiler<'a> {
 }
 
 impl Kind {
-    /// How many registers it reads.
+    /// Returns the number of registers that the operation reads.
     fn operands(self) -> usize {
         match self {
             Kind::Const(_) | Kind::Run(_) | Kind::Coordinate { .. } | Kind::Load(_) | Kind::Native(_) => 0,
@@ -1520,12 +1534,12 @@ impl Kind {
         }
     }
 
-    /// Whether its result register is new.
+    /// Returns true if the operation defines its result register.
     fn makes(self) -> bool {
         !matches!(self, Kind::Store(_) | Kind::Fold(..) | Kind::Accumulate(..))
     }
 
-    /// Rough work per element, in additions.
+    /// Estimates the work per element, in additions.
     fn cost(self) -> usize {
         match self {
             Kind::Unary(
@@ -1558,7 +1572,7 @@ impl Kind {
     }
 }
 
-/// Whether the expression is well typed and the nest can be run without reading or writing out of bounds.
+/// Checks that the expression is well typed, and that the nest runs without reads or writes out of bounds.
 fn check(nest: &Nest) -> Result<(), String> {
     if let Some(fault) = nest.validate() {
         return Err(fault);
@@ -1649,7 +1663,7 @@ fn check(nest: &Nest) -> Result<(), String> {
         let per_row = inner.iter().all(|&stride| stride == 0);
         let stored = if per_row { nest.outer_dims() } else { &nest.dims };
         if nest.segments.is_some() {
-            // Looked at where the segments are.
+            // `Nest::validate` has checked the accesses of segments.
             continue;
         }
         let twice = outer.iter().zip(&nest.dims).any(|(&stride, &dim)| stride == 0 && dim > 1);

@@ -1,18 +1,18 @@
-//! The compute types, and how elements are stored. Semantics are those of `ortrain_expr::Scalar`, bit for bit but for
-//! the stated errors of [`crate::vecmath`].
+//! Compute types of numbers, and storage types of elements. Results agree with `ortrain_expr::Scalar` bit for bit,
+//! except for the stated errors of [`crate::vecmath`].
 
 use std::marker::PhantomData;
 
 use crate::isa::Level;
 use crate::vecmath;
 
-/// A type that numbers are computed in.
+/// A type of numbers in computations.
 pub(crate) trait Number: Copy + PartialOrd + 'static {
     const ZERO: Self;
     const ONE: Self;
-    /// Neutral for the maximum.
+    /// Neutral element of the maximum.
     const LOWEST: Self;
-    /// Neutral for the minimum.
+    /// Neutral element of the minimum.
     const GREATEST: Self;
     fn add(self, other: Self) -> Self;
     fn sub(self, other: Self) -> Self;
@@ -28,17 +28,17 @@ pub(crate) trait Number: Copy + PartialOrd + 'static {
     fn rounded_down<L: Level>(self) -> Self;
 }
 
-/// What only floats have.
+/// Operations of floats only.
 pub(crate) trait Float: Number {
     fn exp<L: Level>(self) -> Self;
     fn log<L: Level>(self) -> Self;
     fn sqrt(self) -> Self;
     fn rsqrt(self) -> Self;
-    /// Unless it [is far](Float::is_far), where it means nothing.
+    /// Sine, undefined if the argument [is far](Float::is_far) from zero.
     fn sin<L: Level>(self) -> Self;
-    /// As [`Float::sin`].
+    /// Cosine, undefined if the argument [is far](Float::is_far) from zero.
     fn cos<L: Level>(self) -> Self;
-    /// Whether sine and cosine want the slow way, which does not become vector code.
+    /// Returns true if sine and cosine need [`Float::sin_far`] and [`Float::cos_far`], which do not become vector code.
     fn is_far(self) -> bool;
     fn sin_far(self) -> Self;
     fn cos_far(self) -> Self;
@@ -296,9 +296,9 @@ impl Float for f64 {
     }
 }
 
-/// An element as it is stored.
+/// The storage type of an element.
 pub(crate) trait Stored: Copy + 'static {
-    /// What it is computed as.
+    /// Type of the element in computations.
     type Computed: Copy + 'static;
     fn decode(self) -> Self::Computed;
     fn encode(value: Self::Computed) -> Self;
@@ -340,8 +340,8 @@ impl Stored for Truth {
     }
 }
 
-/// The bits of a half-precision number. Conversions are arithmetic, without branches or tables, so that they become
-/// vector code at every level.
+/// The bits of a half-precision number. Conversions are arithmetic, without branches or tables, and so become vector
+/// code at every level.
 #[derive(Clone, Copy)]
 #[repr(transparent)]
 pub(crate) struct F16(u16);
@@ -351,7 +351,7 @@ impl Stored for F16 {
 
     #[inline(always)]
     fn decode(self) -> f32 {
-        // As the same bits in f32, the number is too small by 2^112; multiplying also normalises subnormals.
+        // Read as an f32, these bits are too small by a factor of 2^112. The multiplication also normalises subnormals.
         const SCALE: f32 = f32::from_bits((127 + 112) << 23);
         let magnitude = u32::from(self.0 & 0x7fff) << 13;
         let scaled = (f32::from_bits(magnitude) * SCALE).to_bits();
@@ -366,13 +366,13 @@ impl Stored for F16 {
         let bits = value.to_bits();
         let sign = (bits >> 16) & 0x8000;
         let magnitude = bits & 0x7fff_ffff;
-        // Normal results: move the exponent and round by the bits that fall away; ties go to even.
+        // Normal results: shift the exponent, and round by the dropped bits. Ties go to even.
         let normal =
             magnitude.wrapping_sub(112 << 23).wrapping_add(0x0fff).wrapping_add((magnitude >> 13) & 1) >> 13;
-        // Subnormal ones: the sum's last bit is the last bit of the result, so the addition rounds.
+        // Subnormal results: the last bit of the sum is the last bit of the result, so the addition rounds.
         const MAGIC: f32 = f32::from_bits((126) << 23);
         let subnormal = (f32::from_bits(magnitude) + MAGIC).to_bits().wrapping_sub(MAGIC.to_bits());
-        // 65520 and more round to infinity.
+        // Magnitudes of 65520 and more round to infinity.
         let overflow = if magnitude > 0x7f80_0000 { 0x7e00 | ((magnitude >> 13) & 0x03ff) } else { 0x7c00 };
         let small = if magnitude < 113 << 23 { subnormal } else { normal };
         let result = if magnitude >= 0x477f_f000 { overflow } else { small };
@@ -402,9 +402,9 @@ impl Stored for Bf16 {
     }
 }
 
-/// A float of 16 bits.
+/// A 16-bit float.
 pub(crate) trait Narrow: Stored<Computed = f32> {
-    /// The number that a load reads behind a store of this one, without storing it.
+    /// Returns the number that a store of `value` and a load read back, without memory.
     fn nearest(value: f32) -> f32;
 }
 
@@ -413,7 +413,7 @@ impl Narrow for F16 {
     fn nearest(value: f32) -> f32 {
         let bits = value.to_bits();
         let magnitude = bits & 0x7fff_ffff;
-        // As `encode` rounds, but in place: ten digits of the fraction stay.
+        // Rounds as `encode`, but in place: ten digits of the fraction remain.
         let normal = magnitude.wrapping_add(0x0fff).wrapping_add((magnitude >> 13) & 1) & !0x1fff;
         let subnormal = ((f32::from_bits(magnitude) + 0.5) - 0.5).to_bits();
         let overflow =
@@ -431,7 +431,7 @@ impl Narrow for Bf16 {
     }
 }
 
-/// A number that is stored as `f32` and read as the nearest of a narrower type.
+/// A number stored as `f32`, and read as the nearest number of a narrower type.
 #[derive(Clone, Copy)]
 #[repr(transparent)]
 pub(crate) struct Rounded<N>(f32, PhantomData<N>);
@@ -511,7 +511,7 @@ macro_rules! with_stored {
 }
 pub(crate) use with_stored;
 
-/// Evaluates an expression with `$t` as the Rust type of a numeric [`ortrain_expr::Type`], or `$bool` for truth.
+/// Evaluates an expression with `$t` as the Rust type of a numeric [`ortrain_expr::Type`], or `$bool` for truth values.
 macro_rules! with_number {
     ($ty:expr, $t:ident => $e:expr, bool => $bool:expr) => {
         match $ty {
@@ -559,7 +559,7 @@ mod tests {
         }
         let near = (0..=u16::MAX).flat_map(|bits| {
             let value = half::f16::from_bits(bits).to_f32().to_bits();
-            // Around every representable number and every midpoint.
+            // Values around every representable number and around every midpoint.
             [0u32, 0xfff, 0x1000, 0x1001].map(|delta| value.wrapping_add(delta))
         });
         for bits in (0..u32::MAX).step_by(997).chain(near).chain(0x477f_e000..0x4780_0100) {

@@ -1,7 +1,7 @@
-//! The loops behind a tape: one per operation and type, over tile registers, compiled per level.
+//! The loops of tile programs: one per operation and type, over tile registers, compiled per level.
 //!
-//! Registers are scratch memory of one worker, so slices over them are sound; an operation's result is never the
-//! register of one of its operands, except where a function says so.
+//! Registers are scratch memory of one worker, so slices over registers are sound. The result of an operation is never
+//! the register of one of its operands, except where a function says so.
 
 use std::marker::PhantomData;
 
@@ -16,10 +16,10 @@ trait Function1 {
     type Out;
     fn call<L: Level>(a: Self::A) -> Self::Out;
 
-    /// Whether there are arguments that `call` is not for.
+    /// True if [`Function1::rare`] handles some arguments instead of `call`.
     const HAS_RARE: bool = false;
 
-    /// The result for a rare argument, which need not become vector code; `None` for every other.
+    /// Returns the result for a rare argument, and `None` for every other argument. Need not become vector code.
     #[inline(always)]
     fn rare(_: Self::A) -> Option<Self::Out> {
         None
@@ -32,16 +32,16 @@ trait Function2 {
     fn call<L: Level>(a: Self::A, b: Self::A) -> Self::Out;
 }
 
-/// What an operation reads: a value for each index, side by side and aligned to nothing, or one value for all.
+/// Operand of an operation: a value for each index, contiguous at any alignment, or one value for all indices.
 ///
-/// It may lie in memory of callers, which is never looked at through a reference.
+/// The operand may be in callers' memory, which is only read through raw pointers.
 #[derive(Clone, Copy)]
 pub(crate) struct Operand {
     pub(crate) at: *const u8,
     pub(crate) one: bool,
 }
 
-/// An operand of known type; `ONE` says that it is one value for all.
+/// An operand of known type. `ONE` is true if the operand is one value for all indices.
 #[derive(Clone, Copy)]
 struct Values<T, const ONE: bool>(*const T);
 
@@ -67,7 +67,7 @@ impl<F: Function1> Work for Loop1<'_, F> {
     #[inline(always)]
     fn work<L: Level>(self) {
         for (i, d) in self.1.iter_mut().enumerate() {
-            // SAFETY: whoever makes the loop has as many values as results.
+            // SAFETY: the operand of a loop has a value for each result.
             *d = F::call::<L>(unsafe { self.0.get(i) });
         }
         if !F::HAS_RARE {
@@ -95,7 +95,7 @@ impl<F: Function2, const A: bool, const B: bool> Work for Loop2<'_, F, A, B> {
         if self.2.is_empty() {
             return;
         }
-        // SAFETY: whoever makes the loop has as many values as results, of which there is one.
+        // SAFETY: operands have a value for each result, and there is at least one result.
         let (a, b) = unsafe { (self.0.get(0), self.1.get(0)) };
         for (i, d) in self.2.iter_mut().enumerate() {
             // SAFETY: as above.
@@ -115,7 +115,7 @@ impl<F: Function2<Out = <F as Function2>::A>> Work for Onto<'_, F> {
     #[inline(always)]
     fn work<L: Level>(self) {
         for (i, d) in self.1.iter_mut().enumerate() {
-            // SAFETY: whoever makes the loop has as many values as results.
+            // SAFETY: the operand of a loop has a value for each result.
             *d = F::call::<L>(*d, unsafe { self.0.get(i) });
         }
     }
@@ -256,27 +256,28 @@ impl<N: Narrow> Function1 for Nearest<N> {
     }
 }
 
-/// A register as a slice.
+/// Returns a register as a slice.
 ///
 /// # Safety
-/// `at` must be aligned for `T` and point to `n` initialised values that nobody writes while the slice lives.
+/// `at` must be aligned for `T` and point to `n` initialised values. Nothing may write these values while the slice
+/// lives.
 #[inline(always)]
 pub(crate) unsafe fn values<'a, T>(at: *const u8, n: usize) -> &'a [T] {
     // SAFETY: the caller's contract.
     unsafe { std::slice::from_raw_parts(at.cast::<T>(), n) }
 }
 
-/// A register as a slice to write to. What it held before is plain data of some type, so any value is a valid one.
+/// Returns a register as a mutable slice. The memory holds plain data of some type, so any bits are a valid `T`.
 ///
 /// # Safety
-/// `at` must be aligned for `T` and point to `n` values that nobody else touches while the slice lives.
+/// `at` must be aligned for `T` and point to `n` values. Nothing else may access these values while the slice lives.
 #[inline(always)]
 pub(crate) unsafe fn values_mut<'a, T>(at: *mut u8, n: usize) -> &'a mut [T] {
     // SAFETY: the caller's contract.
     unsafe { std::slice::from_raw_parts_mut(at.cast::<T>(), n) }
 }
 
-/// Whether the binary operations of a type take operands that are one value for all indices.
+/// Returns true if binary operations of a type accept an operand that is one value for all indices.
 pub(crate) fn takes_one(ty: Type) -> bool {
     ty.is_float()
 }
@@ -284,7 +285,7 @@ pub(crate) fn takes_one(ty: Type) -> bool {
 /// `d = op(a)`.
 ///
 /// # Safety
-/// `a` has `n` values of type `ty`, `d` is a register of as many that does not overlap it.
+/// `a` has `n` values of type `ty`. `d` is a register of `n` values of type `ty`, and does not overlap `a`.
 pub(crate) unsafe fn unary(isa: Isa, op: UnaryOp, ty: Type, a: *const u8, d: *mut u8, n: usize) {
     let a = Operand { at: a, one: false };
     macro_rules! go {
@@ -329,7 +330,7 @@ pub(crate) unsafe fn unary(isa: Isa, op: UnaryOp, ty: Type, a: *const u8, d: *mu
     }
 }
 
-/// Runs a loop over two operands, of which one may be a single float.
+/// Runs a loop over two operands; one of them may be a single float.
 macro_rules! loop2 {
     ($isa:expr, $f:ty, $ty:expr, $a:expr, $b:expr, $d:expr) => {
         match ($a.one, $b.one) {
@@ -347,8 +348,8 @@ macro_rules! loop2 {
 /// `d = op(a, b)`.
 ///
 /// # Safety
-/// `a` and `b` have `n` values of type `ty`, or one each if [`takes_one`], but not both; `d` is a register of `n` values
-/// that does not overlap them.
+/// - `a` and `b` have `n` values of type `ty`, or one value each if [`takes_one`], but not both of them one value.
+/// - `d` is a register of `n` values, and overlaps neither `a` nor `b`.
 pub(crate) unsafe fn binary(isa: Isa, op: BinaryOp, ty: Type, a: Operand, b: Operand, d: *mut u8, n: usize) {
     macro_rules! number {
         ($f:ident) => {
@@ -405,7 +406,7 @@ pub(crate) unsafe fn binary(isa: Isa, op: BinaryOp, ty: Type, a: Operand, b: Ope
     }
 }
 
-/// `d = a op b`, as truth.
+/// `d = a op b`, as truth values.
 ///
 /// # Safety
 /// As [`binary`], but `d` is a register of `n` truth values.
@@ -436,7 +437,7 @@ pub(crate) unsafe fn compare(
     }
 }
 
-/// Choices without a jump: masks of noise would send every other one the wrong way.
+/// Branch-free selection: on masks of noise, branches are mispredicted half of the time.
 trait Chosen: Copy {
     fn chosen(truth: u8, yes: Self, no: Self) -> Self;
 }
@@ -464,7 +465,7 @@ impl<T: Chosen, const A: bool, const B: bool> Work for Choose<'_, T, A, B> {
         if self.3.is_empty() {
             return;
         }
-        // SAFETY: whoever makes the loop has as many values as results, of which there is one.
+        // SAFETY: operands have a value for each result, and there is at least one result.
         let (a, b) = unsafe { (self.1.get(0), self.2.get(0)) };
         for (i, (d, &c)) in self.3.iter_mut().zip(self.0).enumerate() {
             // SAFETY: as above.
@@ -479,8 +480,9 @@ impl<T: Chosen, const A: bool, const B: bool> Work for Choose<'_, T, A, B> {
 /// `d = c ? a : b`.
 ///
 /// # Safety
-/// `c` is a register of `n` truth values, `a` and `b` have `n` values of `width` bytes or one each; `d` is a register of
-/// `n` values that overlaps none of them.
+/// - `c` is a register of `n` truth values.
+/// - `a` and `b` have `n` values of `width` bytes each, or one value.
+/// - `d` is a register of `n` values of `width` bytes, and overlaps neither `a` nor `b` nor `c`.
 pub(crate) unsafe fn select(
     isa: Isa,
     width: usize,
@@ -540,13 +542,13 @@ casts! {
 impl Function1 for Cast<f32, i32> {
     type A = f32;
     type Out = i32;
-    /// What `as` gives, which no vector instruction does.
+    /// Converts as `as` does, with vector instructions: `as` itself does not become vector code.
     #[inline(always)]
     fn call<L: Level>(a: f32) -> i32 {
         const END: f32 = 2_147_483_648.0;
         let above = if a > -END { a } else { -END };
         let within = if above < END { above } else { 0.0 };
-        // SAFETY: -END <= within < END, and it is a number.
+        // SAFETY: -END <= within < END, and `within` is not NaN.
         let integer = unsafe { within.to_int_unchecked::<i32>() };
         let integer = if a >= END { i32::MAX } else { integer };
         if a.is_nan() { 0 } else { integer }
@@ -567,7 +569,7 @@ impl<T: Number> Function1 for ToTruth<T> {
 /// `d = a`, converted.
 ///
 /// # Safety
-/// `a` has `n` values of type `from`, `d` is a register of `n` values of type `to`; they do not overlap.
+/// `a` has `n` values of type `from`. `d` is a register of `n` values of type `to`, and does not overlap `a`.
 pub(crate) unsafe fn convert(isa: Isa, from: Type, to: Type, a: *const u8, d: *mut u8, n: usize) {
     macro_rules! go {
         ($f:ty, $a:ty, $b:ty) => {{
@@ -588,20 +590,21 @@ pub(crate) unsafe fn convert(isa: Isa, from: Type, to: Type, a: *const u8, d: *m
 /// Fills `d` with the value at `a`.
 ///
 /// # Safety
-/// `a` points to one value of `width` bytes, `d` is a register of `n` of them that does not overlap it.
+/// `a` points to one value of `width` bytes. `d` is a register of `n` values of `width` bytes, and does not overlap
+/// `a`.
 pub(crate) unsafe fn splat(width: usize, a: *const u8, d: *mut u8, n: usize) {
     // SAFETY: the caller's contract.
     unsafe {
         match width {
             1 => values_mut::<u8>(d, n).fill(*a),
-            // It may lie where callers have it.
+            // The value may be in callers' memory, at any alignment.
             4 => values_mut::<u32>(d, n).fill(a.cast::<u32>().read_unaligned()),
             _ => values_mut::<u64>(d, n).fill(a.cast::<u64>().read_unaligned()),
         }
     }
 }
 
-/// Random bits: `d` of keys, streams and indices.
+/// Random bits `d`, from keys, streams and indices.
 struct Philox<'a> {
     keys: &'a [u64],
     streams: &'a [u64],
@@ -609,11 +612,12 @@ struct Philox<'a> {
     d: &'a mut [u32],
 }
 
-/// Blocks whose rounds are computed side by side.
+/// Number of Philox blocks that are computed at once, as vector code.
 const BLOCKS: usize = 8;
 
 impl Philox<'_> {
-    /// The key, the stream and the first index where those are the same for all and indices count up, as over tensors.
+    /// Returns the key, the stream and the first index if all keys and all streams are equal and indices count up by
+    /// one. This is the case over tensors.
     #[inline(always)]
     fn consecutive(&self) -> Option<[u64; 3]> {
         let (&key, &stream, &first) = (self.keys.first()?, self.streams.first()?, self.indices.first()?);
@@ -641,7 +645,7 @@ impl Work for Philox<'_> {
             }
             return;
         };
-        // Words of a block: the first may begin with any of them.
+        // Words of a block: the first element may be any of its four words.
         let (mut block, mut skipped) = (first / 4, (first % 4) as usize);
         let mut rest = self.d;
         while !rest.is_empty() {
@@ -655,7 +659,7 @@ impl Work for Philox<'_> {
     }
 }
 
-/// Quotients. Where every divisor is the same power of two, as in asking for a number's upper bits, they are shifts.
+/// Quotients of u32. If every divisor is the same power of two, as in a selection of upper bits, quotients are shifts.
 struct DivideU32<'a>(Values<u32, false>, Values<u32, false>, &'a mut [u32]);
 
 impl Work for DivideU32<'_> {
@@ -666,7 +670,7 @@ impl Work for DivideU32<'_> {
         if d.is_empty() {
             return;
         }
-        // SAFETY: whoever makes the loop has as many values as results, of which there is one.
+        // SAFETY: operands have a value for each result, and there is at least one result.
         let by = unsafe { b.get(0) };
         // SAFETY: as above.
         let differ = (0..d.len()).fold(0, |differ, i| differ | (unsafe { b.get(i) } ^ by));
@@ -688,7 +692,8 @@ impl Work for DivideU32<'_> {
 /// Random bits.
 ///
 /// # Safety
-/// `key`, `stream` and `index` are registers of `n` 64-bit values, `d` one of `n` 32-bit values that overlaps none.
+/// `key`, `stream` and `index` are registers of `n` 64-bit values each. `d` is a register of `n` 32-bit values, and
+/// overlaps no operand.
 pub(crate) unsafe fn random(
     isa: Isa,
     key: *const u8,
@@ -703,9 +708,9 @@ pub(crate) unsafe fn random(
     isa.run(Philox { keys, streams, indices, d });
 }
 
-/// Partial results of a reduction inside a tile: so many independent chains, joined as a tree.
+/// Number of partial results of a reduction inside of a tile: independent chains, joined as a tree.
 const LANES: usize = 16;
-/// As many as keep the adders busy, where a tile has enough values for it.
+/// Number of partial results that keeps the adders busy, if a tile has enough values.
 const MANY_LANES: usize = 2 * LANES;
 
 struct Fold<T: Copy, F> {
@@ -716,12 +721,13 @@ struct Fold<T: Copy, F> {
 }
 
 impl<T: Number, F: Function2<A = T, Out = T>> Fold<T, F> {
-    /// Adds values `from..` to the lanes as long as there are enough for all, and says where it ended.
+    /// Adds values `from..` to the lanes while there is a value for every lane. Returns the index of the first value
+    /// that is left.
     #[inline(always)]
     fn add<L: Level, const N: usize>(&self, mut from: usize, lanes: &mut [T; N]) -> usize {
         while from + N <= self.n {
             for (i, lane) in lanes.iter_mut().enumerate() {
-                // SAFETY: whoever makes the fold has `n` values.
+                // SAFETY: the fold has `n` values.
                 *lane = F::call::<L>(*lane, unsafe { self.values.get(from + i) });
             }
             from += N;
@@ -756,7 +762,7 @@ impl<T: Number, F: Function2<A = T, Out = T>> Work for Fold<T, F> {
         }
         done = self.add::<L, LANES>(done, &mut lanes);
         for (i, lane) in (done..self.n).zip(&mut lanes) {
-            // SAFETY: whoever makes the fold has `n` values.
+            // SAFETY: the fold has `n` values.
             *lane = F::call::<L>(*lane, unsafe { self.values.get(i) });
         }
         halve::<L, F>(&mut lanes, 1);
@@ -778,7 +784,7 @@ macro_rules! with_reduction {
 /// Reduces a register to `d`, in an order that depends on `n` alone.
 ///
 /// # Safety
-/// `a` has `n` values of type `ty`, `d` has room for one.
+/// `a` has `n` values of type `ty`. `d` is valid for a write of one value of type `ty`.
 pub(crate) unsafe fn fold(isa: Isa, op: ReduceOp, ty: Type, a: *const u8, d: *mut u8, n: usize) {
     with_reduction!(op, ty, T, F, NEUTRAL => {
         let values = Values::new(Operand { at: a, one: false });
@@ -788,14 +794,15 @@ pub(crate) unsafe fn fold(isa: Isa, op: ReduceOp, ty: Type, a: *const u8, d: *mu
     });
 }
 
-/// The sum of numbers, in the order of [`fold`].
+/// Returns the sum of numbers, in the order of [`fold`].
 #[inline(always)]
 pub(crate) fn sum<L: Level>(numbers: &[f32]) -> f32 {
     let values = Values::new(Operand { at: numbers.as_ptr().cast(), one: false });
     Fold::<f32, Add<f32>> { values, n: numbers.len(), neutral: f32::ZERO, with: PhantomData }.work::<L>()
 }
 
-/// Joins partial results, as [`fold`] does at its end. At any level alike, and too little to be called for.
+/// Joins partial results, as [`fold`] does at its end. The result is the same at every level, and the work is too small
+/// for a call.
 #[inline]
 pub(crate) fn join_lanes(op: ReduceOp, mut lanes: [f32; LANES]) -> f32 {
     match op {
@@ -810,7 +817,7 @@ pub(crate) fn join_lanes(op: ReduceOp, mut lanes: [f32; LANES]) -> f32 {
 /// `d = d op b`, element by element.
 ///
 /// # Safety
-/// `b` has `n` values of type `ty`, `d` is a register of as many that does not overlap it.
+/// `b` has `n` values of type `ty`. `d` is a register of `n` values of type `ty`, and does not overlap `b`.
 pub(crate) unsafe fn accumulate(isa: Isa, op: ReduceOp, ty: Type, b: *const u8, d: *mut u8, n: usize) {
     with_reduction!(op, ty, T, F, _NEUTRAL => {
         // SAFETY: the caller's contract.
@@ -819,7 +826,7 @@ pub(crate) unsafe fn accumulate(isa: Isa, op: ReduceOp, ty: Type, b: *const u8, 
     });
 }
 
-/// Fills `d` with what a reduction starts from.
+/// Fills `d` with the neutral element of a reduction.
 ///
 /// # Safety
 /// `d` is a register of `n` values of type `ty`.

@@ -1,7 +1,7 @@
-//! Code that several tapes share: that of nests that differ in nothing but where their buffers begin and end.
+//! Code shared by several tile programs, for nests that differ only in the offsets and lengths of their buffers.
 //!
-//! The steps of a recurrent net and the layers of a transformer have most of their nests in common. To make code takes
-//! longer than to look for it, and code that runs again is in the instruction cache.
+//! The steps of a recurrent network and the layers of a transformer have most of their nests in common. A look-up takes
+//! less time than a compilation, and code that runs again is in the instruction cache.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -12,10 +12,10 @@ use super::jit::CodeMemory;
 use super::{Ahead, Code, LoopOrder, Plan};
 use crate::isa::Isa;
 
-/// All that code depends on.
+/// Everything that code depends on.
 #[derive(Debug, PartialEq, Eq, Hash)]
 struct Key {
-    /// Its accesses lie nowhere.
+    /// The nest, with the offsets and lengths of all accesses set to zero.
     nest: Nest,
     drive: LoopOrder,
     outside: Vec<usize>,
@@ -33,19 +33,19 @@ impl Key {
     }
 }
 
-/// What the kernels of a program have in common.
+/// Code shared by the kernels of a program.
 #[derive(Debug, Default)]
 struct Codes {
     known: Mutex<FxHashMap<Key, Arc<Code>>>,
     memory: Arc<CodeMemory>,
 }
 
-/// Makes kernels that share code: what several of them have in common is made once, and all of it lies together. Several
-/// threads may make them at once. They may run when `make` is done. Where the system gives no memory for machine code they
-/// are made again, without any.
+/// Compiles kernels that share code: equal code is compiled once, and all code is stored together. Several threads may
+/// compile at the same time. Kernels may run after `make` has returned. If the system provides no memory for machine
+/// code, kernels are compiled again without machine code.
 ///
 /// # Errors
-/// Those of `make`.
+/// The errors of `make`.
 pub fn with_shared_code<T, E>(isa: Isa, make: impl Fn(Compiler<'_>) -> Result<T, E>) -> Result<T, E> {
     let codes = Codes::default();
     let made = make(Compiler { isa, native: true, codes: Some(&codes) })?;
@@ -55,11 +55,11 @@ pub fn with_shared_code<T, E>(isa: Isa, make: impl Fn(Compiler<'_>) -> Result<T,
     make(Compiler { isa, native: false, codes: Some(&Codes::default()) })
 }
 
-/// What makes a kernel: an instruction-set level, alone or for [several kernels](with_shared_code).
+/// Compiler of kernels: an instruction-set level, for one kernel or for [several kernels](with_shared_code).
 #[derive(Clone, Copy, Debug)]
 pub struct Compiler<'a> {
     isa: Isa,
-    /// Whether there is machine code.
+    /// True if kernels use machine code.
     native: bool,
     codes: Option<&'a Codes>,
 }
@@ -71,20 +71,20 @@ impl From<Isa> for Compiler<'_> {
 }
 
 impl Compiler<'_> {
-    /// The level.
+    /// Returns the instruction-set level.
     #[must_use]
     pub fn isa(self) -> Isa {
         self.isa
     }
 
-    /// The same without machine code.
+    /// Returns a compiler without machine code.
     #[cfg(test)]
     pub(super) fn without_code(isa: Isa) -> Self {
         Compiler { native: false, ..isa.into() }
     }
 
-    /// The code of a plan: that of an equal one, if there is one, or what `make` makes, with memory for machine code if
-    /// there is to be some.
+    /// Returns the cached code of an equal plan, or the code that `make` compiles. `make` receives memory for machine
+    /// code, if the compiler uses machine code.
     pub(super) fn code(
         self,
         plan: &Plan<'_>,
@@ -101,7 +101,7 @@ impl Compiler<'_> {
         if let Some(code) = known().get(&key) {
             return Ok(Arc::clone(code));
         }
-        // Another thread may make the same meanwhile: the first one to be done is shared.
+        // Another thread may compile an equal plan at the same time: the first one to finish is shared.
         let code = Arc::new(make(self.native.then_some(&codes.memory))?);
         Ok(Arc::clone(known().entry(key).or_insert(code)))
     }
@@ -116,7 +116,8 @@ mod tests {
     use super::*;
     use crate::tile::TileProgram;
 
-    /// `to = from * factor` over matrices of so many columns, in buffers that begin somewhere.
+    /// `to = from * factor` over matrices of `columns` columns, in buffers with data from the offsets `from` and `to`
+    /// on.
     fn tape(compiler: Compiler<'_>, columns: usize, factor: f64, (from, to): (usize, usize)) -> TileProgram {
         let dims = [6, columns];
         let access = |offset: usize| Access {
@@ -166,7 +167,7 @@ mod tests {
         let tapes = RefCell::new(Vec::new());
         let made = with_shared_code(isa, |compiler| {
             let made = tape(compiler, 50, 2.0, (0, 0));
-            // What is executable takes no more code: the system says no at the end.
+            // Executable memory accepts no more code, so the system refuses at the end.
             if let Some(codes) = compiler.codes.filter(|_| compiler.native) {
                 assert!(codes.memory.finish());
                 tapes.borrow_mut().push(tape(compiler, 51, 2.0, (0, 0)));

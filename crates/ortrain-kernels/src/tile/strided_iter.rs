@@ -1,19 +1,19 @@
-//! How one access moves through a part of the iteration space that is counted linearly, row-major.
+//! Movement of one access through a part of the iteration space that has a linear, row-major index.
 
 use smallvec::SmallVec;
 
-/// Most axes a walk may have after merging.
+/// Maximum number of axes after merging.
 const MAX_RANK: usize = 16;
 
-/// The axes of a part of the space as one access sees them: axes of size 1 are left out, and neighbours that it passes
-/// through in one even stride are merged. Each access merges on its own; what they share is the linear count.
+/// The axes of a part of the iteration space as one access sees them. Axes of size 1 are left out, and neighbouring
+/// axes with one even stride are merged. Each access merges its own axes; all accesses share the linear index.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct StridedIter {
     dims: SmallVec<[Dim; 4]>,
     strides: SmallVec<[isize; 4]>,
 }
 
-/// The size of an axis. Many short rows ask where they lie, and a processor takes longer to divide than for all the rest.
+/// The size of an axis. Many short rows compute their offsets, and a division would take longer than all the rest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Dim {
     size: usize,
@@ -23,7 +23,7 @@ struct Dim {
 
 impl Dim {
     fn new(size: usize) -> Dim {
-        // Sizes are more than one; nobody divides by zero.
+        // Sizes are larger than one, so divisors are never zero.
         Dim { size, inverse: (u64::MAX / (size as u64).max(2)).wrapping_add(1) }
     }
 
@@ -41,7 +41,7 @@ impl Dim {
 }
 
 impl StridedIter {
-    /// The walk through axes of the given sizes and strides.
+    /// Builds the iterator over axes of these sizes and strides.
     pub(crate) fn new(axes: impl IntoIterator<Item = (usize, isize)>) -> Result<StridedIter, String> {
         let mut walk = StridedIter { dims: SmallVec::new(), strides: SmallVec::new() };
         for (dim, stride) in axes {
@@ -65,12 +65,12 @@ impl StridedIter {
         Ok(walk)
     }
 
-    /// Whether it stays at one element.
+    /// Returns true if the access reads the same element at every index.
     pub(crate) fn stays(&self) -> bool {
         self.strides.iter().all(|&stride| stride == 0)
     }
 
-    /// The length of the pieces in which it moves by one element at every index, where it does.
+    /// Returns the length of the pieces that are contiguous, index by index. `None` if there are no such pieces.
     pub(crate) fn piece(&self) -> Option<usize> {
         match (self.dims.as_slice(), self.strides.as_slice()) {
             ([_], [1]) => Some(usize::MAX),
@@ -79,13 +79,13 @@ impl StridedIter {
         }
     }
 
-    /// Elements from one piece to the next, within the axis before that of the pieces.
+    /// Returns the number of elements from one piece to the next, along the axis before the axis of the pieces.
     #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "only machine code asks ahead"))]
     pub(crate) fn step(&self) -> Option<isize> {
         self.strides.len().checked_sub(2).map(|before| self.strides[before])
     }
 
-    /// The length after which it starts again from the same element, if it does and that is all it does.
+    /// Returns the period, if the access repeats cyclically.
     #[inline(always)]
     pub(crate) fn period(&self) -> Option<usize> {
         match (self.dims.as_slice(), self.strides.as_slice()) {
@@ -94,7 +94,7 @@ impl StridedIter {
         }
     }
 
-    /// Elements from the first to that of index `linear`.
+    /// Returns the number of elements from the first element to the element of index `linear`.
     #[inline(always)]
     pub(crate) fn offset(&self, mut linear: usize) -> isize {
         match self.dims.len() {
@@ -107,14 +107,14 @@ impl StridedIter {
                     offset += index as isize * stride;
                     linear = outer;
                 }
-                // Nothing lies outside of the first axis.
+                // The first axis has no outer axis.
                 offset + linear as isize * self.strides[0]
             }
         }
     }
 
-    /// Calls `f(position, offset, len, stride)` for each evenly spaced piece of the indices `start..start + n`:
-    /// `position` counts from `start`, `offset` is that of the piece's first element.
+    /// Calls `f(position, offset, len, stride)` for each evenly spaced piece of the indices `start..start + n`.
+    /// `position` counts from `start`, and `offset` is the offset of the piece's first element.
     #[inline(always)]
     pub(crate) fn pieces(&self, start: usize, n: usize, mut f: impl FnMut(usize, isize, usize, isize)) {
         let rank = self.dims.len();
@@ -155,7 +155,7 @@ impl StridedIter {
             if position >= n {
                 return;
             }
-            // Back to the start of the last axis, and one step on the axes before it.
+            // Back to the start of the last axis, and one step along the axes before it.
             offset -= index[rank - 1] as isize * stride;
             index[rank - 1] = 0;
             for k in (0..rank - 1).rev() {

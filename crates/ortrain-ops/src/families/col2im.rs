@@ -1,10 +1,12 @@
-//! Blocks put back where they were cut out, and summed where they overlap: `Col2Im`.
+//! Rearrangement of column blocks into an image, with sums where blocks overlap: `Col2Im`.
 //!
-//! Col2Im-18 of ONNX (<https://onnx.ai/onnx/operators/onnx__Col2Im.html>), PyTorch's `fold` for any number of axes. It is a
-//! composition: every element of a block is added to the row of an image that it belongs to, those in the padding to a row
-//! that is cut off then. So its gradient takes the blocks out again, and narrow floats are summed in float32.
+//! Col2Im-18 of ONNX (<https://onnx.ai/onnx/operators/onnx__Col2Im.html>), PyTorch's `fold` for any number of axes.
 //!
-//! Limits: how many axes the image has must be known.
+//! The operator is a composition. A scatter adds each element of a block to its pixel. Elements in the padding are
+//! added to an extra row, which is removed afterwards. Therefore the gradient gathers the blocks again, and narrow
+//! floats are summed in float32.
+//!
+//! Limits: the number of axes of the image must be known.
 
 use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId};
 
@@ -21,15 +23,15 @@ const DATA: usize = 0;
 const IMAGE: usize = 1;
 const BLOCK: usize = 2;
 
-/// How blocks lie in the image, by axis.
+/// Positions of the blocks in the image, by axis.
 struct Col2Im {
     strides: Vec<i64>,
     dilations: Vec<i64>,
-    /// In front of every axis, then behind.
+    /// Padding before each axis, followed by the padding after each axis.
     pads: Vec<i64>,
 }
 
-/// Further apart than this nothing lies in a tensor: what is computed from it does not overflow.
+/// Exclusive limit of sizes, strides, dilations and pads. Positions computed from smaller numbers do not overflow.
 const FARTHEST: i64 = 1 << 31;
 
 impl Col2Im {
@@ -54,7 +56,7 @@ impl Col2Im {
         })
     }
 
-    /// How many blocks there are along an axis; 0 if none fits.
+    /// Returns the number of blocks along an axis; 0 if no block fits.
     fn count(&self, axis: usize, image: i64, block: i64) -> i64 {
         let axes = self.strides.len();
         let padded = image.saturating_add(self.pads[axis]).saturating_add(self.pads[axes + axis]);
@@ -65,7 +67,7 @@ impl Col2Im {
 
 struct Blocks;
 
-/// The number of axes of the image.
+/// Returns the number of axes of the image.
 fn axes_of(image: Option<&Shape>, block: Option<&Shape>) -> Result<Option<usize>, OpError> {
     for shape in [image, block].into_iter().flatten() {
         if shape.rank() != 1 {
@@ -143,7 +145,7 @@ impl Op for Blocks {
     }
 }
 
-/// The elements of a list of sizes.
+/// Returns the elements of a list of sizes.
 fn sizes_in(rw: &mut Rewrite<'_>, k: usize, axes: usize) -> Result<Vec<Size>, OpError> {
     let list = rw.required(k)?;
     if let Some(known) = rw.constant_of(list).and_then(Tensor::to_i64) {
@@ -167,7 +169,8 @@ fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     };
     let (elements, pixels) = (product(rw, &block), product(rw, &image));
 
-    // Where every element of every block belongs: `[elements of a block, blocks]`, axis by axis.
+    // For each element of each block, its position in the image and a flag that is true inside of the image. The shape
+    // is `[elements of a block, blocks]`. The loop adds one axis at a time.
     let mut place: Option<(ValueId, ValueId)> = None;
     let (mut rows, mut columns) = (Size::Number(1), Size::Number(1));
     for axis in 0..axes {
@@ -197,7 +200,7 @@ fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
             place = Some((at, inside));
             continue;
         };
-        // Those of the axes before with every one of this axis.
+        // Combines the positions of the previous axes with each position of this axis.
         let both = |rw: &mut Rewrite<'_>, name: &str, a: ValueId, b: ValueId| {
             let (a, b) = (unsqueezed(rw, a, &[1, 3]), unsqueezed(rw, b, &[0, 2]));
             let pairs = apply(rw, name, &[a, b]);
@@ -235,7 +238,7 @@ fn build(_: &Graph, _: &Node) -> Result<Box<dyn Op>, OpError> {
     Ok(Box::new(Blocks))
 }
 
-/// Before opset 18 it is written as what it is made of, which needs sums of scatters: those came with 16.
+/// Decomposes the operator for opsets 16 and 17. The decomposition needs sums of scatters, which opset 16 introduced.
 fn downgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     if (16..18).contains(&rw.version()) { decompose(rw) } else { Ok(()) }
 }
@@ -268,7 +271,7 @@ mod tests {
         Case { image: &[5, 6], block: &[3, 2], strides: &[2, 1], dilations: &[1, 2], pads: &[1, 0, 2, 1] },
         Case { image: &[4], block: &[3], strides: &[1], dilations: &[1], pads: &[2, 1] },
         Case { image: &[3, 2, 4], block: &[2, 1, 3], strides: &[1, 2, 1], dilations: &[1; 3], pads: &[0; 6] },
-        // An element of every block lies in the padding.
+        // Each block has an element in the padding.
         Case { image: &[2, 2], block: &[2, 2], strides: &[1, 1], dilations: &[3, 3], pads: &[1; 4] },
     ];
 
@@ -293,7 +296,7 @@ mod tests {
             [data, list(self.image), list(self.block)]
         }
 
-        /// By the definition: every element of every block is added where it lies.
+        /// Computes the image by the definition: adds each element of each block at its position.
         fn expected(&self, data: &Tensor, channels: usize) -> Tensor {
             let axes = self.image.len();
             let split = |mut rest: i64, sizes: &[i64]| -> Vec<i64> {

@@ -1,7 +1,7 @@
-//! Joining and splitting along an axis: `Concat`, and ONNX Runtime's `ConcatTraining` and `SplitTraining`.
+//! Concatenation and splitting along an axis: `Concat`, and ONNX Runtime's `ConcatTraining` and `SplitTraining`.
 //!
-//! Sources: ONNX Concat-4, 11, 13; `com.microsoft` ConcatTraining (also gives the lengths) and SplitTraining (splits by
-//! lengths given as an input) of version 1.
+//! Sources: ONNX Concat-4, 11, 13; ConcatTraining (also returns the lengths) and SplitTraining (the lengths are an
+//! input) of `com.microsoft`, version 1.
 
 use ortrain_expr::Access;
 use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor};
@@ -13,7 +13,7 @@ use crate::lower::Lower;
 use crate::op::{Definition, Op};
 use crate::rewrite::Rewrite;
 
-/// Tensors one after the other along an axis; output 1, if used, has their lengths along it.
+/// Concatenation of tensors along an axis. Output 1, if used, contains their lengths along this axis.
 struct Concat {
     axis: i64,
 }
@@ -137,7 +137,7 @@ impl Op for Concat {
     }
 }
 
-/// Parts of a tensor along an axis, of given lengths.
+/// Parts of a tensor along an axis; the lengths are input 1.
 struct SplitTraining {
     axis: i64,
 }
@@ -208,7 +208,7 @@ impl Op for SplitTraining {
         let mut start = 0;
         for k in 0..cx.node().outputs.len() {
             if !cx.wants(k) {
-                // Its length is only known from the shapes of the others, so every part has an output.
+                // The length of an unused part is unknown, so every part must have an output.
                 return Err(OpError::unsupported("every part must be used"));
             }
             let dims = cx.out_dims(k);
@@ -234,12 +234,12 @@ fn build_concat(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
     Ok(Box::new(Concat { axis: Attrs::required("axis", axis)? }))
 }
 
-/// One Slice for each part, from the sum of the lengths before it to the sum with its own.
+/// Replaces the node by one Slice per part, between cumulative sums of the lengths.
 fn decompose_split(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let (x, lengths) = (rw.required(0)?, rw.required(1)?);
     let axis = axis_of(rw.node())?;
     if let Some(known) = rw.sizes_of(lengths) {
-        // Older sets have no Split and no Slice of computed lengths.
+        // Older opsets have a Split of known lengths, but no Slice between computed positions.
         let known = rw.ints("lengths", &known);
         let (inputs, outputs) = ([Some(x), Some(known)], rw.node().outputs.len());
         let parts = rw.add_node("", "Split", &inputs, outputs, Attrs::new().with("axis", axis));

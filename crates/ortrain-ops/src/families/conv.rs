@@ -1,10 +1,11 @@
 //! Convolution and its gradients.
 //!
-//! Sources: ONNX Conv-1, 11, 22 (the versions differ in element types only) and `ConvGrad` of `com.microsoft`: the
-//! gradients of image, filter and bias from that of the result. Any number of spatial axes, groups, strides and
-//! dilations; sums are accumulated in float32 (float64 for float64). Images whose batch is empty have an empty result
-//! and zeros as gradients of the filter; kernels without cells, and kernels larger than the padded image, are refused.
-//! `auto_pad` becomes explicit padding where the sizes are known.
+//! Sources: ONNX Conv-1, 11, 22 (the versions differ only in element types) and `ConvGrad` of `com.microsoft`.
+//! `ConvGrad` computes the gradients of image, filter and bias from the gradient of the result.
+//!
+//! Supported: any number of spatial axes, groups, strides and dilations. Sums are accumulated in float32 (float64 for
+//! float64). An empty batch has an empty result and zero filter gradients. Empty kernels, and kernels larger than the
+//! padded image, are an error. `auto_pad` becomes explicit padding once the sizes are known.
 
 use ortrain_expr::{ConvPass, ConvShape};
 use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, ValueId};
@@ -21,14 +22,15 @@ use crate::op::{Definition, Op};
 use crate::rewrite::Rewrite;
 use crate::sliding::{AutoPad, Sliding};
 
-/// Inputs: image `[N, G * C, ..]`, filter `[G * M, C, ..]` and perhaps a bias `[G * M]`; the result is
+/// Convolution. Inputs: image `[N, G * C, ..]`, filter `[G * M, C, ..]` and an optional bias `[G * M]`. Result:
 /// `[N, G * M, ..]`.
 pub(super) struct Conv {
     sliding: Sliding,
     groups: usize,
 }
 
-/// Inputs: the gradient of the result, image and filter; outputs: the gradients of image, filter and bias.
+/// Gradients of a convolution. Inputs: gradient of the result, image and filter. Outputs: gradients of image, filter
+/// and bias.
 struct ConvGrad(Conv);
 
 impl Conv {
@@ -36,7 +38,7 @@ impl Conv {
         Ok(Conv { sliding: Sliding::read(&node.attrs)?, groups: read_groups(&node.attrs)? })
     }
 
-    /// The shape of the result for image `x` and filter `w`; `None` if not even its rank is known.
+    /// Returns the shape of the result for image `x` and filter `w`; `None` if its rank is unknown.
     fn result(&self, cx: &Infer<'_>, x: usize, w: usize) -> Result<Option<Shape>, OpError> {
         let Some(rank) = common_rank(cx, x, w)? else { return Ok(None) };
         let (image, filter) = (cx.shape(x), cx.shape(w));
@@ -73,7 +75,7 @@ impl Conv {
         Ok(Some(dims.into_iter().collect()))
     }
 
-    /// The type and shape of the result for an image, a filter and perhaps a bias, the first inputs.
+    /// Returns the type and shape of the result. The first inputs are image, filter and an optional bias.
     pub(super) fn result_of(&self, cx: &Infer<'_>) -> Result<(DType, Option<Shape>), OpError> {
         cx.dtype_where(0, "a float type", DType::is_float)?;
         let dtype = cx.same_dtype([0, 1, 2])?;
@@ -84,7 +86,7 @@ impl Conv {
         Ok((dtype, shape))
     }
 
-    /// How the window slides along each axis, if the padding can be told: `auto_pad` needs the sizes of the image.
+    /// Returns the window of each axis with explicit padding. `None` if `auto_pad` needs sizes that are unknown.
     fn windows(&self, image: Option<&Shape>, kernel: &[Dim]) -> Option<Vec<Window>> {
         let count = kernel.len();
         let one = |k: usize| {
@@ -93,7 +95,7 @@ impl Conv {
                 AutoPad::NotSet | AutoPad::Valid => self.sliding.padding(k, count),
                 AutoPad::SameUpper | AutoPad::SameLower => {
                     let cells = kernel[k].known()?;
-                    // With steps of 1 any size will do.
+                    // With stride 1 the padding is the same for every size.
                     let size = match image.and_then(|image| image[k + 2].known()) {
                         Some(size) => size,
                         None if stride == 1 => cells,
@@ -110,7 +112,7 @@ impl Conv {
         (0..count).map(one).collect()
     }
 
-    /// The attributes, with explicit padding if it can be told.
+    /// Returns the attributes, with explicit padding if it can be computed.
     fn explicit(
         &self,
         attrs: &Attrs,
@@ -126,7 +128,7 @@ impl Conv {
         Ok(attrs.clone().with("auto_pad", "NOTSET").with("pads", pads(&windows)))
     }
 
-    /// The sizes of a convolution of an image and a filter of these shapes.
+    /// Returns the sizes of a convolution of an image and a filter of these shapes.
     fn shape(&self, pass: ConvPass, image: &[usize], filter: &[usize]) -> Result<ConvShape, OpError> {
         let axes = self.sliding.axes(&filter[2..], image)?;
         Ok(conv_shape(pass, image[0], self.groups, filter, axes))
@@ -144,7 +146,7 @@ impl Op for Conv {
     fn grad(&self, cx: &mut Grad<'_>) -> Result<(), OpError> {
         let Some(g) = cx.output_grad(0) else { return Ok(()) };
         let (x, w) = (cx.input(0)?, cx.input(1)?);
-        // The reference computes wrong gradients where auto_pad chooses the padding.
+        // The reference computes wrong gradients with `auto_pad`, so the padding becomes explicit.
         let attrs = self.explicit(&cx.node().attrs, cx.shape(x), cx.shape(w))?;
         let wanted = [cx.wants(0), cx.wants(1), cx.wants(2)];
         let gradients = cx.add_wanted("com.microsoft", "ConvGrad", &[g, x, w].map(Some), &wanted, attrs);
@@ -173,7 +175,8 @@ impl Op for ConvGrad {
         infer_gradients(cx, dtype, result.as_ref())
     }
 
-    /// All three gradients are linear in what they are made of, and what comes back are convolutions again.
+    /// Adds second-order gradients. All three outputs are linear in each of their inputs, so their gradients are
+    /// convolutions again.
     fn grad(&self, cx: &mut Grad<'_>) -> Result<(), OpError> {
         let (dy, x, w) = (cx.input(0)?, cx.input(1)?, cx.input(2)?);
         let attrs = self.0.explicit(&cx.node().attrs, cx.shape(x), cx.shape(w))?;
@@ -240,7 +243,7 @@ impl Op for ConvGrad {
     }
 }
 
-/// `ConvGrad` as ConvTranspose, Conv and ReduceSum.
+/// Decomposes `ConvGrad` into ConvTranspose, Conv and ReduceSum.
 fn decompose_grad(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let conv = Conv::read(rw.node())?;
     let (dy, x, w) = (rw.required(0)?, rw.required(1)?, rw.required(2)?);
@@ -306,7 +309,8 @@ pub(super) mod tests {
         pairs.iter().fold(Attrs::new(), |attrs, &(name, values)| attrs.with(name, values))
     }
 
-    /// The definition, by a padded copy of the image: `pads` are before and behind each axis.
+    /// Computes a convolution by the definition, with a padded copy of the image. `pads` are before and after each
+    /// axis.
     fn naive(x: &Tensor, w: &Tensor, groups: usize, steps: &[[usize; 2]], pads: &[[usize; 2]]) -> Tensor {
         let (xd, wd) = (x.dims(), w.dims());
         let axes = xd.len() - 2;
@@ -370,7 +374,7 @@ pub(super) mod tests {
         let attrs = ints(&[("pads", &[1, 0]), ("strides", &[2])]);
         let y = run_node(CONV, &given, 1, attrs).expect("it runs");
         assert_close(&y[0], &f64s(&[1, 2, 2], &[110.0, 132.0, -0.5, -2.5]), 0.0);
-        // An image of two rows, groups of one channel each, cells two apart.
+        // An image of two rows as two groups of one channel each, with dilation 2.
         let x = f64s(&[1, 2, 3], &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
         let attrs = ints(&[("dilations", &[2])]).with("group", 2i64);
         let y = run_node(CONV, &[Some(&x), Some(&w), None], 1, attrs).expect("it runs");
@@ -448,7 +452,7 @@ pub(super) mod tests {
         }
     }
 
-    /// A graph whose input `k` has names instead of sizes along the given axes.
+    /// Returns the graph with symbols for the sizes of input `k` along `axes`.
     pub(in super::super) fn with_names(graph: &Graph, k: usize, axes: &[usize]) -> Graph {
         let mut graph = graph.clone();
         for node in graph.nodes.clone() {
@@ -513,7 +517,7 @@ pub(super) mod tests {
             let found = emitted(&conv);
             assert_eq!(found.ints("pads").expect("ints"), Some(&pads[..]), "{mode} {steps:?}");
             assert_eq!(found.string("auto_pad").expect("a text"), Some("NOTSET"));
-            // Without the sizes, padding can be told only where windows move by one.
+            // Without the sizes, the padding is only known for stride 1.
             let named = emitted(&with_names(&conv, 0, &[2, 3]));
             let told = steps == [1, 1] || mode == "VALID";
             assert_eq!(named.string("auto_pad").expect("a text") == Some("NOTSET"), told, "{mode} {steps:?}");
@@ -537,7 +541,7 @@ pub(super) mod tests {
         }
     }
 
-    /// The names of the instructions that a graph becomes.
+    /// Returns the names of the instructions that a graph is lowered to.
     fn instructions(graph: &Graph, given: &[Tensor]) -> Vec<&'static str> {
         let roles = vec![crate::Role::User; given.len()];
         let schedule = crate::Specialiser::new(graph.clone(), roles).schedule(given).expect("it is made");
@@ -557,7 +561,7 @@ pub(super) mod tests {
         assert_eq!(gradients(&[0]), ["Conv"]);
         assert_eq!(gradients(&[1]), ["Conv"]);
         assert_eq!(gradients(&[2]), ["Reduce"]);
-        // Bias and activation are computed where the sums are.
+        // Bias and activation are fused into the convolution.
         let y = conv.outputs[0];
         conv.outputs.clear();
         add(&mut conv, ("", "Relu"), "relu", &[Some(y)], 1, Attrs::new());
@@ -567,7 +571,7 @@ pub(super) mod tests {
     #[test]
     fn narrow_floats_are_summed_in_float32() {
         for (dtype, unit) in [(DType::F16, 2048.0), (DType::BF16, 256.0)] {
-            // Added in the narrow type itself, the small numbers would vanish beside the large one.
+            // In the narrow type the small addends would be lost beside the large one.
             let x = Tensor::filled(dtype, &[1, 8, 1], 0.5);
             let (mut graph, ids) = graph(&[&x]);
             let weights = f64s(&[1, 8, 1], &[2.0 * unit, 2.0, 2.0, 2.0, 2.0, 2.0, 2.0, 2.0]);

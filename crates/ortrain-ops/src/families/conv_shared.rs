@@ -1,5 +1,5 @@
-//! What convolutions, transposed ones and their gradients share: checks of shapes, instructions, and gradients in plain
-//! ONNX.
+//! Shared code of convolution, transposed convolution and their gradients: shape checks, instructions, and gradients in
+//! plain ONNX.
 
 use ortrain_expr::{ConvPass, ConvShape, ReduceOp, SlidingAxes};
 use ortrain_graph::{Attrs, DType, Dim, Shape, ValueId};
@@ -11,7 +11,7 @@ use crate::lower::Lower;
 use crate::rewrite::Rewrite;
 use crate::sliding::Sliding;
 
-/// The attribute `group`.
+/// Reads the attribute `group`.
 pub(super) fn read_groups(attrs: &Attrs) -> Result<usize, OpError> {
     let groups = attrs.int("group")?.unwrap_or(1);
     usize::try_from(groups)
@@ -20,7 +20,7 @@ pub(super) fn read_groups(attrs: &Attrs) -> Result<usize, OpError> {
         .ok_or_else(|| OpError::invalid(format!("group {groups}: 1 is the least")))
 }
 
-/// Checks that image (or features) `x` and filter `w` have as many axes; returns how many.
+/// Checks that image (or features) `x` and filter `w` have the same number of axes, and returns this number.
 pub(super) fn common_rank(cx: &Infer<'_>, x: usize, w: usize) -> Result<Option<usize>, OpError> {
     match (cx.shape(x), cx.shape(w)) {
         (Some(x), Some(w)) if x.rank() != w.rank() => Err(OpError::invalid(format!(
@@ -30,7 +30,7 @@ pub(super) fn common_rank(cx: &Infer<'_>, x: usize, w: usize) -> Result<Option<u
     }
 }
 
-/// The numbers of cells of a filter of shape `filter` along the spatial axes, as far as they are known.
+/// Returns the kernel sizes of a filter of shape `filter` along the spatial axes, as far as they are known.
 pub(super) fn kernel_dims(
     sliding: &Sliding,
     filter: Option<&Shape>,
@@ -63,7 +63,7 @@ pub(super) fn kernel_dims(
     Ok(kernel)
 }
 
-/// The most cells of a filter, for each channel: kernels keep tables of them.
+/// Maximum number of cells of a filter per channel. Kernels keep tables of the cells.
 const MAX_CELLS: usize = 1 << 20;
 
 /// Checks that a bias, input `k`, has `channels` elements.
@@ -79,8 +79,8 @@ pub(super) fn check_bias(cx: &Infer<'_>, k: usize, channels: &Dim) -> Result<(),
     Err(OpError::invalid(format!("a bias of shape {bias} for {channels} channels of the result")))
 }
 
-/// Says the types of the gradients of input 1, of a filter, input 2, and of a bias; input 0 is the gradient of the
-/// result, whose shape is `result`.
+/// Reports the types of the gradients of input 1, of a filter (input 2), and of a bias. Input 0 is the gradient of the
+/// result, which has shape `result`.
 pub(super) fn infer_gradients(
     cx: &mut Infer<'_>,
     dtype: DType,
@@ -102,7 +102,7 @@ pub(super) fn infer_gradients(
     Ok(())
 }
 
-/// Emits a convolution whose result is output `k`, plus a number for each channel.
+/// Emits a convolution with an optional bias per channel. Its result is output `k`.
 pub(super) fn emit(
     cx: &mut Lower<'_>,
     k: usize,
@@ -127,7 +127,7 @@ pub(super) fn emit(
     cx.emit(nest.conv(shape, cx.operand(a, &a_dims), cx.operand(b, &b_dims)))
 }
 
-/// Emits the sum of input `from` over all axes but that of the channels, as output `k`.
+/// Emits the sum of input `from` over all axes except the channels, as output `k`.
 pub(super) fn emit_channel_sums(cx: &mut Lower<'_>, k: usize, from: usize) -> Result<(), OpError> {
     let dims = cx.dims(from);
     let space: usize = dims[2..].iter().product();
@@ -140,7 +140,7 @@ pub(super) fn emit_channel_sums(cx: &mut Lower<'_>, k: usize, from: usize) -> Re
     cx.emit(nest.instruction())
 }
 
-/// The sizes of a convolution of images with batch and channels `image` under filters of shape `filter`.
+/// Returns the sizes of a convolution of a batch of images under filters of shape `filter`.
 pub(super) fn conv_shape(
     pass: ConvPass,
     batch: usize,
@@ -151,7 +151,7 @@ pub(super) fn conv_shape(
     ConvShape { pass, batch, groups, channels_in: filter[1], channels_out: filter[0] / groups, axes }
 }
 
-/// How a window slides along one axis, padding being explicit.
+/// Sliding window along one axis, with explicit padding.
 #[derive(Clone, Debug)]
 pub(super) struct Window {
     pub(super) stride: i64,
@@ -160,7 +160,7 @@ pub(super) struct Window {
     pub(super) behind: i64,
 }
 
-/// The attributes of a convolution whose padding is explicit.
+/// Returns the attributes of a convolution with explicit padding.
 pub(super) fn explicit_attrs(groups: usize, windows: &[Window]) -> Attrs {
     let list = |value: fn(&Window) -> i64| windows.iter().map(value).collect::<Vec<i64>>();
     Attrs::new()
@@ -170,12 +170,12 @@ pub(super) fn explicit_attrs(groups: usize, windows: &[Window]) -> Attrs {
         .with("pads", pads(windows))
 }
 
-/// The attribute `pads`: before each axis, then behind each.
+/// Returns the attribute `pads`: the padding before each axis, then the padding after each axis.
 pub(super) fn pads(windows: &[Window]) -> Vec<i64> {
     let before = windows.iter().map(|window| window.before);
     before.chain(windows.iter().map(|window| window.behind)).collect()
 }
-/// A shape whose axes are `lead` (perhaps with a -1 for one to be found out) and the spatial axes of a value.
+/// Returns a shape of the leading axes `lead` (at most one may be -1) and the spatial axes of a value.
 fn with_lead(rw: &mut Rewrite<'_>, value: ValueId, lead: &[i64]) -> ValueId {
     let size = |dim: &Dim| dim.known().map(|size| size as i64);
     let space = rw.shape(value).and_then(|shape| shape[2..].iter().map(size).collect::<Option<Vec<i64>>>());
@@ -187,14 +187,14 @@ fn with_lead(rw: &mut Rewrite<'_>, value: ValueId, lead: &[i64]) -> ValueId {
     rw.add("Concat", &[lead, space], Attrs::new().with("axis", 0i64))
 }
 
-/// The sizes of a value's spatial axes, as a value.
+/// Returns the sizes of a value's spatial axes, as a value.
 fn spatial_sizes(rw: &mut Rewrite<'_>, value: ValueId) -> ValueId {
     let whole = rw.add("Shape", &[value], Attrs::new());
     let (start, end) = (rw.ints("start", &[2]), rw.ints("end", &[i64::MAX]));
     rw.add("Slice", &[whole, start, end], Attrs::new())
 }
 
-/// The first elements of a value along its spatial axes, as many as `sizes` says.
+/// Returns the first `sizes` elements of a value along its spatial axes.
 fn crop(rw: &mut Rewrite<'_>, value: ValueId, sizes: ValueId, count: usize) -> ValueId {
     let starts = rw.ints("starts", &vec![0; count]);
     let axes: Vec<i64> = (2..count as i64 + 2).collect();
@@ -209,17 +209,18 @@ fn swap_lead(rw: &mut Rewrite<'_>, value: ValueId, rank: usize) -> ValueId {
     rw.add("Transpose", &[value], Attrs::new().with("perm", perm))
 }
 
-/// The sums of a gradient over all axes but that of the channels, in plain ONNX.
+/// Sums a gradient over all axes except the channels, in plain ONNX.
 pub(super) fn channel_sums(rw: &mut Rewrite<'_>, gradient: ValueId, rank: usize) -> ValueId {
     let axes: Vec<i64> = (0..rank as i64).filter(|&axis| axis != 1).collect();
     let axes = rw.ints("axes", &axes);
     rw.add("ReduceSum", &[gradient, axes], Attrs::new().with("keepdims", 0i64))
 }
 
-/// The gradient of a filter in plain ONNX: a convolution of the image with `dy`, the gradient of the result, as its
-/// filter. Images and channels change places, strides and dilations too, and groups stay groups: each image is a
-/// channel of every group. Where windows do not reach the end of the image, there is more than the kernel's cells; it
-/// is cropped.
+/// Computes the gradient of a filter in plain ONNX: a convolution of the image with `dy`, the gradient of the result,
+/// as its filter.
+///
+/// Batch and channels are swapped, and so are strides and dilations. Groups remain: each image is a channel of every
+/// group. If the windows do not reach the end of the image, the result is larger than the kernel and is cropped.
 pub(super) fn filter_gradient(
     rw: &mut Rewrite<'_>,
     (dy, x): (ValueId, ValueId),
@@ -239,7 +240,7 @@ pub(super) fn filter_gradient(
         swap_lead(rw, x, rank)
     } else {
         let (groups, each) = (groups as i64, each as i64);
-        // Numbers where they are known: an empty image leaves open what a -1 stands for.
+        // Known sizes replace -1, which is ambiguous for an empty image.
         let batch = [x, dy].into_iter().find_map(|value| rw.shape(value)?[0].known());
         let batch = batch.map_or(-1, |batch| batch as i64);
         let channels = if batch < 0 { -1 } else { groups * batch };
@@ -264,7 +265,8 @@ pub(super) fn filter_gradient(
     Ok(swap_lead(rw, cells, rank))
 }
 
-/// The gradient of an image in plain ONNX: a transposed convolution. Positions behind the last window get zeros.
+/// Computes the gradient of an image in plain ONNX: a transposed convolution. Positions after the last window get
+/// zeros.
 pub(super) fn image_gradient(
     rw: &mut Rewrite<'_>,
     (dy, x, w): (ValueId, ValueId, ValueId),
@@ -273,7 +275,8 @@ pub(super) fn image_gradient(
     windows: &[Window],
 ) -> ValueId {
     let image = rw.shape(x).cloned();
-    // As many as fit between two windows, if it cannot be told: then there are too many positions, never too few.
+    // Number of positions after the last window. If it is unknown, the largest possible number is used and the result
+    // is cropped.
     let mut certain = true;
     let mut left_over = |k: usize| {
         let Window { stride, dilation, before, behind } = windows[k];

@@ -1,13 +1,15 @@
 //! Transposed convolution and its gradients.
 //!
-//! Sources: ONNX ConvTranspose-1, 11, 22 (the versions differ in element types only) and `ConvTransposeGrad` of
-//! `com.microsoft`, which is read but not written: ONNX Runtime has no CPU kernel for it. The gradient of the input is
-//! a convolution of that of the result, the gradient of the filter that of this convolution.
+//! Sources: ONNX ConvTranspose-1, 11, 22 (the versions differ only in element types) and `ConvTransposeGrad` of
+//! `com.microsoft`. The latter is read but not written, because ONNX Runtime has no CPU kernel for it. The gradient of
+//! the input is a convolution of the gradient of the result. The gradient of the filter is the filter gradient of this
+//! convolution.
 //!
-//! A result is what a convolution with the same attributes would make the input of. Padding is cut off its ends,
-//! `output_padding` lets it end later. With `output_shape`, or where `auto_pad` asks for `input * stride` positions,
-//! padding follows from the size; the odd one is cut off the end for `SAME_UPPER`, else off the start (as ONNX Runtime
-//! does; the standard's formulas contradict its text here). If that is more than there is, the rest is zeros at the end.
+//! The result has the size of an image that a convolution with the same attributes would map to the input. Padding is
+//! removed from its ends, and `output_padding` extends its end. With `output_shape`, or with `auto_pad`
+//! (`input * stride` positions), the padding follows from the size. If the padding is odd, the extra position is
+//! removed from the end for `SAME_UPPER`, and from the start otherwise. ONNX Runtime does the same; the standard's
+//! formulas contradict its text here. If the requested size is larger than the result, zeros are appended.
 
 use ortrain_expr::{ConvPass, ConvShape, SlidingAxes, SlidingAxis};
 use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape};
@@ -24,8 +26,8 @@ use crate::op::{Definition, Op};
 use crate::rewrite::Rewrite;
 use crate::sliding::{AutoPad, Sliding};
 
-/// Inputs: features `[N, G * M, ..]`, filter `[G * M, C, ..]` and perhaps a bias `[G * C]`; the result, an image, is
-/// `[N, G * C, ..]`.
+/// Transposed convolution. Inputs: features `[N, G * M, ..]`, filter `[G * M, C, ..]` and an optional bias `[G * C]`.
+/// The result is an image `[N, G * C, ..]`.
 struct ConvTranspose {
     sliding: Sliding,
     groups: usize,
@@ -33,24 +35,25 @@ struct ConvTranspose {
     output_shape: Option<Vec<i64>>,
 }
 
-/// Inputs: the gradient of the result, features and filter; outputs: the gradients of features, filter and bias.
+/// Gradients of a transposed convolution. Inputs: gradient of the result, features and filter. Outputs: gradients of
+/// features, filter and bias.
 struct ConvTransposeGrad(ConvTranspose);
 
-/// One spatial axis of a transposed convolution.
+/// Size of one spatial axis of a transposed convolution.
 struct Extent {
-    /// The number of positions of the result, if known.
+    /// Number of positions of the result, if known.
     size: Option<i128>,
-    /// Positions cut off the start and the end.
+    /// Numbers of positions removed from the start and the end.
     before: i128,
     behind: i128,
-    /// Positions at the end, before any are cut, that no window reaches.
+    /// Number of positions at the end, before any are removed, that no window reaches.
     untouched: i128,
 }
 
-/// The convolution whose image gradient a transposed convolution is.
+/// Convolution that is the adjoint of a transposed convolution: the transposed convolution is its image gradient.
 struct Adjoint {
     windows: Vec<Window>,
-    /// For each axis, how many positions at the end of the image must be left out first.
+    /// Number of positions at the end of each axis of the image that must be removed before the convolution.
     left_out: Vec<i64>,
 }
 
@@ -71,7 +74,7 @@ impl ConvTranspose {
         })
     }
 
-    /// Checks the lengths of the lists for an input of this shape.
+    /// Checks the lengths of the attribute lists for an input of this shape.
     fn check(&self, shape: &Shape) -> Result<(), OpError> {
         self.sliding.check(shape)?;
         let axes = shape.rank() - 2;
@@ -85,10 +88,10 @@ impl ConvTranspose {
         Ok(())
     }
 
-    /// Spatial axis `k` of `axes`, for windows of `kernel` cells at `input` positions; `None` if padding depends on the
-    /// number of positions, and that is not known.
+    /// Returns the size of spatial axis `k` of `axes`, for windows of `kernel` cells at `input` positions. `None` if
+    /// the padding depends on the number of positions and this number is unknown.
     fn extent(&self, (k, axes): (usize, usize), kernel: usize, input: Option<usize>) -> Option<Extent> {
-        // Each is below 2^63, so that nothing here overflows.
+        // Each number is below 2^63, so nothing overflows here.
         let (stride, dilation) = (i128::from(self.sliding.stride(k)), i128::from(self.sliding.dilation(k)));
         let extra = self.output_padding.as_ref().map_or(0, |list| i128::from(list[k]));
         let reach = (kernel as i128 - 1) * dilation + 1;
@@ -96,7 +99,7 @@ impl ConvTranspose {
         let natural = |input: i128| (input - 1) * stride + reach + extra;
         let asked = self.output_shape.as_ref().map(|list| i128::from(list[k]));
         let same = matches!(self.sliding.auto_pad, AutoPad::SameUpper | AutoPad::SameLower);
-        // What there is, less what is asked for.
+        // Natural size minus the requested size.
         let over = match asked {
             Some(size) => natural(input?) - size,
             None if same => reach + extra - stride,
@@ -114,7 +117,7 @@ impl ConvTranspose {
         Some(Extent { size, before, behind: cut - before, untouched: extra + cut - over })
     }
 
-    /// The size of the result along an axis.
+    /// Returns the size of the result along an axis.
     fn size(&self, (k, axes): (usize, usize), kernel: usize, input: usize) -> Result<usize, OpError> {
         if input == 0 {
             return Err(OpError::invalid(format!("there are no positions along spatial axis {k}")));
@@ -136,7 +139,7 @@ impl ConvTranspose {
         }
     }
 
-    /// The spatial axes of the convolution whose image gradient this is.
+    /// Returns the spatial axes of the adjoint convolution.
     fn axes(&self, kernel: &[usize], features: &[usize]) -> Result<SlidingAxes, OpError> {
         let count = kernel.len();
         let one = |k: usize| {
@@ -162,7 +165,7 @@ impl ConvTranspose {
         Ok(conv_shape(pass, features[0], self.groups, filter, axes))
     }
 
-    /// The shape of the result for features `x` and filter `w`; `None` if not even its rank is known.
+    /// Returns the shape of the result for features `x` and filter `w`; `None` if its rank is unknown.
     fn result(&self, cx: &Infer<'_>, x: usize, w: usize) -> Result<Option<Shape>, OpError> {
         let Some(rank) = common_rank(cx, x, w)? else { return Ok(None) };
         let (features, filter) = (cx.shape(x), cx.shape(w));
@@ -213,12 +216,12 @@ impl ConvTranspose {
         Ok(Some(dims.into_iter().collect()))
     }
 
-    /// Whether the result has as many positions as the input along an axis, however many those are.
+    /// Returns true if the result has the same size as the input along an axis, for every input size.
     fn keeps_size(&self, (k, axes): (usize, usize), cells: &Dim) -> bool {
         if self.sliding.stride(k) != 1 {
             return false;
         }
-        // With steps of 1 the two differ by the same number for any size.
+        // With stride 1 the difference of the two sizes is constant.
         match (self.sliding.auto_pad, cells.known()) {
             (AutoPad::SameUpper | AutoPad::SameLower, _) => true,
             (_, Some(cells)) => {
@@ -228,7 +231,7 @@ impl ConvTranspose {
         }
     }
 
-    /// The convolution that carries the result's gradient back.
+    /// Returns the convolution that computes the gradient of the features from the gradient of the result.
     fn adjoint(&self, features: Option<&Shape>, kernel: &[Dim]) -> Result<Adjoint, OpError> {
         let count = kernel.len();
         let mut adjoint = Adjoint { windows: Vec::with_capacity(count), left_out: Vec::with_capacity(count) };
@@ -241,7 +244,8 @@ impl ConvTranspose {
                 ))
             })?;
             let (stride, dilation) = (self.sliding.stride(k), self.sliding.dilation(k));
-            // Whole steps that no window takes are not to become positions of the features.
+            // Untouched positions of a full stride would become additional positions of the features. They are
+            // excluded.
             let spare = extent.untouched - extent.untouched % i128::from(stride);
             let behind = extent.behind - spare;
             let number = |value: i128| {
@@ -258,7 +262,8 @@ impl ConvTranspose {
 }
 
 impl Adjoint {
-    /// The ends of a slice that leaves out what the convolution must not see, with its axes; `None` if that is nothing.
+    /// Returns ends and axes of a slice that removes the positions that the convolution must not see. `None` if there
+    /// are no such positions.
     fn slice(&self) -> Option<(Vec<i64>, Vec<i64>)> {
         let cut: Vec<(usize, &i64)> =
             self.left_out.iter().enumerate().filter(|(_, count)| **count > 0).collect();
@@ -308,7 +313,7 @@ impl Op for ConvTranspose {
             cx.give(0, gradient);
         }
         if cx.wants(1) {
-            // Features and image change places.
+            // Features and image are swapped.
             let made =
                 cx.add_wanted("com.microsoft", "ConvGrad", &[x, g, w].map(Some), &[false, true], attrs);
             cx.give(1, made[1].expect("it was asked for"));
@@ -349,7 +354,7 @@ impl Op for ConvTransposeGrad {
     }
 }
 
-/// `ConvTransposeGrad` as Conv and ReduceSum.
+/// Decomposes `ConvTransposeGrad` into Conv and ReduceSum.
 fn decompose_grad(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let transposed = ConvTranspose::read(rw.node())?;
     let (mut dy, x, w) = (rw.required(0)?, rw.required(1)?, rw.required(2)?);
@@ -417,7 +422,7 @@ mod tests {
         one_node(28, node, &inputs, outputs, attrs).expect("valid")
     }
 
-    /// The result for one feature image of 1, 2, 3 and a filter of 1, 10, 100, ...
+    /// Returns the result for the features 1, 2, 3 and a filter of 1, 10, 100, ...
     fn digits(cells: usize, attrs: Attrs) -> Vec<f64> {
         let x = f64s(&[1, 1, 3], &[1.0, 2.0, 3.0]);
         let powers: Vec<f64> = (0..cells).map(|k| 10f64.powi(k as i32)).collect();
@@ -425,7 +430,7 @@ mod tests {
         run_node(TRANSPOSED, &[Some(&x), Some(&w)], 1, attrs).expect("it runs").remove(0).to_f64()
     }
 
-    /// What onnxruntime 1.31 computes.
+    /// Results of onnxruntime 1.31.
     #[test]
     fn sizes_and_padding() {
         let whole = [1.0, 10.0, 100.0, 1002.0, 20.0, 200.0, 2003.0, 30.0, 300.0, 3000.0, 0.0, 0.0];
@@ -439,7 +444,7 @@ mod tests {
             (with("output_shape", &[9]), 1, 10),
             (with("output_shape", &[12]), 0, 12),
             (with("output_shape", &[8]).with("output_padding", &[1i64][..]), 2, 10),
-            // Padding that is given beside the size does not count.
+            // Explicit padding is ignored if the size is set.
             (with("output_shape", &[9]).with("pads", &[1i64, 0][..]), 1, 10),
             (three.clone().with("auto_pad", "VALID"), 0, 10),
             (three.clone().with("auto_pad", upper), 0, 9),
@@ -452,10 +457,10 @@ mod tests {
         ] {
             assert_eq!(digits(4, attrs.clone()), whole[from..to], "{attrs:?}");
         }
-        // Windows that leave gaps.
+        // Windows with gaps between them.
         let gaps = [1.0, 0.0, 0.0, 2.0, 0.0, 0.0, 3.0, 0.0, 0.0];
         assert_eq!(digits(1, three.clone()), gaps[..7]);
-        // As many positions as the text of the standard says; onnxruntime leaves out the last two.
+        // The size follows the text of the standard. onnxruntime omits the last two positions.
         assert_eq!(digits(1, three.clone().with("auto_pad", upper)), gaps);
         assert_eq!(digits(2, ints(&[("dilations", &[2])])), [1.0, 2.0, 13.0, 20.0, 30.0]);
     }
@@ -483,7 +488,7 @@ mod tests {
         (&[1, 4, 3], &[4, 1, 3], 2, &[("strides", &[3]), ("dilations", &[2]), ("pads", &[2, 1])]),
         (&[2, 2, 2, 3], &[2, 3, 3, 2], 1, &[("strides", &[2, 1]), ("pads", &[1, 0, 1, 1])]),
         (&[1, 2, 3, 2], &[2, 1, 2, 2], 2, &[("strides", &[2, 3]), ("output_shape", &[5, 4])]),
-        // More than the windows reach, by more than a step.
+        // The result is larger than the range of the windows, by more than one stride.
         (&[1, 1, 3], &[1, 2, 2], 1, &[("strides", &[2]), ("output_shape", &[11])]),
         (&[1, 1, 3], &[1, 2, 2], 1, &[("dilations", &[4]), ("output_padding", &[3])]),
         (&[1, 1, 3], &[1, 2, 2], 1, &[("dilations", &[3]), ("output_padding", &[2]), ("pads", &[1, 1])]),
@@ -516,7 +521,8 @@ mod tests {
         }
     }
 
-    /// A transposed convolution is linear in its features: what its gradient does with any result must agree.
+    /// A transposed convolution is linear in its features, so `<dy, y>` equals `<dx, x>` for any `dy`. The same holds
+    /// for the filter.
     #[test]
     fn the_gradient_operator_of_onnxruntime() {
         for case in CASES {
@@ -554,7 +560,7 @@ mod tests {
             for axes in [&all[..1], &all] {
                 let named = with_names(&transposed, 0, axes);
                 if axes.len() > 1 && case.3.iter().any(|(name, _)| *name == "output_shape") {
-                    // Padding depends on the size: it can be run, but not differentiated.
+                    // The padding depends on the size: the graph runs, but has no gradient.
                     assert_close(&run(&named, &given).expect("it runs")[0], &y, 0.0);
                     let mut graph = named.clone();
                     let seed = graph.add_constant("seed", spread(y.dims(), 4));
@@ -642,7 +648,7 @@ mod tests {
             assert!(message.contains(needle), "{message}");
             assert!(message.starts_with("node \"y\""), "{message}");
         }
-        // The window's positions can be addressed, one by one, but what they are counted from cannot.
+        // Each position of the window is addressable, but their common origin is not.
         let attrs = ints(&[("dilations", &[i64::MAX, 1]), ("output_shape", &[5, 5])]);
         let graph = one(TRANSPOSED, &[&x, &w], 1, attrs);
         let message = format!("{:?}", run(&graph, &[x, w]).expect_err("refused"));

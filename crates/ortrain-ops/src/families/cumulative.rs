@@ -1,12 +1,14 @@
-//! Sums and products of everything up to each element along an axis.
+//! Cumulative sums and products along an axis: `CumSum`, `CumProd`.
 //!
-//! CumSum-11, 14 (<https://onnx.ai/onnx/operators/onnx__CumSum.html>) and CumProd-26 of ONNX. `exclusive` leaves the own
-//! element out, `reverse` counts from the end. The axis must be known once all shapes are. Every pass combines each
-//! element with the one that lies twice as far before it as in the pass before, so that it takes as many passes as the
-//! axis has binary digits; narrow floats are computed in float32. Before opset 26 CumProd is written as masked products.
+//! CumSum-11, 14 (<https://onnx.ai/onnx/operators/onnx__CumSum.html>) and CumProd-26 of ONNX. `exclusive` excludes the
+//! own element, `reverse` starts at the end. The axis must be known once all shapes are known.
 //!
-//! The gradient of a sum is a sum from the other end. That of a product is made of products between each pair of
-//! elements, so that zeros get the products of the others.
+//! The lowering is a parallel scan: each pass combines every element with the element at a distance, and the distance
+//! doubles from pass to pass. The number of passes is the logarithm of the length. Narrow floats are computed in
+//! float32. For opsets before 26 CumProd is written as masked products.
+//!
+//! The gradient of a sum is a sum in the opposite direction. The gradient of a product uses the products between each
+//! pair of elements, so that the gradient at a zero is the product of the other elements.
 
 use ortrain_expr::{BinaryOp, CompareOp, Type};
 use ortrain_graph::{Attrs, DType, Graph, Node, Shape, Tensor, ValueId};
@@ -19,7 +21,7 @@ use crate::lower::{Lower, around};
 use crate::op::{Definition, Need, Op};
 use crate::rewrite::Rewrite;
 
-/// A running sum or product: inputs are the elements and the axis.
+/// Cumulative sum or product. The inputs are the elements and the axis.
 struct Cumulative {
     product: bool,
     exclusive: bool,
@@ -40,8 +42,9 @@ impl Cumulative {
         Attrs::new().with("exclusive", i64::from(self.exclusive)).with("reverse", i64::from(self.reverse))
     }
 
-    /// One pass over `[before, size, after]`: each element combined with the one `distance` before it (behind it, in
-    /// reverse); `shifts`: in place of it, and the neutral element where there is none.
+    /// Emits one pass over `[before, size, after]`. Each element is combined with the element `distance` before it
+    /// (after it, if `reverse`). With `shifts` the element is replaced by that element instead, or by the neutral
+    /// element beyond the end.
     fn pass(
         &self,
         cx: &mut Lower<'_>,
@@ -81,9 +84,11 @@ impl Cumulative {
         cx.emit(nest.instruction())
     }
 
-    /// The gradient of the product along the last axis of `x` that includes the own element and runs forward, from
-    /// the gradient of the result: element `i` gets the sum over all `k` from `i` on of what arrives there times the
-    /// products of the elements before `i` and between `i` and `k`.
+    /// Returns the gradient of the forward, inclusive product along the last axis of `x`; `g` is the gradient of the
+    /// result.
+    ///
+    /// Gradient of element `i`: the sum over all `k >= i` of `g[k]` times the product of all elements up to `k` except
+    /// `i`.
     fn along_last(cx: &mut Grad<'_>, (x, g): (ValueId, ValueId), rank: usize, dtype: DType) -> ValueId {
         let number = |cx: &mut Grad<'_>, value: f64| cx.constant("number", Tensor::scalar(dtype, value));
         let scalar = |cx: &mut Grad<'_>, value: i64| cx.constant("index", Tensor::i64(&[], &[value]));
@@ -110,7 +115,7 @@ impl Cumulative {
         cx.add("Mul", &[before, sum], Attrs::new())
     }
 
-    /// The gradient of a product, reduced to the one that includes the own element and runs forward along the last axis.
+    /// Adds the gradient of a product. Reduces all cases to the forward, inclusive product along the last axis.
     fn product_gradient(&self, cx: &mut Grad<'_>, g: ValueId) -> Result<(), OpError> {
         let (x, axis) = (cx.input(0)?, cx.input(1)?);
         let rank = cx.shape(x).map(Shape::rank);
@@ -229,12 +234,12 @@ fn build(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
     Ok(Box::new(Cumulative::read(node)?))
 }
 
-/// The longest axis along which [`downgrade_product`] writes each result as a product of its own: the elements that are
-/// multiplied are the square of it.
+/// Maximum length of an axis for which [`downgrade_product`] computes each result as a separate product. The number of
+/// multiplied elements is the square of the length.
 const LONGEST_SQUARED: usize = 256;
 
-/// The product in passes, as [`Cumulative::pass`] makes them: each multiplies the elements by those that lie twice as far
-/// before them as in the pass before.
+/// Writes the product in passes, as [`Cumulative::pass`] does. Each pass multiplies the elements by elements at a
+/// distance, which doubles from pass to pass.
 fn in_passes(
     rw: &mut Rewrite<'_>,
     of: &Cumulative,
@@ -268,8 +273,8 @@ fn in_passes(
     if wide == dtype { product } else { cast(rw, product, dtype) }
 }
 
-/// Before opset 26 every result of CumProd is a product of its own: of the elements that count for it, and ones. Along
-/// long axes it is written in passes.
+/// Downgrades CumProd to opsets before 26: each result is a product of the input with ones in place of excluded
+/// elements. Along long axes the product is written in passes.
 fn downgrade_product(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     if rw.version() >= 26 {
         return Ok(());
@@ -339,7 +344,7 @@ mod tests {
         Attrs::new().with("exclusive", exclusive).with("reverse", reverse)
     }
 
-    /// A graph whose axis is constant.
+    /// Returns a graph with a constant axis.
     fn graph_of(op: &str, x: &Tensor, axis: i64, attrs: Attrs) -> Graph {
         let axis = Tensor::i64(&[], &[axis]);
         let mut graph = one_node(NEWEST_OPSET, ("", op), &[Some(x), Some(&axis)], 1, attrs).expect("valid");
@@ -374,7 +379,7 @@ mod tests {
         assert_eq!(got[2049], 2050.0, "2048 and 1 is 2048 in half precision");
     }
 
-    /// An older spelling of a long product has no matrix of all pairs of elements.
+    /// The decomposition of a long product for older opsets has no matrix of all pairs of elements.
     #[test]
     fn long_products_are_written_in_passes() {
         for (dims, axis) in [(&[700][..], 0), (&[2, 300, 3], 1), (&[3, LONGEST_SQUARED + 1], -1)] {

@@ -1,12 +1,14 @@
-//! Nodes with a gradient of the user's own.
+//! Nodes with a user-defined gradient.
 //!
-//! `CustomGradient` stands in the place of nodes (of one, or those of a function) while a model is differentiated: its
-//! subgraph `forward` has them, and the subgraph `gradient` says what their gradients are. It is made when a model is read
-//! with an operator library, and is written out before a model is: no file of ours has it.
+//! While a model is differentiated, a `CustomGradient` node replaces one node, or the nodes of a function. Its subgraph
+//! `forward` contains these nodes, and its subgraph `gradient` computes their gradients. The node is created when a
+//! model is read with an operator library. It is replaced by its nodes before a model is written, so no file that
+//! ortrain writes contains it.
 //!
-//! Own inputs and outputs are those of the nodes. `forward` has no inputs but the captured ones; its outputs are those
-//! that the node has. The inputs of `gradient` are all inputs (as many as the attribute `inputs` says), all outputs and
-//! the gradients of all outputs; its outputs are the gradients of the inputs that the attribute `of` lists.
+//! Own inputs and outputs are the inputs and outputs of the replaced nodes. `forward` has only captured inputs; its
+//! outputs are the present outputs of the node. The inputs of `gradient` are all inputs (the attribute `inputs` is
+//! their number), all outputs, and the gradients of all outputs. Its outputs are the gradients of the inputs that the
+//! attribute `of` lists.
 
 use ortrain_graph::{Attr, Attrs, Graph, Node, Shape, Tensor, ValueId, ValueType};
 use ortrain_onnx::{AttributeProto, NodeProto};
@@ -25,15 +27,15 @@ pub(crate) const DOMAIN: &str = "ai.ortrain";
 pub(crate) const NAME: &str = "CustomGradient";
 pub(crate) const FORWARD: &str = "forward";
 pub(crate) const GRADIENT: &str = "gradient";
-/// How many inputs the operator has at most.
+/// Attribute with the maximum number of inputs.
 pub(crate) const INPUTS: &str = "inputs";
-/// Of which inputs the outputs of the gradient are gradients.
+/// Attribute with the indices of the inputs that the outputs of `gradient` belong to.
 pub(crate) const OF: &str = "of";
-/// How messages name the gradient.
+/// Attribute with the name of the gradient in messages.
 pub(crate) const LABEL: &str = "label";
-/// The label of the empty gradient of values that pass none.
+/// Label of the empty gradient, which stops gradients.
 pub(crate) const STOP: &str = "stop_gradients";
-/// The function that passes no gradient, in a model that brings it along.
+/// Name of the function that stops gradients, for a model that contains this function.
 pub(crate) const STOP_FUNCTION: &str = "StopGradient";
 
 /// Returns true for a node that stops gradients: its gradient is empty.
@@ -43,7 +45,7 @@ pub(crate) fn is_stop(node: &Node) -> bool {
         && node.attrs.string(LABEL).is_ok_and(|label| label == Some(STOP))
 }
 
-/// [`is_stop`] for the message of a node.
+/// Returns true for the message of a node that stops gradients, as [`is_stop`] does for a node.
 pub(crate) fn is_stop_message(node: &NodeProto) -> bool {
     let stops = |attr: &AttributeProto| attr.name == LABEL && *attr.s == *STOP.as_bytes();
     node.domain == DOMAIN && node.op_type == NAME && node.attribute.iter().any(stops)
@@ -55,7 +57,7 @@ struct CustomGradient {
     label: String,
 }
 
-/// A bound of numbers of inputs in a stranger's model.
+/// Maximum number of inputs that a model may declare.
 const MAX_INPUTS: i64 = 1 << 16;
 
 fn build(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
@@ -72,7 +74,7 @@ fn build(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
     Ok(Box::new(CustomGradient { inputs, of, label }))
 }
 
-/// The forward subgraph, checked.
+/// Returns the forward subgraph, after a check of its inputs and outputs.
 fn forward_of(node: &Node) -> Result<&Graph, OpError> {
     let forward = subgraph(node, FORWARD)?;
     let outputs = node.present_outputs().count();
@@ -86,17 +88,17 @@ fn forward_of(node: &Node) -> Result<&Graph, OpError> {
     Ok(forward)
 }
 
-/// The gradient of a node, put into the graph that it will be copied to the end of.
+/// Gradient of a node, as a graph that is copied to the end of the gradient graph.
 struct Rule {
     graph: Graph,
-    /// The inputs of the graph, and what they are outside; `None` where the node leaves them out.
+    /// Inputs of the graph, with their values in the outer graph; `None` for inputs that the node leaves out.
     given: Vec<(ValueId, Option<ValueId>)>,
-    /// Of which inputs of the node the graph's outputs are gradients.
+    /// For each output of the graph, the index of the input that it is the gradient of.
     of: Vec<usize>,
 }
 
 impl CustomGradient {
-    /// The part of the gradient that is wanted, and what its inputs are.
+    /// Returns the required part of the gradient, with the values of its inputs.
     fn rule(&self, cx: &mut Grad<'_>) -> Result<Rule, OpError> {
         let node = cx.node().clone();
         let mut graph = subgraph(&node, GRADIENT)?.clone();
@@ -123,7 +125,7 @@ impl CustomGradient {
         for k in 0..outputs {
             let used = is_used(&graph, graph.inputs[given.len()]);
             let gradient = match (cx.output_grad(k), port(&node.outputs, k)) {
-                // Where no gradient arrives, zeros do.
+                // A missing gradient of an output is zero.
                 (None, Some(output)) if used => Some(zeros(cx, output)?),
                 (gradient, _) => gradient,
             };
@@ -131,7 +133,7 @@ impl CustomGradient {
         }
         given.extend_from_slice(&node.inputs[own..]);
         for (k, &outer) in given.iter().enumerate() {
-            // A gradient has the type of its value, and its own may not be known yet.
+            // A gradient has the type of its value. Its own type may be unknown at this point.
             let is_gradient = (self.inputs + outputs..self.inputs + 2 * outputs).contains(&k);
             let like = if is_gradient { given[k - outputs] } else { outer };
             let (Some(outer), Some(like)) = (outer, like) else { continue };
@@ -145,14 +147,14 @@ impl CustomGradient {
     }
 }
 
-/// The sizes of a shape, in an order of their own.
+/// Returns the sizes of a shape in sorted order.
 fn sorted(shape: &Shape) -> Vec<String> {
     let mut sizes: Vec<String> = shape.iter().map(ToString::to_string).collect();
     sizes.sort_unstable();
     sizes
 }
 
-/// Zeros of the type and shape of a value.
+/// Returns zeros of the type and shape of a value.
 fn zeros(cx: &mut Grad<'_>, like: ValueId) -> Result<ValueId, OpError> {
     let value = Tensor::filled(cx.dtype(like)?, &[1], 0.0);
     let shape = cx.shape_of(like);
@@ -160,7 +162,7 @@ fn zeros(cx: &mut Grad<'_>, like: ValueId) -> Result<ValueId, OpError> {
 }
 
 impl Rule {
-    /// Takes the inputs away that the node leaves out: what uses them is given nothing.
+    /// Removes the inputs that the node leaves out: nodes of the gradient get an absent input in their place.
     fn leave_out(&mut self, label: &str) -> Result<(), OpError> {
         let absent: FxHashSet<ValueId> =
             self.given.iter().filter(|(_, outer)| outer.is_none()).map(|&(inner, _)| inner).collect();
@@ -185,7 +187,8 @@ impl Rule {
         Ok(())
     }
 
-    /// Checks that the gradients are of the types of the inputs, as far as is known. Returns whether each is for certain.
+    /// Checks that the gradients have the types of the inputs, as far as types are known. Returns true for each
+    /// gradient with a shape that is known to be right.
     fn check(&self, label: &str, cx: &Grad<'_>) -> Result<Vec<bool>, OpError> {
         let mut certain = Vec::with_capacity(self.of.len());
         for (&gradient, &k) in self.graph.outputs.iter().zip(&self.of) {
@@ -206,7 +209,8 @@ impl Rule {
         Ok(certain)
     }
 
-    /// Adds the nodes to the gradient graph. Sizes of which it is not `certain` that they are right are checked at run time.
+    /// Adds the nodes to the gradient graph. A gradient with a shape that is not `certain` is reshaped to the shape of
+    /// its input, so its size is checked at run time.
     fn add(self, cx: &mut Grad<'_>, certain: &[bool]) -> Result<(), OpError> {
         let mut outer: FxHashMap<ValueId, ValueId> =
             self.given.iter().filter_map(|&(inner, outer)| Some((inner, outer?))).collect();
@@ -269,7 +273,7 @@ impl Op for CustomGradient {
     }
 }
 
-/// The nodes themselves.
+/// Replaces the node by the nodes of its forward subgraph.
 fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let node = rw.node();
     let forward = forward_of(node)?;
@@ -302,7 +306,7 @@ fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     Ok(())
 }
 
-/// Whether a gradient of one of a node's inputs is defined. `None`: the node is an operator of another kind.
+/// Returns true if the node defines a gradient of `input`. `None`: the node is a different operator.
 pub(crate) fn has_gradient_of(node: &Node, input: ValueId) -> Option<bool> {
     if *node.domain != *DOMAIN || *node.op != *NAME {
         return None;
@@ -312,10 +316,10 @@ pub(crate) fn has_gradient_of(node: &Node, input: ValueId) -> Option<bool> {
     Some(of.iter().any(|&k| usize::try_from(k).is_ok_and(|k| own.get(k) == Some(&Some(input)))))
 }
 
-/// Writes the nodes that have a gradient of the user's own as they were. Their values have no types afterwards.
+/// Replaces each node with a user-defined gradient by its original nodes. Their values have no types afterwards.
 ///
 /// # Errors
-/// When one is malformed.
+/// Returns an error if such a node is malformed.
 pub(crate) fn write_out(graph: &mut Graph) -> Result<(), Error> {
     let mut index = 0;
     while index < graph.nodes.len() {
@@ -358,7 +362,7 @@ mod tests {
         NodeProto { op_type: op.into(), input: texts(inputs), output: texts(outputs), ..NodeProto::default() }
     }
 
-    /// `z = x tanh(x w)`, the Tanh with a gradient of its own: `dy - dy y y`.
+    /// Returns a model of `z = x tanh(x w)`, in which the Tanh has the user-defined gradient `dy - dy y y`.
     fn message() -> ModelProto {
         let tanh = FunctionProto {
             name: "OfTanh".into(),
@@ -436,7 +440,7 @@ mod tests {
         assert_eq!(message.node[1], node("Tanh", &["p"], &["y"]));
     }
 
-    /// Nobody writes such nodes to files, but strangers may.
+    /// ortrain does not write such nodes to files, but files of other programs may contain them.
     #[test]
     fn malformed_nodes_are_refused() {
         let outcome = |change: &dyn Fn(&mut Node)| {

@@ -1,9 +1,10 @@
-//! Blocks of an image as channels, and channels as blocks.
+//! Rearrangement of image blocks into channels (`SpaceToDepth`), and of channels into blocks (`DepthToSpace`).
 //!
 //! SpaceToDepth-1, 13, 28 (<https://onnx.ai/onnx/operators/onnx__SpaceToDepth.html>) and DepthToSpace-1, 11, 13, 28
-//! (<https://onnx.ai/onnx/operators/onnx__DepthToSpace.html>) of ONNX. Both have a mode: in `DCR` the channels of a block
-//! lie apart by the number of channels of the image, in `CRD` side by side; SpaceToDepth has it from opset 28 on, and is
-//! written as Reshape and Transpose before. Each is the gradient of the other.
+//! (<https://onnx.ai/onnx/operators/onnx__DepthToSpace.html>) of ONNX. Both have a mode. In `DCR` the channels of a
+//! block are separated by the number of channels of the image, in `CRD` they are adjacent. SpaceToDepth has the mode
+//! from opset 28 on; for older opsets `CRD` is written as Reshape and Transpose. Each operator is the gradient of the
+//! other.
 
 use ortrain_expr::Strides;
 use ortrain_graph::{Attrs, Dim, Graph, Node, Shape, ValueId};
@@ -21,7 +22,7 @@ const TO_SPACE: &str = "DepthToSpace";
 struct Blocks {
     to_depth: bool,
     size: usize,
-    /// Whether the channels of a block lie side by side.
+    /// True if the channels of a block are adjacent (mode `CRD`).
     together: bool,
 }
 
@@ -107,7 +108,7 @@ impl Op for Blocks {
             return Err(OpError::invalid("four axes are needed"));
         };
         let (h, w) = (high / b, wide / b);
-        // Batch, channel, and for each axis of the image the block and the pixel in it.
+        // Batch, channel, and for each axis of the image the block and the pixel in the block.
         let space = [n, c, h, b, w, b];
         let to_strides = |strides: [usize; 6]| -> Strides { strides.iter().map(|&s| s as isize).collect() };
         let in_image = to_strides([c * high * wide, high * wide, b * wide, wide, b, 1]);
@@ -130,7 +131,8 @@ fn build(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
     Ok(Box::new(Blocks::read(node)?))
 }
 
-/// Before opset 28 channels lie apart; side by side, blocks are cut out one axis after the other: no size must be known.
+/// Downgrades SpaceToDepth. Before opset 28 only `DCR` exists. `CRD` splits one axis after the other, so no size must
+/// be known.
 fn downgrade_to_depth(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let blocks = Blocks::read(rw.node())?;
     if rw.version() >= 28 {
@@ -152,11 +154,11 @@ fn downgrade_to_depth(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
         rw.add("Transpose", &[value], Attrs::new().with("perm", perm.to_vec()))
     };
     let x = rw.required(0)?;
-    // [N, C, H, w, b], then the rows last and cut as well.
+    // [N, C, H, w, b]; then the rows become the last axis and are split as well.
     let columns = reshape(rw, x, &[0, 0, 0, -1, b]);
     let turned = turn(rw, columns, &[0, 1, 3, 4, 2]);
     let cut = reshape(rw, turned, &[0, 0, 0, 0, -1, b]);
-    // [N, C, w, b, h, b]: the channel and both places in the block last, and made one axis.
+    // [N, C, w, b, h, b]; then the channel and both positions in the block become one last axis.
     let last = turn(rw, cut, &[0, 4, 2, 1, 5, 3]);
     let joined = reshape(rw, last, &[0, 0, 0, -1]);
     let result = turn(rw, joined, &[0, 3, 1, 2]);
@@ -164,7 +166,7 @@ fn downgrade_to_depth(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     Ok(())
 }
 
-/// Before opset 11 there is no mode.
+/// Downgrades DepthToSpace. Before opset 11 there is no mode.
 fn downgrade_to_space(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let blocks = Blocks::read(rw.node())?;
     if rw.version() >= 11 || !rw.attrs().0.contains_key("mode") {

@@ -1,12 +1,13 @@
-//! The determinant of square matrices: `Det`.
+//! Determinant of square matrices: `Det`.
 //!
-//! Det-11 and 22 of ONNX (<https://onnx.ai/onnx/operators/onnx__Det.html>), of which 22 adds bfloat16. It is a composition:
-//! elimination, written out step by step, in which the largest of all elements that are left is the next pivot. Nothing is
-//! divided by where nothing is left, and the result is the product of the pivots. So its gradient is the true one where a
-//! matrix is singular, too: the matrix of cofactors, which zeros are only if two pivots are. (PyTorch gives zeros.) It is
-//! computed in float32 at least.
+//! Det-11 and 22 of ONNX (<https://onnx.ai/onnx/operators/onnx__Det.html>); 22 adds bfloat16. The operator is a
+//! composition: unrolled Gaussian elimination with complete pivoting, computed in float32 or wider. The result is the
+//! product of the pivots, with the sign of the permutation. A zero pivot is never a divisor.
 //!
-//! Limits: the size of the matrices must be known and 64 at most.
+//! The gradient is therefore correct for singular matrices, too. It is the matrix of cofactors, which is zero only if
+//! two pivots are zero. (PyTorch returns zeros.)
+//!
+//! Limits: the size of the matrices must be known, and at most 64.
 
 use ortrain_graph::{Attrs, DType, Graph, Node, Shape, Tensor, ValueId};
 
@@ -17,12 +18,12 @@ use crate::infer::Infer;
 use crate::op::{Definition, Op};
 use crate::rewrite::Rewrite;
 
-/// The largest size: every step of the elimination is nodes of its own.
+/// Maximum size of a matrix: each step of the elimination consists of separate nodes.
 const MAX_SIZE: usize = 64;
 
 struct Det;
 
-/// The size of the matrices.
+/// Returns the size of the matrices.
 fn size_of(shape: &Shape) -> Result<Option<usize>, OpError> {
     let [.., rows, columns] = &shape[..] else {
         return Err(OpError::invalid(format!("input 0 has shape {shape}; matrices are needed")));
@@ -50,11 +51,12 @@ impl Op for Det {
     }
 }
 
-/// Whether the row or column numbers `taken` (`[..., steps]`) are an odd order of `size` things, as 0 or 1 (`[..., 1]`).
+/// Returns the number of inversions of the permutation `taken` of row or column indices. `taken` has shape
+/// `[..., steps]`.
 fn inversions(rw: &mut Rewrite<'_>, taken: ValueId, rank: usize, size: usize) -> ValueId {
     let last = rank as i64 - 1;
     let (earlier, later) = (unsqueezed(rw, taken, &[last]), unsqueezed(rw, taken, &[last - 1]));
-    // Element `[j, i]`: whether what was taken in step i is larger than what was in step j.
+    // Element `[j, i]`: true if the index of step i is larger than the index of step j.
     let swapped = apply(rw, "Less", &[later, earlier]);
     let behind: Vec<u8> = (0..size * size).map(|k| u8::from(k % size > k / size)).collect();
     let behind = rw.constant("behind", Tensor::from_slice(DType::Bool, &[size, size], &behind));
@@ -79,7 +81,7 @@ fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     };
     let mut rest = cast(rw, x, dtype, ty);
     if size < 2 {
-        // One element, or the product of none.
+        // One element, or an empty product.
         let result = whole(rw, "ReduceProd", rest, &[row_axis, column_axis], false);
         let result = cast(rw, result, ty, dtype);
         rw.output(0, result);
@@ -93,7 +95,7 @@ fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let mut flat = vec![Size::Kept; rank - 2];
     flat.push(Size::Number((size * size) as i64));
 
-    // Which elements are in rows and columns that are left; `None`: all are.
+    // Mask of the elements in remaining rows and columns; `None`: all elements.
     let mut left: Option<ValueId> = None;
     let (mut pivots, mut pivot_rows, mut pivot_columns) = (Vec::new(), Vec::new(), Vec::new());
     for step in 0..size {
@@ -122,7 +124,7 @@ fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
         }
         let chosen = apply(rw, "Where", &[in_column, rest, zero]);
         let column = whole(rw, "ReduceSum", chosen, &[column_axis], true);
-        // Where the largest is zero, nothing is left to eliminate.
+        // If the largest element is zero, all remaining elements are zero and nothing is eliminated.
         let nothing = apply(rw, "Equal", &[pivot, zero]);
         let divisor = apply(rw, "Where", &[nothing, one, pivot]);
         let factors = apply(rw, "Div", &[row, divisor]);
@@ -162,7 +164,7 @@ fn build(_: &Graph, _: &Node) -> Result<Box<dyn Op>, OpError> {
     Ok(Box::new(Det))
 }
 
-/// Before opset 11 it is written as what it is made of.
+/// Decomposes the operator for opsets before 11.
 fn downgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     if rw.version() < 11 { decompose(rw) } else { Ok(()) }
 }
@@ -187,7 +189,7 @@ mod tests {
 
     const OP: (&str, &str) = ("", "Det");
 
-    /// By expansion along the first row.
+    /// Computes a determinant by expansion along the first row.
     fn by_cofactors(matrix: &[f64], size: usize) -> f64 {
         if size == 0 {
             return 1.0;
@@ -196,7 +198,7 @@ mod tests {
         (0..size).map(|k| matrix[k] * minor(k) * if k % 2 == 0 { 1.0 } else { -1.0 }).sum()
     }
 
-    /// A matrix without a row and a column.
+    /// Returns a matrix without one row and one column.
     fn without(matrix: &[f64], size: usize, row: usize, column: usize) -> Vec<f64> {
         let stays = |&(k, _): &(usize, &f64)| k / size != row && k % size != column;
         matrix.iter().enumerate().filter(stays).map(|(_, &x)| x).collect()
@@ -230,7 +232,7 @@ mod tests {
         assert_eq!(run_node(OP, &[Some(&empty)], 1, Attrs::new()).expect("it runs")[0].dims(), [0]);
     }
 
-    /// The true derivative: the cofactors, whatever the rank.
+    /// The derivative is the matrix of cofactors, for any rank.
     #[test]
     fn singular_matrices_have_gradients() {
         for (size, matrix) in [

@@ -1,13 +1,15 @@
 //! Discrete Fourier transforms: `DFT`.
 //!
-//! DFT-17 and 20 of ONNX (<https://onnx.ai/onnx/operators/onnx__DFT.html>); the axis is an attribute in 17 and an input from 20
-//! on. The signal is cropped, or goes on with zeros, to `dft_length`; only the inverse is divided by it. With `onesided` the
-//! result has the first half of the frequencies of a real signal, or, for the inverse, is the real signal they come from.
+//! DFT-17 and 20 of ONNX (<https://onnx.ai/onnx/operators/onnx__DFT.html>). The axis is an attribute in 17 and an input
+//! from 20 on. The signal is cropped or zero-padded to `dft_length`. Only the inverse is divided by the length. With
+//! `onesided` the result is the first half of the frequencies of a real signal. The inverse with `onesided` computes
+//! the real signal from this half.
 //!
-//! It is a composition: products with the matrices of cosines and sines, whose angles are computed in float64. So the gradient
-//! is the transform with the conjugate matrices, and any length costs its square. Narrow floats are computed in float32.
+//! The operator is a composition: products with matrices of cosines and sines. Their angles are computed in float64.
+//! The gradient is the transform with the conjugate matrices. The cost is quadratic in the length, for every length.
+//! Narrow floats are computed in float32.
 //!
-//! Limits: the shape's rank, its last axis and the axis of the signal must be known.
+//! Limits: the rank of the input, the size of its last axis and the axis of the signal must be known.
 
 use std::f64::consts::TAU;
 
@@ -38,7 +40,8 @@ impl Dft {
         Ok(Dft { inverse: flag("inverse")?, onesided: flag("onesided")? })
     }
 
-    /// Checks the parts of the numbers, 1 or 2, and says those of the result.
+    /// Checks the number of parts of the input, 1 (real) or 2 (complex). Returns the numbers of parts of input and
+    /// result.
     fn parts(self, shape: &Shape) -> Result<[usize; 2], OpError> {
         let parts = match shape.last().map(Dim::known) {
             Some(Some(parts @ (1 | 2))) if shape.rank() > 1 => parts,
@@ -62,7 +65,7 @@ impl Dft {
     }
 }
 
-/// The axis of the signal: the last one is that of the parts.
+/// Returns the axis of the signal. The last axis contains the real and imaginary parts.
 fn axis_of(axis: Option<i64>, rank: usize) -> Result<usize, OpError> {
     let axis = normalize_axis(axis.unwrap_or(-2), rank)?;
     if axis + 1 == rank {
@@ -73,7 +76,7 @@ fn axis_of(axis: Option<i64>, rank: usize) -> Result<usize, OpError> {
     Ok(axis)
 }
 
-/// The one integer of a tensor.
+/// Returns the only integer of a tensor; `None` if it has more or fewer elements.
 fn single(tensor: &Tensor) -> Option<i64> {
     tensor.to_i64().filter(|list| list.len() == 1).map(|list| list[0])
 }
@@ -176,7 +179,7 @@ fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
         let half = over(rw, length, Size::Number(2));
         plus(rw, half, Size::Number(1))
     };
-    // How many numbers there are to begin with, and in the end.
+    // Numbers of elements along the axis, of the input and of the result.
     let most = if op.onesided && op.inverse { half(rw) } else { length };
     let given = match (size, most) {
         (Size::Number(size), Size::Number(most)) => Size::Number(size.min(most)),
@@ -187,7 +190,7 @@ fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     };
     let wanted = if op.onesided && !op.inverse { half(rw) } else { length };
 
-    // Angles `[given, wanted]`: whole turns are left out before anything is rounded.
+    // Angles `[given, wanted]`. Full turns are removed before any rounding.
     let (rows, columns) = (counted(rw, given), counted(rw, wanted));
     let rows_down = unsqueezed(rw, rows, &[1]);
     let products = apply(rw, "Mul", &[rows_down, columns]);
@@ -202,7 +205,7 @@ fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
         if !op.onesided {
             return whole;
         }
-        // Every frequency but the first, and the last of an even length, stands for two.
+        // A frequency stands for itself and its conjugate, except the first, and the last of an even length.
         let twice = apply(rw, "Add", &[rows_down, rows_down]);
         let first = rw.constant("first", Tensor::i64(&[], &[0]));
         let alone = [apply(rw, "Equal", &[rows_down, first]), apply(rw, "Equal", &[twice, modulus])];
@@ -219,7 +222,7 @@ fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
         cast(rw, matrix, DType::F64, ty)
     });
 
-    // The signal's axis last, but for the parts.
+    // The signal's axis comes last, before the axis of the parts.
     let mut order: Vec<usize> = (0..rank - 1).filter(|&other| other != axis).collect();
     order.extend([axis, rank - 1]);
     let data = cast(rw, x, dtype, ty);
@@ -234,7 +237,7 @@ fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
         .collect();
     let times_matrix =
         |rw: &mut Rewrite<'_>, piece: ValueId, matrix: ValueId| apply(rw, "MatMul", &[piece, matrix]);
-    // (a + bi)(cos - i sin), or (cos + i sin) for the inverse.
+    // (a + bi)(cos - i sin), or (a + bi)(cos + i sin) for the inverse.
     let mut real = times_matrix(rw, pieces[0], cosines);
     let mut imaginary = (!(op.inverse && op.onesided)).then(|| {
         let product = times_matrix(rw, pieces[0], sines);
@@ -264,7 +267,7 @@ fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     Ok(())
 }
 
-/// Opset 17 names the axis as an attribute, 1 by default.
+/// Upgrades a node from opset 17, which has the axis as an attribute, 1 by default.
 fn upgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     if rw.version() >= 20 {
         return Ok(());
@@ -278,7 +281,8 @@ fn upgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     Ok(())
 }
 
-/// Before opset 17 it is written as what it is made of, whose counting came with 11.
+/// Decomposes the operator for opsets before 17, and makes the axis an attribute before 20. The decomposition needs the
+/// Range of opset 11.
 fn downgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     match rw.version() {
         20.. | ..11 => Ok(()),
@@ -367,7 +371,7 @@ mod tests {
             Attrs::new().with("inverse", i64::from(self.inverse)).with("onesided", i64::from(self.onesided))
         }
 
-        /// By the definition: the other half of the frequencies is put back first.
+        /// Computes the transform by the definition, with the other half of the frequencies restored first.
         fn expected(&self, x: &Tensor) -> Tensor {
             let dims = self.dims;
             let axis = axis_of(Some(self.axis), dims.len()).expect("valid");
@@ -420,7 +424,7 @@ mod tests {
             f64s(&shape, &found)
         }
 
-        /// A graph whose lengths are constants; `symbolic`: the sizes of the data are not known.
+        /// Returns a graph with constant lengths. `symbolic`: the sizes of the data are unknown.
         fn graph(&self, x: &Tensor, symbolic: bool) -> Graph {
             let (mut graph, ids) = graph(&[x]);
             if symbolic {

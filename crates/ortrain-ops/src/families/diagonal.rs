@@ -1,7 +1,7 @@
-//! What lies above, on or below a diagonal.
+//! Triangular parts of matrices (`Trilu`), and matrices with ones on a diagonal (`EyeLike`).
 //!
 //! Trilu-14 (<https://onnx.ai/onnx/operators/onnx__Trilu.html>), which ONNX Runtime also has in its own domain, and
-//! EyeLike-9, 22 of ONNX. The diagonal `k` counts to the right of the main one; that of Trilu is an input.
+//! EyeLike-9, 22 of ONNX. Diagonal `k` is `k` columns to the right of the main diagonal. For Trilu `k` is an input.
 
 use ortrain_expr::{Builder, CompareOp, Reg, Type};
 use ortrain_graph::{DType, Graph, Node};
@@ -13,13 +13,14 @@ use crate::lower::Lower;
 use crate::op::{Definition, Need, Op};
 use crate::rewrite::Rewrite;
 
-/// The elements on one side of a diagonal, and zeros: inputs are the matrices and, if not 0, the diagonal.
+/// Upper or lower triangular part, with zeros elsewhere. The inputs are the matrices and an optional diagonal, 0 by
+/// default.
 struct Trilu {
     domain: &'static str,
     upper: bool,
 }
 
-/// The column of a point of a nest less its row.
+/// Returns the column minus the row of a point of a nest.
 fn diagonal(b: &mut Builder, rank: usize) -> Reg {
     let (row, column) = (b.coordinate(rank - 2), b.coordinate(rank - 1));
     b.sub(column, row)
@@ -80,7 +81,7 @@ impl Op for Trilu {
     }
 }
 
-/// Ones on a diagonal, of the shape of the input.
+/// Matrix of the input's shape with ones on a diagonal.
 struct EyeLike {
     dtype: Option<DType>,
     k: i64,
@@ -107,7 +108,7 @@ impl Op for EyeLike {
         Need::Never
     }
 
-    /// It looks at the shape alone.
+    /// Sets no gradient: the result only depends on the shape of the input.
     fn grad(&self, _: &mut Grad<'_>) -> Result<(), OpError> {
         Ok(())
     }
@@ -149,7 +150,7 @@ fn decompose_trilu(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     Ok(())
 }
 
-/// Whether an operator's result does not depend on what is in its input.
+/// Returns true if an operator's result does not depend on the elements of its input.
 pub(crate) fn is_flat(domain: &str, name: &str) -> bool {
     domain.is_empty() && name == "EyeLike"
 }
@@ -201,7 +202,7 @@ mod tests {
         }
     }
 
-    /// Behind a trained value it is a constant.
+    /// The result is constant even if the input is trained.
     #[test]
     fn an_eye_passes_nothing_back() {
         let x = spread(&[2, 3], 1);

@@ -1,7 +1,8 @@
-//! The gradients of a quotient: `DivGrad` of `com.microsoft`, which training graphs of ONNX Runtime hold.
+//! Gradients of a quotient: `DivGrad` of `com.microsoft`, from training graphs of ONNX Runtime.
 //!
-//! Inputs are the gradient of `A / B`, `A` and `B`; outputs the gradients of `A` and of `B`, each summed over the axes along
-//! which its operand was broadcast: `dY / B` and `-dY * A / B^2`. Either may be left out. It is a composition.
+//! The inputs are the gradient `dY` of `A / B`, `A` and `B`. The outputs are the gradients `dY / B` of `A` and
+//! `-dY * A / B^2` of `B`. Each is summed over the axes along which its operand was broadcast. Either output may be
+//! absent. The operator is a composition.
 
 use ortrain_graph::{Attrs, DType, Graph, Node};
 
@@ -36,7 +37,7 @@ impl Op for DivGrad {
 
 fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let (g, a, b) = (rw.required(0)?, rw.required(1)?, rw.required(2)?);
-    // The gradient of `A` before it is summed is a factor of that of `B`.
+    // The gradient of `A` before its summation is a factor of the gradient of `B`.
     let share = rw.add("Div", &[g, b], Attrs::new());
     if rw.has_output(0) {
         let of_a = rw.sum_to(share, a, g)?;

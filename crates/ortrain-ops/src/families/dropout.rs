@@ -1,20 +1,23 @@
 //! Dropout and its gradient.
 //!
-//! Sources: ONNX Dropout-7, 10 (an attribute `ratio`; nothing is ever dropped), 12, 13, 22 (inputs `ratio` and
+//! Sources: ONNX Dropout-7, 10 (an attribute `ratio`; no element is ever dropped), 12, 13, 22 (inputs `ratio` and
 //! `training_mode`); `DropoutGrad` of `com.microsoft`.
 //!
-//! In training an element is kept if a uniform number in [0, 1) is at least `ratio` (0.5 by default) and is then divided
-//! by `1 - ratio`; a ratio of 1 gives zeros. Without `training_mode`, or with it false, the result is the input and the
-//! mask all true, forward *and* backward. (The kernel of ONNX Runtime 1.19 divides backward all the same.)
+//! In training mode an element is kept if a uniform number in [0, 1) is at least `ratio` (0.5 by default). Kept
+//! elements are divided by `1 - ratio`; a ratio of 1 gives zeros. If `training_mode` is absent or false, the result is
+//! the input and the mask is true everywhere, forward *and* backward. (The kernel of ONNX Runtime 1.19 still divides in
+//! the backward pass.)
 //!
-//! The random bits of element `i` (row-major) are word `i % 4` of Philox4x32-10 with the run's seed as its key and the
-//! counter of a stream and `i / 4`. The stream is
-//! `fnv1a64(name) + train_step * 0x9E3779B97F4A7C15` (mod 2^64) with the name of the node's first output, as it is
-//! in the model, and if the node has the attribute `seed` its eight bytes (little-endian, of the int64) after the name.
-//! The upper 24 bits, divided by 2^24, are the uniform number. So a mask depends on the seed, the step and the model,
-//! and on nothing else: not on the order of nodes, the number of threads, or the backend. In the body of a Loop or a
-//! Scan the seed is `(seed + position + 1) * 0x2545F4914F6CDD1D` (mod 2^64) of that around it, where the position is that
-//! of the iteration along the first scanned value (in a Loop, its number): so every iteration has a mask of its own.
+//! The random bits of element `i` (row-major) are word `i % 4` of Philox4x32-10. The key is the run's seed; the counter
+//! consists of a stream and `i / 4`. The stream is `fnv1a64(name) + train_step * 0x9E3779B97F4A7C15` (mod 2^64), where
+//! `name` is the name of the node's first output in the model. If the node has the attribute `seed`, the hash continues
+//! with the eight bytes of this int64 (little-endian). The upper 24 bits, divided by 2^24, are the uniform number.
+//!
+//! A mask therefore depends only on the seed, the step and the model. It does not depend on the order of nodes, the
+//! number of threads or the backend. In the body of a Loop or Scan the seed is
+//! `(seed + position + 1) * 0x2545F4914F6CDD1D` (mod 2^64) of the seed outside. The position is the position of the
+//! iteration along the first scanned value (in a Loop, the iteration index). Each iteration therefore has a different
+//! mask.
 
 use ortrain_expr::{Access, BinaryOp, CompareOp, Inst, Reg, RunScalar, Scalar, Type, UnaryOp};
 use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Tensor, ValueId};
@@ -26,30 +29,31 @@ use crate::lower::{Lower, NestBuilder};
 use crate::op::{Definition, Op};
 use crate::rewrite::Rewrite;
 
-/// The ratio where none is given.
+/// Default ratio.
 const RATIO: f64 = 0.5;
 
-/// The odd number next to `2^64 / golden ratio`: different steps give different streams.
+/// Odd number next to `2^64 / golden ratio`: different steps have different streams.
 const STEP_STRIDE: u64 = 0x9E37_79B9_7F4A_7C15;
 
-/// The 64-bit FNV-1a hash.
+/// Computes the 64-bit FNV-1a hash.
 pub(crate) fn fnv1a64(bytes: impl IntoIterator<Item = u8>) -> u64 {
     bytes
         .into_iter()
         .fold(0xCBF2_9CE4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01B3))
 }
 
-/// When elements are dropped.
+/// Condition for dropping elements.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Training {
     Never,
     Always,
-    /// When this input is true at run time.
+    /// Elements are dropped if this input is true at run time.
     If(usize),
 }
 
 impl Training {
-    /// By input `k`, where it is there, and its content, where it is constant.
+    /// Reads the condition from input `k`: `has` is true if the input is present, `constant` is its content if it is
+    /// constant.
     fn read(has: bool, constant: Option<&Tensor>, k: usize) -> Training {
         match constant {
             _ if !has => Training::Never,
@@ -59,7 +63,7 @@ impl Training {
         }
     }
 
-    /// The flag as a register, where it is only known at run time.
+    /// Loads the flag into a register, if it is only known at run time.
     fn flag(self, cx: &mut Lower<'_>, nest: &mut NestBuilder) -> Option<Reg> {
         let Training::If(k) = self else { return None };
         let buffer = cx.input(k);
@@ -91,7 +95,7 @@ fn check_settings(cx: &Infer<'_>, k: usize) -> Result<(), OpError> {
     }
 }
 
-/// The ratio (input `k`) as a register.
+/// Loads the ratio (input `k`) into a register.
 fn ratio(cx: &mut Lower<'_>, nest: &mut NestBuilder, k: usize, ty: Type) -> Reg {
     if !cx.has(k) {
         return nest.b.constant(ty, RATIO);
@@ -106,7 +110,7 @@ fn ratio(cx: &mut Lower<'_>, nest: &mut NestBuilder, k: usize, ty: Type) -> Reg 
     nest.b.convert(ratio, ty)
 }
 
-/// `x / (1 - ratio)` where `keep`, else 0.
+/// Computes `x / (1 - ratio)` where `keep` is true, and 0 elsewhere.
 fn dropped(nest: &mut NestBuilder, x: Reg, ratio: Reg, keep: Reg) -> Reg {
     let ty = nest.b.ty(x);
     let (zero, one) = (nest.b.constant(ty, 0.0), nest.b.constant(ty, 1.0));
@@ -116,7 +120,7 @@ fn dropped(nest: &mut NestBuilder, x: Reg, ratio: Reg, keep: Reg) -> Reg {
     nest.b.select(keep, scaled, zero)
 }
 
-/// `x`, or zeros and what is left of it enlarged.
+/// Dropout: the input, or in training mode its kept elements, scaled, and zeros elsewhere.
 struct Dropout {
     seed: Option<i64>,
 }
@@ -148,7 +152,7 @@ impl Op for Dropout {
             return Ok(());
         }
         if let (Training::If(_), Some(flag)) = (training, flag) {
-            // ONNX Runtime's operator does not look at the flag, but a ratio of 0 says the same.
+            // ONNX Runtime's operator ignores the flag. A ratio of 0 has the same effect.
             let dtype = ratio.map_or(Ok(DType::F32), |ratio| cx.dtype(ratio))?;
             let given = ratio.unwrap_or_else(|| cx.constant("ratio", Tensor::scalar(dtype, RATIO)));
             let nothing = cx.constant("nothing", Tensor::scalar(dtype, 0.0));
@@ -206,7 +210,7 @@ impl Op for Dropout {
     }
 }
 
-/// A uniform number in [0, 1) for each element of a nest over a whole tensor.
+/// Draws a uniform number in [0, 1) for each element of a nest over a complete tensor.
 fn uniform(cx: &Lower<'_>, nest: &mut NestBuilder, stream: u64) -> Reg {
     let dims = nest.dims().to_vec();
     let b = &mut nest.b;
@@ -219,7 +223,7 @@ fn uniform(cx: &Lower<'_>, nest: &mut NestBuilder, stream: u64) -> Reg {
     let moved = b.mul(step, stride);
     let stream = b.add(name, moved);
     let bits = b.push(Inst::Random(key, stream, index), Type::U32);
-    // A float32 holds 24 bits exactly.
+    // float32 represents 24 bits exactly.
     let low = b.constant(Type::U32, 256.0);
     let upper = b.div(bits, low);
     let number = b.convert(upper, Type::F32);
@@ -227,8 +231,8 @@ fn uniform(cx: &Lower<'_>, nest: &mut NestBuilder, stream: u64) -> Reg {
     b.mul(number, unit)
 }
 
-/// The gradient of [`Dropout`]: inputs are the gradient of the result, the mask, and ratio and training mode as they
-/// were.
+/// Gradient of [`Dropout`]. The inputs are the gradient of the result, the mask, and the ratio and training mode of the
+/// forward node.
 struct DropoutGrad;
 
 impl Op for DropoutGrad {
@@ -271,7 +275,8 @@ impl Op for DropoutGrad {
     }
 }
 
-/// Before opset 12 the ratio is an attribute and nothing is dropped; before 10 the mask has the type of the data.
+/// Upgrades a node. Before opset 12 the ratio is an attribute and no element is dropped. Before 10 the mask has the
+/// type of the data.
 fn upgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     if rw.version() >= 12 {
         let inputs = rw.node().inputs.clone();
@@ -287,7 +292,7 @@ fn upgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
         let outputs = rw.add_node("", "Dropout", &inputs, 2, Attrs::new());
         let mask = match dtype {
             Some(dtype) => rw.add("Cast", &[outputs[1]], Attrs::new().with("to", i64::from(dtype.to_onnx()))),
-            // The type is not declared: a power of zero is one in any, also of what is not a number.
+            // The type is not declared. A power of zero is one in every type, even for NaN.
             None => {
                 let zero = rw.constant("zero", Tensor::scalar(DType::F32, 0.0));
                 let ones = rw.add("Pow", &[x, zero], Attrs::new());
@@ -300,7 +305,7 @@ fn upgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
         return Ok(());
     }
     if rw.version() < 10 && rw.has_output(1) {
-        // Its type is another now, and nobody asks.
+        // The unused mask would now have another type, so it is removed.
         let outputs = rw.add_node("", "Dropout", &inputs, 1, Attrs::new());
         rw.output(0, outputs[0]);
         return Ok(());
@@ -309,7 +314,7 @@ fn upgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     Ok(())
 }
 
-/// Before opset 12 only a Dropout that drops nothing can be written.
+/// Downgrades a node. Before opset 12 only a Dropout that drops no element can be written.
 fn downgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     if rw.version() >= 12 || rw.node().inputs.len() == 1 {
         return Ok(());
@@ -333,7 +338,7 @@ fn downgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     Ok(())
 }
 
-/// The gradient in operators of `ai.onnx`.
+/// Decomposes the gradient into operators of `ai.onnx`.
 fn decompose_grad(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let (g, mask) = (rw.required(0)?, rw.required(1)?);
     let flag = rw.input(3);
@@ -397,7 +402,7 @@ mod tests {
         Tensor::from_slice(DType::Bool, &[], &[u8::from(on)])
     }
 
-    /// A Dropout of `x` whose ratio and training mode are constants.
+    /// Returns a graph with a Dropout of `x`, with constant ratio and training mode.
     fn constant_dropout(x: &Tensor, ratio: f64, training: bool, attrs: Attrs) -> Graph {
         let (mut graph, ids) = graph(&[x]);
         let ratio = graph.add_constant("ratio", Tensor::scalar(DType::F32, ratio));
@@ -434,7 +439,7 @@ mod tests {
     fn old_masks_have_the_type_of_the_data_declared_or_not() {
         for x in [f64s(&[3], &[f64::NAN, 2.0, f64::INFINITY]), Tensor::f32(&[3], &[1.0, 0.0, -2.0])] {
             let (mut old, ids) = graph(&[&x]);
-            // Nothing says what comes out of it.
+            // The type of this value is not declared.
             let hidden = add(&mut old, ("", "Identity"), "h", &[Some(ids[0])], 1, Attrs::new())[0];
             old.outputs.clear();
             add(&mut old, DROPOUT, "y", &[Some(hidden)], 2, Attrs::new());

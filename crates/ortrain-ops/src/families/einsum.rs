@@ -1,13 +1,13 @@
-//! Sums of products by the convention of Einstein: `Einsum`.
+//! Sums of products in Einstein notation: `Einsum`.
 //!
-//! Source: ONNX Einsum-12 and 28 (<https://onnx.ai/onnx/operators/onnx__Einsum.html>), of which 28 adds bfloat16. A term
-//! names the axes of an operand by letters, one letter twice means its diagonal, `...` stands for axes that broadcast;
-//! letters that the result does not name are summed. Without `->` the result has the axes of the dots, then the letters
-//! that occur once in the order of ASCII. Axes of size 1 broadcast to those of the same letter, as in NumPy.
+//! Source: ONNX Einsum-12 and 28 (<https://onnx.ai/onnx/operators/onnx__Einsum.html>); 28 adds bfloat16. A term names
+//! the axes of an operand by letters. A repeated letter selects the diagonal; `...` stands for axes that broadcast.
+//! Letters that are not in the result are summed. Without `->` the result has the axes of the ellipsis, followed by the
+//! letters that occur once, in ASCII order. Axes of size 1 broadcast to other axes of the same letter, as in NumPy.
 //!
-//! It is a composition: operands are taken together two by two, from the left. What only one operand has and nobody
-//! asks for is summed first; what both have and nobody else needs is the inner product of one MatMul, with the axes that
-//! both keep as its stack. Without such axes it is a Mul.
+//! The operator is a composition: operands are contracted in pairs, from the left. Axes of a single operand that are
+//! not needed later are summed first. Shared axes that are not needed later become the inner axis of a MatMul; other
+//! shared axes become its batch axes. Without inner axes the product is a Mul.
 
 use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId};
 
@@ -20,7 +20,7 @@ use crate::infer::Infer;
 use crate::op::{Definition, Op};
 use crate::rewrite::Rewrite;
 
-/// The name of an axis: a letter, or one of those that the dots stand for, counted from the last.
+/// Name of an axis: a letter, or an axis of the ellipsis, counted from the last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Label {
     Dots(usize),
@@ -36,10 +36,10 @@ impl std::fmt::Display for Label {
     }
 }
 
-/// A term as it is written; `None` stands for the dots.
+/// Parsed term; `None` is the ellipsis.
 type Term = Vec<Option<char>>;
 
-/// An equation as it is written.
+/// Parsed equation.
 #[derive(Debug, PartialEq)]
 struct Equation {
     operands: Vec<Term>,
@@ -90,7 +90,7 @@ impl Equation {
         Ok(Equation { operands, result })
     }
 
-    /// The labels of every operand and of the result, for operands of these ranks.
+    /// Returns the labels of all operands and of the result, for operands of these ranks.
     fn labels(&self, ranks: &[usize]) -> Result<(Vec<Vec<Label>>, Vec<Label>), OpError> {
         if self.operands.len() != ranks.len() {
             return Err(OpError::invalid(format!(
@@ -127,7 +127,7 @@ impl Equation {
     }
 }
 
-/// A term with a label for each of the axes that its dots stand for.
+/// Returns the labels of a term, with `dots` labels in place of its ellipsis.
 fn spread(term: &Term, dots: usize) -> Vec<Label> {
     let labels = |label: &Option<char>| match label {
         Some(letter) => vec![Label::Letter(*letter)],
@@ -136,7 +136,7 @@ fn spread(term: &Term, dots: usize) -> Vec<Label> {
     term.iter().flat_map(labels).collect()
 }
 
-/// The size of every label: a number other than 1 where there is one, else the first that is not 1.
+/// Returns the size of each label: a known size other than 1 if possible, otherwise the first size that is not 1.
 fn sizes_of_labels(operands: &[Vec<Label>], shapes: &[Shape]) -> Result<Vec<(Label, Dim)>, OpError> {
     let mut found: Vec<(Label, Dim)> = Vec::new();
     for (labels, shape) in operands.iter().zip(shapes) {
@@ -189,11 +189,11 @@ impl Op for Einsum {
     }
 }
 
-/// An operand on its way: a value and the names of its axes, each once.
+/// Operand or intermediate product: a value and the labels of its axes, each once.
 struct Factor {
     value: ValueId,
     labels: Vec<Label>,
-    /// The sizes of its axes as the graph knows them.
+    /// Sizes of the axes, as far as the graph knows them.
     dims: Vec<Dim>,
 }
 
@@ -206,7 +206,7 @@ impl Factor {
         self.labels.iter().position(|&other| other == label).expect("asked for its own labels")
     }
 
-    /// Keeps the axes for which `keep` holds; the others are gone from the value already.
+    /// Keeps the labels and sizes for which `keep` returns true. The value must already be without the other axes.
     fn keep(&mut self, keep: impl Fn(Label) -> bool) {
         let kept: Vec<bool> = self.labels.iter().map(|&label| keep(label)).collect();
         let mut at = kept.iter();
@@ -222,7 +222,7 @@ impl Factor {
         self.keep(|label| !gone.contains(&label));
     }
 
-    /// The axes in the order of `order`, which names all of them.
+    /// Permutes the axes to `order`, which contains all labels.
     fn permute(&mut self, rw: &mut Rewrite<'_>, order: &[Label]) {
         let axes: Vec<usize> = order.iter().map(|&label| self.axis(label)).collect();
         self.value = permuted(rw, self.value, &axes);
@@ -230,8 +230,8 @@ impl Factor {
         self.labels = order.to_vec();
     }
 
-    /// The diagonals of the labels that occur twice. Elements beside them are not looked at: zeros take their place in
-    /// the sum.
+    /// Replaces repeated labels by diagonals. Other elements are replaced by zeros before the sum, so their values have
+    /// no influence.
     fn diagonals(&mut self, rw: &mut Rewrite<'_>, dtype: DType) -> Result<(), OpError> {
         while let Some(second) = (0..self.labels.len()).find(|&k| self.labels[..k].contains(&self.labels[k]))
         {
@@ -252,7 +252,7 @@ impl Factor {
             };
             let along = positions(rw, size);
             let rank = self.labels.len() as i64;
-            // As the axis `axis` of an operand: what stands behind it has size 1.
+            // Position along the axis `axis` of an operand: each later axis has size 1.
             let across = |rw: &mut Rewrite<'_>, axis: usize| {
                 let behind: Vec<i64> = (1..rank - axis as i64).collect();
                 unsqueezed(rw, along, &behind)
@@ -272,7 +272,7 @@ impl Factor {
     }
 }
 
-/// The size of a label as a size of a shape that is put together: from the operand that has it.
+/// Returns the size of a label for a new shape. An unknown size is read from an operand with this label.
 fn label_size(rw: &mut Rewrite<'_>, inputs: &[(ValueId, Vec<Label>)], label: Label, dim: &Dim) -> Size {
     if let Some(size) = dim.known() {
         return Size::Number(size as i64);
@@ -287,7 +287,8 @@ fn label_size(rw: &mut Rewrite<'_>, inputs: &[(ValueId, Vec<Label>)], label: Lab
     Size::Number(1)
 }
 
-/// Two factors as one that has the labels `wanted`, and perhaps more that are to be summed.
+/// Multiplies two factors. The result has the labels for which `wanted` returns true, and possibly more labels to be
+/// summed later.
 fn product(
     rw: &mut Rewrite<'_>,
     inputs: &[(ValueId, Vec<Label>)],
@@ -297,7 +298,7 @@ fn product(
 ) -> Factor {
     let dim_of = |factor: &Factor, label: Label| factor.dims[factor.axis(label)].clone();
     let shared: Vec<Label> = a.labels.iter().copied().filter(|&label| b.has(label)).collect();
-    // Axes of dots may broadcast at run time, which an inner product cannot.
+    // Axes of the ellipsis may broadcast at run time, which is impossible for an inner axis.
     let inner = |label: Label| {
         let certain = matches!(label, Label::Letter(_)) || dim_of(&a, label) == dim_of(&b, label);
         !wanted(label) && certain
@@ -323,13 +324,13 @@ fn product(
     labels.extend(rows.iter().chain(&columns));
     let dims = [stack_dims, own_dims(&a, &rows), own_dims(&b, &columns)].concat();
     if inner.is_empty() || (rows.is_empty() && columns.is_empty()) {
-        // Element by element: missing axes have size 1 in the other factor.
+        // Element-wise product: missing axes have size 1 in the other factor.
         let order = [stack.as_slice(), &rows, &columns, &inner].concat();
         let aligned = |rw: &mut Rewrite<'_>, factor: &mut Factor| {
             let present: Vec<Label> = order.iter().copied().filter(|&label| factor.has(label)).collect();
             factor.permute(rw, &present);
             let first = order.iter().position(|&label| factor.has(label)).unwrap_or(order.len());
-            // Axes in front need not be written.
+            // Leading axes of size 1 may be omitted.
             let missing: Vec<i64> =
                 (first..order.len()).filter(|&k| !factor.has(order[k])).map(|k| (k - first) as i64).collect();
             unsqueezed(rw, factor.value, &missing)
@@ -351,7 +352,7 @@ fn product(
     };
     let [m, k, n] = [&row_sizes, &inner_sizes, &column_sizes].map(|sizes| all(rw, sizes));
     let front = vec![Size::Kept; stack.len()];
-    // As a stack of matrices; factors that are matrices already stay as they are.
+    // Reshapes to a stack of matrices. Factors that are matrices already remain unchanged.
     let matrices = |rw: &mut Rewrite<'_>, value: ValueId, counts: [usize; 2], sizes: [Size; 2]| {
         if counts == [1, 1] { value } else { reshaped(rw, value, &[front.as_slice(), &sizes].concat()) }
     };
@@ -384,7 +385,7 @@ fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
         let value = cast(rw.patch().1, *value, dtype, through);
         let mut factor = Factor { value, labels: labels.clone(), dims: shape.to_vec() };
         factor.diagonals(rw, through)?;
-        // An axis that broadcasts to a longer one of that name says nothing: without it the factor means the same.
+        // An axis of size 1 that broadcasts to a longer axis of the same label is removed: the product stays the same.
         let short = |k: usize| {
             let longer = sizes.iter().any(|(label, dim)| *label == factor.labels[k] && !dim.is_one());
             factor.dims[k].is_one() && longer
@@ -417,8 +418,8 @@ fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     Ok(())
 }
 
-/// The type that sums and products are computed in: ONNX has none of the narrow integers. What is cut off at the end
-/// could as well be cut off at every step.
+/// Returns the type for sums and products: ONNX does not define them for narrow integers. Truncation at the end gives
+/// the same result as truncation at every step.
 fn summable(dtype: DType) -> DType {
     match dtype {
         DType::I8 | DType::I16 => DType::I32,
@@ -435,7 +436,7 @@ fn build(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
     Ok(Box::new(Einsum { equation: read(node)? }))
 }
 
-/// Before opset 12 it is written as what it is made of.
+/// Decomposes the operator for opsets before 12.
 fn downgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     if rw.version() < 12 { decompose(rw) } else { Ok(()) }
 }

@@ -1,10 +1,11 @@
-//! Element-wise operators: one row each.
+//! Element-wise operators as rows of a table.
 //!
 //! A row is a name, the versions of its schema, and an expression. The gradient is the symbolic derivative of the
-//! expression, the lowering a map. Inputs broadcast by the rules of ONNX ("multidirectional broadcasting"). Where the
-//! closed form of a derivative is shorter or more exact than what follows from the expression, the row gives it.
-//! Arithmetic, comparisons, logic and bits are listed here, activations and their gradient operators in
+//! expression; the lowering is a map. Inputs broadcast by the rules of ONNX ("multidirectional broadcasting"). If the
+//! closed form of a derivative is shorter or more exact than the symbolic derivative, the row defines it. This file
+//! contains arithmetic, comparisons, logic and bit operations. Activations and their gradient operators are in
 //! `activations.rs`, circular and hyperbolic functions in `trigonometry.rs`.
+//!
 //! Sources: the operator pages of ONNX, opset 7 to 28; `com.microsoft` contrib operators of ONNX Runtime.
 
 use ortrain_expr::{BinaryOp, Builder, CompareOp, Expr, Inst, Reg, Scalar, Type, UnaryOp, derive};
@@ -19,7 +20,7 @@ use crate::onnx_decomposition::emit_as_onnx;
 use crate::op::{Definition, Op};
 use crate::rewrite::Rewrite;
 
-/// What an element-wise operator takes.
+/// Element types that an element-wise operator accepts.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum TypeConstraint {
     Float,
@@ -51,14 +52,14 @@ impl TypeConstraint {
     }
 }
 
-/// An expression of the inputs, all of one type.
+/// Function that builds an expression of the inputs, which all have the same type.
 type ExprFn = fn(&mut Builder, &[Reg], &Attrs) -> Result<Reg, OpError>;
 
-/// The gradient of an operator of one input, from that input and the gradient that arrives.
+/// Function that builds the gradient of an operator with one input, from this input and the gradient of the result.
 type BackwardFn = fn(&mut Builder, Reg, Reg, &Attrs) -> Result<Reg, OpError>;
 
-/// A gradient operator of ONNX Runtime: domain `com.microsoft`, inputs `dY` and then the input or the output of the
-/// forward node.
+/// Gradient operator of ONNX Runtime, in the domain `com.microsoft`. The inputs are `dY`, followed by the input or the
+/// output of the forward node.
 pub(super) struct GradOp {
     name: &'static str,
     of_output: bool,
@@ -80,27 +81,27 @@ impl GradOp {
     }
 }
 
-/// The gradient operator for a node with these attributes, if there is one.
+/// Function that returns the gradient operator for a node with these attributes; `None` if the operator does not apply.
 type GradOpFn = fn(&Attrs) -> Result<Option<GradOp>, OpError>;
 
-/// A row: one element-wise operator.
+/// Row of the table: one element-wise operator.
 pub(super) struct Row {
     domain: &'static str,
     name: &'static str,
     since: &'static [i64],
     inputs: usize,
     takes: TypeConstraint,
-    /// Whether the result is `bool` whatever the inputs are.
+    /// True if the result is `bool` for all input types.
     bool_output: bool,
-    /// Whether the other inputs broadcast to the first, which has the shape of the result.
+    /// True if the other inputs broadcast to the first, which has the shape of the result.
     broadcast_to_first: bool,
     expr: ExprFn,
     grad_op: Option<GradOpFn>,
-    /// The gradient in closed form.
+    /// Gradient in closed form.
     backward: Option<BackwardFn>,
-    /// Whether the derivative is zero almost everywhere.
+    /// True if the derivative is zero almost everywhere.
     flat: bool,
-    /// Whether the result is one of the inputs, and those that tie share the gradient.
+    /// True if the result is one of the inputs. Equal inputs share the gradient.
     chooses: bool,
 }
 
@@ -190,7 +191,7 @@ fn modulo(b: &mut Builder, x: &[Reg], attrs: &Attrs) -> Result<Reg, OpError> {
     if attrs.int("fmod")?.unwrap_or(0) == 1 {
         return Ok(rest);
     }
-    // The sign of the divisor, as in Python.
+    // The result has the sign of the divisor, as in Python.
     let zero = b.constant(ty, 0.0);
     let even = b.compare(CompareOp::Eq, rest, zero);
     let (rest_negative, divisor_negative) =
@@ -201,14 +202,14 @@ fn modulo(b: &mut Builder, x: &[Reg], attrs: &Attrs) -> Result<Reg, OpError> {
     Ok(b.select(even, rest, signed))
 }
 
-/// The smallest integer not below.
+/// Rounds up to an integer.
 fn ceil(b: &mut Builder, x: &[Reg], _: &Attrs) -> Result<Reg, OpError> {
     let minus = b.unary(UnaryOp::Neg, x[0]);
     let floor = b.unary(UnaryOp::Floor, minus);
     Ok(b.unary(UnaryOp::Neg, floor))
 }
 
-/// The nearest integer, the even one of two.
+/// Rounds to the nearest integer, ties to even.
 fn round(b: &mut Builder, x: &[Reg], _: &Attrs) -> Result<Reg, OpError> {
     let (x, ty) = (x[0], b.ty(x[0]));
     let (one, two, half) = (b.constant(ty, 1.0), b.constant(ty, 2.0), b.constant(ty, 0.5));
@@ -223,7 +224,7 @@ fn round(b: &mut Builder, x: &[Reg], _: &Attrs) -> Result<Reg, OpError> {
     let (low, high) = (b.compare(CompareOp::Lt, rest, half), b.compare(CompareOp::Lt, half, rest));
     let upper = b.select(high, above, tie);
     let nearest = b.select(low, floor, upper);
-    // Infinity less itself is nothing; and what is an integer stays as it is.
+    // Integers remain unchanged. This includes infinity, for which `x - floor` is NaN.
     let whole = b.compare(CompareOp::Eq, floor, x);
     Ok(b.select(whole, x, nearest))
 }
@@ -246,16 +247,17 @@ fn is_inf(b: &mut Builder, x: &[Reg], attrs: &Attrs) -> Result<Reg, OpError> {
     Ok(found)
 }
 
-/// `-x - 1`: every bit the other way.
+/// Inverts all bits: `-x - 1`.
 fn inverted(b: &mut Builder, x: Reg) -> Reg {
     let (ty, minus) = (b.ty(x), b.unary(UnaryOp::Neg, x));
     let one = b.constant(ty, 1.0);
     b.sub(minus, one)
 }
 
-/// A shift as a product with or a quotient by a power of two; the power of more bits than there are, or of fewer than
-/// none, is 0, and so is a quotient by it. To the right the sign is kept: the bits of a negative number are inverted,
-/// shifted and inverted again.
+/// Shifts by multiplication with a power of two, or by division.
+///
+/// The power is 0 for negative shifts and for shifts by the width of the type or more. A quotient by 0 is 0. A shift to
+/// the right keeps the sign: the bits of a negative number are inverted, shifted and inverted again.
 fn shift(b: &mut Builder, x: &[Reg], attrs: &Attrs) -> Result<Reg, OpError> {
     let ty = b.ty(x[0]);
     let (zero, two) = (b.constant(ty, 0.0), b.constant(ty, 2.0));
@@ -290,13 +292,13 @@ fn clamped(op: BinaryOp) -> impl Fn(&mut Builder, &[Reg]) -> Reg {
     }
 }
 
-/// The most inputs of a variadic operator: each is a load of one expression.
+/// Maximum number of inputs of a variadic operator: each input is a load of one expression.
 pub(crate) const MAX_OPERANDS: usize = 1024;
 
-/// Any number of inputs.
+/// Number of inputs of a variadic operator.
 const VARIADIC: usize = usize::MAX;
 
-/// The rows.
+/// Arithmetic, comparisons, logic and bit operations.
 #[rustfmt::skip]
 static ROWS: &[Row] = &[
     row("Add", &[7, 13, 14], 2, TypeConstraint::Number, binary!(Add)),
@@ -342,7 +344,7 @@ static ROWS: &[Row] = &[
     row("GreaterOrEqual", &[12, 16], 2, TypeConstraint::Number, compare!(Le, 1, 0)).bool_output(),
 ];
 
-/// Every row.
+/// Returns all rows.
 fn rows() -> impl Iterator<Item = &'static Row> {
     ROWS.iter().chain(super::activations::ROWS).chain(super::trigonometry::ROWS)
 }
@@ -362,7 +364,7 @@ impl Elementwise {
         if self.row.inputs == VARIADIC { node.inputs.len() } else { self.row.inputs }
     }
 
-    /// The expression for inputs of a compute type.
+    /// Returns the expression for inputs of a compute type.
     fn expr(&self, ty: Type, count: usize) -> Result<Expr, OpError> {
         let mut b = Builder::new();
         let loads: Vec<Reg> = (0..count).map(|slot| b.load(slot, ty)).collect();
@@ -370,8 +372,8 @@ impl Elementwise {
         Ok(b.finish(&[result]))
     }
 
-    /// The gradient of input `k`, an expression of the inputs, the result and the gradient that arrives. `None` if it
-    /// is zero everywhere.
+    /// Returns the gradient of input `k`, as an expression of the inputs, the result and the gradient of the result.
+    /// `None` if the gradient is zero everywhere.
     fn derivative(&self, ty: Type, count: usize, k: usize) -> Result<Option<Expr>, OpError> {
         if self.row.chooses && count > 2 {
             return Ok(Some(share_of(ty, count, k)));
@@ -380,15 +382,15 @@ impl Elementwise {
             return Ok(derive(&self.expr(ty, count)?, count, k));
         };
         let mut b = Builder::new();
-        // Loads as those of `derive`: the input, the result, and the gradient that arrives.
+        // The same load slots as in `derive`: the input, the result, and the gradient of the result.
         let (x, g) = (b.load(0, ty), b.load(2, ty));
         let result = backward(&mut b, x, g, &self.attrs)?;
         Ok(Some(b.finish(&[result])))
     }
 }
 
-/// The gradient of input `k` of a choice among several: an equal share for each input that is the result. (Of two,
-/// `derive` says the same in fewer operations.)
+/// Returns the gradient of input `k` of an operator that selects one of several inputs. All inputs that equal the
+/// result get the same share. (For two inputs `derive` gives the same result in fewer operations.)
 fn share_of(ty: Type, count: usize, k: usize) -> Expr {
     let mut b = Builder::new();
     let (y, g) = (b.load(count, ty), b.load(count + 1, ty));
@@ -420,10 +422,10 @@ impl Op for Elementwise {
             cx.dtype_where(k, self.row.takes.describe(), |dtype| self.row.takes.accepts(dtype))?;
         }
         let dtype = cx.same_dtype(0..count)?;
-        // Attributes that contradict the definition are found here and not at the first run.
+        // Invalid attributes are reported here, not during the first run.
         self.expr(Type::of(dtype), count)?;
         let shape = cx.broadcast(0..count)?;
-        // An open size may turn out to fit.
+        // Unknown sizes may broadcast.
         let differ = |(a, b): (&Dim, &Dim)| matches!((a.known(), b.known()), (Some(a), Some(b)) if a != b);
         if self.row.broadcast_to_first
             && let (Some(all), Some(first)) = (&shape, cx.shape(0))
@@ -492,7 +494,7 @@ fn build(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
     Ok(Box::new(Elementwise { row: find(&node.domain, &node.op)?, attrs: node.attrs.clone() }))
 }
 
-/// The expression of a gradient operator, spelled in `ai.onnx`.
+/// Decomposes a gradient operator into operators of `ai.onnx`.
 fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let (node, attrs) = (rw.node(), rw.attrs().clone());
     let row = find(&node.domain, &node.op)?;
@@ -504,7 +506,7 @@ fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     Ok(())
 }
 
-/// Gelu is an operator of `ai.onnx` from opset 20 on; before, ONNX Runtime's own operators say the same.
+/// Downgrades Gelu. Before opset 20 `ai.onnx` has no Gelu, so it becomes an operator of ONNX Runtime.
 fn downgrade_gelu(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     if rw.version() < 20 {
         let op = if rw.attrs().string("approximate")? == Some("tanh") { "FastGelu" } else { "Gelu" };
@@ -513,7 +515,7 @@ fn downgrade_gelu(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     Ok(())
 }
 
-/// `Gelu`, `FastGelu` and `BiasGelu` of ONNX Runtime as `Gelu` of `ai.onnx` (with a bias added first, where there is one).
+/// Upgrades `Gelu`, `FastGelu` and `BiasGelu` of ONNX Runtime to `Gelu` of `ai.onnx`. An optional bias is added first.
 fn upgrade_microsoft_gelu(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let attrs =
         if &*rw.node().op == "FastGelu" { Attrs::new().with("approximate", "tanh") } else { Attrs::new() };
@@ -526,11 +528,11 @@ fn upgrade_microsoft_gelu(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     Ok(())
 }
 
-/// Before opset 9, Less and Greater know floats only: integers are compared as float64. Before 11, Equal knows
-/// integers and bool only: floats are equal where both are numbers and neither is less.
+/// Downgrades comparisons. Before opset 9 Less and Greater only accept floats: integers are compared as float64. Before
+/// 11 Equal only accepts integers and bool: floats are equal if both are numbers and neither is less.
 fn downgrade_comparison(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let (a, b) = (rw.required(0)?, rw.required(1)?);
-    // A comparison that a rewrite made has values of no type yet, and is right.
+    // The values of a comparison that a rewrite created have no type yet. Such a comparison is already valid.
     let Some(dtype) = rw.dtype(a).or(rw.dtype(b)) else { return Ok(()) };
     let equal = &*rw.node().op == "Equal";
     if equal && dtype.is_float() && rw.version() < 11 {
@@ -544,7 +546,7 @@ fn downgrade_comparison(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     Ok(())
 }
 
-/// Before opset 12, what is less or equal is less, or it is equal.
+/// Downgrades LessOrEqual and GreaterOrEqual to the disjunction of a strict comparison and Equal, before opset 12.
 fn downgrade_or_equal(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     if rw.version() < 12 {
         let (a, b) = (rw.required(0)?, rw.required(1)?);
@@ -557,7 +559,7 @@ fn downgrade_or_equal(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     Ok(())
 }
 
-/// Whether floats are equal, in operators that opset 7 has. NaN equals nothing.
+/// Returns the truth value of `a == b` for floats, in operators of opset 7. NaN equals nothing.
 fn equal_floats(rw: &mut Rewrite<'_>, a: ValueId, b: ValueId, dtype: DType) -> ValueId {
     let (less, greater) = (rw.add("Less", &[a, b], Attrs::new()), rw.add("Greater", &[a, b], Attrs::new()));
     let differ = rw.add("Or", &[less, greater], Attrs::new());
@@ -566,7 +568,7 @@ fn equal_floats(rw: &mut Rewrite<'_>, a: ValueId, b: ValueId, dtype: DType) -> V
         if rw.constant_of(value).is_some_and(|tensor| !tensor.to_f64().iter().any(|x| x.is_nan())) {
             continue;
         }
-        // Every number is below 1 or above -1.
+        // Each number is below 1 or above -1.
         let (one, minus) = (Tensor::scalar(dtype, 1.0), Tensor::scalar(dtype, -1.0));
         let (one, minus) = (rw.constant("one", one), rw.constant("minus_one", minus));
         let (below, above) =
@@ -577,7 +579,7 @@ fn equal_floats(rw: &mut Rewrite<'_>, a: ValueId, b: ValueId, dtype: DType) -> V
     result
 }
 
-/// Sign is an operator from opset 9 on; before, it is what is above 0 less what is below.
+/// Downgrades Sign. Before opset 9 it becomes `(x > 0) - (x < 0)`.
 fn downgrade_sign(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let x = rw.required(0)?;
     let Some(dtype) = rw.dtype(x).filter(|dtype| rw.version() < 9 && dtype.is_float()) else { return Ok(()) };
@@ -591,7 +593,7 @@ fn downgrade_sign(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     Ok(())
 }
 
-/// The Swish of one input times another of the same shape.
+/// Swish of one input times another input of the same shape.
 struct SwiGlu;
 
 impl Op for SwiGlu {
@@ -629,7 +631,7 @@ impl Op for Unrunnable {
     }
 }
 
-/// For operators that are rewritten as others when a model is read.
+/// Builds an operator for definitions that are rewritten to other operators when a model is read.
 pub(crate) fn build_unrunnable(_: &Graph, _: &Node) -> Result<Box<dyn Op>, OpError> {
     Ok(Box::new(Unrunnable))
 }
@@ -655,7 +657,7 @@ pub(crate) fn definitions() -> Vec<Definition> {
         Ok(Box::new(SwiGlu))
     });
     all.push(swi_glu.composition(decompose_swi_glu));
-    // Read as Gelu of ai.onnx; "since 1, 2" makes every one of them an old version.
+    // Read as Gelu of ai.onnx. With "since 1, 2" every node of a model has an old version and is upgraded.
     for name in ["Gelu", "FastGelu", "BiasGelu"] {
         let definition = Definition::new("com.microsoft", name, &[1, 2], build_unrunnable);
         all.push(definition.rewritten(upgrade_microsoft_gelu));
@@ -690,7 +692,7 @@ mod tests {
         run_node(("", op), &ports, 1, attrs).expect("it runs").remove(0)
     }
 
-    /// The gradients of all inputs, ones arriving.
+    /// Returns the gradients of all inputs, for a gradient of ones.
     fn slopes(op: &str, inputs: &[&Tensor], attrs: Attrs) -> Vec<Vec<f64>> {
         let graph = graph_of(op, inputs, attrs);
         let dims = graph.value(graph.outputs[0]).ty.shape().and_then(ortrain_graph::Shape::concrete);

@@ -1,11 +1,11 @@
 //! Reductions along axes: sums, means, products, norms and extremes, and ONNX Runtime's operators for their gradients.
 //!
 //! ReduceSum-1, 11, 13, ReduceMean, ReduceProd, ReduceL1, ReduceL2, ReduceSumSquare-1, 11, 13, 18, ReduceLogSum,
-//! ReduceLogSumExp-1, 11, 13, 18, 28 and ReduceMax, ReduceMin-1, 11, 12, 13, 18, 20 of ONNX; `ReduceSumTraining` (a sum
-//! whose axes may be computed), `Scale` (a tensor times or divided by one number of any type) and `ReduceAllL2` (the
-//! norm of several tensors together) of `com.microsoft`. The axes are an attribute before opset 13 (sum) and 18 (the
-//! others), and an input from this opset on; `noop_with_empty_axes` came with the input. Axes must be known once all
-//! shapes are.
+//! ReduceLogSumExp-1, 11, 13, 18, 28 and ReduceMax, ReduceMin-1, 11, 12, 13, 18, 20 of ONNX. Of `com.microsoft`:
+//! `ReduceSumTraining` (a sum with axes that may be computed), `Scale` (a tensor times or divided by one number of any
+//! type) and `ReduceAllL2` (the norm of several tensors together). The axes are an attribute before opset 13 (sum) and
+//! 18 (the others), and an input from this opset on; `noop_with_empty_axes` came with the input. Axes must be known
+//! once all shapes are.
 //!
 //! Numbers:
 //! - Narrow floats are summed in float32. Integers wrap, and the mean of integers is truncated. Roots and logarithms of

@@ -1,16 +1,16 @@
-//! Positions as rotations: `RotaryEmbedding` of ONNX and of `com.microsoft`.
+//! Rotary position embeddings: `RotaryEmbedding` of ONNX and of `com.microsoft`.
 //!
 //! Sources: ONNX RotaryEmbedding-23 (<https://onnx.ai/onnx/operators/onnx__RotaryEmbedding.html>); ONNX Runtime's
-//! contributed operator, version 1 (<https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md>), whose
-//! positions come before the caches and may be one number, that of the first position.
+//! contributed operator, version 1 (<https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md>). The
+//! contributed operator has its positions before the caches, and accepts one number, the first position.
 //!
-//! Elements of each head are taken in pairs `(a, b)`, neighbours where it is `interleaved` and else one from each half,
-//! and become `(a cos - b sin, a sin + b cos)`; what lies behind `rotary_embedding_dim` stays as it is. Cosines and sines
-//! are looked up by position, or given for each position of the data. It is a composition; caches have gradients as the
-//! data has.
+//! Elements of each head form pairs `(a, b)`: neighbours if the node is `interleaved`, otherwise one element from each
+//! half. A pair becomes `(a cos - b sin, a sin + b cos)`; elements after `rotary_embedding_dim` are unchanged. Cosines
+//! and sines are looked up by position, or are inputs for each position of the data. The operator runs as its
+//! decomposition; caches have gradients as the data does.
 //!
-//! Limits: the rank of the data must be known. The factor `scale` of `com.microsoft`, which ONNX Runtime does not apply
-//! either, must be 1.
+//! Limits: the rank of the data must be known. The factor `scale` of `com.microsoft` must be 1; ONNX Runtime ignores
+//! this attribute.
 
 use ortrain_graph::{Attrs, DType, Dim, Graph, Node, ValueId};
 
@@ -26,12 +26,12 @@ const MICROSOFT: &str = "com.microsoft";
 const ROTARY: &str = "RotaryEmbedding";
 
 struct Rotary {
-    /// Where the inputs are: cosines, sines, positions.
+    /// Input indices of cosines, sines and positions.
     cosines: usize,
     sines: usize,
     positions: usize,
     interleaved: bool,
-    /// How many elements of each head are rotated; `None`: all.
+    /// Number of rotated elements of each head; `None`: all.
     rotated: Option<i64>,
     heads: Option<i64>,
 }
@@ -68,8 +68,8 @@ impl Rotary {
         })
     }
 
-    /// The heads of data with three axes and the size of one; `None` where it is not known. `half` is the last axis of a
-    /// cache.
+    /// Returns the number of heads and the size of a head for data with three axes; `None` if unknown. `half` is the
+    /// last axis of a cache.
     fn heads(&self, width: &Dim, half: Option<&Dim>) -> Result<[Option<usize>; 2], OpError> {
         let width = width.known();
         if let Some(heads) = self.heads {
@@ -86,7 +86,7 @@ impl Rotary {
                 "num_heads is missing; data of three axes must say how many heads it holds",
             ));
         }
-        // The caches are for whole heads.
+        // The caches cover complete heads.
         let size = half.and_then(Dim::known).map(|half| 2 * half);
         match (width, size) {
             (Some(width), Some(size)) if size == 0 || width % size != 0 => {
@@ -173,7 +173,8 @@ fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let (x, cosines, sines) = (rw.required(0)?, rw.required(op.cosines)?, rw.required(op.sines)?);
     let shape = shape_of(rw, x, "the data")?;
     let flat = shape.rank() == 3;
-    // As `[batch, length, heads, size]`: cosines and sines get an axis for the heads. Four axes stay in their order.
+    // As `[batch, length, heads, size]`: cosines and sines get an axis for the heads. Data with four axes keeps its
+    // order.
     let length = size_of(rw, x, if flat { 1 } else { 2 });
     let (mut value, size) = if flat {
         let half = rw.shape(cosines).and_then(|shape| shape.last().cloned());
@@ -255,7 +256,7 @@ fn build(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
     Ok(Box::new(Rotary::read(node)?))
 }
 
-/// Before opset 23 it is written as what it is made of.
+/// Writes the decomposition for opsets before 23.
 fn downgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     if rw.version() < 23 { decompose(rw) } else { Ok(()) }
 }
@@ -283,10 +284,11 @@ mod tests {
     const HEADS: usize = 2;
     const LENGTH: usize = 2;
     const SIZE: usize = 6;
-    /// A few products in float64, in another order.
+    /// Tolerance of a few products in float64, in another order.
     const TOLERANCE: f64 = 1e-12;
 
-    /// By the definition, on `[batch, length, heads, size]`; `angle(batch, position, pair)` gives cosine and sine.
+    /// Rotates one element of `[batch, length, heads, size]` by the definition; `angle(batch, position, pair)` returns
+    /// cosine and sine.
     fn rotated(
         at: impl Fn([usize; 4]) -> f64,
         count: usize,
@@ -332,7 +334,7 @@ mod tests {
             if self.count == 0 { SIZE / 2 } else { self.count as usize / 2 }
         }
 
-        /// Data, cosines, sines, positions.
+        /// Returns data, cosines, sines, positions.
         fn inputs(&self) -> Vec<Tensor> {
             let data: &[usize] =
                 if self.flat { &[BATCH, LENGTH, HEADS * SIZE] } else { &[BATCH, HEADS, LENGTH, SIZE] };
@@ -432,7 +434,7 @@ mod tests {
         for flat in [false, true] {
             let case = Case { flat, interleaved: true, count: 0, positions: Some(places.clone()) };
             let given = case.inputs();
-            // One number is that of the first position; the heads follow from the caches.
+            // One number is the first position; the number of heads follows from the caches.
             for positions in [places.clone(), Tensor::i64(&[1], &[1])] {
                 let inputs = [given[0].clone(), positions, given[1].clone(), given[2].clone()];
                 let ports: Vec<Option<&Tensor>> = inputs.iter().map(Some).collect();

@@ -1,15 +1,17 @@
-//! Elements or slices written at indices, or combined with what is there.
+//! Scatter: writes elements or slices at indices, or combines them with the elements of the data.
 //!
-//! ScatterElements-11, 13, 16, 18 (<https://onnx.ai/onnx/operators/onnx__ScatterElements.html>), Scatter-9 (the same under
-//! its older name) and ScatterND-11, 13, 16, 18 (<https://onnx.ai/onnx/operators/onnx__ScatterND.html>) of ONNX, with the
-//! reductions `none`, `add`, `mul`, `max` and `min`. Negative indices count from the end; any other index outside fails the
-//! run and nothing is committed. Where `none` is given an index twice, which ONNX leaves undefined, the last update stays, as
-//! in onnxruntime.
+//! ScatterElements-11, 13, 16, 18 (<https://onnx.ai/onnx/operators/onnx__ScatterElements.html>), Scatter-9 (its older
+//! name) and ScatterND-11, 13, 16, 18 (<https://onnx.ai/onnx/operators/onnx__ScatterND.html>) of ONNX, with the
+//! reductions `none`, `add`, `mul`, `max` and `min`. Negative indices count from the end. An index out of range fails
+//! the run, and nothing is committed. ONNX leaves duplicate indices with `none` undefined; here the last update wins,
+//! as in onnxruntime.
 //!
-//! Gradients: of `none` those of the data are 0 where something was written, and those of updates that others were written
-//! over are 0, too; of `mul` each factor gets the product of the
-//! others, zeros or not; of `max` and `min` data and updates that are the result share equally. Products and extremes look
-//! at every update for every element (of the same line, for elements).
+//! Gradients:
+//! - `none`: the gradient of the data is 0 at written positions. Updates that were overwritten get 0, too.
+//! - `mul`: each factor gets the product of the other factors, including zeros.
+//! - `max` and `min`: data and updates that are equal to the result share the gradient equally.
+//!
+//! Products and extremes compare every update with every element (for ScatterElements, only along the axis).
 
 use ortrain_expr::{BinaryOp, CompareOp, ReduceOp, Type};
 use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId};
@@ -27,7 +29,7 @@ use crate::lower::{Lower, around};
 use crate::op::{Definition, Op};
 use crate::rewrite::Rewrite;
 
-/// What the indices refer to.
+/// Target of the indices.
 #[derive(Clone, Copy)]
 enum Form {
     /// Elements, by an index along an axis.
@@ -36,7 +38,7 @@ enum Form {
     Slices,
 }
 
-/// What becomes of an update and what it meets.
+/// Combination of an update with the present element.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Reduction {
     None,
@@ -59,14 +61,14 @@ impl Scatter {
         }
     }
 
-    /// Writes the updates over a copy of the data, in their order.
+    /// Writes the updates to a copy of the data, in their order.
     fn overwrite(&self, cx: &mut Lower<'_>, places: &Places) -> Result<(), OpError> {
         let (data, updates, output) = (cx.input(0), cx.input(2), cx.output(0));
         copy(cx, data, output)?;
         scatter_last(cx, places, updates, output)
     }
 
-    /// Combines each element with the updates that meet it: their indices are looked through.
+    /// Combines each element with its updates, through a search over the indices.
     fn combine(&self, cx: &mut Lower<'_>, dims: &[usize]) -> Result<(), OpError> {
         let (op, reduce) = match self.reduction {
             Reduction::Max => (BinaryOp::Max, ReduceOp::Max),
@@ -84,7 +86,7 @@ impl Scatter {
                 let mut own = cx.whole(data, dims);
                 own.strides.push(0);
                 let old = nest.load(data, own);
-                // The update at the same coordinates but along the axis, where there is one.
+                // The update at the same coordinates except along the axis, if it exists.
                 let along = nest.b.coordinate(dims.len());
                 let at = position(&mut nest, &taken, axis, along);
                 let indices = cx.input(1);
@@ -115,7 +117,7 @@ impl Scatter {
                 (nest, old, update, hit)
             }
         };
-        // What does not meet the element counts as the element itself, or as a factor of 1.
+        // Other updates count as the element itself, or as a factor of 1.
         let neutral = match self.reduction {
             Reduction::Mul => nest.b.constant(nest.b.ty(old), 1.0),
             _ => old,
@@ -209,13 +211,13 @@ impl Op for Scatter {
 }
 
 impl Scatter {
-    /// Whether the indices are known and no place is among them twice.
+    /// Returns true if the indices are constant and distinct.
     fn are_distinct(&self, cx: &Grad<'_>) -> Result<bool, OpError> {
         let (data, indices) = (cx.input(0)?, cx.input(1)?);
         let Some(tensor) = cx.constant_of(indices) else { return Ok(false) };
         let (Some(found), dims) = (tensor.to_i64(), tensor.dims()) else { return Ok(false) };
         let rank = cx.shape(data).map(Shape::rank);
-        // An index from the end may be the same as one from the front; of axes of unknown size nobody knows.
+        // A negative index may equal a positive one, which cannot be checked if the size of the axis is unknown.
         let from_front = |index: i64, axis: usize| {
             let size = cx.shape(data).and_then(|shape| shape.get(axis)).and_then(Dim::known);
             if index >= 0 { Some(index) } else { size.map(|size| index + size as i64) }
@@ -242,8 +244,8 @@ impl Scatter {
         })
     }
 
-    /// Which updates stay, none of them overwritten by a later one: their numbers are scattered and gathered again.
-    /// `None`: all do.
+    /// Emits a mask of the updates that are not overwritten by a later update. It scatters and gathers the indices of
+    /// the updates. Returns `None` if no update is overwritten.
     fn stays(&self, cx: &mut Grad<'_>) -> Result<Option<ValueId>, OpError> {
         if self.are_distinct(cx)? {
             return Ok(None);
@@ -261,7 +263,7 @@ impl Scatter {
         Ok(Some(cx.add("Equal", &[last, numbers], Attrs::new())))
     }
 
-    /// What lies at the indices.
+    /// Gathers the elements of `value` at the indices.
     fn gathered(&self, cx: &mut Grad<'_>, value: ValueId) -> Result<ValueId, OpError> {
         let indices = cx.input(1)?;
         Ok(match self.form {
@@ -272,7 +274,7 @@ impl Scatter {
         })
     }
 
-    /// Something scattered at the indices.
+    /// Scatters `updates` into `data` at the indices.
     fn scattered(
         &self,
         cx: &mut Grad<'_>,
@@ -291,16 +293,16 @@ impl Scatter {
         })
     }
 
-    /// One value everywhere, of the shape of another.
+    /// Fills a tensor of the shape of `like` with one value.
     fn filled(cx: &mut Grad<'_>, like: ValueId, dtype: DType, value: f64) -> ValueId {
         let shape = cx.shape_of(like);
         let value = Attrs::new().with("value", Tensor::filled(dtype, &[1], value));
         cx.add("ConstantOfShape", &[shape], value)
     }
 
-    /// The gradient of a product: for the data the updates that meet it, for an update the data and the others. The
-    /// others are the product of all but zeros, divided by the own one if that is none of them; and 0 if there is
-    /// another zero.
+    /// Computes the gradient of a product. The gradient of the data contains the updates of the element; the gradient
+    /// of an update contains the data and the other updates. The product of the others is the product of all nonzero
+    /// updates, divided by the update itself if it is nonzero. It is 0 if another update is zero.
     fn product_gradient(&self, cx: &mut Grad<'_>, g: ValueId) -> Result<(), OpError> {
         let (data, updates) = (cx.input(0)?, cx.input(2)?);
         let dtype = cx.dtype(data)?;
@@ -322,7 +324,7 @@ impl Scatter {
             let none = Scatter::filled(cx, data, dtype, 0.0);
             let zeros = self.scattered(cx, none, counted, "add")?;
             let zeros = self.gathered(cx, zeros)?;
-            // Zeros among the others.
+            // Number of zeros among the others.
             let others_zero = cx.add("Sub", &[zeros, counted], Attrs::new());
             let clear = cx.add("Equal", &[others_zero, zero], Attrs::new());
             let others = cx.add("Div", &[product, present], Attrs::new());
@@ -335,7 +337,7 @@ impl Scatter {
         Ok(())
     }
 
-    /// The gradient of an extreme: an equal share for data and updates that are the result.
+    /// Computes the gradient of an extreme: an equal share for data and updates that are equal to the result.
     fn extreme_gradient(&self, cx: &mut Grad<'_>, g: ValueId) -> Result<(), OpError> {
         let (data, updates, y) = (cx.input(0)?, cx.input(2)?, cx.output(0, "y"));
         let dtype = cx.dtype(data)?;
@@ -377,7 +379,7 @@ fn build(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
     Ok(Box::new(Scatter { form, reduction }))
 }
 
-/// Before opset 16 a scatter only writes, before 18 it knows no extremes, and before 11 it has another name.
+/// Checks versions: combinations came with opset 16, extremes with 18. Before opset 11 the operator has another name.
 fn downgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let version = rw.version();
     let reduction = rw.attrs().string("reduction")?.map(ToOwned::to_owned);
@@ -403,8 +405,9 @@ fn downgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     Ok(())
 }
 
-/// Before opset 16 nothing sums what is written to the same place: every update is compared with every place of its line
-/// (elements), or multiplied by ones where its coordinates are those of a slice.
+/// Decomposes sums for opsets before 16, which cannot add several updates at one position. For elements, every update
+/// is compared with every position along the axis. For slices, updates are multiplied by a one-hot matrix of their
+/// coordinates.
 fn decompose_sum(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     if rw.attrs().string("reduction")? != Some("add") {
         return Ok(());
@@ -425,10 +428,10 @@ fn decompose_sum(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     Ok(())
 }
 
-/// The first set of operators that writes elements at positions.
+/// First opset with an operator that writes elements at positions.
 const WRITTEN: i64 = 9;
 
-/// The share of updates that each element of the data gets; updates have indices along an axis.
+/// Sums the updates of each element of the data; updates have indices along an axis.
 fn sum_elements(rw: &mut Rewrite<'_>, axis: usize, rank: usize, dtype: DType) -> ValueId {
     let inputs: Vec<ValueId> = rw.node().present_inputs().collect();
     let (data, indices, updates) = (inputs[0], inputs[1], inputs[2]);
@@ -436,7 +439,7 @@ fn sum_elements(rw: &mut Rewrite<'_>, axis: usize, rank: usize, dtype: DType) ->
     let single = rw.version() >= WRITTEN
         && rw.shape(indices).and_then(|shape| shape.get(axis)).and_then(Dim::known) == Some(1);
     if single {
-        // One update for each line: no place is written twice.
+        // One update along the axis: no position is written twice.
         let zeros = rw.add("Shape", &[data], Attrs::new());
         let zeros = rw.add("Expand", &[zero, zeros], Attrs::new());
         return rw.add("ScatterElements", &[zeros, indices, updates], Attrs::new().with("axis", axis as i64));
@@ -468,7 +471,7 @@ fn sum_elements(rw: &mut Rewrite<'_>, axis: usize, rank: usize, dtype: DType) ->
     if sizes(data).is_some() && sizes(data) == sizes(updates) {
         return summed;
     }
-    // Updates may be for the first elements along the other axes alone.
+    // Updates may cover only the first elements along the other axes.
     let whole = rw.add("Shape", &[data], Attrs::new());
     let part = rw.add("Shape", &[summed], Attrs::new());
     let behind = rw.add("Sub", &[whole, part], Attrs::new());
@@ -477,7 +480,7 @@ fn sum_elements(rw: &mut Rewrite<'_>, axis: usize, rank: usize, dtype: DType) ->
     rw.add("Pad", &[summed, pads, zero], Attrs::new())
 }
 
-/// The share of updates that each slice of the data gets; updates have `width` coordinates each.
+/// Sums the updates of each slice of the data; each update has `width` coordinates.
 fn sum_slices(
     rw: &mut Rewrite<'_>,
     (data, indices, updates): (ValueId, ValueId, ValueId),
@@ -532,7 +535,7 @@ pub(crate) fn definitions() -> Vec<Definition> {
         Definition::new("", "ScatterND", &[11, 13, 16, 18], build)
             .downgrade(downgrade)
             .decomposed_before(16, decompose_sum),
-        // Deprecated in 11, from when on nothing but the other name is written.
+        // Deprecated in 11: from this opset on only the other name is written.
         Definition::new("", "Scatter", &[9, 11], build_unrunnable).rewritten(upgrade_old_name),
     ]
 }
@@ -553,7 +556,7 @@ mod tests {
         Attrs::new().with("reduction", name)
     }
 
-    /// Before opset 16 updates are compared with places, or are a factor of a product.
+    /// Before opset 16 updates are compared with positions, or are a factor of a product.
     #[test]
     fn sums_in_older_words() {
         let data = spread(&[3, 4], 1);
@@ -619,8 +622,7 @@ mod tests {
         }
     }
 
-    /// Reads that follow writes see the last one, whatever it is of; where something is written, nothing else is left of
-    /// what was there, a zero's sign included.
+    /// Later reads see the last write. A written position keeps nothing of its old value, including the sign of a zero.
     #[test]
     fn the_last_of_several_updates_stays() {
         let at = Tensor::i64(&[1], &[1]);
@@ -643,7 +645,7 @@ mod tests {
         }
     }
 
-    /// Indices that are in the model: where they are distinct nothing is asked about them.
+    /// Constant indices: no check for duplicates is emitted if they are distinct.
     #[test]
     fn gradients_of_constant_indices() {
         for (indices, distinct) in [(vec![2i64, 0], true), (vec![-1, 2], false), (vec![1, 1], false)] {
@@ -666,7 +668,7 @@ mod tests {
     #[test]
     fn gradients() {
         for name in ["none", "add", "mul", "max", "min"] {
-            // Indices that meet each other.
+            // Indices with duplicates.
             let second = 2;
             let cases = [
                 (ELEMENTS, vec![3, 2], Tensor::i64(&[2, 2], &[2, 1, second, -1]), vec![2, 2], 0i64),
@@ -703,7 +705,7 @@ mod tests {
         let thirds = (vec![1.0 / 3.0, 1.0], vec![1.0 / 3.0, 1.0 / 3.0]);
         assert_eq!(gradients("max", &[4.0, 5.0], &[0, 0], &[4.0, 4.0]), thirds);
         assert_eq!(gradients("min", &[4.0, 5.0], &[0, 1], &[3.0, 5.0]), (vec![0.0, 0.5], vec![1.0, 0.5]));
-        // What was written over gets nothing, infinite as it may be.
+        // An overwritten element gets a zero gradient, even if it is infinite.
         let over = gradients("none", &[f64::INFINITY, 5.0], &[0], &[3.0]);
         assert_eq!(over, (vec![0.0, 1.0], vec![1.0]));
     }

@@ -1,10 +1,16 @@
-//! Element-wise operators whose inputs differ in type: a choice, a conversion, a power.
+//! Element-wise operators with inputs of different types: Where, Cast, CastLike and Pow.
 //!
-//! Where-9, 16; Cast-6 to 28; CastLike-15 to 25 (a Cast to the type of a second input); Pow-7 to 15 of ONNX. Conversions: floats to integers truncate and saturate (ONNX leaves
-//! what does not fit open) and NaN gives 0, integers wrap, floats round to nearest even; float64 and 64-bit integers
-//! reach float16 and bfloat16 by way of float32. `saturate` and `round_mode` say something about 8-bit floats only,
-//! which are not supported, nor are texts, complex numbers and integers of less than 8 bits. Pow computes in the type
-//! of a float base; an integer base with a float exponent is computed in float64 and truncated.
+//! Where-9, 16; Cast-6 to 28; CastLike-15 to 25 (a Cast to the type of a second input); Pow-7 to 15 of ONNX.
+//!
+//! Conversions:
+//! - Floats to integers truncate and saturate (ONNX leaves values out of range open), and NaN gives 0.
+//! - Integers wrap, and floats round to nearest even.
+//! - float64 and 64-bit integers are converted to float16 and bfloat16 through float32.
+//! - `saturate` and `round_mode` apply only to 8-bit floats. These are not supported, and neither are strings, complex
+//!   numbers and integers of less than 8 bits.
+//!
+//! Pow computes in the type of a float base. An integer base with a float exponent is computed in float64 and
+//! truncated.
 
 use ortrain_expr::{BinaryOp, Builder, Expr, Reg, Type, derive};
 use ortrain_graph::{Attrs, DType, Graph, Node, Tensor, ValueId};
@@ -20,7 +26,7 @@ fn cast_to(dtype: DType) -> Attrs {
     Attrs::new().with("to", i64::from(dtype.to_onnx()))
 }
 
-/// One of two values, by a third.
+/// Selection between two values by a condition.
 struct Where;
 
 impl Op for Where {
@@ -64,7 +70,7 @@ impl Op for Where {
     }
 }
 
-/// The same numbers as another type.
+/// Conversion to another element type.
 struct Cast {
     to: DType,
 }
@@ -105,7 +111,7 @@ impl Op for Cast {
     }
 }
 
-/// The same numbers as the type of another value.
+/// Conversion to the element type of another value.
 struct CastLike;
 
 impl Op for CastLike {
@@ -124,10 +130,10 @@ fn decompose_cast_like(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     Ok(())
 }
 
-/// A power; base and exponent may have different types.
+/// Power; base and exponent may have different types.
 struct Pow;
 
-/// `base ** exponent` in the compute type of the base.
+/// Emits `base ** exponent` in the compute type of the base.
 fn power(b: &mut Builder, base: Reg, exponent: Reg) -> Reg {
     let (ty, other) = (b.ty(base), b.ty(exponent));
     let computed = match (ty.is_float(), other.is_float()) {
@@ -142,7 +148,8 @@ fn power(b: &mut Builder, base: Reg, exponent: Reg) -> Reg {
 }
 
 impl Pow {
-    /// The power as an expression over the base's type. A constant exponent is part of it: its derivative is simpler.
+    /// Builds the power as an expression over the base's type. A constant exponent is part of the expression, which
+    /// simplifies the derivative.
     fn expr(ty: Type, exponent: Option<f64>) -> Expr {
         let mut b = Builder::new();
         let base = b.load(0, ty);
@@ -172,7 +179,7 @@ impl Op for Pow {
         let ty = Type::of(dtype);
         let one =
             cx.constant_of(exponent).filter(|tensor| tensor.len() == 1).map(|tensor| tensor.to_f64()[0]);
-        // An exponent of 0 has the slope 0 everywhere, which the general form says with the right shape.
+        // An exponent of 0 has slope 0 everywhere; the general form gives it the right shape.
         let one = one.filter(|&value| value != 0.0);
         let mut cast: Option<ValueId> = None;
         for k in [0, 1] {
@@ -219,7 +226,7 @@ impl Op for Pow {
 }
 
 fn build_cast(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
-    // These say something about types that there are not.
+    // These attributes apply only to unsupported types.
     node.attrs.int("saturate")?;
     node.attrs.string("round_mode")?;
     let number = Attrs::required("to", node.attrs.int("to")?)?;
@@ -241,9 +248,9 @@ fn build_pow(_: &Graph, _: &Node) -> Result<Box<dyn Op>, OpError> {
     Ok(Box::new(Pow))
 }
 
-/// Where is an operator from opset 9 on. Before, floats are chosen by `ReluGrad` of `com.microsoft`, which passes its
-/// first input on where the second is positive and gives 0 elsewhere, whatever stands there; the two halves are added.
-/// It takes inputs of one shape, so that all are brought to that of the result first.
+/// Replaces Where before opset 9. `ReluGrad` of `com.microsoft` passes its first input through if the second is
+/// positive, and gives 0 otherwise, even for NaN. Two of them select the halves, which are added. `ReluGrad` needs
+/// inputs of one shape, so all inputs are first broadcast to the shape of the result.
 fn downgrade_where(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let (condition, yes, no) = (rw.required(0)?, rw.required(1)?, rw.required(2)?);
     let Some(dtype) = rw.dtype(yes).or(rw.dtype(no)).filter(|dtype| rw.version() < 9 && dtype.is_float())
@@ -254,7 +261,7 @@ fn downgrade_where(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let is_whole = |rw: &Rewrite<'_>, value: ValueId| whole.is_some() && rw.shape(value) == whole.as_ref();
     let mut flags = condition;
     if !is_whole(rw, condition) {
-        // Nothing is less than itself: this changes no flag, and spreads them.
+        // No number is less than itself: this broadcasts the flags without changing them.
         for value in [yes, no] {
             let never = rw.add("Less", &[value, value], Attrs::new());
             flags = rw.add("Or", &[flags, never], Attrs::new());
@@ -288,13 +295,13 @@ fn downgrade_where(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     Ok(())
 }
 
-/// Without Where, as plain ONNX before opset 9 has it, floats are chosen by bounds: what is chosen lies between minus and
-/// plus infinity, what is not between zeros. Only NaN that is not chosen comes through.
+/// Replaces Where in plain ONNX before opset 9, through bounds. Selected elements are limited to the range from minus
+/// to plus infinity, others to the range from zero to zero. Only an unselected NaN is not removed.
 fn decompose_where(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let (condition, yes, no) = (rw.required(0)?, rw.required(1)?, rw.required(2)?);
     let Some(dtype) = rw.dtype(yes).or(rw.dtype(no)).filter(|dtype| dtype.is_float()) else { return Ok(()) };
     let one = rw.constant("one", Tensor::scalar(dtype, 1.0));
-    // Maxima of different shapes came with opset 8: everything gets the shape of the result.
+    // Max of different shapes came with opset 8: every input is broadcast to the shape of the result.
     let chosen = rw.add("Cast", &[condition], cast_to(dtype));
     let mut halves = Vec::with_capacity(2);
     let mut spread = rw.add("Sub", &[chosen, chosen], Attrs::new());
@@ -324,7 +331,7 @@ fn decompose_where(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     Ok(())
 }
 
-/// `saturate` came with opset 19, `round_mode` with 24, bfloat16 with 13.
+/// Removes attributes: `saturate` came with opset 19, `round_mode` with 24. bfloat16 came with 13.
 fn downgrade_cast(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let to = rw.attrs().int("to")?;
     let from = rw.input(0).and_then(|id| rw.dtype(id));
@@ -345,13 +352,14 @@ fn downgrade_cast(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     Ok(())
 }
 
-/// Before opset 12 base and exponent are floats of one type: a base of integers is computed in float64.
+/// Converts types before opset 12, where base and exponent are floats of one type: an integer base is computed in
+/// float64.
 fn downgrade_pow(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     if rw.version() >= 12 {
         return Ok(());
     }
     let (base, exponent) = (rw.required(0)?, rw.required(1)?);
-    // A power that a rewrite made has values of no type yet, and is right.
+    // The values of a power that a rewrite emitted have no type yet, and need no conversion.
     let (Some(dtype), Some(other)) = (rw.dtype(base), rw.dtype(exponent)) else { return Ok(()) };
     if dtype.is_float() {
         if dtype != other {
@@ -393,7 +401,7 @@ mod tests {
 
     const WHERE: (&str, &str) = ("", "Where");
 
-    /// Plain ONNX before opset 9 chooses floats by bounds: infinities that are not chosen do no harm.
+    /// Plain ONNX before opset 9 selects floats by bounds: unselected infinities do not leak.
     #[test]
     fn choices_by_bounds() {
         let (infinite, x) =
@@ -486,7 +494,7 @@ mod tests {
 
     #[test]
     fn narrow_floats_round_to_even() {
-        // Half way between neighbours of float16 (step 2 above 2048) and of bfloat16 (step 2 above 256).
+        // Halfway between neighbours of float16 (step 2 above 2048) and of bfloat16 (step 2 above 256).
         let x = Tensor::f32(&[3], &[2049.0, 2051.0, 1e6]);
         assert_eq!(cast(&x, DType::F16).to_f64(), [2048.0, 2052.0, f64::INFINITY]);
         let x = Tensor::f32(&[2], &[257.0, 259.0]);
@@ -540,7 +548,7 @@ mod tests {
         }
         let (base, exponent) = (spread(&[3], 7), Tensor::i64(&[], &[3]));
         check_gradients(&two(POW, &base, &exponent), &[base, exponent], &[0], &[0]);
-        // Constant exponents, as files have them.
+        // Constant exponents, as in files.
         for value in [-1.0, 0.0, 0.5, 1.0, 2.0, 3.0] {
             for dims in [&[][..], &[1, 1, 1]] {
                 let (base, exponent) = (positive(&[2, 2], 8), Tensor::filled(DType::F64, dims, value));
@@ -565,7 +573,7 @@ mod tests {
 
     #[test]
     fn kinks_of_powers() {
-        // Base 0: the exponent's gradient is 0 for exponents from 0 on. Exponent 0: the base's gradient is 0.
+        // Base 0: the exponent's gradient is 0 for nonnegative exponents. Exponent 0: the base's gradient is 0.
         let (base, exponent) = (f64s(&[4], &[0.0, 0.0, 0.0, -2.0]), f64s(&[4], &[2.0, 0.0, 1.0, 0.5]));
         let graph = two(POW, &base, &exponent);
         let ones = Tensor::filled(DType::F64, &[4], 1.0);
@@ -600,7 +608,7 @@ mod tests {
         assert!(error.to_string().contains("needs opset 9"), "{error}");
     }
 
-    /// Before opset 9, without Where: what is not chosen does not leak, and everything broadcasts.
+    /// Before opset 9, without Where: unselected elements do not leak, and all inputs broadcast.
     #[test]
     fn choices_of_opset_7() {
         let (nan, inf) = (f64::NAN, f64::INFINITY);

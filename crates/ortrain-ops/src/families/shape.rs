@@ -1,10 +1,10 @@
-//! Operators that only change how elements are counted, or say how many there are.
+//! Operators that change or return the shape of a tensor, and constants.
 //!
 //! Reshape-5 to 25, Flatten-1 to 25, Transpose-1 to 25, Squeeze-1 to 25, Unsqueeze-1 to 25, Expand-8 and 13, Shape-1 to
-//! 25, Size-1 to 25, Identity-1 to 25, Constant-1 to 25, ConstantOfShape-9 to 25, and ONNX Runtime's
-//! `BroadcastGradientArgs`. Axes of Squeeze and Unsqueeze are an attribute before opset 13 and an input from then on.
-//! Constants of texts and sparse constants are not supported. What depends on shapes only is computed when a program
-//! is made and is not part of it.
+//! 25, Size-1 to 25, Identity-1 to 25, Constant-1 to 25; ConstantOfShape-9 to 25 of ONNX.
+//! `BroadcastGradientArgs` of ONNX Runtime. Axes of Squeeze and Unsqueeze are an attribute before opset 13 and an input
+//! from this opset on. String constants and sparse constants are not supported. A value that depends only on shapes is
+//! computed when a program is built, and is a constant of the program.
 
 use ortrain_expr::Access;
 use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId, ValueType};
@@ -17,7 +17,7 @@ use crate::lower::Lower;
 use crate::op::{Definition, Op};
 use crate::rewrite::{Rewrite, ints_attribute_to_input, ints_input_to_attribute};
 
-/// The same elements under another shape.
+/// Same elements with another shape.
 enum View {
     Reshape { allow_zero: bool },
     Flatten { axis: i64 },
@@ -25,7 +25,7 @@ enum View {
     Unsqueeze,
 }
 
-/// The number of elements of a shape: a number, or the symbols it is made of.
+/// Returns the number of elements of a shape: the product of its known sizes, and its symbols.
 fn elements(dims: &[Dim]) -> (usize, Vec<&Dim>) {
     let known = dims.iter().filter_map(Dim::known).fold(1usize, usize::saturating_mul);
     let mut symbols: Vec<&Dim> = dims.iter().filter(|dim| dim.known().is_none()).collect();
@@ -34,7 +34,7 @@ fn elements(dims: &[Dim]) -> (usize, Vec<&Dim>) {
 }
 
 impl View {
-    /// The shape that Reshape asks for: `None` where a size is left open by symbols.
+    /// Returns the target shape of Reshape, or `None` if symbols leave a size unknown.
     fn reshape(&self, cx: &Infer<'_>, allow_zero: bool) -> Result<Option<Shape>, OpError> {
         let wanted: Vec<Result<Dim, i64>> = if let Some(ints) = cx.ints(1) {
             ints.into_iter().map(|size| usize::try_from(size).map(Dim::Known).map_err(|_| size)).collect()
@@ -70,7 +70,7 @@ impl View {
         if let Some(shape) = input {
             let (known, symbols) = elements(shape);
             if symbols == told_symbols {
-                // An empty axis that both have in one place says nothing about the open size.
+                // An empty axis at the same position in both shapes does not constrain the open size.
                 let empty_in_both = |axis: usize| {
                     shape.get(axis) == Some(&Dim::Known(0)) && dims.get(axis) == Some(&Some(Dim::Known(0)))
                 };
@@ -95,7 +95,7 @@ impl View {
                 let rest = if open == 1 { all.checked_div(told).unwrap_or(0) } else { 1 };
                 return Ok(Some(dims.into_iter().map(|dim| dim.unwrap_or(Dim::Known(rest))).collect()));
             }
-            // One symbol more in the input than is told: it is the open size, if the numbers agree.
+            // The input has one symbol more than the target: it is the open size, if the known sizes agree.
             if open == 1 && known == told_known && symbols.len() == told_symbols.len() + 1 {
                 let mut rest = symbols.clone();
                 for symbol in &told_symbols {
@@ -117,7 +117,7 @@ impl View {
             View::Reshape { allow_zero } => self.reshape(cx, *allow_zero),
             View::Flatten { axis } => {
                 let Some(shape) = cx.shape(0) else { return Ok(Some(cx.unknown_shape(0, 2))) };
-                // Here the axis may be the rank itself: everything before, nothing after.
+                // Flatten accepts the rank itself as the axis: all axes before it, none after it.
                 let at = if *axis == shape.rank() as i64 {
                     shape.rank()
                 } else {
@@ -204,7 +204,7 @@ impl Op for View {
     }
 }
 
-/// Axes in another order.
+/// Permutation of the axes.
 struct Transpose {
     perm: Option<Vec<i64>>,
 }
@@ -313,7 +313,7 @@ impl Op for Expand {
     }
 }
 
-/// The sizes of the axes `start..end`.
+/// Sizes of the axes `start..end`.
 struct ShapeOf {
     start: i64,
     end: Option<i64>,
@@ -357,7 +357,7 @@ impl Op for ShapeOf {
     }
 }
 
-/// The number of elements.
+/// Number of elements.
 struct Size;
 
 impl Op for Size {
@@ -382,7 +382,7 @@ impl Op for Size {
     }
 }
 
-/// The same value.
+/// Same value.
 struct Identity;
 
 impl Op for Identity {
@@ -413,7 +413,7 @@ impl Op for Identity {
     }
 }
 
-/// A tensor written in the graph.
+/// Tensor in an attribute of the graph.
 struct Constant {
     value: Tensor,
 }
@@ -436,7 +436,7 @@ impl Op for Constant {
     }
 }
 
-/// A tensor of one value everywhere.
+/// Tensor with the same value everywhere.
 struct ConstantOfShape {
     value: Tensor,
 }
@@ -469,10 +469,10 @@ impl Op for ConstantOfShape {
     }
 }
 
-/// The axes over which the gradients of two broadcast operands are summed, last to first.
+/// Axes over which the gradients of two broadcast operands are summed, last to first.
 struct BroadcastGradientArgs;
 
-/// Axes of the common shape along which each operand was stretched.
+/// Returns the axes of the common shape along which each operand was broadcast.
 fn stretched(a: &[i64], b: &[i64]) -> Result<[Vec<i64>; 2], OpError> {
     let rank = a.len().max(b.len());
     let at = |shape: &[i64], axis: usize| {
@@ -529,8 +529,8 @@ impl Op for BroadcastGradientArgs {
     }
 }
 
-/// The axes where one shape has 1 and the other has not, as a vector. (Axes where both have 1 need no sum: what
-/// follows reshapes to the operand's shape.)
+/// Emits the axes where one shape has 1 and the other does not, as a vector. Axes where both have 1 need no sum,
+/// because the result is reshaped to the operand's shape.
 fn decompose_broadcast_args(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let shapes = [rw.required(0)?, rw.required(1)?];
     let (one, flat) = (rw.ints("one", &[1]), rw.ints("flat", &[-1]));
@@ -556,7 +556,7 @@ fn decompose_broadcast_args(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     Ok(())
 }
 
-/// Says the elements of an element-wise result where both operands are sizes.
+/// Sets the elements of an element-wise result if both operands are sizes.
 pub(crate) fn arithmetic_on_sizes(cx: &mut Infer<'_>, name: &str) {
     let small = cx.shape(0).is_some_and(|s| s.rank() <= 1) && cx.shape(1).is_some_and(|s| s.rank() <= 1);
     let integer = cx.dtype(0).is_ok_and(|dtype| dtype == DType::I64);
@@ -624,7 +624,7 @@ fn axes_to_input(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     if rw.version() < 13 { ints_attribute_to_input(rw, "axes", 1) } else { Ok(()) }
 }
 
-/// Axes that count from the end came with opset 11.
+/// Moves the axes to an attribute. Axes that count from the end came with opset 11.
 fn axes_to_attribute(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     if rw.version() >= 13 {
         return Ok(());
@@ -640,7 +640,7 @@ fn axes_to_attribute(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     ints_input_to_attribute(rw, "axes", 1)
 }
 
-/// Zeros of the shape that a value holds, in operators that opset 7 has, if it is constant or the shape of a value.
+/// Emits zeros of a shape in operators of opset 7, if the shape is constant or the shape of a value.
 fn zeros_of_shape(rw: &mut Rewrite<'_>, shape: ValueId, dtype: DType) -> Option<ValueId> {
     if let Some(dims) = rw.constant_of(shape).and_then(Tensor::to_i64) {
         let dims: Option<Vec<usize>> = dims.into_iter().map(|dim| usize::try_from(dim).ok()).collect();
@@ -648,7 +648,7 @@ fn zeros_of_shape(rw: &mut Rewrite<'_>, shape: ValueId, dtype: DType) -> Option<
     }
     let maker = rw.maker_of(shape).filter(|maker| &*maker.op == "Shape" && maker.attrs.0.is_empty())?;
     let like = maker.inputs.first().copied().flatten()?;
-    // False everywhere, whatever the elements are: no NaN gets through.
+    // False everywhere, for any elements: NaN does not leak.
     let never = match rw.dtype(like)? {
         float if float.is_float() => rw.add("Less", &[like, like], Attrs::new()),
         DType::Bool | DType::I32 | DType::I64 => {
@@ -660,7 +660,7 @@ fn zeros_of_shape(rw: &mut Rewrite<'_>, shape: ValueId, dtype: DType) -> Option<
     Some(rw.add("Cast", &[never], Attrs::new().with("to", i64::from(dtype.to_onnx()))))
 }
 
-/// Expand is an operator from opset 8 on; before, zeros of the shape are added.
+/// Replaces Expand before opset 8 by an addition of zeros of the shape.
 fn downgrade_expand(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let (x, shape) = (rw.required(0)?, rw.required(1)?);
     let Some(dtype) = rw.dtype(x).filter(|dtype| rw.version() < 8 && dtype.is_float()) else { return Ok(()) };
@@ -671,7 +671,7 @@ fn downgrade_expand(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     Ok(())
 }
 
-/// ConstantOfShape is an operator from opset 9 on; before, the constant is added to zeros of the shape.
+/// Replaces ConstantOfShape before opset 9: the constant is added to zeros of the shape.
 fn downgrade_constant_of_shape(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let shape = rw.required(0)?;
     let value = rw.attrs().tensor("value")?.cloned().unwrap_or_else(|| Tensor::scalar(DType::F32, 0.0));
@@ -688,7 +688,8 @@ fn downgrade_constant_of_shape(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     Ok(())
 }
 
-/// Before opset 14 a size of 0 always copies the input's axis, which only matters for empty tensors.
+/// Removes `allowzero`: before opset 14 a size of 0 always copies the input's axis, which only matters for empty
+/// tensors.
 fn downgrade_reshape(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     if rw.version() < 14 && rw.attrs().0.contains_key("allowzero") {
         let inputs = rw.node().inputs.to_vec();
@@ -697,7 +698,7 @@ fn downgrade_reshape(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     Ok(())
 }
 
-/// Before opset 15 there is no part of a shape.
+/// Slices the result of Shape before opset 15, which has no `start` and `end`.
 fn downgrade_shape(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let (start, end) = (rw.attrs().int("start")?, rw.attrs().int("end")?);
     if rw.version() >= 15 || (start.is_none() && end.is_none()) {
@@ -712,7 +713,7 @@ fn downgrade_shape(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     Ok(())
 }
 
-/// The forms that hold numbers directly are younger (opset 12) than the one that holds a tensor.
+/// Converts numbers to a tensor: the attributes for numbers came with opset 12.
 fn downgrade_constant(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     if rw.version() < 12 && rw.attrs().tensor("value")?.is_none() {
         let attrs = rw.attrs();
@@ -777,7 +778,7 @@ mod tests {
     use crate::passes;
     use crate::testing::{add, graph, run, spread};
 
-    /// `x`, of a symbolic first axis, seen as its first size followed by `rest`.
+    /// Reshapes `x`, which has a symbolic first axis, to its first size followed by `rest`.
     fn split(x: &Tensor, rest: &[i64]) -> (Graph, ValueId) {
         let (mut graph, ids) = graph(&[x]);
         let mut dims: Vec<Dim> = x.dims().iter().map(|&dim| Dim::Known(dim)).collect();
@@ -808,7 +809,7 @@ mod tests {
 
     #[test]
     fn an_open_size_that_an_empty_axis_leaves_open_is_refused() {
-        // 0 elements are 0 times anything, if the empty axis is in another place.
+        // 0 elements are a multiple of every size, if the empty axis is at another position.
         let (mut graph, ids) = graph(&[&spread(&[2, 0], 1)]);
         let shape = graph.add_constant("shape", Tensor::i64(&[3], &[0, 0, -1]));
         let allow = Attrs::new().with("allowzero", 1i64);

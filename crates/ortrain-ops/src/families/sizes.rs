@@ -1,23 +1,23 @@
-//! Shapes that a decomposition puts together: sizes that are numbers stay numbers, the others are found out at run time.
+//! Shapes that a decomposition computes: known sizes stay numbers, and others are computed at run time.
 
 use ortrain_graph::{Attrs, DType, Dim, Shape, Tensor, ValueId};
 
 use crate::OpError;
 use crate::rewrite::Rewrite;
 
-/// One size of a shape that is put together.
+/// Size of an axis in a computed shape.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Size {
-    /// A number.
+    /// Known number.
     Number(i64),
-    /// In a new shape: that of the same axis in the old one.
+    /// Size of the same axis of the input, for a new shape.
     Kept,
-    /// A vector of one int64.
+    /// Vector of one int64.
     Value(ValueId),
 }
 
 impl Size {
-    /// The number, if it is one.
+    /// Returns the number, if known.
     pub(super) fn number(self) -> Option<i64> {
         match self {
             Size::Number(number) => Some(number),
@@ -26,25 +26,25 @@ impl Size {
     }
 }
 
-/// The shape of a value whose rank must be known.
+/// Returns the shape of a value with a known rank.
 ///
 /// # Errors
-/// When it is not.
+/// Returns an error if the rank is unknown.
 pub(super) fn shape_of(rw: &Rewrite<'_>, value: ValueId, what: &str) -> Result<Shape, OpError> {
     rw.shape(value).cloned().ok_or_else(|| {
         OpError::unsupported(format!("the rank of {what} must be known; declare its shape in the model"))
     })
 }
 
-/// The element type of a value.
+/// Returns the element type of a value.
 ///
 /// # Errors
-/// When it is not known.
+/// Returns an error if the type is unknown.
 pub(super) fn dtype_of(rw: &Rewrite<'_>, value: ValueId, what: &str) -> Result<DType, OpError> {
     rw.dtype(value).ok_or_else(|| OpError::invalid(format!("the type of {what} is not known")))
 }
 
-/// The size of an axis of a value that the node is given.
+/// Returns the size of an axis of an input of the node.
 pub(super) fn size_of(rw: &mut Rewrite<'_>, value: ValueId, axis: usize) -> Size {
     if let Some(size) = rw.shape(value).and_then(|shape| shape.get(axis)).and_then(Dim::known) {
         return Size::Number(size as i64);
@@ -54,7 +54,7 @@ pub(super) fn size_of(rw: &mut Rewrite<'_>, value: ValueId, axis: usize) -> Size
     Size::Value(part(rw, shape, 0, at, at + 1, 1))
 }
 
-/// A size as a vector of one.
+/// Converts a size to a vector of one element.
 pub(super) fn as_vector(rw: &mut Rewrite<'_>, size: Size) -> ValueId {
     match size {
         Size::Number(number) => rw.ints("size", &[number]),
@@ -63,7 +63,7 @@ pub(super) fn as_vector(rw: &mut Rewrite<'_>, size: Size) -> ValueId {
     }
 }
 
-/// An operation on two sizes: `on_numbers`, or the operator `op`.
+/// Combines two sizes with `on_numbers`, or with the operator `op`.
 fn combined(rw: &mut Rewrite<'_>, op: &str, on_numbers: fn(i64, i64) -> i64, a: Size, b: Size) -> Size {
     match (a, b) {
         (Size::Number(a), Size::Number(b)) => Size::Number(on_numbers(a, b)),
@@ -74,7 +74,7 @@ fn combined(rw: &mut Rewrite<'_>, op: &str, on_numbers: fn(i64, i64) -> i64, a: 
     }
 }
 
-/// The product of two sizes.
+/// Returns the product of two sizes.
 pub(super) fn times(rw: &mut Rewrite<'_>, a: Size, b: Size) -> Size {
     match (a, b) {
         (Size::Number(1), other) | (other, Size::Number(1)) => other,
@@ -82,7 +82,7 @@ pub(super) fn times(rw: &mut Rewrite<'_>, a: Size, b: Size) -> Size {
     }
 }
 
-/// The sum of two sizes.
+/// Returns the sum of two sizes.
 pub(super) fn plus(rw: &mut Rewrite<'_>, a: Size, b: Size) -> Size {
     match (a, b) {
         (Size::Number(0), other) | (other, Size::Number(0)) => other,
@@ -90,12 +90,12 @@ pub(super) fn plus(rw: &mut Rewrite<'_>, a: Size, b: Size) -> Size {
     }
 }
 
-/// The difference of two sizes, which may be negative.
+/// Returns the difference of two sizes, which may be negative.
 pub(super) fn minus(rw: &mut Rewrite<'_>, a: Size, b: Size) -> Size {
     combined(rw, "Sub", i64::saturating_sub, a, b)
 }
 
-/// The quotient of two sizes; the second is not 0.
+/// Returns the quotient of two sizes; the second must not be 0.
 pub(super) fn over(rw: &mut Rewrite<'_>, a: Size, b: Size) -> Size {
     match (a, b) {
         (_, Size::Number(1)) => a,
@@ -103,7 +103,7 @@ pub(super) fn over(rw: &mut Rewrite<'_>, a: Size, b: Size) -> Size {
     }
 }
 
-/// Sizes as one vector.
+/// Concatenates sizes to one vector.
 pub(super) fn vector(rw: &mut Rewrite<'_>, sizes: &[Size]) -> ValueId {
     let numbers: Option<Vec<i64>> = sizes.iter().map(|size| size.number()).collect();
     if let Some(numbers) = numbers {
@@ -116,9 +116,9 @@ pub(super) fn vector(rw: &mut Rewrite<'_>, sizes: &[Size]) -> ValueId {
     }
 }
 
-/// A value in another shape.
+/// Reshapes a value.
 pub(super) fn reshaped(rw: &mut Rewrite<'_>, value: ValueId, sizes: &[Size]) -> ValueId {
-    // To Reshape a 0 means that the axis is kept, or that it is empty: where the latter can be, nothing is said to be kept.
+    // In Reshape a 0 copies the axis or means an empty axis. If an axis may be empty, no axis is copied.
     let may_be_empty = |&size: &Size| matches!(size, Size::Value(_) | Size::Number(0));
     if !sizes.iter().any(may_be_empty) {
         let numbers: Vec<i64> = sizes.iter().map(|size| size.number().unwrap_or(0)).collect();
@@ -137,7 +137,7 @@ pub(super) fn reshaped(rw: &mut Rewrite<'_>, value: ValueId, sizes: &[Size]) -> 
     rw.add("Reshape", &[value, shape], Attrs::new().with("allowzero", 1i64))
 }
 
-/// A value with its axes in another order; itself if that is the one they have.
+/// Permutes the axes of a value. Returns the value itself if the order does not change.
 pub(super) fn permuted(rw: &mut Rewrite<'_>, value: ValueId, order: &[usize]) -> ValueId {
     if order.iter().enumerate().all(|(k, &axis)| k == axis) {
         return value;
@@ -146,7 +146,7 @@ pub(super) fn permuted(rw: &mut Rewrite<'_>, value: ValueId, order: &[usize]) ->
     rw.add("Transpose", &[value], Attrs::new().with("perm", perm))
 }
 
-/// A part of a value along an axis.
+/// Slices a value along an axis.
 pub(super) fn part(
     rw: &mut Rewrite<'_>,
     value: ValueId,
@@ -160,14 +160,14 @@ pub(super) fn part(
     rw.add("Slice", &[value, starts, ends, axes, steps], Attrs::new())
 }
 
-/// A part of a value along an axis, between sizes.
+/// Slices a value along an axis, between sizes.
 pub(super) fn part_between(rw: &mut Rewrite<'_>, value: ValueId, axis: i64, from: Size, to: Size) -> ValueId {
     let (from, to) = (as_vector(rw, from), as_vector(rw, to));
     let axes = rw.ints("axes", &[axis]);
     rw.add("Slice", &[value, from, to, axes], Attrs::new())
 }
 
-/// A value with new axes of size 1 at these places of the result.
+/// Inserts axes of size 1 at these positions of the result.
 pub(super) fn unsqueezed(rw: &mut Rewrite<'_>, value: ValueId, axes: &[i64]) -> ValueId {
     if axes.is_empty() {
         return value;
@@ -176,7 +176,7 @@ pub(super) fn unsqueezed(rw: &mut Rewrite<'_>, value: ValueId, axes: &[i64]) -> 
     rw.add("Unsqueeze", &[value, axes], Attrs::new())
 }
 
-/// A value without these axes, whose size is 1.
+/// Removes axes of size 1.
 pub(super) fn squeezed(rw: &mut Rewrite<'_>, value: ValueId, axes: &[i64]) -> ValueId {
     if axes.is_empty() {
         return value;
@@ -185,7 +185,7 @@ pub(super) fn squeezed(rw: &mut Rewrite<'_>, value: ValueId, axes: &[i64]) -> Va
     rw.add("Squeeze", &[value, axes], Attrs::new())
 }
 
-/// A value summed over some axes, which go.
+/// Sums a value over axes, and removes these axes.
 pub(super) fn summed(rw: &mut Rewrite<'_>, value: ValueId, axes: &[i64]) -> ValueId {
     if axes.is_empty() {
         return value;
@@ -194,10 +194,11 @@ pub(super) fn summed(rw: &mut Rewrite<'_>, value: ValueId, axes: &[i64]) -> Valu
     rw.add("ReduceSum", &[value, axes], Attrs::new().with("keepdims", 0i64))
 }
 
-/// Longer ones are counted when they are needed: a size that somebody made up asks for no memory before.
+/// Maximum length of a constant list of positions. Longer lists are computed at run time, so that an arbitrary size in
+/// a model does not allocate memory before.
 const LONGEST_LIST: i64 = 1 << 20;
 
-/// The positions 0, 1, ... of an axis of this size, as a vector of int64.
+/// Returns the positions 0, 1, ... of an axis of this size, as a vector of int64.
 pub(super) fn positions(rw: &mut Rewrite<'_>, size: Size) -> ValueId {
     if let Size::Number(count @ ..=LONGEST_LIST) = size {
         return rw.ints("positions", &(0..count).collect::<Vec<_>>());
@@ -206,8 +207,8 @@ pub(super) fn positions(rw: &mut Rewrite<'_>, size: Size) -> ValueId {
     rw.count_up(count)
 }
 
-/// As [`positions`], for what is not written before opset 11: in one node, whose length follows from sizes that a user gives
-/// as well as from shapes.
+/// Returns [`positions`] for operators that are not written before opset 11: one Range node. Its length follows both
+/// from sizes in graph inputs and from shapes.
 pub(super) fn counted(rw: &mut Rewrite<'_>, size: Size) -> ValueId {
     let Size::Value(count) = size else { return positions(rw, size) };
     let count = squeezed(rw, count, &[0]);
@@ -215,7 +216,7 @@ pub(super) fn counted(rw: &mut Rewrite<'_>, size: Size) -> ValueId {
     apply(rw, "Range", &[from, count, step])
 }
 
-/// A size as a number to compute with.
+/// Converts a size to a scalar of an element type.
 pub(super) fn as_number(rw: &mut Rewrite<'_>, size: Size, dtype: DType) -> ValueId {
     match size {
         Size::Number(count) => number(rw, dtype, count as f64),
@@ -226,17 +227,17 @@ pub(super) fn as_number(rw: &mut Rewrite<'_>, size: Size, dtype: DType) -> Value
     }
 }
 
-/// A constant number.
+/// Adds a scalar constant.
 pub(super) fn number(rw: &mut Rewrite<'_>, dtype: DType, value: f64) -> ValueId {
     rw.constant("number", Tensor::scalar(dtype, value))
 }
 
-/// An operator of `ai.onnx` without attributes.
+/// Adds a node of `ai.onnx` without attributes.
 pub(super) fn apply(rw: &mut Rewrite<'_>, op: &str, inputs: &[ValueId]) -> ValueId {
     rw.add(op, inputs, Attrs::new())
 }
 
-/// A value in another type.
+/// Converts a value to another type.
 pub(super) fn cast(rw: &mut Rewrite<'_>, value: ValueId, from: DType, wanted: DType) -> ValueId {
     super::norm::cast(rw.patch().1, value, from, wanted)
 }

@@ -1,13 +1,14 @@
-//! Layer normalization with what ONNX Runtime's optimizer takes together with it: `SkipLayerNormalization`,
-//! `SkipSimplifiedLayerNormalization` and `EmbedLayerNormalization` of `com.microsoft`.
+//! Fused layer normalization of ONNX Runtime's optimizer: `SkipLayerNormalization`, `SkipSimplifiedLayerNormalization`
+//! and `EmbedLayerNormalization` of `com.microsoft`.
 //!
 //! Source: ONNX Runtime's contributed operators, version 1
 //! (<https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md>). The first two normalize the sum of
-//! data, a skip connection and perhaps a bias, and give that sum, too; the skip connection may lack the batch or have 1 for
-//! it. The last adds the embeddings of tokens, positions and perhaps segments, normalizes the sum, and counts the ones of a mask.
+//! data, a skip connection and an optional bias, and also return the sum. The skip connection may have a batch of 1 or
+//! no batch axis. The third adds the embeddings of tokens, positions and optional segments, normalizes the sum, and
+//! counts the ones of a mask.
 //!
-//! They are compositions of sums, Gather, LayerNormalization and SimplifiedLayerNormalization; every float has a
-//! gradient, the sum that is a result among them.
+//! They are decomposed into sums, Gather, LayerNormalization and SimplifiedLayerNormalization. Every float has a
+//! gradient, including the sum as a result.
 
 use ortrain_graph::{Attrs, DType, Dim, Node, Shape, Tensor, ValueId, ValueType};
 
@@ -25,10 +26,10 @@ const SKIP: &str = "SkipLayerNormalization";
 const SIMPLIFIED: &str = "SkipSimplifiedLayerNormalization";
 const EMBED: &str = "EmbedLayerNormalization";
 
-/// What the epsilon is where none is given.
+/// Default of the attribute `epsilon`.
 const EPSILON: f32 = 1e-12;
 
-/// Checks that a value is a vector as long as the last axis of another.
+/// Checks that a value is a vector with the length `width`.
 fn check_vector(cx: &Infer<'_>, k: usize, width: Option<&Dim>) -> Result<(), OpError> {
     let Some(found) = cx.shape(k) else { return Ok(()) };
     let apart = matches!((found.first().and_then(Dim::known), width.and_then(Dim::known)), (Some(a), Some(b)) if a != b);
@@ -39,14 +40,14 @@ fn check_vector(cx: &Infer<'_>, k: usize, width: Option<&Dim>) -> Result<(), OpE
     Ok(())
 }
 
-/// Epsilon as the operators that are normalized with take it.
+/// Returns epsilon in the form of the attribute of the normalization operators.
 fn epsilon(rw: &Rewrite<'_>) -> Result<f32, OpError> {
     Ok(rw.attrs().float("epsilon")?.unwrap_or(EPSILON))
 }
 
-/// The normalized sum of two inputs and a bias.
+/// Normalized sum of two inputs and a bias.
 struct Skip {
-    /// Whether there is a mean, and a shift behind the scale.
+    /// True if the mean is subtracted, and a shift is added after the scale.
     centred: bool,
 }
 
@@ -55,7 +56,7 @@ impl Skip {
         Skip { centred: &*node.op == SKIP }
     }
 
-    /// The inputs that are the shift and the bias.
+    /// Returns the input indices of the shift and the bias.
     fn shift_and_bias(&self) -> (Option<usize>, usize) {
         if self.centred { (Some(3), 4) } else { (None, 3) }
     }
@@ -131,7 +132,7 @@ const SHIFT: usize = 6;
 const MASK: usize = 7;
 const POSITIONS: usize = 8;
 
-/// The normalized sum of embeddings.
+/// Normalized sum of embeddings.
 struct Embed;
 
 impl Op for Embed {
@@ -160,7 +161,7 @@ impl Op for Embed {
             }
             for k in [SEGMENTS, MASK, POSITIONS] {
                 let Some(found) = cx.shape(k) else { continue };
-                // Positions may be the same for the whole batch.
+                // Positions may be shared by the whole batch.
                 let of_batch = !(k == POSITIONS && found.first().is_some_and(Dim::is_one));
                 let differ =
                     (of_batch && apart(found.first(), tokens.first())) || apart(found.get(1), tokens.get(1));
@@ -241,7 +242,7 @@ fn decompose_embed(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
                 summed(rw, ones, &[1])
             }
             None => {
-                // Without a mask nothing is counted.
+                // Without a mask the counts are zero.
                 let batch = size_of(rw, tokens, 0);
                 let zero = rw.constant("zero", Tensor::filled(DType::I32, &[1], 0.0));
                 let shape = vector(rw, &[batch]);
@@ -282,11 +283,11 @@ mod tests {
         assert_close, check_decomposition, check_gradients, f64s, one_node, run, run_node, spread,
     };
 
-    /// A few sums in float64, in another order.
+    /// Tolerance of a few sums in float64, in another order.
     const TOLERANCE: f64 = 1e-11;
     const WIDTH: usize = 5;
 
-    /// Rows of `WIDTH` numbers normalized, scaled and shifted.
+    /// Normalizes, scales and shifts rows of `WIDTH` numbers.
     fn normalized(sum: &[f64], scale: &[f64], shift: Option<&[f64]>, epsilon: f64) -> Vec<f64> {
         let row = |row: &[f64]| -> Vec<f64> {
             let mean = if shift.is_some() { row.iter().sum::<f64>() / WIDTH as f64 } else { 0.0 };
@@ -322,7 +323,7 @@ mod tests {
                     let sum: Vec<f64> = (0..x_numbers.len()).map(at).collect();
                     let shifts = shift.to_f64();
                     let y = normalized(&sum, &scale.to_f64(), centred.then_some(shifts.as_slice()), 0.25);
-                    // The result that has a number for its place, and the sum.
+                    // The normalized result and the sum.
                     let mut graph = one_node(17, (MICROSOFT, name), &ports, 4, attrs).expect("valid");
                     graph.outputs = vec![graph.outputs[0], graph.outputs[3]];
                     for port in &mut graph.nodes[0].outputs[1..3] {

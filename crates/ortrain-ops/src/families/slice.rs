@@ -1,8 +1,8 @@
 //! `Slice` and ONNX Runtime's `SliceGrad`.
 //!
 //! Sources: ONNX Slice-1 (attributes), 10, 11, 13 (inputs: starts, ends, axes?, steps?); `com.microsoft` SliceGrad-1.
-//! Starts and ends count from the end where negative and are clamped; steps may be negative. The bounds must be known
-//! when a program is made: they come from constants and shapes, or are given by the user and reach a shape.
+//! Negative starts and ends count from the end; both are clamped. Steps may be negative. The bounds must be known when
+//! a program is built: they come from constants and shapes, or from graph inputs that determine a shape.
 
 use ortrain_expr::{Access, Strides};
 use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor};
@@ -15,7 +15,7 @@ use crate::lower::Lower;
 use crate::op::{Definition, Op};
 use crate::rewrite::Rewrite;
 
-/// One axis of a slice: where it starts, how it steps, how many elements it has.
+/// Start, step and number of elements along one axis of a slice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Span {
     start: usize,
@@ -23,10 +23,10 @@ struct Span {
     count: usize,
 }
 
-/// Start, end and step of an axis as they are written; `None` where it is not cut.
+/// Start, end and step of an axis as in the node; `None` if the axis is not sliced.
 type Cut = Option<(i64, i64, i64)>;
 
-/// Bounds as they are written.
+/// Bounds as in the node.
 struct Bounds {
     starts: Vec<i64>,
     ends: Vec<i64>,
@@ -35,7 +35,7 @@ struct Bounds {
 }
 
 impl Bounds {
-    /// Start, end and step of each axis that is cut, in a tensor of rank `rank`.
+    /// Returns start, end and step of each sliced axis, for a tensor of rank `rank`.
     fn per_axis(&self, rank: usize) -> Result<Vec<Cut>, OpError> {
         let count = self.starts.len();
         let fits = |list: &Option<Vec<i64>>| list.as_ref().is_none_or(|list| list.len() == count);
@@ -75,17 +75,17 @@ fn spans(dims: &[usize], bounds: &Bounds) -> Result<Vec<Span>, OpError> {
     Ok(dims.iter().zip(cut).map(|(&size, cut)| cut.map_or(whole(size), |cut| span(size, cut))).collect())
 }
 
-/// Offset and strides of a slice within a row-major tensor.
+/// Returns offset and strides of a slice in a row-major tensor.
 fn place(dims: &[usize], spans: &[Span]) -> (usize, Strides) {
     let own = Access::contiguous(DType::U8, dims).strides;
     let offset = spans.iter().zip(&own).map(|(span, &stride)| span.start * stride as usize).sum();
-    // Where there is one element at most, the step leads nowhere.
+    // With one element or none, the stride is not used.
     let strides =
         spans.iter().zip(&own).map(|(s, &stride)| if s.count > 1 { stride * s.step } else { 0 }).collect();
     (offset, strides)
 }
 
-/// The bounds of a node whose inputs `first..` are starts, ends, axes and steps, if they are known.
+/// Returns the bounds, if they are known. The inputs `first..` of the node are starts, ends, axes and steps.
 fn known_bounds(
     ints: impl Fn(usize) -> Option<Vec<i64>>,
     has: impl Fn(usize) -> bool,
@@ -109,7 +109,7 @@ fn check_bound_types(cx: &Infer<'_>, first: usize) -> Result<(), OpError> {
     Ok(())
 }
 
-/// A part of a tensor.
+/// Part of a tensor.
 struct Slice;
 
 impl Op for Slice {
@@ -188,7 +188,7 @@ fn constant_bounds(cx: &Lower<'_>, first: usize) -> Result<Bounds, OpError> {
         .ok_or_else(|| OpError::unsupported("the bounds must be known when the program is made"))
 }
 
-/// Zeros of a shape, with a gradient written where a slice was taken.
+/// Zeros of a shape, with a gradient written at the position of a slice.
 struct SliceGrad;
 
 impl Op for SliceGrad {
@@ -229,7 +229,7 @@ impl Op for SliceGrad {
     }
 }
 
-/// Before opset 10 the bounds are attributes.
+/// Converts the attributes of opsets before 10 to inputs.
 fn upgrade_slice(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     if rw.version() >= 10 {
         return Ok(());
@@ -266,7 +266,7 @@ fn downgrade_slice(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     Ok(())
 }
 
-/// The gradient written into zeros by ScatterElements: positions are those of the slice of a tensor that holds its own
+/// Writes the gradient into zeros with ScatterElements. The positions are a slice of a tensor that contains its own
 /// positions.
 fn decompose_slice_grad(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let (g, shape) = (rw.required(0)?, rw.required(1)?);
@@ -298,10 +298,11 @@ fn decompose_slice_grad(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     Ok(())
 }
 
-/// The first set of operators that writes at positions.
+/// First opset with an operator that writes at positions.
 const SCATTER: i64 = 9;
 
-/// The zeros around what was taken in steps of one from axes of known sizes: before each axis, then behind each.
+/// Returns the padding that restores a slice with step 1 from axes of known sizes: before each axis, then after each
+/// axis.
 fn padding_of(rw: &Rewrite<'_>) -> Option<Vec<i64>> {
     let ints = |k: usize| rw.input(k).and_then(|id| rw.constant_of(id)).and_then(Tensor::to_i64);
     let sizes: Vec<Option<i64>> = {
@@ -347,7 +348,7 @@ mod tests {
     use crate::passes::infer::infer;
     use crate::testing::{add, check_decomposed_gradients, graph, spread};
 
-    /// Before positions can be written to, what was taken is put between zeros.
+    /// Without an operator that writes at positions, the slice is padded with zeros.
     #[test]
     fn gradients_as_paddings() {
         let x = spread(&[5, 3], 1);
@@ -365,7 +366,7 @@ mod tests {
         }
     }
 
-    /// As torch's exporter writes them, be it -1.
+    /// Bounds in Constant nodes, as PyTorch's exporter writes them, including -1.
     #[test]
     fn bounds_of_constant_nodes_are_known() {
         let x = spread(&[5, 3], 1);
@@ -379,11 +380,11 @@ mod tests {
         let y = add(&mut part, ("", "Slice"), "y", &ports, 1, Attrs::new())[0];
         infer(&mut part).expect("valid");
         assert_eq!(part.value(y).ty, ValueType::tensor(DType::F64, &[2, 3]));
-        // A node makes them: they are no initializers.
+        // A node computes them: they are not initializers.
         assert!(part.to_proto().initializer.is_empty());
     }
 
-    /// What Python's slicing gives for the same bounds.
+    /// The results of Python's slicing for the same bounds.
     #[test]
     fn spans_are_those_of_python() {
         let cases = [

@@ -1,11 +1,12 @@
 //! Softmax and its logarithm along one axis, and their gradients.
 //!
-//! Sources: ONNX Softmax and LogSoftmax-1, 11 (the input is taken as a matrix whose rows are the axes from `axis`, by
-//! default 1, on) and 13 (one axis, by default the last); `SoftmaxGrad_13`, `LogSoftmaxGrad_13` (one axis) and
-//! `SoftmaxGrad`, `LogSoftmaxGrad` (a matrix) of `com.microsoft`. All of them get the forward *result*, not the input.
-//! Older forms are read as Flatten, the newest form, and Reshape. Narrow floats are computed in float32. The largest
-//! element is subtracted before anything is raised; a row of nothing but -inf gives NaN, as in PyTorch. Where a graph makes
-//! zeros of such rows afterwards, their gradients are zero.
+//! Sources: ONNX Softmax and LogSoftmax-1, 11 (the input is a matrix with the axes from `axis`, by default 1, as its
+//! rows) and 13 (one axis, by default the last). `SoftmaxGrad_13`, `LogSoftmaxGrad_13` (one axis) and `SoftmaxGrad`,
+//! `LogSoftmaxGrad` (a matrix) of `com.microsoft`. All gradient operators get the forward *result*, not the input.
+//!
+//! Older forms are rewritten to Flatten, the newest form, and Reshape. Narrow floats are computed in float32. The
+//! largest element is subtracted before the exponential. A row with only -inf gives NaN, as in PyTorch. If a graph
+//! replaces these rows by zeros, their gradients are zero.
 
 use ortrain_expr::{ReduceOp, Strides, UnaryOp};
 use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId, ValueType};
@@ -25,13 +26,13 @@ struct Softmax {
     log: bool,
 }
 
-/// The gradient of [`Softmax`]: inputs are the gradient of the result, and the result.
+/// Gradient of [`Softmax`]: inputs are the gradient of the result, and the result.
 struct SoftmaxGrad {
     axis: i64,
     log: bool,
 }
 
-/// A nest over the rows along an axis, and the strides of a tensor of the given shape in it.
+/// Returns a nest over the rows along an axis, and the strides of a tensor of shape `dims` in it.
 fn rows(cx: &Lower<'_>, dims: &[usize], axis: i64) -> Result<(NestBuilder, Strides), OpError> {
     let (before, size, after) = around(dims, normalize_axis(axis, dims.len())?);
     let strides = [(size * after) as isize, 1, after as isize].into_iter().collect();
@@ -79,7 +80,7 @@ impl Op for Softmax {
     }
 }
 
-/// Operators that pass each element on, as it is or changed by itself: what is not a number stays none.
+/// Operators that copy or change each element separately: NaN stays NaN.
 const ELEMENT_BY_ELEMENT: [&str; 18] = [
     "Cast",
     "CastLike",
@@ -101,9 +102,11 @@ const ELEMENT_BY_ELEMENT: [&str; 18] = [
     "Unsqueeze",
 ];
 
-/// The result `y` of a softmax as its gradient is taken with it. A row of nothing but -inf has no softmax. Where a graph
-/// puts zeros in its place (`Where(IsNaN(y), 0, y)`, as exporters write attention behind a padding mask), nothing of the row
-/// is left and nothing goes back to it: the gradient is taken with these zeros, for NaN times the zero that arrives is NaN.
+/// Returns the result of a softmax for its gradient: `y`, or `y` with NaN replaced by zeros.
+///
+/// A row with only -inf has no softmax. A graph may replace it by zeros (`Where(IsNaN(y), 0, y)`, as exporters write
+/// attention after a padding mask). No gradient flows back to such a row. The gradient must use these zeros, because
+/// NaN times the incoming zero is NaN.
 fn what_is_left(cx: &mut Grad<'_>, y: ValueId) -> Result<ValueId, OpError> {
     let producers_of_nan = |graph: &Graph, condition: Option<ValueId>| {
         let is_nan = |node: &Node| {
@@ -141,7 +144,7 @@ fn what_is_left(cx: &mut Grad<'_>, y: ValueId) -> Result<ValueId, OpError> {
                 chosen |= [1, 2].into_iter().any(|k| port(k).is_some_and(|id| holds.contains(&id)));
             }
             op if ELEMENT_BY_ELEMENT.contains(&op) => holds.extend(node.present_outputs()),
-            // A branch may choose, too.
+            // A branch may select, too.
             _ => chosen |= node.captures > 0,
         }
     }
@@ -192,7 +195,7 @@ impl Op for SoftmaxGrad {
     }
 }
 
-/// Whether the operator is one of the logarithmic ones.
+/// Returns true for the logarithmic operators.
 fn is_log(node: &Node) -> bool {
     node.op.starts_with("Log")
 }
@@ -205,8 +208,8 @@ fn build_grad(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
     Ok(Box::new(SoftmaxGrad { axis: node.attrs.int("axis")?.unwrap_or(-1), log: is_log(node) }))
 }
 
-/// Reads a form that acts on a matrix: as the newest operator `op` itself where only the last axis is meant, else
-/// between Flatten and Reshape.
+/// Rewrites the form on a matrix: to the newest operator `op` if the row is the last axis, otherwise with Flatten
+/// before it and Reshape after it.
 fn upgrade_matrix_form(rw: &mut Rewrite<'_>, domain: &str, op: &str) -> Result<(), OpError> {
     let axis = rw.attrs().int("axis")?.unwrap_or(1);
     let inputs: Vec<ValueId> =
@@ -242,7 +245,8 @@ fn upgrade_grad(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     upgrade_matrix_form(rw, "com.microsoft", &op)
 }
 
-/// Before opset 13 everything from the axis on is one row: the axis is made the last one where it is not.
+/// Writes the form of opsets before 13, where all axes from `axis` on are one row: the axis is transposed to the end if
+/// necessary.
 pub(super) fn downgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     if rw.version() >= 13 {
         return Ok(());
@@ -268,7 +272,7 @@ pub(super) fn downgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let perm = Attrs::new().with("perm", perm);
     let mut turned = shape;
     turned.0.swap(axis, last);
-    // Its type is said, so that what comes here again finds the axis to be the last.
+    // The value has a type, so that a second downgrade finds that the axis is the last one.
     let name = format!("{}turned", rw.patch().1.prefix());
     let patch = rw.patch().1;
     let value = patch.add_value(&name, ValueType::Tensor(dtype, Some(turned)));
@@ -280,7 +284,7 @@ pub(super) fn downgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     Ok(())
 }
 
-/// The gradients in operators of `ai.onnx`.
+/// Decomposes the gradients into operators of `ai.onnx`.
 fn decompose_grad(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let (g, y) = (rw.required(0)?, rw.required(1)?);
     let axis = rw.attrs().int("axis")?.unwrap_or(-1);
@@ -307,7 +311,7 @@ pub(crate) fn definitions() -> Vec<Definition> {
     let gradients = ["SoftmaxGrad_13", "LogSoftmaxGrad_13"].map(|name| {
         Definition::new("com.microsoft", name, &[1], build_grad).differentiated_as(decompose_grad)
     });
-    // "Since 1, 2" makes every one of them an old version, to be read as one of the above.
+    // The versions 1, 2 make every node an old version, which is rewritten to an operator above.
     let matrix_forms = ["SoftmaxGrad", "LogSoftmaxGrad"].map(|name| {
         Definition::new("com.microsoft", name, &[1, 2], build_unrunnable).rewritten(upgrade_grad)
     });
@@ -330,7 +334,7 @@ mod tests {
         Attrs::new().with("axis", axis)
     }
 
-    /// By the definition, in float64, over groups of elements that belong together.
+    /// Computes the definition in float64.
     fn expected(x: &Tensor, axis: usize, log: bool) -> Tensor {
         let (before, size, after) = around(x.dims(), axis);
         let x_values = x.to_f64();
@@ -391,7 +395,7 @@ mod tests {
                 assert_close(&got[0], &want, 1e-12);
             }
         }
-        // On the last axis nothing has to be added.
+        // On the last axis no node is added.
         let graph = one_node(11, ("", "Softmax"), &[Some(&flat)], 1, Attrs::new()).expect("it is read");
         assert_eq!(graph.nodes.len(), 1);
     }
@@ -421,24 +425,24 @@ mod tests {
         }
     }
 
-    /// How a graph makes zeros of rows that have no softmax.
+    /// Ways in which a graph replaces rows without softmax by zeros.
     #[derive(Clone, Copy, Debug, PartialEq)]
     enum Cleared {
         /// As exporters write it.
         Plainly,
-        /// By what is not a number in another type.
+        /// By NaN after a cast.
         ByCast,
-        /// In another type.
+        /// After a cast of the result.
         AsCast,
-        /// Where a number equals itself.
+        /// By the comparison of a number with itself.
         ByEqual,
         /// By the mask.
         ByMask,
-        /// By rows of nothing but -inf in the input, as PyTorch decomposes its safe softmax.
+        /// By rows of the input with only -inf, as in PyTorch's decomposition of its safe softmax.
         ByRows,
-        /// After weights were dropped.
+        /// After dropout.
         AfterDropout,
-        /// In another shape, of a part.
+        /// In another shape, on a part.
         Moved,
         /// In a branch.
         Inside,
@@ -456,7 +460,7 @@ mod tests {
         Cleared::Inside,
     ];
 
-    /// `softmax(x + mask)`, of whose rows some are nothing but -inf, with zeros in the place of these.
+    /// Builds `softmax(x + mask)` with zeros for rows that contain only -inf.
     fn cleared(how: Cleared, op: &str, x: &Tensor, mask: &Tensor, along: i64) -> Graph {
         let (mut graph, ids) = graph(&[x]);
         let mask_id = graph.add_constant("mask", mask.clone());
@@ -536,7 +540,7 @@ mod tests {
         graph
     }
 
-    /// Gradients behind rows that have no softmax are finite, and zero where nothing is left, at every shape and mask.
+    /// Gradients through rows without softmax are finite, and zero for replaced rows, for every shape and mask.
     #[test]
     fn rows_that_have_no_softmax_pass_nothing_back() {
         let hidden = f64::NEG_INFINITY;
@@ -545,7 +549,7 @@ mod tests {
             let (_, size, after) = around(&dims, normalize_axis(along, dims.len()).expect("valid"));
             let row = |k: usize| (k / (size * after)) * after + k % after;
             let at = |k: usize| k / after % size;
-            // One row, all rows but one, rows in part, all.
+            // One row, all rows except one, parts of rows, all.
             for kind in 0..4 {
                 let mask: Vec<f64> = (0..x.len())
                     .map(|k| match kind {
@@ -559,7 +563,7 @@ mod tests {
                 let mask = f64s(&dims, &mask);
                 for how in CLEARED {
                     for op in ["Softmax", "LogSoftmax"] {
-                        // A finite logarithm is not what the mask hides: of some elements only it is -inf.
+                        // A finite logarithm is not masked: some elements are -inf only in the logarithm.
                         if op == "LogSoftmax" && kind == 2 {
                             continue;
                         }
@@ -582,7 +586,7 @@ mod tests {
         }
     }
 
-    /// Where nothing is put in the place of a row without softmax, its gradient is NaN, as in PyTorch.
+    /// If a row without softmax is not replaced, its gradient is NaN, as in PyTorch.
     #[test]
     fn rows_that_have_no_softmax_show() {
         let x = f64s(&[2, 2], &[f64::NEG_INFINITY, f64::NEG_INFINITY, 1.0, 2.0]);
@@ -593,7 +597,7 @@ mod tests {
         assert_eq!([0, 1, 2, 3].map(|k| got[k].is_nan()), [true, true, false, false]);
     }
 
-    /// The zeros that a graph has are used, and no others are made.
+    /// The zeros of the graph are reused, and no others are created.
     #[test]
     fn zeros_that_are_there_are_used() {
         let (x, mask) = (spread(&[2, 3], 1), f64s(&[2, 3], &[0.0; 6]));
@@ -611,7 +615,7 @@ mod tests {
             let graph = one_node(NEWEST, ("com.microsoft", name), &ports, 1, axis(1)).expect("it is read");
             check_decomposition(&graph, &inputs, 1e-12);
         }
-        // The form on matrices is the other one on reshaped inputs.
+        // The form on matrices equals the other one on reshaped inputs.
         let flat = inputs.clone().map(|x| x.reshaped(vec![2, 12]).expect("as many elements"));
         let flat_ports = [Some(&flat[0]), Some(&flat[1])];
         for (old, new) in [("SoftmaxGrad", "SoftmaxGrad_13"), ("LogSoftmaxGrad", "LogSoftmaxGrad_13")] {

@@ -1,8 +1,9 @@
-//! A tensor cut into parts along an axis.
+//! Split of a tensor into parts along an axis.
 //!
 //! Split-2, 11, 13, 18 of ONNX (<https://onnx.ai/onnx/operators/onnx__Split.html>). The lengths are an attribute before
-//! opset 13 and an input from then on; without them the parts are equal, and from opset 18 on `num_outputs` says how many
-//! there are and the last may be shorter. Parts that do not reach the loss count as zeros in the gradient.
+//! opset 13 and an input from this opset on; without lengths the parts are equal. From opset 18 on `num_outputs` is the
+//! number of parts, and the last part may be shorter. Parts that do not contribute to the loss count as zeros in the
+//! gradient.
 
 use ortrain_expr::Access;
 use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Tensor, ValueId};
@@ -20,7 +21,7 @@ struct Split {
 }
 
 impl Split {
-    /// The lengths of the parts of an axis, from those that are given or as equal ones.
+    /// Returns the lengths of the parts of an axis: `given`, or equal lengths.
     fn lengths(&self, size: usize, given: Option<&[i64]>) -> Result<Vec<usize>, OpError> {
         let Some(given) = given else {
             let each = size.div_ceil(self.parts.max(1));
@@ -128,7 +129,7 @@ impl Op for Split {
             } else if cx.wants(k) {
                 let dims = cx.out_dims(k);
                 let output = cx.output(k);
-                // Where nothing is copied, a part may begin behind the end.
+                // An empty part may begin after the end.
                 let offset = if dims.contains(&0) { 0 } else { start * strides[axis] as usize };
                 let mut nest = cx.nest(&dims, 0);
                 let value = nest.load_strided(cx, buffer, offset, &strides);
@@ -154,7 +155,8 @@ fn build(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
     Ok(Box::new(Split { axis: node.attrs.int("axis")?.unwrap_or(0), parts }))
 }
 
-/// Before opset 13 the lengths are an attribute; before 18 nothing but the outputs says how many parts there are.
+/// Converts older nodes: before opset 13 the lengths are an attribute, and before 18 only the outputs determine the
+/// number of parts.
 fn upgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     if rw.version() < 13 && rw.attrs().ints("split")?.is_some() {
         return ints_attribute_to_input(rw, "split", 1);
@@ -182,7 +184,7 @@ fn downgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
             shape[axis].known()
         });
         match size {
-            // The last part is shorter: the lengths are said.
+            // The last part is shorter: the lengths are written explicitly.
             Some(size) if size % parts != 0 => {
                 let lengths = Split { axis: 0, parts }.lengths(size, None)?;
                 let lengths: Vec<i64> = lengths.into_iter().map(|length| length as i64).collect();

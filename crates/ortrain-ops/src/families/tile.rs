@@ -1,7 +1,7 @@
 //! Repetition along every axis.
 //!
-//! Tile-6, 13 of ONNX (<https://onnx.ai/onnx/operators/onnx__Tile.html>): axis `k` of the result is that of the input
-//! `repeats[k]` times over. The gradient sums over the copies.
+//! Tile-6, 13 of ONNX (<https://onnx.ai/onnx/operators/onnx__Tile.html>): axis `k` of the result repeats axis `k` of
+//! the input `repeats[k]` times. The gradient sums over the copies.
 
 use ortrain_expr::Access;
 use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape};
@@ -59,7 +59,7 @@ impl Op for Tile {
             cx.give(0, g);
             return Ok(());
         }
-        // Every axis as the count of copies and the size of one.
+        // Splits every axis into the number of copies and the size of one.
         let sizes = cx.shape_of(x);
         let column = cx.ints("column", &[-1, 1]);
         let pairs = [repeats, sizes].map(|numbers| cx.add("Reshape", &[numbers, column], Attrs::new()));

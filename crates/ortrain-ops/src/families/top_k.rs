@@ -1,13 +1,13 @@
-//! The largest or smallest elements along an axis, in order, and where they are.
+//! TopK: the largest or smallest elements along an axis, sorted, and their indices.
 //!
-//! TopK-1, 10, 11, 24 of ONNX (<https://onnx.ai/onnx/operators/onnx__TopK.html>). `K` is an attribute before opset 10 and an
-//! input from then on; its value must be known when a program is made. Of equal elements the one with the lower index
-//! comes first; NaN counts as larger than everything. The result is in order whatever `sorted` says.
+//! TopK-1, 10, 11, 24 of ONNX (<https://onnx.ai/onnx/operators/onnx__TopK.html>). `K` is an attribute before opset 10
+//! and an input from this opset on; its value must be known when a program is built. Of equal elements the one with the
+//! lower index comes first; NaN is larger than every number. The result is sorted even if `sorted` is 0.
 //!
-//! The indices along the axis are sorted by a bitonic network: passes over all of them in which each meets one other and
-//! both trade places or not. It takes about half the square of the number of binary digits of the axis, and every pass is
-//! a map. Axes of more than 16 384 elements, and those whose size depends on values, are sorted on the host, in the same
-//! order. The gradient goes to the indices.
+//! A bitonic network sorts the indices along the axis. In each pass every element is compared with one other, and both
+//! are swapped if necessary. For an axis of `2^b` elements there are about `b^2 / 2` passes, and every pass is a map.
+//! Axes of more than 16 384 elements, and axes with a size that depends on values, are sorted on the host, in the same
+//! order. The gradient is scattered to the indices.
 
 use std::sync::Arc;
 
@@ -23,15 +23,15 @@ use crate::lower::{Lower, NestBuilder, around};
 use crate::op::{Definition, Need, Op, Placement};
 use crate::rewrite::{Rewrite, ints_input_to_attribute};
 
-/// The longest axis that is sorted by a network. Its passes are about half the square of the number of binary digits, each
-/// over all elements; longer axes are sorted faster by one thread.
+/// Maximum length of an axis that a network sorts. For `2^b` elements it has about `b^2 / 2` passes over all elements;
+/// one thread sorts longer axes faster.
 const LONGEST_NETWORK: usize = 1 << 14;
 
 #[derive(Clone, Copy, Debug)]
 struct TopK {
     axis: i64,
     largest: bool,
-    /// Whether the host sorts.
+    /// True if the host sorts.
     on_host: bool,
 }
 
@@ -43,7 +43,7 @@ struct Lines {
     padded: usize,
 }
 
-/// An element that meets another: its index, and its value.
+/// Element of a comparison: its index, and its value.
 #[derive(Clone, Copy)]
 struct Entrant {
     index: Reg,
@@ -51,7 +51,7 @@ struct Entrant {
 }
 
 impl TopK {
-    /// Whether `a` comes before `b`. Indices behind the end come last.
+    /// Returns true if `a` comes before `b`. Indices after the end come last.
     fn comes_first(&self, nest: &mut NestBuilder, size: usize, a: Entrant, b: Entrant) -> Reg {
         let e = &mut nest.b;
         let end = e.int(size as i64);
@@ -80,15 +80,15 @@ impl TopK {
         e.binary(BinaryOp::And, a_inside, ahead)
     }
 
-    /// The entrant at a position of a line, whose indices `order` holds.
+    /// Loads the element of a line with this index.
     fn entrant(cx: &Lower<'_>, nest: &mut NestBuilder, lines: &Lines, data: BufferId, index: Reg) -> Entrant {
         let (o, i) = (nest.b.coordinate(0), nest.b.coordinate(1));
         let at = element(nest, lines, o, i, index);
         Entrant { index, value: nest.gather(cx, data, at) }
     }
 
-    /// One pass: everyone meets the one whose position differs in the bits `distance`, in lines that are sorted up or
-    /// down by turns of `block`.
+    /// Emits one pass of the network: each position is compared with the position that differs in the bit `distance`.
+    /// Lines are sorted upwards or downwards alternately in blocks of `block` positions.
     fn pass(
         &self,
         cx: &mut Lower<'_>,
@@ -117,7 +117,8 @@ impl TopK {
         let b = &mut nest.b;
         let (turn, side) = (b.binary(BinaryOp::And, here, block), b.binary(BinaryOp::And, here, distance));
         let (up, low) = (b.compare(CompareOp::Eq, turn, zero), b.compare(CompareOp::Eq, side, zero));
-        // The lower position of an upward line takes the first, so does the higher of a downward one.
+        // The lower position of an upward block takes the first element, as does the higher position of a downward
+        // block.
         let takes_first = b.compare(CompareOp::Eq, up, low);
         let stays = b.compare(CompareOp::Eq, takes_first, first);
         let kept = b.select(stays, own, other);
@@ -125,7 +126,7 @@ impl TopK {
         cx.emit(nest.instruction())
     }
 
-    /// The indices of every line in order.
+    /// Sorts the indices of every line.
     fn sorted(&self, cx: &mut Lower<'_>, lines: &Lines) -> Result<BufferId, OpError> {
         let space = [lines.before, lines.after, lines.padded];
         let count = space.iter().product();
@@ -149,7 +150,7 @@ impl TopK {
     }
 }
 
-/// The position of element `index` of line `(o, i)`.
+/// Returns the position of element `index` of line `(o, i)`.
 fn element(nest: &mut NestBuilder, lines: &Lines, o: Reg, i: Reg, index: Reg) -> Reg {
     let b = &mut nest.b;
     let (sizes, afters) = (b.int(lines.size as i64), b.int(lines.after as i64));
@@ -242,7 +243,7 @@ impl Op for TopK {
     }
 }
 
-/// Where an element stands among others, as a number: NaN last, and equal to itself.
+/// Maps an element to an integer with the same order: NaN comes last, and is equal to itself.
 fn rank(value: Scalar) -> u64 {
     const SIGN: u64 = 1 << 63;
     match value {
@@ -256,7 +257,7 @@ fn rank(value: Scalar) -> u64 {
             if value.is_nan() {
                 return u64::MAX;
             }
-            // Both zeros are one number.
+            // Both zeros are equal.
             let bits = (value + 0.0).to_bits();
             if bits & SIGN == 0 { bits | SIGN } else { !bits }
         }
@@ -316,7 +317,7 @@ impl HostFunction for TopK {
 }
 
 fn build(graph: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
-    // The result is in order whatever it says.
+    // The result is sorted in every case.
     node.attrs.int("sorted")?;
     let axis = node.attrs.int("axis")?.unwrap_or(-1);
     let shape = node.inputs.first().copied().flatten().and_then(|x| graph.value(x).ty.shape());
@@ -327,7 +328,7 @@ fn build(graph: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
     Ok(Box::new(TopK { axis, largest: node.attrs.int("largest")?.unwrap_or(1) != 0, on_host }))
 }
 
-/// Before opset 10 the number of elements is an attribute.
+/// Converts the attribute `k` of opsets before 10 to an input.
 fn upgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     if rw.version() >= 10 {
         return Ok(());
@@ -341,7 +342,7 @@ fn upgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     Ok(())
 }
 
-/// Before opset 11 it is the largest that are taken, in order.
+/// Checks attributes: before opset 11 the largest elements are returned, sorted.
 fn downgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     if rw.version() >= 11 {
         return Ok(());
@@ -408,7 +409,7 @@ mod tests {
         assert_eq!(top(&lowest, 3, Attrs::new()).1, [0, 1, 2]);
     }
 
-    /// Every size around powers of two, along a middle axis, against a sort.
+    /// Every size around powers of two, along a middle axis, compared with a sort.
     #[test]
     fn sizes_and_axes() {
         for size in [1, 2, 3, 4, 5, 8, 9, 16, 31, 33] {
@@ -426,7 +427,8 @@ mod tests {
         }
     }
 
-    /// Both ways give the same order: ties, zeros of both signs, NaN, infinities, integers that no float holds.
+    /// Both implementations give the same order: ties, zeros of both signs, NaN, infinities, integers that no float
+    /// represents.
     #[test]
     fn the_host_sorts_as_the_network_does() {
         let wild =
@@ -452,7 +454,7 @@ mod tests {
         assert_eq!(error.expect_err("refused"), "K is [3], but axis 0 of [2] has 2");
     }
 
-    /// A network would pass over a million elements two hundred times.
+    /// A network would need two hundred passes over a million elements.
     #[test]
     fn a_million_elements() {
         const SIZE: usize = 1_000_000;

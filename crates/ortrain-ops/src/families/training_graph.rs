@@ -1,5 +1,6 @@
-//! Operators around the gradients in a graph that trains in one run: sums of gradients over several runs, tests for values
-//! that are not finite, products with a scale, barriers. All are of `com.microsoft` version 1, and compositions.
+//! Operators around the gradients in a graph that trains in one run: sums of gradients over several runs, tests for
+//! finite values, products with a scale, barriers. All are of `com.microsoft` version 1, and run as their
+//! decompositions.
 
 use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId};
 
@@ -25,7 +26,7 @@ fn known_dtype(rw: &Rewrite<'_>, value: ValueId) -> Result<DType, OpError> {
     rw.dtype(value).ok_or_else(|| OpError::invalid("the type of an input is not known"))
 }
 
-/// `InPlaceAccumulator`: the sum so far plus a value of perhaps another float type, unless a signal is false.
+/// `InPlaceAccumulator`: adds a value of any float type to a sum, unless a signal is false.
 struct Accumulate;
 
 impl Op for Accumulate {
@@ -62,7 +63,7 @@ fn decompose_accumulate(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     Ok(())
 }
 
-/// `ZeroGradient`: zeros like the first input, once the second is there.
+/// `ZeroGradient`: zeros like the first input, once the second is present.
 struct ZeroGradient;
 
 impl Op for ZeroGradient {
@@ -83,12 +84,12 @@ fn decompose_zero(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     Ok(())
 }
 
-/// Values that a test for finite ones takes for good ones, by the attributes of a node.
+/// Attributes of a test for finite values.
 #[derive(Clone, Copy)]
 struct Finite {
-    /// Infinities alone are found.
+    /// Only infinities are found.
     infinities_only: bool,
-    /// NaN alone is found.
+    /// Only NaN is found.
     nan_only: bool,
 }
 
@@ -102,9 +103,9 @@ impl Finite {
         }
     }
 
-    /// Adds the truth value of each element.
+    /// Emits the test result of each element.
     fn test(self, rw: &mut Rewrite<'_>, value: ValueId) -> Result<ValueId, OpError> {
-        // Every float of 16 bits is one of 32.
+        // float32 represents every 16-bit float.
         let value = match known_dtype(rw, value)? {
             DType::F32 | DType::F64 => value,
             _ => rw.add("Cast", &[value], cast(DType::F32)),
@@ -122,7 +123,7 @@ impl Finite {
     }
 }
 
-/// Adds the truth value, a scalar, of all elements being true; of none it is true.
+/// Emits a scalar that is true if all elements are true; also true for zero elements.
 fn all_of(rw: &mut Rewrite<'_>, value: ValueId) -> ValueId {
     let wrong = rw.add("Not", &[value], Attrs::new());
     let wrong = rw.add("Cast", &[wrong], cast(DType::I64));
@@ -178,7 +179,7 @@ fn decompose_is_all_finite(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     Ok(())
 }
 
-/// `All`: true if every element is.
+/// `All`: true if every element is true.
 struct All;
 
 impl Op for All {
@@ -196,7 +197,8 @@ fn decompose_all(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     Ok(())
 }
 
-/// `MixedPrecisionScale`: inputs times a scale, of another type; one after the other in one vector if that is asked for.
+/// `MixedPrecisionScale`: inputs times a scale, converted to another type. With `fused` the results are concatenated to
+/// one vector.
 struct MixedPrecisionScale {
     to: DType,
     fused: bool,
@@ -259,7 +261,7 @@ fn decompose_mixed_precision_scale(rw: &mut Rewrite<'_>) -> Result<(), OpError> 
     Ok(())
 }
 
-/// `Group`: true, once all inputs are there.
+/// `Group`: true, once all inputs are present.
 struct Group;
 
 impl Op for Group {
@@ -276,7 +278,7 @@ fn decompose_group(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     Ok(())
 }
 
-/// `PassThrough`: the inputs, once all are there.
+/// `PassThrough`: the inputs, once all are present.
 struct PassThrough;
 
 impl Op for PassThrough {
@@ -298,7 +300,7 @@ fn decompose_pass_through(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     Ok(())
 }
 
-/// `View`: parts of one tensor, one after the other, each of a given shape.
+/// `View`: consecutive parts of one tensor, each with a shape from an input.
 struct View;
 
 impl Op for View {
@@ -434,7 +436,7 @@ mod tests {
         assert_eq!(truth(&result("IsAllFinite", &[&good, &bad], 1, Attrs::new())[0]), [0.0]);
         let nan_only = Attrs::new().with("isnan_only", 1i64);
         assert_eq!(truth(&result("IsAllFinite", &[&good, &bad], 1, nan_only)[0]), [1.0]);
-        // A float16 that is infinite is so in float32.
+        // An infinite float16 is infinite in float32.
         let narrow = Tensor::f32(&[1], &[1e6]).converted(DType::F16);
         assert_eq!(truth(&result("IsAllFinite", &[&narrow], 1, Attrs::new())[0]), [0.0]);
     }

@@ -1,11 +1,11 @@
 //! Circular and hyperbolic functions and their inverses, rows of the table of element-wise operators.
 //!
-//! Tan-7, 22; Asin-7, 22; Acos-7, 22; Atan-7, 22; Sinh-9, 22; Cosh-9, 22; Asinh-9, 22; Acosh-9, 22; Atanh-9, 22 of ONNX,
-//! of which 22 adds bfloat16. (Sine and cosine are primitives and stand in `elementwise.rs`.)
+//! Tan-7, 22; Asin-7, 22; Acos-7, 22; Atan-7, 22; Sinh-9, 22; Cosh-9, 22; Asinh-9, 22; Acosh-9, 22; Atanh-9, 22 of
+//! ONNX; version 22 adds bfloat16. (Sine and cosine are primitives in `elementwise.rs`.)
 //!
-//! Each is written so that nothing cancels near 0 and near the ends of its domain and nothing overflows before the
-//! result does; outside its domain it is NaN. Values in float32 lie within a few units in the last place of the exact
-//! ones. Gradients are closed forms of the input, infinite where the slope is.
+//! The formulas avoid cancellation near 0 and near the ends of the domain, and they do not overflow before the result
+//! does. Outside of the domain the result is NaN. Errors in float32 are a few units in the last place. Gradients are
+//! closed forms of the input, and infinite where the slope is.
 
 use ortrain_expr::{Builder, CompareOp, Reg, UnaryOp};
 use ortrain_graph::Attrs;
@@ -14,21 +14,21 @@ use super::activations::log_one_plus;
 use super::elementwise::{Row, TypeConstraint, row, unary};
 use crate::OpError;
 
-/// From here on `sqrt(x^2 + 1)` and `sqrt(x^2 - 1)` are `x` in every float type.
+/// Bound above which `sqrt(x^2 + 1)` and `sqrt(x^2 - 1)` are `x` in every float type.
 const LARGE: f64 = 1e9;
 
 fn one(b: &mut Builder, like: Reg) -> Reg {
     b.constant(b.ty(like), 1.0)
 }
 
-/// `(1 - x) (1 + x)`, which does not cancel where `1 - x^2` does.
+/// Emits `(1 - x) (1 + x)`, which avoids the cancellation of `1 - x^2`.
 fn one_less_square(b: &mut Builder, x: Reg) -> Reg {
     let one = one(b, x);
     let (left, right) = (b.sub(one, x), b.add(one, x));
     b.mul(left, right)
 }
 
-/// Whether `x` is so large that its root formulas are `x` itself.
+/// Returns true if `x` is so large that its root formulas are `x` itself.
 fn is_large(b: &mut Builder, x: Reg) -> Reg {
     let end = b.constant(b.ty(x), LARGE);
     b.compare(CompareOp::Lt, end, x)
@@ -45,7 +45,7 @@ fn tan_gradient(b: &mut Builder, x: Reg, g: Reg, _: &Attrs) -> Result<Reg, OpErr
     Ok(b.div(g, square))
 }
 
-/// The angle whose tangent is `x / sqrt(1 - x^2)`: infinite at the ends.
+/// Emits the angle with the tangent `x / sqrt(1 - x^2)`, which is infinite at the ends.
 fn asin(b: &mut Builder, x: &[Reg], _: &Attrs) -> Result<Reg, OpError> {
     let square = one_less_square(b, x[0]);
     let root = b.unary(UnaryOp::Sqrt, square);
@@ -59,7 +59,7 @@ fn asin_gradient(b: &mut Builder, x: Reg, g: Reg, _: &Attrs) -> Result<Reg, OpEr
     Ok(b.div(g, root))
 }
 
-/// Twice the angle whose tangent is `sqrt((1 - x) / (1 + x))`.
+/// Emits twice the angle with the tangent `sqrt((1 - x) / (1 + x))`.
 fn acos(b: &mut Builder, x: &[Reg], _: &Attrs) -> Result<Reg, OpError> {
     let (one, two) = (one(b, x[0]), b.constant(b.ty(x[0]), 2.0));
     let (left, right) = (b.sub(one, x[0]), b.add(one, x[0]));
@@ -74,7 +74,7 @@ fn acos_gradient(b: &mut Builder, x: Reg, g: Reg, attrs: &Attrs) -> Result<Reg, 
     Ok(b.unary(UnaryOp::Neg, opposite))
 }
 
-/// Half of `exp(|x|)` and half of its inverse: neither overflows before their sum does.
+/// Emits half of `exp(|x|)` and half of its inverse: neither overflows before their sum does.
 fn halves(b: &mut Builder, x: Reg) -> (Reg, Reg) {
     let half = b.constant(b.ty(x), 0.5);
     let size = b.unary(UnaryOp::Abs, x);
@@ -84,7 +84,7 @@ fn halves(b: &mut Builder, x: Reg) -> (Reg, Reg) {
     (b.mul(scaled, root), b.div(half, square))
 }
 
-/// Near 0 `2 t / (1 - t^2)` with `t = tanh(x / 2)`.
+/// Emits sinh; near 0 it is `2 t / (1 - t^2)` with `t = tanh(x / 2)`.
 fn sinh_of(b: &mut Builder, x: Reg) -> Reg {
     let ty = b.ty(x);
     let (one, half, two) = (one(b, x), b.constant(ty, 0.5), b.constant(ty, 2.0));
@@ -116,14 +116,14 @@ fn cosh_gradient(b: &mut Builder, x: Reg, g: Reg, _: &Attrs) -> Result<Reg, OpEr
     Ok(b.mul(g, slope))
 }
 
-/// `log(2 x)` of a large `x`.
+/// Emits `log(2 x)` for a large `x`.
 fn log_of_twice(b: &mut Builder, x: Reg) -> Reg {
     let two = b.constant(b.ty(x), std::f64::consts::LN_2);
     let log = b.unary(UnaryOp::Log, x);
     b.add(log, two)
 }
 
-/// `log(1 + (a + a^2 / (1 + sqrt(1 + a^2))))` of the absolute value `a`, with the sign of `x`.
+/// Emits `log(1 + (a + a^2 / (1 + sqrt(1 + a^2))))` for the absolute value `a`, with the sign of `x`.
 fn asinh(b: &mut Builder, x: &[Reg], _: &Attrs) -> Result<Reg, OpError> {
     let one = one(b, x[0]);
     let size = b.unary(UnaryOp::Abs, x[0]);
@@ -151,7 +151,7 @@ fn asinh_gradient(b: &mut Builder, x: Reg, g: Reg, _: &Attrs) -> Result<Reg, OpE
     Ok(b.div(g, below))
 }
 
-/// `log(1 + (t + sqrt(t (t + 2))))` with `t = x - 1`.
+/// Emits `log(1 + (t + sqrt(t (t + 2))))` with `t = x - 1`.
 fn acosh(b: &mut Builder, x: &[Reg], _: &Attrs) -> Result<Reg, OpError> {
     let ty = b.ty(x[0]);
     let (one, two, nan) = (one(b, x[0]), b.constant(ty, 2.0), b.constant(ty, f64::NAN));
@@ -168,7 +168,7 @@ fn acosh(b: &mut Builder, x: &[Reg], _: &Attrs) -> Result<Reg, OpError> {
     Ok(b.select(outside, nan, value))
 }
 
-/// Two roots, whose product does not overflow and is NaN below 1.
+/// Divides by two roots: their product does not overflow and is NaN below 1.
 fn acosh_gradient(b: &mut Builder, x: Reg, g: Reg, _: &Attrs) -> Result<Reg, OpError> {
     let one = one(b, x);
     let (less, more) = (b.sub(x, one), b.add(x, one));
@@ -177,7 +177,7 @@ fn acosh_gradient(b: &mut Builder, x: Reg, g: Reg, _: &Attrs) -> Result<Reg, OpE
     Ok(b.div(g, root))
 }
 
-/// Half of `log(1 + 2 a / (1 - a))` of the absolute value `a`, with the sign of `x`.
+/// Emits half of `log(1 + 2 a / (1 - a))` for the absolute value `a`, with the sign of `x`.
 fn atanh(b: &mut Builder, x: &[Reg], _: &Attrs) -> Result<Reg, OpError> {
     let ty = b.ty(x[0]);
     let (one, half, two) = (one(b, x[0]), b.constant(ty, 0.5), b.constant(ty, 2.0));
@@ -195,7 +195,7 @@ fn atanh_gradient(b: &mut Builder, x: Reg, g: Reg, _: &Attrs) -> Result<Reg, OpE
     Ok(b.div(g, below))
 }
 
-/// The rows.
+/// Rows of the table.
 #[rustfmt::skip]
 pub(super) static ROWS: &[Row] = &[
     row("Tan", &[7, 22], 1, TypeConstraint::Float, tan).backward(tan_gradient),
@@ -220,10 +220,10 @@ mod tests {
         check_decomposition, check_downgrade, check_gradients, f64s, gradient_graph, one_node, run, spread,
     };
 
-    /// Largest distance from the exact value in float32, in units in the last place: what is left of a handful of
-    /// roundings, each of which may be multiplied by 2 on the way.
+    /// Maximum error in float32, in units in the last place. It covers a few rounding errors, each of which may be
+    /// doubled.
     const MAX_ULP: f64 = 6.0;
-    /// The same in float64, where the exact values are those of the library and inexact themselves.
+    /// Maximum error in float64, where the expected values of the library are inexact themselves.
     const MAX_ULP_WIDE: f64 = 10.0;
 
     const INF: f64 = f64::INFINITY;
@@ -258,7 +258,7 @@ mod tests {
         one_node(NEWEST_OPSET, ("", op), &[Some(x)], 1, Attrs::new()).expect("valid")
     }
 
-    /// Values and slopes at some points.
+    /// Returns values and slopes at some points.
     fn curve(op: &str, x: &Tensor) -> [Vec<f64>; 2] {
         let graph = graph_of(op, x);
         let ones = Tensor::filled(x.dtype(), x.dims(), 1.0);
@@ -272,7 +272,7 @@ mod tests {
         for (op, value, slope, [low, high]) in FUNCTIONS {
             let mut points: Vec<f64> =
                 (0..COUNT).map(|k| low + (high - low) * k as f64 / (COUNT - 1) as f64).collect();
-            // Near 0, where there is one.
+            // Near 0, if the domain contains it.
             let small = [1e-30, -1e-12, 3e-7, -2e-4, 1e-3, 0.02];
             points.extend(small.iter().filter(|_| low < 0.0));
             points.extend(small.iter().map(|x| 1.0 + x.abs()).filter(|_| low == 1.0));
@@ -318,7 +318,7 @@ mod tests {
                 assert!(values.last().expect("NaN").is_nan(), "{op} of NaN");
                 for (k, [at, value, slope]) in samples.iter().enumerate() {
                     for (got, want) in [(values[k], *value), (slopes[k], *slope)] {
-                        // The slope far outside is whatever the formula says.
+                        // Far outside, any slope of the formula is accepted.
                         let same = got == want
                             || want.is_nan() && got.is_nan()
                             || at.is_infinite() && value.is_nan();
@@ -328,7 +328,7 @@ mod tests {
                 }
             }
         }
-        // exp(89) is no float32, but half of it is.
+        // exp(89) overflows float32, but half of it does not.
         let x = Tensor::f32(&[2], &[89.2, -89.2]);
         for (op, want) in [("Sinh", [1.0, -1.0]), ("Cosh", [1.0, 1.0])] {
             let got = curve(op, &x)[0].clone();

@@ -1,9 +1,10 @@
-//! What is chosen by truth values, and what there is of different elements.
+//! Compress and Unique: elements selected by a mask, and distinct elements.
 //!
 //! Compress-9, 11, 28 (<https://onnx.ai/onnx/operators/onnx__Compress.html>) and Unique-11, 28
-//! (<https://onnx.ai/onnx/operators/onnx__Unique.html>) of ONNX. Compress is read as the positions of what is true
-//! (`NonZero`) and a Gather. How many elements Unique finds depends on values, so it runs on the host; NaN equals itself
-//! and is larger than everything there. Its gradient goes to the first occurrence of each element.
+//! (<https://onnx.ai/onnx/operators/onnx__Unique.html>) of ONNX. Compress is rewritten to the positions of true
+//! elements (`NonZero`) and a Gather. The number of elements that Unique finds depends on values, so it runs on the
+//! host. In Unique, NaN equals itself and is larger than every number. Its gradient flows to the first occurrence of
+//! each element.
 
 use std::cmp::Ordering;
 use std::sync::Arc;
@@ -20,7 +21,7 @@ use crate::lower::around;
 use crate::op::{Definition, Op, Placement};
 use crate::rewrite::Rewrite;
 
-/// The positions of what is true, gathered from: of an axis, or of all elements.
+/// Rewrites Compress to a Gather at the positions of true elements, along an axis or over all elements.
 fn read_compress(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let (mut x, condition) = (rw.required(0)?, rw.required(1)?);
     let flat = rw.ints("flat", &[-1]);
@@ -37,8 +38,8 @@ fn read_compress(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     Ok(())
 }
 
-/// The different elements, or slices along an axis: outputs are these, where each is first, which of them each element
-/// is, and how often each is there.
+/// Distinct elements, or slices along an axis. Outputs are the distinct elements, the index of their first occurrence,
+/// the index of each element among them, and their counts.
 #[derive(Clone, Copy, Debug)]
 struct Unique {
     axis: Option<i64>,
@@ -97,7 +98,7 @@ impl Op for Unique {
     }
 }
 
-/// The order of elements of one type: NaN behind everything, and equal to itself.
+/// Compares elements of one type: NaN comes last, and is equal to itself.
 fn order(a: Scalar, b: Scalar) -> Ordering {
     let floats = |a: f64, b: f64| a.partial_cmp(&b).unwrap_or_else(|| a.is_nan().cmp(&b.is_nan()));
     match (a, b) {
@@ -123,7 +124,7 @@ impl HostFunction for Unique {
         let (before, size, after) = around(&dims, axis);
         let elements: Vec<Scalar> =
             input.data().chunks_exact(width).map(|bytes| Scalar::read(dtype, bytes)).collect();
-        // Element `e` of slice `k`, slices being counted along the axis.
+        // Element `e` of slice `k`; slices are counted along the axis.
         let at = |k: usize, e: usize| (e / after.max(1) * size + k) * after + e % after.max(1);
         let steps = Steps::default();
         let compare = |a: &usize, b: &usize| {
@@ -134,7 +135,7 @@ impl HostFunction for Unique {
                 .unwrap_or(Ordering::Equal)
         };
         let mut slices: Vec<usize> = (0..size).collect();
-        // A stable sort: of equal ones the first comes first.
+        // A stable sort: equal slices keep their order.
         slices.sort_by(compare);
         let mut groups: Vec<Vec<usize>> = Vec::new();
         for k in slices {
@@ -175,7 +176,7 @@ fn build(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
     Ok(Box::new(Unique { axis: attrs.int("axis")?, sorted: attrs.int("sorted")?.unwrap_or(1) != 0 }))
 }
 
-/// A version that no file has: every one of Compress is an old one, read as other operators.
+/// A version that no file has: every version of Compress is an old one, rewritten to other operators.
 const NEVER: i64 = i64::MAX;
 
 pub(crate) fn definitions() -> Vec<Definition> {
@@ -203,7 +204,7 @@ mod tests {
         let along = |axis: i64| Attrs::new().with("axis", axis);
         assert_eq!(get(&[0, 1, 1], along(0)), (vec![2, 2], vec![3.0, 4.0, 5.0, 6.0]));
         assert_eq!(get(&[0, 1], along(-1)), (vec![3, 1], vec![2.0, 4.0, 6.0]));
-        // A condition may be shorter than what it is about.
+        // A condition may be shorter than the data.
         assert_eq!(get(&[0, 1, 0, 0, 1], Attrs::new()), (vec![2], vec![2.0, 5.0]));
         assert_eq!(get(&[0, 0], along(0)), (vec![0, 2], vec![]));
         for opset in [9, 11, 28] {

@@ -1,10 +1,11 @@
-//! The point at which a training graph hands its results over to its caller, who comes back with their gradients:
-//! `YieldOp` of `com.microsoft`.
+//! `YieldOp` of `com.microsoft`: the point at which a training graph yields its results to the caller, who returns
+//! their gradients.
 //!
-//! Inputs are the results of a forward pass; outputs the gradients of those that have one, in the same order. The inputs at
-//! the places in `non_differentiable_outputs` have none. The gradient of a result has its type and its shape, also where
-//! `full_shape_outputs` does not name it: that attribute names those for which ONNX Runtime must not fill in a scalar. It
-//! stands in the graph itself, not in a subgraph, at most once, and has no decomposition: no operator of `ai.onnx` waits.
+//! Inputs are the results of a forward pass; outputs are the gradients of the differentiable results, in the same
+//! order. `non_differentiable_outputs` contains the positions of inputs without a gradient. The gradient of a result
+//! has the type and the shape of the result. This holds even if `full_shape_outputs` does not list the result: the
+//! attribute lists results for which ONNX Runtime must not substitute a scalar. The node occurs at most once, in the
+//! main graph and not in a subgraph. It has no decomposition, because no operator of `ai.onnx` waits.
 
 use ortrain_graph::{Graph, Node};
 use ortrain_program::{Instruction, Yield};
@@ -15,7 +16,7 @@ use crate::lower::Lower;
 use crate::op::{Definition, Op, Placement};
 
 struct YieldOp {
-    /// The places of the inputs whose gradients are the outputs.
+    /// Positions of the inputs with gradients, which are the outputs.
     differentiable: Vec<usize>,
 }
 

@@ -1,4 +1,4 @@
-//! Nodes written as other operators.
+//! Decomposition: rewrites nodes to other operators.
 
 use ortrain_expr::pause;
 use ortrain_graph::{Attr, Graph, Node, ValueId};
@@ -8,10 +8,10 @@ use crate::op::{Definition, RewriteFn};
 use crate::registry::{NEWEST_OPSET, Registry};
 use crate::rewrite::Rewrite;
 
-/// Replaces the node at `index` by its decomposition, if it has one. Returns how many nodes came in its place.
+/// Replaces the node at `index` by its decomposition, if it has one. Returns the number of new nodes.
 ///
 /// # Errors
-/// When the decomposition cannot express the node.
+/// Returns an error if the decomposition cannot express the node.
 pub(crate) fn decompose_node(graph: &mut Graph, index: usize) -> Result<Option<usize>, Error> {
     let node = &graph.nodes[index];
     let Some(rewrite) = Registry::standard().find(&node.domain, &node.op).and_then(|d| d.decompose) else {
@@ -20,7 +20,8 @@ pub(crate) fn decompose_node(graph: &mut Graph, index: usize) -> Result<Option<u
     rewrite_node(graph, index, rewrite, NEWEST_OPSET).map(Some)
 }
 
-/// Rewrites the node at `index` for a version of `ai.onnx`. Returns how many nodes came in its place: none where it stays.
+/// Rewrites the node at `index` for a version of `ai.onnx`. Returns the number of new nodes: 0 if the node is
+/// unchanged.
 fn rewrite_node(graph: &mut Graph, index: usize, rewrite: RewriteFn, version: i64) -> Result<usize, Error> {
     let node = graph.nodes[index].clone();
     let mut rw = Rewrite::new(graph, &node, version);
@@ -33,34 +34,34 @@ fn rewrite_node(graph: &mut Graph, index: usize, rewrite: RewriteFn, version: i6
     Ok(count)
 }
 
-/// Standardise: replaces every operator that is not one of `ai.onnx` by its decomposition, so that any runtime of plain
-/// ONNX can run the graph and its subgraphs. Types must have been inferred; those of new values are inferred on the way.
+/// Replaces every operator outside of `ai.onnx` by its decomposition, so that any runtime of plain ONNX can run the
+/// graph and its subgraphs. Types must have been inferred; types of new values are inferred by this function.
 ///
 /// # Errors
-/// When an operator has no decomposition, or it cannot express a node.
+/// Returns an error if an operator has no decomposition, or if the decomposition cannot express a node.
 pub fn standardise(graph: &mut Graph) -> Result<(), Error> {
     standardise_for(graph, NEWEST_OPSET, &mut |_, _, error| Err(error))
 }
 
-/// As [`standardise`] in operators that version `target` has spellings of, as far as it goes: nodes that cannot be written
-/// so stay as they are. Returns each of these with why.
+/// Applies [`standardise`] with operators that exist in version `target`, as far as possible: nodes without an
+/// equivalent are unchanged. Returns each of these nodes with the reason.
 pub fn standardise_known(graph: &mut Graph, target: i64) -> Vec<Refused> {
     refusing(|refuse| standardise_for(graph, target, refuse))
 }
 
-/// A node that cannot be rewritten, and stays as it is.
+/// Node that cannot be rewritten and is unchanged.
 #[derive(Clone, Debug)]
 pub struct Refused {
-    /// The values that it makes.
+    /// Outputs of the node.
     pub outputs: Vec<ValueId>,
-    /// Why it cannot be rewritten.
+    /// Reason why the node cannot be rewritten.
     pub error: Error,
 }
 
-/// The fate of a node that cannot be rewritten: an error ends the pass.
+/// Handler of a node that cannot be rewritten: an error ends the pass.
 pub(crate) type Refuse<'a> = dyn FnMut(&Graph, &Node, Error) -> Result<(), Error> + 'a;
 
-/// All nodes that a pass refuses.
+/// Runs a pass and returns all nodes that it could not rewrite.
 pub(crate) fn refusing(pass: impl FnOnce(&mut Refuse<'_>) -> Result<(), Error>) -> Vec<Refused> {
     let mut refused = Vec::new();
     let mut note = |_: &Graph, node: &Node, error: Error| {
@@ -77,7 +78,7 @@ fn standardise_for(graph: &mut Graph, target: i64, refuse: &mut Refuse<'_>) -> R
         pause();
         let Node { ref domain, ref op, .. } = graph.nodes[index];
         let definition = Registry::standard().find(domain, op);
-        // Who is not known is refused by name when its types are inferred.
+        // Unknown operators are reported by name when their types are inferred.
         let standard = definition.map_or(domain.is_empty(), Definition::is_standard);
         let rewrite = match definition {
             Some(definition) if standard => definition
@@ -119,8 +120,8 @@ mod tests {
     use crate::op::Placement;
     use crate::registry::build;
 
-    /// Every operator that ONNX does not have can be written in those it has, unless it changes something in place, or hands
-    /// over to the caller, which no operator of ONNX does.
+    /// Every operator outside of ONNX has a decomposition into ONNX operators. The exceptions change a value in place
+    /// or yield to the caller, and no operator of ONNX does this.
     #[test]
     fn what_onnx_does_not_have_can_be_written_in_it() {
         let in_place = |definition: &Definition| {

@@ -1,4 +1,5 @@
-//! The gradient of a graph is a graph: one reverse walk over the path between the values to be trained and the loss.
+//! Reverse-mode differentiation: the gradient of a graph is a graph, built in one reverse pass over the path between
+//! the parameters and the loss.
 
 use ortrain_expr::pause;
 use ortrain_graph::{Attrs, DType, Graph, Node, Shape, Tensor, ValueId, ValueType, listed};
@@ -15,12 +16,12 @@ use crate::registry::{Registry, build};
 use crate::training::stop_of;
 use crate::{Error, OpError};
 
-/// Adds the nodes that compute the gradients of `loss` (one float) with respect to `targets`. Returns the
-/// gradients, named `<target>_grad`. Types must have been inferred; those of the new values are inferred as well.
+/// Adds the nodes that compute the gradients of `loss` (one float) with respect to `targets`. Returns the gradients,
+/// named `<target>_grad`. Types must have been inferred; types of the new values are inferred as well.
 ///
 /// # Errors
-/// When the loss is not one float, or a target reaches it through no differentiable path: the message names the
-/// operators and nodes that cut it.
+/// Returns an error if the loss is not one float, or if there is no differentiable path from a target to the loss. The
+/// message names the operators and nodes that interrupt the path.
 pub fn differentiate(graph: &mut Graph, loss: ValueId, targets: &[ValueId]) -> Result<Vec<ValueId>, Error> {
     let name = graph.name_of(loss).to_owned();
     let one = |shape: &Shape| shape.iter().all(|dim| dim.known() == Some(1));
@@ -44,11 +45,11 @@ pub fn differentiate(graph: &mut Graph, loss: ValueId, targets: &[ValueId]) -> R
     Ok(gradients)
 }
 
-/// Adds the nodes that carry gradients from some values back to others. `seeds` are values with their gradients;
-/// the result has a gradient for each target, or `None` where nothing arrives.
+/// Adds the nodes that propagate gradients from some values back to others. `seeds` are values with their gradients.
+/// The result has a gradient for each target, or `None` if no gradient arrives.
 ///
 /// # Errors
-/// When an operator on the path cannot be differentiated.
+/// Returns an error if an operator on the path cannot be differentiated.
 pub fn backpropagate(
     graph: &mut Graph,
     seeds: &[(ValueId, ValueId)],
@@ -57,8 +58,8 @@ pub fn backpropagate(
     propagate(graph, seeds, targets, None)
 }
 
-/// A gradient of ones for a value, whatever its shape: what the sum of its elements gives it. It is a constant if the value
-/// has one element, and made of its shape otherwise.
+/// Adds a gradient of ones for a value of any shape: the gradient of the sum of its elements. It is a constant if the
+/// value has one element, and computed from its shape otherwise.
 pub fn ones_like(graph: &mut Graph, value: ValueId, name: &str) -> ValueId {
     let ty = graph.value(value).ty.clone();
     let dtype = ty.dtype().unwrap_or(DType::F32);
@@ -79,7 +80,7 @@ pub fn ones_like(graph: &mut Graph, value: ValueId, name: &str) -> ValueId {
     ones
 }
 
-/// The message of a node that makes a constant: files that are older than initializers without inputs hold constants so.
+/// Builds the message of a `Constant` node: files from before initializers without inputs hold constants in this form.
 #[must_use]
 pub fn constant_node(name: &str, tensor: &TensorProto) -> NodeProto {
     let mut value = AttributeProto { name: "value".into(), ..AttributeProto::default() };
@@ -93,15 +94,15 @@ pub fn constant_node(name: &str, tensor: &TensorProto) -> NodeProto {
     }
 }
 
-/// True for a node that gives another result on every run, itself or in one of its subgraphs.
+/// Returns true if a node gives different results on every run, itself or in one of its subgraphs.
 #[must_use]
 pub fn draws_random_numbers(node: &Node) -> bool {
     crate::families::draws_random_numbers(&node.domain, &node.op)
         || Graph::subgraphs(node).any(|(_, graph)| graph.nodes.iter().any(draws_random_numbers))
 }
 
-/// The nodes that give another result on every run, as messages name them: each Dropout of the graph and its subgraphs, but
-/// those whose `training_mode` is left out, or a constant that is false.
+/// Returns the labels of the nodes that give different results on every run. These are the Dropout nodes of the graph
+/// and its subgraphs, unless their `training_mode` is missing or constant false.
 #[must_use]
 pub fn random_nodes(graph: &Graph) -> Vec<String> {
     let mut found = Vec::new();
@@ -118,26 +119,26 @@ pub fn random_nodes(graph: &Graph) -> Vec<String> {
     found
 }
 
-/// A node that passes no gradient back.
+/// Node that interrupts the gradient.
 #[derive(Clone, Debug)]
 pub struct Stop {
-    /// The node, as messages name it.
+    /// Label of the node in messages.
     pub node: String,
-    /// Its operator.
+    /// Operator of the node.
     pub operator: String,
-    /// Why: `None` where its derivative is zero, or it does not say.
+    /// Reason; `None` if its derivative is zero, or if the operator gives no reason.
     pub error: Option<Error>,
-    /// What it has no gradient for.
+    /// Targets that lose their gradient at the node.
     pub targets: Vec<ValueId>,
-    /// Whether sizes of its inputs are not known.
+    /// True if sizes of its inputs are unknown.
     pub open: bool,
 }
 
-/// As [`backpropagate`], as far as it goes: which targets get a gradient, and the nodes that pass none back, last ones
-/// first. The graph is of no use afterwards.
+/// Runs [`backpropagate`] as far as possible. Returns true for each target with a gradient, and the nodes that
+/// interrupt gradients, the last nodes first. The graph cannot be used afterwards.
 ///
 /// # Errors
-/// When a composition on the path cannot be written as its parts.
+/// Returns an error if a composition on the path cannot be decomposed.
 pub fn gradients_known(
     graph: &mut Graph,
     seeds: &[(ValueId, ValueId)],
@@ -148,20 +149,20 @@ pub fn gradients_known(
     Ok((found.iter().map(Option::is_some).collect(), stops))
 }
 
-/// Whether a gradient may go back through a node to one of these inputs: floats come out of it, and its derivative is not
-/// zero everywhere.
+/// Returns true if a gradient may flow back through a node to one of these inputs: the node has float outputs, and its
+/// derivative is not zero everywhere.
 fn passes_back(graph: &Graph, node: &Node, inputs: impl IntoIterator<Item = ValueId>) -> bool {
     let floats = node.present_outputs().any(|id| graph.value(id).ty.dtype().is_some_and(DType::is_float));
     let flat = crate::families::has_zero_derivative(&node.domain, &node.op);
     floats && inputs.into_iter().any(|input| has_gradient_of(node, input).unwrap_or(!flat))
 }
 
-/// Returns true if a gradient may go back through a node to one of its inputs.
+/// Returns true if a gradient may flow back through a node to one of its inputs.
 pub(crate) fn passes_back_to(graph: &Graph, node: &Node, input: ValueId) -> bool {
     passes_back(graph, node, [input])
 }
 
-/// The values that a gradient of some others may reach, these included.
+/// Returns the values that may get a gradient from the values `from`, including these values.
 #[must_use]
 pub fn reached_by(graph: &Graph, from: &[ValueId]) -> FxHashSet<ValueId> {
     let mut reached: FxHashSet<ValueId> = from.iter().copied().collect();
@@ -175,7 +176,7 @@ pub fn reached_by(graph: &Graph, from: &[ValueId]) -> FxHashSet<ValueId> {
     reached
 }
 
-/// The targets that a node depends on by ways on which a gradient may come back.
+/// Returns the targets on which a node depends through paths that may propagate a gradient.
 #[must_use]
 pub fn depends_on(graph: &Graph, index: usize, targets: &[ValueId]) -> Vec<ValueId> {
     let mut before: FxHashSet<ValueId> = graph.nodes[index].present_inputs().collect();
@@ -205,7 +206,7 @@ fn propagate(
         arriving.entry(value).or_default().push(gradient);
     }
     let mut named: FxHashSet<ValueId> = seeds.iter().map(|&(_, gradient)| gradient).collect();
-    // What was there before keeps its name.
+    // Existing values keep their names.
     named.extend(graph.value_ids());
     let mut added: Vec<Node> = Vec::new();
     for index in (0..forward).rev() {
@@ -266,7 +267,7 @@ fn propagate(
     }
     let totals: Vec<Option<ValueId>> =
         targets.iter().map(|&target| total(graph, &mut added, &mut arriving, &mut named, target)).collect();
-    // A gradient that stands for several values (a sum passes its own on) gets a name for each target.
+    // A gradient that is shared by several values (a sum propagates its own gradient) gets a name for each target.
     let mut seen: FxHashSet<ValueId> = FxHashSet::default();
     let mut results = Vec::with_capacity(totals.len());
     for (&target, found) in targets.iter().zip(totals) {
@@ -286,13 +287,13 @@ fn propagate(
     }
     graph.nodes.extend(added);
     if stops.is_none() {
-        // Forward nodes may have been asked for more outputs, so their types come first.
+        // Forward nodes may have new outputs, so their types are inferred first.
         infer_added(graph)?;
     }
     Ok(results)
 }
 
-/// Values that depend on some others through floats, these included.
+/// Returns the values that depend on the values `on` through floats, including these values.
 #[must_use]
 pub fn dependent(graph: &Graph, on: &[ValueId]) -> FxHashSet<ValueId> {
     let is_float = |id: ValueId| graph.value(id).ty.dtype().is_some_and(DType::is_float);
@@ -305,8 +306,8 @@ pub fn dependent(graph: &Graph, on: &[ValueId]) -> FxHashSet<ValueId> {
     dependent
 }
 
-/// Writes the operators on the path that are nothing but a composition of others as these, so that they are
-/// differentiated and what the gradient needs is computed once.
+/// Decomposes the compositions on the path, so that their parts are differentiated and intermediate results for the
+/// gradient are computed once.
 pub(crate) fn decompose_on_path(
     graph: &mut Graph,
     seeds: &[(ValueId, ValueId)],
@@ -338,7 +339,7 @@ pub(crate) fn decompose_on_path(
     if parts > 0 { decompose_on_path(graph, seeds, targets) } else { Ok(()) }
 }
 
-/// The sum of what arrives at a value, named `<value>_grad`.
+/// Returns the sum of the gradients of a value, named `<value>_grad`.
 fn total(
     graph: &mut Graph,
     added: &mut Vec<Node>,
@@ -351,7 +352,7 @@ fn total(
     let sum = match parts.as_slice() {
         [] => return None,
         [one] => {
-            // Give it the name it deserves, unless it already serves another value.
+            // Renames the gradient, unless it already is the gradient of another value.
             if named.insert(*one) {
                 graph.rename(*one, &name);
             }
@@ -364,7 +365,7 @@ fn total(
                 }
             }
             let mut rest: Vec<Option<ValueId>> = many.iter().copied().map(Some).collect();
-            // More than a Sum takes are added up part after part, in the same order.
+            // Gradients beyond the limit of operands are summed in several steps, in the same order.
             let mut part = 0;
             while rest.len() > MAX_OPERANDS {
                 let first: Vec<_> = rest.drain(..MAX_OPERANDS).collect();
@@ -388,7 +389,7 @@ fn total(
     Some(sum)
 }
 
-/// What is not supported can be given by the user.
+/// Appends advice to an error: a user can add a missing gradient.
 fn with_remedy(error: OpError) -> OpError {
     match error {
         OpError::Unsupported(message) => OpError::Unsupported(format!("{message}; {REMEDY}")),
@@ -396,10 +397,10 @@ fn with_remedy(error: OpError) -> OpError {
     }
 }
 
-/// What helps where there is no gradient.
+/// Advice for a missing gradient.
 const REMEDY: &str = "a gradient of your own can be added (docs/extending.md)";
 
-/// The values that some others are computed from, these included.
+/// Returns the values from which `values` are computed, including these values.
 fn needed_by(graph: &Graph, values: &[ValueId]) -> FxHashSet<ValueId> {
     let mut needed: FxHashSet<ValueId> = values.iter().copied().collect();
     for node in graph.nodes.iter().rev() {
@@ -410,7 +411,7 @@ fn needed_by(graph: &Graph, values: &[ValueId]) -> FxHashSet<ValueId> {
     needed
 }
 
-/// The nodes between some values and what is computed from them that end the path of a gradient: their results are no
+/// Returns the nodes between the values `from` and the values `to` that interrupt a gradient: their results are not
 /// floats, or their derivative is zero.
 #[must_use]
 pub fn cuts(graph: &Graph, to: &[ValueId], from: &[ValueId]) -> Vec<usize> {
@@ -432,7 +433,7 @@ pub fn cuts(graph: &Graph, to: &[ValueId], from: &[ValueId]) -> Vec<usize> {
     cuts
 }
 
-/// Why no gradient arrives at a target from any of some values: an [`Error::NoPath`].
+/// Returns the reason why no gradient reaches a target from any of the values `from`: an [`Error::NoPath`].
 #[must_use]
 pub fn no_path(graph: &Graph, target: ValueId, from: &[ValueId]) -> Error {
     let users: Vec<&Node> =

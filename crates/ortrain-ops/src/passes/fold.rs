@@ -1,4 +1,5 @@
-//! Folding: what depends on constants and shapes only is computed once, by lowering and the reference evaluator.
+//! Constant folding: values that depend only on constants and shapes are computed once, through lowering and the
+//! reference evaluator.
 
 use std::sync::Arc;
 
@@ -11,17 +12,17 @@ use crate::op::Placement;
 use crate::registry::build;
 use crate::{Error, OpError};
 
-/// Results of more elements than this are left to the program: the evaluator is slow.
+/// Maximum number of elements of a folded result: the evaluator is slow.
 const LARGEST_FOLDED: usize = 1 << 20;
 
-/// Matrices of more elements than this stay where they are if they would only be moved: products read them as they lie, and
-/// they are there once.
+/// Maximum number of elements of a folded matrix if the node only moves elements. Products read larger matrices through
+/// strides, and a second copy would use memory.
 const LARGEST_MOVED: usize = 1 << 14;
 
-/// Computes the outputs of a node now, if its inputs are constant or its outputs are known sizes.
+/// Computes the outputs of a node if its inputs are constant or its outputs are known sizes.
 ///
 /// # Errors
-/// When the node cannot be lowered or its evaluation fails (an index out of range, say).
+/// Returns an error if the node cannot be lowered or if its evaluation fails (for example, an index out of range).
 pub(crate) fn fold_node(graph: &mut Graph, index: usize) -> Result<(), Error> {
     for id in graph.nodes[index].outputs.clone().into_iter().flatten() {
         let value = graph.value(id);
@@ -91,7 +92,7 @@ pub(crate) fn fold_node(graph: &mut Graph, index: usize) -> Result<(), Error> {
     Ok(())
 }
 
-/// Calls a host function whose inputs are constant.
+/// Calls a host function with constant inputs.
 fn fold_host(graph: &mut Graph, node: &Node, function: &dyn HostFunction) -> Result<(), Error> {
     let inputs: Vec<Tensor> =
         node.present_inputs().filter_map(|id| graph.value(id).constant.clone()).collect();

@@ -1,5 +1,4 @@
-//! Functions that a model brings along or a library has, written out where they are called; and the gradients that a
-//! library has, put where they take effect.
+//! Inlining of functions of a model or a library at their calls; and insertion of the gradients of a library.
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
@@ -16,45 +15,46 @@ use crate::families::custom_gradient;
 use crate::library::{OperatorLibrary, domain, function_label as label, operator_label};
 use crate::registry::Registry;
 
-/// How many nodes a model may have when its functions are written out. Functions that call functions can describe far
-/// more than any machine holds.
+/// Maximum number of nodes of a model after inlining. Nested functions can expand beyond the memory of any machine.
 const MAX_NODES: usize = 1 << 18;
-/// How many bytes of names and attributes may be repeated, payloads of tensors (which are shared) aside.
+/// Maximum number of repeated bytes of names and attributes, without payloads of tensors (which are shared).
 const MAX_BYTES: usize = 1 << 30;
 
-/// How deep calls and subgraphs may lie in each other.
+/// Maximum nesting depth of calls and subgraphs.
 const MAX_DEPTH: usize = 100;
 
 /// Domain, name and overload of a function.
 type Key = (String, String, String);
 
-/// Writes the functions of the model and of a library out where they are called, in the graph and its subgraphs, and
-/// removes them. Gradients of the library are for those who differentiate ([`inline_for_gradients`]).
+/// Inlines the functions of the model and of a library at their calls, in the graph and its subgraphs, and removes
+/// them. Gradients of the library are ignored; [`inline_for_gradients`] uses them.
 ///
-/// Values and nodes of a call are named after the call's node. A function of the model takes precedence over an operator
-/// of the same name. Sets of operators that functions alone import are imported by the model afterwards; a body may be
-/// written in an older version of a set than the model, or in a newer one, where its operators mean the same in both.
+/// The names of values and nodes of a call begin with the name of the call's node. A function of the model takes
+/// precedence over an operator of the same name. Operator sets that only functions import are imported by the model
+/// afterwards. A body may use an older or newer version of an operator set than the model, if its operators have the
+/// same meaning in both.
 ///
 /// # Errors
 ///
-/// Functions that call themselves, calls that do not fit, bodies that repeat more than a machine holds, operators that
-/// mean something else in the model's version of their set, a function that model and library define differently.
+/// Returns an error for recursive functions, invalid calls, and bodies that expand beyond the limits. It is also an
+/// error if an operator has another meaning in the model's version of its set, or if model and library define a
+/// function differently.
 pub fn inline_functions(model: &mut ModelProto, library: &OperatorLibrary) -> Result<(), Error> {
     inline(model, library, false)
 }
 
-/// As [`inline_functions`], for a model that will be differentiated: nodes that have a gradient in the library are kept
-/// together in a node that knows it. [`write_out_nodes`] and [`write_out`] write those out again.
+/// Inlines functions for a model that will be differentiated: nodes with a gradient in the library are wrapped in a
+/// node that contains both. [`write_out_nodes`] and [`write_out`] unwrap these nodes again.
 ///
 /// # Errors
 ///
-/// As for [`inline_functions`]; gradients that do not fit their nodes or use operators that nobody knows, gradients of
-/// nodes that are not there.
+/// Returns the errors of [`inline_functions`], and errors for gradients that do not fit their nodes, use unknown
+/// operators, or belong to missing nodes.
 pub fn inline_for_gradients(model: &mut ModelProto, library: &OperatorLibrary) -> Result<(), Error> {
     inline(model, library, true)
 }
 
-/// Whether a graph has nodes that are kept together with their gradient.
+/// Returns true if a graph contains nodes that are wrapped with their gradient.
 #[must_use]
 pub fn keeps_nodes(graph: &GraphProto) -> bool {
     graph.node.iter().any(|node| {
@@ -64,7 +64,7 @@ pub fn keeps_nodes(graph: &GraphProto) -> bool {
     })
 }
 
-/// Writes nodes that are kept together with their gradient as they were.
+/// Replaces nodes that are wrapped with their gradient by the original nodes.
 pub fn write_out_nodes(graph: &mut GraphProto) {
     let mut nodes = Vec::with_capacity(graph.node.len());
     for mut node in std::mem::take(&mut graph.node) {
@@ -83,24 +83,25 @@ pub fn write_out_nodes(graph: &mut GraphProto) {
     graph.node = nodes;
 }
 
-/// Writes nodes that are kept together with their gradient as they were, after the graph was differentiated. Types must be
+/// Replaces nodes that are wrapped with their gradient by the original nodes, after differentiation. Types must be
 /// inferred again.
 ///
 /// # Errors
 ///
-/// When such a node is malformed.
+/// Returns an error if a wrapping node is malformed.
 pub fn write_out(graph: &mut Graph) -> Result<(), Error> {
     custom_gradient::write_out(graph)
 }
 
-/// Whether a node is kept together with a gradient of the user's.
+/// Returns true if a node wraps other nodes with a user-defined gradient.
 #[must_use]
 pub fn is_custom_gradient(node: &NodeProto) -> bool {
     node.domain == custom_gradient::DOMAIN && node.op_type == custom_gradient::NAME
 }
 
-/// A node that keeps the nodes of `call` together with their gradient: a graph whose inputs are `inputs` inputs of the call, its
-/// outputs and the gradients of these, and whose outputs are the gradients of the inputs that `of` lists.
+/// Wraps the nodes of `call` together with their gradient. The inputs of the gradient graph are the `inputs` inputs of
+/// the call, its outputs, and the gradients of its outputs. The outputs of the gradient graph are the gradients of the
+/// inputs in the list `of`.
 fn kept_node(
     call: &NodeProto,
     forward: Vec<NodeProto>,
@@ -144,12 +145,12 @@ fn kept_node(
     }
 }
 
-/// Returns true for a call of the function that passes no gradient.
+/// Returns true for a call of the function that blocks gradients.
 fn is_stop_function(node: &NodeProto) -> bool {
     node.domain == custom_gradient::DOMAIN && node.op_type == custom_gradient::STOP_FUNCTION
 }
 
-/// A node that keeps another one together with an empty gradient: no gradient goes back through it.
+/// Wraps a node with an empty gradient: no gradient flows back through it.
 pub(crate) fn node_without_gradient(node: NodeProto) -> NodeProto {
     let (inputs, outputs) = (node.input.len(), node.output.len());
     let first = node.output.iter().find(|name| !name.is_empty()).map_or("", String::as_str);
@@ -232,7 +233,7 @@ fn call_label(node: &NodeProto) -> String {
     }
 }
 
-/// What names inside of a call begin with.
+/// Returns the prefix of names inside of a call.
 fn prefix_of(call: &NodeProto) -> &str {
     if call.name.is_empty() {
         call.output.iter().find(|name| !name.is_empty()).unwrap_or(&call.op_type)
@@ -245,11 +246,11 @@ fn untyped(name: String) -> ValueInfoProto {
     ValueInfoProto { name, ..ValueInfoProto::default() }
 }
 
-/// What calls become when they are written out.
+/// Size of calls after inlining.
 #[derive(Clone, Copy, Default)]
 struct Extent {
     nodes: usize,
-    /// Names and attributes that are repeated.
+    /// Repeated names and attributes.
     bytes: usize,
 }
 
@@ -266,7 +267,7 @@ impl Extent {
     }
 }
 
-/// The refusal of a node that makes a model larger than it may be; `own` is what the node becomes, if that is known.
+/// Returns the error for a node that expands the model beyond the limits; `own` is the node's own size, if known.
 fn too_large(node: &NodeProto, own: Option<Extent>) -> Error {
     let own = own.map_or_else(String::new, |own| {
         format!("; this call alone has {} nodes and repeats {} bytes", own.nodes, own.bytes)
@@ -281,22 +282,22 @@ fn too_large(node: &NodeProto, own: Option<Extent>) -> Error {
 }
 
 struct Inliner<'a> {
-    /// Functions, and how many bytes a copy of each takes.
+    /// Functions, and the number of bytes of a copy of each.
     functions: HashMap<Key, (&'a FunctionProto, usize)>,
     library: &'a OperatorLibrary,
     /// True if the model will be differentiated.
     differentiated: bool,
-    /// Whether gradients of the library are put in where the inliner is.
+    /// True if gradients of the library are inserted at the current position.
     gradients: bool,
-    /// The gradients that were.
+    /// Indices of the inserted gradients.
     used: HashSet<usize>,
     opsets: HashMap<String, i64>,
     imported: Vec<OperatorSetIdProto>,
-    /// Names of values that are taken.
+    /// Used names of values.
     names: HashSet<String>,
-    /// The calls that are being written out.
+    /// Stack of the calls that are being inlined.
     calls: Vec<Key>,
-    /// How many nodes lie around the one that is looked at.
+    /// Nesting depth of the current node.
     depth: usize,
     nodes: usize,
     bytes: usize,
@@ -322,7 +323,7 @@ impl<'a> Inliner<'a> {
         Ok(())
     }
 
-    /// Nodes with the calls among them written out.
+    /// Inlines the calls among nodes.
     fn expanded(&mut self, nodes: Vec<NodeProto>) -> Result<Vec<NodeProto>, Error> {
         let mut result = Vec::with_capacity(nodes.len());
         for node in nodes {
@@ -336,7 +337,7 @@ impl<'a> Inliner<'a> {
                 result.extend(self.one(node)?);
                 continue;
             };
-            // What has a gradient is not looked into for others.
+            // Nodes inside of a node with a gradient get no other gradients.
             self.gradients = false;
             let call = NodeProto { attribute: node.attribute.clone(), ..node.clone() };
             let nodes = self.one(node)?;
@@ -346,7 +347,7 @@ impl<'a> Inliner<'a> {
         Ok(result)
     }
 
-    /// A node, or what it calls.
+    /// Returns a node, or the nodes of its call.
     fn one(&mut self, node: NodeProto) -> Result<Vec<NodeProto>, Error> {
         if self.depth == MAX_DEPTH {
             let reason = format!("it lies in calls of functions and subgraphs more than {MAX_DEPTH} deep");
@@ -385,7 +386,7 @@ impl<'a> Inliner<'a> {
         Ok(nodes)
     }
 
-    /// A node that keeps the nodes of `call` together with their gradient.
+    /// Wraps the nodes of `call` together with their gradient.
     fn with_gradient(
         &mut self,
         call: &NodeProto,
@@ -418,7 +419,7 @@ impl<'a> Inliner<'a> {
             }
         }
 
-        // Gradients may call functions, also the one that they are the gradient of.
+        // Gradients may call functions, including the function that they are the gradient of.
         let calls = std::mem::take(&mut self.calls);
         let gradient = self.gradient_graph(call, &rule.function, called)?;
         self.calls = calls;
@@ -438,7 +439,7 @@ impl<'a> Inliner<'a> {
         Ok(kept_node(call, forward, gradient, (inputs, of.collect()), rule.label()))
     }
 
-    /// The gradient of a call as a graph of its own, with the attributes that the call has.
+    /// Builds the gradient of a call as a separate graph, with the attributes of the call.
     fn gradient_graph(
         &mut self,
         call: &NodeProto,
@@ -448,7 +449,7 @@ impl<'a> Inliner<'a> {
         self.bytes = self.bytes.saturating_add(gradient.encoded_len() - payload_bytes(gradient));
         self.check_size(call)?;
         self.import(gradient)?;
-        // Those of the call before those that it would have, before those of the gradient.
+        // Attributes of the call override the function's defaults, which override the gradient's.
         let defaults =
             gradient.attribute_proto.iter().chain(called.into_iter().flat_map(|f| &f.attribute_proto));
         let arguments = defaults.chain(&call.attribute).map(|attr| (attr.name.as_str(), attr)).collect();
@@ -468,7 +469,7 @@ impl<'a> Inliner<'a> {
         })
     }
 
-    /// Checks that the gradients of single nodes have found these.
+    /// Checks that every gradient of a single node has found its node.
     fn check_used(&self) -> Result<(), Error> {
         for (index, gradient) in self.library.gradients().iter().enumerate() {
             if let Some(node) = gradient.node.as_ref().filter(|_| !self.used.contains(&index)) {
@@ -482,8 +483,8 @@ impl<'a> Inliner<'a> {
         Ok(())
     }
 
-    /// Checks what a graph becomes before anything of it is written out: calls that double what they call are refused
-    /// at once, however many nodes they stand for.
+    /// Checks the size of a graph before inlining: exponentially nested calls are an error immediately, independent of
+    /// their number of nodes.
     fn check_extent(&self, graph: &GraphProto) -> Result<(), Error> {
         let mut known = HashMap::new();
         let mut sum = Extent::default();
@@ -497,8 +498,8 @@ impl<'a> Inliner<'a> {
         Ok(())
     }
 
-    /// What a node becomes with all calls in it written out, `depth` of them in each other at most: what lies deeper is
-    /// refused when it is reached. `known` holds what functions become.
+    /// Returns the size of a node after inlining, up to a nesting depth of `depth`. Deeper calls are an error when they
+    /// are reached. `known` caches the sizes of functions.
     fn extent(&self, node: &NodeProto, known: &mut HashMap<Key, Extent>, depth: usize) -> Extent {
         let Some(depth) = depth.checked_sub(1) else { return Extent::default() };
         let graphs =
@@ -510,7 +511,7 @@ impl<'a> Inliner<'a> {
             return inside.plus(Extent { nodes: 1, bytes: 0 });
         };
         let called = known.get(&key).copied().unwrap_or_else(|| {
-            // A function that calls itself is refused when it is reached.
+            // A recursive function is an error when it is reached.
             known.insert(key.clone(), Extent::default());
             let start = Extent { nodes: 0, bytes };
             let called =
@@ -526,7 +527,7 @@ impl<'a> Inliner<'a> {
         if extent.is_too_large() { Err(too_large(node, None)) } else { Ok(()) }
     }
 
-    /// The nodes of a call.
+    /// Returns the nodes of a call.
     fn body(&mut self, function: &'a FunctionProto, call: &NodeProto) -> Result<Vec<NodeProto>, Error> {
         let fault = |reason: String| Error::Call { node: call_label(call), reason };
         for (what, given, declared) in [
@@ -564,7 +565,7 @@ impl<'a> Inliner<'a> {
         for (k, name) in function.output.iter().enumerate() {
             let Some(given) = call.output.get(k).filter(|given| !given.is_empty()) else { continue };
             if function.input.contains(name) {
-                // What goes out as it came in needs a node that gives it its second name.
+                // An input that is also an output needs a node that gives it its second name.
                 passed.push(NodeProto {
                     name: format!("{prefix}/{name}"),
                     op_type: "Identity".into(),
@@ -581,7 +582,7 @@ impl<'a> Inliner<'a> {
         Ok(nodes)
     }
 
-    /// Makes sure that the operators of a body mean what they mean in the model.
+    /// Checks that the operators of a body have the same meaning in the model.
     fn import(&mut self, function: &FunctionProto) -> Result<(), Error> {
         let versions: HashMap<&str, i64> =
             function.opset_import.iter().map(|set| (domain(&set.domain), set.version)).collect();
@@ -612,7 +613,7 @@ impl<'a> Inliner<'a> {
     }
 }
 
-/// Bytes of payloads that are shared when a message is copied.
+/// Returns the bytes of payloads that are shared when a message is copied.
 fn payload_bytes(function: &FunctionProto) -> usize {
     let mut sum = 0;
     let mut model = ModelProto { functions: vec![function.clone()], ..Default::default() };
@@ -640,12 +641,12 @@ fn each_node<'a>(
     Ok(())
 }
 
-/// A copy of a body for one call.
+/// Copier of a function body for one call.
 struct Copy<'a> {
     names: &'a mut HashSet<String>,
     prefix: &'a str,
     arguments: HashMap<&'a str, &'a AttributeProto>,
-    /// Names in the body and what they are called in the copy, innermost subgraph last.
+    /// Names in the body with their names in the copy, the innermost subgraph last.
     scopes: Vec<HashMap<String, String>>,
 }
 
@@ -661,17 +662,18 @@ impl Copy<'_> {
         copy
     }
 
-    /// A value that is used: one of the copy's, or (an error that the graph's import names) of nobody's.
+    /// Returns the copy's name of a used value. A value without a producer gets a new name; the import of the graph
+    /// reports it.
     fn used(&mut self, name: &str) -> String {
         let known = self.scopes.iter().rev().find_map(|scope| scope.get(name));
         match known {
             Some(known) => known.clone(),
-            // Nodes of a body may come in any order.
+            // Nodes of a body may be in any order.
             None => self.made(name),
         }
     }
 
-    /// A value that is made in the innermost scope.
+    /// Returns the copy's name of a value that is defined in the innermost scope.
     fn made(&mut self, name: &str) -> String {
         if name.is_empty() {
             return String::new();
@@ -691,7 +693,8 @@ impl Copy<'_> {
         unused
     }
 
-    /// An attribute; one that refers to an attribute of the call becomes that, or nothing.
+    /// Copies an attribute. A reference to an attribute of the call becomes this attribute, or `None` if the call does
+    /// not have it.
     fn attribute(&mut self, attribute: &AttributeProto) -> Option<AttributeProto> {
         if !attribute.ref_attr_name.is_empty() {
             let given = *self.arguments.get(attribute.ref_attr_name.as_str())?;
@@ -704,7 +707,7 @@ impl Copy<'_> {
         Some(copy)
     }
 
-    /// A subgraph, whose own values are named anew as well.
+    /// Renames a subgraph, including its own values.
     fn graph(&mut self, graph: &mut GraphProto) {
         self.scopes.push(HashMap::new());
         for info in &mut graph.input {
@@ -716,7 +719,7 @@ impl Copy<'_> {
         for tensor in graph.sparse_initializer.iter_mut().flat_map(|sparse| &mut sparse.values) {
             tensor.name = self.made(&tensor.name);
         }
-        // Values that the subgraph makes hide outer ones of their names, also where they are used before.
+        // Values that the subgraph defines shadow outer values of the same names, even before their definition.
         for name in graph.node.iter().flat_map(|node| &node.output) {
             self.made(name);
         }
@@ -784,7 +787,7 @@ mod tests {
         }
     }
 
-    /// The graph's nodes after inlining, as `outputs = op(inputs)`.
+    /// Returns the graph's nodes after inlining, as `outputs = op(inputs)`.
     fn inlined(mut model: ModelProto) -> Result<Vec<String>, String> {
         inline_functions(&mut model, &OperatorLibrary::default()).map_err(|error| error.to_string())?;
         assert!(model.functions.is_empty());
@@ -928,7 +931,7 @@ mod tests {
         assert!(message.contains("more than 262144 nodes"), "{message}");
     }
 
-    /// Counted before anything is written out: there is neither time nor memory for so many.
+    /// Checked before inlining: the expanded nodes would exceed time and memory.
     #[test]
     fn functions_that_double_are_refused_at_once() {
         let doubling = |levels: usize| {

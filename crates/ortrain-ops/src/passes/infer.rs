@@ -1,4 +1,4 @@
-//! Types and shapes of every value.
+//! Inference of the types and shapes of every value.
 
 use ortrain_expr::Dims;
 use ortrain_expr::pause;
@@ -10,11 +10,11 @@ use crate::op::{Op, Placement};
 use crate::registry::{Registry, build};
 use crate::{Error, OpError};
 
-/// Infers the types and shapes of all values, in order. An element type that a file declares is checked against the
-/// inferred one. A shape that a file declares is advice: it says what inference does not find, and never refuses a graph.
+/// Infers the types and shapes of all values, in order. A declared element type is checked against the inferred type. A
+/// declared shape is advice: it adds information that inference does not find, and is never an error.
 ///
 /// # Errors
-/// The first node that contradicts its operator's definition, or its declared element type.
+/// Returns an error for the first node that contradicts its operator's definition, or its declared element type.
 pub fn infer(graph: &mut Graph) -> Result<(), Error> {
     check_given(graph)?;
     let first = match infer_all(graph) {
@@ -22,7 +22,7 @@ pub fn infer(graph: &mut Graph) -> Result<(), Error> {
         Ok(true) => Ok(graph.clone()),
         Err(error) => Err(error),
     };
-    // The advice is wrong, or the graph is, whatever was declared.
+    // Either a declared shape or the graph itself is wrong.
     forget_shapes(graph);
     match (infer_all(graph), first) {
         (Ok(_), _) => Ok(()),
@@ -30,7 +30,7 @@ pub fn infer(graph: &mut Graph) -> Result<(), Error> {
             *graph = advised;
             Ok(())
         }
-        // What is wrong without the advice; with it, it is told better.
+        // The error remains without declared shapes; the message with declared shapes is more precise.
         (Err(error), Err(first)) => Err(if of_one_node(&error, &first) { first } else { error }),
     }
 }
@@ -39,16 +39,16 @@ fn of_one_node(a: &Error, b: &Error) -> bool {
     matches!((a, b), (Error::Node { node: a, .. }, Error::Node { node: b, .. }) if a == b)
 }
 
-/// As [`infer`], for a graph of known types to which nodes were added: the types that their results were given, those of
-/// the values that they are gradients of, say what must come out.
+/// Infers a graph of known types to which nodes were added. Existing types of results (such as gradients, which have
+/// the types of their values) are binding.
 ///
 /// # Errors
-/// As [`infer`], and when a result has another shape than it was given.
+/// Returns the errors of [`infer`], and an error if a result has another shape than its existing one.
 pub(crate) fn infer_added(graph: &mut Graph) -> Result<(), Error> {
     (0..graph.nodes.len()).try_for_each(|index| infer_as(graph, index, Given::Must).map(|_| ()))
 }
 
-/// Infers all types. Returns whether a declared shape or a branch contradicts what was inferred.
+/// Infers all types. Returns true if a declared shape or a branch contradicts an inferred shape.
 fn infer_all(graph: &mut Graph) -> Result<bool, Error> {
     let mut contradicts = false;
     for index in 0..graph.nodes.len() {
@@ -57,17 +57,17 @@ fn infer_all(graph: &mut Graph) -> Result<bool, Error> {
     Ok(contradicts)
 }
 
-/// What the shapes are that values have before they are inferred.
+/// Authority of the shapes that values have before inference.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Given {
-    /// Declared by a file, and advice.
+    /// Declared by a file: advice.
     Advice,
-    /// Those that must come out.
+    /// Binding.
     Must,
 }
 
-/// Forgets the shapes of all values that nodes make, those of subgraphs among them: a file declared them, or they were
-/// inferred from other inputs. The shapes of a few operators cannot be inferred, and stay.
+/// Removes the shapes of all values that nodes produce, including values of subgraphs: a file declared them, or they
+/// were inferred from other inputs. Shapes that cannot be inferred are kept; this concerns a few operators.
 pub(crate) fn forget_shapes(graph: &mut Graph) {
     for index in 0..graph.nodes.len() {
         if Graph::subgraphs(&graph.nodes[index]).next().is_some() {
@@ -84,7 +84,7 @@ pub(crate) fn forget_shapes(graph: &mut Graph) {
     }
 }
 
-/// Forgets the shapes of all values that are made in the subgraphs of a node.
+/// Removes the shapes of all values that nodes in subgraphs of a node produce.
 fn forget_shapes_inside(graph: &mut Graph, index: usize) {
     let repeats = build(graph, &graph.nodes[index]).ok().map(|op| op.placement());
     let node = &mut graph.nodes[index];
@@ -92,7 +92,7 @@ fn forget_shapes_inside(graph: &mut Graph, index: usize) {
     for attr in node.attrs.0.values_mut() {
         let Attr::Graph(subgraph) = attr else { continue };
         forget_shapes(subgraph);
-        // The number of an iteration and its condition stay as they are declared: numbers, or vectors of one.
+        // The iteration index and the condition keep their declared shapes: scalars, or vectors of one element.
         let own = subgraph.inputs.len().saturating_sub(captures);
         let lead = match &repeats {
             Some(Placement::Repeat(repetition)) => repetition.lead().min(own),
@@ -104,7 +104,7 @@ fn forget_shapes_inside(graph: &mut Graph, index: usize) {
     }
 }
 
-/// Forgets the shape of a value, unless it is a constant: that has one.
+/// Removes the shape of a value, unless the value is a constant.
 fn forget_shape(graph: &mut Graph, id: ValueId) {
     let value = graph.value_mut(id);
     if value.constant.is_some() {
@@ -116,8 +116,8 @@ fn forget_shape(graph: &mut Graph, id: ValueId) {
     value.sizes = None;
 }
 
-/// As [`infer`], as far as it goes: what depends on a node that nobody knows, or that is wrong, is passed over where it
-/// cannot be told. Returns everything that is wrong, an error for each node.
+/// Runs [`infer`] as far as possible: values that depend on an unknown or invalid node are skipped if they cannot be
+/// determined. Returns all errors, one for each node.
 pub fn infer_known(graph: &mut Graph) -> Vec<Error> {
     let (first, contradicts) = infer_as_far(graph);
     if first.is_empty() && !contradicts {
@@ -159,19 +159,19 @@ pub(crate) fn infer_node(graph: &mut Graph, index: usize) -> Result<(), Error> {
     infer_noting(graph, index).map(|_| ())
 }
 
-/// As [`infer_node`], for a node whose operator was built.
+/// Runs [`infer_node`] with an operator that was built before.
 pub(crate) fn infer_by(graph: &mut Graph, index: usize, op: &dyn Op) -> Result<(), Error> {
     inputs_are_addressable(graph, index)?;
     infer_op(graph, index, op, Given::Advice).map(drop)
 }
 
-/// As [`infer_node`], for a part of a node that was decomposed: the types that its results were given are those of the
-/// node's, and must come out.
+/// Runs [`infer_node`] for a part of a decomposed node: existing types of its results are the types of the decomposed
+/// node, and binding.
 pub(crate) fn infer_part(graph: &mut Graph, index: usize) -> Result<(), Error> {
     infer_as(graph, index, Given::Must).map(drop)
 }
 
-/// As [`infer_node`]. Returns whether a declared shape or a branch contradicts what was inferred.
+/// Runs [`infer_node`]. Returns true if a declared shape or a branch contradicts an inferred shape.
 pub(crate) fn infer_noting(graph: &mut Graph, index: usize) -> Result<bool, Error> {
     infer_as(graph, index, Given::Advice)
 }
@@ -189,7 +189,7 @@ fn inputs_are_addressable(graph: &Graph, index: usize) -> Result<(), Error> {
     node.present_inputs().try_for_each(addressable).map_err(|source| Error::at(graph, node, source))
 }
 
-/// Infers the types of what a node makes by its operator.
+/// Infers the output types of a node with its operator.
 fn infer_op(graph: &mut Graph, index: usize, op: &dyn Op, given: Given) -> Result<bool, Error> {
     let node = &graph.nodes[index];
     let mut cx = Infer::new(graph, node);
@@ -221,10 +221,10 @@ fn infer_op(graph: &mut Graph, index: usize, op: &dyn Op, given: Given) -> Resul
     Ok(contradicts)
 }
 
-/// The most axes of a tensor: as many as NumPy and onnxruntime have. An expression counts positions along fewer than 256.
+/// Maximum number of axes of a tensor, as in NumPy and onnxruntime. An expression supports fewer than 256 coordinates.
 pub const MAX_AXES: usize = 64;
 
-/// Refuses shapes of too many axes.
+/// Checks the number of axes of a shape.
 fn countable(graph: &Graph, id: ValueId, ty: &ValueType) -> Result<(), OpError> {
     match ty.shape() {
         Some(shape) if shape.rank() > MAX_AXES => Err(OpError::unsupported(format!(
@@ -237,7 +237,7 @@ fn countable(graph: &Graph, id: ValueId, ty: &ValueType) -> Result<(), OpError> 
     }
 }
 
-/// Checks what the graph is given: inputs and initializers.
+/// Checks the inputs and initializers of the graph.
 fn check_given(graph: &Graph) -> Result<(), Error> {
     let constants = graph.value_ids().filter(|&id| graph.value(id).constant.is_some());
     for id in graph.inputs.iter().copied().chain(constants) {
@@ -246,7 +246,7 @@ fn check_given(graph: &Graph) -> Result<(), Error> {
     Ok(())
 }
 
-/// Refuses sizes whose product overflows, here and once, so that everything behind may multiply them.
+/// Checks that the product of sizes does not overflow. All later code may therefore multiply them.
 fn addressable(graph: &Graph, id: ValueId, ty: &ValueType) -> Result<(), OpError> {
     countable(graph, id, ty)?;
     let ValueType::Tensor(dtype, Some(shape)) = ty else { return Ok(()) };
@@ -256,10 +256,10 @@ fn addressable(graph: &Graph, id: ValueId, ty: &ValueType) -> Result<(), OpError
     outcome.map(|_| ()).map_err(|error| OpError::invalid(format!("{:?}: {error}", graph.name_of(id))))
 }
 
-/// What is declared and what is inferred, together. A declared shape that contradicts the inferred one is passed over.
+/// Merges a declared and an inferred type. A declared shape that contradicts the inferred shape is ignored.
 ///
 /// # Errors
-/// Both, when their element types contradict each other.
+/// Returns both types if their element types contradict each other.
 pub(crate) fn advised(
     declared: &ValueType,
     inferred: ValueType,
@@ -272,10 +272,10 @@ pub(crate) fn advised(
     }
 }
 
-/// What is known of one type by two ways, together: each may know what the other does not.
+/// Merges two types of one value: each may have information that the other does not have.
 ///
 /// # Errors
-/// Both, when they contradict each other.
+/// Returns both types if they contradict each other.
 pub(crate) fn merge(
     declared: &ValueType,
     inferred: ValueType,
@@ -321,7 +321,7 @@ mod tests {
 
     const MANY: usize = MAX_AXES + 1;
 
-    /// What an operator that makes so many axes says, of values that are known before a run and of those that are not.
+    /// Returns the error for a result with too many axes, for constant and for computed values.
     fn said(op: &str, given: &[Tensor], attrs: &Attrs, constant: bool) -> String {
         let x: Vec<&Tensor> = given.iter().collect();
         let (mut made, ids) = graph(&x);
@@ -418,7 +418,7 @@ mod tests {
 
     #[test]
     fn declared_shapes_are_advice() {
-        // The numbers of the elements that are not zero are declared as five, which contradicts what follows.
+        // The declared number of nonzero elements is five, which contradicts the following nodes.
         let (x, w) = (f64s(&[3], &[0.0, 1.0, 2.0]), f64s(&[2], &[3.0, 4.0]));
         for declared in [&[1, 5][..], &[7], &[1, 2]] {
             let (mut graph, ids) = graph(&[&x, &w]);

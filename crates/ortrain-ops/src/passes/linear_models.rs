@@ -1,10 +1,10 @@
-//! Linear models whose weights lie in attributes, written with the operators of ONNX in a message that is to be trained:
-//! weights become initializers, which train, lie in checkpoints and are exported.
+//! Conversion of linear models with weights in attributes to ONNX operators, in a message that will be trained. The
+//! weights become initializers, which are trained, saved in checkpoints and exported.
 //!
-//! A node `n` becomes what it is decomposed into. Its rows of weights are named `n/coefficients`, what is added
-//! `n/intercepts`, and the weighted sums `n/scores`. A node without a name is called by its first output. Two rows that are each
-//! other's negative, of which a binary classifier makes sigmoids, become one: two would not stay each other's negative
-//! whatever is trained. Labels that are texts are looked up by a Gather, which the training model does without.
+//! A node `n` is replaced by its decomposition. The weight matrix is named `n/coefficients`, the bias `n/intercepts`,
+//! and the weighted sums `n/scores`. A node without a name is named by its first output. A binary classifier with
+//! sigmoids may have two rows, the second the negative of the first. They become one row, because training would not
+//! preserve their relation. String labels are looked up by a Gather, which the training model does not contain.
 
 use std::collections::HashSet;
 
@@ -21,28 +21,27 @@ use crate::passes::versions::downgrade;
 use crate::registry::{NEWEST_OPSET, Registry};
 use crate::{Error, OpError};
 
-/// The version of `ai.onnx` that a model of an older one is written in, so that every loss can be put behind it.
+/// Minimum version of `ai.onnx` for a converted model, so that every loss can be appended to it.
 const OPSET: i64 = 13;
 
-/// Element type of texts in messages.
+/// Element type of strings in messages.
 const TEXT: i32 = 8;
 
 fn is_linear(node: &NodeProto) -> bool {
     node.domain == DOMAIN && [CLASSIFIER, REGRESSOR].contains(&node.op_type.as_str())
 }
 
-/// The values that the linear models of a message make; none if it has no such model.
+/// Returns the outputs of the linear models in a message.
 #[must_use]
 pub fn results(model: &ModelProto) -> Vec<String> {
     let nodes = model.graph.iter().flat_map(|graph| &graph.node).filter(|node| is_linear(node));
     nodes.flat_map(|node| node.output.iter().filter(|name| !name.is_empty()).cloned()).collect()
 }
 
-/// Writes the linear models of a message with the operators of ONNX. `typed` is its graph, with types as far as they are
-/// known.
+/// Converts the linear models of a message to ONNX operators. `typed` is its graph, with all known types.
 ///
 /// # Errors
-/// When a node contradicts itself, or asks for what is not supported.
+/// Returns an error if a node contradicts itself, or needs an unsupported feature.
 pub fn write_out(model: &mut ModelProto, typed: &Graph) -> Result<(), Error> {
     let opset = raised(model);
     let Some(graph) = &mut model.graph else { return Ok(()) };
@@ -65,7 +64,7 @@ pub fn write_out(model: &mut ModelProto, typed: &Graph) -> Result<(), Error> {
     Ok(())
 }
 
-/// All names of values that a message has.
+/// Returns all names of values in a message.
 fn names_of(graph: &GraphProto) -> HashSet<String> {
     let mut names: HashSet<String> = graph.input.iter().map(|info| info.name.clone()).collect();
     names.extend(graph.initializer.iter().map(|tensor| tensor.name.clone()));
@@ -78,8 +77,8 @@ fn names_of(graph: &GraphProto) -> HashSet<String> {
     names
 }
 
-/// The version of `ai.onnx` that a message is written in, raised if it is old and all nodes mean the same in a newer one:
-/// exporters state the oldest version that their few nodes need, often none at all.
+/// Returns the version of `ai.onnx` of a message. An old version is raised if all nodes have the same meaning in the
+/// newer one: exporters declare the oldest version that their nodes need, often without any node of `ai.onnx`.
 fn raised(model: &mut ModelProto) -> i64 {
     let means_the_same = |graph: &GraphProto, own: i64| mean_the_same(graph, own, OPSET);
     let graph = model.graph.as_ref();
@@ -108,7 +107,7 @@ fn mean_the_same(graph: &GraphProto, own: i64, other: i64) -> bool {
     })
 }
 
-/// A node of a graph as a message of other nodes, all names new but those of its inputs and outputs.
+/// Converts a node of a graph to a message of other nodes, with new names for all values except its inputs and outputs.
 fn written(typed: &Graph, node: &Node, opset: i64, names: &mut HashSet<String>) -> Result<GraphProto, Error> {
     let fail = |source: OpError| Error::at(typed, node, source);
     let linear = Linear::of(node).map_err(fail)?;
@@ -156,7 +155,7 @@ fn written(typed: &Graph, node: &Node, opset: i64, names: &mut HashSet<String>) 
     infer(&mut alone)?;
     downgrade(&mut alone, opset)?;
 
-    // Inputs and outputs have names already; all others get new ones.
+    // Inputs and outputs keep their names; all others get new ones.
     let position = looked_up.as_ref().map(|(.., position)| *position);
     let mut given: HashSet<ValueId> = inputs.iter().chain(&outputs).copied().flatten().collect();
     given.extend(looked_up.as_ref().map(|(_, label, _)| *label));
@@ -194,7 +193,7 @@ fn written(typed: &Graph, node: &Node, opset: i64, names: &mut HashSet<String>) 
     Ok(message)
 }
 
-/// The second of two rows, if the first is its negative and sigmoids are made of both.
+/// Returns the second of two rows, if the first is its negative and both go through a sigmoid.
 fn other_row(linear: &Linear) -> Option<(Vec<f32>, Vec<f32>)> {
     if linear.rows != 2 || linear.post_transform != PostTransform::Logistic {
         return None;
@@ -228,7 +227,7 @@ mod tests {
             .with("classlabels_ints", labels)
     }
 
-    /// A model of classifiers, each of which has a name (or none) and the names of its outputs.
+    /// Builds a model of classifiers, each with a name (possibly empty) and the names of its outputs.
     fn model(nodes: &[(&str, [&str; 2])], attrs: &Attrs, opset: Option<i64>) -> ModelProto {
         let mut graph = Graph::new("linear");
         let shape: Shape = [ortrain_graph::Dim::symbol("N"), 3.into()].into_iter().collect();
@@ -345,7 +344,7 @@ mod tests {
         for (given, raised) in [(None, 13), (Some(9), 13), (Some(13), 13), (Some(17), 17)] {
             assert_eq!(opset_of(&after(&plain(given)).expect("it is written")), [raised]);
         }
-        // A Softmax of opset 9 means something else in opset 13.
+        // A Softmax of opset 9 has another meaning in opset 13.
         let mut old = plain(Some(9));
         let graph = old.graph.as_mut().expect("it has one");
         graph.node.push(NodeProto {
@@ -357,7 +356,7 @@ mod tests {
         let written = after(&old).expect("it is written");
         assert_eq!(opset_of(&written), [9]);
         assert_eq!(computed(&written), computed(&old));
-        // Listed twice, as skl2onnx does.
+        // Listed twice, as in models of skl2onnx.
         let mut twice = plain(Some(22));
         twice.opset_import.extend(plain(Some(22)).opset_import);
         assert_eq!(after(&twice).expect("it is written").opset_import.len(), 2);

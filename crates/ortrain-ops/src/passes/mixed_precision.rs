@@ -1,9 +1,10 @@
-//! Mixed precision: a forward graph of float32 whose values are float16 or bfloat16, but for its inputs, weights and loss.
+//! Mixed precision: converts the values of a float32 forward graph to float16 or bfloat16, except inputs, weights and
+//! loss.
 //!
-//! Weights stay float32, as master weights do, and are read through a cast. The loss, the loss operators, everything that is
-//! computed from them, and inputs that an operator wants in float32 (Dropout's ratio, running statistics) stay float32. A
-//! node that the narrow type does not suit (its operator refuses the type, its inputs are constants, or it holds a subgraph)
-//! stays float32 between casts. (Micikevicius et al., "Mixed Precision Training", 2018.)
+//! Weights stay float32 as master weights, and are read through a cast. The loss, the loss operators, all values
+//! computed from them, and inputs that an operator needs in float32 (Dropout's ratio, running statistics) stay float32.
+//! A node that cannot use the narrow type stays float32 between casts: its operator does not accept the type, its
+//! inputs are constants, or it contains a subgraph. (Micikevicius et al., "Mixed Precision Training", 2018.)
 
 use ortrain_graph::{Attrs, DType, Graph, Node, Tensor, ValueId, ValueType};
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -12,7 +13,7 @@ use super::infer::infer_node;
 use crate::Error;
 use crate::training::master_weight_node;
 
-/// Operators that are losses.
+/// Loss operators.
 const LOSSES: [&str; 7] = [
     "NegativeLogLikelihoodLoss",
     "NegativeLogLikelihoodLossInternal",
@@ -23,15 +24,15 @@ const LOSSES: [&str; 7] = [
     "SparseSoftmaxCrossEntropy",
 ];
 
-/// Inputs that stay float32: of an operator, from one input to another.
+/// Inputs that stay float32: an operator, and a range of its inputs.
 const WIDE_INPUTS: [(&str, std::ops::Range<usize>); 4] =
     [("BatchNormalization", 3..5), ("Dropout", 1..2), ("Resize", 1..3), ("Upsample", 1..2)];
 
-/// Makes the values of a forward graph narrow, but for those that stay float32. `weights` are read through casts whose results
-/// have the names that `copy_name` gives.
+/// Converts the values of a forward graph to the narrow type, except some that stay float32 (see the module). Weights
+/// are read through casts; `weights` maps each weight to the name of its cast's result.
 ///
 /// # Errors
-/// When the types of a node cannot be inferred.
+/// Returns an error if the types of a node cannot be inferred.
 pub fn mixed_precision(
     graph: &mut Graph,
     narrow: DType,
@@ -50,7 +51,7 @@ pub fn mixed_precision(
     Ok(())
 }
 
-/// For each node, true if it is a loss, makes the loss, or computes with one.
+/// Returns true for each node that is a loss operator, produces the loss, or depends on it.
 fn of_the_loss(graph: &Graph, loss: ValueId) -> Vec<bool> {
     let mut from_loss: FxHashSet<ValueId> = FxHashSet::default();
     (graph.nodes.iter())
@@ -70,12 +71,12 @@ struct Pass<'a> {
     graph: &'a mut Graph,
     narrow: DType,
     weights: &'a FxHashMap<ValueId, String>,
-    /// Values in the other type, by the value as it is.
+    /// Values in the other type, by the original value.
     twins: FxHashMap<ValueId, ValueId>,
 }
 
 impl Pass<'_> {
-    /// A value of another type.
+    /// Returns a value converted to another type.
     fn twin(&mut self, value: ValueId, to: DType) -> ValueId {
         if let Some(&twin) = self.twins.get(&value) {
             return twin;
@@ -101,8 +102,8 @@ impl Pass<'_> {
         twin
     }
 
-    /// Adds a node with narrow inputs in place of those of float32. Returns false, and adds nothing, if its operator
-    /// refuses them.
+    /// Adds a node with narrow inputs instead of float32 inputs. Returns false, and adds nothing, if its operator does
+    /// not accept them.
     fn narrowed(&mut self, node: &Node) -> bool {
         let wide =
             WIDE_INPUTS.iter().find(|(op, _)| *op == &*node.op).map_or(0..0, |(_, ports)| ports.clone());
@@ -136,7 +137,7 @@ impl Pass<'_> {
         if accepted {
             for (id, ty) in types {
                 let inferred = &self.graph.value(id).ty;
-                // A shape that was declared is kept where inference does not find it.
+                // A declared shape is kept if inference does not find it.
                 if inferred.shape().is_none()
                     && let Some(dtype) = inferred.dtype()
                 {
@@ -145,14 +146,14 @@ impl Pass<'_> {
             }
             return true;
         }
-        // As it was before: casts that this node alone asked for go, too.
+        // Restores the previous state, without the casts for this node.
         self.graph.nodes.truncate(before);
         self.twins.retain(|value, _| known.contains(value));
         types.into_iter().for_each(|(id, ty)| self.graph.value_mut(id).ty = ty);
         false
     }
 
-    /// True if the float inputs of a node are constants: positions, say, which need all their bits.
+    /// Returns true if the float inputs of a node are constants, such as positions, which need their full precision.
     fn is_of_constants(&self, node: &Node) -> bool {
         let floats: Vec<bool> = (node.present_inputs().map(|id| self.graph.value(id)))
             .filter(|value| value.ty.dtype().is_some_and(DType::is_float))
@@ -161,7 +162,7 @@ impl Pass<'_> {
         !floats.is_empty() && floats.iter().all(|&constant| constant)
     }
 
-    /// Adds a node whose float inputs are float32 where they were.
+    /// Adds a node with its original float32 inputs.
     fn widened(&mut self, mut node: Node) -> Result<(), Error> {
         for input in &mut node.inputs {
             if let Some(id) = *input
@@ -175,14 +176,14 @@ impl Pass<'_> {
         infer_node(self.graph, self.graph.nodes.len() - 1)
     }
 
-    /// True unless a value is narrow in the model itself: an input, or a constant.
+    /// Returns true unless a value is narrow in the model itself: an input, or a constant.
     fn was_wide(&self, id: ValueId) -> bool {
         !self.graph.inputs.contains(&id) && self.graph.value(id).constant.is_none()
     }
 }
 
-/// A constant of a narrow type. Of what was finite and not zero, that stays so: a mask that adds the least float32 to scores
-/// adds the least number of the narrow type.
+/// Converts a constant to a narrow type. Finite nonzero elements stay finite and nonzero: a mask with the lowest
+/// float32 becomes a mask with the lowest number of the narrow type.
 fn in_range(constant: &Tensor, to: DType) -> Tensor {
     let (least, most) = match to {
         // 2^-24 is the smallest subnormal number.
@@ -208,7 +209,7 @@ mod tests {
         graph.add_value(name, ValueType::tensor(dtype, dims))
     }
 
-    /// `loss = SoftmaxCrossEntropyLoss(Dropout(x w + mask, ratio), labels)`.
+    /// Builds `loss = SoftmaxCrossEntropyLoss(Dropout(x w + mask, ratio), labels)`.
     fn network() -> (Graph, ValueId, ValueId) {
         let mut graph = Graph::new("");
         let x = value(&mut graph, "x", F32, &[2, 3]);

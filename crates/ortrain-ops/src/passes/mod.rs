@@ -1,4 +1,4 @@
-//! Rewrites of graphs, each a pure function from one graph to the next.
+//! Passes over graphs. Each is a function from one graph to the next without other effects.
 
 pub mod decompose;
 pub mod differentiate;

@@ -1,9 +1,9 @@
-//! Sequences of tensors, written as the tensors in them.
+//! Replacement of sequences of tensors by their tensors.
 //!
-//! A sequence whose length is known before the model runs is nothing but its tensors: what makes it becomes Split (and
-//! Squeeze), what reads it at a constant position becomes Identity, and what puts it together becomes Concat (and
-//! Unsqueeze). So exporters' `split` and `chunk` have gradients, and run as instructions of a program. Sequences are
-//! handed on by Identity and captured by subgraphs. Whatever else is done with one is refused, with the node and what helps.
+//! A sequence with a length that is known before the model runs is replaced by its tensors. A producer becomes Split
+//! (and Squeeze), a read at a constant position becomes Identity, and a concatenation becomes Concat (and Unsqueeze).
+//! Thus exporters' `split` and `chunk` have gradients, and run as instructions of a program. Identity propagates
+//! sequences, and subgraphs may capture them. Every other use is an error, which names the node and a remedy.
 //!
 //! SequenceAt-11, SequenceConstruct-11, SequenceEmpty-11, SequenceErase-11, SequenceInsert-11, SequenceLength-11,
 //! SequenceMap-17, ConcatFromSequence-11 and SplitToSequence-11, 24 of ONNX.
@@ -21,7 +21,7 @@ use crate::passes::infer::{advised, infer_node};
 use crate::registry::build;
 use crate::{Error, OpError};
 
-/// The operators that make or read sequences.
+/// Operators that produce or read sequences.
 const OPERATORS: [&str; 9] = [
     "ConcatFromSequence",
     "SequenceAt",
@@ -34,26 +34,26 @@ const OPERATORS: [&str; 9] = [
     "SplitToSequence",
 ];
 
-/// The version of `ai.onnx` that brought them.
+/// Version of `ai.onnx` that added the operators.
 const SINCE: i64 = 11;
 
-/// How many tensors a sequence may hold: each is a value of the graph.
+/// Maximum number of tensors in a sequence: each is a value of the graph.
 const MAX_TENSORS: usize = 1 << 14;
 
-/// How often a body is written while the shapes of what a loop carries are found out.
+/// Maximum number of rewrites of a loop body while the shapes of its carried values are inferred.
 const MAX_ROUNDS: usize = 3;
 
-/// How deep loops may be nested whose bodies are written more often than once: the rounds multiply.
+/// Maximum nesting depth of loops with repeated rewrites: the number of rewrites multiplies.
 const DEEPEST: usize = 2;
 
-/// What a message says of sequences that are left.
+/// Part of the message for unsupported sequences.
 const KNOWN_ONLY: &str =
     "a sequence is supported where its length and the positions in it are known before the model runs";
 
-/// What helps where a sequence leaves a graph.
+/// Remedy for a sequence that is an output.
 const EACH: &str = "make each of its tensors an output";
 
-/// Refuses a sequence that is an output of its graph.
+/// Checks that a sequence is not an output of its graph.
 fn no_output(graph: &Graph, id: ValueId) -> Result<(), OpError> {
     if graph.outputs.contains(&id) {
         let name = graph.name_of(id);
@@ -62,18 +62,18 @@ fn no_output(graph: &Graph, id: ValueId) -> Result<(), OpError> {
     Ok(())
 }
 
-/// Whether an operator makes or reads sequences.
+/// Returns true if an operator produces or reads sequences.
 pub(crate) fn is_operator(domain: &str, name: &str) -> bool {
     domain.is_empty() && OPERATORS.contains(&name)
 }
 
-/// Whether a node makes or reads a sequence.
+/// Returns true if a node produces or reads a sequence.
 fn is_of_sequences(node: &Node) -> bool {
     is_operator(&node.domain, &node.op)
 }
 
-/// For each node of a message, whether it makes or reads a sequence that depends on values computed while the model runs,
-/// or that is an output: no such node can be written as tensors. What a subgraph does is not looked at.
+/// Returns a flag for each node of a message: true if it uses a sequence that depends on values computed at run time,
+/// or that is an output. Such a node cannot be rewritten to tensors. Subgraphs are ignored.
 #[must_use]
 pub fn out_of_reach(graph: &GraphProto) -> Vec<bool> {
     if !graph.node.iter().any(|node| is_operator(domain(&node.domain), &node.op_type)) {
@@ -96,7 +96,7 @@ pub fn out_of_reach(graph: &GraphProto) -> Vec<bool> {
             }
             return false;
         }
-        // Where the sequence is, and where what must be constant.
+        // Input index of the sequence, and of the input that must be constant.
         let (sequence, constant) = match node.op_type.as_str() {
             "SequenceConstruct" | "SequenceEmpty" => (None, None),
             "SplitToSequence" => (None, Some(1)),
@@ -116,15 +116,15 @@ pub fn out_of_reach(graph: &GraphProto) -> Vec<bool> {
     judged.collect()
 }
 
-/// Whether sequences occur in a graph or its subgraphs.
+/// Returns true if a graph or its subgraphs contain sequences.
 fn occur(graph: &Graph) -> bool {
     let inside = |node: &Node| Graph::subgraphs(node).any(|(_, subgraph)| occur(subgraph));
     graph.nodes.iter().any(|node| is_of_sequences(node) || inside(node))
 }
 
-/// Writes the sequences of a graph and its subgraphs as the tensors in them. All other nodes are of the newest version.
-/// Returns an error for each sequence that cannot be written so; the nodes that use it stay, and can be refused by nobody
-/// else with a better reason.
+/// Replaces the sequences of a graph and its subgraphs by their tensors. All other nodes have the newest version.
+/// Returns an error for each sequence that cannot be replaced. Nodes that use it are unchanged; no later check has a
+/// better error for them.
 pub(crate) fn write_out(graph: &mut Graph, version: i64) -> Vec<Error> {
     if !occur(graph) {
         return Vec::new();
@@ -134,7 +134,7 @@ pub(crate) fn write_out(graph: &mut Graph, version: i64) -> Vec<Error> {
     writer.errors
 }
 
-/// For each node of a graph, whether one of its outputs needs it.
+/// Returns a flag for each node of a graph: true if an output needs the node.
 fn needed(graph: &Graph) -> Vec<bool> {
     let mut values: FxHashSet<ValueId> = graph.outputs.iter().copied().collect();
     let mut needed = vec![false; graph.nodes.len()];
@@ -147,17 +147,17 @@ fn needed(graph: &Graph) -> Vec<bool> {
     needed
 }
 
-/// The tensors of each sequence; `None` where they are not known, which was reported.
+/// Tensors of each sequence; `None` if they are unknown, which was reported.
 type Sequences = FxHashMap<ValueId, Option<Vec<ValueId>>>;
 
 struct Writer {
     version: i64,
     errors: Vec<Error>,
-    /// How deep the subgraph is nested that is written.
+    /// Nesting depth of the current subgraph.
     depth: usize,
 }
 
-/// The integers of a constant, and whether they are a vector.
+/// Returns the integers of a constant, and true if it is a vector.
 fn ints(graph: &Graph, node: &Node, k: usize, what: &str) -> Result<Option<(Vec<i64>, bool)>, OpError> {
     let Some(id) = node.inputs.get(k).copied().flatten() else { return Ok(None) };
     let found =
@@ -168,7 +168,8 @@ fn ints(graph: &Graph, node: &Node, k: usize, what: &str) -> Result<Option<(Vec<
     })
 }
 
-/// A constant position in a sequence of `len` tensors, or of as many and one where something is put in.
+/// Returns a constant position in a sequence of `len` tensors, which must be below `places`: `len`, or one more for an
+/// insertion.
 fn position(
     graph: &Graph,
     node: &Node,
@@ -188,12 +189,12 @@ fn position(
 }
 
 impl Writer {
-    /// Writes a graph; `sequences` has those that it captures.
+    /// Rewrites a graph; `sequences` contains its captured sequences.
     fn graph(&mut self, graph: &mut Graph, mut sequences: Sequences) {
         let needed = needed(graph);
         let mut dropped: FxHashSet<ValueId> = FxHashSet::default();
         for (node, needed) in std::mem::take(&mut graph.nodes).into_iter().zip(needed) {
-            // What nobody asks for may hold any sequence.
+            // An unused node may use any sequence.
             if !needed && (is_of_sequences(&node) || node.present_inputs().any(|id| dropped.contains(&id))) {
                 dropped.extend(node.present_outputs());
                 continue;
@@ -204,7 +205,7 @@ impl Writer {
                 graph.nodes.truncate(done);
                 self.stays(graph, &mut sequences, &node);
             }
-            // What is wrong with them is said when all types are inferred.
+            // Errors of these nodes are reported when all types are inferred.
             for index in done..graph.nodes.len() {
                 if !is_of_sequences(&graph.nodes[index]) && infer_node(graph, index).is_ok() {
                     let _ = fold_node(graph, index);
@@ -212,7 +213,7 @@ impl Writer {
             }
         }
         for &id in &graph.outputs.clone() {
-            // Those that a node here makes were refused there.
+            // A sequence that a node of this graph produces was reported there.
             if let Some(Some(_)) = sequences.get(&id) {
                 let name = graph.name_of(id);
                 let message = format!("output {name:?} of a subgraph is a sequence; {EACH}");
@@ -222,7 +223,7 @@ impl Writer {
         forget_folded(graph);
     }
 
-    /// Adds a node as it is, or what it is written as.
+    /// Adds a node, or its replacement.
     fn node(&mut self, graph: &mut Graph, sequences: &mut Sequences, node: &Node) -> Result<(), OpError> {
         if !is_of_sequences(node) {
             return self.other(graph, sequences, node);
@@ -327,11 +328,11 @@ impl Writer {
         Ok(())
     }
 
-    /// Adds the body of a `SequenceMap` for each tensor of its sequences: as a branch that is always taken.
+    /// Adds the body of a `SequenceMap` for each tensor of its sequences, as a branch that is always taken.
     fn map(&mut self, graph: &mut Graph, sequences: &mut Sequences, node: &Node) -> Result<(), OpError> {
         let own = node.inputs.len() - node.captures;
         let mut body = node.attrs.graph("body").and_then(|found| Attrs::required("body", found))?.clone();
-        // The tensors of a sequence differ; types that a file declares hold for one of them at most.
+        // The tensors of a sequence differ; declared types are valid for at most one of them.
         let formal_inputs = body.inputs[..body.inputs.len() - node.captures].to_vec();
         let made: Vec<ValueId> = body.nodes.iter().flat_map(Node::present_outputs).collect();
         for id in formal_inputs.into_iter().chain(made) {
@@ -407,13 +408,13 @@ impl Writer {
         Ok(())
     }
 
-    /// A node that uses a sequence that was reported: it stays as it is.
+    /// Adds an unchanged node that uses a reported sequence.
     fn stays(&mut self, graph: &mut Graph, sequences: &mut Sequences, node: &Node) {
         sequences.extend(node.present_outputs().map(|id| (id, None)));
         graph.nodes.push(node.clone());
     }
 
-    /// Adds a node that is no operator of sequences.
+    /// Adds a node that is not an operator on sequences.
     fn other(&mut self, graph: &mut Graph, sequences: &mut Sequences, node: &Node) -> Result<(), OpError> {
         let own = node.inputs.len() - node.captures;
         if node.op == "Identity".into()
@@ -452,7 +453,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Writes the subgraphs of a node. `captured` has the sequences among the captured values of each subgraph.
+    /// Rewrites the subgraphs of a node. `captured` contains the captured sequences of each subgraph.
     fn subgraphs(&mut self, graph: &mut Graph, node: &mut Node, captured: &FxHashMap<String, Sequences>) {
         let names: Vec<String> = Graph::subgraphs(node).map(|(name, _)| name.to_owned()).collect();
         let repetition = match build(graph, node).map(|op| op.placement()) {
@@ -460,8 +461,8 @@ impl Writer {
             _ => None,
         };
         let original = node.clone();
-        // What a Loop carries has the types of its initial values, if these are the types of every iteration; otherwise
-        // those that cover all iterations; otherwise element types alone.
+        // The carried values of a Loop get the types of their initial values, if these are the types in every
+        // iteration. Otherwise they get types that cover all iterations, or only element types.
         let mut carried = repetition.as_ref().map(|r| first_carried(graph, node, r)).unwrap_or_default();
         let changes = repetition.as_ref().filter(|r| r.conditional && r.carried > 0);
         let open = |carried: &[ValueType]| carried.iter().map(without_shape).collect::<Vec<ValueType>>();
@@ -503,7 +504,7 @@ fn without_shape(ty: &ValueType) -> ValueType {
     }
 }
 
-/// Whether all sizes that one side knows are those of the other.
+/// Returns true if the known sizes of both sides are equal.
 fn same_sizes(a: &[ValueType], b: &[ValueType]) -> bool {
     let sizes = |ty: &ValueType| {
         ty.shape().map(|shape| shape.iter().map(ortrain_graph::Dim::known).collect::<Vec<_>>())
@@ -511,21 +512,21 @@ fn same_sizes(a: &[ValueType], b: &[ValueType]) -> bool {
     a.len() == b.len() && a.iter().zip(b).all(|(a, b)| sizes(a) == sizes(b))
 }
 
-/// The types of the initial values of what a node carries.
+/// Returns the types of the initial carried values of a node.
 fn first_carried(graph: &Graph, node: &Node, r: &Repetition) -> Vec<ValueType> {
     let of = |j: usize| Repetition::own(node, r.lead() + j).map(|id| graph.value(id).ty.clone());
     (0..r.carried).map(|j| of(j).unwrap_or_default()).collect()
 }
 
-/// The types of what a node carries, as they were found for all iterations.
+/// Returns the types of a node's carried values, inferred for all iterations.
 fn carried_types(node: &Node, r: &Repetition) -> Option<Vec<ValueType>> {
     let body = node.attrs.graph(r.body).ok()??;
     let ids = body.inputs.get(r.lead()..r.lead() + r.carried)?;
     Some(ids.iter().map(|&id| body.value(id).ty.clone()).collect())
 }
 
-/// Puts the tensors of captured sequences in the place of these, at a node and in its subgraphs. Returns the sequences of
-/// each subgraph.
+/// Replaces captured sequences by their tensors, at a node and in its subgraphs. Returns the sequences of each
+/// subgraph.
 fn spread_captures(graph: &Graph, sequences: &Sequences, node: &mut Node) -> FxHashMap<String, Sequences> {
     let own = node.inputs.len() - node.captures;
     let outer: Vec<Option<ValueId>> = node.inputs[own..].to_vec();
@@ -568,7 +569,7 @@ fn spread_captures(graph: &Graph, sequences: &Sequences, node: &mut Node) -> FxH
     all
 }
 
-/// Gives the inputs of a subgraph the types of the values that they stand for, as far as these are known.
+/// Sets the types of a subgraph's inputs from the corresponding outer values, if known.
 fn give_types(
     graph: &Graph,
     node: &Node,
@@ -592,7 +593,7 @@ fn give_types(
     }
     let Some(r) = repetition.filter(|r| r.formal() == formal) else { return };
     for (j, ty) in carried.iter().enumerate() {
-        // What somebody declared for it says nothing of later iterations.
+        // A declared type may not hold in later iterations.
         let id = subgraph.inputs[r.lead() + j];
         subgraph.value_mut(id).ty = without_shape(&subgraph.value(id).ty);
         give(subgraph, id, ty.clone());
@@ -612,7 +613,7 @@ fn give_types(
     }
 }
 
-/// Adds a node in the place of another, whose name it gets.
+/// Adds a node in place of another one, with the same name.
 fn add(graph: &mut Graph, old: &Node, op: &str, inputs: &[ValueId], attrs: Attrs, outputs: &[ValueId]) {
     let ports = |ids: &[ValueId]| ids.iter().copied().map(Some).collect::<Vec<Option<ValueId>>>();
     let mut node = Node::new("", op, &ports(inputs), &ports(outputs), attrs);
@@ -620,13 +621,13 @@ fn add(graph: &mut Graph, old: &Node, op: &str, inputs: &[ValueId], attrs: Attrs
     graph.nodes.push(node);
 }
 
-/// A constant vector, named after a node's output.
+/// Adds a constant vector, named after a node's output.
 fn constant(graph: &mut Graph, output: ValueId, what: &str, values: &[i64]) -> ValueId {
     let name = format!("{}_{what}", graph.name_of(output));
     graph.add_constant(&name, Tensor::i64(&[values.len()], values))
 }
 
-/// The tensors that a tensor is split into.
+/// Splits a tensor; returns the parts.
 fn split(graph: &mut Graph, node: &Node) -> Result<Vec<ValueId>, OpError> {
     let given = node.inputs.first().copied().flatten();
     let x = given.ok_or_else(|| OpError::invalid("input 0 is left out but is needed"))?;
@@ -652,7 +653,7 @@ fn split(graph: &mut Graph, node: &Node) -> Result<Vec<ValueId>, OpError> {
         ))),
     };
     let lengths = ints(graph, node, 1, "the sizes of its parts")?;
-    // onnxruntime takes the axis away from parts of one element also where a scalar says that they have one.
+    // onnxruntime also removes the axis of parts of size one if a scalar gives this size.
     let single = lengths.as_ref().is_none_or(|(lengths, vector)| !vector && *lengths == [1]);
     let lengths: Vec<i64> = match lengths {
         None => vec![1; most(size?)?],
@@ -691,7 +692,7 @@ fn split(graph: &mut Graph, node: &Node) -> Result<Vec<ValueId>, OpError> {
     Ok(squeezed.collect())
 }
 
-/// Puts the tensors of a sequence together.
+/// Concatenates the tensors of a sequence.
 fn concat(graph: &mut Graph, node: &Node, tensors: &[ValueId], output: ValueId) -> Result<(), OpError> {
     let axis = Attrs::required("axis", node.attrs.int("axis")?)?;
     if tensors.is_empty() {
@@ -722,10 +723,10 @@ mod tests {
     use crate::passes::versions::{upgrade, upgrade_known};
     use crate::testing::{add as add_node, assert_close, check_gradients, f64s, graph, run, spread};
 
-    /// Sines of float64 differ in their last bits.
+    /// float64 sines may differ in their last bits.
     const ROUNDING: f64 = 1e-15;
 
-    /// Adds a node with one output, which is not one of the graph's.
+    /// Adds a node with one output, which is not an output of the graph.
     fn one(graph: &mut Graph, op: &str, name: &str, inputs: &[ValueId], attrs: Attrs) -> ValueId {
         let ports: Vec<Option<ValueId>> = inputs.iter().copied().map(Some).collect();
         let made = add_node(graph, ("", op), name, &ports, 1, attrs)[0];
@@ -754,7 +755,7 @@ mod tests {
         error
     }
 
-    /// Ten rows cut by `lengths` along an axis, with the parts in another order: what is expected, and what comes out.
+    /// Splits ten rows by `lengths` along an axis and reorders the parts. Returns the graph and the input.
     fn reordered(axis: i64, lengths: Option<Tensor>, order: &[i64]) -> (Graph, Tensor) {
         let x = spread(&[10, 3], 1);
         let (mut graph, ids) = graph(&[&x]);
@@ -785,7 +786,7 @@ mod tests {
         let cases: [(Option<Tensor>, &[i64], &[usize]); 6] = [
             (lengths(&[2, 5, 3]), &[2, 0], &[7, 8, 9, 0, 1]),
             (lengths(&[10]), &[0, 0], &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9]),
-            // The last part is what is left over.
+            // The last part is the remainder.
             (each(4), &[2, -2], &[8, 9, 4, 5, 6, 7]),
             (each(5), &[1], &[5, 6, 7, 8, 9]),
             (each(20), &[0], &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9]),
@@ -817,7 +818,7 @@ mod tests {
             graph.outputs = vec![y];
             ready(&mut graph, 17);
             let got = run(&graph, std::slice::from_ref(&x)).expect("it runs");
-            // Either way the columns come one after the other.
+            // In both cases the columns follow each other.
             let values = x.to_f64();
             let turned: Vec<f64> = (0..6).map(|k| values[k % 2 * 3 + k / 2]).collect();
             assert_eq!(got[0], f64s(dims, &turned));
@@ -853,7 +854,7 @@ mod tests {
         check_gradients(&graph, &inputs, &[0, 1], &[0]);
     }
 
-    /// A subgraph; `build` returns the outputs.
+    /// Builds a subgraph; `build` returns the outputs.
     fn inner(inputs: &[&str], build: impl FnOnce(&mut Graph, &[ValueId]) -> Vec<ValueId>) -> Graph {
         let mut graph = Graph::new("inner");
         let ids: Vec<ValueId> = inputs.iter().map(|name| graph.add_value(name, ValueType::Unknown)).collect();
@@ -869,7 +870,7 @@ mod tests {
         let (mut graph, ids) = graph(&[&flag(1.0), &x]);
         let each = graph.add_constant("each", Tensor::i64(&[], &[2]));
         let parts = one(&mut graph, "SplitToSequence", "parts", &[ids[1], each], Attrs::new());
-        // With x as well, whose place among the captured values must stay.
+        // Also captures x, which must keep its position among the captured values.
         let yes = inner(&["yes_parts", "yes_x"], |g, c| {
             let part = at(g, "part", c[0], -1);
             let sizes = g.add_constant("sizes", Tensor::i64(&[2], &[4, 2]));
@@ -897,7 +898,8 @@ mod tests {
         }
     }
 
-    /// A Loop of three iterations that splits what it carries into parts of `each`; `grow` says whether it gets longer.
+    /// Builds a Loop of three iterations that splits its carried value into parts of `each`. If `grow` is true, the
+    /// value gets longer.
     fn looped(x: &Tensor, grow: bool) -> Graph {
         let (mut graph, ids) = graph(&[x]);
         let count = graph.add_constant("count", Tensor::i64(&[], &[3]));
@@ -930,7 +932,7 @@ mod tests {
         let got = run(&graph, std::slice::from_ref(&x)).expect("it runs");
         assert_close(&got[0], &f64s(&[3], &expected), ROUNDING);
         check_gradients(&graph, std::slice::from_ref(&x), &[0], &[0]);
-        // Two parts the first time, more later: no number of parts is right.
+        // Two parts in the first iteration, more later: no number of parts is valid for all.
         let message = refused(&mut looped(&x, true));
         assert!(message.contains("node \"parts\" (SplitToSequence)"), "{message}");
         assert!(message.contains("the size of axis 0, which is not known"), "{message}");

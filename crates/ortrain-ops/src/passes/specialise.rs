@@ -1,4 +1,4 @@
-//! From a graph to a schedule for concrete shapes.
+//! Specialisation: compiles a graph to a schedule for concrete shapes.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -23,60 +23,60 @@ use crate::passes::updates;
 use crate::registry::build;
 use crate::{Error, OpError};
 
-/// How many specialisations are kept; the one not used for longest goes first.
+/// Maximum number of cached specialisations; the least recently used one is dropped.
 const KEPT: usize = 32;
 
-/// How many values of an input are made up where shapes depend on them.
+/// Maximum number of values that are assumed for an input if shapes depend on them.
 const MAX_ZEROS: usize = 1 << 16;
 
-/// Values that stay the same in a loop are put into planes if they have more elements than this: a plane costs more than
-/// handing a few numbers to each iteration.
+/// Maximum number of elements of a loop invariant that is passed to each iteration. Larger invariants get a plane,
+/// which has a higher fixed cost.
 const LARGEST_PASSED: usize = 16;
 
-/// How an input of a graph is connected.
+/// Binding of a graph input.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// Given by the user at every run.
+    /// Input of the user at every run.
     User,
-    /// A tensor of the state, at this byte of a plane.
+    /// Tensor of the state, at this byte offset of a plane.
     Plane(PlaneId, usize),
-    /// A sequence: whole planes of the state, one for each element type.
+    /// Sequence: complete planes of the state, one for each element type.
     Planes(Vec<PlanePart>),
-    /// The flag that says whether gradients overwrite or accumulate; it chooses the entry.
+    /// Flag that selects overwriting or accumulating gradients. It selects the gradient mode.
     ResetFlag,
 }
 
-/// What is known of a user input when a schedule is made.
+/// Facts about a user input that a schedule depends on.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct InputKey {
     dims: Vec<usize>,
-    /// Its content, if it reaches a shape.
+    /// Content of the input, if it determines a shape.
     value: Option<Tensor>,
 }
 
 type Cached = (Vec<InputKey>, Arc<Specialised>);
 
-/// Makes schedules of one graph for the shapes that come along, and keeps them.
+/// Compiler and cache of schedules of one graph for different shapes.
 #[derive(Debug)]
 pub struct Specialiser {
     graph: Graph,
     roles: Vec<Role>,
-    /// Positions of user inputs whose values reach a shape.
+    /// Positions of user inputs with values that determine a shape.
     shape_inputs: Mutex<FxHashSet<usize>>,
     cache: Mutex<VecDeque<Cached>>,
     settings: Settings,
 }
 
-/// What a schedule depends on besides its graph and its inputs.
+/// Settings of a schedule besides its graph and its inputs.
 #[derive(Clone, Debug)]
 struct Settings {
-    /// How many nodes loops may be written out to.
+    /// Maximum number of nodes of unrolled loops.
     unrolled_nodes: usize,
-    /// Of inner products.
+    /// Precision of inner products.
     precision: Precision,
-    /// The machine that programs are made for.
+    /// Target machine of the programs.
     target: Target,
-    /// Takes down what passes do.
+    /// Log of the passes.
     log: Option<PassLog>,
 }
 
@@ -92,10 +92,10 @@ impl Default for Settings {
 }
 
 impl Specialiser {
-    /// For a graph in the newest version, with a role for each of its inputs.
+    /// Creates a specialiser for a graph in the newest version, with a role for each of its inputs.
     ///
     /// # Panics
-    /// When there are more or fewer roles than inputs.
+    /// Panics if the number of roles is not the number of inputs.
     #[must_use]
     pub fn new(mut graph: Graph, roles: Vec<Role>) -> Specialiser {
         assert_eq!(graph.inputs.len(), roles.len(), "a role for each input");
@@ -107,13 +107,13 @@ impl Specialiser {
         Specialiser::of_part(graph, roles)
     }
 
-    /// For a part of a graph that was prepared already.
+    /// Creates a specialiser for a part of a graph that was prepared before.
     fn of_part(graph: Graph, roles: Vec<Role>) -> Specialiser {
         let (shape_inputs, cache) = (Mutex::default(), Mutex::default());
         Specialiser { graph, roles, shape_inputs, cache, settings: Settings::default() }
     }
 
-    /// The same graph, state and settings with other results.
+    /// Returns a specialiser of the same graph, state and settings with other outputs.
     #[must_use]
     pub fn with_outputs(&self, outputs: Vec<ValueId>) -> Specialiser {
         let mut graph = self.graph.clone();
@@ -121,7 +121,7 @@ impl Specialiser {
         self.with_graph(graph)
     }
 
-    /// Another graph with the same inputs, state and settings.
+    /// Returns a specialiser of another graph with the same inputs, state and settings.
     #[must_use]
     pub fn with_graph(&self, graph: Graph) -> Specialiser {
         let mut other = Specialiser::of_part(graph, self.roles.clone());
@@ -129,22 +129,22 @@ impl Specialiser {
         other
     }
 
-    /// The same with what is inside of a node in its place, as it ran: `known` gives values of the run, of which the inputs
-    /// and the results of the node are asked for. Nothing, if the node has nothing inside, or they do not say which branch
-    /// was taken or how often the body was repeated.
+    /// Returns a specialiser with the subgraph of a node inlined, according to a run. `known` returns values of the
+    /// run, such as the inputs and results of the node. Returns `None` if the node has no subgraph, or if the values do
+    /// not determine the taken branch or the number of iterations.
     #[must_use]
     pub fn inlined(&self, node: usize, known: &dyn Fn(ValueId) -> Option<Tensor>) -> Option<Specialiser> {
         let mut graph = self.graph.clone();
         if !write_out(&mut graph, node, known).ok()? {
             return None;
         }
-        // What cannot be inferred is found when it is run.
+        // Errors of inference are reported when the schedule is compiled.
         let _ = infer_known(&mut graph);
         Some(self.with_graph(graph))
     }
 
-    /// The same with values of these shapes in planes for some inputs, by their positions among those that are given. No node
-    /// writes to them.
+    /// Returns a specialiser with some user inputs bound to planes, by their positions among the user inputs and with
+    /// these shapes. No node writes to them.
     #[must_use]
     pub fn with_planes<'d>(
         &self,
@@ -165,57 +165,56 @@ impl Specialiser {
         placed
     }
 
-    /// The same with another number of nodes that the loops of a schedule may be written out to, altogether. What is
-    /// computed stays the same.
+    /// Sets the maximum total number of nodes of unrolled loops. Results do not depend on it.
     #[must_use]
     pub fn unrolled_nodes(mut self, nodes: usize) -> Specialiser {
         self.settings.unrolled_nodes = nodes;
         self
     }
 
-    /// The same with inner products of another precision than `f32`: those of products of matrices and of convolutions of
-    /// `f32`. What is known before a run (constants) is computed in `f32` all the same.
+    /// Sets the precision of inner products of `f32`, in matrix products and convolutions. Constants are folded in
+    /// `f32` in any case.
     #[must_use]
     pub fn precision(mut self, precision: Precision) -> Specialiser {
         self.settings.precision = precision;
         self
     }
 
-    /// The same for another machine than a processor.
+    /// Sets the target machine; the default is a processor.
     #[must_use]
     pub fn target(mut self, target: Target) -> Specialiser {
         self.settings.target = target;
         self
     }
 
-    /// The same, which takes down what passes do to each program that is made from now on.
+    /// Sets the log for passes of all programs that are compiled later.
     #[must_use]
     pub fn log(mut self, log: PassLog) -> Specialiser {
         self.settings.log = Some(log);
         self
     }
 
-    /// The graph.
+    /// Returns the graph.
     #[must_use]
     pub fn graph(&self) -> &Graph {
         &self.graph
     }
 
-    /// The schedules that are kept, the one used last at the end.
+    /// Returns the cached schedules, the most recently used one last.
     #[must_use]
     pub fn kept(&self) -> Vec<Arc<Specialised>> {
         let cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
         cache.iter().map(|(_, schedule)| schedule.clone()).collect()
     }
 
-    /// The inputs given by the user, in order.
+    /// Returns the user inputs, in order.
     pub fn user_inputs(&self) -> impl Iterator<Item = ValueId> + '_ {
         let pairs = self.graph.inputs.iter().zip(&self.roles);
         pairs.filter(|(_, role)| **role == Role::User).map(|(&id, _)| id)
     }
 
-    /// Whether the schedule for these shapes is kept already: `Some` without any allocation. `value` gives the bytes of
-    /// a user input, for those whose values reach a shape.
+    /// Returns the cached schedule for these shapes, without allocation. `value` returns the bytes of a user input with
+    /// values that determine a shape.
     #[must_use]
     pub fn cached<'v>(
         &self,
@@ -231,7 +230,7 @@ impl Specialiser {
                 })
         };
         let found = cache.iter().position(|(key, _)| fits(key))?;
-        // Most recently used last.
+        // The most recently used schedule is last.
         if found + 1 != cache.len() {
             let entry = cache.remove(found)?;
             cache.push_back(entry);
@@ -239,10 +238,10 @@ impl Specialiser {
         cache.back().map(|(_, schedule)| schedule.clone())
     }
 
-    /// The schedule for these user inputs, made now or kept from before.
+    /// Returns the schedule for these user inputs, from the cache or compiled now.
     ///
     /// # Errors
-    /// When a node does not accept the shapes, or cannot be run.
+    /// Returns an error if a node does not accept the shapes, or cannot be run.
     pub fn schedule(&self, inputs: &[Tensor]) -> Result<Arc<Specialised>, Error> {
         let dims: Vec<&[usize]> = inputs.iter().map(Tensor::dims).collect();
         if let Some(schedule) = self.cached(&dims, &|k| inputs[k].data()) {
@@ -251,10 +250,11 @@ impl Specialiser {
         self.made(&dims, &|k| Ok(inputs[k].clone()))
     }
 
-    /// The same for user inputs of these shapes, of which `input` gives those whose values reach a shape.
+    /// Compiles the schedule for user inputs of these shapes. `input` returns inputs with values that determine a
+    /// shape.
     ///
     /// # Errors
-    /// As [`Specialiser::schedule`].
+    /// Returns the errors of [`Specialiser::schedule`].
     pub fn schedule_with(
         &self,
         dims: &[&[usize]],
@@ -263,10 +263,11 @@ impl Specialiser {
         self.made(dims, &|k| Ok(input(k)))
     }
 
-    /// The schedule for user inputs of these shapes, without the inputs: where values reach a shape they are zeros.
+    /// Returns the schedule for user inputs of these shapes, without their values: values that determine a shape are
+    /// assumed to be zero.
     ///
     /// # Errors
-    /// As [`Specialiser::schedule`], and where that would take many values.
+    /// Returns the errors of [`Specialiser::schedule`], and an error if too many values would be assumed.
     pub fn schedule_of_shapes(&self, dims: &[&[usize]]) -> Result<Arc<Specialised>, Error> {
         if let Some(schedule) = self.cached(dims, &|_| &[]) {
             return Ok(schedule);
@@ -282,7 +283,8 @@ impl Specialiser {
         })
     }
 
-    /// The positions of user inputs with values that decide shapes, as far as schedules were made, in order.
+    /// Returns the positions of user inputs with values that determine shapes, in order. Only inputs of compiled
+    /// schedules are known.
     #[must_use]
     pub fn inputs_behind_shapes(&self) -> Vec<usize> {
         let known = self.shape_inputs.lock().unwrap_or_else(PoisonError::into_inner);
@@ -306,10 +308,10 @@ impl Specialiser {
         Ok(schedule)
     }
 
-    /// A schedule that is made whether or not there is one, and is not kept. The log takes down what passes do.
+    /// Compiles a schedule without using the cache. The log records the passes.
     ///
     /// # Errors
-    /// As [`Specialiser::schedule_with`].
+    /// Returns the errors of [`Specialiser::schedule_with`].
     pub fn schedule_logged(
         &self,
         dims: &[&[usize]],
@@ -320,7 +322,7 @@ impl Specialiser {
         self.made_with(&settings, dims, &|k| Ok(input(k))).map(|(_, schedule)| schedule)
     }
 
-    /// A schedule, and the values and shapes that it depends on.
+    /// Compiles a schedule. Returns it with the shapes and values that it depends on.
     fn made_with(
         &self,
         settings: &Settings,
@@ -352,8 +354,8 @@ impl Specialiser {
     }
 }
 
-/// Computes values that depend on constants alone, once for all shapes. Of others nothing is inferred, and what cannot be
-/// computed is an error where shapes are inferred, with the name of its node.
+/// Computes values that depend only on constants, once for all shapes. No other types are inferred. A failed
+/// computation is reported when shapes are inferred, with the name of its node.
 fn fold_constants(graph: &mut Graph) {
     for index in 0..graph.nodes.len() {
         let node = &graph.nodes[index];
@@ -370,11 +372,11 @@ fn fold_constants(graph: &mut Graph) {
     }
 }
 
-/// A part of a graph whose shapes become known during a run.
+/// Part of a graph with shapes that become known during a run.
 impl Specialise for Specialiser {
     fn specialise(&self, inputs: &[Tensor]) -> Result<Arc<Specialised>, String> {
         let schedule = self.schedule(inputs).map_err(|error| error.to_string())?;
-        // A part that stays as it was would be specialised again without end.
+        // A part that does not change would be specialised endlessly.
         if let [SegmentNode { segment: Segment::Deferred(_), .. }] = schedule.segments.as_slice() {
             let node = &self.graph.nodes[0];
             let label = self.graph.node_label(node);
@@ -402,24 +404,24 @@ enum Compiled {
     NeedsValues(Vec<usize>),
 }
 
-/// Where a node's work goes.
+/// Place where a node runs.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Folded,
     Program,
     Host,
     Control,
-    /// In a program where all nodes are, outside otherwise.
+    /// In a program if all nodes are in one program, otherwise outside.
     Yield,
 }
 
-/// A node's operator, its attributes read, and where its work goes.
+/// Operator of a node with parsed attributes, and the place where it runs.
 struct Placed {
     op: Box<dyn Op>,
     kind: Kind,
 }
 
-/// Makes a schedule. `known` has, for each user input, its shape if that is known.
+/// Compiles a schedule. `known` has the shape of each user input, if known.
 fn compile(
     source: &Graph,
     roles: &[Role],
@@ -427,7 +429,7 @@ fn compile(
     settings: &Settings,
 ) -> Result<Compiled, Error> {
     let mut graph = source.clone();
-    // Lowerings may count on a first output, even if nobody asked for it.
+    // Lowerings may assume that the first output is present, even if it is unused.
     for index in 0..graph.nodes.len() {
         if graph.nodes[index].outputs.first().copied().flatten().is_none() {
             let unused = graph.add_value("unused", ValueType::Unknown);
@@ -454,10 +456,10 @@ fn compile(
         }
         user += 1;
     }
-    // Shapes declared for intermediate values are symbolic at best, and may be wrong; inference finds them anew.
+    // Declared shapes of intermediate values are symbolic at best, and may be wrong; inference determines them again.
     forget_shapes(&mut graph);
 
-    // Values whose shapes come out only during a run, and what they come from.
+    // Deferred values: their shapes become known only during a run.
     let mut late: FxHashSet<ValueId> = FxHashSet::default();
     let mut user = 0;
     for (&id, role) in source.inputs.iter().zip(roles) {
@@ -487,14 +489,14 @@ fn compile(
             continue;
         }
         if let Placement::Repeat(repetition) = &placement {
-            // What it carries and scans tells how often it runs, so its types come first.
+            // The types of carried and scanned values determine the number of iterations, so they are inferred first.
             infer_by(&mut graph, index, op.as_ref())?;
             if unroll(&mut graph, index, repetition, &mut budget)? {
                 continue;
             }
         }
         let any_late = graph.nodes[index].present_inputs().any(|id| late.contains(&id));
-        // Types are needed in any case; shapes that depend on late ones are unknown.
+        // Types are always required; shapes that depend on deferred values are unknown.
         infer_by(&mut graph, index, op.as_ref())?;
         if !any_late {
             fold_node(&mut graph, index)?;
@@ -519,7 +521,7 @@ fn compile(
         let mut open = !outputs().all(concrete);
         if kind == Kind::Program && !any_late {
             let mut wanted = values_behind(&graph, roles, index, op.as_ref(), open);
-            // Those of which not even the shape is known make it late.
+            // A value of unknown shape defers the node.
             open |= !wanted.is_empty();
             wanted.retain(|&position| known[position].is_some());
             if !wanted.is_empty() {
@@ -543,11 +545,11 @@ fn compile(
     segments(&graph, roles, &placed, &late, settings).map(Compiled::Schedule)
 }
 
-/// Returns the positions of the user inputs whose values decide a value that the node needs.
+/// Returns the positions of the user inputs with values that determine a value needed by the node.
 ///
-/// `open` is true if the shapes of the node's outputs are unknown. The walk from the needed values to the user inputs
-/// follows an input of a node for its elements or for its shape alone: `Shape` of a sum reads the shape of the sum, and
-/// an addend with a known shape decides nothing.
+/// `open` is true if the shapes of the node's outputs are unknown. The search from the needed values to the user inputs
+/// distinguishes elements and shapes: `Shape` of a sum reads the shape of the sum, and an addend with a known shape
+/// determines nothing.
 fn values_behind(graph: &Graph, roles: &[Role], index: usize, op: &dyn Op, open: bool) -> Vec<usize> {
     let is_needed = |op: &dyn Op, k: usize, id: ValueId, open: bool| {
         graph.value(id).ty.dtype().is_some_and(|dtype| match op.needs_value(k, dtype) {
@@ -603,8 +605,8 @@ enum Wanted {
     Shape,
 }
 
-/// Which nodes go behind all others: those that write state, and those of programs that see what these made. A run
-/// that fails has changed nothing then. If something outside programs sees it, nodes stay where they are.
+/// Returns the nodes that must follow all others: nodes that write state, and program nodes that read their results. A
+/// failed run then changes nothing. If a node outside of programs reads these results, the order is unchanged.
 fn written_last(graph: &Graph, placed: &[Placed]) -> Vec<bool> {
     let mut behind: FxHashSet<ValueId> = FxHashSet::default();
     let mut last = vec![false; graph.nodes.len()];
@@ -624,8 +626,8 @@ fn written_last(graph: &Graph, placed: &[Placed]) -> Vec<bool> {
     last
 }
 
-/// The nodes of a late program, with those that tell the shapes of their results and are computed in another segment, too:
-/// here they are computed again.
+/// Returns the nodes of a deferred program, together with nodes of other segments that determine the shapes of their
+/// results. These nodes are recomputed here.
 fn with_makers(graph: &Graph, placed: &[Placed], members: &[usize]) -> Vec<usize> {
     let mut all = members.to_vec();
     for &index in members {
@@ -642,7 +644,7 @@ fn with_makers(graph: &Graph, placed: &[Placed], members: &[usize]) -> Vec<usize
     all
 }
 
-/// Cuts the nodes into segments and compiles those whose shapes are known.
+/// Partitions the nodes into segments and compiles the segments with known shapes.
 fn segments(
     graph: &Graph,
     roles: &[Role],
@@ -663,8 +665,8 @@ fn segments(
         |node: &Node| node.present_inputs().chain(node.present_outputs()).any(|id| late.contains(&id));
     let needed_outputs: FxHashSet<ValueId> = graph.outputs.iter().copied().collect();
 
-    // Runs of nodes of one kind. Nodes that are ready go to the earliest program they can, so that one program
-    // follows a host function and not several.
+    // Groups of nodes of one kind. A node is added to the earliest possible program, so that a host function is
+    // followed by one program and not by several.
     let mut groups: Vec<(Kind, bool, Vec<usize>)> = Vec::new();
     let mut group_of: FxHashMap<ValueId, usize> = FxHashMap::default();
     let last = written_last(graph, placed);
@@ -704,7 +706,7 @@ fn segments(
     let is_concrete =
         |id: ValueId| graph.value(id).ty.shape().is_some_and(|shape| shape.concrete().is_some());
     let concrete_inputs = maker.user_inputs().into_iter().all(is_concrete);
-    // Constants among the outputs are delivered by a program; inputs are passed on as they are.
+    // Constant outputs are delivered by a program; inputs are passed through.
     let constants: Vec<ValueId> =
         graph.outputs.iter().copied().filter(|&id| graph.value(id).constant.is_some()).collect();
     let is_ready = |(kind, is_late, _): &(Kind, bool, Vec<usize>)| *kind == Kind::Program && !is_late;
@@ -735,7 +737,7 @@ fn segments(
                     inputs.push(id);
                 }
             }
-            // Those that are computed again are there already.
+            // Recomputed values were delivered before.
             let first = graph.nodes[index].present_outputs().filter(|id| !delivered.contains(id));
             outputs.extend(first.filter(used_later));
         }
@@ -812,7 +814,7 @@ impl SegmentMaker<'_> {
         slot
     }
 
-    /// A program segment of some nodes.
+    /// Adds a program segment of some nodes.
     fn program(
         &mut self,
         members: &[usize],
@@ -820,7 +822,7 @@ impl SegmentMaker<'_> {
         outputs: &[ValueId],
         late: bool,
     ) -> Result<(), Error> {
-        // What lies in planes is reached there.
+        // Values in planes are accessed there.
         let given: Vec<ValueId> =
             inputs.iter().copied().filter(|&id| matches!(self.role(id), None | Some(Role::User))).collect();
         let segment = if late {
@@ -835,7 +837,7 @@ impl SegmentMaker<'_> {
         Ok(())
     }
 
-    /// A program of some nodes, all of whose shapes are numbers.
+    /// Compiles a program of nodes with concrete shapes.
     fn lowered(
         &self,
         members: &[usize],
@@ -903,7 +905,7 @@ impl SegmentMaker<'_> {
         Ok((program, shapes))
     }
 
-    /// The specialiser of a program segment whose shapes are not known yet.
+    /// Creates the specialiser of a program segment with unknown shapes.
     fn late(&self, members: &[usize], inputs: &[ValueId], outputs: &[ValueId]) -> Specialiser {
         let mut graph = self.graph.clone();
         graph.nodes = members.iter().map(|&index| self.graph.nodes[index].clone()).collect();
@@ -913,16 +915,16 @@ impl SegmentMaker<'_> {
         Specialiser { settings: self.settings.clone(), ..Specialiser::of_part(graph, roles) }
     }
 
-    /// A segment of a node that runs outside programs.
+    /// Adds a segment of a node that runs outside of programs.
     fn outside(&mut self, index: usize) -> Result<(), Error> {
         let node = &self.graph.nodes[index];
         let label: Arc<str> = self.graph.node_label(node).into();
         let (inputs, outputs, segment) = match self.placed[index].op.placement() {
             Placement::Host(function) => {
-                // Constants it takes are given to it as they are.
+                // Constant inputs are passed like other values.
                 self.deliver_constants(node.present_inputs())?;
                 let inputs: Vec<SlotId> = node.present_inputs().map(|id| self.slot(id)).collect();
-                // Its results come by position, also those that nobody asked for.
+                // Its results are delivered by position, including unused results.
                 let mut outputs: Vec<SlotId> = Vec::with_capacity(node.outputs.len());
                 for port in &node.outputs {
                     outputs.push(match *port {
@@ -934,7 +936,7 @@ impl SegmentMaker<'_> {
             }
             Placement::If { then_branch, else_branch } => {
                 let (condition, captured) = node.inputs.split_at(node.inputs.len() - node.captures);
-                // What is constant or lies in planes is reached there by the branches themselves.
+                // Constants and values in planes are accessed directly by the branches.
                 let given = captured.iter().flatten().filter(|&&id| self.is_passed(id));
                 let inputs: Vec<ValueId> = condition.iter().flatten().chain(given).copied().collect();
                 let branches = Branches {
@@ -957,7 +959,7 @@ impl SegmentMaker<'_> {
         Ok(())
     }
 
-    /// Slots of what changes hands at a node.
+    /// Returns the slots of the values that a yield exchanges.
     fn handed(&mut self, node: &Node) -> (Vec<SlotId>, Vec<SlotId>) {
         let given = node.present_inputs().map(|id| self.slot(id)).collect();
         let mut taken = Vec::with_capacity(node.outputs.len());
@@ -970,7 +972,7 @@ impl SegmentMaker<'_> {
         (given, taken)
     }
 
-    /// Notes what changes hands, if anything does.
+    /// Records the values that a yield exchanges, if there is one.
     fn yielded(&mut self) -> Result<(), Error> {
         let graph = self.graph;
         for (node, placed) in graph.nodes.iter().zip(self.placed) {
@@ -988,13 +990,13 @@ impl SegmentMaker<'_> {
         Ok(())
     }
 
-    /// A slot for a result that nobody uses.
+    /// Adds a slot for an unused result.
     fn nameless(&mut self) -> SlotId {
         self.schedule.slots.push(SlotSpec { label: "".into(), ty: None, plane: None });
         SlotId(self.schedule.slots.len() as u32 - 1)
     }
 
-    /// Delivers the constants among some values, for segments that are given them like any other value.
+    /// Delivers constants, for segments that receive them like any other value.
     fn deliver_constants(&mut self, values: impl Iterator<Item = ValueId>) -> Result<(), Error> {
         let is_constant = |id: &ValueId| self.graph.value(*id).constant.is_some();
         let mut constants: Vec<ValueId> = values.filter(is_constant).collect();
@@ -1003,7 +1005,7 @@ impl SegmentMaker<'_> {
         if constants.is_empty() { Ok(()) } else { self.program(&[], &[], &constants, false) }
     }
 
-    /// A segment of a node that repeats its body.
+    /// Builds the segment of a node that repeats its body.
     fn repeat(
         &mut self,
         node: &Node,
@@ -1018,7 +1020,7 @@ impl SegmentMaker<'_> {
         let results = body.outputs.split_off(r.lead_out() + r.carried);
         body.outputs.extend(results.iter().zip(&asked).filter(|(_, asked)| **asked).map(|(&id, _)| id));
 
-        // The values of an iteration come first. Its condition held, or it would not be there.
+        // The values of an iteration come first. Its condition is true, because the iteration runs.
         let mut known: Vec<Option<Vec<usize>>> = Vec::new();
         let mut roles = Vec::new();
         let mut inputs: Vec<ValueId> = Vec::new();
@@ -1035,7 +1037,7 @@ impl SegmentMaker<'_> {
             roles.push(Role::User);
             inputs.push(id);
         }
-        // Large values that stay the same get planes behind those that there are.
+        // Large loop invariants get additional planes after the existing ones.
         let last = self.roles.iter().flat_map(|role| match role {
             Role::Plane(plane, _) => vec![plane.0],
             Role::Planes(parts) => parts.iter().map(|part| part.plane.0).collect(),
@@ -1130,12 +1132,13 @@ impl SegmentMaker<'_> {
         Ok((inputs, outputs, Segment::Repeat(Box::new(repeat), label)))
     }
 
-    /// Whether a value that branches use is handed to them at run time.
+    /// Returns true if a value that branches use is passed to them at run time.
     fn is_passed(&self, id: ValueId) -> bool {
         self.graph.value(id).constant.is_none() && matches!(self.role(id), None | Some(Role::User))
     }
 
-    /// A branch; its inputs are the values its node captures that are handed to it. Its schedule is made when it is taken.
+    /// Creates a branch; its inputs are the captured values that are passed at run time. Its schedule is compiled when
+    /// the branch is taken.
     fn branch(&self, node: &Node, attribute: &str) -> Result<Branch, Error> {
         let mut graph = subgraph_of(self.graph, node, attribute)?.clone();
         let captured = node.inputs[node.inputs.len() - node.captures..].iter().flatten();
@@ -1152,12 +1155,12 @@ impl SegmentMaker<'_> {
             if role == Role::User {
                 known.push(value.ty.shape().and_then(Shape::concrete));
             }
-            // A branch that contradicts the shapes at hand was typed without them.
+            // A branch that contradicts the current shapes has types that were inferred without them.
             graph.value_mut(inner).ty = value.ty.clone();
             graph.inputs.push(inner);
             roles.push(role);
         }
-        // Results that nobody asked for are not made.
+        // Unused results are not computed.
         let asked: Vec<bool> = node.outputs.iter().map(Option::is_some).collect();
         let mut asked = asked.into_iter();
         graph.outputs.retain(|_| asked.next() == Some(true));
@@ -1166,18 +1169,18 @@ impl SegmentMaker<'_> {
     }
 }
 
-/// A subgraph that becomes a schedule of its own.
+/// Subgraph with a schedule of its own.
 #[derive(Debug)]
 struct Child {
     graph: Graph,
     roles: Vec<Role>,
-    /// The shape of each input that is given at run time, if it is known.
+    /// Shape of each input that is passed at run time, if known.
     known: Vec<Option<Vec<usize>>>,
     settings: Settings,
 }
 
 impl Child {
-    /// Its schedule; `None` if the shapes in it cannot be determined.
+    /// Compiles the schedule; `None` if the shapes of the subgraph cannot be determined.
     fn compiled(&self) -> Result<Option<Schedule>, Error> {
         let mut known = self.known.clone();
         loop {
@@ -1186,7 +1189,7 @@ impl Child {
             match compile(&self.graph, &self.roles, &shapes, &self.settings)? {
                 Compiled::Schedule(schedule) => return Ok(Some(schedule)),
                 Compiled::NeedsValues(wanted) => {
-                    // What depends on these values is compiled when they are known.
+                    // Nodes that depend on these values are compiled when the values are known.
                     let mut fewer = false;
                     for position in wanted {
                         fewer |= known[position].take().is_some();
@@ -1200,7 +1203,7 @@ impl Child {
     }
 }
 
-/// What is wrong with a subgraph whose shapes remain open.
+/// Message for a subgraph with unknown shapes.
 const UNDETERMINED: &str = "the shapes inside its subgraphs cannot be determined";
 
 impl BranchSource for Child {

@@ -1,5 +1,4 @@
-//! Subgraphs put in the place of their nodes: the branch of an `If` whose condition is known, and the iterations of a
-//! Loop or Scan that are few.
+//! Inlining of subgraphs: the branch of an `If` with a known condition, and the iterations of a short Loop or Scan.
 
 use ortrain_graph::{Attr, Attrs, Graph, Node, Patch, Shape, Tensor, ValueId, ValueType};
 use ortrain_program::ScanAxis;
@@ -13,14 +12,14 @@ use crate::op::{Placement, Repetition};
 use crate::passes::fold::fold_node;
 use crate::registry::build;
 
-/// How many nodes the loops of a schedule may be written out to, altogether. A program is planned as a whole, so one of
-/// many more nodes takes longer to make than it saves.
+/// Maximum number of nodes of all unrolled loops of a schedule. A program is planned as a whole: for many more nodes
+/// the planning takes longer than the run saves.
 pub(crate) const UNROLLED_NODES: usize = 2048;
 
-/// Most nodes of a loop that is written out to be looked into.
+/// Maximum number of nodes of a loop that is unrolled for inspection.
 const WRITTEN_OUT: usize = 1 << 15;
 
-/// Whether the condition of an `If` holds, where that is known: it is its first input.
+/// Returns the condition of an `If`, its first input, if known.
 pub(crate) fn constant_condition(graph: &Graph, node: &Node) -> Option<bool> {
     constant_flag(graph, node.inputs.first().copied().flatten()?)
 }
@@ -32,25 +31,25 @@ fn constant_flag(graph: &Graph, id: ValueId) -> Option<bool> {
     }
 }
 
-/// A subgraph of a node.
+/// Returns a subgraph of a node.
 pub(crate) fn subgraph_of<'a>(graph: &Graph, node: &'a Node, attribute: &str) -> Result<&'a Graph, Error> {
     let found = node.attrs.graph(attribute).and_then(|found| Attrs::required(attribute, found));
     found.map_err(|error| Error::at(graph, node, error.into()))
 }
 
-/// A copy of a subgraph's nodes for the graph around it.
+/// Copier of a subgraph's nodes into the outer graph.
 struct Copy<'a> {
     subgraph: &'a Graph,
-    /// The iteration it is of, and those of the loops around it that were written out before.
+    /// Index of the iteration, after the indices of outer loops that were unrolled before.
     positions: Vec<i64>,
-    /// What names end with.
+    /// Suffix of names.
     suffix: String,
-    /// The values that stand outside for those of the subgraph.
+    /// Outer value of each value of the subgraph.
     outside: FxHashMap<ValueId, ValueId>,
 }
 
 impl Copy<'_> {
-    /// The value that stands outside for one of the subgraph.
+    /// Returns the outer value of a value of the subgraph.
     fn moved(&mut self, patch: &mut Patch, inner: ValueId) -> ValueId {
         if let Some(&known) = self.outside.get(&inner) {
             return known;
@@ -60,7 +59,7 @@ impl Copy<'_> {
         let outer = match &value.constant {
             Some(tensor) => patch.constant(&name, tensor.clone()),
             None => {
-                // The shape is found anew, like those of all values.
+                // Shapes are inferred again, as for all values.
                 let ty = match value.ty {
                     ValueType::Tensor(dtype, _) => ValueType::Tensor(dtype, None),
                     ref other => other.clone(),
@@ -79,7 +78,7 @@ impl Copy<'_> {
             let mut copy = inner.clone();
             mark(subgraph, &mut copy, &self.positions);
             if draws_random_numbers(&inner.domain, &inner.op) {
-                // Who computes the subgraph again must draw the same numbers.
+                // A recomputation of the subgraph must draw the same random numbers.
                 let name = |port: &Option<ValueId>| {
                     port.map_or_else(String::new, |id| subgraph.name_of(id).to_owned())
                 };
@@ -94,7 +93,7 @@ impl Copy<'_> {
     }
 }
 
-/// Notes on nodes that draw random numbers, and on loops, which iterations they belong to.
+/// Records the iteration indices on random-number nodes and on loops.
 fn mark(graph: &Graph, node: &mut Node, positions: &[i64]) {
     if positions.is_empty() {
         return;
@@ -114,8 +113,8 @@ fn mark(graph: &Graph, node: &mut Node, positions: &[i64]) {
     }
 }
 
-/// Puts the nodes of a branch in the place of their node. The other branch is not looked at: it may well contradict
-/// the shapes at hand.
+/// Replaces a node by the nodes of one of its branches. The other branch is ignored: it may contradict the current
+/// shapes.
 pub(crate) fn inline_branch(graph: &mut Graph, index: usize, attribute: &str) -> Result<(), Error> {
     let node = graph.nodes[index].clone();
     let subgraph = subgraph_of(graph, &node, attribute)?;
@@ -134,8 +133,8 @@ pub(crate) fn inline_branch(graph: &mut Graph, index: usize, attribute: &str) ->
     Ok(())
 }
 
-/// How often a node repeats its body, where that is known: its inputs are constant, and the condition (`continues`, what
-/// it is after an iteration) is always the same.
+/// Returns the number of iterations of a node's body, if known. Its inputs must be constant, and the condition must be
+/// the same after every iteration (`continues`).
 pub(crate) fn known_count(
     graph: &Graph,
     node: &Node,
@@ -162,7 +161,7 @@ pub(crate) fn known_count(
     }
 }
 
-/// The condition after an iteration, where it is always the same. Types have been inferred.
+/// Returns the condition after an iteration, if it is always the same. Types must have been inferred.
 fn continues(graph: &Graph, node: &Node, body: &Graph, r: &Repetition) -> Result<Option<bool>, Error> {
     if !r.conditional {
         return Ok(None);
@@ -176,7 +175,7 @@ fn continues(graph: &Graph, node: &Node, body: &Graph, r: &Repetition) -> Result
     for (inner, outer) in fixed.into_iter().zip(captured) {
         body.value_mut(inner).constant = graph.value(*outer).constant.clone();
     }
-    // Only what the condition comes from.
+    // Keeps only the nodes that the condition depends on.
     body.outputs.truncate(1);
     body.remove_unused();
     for index in 0..body.nodes.len() {
@@ -185,9 +184,9 @@ fn continues(graph: &Graph, node: &Node, body: &Graph, r: &Repetition) -> Result
     Ok(constant_flag(&body, body.outputs[0]))
 }
 
-/// Puts what is inside of a node in its place, as it ran: `known` gives values of the run, of which the inputs and the
-/// results of the node are asked for. Returns whether they say which branch was taken, or how often the body was repeated,
-/// and the node has something inside.
+/// Inlines the subgraph of a node according to a run: `known` returns values of the run, such as the inputs and results
+/// of the node. Returns true if the node has a subgraph, and the values determine the taken branch or the number of
+/// iterations.
 pub(crate) fn write_out(
     graph: &mut Graph,
     index: usize,
@@ -216,7 +215,7 @@ pub(crate) fn write_out(
                 if let (Some(count), Some(Attr::Graph(body))) =
                     (collected, graph.nodes[index].attrs.0.get_mut(r.body))
                 {
-                    // It ran so often: the condition is not looked at any more.
+                    // The number of iterations is known: the condition is not evaluated any more.
                     let holds =
                         body.add_constant("holds", Tensor::filled(ortrain_graph::DType::Bool, &[], 1.0));
                     body.outputs[0] = holds;
@@ -241,14 +240,14 @@ fn set_input(graph: &mut Graph, index: usize, k: usize, tensor: Tensor) {
     graph.nodes[index].inputs[k] = Some(constant);
 }
 
-/// How many nodes a graph has, those of subgraphs included.
+/// Returns the number of nodes of a graph, including subgraphs.
 fn weight(graph: &Graph) -> usize {
     let inside = |node: &Node| Graph::subgraphs(node).map(|(_, graph)| weight(graph)).sum::<usize>();
     graph.nodes.iter().map(|node| 1 + inside(node)).sum()
 }
 
-/// Puts the iterations of a body in the place of their node, one after the other, if their number is known and they are
-/// no more than `budget` nodes, which are taken off it. Types have been inferred up to this node.
+/// Replaces a node by the iterations of its body, if their number is known and they have at most `budget` nodes.
+/// Subtracts these nodes from `budget`. Types must have been inferred up to this node.
 pub(crate) fn unroll(
     graph: &mut Graph,
     index: usize,
@@ -379,7 +378,7 @@ pub(crate) fn unroll(
     Ok(true)
 }
 
-/// The value that lies at a position along an axis of a value, where that was put together of slices.
+/// Returns the slice at a position along an axis of a value, if the value was stacked from slices.
 fn collected_before(
     graph: &Graph,
     producers: &[Option<usize>],
@@ -410,7 +409,7 @@ fn collected_before(
     }
 }
 
-/// Removes the nodes that nothing needs any more, but those that write state; `kinds` has an entry for each node.
+/// Removes unused nodes, except nodes that write state; `kinds` has an entry for each node.
 pub(crate) fn remove_idle<K>(graph: &mut Graph, kinds: &mut Vec<K>) {
     let mut needed: FxHashSet<ValueId> = graph.outputs.iter().copied().collect();
     let mut keep = vec![true; graph.nodes.len()];

@@ -1,10 +1,10 @@
-//! State that nodes update on the way is written last.
+//! State updates move to the end of the graph.
 //!
-//! An operator may say that an output takes the place of an input where that is state ([`crate::Op::updates`]). Here such an
-//! output becomes a value like any other, and a node at the end of the graph writes it to its place. So a run that
-//! fails has changed nothing, and nobody sees half of an update. Updates in branches come out as further results of
-//! their node; a branch that updates nothing gives what was there. The body of a loop carries what it updates from
-//! iteration to iteration.
+//! An operator may declare that an output replaces an input that is state ([`crate::Op::updates`]). This pass makes
+//! this output an ordinary value, and adds a node at the end of the graph that writes it to the state. A failed run
+//! thus changes nothing, and no reader sees a partial update. Updates in branches become additional results of their
+//! node; a branch without an update returns the old value. The body of a loop carries its updates from iteration to
+//! iteration.
 
 use ortrain_graph::{Attr, Graph, Node, ValueId};
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -13,10 +13,10 @@ use crate::families::optim::assign;
 use crate::op::{Placement, Repetition};
 use crate::registry::build;
 
-/// The newest value of every piece of state.
+/// Newest value of every piece of state.
 type Newest = FxHashMap<ValueId, ValueId>;
 
-/// The inputs of a graph that its nodes write to.
+/// Returns the inputs of a graph that its nodes write to.
 #[must_use]
 pub fn written(graph: &Graph) -> Vec<ValueId> {
     let writing = graph.nodes.iter().filter(|node| writes_state(graph, node));
@@ -24,14 +24,14 @@ pub fn written(graph: &Graph) -> Vec<ValueId> {
     graph.inputs.iter().copied().filter(|id| seen.contains(id)).collect()
 }
 
-/// True for a node that writes to inputs of its graph.
+/// Returns true for a node that writes to inputs of its graph.
 #[must_use]
 pub fn writes_state(graph: &Graph, node: &Node) -> bool {
     build(graph, node).is_ok_and(|op| op.writes_state())
 }
 
-/// Adds the nodes that write what `state` (inputs of the graph) becomes. Nodes that update the same state do so one
-/// after the other.
+/// Adds the nodes that write the newest values of `state` (inputs of the graph). Nodes that update the same state do
+/// this in sequence.
 pub(crate) fn write_last(graph: &mut Graph, state: &[ValueId]) {
     let mut newest: Newest = state.iter().map(|&id| (id, id)).collect();
     lift(graph, &mut newest);
@@ -44,7 +44,7 @@ pub(crate) fn write_last(graph: &mut Graph, state: &[ValueId]) {
 
 fn lift(graph: &mut Graph, newest: &mut Newest) {
     for index in 0..graph.nodes.len() {
-        // Who compiles the graph will say what is wrong with a node.
+        // An invalid node is reported when the graph is compiled.
         let Ok(op) = build(graph, &graph.nodes[index]) else { continue };
         let node = &mut graph.nodes[index];
         let before = node.inputs.clone();
@@ -70,7 +70,7 @@ fn lift(graph: &mut Graph, newest: &mut Newest) {
     }
 }
 
-/// Makes the updates in the body of a node values that it carries.
+/// Converts the updates in the body of a node to carried values.
 fn lift_body(graph: &mut Graph, index: usize, r: &Repetition, newest: &mut Newest) {
     let node = &graph.nodes[index];
     let own = node.inputs.len() - node.captures;
@@ -86,7 +86,7 @@ fn lift_body(graph: &mut Graph, index: usize, r: &Repetition, newest: &mut Newes
     if captured.is_empty() {
         return;
     }
-    // Everybody inside sees the old values, but for those who update them: these get what is carried.
+    // Readers in the body see the old values. Only nodes that update them get the carried values.
     let mut inside: Newest = FxHashMap::default();
     let mut starts: Vec<ValueId> = Vec::with_capacity(captured.len());
     for &(inner, outer) in &captured {
@@ -97,7 +97,7 @@ fn lift_body(graph: &mut Graph, index: usize, r: &Repetition, newest: &mut Newes
     }
     lift(&mut body, &mut inside);
     let mut carried = r.carried;
-    // Its further results come behind what it carries, those that nobody asked for included.
+    // The additional results follow the carried values; unused results are included.
     graph.nodes[index].outputs.resize(r.carried + r.stacked.len(), None);
     if r.conditional && own < r.lead() {
         let node = &mut graph.nodes[index];
@@ -126,7 +126,7 @@ fn lift_body(graph: &mut Graph, index: usize, r: &Repetition, newest: &mut Newes
     }
 }
 
-/// Makes the updates in the branches of a node results of the node.
+/// Converts the updates in the branches of a node to results of the node.
 fn lift_branches(graph: &mut Graph, index: usize, attributes: [&str; 2], newest: &mut Newest) {
     let node = &graph.nodes[index];
     let own = node.inputs.len() - node.captures;
@@ -143,7 +143,7 @@ fn lift_branches(graph: &mut Graph, index: usize, attributes: [&str; 2], newest:
     if captured.is_empty() || halves.iter().any(|half| half.inputs.len() != node.captures) {
         return;
     }
-    // What was updated before is handed in beside the old value.
+    // A value that was updated before is passed in addition to the old value.
     let mut more: Vec<ValueId> = Vec::new();
     let mut inside: [Newest; 2] = Default::default();
     for &(position, id) in &captured {
@@ -236,7 +236,7 @@ mod tests {
             Self::OFFSETS.iter().flat_map(read).collect()
         }
 
-        /// Runs a graph whose last two inputs these are.
+        /// Runs a graph with the state as its last two inputs.
         fn run(&self, graph: &Graph, inputs: &[Tensor]) -> Result<Vec<Tensor>, Failure> {
             let mut roles = vec![Role::User; inputs.len()];
             roles.extend(Self::OFFSETS.map(|offset| Role::Plane(PlaneId(0), offset)));
@@ -244,7 +244,7 @@ mod tests {
         }
     }
 
-    /// What a batch of two channels makes of statistics.
+    /// Returns the statistics after an update with a batch of two channels.
     fn updated(values: &[f64], x: &Tensor) -> Vec<f64> {
         let x = x.to_f64();
         let rows = x.len() / 2;
@@ -264,7 +264,7 @@ mod tests {
         [f64s(&[2], &[1.5, 0.5]), f64s(&[2], &[0.1, -0.2])]
     }
 
-    /// A graph of `x`, scale, bias, mean and variance, with a condition first if there is one.
+    /// Starts a graph of `x`, scale, bias, mean and variance, with an optional condition first.
     fn begun(x: &Tensor, condition: Option<&Tensor>) -> (Graph, Vec<ValueId>, Vec<Tensor>) {
         let [scale, bias] = parameters();
         let given: Vec<Tensor> = condition.into_iter().chain([x, &scale, &bias]).cloned().collect();
@@ -274,7 +274,7 @@ mod tests {
         (graph, ids, given)
     }
 
-    /// A normalization, its first result an output of the graph.
+    /// Adds a normalization; its first result is an output of the graph.
     fn normalize(graph: &mut Graph, name: &str, inputs: &[ValueId]) -> ValueId {
         let ports: Vec<Option<ValueId>> = inputs.iter().copied().map(Some).collect();
         let outputs = add(graph, NORM, name, &ports, 5, attrs());
@@ -334,7 +334,7 @@ mod tests {
 
     #[test]
     fn a_run_that_fails_changes_nothing() {
-        // A host function between the update and what fails.
+        // A host function between the update and the failing node.
         let x = spread(&[3, 2], 3);
         let (mut graph, ids, given) = begun(&x, None);
         let y = normalize(&mut graph, "y", &ids);
@@ -348,7 +348,7 @@ mod tests {
         assert_eq!(state.values(), before);
     }
 
-    /// `condition ? normalized x : x * scale` (other ways round with `swapped`), and its sum of squares.
+    /// Builds `condition ? normalized x : x * scale` (reversed if `swapped`), and its sum of squares.
     fn branching(x: &Tensor, swapped: bool) -> (Graph, Vec<ValueId>, Vec<Tensor>) {
         let (mut graph, ids, given) = begun(x, Some(&Tensor::filled(DType::Bool, &[], 1.0)));
         let branch = |normalized: bool| {
@@ -381,7 +381,7 @@ mod tests {
             for holds in [true, false] {
                 for known in [true, false] {
                     let (mut graph, ids, mut given) = branching(&x, swapped);
-                    // Once forward, and once again for the gradient, where nothing is updated.
+                    // Forward, and once more for the gradient, which updates nothing.
                     let seed = graph.add_constant("seed", spread(&[3, 2], 5));
                     let seeds = [(graph.outputs[0], seed)];
                     let found =
@@ -403,7 +403,7 @@ mod tests {
         }
     }
 
-    /// A normalization of each slice of x, and another before it.
+    /// A normalization of each slice of x, and an optional one before it.
     #[test]
     fn in_bodies() {
         let x = spread(&[3, 4, 2], 6);
@@ -426,7 +426,7 @@ mod tests {
             add(&mut graph, ("", "Scan"), "scanned", &ports, 1, attrs);
             graph.nodes.last_mut().expect("just added").captures = 4;
             infer(&mut graph).expect("valid");
-            // Once forward, and once again for the gradient, where nothing is updated.
+            // Forward, and once more for the gradient, which updates nothing.
             let seed = graph.add_constant("seed", spread(&[3, 4, 2], 5));
             let seeds = [(*graph.outputs.last().expect("the Scan"), seed)];
             let found = backpropagate(&mut graph, &seeds, &[ids[0], ids[1]]).expect("it has gradients");

@@ -1,4 +1,4 @@
-//! From any version of the operators to the newest, and back to an older one.
+//! Conversion between versions of the operators: upgrade to the newest version, and downgrade to an older one.
 
 use std::collections::BTreeMap;
 
@@ -13,10 +13,11 @@ use crate::registry::{NEWEST_OPSET, OLDEST_OPSET, Registry};
 use crate::rewrite::Rewrite;
 use crate::{Error, OpError};
 
-/// Checks that every operator is known and brings every node to its newest version.
+/// Checks that every operator is known, and upgrades every node to its newest version.
 ///
 /// # Errors
-/// All unknown operators at once; a set of operators that is too old or too new; a node that cannot be rewritten.
+/// Returns an error with all unknown operators, for an operator set that is too old or too new, or for a node that
+/// cannot be rewritten.
 pub fn upgrade(graph: &mut Graph) -> Result<(), Error> {
     check_opset(graph)?;
     let unknown = unknown_operators(graph);
@@ -29,8 +30,8 @@ pub fn upgrade(graph: &mut Graph) -> Result<(), Error> {
     upgraded(graph, Vec::new()).into_iter().next().map_or(Ok(()), Err)
 }
 
-/// As [`upgrade`], as far as it goes: nodes that nobody knows, and nodes that cannot be rewritten, stay as they are.
-/// Returns everything that is wrong: an error for each unknown operator and each such node.
+/// Runs [`upgrade`] as far as possible: unknown nodes, and nodes that cannot be rewritten, are unchanged. Returns all
+/// errors: one for each unknown operator and for each node that cannot be rewritten.
 pub fn upgrade_known(graph: &mut Graph) -> Vec<Error> {
     if let Err(error) = check_opset(graph) {
         return vec![error];
@@ -41,7 +42,7 @@ pub fn upgrade_known(graph: &mut Graph) -> Vec<Error> {
     upgraded(graph, errors)
 }
 
-/// Brings every node that is known to its newest version, and writes sequences as their tensors. Adds to the errors.
+/// Upgrades every known node to its newest version, and replaces sequences by their tensors. Appends to the errors.
 fn upgraded(graph: &mut Graph, mut errors: Vec<Error>) -> Vec<Error> {
     let opsets = graph.opsets.clone();
     upgrade_nodes(graph, &opsets, &mut errors);
@@ -63,7 +64,7 @@ fn check_opset(graph: &Graph) -> Result<(), Error> {
     }
 }
 
-/// An error for each node whose operator is refused for a reason, in subgraphs too.
+/// Returns an error for each node with an operator that is unsupported for a reason, including subgraphs.
 fn refused(graph: &Graph) -> Vec<Error> {
     let mut errors = Vec::new();
     for node in &graph.nodes {
@@ -75,7 +76,7 @@ fn refused(graph: &Graph) -> Vec<Error> {
     errors
 }
 
-/// The operators that nobody knows, with the nodes that use them.
+/// Returns the unknown operators, with the nodes that use them.
 fn unknown_operators(graph: &Graph) -> Vec<String> {
     let mut unknown = BTreeMap::new();
     collect_unknown(graph, &mut unknown);
@@ -86,7 +87,7 @@ fn unknown_operators(graph: &Graph) -> Vec<String> {
     list.collect()
 }
 
-/// Whether operators of `ai.onnx` are used, in subgraphs too.
+/// Returns true if a graph or its subgraphs use operators of `ai.onnx`.
 fn uses_standard(graph: &Graph) -> bool {
     graph.nodes.iter().any(|node| {
         node.domain.is_empty() || Graph::subgraphs(node).any(|(_, subgraph)| uses_standard(subgraph))
@@ -95,7 +96,7 @@ fn uses_standard(graph: &Graph) -> bool {
 
 fn collect_unknown(graph: &Graph, unknown: &mut BTreeMap<String, Vec<String>>) {
     for node in &graph.nodes {
-        // What is not supported of sequences is said one by one.
+        // Unsupported uses of sequences are reported separately.
         let known = Registry::standard().is_known(&node.domain, &node.op);
         if !known && refused::reason(&node.domain, &node.op).is_none() {
             let name = match node.present_outputs().next() {
@@ -121,7 +122,7 @@ fn upgrade_nodes(graph: &mut Graph, opsets: &BTreeMap<String, i64>, errors: &mut
         }
         pause();
         let node = graph.nodes[index].clone();
-        // Who is not known was named already.
+        // Unknown operators were reported before.
         let Some(definition) = Registry::standard().find(&node.domain, &node.op) else {
             index += 1;
             continue;
@@ -145,7 +146,7 @@ fn upgrade_nodes(graph: &mut Graph, opsets: &BTreeMap<String, i64>, errors: &mut
                     continue;
                 }
                 let patch = rw.into_patch();
-                // An empty patch: the node is right as it stands.
+                // An empty patch: the node is valid without changes.
                 let count = patch.nodes.len();
                 if count > 0 {
                     patch.apply(graph, &[index]);
@@ -157,16 +158,16 @@ fn upgrade_nodes(graph: &mut Graph, opsets: &BTreeMap<String, i64>, errors: &mut
     }
 }
 
-/// Writes every node for version `target` of `ai.onnx`. Types must have been inferred.
+/// Downgrades every node to version `target` of `ai.onnx`. Types must have been inferred.
 ///
 /// # Errors
-/// A node that the older version cannot express, with the least version that can.
+/// Returns an error for a node that the older version cannot express, with the oldest sufficient version.
 pub fn downgrade(graph: &mut Graph, target: i64) -> Result<(), Error> {
     downgrade_or(graph, target, &mut |_, _, error| Err(error))
 }
 
-/// As [`downgrade`], as far as it goes: nodes that the older version cannot express stay as they are. Returns each of
-/// these with why.
+/// Runs [`downgrade`] as far as possible: nodes that the older version cannot express are unchanged. Returns each of
+/// these nodes with the reason.
 pub fn downgrade_known(graph: &mut Graph, target: i64) -> Vec<Refused> {
     refusing(|refuse| downgrade_or(graph, target, refuse))
 }
@@ -194,7 +195,7 @@ fn downgrade_or(graph: &mut Graph, target: i64, refuse: &mut Refuse<'_>) -> Resu
                 continue;
             }
             let patch = rw.into_patch();
-            // An empty patch: the node is right as it stands.
+            // An empty patch: the node is valid without changes.
             if !patch.nodes.is_empty() {
                 let count = patch.nodes.len();
                 let same_op =
@@ -203,7 +204,7 @@ fn downgrade_or(graph: &mut Graph, target: i64, refuse: &mut Refuse<'_>) -> Resu
                 steps += 1;
                 assert!(steps < 1_000_000, "rewrites to older versions end");
                 if !same_op {
-                    // What came in its place may itself need an older spelling.
+                    // The replacement may need a downgrade itself.
                     continue;
                 }
             }
@@ -227,11 +228,11 @@ fn downgrade_or(graph: &mut Graph, target: i64, refuse: &mut Refuse<'_>) -> Resu
     Ok(())
 }
 
-/// Since when ONNX has operators on bfloat16.
+/// First opset with operators on bfloat16.
 const BFLOAT16_SINCE: i64 = 13;
 
-/// The youngest element type of a node's inputs and outputs, and since when the operator takes it; `None` where it
-/// always did.
+/// Returns the newest element type of a node's inputs and outputs, and the version since which the operator accepts it.
+/// Returns `None` if the operator has always accepted all of them.
 fn later_type(graph: &Graph, node: &Node, definition: &Definition) -> Option<(DType, i64)> {
     if !definition.is_standard() {
         return None;
@@ -254,7 +255,7 @@ mod tests {
 
     const NAN: f64 = f64::NAN;
 
-    /// The least opset is that of the schema in which the type first stands.
+    /// The minimum opset is the opset of the schema that first contains the type.
     #[test]
     fn element_types_that_came_later_are_refused() {
         let window = || Attrs::new().with("kernel_shape", vec![1i64]);
@@ -329,7 +330,7 @@ mod tests {
         assert!(!ops(&check_downgrade(&sign, &[x], 8)).contains(&"Sign"));
     }
 
-    /// Expand and ConstantOfShape, of a shape that is the shape of a value, and of one that is constant.
+    /// Expand and ConstantOfShape, with the shape of a value and with a constant shape.
     #[test]
     fn shapes_are_filled_without_expand() {
         let (x, floats) = (spread(&[3, 1], 1), f64s(&[2, 3, 2], &[NAN; 12]));

@@ -1,4 +1,4 @@
-//! Sizes of batches that a model has inside: shapes that are constants, and count the batch.
+//! Fixed batch sizes inside of a model: constant shapes that contain the batch size.
 
 use ortrain_graph::{DType, Graph, Node, Tensor, ValueId, tensor_to_proto};
 use ortrain_onnx::{AttributeProto, AttributeType, NodeProto, TensorProto};
@@ -7,23 +7,23 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use crate::passes::fold::fold_node;
 use crate::passes::infer::{forget_shapes, infer_node};
 
-/// What takes the place of a constant that says the size of a batch.
+/// Replacement of a constant that fixes the batch size.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum OpenShape {
-    /// This shape, which leaves the size to what is reshaped.
+    /// This shape, in which the size of the batch is inferred from the reshaped value.
     Shape(Vec<i64>),
-    /// The size of the batch, and then these.
+    /// Shape of the batch size, followed by these sizes.
     Behind(Vec<i64>),
-    /// The first part of the constant along this axis: all parts are the same, and one broadcasts to any batch.
+    /// First slice of the constant along this axis: all slices are equal, and one broadcasts to any batch.
     First(usize),
-    /// The first part of the constant along its first axis, as often as the batch has rows: the size of the batch, and then
-    /// these.
+    /// First slice of the constant along its first axis, repeated for each row of the batch. The shape is the batch
+    /// size, followed by these sizes.
     Rows(Vec<i64>),
-    /// Nothing: the input is left out, and is zero then.
+    /// No replacement: the input is removed, and defaults to zero.
     LeftOut,
 }
 
-/// Operators whose inputs broadcast to each other.
+/// Operators with inputs that broadcast to each other.
 const BROADCASTS: [&str; 16] = [
     "Add",
     "And",
@@ -43,31 +43,31 @@ const BROADCASTS: [&str; 16] = [
     "Xor",
 ];
 
-/// An input of a node that says the size of a batch.
+/// Input of a node that fixes the batch size.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FixedBatch {
-    /// The first result of the node, by which it is found.
+    /// First output of the node, which identifies the node.
     pub output: String,
-    /// The node, as messages name it.
+    /// Label of the node in messages.
     pub node: String,
-    /// Which input.
+    /// Index of the input.
     pub input: usize,
-    /// What opens it.
+    /// Replacement of the input.
     pub open: OpenShape,
 }
 
-/// A size that counts the batch together with other axes: `outer` elements lie in front of the batch, `inner` behind it.
+/// Axis that contains the batch merged with other axes: `outer` elements before the batch, `inner` elements after it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Share {
     outer: usize,
     inner: usize,
 }
 
-/// The batch alone on its axis.
+/// Axis that contains only the batch.
 const ALONE: Share = Share { outer: 1, inner: 1 };
 
-/// The nodes of a graph for one size of the batch that say the size where they could leave it open. `other` is the same
-/// graph for batches of `size`. Types, and what follows from sizes and constants, are found in both on the way.
+/// Returns the nodes of a graph for one batch size that fix the size where they could leave it open. `other` is the
+/// same graph for batches of `size`. Both graphs get inferred types and folded constants.
 #[must_use]
 pub fn fixed_batches(graph: &mut Graph, other: &mut Graph, batch: usize, size: usize) -> Vec<FixedBatch> {
     let mut given: FxHashSet<ValueId> = graph.inputs.iter().copied().collect();
@@ -76,7 +76,7 @@ pub fn fixed_batches(graph: &mut Graph, other: &mut Graph, batch: usize, size: u
     for graph in [&mut *graph, &mut *other] {
         forget_shapes(graph);
     }
-    // What is wrong for another size is said when everything is opened.
+    // Errors for the other size are reported when all nodes are open.
     let known =
         |graph: &mut Graph, index: usize| infer_node(graph, index).and_then(|()| fold_node(graph, index));
     for index in 0..graph.nodes.len() {
@@ -112,14 +112,14 @@ pub fn fixed_batches(graph: &mut Graph, other: &mut Graph, batch: usize, size: u
     found
 }
 
-/// A node in the graphs for two sizes of the batch.
+/// Node in the graphs for two batch sizes.
 struct InBoth<'a> {
     graph: &'a Graph,
     other: &'a Graph,
     node: &'a Node,
     batch: usize,
     size: usize,
-    /// The values that depend on inputs of the model.
+    /// Values that depend on inputs of the model.
     given: &'a FxHashSet<ValueId>,
 }
 
@@ -132,18 +132,19 @@ impl InBoth<'_> {
         self.input(k).is_some_and(|id| self.given.contains(&id))
     }
 
-    /// The content of an input that depends on no input of the model.
+    /// Returns the content of an input that depends on no input of the model.
     fn content(&self, k: usize) -> Option<&Tensor> {
         let id = self.input(k).filter(|id| !self.given.contains(id))?;
         self.graph.value(id).content()
     }
 
-    /// The sizes that an input says, if they are constant.
+    /// Returns the sizes in an input, if they are constant.
     fn said(&self, k: usize) -> Option<Vec<i64>> {
         self.content(k)?.to_i64()
     }
 
-    /// The shape of a Reshape that leaves the batch open, if the node says a size of it; notes sizes that the batch shares.
+    /// Returns the open shape of a Reshape, if the node fixes the batch size; records axes that merge the batch with
+    /// others.
     fn reshaped(&self, shares: &mut FxHashMap<usize, Share>) -> Option<(usize, OpenShape)> {
         let merges = self.node.domain.is_empty() && matches!(&*self.node.op, "Reshape" | "Flatten");
         if !merges || !self.is_given(0) {
@@ -182,7 +183,7 @@ impl InBoth<'_> {
         (!follows).then(|| (1, OpenShape::Shape((0..after.len()).map(open).collect())))
     }
 
-    /// The same where other sizes are open: the batch is looked for in front alone.
+    /// Returns the open shape if other sizes are unknown: only the first axis may be the batch.
     fn reshaped_in_front(&self, mut said: Vec<i64>, zero_is_a_size: bool) -> Option<(usize, OpenShape)> {
         if said.first() != Some(&(self.batch as i64)) {
             return None;
@@ -202,14 +203,14 @@ impl InBoth<'_> {
         made.is_some_and(DType::is_integer)
     }
 
-    /// True where the first input has the batch on its first axis.
+    /// Returns true if the first axis of the first input is the batch.
     fn has_batch(&self) -> bool {
         let shape = self.input(0).and_then(|id| self.graph.value(id).ty.shape());
         self.is_given(0)
             && shape.is_some_and(|shape| shape.rank() > 0 && shape[0].known() == Some(self.batch))
     }
 
-    /// The inputs of other nodes that say the size of the batch, with what opens each.
+    /// Returns the inputs of other nodes that fix the batch size, with their replacements.
     fn opened(&self) -> Vec<(usize, OpenShape)> {
         if !self.node.domain.is_empty() {
             return Vec::new();
@@ -226,20 +227,20 @@ impl InBoth<'_> {
                     data.into_iter().chain([shape]).collect()
                 }
                 Some(mut shape) => {
-                    // One broadcasts to any batch.
+                    // A size of one broadcasts to any batch.
                     shape[0] = 1;
                     vec![(1, OpenShape::Shape(shape))]
                 }
                 None => Vec::new(),
             },
-            // A vector of integers is one of sizes, which has as many axes as the batch has rows by chance.
+            // An integer vector is a vector of sizes: its length may equal the batch size by chance.
             "ConstantOfShape" if self.batch > 1 => match sizes(0) {
                 Some(shape) if shape.len() > 1 || !self.makes_integers() => {
                     vec![(0, OpenShape::Behind(shape[1..].to_vec()))]
                 }
                 _ => Vec::new(),
             },
-            // First states of zeros, [directions, batch, width], are the default.
+            // Initial states of zeros, [directions, batch, width], are the default.
             "RNN" | "GRU" | "LSTM" => [5, 6]
                 .into_iter()
                 .filter(|&k| {
@@ -257,13 +258,14 @@ impl InBoth<'_> {
         }
     }
 
-    /// The constants that repeat the same for each row of the batch, and meet what grows with it.
+    /// Returns the constants that repeat the same slice for each row of the batch, and broadcast with a value that
+    /// depends on it.
     fn repeated(&self) -> Vec<(usize, OpenShape)> {
         let op = &*self.node.op;
         if !self.node.domain.is_empty() || self.batch == 1 || !(op == "Expand" || BROADCASTS.contains(&op)) {
             return Vec::new();
         }
-        // The shapes that constants are broadcast to, for both sizes.
+        // Shapes to which constants are broadcast, for both sizes.
         let shape = |graph: &Graph, k: usize| match op {
             "Expand" => {
                 let sizes = graph.value(self.input(k)?).content()?.to_i64()?;
@@ -292,7 +294,8 @@ impl InBoth<'_> {
         found.collect()
     }
 
-    /// The constants, the same for each row of the batch, that a Concat joins to what grows with it (the token of a class).
+    /// Returns the constants with equal rows for the batch that a Concat joins to a value that depends on it (the class
+    /// token).
     fn joined(&self) -> Vec<(usize, OpenShape)> {
         let axis = self.node.attrs.int("axis").ok().flatten().unwrap_or(0);
         if !self.node.domain.is_empty() || &*self.node.op != "Concat" || axis == 0 {
@@ -316,26 +319,26 @@ impl InBoth<'_> {
     }
 }
 
-/// The first part of a tensor along its first axis, `size` times.
+/// Repeats the first slice of a tensor along its first axis `size` times.
 fn rows(tensor: &Tensor, size: usize, rest: &[i64]) -> Option<Tensor> {
     let part = first(tensor, 0)?;
     let dims = std::iter::once(Some(size)).chain(rest.iter().map(|&size| usize::try_from(size).ok()));
     Tensor::new(tensor.dtype(), dims.collect::<Option<_>>()?, part.data().repeat(size).into()).ok()
 }
 
-/// The sizes of a value, if all are known.
+/// Returns the sizes of a value, if all are known.
 fn dims(graph: &Graph, id: Option<ValueId>) -> Option<Vec<usize>> {
     graph.value(id?).ty.shape()?.concrete()
 }
 
-/// The pieces of a tensor's bytes that lie behind one another along an axis, for each place in front of it.
+/// Returns the number of blocks before an axis of a tensor, and the bytes of each slice along the axis.
 fn along(tensor: &Tensor, axis: usize) -> (usize, usize) {
     let blocks = tensor.dims()[..axis].iter().product::<usize>().max(1);
     let pieces = blocks * tensor.dims()[axis];
     (blocks, tensor.data().len() / pieces.max(1))
 }
 
-/// True where all parts of a tensor along an axis are the same.
+/// Returns true if all slices of a tensor along an axis are equal.
 fn repeats(tensor: &Tensor, axis: usize) -> bool {
     let (blocks, piece) = along(tensor, axis);
     if piece == 0 {
@@ -345,7 +348,7 @@ fn repeats(tensor: &Tensor, axis: usize) -> bool {
     tensor.data().chunks(block).all(|block| block.chunks(piece).all(|part| part == &block[..piece]))
 }
 
-/// The first part of a tensor along an axis.
+/// Returns the first slice of a tensor along an axis.
 fn first(tensor: &Tensor, axis: usize) -> Option<Tensor> {
     let (blocks, piece) = along(tensor, axis);
     let block = tensor.data().len() / blocks;
@@ -356,7 +359,7 @@ fn first(tensor: &Tensor, axis: usize) -> Option<Tensor> {
     Tensor::new(tensor.dtype(), dims, bytes.into()).ok()
 }
 
-/// A node, and its constant, that make the first part of a value along an axis, called `result`.
+/// Builds a node with its constant that computes the first slice of a value along an axis, named `result`.
 #[must_use]
 pub fn first_along(value: &str, axis: usize, result: &str) -> (NodeProto, TensorProto) {
     let zero = format!("{result}/zero");
@@ -380,8 +383,8 @@ fn axis_attribute(axis: usize) -> AttributeProto {
     }
 }
 
-/// The axis of a shape that the batch goes to, and what it shares it with: `outer` elements lie in front of the batch, and
-/// the axis `hint` is the one that is not said.
+/// Returns the axis of a shape that contains the batch, and the sizes merged with it. `outer` elements precede the
+/// batch; `hint` is the axis with an inferred size.
 fn place(dims: &[usize], outer: usize, batch: usize, hint: Option<usize>) -> Option<(usize, Share)> {
     let mut found = Vec::new();
     let mut before = 1;
@@ -394,15 +397,16 @@ fn place(dims: &[usize], outer: usize, batch: usize, hint: Option<usize>) -> Opt
         }
         before *= size;
     }
-    // A batch of one could be part of several axes. Of a matrix the rows count it, and elsewhere what lies behind it is
-    // counted with it (the heads of an attention).
+    // A batch of one could be part of several axes. In a matrix it is part of the rows. Otherwise it is merged with the
+    // axes after it (the heads of an attention).
     let alone = found.iter().find(|(_, share)| *share == ALONE);
     let hinted = || found.iter().find(|(axis, _)| Some(*axis) == hint);
     let usual = || if dims.len() == 2 { found.first() } else { found.last() };
     alone.or_else(hinted).or_else(usual).copied()
 }
 
-/// Nodes, and their constants, that make a shape called `result`: the size of the first axis of a value, and then `rest`.
+/// Builds nodes with their constants that compute a shape named `result`: the size of the first axis of a value,
+/// followed by `rest`.
 #[must_use]
 pub fn sizes_behind_first(value: &str, rest: &[i64], result: &str) -> (Vec<NodeProto>, Vec<TensorProto>) {
     let named = |what: &str| format!("{result}/{what}");

@@ -1,33 +1,34 @@
-//! The axis of classes of scores `[batch, sequence, classes]` with fixed sizes: the labels of the first step decide.
+//! The class axis of scores `[batch, sequence, classes]` with fixed sizes: the labels of the first step determine it.
 //!
-//! ONNX has the classes on axis 1, and so has the loss of a training model. Labels `[batch, sequence]` mean classes on the last
-//! axis: a `Transpose` before the loss, and another one behind its gradient, move the classes to axis 1.
+//! ONNX has the classes on axis 1, as does the loss of a training model. Labels `[batch, sequence]` imply classes on
+//! the last axis. A `Transpose` before the loss, and another one after its gradient, then move the classes to axis 1.
 
 use ortrain_graph::{Attrs, DType, Graph, Node, Shape, ValueId, ValueType};
 
 use super::losses::without_axis;
 
-/// Losses of labels that artifacts hold, and their gradients.
+/// Loss for class labels in artifacts, and its gradient.
 const LOSS: &str = "SoftmaxCrossEntropyLoss";
 const GRADIENT: &str = "SoftmaxCrossEntropyLossGrad";
 
-/// Position of the labels among the inputs of the loss, and of the gradient.
+/// Input index of the labels of the loss, and of the gradient.
 const LABELS: usize = 1;
 const LABELS_OF_GRADIENT: usize = 2;
 
-/// Returns true if scores of this shape may have their classes on another axis than 1, and the sizes of both are known.
+/// Returns true if scores of this shape may have their classes on another axis than 1, and if the sizes of both are
+/// known.
 #[must_use]
 pub fn is_class_axis_open(shape: &Shape) -> bool {
     shape.rank() > 2 && shape.iter().skip(1).all(|dim| dim.known().is_some())
 }
 
-/// Returns true if sizes fit a shape.
+/// Returns true if sizes match a shape.
 fn fits(shape: &Shape, dims: &[usize]) -> bool {
     shape.rank() == dims.len()
         && shape.iter().zip(dims).all(|(dim, &size)| dim.known().is_none_or(|known| known == size))
 }
 
-/// The scores of the only loss that labels belong to, and their shape.
+/// Returns the scores of the only loss that uses the labels, and their shape.
 fn scores_of(graph: &Graph, labels: ValueId) -> Option<(ValueId, &Shape)> {
     let is_loss = |node: &&Node| {
         node.domain.is_empty() && &*node.op == LOSS && node.inputs.get(LABELS) == Some(&Some(labels))
@@ -38,10 +39,10 @@ fn scores_of(graph: &Graph, labels: ValueId) -> Option<(ValueId, &Shape)> {
     losses.next().is_none().then_some((scores, shape))
 }
 
-/// Returns the graph with the classes of a loss on the last axis, if labels of these sizes say so.
+/// Returns the graph with the classes of a loss on the last axis, if labels of these sizes imply this.
 ///
-/// `None` where they do not, where other nodes read the labels, and with weights of another number of classes or a loss of each
-/// element. Smoothed labels are never open: other nodes read their scores.
+/// Returns `None` for other labels, if other nodes use the labels, for class weights of another length, and for a loss
+/// without reduction. Smoothed labels are never ambiguous: other nodes use their scores.
 #[must_use]
 pub fn with_classes_last(graph: &Graph, labels: ValueId, dims: &[usize]) -> Option<Graph> {
     let (scores, shape) = scores_of(graph, labels)?;
@@ -105,7 +106,7 @@ pub fn with_classes_last(graph: &Graph, labels: ValueId, dims: &[usize]) -> Opti
     Some(changed)
 }
 
-/// Returns the sentence about an axis of classes that the labels of the first step said.
+/// Returns the sentence about a class axis that the labels of the first step determined.
 #[must_use]
 pub fn classes_last_note(graph: &Graph, labels: ValueId, dims: &[usize]) -> Option<String> {
     let (scores, shape) = scores_of(graph, labels)?;
@@ -118,13 +119,13 @@ pub fn classes_last_note(graph: &Graph, labels: ValueId, dims: &[usize]) -> Opti
     ))
 }
 
-/// Returns the part of a sentence that gives the labels of both axes of classes, for labels of this name.
+/// Returns the part of a sentence with the labels for both possible class axes, for labels of this name.
 #[must_use]
 pub fn label_readings(graph: &Graph, labels: &str) -> Option<String> {
     let labels = graph.find(labels)?;
     let (mut scores, mut shape) = scores_of(graph, labels)?;
     let mut axis = 1;
-    // Classes on a later axis were moved.
+    // Classes on a later axis were transposed.
     let maker = graph.nodes.iter().find(|node| node.present_outputs().any(|output| output == scores));
     if let Some(node) = maker.filter(|node| node.domain.is_empty() && &*node.op == "Transpose")
         && let Some(perm) = node.attrs.ints("perm").ok().flatten()

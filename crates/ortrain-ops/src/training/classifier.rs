@@ -1,5 +1,5 @@
-//! Models whose first result is a choice, as classifiers of scikit-learn are exported: a label, then the probabilities,
-//! perhaps as maps. Which value a loss is put on where nobody says it.
+//! Models with a class label as their first output, as scikit-learn's classifiers are exported: a label, then the
+//! probabilities, possibly as maps. This module chooses the default value for a loss.
 
 use ortrain_graph::{DType, Graph, Node, Tensor, ValueId, tensor_to_proto};
 use ortrain_onnx::proto::type_proto;
@@ -11,7 +11,7 @@ use super::Loss;
 use crate::Error;
 use crate::families::features::DOMAIN;
 
-/// Whether a message declares a value as a tensor of something else than floats.
+/// Returns true if a message declares a value as a tensor of a type other than float.
 fn is_choice(info: &ValueInfoProto) -> bool {
     match info.r#type.as_ref().and_then(|ty| ty.value.as_ref()) {
         Some(type_proto::Value::TensorType(tensor)) if tensor.elem_type != 0 => {
@@ -21,7 +21,7 @@ fn is_choice(info: &ValueInfoProto) -> bool {
     }
 }
 
-/// Whether a message declares a value as a tensor of what is no number.
+/// Returns true if a message declares a value as a tensor of a non-numeric type.
 fn is_text(info: &ValueInfoProto) -> bool {
     match info.r#type.as_ref().and_then(|ty| ty.value.as_ref()) {
         Some(type_proto::Value::TensorType(tensor)) => {
@@ -31,21 +31,21 @@ fn is_text(info: &ValueInfoProto) -> bool {
     }
 }
 
-/// The node that makes a value, if it makes maps.
+/// Returns the node that produces a value, if it produces maps.
 fn maps<'a>(graph: &'a GraphProto, name: &str) -> Option<&'a NodeProto> {
     let is_map = |node: &&NodeProto| node.domain == DOMAIN && node.op_type == "ZipMap";
     graph.node.iter().filter(is_map).find(|node| node.output.iter().any(|output| output == name))
 }
 
-/// Whether the first output of a model is a choice: integers, texts, or maps.
+/// Returns true if the first output of a model is a class label: integers, strings, or maps.
 #[must_use]
 pub fn starts_with_choice(graph: &GraphProto) -> bool {
     graph.output.first().is_some_and(|info| is_choice(info) || maps(graph, &info.name).is_some())
 }
 
-/// Makes tensors of numbers the outputs of a model whose first output is a choice: the probabilities take the place of maps
-/// made of them, and texts are no outputs any more; the nodes stay. Returns whether it is such a model: then its one output
-/// of floats is what a loss is put on.
+/// Replaces the outputs of a model with a class label first by tensors of numbers: probabilities replace maps of them,
+/// and strings are removed. The nodes are unchanged. Returns true for such a model: the loss then uses its single float
+/// output.
 pub fn outputs_as_tensors(graph: &mut GraphProto) -> bool {
     if !starts_with_choice(graph) {
         return false;
@@ -77,14 +77,14 @@ pub fn outputs_as_tensors(graph: &mut GraphProto) -> bool {
     true
 }
 
-/// What probabilities are made of.
+/// Source of probabilities.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Logits {
-    /// The softmax of this.
+    /// Softmax of this value.
     Softmax(ValueId),
-    /// The sigmoids of this, each a class of its own.
+    /// Sigmoids of this value, one for each class.
     Sigmoids(ValueId),
-    /// The sigmoid of this for the second of two classes, of its negative for the first.
+    /// Sigmoid of this value for the second of two classes, and of its negative for the first.
     One(ValueId),
 }
 
@@ -96,7 +96,7 @@ fn input(node: &Node, k: usize) -> Option<ValueId> {
     node.inputs.get(k).copied().flatten()
 }
 
-/// The input of the node that makes a value, if it is one of this operator.
+/// Returns the first input of the node that produces a value, if the node has this operator.
 fn made_by(graph: &Graph, value: ValueId, op: &str) -> Option<ValueId> {
     maker(graph, value)
         .filter(|node| node.domain.is_empty() && &*node.op == op)
@@ -110,7 +110,7 @@ fn logits(graph: &Graph, mut value: ValueId) -> Option<Logits> {
         let by_sum = node.attrs.string("norm").ok().flatten() == Some("L1");
         match (&*node.domain, &*node.op) {
             ("", "Cast" | "Identity") => value = first,
-            // Probabilities have a sum of 1 already, and sigmoids of one class each get one.
+            // The probabilities have the sum 1 before the node, and sigmoids of one class each get this sum.
             (DOMAIN, "Normalizer") if by_sum => value = first,
             ("", "Softmax") => return Some(Logits::Softmax(first)),
             ("", "Sigmoid") => {
@@ -137,10 +137,10 @@ fn logits(graph: &Graph, mut value: ValueId) -> Option<Logits> {
     }
 }
 
-/// Operators through which a value is seen in parts, or in another shape or type.
+/// Operators that return parts of a value, or change its shape or type.
 const PARTS: [&str; 6] = ["Cast", "Gather", "Identity", "Reshape", "Slice", "Squeeze"];
 
-/// The one value that all of these are parts of, if there is one: probabilities of which every class is an output.
+/// Returns the single value that all `parts` are parts of, if any: probabilities with every class as an output.
 #[must_use]
 pub fn whole_of(graph: &Graph, parts: &[ValueId]) -> Option<ValueId> {
     let whole = |mut value: ValueId| {
@@ -158,8 +158,8 @@ pub fn whole_of(graph: &Graph, parts: &[ValueId]) -> Option<ValueId> {
     parts.iter().all(|&part| whole(part) == first).then_some(first)
 }
 
-/// Whether a value is weighted sums, or what is added and multiplied to them: a decision without bounds, which no softmax and
-/// no sigmoid has seen.
+/// Returns true if a value is a decision without bounds: weighted sums with added or multiplied terms, without a
+/// softmax or sigmoid.
 fn is_decision(graph: &Graph, value: ValueId) -> bool {
     let mut seen: FxHashSet<ValueId> = FxHashSet::default();
     let producers = graph.producers();
@@ -180,7 +180,7 @@ fn is_decision(graph: &Graph, value: ValueId) -> bool {
     false
 }
 
-/// Whether a value is something divided by its own sum.
+/// Returns true if a value is divided by its own sum.
 fn is_share(graph: &Graph, value: ValueId) -> bool {
     let Some(node) = maker(graph, value).filter(|node| node.domain.is_empty() && &*node.op == "Div") else {
         return false;
@@ -189,12 +189,12 @@ fn is_share(graph: &Graph, value: ValueId) -> bool {
     sum.is_some() && sum == input(node, 0)
 }
 
-/// The name of the value that a loss is put on by default, where a model ends in `scores`: those before the softmax or the
-/// sigmoid for a loss that takes logits, the scores themselves else. Cross-entropy of what is made of sigmoids is put on
-/// values whose softmax the probabilities are, which are appended to the message.
+/// Returns the name of the default value for a loss of a model with the output `scores`. For a loss on logits it is the
+/// input of the softmax or sigmoid, otherwise `scores`. Cross-entropy of probabilities from sigmoids uses values with
+/// these probabilities as their softmax, which are appended to the message.
 ///
 /// # Errors
-/// When a loss takes logits, and which value they are is not known.
+/// Returns an error if a loss needs logits, and they cannot be determined.
 pub fn default_scores(
     message: &mut GraphProto,
     graph: &Graph,
@@ -207,7 +207,7 @@ pub fn default_scores(
     }
     Ok(match (logits(graph, scores), loss) {
         (None, _) if is_decision(graph, scores) || maker(graph, scores).is_none() => name(scores),
-        // The softmax of the logarithms of shares is the shares.
+        // The softmax of the logarithms of normalized values is the normalized values.
         (None, Loss::CrossEntropyLoss) if is_share(graph, scores) => {
             appended(message, graph, "Log", &[&name(scores)], &format!("{}/logarithms", name(scores)))
         }
@@ -233,7 +233,7 @@ pub fn default_scores(
             appended(message, graph, "Mul", &[&name(one), &halves], &format!("{}/logits", name(one)))
         }
         (Some(Logits::Sigmoids(value)), _) => {
-            // The softmax of the logarithms of sigmoids is sigmoids divided by their sum.
+            // The softmax of the logarithms of sigmoids is the sigmoids divided by their sum.
             let of = name(value);
             let negative = appended(message, graph, "Neg", &[&of], &format!("{of}/negative"));
             let softplus = appended(message, graph, "Softplus", &[&negative], &format!("{of}/softplus"));
@@ -263,7 +263,7 @@ mod tests {
 
     use super::*;
 
-    /// A graph of these nodes, each with its inputs and its output; `one` is a constant.
+    /// Builds a graph of these nodes, each with its inputs and its output; `one` is a constant.
     fn graph(nodes: &[(&str, &str, &[&str], &str)]) -> Graph {
         let mut graph = Graph::new("classifier");
         let logits = graph.add_value("z", ValueType::tensor(DType::F32, &[4, 1]));
@@ -332,7 +332,7 @@ mod tests {
         );
     }
 
-    /// The sentence for scores that may be anything.
+    /// Returns the error for scores of unknown origin.
     fn refused(nodes: &[(&str, &str, &[&str], &str)], loss: Loss) -> String {
         let graph = graph(nodes);
         let scores = graph.find("p").expect("the last value is called so");
@@ -365,7 +365,7 @@ mod tests {
         };
         let squared: &[(&str, &str, &[&str], &str)] =
             &[("", "Softmax", &["z"], "s"), ("", "Mul", &["s", "s"], "p")];
-        // Two less a sigmoid is none of the other class.
+        // Two minus a sigmoid is not the probability of the other class.
         let other: &[(&str, &str, &[&str], &str)] = &[
             ("", "Sigmoid", &["z"], "s"),
             ("", "Sub", &["two", "s"], "r"),

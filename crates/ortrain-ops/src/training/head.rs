@@ -1,10 +1,10 @@
-//! The head of a classifier: the layer whose results are the scores of the classes.
+//! The head of a classifier: the layer that computes the scores of the classes.
 
 use ortrain_graph::{Graph, Node, ValueId};
 
 use crate::Error;
 
-/// Operators that may lie behind the scores without changing which axis the classes are on.
+/// Operators after the head that do not change the class axis.
 const BEHIND: [&str; 13] = [
     "Cast",
     "Clip",
@@ -21,18 +21,18 @@ const BEHIND: [&str; 13] = [
     "Squeeze",
 ];
 
-/// The last layer of a classifier.
+/// Last layer of a classifier.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Head {
-    /// The node, as messages name it.
+    /// Label of the node in messages.
     pub node: String,
-    /// The name of its weights.
+    /// Name of the weights.
     pub weight: String,
-    /// The axis of the weights that counts the classes.
+    /// Axis of the weights with the classes.
     pub axis: usize,
-    /// The name of its bias, whose last axis counts the classes.
+    /// Name of the bias; its last axis contains the classes.
     pub bias: Option<String>,
-    /// How many classes there are.
+    /// Number of classes.
     pub classes: usize,
 }
 
@@ -40,11 +40,12 @@ fn input(node: &Node, k: usize) -> Option<ValueId> {
     node.inputs.get(k).copied().flatten()
 }
 
-/// The head that a value of a graph ends in: a Gemm, a MatMul with or without an Add, or a Conv with a kernel of one cell,
-/// of constant weights that nothing else reads. A softmax, a sigmoid, a pooling over everything may lie between.
+/// Returns the head before a value of a graph: a Gemm, a MatMul with or without an Add, or a Conv with a kernel of size
+/// 1. Its weights must be constant and have no other use. A softmax, a sigmoid, or a global pooling may follow the
+/// head.
 ///
 /// # Errors
-/// When the value ends in something else, or the weights are computed or shared; the sentence names the node.
+/// Returns an error if there is no such head, or if the weights are computed or shared. The message names the node.
 pub fn find_head(graph: &Graph, output: ValueId) -> Result<Head, Error> {
     let maker =
         |value: ValueId| graph.nodes.iter().rev().find(|node| node.present_outputs().any(|id| id == value));
@@ -100,7 +101,7 @@ fn no_head(graph: &Graph, output: ValueId, node: &Node) -> Error {
     ))
 }
 
-/// A head of these weights, checked.
+/// Builds a head of these weights and checks them.
 fn head(
     graph: &Graph,
     node: &Node,
@@ -128,7 +129,7 @@ fn head(
             Some(dims) if dims.last() == Some(&classes) && dims.iter().product::<usize>() == classes => {
                 Some(name(id))
             }
-            // A number for all classes stays.
+            // A single number for all classes is not replaced.
             Some(dims) if dims.iter().product::<usize>() == 1 => None,
             _ => {
                 return Err(Error::Head(format!(

@@ -1,4 +1,4 @@
-//! Losses as nodes behind a model.
+//! Losses as nodes after a model.
 
 use ortrain_graph::{DType, Dim, Shape, Tensor, ValueType, declared_value_type, tensor_to_proto};
 use ortrain_onnx::GraphProto;
@@ -6,12 +6,12 @@ use ortrain_onnx::GraphProto;
 use super::{Append, Names, declaration, int, ints, text};
 use crate::Error;
 
-/// A loss that can be put behind a model.
+/// Loss that can be appended to a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Loss {
     /// Squared differences.
     MSELoss,
-    /// Cross-entropy of the softmax along the axis of classes, with integer labels.
+    /// Cross-entropy of the softmax along the class axis, with integer labels.
     CrossEntropyLoss,
     /// Binary cross-entropy of the sigmoid.
     BCEWithLogitsLoss,
@@ -30,20 +30,20 @@ impl Loss {
     }
 }
 
-/// What becomes of the losses of all elements.
+/// Reduction of the losses of all elements.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Reduction {
-    /// Their mean; of class labels the mean weighted by class.
+    /// Mean; for class labels the mean weighted by class.
     #[default]
     Mean,
-    /// Their sum.
+    /// Sum.
     Sum,
-    /// They stay as they are.
+    /// No reduction.
     None,
 }
 
 impl Reduction {
-    /// As ONNX and PyTorch spell it.
+    /// Returns the name in ONNX and PyTorch.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -53,33 +53,34 @@ impl Reduction {
         }
     }
 
-    /// By its name.
+    /// Returns the reduction of a name.
     #[must_use]
     pub fn of(name: &str) -> Option<Reduction> {
         [Reduction::Mean, Reduction::Sum, Reduction::None].into_iter().find(|known| known.name() == name)
     }
 }
 
-/// The settings of a loss. The default has none.
+/// Settings of a loss. The default sets no options.
 #[derive(Clone, Debug, Default)]
 pub struct LossSettings {
-    /// What becomes of the losses of all elements.
+    /// Reduction of the losses of all elements.
     pub reduction: Reduction,
-    /// Of [`Loss::CrossEntropyLoss`]: a float for each class, by which the losses of its elements are multiplied. Of
-    /// [`Loss::BCEWithLogitsLoss`]: floats that the losses are multiplied by, broadcast to their shape.
+    /// For [`Loss::CrossEntropyLoss`]: a factor for the losses of each class. For [`Loss::BCEWithLogitsLoss`]: factors
+    /// of the losses, broadcast to their shape.
     pub weight: Option<Tensor>,
-    /// Of [`Loss::BCEWithLogitsLoss`]: what the losses of positive targets are multiplied by, broadcast.
+    /// For [`Loss::BCEWithLogitsLoss`]: factors of the losses of positive targets, broadcast.
     pub pos_weight: Option<Tensor>,
-    /// Of [`Loss::CrossEntropyLoss`]: a label whose elements count for nothing.
+    /// For [`Loss::CrossEntropyLoss`]: a label with zero loss.
     pub ignore_index: Option<i64>,
-    /// Of [`Loss::CrossEntropyLoss`]: the axis of the classes, from the end if it is negative. `None` is axis 1, as in ONNX.
+    /// For [`Loss::CrossEntropyLoss`]: the class axis, from the end if negative. `None` is axis 1, as in ONNX.
     pub class_axis: Option<i64>,
-    /// Of [`Loss::CrossEntropyLoss`]: the share of the target, from 0 to 1, that all classes get alike.
+    /// For [`Loss::CrossEntropyLoss`]: the fraction of the target, from 0 to 1, that is distributed evenly over all
+    /// classes.
     pub label_smoothing: f32,
 }
 
 impl LossSettings {
-    /// Returns the axis of the classes of these scores.
+    /// Returns the class axis of these scores.
     fn axis_of_classes(&self, scores: &str, ty: &ValueType) -> Result<usize, Error> {
         let Some(shape) = ty.shape() else {
             return match self.class_axis {
@@ -108,7 +109,7 @@ impl LossSettings {
         }
     }
 
-    /// That the loss knows what is set.
+    /// Checks that the loss supports the options.
     fn check(&self, loss: Loss) -> Result<(), Error> {
         let (weighted, binary, classes) = match loss {
             Loss::CrossEntropyLoss => (true, false, true),
@@ -142,21 +143,22 @@ impl LossSettings {
     }
 }
 
-/// A loss, what it compares, and how much it counts.
+/// Loss with its inputs, and its factor in the sum.
 #[derive(Clone, Debug)]
 pub struct LossTerm {
-    /// Which loss.
+    /// Kind of loss.
     pub loss: Loss,
-    /// Its settings.
+    /// Settings of the loss.
     pub settings: LossSettings,
-    /// The value that is compared; one of the model's outputs unless given.
+    /// Value to compare; `None` for one of the model's outputs.
     pub scores: Option<String>,
-    /// What it is compared to. Without a name, and where there is no such value, it is a new input: `target`, or
-    /// (for class labels) `labels`; of several terms with scores of their own, `target_SCORES` or `labels_SCORES`.
+    /// Value to compare with. If it is `None`, or if there is no such value, it becomes a new input: `target`, or
+    /// `labels` for class labels. With several terms that have scores of their own, the input is `target_SCORES` or
+    /// `labels_SCORES`.
     pub target: Option<String>,
-    /// What the loss is multiplied by in the sum of several.
+    /// Factor of the loss in the sum of several losses.
     pub factor: f32,
-    /// The name under which the loss, before it is multiplied, is one of the models' outputs.
+    /// Name of the loss before the multiplication, as an output of the models.
     pub name: Option<String>,
 }
 
@@ -173,7 +175,7 @@ impl From<Loss> for LossTerm {
     }
 }
 
-/// Appends the sum of some losses, each times its factor, all of them scalars of one type. Returns its name.
+/// Appends the sum of losses, each times its factor. All are scalars of one type. Returns the name of the sum.
 pub fn append_sum(
     graph: &mut GraphProto,
     names: &mut Names,
@@ -196,7 +198,7 @@ pub fn append_sum(
     sum
 }
 
-/// Gives a value that a node makes, and nothing uses yet, another name; `false` if there is a value of that name.
+/// Renames the output of a node that has no other use; returns `false` if a value of this name exists.
 pub fn name_value(graph: &mut GraphProto, value: &str, name: &str) -> bool {
     if name.is_empty() || is_defined(graph, name) {
         return false;
@@ -206,7 +208,7 @@ pub fn name_value(graph: &mut GraphProto, value: &str, name: &str) -> bool {
     true
 }
 
-/// Whether a value of this name is there already.
+/// Returns true if a value of this name exists.
 fn is_defined(graph: &GraphProto, name: &str) -> bool {
     graph.input.iter().any(|info| info.name == name)
         || graph.initializer.iter().any(|tensor| tensor.name == name)
@@ -215,13 +217,13 @@ fn is_defined(graph: &GraphProto, name: &str) -> bool {
 
 /// Appends a loss to a model's message and returns its name.
 ///
-/// `scores` is what the model computes, of type `ty`; `target` the name of the value it is compared to, `target` or
-/// (for class labels) `labels` unless given. If nothing of this name is there, it becomes an input: of the scores' type,
-/// or int64 of their shape without the axis of classes. Scores and target have one shape; neither is broadcast.
+/// `scores` is the value that the model computes, of type `ty`. `target` is the name of the value to compare with; the
+/// default is `target`, or `labels` for class labels. If there is no such value, it becomes an input of the scores'
+/// type, or int64 of their shape without the class axis. Scores and target must have the same shape; neither is
+/// broadcast.
 ///
 /// # Errors
-/// When the loss does not exist for scores of this type, not with these settings, or not in the model's version of the
-/// operators.
+/// Returns an error if the loss does not support scores of this type, these settings, or the model's opset version.
 #[allow(clippy::too_many_arguments, reason = "a loss, what it compares, and where it is written")]
 pub fn append_loss(
     graph: &mut GraphProto,
@@ -282,24 +284,24 @@ pub fn append_loss(
     })
 }
 
-/// Returns the name of the input that a loss compares scores to.
+/// Returns the default name of the target input of a loss.
 #[must_use]
 pub fn default_target(loss: Loss) -> &'static str {
     if loss == Loss::CrossEntropyLoss { "labels" } else { "target" }
 }
 
-/// The shape without one axis.
+/// Returns the shape without one axis.
 pub(super) fn without_axis(shape: &Shape, without: usize) -> Shape {
     let kept = shape.iter().enumerate().filter(|&(axis, _)| axis != without);
     kept.map(|(_, dim)| dim.clone()).collect()
 }
 
-/// The type of an input that a message declares.
+/// Returns the type of an input that a message declares.
 fn declared_type(graph: &GraphProto, name: &str) -> Option<ValueType> {
     graph.input.iter().find(|info| info.name == name).and_then(|info| declared_value_type(info).ok())
 }
 
-/// Checks that a target that is there already has the shape that a loss compares its scores to.
+/// Checks that an existing target has the shape that a loss needs for its scores.
 fn check_shapes(
     loss: Loss,
     (scores, ty): (&str, &ValueType),
@@ -350,7 +352,8 @@ fn check_classes(
     Ok(())
 }
 
-/// The shape of a value for each class, broadcast to scores with the batch before it. Empty unless labels are smoothed.
+/// Returns the shape of one value per class, broadcast to scores with the batch before it. Empty unless labels are
+/// smoothed.
 fn planes_of_classes(scores: &str, ty: &ValueType, settings: &LossSettings) -> Result<Vec<usize>, Error> {
     if settings.label_smoothing == 0.0 {
         return Ok(Vec::new());
@@ -366,7 +369,7 @@ fn planes_of_classes(scores: &str, ty: &ValueType, settings: &LossSettings) -> R
 }
 
 impl Append<'_> {
-    /// Scores with their classes on axis 1, and their type, if the classes are on another one.
+    /// Transposes the classes to axis 1, if they are on another axis. Returns the new scores and their type.
     fn with_classes_second(
         &mut self,
         settings: &LossSettings,
@@ -394,7 +397,8 @@ impl Append<'_> {
         }
     }
 
-    /// `planes`: the sizes of the scores' axes, as far as smoothing needs them: the second, and ones behind it.
+    /// Appends the cross-entropy. `planes` has the sizes of the scores' axes that smoothing needs: the second axis,
+    /// followed by ones.
     fn cross_entropy(
         &mut self,
         settings: &LossSettings,
@@ -402,7 +406,7 @@ impl Append<'_> {
         (scores, planes): (&str, &[usize]),
         labels: &str,
     ) -> String {
-        // It has a number also where there are no weights.
+        // The name is generated even without weights.
         let weight = self.names.next("weight");
         let weight = settings.weight.as_ref().map(|values| {
             self.graph.initializer.push(tensor_to_proto(&weight, &values.converted(dtype)));
@@ -426,7 +430,8 @@ impl Append<'_> {
         self.node("Add", &[&own, &rest], vec![])
     }
 
-    /// The sum over all classes of the cross-entropy with each of them as label; `weight` counts as it does for labels.
+    /// Appends the sum over all classes of the cross-entropy with each class as the label; `weight` has the same
+    /// meaning as for labels.
     fn uniform_cross_entropy(
         &mut self,
         settings: &LossSettings,
@@ -461,7 +466,7 @@ impl Append<'_> {
         let mut counts = match weight {
             None => self.constant("one", &Tensor::scalar(dtype, 1.0)),
             Some(weight) => {
-                // An ignored label may be none of the classes.
+                // An ignored label may be out of range.
                 let first = self.constant("first_class", &Tensor::i64(&[], &[0]));
                 let there = match &ignored {
                     Some(ignored) => self.node("Where", &[ignored, &first, &whole], vec![]),
@@ -515,7 +520,7 @@ impl Append<'_> {
 }
 
 /// Appends one float that depends on all of these floats, in any version: the sum of their means. Returns its name. It
-/// stands for a loss where none is known yet.
+/// represents a loss that is not known yet.
 pub fn append_stand_in(graph: &mut GraphProto, values: &[(String, ValueType)]) -> Option<String> {
     let is_scalar = |ty: &ValueType| ty.shape().is_some_and(|shape| shape.rank() == 0);
     let mut names = Names::new();

@@ -1,7 +1,7 @@
 //! Master weights: weights of float16 or bfloat16 are trained in float32, and the model reads them through a cast.
 //!
-//! An update that is small beside its weight is lost in a type with eight or eleven significant bits; in float32 it adds
-//! up (Micikevicius et al., "Mixed Precision Training", 2018).
+//! An update that is small relative to its weight is lost in a type with eight or eleven significant bits. In float32
+//! it accumulates (Micikevicius et al., "Mixed Precision Training", 2018).
 
 use ortrain_graph::{DType, Graph, GraphError, tensor_to_proto};
 use ortrain_onnx::{
@@ -9,25 +9,25 @@ use ortrain_onnx::{
 };
 use rustc_hash::{FxHashMap, FxHashSet};
 
-/// The end of the name of a node through which a model reads a master weight.
+/// Suffix of the name of a node through which a model reads a master weight.
 const MASTER: &str = "/master_weight";
 
-/// The name of the node through which a model reads a master weight.
+/// Returns the name of the node through which a model reads a master weight.
 pub(crate) fn master_weight_node(weight: &str) -> String {
     format!("{weight}{MASTER}")
 }
 
-/// Whether updates of weights of a type are lost while they are small.
+/// Returns true if small updates of weights of a type are lost.
 #[must_use]
 pub fn is_narrow(dtype: DType) -> bool {
     matches!(dtype, DType::F16 | DType::BF16)
 }
 
-/// A sentence on trained weights of narrow types, each with its type, among so many that are trained; nothing if there are
-/// none.
+/// Returns a sentence about trained weights of narrow types, each with its type; `None` without such weights. `trained`
+/// is the number of trained weights.
 #[must_use]
 pub fn about_narrow(narrow: &[(&str, DType)], trained: usize) -> Option<String> {
-    /// How many names the sentence has.
+    /// Maximum number of names in the sentence.
     const SHOWN: usize = 3;
     let &(_, dtype) = narrow.first()?;
     let names: Vec<String> = narrow.iter().take(SHOWN).map(|(name, _)| format!("{name:?}")).collect();
@@ -44,11 +44,11 @@ pub fn about_narrow(narrow: &[(&str, DType)], trained: usize) -> Option<String> 
     ))
 }
 
-/// Makes initializers of narrow types float32, those whose names are given, and lets everything read them through a cast to
-/// their type. Returns how many there are.
+/// Converts narrow initializers with these names to float32. All readers get them through a cast to their type. Returns
+/// the number of converted initializers.
 ///
 /// # Errors
-/// When the data of an initializer are not what its type says.
+/// Returns an error if the data of an initializer does not match its type.
 pub fn add_master_weights(graph: &mut GraphProto, trained: &FxHashSet<&str>) -> Result<usize, GraphError> {
     let mut renamed: FxHashMap<String, String> = FxHashMap::default();
     let mut casts = Vec::new();
@@ -66,10 +66,10 @@ pub fn add_master_weights(graph: &mut GraphProto, trained: &FxHashSet<&str>) -> 
     Ok(renamed.len())
 }
 
-/// Takes back what [`add_master_weights`] did, in a graph whose initializers have values: each has its narrow type again.
+/// Reverts [`add_master_weights`] in a graph with initializer values: each initializer gets its narrow type again.
 ///
 /// # Errors
-/// As there.
+/// Returns the errors of [`add_master_weights`].
 pub fn remove_master_weights(graph: &mut GraphProto) -> Result<(), GraphError> {
     let mut renamed: FxHashMap<String, String> = FxHashMap::default();
     let mut narrow: FxHashMap<String, DType> = FxHashMap::default();
@@ -118,7 +118,7 @@ fn convert(tensor: &mut TensorProto, dtype: DType) -> Result<(), GraphError> {
     Ok(())
 }
 
-/// Renames values where they are used, in subgraphs too, unless these have values of their own by the name.
+/// Renames values at their uses, including subgraphs, unless a subgraph has its own value of the name.
 fn rename(graph: &mut GraphProto, names: &FxHashMap<String, String>) {
     for node in &mut graph.node {
         for input in &mut node.input {

@@ -1,7 +1,7 @@
 //! The difference between training and inference.
 //!
-//! Two operators behave differently: Dropout drops elements in training alone, and BatchNormalization uses the statistics
-//! of the batch there and updates the running ones, which inference uses.
+//! Two operators behave differently. Dropout drops elements only in training. BatchNormalization uses the statistics of
+//! the batch in training and updates the running statistics, which inference uses.
 
 use ortrain_graph::{Attr, DType, Graph, Node, Tensor, ValueId, ValueType};
 use ortrain_onnx::{GraphProto, NodeProto};
@@ -15,17 +15,17 @@ use crate::passes::infer::{infer, infer_known};
 use crate::passes::versions::upgrade;
 use crate::{Error, OpError};
 
-/// Which statistics the BatchNormalization nodes of a training model use.
+/// Statistics that the BatchNormalization nodes of a training model use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum BatchNormMode {
-    /// Where scale or bias is trained, those of the batch, and the running ones are updated. Elsewhere the running ones,
-    /// which stay as they are. Statistics that the model computes (as those of weights that are standardized) are used as
-    /// they are computed.
+    /// Batch statistics if scale or bias is trained; these nodes update the running statistics. Other nodes use the
+    /// running statistics without updates. Statistics that the model computes (for example, of standardized weights)
+    /// are used directly.
     #[default]
     Auto,
-    /// Those of the batch everywhere, and the running ones are updated.
+    /// Batch statistics everywhere, with updates of the running statistics.
     Train,
-    /// The running ones everywhere, and they stay as they are.
+    /// Running statistics everywhere, without updates.
     Freeze,
 }
 
@@ -37,8 +37,8 @@ pub(super) fn is_batch_norm(domain: &str, op: &str) -> bool {
     op == "BatchNormalization" && matches!(domain, "" | "ai.onnx")
 }
 
-/// Makes a model's message behave as in inference, whatever it was exported for: nothing is dropped, and statistics are
-/// the running ones. Whoever asks for new running statistics gets the old ones.
+/// Converts a model's message to inference mode, for every export mode: Dropout is the identity, and statistics are the
+/// running statistics. Outputs for new running statistics return the old ones.
 pub fn for_inference(graph: &mut GraphProto) {
     let mut used: FxHashSet<String> = graph.output.iter().map(|info| info.name.clone()).collect();
     names_used(graph, &mut used);
@@ -58,7 +58,7 @@ pub fn for_inference(graph: &mut GraphProto) {
             if let Some(mode) = node.attribute.iter_mut().find(|attr| attr.name == "training_mode") {
                 mode.i = 0;
             }
-            // Outputs 1 and 2; before opset 14 also 3 and 4, which tell that it is training.
+            // Outputs 1 and 2; before opset 14 also 3 and 4, which indicate training.
             let statistics = node.output.drain(1.min(node.output.len())..).enumerate();
             given = statistics
                 .filter(|(_, name)| used.contains(name))
@@ -76,7 +76,7 @@ pub fn for_inference(graph: &mut GraphProto) {
     graph.node = nodes;
 }
 
-/// Adds the names that nodes use, those of subgraphs too.
+/// Adds the names that nodes use, including subgraphs.
 fn names_used(graph: &GraphProto, names: &mut FxHashSet<String>) {
     for node in &graph.node {
         names.extend(node.input.iter().filter(|name| !name.is_empty()).cloned());
@@ -89,20 +89,20 @@ fn names_used(graph: &GraphProto, names: &mut FxHashSet<String>) {
     }
 }
 
-/// The least opset at which a Dropout can say that it drops elements.
+/// Minimum opset with a training flag of Dropout.
 const DROPOUT_TRAINS_FROM: i64 = 12;
 
-/// Makes a graph (of the newest versions, to be written at `opset`) behave as in training.
+/// Converts a graph (of the newest versions, to be written at `opset`) to training mode.
 ///
-/// Every Dropout drops elements, also where the model was exported for inference. One whose flag is computed keeps it,
-/// and before opset 12 a Dropout cannot say that it is on: there it stays what the model says, the identity.
+/// Every Dropout drops elements, even if the model was exported for inference. A Dropout with a computed flag keeps the
+/// flag. Before opset 12 Dropout has no training flag, and stays the identity.
 ///
-/// Every BatchNormalization uses the statistics that `mode` says; `trained` are the names of the values to be trained.
-/// Where it uses those of the batch it updates the running ones, `statistics` ([`running_statistics`]), which are inputs
-/// of the graph.
+/// Every BatchNormalization uses the statistics that `mode` selects; `trained` contains the names of the trained
+/// values. With batch statistics it updates the running statistics, `statistics` ([`running_statistics`]), which are
+/// inputs of the graph.
 ///
 /// # Errors
-/// When a running statistic is not an input, or reached in a way that it cannot be updated through.
+/// Returns an error if a running statistic is not an input, or if it cannot be updated through its intermediate nodes.
 pub fn for_training(
     graph: &mut Graph,
     opset: i64,
@@ -119,11 +119,11 @@ pub fn for_training(
     settings.apply(graph, trained, &statistics, false)
 }
 
-/// Makes the BatchNormalizations of a graph behave as in training: [`for_training`] with statistics of the batch, and Dropout
-/// as it is written.
+/// Converts the BatchNormalizations of a graph to training mode, as [`for_training`] with batch statistics. Dropout is
+/// unchanged.
 ///
 /// # Errors
-/// As for [`for_training`].
+/// Returns the errors of [`for_training`].
 pub fn with_statistics_of_batches(graph: &mut Graph, statistics: &FxHashSet<&str>) -> Result<(), Error> {
     let statistics =
         graph.inputs.iter().copied().filter(|&id| statistics.contains(graph.name_of(id))).collect();
@@ -149,7 +149,7 @@ impl Settings {
         while index < graph.nodes.len() {
             let node = &graph.nodes[index];
             let reached = node.present_inputs().any(|id| trained.contains(&id));
-            // Names outside may not be taken inside.
+            // Names of outer values must not be used in a subgraph.
             let prefix = match node.present_outputs().next() {
                 Some(output) if inner => format!("{}_", graph.name_of(output)),
                 _ => String::new(),
@@ -166,7 +166,7 @@ impl Settings {
                 };
                 let is_trained =
                     |id: ValueId| trained.contains(&id) && (inner || !self.untouched.contains(&id));
-                // In a mode that is not asked for everything is updated, or it was refused before.
+                // In an explicit mode everything is updated; other cases were reported before.
                 let stored = self.mode != BatchNormMode::Auto || is_stored(3) && is_stored(4);
                 if stored && uses_batch(self.mode, node, is_trained) {
                     make_internal(graph, index, &prefix);
@@ -195,7 +195,7 @@ impl Settings {
     }
 }
 
-/// Whether a BatchNormalization uses the statistics of the batch.
+/// Returns true if a BatchNormalization uses batch statistics.
 fn uses_batch(mode: BatchNormMode, node: &Node, is_trained: impl Fn(ValueId) -> bool) -> bool {
     let is_trained = |k: usize| node.inputs.get(k).copied().flatten().is_some_and(&is_trained);
     match mode {
@@ -205,14 +205,14 @@ fn uses_batch(mode: BatchNormMode, node: &Node, is_trained: impl Fn(ValueId) -> 
     }
 }
 
-/// The value that a Reshape shows in another shape, as an old node with `spatial=0` sees its statistics.
+/// Returns the input of a Reshape, through which an old node with `spatial=0` reads its statistics.
 fn viewed(graph: &Graph, id: ValueId) -> Option<ValueId> {
     let maker = graph.nodes.iter().find(|node| node.present_outputs().any(|output| output == id))?;
     maker.inputs.first().copied().flatten().filter(|_| &*maker.op == "Reshape")
 }
 
-/// Scales and biases of BatchNormalizations that are computed from something trained, but in such a way that no gradient
-/// goes back to it: ones of the type and shape of what is normalized, say. They are not trained.
+/// Returns the scales and biases of BatchNormalizations that are computed from trained values through paths without a
+/// gradient, such as ones of the type and shape of the input. They are not trained.
 fn untouched(graph: &Graph, mode: BatchNormMode, trained: &FxHashSet<ValueId>) -> FxHashSet<ValueId> {
     let mut untouched = FxHashSet::default();
     if mode != BatchNormMode::Auto {
@@ -233,7 +233,7 @@ fn untouched(graph: &Graph, mode: BatchNormMode, trained: &FxHashSet<ValueId>) -
         return untouched;
     }
     let mut typed = graph.clone();
-    // What cannot be read is refused elsewhere.
+    // Invalid graphs are reported elsewhere.
     if upgrade(&mut typed).is_err() {
         return untouched;
     }
@@ -246,12 +246,12 @@ fn untouched(graph: &Graph, mode: BatchNormMode, trained: &FxHashSet<ValueId>) -
     untouched
 }
 
-/// The ways on which gradients go back to some values.
+/// Search for gradient paths to some values.
 struct Paths<'a> {
     graph: &'a Graph,
     targets: FxHashSet<ValueId>,
     makers: Vec<Option<usize>>,
-    /// Values from which no way leads there.
+    /// Values without a gradient path.
     dead: FxHashSet<ValueId>,
 }
 
@@ -260,7 +260,7 @@ impl Paths<'_> {
         Paths { graph, targets, makers: graph.producers(), dead: FxHashSet::default() }
     }
 
-    /// Whether a gradient of a value reaches a target.
+    /// Returns true if the gradient of a value reaches a target.
     fn lead_from(&mut self, value: ValueId) -> bool {
         let mut seen: FxHashSet<ValueId> = FxHashSet::default();
         let mut open = vec![value];
@@ -280,11 +280,11 @@ impl Paths<'_> {
     }
 }
 
-/// The inputs of a node that its gradient goes to, found by differentiating it alone; of what cannot be differentiated so,
-/// every input of floats.
+/// Returns the inputs of a node that get a gradient, through differentiation of this node. If this fails, returns every
+/// float input.
 fn inputs_with_gradients(graph: &Graph, index: usize) -> Vec<ValueId> {
     let node = &graph.nodes[index];
-    // What is not known may be floats.
+    // A value of unknown type may be float.
     let may_be_float = |id: ValueId| graph.value(id).ty.dtype().is_none_or(DType::is_float);
     if !node.present_outputs().any(may_be_float) {
         return Vec::new();
@@ -327,7 +327,7 @@ fn inputs_with_gradients(graph: &Graph, index: usize) -> Vec<ValueId> {
     }
 }
 
-/// The inputs of a subgraph that stand for some values outside: the last inputs of its node.
+/// Returns the inputs of a subgraph that represent outer values: the last inputs of its node.
 fn captured_among(
     inputs: &[Option<ValueId>],
     subgraph: &Graph,
@@ -348,20 +348,20 @@ fn switch_on(graph: &mut Graph, index: usize, prefix: &str) {
     inputs[2] = Some(on);
 }
 
-/// Gives a Dropout of a branch a seed, if it has none: the branch is computed again for its gradient, and a runtime that
-/// draws numbers as it goes (onnxruntime does) draws the same ones from equal seeds alone.
+/// Sets the seed of a Dropout in a branch, if it has none. The branch is recomputed for its gradient, and a runtime
+/// that draws random numbers on the fly (such as onnxruntime) reproduces them only with equal seeds.
 fn give_seed(graph: &mut Graph, index: usize) {
     let node = &graph.nodes[index];
     let output = node.present_outputs().next().filter(|_| !node.attrs.0.contains_key("seed"));
     if let Some(output) = output {
-        // Of 31 bits, which no runtime cuts.
+        // 31 bits, which no runtime truncates.
         let seed = fnv1a64(graph.name_of(output).bytes()) >> 33;
         graph.nodes[index].attrs.0.insert("seed".to_owned(), Attr::Int(seed.cast_signed()));
     }
 }
 
-/// A node that sees its running statistics in another shape (an old one with `spatial=0`) cannot update them itself:
-/// nodes behind it do.
+/// Adds nodes that update running statistics with another shape (of an old node with `spatial=0`), because the node
+/// cannot update them itself.
 fn update_through_views(graph: &mut Graph, index: usize, inner: bool) -> Result<(), Error> {
     for (output, input) in [(1, 3), (2, 4)] {
         let node = &graph.nodes[index];
@@ -390,25 +390,25 @@ fn update_through_views(graph: &mut Graph, index: usize, inner: bool) -> Result<
     Ok(())
 }
 
-/// A running statistic that training updates.
+/// Running statistic that training updates.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RunningStatistic {
-    /// The name of the value: an initializer, or computed from constants alone.
+    /// Name of the value: an initializer, or computed only from constants.
     pub name: String,
-    /// Whether it belongs to a subgraph.
+    /// True if the statistic belongs to a subgraph.
     pub inner: bool,
 }
 
-/// Where a value comes from.
+/// Origin of a value.
 #[derive(Clone, Debug)]
 enum Origin {
-    /// It is constant.
+    /// Constant.
     Constant(RunningStatistic),
-    /// It is given at every step, or computed from what is.
+    /// Input of every step, or computed from one.
     Varying,
 }
 
-/// What a constant is used for.
+/// Use of a constant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Use {
     Mean,
@@ -416,18 +416,19 @@ enum Use {
     Other,
 }
 
-/// What is found in a graph and its subgraphs.
+/// Result of the search in a graph and its subgraphs.
 #[derive(Default)]
 struct Found {
     updated: Vec<(RunningStatistic, String)>,
     uses: FxHashMap<String, Vec<(Use, String)>>,
 }
 
-/// The running statistics of a model (as it was read, of any version) that training updates, in the order of its nodes.
-/// `trained` are the names of the values to be trained.
+/// Returns the running statistics of a model (as it was read, of any version) that training updates, in the order of
+/// its nodes. `trained` contains the names of the trained values.
 ///
 /// # Errors
-/// When a running statistic is to be trained; when one that is updated is not constant in the model, or has other uses.
+/// Returns an error if a running statistic would be trained, if an updated statistic is not constant in the model, or
+/// if it has other uses.
 pub fn running_statistics(
     graph: &Graph,
     mode: BatchNormMode,
@@ -474,13 +475,13 @@ impl Search<'_> {
         inner: bool,
         found: &mut Found,
     ) -> Result<(), Error> {
-        // Constants, and what nodes compute of constants alone.
+        // Constants, and values that nodes compute only from constants.
         let mut origins = captured.clone();
         for id in graph.value_ids().filter(|&id| graph.value(id).constant.is_some()) {
             origins.insert(id, constant(graph, id, inner));
         }
         for node in &graph.nodes {
-            // What is computed of what is trained varies.
+            // Values that depend on trained values vary.
             let is_constant =
                 |id| matches!(origins.get(&id), Some(Origin::Constant(_))) && !dependent.contains(&id);
             let all_constant = node.captures == 0 && node.present_inputs().all(is_constant);
@@ -490,14 +491,14 @@ impl Search<'_> {
             }
         }
         let makers = graph.producers();
-        // What depends on what the graph is given; in a subgraph anything may.
+        // Values that depend on inputs of the graph; in a subgraph every value may.
         let mut fed: FxHashSet<ValueId> = graph.inputs.iter().copied().collect();
         for node in &graph.nodes {
             if node.present_inputs().any(|id| fed.contains(&id)) {
                 fed.extend(node.present_outputs());
             }
         }
-        // Whether a normalization is given statistics that are computed, or normalizes a weight: there are no running ones.
+        // True for a normalization with computed statistics, or of a weight: it has no running statistics.
         let is_computed = |node: &Node| {
             let port = |k: usize| node.inputs.get(k).copied().flatten();
             let varies = |id: ValueId| {
@@ -547,7 +548,7 @@ impl Search<'_> {
                 if batch && kind != Use::Other {
                     found.updated.push((value.clone(), label.clone()));
                 }
-                // What is computed of constants is used where its results are used.
+                // A value that is computed from constants counts at the uses of the results.
                 let is_constant = |id| matches!(origins.get(&id), Some(Origin::Constant(_)));
                 if norm || !node.present_outputs().any(is_constant) {
                     self.record(graph, &origins, &makers, id, (kind, &label), found);
@@ -568,8 +569,8 @@ impl Search<'_> {
         Ok(())
     }
 
-    /// Notes a use of a constant, and of those that it is computed from. One that is a statistic gets a value of its own,
-    /// so it uses nothing else.
+    /// Records a use of a constant, and of the constants from which it is computed. A statistic gets a separate value,
+    /// so it has no other uses.
     fn record(
         &self,
         graph: &Graph,
@@ -581,7 +582,7 @@ impl Search<'_> {
     ) {
         if let Some(Origin::Constant(value)) = origins.get(&id) {
             let uses = found.uses.entry(value.name.clone()).or_default();
-            // Uses by one node stand together.
+            // Uses by one node are adjacent.
             if uses.iter().rev().take_while(|(_, node)| node == label).any(|(known, _)| *known == kind) {
                 return;
             }

@@ -1,4 +1,4 @@
-//! A training as one graph: forward pass, gradients, and nodes that update the weights (`onnxruntime.TrainingSession`).
+//! Training as one graph: forward pass, gradients, and nodes that update the weights (`onnxruntime.TrainingSession`).
 
 use std::collections::BTreeMap;
 
@@ -10,18 +10,18 @@ use super::MICROSOFT;
 use crate::OpError;
 use crate::optimizers::{OPTIMIZERS_OF_NODES, Optimizer, Start};
 
-/// The name of the input with the factor of the loss.
+/// Name of the input with the loss scale.
 pub const LOSS_SCALE: &str = "loss_scale";
-/// The name of the output with the norm of all gradients together.
+/// Name of the output with the norm of all gradients together.
 pub const GRADIENT_NORM: &str = "global_gradient_norm";
-/// The name of the output that says that all gradients are finite.
+/// Name of the output that is true if all gradients are finite.
 pub const ALL_FINITE: &str = "all_gradients_finite";
-/// The name of the output that says that gradients were added to their sums.
+/// Name of the output that signals the accumulation of gradients.
 pub const ACCUMULATED: &str = "Group_Accumulated_Gradients";
-/// The optimizer whose parameters share one counter of steps.
+/// Optimizer with one step counter for all parameters.
 const SHARED_COUNTER: &str = "LambOptimizer";
 
-/// Inputs through which no gradient goes: of an operator, from one input to another.
+/// Inputs without a gradient: an operator, and a range of its inputs.
 const STOPS: &[(&str, usize, usize)] = &[
     ("And", 0, 2),
     ("BatchNormalization", 3, 5),
@@ -69,7 +69,7 @@ fn is_stop(node: &NodeProto, input: usize) -> bool {
     STOPS.iter().any(|stop| of_node(&stop))
 }
 
-/// The value of a scalar float32 initializer of a message.
+/// Returns the value of a scalar float32 initializer of a message.
 fn scalar_of(graph: &GraphProto, name: &str) -> Option<f32> {
     let tensor = graph.initializer.iter().find(|tensor| tensor.name == name)?;
     if !tensor.dims.is_empty() || tensor.data_type != DType::F32.to_onnx() {
@@ -79,8 +79,8 @@ fn scalar_of(graph: &GraphProto, name: &str) -> Option<f32> {
     tensor.float_data.first().copied().or(raw)
 }
 
-/// The initializers that a training without a choice trains: those that the loss is computed from, through inputs that
-/// gradients go through. `immutable` names inputs of operators, and values of scalars that are not trained there.
+/// Returns the initializers that are trained by default: the loss is computed from them through inputs with gradients.
+/// `immutable` contains inputs of operators, and values of scalars that are not trained there.
 #[must_use]
 pub fn trained_without_choice(
     graph: &GraphProto,
@@ -122,36 +122,36 @@ pub fn trained_without_choice(
     in_order.map(|tensor| tensor.name.clone()).collect()
 }
 
-/// The nodes that a training graph ends with.
+/// Nodes at the end of a training graph.
 #[derive(Clone, Debug, Default)]
 pub struct Updates {
-    /// The operator of the optimizer; none if nothing is updated.
+    /// Operator of the optimizer; `None` without updates.
     pub optimizer: Option<&'static str>,
-    /// The name of the input with the learning rate.
+    /// Name of the input with the learning rate.
     pub rate: String,
     /// Settings of each trained parameter.
     pub settings: Vec<BTreeMap<String, f64>>,
     /// True if the norm of all gradients together is computed.
     pub norm: bool,
-    /// The type of copies of weights, if the forward pass reads such copies.
+    /// Type of copies of weights, if the forward pass reads them.
     pub copies: Option<DType>,
-    /// Runs whose gradients are summed for one update.
+    /// Number of runs with gradients that are summed for one update.
     pub accumulated: i64,
 }
 
-/// The row of an optimizer of nodes.
+/// Returns the table entry of an optimizer that runs as a node for each parameter.
 #[must_use]
 pub fn optimizer_of_nodes(name: &str) -> Option<&'static Optimizer> {
     OPTIMIZERS_OF_NODES.iter().copied().find(|row| row.name == name)
 }
 
-/// True for an optimizer whose parameters share one counter of steps.
+/// Returns true for an optimizer with one step counter for all parameters.
 #[must_use]
 pub fn has_shared_counter(optimizer: &str) -> bool {
     optimizer == SHARED_COUNTER
 }
 
-/// A graph that nodes are added to.
+/// Appender of nodes to a graph.
 struct Writer<'a> {
     graph: &'a mut Graph,
 }
@@ -174,23 +174,23 @@ impl Writer<'_> {
         self.graph.nodes.push(node);
     }
 
-    /// A node of `ai.onnx`.
+    /// Adds a node of `ai.onnx`.
     fn plain(&mut self, op: &str, inputs: &[ValueId], output: ValueId) {
         let inputs: Vec<Option<ValueId>> = inputs.iter().copied().map(Some).collect();
         self.graph.nodes.push(Node::new("", op, &inputs, &[Some(output)], Attrs::new()));
     }
 
-    /// A value that is kept between runs.
+    /// Adds a value that is stored between runs.
     fn state(&mut self, name: &str, tensor: Tensor) -> ValueId {
         self.graph.add_constant(name, tensor)
     }
 }
 
-/// Adds to a graph with gradients the nodes that sum them, test them and update the parameters. `parameters` are constants of
-/// the graph, each with its gradient. Outputs of the graph follow.
+/// Adds to a graph with gradients the nodes that sum the gradients, test them and update the parameters. `parameters`
+/// are constants of the graph, each with its gradient. Also appends outputs of the graph.
 ///
 /// # Errors
-/// When a parameter has no shape.
+/// Returns an error if a parameter has no shape.
 pub fn append_updates(
     graph: &mut Graph,
     parameters: &[(ValueId, ValueId)],
@@ -280,7 +280,7 @@ pub fn append_updates(
         match row.name {
             "SGDOptimizer" => {
                 let new = w.value(&format!("{name}_SGD_out"), ty.clone());
-                // The node knows no scale of the loss, and no signal.
+                // The node supports neither a loss scale nor a signal.
                 let (mut taken, mut moved) = (gradient, new);
                 if let (Some(scale), Some(_)) = (scale, finite) {
                     taken = w.value(&format!("{gradient_name}_unscaled"), ty.clone());
@@ -371,7 +371,7 @@ pub fn append_updates(
     Ok(())
 }
 
-/// Adds the product of the loss and an input with its factor. Returns it: the value whose gradients are computed.
+/// Adds the product of the loss and the loss scale input. Returns the product: gradients are computed for it.
 pub fn append_scaled_loss(graph: &mut Graph, loss: ValueId) -> ValueId {
     let scale = graph.add_value(LOSS_SCALE, ValueType::tensor(DType::F32, &[1]));
     graph.inputs.push(scale);

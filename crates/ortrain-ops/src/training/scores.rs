@@ -1,24 +1,24 @@
-//! Scores that a loss was not made for: what has passed through a softmax or a sigmoid before a loss that takes logits,
-//! logits before one that takes log-probabilities, choices that no gradient passes.
+//! Checks of scores that do not fit their loss: results of a softmax or a sigmoid for a loss on logits, logits for a
+//! loss on log-probabilities, and discrete choices without a gradient.
 
 use ortrain_graph::{Graph, Node, Shape, ValueId};
 
 use super::{Loss, LossTerm};
 use crate::Error;
 
-/// Operators that hand their first input on, for this purpose: in another shape or type, within bounds.
+/// Operators that pass their first input through for this purpose: with another shape or type, or with bounds.
 const HAND_ON: [&str; 9] =
     ["Cast", "CastLike", "Clip", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"];
 
-/// Maximum number of nodes between a product and the scores that it makes: biases and changes of shape.
+/// Maximum number of nodes between a product and its scores: biases and changes of shape.
 const MAX_LAYERS_OF_HEAD: usize = 8;
 
-/// Operators that give numbers without bounds: no logarithms of probabilities.
+/// Operators with unbounded results, which are not logarithms of probabilities.
 const UNBOUNDED: [&str; 6] = ["Conv", "FusedMatMul", "Gemm", "MatMul", "Relu", "Tanh"];
 
-/// The node that makes a value, through what only hands it on, and the value that it makes.
+/// Returns the node that produces a value, through nodes that pass it through, and the value that it produces.
 fn origin(graph: &Graph, mut value: ValueId) -> Option<(&Node, ValueId)> {
-    // Nodes are in topological order: the makers of inputs lie before.
+    // Nodes are in topological order: producers of inputs come first.
     for node in graph.nodes.iter().rev() {
         if !node.present_outputs().any(|output| output == value) {
             continue;
@@ -32,12 +32,12 @@ fn origin(graph: &Graph, mut value: ValueId) -> Option<(&Node, ValueId)> {
     None
 }
 
-/// The name of the first input of a node.
+/// Returns the name of the first input of a node.
 fn before<'a>(graph: &'a Graph, node: &Node) -> Option<&'a str> {
     node.inputs.first().copied().flatten().map(|id| graph.name_of(id))
 }
 
-/// What is wrong with the scores of a loss that takes logits.
+/// Returns the problem with the scores of a loss on logits.
 fn about_logits(graph: &Graph, loss: Loss, scores: ValueId) -> Option<String> {
     let (node, _) = origin(graph, scores)?;
     if !node.domain.is_empty() {
@@ -71,13 +71,13 @@ fn about_logits(graph: &Graph, loss: Loss, scores: ValueId) -> Option<String> {
     Some(sentence)
 }
 
-/// What is wrong with the scores of a loss that takes the logarithms of probabilities.
+/// Returns the problem with the scores of a loss on log-probabilities.
 fn about_log_probabilities(graph: &Graph, scores: ValueId) -> Option<String> {
     let (node, _) = origin(graph, scores)?;
     let helps = match &*node.op {
         "Softmax" | "Sigmoid" => "put a Log behind it",
         op if UNBOUNDED.contains(&op) => "put a LogSoftmax behind it, or take SoftmaxCrossEntropyLoss",
-        // A bias is added to logits; logarithms are sums, too.
+        // A bias is added to logits; logarithms may be sums, too.
         "Add" => {
             let is_constant = |id: ValueId| graph.value(id).constant.is_some() || graph.inputs.contains(&id);
             let other = node.present_inputs().find(|&id| !is_constant(id))?;
@@ -99,8 +99,8 @@ fn about_log_probabilities(graph: &Graph, scores: ValueId) -> Option<String> {
     ))
 }
 
-/// What is doubtful about the losses of a model whose types are known: those that are nodes of it, and `terms` that were
-/// put behind it. One sentence each, which says what to name instead.
+/// Returns the problems with the losses of a model with known types: its own loss nodes, and the appended `terms`. Each
+/// is one sentence with a remedy.
 #[must_use]
 pub fn doubtful_losses(graph: &Graph, terms: &[(Loss, ValueId)]) -> Vec<String> {
     let mut found: Vec<String> = Vec::new();
@@ -121,7 +121,7 @@ pub fn doubtful_losses(graph: &Graph, terms: &[(Loss, ValueId)]) -> Vec<String> 
     found
 }
 
-/// Losses of class labels, and their gradients.
+/// Losses for class labels, and their gradients.
 const OF_LABELS: [&str; 5] = [
     "NegativeLogLikelihoodLoss",
     "SoftmaxCrossEntropyLoss",
@@ -130,7 +130,7 @@ const OF_LABELS: [&str; 5] = [
     "SoftmaxCrossEntropyLossInternalGrad",
 ];
 
-/// An index out of range as a sentence on a label, if the node of this label in messages is a loss.
+/// Returns a sentence about a label for an index out of range, if the node with this label in messages is a loss.
 #[must_use]
 pub fn about_label(graph: &Graph, label: &str, place: &str, index: i64, classes: i64) -> Option<String> {
     let node =
@@ -143,10 +143,10 @@ pub fn about_label(graph: &Graph, label: &str, place: &str, index: i64, classes:
     ))
 }
 
-/// Checks that a gradient goes back from the scores of a loss.
+/// Checks that a gradient flows back from the scores of a loss.
 ///
 /// # Errors
-/// Where they are a choice, or integers: the sentence names the value that was chosen from.
+/// Returns an error if they are a discrete choice, or integers: the sentence names the input of the choice.
 pub fn check_scores(graph: &Graph, term: &LossTerm, scores: ValueId) -> Result<(), Error> {
     let Some((node, _)) = origin(graph, scores) else { return Ok(()) };
     if !node.domain.is_empty() || !["ArgMax", "ArgMin", "Hardmax"].contains(&&*node.op) {
@@ -164,12 +164,14 @@ pub fn check_scores(graph: &Graph, term: &LossTerm, scores: ValueId) -> Result<(
     Err(Error::Loss(sentence))
 }
 
-/// Returns the axis of the classes of scores `[batch, sequence, classes]` and the reason as a part of a sentence; `None` for axis
-/// 1. Language models and taggers have such scores.
+/// Returns the class axis of scores `[batch, sequence, classes]` and the reason as a part of a sentence; `None` for
+/// axis 1. Language models and taggers have such scores.
 ///
-/// Axis 1 cannot be that of the classes where its size is open and the last one's is known, where `labels` have the shape of
-/// the scores without the last axis, or where the last axis alone has as many elements as there are `weights` of classes. It is
-/// not where a product with a weight made `logits`: a product's outputs are last.
+/// Axis 1 cannot be the class axis in these cases:
+/// - its size is unknown and the size of the last axis is known;
+/// - `labels` have the shape of the scores without the last axis;
+/// - only the last axis has the length of the class `weights`;
+/// - a product with a weight computed `logits`: the outputs of a product are last.
 #[must_use]
 pub fn class_axis_of_tokens(
     graph: &Graph,
@@ -200,7 +202,7 @@ pub fn class_axis_of_tokens(
     (is_head && ends_in_product(graph, scores)).then(|| (last, "a product with a weight made it".into()))
 }
 
-/// Returns true if a product with a constant makes a value, perhaps with a bias.
+/// Returns true if a value is the product with a constant, possibly with a bias.
 fn ends_in_product(graph: &Graph, value: ValueId) -> bool {
     let is_constant = |id: Option<ValueId>| id.is_some_and(|id| graph.value(id).constant.is_some());
     let producers = graph.producers();
@@ -211,7 +213,7 @@ fn ends_in_product(graph: &Graph, value: ValueId) -> bool {
         let [first, second] = [0, 1].map(|input| node.inputs.get(input).copied().flatten());
         match &*node.op {
             "MatMul" => {
-                // PyTorch's exporter leaves a Transpose before its weights.
+                // PyTorch's exporter emits a Transpose of the weights.
                 let moved = second.and_then(makes).filter(|maker| &*maker.op == "Transpose");
                 return is_constant(second) || moved.is_some_and(|maker| is_constant(maker.inputs[0]));
             }
@@ -224,7 +226,7 @@ fn ends_in_product(graph: &Graph, value: ValueId) -> bool {
     false
 }
 
-/// For an output that a loss may be put on: that it is no logit, if so, and what is.
+/// Returns a sentence about an output that is not a logit, with the name of the logit; `None` for other outputs.
 #[must_use]
 pub fn probabilities(graph: &Graph, output: ValueId) -> Option<String> {
     let (node, _) = origin(graph, output)?;

@@ -1,9 +1,10 @@
-//! Parameters and running statistics that an exporter stores once, because all were equal when it wrote the file.
+//! Parameters and running statistics that an exporter stores once, because all were equal in the exported file.
 //!
-//! A fresh BatchNormalization has a scale and a running variance of ones, a bias and a running mean of zeros. Exporters of
-//! PyTorch store equal tensors once: a statistic is the initializer of a scale, and the parameters of another layer are an
-//! Identity of a first layer's. Training changes each on its own, so each becomes an initializer of its own again. Weights that
-//! two layers share by intention are one tensor under one name, without an Identity; they stay one.
+//! An untrained BatchNormalization has a scale and a running variance of ones, a bias and a running mean of zeros.
+//! Exporters of PyTorch store equal tensors once. Thus a statistic is the initializer of a scale, and the parameters of
+//! another layer are an Identity of a first layer's parameters. Training changes each separately, so each becomes a
+//! separate initializer again. Weights that two layers share intentionally are one tensor with one name, without an
+//! Identity; they remain shared.
 
 use ortrain_onnx::{GraphProto, TensorProto};
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -11,14 +12,14 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use super::parameters::is_path;
 use crate::Registry;
 
-/// The end of the name of a statistic that was stored as the scale or the bias of a layer.
+/// Suffix of the name of a statistic that was stored as the scale or the bias of a layer.
 const SEPARATED: &str = "/statistic";
 
-/// Gives initializers of their own to running statistics that share one with a weight, and to parameters and statistics that are
-/// an Identity of an initializer.
+/// Adds separate initializers for running statistics that share one with a weight, and for parameters and statistics
+/// that are an Identity of an initializer.
 ///
-/// A parameter that is an Identity has paths of attributes as names, its own and that of its initializer; it gets its own name.
-/// Returns the number of new initializers.
+/// A parameter is such an Identity if its name and the name of its initializer are paths of attributes; the new
+/// initializer has the parameter's own name. Returns the number of new initializers.
 ///
 /// ```
 /// use ortrain_onnx::{GraphProto, NodeProto, TensorProto};
@@ -93,7 +94,7 @@ pub fn separate_initializers(graph: &mut GraphProto) -> usize {
         if results.contains(name) || !separated.contains(name) {
             continue;
         }
-        // An Identity of an Identity. Nodes come in order, so each step leads to an earlier one.
+        // An Identity of an Identity. Nodes are in order, so each step reaches an earlier one.
         let mut bound = copy;
         while let Some(&(earlier, further)) = copies.get(source).filter(|(earlier, _)| *earlier < bound) {
             (bound, source) = (earlier, further);

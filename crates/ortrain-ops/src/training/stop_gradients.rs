@@ -1,4 +1,4 @@
-//! Values that pass no gradient, as `detach` and `no_grad` of PyTorch make them; ONNX files have no trace of these.
+//! Values without a gradient, such as results of PyTorch's `detach` and `no_grad`; ONNX files have no trace of these.
 
 use ortrain_graph::{DType, Graph, Node, ValueId};
 use ortrain_onnx::{GraphProto, NodeProto};
@@ -8,13 +8,14 @@ use crate::families::custom_gradient;
 use crate::passes::differentiate::passes_back_to;
 use crate::passes::functions::{is_custom_gradient, node_without_gradient};
 
-/// End of the name that a result has where another result of its node passes a gradient.
+/// Suffix of the name of a result if another result of its node has a gradient.
 const BEFORE: &str = "/before_stop";
 
-/// Ends gradients at some values of a graph and its subgraphs.
+/// Blocks gradients at some values of a graph and its subgraphs.
 ///
-/// Each of their nodes is kept together with an empty gradient, which is written out again after differentiation: models that are
-/// made have the nodes and names that they had. A result beside others of its node becomes an Identity of its own.
+/// Each of their nodes is wrapped with an empty gradient, and unwrapped after differentiation. Generated models
+/// therefore have the original nodes and names. If a node has other results with gradients, the stopped result becomes
+/// a separate Identity.
 ///
 /// ```
 /// use ortrain_onnx::{GraphProto, NodeProto};
@@ -88,8 +89,8 @@ fn stop_in(graph: &mut GraphProto, values: &FxHashSet<&str>, names: &mut FxHashS
     graph.node = nodes;
 }
 
-/// The values of a graph and its subgraphs at which gradients end: [`stop_gradients`] named them, or a `StopGradient` node makes
-/// them.
+/// Returns the values of a graph and its subgraphs at which gradients end: [`stop_gradients`] blocked them, or a
+/// `StopGradient` node produces them.
 #[must_use]
 pub fn stopped_values(graph: &GraphProto) -> Vec<String> {
     let mut found = Vec::new();
@@ -102,7 +103,7 @@ pub fn stopped_values(graph: &GraphProto) -> Vec<String> {
     found
 }
 
-/// The values that a node makes and the operator that makes them, if gradients end there because they were stopped.
+/// Returns the outputs of a node and its operator, if gradients are blocked there.
 #[must_use]
 pub fn stop_of(graph: &Graph, node: &Node) -> Option<(Vec<String>, String)> {
     if !custom_gradient::is_stop(node) {
@@ -114,32 +115,32 @@ pub fn stop_of(graph: &Graph, node: &Node) -> Option<(Vec<String>, String)> {
     Some((values, operator))
 }
 
-/// A value at which PyTorch may pass no gradient, and the reason.
+/// Value at which PyTorch may block the gradient, with the reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StopCandidate {
-    /// The value.
+    /// Name of the value.
     pub value: String,
-    /// The reason, from the graph.
+    /// Reason, from the graph.
     pub reason: String,
 }
 
-/// Results of a node as the search for [`stop_candidates`] sees them.
+/// State of a node's results in the search for [`stop_candidates`].
 #[derive(Clone, Copy, Default)]
 struct Seen {
-    /// True if parameters are among the inputs of the computation of the results.
+    /// True if the results are computed from parameters.
     depends: bool,
-    /// True if a gradient goes back from the results to parameters.
+    /// True if a gradient flows from the results to parameters.
     passes: bool,
-    /// The node by which they are weights that the model chose itself.
+    /// Node at which they become weights that the model selected itself.
     chosen: Option<usize>,
 }
 
-/// Values that PyTorch may have detached: floats that weight other results, after a product with decisions of the model
-/// (comparisons, indices of TopK and ArgMax) or a choice by TopK.
+/// Returns the values that PyTorch may have detached. They are floats that weight other results, and result from a
+/// product with decisions of the model (comparisons, indices of TopK and ArgMax) or from a selection by TopK.
 ///
-/// The targets that a detector assigns to its predictions are such values. Others are meant to be differentiated: the weights of
-/// experts, say. The types of the graph must have been inferred. Candidates are in the order of their nodes; what is computed
-/// from one of them alone is not listed again.
+/// The targets that a detector assigns to its predictions are such values. Others are differentiable by design, such as
+/// the weights of experts. The types of the graph must have been inferred. Candidates are in the order of their nodes;
+/// values that are computed only from candidates are not listed.
 #[must_use]
 pub fn stop_candidates(graph: &Graph, parameters: &[ValueId]) -> Vec<StopCandidate> {
     let mut seen = rustc_hash::FxHashMap::<ValueId, Seen>::default();
@@ -160,7 +161,7 @@ pub fn stop_candidates(graph: &Graph, parameters: &[ValueId]) -> Vec<StopCandida
         }
         let passes = inputs.iter().any(|&(id, seen)| seen.passes && passes_back_to(graph, node, id));
         let mut moving = inputs.iter().filter(|(_, seen)| seen.passes).map(|(_, seen)| seen.chosen);
-        // Results of chosen weights alone are chosen weights.
+        // Results that depend only on selected weights are selected weights.
         let mut chosen = moving.next().flatten().filter(|_| moving.all(|other| other.is_some()));
         if passes && is_product(node) {
             let plain = |&(id, seen): &(ValueId, Seen)| {

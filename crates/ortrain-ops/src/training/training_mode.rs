@@ -1,4 +1,4 @@
-//! The input `training_mode`: it says at each run of a graph whether that run is one of training.
+//! The input `training_mode`: true if a run of a graph is a training run.
 
 use ortrain_graph::{Attr, Attrs, Graph, Node, ValueId, ValueType};
 use ortrain_onnx::{GraphProto, NodeProto, TensorProto};
@@ -7,13 +7,14 @@ use rustc_hash::FxHashSet;
 use super::modes::{is_batch_norm, is_dropout};
 use crate::families::norm::make_inference;
 
-/// The name of the input of a training graph that says whether Dropout drops elements, and which statistics an evaluation uses.
+/// Name of the input of a training graph that switches Dropout on, and selects the statistics for an evaluation.
 pub const TRAINING_MODE: &str = "training_mode";
-/// The opset from which an attribute says that a BatchNormalization uses statistics of the batch. Before it, outputs do.
+/// First opset in which an attribute selects the batch statistics of a BatchNormalization. Before it, the outputs
+/// select them.
 const MODE_IS_ATTRIBUTE: i64 = 14;
 
-/// Lets one input, a scalar bool, say for each Dropout that the model switches on whether it drops elements. One that the
-/// model switches off, or whose flag is given or computed, stays as it is. Returns true if there is such a Dropout.
+/// Replaces the flag of each Dropout that the model switches on by one input, a scalar bool. A Dropout that is switched
+/// off, or has an input or a computed value as its flag, is unchanged. Returns true if a flag was replaced.
 pub fn share_training_mode(graph: &mut GraphProto) -> bool {
     let is_on = |tensor: &TensorProto| {
         let raw = tensor.raw_data.first().map(|&byte| byte != 0);
@@ -46,8 +47,8 @@ fn share_flags(graph: &mut GraphProto, on: &FxHashSet<String>) -> bool {
     found
 }
 
-/// Gives another name to the value of a message that is called `training_mode` and is no input of it, so that an input may have
-/// the name. An output of the model keeps its name.
+/// Renames a value of a message that is called `training_mode` and is not an input, so that an input may have the name.
+/// An output of the model keeps its name.
 pub fn free_training_mode(graph: &mut GraphProto) {
     let mut names = FxHashSet::default();
     all_names(graph, &mut names);
@@ -91,8 +92,8 @@ fn subgraphs_mut(node: &mut NodeProto) -> impl Iterator<Item = &mut GraphProto> 
         .flat_map(|attribute| attribute.g.as_deref_mut().into_iter().chain(&mut attribute.graphs))
 }
 
-/// The BatchNormalizations of a model of this opset that use statistics of the batch, and those that do not, those of subgraphs
-/// among them.
+/// Returns the number of BatchNormalizations of a model of this opset that use batch statistics, and of the others,
+/// including subgraphs.
 #[must_use]
 pub fn modes_of_batch_normalizations(graph: &GraphProto, opset: i64) -> (usize, usize) {
     let (mut training, mut inference) = (0, 0);
@@ -118,8 +119,8 @@ pub fn modes_of_batch_normalizations(graph: &GraphProto, opset: i64) -> (usize, 
     (training, inference)
 }
 
-/// Lets a value, a bool, say for each BatchNormalization that uses statistics of the batch whether it does: where it is false, the
-/// node uses the running ones, and gives these out as they are. The graph is one of the newest versions.
+/// Selects the statistics of each BatchNormalization with batch statistics by a bool value. If it is false, the node
+/// uses the running statistics, and returns them unchanged. The graph must have the newest versions.
 pub fn choose_statistics(graph: &mut Graph, mode: ValueId) {
     let ty = graph.value(mode).ty.clone();
     for mut node in std::mem::take(&mut graph.nodes) {
@@ -152,7 +153,7 @@ fn has_choice(graph: &Graph) -> bool {
     graph.nodes.iter().any(|node| uses_batch(node) || within(node))
 }
 
-/// A node in both modes, and the choice between their results.
+/// Adds a node in both modes, and the selection between their results.
 fn choose(graph: &mut Graph, node: &Node, mode: ValueId) {
     let outputs = node.outputs.clone();
     let in_mode = |graph: &mut Graph, end: &str| {
@@ -196,14 +197,14 @@ mod tests {
         attrs.with("momentum", MOMENTUM as f32).with("epsilon", EPSILON as f32)
     }
 
-    /// The flag, a batch of two channels, and what normalizes it.
+    /// Returns the flag, a batch of two channels, and the parameters of the normalization.
     fn inputs(mode: bool, x: &Tensor) -> Vec<Tensor> {
         let flag = Tensor::scalar(DType::Bool, f64::from(u8::from(mode)));
         let rest = [SCALE, BIAS, RUNNING[0], RUNNING[1]].map(|values| f64s(&[2], &values));
         [flag, x.clone()].into_iter().chain(rest).collect()
     }
 
-    /// The normalized batch, and the running statistics behind it.
+    /// Returns the normalized batch, and the running statistics after it.
     fn expected(mode: bool, x: &Tensor) -> [Vec<f64>; 3] {
         let x = x.to_f64();
         let rows = x.len() / 2;

@@ -9,83 +9,83 @@ use crate::operand::{Load, Nest, Operand, Use, matrices, nest_buffers, nest_buff
 
 /// Attention, or the gradients of its operands, without a buffer for the scores.
 ///
-/// For each batch index: the products of queries and keys go through `scores`; the softmax over the keys is taken; it
-/// goes through `weights`; and what comes of it weighs the values, which are summed up over the keys. Everything is
-/// computed in the type of the operands, `F32` or `F64`.
+/// For each batch index, the products of queries and keys pass through `scores`. The softmax over the keys follows, and
+/// passes through `weights`. The results weight the values, which are summed over the keys. All arithmetic uses the
+/// type of the operands, `F32` or `F64`.
 ///
-/// The space of `scores`, `weights` and their gradients is `batch + [queries, keys]`. Each of these nests has an accumulator,
-/// what it is given, and one result without a store, what becomes of it. They cannot fail.
+/// The space of `scores`, `weights` and their gradients is `batch + [queries, keys]`. Each of these nests reads its
+/// input as an accumulator and has one result without a store, which is passed on. The nests cannot fail.
 #[derive(Clone, Debug)]
 pub struct Attention {
-    /// Sizes of the batch axes: heads are one of them.
+    /// Sizes of the batch axes, including the heads.
     pub batch: Dims,
     /// Number of queries.
     pub queries: usize,
     /// Number of keys and values.
     pub keys: usize,
-    /// Elements of a query and of a key.
+    /// Number of elements of a query and of a key.
     pub size: usize,
-    /// Elements of a value.
+    /// Number of elements of a value.
     pub width: usize,
-    /// The queries, over `batch + [queries, size]`.
+    /// Queries, over `batch + [queries, size]`.
     pub q: Operand,
-    /// The keys, over `batch + [keys, size]`.
+    /// Keys, over `batch + [keys, size]`.
     pub k: Operand,
-    /// The values, over `batch + [keys, width]`.
+    /// Values, over `batch + [keys, width]`.
     pub v: Operand,
-    /// What becomes of the product of a query and a key: scale, mask.
+    /// Epilogue of the product of a query and a key: scale, mask.
     pub scores: Nest,
-    /// What becomes of the softmax: dropout.
+    /// Epilogue of the softmax: dropout.
     pub weights: Nest,
-    /// What is computed.
+    /// Computed results.
     pub pass: AttentionPass,
 }
 
-/// What is computed of an [`Attention`].
+/// Results of an [`Attention`].
 #[derive(Clone, Debug)]
 pub enum AttentionPass {
-    /// The sums. The nest is their epilogue, over `batch + [queries, width]`; its accumulator is the sums.
+    /// Weighted sums of the values. The nest is their epilogue, over `batch + [queries, width]`; its accumulator is a
+    /// sum.
     Output(Box<Nest>),
-    /// Gradients, of the one that is given for the sums.
+    /// Gradients of the operands, from the gradient of the sums.
     Gradients(Box<AttentionGradients>),
 }
 
-/// The gradients of an [`Attention`]; those that are wanted have an epilogue, whose accumulator is the gradient itself.
+/// Gradients of an [`Attention`]. Each required gradient has an epilogue with the gradient as accumulator.
 #[derive(Clone, Debug)]
 pub struct AttentionGradients {
-    /// The gradient of the sums, over `batch + [queries, width]`.
+    /// Gradient of the sums, over `batch + [queries, width]`.
     pub given: Operand,
-    /// From the gradient of what weighs the values to that of the softmax, which is the second accumulator.
+    /// Map from the gradient of the weights to the gradient of the softmax. The softmax is the second accumulator.
     pub weights: Nest,
-    /// What is left of the softmax where its gradient is taken: with what becomes of it here, and not with the softmax
-    /// itself, the gradient of what weighs the values is multiplied. Where rows of nothing but -inf give NaN, and a graph
-    /// goes on with zeros in their place, it makes these zeros.
+    /// Map from the softmax to the factor of the gradient of the weights. It differs from the softmax if the graph
+    /// replaces NaN, from rows of only -inf, with zeros: this nest inserts the same zeros.
     pub softmax: Nest,
-    /// From the gradient of the softmax's operand to that of the product.
+    /// Map from the gradient of the softmax's operand to the gradient of the product.
     pub scores: Nest,
-    /// The gradient of the queries, over their space.
+    /// Epilogue of the gradient of the queries, over their space.
     pub q: Option<Nest>,
-    /// That of the keys.
+    /// Epilogue of the gradient of the keys.
     pub k: Option<Nest>,
-    /// That of the values.
+    /// Epilogue of the gradient of the values.
     pub v: Option<Nest>,
 }
 
-/// A nest of an attention.
+/// Nest of an attention.
 pub(crate) struct Part<'a> {
     pub(crate) nest: &'a Nest,
-    /// Its name in dumps.
+    /// Name in dumps.
     pub(crate) name: &'static str,
-    /// The number of its accumulators.
+    /// Number of accumulators.
     accumulators: usize,
-    /// Whether its result is stored.
+    /// True if the result is stored.
     stores: bool,
-    /// The last two sizes of its space.
+    /// Last two sizes of the space.
     sizes: [usize; 2],
 }
 
 impl Attention {
-    /// The operands, each with the last two sizes of its space.
+    /// Returns the operands, each with the last two sizes of its space.
     pub(crate) fn operands(&self) -> impl Iterator<Item = (&Operand, [usize; 2])> {
         let &Attention { queries, keys, size, width, .. } = self;
         let given = match &self.pass {
@@ -97,7 +97,7 @@ impl Attention {
             .chain(given)
     }
 
-    /// The nests, in the order in which kernels take their buffers.
+    /// Returns the nests, in the order in which kernels take their buffers.
     pub(crate) fn parts(&self) -> Vec<Part<'_>> {
         let &Attention { queries, keys, size, width, .. } = self;
         let (of_q, of_k, of_v, scores) = ([queries, size], [keys, size], [keys, width], [queries, keys]);
@@ -120,7 +120,7 @@ impl Attention {
         parts
     }
 
-    /// The buffers in the order in which kernels take them: operands, then loads and stores of each nest.
+    /// Returns the buffers in the order in which kernels take them: operands, then loads and stores of each nest.
     #[must_use]
     pub fn buffers(&self) -> Vec<BufferId> {
         let mut buffers = Vec::new();
@@ -216,7 +216,8 @@ impl Body for Attention {
 
     fn flops(&self) -> u64 {
         let flops = self.parts().iter().map(|part| nest_flops(part.nest)).fold(0, u64::saturating_add);
-        // Products: two for the output; for gradients the scores again, and what is wanted. Then the softmax.
+        // Products: two for the output; for gradients the scores again, and one for each required gradient. Then the
+        // softmax.
         let (sizes, widths, others) = match &self.pass {
             AttentionPass::Output(_) => (1, 1, 5),
             AttentionPass::Gradients(g) => {

@@ -1,4 +1,4 @@
-//! The answers of an instruction to passes, checks and dumps.
+//! Common interface of instructions for passes, checks and dumps.
 
 use ortrain_expr::{Access, DType, Precision};
 use smallvec::SmallVec;
@@ -7,74 +7,74 @@ use crate::buffer::{Buffer, BufferId};
 use crate::cost::{Traffic, nest_flops};
 use crate::operand::{Load, Nest, Operand, Use, nest_buffers, nest_buffers_mut};
 
-/// The body of an instruction: it answers what passes, checks and dumps ask of any of them.
+/// Body of an instruction, with the queries of passes, checks and dumps.
 pub(crate) trait Body {
-    /// The name of the instruction.
+    /// Returns the name of the instruction.
     fn name(&self) -> &'static str;
 
-    /// Its sizes, as text.
+    /// Returns the sizes as text.
     fn sizes(&self) -> String;
 
-    /// The first fault: an access outside a buffer, or parts that contradict each other.
+    /// Returns the first fault: an access outside a buffer, or parts that contradict each other.
     fn validate(&self, buffers: &[Buffer]) -> Option<String>;
 
-    /// Takes down which elements it reads and writes.
+    /// Records the elements that the instruction reads and writes.
     fn traffic(&self, traffic: &mut Traffic<'_>) {
         self.nest().into_iter().for_each(|nest| traffic.nest(nest));
     }
 
-    /// The number of its operations.
+    /// Returns the number of operations.
     fn flops(&self) -> u64 {
         self.nest().map_or(0, nest_flops)
     }
 
-    /// The factors of its inner products, how exactly they are taken, and the nest that finishes the products, if that is what
-    /// it computes.
+    /// Returns the factors of the inner products, their precision, and the epilogue nest. Returns `None` if the
+    /// instruction computes no products.
     fn product(&self) -> Option<([&Operand; 2], Precision, &Nest)> {
         None
     }
 
-    /// The factors and the nest of a product, to be changed.
+    /// Returns the mutable factors and the mutable epilogue of a product.
     fn product_mut(&mut self) -> Option<([&mut Operand; 2], &mut Nest)> {
         None
     }
 
-    /// The nest that it is, or its epilogue, if it has one and not several.
+    /// Returns the nest of the instruction, or its epilogue. Returns `None` if it has several epilogues.
     fn nest(&self) -> Option<&Nest> {
         self.product().map(|(_, _, epilogue)| epilogue)
     }
 
-    /// The same, to be changed.
+    /// Returns the mutable nest of the instruction, or its mutable epilogue.
     fn nest_mut(&mut self) -> Option<&mut Nest> {
         self.product_mut().map(|(_, epilogue)| epilogue)
     }
 
-    /// The factors of its inner products, and how exactly they are taken.
+    /// Returns the factors of the inner products and their precision.
     fn factors(&self) -> Option<([&Operand; 2], Precision)> {
         self.product().map(|(factors, precision, _)| (factors, precision))
     }
 
-    /// Calls a function with each buffer, and how it is used: operands first, then results.
+    /// Calls `each` with each buffer and its use: operands first, then results.
     fn buffers(&self, each: &mut dyn FnMut(BufferId, Use)) {
         let factors = self.factors().into_iter().flat_map(|(factors, _)| factors);
         factors.for_each(|factor| each(factor.buffer, Use::Read));
         self.nest().into_iter().for_each(|nest| nest_buffers(nest, each));
     }
 
-    /// Calls a function with each buffer, to be changed, and how it is used.
+    /// Calls `each` with each mutable buffer and its use.
     fn buffers_mut(&mut self, each: &mut dyn FnMut(&mut BufferId, Use)) {
         let factors = self.product_mut().into_iter().flat_map(|(factors, _)| factors);
         factors.for_each(|factor| each(&mut factor.buffer, Use::Read));
         self.nest_mut().into_iter().for_each(|nest| nest_buffers_mut(nest, each));
     }
 
-    /// Whether it computes nothing at all: no outer point, no sum.
+    /// Returns true if the instruction computes nothing: no outer point, no sum.
     fn is_empty(&self) -> bool {
         self.nest().is_some_and(|nest| nest.outer_dims().contains(&0))
     }
 }
 
-/// The fault of a nest whose accesses are not those of its buffers, or whose accumulators are not the given ones.
+/// Returns a fault if an access of a nest does not fit its buffer, or if the accumulators differ from `accumulators`.
 pub(super) fn nest_fault(nest: &Nest, accumulators: &[DType], buffers: &[Buffer]) -> Option<String> {
     let wrong_operand = || nest.operands().find_map(|operand| operand.validate(buffers));
     let found: SmallVec<[DType; 2]> = nest.loads[..nest.accumulators()].iter().map(Load::dtype).collect();
@@ -87,7 +87,7 @@ pub(super) fn nest_fault(nest: &Nest, accumulators: &[DType], buffers: &[Buffer]
     wrong_operand().or_else(wrong_accumulators)
 }
 
-/// The fault of factors that are taken with less than they are, or of an epilogue that does not fit behind their products.
+/// Returns a fault if the precision is below the type of the factors, or if the epilogue does not fit the products.
 pub(super) fn product_fault(product: &dyn Body, buffers: &[Buffer]) -> Option<String> {
     let (factors, precision, epilogue) = product.product()?;
     if epilogue.segments.is_some() {
@@ -101,7 +101,7 @@ pub(super) fn product_fault(product: &dyn Body, buffers: &[Buffer]) -> Option<St
     })
 }
 
-/// The fault of an operand that is not a whole buffer, row-major.
+/// Returns a fault if an operand is not a whole buffer, row-major.
 pub(super) fn whole_fault<'a>(
     operands: impl IntoIterator<Item = &'a Operand>,
     buffers: &[Buffer],

@@ -7,21 +7,22 @@ use crate::buffer::Buffer;
 use crate::cost::{Traffic, nest_flops};
 use crate::operand::{Nest, Operand};
 
-/// Convolution, or the gradient of one, with an epilogue.
+/// Convolution, or a gradient of a convolution, with an epilogue.
 ///
 /// Sums are accumulated in `f32` for narrow floats. The epilogue is a map over the dimensions of the result
-/// ([`ConvShape::operands`]) whose accumulator is the result before it.
+/// ([`ConvShape::operands`]). Its accumulator is the result of the convolution.
 #[derive(Clone, Debug)]
 pub struct Conv {
-    /// What is computed, and the sizes.
+    /// Pass (output or a gradient) and sizes.
     pub shape: ConvShape,
-    /// Operand A: row-major, from some element of its buffer on.
+    /// Operand A: row-major, at any offset in its buffer.
     pub a: Operand,
-    /// Operand B: row-major, from the first element of its buffer on.
+    /// Operand B: row-major, at offset 0 of its buffer.
     pub b: Operand,
-    /// How exactly operands are taken, `F32` for those of `F64`. [`crate::ProgramBuilder::precision`] says it.
+    /// Precision of the operands; always `F32` for operands of type `F64`. [`crate::ProgramBuilder::precision`] sets
+    /// it.
     pub precision: Precision,
-    /// What becomes of the result.
+    /// Epilogue of the result.
     pub epilogue: Nest,
 }
 

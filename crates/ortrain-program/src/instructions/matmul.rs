@@ -10,38 +10,38 @@ use crate::operand::{Nest, Operand, matrices};
 /// Batched matrix product with an epilogue.
 ///
 /// `product[batch.., i, j] = sum over l of a[batch.., i, l] * b[batch.., l, j]`, accumulated in `f32` for narrow
-/// floats. The epilogue is a map over `batch + [m, n]` whose accumulator is the product and which stores the results:
-/// scaling, bias, activation and accumulation into an old value live there.
+/// floats. The epilogue is a map over `batch + [m, n]` that stores the results. Its accumulator is the product. It
+/// contains scaling, bias, activation and accumulation into an old value.
 #[derive(Clone, Debug)]
 pub struct MatMul {
     /// Sizes of the batch axes.
     pub batch: Dims,
-    /// Rows of the product.
+    /// Number of rows of the product.
     pub m: usize,
-    /// Columns of the product.
+    /// Number of columns of the product.
     pub n: usize,
     /// Length of the sums.
     pub k: usize,
-    /// The left factor, over `batch + [m, k]`.
+    /// Left factor, over `batch + [m, k]`.
     pub a: Operand,
-    /// The right factor, over `batch + [k, n]`.
+    /// Right factor, over `batch + [k, n]`.
     pub b: Operand,
-    /// The float of 16 bits that elements of each factor, stored as `F32`, are rounded to before they are multiplied: as a
-    /// copy of the factor in that type holds them.
+    /// 16-bit float type that the elements of each `F32` factor are rounded to before the product. The result equals
+    /// that of a factor stored in the 16-bit type.
     pub rounded: [Option<DType>; 2],
-    /// How exactly factors are taken, `F32` for those of `F64`. [`crate::ProgramBuilder::precision`] says it.
+    /// Precision of the factors; always `F32` for factors of type `F64`. [`crate::ProgramBuilder::precision`] sets it.
     pub precision: Precision,
-    /// What becomes of the product.
+    /// Epilogue of the product.
     pub epilogue: Nest,
 }
 
 impl MatMul {
-    /// The spaces of the factors: `batch + [m, k]` and `batch + [k, n]`.
+    /// Returns the spaces of the factors: `batch + [m, k]` and `batch + [k, n]`.
     pub(crate) fn spaces(&self) -> [Dims; 2] {
         [[self.m, self.k], [self.k, self.n]].map(|sizes| matrices(&self.batch, sizes))
     }
 
-    /// The factors, each with what it is rounded to.
+    /// Returns the factors, each with the type that it is rounded to.
     fn rounded_factors(&self) -> impl Iterator<Item = (&Operand, Option<DType>)> {
         [&self.a, &self.b].into_iter().zip(self.rounded)
     }

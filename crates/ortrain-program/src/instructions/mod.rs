@@ -1,4 +1,4 @@
-//! The instructions, a file each: what it computes, and what it says of itself.
+//! Instructions: one file each, with the definition and the implementation of [`Body`].
 
 mod attention;
 mod body;

@@ -1,4 +1,4 @@
-//! The instruction that is a nest and nothing else: a map, or reductions and a map.
+//! Instruction of a single nest: a map, or reductions and a map.
 
 use ortrain_expr::{Access, Segments};
 
@@ -39,7 +39,7 @@ impl Body for Nest {
     }
 }
 
-/// The fault of a nest with segments that stores elements which it stores or loads elsewhere, too.
+/// Returns a fault if a nest with segments stores elements that it also loads, or stores twice.
 fn segments_fault(nest: &Nest, segments: &Segments, buffers: &[Buffer]) -> Option<String> {
     let buffer = |operand: &Operand| &buffers[operand.buffer.0 as usize];
     for (k, to) in nest.stores.iter().enumerate() {
@@ -68,16 +68,16 @@ fn segments_fault(nest: &Nest, segments: &Segments, buffers: &[Buffer]) -> Optio
     None
 }
 
-/// True if two accesses to one buffer surely reach no element in common over segments.
+/// Returns true if two accesses to one buffer provably share no element over the segments.
 fn are_apart(a: &Access, b: &Access, segments: &Segments) -> bool {
     if let (&[step, 0], &[other, 0]) = (a.strides.as_slice(), b.strides.as_slice())
         && step == other
         && step != 0
     {
-        // Columns of one table.
+        // Different columns of one table.
         return !a.offset.abs_diff(b.offset).is_multiple_of(step.unsigned_abs());
     }
-    // Wholly before or behind each other.
+    // Disjoint ranges.
     let dims = [segments.len(), segments.iter().last().map_or(0, |range| range.end)];
     match (a.reach(&dims), b.reach(&dims)) {
         (Some(a), Some(b)) => a.1 < b.0 || b.1 < a.0,

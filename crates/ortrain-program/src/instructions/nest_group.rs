@@ -1,4 +1,4 @@
-//! The instruction that is several nests, none of which needs anything of another one.
+//! Instruction of several independent nests.
 
 use std::sync::Arc;
 
@@ -8,13 +8,13 @@ use crate::cost::{Traffic, nest_flops};
 use crate::operand::{Nest, Use, nest_buffers, nest_buffers_mut};
 use crate::spans::Spans;
 
-/// Nests that need nothing of each other: none stores what another one loads or stores. Backends run them in any order, or
-/// together.
+/// Independent nests: no nest stores a buffer that another nest loads or stores. Backends run them in any order or in
+/// parallel.
 ///
-/// An optimizer takes the same few steps for each parameter: a group takes each of them for all parameters.
+/// An optimizer computes the same steps for each parameter: a group merges one step over all parameters.
 #[derive(Clone, Debug)]
 pub struct NestGroup {
-    /// The nests. None of them can fail.
+    /// Nests, which cannot fail.
     pub nests: Vec<Arc<Nest>>,
 }
 
@@ -60,7 +60,7 @@ impl Body for NestGroup {
 }
 
 impl NestGroup {
-    /// A buffer that one nest stores to and another one reaches.
+    /// Returns a buffer that one nest stores and another nest uses.
     fn shared<'b>(&self, buffers: &'b [Buffer]) -> Option<&'b Buffer> {
         let mut used = Vec::new();
         self.buffers(&mut |id, _| used.push(id));

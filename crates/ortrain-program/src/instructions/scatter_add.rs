@@ -1,4 +1,4 @@
-//! The instruction for sums at given rows.
+//! Instruction for scattered sums of rows.
 
 use ortrain_expr::{DType, count};
 
@@ -7,11 +7,11 @@ use crate::buffer::{Buffer, BufferId};
 use crate::cost::Traffic;
 use crate::operand::{Operand, Use};
 
-/// `target[o, index[j], i] += source[o, j, i]`; duplicates are added in the order of `j`. Or, with `last`,
-/// `target[o, index[j], i] = source[o, j, i]`; of duplicates the last stays. Its operands are whole buffers, row-major.
+/// `target[o, index[j], i] += source[o, j, i]`; duplicates are added in the order of `j`. With `last`, `target[o,
+/// index[j], i] = source[o, j, i]`; the last of several duplicates remains. All operands are whole buffers, row-major.
 ///
-/// Indices count from the end where negative; those outside contribute nothing (whoever emits the instruction has
-/// them checked where that is an error). The target holds something already: zeros, or a gradient to add to.
+/// Negative indices count from the end. Indices out of range contribute nothing; an operator that forbids them must
+/// emit a check. The target is initialized before: with zeros, or with a gradient to add to.
 #[derive(Clone, Debug)]
 pub struct ScatterAdd {
     /// Number of outer slices.
@@ -22,18 +22,18 @@ pub struct ScatterAdd {
     pub count: usize,
     /// Number of elements of a row.
     pub inner: usize,
-    /// What is added: `[outer, count, inner]`.
+    /// Rows to add: `[outer, count, inner]`.
     pub source: Operand,
-    /// Where to: `count` integers (`I32` or `I64`).
+    /// Row indices: `count` integers (`I32` or `I64`).
     pub index: Operand,
-    /// What it is added to: `[outer, rows, inner]`.
+    /// Target rows: `[outer, rows, inner]`.
     pub target: Operand,
-    /// Whether the source is written over the target, not added to it.
+    /// True if the source overwrites the target instead of being added.
     pub last: bool,
 }
 
 impl ScatterAdd {
-    /// The number of elements that are added.
+    /// Returns the number of elements that are added.
     fn elements(&self) -> u64 {
         count([self.outer, self.count, self.inner])
     }

@@ -7,31 +7,31 @@ use crate::buffer::{Buffer, BufferId};
 use crate::cost::Traffic;
 use crate::operand::{Operand, Use};
 
-/// Pooling, or the gradient of one. Its operands are whole buffers, row-major.
+/// Pooling, or a gradient of pooling. All operands are whole buffers, row-major.
 #[derive(Clone, Debug)]
 pub struct Window {
-    /// What is computed, and the sizes.
+    /// Pass (maximum, sum or a gradient) and sizes.
     pub shape: WindowShape,
-    /// What is read.
+    /// Input.
     pub source: Operand,
-    /// Positions of the maxima, one for each output element: written by the maximum if asked for, read by its gradient,
-    /// absent for sums.
+    /// Positions of the maxima, one for each output element. The maximum optionally writes them, its gradient reads
+    /// them, and sums have none.
     pub index: Option<WindowIndex>,
-    /// What is written, of the source's type.
+    /// Output, of the source's type.
     pub target: Operand,
 }
 
 /// Positions of the maxima of a [`Window`].
 #[derive(Clone, Debug)]
 pub struct WindowIndex {
-    /// How they are said. A pass makes numbers of cells of those that gradients alone read.
+    /// Representation of a position. A pass converts positions to window cells if only gradients read them.
     pub kind: IndexKind,
-    /// Where they lie.
+    /// Buffer of the positions.
     pub operand: Operand,
 }
 
 impl WindowIndex {
-    /// Positions said by elements.
+    /// Creates positions that are element indices.
     #[must_use]
     pub fn elements(operand: Operand) -> WindowIndex {
         WindowIndex { kind: IndexKind::Element, operand }

@@ -1,19 +1,19 @@
-//! The instruction at which the caller takes over.
+//! Instruction that yields to the caller in the middle of a run.
 
 use super::body::Body;
 use crate::buffer::{Buffer, BufferId, is_work};
 use crate::operand::Use;
 
-/// The point of a program at which its caller takes over: it is given some values, and the rest of the program begins
-/// when it has handed others in.
+/// Point of a program that passes control to the caller. The caller receives the outputs. The rest of the program
+/// starts when the caller has supplied the inputs.
 ///
-/// A forward pass ends here and its backward pass begins, with the gradients of what was given. Data alone decides which
-/// instructions come before: none of those that make what is given needs what is taken.
+/// A forward pass ends here, and its backward pass begins with the gradients of the outputs. Only data dependencies
+/// decide which instructions come before. The outputs must not depend on the inputs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Yield<T = BufferId> {
-    /// The values that the caller is given, in order.
+    /// Values that the caller receives, in order.
     pub outputs: Vec<T>,
-    /// The values that the caller hands in, in order. Buffers are those of the arena that nothing else writes.
+    /// Values that the caller supplies, in order. Their buffers are in the work arena and have no other writer.
     pub inputs: Vec<T>,
 }
 
@@ -36,7 +36,7 @@ impl Body for Yield {
         self.inputs.iter_mut().for_each(|id| each(id, Use::Write));
     }
 
-    /// The fault of a hand-over that takes a value which is not the caller's to give.
+    /// Returns a fault if an input is not in the work arena: the caller cannot supply such a value.
     fn validate(&self, buffers: &[Buffer]) -> Option<String> {
         let elsewhere = self.inputs.iter().find(|id| !is_work(buffers, **id))?;
         let label = &buffers[elsewhere.0 as usize].label;

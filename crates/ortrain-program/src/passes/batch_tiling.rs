@@ -1,8 +1,9 @@
-//! Takes pairs of convolutions through a batch in parts: where most is alive, a convolution and the one that alone reads its
-//! result go through the batch a few images at a time.
+//! Tiles a batch over pairs of convolutions. At the peak of live bytes, a convolution and the only consumer of its
+//! result run on a few images at a time.
 //!
-//! What lies between them is then as large as these images need, and stays in a cache. Frozen layers and evaluations gain
-//! from it, where nothing is kept for gradients: their peak is the largest result of a layer with the next one.
+//! The intermediate result then has the size of these images, and stays in a cache. Frozen layers and evaluations gain,
+//! because nothing is saved for gradients there. Their peak is the largest result of a layer together with the next
+//! one.
 
 use ortrain_expr::{Access, ConvPass, Inst};
 
@@ -14,9 +15,9 @@ use crate::scheduled::NewVersions;
 use crate::target::{BatchTiles, Target};
 use crate::{Buffer, Conv, Instruction, Operand, ScheduledInstruction, is_work};
 
-/// Pairs that are tried.
+/// Maximum number of tiled pairs.
 const MAX_PAIRS: usize = 32;
-/// Puts pairs in parts where that takes less memory.
+/// Tiles pairs of convolutions if this lowers the size of the arena.
 pub(super) fn run(draft: &mut Draft, target: &Target) -> Outcome {
     let Some(tiles) = target.batch_tiles else { return Ok(Changed(0)) };
     let next = |draft: &Draft| pair(draft, tiles, fullest(draft)?);
@@ -38,14 +39,14 @@ pub(super) fn run(draft: &mut Draft, target: &Target) -> Outcome {
     Ok(Changed(pairs))
 }
 
-/// Two convolutions, by their numbers, and how many images go through them at a time.
+/// Pair of convolutions, by their positions, and the number of images per tile.
 struct Pair {
     first: usize,
     second: usize,
     images: usize,
 }
 
-/// The pair whose result in between is the largest of those alive at an instruction.
+/// Returns the pair with the largest intermediate result among the live values at an instruction.
 fn pair(draft: &Draft, tiles: BatchTiles, at: usize) -> Option<Pair> {
     let Draft { instructions, buffers, .. } = draft;
     let uses = draft.uses();
@@ -63,7 +64,7 @@ fn pair(draft: &Draft, tiles: BatchTiles, at: usize) -> Option<Pair> {
     found.max_by_key(|(bytes, _)| *bytes).map(|(_, pair)| pair)
 }
 
-/// A convolution over images that can be taken one by one.
+/// Returns the convolution if it can process the images of its batch one by one.
 fn convolution(scheduled: &ScheduledInstruction) -> Option<&Conv> {
     let Instruction::Conv(conv) = &scheduled.instruction else { return None };
     let by_place =
@@ -75,7 +76,7 @@ fn convolution(scheduled: &ScheduledInstruction) -> Option<&Conv> {
     fits.then_some(conv)
 }
 
-/// How many images go through two convolutions at a time, if that can be and is worth it.
+/// Returns the number of images per tile of two convolutions, if tiling is possible and pays.
 fn images(draft: &Draft, tiles: BatchTiles, first: usize, second: usize) -> Option<usize> {
     let Draft { instructions, buffers, .. } = draft;
     let (one, other) = (convolution(&instructions[first])?, convolution(&instructions[second])?);
@@ -92,12 +93,12 @@ fn images(draft: &Draft, tiles: BatchTiles, first: usize, second: usize) -> Opti
         && other.shape.batch == batch
         && instructions[first].entries == instructions[second].entries
         && bytes >= tiles.least;
-    // The first one is made where the second one is.
+    // The first convolution moves to the position of the second.
     let reads = instructions[first].instruction.reads();
     let changed = |i: &ScheduledInstruction| {
         i.instruction.writes().iter().any(|id| reads.contains(id) || !is_work(buffers, *id))
     };
-    // Parts of the second one's results are there while others are still to be read.
+    // Parts of the second result are written while other parts of its operands are still to be read.
     let overwrites = written_by(next).any(|id| read_by(next).any(|read| read == id) || reads.contains(&id));
     if !fits || overwrites || instructions[first + 1..second].iter().any(changed) {
         return None;
@@ -108,7 +109,7 @@ fn images(draft: &Draft, tiles: BatchTiles, first: usize, second: usize) -> Opti
     (filters.saturating_mul(tiles.filter) <= images * each).then_some(images)
 }
 
-/// The instructions with a pair in parts.
+/// Returns the instructions with a pair of convolutions in tiles.
 fn in_parts(draft: &mut Draft, pair: &Pair) -> Vec<ScheduledInstruction> {
     let Draft { instructions, buffers, .. } = draft;
     let &Pair { first, second, images } = pair;
@@ -148,7 +149,7 @@ fn in_parts(draft: &mut Draft, pair: &Pair) -> Vec<ScheduledInstruction> {
     result
 }
 
-/// A convolution of some images of a batch.
+/// Returns a convolution of some images of a batch.
 fn part_of(conv: &Conv, from: usize, images: usize) -> Conv {
     let mut part = conv.clone();
     let [a, ..] = conv.shape.operands();
@@ -174,7 +175,8 @@ mod tests {
     const CHANNELS: usize = 64;
     const SIZE: usize = 65;
 
-    /// A convolution of single cells from `from` to `to` channels, with a bias, an activation, and something to be added.
+    /// Adds a convolution with 1x1 filters from `from` to `to` channels, with a bias, an optional addend, and an
+    /// activation.
     fn convolution(
         b: &mut ProgramBuilder,
         a: BufferId,
@@ -225,7 +227,7 @@ mod tests {
         result
     }
 
-    /// Few channels, many, few, with a way around.
+    /// Builds a bottleneck with a residual connection: few channels, many, few.
     fn bottleneck(in_parts: bool, keep: bool) -> Program {
         let mut b = ProgramBuilder::new();
         let x = b.work("x", DType::F32, IMAGES * 2 * SIZE * SIZE);

@@ -1,10 +1,10 @@
-//! What a pass says that it did.
+//! Result of a pass.
 
 use crate::error::ProgramError;
 
-/// The number of changes that a pass has made. With 0 the program is what it was.
+/// Number of changes of a pass. With 0 the program is unchanged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Changed(pub(crate) usize);
 
-/// What becomes of a draft: the pass may find that its program cannot be made.
+/// Result of a pass, which fails if the program cannot be compiled.
 pub(crate) type Outcome = Result<Changed, ProgramError>;

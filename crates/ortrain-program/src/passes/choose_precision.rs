@@ -1,4 +1,4 @@
-//! Says how exactly the factors of products are taken: those that are worth less than `f32` get the precision of the program.
+//! Chooses the precision of products. Products with enough work use the precision of the program, others use `f32`.
 
 use std::sync::Arc;
 

@@ -1,7 +1,7 @@
-//! Makes positions of maxima numbers of cells, where gradients alone read them.
+//! Converts positions of maxima to window cells, if only gradients read them.
 //!
-//! A gradient that knows where the windows lie needs of each maximum only which cell of its window it was: a byte in place
-//! of the eight of a position. Positions that anything else reads stay what they are.
+//! A gradient over the same windows only needs the cell of each maximum in its window: one byte instead of the eight
+//! bytes of a position. Positions with other readers are unchanged.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use ortrain_expr::{DType, IndexKind};
 use super::{Changed, Draft, Outcome, Target};
 use crate::{BufferId, Instruction, ScheduledInstruction, Window};
 
-/// Gives positions that only gradients of the same windows read the narrowest type.
+/// Gives positions that only gradients of the same windows read the narrowest cell type.
 pub(super) fn run(draft: &mut Draft, _: &Target) -> Outcome {
     let mut changes = 0;
     for at in 0..draft.instructions.len() {
@@ -30,7 +30,7 @@ pub(super) fn run(draft: &mut Draft, _: &Target) -> Outcome {
     Ok(Changed(changes))
 }
 
-/// The positions of a window, if only gradients of the same windows read them, and the type of numbers of cells.
+/// Returns the positions of a window and their cell type, if only gradients of the same windows read them.
 fn numbered_by(draft: &Draft, at: usize) -> Option<(BufferId, DType)> {
     let Draft { instructions, .. } = draft;
     let Instruction::Window(window) = &instructions[at].instruction else { return None };

@@ -1,4 +1,5 @@
-//! Puts instructions that can fail, and what they need, before those that write state: a step that fails has changed nothing.
+//! Moves instructions that can fail, with their dependencies, before instructions that write state. A failing step then
+//! changes nothing.
 
 use super::{Changed, Draft, Outcome, Target};
 use crate::buffer::add_work;
@@ -8,9 +9,9 @@ use crate::scheduled::NewVersions;
 use crate::versions::Versions;
 use crate::{Buffer, Instruction, Nest, Operand, ScheduledInstruction, is_work};
 
-/// Orders instructions so that nothing that can fail comes after a write to state: first what failing instructions
-/// need and they themselves, then the rest. Within each part the order stays. What the rest reads of a buffer that is
-/// updated in the first part is copied before the update.
+/// Orders instructions so that nothing that can fail follows a write to state. Instructions that can fail and their
+/// dependencies come first, and the order within each part is preserved. If the first part updates a buffer that the
+/// rest reads, the old value is copied before.
 pub(super) fn run(draft: &mut Draft, _: &Target) -> Outcome {
     let Draft { instructions, buffers, .. } = draft;
     let writes_state =
@@ -22,12 +23,12 @@ pub(super) fn run(draft: &mut Draft, _: &Target) -> Outcome {
     }
     let mut early = vec![false; instructions.len()];
     let mut wanted = vec![false; buffers.len()];
-    // What is written early has been read, and written before, by then.
+    // Buffers that early instructions write: earlier reads and writes of these buffers must come before.
     let mut updated = vec![false; buffers.len()];
     for (index, scheduled) in instructions.iter().enumerate().rev() {
         let (reads, writes) = (scheduled.instruction.reads(), scheduled.instruction.writes());
         let produces = writes.iter().any(|&id| is_work(buffers, id) && wanted[id.0 as usize]);
-        // State alone waits for its turn; it gets a copy of what is updated.
+        // Instructions that only write state are not moved; they read copies of updated buffers.
         let precedes = writes.iter().any(|&id| is_work(buffers, id))
             && reads.iter().chain(&writes).any(|&id| updated[id.0 as usize]);
         if scheduled.instruction.can_fail() || produces || precedes {
@@ -49,7 +50,7 @@ pub(super) fn run(draft: &mut Draft, _: &Target) -> Outcome {
     Ok(Changed(moved))
 }
 
-/// Lets later instructions read copies of the buffers that earlier ones update before they come.
+/// Lets later instructions read copies of the buffers that earlier instructions update.
 fn copy_before_updates(
     first: &mut Vec<ScheduledInstruction>,
     rest: &mut [ScheduledInstruction],
@@ -77,7 +78,8 @@ fn copy_before_updates(
     }
 }
 
-/// Takes the writes to state out of an instruction that makes something else as well; what makes them comes later.
+/// Removes the writes to state from an instruction that also has other results. Returns an instruction with only these
+/// writes, which runs later.
 fn without_state(scheduled: &mut ScheduledInstruction, buffers: &[Buffer]) -> Option<ScheduledInstruction> {
     let nest = scheduled.instruction.nest()?;
     let own: Vec<bool> = written_by(nest).map(|id| is_work(buffers, id)).collect();

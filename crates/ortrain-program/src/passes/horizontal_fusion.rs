@@ -1,7 +1,7 @@
-//! Makes one instruction of alike nests that need nothing of each other.
+//! Horizontal fusion: merges independent nests of the same kind into one instruction.
 //!
-//! An optimizer that is written out for each parameter takes the same steps for every one of them. Here the first step of all
-//! parameters becomes one instruction, then the second: a program has as many instructions as one parameter needs.
+//! The unrolled steps of an optimizer are the same for every parameter. The first step of all parameters becomes one
+//! instruction, then the second step. The program has as many instructions as a single parameter needs.
 
 use std::hash::BuildHasher;
 
@@ -15,13 +15,14 @@ use crate::spans::Spans;
 use crate::versions::Versions;
 use crate::{Buffer, BufferId, GradientModes, Instruction, Place, ScheduledInstruction};
 
-/// Most nests of a group. What is asked of an instruction is answered for each of its buffers, and sometimes for each pair.
+/// Maximum number of nests of a group. Some analyses visit each buffer of an instruction, or each pair of buffers.
 const MAX_NESTS: usize = 1024;
-/// Nests of a group make their results earlier than others need them. That takes little memory in a program whose buffers of the
-/// arena have together at most one part in so many of the bytes of its state, as those of an optimizer have.
+/// Divisor for the memory condition: the work buffers have at most the bytes of the state divided by this number. Nests
+/// of a group compute their results earlier than necessary, which costs little memory in such programs. Optimizers
+/// satisfy the condition.
 const SHARE: usize = 16;
 
-/// Joins nests with an earlier one that they could run beside.
+/// Merges nests with earlier nests that can run in parallel.
 pub(super) fn run(draft: &mut Draft, _: &Target) -> Outcome {
     if !is_update(draft) {
         return Ok(Changed(0));
@@ -34,7 +35,7 @@ pub(super) fn run(draft: &mut Draft, _: &Target) -> Outcome {
     Ok(Changed(joined))
 }
 
-/// True if a program has much state and few other values.
+/// Returns true if the program has much state and few other values.
 fn is_update(draft: &Draft) -> bool {
     let mut used = vec![false; draft.buffers.len()];
     for scheduled in &draft.instructions {
@@ -51,17 +52,18 @@ fn is_update(draft: &Draft) -> bool {
     state > 0 && work <= state / SHARE
 }
 
-/// Nests that compute the same of other sizes: with the same operations, in whatever order.
+/// Kind of a nest: nests of one kind compute the same operations, in any order, on tensors of any size.
 #[derive(PartialEq, Eq, Hash)]
 struct Kind {
     entries: GradientModes,
     is_map: bool,
-    /// A sum of numbers of the operations. Where it is that of others by chance, different nests are a group as well.
+    /// Sum of the hashes of the operations. After a hash collision, different nests share a group, which is correct
+    /// too.
     operations: u64,
 }
 
 impl Kind {
-    /// The kind of an instruction, if it may run beside earlier ones.
+    /// Returns the kind of an instruction, if it may join a group.
     fn of(scheduled: &ScheduledInstruction) -> Option<Kind> {
         let Instruction::Nest(nest) = &scheduled.instruction else { return None };
         if nest.segments.is_some() || nest.expr.can_fail() {
@@ -76,12 +78,12 @@ impl Kind {
     }
 }
 
-/// Instructions that run at the same place, and who used which bytes last.
+/// Groups of instructions, and the last uses of bytes.
 struct Groups<'a> {
     places: Vec<Vec<ScheduledInstruction>>,
-    /// The last place of each kind.
+    /// Last group of each kind.
     last: FxHashMap<Kind, usize>,
-    /// Nothing goes before this place.
+    /// First group that may still change.
     floor: usize,
     spans: Spans<'a>,
 }
@@ -92,7 +94,8 @@ impl<'a> Groups<'a> {
         Groups { places: Vec::new(), last: FxHashMap::default(), floor: 0, spans }
     }
 
-    /// Adds an instruction: beside those of its kind, if it needs nothing that comes after them, else at the end.
+    /// Adds an instruction to the last group of its kind, if it depends on nothing after that group, or else at the
+    /// end.
     fn add(&mut self, scheduled: ScheduledInstruction) {
         let stays = scheduled.instruction.must_stay();
         let kind = if stays { None } else { Kind::of(&scheduled) };
@@ -116,7 +119,7 @@ impl<'a> Groups<'a> {
     }
 }
 
-/// The instruction that is all of these.
+/// Returns one instruction for all members of a group.
 fn group(mut members: Vec<ScheduledInstruction>) -> ScheduledInstruction {
     if members.len() == 1 {
         return members.swap_remove(0);

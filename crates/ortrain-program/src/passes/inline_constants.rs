@@ -1,4 +1,4 @@
-//! Puts constants of one element into the expressions that load them.
+//! Inlines constants of one element into the expressions that load them.
 
 use ortrain_expr::Scalar;
 

@@ -1,12 +1,12 @@
-//! Keeps masks as bits where most is alive.
+//! Stores masks as bits across the peak of live bytes.
 //!
-//! A gradient may need to know of each element whether it was kept, or which of two was larger, and nothing else says it any
-//! more: a byte for each element, from the way there to the way back. Masks that are alive when most is are packed eight to
-//! a byte behind what makes them, and unpacked in front of what reads them on the way back, where that makes the arena
-//! smaller. Both are maps like any other.
+//! A gradient can need a boolean per element, for example from dropout or from a maximum. Such a mask takes a byte per
+//! element from the forward pass to the backward pass. Masks that are live at the peak are packed into bits after their
+//! producer, and unpacked before their readers in the backward pass, if the arena becomes smaller. Both are ordinary
+//! maps.
 //!
-//! Bit `k` of byte `i` is element `k * bytes + i`, so that both go straight through memory, eight runs at a time. A mask
-//! whose length is no multiple of eight ends with elements that nobody reads.
+//! Bit `k` of byte `i` is element `k * bytes + i`, so both maps access memory sequentially, in eight streams. If the
+//! length of a mask is no multiple of eight, unused elements are appended.
 
 use std::cmp::Reverse;
 
@@ -25,21 +25,21 @@ use crate::uses::Uses;
 use crate::versions::{Version, Versions};
 use crate::{Buffer, BufferId, GradientModes, Instruction, Load, Nest, Operand, ScheduledInstruction};
 
-/// Bits of a byte.
+/// Number of bits of a byte.
 const BITS: usize = 8;
-/// Places for each instruction: packing comes behind it, unpacking in front of it.
+/// Number of time steps per instruction: packing is one step after an instruction, unpacking one step before.
 const PLACES: usize = 4;
 
-/// A mask that is packed between two instructions.
+/// Mask that is packed between two instructions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Mask {
     buffer: BufferId,
-    /// What makes it, and the first instruction that reads it from its bits.
+    /// Position of the producer, and position of the first instruction that reads the unpacked mask.
     writer: usize,
     reader: usize,
 }
 
-/// Packs the masks whose packing makes the arena smaller.
+/// Packs masks if this lowers the size of the arena.
 pub(super) fn run(draft: &mut Draft, target: &Target) -> Result<Changed, ProgramError> {
     let masks = Choice::new(draft, target.least_mask).masks();
     if masks.is_empty() {
@@ -47,7 +47,7 @@ pub(super) fn run(draft: &mut Draft, target: &Target) -> Result<Changed, Program
     }
     let mut packed = draft.clone();
     pack(&mut packed, &masks);
-    // What is alive is not yet where it lies.
+    // Fewer live bytes do not guarantee a smaller arena.
     if arena(&packed)? >= arena(draft)? {
         return Ok(Changed(0));
     }
@@ -55,18 +55,18 @@ pub(super) fn run(draft: &mut Draft, target: &Target) -> Result<Changed, Program
     Ok(Changed(masks.len()))
 }
 
-/// Which masks are packed.
+/// Selection of the masks to pack.
 struct Choice<'a> {
     draft: &'a Draft,
-    /// Elements of a mask, at least.
+    /// Minimum number of elements of a mask.
     least: usize,
     uses: Uses,
-    /// Of each buffer whose bytes it has, and between which instructions they are taken.
+    /// For each buffer the buffer that owns its bytes; then the live range of each owner.
     owners: Vec<usize>,
     lives: Liveness,
-    /// The number of buffers that have the bytes of each.
+    /// Number of buffers that share the bytes of each owner.
     sharers: Vec<usize>,
-    /// Of each buffer how it is packed, if it is.
+    /// For each buffer the packing, if it is packed.
     packed: Vec<Option<Mask>>,
 }
 
@@ -79,7 +79,7 @@ impl<'a> Choice<'a> {
         Choice { draft, least, uses: draft.uses(), owners, lives, sharers, packed }
     }
 
-    /// The places at which a buffer is written or read.
+    /// Returns the time steps at which a buffer is written or read.
     fn touched(&self, id: BufferId) -> impl Iterator<Item = usize> + '_ {
         self.uses.writers(id).iter().chain(self.uses.readers(id).iter()).map(|at| at * PLACES)
     }
@@ -88,7 +88,7 @@ impl<'a> Choice<'a> {
         (self.draft.instructions.len() * PLACES).max(1)
     }
 
-    /// Whether a buffer is a mask that one instruction makes and that lies where the program likes, alone.
+    /// Returns true if a buffer is a mask with a single producer and its own bytes in the work arena.
     fn may_be_packed(&self, id: BufferId) -> bool {
         let k = id.0 as usize;
         let buffer = &self.draft.buffers[k];
@@ -108,7 +108,7 @@ impl<'a> Choice<'a> {
                 || touches().all(|instruction| may_be_longer(instruction, id)))
     }
 
-    /// The masks whose packing lowers what is alive where most is, in the order of buffers.
+    /// Returns the masks to pack, in the order of buffers: their packing lowers the peak of live bytes.
     fn masks(mut self) -> Vec<Mask> {
         let all = (0..self.draft.buffers.len()).map(|k| BufferId(k as u32));
         let mut candidates: Vec<BufferId> = all.filter(|&id| self.may_be_packed(id)).collect();
@@ -119,7 +119,7 @@ impl<'a> Choice<'a> {
         loop {
             let most = alive.iter().copied().max().unwrap_or(0);
             let top = alive.iter().position(|&bytes| bytes == most).unwrap_or(0);
-            // The largest of those that are there for what comes later alone.
+            // The largest mask that is live at the peak but not used there.
             let largest = candidates
                 .iter()
                 .filter_map(|&id| self.across(id, top))
@@ -128,14 +128,14 @@ impl<'a> Choice<'a> {
             candidates.retain(|&id| id != mask.buffer);
             self.packed[mask.buffer.0 as usize] = Some(mask);
             let with = self.alive();
-            // Elsewhere as much may be alive; it must not become more there.
+            // Live bytes at other positions may reach the peak but must not exceed it.
             if with.iter().copied().max().unwrap_or(0) > most || with[top] >= alive[top] {
                 self.packed[mask.buffer.0 as usize] = None;
             } else {
                 alive = with;
             }
         }
-        // Some were packed on the way to a peak that others keep where it is.
+        // Some masks were packed for an intermediate peak, and are no longer needed for the final peak.
         let most = alive.into_iter().max();
         for k in 0..self.packed.len() {
             let Some(mask) = self.packed[k].take() else { continue };
@@ -146,7 +146,7 @@ impl<'a> Choice<'a> {
         self.packed.into_iter().flatten().collect()
     }
 
-    /// How a mask is packed across a place, if nothing reads it there.
+    /// Returns the packing of a mask across a time step, if nothing reads the mask at that step.
     fn across(&self, buffer: BufferId, place: usize) -> Option<Mask> {
         let readers = self.uses.readers(buffer);
         let writer = self.uses.writers(buffer).first()?;
@@ -156,14 +156,14 @@ impl<'a> Choice<'a> {
         (packed && waits).then_some(Mask { buffer, writer, reader })
     }
 
-    /// Bytes that are alive at each place.
+    /// Returns the live bytes at each time step.
     fn alive(&self) -> Vec<i128> {
         let mut lives: Vec<(Life, i128)> = Vec::with_capacity(self.owners.len());
         let mut add = |bytes: usize, life: Option<Life>| {
-            // Absurd sizes are refused when they are placed.
+            // Excessive sizes are rejected by the memory plan.
             lives.extend(life.map(|life| (life, align(bytes.min(1 << 48)) as i128)));
         };
-        // Inputs are there from the first place on, outputs up to the last one.
+        // Inputs are live from the first step, outputs up to the last step.
         let place = |at: isize| (at * PLACES as isize).clamp(0, self.places() as isize - 1);
         for (k, buffer) in self.draft.buffers.iter().enumerate() {
             let id = BufferId(k as u32);
@@ -188,7 +188,7 @@ impl<'a> Choice<'a> {
     }
 }
 
-/// True if an instruction does not mind a buffer that is longer than what it reaches.
+/// Returns true if an instruction accepts a buffer that is longer than its accesses.
 fn may_be_longer(instruction: &Instruction, id: BufferId) -> bool {
     let Some(nest) = instruction.flexible_nest() else { return false };
     let by_index = |(slot, load): (usize, &Load)| {
@@ -197,21 +197,21 @@ fn may_be_longer(instruction: &Instruction, id: BufferId) -> bool {
     !instruction.factors().contains(&id) && !nest.loads.iter().enumerate().any(by_index)
 }
 
-/// Says to an instruction the new length of a buffer that its nest reaches.
+/// Sets the length of a buffer in the accesses of an instruction's nest.
 fn set_length(instruction: &mut Instruction, id: BufferId, len: usize) {
     let operands = instruction.nest_mut().into_iter().flat_map(Nest::operands_mut);
     operands.filter(|operand| operand.buffer == id).for_each(|operand| operand.access.len = len);
 }
 
-/// Bytes of the bits of a mask.
+/// Returns the number of bytes of a packed mask.
 fn bytes_of(len: usize) -> usize {
     len.div_ceil(BITS)
 }
 
-/// Packs masks and unpacks them.
+/// Inserts the packing and unpacking of masks.
 fn pack(draft: &mut Draft, masks: &[Mask]) {
     let Draft { instructions, buffers, .. } = draft;
-    // Of each mask the buffer of its bits, and that of the mask from then on, with the only version of each.
+    // For each mask the buffer of its bits and the buffer of the unpacked mask, each with its only version.
     let mut made: Vec<[(BufferId, Version); 2]> = Vec::with_capacity(masks.len());
     let mut new_versions = NewVersions::after(instructions.iter());
     for &Mask { buffer, .. } in masks {
@@ -255,19 +255,20 @@ fn pack(draft: &mut Draft, masks: &[Mask]) {
     *instructions = result;
 }
 
-/// Elements of a mask, one for each byte of its bits.
+/// Returns the operand for the elements of a mask that belong to one bit of the bytes.
 fn lane(mask: BufferId, bytes: usize, bit: usize) -> Operand {
     let strides = [1].into_iter().collect();
     let access = Access { dtype: DType::Bool, offset: bit * bytes, strides, len: bytes * BITS };
     Operand { buffer: mask, access }
 }
 
-/// The value of a bit. Bytes are computed as floats, which hold them exactly and which machine code is made for.
+/// Returns the value of a bit as a float. The arithmetic uses floats, which represent bytes exactly and have fast
+/// kernels.
 fn value_of(bit: usize) -> f64 {
     f64::from(1u8 << bit)
 }
 
-/// Eight truths become a byte.
+/// Packs eight booleans into a byte.
 fn packing(bytes: usize, mask: BufferId, bits: BufferId) -> Nest {
     let mut b = Builder::new();
     let zero = b.constant(Type::F32, 0.0);
@@ -284,7 +285,7 @@ fn packing(bytes: usize, mask: BufferId, bits: BufferId) -> Nest {
     Nest::elementwise([bytes].into_iter().collect(), loads, b.finish(&[byte]), vec![store])
 }
 
-/// A byte becomes eight truths, from the highest bit on.
+/// Unpacks a byte into eight booleans, from the highest bit down.
 fn unpacking(bytes: usize, bits: BufferId, mask: BufferId) -> Nest {
     let mut b = Builder::new();
     let zero = b.constant(Type::F32, 0.0);
@@ -313,7 +314,7 @@ mod tests {
     use crate::reference::evaluate;
     use crate::{Place, Precision, Program, Scalars};
 
-    /// What is put together by hand, fused already.
+    /// Manually built program, already fused.
     #[derive(Clone, Default)]
     struct Sketch {
         buffers: Vec<Buffer>,
@@ -328,7 +329,7 @@ mod tests {
             BufferId(self.buffers.len() as u32 - 1)
         }
 
-        /// Results of loads, element by element over the first `len`.
+        /// Adds a map from loads to results, element by element over the first `len`.
         fn map(
             &mut self,
             len: usize,
@@ -377,7 +378,7 @@ mod tests {
             Draft::new(instructions, buffers, Vec::new(), (inputs, outputs), Precision::F32)
         }
 
-        /// Labels of the masks that are kept as bits.
+        /// Returns the labels of the packed masks.
         fn bits(&self) -> Vec<&str> {
             self.buffers.iter().filter_map(|buffer| buffer.label.strip_suffix("/bits")).collect()
         }
@@ -399,7 +400,7 @@ mod tests {
 
     const LAYERS: usize = 4;
 
-    /// Layers of `x = x < 1/4 ? -2x : x / 3`, of which the masks are kept, and the way back.
+    /// Builds layers of `x = x < 1/4 ? -2x : x / 3` with saved masks, and their backward pass.
     fn layers(len: usize, by_index: bool) -> Sketch {
         let mut s = Sketch::default();
         let mut x = s.buffer("x", DType::F32, len);
@@ -441,7 +442,7 @@ mod tests {
         for len in [4096, 4097, 4103, 9000, 10_007] {
             let plain = layers(len, false);
             let packed = plain.packed();
-            // The last one is read as soon as it is there.
+            // The last mask is read directly after its definition.
             assert_eq!(packed.bits(), ["mask 0", "mask 1", "mask 2"], "{len}");
             let [whole, less] = [plain.clone(), packed.clone()].map(|sketch| sketch.program().work_bytes);
             assert!(less + 2 * len < whole, "{less} of {whole}");
@@ -465,7 +466,7 @@ mod tests {
         }));
         s.map(len, &[again], &[y], |b, x| vec![b.convert(x[0], Type::F32)]);
         let program = s.program();
-        // Byte `i` of the bits is `i`.
+        // Byte `i` of the bits has the value `i`.
         let given: Vec<Scalar> =
             (0..len).map(|k| Scalar::F32((((k % 256) >> (k / 256)) & 1) as f32)).collect();
         for mode in [Mode::Exact, Mode::Widened] {
@@ -476,7 +477,7 @@ mod tests {
         }
     }
 
-    /// Masks that are small, wanted, given, or read by index to an odd end stay what they are.
+    /// Masks are not packed if they are small, inputs, outputs, or indexed with a length that is no multiple of eight.
     #[test]
     fn others_stay_bytes() {
         assert!(layers(Target::CPU.least_mask - 1, false).packed().bits().is_empty());
@@ -494,17 +495,17 @@ mod tests {
         assert_eq!(results[1].len(), 5000, "what is wanted has its length");
         assert_eq!(results, run(wanted));
 
-        // As if somebody else made it.
+        // The mask becomes an input, in addition to its producer.
         let mut given = layers(5000, false);
         given.inputs.push(mask(&given, "mask 0"));
         assert_eq!(given.packed().bits(), ["mask 1", "mask 2"]);
-        // One that is made for one entry only is not there in the other.
+        // A mask that is written in one gradient mode is undefined in the other mode.
         let mut of_entry = layers(5000, false);
         of_entry.instructions[1].entries = GradientModes::only(crate::GradientMode::Overwrite);
         assert_eq!(of_entry.packed().bits(), ["mask 0", "mask 2"]);
     }
 
-    /// Where the most memory is taken before a mask is there, or while it is read, its bits would make nothing smaller.
+    /// If the peak is before the definition of a mask, or at one of its readers, packing would save nothing.
     #[test]
     fn nothing_is_packed_in_vain() {
         let len = 8192;
@@ -540,7 +541,7 @@ mod tests {
         }
     }
 
-    /// A mask that is made where most is alive waits for nothing there; it is packed for the peak behind.
+    /// A mask that is defined at the peak is not packed for this peak, but for a later peak.
     #[test]
     fn a_mask_is_packed_for_the_peak_behind_the_one_it_is_made_at() {
         let len = 8192;
@@ -549,7 +550,7 @@ mod tests {
         let z = s.buffer("z", DType::F32, len);
         let [early, late] =
             [("early", 1), ("late", 2)].map(|(label, times)| s.buffer(label, DType::Bool, times * len));
-        // The first peak is higher by less than the bytes of the early mask, and lower than the second one without them.
+        // The first peak exceeds the second peak without the masks, by less than the bytes of the early mask.
         let first = s.buffer("first", DType::F32, 16 * len);
         let second = s.buffer("second", DType::F32, 16 * len + len / 8);
         (s.inputs, s.outputs) = (vec![x], vec![z]);
@@ -573,7 +574,7 @@ mod tests {
         assert_eq!(run(packed), run(s));
     }
 
-    /// Who reads a mask on the way there goes on to; all who read it on the way back share what is unpacked.
+    /// Readers in the forward pass read the mask itself. All readers in the backward pass share the unpacked mask.
     #[test]
     fn readers_before_and_behind() {
         let len = 6001;
@@ -588,7 +589,7 @@ mod tests {
             let mask = b.convert(x[1], Type::F32);
             vec![b.sub(x[0], mask)]
         });
-        // Most is alive where the masks are waited for.
+        // The peak is between the definition of the masks and their readers.
         let large = s.buffer("large", DType::F32, 4 * len);
         s.map(len, &[last], &[large], |_, x| vec![x[0]]);
         let mut between = s.instructions.pop().unwrap();

@@ -1,4 +1,4 @@
-//! Places every work buffer in the arena, before anything is allocated.
+//! Memory plan: assigns an offset in the arena to every work buffer, before any allocation.
 
 use std::cmp::Reverse;
 
@@ -16,25 +16,25 @@ pub(super) fn run(draft: &mut Draft, _: &Target) -> Outcome {
     Ok(Changed(draft.buffers.iter().filter(|buffer| matches!(buffer.place, Place::Work(_))).count()))
 }
 
-/// The size of the arena that a draft needs.
+/// Returns the size of the arena that a draft needs.
 pub(super) fn arena(draft: &Draft) -> Result<usize, ProgramError> {
     Ok(packed(draft)?.total)
 }
 
-/// Where each block lies, and whose bytes it is.
+/// Offsets of blocks, and the sharing of bytes between buffers.
 struct Packed {
-    /// For each buffer the first of those that share its bytes.
+    /// For each buffer the first buffer that shares its bytes.
     group: Vec<usize>,
     blocks: Vec<Block>,
     offsets: Vec<usize>,
     total: usize,
 }
 
-/// Gives every work buffer its offset, and the draft the size of its arena.
+/// Assigns every work buffer its offset, and the draft the size of its arena.
 ///
-/// Buffers whose lives overlap never share bytes, except where an instruction may overwrite what it reads last. What is
-/// left is packed in several orders, of which the one that needs least is taken: the first of them, if they agree. Where
-/// more is needed than is ever alive, the best one is changed some times.
+/// Buffers with overlapping live ranges never share bytes, unless an instruction may overwrite its operand at the
+/// operand's last use. The blocks are packed in several orders. The order with the smallest arena is chosen, the first
+/// one of equals. If the arena exceeds the peak of live bytes, variations of the best order are tried.
 pub(super) fn plan(draft: &mut Draft) -> Result<(), ProgramError> {
     let Packed { group, blocks, offsets, total } = packed(draft)?;
     let Draft { buffers, work_bytes, .. } = draft;
@@ -50,7 +50,7 @@ pub(super) fn plan(draft: &mut Draft) -> Result<(), ProgramError> {
     Ok(())
 }
 
-/// The blocks of a program, packed.
+/// Packs the blocks of a program.
 fn packed(draft: &Draft) -> Result<Packed, ProgramError> {
     let Draft { instructions, buffers, .. } = draft;
     let (group, lives) = shared(draft);
@@ -69,19 +69,19 @@ fn packed(draft: &Draft) -> Result<Packed, ProgramError> {
     Ok(Packed { group, blocks, offsets, total })
 }
 
-/// The instruction at which most is alive.
+/// Returns the instruction at the peak of live bytes.
 pub(super) fn fullest(draft: &Draft) -> Option<usize> {
     let Draft { instructions, buffers, .. } = draft;
     let (group, lives) = shared(draft);
     let is_block = |&(k, _): &(usize, Life)| group[k] == k && is_work(buffers, BufferId(k as u32));
     let blocks = lives.iter().filter(is_block).map(|(k, life)| (life, buffers[k].bytes() as i128));
     let alive = alive(instructions.len(), blocks);
-    // The first number is that of what is there before the first instruction.
+    // Item 0 counts the bytes before the first instruction.
     (0..instructions.len()).max_by_key(|&at| (alive[at + 1], Reverse(at)))
 }
 
-/// Lets results take the place of what an instruction reads last: for each buffer the first of those that share its bytes,
-/// and the lives of buffers. That of the first one is the life of all of them.
+/// Lets results reuse the bytes of operands at their last use. Returns for each buffer the first buffer that shares its
+/// bytes, and the live ranges. The live range of the first buffer covers all sharers.
 pub(super) fn shared(draft: &Draft) -> (Vec<usize>, Liveness) {
     let Draft { instructions, buffers, .. } = draft;
     let mut lives = draft.liveness();
@@ -123,7 +123,7 @@ pub(super) fn shared(draft: &Draft) -> (Vec<usize>, Liveness) {
     (group, lives)
 }
 
-/// Whether a load and a store reach the same bytes at every point.
+/// Returns true if a load and a store reach the same bytes at every point.
 fn equal(load: &Access, store: &Access, dims: &[usize]) -> bool {
     let strides = dims.iter().zip(load.strides.iter().zip(&store.strides));
     load.offset == store.offset
@@ -131,7 +131,8 @@ fn equal(load: &Access, store: &Access, dims: &[usize]) -> bool {
         && strides.into_iter().all(|(&dim, (from, to))| dim == 1 || from == to)
 }
 
-/// Whether a nest reads a buffer in another way than by `load`, so that overwriting it would be seen.
+/// Returns true if a nest reads a buffer through another access than `load`, so that overwriting it would change
+/// results.
 fn reads_otherwise(nest: &Nest, load: &Operand) -> bool {
     nest.loads.iter().enumerate().any(|(slot, other)| {
         other
@@ -140,19 +141,19 @@ fn reads_otherwise(nest: &Nest, load: &Operand) -> bool {
     })
 }
 
-/// Bytes to be placed.
+/// Bytes to place in the arena.
 struct Block {
     buffer: usize,
     size: usize,
     life: Life,
 }
 
-/// With more blocks than this, one order is tried.
+/// Maximum number of blocks for which several orders are tried.
 const MANY: usize = 4096;
-/// How often the best of the orders is changed.
+/// Number of variations of the best order.
 const PROMOTIONS: usize = 24;
 
-/// An offset for each block, and the end of the last. `None` if that cannot be addressed.
+/// Returns an offset for each block, and the size of the arena. Returns `None` if the size exceeds the address space.
 fn pack(blocks: &[Block], instructions: usize) -> Option<(Vec<usize>, usize)> {
     let length = |k: &usize| blocks[*k].life.last - blocks[*k].life.first + 1;
     let key = |order: usize, k: &usize| -> (Reverse<u128>, isize) {
@@ -180,11 +181,11 @@ fn pack(blocks: &[Block], instructions: usize) -> Option<(Vec<usize>, usize)> {
     }
     let mut latest = best.clone()?;
     for _ in 0..if blocks.len() > MANY { 0 } else { PROMOTIONS } {
-        // Whoever ends highest is placed first the next time.
+        // The block with the highest end is placed first in the next variation.
         let ends = |&k: &usize| latest.0[k] + blocks[k].size == latest.1;
         let Some(last) = order.iter().rposition(ends) else { break };
         order[..=last].rotate_right(1);
-        // An order that cannot be addressed takes nothing from those that can.
+        // An order that exceeds the address space does not invalidate the other orders.
         let Some(found) = place(blocks, &order) else { break };
         latest = found;
         if best.as_ref().is_none_or(|best| latest.1 < best.1) {
@@ -197,25 +198,25 @@ fn pack(blocks: &[Block], instructions: usize) -> Option<(Vec<usize>, usize)> {
     best
 }
 
-/// The most bytes that are alive at an instruction: no plan needs less.
+/// Returns the peak of live bytes, a lower bound of every plan.
 fn alive_at_most(blocks: &[Block], instructions: usize) -> u128 {
     let alive = alive(instructions, blocks.iter().map(|block| (block.life, block.size as i128)));
     alive.into_iter().max().unwrap_or(0).unsigned_abs()
 }
 
-/// Instructions of a program that are one span: blocks of short lives are looked up by their spans.
+/// Number of instructions per span. Blocks with short live ranges are indexed by their spans.
 const SPAN: usize = 64;
 
-/// The most spans of a short life.
+/// Maximum number of spans of a short live range.
 const SHORT: usize = 4;
 
-/// Places blocks in the given order, each as low as it fits.
+/// Places blocks in this order, each at the lowest free offset.
 fn place(blocks: &[Block], order: &[usize]) -> Option<(Vec<usize>, usize)> {
     let mut offsets = vec![0; blocks.len()];
     let mut total = 0usize;
     let spans = |life: Life| (life.first + 1).unsigned_abs() / SPAN..=(life.last + 1).unsigned_abs() / SPAN;
     let last = blocks.iter().map(|block| *spans(block.life).end()).max().unwrap_or(0);
-    // Start, end and life of placed blocks: of short lives by their spans, of long ones all together.
+    // Start, end and live range of placed blocks: short live ranges by span, long ones in one list.
     let mut short: Vec<Vec<(usize, usize, Life)>> = vec![Vec::new(); last + 1];
     let mut long: Vec<(usize, usize, Life)> = Vec::new();
     let mut others: Vec<(usize, usize)> = Vec::new();
@@ -297,7 +298,7 @@ mod tests {
 
     #[test]
     fn what_ends_highest_goes_first() {
-        // Blocks of a network of convolutions in parts: none of the plain orders packs them without a gap.
+        // Blocks of a tiled convolutional network: none of the plain orders packs them without a gap.
         let blocks = [
             block(24, -1, 1),
             block(64, 0, 2),

@@ -1,8 +1,8 @@
-//! The passes between a program as it was lowered and the program that runs: named, in order, one file each.
+//! Passes from the lowered program to the executable program: named, in order, one file each.
 //!
-//! A pass takes the whole draft and changes it. After each pass the draft is a program that computes the same results; in
-//! builds with assertions that is checked behind every pass, in others once, behind the last one. [`PassLog`] shows what a
-//! pass does.
+//! A pass rewrites the whole draft. After each pass, the draft is a program that computes the same results. Builds with
+//! assertions check this after every pass, other builds once after the last pass. [`PassLog`] records the effect of
+//! each pass.
 
 mod batch_tiling;
 mod changed;
@@ -36,17 +36,17 @@ use ortrain_expr::pause;
 
 use crate::error::ProgramError;
 
-/// What a pass does to a draft for a target.
+/// Function of a pass: rewrites a draft for a target.
 type Run = fn(&mut Draft, &Target) -> Outcome;
 
-/// A step from one form of a program to the next.
+/// Step from one form of a program to the next.
 #[derive(Clone, Copy)]
 pub struct Pass {
-    /// Its name, in dumps and in the variable `ORTRAIN_PASSES`.
+    /// Name in dumps and in the variable `ORTRAIN_PASSES`.
     pub name: &'static str,
-    /// What it does.
+    /// Description.
     pub about: &'static str,
-    /// Whether a program can do without it.
+    /// True if programs run without the pass.
     pub is_optional: bool,
     run: Run,
 }
@@ -57,7 +57,7 @@ impl std::fmt::Debug for Pass {
     }
 }
 
-/// All passes, in the order in which they run.
+/// All passes, in order of execution.
 pub const PASSES: &[Pass] = &[
     required("remove_unused", "drops instructions and results that nobody needs", remove_unused::run),
     optional("inline_constants", "puts constants of one element into expressions", inline_constants::run),
@@ -97,22 +97,22 @@ const fn optional(name: &'static str, about: &'static str, run: Run) -> Pass {
     Pass { is_optional: true, ..required(name, about, run) }
 }
 
-/// What one pass did to one program.
+/// Effect of one pass on one program.
 #[derive(Clone, Debug)]
 pub struct PassRecord {
-    /// The name of the pass.
+    /// Name of the pass.
     pub pass: &'static str,
-    /// The number of its changes.
+    /// Number of changes.
     pub changes: usize,
-    /// The number of instructions behind it.
+    /// Number of instructions after the pass.
     pub instructions: usize,
-    /// The time that it took.
+    /// Duration of the pass.
     pub elapsed: Duration,
-    /// The program behind it, if it was asked for.
+    /// Text of the program after the pass, if requested.
     pub text: Option<String>,
 }
 
-/// Takes down what passes do to each program that is made.
+/// Log of the effect of passes on each compiled program.
 #[derive(Clone, Debug, Default)]
 pub struct PassLog {
     stage: Option<&'static str>,
@@ -120,20 +120,20 @@ pub struct PassLog {
 }
 
 impl PassLog {
-    /// Nothing so far.
+    /// Creates an empty log.
     #[must_use]
     pub fn new() -> PassLog {
         PassLog::default()
     }
 
-    /// One that keeps the text of programs behind a pass, too. `None` if no pass has that name.
+    /// Creates a log that also records the text of programs after a pass. Returns `None` if no pass has that name.
     #[must_use]
     pub fn with_text_after(stage: &str) -> Option<PassLog> {
         let pass = PASSES.iter().find(|pass| pass.name == stage)?;
         Some(PassLog { stage: Some(pass.name), ..PassLog::default() })
     }
 
-    /// What passes did, for each program, in the order in which programs were made.
+    /// Returns the effect of each pass for each program, in the order of compilation.
     #[must_use]
     pub fn programs(&self) -> Vec<Vec<PassRecord>> {
         self.programs.lock().unwrap_or_else(PoisonError::into_inner).clone()
@@ -144,17 +144,17 @@ impl PassLog {
     }
 }
 
-/// The variable that leaves out passes: their names with a `-` in front, separated by commas.
+/// Environment variable that disables passes: their names with a `-` prefix, separated by commas.
 const VARIABLE: &str = "ORTRAIN_PASSES";
 
-/// The passes that the environment leaves out.
+/// Returns the passes that the environment disables.
 fn left_out() -> Result<&'static [&'static str], ProgramError> {
     static LEFT_OUT: OnceLock<Result<Vec<&'static str>, ProgramError>> = OnceLock::new();
     let found = LEFT_OUT.get_or_init(|| std::env::var(VARIABLE).map_or(Ok(Vec::new()), |text| parsed(&text)));
     found.as_deref().map_err(Clone::clone)
 }
 
-/// The passes that a text leaves out.
+/// Parses a list of disabled passes.
 fn parsed(text: &str) -> Result<Vec<&'static str>, ProgramError> {
     let names = text.split(',').map(str::trim).filter(|name| !name.is_empty());
     let known = |name: &str| {
@@ -169,13 +169,13 @@ fn parsed(text: &str) -> Result<Vec<&'static str>, ProgramError> {
     names.map(|name| known(name).ok_or_else(|| unknown(name))).collect()
 }
 
-/// Runs the passes, all of them or those alone that every program needs.
+/// Runs all passes, or only the required ones.
 ///
-/// Backends trust programs: a mistake of a pass must not take them outside of buffers. So the result is checked; where it
-/// is none, the passes run again with a check behind each, to find the one to blame.
+/// Backends trust programs: a bug in a pass must not cause an access outside of buffers. The result is therefore
+/// checked. If it is invalid, the passes run again with a check after each, to name the faulty pass.
 ///
 /// # Errors
-/// Those of a pass, and [`ProgramError::InvalidPass`] where a pass makes a program that is none.
+/// The errors of a pass, and [`ProgramError::InvalidPass`] if a pass produces an invalid program.
 pub(crate) fn run(
     draft: Draft,
     target: &Target,
@@ -188,7 +188,7 @@ pub(crate) fn run(
     run_all(&passes, draft, target, cfg!(debug_assertions), log)
 }
 
-/// Runs passes, with a check behind each that changes something, or with one behind the last.
+/// Runs passes, with a check after each one that changes something, or after the last one.
 fn run_all(
     passes: &[&Pass],
     mut draft: Draft,
@@ -215,7 +215,7 @@ fn run_all(
         }
     }
     if let (Err(source), Some(last)) = (draft.check(), passes.last()) {
-        // Behind a pass that says that it changed nothing.
+        // A pass that reports no changes is at fault.
         let found = original.map(|original| run_all(passes, original, target, true, None).map(drop));
         return Err(found.and_then(Result::err).unwrap_or_else(|| invalid(last, source)));
     }
@@ -239,7 +239,7 @@ mod tests {
 
     const N: usize = 8;
 
-    /// A program that copies a buffer.
+    /// Builds a program that copies a buffer.
     fn copy() -> Draft {
         let buffer =
             |label: &str| Buffer { label: label.into(), dtype: DType::F32, len: N, place: Place::Work(0) };
@@ -262,14 +262,14 @@ mod tests {
         Draft::new(instructions, vec![buffer("x"), buffer("y")], Vec::new(), ends, Precision::F32)
     }
 
-    /// A pass that lets the copy store behind the end of its buffer.
+    /// A pass that lets the copy store past the end of its buffer.
     fn overrun(draft: &mut Draft, _: &Target) -> Result<Changed, ProgramError> {
         let nest = draft.instructions[0].instruction.nest_mut().expect("a copy");
         nest.dims[0] += 1;
         Ok(Changed(1))
     }
 
-    /// A pass that forgets the copy.
+    /// A pass that drops the copy.
     fn lose(draft: &mut Draft, _: &Target) -> Result<Changed, ProgramError> {
         draft.instructions.clear();
         Ok(Changed(1))
@@ -279,7 +279,7 @@ mod tests {
         Ok(Changed(0))
     }
 
-    /// A mistake of a pass is found behind each pass and behind the last one, and the pass is named.
+    /// A bug in a pass is found by the check after each pass and by the final check, and the error names the pass.
     #[test]
     fn a_pass_that_makes_no_program_is_named() {
         let first = optional("first", "", nothing);
@@ -300,7 +300,7 @@ mod tests {
         assert!(sound.is_ok());
     }
 
-    /// A log has what each pass did, and the text behind the one that is asked for.
+    /// A log contains the effect of each pass, and the text after the requested pass.
     #[test]
     fn a_log_takes_down_each_pass() {
         let log = PassLog::with_text_after("remove_unused").expect("there is such a pass");

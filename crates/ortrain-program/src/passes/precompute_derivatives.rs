@@ -1,10 +1,10 @@
-//! Keeps slopes in place of what they are made of.
+//! Precomputes derivatives in the forward pass.
 //!
-//! On its way back a gradient is multiplied by something made of values of the way there: that of an activation by the
-//! activation's slope, say. Where several of these values would be kept for that alone, the slope is made as soon as they
-//! are there, by whatever makes them, and it alone is kept. It is computed once either way.
+//! The backward pass multiplies a gradient by a factor of forward values, for example by the slope of an activation. If
+//! several of these values would be saved only for the factor, the factor is computed once all of them exist, and only
+//! the factor is saved. The work is the same.
 //!
-//! `g * a + g * b` becomes `g * (a + b)`: one rounding where there were several.
+//! `g * a + g * b` becomes `g * (a + b)`: one rounding instead of several.
 
 use ortrain_expr::{DType, Inst, Type, split_derivative};
 
@@ -17,15 +17,15 @@ use crate::rewrite::inline_nest::{is_injective, with_expression};
 use crate::scheduled::NewVersions;
 use crate::{Buffer, BufferId, GradientModes, Instruction, Nest, Operand, ScheduledInstruction};
 
-/// What is kept must be less than this part of what it takes the place of.
+/// Maximum ratio of the saved bytes to the bytes that they replace.
 const LESS: (usize, usize) = (3, 4);
 
-/// The buffer of a slope before it has a number.
+/// Placeholder for the buffer of a slope before its allocation.
 const NEW: BufferId = BufferId(u32::MAX);
 
-/// A map in two: the slope, and its product with what arrives.
+/// Map that is split in two: the slope, and its product with the incoming gradient.
 struct Slope {
-    /// The place of the map, and that of what makes the last value that the slope needs.
+    /// Position of the map, and position of the producer of the last value that the slope needs.
     at: usize,
     after: usize,
     slope: Nest,
@@ -43,7 +43,7 @@ pub(super) fn run(draft: &mut Draft, _: &Target) -> Outcome {
 }
 
 impl Editor<'_> {
-    /// The maps that are better made in two.
+    /// Returns the maps that profit from a split.
     fn slopes(&self) -> Vec<Slope> {
         let mut found: Vec<Slope> = Vec::new();
         for at in 0..self.slots.len() {
@@ -71,7 +71,7 @@ impl Editor<'_> {
         {
             return None;
         }
-        // Where each load is there from: before the first place, or after an instruction.
+        // Definition of each load: before the program, or by an instruction.
         let made = |id: BufferId| -> Option<Option<usize>> {
             let writers = self.writers(id);
             match writers.len() {
@@ -93,7 +93,7 @@ impl Editor<'_> {
         if !room || entries(after) != Some(GradientModes::ALL) {
             return None;
         }
-        // What would be kept for this map alone, most of the time.
+        // Values that are saved mostly for this map alone.
         let soon = after + (latest - after) / 2;
         let is_freed = |&id: &BufferId| {
             let mut others = self.readers(id).iter().filter(|&reader| reader != at);
@@ -111,7 +111,7 @@ impl Editor<'_> {
     }
 }
 
-/// Makes maps in two; slopes get buffers of their own.
+/// Splits maps, and allocates the buffers of the slopes.
 fn apart(found: Vec<Slope>, slots: &mut [Option<ScheduledInstruction>], buffers: &mut Vec<Buffer>) {
     let mut new_versions = NewVersions::after(slots.iter().flatten());
     for Slope { at, after, mut slope, mut product } in found {

@@ -1,10 +1,10 @@
-//! Takes less memory for more time: values are dropped and computed again before they are needed next.
+//! Rematerialization: drops values and recomputes them before their next use, to save memory.
 //!
-//! The instructions of a fused program stay what they are; some run twice. Which ones is decided greedily: at the place
-//! where most is alive, the value goes whose absence lowers what is alive above the goal most for the seconds that making
-//! it again takes (Chen et al., 2016, "Training Deep Nets with Sublinear Memory Cost", choose by position instead). An
-//! instruction that runs twice gives the same bits twice, so results do not depend on the limit. Where what it reads is
-//! gone by then, what made that may run again with it.
+//! The instructions of a fused program do not change; some run twice. The selection is greedy. Each step considers the
+//! peak of live bytes. It drops the value that lowers the excess over the goal most, per second of recomputation. (Chen
+//! et al., 2016, "Training Deep Nets with Sublinear Memory Cost", select by position instead.) A repeated instruction
+//! gives the same bits, so results do not depend on the limit. If an operand of the instruction is no longer live, its
+//! producer may run again too.
 
 use smallvec::SmallVec;
 
@@ -19,21 +19,21 @@ use crate::{
     Buffer, BufferId, BufferIds, Cost, GradientModes, Place, Program, ScheduledInstruction, is_work,
 };
 
-/// By which the times of instructions are compared.
+/// Speed for the comparison of instructions.
 const SPEED: Speed = Target::PLAIN.speed;
-/// Values that are tried at a time, and generations of what makes them that run again with it.
+/// Maximum number of candidates per step, and depths of recomputed producers that are tried.
 const CANDIDATES: usize = 12;
 const DEPTHS: [usize; 4] = [0, 1, 2, 4];
-/// Attempts to meet a goal that packing makes harder than what is alive says.
+/// Maximum number of attempts. The packed arena can be larger than the peak of live bytes.
 const ATTEMPTS: usize = 8;
 
 impl Program {
-    /// This program with a work arena of at most `bytes`, or as near to that as recomputation gets.
+    /// Returns this program with a work arena of at most `bytes`, or as close to `bytes` as recomputation gets.
     #[must_use]
     pub fn within(&self, bytes: usize) -> Program {
         let mut work = Recomputation::new(self);
         let mut best = Draft::of(self);
-        // What is alive is more than the arena, as results may take the place of operands.
+        // The live bytes exceed the arena, because results may reuse the bytes of operands.
         let mut goal = work.peak() as f64 * (bytes as f64 / self.work_bytes.max(1) as f64);
         for _ in 0..ATTEMPTS {
             if best.work_bytes <= bytes || self.instructions.is_empty() {
@@ -41,7 +41,7 @@ impl Program {
             }
             let reached = work.lower(goal as i64);
             let mut draft = work.result();
-            // An order in which something would be read before or after its update is none.
+            // An order that moves a read across an update is invalid.
             if plan(&mut draft).is_err() || draft.check().is_err() {
                 break;
             }
@@ -57,51 +57,52 @@ impl Program {
     }
 }
 
-/// An instruction, or a copy of one, with the values that it takes and makes.
+/// Instruction, or a copy of one, with the values that it reads and writes.
 #[derive(Clone, Debug)]
 struct OrderedInstruction {
-    /// Its place in the program as it was.
+    /// Position in the original program.
     origin: usize,
     reads: Values,
     writes: Values,
     is_copy: bool,
 }
 
-/// The number of a value in a work buffer. Those from the number of buffers on are made again.
+/// Index of a value in a work buffer. Recomputed values have indices from the number of buffers on.
 type Value = usize;
 
 type Values = SmallVec<[Value; 8]>;
 
-/// Whether and how instructions of the program may run again.
+/// Conditions and cost for repeating an instruction of the program.
 struct Origin {
-    /// Seconds that it takes, roughly.
+    /// Estimated seconds.
     seconds: f64,
-    /// It gives the same again, wherever it stands, and makes nothing but work buffers that nobody else writes.
+    /// True if a repetition gives the same result at any position, and all results are work buffers without other
+    /// writers.
     repeats: bool,
-    /// Up to where the planes that it reads stay as they are.
+    /// Position of the first later write to a plane that the instruction reads.
     until: usize,
 }
 
-/// What is decided: entries in order, and of each value what it is a copy of.
+/// Order of instructions, and for each value the original value that it is a copy of.
 #[derive(Clone)]
 struct Order {
     entries: Vec<OrderedInstruction>,
     roots: Vec<Value>,
 }
 
-/// The origins of the entries of a program as it was.
+/// Returns the origins of the instructions of the original program.
 fn origins(program: &Program, order: &[OrderedInstruction]) -> Vec<Origin> {
     let Program { buffers, instructions, inputs, outputs, .. } = program;
     let mut writers = vec![0; buffers.len()];
     order.iter().flat_map(|entry| &entry.writes).for_each(|&value| writers[value] += 1);
-    // Given from outside, or wanted there.
+    // Inputs and outputs of the program.
     let [inputs, outputs] = [inputs, outputs].map(|ids| flags(buffers.len(), ids));
     let origin = |entry: &OrderedInstruction| {
         let ScheduledInstruction { instruction, entries, .. } = &instructions[entry.origin];
         let Cost { flops, bytes } = instruction.cost_over(buffers);
         let own = instruction.writes().into_iter().all(|id| is_work(buffers, id))
             && entry.writes.iter().all(|&value| writers[value] == 1 && !outputs[value]);
-        // Inputs, and what is made once.
+        // The operands are inputs, or have a single definition.
         let steady = entry.reads.iter().all(|&value| writers[value] == usize::from(!inputs[value]));
         let is_plane = |id: &BufferId| matches!(buffers[id.0 as usize].place, Place::Plane(..));
         let planes: BufferIds = instruction.reads().into_iter().filter(is_plane).collect();
@@ -123,7 +124,7 @@ fn origins(program: &Program, order: &[OrderedInstruction]) -> Vec<Origin> {
 struct Recomputation<'a> {
     program: &'a Program,
     origins: Vec<Origin>,
-    /// Bytes of each buffer in the work arena; of others, none.
+    /// Bytes of each buffer in the work arena; zero for other buffers.
     sizes: Vec<i64>,
     order: Order,
 }
@@ -147,10 +148,10 @@ impl<'a> Recomputation<'a> {
         Recomputation { program, origins, sizes, order }
     }
 
-    /// The lives of the values in an order, and how many bytes are alive at each entry.
+    /// Returns the live ranges of the values in an order, and the live bytes at each instruction.
     fn lives(&self, order: &Order) -> (Liveness, Vec<i64>) {
         let mut lives = Liveness::new(order.roots.len());
-        // Inputs and outputs are alive in a program of no instructions, too.
+        // Inputs and outputs are live in a program without instructions, too.
         let places = order.entries.len().max(1);
         self.program.inputs.iter().for_each(|id| lives.touch(id.0 as usize, 0));
         self.program.outputs.iter().for_each(|id| lives.touch(id.0 as usize, places as isize - 1));
@@ -166,7 +167,7 @@ impl<'a> Recomputation<'a> {
         self.lives(&self.order).1.into_iter().max().unwrap_or(0)
     }
 
-    /// Lets instructions run again until no more than `goal` bytes are alive anywhere; says whether that was possible.
+    /// Repeats instructions until at most `goal` bytes are live everywhere. Returns true if the goal was reached.
     fn lower(&mut self, goal: i64) -> bool {
         loop {
             let (lives, alive) = self.lives(&self.order);
@@ -183,7 +184,7 @@ impl<'a> Recomputation<'a> {
                     let seconds = self.make_again(&mut order, &lives, value, to, depth);
                     let less = excess - above(&self.lives(&order).1);
                     let gain = less as f64 / seconds.max(1e-9);
-                    // Of equal gains the first, so that the same program always becomes the same.
+                    // Of equal gains the first is chosen, so that the result is deterministic.
                     if less > 0 && best.as_ref().is_none_or(|(most, _)| gain > *most) {
                         best = Some((gain, order));
                     }
@@ -194,8 +195,8 @@ impl<'a> Recomputation<'a> {
         }
     }
 
-    /// Values that nothing uses at the peak, but something later, with the place of that: those that free most for what
-    /// making them again takes.
+    /// Returns values that are live across the peak but not used there, with their next use, by bytes freed per second
+    /// of recomputation.
     fn candidates(&self, lives: &Liveness, peak: usize) -> Vec<(Value, usize)> {
         let entries = &self.order.entries;
         let mut found: Vec<(f64, Value, usize)> = Vec::new();
@@ -221,8 +222,8 @@ impl<'a> Recomputation<'a> {
         found.into_iter().map(|(_, value, to)| (value, to)).collect()
     }
 
-    /// Puts copies of what makes a value before entry `to`, and of up to `depth` generations of what that needs and is
-    /// gone by then; whoever comes after reads the copies. Returns the seconds that it costs.
+    /// Inserts copies of a value's producer, and of up to `depth` generations of producers of operands that are no
+    /// longer live, before position `to`. Later readers use the copies. Returns the additional seconds.
     fn make_again(&self, order: &mut Order, lives: &Liveness, value: Value, to: usize, depth: usize) -> f64 {
         let maker = |order: &Order, value: Value| {
             order.entries[..to].iter().rposition(|entry| entry.writes.contains(&value))
@@ -274,7 +275,7 @@ impl<'a> Recomputation<'a> {
             }
         }
         order.entries.splice(to..to, copies);
-        // Copies that stood there for later readers are of no more use.
+        // Copies that were inserted earlier for these readers are now unused.
         loop {
             let mut read = vec![false; order.roots.len()];
             order.entries.iter().flat_map(|entry| &entry.reads).for_each(|&value| read[value] = true);
@@ -292,17 +293,18 @@ impl<'a> Recomputation<'a> {
         }
     }
 
-    /// The version of a value that lives longest among those made before an entry, and how long it lives.
+    /// Returns the copy of a value that is live longest among those defined before a position, and the end of its live
+    /// range.
     fn version(&self, order: &Order, lives: &Liveness, value: Value, to: usize) -> (Value, usize) {
         let root = order.roots[value];
-        // Values that are new have no lives yet.
+        // New values have no live ranges yet.
         let versions = lives.iter().filter_map(|(other, Life { first, last })| {
             (order.roots[other] == root && first < to as isize).then_some((other, last.unsigned_abs()))
         });
         versions.max_by_key(|&(_, last)| last).unwrap_or((value, 0))
     }
 
-    /// The program as decided.
+    /// Returns the program in the current order.
     fn result(&self) -> Draft {
         let Program { buffers, instructions, .. } = self.program;
         let Order { entries, roots } = &self.order;
@@ -338,7 +340,7 @@ mod tests {
 
     const N: usize = 1000;
 
-    /// A chain of functions going up, each of whose results is needed again on the way down.
+    /// Builds a chain of functions. The second half uses the results of the first half in reverse order.
     fn up_and_down(depth: usize) -> Program {
         let node: Arc<str> = "node".into();
         let mut b = ProgramBuilder::new();
@@ -404,12 +406,12 @@ mod tests {
             assert_eq!(run(&less), want, "{percent} %");
         }
         assert!(steps > whole.instructions.len());
-        // The same again.
+        // The result is deterministic.
         let [one, other] = [0, 0].map(|_| whole.within(whole.work_bytes / 2).to_string());
         assert_eq!(one, other);
     }
 
-    /// The body of a loop may pass on what it gets.
+    /// The body of a loop may return its input.
     #[test]
     fn a_program_of_no_instructions_stays_one() {
         let mut b = ProgramBuilder::new();

@@ -1,4 +1,4 @@
-//! Drops instructions whose results nobody needs, and results that nobody needs.
+//! Dead-code elimination: removes unused instructions and unused results.
 
 use super::{Changed, Draft, Outcome, Target};
 use crate::buffer::flags;
@@ -10,7 +10,7 @@ pub(super) fn run(draft: &mut Draft, _: &Target) -> Outcome {
     Ok(Changed(remove_unused(draft)))
 }
 
-/// Drops instructions whose results nobody needs, and results that nobody needs. Those that write state or can fail stay.
+/// Removes unused instructions and unused results. Instructions that write state or can fail stay.
 pub(crate) fn remove_unused(draft: &mut Draft) -> usize {
     let Draft { instructions, buffers, outputs, .. } = draft;
     let mut changes = 0;

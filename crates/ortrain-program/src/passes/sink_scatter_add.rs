@@ -1,8 +1,8 @@
-//! Moves sums at given rows behind the maps that read them, straight to where they are gathered.
+//! Moves scattered sums after the maps that read them.
 //!
-//! The gradient of an embedding is zeros with sums at a few rows, and it is added to what was gathered before. Said like
-//! that it takes three passes over all rows. Here the sums go past every map that does nothing but add their target to
-//! something, and are made in the result of that map: only rows that are used are touched.
+//! The gradient of an embedding is zero except for sums in a few rows, and it is added to an accumulated gradient. The
+//! direct lowering takes three passes over all rows. This pass moves the sums across every map that only adds their
+//! target to other values. The sums then update the result of the map, and touch only the indexed rows.
 
 use ortrain_expr::{BinaryOp, DType, Inst, Reg, Scalar, Type};
 
@@ -16,7 +16,7 @@ use crate::{
     ScheduledInstruction,
 };
 
-/// Moves sums behind the maps that read their targets, one map after the other.
+/// Moves sums after the maps that read their targets, one map at a time.
 pub(super) fn run(draft: &mut Draft, _: &Target) -> Outcome {
     let mut new_versions = NewVersions::after(&draft.instructions);
     let (mut at, mut changes) = (0, 0);
@@ -31,7 +31,8 @@ pub(super) fn run(draft: &mut Draft, _: &Target) -> Outcome {
     Ok(Changed(changes))
 }
 
-/// The instructions with the sums at `at` behind the maps that read them, if that is all that becomes of them.
+/// Returns the instructions with the sums at `at` moved after the maps that read them, if the sums have no other
+/// readers.
 fn moved(draft: &Draft, at: usize, new_versions: &mut NewVersions) -> Option<Vec<ScheduledInstruction>> {
     let Draft { instructions, buffers, .. } = draft;
     let ScheduledInstruction { instruction: Instruction::ScatterAdd(sums), entries, versions, .. } =
@@ -48,7 +49,7 @@ fn moved(draft: &Draft, at: usize, new_versions: &mut NewVersions) -> Option<Vec
         || !matches!(buffer(target).dtype, DType::F32 | DType::F64)
         || in_a_plane(source)
         || in_a_plane(index_buffer)
-        // The source is needed for longer, and the target no more: that must be no loss.
+        // The source stays live longer, and the target is dropped: this must not increase memory.
         || buffer(source).bytes() > buffer(target).bytes()
     {
         return None;
@@ -85,7 +86,7 @@ fn moved(draft: &Draft, at: usize, new_versions: &mut NewVersions) -> Option<Vec
                 let mut versions_of_sums =
                     versions.clone().with_read_of(to, &scheduled.versions).with_write(to, made);
                 if let Some(map) = rest {
-                    // The map reads the target as it was before the sums, and the sums what the map makes.
+                    // The map reads the target before the sums, and the sums update the result of the map.
                     let before = new_versions.next();
                     let given = scheduled.versions.clone().with_read_of(target, versions);
                     result.push(scheduled.with(Instruction::from(map), &given.with_write(to, before)));
@@ -100,12 +101,12 @@ fn moved(draft: &Draft, at: usize, new_versions: &mut NewVersions) -> Option<Vec
     Some(result)
 }
 
-/// The map that an instruction is, if passes may change its space.
+/// Returns the map of an instruction, if passes may change its space.
 fn flexible_map(scheduled: &ScheduledInstruction) -> Option<&Nest> {
     scheduled.instruction.as_map().filter(|map| map.segments.is_none())
 }
 
-/// Whether a map fills its results with zeros.
+/// Returns true if a map fills its results with zeros.
 fn is_zero(map: &Nest) -> bool {
     let expr = &map.expr;
     let zero = |reg: &Reg| match expr.insts()[usize::from(reg.0)].0 {
@@ -115,7 +116,7 @@ fn is_zero(map: &Nest) -> bool {
     expr.outputs().iter().all(zero)
 }
 
-/// The load that reads a buffer, if it is one.
+/// Returns the load of a buffer, if there is exactly one.
 fn load_of(map: &Nest, id: BufferId) -> Option<(usize, &Operand)> {
     let loads = map.loads.iter().enumerate();
     let mut found =
@@ -123,7 +124,7 @@ fn load_of(map: &Nest, id: BufferId) -> Option<(usize, &Operand)> {
     found.next().filter(|_| found.next().is_none())
 }
 
-/// Whether a map stores, element by element, a buffer or the sum of it and something else.
+/// Returns true if a map stores, element by element, a buffer or the sum of the buffer and other values.
 fn only_adds(map: &Nest, target: BufferId, buffers: &[Buffer]) -> bool {
     let (Some((slot, load)), [store]) = (load_of(map, target), map.stores.as_slice()) else { return false };
     let (dims, expr) = (&map.dims, &map.expr);
@@ -158,8 +159,8 @@ fn only_adds(map: &Nest, target: BufferId, buffers: &[Buffer]) -> bool {
     }
 }
 
-/// A map that reads zeros, without them. Nothing is left of one that would store what is there already. The outer
-/// `None`: it cannot be said.
+/// Returns a map without its load of zeros. The inner `None` means that nothing remains: the map would store an
+/// unchanged value. The outer `None` means that the rewrite is impossible.
 fn without(map: &Nest, zeros: BufferId) -> Option<Option<Nest>> {
     let is_zeros =
         |load: &Load| load.operand().is_some_and(|from| from.buffer == zeros).then_some(Scalar::F64(0.0));

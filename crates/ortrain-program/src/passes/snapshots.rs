@@ -1,7 +1,7 @@
-//! Snapshots of the passes: for each pass a program of a few instructions, as text before and behind that pass.
+//! Snapshots of the passes: for each pass a small program, as text before and after the pass.
 //!
-//! They show what a pass does. Each pass runs alone, on a program that it changes; the whole text is compared, and the
-//! reference evaluator runs both programs.
+//! They document the effect of each pass. Each pass runs alone on a program that it changes. The test compares the
+//! whole text, and runs both programs with the reference evaluator.
 
 use std::sync::Arc;
 
@@ -21,13 +21,13 @@ use crate::{
     WindowIndex, Workspace,
 };
 
-/// Columns of a line. A longer one is broken behind a semicolon.
+/// Maximum number of columns of a line. Longer lines are broken after a semicolon.
 const COLUMNS: usize = 110;
 
-/// Of results whose roundings a pass may change, relative to the largest element: a few roundings of `f32`.
+/// Tolerance for results with different roundings, relative to the largest element: a few roundings of `f32`.
 const ROUNDINGS: f32 = 4.0 * f32::EPSILON;
 
-/// A program, and what one pass makes of it.
+/// Program before and after a pass.
 struct Example {
     draft: Draft,
     target: Target,
@@ -36,13 +36,13 @@ struct Example {
     after: &'static str,
 }
 
-/// What a pass promises of the results.
+/// Guarantee of a pass about the results.
 #[derive(Clone, Copy)]
 enum Promise {
     SameBits,
-    /// The same numbers, rounded at other places.
+    /// The same values up to roundings at other positions.
     OtherRoundings,
-    /// Other numbers: that is what the pass is for.
+    /// Different values, as the pass intends.
     OtherPrecision,
 }
 
@@ -69,7 +69,7 @@ const EXAMPLES: &[(&str, Make)] = &[
     ("memory_plan", memory_plan),
 ];
 
-/// Programs before and behind each pass are those of its example, and compute the same.
+/// The programs before and after each pass equal the texts of its example, and compute the same results.
 #[test]
 fn each_pass_does_what_its_example_shows() {
     let mut differences = String::new();
@@ -95,7 +95,7 @@ fn each_pass_does_what_its_example_shows() {
     assert!(differences.is_empty(), "programs are other ones than those of the examples:\n{differences}");
 }
 
-/// An example whose pass is gone would never run.
+/// An example without a pass would never run.
 #[test]
 fn each_example_is_of_a_pass() {
     let names = |of: &mut dyn Iterator<Item = &'static str>| {
@@ -108,7 +108,7 @@ fn each_example_is_of_a_pass() {
     assert_eq!(examples, names(&mut PASSES.iter().map(|pass| pass.name)));
 }
 
-/// A text whose long lines are broken behind semicolons.
+/// Breaks long lines after semicolons.
 fn wrapped(text: &str) -> String {
     let mut result = String::new();
     for line in text.lines() {
@@ -127,7 +127,7 @@ fn wrapped(text: &str) -> String {
     result
 }
 
-/// Bytes of the outputs and then of all planes, behind a run of each entry.
+/// Returns the bytes of the outputs and of all planes after a run of each gradient mode.
 fn results(draft: &Draft) -> Vec<Vec<u8>> {
     let mut draft = draft.clone();
     super::memory_plan::run(&mut draft, &Target::PLAIN).unwrap();
@@ -158,7 +158,7 @@ fn results(draft: &Draft) -> Vec<Vec<u8>> {
     found
 }
 
-/// Compares results as a pass promises them.
+/// Compares results according to the guarantee of a pass.
 fn compare(pass: &str, promise: Promise, before: &[Vec<u8>], after: &[Vec<u8>]) {
     let sizes = |all: &[Vec<u8>]| all.iter().map(Vec::len).collect::<Vec<_>>();
     assert_eq!(sizes(before), sizes(after), "{pass}: sizes of results");
@@ -178,7 +178,7 @@ fn compare(pass: &str, promise: Promise, before: &[Vec<u8>], after: &[Vec<u8>]) 
     }
 }
 
-/// A program that is put together by hand.
+/// Manually built program.
 #[derive(Default)]
 struct Sketch {
     buffers: Vec<Buffer>,
@@ -197,12 +197,12 @@ impl Sketch {
         self.push(label, dtype, len, Place::Work(0))
     }
 
-    /// Work buffers of floats, of one length.
+    /// Adds work buffers of floats, all of one length.
     fn floats<const N: usize>(&mut self, labels: [&str; N], len: usize) -> [BufferId; N] {
         labels.map(|label| self.work(label, DType::F32, len))
     }
 
-    /// A part of the only plane.
+    /// Adds a part of the only plane.
     fn plane(&mut self, label: &str, len: usize) -> BufferId {
         self.push(label, DType::F32, len, Place::Plane(PlaneId(0), 0))
     }
@@ -213,7 +213,7 @@ impl Sketch {
         self.push(label, dtype, len, Place::Constant(self.constants.len() - 1))
     }
 
-    /// A buffer reached from its first element on.
+    /// Returns an operand that starts at the first element of a buffer.
     fn at(&self, id: BufferId, strides: &[isize]) -> Operand {
         let Buffer { dtype, len, .. } = self.buffers[id.0 as usize];
         let strides = strides.iter().copied().collect();
@@ -226,7 +226,8 @@ impl Sketch {
         self.instructions.push(ScheduledInstruction { instruction, entries, node, versions });
     }
 
-    /// A nest over `dims`, of which the last `inner` axes are reduced: results, and values that are reduced, of loads.
+    /// Adds a nest over `dims` with `inner` reduced axes. The closure computes the results and the reduced values from
+    /// the loads.
     fn nest(
         &mut self,
         node: &str,
@@ -254,7 +255,7 @@ impl Sketch {
         self.emit(node, Instruction::from(nest));
     }
 
-    /// A map over `dims`.
+    /// Adds a map over `dims`.
     fn map(
         &mut self,
         node: &str,
@@ -266,7 +267,7 @@ impl Sketch {
         self.nest(node, (dims, 0), loads, stores, |b, regs| (f(b, regs), Vec::new()));
     }
 
-    /// A map of whole buffers, element by element.
+    /// Adds an element-wise map over whole buffers.
     fn flat(
         &mut self,
         node: &str,
@@ -281,7 +282,7 @@ impl Sketch {
         self.map(node, &[len], &loads, &stores, f);
     }
 
-    /// `to = a · b`, of matrices that lie row by row.
+    /// Adds `to = a · b` for row-major matrices.
     fn product(
         &mut self,
         node: &str,
@@ -297,12 +298,12 @@ impl Sketch {
         self.emit(node, Instruction::from(product));
     }
 
-    /// A matrix that lies row by row.
+    /// Returns a row-major matrix.
     fn matrix(&self, id: BufferId, columns: usize) -> Operand {
         self.at(id, &[columns as isize, 1])
     }
 
-    /// The same, transposed.
+    /// Returns a transposed row-major matrix.
     fn transposed(&self, id: BufferId, columns: usize) -> Operand {
         self.at(id, &[1, columns as isize])
     }
@@ -316,7 +317,7 @@ impl Sketch {
     }
 }
 
-/// An epilogue that stores what it is given.
+/// Returns an epilogue that stores its accumulator.
 fn epilogue(dims: &[usize], to: Operand) -> Nest {
     let mut b = Builder::new();
     let value = b.load(0, Type::F32);
@@ -331,7 +332,7 @@ fn epilogue(dims: &[usize], to: Operand) -> Nest {
     }
 }
 
-/// Of the results of a map one is wanted, and no result of what follows.
+/// One result of a map is used; no result of the following map is used.
 fn remove_unused() -> Example {
     let mut s = Sketch::default();
     let [x, y, unused, last] = s.floats(["x", "y", "unused", "last"], 4);
@@ -387,7 +388,8 @@ draft: 1 instructions, 3 buffers
     }
 }
 
-/// Of four rows the second one alone is read. A gradient that is zero in the others has a product with all rows.
+/// Only the second of four rows is read. A gradient that is zero in the other rows is a factor of a product over all
+/// rows.
 fn dead_elements() -> Example {
     let mut s = Sketch::default();
     let [x, y] = s.floats(["x", "y"], 16);
@@ -445,7 +447,7 @@ draft: 4 instructions, 5 buffers
     }
 }
 
-/// Positions of maxima go to the gradient alone.
+/// Only the gradient reads the positions of the maxima.
 fn number_cells() -> Example {
     let mut s = Sketch::default();
     let [x, dx] = s.floats(["x", "dx"], 16);
@@ -483,8 +485,8 @@ draft: 2 instructions, 4 buffers
     }
 }
 
-/// The gradient of an embedding: sums at rows of zeros, added to what the state holds. One row comes twice: what is added
-/// first decides the roundings.
+/// The gradient of an embedding: sums at rows of zeros, added to the state. One row is repeated, so the order of
+/// additions affects the roundings.
 fn sink_scatter_add() -> Example {
     let mut s = Sketch::default();
     let [source] = s.floats(["source"], 6);
@@ -583,7 +585,7 @@ draft: 1 instructions, 6 buffers
     }
 }
 
-/// Three maps follow each other.
+/// A chain of three maps.
 fn fuse_chains() -> Example {
     let mut s = Sketch::default();
     let [x, a, b, y] = s.floats(["x", "a", "b", "y"], 4);
@@ -615,8 +617,8 @@ draft: 1 instructions, 4 buffers
     }
 }
 
-/// Two values wait for a gradient that is multiplied by both: `g * a + g * b` becomes `g * (a + b)`, which is rounded at
-/// other places, and the sum alone waits.
+/// A gradient is multiplied by two saved values: `g * a + g * b` becomes `g * (a + b)`, with different roundings, and
+/// only the sum is saved.
 fn precompute_derivatives() -> Example {
     let mut s = Sketch::default();
     let [x, a, b, y, g, dx] = s.floats(["x", "a", "b", "y", "g", "dx"], 64);
@@ -671,7 +673,7 @@ draft: 5 instructions, 7 buffers
     }
 }
 
-/// A bias and an activation behind a product.
+/// A product, then a bias and an activation.
 fn fusion() -> Example {
     let mut s = Sketch::default();
     let [x, w] = s.floats(["x", "w"], 4);
@@ -711,7 +713,7 @@ draft: 1 instructions, 6 buffers
     }
 }
 
-/// A product in float16: its factors are copies of floats, and its result becomes a float again.
+/// A product in float16: its factors are rounded copies of floats, and its result is converted to float.
 fn fusion_of_narrow_floats() -> Example {
     let mut s = Sketch::default();
     let [x, w, y] = s.floats(["x", "w", "y"], 4);
@@ -756,7 +758,7 @@ draft: 1 instructions, 7 buffers
     }
 }
 
-/// A product that is worth less than `f32`, and one that is too small for that.
+/// A product with reduced precision, and a product that is too small for it.
 fn choose_precision() -> Example {
     let mut s = Sketch { precision: Precision::Bf16, ..Sketch::default() };
     let [x, w, hidden] = s.floats(["x", "w", "hidden"], 17 * 17);
@@ -878,7 +880,7 @@ draft: 2 instructions, 5 buffers
     }
 }
 
-/// A mask waits while most is alive.
+/// A mask is live across the peak.
 fn mask_packing() -> Example {
     const LEN: usize = 1024;
     let mut s = Sketch::default();
@@ -962,7 +964,7 @@ draft: 6 instructions, 7 buffers
     }
 }
 
-/// Few channels, many, few, for two images.
+/// A bottleneck over two images: few channels, many, few.
 fn batch_tiling() -> Example {
     const SIZE: usize = 8;
     let mut s = Sketch::default();
@@ -1022,7 +1024,7 @@ draft: 4 instructions, 6 buffers
     }
 }
 
-/// Two parameters, each with two steps of its own.
+/// Two parameters, each with its own two steps.
 fn horizontal_fusion() -> Example {
     let mut s = Sketch::default();
     let place = |at: usize| Place::Plane(PlaneId(0), at);
@@ -1082,7 +1084,7 @@ draft: 2 instructions, 4 buffers
     }
 }
 
-/// Lives of four values: two of them take the bytes of values that nobody needs any more, one of them while it is made.
+/// Live ranges of values: two values take the bytes of dead values, one of them within the instruction that defines it.
 fn memory_plan() -> Example {
     let mut s = Sketch::default();
     let [x, a, b, c, y] = s.floats(["x", "a", "b", "c", "y"], 64);
@@ -1135,7 +1137,7 @@ fn two_results_lie_apart() {
     let mut s = Sketch::default();
     let [x, a, b, y] = s.floats(["x", "a", "b", "y"], 64);
     s.flat("make b", &[x], &[b], |b, x| vec![b.unary(UnaryOp::Exp, x[0])]);
-    // Nobody reads b again: it is updated in vain.
+    // The update of b is never read.
     s.flat("both", &[x, b], &[a, b], |b, x| vec![b.mul(x[0], x[0]), b.add(x[0], x[1])]);
     s.flat("last", &[a, x], &[y], |b, x| vec![b.sub(x[0], x[1])]);
     let mut draft = s.example(&[x], &[y]).draft;

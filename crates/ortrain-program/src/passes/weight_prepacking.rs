@@ -1,9 +1,9 @@
-//! Lays matrices that many products of few rows read in panels, once.
+//! Packs matrices into panels once, if many products of few rows read them.
 //!
-//! A recurrent net multiplies its state with the same weights at every step. A product of so few rows is over before
-//! packing would have paid, and reading the columns of a block where they lie touches a new page at every depth, for
-//! every few rows again. Laid out so that the columns of a panel are adjacent at each depth, and the depths follow each
-//! other, they are read in a row. Such a product is one of each panel.
+//! A recurrent network multiplies its state by the same weights at every step. Packing in each product does not pay for
+//! few rows. Without packing, the columns of a register block touch a new page at every depth, again for every few
+//! rows. In a panel, the columns are adjacent at each depth, and the depths follow each other: memory access is
+//! sequential. Such a product becomes a batch of products, one per panel.
 
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ use crate::uses::Uses;
 use crate::versions::Versions;
 use crate::{Buffer, BufferId, GradientModes, Instruction, MatMul, Nest, Operand, ScheduledInstruction};
 
-/// The right factor of products, with the length of their sums and the number of their columns.
+/// Right factor of products, with the length of the sums and the number of columns.
 type Matrix = (Operand, [usize; 2]);
 
 /// Products that read the same matrix between two writes to its buffer.
@@ -33,11 +33,11 @@ struct Group {
 pub(super) fn run(draft: &mut Draft, target: &Target) -> Outcome {
     let Some(panels) = target.panels else { return Ok(Changed(0)) };
     let changes = lay_panels(panels, draft);
-    // A map that moved elements to where a matrix was read may have become one into panels.
+    // A map that only rearranged a matrix is possibly fused into the packing and now unused.
     Ok(Changed(changes + remove_unused(draft)))
 }
 
-/// Lays matrices in panels; returns their number.
+/// Packs matrices into panels; returns their number.
 fn lay_panels(shape: Panels, draft: &mut Draft) -> usize {
     let uses = draft.uses();
     let Draft { instructions, buffers, .. } = draft;
@@ -60,7 +60,7 @@ fn lay_panels(shape: Panels, draft: &mut Draft) -> usize {
     }
     groups.extend(open);
     groups.retain(|(_, group)| group.readers.len() >= shape.products);
-    // Maps of hashes have no order.
+    // Hash maps have no order.
     groups.sort_unstable_by_key(|(_, group)| group.readers[0]);
 
     let mut new_versions = NewVersions::after(instructions.iter());
@@ -87,14 +87,14 @@ fn lay_panels(shape: Panels, draft: &mut Draft) -> usize {
             *versions = versions.clone().with_read(panels, version).of_instruction(instruction);
         }
     }
-    // From the last on, so that places stay what they are.
+    // Insertion from the last position on keeps the earlier positions valid.
     for ((_, group), map) in groups.iter().zip(maps).rev() {
         instructions.insert(group.readers[0], map);
     }
     groups.len()
 }
 
-/// Whether a product would be better off with panels, if there are many like it.
+/// Returns true if a product profits from panels, given enough products of the same matrix.
 fn fits(product: &MatMul, shape: Panels) -> bool {
     let nest = &product.epilogue;
     let is_f32 = |factor: &Operand| factor.access.dtype == DType::F32;
@@ -106,20 +106,20 @@ fn fits(product: &MatMul, shape: Panels) -> bool {
         && product.n.saturating_mul(product.k) >= shape.elements
         && is_f32(&product.a)
         && is_f32(&product.b)
-        // The space gets another order.
+        // The rewrite permutes the space.
         && !nest.expr.can_fail()
         && !nest.expr.insts().iter().any(|(inst, _)| matches!(inst, Inst::Coordinate(_)))
 }
 
-/// An access over rows and columns, as one over panels, rows and the columns of a panel.
+/// Converts an operand over rows and columns to one over panels, rows and the columns of a panel.
 fn parted(operand: &Operand, columns: usize) -> Operand {
     let (row, column) = (operand.access.strides[0], operand.access.strides[1]);
     let strides: Strides = [columns as isize * column, row, column].into_iter().collect();
     operand.with_access(Access { strides, ..operand.access.clone() })
 }
 
-/// The map into panels that reads what another map reads which does nothing but move elements to where it reads them, if
-/// these products alone want them there; and the versions that the other map was given.
+/// Packs straight from the source of a rearranging map if these products are its only consumers. Returns the packing
+/// map and the versions of the rearranging map.
 fn moved(
     instructions: &[ScheduledInstruction],
     uses: &Uses,
@@ -138,7 +138,7 @@ fn moved(
     fits.then(|| inline(map, 0, guest, true)).flatten().map(|map| (map, versions.clone()))
 }
 
-/// Makes a product one of each panel.
+/// Converts a product to a batch of products, one per panel.
 fn read_panels(product: &mut MatMul, panels: BufferId, columns: usize) {
     let MatMul { batch, n, k, a, b, epilogue, .. } = product;
     let count = *n / columns;

@@ -1,4 +1,4 @@
-//! Where the points of one nest's space lie in another's.
+//! Map between the index spaces of two nests.
 
 use ortrain_expr::{Access, Builder, Dims, Inst, Reg, Strides, Type};
 use smallvec::{SmallVec, smallvec};
@@ -6,43 +6,46 @@ use smallvec::{SmallVec, smallvec};
 use crate::operand::access_of;
 use crate::{Nest, Operand};
 
-/// Most axes that a space is split into.
+/// Maximum number of axes after a split.
 const MAX_AXES: usize = 12;
 
-/// For every point of a host's space, the point of a guest's space that belongs to the same element of a buffer.
+/// For every point of the host's space, the point of the guest's space with the same element of a buffer. The guest is
+/// fused into the host.
 ///
-/// Both reach the buffer by strides. The guest's access goes to every element once, so an element is a point; whatever
-/// the host's order and grouping of axes, its steps through the buffer are then steps of the guest. Where a host walks
-/// several axes of the guest as one, its axis is split.
+/// Both access the buffer with strides. The guest's access visits every element once, so an element identifies a point
+/// of the guest. Each step of the host through the buffer is then a step of the guest, for any order and grouping of
+/// axes. If one axis of the host covers several axes of the guest, the axis of the host is split.
 #[derive(Debug)]
 pub(crate) struct Embedding {
-    /// For each axis of the host the axes that it becomes.
+    /// For each axis of the host, the sizes of its parts after the split.
     parts: Vec<SmallVec<[usize; 2]>>,
     digits: Vec<Digit>,
 }
 
-/// An axis of the guest, or several that all of its accesses walk as one.
+/// Digit of an element's position in mixed radix: an axis of the guest, or several axes that all accesses of the guest
+/// traverse as one.
 #[derive(Debug)]
 struct Digit {
-    /// The axis, the innermost of several.
+    /// Axis, the innermost of merged axes.
     axis: usize,
-    /// Whether there are several.
+    /// True if several axes are merged.
     merged: bool,
     size: usize,
-    /// Its step through the buffer.
+    /// Stride in the buffer.
     stride: usize,
-    /// The guest's index where the host's is zero.
+    /// Index of the guest at index zero of the host.
     base: usize,
-    /// The guest's steps along each axis of the split host.
+    /// Steps of the guest along each axis of the split host.
     steps: Strides,
 }
 
-/// The part of an axis and the steps along it: numbers of digits with their factors.
+/// Size of a part of an axis, and the steps along it: indices of digits with their factors.
 type Part = (usize, SmallVec<[(usize, usize); 2]>);
 
 impl Embedding {
-    /// The embedding of `guest`, a map that reaches all elements of a buffer through `place`, into a space of sizes
-    /// `host` that reaches them, or some of them, through `at`. `split` says whether axes of the host may be split.
+    /// Creates the embedding of `guest` into a host space of sizes `host`. The guest is a map that visits all elements
+    /// of a buffer through the access `place`. The host visits all or some of them through `at`. Axes of the host may
+    /// be split if `split` is true. Returns `None` if the spaces do not match.
     pub(crate) fn new(
         host: &[usize],
         at: &Access,
@@ -92,7 +95,7 @@ impl Embedding {
         (dims.len() <= MAX_AXES && embedding.digits.iter().all(within)).then_some(embedding)
     }
 
-    /// Sizes of the axes of the split host.
+    /// Returns the sizes of the axes of the split host.
     fn dims(&self) -> Dims {
         self.parts.iter().flatten().copied().collect()
     }
@@ -101,7 +104,7 @@ impl Embedding {
         self.parts.iter().any(|parts| parts.len() > 1)
     }
 
-    /// An access of the host after the split.
+    /// Returns an access of the host after the split.
     fn split(&self, access: &Access) -> Access {
         let mut strides = Strides::new();
         for (parts, &stride) in self.parts.iter().zip(&access.strides) {
@@ -114,8 +117,7 @@ impl Embedding {
         Access { strides, ..*access }
     }
 
-    /// The host after the split of its axes, of which the embedding knows the first ones at least (the reduced ones it
-    /// does not know stay as they are).
+    /// Returns the host with split axes. Trailing reduced axes that the embedding does not cover are unchanged.
     pub(crate) fn refined(&self, nest: &Nest) -> Nest {
         if !self.is_split() {
             return nest.clone();
@@ -158,7 +160,7 @@ impl Embedding {
         }
     }
 
-    /// An access of the guest as one of the split host.
+    /// Returns an access of the guest as an access of the split host.
     pub(crate) fn access(&self, access: &Access) -> Access {
         let mut moved = self.gathered(access);
         let mut offset = access.offset as isize;
@@ -173,13 +175,13 @@ impl Embedding {
         moved
     }
 
-    /// An access of the guest that is read by computed index alone.
+    /// Returns an access of the guest that is read only by computed index, as an access of the split host.
     pub(crate) fn gathered(&self, access: &Access) -> Access {
         let axes = self.parts.iter().map(SmallVec::len).sum();
         Access { strides: Strides::from_elem(0, axes), ..*access }
     }
 
-    /// The guest's position along one of its axes, as the split host sees it.
+    /// Computes the guest's index along one of its axes from the indices of the split host.
     pub(crate) fn coordinate(&self, b: &mut Builder, axis: usize) -> Reg {
         let Some(digit) = self.digits.iter().find(|digit| digit.axis == axis) else { return b.int(0) };
         debug_assert!(!digit.merged, "axes whose positions are asked for are not merged");
@@ -193,7 +195,7 @@ impl Embedding {
     }
 }
 
-/// The guest's axes by their steps through the buffer, largest first, if they reach every element once.
+/// Returns the guest's axes in descending order of strides, if they visit every element once.
 fn digits(guest: &Nest, place: &Access) -> Option<Vec<Digit>> {
     if guest.dims.contains(&0) || place.offset != 0 {
         return None;
@@ -227,7 +229,7 @@ fn digits(guest: &Nest, place: &Access) -> Option<Vec<Digit>> {
     (reached == place.len).then_some(digits)
 }
 
-/// Whether all accesses of the guest go along an axis as if it continued a digit.
+/// Returns true if all accesses of the guest traverse an axis as a continuation of a digit.
 fn walked_as_one(guest: &Nest, axis: usize, digit: &Digit) -> bool {
     let asked_for = |(inst, _): &(Inst, Type)| match *inst {
         Inst::Coordinate(asked) => usize::from(asked) == axis || usize::from(asked) == digit.axis,
@@ -242,7 +244,8 @@ fn walked_as_one(guest: &Nest, axis: usize, digit: &Digit) -> bool {
         && guest.stores.iter().all(|store| even(&store.access))
 }
 
-/// The axes that an axis of the host is split into, and what one step along each is to the guest.
+/// Splits an axis of the host, and returns the step of the guest along each part. Returns `None` if the axis does not
+/// fit the digits.
 fn walk(digits: &[Digit], size: usize, stride: usize) -> Option<SmallVec<[Part; 2]>> {
     let mut factors: SmallVec<[(usize, usize); 2]> = SmallVec::new();
     let mut rest = stride;
@@ -257,7 +260,7 @@ fn walk(digits: &[Digit], size: usize, stride: usize) -> Option<SmallVec<[Part; 
     if rest == 0 && factors.iter().all(stays) {
         return Some(smallvec![(size, factors)]);
     }
-    // More than all of one digit: whole turns of it are steps of those before it.
+    // The axis exceeds one digit: a full turn of the digit is a step of the next larger digits.
     let &[(k, factor)] = factors.as_slice() else { return None };
     let turn = digits[k].size / factor;
     if k == 0 || !digits[k].size.is_multiple_of(factor) || turn < 2 || !size.is_multiple_of(turn) {

@@ -1,4 +1,4 @@
-//! One nest put into another.
+//! Fusion of two nests: inlining a producer into its consumer, or appending a consumer to its producer.
 
 use ortrain_expr::{Access, Builder, DType, Expr, Inst, Reg, Scalar, Type, UnaryOp};
 
@@ -7,25 +7,25 @@ use crate::buffer::{BufferIds, distinct};
 use crate::operand::access_of;
 use crate::{BufferId, Instruction, Load, Nest, Operand};
 
-/// Expressions do not grow past this: longer ones need more registers than stay in the nearest cache.
+/// Maximum length of a fused expression. A longer expression needs more registers than fit into the first-level cache.
 const LONGEST_EXPRESSION: usize = 192;
 
-/// Nests do not read more buffers than this after fusion.
+/// Maximum number of buffers that a fused nest reads.
 const MAX_LOADS: usize = 32;
 
-/// True if an expression can say which value a load reads behind a store of this type ([`reloaded`]).
+/// Returns true if an expression can compute the value that a load reads after a store of this type ([`reloaded`]).
 fn comes_back(dtype: DType) -> bool {
     !matches!(dtype, DType::I8 | DType::U8 | DType::I16 | DType::U16)
 }
 
-/// The element of a load, as it comes back of the type that it was stored as.
+/// Computes the value that a load of type `ty` reads after a store of `value` as `stored`.
 fn reloaded(b: &mut Builder, value: Reg, stored: DType, ty: Type) -> Reg {
     let value = b.convert(value, Type::of(stored));
     let value = UnaryOp::rounding_to(stored).map_or(value, |op| b.unary(op, value));
     b.convert(value, ty)
 }
 
-/// Leaves out roundings of results that their stores, if there are any, make anyway.
+/// Removes roundings of results that their stores repeat. `stores` may be empty.
 fn leave_out_roundings(b: &Builder, outputs: &mut [Reg], stores: &[Operand]) {
     for (reg, store) in outputs.iter_mut().zip(stores) {
         if let Inst::Unary(op, value) = b.inst(*reg)
@@ -36,14 +36,14 @@ fn leave_out_roundings(b: &Builder, outputs: &mut [Reg], stores: &[Operand]) {
     }
 }
 
-/// Whether both accesses reach the same elements over a space.
+/// Returns true if both accesses reach the same elements over a space.
 pub(crate) fn same(a: &Access, b: &Access, dims: &[usize]) -> bool {
     a.offset == b.offset
         && a.dtype == b.dtype
         && dims.iter().zip(a.strides.iter().zip(&b.strides)).all(|(&dim, (x, y))| dim == 1 || x == y)
 }
 
-/// Whether an access surely reaches another element at every point.
+/// Returns true if an access provably reaches a different element at every point.
 pub(crate) fn is_injective(access: &Access, dims: &[usize]) -> bool {
     let axes = dims.iter().zip(&access.strides).filter(|&(&dim, _)| dim > 1);
     let mut axes: Vec<(usize, usize)> = axes.map(|(&dim, &stride)| (stride.unsigned_abs(), dim)).collect();
@@ -56,7 +56,7 @@ pub(crate) fn is_injective(access: &Access, dims: &[usize]) -> bool {
     })
 }
 
-/// The loads of a nest in the making.
+/// Loads of a nest under construction.
 struct Loads(Vec<Load>);
 
 impl Loads {
@@ -67,7 +67,7 @@ impl Loads {
         known.unwrap_or_else(|| self.add(operand))
     }
 
-    /// The load of a guest that is read by computed index. It shares none but one of the very same access.
+    /// Returns the slot of a load that is read by computed index. It is shared only with a load of an equal access.
     fn find_or_add_gathered(&mut self, operand: Operand) -> usize {
         let known = self.0.iter().position(|load| load.operand() == Some(&operand));
         known.unwrap_or_else(|| self.add(operand))
@@ -78,12 +78,12 @@ impl Loads {
         self.0.len() - 1
     }
 
-    /// The nest with its accumulators and the loads that its expression still needs.
+    /// Returns the nest with its accumulators and the loads that its expression uses.
     fn finish(self, nest: Nest) -> Option<Nest> {
         self.finish_without(nest, |_| false)
     }
 
-    /// The same without some accumulators, which the expression does not need any more.
+    /// As [`Loads::finish`], without the accumulators that satisfy `is_gone`. The expression must not use them.
     fn finish_without(self, mut nest: Nest, is_gone: impl Fn(usize) -> bool) -> Option<Nest> {
         let stays = |(slot, load): (usize, &Load)| load.is_accumulator() && !is_gone(slot);
         let mut used: Vec<bool> = self.0.iter().enumerate().map(stays).collect();
@@ -105,25 +105,26 @@ impl Loads {
     }
 }
 
-/// Whether nests that become one surely read more buffers than a nest may: `others` are those that they read besides
-/// what one makes for the other.
+/// Returns true if a fused nest provably reads more buffers than [`MAX_LOADS`]. `others` are the buffers that the two
+/// nests read, without the buffer between them.
 fn read_too_many(others: impl Iterator<Item = BufferId>) -> bool {
     let ids: BufferIds = others.collect();
     ids.len() > MAX_LOADS && distinct(ids).len() > MAX_LOADS
 }
 
-/// How many buffers a map loads at least, if those are more than a nest may: it cannot follow what makes only some.
+/// Returns the number of loads of a map, or the number of distinct loaded buffers if the loads exceed [`MAX_LOADS`].
+/// Fusion is impossible if it exceeds [`most_loads_behind`].
 pub(crate) fn least_loads(map: &Nest) -> usize {
     if map.loads.len() <= MAX_LOADS { map.loads.len() } else { distinct(loaded(map)).len() }
 }
 
-/// The number of buffers that a map may load which follows an instruction: those that a nest may, and the instruction's own
-/// results.
+/// Returns the maximum number of buffers that a map may load to be fused after an instruction: the limit of a nest, and
+/// the instruction's results.
 pub(crate) fn most_loads_behind(instruction: &Instruction) -> usize {
     MAX_LOADS + instruction.flexible_nest().map_or(0, |nest| nest.stores.len())
 }
 
-/// The buffers that the expression of a nest loads.
+/// Returns the buffers that the expression of a nest loads.
 fn loaded(nest: &Nest) -> impl Iterator<Item = BufferId> + '_ {
     let loads = nest.expr.insts().iter().filter_map(|(inst, _)| match *inst {
         Inst::Load(slot) | Inst::LoadAt(slot, _) => Some(&nest.loads[usize::from(slot)]),
@@ -132,11 +133,11 @@ fn loaded(nest: &Nest) -> impl Iterator<Item = BufferId> + '_ {
     loads.filter_map(|load| load.operand().map(|operand| operand.buffer))
 }
 
-/// A map's expression in a host: its loads become loads of the host.
+/// Map that is copied into a host nest: its loads become loads of the host.
 struct Guest<'a> {
     map: &'a Nest,
     embedding: &'a Embedding,
-    /// Axes of the host that the embedding does not know, at the end.
+    /// Number of trailing axes of the host that the embedding does not cover.
     more_axes: usize,
 }
 
@@ -149,7 +150,7 @@ impl Guest<'_> {
         moved
     }
 
-    /// The registers of its expression. `known` is asked for what a load stands for, if it is no load any more.
+    /// Copies the expression and returns its registers. `known` returns the register that replaces a load, if any.
     fn copy(
         &self,
         b: &mut Builder,
@@ -177,7 +178,7 @@ impl Guest<'_> {
             }
             let operand = load.operand()?;
             let moved = operand.with_access(self.access(&operand.access, gathered[slot]));
-            // Strides along axes of one element make no difference but to a load that is read by computed index.
+            // Strides along axes of size 1 matter only to a load that is read by computed index.
             slots.push(Some(if gathered[slot] {
                 loads.find_or_add_gathered(moved)
             } else {
@@ -196,14 +197,14 @@ impl Guest<'_> {
     }
 }
 
-/// The part of a loop that makes the results to be kept. `None` if that is all of it.
+/// Returns the part of a nest that computes the results marked in `keep`, or `None` if all are marked.
 pub(crate) fn with_results(nest: &Nest, keep: &[bool]) -> Option<Nest> {
     if keep.iter().all(|&keep| keep) {
         return None;
     }
     let kept = |k: &usize| keep[*k];
     let outputs: Vec<Reg> = (0..keep.len()).filter(kept).map(|k| nest.expr.outputs()[k]).collect();
-    // Reductions that the results need, and those that these need.
+    // Reductions that the results need, directly or through other reductions.
     let mut wanted = vec![false; nest.reductions.len()];
     let mark = |wanted: &mut [bool], roots: &[Reg]| {
         let needed = nest.expr.needed_by(roots);
@@ -223,7 +224,7 @@ pub(crate) fn with_results(nest: &Nest, keep: &[bool]) -> Option<Nest> {
     let number = |k: u8| wanted[..usize::from(k)].iter().filter(|&&wanted| wanted).count();
     let mut b = Builder::new();
     let regs = b.copy(&nest.expr, |b, inst, ty| match inst {
-        // Those that are not wanted are not needed either, whatever their number.
+        // Unneeded reductions have no reader, so their index is irrelevant.
         Inst::Reduced(k) => b.reduced(number(k), ty),
         other => b.push(other, ty),
     });
@@ -243,7 +244,8 @@ pub(crate) fn with_results(nest: &Nest, keep: &[bool]) -> Option<Nest> {
     Loads(nest.loads.clone()).finish(part)
 }
 
-/// A nest with the values of some loads put in their place; `None` where one of these is read by computed index too.
+/// Returns a nest with constant values in place of some loads. Returns `None` if one of these is also read by computed
+/// index.
 pub(crate) fn with_constants(nest: &Nest, values: &[Option<Scalar>]) -> Option<Nest> {
     if (0..values.len()).any(|slot| values[slot].is_some() && nest.is_gathered(slot)) {
         return None;
@@ -259,7 +261,8 @@ pub(crate) fn with_constants(nest: &Nest, values: &[Option<Scalar>]) -> Option<N
     Loads(nest.loads.clone()).finish_without(whole, |slot| values[slot].is_some())
 }
 
-/// A map with the same space but another expression, of one result. It may have one load more, by the access of that.
+/// Returns a map over the same space with another expression of one result. `more` adds a load with the access of the
+/// store.
 pub(crate) fn with_expression(
     map: &Nest,
     expr: Expr,
@@ -271,8 +274,8 @@ pub(crate) fn with_expression(
     loads.finish(Nest { loads: Vec::new(), expr, reductions: Vec::new(), stores: vec![store], ..map.clone() })
 }
 
-/// A host that computes what its load `slot` reads instead of reading it: `guest` is the map, of one result, that makes
-/// it. `None` where the spaces do not fit.
+/// Returns the host with an inlined producer: `guest` is the single-result map that computes load `slot`. Returns
+/// `None` if the spaces do not match.
 pub(crate) fn inline(host: &Nest, slot: usize, guest: &Nest, split: bool) -> Option<Nest> {
     let Operand { buffer: value, access: at } = host.loads[slot].operand()?;
     if host.segments.is_some() || guest.segments.is_some() {
@@ -286,7 +289,7 @@ pub(crate) fn inline(host: &Nest, slot: usize, guest: &Nest, split: bool) -> Opt
         return None;
     }
     let embedding = Embedding::new(&host.dims, at, guest, place, split)?;
-    // A guard looks at every element that is made, so all of them must be read.
+    // A guard checks every computed element, so the host must read all of them.
     let points = |nest: &Nest| nest.dims.iter().product::<usize>();
     let every_element = points(host) == points(guest) && is_injective(at, &host.dims);
     if guest.expr.can_fail() && !every_element {
@@ -308,18 +311,18 @@ pub(crate) fn inline(host: &Nest, slot: usize, guest: &Nest, split: bool) -> Opt
     loads.finish(Nest { expr, reductions, ..nest })
 }
 
-/// How a map follows a host: the buffer by which their spaces are compared.
+/// Buffer that relates the space of a map to the space of a host.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Link {
-    /// A result of the host (by number) that the map reads (by slot).
+    /// Result of the host (by index) that the map reads (by slot).
     Result(usize, usize),
-    /// A buffer that both read: slots of the host and of the map.
+    /// Buffer that both read: slots of the host and of the map.
     Shared(usize, usize),
 }
 
-/// A host that goes on with a map over its space: over its outer points, or over all of them. The map reads results
-/// of the host where the host has just made them, as its accumulators or by the buffers that hold them. `keep` says which
-/// results of the host are still stored.
+/// Returns a host with an appended consumer: a map over the host's outer points or over all of its points. The map
+/// takes results of the host from registers; it loads them through accumulators or buffers before the fusion. `keep`
+/// marks the results of the host that are still stored.
 pub(crate) fn append(host: &Nest, map: &Nest, link: Link, keep: &[bool], split: bool) -> Option<Nest> {
     let (at, place) = match link {
         Link::Result(store, load) => (&host.stores[store].access, access_of(&map.loads[load], &map.dims)),
@@ -335,7 +338,7 @@ pub(crate) fn append(host: &Nest, map: &Nest, link: Link, keep: &[bool], split: 
     if read_too_many(loaded(map).filter(|&id| result_of(id).is_none())) {
         return None;
     }
-    // What is the same along a row is made once per row.
+    // Values that are constant along a row are computed once per row.
     let kept = host.dims.len() - host.inner;
     let per_row = host.inner > 0 && at.strides[kept..].iter().all(|&stride| stride == 0);
     let space = if per_row { host.outer_dims() } else { &host.dims[..] };
@@ -349,7 +352,7 @@ pub(crate) fn append(host: &Nest, map: &Nest, link: Link, keep: &[bool], split: 
     let mut b = Builder::of(&nest.expr);
     let results = nest.expr.outputs();
     let part = Guest { map, embedding: &embedding, more_axes: if per_row { nest.inner } else { 0 } };
-    // Results of the host are read exactly as they were written, or not at all.
+    // Results of the host must be read with exactly the access of their store, or not at all.
     let mut made: Vec<Option<Reg>> = Vec::with_capacity(map.loads.len());
     for (slot, load) in map.loads.iter().enumerate() {
         made.push(match load.operand().map_or(Some(slot), |operand| result_of(operand.buffer)) {

@@ -1,4 +1,4 @@
-//! Rewrites of nests: one nest put into another, behind another, or over another space.
+//! Rewrites of nests: inlining of a producer, appending of a consumer, and changes of the index space.
 
 pub(crate) mod index_map;
 pub(crate) mod inline_nest;

@@ -1,11 +1,11 @@
-//! The few instructions of x86-64 that groups of operations need, as bytes.
+//! Encoder of the x86-64 instructions that groups of operations need.
 //!
-//! Vector instructions are encoded as VEX at AVX2 and as EVEX at AVX-512; both take the same opcodes. Encodings are
-//! those of Intel's manual (Software Developer's Manual, volume 2); memory operands have 32-bit displacements.
+//! Vector instructions are encoded as VEX at AVX2 and as EVEX at AVX-512; both use the same opcodes. Encodings follow
+//! Intel's manual (Software Developer's Manual, volume 2). Memory operands have 32-bit displacements.
 
 use crate::tile::Slot;
 
-/// A general register, by number.
+/// Index of a general register.
 pub(super) type Gpr = u8;
 
 pub(super) const RAX: Gpr = 0;
@@ -14,19 +14,19 @@ pub(super) const RDX: Gpr = 2;
 pub(super) const RBX: Gpr = 3;
 pub(super) const RBP: Gpr = 5;
 pub(super) const RSI: Gpr = 6;
-/// Where a function finds the frame of its tape: its first argument (`extern "sysv64"`).
+/// Pointer to the frame of the tile program: the first argument of a function (`extern "sysv64"`).
 pub(super) const FRAME: Gpr = 7;
 
-/// What an instruction reads or writes beside its registers.
+/// Register or memory operand of an instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Rm {
     /// A vector or mask register.
     Register(u8),
-    /// Memory at `base + displacement`, and with a scale plus `rax` times 1, 2, 4 or 8 (as a power).
+    /// Memory at `base + displacement`. With a scale (0 to 3), `rax` times 1, 2, 4 or 8 is added.
     Memory { base: Gpr, scale: Option<u8>, displacement: i32 },
-    /// The same of a register of the tape, wherever in the frame that is going to lie.
+    /// Memory of a register of the tile program, before that register has its offset in the frame.
     Frame { place: Slot, scale: Option<u8>, displacement: i32 },
-    /// A constant behind the code.
+    /// A constant after the code, by index.
     Constant(usize),
 }
 
@@ -44,7 +44,7 @@ pub(super) const fn opcode(prefix: u8, map: u8, code: u8) -> Opcode {
     Opcode { prefix, map, code }
 }
 
-/// Bits of a vector.
+/// Vector length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Length {
     Bits128,
@@ -52,19 +52,19 @@ pub(super) enum Length {
     Bits512,
 }
 
-/// What an instruction has beside opcode and operands.
+/// Optional parts of a vector instruction.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Extra {
-    /// The mask register that says which lanes are computed; 0: all.
+    /// Mask register that selects the computed lanes. 0 selects all lanes.
     pub(super) mask: u8,
-    /// Whether the other lanes become zero; else they stay.
+    /// True if the other lanes become zero. Otherwise they keep their values.
     pub(super) zero: bool,
-    /// Whether memory holds one value for all lanes.
+    /// True if the memory operand is one value for all lanes.
     pub(super) broadcast: bool,
     pub(super) immediate: Option<u8>,
 }
 
-/// Where to jump, once it is known.
+/// Position in the code: the target of a jump, or the displacement of a jump without a target.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Label(usize);
 
@@ -75,7 +75,7 @@ pub(super) enum Condition {
     AboveOrEqual = 3,
 }
 
-/// What a line of the cache is wanted for.
+/// Access for which a cache line is prefetched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Use {
     Read,
@@ -84,16 +84,17 @@ pub(super) enum Use {
 
 pub(super) struct Assembler {
     pub(super) bytes: Vec<u8>,
-    /// Whether vectors have 512 bits.
+    /// True for vectors of 512 bits.
     pub(super) wide: bool,
     constants: Vec<u32>,
-    /// Displacements to constants: where they lie, where the instruction ends, and which constant.
+    /// Displacements to constants: offset of the displacement, end of the instruction, index of the constant.
     fixes: Vec<(usize, usize, usize)>,
-    /// Displacements from the frame: where they lie, and from which of its registers on they count.
+    /// Displacements in the frame: offset of the displacement, and the register of the tile program to which it is
+    /// relative.
     places: Vec<(usize, Slot)>,
 }
 
-/// A whole function, which runs from anywhere.
+/// Complete, position-independent code of a function.
 #[derive(Debug)]
 pub(super) struct Assembled {
     bytes: Vec<u8>,
@@ -101,7 +102,7 @@ pub(super) struct Assembled {
 }
 
 impl Assembled {
-    /// Appends it to other code, for a frame in which each register lies at the byte that `place` says.
+    /// Appends the function to other code. `place` returns the offset of each register in the frame.
     pub(super) fn append_to(&self, code: &mut Vec<u8>, place: impl Fn(Slot) -> Slot) {
         let start = code.len();
         code.extend_from_slice(&self.bytes);
@@ -126,7 +127,7 @@ impl Assembler {
         }
     }
 
-    /// Puts code in front that has no operands in memory but those of general registers.
+    /// Inserts code at the front. `front` must have no operands in the frame and no constants.
     pub(super) fn prepend(&mut self, front: Assembler) {
         let by = front.bytes.len();
         self.bytes.splice(0..0, front.bytes);
@@ -143,7 +144,8 @@ impl Assembler {
         if self.wide { Length::Bits512 } else { Length::Bits256 }
     }
 
-    /// The constant behind the code. At AVX2 it is there in every lane, as instructions do not broadcast what they read.
+    /// Returns the operand of a constant, which is stored after the code. At AVX2 the constant is stored for every
+    /// lane, because instructions do not broadcast memory operands.
     pub(super) fn constant(&mut self, bits: u32) -> Rm {
         let known = self.constants.iter().position(|&other| other == bits);
         Rm::Constant(known.unwrap_or_else(|| {
@@ -152,12 +154,12 @@ impl Assembler {
         }))
     }
 
-    /// A vector instruction of the full length.
+    /// Emits a vector instruction of the full length.
     pub(super) fn vector(&mut self, opcode: Opcode, register: u8, second: u8, rm: Rm, extra: Extra) {
         self.vector_of(self.full(), opcode, register, second, rm, extra);
     }
 
-    /// A vector instruction. `second` is 0 where it has no second operand.
+    /// Emits a vector instruction. `second` is 0 if the instruction has no second operand.
     pub(super) fn vector_of(
         &mut self,
         length: Length,
@@ -175,9 +177,10 @@ impl Assembler {
         self.operands(opcode, register, rm, extra.immediate);
     }
 
-    /// Asks for the line at `base + 4 * rax + displacement`: a hint, for which no address is wrong.
+    /// Emits a prefetch of the cache line at `base + 4 * rax + displacement`. A prefetch is a hint, so any address is
+    /// valid.
     pub(super) fn prefetch(&mut self, what_for: Use, base: Gpr, displacement: i32) {
-        // PREFETCHT0 and PREFETCHW, which is nothing on machines that do not have it.
+        // PREFETCHT0 and PREFETCHW. Machines without PREFETCHW execute it as a no-op.
         let code = match what_for {
             Use::Read => 0x18,
             Use::Write => 0x0d,
@@ -186,7 +189,7 @@ impl Assembler {
         self.bytes.extend(displacement.to_le_bytes());
     }
 
-    /// An instruction on mask registers.
+    /// Emits an instruction on mask registers.
     pub(super) fn masks(&mut self, length: Length, opcode: Opcode, register: u8, second: u8, rm: u8) {
         self.vex(length, opcode, register, second, Rm::Register(rm));
         self.operands(opcode, register, Rm::Register(rm), None);
@@ -231,7 +234,7 @@ impl Assembler {
         ]);
     }
 
-    /// Opcode, operands and immediate.
+    /// Emits opcode, operands and immediate.
     fn operands(&mut self, opcode: Opcode, register: u8, rm: Rm, immediate: Option<u8>) {
         self.bytes.push(opcode.code);
         let field = (register & 7) << 3;
@@ -259,9 +262,9 @@ impl Assembler {
         self.fixes.extend(fix.map(|(at, constant)| (at, self.bytes.len(), constant)));
     }
 
-    /// An operand in memory.
+    /// Emits an operand in memory.
     fn in_memory(&mut self, field: u8, base: Gpr, scale: Option<u8>, displacement: i32) {
-        // With an index (rax), or with 4: no index.
+        // The index register is rax; 4 means no index register.
         let (power, index) = scale.map_or((0, 4), |power| (power, RAX));
         self.bytes.extend([0x80 | field | 4, power << 6 | index << 3 | base & 7]);
         self.bytes.extend(displacement.to_le_bytes());
@@ -282,7 +285,7 @@ impl Assembler {
         self.bytes.push(code | register & 7);
     }
 
-    /// An instruction on two general registers of 64 bits.
+    /// Emits an instruction on two general registers of 64 bits.
     fn general(&mut self, code: u8, register: Gpr, rm: Gpr) {
         self.bytes.extend([0x48 | (register >> 3) << 2 | rm >> 3, code, 0xc0 | (register & 7) << 3 | rm & 7]);
     }
@@ -343,7 +346,7 @@ impl Assembler {
         self.bytes.extend(bytes);
     }
 
-    /// A place to jump back to.
+    /// Returns the current position, as the target of a jump back.
     pub(super) fn here(&self) -> Label {
         Label(self.bytes.len())
     }
@@ -354,7 +357,7 @@ impl Assembler {
         self.bytes[label.0..].copy_from_slice(&distance.to_le_bytes());
     }
 
-    /// A jump to a later place, which [`Assembler::land`] sets.
+    /// Emits a jump to a later position, which [`Assembler::land`] sets.
     pub(super) fn jump(&mut self, condition: Condition) -> Label {
         self.bytes.extend([0x0f, 0x80 | condition as u8, 0, 0, 0, 0]);
         Label(self.bytes.len() - 4)
@@ -365,12 +368,12 @@ impl Assembler {
         self.bytes[jump.0..jump.0 + 4].copy_from_slice(&distance.to_le_bytes());
     }
 
-    /// Leaves vector registers as code without them likes them.
+    /// Emits VZEROUPPER, which avoids slow transitions to code without AVX.
     pub(super) fn clear_upper(&mut self) {
         self.bytes.extend([0xc5, 0xf8, 0x77]);
     }
 
-    /// Returns to the caller; the constants follow.
+    /// Emits the return to the caller, and appends the constants.
     pub(super) fn finish(mut self) -> Assembled {
         self.bytes.push(0xc3);
         let copies = if self.wide { 1 } else { 8 };

@@ -1,15 +1,15 @@
-//! From values to machine code: registers, the loop over indices, its end.
+//! Code generation: register allocation, the loop over indices, and its incomplete end.
 //!
-//! A function goes through the indices of a tile 16 at a time, as one vector at AVX-512 and as two at AVX2. The last,
-//! incomplete 16 are computed whole, but callers' memory is touched through a mask. Folds keep 16 sums, and twice as
-//! many where there are enough indices, in the order of `ops::fold`.
+//! A function processes the indices of a tile 16 at a time, as one vector at AVX-512 and as two vectors at AVX2. The
+//! last, incomplete 16 indices are computed in full, but callers' memory is accessed through a mask. Folds have 16
+//! partial sums, and 32 if there are enough indices, in the order of `ops::fold`.
 //!
-//! Where callers' memory is read or written in pieces that lie apart, a function asks for the next piece while it computes
-//! one: machines see a row coming only when some of it was read, and a row of a few hundred numbers is over by then.
+//! If pieces of callers' memory are not adjacent, a function prefetches the next piece while it computes one. Hardware
+//! prefetchers detect a row only after a part of it is read, and a row of a few hundred numbers is over by then.
 //!
-//! Elementary functions are long chains, and a processor looks only so far ahead. So vectors go side by side, each value
-//! for all of them before the next value: as many vectors as two rounds have, or fewer where that takes too many
-//! registers. Values that find none wait on the stack.
+//! Elementary functions are long dependency chains, and out-of-order execution has a limited window. So vectors are
+//! interleaved: each value is computed for all of them before the next value. Two rounds of vectors are interleaved, or
+//! fewer vectors if that needs too many registers. Values without a register are spilled to the stack.
 
 use std::cell::Cell;
 use std::ops::Range;
@@ -24,25 +24,26 @@ use super::ir::{Effect, Fold, Lane, Lanes, Logic, Set, Two, Value};
 use crate::isa::CACHE_LINE;
 use crate::tile::{ALIGN, Slot};
 
-/// Indices of a round.
+/// Number of indices of a round.
 pub(super) const ROUND: usize = 16;
-/// Pointers to callers' memory, at most.
+/// Maximum number of pointers to callers' memory.
 pub(super) const POINTERS: usize = 24;
-/// Values on the stack, at most; as vectors they fill less than a page.
+/// Maximum number of values on the stack. As vectors, they take less than a page.
 const SLOTS: usize = 60;
 
-/// Registers: of the arguments behind the frame (`extern "sysv64"`), and others.
+/// Registers of the arguments after the frame (`extern "sysv64"`), and further registers.
 const TABLE: Gpr = RSI;
 const COUNT: Gpr = RDX;
-/// Sixteen words of all ones or all zeros: the lanes of the incomplete end that are there.
+/// Pointer to sixteen 32-bit words, each all ones or all zeros: the mask of the incomplete end.
 const MASKS: Gpr = RCX;
 const LIMIT: Gpr = 10;
 const SPARE: Gpr = 11;
 const STACK: Gpr = 4;
-/// Of so many values one may go to the stack.
+/// Interleaved vectors may spill one of this number of values.
 const SPILLED_OF: usize = 8;
-/// Registers that hold pointers, and those among them that callers want back.
+/// Registers that hold pointers.
 const HELD: [Gpr; 8] = [8, 9, RBX, RBP, 12, 13, 14, 15];
+/// Callee-saved registers.
 const SAVED: [Gpr; 6] = [RBX, RBP, 12, 13, 14, 15];
 
 /// The mask register of the incomplete end.
@@ -63,12 +64,13 @@ const TEST: Opcode = opcode(0, 1, 0xc2);
 const AND: Opcode = opcode(1, 1, 0xdb);
 const OR: Opcode = opcode(1, 1, 0xeb);
 const XOR: Opcode = opcode(1, 1, 0xef);
-/// `first = first * second + third`, and `first = second * third + first`.
+/// `first = first * second + third`.
 const MUL_ADD_213: Opcode = opcode(1, 2, 0xa8);
+/// `first = second * third + first`.
 const MUL_ADD_231: Opcode = opcode(1, 2, 0xb8);
 const BLEND_BY_MASK: Opcode = opcode(1, 2, 0x65);
 const BLEND_BY_VECTOR: Opcode = opcode(1, 3, 0x4a);
-/// Which shift: beside the opcode, in place of a register.
+/// Direction of a shift: a part of the opcode, encoded in the field of a register.
 const LEFT: u8 = 6;
 const RIGHT: u8 = 4;
 const MASK_OF_WORDS: Opcode = opcode(2, 2, 0x39);
@@ -95,8 +97,8 @@ fn commutes(two: Two) -> bool {
     matches!(two, Two::Add | Two::Mul | Two::And | Two::Or | Two::Xor | Two::AddInteger)
 }
 
-/// The code of a function for `lanes`, with the most vectors side by side. `None` if any takes more registers than there
-/// are.
+/// Generates the code of a function for `lanes`, with the largest possible number of interleaved vectors. Returns
+/// `None` if every number needs too many registers.
 pub(super) fn emit(lanes: &Lanes) -> Option<Assembled> {
     let wide = lanes.wide;
     let order = Order::new(lanes);
@@ -109,7 +111,7 @@ fn lanes_of_vector(wide: bool) -> usize {
     if wide { 16 } else { 8 }
 }
 
-/// The same with so many vectors side by side.
+/// Generates the code with `abreast` interleaved vectors.
 pub(super) fn emit_abreast(order: &Order<'_>, wide: bool, abreast: usize) -> Option<Assembled> {
     let lanes = order.lanes;
     let plan = Plan::new(order, &lanes.folds, wide, abreast)?;
@@ -135,7 +137,7 @@ pub(super) fn emit_abreast(order: &Order<'_>, wide: bool, abreast: usize) -> Opt
     }
     asm.clear(RAX);
     if !lanes.folds.is_empty() || abreast > plan.vectors {
-        // Two rounds at a time; with folds, if there are four.
+        // Two rounds at a time. With folds, only if there are at least four rounds.
         const TWO: i8 = 2 * ROUND as i8;
         asm.compare_number(COUNT, if lanes.folds.is_empty() { TWO } else { 2 * TWO });
         let skip = asm.jump(Condition::Below);
@@ -173,14 +175,14 @@ pub(super) fn emit_abreast(order: &Order<'_>, wide: bool, abreast: usize) -> Opt
         }
     }
     asm.clear_upper();
-    // How many values wait on the stack is known by now.
+    // The number of values on the stack is known only now.
     let slots = plan.slots.get();
     let mut front = Assembler::new(wide);
     for register in SAVED {
         front.push(register);
     }
     if slots > 0 {
-        // Aligned, with the way back in front.
+        // The slots are aligned, and the caller's stack pointer is stored in front of them.
         front.copy(LIMIT, STACK);
         front.add_large(STACK, -(((slots + 1) * plan.bytes()) as i32));
         front.and_number(STACK, -(ALIGN as i8));
@@ -194,13 +196,13 @@ pub(super) fn emit_abreast(order: &Order<'_>, wide: bool, abreast: usize) -> Opt
     Some(asm.finish())
 }
 
-/// Values in the order in which they are made: each before what uses it, and not long before.
+/// Values in the order of their computation: each before its users, and not long before.
 pub(super) struct Order<'a> {
     lanes: &'a Lanes,
     values: Vec<Value>,
-    /// The positions of values, and of effects behind them, that use a value; those of one value side by side, in order.
+    /// Positions of users, grouped by value and sorted. Positions of effects follow the positions of values.
     users: Vec<u32>,
-    /// Where those of each value begin, and where the last ones end.
+    /// Start of the users of each value, and the end of the last ones.
     starts: Vec<u32>,
 }
 
@@ -236,18 +238,18 @@ impl<'a> Order<'a> {
         self.lanes.all[usize::from(value)]
     }
 
-    /// Where a value is used.
+    /// Returns the positions of the users of a value.
     fn users(&self, value: Value) -> &[u32] {
         let value = usize::from(value);
         &self.users[self.starts[value] as usize..self.starts[value + 1] as usize]
     }
 
-    /// How often a value is used.
+    /// Returns the number of uses of a value.
     fn count(&self, value: Value) -> usize {
         self.users(value).len()
     }
 
-    /// Whether a value stays where it is until it is used.
+    /// Returns true if a value needs no register before it is used.
     fn stays(&self, value: Value) -> bool {
         match self.lane(value) {
             Lane::Constant(_) | Lane::One(_) | Lane::Single(_) | Lane::Sum(..) => true,
@@ -256,9 +258,9 @@ impl<'a> Order<'a> {
         }
     }
 
-    /// Puts a value into the order behind what it is made of.
+    /// Appends a value to the order, after its operands.
     fn visit(&mut self, value: Value, made: &mut [bool]) {
-        // Not by recursion: chains may be as long as a program.
+        // Without recursion: dependency chains may be as long as a program.
         let mut stack = vec![(value, false)];
         while let Some((value, ready)) = stack.pop() {
             if made[usize::from(value)] {
@@ -274,13 +276,14 @@ impl<'a> Order<'a> {
             stack.extend(self.lane(value).operands().map(|operand| (operand, false)));
             stack[first..].reverse();
             if matches!(self.lane(value), Lane::Select(..)) {
-                // What is chosen by goes last: truths are many in some functions, and AVX-512 has few registers of them.
+                // The condition is computed last: some functions have many truth values, and AVX-512 has few mask
+                // registers.
                 stack[first..].rotate_right(1);
             }
         }
     }
 
-    /// How many pointers to callers' memory there are.
+    /// Returns the number of pointers to callers' memory.
     fn pointers(&self) -> usize {
         let of_lanes = self.values.iter().filter_map(|&value| match self.lane(value) {
             Lane::There(pointer) | Lane::Single(pointer) => Some(pointer),
@@ -294,24 +297,24 @@ impl<'a> Order<'a> {
     }
 }
 
-/// What is decided before code is made.
+/// Register assignment of a function, before code is generated.
 struct Plan {
     wide: bool,
-    /// Vectors of a round.
+    /// Number of vectors of a round.
     vectors: usize,
-    /// Vectors side by side, at most.
+    /// Maximum number of interleaved vectors.
     abreast: usize,
-    /// Registers of each fold: those of one round, then those of another.
+    /// Registers of each fold: for one round, then for the other round.
     sums: Vec<Vec<u8>>,
-    /// Values that are the same for all indices, and the registers that hold them throughout.
+    /// Uniform values, and the registers that hold them throughout the function.
     hoisted: Vec<(Value, u8)>,
-    /// Registers of values, as bits.
+    /// Free registers for values, as a bit set.
     free: u32,
-    /// Values on the stack, at most, in the code so far.
+    /// Maximum number of values on the stack, in the code so far.
     slots: Cell<usize>,
 }
 
-/// Takes a register away for good.
+/// Reserves a register for the whole function.
 fn reserve(free: &mut u32) -> Option<u8> {
     let register = free.checked_ilog2()?;
     *free &= !(1 << register);
@@ -333,16 +336,16 @@ impl Plan {
         let mut trial = Body::new(&plan, order, 0..abreast, false);
         trial.shares = false;
         trial.run(&mut Assembler::new(wide))?;
-        // Vectors side by side are not worth many ways to the stack and back.
+        // Interleaving is not worth many spills and reloads.
         if abreast > 1 && trial.spilled > abreast * (order.values.len() / SPILLED_OF) {
             return None;
         }
-        // Registers that are left over when nothing is held throughout are for what is used most.
+        // Registers that are unused without hoisted values hold the uniform values with the most uses.
         let mut unused = plan.free & !trial.touched;
         let mut singles: Vec<Value> =
             order.values.iter().copied().filter(|&value| is_single(order.lane(value))).collect();
         singles.sort_by_key(|&value| {
-            // At AVX2 an instruction reads whole vectors, which constants are.
+            // At AVX2 an instruction reads whole vectors, and constants are stored as whole vectors.
             let is_vector = !wide && matches!(order.lane(value), Lane::Constant(_));
             (is_vector, std::cmp::Reverse(order.count(value)))
         });
@@ -354,12 +357,12 @@ impl Plan {
         Some(plan)
     }
 
-    /// Bytes of a vector.
+    /// Returns the number of bytes of a vector.
     fn bytes(&self) -> usize {
         4 * lanes_of_vector(self.wide)
     }
 
-    /// Where a value lies that is the same for all indices.
+    /// Returns the memory operand of a uniform value.
     fn single(&self, asm: &mut Assembler, lane: Lane) -> Rm {
         match lane {
             Lane::Constant(bits) => asm.constant(bits),
@@ -371,7 +374,7 @@ impl Plan {
         }
     }
 
-    /// Computes the next rounds.
+    /// Generates the next rounds.
     fn rounds(&self, asm: &mut Assembler, order: &Order<'_>, rounds: usize, end: bool) -> Option<()> {
         let vectors = rounds * self.vectors;
         for first in (0..vectors).step_by(self.abreast) {
@@ -382,7 +385,7 @@ impl Plan {
     }
 }
 
-/// A register that holds a pointer to callers' memory, until the next one is asked for.
+/// Returns a register with a pointer to callers' memory. The register is valid until the next call.
 fn pointer_register(asm: &mut Assembler, pointer: u8) -> Gpr {
     HELD.get(usize::from(pointer)).copied().unwrap_or_else(|| {
         asm.load(SPARE, TABLE, 8 * i32::from(pointer));
@@ -390,51 +393,52 @@ fn pointer_register(asm: &mut Assembler, pointer: u8) -> Gpr {
     })
 }
 
-/// Whether a value is the same for all indices.
+/// Returns true if a value is uniform: the same for all indices.
 fn is_single(lane: Lane) -> bool {
     matches!(lane, Lane::Constant(_) | Lane::One(_) | Lane::Single(_))
 }
 
-/// Code for some vectors side by side.
+/// Code generation for some interleaved vectors.
 struct Body<'a> {
     plan: &'a Plan,
     order: &'a Order<'a>,
-    /// Whether it is of the incomplete end.
+    /// True for the incomplete end.
     end: bool,
     streams: Vec<Stream>,
-    /// Which of them code is made for, and for which position in the order.
+    /// Index of the current stream.
     now: usize,
+    /// Position of the current value in the order.
     position: usize,
-    /// Whether what is the same for all indices is read once for all vectors, if there are registers for it.
+    /// True if uniform operands are loaded once for all vectors, as long as registers are free.
     shares: bool,
     free: u32,
     free_masks: u32,
     free_slots: u64,
-    /// Slots that the instruction being made may still read: they are free behind it.
+    /// Stack slots that the current instruction may still read. They are free after that instruction.
     left_slots: u64,
     /// Registers that were used at all.
     touched: u32,
-    /// How many values went to the stack.
+    /// Number of spilled values.
     spilled: usize,
 }
 
-/// One of the vectors.
+/// State of one interleaved vector.
 struct Stream {
-    /// Its number, from the first of these rounds on.
+    /// Index of the vector, counted from the first of these rounds.
     vector: usize,
     at: Vec<At>,
-    /// Uses that are left, of each value.
+    /// Number of remaining uses of each value.
     uses: Vec<usize>,
 }
 
-/// Where a value is.
+/// Location of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum At {
-    /// Not made yet, or where it stays.
+    /// Not computed yet, or read directly by its users.
     Elsewhere,
-    /// A vector, or for truths at AVX-512 a mask.
+    /// A vector register, or a mask register for truth values at AVX-512.
     Register(u8),
-    /// On the stack.
+    /// A slot of the stack.
     Slot(u8),
 }
 
@@ -442,7 +446,7 @@ impl<'a> Body<'a> {
     fn new(plan: &'a Plan, order: &'a Order<'a>, vectors: Range<usize>, end: bool) -> Body<'a> {
         let mut at = vec![At::Elsewhere; order.lanes.all.len()];
         for &(value, register) in &plan.hoisted {
-            // Values of sums that are joined have nothing in common with these.
+            // The program that joins sums has different values at these indices, without uniform ones.
             if at.len() > usize::from(value) && is_single(order.lane(value)) {
                 at[usize::from(value)] = At::Register(register);
             }
@@ -458,7 +462,7 @@ impl<'a> Body<'a> {
             position: 0,
             shares: true,
             free: plan.free,
-            // 0 means no mask, and 1 is the end's.
+            // Mask 0 means no mask, and mask 1 is `END`.
             free_masks: 0b1111_1100,
             free_slots: (1 << SLOTS) - 1,
             left_slots: 0,
@@ -469,14 +473,14 @@ impl<'a> Body<'a> {
 
     fn run(&mut self, asm: &mut Assembler) -> Option<()> {
         if self.end && self.plan.wide {
-            // There is one vector only.
+            // At AVX-512 there is only one vector.
             let register = self.load_end(asm)?;
             asm.vector(MASK_OF_WORDS, END, 0, Rm::Register(register), Extra::default());
             self.give_back([Some(register)]);
         }
         let order = self.order;
         for (position, &value) in order.values.iter().enumerate() {
-            // Others are read where they are used.
+            // Such values are read directly by their users.
             if order.stays(value) {
                 continue;
             }
@@ -491,7 +495,7 @@ impl<'a> Body<'a> {
                 self.give_back([Some(register)]);
             }
         }
-        // Only when everything is read: a store may overwrite what is loaded.
+        // Stores come after all loads, because a store may overwrite an element that is loaded.
         for (k, &effect) in order.lanes.effects.iter().enumerate() {
             self.position = order.values.len() + k;
             for stream in 0..self.streams.len() {
@@ -502,17 +506,17 @@ impl<'a> Body<'a> {
         Some(())
     }
 
-    /// Goes on with a vector.
+    /// Makes another stream the current one.
     fn begin(&mut self, stream: usize) {
         self.now = stream;
         self.free_slots |= std::mem::take(&mut self.left_slots);
     }
 
-    /// Brings operands that are the same for all indices into registers, if more are free than the value takes.
+    /// Loads uniform operands into registers for all streams, if enough registers are free.
     fn share(&mut self, asm: &mut Assembler, value: Value) -> Option<Vec<(Value, u8)>> {
         const OTHERS: usize = 4;
         let mut shared = Vec::new();
-        // At AVX-512 an instruction broadcasts what it reads.
+        // At AVX-512 an instruction broadcasts its memory operand.
         if !self.shares || self.plan.wide || self.streams.len() == 1 {
             return Some(shared);
         }
@@ -540,7 +544,7 @@ impl<'a> Body<'a> {
         self.streams[self.now].at[usize::from(value)]
     }
 
-    /// The register of a value that has one.
+    /// Returns the register of a value, if the value is in a register.
     fn held(&self, value: Value) -> Option<u8> {
         match self.at(value) {
             At::Register(register) => Some(register),
@@ -558,7 +562,7 @@ impl<'a> Body<'a> {
         Some(register)
     }
 
-    /// Brings the value that is not used for longest to the stack. Operands of what is being computed stay.
+    /// Spills the value with the furthest next use. Never spills operands of the current instruction.
     fn spill(&mut self, asm: &mut Assembler) -> Option<()> {
         let mut last = (self.position, None);
         for (k, stream) in self.streams.iter().enumerate() {
@@ -607,7 +611,7 @@ impl<'a> Body<'a> {
         self.plan.wide && self.order.lane(value).is_truth()
     }
 
-    /// One use of a value is over.
+    /// Ends one use of a value. After the last use its location is free.
     fn release(&mut self, value: Value) {
         let uses = &mut self.streams[self.now].uses[usize::from(value)];
         *uses -= 1;
@@ -622,18 +626,18 @@ impl<'a> Body<'a> {
         }
     }
 
-    /// Memory of the frame at this vector's indices, of values of so many bytes (as a power of two).
+    /// Returns the frame operand at this vector's indices, for values of `1 << power` bytes.
     fn in_frame(&self, place: Slot, power: u8) -> Rm {
         Rm::Frame { place, scale: Some(power), displacement: self.first_byte(power) }
     }
 
-    /// Where this vector begins, in bytes of values of so many bytes (as a power of two).
+    /// Returns the byte at which this vector begins, for values of `1 << power` bytes.
     fn first_byte(&self, power: u8) -> i32 {
         let lanes = self.streams[self.now].vector * lanes_of_vector(self.plan.wide);
         (lanes << power) as i32
     }
 
-    /// The lanes of the incomplete end that are there, in a new register.
+    /// Loads the mask of the incomplete end into a new register.
     fn load_end(&mut self, asm: &mut Assembler) -> Option<u8> {
         let register = self.allocate(asm)?;
         let displacement = (self.streams[self.now].vector * self.plan.bytes()) as i32;
@@ -642,13 +646,13 @@ impl<'a> Body<'a> {
         Some(register)
     }
 
-    /// The memory of a pointer at this vector's indices.
+    /// Returns the memory operand of a pointer at this vector's indices.
     fn there(&self, asm: &mut Assembler, pointer: u8) -> Rm {
         let base = pointer_register(asm, pointer);
         Rm::Memory { base, scale: Some(2), displacement: self.first_byte(2) }
     }
 
-    /// Asks for what lies there in the next piece, once for each line of the cache.
+    /// Prefetches the same elements of the next piece, once for each cache line.
     fn ask_ahead(&self, asm: &mut Assembler, pointer: u8, here: Rm, what_for: Use) {
         let starts_line = (self.streams[self.now].vector * self.plan.bytes()).is_multiple_of(CACHE_LINE);
         let step = self.order.lanes.steps.get(usize::from(pointer)).copied().flatten();
@@ -659,7 +663,8 @@ impl<'a> Body<'a> {
         }
     }
 
-    /// The register of a value; one that stays elsewhere is brought into a new one, which comes second.
+    /// Returns the register of a value. A value without a register is loaded into a new one, which is also the second
+    /// result.
     fn register(&mut self, asm: &mut Assembler, value: Value) -> Option<(u8, Option<u8>)> {
         if let Some(register) = self.held(value) {
             return Some((register, None));
@@ -688,7 +693,8 @@ impl<'a> Body<'a> {
         registers[other + self.streams[self.now].vector]
     }
 
-    /// A last operand: from memory where the instruction can read it there. Comes with a new register if it took one.
+    /// Returns the last operand of an instruction, from memory if possible, and true if the instruction broadcasts it.
+    /// The third result is a new register, if one was needed.
     fn operand(&mut self, asm: &mut Assembler, value: Value) -> Option<(Rm, bool, Option<u8>)> {
         match (self.at(value), self.order.lane(value)) {
             (At::Register(_), _) => {}
@@ -697,7 +703,7 @@ impl<'a> Body<'a> {
             (_, lane) if is_single(lane) && self.plan.wide => {
                 return Some((self.plan.single(asm, lane), true, None));
             }
-            // At AVX2 there is a whole vector of it.
+            // At AVX2 constants are stored as whole vectors.
             (_, Lane::Constant(bits)) => return Some((asm.constant(bits), false, None)),
             _ => {}
         }
@@ -711,13 +717,13 @@ impl<'a> Body<'a> {
         }
     }
 
-    /// Whether this is the last use of a value that has a register of its own.
+    /// Returns the register of a value if this is its last use and the register is free afterwards.
     fn ends(&self, value: Value) -> Option<u8> {
         let last = self.streams[self.now].uses[usize::from(value)] == 1 && !self.order.stays(value);
         self.held(value).filter(|_| last)
     }
 
-    /// Its register goes on to a result.
+    /// Transfers the register of a value to a result.
     fn hand_on(&mut self, value: Value) {
         self.streams[self.now].uses[usize::from(value)] -= 1;
     }
@@ -774,7 +780,8 @@ impl<'a> Body<'a> {
                 } else {
                     let register = self.allocate(asm)?;
                     asm.vector(opcode(1, 2, 0x31), register, 0, from, plain);
-                    // The lowest bit goes everywhere.
+                    // Copies the lowest bit to all bits of the lane: a shift left by 31 bits, then an arithmetic shift
+                    // right.
                     for code in [LEFT, RIGHT] {
                         let by = Extra { immediate: Some(31), ..plain };
                         asm.vector(SHIFT, code, register, Rm::Register(register), by);
@@ -783,7 +790,7 @@ impl<'a> Body<'a> {
                 }
             }
             Lane::Two(two, mut a, mut b) => {
-                // What stays in memory goes last.
+                // The operand in memory must be the last.
                 if commutes(two) && self.held(a).is_none() {
                     std::mem::swap(&mut a, &mut b);
                 }
@@ -792,7 +799,7 @@ impl<'a> Body<'a> {
             Lane::Root(a) | Lane::Floor(a) | Lane::Float(a) => {
                 let (opcode, immediate) = match lane {
                     Lane::Root(_) => (ROOT, None),
-                    // Down, and no exception.
+                    // Rounds down, and raises no exception.
                     Lane::Floor(_) => (ROUND_DOWN, Some(9)),
                     _ => (TO_FLOAT, None),
                 };
@@ -878,7 +885,7 @@ impl<'a> Body<'a> {
         Some(())
     }
 
-    /// The instruction overwrites an operand: one that is not needed any more, or a copy.
+    /// Computes `a * b + c`. The instruction overwrites an operand: one that is not needed any more, or a copy.
     fn mul_add(&mut self, asm: &mut Assembler, [mut a, mut b, c]: [Value; 3]) -> Option<u8> {
         let plain = Extra::default();
         if self.ends(a).is_none() && self.ends(b).is_some() {
@@ -910,7 +917,7 @@ impl<'a> Body<'a> {
                 self.release(c);
                 result
             }
-            // A copy of its own.
+            // Loads the operand into a register of its own.
             (None, None) => {
                 let result = match self.register(asm, c)? {
                     (_, Some(new)) => new,
@@ -984,7 +991,7 @@ impl<'a> Body<'a> {
         Some(())
     }
 
-    /// Stores truths as bytes of 0 and 1. Behind the last one the register has room.
+    /// Stores truth values as bytes 0 and 1. May write past the last index: the register has capacity for whole rounds.
     fn store_truths(&self, asm: &mut Assembler, to: Rm, register: u8, spare: u8) {
         let plain = Extra::default();
         let there = Rm::Register(spare);
@@ -993,7 +1000,7 @@ impl<'a> Body<'a> {
             asm.vector_of(Length::Bits128, ABSOLUTE_BYTES, spare, 0, there, plain);
             asm.vector_of(Length::Bits128, STORE, spare, 0, to, plain);
         } else {
-            // The upper half beside the lower one, as words, then as bytes.
+            // Packs the lower and the upper half to 16-bit words, then to bytes.
             asm.vector(opcode(1, 3, 0x39), register, 0, there, Extra { immediate: Some(1), ..plain });
             asm.vector_of(Length::Bits128, opcode(1, 1, 0x6b), spare, register, there, plain);
             asm.vector_of(Length::Bits128, opcode(1, 1, 0x63), spare, spare, there, plain);

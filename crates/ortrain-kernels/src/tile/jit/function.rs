@@ -1,4 +1,4 @@
-//! From operations of a tape to a group, and from a group to a function.
+//! Groups of operations, and the functions that are compiled from them.
 
 use std::fmt;
 use std::mem::MaybeUninit;
@@ -16,7 +16,7 @@ use super::ir::{Effect, Lane, Lanes, Value};
 use crate::isa::{CACHE_LINE, Isa, Kind as Level};
 use crate::tile::{ExecContext, Kind, Op, PRODUCT, PairwiseSum, Size, Slot, THERE, ops};
 
-/// What a function finds at a pointer.
+/// Data at a pointer of a function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Pointer {
     Product,
@@ -24,18 +24,18 @@ enum Pointer {
     Store(u16),
 }
 
-/// Operations that become one function, before registers of the tape have their bytes.
+/// Operations that become one function, before registers of the tile program have their offsets.
 #[derive(Debug)]
 pub(in crate::tile) struct Group {
     code: Arc<Assembled>,
     pointers: SmallVec<[Pointer; 8]>,
     folds: SmallVec<[Folded; 2]>,
-    /// Registers of the tape.
+    /// Registers of the tile program.
     reads: Vec<Slot>,
     writes: Vec<Slot>,
 }
 
-/// What a function leaves of a fold: its lanes, which are joined and go to a chain.
+/// Results of a fold: the lanes that the function stores, and the [`PairwiseSum`] that receives the joined lanes.
 #[derive(Clone, Copy, Debug)]
 struct Folded {
     op: ReduceOp,
@@ -43,12 +43,12 @@ struct Folded {
     chain: Slot,
 }
 
-/// Whether a group may have an operation.
+/// Returns true if a group supports an operation.
 pub(in crate::tile) fn takes(op: &Op, context: &Context<'_>) -> bool {
     if context.isa == Isa::PORTABLE {
         return false;
     }
-    // Of values that are the same for all indices, those that are numbers.
+    // Uniform operations: only arithmetic on numbers.
     if op.one && !matches!(op.kind, Kind::Unary(..) | Kind::Binary(_, Type::F32)) {
         return false;
     }
@@ -77,8 +77,9 @@ pub(in crate::tile) fn takes(op: &Op, context: &Context<'_>) -> bool {
 }
 
 impl Group {
-    /// The group of some operations, all of which [it takes](takes), in an order in which they may run; `lanes_of` makes
-    /// a register of the tape for the lanes of a fold. `None` if there are too few machine registers.
+    /// Compiles a group of operations. All operations are [supported](takes), and are in an order in which they may
+    /// run. `lanes_of` adds a register to the tile program for the lanes of a fold. Returns `None` if there are too few
+    /// machine registers.
     pub(in crate::tile) fn new(
         list: &[Op],
         context: &Context<'_>,
@@ -98,7 +99,8 @@ impl Group {
         for op in list {
             making.add(op, &mut lanes_of)?;
         }
-        // What others read goes to the tape's registers; last, as an operation may load and store the same register.
+        // Results that other operations read are written to registers. This comes last, because an operation may load
+        // and store the same register.
         for op in list {
             let Some(&value) = making.values.get(&op.d) else { continue };
             let all = context.readers.get(&op.d).copied().unwrap_or(0);
@@ -113,22 +115,22 @@ impl Group {
         Some(Group { code: assembled(lanes)?, pointers, folds, reads, writes })
     }
 
-    /// Registers of the tape that it reads.
+    /// Returns the registers of the tile program that the group reads.
     pub(in crate::tile) fn reads(&self) -> &[Slot] {
         &self.reads
     }
 
-    /// Registers of the tape that it writes.
+    /// Returns the registers of the tile program that the group writes.
     pub(in crate::tile) fn writes(&self) -> &[Slot] {
         &self.writes
     }
 }
 
-/// Functions of this many patterns of lanes are kept, of a few kilobytes each. Large networks have a few hundred.
+/// Maximum number of cached functions, of a few kilobytes each. Large networks need a few hundred.
 pub(super) const MAX_KEPT: usize = 1024;
 
-/// The code of a function for `lanes`, made now or kept from before: layers of a network compute the same over other sizes,
-/// and so do its programs for other batches. `None` if that takes more registers than there are.
+/// Returns the cached code of `lanes`, or compiles it. Layers of a network compute the same over other sizes, and so do
+/// programs for other batch sizes. Returns `None` if the code needs too many registers.
 pub(super) fn assembled(lanes: Lanes) -> Option<Arc<Assembled>> {
     type Kept = FxHashMap<Lanes, Option<Arc<Assembled>>>;
     static KEPT: LazyLock<Mutex<Kept>> = LazyLock::new(Mutex::default);
@@ -145,7 +147,7 @@ pub(super) fn assembled(lanes: Lanes) -> Option<Arc<Assembled>> {
     code
 }
 
-/// A group while it is made.
+/// A group under construction.
 struct Making<'a> {
     context: &'a Context<'a>,
     lanes: Lanes,
@@ -153,9 +155,9 @@ struct Making<'a> {
     folds: SmallVec<[Folded; 2]>,
     reads: Vec<Slot>,
     writes: Vec<Slot>,
-    /// Of the tape's registers that are operands or results.
+    /// Values of the tile program's registers that are operands or results.
     values: FxHashMap<Slot, Value>,
-    /// How often the group reads a register.
+    /// Number of reads of each register inside of the group.
     inside: FxHashMap<Slot, usize>,
 }
 
@@ -226,7 +228,7 @@ impl Making<'_> {
             self.lanes.steps.push(step.filter(|_| self.context.tile >= self.context.piece));
             pointers.len() - 1
         });
-        // More than a byte holds are refused later on.
+        // Too many pointers for a byte: `Group::new` refuses the group afterwards.
         number.min(255) as u8
     }
 
@@ -276,7 +278,7 @@ impl Making<'_> {
     }
 }
 
-/// Memory for the functions of tapes: written while these are made, executable from then on, never both.
+/// Memory for the functions of tile programs: writable while they are compiled, executable from then on, never both.
 #[derive(Default)]
 pub(in crate::tile) struct CodeMemory {
     written: Mutex<Vec<u8>>,
@@ -284,8 +286,8 @@ pub(in crate::tile) struct CodeMemory {
 }
 
 impl CodeMemory {
-    /// Makes all functions executable. False if the system does not allow it, or has done so before there were some more:
-    /// then the new ones never run.
+    /// Makes all functions executable. Returns false if the system does not allow it, or if functions were added after
+    /// an earlier call. These new functions never run.
     pub(in crate::tile) fn finish(&self) -> bool {
         let code = std::mem::take(&mut *self.written.lock().unwrap_or_else(PoisonError::into_inner));
         if code.is_empty() {
@@ -307,7 +309,7 @@ impl fmt::Debug for CodeMemory {
     }
 }
 
-/// The groups of a tape as functions.
+/// The groups of a tile program as functions.
 #[derive(Debug)]
 pub(in crate::tile) struct Functions {
     memory: Arc<CodeMemory>,
@@ -316,17 +318,17 @@ pub(in crate::tile) struct Functions {
 
 #[derive(Debug)]
 struct Function {
-    /// The byte of the memory where it begins.
+    /// Offset of the function in the code memory.
     start: usize,
     pointers: SmallVec<[Pointer; 8]>,
-    /// With places in the frame.
+    /// Folds, with offsets in the frame.
     folds: SmallVec<[Folded; 2]>,
 }
 
-/// (frame, pointers, number of indices, words of the incomplete end).
+/// Signature of a function: (frame, pointers, number of indices, mask words of the incomplete end).
 type Entry = unsafe extern "sysv64" fn(*mut u8, *const *const u8, usize, *const i32);
 
-/// Words of all ones, then of zeros: from the right place on, the mask of any incomplete end.
+/// 16 words of all ones, then 16 words of zeros. Any 16 consecutive words are the mask of an incomplete end.
 static WORDS: [i32; 2 * ROUND] = {
     let mut words = [0; 2 * ROUND];
     let mut i = 0;
@@ -338,8 +340,8 @@ static WORDS: [i32; 2 * ROUND] = {
 };
 
 impl Functions {
-    /// The functions, where `place` says at which byte of the frame a register lies. They may run once the memory is
-    /// [finished](CodeMemory::finish).
+    /// Appends the functions to the code memory. `place` returns the offset of a register in the frame. Functions may
+    /// run after the memory is [finished](CodeMemory::finish).
     pub(in crate::tile) fn new(
         groups: &[Group],
         place: &dyn Fn(Slot) -> Slot,
@@ -347,7 +349,7 @@ impl Functions {
     ) -> Functions {
         let mut code = memory.written.lock().unwrap_or_else(PoisonError::into_inner);
         let function = |Group { code: function, pointers, folds, .. }: &Group| {
-            // Where a line of the instruction cache begins.
+            // Functions begin at a line of the instruction cache.
             let start = code.len().next_multiple_of(CACHE_LINE);
             code.resize(start, 0);
             function.append_to(&mut code, place);
@@ -362,10 +364,10 @@ impl Functions {
         Functions { memory: Arc::clone(memory), list }
     }
 
-    /// Runs one over the indices (`outside`, `start..start + n`).
+    /// Runs function `k` over the indices (`outside`, `start..start + n`).
     ///
     /// # Panics
-    /// When its memory was not finished.
+    /// If the code memory is not finished.
     ///
     /// # Safety
     /// The contract of [`ExecContext::run`].
@@ -397,9 +399,10 @@ impl Functions {
             });
         }
         let words = WORDS[ROUND - n % ROUND..].as_ptr();
-        // SAFETY: the memory holds a function of this type, made for this tape's frame. It reads and writes registers of
-        // the frame up to the next multiple of 16 indices, for which they have room, and callers' memory at the `n`
-        // indices, which is there by the contract. Of the table it reads the pointers that were written.
+        // SAFETY: the memory has a function of this type, compiled for the frame of this tile program. The function
+        // accesses registers of the frame up to the next multiple of 16 indices, and registers have capacity for these.
+        // It accesses callers' memory at the `n` indices, which are valid by the contract. It reads only initialised
+        // pointers of the table.
         unsafe {
             let function: Entry = std::mem::transmute(code);
             function(site.frame, table.as_ptr().cast(), n, words);

@@ -1,7 +1,7 @@
-//! What a group of operations computes, as functions of lanes: each of few bits, as the machine has them.
+//! Vector instructions of a group of operations. Each value has 32 bits or a truth value in every lane.
 //!
-//! Elementary functions are spelled out here with the same operations in the same order as in [`crate::vecmath`], so
-//! that both have the same bits; a test compares them.
+//! Elementary functions use the same operations in the same order as [`crate::vecmath`], so that both give the same
+//! bits. A test compares them.
 
 use std::hash::{Hash, Hasher};
 
@@ -10,40 +10,40 @@ use rustc_hash::FxHashMap;
 
 use crate::tile::Slot;
 
-/// The number of a value: of 32 bits for each lane, or a truth for each.
+/// Index of a value. A value has 32 bits or a truth value in each lane.
 pub(crate) type Value = u16;
 
-/// How a value is made.
+/// Vector instruction that computes a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Lane {
-    /// These bits in every lane.
+    /// The same bits in every lane.
     Constant(u32),
-    /// A value of the frame in every lane.
+    /// One value of the frame, in every lane.
     One(Slot),
     /// A tile register.
     Tile(Slot),
     /// A tile register of truth values.
     Truths(Slot),
-    /// What lies side by side where callers have it: the number of its pointer.
+    /// Contiguous elements of callers' memory, by the index of their pointer.
     There(u8),
-    /// What callers have there, in every lane.
+    /// One element of callers' memory in every lane, by the index of its pointer.
     Single(u8),
-    /// What a fold has come to: its number, and which of its two sets of sums.
+    /// Partial results of a fold: index of the fold, and one of its two sets.
     Sum(u8, Set),
     Two(Two, Value, Value),
     Root(Value),
     Floor(Value),
-    /// From a signed integer.
+    /// Conversion from a signed integer.
     Float(Value),
     Left(Value, u8),
-    /// Keeps the sign.
+    /// Arithmetic shift, which keeps the sign.
     Right(Value, u8),
     /// `a * b + c` in one rounding.
     MulAdd(Value, Value, Value),
     Test(Test, Value, Value),
-    /// Of truths.
+    /// Operation on truth values.
     Logic(Logic, Value, Value),
-    /// By a truth.
+    /// Selection by a truth value.
     Select(Value, Value, Value),
 }
 
@@ -62,11 +62,11 @@ pub(super) enum Two {
     Xor,
     AddInteger,
     SubInteger,
-    /// `a * 2^b`, for a whole `b`: at AVX-512 only.
+    /// `a * 2^b` for an integer `b`. Only at AVX-512.
     Scale,
 }
 
-/// A comparison, by its number in the instruction.
+/// A comparison, by its predicate in the instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Test {
     Equal = 0,
@@ -83,30 +83,30 @@ pub(super) enum Logic {
     Xor,
 }
 
-/// Sums of this round, or of the other one where two are made at a time.
+/// Set of partial results: of the current round, or of the other round if two rounds are computed at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Set {
     This,
     Other,
 }
 
-/// What becomes of a value.
+/// Store of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Effect {
     Tile(Slot, Value),
-    /// Of a single index.
+    /// Stores the value of a single index.
     One(Slot, Value),
     Truths(Slot, Value),
     There(u8, Value),
-    /// What a fold comes to.
+    /// Replaces the partial results of a fold.
     Sum(u8, Value),
 }
 
-/// A reduction over all indices. What remains are 16 lanes.
+/// Reduction over all indices. The function leaves 16 partial results.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Fold {
     pub(super) op: ReduceOp,
-    /// Where they lie in the frame.
+    /// Register of the partial results.
     pub(super) place: Slot,
 }
 
@@ -141,26 +141,26 @@ impl Lane {
         [a, b, c].into_iter().flatten()
     }
 
-    /// Whether it is a truth.
+    /// Returns true if the value is a truth value in each lane.
     pub(super) fn is_truth(self) -> bool {
         matches!(self, Lane::Truths(_) | Lane::Test(..) | Lane::Logic(..))
     }
 }
 
-/// Values in order: operands come before users. Equal ones are one.
+/// Program of vector instructions. Operands come before their users, and equal instructions share one value.
 #[derive(Clone, Debug)]
 pub(super) struct Lanes {
     pub(super) all: Vec<Lane>,
     pub(super) effects: Vec<Effect>,
     pub(super) folds: Vec<Fold>,
-    /// Of each pointer, how many bytes behind what lies there the same of the next piece lies, if it is to be asked for.
+    /// For each pointer: bytes from a piece to the next piece, if the next piece is prefetched.
     pub(super) steps: Vec<Option<i32>>,
     known: FxHashMap<Lane, Value>,
-    /// Whether lanes are those of AVX-512.
+    /// True for vectors of AVX-512.
     pub(super) wide: bool,
 }
 
-/// Lanes are equal if they compute the same.
+/// Programs are equal if they compute the same.
 impl PartialEq for Lanes {
     fn eq(&self, other: &Lanes) -> bool {
         self.all == other.all
@@ -193,7 +193,7 @@ impl Lanes {
         }
     }
 
-    /// The same, to be compared with others: no value can be added any more.
+    /// Converts the program into a key for comparisons. No instruction may be added afterwards.
     pub(super) fn finished(self) -> Lanes {
         Lanes { known: FxHashMap::default(), ..self }
     }
@@ -249,14 +249,14 @@ impl Lanes {
         self.two(Two::And, a, mask)
     }
 
-    /// The first with the sign of the second.
+    /// Returns `a` with the sign of `sign`.
     fn with_sign(&mut self, a: Value, sign: Value) -> Value {
         let mask = self.bits(SIGN);
         let (magnitude, sign) = (self.magnitude(a), self.two(Two::And, sign, mask));
         self.two(Two::Or, magnitude, sign)
     }
 
-    /// Highest power first, as `vecmath::polynomial`.
+    /// Evaluates a polynomial, highest power first, as `vecmath::polynomial`.
     fn polynomial(&mut self, x: Value, coefficients: &[f32]) -> Value {
         let mut sum = self.number(coefficients[0]);
         for &coefficient in &coefficients[1..] {
@@ -270,9 +270,9 @@ impl Lanes {
         matches!(self.all[usize::from(a)], Lane::Constant(bits) if !f32::from_bits(bits).is_nan())
     }
 
-    /// The larger or the smaller one, NaN if one is; of equal ones the first.
+    /// Returns the maximum or the minimum: NaN if an operand is NaN, and the first of equal operands.
     fn extreme(&mut self, two: Two, a: Value, b: Value) -> Value {
-        // The machine's gives the second operand if they are equal or not comparable.
+        // The machine instruction returns its second operand if the operands are equal or unordered.
         let extreme = self.two(two, b, a);
         if self.is_number(b) {
             return extreme;
@@ -293,7 +293,7 @@ impl Lanes {
         })
     }
 
-    /// Combines a value over all indices.
+    /// Reduces a value over all indices.
     pub(super) fn fold(&mut self, op: ReduceOp, place: Slot, value: Value) {
         let fold = self.folds.len() as u8;
         self.folds.push(Fold { op, place });
@@ -302,7 +302,7 @@ impl Lanes {
         self.effects.push(Effect::Sum(fold, sum));
     }
 
-    /// What joins the two sets of sums of these folds.
+    /// Builds the program that joins the two sets of partial results of these folds.
     pub(super) fn join(folds: &[Fold], wide: bool) -> Lanes {
         let mut lanes = Lanes::new(wide);
         for (k, fold) in folds.iter().enumerate() {
@@ -345,13 +345,13 @@ impl Lanes {
         self.select(truth, a, b)
     }
 
-    /// Whether a number is not zero.
+    /// Returns true in each lane with a number other than zero.
     pub(super) fn truth(&mut self, a: Value) -> Value {
         let zero = self.number(0.0);
         self.test(Test::NotEqual, a, zero)
     }
 
-    /// 1 for true, 0 for false.
+    /// Returns 1 for true, and 0 for false.
     pub(super) fn number_of_truth(&mut self, a: Value) -> Value {
         let (one, zero) = (self.number(1.0), self.number(0.0));
         self.select(a, one, zero)
@@ -388,7 +388,7 @@ impl Lanes {
         })
     }
 
-    /// Bits rounded to those above the lowest `dropped` ones, to the even of two that are as near.
+    /// Rounds `bits` to the bits above the lowest `dropped` bits. Ties go to even.
     fn rounded_bits(&mut self, bits: Value, dropped: u8) -> Value {
         let (one, half) = (self.bits(1), self.bits((1 << (dropped - 1)) - 1));
         let last = self.push(Lane::Right(bits, dropped));
@@ -398,7 +398,7 @@ impl Lanes {
         self.two(Two::And, above, kept)
     }
 
-    /// A number that is none, as it is stored in as many bits.
+    /// Makes a NaN quiet, and clears its lowest `dropped` bits, which a narrower type cannot store.
     fn quiet(&mut self, nan: Value, dropped: u8) -> Value {
         let (kept, quiet) = (self.bits(!0 << dropped), self.bits(0x7fc0_0000));
         let kept = self.two(Two::And, nan, kept);
@@ -445,7 +445,7 @@ impl Lanes {
         let p = self.mul_add(q, square, r);
         let p = self.add(p, one);
         if self.wide {
-            // One instruction; like the two steps below it rounds once, if at all.
+            // One instruction. Like the two multiplications below, it rounds once, if at all.
             return self.two(Two::Scale, p, n);
         }
         let n = self.two(Two::SubInteger, rounded, round);

@@ -1,12 +1,12 @@
-//! Machine code for groups of operations.
+//! Just-in-time compilation of groups of operations to machine code.
 //!
-//! Operation by operation, a tape brings every value to the first-level cache and back. A group of operations on f32
-//! and truths becomes one function instead, which keeps values in registers. It computes the same operations in the
-//! same order, so results have the same bits with and without it; where the system lets no program make code, or a
-//! group takes more registers than there are, operations run one by one.
+//! One operation at a time, a tile program moves every value to the first-level cache and back. A group of operations
+//! on f32 and truth values becomes one function instead, and keeps its values in registers. The function computes the
+//! same operations in the same order, so results have the same bits with and without machine code. Operations are
+//! interpreted if the system does not allow machine code, or if a group needs too many registers.
 //!
-//! `ir` says what is computed, `codegen` makes code of it, `assembler` encodes instructions. Memory is writable until the
-//! code is there, and executable from then on, never both.
+//! `ir` has the vector instructions, `codegen` allocates registers and generates code, and `assembler` encodes
+//! instructions. Memory is writable until the code is complete, and executable from then on, never both.
 
 #[cfg(target_arch = "x86_64")]
 mod assembler;
@@ -31,20 +31,20 @@ pub(super) use function::{CodeMemory, Functions, Group, takes};
 #[cfg(not(target_arch = "x86_64"))]
 pub(super) use unsupported::{CodeMemory, Functions, Group, takes};
 
-/// What a group must know of the tape that it is made of.
+/// Properties of a tile program that the compilation of a group needs.
 #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "there are no groups that look at it"))]
 pub(super) struct Context<'a> {
     pub(super) isa: Isa,
-    /// Of every register.
+    /// Storage of every register.
     pub(super) sizes: &'a dyn Fn(Slot) -> Size,
-    /// The bits of registers that hold a constant.
+    /// Bits of each register that holds a constant.
     pub(super) constants: &'a FxHashMap<Slot, u64>,
     pub(super) loads: &'a [StridedView],
     pub(super) stores: &'a [StridedView],
-    /// How often each register is read, by all operations of the tape.
+    /// Number of reads of each register, by all operations of the tile program.
     pub(super) readers: &'a FxHashMap<Slot, usize>,
-    /// Up to where what is read lies side by side.
+    /// Elements that are read directly are contiguous between two multiples of this index.
     pub(super) piece: usize,
-    /// Indices of a tile, at most.
+    /// Maximum number of indices of a tile.
     pub(super) tile: usize,
 }

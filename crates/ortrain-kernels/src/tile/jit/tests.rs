@@ -1,4 +1,4 @@
-//! With and without machine code, results have the same bits.
+//! Results have the same bits with and without machine code.
 
 use std::sync::Arc;
 
@@ -16,8 +16,8 @@ use crate::isa::Isa;
 use crate::tile::{Compiler, ExecContext, Failure, Kind, LoopOrder, PairwiseSum, Plan, TileProgram};
 use crate::{NestKernel, Pool, RunScalars, Scratch};
 
-/// Lengths around those of vectors, rounds and two rounds, and one of several tiles. A single element is one value, and
-/// nothing for tiles.
+/// Lengths around the sizes of a vector, a round and two rounds, and one length of several tiles. A single element
+/// would be a uniform value, without tiles.
 const LENGTHS: [usize; 12] = [2, 7, 8, 15, 16, 17, 33, 63, 64, 65, 200, 2500];
 
 const UNARY: [UnaryOp; 13] = [
@@ -42,21 +42,21 @@ fn levels() -> Vec<Isa> {
     Isa::available().into_iter().filter(|&isa| isa != Isa::PORTABLE).collect()
 }
 
-/// Whether all of a tape's operations on tiles are machine code.
+/// Returns true if all tile operations of a program are machine code.
 fn is_code(tape: &TileProgram) -> bool {
     let natives =
         |list: &[crate::tile::Op]| list.iter().all(|op| op.one || matches!(op.kind, Kind::Native(_)));
     tape.stages.iter().all(|stage| natives(&stage.body))
 }
 
-/// The stores, and the bits of the totals, of a nest over one axis that is run as one row.
+/// Runs a nest over one axis as one row. Returns the stored values, and the bits of the totals.
 fn run(tape: &TileProgram, loads: &[Vec<f32>], stores: usize, n: usize) -> (Vec<Vec<f32>>, Vec<u64>) {
-    // More room on both sides, to see that nothing else is touched.
+    // Margins on both sides detect writes out of bounds.
     const MARK: f32 = 12345.0;
     let mut loads = loads.to_vec();
     let mut results: Vec<Vec<f32>> = (0..stores).map(|_| vec![MARK; n + 32]).collect();
     let mut bases: Vec<*mut u8> = loads.iter_mut().map(|load| load.as_mut_ptr().cast()).collect();
-    // SAFETY: there are 16 elements before.
+    // SAFETY: each buffer has a margin of 16 elements before the results.
     bases.extend(results.iter_mut().map(|store| unsafe { store.as_mut_ptr().add(16) }.cast::<u8>()));
     let mut frame = vec![0u128; tape.frame.div_ceil(16) + 4];
     let at = frame.as_mut_ptr().cast::<u8>();
@@ -64,7 +64,8 @@ fn run(tape: &TileProgram, loads: &[Vec<f32>], stores: usize, n: usize) -> (Vec<
     let scalars = RunScalars { seed: 1, train_step: 2 };
     let site = ExecContext { tape, bases: &bases, scalars, frame: at, product: std::ptr::null() };
     let mut totals = Vec::new();
-    // SAFETY: the frame has the tape's size; the buffers have `n` elements; what operations need has run.
+    // SAFETY: the frame has the size of the program's frame, the buffers have `n` elements, and operations run in
+    // order.
     unsafe {
         at.cast::<Failure>().write(Failure::NONE);
         site.run(&tape.once, 0, 0, tape.tile);
@@ -91,7 +92,7 @@ fn run(tape: &TileProgram, loads: &[Vec<f32>], stores: usize, n: usize) -> (Vec<
     (results.into_iter().map(|store| store[16..16 + n].to_vec()).collect(), totals)
 }
 
-/// Compares a nest with and without machine code at every level; says whether there was code for all of it.
+/// Compares a nest with and without machine code at every level. Returns true if all tile operations were machine code.
 fn check(nest: &Nest, loads: &[Vec<f32>], what: &str) -> bool {
     let n = nest.dims[0];
     let mut all = true;
@@ -125,7 +126,7 @@ fn check(nest: &Nest, loads: &[Vec<f32>], what: &str) -> bool {
     all
 }
 
-/// Segments of any length, in place, with sums and settings of their own, wherever they begin.
+/// Segments of any length and at any offset, in place, with their own sums and settings.
 #[test]
 fn segments_anywhere() {
     let lengths: Vec<usize> = LENGTHS.into_iter().chain([0, 1, 60_000, 3, 50_000, 40_000]).collect();
@@ -184,8 +185,8 @@ fn segments_anywhere() {
                 let at = scratch.as_mut_ptr().cast::<u8>();
                 let at = at.wrapping_add(at.align_offset(64));
                 let scratch = Scratch::new(at, kernel.scratch_bytes(2));
-                // SAFETY: buffers of the accesses' lengths; what is loaded and stored is so through equal accesses, or
-                // in columns of its own.
+                // SAFETY: buffers have the lengths of their accesses. A buffer that is both loaded and stored has equal
+                // accesses, or separate columns.
                 unsafe { kernel.run(&bases, RunScalars::default(), &Pool::new(2), scratch) }
                     .expect("no guards");
                 [x, table].concat()
@@ -199,7 +200,7 @@ fn segments_anywhere() {
     }
 }
 
-/// What each row has one of is read where it lies, at any alignment, by more pointers than registers hold.
+/// Values that each row has once are read directly, at any alignment, with more pointers than registers hold.
 #[test]
 fn single_values_of_rows() {
     const ROWS: usize = 3;
@@ -208,7 +209,7 @@ fn single_values_of_rows() {
         let mut b = Builder::new();
         let x = b.load(0, Type::F32);
         let singles: Vec<_> = (1..=SINGLES).map(|slot| b.load(slot, Type::F32)).collect();
-        // One of them scaled by another is one value, too.
+        // The product of two uniform values is uniform, too.
         let factor = b.mul(singles[0], singles[1]);
         let mut value = b.mul(x, factor);
         for (k, &single) in singles.iter().enumerate() {
@@ -216,7 +217,7 @@ fn single_values_of_rows() {
             value = if k % 2 == 0 { b.binary(op, value, single) } else { b.binary(op, single, value) };
         }
         let plane = Access::contiguous(DType::F32, &[ROWS, n]);
-        // Two elements from row to row, from a byte that no number should start at.
+        // Two elements from row to row, at an address that is not aligned for numbers.
         let single = |k: usize| Access {
             dtype: DType::F32,
             offset: k,
@@ -271,7 +272,7 @@ fn single_values_of_rows() {
     }
 }
 
-/// Every kind of number, and many of middling size.
+/// Returns special numbers of every kind, and many numbers of moderate size.
 fn numbers(n: usize, seed: u32) -> Vec<f32> {
     const SPECIAL: [f32; 16] = [
         0.0,
@@ -362,7 +363,7 @@ fn every_operation() {
 fn truths_go_in_and_out_of_the_frame() {
     for n in LENGTHS {
         let loads = [numbers(n, 4), numbers(n, 5)];
-        // Sines are no group's, so what they are chosen by leaves a group and comes back to another.
+        // Groups do not support sines, so the condition of the selection leaves one group and is read by another.
         let nest = nest(n, 2, |b, x| {
             let test = b.compare(CompareOp::Lt, x[0], x[1]);
             let chosen = b.select(test, x[0], x[1]);
@@ -405,7 +406,7 @@ fn folds() {
 
 #[test]
 fn more_values_than_registers() {
-    // A sum whose terms are all made before the first is added.
+    // A sum with all terms computed before the first addition.
     let n = 100;
     for terms in [10, 40, 100] {
         let nest = nest(n, 2, |b, x| {
@@ -417,7 +418,7 @@ fn more_values_than_registers() {
                 })
                 .collect();
             let sum = terms.iter().copied().reduce(|a, c| b.add(a, c)).expect("some");
-            // And each once more, from the last one on.
+            // Uses each term once more, from the last one on.
             let again = terms.iter().rev().fold(sum, |a, &c| {
                 let product = b.mul(a, x[1]);
                 b.sub(c, product)
@@ -428,7 +429,8 @@ fn more_values_than_registers() {
     }
 }
 
-/// So many values that are all made before the first is used again, last first, and what comes out; and a sum of it.
+/// Nests with `live` values that are computed before the first is used again, in reverse order: one stores the result,
+/// and one sums it.
 fn live_at_once(live: u32, n: usize) -> [Nest; 2] {
     let build = |b: &mut Builder, x: Reg| {
         let made: Vec<Reg> = (0..live)
@@ -466,7 +468,7 @@ fn as_many_vectors_as_registers_hold() {
     }
 }
 
-/// What [`live_at_once`] asks for, as lanes.
+/// Vector instructions with the live ranges of [`live_at_once`].
 fn lanes_at_once(live: u32, wide: bool) -> Lanes {
     let mut lanes = Lanes::new(wide);
     let x = lanes.push(Lane::There(0));
@@ -482,7 +484,7 @@ fn lanes_at_once(live: u32, wide: bool) -> Lanes {
     lanes
 }
 
-/// At every level, whether the machine has it or not.
+/// Generates code for every level, even for a level that the machine does not have.
 #[test]
 fn vectors_side_by_side() {
     let fits = |lanes: &Lanes, wide, abreast| emit_abreast(&Order::new(lanes), wide, abreast);
@@ -497,7 +499,7 @@ fn vectors_side_by_side() {
     }
     for wide in [false, true] {
         assert!(fits(&lanes_at_once(100, wide), wide, 1).is_none(), "more than the stack is for");
-        // Functions that are worth it.
+        // Common functions run with the maximum number of interleaved vectors.
         for op in [UnaryOp::Exp, UnaryOp::Log, UnaryOp::Tanh, UnaryOp::Sigmoid, UnaryOp::Erf] {
             let mut lanes = Lanes::new(wide);
             let x = lanes.push(Lane::There(0));
@@ -508,8 +510,7 @@ fn vectors_side_by_side() {
     }
 }
 
-/// Comparisons of coordinates with one number, of both orders and along every axis.
-/// Lanes that multiply what callers have by a number.
+/// Instructions that multiply callers' elements by a constant.
 fn lanes_of_product(factor: f32, wide: bool) -> Lanes {
     let mut lanes = Lanes::new(wide);
     let [x, factor] = [Lane::There(0), Lane::Constant(factor.to_bits())].map(|lane| lanes.push(lane));
@@ -530,7 +531,7 @@ fn equal_lanes_share_their_code() {
     for other in [of(3.0, false), of(2.0, true), stepping] {
         assert!(!Arc::ptr_eq(&first, &other));
     }
-    // Code that is forgotten is made again.
+    // Evicted code is compiled again.
     (0..=MAX_KEPT).for_each(|k| drop(of(4.0 + k as f32, false)));
     let again = of(2.0, false);
     assert!(!Arc::ptr_eq(&first, &again));
@@ -542,6 +543,7 @@ fn equal_lanes_share_their_code() {
     assert_eq!(bytes(&first), bytes(&again));
 }
 
+/// Comparisons of coordinates with one number, in both orders and along every axis.
 #[test]
 fn coordinates_are_compared() {
     let dims = [3, 7, 40];
@@ -606,7 +608,7 @@ fn more_buffers_than_pointers() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
-    /// Expressions at random, whose values are used several times.
+    /// Random expressions with values that are used several times.
     #[test]
     fn random_expressions(
         steps in prop::collection::vec((0u8..26, any::<u16>(), any::<u16>(), any::<u16>()), 1..40),

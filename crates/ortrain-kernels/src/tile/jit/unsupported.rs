@@ -1,4 +1,4 @@
-//! Machines without code of their own: no group takes an operation.
+//! Stub for machines without code generation: groups support no operation.
 
 use std::sync::Arc;
 

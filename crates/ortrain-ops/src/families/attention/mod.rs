@@ -471,7 +471,7 @@ fn build(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
     Ok(Box::new(Attention::read(node)?))
 }
 
-/// Decomposes the operator for opsets before 23. With `nonpad_kv_seqlen` the limit is 24, with windows 25.
+/// Decomposes the operator for opsets before 23, before 24 with `nonpad_kv_seqlen`, and before 25 with windows.
 fn downgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let op = Attention::read(rw.node())?;
     let least = if op.window != [None, None] {

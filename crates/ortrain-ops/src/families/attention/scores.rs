@@ -64,8 +64,8 @@ pub(super) enum Offset {
 }
 
 impl Window {
-    /// Returns a bool mask that is true for keys outside of the window. It broadcasts to `[batch, heads, queries,
-    /// keys]`.
+    /// Returns a bool mask that is true for keys outside of the window. It broadcasts to
+    /// `[batch, heads, queries, keys]`.
     pub(super) fn outside(
         self,
         rw: &mut Rewrite<'_>,

@@ -1,14 +1,16 @@
 //! `If`.
 //!
-//! If-1, 11, 13, 16, 19, 21, 23, 24, 25 of ONNX. The node's only own input is the condition. A condition that is
-//! known when a program is made leaves no trace: the branch takes the place of the node, and the other one may
-//! contradict the shapes at hand. Otherwise the branches are schedules of their own, each made when it is taken first:
-//! one branch may contradict the shapes at hand as long as it is not taken, and the results have the shapes of the other.
+//! If-1, 11, 13, 16, 19, 21, 23, 24, 25 of ONNX. The node's only own input is the condition.
 //!
-//! The gradient of an If is an If with the same condition. Its branches compute the forward branch again, as far
-//! as they need it, and then the gradients of the captured values; a branch that does not use one gives zeros.
-//! Numbers drawn at random come out the same, for they depend on names that the copy keeps. Only captured values
-//! get gradients: weights that are constants of a branch are brought outside before they are trained.
+//! If the condition is known when a program is built, the selected branch replaces the node. The other branch may then
+//! contradict the actual shapes. Otherwise the branches are separate schedules, each built before its first run. One
+//! branch may contradict the actual shapes as long as it does not run. The results have the shapes of the other branch
+//! in this case.
+//!
+//! The gradient of an If is an If with the same condition. Its branches recompute the forward branch, as far as
+//! necessary, and compute the gradients of the captured values. A branch that does not use a captured value returns
+//! zeros for it. Random numbers repeat, because they depend on names and the copy has the same names. Only captured
+//! values get gradients: weights that are constants of a branch are moved outside before training.
 
 use ortrain_graph::{Attr, Attrs, DType, Dim, Graph, Node, Shape, ValueId, ValueType};
 use rustc_hash::FxHashSet;
@@ -30,18 +32,18 @@ const ELSE: &str = "else_branch";
 
 struct If;
 
-/// What the inputs of a branch take over from the captured values besides their element types.
+/// Information that the inputs of a branch take from the captured values, in addition to the element types.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum KnownTypes {
     /// Shapes and contents.
     Everything,
-    /// The numbers of their axes.
+    /// Ranks.
     Ranks,
     Nothing,
 }
 
-/// A branch whose inputs have the types of the captured values, with the types of its outputs, and whether a declared
-/// shape or a branch in it contradicts what was inferred.
+/// Infers the types of a branch from the types of the captured values. Returns the branch and the types of its outputs.
+/// The last result is true if a declared shape or a nested branch contradicts the inferred types.
 fn typed(
     cx: &Infer<'_>,
     attribute: &str,
@@ -74,27 +76,31 @@ fn typed(
     Ok((graph, outputs, contradicts))
 }
 
-/// How deep subgraphs may be nested in a branch that is typed once more. Each of them may be typed three times for it.
+/// Maximum nesting depth of subgraphs in a branch that is inferred again. Each of them may be inferred three times in
+/// this case.
 const DEEPEST: usize = 6;
 
-/// How deep subgraphs are nested in a graph.
+/// Returns the nesting depth of the subgraphs in a graph.
 fn nested(graph: &Graph) -> usize {
     let inside = graph.nodes.iter().flat_map(Graph::subgraphs).map(|(_, graph)| 1 + nested(graph));
     inside.max().unwrap_or(0)
 }
 
-/// A branch with its types.
+/// A branch with inferred types.
 enum Branch {
-    /// It fits the shapes at hand: with the types of its outputs, and whether something in it contradicts them.
+    /// The branch fits the actual shapes. Contains the types of its outputs, and true if a declaration in it
+    /// contradicts the inferred types.
     Fits(Graph, Vec<ValueType>, bool),
-    /// It contradicts the shapes at hand, which does no harm while it is not taken: with types that hold for other shapes,
-    /// and what contradicts.
+    /// The branch contradicts the actual shapes, which is allowed while it does not run. Contains the branch with types
+    /// for other shapes, and the error.
     Contradicts(Graph, OpError),
 }
 
 impl Branch {
+    /// Infers the types of a branch.
+    ///
     /// # Errors
-    /// When the branch is wrong whatever the shapes are.
+    /// Returns an error if the branch is invalid for all shapes.
     fn of(cx: &Infer<'_>, attribute: &str) -> Result<Branch, OpError> {
         let error = match typed(cx, attribute, KnownTypes::Everything) {
             Ok((graph, outputs, contradicts)) => return Ok(Branch::Fits(graph, outputs, contradicts)),
@@ -111,7 +117,7 @@ impl Branch {
         }
     }
 
-    /// The types of the outputs, if it fits.
+    /// Returns the types of the outputs, if the branch fits.
     fn outputs(&self) -> Option<&[ValueType]> {
         match self {
             Branch::Fits(_, outputs, _) => Some(outputs),
@@ -130,7 +136,7 @@ impl Branch {
     }
 }
 
-/// The type of a value that is one of two. Symbols mean the same in both branches only if they come from outside.
+/// Returns the common type of two values. A symbol has the same meaning in both branches only if it comes from outside.
 pub(super) fn either(
     cx: &Infer<'_>,
     k: usize,
@@ -178,7 +184,7 @@ impl Op for If {
                 counts.1
             )));
         }
-        // The branch that is not taken may contradict the shapes at hand. It has types all the same, for its gradient.
+        // The branch that does not run may contradict the actual shapes. It still gets types, for its gradient.
         let (yes, no) = (Branch::of(cx, THEN), Branch::of(cx, ELSE));
         let (yes, no) = match holds {
             Some(true) => (Some(yes?), no.ok()),
@@ -219,7 +225,8 @@ impl Op for If {
     fn grad(&self, cx: &mut Grad<'_>) -> Result<(), OpError> {
         let node = cx.node().clone();
         let condition = cx.input(0)?;
-        // Every captured value once; the gradients of the outputs join them.
+        // Captured values of the gradient: the captured values of the node (without repetitions) and the output
+        // gradients.
         let mut outer: Vec<ValueId> = node.inputs[1..].iter().flatten().copied().collect();
         let wanted: Vec<usize> = (0..outer.len()).filter(|&k| cx.wants(k + 1)).collect();
         let arriving: Vec<(usize, usize)> = (0..node.outputs.len())
@@ -242,7 +249,7 @@ impl Op for If {
             for &(k, position) in &arriving {
                 if position >= graph.inputs.len() {
                     let output = graph.value(graph.outputs[k]);
-                    // Not the name that a gradient would get: it must not pass for one where it is passed on.
+                    // The name differs from gradient names: an input that is passed on is no gradient.
                     let (name, ty) = (format!("{}_grad_in", output.name), output.ty.clone());
                     let id = graph.add_value(&name, ty);
                     graph.inputs.push(id);
@@ -254,7 +261,7 @@ impl Op for If {
             let found = backpropagate(&mut graph, &seeds, &targets).map_err(in_subgraph)?;
             halves.push((attribute, graph, found, forward));
         }
-        // A value that no branch passes a gradient to gets none.
+        // A value without a gradient in either branch gets no gradient.
         let reached: Vec<bool> =
             (0..wanted.len()).map(|t| halves.iter().any(|(_, _, found, _)| found[t].is_some())).collect();
         if !reached.contains(&true) {
@@ -274,14 +281,14 @@ impl Op for If {
             }
             graph.remove_unused();
             without_updates(graph)?;
-            // Names outside may not be taken: the gradients outside are named alike.
+            // Names must not repeat names of the outer graph: the outer gradients have the same names.
             for id in graph.value_ids().skip(*forward) {
                 let name = format!("{}{attribute}/{}", cx.prefix, graph.name_of(id));
                 graph.rename(id, &name);
             }
             infer_added(graph).map_err(in_subgraph)?;
         }
-        // Values that only the forward branches needed are let go.
+        // Removes values that only the forward branches needed.
         for position in (0..outer.len()).rev() {
             if !halves.iter().any(|(_, graph, ..)| is_used(graph, graph.inputs[position])) {
                 outer.remove(position);
@@ -361,7 +368,7 @@ mod tests {
         made
     }
 
-    /// A branch with some captured values; `build` returns the outputs.
+    /// Returns a branch with `captures` captured values; `build` returns the outputs.
     fn block(captures: usize, build: impl FnOnce(&mut Graph, &[ValueId]) -> Vec<ValueId>) -> Graph {
         let mut graph = Graph::new("block");
         let inputs: Vec<ValueId> =
@@ -371,7 +378,7 @@ mod tests {
         graph
     }
 
-    /// Adds an If whose results are named after `name`.
+    /// Adds an If with results named after `name`.
     fn branching(
         graph: &mut Graph,
         name: &str,
@@ -391,7 +398,7 @@ mod tests {
         Tensor::filled(DType::Bool, &[], f64::from(u8::from(value)))
     }
 
-    /// Adds the sum of squares of a value as output 1.
+    /// Sets the outputs to a value and its sum of squares.
     fn squares(graph: &mut Graph, y: ValueId) {
         let square = one(graph, "Mul", "square", &[y, y]);
         let sum = one_with(graph, "ReduceSum", "sum", &[square], Attrs::new().with("keepdims", 0i64));
@@ -404,7 +411,7 @@ mod tests {
         specialiser.schedule(inputs).expect("it compiles").schedule().clone()
     }
 
-    /// `condition ? tanh(x w) : x + x`.
+    /// Returns the graph of `condition ? tanh(x w) : x + x`.
     fn simple(x: &Tensor, w: &Tensor) -> Graph {
         let (mut graph, ids) = graph(&[&flag(true), x, w]);
         let yes = block(2, |g, c| {
@@ -482,7 +489,7 @@ mod tests {
 
     #[test]
     fn values_that_are_passed_on_and_constants() {
-        // Outputs: a captured value itself, a constant, a captured constant.
+        // Outputs: a captured value, a constant, a captured constant.
         let x = spread(&[2], 6);
         let (mut graph, ids) = graph(&[&flag(true), &x]);
         let outside = graph.add_constant("outside", f64s(&[1], &[7.0]));
@@ -504,7 +511,7 @@ mod tests {
         for condition in [true, false] {
             check_gradients(&graph, &[flag(condition), x.clone()], &[1], &[0, 1, 2]);
         }
-        // A branch of a gradient never hands out a value of its surroundings: runtimes refuse that.
+        // A branch of a gradient never returns a captured value directly, because runtimes reject this.
         let gradient = gradient_graph(&graph, &[Some(spread(&[2], 7)), None, None], &[1]);
         let node = gradient.nodes.iter().find(|node| &*node.op == "If").expect("the gradient is an If");
         for (_, graph) in Graph::subgraphs(node) {
@@ -529,7 +536,7 @@ mod tests {
         assert_eq!(run(&graph, &[flag(true), x]).expect("it runs")[0], f64s(&[2], &[-1.0, -2.0]));
     }
 
-    /// `condition ? x : x and x again`, and a map behind it.
+    /// Returns the graph of `condition ? exp(x) : concat(x, x)` with further nodes after it.
     fn of_two_lengths(x: &Tensor) -> Graph {
         let (mut graph, ids) = graph(&[&flag(true), x]);
         let yes = block(1, |g, c| vec![one(g, "Exp", "result", c)]);
@@ -594,7 +601,8 @@ mod tests {
 
     #[test]
     fn inside_a_late_part() {
-        // The indices of x, their count known at run time only, go into both branches, and on.
+        // The indices of nonzero elements of x are used in both branches and after them. Their count is only known at
+        // run time.
         let (x, w) = (spread(&[4], 9), spread(&[1], 10));
         let (mut graph, ids) = graph(&[&flag(true), &x, &w]);
         let found = one(&mut graph, "NonZero", "found", &[ids[1]]);
@@ -641,7 +649,7 @@ mod tests {
         }
     }
 
-    /// Runs with input 2 at byte 256 of plane 0.
+    /// Runs a graph with input 2 in plane 0, at byte 256.
     fn run_on_plane(graph: &Graph, inputs: &[Tensor], plane: &Tensor) -> (Arc<Schedule>, Vec<Tensor>) {
         let roles = vec![Role::User, Role::User, Role::Plane(PlaneId(0), 256)];
         let memory = Memory::new(256 + plane.data().len());
@@ -669,7 +677,7 @@ mod tests {
 
     #[test]
     fn late_programs_reach_planes_themselves() {
-        // Inside the branch there is one program, of unknown shape, which uses a plane.
+        // The branch consists of one program of unknown shape, which uses a plane.
         let (x, w) = (f64s(&[3], &[0.0, 1.0, 2.0]), spread(&[1], 16));
         let (mut graph, ids) = graph(&[&flag(true), &x, &w]);
         let found = one(&mut graph, "NonZero", "found", &ids[1..2]);
@@ -687,7 +695,7 @@ mod tests {
         }
     }
 
-    /// The names that nodes and constants of branches define, and those of their surroundings.
+    /// Checks that the names defined in branches differ from the names of the enclosing graphs.
     fn names_inside(graph: &Graph, outer: &FxHashSet<String>) {
         let own: Vec<String> = graph
             .nodes
@@ -742,7 +750,7 @@ mod tests {
             infer(&mut graph).expect("valid");
             let y = graph.outputs[0];
             let mut gradient = gradient_graph(&graph, &[Some(Tensor::filled(DType::F64, &[64], 1.0))], &[1]);
-            // Forward and backward in one graph, as in a training.
+            // Forward and backward nodes are in one graph, as during training.
             gradient.nodes.insert(0, graph.nodes[0].clone());
             gradient.outputs.push(y);
             if known {
@@ -753,7 +761,7 @@ mod tests {
             let inputs = if known { &inputs[1..] } else { &inputs[..] };
             let scalars = Scalars { seed: 3, train_step: 1 };
             let got = run_with(&gradient, inputs, scalars).expect("it runs");
-            // x is 1 and kept ones are doubled: y is 4 or 0, and its slope 8 or 0.
+            // x is 1 and the remaining elements are doubled: y is 4 or 0, and its slope 8 or 0.
             let doubled: Vec<f64> = got[1].to_f64().iter().map(|y| 2.0 * y).collect();
             assert_eq!(got[0].to_f64(), doubled);
             assert!(doubled.contains(&0.0) && doubled.contains(&8.0));
@@ -775,7 +783,7 @@ mod tests {
 
     #[test]
     fn symbols_of_branches_are_not_mixed_up() {
-        // Both branches have a value of the same name, and with it of the same symbol, but of another length.
+        // Both branches have a value of the same name, and therefore of the same symbol, but of different lengths.
         let x = f64s(&[3], &[0.0, 1.0, 2.0]);
         let (mut graph, ids) = graph(&[&flag(true), &x]);
         let rows = |from: i64| {
@@ -822,7 +830,7 @@ mod tests {
 
     #[test]
     fn a_branch_that_contradicts_the_shapes_does_no_harm_until_it_is_taken() {
-        // Products of [2, 3] and [2, 3] do not exist, and such a matrix has no axis that may go.
+        // [2, 3] times [2, 3] is no valid product, and such a matrix has no axis that Squeeze can remove.
         let (x, w) = (spread(&[2, 3], 1), spread(&[2, 3], 2));
         let fits = || block(2, |g, c| vec![one(g, "Mul", "scaled", c)]);
         let contradicts = |k: usize| {
@@ -885,7 +893,7 @@ mod tests {
     fn shapes_that_are_declared_in_a_branch_are_advice() {
         let x = f64s(&[3], &[0.0, 1.0, 2.0]);
         let (mut graph, ids) = graph(&[&flag(true), &x]);
-        // What NonZero finds is declared as five numbers, and Exp of x as a matrix.
+        // The result of NonZero is declared with five elements, and Exp of x as a matrix.
         let yes = block(1, |g, c| {
             let found = one(g, "NonZero", "found", c);
             g.value_mut(found).ty = ValueType::tensor(DType::I64, &[1, 5]);

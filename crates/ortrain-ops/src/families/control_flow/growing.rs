@@ -1,8 +1,9 @@
-//! The gradient of a Loop with carried values of changing shape: the keys and values of a decoder, for example.
+//! Gradient of a Loop with carried values of changing shape, for example the keys and values of a decoder.
 //!
-//! A Loop collects values of one shape only. For each value of changing shape in its gradient, the forward node carries a tape: a
-//! vector to which every iteration appends the elements of the value. It collects the shapes. The gradient is a Loop of equal
-//! length and reads the tapes from their ends.
+//! A Loop only collects values of one shape. For each value of changing shape that the gradient needs, the forward node
+//! carries a tape. The tape is a vector to which every iteration appends the elements of the value. The shapes of the
+//! value are collected. The gradient is a Loop with the same number of iterations, which reads the tapes from their
+//! ends.
 
 use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId, ValueType};
 use rustc_hash::FxHashSet;
@@ -14,22 +15,22 @@ use crate::grad::Grad;
 use crate::op::Repetition;
 use crate::passes::infer::infer_added;
 
-/// A Loop in two parts, while its gradient is written.
+/// A Loop and its gradient in one body, before the gradient becomes a separate node.
 pub(super) struct Growing<'a> {
     pub(super) repetition: &'a Repetition,
-    /// The body and the nodes of its gradient. The outputs are the next states.
+    /// Body, followed by the nodes of its gradient. The outputs are the next states.
     pub(super) graph: Graph,
-    /// The number of nodes and of values that the body had before.
+    /// Numbers of nodes and of values of the original body.
     pub(super) forward_nodes: usize,
     pub(super) forward_values: usize,
     pub(super) kept: Kept,
-    /// The outputs of the body.
+    /// Outputs of the original body.
     pub(super) forward_outputs: Vec<ValueId>,
-    /// Carried values of the gradient: gradients of carried values, then sums of gradients of captured values.
+    /// Values that the gradient carries: gradients of carried values, followed by sums of gradients of captured values.
     pub(super) states: Vec<ValueId>,
-    /// The values of the states before the first iteration of the gradient.
+    /// Values of the states before the first iteration of the gradient.
     pub(super) initial: Vec<ValueId>,
-    /// Gradients of collected values: of one iteration in the body, of all outside.
+    /// Gradients of collected values: the gradient of one iteration in the body, and the stacked gradients outside.
     pub(super) collected: Vec<(ValueId, ValueId)>,
 }
 
@@ -46,7 +47,7 @@ struct Taped {
     shapes: ValueId,
 }
 
-/// Nodes that are added to a body.
+/// Builder for nodes that are added to a body.
 struct Body<'a> {
     graph: &'a mut Graph,
     nodes: Vec<Node>,
@@ -77,20 +78,21 @@ fn axis(axis: i64) -> Attrs {
     Attrs::new().with("axis", axis)
 }
 
-/// The sizes of the inputs of a node.
+/// Returns all sizes in the shapes of a node's inputs.
 pub(super) fn outer_sizes(cx: &Grad<'_>) -> FxHashSet<Dim> {
     let shapes = cx.node().present_inputs().filter_map(|id| cx.shape(id));
     shapes.flat_map(|shape| shape.iter().cloned()).collect()
 }
 
-/// Returns true if a value has one shape in all iterations: its sizes are numbers, or symbols of the graph around the Loop.
+/// Returns true if a value has the same shape in all iterations: its sizes are numbers, or symbols of the graph around
+/// the Loop.
 pub(super) fn is_steady(graph: &Graph, id: ValueId, outer: &FxHashSet<Dim>) -> bool {
     let steady = |dim: &Dim| dim.known().is_some() || outer.contains(dim);
     graph.value(id).ty.shape().is_some_and(|shape| shape.iter().all(steady))
 }
 
 impl Growing<'_> {
-    /// Changes the forward node and adds the gradient. Returns the gradients: the states after its last iteration.
+    /// Changes the forward node and adds the gradient node. Returns the gradients: the states after its last iteration.
     pub(super) fn write(mut self, cx: &mut Grad<'_>) -> Result<Vec<ValueId>, OpError> {
         let (stacked, taped) = self.extend_forward(cx);
         let mut captured: Vec<(ValueId, ValueId)> = Vec::new();
@@ -162,7 +164,8 @@ impl Growing<'_> {
         Ok(gradients)
     }
 
-    /// Extends the outputs of the forward node: collected values of one shape, tapes of the others and their shapes.
+    /// Extends the outputs of the forward node: collected values of one shape, and for other values the tapes and
+    /// shapes.
     fn extend_forward(&self, cx: &mut Grad<'_>) -> (Vec<Stacked>, Vec<Taped>) {
         let r = self.repetition;
         let node = cx.node().clone();
@@ -171,7 +174,7 @@ impl Growing<'_> {
         let (mut steady, growing): (Vec<ValueId>, Vec<ValueId>) =
             self.kept.saved.iter().partition(|id| steady(id));
         if steady.is_empty() {
-            // Something must say how often it runs.
+            // At least one value is collected: its length is the number of iterations.
             steady.push(self.graph.inputs[0]);
         }
         let mut forward = self.graph.clone();
@@ -229,7 +232,7 @@ impl Growing<'_> {
 }
 
 impl Body<'_> {
-    /// A new captured value: `inner` of all iterations, along axis 0.
+    /// Adds a captured value: `inner` of all iterations, stacked along axis 0.
     fn stack_of(&mut self, inner: ValueId) -> ValueId {
         let name = format!("{}_all", self.graph.name_of(inner));
         let ty = &self.graph.value(inner).ty;
@@ -239,7 +242,7 @@ impl Body<'_> {
         self.value(&name, dtype, stacked)
     }
 
-    /// Takes a value off the end of a tape. Returns the tape, the shapes, the end and the next end.
+    /// Reads a value from the end of a tape. Returns the tape, the shapes, the end and the next end.
     fn read_tape(&mut self, inner: ValueId, at: ValueId) -> (ValueId, ValueId, ValueId, ValueId) {
         let name = self.graph.name_of(inner).to_owned();
         let ty = &self.graph.value(inner).ty;
@@ -261,7 +264,7 @@ impl Body<'_> {
     }
 }
 
-/// The number of iterations, from a value that was collected in each, and the number of the last one.
+/// Returns the number of iterations, which is the length of a collected value, and the index of the last iteration.
 fn count_of(cx: &mut Grad<'_>, collected: ValueId) -> (ValueId, ValueId) {
     let shape = cx.add("Shape", &[collected], Attrs::new());
     let [first, one] = [0, 1].map(|value| cx.constant("number", Tensor::i64(&[], &[value])));

@@ -1,8 +1,8 @@
 //! Control flow: `If`, `Loop` and `Scan`.
 //!
-//! The node's inputs are those of the operator and then the outer values that its subgraphs use ([`Node::captures`]);
-//! every subgraph has exactly these as its last inputs, in this order. The subgraphs of a gradient compute what they need
-//! of the forward subgraph again, or are given it.
+//! The inputs of a node are the operator's own inputs, followed by the outer values that its subgraphs use
+//! ([`Node::captures`]). The last inputs of every subgraph are exactly these outer values, in this order. The subgraphs
+//! of a gradient recompute the values of the forward subgraph that they need, or get them as inputs.
 
 mod branch;
 mod growing;
@@ -21,7 +21,7 @@ use crate::passes::fold::fold_node;
 use crate::passes::infer::{advised, infer_noting};
 use crate::registry;
 
-/// The attribute with the graph that is repeated.
+/// Attribute with the graph that is repeated.
 const BODY: &str = "body";
 
 pub(crate) fn definitions() -> Vec<Definition> {
@@ -34,19 +34,20 @@ fn in_subgraph(error: crate::Error) -> OpError {
     OpError::Subgraph(Box::new(error))
 }
 
-/// A copy of a value, made by a node.
+/// Adds a node that copies a value, and returns the copy.
 fn copied(graph: &mut Graph, id: ValueId) -> ValueId {
     let copy = graph.add_value("copy", ValueType::Unknown);
     graph.nodes.push(Node::new("", "Identity", &[Some(id)], &[Some(copy)], Attrs::new()));
     copy
 }
 
-/// A subgraph of a node.
+/// Returns a subgraph of a node.
 pub(super) fn subgraph<'a>(node: &'a Node, attribute: &str) -> Result<&'a Graph, OpError> {
     Ok(Attrs::required(attribute, node.attrs.graph(attribute)?)?)
 }
 
-/// Gives the last inputs of a subgraph the types of the captured values, and what is known of these.
+/// Sets the types of the captured inputs of a subgraph to the types of the outer values. Also copies known contents and
+/// sizes.
 pub(super) fn type_captures(cx: &Infer<'_>, attribute: &str, graph: &mut Graph) -> Result<(), OpError> {
     let node = cx.node();
     let (own, formal) = (node.inputs.len() - node.captures, graph.inputs.len() - node.captures);
@@ -60,15 +61,15 @@ pub(super) fn type_captures(cx: &Infer<'_>, attribute: &str, graph: &mut Graph) 
         let value = graph.value_mut(id);
         value.ty = ty;
         value.constant = cx.constant(own + k).cloned();
-        // The content is forgotten as a constant of this subgraph; gradients and decompositions still ask for it.
+        // `constant` is cleared in this subgraph after type inference. Gradients and decompositions still read `made`.
         value.made = value.constant.clone();
         value.sizes = cx.sizes(own + k);
     }
     Ok(())
 }
 
-/// Finds out the types of a subgraph whose inputs have theirs. Returns whether a declared shape or a branch contradicts
-/// them.
+/// Infers the types of a subgraph with typed inputs. Returns true if a declared shape or a branch contradicts the
+/// inferred types.
 pub(super) fn type_nodes(graph: &mut Graph) -> Result<bool, OpError> {
     let mut contradicts = false;
     for index in 0..graph.nodes.len() {
@@ -78,7 +79,7 @@ pub(super) fn type_nodes(graph: &mut Graph) -> Result<bool, OpError> {
     Ok(contradicts)
 }
 
-/// Forgets what was folded while types were found out: the nodes are still there.
+/// Clears the constants that were folded during type inference: their nodes are still in the graph.
 pub(crate) fn forget_folded(graph: &mut Graph) {
     let made: Vec<ValueId> = graph.nodes.iter().flat_map(Node::present_outputs).collect();
     for id in made.into_iter().chain(graph.inputs.clone()) {
@@ -86,14 +87,14 @@ pub(crate) fn forget_folded(graph: &mut Graph) {
     }
 }
 
-/// Whether nodes or outputs of a graph use a value.
+/// Returns true if nodes or outputs of a graph use a value.
 pub(super) fn is_used(graph: &Graph, id: ValueId) -> bool {
     graph.outputs.contains(&id)
         || graph.nodes.iter().any(|node| node.present_inputs().any(|input| input == id))
 }
 
-/// Writes the nodes that update state as ones that do not: what a branch did once is not done again when it is computed
-/// again for its gradient.
+/// Replaces nodes that update state by nodes without updates. A branch that is recomputed for its gradient must not
+/// update its state a second time.
 fn without_updates(graph: &mut Graph) -> Result<(), OpError> {
     let mut index = 0;
     while index < graph.nodes.len() {
@@ -115,7 +116,7 @@ fn without_updates(graph: &mut Graph) -> Result<(), OpError> {
         for k in unused {
             graph.nodes[index].outputs[k] = None;
         }
-        // What comes in its place is looked at in turn.
+        // The nodes of the replacement are checked in turn.
         if decompose_node(graph, index).map_err(in_subgraph)?.is_none() {
             index += 1;
         }

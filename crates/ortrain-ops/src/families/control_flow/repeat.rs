@@ -1,17 +1,22 @@
-//! `Loop` and `Scan`: a body that is computed again and again.
+//! `Loop` and `Scan`: repeated execution of a body.
 //!
 //! Loop-1, 11, 13, 16, 19, 21, 23, 24, 25 and Scan-8, 9, 11, 16, 19, 21, 23, 24, 25 of ONNX. A Loop runs while its
-//! condition holds, at most as often as it says; a Scan once for each slice of what it scans. Both carry values from one
-//! iteration to the next and collect others. Where the number of iterations is known when a program is made, and the
-//! iterations are few nodes altogether, they are written out and leave no trace; otherwise the body is a schedule of its
-//! own. What a Loop carries may change its shape, as long as the model does not collect it. Sequences are not carried.
+//! condition is true, up to a maximum number of iterations. A Scan runs once for each slice of its scanned inputs. Both
+//! carry values from one iteration to the next, and collect other values.
 //!
-//! The gradient of both is a Scan in the other direction. It carries the gradients of what is carried, and sums of the
-//! gradients of captured values; it scans what the body computed, which the forward node collects for it. Of integers
-//! only the inputs of the body are collected, and of what depends on captured values alone nothing: these are computed
-//! again. So random numbers of a body are drawn once; where a subgraph of the body is computed again they come out the
-//! same, for they depend on names, and on the position along the first value that is scanned, which both have in common.
-//! Where what a Loop carries changes its shape, the gradient is a Loop: see `growing`.
+//! If the number of iterations is known when a program is built, and all iterations together have few nodes, they are
+//! unrolled. Otherwise the body is a separate schedule. A value that a Loop carries may change its shape, unless the
+//! model collects it. Sequences cannot be carried.
+//!
+//! The gradient of both is a Scan in the opposite direction. The gradient carries the gradients of carried values, and
+//! sums of the gradients of captured values. It scans values of the forward body, which the forward node collects for
+//! it. Two kinds of values are recomputed instead of collected: integers, except the inputs of the body, and values
+//! that only depend on captured values.
+//!
+//! Random numbers of a body are therefore drawn once. In a recomputed subgraph of the body the same random numbers are
+//! drawn again. They depend on names, and on the position along the first scanned value, and both nodes share these.
+//!
+//! If values that a Loop carries change their shape, the gradient is a Loop that reads tapes (see `GrowingLoop`).
 
 use ortrain_graph::{Attr, Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId, ValueType};
 use ortrain_program::ScanAxis;
@@ -33,18 +38,18 @@ use crate::passes::infer::{advised, infer_added, merge};
 use crate::passes::unroll::known_count;
 use crate::rewrite::Rewrite;
 
-/// How often a body is typed while what it carries changes its type. Bodies within bodies are typed as often each, so the
-/// number is small.
+/// Maximum number of inferences of a body while the types of carried values change. Nested bodies are inferred
+/// repeatedly in each of them, so the number is small.
 const MAX_ROUNDS: usize = 4;
 
-/// How deep loops may be nested.
+/// Maximum nesting depth of loops.
 const DEEPEST: usize = 8;
 
 struct Repeat {
     repetition: Repetition,
 }
 
-/// How deep loops are nested in a graph.
+/// Returns the nesting depth of the loops in a graph.
 fn depth(graph: &Graph) -> usize {
     let of = |node: &Node| {
         let inside = Graph::subgraphs(node).map(|(_, graph)| depth(graph)).max().unwrap_or(0);
@@ -53,7 +58,7 @@ fn depth(graph: &Graph) -> usize {
     graph.nodes.iter().map(of).max().unwrap_or(0)
 }
 
-/// The body of a node, if loops are not nested too deep in it.
+/// Returns the body of a node, after a check of the nesting depth.
 fn body_of(node: &Node) -> Result<&Graph, OpError> {
     let body = subgraph(node, BODY)?;
     match depth(body) {
@@ -65,19 +70,19 @@ fn body_of(node: &Node) -> Result<&Graph, OpError> {
     }
 }
 
-/// What is found out about a body.
+/// Result of the type inference of a body.
 struct Typed {
     graph: Graph,
-    /// The types of what is carried that hold in every iteration.
+    /// Types of the carried values that hold in every iteration.
     carried: Vec<ValueType>,
     outputs: Vec<ValueType>,
-    /// The condition after an iteration, where it is always the same.
+    /// Condition after an iteration, if it is constant.
     continues: Option<bool>,
-    /// Whether a declared shape or a branch contradicts what was inferred.
+    /// True if a declared shape or a branch contradicts the inferred types.
     contradicts: bool,
 }
 
-/// A tensor type, for what is carried, scanned or collected.
+/// Returns element type and shape of a tensor that is carried, scanned or collected.
 fn tensor(ty: &ValueType, what: impl FnOnce() -> String) -> Result<(DType, Option<&Shape>), OpError> {
     match ty {
         ValueType::Tensor(dtype, shape) => Ok((*dtype, shape.as_ref())),
@@ -88,7 +93,7 @@ fn tensor(ty: &ValueType, what: impl FnOnce() -> String) -> Result<(DType, Optio
     }
 }
 
-/// What covers both types of a value that an iteration may change.
+/// Returns a type that includes both types of a value that an iteration may change.
 fn covering(name: &str, now: &ValueType, next: &ValueType) -> ValueType {
     let (ValueType::Tensor(dtype, Some(from)), ValueType::Tensor(_, Some(to))) = (now, next) else {
         return now.dtype().map_or(ValueType::Unknown, |dtype| ValueType::Tensor(dtype, None));
@@ -103,17 +108,17 @@ fn covering(name: &str, now: &ValueType, next: &ValueType) -> ValueType {
 }
 
 impl Repeat {
-    /// Position `j` of what is carried among the node's inputs.
+    /// Returns the index of carried value `j` among the node's inputs.
     fn carried_input(&self, j: usize) -> usize {
         self.repetition.lead() + j
     }
 
-    /// Position `s` of what is scanned among the node's inputs.
+    /// Returns the index of scanned value `s` among the node's inputs.
     fn scanned_input(&self, s: usize) -> usize {
         self.repetition.lead() + self.repetition.carried + s
     }
 
-    /// The types in the body.
+    /// Infers the types in the body.
     fn typed(&self, cx: &Infer<'_>) -> Result<Typed, OpError> {
         let r = &self.repetition;
         let node = cx.node();
@@ -151,20 +156,20 @@ impl Repeat {
             };
             if r.conditional {
                 for (k, dtype) in [DType::I64, DType::Bool].into_iter().enumerate() {
-                    // One element, as a number or in a vector, as it is declared.
+                    // One element, as a scalar or a vector, as declared.
                     let given = graph.value(inputs[k]).ty.shape().map_or(0, Shape::rank).min(1);
                     let given = ValueType::tensor(dtype, &vec![1; given]);
                     let merged = advised(&graph.value(inputs[k]).ty, given.clone());
                     let ty = merged.map_err(|_| mismatch(&graph, inputs[k], &given))?;
                     graph.value_mut(inputs[k]).ty = ty;
                 }
-                // An iteration is there because its condition held.
+                // The condition is true whenever an iteration runs.
                 let dims = graph.value(inputs[1]).ty.shape().and_then(Shape::concrete).unwrap_or_default();
                 graph.value_mut(inputs[1]).constant = Some(Tensor::filled(DType::Bool, &dims, 1.0));
             }
             for (k, given) in carried.iter().chain(&slices).enumerate() {
                 let id = inputs[lead + k];
-                // What a Loop carries may take other shapes than the one that somebody wrote down.
+                // A value that a Loop carries may have other shapes than the declared one.
                 let declared = match &graph.value(id).ty {
                     ValueType::Tensor(dtype, _) if r.conditional && k < n => ValueType::Tensor(*dtype, None),
                     ty => ty.clone(),
@@ -196,7 +201,7 @@ impl Repeat {
             if next != carried && (r.conditional || round < MAX_ROUNDS) {
                 carried = next;
                 if r.conditional && round + 1 >= MAX_ROUNDS {
-                    // What may still change is not worth to be known.
+                    // In the last round only the element types are assumed.
                     for ty in &mut carried {
                         *ty = ty.dtype().map_or(ValueType::Unknown, |dtype| ValueType::Tensor(dtype, None));
                     }
@@ -211,7 +216,7 @@ impl Repeat {
     }
 }
 
-/// A condition that is constant.
+/// Returns the value of a constant condition.
 pub(crate) fn holds(graph: &Graph, id: ValueId) -> Option<bool> {
     match graph.value(id).constant.as_ref()?.to_i64()?.as_slice() {
         [one] => Some(*one != 0),
@@ -249,7 +254,7 @@ impl Op for Repeat {
             }
         }
         let typed = match self.typed(cx) {
-            // A body without iterations may contradict itself: it may take a row of a matrix without rows.
+            // A body that never runs may be invalid: it may read a row of a matrix without rows.
             Err(_) if self.is_idle(cx) => {
                 for k in 0..r.carried {
                     cx.output_type(k, cx.ty(self.carried_input(k)).clone());
@@ -306,14 +311,14 @@ impl Op for Repeat {
 }
 
 impl Repeat {
-    /// Returns true for a Loop that is known to have no iteration and of which nothing is asked that it collects.
+    /// Returns true for a Loop that is known to have no iterations, if none of its collected outputs is used.
     fn is_idle(&self, cx: &Infer<'_>) -> bool {
         let r = &self.repetition;
         let asked = cx.node().outputs.iter().skip(r.carried).any(Option::is_some);
         r.conditional && !asked && known_count(cx.graph(), cx.node(), r, None) == Some(0)
     }
 
-    /// The number of slices of what is scanned, as far as it is known.
+    /// Returns the number of slices of the scanned inputs, as far as it is known.
     fn length(&self, cx: &Infer<'_>) -> Result<Option<Dim>, OpError> {
         let mut length: Option<(usize, Dim)> = None;
         for (s, along) in self.repetition.scanned.iter().enumerate() {
@@ -343,7 +348,7 @@ impl Repeat {
         let captured: Vec<ValueId> = body.inputs[r.formal()..].to_vec();
         let collected: Vec<ValueId> = body.outputs[r.lead_out() + r.carried..].to_vec();
 
-        // What depends on values whose gradients are wanted, from iteration to iteration.
+        // Carried values that depend on values with a required gradient, over any number of iterations.
         let wanted_slices: Vec<usize> =
             (0..slices.len()).filter(|&s| cx.wants(self.scanned_input(s))).collect();
         let wanted_captured: Vec<usize> = (0..captured.len()).filter(|&c| cx.wants(own + c)).collect();
@@ -378,7 +383,7 @@ impl Repeat {
         decompose_on_path(&mut body, &possible, &targets).map_err(in_subgraph)?;
         let (forward_nodes, forward_values) = (body.nodes.len(), body.value_count());
 
-        // Gradients of what is carried that come from outside, or from a later iteration.
+        // Carried values with a gradient that comes from outside or from a later iteration.
         let arrives: Vec<bool> = (0..r.carried).map(|j| depends[j] && cx.output_grad(j).is_some()).collect();
         let mut carries = arrives.clone();
         loop {
@@ -395,7 +400,7 @@ impl Repeat {
         }
         let (mut graph, adjoints, elements, found) = loop {
             let mut graph = body.clone();
-            // Not the name that a gradient would get: it must not pass for one where it is passed on.
+            // The name differs from gradient names: an input that is passed on is no gradient.
             let given = |graph: &mut Graph, id: ValueId| {
                 let (name, ty) = (format!("{}_grad_in", graph.name_of(id)), graph.value(id).ty.clone());
                 graph.add_value(&name, ty)
@@ -412,7 +417,7 @@ impl Repeat {
                 return Ok(());
             }
             let found = backpropagate(&mut graph, &seeds, &targets).map_err(in_subgraph)?;
-            // Some may have passed through operators without a derivative.
+            // Operators without a derivative on the path may stop some of these gradients.
             let mut fewer = arrives.clone();
             for (&j, gradient) in followed.iter().zip(&found) {
                 fewer[j] |= carries[j] && gradient.is_some();
@@ -440,7 +445,7 @@ impl Repeat {
             return Ok(());
         }
 
-        // A carried value that has another type in the body than before the first iteration changes its shape.
+        // A carried value changes its shape if its type in the body differs from its type before the first iteration.
         let changes = |j: usize| {
             let before = cx.input(self.carried_input(j));
             r.conditional && before.is_ok_and(|id| *cx.ty(id) != graph.value(carried_in[j]).ty)
@@ -448,7 +453,8 @@ impl Repeat {
         let grows = carries.iter().any(|&j| changes(j));
         let something_grows = (0..r.carried).any(changes);
 
-        // The outputs of the gradient's body: what is carried on, the sums, and what is collected.
+        // Outputs of the gradient's body: next gradients of carried values, next sums, and gradients of slices, which
+        // are collected.
         let forward_outputs = std::mem::take(&mut graph.outputs);
         let mut states: Vec<ValueId> = Vec::new();
         for &j in &carries {
@@ -517,14 +523,14 @@ impl Repeat {
         let direction = r.scanned.first().is_some_and(|along| along.reversed);
         let mut saved = kept.saved.clone();
         if saved.is_empty() && r.conditional {
-            // Something must say how often it runs.
+            // At least one value is collected: its length is the number of iterations.
             saved.push(graph.inputs[0]);
         }
         let mut forward = graph.clone();
         forward.nodes.truncate(forward_nodes);
         forward.outputs = forward_outputs;
 
-        // What the body scans: what was saved, slices, and gradients of what was collected.
+        // Scanned inputs of the gradient: saved values, slices, and gradients of collected values.
         let mut scans: Vec<(ValueId, ValueId, ScanAxis)> = Vec::new();
         let mut more: Vec<(ValueId, ValueId)> = Vec::new();
         for &id in &saved {
@@ -556,7 +562,8 @@ impl Repeat {
                 scans.push((slice, outside, ScanAxis { axis, reversed: !reversed }));
             }
         }
-        // Random numbers are numbered along the first one, in which the direction is turned round.
+        // Random numbers depend on the position along the first scanned input. Its direction must be opposite to the
+        // forward direction.
         if let Some(first) = scans.iter().position(|(.., along)| along.reversed != direction) {
             scans.swap(0, first);
         }
@@ -586,7 +593,7 @@ impl Repeat {
         }
         infer_added(&mut graph).map_err(in_subgraph)?;
 
-        // The forward node collects what was asked for.
+        // The forward node collects the saved values.
         forward.outputs.extend(more.iter().map(|&(result, _)| result));
         forward.remove_unused();
         let results = r.carried + r.stacked.len();
@@ -643,7 +650,7 @@ impl Repeat {
     }
 }
 
-/// Values that lead to some others through floats, these included.
+/// Returns the values on which `ends` depend through floats, including `ends`.
 fn leading_to(graph: &Graph, ends: impl Iterator<Item = ValueId>) -> FxHashSet<ValueId> {
     let mut leading: FxHashSet<ValueId> = ends.collect();
     for node in graph.nodes.iter().rev() {
@@ -655,21 +662,21 @@ fn leading_to(graph: &Graph, ends: impl Iterator<Item = ValueId>) -> FxHashSet<V
     leading
 }
 
-/// Zeros of the shape and type of input `k`.
+/// Returns zeros of the shape and type of input `k`.
 fn zeros_outside(cx: &mut Grad<'_>, k: usize) -> Result<ValueId, OpError> {
     let like = cx.input(k)?;
     let dtype = cx.dtype(like)?;
     Ok(zeros_of(cx, like, dtype))
 }
 
-/// Zeros of the shape of a value.
+/// Returns zeros of the shape of a value.
 fn zeros_of(cx: &mut Grad<'_>, like: ValueId, dtype: DType) -> ValueId {
     let zero = Tensor::filled(dtype, &[1], 0.0);
     let shape = cx.shape_of(like);
     cx.add("ConstantOfShape", &[shape], Attrs::new().with("value", zero))
 }
 
-/// Axes and directions as attributes of a Scan; `what` is "input" or "output".
+/// Sets axes and directions as attributes of a Scan; `what` is "input" or "output".
 fn along_attrs(mut attrs: Attrs, what: &str, along: &[ScanAxis]) -> Attrs {
     for (name, values) in [
         (format!("scan_{what}_axes"), along.iter().map(|along| along.axis).collect::<Vec<i64>>()),
@@ -683,18 +690,18 @@ fn along_attrs(mut attrs: Attrs, what: &str, along: &[ScanAxis]) -> Attrs {
     attrs
 }
 
-/// What the gradient's body takes over from the forward one.
+/// Parts of the forward body that the gradient's body uses.
 pub(super) struct Kept {
-    /// Values that are saved.
+    /// Values that the forward node collects.
     pub(super) saved: Vec<ValueId>,
-    /// Slices that are scanned again.
+    /// Slices that the gradient scans again.
     slices: FxHashSet<ValueId>,
-    /// Forward nodes that are computed again.
+    /// Indices of forward nodes that the gradient recomputes.
     again: FxHashSet<usize>,
 }
 
 impl Kept {
-    /// For a graph of forward nodes and, behind them, those of its gradient.
+    /// Finds these parts for a graph of forward nodes, followed by the nodes of the gradient.
     fn of(graph: &Graph, forward_nodes: usize, r: &Repetition) -> Result<Kept, OpError> {
         let forward = &graph.nodes[..forward_nodes];
         let maker: FxHashMap<ValueId, usize> = forward
@@ -702,7 +709,7 @@ impl Kept {
             .enumerate()
             .flat_map(|(index, node)| node.present_outputs().map(move |id| (id, index)))
             .collect();
-        // What is the same in every iteration.
+        // Values that are the same in every iteration.
         let mut same: FxHashSet<ValueId> = graph.inputs[r.formal()..].iter().copied().collect();
         for node in forward {
             let is_same = |id: ValueId| same.contains(&id) || graph.value(id).constant.is_some();
@@ -747,14 +754,14 @@ impl Kept {
         Ok(kept)
     }
 
-    /// Leaves only what is computed again of the forward nodes.
+    /// Removes the forward nodes that are not recomputed.
     pub(super) fn apply(&self, graph: &mut Graph, forward_nodes: usize, r: &Repetition) {
         let mut index = 0;
         graph.nodes.retain(|_| {
             index += 1;
             index > forward_nodes || self.again.contains(&(index - 1))
         });
-        // A node may make something that is saved beside what is computed again.
+        // A recomputed node may also have an output that is saved. This output gets a new name.
         for index in 0..self.again.len() {
             for port in 0..graph.nodes[index].outputs.len() {
                 if let Some(id) = graph.nodes[index].outputs[port]
@@ -774,13 +781,13 @@ impl Kept {
     }
 }
 
-/// Whether a node or one of its subgraphs draws random numbers.
+/// Returns true if a node or one of its subgraphs draws random numbers.
 pub(super) fn draws_random_numbers(node: &Node) -> bool {
     crate::families::draws_random_numbers(&node.domain, &node.op)
         || Graph::subgraphs(node).any(|(_, graph)| graph.nodes.iter().any(draws_random_numbers))
 }
 
-/// The number of inputs of a body that are not captured.
+/// Returns the number of inputs of a body that are not captured.
 fn formal(node: &Node, body: &Graph) -> Result<usize, OpError> {
     body.inputs.len().checked_sub(node.captures).ok_or_else(|| {
         OpError::invalid(format!("{BODY} has fewer inputs than the {} values it captures", node.captures))
@@ -809,7 +816,7 @@ fn build_loop(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
     Ok(Box::new(Repeat { repetition }))
 }
 
-/// Axes and directions of what a Scan reads or collects; `what` is "input" or "output".
+/// Reads axes and directions of the scanned or collected values of a Scan; `what` is "input" or "output".
 fn alongs(node: &Node, what: &str, count: usize) -> Result<Vec<ScanAxis>, OpError> {
     let list = |name: &str| -> Result<Vec<i64>, OpError> {
         let values = node.attrs.ints(name)?.map_or_else(|| vec![0; count], <[i64]>::to_vec);
@@ -856,7 +863,7 @@ fn build_scan(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
     Ok(Box::new(Repeat { repetition }))
 }
 
-/// Before opset 11 axes count from the front.
+/// Downgrades a Scan. Before opset 11 axes are counted from the front only.
 fn downgrade_scan(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     if rw.version() < 9 {
         return Err(OpError::unsupported(

@@ -1,7 +1,8 @@
-//! `Scan` of opset 8, which scans each member of a batch by itself.
+//! `Scan` of opset 8, which scans each item of a batch separately.
 //!
-//! The states have a batch axis first and the scanned values a batch axis and a time axis. The newest Scan has neither:
-//! a Scan over the batch scans in its body over time. `sequence_lens` is refused.
+//! The states have a leading batch axis, and the scanned values have a batch axis followed by a time axis. A newer Scan
+//! has no batch axis. Therefore the node becomes a Scan over the batch with a Scan over time in its body.
+//! `sequence_lens` gives an error.
 
 use ortrain_graph::{Attrs, Graph, Node, ValueId, ValueType};
 
@@ -9,7 +10,7 @@ use super::{BODY, subgraph};
 use crate::OpError;
 use crate::rewrite::Rewrite;
 
-/// The type of a member of a batch.
+/// Returns the type of one item of a batch.
 fn member(ty: &ValueType) -> ValueType {
     match ty {
         ValueType::Tensor(dtype, Some(shape)) if shape.rank() > 0 => {
@@ -34,7 +35,7 @@ pub(super) fn upgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let given: Vec<ValueId> = (1..own).map(|k| rw.required(k)).collect::<Result<_, _>>()?;
     let scanned = Attrs::required("num_scan_inputs", node.attrs.int("num_scan_inputs")?)?;
 
-    // The Scan over time, with the values of one member of the batch.
+    // Inner Scan: over time, for one item of the batch.
     let mut over_time = Attrs::new().with("num_scan_inputs", scanned).with(BODY, body.clone());
     if let Some(directions) = node.attrs.ints("directions")? {
         over_time = over_time.with("scan_input_directions", directions);
@@ -61,7 +62,7 @@ pub(super) fn upgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     each.nodes.push(inner);
     (each.inputs, each.outputs) = (inputs, outputs);
 
-    // The Scan over the batch: final states are collected like everything else.
+    // Outer Scan: over the batch. It collects the final states and all other results.
     let over_batch = Attrs::new().with("num_scan_inputs", given.len() as i64).with(BODY, each);
     let mut outer = Node::new("", "Scan", &ports(&given), &node.outputs, over_batch);
     outer.inputs.extend(node.inputs[own..].iter().copied());

@@ -20,7 +20,7 @@ fn one_with(graph: &mut Graph, op: &str, name: &str, inputs: &[ValueId], attrs: 
     made
 }
 
-/// A body of some inputs, the captured ones last; `build` returns the outputs.
+/// Returns a body with named inputs, the captured ones last; `build` returns the outputs.
 fn body(inputs: &[&str], build: impl FnOnce(&mut Graph, &[ValueId]) -> Vec<ValueId>) -> Graph {
     let mut graph = Graph::new("body");
     let ids: Vec<ValueId> = inputs.iter().map(|name| graph.add_value(name, ValueType::Unknown)).collect();
@@ -29,7 +29,7 @@ fn body(inputs: &[&str], build: impl FnOnce(&mut Graph, &[ValueId]) -> Vec<Value
     graph
 }
 
-/// Adds a Scan or a Loop whose results are named after `name` and are outputs of the graph.
+/// Adds a Scan, Loop or If. Its results are named after `name` and become outputs of the graph.
 fn repeated(
     graph: &mut Graph,
     (op, name): (&str, &str),
@@ -63,7 +63,7 @@ fn is_repeated(schedule: &Schedule) -> bool {
     schedule.segments.iter().any(|node| matches!(node.segment, Segment::Repeat(..)))
 }
 
-/// The results, the same bits whether the iterations are written out or not.
+/// Runs a graph with and without unrolling. Checks that the results are bit-identical, and returns them.
 #[track_caller]
 fn both_ways(graph: &Graph, inputs: &[Tensor]) -> Vec<Tensor> {
     let (written_out, results) = with_nodes(graph, inputs, 100_000);
@@ -74,7 +74,7 @@ fn both_ways(graph: &Graph, inputs: &[Tensor]) -> Vec<Tensor> {
     results
 }
 
-/// Checks gradients with the iterations written out, and that they have the same bits otherwise.
+/// Checks gradients, and that they are bit-identical with and without unrolling.
 #[track_caller]
 fn gradients(graph: &Graph, inputs: &[Tensor], targets: &[usize], through: &[usize]) {
     check_gradients(graph, inputs, targets, through);
@@ -86,7 +86,7 @@ fn gradients(graph: &Graph, inputs: &[Tensor], targets: &[usize], through: &[usi
     assert_eq!(with_nodes(&gradient, inputs, 100_000).1, with_nodes(&gradient, inputs, 0).1);
 }
 
-/// Cumulative sums along axis 0: the last one, and all.
+/// Returns a graph of cumulative sums along axis 0: the last sum, and all sums.
 fn sums(x: &Tensor, attrs: impl FnOnce(Attrs) -> Attrs) -> Graph {
     let (mut graph, ids) = graph(&[&f64s(&[2], &[0.0; 2]), x]);
     let inner = body(&["sum", "x"], |g, c| {
@@ -113,7 +113,7 @@ fn cumulative_sums() {
 
 #[test]
 fn axes_and_directions() {
-    // x is scanned along its last axis, and what is collected lies along axis 1.
+    // x is scanned along its last axis, and results are collected along axis 1.
     let x = f64s(&[2, 3], &[1.0, 2.0, 4.0, 10.0, 20.0, 40.0]);
     let start = f64s(&[2], &[0.0; 2]);
     for (axis_in, axis_out) in [(1i64, 1i64), (-1, -1)] {
@@ -139,7 +139,7 @@ fn axes_and_directions() {
     }
 }
 
-/// A recurrent cell `h = tanh(x w + h r + b)`: inputs are x, h, w, r, b.
+/// Returns a recurrent cell `h = tanh(x w + h r + b)` with the inputs x, h, w, r, b.
 fn cell(x: &Tensor, h: &Tensor, w: &Tensor, r: &Tensor, b: &Tensor) -> Graph {
     let (mut graph, ids) = graph(&[x, h, w, r, b]);
     let inner = body(&["h", "x", "w", "r", "b"], |g, c| {
@@ -207,13 +207,13 @@ fn written_out_it_is_one_program_without_copies_of_what_is_saved() {
     let gradient = gradient_graph(&forward, &weights, &[3]);
     let (schedule, _) = with_nodes(&gradient, &inputs, 100_000);
     let program = schedule.single().expect("one program");
-    // Nobody reads what the forward node collected: no buffer holds it.
+    // No node reads the values that the forward node collected, so no buffer holds them.
     assert!(program.buffers.iter().all(|buffer| buffer.len < 4 * 2 * 5), "{program}");
 }
 
 #[test]
 fn gradients_of_gradients() {
-    // The sum of squares of a gradient, differentiated once more.
+    // The sum of squares of a gradient is differentiated again.
     let inputs = cell_inputs(3);
     let [x, h, w, r, b] = &inputs[..] else { panic!("five inputs") };
     let forward = cell(x, h, w, r, b);
@@ -259,7 +259,7 @@ fn several_states_scans_and_results() {
     gradients(&graph, &inputs, &[2, 3], &[1]);
 }
 
-/// `Loop`: `v = v * w + i`, collecting `v`; inputs are the count, the condition, v and w.
+/// Returns a `Loop` of `v = v * w + i` that collects `v`; the inputs are the count, the condition, v and w.
 fn powers(v: &Tensor, w: &Tensor) -> Graph {
     let (mut graph, ids) = graph(&[&Tensor::i64(&[], &[3]), &flag(true), v, w]);
     let inner = body(&["i", "go", "v", "w"], |g, c| {
@@ -293,7 +293,7 @@ fn a_loop() {
             let got = run(&graph, &inputs).expect("it runs");
             assert_eq!(got, [f64s(&[2], &now), f64s(&[times as usize, 2], &all)]);
             check_gradients(&graph, &inputs, &[2, 3], &[0, 1]);
-            // The same where count and condition are constant.
+            // The same with a constant count and condition.
             let mut known = graph.clone();
             for (k, tensor) in inputs[..2].iter().enumerate() {
                 let id = known.inputs.remove(0);
@@ -312,7 +312,7 @@ fn a_loop() {
 
 #[test]
 fn a_loop_that_ends_by_itself() {
-    // While v < limit: v = v + v. The count is not given.
+    // While v < limit: v = v + v. The maximum number of iterations is missing.
     let (v, limit) = (f64s(&[], &[3.0]), f64s(&[], &[20.0]));
     let (mut graph, ids) = graph(&[&v, &limit]);
     let begins = one(&mut graph, "Less", "begins", &ids);
@@ -347,7 +347,7 @@ fn an_endless_loop_is_stopped() {
 
 #[test]
 fn shapes_that_change() {
-    // Every iteration appends its number.
+    // Every iteration appends its index.
     let v = f64s(&[1], &[7.0]);
     let (mut graph, ids) = graph(&[&Tensor::i64(&[], &[3]), &v]);
     let inner = body(&["i", "go", "v"], |g, c| {
@@ -376,7 +376,7 @@ fn shapes_that_change() {
 
 #[test]
 fn a_loop_in_a_scan() {
-    // For each row x: three times h = h * x + w, then collected.
+    // For each row x: h = h * x + w three times, then h is collected.
     let (h, x, w) = (spread(&[2], 1), spread(&[3, 2], 2), spread(&[2], 3));
     let (mut graph, ids) = graph(&[&h, &x, &w]);
     let inner = body(&["h", "x", "w"], |g, c| {
@@ -412,7 +412,7 @@ fn a_loop_in_a_scan() {
 
 #[test]
 fn an_if_in_a_loop() {
-    // In even iterations v = v * w, in odd ones sin(v).
+    // In even iterations v = v * w, in odd ones v = sin(v).
     let (v, w) = (spread(&[2], 1), spread(&[2], 3));
     let (mut graph, ids) = graph(&[&Tensor::i64(&[], &[3]), &v, &w]);
     let inner = body(&["i", "go", "v", "w"], |g, c| {
@@ -455,8 +455,8 @@ fn an_if_in_a_loop() {
 
 #[test]
 fn an_if_in_a_body_whose_condition_follows_from_shapes() {
-    // Exporters ask for the rank. The branch that is never taken reads a value of the body, by Identity alone or in a way
-    // that its shape does not allow.
+    // Exported models contain such tests of the rank. The branch that never runs reads a value of the body, by Identity
+    // or by an operator that its shape does not allow.
     let (v, w) = (spread(&[2], 1), spread(&[2], 3));
     for (k, op) in ["Identity", "Squeeze", "MatMul"].into_iter().enumerate() {
         for scanned in [false, true] {
@@ -593,12 +593,13 @@ fn large_values_that_stay_the_same_lie_in_planes() {
         _ => None,
     });
     let repeat = repeats.expect("a Scan");
-    // r has 25 elements; w, of 15, and b are handed in.
+    // r, with 25 elements, is in a plane. w, with 15 elements, and b are inputs.
     assert_eq!((repeat.in_planes, repeat.body.inputs.len()), (1, 4), "{schedule}");
     assert!(repeat.body.single().is_some(), "{schedule}");
 }
 
-/// The body draws a mask for each slice, and once more in a branch that is computed again for the gradient.
+/// The body draws a mask for each slice. In the nested case it draws the mask again in a branch that is recomputed for
+/// the gradient.
 #[test]
 fn dropout_draws_another_mask_in_every_iteration_and_the_same_again() {
     let x = Tensor::filled(DType::F64, &[4, 64], 1.0);
@@ -634,14 +635,14 @@ fn dropout_draws_another_mask_in_every_iteration_and_the_same_again() {
             infer(&mut graph).expect("valid");
             let ones = Tensor::filled(DType::F64, &[4, 64], 1.0);
             let mut gradient = gradient_graph(&graph, &[Some(ones)], &[0]);
-            // Forward and backward in one graph, as in a training.
+            // Forward and backward nodes are in one graph, as during training.
             if !gradient.nodes.iter().any(|node| node.present_outputs().any(|id| id == y)) {
                 gradient.nodes.insert(0, graph.nodes[0].clone());
             }
             gradient.outputs.push(y);
             let inputs = [x.clone(), flag(true)];
             let (_, got) = with_nodes(&gradient, &inputs, 100_000);
-            // x is 1 and kept ones are doubled: y is 4 or 0, and its slope 8 or 0.
+            // x is 1 and the remaining elements are doubled: y is 4 or 0, and its slope 8 or 0.
             // The results are collected in the order of the iterations.
             let mut doubled: Vec<f64> = got[1].to_f64().iter().map(|y| 2.0 * y).collect();
             if reversed == 1 {
@@ -680,13 +681,13 @@ fn nested_iterations_draw_masks_of_their_own() {
     for k in 1..9 {
         assert!(!rows[..k].contains(&rows[k]), "row {k} is one that was drawn before");
     }
-    // The inner loop alone is written out, or the outer one.
+    // Depending on the limit, only the inner loop is unrolled, or the outer loop also.
     for nodes in 3..40 {
         assert_eq!(with_nodes(&graph, std::slice::from_ref(&x), nodes).1, got, "{nodes} nodes");
     }
 }
 
-/// A Scan as opset 8 has it.
+/// Returns a Scan of opset 8.
 fn old_scan(
     x: &Tensor,
     start: &Tensor,
@@ -809,7 +810,7 @@ fn contradictions_are_refused() {
         let message = attempt(op, inputs, outputs, attrs);
         assert!(message.contains("\"y\"") && message.contains(op) && message.contains(part), "{message}");
     }
-    // Lengths that differ.
+    // The lengths differ.
     let (mut graph, ids) = graph(&[&x, &f64s(&[2, 2], &[0.0; 4])]);
     let ports: Vec<Option<ValueId>> = ids.iter().copied().map(Some).collect();
     repeated(&mut graph, ("Scan", "y"), &ports, &[], 1, scan(sum(), 2));
@@ -819,7 +820,7 @@ fn contradictions_are_refused() {
 
 #[test]
 fn carried_values_that_grow() {
-    // The carried value doubles, and its gradient needs all of it.
+    // The carried value doubles its length, and the gradient needs all its elements.
     let v = f64s(&[1], &[7.0]);
     let (mut graph, ids) = graph(&[&Tensor::i64(&[], &[3]), &v]);
     let inner = body(&["i", "go", "v"], |g, c| {
@@ -859,10 +860,10 @@ fn loops_that_are_nested_too_deep_are_refused() {
     }
 }
 
-/// A decoder: in every iteration the newest row looks at all rows before it and is appended. It collects a number for each
-/// iteration, and an integer list grows beside the rows.
+/// Returns a decoder. In every iteration the newest row attends to all previous rows, and a new row is appended. The
+/// Loop collects a number in each iteration, and an integer list grows with the rows.
 ///
-/// Inputs are the count, the rows `[n, 2]`, a matrix and a limit for the sum of the rows.
+/// The inputs are the count, the rows `[n, 2]`, a matrix and a limit for the sum of the rows.
 fn decoder(inputs: &[Tensor]) -> Graph {
     let references: Vec<&Tensor> = inputs.iter().collect();
     let (mut graph, ids) = graph(&references);
@@ -907,7 +908,7 @@ fn a_decoder_that_appends() {
     for (through, targets) in [(&[0][..], &[1, 2][..]), (&[2], &[1, 2]), (&[0, 2], &[2]), (&[0, 2], &[1])] {
         gradients(&graph, &given, targets, through);
     }
-    // The number of iterations follows from the values.
+    // The number of iterations depends on the values.
     let stopped = inputs(1000, 1.0);
     let graph = decoder(&stopped);
     let results = run(&graph, &stopped).expect("it runs");
@@ -967,7 +968,7 @@ fn random_numbers_of_a_loop_that_grows_are_drawn_once() {
 
 #[test]
 fn a_body_that_is_not_computed_may_contradict_its_inputs() {
-    // The first row of a matrix that has no rows.
+    // The body reads the first row of a matrix without rows.
     let inputs = [f64s(&[0, 2], &[]), f64s(&[2], &[1.0, 2.0])];
     for count in [0, 1] {
         let (mut graph, ids) = graph(&[&inputs[0], &inputs[1]]);

@@ -9,21 +9,21 @@ use crate::testing::{
 
 const EINSUM: (&str, &str) = ("", "Einsum");
 
-/// Sums of a few products in float64, in another order.
+/// Float64 sums of a few products, added in another order.
 const TOLERANCE: f64 = 1e-12;
 
 fn equation(text: &str) -> Attrs {
     Attrs::new().with("equation", text)
 }
 
-/// By the definition: a sum over all indices, for operands whose sizes do not broadcast but for the dots.
+/// Computes a sum over all indices by the definition. Only axes of the ellipsis may broadcast.
 fn expected(text: &str, inputs: &[Tensor]) -> Tensor {
     let equation = Equation::parse(text).expect("an equation");
     let ranks: Vec<usize> = inputs.iter().map(|tensor| tensor.dims().len()).collect();
     let (operands, result) = equation.labels(&ranks).expect("labels");
     let shapes: Vec<Shape> = inputs.iter().map(|tensor| Shape::known(tensor.dims())).collect();
     let mut sizes = sizes_of_labels(&operands, &shapes).expect("sizes");
-    // The labels of the result first, so that its elements are made in order.
+    // The labels of the result come first, so that its elements are computed in order.
     sizes.sort_by_key(|(label, _)| result.iter().position(|other| other == label).unwrap_or(usize::MAX));
     let counts: Vec<usize> = sizes.iter().map(|(_, dim)| dim.known().expect("a number")).collect();
     let dims = &counts[..result.len()];
@@ -126,7 +126,7 @@ fn gradients() {
     }
 }
 
-/// A graph of one node whose operands have symbolic sizes but for 1, named by `name` after operand, axis and label.
+/// Returns a graph of one node with symbolic sizes, except for 1. `name(operand, axis, label)` names the symbols.
 fn symbolic(text: &str, inputs: &[Tensor], name: impl Fn(usize, usize, Label) -> String) -> Graph {
     let (mut made, ids) = graph(&inputs.iter().collect::<Vec<_>>());
     let ranks: Vec<usize> = inputs.iter().map(|tensor| tensor.dims().len()).collect();
@@ -145,7 +145,7 @@ fn symbolic(text: &str, inputs: &[Tensor], name: impl Fn(usize, usize, Label) ->
     made
 }
 
-/// Sizes that are found out at run time, those of the dots and of flattened axes among them.
+/// All sizes are determined at run time, including sizes of the ellipsis and of flattened axes.
 #[test]
 fn symbolic_sizes() {
     for (text, shapes) in CASES {
@@ -175,7 +175,7 @@ fn as_other_operators() {
     }
 }
 
-/// What matrix products are made of has no more nodes than needed.
+/// Matrix products decompose into the minimum number of nodes.
 #[test]
 fn products_of_matrices_are_products_of_matrices() {
     for (text, shapes, ops) in [
@@ -205,7 +205,7 @@ fn empty_axes() {
     }
 }
 
-/// Infinities and NaN beside a diagonal do not reach it.
+/// Infinities and NaN outside of the diagonal have no influence.
 #[test]
 fn a_diagonal_is_chosen() {
     let x = f64s(&[2, 2], &[1.0, f64::NAN, f64::INFINITY, 2.0]);

@@ -17,9 +17,9 @@
 //! - Before opset 11 the nearest element is the one below, or the one above along axes that shrink, as in onnxruntime.
 //!   `nearest_mode` is then `simple`, a value that only files of this project contain.
 //!
-//! The gradient is the transposed sampling, weight by weight. It is written in operators of `ai.onnx` if the sizes of
-//! the resized axes are known (a sum over copies, or a product with the matrix of weights), and as `ResizeGrad`
-//! otherwise.
+//! The gradient is the transposed sampling, weight by weight. If the sizes of the resized axes are known, it is written
+//! in operators of `ai.onnx`: a sum over copies, or a product with the matrix of weights. Otherwise it is written as
+//! `ResizeGrad`.
 
 mod onnx_decomposition;
 mod sampling;

@@ -1,8 +1,8 @@
-//! Which constants of a model training changes: weights are trained, constants that somebody computed are not.
+//! Classification of the constants of a model: training changes weights, but not constants that were computed.
 //!
-//! A file does not say which of its constants were trained: what the nodes do with a constant does. A mean that is
-//! subtracted from an input, the frequencies of a rotary embedding, a variance whose root divides were computed from data
-//! or by a formula, and a step of an optimizer would spoil them.
+//! A file does not record which of its constants were trained; the nodes that use a constant give evidence. Some
+//! constants were computed from data or by a formula: a mean that is subtracted from an input, the frequencies of a
+//! rotary embedding, a variance with a root that divides. An optimizer step would corrupt them.
 
 mod names;
 mod values;
@@ -15,19 +15,19 @@ pub(super) use self::names::is_path;
 use self::values::element;
 use crate::{Definition, Registry};
 
-/// What becomes of a constant of a model in training.
+/// Role of a constant of a model in training.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ParameterRole {
-    /// It is trained.
+    /// Trained.
     Trained,
-    /// It is a running statistic: in the checkpoint, but not trained.
+    /// Running statistic: stored in the checkpoint, but not trained.
     Statistic,
-    /// It stays in the models as it is.
+    /// Constant: unchanged in the models.
     Constant,
 }
 
 impl ParameterRole {
-    /// Its name, as reports have it.
+    /// Returns the name of the role in reports.
     ///
     /// ```
     /// use ortrain_ops::training::ParameterRole;
@@ -47,11 +47,11 @@ impl ParameterRole {
 /// Strength of the evidence for the role of a constant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Confidence {
-    /// The file leaves open which role is meant.
+    /// The file does not determine the role.
     Guess,
-    /// A name, a value or a pattern of nodes says so.
+    /// A name, a value or a pattern of nodes is evidence.
     Likely,
-    /// The type of the constant or its input of an operator says so.
+    /// The type of the constant or its operator input is evidence.
     Certain,
 }
 
@@ -76,16 +76,17 @@ impl Confidence {
 /// Element-wise arithmetic of two values.
 const ARITHMETIC: [&str; 4] = ["Add", "Div", "Mul", "Sub"];
 
-/// Layers that go on step by step, with the inputs that are their first states.
+/// Recurrent layers, with the inputs that are their initial states.
 const RECURRENT: [(&str, &[usize]); 3] = [("GRU", &[5]), ("LSTM", &[5, 6]), ("RNN", &[5])];
 
-/// A score that hides what it belongs to from a softmax is below this, or minus infinity.
+/// Bound below which a score masks an element of a softmax; minus infinity is below it, too.
 const HIDDEN: f64 = -1e4;
 
-/// A term at or below this takes a score out of a softmax: its weight is below 1e-21.
+/// Maximum term that removes a score from a softmax: the weight is below 1e-21.
 const HIDING: f64 = -50.0;
 
-/// Operators that hand the elements of their first input on, in another shape, type or order, or some of them.
+/// Operators that pass the elements of their first input through, possibly with another shape, type or order, or only
+/// some of them.
 const MOVES: [&str; 15] = [
     "Cast",
     "CastLike",
@@ -104,16 +105,16 @@ const MOVES: [&str; 15] = [
     "Unsqueeze",
 ];
 
-/// Operators that give the elements of their first input in another type or shape, which further inputs say.
+/// Operators that change the type or shape of their first input; further inputs determine the change.
 const RESHAPES: [&str; 6] = ["CastLike", "Expand", "Reshape", "Squeeze", "Tile", "Unsqueeze"];
 
-/// What people do to an input before the first layer, beside [`ARITHMETIC`] and [`MOVES`].
+/// Preprocessing operators on an input before the first layer, in addition to [`ARITHMETIC`] and [`MOVES`].
 const PREPARATION: [&str; 8] = ["Abs", "Clip", "Exp", "Gather", "Log", "Neg", "Resize", "Sqrt"];
 
-/// Products of a constant with what may be positions.
+/// Products of a constant with values that may be positions.
 const PRODUCTS: [&str; 4] = ["Einsum", "FusedMatMul", "Gemm", "MatMul"];
 
-/// Operators that write parts of values into a value, with the inputs that an exporter fills with one number.
+/// Operators that write values into parts of another value, with the inputs that an exporter fills with one number.
 const WRITERS: [(&str, &[usize]); 5] = [
     ("Scatter", &[0, 2]),
     ("ScatterElements", &[0, 2]),
@@ -122,13 +123,13 @@ const WRITERS: [(&str, &[usize]); 5] = [
     ("TensorScatter", &[0, 1]),
 ];
 
-/// Operators that join or choose values, with the inputs that an exporter fills with one number.
+/// Operators that join or select values, with the inputs that an exporter fills with one number.
 const JOINTS: [(&str, &[usize]); 2] = [("Expand", &[0]), ("Where", &[1, 2])];
 
-/// Operators that weigh values by numbers that count: the expected value of a distribution over bins.
+/// Operators that weight values with consecutive numbers: the expected value of a distribution over bins.
 const COUNTED: [&str; 5] = ["Conv", "Einsum", "FusedMatMul", "Gemm", "MatMul"];
 
-/// Normalizations with the inputs that are their scale and their bias.
+/// Normalizations with their scale and bias inputs.
 const NORMALIZATIONS: [(&str, usize, usize); 5] = [
     ("BatchNormalization", 1, 2),
     ("GroupNormalization", 1, 2),
@@ -137,31 +138,31 @@ const NORMALIZATIONS: [(&str, usize, usize); 5] = [
     ("RMSNormalization", 1, usize::MAX),
 ];
 
-/// What a value depends on, from nothing to everything.
+/// Dependencies of a value, from constants to data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Level {
-    /// Constants alone.
+    /// Only constants.
     Constant,
     /// Shapes.
     Shape,
     /// Integers: positions, masks, tokens.
     Position,
-    /// An input, prepared element by element.
+    /// Input, preprocessed element by element.
     Input,
-    /// What a layer made.
+    /// Output of a layer.
     Data,
 }
 
-/// A node that uses a value.
+/// Use of a value by a node.
 struct Use {
-    /// The node, as messages name it.
+    /// Label of the node in messages.
     label: String,
-    /// Its name in the model; where it has none, that of its first result.
+    /// Name of the node in the model, or the name of its first output.
     name: String,
     definition: Option<&'static Definition>,
-    /// At which input.
+    /// Index of the input.
     input: usize,
-    /// Whether it lies in a subgraph.
+    /// True if the node is in a subgraph.
     inner: bool,
 }
 
@@ -170,23 +171,23 @@ impl Use {
         self.definition.map_or("", |definition| definition.name)
     }
 
-    /// True at an input for weights. A Gather may read any table.
+    /// Returns true for a weight input. The table of a Gather does not count, because it may be any table.
     fn is_weight(&self) -> bool {
         let weights = self.definition.map_or(&[][..], |definition| definition.weights);
         self.operator() != "Gather" && weights.contains(&self.input)
     }
 }
 
-/// What becomes of one constant, and why.
+/// Role of one constant, with the reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Judgement {
-    /// What becomes of it.
+    /// Role.
     pub role: ParameterRole,
     /// Strength of the evidence.
     pub confidence: Confidence,
-    /// Why, as a part of a sentence.
+    /// Reason, as a part of a sentence.
     pub reason: String,
-    /// The nodes that use it, by their names; a node without one by that of its first result.
+    /// Names of the nodes that use the constant; a node without a name has the name of its first output.
     pub nodes: Vec<String>,
 }
 
@@ -217,22 +218,22 @@ pub fn about_guesses(guesses: &[(&str, &str)]) -> Option<String> {
     ))
 }
 
-/// The uses of all values of a graph, for judging its constants.
+/// Uses of all values of a graph, for the classification of its constants.
 pub struct ConstantUses<'g> {
     graph: &'g Graph,
     uses: FxHashMap<ValueId, Vec<Use>>,
-    /// Nodes of the main graph that read a value, each with the input.
+    /// Nodes of the main graph that read a value, with the input index.
     readers: FxHashMap<ValueId, Vec<(usize, usize)>>,
     producers: Vec<Option<usize>>,
     levels: Vec<Level>,
-    /// Values behind which there is a node with weights.
+    /// Values with a path to a node with weights.
     weighted: FxHashSet<ValueId>,
     /// Values that are computed from the root of a constant, and other constants.
     roots: FxHashSet<ValueId>,
 }
 
 impl<'g> ConstantUses<'g> {
-    /// The uses of a graph whose types are known, as far as they can be.
+    /// Collects the uses in a graph with all known types.
     #[must_use]
     pub fn new(graph: &'g Graph) -> ConstantUses<'g> {
         let mut uses = FxHashMap::default();
@@ -259,7 +260,7 @@ impl<'g> ConstantUses<'g> {
         found
     }
 
-    /// Judges a constant of this type and shape.
+    /// Classifies a constant of this type and shape.
     #[must_use]
     pub fn judge(&self, id: ValueId, dtype: DType, dims: &[usize]) -> Judgement {
         let uses = self.uses.get(&id).map_or(&[][..], Vec::as_slice);
@@ -306,7 +307,7 @@ impl<'g> ConstantUses<'g> {
             return constant(Confidence::Likely, reason);
         }
         if let Some(used) = of(|definition| definition.weights) {
-            // Either side of a product may hold a constant that was computed.
+            // A computed constant may be on either side of a product.
             let is_sure = !self.is_made_up(id) || !PRODUCTS.contains(&used.operator());
             let confidence = if is_sure { Confidence::Certain } else { Confidence::Likely };
             return (ParameterRole::Trained, confidence, format!("it is a weight of {}", used.label));
@@ -329,14 +330,14 @@ impl<'g> ConstantUses<'g> {
         (ParameterRole::Trained, confidence, format!("its floats go into {labels}"))
     }
 
-    /// The end of a reason: several nodes read a constant, perhaps because an exporter stores equal tensors once.
+    /// Returns the end of a reason for a constant with several users. An exporter may have stored equal tensors once.
     fn sharing(&self, id: ValueId, nodes: &[String]) -> String {
         let is_fresh = self.graph.value(id).content().is_some_and(values::is_constant);
         let why = if is_fresh { ", perhaps because an exporter stores equal tensors once" } else { "" };
         format!("; {} nodes share it{why}", nodes.len())
     }
 
-    /// Why a constant of one value was written by an exporter, or belongs to no layer.
+    /// Returns the reason why a constant of one value was written by an exporter, or belongs to no layer.
     fn filled(&self, id: ValueId, uses: &[Use]) -> Option<String> {
         if let Some(used) = self.neutral_use(id, uses) {
             return Some(format!(
@@ -380,7 +381,7 @@ impl<'g> ConstantUses<'g> {
         })
     }
 
-    /// Why a constant was computed rather than trained, if it was.
+    /// Returns the reason why a constant was computed rather than trained, if any.
     fn computed(&self, id: ValueId, uses: &[Use], dims: &[usize]) -> Option<String> {
         let content = self.graph.value(id).content();
         if content
@@ -469,8 +470,8 @@ impl<'g> ConstantUses<'g> {
         None
     }
 
-    /// Returns true if a single number was learned: a bias of one output, a slope, or a factor or term of data with the name of a
-    /// parameter.
+    /// Returns true if a single number was learned: a bias of one output, a slope, or a factor or term of data with the
+    /// name of a parameter.
     fn is_learned_number(&self, id: ValueId, uses: &[Use], dims: &[usize]) -> bool {
         if uses.iter().any(|used| used.inner) {
             return false;
@@ -479,7 +480,7 @@ impl<'g> ConstantUses<'g> {
         let all = |test: &dyn Fn(usize, usize) -> bool| {
             !meetings.is_empty() && meetings.iter().all(|&(node, input)| test(node, input))
         };
-        // Numbers of arithmetic have no axes as a rule, and parameters have.
+        // Numbers in arithmetic usually have no axes, but parameters have.
         if !dims.is_empty() && all(&|node, input| self.is_bias_of_product(node, input, 1)) {
             return true;
         }
@@ -491,7 +492,7 @@ impl<'g> ConstantUses<'g> {
         if !is_learned && (dims.is_empty() || !self.is_factor_or_term(&meetings)) {
             return false;
         }
-        // Without such a name a number may prepare an input of the model.
+        // Without such a name a number may preprocess an input of the model.
         let least = if is_learned { Level::Input } else { Level::Data };
         all(&|node, input| {
             let weights = Registry::standard()
@@ -502,7 +503,7 @@ impl<'g> ConstantUses<'g> {
         })
     }
 
-    /// Returns true if a number is added to data or multiplied with them where it meets them.
+    /// Returns true if a number is added to data or multiplied with data at all their meetings.
     fn is_factor_or_term(&self, meetings: &[(usize, usize)]) -> bool {
         meetings.iter().all(|&(node, input)| {
             let op = self.op(node);
@@ -533,8 +534,8 @@ impl<'g> ConstantUses<'g> {
             })
     }
 
-    /// Returns true if a constant is added to results of layers alone, perhaps moved or scaled before, or to the product of data
-    /// and a vector: a bias, or the shift of a normalization.
+    /// Returns true if a constant is a bias, or the shift of a normalization. It must be added only to results of
+    /// layers, possibly after moves or scaling, or to the product of data and a vector.
     fn is_bias_of_layer(&self, id: ValueId) -> bool {
         let is_layer = |mut value: ValueId| {
             while let Some(maker) = self.producers[value.0 as usize] {
@@ -568,8 +569,8 @@ impl<'g> ConstantUses<'g> {
                 .all(|&(node, input)| self.op(node) == "Add" && other(node, input).is_some_and(is_layer))
     }
 
-    /// Returns true if a node adds a number before a root, a logarithm or a division, so that these stay finite, or if the
-    /// number hides scores from a softmax.
+    /// Returns true if a node adds a number before a root, a logarithm or a division to keep them finite, or if the
+    /// number masks scores of a softmax.
     fn is_guard(&self, id: ValueId) -> bool {
         let hides = self
             .graph
@@ -590,7 +591,8 @@ impl<'g> ConstantUses<'g> {
             })
     }
 
-    /// The use as a scale of ones, or a bias of zeros, that an exporter wrote for a normalization without any.
+    /// Returns the use as a scale of ones or a bias of zeros that an exporter wrote for a normalization without
+    /// parameters.
     fn neutral_use<'a>(&self, id: ValueId, uses: &'a [Use]) -> Option<&'a Use> {
         let tensor = self.graph.value(id).content()?;
         let made = self.is_made_up(id);
@@ -605,22 +607,22 @@ impl<'g> ConstantUses<'g> {
         uses.iter().all(neutral).then(|| &uses[0])
     }
 
-    /// True for a constant that an exporter wrote: a node makes it, or its name says so.
+    /// Returns true if an exporter wrote the constant: a node computes it, or its name indicates this.
     fn is_made_up(&self, id: ValueId) -> bool {
         self.producers[id.0 as usize].is_some() || names::is_generated(self.graph.name_of(id))
     }
 
-    /// The node that starts from a constant, if recurrent layers alone use the constant as their first state.
+    /// Returns the node that uses a constant as its initial state, if only recurrent layers use the constant.
     fn first_state(&self, id: ValueId) -> Option<String> {
         self.only_met_by(id, |node, input| {
             RECURRENT.iter().any(|(op, states)| *op == self.op(node) && states.contains(&input))
         })
     }
 
-    /// The node that writes into a constant of one value, joins such a constant with other values or chooses between both.
+    /// Returns the node that writes into a constant of one value, joins it with other values, or selects between both.
     ///
-    /// A parameter may be fresh: where the name was given by a person, a constant is a canvas in a scatter alone, and there
-    /// only if the name is no path of attributes.
+    /// A parameter may be untrained. A constant with a name from the author counts only in a scatter, and only if the
+    /// name is not a path of attributes.
     fn canvas(&self, id: ValueId) -> Option<String> {
         let name = self.graph.name_of(id);
         let is_computed = self.is_computed(id);
@@ -636,8 +638,8 @@ impl<'g> ConstantUses<'g> {
         })
     }
 
-    /// The first node that reads a constant, or moves of the constant, if all these nodes pass a test of the node and the
-    /// input. Nodes that read the shape alone do not count.
+    /// Returns the first node that reads a constant or moves of it, if all these nodes pass a test of the node and the
+    /// input. Nodes that read only the shape do not count.
     fn only_read_by(&self, id: ValueId, test: impl Fn(usize, usize) -> bool) -> Option<String> {
         let mut first: Option<usize> = None;
         let mut seen = FxHashSet::from_iter([id]);
@@ -657,19 +659,19 @@ impl<'g> ConstantUses<'g> {
         first.map(|node| self.graph.node_label(&self.graph.nodes[node]))
     }
 
-    /// The first node at which a constant meets data, if all these nodes pass a test of the node and the input.
+    /// Returns the first node at which a constant meets data, if all these nodes pass a test of the node and the input.
     fn only_met_by(&self, id: ValueId, test: impl Fn(usize, usize) -> bool) -> Option<String> {
         let meetings = self.meetings(id);
         let first = meetings.first().map(|&(node, _)| self.graph.node_label(&self.graph.nodes[node]))?;
         meetings.iter().all(|&(node, input)| test(node, input)).then_some(first)
     }
 
-    /// True for a constant that an exporter wrote or named after the operator that made it.
+    /// Returns true if an exporter wrote the constant, or named it after the operator that computed it.
     fn is_computed(&self, id: ValueId) -> bool {
         self.is_made_up(id) || names::is_operator(self.graph.name_of(id))
     }
 
-    /// The first product of a constant, as its left operand, with another constant, if there are only such products.
+    /// Returns the first product of a constant, as its left operand, with another constant, if it has only such uses.
     fn coordinates(&self, id: ValueId) -> Option<String> {
         self.only_read_by(id, |node, input| {
             let op = self.op(node);
@@ -679,7 +681,8 @@ impl<'g> ConstantUses<'g> {
 
     /// Returns the node that adds a mask to the scores of an attention, if a constant is one.
     ///
-    /// A mask hides some scores, or is a tensor of zeros with a name of the exporter and without a size for the heads.
+    /// A mask hides some scores. A tensor of zeros is a mask if it has a name from the exporter, and no size for the
+    /// heads.
     fn masked_scores(&self, id: ValueId) -> Option<String> {
         let tensor = self.graph.value(id).content()?;
         let (mut hides, mut all) = (false, true);
@@ -715,7 +718,7 @@ impl<'g> ConstantUses<'g> {
         scores.len() >= 4 && heads.is_some_and(|heads| heads > 1)
     }
 
-    /// True if a softmax reads a value, or moves of it, perhaps with further terms.
+    /// Returns true if a softmax reads a value or moves of it, possibly with further terms.
     fn reaches_softmax(&self, id: ValueId) -> bool {
         let mut seen = FxHashSet::from_iter([id]);
         let mut rest = vec![id];
@@ -733,14 +736,14 @@ impl<'g> ConstantUses<'g> {
         false
     }
 
-    /// True for a product of two values that both depend on data, perhaps moved and scaled.
+    /// Returns true for a product of two values that both depend on data, possibly moved and scaled.
     fn compares_data(&self, mut id: ValueId) -> bool {
         while let Some(maker) = self.producers[id.0 as usize] {
             let node = &self.graph.nodes[maker];
             let mut data = node.present_inputs().filter(|&id| self.level(id) > Level::Shape);
             id = match (self.op(maker), data.next(), data.next()) {
                 ("MatMul" | "FusedMatMul" | "Einsum", Some(_), Some(_)) => return true,
-                // A bias of positions, computed of learned tables.
+                // A positional bias, computed from learned tables.
                 ("Add", Some(first), Some(_)) => first,
                 (op, Some(only), None) if ARITHMETIC.contains(&op) || MOVES.contains(&op) => only,
                 _ => return false,
@@ -749,7 +752,7 @@ impl<'g> ConstantUses<'g> {
         false
     }
 
-    /// Whether all nodes that use a value normalize groups of channels: what they are given was reshaped for it.
+    /// Returns true if all nodes that use a value normalize groups of channels: their input was reshaped for this.
     fn normalizes_groups(&self, id: ValueId) -> bool {
         self.readers_of(id).all(|(node, _)| {
             let data = self.graph.nodes[node].inputs.first().copied().flatten();
@@ -758,7 +761,7 @@ impl<'g> ConstantUses<'g> {
         })
     }
 
-    /// The operator of a node, if it is one of ONNX or of ONNX Runtime.
+    /// Returns the operator of a node.
     fn op(&self, node: usize) -> &str {
         &self.graph.nodes[node].op
     }
@@ -775,12 +778,13 @@ impl<'g> ConstantUses<'g> {
         self.levels[id.0 as usize]
     }
 
-    /// What the results of a node depend on.
+    /// Returns the level of a node's results.
     fn level_behind(&self, node: usize) -> Level {
         self.outputs(node).map(|output| self.level(output)).max().unwrap_or(Level::Constant)
     }
 
-    /// The nodes, each with the input, at which a constant first meets a value that is neither constant nor a shape.
+    /// Returns the nodes, with the input index, at which a constant first meets a value that is neither constant nor a
+    /// shape.
     fn meetings(&self, id: ValueId) -> Vec<(usize, usize)> {
         let mut found: Vec<(usize, usize)> = Vec::new();
         let mut seen = FxHashSet::from_iter([id]);
@@ -798,7 +802,7 @@ impl<'g> ConstantUses<'g> {
         found
     }
 
-    /// Whether every way from a constant ends in sines or cosines of positions.
+    /// Returns true if every path from a constant ends in sines or cosines of positions.
     fn ends_in_sines(&self, id: ValueId) -> bool {
         let mut found = false;
         let mut seen = FxHashSet::from_iter([id]);
@@ -815,7 +819,7 @@ impl<'g> ConstantUses<'g> {
         found
     }
 
-    /// Whether a root is taken of a constant, and nothing else is done with it.
+    /// Returns true if the only use of a constant is its root.
     fn ends_in_root(&self, id: ValueId) -> bool {
         let mut found = false;
         let mut seen = FxHashSet::from_iter([id]);
@@ -845,7 +849,7 @@ impl<'g> ConstantUses<'g> {
         self.graph.value(id).content().is_some_and(|tensor| tensor.len() == 1)
     }
 
-    /// Whether a node takes a square root.
+    /// Returns true if a node computes a square root.
     fn is_root(&self, node: usize) -> bool {
         let exponent = || {
             let exponent = self.graph.nodes[node].inputs.get(1).copied().flatten()?;
@@ -872,7 +876,7 @@ impl<'g> ConstantUses<'g> {
         }
     }
 
-    /// Whether what a node is given at an input is a mean: it is subtracted, and a deviation divides the difference.
+    /// Returns true if an input of a node is a mean: the node subtracts it, and a deviation divides the difference.
     fn is_mean(&self, node: usize, input: usize) -> bool {
         if (self.op(node), input) != ("Sub", 1) {
             return false;
@@ -893,7 +897,8 @@ impl<'g> ConstantUses<'g> {
             && self.outputs(node).any(divided)
     }
 
-    /// Whether a constant is a mean that is scaled and subtracted from a bias: bias - mean * (scale / deviation).
+    /// Returns true if a constant is a mean that is scaled and subtracted from a bias: bias - mean * (scale /
+    /// deviation).
     fn is_scaled_mean(&self, id: ValueId) -> bool {
         let is_subtracted = |output: ValueId| {
             let mut readers = self.readers_of(output).peekable();
@@ -916,7 +921,7 @@ impl<'g> ConstantUses<'g> {
         true
     }
 
-    /// Whether what a node is given at an input divides a difference to a constant.
+    /// Returns true if an input of a node divides a difference to a constant.
     fn is_divisor(&self, node: usize, input: usize) -> bool {
         if (self.op(node), input) != ("Div", 1) {
             return false;
@@ -929,10 +934,10 @@ impl<'g> ConstantUses<'g> {
         })
     }
 
-    /// The layers of constants that are trained, from the end: 1 is the last.
+    /// Returns the layers of trained constants, counted from the end: 1 is the last.
     ///
-    /// A layer is a node with weights of its own, together with constants that its results are added to or multiplied
-    /// by. Layers are in the order of their nodes; a constant of several is one of the last of them.
+    /// A layer is a node with its own weights, together with constants that are added to or multiplied with its
+    /// results. Layers have the order of their nodes; a constant of several layers belongs to the last of them.
     #[must_use]
     pub fn layers(&self, trained: &[ValueId]) -> Vec<Option<usize>> {
         let mut met: FxHashMap<usize, Vec<usize>> = FxHashMap::default();
@@ -943,7 +948,7 @@ impl<'g> ConstantUses<'g> {
         }
         let mut count = 0;
         let mut layers: Vec<Option<usize>> = vec![None; trained.len()];
-        // The layer that made a value.
+        // Layer that produced a value.
         let mut made: FxHashMap<ValueId, usize> = FxHashMap::default();
         for (index, node) in self.graph.nodes.iter().enumerate() {
             let data = |id: &ValueId| self.level(*id) > Level::Shape;
@@ -970,7 +975,7 @@ impl<'g> ConstantUses<'g> {
                 made.extend(node.present_outputs().map(|output| (output, layer)));
             }
         }
-        // Layers none of whose constants is last there have no number.
+        // Layers that are the last one for no constant have no number.
         let mut there: Vec<usize> = layers.iter().flatten().copied().collect();
         there.sort_unstable();
         there.dedup();
@@ -979,8 +984,8 @@ impl<'g> ConstantUses<'g> {
     }
 }
 
-/// Finds who uses the values of a graph, in its subgraphs too. `outer` says which value of the main graph one of this graph
-/// is.
+/// Collects the uses of the values of a graph, including subgraphs. `outer` maps a value of this graph to its value of
+/// the main graph.
 fn find_uses(
     graph: &Graph,
     inner: bool,
@@ -1002,7 +1007,7 @@ fn find_uses(
             }
         }
         for subgraph in subgraphs {
-            // What is captured comes last on both sides.
+            // Captured values are last on both sides.
             let Some(formal) = subgraph.inputs.len().checked_sub(node.captures) else { continue };
             let captured: FxHashMap<ValueId, ValueId> = (subgraph.inputs[formal..].iter())
                 .zip(&node.inputs[own..])
@@ -1013,7 +1018,7 @@ fn find_uses(
     }
 }
 
-/// The name of a node, or that of its first result.
+/// Returns the name of a node, or the name of its first output.
 fn name_of_node(graph: &Graph, node: &Node) -> String {
     match node.present_outputs().next() {
         Some(output) if node.name.is_empty() => graph.name_of(output).to_owned(),
@@ -1021,7 +1026,7 @@ fn name_of_node(graph: &Graph, node: &Node) -> String {
     }
 }
 
-/// What each value depends on.
+/// Returns the level of each value.
 fn levels(graph: &Graph) -> Vec<Level> {
     let to_sines = to_sines(graph);
     let mut levels = vec![Level::Constant; graph.value_count()];
@@ -1047,7 +1052,7 @@ fn levels(graph: &Graph) -> Vec<Level> {
                 "Shape" | "Size" => Level::Shape,
                 "Range" => highest.max(Level::Position),
                 _ if op.starts_with("Random") || op == "Bernoulli" => Level::Data,
-                // Their captured values are among the inputs.
+                // Captured values are among the inputs.
                 _ if highest > Level::Shape && Graph::subgraphs(node).next().is_some() => Level::Data,
                 "Sin" | "Cos" if highest > Level::Shape => Level::Data,
                 _ if highest == Level::Position && has_weights => {
@@ -1067,7 +1072,7 @@ fn levels(graph: &Graph) -> Vec<Level> {
     levels
 }
 
-/// Whether a node is given constants where it has its weights.
+/// Returns true if a node has constants as its weights.
 fn has_weights(node: &Node, levels: &[Level]) -> bool {
     let is_constant = |at: usize| {
         node.inputs.get(at).copied().flatten().is_some_and(|id| levels[id.0 as usize] <= Level::Shape)
@@ -1076,7 +1081,7 @@ fn has_weights(node: &Node, levels: &[Level]) -> bool {
     definition.is_some_and(|known| known.weights.iter().any(|&at| is_constant(at)))
 }
 
-/// The values that become sines and cosines by arithmetic alone.
+/// Returns the values that become sines and cosines only through arithmetic.
 fn to_sines(graph: &Graph) -> FxHashSet<ValueId> {
     let mut found = FxHashSet::default();
     for node in graph.nodes.iter().rev() {
@@ -1090,7 +1095,7 @@ fn to_sines(graph: &Graph) -> FxHashSet<ValueId> {
     found
 }
 
-/// The values behind which there is a node with weights.
+/// Returns the values with a path to a node with weights.
 fn weighted(graph: &Graph, levels: &[Level]) -> FxHashSet<ValueId> {
     let mut found = FxHashSet::default();
     for node in graph.nodes.iter().rev() {

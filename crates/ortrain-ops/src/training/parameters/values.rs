@@ -1,34 +1,34 @@
-//! Values of constants: tables that a formula made, told from weights by their elements.
+//! Values of constants: detects tables that a formula computed, and distinguishes them from weights.
 
 use ortrain_graph::{DType, Tensor};
 
-/// Difference between the elements of a column of sines and the recurrence of its neighbours, as a share of the column's
-/// largest element. Tables are stored in types as narrow as bfloat16, with eight bits; neighbours in other tables differ
-/// by about their size.
+/// Tolerance of the recurrence between neighbours in a column of sines, relative to the column's largest element.
+/// Tables are stored in types as narrow as bfloat16, with eight bits. In other tables, neighbours differ by about their
+/// magnitude.
 const SINE_TOLERANCE: f64 = 0.02;
 /// Twice the cosine of the angle between neighbours below which a column of sines differs from a line.
 const TURNING: f64 = 1.9;
-/// Rows of a table that are tested before the whole table is.
+/// Number of rows of a table that are tested before the complete table.
 const FIRST_ROWS: usize = 64;
-/// Minimum number of equations that columns of sines fulfil beyond their unknowns: fewer may hold by chance.
+/// Minimum number of equations that columns of sines satisfy beyond their unknowns: fewer may be satisfied by chance.
 const MIN_EVIDENCE: usize = 16;
-/// Difference between two steps of a progression, as a share of its largest element: some roundings of float32.
+/// Tolerance of the steps of a progression, relative to its largest element: a few rounding errors of float32.
 const STEP_TOLERANCE: f64 = 1e-5;
-/// Minimum number of elements of a progression of whole numbers, and of one with fractions.
+/// Minimum number of elements of a progression of integers, and of one with fractions.
 const MIN_COUNT: usize = 3;
 const MIN_PROGRESSION: usize = 4;
-/// Maximum number of decimals of a number in a program. From this magnitude on float32 has no more decimals.
+/// Maximum number of decimals of a number in a program, and the magnitude from which float32 has no more decimals.
 const MAX_DECIMALS: i32 = 3;
 const LARGEST_DECIMAL: f64 = 4096.0;
 /// Maximum number of coordinates of a point, or of numbers of a box.
 const MAX_COORDINATES: usize = 4;
-/// Maximum share of the elements of a coordinate at which its step changes. In a grid three columns wide it is two thirds;
-/// in random signs it is three quarters.
+/// Maximum fraction of the elements of a coordinate at which its step changes. In a grid three columns wide it is two
+/// thirds; in random signs it is three quarters.
 const MAX_BREAKS: f64 = 0.7;
-/// Difference of the norm of a vector of a power iteration from one: it was divided by its norm in float32.
+/// Tolerance of the norm of a vector of a power iteration: it was divided by its norm in float32.
 const UNIT_TOLERANCE: f64 = 1e-3;
 
-/// One element of a tensor of floats.
+/// Returns one element of a tensor of floats.
 pub(super) fn element(tensor: &Tensor, at: usize) -> Option<f64> {
     let size = tensor.dtype().size();
     let bytes = tensor.data().get(at * size..(at + 1) * size)?;
@@ -55,7 +55,7 @@ pub(super) fn is_constant(tensor: &Tensor) -> bool {
     element(tensor, 0).is_some_and(|first| is_filled_with(tensor, first))
 }
 
-/// Returns true if half of the elements or more repeat others, and not all are equal: a table of coordinates.
+/// Returns true if at least half of the elements repeat others, and not all are equal: a table of coordinates.
 pub(super) fn repeats_values(tensor: &Tensor) -> bool {
     let mut values: Vec<f64> = elements(tensor).collect();
     values.sort_unstable_by(f64::total_cmp);
@@ -70,8 +70,8 @@ pub(super) fn is_unit_vector(tensor: &Tensor) -> bool {
     long_axes <= 1 && (norm - 1.0).abs() <= UNIT_TOLERANCE
 }
 
-/// Returns true if every element has at most [`MAX_DECIMALS`] decimals, and not all are zeros, ones or equal: means and deviations
-/// in a program. Narrow types have such a decimal near every number.
+/// Returns true if every element has at most [`MAX_DECIMALS`] decimals, and not all are zeros, ones or equal: means and
+/// deviations in a program. Narrow types have such a decimal near every number.
 pub(super) fn are_short_decimals(tensor: &Tensor) -> bool {
     let scale = 10_f64.powi(MAX_DECIMALS);
     let is_short = |value: f64| {
@@ -86,7 +86,7 @@ pub(super) fn are_short_decimals(tensor: &Tensor) -> bool {
         && !is_constant(tensor)
 }
 
-/// Returns true if the elements, in one row, are consecutive whole numbers.
+/// Returns true if the elements, in one row, are consecutive integers.
 pub(super) fn counts(tensor: &Tensor) -> bool {
     let long_axes = tensor.dims().iter().filter(|&&size| size > 1).count();
     let mut found = elements(tensor);
@@ -97,9 +97,10 @@ pub(super) fn counts(tensor: &Tensor) -> bool {
         && found.zip(1_u32..).all(|(value, index)| value == first + f64::from(index))
 }
 
-/// The formula of a regular table, as a part of a sentence: numbers that count, points of a grid, strides, sizes of boxes.
+/// Returns the formula of a regular table, as a part of a sentence: consecutive numbers, points of a grid, strides,
+/// sizes of boxes.
 ///
-/// Fresh parameters may be a progression of fractions, so `fractions` says whether one counts as a table.
+/// Untrained parameters may be a progression of fractions. Such a progression counts only if `fractions` is true.
 pub(super) fn regularity(tensor: &Tensor, fractions: bool) -> Option<&'static str> {
     let values: Vec<f64> = elements(tensor).collect();
     let largest = values.iter().fold(0.0_f64, |largest, value| largest.max(value.abs()));
@@ -141,7 +142,7 @@ pub(super) fn regularity(tensor: &Tensor, fractions: bool) -> Option<&'static st
                 values[index * stride..(index + 1) * stride].to_vec()
             }
         };
-        // A grid may have columns of one number: homogeneous coordinates have.
+        // A grid may have columns with a single value: homogeneous coordinates do.
         let is_part =
             |column: &[f64]| is_coordinate(column, largest) || column.iter().all(|&value| value == column[0]);
         if (0..count).any(|index| is_coordinate(&column(index), largest))
@@ -161,7 +162,7 @@ pub(super) fn regularity(tensor: &Tensor, fractions: bool) -> Option<&'static st
         .then_some("its elements are whole numbers")
 }
 
-/// Returns true if neighbours differ by one step that is not zero.
+/// Returns true if neighbours differ by a constant nonzero step.
 fn is_progression(values: &[f64], largest: f64) -> bool {
     let whole = values.iter().all(|value| value.fract() == 0.0);
     let step = values[1] - values[0];
@@ -170,7 +171,7 @@ fn is_progression(values: &[f64], largest: f64) -> bool {
         && values.windows(2).all(|pair| (pair[1] - pair[0] - step).abs() <= STEP_TOLERANCE * largest)
 }
 
-/// Returns true if neighbours differ by one positive factor that is not one.
+/// Returns true if neighbours differ by a constant positive factor other than one.
 fn is_geometric(values: &[f64]) -> bool {
     let factor = values[1] / values[0];
     values.len() >= MIN_PROGRESSION
@@ -180,8 +181,8 @@ fn is_geometric(values: &[f64]) -> bool {
         && values.windows(2).all(|pair| (pair[1] / pair[0] / factor - 1.0).abs() <= STEP_TOLERANCE)
 }
 
-/// Returns true for a coordinate of the points of a grid, in the order of its rows or columns: the step from a point to the
-/// next changes at few points, and has few values. Zeros and ones alone are a mask or fresh weights.
+/// Returns true for a coordinate of the points of a grid, in the order of its rows or columns: the step between points
+/// changes at few points, and has few values. Only zeros and ones are a mask or untrained weights.
 fn is_coordinate(values: &[f64], largest: f64) -> bool {
     let is_fresh = values.iter().all(|&value| value == 0.0 || value == 1.0 || value == values[0]);
     if values.len() < MIN_PROGRESSION || is_fresh {
@@ -196,7 +197,7 @@ fn is_coordinate(values: &[f64], largest: f64) -> bool {
     breaks as f64 <= MAX_BREAKS * (steps.len() - 1) as f64 && distinct.len() <= 2.max(values.len() / 4)
 }
 
-/// Returns true for filters of a convolution that are the same for each channel, and not one number: a blur.
+/// Returns true for filters of a convolution that are equal for all channels, and not constant: a blur.
 pub(super) fn is_fixed_filter(tensor: &Tensor) -> bool {
     let [channels, 1, ref kernel @ ..] = tensor.dims()[..] else { return false };
     let size: usize = kernel.iter().product();
@@ -210,8 +211,8 @@ pub(super) fn is_fixed_filter(tensor: &Tensor) -> bool {
     varies && tensor.data().chunks(bytes).all(|filter| filter == first)
 }
 
-/// Returns true if the two halves of each row, or neighbours in it, are sines and cosines of the same angles: the cache of a
-/// rotary embedding.
+/// Returns true if the two halves of each row, or neighbours in it, are sines and cosines of the same angles: the cache
+/// of a rotary embedding.
 pub(super) fn is_pairs_of_sines(tensor: &Tensor) -> bool {
     let dims: Vec<usize> = tensor.dims().iter().copied().filter(|&size| size != 1).collect();
     let [rows, columns] = dims[..] else { return false };
@@ -230,13 +231,13 @@ pub(super) fn is_pairs_of_sines(tensor: &Tensor) -> bool {
     are_pairs(&|column| (column, column + half)) || are_pairs(&|column| (2 * column, 2 * column + 1))
 }
 
-/// Returns true if the elements are zeros and ones, both of them.
+/// Returns true if the elements are zeros and ones, and both occur.
 pub(super) fn is_mask(tensor: &Tensor) -> bool {
     elements(tensor).all(|value| value == 0.0 || value == 1.0) && !is_constant(tensor)
 }
 
-/// Returns true if the columns of a table are sines and cosines of the number of the row: in each, the sum of the neighbours
-/// of an element is the element times twice the cosine of one angle.
+/// Returns true if the columns of a table are sines and cosines of the row index. In each column, the sum of the
+/// neighbours of an element is the element times twice the cosine of one angle.
 pub(super) fn is_table_of_sines(tensor: &Tensor) -> bool {
     let dims: Vec<usize> = tensor.dims().iter().copied().filter(|&size| size != 1).collect();
     let [rows, columns] = dims[..] else { return false };

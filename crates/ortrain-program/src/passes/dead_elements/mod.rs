@@ -1,15 +1,16 @@
-//! Leaves out what nobody reads and what is zero.
+//! Eliminates dead elements: elements that nothing reads, and elements that are zero.
 //!
-//! Where the first token of each sentence is all that a classifier looks at, the last layer of a transformer is wanted for
-//! that token alone, and its gradient is zero for the others. A graph says neither: layers compute all tokens, of which a
-//! slice is taken, and gradients are zeros with a slice written into them. Here
+//! If a classifier only looks at the first token of each sentence, the last layer of a transformer is needed for this
+//! token only, and its gradient is zero for the others. The graph does not express this: layers compute all tokens,
+//! from which a slice is taken, and gradients are zeros with an updated slice. This pass narrows the program:
 //!
-//! - sums leave out terms that are zero, and so do not read the factors of these;
-//! - instructions compute what is read of their results; of a result that is zero but for some elements, these, over a fill;
-//! - buffers of which the rest is neither written nor read any more hold nothing else.
+//! - sums skip terms that are zero, and do not read the factors of these terms;
+//! - instructions compute only the elements that are read; if most of a result is zero, the result is a fill and a
+//!   smaller instruction;
+//! - buffers shrink to the elements that are written or read.
 //!
-//! The elements that are read, and those that may be other than zero, are [`StridedRange`]s of a buffer: as elements lie, whatever
-//! axes an instruction sees.
+//! The sets of read elements and of possibly nonzero elements are [`StridedRange`]s of a buffer. They refer to
+//! positions in memory, independent of the axes of an instruction.
 
 mod product;
 mod strided_range;
@@ -32,22 +33,22 @@ use crate::{
 use product::narrowed_product;
 use strided_range::{AxisSlices, Narrowed, StridedRange, hull, points, share};
 
-/// What can be left out of an instruction because it is zero.
+/// Parts of an instruction that are zero and can be skipped.
 #[derive(Default)]
 struct Zeros {
-    /// Terms of its sums that may be other than zero: cuts of reduced axes. That of a product is its third axis behind the
-    /// batch.
+    /// Terms of its sums that are possibly nonzero: slices of reduced axes. The reduced axis of a product is the third
+    /// axis after the batch.
     terms: AxisSlices,
-    /// For each result where it may be other than zero. Nothing is known of those that are not listed.
+    /// For each result the part that is possibly nonzero. Unlisted results are unknown.
     results: Vec<Part>,
     /// Loads of its nest that are zero at every point.
     loads: Vec<usize>,
 }
 
-/// Where in a space something may be other than zero.
+/// Part of a space with possibly nonzero values.
 #[derive(Clone, Debug, PartialEq)]
 enum Part {
-    /// At these points: at all, if there is no cut.
+    /// Points in these slices; all points if there is no slice.
     Points(AxisSlices),
     Nowhere,
 }
@@ -64,7 +65,7 @@ impl Part {
         }
     }
 
-    /// The part that the cuts of some axes alone leave.
+    /// Returns the part with the slices of some axes only.
     fn along(&self, axes: impl Fn(usize) -> bool) -> Part {
         match self {
             Part::Points(cuts) => Part::Points(cuts.iter().filter(|cut| axes(cut.axis)).copied().collect()),
@@ -73,7 +74,7 @@ impl Part {
     }
 }
 
-/// Narrows instructions, which stand in the order in which they run.
+/// Narrows instructions, which are in order of execution.
 pub(super) fn run(draft: &mut Draft, _: &Target) -> Outcome {
     let zeros = find_zeros(draft);
     let changes = leave_out(draft, zeros);
@@ -81,7 +82,8 @@ pub(super) fn run(draft: &mut Draft, _: &Target) -> Outcome {
     Ok(Changed(changes + remove_unused(draft)))
 }
 
-/// All of each buffer that is seen outside of the work of a program, one of these lists among them, and nothing of others.
+/// Returns the whole range for each buffer that is visible outside of the program's intermediate values, or is in one
+/// of `lists`, and the empty range for other buffers.
 fn seen_outside(buffers: &[Buffer], lists: &[&[BufferId]]) -> Vec<StridedRange> {
     let band = |(k, buffer): (u32, &Buffer)| {
         let id = BufferId(k);
@@ -91,17 +93,17 @@ fn seen_outside(buffers: &[Buffer], lists: &[&[BufferId]]) -> Vec<StridedRange> 
     (0..).zip(buffers).map(band).collect()
 }
 
-/// The nest of an instruction whose space can be narrowed.
+/// Returns the nest of an instruction if its space can be narrowed.
 fn nest_of(instruction: &Instruction) -> Option<&Nest> {
     instruction.flexible_nest().filter(|_| !matches!(instruction, Instruction::Conv(_)))
 }
 
 // --- Zeros ------------------------------------------------------------------------------------------------------------
 
-/// What is zero in each instruction.
+/// Returns the zeros of each instruction.
 fn find_zeros(draft: &Draft) -> Vec<Zeros> {
     let Draft { instructions, buffers, inputs, .. } = draft;
-    // Elements that may be other than zero so far.
+    // Elements that are possibly nonzero so far.
     let mut written = seen_outside(buffers, &[inputs]);
     let mut all = Vec::with_capacity(instructions.len());
     for ScheduledInstruction { instruction, .. } in instructions {
@@ -133,7 +135,7 @@ fn find_zeros(draft: &Draft) -> Vec<Zeros> {
     all
 }
 
-/// Where an access may find something other than zero.
+/// Returns the part of an access with possibly nonzero elements.
 fn part_of(access: &Access, dims: &[usize], written: StridedRange) -> Part {
     if !written.is_whole() && StridedRange::reached(access, dims).is_apart_from(written) {
         return Part::Nowhere;
@@ -141,7 +143,7 @@ fn part_of(access: &Access, dims: &[usize], written: StridedRange) -> Part {
     Part::Points(points(dims, access, written))
 }
 
-/// Where the loads of a nest may be other than zero; nothing is said of accumulators.
+/// Returns the possibly nonzero part of each load of a nest; accumulators are unknown.
 fn parts_of_loads(nest: &Nest, written: &[StridedRange]) -> Vec<Part> {
     let part = |(slot, load): (usize, &Load)| match load {
         Load::Buffer(from) if !nest.is_gathered(slot) => {
@@ -152,12 +154,12 @@ fn parts_of_loads(nest: &Nest, written: &[StridedRange]) -> Vec<Part> {
     nest.loads.iter().enumerate().map(part).collect()
 }
 
-/// Whether loads are zero outside of a part.
+/// Returns for each load true if it is zero outside of a part.
 fn zero_outside(parts: &[Part], part: &Part) -> Vec<bool> {
     parts.iter().map(|other| *other == Part::Nowhere || other == part && *part != Part::anywhere()).collect()
 }
 
-/// The parts outside of which something is zero, each once.
+/// Returns the distinct parts outside of which something is zero.
 fn different(parts: &[Part]) -> SmallVec<[&Part; 4]> {
     let mut seen: SmallVec<[&Part; 4]> = SmallVec::new();
     for part in parts {
@@ -168,7 +170,7 @@ fn different(parts: &[Part]) -> SmallVec<[&Part; 4]> {
     seen
 }
 
-/// Notes of each result of a nest where it may be other than zero, if that is less than is known.
+/// Narrows the possibly nonzero part of each result of a nest.
 fn note_results(nest: &Nest, parts: &[Part], results: &mut [Part]) {
     let nowhere = Part::Nowhere;
     for part in different(parts).into_iter().chain([&nowhere]) {
@@ -181,7 +183,7 @@ fn note_results(nest: &Nest, parts: &[Part], results: &mut [Part]) {
     }
 }
 
-/// Loads that find nothing but zeros.
+/// Returns the loads that read only zeros.
 fn zero_loads(parts: &[Part]) -> Vec<usize> {
     (0..parts.len()).filter(|&slot| parts[slot] == Part::Nowhere).collect()
 }
@@ -195,7 +197,7 @@ fn zeros_of_nest(nest: &Nest, written: &[StridedRange]) -> Zeros {
     let mut terms = AxisSlices::new();
     let is_zero = |(inst, _): &(Inst, Type)| matches!(inst, Inst::Const(value) if value.to_f64() == 0.0);
     if parts.iter().all(|part| *part == Part::anywhere()) && !nest.expr.insts().iter().any(is_zero) {
-        // Nothing that is zero makes anything zero.
+        // No result is zero without a zero operand.
         return Zeros { terms, results, loads: Vec::new() };
     }
     let kept = nest.dims.len() - nest.inner;
@@ -217,7 +219,7 @@ fn zeros_of_nest(nest: &Nest, written: &[StridedRange]) -> Zeros {
     Zeros { terms, results, loads: zero_loads(&parts) }
 }
 
-/// Whether results of a nest are the same at all points along its reduced axes, where its stores are.
+/// Returns true if the results of a nest are constant along its reduced axes and consist of sums.
 fn is_made_of_sums_alone(nest: &Nest) -> bool {
     let kept = nest.dims.len() - nest.inner;
     let stays = |strides: &[isize]| strides[kept..].iter().all(|&stride| stride == 0);
@@ -241,7 +243,7 @@ fn zeros_of_product(m: &MatMul, written: &[StridedRange]) -> Zeros {
     let mut parts = parts_of_loads(nest, written);
     let mut loads = zero_loads(&parts);
     let (rows, columns, sums) = (m.batch.len(), m.batch.len() + 1, m.batch.len() + 2);
-    // Axes of the factors, as those of the product and its sums.
+    // Axes of the factors, as axes of the product and its sums.
     let factors = [(&m.a, [rows, sums]), (&m.b, [sums, columns])];
     let mut terms = AxisSlices::new();
     let mut results = vec![Part::anywhere(); nest.expr.outputs().len()];
@@ -267,17 +269,16 @@ fn zeros_of_product(m: &MatMul, written: &[StridedRange]) -> Zeros {
 
 // --- Leaving out ------------------------------------------------------------------------------------------------------
 
-/// A space is narrowed for zeros alone if no more than one point of so many is left: what is read of the others has to be
-/// filled.
+/// Minimum factor by which zeros must shrink a space. The other elements of the result need a fill.
 const MIN_GAIN_OF_ZEROS: f64 = 2.0;
 
-/// What is wanted of buffers, while instructions are gone through from the last to the first.
+/// Demand for elements of buffers, during a walk over the instructions from last to first.
 struct Demand {
-    /// The number of instructions that write each buffer.
+    /// Number of instructions that write each buffer.
     writers: Vec<usize>,
-    /// What is read of each from here on.
+    /// Elements of each buffer that later instructions read.
     wanted: Vec<StridedRange>,
-    /// Elements that are written, in some entries, before anybody reads them.
+    /// Elements that are overwritten, in some gradient modes, before any read.
     overwritten: Vec<Option<(StridedRange, GradientModes)>>,
 }
 
@@ -290,14 +291,14 @@ impl Demand {
         Demand { writers, wanted: seen_outside(buffers, &[outputs]), overwritten: vec![None; buffers.len()] }
     }
 
-    /// Takes in buffers that are new, copies of factors.
+    /// Adds new buffers, which hold copies of factors.
     fn know(&mut self, buffers: &[Buffer]) {
         let new = &buffers[self.wanted.len()..];
         self.wanted.extend(new.iter().map(|buffer| StridedRange::none(buffer.len)));
         self.overwritten.resize(buffers.len(), None);
     }
 
-    /// Whether nobody sees the one result of a map, because something else is written in its place.
+    /// Returns true if the only result of a map is dead because a later instruction overwrites it.
     fn is_overwritten(&self, scheduled: &ScheduledInstruction, buffers: &[Buffer]) -> bool {
         let ScheduledInstruction { instruction, entries, .. } = scheduled;
         let Some(map) = instruction.as_map() else { return false };
@@ -308,7 +309,7 @@ impl Demand {
         is_work(buffers, id) && !map.expr.can_fail() && !self.overwritten[id.0 as usize].is_none_or(sees_it)
     }
 
-    /// Takes in what an instruction writes.
+    /// Records the writes of an instruction.
     fn write(&mut self, instruction: &Instruction, entries: GradientModes) {
         for id in instruction.writes() {
             self.overwritten[id.0 as usize] = None;
@@ -322,7 +323,7 @@ impl Demand {
         }
     }
 
-    /// Takes in what an instruction reads.
+    /// Records the reads of an instruction.
     fn read(&mut self, instruction: &Instruction, buffers: &[Buffer]) {
         bands(instruction, buffers, Use::Read, |k, band| {
             take_in(&mut self.wanted[k], band, buffers[k].len);
@@ -330,7 +331,8 @@ impl Demand {
         });
     }
 
-    /// The part of its space that an instruction must compute, and results that have to be filled with zeros before it does.
+    /// Returns the part of its space that an instruction must compute, and the results that need a fill with zeros
+    /// before.
     fn part(
         &self,
         instruction: &Instruction,
@@ -367,7 +369,7 @@ impl Demand {
     }
 }
 
-/// Narrows every instruction to what is read of its results and is not zero.
+/// Narrows every instruction to the elements that are read and possibly nonzero.
 fn leave_out(draft: &mut Draft, zeros: Vec<Zeros>) -> usize {
     let Draft { instructions, buffers, outputs, .. } = draft;
     let mut changes = 0;
@@ -416,7 +418,7 @@ fn leave_out(draft: &mut Draft, zeros: Vec<Zeros>) -> usize {
     changes
 }
 
-/// An instruction that does not load what is zero. A product that is zero is none.
+/// Returns an instruction without loads of zeros. If the product is zero, the epilogue becomes a map.
 fn without_zeros(instruction: &Instruction, nest: &Nest, zeros: &[usize]) -> Instruction {
     let zero = |slot: usize| zeros.contains(&slot).then_some(Scalar::F64(0.0));
     let values: Vec<Option<Scalar>> = (0..nest.loads.len()).map(zero).collect();
@@ -427,24 +429,24 @@ fn without_zeros(instruction: &Instruction, nest: &Nest, zeros: &[usize]) -> Ins
     }
 }
 
-/// The band of which a store writes every element, if it leaves out none in between.
+/// Returns the range that a store fills completely, if the store leaves no gaps.
 fn written_whole(store: &Access, dims: &[usize]) -> Option<StridedRange> {
     let band = StridedRange::reached(store, dims);
-    // What is the same along an axis is written there, too.
+    // Stores with stride zero write the same element repeatedly.
     let moves = |(&dim, &stride)| if stride == 0 { 1 } else { dim };
     let dims: ortrain_expr::Dims = dims.iter().zip(&store.strides).map(moves).collect();
     let elements: usize = dims.iter().product();
     (is_injective(store, &dims) && band.count(store.len) == elements).then_some(band)
 }
 
-/// Adds the elements of another band, of a buffer of `len`.
+/// Extends a range of a buffer of `len` elements by another range.
 fn take_in(band: &mut StridedRange, other: &dyn Fn() -> StridedRange, len: usize) {
     if !band.is_whole() {
         *band = band.hull(other(), len);
     }
 }
 
-/// Calls a function with the parts of buffers, by their numbers, that an instruction reads, or those that it writes.
+/// Calls `each` with the ranges of buffers, by index, that an instruction reads or writes.
 fn bands(
     instruction: &Instruction,
     buffers: &[Buffer],
@@ -473,7 +475,7 @@ fn bands(
     }
 }
 
-/// Zeros all over a buffer.
+/// Returns a map that fills a buffer with zeros.
 fn fill(id: BufferId, buffer: &Buffer) -> Nest {
     let mut b = Builder::new();
     let zero = b.constant(Type::of(buffer.dtype), 0.0);
@@ -481,8 +483,8 @@ fn fill(id: BufferId, buffer: &Buffer) -> Nest {
     Nest::elementwise(smallvec![buffer.len], Vec::new(), b.finish(&[zero]), vec![all])
 }
 
-/// An instruction over a part of its space and some of the terms of its sums, and the maps that make operands of it. What
-/// cannot be left out stays.
+/// Narrows an instruction to a part of its space and to some terms of its sums. Returns also the maps that copy
+/// operands for it. Parts that cannot be skipped stay.
 fn narrowed(
     instruction: Instruction,
     cuts: &AxisSlices,
@@ -503,7 +505,7 @@ fn narrowed(
 
 // --- Buffers ----------------------------------------------------------------------------------------------------------
 
-/// Makes buffers of which a band alone is used hold nothing else.
+/// Shrinks buffers to the ranges that are used.
 fn compact(draft: &mut Draft) {
     let Draft { instructions, buffers, inputs, outputs, .. } = draft;
     let mut used = seen_outside(buffers, &[inputs, outputs]);

@@ -1,4 +1,4 @@
-//! Products over parts of their axes.
+//! Matrix products over slices of their axes.
 
 use ortrain_expr::{Access, Dims, Strides};
 use smallvec::SmallVec;
@@ -7,14 +7,15 @@ use super::strided_range::{AxisSlice, AxisSlices, Narrowed};
 use crate::buffer::add_work;
 use crate::{Buffer, Instruction, MatMul, Nest, Operand};
 
-/// A factor, over its batch, its lines or columns, and the axes of its terms.
+/// Factor, over its batch, its rows or columns, and the axes of its terms.
 struct Factor {
     operand: Operand,
     dims: Dims,
 }
 
-/// A product of parts of its axes, which are numbered batch, rows, columns and terms. Columns that do not lie together
-/// stay; terms that do not lie together are copied, by the maps beside it. `None` where kernels could not read what is left.
+/// Narrows a product to slices of its axes: batch, rows, columns and terms, numbered in this order. Non-contiguous
+/// columns are not narrowed. Non-contiguous terms are copied by the returned maps. Returns `None` if kernels do not
+/// support the layout of the factors.
 pub(super) fn narrowed_product(
     m: &MatMul,
     cuts: &AxisSlices,
@@ -47,14 +48,14 @@ pub(super) fn narrowed_product(
         copies.push(a.with_one_axis(last - 1, buffers)?);
         copies.push(b.with_one_axis(first, buffers)?);
     }
-    // Rows in two axes: the outer one is a batch of products with the same columns.
+    // Rows in two axes: the outer axis is a batch of products with the same columns.
     if cuts.iter().filter(|cut| cut.axis == rows).any(|cut| is_split(&cut)) {
         let at = b.dims.len() - 2;
         b.dims.insert(at, a.dims[at]);
         b.operand.access.strides.insert(at, 0);
     }
     let batch = a.dims.len() - 2;
-    // Kernels read lines of adjacent elements.
+    // Kernels require rows or columns of adjacent elements.
     let adjacent = |Factor { dims, operand }: &Factor| {
         let last = dims.iter().zip(&operand.access.strides).skip(batch);
         last.into_iter().any(|(&dim, &stride)| dim == 1 || stride == 1)
@@ -77,14 +78,14 @@ pub(super) fn narrowed_product(
 }
 
 impl Factor {
-    /// Copies the factor, so that an axis and the one behind it are one. `None` if it does not move along them.
+    /// Copies the factor, so that an axis and the next axis merge. Returns `None` if the inner axis has stride zero.
     fn with_one_axis(&mut self, outer: usize, buffers: &mut Vec<Buffer>) -> Option<Nest> {
         let inner = outer + 1;
         let Operand { buffer, access } = &self.operand;
         if access.strides[inner] == 0 {
             return None;
         }
-        // As the elements lay, but for the outer axis, which follows the inner one.
+        // The order of elements is preserved, except that the outer axis follows the inner one.
         let mut axes: SmallVec<[usize; 6]> =
             (0..self.dims.len()).filter(|&axis| axis != outer && access.strides[axis] != 0).collect();
         axes.sort_by_key(|&axis| access.strides[axis].unsigned_abs());
@@ -102,7 +103,7 @@ impl Factor {
         let dtype = access.dtype;
         let buffer = add_work(buffers, label, dtype, len);
         let copied = Operand { buffer, access: Access { dtype, offset: 0, strides, len } };
-        // What is the same along an axis is copied once.
+        // Elements with stride zero are copied once.
         let dims: Dims = self
             .dims
             .iter()
