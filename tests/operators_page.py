@@ -25,25 +25,40 @@ GROUPS = [
     ("floats", FLOATS),
 ]
 
-INTRODUCTION = """\
-# Operators
-
-Every operator that ortrain reads, runs and, where it has a gradient, trains. This page is made by `make operators` of
-what the operators answer when they are asked, which is also what `ortrain.operators()` gives; a test compares the two.
-
-- *Versions* are those of its domain in which the definition changed; each is read, and what lies between them.
-- *Types* are the element types of its inputs, one after the other: *floats* are float16, bfloat16, float32 and float64,
-  *integers* those of 8 to 64 bits with and without a sign, *numbers* both, *any* numbers and bool. Further inputs that
-  are like the one before are left out, and *…* stands for any number of them.
-- *Gradient*: *yes*, to every input of floats; *inputs …*, to these only, counted from 0; *zero*, for it is zero almost
-  everywhere; *none*: it has no floats to pass gradients to or from, or is part of training itself. Where an operator
-  cannot be differentiated with certain attributes, the error says so and names the node.
-- *Runs as*: a *row* is one expression for each element, from which gradient and program follow; *instructions* of its
-  own; a *decomposition* into other operators; a function on the *host*, because the shapes of its results depend on
-  values; *control flow*, programs that are chosen or repeated.
-- *Cases* are the node cases of ONNX that it is part of and that pass on every backend; one may have several.
-
-"""
+COLUMNS = {
+    "Versions": "opsets of the domain in which the definition changed; ortrain also reads all opsets between them",
+    "Types": (
+        "element types of the inputs, in order. *floats*: float16, bfloat16, float32, float64. *integers*: 8 to 64 "
+        "bits, signed and unsigned. *numbers*: floats and integers. *any*: numbers and bool. An input with the types "
+        "of the input before it is left out; *…* is a variable number of inputs"
+    ),
+    "Gradient": (
+        "*yes*: to each float input. *inputs …*: to these inputs, counted from 0. *zero*: zero almost everywhere. "
+        "*none*: no float inputs or outputs, or an operator of training itself"
+    ),
+    "Runs as": (
+        "*row*: an expression for each element. *instructions*: its own instructions. *decomposition*: other "
+        "operators. *host*: a function on the host, because result shapes depend on values. *control flow*: "
+        "selected or repeated programs"
+    ),
+    "Cases": "node cases of ONNX with this operator that pass on every backend",
+}
+INTRODUCTION = "\n".join(
+    [
+        "# Look up an operator",
+        "",
+        "This page lists the operators that ortrain reads, runs and differentiates. `ortrain.operators()` returns the",
+        "same list in Python. `make operators` writes this page, and a test compares it with the operators.",
+        "",
+        "| column | meaning |",
+        "| --- | --- |",
+        *(f"| {column} | {meaning} |" for column, meaning in COLUMNS.items()),
+        "",
+        "An operator without a gradient for some attributes gives an error with the node's name.",
+        "",
+        "",
+    ]
+)
 
 
 def types_of_inputs(operator: OperatorInfo) -> str:
@@ -89,18 +104,18 @@ def unsupported_reason(case: Any) -> str:
     types = types_of(case.model.graph)
     for sort in ("sequence", "optional"):
         if sort in types:
-            return f"values that are {sort}s" if sort == "sequence" else "values that are optional"
+            return "sequence values" if sort == "sequence" else "optional values"
     if "STRING" in types:
-        return "texts"
-    return "floats of 8 and 4 bits, integers of 4 and 2 bits"
+        return "strings"
+    return "floats with 8 or 4 bits, integers with 4 or 2 bits"
 
 
 SEQUENCES = """\
-Sequences of tensors are supported inside of a model where their length and the positions in them are known before it
-runs: `SplitToSequence`, `SequenceConstruct`, `SequenceEmpty`, `SequenceInsert`, `SequenceErase`, `SequenceAt`,
-`SequenceLength` and `ConcatFromSequence` become `Split`, `Squeeze`, `Unsqueeze`, `Concat` and `Identity` when the model
-is read, in its functions and subgraphs too, and have gradients like these. The cases above have sequences as inputs or
-outputs, or loops that build them."""
+Sequences of tensors work inside of a model if their lengths and positions are known before the run. `SplitToSequence`,
+`SequenceConstruct`, `SequenceEmpty`, `SequenceInsert`, `SequenceErase`, `SequenceAt`, `SequenceLength` and
+`ConcatFromSequence` become `Split`, `Squeeze`, `Unsqueeze`, `Concat` and `Identity` on reading, also in functions and
+subgraphs, and have the gradients of these operators. The failing cases have sequences as inputs or outputs, or build
+sequences in loops."""
 
 
 def page() -> str:
@@ -117,7 +132,7 @@ def page() -> str:
         if case.name not in supported and case.name not in unsupported:
             missing[min(operators_of(case) - known)] += 1
 
-    lines = [INTRODUCTION + "## How many\n"]
+    lines = [INTRODUCTION + "## Coverage\n"]
     lines += ["| Domain | Operators | Row | Instructions | Decomposition | Host | Control flow |"]
     lines += ["| --- | ---: | ---: | ---: | ---: | ---: | ---: |"]
     kinds = ["row", "instructions", "decomposition", "host", "control flow"]
@@ -135,15 +150,15 @@ def page() -> str:
         lines.append(f"| {title} | {len(of_group)} | " + " | ".join(map(str, counts)) + " |")
     lines += [
         "",
-        f"Of {len(suite())} node cases of ONNX in the default domain, {len(supported)} pass. The others use",
+        f"Of {len(suite())} node cases of ONNX in the default domain, {len(supported)} pass. The other cases need:",
         "",
-        "| What | Cases |",
+        "| Feature | Cases |",
         "| --- | ---: |",
     ]
     for reason, count in sorted(reasons.items(), key=lambda item: (-item[1], item[0])):
         lines.append(f"| {reason} | {count} |")
     names = ", ".join(f"`{name}` {count}" for name, count in sorted(missing.items()))
-    lines.append(f"| operators that are not here: {names} | {sum(missing.values())} |")
+    lines.append(f"| other operators: {names} | {sum(missing.values())} |")
     lines += ["", SEQUENCES]
     for title, of_group in groups.items():
         lines += ["", f"## {title}", "", *rows(of_group, passed)]

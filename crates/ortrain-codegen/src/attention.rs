@@ -1,5 +1,5 @@
-//! Attention: statistics of each row of scores first, then every result. Scores that are not too many are kept from launch to
-//! launch; others are made again wherever they are needed.
+//! Attention kernels: first the statistics of each row of scores, then every result. A moderate number of scores is
+//! stored between launches; otherwise each kernel recomputes them.
 
 use ortrain_expr::{DType, Precision, ReduceOp};
 use ortrain_program::{Attention, AttentionGradients, AttentionPass, Nest, Operand};
@@ -16,52 +16,53 @@ use crate::thread_reduction::combine;
 use crate::workgroup_reduce::Arrays;
 use crate::{matmul_strategy, tiled};
 
-/// Numbers that are kept of a row: the largest score, the sum of the powers, the sum of what comes back.
+/// Number of statistics per row: largest score, sum of exponentials, and sum for the gradient of the softmax.
 const STATISTICS: usize = 3;
-/// Scores that are kept, at most. It depends on sizes alone, so that results have the same bits on every device.
+/// Maximum number of stored scores. It depends on sizes alone, so results are bitwise equal on every device.
 const KEPT: usize = 1 << 23;
-/// The longest queries and values whose products are kept: sums of more terms would be cut.
+/// Maximum size of queries and values for stored scores: longer sums would be split.
 const SHORT: usize = 256;
 
-/// A result of an attention.
+/// Result of an attention.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Output,
-    /// The gradient of queries.
+    /// Gradient of the queries.
     Queries,
-    /// The gradient of keys.
+    /// Gradient of the keys.
     Keys,
-    /// The gradient of values.
+    /// Gradient of the values.
     Values,
 }
 
-/// A result as products of matrices. The left factor is made of scores, and nobody keeps it; the right one is an operand.
+/// Result as a batch of matrix products. The left factor is computed from scores on the fly; the right factor is an
+/// operand.
 struct Sum<'p, 'n> {
     printer: &'p Printer<'n>,
     kind: Kind,
 }
 
-/// An attention with what is known of its nests.
+/// Attention with its analyzed nests.
 struct Printer<'n> {
     a: &'n Attention,
     scores: AnalyzedNest<'n>,
     weights: AnalyzedNest<'n>,
     back: Option<Back<'n>>,
-    /// The first words of what is kept in scratch, if it is: scores, and products of what comes back and values.
+    /// Offsets in scratch memory, if values are stored: scores, and products of the incoming gradient and the values.
     kept: Option<[usize; 2]>,
 }
 
-/// Products that are kept: of queries and keys, which become scores, or of what comes back and values.
+/// Stored products of all pairs: of queries and keys, which become scores, or of the incoming gradient and the values.
 struct Pairs<'p, 'n> {
     printer: &'p Printer<'n>,
     factors: [&'p Operand; 2],
     size: usize,
-    /// The first word.
+    /// Offset in scratch memory.
     first: usize,
     are_scores: bool,
 }
 
-/// The nests of the way back.
+/// Nests of the gradients.
 struct Back<'n> {
     gradients: &'n AttentionGradients,
     weights: AnalyzedNest<'n>,
@@ -104,7 +105,7 @@ pub(crate) fn launches(cx: &Context<'_>, a: &Attention) -> Result<Vec<Launch>, S
     Ok(launches)
 }
 
-/// The batch index of a point, and its last two positions.
+/// Splits a point into its batch index and its last two coordinates.
 fn split(at: &[String]) -> (&[String], &str, &str) {
     let (batch, last) = at.split_at(at.len() - 2);
     (batch, &last[0], &last[1])
@@ -154,7 +155,7 @@ impl MatmulOperands for Pairs<'_, '_> {
         element(kernel, self.factors[side], batch, [line, &term[0]])
     }
 
-    /// Keeps the product.
+    /// Stores the product.
     fn finish(
         &self,
         kernel: &mut Kernel<'_>,
@@ -174,7 +175,7 @@ impl MatmulOperands for Pairs<'_, '_> {
 }
 
 impl Sum<'_, '_> {
-    /// The operand that is the right factor.
+    /// Returns the operand that is the right factor.
     fn right(&self) -> &Operand {
         let a = self.printer.a;
         match (self.kind, &a.pass) {
@@ -185,7 +186,7 @@ impl Sum<'_, '_> {
         }
     }
 
-    /// An element of the left factor.
+    /// Prints an element of the left factor.
     fn left(
         &self,
         kernel: &mut Kernel<'_>,
@@ -201,7 +202,7 @@ impl Sum<'_, '_> {
         }
     }
 
-    /// An element of the result by itself.
+    /// Prints a single element of the result, without shared loads.
     fn alone(&self, kernel: &mut Kernel<'_>, at: &[String]) -> Result<Value, String> {
         let (batch, row, column) = split(at);
         self.printer.over(kernel, self.sides()[2], |kernel, term| {
@@ -233,7 +234,7 @@ impl MatmulOperands for Sum<'_, '_> {
         self.printer.kept.is_none()
     }
 
-    /// Scores that are kept lie by rows.
+    /// Stored scores are row-major.
     fn runs_along_terms(&self, side: usize) -> bool {
         let by_rows = matches!(self.kind, Kind::Output | Kind::Queries);
         side == LEFT && (by_rows || self.printer.kept.is_none())
@@ -269,7 +270,7 @@ impl<'n> Printer<'n> {
         Ok(Printer { a, scores, weights, back, kept: None })
     }
 
-    /// The launches that leave what is kept.
+    /// Returns the launches that compute the stored values.
     fn pairs(&self, cx: &Context<'_>, [scores, products]: [usize; 2]) -> Result<Vec<Launch>, String> {
         let Attention { q, k, v, size, width, .. } = self.a;
         let of = |factors, size, first, are_scores| Pairs { printer: self, factors, size, first, are_scores };
@@ -280,19 +281,19 @@ impl<'n> Printer<'n> {
         all.iter().map(launches).collect::<Result<Vec<_>, String>>().map(|launches| launches.concat())
     }
 
-    /// The number of a row.
+    /// Returns the index of a row.
     fn row(&self, batch: &[String], i: &str) -> String {
         let batch = batch.iter().zip(&self.a.batch);
         let head = batch.fold(String::from("0i"), |head, (at, size)| format!("({head} * {size} + {at})"));
         format!("({head} * {} + {i})", self.a.queries)
     }
 
-    /// The place of what is kept of a query and a key.
+    /// Returns the scratch offset of the stored value for a query and a key.
     fn kept_place(&self, first: usize, batch: &[String], i: &str, j: &str) -> String {
         format!("{first} + {} * {} + {j}", self.row(batch, i), self.a.keys)
     }
 
-    /// A sum of products over so many positions.
+    /// Prints a sum of products over `count` terms.
     fn over(
         &self,
         kernel: &mut Kernel<'_>,
@@ -308,7 +309,7 @@ impl<'n> Printer<'n> {
         Ok(total)
     }
 
-    /// The product of two lines of operands.
+    /// Prints the inner product of two rows of operands.
     fn product(
         &self,
         kernel: &mut Kernel<'_>,
@@ -322,7 +323,7 @@ impl<'n> Printer<'n> {
         })
     }
 
-    /// The result of a nest for given values at a point of the scores.
+    /// Prints the result of a nest at a point of the scores, from the values of its accumulators.
     fn through(
         kernel: &mut Kernel<'_>,
         known: &AnalyzedNest<'_>,
@@ -344,7 +345,7 @@ impl<'n> Printer<'n> {
         Printer::through(kernel, &self.scores, batch, [i, j], vec![product])
     }
 
-    /// The place of a statistic of a row.
+    /// Returns the scratch offset of a statistic of a row.
     fn place(&self, batch: &[String], i: &str, number: usize) -> String {
         format!("{} * {STATISTICS} + {number}", self.row(batch, i))
     }
@@ -353,7 +354,7 @@ impl<'n> Printer<'n> {
         kernel.define(Value::new(format!("exp_f32({} - {})", score.text, most.text), Repr::F32))
     }
 
-    /// An element of the softmax.
+    /// Prints an element of the softmax.
     fn softmax(&self, kernel: &mut Kernel<'_>, batch: &[String], i: &str, j: &str) -> Result<Value, String> {
         let score = self.score(kernel, batch, i, j)?;
         let most = kernel.scratch(&self.place(batch, i, 0), Repr::F32);
@@ -362,13 +363,13 @@ impl<'n> Printer<'n> {
         Ok(kernel.define(Value::new(format!("{} / {total}", power.text), Repr::F32)))
     }
 
-    /// The weight of a value.
+    /// Prints the weight of a value.
     fn weight(&self, kernel: &mut Kernel<'_>, batch: &[String], i: &str, j: &str) -> Result<Value, String> {
         let softmax = self.softmax(kernel, batch, i, j)?;
         Printer::through(kernel, &self.weights, batch, [i, j], vec![softmax])
     }
 
-    /// The gradient of an element of the softmax, and what is left of the element for the way back.
+    /// Prints the gradient of an element of the softmax, and the softmax factor of the gradient.
     fn back(
         &self,
         kernel: &mut Kernel<'_>,
@@ -392,7 +393,7 @@ impl<'n> Printer<'n> {
         Ok([of_softmax, kept])
     }
 
-    /// The gradient of the product of a query and a key.
+    /// Prints the gradient of the product of a query and a key.
     fn of_product(
         &self,
         kernel: &mut Kernel<'_>,
@@ -409,7 +410,7 @@ impl<'n> Printer<'n> {
         Printer::through(kernel, &back.scores, batch, [i, j], vec![of_score])
     }
 
-    /// The launch that leaves the statistics of every row: some invocations of a group for each.
+    /// Returns the launch that computes the statistics of every row. Several invocations of a group share a row.
     fn statistics(&self, cx: &Context<'_>) -> Result<Launch, String> {
         let Attention { batch, queries, keys, .. } = self.a;
         let dims: Vec<usize> = batch.iter().copied().chain([*queries]).collect();

@@ -1,14 +1,14 @@
-//! The elements of its buffers that an instruction reaches.
+//! Ranges of buffer elements that an instruction accesses.
 //!
-//! A binding begins where the elements begin that a kernel reaches, so that a step of a sequence has the kernel of the steps
-//! before it: what is printed counts from there.
+//! A binding begins at the first accessed element, and kernels count from there. All steps of an unrolled sequence then
+//! have the same kernel.
 
 use std::ops::Range;
 
 use ortrain_expr::Dims;
 use ortrain_program::{BufferId, Instruction, MatMul, Nest, Operand};
 
-/// The elements of a buffer that an instruction reaches; `None` if any of them may be.
+/// Returns the elements of a buffer that an instruction accesses; `None` if it may access any element.
 pub(crate) fn reached(instruction: &Instruction, id: BufferId) -> Option<Range<usize>> {
     let mut all: Option<Range<usize>> = None;
     let mut add = |range: Range<usize>| {
@@ -30,7 +30,7 @@ pub(crate) fn reached(instruction: &Instruction, id: BufferId) -> Option<Range<u
     all
 }
 
-/// Adds what a nest reaches of a buffer. `None` if that is not known.
+/// Adds the elements of a buffer that a nest accesses. Returns `None` if they are unknown.
 fn of_nest(nest: &Nest, id: BufferId, add: &mut dyn FnMut(Range<usize>)) -> Option<()> {
     if nest.segments.is_some() {
         return None;
@@ -44,7 +44,7 @@ fn of_nest(nest: &Nest, id: BufferId, add: &mut dyn FnMut(Range<usize>)) -> Opti
     nest.operands().try_for_each(|operand| of_operand(operand, id, &nest.dims, add))
 }
 
-/// Adds what an operand reaches over a space, if it is one of the buffer.
+/// Adds the elements that an operand accesses over a space, if the operand is in the buffer.
 fn of_operand(
     operand: &Operand,
     id: BufferId,
@@ -52,7 +52,7 @@ fn of_operand(
     add: &mut dyn FnMut(Range<usize>),
 ) -> Option<()> {
     if operand.buffer == id {
-        // What is the same along a row is touched even if the row has no elements.
+        // Operands that are constant along a row are accessed even if the row is empty.
         let dims: Dims = dims.iter().map(|&size| size.max(1)).collect();
         let (low, high) = operand.access.reach(&dims)?;
         add(usize::try_from(low).ok()?..usize::try_from(high).ok()? + 1);

@@ -1,4 +1,4 @@
-//! The memory of an instruction, as bindings hold it.
+//! Memory bindings of an instruction.
 
 use std::cell::Cell;
 
@@ -8,7 +8,7 @@ use rustc_hash::FxHashMap;
 use crate::binding_range::reached;
 use crate::launch::{Caps, Home};
 
-/// Bytes of a memory that are one binding, since buffers of an instruction share them.
+/// Byte range of a memory that is one binding. Buffers of an instruction can share it.
 #[derive(Clone, Debug)]
 pub(crate) struct Region {
     pub(crate) home: Home,
@@ -18,18 +18,18 @@ pub(crate) struct Region {
     pub(crate) atomic: bool,
 }
 
-/// The memory of an instruction, cut into regions that share no bytes.
+/// Memory of an instruction, split into disjoint regions.
 #[derive(Debug)]
 pub(crate) struct Regions<'a> {
     pub(crate) program: &'a Program,
     pub(crate) regions: Vec<Region>,
-    /// True once a kernel had more bindings than the device has.
+    /// True once a kernel exceeded the number of bindings of the device.
     pub(crate) crowded: Cell<bool>,
-    /// The bytes that are reached of each buffer.
+    /// Accessed bytes of each buffer.
     spans: FxHashMap<BufferId, (Home, usize, usize)>,
 }
 
-/// The bytes of a buffer in its memory.
+/// Returns the bytes of a buffer in its memory.
 fn bytes_of(program: &Program, id: BufferId) -> (Home, usize, usize) {
     let buffer = program.buffer(id);
     let (home, start) = match buffer.place {
@@ -40,7 +40,7 @@ fn bytes_of(program: &Program, id: BufferId) -> (Home, usize, usize) {
     (home, start, start + buffer.bytes())
 }
 
-/// The bytes that an instruction reaches of a buffer.
+/// Returns the bytes of a buffer that an instruction accesses.
 fn reached_bytes(program: &Program, instruction: &Instruction, id: BufferId) -> (Home, usize, usize) {
     let (home, start, end) = bytes_of(program, id);
     let size = program.buffer(id).dtype.size();
@@ -51,7 +51,7 @@ fn reached_bytes(program: &Program, instruction: &Instruction, id: BufferId) -> 
 }
 
 impl<'a> Regions<'a> {
-    /// The regions of the buffers of an instruction.
+    /// Creates the regions of the buffers of an instruction.
     pub(crate) fn new(
         program: &'a Program,
         instruction: &Instruction,
@@ -93,8 +93,8 @@ impl<'a> Regions<'a> {
         Ok(Regions { program, regions, crowded: Cell::new(false), spans })
     }
 
-    /// Makes one region of the two that are nearest in a memory, with what lies between them. False if there are none, or if it
-    /// would be too large for a device.
+    /// Merges the two regions with the smallest gap in a memory. Returns false if no memory has two regions, or if the
+    /// result is too large for the device.
     pub(crate) fn join(&mut self, caps: &Caps) -> bool {
         self.crowded.set(false);
         self.regions.sort_by_key(|region| (region.home, region.start));
@@ -109,14 +109,15 @@ impl<'a> Regions<'a> {
         (first.end - first.start) as u64 <= caps.binding_bytes
     }
 
-    /// The number of the region of a buffer.
+    /// Returns the index of the region of a buffer.
     pub(crate) fn of(&self, id: BufferId) -> usize {
         let (home, start, end) = self.spans[&id];
         let holds = |region: &Region| region.home == home && region.start <= start && end <= region.end;
         self.regions.iter().position(holds).expect("every buffer of the instruction has a region")
     }
 
-    /// The number of the first element of a buffer, counted from the start of its region: it may lie before the region.
+    /// Returns the index of the first element of a buffer, relative to the start of its region. It is negative if the
+    /// element is before the region.
     pub(crate) fn first(&self, id: BufferId) -> isize {
         let (_, first, _) = bytes_of(self.program, id);
         (first as isize - self.regions[self.of(id)].start as isize)

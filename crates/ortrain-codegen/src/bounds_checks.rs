@@ -1,4 +1,4 @@
-//! Guards of nests: which point is the first where one fails.
+//! Guards of nests: kernels that find the first point with a failed guard.
 
 use ortrain_expr::{CompareOp, Inst, Reg, Scalar, Type};
 use ortrain_program::{Load, Nest};
@@ -11,10 +11,10 @@ use crate::lower::Context;
 use crate::thread_index::{coordinates, point_of};
 use crate::thread_reduction::{Reduced, inner_loops, reductions};
 
-/// Prints what the instruction makes for the nest at a point, before the nest finishes it.
+/// Printer of the values that the instruction accumulates at a point, before the epilogue nest.
 pub(crate) type Accumulate<'f> = &'f dyn Fn(&mut Kernel<'_>, &[String]) -> Result<Vec<Value>, String>;
 
-/// The launches that look for points where a guard fails.
+/// Returns the launches that search for failed guards.
 pub(crate) fn checks(
     cx: &Context<'_>,
     known: &AnalyzedNest<'_>,
@@ -28,22 +28,22 @@ pub(crate) fn checks(
     steps.iter().map(launch).collect()
 }
 
-/// The part of a kernel in a check of guards.
+/// Step of a check of guards.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Step {
-    /// It finds the least point where one fails.
+    /// Finds the smallest point with a failed guard.
     Find,
-    /// It says what fails there.
+    /// Reports the failed guard at this point.
     Tell,
 }
 
-/// The guards of a nest, and what they are made of.
+/// Guards of a nest, and their dependencies.
 struct Guards {
-    /// The index and the bound of each.
+    /// Index and bound of each guard.
     roots: Vec<Reg>,
-    /// True if they look at accumulators.
+    /// True if a guard depends on accumulators.
     accumulators: bool,
-    /// True if they look at reductions.
+    /// True if a guard depends on reductions.
     reductions: bool,
 }
 
@@ -67,7 +67,7 @@ impl Guards {
     }
 }
 
-/// The kernel of a step, and how many points it has.
+/// Returns the kernel of a step, and its number of points.
 fn check<'a>(
     cx: &'a Context<'a>,
     known: &AnalyzedNest<'_>,
@@ -115,7 +115,7 @@ fn check<'a>(
     Ok((kernel, points))
 }
 
-/// The statements that note a guard which fails at a point.
+/// Prints the statements that record a failed guard at a point.
 fn verdict(
     cx: &Context<'_>,
     kernel: &mut Kernel<'_>,

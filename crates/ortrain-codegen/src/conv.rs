@@ -13,7 +13,7 @@ use crate::matmul_strategy;
 use crate::nest;
 use crate::thread_index::coordinates;
 
-/// Channels of a group that are few: what is loaded is used too seldom to be shared.
+/// Maximum number of channels per group for the plain kernel: with few channels, shared loads are reused too rarely.
 const FEW: usize = 4;
 
 pub(crate) fn launches(cx: &Context<'_>, c: &Conv) -> Result<Vec<Launch>, String> {
@@ -27,7 +27,7 @@ pub(crate) fn launches(cx: &Context<'_>, c: &Conv) -> Result<Vec<Launch>, String
     matmul_strategy::launches(cx, &Windows(c), &c.epilogue, &plain)
 }
 
-/// An element of the result by itself: products with what lies outside are left out.
+/// Prints a single element of the result. Products with elements outside of the input are skipped.
 fn direct(kernel: &mut Kernel<'_>, c: &Conv, at: &[String]) -> Result<Value, String> {
     let sum = InnerProduct::new(kernel, c.precision);
     let depth = kernel.depth();
@@ -39,7 +39,7 @@ fn direct(kernel: &mut Kernel<'_>, c: &Conv, at: &[String]) -> Result<Value, Str
     Ok(sum.result(kernel))
 }
 
-/// True if zeros are gathered for what lies outside.
+/// Returns true if the loads insert zeros for elements outside of the input.
 fn gathers_zeros(shape: &ConvShape) -> bool {
     let reaches = |axis: &SlidingAxis| {
         let last = (axis.output.max(1) - 1) * axis.stride + (axis.kernel.max(1) - 1) * axis.dilation;
@@ -52,8 +52,9 @@ fn element(kernel: &mut Kernel<'_>, from: &Operand, at: &[String]) -> Result<Val
     Ok(kernel.load(from.buffer, &position(from, at)))
 }
 
-/// The factors of a convolution as a product of matrices, one for each group of channels. Rows are channels of the result, and
-/// columns its places in all images; for the gradient of the filter they are channels and cells.
+/// Factors of a convolution as matrix products, one per group of channels (implicit GEMM). Rows are output channels,
+/// columns are output positions in all images. For the gradient of the filter, columns are input channels and filter
+/// elements.
 struct Windows<'c>(&'c Conv);
 
 impl Windows<'_> {
@@ -61,12 +62,12 @@ impl Windows<'_> {
         self.0.shape.axes.iter().map(size)
     }
 
-    /// Cells of a window.
+    /// Returns the number of elements of a window.
     fn cells(&self) -> usize {
         self.sizes(|axis| axis.kernel).product()
     }
 
-    /// The index along a first axis, then along each axis of windows, of a number.
+    /// Splits a linear index into indices along a leading axis and along each window axis.
     fn split(
         &self,
         kernel: &mut Kernel<'_>,
@@ -79,7 +80,7 @@ impl Windows<'_> {
         coordinates(kernel, &number, &dims)
     }
 
-    /// An index with the positions behind its first one moved to where the windows there, or the cells, begin.
+    /// Maps the window indices after the leading index to start positions.
     fn moved(
         &self,
         kernel: &mut Kernel<'_>,
@@ -91,12 +92,12 @@ impl Windows<'_> {
         [lead.clone()].into_iter().chain(moved.collect::<Vec<_>>()).collect()
     }
 
-    /// The channel of a tensor in a group.
+    /// Prints the index of a channel, from its group and its index in the group.
     fn channel(kernel: &mut Kernel<'_>, group: &str, channels: usize, of_group: &str) -> String {
         kernel.int(format!("{group} * {channels} + {of_group}"))
     }
 
-    /// An element of the filter, of the left factor.
+    /// Prints an element of the filter: the left factor.
     fn filter(&self, kernel: &mut Kernel<'_>, line: &[String], term: &[String]) -> Result<Value, String> {
         let ConvShape { pass, channels_in, channels_out, .. } = self.0.shape;
         let (cells, [group, row]) = (self.cells(), [&line[0], &line[1]]);
@@ -112,7 +113,8 @@ impl Windows<'_> {
         Ok(kernel.load(self.0.b.buffer, &at))
     }
 
-    /// An element under a cell of a window, of the right factor, or one of the window over a position.
+    /// Prints an element of the right factor: an input element in a window, or the output element of a window that covers
+    /// a position.
     fn gathered(&self, kernel: &mut Kernel<'_>, line: &[String], term: &[String]) -> Result<Value, String> {
         let ConvShape { pass, channels_in, channels_out, ref axes, .. } = self.0.shape;
         let (group, line) = line.split_first().expect("the group comes first");
@@ -221,7 +223,7 @@ impl MatmulOperands for Windows<'_> {
         }
     }
 
-    /// Zeros that were gathered for what lies outside make NaN of infinite factors: the sum is made again without them.
+    /// Inserted zeros times infinite factors give NaN. A NaN sum is therefore recomputed without them.
     fn finished(&self, kernel: &mut Kernel<'_>, at: &[String], product: Value) -> Result<Value, String> {
         if !gathers_zeros(&self.0.shape) {
             return Ok(product);
@@ -252,7 +254,7 @@ impl MatmulOperands for Windows<'_> {
     }
 }
 
-/// Positions of the input; goes on where all lie inside.
+/// Defines input positions, and starts a block for positions inside of the input.
 fn inside(kernel: &mut Kernel<'_>, axes: &[SlidingAxis], places: Vec<String>) -> Vec<String> {
     let found: Vec<String> = places.into_iter().map(|place| kernel.int(place)).collect();
     let inside = axes.iter().zip(&found).map(|(axis, at)| format!("{at} >= 0i && {at} < {}i", axis.input));
@@ -263,7 +265,7 @@ fn inside(kernel: &mut Kernel<'_>, axes: &[SlidingAxis], places: Vec<String>) ->
     found
 }
 
-/// The windows that begin so far from the start; goes on where all exist.
+/// Defines the windows with these start offsets, and starts a block for existing windows.
 fn exist(kernel: &mut Kernel<'_>, axes: &[SlidingAxis], starts: Vec<String>) -> Vec<String> {
     let mut exists = Vec::new();
     let mut found = Vec::new();
@@ -279,7 +281,7 @@ fn exist(kernel: &mut Kernel<'_>, axes: &[SlidingAxis], starts: Vec<String>) -> 
     found
 }
 
-/// Starts the loops over the products of an element of the result; the places of both factors.
+/// Starts the loops over the products of a result element, and returns the indices of both factors.
 fn places(kernel: &mut Kernel<'_>, shape: &ConvShape, at: &[String]) -> [Vec<String>; 2] {
     let ConvShape { pass, batch, channels_in, channels_out, ref axes, .. } = *shape;
     let (lead, place) = at.split_at(2);
@@ -318,7 +320,7 @@ fn places(kernel: &mut Kernel<'_>, shape: &ConvShape, at: &[String]) -> [Vec<Str
     }
 }
 
-/// The input positions under cells of windows; goes on where all lie inside.
+/// Defines the input positions of window elements, and starts a block for positions inside of the input.
 pub(crate) fn under(
     kernel: &mut Kernel<'_>,
     axes: &[SlidingAxis],
@@ -332,7 +334,7 @@ pub(crate) fn under(
     inside(kernel, axes, places.collect())
 }
 
-/// The windows whose cells lie over input positions; goes on where all exist.
+/// Defines the windows with given elements over input positions, and starts a block for existing windows.
 fn over(kernel: &mut Kernel<'_>, axes: &[SlidingAxis], inputs: &[String], cells: &[String]) -> Vec<String> {
     let starts = axes.iter().zip(inputs).zip(cells).map(|((axis, i), k)| {
         let SlidingAxis { dilation, before, .. } = axis;

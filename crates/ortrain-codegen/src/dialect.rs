@@ -1,36 +1,35 @@
-//! The languages that kernels are printed in.
+//! Kernel languages.
 
 use ortrain_expr::Scalar;
 
-/// The type of a printed value. Types that only exist in memory are none of these.
+/// Type of a printed value. Storage-only types are not included.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Repr {
     /// 32-bit float.
     F32,
-    /// 32-bit signed integer: also a 64-bit one that is known to fit.
+    /// 32-bit signed integer; also a 64-bit integer that provably fits.
     I32,
     /// 32-bit unsigned integer.
     U32,
-    /// Truth value.
+    /// Boolean.
     Bool,
     /// 64-bit signed integer: a pair of words.
     I64,
     /// 64-bit unsigned integer: a pair of words.
     U64,
-    /// 64-bit float: its bits, a pair of words that functions compute with.
+    /// 64-bit float: a pair of words with its bits. Library functions compute with it.
     F64,
-    /// Two 32-bit floats, `NAME.x` and `NAME.y`. The product of a float and of such, and sums of them, are written as those of
-    /// floats are.
+    /// Two 32-bit floats, `NAME.x` and `NAME.y`. Sums, and products with a float, are written as for scalars.
     F32x2,
-    /// Four 32-bit floats: those and `NAME.z`, `NAME.w`.
+    /// Four 32-bit floats, with `NAME.z` and `NAME.w` in addition.
     F32x4,
 }
 
 impl Repr {
-    /// So many floats in one: 2 or 4.
+    /// Returns the type of `count` floats: 2 or 4.
     ///
     /// # Panics
-    /// With another number.
+    /// For any other count.
     #[must_use]
     pub fn floats(count: usize) -> Repr {
         match count {
@@ -40,7 +39,7 @@ impl Repr {
         }
     }
 
-    /// Bytes of a value in a shared array.
+    /// Returns the bytes of a value in a shared array.
     #[must_use]
     pub fn bytes(self) -> usize {
         match self {
@@ -50,80 +49,82 @@ impl Repr {
         }
     }
 
-    /// True for an integer that is a pair of words.
+    /// Returns true for an integer that is a pair of words.
     #[must_use]
     pub fn is_pair(self) -> bool {
         matches!(self, Repr::I64 | Repr::U64)
     }
 }
 
-/// A language for kernels. What differs between languages is here; expressions of calls and operators are the same in all.
+/// Language for kernels. It covers the differences between languages; calls and operators are the same in all
+/// languages.
 ///
-/// Functions that are called by name (`exp_f32`, `add_pair`, …) are those of [`Dialect::prelude`].
+/// Functions that are called by name (`exp_f32`, `add_pair`, …) are defined in [`Dialect::prelude`].
 pub trait Dialect: std::fmt::Debug + Sync {
-    /// The name of a type.
+    /// Returns the name of a type.
     fn type_name(&self, repr: Repr) -> &'static str;
 
-    /// A constant that is given as a scalar of the type.
+    /// Returns the literal of a constant, from a scalar of the type.
     fn constant(&self, value: Scalar, repr: Repr) -> String;
 
-    /// A value of several floats, from each of them or from one for all.
+    /// Returns a vector of floats, from one part per float or from one part for all.
     fn floats(&self, repr: Repr, parts: &[String]) -> String;
 
-    /// One of the floats of an element of a shared array, by a number that is computed.
+    /// Returns one float of an element of a shared array, by a computed index.
     fn part_of(&self, array: &str, at: &str, part: &str) -> String;
 
-    /// The definition of a name that keeps its value.
+    /// Defines a constant name.
     fn define(&self, name: &str, repr: Repr, value: &str) -> String;
 
-    /// The definition of a name whose value changes.
+    /// Defines a mutable variable.
     fn variable(&self, name: &str, repr: Repr, value: &str) -> String;
 
-    /// `yes` where a condition holds, else `no`. Both are computed.
+    /// Returns `yes` if the condition holds, or else `no`. Both are evaluated.
     fn select(&self, condition: &str, yes: &str, no: &str) -> String;
 
-    /// The head of a loop over `from <= name < to`, of 32-bit signed integers, up to its opening brace.
+    /// Returns the head of a loop over `from <= name < to` (32-bit signed integers), with the opening brace.
     fn counted(&self, name: &str, from: &str, to: &str) -> String;
 
-    /// The word of a binding with a number (a 32-bit signed integer).
+    /// Returns the word of a binding at an index (a 32-bit signed integer).
     fn word(&self, binding: &Declared, at: &str) -> String;
 
-    /// Four words of a binding of quads, by the number of the quad.
+    /// Returns four words of a binding of quads, at the index of the quad.
     fn quad(&self, binding: &Declared, at: &str) -> String;
 
-    /// The definition of a name for four words, each of which is then `NAME.x`, `NAME.y`, `NAME.z`, `NAME.w`.
+    /// Defines a name for four words: `NAME.x`, `NAME.y`, `NAME.z`, `NAME.w`.
     fn define_quad(&self, name: &str, value: &str) -> String;
 
-    /// The statement that writes four words.
+    /// Returns the statement that writes four words.
     fn set_quad(&self, binding: &Declared, at: &str, words: &[String; 4]) -> String;
 
-    /// The statement that writes a word.
+    /// Returns the statement that writes a word.
     fn set_word(&self, binding: &Declared, at: &str, value: &str) -> String;
 
-    /// The statements that write those bits of a word which are set in `mask`; others stay, whoever writes them meanwhile.
+    /// Returns the statements that write the bits in `mask` of a word. Other bits stay unchanged, even under concurrent
+    /// writes.
     fn set_bits(&self, binding: &Declared, at: &str, mask: &str, value: &str) -> String;
 
-    /// The statement that makes a word the least of what it is and a value. The binding is atomic.
+    /// Returns the statement that sets a word to the minimum of the word and a value. The binding is atomic.
     fn lower_word(&self, binding: &Declared, at: &str, value: &str) -> String;
 
-    /// The statement where all invocations of a group wait for each other: what any has written to shared arrays before, all
-    /// see behind it.
+    /// Returns a barrier for all invocations of a group. Earlier writes to shared arrays are visible after it.
     fn barrier(&self) -> String;
 
-    /// The same for what is read from and written to bindings.
+    /// Returns a barrier that also covers accesses to bindings.
     fn binding_barrier(&self) -> String;
 
-    /// The functions that kernels may call.
+    /// Returns the functions that kernels may call.
     fn prelude(&self) -> &str;
 
-    /// A kernel of one invocation for each `id` below `points`, `row` groups of [`GROUP`] to a row of groups.
+    /// Returns a kernel with one invocation for each `id` below `points`. `row` is the number of groups of [`GROUP`]
+    /// invocations per row of groups.
     fn kernel(&self, bindings: &[Declared], body: &str, points: u64, row: u32) -> String;
 
-    /// A kernel of so many whole groups of [`GROUP`] invocations, `row` of them to a row of groups.
+    /// Returns a kernel of `groups` whole groups of [`GROUP`] invocations, with `row` groups per row of groups.
     ///
-    /// In the body `group` is the number of the group, an unsigned integer that is the same for the whole group, and `lane`
-    /// that of the invocation in its group, a signed one. Elements of a shared array are read and written as `NAME[PLACE]`;
-    /// they hold anything at first.
+    /// In the body, `group` is the index of the group: an unsigned integer that is uniform in the group. `lane` is the
+    /// index of the invocation in its group, a signed integer. Elements of a shared array are written `NAME[INDEX]`;
+    /// their initial value is undefined.
     fn kernel_of_groups(
         &self,
         bindings: &[Declared],
@@ -134,38 +135,38 @@ pub trait Dialect: std::fmt::Debug + Sync {
     ) -> String;
 }
 
-/// Invocations of a group.
+/// Number of invocations of a group.
 pub const GROUP: u32 = 256;
 
-/// Bytes that the arrays of a group have, at most: what WebGPU promises, section 3.6.2 of its specification.
+/// Maximum bytes of the shared arrays of a group: the guarantee of WebGPU, section 3.6.2 of its specification.
 pub const SHARED: usize = 16 << 10;
 
-/// An array that the invocations of a group share.
+/// Array that the invocations of a group share.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Shared {
-    /// Its name in the source.
+    /// Name in the source.
     pub name: String,
-    /// The type of its elements.
+    /// Type of the elements.
     pub repr: Repr,
-    /// The number of its elements.
+    /// Number of elements.
     pub len: usize,
 }
 
 impl Shared {
-    /// Bytes of the array.
+    /// Returns the bytes of the array.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.len * self.repr.bytes()
     }
 }
 
-/// A binding as a kernel declares it: an array of words.
+/// Binding as a kernel declares it: an array of words.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Declared {
-    /// Its name in the source.
+    /// Name in the source.
     pub name: String,
-    /// True if words are written in part, or by several invocations.
+    /// True if words are written partially, or by several invocations.
     pub atomic: bool,
-    /// True if it is an array of quads of words, which are read and written as a whole.
+    /// True if the binding is an array of quads of words, which are read and written as a whole.
     pub is_wide: bool,
 }

@@ -1,4 +1,4 @@
-//! Elements of buffers, as words hold them.
+//! Loads and stores of buffer elements, which bindings hold as words.
 
 use ortrain_expr::{DType, Type};
 use ortrain_program::BufferId;
@@ -7,7 +7,7 @@ use crate::dialect::Repr;
 use crate::expr::repr_of;
 use crate::kernel::{Kernel, Value};
 
-/// The value of an element that is narrower than a word, from its bits.
+/// Returns the value of an element that is narrower than a word, from its bits.
 fn of_bits(dtype: DType, raw: &str) -> Value {
     match dtype {
         DType::F16 => Value::new(format!("f32_of_f16({raw})"), Repr::F32),
@@ -21,7 +21,7 @@ fn of_bits(dtype: DType, raw: &str) -> Value {
     }
 }
 
-/// The value of an element of one word.
+/// Returns the value of an element of one word.
 fn of_word(dtype: DType, word: &str) -> Value {
     match dtype {
         DType::F32 => Value::new(format!("float_of({word})"), Repr::F32),
@@ -30,7 +30,7 @@ fn of_word(dtype: DType, word: &str) -> Value {
     }
 }
 
-/// The word of a value, which is an element of one word.
+/// Returns the word of a value that is stored in one word.
 pub(crate) fn word_of(value: &Value) -> String {
     let text = &value.text;
     match value.repr {
@@ -40,7 +40,7 @@ pub(crate) fn word_of(value: &Value) -> String {
     }
 }
 
-/// A place that is so many elements further. A place begins with the number that is the same everywhere.
+/// Adds an offset to an element index. The index begins with its constant part.
 fn moved(at: &str, by: isize) -> String {
     let (first, rest) = at.split_once(" + ").unwrap_or((at, ""));
     let sum = first.parse::<isize>().map(|first| first + by);
@@ -53,13 +53,13 @@ fn moved(at: &str, by: isize) -> String {
     }
 }
 
-/// The shift that turns numbers of narrow elements into those of words, and the bits of such a number that are left.
+/// Returns the shift from indices of narrow elements to indices of words, and the mask of the remaining bits.
 fn narrow(dtype: DType) -> (u32, u32) {
     if dtype.size() == 1 { (2, 3) } else { (1, 1) }
 }
 
 impl Kernel<'_> {
-    /// An element of a buffer, computed as elements of its type are.
+    /// Returns an element of a buffer, in the type of computation.
     pub(crate) fn load(&mut self, id: BufferId, at: &str) -> Value {
         let dtype = self.dtype(id);
         let (binding, base) = self.buffer(id);
@@ -83,7 +83,7 @@ impl Kernel<'_> {
         }
     }
 
-    /// The bits of a value that is stored in less than a word.
+    /// Returns the bits of a value that is stored in less than a word.
     fn narrow_bits(&self, dtype: DType, value: &Value) -> String {
         let text = &value.text;
         match dtype {
@@ -95,7 +95,7 @@ impl Kernel<'_> {
         }
     }
 
-    /// Writes an element of a buffer. The value has the type in which elements are computed.
+    /// Writes an element of a buffer. The value has the type of computation.
     pub(crate) fn store(&mut self, id: BufferId, at: &str, value: &Value) {
         let dtype = self.dtype(id);
         let value = self.as_repr(value, repr_of(Type::of(dtype)));
@@ -124,7 +124,8 @@ impl Kernel<'_> {
         }
     }
 
-    /// Four neighbours of a buffer. The number of the first one is a multiple of four; elements have a word or less.
+    /// Loads four adjacent elements of a buffer. The index of the first is a multiple of four; elements have at most
+    /// one word.
     pub(crate) fn load_quad(&mut self, id: BufferId, at: &str) -> [Value; 4] {
         let dtype = self.dtype(id);
         let (binding, base) = self.buffer(id);
@@ -148,7 +149,7 @@ impl Kernel<'_> {
         })
     }
 
-    /// Writes four neighbours of a buffer, as [`Kernel::load_quad`] reads them.
+    /// Writes four adjacent elements of a buffer, with the conditions of [`Kernel::load_quad`].
     pub(crate) fn store_quad(&mut self, id: BufferId, at: &str, values: [&Value; 4]) {
         let dtype = self.dtype(id);
         let values: Vec<Value> =

@@ -7,27 +7,27 @@ use crate::dialect::Repr;
 use crate::kernel::{Kernel, Value};
 use crate::ranges::{Range, ranges};
 
-/// A nest with what is known of its registers.
+/// Nest with the ranges of its registers.
 #[derive(Debug)]
 pub(crate) struct AnalyzedNest<'n> {
     pub(crate) nest: &'n Nest,
     ranges: Vec<Range>,
 }
 
-/// A point of a space: where the expression is computed.
+/// Point of a space where an expression is computed.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Point {
-    /// The position along each axis, as 32-bit signed integers.
+    /// Index along each axis, as 32-bit signed integers.
     pub(crate) at: Vec<String>,
-    /// Values of the instruction that the nest finishes.
+    /// Accumulators: values that the instruction passes to its epilogue nest.
     pub(crate) accumulators: Vec<Value>,
-    /// The values of all loads here, where they are known already; else empty.
+    /// Values of all loads at this point, or empty if they are not yet loaded.
     pub(crate) loaded: Vec<Value>,
-    /// The results of the reductions so far.
+    /// Results of the reductions so far.
     pub(crate) reduced: Vec<Value>,
 }
 
-/// The place of an element at a point.
+/// Returns the index of an operand's element at a point.
 pub(crate) fn position(operand: &Operand, at: &[String]) -> String {
     let mut text = operand.access.offset.to_string();
     for (name, &stride) in at.iter().zip(&operand.access.strides) {
@@ -52,13 +52,13 @@ impl<'n> AnalyzedNest<'n> {
         Ok(AnalyzedNest { nest, ranges: ranges(nest) })
     }
 
-    /// The printed type of a register.
+    /// Returns the printed type of a register.
     pub(crate) fn repr(&self, reg: Reg) -> Repr {
         let k = usize::from(reg.0);
         self.ranges[k].repr(self.nest.expr.ty(reg))
     }
 
-    /// Prints what `roots` need at a point; their values.
+    /// Prints the instructions that `roots` need at a point, and returns the values of `roots`.
     pub(crate) fn print(
         &self,
         kernel: &mut Kernel<'_>,
@@ -122,7 +122,7 @@ impl<'n> AnalyzedNest<'n> {
         })
     }
 
-    /// An element by its number; zero outside.
+    /// Prints a load by computed index, with zero for indices out of range.
     fn gathered(
         &self,
         kernel: &mut Kernel<'_>,
@@ -186,7 +186,7 @@ impl<'n> AnalyzedNest<'n> {
         if op == UnaryOp::Floor || (op == UnaryOp::Abs && unsigned) {
             return kernel.as_repr(a, repr);
         }
-        // Where the operand does not fit 32 bits the result may all the same.
+        // The result may fit 32 bits although the operand does not.
         let text = match (op, a.repr) {
             (UnaryOp::Neg, Repr::I64 | Repr::U64) => format!("neg_pair({})", a.text),
             (UnaryOp::Neg, Repr::I32) if repr.is_pair() => format!("neg_pair(pair_of_i32({}))", a.text),
@@ -224,7 +224,8 @@ impl<'n> AnalyzedNest<'n> {
             op,
             BinaryOp::Add | BinaryOp::Sub | BinaryOp::Mul | BinaryOp::And | BinaryOp::Or | BinaryOp::Xor
         );
-        // The low words of such results follow from those of the operands; of others they do not.
+        // The low words of these results depend only on the low words of the operands. For other operations they do
+        // not.
         let common = match op {
             BinaryOp::Pow => Repr::I64,
             _ if wraps && !repr.is_pair() => repr,
@@ -300,7 +301,7 @@ pub(crate) fn double_binary(op: BinaryOp, a: &Value, b: &Value) -> Value {
     Value::new(format!("{name}_f64({}, {})", a.text, b.text), Repr::F64)
 }
 
-/// The name of a function that is not computed in 64-bit floats: it would need tables of its own. `None` for the others.
+/// Returns the name of a function that is not supported in 64-bit floats, because it would need its own tables.
 fn refused(inst: Inst, ty: Type) -> Option<&'static str> {
     match inst {
         _ if ty != Type::F64 => None,
@@ -336,7 +337,7 @@ pub(crate) fn compare(kernel: &Kernel<'_>, op: CompareOp, ty: Type, operands: [V
         (false, _) => value.text,
     });
     let less = if ty == Type::U64 { "lt_u64" } else { "lt_i64" };
-    // A driver may say of any number that it equals itself.
+    // A driver may assume that every number equals itself.
     if ty == Type::F32 && a == b && op != CompareOp::Lt {
         return Value::new(format!("(!is_nan({a}))"), Repr::Bool);
     }
@@ -351,7 +352,7 @@ pub(crate) fn compare(kernel: &Kernel<'_>, op: CompareOp, ty: Type, operands: [V
     Value::new(format!("({text})"), Repr::Bool)
 }
 
-/// The printed type of values of a type, where nothing is known of their range.
+/// Returns the printed type of a type with unknown range.
 pub(crate) fn repr_of(ty: Type) -> Repr {
     match ty {
         Type::F32 => Repr::F32,
@@ -364,7 +365,7 @@ pub(crate) fn repr_of(ty: Type) -> Repr {
     }
 }
 
-/// A type that is printed so.
+/// Returns a type with this printed type.
 pub(crate) fn type_of(repr: Repr) -> Type {
     match repr {
         Repr::F32 | Repr::F32x2 | Repr::F32x4 => Type::F32,

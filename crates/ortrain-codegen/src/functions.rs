@@ -1,8 +1,7 @@
-//! Elementary functions in WGSL, printed from the coefficients that the CPU's vector code has.
+//! Elementary functions in WGSL, with the coefficients of the CPU's vector code.
 //!
-//! Neither is `fma` of every driver one rounding, nor may products and sums stay apart; comparisons of what is no number may
-//! be turned round. So what must be exact is exact either way: parts of numbers are cut off by their bits, and what is no
-//! number is known by its bits.
+//! Some drivers implement `fma` with two roundings, fuse products and sums, or reverse comparisons with NaN. Exact
+//! parts are therefore exact in either case: numbers are split by their bits, and NaN is detected by its bits.
 
 use std::fmt::Write;
 
@@ -11,12 +10,12 @@ use ortrain_expr::coefficients::{
     SINE, SQRT_HALF_BITS, TANH, TANH_SMALL,
 };
 
-/// A number as a literal of WGSL and of C.
+/// Formats a number as a literal of WGSL and of C.
 fn number(value: f32) -> String {
     format!("{value:?}f")
 }
 
-/// A polynomial in `x`, the coefficient of the highest power first.
+/// Prints a polynomial in `x`, with the coefficient of the highest power first.
 fn polynomial(x: &str, coefficients: &[f32]) -> String {
     let mut text = number(coefficients[0]);
     for &c in &coefficients[1..] {
@@ -25,12 +24,12 @@ fn polynomial(x: &str, coefficients: &[f32]) -> String {
     text
 }
 
-/// The same from coefficients of 64 bits.
+/// Prints a polynomial with coefficients of 64 bits, rounded to 32 bits.
 fn rounded(x: &str, coefficients: &[f64]) -> String {
     polynomial(x, &coefficients.iter().map(|&c| c as f32).collect::<Vec<_>>())
 }
 
-/// The functions, one after the other.
+/// Returns the source of all functions.
 pub(crate) fn functions() -> String {
     let mut text = String::new();
     for part in [exponential(), logarithm(), by_exponential(), circular(), inverse_tangent(), power()] {
@@ -125,7 +124,7 @@ fn erf_f32(x: f32) -> f32 {{
     )
 }
 
-/// Parts of pi / 2, of so few bits each that products with 13 bits are exact.
+/// Returns parts of pi / 2 with few bits: products with integers of 13 bits are exact.
 fn quarter_turn() -> [f32; 4] {
     let mut rest = std::f64::consts::FRAC_PI_2;
     [0, 1, 2, 3].map(|_| {

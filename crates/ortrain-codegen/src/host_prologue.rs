@@ -1,9 +1,9 @@
-//! The part of a program that the host runs before the device begins: what depends on inputs alone, and is no work for a device.
+//! Host prologue: the part of a program that the host runs before the device. It depends on inputs alone.
 //!
-//! - Numbers in float64, for a device that has none: an optimizer makes rates and corrections of its settings, a few for each
-//!   tensor.
-//! - Guards of labels and indices: a run whose input is wrong ends before the device has begun, and nobody waits for the device to
-//!   know that it is right.
+//! - Numbers in float64, for a device without float64. For example, an optimizer computes rates and corrections from
+//!   its settings, a few for each tensor.
+//! - Guards of labels and indices. A run with an invalid input ends before the device starts, and no run waits for the
+//!   device to validate its inputs.
 
 use std::sync::Arc;
 
@@ -14,28 +14,28 @@ use ortrain_program::{
 };
 use rustc_hash::{FxHashMap, FxHashSet};
 
-/// The part of a program that the host runs before the device begins.
+/// Host part of a program, which runs before the device part.
 #[derive(Debug)]
 pub struct HostPart {
-    /// The program of the host.
+    /// Program of the host.
     pub program: Program,
-    /// The inputs of the whole that it takes, in the order of its own.
+    /// Inputs of the whole program that the host part reads, in the order of its inputs.
     pub inputs: Vec<BufferId>,
-    /// The buffers of the rest that hold its results, in the order of its own.
+    /// Buffers of the device part that receive the host's results, in the order of its outputs.
     pub results: Vec<BufferId>,
-    /// The places of the instructions of the rest whose guards it has checked.
+    /// Positions of the instructions of the device part with guards that the host has checked.
     pub checked: Vec<usize>,
 }
 
-/// A program as the rest that a device without float64 runs, and the part that the host runs before; `None` if there is nothing
-/// that the host can do. The rest has all buffers of the whole, and those for the results of the host behind them.
+/// Splits a program into a device part without float64 and a host part; returns `None` if the host has nothing to do.
+/// The device part keeps all buffers of the program, followed by buffers for the results of the host.
 #[must_use]
 pub fn split(program: &Program) -> Option<(Program, HostPart)> {
     let writes = program.instructions.iter().flat_map(|scheduled| scheduled.instruction.writes());
     let mut host = Host { written: writes.collect(), ..Host::default() };
     let mut rest = program.clone();
     rest.instructions.clear();
-    // What is given later than the host runs is not checked by it.
+    // The host cannot check values that the caller supplies later, at the yield.
     let mut is_given = true;
     for scheduled in program.instructions.iter().flat_map(ScheduledInstruction::parts) {
         let mut kept = scheduled.clone();
@@ -69,29 +69,29 @@ pub fn split(program: &Program) -> Option<(Program, HostPart)> {
     Some((rest, HostPart { program, inputs: taken, results: given, checked }))
 }
 
-/// True if a nest reads, writes or computes float64.
+/// Returns true if a nest reads, writes or computes float64.
 fn is_wide(nest: &Nest) -> bool {
     let stored = nest.operands().any(|operand| operand.access.dtype == DType::F64);
     stored || nest.expr.insts().iter().any(|&(_, ty)| ty == Type::F64)
 }
 
-/// The host's part while it is put together.
+/// Host part under construction.
 #[derive(Default)]
 struct Host {
     builder: ProgramBuilder,
-    /// Its buffer for each one of the program that it has.
+    /// Host buffer for each known buffer of the program.
     known: FxHashMap<BufferId, BufferId>,
-    /// Buffers of the program and its own.
+    /// Buffers of the program and of the host.
     inputs: Vec<(BufferId, BufferId)>,
     results: Vec<(BufferId, BufferId)>,
-    /// Buffers that instructions write: what an input among them holds is known at its beginning alone.
+    /// Buffers that instructions write. The host knows an input among them only at the beginning.
     written: FxHashSet<BufferId>,
-    /// Instructions of the rest whose guards it checks.
+    /// Positions of device instructions with guards that the host checks.
     checked: Vec<usize>,
 }
 
 impl Host {
-    /// True if the host has, or is given, what a buffer holds.
+    /// Returns true if the host knows the content of a buffer.
     fn has(&self, program: &Program, id: BufferId) -> bool {
         let is_constant = matches!(program.buffer(id).place, Place::Constant(_));
         is_constant
@@ -99,7 +99,7 @@ impl Host {
             || (program.inputs.contains(&id) && !self.written.contains(&id))
     }
 
-    /// True if the host can compute all of a nest, which is the only instruction that writes its results.
+    /// Returns true if the host can compute a whole nest. The nest must be the only writer of its results.
     fn takes(&self, program: &Program, nest: &Nest) -> bool {
         let is_alone = |id: BufferId| {
             let writes = program.instructions.iter().flat_map(|scheduled| scheduled.instruction.writes());
@@ -112,7 +112,7 @@ impl Host {
             && nest.stores.iter().all(|to| is_alone(to.buffer))
     }
 
-    /// The buffer of an input, of a constant, or of what an earlier instruction of the host makes.
+    /// Returns the host's buffer for an input, a constant, or a result of an earlier host instruction.
     fn source(&mut self, program: &Program, id: BufferId) -> BufferId {
         if let Some(&known) = self.known.get(&id) {
             return known;
@@ -130,7 +130,7 @@ impl Host {
         own
     }
 
-    /// A result of the host, in a buffer of the rest that nothing else uses.
+    /// Adds a result of the host, in a buffer of the device part without other users.
     fn result(&mut self, rest: &mut Program, id: BufferId) -> BufferId {
         let buffer = &mut rest.buffers[id.0 as usize];
         let start = align(rest.work_bytes);
@@ -142,7 +142,7 @@ impl Host {
         own
     }
 
-    /// Lets the host compute a nest.
+    /// Moves a nest to the host.
     fn whole(&mut self, program: &Program, rest: &mut Program, nest: &Nest, node: &Arc<str>) -> Option<()> {
         let mut own = nest.clone();
         for from in own.loaded_mut() {
@@ -154,8 +154,9 @@ impl Host {
         self.builder.emit(Instruction::from(own), GradientModes::ALL, node).ok()
     }
 
-    /// Lets the host check the guards of a nest, at as few points as their operands differ at. `None`, and nothing changes, if they
-    /// look at what the host does not have. A point that fails is the first one of the nest: it is zero where nothing differs.
+    /// Adds a check of the guards of a nest to the host part, over only the axes along which their operands vary.
+    /// Returns `None`, without changes, if the host does not know an operand. A failed point is the first such point of
+    /// the nest, with zeros along the other axes.
     fn checks(&mut self, program: &Program, nest: &Nest, node: &Arc<str>) -> Option<()> {
         if nest.segments.is_some() {
             return None;
@@ -208,8 +209,8 @@ impl Host {
             .ok()
     }
 
-    /// Lets the host compute what a nest needs in float64, once for each of its segments: the nest that reads these numbers.
-    /// `None` if there is nothing that it needs there, or if elements are stored in float64.
+    /// Moves the float64 subexpressions of a nest that are constant per segment to the host. Returns the nest that
+    /// reads their values. Returns `None` if there are no such subexpressions, or if a store is in float64.
     fn numbers(
         &mut self,
         program: &Program,
@@ -249,7 +250,7 @@ impl Host {
             return None;
         }
 
-        // The nest of the host.
+        // Nest of the host.
         let mut builder = Builder::new();
         let mut at = 0;
         let regs = builder.copy(&nest.expr, |b, inst, ty| {
@@ -286,7 +287,7 @@ impl Host {
         let made = Instruction::from(Nest::elementwise(dims, own, expr, stores));
         self.builder.emit(made, GradientModes::ALL, node).ok()?;
 
-        // The nest of the device.
+        // Nest of the device.
         let mut builder = Builder::new();
         let mut at = 0;
         let regs = builder.copy(&nest.expr, |b, inst, ty| {
@@ -302,8 +303,8 @@ impl Host {
     }
 }
 
-/// True for a register that the host hands to the device: it is made of float64 and is none itself, or the device goes on with it
-/// in float64. `slow` are the registers that the host can compute.
+/// Returns true for a register that the host passes to the device: a conversion from float64, or a float64 value that
+/// the device uses in float64. `slow` marks the registers that the host can compute.
 fn is_edge(nest: &Nest, slow: &[bool], k: usize) -> bool {
     let insts = nest.expr.insts();
     let here = Reg(k as u16);
@@ -319,7 +320,7 @@ fn is_edge(nest: &Nest, slow: &[bool], k: usize) -> bool {
     }
 }
 
-/// The loads that an expression reads or that are to be kept, and the expression with their new numbers.
+/// Returns the loads that an expression reads or that satisfy `is_kept`, and the expression with renumbered loads.
 fn compact(loads: &[Load], expr: Expr, is_kept: impl Fn(&Load) -> bool) -> (Vec<Load>, Expr) {
     let read: FxHashSet<u16> = (expr.insts().iter())
         .filter_map(|(inst, _)| match *inst {

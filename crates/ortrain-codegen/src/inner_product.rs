@@ -1,4 +1,4 @@
-//! Inner products, and what makes a product of matrices of an instruction.
+//! Inner products, and the interface of instructions that are matrix products.
 
 use ortrain_expr::{DType, Precision, Scalar};
 use ortrain_program::Operand;
@@ -8,21 +8,22 @@ use crate::expr::AnalyzedNest;
 use crate::kernel::{Kernel, Value, float64};
 use crate::nest;
 
-/// True if neighbours in memory are terms of one line, of a factor with these strides from line to line and from term to term.
+/// Returns true if adjacent elements in memory are terms of one line of a factor. The arguments are its strides between
+/// lines and between terms.
 pub(crate) fn terms_lie_closer(lines: isize, terms: isize) -> bool {
     let (lines, terms) = (lines.unsigned_abs(), terms.unsigned_abs());
     terms != 0 && (lines == 0 || terms < lines)
 }
 
-/// An inner product while it is summed up.
+/// Inner product under construction.
 pub(crate) struct InnerProduct {
     precision: Precision,
     total: Value,
-    /// The products of first terms alone, where there are further ones.
+    /// Sum of the products of first terms alone, if factors have several terms.
     first: Option<Value>,
 }
 
-/// The numbers that a factor is made of.
+/// Splits a factor into its terms for a precision.
 pub(crate) fn terms(kernel: &mut Kernel<'_>, precision: Precision, factor: Value) -> Vec<Value> {
     let names: &[&str] = match precision {
         Precision::F32 => return vec![factor],
@@ -40,7 +41,7 @@ impl InnerProduct {
         InnerProduct::of(kernel, precision, Repr::F32)
     }
 
-    /// Inner products side by side: right factors are several floats.
+    /// Creates several inner products of one left factor with vectors of right factors.
     pub(crate) fn of(kernel: &mut Kernel<'_>, precision: Precision, repr: Repr) -> InnerProduct {
         let zero = kernel.constant(Scalar::F32(0.0), repr);
         let total = kernel.variable(&zero);
@@ -48,13 +49,13 @@ impl InnerProduct {
         InnerProduct { precision, total, first }
     }
 
-    /// One of several side by side.
+    /// Returns one of several inner products.
     pub(crate) fn part(&self, name: &str) -> InnerProduct {
         let part = |sum: &Value| Value::new(format!("{}.{name}", sum.text), Repr::F32);
         InnerProduct { total: part(&self.total), first: self.first.as_ref().map(part), ..*self }
     }
 
-    /// The number of sums of one.
+    /// Returns the number of sums per inner product.
     pub(crate) fn count(precision: Precision) -> usize {
         precision.terms().min(2)
     }
@@ -65,7 +66,7 @@ impl InnerProduct {
         self.add_terms(kernel, &a, &b);
     }
 
-    /// Adds the product of two factors that are given as their terms.
+    /// Adds the product of two factors that are already split into terms.
     pub(crate) fn add_terms(&self, kernel: &mut Kernel<'_>, a: &[Value], b: &[Value]) {
         let product = |i: usize, j: usize| format!("{} * {}", a[i].text, b[j].text);
         if let Some(first) = &self.first {
@@ -76,12 +77,12 @@ impl InnerProduct {
         }
     }
 
-    /// Its sums so far: the total, then that of first terms if there are further ones.
+    /// Returns the sums so far: the total, then the sum of first terms if factors have several terms.
     pub(crate) fn sums(&self) -> impl Iterator<Item = &Value> {
         [&self.total].into_iter().chain(&self.first)
     }
 
-    /// Adds sums of another part of the same product.
+    /// Adds the sums of another part of the same product.
     pub(crate) fn add_sums(&self, kernel: &mut Kernel<'_>, sums: &[Value]) {
         for (own, other) in self.sums().zip(sums) {
             kernel.line(&format!("{0} = {0} + {1};", own.text, other.text));
@@ -98,36 +99,37 @@ impl InnerProduct {
     }
 }
 
-/// The left factor of a product, as a side.
+/// Side of the left factor of a product.
 pub(crate) const LEFT: usize = 0;
-/// The right factor.
+/// Side of the right factor of a product.
 pub(crate) const RIGHT: usize = 1;
 
-/// The factors of products of matrices, one for each index of a batch, as kernels load them.
+/// Factors of a batch of matrix products, as kernels load them.
 ///
-/// A line is a row of the left factor or a column of the right one: what one element of the product needs of a factor. Loading
-/// has two parts, so that what all elements of a line or of a term share is computed once.
+/// A line is a row of the left factor or a column of the right one: the elements of a factor that one result element
+/// needs. Loads have two parts, so that values shared by a line or by a term are computed once.
 pub(crate) trait MatmulOperands {
-    /// Sizes of the batch axes.
+    /// Returns the sizes of the batch axes.
     fn batch(&self) -> Vec<usize>;
 
-    /// Rows and columns of a product, and the number of terms of a sum.
+    /// Returns the rows and columns of a product, and the length of the sums.
     fn sides(&self) -> [usize; 3];
 
-    /// The precision in which factors are taken.
+    /// Returns the precision of the factors.
     fn precision(&self) -> Precision;
 
-    /// True if elements of the left factor take long to compute: they are computed once for many columns, or not shared at all.
+    /// Returns true if elements of the left factor are expensive. They are then computed once for many columns, or not
+    /// shared at all.
     fn is_costly(&self) -> bool {
         false
     }
 
-    /// The result at a point of the epilogue, from the product as it was summed up.
+    /// Prints the result at a point of the epilogue, from the summed product.
     fn finished(&self, _kernel: &mut Kernel<'_>, _at: &[String], product: Value) -> Result<Value, String> {
         Ok(product)
     }
 
-    /// Finishes the result at a point of the epilogue, from the product as it was summed up.
+    /// Finishes the result at a point of the epilogue, from the summed product.
     fn finish(
         &self,
         kernel: &mut Kernel<'_>,
@@ -139,20 +141,21 @@ pub(crate) trait MatmulOperands {
         nest::finish(kernel, epilogue, at, vec![result])
     }
 
-    /// True if neighbours in memory are terms of one line, and not the same term of lines.
+    /// Returns true if adjacent elements in memory are terms of one line, not the same term of adjacent lines.
     fn runs_along_terms(&self, side: usize) -> bool;
 
-    /// The names that all elements of a line share.
+    /// Defines the values that all elements of a line share, and returns their names.
     fn line(&self, _kernel: &mut Kernel<'_>, _side: usize, batch: &[String], line: &str) -> Vec<String> {
         batch.iter().cloned().chain([line.to_owned()]).collect()
     }
 
-    /// The names that all elements of a term share.
+    /// Defines the values that all elements of a term share, and returns their names.
     fn term(&self, _kernel: &mut Kernel<'_>, _side: usize, term: &str) -> Vec<String> {
         vec![term.to_owned()]
     }
 
-    /// An element of a factor, from what its line and its term share. Goes on only where there is one: elsewhere it is zero.
+    /// Prints an element of a factor, from the shared values of its line and its term. It may start a block for
+    /// existing elements; other elements are zero.
     fn element(
         &self,
         kernel: &mut Kernel<'_>,
@@ -161,13 +164,13 @@ pub(crate) trait MatmulOperands {
         term: &[String],
     ) -> Result<Value, String>;
 
-    /// The point of the epilogue's space for an element of the product.
+    /// Returns the point of the epilogue's space for an element of the product.
     fn point(&self, _kernel: &mut Kernel<'_>, batch: &[String], place: [&str; 2]) -> Vec<String> {
         batch.iter().cloned().chain(place.map(String::from)).collect()
     }
 }
 
-/// Prints an element of a factor: zero where a condition does not hold, or where there is none.
+/// Prints an element of a factor, or zero if a condition fails or the element does not exist.
 pub(crate) fn element_where(
     kernel: &mut Kernel<'_>,
     factors: &dyn MatmulOperands,

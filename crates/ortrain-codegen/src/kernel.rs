@@ -1,4 +1,4 @@
-//! A kernel while it is printed: its bindings, and its statements so far.
+//! Kernel under construction: its bindings, and its statements so far.
 
 use std::fmt::Write;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use crate::dialect::{Declared, Dialect, GROUP, Repr, SHARED, Shared};
 use crate::elements::word_of;
 use crate::launch::{Binding, Caps, Home, Launch};
 
-/// A value that was printed.
+/// Printed value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Value {
     pub(crate) text: String,
@@ -24,7 +24,7 @@ impl Value {
     }
 }
 
-/// The memory behind a binding of a kernel.
+/// Memory of a binding.
 #[derive(Clone, Debug, PartialEq)]
 enum Source {
     Region(usize),
@@ -34,7 +34,7 @@ enum Source {
     Table(Arc<[u32]>),
 }
 
-/// A kernel under construction.
+/// Kernel under construction.
 #[derive(Debug)]
 pub(crate) struct Kernel<'a> {
     pub(crate) dialect: &'a dyn Dialect,
@@ -45,8 +45,7 @@ pub(crate) struct Kernel<'a> {
     shared: Vec<Shared>,
     /// Regions that are bound as quads of words.
     wide: Vec<usize>,
-    /// The condition under which results may be stored, if anything forbids it. Invocations of a group do not leave the kernel one by
-    /// one.
+    /// Condition for stores of results, if any. Single invocations of a group must not leave the kernel early.
     pub(crate) live: Option<String>,
     body: String,
     names: usize,
@@ -54,12 +53,12 @@ pub(crate) struct Kernel<'a> {
     depth: usize,
 }
 
-/// The invocations of a kernel.
+/// Invocations of a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Extent {
-    /// So many, each by itself: `id` is the number of one.
+    /// Number of independent invocations; `id` is the index of an invocation.
     Points(u64),
-    /// So many whole groups: `group` is the number of one, `lane` that of an invocation in it.
+    /// Number of whole groups; `group` is the index of a group, `lane` the index of an invocation in its group.
     Groups(u64),
 }
 
@@ -85,13 +84,13 @@ impl<'a> Kernel<'a> {
         let _ = writeln!(self.body, "{text}");
     }
 
-    /// A name that no other value has.
+    /// Returns a new unique name.
     pub(crate) fn name(&mut self) -> String {
         self.names += 1;
         format!("v{}", self.names)
     }
 
-    /// Gives a value a name.
+    /// Defines a name for a value.
     pub(crate) fn define(&mut self, Value { text, repr }: Value) -> Value {
         let name = self.name();
         let line = self.dialect.define(&name, repr, &text);
@@ -99,12 +98,12 @@ impl<'a> Kernel<'a> {
         Value::new(name, repr)
     }
 
-    /// Gives a 32-bit signed integer a name.
+    /// Defines a name for a 32-bit signed integer.
     pub(crate) fn int(&mut self, text: String) -> String {
         self.define(Value::new(text, Repr::I32)).text
     }
 
-    /// A name whose value changes.
+    /// Defines a mutable variable.
     pub(crate) fn variable(&mut self, value: &Value) -> Value {
         let name = self.name();
         let line = self.dialect.variable(&name, value.repr, &value.text);
@@ -116,7 +115,8 @@ impl<'a> Kernel<'a> {
         self.line(&format!("{} = {};", to.text, value.text));
     }
 
-    /// Starts a loop; the name of its counter. One that never turns is no loop: there are drivers that fail on such.
+    /// Starts a loop and returns the name of its counter. A loop without iterations becomes an `if (false)` block,
+    /// because some drivers fail on such loops.
     pub(crate) fn counted(&mut self, from: &str, to: &str) -> String {
         let name = self.name();
         if from == to {
@@ -131,18 +131,18 @@ impl<'a> Kernel<'a> {
         name
     }
 
-    /// Starts a block that runs where a condition holds.
+    /// Starts a block with a condition.
     pub(crate) fn when(&mut self, condition: &str) {
         self.line(&format!("if ({condition}) {{"));
         self.depth += 1;
     }
 
-    /// The number of open blocks.
+    /// Returns the number of open blocks.
     pub(crate) fn depth(&self) -> usize {
         self.depth
     }
 
-    /// Ends the blocks that were started since there were so many.
+    /// Closes blocks until `depth` blocks are open.
     pub(crate) fn close_to(&mut self, depth: usize) {
         while self.depth > depth {
             self.line("}");
@@ -168,24 +168,24 @@ impl<'a> Kernel<'a> {
         self.declared[at].clone()
     }
 
-    /// The binding of a buffer, and the number of its first element there.
+    /// Returns the binding of a buffer, and the index of the buffer's first element in it.
     pub(crate) fn buffer(&mut self, id: BufferId) -> (Declared, isize) {
         let region = self.regions.of(id);
         let atomic = self.regions.regions[region].atomic;
         (self.binding(Source::Region(region), atomic), self.regions.first(id))
     }
 
-    /// The type of the elements of a buffer.
+    /// Returns the type of the elements of a buffer.
     pub(crate) fn dtype(&self, id: BufferId) -> DType {
         self.regions.program.buffer(id).dtype
     }
 
-    /// Lets the binding of a buffer be one of quads of words: nothing else is read or written there.
+    /// Binds the region of a buffer as quads of words. The kernel must not access the region in any other way.
     pub(crate) fn widen(&mut self, id: BufferId) {
         self.wide.push(self.regions.of(id));
     }
 
-    /// A value as another type: as [`ortrain_expr::Inst::Convert`] does it.
+    /// Converts a value to another type, with the semantics of [`ortrain_expr::Inst::Convert`].
     pub(crate) fn as_repr(&self, value: &Value, to: Repr) -> Value {
         let text = &value.text;
         if value.repr == to {
@@ -220,7 +220,7 @@ impl<'a> Kernel<'a> {
         Value::new(converted, to)
     }
 
-    /// The text of a value as a 64-bit float, or that of a 64-bit float as another type.
+    /// Returns the text of a conversion to or from a 64-bit float.
     fn as_double(&self, Value { text, repr }: &Value, to: Repr) -> String {
         match (repr, to) {
             (Repr::Bool, _) => self.select(text, "pair(0u, 1072693248u)", "pair(0u, 0u)"),
@@ -239,20 +239,20 @@ impl<'a> Kernel<'a> {
         }
     }
 
-    /// A scalar of the run: the seed (0) or the number of train steps (1).
+    /// Returns a scalar of the run: the seed (0) or the number of train steps (1).
     pub(crate) fn run_scalar(&mut self, number: usize) -> Value {
         let run = self.binding(Source::Run, false);
         let words = [2 * number, 2 * number + 1].map(|at| self.dialect.word(&run, &at.to_string()));
         Value::new(format!("pair({}, {})", words[0], words[1]), Repr::U64)
     }
 
-    /// A word of a table.
+    /// Returns a word of a table.
     pub(crate) fn table(&mut self, words: &Arc<[u32]>, at: &str) -> Value {
         let table = self.binding(Source::Table(words.clone()), false);
         Value::new(format!("int_of({})", self.dialect.word(&table, at)), Repr::I32)
     }
 
-    /// A number of one word that an earlier launch of the instruction has left.
+    /// Returns a value of one word that an earlier launch of the instruction stored.
     pub(crate) fn scratch(&mut self, at: &str, repr: Repr) -> Value {
         let scratch = self.binding(Source::Scratch, false);
         let word = self.dialect.word(&scratch, at);
@@ -264,7 +264,7 @@ impl<'a> Kernel<'a> {
         Value::new(text, repr)
     }
 
-    /// Leaves a number of one word for a later launch of the instruction.
+    /// Stores a value of one word for a later launch of the instruction.
     pub(crate) fn set_scratch(&mut self, at: &str, value: &Value) {
         let scratch = self.binding(Source::Scratch, false);
         let word = word_of(value);
@@ -272,7 +272,7 @@ impl<'a> Kernel<'a> {
         self.line(&line);
     }
 
-    /// A word of the fault.
+    /// Returns a word of the fault.
     pub(crate) fn fault_word(&mut self, at: usize) -> String {
         let fault = self.binding(Source::Fault, true);
         self.dialect.word(&fault, &at.to_string())
@@ -290,26 +290,26 @@ impl<'a> Kernel<'a> {
         self.line(&line);
     }
 
-    /// An array that the invocations of a group share; its name.
+    /// Declares an array that the invocations of a group share, and returns its name.
     pub(crate) fn shared(&mut self, repr: Repr, len: usize) -> String {
         let name = format!("s{}", self.shared.len());
         self.shared.push(Shared { name: name.clone(), repr, len });
         name
     }
 
-    /// Waits for the other invocations of the group: what they have written to shared arrays is seen.
+    /// Prints a barrier: writes of the group to shared arrays are visible afterwards.
     pub(crate) fn barrier(&mut self) {
         let line = self.dialect.barrier();
         self.line(&line);
     }
 
-    /// Waits for the other invocations of the group: what they were to read of bindings may be written.
+    /// Prints a barrier: afterwards, bindings that the group has read may be written.
     pub(crate) fn binding_barrier(&mut self) {
         let line = self.dialect.binding_barrier();
         self.line(&line);
     }
 
-    /// Starts a block that runs where a condition holds and results may be stored, if there is anything to ask.
+    /// Starts a block for a condition and for [`Kernel::live`], if there is any condition.
     pub(crate) fn when_live(&mut self, condition: Option<String>) {
         let conditions: Vec<String> = condition.into_iter().chain(self.live.clone()).collect();
         if !conditions.is_empty() {
@@ -317,7 +317,7 @@ impl<'a> Kernel<'a> {
         }
     }
 
-    /// The launch of the kernel. `scratch` is how many bytes launches of the instruction share.
+    /// Returns the launch of the kernel. `scratch` is the number of bytes that the launches of the instruction share.
     pub(crate) fn finish(
         mut self,
         extent: Extent,
@@ -370,7 +370,7 @@ impl<'a> Kernel<'a> {
     }
 }
 
-/// The reason why an instruction is not computed with 64-bit floats.
+/// Returns the reason why an instruction does not support 64-bit floats.
 pub(crate) fn float64() -> String {
     "it computes with float64, which this device does not have; float32 is there, and the cpu backend has both".into()
 }

@@ -1,73 +1,74 @@
-//! Launches: kernels, and the memory that they work on.
+//! Launches: kernels with their memory.
 
 use std::sync::Arc;
 
 use ortrain_program::PlaneId;
 
-/// A kernel and what it runs on. Several launches may belong to one instruction; they run in order.
+/// Kernel with its bindings. An instruction can have several launches, which run in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Launch {
-    /// The source of the kernel. Equal sources are one kernel.
+    /// Source of the kernel. Equal sources are one kernel.
     pub source: Arc<str>,
-    /// The number of groups, by axis.
+    /// Number of groups, by axis.
     pub groups: [u32; 3],
-    /// The memory of the kernel: binding `k` of the source is the one at `k`.
+    /// Memory of the kernel: item `k` is binding `k` of the source.
     pub bindings: Vec<Binding>,
-    /// The place of the instruction in its program.
+    /// Position of the instruction in its program.
     pub instruction: u32,
 }
 
 /// Memory that a launch reads and writes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Binding {
-    /// Bytes of a memory; the first one is at a multiple of [`ortrain_program::ALIGNMENT`]. No two of a launch share bytes.
+    /// Bytes of a memory, with a start aligned to [`ortrain_program::ALIGNMENT`]. The bindings of a launch are
+    /// disjoint.
     Bytes {
-        /// The memory.
+        /// Memory.
         home: Home,
-        /// The first byte.
+        /// Offset of the first byte.
         start: usize,
-        /// The number of bytes.
+        /// Number of bytes.
         len: usize,
     },
-    /// The scalars of the run, in words: the seed, the number of train steps, the low word of each first.
+    /// Scalars of the run, in words: seed, then number of train steps, each with its low word first.
     Run,
-    /// The words of [`Fault`].
+    /// Words of [`Fault`].
     Fault,
-    /// These words.
+    /// Constant words.
     Table(Arc<[u32]>),
 }
 
-/// A memory that launches work on.
+/// Memory that launches access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Home {
-    /// The work arena.
+    /// Work arena.
     Work,
-    /// A plane.
+    /// Plane.
     Plane(PlaneId),
-    /// The program's constant of this number.
+    /// Constant of the program with this index.
     Constant(usize),
-    /// Values that launches of an instruction hand to later ones of it.
+    /// Values that launches of an instruction pass to its later launches.
     Scratch,
 }
 
-/// The first guard of a run that failed, as launches leave it in words.
+/// First failed guard of a run, which launches record in words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fault {
-    /// The place of the instruction.
+    /// Position of the instruction.
     pub instruction: usize,
-    /// The point of its nest, counted row-major.
+    /// Point of its nest, as a row-major index.
     pub point: usize,
-    /// The index.
+    /// Index.
     pub index: i64,
-    /// Its exclusive upper bound.
+    /// Exclusive upper bound of the index.
     pub bound: i64,
 }
 
 impl Fault {
-    /// The words before a run: no instruction has failed, and no point is the least that has.
+    /// Words before a run: no failed instruction, and the maximum as smallest failed point.
     pub const NONE: [u32; 8] = [0, u32::MAX, 0, 0, 0, 0, 0, 0];
 
-    /// The fault that the words hold after a run.
+    /// Reads the fault from the words after a run.
     #[must_use]
     pub fn read(words: [u32; 8]) -> Option<Fault> {
         let [number, point, index, index_high, bound, bound_high, ..] = words;
@@ -81,39 +82,39 @@ impl Fault {
     }
 }
 
-/// The limits of a device.
+/// Limits of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Caps {
-    /// Bytes of one binding, at most.
+    /// Maximum bytes of one binding.
     pub binding_bytes: u64,
-    /// Bindings of one kernel, at most.
+    /// Maximum number of bindings of one kernel.
     pub bindings: u32,
-    /// Groups along an axis, at most.
+    /// Maximum number of groups along an axis.
     pub groups: u32,
 }
 
 impl Caps {
-    /// The limits that every device has at least: the defaults of WebGPU, section 3.6.2 of its specification.
+    /// Minimum limits of every device: the defaults of WebGPU, section 3.6.2 of its specification.
     pub const GUARANTEED: Caps = Caps { binding_bytes: 128 << 20, bindings: 8, groups: 65_535 };
 }
 
-/// A program as launches.
+/// Program as launches.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Lowered {
-    /// The launches, in order.
+    /// Launches, in order.
     pub launches: Vec<Launch>,
     /// Bytes of [`Home::Scratch`].
     pub scratch: usize,
 }
 
-/// An instruction that cannot be printed.
+/// Error for an instruction without a kernel.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{node}: this {instruction} instruction has no kernel: {reason}")]
 pub struct Unsupported {
-    /// The node.
+    /// Node.
     pub node: String,
-    /// The instruction.
+    /// Name of the instruction.
     pub instruction: &'static str,
-    /// Why not.
+    /// Reason.
     pub reason: String,
 }

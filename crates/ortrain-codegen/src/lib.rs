@@ -1,16 +1,18 @@
 //! Prints the instructions of programs as kernels for GPUs.
 //!
-//! - [`lower()`]: the launches of a [`Program`](ortrain_program::Program). It is pure: no device is needed.
-//! - [`Launch`], [`Binding`]: what a device is asked to do, and on what.
-//! - [`split`]: what the host computes and checks before a run: numbers in float64, for devices that have none, and guards of inputs.
-//! - [`Dialect`]: a language for kernels. [`Wgsl`] is that of WebGPU.
+//! - [`lower()`]: the launches of a [`Program`](ortrain_program::Program). It is a pure function and needs no device.
+//! - [`Launch`], [`Binding`]: a kernel, and its memory.
+//! - [`split`]: the host part of a program: float64 numbers for devices without float64, and guards of inputs.
+//! - [`Dialect`]: a language for kernels. [`Wgsl`] is the language of WebGPU.
 //!
-//! Products and reductions of long rows are computed by whole groups, which share what they load, or what they have of a sum;
-//! long sums of few groups are cut into parts. Other kernels are plain: one invocation computes what is stored at one point, or
-//! at four neighbours. The order of each sum follows from sizes alone. 64-bit integers are 32-bit ones where sizes, constants and
-//! checks prove that they fit, else pairs of words. 64-bit floats are pairs of words as well: nests compute with them by integers,
-//! exactly as IEEE 754 says. Functions of them that need tables (exponential, logarithm, …) are refused, and so are products,
-//! attention, pooling and scattered sums of them.
+//! Products and reductions of long rows are computed by whole groups, which share loads or partial sums. Long sums of
+//! few groups are split into parts. Other kernels are plain: one invocation computes the results at one point, or at
+//! four adjacent points. The order of each sum depends on sizes alone.
+//!
+//! 64-bit integers become 32-bit integers if sizes, constants and checks prove that they fit. Otherwise they are pairs
+//! of words. 64-bit floats are pairs of words too: nests compute them with integer arithmetic, exactly as IEEE 754
+//! requires. Their functions with tables (exponential, logarithm, …) are not supported. Neither are 64-bit products,
+//! attention, pooling and scattered sums.
 #![forbid(unsafe_code)]
 
 mod attention;

@@ -1,4 +1,4 @@
-//! From programs to launches.
+//! Lowering of programs to launches.
 
 use std::cell::Cell;
 
@@ -11,31 +11,31 @@ use crate::kernel::{Extent, Kernel, Value};
 use crate::launch::{Caps, Launch, Lowered, Unsupported};
 use crate::{attention, conv, matmul, nest, scatter, window};
 
-/// The surroundings of an instruction that is printed.
+/// Context of the instruction that is being lowered.
 #[derive(Debug)]
 pub(crate) struct Context<'a> {
     dialect: &'a dyn Dialect,
     caps: &'a Caps,
     regions: Regions<'a>,
-    /// The place of the instruction.
+    /// Position of the instruction.
     pub(crate) instruction: usize,
-    /// True if nothing may be written after a guard has failed.
+    /// True if nothing may be written after a failed guard.
     guarded: bool,
-    /// True if its guards are to be checked.
+    /// True if the guards of the instruction must be checked.
     pub(crate) checks: bool,
-    /// Bytes that its launches share.
+    /// Scratch bytes that its launches share.
     scratch: Cell<usize>,
-    /// Words of these that stay.
+    /// Scratch words that stay reserved.
     kept: Cell<usize>,
 }
 
 impl<'a> Context<'a> {
-    /// An empty kernel.
+    /// Returns an empty kernel.
     pub(crate) fn plain_kernel(&'a self) -> Kernel<'a> {
         Kernel::new(self.dialect, &self.regions, self.caps)
     }
 
-    /// An empty kernel that does nothing after a guard has failed.
+    /// Returns an empty kernel that does nothing after a failed guard.
     pub(crate) fn kernel(&'a self) -> Kernel<'a> {
         let mut kernel = self.plain_kernel();
         if self.guarded {
@@ -45,7 +45,7 @@ impl<'a> Context<'a> {
         kernel
     }
 
-    /// An empty kernel of groups, which stores nothing after a guard has failed.
+    /// Returns an empty kernel of groups, which stores nothing after a failed guard.
     pub(crate) fn group_kernel(&'a self) -> Kernel<'a> {
         let mut kernel = self.plain_kernel();
         if self.guarded {
@@ -55,48 +55,51 @@ impl<'a> Context<'a> {
         kernel
     }
 
-    /// Makes room for so many words that launches of the instruction hand to later ones of it. The first one of them.
+    /// Reserves `words` of scratch memory shared by the launches of this instruction; returns the offset. Later
+    /// reservations may reuse them.
     pub(crate) fn reserve(&self, words: usize) -> usize {
         let first = self.kept.get();
         self.scratch.set(self.scratch.get().max(4 * (first + words)));
         first
     }
 
-    /// The same for words that all later launches of the instruction leave alone.
+    /// Reserves `words` of scratch memory that later reservations of the instruction do not reuse; returns the offset.
     pub(crate) fn keep(&self, words: usize) -> usize {
         let first = self.reserve(words);
         self.kept.set(first + words);
         first
     }
 
-    /// True if two buffers of the instruction may share bytes.
+    /// Returns true if two buffers of the instruction may share bytes.
     pub(crate) fn share(&self, a: BufferId, b: BufferId) -> bool {
         self.regions.of(a) == self.regions.of(b)
     }
 
-    /// The number of the first element of a buffer in its binding.
+    /// Returns the index of the first element of a buffer in its binding.
     pub(crate) fn first(&self, id: BufferId) -> isize {
         self.regions.first(id)
     }
 
-    /// The launch of a kernel of one invocation per point.
+    /// Returns the launch of a kernel with one invocation per point.
     pub(crate) fn finish(&self, kernel: Kernel<'_>, points: u64) -> Result<Launch, String> {
         kernel.finish(Extent::Points(points), self.instruction, self.scratch.get())
     }
 
-    /// The launch of a kernel of whole groups.
+    /// Returns the launch of a kernel of whole groups.
     pub(crate) fn finish_groups(&self, kernel: Kernel<'_>, groups: u64) -> Result<Launch, String> {
         kernel.finish(Extent::Groups(groups), self.instruction, self.scratch.get())
     }
 }
 
-/// The launches of a program, in a language and for a device. The guards of the instructions at `checked` hold: somebody has looked.
+/// Lowers a program to launches, in a language and for a device. The guards of the instructions at `checked` are
+/// already checked.
 ///
-/// Launches of both entries are there, in the order of instructions; [`Launch::instruction`] says whose each one is. What is
-/// printed depends on shapes and on which buffers share bytes, and not on where buffers lie.
+/// The result contains the launches of both gradient modes, in the order of instructions; [`Launch::instruction`] names
+/// the instruction of each. The kernels depend on shapes and on which buffers share bytes, but not on the offsets of
+/// buffers.
 ///
 /// # Errors
-/// The first instruction that cannot be printed, by its node.
+/// The first unsupported instruction, by its node.
 pub fn lower(
     program: &Program,
     checked: &[usize],
@@ -141,7 +144,7 @@ fn of_instruction(
     let (scratch, kept) = (Cell::new(0), Cell::new(0));
     let mut cx = Context { dialect, caps, regions, instruction: at, checks, guarded, scratch, kept };
     let mut made = printed(&cx, instruction);
-    // Buffers of one memory may share a binding, although nothing else asks for it.
+    // Buffers of one memory may share a binding if there are too few bindings.
     while made.is_err() && cx.regions.crowded.get() && cx.regions.join(caps) {
         cx.kept.set(0);
         made = printed(&cx, instruction);

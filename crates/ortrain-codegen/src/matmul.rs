@@ -28,7 +28,7 @@ pub(crate) fn launches(cx: &Context<'_>, m: &MatMul) -> Result<Vec<Launch>, Stri
     })
 }
 
-/// An element of a factor at a point of its space, rounded if it is to be.
+/// Prints an element of a factor at a point of its space, rounded if required.
 fn factor(
     kernel: &mut Kernel<'_>,
     from: &Operand,
@@ -43,7 +43,7 @@ fn factor(
     })
 }
 
-/// The factors of a matrix product: strided accesses.
+/// Factors of a matrix product: strided accesses.
 struct Matrices<'m>(&'m MatMul);
 
 impl MatmulOperands for Matrices<'_> {

@@ -1,4 +1,4 @@
-//! The kernels of a product: which sizes are computed by groups, and how.
+//! Selection of matrix product kernels by size.
 
 use ortrain_program::Nest;
 
@@ -9,21 +9,22 @@ use crate::lower::Context;
 use crate::split_k::MatmulOutput;
 use crate::{nest, skinny, tiled};
 
-/// The shortest sums that tiles make; without that, elements are used seldom, and nothing is won.
+/// Maximum length of sums for the plain kernel: with short sums, tiles reuse loads too rarely.
 const SHORT: usize = 4;
-/// The shortest sums that the invocations of a group share.
+/// Maximum length of sums that the invocations of a group do not share.
 const SHORT_SHARED: usize = 16;
-/// Lines of a factor that are few: one invocation has all of them.
+/// Maximum number of rows or columns for the skinny kernel: one invocation computes all of them.
 const FEW: usize = 8;
 
-/// The launches of a product: whole groups compute it where its shape allows, else `plain` each point by itself.
+/// Returns the launches of a product. Whole groups compute it if its shape allows; otherwise `plain` computes each
+/// point.
 pub(crate) fn launches(
     cx: &Context<'_>,
     factors: &dyn MatmulOperands,
     epilogue: &Nest,
     plain: Accumulate<'_>,
 ) -> Result<Vec<Launch>, String> {
-    // What groups cannot do, because a device binds too little, say, plain kernels may.
+    // Plain kernels can succeed if group kernels fail, for example because a device has too few bindings.
     match grouped(cx, factors, epilogue, plain) {
         Ok(Some(launches)) => Ok(launches),
         _ => nest::launches(cx, epilogue, plain),

@@ -1,4 +1,4 @@
-//! Nests: one invocation per outer point, or groups of them per row.
+//! Nest kernels: one invocation per outer point, or groups of invocations per row.
 
 use ortrain_program::Nest;
 
@@ -12,7 +12,7 @@ use crate::thread_index::{point_of, store};
 use crate::thread_reduction::reduce;
 use crate::{row_reduction, split_reduction, vectorized_map};
 
-/// The launches of a nest, which finishes what `accumulate` makes.
+/// Returns the launches of a nest. The nest is the epilogue of the values that `accumulate` prints.
 pub(crate) fn launches(
     cx: &Context<'_>,
     nest: &Nest,
@@ -30,8 +30,8 @@ pub(crate) fn launches(
     Ok(launches)
 }
 
-/// The launches of whole groups that compute a nest, where sizes are such that they are faster. What they cannot do, plain
-/// kernels may.
+/// Returns the launches of whole groups that compute a nest, if they are faster for its sizes. If they fail, plain
+/// kernels can still succeed.
 fn grouped(cx: &Context<'_>, known: &AnalyzedNest<'_>) -> Option<Vec<Launch>> {
     if let ReductionKind::Parts(cut) = ReductionKind::of(known.nest)?
         && let Ok(made) = split_reduction::launches(cx, known, cut)
@@ -41,7 +41,7 @@ fn grouped(cx: &Context<'_>, known: &AnalyzedNest<'_>) -> Option<Vec<Launch>> {
     row_reduction::launch(cx, known).ok().map(|launch| vec![launch])
 }
 
-/// The launch of one invocation per outer point.
+/// Returns the launch with one invocation per outer point.
 pub(crate) fn plain(
     cx: &Context<'_>,
     known: &AnalyzedNest<'_>,
@@ -63,7 +63,7 @@ pub(crate) fn plain(
     cx.finish(kernel, outer)
 }
 
-/// Computes the results of a map at a point from what the instruction has made there, and stores them.
+/// Computes the results of a map at a point from its accumulators, and stores them.
 pub(crate) fn finish(
     kernel: &mut Kernel<'_>,
     known: &AnalyzedNest<'_>,

@@ -1,11 +1,11 @@
-//! Ranges of integers: which 64-bit ones fit 32 bits.
+//! Range analysis of integers: finds 64-bit integers that fit 32 bits.
 
 use ortrain_expr::{Access, BinaryOp, DType, Inst, Nest, ReduceOp, Reg, Scalar, Type, UnaryOp};
 
 use crate::dialect::Repr;
 use crate::expr::repr_of;
 
-/// The least and the greatest integer that a register can hold. Floats have none that matters.
+/// Range of an integer register. The ranges of floats are not used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Range {
     pub(crate) low: i128,
@@ -17,7 +17,7 @@ impl Range {
         Range { low, high }
     }
 
-    /// All numbers of a type.
+    /// Returns the range of all numbers of a type.
     pub(crate) fn of_type(ty: Type) -> Range {
         match ty {
             Type::Bool => Range::new(0, 1),
@@ -28,7 +28,7 @@ impl Range {
         }
     }
 
-    /// All numbers of elements of a type.
+    /// Returns the range of all elements of a type.
     fn of_elements(dtype: DType) -> Range {
         match dtype {
             DType::I8 => Range::new(-128, 127),
@@ -47,7 +47,7 @@ impl Range {
         other.low <= self.low && self.high <= other.high
     }
 
-    /// The range, if no number of it wraps in a type; else all numbers of the type.
+    /// Returns the range if it fits the type without wrapping, or else the full range of the type.
     fn kept_in(self, ty: Type) -> Range {
         let all = Range::of_type(ty);
         if self.lies_in(all) { self } else { all }
@@ -61,7 +61,7 @@ impl Range {
         rest.iter().fold(Range::new(first, first), |all, &v| all.with(Range::new(v, v)))
     }
 
-    /// The printed type of a register of a type.
+    /// Returns the printed type of a register with this range.
     pub(crate) fn repr(self, ty: Type) -> Repr {
         match ty {
             Type::I64 if self.lies_in(Range::of_type(Type::I32)) => Repr::I32,
@@ -70,7 +70,7 @@ impl Range {
     }
 }
 
-/// The ranges of the registers of a nest.
+/// Returns the ranges of the registers of a nest.
 pub(crate) fn ranges<O: AsRef<Access>>(nest: &Nest<O>) -> Vec<Range> {
     let mut found: Vec<Range> = Vec::with_capacity(nest.expr.insts().len());
     let inner: i128 = nest.inner_dims().iter().map(|&dim| dim as i128).product();
@@ -108,7 +108,7 @@ fn of_instruction<O: AsRef<Access>>(
         Inst::Select(_, a, b) => of(a).with(of(b)),
         Inst::Convert(a) if nest.expr.ty(a).is_float() || ty == Type::Bool => all,
         Inst::Convert(a) => of(a),
-        // Where the check fails, the run does.
+        // After a failed check the run fails.
         Inst::Guard(a, bound) => {
             let high = of(a).high.min(of(bound).high - 1).max(0);
             Range::new(of(a).low.clamp(0, high), high)
@@ -220,7 +220,8 @@ mod tests {
         assert_eq!(checked, (Range::new(0, 9), Repr::I32));
     }
 
-    /// A float is printed as one, also where it is made of a small integer; nothing is known of an integer that is made of it.
+    /// A float keeps its type even if it is converted from a small integer. The range of an integer converted from it
+    /// is unknown.
     #[test]
     fn floats_have_no_range() {
         let double = |b: &mut Builder| {

@@ -1,53 +1,53 @@
-//! The choice of reductions that whole groups make, and of the parts that they are cut into. It depends on sizes alone, so that results have the
-//! same bits on every device.
+//! Strategy for reductions by whole groups, and the split of rows into parts. It depends on sizes alone, so that
+//! results have the same bits on every device.
 
 use ortrain_expr::{Access, Inst, Type};
 use ortrain_program::Nest;
 
 use crate::dialect::GROUP;
 
-/// Rows of so few elements are reduced by one invocation each.
+/// Maximum length of rows that single invocations reduce.
 const SHORT: usize = 32;
-/// Rows that keep a device busy with a group each.
+/// Minimum number of rows that keep a device busy with one group each.
 const BUSY: usize = 128;
-/// Elements of a part of a long row.
+/// Number of elements of a part of a long row.
 const PART: usize = 16_384;
-/// Columns that keep a device busy with an invocation each.
+/// Minimum number of columns that keep a device busy with one invocation each.
 const MANY: usize = 1 << 16;
-/// Groups that columns are cut for.
+/// Target number of groups for the split of columns.
 const WANTED: usize = 512;
-/// Columns of a tile, at most and at least.
+/// Maximum and minimum number of columns of a tile.
 const WIDTHS: [usize; 2] = [64, 8];
 
-/// The parts of the rows of a nest.
+/// Split of the rows of a nest into parts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ReductionStrategy {
-    /// Rows that lie side by side and that a group has at once; 1 where elements of a row are neighbours.
+    /// Number of adjacent rows that a group reduces together; 1 if elements of a row are adjacent.
     pub(crate) width: usize,
-    /// The number of parts of a row.
+    /// Number of parts of a row.
     pub(crate) count: usize,
-    /// Elements of a part; the last one may have fewer.
+    /// Number of elements of a part; the last part may have fewer.
     pub(crate) elements: usize,
 }
 
 impl ReductionStrategy {
-    /// Invocations that share a row.
+    /// Returns the number of invocations that share a row.
     pub(crate) fn slices(self) -> usize {
         GROUP as usize / self.width
     }
 }
 
-/// The way in which groups make the reductions of a nest.
+/// Kind of a reduction by groups.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ReductionKind {
-    /// Rows side by side, or parts of rows, with what they give in scratch.
+    /// Adjacent rows, or parts of rows, with partial results in scratch memory.
     Parts(ReductionStrategy),
-    /// Some invocations of a group for each row.
+    /// Rows, each reduced by several invocations of a group.
     Rows,
 }
 
 impl ReductionKind {
-    /// The way for a nest; `None` where one invocation for each row is as good.
+    /// Returns the kind for a nest; `None` if one invocation per row is as fast.
     pub(crate) fn of(nest: &Nest) -> Option<ReductionKind> {
         let rows: usize = nest.outer_dims().iter().product();
         let size: usize = nest.inner_dims().iter().product();
@@ -65,7 +65,7 @@ impl ReductionKind {
     }
 }
 
-/// The parts of so many columns.
+/// Returns the split for `count` columns of `size` elements.
 fn columns(count: usize, size: usize) -> ReductionStrategy {
     let [most, least] = WIDTHS;
     let width = count.next_power_of_two().clamp(least, most);
@@ -75,7 +75,7 @@ fn columns(count: usize, size: usize) -> ReductionStrategy {
     ReductionStrategy { width, count: size.div_ceil(elements), elements }
 }
 
-/// True if neighbours in memory, in what reductions read most of, are elements of different rows.
+/// Returns true if adjacent elements of the largest operand of the reductions belong to different rows.
 fn lies_in_columns(nest: &Nest) -> bool {
     let values: Vec<_> = nest.reductions.iter().map(|reduction| reduction.value).collect();
     let needed = nest.expr.needed_by(&values);
@@ -91,7 +91,7 @@ fn lies_in_columns(nest: &Nest) -> bool {
     let Some(access) = read.max_by_key(covered) else { return false };
     let step = |(&dim, &stride): (&usize, &isize)| (dim > 1).then_some(stride.unsigned_abs());
     let kept = nest.outer_dims().len();
-    // Groups have neighbours along the last axis that they do not reduce.
+    // Adjacent invocations are adjacent along the last unreduced axis.
     let across = nest.outer_dims().iter().zip(&access.strides).filter_map(step).next_back();
     let along =
         nest.inner_dims().iter().zip(&access.strides[kept..]).filter_map(step).filter(|&step| step > 0);

@@ -1,4 +1,4 @@
-//! Reductions along rows: some invocations of a group for each row.
+//! Reductions along rows: several invocations of a group per row.
 
 use crate::dialect::{GROUP, Repr};
 use crate::expr::{AnalyzedNest, Point};
@@ -11,27 +11,27 @@ use crate::workgroup_reduce::{Arrays, Slices, Span, fold, operations};
 
 const LANES: usize = GROUP as usize;
 
-/// Invocations for a row of so many elements: at most four elements each, if there are enough invocations.
+/// Returns the number of invocations per row of `size` elements: at most four elements each, up to a whole group.
 fn width_of(size: usize) -> usize {
     size.div_ceil(4).next_power_of_two().clamp(32, LANES)
 }
 
-/// A row that some invocations of a group go along, each through elements of its own.
+/// Row of a space that several invocations of a group traverse together.
 pub(crate) struct Row {
-    /// Its position along the outer axes.
+    /// Index along the outer axes.
     pub(crate) at: Vec<String>,
-    /// The condition of a row that exists. Behind the last row the last one is computed again, and not stored.
+    /// Condition for an existing row. Past the end, the last row is computed again but not stored.
     exists: Option<String>,
-    /// The number of the invocation among those of the row.
+    /// Index of the invocation among the invocations of the row.
     slot: String,
-    /// The elements of the invocation.
+    /// Elements of the invocation.
     pub(crate) span: Span,
-    /// The number of groups for all rows.
+    /// Number of groups for all rows.
     pub(crate) groups: u64,
 }
 
 impl Row {
-    /// The row of an invocation, where rows of so many elements lie in a space.
+    /// Defines the row of an invocation, for rows of `size` elements in the space `outer`.
     pub(crate) fn of(kernel: &mut Kernel<'_>, outer: &[usize], size: usize) -> Row {
         let (rows, width) = (outer.iter().product::<usize>(), width_of(size));
         let each = LANES / width;
@@ -49,19 +49,19 @@ impl Row {
         Row { at, exists, slot, span, groups: rows.div_ceil(each) as u64 }
     }
 
-    /// The invocations of the row.
+    /// Returns the invocations of the row.
     pub(crate) fn slices(&self) -> Slices<'_> {
         Slices { number: &self.slot, count: self.span.step, stride: 1 }
     }
 
-    /// Goes on in the first invocation of a row that exists, and in no other.
+    /// Starts a block for the first invocation of an existing row.
     pub(crate) fn when_first(&self, kernel: &mut Kernel<'_>) {
         let is_first = [Some(format!("{} == 0i", self.slot)), self.exists.clone()];
         kernel.when_live(Some(is_first.into_iter().flatten().collect::<Vec<_>>().join(" && ")));
     }
 }
 
-/// The launch of a nest by rows.
+/// Returns the launch of a nest with reductions along rows.
 pub(crate) fn launch(cx: &Context<'_>, known: &AnalyzedNest<'_>) -> Result<Launch, String> {
     let nest = known.nest;
     let mut kernel = cx.group_kernel();
@@ -78,7 +78,7 @@ pub(crate) fn launch(cx: &Context<'_>, known: &AnalyzedNest<'_>) -> Result<Launc
     cx.finish_groups(kernel, row.groups)
 }
 
-/// Stores the results of a row. What is stored once may lie where the row is read: it is stored last.
+/// Stores the results of a row. Results per row may overwrite the bytes of the row: they are stored last.
 fn finish(kernel: &mut Kernel<'_>, known: &AnalyzedNest<'_>, first: &Point, row: &Row) -> Result<(), String> {
     let nest = known.nest;
     let (once, each) = stores(nest);

@@ -1,5 +1,5 @@
-//! Sums at given rows, in the order of the indices: one invocation per element of the target. Of many indices those of a row are
-//! chained first, so that each element goes through its own ones alone.
+//! Scattered sums of rows, in the order of the indices: one invocation per element of the target. With many indices,
+//! the indices of each row are first linked into a chain, so that each element visits only its own indices.
 
 use ortrain_expr::{DType, ReduceOp};
 use ortrain_program::ScatterAdd;
@@ -11,7 +11,7 @@ use crate::lower::Context;
 use crate::thread_index::coordinates;
 use crate::thread_reduction::combine;
 
-/// Indices that are few: each element of the target looks through all of them.
+/// Maximum number of indices without chains: each element of the target searches all indices.
 const FEW: usize = 32;
 
 pub(crate) fn launches(cx: &Context<'_>, s: &ScatterAdd) -> Result<Vec<Launch>, String> {
@@ -24,14 +24,14 @@ pub(crate) fn launches(cx: &Context<'_>, s: &ScatterAdd) -> Result<Vec<Launch>, 
     }
 }
 
-/// The row of an index; -1 for one that is no row.
+/// Prints the row of an index; -1 for an index out of range.
 fn row_of(kernel: &mut Kernel<'_>, s: &ScatterAdd, j: &str) -> Result<String, String> {
     let rows = s.rows;
     let index = kernel.load(s.index.buffer, j);
     let index = kernel.define(index);
     let low = kernel.as_repr(&index, Repr::I32).text;
     let low = kernel.int(low);
-    // Counted from the end where it is negative.
+    // Negative indices count from the end.
     let row = kernel.select(&format!("{low} < 0i"), &format!("({low} + {rows})"), &low);
     let row = kernel.int(row);
     let mut is_row = format!("{row} >= 0i && {row} < {rows}i");
@@ -42,7 +42,7 @@ fn row_of(kernel: &mut Kernel<'_>, s: &ScatterAdd, j: &str) -> Result<String, St
     Ok(kernel.int(row))
 }
 
-/// Adds an element of the source, or puts it into the place of what is there.
+/// Adds an element of the source to the total, or replaces the total by it.
 fn take(
     kernel: &mut Kernel<'_>,
     s: &ScatterAdd,
@@ -63,7 +63,7 @@ fn take(
     Ok(())
 }
 
-/// The launch of an invocation for each element of the target, which `sum` adds to.
+/// Returns the launch with an invocation for each element of the target. `sum` adds to the element.
 fn of_elements(
     cx: &Context<'_>,
     s: &ScatterAdd,
@@ -82,7 +82,7 @@ fn of_elements(
     cx.finish(kernel, [outer, rows, inner].iter().map(|&size| size as u64).product())
 }
 
-/// The launch where each element looks through all indices.
+/// Returns the launch in which each element searches all indices.
 fn plain(cx: &Context<'_>, s: &ScatterAdd) -> Result<Launch, String> {
     of_elements(cx, s, |kernel, at, total| {
         let j = kernel.counted("0", &s.count.to_string());
@@ -92,21 +92,21 @@ fn plain(cx: &Context<'_>, s: &ScatterAdd) -> Result<Launch, String> {
     })
 }
 
-/// The indices of each row as a chain in scratch: the first index of each row, then for each index the next one of its row. A chain
-/// ends with the number of indices.
+/// Chains in scratch memory: the first index of each row, then for each index the next index of the same row. The
+/// number of indices marks the end of a chain.
 struct Chains<'s> {
     s: &'s ScatterAdd,
-    /// The first word of scratch.
+    /// Offset in scratch memory.
     first: usize,
 }
 
 impl Chains<'_> {
-    /// The place of the first index of a row.
+    /// Returns the scratch offset of the first index of a row.
     fn head(&self, row: &str) -> String {
         format!("{} + {row}", self.first)
     }
 
-    /// The place of the index behind one.
+    /// Returns the scratch offset of the next index after `j`.
     fn next(&self, j: &str) -> String {
         format!("{} + {j}", self.first + self.s.rows)
     }
@@ -115,7 +115,7 @@ impl Chains<'_> {
         Ok(vec![self.clear(cx)?, self.link(cx)?, self.follow(cx)?])
     }
 
-    /// The launch that leaves an empty chain for each row.
+    /// Returns the launch that initializes an empty chain for each row.
     fn clear(&self, cx: &Context<'_>) -> Result<Launch, String> {
         let mut kernel = cx.kernel();
         let row = kernel.int("int_of(id)".into());
@@ -123,7 +123,8 @@ impl Chains<'_> {
         cx.finish(kernel, self.s.rows as u64)
     }
 
-    /// The launch that finds the next index of the row of each one. The first one of a row is its head.
+    /// Returns the launch that links each index to the next index of its row. The first index of a row becomes its
+    /// head.
     fn link(&self, cx: &Context<'_>) -> Result<Launch, String> {
         let count = self.s.count;
         let mut kernel = cx.kernel();
@@ -146,7 +147,7 @@ impl Chains<'_> {
         cx.finish(kernel, count as u64)
     }
 
-    /// The launch where each element follows the chain of its row.
+    /// Returns the launch in which each element follows the chain of its row.
     fn follow(&self, cx: &Context<'_>) -> Result<Launch, String> {
         of_elements(cx, self.s, |kernel, at, total| {
             let head = kernel.scratch(&self.head(&at[1]), Repr::I32);

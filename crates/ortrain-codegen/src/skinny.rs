@@ -1,4 +1,5 @@
-//! Products with few rows or few columns: an invocation has all of them for one line of the other factor.
+//! Skinny matrix products, with few rows or few columns: an invocation computes all of them for one line of the other
+//! factor.
 
 use crate::dialect::{GROUP, Repr};
 use crate::inner_product::{InnerProduct, LEFT, RIGHT, element_where, terms};
@@ -10,13 +11,13 @@ use crate::thread_index::coordinates;
 
 const LANES: usize = GROUP as usize;
 
-/// The launches of a product with few rows or few columns.
+/// Returns the launches of a product with few rows or few columns.
 pub(crate) fn launches(cx: &Context<'_>, target: &MatmulOutput<'_>) -> Result<Vec<Launch>, String> {
     let factors = target.factors;
     let [m, n, k] = factors.sides();
     let few = if m <= n { LEFT } else { RIGHT };
     let many = LEFT + RIGHT - few;
-    // Neighbours load neighbours: terms of one line, or lines of one term.
+    // Adjacent invocations load adjacent elements: terms of one line, or lines of one term.
     let along = factors.runs_along_terms(many);
     let lines = if along { 8 } else { 32 };
     let slices = LANES / lines;
@@ -32,18 +33,18 @@ pub(crate) fn launches(cx: &Context<'_>, target: &MatmulOutput<'_>) -> Result<Ve
 
 struct Printer<'t> {
     target: &'t MatmulOutput<'t>,
-    /// The factor with few lines.
+    /// Side of the factor with few lines.
     few: usize,
-    /// The other one.
+    /// Side of the other factor.
     many: usize,
-    /// True if neighbours have terms of one line.
+    /// True if adjacent invocations load terms of one line.
     along: bool,
-    /// Lines of a group. Each is summed in as many slices as invocations are left for.
+    /// Number of lines per group. The remaining invocations split the sum of each line into slices.
     lines: usize,
     split: Split,
 }
 
-/// A group: its place in the batch, among the parts of sums, and its first line.
+/// Group: its batch index, its part of the sums, and its first line.
 struct Group {
     batch: Vec<String>,
     part: String,
@@ -70,13 +71,13 @@ impl Printer<'_> {
         cx.finish_groups(kernel, dims.iter().map(|&dim| dim as u64).product())
     }
 
-    /// The condition under which a line exists, where that is to be asked.
+    /// Returns the condition for an existing line, if a check is necessary.
     fn exists(&self, line: &str) -> Option<String> {
         let many = self.target.factors.sides()[self.many];
         (!many.is_multiple_of(self.lines)).then(|| format!("{line} < {many}"))
     }
 
-    /// Sums of every `slices`-th term of one line, with each of the few lines of the other factor.
+    /// Prints the sums of every `slices`-th term of one line, with each of the few lines of the other factor.
     fn sums(&self, kernel: &mut Kernel<'_>, group: &Group) -> Result<Vec<InnerProduct>, String> {
         let (factors, slices) = (self.target.factors, self.slices());
         let fast = if self.along { slices } else { self.lines };
@@ -115,7 +116,7 @@ impl Printer<'_> {
         Ok(sums)
     }
 
-    /// Adds the slices in order, and hands the sums on.
+    /// Adds the slices in order, and stores or finishes the sums.
     fn store(&self, kernel: &mut Kernel<'_>, group: &Group, sums: &[InnerProduct]) -> Result<(), String> {
         let (target, slices) = (self.target, self.slices());
         let values: Vec<&Value> = sums.iter().flat_map(InnerProduct::sums).collect();
@@ -126,7 +127,7 @@ impl Printer<'_> {
         }
         kernel.barrier();
         let few = sums.len();
-        // Neighbours have neighbours in the product.
+        // Adjacent invocations store adjacent elements of the product.
         let (line, other) = match self.few {
             LEFT => (format!("lane % {}", self.lines), format!("lane / {}", self.lines)),
             _ => (format!("lane / {few}"), format!("lane % {few}")),

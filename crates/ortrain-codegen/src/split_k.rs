@@ -1,4 +1,5 @@
-//! The way of products: to an epilogue at once, or in parts to scratch, whose sums a second launch makes.
+//! Output of matrix products: directly to an epilogue, or as split-K parts to scratch memory, which a second launch
+//! adds.
 
 use std::cell::Cell;
 
@@ -12,24 +13,25 @@ use crate::launch::Launch;
 use crate::lower::Context;
 use crate::nest;
 
-/// Groups that keep a device busy: with fewer, long sums are cut.
+/// Minimum number of groups that keep a device busy. With fewer groups, long sums are split.
 const BUSY: usize = 128;
-/// Groups that sums are cut for.
+/// Target number of groups for the split.
 const WANTED: usize = 512;
-/// Terms of a part, at least.
+/// Minimum number of terms of a part.
 const TERMS: usize = 256;
 
-/// The parts that sums are cut into. It depends on sizes alone, so that results have the same bits on every device.
+/// Split of sums into parts. It depends on sizes alone, so that results have the same bits on every device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Split {
-    /// The number of parts.
+    /// Number of parts.
     pub(crate) count: usize,
-    /// Terms of a part; the last one may have fewer.
+    /// Number of terms of a part; the last part may have fewer.
     pub(crate) terms: usize,
 }
 
 impl Split {
-    /// The parts of sums of `terms` for a kernel of so many groups without parts, which makes `step` terms at once.
+    /// Chooses the split of sums of `terms` terms. The kernel has `groups` groups without a split, and adds `step`
+    /// terms per iteration.
     pub(crate) fn of(groups: usize, terms: usize, step: usize) -> Split {
         let count = match groups {
             0..BUSY => WANTED.div_ceil(groups.max(1)).min(terms / TERMS).max(1),
@@ -40,10 +42,10 @@ impl Split {
     }
 }
 
-/// The epilogue of a product, or the scratch for its parts.
+/// Epilogue of a product, or scratch memory for its parts.
 pub(crate) struct MatmulOutput<'t> {
     pub(crate) factors: &'t dyn MatmulOperands,
-    /// The first word of scratch for parts.
+    /// Offset of the parts in scratch memory.
     first: Cell<usize>,
     known: AnalyzedNest<'t>,
 }
@@ -60,30 +62,30 @@ impl<'t> MatmulOutput<'t> {
         &self.known
     }
 
-    /// The number of elements of the results.
+    /// Returns the number of elements of the results.
     fn points(&self) -> usize {
         self.known.nest.dims.iter().product()
     }
 
-    /// The sums of a product.
+    /// Returns the number of sums per element.
     fn sums(&self) -> usize {
         InnerProduct::count(self.factors.precision())
     }
 
-    /// Makes room for the parts of sums.
+    /// Reserves scratch memory for the parts of sums.
     pub(crate) fn reserve(&self, cx: &Context<'_>, split: Split) {
         if split.count > 1 {
             self.first.set(cx.reserve(split.count * self.sums() * self.points()));
         }
     }
 
-    /// The place in scratch of a part of a sum.
+    /// Returns the scratch offset of a part of a sum.
     fn place(&self, part: &str, sum: usize, number: &str) -> String {
         let (sums, points) = (self.sums(), self.points());
         format!("{} + ({part} * {sums} + {sum}) * {points} + {number}", self.first.get())
     }
 
-    /// The number of a point, row-major.
+    /// Defines the row-major index of a point.
     fn number(&self, kernel: &mut Kernel<'_>, at: &[String]) -> String {
         let axes = self.known.nest.dims.iter().zip(at);
         let number = axes.fold(String::from("0i"), |number, (dim, at)| format!("({number} * {dim} + {at})"));
@@ -100,7 +102,7 @@ impl<'t> MatmulOutput<'t> {
         self.factors.finish(kernel, &self.known, at, result)
     }
 
-    /// Leaves a part of a sum at a point.
+    /// Stores a part of a sum at a point.
     pub(crate) fn leave(
         &self,
         kernel: &mut Kernel<'_>,
@@ -112,7 +114,7 @@ impl<'t> MatmulOutput<'t> {
         kernel.set_scratch(&self.place(part, sum, &number), value);
     }
 
-    /// The launch that adds parts in order and finishes the results.
+    /// Returns the launch that adds parts in order and finishes the results.
     pub(crate) fn add_up(&self, cx: &Context<'_>, split: Split) -> Result<Launch, String> {
         nest::plain(cx, &self.known, &|kernel, at| {
             let number = self.number(kernel, at);

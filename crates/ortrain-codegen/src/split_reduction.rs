@@ -1,5 +1,5 @@
-//! Reductions in parts: of rows that lie side by side, and of long rows. What groups make goes to scratch, from where later
-//! launches take it.
+//! Split reductions, for adjacent rows and for long rows. Groups write partial results to scratch memory, and later
+//! launches combine them.
 
 use std::ops::Range;
 
@@ -16,10 +16,10 @@ use crate::thread_index::{coordinates, store};
 use crate::thread_reduction::{combine, stages, stores, total, total_repr};
 use crate::workgroup_reduce::{Arrays, Slices, Span, fold, operations};
 
-/// The launches of a nest in parts.
+/// Returns the launches of a split nest.
 ///
 /// # Errors
-/// For results and loads that share bytes in a way that launches one after the other cannot have, and for numbers that are too wide.
+/// When results and loads share bytes in a way that separate launches do not support, or when sums have two words.
 pub(crate) fn launches(
     cx: &Context<'_>,
     known: &AnalyzedNest<'_>,
@@ -55,28 +55,28 @@ struct Printer<'p> {
     known: &'p AnalyzedNest<'p>,
     cut: ReductionStrategy,
     rows: usize,
-    /// The stores of each row.
+    /// Stores per row.
     once: Vec<usize>,
-    /// The stores of each point.
+    /// Stores per point.
     each: Vec<usize>,
 }
 
-/// The rows of a group, and the row of an invocation.
+/// Row of an invocation.
 struct Place {
-    /// The number of the row, or that of the last one.
+    /// Index of the row; past the end, the index of the last row.
     row: String,
-    /// The condition under which there is a row.
+    /// Condition for an existing row.
     exists: Option<String>,
     outer: Vec<String>,
-    /// The number of the invocation among those of the row.
+    /// Index of the invocation among the invocations of the row.
     slice: String,
 }
 
 impl Printer<'_> {
-    /// The launches for stores behind the reductions, in order: true for those of a row.
+    /// Returns the launches for stores after the reductions, in order: true for stores per row.
     ///
-    /// If there are both, the first ones leave alone what the others read. Stores of rows alone happen where the last
-    /// reduction is made.
+    /// If there are both kinds, the first launch must not overwrite operands of the second. If all stores are per row,
+    /// the last reduction launch executes them.
     fn orders(&self) -> Result<Vec<bool>, String> {
         let nest = self.known.nest;
         let lies_apart = |stores: &[usize]| {
@@ -96,7 +96,7 @@ impl Printer<'_> {
         self.rows.div_ceil(self.cut.width)
     }
 
-    /// The row of an invocation in a tile of rows.
+    /// Defines the row of an invocation in a tile of rows.
     fn place(&self, kernel: &mut Kernel<'_>, tile: &str) -> Place {
         let ReductionStrategy { width, .. } = self.cut;
         let number = kernel.int(format!("{tile} * {width} + lane % {width}"));
@@ -118,18 +118,18 @@ impl Printer<'_> {
         Slices { number: &place.slice, count: self.cut.slices(), stride: self.cut.width }
     }
 
-    /// The place of the result of a reduction in scratch.
+    /// Returns the scratch offset of the result of a reduction.
     fn result_place(&self, k: usize, row: &str) -> String {
         format!("{} + {row}", k * self.rows)
     }
 
-    /// The place of a part of a reduction, which is the `k`-th one of its stage.
+    /// Returns the scratch offset of a part of a reduction, the `k`-th one of its stage.
     fn part_place(&self, k: usize, part: &str, row: &str) -> String {
         let start = self.known.nest.reductions.len() * self.rows;
         format!("{start} + ({} + {part}) * {} + {row}", k * self.cut.count, self.rows)
     }
 
-    /// The results of reductions before a stage, as far as registers need them.
+    /// Loads the results of reductions before a stage that `roots` need.
     fn reduced(&self, kernel: &mut Kernel<'_>, before: usize, roots: &[Reg], row: &str) -> Vec<Value> {
         let expr = &self.known.nest.expr;
         let needed = expr.needed_by(roots);
@@ -149,7 +149,7 @@ impl Printer<'_> {
             .collect()
     }
 
-    /// The launch that reduces parts of rows.
+    /// Returns the launch that reduces parts of rows.
     fn parts(&self, stage: &Range<usize>) -> Result<Launch, String> {
         let (nest, ReductionStrategy { count, elements, .. }) = (self.known.nest, self.cut);
         let size: usize = nest.inner_dims().iter().product();
@@ -176,7 +176,7 @@ impl Printer<'_> {
         self.cx.finish_groups(kernel, (count * self.tiles()) as u64)
     }
 
-    /// The launch that combines parts.
+    /// Returns the launch that combines parts.
     fn combined(&self, stage: &Range<usize>) -> Result<Launch, String> {
         let (nest, ReductionStrategy { count, .. }) = (self.known.nest, self.cut);
         let mut kernel = self.cx.group_kernel();
@@ -200,13 +200,13 @@ impl Printer<'_> {
         self.cx.finish_groups(kernel, self.tiles() as u64)
     }
 
-    /// True for one invocation of each row.
+    /// Returns the condition that is true for one invocation of each row.
     fn is_first(&self, place: &Place) -> String {
         let conditions = [Some(format!("{} == 0i", place.slice)), place.exists.clone()];
         conditions.into_iter().flatten().collect::<Vec<_>>().join(" && ")
     }
 
-    /// Leaves the results of a stage, or stores those of rows where nothing comes behind.
+    /// Writes the results of a stage to scratch memory, or stores the results of rows if nothing follows.
     fn leave(
         &self,
         kernel: &mut Kernel<'_>,
@@ -222,7 +222,7 @@ impl Printer<'_> {
             }
             return Ok(());
         }
-        // What is stored may lie where other invocations have read the row.
+        // A store may overwrite a row that other invocations have read.
         kernel.binding_barrier();
         kernel.when_live(Some(self.is_first(place)));
         let roots: Vec<Reg> = self.once.iter().map(|&k| nest.expr.outputs()[k]).collect();
@@ -233,7 +233,7 @@ impl Printer<'_> {
         store(kernel, self.known, &Point { at, reduced, ..Point::default() }, &self.once)
     }
 
-    /// The launch that stores results of rows, or of points.
+    /// Returns the launch that stores results per row, or per point.
     fn results(&self, is_once: bool) -> Result<Launch, String> {
         let nest = self.known.nest;
         let mut kernel = self.cx.kernel();

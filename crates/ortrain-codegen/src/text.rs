@@ -8,9 +8,10 @@ use rustc_hash::FxHashMap;
 use crate::launch::{Binding, Home, Lowered};
 
 impl Lowered {
-    /// The launches of the program that they were printed for, then the source of each kernel once.
+    /// Formats the launches of `program`, followed by the source of each kernel once.
     ///
-    /// A launch has the number of its kernel, groups by axis, the place and the node of its instruction, and what is bound.
+    /// A launch has the index of its kernel, its groups by axis, the position and the node of its instruction, and its
+    /// bindings.
     #[must_use]
     pub fn text(&self, program: &Program) -> String {
         let mut numbers: FxHashMap<&str, usize> = FxHashMap::default();
@@ -49,7 +50,7 @@ impl Lowered {
     }
 }
 
-/// A binding in a few words.
+/// Describes a binding.
 fn described(binding: &Binding) -> String {
     match binding {
         Binding::Bytes { home, start, len } => {

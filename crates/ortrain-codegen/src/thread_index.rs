@@ -1,4 +1,4 @@
-//! Points of spaces: where an invocation is, and what it stores there.
+//! Points of spaces: the point of an invocation, and the stores at a point.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use crate::dialect::Repr;
 use crate::expr::{AnalyzedNest, Point, position};
 use crate::kernel::{Kernel, Value};
 
-/// The position along each axis of the point with a number, counted row-major.
+/// Defines the coordinates of the point with a row-major index.
 pub(crate) fn coordinates(kernel: &mut Kernel<'_>, number: &str, dims: &[usize]) -> Vec<String> {
     let mut rest = number.to_owned();
     let mut at = vec![String::from("0i"); dims.len()];
@@ -30,7 +30,8 @@ pub(crate) fn coordinates(kernel: &mut Kernel<'_>, number: &str, dims: &[usize])
     at
 }
 
-/// The table of segments: how many points come before each one, then where each starts, then where each ends.
+/// Returns the table of segments: the number of points before each segment, then the start of each, then the end of
+/// each.
 pub(crate) fn table_of(segments: &Segments) -> Arc<[u32]> {
     let before = segments.iter().scan(0usize, |points, range| {
         let before = *points;
@@ -42,11 +43,11 @@ pub(crate) fn table_of(segments: &Segments) -> Arc<[u32]> {
     before.chain(starts).chain(ends).map(|word| word as u32).collect()
 }
 
-/// The point with a number, of those that exist.
+/// Defines the existing point with an index.
 pub(crate) fn point_of(kernel: &mut Kernel<'_>, nest: &Nest, number: &str) -> Vec<String> {
     let Some(segments) = &nest.segments else { return coordinates(kernel, number, &nest.dims) };
     let (table, count) = (table_of(segments), segments.len());
-    // The last segment that starts at the number or before.
+    // Binary search for the last segment that starts at or before the index.
     let low = kernel.variable(&Value::new("0i", Repr::I32));
     let high = kernel.variable(&Value::new(format!("{count}i"), Repr::I32));
     let depth = kernel.depth();
@@ -68,7 +69,7 @@ pub(crate) fn point_of(kernel: &mut Kernel<'_>, nest: &Nest, number: &str) -> Ve
     vec![low.text, at.text]
 }
 
-/// Computes some results at a point and stores them there.
+/// Computes some results at a point and stores them.
 pub(crate) fn store(
     kernel: &mut Kernel<'_>,
     known: &AnalyzedNest<'_>,

@@ -1,4 +1,4 @@
-//! Sums of rows: one invocation per row.
+//! Reductions of rows with one invocation per row.
 
 use std::ops::Range;
 
@@ -10,7 +10,7 @@ use crate::expr::{AnalyzedNest, Point, double_binary, float_binary, integer_bina
 use crate::kernel::{Kernel, Value};
 use crate::thread_index::{coordinates, put, results, store, table_of};
 
-/// Starts the loops over the reduced axes of a row; the positions along them.
+/// Starts the loops over the reduced axes of a row, and returns the coordinates along them.
 pub(crate) fn inner_loops(kernel: &mut Kernel<'_>, nest: &Nest, row: &Row) -> Vec<String> {
     match row {
         Row::Whole => nest.inner_dims().iter().map(|dim| kernel.counted("0", &dim.to_string())).collect(),
@@ -18,20 +18,20 @@ pub(crate) fn inner_loops(kernel: &mut Kernel<'_>, nest: &Nest, row: &Row) -> Ve
     }
 }
 
-/// The reduced part of a space at an outer point.
+/// Reduced part of a space at an outer point.
 pub(crate) enum Row {
     Whole,
     Segment(String, String),
 }
 
-/// A row whose reductions are done: its place, its extent, and their results.
+/// Row with finished reductions: outer coordinates, extent, and results.
 pub(crate) struct Reduced {
     pub(crate) outer: Vec<String>,
     pub(crate) row: Row,
     pub(crate) results: Vec<Value>,
 }
 
-/// Computes the reductions of the row at an outer point.
+/// Prints the reductions of the row at an outer point.
 pub(crate) fn reductions(
     kernel: &mut Kernel<'_>,
     known: &AnalyzedNest<'_>,
@@ -62,7 +62,7 @@ pub(crate) fn reductions(
     Ok(Reduced { outer, row, results: point.reduced })
 }
 
-/// Adds what a point has to the totals of the reductions of a stage.
+/// Adds the values at a point to the totals of the reductions of a stage.
 pub(crate) fn add(
     kernel: &mut Kernel<'_>,
     known: &AnalyzedNest<'_>,
@@ -80,7 +80,7 @@ pub(crate) fn add(
     Ok(())
 }
 
-/// The stores that happen once for a row, and those that happen at each point.
+/// Returns the stores per row and the stores per point.
 pub(crate) fn stores(nest: &Nest) -> (Vec<usize>, Vec<usize>) {
     let kept = nest.dims.len() - nest.inner;
     let is_once = |k: &usize| nest.stores[*k].access.strides[kept..].iter().all(|&stride| stride == 0);
@@ -92,7 +92,7 @@ pub(crate) fn reduce(kernel: &mut Kernel<'_>, known: &AnalyzedNest<'_>) -> Resul
     let outer = coordinates(kernel, "id", nest.outer_dims());
     let Reduced { outer, row, results: reduced } = reductions(kernel, known, outer)?;
     let (once, each) = stores(nest);
-    // What is stored once for a row may lie where the row is read: it is stored last.
+    // A store per row may overwrite the bytes of the row: it comes last.
     let first = match &row {
         Row::Whole => vec![String::from("0i"); nest.inner],
         Row::Segment(start, _) => vec![start.clone()],
@@ -110,7 +110,7 @@ pub(crate) fn reduce(kernel: &mut Kernel<'_>, known: &AnalyzedNest<'_>) -> Resul
     Ok(())
 }
 
-/// Reductions that one pass over a row can make: none needs another one of them.
+/// Returns stages of reductions: the reductions of a stage are independent and share a pass over a row.
 pub(crate) fn stages(nest: &Nest) -> Vec<Range<usize>> {
     let mut stages: Vec<Range<usize>> = Vec::new();
     for (k, reduction) in nest.reductions.iter().enumerate() {
@@ -129,19 +129,19 @@ pub(crate) fn stages(nest: &Nest) -> Vec<Range<usize>> {
     stages
 }
 
-/// The printed type of a reduction while it is made.
+/// Returns the printed type of the total of a reduction.
 pub(crate) fn total_repr(known: &AnalyzedNest<'_>, k: usize) -> Repr {
     let nest = known.nest;
     let ty = nest.expr.ty(nest.reductions[k].value);
     let read = nest.expr.insts().iter().position(|(inst, _)| *inst == Inst::Reduced(k as u8));
     match read {
-        // What the sum is read as says how large it can be.
+        // The type of the register that reads the sum bounds its range.
         Some(reg) if nest.expr.ty(Reg(reg as u16)) == ty => known.repr(Reg(reg as u16)),
         _ => repr_of(ty),
     }
 }
 
-/// The variable of a reduction, at its neutral element.
+/// Defines the total of a reduction, with the neutral element as initial value.
 pub(crate) fn total(kernel: &mut Kernel<'_>, known: &AnalyzedNest<'_>, k: usize) -> Value {
     let reduction = &known.nest.reductions[k];
     let repr = total_repr(known, k);

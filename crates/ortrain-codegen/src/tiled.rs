@@ -1,4 +1,4 @@
-//! Products by tiles: a group computes a square of the product, and shares what it loads of the factors.
+//! Tiled matrix products: a group computes a square tile of the product, and shares its loads of the factors.
 
 use ortrain_expr::Scalar;
 
@@ -10,24 +10,24 @@ use crate::lower::Context;
 use crate::split_k::{MatmulOutput, Split};
 use crate::thread_index::coordinates;
 
-/// Invocations along each axis of a tile.
+/// Number of invocations along each axis of a tile.
 const ACROSS: usize = 16;
 const LANES: usize = GROUP as usize;
-/// The names of floats that are one value.
+/// Names of the components of a vector.
 const PARTS: [&str; 4] = ["x", "y", "z", "w"];
-/// Groups of large tiles that keep a device busy; with fewer, tiles are small.
+/// Minimum number of groups of large tiles that keep a device busy; with fewer, tiles are small.
 const BUSY: usize = 128;
-/// Groups of the largest tiles that do: each has so many values that few groups run at once.
+/// Minimum number of groups for the largest tiles. They use more registers, so fewer groups run at once.
 const BUSY_LARGEST: usize = 256;
 
-/// The sizes of tiles.
+/// Sizes of tiles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Tile {
-    /// Rows and columns of the product.
+    /// Number of rows and columns of the product.
     side: usize,
-    /// Terms that are shared at once.
+    /// Number of terms in shared memory at once.
     depth: usize,
-    /// Terms that are added without asking whether there are more.
+    /// Number of terms per unrolled iteration.
     unrolled: usize,
     split: Split,
 }
@@ -39,55 +39,56 @@ impl Tile {
             let split = Split::of(groups, k, depth);
             (Tile { side, depth, unrolled, split }, groups * split.count)
         };
-        // The largest tiles may cover an eighth more than large ones do.
+        // The largest tiles may cover at most an eighth more elements than large tiles.
         let covered = |side: usize| m.next_multiple_of(side) * n.next_multiple_of(side);
         let (largest, groups) = of_side(128, 8, 8);
         if parts == 1 && groups >= BUSY_LARGEST && 8 * covered(128) <= 9 * covered(64) {
             return largest;
         }
-        // Several terms of factors need as much room as more of them.
+        // Several numbers per factor need more shared memory, so the depth is smaller.
         let (large, groups) = of_side(64, if parts > 1 { 8 } else { 16 }, 4);
         if m.min(n) <= 32 || groups < BUSY { of_side(32, 16, 4).0 } else { large }
     }
 
-    /// Rows and columns that an invocation has.
+    /// Returns the number of rows and columns per invocation.
     fn each(self) -> usize {
         self.side / ACROSS
     }
 
-    /// Rows, or columns, of an invocation that are one value.
+    /// Returns the number of rows, or columns, of an invocation in one vector.
     fn width(self) -> usize {
         self.each().min(PARTS.len())
     }
 
-    /// Values of an invocation along an axis.
+    /// Returns the number of vectors per invocation along an axis.
     fn values(self) -> usize {
         self.each() / self.width()
     }
 
-    /// Values along an axis of the tile. Their first floats are rows or columns that lie side by side; the second ones lie so
-    /// many further, and so on.
+    /// Returns the number of vectors along an axis of the tile. It is also the distance between the rows or columns of
+    /// consecutive components; the first components are adjacent.
     fn stride(self) -> usize {
         self.values() * ACROSS
     }
 
-    /// Values of a row of a shared factor: one more than there are, so that a column lies in different banks.
+    /// Returns the number of vectors per row of a shared factor: one more than the stride, against bank conflicts of a
+    /// column.
     fn pitch(self) -> usize {
         self.stride() + 1
     }
 
-    /// The type of a value of the shared array.
+    /// Returns the type of an element of the shared array.
     fn repr(self) -> Repr {
         Repr::floats(self.width())
     }
 
-    /// Rows of an invocation that are stored at once: as many as the shared array has room for.
+    /// Returns the number of rows per invocation that are stored at once, which the size of the shared array limits.
     fn stored(self) -> usize {
         self.each().min(SHARED / (ACROSS * self.side * size_of::<f32>()))
     }
 }
 
-/// The launches of a product by tiles.
+/// Returns the launches of a tiled product.
 pub(crate) fn launches(cx: &Context<'_>, target: &MatmulOutput<'_>) -> Result<Vec<Launch>, String> {
     let factors = target.factors;
     let parts = factors.precision().terms();
@@ -103,30 +104,30 @@ pub(crate) fn launches(cx: &Context<'_>, target: &MatmulOutput<'_>) -> Result<Ve
 struct Printer<'t> {
     target: &'t MatmulOutput<'t>,
     tile: Tile,
-    /// Numbers that a factor is made of.
+    /// Number of terms that a factor is split into.
     parts: usize,
 }
 
-/// A group: the place of its tile in the batch, among the parts of sums, and in the product.
+/// Group: batch index, part of the sums, and position of its tile in the product.
 struct Group {
     batch: Vec<String>,
     part: String,
-    /// The first row and the first column.
+    /// First row and first column.
     first: [String; 2],
-    /// The array that the group shares.
+    /// Array that the group shares.
     shared: String,
 }
 
-/// The share of a factor that an invocation loads: elements of some lines, of one term at a time.
+/// Part of a factor that an invocation loads: elements of some lines, of one term at a time.
 struct Loads {
     side: usize,
-    /// The place among the lines, and among the terms.
+    /// Index among the lines, and among the terms.
     place: [String; 2],
-    /// The names that elements of each line share, and the condition under which there is such a line.
+    /// Shared names of the elements of each line, and the condition for an existing line.
     lines: Vec<(Vec<String>, Option<String>)>,
 }
 
-/// The sums of an invocation: those of each of its rows, by values of columns.
+/// Sums of an invocation, for each of its rows and each vector of columns.
 type Sums = Vec<Vec<InnerProduct>>;
 
 impl Printer<'_> {
@@ -149,13 +150,13 @@ impl Printer<'_> {
         cx.finish_groups(kernel, dims.iter().map(|&dim| dim as u64).product())
     }
 
-    /// The place of a part of a factor in the shared array: a term of all lines of a value.
+    /// Returns the index in the shared array of a part of a factor: a term of all lines of a vector.
     fn place(&self, side: usize, part: usize, line: &str, term: &str) -> String {
         let start = (side * self.parts + part) * self.tile.depth * self.tile.pitch();
         format!("{start} + ({term}) * {} + {line}", self.tile.pitch())
     }
 
-    /// The share of a factor that an invocation loads: neighbours load neighbours.
+    /// Defines the part of a factor that an invocation loads. Adjacent invocations load adjacent elements.
     fn loads(&self, kernel: &mut Kernel<'_>, group: &Group, side: usize) -> Loads {
         let (factors, tile) = (self.target.factors, self.tile);
         let along = factors.runs_along_terms(side);
@@ -172,13 +173,14 @@ impl Printer<'_> {
         Loads { side, place, lines }
     }
 
-    /// The condition under which an invocation loads anything.
+    /// Returns the condition for an invocation that loads elements.
     fn has_share(&self) -> Option<String> {
         let lanes = self.tile.stride() * self.tile.depth;
         (lanes < LANES).then(|| format!("lane < {lanes}"))
     }
 
-    /// Loads elements of a factor from a term on; for each part, `to` takes what becomes one value of the shared array.
+    /// Loads elements of a factor, starting at a term. For each part, the vector for the shared array is assigned to
+    /// `to`.
     fn fetch(&self, kernel: &mut Kernel<'_>, loads: &Loads, from: &str, to: &[Value]) -> Result<(), String> {
         let (factors, Tile { split, .. }) = (self.target.factors, self.tile);
         let all = factors.sides()[2];
@@ -201,7 +203,7 @@ impl Printer<'_> {
         Ok(())
     }
 
-    /// The sums of an invocation. While those of some terms are added, the next terms are on their way.
+    /// Prints the sums of an invocation. Loads of the next terms overlap with the additions of the current terms.
     fn sums(&self, kernel: &mut Kernel<'_>, group: &Group) -> Result<Sums, String> {
         let (tile, repr) = (self.tile, self.tile.repr());
         let Tile { depth, split, .. } = tile;
@@ -243,7 +245,7 @@ impl Printer<'_> {
         Ok(sums)
     }
 
-    /// Adds what the shared array has.
+    /// Adds the products of the terms in the shared array.
     fn add(&self, kernel: &mut Kernel<'_>, group: &Group, own: &[String; 2], sums: &Sums) {
         let tile = self.tile;
         let open = kernel.depth();
@@ -276,16 +278,17 @@ impl Printer<'_> {
         kernel.close_to(open);
     }
 
-    /// The first row and the first column of an invocation in the tile.
+    /// Defines the first row and the first column of an invocation in the tile.
     fn own(&self, kernel: &mut Kernel<'_>) -> [String; 2] {
         [kernel.int(format!("lane / {ACROSS}")), kernel.int(format!("lane % {ACROSS}"))]
     }
 
-    /// Hands the sums on, some rows at a time, through the shared array: neighbours then have neighbouring columns of one row.
+    /// Stores or finishes the sums, some rows at a time, through the shared array. Adjacent invocations then have
+    /// adjacent columns of one row.
     fn store(&self, kernel: &mut Kernel<'_>, group: &Group, sums: &Sums) -> Result<(), String> {
         let tile = self.tile;
         let is_whole = tile.split.count == 1;
-        // What goes on: the values of each row.
+        // Output values of each row.
         let results: Vec<Vec<Vec<String>>> = match is_whole {
             true => {
                 let of_row =
@@ -335,14 +338,14 @@ impl Printer<'_> {
         Ok(())
     }
 
-    /// The results of inner products side by side.
+    /// Returns the results of the inner products of a vector.
     fn results(&self, kernel: &Kernel<'_>, sums: &InnerProduct) -> String {
         let names = &PARTS[..self.tile.width()];
         let parts: Vec<String> = names.iter().map(|name| sums.part(name).result(kernel).text).collect();
         kernel.dialect.floats(self.tile.repr(), &parts)
     }
 
-    /// Finishes, or leaves, the rows that the shared array has: those of a turn.
+    /// Finishes the rows in the shared array, or stores them as a part: the rows of iteration `turn`.
     fn store_shared(
         &self,
         kernel: &mut Kernel<'_>,
@@ -359,7 +362,7 @@ impl Printer<'_> {
         let (row, column) =
             (kernel.int(format!("{element} / {side}")), kernel.int(format!("{element} % {side}")));
         let in_tile = match turn {
-            // All rows of the tile, in their order.
+            // All rows of the tile, in order.
             None => row.clone(),
             Some(turn) => {
                 let own = kernel.int(format!("{turn} * {} + {row} / {ACROSS}", tile.stored()));

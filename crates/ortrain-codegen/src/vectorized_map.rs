@@ -1,5 +1,5 @@
-//! Maps by four neighbours: one invocation for four points along the last axis, which loads and stores whole words, or four of
-//! them at once.
+//! Vectorized maps: one invocation computes four adjacent points along the last axis. It loads and stores whole words,
+//! or four words at once.
 
 use ortrain_expr::{Access, DType, Inst};
 use ortrain_program::{BufferId, Load, Nest, Operand};
@@ -10,14 +10,14 @@ use crate::launch::Launch;
 use crate::lower::Context;
 use crate::thread_index::{coordinates, results};
 
-/// Points of a quad.
+/// Number of points of a quad.
 const QUAD: usize = 4;
-/// Points that keep a device busy with an invocation for each quad.
+/// Minimum number of points that keep a device busy with one invocation per quad.
 const MANY: usize = 1 << 16;
-/// Instructions of an expression that is printed once for each point of a quad.
+/// Maximum number of instructions of an expression, which is printed once for each point of a quad.
 const LONG: usize = 64;
 
-/// The launch of a map by quads; `None` where that does not fit.
+/// Returns the launch of a vectorized map; `None` if the map does not support quads.
 pub(crate) fn launch(cx: &Context<'_>, known: &AnalyzedNest<'_>) -> Result<Option<Launch>, String> {
     let nest = known.nest;
     let Some(wide) = fits(cx, nest) else { return Ok(None) };
@@ -46,7 +46,7 @@ pub(crate) fn launch(cx: &Context<'_>, known: &AnalyzedNest<'_>) -> Result<Optio
     cx.finish(kernel, dims.iter().map(|&dim| dim as u64).product()).map(Some)
 }
 
-/// The loads of four points: neighbours, or the same element.
+/// Prints the loads of four points: adjacent elements, or one element.
 fn loaded(kernel: &mut Kernel<'_>, load: &Load, at: &[String]) -> Result<[Value; 4], String> {
     let Load::Buffer(from) = load else { return Err("a quad has no accumulators".into()) };
     let place = position(from, at);
@@ -64,7 +64,7 @@ fn is_same(access: &Access) -> bool {
     access.strides.last() == Some(&0)
 }
 
-/// The buffers that are read and written by four words, if the points of a map can be taken by four.
+/// Returns the buffers with accesses of four words, if the map supports quads.
 fn fits(cx: &Context<'_>, nest: &Nest) -> Option<Vec<BufferId>> {
     let is_narrow = |operand: &Operand| operand.access.dtype.size() < 4;
     let points: usize = nest.dims.iter().product();
@@ -87,13 +87,13 @@ fn fits(cx: &Context<'_>, nest: &Nest) -> Option<Vec<BufferId>> {
     }
     let wide: Vec<BufferId> =
         quads.iter().filter(|operand| !is_narrow(operand)).map(|operand| operand.buffer).collect();
-    // What is read by single words, or in parts of words, is bound as words.
+    // Buffers with accesses of single words, or of parts of words, must be bound as words.
     let is_wide = |operand: &Operand| wide.iter().any(|&id| cx.share(id, operand.buffer));
     let others = nest.operands().filter(|operand| is_same(&operand.access) || is_narrow(operand));
     others.into_iter().all(|operand| !is_wide(operand)).then_some(wide)
 }
 
-/// True if an access reaches four neighbours by whole words wherever a quad begins.
+/// Returns true if an access always reaches four adjacent, aligned elements.
 fn are_quads(cx: &Context<'_>, operand: &Operand) -> bool {
     let Access { dtype, offset, strides, .. } = &operand.access;
     let Some((&last, others)) = strides.split_last() else { return false };

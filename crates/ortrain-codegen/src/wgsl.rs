@@ -9,7 +9,7 @@ use crate::dialect::{Declared, Dialect, GROUP, Repr, Shared};
 use crate::functions::functions;
 use crate::wgsl_library::Prelude;
 
-/// The language of WebGPU. No optional feature is used: no 64-bit type, no subgroups, no narrow floats.
+/// Shading language of WebGPU. No optional features are used: no 64-bit types, no subgroups, no narrow floats.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Wgsl;
 
@@ -39,7 +39,7 @@ impl Dialect for Wgsl {
     fn constant(&self, value: Scalar, repr: Repr) -> String {
         let bits = value.bits();
         match repr {
-            // A literal can be no infinity, and need not be a subnormal number.
+            // WGSL has no literals for infinities, and implementations may flush subnormal literals.
             Repr::F32 => match f32::from_bits(bits as u32) {
                 v if v.is_normal() || bits as u32 == 0 => format!("{v:?}f"),
                 _ => format!("float_of({}u)", bits as u32),
@@ -153,7 +153,7 @@ if (id >= {points}u) {{ return; }}
             let _ = writeln!(text, "var<workgroup> {name}: array<{}, {len}>;", self.type_name(*repr));
         }
         text += &PRELUDE.needed_by(body);
-        // Control flow must be the same for a whole group: the last row of groups leaves as groups.
+        // Control flow must be uniform in a group: the last row of groups exits in whole groups.
         let _ = write!(
             text,
             "@compute @workgroup_size({GROUP})
@@ -168,7 +168,7 @@ if (group >= {groups}u) {{ return; }}
     }
 }
 
-/// The declarations of bindings.
+/// Returns the declarations of bindings.
 fn head(bindings: &[Declared]) -> String {
     let mut text = String::new();
     for (k, Declared { name, atomic, is_wide }) in bindings.iter().enumerate() {

@@ -1,10 +1,10 @@
-//! The functions that kernels may call: a kernel brings those that it needs.
+//! Library of functions for kernels. A kernel includes only the functions that it needs.
 
 use std::ops::Range;
 
 use rustc_hash::FxHashMap;
 
-/// Functions of a language, taken apart once: each begins with `fn NAME(` at the start of a line.
+/// Functions of a language. Each begins with `fn NAME(` at the start of a line.
 #[derive(Debug)]
 pub(crate) struct Prelude {
     text: String,
@@ -12,11 +12,11 @@ pub(crate) struct Prelude {
     numbers: FxHashMap<String, usize>,
 }
 
-/// A function.
+/// Function of the library.
 #[derive(Debug)]
 struct Item {
     range: Range<usize>,
-    /// The functions that it calls, by number.
+    /// Indices of the functions that it calls.
     calls: Vec<usize>,
 }
 
@@ -27,7 +27,7 @@ impl Prelude {
         let mut numbers = FxHashMap::default();
         for (k, &start) in starts.iter().enumerate() {
             let item = &text[start..starts.get(k + 1).copied().unwrap_or(text.len())];
-            // Comments between functions belong to neither.
+            // Comments between functions belong to no function.
             let end = item.find("\n//").map_or(item.len(), |at| at + 1);
             let name = &item[3..item.find('(').unwrap_or(3)];
             numbers.insert(name.to_owned(), items.len());
@@ -44,7 +44,7 @@ impl Prelude {
         &self.text
     }
 
-    /// The functions that a text needs, in the order in which they stand here.
+    /// Returns the source of the functions that a text needs, in library order.
     pub(crate) fn needed_by(&self, text: &str) -> String {
         let mut is_needed = vec![false; self.items.len()];
         let mut open: Vec<usize> = called(text).filter_map(|name| self.numbers.get(name).copied()).collect();
@@ -59,7 +59,7 @@ impl Prelude {
     }
 }
 
-/// The names that stand before an opening parenthesis.
+/// Returns the names before opening parentheses.
 fn called(text: &str) -> impl Iterator<Item = &str> {
     text.match_indices('(').map(|(at, _)| {
         let is_part = |c: char| c.is_ascii_alphanumeric() || c == '_';

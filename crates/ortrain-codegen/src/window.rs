@@ -1,4 +1,4 @@
-//! Pooling, by gathering: one invocation per element that is written.
+//! Pooling kernels: one invocation per written element, which gathers its inputs.
 
 use ortrain_expr::{CompareOp, IndexKind, Scalar, SlidingAxis, Type, WindowPass, WindowShape};
 use ortrain_program::{Window, WindowIndex};
@@ -31,19 +31,20 @@ pub(crate) fn launches(cx: &Context<'_>, w: &Window) -> Result<Vec<Launch>, Stri
     Ok(vec![cx.finish(kernel, dims.iter().map(|&dim| dim as u64).product())?])
 }
 
-/// The number of an element, row-major over planes and axes.
+/// Returns the row-major index of an element over planes and axes.
 fn element(plane: &str, at: &[String], sizes: impl Iterator<Item = usize>) -> String {
     at.iter().zip(sizes).fold(plane.to_owned(), |number, (at, size)| format!("({number} * {size} + {at})"))
 }
 
-/// A variable of the type that elements are computed in.
+/// Defines a variable of the type of computation.
 fn start(kernel: &mut Kernel<'_>, w: &Window, value: Scalar) -> Result<Value, String> {
     let ty = Type::of(w.target.access.dtype);
     let value = kernel.constant(value.convert(ty), repr_of(ty));
     Ok(kernel.variable(&value))
 }
 
-/// Starts the loops over the cells of the window at an output position that lie over the input: their numbers and positions.
+/// Starts the loops over the elements of a window that are inside the input. Returns their indices in the window and
+/// their input positions.
 fn cells(kernel: &mut Kernel<'_>, axes: &[SlidingAxis], outputs: &[String]) -> (Vec<String>, Vec<String>) {
     let cells: Vec<String> = axes.iter().map(|axis| kernel.counted("0", &axis.kernel.to_string())).collect();
     let inputs = under(kernel, axes, outputs, &cells);
@@ -95,15 +96,15 @@ fn sum(kernel: &mut Kernel<'_>, w: &Window, at: &[String]) -> Result<(), String>
     Ok(())
 }
 
-/// Adds an element of the source.
+/// Adds an element of the source to the total.
 fn add(kernel: &mut Kernel<'_>, w: &Window, total: &Value, from: &str) {
     let value = kernel.load(w.source.buffer, from);
     let sum = combine(kernel, ortrain_expr::ReduceOp::Sum, total, &value);
     kernel.assign(total, &sum);
 }
 
-/// Starts the loops over the windows that cover an input position, in the order of the output: their positions, and the number of
-/// the cell of each that lies over it, along every axis.
+/// Starts the loops over the windows that cover an input position, in the order of the output. Returns their positions,
+/// and the index of the covering window element along each axis.
 fn covering(kernel: &mut Kernel<'_>, axes: &[SlidingAxis], at: &[String]) -> (Vec<String>, Vec<String>) {
     let (mut outputs, mut cells, mut covered) = (Vec::new(), Vec::new(), Vec::new());
     for (axis, i) in axes.iter().zip(at) {
@@ -127,7 +128,7 @@ fn covering(kernel: &mut Kernel<'_>, axes: &[SlidingAxis], at: &[String]) -> (Ve
     (outputs, cells)
 }
 
-/// The windows that cover an input position, in the order of the output.
+/// Prints the gradient of a sum: adds all windows that cover an input position, in the order of the output.
 fn spread(kernel: &mut Kernel<'_>, w: &Window, at: &[String]) -> Result<(), String> {
     let axes = &w.shape.axes;
     let total = start(kernel, w, Scalar::I32(0))?;
@@ -140,8 +141,8 @@ fn spread(kernel: &mut Kernel<'_>, w: &Window, at: &[String]) -> Result<(), Stri
     Ok(())
 }
 
-/// The windows whose maximum lies at an input position, in the order of the output. A cell lies in its window, so that those
-/// which cover the position are all that there can be; an element may lie anywhere in the plane.
+/// Prints the gradient of a maximum: adds the windows with their maximum at an input position, in the order of the
+/// output. With cell indices, only covering windows are visited; with element indices, all windows of the plane.
 fn arrived(kernel: &mut Kernel<'_>, w: &Window, at: &[String]) -> Result<(), String> {
     let axes = &w.shape.axes;
     let Some(WindowIndex { kind, operand }) = &w.index else {

@@ -1,4 +1,4 @@
-//! Reductions that invocations of a group share.
+//! Reductions that the invocations of a group share.
 
 use std::ops::Range;
 
@@ -11,20 +11,20 @@ use crate::kernel::{Kernel, Value};
 use crate::thread_index::coordinates;
 use crate::thread_reduction::{add, combine, total};
 
-/// Elements of a row that an invocation goes through.
+/// Strided elements of a row that an invocation visits.
 pub(crate) struct Span {
-    /// The number of the first one.
+    /// Index of the first element.
     pub(crate) from: String,
-    /// From one to the next.
+    /// Step between elements.
     pub(crate) step: usize,
-    /// Their number.
+    /// Number of elements.
     pub(crate) count: usize,
-    /// The number of elements of the row, where some of the span may lie behind them.
+    /// Number of elements of the row, if the span can exceed the row.
     pub(crate) end: Option<usize>,
 }
 
 impl Span {
-    /// Starts the loop over the elements; the number of one.
+    /// Starts the loop over the elements, and returns the index of the current element.
     pub(crate) fn walk(&self, kernel: &mut Kernel<'_>) -> String {
         let turn = kernel.counted("0", &self.count.to_string());
         let number = kernel.int(format!("{} + {turn} * {}", self.from, self.step));
@@ -34,7 +34,7 @@ impl Span {
         number
     }
 
-    /// The same for the positions along the reduced axes of a nest.
+    /// Starts the loop over the elements, and returns the coordinates along the reduced axes of a nest.
     pub(crate) fn walk_row(&self, kernel: &mut Kernel<'_>, nest: &Nest) -> Vec<String> {
         let number = self.walk(kernel);
         let number = kernel.define(Value::new(format!("bits_of_int({number})"), Repr::U32)).text;
@@ -42,7 +42,7 @@ impl Span {
     }
 }
 
-/// The totals of the elements that an invocation has of a row, for the reductions of a stage.
+/// Prints the totals of an invocation's elements of a row, for the reductions of a stage.
 pub(crate) fn fold(
     kernel: &mut Kernel<'_>,
     known: &AnalyzedNest<'_>,
@@ -60,19 +60,19 @@ pub(crate) fn fold(
     Ok(totals)
 }
 
-/// The operations of the reductions of a stage.
+/// Returns the operations of the reductions of a stage.
 pub(crate) fn operations(nest: &Nest, stage: &Range<usize>) -> Vec<ReduceOp> {
     nest.reductions[stage.clone()].iter().map(|reduction| reduction.op).collect()
 }
 
-/// Arrays that a group shares, for one stage after the other.
+/// Shared arrays of a group, reused by successive stages.
 #[derive(Debug, Default)]
 pub(crate) struct Arrays {
     made: Vec<Value>,
 }
 
-/// The invocations that have parts of one row: those whose numbers differ by multiples of `stride`, of which there are
-/// `count`, a power of two. `number` is that of an invocation among them.
+/// Invocations with parts of one row: `count` invocations (a power of two) at a distance of `stride`. `number` is the
+/// index of an invocation among them.
 pub(crate) struct Slices<'s> {
     pub(crate) number: &'s str,
     pub(crate) count: usize,
@@ -80,7 +80,7 @@ pub(crate) struct Slices<'s> {
 }
 
 impl Arrays {
-    /// An array for each value, none for two.
+    /// Returns an array for each value. Values do not share arrays.
     fn of(&mut self, kernel: &mut Kernel<'_>, values: &[Value]) -> Vec<Value> {
         let mut used = Vec::new();
         for value in values {
@@ -95,7 +95,8 @@ impl Arrays {
         used.into_iter().map(|k| self.made[k].clone()).collect()
     }
 
-    /// Combines what invocations have of a row: pairs, then pairs of pairs, always the same ones. All of them get the result.
+    /// Combines the values of the invocations of a row in a binary tree with a fixed order. All invocations receive the
+    /// result.
     pub(crate) fn combined(
         &mut self,
         kernel: &mut Kernel<'_>,

@@ -1,5 +1,5 @@
-//! Kernels in other languages: naga, which wgpu translates kernels with, writes every kernel of the suites for Metal and for
-//! Direct3D 12 without an error.
+//! Kernels in other languages. naga, the shader translator of wgpu, translates every kernel of the suites to Metal and
+//! to Direct3D 12 without an error.
 
 mod programs;
 
@@ -22,7 +22,8 @@ use ortrain_testkit::suites::{
 };
 use programs::products;
 
-/// A backend that prints kernels, and computes as the reference evaluator does. At another precision it prints to the same set.
+/// Backend that prints kernels and computes like the reference evaluator. Its copies for other precisions print to the
+/// same set.
 #[derive(Clone, Debug, Default)]
 struct Printing(Arc<Mutex<HashSet<Arc<str>>>>);
 
@@ -62,7 +63,7 @@ impl Backend for Printing {
     }
 }
 
-/// Writes a kernel in both languages.
+/// Translates a kernel to both languages.
 fn write(source: &str) -> Result<(), String> {
     let module = naga::front::wgsl::parse_str(source).map_err(|error| error.emit_to_string(source))?;
     let mut validator = Validator::new(ValidationFlags::all(), Capabilities::default());
@@ -121,7 +122,7 @@ fn kernels_of_all_suites_are_written() {
     assert!(count > 1000, "{count} kernels");
 }
 
-/// The kernels of programs that are too large to be run here: those of whole groups, at every precision.
+/// Group kernels of programs that are too large for execution here, at every precision.
 #[test]
 fn kernels_of_groups_are_written() {
     let mut sources: HashSet<Arc<str>> = HashSet::new();
@@ -143,7 +144,7 @@ fn kernels_of_groups_are_written() {
     assert!(count > 60, "{count} kernels of groups");
 }
 
-/// A program of one map: every function that 64-bit floats have, and every conversion from and to them.
+/// Returns a program of one map with every function of 64-bit floats, and every conversion from and to them.
 fn doubles() -> Program {
     let types = [DType::F32, DType::I32, DType::U32, DType::I64, DType::U64, DType::Bool];
     let mut expr = Builder::new();
@@ -173,7 +174,7 @@ fn doubles() -> Program {
     b.finish(given, made).expect("it can be planned")
 }
 
-/// No function for 64-bit floats is left out.
+/// All library functions for 64-bit floats are covered.
 #[test]
 fn functions_of_doubles_are_written() {
     let caps = Caps { bindings: 64, ..CAPS };

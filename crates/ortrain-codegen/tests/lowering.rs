@@ -1,4 +1,4 @@
-//! Launches that are printed, and programs that are refused.
+//! Printed launches, and unsupported programs.
 
 mod programs;
 
@@ -12,8 +12,7 @@ use programs::products;
 
 const CAPS: Caps = Caps { binding_bytes: 128 << 20, bindings: 16, groups: 65_535 };
 
-/// A program of maps one after the other, each the exponential of the one before, over so many elements. All are results, so
-/// that none is fused.
+/// Builds a chain of `count` exponential maps over `len` elements. All results are outputs, so that no map is fused.
 fn exponentials(count: usize, dtype: DType, len: usize) -> Program {
     let mut b = ProgramBuilder::new();
     let first = b.work("x", dtype, len);
@@ -40,7 +39,8 @@ fn launches(program: &Program) -> Lowered {
 fn layers_that_differ_in_place_alone_are_one_kernel() {
     let lowered = launches(&exponentials(5, DType::F32, 1000));
     assert_eq!(lowered.launches.len(), 5);
-    // The first one works in place, because nobody reads its operand again: a buffer that is read and written is bound once.
+    // The first one works in place, because its operand has no other reader: a buffer that is read and written is bound
+    // once.
     let (in_place, others) = lowered.launches.split_first().expect("there are five");
     assert_eq!(in_place.bindings.len(), 1);
     let same = |launch: &Launch| launch.source == others[0].source && launch.groups == [4, 1, 1];
@@ -51,7 +51,7 @@ fn layers_that_differ_in_place_alone_are_one_kernel() {
     assert!(lowered.launches.iter().flat_map(|launch| &launch.bindings).all(is_work));
 }
 
-/// The functions that a kernel calls are there, and no others.
+/// A kernel contains exactly the functions that it calls.
 #[test]
 fn kernels_bring_the_functions_that_they_call() {
     let lowered = launches(&exponentials(1, DType::F32, 10));
@@ -60,7 +60,7 @@ fn kernels_bring_the_functions_that_they_call() {
     assert!(!source.contains("fn log_f32("), "{source}");
 }
 
-/// Points beyond those of one axis of groups go along the second one.
+/// Groups beyond the limit of one axis continue along the second axis.
 #[test]
 fn groups_are_cut_into_rows() {
     let caps = Caps { groups: 100, ..CAPS };
@@ -75,7 +75,8 @@ fn groups_are_cut_into_rows() {
     );
 }
 
-/// Of long maps an invocation has four neighbours, if they are quads of words, and so it has of those that store parts of words.
+/// Invocations of long maps, and of maps that store parts of words, compute four adjacent elements if these are aligned
+/// quads.
 #[test]
 fn long_maps_have_quads() {
     let made = |dtype, len| {
@@ -132,7 +133,7 @@ fn buffers_that_are_larger_than_a_binding_are_named() {
     assert_eq!(error.reason, "\"x\" is bound with 4100 bytes, and this device binds at most 4096");
 }
 
-/// A dump names each launch with its kernel, and has the source of a kernel that several launches share once.
+/// A dump lists each launch with its kernel, and the source of a shared kernel once.
 #[test]
 fn launches_as_text() {
     let program = exponentials(3, DType::F32, 1000);
@@ -147,14 +148,15 @@ fn launches_as_text() {
     assert_eq!(lines.iter().filter(|line| line.starts_with("kernel ")).count(), 2);
 }
 
-/// The groups of the launches of a product, and whether those of each share what they load.
+/// Returns the groups of the launches of a product, and for each launch true if it uses shared memory.
 fn groups_of(sides: [usize; 3]) -> Vec<(u32, bool)> {
     let launches = launches(&products(1, sides, Precision::F32)).launches;
     launches.iter().map(|launch| (launch.groups[0], launch.source.contains("var<workgroup>"))).collect()
 }
 
-/// Tiles of 128 by 128 where there are very many, of 64 by 64 where there are many, of 32 by 32 where a side is short, lines
-/// where it has few elements. Long sums of few tiles are cut: a second launch adds them up, and has an invocation per element.
+/// The tiles are 128x128 for very large products, 64x64 for large products, and 32x32 with a short side. Products with
+/// few rows or columns use lines. Long sums of few tiles are split: a second launch, with an invocation per element,
+/// adds the parts.
 #[test]
 fn products_are_computed_by_groups() {
     assert_eq!(groups_of([2048, 2048, 64]), [(256, true)]);
@@ -177,7 +179,8 @@ fn products_of_equal_shape_are_one_kernel() {
     assert!(sources.chunks(2).all(|pair| pair == &sources[..2]));
 }
 
-/// A program that sums up rows, or takes their sums from them, too. A step of 1 from row to row lets columns be neighbours.
+/// Builds a program that sums rows, or subtracts the sums from the rows. With `by_columns`, adjacent elements belong to
+/// different rows.
 fn sums([rows, size]: [usize; 2], by_columns: bool, with_rows: bool) -> Program {
     let len = rows * size;
     let strides = if by_columns { [1, rows as isize] } else { [size as isize, 1] };
@@ -212,8 +215,8 @@ fn sums([rows, size]: [usize; 2], by_columns: bool, with_rows: bool) -> Program 
     b.finish_unfused(vec![from], outputs).expect("it can be planned")
 }
 
-/// Short rows have an invocation each, longer ones some of a group, and few long ones groups for parts. Columns are cut into parts
-/// where they are few; the last launch of all stores what is left to be stored.
+/// Short rows have an invocation each, longer rows several invocations of a group, and a few long rows several groups.
+/// A small number of columns is split into parts. The last launch executes the remaining stores.
 #[test]
 fn reductions_are_computed_by_groups() {
     let groups = |sizes, by_columns, with_rows| -> Vec<(u32, bool)> {
@@ -232,7 +235,7 @@ fn reductions_are_computed_by_groups() {
     assert_eq!(groups([100_000, 40], true, true), [(391, false)]);
 }
 
-/// A program of one map that sums so many vectors, every second one of which the program keeps as a constant.
+/// Builds a program of one map that sums `count` vectors. With `with_constants`, the vectors are constants.
 fn sum_of_vectors(count: usize, with_constants: bool) -> Program {
     const LEN: usize = 100;
     let mut b = ProgramBuilder::new();
@@ -258,7 +261,7 @@ fn sum_of_vectors(count: usize, with_constants: bool) -> Program {
     b.finish_unfused(inputs, vec![to]).expect("it can be planned")
 }
 
-/// Buffers of the arena share bindings where a device has too few of them. Constants lie in memories of their own.
+/// Buffers of the arena share bindings if a device has too few bindings. Each constant has its own memory.
 #[test]
 fn buffers_share_bindings_where_there_are_few() {
     for bindings in [1, 2, 5, 8] {
@@ -276,7 +279,7 @@ fn buffers_share_bindings_where_there_are_few() {
     );
 }
 
-/// The steps of a sequence differ in where they read and write, and share a kernel.
+/// The steps of a sequence access different offsets, and share a kernel.
 #[test]
 fn steps_of_a_sequence_are_one_kernel() {
     const WIDTH: usize = 64;
@@ -303,8 +306,8 @@ fn steps_of_a_sequence_are_one_kernel() {
     assert!(lowered.launches.iter().all(|launch| launch.source == lowered.launches[0].source));
 }
 
-/// A nest that multiplies its elements by a number, in float64: the host computes the number, a power that no device has, and the
-/// device computes the products.
+/// A nest multiplies its elements by a float64 number. The host computes the number, a power that no device supports,
+/// and the device computes the products.
 #[test]
 fn the_host_computes_numbers_that_go_on_in_float64() {
     let (rows, len) = (2, 10);

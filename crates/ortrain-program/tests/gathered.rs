@@ -1,4 +1,4 @@
-//! Loads that are read by computed index have no strides: programs with others are refused when they are made.
+//! Loads by computed index must have zero strides: programs with other strides are rejected.
 
 #![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
 
@@ -8,7 +8,7 @@ use ortrain_program::{GradientModes, Instruction, Load, Nest, Operand, ProgramBu
 const ROWS: usize = 2;
 const COLUMNS: usize = 3;
 
-/// Why a map that reads a buffer by computed index is refused, whose load has these strides.
+/// Returns the error for a map with a load by computed index of these strides.
 fn refused(strides: [isize; 2]) -> Option<String> {
     let mut b = ProgramBuilder::new();
     let [from, to] = ["from", "to"].map(|name| b.work(name, DType::F32, ROWS * COLUMNS));

@@ -1,4 +1,4 @@
-//! Groups of nests: what they compute and cost, and what is refused.
+//! Nest groups: results, cost, and invalid groups.
 
 #![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
 
@@ -13,7 +13,7 @@ use ortrain_program::{
 
 const LEN: usize = 4;
 
-/// A map of whole buffers to another one.
+/// Returns a map from whole buffers to another buffer.
 fn map(from: &[BufferId], to: BufferId, f: impl FnOnce(&mut Builder, &[Reg]) -> Reg) -> Arc<Nest> {
     let whole = |id: BufferId| Operand::whole(id, DType::F32, &[LEN]);
     let mut b = Builder::new();
@@ -46,7 +46,7 @@ fn each_nest_computes_what_it_computes_alone() {
     let results = evaluate(&program, Mode::Exact, &inputs, Scalars::default()).unwrap();
     assert_eq!(results[0], [-1.0, -2.0, -3.0, -4.0].map(Scalar::F32));
     assert_eq!(results[1], [2.0, 4.0, 6.0, 8.0].map(Scalar::F32));
-    // What both read is read once.
+    // An operand of both nests counts as one read.
     let cost = program.instructions[0].instruction.cost(&program);
     assert_eq!(cost, Cost { flops: 2 * LEN as u64, bytes: 4 * 3 * LEN as u64 });
     let text = program.to_string();
@@ -58,10 +58,10 @@ fn each_nest_computes_what_it_computes_alone() {
     assert_eq!([first, second].map(|part| part.instruction.writes()[0]), [y, z]);
 }
 
-/// The nests of a group, of the buffers that it is given.
+/// Function that builds the nests of a group from four buffers.
 type Nests = fn([BufferId; 4]) -> Vec<Arc<Nest>>;
 
-/// The reason why a group is refused, of nests over two buffers of the arena and two parts of a plane that overlap.
+/// Returns the error for a group over two work buffers and two overlapping parts of a plane.
 fn refused(nests: Nests) -> Option<String> {
     let mut b = ProgramBuilder::new();
     let [x, y] = ["x", "y"].map(|label| b.work(label, DType::F32, LEN));
@@ -74,7 +74,7 @@ fn refused(nests: Nests) -> Option<String> {
 #[test]
 fn nests_that_need_each_other_are_no_group() {
     assert_eq!(refused(|[x, y, v, _]| vec![negated(x, y), negated(x, v)]), None);
-    // A nest may write where it reads itself, and many may read the same.
+    // A nest may write a buffer that it reads, and several nests may read the same buffer.
     assert_eq!(refused(|[x, y, v, _]| vec![negated(v, v), negated(x, x), negated(y, y)]), None);
     let cases: [(Nests, &str); 5] = [
         (|[x, y, v, _]| vec![negated(x, y), negated(y, v)], "\"y\""),

@@ -1,4 +1,4 @@
-//! Operands that do not fit their instruction: programs with them are refused when they are made.
+//! Operands that do not fit their instruction: programs with invalid operands are rejected.
 
 #![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
 
@@ -11,14 +11,14 @@ use ortrain_program::{
     WindowIndex,
 };
 
-/// The sizes of the factors of a product, which are square.
+/// Size of the square factors of a product.
 const SIDE: usize = 3;
 
 fn floats(b: &mut ProgramBuilder, name: &str, dims: &[usize]) -> Operand {
     Operand::whole(b.work(name, DType::F32, dims.iter().product()), DType::F32, dims)
 }
 
-/// The sentence by which an instruction is refused; `None` if it is taken.
+/// Returns the error for an invalid instruction, or `None`.
 fn refused(mut b: ProgramBuilder, instruction: Instruction) -> Option<String> {
     b.emit(instruction, GradientModes::ALL, &"node \"y\" (Op)".into()).err().map(|error| error.to_string())
 }
@@ -27,7 +27,7 @@ fn faulty(instruction: &str, fault: &str) -> Option<String> {
     Some(format!("node \"y\" (Op) was lowered to a faulty {instruction} instruction: {fault}"))
 }
 
-/// A map that stores the sum of what it loads.
+/// Returns a map that stores the sum of its loads.
 fn sum(loads: Vec<Load>, store: Operand, dims: &[usize]) -> Nest {
     let mut e = Builder::new();
     let mut result = e.constant(Type::F32, 0.0);
@@ -46,12 +46,12 @@ fn sum(loads: Vec<Load>, store: Operand, dims: &[usize]) -> Nest {
     }
 }
 
-/// The sentence about a product whose epilogue has these loads beside a bias.
+/// Returns the error for a product with these loads in its epilogue.
 fn product(loads: impl FnOnce(Load) -> Vec<Load>) -> Option<String> {
     rounded_product([DType::F32; 2], [None; 2], loads)
 }
 
-/// The same of factors of these types that are rounded.
+/// Returns the error for a product with rounded factors of these types.
 fn rounded_product(
     dtypes: [DType; 2],
     rounded: [Option<DType>; 2],
@@ -85,7 +85,7 @@ fn an_epilogue_has_one_accumulator_and_it_comes_first() {
         product(|bias| vec![given(), given(), bias]),
         faulty("MatMul", "accumulators [float32, float32] where [float32] are needed")
     );
-    // The first loads alone can be accumulators.
+    // Accumulators must come before other loads.
     assert_eq!(
         product(|bias| vec![given(), bias, given()]),
         faulty("MatMul", "an accumulator behind the load of a buffer")
@@ -121,7 +121,7 @@ fn axes() -> SlidingAxes {
     [axis, axis].into_iter().collect()
 }
 
-/// The sentence about a convolution of operands that are changed first. Each buffer has an element more than is needed.
+/// Returns the error for a convolution with changed operands. Each buffer has one element more than necessary.
 fn convolution(change: impl FnOnce(&mut Operand, &mut Operand)) -> Option<String> {
     let shape = ConvShape {
         pass: ConvPass::Output,
@@ -150,13 +150,13 @@ fn convolution(change: impl FnOnce(&mut Operand, &mut Operand)) -> Option<String
 fn operands_of_a_convolution_are_row_major() {
     assert_eq!(convolution(|_, _| {}), None);
     let of = |name: &str| faulty("Conv", &format!("an access of an operand that does not fit {name:?}"));
-    // Rows and columns change places.
+    // Rows and columns are swapped.
     assert_eq!(convolution(|image, _| image.access.strides.swap(2, 3)), of("image"));
     assert_eq!(convolution(|_, filter| filter.access.strides.swap(2, 3)), of("filter"));
-    // One axis more, and one less.
+    // One axis more, and one axis less.
     assert_eq!(convolution(|image, _| image.access.strides.push(0)), of("image"));
     assert_eq!(convolution(|_, filter| filter.access.strides.truncate(3)), of("filter"));
-    // Another length or type than that of the buffer.
+    // A length or a type that differs from the buffer.
     assert_eq!(convolution(|image, _| image.access.len -= 1), of("image"));
     assert_eq!(convolution(|_, filter| filter.access.dtype = DType::F16), of("filter"));
 }
@@ -170,7 +170,7 @@ fn operand_b_of_a_convolution_starts_at_the_first_element() {
     assert_eq!(convolution(|image, _| image.access.offset = 2), expected, "one element is missing");
 }
 
-/// Accesses to a buffer of some elements that are not all of it in order.
+/// Returns accesses to a buffer that are not the whole buffer in order.
 fn partial_accesses(dtype: DType, len: usize) -> Vec<Access> {
     let whole = Access::contiguous(dtype, &[len]);
     vec![
@@ -182,7 +182,7 @@ fn partial_accesses(dtype: DType, len: usize) -> Vec<Access> {
     ]
 }
 
-/// Asserts that an instruction of these whole buffers is taken, and refused if one of them is reached in any other way.
+/// Asserts that an instruction accepts whole buffers, and rejects any other access to one of them.
 fn assert_needs_whole_buffers<const N: usize>(
     name: &str,
     buffers: [(&str, DType, usize); N],

@@ -1,4 +1,4 @@
-//! Nests over segments of a plane: what they mean, what they cost, what is refused, and that passes leave them as they are.
+//! Nests over segments of a plane: results, cost, invalid nests, and no changes by passes.
 
 #![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
 
@@ -24,7 +24,7 @@ fn plane() -> Access {
     access([0, 1], 0, LEN)
 }
 
-/// A buffer reached as the [`plane`] is.
+/// Returns an operand with the access of [`plane`].
 fn in_plane(buffer: BufferId) -> Operand {
     Operand { buffer, access: plane() }
 }
@@ -33,7 +33,7 @@ fn node() -> Arc<str> {
     "node".into()
 }
 
-/// A nest whose load `k` is `loads[k]`, and the register of each load.
+/// Returns a nest with load `k` of operand `loads[k]`. The closure receives the register of each load.
 fn nest(
     inner: usize,
     loads: Vec<Operand>,
@@ -57,7 +57,7 @@ fn nest(
     }
 }
 
-/// `x = x * rate` in place, with a rate for each segment, the second of two settings that each has.
+/// Returns `x = x * rate` in place. Each segment has two settings; the second one is its rate.
 fn scaled(x: BufferId, settings: BufferId) -> Nest {
     let rates = Operand { buffer: settings, access: access([2, 0], 1, 6) };
     nest(0, vec![in_plane(x), rates], vec![in_plane(x)], |b, x| (vec![b.mul(x[0], x[1])], vec![]))
@@ -84,7 +84,7 @@ fn each_segment_has_a_setting_and_gaps_stay_what_they_are() {
     let program = b.finish(vec![x, settings], vec![x]).unwrap();
     let expected = [10.0, 22.0, 24.0, 26.0, 14.0, 15.0, 80.0, 85.0, 18.0];
     assert_eq!(run(&program, &[&PLANE, &SETTINGS]), [expected]);
-    // Two of the loads reach what exists, and so does the store.
+    // Both loads and the store access only elements of the segments.
     assert_eq!(program.instructions[0].instruction.cost(&program), Cost { flops: 5, bytes: 4 * (5 + 3 + 5) });
     assert!(program.to_string().contains("3 segments of 9  (5 flops, 52 bytes)"), "{program}");
 }
@@ -109,12 +109,13 @@ fn reductions_are_over_the_points_of_a_segment() {
     assert_eq!(results[0], [-1.0, -25.0, -24.0, -23.0, -1.0, -1.0, -17.0, -16.0, -1.0]);
     assert_eq!(results[1], [36.0, -72.0, 0.0, 0.0, 33.0, -33.0]);
     assert_eq!(results[2], [13.0, f32::NEG_INFINITY, 17.0], "an empty segment gives what there is at first");
-    // The difference and two sums at every point, and a comparison.
+    // A difference and two sums per point, and a comparison.
     let cost = program.instructions[0].instruction.cost(&program);
     assert_eq!(cost, Cost { flops: 4 * 5, bytes: 4 * (5 + 5 + 6 + 3) });
 }
 
-/// Why a step is refused, with buffers `plane`, `table` of eight for each segment and one more, and another view of the plane.
+/// Returns the error for an instruction over four buffers: `plane`, `table` (eight elements per segment, and eight
+/// more), `tail` (a part of the plane), and `other`.
 fn refused(instruction: impl FnOnce([BufferId; 4]) -> Instruction) -> Option<String> {
     let mut b = ProgramBuilder::new();
     let plane = b.plane("plane", DType::F32, LEN, ortrain_program::PlaneId(0), 0);
@@ -131,7 +132,7 @@ fn refused(instruction: impl FnOnce([BufferId; 4]) -> Instruction) -> Option<Str
 #[test]
 fn what_could_be_stored_and_loaded_at_once_is_refused() {
     let column = |k: usize| access([8, 0], k, 32);
-    // Columns of a table are apart, and an equal access is that of the same point.
+    // Columns of a table do not overlap. An equal access reaches the same element at each point.
     let row = |load: Access, store: Access, [read, written]: [usize; 2]| {
         refused(|buffers| {
             let load = Operand { buffer: buffers[read], access: load };
@@ -174,7 +175,7 @@ fn segments_have_at_most_one_reduced_axis() {
     assert_eq!(refused(2).as_deref(), Some("2 reduced axes with segments: the last one can be reduced"));
 }
 
-/// `to = f(from)`, element by element.
+/// Returns `to = f(from)`, element by element.
 fn map(from: BufferId, to: BufferId, f: impl FnOnce(&mut Builder, Reg) -> Reg) -> Instruction {
     let mut b = Builder::new();
     let x = b.load(0, Type::F32);
@@ -191,8 +192,8 @@ fn map(from: BufferId, to: BufferId, f: impl FnOnce(&mut Builder, Reg) -> Reg) -
     })
 }
 
-/// A map, segments of what it makes, and a map that reads both: all of it would be one map without segments. Then sums of
-/// segments that nobody reads but for one.
+/// Builds a map, a scaling of segments, and a map that reads both, which would fuse without segments. Then two sums
+/// over segments, one of them unused.
 fn chain(finish: fn(ProgramBuilder, Vec<BufferId>, Vec<BufferId>) -> Program) -> Program {
     let mut b = ProgramBuilder::new();
     let [x, y, z] = ["x", "y", "z"].map(|name| b.work(name, DType::F32, LEN));
@@ -220,7 +221,7 @@ fn passes_leave_segments_alone() {
         nests.map(|nest| nest.segments.is_some()).collect::<Vec<_>>()
     };
     assert_eq!(segments(&fused), [false, true, false, true, false], "{fused}");
-    // What nobody reads is not stored.
+    // The unused result is not stored.
     assert_eq!(fused.instructions[3].instruction.writes().len(), 1);
     assert_eq!(fused.part(Part::Whole).unwrap().len(), 5);
     let inputs: [&[f32]; 2] = [&PLANE, &SETTINGS];

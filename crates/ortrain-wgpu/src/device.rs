@@ -1,4 +1,4 @@
-//! An open device: its kernels, and what it allows.
+//! Open devices, with their kernels and limits.
 
 use std::collections::HashMap;
 use std::fmt::Display;
@@ -11,62 +11,62 @@ use ortrain_program::{DeviceError, Program, UnsupportedOnBackend};
 
 use crate::spare::{Spare, size_for};
 
-/// Bytes that are written at once.
+/// Maximum bytes of one write.
 const PIECE: usize = 4 << 20;
-/// Bytes that wait on the host to be taken, at most.
+/// Maximum bytes of pending writes on the host.
 const PENDING: u64 = 8 << 20;
 
-/// Counts of the objects that were made on a device so far, and of the bytes that were copied.
+/// Counts of the objects created on a device so far, and of copied bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Made {
-    /// Kernels. Equal sources are one.
+    /// Number of kernels. Equal sources are one kernel.
     pub pipelines: usize,
-    /// Buffers.
+    /// Number of buffers.
     pub buffers: usize,
-    /// Bind groups.
+    /// Number of bind groups.
     pub bind_groups: usize,
-    /// Bytes of the buffers that there are now.
+    /// Bytes of the existing buffers.
     pub held: u64,
-    /// Bytes that were copied to the device.
+    /// Bytes copied to the device.
     pub uploaded: u64,
-    /// Bytes that were copied from the device.
+    /// Bytes copied from the device.
     pub read: u64,
 }
 
-/// An open device.
+/// Open device.
 #[derive(Debug)]
 pub(crate) struct Device {
     pub(crate) device: wgpu::Device,
     pub(crate) queue: wgpu::Queue,
-    /// Its name, by which it is opened.
+    /// Device name.
     name: String,
-    /// Its interface: the name as a backend.
+    /// Interface, which is the name as a backend.
     pub(crate) interface: &'static str,
-    /// The process that has opened it.
+    /// Process that opened the device.
     process: u32,
     pub(crate) description: String,
-    /// True if it computes on the processor.
+    /// True if the device computes on the processor.
     pub(crate) is_software: bool,
-    /// The first error that no call has returned.
+    /// First error that no call has returned.
     failure: Arc<Mutex<Option<String>>>,
-    /// Kernels by their sources.
+    /// Kernels by source.
     kernels: Mutex<HashMap<Arc<str>, wgpu::ComputePipeline>>,
-    /// The buffer through which bytes are read.
+    /// Staging buffer for reads.
     pub(crate) staging: Mutex<Option<wgpu::Buffer>>,
-    /// Buffers of results that are gone.
+    /// Buffers of dropped results, for reuse.
     pub(crate) spare: Spare,
     buffers: AtomicUsize,
     bind_groups: AtomicUsize,
     held: AtomicU64,
     uploaded: AtomicU64,
     pub(crate) read: AtomicU64,
-    /// Bytes that were written and may not have arrived.
+    /// Bytes of writes that are possibly pending.
     pending: AtomicU64,
-    /// Constants of programs that are on the device, by where they lie on the host.
+    /// Constants of programs on the device, by their address on the host.
     constants: Mutex<HashMap<(usize, usize), Weak<Constant>>>,
 }
 
-/// A constant of programs on the device. It keeps the tensor, by whose place it is found.
+/// Constant of programs on the device. It keeps the tensor alive, because the tensor's address is the key.
 #[derive(Debug)]
 pub(crate) struct Constant {
     device: Arc<Device>,
@@ -122,17 +122,17 @@ impl Device {
         }
     }
 
-    /// Its name, by which it is opened.
+    /// Returns the device name.
     pub(crate) fn name(&self) -> &str {
         &self.name
     }
 
-    /// False in a process that was forked from the one that has opened the device: drivers do not follow there.
+    /// Returns false in a process that was forked from the opening process: drivers do not support forks.
     pub(crate) fn is_of_this_process(&self) -> bool {
         self.process == std::process::id()
     }
 
-    /// The error that made the device unusable, if there was one.
+    /// Returns the error that made the device unusable, if any.
     fn failure(&self) -> Option<String> {
         self.failure.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -146,7 +146,7 @@ impl Device {
         }
     }
 
-    /// The launches of a program. The guards of the instructions at `checked` are checked by the host.
+    /// Lowers a program to launches. The host checks the guards of the instructions at `checked`.
     pub(crate) fn lower(
         &self,
         program: &Program,
@@ -160,7 +160,7 @@ impl Device {
         })
     }
 
-    /// The kernel of a source: it is made once.
+    /// Returns the cached kernel of a source, or compiles it.
     ///
     /// # Errors
     /// The message of the driver.
@@ -192,7 +192,7 @@ impl Device {
         Ok(kernel)
     }
 
-    /// A buffer that kernels use and that is copied to and from. [`Device::release`] is told when it goes.
+    /// Creates a buffer for kernels and copies. The caller calls [`Device::release`] when the buffer is dropped.
     pub(crate) fn buffer(&self, bytes: usize) -> wgpu::Buffer {
         self.buffers.fetch_add(1, Ordering::Relaxed);
         self.held.fetch_add(size_for(bytes), Ordering::Relaxed);
@@ -204,12 +204,12 @@ impl Device {
         })
     }
 
-    /// Notes that a buffer goes.
+    /// Records that a buffer is dropped.
     pub(crate) fn release(&self, buffer: &wgpu::Buffer) {
         self.held.fetch_sub(buffer.size(), Ordering::Relaxed);
     }
 
-    /// Writes bytes, whole words, to a buffer. Copies of them wait on the host until the device has taken them: not for more than
+    /// Writes bytes (whole words) to a buffer. The host holds copies until the device has consumed them, at most
     /// [`PENDING`] bytes.
     pub(crate) fn upload(&self, buffer: &wgpu::Buffer, offset: u64, bytes: &[u8]) -> Result<(), DeviceError> {
         for (at, piece) in (offset..).step_by(PIECE).zip(bytes.chunks(PIECE)) {
@@ -225,7 +225,7 @@ impl Device {
         self.check()
     }
 
-    /// A buffer that holds bytes, filled with zeros to a whole word.
+    /// Creates a buffer with these bytes, padded with zeros to a whole word.
     pub(crate) fn uploaded(&self, bytes: &[u8]) -> Result<wgpu::Buffer, DeviceError> {
         let buffer = self.buffer(bytes.len());
         let (words, rest) = bytes.split_at(bytes.len() / 4 * 4);
@@ -238,7 +238,7 @@ impl Device {
         Ok(buffer)
     }
 
-    /// A constant of a program on the device, which programs share.
+    /// Returns a constant of a program on the device. Programs share constants.
     pub(crate) fn constant(self: &Arc<Device>, tensor: &Tensor) -> Result<Arc<Constant>, DeviceError> {
         let key = (tensor.data().as_ptr() as usize, tensor.data().len());
         let mut constants = self.constants.lock().unwrap_or_else(PoisonError::into_inner);
@@ -252,7 +252,7 @@ impl Device {
         Ok(constant)
     }
 
-    /// A buffer that the host can read.
+    /// Creates a buffer that the host can read.
     pub(crate) fn room(&self, bytes: u64) -> wgpu::Buffer {
         self.buffers.fetch_add(1, Ordering::Relaxed);
         self.held.fetch_add(bytes.next_multiple_of(256), Ordering::Relaxed);
@@ -264,7 +264,7 @@ impl Device {
         })
     }
 
-    /// The memory of a kernel: binding `k` is entry `k`.
+    /// Creates the bind group of a kernel: binding `k` is entry `k`.
     pub(crate) fn bind_group(
         &self,
         kernel: &wgpu::ComputePipeline,
@@ -279,19 +279,19 @@ impl Device {
         self.device.create_command_encoder(&wgpu::CommandEncoderDescriptor::default())
     }
 
-    /// Something that the device did not do.
+    /// Returns an error about the device.
     pub(crate) fn error(&self, reason: &dyn Display) -> DeviceError {
         DeviceError { device: self.name.clone(), reason: format!("{}: {reason}", self.description) }
     }
 
-    /// Ends the device.
+    /// Destroys the device.
     pub(crate) fn destroy(&self) {
         self.device.destroy();
         let mut failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
         failure.get_or_insert_with(|| "the device is lost (Destroyed): it was ended".to_owned());
     }
 
-    /// An error if the device has become unusable.
+    /// Returns an error if the device is unusable.
     pub(crate) fn check(&self) -> Result<(), DeviceError> {
         if !self.is_of_this_process() {
             let reason = "this process was forked from the one that opened it; read the checkpoint again here, and make the \
@@ -301,10 +301,10 @@ impl Device {
         self.failure().map_or(Ok(()), |reason| Err(self.error(&reason)))
     }
 
-    /// Waits until the device has done what it was given.
+    /// Waits until the device has completed all submitted work.
     ///
     /// # Errors
-    /// When it does not come to that.
+    /// When the device fails before.
     pub(crate) fn wait(&self) -> Result<(), DeviceError> {
         let waited = self.device.poll(wgpu::PollType::wait_indefinitely());
         waited.map_err(|error| self.error(&error))?;

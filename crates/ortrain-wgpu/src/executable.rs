@@ -1,4 +1,4 @@
-//! A program whose instructions are launches.
+//! Executables: programs as launches on a device.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -16,30 +16,30 @@ use crate::device::Device;
 use crate::resident::Resident;
 use crate::timing::{TIMED, Times};
 
-/// A program ready to run on a device.
+/// Program prepared for a device.
 #[derive(Debug)]
 pub(crate) struct WgpuExecutable {
     program: Arc<Program>,
     device: Arc<Device>,
     lowered: Lowered,
     kernels: Vec<wgpu::ComputePipeline>,
-    /// The instructions of each submission.
+    /// Positions of the instructions of each submission.
     submissions: Vec<Range<usize>>,
     marks: Marks,
     host: Option<Host>,
-    /// Buffers that it keeps on the device, made by the first run.
+    /// Buffers of the program on the device, created by the first run.
     resident: Mutex<Option<Resident>>,
 }
 
-/// The part of the host, which runs before the device begins.
+/// Host part of a program, which runs before the device.
 #[derive(Debug)]
 struct Host {
     executable: Box<dyn Executable>,
     inputs: Vec<BufferId>,
     results: Vec<BufferId>,
-    /// Instructions whose guards it checks.
+    /// Positions of instructions with guards that the host checks.
     checked: Vec<usize>,
-    /// One run at a time.
+    /// Workspace of the host part, for one run at a time.
     work: Mutex<Workspace>,
 }
 
@@ -54,7 +54,8 @@ impl Host {
         Ok(Host { executable, inputs, results, checked, work: Mutex::new(Workspace::new(backend)) })
     }
 
-    /// Computes the results, and writes them to the arena of a run. Inputs that were not kept are read there.
+    /// Computes the results of the host part, and writes them to the arena of a run. Inputs without a saved copy are
+    /// read from the arena.
     fn run(
         &self,
         rest: &Program,
@@ -91,14 +92,15 @@ impl Host {
     }
 }
 
-/// Launches of a submission, at least: to submit costs as much as to record some dozens.
+/// Minimum number of launches of a submission. A submission costs as much as the recording of some dozens of launches.
 const LAUNCHES: usize = 32;
-/// Submissions of a run, at most, where no instruction takes long.
+/// Maximum number of submissions of a run without long instructions.
 const SUBMISSIONS: usize = 8;
-/// Operations of a submission, at most, but for a single instruction: half a second of a slow GPU. Systems end what takes a few.
+/// Maximum operations of a submission of several instructions: half a second of a slow GPU. Systems abort submissions
+/// of a few seconds.
 const FLOPS: u64 = 50_000_000_000;
 
-/// The instructions of a program in parts that are handed to the device one by one.
+/// Splits the instructions of a program into submissions.
 fn submissions(program: &Program, lowered: &Lowered) -> Vec<Range<usize>> {
     let enough = (lowered.launches.len() / SUBMISSIONS).max(LAUNCHES);
     let mut counts = vec![0; program.instructions.len()];
@@ -146,7 +148,7 @@ impl WgpuExecutable {
         Ok(WgpuExecutable { program, device, lowered, kernels, submissions, marks, host, resident })
     }
 
-    /// Records the launches of some instructions of an entry.
+    /// Records the launches of some instructions in a gradient mode.
     fn record(
         &self,
         groups: &[wgpu::BindGroup],
@@ -165,8 +167,8 @@ impl WgpuExecutable {
         }
     }
 
-    /// Hands the launches of some instructions of an entry to the device, in a few submissions, so that it begins before all is
-    /// recorded.
+    /// Submits the launches of some instructions in a gradient mode. Several submissions let the device start before
+    /// all launches are recorded.
     fn submit(&self, groups: &[wgpu::BindGroup], entry: GradientMode, places: &Range<usize>) {
         for part in &self.submissions {
             let part = part.start.max(places.start)..part.end.min(places.end);
@@ -178,8 +180,8 @@ impl WgpuExecutable {
         }
     }
 
-    /// Runs instructions, each in a pass of its own, and tells an observer when each was done: by the clock of the device, if it
-    /// has one.
+    /// Runs each instruction in its own pass, and notifies an observer with its times: by the clock of the device, if
+    /// available.
     fn observed(
         &self,
         groups: &[wgpu::BindGroup],
@@ -240,7 +242,7 @@ impl Executable for WgpuExecutable {
         let places = self.program.part(part)?;
         self.program.check_bindings(bindings, part)?;
         work.reserve(self.program.work_bytes, self.lowered.scratch)?;
-        // A run is handed to the device as a whole: whoever ends it does it now.
+        // A run is submitted as a whole, so interrupts are checked only before.
         let mut watch = work.watch();
         let mut ran = places.clone().filter(|&at| self.program.instructions[at].entries.contains(entry));
         let outcome = ran.try_for_each(|at| self.marks.before(at, bindings, &mut watch));

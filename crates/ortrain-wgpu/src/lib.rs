@@ -1,11 +1,11 @@
 //! Runs programs on GPUs through wgpu: Vulkan, Metal and Direct3D 12.
 //!
-//! - [`Wgpu`]: a device as a backend. Its kernels are those that `ortrain-codegen` prints.
-//! - [`adapters`]: the devices of the machine, by name; [`NoDevice`]: why there is none of a name.
-//! - [`Made`]: what was made on a device so far. A run that is repeated makes nothing.
+//! - [`Wgpu`]: a device as a backend, with the kernels of `ortrain-codegen`.
+//! - [`adapters`]: the devices of the machine, by name; [`NoDevice`]: the error for an unknown name.
+//! - [`Made`]: counts of the objects on a device. A repeated run creates no objects.
 //!
-//! State and values lie on the device. A plane that lies on the host is copied to the device for each run, and what the run has
-//! changed of it back.
+//! State and values are stored on the device. A plane in host memory is copied to the device for each run, and copied
+//! back if the run changed it.
 #![forbid(unsafe_code)]
 
 mod adapter;
@@ -29,7 +29,7 @@ use device::Device;
 pub use device::Made;
 use memory::WgpuMemory;
 
-/// A GPU as a backend.
+/// GPU as a backend.
 #[derive(Clone, Debug)]
 pub struct Wgpu {
     device: Arc<Device>,
@@ -38,37 +38,37 @@ pub struct Wgpu {
 }
 
 impl Wgpu {
-    /// Opens the device of a name: `"vulkan"`, `"vulkan:1"`, `"metal"`, `"dx12"`, or `"webgpu"` for the best one. Whoever opens a
-    /// device shares it. Drivers that compute on the processor are taken only if `software` is true.
+    /// Opens the device of a name: `"vulkan"`, `"vulkan:1"`, `"metal"`, `"dx12"`, or `"webgpu"` for the best one. All
+    /// users of a device share it. Drivers that compute on the processor are allowed only if `software` is true.
     ///
     /// # Errors
-    /// When there is none of the name, with what would help.
+    /// When no device has the name, with a remedy.
     pub fn open(name: &str, software: bool) -> Result<Wgpu, NoDevice> {
         Ok(Wgpu { device: adapter::open(name, software)?, emulates: false })
     }
 
-    /// Ends the device for all who share it, as a driver does that fails: what lies on it is gone, and whoever uses it is told
-    /// that it is lost. Its name opens it anew.
+    /// Destroys the device for all users, like a failing driver. Its memory is lost, and later calls report a lost
+    /// device. Its name opens the device again.
     pub fn destroy(&self) {
         self.device.destroy();
     }
 
-    /// The names of the device and of its driver.
+    /// Returns the names of the device and of its driver.
     #[must_use]
     pub fn description(&self) -> &str {
         &self.device.description
     }
 
-    /// The counts of objects and bytes of the device so far.
+    /// Returns the counts of objects and bytes of the device so far.
     #[must_use]
     pub fn made(&self) -> Made {
         self.device.made()
     }
 
-    /// The kernels that a program needs, as they are printed for this device, in order.
+    /// Returns the sources of the kernels that a program needs on this device, in order.
     ///
     /// # Errors
-    /// When an instruction cannot run here.
+    /// When an instruction is not supported.
     pub fn sources(&self, program: &Program) -> Result<Vec<Arc<str>>, UnsupportedOnBackend> {
         let rest = split(program);
         let (program, checked) = match &rest {
@@ -85,7 +85,7 @@ impl Backend for Wgpu {
         self.device.interface
     }
 
-    /// It rounds factors where they are loaded, and multiplies in `f32`: that must be asked for.
+    /// Supports rounded factors in `f32` arithmetic, only on request.
     fn with_precision(
         &self,
         precision: Precision,
@@ -112,7 +112,7 @@ impl Backend for Wgpu {
         self.device.name()
     }
 
-    /// Buffers do not grow: there is no room.
+    /// Allocates memory without reserved space: buffers do not grow.
     fn allocate(&self, bytes: usize, _room: usize) -> Result<Memory, AllocationError> {
         Ok(Memory::Device(Arc::new(WgpuMemory::new(self.device.clone(), bytes)?)))
     }

@@ -8,23 +8,23 @@ use ortrain_program::{AllocationError, DeviceError, DeviceMemory, Memory};
 
 use crate::device::Device;
 
-/// Bytes of a word: what is copied begins and ends between words.
+/// Bytes of a word. Copies must start and end at word boundaries.
 const WORD: usize = 4;
-/// Bytes that are read at once, at most: the size of the staging buffer.
+/// Maximum bytes of one read: the size of the staging buffer.
 const PIECE: usize = 4 << 20;
 
-/// A buffer on a device.
+/// Buffer on a device.
 #[derive(Debug)]
 pub(crate) struct WgpuMemory {
     device: Arc<Device>,
     buffer: wgpu::Buffer,
     bytes: usize,
-    /// True for a copy of a result: the next one takes its buffer.
+    /// True for a copy of a result, whose buffer later results reuse.
     is_result: bool,
 }
 
 impl WgpuMemory {
-    /// Memory of so many bytes, all zero.
+    /// Allocates zeroed memory.
     pub(crate) fn new(device: Arc<Device>, bytes: usize) -> Result<WgpuMemory, AllocationError> {
         device.check()?;
         let lacks = |most| AllocationError::OnDevice { device: device.name().to_owned(), bytes, most };
@@ -40,7 +40,8 @@ impl WgpuMemory {
         Ok(WgpuMemory { device, buffer, bytes, is_result: false })
     }
 
-    /// Memory for a result, with any content: of a buffer that an earlier result had, if one of its size is left.
+    /// Allocates memory with undefined content for a result. It reuses the buffer of a dropped result of the same size,
+    /// if available.
     fn for_result(device: Arc<Device>, bytes: usize) -> Result<WgpuMemory, AllocationError> {
         match device.spare.take(bytes) {
             Some(buffer) => Ok(WgpuMemory { device, buffer, bytes, is_result: true }),
@@ -52,7 +53,7 @@ impl WgpuMemory {
         }
     }
 
-    /// The buffer of a memory on a device; `None` for one of the host, or of another device.
+    /// Returns the buffer of a memory on `device`; `None` for host memory, or for another device.
     pub(crate) fn buffer_of<'m>(memory: &'m Memory, device: &Arc<Device>) -> Option<&'m wgpu::Buffer> {
         let Memory::Device(memory) = memory else { return None };
         let memory = memory.as_any().downcast_ref::<WgpuMemory>()?;
@@ -69,7 +70,7 @@ impl DeviceMemory for WgpuMemory {
         self.bytes
     }
 
-    /// Words that the bytes fill in part are read first.
+    /// Writes bytes. Partially covered words are read first.
     fn write(&self, offset: usize, bytes: &[u8]) -> Result<(), DeviceError> {
         let (start, end) = (offset / WORD * WORD, (offset + bytes.len()).next_multiple_of(WORD));
         self.device.check()?;
@@ -103,7 +104,7 @@ impl DeviceMemory for WgpuMemory {
         self.device.check()
     }
 
-    /// Ranges that do not begin and end between words are copied with the words that they fill in part: these are read.
+    /// Copies a range. Ranges without word alignment are copied through the host.
     fn copy(&self, offset: usize, bytes: usize) -> Result<Arc<dyn DeviceMemory>, AllocationError> {
         let copy = WgpuMemory::for_result(self.device.clone(), bytes)?;
         let end = (offset + bytes).next_multiple_of(WORD) as u64;
@@ -126,7 +127,7 @@ impl DeviceMemory for WgpuMemory {
 }
 
 impl Drop for WgpuMemory {
-    /// Bind groups of programs that ran here hold the buffer, too, until they run elsewhere.
+    /// Releases the buffer. Bind groups of earlier programs keep it alive until these programs run on other memory.
     fn drop(&mut self) {
         if self.device.is_of_this_process() && !(self.is_result && self.device.spare.keep(&self.buffer)) {
             self.device.release(&self.buffer);
@@ -135,7 +136,7 @@ impl Drop for WgpuMemory {
     }
 }
 
-/// Copies bytes of a buffer to the host, when the device has done what it was given.
+/// Copies bytes of a buffer to the host, after all submitted work is complete.
 pub(crate) fn read(
     device: &Device,
     buffer: &wgpu::Buffer,
@@ -161,7 +162,7 @@ pub(crate) fn read(
         device.queue.submit([encoder.finish()]);
         let (sender, receiver) = std::sync::mpsc::channel();
         room.map_async(wgpu::MapMode::Read, ..bytes, move |outcome| {
-            // The receiver goes only where waiting has failed, which is reported.
+            // The receiver is dropped only after a failed wait, which is reported.
             let _ = sender.send(outcome);
         });
         device.wait()?;

@@ -1,4 +1,4 @@
-//! Buffers that a program keeps on a device from run to run, and the memory that a run binds.
+//! Persistent buffers of a program on a device, and the bind groups of a run.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -12,17 +12,17 @@ use crate::memory::{WgpuMemory, read};
 /// Bytes of the fault.
 const FAULT: usize = size_of_val(&Fault::NONE);
 
-/// Memory of a run: arena, scratch, then the planes of the program.
+/// Memory of a run: arena, scratch, or a plane of the program.
 #[derive(Clone, Copy)]
 struct Part<'a> {
     memory: &'a Memory,
-    /// Bytes that a run needs of it.
+    /// Bytes that a run needs.
     bytes: usize,
-    /// True if a run changes it.
+    /// True if a run changes the memory.
     is_written: bool,
 }
 
-/// Buffers of a program: made once, and used by one run at a time.
+/// Buffers of a program, created once and used by one run at a time.
 #[derive(Debug)]
 pub(crate) struct Resident {
     device: Arc<Device>,
@@ -31,12 +31,12 @@ pub(crate) struct Resident {
     run: wgpu::Buffer,
     fault: wgpu::Buffer,
     nothing: wgpu::Buffer,
-    /// Copies, for a run, of memory that lies on the host, by the number of the part.
+    /// Device copies of host memory for a run, by the index of the memory.
     copies: HashMap<usize, wgpu::Buffer>,
     bound: Option<Bound>,
 }
 
-/// The bind groups of the launches for some buffers.
+/// Bind groups of the launches for particular buffers.
 #[derive(Debug)]
 struct Bound {
     buffers: Vec<wgpu::Buffer>,
@@ -89,7 +89,7 @@ impl Resident {
         for (number, part) in parts(program, lowered, bindings, work).enumerate() {
             buffers.push(match part {
                 Some(part) => self.buffer(device, number, part)?,
-                // Planes that a part of a program does not use need not be bound.
+                // Planes that a part of a program does not use may be unbound.
                 None => self.nothing.clone(),
             });
         }
@@ -100,7 +100,7 @@ impl Resident {
         Ok(self.bound.as_ref().map_or(&[], |bound| &bound.groups))
     }
 
-    /// The buffer of a part: its own, or one with a copy of what lies on the host.
+    /// Returns the buffer of a memory: its own, or a device copy of host memory.
     fn buffer(
         &mut self,
         device: &Arc<Device>,
@@ -120,7 +120,7 @@ impl Resident {
         Ok(buffer.clone())
     }
 
-    /// Bind groups for buffers of arena, scratch and planes.
+    /// Creates the bind groups for buffers of arena, scratch and planes.
     fn groups(
         &self,
         device: &Device,
@@ -132,7 +132,7 @@ impl Resident {
         let buffer_of = |home: Home| match home {
             Home::Work => &buffers[0],
             Home::Scratch => &buffers[1],
-            // A constant without elements is bound where a load that reads zeros outside of it is.
+            // A constant without elements can be bound, because loads by computed index return zeros out of range.
             Home::Constant(number) => {
                 self.constants[number].as_ref().map_or(&self.nothing, |constant| &constant.buffer)
             }
@@ -142,7 +142,7 @@ impl Resident {
             }
         };
         let bound = |binding: &Binding| match binding {
-            // What a part of a run does not use may be shorter.
+            // Memory that a part of a run does not use may be shorter.
             Binding::Bytes { home, start, len } if buffer_of(*home).size() < (start + len) as u64 => {
                 self.nothing.as_entire_binding()
             }
@@ -161,14 +161,14 @@ impl Resident {
         lowered.launches.iter().zip(kernels).map(group).collect()
     }
 
-    /// The first guard that failed. Waits for the end of the run.
+    /// Returns the first failed guard. Waits for the end of the run.
     pub(crate) fn fault(&self, device: &Device) -> Result<Option<Fault>, DeviceError> {
         let mut words = Fault::NONE;
         read(device, &self.fault, 0, bytemuck::cast_slice_mut(&mut words))?;
         Ok(Fault::read(words))
     }
 
-    /// Copies what a run has changed to memory that lies on the host.
+    /// Copies the changes of a run back to host memory.
     pub(crate) fn end(
         &self,
         device: &Device,
@@ -195,7 +195,7 @@ impl Drop for Resident {
     }
 }
 
-/// The memory of a run, by number; `None` for a plane that is not bound.
+/// Returns the memory of a run, by index; `None` for an unbound plane.
 fn parts<'a>(
     program: &'a Program,
     lowered: &Lowered,

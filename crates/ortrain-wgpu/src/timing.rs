@@ -1,4 +1,4 @@
-//! Times of instructions by the clock of the device.
+//! Times of instructions, from the clock of the device.
 
 use std::time::{Duration, Instant};
 
@@ -7,12 +7,12 @@ use ortrain_program::DeviceError;
 use crate::device::Device;
 use crate::memory::read;
 
-/// Instructions that are timed in one submission, at most: two queries for each, of 4096 in a set.
+/// Maximum number of timed instructions per submission: two queries each, of 4096 in a query set.
 pub(crate) const TIMED: usize = 2048;
 /// Bytes of a query.
 const QUERY: usize = 8;
 
-/// The times of some instructions.
+/// Timestamp queries for some instructions.
 #[derive(Debug)]
 pub(crate) struct Times {
     queries: wgpu::QuerySet,
@@ -21,7 +21,7 @@ pub(crate) struct Times {
 }
 
 impl Times {
-    /// Room for the times of so many instructions, at most [`TIMED`]; `None` on a device without a clock.
+    /// Creates queries for `count` instructions, at most [`TIMED`]. Returns `None` on a device without a clock.
     pub(crate) fn new(device: &Device, count: usize) -> Option<Times> {
         if !device.device.features().contains(wgpu::Features::TIMESTAMP_QUERY) {
             return None;
@@ -40,7 +40,7 @@ impl Times {
         Some(Times { queries, resolved, count })
     }
 
-    /// A pass that is timed as the instruction of a number.
+    /// Begins a pass that is timed as instruction `number`.
     pub(crate) fn pass<'e>(
         &self,
         encoder: &'e mut wgpu::CommandEncoder,
@@ -57,8 +57,8 @@ impl Times {
         })
     }
 
-    /// Hands over what was recorded, and waits for it; begin and end of each instruction. The first one begins when it is handed
-    /// over, by the clock of the host.
+    /// Submits the recorded work, waits for it, and returns the begin and end of each instruction. The first
+    /// instruction begins at the submission, by the clock of the host.
     pub(crate) fn finish(
         &self,
         device: &Device,

@@ -1,4 +1,4 @@
-//! Trainings in one session on the software driver beside the same on the CPU. Their optimizers clip by norms in float64.
+//! Training sessions on the software driver, compared with the CPU. Their optimizers clip by norms in float64.
 
 mod common;
 
@@ -14,10 +14,10 @@ use ortrain::{Backend, Given, ModuleOptions, Tensor, backend};
 
 const WEIGHTS: [&str; 4] = ["fc1.bias", "fc1.weight", "fc2.bias", "fc2.weight"];
 const ROWS: usize = 20;
-/// Numbers of the state on a device and on the CPU differ by rounding in another order of sums.
+/// Tolerance for the state on a device and on the CPU, which sum in different orders.
 const STATE: f64 = 1e-5;
 
-/// All numbers of the state after some steps.
+/// Returns all numbers of the state after some steps.
 fn trained(optimizer: &str, backend: Arc<dyn Backend>) -> Vec<f64> {
     let parameters = TrainingParameters::new("loss").optimizer(optimizer).train(WEIGHTS);
     let model = setup::model_with_loss().expect("it has a loss");

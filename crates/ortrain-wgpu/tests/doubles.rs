@@ -1,6 +1,6 @@
-//! 64-bit floats on the software driver: every bit is that of the reference evaluator.
+//! 64-bit floats on the software driver: bitwise equal to the reference evaluator.
 //!
-//! The device has none, so kernels compute them by integers.
+//! The device has no 64-bit floats, so kernels compute them with integer arithmetic.
 
 mod common;
 #[path = "common/nests.rs"]
@@ -20,7 +20,7 @@ fn bytes_of(values: &[f64]) -> Vec<u8> {
     values.iter().flat_map(|value| value.to_le_bytes()).collect()
 }
 
-/// Bits that look random and are the same every time.
+/// Deterministic pseudorandom bits.
 struct Bits(u64);
 
 impl Bits {
@@ -30,7 +30,7 @@ impl Bits {
         mixed ^ (mixed >> 29)
     }
 
-    /// Any number: of few digits, of all, or of all but some in the middle.
+    /// Returns a number with this exponent: with few significant bits, with a run of ones, or with random bits.
     fn number(&mut self, exponent: u64) -> f64 {
         let digits = match self.next() % 4 {
             0 => self.next() << (26 + self.next() % 26),
@@ -41,7 +41,7 @@ impl Bits {
     }
 }
 
-/// The numbers at the ends of the range and around one, those that differ from them in the last bit, and no numbers.
+/// Returns numbers at the ends of the range and around one, their neighbours, and NaN.
 fn specials() -> Vec<f64> {
     let sizes = [
         0.0,
@@ -72,11 +72,11 @@ fn specials() -> Vec<f64> {
     sizes.into_iter().flat_map(|size| [size, -size]).collect()
 }
 
-/// Random pairs of each kind.
+/// Number of random pairs of each kind.
 const PAIRS: usize = 8_000;
 
-/// All pairs of special numbers, and random ones whose exponents are anywhere, near each other, or so that a product or a
-/// quotient lies at an end of the range.
+/// Returns all pairs of special numbers, and random pairs. Their exponents are arbitrary, close to each other, or such
+/// that a product or quotient is at an end of the range.
 fn pairs() -> (Vec<f64>, Vec<f64>) {
     let specials = specials();
     let mut pairs: Vec<(f64, f64)> =
@@ -121,8 +121,8 @@ fn functions_of_two_numbers() {
     });
 }
 
-/// Numbers of each exponent; then those around integers, where they stop having digits behind the point, around the ends of
-/// integer types, and around the middle between two of a narrower float.
+/// Returns numbers of each exponent, and numbers around critical values: powers of two, the ends of integer types, and
+/// midpoints between narrower floats.
 fn numbers() -> Vec<f64> {
     let mut bits = Bits(2);
     let mut numbers = specials();
@@ -137,7 +137,8 @@ fn numbers() -> Vec<f64> {
     let ends =
         [f32::MAX, f32::MIN_POSITIVE, f32::from_bits(1), f32::from_bits(0x7f_ffff), 0.0].map(f64::from);
     for x in narrow.chain(ends).filter(|x| x.is_finite()).collect::<Vec<f64>>() {
-        // The next one of 32 bits has another bit 29, and the first below the least one is zero.
+        // A midpoint between two 32-bit floats differs from the lower one in bit 28. Half of the smallest subnormal
+        // rounds to zero.
         let half = f64::from_bits(x.to_bits() + (1 << 28));
         let under = x / 2.0;
         numbers.extend([x, half, half.next_up(), half.next_down(), under, under.next_up()]);
@@ -183,7 +184,7 @@ const ALL: [DType; 13] = [
     DType::Bool,
 ];
 
-/// As elements of every type: converted, and as a store does it.
+/// Conversion to every type: by an instruction, and by a store.
 #[test]
 fn doubles_become_other_types() {
     let a = numbers();
@@ -206,9 +207,9 @@ fn other_types_become_doubles() {
             let middle = if power == 64 { 0 } else { 1u64 << power };
             [middle, middle.wrapping_sub(1), middle.wrapping_add(1), middle.wrapping_neg(), middle | 1 << 63]
         }));
-        // Just above and below the middle between two floats, with all 64 bits in use.
+        // Near midpoints between two floats, with all 64 bits in use.
         words.extend((0x3f0..0x410).flat_map(|low| [1 << 63 | low, 1 << 63 | 0x800 | low, !0xfff | low]));
-        // Floats of each exponent as well.
+        // Floats of each exponent, too.
         words.extend((0..2048u64).map(|k| k << 52 | bits.next() >> 12));
         words.extend((0..256u64).map(|k| k << 23 | bits.next() >> 41));
         let mask = if from == DType::Bool { 1 } else { u64::MAX };
@@ -216,7 +217,7 @@ fn other_types_become_doubles() {
             words.iter().flat_map(|word| (word & mask).to_le_bytes().into_iter().take(from.size())).collect();
         let program = program(&Space::one(words.len()), &[from], |e, regs| {
             let wide = e.convert(regs[0], Type::F64);
-            // Of what is known to be small, too.
+            // Also an integer that is known to be small.
             let column = e.coordinate(1);
             let small = e.convert(column, Type::F64);
             let each = vec![(wide, DType::F64), (regs[0], DType::F64), (small, DType::F64)];
@@ -226,7 +227,7 @@ fn other_types_become_doubles() {
     }
 }
 
-/// Rows for reductions: of numbers of many sizes and both signs, of subnormal ones, and with special numbers among them.
+/// Returns rows for reductions: numbers of many magnitudes and both signs, subnormal numbers, and special numbers.
 fn rows(count: usize, len: usize) -> Vec<f64> {
     let mut bits = Bits(4);
     let specials = specials();
@@ -243,7 +244,7 @@ fn rows(count: usize, len: usize) -> Vec<f64> {
 
 const REDUCTIONS: [ReduceOp; 4] = [ReduceOp::Sum, ReduceOp::Prod, ReduceOp::Max, ReduceOp::Min];
 
-/// All reductions, a second pass that needs the first one's, and a clip by the norm at each point.
+/// Returns all reductions, a second pass that depends on the first, and a clip by the norm at each point.
 fn reduced(e: &mut Builder, regs: &[Reg]) -> Results {
     let x = regs[0];
     let square = e.mul(x, x);
@@ -273,7 +274,7 @@ fn reduced(e: &mut Builder, regs: &[Reg]) -> Results {
 
 #[test]
 fn rows_are_reduced() {
-    // Longer rows are summed by groups, in another order than that of the reference.
+    // Longer rows are summed by groups, in another order than the reference.
     let space = Space { rows: 60, len: 32, segments: None };
     let values = rows(space.rows, space.len);
     let program = program(&space, &[DType::F64], reduced);
@@ -283,20 +284,20 @@ fn rows_are_reduced() {
 #[test]
 fn segments_are_reduced() {
     let ends = [0, 1, 36, 36, 100, 137, 600, 1990];
-    // Between segments lies what belongs to none.
+    // Gaps between the segments.
     let segments = Segments::new(ends.windows(2).map(|pair| pair[0] + (pair[1] - pair[0]) / 9..pair[1]));
     let space = Space { rows: segments.len(), len: 2000, segments: Some(segments.clone()) };
     let values = rows(50, 40);
     let program = program(&space, &[DType::F64], reduced);
     let mut found = differences(&program, &[bytes_of(&values)]);
-    // Nothing is stored outside of segments; of the first two results there is an element at every point.
+    // Nothing is stored outside of segments. The first two results have an element at every point.
     found.retain(|difference| {
         difference.result > 1 || segments.iter().any(|range| range.contains(&difference.at))
     });
     assert!(found.is_empty(), "{} differ: {:?}", found.len(), found[0]);
 }
 
-/// Elements by a computed number, zero where there is none; constants of each kind.
+/// Loads by computed index, zero out of range; constants of each kind.
 #[test]
 fn elements_are_gathered() {
     let a: Vec<f64> = specials();
@@ -329,7 +330,7 @@ fn refusal(op: impl FnOnce(&mut Builder, Reg) -> Reg) -> UnsupportedOnBackend {
     device().compile(program).expect_err("it needs a table")
 }
 
-/// The error names the function, and what has it.
+/// The error names the function, and backends that support it.
 #[test]
 fn functions_with_tables_are_refused() {
     let unary = [

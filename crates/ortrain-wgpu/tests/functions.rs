@@ -1,4 +1,4 @@
-//! Functions, guards and special numbers on the software driver, beside the reference evaluator.
+//! Functions, guards and special numbers on the software driver, compared with the reference evaluator.
 
 mod common;
 #[path = "common/programs.rs"]
@@ -13,7 +13,7 @@ use ortrain_program::{
 
 use programs::{both, device, run};
 
-/// A program of one map over inputs of these types; its results have the types of their registers.
+/// Builds a program of one map over inputs of these types. The closure returns the results with their types.
 fn map(inputs: &[DType], len: usize, f: impl FnOnce(&mut Builder, &[Reg]) -> Vec<(Reg, DType)>) -> Program {
     let mut expr = Builder::new();
     let regs: Vec<Reg> = inputs.iter().enumerate().map(|(k, &d)| expr.load(k, Type::of(d))).collect();
@@ -33,7 +33,7 @@ fn map(inputs: &[DType], len: usize, f: impl FnOnce(&mut Builder, &[Reg]) -> Vec
     b.finish(given, made).expect("it can be planned")
 }
 
-/// Floats of all magnitudes and both signs, and the special ones.
+/// Returns floats of all magnitudes and both signs, and special values.
 fn floats() -> Vec<f32> {
     let special = [
         0.0,
@@ -63,8 +63,8 @@ fn bytes_of(values: &[f32]) -> Vec<u8> {
     values.iter().flat_map(|value| value.to_le_bytes()).collect()
 }
 
-/// The most floats between two: functions are correct to a few, where a driver need not keep numbers below the
-/// least normal one.
+/// Returns the distance of two numbers in representable floats. Subnormal numbers count as zeros, because drivers may
+/// flush them.
 fn far(a: f32, b: f32) -> u64 {
     if a.is_nan() && b.is_nan() || a == b {
         return 0;
@@ -80,13 +80,13 @@ fn far(a: f32, b: f32) -> u64 {
     place(a).abs_diff(place(b))
 }
 
-/// Numbers with zeros in place of those below the least normal one, as drivers may take them.
+/// Replaces subnormal numbers by zeros, as some drivers do.
 fn flushed(values: &[f32]) -> Vec<f32> {
     values.iter().map(|&value| if value.is_subnormal() { 0.0f32.copysign(value) } else { value }).collect()
 }
 
-/// Compares a function of floats with the reference evaluator's. Unless it is `exact` for every operand, it may also take those
-/// below the least normal number for zeros.
+/// Compares a function of floats with the reference evaluator. Unless it is `exact` for every operand, subnormal
+/// operands may be flushed to zero.
 fn agrees(
     name: &str,
     (most, exact): (u64, bool),
@@ -116,8 +116,8 @@ fn agrees(
     }
 }
 
-/// Floats that functions may be off by, and whether they are no further off for operands below the least normal number: the
-/// bounds of the CPU's vector code, and one or two more for quotients and square roots, which drivers need not round correctly.
+/// Error bounds in representable floats, and true if the bound also holds for subnormal operands. The bounds are those
+/// of the CPU's vector code, plus one or two for quotients and square roots, which drivers need not round correctly.
 #[test]
 fn functions_of_one_number() {
     let functions = [
@@ -167,7 +167,7 @@ fn functions_of_two_numbers() {
     }
 }
 
-/// Integers of 64 bits, of which nothing is known: pairs of words.
+/// Returns 64-bit integers of unknown range: pairs of words.
 fn integers() -> Vec<i64> {
     let mut values =
         vec![0, 1, -1, 2, -2, 3, 7, -7, 1 << 31, -(1 << 31), (1 << 32) - 1, 1 << 32, i64::MAX, i64::MIN];
@@ -228,7 +228,7 @@ fn integers_are_those_of_the_reference() {
     }
 }
 
-/// Floats become integers as the reference makes them, of every size.
+/// Conversions of floats to integers of every size equal the reference.
 #[test]
 fn floats_become_integers() {
     let values = floats();
@@ -244,7 +244,7 @@ fn floats_become_integers() {
     }
 }
 
-/// The least point where a guard fails is the one that is named, and nothing was stored.
+/// The error names the smallest point with a failed guard, and nothing is stored.
 #[test]
 fn a_guard_that_fails_names_its_point() {
     let labels = |wrong: &[(usize, i64)]| {
@@ -267,7 +267,7 @@ fn a_guard_that_fails_names_its_point() {
     assert_eq!(run(&program, device(), &inputs), run(&program, Arc::new(Reference), &inputs));
 }
 
-/// Bits of random numbers are those of every other backend.
+/// Random bits equal those of every other backend.
 #[test]
 fn random_bits_are_the_same() {
     let program = Arc::new(map(&[DType::U64], 500, |b, regs| {

@@ -1,4 +1,5 @@
-//! A device that is lost while a training goes on: each later call says so, and the file of the last checkpoint trains on.
+//! A device that is lost during training: each later call reports it, and training continues from the file of the last
+//! checkpoint.
 
 mod common;
 #[path = "common/example.rs"]
@@ -18,9 +19,9 @@ use ortrain_wgpu::Wgpu;
 use common::wgpu;
 use example::{WEIGHTS, artifacts};
 
-/// Steps before the last checkpoint.
+/// Number of steps before the last checkpoint.
 const SAVED: usize = 2;
-/// More steps than a device does before another thread has ended it.
+/// Number of steps that exceeds the steps before another thread destroys the device.
 const MANY: usize = 100_000;
 
 struct Training {
@@ -100,7 +101,7 @@ fn a_device_is_lost_while_steps_run() {
     );
     drop((state, module, optimizer));
 
-    // The file is what it was, and goes on here and on the device that is opened anew.
+    // The file is unchanged, and training continues here and on the reopened device.
     assert!(std::fs::read(&file).expect("it is still there") == saved);
     let again = Wgpu::open(&name, true).expect("the driver is still there");
     let others: [Arc<dyn Backend>; 2] = [Arc::new(again), backend("cpu", 0).expect("there is a processor")];

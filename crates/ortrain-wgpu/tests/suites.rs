@@ -1,6 +1,7 @@
-//! Every suite of the test kit on the software driver.
+//! All suites of the test kit on the software driver.
 //!
-//! The device has no float64: nests in float64 compute by integers, and other cases of it are refused when they are compiled.
+//! The device has no float64: nests in float64 use integer arithmetic, and other cases with float64 are rejected at
+//! compilation.
 
 mod common;
 
@@ -20,7 +21,7 @@ fn backend() -> Arc<dyn Backend> {
     Arc::new(wgpu().clone())
 }
 
-/// Checks a report, and says what is in it.
+/// Checks a report, and prints its counts.
 #[allow(clippy::print_stdout, reason = "counts are looked at with --nocapture")]
 fn passes(suite: &str, report: &Report) {
     let Report { passed, refused, failed } = report;
@@ -117,7 +118,7 @@ fn planned_programs_with_updates_and_segments() {
     passes("programs with segments", &suites::random_programs(&backend(), segments, 0..40));
 }
 
-/// Nothing is rounded without being asked for.
+/// Factors are rounded only on request.
 #[test]
 fn precision_is_chosen() {
     let refused = wgpu().with_precision(Precision::Bf16, Bf16Fallback::None).unwrap_err();

@@ -1,4 +1,4 @@
-//! Trainings on the software driver beside the same on the CPU, from one checkpoint.
+//! Training on the software driver, compared with the CPU, from one checkpoint.
 
 mod common;
 #[path = "common/example.rs"]
@@ -18,9 +18,9 @@ use example::{WEIGHTS, artifacts};
 use ortrain_wgpu::Made;
 
 const STEPS: usize = 20;
-/// The largest norm of gradients, where they are clipped: less than that of the first step.
+/// Maximum norm for clipped gradients, below the norm of the first step.
 const NORM: f64 = 1.0;
-/// Losses of a device and of the CPU after so many steps differ by rounding in another order of sums.
+/// Tolerance for losses on a device and on the CPU, which sum in different orders.
 const LOSS: f32 = 1e-4;
 
 fn device() -> Arc<dyn Backend> {
@@ -31,7 +31,7 @@ fn cpu() -> Arc<dyn Backend> {
     backend("cpu", 0).expect("there is a processor")
 }
 
-/// Steps of a training on a backend: their losses.
+/// Trains on a backend and returns the losses.
 fn train(
     made: &Artifacts,
     state: &mut CheckpointState,
@@ -54,7 +54,7 @@ fn train(
     batches.iter().map(step).collect()
 }
 
-/// Batches that look random and are the same every time.
+/// Returns deterministic pseudorandom batches.
 fn batches(dims: &[usize], count: usize) -> Vec<[Tensor; 2]> {
     let elements: usize = dims.iter().product();
     let batch = |k: usize| {
@@ -91,7 +91,8 @@ fn trains_as_on_the_processor(made: &Artifacts) {
     assert!(want[STEPS - 1].is_finite());
     assert!(run(&device()).1 == bytes, "another run has other bits");
 
-    // After some steps on one the checkpoint goes on on the other; on one device it has the bits of a run without a stop.
+    // A checkpoint from one device continues on the other. On one device, the result has the bits of an uninterrupted
+    // run.
     for (first, then) in [(device(), cpu()), (cpu(), device()), (device(), device())] {
         let mut state = state_of(made);
         let mut losses = train(made, &mut state, &first, &batches[..5]);
@@ -107,8 +108,8 @@ fn trains_as_on_the_processor(made: &Artifacts) {
     }
 }
 
-/// The settings of a row are made into float32 numbers on the host, and norms are sums of float64, which the device computes by
-/// integers.
+/// The host converts the settings of a row to float32 numbers. Norms are float64 sums, which the device computes with
+/// integer arithmetic.
 #[test]
 fn every_optimizer_steps_as_on_the_processor() {
     for row in OPTIMIZERS.iter().filter(|row| OptimizerSpec::new(row.name).is_ok()) {
@@ -123,7 +124,7 @@ fn every_optimizer_steps_as_on_the_processor() {
     }
 }
 
-/// Weights after some steps on the processor, which are nearly those after as many on the device.
+/// Returns the weights after some steps on the processor, and compares them with the weights on the device.
 fn steps_as_on_the_processor(name: &str, spec: OptimizerSpec) -> Vec<Vec<f32>> {
     let most = spec.max_norm;
     let mut made = artifacts("perceptron", &WEIGHTS, OptimizerKind::SGD);
@@ -145,7 +146,7 @@ fn steps_as_on_the_processor(name: &str, spec: OptimizerSpec) -> Vec<Vec<f32>> {
 /// Bytes of the scalars of a step: seed and count, settings of the optimizer, the flag of guards.
 const SCALARS: u64 = 2048;
 
-/// Copies of the results that are looked at, and nothing else: no buffer, kernel or bind group.
+/// A step copies the requested results and creates no buffer, kernel or bind group.
 #[test]
 fn a_warm_step_makes_nothing() {
     let backend = device();
@@ -170,7 +171,7 @@ fn a_warm_step_makes_nothing() {
             wgpu().made()
         })
         .collect();
-    // The first step replaces gradients of zero as the later ones do.
+    // The first step replaces gradients of zero, like the later steps.
     let objects = counts.iter().map(|made| Made { uploaded: 0, read: 0, ..*made }).collect::<Vec<_>>();
     assert_eq!(objects[1..], [objects[0]; 7]);
     let inputs: usize = batches(&[16, 64], 1)[0].iter().map(|input| input.data().len()).sum();
@@ -184,10 +185,11 @@ fn a_warm_step_makes_nothing() {
     }
 }
 
-/// Bytes beside those that a module counts: staging, buffers of results, constants and tables of programs.
+/// Bytes that a module does not count: staging, buffers of results, constants and tables of programs.
 const BESIDE: u64 = 16 << 20;
 
-/// A device holds what the module counts, and a little; nothing when state and module are gone.
+/// A device holds the bytes that the module counts plus a small overhead, and nothing after state and module are
+/// dropped.
 #[test]
 fn a_device_holds_what_the_module_counts() {
     let before = wgpu().made().held;
@@ -205,7 +207,7 @@ fn a_device_holds_what_the_module_counts() {
         optimizer.step(&mut state, &module).expect("it runs");
     }
     let counted = module.memory();
-    // Two slots of the optimizer are as large as the trained parameters.
+    // The optimizer has two slots of the size of the trained parameters.
     let counted =
         counted.parameters + counted.gradients + counted.work + counted.scratch + 2 * counted.gradients;
     let held = wgpu().made().held - before;
@@ -218,7 +220,7 @@ fn a_device_holds_what_the_module_counts() {
     assert!(left <= BESIDE, "{left} bytes are left");
 }
 
-/// Much is written in pieces that the device takes before the next ones come.
+/// Large writes are split into pieces, and the device consumes each piece before the next.
 #[test]
 fn large_memory_keeps_what_is_written() {
     const BYTES: usize = 40 << 20;
@@ -237,7 +239,7 @@ fn large_memory_keeps_what_is_written() {
     assert!(wgpu().made().held <= before + BESIDE);
 }
 
-/// More than any device gives is an error that says so, and the state stays where it is.
+/// An excessive allocation is an error, and the device stays usable.
 #[test]
 fn too_much_memory_is_an_error() {
     let error = device().allocate(1 << 60, 1 << 60).expect_err("that is too much").to_string();

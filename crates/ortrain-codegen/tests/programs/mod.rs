@@ -3,7 +3,7 @@
 use ortrain_expr::{Builder, DType, Dims, Precision, Type};
 use ortrain_program::{GradientModes, Instruction, Load, MatMul, Nest, Operand, Program, ProgramBuilder};
 
-/// A program of matrix products of float32 at a precision, each with a right factor of its own.
+/// Builds a program of float32 matrix products at a precision, each with its own right factor.
 pub(crate) fn products(count: usize, [m, n, k]: [usize; 3], precision: Precision) -> Program {
     let mut b = ProgramBuilder::new().precision(precision);
     let a = b.work("a", DType::F32, m * k);

@@ -1,7 +1,7 @@
 //! Depthwise convolutions of small planes: each lane of a vector is a channel.
 //!
-//! Planes of some channels are turned, so that what lies at one place of all of them is adjacent. A convolution is then
-//! a list of products, each of whole vectors, whatever the sizes of the plane, strides and padding.
+//! The planes of some channels are transposed, so that elements at the same position of all channels are adjacent. A
+//! convolution is then a list of products of whole vectors, for any sizes of the plane, strides and padding.
 
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -22,15 +22,15 @@ use crate::pool::Pool;
 use crate::scratch::{Bases, Scratch};
 use crate::tile::ALIGN;
 
-/// Channels that go together.
+/// Number of channels that are computed together.
 const LANES: usize = 32;
-/// Places of a plane up to which this is the better way: if windows move by one place, and if they move by more.
+/// Maximum number of positions of a plane for this engine: with stride 1, and with larger strides.
 const PLACES: [usize; 2] = [256, 2400];
-/// The same, where there are kernels of another way for the windows.
+/// The same maximum, if another engine has kernels for the windows.
 const PLACES_OF_THREE: usize = 100;
-/// Products of a plane that are worth listing.
+/// Maximum number of listed products of a plane.
 const PRODUCTS: usize = 1 << 14;
-/// Channels from which on lanes are filled well enough.
+/// Minimum number of channels that fills the lanes well enough.
 const CHANNELS: usize = 12;
 
 pub(super) struct Lanes<T> {
@@ -39,32 +39,32 @@ pub(super) struct Lanes<T> {
     dtypes: [DType; 2],
     batch: usize,
     channels: usize,
-    /// Whether the result is the gradient of the filter, a sum over the images.
+    /// True if the result is the gradient of the filter, a sum over the images.
     filter: bool,
-    /// Places of A, B and the result.
+    /// Number of positions in the planes of A, B and the result.
     places: [usize; 3],
-    /// For each place of the result the end of its products in the list.
+    /// For each position of the result, the end of its products in the list.
     ends: Vec<u32>,
-    /// Places of A and B.
+    /// Positions in A and B.
     products: Vec<(u32, u32)>,
-    /// Parts of the images, whose sums are made by several tasks.
+    /// Parts of the images, if several tasks compute parts of the sums.
     parts: Partition,
     layout: Layout,
     real: PhantomData<fn() -> T>,
 }
 
-/// Where things lie in scratch memory, in bytes.
+/// Layout of scratch memory: offsets in bytes.
 #[derive(Clone, Copy, Debug, Default)]
 struct Layout {
     planes: [usize; 3],
-    /// A plane of each channel, one under the other.
+    /// A plane of each channel, one after the other.
     lines: usize,
     each: usize,
     shared: usize,
 }
 
-/// Every product of an input and a filter element, with the output element that it is a part of: places in their
-/// planes. `None` if there are too many to list.
+/// Lists every product of an input and a filter element, with its output element, as positions in their planes. Returns
+/// `None` if there are too many products.
 fn products(shape: &ConvShape) -> Option<Vec<[usize; 3]>> {
     let mut list = vec![[0; 3]];
     for axis in &shape.axes {
@@ -92,7 +92,7 @@ fn products(shape: &ConvShape) -> Option<Vec<[usize; 3]>> {
 }
 
 impl<T: Real> Lanes<T> {
-    /// `None` if another way is better.
+    /// Returns `None` if another engine is better.
     pub(super) fn new(desc: &ConvDesc, isa: Isa, finish: &Arc<Finish>) -> Option<Lanes<T>> {
         let shape = &desc.shape;
         let dims = shape.operands();
@@ -112,7 +112,7 @@ impl<T: Real> Lanes<T> {
             ConvPass::InputGradient => [0, 2, 1],
             ConvPass::FilterGradient => [1, 2, 0],
         };
-        // There are so few places that a number holds all three, and numbers are sorted quickly.
+        // Positions fit into 16 bits, so one number encodes all three, and numbers are sorted quickly.
         let number = |product: [usize; 3]| order.iter().fold(0u64, |all, &i| all << 16 | product[i] as u64);
         let mut list: Vec<u64> = products(shape)?.into_iter().map(number).collect();
         list.sort_unstable();
@@ -154,12 +154,12 @@ impl<T: Real> Lanes<T> {
         })
     }
 
-    /// Turns the planes of some channels of operand `i`.
+    /// Transposes the planes of some channels of operand `i`.
     unsafe fn load(&self, bases: &[*mut u8], i: usize, first: usize, count: usize, scratch: *mut u8) {
         let (places, dtype) = (self.places[i], self.dtypes[i]);
         let real = if T::BYTES == 8 { DType::F64 } else { DType::F32 };
         let from = bases[i].wrapping_add(first * places * dtype.size()).cast_const();
-        // SAFETY: the planes are the operand's; the layout made by `new` has room for them.
+        // SAFETY: the planes belong to the operand, and the layout that `new` computed has capacity for them.
         unsafe {
             let to = scratch.add(self.layout.planes[i]).cast::<T>();
             let mut from = from.cast::<T>();
@@ -173,11 +173,11 @@ impl<T: Real> Lanes<T> {
         }
     }
 
-    /// The result of some channels of an image, as it comes out of the sums.
+    /// Computes the result of some channels of an image, before the epilogue.
     unsafe fn image(&self, bases: &[*mut u8], block: usize, image: usize, to: *mut T, scratch: *mut u8) {
         let &Lanes { ref layout, channels, .. } = self;
         let (first, count) = self.channels(block);
-        // SAFETY: the layout made by `new`, and the caller's contract.
+        // SAFETY: scratch memory has the layout that `new` computed, and the caller's contract.
         unsafe {
             let plane = |i: usize| scratch.add(layout.planes[i]).cast::<T>();
             self.load(bases, 0, image * channels + first, count, scratch);
@@ -187,11 +187,12 @@ impl<T: Real> Lanes<T> {
         }
     }
 
-    /// Makes what a task's lanes have no channel for zero: it is computed with, and should not be slow.
+    /// Zeroes the planes if a task has fewer channels than lanes. The unused lanes are computed too, and arbitrary
+    /// values could make that slow.
     unsafe fn clear(&self, block: usize, scratch: *mut u8) {
         let [first, ..] = self.layout.planes;
         if self.channels(block).1 < LANES {
-            // SAFETY: the planes lie between.
+            // SAFETY: the planes are stored between `first` and `layout.lines`.
             unsafe { scratch.add(first).write_bytes(0, self.layout.lines - first) };
         }
     }
@@ -208,7 +209,7 @@ impl<T: Real> Lanes<T> {
         let places = self.places[2];
         let channels = self.channels(block);
         let rect = Rect { image, channels, places: (0, places) };
-        // SAFETY: the layout made by `new`, and the caller's contract.
+        // SAFETY: scratch memory has the layout that `new` computed, and the caller's contract.
         unsafe {
             if self.finish.is_direct() {
                 let to = self.finish.target::<T>(bases, rect);
@@ -221,7 +222,7 @@ impl<T: Real> Lanes<T> {
         }
     }
 
-    /// The channels of a block: the first, and how many.
+    /// Returns the first channel of a block, and the number of its channels.
     fn channels(&self, block: usize) -> (usize, usize) {
         let first = block * LANES;
         (first, LANES.min(self.channels - first))
@@ -236,7 +237,7 @@ struct Sums<'a, T> {
     a: *const T,
     b: *const T,
     to: *mut T,
-    /// Whether they are added to what is there.
+    /// True if the sums are added to the values at `to`.
     add: bool,
 }
 
@@ -247,7 +248,8 @@ impl<T: Real> Work for Sums<'_, T> {
         let mut begin = 0;
         for (place, &end) in self.ends.iter().enumerate() {
             let mut sums = [T::ZERO; LANES];
-            // SAFETY: lists end in order, with the list of products; these name places of the planes.
+            // SAFETY: the ends are in order, and the last one is the length of the list of products. Products are
+            // positions in the planes.
             unsafe {
                 for &(a, b) in self.products.get_unchecked(begin..end as usize) {
                     let a = self.a.add(a as usize * LANES).cast::<[T; LANES]>().read();
@@ -291,7 +293,7 @@ impl<T: Real + Send + Sync> Engine for Lanes<T> {
         let bases = Bases(bases);
         let blocks = self.channels.div_ceil(LANES);
         let elements = self.places[2] * LANES;
-        // SAFETY: the layout made by `new`; tasks have channels, images and sums of their own.
+        // SAFETY: scratch memory has the layout that `new` computed. Tasks have separate channels, images and sums.
         unsafe { self.finish.open(parts) };
         if !self.filter {
             pool.run(blocks * self.batch, parts.workers, &|task, worker| {
@@ -333,7 +335,7 @@ impl<T: Real + Send + Sync> Engine for Lanes<T> {
             if shared > 0 {
                 pool.run(blocks, parts.workers, &|block, worker| {
                     let scratch = parts.of(worker);
-                    // SAFETY: as above; all sums are there.
+                    // SAFETY: as above; all sums are complete.
                     unsafe {
                         let from = parts.shared().cast::<T>().add(block * elements).cast_const();
                         let to = scratch.add(result).cast::<T>();

@@ -1,4 +1,4 @@
-//! From tensors to strips, and from strips (or tensors read in place) to the rows of a product.
+//! Copies from tensors to strips, and from strips (or tensors that are read in place) to the rows of a product.
 
 use std::any::TypeId;
 
@@ -9,24 +9,24 @@ use crate::gemm::micro::Real;
 use crate::isa::{Isa, Level, Work, prefetch};
 use crate::tile::number::{Bf16, F16, Number, Stored};
 
-/// Elements that are copied at once.
+/// Number of elements that are copied at once.
 const WIDE: usize = 16;
 const NARROW: usize = 8;
 
-/// Copies what a range of positions sees of some channels into strips.
+/// Copies the elements of some channels that a range of positions sees into strips.
 struct Fill<'a, S: Stored> {
     patches: &'a Patches,
     positions: (usize, usize),
-    /// The first channel's plane, and how many channels there are.
+    /// Plane of the first channel, and number of channels.
     from: *const S,
     channels: usize,
     to: *mut S::Computed,
 }
 
-/// Sixteen elements, two apart; touches none beyond.
+/// Reads sixteen elements with step two. Reads nothing after the last one.
 ///
 /// # Safety
-/// They and those between them are valid for reads.
+/// The elements, and the elements between them, are valid for reads.
 #[inline(always)]
 unsafe fn every_second<S: Stored>(from: *const S) -> [S::Computed; WIDE] {
     // SAFETY: the caller's contract.
@@ -37,13 +37,14 @@ unsafe fn every_second<S: Stored>(from: *const S) -> [S::Computed; WIDE] {
     }
 }
 
-/// Copies elements `step` apart. Touches none beyond the last.
+/// Copies elements with step `step`. Reads nothing after the last one.
 ///
 /// # Safety
-/// They and those between them are valid for reads; `to` has room for them.
+/// The elements, and the elements between them, are valid for reads. `to` is aligned, and valid for writes of `count`
+/// elements.
 #[inline(always)]
 unsafe fn gather<S: Stored>(from: *const S, step: usize, count: usize, to: *mut S::Computed) {
-    // The last vector ends with the elements, and may overlap the one before.
+    // The last vector ends with the elements, and may overlap the vector before it.
     macro_rules! vectors {
         ($v:ident, $read:expr) => {
             for i in (0..count).step_by($v) {
@@ -73,7 +74,7 @@ unsafe fn gather<S: Stored>(from: *const S, step: usize, count: usize, to: *mut 
 /// Copies a band of at least [`NARROW`] columns.
 ///
 /// # Safety
-/// Its elements are valid for reads, those of the strip for writes.
+/// The elements of the band are valid for reads in the channel, and for writes in the strip.
 #[inline(always)]
 unsafe fn copy_band<S: Stored>(band: &Band, from: *const S, to: *mut S::Computed) {
     let &Band { rows, count, .. } = band;
@@ -94,7 +95,7 @@ unsafe fn copy_band<S: Stored>(band: &Band, from: *const S, to: *mut S::Computed
         for i in (0..whole).step_by(WIDE) {
             vector!(WIDE, i);
         }
-        // The last vectors may overlap those before.
+        // The last vectors may overlap the vectors before them.
         if count - whole > NARROW {
             vector!(NARROW, whole);
         }
@@ -104,10 +105,10 @@ unsafe fn copy_band<S: Stored>(band: &Band, from: *const S, to: *mut S::Computed
     }
 }
 
-/// Parts the even and the odd elements of a row.
+/// Separates the even and the odd elements of a row.
 ///
 /// # Safety
-/// As [`copy_band`].
+/// As [`copy_band`], for the elements of both runs.
 #[inline(always)]
 unsafe fn part<S: Stored>(pair: &[(usize, Run); 2], from: *const S, to: *mut S::Computed) {
     let [(even, evens), (odd, odds)] = pair;
@@ -155,7 +156,7 @@ impl<S: Stored> Work for Fill<'_, S> {
                 }
                 patches.row_runs(begin, end, |offset, run| {
                     let to = to.wrapping_add(at + offset + run.zeros);
-                    // SAFETY: the strip has room for its rows; runs lie inside the tensor's.
+                    // SAFETY: the strip has capacity for its rows, and runs are inside of the tensor's rows.
                     unsafe { gather(from.wrapping_add(row + run.first), patches.cols.step, run.count, to) };
                 });
             });
@@ -163,11 +164,13 @@ impl<S: Stored> Work for Fill<'_, S> {
     }
 }
 
-/// Copies what the positions see of `channels` planes from `from` on into strips, one for each channel. Padding is not
-/// touched: it is the same for all channels, so strips are zeroed once for each range of positions.
+/// Copies the elements that the positions see of `channels` planes from `from` on into strips, one strip for each
+/// channel. Padding is not written: it is the same for all channels, so strips are zeroed once for each range of
+/// positions.
 ///
 /// # Safety
-/// The planes are there in each image of the range; `to` has room for the strips. `dtype` is computed as `T`.
+/// The planes are valid for reads in each image of the range. `to` has capacity for the strips. The compute type of
+/// `dtype` is `T`.
 pub(super) unsafe fn fill<T: Real>(
     isa: Isa,
     dtype: DType,
@@ -191,44 +194,44 @@ pub(super) unsafe fn fill<T: Real>(
     }
 }
 
-/// Rows of a product: one for each channel and tap, each made of segments.
+/// Rows of a product: one for each channel and tap, each copied from segments.
 #[derive(Clone, Copy)]
 pub(super) struct Rows<'a, T> {
-    /// The first channel's strip or plane, the number of elements that may be read from there on, and the step from
-    /// channel to channel.
+    /// Strip or plane of the first channel, number of elements that may be read from there on, and step from channel to
+    /// channel.
     pub(super) from: *const T,
     pub(super) limit: usize,
     pub(super) channel: usize,
     pub(super) channels: usize,
     pub(super) taps: &'a [isize],
-    /// Whether taps change faster than channels from row to row.
+    /// True if taps change faster than channels from row to row.
     pub(super) taps_inside: bool,
     pub(super) segments: &'a [Segment],
-    /// Elements at the end of each row that are set to zero, and where they start.
+    /// Elements at the end of each row that are set to zero: their start, and their number.
     pub(super) tail: (usize, usize),
-    /// Elements from row to row.
+    /// Number of elements from row to row.
     pub(super) pitch: usize,
-    /// What lies beyond the end of a row, up to [`SLACK`] elements, is overwritten, before the next row is made.
+    /// Destination. Up to [`SLACK`] elements after the end of a row are overwritten, before the next row is written.
     pub(super) to: *mut T,
 }
 
-/// Up to sixteen elements of a row that lie near each other, whatever the segments they are in.
+/// Up to sixteen elements of a row that are near each other, from any number of segments.
 #[derive(Clone, Copy)]
 struct Pick {
     from: isize,
     to: u32,
-    /// How many there are, and where, counted from `from`.
+    /// Number of elements, and their indices relative to `from`.
     len: u32,
     index: [u32; WIDE],
 }
 
-/// Elements that a pick sees.
+/// Number of elements that a pick can reach.
 const NEAR: usize = 2 * WIDE;
-/// Picks of a row, at most.
+/// Maximum number of picks of a row.
 const MAX_PICKS: usize = 80;
 
 impl<T: Real> Rows<'_, T> {
-    /// The same rows as picks; how many, if that is less work.
+    /// Converts the segments into picks. Returns the number of picks, if they are less work.
     #[inline(always)]
     fn picks(&self, picks: &mut [Pick; MAX_PICKS]) -> Option<usize> {
         let mut pick = Pick { from: 0, to: 0, len: 0, index: [0; WIDE] };
@@ -251,22 +254,22 @@ impl<T: Real> Rows<'_, T> {
         }
         *picks.get_mut(count)? = pick;
         count += 1;
-        // About what a segment takes: three vectors.
+        // A segment costs about as much as three vectors.
         (2 * count < 3 * self.segments.len() + vectors).then_some(count)
     }
 
-    /// One row, of picks. Reads [`NEAR`] elements from each one's first.
+    /// Copies one row from picks. Reads [`NEAR`] elements from the first element of each pick on.
     #[inline(always)]
     unsafe fn picked<L: Level>(&self, picks: &[Pick], from: *const T, to: *mut T) {
         for pick in picks {
             let (from, to) = (from.wrapping_offset(pick.from), to.wrapping_add(pick.to as usize));
-            // SAFETY: the caller's contract; picks are made for f32 alone.
+            // SAFETY: the caller's contract; picks exist for f32 only.
             unsafe { L::pick(from.cast(), &pick.index, to.cast()) };
         }
         self.finish(to);
     }
 
-    /// One row. `EXACT`: touches nothing but what it copies.
+    /// Copies one row. `EXACT`: reads and writes nothing but the copied elements.
     #[inline(always)]
     unsafe fn row<const EXACT: bool>(&self, from: *const T, to: *mut T) {
         for segment in self.segments {
@@ -277,7 +280,7 @@ impl<T: Real> Rows<'_, T> {
                 if EXACT {
                     std::ptr::copy_nonoverlapping(from.cast::<u8>(), to.cast(), len * T::BYTES);
                 } else if len > NARROW {
-                    // The next channel's row lies on another page: the processor does not see it coming.
+                    // The row of the next channel is on another page, which hardware prefetchers do not reach.
                     if self.taps.len() == 1 {
                         prefetch(from.wrapping_add(self.channel));
                     }
@@ -329,7 +332,7 @@ impl<T: Real> Work for Rows<'_, T> {
             let offset = (channel * self.channel) as isize + self.taps[tap];
             let from = self.from.wrapping_offset(offset);
             let to = self.to.wrapping_add(row * self.pitch);
-            // SAFETY: by the contract of `rows` segments lie inside the strip or the tensor.
+            // SAFETY: by the contract of `rows` segments are inside of the strip or the tensor.
             unsafe {
                 if offset as usize + reach > self.limit {
                     self.row::<true>(from, to);
@@ -354,16 +357,17 @@ impl<T: Real> Work for Rows<'_, T> {
     }
 }
 
-/// Makes rows.
+/// Copies rows.
 ///
 /// # Safety
-/// Segments lie inside the strips or planes, and after the last row there is room for [`SLACK`] elements more.
+/// Segments are inside of the strips or planes. After the last row of `to` there is capacity for [`SLACK`] more
+/// elements.
 pub(super) unsafe fn rows<T: Real>(isa: Isa, rows: Rows<'_, T>) {
     const { assert!(WIDE <= SLACK && NEAR <= SLACK) };
     isa.run(rows);
 }
 
-/// Copies a range of positions of some channels, line under line.
+/// Copies a range of positions of some channels, line by line.
 struct Lines<S: Stored> {
     from: *const S,
     /// Elements from channel to channel, and from image to image.
@@ -401,11 +405,12 @@ impl<S: Stored<Computed: Number>> Work for Lines<S> {
     }
 }
 
-/// Copies the positions `begin..end` of `count` channels, line under line, `pitch` elements apart, with zeros between
-/// them. `plane` and `image` are the steps from channel to channel and from image to image.
+/// Copies the positions `begin..end` of `count` channels, line by line. Lines are `pitch` elements apart, with zeros
+/// between them. `plane` and `image` are the steps from channel to channel and from image to image.
 ///
 /// # Safety
-/// The elements are there, and `to` has room for them. `dtype` is computed as `T`.
+/// The elements are valid for reads. `to` is aligned, and has capacity for `count` lines of `pitch` elements. The
+/// compute type of `dtype` is `T`.
 pub(super) unsafe fn lines<T: Real>(
     isa: Isa,
     dtype: DType,
@@ -475,10 +480,10 @@ impl<T: Real> Work for Total<T> {
     }
 }
 
-/// Adds, element by element and in order, the parts of some lines. `parts`: how many there are, and how far apart.
+/// Adds the parts of some lines, element by element and in order. `parts`: number of parts, and step from part to part.
 ///
 /// # Safety
-/// The elements are there, and `to` has room for them.
+/// The elements of all parts are valid for reads, and `to` is valid for writes of the lines. Both are aligned.
 pub(super) unsafe fn total<T: Real>(
     isa: Isa,
     from: *const T,

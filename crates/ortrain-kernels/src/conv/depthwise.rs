@@ -1,8 +1,8 @@
-//! Convolutions of one input channel a group: windows are applied to planes straight away, without a product.
+//! Convolutions with one input channel per group: windows are applied to planes directly, without a matrix product.
 //!
-//! A plane, with its padding and sorted by the stride, is copied into a strip; then whatever a tap sees at consecutive
-//! positions is adjacent, and a result is a sum of scaled rows. For the filter's gradient each tap has a sum of its
-//! own, over all images.
+//! A plane, with its padding and sorted by the stride, is copied into a strip. In the strip, the elements that a tap
+//! sees at consecutive positions are adjacent, so a result is a sum of scaled rows. For the filter's gradient each tap
+//! has a separate sum, over all images.
 
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -24,15 +24,16 @@ use crate::pool::Pool;
 use crate::scratch::{Bases, Scratch};
 use crate::tile::ALIGN;
 
-/// Output channels of a group up to which this is the better way.
+/// Maximum number of output channels per group for this engine.
 const MAX_OUTPUTS_OF_GROUP: usize = 4;
-/// Positions of a block, and elements of a block of some planes: beside their strips in the first-level cache.
+/// Maximum number of positions of a block, and of elements of a block of several planes. A block and its strips fit
+/// into the first-level cache.
 const POSITIONS: usize = 16 << 10;
 const BLOCK: usize = 4 << 10;
-/// Elements that a task is made of at least.
+/// Minimum number of elements of a task.
 const MIN_TASK_WORK: usize = 16 << 10;
 
-/// Whether a convolution is one for the kernels here.
+/// Returns true if the kernels of this module support a convolution.
 fn fits(desc: &ConvDesc, patches: &Patches) -> bool {
     let shape = &desc.shape;
     shape.channels_in == 1
@@ -41,7 +42,7 @@ fn fits(desc: &ConvDesc, patches: &Patches) -> bool {
         && !patches.aligned
 }
 
-/// A tap: its element among the weights, and its offset in the strips.
+/// A tap: index of its weight, and its offset in the strips.
 type Tap = (usize, isize);
 
 /// The output, or the gradient of the input.
@@ -51,25 +52,25 @@ pub(super) struct Depthwise<T> {
     patches: Patches,
     strands: Strands,
     dtypes: [DType; 2],
-    /// Planes that a channel of the result is made from, and channels that share a plane.
+    /// Number of planes that contribute to a channel of the result, and number of channels that share a plane.
     sources: usize,
     sharing: usize,
-    /// Elements of the filter for one plane.
+    /// Number of filter elements for one plane.
     taps: usize,
-    /// Of each phase.
+    /// For each phase: its taps.
     phases: Vec<Vec<Tap>>,
-    /// Blocks of positions of an image; parts of the channels; planes of a block.
+    /// Blocks of positions of an image; parts of the channels; number of planes of a block.
     blocks: Blocks,
     parts: Partition,
     planes: usize,
     single: bool,
-    /// A quicker way, if windows are of three by three and move by one place.
+    /// Faster kernels, for windows of 3×3 with stride 1.
     three: Option<(Three, Grid)>,
     layout: Layout,
     real: PhantomData<fn() -> T>,
 }
 
-/// Where things lie in scratch memory, in bytes.
+/// Layout of scratch memory: offsets in bytes.
 #[derive(Clone, Copy, Debug, Default)]
 struct Layout {
     strips: usize,
@@ -88,7 +89,7 @@ impl Layout {
 }
 
 impl<T: Real> Depthwise<T> {
-    /// `None` if another way is better.
+    /// Returns `None` if another engine is better.
     pub(super) fn new(desc: &ConvDesc, isa: Isa, finish: &Arc<Finish>) -> Option<Depthwise<T>> {
         let shape = &desc.shape;
         let mut patches = Patches::new(shape, false)?;
@@ -153,7 +154,7 @@ impl<T: Real> Depthwise<T> {
         })
     }
 
-    /// One task: some channels of an image, a block of its positions.
+    /// Runs one task: some channels of an image, for a block of its positions.
     unsafe fn task(
         &self,
         bases: &[*mut u8],
@@ -169,7 +170,7 @@ impl<T: Real> Depthwise<T> {
         let positions = (start + begin, start + end);
         let split = self.blocks.split();
         let (rows, cols) = if split { (1, size) } else { (size / patches.cols.count, patches.cols.count) };
-        // SAFETY: the layout made by `new`, and the caller's contract.
+        // SAFETY: scratch memory has the layout that `new` computed, and the caller's contract.
         unsafe {
             let at = |place: usize| scratch.add(place).cast::<T>();
             let (strips, weights) = (at(layout.strips), at(layout.weights));
@@ -237,11 +238,11 @@ impl<T: Real> Depthwise<T> {
 const WIDE: usize = 16;
 const NARROW: usize = 8;
 
-/// Sums of scaled rows of strips: row `y` of a plane of the result is the sum over the taps of their weights times what
-/// they see, `cols` elements from their offset and `y * step` on.
+/// Sums of scaled rows of strips. Row `y` of a plane of the result is a sum over the taps: the weight times the `cols`
+/// elements from the tap's offset plus `y * step` on.
 struct Correlate<'a, F> {
     taps: &'a [Tap],
-    /// Of each plane its weights, its strips, and the result, whose rows follow each other.
+    /// Returns for each plane its weights, its strips, and the result, with adjacent rows.
     plane: &'a F,
     count: usize,
     step: usize,
@@ -249,7 +250,7 @@ struct Correlate<'a, F> {
     cols: usize,
 }
 
-/// One plane.
+/// Sums of scaled rows for one plane.
 #[derive(Clone, Copy)]
 struct Plane<'a, T> {
     taps: &'a [Tap],
@@ -262,13 +263,14 @@ struct Plane<'a, T> {
 }
 
 impl<T: Real> Plane<'_, T> {
-    /// `V` elements of `R` rows.
+    /// Computes `V` elements of `R` rows.
     #[inline(always)]
     unsafe fn sums<L: Level, const V: usize, const R: usize>(&self, y: usize, x: usize) -> [[T; V]; R] {
         let mut sums = [[T::ZERO; V]; R];
         let from = self.from.wrapping_add(y * self.step + x);
         for &(weight, offset) in self.taps {
-            // SAFETY: weights and strips have what taps name; strips are followed by room for a vector.
+            // SAFETY: weights and strips have the elements of all taps, and strips have capacity for one more vector at
+            // their end.
             unsafe {
                 let weight = self.weights.add(weight).read();
                 let from = from.wrapping_offset(offset);
@@ -283,7 +285,7 @@ impl<T: Real> Plane<'_, T> {
         sums
     }
 
-    /// `R` rows from `y` on.
+    /// Computes `R` rows from `y` on.
     #[inline(always)]
     unsafe fn rows<L: Level, const R: usize>(&self, y: usize) {
         let cols = self.cols;
@@ -299,7 +301,7 @@ impl<T: Real> Plane<'_, T> {
                 }
             }};
         }
-        // The last vector of a row ends with it.
+        // The last vector of a row ends with the row.
         if cols >= NARROW {
             let whole = cols - cols % WIDE;
             for x in (0..whole).step_by(WIDE) {
@@ -315,7 +317,7 @@ impl<T: Real> Plane<'_, T> {
                 }
             }
         } else {
-            // SAFETY: as above. What is written beyond a row is overwritten by the next.
+            // SAFETY: as above. Elements that are written after a row are overwritten by the next row.
             unsafe {
                 for (r, sums) in self.sums::<L, NARROW, R>(y, 0).into_iter().enumerate() {
                     let to = to.add(r * cols);
@@ -341,7 +343,7 @@ impl<T: Real, F: Fn(usize) -> (*const T, *const T, *mut T)> Work for Correlate<'
         for i in 0..count {
             let (weights, from, to) = plane(i);
             let plane = Plane { taps, weights, from, step, rows, cols, to };
-            // SAFETY: the contract of the struct's fields, made by `Depthwise::task`.
+            // SAFETY: `Depthwise::task` has filled the struct's fields as their comments require.
             unsafe {
                 for y in (0..many).step_by(MANY) {
                     plane.rows::<L, MANY>(y);
@@ -375,7 +377,7 @@ impl<T: Real + Send + Sync> Engine for Depthwise<T> {
     ) -> Result<(), OutOfRange> {
         let parts = scratch.part(0, self.layout.each, pool);
         let bases = Bases(bases);
-        // SAFETY: the layout made by `new`; tasks have blocks of their own.
+        // SAFETY: scratch memory has the layout that `new` computed, and tasks have separate blocks.
         unsafe { self.finish.open(parts) };
         let tasks = self.patches.batch * self.parts.parts * self.blocks.count;
         pool.run(tasks, parts.workers, &|task, worker| {
@@ -391,9 +393,9 @@ impl<T: Real + Send + Sync> Engine for Depthwise<T> {
     }
 }
 
-/// Chains of a sum.
+/// Number of independent partial sums.
 const LANES: usize = depthwise_3x3::LANES;
-/// Channels whose results are finished together.
+/// Number of channels with a common run of the epilogue.
 const FILTERS: usize = 64;
 
 /// The gradient of the filter.
@@ -403,21 +405,21 @@ pub(super) struct DepthwiseFilter<T> {
     patches: Patches,
     dtypes: [DType; 2],
     groups: usize,
-    /// Output channels of a group.
+    /// Number of output channels of a group.
     many: usize,
     taps: usize,
     blocks: Blocks,
     parts: Partition,
-    /// Whether the output's gradient is read where it lies.
+    /// True if the output's gradient is read in place.
     in_place: bool,
-    /// A quicker way, for nine taps; it reads the gradient in place, however long its rows are.
+    /// Faster kernels for nine taps. They read the gradient in place, for rows of any length.
     nine: Option<Three>,
     layout: Layout,
     real: PhantomData<fn() -> T>,
 }
 
 impl<T: Real> DepthwiseFilter<T> {
-    /// `None` if another way is better.
+    /// Returns `None` if another engine is better.
     pub(super) fn new(desc: &ConvDesc, isa: Isa, finish: &Arc<Finish>) -> Option<DepthwiseFilter<T>> {
         let shape = &desc.shape;
         let mut patches = Patches::new(shape, false)?;
@@ -459,7 +461,7 @@ impl<T: Real> DepthwiseFilter<T> {
         })
     }
 
-    /// One task: some groups, in all images.
+    /// Runs one task: some groups, in all images.
     unsafe fn task(
         &self,
         bases: &[*mut u8],
@@ -469,7 +471,7 @@ impl<T: Real> DepthwiseFilter<T> {
     ) {
         let &DepthwiseFilter { ref layout, many, taps, .. } = self;
         let phase = self.patches.phases.first();
-        // SAFETY: the layout made by `new`, and the caller's contract.
+        // SAFETY: scratch memory has the layout that `new` computed, and the caller's contract.
         unsafe {
             let at = |place: usize| scratch.add(place).cast::<T>();
             for first in (group..group_end).step_by(FILTERS) {
@@ -481,7 +483,7 @@ impl<T: Real> DepthwiseFilter<T> {
                     let sums = at(layout.weights).cast::<[T; LANES]>();
                     (0..count * many * alive).for_each(|i| sums.add(i).write([T::ZERO; LANES]));
                     scratch.add(layout.strips).write_bytes(0, self.patches.strip.elements * T::BYTES);
-                    // In the order of memory.
+                    // In memory order.
                     for image in 0..self.patches.batch {
                         for i in 0..count {
                             let sums = sums.add(i * many * alive);
@@ -512,7 +514,7 @@ impl<T: Real> DepthwiseFilter<T> {
         }
     }
 
-    /// Adds the products of an image's group.
+    /// Adds the products of one group of an image.
     unsafe fn sum(
         &self,
         bases: &[*mut u8],
@@ -523,7 +525,7 @@ impl<T: Real> DepthwiseFilter<T> {
     ) {
         let DepthwiseFilter { patches, layout, .. } = self;
         let plane = patches.positions();
-        // SAFETY: the layout made by `new`, and the caller's contract.
+        // SAFETY: scratch memory has the layout that `new` computed, and the caller's contract.
         unsafe {
             let at = |place: usize| scratch.add(place).cast::<T>();
             for block in 0..self.blocks.count {
@@ -574,12 +576,12 @@ impl<T: Real> DepthwiseFilter<T> {
     }
 }
 
-/// Adds to a sum for each tap the products of what it sees with a plane.
+/// Adds the products of the elements that each tap sees with a plane to a sum for each tap.
 struct Dots<'a, T> {
     offsets: &'a [isize],
     from: *const T,
     step: usize,
-    /// The plane: rows of `cols` elements, `pitch` apart, a multiple of [`LANES`].
+    /// The plane: rows of `cols` elements, `pitch` elements apart. `pitch` is a multiple of [`LANES`].
     scale: *const T,
     pitch: usize,
     rows: usize,
@@ -588,13 +590,13 @@ struct Dots<'a, T> {
 }
 
 impl<T: Real> Dots<'_, T> {
-    /// `N` taps from `tap` on.
+    /// Adds the products of `N` taps from `tap` on.
     #[inline(always)]
     unsafe fn taps<L: Level, const N: usize>(&self, tap: usize) {
         let offsets: [isize; N] = std::array::from_fn(|i| self.offsets[tap + i]);
         let mut sums = [[T::ZERO; LANES]; N];
         let (whole, rest) = (self.cols - self.cols % LANES, self.cols % LANES);
-        // SAFETY: planes and strips have these elements; strips are followed by room for a vector.
+        // SAFETY: planes and strips have these elements, and strips have capacity for one more vector at their end.
         unsafe {
             for y in 0..self.rows {
                 let (from, scale) = (self.from.add(y * self.step), self.scale.add(y * self.pitch));
@@ -613,7 +615,7 @@ impl<T: Real> Dots<'_, T> {
                         let seen = from.add(whole).wrapping_offset(offset).cast::<[T; LANES]>();
                         let seen = seen.read_unaligned();
                         for l in 0..LANES {
-                            // What lies beyond the row may be anything.
+                            // Elements after the row may have any value.
                             let seen = if l < rest { seen[l] } else { T::ZERO };
                             sums[l] = T::fused::<L>(scale[l], seen, sums[l]);
                         }
@@ -635,7 +637,7 @@ impl<T: Real> Work for Dots<'_, T> {
     fn work<L: Level>(self) {
         let mut tap = 0;
         while tap < self.offsets.len() {
-            // SAFETY: the contract of the struct's fields, made by `DepthwiseFilter::sum`.
+            // SAFETY: `DepthwiseFilter::sum` has filled the struct's fields as their comments require.
             unsafe {
                 match self.offsets.len() - tap {
                     1 | 2 => {
@@ -678,7 +680,7 @@ impl<T: Real + Send + Sync> Engine for DepthwiseFilter<T> {
     ) -> Result<(), OutOfRange> {
         let parts = scratch.part(0, self.layout.each, pool);
         let bases = Bases(bases);
-        // SAFETY: the layout made by `new`; tasks have groups of their own.
+        // SAFETY: scratch memory has the layout that `new` computed, and tasks have separate groups.
         unsafe { self.finish.open(parts) };
         pool.run(self.parts.parts, parts.workers, &|task, worker| {
             let bases = &{ bases };

@@ -1,7 +1,7 @@
-//! Windows of three by three that move by one place: what three rows of windows see is read once for all of them.
+//! Windows of 3×3 with stride 1: elements that several rows of windows see are read once for all of them.
 //!
-//! Sums stay in registers: of a few rows of the result for a convolution, of the nine elements of a filter for its
-//! gradient.
+//! Sums stay in registers: the sums of a few rows of the result for a convolution, and of the nine elements of a filter
+//! for its gradient.
 
 use std::any::TypeId;
 
@@ -10,45 +10,46 @@ use crate::isa::Isa;
 #[cfg(target_arch = "x86_64")]
 use crate::isa::Kind;
 
-/// Elements of a filter.
+/// Number of elements of a filter.
 pub(super) const NINE: usize = 9;
-/// Lanes of the sums of a filter's gradient.
+/// Number of lanes of the sums of a filter's gradient.
 pub(super) const LANES: usize = 8;
 
-/// Kernels of a level, for f32.
+/// Kernels of an instruction-set level, for f32.
 #[derive(Clone, Copy)]
 pub(super) struct Three {
     pub(super) correlate: Correlate,
     pub(super) dots: Dots,
 }
 
-/// (Weights, row by row; what the first window sees, and the step from row to row; rows and columns of the result; the
-/// result, whose rows follow each other.) A sum is made in the order of the weights.
+/// Arguments: weights, row by row; address of the first window, and step from row to row; rows and columns of the
+/// result; the result, with adjacent rows. A sum is computed in the order of the weights.
 ///
 /// # Safety
-/// The elements are valid for reads, and so many behind them as a vector has; those of the result may be written. The
-/// machine has the level.
+/// - The elements are valid for reads, and the elements of one more vector after them.
+/// - The elements of the result are valid for writes.
+/// - The machine has the instruction-set level.
 pub(super) type Correlate = unsafe fn(&[f32; NINE], *const f32, usize, (usize, usize), *mut f32);
 
-/// (What each element of the filter sees in the first row; the step from row to row; factors, whose rows follow each
-/// other; their rows and columns; sums, to which those of the products are added.)
+/// Arguments: for each element of the filter, the address of the elements that it sees in the first row; the step from
+/// row to row; factors, with adjacent rows; rows and columns of the factors; the sums to which the products are added.
 ///
 /// # Safety
-/// The elements are valid for reads. The machine has the level.
+/// The elements are valid for reads. The machine has the instruction-set level.
 pub(super) type Dots =
     unsafe fn(&[*const f32; NINE], usize, *const f32, (usize, usize), &mut [[f32; LANES]; NINE]);
 
-/// Where windows of three by three look.
+/// Elements that windows of 3×3 see.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Grid {
-    /// Of the first element, row by row.
+    /// Offset of the first element, row by row.
     pub(super) offset: isize,
-    /// Of each element the number of its tap.
+    /// For each element the index of its tap.
     pub(super) taps: [usize; NINE],
 }
 
 impl Grid {
-    /// The grid that offsets form, if they do.
+    /// Returns the grid that the offsets form, if they form one.
     pub(super) fn new(offsets: &[isize], step: usize) -> Option<Grid> {
         let offset = *offsets.iter().min()?;
         let mut taps = [0; NINE];
@@ -61,7 +62,7 @@ impl Grid {
 }
 
 impl Three {
-    /// `None` if the level or the type has none.
+    /// Returns the kernels of a level, or `None` if the level or the type has no kernels.
     pub(super) fn new<T: Real>(isa: Isa) -> Option<Three> {
         if TypeId::of::<T>() != TypeId::of::<f32>() {
             return None;
@@ -70,7 +71,7 @@ impl Three {
             #[cfg(target_arch = "x86_64")]
             Kind::Avx2 => Some(Three { correlate: x86::avx2, dots: x86::dots }),
             #[cfg(target_arch = "x86_64")]
-            // That level has the one below.
+            // AVX-512 machines support AVX2.
             Kind::Avx512 => Some(Three { correlate: x86::avx512, dots: x86::dots }),
             _ => None,
         }
@@ -85,7 +86,7 @@ mod x86 {
 
     macro_rules! correlate {
         ($name:ident, $rows:ident, $features:literal, $lanes:literal, $v:ty, $zero:ident, $load:ident, $store:ident, $set:ident, $fma:ident) => {
-            /// `R` rows of a vector.
+            /// Computes `R` rows of a vector.
             ///
             /// # Safety
             /// The contract of [`super::Correlate`].
@@ -120,13 +121,14 @@ mod x86 {
                 const MANY: usize = 4;
                 let weights = weights.map(|weight| $set(weight));
                 let end = to.wrapping_add(rows * cols);
-                // The last vector of a row ends with it. Of short rows it goes beyond, and the next one overwrites that.
+                // The last vector of a row ends with the row. In short rows it exceeds the row, and the next row
+                // overwrites the excess.
                 let last = cols.saturating_sub($lanes);
                 macro_rules! some {
                     ($count:ident, $y:expr) => {
                         for x in (0..cols).step_by($lanes) {
                             let x = x.min(last);
-                            // SAFETY: the caller's contract; what would go beyond the result is cut off.
+                            // SAFETY: the caller's contract. Stores that would exceed the result are truncated.
                             unsafe {
                                 let sums = $rows::<$count>(&weights, from.add($y * step + x), step);
                                 for (r, sum) in sums.into_iter().enumerate() {
@@ -185,7 +187,7 @@ mod x86 {
         _mm512_fmadd_ps
     );
 
-    /// Masks of the first lanes: from the right place on.
+    /// Mask words: the `LANES` words from index `LANES - n` on select the first `n` lanes.
     static LANES_THERE: [i32; 2 * LANES] = {
         let mut words = [0; 2 * LANES];
         let mut i = 0;
@@ -196,7 +198,7 @@ mod x86 {
         words
     };
 
-    /// `R` rows of a grid, of a vector or what the mask leaves of it.
+    /// Adds the products of `R` rows of a grid, of a full vector or of the lanes of the mask.
     ///
     /// # Safety
     /// The contract of [`super::Dots`].
@@ -230,7 +232,7 @@ mod x86 {
         }
     }
 
-    /// One row of any nine elements.
+    /// Adds the products of one row of any nine elements.
     ///
     /// # Safety
     /// The contract of [`super::Dots`].
@@ -266,7 +268,7 @@ mod x86 {
         let (whole, rest) = (cols - cols % LANES, cols % LANES);
         let mut sums = [_mm256_setzero_ps(); NINE];
         let is_grid = (0..NINE).all(|k| from[k] == from[0].wrapping_add(k / 3 * step + k % 3));
-        // SAFETY: the caller's contract. What lies beyond a row is not read: it may be anything.
+        // SAFETY: the caller's contract. Elements after a row are not read, because they may have any value.
         unsafe {
             let mask = _mm256_loadu_si256(LANES_THERE.as_ptr().add(LANES - rest).cast());
             if is_grid {

@@ -1,9 +1,10 @@
-//! The output, and the gradient of the input, where few channels share what a window sees: nothing is packed.
+//! The output, and the gradient of the input, if few channels share the elements that a window sees: nothing is packed.
 //!
-//! What some rows of positions see of all channels is copied into strips. There a vector of consecutive positions of a
-//! row is read under each tap where it lies, and multiplied with the weights of a few channels of the result at once; or
-//! what one position sees is multiplied with the weights of vectors of channels, where rows of positions would not fill
-//! vectors. Packing would take as long as multiplying. Rows of a window that lie in the padding are left out.
+//! The elements that some rows of positions see of all channels are copied into strips. A vector of consecutive
+//! positions of a row is read from the strips under each tap, and multiplied with the weights of a few channels of the
+//! result at once. If rows of positions would not fill vectors, the elements of one position are multiplied with the
+//! weights of vectors of channels instead. Packing would take as long as multiplying. Rows of a window in the padding
+//! are skipped.
 
 use std::sync::Arc;
 
@@ -23,31 +24,32 @@ use crate::pool::Pool;
 use crate::scratch::{Bases, Parts, Scratch};
 use crate::tile::ALIGN;
 
-/// Elements of a block of the result.
+/// Maximum number of elements of a block of the result.
 const BLOCK: usize = 64 << 10;
-/// What packing a vector costs, in multiplications of a vector.
+/// Cost of packing a vector, in multiplications of a vector.
 const PACKING: usize = 8;
-/// Channels of the result from which on this may be the better way.
+/// Minimum number of channels of the result for this engine.
 const CHANNELS: usize = 4;
-/// Bytes of what some vectors of positions see of some channels: they stay in the first-level cache, beside the weights
-/// that go through it, while all channels of the result are made.
+/// Maximum bytes of the elements that some vectors of positions see of some channels. These elements stay in the
+/// first-level cache while all channels of the result are computed, beside the weights that stream through it.
 const SEEN: usize = 12 << 10;
-/// The same of the weights of a tile of channels, while all positions of the block are made.
+/// Maximum bytes of the weights of a tile of channels. The weights stay in the first-level cache while all positions of
+/// the block are computed.
 const WEIGHTS: usize = 12 << 10;
-/// One part in so many that vectors of channels must save: their weights are read more often.
+/// Vectors of channels must save one part in this number, because their weights are read more often.
 const SAVED: usize = 16;
 
-/// What a vector holds.
+/// Contents of a vector.
 #[derive(Clone, Copy)]
 enum Lanes {
-    /// What consecutive positions of a row see.
+    /// Consecutive positions of a row.
     Positions(Tiles),
     /// Weights of channels of the result.
     Channels(ChannelTiles),
 }
 
 impl Lanes {
-    /// Channels of the result that are made together.
+    /// Returns the number of channels of the result that are computed together.
     fn height(self) -> usize {
         match self {
             Lanes::Positions(tiles) => tiles.rows,
@@ -55,7 +57,7 @@ impl Lanes {
         }
     }
 
-    /// Products that a row of positions takes, in those of one channel.
+    /// Returns the number of products for a row of positions, in products of one channel.
     fn work(self, m: usize, cols: usize) -> usize {
         let each = match self {
             Lanes::Positions(tiles) => cols.next_multiple_of(tiles.lanes),
@@ -75,29 +77,29 @@ pub(super) struct Direct {
     lanes: Lanes,
     patches: Patches,
     dtypes: [DType; 2],
-    /// Channels of the result, and of a sum.
+    /// Number of channels of the result, and of a sum.
     m: usize,
     channels: usize,
     /// Steps through the filter: from row to row, and from channel to channel.
     filter: [usize; 2],
     /// Blocks of an image's positions: whole rows.
     blocks: Blocks,
-    /// Terms of a sum, in order: their offsets in the strips, channels and elements of a filter's plane.
+    /// Terms of a sum, in order: their offsets in the strips, and their channels and elements of a filter's plane.
     offsets: Vec<u32>,
     terms: Vec<(usize, usize)>,
-    /// Some channels at a time, the rows of windows: how far each is from its position's row, and where its terms begin.
-    /// The last one of each list is where the list's terms end.
+    /// For each range of channels, the rows of windows: distance from the row of the position, and index of the first
+    /// term. The last entry of each list has the end of the list's terms.
     rows: Vec<Vec<(isize, usize)>>,
     layout: Layout,
 }
 
-/// Where things lie in scratch memory, in bytes.
+/// Layout of scratch memory: offsets in bytes.
 #[derive(Clone, Copy, Debug, Default)]
 struct Layout {
     strips: usize,
     strip_bytes: usize,
     block: usize,
-    /// The block with its channels side by side, if it is made that way.
+    /// The block with adjacent channels, if vectors have channels.
     turned: usize,
     each: usize,
     shared: usize,
@@ -106,7 +108,7 @@ struct Layout {
 }
 
 impl Direct {
-    /// `None` if another way is better.
+    /// Returns `None` if another engine is better.
     pub(super) fn new(desc: &ConvDesc, isa: Isa, finish: &Arc<Finish>) -> Option<Direct> {
         const BYTES: usize = size_of::<f32>();
         let shape = &desc.shape;
@@ -124,7 +126,7 @@ impl Direct {
         if !plain || !several || desc.b != DType::F32 || patches.positions() == 0 {
             return None;
         }
-        // Lanes and rows that are not there against packing.
+        // Compares the cost of unused lanes and rows with the cost of packing.
         let cols = patches.cols.count;
         let tiles = Tiles::new(isa);
         let [positions, across] = [Lanes::Positions(tiles), Lanes::Channels(ChannelTiles::new(isa, m))];
@@ -145,7 +147,8 @@ impl Direct {
             return None;
         }
 
-        // Some channels at a time, terms in the order of the rows of windows, so that some may be left out at either end.
+        // Some channels at a time. Terms are in the order of the rows of windows, so that rows at either end can be
+        // skipped.
         let phase = &patches.phases[0];
         let mut order: Vec<usize> = (0..phase.taps.len()).collect();
         order.sort_by_key(|&tap| phase.row_offset(tap));
@@ -206,14 +209,14 @@ impl Direct {
         })
     }
 
-    /// Packs the weights of a tile's channels of the result, zero where there is none.
+    /// Packs the weights of a tile's channels of the result. Channels that do not exist get zeros.
     unsafe fn pack(&self, filter: *const f32, tile: usize, to: *mut f32) {
         let height = self.lanes.height();
         let [line, plane] = self.filter;
         for (k, &(channel, tap)) in self.terms.iter().enumerate() {
             for i in 0..height {
                 let row = tile * height + i;
-                // SAFETY: the caller's contract: elements of the filter, and room for a tile.
+                // SAFETY: the caller's contract: the filter has these elements, and `to` has capacity for a tile.
                 unsafe {
                     let weight = if row < self.m {
                         filter.add(row * line + channel * plane + tap).read_unaligned()
@@ -226,7 +229,7 @@ impl Direct {
         }
     }
 
-    /// The terms of a list of rows of windows that some rows of positions see something with.
+    /// Returns the range of terms in a list of rows of windows that see something at some rows of positions.
     fn terms(&self, rows: &[(isize, usize)], first: usize, last: usize) -> (usize, usize) {
         let axis = &self.patches.rows;
         let [first, last] = [first, last].map(|row| (row * axis.step) as isize);
@@ -236,7 +239,7 @@ impl Direct {
         (rows[begin].1, rows[end.max(begin)].1)
     }
 
-    /// One task: a block of positions of an image.
+    /// Runs one task: a block of positions of an image.
     unsafe fn task(
         &self,
         bases: &[*mut u8],
@@ -249,7 +252,7 @@ impl Direct {
         let Direct { patches, layout, .. } = self;
         let start = image * patches.positions();
         let scratch = parts.of(worker);
-        // SAFETY: the layout made by `new`, and the caller's contract.
+        // SAFETY: scratch memory has the layout that `new` computed, and the caller's contract.
         unsafe {
             let strips = scratch.add(layout.strips).cast::<f32>();
             strips.cast::<u8>().write_bytes(0, layout.strip_bytes);
@@ -281,11 +284,11 @@ impl Direct {
         }
     }
 
-    /// The block, vector by vector of its positions.
+    /// Computes the block, one vector of its positions after the other.
     ///
     /// # Safety
-    /// The layout made by `new`: the weights are packed and the strips filled. A vector that goes beyond its row is stored
-    /// before the next row, or into the room at the end of a line.
+    /// Scratch memory has the layout that `new` computed, the weights are packed, and the strips are filled. A vector
+    /// that exceeds its row is stored before the next row, or into the unused capacity at the end of a line.
     unsafe fn vectors_of_positions(
         &self,
         tiles: &Tiles,
@@ -337,10 +340,10 @@ impl Direct {
         }
     }
 
-    /// The block with its channels side by side, a few neighbours at a time.
+    /// Computes the block with adjacent channels, a few neighbouring positions at a time.
     ///
     /// # Safety
-    /// The layout made by `new`: the weights are packed and the strips filled.
+    /// Scratch memory has the layout that `new` computed, the weights are packed, and the strips are filled.
     unsafe fn vectors_of_channels(
         &self,
         tiles: &ChannelTiles,
@@ -396,7 +399,7 @@ impl Engine for Direct {
     ) -> Result<(), OutOfRange> {
         let parts = scratch.part(self.layout.shared, self.layout.each, pool);
         let bases = Bases(bases);
-        // SAFETY: the layout made by `new`; tasks have blocks of their own.
+        // SAFETY: scratch memory has the layout that `new` computed, and tasks have separate blocks.
         unsafe { self.finish.open(parts) };
         let height = self.lanes.height();
         pool.run(self.m.div_ceil(height), parts.workers, &|tile, _| {
@@ -425,7 +428,8 @@ mod tests {
     use super::*;
     use crate::Products;
 
-    /// Windows of 5x5 over images of so many columns, between so many channels.
+    /// Returns the chosen vectors for windows of 5×5 over images of `columns` columns, between `from` and `to`
+    /// channels.
     fn lanes(isa: Isa, [from, to]: [usize; 2], columns: usize) -> Option<Lanes> {
         let axis =
             SlidingAxis { input: columns + 4, output: columns, kernel: 5, stride: 1, dilation: 1, before: 0 };
@@ -460,7 +464,7 @@ mod tests {
             let all = ChannelTiles::new(isa, 32).channels;
             assert!(matches!(lanes(isa, [16, all], 10), Some(Lanes::Channels(_))), "{isa}");
             assert!(matches!(lanes(isa, [16, 18], 64), Some(Lanes::Positions(_))), "{isa}");
-            // To pack it is no more than one part in a hundred.
+            // Packing costs less than one part in a hundred here.
             assert!(lanes(isa, [16, 800], 10).is_none(), "{isa}");
         }
     }

@@ -1,4 +1,4 @@
-//! From finished blocks of the result to what the epilogue stores.
+//! The epilogue over completed blocks of the result.
 
 use ortrain_expr::{Access, ConvPass, DType, Inst, Load, OutOfRange, Type};
 
@@ -10,35 +10,35 @@ use crate::isa::{CACHE_LINE, prefetch_early};
 use crate::scratch::Parts;
 use crate::tile::{ALIGN, Compiler, ExecContext, Failure, LoopOrder, Plan, TileProgram};
 
-/// Elements of a plane from which on each is gone through by itself: what is the same in all of a channel is one value
-/// then. Shorter ones go together, several channels at a time.
+/// Minimum number of elements of a plane to run along single planes: a value per channel is then uniform. Shorter
+/// planes are processed several channels at a time.
 const LONG: usize = 96;
 
-/// The result as rows: `images × channels` planes of `plane` adjacent elements.
+/// Epilogue over the result as rows: `images × channels` planes of `plane` adjacent elements.
 #[derive(Debug)]
 pub(super) struct Finish {
     pub(super) tape: TileProgram,
-    /// Bytes of a worker's frame: that of the tape, then a line of short planes.
+    /// Bytes of a worker's frame: the frame of the tile program, then a line of short planes.
     pub(super) frame: usize,
-    /// Whether the tape runs along planes, not along the whole result.
+    /// True if the tile program runs along planes, not along the whole result.
     long: bool,
-    /// What is computed with.
+    /// The compute type.
     real: DType,
-    /// Channels of an image (rows of a filter's gradient).
+    /// Channels of an image (or rows of a filter's gradient).
     pub(super) channels: usize,
-    /// Elements of a plane (of a row).
+    /// Elements of a plane (or of a row).
     pub(super) plane: usize,
-    /// What the tape loads and stores in the order of the result: the buffer, counted from A on, where it starts there, and
-    /// the bytes of an element.
+    /// Buffers that the tile program loads and stores in the order of the result. For each: index of the buffer counted
+    /// from A, offset of its first element, and bytes of an element.
     beside: Vec<(usize, isize, usize)>,
-    /// Where the result starts in the only store, if it goes there as it is.
+    /// Offset of the result in the only store, if the result is stored unchanged.
     direct: Option<isize>,
     store: usize,
-    /// What padding may spoil.
+    /// Correction of sums that padding may turn into NaN.
     pub(super) edges: Option<Edges>,
 }
 
-/// A rectangle of the result: a range of channels of one image, and a range of each one's plane.
+/// A rectangle of the result: a range of channels of one image, and a range of positions in the plane of each channel.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Rect {
     pub(super) image: usize,
@@ -100,12 +100,12 @@ impl Finish {
         Ok(Finish { tape, frame, long, real, channels, plane, beside, direct, store, edges })
     }
 
-    /// Whether the result is stored as it is, so that blocks are not needed.
+    /// Returns true if the result is stored unchanged, so that no blocks are needed.
     pub(super) fn is_direct(&self) -> bool {
         self.direct.is_some()
     }
 
-    /// Where the rectangle's first element is to be written if [`Finish::is_direct`]; the step from channel to
+    /// Returns the destination of the rectangle's first element if [`Finish::is_direct`]. The step from channel to
     /// channel is a plane.
     pub(super) fn target<T: Real>(&self, bases: &[*mut u8], rect: Rect) -> *mut T {
         let offset = self.direct.unwrap_or(0);
@@ -113,7 +113,7 @@ impl Finish {
         bases[self.store].cast::<T>().wrapping_offset(offset + first)
     }
 
-    /// Stores a rectangle as it is, if [`Finish::is_direct`]; see [`Finish::run`].
+    /// Stores a rectangle unchanged, if [`Finish::is_direct`]. Otherwise see [`Finish::run`].
     ///
     /// # Safety
     /// As [`Finish::run`].
@@ -121,7 +121,7 @@ impl Finish {
         let to = self.target::<T>(bases, rect);
         for c in 0..rect.channels.1 {
             let (from, to) = (block.wrapping_add(c * step), to.wrapping_add(c * self.plane));
-            // SAFETY: the caller's contract: elements of the block and of the store.
+            // SAFETY: the caller's contract, for elements of the block and of the store.
             unsafe { std::ptr::copy_nonoverlapping(from.cast::<u8>(), to.cast(), rect.places.1 * T::BYTES) };
         }
     }
@@ -130,8 +130,8 @@ impl Finish {
         (image * self.channels + channel) * self.plane + place
     }
 
-    /// Asks for each channel's part of a rectangle, which will soon be run: where planes are large every row of a block
-    /// lies on a page of its own, and the processor would not see it coming.
+    /// Prefetches each channel's part of a rectangle that will run soon. If planes are large, every row of a block is
+    /// on a separate page, which hardware prefetchers do not reach.
     #[inline]
     pub(super) fn expect(&self, bases: &[*mut u8], rect: Rect) {
         let first = self.linear(rect.image, rect.channels.0, rect.places.0);
@@ -144,32 +144,33 @@ impl Finish {
         }
     }
 
-    /// Before the first task of a run.
+    /// Initialises the frames, before the first task of a run.
     ///
     /// # Safety
-    /// The workers' pieces start with a frame.
+    /// The piece of each worker begins with a frame.
     pub(super) unsafe fn open(&self, parts: Parts) {
         for worker in 0..parts.workers {
-            // SAFETY: a frame starts with a failure.
+            // SAFETY: a frame begins with a failure.
             unsafe { parts.of(worker).cast::<Failure>().write(Failure::NONE) };
         }
     }
 
-    /// After the last task of a run.
+    /// Returns the first failure, after the last task of a run.
     ///
     /// # Safety
-    /// As [`Finish::open`], and all tasks are done.
+    /// As [`Finish::open`], and all tasks have finished.
     pub(super) unsafe fn close(&self, parts: Parts) -> Result<(), OutOfRange> {
         // SAFETY: the caller's contract.
         let failures = (0..parts.workers).map(|worker| unsafe { parts.of(worker).cast::<Failure>().read() });
         failures.min().unwrap_or(Failure::NONE).result()
     }
 
-    /// Runs the epilogue over a rectangle whose values lie at `block`, channel by channel, `step` elements apart.
+    /// Runs the epilogue over a rectangle with its values at `block`, channel by channel, `step` elements apart.
     ///
     /// # Safety
-    /// The contract of [`super::ConvKernel::run`]; `frame` and `block` are the worker's alone; the rectangle lies in the
-    /// result, is not empty and nobody else's.
+    /// - The contract of [`super::ConvKernel::run`].
+    /// - Only this worker uses `frame` and `block`.
+    /// - The rectangle is inside of the result, is not empty, and no other task uses it.
     pub(super) unsafe fn run<T: Real>(
         &self,
         bases: &[*mut u8],
@@ -192,7 +193,7 @@ impl Finish {
         let block = block.cast_const();
         let site = |product: *const T| ExecContext {
             tape,
-            // Slot 0 is never taken from `bases`, so that slots count from B on.
+            // Slot 0 is the accumulator and never read from `bases`, so that slots count from B on.
             bases: &bases[1..],
             scalars: given.scalars,
             frame,
@@ -208,7 +209,8 @@ impl Finish {
                 product = product.wrapping_add(n);
             }
         };
-        // SAFETY: the caller's contract; these operations load from index zero only, and the space has one.
+        // SAFETY: the caller's contract. These operations load from index zero only, and the iteration space has an
+        // index zero.
         unsafe { site(std::ptr::null()).run(&tape.once, 0, 0, tape.tile) };
         let Rect { image, channels: (channel, channels), places: (place, count) } = rect;
         let first = self.linear(image, channel, place);
@@ -226,7 +228,7 @@ impl Finish {
             let at_once = (tape.tile / count).max(1);
             for c in (0..channels).step_by(at_once) {
                 let channels = at_once.min(channels - c);
-                // SAFETY: the caller's contract; the frame has room for so many values.
+                // SAFETY: the caller's contract, and the frame has capacity for `at_once` channels of `count` values.
                 unsafe {
                     let line = frame.add(tape.frame).cast::<T>();
                     let from = block.wrapping_add(c * step).cast();

@@ -1,4 +1,4 @@
-//! Any convolution, element by element packed.
+//! Convolutions of any kind, with operands that are packed element by element.
 
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -69,7 +69,7 @@ impl<T: Real> General<T> {
         }
     }
 
-    /// Input positions under the cells of a window, as one number; `None` in the padding.
+    /// Returns the linear input position under a tap of the window at an output position; `None` in the padding.
     fn input_at(&self, mut output: usize, mut tap: usize) -> Option<usize> {
         let (mut place, mut step) = (0, 1);
         for axis in self.shape.axes.iter().rev() {
@@ -81,7 +81,7 @@ impl<T: Real> General<T> {
         Some(place)
     }
 
-    /// The output position whose window has the cell over an input position.
+    /// Returns the linear output position of the window with this tap over an input position.
     fn output_at(&self, mut input: usize, mut tap: usize) -> Option<usize> {
         let (mut place, mut step) = (0, 1);
         for axis in self.shape.axes.iter().rev() {
@@ -99,7 +99,7 @@ impl<T: Real> General<T> {
         Some(place)
     }
 
-    /// The element of the first matrix at a row and depth of a group's product.
+    /// Returns the element of the first matrix at a row and a depth of a group's product.
     fn a_at(&self, group: usize, row: usize, depth: usize) -> Option<usize> {
         let ConvShape { groups, channels_in, channels_out, .. } = self.shape;
         let taps: usize = self.shape.axes.iter().map(|axis| axis.kernel).product();
@@ -117,7 +117,7 @@ impl<T: Real> General<T> {
         })
     }
 
-    /// The element of the second matrix at a depth and column of a group's product.
+    /// Returns the element of the second matrix at a column and a depth of a group's product; `None` in the padding.
     fn b_at(&self, group: usize, column: usize, depth: usize) -> Option<usize> {
         let ConvShape { groups, channels_in, channels_out, .. } = self.shape;
         let taps: usize = self.shape.axes.iter().map(|axis| axis.kernel).product();
@@ -152,7 +152,7 @@ impl<T: Real> General<T> {
                 for i in 0..panel {
                     let line = start + i;
                     let element = if line < lines { at(first + line, depths.0 + p) } else { None };
-                    // SAFETY: elements of the tensor; `to` has room for whole panels.
+                    // SAFETY: elements of the tensor, and `to` has capacity for whole panels.
                     unsafe {
                         let value = element.map_or(T::ZERO, |element| read(base, dtype, element));
                         to.add(start * depths.1 + p * panel + i).write(value);
@@ -166,7 +166,7 @@ impl<T: Real> General<T> {
 unsafe fn read<T: Real>(base: *const u8, dtype: DType, element: usize) -> T {
     macro_rules! go {
         ($s:ty) => {{
-            // SAFETY: the caller's contract; `T` is what the type is computed as.
+            // SAFETY: the caller's contract; `T` is the compute type of `dtype`.
             unsafe {
                 let value = base.cast::<$s>().add(element).read_unaligned().decode();
                 std::mem::transmute_copy(&value)
@@ -203,7 +203,7 @@ impl<T: Real + Send + Sync> Engine for General<T> {
         let (isa, micro) = (self.isa, self.micro);
         let Micro { mr, nr, .. } = micro;
         let (row_blocks, col_blocks) = (self.m.div_ceil(self.rows), self.n.div_ceil(self.cols));
-        // SAFETY: the layout made by `new`.
+        // SAFETY: scratch memory has the layout that `new` computed.
         unsafe { self.finish.open(parts) };
         pool.run(self.shape.groups * row_blocks * col_blocks, parts.workers, &|task, worker| {
             let bases = &{ bases };
@@ -212,7 +212,8 @@ impl<T: Real + Send + Sync> Engine for General<T> {
             let (col, group) = (rest % col_blocks * self.cols, rest / col_blocks);
             let (rows, cols) = (self.rows.min(self.m - row), self.cols.min(self.n - col));
             let frame = parts.of(worker);
-            // SAFETY: the layout made by `new`; the operands' elements are inside their tensors.
+            // SAFETY: scratch memory has the layout that `new` computed, and the elements are inside of the operands'
+            // tensors.
             unsafe {
                 let a = frame.add(self.finish.frame).cast::<T>();
                 let b = a.add(self.rows * self.k.min(DEPTH));
@@ -222,7 +223,7 @@ impl<T: Real + Send + Sync> Engine for General<T> {
                 }
                 for depth in (0..self.k).step_by(DEPTH) {
                     let n = DEPTH.min(self.k - depth);
-                    // The matrices: the filter comes first, the windows second.
+                    // The filter is the first matrix, and the windows are the second.
                     let swap = usize::from(self.shape.pass != ConvPass::FilterGradient);
                     let operand = |i: usize| (bases.0[i ^ swap].cast_const(), self.dtypes[i ^ swap]);
                     self.pack(operand(0), mr, (row, rows), (depth, n), a, |i, p| self.a_at(group, i, p));

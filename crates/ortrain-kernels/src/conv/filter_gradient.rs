@@ -1,9 +1,9 @@
 //! The gradient of the filter: products of the output's gradient with the input seen through windows.
 //!
-//! Sums run over the positions of all images, some at a time: the rows that the input's channels and taps make of them
-//! are copied as they are needed, those of the output's gradient are packed into panels, or the other way round,
-//! whichever wastes less. Sums that are long while the filter is small are made in parts by several tasks, and the
-//! parts added in order.
+//! Sums run over the positions of all images, some positions at a time. The rows of the input's channels and taps are
+//! copied on demand, and the rows of the output's gradient are packed into panels. The roles are swapped if that wastes
+//! less work. If sums are long and the filter is small, several tasks compute parts of the sums, and the parts are
+//! added in order.
 
 use std::sync::Arc;
 
@@ -24,17 +24,17 @@ use crate::pool::Pool;
 use crate::scratch::{Bases, Parts, Scratch};
 use crate::tile::ALIGN;
 
-/// Elements of a task's sums.
+/// Maximum number of elements of a task's sums.
 const SUMS: usize = 256 << 10;
-/// Elements of all parts of the sums.
+/// Maximum number of elements of all parts of the sums.
 const PARTIAL: usize = 1 << 20;
-/// Rows of windows that are copied at a time, where they are rows of the product and where they are its columns.
+/// Maximum number of rows of windows that are copied at a time: as rows of the product, and as its columns.
 const ROWS: usize = 128;
 const COLUMNS: usize = 512;
-/// Output channels that are turned at a time: a cache line.
+/// Number of output channels that are transposed at a time: a cache line.
 const TILE: usize = 16;
 
-/// Some rows of windows: all taps of some channels, or some taps of one.
+/// Some rows of windows: all taps of some channels, or some taps of one channel.
 #[derive(Clone, Copy, Debug)]
 struct Step {
     channel: usize,
@@ -56,23 +56,24 @@ pub(super) struct FilterGradient<T: 'static> {
     patches: Patches,
     dtypes: [DType; 2],
     groups: usize,
-    /// Channels of the output and of the input, taps of the filter.
+    /// Number of channels of the output and of the input, and of taps of the filter.
     m: usize,
     c: usize,
     taps: usize,
-    /// Positions of an image.
+    /// Number of positions of an image.
     plane: usize,
-    /// The product's columns are the channels of the output, its rows channels and taps; else it is the other way.
+    /// True if the product's columns are output channels, and its rows are input channels and taps. Otherwise the roles
+    /// are swapped.
     wide: bool,
     blocks: Blocks,
-    /// Parts of the sums, of the output's channels, of the input's.
+    /// Parts of the sums, of the output's channels, and of the input's channels.
     parts: Partition,
     outs: Partition,
     ins: Partition,
     layout: Layout,
 }
 
-/// Where things lie in scratch memory, in bytes.
+/// Layout of scratch memory: offsets in bytes.
 #[derive(Clone, Copy, Debug, Default)]
 struct Layout {
     segments: usize,
@@ -87,16 +88,16 @@ struct Layout {
     line: usize,
     each: usize,
     shared: usize,
-    /// Elements of a task's sums, and from row to row.
+    /// Elements of a task's sums, and elements from row to row.
     size: usize,
     pitch: usize,
-    /// Rows and channels of a step, at most.
+    /// Maximum number of rows and of channels of a step.
     step_rows: usize,
     step_channels: usize,
 }
 
 impl<T: Real> FilterGradient<T> {
-    /// `None` if another way is better.
+    /// Returns `None` if another engine is better.
     pub(super) fn new(desc: &ConvDesc, isa: Isa, finish: &Arc<Finish>) -> Option<FilterGradient<T>> {
         let shape = &desc.shape;
         let micro: Micro<T> = super::micro(desc, isa, [desc.a, desc.b]);
@@ -117,14 +118,14 @@ impl<T: Real> FilterGradient<T> {
         let wide = cost(c * alive, m) <= cost(m, c * alive);
         let micro = if wide { super::micro(desc, isa, [desc.b, desc.a]) } else { micro };
 
-        // Positions that are gone through at a time.
+        // Positions that are processed at a time.
         let row = patches.cols.count;
         let unit = if patches.aligned && row < DEPTH / 3 { Unit::Any(1) } else { Unit::Rows(8) };
         let most = if patches.aligned && row >= DEPTH / 3 { row.min(DEPTH) } else { DEPTH };
         let blocks = Blocks::new(n, row, unit, most, 1);
         patches.lay_out(blocks.most, blocks.split(), false);
 
-        // How the work is cut.
+        // Division of the work.
         let (ct_unit, m_unit) = if wide { (mr, nr) } else { (nr, mr) };
         let work = n.saturating_mul(m).saturating_mul(c * alive).saturating_mul(groups);
         let wanted = (work / MIN_TASK_WORK).clamp(1, MAX_TASKS).div_ceil(groups);
@@ -139,16 +140,16 @@ impl<T: Real> FilterGradient<T> {
         let outs = Partition::new(m, m_unit, outs.max(left.min(m / (4 * m_unit))));
 
         let (in_rows, out_rows) = (ins.most() * alive, outs.most());
-        // Pitches that are no powers of two keep columns apart in the caches.
+        // A pitch that is no power of two avoids cache conflicts between columns.
         let (sum_rows, pitch) = if wide {
             (in_rows, out_rows.next_multiple_of(nr) + 16)
         } else {
-            // Every step's columns are padded.
+            // The columns of every step are padded.
             let steps = steps(ins.most(), alive, COLUMNS, &patches).count();
             (out_rows, in_rows + steps * nr + 16)
         };
         let at_once = if wide { ROWS } else { COLUMNS };
-        // Fewer channels may make fewer, but larger steps.
+        // Fewer channels may have fewer, but larger steps.
         let (mut most_rows, mut most_channels) = (0, 0);
         for channels in ins.sizes() {
             for step in steps(channels, alive, at_once, &patches) {
@@ -215,7 +216,7 @@ impl<T: Real> FilterGradient<T> {
         steps(channels, alive, if self.wide { ROWS } else { COLUMNS }, &self.patches)
     }
 
-    /// Multiplies the positions of some blocks; the sums go to `sums`.
+    /// Multiplies the positions of some blocks, and stores the sums in `sums`.
     unsafe fn sum(
         &self,
         bases: &[*mut u8],
@@ -230,7 +231,7 @@ impl<T: Real> FilterGradient<T> {
         let nr = micro.nr;
         let out_rows = outs.1 - outs.0;
         let offsets = &patches.phases[0].offsets;
-        // SAFETY: the layout made by `new`, and the caller's contract.
+        // SAFETY: scratch memory has the layout that `new` computed, and the caller's contract.
         unsafe {
             let at = |place: usize| scratch.add(place).cast::<T>();
             for block in part..part_end {
@@ -240,7 +241,7 @@ impl<T: Real> FilterGradient<T> {
                 let (image, place) = (begin / plane, begin % plane);
                 let one_image = place + depth <= plane;
 
-                // The gradient of the output: its lines one under the other, perhaps where they lie.
+                // The gradient of the output, line by line, in place if possible.
                 let channel = (image * self.groups + group) * self.m + outs.0;
                 let from = bases[0].wrapping_add((channel * plane + place) * self.dtypes[0].size());
                 let real = if T::BYTES == 8 { DType::F64 } else { DType::F32 };
@@ -270,7 +271,7 @@ impl<T: Real> FilterGradient<T> {
                     lines,
                     depth,
                 };
-                // Lines are multiplied where they lie, unless they are made into tiles.
+                // Lines are multiplied in place, unless they are packed into tiles.
                 let left = |dtype: DType, lines: Block| {
                     if micro.tiles.is_none() {
                         return Factor { at: lines.at.cast(), line: lines.line_step, depth: 1 };
@@ -285,7 +286,7 @@ impl<T: Real> FilterGradient<T> {
                     micro.pack(isa, dtype, out, Side::B, panels);
                 }
 
-                // Padding is where it is for all channels.
+                // Padding has the same positions for all channels.
                 scratch.add(layout.strips).write_bytes(0, layout.strip_bytes);
                 let segments = scratch.add(layout.segments).cast::<Segment>();
                 let mut count = 0;
@@ -343,7 +344,7 @@ impl<T: Real> FilterGradient<T> {
         }
     }
 
-    /// Multiplies lines, or tiles of them, with panels.
+    /// Multiplies lines, or tiles of lines, with panels.
     unsafe fn multiply(
         &self,
         a: Factor<T>,
@@ -357,7 +358,8 @@ impl<T: Real> FilterGradient<T> {
         let (isa, micro, pitch) = (self.isa, self.micro, self.layout.pitch);
         let (nr, height) = (micro.nr, micro.height(m));
         for j in (0..n).step_by(nr) {
-            // SAFETY: the caller's contract: lines and panels are there; sums have room for whole panels.
+            // SAFETY: the caller's contract: lines and panels are valid for reads, and sums have capacity for whole
+            // panels.
             let at = unsafe { panels.add(micro.packed(Side::B, j, depth)) };
             let b = Factor { at, line: 1, depth: nr as isize };
             for i in (0..m).step_by(height) {
@@ -372,9 +374,10 @@ impl<T: Real> FilterGradient<T> {
         }
     }
 
-    /// Runs the epilogue over finished sums of some output channels.
+    /// Runs the epilogue over completed sums of some output channels.
     ///
-    /// `sums` are theirs alone: rows of channels and taps if [`FilterGradient::wide`], else a row for each.
+    /// `sums` has the sums of these channels only: rows of channels and taps if [`FilterGradient::wide`], otherwise a
+    /// row for each channel.
     unsafe fn finish(
         &self,
         bases: &[*mut u8],
@@ -390,10 +393,10 @@ impl<T: Real> FilterGradient<T> {
         let alive = phase.taps.len();
         let (channels, width) = (ins.1 - ins.0, (ins.1 - ins.0) * self.taps);
         let nr = self.micro.nr;
-        // Every tap is there, so rows are in the order of the filter's elements.
+        // With every tap present, rows have the order of the filter's elements.
         let in_order = alive == self.taps;
         let columns = |step: &Step| if self.wide { step.rows() } else { step.rows().next_multiple_of(nr) };
-        // Nothing lies between the columns of two steps.
+        // True if there is no gap between the columns of two steps.
         let whole = || {
             self.steps(channels).scan(0, |end, step| {
                 let begin = std::mem::replace(end, *end + columns(&step));
@@ -401,7 +404,7 @@ impl<T: Real> FilterGradient<T> {
             })
         };
         let stays = !self.wide && in_order && whole().all(|whole| whole);
-        // SAFETY: the layout made by `new`, and the caller's contract.
+        // SAFETY: scratch memory has the layout that `new` computed, and the caller's contract.
         unsafe {
             let line = scratch.add(self.layout.line).cast::<T>();
             for tile in (out..out_end).step_by(TILE) {
@@ -473,7 +476,7 @@ impl<T: Real> FilterGradient<T> {
         } else {
             ((begin - outs.0) * pitch, end - begin, pitch, pitch)
         };
-        // SAFETY: the layout made by `new`; all parts are there.
+        // SAFETY: scratch memory has the layout that `new` computed, and all parts are complete.
         unsafe {
             let to = scratch.add(self.layout.tile).cast::<T>();
             let from = parts.shared().cast::<T>().add(self.place(0, group, out, in_) * size + first);
@@ -483,13 +486,13 @@ impl<T: Real> FilterGradient<T> {
         }
     }
 
-    /// The number of a task.
+    /// Returns the index of a task.
     fn place(&self, part: usize, group: usize, out: usize, in_: usize) -> usize {
         ((part * self.groups + group) * self.outs.parts + out) * self.ins.parts + in_
     }
 }
 
-/// The steps of some channels: about `most` rows each.
+/// Divides some channels into steps of about `most` rows each.
 fn steps(channels: usize, taps: usize, most: usize, patches: &Patches) -> impl Iterator<Item = Step> + use<> {
     let at_once = (most / taps).min(STRIPS / patches.strip.elements.max(1)).max(1);
     let cut = Partition::at_most(channels, 1, at_once);
@@ -523,7 +526,7 @@ impl<T: Real + Send + Sync> Engine for FilterGradient<T> {
         let parts = scratch.part(layout.shared, layout.each, pool);
         let bases = Bases(bases);
         let split = self.parts.parts > 1;
-        // SAFETY: the layout made by `new`; tasks have sums of their own.
+        // SAFETY: scratch memory has the layout that `new` computed, and tasks have separate sums.
         unsafe { self.finish.open(parts) };
         let tasks = self.place(self.parts.parts, 0, 0, 0);
         pool.run(tasks, parts.workers, &|task, worker| {

@@ -1,11 +1,11 @@
-//! Tensors as windows see them.
+//! Tensors as sliding windows see them.
 //!
-//! A window at a position covers, tap by tap, elements of a plane. Positions are counted linearly over images, axes
-//! and last the innermost axis; the elements under one tap at consecutive positions are the rows that products are
-//! made of. To read them as runs, the part of a plane that some positions see is first copied into a *strip*: with its
-//! padding as zeros, converted to the compute type, and, where windows move by more than one element, sorted so that
-//! what consecutive positions see under a tap is adjacent. Then the place of an element in the strip is a sum of two
-//! numbers, one of the position and one of the tap.
+//! A window at a position covers, tap by tap, elements of a plane. Positions are counted linearly over images and axes,
+//! the innermost axis last. The elements under one tap at consecutive positions are a row of the matrix product. To
+//! read such rows as runs, the part of a plane that some positions see is first copied into a *strip*. The strip has
+//! the padding as zeros, and elements of the compute type. If the stride is larger than one, elements are sorted, so
+//! that consecutive positions see adjacent elements under a tap. The offset of an element in the strip is then the sum
+//! of an offset of the position and an offset of the tap.
 
 use ortrain_expr::{ConvPass, ConvShape, SlidingAxis};
 
@@ -14,13 +14,13 @@ use ortrain_expr::{ConvPass, ConvShape, SlidingAxis};
 pub(super) struct Axis {
     /// Number of positions.
     pub(super) count: usize,
-    /// Elements of the tensor along the axis.
+    /// Number of elements of the tensor along the axis.
     pub(super) source: usize,
-    /// Elements from one position to the next.
+    /// Number of elements from one position to the next.
     pub(super) step: usize,
-    /// Position `q` of phase `r` stands for the result's place `q * spread + r`.
+    /// Position `q` of phase `r` is element `q * spread + r` of the result.
     pub(super) spread: usize,
-    /// Places of the result.
+    /// Number of elements of the result along the axis.
     pub(super) result: usize,
     phases: Vec<AxisPhase>,
 }
@@ -28,14 +28,14 @@ pub(super) struct Axis {
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct AxisPhase {
     place: usize,
-    /// Of each tap: what it adds to the filter's element, and its element of the tensor at position zero.
+    /// For each tap: its offset in the filter, and its element of the tensor at position zero.
     taps: Vec<(usize, isize)>,
 }
 
 /// The positions that see the tensor through the same taps.
 #[derive(Clone, Debug)]
 pub(super) struct Phase {
-    /// Place within the spread of the outer axes, of rows and of columns.
+    /// Position within the spread of the outer axes; then of rows and of columns.
     pub(super) outer: Vec<usize>,
     pub(super) row: usize,
     pub(super) col: usize,
@@ -48,7 +48,7 @@ pub(super) struct Phase {
 }
 
 impl Phase {
-    /// How far from a position's row a tap looks, in elements.
+    /// Returns the row distance from a position to the elements under a tap, in elements.
     pub(super) fn row_offset(&self, tap: usize) -> isize {
         let along = &self.along[tap];
         along[along.len() - 2]
@@ -58,7 +58,7 @@ impl Phase {
 /// A tensor `[batch, channels, axes..]` seen through windows.
 #[derive(Clone, Debug)]
 pub(super) struct Patches {
-    /// Elements of a plane, and of an image: all its channels.
+    /// Number of elements of a plane, and of an image with all its channels.
     pub(super) plane: usize,
     pub(super) image: usize,
     pub(super) batch: usize,
@@ -67,39 +67,39 @@ pub(super) struct Patches {
     pub(super) rows: Axis,
     pub(super) cols: Axis,
     pub(super) phases: Vec<Phase>,
-    /// Every position is one element, in order: there is nothing to copy.
+    /// True if every position is one element, in order, so that no copy is needed.
     pub(super) aligned: bool,
-    /// How strips are laid out.
+    /// Layout of strips.
     pub(super) strip: Strip,
 }
 
-/// The layout of a strip: for each piece (see [`Patches::pieces`]), for each combination of offsets along the outer
-/// axes, rows of elements. The phases of rows are interleaved, those of columns lie behind each other in a row; or, in
-/// a *planar* strip, each phase of both is a plane by itself, whose rows follow each other as densely as can be.
+/// Layout of a strip: for each piece (see [`Patches::pieces`]) and each combination of offsets along the outer axes,
+/// rows of elements. The phases of rows are interleaved, and the phases of columns follow each other in a row. In a
+/// *planar* strip each phase of both is a separate plane, with adjacent rows.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Strip {
-    /// Whether a range of positions lies in one row.
+    /// True if a range of positions is inside of one row.
     split: bool,
     outer: Vec<Vec<isize>>,
     row: Slots,
     col: Slots,
-    /// Elements from a row to the next of its phase, from row phase to row phase, from column phase to column phase,
-    /// from combination to combination.
+    /// Elements from a row to the next row of its phase, between row phases, between column phases, and between
+    /// combinations.
     pub(super) row_step: usize,
     row_phase: usize,
     col_phase: usize,
     plane: usize,
-    /// Elements for one channel.
+    /// Number of elements for one channel.
     pub(super) elements: usize,
-    /// Where the elements of each column phase come from, if all positions of a row are seen.
+    /// Source of the elements of each column phase, if all positions of a row are seen.
     runs: Vec<Run>,
 }
 
-/// Offsets along an axis, sorted by their remainders of its step.
+/// Offsets along an axis, grouped by their remainders modulo the step.
 #[derive(Clone, Debug, Default)]
 struct Slots {
     remainders: Vec<usize>,
-    /// The least quotient, and how far the greatest is from it.
+    /// Smallest quotient, and difference between the largest and the smallest quotient.
     low: isize,
     span: usize,
 }
@@ -125,7 +125,7 @@ impl Slots {
     }
 }
 
-/// A row of a strip, or a part of it: zeros, then so many elements from `first` on, then zeros again.
+/// A row of a strip, or a part of it: `zeros` zeros, then `count` elements from `first` on, then zeros again.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Run {
     pub(super) zeros: usize,
@@ -133,20 +133,20 @@ pub(super) struct Run {
     pub(super) first: usize,
 }
 
-/// Rows of a strip that are one run each, as far from each other in the strip as in the channel.
+/// Rows of a strip that are one run each, with constant steps from row to row in the strip and in the channel.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Band {
     pub(super) rows: usize,
     pub(super) count: usize,
-    /// Where the first run starts in the strip and in a channel, and the steps from row to row.
+    /// Start of the first run in the strip and in a channel, and the steps from row to row.
     pub(super) to: usize,
     pub(super) to_step: usize,
     pub(super) from: usize,
     pub(super) from_step: usize,
 }
 
-/// Adjacent elements that go together into one row of a product: `len` elements, `from` where a channel's and a tap's
-/// offset say, `to` where the row's says.
+/// Adjacent elements that are copied together into one row of a product. `from` is relative to the offsets of a channel
+/// and a tap, and `to` is relative to the offset of the row.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Segment {
     pub(super) from: isize,
@@ -163,20 +163,21 @@ pub(super) struct Piece {
     pub(super) rows: usize,
 }
 
-/// Phases beyond which a convolution is left to the general way.
+/// Maximum number of phases. Convolutions with more phases use the fallback.
 const MAX_PHASES: usize = 256;
 
-/// Zeros and elements beyond the end that copying in whole vectors may touch.
+/// Zeros and elements after the end that copies of whole vectors may access.
 pub(super) const SLACK: usize = 32;
 
 impl Axis {
-    /// An axis that is not there.
+    /// Returns the axis of a missing dimension: one position with one tap.
     fn none() -> Axis {
         let phases = vec![AxisPhase { place: 0, taps: vec![(0, 0)] }];
         Axis { count: 1, source: 1, step: 1, spread: 1, result: 1, phases }
     }
 
-    /// The axis as the output or the filter's gradient sees the input; `unit` elements of the filter lie between taps.
+    /// Returns the axis of the input, for the output or the gradient of the filter. Taps are `unit` elements of the
+    /// filter apart.
     fn forward(axis: &SlidingAxis, unit: usize) -> Axis {
         let offset = |k: usize| (k * axis.dilation) as isize - axis.before;
         let taps = (0..axis.kernel).map(|k| (k * unit, offset(k))).collect();
@@ -191,7 +192,7 @@ impl Axis {
         .alive()
     }
 
-    /// The axis as the gradient of the input sees that of the output.
+    /// Returns the axis of the output's gradient, for the gradient of the input.
     fn backward(axis: &SlidingAxis, unit: usize) -> Axis {
         let stride = axis.stride as isize;
         let mut phases: Vec<AxisPhase> = Vec::new();
@@ -220,7 +221,7 @@ impl Axis {
         .alive()
     }
 
-    /// Without taps that see nothing but padding.
+    /// Drops taps that see only padding.
     fn alive(mut self) -> Axis {
         let Axis { count, source, step, .. } = self;
         let sees = |offset: isize| {
@@ -234,14 +235,14 @@ impl Axis {
         self
     }
 
-    /// Whether each position sees the element of the same number, and no other.
+    /// Returns true if each position sees exactly the element of the same index.
     fn is_aligned(&self) -> bool {
         let [phase] = self.phases.as_slice() else { return false };
         let one = matches!(phase.taps.as_slice(), [(_, 0)]) && phase.place == 0;
         one && self.step == 1 && self.spread == 1 && self.count == self.source && self.count == self.result
     }
 
-    /// Both axes as one, if windows cover the whole of the inner one, element by element.
+    /// Merges both axes, if windows cover the whole inner axis, element by element.
     fn merged(&self, inner: &Axis) -> Option<Axis> {
         let ([outer_phase], [inner_phase]) = (self.phases.as_slice(), inner.phases.as_slice()) else {
             return None;
@@ -265,11 +266,12 @@ impl Axis {
 }
 
 impl Patches {
-    /// What a pass sees through windows: the input, or the gradient of the output. `None` if windows move so far that
-    /// most of the result has no tap or taps of its own. `in_place`: the tensor may be read where it lies.
+    /// Describes the tensor that a pass sees through windows: the input, or the gradient of the output. Returns `None`
+    /// if the stride is so large that most elements of the result have no taps, or taps of their own. `in_place`: the
+    /// tensor may be read directly.
     pub(super) fn new(shape: &ConvShape, in_place: bool) -> Option<Patches> {
         let back = shape.pass == ConvPass::InputGradient;
-        // From the innermost on, so that each may merge with the one inside of it.
+        // From the innermost axis on, so that each axis may merge with the axis inside of it.
         let mut axes: Vec<Axis> = Vec::new();
         let mut unit = 1;
         for axis in shape.axes.iter().rev() {
@@ -295,7 +297,7 @@ impl Patches {
         let offsets = |axis: &Axis| -> Vec<isize> {
             axis.phases.iter().flat_map(|phase| phase.taps.iter().map(|tap| tap.1)).collect()
         };
-        // Rows far apart are copied for each tap; what lies between them is not.
+        // Rows that are far apart are copied for each tap, without the rows between them.
         let slots = Slots::new(rows.step, offsets(&rows).into_iter());
         if slots.span > 32 && slots.span > 2 * offsets(&rows).len() {
             outer.push(std::mem::replace(&mut rows, Axis::none()));
@@ -336,13 +338,13 @@ impl Patches {
         })
     }
 
-    /// Positions of an image.
+    /// Returns the number of positions of an image.
     pub(super) fn positions(&self) -> usize {
         self.outer.iter().map(|axis| axis.count).product::<usize>() * self.rows.count * self.cols.count
     }
 
-    /// Decides how strips are laid out for ranges of at most `most` positions. `split`: each lies in one row. `planar`:
-    /// each lies in one image, and there are no outer axes.
+    /// Chooses the layout of strips for ranges of at most `most` positions. `split`: each range is inside of one row.
+    /// `planar`: each range is inside of one image, and there are no outer axes.
     pub(super) fn lay_out(&mut self, most: usize, split: bool, planar: bool) {
         let rank = self.outer.len();
         let offsets = |axis: usize| {
@@ -406,7 +408,7 @@ impl Patches {
         }
     }
 
-    /// Where the elements of a column phase come from, for so many positions from `x` on.
+    /// Returns the source of a column phase, for `count` positions from column `x` on.
     fn run(&self, remainder: usize, x: usize, count: usize) -> Run {
         let step = self.cols.step as isize;
         let begin = (x as isize + self.strip.col.low) * step + remainder as isize;
@@ -418,7 +420,7 @@ impl Patches {
         Run { zeros, count: there, first: first.max(0) as usize }
     }
 
-    /// The pieces that a range of positions touches.
+    /// Calls `f` for each piece of a range of positions.
     #[inline(always)]
     pub(super) fn pieces(&self, begin: usize, end: usize, mut f: impl FnMut(Piece)) {
         let (high, wide) = (self.rows.count, self.cols.count);
@@ -431,13 +433,13 @@ impl Patches {
         }
     }
 
-    /// Segments that a range of so many positions has at most, cut into panels.
+    /// Returns the maximum number of segments of a range of `most` positions, divided into panels.
     pub(super) fn most_segments(&self, most: usize, panel: usize) -> usize {
         most / self.cols.count.max(1) + 2 + most.div_ceil(panel)
     }
 
-    /// Calls `f` for the segments of the positions `begin..end`, in order. They are cut into panels of `panel`
-    /// positions, which lie `pitch` elements apart.
+    /// Calls `f` for the segments of the positions `begin..end`, in order. Segments are divided into panels of `panel`
+    /// positions, with `pitch` elements from panel to panel.
     pub(super) fn segments(
         &self,
         (begin, end): (usize, usize),
@@ -478,8 +480,8 @@ impl Patches {
         });
     }
 
-    /// Calls `f(to, from)` for each row of the strip of the positions `begin..end` that is not padding: where it starts
-    /// in the strip, and where in a channel.
+    /// Calls `f(to, from)` for each row of the strip of the positions `begin..end` that is not padding: its start in
+    /// the strip, and its start in a channel.
     #[inline(always)]
     pub(super) fn strip_rows(&self, begin: usize, end: usize, mut f: impl FnMut(usize, usize)) {
         let Strip { ref outer, ref row, row_step, row_phase, plane, .. } = self.strip;
@@ -488,7 +490,7 @@ impl Patches {
             for offsets in outer {
                 if let Some(place) = self.outer_place(piece.outer, offsets) {
                     let from = piece.image * self.image + place * self.rows.source * self.cols.source;
-                    // In the order of memory.
+                    // In memory order.
                     for quotient in 0..piece.rows + row.span {
                         let first = ((piece.row + quotient) as isize + row.low) * self.rows.step as isize;
                         for (i, &remainder) in row.remainders.iter().enumerate() {
@@ -505,8 +507,8 @@ impl Patches {
         });
     }
 
-    /// What [`Patches::strip_rows`] and [`Patches::row_runs`] come to, if that is a band: of one image, whose columns are
-    /// seen one after the other.
+    /// Returns the band with the elements of [`Patches::strip_rows`] and [`Patches::row_runs`], if there is one:
+    /// positions of one image, with adjacent columns.
     pub(super) fn band(&self, begin: usize, end: usize) -> Option<Band> {
         let (wide, high) = (self.cols.count, self.rows.count);
         let Strip { split, ref row, row_step, ref runs, .. } = self.strip;
@@ -530,15 +532,15 @@ impl Patches {
         })
     }
 
-    /// The runs of rows whose columns are seen two apart, if one is of the even ones, the other of the odd ones next to
-    /// them: where each starts in a row of the strip, and the elements of both.
+    /// Returns the runs of the even and of the odd columns, if the column step is two and the odd run begins one
+    /// element later. Each has its start in a row of the strip, and its elements.
     pub(super) fn pair(&self) -> Option<[(usize, Run); 2]> {
         let &[even, odd] = self.strip.runs.as_slice() else { return None };
         let next = self.cols.step == 2 && odd.first == even.first + 1;
         next.then_some([(even.zeros, even), (self.strip.col_phase + odd.zeros, odd)])
     }
 
-    /// The outer element under a tap at an outer position.
+    /// Returns the linear index of the outer element under a tap at an outer position.
     fn outer_place(&self, mut position: usize, offsets: &[isize]) -> Option<usize> {
         let (mut place, mut unit) = (0, 1);
         for (axis, &offset) in self.outer.iter().zip(offsets).rev() {
@@ -550,8 +552,8 @@ impl Patches {
         Some(place)
     }
 
-    /// Calls `f` for each place of the result's outer axes that an outer position stands for, with its place within
-    /// the spread, counted linearly.
+    /// Calls `f(spread, place)` for each outer element of the result at an outer position: its linear index within the
+    /// spread, and its linear index in the result.
     #[inline(always)]
     pub(super) fn outer_places(&self, position: usize, mut f: impl FnMut(usize, usize)) {
         let axes = &self.outer;
@@ -571,7 +573,7 @@ impl Patches {
         }
     }
 
-    /// The runs of a strip's row for positions of a range.
+    /// Calls `f(offset, run)` for each column phase of a strip's row, for a range of positions.
     #[inline(always)]
     pub(super) fn row_runs(&self, begin: usize, end: usize, mut f: impl FnMut(usize, Run)) {
         for (i, &remainder) in self.strip.col.remainders.iter().enumerate() {

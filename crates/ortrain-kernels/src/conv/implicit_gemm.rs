@@ -1,12 +1,12 @@
 //! The output, and the gradient of the input: products of the filter with a tensor seen through windows.
 //!
-//! Rows are channels of the result, columns its positions, images one after the other; sums run over the channels of
-//! the tensor and the taps of a window. A task makes a block of columns (or, where there are few columns, of rows) and
-//! goes through all of the sum, some channels at a time: it copies what its columns see of them into strips, packs
-//! from these the panels, and multiplies all rows with each panel while it is in the first-level cache.
+//! Rows are channels of the result. Columns are positions of the result, image after image. Sums run over the channels
+//! of the tensor and the taps of a window. A task computes a block of columns (or of rows, if there are few columns)
+//! over the whole sum, some channels at a time. It copies the elements that its columns see into strips, packs panels
+//! from the strips, and multiplies all rows with each panel while the panel is in the first-level cache.
 //!
-//! The gradient of the input of a convolution with a stride is a product for each phase: the places of the result
-//! that are equal modulo the stride see the gradient of the output through the same taps. The phases of a block are
+//! The gradient of the input of a convolution with a stride is a product for each phase. Elements of the result that
+//! are equal modulo the stride see the gradient of the output through the same taps. The phases of a block are
 //! interleaved before the epilogue.
 
 use std::sync::Arc;
@@ -28,36 +28,36 @@ use crate::pool::Pool;
 use crate::scratch::{Bases, Parts, Scratch};
 use crate::tile::ALIGN;
 
-/// Depth of a panel: it stays in the first-level cache.
+/// Depth of a panel, which stays in the first-level cache.
 pub(super) const DEPTH: usize = 256;
-/// Columns of a block.
+/// Number of columns of a block.
 const COLUMNS: usize = 256;
-/// Elements of a block's packed panels, where more columns fit.
+/// Maximum number of elements of a block's packed panels, if it has more columns than [`COLUMNS`].
 const PANELS: usize = 64 << 10;
-/// Images from which on a block holds whole ones.
+/// Minimum number of images for blocks of whole images.
 const FEW_IMAGES: usize = 8;
-/// Elements of a block of the result, all phases and their interleaved form together.
+/// Maximum number of elements of a block of the result, with all phases and their interleaved form.
 const BLOCK: usize = 256 << 10;
-/// Elements of the strips that are filled at a time.
+/// Maximum number of elements of the strips that are filled at a time.
 pub(super) const STRIPS: usize = 96 << 10;
-/// Multiplications that make a task worth while.
+/// Minimum number of multiplications of a task.
 pub(super) const MIN_TASK_WORK: usize = 1 << 19;
-/// Tasks that are plenty for any number of cores.
+/// Maximum number of tasks.
 pub(super) const MAX_TASKS: usize = 16;
-/// Bytes up to which packed weights, or packed windows, are shared by all tasks.
+/// Maximum bytes of packed weights, and of packed windows, that all tasks share.
 const SHARED_WEIGHTS: usize = 4 << 20;
 const SHARED_WINDOWS: usize = 8 << 20;
-/// Bytes of windows, and rows of a task, with which many columns go together: all rows of a task go through all windows,
-/// which should come from the second-level cache.
+/// Maximum bytes of windows, and minimum number of rows of a task, to share many columns. All rows of a task pass over
+/// all windows, which should be in the second-level cache.
 const NEAR_WINDOWS: usize = 512 << 10;
 const MANY_ROWS: usize = 24;
-/// Columns that are packed as one task, at least.
+/// Maximum number of columns that one task packs.
 const PACKED: usize = 128;
 
-/// How the filter's elements are reached.
+/// Access to the elements of the filter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Weights {
-    /// Read where they lie: a row's are adjacent.
+    /// Read directly: the elements of a row are adjacent.
     InPlace,
     /// Packed once for all tasks.
     Shared,
@@ -73,9 +73,9 @@ struct Step {
     channels: usize,
     tap: usize,
     taps: usize,
-    /// Whether it is the first of its phase.
+    /// True for the first step of its phase.
     first: bool,
-    /// Where its panels of windows, or of weights, lie in shared memory.
+    /// Offsets of its panels of windows, and of its weights, in shared memory.
     panels: usize,
     weights: usize,
 }
@@ -93,37 +93,37 @@ pub(super) struct Product<T: 'static> {
     patches: Patches,
     dtypes: [DType; 2],
     groups: usize,
-    /// Rows, and rows of a panel.
+    /// Number of rows, and rows of a panel.
     m: usize,
     height: usize,
-    /// Channels of a sum.
+    /// Number of channels of a sum.
     channels: usize,
-    /// Steps through the filter: from row to row, channel to channel, group to group.
+    /// Steps through the filter: from row to row, from channel to channel, from group to group.
     filter: [usize; 3],
-    /// Depths of a phase follow the filter's order.
+    /// True if the depths of a phase follow the order of the filter.
     natural: bool,
     weights: Weights,
     blocks: Blocks,
     rows: Partition,
-    /// Windows are packed once for all tasks.
+    /// True if windows are packed once for all tasks.
     shared: bool,
-    /// Some steps for each range of channels.
+    /// For each range of channels: its steps.
     steps: Vec<Vec<Step>>,
     strands: Strands,
-    /// The result has one phase, in order.
+    /// True if the result has one phase, in order.
     single: bool,
-    /// Blocks are written straight to the result.
+    /// True if blocks are written directly to the result.
     direct: bool,
     layout: Layout,
 }
 
-/// Where things lie in scratch memory, in bytes.
+/// Layout of scratch memory: offsets in bytes.
 #[derive(Clone, Copy, Debug, Default)]
 struct Layout {
     segments: usize,
     strips: usize,
     strip_bytes: usize,
-    /// Panels of windows, and tiles of them; panels of weights, and one of which tiles are made.
+    /// Panels of windows, and tiles made from them; panels of weights, and a plain panel from which tiles are made.
     windows: usize,
     tiles: usize,
     weights: usize,
@@ -137,14 +137,14 @@ struct Layout {
     phase: usize,
 }
 
-/// Elements from panel to panel of windows.
+/// Returns the number of elements from panel to panel of windows.
 fn panel<T: Real>(micro: &Micro<T>, depth: usize) -> usize {
     let slack = if micro.tiles.is_some() { 0 } else { SLACK };
     micro.packed(Side::B, micro.nr, depth) + slack
 }
 
 impl<T: Real> Product<T> {
-    /// `None` if another way is better.
+    /// Returns `None` if another engine is better.
     pub(super) fn new(desc: &ConvDesc, isa: Isa, finish: &Arc<Finish>) -> Option<Product<T>> {
         let shape = &desc.shape;
         let micro: Micro<T> = super::micro(desc, isa, [desc.b, desc.a]);
@@ -172,7 +172,7 @@ impl<T: Real> Product<T> {
         let height = micro.height(m);
         let row_panels = m.div_ceil(height);
 
-        // How much there is to do, and how it is cut.
+        // Amount of work, and its division into tasks.
         let n = patches.batch * patches.positions();
         let depth: usize = patches.phases.iter().map(|phase| phase.taps.len() * channels).sum();
         let work = n.saturating_mul(m).saturating_mul(depth).saturating_mul(groups);
@@ -194,7 +194,7 @@ impl<T: Real> Product<T> {
             let deepest = patches.phases.iter().map(|phase| phase.taps.len() * channels).max();
             let columns = (PANELS / deepest.unwrap_or(1).clamp(1, DEPTH)).clamp(COLUMNS, 4 * COLUMNS);
             let most = (BLOCK / copies / rows.most().max(1)).clamp(nr, columns) / nr * nr;
-            // Whole images: what lies side by side is read and written in one go.
+            // Whole images: contiguous elements are read and written at once.
             let images = single && patches.batch >= FEW_IMAGES && patches.positions() <= most;
             let unit = match (single, patches.aligned) {
                 _ if images => Unit::Any(patches.positions().max(1)),
@@ -304,13 +304,13 @@ impl<T: Real> Product<T> {
         })
     }
 
-    /// The filter's element of a row, a channel and a tap.
+    /// Returns the address of the filter element of a row, a channel and a tap.
     fn weight(&self, base: *const u8, group: usize, row: usize, channel: usize, tap: usize) -> *const u8 {
         let [line, plane, all] = self.filter;
         base.wrapping_add((group * all + row * line + channel * plane + tap) * self.dtypes[1].size())
     }
 
-    /// Packs the weights of some rows, a panel's at most, for one step.
+    /// Packs the weights of some rows, at most one panel, for one step.
     unsafe fn pack_weights(
         &self,
         base: *const u8,
@@ -330,7 +330,7 @@ impl<T: Real> Product<T> {
             lines: end - row,
             depth,
         };
-        // SAFETY: the filter has these elements; the caller has room for the panel.
+        // SAFETY: the filter has these elements, and the caller has capacity for the panel.
         unsafe {
             if self.natural {
                 micro.pack(isa, dtype, block(step.tap, 1, step.depth()), Side::A, to);
@@ -345,12 +345,12 @@ impl<T: Real> Product<T> {
         }
     }
 
-    /// Lists the segments of a block.
+    /// Writes the segments of a block, and returns their number.
     unsafe fn list(&self, positions: (usize, usize), depth: usize, to: *mut Segment) -> usize {
         let nr = self.micro.nr;
         let mut count = 0;
         self.patches.segments(positions, nr, depth * nr + SLACK, |segment| {
-            // SAFETY: `most_segments` says how many there are.
+            // SAFETY: `most_segments` is the maximum number of segments.
             unsafe { to.add(count).write(segment) };
             count += 1;
         });
@@ -359,7 +359,7 @@ impl<T: Real> Product<T> {
 
     /// Zeroes the strips.
     unsafe fn clear(&self, strips: *mut T) {
-        // SAFETY: they are so long; all zero bits are zero.
+        // SAFETY: the strips have `strip_bytes` bytes, and all-zero bits are the number zero.
         unsafe { strips.cast::<u8>().write_bytes(0, self.layout.strip_bytes) };
     }
 
@@ -370,7 +370,7 @@ impl<T: Real> Product<T> {
         }
         let first = (group * self.channels + step.channel) * self.patches.plane;
         let from = base.wrapping_add(first * self.dtypes[0].size());
-        // SAFETY: the planes are the tensor's; the layout has room for the strips.
+        // SAFETY: the planes are parts of the tensor, and the layout has capacity for the strips.
         unsafe { fill(self.isa, self.dtypes[0], &self.patches, positions, from, step.channels, to) };
     }
 
@@ -386,7 +386,7 @@ impl<T: Real> Product<T> {
     ) {
         let Product { patches, layout, .. } = self;
         let nr = self.micro.nr;
-        // SAFETY: the layout made by `new`.
+        // SAFETY: scratch memory has the layout that `new` computed.
         unsafe {
             let segments = scratch.add(layout.segments).cast::<Segment>();
             let count = self.list((begin, end), step.depth(), segments);
@@ -428,7 +428,7 @@ impl<T: Real> Product<T> {
         }
     }
 
-    /// One task: a block of columns, a range of rows.
+    /// Runs one task: a block of columns, for a range of rows.
     unsafe fn task(
         &self,
         bases: &[*mut u8],
@@ -442,7 +442,7 @@ impl<T: Real> Product<T> {
         let layout = &self.layout;
         let scratch = parts.of(worker);
         let (a, b) = (bases[0].cast_const(), bases[1].cast_const());
-        // SAFETY: the layout made by `new`, and the caller's contract.
+        // SAFETY: scratch memory has the layout that `new` computed, and the caller's contract.
         unsafe {
             let strips = scratch.add(layout.strips).cast::<T>();
             if !self.shared {
@@ -484,7 +484,7 @@ impl<T: Real> Product<T> {
         }
     }
 
-    /// Multiplies the weights of some rows with a block's panels.
+    /// Multiplies the weights of some rows with the panels of a block.
     unsafe fn multiply(
         &self,
         bases: &[*mut u8],
@@ -503,7 +503,8 @@ impl<T: Real> Product<T> {
         let scratch = parts.of(worker);
         let depth = step.depth();
         let plane = self.finish.plane;
-        // SAFETY: the layout made by `new`; weights and windows are there for all depths of the step.
+        // SAFETY: scratch memory has the layout that `new` computed. Weights and windows are packed for all depths of
+        // the step.
         unsafe {
             let each = micro.packed(Side::A, mr, depth);
             let packed =
@@ -568,7 +569,7 @@ impl<T: Real> Product<T> {
         }
     }
 
-    /// Runs the epilogue over a block whose columns are the result's.
+    /// Runs the epilogue over a block that has the columns of the result.
     unsafe fn store(
         &self,
         bases: &[*mut u8],
@@ -612,7 +613,7 @@ impl<T: Real + Send + Sync> Engine for Product<T> {
     ) -> Result<(), OutOfRange> {
         let parts = scratch.part(self.layout.shared, self.layout.each, pool);
         let bases = Bases(bases);
-        // SAFETY: the layout made by `new`; tasks have blocks of their own.
+        // SAFETY: scratch memory has the layout that `new` computed. Tasks have separate blocks.
         unsafe { self.finish.open(parts) };
         if self.shared {
             let (begin, end) = self.blocks.block(0);

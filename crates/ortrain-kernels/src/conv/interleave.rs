@@ -1,4 +1,4 @@
-//! From the phases of a block to rows of the result.
+//! Interleaving of the phases of a block into rows of the result.
 
 use super::epilogue::{Finish, Rect};
 use super::im2col::Patches;
@@ -6,17 +6,17 @@ use super::padding_fixup::PaddedInput;
 use crate::gemm::micro::Real;
 use crate::isa::{Level, Work};
 
-/// The phases that make a row of the result.
+/// The phases that form a row of the result.
 #[derive(Debug)]
 struct Strand {
-    /// Place within the spread of the outer axes, counted linearly, and of rows.
+    /// Linear position within the spread of the outer axes, and position within the spread of rows.
     outer: usize,
     row: usize,
-    /// Places within the spread of columns, and who makes them.
+    /// Position within the spread of columns, and index of the phase.
     phases: Vec<(usize, usize)>,
 }
 
-/// Who makes which rows.
+/// The phases of all rows.
 #[derive(Debug)]
 pub(super) struct Strands(Vec<Strand>);
 
@@ -34,19 +34,19 @@ impl Strands {
         Strands(strands)
     }
 
-    /// The phases that make the rows at a place within the spread; none if they are zero.
+    /// Returns the phases of the rows at a position within the spread. Without phases the rows are zero.
     fn phases(&self, outer: usize, row: usize) -> &[(usize, usize)] {
         let strand = self.0.iter().find(|strand| strand.outer == outer && strand.row == row);
         strand.map_or(&[], |strand| &strand.phases)
     }
 }
 
-/// Makes a block of the result from a block of all phases.
+/// Conversion of a block of all phases into a block of the result.
 pub(super) struct Weave<'a> {
     pub(super) patches: &'a Patches,
     pub(super) strands: &'a Strands,
     pub(super) finish: &'a Finish,
-    /// Whether the block lies in one row.
+    /// True if the block is inside of one row.
     pub(super) split: bool,
     /// Elements from phase to phase and from channel to channel of the block.
     pub(super) phase: usize,
@@ -54,11 +54,11 @@ pub(super) struct Weave<'a> {
 }
 
 impl Weave<'_> {
-    /// Interleaves the phases of some channels at the positions `begin..end` and runs the epilogue over the result.
+    /// Interleaves the phases of some channels at the positions `begin..end`, and runs the epilogue over the result.
     ///
     /// # Safety
-    /// As [`Finish::run`]. `block` has the phases; `line` has room for the result of one piece, unless
-    /// [`Finish::is_direct`].
+    /// As [`Finish::run`]. `block` has the values of all phases. `line` has capacity for the result of one piece,
+    /// unless [`Finish::is_direct`].
     pub(super) unsafe fn run<T: Real>(
         &self,
         bases: &[*mut u8],
@@ -77,7 +77,7 @@ impl Weave<'_> {
         let mut col = 0;
         patches.pieces(begin, end, |piece| {
             patches.outer_places(piece.outer, |outer, place| {
-                // Part of one row, or whole rows.
+                // A part of one row, or whole rows.
                 let whole = xs == (0, wide.result);
                 let ys = (piece.row * high.spread, ((piece.row + piece.rows) * high.spread).min(high.result));
                 let at_once = if whole { ys.1 - ys.0 } else { 1 };
@@ -116,15 +116,15 @@ impl Weave<'_> {
     }
 }
 
-/// Makes rows of the result from a block's phases.
+/// Interleaves a block's phases into rows of the result.
 struct Interleave<'a, T: 'static> {
     patches: &'a Patches,
     strands: &'a Strands,
     phase: usize,
     pitch: usize,
-    /// Place within the spread of the outer axes.
+    /// Position within the spread of the outer axes.
     outer: usize,
-    /// The first phase, first channel, first position of a piece.
+    /// First position of a piece, in the first phase and the first channel.
     block: *const T,
     channels: usize,
     /// The piece's first row of positions, its positions in a row, and the rows and columns of the result.
@@ -132,7 +132,7 @@ struct Interleave<'a, T: 'static> {
     cols: usize,
     ys: (usize, usize),
     xs: (usize, usize),
-    /// Where the first element goes, and the step from channel to channel.
+    /// Destination of the first element, and step from channel to channel.
     to: *mut T,
     step: usize,
 }
@@ -149,7 +149,7 @@ impl<T: Real> Work for Interleave<'_, T> {
             for channel in 0..self.channels {
                 let to = self.to.wrapping_add(channel * self.step + (y - self.ys.0) * count);
                 let of = |phase: usize| from.wrapping_add(phase * self.phase + channel * self.pitch);
-                // SAFETY: the block has all positions of all phases; the result has these elements.
+                // SAFETY: the block has all positions of all phases, and the result has these elements.
                 unsafe {
                     if let (&[(0, phase)], 1) = (phases, spread) {
                         std::ptr::copy_nonoverlapping(of(phase).cast::<u8>(), to.cast(), count * T::BYTES);

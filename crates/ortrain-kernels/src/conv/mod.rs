@@ -1,8 +1,8 @@
-//! Convolutions and the gradients of their operands, with a nest over the finished result.
+//! Convolutions and the gradients of their operands, with a nest over the result as epilogue.
 //!
-//! Every pass is a product of matrices, one for each group of channels, of which one operand (or both) is a tensor seen
-//! through sliding windows: an element of the tensor occurs in it as often as windows cover it. That matrix is never
-//! made as a whole: its panels are packed when they are needed, or its rows are read where they lie.
+//! Every pass is a matrix product for each group of channels. At least one operand is a tensor seen through sliding
+//! windows: an element of the tensor occurs in that matrix once for each window that covers it. The full matrix is
+//! never stored: its panels are packed on demand (implicit GEMM), or its rows are read directly from the tensor.
 
 mod channel_vectors;
 mod copy;
@@ -44,23 +44,23 @@ use winograd::Winograd;
 /// A convolution, or the gradient of one.
 #[derive(Clone, Debug)]
 pub struct ConvDesc {
-    /// What is computed, and the sizes.
+    /// The computed pass, and the sizes.
     pub shape: ConvShape,
     /// Element type of operand A ([`ConvShape::operands`]).
     pub a: DType,
     /// Element type of operand B.
     pub b: DType,
-    /// How the products inside the sums are made.
+    /// Precision and instructions of the products inside of sums.
     pub products: Products,
-    /// What becomes of the result, over its dimensions. The result is its accumulator: an `F32`, or an `F64` if both operands
-    /// are.
+    /// Computation on the result, over the dimensions of the result. The result is the accumulator of this nest: an
+    /// `F32`, or an `F64` if both operands are `F64`.
     pub epilogue: Nest,
 }
 
 /// A compiled [`ConvDesc`].
 pub struct ConvKernel {
     engine: Box<dyn Engine>,
-    /// A quicker way for operands that hold nothing odd.
+    /// A faster algorithm, for operands without infinite, NaN or huge elements.
     transformed: Option<Winograd>,
     double: bool,
     buffers: usize,
@@ -72,10 +72,10 @@ impl fmt::Debug for ConvKernel {
     }
 }
 
-/// A way to compute a convolution.
+/// An algorithm for convolutions.
 trait Engine: Send + Sync {
     fn finish(&self) -> &Finish;
-    /// Bytes of scratch memory that all workers share, and of that which each has for itself.
+    /// Bytes of scratch memory: shared by all workers, and for each worker.
     fn scratch(&self) -> (usize, usize);
     /// # Safety
     /// The contract of [`ConvKernel::run`].
@@ -92,14 +92,14 @@ impl ConvKernel {
     /// Compiles a convolution.
     ///
     /// # Errors
-    /// What is wrong with the description: sizes that cannot be counted, operands that are not floats of one compute
-    /// type, an epilogue that reduces, is not well typed or not over the result.
+    /// The fault of the description: sizes that overflow, operands that are not floats of one compute type, or an
+    /// epilogue that reduces, is not well typed or is not over the result.
     pub fn new<'a>(desc: &ConvDesc, compiler: impl Into<Compiler<'a>>) -> Result<ConvKernel, String> {
         let compiler = compiler.into();
         if let Some(fault) = desc.shape.validate() {
             return Err(fault);
         }
-        // Empty tensors, too, must have sizes that can be counted.
+        // The sizes of empty tensors must not overflow, either.
         let countless = |dims: &Dims| {
             let mut sizes = dims.iter().filter(|&&dim| dim > 0);
             sizes.try_fold(1usize, |n, &dim| n.checked_mul(dim)).is_none()
@@ -119,37 +119,38 @@ impl ConvKernel {
         Ok(ConvKernel { engine, transformed, double, buffers })
     }
 
-    /// Whether a run can fail (the epilogue holds a guard).
+    /// Returns true if a run can fail, because the epilogue has a guard.
     #[must_use]
     pub fn can_fail(&self) -> bool {
         self.engine.finish().tape.can_fail
     }
 
-    /// Bytes of scratch memory for a run on so many threads.
+    /// Returns the bytes of scratch memory for a run on `threads` threads.
     #[must_use]
     pub fn scratch_bytes(&self, threads: usize) -> usize {
         let (shared, each) = self.scratch();
         shared + threads.max(1) * each
     }
 
-    /// Bytes that all workers share, and that each has for itself: enough for either way.
+    /// Returns the bytes that all workers share, and the bytes of each worker. They suffice for both algorithms.
     fn scratch(&self) -> (usize, usize) {
         let (a, b) = (self.engine.scratch(), self.transformed.as_ref().map_or((0, 0), Winograd::scratch));
         (a.0.max(b.0), a.1.max(b.1))
     }
 
-    /// Computes the convolution and its epilogue. Allocates nothing, and gives the same bits on any number of threads.
+    /// Computes the convolution and its epilogue. Allocates nothing, and the result has the same bits on any number of
+    /// threads.
     ///
-    /// `bases` holds the start of each buffer: A, B, the epilogue's loads but the first, its stores.
+    /// `bases` has the start of each buffer: A, B, the loads of the epilogue after the first one, and its stores.
     ///
     /// # Errors
-    /// The first guard of the epilogue that fails, in index order. Stores have been made all the same.
+    /// The first guard of the epilogue that fails, in index order. The stores are written even then.
     ///
     /// # Panics
-    /// When `bases` or `scratch` are not what the kernel asked for.
+    /// If `bases` has another number of buffers, or `scratch` is smaller than required.
     ///
     /// # Safety
-    /// As [`crate::NestKernel::run`], where A and B are loads of whole row-major tensors, which no store may overlap.
+    /// As [`crate::NestKernel::run`]. A and B are loads of whole row-major tensors, and no store may overlap A or B.
     pub unsafe fn run(
         &self,
         bases: &[*mut u8],
@@ -176,7 +177,7 @@ impl ConvKernel {
         unsafe { self.engine.run(bases, given, pool, scratch) }?;
         if let Some(edges) = finish.edges.as_ref().filter(|_| given.doubtful && finish.is_direct()) {
             let all = Rect { image: 0, channels: (0, 0), places: (0, 0) };
-            // SAFETY: the caller's contract; what is stored as it is holds the sums.
+            // SAFETY: the caller's contract; the result is stored unchanged, so the store has the sums.
             unsafe {
                 if self.double {
                     edges.recompute_all(bases, finish.target::<f64>(bases, all), pool, workers);
@@ -189,13 +190,14 @@ impl ConvKernel {
     }
 }
 
-/// What makes the products of a group; the operand that rows are of comes first.
+/// Returns the micro-kernel for the products of a group. `dtypes`: first the operand of the rows, then the other
+/// operand.
 fn micro<T: Real>(desc: &ConvDesc, isa: Isa, dtypes: [DType; 2]) -> Micro<T> {
     Micro::choose(isa, desc.products, dtypes)
 }
 
-/// The engine for a shape: the first of these that fits and is not worse than those that follow; and the transformed way
-/// where it is better.
+/// Chooses the engine for a shape: the first one that supports the shape and is not slower than the engines after it.
+/// Also chooses Winograd's algorithm if that is faster.
 fn choose<T: Real + Send + Sync>(
     desc: &ConvDesc,
     compiler: Compiler<'_>,
@@ -205,7 +207,7 @@ fn choose<T: Real + Send + Sync>(
     fn boxed<E: Engine + 'static>(engine: E) -> Box<dyn Engine> {
         Box::new(engine)
     }
-    // What packs nothing, or transforms windows, multiplies operands as they are.
+    // Engines without packing, and engines that transform windows, multiply the operands unchanged.
     let as_they_are = micro::<T>(desc, isa, [desc.a, desc.b]).tiles.is_none();
     let engine = as_they_are.then(|| Lanes::<T>::new(desc, isa, &finish).map(boxed)).flatten();
     let engine = engine.or_else(|| match desc.shape.pass {

@@ -1,12 +1,12 @@
-//! Products that padding keeps out of sums.
+//! Corrects sums that padding has turned into NaN.
 //!
-//! Engines take padding for zeros, which change no sum of numbers. But zero times infinity, or times what is no number, is
-//! no number, and where the padding is the definition has no product: neither has the reference evaluator. So sums that
-//! come out as no number are looked at again where windows reach over an edge, and those that only padding spoiled are
-//! made again by the definition, in `f64`. The same holds in the gradient of the input for the places between strides.
+//! Engines multiply padding as zeros, which change no finite sum. But zero times infinity, or times NaN, is NaN, while
+//! the definition has no product in the padding, and neither has the reference evaluator. So NaN sums are checked again
+//! if their windows reach over an edge. Sums that are NaN only because of padding are recomputed by the definition, in
+//! `f64`. The same holds for the positions between strides in the gradient of the input.
 //!
-//! The check costs next to nothing: sums are looked at only if the operand that is not padded holds something odd, or if there
-//! are fewer of them than it has elements.
+//! The check costs almost nothing. Sums are checked only if the unpadded operand has a nonfinite element, or if there
+//! are fewer sums than elements of that operand.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -21,52 +21,52 @@ use crate::pool::Pool;
 use crate::scratch::{Bases, RunScalars};
 use crate::tile::number::{Bf16, F16, Stored};
 
-/// Elements that are looked through at a time.
+/// Number of elements that are scanned at a time.
 pub(super) const PIECE: usize = 1 << 15;
 
-/// Settings of a run of an engine, beside buffers and memory.
+/// Settings of a run of an engine, in addition to buffers and memory.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PaddedInput {
     pub(super) scalars: RunScalars,
-    /// Flag: padding may have spoiled sums.
+    /// True if padding may have turned sums into NaN.
     pub(super) doubtful: bool,
 }
 
-/// The sums of a convolution whose windows reach over an edge somewhere.
+/// The sums of a convolution with windows that reach over an edge.
 #[derive(Debug)]
 pub(super) struct Edges {
     shape: ConvShape,
     dtypes: [DType; 2],
     precision: Precision,
     isa: Isa,
-    /// Which operand is not padded, and its elements.
+    /// Index of the operand without padding, and the number of its elements.
     bare: (usize, usize),
-    /// Elements of the result.
+    /// Number of elements of the result.
     results: usize,
 }
 
-/// The sum that is an element of the result: products of `outer × inner` elements of the operand that is not padded with
-/// those elements of the other that they meet.
+/// The sum for an element of the result. It multiplies `outer × inner` elements of the unpadded operand with the
+/// elements of the other operand that they meet.
 struct Sum {
     outer: usize,
     inner: usize,
-    /// The first element of the operand that is not padded, and the step from one outer index to the next.
+    /// First element of the unpadded operand, and the step from one outer index to the next.
     bare: (usize, usize),
-    /// The same of the other.
+    /// The same for the padded operand.
     padded: (usize, usize),
 }
 
-/// Slices of the operand that is not padded, from the first odd one to the last, of sums that all take the same slices:
-/// neighbours do.
+/// Slices of the unpadded operand, from the first nonfinite one to the last, for sums over the same slices.
+/// Neighbouring sums share their slices.
 #[derive(Clone, Copy, Default)]
 struct OddSlices {
-    /// The first element of the slices.
+    /// First element of the slices.
     of: Option<usize>,
     range: (usize, usize),
 }
 
 impl Edges {
-    /// `None` where no window reaches over an edge.
+    /// Returns `None` if no window reaches over an edge.
     pub(super) fn new(desc: &ConvDesc, isa: Isa) -> Option<Edges> {
         let shape = &desc.shape;
         let [a, b, results] = shape.operands().map(|dims| dims.iter().product());
@@ -83,8 +83,8 @@ impl Edges {
         })
     }
 
-    /// Checks if padding may spoil sums: the operand that is not padded holds something odd, or has more elements than
-    /// there are sums, which are then looked at anyhow.
+    /// Returns true if padding may turn sums into NaN: the unpadded operand has a nonfinite element. Also returns true
+    /// if the operand has more elements than there are sums, because then the sums are checked directly.
     pub(super) fn may_be_nonfinite(&self, bases: &[*mut u8], pool: &Pool, workers: usize) -> bool {
         let (operand, len) = self.bare;
         let dtype = self.dtypes[operand];
@@ -103,15 +103,15 @@ impl Edges {
         odd.into_inner()
     }
 
-    /// The bits from which on magnitudes are infinite as factors.
+    /// Returns the bits of the smallest magnitude that is infinite as a factor.
     fn least(&self) -> u32 {
         if self.precision == Precision::Bf16 { ROUNDED_TO_INFINITY } else { INFINITE }
     }
 
-    /// Makes the spoiled sums of a rectangle of the result again, whose lines lie at `block`, `step` elements apart.
+    /// Recomputes the spoiled sums of a rectangle of the result. Its lines are at `block`, `step` elements apart.
     ///
     /// # Safety
-    /// The contract of [`super::ConvKernel::run`]; the elements of the rectangle may be read and written.
+    /// The contract of [`super::ConvKernel::run`]. The elements of the rectangle are valid for reads and writes.
     pub(super) unsafe fn recompute<T: Real>(
         &self,
         bases: &[*mut u8],
@@ -143,10 +143,10 @@ impl Edges {
         }
     }
 
-    /// As [`Edges::recompute`], of a result that is stored as it is, from `result` on.
+    /// Recomputes the spoiled sums of a result that is stored unchanged, from `result` on.
     ///
     /// # Safety
-    /// As [`Edges::recompute`]: of all elements of the result.
+    /// As [`Edges::recompute`], for all elements of the result.
     pub(super) unsafe fn recompute_all<T: Real>(
         &self,
         bases: &[*mut u8],
@@ -166,7 +166,7 @@ impl Edges {
         });
     }
 
-    /// The sum that is an element of the result, by the definition, if padding has spoiled it.
+    /// Returns the sum for an element of the result, by the definition, if padding has spoiled that sum.
     unsafe fn again(&self, bases: &[*mut u8], element: usize, known: &mut OddSlices) -> Option<f64> {
         let (sum, places) = self.sum_of(element);
         let is_whole = |(i, axis)| self.inside(i, places[i]) == (0..self.sizes(axis).0);
@@ -175,7 +175,7 @@ impl Edges {
         }
         let slice = |s: usize| sum.bare.0 + s * sum.bare.1;
         if known.of != Some(sum.bare.0) {
-            // SAFETY: elements of the operand that is not padded.
+            // SAFETY: elements of the unpadded operand.
             let is_odd = |&s: &usize| unsafe { self.is_odd(bases, slice(s), sum.inner) };
             let first = (0..sum.outer).find(is_odd).unwrap_or(sum.outer);
             let end = (first..sum.outer).rfind(is_odd).map_or(first, |last| last + 1);
@@ -190,7 +190,8 @@ impl Edges {
                 self.is_odd_outside(bases, slice(s), 0, &places)
             }
         };
-        // What spoils one product has often spoiled those beside it, too.
+        // Nonfinite elements are often neighbours, so a product that makes the true sum NaN is often near the first
+        // spoiled one.
         let first = (known.range.0..known.range.1).find(is_spoiled)?;
         let mut total = 0.0;
         for s in (first..sum.outer).chain(0..first) {
@@ -211,7 +212,7 @@ impl Edges {
         Some(total)
     }
 
-    /// Checks if any of some elements of the operand that is not padded is odd as a factor.
+    /// Returns true if some elements of the unpadded operand are not finite as factors.
     unsafe fn is_odd(&self, bases: &[*mut u8], at: usize, len: usize) -> bool {
         if len == 0 {
             return false;
@@ -224,13 +225,14 @@ impl Edges {
         (at..at + len).any(|at| unsafe { !self.read(bases, self.bare.0, at).is_finite() })
     }
 
-    /// Checks if any element of a block that meets padding is odd: the block of the axes from `axis` on that begins at `at`.
+    /// Returns true if an element of a block is not finite and meets padding. The block covers the axes from `axis` on,
+    /// and begins at `at`.
     unsafe fn is_odd_outside(&self, bases: &[*mut u8], at: usize, axis: usize, places: &Dims) -> bool {
         let Some((first, rest)) = self.shape.axes[axis..].split_first() else { return false };
         let block: usize = rest.iter().map(|axis| self.sizes(axis).0).product();
         let (inside, size) = (self.inside(axis, places[axis]), self.sizes(first).0);
         let after = at + inside.end * block;
-        // SAFETY: the caller's contract, of parts of the block.
+        // SAFETY: the caller's contract, for parts of the block.
         unsafe {
             self.is_odd(bases, at, inside.start * block)
                 || self.is_odd(bases, after, (size - inside.end) * block)
@@ -238,7 +240,7 @@ impl Edges {
         }
     }
 
-    /// The sizes of an axis: of the operand that is not padded, and of the other.
+    /// Returns the sizes of an axis: in the unpadded operand, and in the other operand.
     fn sizes(&self, axis: &SlidingAxis) -> (usize, usize) {
         match self.shape.pass {
             ConvPass::Output => (axis.kernel, axis.input),
@@ -247,21 +249,23 @@ impl Edges {
         }
     }
 
-    /// Flag: elements that meet something lie apart from each other, for there are places between strides.
+    /// Returns true if elements that meet an element of the other operand are not adjacent, because of positions
+    /// between strides.
     fn has_gaps(&self) -> bool {
         self.shape.pass == ConvPass::InputGradient && self.shape.axes.iter().any(|axis| axis.stride > 1)
     }
 
-    /// The elements along an axis that meet something, for a place of the result. Without gaps.
+    /// Returns the elements along an axis that meet an element of the other operand, for a position of the result.
+    /// Requires an axis without gaps.
     fn inside(&self, i: usize, place: usize) -> Range<usize> {
         let axis = &self.shape.axes[i];
         let (size, other) = self.sizes(axis);
         let place = place as isize;
-        // The position that an element meets: it goes on by a step from one to the next.
+        // Position that element zero meets. The position advances by `step` from element to element.
         let (start, step) = match self.shape.pass {
             ConvPass::Output => (place * axis.stride as isize - axis.before, axis.dilation as isize),
             ConvPass::FilterGradient => (place * axis.dilation as isize - axis.before, axis.stride as isize),
-            // Backwards: the position from the end.
+            // Backwards: positions are counted from the end.
             ConvPass::InputGradient => (other as isize - 1 - place - axis.before, axis.dilation as isize),
         };
         let reached =
@@ -270,7 +274,7 @@ impl Edges {
         from..to.max(from)
     }
 
-    /// The offsets of the products of an element of the result, and its positions along the axes.
+    /// Returns the offsets of the products of an element of the result, and its positions along the axes.
     fn sum_of(&self, mut element: usize) -> (Sum, Dims) {
         let ConvShape { pass, batch, groups, channels_in, channels_out, ref axes } = self.shape;
         let mut places = zeros(&self.shape);
@@ -338,7 +342,7 @@ impl Edges {
             DType::BF16 => go!(Bf16),
             other => unreachable!("a convolution of {other}: checked when compiled"),
         };
-        // What several terms stand for differs from the factor by less than sums do.
+        // With several terms, their sum differs from the factor by less than the error of a sum.
         match self.precision {
             Precision::Bf16 if Type::of(dtype) == Type::F32 => self.precision.split(factor as f32)[0].into(),
             _ => factor,
@@ -346,7 +350,8 @@ impl Edges {
     }
 }
 
-/// Checks if every element of an axis that is not padded meets one of the other for each element of the result.
+/// Returns true if every element of the unpadded operand along an axis meets an element of the other operand, for each
+/// element of the result.
 fn is_inside(axis: &SlidingAxis, pass: ConvPass) -> bool {
     if axis.kernel == 0 || axis.output == 0 || axis.input == 0 {
         return true;
@@ -367,19 +372,19 @@ fn zeros(shape: &ConvShape) -> Dims {
     Dims::from_elem(0, shape.axes.len())
 }
 
-/// The output position whose window has a cell over an input position.
+/// Returns the output position of the window that has `cell` over an input position.
 fn output_at(axis: &SlidingAxis, input: usize, cell: usize) -> Option<usize> {
     let at = input as isize + axis.before - (cell * axis.dilation) as isize;
     let at = usize::try_from(at).ok()?;
     (at.is_multiple_of(axis.stride) && at / axis.stride < axis.output).then_some(at / axis.stride)
 }
 
-/// Iterator over the elements of the operand that is not padded, each with the position that it meets in the other one.
+/// Iterator over the elements of the unpadded operand, each with the position that it meets in the other operand.
 struct Meets<'a> {
     edges: &'a Edges,
     places: &'a Dims,
     index: Dims,
-    /// The position along all axes but the last, row-major, if it lies inside.
+    /// Linear position along all axes but the last, if it is inside.
     outside: Option<usize>,
 }
 
@@ -394,7 +399,7 @@ impl<'a> Meets<'a> {
         self.edges.sizes(axis)
     }
 
-    /// The position along the first axes, row-major, if it lies inside.
+    /// Returns the linear position along the first axes, if it is inside.
     fn met(&self, axes: usize) -> Option<usize> {
         (0..axes)
             .try_fold(0, |place, i| Some(place * self.sizes(&self.edges.shape.axes[i]).1 + self.along(i)?))
@@ -409,7 +414,7 @@ impl<'a> Meets<'a> {
         }
     }
 
-    /// What the next element meets; `None` where there is nothing.
+    /// Returns the position that the next element meets, or `None` if it meets padding.
     #[inline]
     fn next(&mut self) -> Option<usize> {
         let axes = &self.edges.shape.axes;
@@ -432,13 +437,13 @@ impl<'a> Meets<'a> {
     }
 }
 
-/// The bits from which on magnitudes are infinite, or no numbers.
+/// Bits of the smallest magnitude that is infinite or NaN.
 const INFINITE: u32 = f32::INFINITY.to_bits();
-/// The bits from which on the nearest bfloat16 is infinite: half of a last bit above the largest.
+/// Bits of the smallest magnitude with an infinite nearest bfloat16: half a last bit above the largest bfloat16.
 const ROUNDED_TO_INFINITY: u32 = 0x7f7f_8000;
 
-/// Whether any of some numbers has a magnitude of these bits or more; infinities, and what is no number, have more than any
-/// other.
+/// Test if a number has a magnitude of these bits or more. Infinities and NaN have larger bits than every finite
+/// number.
 pub(super) struct Odd {
     pub(super) from: *const f32,
     pub(super) len: usize,
@@ -450,7 +455,7 @@ impl Work for Odd {
     #[inline(always)]
     fn work<L: Level>(self) -> bool {
         let most = (0..self.len).fold(0, |most: u32, i| {
-            // SAFETY: an element of an operand (the contract of a run), to which others may write meanwhile.
+            // SAFETY: an element of an operand (the contract of a run), read without a reference to it.
             let value = unsafe { self.from.add(i).read() };
             most.max(value.to_bits() & !(1 << 31))
         });
@@ -458,7 +463,7 @@ impl Work for Odd {
     }
 }
 
-/// Whether some of the sums may be no number.
+/// Returns true if some of the sums may be NaN.
 unsafe fn is_doubtful<T: Real>(isa: Isa, from: *const T, len: usize) -> bool {
     // SAFETY: the caller's contract.
     T::BYTES != 4 || isa.run(Odd { from: from.cast(), len, least: INFINITE + 1 })
@@ -468,7 +473,7 @@ unsafe fn is_doubtful<T: Real>(isa: Isa, from: *const T, len: usize) -> bool {
 mod tests {
     use super::*;
 
-    /// The elements that meet something are those between the elements that are said to lie inside.
+    /// `Edges::inside` returns exactly the elements that meet an element of the other operand.
     #[test]
     fn what_lies_inside_meets_something() {
         for (kernel, stride, dilation, before) in [

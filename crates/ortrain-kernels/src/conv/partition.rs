@@ -1,6 +1,6 @@
-//! How sizes are cut into parts.
+//! Division of sizes into parts.
 
-/// A range cut into parts of whole units, as even as can be.
+/// A range divided into parts of whole units, as evenly as possible.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Partition {
     size: usize,
@@ -9,19 +9,19 @@ pub(super) struct Partition {
 }
 
 impl Partition {
-    /// At most `parts` parts; at least one, unless there is nothing.
+    /// Divides `size` into at most `parts` parts, and into at least one part unless `size` is zero.
     pub(super) fn new(size: usize, unit: usize, parts: usize) -> Partition {
         let unit = unit.max(1);
         Partition { size, unit, parts: size.div_ceil(unit).min(parts.max(1)) }
     }
 
-    /// Parts of at most `most`, or of one unit.
+    /// Divides `size` into parts of at most `most`, or of one unit.
     pub(super) fn at_most(size: usize, unit: usize, most: usize) -> Partition {
         let units = (most / unit.max(1)).max(1);
         Partition::new(size, unit, size.div_ceil(unit.max(1)).div_ceil(units))
     }
 
-    /// Where a part begins and ends.
+    /// Returns the begin and the end of a part.
     pub(super) fn part(&self, i: usize) -> (usize, usize) {
         let units = self.size.div_ceil(self.unit);
         let (each, more) = (units / self.parts, units % self.parts);
@@ -29,31 +29,32 @@ impl Partition {
         (at(i), at(i + 1))
     }
 
-    /// The sizes of the parts.
+    /// Returns the sizes of the parts.
     pub(super) fn sizes(self) -> impl Iterator<Item = usize> {
         (0..self.parts).map(move |i| self.part(i)).map(|(begin, end)| end - begin)
     }
 
-    /// The size of the largest part.
+    /// Returns the size of the largest part.
     pub(super) fn most(&self) -> usize {
         (self.size.div_ceil(self.unit).div_ceil(self.parts.max(1)) * self.unit).min(self.size)
     }
 }
 
-/// Positions cut into blocks.
+/// Positions divided into blocks.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Blocks {
     cut: Partition,
-    /// Length of a row, if each block lies in one.
+    /// Length of a row, if each block is inside of one row.
     row: Option<usize>,
     pub(super) count: usize,
-    /// Positions of the largest block.
+    /// Number of positions of the largest block.
     pub(super) most: usize,
 }
 
 impl Blocks {
-    /// `positions` positions in rows of `row`: blocks of at most `most`, made of whole units (of `unit` positions, or
-    /// of rows), or each within a row if those are long; about `wanted` of them if that makes more.
+    /// Divides `positions` positions, in rows of `row`, into blocks of at most `most` positions. A block consists of
+    /// whole units: of `unit` positions, of rows, or inside of one row if rows are long. Makes about `wanted` blocks if
+    /// that is more.
     pub(super) fn new(positions: usize, row: usize, unit: Unit, most: usize, wanted: usize) -> Blocks {
         let unit = match unit {
             Unit::Any(unit) => unit,
@@ -71,12 +72,12 @@ impl Blocks {
         Blocks { cut, row: None, count: cut.parts, most: cut.most() }
     }
 
-    /// Whether each block lies in one row.
+    /// Returns true if each block is inside of one row.
     pub(super) fn split(&self) -> bool {
         self.row.is_some()
     }
 
-    /// The positions of a block.
+    /// Returns the positions of a block.
     pub(super) fn block(&self, i: usize) -> (usize, usize) {
         let Some(row) = self.row else { return self.cut.part(i) };
         let start = i / self.cut.parts * row;
@@ -85,14 +86,14 @@ impl Blocks {
     }
 }
 
-/// Where blocks of positions may begin.
+/// Allowed begins of blocks of positions.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Unit {
-    /// At multiples.
+    /// At multiples of the unit.
     Any(usize),
-    /// At rows, or inside of one at multiples.
+    /// At rows, or at multiples inside of one row.
     Rows(usize),
-    /// At multiples, but inside of one row if rows are long.
+    /// At multiples, but each block inside of one row if rows are long.
     Within(usize),
 }
 

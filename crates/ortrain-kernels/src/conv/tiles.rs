@@ -1,31 +1,40 @@
-//! Micro-kernels that read what windows see where it lies instead of from packed panels: vectors of it, for a few channels
-//! of the result, or single elements, for vectors of channels.
+//! Micro-kernels that read windows directly instead of from packed panels: vectors of positions for a few channels of
+//! the result, or single elements for vectors of channels.
 
 #[cfg(target_arch = "x86_64")]
 use x86::{avx2_channels, avx512_channels};
 
 use crate::isa::{Isa, Kind};
 
-/// Multiplies the weights of a few rows with a few vectors, keeping the sums in registers.
+/// Micro-kernels that multiply the weights of a few rows with a few vectors, and hold the sums in registers.
 #[derive(Clone, Copy)]
 pub(super) struct Tiles {
-    /// Rows, and elements of a vector.
+    /// Number of rows, and number of elements of a vector.
     pub(super) rows: usize,
     pub(super) lanes: usize,
     /// Functions for 1, 2, ... vectors.
     pub(super) run: &'static [Run],
 }
 
-/// (How long sums are; for each of their terms its offset and the weights of all rows; where each vector starts at
-/// offset zero; where it goes in the result; the result, and its step by row; whether to add to it.) Sums are made in
-/// order, and then added. Vectors are stored in order, and read before: what one stores may reach into the next one.
+/// Arguments, in this order:
+/// - number of terms of a sum;
+/// - for each term its offset;
+/// - for each term the weights of all rows;
+/// - for each vector its address at offset zero;
+/// - for each vector its position in the result;
+/// - the result, and its step from row to row;
+/// - true to add to the result.
+///
+/// A sum is computed in order, and then added. In each row, all vectors of the result are read before the first one is
+/// stored. They are stored in order, because a vector may reach into the next one.
 ///
 /// # Safety
-/// The elements are valid for reads, those of the result for writes; the machine has the level.
+/// The elements are valid for reads, and the elements of the result for writes. The machine has the instruction-set
+/// level.
 pub(super) type Run =
     unsafe fn(usize, *const u32, *const f32, *const *const f32, *const usize, *mut f32, usize, bool);
 
-/// The most vectors that a function of any level takes.
+/// Maximum number of vectors of a function, at any level.
 pub(super) const VECTORS: usize = 3;
 
 impl Tiles {
@@ -35,7 +44,7 @@ impl Tiles {
                 Tiles { rows: 4, lanes: LANES, run: &[portable::<1>, portable::<2>, portable::<3>] }
             }
             #[cfg(target_arch = "x86_64")]
-            // One vector more for fewer rows needs every register, and then one sum goes through memory.
+            // One more vector with fewer rows would need every register, and one sum would be spilled to memory.
             Kind::Avx2 => Tiles { rows: 6, lanes: 8, run: &[x86::avx2::<1>, x86::avx2::<2>] },
             #[cfg(target_arch = "x86_64")]
             Kind::Avx512 => {
@@ -45,27 +54,35 @@ impl Tiles {
     }
 }
 
-/// Multiplies the weights of a few vectors of channels with what a few neighbours see, keeping the sums in registers.
+/// Micro-kernels that multiply the weights of a few vectors of channels with a few neighbouring positions, and hold the
+/// sums in registers.
 #[derive(Clone, Copy)]
 pub(super) struct ChannelTiles {
-    /// Channels of the result: lanes of all vectors.
+    /// Number of channels of the result: lanes of all vectors.
     pub(super) channels: usize,
     /// Functions for 1, 2, ... positions.
     pub(super) run: &'static [RunChannels],
 }
 
-/// (How long sums are; for each of their terms its offset and the weights of all channels; where the first position starts
-/// at offset zero, and the next ones side by side; the result, channels side by side, and its step by position; whether
-/// to add to it.) Sums are made in order, and then added.
+/// Arguments, in this order:
+/// - number of terms of a sum;
+/// - for each term its offset;
+/// - for each term the weights of all channels;
+/// - address of the first position at offset zero, with the next positions adjacent;
+/// - the result, with adjacent channels, and its step from position to position;
+/// - true to add to the result.
+///
+/// A sum is computed in order, and then added.
 ///
 /// # Safety
-/// The elements are valid for reads, those of the result for writes; the machine has the level.
+/// The elements are valid for reads, and the elements of the result for writes. The machine has the instruction-set
+/// level.
 pub(super) type RunChannels = unsafe fn(usize, *const u32, *const f32, *const f32, *mut f32, usize, bool);
 
-/// Positions with fewer neighbours than this take as long as if there were so many: sums wait for themselves.
+/// Minimum number of positions that hides the latency of additions. Fewer positions take as long as this number.
 pub(super) const NEIGHBOURS: usize = 4;
 
-/// One function for each number of positions.
+/// Lists one function for each number of positions.
 macro_rules! neighbours {
     ($name:ident, $vectors:literal, $($positions:literal)+) => {
         &[$($name::<$positions, $vectors>),+]
@@ -73,7 +90,7 @@ macro_rules! neighbours {
 }
 
 impl ChannelTiles {
-    /// For a result of so many channels.
+    /// Returns the micro-kernels for a result of `channels` channels.
     pub(super) fn new(isa: Isa, channels: usize) -> ChannelTiles {
         let tiles = |lanes: usize, [one, two]: [&'static [RunChannels]; 2]| match channels <= lanes {
             true => ChannelTiles { channels: lanes, run: one },
@@ -101,7 +118,7 @@ impl ChannelTiles {
     }
 }
 
-/// Elements of a vector of the portable kernel.
+/// Number of elements of a vector of the portable kernel.
 const LANES: usize = 8;
 
 /// # Safety

@@ -1,7 +1,7 @@
 //! Horizontal fusion: merges independent nests of the same kind into one instruction.
 //!
 //! The unrolled steps of an optimizer are the same for every parameter. The first step of all parameters becomes one
-//! instruction, then the second step. The program has as many instructions as a single parameter needs.
+//! instruction, then the second step. The program then has the number of instructions that a single parameter needs.
 
 use std::hash::BuildHasher;
 

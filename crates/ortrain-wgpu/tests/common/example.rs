@@ -1,11 +1,11 @@
-//! Artifacts of the examples.
+//! Artifacts of the example models.
 
 use ortrain::artifacts::{ArtifactOptions, Artifacts, Loss, OptimizerKind, generate};
 
-/// The weights of the perceptron.
+/// Parameters of the perceptron.
 pub(crate) const WEIGHTS: [&str; 4] = ["fc1.weight", "fc1.bias", "fc2.weight", "fc2.bias"];
 
-/// The artifacts of an example, all weights of which are trained.
+/// Generates the artifacts of an example with these trained parameters.
 pub(crate) fn artifacts(name: &str, weights: &[&str], optimizer: OptimizerKind) -> Artifacts {
     let path = format!("{}/../../examples/{name}.onnx", env!("CARGO_MANIFEST_DIR"));
     let options = ArtifactOptions {

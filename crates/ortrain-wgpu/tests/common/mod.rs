@@ -1,13 +1,13 @@
-//! The device of these tests.
+//! Device of these tests.
 
 use std::sync::OnceLock;
 
 use ortrain_wgpu::{AdapterKind, Wgpu, adapters};
 
-/// The environment variable that names another device for the tests.
+/// Environment variable with the name of another device for the tests.
 const DEVICE: &str = "ORTRAIN_TEST_DEVICE";
 
-/// The driver that computes on the processor, or the device that the environment names.
+/// Returns the driver that computes on the processor, or the device in the environment variable.
 pub(crate) fn wgpu() -> &'static Wgpu {
     static OPENED: OnceLock<Wgpu> = OnceLock::new();
     OPENED.get_or_init(|| {

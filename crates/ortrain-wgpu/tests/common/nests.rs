@@ -1,4 +1,4 @@
-//! Programs of one nest that the device computes whole, compared with the reference evaluator.
+//! Programs of one nest that the device computes entirely, compared with the reference evaluator.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use ortrain_program::{BufferId, GradientModes, Instruction, Load, Nest, Operand,
 
 use crate::programs::{both, run};
 
-/// The shape of a nest: rows of elements side by side, or the segments of one row.
+/// Shape of a nest: rows of adjacent elements, or the segments of one row.
 #[derive(Clone, Debug)]
 pub(crate) struct Space {
     pub(crate) rows: usize,
@@ -17,12 +17,12 @@ pub(crate) struct Space {
 }
 
 impl Space {
-    /// One segment, of so many elements. The host takes no nest with segments.
+    /// Returns one segment of `len` elements. The host prologue never takes a nest with segments.
     pub(crate) fn one(len: usize) -> Space {
         Space { rows: 1, len, segments: Some(Segments::new(std::iter::once(0..len))) }
     }
 
-    /// A buffer with an element at every point, or one for each row.
+    /// Returns the access to a buffer with an element at every point, or one for each row.
     fn access(&self, dtype: DType, by_row: bool) -> Access {
         let (strides, len) = match (by_row, &self.segments) {
             (true, _) => ([1, 0], self.rows),
@@ -33,17 +33,17 @@ impl Space {
     }
 }
 
-/// The results of a nest: those at every point, those of each row, and the reductions.
+/// Results of a nest: values at every point, values of each row, and reductions.
 #[derive(Default)]
 pub(crate) struct Results {
     pub(crate) each: Vec<(Reg, DType)>,
     pub(crate) by_row: Vec<(Reg, DType)>,
     pub(crate) reductions: Vec<(ReduceOp, Reg)>,
-    /// Inputs that are reached by computed numbers alone.
+    /// Inputs that are read only by computed index.
     pub(crate) tables: Vec<usize>,
 }
 
-/// A program of one nest over inputs of these types. The device computes all of it: the host takes nothing.
+/// Builds a program of one nest over inputs of these types. The device computes all of it, without a host part.
 pub(crate) fn program(
     space: &Space,
     inputs: &[DType],
@@ -86,13 +86,13 @@ pub(crate) fn program(
     Arc::new(program)
 }
 
-/// True if two elements have the same bits; any NaN is one.
+/// Returns true if two elements have the same bits, or if both are NaN.
 fn is_same(a: Scalar, b: Scalar) -> bool {
     let is_nan = |x: Scalar| x.ty().is_float() && x.to_f64().is_nan();
     a == b || is_nan(a) && is_nan(b)
 }
 
-/// An element of a result that is another one than the reference evaluator's.
+/// Element of a result that differs from the reference evaluator.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Difference {
     pub(crate) result: usize,
@@ -101,7 +101,7 @@ pub(crate) struct Difference {
     pub(crate) want: Scalar,
 }
 
-/// Every difference between the results of a program and the reference evaluator's.
+/// Returns all differences between the results of a program and the reference evaluator.
 pub(crate) fn differences(program: &Arc<Program>, inputs: &[Vec<u8>]) -> Vec<Difference> {
     let [got, want] = both().map(|backend| run(program, backend, inputs).expect("no guard fails"));
     let mut found = Vec::new();
@@ -115,7 +115,7 @@ pub(crate) fn differences(program: &Arc<Program>, inputs: &[Vec<u8>]) -> Vec<Dif
     found
 }
 
-/// Compares every result of a program with the reference evaluator's; `named` says what an element is made of.
+/// Compares all results of a program with the reference evaluator; `named` describes an element for the message.
 pub(crate) fn agree(program: &Arc<Program>, inputs: &[Vec<u8>], named: impl Fn(usize, usize) -> String) {
     let found = differences(program, inputs);
     if let Some(&Difference { result, at, got, want }) = found.first() {

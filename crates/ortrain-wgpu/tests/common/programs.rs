@@ -1,4 +1,4 @@
-//! Programs, run on the device and on the reference evaluator.
+//! Execution of programs on the device and on the reference evaluator.
 
 use std::sync::Arc;
 
@@ -8,17 +8,17 @@ use ortrain_program::{
 
 use crate::common::wgpu;
 
-/// The device of these tests.
+/// Returns the device of these tests.
 pub(crate) fn device() -> Arc<dyn Backend> {
     Arc::new(wgpu().clone())
 }
 
-/// The device, and the reference evaluator.
+/// Returns the device and the reference evaluator.
 pub(crate) fn both() -> [Arc<dyn Backend>; 2] {
     [device(), Arc::new(Reference)]
 }
 
-/// The bytes of the results of a program.
+/// Runs a program and returns the bytes of its results.
 pub(crate) fn run(
     program: &Arc<Program>,
     backend: Arc<dyn Backend>,

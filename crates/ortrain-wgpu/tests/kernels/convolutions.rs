@@ -6,7 +6,7 @@ use ortrain_program::{Conv, Operand};
 use crate::finish::{FINISHES, Finish};
 use crate::making::Making;
 
-/// A convolution that is tried: images, groups, channels of a group, axes, and cells.
+/// Tests a convolution: the shape contains images, groups, and input and output channels per group.
 fn convolution(
     pass: ConvPass,
     shape: [usize; 4],
@@ -30,7 +30,7 @@ fn convolution(
 
 const PASSES: [ConvPass; 3] = [ConvPass::Output, ConvPass::InputGradient, ConvPass::FilterGradient];
 
-/// An axis that a window slides along.
+/// Returns an axis of sliding windows.
 fn axis(
     input: usize,
     kernel: usize,
@@ -84,7 +84,7 @@ fn rounded_convolutions() {
     }
 }
 
-/// The gradients of filters: long sums over images and places.
+/// Gradients of filters: long sums over images and positions.
 #[test]
 fn long_gradients_of_filters() {
     let axes = [axis(20, 3, [1, 1], 1, 1), axis(21, 3, [1, 1], 1, 1)];

@@ -1,19 +1,19 @@
-//! What becomes of products and convolutions.
+//! Epilogues of products and convolutions.
 
 use ortrain_expr::{Access, Builder, DType, Dims, Type, UnaryOp};
 use ortrain_program::{BufferId, Load, Nest, Operand};
 
 use crate::making::Making;
 
-/// What becomes of a product.
+/// Epilogue of a product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Finish {
     Store,
-    /// With a bias for each column, through the hyperbolic tangent.
+    /// Adds a bias per column, and applies the hyperbolic tangent.
     Activated,
-    /// Added to what a plane holds.
+    /// Adds the product to the content of a plane.
     Accumulated,
-    /// The result, and twice the result in another order of axes.
+    /// Stores the product, and twice the product with transposed axes.
     Twice,
 }
 

@@ -1,4 +1,4 @@
-//! Kernels of groups that store nothing after a guard has failed.
+//! Group kernels, which must store nothing after a failed guard.
 
 use ortrain_expr::{Access, Builder, DType, Dims, Precision, ReduceOp, Reduction, Type};
 use ortrain_program::{Load, MatMul, Nest, Operand};
@@ -6,7 +6,7 @@ use ortrain_program::{Load, MatMul, Nest, Operand};
 use crate::finish::Finish;
 use crate::making::Making;
 
-/// Reads elements by indices, of which one is too large.
+/// Adds a load by indices, one of which is out of range.
 fn fails(making: &mut Making) {
     let index = making.given(vec![1.0, 2.0, 10.0, 11.0]);
     let table = making.random(10);
@@ -38,7 +38,7 @@ fn products_leave_planes_alone() {
     }
 }
 
-/// The sums of rows, then the rows without them, both in planes.
+/// Sums of rows, then the rows minus their sums, both stored in planes.
 #[test]
 fn reductions_leave_planes_alone() {
     for ([rows, size], strides) in [([5, 100], [100, 1]), ([40, 100], [1, 40]), ([2, 40_000], [40_000, 1])] {

@@ -1,5 +1,5 @@
-//! Kernels of whole groups and of quads on the software driver, at sizes around the edges of their tiles, beside the reference
-//! evaluator.
+//! Group kernels and vectorized kernels on the software driver, at sizes around the edges of their tiles, compared with
+//! the reference evaluator.
 
 #[path = "../common/mod.rs"]
 mod common;

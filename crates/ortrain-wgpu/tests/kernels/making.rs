@@ -1,4 +1,4 @@
-//! Programs with the values that they are tried on, on the software driver beside the reference evaluator.
+//! Programs with input values, run on the software driver and on the reference evaluator.
 
 use std::sync::{Arc, OnceLock};
 
@@ -14,31 +14,31 @@ use crate::common;
 
 const WORKS: &str = "the device works";
 
-/// The device, at any precision.
+/// Returns the device with support for any precision.
 fn device() -> Arc<dyn Backend> {
     static DEVICE: OnceLock<Arc<dyn Backend>> = OnceLock::new();
     let emulated = || common::wgpu().with_precision(Precision::Bf16x6, Bf16Fallback::Emulated);
     DEVICE.get_or_init(|| emulated().expect("it rounds what it loads")).clone()
 }
 
-/// Numbers in -1..1 that look random.
+/// Returns pseudorandom numbers in -1..1.
 pub(crate) fn numbers_of(seed: usize, count: usize) -> Vec<f32> {
     let bits =
         |k: usize| (k as u32).wrapping_mul(0x9e37_79b9).wrapping_add(seed as u32).wrapping_mul(0x85eb_ca6b);
     (0..count).map(|k| ((bits(k) ^ (bits(k) >> 15)) >> 8) as f32 / (1u32 << 23) as f32 - 1.0).collect()
 }
 
-/// A program under construction, whose inputs have values.
+/// Program under construction, with values of its inputs.
 #[derive(Default)]
 pub(crate) struct Making {
     pub(crate) builder: ProgramBuilder,
     inputs: Vec<(BufferId, Vec<f32>)>,
     outputs: Vec<BufferId>,
-    /// The values of the plane so far.
+    /// Values of the plane so far.
     pub(crate) plane: Vec<f32>,
 }
 
-/// A program and the values of its inputs and of its plane.
+/// Program with the values of its inputs and of its plane.
 pub(crate) struct Made {
     program: Arc<Program>,
     inputs: Vec<Vec<f32>>,
@@ -56,7 +56,7 @@ impl Making {
         id
     }
 
-    /// A number of random inputs.
+    /// Adds `count` random input values.
     pub(crate) fn random(&mut self, count: usize) -> BufferId {
         self.given(numbers_of(self.inputs.len() * 77 + count, count))
     }
@@ -67,7 +67,7 @@ impl Making {
         id
     }
 
-    /// A part of the plane.
+    /// Adds a part of the plane.
     pub(crate) fn state(&mut self, len: usize) -> BufferId {
         let at = 4 * self.plane.len();
         self.plane.extend(numbers_of(self.plane.len() + 5, len));
@@ -87,7 +87,7 @@ impl Making {
 }
 
 impl Made {
-    /// The bytes of its results, and those of the plane afterwards.
+    /// Runs the program and returns the bytes of its results, and of the plane afterwards.
     fn run(&self, backend: &Arc<dyn Backend>) -> (Result<Vec<Vec<u8>>, RunError>, Vec<u8>) {
         let bytes = |values: &[f32]| values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>();
         let program = &self.program;
@@ -113,13 +113,13 @@ impl Made {
         (results, plane.to_vec(0, 4 * self.plane.len()).expect(WORKS))
     }
 
-    /// Results, then the plane, of a run without an error.
+    /// Returns the results, then the plane, of a run without an error.
     fn ran(&self, backend: &Arc<dyn Backend>) -> Vec<Vec<u8>> {
         let (results, plane) = self.run(backend);
         results.expect("it runs").into_iter().chain([plane]).collect()
     }
 
-    /// Checks that a run fails, with the error of the reference evaluator, and leaves the plane alone.
+    /// Checks that a run fails with the error of the reference evaluator, and does not change the plane.
     pub(crate) fn changes_nothing(&self) {
         let [want, got] =
             [Arc::new(Reference) as Arc<dyn Backend>, device()].map(|backend| self.run(&backend));

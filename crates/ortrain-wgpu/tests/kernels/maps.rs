@@ -1,4 +1,4 @@
-//! Maps by quads.
+//! Vectorized maps.
 
 use ortrain_expr::{Access, Builder, DType, Dims, Precision, Type};
 use ortrain_program::{BufferId, Load, Nest, Operand};
@@ -11,7 +11,7 @@ fn access(dtype: DType, dims: &[usize], offset: usize, strides: &[isize]) -> Acc
     access
 }
 
-/// A map that reads a tensor, what is the same along rows, and what is the same along columns, from some element on.
+/// Tests a map with three operands at an offset: a tensor, an operand per row, and an operand per column.
 fn map(dims: [usize; 2], offset: usize, turned: bool) {
     let [rows, columns] = dims.map(|dim| dim as isize);
     let mut making = Making::new(Precision::F32);
@@ -45,7 +45,7 @@ fn maps_of_any_layout() {
     }
 }
 
-/// Rows with gaps between them, and a buffer of which one element is read at every point.
+/// Rows with gaps, and a buffer with one element that is read at every point.
 #[test]
 fn maps_that_are_not_all_quads() {
     for (pitch, same) in [(257, false), (260, false), (256, true)] {
@@ -64,7 +64,7 @@ fn maps_that_are_not_all_quads() {
             result = b.sub(result, one);
         }
         let store = Operand::whole(making.result(300 * 256), DType::F32, &dims);
-        // Read once more, so that the result does not lie where it is read.
+        // Another reader, so that the result does not reuse the operand's bytes.
         let again = Operand::whole(making.result(len), DType::F32, &[len]);
         let nest = Nest::elementwise(Dims::from_slice(&dims), loads, b.finish(&[result]), vec![store]);
         making.emit(nest);
@@ -74,7 +74,7 @@ fn maps_that_are_not_all_quads() {
     }
 }
 
-/// Numbers that are stored in a narrow type and read again, at places that begin within words or not.
+/// Tests numbers that are stored in a narrow type and read again, with and without word alignment.
 fn narrow(dtype: DType, len: usize, offset: usize) {
     let mut making = Making::new(Precision::F32);
     let x = making.random(len);
@@ -87,7 +87,7 @@ fn narrow(dtype: DType, len: usize, offset: usize) {
         let factor = b.constant(Type::F32, factor);
         let mut scaled = b.mul(element, factor);
         if to.1 == DType::Bool {
-            // Some are zero, and false.
+            // Some numbers become zero, and false.
             scaled = b.convert(scaled, Type::I32);
         }
         let result = b.convert(scaled, Type::of(to.1));
@@ -118,7 +118,7 @@ fn narrow_elements_by_words() {
     }
 }
 
-/// Old values of a plane that numbers are added to, in place, at places that quads begin at or not.
+/// In-place addition to a plane, with and without alignment to quads.
 #[test]
 fn planes_are_updated_by_quads() {
     for before in [0, 4, 1] {

@@ -6,16 +6,16 @@ use ortrain_program::{MatMul, Operand};
 use crate::finish::{FINISHES, Finish};
 use crate::making::{Made, Making};
 
-/// How a factor lies in memory.
+/// Memory layout of a factor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Layout {
     Plain,
     Transposed,
     /// Every second element.
     Strided,
-    /// The same row again and again.
+    /// One repeated row.
     OneRow,
-    /// The same column again and again.
+    /// One repeated column.
     OneColumn,
 }
 
@@ -23,7 +23,7 @@ const LAYOUTS: [Layout; 5] =
     [Layout::Plain, Layout::Transposed, Layout::Strided, Layout::OneRow, Layout::OneColumn];
 
 impl Layout {
-    /// An access to so many matrices, of which there may be one for all.
+    /// Returns an access to a batch of matrices, or to one matrix for the whole batch.
     fn access(self, batch: &[usize], [rows, columns]: [usize; 2], is_one: bool) -> Access {
         let (row, column) = (rows as isize, columns as isize);
         let (own, step) = match self {
@@ -42,14 +42,14 @@ impl Layout {
     }
 }
 
-/// A matrix product that is tried.
+/// Matrix product under test.
 #[derive(Clone, Debug)]
 struct Product {
     batch: Vec<usize>,
     sides: [usize; 3],
     layouts: [Layout; 2],
     precision: Precision,
-    /// What factors are rounded to.
+    /// Types that the factors are rounded to.
     rounded: [Option<DType>; 2],
     finish: Finish,
 }
@@ -111,7 +111,7 @@ fn products_of_any_layout() {
     }
 }
 
-/// Sums that are cut into parts.
+/// Split-K products.
 #[test]
 fn long_sums_of_few_tiles() {
     for (at, sides) in
@@ -126,7 +126,7 @@ fn long_sums_of_few_tiles() {
     }
 }
 
-/// Tiles of 64 by 64, which are for products that have many.
+/// Tiles of 64 by 64, for large products.
 #[test]
 fn products_of_many_large_tiles() {
     let batch = vec![40];
@@ -139,7 +139,7 @@ fn products_of_many_large_tiles() {
     }
 }
 
-/// Tiles of 128 by 128, which are for products that have many of these, and do not cover much less.
+/// Tiles of 128 by 128, for very large products with little padding.
 #[test]
 fn products_of_many_largest_tiles() {
     let batch = vec![256];

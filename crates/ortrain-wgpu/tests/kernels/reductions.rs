@@ -7,7 +7,7 @@ use ortrain_program::{BufferId, Load, Nest, Operand};
 
 use crate::making::{Making, numbers_of};
 
-/// A space whose last axes are reduced, and how a tensor lies in it.
+/// Space with reduced trailing axes, and the strides of a tensor in it.
 #[derive(Clone, Debug)]
 struct Space {
     dims: Vec<usize>,
@@ -15,23 +15,23 @@ struct Space {
     strides: Vec<isize>,
 }
 
-/// Rows whose elements are neighbours.
+/// Returns rows with adjacent elements.
 fn rows(count: usize, size: usize) -> Space {
     Space { dims: vec![count, size], inner: 1, strides: vec![size as isize, 1] }
 }
 
-/// Rows whose elements are neighbours of those of other rows.
+/// Returns rows that are columns in memory.
 fn columns(count: usize, size: usize) -> Space {
     Space { dims: vec![count, size], inner: 1, strides: vec![1, count as isize] }
 }
 
-/// The channels of images, over images and places.
+/// Returns the channels of images, reduced over images and positions.
 fn channels(images: usize, count: usize, places: usize) -> Space {
     let (channels, size) = (count as isize, places as isize);
     Space { dims: vec![count, images, places], inner: 2, strides: vec![size, channels * size, 1] }
 }
 
-/// The same where the channels of a place are neighbours.
+/// Returns the channels of images in channels-last layout, reduced over images and positions.
 fn channels_last(images: usize, count: usize, places: usize) -> Space {
     let (channels, size) = (count as isize, places as isize);
     Space { dims: vec![count, images, places], inner: 2, strides: vec![1, channels * size, channels] }
@@ -51,7 +51,7 @@ impl Space {
         Operand { buffer, access: Access { dtype: DType::F32, offset: 0, strides, len: self.elements() } }
     }
 
-    /// One element for each row.
+    /// Returns an operand with one element per row.
     fn once(&self, buffer: BufferId) -> Operand {
         let mut strides: Vec<isize> = vec![0; self.dims.len()];
         strides[0] = 1;
@@ -76,7 +76,7 @@ impl Space {
     }
 }
 
-/// What a nest computes.
+/// Expression of a nest.
 #[derive(Default)]
 struct Expression {
     builder: Builder,
@@ -85,7 +85,7 @@ struct Expression {
 }
 
 impl Expression {
-    /// A reduction; its result.
+    /// Adds a reduction and returns its result.
     fn reduced(&mut self, op: ReduceOp, value: Reg) -> Reg {
         self.reductions.push((op, value));
         let ty = self.builder.ty(value);
@@ -93,7 +93,7 @@ impl Expression {
     }
 }
 
-/// Numbers, with some that are none, or not finite, in some rows.
+/// Returns numbers with NaN and infinities in some rows.
 fn special(space: &Space) -> Vec<f32> {
     let mut values = numbers_of(space.elements(), space.elements());
     let count = space.count();
@@ -114,7 +114,7 @@ fn special(space: &Space) -> Vec<f32> {
     values
 }
 
-/// Sum, largest, smallest, product, and a number of elements.
+/// Tests sum, maximum, minimum, product, and a count of elements.
 fn statistics(space: &Space, values: Vec<f32>) {
     let mut making = Making::new(Precision::F32);
     let x = making.given(values);
@@ -123,7 +123,7 @@ fn statistics(space: &Space, values: Vec<f32>) {
     let half = made.builder.constant(Type::F32, 0.5);
     let is_larger = made.builder.compare(CompareOp::Lt, half, element);
     let one = made.builder.convert(is_larger, Type::I32);
-    // A product that is exact, whatever the order.
+    // A product that is exact in any order.
     let signs = [-1.0, 1.0].map(|sign| made.builder.constant(Type::F32, sign));
     let factor = made.builder.select(is_larger, signs[0], signs[1]);
     let reductions = [
@@ -140,7 +140,7 @@ fn statistics(space: &Space, values: Vec<f32>) {
     making.finish().agrees(&format!("statistics of {space:?}"));
 }
 
-/// Wide integers: pairs of words.
+/// Tests sums of 64-bit integers: pairs of words.
 fn wide_sums(space: &Space) {
     let mut making = Making::new(Precision::F32);
     let x = making.random(space.elements());
@@ -161,7 +161,7 @@ fn wide_sums(space: &Space) {
     making.finish().agrees(&format!("wide sums of {space:?}"));
 }
 
-/// The softmax, and the logarithm of its sum: two reductions, of which the second one needs the first one.
+/// Tests the softmax, and the logarithm of its sum: the second reduction depends on the first.
 fn softmax(space: &Space) {
     let mut making = Making::new(Precision::F32);
     let x = making.random(space.elements());
@@ -179,7 +179,7 @@ fn softmax(space: &Space) {
     making.finish().agrees(&format!("the softmax of {space:?}"));
 }
 
-/// Rows from which their mean is taken, in place or not, and statistics that move towards it, in place.
+/// Tests rows minus their mean, in place or not, and running statistics that are updated in place.
 fn centered(space: &Space, in_place: bool) {
     let mut making = Making::new(Precision::F32);
     let x = match in_place {
@@ -194,7 +194,7 @@ fn centered(space: &Space, in_place: bool) {
     let total = made.reduced(ReduceOp::Sum, element);
     let size = made.builder.constant(Type::F32, (space.elements() / space.count()) as f64);
     let mean = made.builder.div(total, size);
-    // What was there before is part of both results.
+    // The previous value is part of both results.
     let shifted = made.builder.add(mean, old);
     let result = made.builder.sub(element, shifted);
     made.results = vec![result, shifted];

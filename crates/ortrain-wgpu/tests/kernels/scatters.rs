@@ -1,4 +1,4 @@
-//! Sums at given rows: few indices and many, rows that several indices name and that none does.
+//! Scattered sums of rows: few and many indices, rows with several indices and rows without an index.
 
 use ortrain_expr::{DType, Precision};
 use ortrain_graph::Tensor;
@@ -41,7 +41,7 @@ fn rows_that_indices_name() {
             scatter([1, 7, count, 5], &mixed, last);
             scatter([2, 7, count, 1], &mixed, last);
         }
-        // One row for all, and a row of its own for each.
+        // One row for all indices, and a separate row for each index.
         scatter([1, 9, 300, 3], &[4], last);
         scatter([1, 300, 300, 2], &(0..300).map(|k| (k * 7) % 300).collect::<Vec<_>>(), last);
         // More rows than indices.

@@ -1,7 +1,8 @@
 //! The gradient of the filter: sixteen products of transformed gradients and transformed tiles, over tiles.
 //!
-//! A strip of tiles of the input is transformed and packed for all; tasks are rows of the filter, channels of the
-//! output, which transform their own gradients. Where several strips follow each other, their sums are kept.
+//! A strip of tiles of the input is transformed and packed for all tasks. A task has some rows of the filter, which are
+//! channels of the output, and transforms their gradients. If there are several strips, sums are accumulated in shared
+//! memory.
 
 use std::sync::Arc;
 
@@ -21,13 +22,13 @@ use crate::pool::Pool;
 use crate::scratch::{Bases, Parts, Scratch};
 use crate::tile::ALIGN;
 
-/// Bytes of the packed tiles of a strip.
+/// Maximum bytes of the packed tiles of a strip.
 const STRIP: usize = 4 << 20;
-/// Bytes of a task's sums.
+/// Maximum bytes of a task's sums.
 const SUMS: usize = 384 << 10;
-/// Most rows of a task, in panels.
+/// Maximum number of rows of a task, in panels.
 const PANELS: usize = 2;
-/// What transforms cost: tiles are made of channels of the input.
+/// Costs of the transforms, with tiles of the input's channels.
 const COSTS: Costs = Costs([16, 10, 18]);
 
 pub(super) struct FilterGradient {
@@ -37,16 +38,16 @@ pub(super) struct FilterGradient {
     /// The input, and the gradient of the output.
     inputs: Images,
     outputs: Images,
-    /// Rows of a panel.
+    /// Number of rows of a panel.
     height: usize,
-    /// Rows of tiles, those of all images one after the other: some at a time.
+    /// Rows of tiles of all images, divided into strips.
     strips: Partition,
-    /// Channels of the output: some at a time.
+    /// Channels of the output, divided into tasks.
     rows: Partition,
     layout: Layout,
 }
 
-/// Where things lie in scratch memory, in bytes.
+/// Layout of scratch memory: offsets in bytes.
 #[derive(Clone, Copy, Debug, Default)]
 struct Layout {
     lines: usize,
@@ -56,17 +57,17 @@ struct Layout {
     sums: usize,
     block: usize,
     each: usize,
-    /// The sums of all rows, if they are kept, behind the packed tiles.
+    /// Sums of all rows, after the packed tiles, if there are several strips.
     kept: usize,
     shared: usize,
-    /// Elements from row to row of tiles and gradients, of sums, of a block.
+    /// Elements from row to row of tiles and gradients, of sums, and of a block.
     pitch: usize,
     width: usize,
     line: usize,
 }
 
 impl FilterGradient {
-    /// `None` if another way is better.
+    /// Returns `None` if another engine is better.
     pub(super) fn new(desc: &ConvDesc, isa: Isa, finish: &Arc<Finish>) -> Option<FilterGradient> {
         const BYTES: usize = size_of::<f32>();
         let shape = &desc.shape;
@@ -85,7 +86,7 @@ impl FilterGradient {
         if !COSTS.pay(tiles, positions, [channels, m], nr)? || rows.input * cols.input == 0 {
             return None;
         }
-        // An even number of panels: few of them are what all threads share.
+        // An even number of panels: the few panels are divided among all threads.
         let height = m.div_ceil(m.div_ceil(mr).next_multiple_of(2));
         let width = channels.next_multiple_of(nr);
         let most = DEPTH.min(STRIP / (POINTS * width * BYTES));
@@ -144,7 +145,7 @@ impl FilterGradient {
         let Micro { nr, .. } = self.micro;
         let channels = (panel * nr, self.inputs.channels.min((panel + 1) * nr));
         let tiles = (strip.1 - strip.0) * self.inputs.grid[1];
-        // SAFETY: the layout made by `new`, and the caller's contract.
+        // SAFETY: scratch memory has the layout that `new` computed, and the caller's contract.
         unsafe {
             let own = scratch.add(self.layout.tiles).cast::<f32>();
             let lines = scratch.add(self.layout.lines).cast();
@@ -163,7 +164,7 @@ impl FilterGradient {
         }
     }
 
-    /// One task: the sums of some rows over a strip, and of the last one what becomes of them.
+    /// Runs one task: the sums of some rows over a strip. After the last strip, also runs the epilogue.
     unsafe fn task(
         &self,
         bases: &[*mut u8],
@@ -181,7 +182,7 @@ impl FilterGradient {
         let (first, last) = (strip == 0, strip + 1 == self.strips.parts);
         let strip = self.strips.part(strip);
         let tiles = (strip.1 - strip.0) * self.inputs.grid[1];
-        // SAFETY: the layout made by `new`, and the caller's contract.
+        // SAFETY: scratch memory has the layout that `new` computed, and the caller's contract.
         unsafe {
             let packed = parts.shared().cast::<f32>().cast_const();
             let gradients = scratch.add(self.layout.gradients).cast::<f32>();
@@ -249,7 +250,8 @@ impl Engine for FilterGradient {
     ) -> Result<(), OutOfRange> {
         let parts = scratch.part(self.layout.shared, self.layout.each, pool);
         let bases = Bases(bases);
-        // SAFETY: of all below: the layout made by `new`; tasks have panels or rows of their own.
+        // SAFETY: here and below, scratch memory has the layout that `new` computed, and tasks have separate panels or
+        // rows.
         unsafe { self.finish.open(parts) };
         for strip in 0..self.strips.parts {
             pool.run(self.layout.width / self.micro.nr, parts.workers, &|panel, worker| {

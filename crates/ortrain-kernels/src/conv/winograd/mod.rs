@@ -1,15 +1,16 @@
-//! Windows of 3×3 that move by one place, by Winograd's F(2×2, 3×3), which makes four results with sixteen
-//! multiplications for each channel instead of thirty-six (S. Winograd, Arithmetic Complexity of Computations, 1980;
-//! A. Lavin and S. Gray, Fast Algorithms for Convolutional Neural Networks, 2016).
+//! Winograd's convolution F(2×2, 3×3), for windows of 3×3 with stride 1. It computes four results with sixteen
+//! multiplications for each channel instead of thirty-six (S. Winograd, Arithmetic Complexity of Computations, 1980; A.
+//! Lavin and S. Gray, Fast Algorithms for Convolutional Neural Networks, 2016).
 //!
-//! The result is covered by tiles of 2×2 places. What a tile sees, 4×4 places, becomes sixteen values for each channel,
-//! and so does a filter's plane, both by sums, differences and halves alone, which cost little accuracy (see the test of
-//! errors). Each of the sixteen is a product of matrices of its own: channels of the result by channels of a sum, by
-//! tiles. The sixteen sums of a tile become its four results. In the gradient of the filter the sums run over tiles, and
-//! the sixteen sums of two channels become the nine of a filter's plane.
+//! The result is covered by tiles of 2×2 positions. The 4×4 positions that a tile sees become sixteen values for each
+//! channel, and so does a filter's plane. Both transforms use only sums, differences and halves, which cost little
+//! accuracy (see the test of errors). Each of the sixteen is a separate matrix product: channels of the result by
+//! channels of a sum, by tiles. The sixteen sums of a tile become its four results. In the gradient of the filter the
+//! sums run over tiles, and the sixteen sums of two channels become the nine elements of a filter's plane.
 //!
-//! A tile mixes what only some of its results see, so operands are looked through first: those that hold an infinity, no
-//! number or something huge go the plain way, where each reaches the results that see it and no others.
+//! A tile mixes elements that only some of its results see. So the operands are scanned first. If an operand has an
+//! infinite, NaN or huge element, another engine computes the convolution. There each such element affects only the
+//! results that see it.
 
 mod filter;
 mod result;
@@ -29,28 +30,28 @@ use crate::scratch::{Bases, Scratch};
 use filter::FilterGradient;
 use result::Results;
 
-/// Values of a tile, and of a filter's plane.
+/// Number of values of a tile, and of a filter's plane.
 const POINTS: usize = 16;
-/// Taps of a window.
+/// Number of taps of a window.
 const TAPS: usize = 9;
-/// Tiles, or rows of a panel of weights, that are transformed at once.
+/// Number of tiles, or of rows of a panel of weights, that are transformed at once.
 const LANES: usize = 8;
-/// Columns of tiles beyond which blocks of whole rows would be too large.
+/// Maximum number of columns of tiles. With more, blocks of whole rows would be too large.
 const WIDE: usize = 256;
 
-/// Magnitudes from which on values are huge: below it no transformed product overflows.
+/// Smallest magnitude that is huge: below it no transformed product overflows.
 const HUGE: f32 = (1u64 << 48) as f32;
 
-/// The transformed way.
+/// A convolution by Winograd's algorithm.
 pub(super) struct Winograd {
     isa: Isa,
     engine: Box<dyn Engine>,
-    /// Elements of the operands.
+    /// Number of elements of the operands.
     sizes: [usize; 2],
 }
 
 impl Winograd {
-    /// `None` if the plain way is better.
+    /// Returns `None` if the other engines are better.
     pub(super) fn new(desc: &ConvDesc, isa: Isa, finish: &Arc<Finish>) -> Option<Winograd> {
         let results = Results::new(desc, isa, finish).map(|engine| Box::new(engine) as Box<dyn Engine>);
         let gradient = || FilterGradient::new(desc, isa, finish).map(|engine| Box::new(engine) as Box<_>);
@@ -59,12 +60,12 @@ impl Winograd {
         Some(Winograd { isa, engine, sizes: [a, b] })
     }
 
-    /// Bytes of scratch memory, as those of an engine.
+    /// Returns the bytes of scratch memory, as [`Engine::scratch`] does.
     pub(super) fn scratch(&self) -> (usize, usize) {
         self.engine.scratch()
     }
 
-    /// Whether operands hold what must go the plain way.
+    /// Returns true if an operand has elements that another engine must process.
     pub(super) fn is_odd(&self, bases: &[*mut u8], pool: &Pool, workers: usize) -> bool {
         let odd = AtomicBool::new(false);
         let pieces = self.sizes.map(|size| size.div_ceil(PIECE));
@@ -81,7 +82,7 @@ impl Winograd {
         odd.into_inner()
     }
 
-    /// As an engine runs, on operands that are not odd.
+    /// Runs as an engine does, on operands without infinite, NaN or huge elements.
     ///
     /// # Safety
     /// As [`super::ConvKernel::run`].
@@ -97,14 +98,14 @@ impl Winograd {
     }
 }
 
-/// What transforming costs beside a multiplication of all [`POINTS`] values: for a tile and a channel that tiles are made
-/// of, for a tile and a channel of the other tensor, and for a filter's plane. Measured with multiplications of
-/// [`LANES`] values at once; where there are more, transforms do not gain as much.
+/// Costs of the transforms, relative to a multiplication of all [`POINTS`] values: for a tile and a channel of the
+/// tensor with tiles, for a tile and a channel of the other tensor, and for a filter's plane. They were measured with
+/// multiplications of [`LANES`] values at once. Wider vectors speed up transforms less than multiplications.
 struct Costs([usize; 3]);
 
 impl Costs {
-    /// Whether tiles are less work than sums, of so many tiles and positions, channels that tiles are made of and others,
-    /// where products are made of panels of `columns` columns.
+    /// Returns true if tiles are less work than sums. `channels`: channels of the tensor with tiles; `others`: channels
+    /// of the other tensor. Panels of products have `columns` columns. Returns `None` if the costs overflow.
     fn pay(
         &self,
         tiles: usize,
@@ -122,12 +123,13 @@ impl Costs {
     }
 }
 
-/// The step from row to row of at least so many elements: an odd number of cache lines keeps rows out of each other's way.
+/// Returns the step from row to row for rows of at least `elements` elements. An odd number of cache lines avoids cache
+/// conflicts between rows.
 fn pitch(elements: usize) -> usize {
     elements.div_ceil(16) / 2 * 2 * 16 + 16
 }
 
-/// The two axes, if windows are such, and images not too wide.
+/// Returns the two axes, if Winograd's algorithm supports the windows and images are not too wide.
 fn axes(desc: &ConvDesc) -> Option<[SlidingAxis; 2]> {
     let &[rows, cols] = desc.shape.axes.as_slice() else { return None };
     let plain = [rows, cols].iter().all(|axis| (axis.kernel, axis.stride, axis.dilation) == (3, 1, 1));

@@ -1,7 +1,7 @@
 //! The output, and the gradient of the input: sixteen products of transformed weights and transformed tiles.
 //!
-//! Where the filter is small, tasks are blocks of tiles, and the filter's values are shared; where it is large, a strip
-//! of tiles is shared, and tasks are channels of the result.
+//! If the filter is small, tasks are blocks of tiles, and all tasks share the transformed filter. If the filter is
+//! large, tasks are channels of the result, and all tasks share a strip of tiles.
 
 use std::sync::Arc;
 
@@ -21,44 +21,44 @@ use crate::pool::Pool;
 use crate::scratch::{Bases, Scratch};
 use crate::tile::ALIGN;
 
-/// Tiles of a block, where weights are shared, and bytes of what they become.
+/// Maximum number of tiles of a block with shared weights, and maximum bytes of its transformed tiles.
 const TILES: usize = 112;
 const OWN_TILES: usize = 640 << 10;
-/// Bytes of transformed weights up to which they are shared.
+/// Maximum bytes of transformed weights that are shared.
 const SHARED_WEIGHTS: usize = 2 << 20;
-/// Bytes of transformed tiles of a strip, where those are shared.
+/// Maximum bytes of the transformed tiles of a shared strip.
 const SHARED_TILES: usize = 4 << 20;
-/// Bytes of a task's sums, and of its own weights.
+/// Maximum bytes of a task's sums, and of weights that only this task uses.
 const OWN: usize = 384 << 10;
-/// Channels whose weights are packed at a time.
+/// Number of channels with weights that are packed at a time.
 const PACKED: usize = 32;
-/// What transforms cost: tiles are made of channels of a sum.
+/// Costs of the transforms, with tiles of the channels of a sum.
 const COSTS: Costs = Costs([10, 8, 14]);
 
 pub(super) struct Results {
     finish: Arc<Finish>,
     micro: Micro<f32>,
     isa: Isa,
-    /// Channels of the result, rows of a panel of them, and channels of a sum.
+    /// Number of channels of the result, rows of a panel of these channels, and number of channels of a sum.
     m: usize,
     height: usize,
     channels: usize,
-    /// What is read, and rows and columns of the result.
+    /// The images that are read, and rows and columns of the result.
     images: Images,
     result: [usize; 2],
-    /// Steps through the filter: from row to row, and from channel to channel; whether its taps are reversed.
+    /// Steps through the filter, from row to row and from channel to channel; true if its taps are reversed.
     filter: [usize; 2],
     reversed: bool,
-    /// Rows of tiles, those of all images one after the other: some at a time.
+    /// Rows of tiles of all images, divided into strips.
     strips: Partition,
-    /// Channels of the result: some at a time.
+    /// Channels of the result, divided into parts.
     rows: Partition,
-    /// Whether weights are shared, and strips are tasks; else strips are shared, and rows are tasks.
+    /// True if weights are shared and strips are tasks. Otherwise strips are shared and rows are tasks.
     shared_weights: bool,
     layout: Layout,
 }
 
-/// Where things lie in scratch memory, in bytes.
+/// Layout of scratch memory: offsets in bytes.
 #[derive(Clone, Copy, Debug, Default)]
 struct Layout {
     lines: usize,
@@ -69,14 +69,14 @@ struct Layout {
     block: usize,
     each: usize,
     shared: usize,
-    /// Elements from row to row of tiles and sums, of a panel of weights, from row to row of a block.
+    /// Elements from row to row of tiles and sums, of a panel of weights, and from row to row of a block.
     pitch: usize,
     panel: usize,
     line: usize,
 }
 
 impl Results {
-    /// `None` if another way is better.
+    /// Returns `None` if another engine is better.
     pub(super) fn new(desc: &ConvDesc, isa: Isa, finish: &Arc<Finish>) -> Option<Results> {
         const BYTES: usize = size_of::<f32>();
         let shape = &desc.shape;
@@ -163,7 +163,8 @@ impl Results {
         })
     }
 
-    /// Transforms the weights of some rows: panel by panel, each [`Layout::panel`] elements for each of the sixteen.
+    /// Transforms the weights of some rows, panel by panel. Each panel has [`Layout::panel`] elements for each of the
+    /// sixteen points.
     unsafe fn weights(&self, filter: *const f32, (row, end): (usize, usize), packed: *mut f32, to: *mut f32) {
         let Micro { mr, .. } = self.micro;
         let [line, plane] = self.filter;
@@ -179,7 +180,7 @@ impl Results {
                     lines,
                     depth,
                 };
-                // SAFETY: the filter has these elements (the caller's contract), and the layout room for them.
+                // SAFETY: the filter has these elements (the caller's contract), and the layout has capacity for them.
                 unsafe {
                     if self.reversed {
                         for channel in 0..channels {
@@ -202,7 +203,7 @@ impl Results {
         }
     }
 
-    /// One task: some channels of the result, of a strip of rows of tiles.
+    /// Runs one task: some channels of the result, for a strip of rows of tiles.
     unsafe fn task(
         &self,
         bases: &[*mut u8],
@@ -216,7 +217,7 @@ impl Results {
         let Micro { mr, nr, run, half, .. } = self.micro;
         let columns = (strip.1 - strip.0) * self.images.grid[1];
         let step = (end - row) * pitch;
-        // SAFETY: the layout made by `new`, and the caller's contract.
+        // SAFETY: scratch memory has the layout that `new` computed, and the caller's contract.
         unsafe {
             let sums = scratch.add(self.layout.sums).cast::<f32>();
             for point in 0..POINTS {
@@ -268,12 +269,12 @@ impl Results {
         }
     }
 
-    /// The first row of the result, those of all images one after the other, that a row of tiles covers.
+    /// Returns the first row of the result that a row of tiles covers. Rows are counted over all images.
     fn place(&self, row: usize) -> usize {
         row / self.images.grid[0] * self.result[0] + row % self.images.grid[0] * 2
     }
 
-    /// Transforms what a strip of rows of tiles sees of some channels.
+    /// Transforms the elements of some channels that a strip of rows of tiles sees.
     unsafe fn tiles(
         &self,
         source: *const f32,
@@ -282,7 +283,7 @@ impl Results {
         scratch: *mut u8,
         to: *mut f32,
     ) {
-        // SAFETY: the layout made by `new`, and the caller's contract.
+        // SAFETY: scratch memory has the layout that `new` computed, and the caller's contract.
         unsafe {
             self.isa.run(Tiles {
                 images: self.images,
@@ -320,7 +321,8 @@ impl Engine for Results {
         let source = move || { bases }.0[0].cast::<f32>().cast_const();
         let filter = move || { bases }.0[1].cast::<f32>().cast_const();
         let shared = move || parts.shared().cast::<f32>();
-        // SAFETY: of all below: the layout made by `new`; tasks have blocks, panels or channels of their own.
+        // SAFETY: here and below, scratch memory has the layout that `new` computed, and tasks have separate blocks,
+        // panels or channels.
         unsafe { self.finish.open(parts) };
         if self.shared_weights {
             let panels = self.m.div_ceil(self.height);

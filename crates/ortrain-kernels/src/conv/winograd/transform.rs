@@ -1,31 +1,31 @@
-//! The transforms of Winograd's F(2×2, 3×3): sums, differences and halves, some lanes at a time. Values whose lanes lie
-//! in memory one after the other belong to tiles of a row, to rows of a panel of weights, or to channels.
+//! Transforms of Winograd's F(2×2, 3×3): sums, differences and halves, several lanes at a time. The lanes of a value
+//! are contiguous in memory. They are tiles of a row, rows of a panel of weights, or channels.
 
 use super::{LANES, TAPS};
 use crate::isa::{Level, Work};
 
 type Lanes = [f32; LANES];
 
-/// Lane by lane.
+/// Adds lane by lane.
 #[inline(always)]
 fn add(a: Lanes, b: Lanes) -> Lanes {
     std::array::from_fn(|i| a[i] + b[i])
 }
 
-/// Lane by lane.
+/// Subtracts lane by lane.
 #[inline(always)]
 fn sub(a: Lanes, b: Lanes) -> Lanes {
     std::array::from_fn(|i| a[i] - b[i])
 }
 
-/// What a line of three taps becomes.
+/// Transforms a line of three taps into four values.
 #[inline(always)]
 fn of_filter(a: Lanes, b: Lanes, c: Lanes) -> (Lanes, Lanes, Lanes, Lanes) {
     let (ends, middle) = (add(a, c).map(|x| x * 0.5), b.map(|x| x * 0.5));
     (a, add(ends, middle), sub(ends, middle), c)
 }
 
-/// What a line of four sums becomes, in the gradient of the filter.
+/// Transforms a line of four sums into three sums, for the gradient of the filter.
 #[inline(always)]
 fn of_gradient(a: Lanes, b: Lanes, c: Lanes, d: Lanes) -> (Lanes, Lanes, Lanes) {
     let half = |x: Lanes| x.map(|x| x * 0.5);
@@ -34,7 +34,7 @@ fn of_gradient(a: Lanes, b: Lanes, c: Lanes, d: Lanes) -> (Lanes, Lanes, Lanes) 
 }
 
 /// # Safety
-/// [`LANES`] elements from there on are valid for reads.
+/// [`LANES`] elements from `from` on are valid for reads.
 #[inline(always)]
 unsafe fn load(from: *const f32) -> Lanes {
     // SAFETY: the caller's contract.
@@ -42,17 +42,17 @@ unsafe fn load(from: *const f32) -> Lanes {
 }
 
 /// # Safety
-/// [`LANES`] elements from there on are valid for writes.
+/// [`LANES`] elements from `to` on are valid for writes.
 #[inline(always)]
 unsafe fn store(to: *mut f32, value: Lanes) {
     // SAFETY: the caller's contract.
     unsafe { to.cast::<Lanes>().write_unaligned(value) };
 }
 
-/// Stores even and odd places.
+/// Stores even and odd positions alternately.
 ///
 /// # Safety
-/// Twice [`LANES`] elements from there on are valid for writes.
+/// Twice [`LANES`] elements from `to` on are valid for writes.
 #[inline(always)]
 unsafe fn interleave((even, odd): (Lanes, Lanes), to: *mut f32) {
     let places: [f32; 2 * LANES] = std::array::from_fn(|i| if i % 2 == 0 { even[i / 2] } else { odd[i / 2] });
@@ -60,14 +60,14 @@ unsafe fn interleave((even, odd): (Lanes, Lanes), to: *mut f32) {
     unsafe { to.cast::<[f32; 2 * LANES]>().write_unaligned(places) };
 }
 
-/// Transforms packed weights. Writes up to [`LANES`] elements too many behind the last channel's.
+/// Transform of packed weights. Writes up to [`LANES`] elements after the last channel.
 pub(super) struct Weights {
     pub(super) from: *const f32,
     pub(super) channels: usize,
     pub(super) lines: usize,
     pub(super) reversed: bool,
     pub(super) to: *mut f32,
-    /// From point to point.
+    /// Elements from point to point.
     pub(super) step: usize,
 }
 
@@ -78,10 +78,10 @@ impl Work for Weights {
         let Weights { from, channels, lines, reversed, to, step } = self;
         for channel in 0..channels {
             for first in (0..lines).step_by(LANES) {
-                // Lines that are no whole number of lanes: the last lanes overlap, or reach into the next channel,
-                // which comes later.
+                // If lines are no multiple of the lanes, the last lanes overlap the lanes before them, or reach into
+                // the next channel, which is written later.
                 let first = first.min(lines.saturating_sub(LANES));
-                // SAFETY: the caller has packed so many weights, and has room for what they become.
+                // SAFETY: the caller has packed these weights, and has capacity for their transforms.
                 unsafe {
                     let tap = |i: usize| {
                         let tap = if reversed { TAPS - 1 - i } else { i };
@@ -107,43 +107,46 @@ impl Work for Weights {
     }
 }
 
-/// A tensor's images, covered by tiles.
+/// Images of a tensor, covered by tiles.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Images {
-    /// Rows and columns of an image, and of its padding before.
+    /// Rows and columns of an image, and of the padding before it.
     pub(super) size: [usize; 2],
     pub(super) before: [isize; 2],
     /// Rows and columns of tiles.
     pub(super) grid: [usize; 2],
-    /// Channels of an image.
+    /// Number of channels of an image.
     pub(super) channels: usize,
 }
 
-/// Lines that [`Tiles`] and [`Gradients`] use.
+/// Number of lines of working memory for [`Tiles`] and [`Gradients`].
 const LINES: usize = 18;
 
 impl Images {
-    /// Elements of a line that has an element for each tile.
+    /// Returns the capacity of a line with an element for each tile.
     fn half(&self) -> usize {
         (self.grid[1] + 1 + LANES).next_multiple_of(16)
     }
 
-    /// Elements of what [`Tiles`] and [`Gradients`] use.
+    /// Returns the elements of working memory for [`Tiles`] and [`Gradients`].
     pub(super) fn lines(&self) -> usize {
         LINES * self.half()
     }
 
-    /// The plane of a channel, and the row of tiles in it, of a row of tiles of all images.
+    /// Returns the plane of a channel, and the row of tiles in that plane, for a row of tiles that is counted over all
+    /// images.
     #[inline(always)]
     fn plane(&self, from: *const f32, channel: usize, row: usize) -> (*const f32, usize) {
         let plane = row / self.grid[0] * self.channels + channel;
         (from.wrapping_add(plane * self.size[0] * self.size[1]), row % self.grid[0])
     }
 
-    /// Parts a line of a plane, with its padding, into even and odd places: one more than there are tiles.
+    /// Separates a line of a plane, with its padding, into even and odd positions: one more of each than there are
+    /// tiles.
     ///
     /// # Safety
-    /// The plane is there, and so much room.
+    /// `plane` is valid for reads of a plane. `even` and `odd` are valid for writes of one element more than there are
+    /// tiles.
     #[inline(always)]
     unsafe fn part(&self, plane: *const f32, line: usize, even: *mut f32, odd: *mut f32) {
         let &Images { size: [height, width], before: [top, left], grid, .. } = self;
@@ -184,17 +187,18 @@ impl Images {
     }
 }
 
-/// Transforms what a strip of rows of tiles sees of some channels.
+/// Transform of the elements of some channels that a strip of rows of tiles sees.
 pub(super) struct Tiles {
     pub(super) images: Images,
     pub(super) from: *const f32,
-    /// Rows of tiles, those of all images one after the other, and channels: the first one and the end.
+    /// Rows of tiles, counted over all images, and channels: the first one and the end of each.
     pub(super) strip: (usize, usize),
     pub(super) channels: (usize, usize),
-    /// What four lines of the image become, four values for each tile; and the even places of a line, then the odd ones.
+    /// Working memory: four transformed lines of the image, with four values for each tile; then the even positions of
+    /// a line, and the odd ones.
     pub(super) lines: *mut f32,
-    /// The first channel's, and the steps from point to point and from channel to channel. Up to [`LANES`] elements
-    /// behind the last tile of a channel are overwritten.
+    /// Destination of the first channel, and the steps from point to point and from channel to channel. Up to [`LANES`]
+    /// elements after the last tile of a channel are overwritten.
     pub(super) to: *mut f32,
     pub(super) point: usize,
     pub(super) pitch: usize,
@@ -208,7 +212,7 @@ impl Tiles {
         let even = self.lines.wrapping_add(16 * half);
         let odd = even.wrapping_add(half);
         let to = self.lines.wrapping_add(line % 4 * 4 * half);
-        // SAFETY: there is room for the lanes of the last tiles.
+        // SAFETY: lines have capacity for the lanes of the last tiles.
         unsafe {
             self.images.part(plane, line, even, odd);
             for x in (0..self.images.grid[1]).step_by(LANES) {
@@ -232,10 +236,10 @@ impl Work for Tiles {
         for channel in channels.0..channels.1 {
             for row in strip.0..strip.1 {
                 let (plane, y) = images.plane(self.from, channel, row);
-                // The first two lines are the last ones of the row of tiles before.
+                // The first two lines are the last two lines of the row of tiles before.
                 let fresh = if y == 0 || row == strip.0 { 0 } else { 2 };
                 let to = self.to.wrapping_add((channel - channels.0) * pitch + (row - strip.0) * wide);
-                // SAFETY: planes are the tensor's; lines and tiles have room for the last lanes.
+                // SAFETY: the planes belong to the tensor, and lines and tiles have capacity for the last lanes.
                 unsafe {
                     (fresh..4).for_each(|line| self.line(plane, 2 * y + line));
                     for x in (0..wide).step_by(LANES) {
@@ -255,15 +259,15 @@ impl Work for Tiles {
     }
 }
 
-/// Transforms the gradients of a strip of rows of tiles, of some channels, for the gradient of the filter.
+/// Transform of the gradients of a strip of rows of tiles, for some channels, for the gradient of the filter.
 pub(super) struct Gradients {
     pub(super) images: Images,
     pub(super) from: *const f32,
     pub(super) strip: (usize, usize),
     pub(super) channels: (usize, usize),
-    /// The even and the odd places of two lines.
+    /// The even and the odd positions of two lines.
     pub(super) lines: *mut f32,
-    /// As those of [`Tiles`].
+    /// As the fields of [`Tiles`].
     pub(super) to: *mut f32,
     pub(super) point: usize,
     pub(super) pitch: usize,
@@ -280,7 +284,7 @@ impl Work for Gradients {
             for row in strip.0..strip.1 {
                 let (plane, y) = images.plane(self.from, channel, row);
                 let to = self.to.wrapping_add((channel - channels.0) * pitch + (row - strip.0) * wide);
-                // SAFETY: planes are the tensor's; lines and tiles have room for the last lanes.
+                // SAFETY: the planes belong to the tensor, and lines and tiles have capacity for the last lanes.
                 unsafe {
                     images.part(plane, 2 * y, part(0), part(1));
                     images.part(plane, 2 * y + 1, part(2), part(3));
@@ -305,7 +309,7 @@ impl Work for Gradients {
     }
 }
 
-/// Makes rows of a filter's gradient of sums over tiles.
+/// Transform of sums over tiles into rows of a filter's gradient.
 pub(super) struct Planes {
     /// For each row the sums of all channels; the steps from point to point, and from row to row.
     pub(super) from: *const f32,
@@ -313,7 +317,7 @@ pub(super) struct Planes {
     pub(super) pitch: usize,
     pub(super) rows: usize,
     pub(super) channels: usize,
-    /// [`TAPS`] elements of each channel, and the step from row to row. Up to [`TAPS`] times [`LANES`] elements behind
+    /// [`TAPS`] elements of each channel, and the step from row to row. Up to [`TAPS`] times [`LANES`] elements after
     /// the last row are overwritten.
     pub(super) to: *mut f32,
     pub(super) line: usize,
@@ -329,7 +333,7 @@ impl Work for Planes {
             for first in (0..channels).step_by(LANES) {
                 let from = from.wrapping_add(row * pitch + first);
                 let to = to.wrapping_add(row * line + first * TAPS);
-                // SAFETY: sums and rows have room for the last lanes (the caller's contract).
+                // SAFETY: sums and rows have capacity for the last lanes (the caller's contract).
                 unsafe {
                     let sums = |j: usize| {
                         let sum = |i: usize| load(from.add((4 * i + j) * point));
@@ -349,10 +353,10 @@ impl Work for Planes {
     }
 }
 
-/// Makes squares of results of sums.
+/// Transform of sums into squares of the result.
 pub(super) struct Squares {
     pub(super) from: *const f32,
-    /// From point to point, and from row to row.
+    /// Elements from point to point, and from row to row.
     pub(super) step: usize,
     pub(super) pitch: usize,
     pub(super) rows: usize,
@@ -360,7 +364,7 @@ pub(super) struct Squares {
     pub(super) grid: [usize; 2],
     pub(super) result: [usize; 2],
     pub(super) to: *mut f32,
-    /// From row to row of the result.
+    /// Elements from row to row of the result.
     pub(super) line: usize,
 }
 
@@ -376,10 +380,10 @@ impl Work for Squares {
                 let from = from.wrapping_add(i * pitch + (row - strip.0) * wide);
                 let to = to.wrapping_add(i * line + (place(row) - place(strip.0)) * width);
                 let both = row % tall * 2 + 1 < height;
-                // What lanes store beyond the end of a line is overwritten: lines come in order, and the lanes of two
-                // lines from behind.
+                // Elements that are stored after the end of a line are overwritten later: lines are stored in order,
+                // and the lanes of two lines from the last to the first.
                 for x in (0..wide.div_ceil(LANES)).rev().map(|x| x * LANES) {
-                    // SAFETY: the layout has room for the sums, and for the results of the last lanes.
+                    // SAFETY: the layout has capacity for the sums, and for the results of the last lanes.
                     unsafe {
                         let sums = |i: usize| {
                             let sum = |j: usize| load(from.add((4 * i + j) * step + x));

@@ -1,8 +1,8 @@
 //! Eliminates dead elements: elements that nothing reads, and elements that are zero.
 //!
-//! If a classifier only looks at the first token of each sentence, the last layer of a transformer is needed for this
-//! token only, and its gradient is zero for the others. The graph does not express this: layers compute all tokens,
-//! from which a slice is taken, and gradients are zeros with an updated slice. This pass narrows the program:
+//! For example, a classifier looks only at the first token of each sentence. The last layer of its transformer is then
+//! needed for this token only, and its gradient is zero for the others. The graph does not express this: layers compute
+//! all tokens, from which a slice is taken, and gradients are zeros with an updated slice. This pass narrows the program:
 //!
 //! - sums skip terms that are zero, and do not read the factors of these terms;
 //! - instructions compute only the elements that are read; if most of a result is zero, the result is a fill and a

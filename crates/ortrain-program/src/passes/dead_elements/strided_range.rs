@@ -1,15 +1,14 @@
-//! Elements of a buffer at even distances, and the points of a space that reach them.
+//! Evenly strided ranges of buffer elements, and slices of index spaces that access them.
 
 use ortrain_expr::{Access, Builder, Dims, Inst, Strides};
 use smallvec::{SmallVec, smallvec};
 
 use crate::Nest;
 
-/// A part of an axis is left out only if no more than one index of so many stays: the rest of a nest that was walked in one
-/// piece is walked in pieces.
+/// Minimum ratio between an axis and its slice. Narrowing splits a contiguous nest into pieces, which must pay.
 const MIN_GAIN: usize = 2;
 
-/// The elements of a buffer whose number, modulo `period`, is one of `len` from `start` on.
+/// Elements of a buffer with an index that, modulo `period`, is in `start..start + len`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct StridedRange {
     period: usize,
@@ -18,12 +17,12 @@ pub(super) struct StridedRange {
 }
 
 impl StridedRange {
-    /// No element of a buffer of `len`.
+    /// Returns the empty range of a buffer of `len` elements.
     pub(super) fn none(len: usize) -> StridedRange {
         StridedRange { period: len.max(1), start: 0, len: 0 }
     }
 
-    /// All of them.
+    /// Returns the range of all elements of a buffer of `len` elements.
     pub(super) fn whole(len: usize) -> StridedRange {
         let period = len.max(1);
         StridedRange { period, start: 0, len: period }
@@ -37,7 +36,7 @@ impl StridedRange {
         self.len == self.period
     }
 
-    /// Whether all elements of another one belong to it.
+    /// Returns true if the range contains all elements of another range.
     pub(super) fn holds(self, other: StridedRange) -> bool {
         let same = self.period == other.period
             && self.start <= other.start
@@ -45,14 +44,14 @@ impl StridedRange {
         other.is_none() || self.is_whole() || same
     }
 
-    /// Whether no element of another one belongs to it, as far as that can be said.
+    /// Returns true if the two ranges provably have no common element.
     pub(super) fn is_apart_from(self, other: StridedRange) -> bool {
         let apart = self.period == other.period
             && (self.start + self.len <= other.start || other.start + other.len <= self.start);
         self.is_none() || other.is_none() || apart
     }
 
-    /// The least band with the elements of both, of a buffer of `len`.
+    /// Returns the smallest range that contains both ranges, in a buffer of `len` elements.
     pub(super) fn hull(self, other: StridedRange, len: usize) -> StridedRange {
         if self.holds(other) {
             return self;
@@ -67,13 +66,13 @@ impl StridedRange {
         StridedRange { start, len: (self.start + self.len).max(other.start + other.len) - start, ..self }
     }
 
-    /// A band with all elements that an access reaches over a space.
+    /// Returns a range that contains all elements that an access reaches over a space.
     pub(super) fn reached(access: &Access, dims: &[usize]) -> StridedRange {
         let whole = StridedRange::whole(access.len);
         let mut first = access.offset as isize;
         let mut axes: SmallVec<[(usize, usize); 6]> = SmallVec::new();
         for (&dim, &stride) in dims.iter().zip(&access.strides) {
-            // Rows without elements have sums.
+            // Reductions over empty rows exist too, so a dimension may be 0.
             if dim > 1 && stride != 0 {
                 first += (stride * (dim as isize - 1)).min(0);
                 axes.push((stride.unsigned_abs(), dim));
@@ -84,7 +83,7 @@ impl StridedRange {
         let mut best = whole;
         let mut extent = 1usize;
         for k in 0..=axes.len() {
-            // Steps along the axes from `k` on keep the place within the period.
+            // Steps along the axes from `k` on preserve the position within the period.
             let period = axes.get(k).map_or(access.len, |&(stride, _)| stride);
             let fits = extent < period
                 && first % period + extent <= period
@@ -99,12 +98,12 @@ impl StridedRange {
         best
     }
 
-    /// How many elements of a buffer of `len` belong to it.
+    /// Returns the number of elements of the range in a buffer of `len` elements.
     pub(super) fn count(self, len: usize) -> usize {
         len / self.period * self.len
     }
 
-    /// An access that reaches nothing else, in a buffer that holds nothing else.
+    /// Returns the access in a compacted buffer that holds only the elements of the range.
     pub(super) fn compact(self, access: &Access, dims: &[usize]) -> Access {
         let &StridedRange { period, start, len } = &self;
         let step = |(&dim, &stride): (&usize, &isize)| {
@@ -114,14 +113,14 @@ impl StridedRange {
                 stride
             }
         };
-        // Of an axis with one index the stride says nothing.
+        // The stride of an axis of size 1 is irrelevant.
         let strides: Strides = dims.iter().zip(&access.strides).map(step).collect();
         let offset = access.offset / period * len + access.offset % period - start;
         Access { offset, strides, len: self.count(access.len), ..*access }
     }
 }
 
-/// Of every `turn` indices along an axis `count`, from `from` on.
+/// Slice of an axis: of every `turn` indices the `count` indices from `from` on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct AxisSlice {
     pub(super) axis: usize,
@@ -136,15 +135,15 @@ impl AxisSlice {
     }
 }
 
-/// A part of a space: the points that all of its cuts leave, in the order of their axes. All points if there is no cut.
+/// Part of a space: the points in all of the slices, sorted by axis. Without slices all points.
 pub(super) type AxisSlices = SmallVec<[AxisSlice; 2]>;
 
-/// How many of the points of a space are left, as a share.
+/// Returns the fraction of a space's points that are in the slices.
 pub(super) fn share(cuts: &AxisSlices) -> f64 {
     cuts.iter().map(|cut| cut.count as f64 / cut.turn as f64).product()
 }
 
-/// A part of a space with the points of both.
+/// Returns a part of a space that contains both parts.
 pub(super) fn hull(a: &AxisSlices, b: &AxisSlices) -> AxisSlices {
     let both = |x: &AxisSlice| {
         let y = b.iter().find(|y| (y.axis, y.turn) == (x.axis, x.turn))?;
@@ -154,7 +153,7 @@ pub(super) fn hull(a: &AxisSlices, b: &AxisSlices) -> AxisSlices {
     a.iter().filter_map(both).filter(AxisSlice::pays).collect()
 }
 
-/// A part of a space with all points at which an access reaches an element of a band.
+/// Returns a part of a space that contains all points at which an access reaches a range.
 pub(super) fn points(dims: &[usize], access: &Access, band: StridedRange) -> AxisSlices {
     let mut cuts = AxisSlices::new();
     if band.is_whole() {
@@ -166,7 +165,7 @@ pub(super) fn points(dims: &[usize], access: &Access, band: StridedRange) -> Axi
             continue;
         }
         let Ok(stride) = usize::try_from(stride) else { return cuts };
-        // An axis of the space may walk several periods.
+        // An axis of the space may cover several periods.
         let turn = if band.period.is_multiple_of(stride) { band.period / stride } else { dim };
         inside.push((stride, axis, if dim.is_multiple_of(turn) { turn.min(dim) } else { dim }));
     }
@@ -174,7 +173,7 @@ pub(super) fn points(dims: &[usize], access: &Access, band: StridedRange) -> Axi
     let reach = |axes: &[(usize, usize, usize)]| -> usize {
         axes.iter().fold(0, |sum, &(stride, _, turn)| sum.saturating_add(stride.saturating_mul(turn - 1)))
     };
-    // Where the walk stands within the period.
+    // Current position within the period.
     let mut at = access.offset % band.period;
     if at.saturating_add(reach(&inside)) >= band.period {
         return cuts;
@@ -182,11 +181,11 @@ pub(super) fn points(dims: &[usize], access: &Access, band: StridedRange) -> Axi
     let (start, end) = (band.start, band.start + band.len);
     while let Some((stride, axis, turn)) = inside.pop() {
         let rest = reach(&inside);
-        // Index i reaches the elements from at + i * stride to that plus the rest.
+        // Index i reaches the elements at + i * stride ..= at + i * stride + rest.
         let from = start.saturating_sub(at + rest).div_ceil(stride);
         let to = if end > at { (end - at).div_ceil(stride).min(turn) } else { 0 };
         if from >= to {
-            // It reaches none: whoever asks reads nothing that was written, or zeros.
+            // The access reaches no element of the range: its reader reads zeros or unwritten elements.
             return AxisSlices::new();
         }
         cuts.push(AxisSlice { axis, turn, from, count: to - from });
@@ -200,16 +199,16 @@ pub(super) fn points(dims: &[usize], access: &Access, band: StridedRange) -> Axi
     cuts
 }
 
-/// A space of which parts of axes are left out.
+/// Space that is narrowed to slices of its axes.
 pub(super) struct Narrowed {
     axes: Vec<Axis>,
 }
 
-/// What becomes of an axis.
+/// Narrowed axis.
 struct Axis {
-    /// The index that is the first now.
+    /// Original index of the first remaining index.
     from: usize,
-    /// The axes in its place: sizes, and how many indices a step is.
+    /// Replacement axes: sizes, and step in original indices.
     parts: SmallVec<[(usize, usize); 2]>,
 }
 
@@ -235,12 +234,12 @@ impl Narrowed {
         self.axes.iter().flat_map(|axis| &axis.parts).map(|&(size, _)| size).collect()
     }
 
-    /// How many axes there are in place of the last `count`.
+    /// Returns the number of axes that replace the last `count` axes.
     pub(super) fn last(&self, count: usize) -> usize {
         self.axes.iter().rev().take(count).map(|axis| axis.parts.len()).sum()
     }
 
-    /// An access to what it reached at the points that are left.
+    /// Returns an access to the same elements over the narrowed space.
     pub(super) fn access(&self, access: &Access) -> Access {
         let mut moved = Access { strides: Strides::new(), ..*access };
         let mut offset = access.offset as isize;
@@ -252,15 +251,15 @@ impl Narrowed {
         moved
     }
 
-    /// The index along an axis of before: the first one that is left, and for each axis in its place its number and how many
-    /// indices a step is.
+    /// Returns an original index along `axis` as an affine function: the constant, and for each replacement axis its
+    /// position and its step.
     pub(super) fn index(&self, axis: usize) -> (usize, impl Iterator<Item = (usize, usize)>) {
         let first: usize = self.axes[..axis].iter().map(|axis| axis.parts.len()).sum();
         let steps = self.axes[axis].parts.iter().enumerate().map(move |(k, &(_, step))| (first + k, step));
         (self.axes[axis].from, steps)
     }
 
-    /// A nest over the points that are left.
+    /// Returns a nest over the narrowed space.
     pub(super) fn nest(&self, nest: &Nest) -> Nest {
         let mut b = Builder::new();
         let regs = b.copy(&nest.expr, |b, inst, ty| {
@@ -305,13 +304,13 @@ mod tests {
         assert_eq!(first, first_token());
         let last = StridedRange::reached(&access(127 * 256, &[32768, 1]), &[8, 256]);
         assert_eq!(last, StridedRange { start: 127 * 256, ..first_token() });
-        // Backwards.
+        // Negative strides.
         let some = StridedRange::reached(&access(6 * 256, &[32768, -256, 1]), &[8, 3, 256]);
         assert_eq!(some, StridedRange { start: 4 * 256, len: 3 * 256, ..first_token() });
-        // One image of several: the period is the buffer.
+        // One image of several: the period is the whole buffer.
         let one = StridedRange::reached(&access(32768, &[256, 1]), &[128, 256]);
         assert_eq!(one, StridedRange { period: LEN, start: 32768, len: 32768 });
-        // Every other row of a matrix whose rows end in what is left out.
+        // Every other row of a matrix, without the ends of the rows.
         let odd = StridedRange::reached(&access(256, &[512, 1]), &[512, 200]);
         assert_eq!(odd, StridedRange { period: 512, start: 256, len: 200 });
     }
@@ -342,20 +341,20 @@ mod tests {
         assert_eq!(points(&TOKENS, &whole, second), cut(1, 128, 1, 1));
         // All tokens of all sentences as rows of one matrix.
         assert_eq!(points(&[1024, 256], &access(0, &[256, 1]), second), cut(0, 128, 1, 1));
-        // Tokens in two axes.
+        // Tokens split into two axes.
         let split = points(&[8, 4, 32, 256], &access(0, &[32768, 8192, 256, 1]), second);
         let expected: AxisSlices = smallvec![
             AxisSlice { axis: 1, turn: 4, from: 0, count: 1 },
             AxisSlice { axis: 2, turn: 32, from: 1, count: 1 }
         ];
         assert_eq!(split, expected);
-        // A walk that begins at the second.
+        // An access that begins at the second token.
         assert_eq!(points(&[8, 127, 256], &access(256, &[32768, 256, 1]), second), cut(1, 127, 0, 1));
-        // Parts of rows; what is more than half stays whole.
+        // Slices of rows. A slice of more than half of an axis is not used.
         let columns = StridedRange { period: 256, start: 64, len: 64 };
         assert_eq!(points(&TOKENS, &whole, columns), cut(2, 256, 64, 64));
         assert_eq!(points(&TOKENS, &whole, StridedRange { len: 129, ..columns }), AxisSlices::new());
-        // Walks across the period, or backwards, stay whole.
+        // Accesses that cross the period, or have negative strides, are not narrowed.
         assert_eq!(points(&[8, 128, 256], &access(256, &[32768, 255, 1]), second), AxisSlices::new());
         assert_eq!(points(&[127, 256], &access(127 * 256, &[-256, 1]), second), AxisSlices::new());
     }

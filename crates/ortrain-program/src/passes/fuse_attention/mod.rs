@@ -1,6 +1,7 @@
-//! Attention, recognised from what it is made of: a product, element-wise maps, the softmax of rows, maps again, and a
-//! product with that. Its gradients are another six instructions of the same kinds. Where nobody else looks at a value in
-//! between, one instruction takes the place of all that make the output, and one that of all that make gradients.
+//! Attention fusion: recognizes attention from its parts. The forward pass is a product, element-wise maps, a softmax
+//! over rows, maps again, and a second product. The gradients are six more instructions of the same kinds. If the
+//! intermediate values have no other consumers, one instruction replaces the forward pass, and one replaces the
+//! backward pass.
 
 #[cfg(test)]
 mod tests;
@@ -21,7 +22,7 @@ use crate::{
     Operand, ScheduledInstruction,
 };
 
-/// Maps between two instructions, at most.
+/// Maximum number of maps between two instructions.
 const MAX_MAPS: usize = 8;
 
 pub(super) fn run(draft: &mut Draft, _: &Target) -> Outcome {
@@ -36,11 +37,11 @@ pub(super) fn run(draft: &mut Draft, _: &Target) -> Outcome {
         }
         draft.instructions = work.finish();
     }
-    // What is not needed any more is left to be dropped.
+    // Unused instructions remain and are removed here.
     Ok(Changed(changes + remove_unused(draft)))
 }
 
-/// Rows along which something is reduced: the only axis that is, and it is the last one in memory.
+/// Returns the nest, and the length of its rows, if the only reduced axis is the innermost axis in memory.
 fn rows(instruction: &Instruction) -> Option<(&Nest, usize)> {
     let (Instruction::Nest(_), nest) = (instruction, instruction.flexible_nest()?) else { return None };
     let &[keys] = nest.inner_dims() else { return None };
@@ -52,7 +53,7 @@ fn rows(instruction: &Instruction) -> Option<(&Nest, usize)> {
     (fits && nest.stores.len() == 1).then_some((nest, keys))
 }
 
-/// The operands of a binary operation.
+/// Returns the operands of a binary operation.
 fn operands(nest: &Nest, reg: Reg, op: BinaryOp) -> Option<[Reg; 2]> {
     match nest.expr.insts()[usize::from(reg.0)].0 {
         Inst::Binary(found, a, b) if found == op => Some([a, b]),
@@ -64,7 +65,7 @@ fn is(nest: &Nest, reg: Reg, inst: Inst) -> bool {
     nest.expr.insts()[usize::from(reg.0)].0 == inst
 }
 
-/// The softmax of rows: what it reads, what it writes, and the elements of a row.
+/// Recognizes a softmax over rows: returns its operand, its result, and the length of a row.
 fn softmax(instruction: &Instruction) -> Option<(BufferId, BufferId, usize)> {
     let (nest, keys) = rows(instruction)?;
     let ([Load::Buffer(from)], [most, sum]) = (nest.loads.as_slice(), nest.reductions.as_slice()) else {
@@ -82,7 +83,7 @@ fn softmax(instruction: &Instruction) -> Option<(BufferId, BufferId, usize)> {
     fits.then(|| (from.buffer, nest.stores[0].buffer, keys))
 }
 
-/// The gradient of the softmax `y` of rows: the gradient that it reads, and the one that it writes.
+/// Recognizes the gradient of the softmax `y` over rows: returns the incoming and the outgoing gradient.
 fn softmax_gradient(instruction: &Instruction, y: BufferId) -> Option<(BufferId, BufferId)> {
     let (nest, _) = rows(instruction)?;
     let ([Load::Buffer(a), Load::Buffer(b)], [sum]) = (nest.loads.as_slice(), nest.reductions.as_slice())
@@ -108,7 +109,7 @@ fn softmax_gradient(instruction: &Instruction, y: BufferId) -> Option<(BufferId,
     fits.then(|| (given, nest.stores[0].buffer))
 }
 
-/// An access with its last two axes exchanged.
+/// Transposes the last two axes of an access.
 fn turned(access: &Access) -> Access {
     let mut access = access.clone();
     let axes = access.strides.len();
@@ -116,12 +117,12 @@ fn turned(access: &Access) -> Access {
     access
 }
 
-/// An operand with its last two axes exchanged.
+/// Transposes the last two axes of an operand.
 fn turned_operand(operand: &Operand) -> Operand {
     operand.with_access(turned(&operand.access))
 }
 
-/// A nest over a space whose last two axes are exchanged.
+/// Transposes the last two axes of a nest's space.
 fn turned_nest(nest: &Nest) -> Nest {
     let axes = nest.dims.len();
     let mut turned = nest.map(turned_operand);
@@ -136,7 +137,7 @@ fn turned_nest(nest: &Nest) -> Nest {
     turned
 }
 
-/// A product with one of its factors on the left: the transposed product, if that is the right one.
+/// Returns a product with the factor `id` on the left. If `id` is the right factor, the product is transposed.
 fn seen_from(m: &MatMul, id: BufferId) -> Option<MatMul> {
     match [m.a.buffer == id, m.b.buffer == id] {
         [true, false] => Some(m.clone()),
@@ -152,7 +153,7 @@ fn seen_from(m: &MatMul, id: BufferId) -> Option<MatMul> {
     }
 }
 
-/// The space of the scores of an attention.
+/// Index space of the scores of an attention.
 struct Space {
     batch: Dims,
     queries: usize,
@@ -166,43 +167,43 @@ impl Space {
         matrices(&self.batch, sizes)
     }
 
-    /// True if operands over batch and these sizes are the same elements.
+    /// Returns true if two operands over batch and `sizes` access the same elements.
     fn are_equal(&self, a: &Operand, b: &Operand, sizes: [usize; 2]) -> bool {
         a.buffer == b.buffer && same(&a.access, &b.access, &self.with(sizes))
     }
 
-    /// A buffer that holds the elements of the space in order.
+    /// Returns an operand for a buffer with the elements of the space in order.
     fn whole_of(&self, buffer: BufferId) -> Operand {
         Operand { buffer, access: self.whole.clone() }
     }
 
-    /// Whether an access over it goes through a buffer in order.
+    /// Returns true if an access over the space covers a buffer in order.
     fn is_whole(&self, access: &Access) -> bool {
         access.len == self.whole.len && same(access, &self.whole, &self.dims)
     }
 
-    /// The same of one over its transposed.
+    /// Returns true if an access over the transposed space covers a buffer in order.
     fn is_turned(&self, access: &Access) -> bool {
         self.is_whole(&turned(access))
     }
 }
 
-/// The instruction that computes another pass of an attention.
+/// Returns the instruction that computes another pass of an attention.
 fn attention(of: &Attention, pass: AttentionPass) -> Instruction {
     Instruction::from(Attention { pass, ..of.clone() })
 }
 
-/// What one new instruction takes the place of.
+/// Instruction that replaces others.
 struct Replaced {
     place: usize,
     instruction: Instruction,
-    /// Those that make its results.
+    /// Producers of its results.
     makers: Vec<usize>,
-    /// Those whose results nobody may need any more.
+    /// Instructions that must become unused.
     inside: Vec<usize>,
 }
 
-/// The gradient of a softmax's operand on its way to the gradients of queries and keys.
+/// Part of the gradients between the gradient of the sums and the gradient of the softmax.
 struct Behind {
     product: usize,
     of_weights: Nest,
@@ -216,7 +217,7 @@ impl Editor<'_> {
         (m.batch == space.batch && *entries == space.entries).then_some(m)
     }
 
-    /// The product that some element-wise maps make a buffer of.
+    /// Returns the product that produces a buffer, possibly through element-wise maps.
     fn product_behind(&self, id: BufferId, keys: usize, maps: usize) -> Option<usize> {
         let maker = self.maker(id)?;
         match self.instruction(maker)? {
@@ -230,8 +231,8 @@ impl Editor<'_> {
         }
     }
 
-    /// What element-wise maps make of given buffers until they have made `value`, as a nest over the scores whose accumulators
-    /// are the given ones, and whose result has no store. Nobody stores what they make in between.
+    /// Collects the element-wise maps between `given` and `value` into a nest over the scores. The given buffers become
+    /// its accumulators, and its result has no store. The maps must not store intermediate values.
     fn made_of(&self, value: BufferId, given: &[BufferId], space: &Space) -> Option<Nest> {
         let dtype = space.whole.dtype;
         let mut b = Builder::new();
@@ -267,7 +268,7 @@ impl Editor<'_> {
         fits.then_some(made)
     }
 
-    /// An operand as it lies before maps that do nothing but move it.
+    /// Returns the source of an operand, before maps that only move elements.
     fn through_moves(&self, operand: Operand, dims: &[usize]) -> Operand {
         let mut found = operand;
         while let Some(map) = self.map_that_makes(found.buffer) {
@@ -282,7 +283,7 @@ impl Editor<'_> {
         found
     }
 
-    /// An epilogue that goes on with maps that do nothing but move the result. Those that it went on with are noted.
+    /// Appends following maps that only move the result to an epilogue. Their positions are added to `gone`.
     fn with_moves(&self, mut nest: Nest, entries: GradientModes, gone: &mut Vec<usize>) -> Nest {
         while let Some((longer, reader)) = self.moved_on(&nest, entries) {
             nest = longer;
@@ -291,19 +292,19 @@ impl Editor<'_> {
         nest
     }
 
-    /// An epilogue that goes on with a map that does nothing but move the result, and the place of that.
+    /// Appends a map that only moves the result to an epilogue. Returns also the position of the map.
     fn moved_on(&self, nest: &Nest, entries: GradientModes) -> Option<(Nest, usize)> {
         let value = only_result(nest).filter(|&value| self.is_work(value) && !self.is_output(value))?;
         let reader = self.readers(value).only()?;
         let scheduled = self.slots[reader].as_ref()?;
         let map = scheduled.instruction.as_map().filter(|map| only_moves(map))?;
-        // What others write to as well, as parts of a whole, is left to them.
+        // A buffer with other writers, which store other parts, is not handled.
         let fits = scheduled.entries == entries && self.maker(only_result(map)?) == Some(reader);
         let longer = || append(nest, map, Link::Result(0, 0), &[false], false);
         fits.then(longer).flatten().map(|longer| (longer, reader))
     }
 
-    /// The attention whose softmax stands at a place.
+    /// Recognizes the attention around the softmax at a position.
     fn attention(&self, at: usize) -> Option<Change> {
         let scheduled = self.slots[at].as_ref()?;
         let (operand, softmax, keys) = softmax(&scheduled.instruction)?;
@@ -326,7 +327,7 @@ impl Editor<'_> {
         if !fits || scores.k == 0 {
             return None;
         }
-        // Scale and mask: behind what the product does itself.
+        // Scale and mask follow the epilogue of the product.
         let after = self.made_of(operand, &[product], &space)?;
         let mut before = scores.epilogue.clone();
         before.stores = vec![space.whole_of(product)];
@@ -335,7 +336,7 @@ impl Editor<'_> {
         let q = self.through_moves(scores.a.clone(), &space.with([space.queries, size]));
         let k = self.through_moves(turned_operand(&scores.b), &space.with([keys, size]));
 
-        // What weighs the values, made of the softmax, and the product that weighs them.
+        // The attention weights, computed from the softmax, and their product with the values.
         let (weights, sums_at, sums) = self.find_behind(softmax, &space, |value, reader| {
             let view = self.product(reader, &space).and_then(|m| seen_from(m, value))?;
             (view.m == space.queries && space.is_whole(&view.a.access)).then_some(view)
@@ -368,8 +369,8 @@ impl Editor<'_> {
         self.replacing(&[Some(output), gradients].into_iter().flatten().collect::<Vec<_>>(), &space)
     }
 
-    /// The change that puts new instructions in their places, if nobody needs what they leave out, and what they read is
-    /// there.
+    /// Returns the change that inserts new instructions, if the removed instructions are unused and all operands are
+    /// available.
     fn replacing(&self, new: &[Replaced], space: &Space) -> Option<Change> {
         let entries = space.entries;
         let live: Vec<usize> =
@@ -396,7 +397,7 @@ impl Editor<'_> {
         for Replaced { place, instruction, makers, inside } in new {
             let reads = instruction.reads();
             let first = new.iter().flat_map(|new| &new.inside).copied().min()?;
-            // Made once and by then, or the same from the scores on.
+            // The operand is defined once, before this position, or does not change from the scores on.
             let is_there = |&id: &BufferId| {
                 if self.is_work(id) && !self.is_input(id) {
                     self.maker(id).is_some_and(|maker| maker < *place && !gone.contains(&maker))
@@ -413,7 +414,7 @@ impl Editor<'_> {
             if !fits || instruction.validate(self.buffers).is_some() {
                 return None;
             }
-            // None of them can fail.
+            // The new instructions cannot fail.
             let nodes = inside.iter().chain(makers).filter_map(|&at| self.slots[at].as_ref());
             let node = node_names(nodes.map(|scheduled| &*scheduled.node));
             let there = change.iter_mut().find(|(at, _)| at == place)?;
@@ -424,8 +425,8 @@ impl Editor<'_> {
         Some(change)
     }
 
-    /// The versions that an attention reads, as the instructions up to its place see them, and those that it makes in
-    /// place of others. `None` where instructions see different ones.
+    /// Returns the versions that an attention reads, as recorded by the replaced instructions, and the versions that it
+    /// writes. Returns `None` if the recorded versions differ.
     fn versions_of_attention(
         &self,
         instruction: &Instruction,
@@ -447,7 +448,8 @@ impl Editor<'_> {
         Some(found.of_instruction(instruction))
     }
 
-    /// What makes gradients of an attention, if anything does; `None` if there is something that is not understood.
+    /// Recognizes the gradients of an attention. Returns `Some(None)` if there are no gradients, and `None` if an
+    /// instruction does not match the pattern.
     fn gradients(
         &self,
         forward: &Attention,
@@ -473,8 +475,7 @@ impl Editor<'_> {
             makers.push(reader);
             v = Some(self.with_moves(view.epilogue, space.entries, &mut makers));
         }
-        // The gradient of the softmax: what is left of the softmax, the instruction, and the gradients that this reads and
-        // writes.
+        // The gradient of the softmax: the softmax factor, the position, and the incoming and outgoing gradients.
         let gradient = self
             .find_behind(softmax, space, |value, reader| softmax_gradient(self.instruction(reader)?, value));
         let mut of_scores = self.made_of(softmax, &[softmax], space)?;
@@ -522,7 +523,7 @@ impl Editor<'_> {
         Some(Some(Replaced { place, instruction, makers, inside }))
     }
 
-    /// What stands before the gradient of a softmax, at a place: from the gradient of the sums on.
+    /// Recognizes the instructions between the gradient of the sums and the softmax gradient at a position.
     fn behind(
         &self,
         at: usize,
@@ -546,7 +547,8 @@ impl Editor<'_> {
         space.are_equal(&v, &forward.v, [keys, width]).then_some(Behind { product, of_weights, given })
     }
 
-    /// The products that read a value, or what maps make of it, each with what it reads. `None` if anybody else does.
+    /// Returns the products that read a value, directly or through maps, each with its operand. Returns `None` if the
+    /// value has other readers.
     fn products_of(&self, value: BufferId, space: &Space) -> Option<Vec<(BufferId, usize)>> {
         let mut values = vec![value];
         let mut products = Vec::new();
@@ -572,8 +574,8 @@ impl Editor<'_> {
         Some(products)
     }
 
-    /// The first instruction that `is_it` among the readers of a value and of what maps make of it: what it reads, its place,
-    /// and what `is_it` says.
+    /// Returns the first consumer of `value`, directly or through maps, that satisfies `is_it`: its operand, its
+    /// position, and the result of `is_it`.
     fn find_behind<T>(
         &self,
         value: BufferId,

@@ -1,4 +1,4 @@
-//! An attention and its gradients, put together by hand as operators are lowered.
+//! Attention and its gradients, built manually like lowered operators.
 
 use std::sync::Arc;
 
@@ -32,7 +32,7 @@ impl Making {
         self.b.emit(instruction, GradientModes::ALL, &self.node).unwrap();
     }
 
-    /// A map over `dims` that stores in order.
+    /// Adds a map over `dims` with a row-major result.
     fn map(
         &mut self,
         dims: &[usize],
@@ -59,7 +59,7 @@ impl Making {
         to
     }
 
-    /// `[BATCH, HEADS, m, n]`, of factors whose last two axes may be exchanged.
+    /// Adds a product with result `[BATCH, HEADS, m, n]`. Each factor may be transposed.
     fn product(
         &mut self,
         (m, n, k): (usize, usize, usize),
@@ -98,7 +98,7 @@ impl Making {
         to
     }
 
-    /// Rows of scores.
+    /// Adds a nest over rows of scores.
     fn rows(
         &mut self,
         reads: &[BufferId],
@@ -130,12 +130,12 @@ impl Making {
     }
 }
 
-/// From `[BATCH, SEQ, HEADS, SIZE]` to `[BATCH, HEADS, SEQ, SIZE]`.
+/// Strides from `[BATCH, SEQ, HEADS, SIZE]` to `[BATCH, HEADS, SEQ, SIZE]`.
 const TO_HEADS: [usize; 4] = [SEQ * HEADS * SIZE, SIZE, HEADS * SIZE, 1];
-/// And back.
+/// Strides from `[BATCH, HEADS, SEQ, SIZE]` to `[BATCH, SEQ, HEADS, SIZE]`.
 const FROM_HEADS: [usize; 4] = [SEQ * HEADS * SIZE, SIZE, SEQ * SIZE, 1];
 
-/// What the program lets others see, besides what it is for.
+/// Additional output of the program.
 #[derive(Clone, Copy, PartialEq)]
 enum Seen {
     Nothing,
@@ -168,7 +168,7 @@ fn program(backward: bool, seen: Seen) -> Program {
     let mut inputs = vec![q0, k0, v0];
     if backward {
         inputs.push(g0);
-        // Made after the scores.
+        // Computed after the scores.
         let loss = m.map(&[len], &[(g0, &[1]), (output, &[1])], |b, regs| b.add(regs[0], regs[1]));
         let g = m.map(&heads, &[(loss, &TO_HEADS)], |_, regs| regs[0]);
         let of_weights = m.product((SEQ, SEQ, SIZE), (g, false), (v, true));
@@ -185,7 +185,7 @@ fn program(backward: bool, seen: Seen) -> Program {
             outputs.push(of_scores);
         }
         let of_q = m.product((SEQ, SIZE, SEQ), (of_scores, false), (k, false));
-        // The transposed one, as where keys were transposed before.
+        // The transposed product, as if the keys were transposed before.
         let of_k = m.product((SIZE, SEQ, SEQ), (q, true), (of_scores, false));
         for id in [of_q, of_v] {
             outputs.push(m.map(&[BATCH, SEQ, HEADS, SIZE], &[(id, &FROM_HEADS)], |_, regs| regs[0]));
@@ -213,7 +213,7 @@ fn so_are_the_gradients() {
     let Instruction::Attention(attention) = &program.instructions[2].instruction else { unreachable!() };
     let AttentionPass::Gradients(gradients) = &attention.pass else { unreachable!() };
     assert!(gradients.q.is_some() && gradients.k.is_some() && gradients.v.is_some(), "{program}");
-    // Transposes are read and written through.
+    // Operands and results are transposed through strides.
     assert_eq!(attention.q.access.strides.as_slice(), TO_HEADS.map(|stride| stride as isize), "{program}");
     let mut used: Vec<BufferId> = program
         .instructions
@@ -222,7 +222,7 @@ fn so_are_the_gradients() {
         .collect();
     used.sort_unstable();
     used.dedup();
-    // And what the gradient is made of.
+    // One more buffer: the incoming gradient.
     assert_eq!(used.len(), program.inputs.len() + program.outputs.len() + 1, "{program}");
 }
 

@@ -1,7 +1,7 @@
-//! Whether computing a value again can pay, found out without doing it.
+//! Quick test that rejects unprofitable recomputations without building them.
 //!
-//! Of a long expression nearly every value could be computed again, and nearly never is that lighter. To try each means to
-//! build each expression; here it is enough to look at which instructions would be new.
+//! Nearly every value of a long expression could be recomputed, and recomputation rarely pays. Building each fused
+//! expression is expensive. This test only looks at the instructions that would be added.
 
 use std::hash::{Hash, Hasher};
 
@@ -14,11 +14,11 @@ use crate::target::FusionWeights;
 use crate::weight::{operation, read_weight};
 use crate::{Buffer, BufferId, Instruction, Load, Nest};
 
-/// More points than this are not counted: the sums of weights would not be exact any more.
+/// Maximum number of points. Beyond it, the sums of weights are not exact.
 const MAX_POINTS: usize = 1 << 40;
 
-/// The instructions of an expression by what they compute of which buffers, wherever in the buffers. Instructions that
-/// are equal in an expression of two nests have equal numbers.
+/// Returns a value number for each instruction of an expression. It depends on the operations and the loaded buffers,
+/// but not on the access. Instructions that fusion would merge have equal numbers.
 fn numbers(nest: &Nest) -> Vec<u64> {
     let mut numbers: Vec<u64> = Vec::with_capacity(nest.expr.insts().len());
     for &(inst, ty) in nest.expr.insts() {
@@ -37,7 +37,7 @@ fn numbers(nest: &Nest) -> Vec<u64> {
     numbers
 }
 
-/// The values that the expression of an instruction computes, by numbers.
+/// Value numbers of the expression of an instruction.
 pub(super) struct Known(FxHashSet<u64>);
 
 impl Known {
@@ -45,11 +45,12 @@ impl Known {
         Known(numbers(nest).into_iter().collect())
     }
 
-    /// True if an instruction that computes `value` as a map does (its result `result`) instead of loading it is surely not
-    /// lighter: what the expression gets beside weighs what the loads did, or more. A `false` says nothing.
+    /// Returns true if an instruction provably does not get lighter when it computes `value` instead of loading it. The
+    /// map computes `value` as its result `result`. The test compares the weight of the added operations with the
+    /// weight of the removed loads. `false` means unknown.
     ///
-    /// An instruction without reductions weighs each operation once, on all points or on one. As long as the value itself
-    /// is new, no operation that uses it becomes equal to another one, so nothing else gets lighter.
+    /// An instruction without reductions counts each operation once, on all points or on one point. If the value is not
+    /// yet computed, no operation that uses the value merges with another operation. Nothing else gets lighter.
     pub(super) fn is_no_lighter(
         &self,
         instruction: &Instruction,
@@ -61,7 +62,7 @@ impl Known {
         let expr = &map.expr;
         let points = |nest: &Nest| nest.dims.iter().try_fold(1usize, |all, &dim| all.checked_mul(dim));
         let Some(all) = points(nest).filter(|&all| all <= MAX_POINTS) else { return false };
-        // Positions become other instructions where the spaces differ.
+        // Coordinates become other instructions if the spaces differ.
         let asks = |(inst, _): &(Inst, Type)| matches!(inst, Inst::Coordinate(_));
         let is_plain = nest.inner == 0 && nest.reductions.is_empty() && !nest.expr.can_fail();
         if !is_plain || expr.insts().iter().any(asks) {
@@ -72,7 +73,7 @@ impl Known {
         if self.0.contains(&numbers[usize::from(root.0)]) {
             return false;
         }
-        // Where every element is read at one point, what changes from element to element changes from point to point.
+        // If every element is read at one point, a value that varies over elements varies over points too.
         let loads = nest.loads.iter().enumerate();
         let slots: SmallVec<[usize; 4]> = loads
             .filter(|(_, load)| load.operand().is_some_and(|from| from.buffer == value))
@@ -91,7 +92,7 @@ impl Known {
             let varying = own || inst.operands().any(|reg| varies[usize::from(reg.0)]);
             varies.push(varying);
         }
-        // What uses the value must be evaluated as often as before.
+        // The users of the value must be evaluated as often as before.
         if all > 1 && !(whole && varies[usize::from(root.0)]) {
             return false;
         }

@@ -1,13 +1,14 @@
-//! Fusion: element-wise maps become part of what makes their operands, or of what reads their results.
+//! Fusion: element-wise maps merge with the producers of their operands, or with the consumers of their results.
 //!
-//! Two rewrites are made, each where it makes the program lighter ([`weight`]) and raises no peak of memory:
+//! There are two rewrites. Each is applied if it lowers the weight of the program ([`weight`]) and does not raise the
+//! peak of memory:
 //!
-//! - *append*: a map goes on where its operand was made: behind another map, in the epilogue of a product or a
-//!   convolution, behind the reductions of a row;
-//! - *inline*: whatever reads a map's result computes it instead of loading it, in its own order of the space. A cheap
-//!   map is computed by several readers, if they all do it, or by one that has loaded the operands already.
+//! - *append*: a map merges into the producer of its operand: into another map, into the epilogue of a product or a
+//!   convolution, or into the reductions of a row;
+//! - *inline*: consumers of a map's result compute it instead of loading it, in their own order of the space. A cheap
+//!   map is inlined into all of its consumers, or into one that already loads the operands.
 //!
-//! Every pass goes over the instructions once, in order, so the same program is always fused in the same way.
+//! Every sweep visits the instructions once, in order, so the result is deterministic.
 
 mod lighter;
 #[cfg(test)]
@@ -35,21 +36,21 @@ use crate::versions::Versions;
 use crate::weight::weight;
 use crate::{BufferId, GradientModes, Instruction, Load, MatMul, Nest, ScheduledInstruction};
 
-/// A result with more readers than this is stored.
+/// Maximum number of readers of an inlined result.
 const MAX_READERS: usize = 8;
 
-/// Places between which nothing is alive for long.
+/// Maximum distance in slots for a short live range.
 const CLOSE: usize = 16;
 
-/// The peak of memory may rise by one part in so many: what is kept for each channel is no reason to do without.
+/// Divisor for the tolerated increase of the peak. Small values, for example one per channel, must not prevent fusion.
 const MIN_SAVING: i64 = 64;
 
-/// True if axes of an instruction's nest may be split: those of products are what the product says.
+/// Returns true if axes of an instruction's nest may be split. The axes of products and convolutions are fixed.
 fn may_split(instruction: &Instruction) -> bool {
     matches!(instruction, Instruction::Nest(_))
 }
 
-/// Makes one map of maps that follow each other. What is alive between close ones is no reason not to.
+/// Merges chains of maps. Between close maps, live bytes are ignored.
 pub(super) fn fuse_chains(draft: &mut Draft, target: &Target) -> Result<Changed, ProgramError> {
     let mut work = Fusion::new(draft, target);
     work.join_chains();
@@ -58,7 +59,7 @@ pub(super) fn fuse_chains(draft: &mut Draft, target: &Target) -> Result<Changed,
     Ok(changes)
 }
 
-/// Lets maps go to where an operand is made, or to where their result is read.
+/// Merges maps with producers of operands or with consumers of results.
 pub(super) fn run(draft: &mut Draft, target: &Target) -> Result<Changed, ProgramError> {
     let mut work = Fusion::new(draft, target);
     work.join_all();
@@ -67,23 +68,23 @@ pub(super) fn run(draft: &mut Draft, target: &Target) -> Result<Changed, Program
     Ok(changes)
 }
 
-/// A rewrite and by how much it makes the program lighter.
+/// Rewrite, with the weight that it saves.
 struct Rewrite {
     gain: u64,
-    /// Ways to do it, the best first. All have the same new instructions, in one order.
+    /// Alternative changes, the best first. All have the same new instructions, in one order.
     changes: SmallVec<[Change; 2]>,
-    /// The weights of these.
+    /// Weights of the new instructions.
     weights: SmallVec<[u64; 2]>,
 }
 
-/// Instructions while they are fused.
+/// State of the fusion.
 struct Fusion<'a> {
     editor: Editor<'a>,
     weights: FusionWeights,
-    /// The weights of the instructions at each place, as far as they are known.
+    /// Cached weight of the instruction in each slot.
     weight_at: Vec<Cell<Option<u64>>>,
     lowest_peak: i64,
-    /// How a buffer can be made of others by a map, where what makes it is no map any more.
+    /// Maps that compute buffers with a producer that is no longer a map.
     recipes: FxHashMap<BufferId, Recipe>,
     changes: usize,
 }
@@ -102,7 +103,7 @@ impl DerefMut for Fusion<'_> {
     }
 }
 
-/// How a buffer was made by a map that is gone, found out when somebody asks: few do.
+/// Removed map that computes a buffer. Its single-result part is computed on demand, because few are used.
 struct Recipe {
     map: Arc<Nest>,
     versions: Rc<Versions>,
@@ -123,12 +124,12 @@ impl<'a> Fusion<'a> {
         }
     }
 
-    /// The instructions, and how often they were changed.
+    /// Returns the instructions and the number of changes.
     fn finish(self) -> (Vec<ScheduledInstruction>, Changed) {
         (self.editor.finish(), Changed(self.changes))
     }
 
-    /// Chains of maps become one. What is alive between close ones is no reason not to.
+    /// Merges chains of maps. Between close maps, live bytes are ignored.
     fn join_chains(&mut self) {
         for at in 0..self.slots.len() {
             let Some(last) = self.end_of_chain(at) else { continue };
@@ -144,11 +145,11 @@ impl<'a> Fusion<'a> {
         }
     }
 
-    /// A map goes to where an operand is made, or to where its result is read.
+    /// Merges maps with producers of operands or with consumers of results.
     fn join_all(&mut self) {
         let count = self.slots.len();
-        // A map that needs the sums of its own operands follows them, while the row is in the cache. Then each goes to where
-        // an operand is made, or to where its result is read, whichever is lighter.
+        // First, maps that need sums of their own operands follow these sums, while the row is in the cache. Then each
+        // map merges with a producer or with its consumers: the rewrite that saves more weight.
         for only_sums in [true, false] {
             for at in 0..count {
                 self.place(at, only_sums);
@@ -166,7 +167,7 @@ impl<'a> Fusion<'a> {
         }
     }
 
-    /// Makes a rewrite, unless it raises the peak of memory by more than a trifle.
+    /// Applies a rewrite, unless it raises the peak of memory beyond the tolerance. Returns true if it was applied.
     fn apply(&mut self, rewrite: Rewrite) -> bool {
         let Rewrite { changes, weights, .. } = rewrite;
         changes.into_iter().any(|change| self.make(change, &weights))
@@ -181,7 +182,7 @@ impl<'a> Fusion<'a> {
             return false;
         }
         self.changes += 1;
-        // A map that went behind something else can still be computed by who has its operands.
+        // Instructions that have the operands of a merged map can still compute its result.
         for (_, old) in undo {
             let Some(ScheduledInstruction { instruction: Instruction::Nest(map), versions, .. }) = old else {
                 continue;
@@ -201,8 +202,8 @@ impl<'a> Fusion<'a> {
         true
     }
 
-    /// Puts the instructions of a change, whose weights are known, into their places, unless one of them would read another
-    /// version of a buffer than it was given; returns what stood there.
+    /// Applies a change with known weights, unless an instruction would read another version of a buffer than recorded.
+    /// Returns the change that reverts it.
     fn change(&mut self, change: Change, weights: &[u64]) -> Option<Change> {
         let new = change.iter().filter(|(_, new)| new.is_some()).map(|(at, _)| *at);
         let new: SmallVec<[(usize, u64); 2]> = new.zip(weights.iter().copied()).collect();
@@ -212,12 +213,12 @@ impl<'a> Fusion<'a> {
         Some(undo)
     }
 
-    /// The weight of an instruction in the runs of all of its entries.
+    /// Returns the weight of an instruction over all of its gradient modes.
     fn weigh(&self, scheduled: &ScheduledInstruction) -> u64 {
         weight(&scheduled.instruction, self.buffers, &self.weights).saturating_mul(scheduled.entries.count())
     }
 
-    /// By how much changes, any one of which will do, make the program lighter, if they do.
+    /// Returns a rewrite with the saved weight, if alternative changes save any. All alternatives save the same.
     fn gain(&self, changes: SmallVec<[Change; 2]>) -> Option<Rewrite> {
         let (mut before, mut weights) = (0u64, SmallVec::new());
         for (at, new) in changes.first()? {
@@ -234,11 +235,11 @@ impl<'a> Fusion<'a> {
 
     // --- Append ---------------------------------------------------------------------------------------------------
 
-    /// Lets the map at a place follow what makes its operands (sums alone, or anything) as long as there is something,
-    /// unless it is lighter to have it computed by what reads its result.
+    /// Repeatedly appends the map at a position to producers of its operands (only to sums if `only_sums`). If inlining
+    /// the map into its consumers saves more, the map is inlined instead.
     fn place(&mut self, at: usize, only_sums: bool) {
         while let Some(behind) = self.appended(at, only_sums) {
-            // Behind sums, a map that reads the result can follow instead.
+            // After sums, a consuming map can follow instead.
             let another = only_sums && self.is_read_by_a_map(at);
             let before = self.inlined(at).filter(|before| another || before.gain > behind.gain);
             if before.is_some_and(|before| self.apply(before)) || !self.apply(behind) {
@@ -252,7 +253,8 @@ impl<'a> Fusion<'a> {
         self.readers(value).iter().any(|reader| self.map(reader).is_some())
     }
 
-    /// The best way to let the map at a place follow what makes one of its operands: sums alone, or anything.
+    /// Returns the best rewrite that appends the map at a position to a producer of an operand, only to sums if
+    /// `only_sums`.
     fn appended(&self, at: usize, only_sums: bool) -> Option<Rewrite> {
         let map = self.map(at)?;
         let mut makers = distinct(read_by(map).filter_map(|id| self.maker(id)));
@@ -274,13 +276,14 @@ impl<'a> Fusion<'a> {
         best
     }
 
-    /// The map at a place (or, if it is of fewer entries than its operand, every map that reads it) behind a host.
+    /// Returns the rewrite that appends the map at a position to a host. If the map has fewer gradient modes than the
+    /// host, every map that reads the host's result is appended.
     fn append_to(&self, maker: usize, at: usize) -> Option<Rewrite> {
         let (host, map) = (self.slots[maker].as_ref()?, self.slots[at].as_ref()?);
         if host.entries == map.entries {
             return self.append_all(maker, &[at]);
         }
-        // A host whose only result is read by maps of different entries: no run makes it twice.
+        // The maps that read the only result of the host have different modes: no run computes the host twice.
         let &[value] = host.instruction.writes().as_slice() else { return None };
         let readers = self.readers(value);
         if !self.is_work(value) || self.is_output(value) {
@@ -297,8 +300,9 @@ impl<'a> Fusion<'a> {
         self.append_all(maker, &readers.iter().collect::<SmallVec<[usize; 4]>>())
     }
 
-    /// Maps behind a host. They stand where they stood, if the host's results are not needed before, or where the host
-    /// stood, if their operands are there by then; where less memory is needed in between, if both will do.
+    /// Returns the rewrite that appends maps to a host. The merged instruction is at the maps' positions if the host's
+    /// results are not needed earlier. It is at the host's position if the maps' operands are available there. If both
+    /// are possible, the alternative with less memory is first.
     fn append_all(&self, maker: usize, followers: &[usize]) -> Option<Rewrite> {
         let host = self.slots[maker].as_ref()?;
         let nest = host.instruction.flexible_nest()?;
@@ -322,7 +326,7 @@ impl<'a> Fusion<'a> {
             let entries = follower.entries;
             let (made, others): (BufferIds, BufferIds) =
                 read_by(map).partition(|&id| written_by(nest).any(|written| written == id));
-            // What the host makes is taken from where it is made: nothing may have changed it on the way.
+            // The results of the host are used from registers, so they must not change in between.
             let as_made = self.unchanged(&made, maker, at, entries);
             down &= as_made
                 && self.unchanged(&host_reads, maker, at, entries)
@@ -359,7 +363,7 @@ impl<'a> Fusion<'a> {
         self.gain(changes)
     }
 
-    /// Whether less memory is needed between a host and its followers if they come up than if the host goes down.
+    /// Returns true if moving the followers up to the host needs less memory than moving the host down.
     fn is_smaller_above(&self, maker: usize, followers: &[usize]) -> bool {
         let bytes = |ids: &mut dyn Iterator<Item = BufferId>, alive: &dyn Fn(BufferId) -> bool| {
             let alive = distinct(ids.filter(|&id| self.is_work(id))).into_iter().filter(|&id| alive(id));
@@ -369,7 +373,7 @@ impl<'a> Fusion<'a> {
             !self.is_output(id) && self.readers(id).last().is_none_or(|last| last <= at)
         };
         let host = self.instruction(maker).map(Instruction::reads).unwrap_or_default();
-        // What the host reads last would have to wait for it.
+        // Operands with their last use in the host would stay live.
         let down = bytes(&mut host.into_iter(), &|id| ends_by(id, maker));
         let (mut made, mut freed) = (0usize, 0usize);
         for map in followers.iter().filter_map(|&at| self.map(at)) {
@@ -384,7 +388,7 @@ impl<'a> Fusion<'a> {
 
     // --- Inline ---------------------------------------------------------------------------------------------------
 
-    /// The last reader of the result of the map at a place, if maps alone read it, of which no entry runs two.
+    /// Returns the last reader of the map's result, if only maps read it, at most one in each gradient mode.
     fn end_of_chain(&self, at: usize) -> Option<usize> {
         let value = only_result(self.map(at)?)?;
         let readers = self.readers(value);
@@ -399,7 +403,7 @@ impl<'a> Fusion<'a> {
         readers.last().filter(|&last| last > at)
     }
 
-    /// The map at a place computed by everyone who reads its result.
+    /// Returns the rewrite that inlines the map at a position into all readers of its result.
     fn inlined(&self, at: usize) -> Option<Rewrite> {
         let map = self.map(at)?;
         let value = only_result(map)?;
@@ -431,7 +435,7 @@ impl<'a> Fusion<'a> {
         self.gain(smallvec![change])
     }
 
-    /// An instruction that computes a value instead of reading it.
+    /// Returns an instruction that computes a value instead of loading it.
     fn without_load(&self, instruction: &Instruction, value: BufferId, map: &Nest) -> Option<Instruction> {
         let mut instruction = instruction.clone();
         if instruction.factors().contains(&value) {
@@ -447,7 +451,7 @@ impl<'a> Fusion<'a> {
         self.is_sound(&instruction).then_some(instruction)
     }
 
-    /// The map that makes a buffer of others, as it stands or as it was, and which versions it reads.
+    /// Returns the map that computes a buffer, current or removed, and the versions that it reads.
     fn recipe(&self, id: BufferId) -> Option<(Nest, Versions)> {
         let versions = || Some(self.slots[self.maker(id)?].as_ref()?.versions.clone());
         let gone = || {
@@ -457,8 +461,8 @@ impl<'a> Fusion<'a> {
         self.map_that_makes(id).zip(versions()).or_else(gone)
     }
 
-    /// The instruction at a place after it has computed again what it can compute of what it loads anyway. Nobody will make
-    /// `gone` any more.
+    /// Returns the instruction at a position after profitable recomputations from its other loads. `gone` is a buffer
+    /// that loses its producer.
     fn recomputed(
         &self,
         at: usize,
@@ -507,7 +511,7 @@ impl<'a> Fusion<'a> {
         }
     }
 
-    /// The instruction at a place, if computing some of its operands again makes it lighter.
+    /// Returns the rewrite of the instruction at a position, if recomputation of some operands saves weight.
     fn recomputing(&self, at: usize) -> Option<Rewrite> {
         let scheduled = self.slots[at].as_ref()?;
         let as_it_is = (scheduled.instruction.clone(), scheduled.versions.clone());
@@ -516,8 +520,8 @@ impl<'a> Fusion<'a> {
     }
 }
 
-/// The buffers by which the space of a map may be compared with that of an instruction: results first; then, for a map that
-/// reads what is the same along a row, what both read.
+/// Returns the buffers that can relate the space of a map to the space of a host. Results come first. For a map that
+/// reads values that are constant along a row, buffers that both read follow.
 fn links(instruction: &Instruction, host: &Nest, map: &Nest) -> Vec<Link> {
     let mut links = Vec::new();
     for (slot, id) in read_by(map).enumerate() {
@@ -534,8 +538,8 @@ fn links(instruction: &Instruction, host: &Nest, map: &Nest) -> Vec<Link> {
     links
 }
 
-/// A product that reads a factor through a map that does nothing but move elements, or makes them narrower: then the product
-/// rounds them.
+/// Returns a product that reads a factor through a map that only moves elements. If the map narrows the type, the
+/// product rounds the factor.
 fn reading_through(instruction: Instruction, value: BufferId, map: &Nest) -> Option<Instruction> {
     let Instruction::MatMul(mut product) = instruction else { return None };
     let [Load::Buffer(source)] = map.loads.as_slice() else { return None };
@@ -556,7 +560,7 @@ fn reading_through(instruction: Instruction, value: BufferId, map: &Nest) -> Opt
         }
         let embedding = Embedding::new(&dims, &factor.access, map, &map.stores[0].access, false)?;
         let moved = embedding.access(&source.access);
-        // Kernels pack lines of adjacent elements.
+        // Kernels pack rows or columns of adjacent elements.
         let adjacent = |axis: usize| dims[axis] == 1 || moved.strides[axis] == 1;
         if !adjacent(dims.len() - 1) && !adjacent(dims.len() - 2) {
             return None;

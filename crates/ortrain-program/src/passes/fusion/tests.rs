@@ -1,4 +1,4 @@
-//! The forms that convolution nets take, put together by hand.
+//! Fusion patterns of convolutional networks, built manually.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use crate::{
     WindowIndex, Workspace,
 };
 
-/// Images of a program: `[n, c, h * w]`.
+/// Builder of a program over images `[n, c, h * w]`.
 struct Images {
     b: ProgramBuilder,
     n: usize,
@@ -24,7 +24,7 @@ struct Images {
     node: Arc<str>,
 }
 
-/// What a nest is made of: buffers with their strides, and a function from loaded to stored values.
+/// Operands of a nest: buffers with their strides.
 type Reads<'a> = &'a [(BufferId, &'a [isize])];
 
 impl Images {
@@ -53,7 +53,7 @@ impl Images {
         list.iter().map(operand).collect()
     }
 
-    /// A buffer in the order in which it lies there.
+    /// Returns an operand for a whole buffer in order.
     fn whole(&self, id: BufferId) -> Operand {
         Operand::whole(id, self.b.buffer(id).dtype, &[self.b.buffer(id).len])
     }
@@ -97,13 +97,13 @@ impl Images {
         self.emit(Instruction::from(map), GradientModes::ALL);
     }
 
-    /// An element-wise map over the flat images.
+    /// Adds an element-wise map over the flattened images.
     fn flat(&mut self, from: &[BufferId], to: BufferId, f: impl FnOnce(&mut Builder, &[Reg]) -> Reg) {
         let loads: Vec<(BufferId, &[isize])> = from.iter().map(|&id| (id, &[1][..])).collect();
         self.map(&[self.len()], &loads, &[(to, &[1])], |b, regs| vec![f(b, regs)]);
     }
 
-    /// Two sums for each channel: what two functions of the loads add up to, the second of which sees the first sum.
+    /// Adds two sums per channel. The second summand depends on the first sum.
     fn sums(
         &mut self,
         from: &[BufferId],
@@ -125,7 +125,7 @@ impl Images {
             let second = g(b, regs, sum);
             values = vec![first, second];
             let squares = b.reduced(1, Type::F32);
-            // Kept alive through the results: `finish` drops what is not needed.
+            // Kept alive as results, because `finish` drops unused instructions.
             vec![sum, squares, first, second]
         });
         let outputs = nest.expr.outputs().to_vec();
@@ -143,7 +143,7 @@ impl Images {
         self.emit(Instruction::from(nest), GradientModes::ALL);
     }
 
-    /// `max(0, (x - mean) * factor + bias)`, the normalisation by channel and the activation as maps of their own.
+    /// Adds `max(0, (x - mean) * factor + bias)`: a normalization per channel and an activation, as separate maps.
     fn normalised(&mut self, x: BufferId, [mean, factor, bias]: [BufferId; 3], y: BufferId) {
         let (plane, image) = ((self.h * self.w) as isize, (self.c * self.h * self.w) as isize);
         let z = self.image("z");
@@ -157,7 +157,7 @@ impl Images {
             let scaled = b.mul(centred, regs[2]);
             vec![b.add(scaled, regs[3])]
         });
-        // The activation goes by all four axes.
+        // The activation iterates over all four axes.
         let strides = [image, plane, self.w as isize, 1];
         let dims = [self.n, self.c, self.h, self.w];
         self.map(&dims, &[(z, &strides)], &[(y, &strides)], |b, regs| {
@@ -166,7 +166,7 @@ impl Images {
         });
     }
 
-    /// `[sums, elements]` of `BatchNormalization` backward, with a gradient that goes through the activation first.
+    /// Adds the sums and the elements of `BatchNormalization` backward, after the backward pass of an activation.
     fn normalised_backward(
         &mut self,
         gradient: BufferId,
@@ -219,7 +219,7 @@ impl Images {
         self.b.plane("filter", DType::F32, self.c * self.c * 9, PlaneId(0), 0)
     }
 
-    /// What nothing can be fused with: the gradient of a pooling.
+    /// Adds an instruction that cannot be fused: the gradient of a pooling.
     fn unpooled(&mut self, from: BufferId, to: BufferId) {
         let axis =
             |size| SlidingAxis { input: size, output: size, kernel: 3, stride: 1, dilation: 1, before: 1 };
@@ -234,7 +234,7 @@ impl Images {
     }
 }
 
-/// An epilogue that stores what it is given.
+/// Returns an epilogue that stores its accumulator.
 fn epilogue(dims: &[usize], to: BufferId) -> Nest {
     let mut b = Builder::new();
     let value = b.load(0, Type::F32);
@@ -249,7 +249,7 @@ fn epilogue(dims: &[usize], to: BufferId) -> Nest {
     }
 }
 
-/// A convolution of two whole buffers.
+/// Returns a convolution of two whole buffers.
 fn conv_of(shape: ConvShape, a: BufferId, b: BufferId, to: BufferId) -> Instruction {
     let [a_dims, b_dims, dims] = shape.operands();
     let [a, b] = [(a, a_dims), (b, b_dims)].map(|(id, dims)| Operand::whole(id, DType::F32, &dims));
@@ -257,7 +257,7 @@ fn conv_of(shape: ConvShape, a: BufferId, b: BufferId, to: BufferId) -> Instruct
     Instruction::from(Conv { shape, a, b, precision: Precision::F32, epilogue })
 }
 
-/// `gradient where y > 0, else 0`.
+/// Computes `gradient where y > 0, else 0`.
 fn through_activation(b: &mut Builder, regs: &[Reg]) -> Reg {
     let zero = b.constant(Type::F32, 0.0);
     let positive = b.compare(CompareOp::Lt, zero, regs[1]);
@@ -268,7 +268,7 @@ fn names(program: &Program) -> Vec<&'static str> {
     program.instructions.iter().map(|scheduled| scheduled.instruction.name()).collect()
 }
 
-/// Reductions and loads of an instruction's nest.
+/// Returns the number of reductions and of loads of an instruction's nest.
 fn shape_of(program: &Program, k: usize) -> (usize, usize) {
     let nest = program.instructions[k].instruction.nest().unwrap();
     (nest.reductions.len(), nest.loads.len())
@@ -304,7 +304,7 @@ fn normalisation_and_activation_follow_their_statistics() {
 
 #[test]
 fn backward_is_two_passes_at_most() {
-    // Rows that stay in the cache, and rows that do not.
+    // Rows that fit into the cache, and rows that do not.
     let sizes = [(8, 96, 48, 48), (32, 64, 112, 112)];
     for ((n, c, h, w), expected) in
         sizes.into_iter().zip([&["Window", "Reduce"][..], &["Window", "Reduce", "Map"]])
@@ -321,7 +321,7 @@ fn backward_is_two_passes_at_most() {
 
 #[test]
 fn sums_and_elements_take_in_what_both_read() {
-    // The elements go elsewhere, so they do not follow the sums.
+    // The elements have another consumer, so the map does not follow the sums.
     let mut i = Images::new(8, 96, 48, 48);
     let [y, from, gradient, g, last] = ["y", "from", "gradient", "g", "last"].map(|name| i.image(name));
     i.unpooled(from, gradient);
@@ -347,11 +347,11 @@ fn what_was_activated_is_computed_again_from_what_is_loaded() {
     let dx = i.normalised_backward(gradient, y, x, mean);
     let program = i.finish(&[x, g0, bias], &[to, dx]);
     assert_eq!(names(&program), ["Reduce", "Conv", "Conv", "Reduce"], "{program}");
-    // The activation's result goes into the convolution, and nowhere else.
+    // Only the convolution reads the result of the activation.
     assert!(!program.instructions[3].instruction.reads().contains(&y), "{program}");
 }
 
-/// `min(max(z, 0), 6)` of a normalisation `z`, and its gradient, whose conditions are maps of their own.
+/// `min(max(z, 0), 6)` of a normalization `z`, and its gradient, with separate maps for the conditions.
 #[test]
 fn what_was_clipped_is_computed_again_from_what_is_kept() {
     let mut i = Images::new(8, 96, 48, 48);
@@ -406,7 +406,7 @@ fn a_residual_and_the_activation_behind_it_join_the_convolution() {
     let bias = i.channels("bias");
     let filter = i.filter();
     i.conv(ConvPass::Output, x, filter, y);
-    // The bias over [n * c, h * w], the sum over everything, the activation over four axes.
+    // The bias is over [n * c, h * w], the sum over all elements, the activation over four axes.
     let biased = i.image("biased");
     let plane = (i.h * i.w) as isize;
     let (n, c, image) = (i.n, i.c, (i.c * i.h * i.w) as isize);
@@ -421,7 +421,7 @@ fn a_residual_and_the_activation_behind_it_join_the_convolution() {
     });
     let program = i.finish(&[x, skipped, bias], &[result]);
     assert_eq!(names(&program), ["Conv"], "{program}");
-    // In the place of what was skipped: read last, where it is written.
+    // The result reuses the bytes of the skipped operand, at its last use.
     let place = |id: BufferId| program.buffer(id).place;
     assert_eq!(place(skipped), place(result), "{program}");
 }
@@ -481,8 +481,7 @@ fn what_is_dear_is_computed_once() {
     assert_eq!(names(&dear), ["Map", "Reduce", "Window", "Map"], "{dear}");
 }
 
-/// Whoever computes a value instead of reading it does not come to read it again, by way of another value that is
-/// made of it.
+/// After a value is inlined, its former readers must not read it again through another inlined value.
 #[test]
 fn what_is_not_made_any_more_is_not_read() {
     let mut images = Images::new(3, 4, 3, 2);
@@ -515,7 +514,7 @@ fn what_is_not_made_any_more_is_not_read() {
 
 #[test]
 fn no_rewrite_raises_the_peak() {
-    // One cheap map of three large operands, read again when everything else is alive.
+    // One cheap map of three large operands, which is read again at the peak.
     let mut i = Images::new(8, 64, 56, 56);
     let inputs = ["p", "q", "r"].map(|name| i.image(name));
     let y = i.image("y");
@@ -567,7 +566,7 @@ fn a_product_reads_through_a_transposition() {
     assert_eq!((factor.buffer, factor.access.strides.as_slice()), (a, &[1, m as isize][..]));
 }
 
-/// A product that reads a copy of a buffer: what it reads then, and what it rounds to.
+/// Returns the type and the rounding of the factor of a product that reads a copy of a buffer.
 fn reads_through_a_copy(from: DType, to: DType) -> (DType, Option<DType>) {
     let mut i = Images::new(1, 1, 1, 1);
     let a = i.b.plane("weights", from, 64 * 64, PlaneId(0), 0);
@@ -593,7 +592,7 @@ fn reads_through_a_copy(from: DType, to: DType) -> (DType, Option<DType>) {
     (instruction.a.access.dtype, instruction.rounded[0])
 }
 
-/// Copies in a narrow float are made on the way to the product; what other copies hold cannot be said there.
+/// A product fuses narrowing copies of a factor; it cannot express other conversions.
 #[test]
 fn a_product_rounds_in_place_of_a_narrow_copy() {
     use DType::{BF16, F16, F32, I32};
@@ -604,7 +603,8 @@ fn a_product_rounds_in_place_of_a_narrow_copy() {
     }
 }
 
-/// What can fail comes before every write to state, also where one instruction makes both what is checked and state.
+/// Instructions that can fail come before every write to state, even if one instruction computes both a checked value
+/// and state.
 #[test]
 fn state_is_written_after_everything_that_can_fail() {
     let mut i = Images::new(1, 4, 1, 1);
@@ -644,8 +644,8 @@ fn state_before_an_update(fused: bool) -> (Program, [BufferId; 2]) {
     (program.unwrap(), [x, running])
 }
 
-/// State takes a value as it is before an update, and something that can fail reads the value after the update: the state
-/// is written last, from a copy.
+/// State takes a value before an update, and an instruction that can fail reads the updated value. The state is written
+/// last, from a copy.
 #[test]
 fn state_takes_what_was_there_before_an_early_update() {
     for fused in [false, true] {
@@ -670,8 +670,8 @@ fn state_takes_what_was_there_before_an_early_update() {
     }
 }
 
-/// `y = x * tanh(x)` of what arrives, and its gradient `g * t + g * (x * (1 - t * t))`; `read_again` says that something
-/// reads `x` at the end.
+/// Builds `y = x * tanh(x)` and its gradient `g * t + g * (x * (1 - t * t))`. With `read_again`, `x` has another reader
+/// at the end.
 fn activated(fused: bool, read_again: bool) -> Program {
     let mut i = Images::new(4, 8, 16, 16);
     let names = ["from", "x", "t", "y", "to", "g0", "g", "a", "s", "b", "dx", "last"];
@@ -703,11 +703,11 @@ fn a_slope_is_kept_and_not_what_it_is_made_of() {
         let all = program.instructions.iter().enumerate();
         all.filter(|(_, i)| wanted(&i.instruction).contains(&slope)).map(|(at, _)| at).collect()
     };
-    // Made with the activation, before anything else; read once, by what has the gradient.
+    // Computed with the activation, before other instructions; read once, by the instruction that has the gradient.
     assert_eq!(places(&|instruction| instruction.writes()), [1], "{program}");
     assert_eq!(places(&|instruction| instruction.reads()).len(), 1, "{program}");
     let image = program.buffer(slope).bytes();
-    // The given gradient, what comes out, and the slope.
+    // The incoming gradient, the result, and the slope.
     assert!(program.work_bytes <= 4 * image, "{program}");
 
     let inputs: Vec<Vec<Scalar>> = (0..2)
@@ -729,7 +729,7 @@ fn no_slope_is_made_of_what_is_kept_anyway() {
     assert!(program.buffers.iter().all(|buffer| !buffer.label.ends_with("slope")), "{program}");
 }
 
-/// What a condition leaves out must not come back as NaN: zero is no multiple of infinity.
+/// A condition must not become a factor: zero times infinity would give NaN.
 #[test]
 fn a_condition_is_no_slope() {
     let mut i = Images::new(4, 8, 16, 16);
@@ -746,7 +746,7 @@ fn a_condition_is_no_slope() {
     assert!(program.buffers.iter().all(|buffer| !buffer.label.ends_with("slope")), "{program}");
 }
 
-/// What else there is besides a maximum and its gradient.
+/// Additional use in the program besides a maximum and its gradient.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Seen {
     Nothing,
@@ -755,7 +755,7 @@ enum Seen {
     OtherWindows,
 }
 
-/// The type of the positions of a maximum over windows of `kernel` cells along each axis, after fusion.
+/// Returns the type of the positions of a maximum over windows of `kernel` elements along each axis, after fusion.
 fn positions(kernel: usize, before: isize, seen: Seen) -> (DType, Program) {
     let mut images = Images::new(2, 3, 20, 20);
     let (x, y, g, back) = (images.image("x"), images.image("y"), images.image("g"), images.image("back"));
@@ -799,15 +799,14 @@ fn positions_that_gradients_alone_read_are_numbers_of_cells() {
     for seen in [Seen::Output, Seen::Reader, Seen::OtherWindows] {
         assert_eq!(positions(3, 1, seen).0, DType::I64, "{seen:?}");
     }
-    // Windows over padding alone have a position, and no cell.
+    // Windows that only cover padding have a position but no cell.
     assert_eq!(positions(3, 3, Seen::Nothing).0, DType::I64);
-    // Seven bytes of every eight are not there.
+    // Each position takes one byte instead of eight.
     let (wide, narrow) = (positions(3, 1, Seen::OtherWindows).1, program);
     assert!(wide.work_bytes >= narrow.work_bytes + 2400 * 7 - 1024, "{wide}\n{narrow}");
 }
 
-/// True if an instruction that reads a value of 16 elements with some strides is surely no lighter if it computes the value
-/// as a map does, which costs much.
+/// Returns the result of the test for an instruction that reads 16 elements with some strides, and an expensive map.
 fn is_no_lighter(dims: &[usize], strides: &[isize]) -> bool {
     let mut images = Images::new(1, 1, 4, 4);
     let [x, y, z] = ["x", "y", "z"].map(|name| images.image(name));
@@ -823,8 +822,8 @@ fn is_no_lighter(dims: &[usize], strides: &[isize]) -> bool {
     known.is_no_lighter(&Instruction::from(reader), y, (&map, 0), (&buffers, &FusionWeights::ORDINARY))
 }
 
-/// Something is said only of instructions that read each element at one point: of others, the parts of the value may be
-/// computed at fewer points than the map has.
+/// The test rejects only instructions that read each element at one point. Other instructions could compute the value
+/// at fewer points than the map.
 #[test]
 fn what_is_read_once_is_no_lighter_if_it_is_computed_again() {
     assert!(is_no_lighter(&[4, 4], &[4, 1]));
@@ -834,7 +833,7 @@ fn what_is_read_once_is_no_lighter_if_it_is_computed_again() {
     assert!(!is_no_lighter(&[2, 4], &[4, 1]), "two rows");
 }
 
-/// A map may read few buffers by many accesses.
+/// A map may read a few buffers through many accesses.
 #[test]
 fn loads_of_one_buffer_are_one_load() {
     let mut images = Images::new(1, 1, 1, 64);
@@ -842,7 +841,7 @@ fn loads_of_one_buffer_are_one_load() {
     let to = images.image("z");
     let loads: Vec<(BufferId, &[isize])> = (0..40).map(|k| (ids[k % 2], &[1][..])).collect();
     let map = images.nest(&[64], &loads, &[(to, &[1])], |b, regs| {
-        // Each load at another position, so that none of them is dropped.
+        // Each load has another position, so no load is dropped.
         let sum = regs.iter().copied().reduce(|sum, value| b.binary(BinaryOp::Add, sum, value));
         vec![sum.unwrap()]
     });
