@@ -113,8 +113,8 @@ impl Windows<'_> {
         Ok(kernel.load(self.0.b.buffer, &at))
     }
 
-    /// Prints an element of the right factor: an input element in a window, or the output element of a window that covers
-    /// a position.
+    /// Prints an element of the right factor: an input element in a window, or the output element of a window that
+    /// covers a position.
     fn gathered(&self, kernel: &mut Kernel<'_>, line: &[String], term: &[String]) -> Result<Value, String> {
         let ConvShape { pass, channels_in, channels_out, ref axes, .. } = self.0.shape;
         let (group, line) = line.split_first().expect("the group comes first");

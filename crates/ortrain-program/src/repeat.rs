@@ -51,10 +51,10 @@ pub enum Count {
 
 /// Repeated schedule `B`.
 ///
-/// - Inputs of its segment: limit and initial condition (see [`Count::While`]), initial carried values, scanned values,
-///   loop-invariant values.
-/// - Inputs of the body: index of the iteration (if there is a condition), carried values, slices of the scanned values,
-///   loop-invariant values that are not in planes.
+/// - Inputs of its segment: limit and initial condition (see [`Count::While`]), initial carried values, scanned
+///   values, loop-invariant values.
+/// - Inputs of the body: index of the iteration (if there is a condition), carried values, slices of the scanned
+///   values, loop-invariant values that are not in planes.
 /// - Results of the body: condition (if there is one), carried values, collected values.
 /// - Results of the segment: last carried values, collected values.
 #[derive(Clone, Debug)]

@@ -42,8 +42,8 @@ pub struct BatchTiles {
     pub least: usize,
     /// Minimum bytes of a part.
     pub part: usize,
-    /// Divisor for the size of a filter: its bytes are at most the bytes of a part divided by this number. Every part packs
-    /// the filter again.
+    /// Divisor for the size of a filter: its bytes are at most the bytes of a part divided by this number. Every part
+    /// packs the filter again.
     pub filter: usize,
     /// Divisor for the saving: the arena must shrink by at least its size divided by this number.
     pub worth: usize,

@@ -1,34 +1,34 @@
-//! The GPUs of the machine, by name.
+//! GPUs of the machine, by name.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::device::Device;
 
-/// An interface to GPUs, by the name that it has in names of devices; the ones that are preferred first.
+/// GPU interfaces by their prefix in device names, in order of preference.
 const INTERFACES: [(&str, wgpu::Backend, &str); 3] = [
     ("metal", wgpu::Backend::Metal, "Metal"),
     ("vulkan", wgpu::Backend::Vulkan, "Vulkan"),
     ("dx12", wgpu::Backend::Dx12, "Direct3D 12"),
 ];
 
-/// The name of the best GPU, through the interface that the platform prefers.
+/// Name of the best GPU, through the preferred interface of the platform.
 const BEST: &str = "webgpu";
 
-/// The sort of a GPU.
+/// Kind of a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum AdapterKind {
-    /// A card with memory of its own.
+    /// Card with its own memory.
     Discrete,
-    /// A part of the processor, with which it shares memory.
+    /// Part of the processor, with shared memory.
     Integrated,
-    /// One that a virtual machine hands out, or of which the driver does not say more.
+    /// GPU of a virtual machine, or of an unknown kind.
     Other,
-    /// A driver that computes on the processor: for tests.
+    /// Driver that computes on the processor, for tests.
     Software,
 }
 
 impl AdapterKind {
-    /// The name: `"discrete"`, `"integrated"`, `"other"` or `"software"`.
+    /// Returns the name: `"discrete"`, `"integrated"`, `"other"` or `"software"`.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -40,43 +40,43 @@ impl AdapterKind {
     }
 }
 
-/// A GPU that can be opened.
+/// GPU that can be opened.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AdapterInfo {
-    /// The name by which it is opened: `"vulkan"` for the first one that is reached through Vulkan, `"vulkan:1"` for the next.
+    /// Device name: `"vulkan"` for the first GPU with a Vulkan driver, `"vulkan:1"` for the next.
     pub name: String,
-    /// Its name as the driver tells it.
+    /// Description by the driver.
     pub description: String,
-    /// The driver, with its version.
+    /// Driver, with its version.
     pub driver: String,
-    /// Its sort.
+    /// Kind.
     pub kind: AdapterKind,
-    /// Bytes of one piece of memory, at most.
+    /// Maximum bytes of one buffer.
     pub buffer_bytes: u64,
-    /// Bytes of one tensor that a kernel reaches, at most.
+    /// Maximum bytes of one tensor in a kernel.
     pub binding_bytes: u64,
 }
 
-/// There is no device of a name.
+/// Error for a device name without a device.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("there is no device {device:?} here: {reason}; {remedy}")]
 pub struct NoDevice {
-    /// The name.
+    /// Name.
     pub device: String,
-    /// Why it is not there.
+    /// Reason.
     pub reason: String,
-    /// The remedy.
+    /// Remedy.
     pub remedy: String,
 }
 
-/// True for a name that devices can have here or elsewhere: `vulkan`, `metal`, `dx12`, with a number behind a colon or without,
-/// or `webgpu`.
+/// Returns true for a valid device name on any system: `vulkan`, `metal`, `dx12`, with or without a number after a
+/// colon, or `webgpu`.
 #[must_use]
 pub fn is_adapter_name(name: &str) -> bool {
     parsed(name).is_some()
 }
 
-/// The interface and the number of a name; `None` for another name.
+/// Parses a name to its interface and its number; returns `None` for an invalid name.
 fn parsed(name: &str) -> Option<(&str, usize)> {
     let (interface, number) = match name.split_once(':') {
         Some((interface, number)) if number.bytes().all(|byte| byte.is_ascii_digit()) => {
@@ -98,11 +98,11 @@ fn kind_of(adapter: &wgpu::Adapter) -> AdapterKind {
     }
 }
 
-/// Calls drivers while nothing reaches the standard error of the process, if the environment has no `XDG_RUNTIME_DIR`: Mesa's
-/// layer for the choice of a device then prints that Wayland cannot be reached.
+/// Calls drivers without access to the standard error of the process, if the environment has no `XDG_RUNTIME_DIR`.
+/// Mesa's device selection layer otherwise prints that Wayland is not available.
 #[cfg(target_os = "linux")]
 fn without_complaints<T>(call: impl FnOnce() -> T) -> T {
-    /// The standard error as it was; it comes back when this is dropped, in a panic too.
+    /// Original standard error, restored on drop, also in a panic.
     struct Kept(std::os::fd::OwnedFd);
     impl Drop for Kept {
         fn drop(&mut self) {
@@ -126,11 +126,11 @@ fn without_complaints<T>(call: impl FnOnce() -> T) -> T {
     call()
 }
 
-/// The adapters of the machine with their names: by interface, faster kinds first.
+/// Returns the adapters of the machine with their names: by interface, faster kinds first.
 fn named_adapters() -> Vec<(String, wgpu::Adapter)> {
     let mut descriptor = wgpu::InstanceDescriptor::new_without_display_handle();
     descriptor.backends = wgpu::Backends::PRIMARY;
-    // Checks of drivers' own layers, which print.
+    // No validation layers of drivers, because they print.
     descriptor.flags = wgpu::InstanceFlags::empty();
     let mut adapters = without_complaints(|| {
         let instance = wgpu::Instance::new(descriptor);
@@ -147,7 +147,7 @@ fn named_adapters() -> Vec<(String, wgpu::Adapter)> {
     INTERFACES.iter().flat_map(of_interface).collect()
 }
 
-/// The GPUs of the machine; drivers that compute on the processor are among them if `software` is true.
+/// Returns the GPUs of the machine. Drivers that compute on the processor are included if `software` is true.
 #[must_use]
 pub fn adapters(software: bool) -> Vec<AdapterInfo> {
     let described = |(name, adapter): (String, wgpu::Adapter)| {
@@ -166,7 +166,7 @@ pub fn adapters(software: bool) -> Vec<AdapterInfo> {
     found.filter(|adapter| software || adapter.kind != AdapterKind::Software).collect()
 }
 
-/// The adapter of a name, with the name by which it is known.
+/// Finds the adapter of a name, and returns it with its canonical name.
 fn find(name: &str, software: bool) -> Result<(String, wgpu::Adapter), NoDevice> {
     let missing = |reason: String, remedy: &str| NoDevice {
         device: name.to_owned(),
@@ -222,11 +222,11 @@ fn find(name: &str, software: bool) -> Result<(String, wgpu::Adapter), NoDevice>
     })
 }
 
-/// The devices that were opened. They stay open as long as the process does, so that all users of a device share it, and so that
-/// nothing is closed in a process that was forked.
+/// Open devices. They stay open until the process ends, so that all users of a device share it, and so that a forked
+/// process closes nothing.
 static OPENED: Mutex<Vec<(String, Arc<Device>)>> = Mutex::new(Vec::new());
 
-/// The device of a name that is open in this process and works; else the new one, under this name.
+/// Returns the working open device of a name, or else registers `new` under this name and returns it.
 fn opened(name: &str, software: bool, new: Option<Arc<Device>>) -> Option<Arc<Device>> {
     let mut all = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
     let works = |device: &Arc<Device>| (software || !device.is_software) && device.check().is_ok();
@@ -238,7 +238,7 @@ fn opened(name: &str, software: bool, new: Option<Arc<Device>>) -> Option<Arc<De
     found.or(new)
 }
 
-/// The device of a name: the one that is open, or a new one where there is none or where it was lost.
+/// Returns the device of a name. Opens a device if none is open, or if the open device is lost.
 pub(crate) fn open(name: &str, software: bool) -> Result<Arc<Device>, NoDevice> {
     if let Some(device) = opened(name, software, None) {
         return Ok(device);
@@ -254,13 +254,13 @@ pub(crate) fn open(name: &str, software: bool) -> Result<Arc<Device>, NoDevice> 
     Ok(opened(name, software, Some(device.clone())).unwrap_or(device))
 }
 
-/// Opens an adapter. `name` is what was asked for, `known` the name by which the adapter is known.
+/// Opens an adapter. `name` is the requested name, `known` the canonical name of the adapter.
 fn new_device(name: &str, known: &str, adapter: &wgpu::Adapter) -> Result<Device, NoDevice> {
     let info = adapter.get_info();
     let descriptor = wgpu::DeviceDescriptor {
         label: Some("ortrain"),
         required_limits: adapter.limits(),
-        // For profiles.
+        // Timestamps for profiles.
         required_features: adapter.features() & wgpu::Features::TIMESTAMP_QUERY,
         memory_hints: wgpu::MemoryHints::MemoryUsage,
         ..Default::default()

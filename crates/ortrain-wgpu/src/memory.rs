@@ -19,7 +19,7 @@ pub(crate) struct WgpuMemory {
     device: Arc<Device>,
     buffer: wgpu::Buffer,
     bytes: usize,
-    /// True for a copy of a result, whose buffer later results reuse.
+    /// True for a copy of a result. Later results reuse its buffer.
     is_result: bool,
 }
 

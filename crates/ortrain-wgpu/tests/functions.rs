@@ -267,7 +267,7 @@ fn a_guard_that_fails_names_its_point() {
     assert_eq!(run(&program, device(), &inputs), run(&program, Arc::new(Reference), &inputs));
 }
 
-/// Random bits equal those of every other backend.
+/// Random bits are equal on all backends.
 #[test]
 fn random_bits_are_the_same() {
     let program = Arc::new(map(&[DType::U64], 500, |b, regs| {

@@ -1,4 +1,4 @@
-//! Where a step makes its first NaN or infinity.
+//! Location of the first NaN or infinity of a step.
 
 use std::fmt;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use crate::executable_cache::ExecutableCache;
 use crate::parameter_binding::Planes;
 use crate::state::StateLayout;
 
-/// A NaN or an infinity that a step made, and where it comes from: see
+/// A NaN or an infinity that a step produced, and its origin: see
 /// [`ModuleOptions::detect_anomaly`](crate::ModuleOptions::detect_anomaly).
 ///
 /// ```
@@ -36,10 +36,11 @@ use crate::state::StateLayout;
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Anomaly {
-    /// What was seen after the step: the loss, a gradient, another result. Its `tensor` is a part of a sentence.
+    /// The value found after the step: the loss, a gradient, or another result. Its `tensor` is a part of a
+    /// sentence.
     pub seen: NotFinite,
-    /// Where it comes from: the first tensor that is not finite, and behind it the first with NaN, if that is another one.
-    /// Empty if the step made none when it was run again, node by node.
+    /// Origin: the first tensor with a NaN or infinity, then the first with NaN, if that is another tensor.
+    /// Empty if the second run of the step, node by node, produced neither.
     pub path: Vec<NotFinite>,
 }
 
@@ -54,13 +55,13 @@ pub struct Anomaly {
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct NotFinite {
-    /// The node that made it, as messages name it; nothing if the step was given the tensor.
+    /// The node that computed the tensor, as messages name it; `None` for an input of the step.
     pub node: Option<String>,
-    /// Whether the node is one of the backward pass.
+    /// True if the node belongs to the backward pass.
     pub backward: bool,
     /// The tensor.
     pub tensor: String,
-    /// The place of the first such element.
+    /// Index of the first such element, by axis.
     pub index: Vec<usize>,
     /// The element.
     pub value: f64,
@@ -91,10 +92,10 @@ impl fmt::Display for Anomaly {
     }
 }
 
-/// How many nodes are looked into, one inside of the other.
+/// Maximum depth of nested nodes (loops, branches) that the search inlines.
 const MAX_WRITTEN_OUT: usize = 16;
 
-/// The first NaN and the first infinity of a tensor, each with its place among the elements.
+/// The first NaN and the first infinity of a tensor, each with its position among the elements.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 struct Found {
     nan: Option<usize>,
@@ -102,7 +103,7 @@ struct Found {
 }
 
 impl Found {
-    /// Looks through elements of a type.
+    /// Searches the elements of a tensor of type `dtype`.
     fn within(dtype: DType, bytes: &[u8]) -> Found {
         let mut found = Found::default();
         let mut look = |at: usize, value: f64| {
@@ -137,12 +138,12 @@ impl Found {
         self == Found::default()
     }
 
-    /// NaN, or else an infinity.
+    /// Returns the NaN, or else the infinity.
     fn worst(self) -> Option<(usize, f64)> {
         self.nan.map(|at| (at, f64::NAN)).or(self.infinity)
     }
 
-    /// As a part of a report.
+    /// Returns the finding as part of a report.
     fn report(self, tensor: &str, dims: &[usize]) -> Option<NotFinite> {
         let (at, value) = self.worst()?;
         let (tensor, index) = (tensor.to_owned(), index_of(at, dims));
@@ -150,14 +151,14 @@ impl Found {
     }
 }
 
-/// The bytes of a result.
+/// Copies a result to the host.
 fn bytes_of(dtype: DType, dims: &[usize], value: Delivered<'_>) -> std::result::Result<Vec<u8>, DeviceError> {
     let mut bytes = vec![0; dims.iter().product::<usize>() * dtype.size()];
     value.copy_to(&mut bytes)?;
     Ok(bytes)
 }
 
-/// Looks at a result of a step: at the loss, the first one, for NaN and infinities, at others for NaN.
+/// Checks a result of a step: the loss, which is the first one, for NaN and infinities; others for NaN only.
 pub(crate) fn of_result(
     at: usize,
     name: &str,
@@ -174,8 +175,8 @@ pub(crate) fn of_result(
     Ok(found.report(&tensor, dims))
 }
 
-/// Looks at the gradients, and at the running statistics that a step updates: planes of trainable parameters, of frozen
-/// ones, and of gradients.
+/// Checks the gradients and the running statistics that a step updates. The planes hold trainable parameters,
+/// then frozen ones, then gradients.
 pub(crate) fn of_planes(layout: &StateLayout, planes: &Planes<'_>) -> Result<Option<NotFinite>> {
     let gradients = planes.iter().skip(layout.trainable.len() + layout.frozen.len());
     let gradients = layout.trainable.iter().zip(gradients).map(|pair| (pair, "the gradient of "));
@@ -194,7 +195,7 @@ pub(crate) fn of_planes(layout: &StateLayout, planes: &Planes<'_>) -> Result<Opt
     Ok(None)
 }
 
-/// The step to be run again: everything it reads, with copies of what it writes.
+/// The step to repeat: all its inputs, with copies of the memory that it writes.
 pub(crate) struct Again<'a> {
     pub(crate) runners: &'a ExecutableCache,
     pub(crate) backend: &'a Arc<dyn Backend>,
@@ -202,15 +203,15 @@ pub(crate) struct Again<'a> {
     pub(crate) entry: GradientMode,
     pub(crate) scalars: Scalars,
     pub(crate) inputs: &'a [Given<'a>],
-    /// The names and the dimensions of the inputs that planes hold.
+    /// Names and dimensions of the inputs in planes.
     pub(crate) layout: &'a StateLayout,
 }
 
-/// What a run showed.
+/// Findings of a run.
 struct Shown {
-    /// What is not finite, with dimensions.
+    /// Values with a NaN or infinity, with their dimensions.
     found: FxHashMap<ValueId, (Found, Vec<usize>)>,
-    /// The inputs and the results of nodes that have subgraphs.
+    /// Inputs and outputs of nodes with subgraphs.
     around: FxHashMap<ValueId, Tensor>,
 }
 
@@ -219,12 +220,13 @@ fn has_inside(node: &Node) -> bool {
 }
 
 impl Again<'_> {
-    /// Where the first NaN or infinity comes from that reaches the loss or a gradient: runs the step so that every value
-    /// is a result, and goes back from those that are not finite. Where that ends in a node that has others inside, these
-    /// are put in its place, and it begins anew.
+    /// Returns the origin of the first NaN or infinity that reaches the loss or a gradient.
+    ///
+    /// Runs the step with every value as a result, then follows the values with NaN or infinity backwards. If
+    /// the origin is a node with subgraphs, the search inlines its body and starts again.
     ///
     /// # Errors
-    /// When the step fails.
+    /// If the step fails.
     pub(crate) fn path(&self) -> Result<Vec<NotFinite>> {
         let mut shown = self.shown(self.runners)?;
         let mut path = traced(self.runners.graph(), &shown.found);
@@ -236,7 +238,8 @@ impl Again<'_> {
                 runners.inlined(node, &|id| shown.around.get(&id).cloned(), self.backend.clone())
             });
             let Some(next) = next else { break };
-            // Where it cannot be run, or sums in another order are finite, the node is what there is to say.
+            // If the inlined graph cannot run, or its sums in another order are finite, the node itself is
+            // the answer.
             let Ok(inside) = self.shown(&next) else { break };
             let longer = traced(next.graph(), &inside.found);
             if longer.is_empty() {
@@ -268,7 +271,7 @@ impl Again<'_> {
         for &id in &around {
             result.around.extend(graph.value(id).content().map(|tensor| (id, tensor.clone())));
         }
-        // A workspace of its own, without the limit of the module: a step is run once, to say where it fails.
+        // A separate workspace without the memory limit of the module: the step runs once, for the diagnosis.
         runners.with_outputs(shown.clone(), self.backend.clone()).run(
             &mut Workspace::new(self.backend.clone()),
             self.planes,
@@ -293,7 +296,7 @@ impl Again<'_> {
         Ok(result)
     }
 
-    /// What is not finite among the inputs of the step, given ones and parameters.
+    /// Returns the inputs and parameters of the step that have a NaN or infinity.
     fn given(&self, runners: &ExecutableCache) -> Result<FxHashMap<ValueId, (Found, Vec<usize>)>> {
         let mut found = FxHashMap::default();
         let graph = runners.graph();
@@ -319,10 +322,10 @@ impl Again<'_> {
     }
 }
 
-/// The first value that is not finite on the ways to the loss and to what the step writes, and the first with NaN, each with
-/// the node that made it.
+/// Returns the first value with a NaN or infinity on the paths to the loss and to written state, then the
+/// first with NaN. Each has the node that computed it.
 fn traced(graph: &Graph, found: &FxHashMap<ValueId, (Found, Vec<usize>)>) -> Vec<(NotFinite, Option<usize>)> {
-    // Values that are not finite, and make others so. (A mask of infinities that a softmax takes makes none.)
+    // Values with NaN or infinity that pass it on. (A mask of infinities before a softmax does not.)
     let mut reaching: FxHashSet<ValueId> = FxHashSet::default();
     reaching.extend(graph.outputs.first().filter(|id| found.contains_key(id)));
     let mut forward: FxHashSet<ValueId> = graph.outputs.iter().copied().collect();
@@ -341,7 +344,7 @@ fn traced(graph: &Graph, found: &FxHashMap<ValueId, (Found, Vec<usize>)>) -> Vec
         report.backward = node.is_some() && !forward.contains(&id);
         Some((report, node))
     };
-    // In the order in which they are made.
+    // In execution order.
     let given = graph.inputs.iter().map(|&id| (id, None));
     let nodes = graph.nodes.iter().enumerate();
     let made = nodes.flat_map(|(at, node)| node.present_outputs().map(move |id| (id, Some(at))));

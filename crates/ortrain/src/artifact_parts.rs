@@ -1,6 +1,7 @@
-//! The parts that artifacts are made of, for those who put their own between them: `ortrain.onnxblock` in Python.
+//! Building blocks of artifacts, for callers that add nodes of their own between them: `ortrain.onnxblock` in
+//! Python.
 //!
-//! All take and give messages of ONNX, so that a model can be edited in between by whatever edits ONNX.
+//! All functions take and return ONNX messages, so any ONNX editor can change the model in between.
 
 use std::path::Path;
 
@@ -13,15 +14,15 @@ use crate::artifacts::{LossTerm, full, inferred, message_graph, nominal, opset_o
 use crate::suggest::hint_in;
 use crate::{Error, ModelSource, Result};
 
-/// What a block adds to a model.
+/// Nodes that a block adds to a model.
 ///
 /// ```
 /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
 /// use ortrain::artifacts::{Loss, LossTerm};
-/// use ortrain::blocks;
+/// use ortrain::artifact_parts;
 ///
 /// let term = LossTerm { scores: Some("logits".into()), ..Loss::CrossEntropyLoss.into() };
-/// let fragment = blocks::loss(setup::MODEL.into(), &term, false, 0)?;
+/// let fragment = artifact_parts::loss(setup::MODEL.into(), &term, false, 0)?;
 /// let made: Vec<&str> = fragment.graph.node.iter().flat_map(|node| &node.output).map(String::as_str).collect();
 /// assert!(made.contains(&fragment.output.as_str()));
 /// assert_eq!(fragment.graph.input[0].name, "labels");
@@ -29,35 +30,36 @@ use crate::{Error, ModelSource, Result};
 /// ```
 #[derive(Clone, Debug)]
 pub struct Fragment {
-    /// The nodes, initializers and inputs to be put behind those of the model.
+    /// Nodes, initializers and inputs to append to the model.
     pub graph: GraphProto,
     /// The name of the result.
     pub output: String,
-    /// The last number that was used in generated names.
+    /// Last number used in generated names.
     pub last: u64,
 }
 
-/// The nodes of a loss. `model` needs to hold nothing but the scores, as an input, say; with `target_is_there` the
-/// target is a value of the model that the nodes are for, otherwise it becomes an input. Names count on from `last`.
-/// The term's factor is not used.
+/// Builds the nodes of a loss. `model` only has to contain the scores, for example as an input.
+///
+/// If `target_is_there`, the target is a value of the final model; otherwise it becomes an input. Numbers in
+/// generated names continue after `last`. The factor of the term is not used.
 ///
 /// ```
 /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
 /// use ortrain::artifacts::{Loss, LossTerm};
-/// use ortrain::blocks;
+/// use ortrain::artifact_parts;
 ///
 /// let term = LossTerm { scores: Some("logits".into()), ..Loss::MSELoss.into() };
-/// let first = blocks::loss(setup::MODEL.into(), &term, false, 0)?;
+/// let first = artifact_parts::loss(setup::MODEL.into(), &term, false, 0)?;
 /// // A second one compares the same target, and its names go on behind those of the first.
 /// let term = LossTerm { loss: Loss::L1Loss, ..term };
-/// let second = blocks::loss(setup::MODEL.into(), &term, true, first.last)?;
+/// let second = artifact_parts::loss(setup::MODEL.into(), &term, true, first.last)?;
 /// assert!(second.graph.input.is_empty());
 /// assert_ne!(first.output, second.output);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
 /// # Errors
-/// When the loss cannot compare these scores, or the model cannot be read.
+/// If the loss cannot compare these scores, or the model cannot be read.
 pub fn loss(model: ModelSource, term: &LossTerm, target_is_there: bool, last: u64) -> Result<Fragment> {
     let label = model.label("the model");
     let model = self_contained(&label, model.load()?)?;
@@ -79,18 +81,18 @@ pub fn loss(model: ModelSource, term: &LossTerm, target_is_there: bool, last: u6
     Ok(Fragment { graph, output, last: names.last() })
 }
 
-/// Declarations of values, with the types that follow from the model; of values of unknown type there are none.
+/// Returns declarations of values with the types inferred from the model. Values of unknown type are omitted.
 ///
 /// ```
 /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-/// let graph = ortrain::blocks::declarations(setup::MODEL.into(), &["hidden".into(), "nothing".into()])?;
+/// let graph = ortrain::artifact_parts::declarations(setup::MODEL.into(), &["hidden".into(), "nothing".into()])?;
 /// assert_eq!(graph.value_info.len(), 1);
 /// assert_eq!(graph.value_info[0].name, "hidden");
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
 /// # Errors
-/// When the model cannot be read.
+/// If the model cannot be read.
 pub fn declarations(model: ModelSource, names: &[String]) -> Result<GraphProto> {
     let label = model.label("the model");
     let typed = inferred(&label, &self_contained(&label, model.load()?)?)?;
@@ -99,7 +101,7 @@ pub fn declarations(model: ModelSource, names: &[String]) -> Result<GraphProto> 
     Ok(GraphProto { value_info, ..GraphProto::default() })
 }
 
-/// The initializers of a message, in order.
+/// Returns the initializers of a message, in order.
 fn initializers(label: &str, model: ModelSource) -> Result<Vec<(String, Tensor)>> {
     let mut model = self_contained(label, model.load()?)?;
     let tensors = std::mem::take(&mut message_graph(label, &mut model.proto)?.initializer);
@@ -111,23 +113,24 @@ fn initializers(label: &str, model: ModelSource) -> Result<Vec<(String, Tensor)>
     tensors.into_iter().map(read).collect()
 }
 
-/// Writes a checkpoint of parameters, which are the initializers of two messages; with `only_names` a nominal one.
+/// Writes a checkpoint of the parameters in two messages, as their initializers. With `only_names`, the
+/// checkpoint is nominal.
 ///
 /// ```
 /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-/// use ortrain::{CheckpointState, GraphProto, ModelProto, ModelSource, blocks};
+/// use ortrain::{CheckpointState, GraphProto, ModelProto, ModelSource, artifact_parts};
 ///
 /// let folder = tempfile::tempdir()?;
 /// let path = folder.path().join("checkpoint");
 /// // All initializers of one model are trained; another one has none.
 /// let none = ModelProto { graph: Some(GraphProto::default()), ..ModelProto::default() };
-/// blocks::save_checkpoint(setup::MODEL.into(), ModelSource::from_proto(&none)?, &path, false)?;
+/// artifact_parts::save_checkpoint(setup::MODEL.into(), ModelSource::from_proto(&none)?, &path, false)?;
 /// assert!(CheckpointState::load(&path)?.requires_grad("fc1.weight")?);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
 /// # Errors
-/// When a name is there twice, a tensor cannot be read, or the file cannot be written.
+/// If a name occurs twice, a tensor cannot be read, or the file cannot be written.
 pub fn save_checkpoint(
     trainable: ModelSource,
     frozen: ModelSource,
@@ -144,21 +147,21 @@ pub fn save_checkpoint(
     Ok(ortrain_checkpoint::save(&checkpoint, path, Layout::Artifacts)?)
 }
 
-/// The parameters of a checkpoint as the initializers of a message.
+/// Returns the parameters of a checkpoint as the initializers of a message.
 ///
 /// ```
 /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
 /// # let made = setup::artifacts()?;
 /// # let folder = tempfile::tempdir()?;
 /// # made.write(folder.path(), "")?;
-/// let graph = ortrain::blocks::checkpoint_initializers(folder.path().join("checkpoint"))?;
+/// let graph = ortrain::artifact_parts::checkpoint_initializers(folder.path().join("checkpoint"))?;
 /// let names: Vec<&str> = graph.initializer.iter().map(|tensor| tensor.name.as_str()).collect();
 /// assert_eq!(names, ["fc2.weight", "fc2.bias", "fc1.weight", "fc1.bias"]);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
 /// # Errors
-/// When the file cannot be read, or is nominal: then it holds no values.
+/// If the file cannot be read, or the checkpoint is nominal: it has no values.
 pub fn checkpoint_initializers(path: impl AsRef<Path>) -> Result<GraphProto> {
     let path = path.as_ref();
     let Checkpoint { module, .. } = ortrain_checkpoint::load(path)?;

@@ -1,4 +1,4 @@
-//! Which backend runs what.
+//! Devices, and the backend of each.
 
 use std::sync::Arc;
 
@@ -9,10 +9,10 @@ use ortrain_program::{Backend, HOST, Limits, Memory, OutOfMemory, Reference};
 use crate::suggest::hint;
 use crate::{Error, Result};
 
-/// The name of the reference evaluator.
+/// Name of the reference evaluator.
 const REFERENCE: &str = "reference";
 
-/// The name of the best device that there is.
+/// Name that selects the best available device.
 const AUTO: &str = "auto";
 
 /// A device of this machine, as [`devices`] lists it.
@@ -24,26 +24,28 @@ const AUTO: &str = "auto";
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DeviceInfo {
-    /// The name, for [`backend`].
+    /// Name, as [`backend`] accepts it.
     pub name: String,
-    /// `"processor"`; of GPUs `"discrete"`, `"integrated"` or `"other"`, or `"software"` for a driver that computes on the
-    /// processor; `"reference"` for the evaluator that says what is right.
+    /// `"processor"`; for GPUs `"discrete"`, `"integrated"` or `"other"`, or `"software"` for a driver that
+    /// computes on the processor; `"reference"` for the evaluator that defines the correct results.
     pub kind: &'static str,
-    /// What it is called: by its driver, or by the level of its instructions.
+    /// Description by its driver, or instruction-set level.
     pub description: String,
-    /// Its driver, with the version; empty for none.
+    /// Driver with its version; empty without a driver.
     pub driver: String,
-    /// Bytes of its memory; `None` where that is not known: the interfaces to GPUs do not tell it.
+    /// Bytes of device memory; `None` if unknown: the interfaces to GPUs do not report it.
     pub memory: Option<u64>,
-    /// Bytes of all weights of one element type together, at most; `None` where nothing but the memory bounds them.
+    /// Maximum total bytes of all weights of one element type; `None` if only the memory limits them.
     pub plane_bytes: Option<u64>,
-    /// Bytes of one tensor that is read or written in a step, at most; `None` where nothing but the memory bounds it.
+    /// Maximum bytes of one tensor that a step reads or writes; `None` if only the memory limits it.
     pub tensor_bytes: Option<u64>,
 }
 
-/// The devices of this machine: the processor, the reference evaluator, then the GPUs, the fastest kind first. GPUs are there with
-/// the feature `wgpu` of this crate. Drivers that compute on the processor are among them if the environment variable
-/// `ORTRAIN_SOFTWARE_GPU` is `1`.
+/// Returns the devices of this machine: the processor, the reference evaluator, then the GPUs, the fastest
+/// kind first.
+///
+/// GPUs require the feature `wgpu` of this crate. Drivers that compute on the processor are included if the
+/// environment variable `ORTRAIN_SOFTWARE_GPU` is `1`.
 ///
 /// ```
 /// let devices = ortrain::devices();
@@ -69,7 +71,7 @@ pub fn devices() -> Vec<DeviceInfo> {
     found
 }
 
-/// The backend that is used when none is given.
+/// Returns the default backend: the processor.
 ///
 /// ```
 /// assert_eq!(ortrain::default_backend()?.name(), "cpu");
@@ -77,22 +79,22 @@ pub fn devices() -> Vec<DeviceInfo> {
 /// ```
 ///
 /// # Errors
-/// When the environment variable `ORTRAIN_ISA` names no instruction-set level.
+/// If the environment variable `ORTRAIN_ISA` names no instruction-set level.
 pub fn default_backend() -> Result<Arc<dyn Backend>> {
     Ok(Arc::new(Cpu::new()?))
 }
 
-/// The backend of a device.
+/// Returns the backend of a device.
 ///
-/// - `"cpu"`: the processor. `num_threads` is how many threads runs of this process may take, 0 to leave it as it is; results do
-///   not depend on it.
-/// - `"reference"`: the evaluator that says what is right, and takes its time.
-/// - `"vulkan"`, `"metal"`, `"dx12"`: a GPU through that interface, with the feature `wgpu` of this crate; `"vulkan:1"` is the
-///   second one. `"webgpu"` is the best GPU. Whoever asks for a device shares it.
-/// - `"auto"`: the best GPU, and the processor where there is none; [`Backend::device`] says which.
+/// - `"cpu"`: the processor. `num_threads` is the maximum number of threads for runs of this process; 0
+///   leaves it unchanged. Results do not depend on it.
+/// - `"reference"`: the evaluator that defines the correct results; it is slow.
+/// - `"vulkan"`, `"metal"`, `"dx12"`: a GPU through that interface, with the feature `wgpu` of this crate;
+///   `"vulkan:1"` is the second one. `"webgpu"` is the best GPU. All callers share a device.
+/// - `"auto"`: the best GPU, or the processor if there is no GPU; [`Backend::device`] names the choice.
 ///
-/// Drivers that compute on the processor are taken only if the environment variable `ORTRAIN_SOFTWARE_GPU` is `1`, and never for
-/// `"auto"`.
+/// Drivers that compute on the processor are used only if the environment variable `ORTRAIN_SOFTWARE_GPU` is
+/// `1`, and never for `"auto"`.
 ///
 /// ```
 /// use ortrain::{ErrorKind, backend};
@@ -105,7 +107,8 @@ pub fn default_backend() -> Result<Arc<dyn Backend>> {
 /// ```
 ///
 /// # Errors
-/// For a name that no device has; for a device that is not here, with what would help; for `cpu`, as [`default_backend`].
+/// If no device has this name, or if the device is not available: the error says what helps. For `cpu`, see
+/// [`default_backend`].
 pub fn backend(device: &str, num_threads: usize) -> Result<Arc<dyn Backend>> {
     match device {
         "cpu" | "cpu:0" => {
@@ -149,7 +152,7 @@ mod gpu {
     use super::DeviceInfo;
     use crate::{Error, Result};
 
-    /// The environment variable that lets drivers be used which compute on the processor.
+    /// Environment variable that allows drivers that compute on the processor.
     const SOFTWARE_GPU: &str = "ORTRAIN_SOFTWARE_GPU";
 
     fn takes_software() -> bool {
@@ -217,19 +220,20 @@ mod gpu {
     }
 }
 
-/// Memory of the host, all zero.
+/// Allocates zeroed host memory.
 pub(crate) fn host_memory(bytes: usize) -> std::result::Result<Memory, OutOfMemory> {
     ortrain_cpu::allocate(bytes, bytes).map(Memory::Host)
 }
 
-/// Has the system give every page of memory that is about to be written, on all threads.
+/// Touches every page of memory that is about to be written, on all threads, so that the system maps it now.
 pub(crate) fn prefault(memory: &Memory) {
     if let Some(memory) = memory.host() {
         ortrain_cpu::prefault(memory);
     }
 }
 
-/// What the machine of a backend can do at most; of one that does not know, what the processor can do.
+/// Returns the performance limits of a backend's machine. If the backend does not know them, the limits of
+/// the processor are the answer.
 pub(crate) fn limits_of(backend: &dyn Backend) -> Result<Limits> {
     let of_processor = || Ok(Cpu::new()?.limits().expect("the limits of the processor are measured"));
     backend.limits().map_or_else(of_processor, Ok)

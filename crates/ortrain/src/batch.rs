@@ -1,4 +1,4 @@
-//! A model for batches of any size, made of one for batches of one size.
+//! Generalizes a model for batches of one size to batches of any size.
 
 use ortrain_graph::{Dim, Graph, Tensor, ValueType, tensor_to_proto};
 use ortrain_onnx::{GraphProto, LoadedModel, ModelProto, NodeProto};
@@ -13,20 +13,23 @@ use crate::batch_independence::{BATCHES, mixed};
 use crate::module::graph_of;
 use crate::{Error, ModelSource, Result};
 
-/// The name of the open axis.
+/// Name of the symbolic batch axis.
 const BATCH: &str = "batch";
-/// Sizes of a batch, beside the one that the model has, for which all shapes are checked: a prime, so that no other size
-/// is a multiple of it by chance, and another.
+/// Batch sizes, besides the size of the model, for which all shapes are checked. One is a prime, so that no
+/// other size is a multiple of it by chance.
 const CHECKED: [usize; 2] = [7, 11];
 
-/// The model with an open batch: the first axis of its inputs is called `batch`, as far as it has the size that the first
-/// input's has, and shapes inside that repeat this size follow it.
+/// Returns the model with a symbolic batch size. The first axis of an input becomes `batch` if it has the
+/// same size as the first axis of the first input. Shapes inside the model that repeat this size follow it.
+/// These nodes inside the model can be adapted:
 ///
-/// What can be opened inside: a Reshape to a shape that is a constant, wherever it counts the batch; an Expand or a
-/// ConstantOfShape whose shape begins with it; constants that are the same for each row, where they are broadcast or joined
-/// to what has the batch; first states of zeros of a recurrent layer. A model that is open already comes back as it is.
-/// Where the model runs on numbers drawn by lot, each row of a larger batch is compared with what the
-/// model made of it before.
+/// - a Reshape to a constant shape with the batch in any position;
+/// - an Expand or ConstantOfShape whose shape begins with the batch;
+/// - constants with equal rows, if they are broadcast or concatenated with a value that has the batch axis;
+/// - zero initial states of a recurrent layer.
+///
+/// A model whose batch is already symbolic is returned unchanged. If the model runs on random inputs, each
+/// row of a larger batch is compared with the result of the original model.
 ///
 /// ```
 /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -40,7 +43,7 @@ const CHECKED: [usize; 2] = [7, 11];
 /// ```
 ///
 /// # Errors
-/// When the model cannot be read, its first input has no axes, or something inside depends on the size of the batch: the
+/// If the model cannot be read, its first input has no axes, or a node inside depends on the batch size: the
 /// error names the node.
 pub fn open_batch(model: ModelSource) -> Result<ModelProto> {
     let label = model.label("the model");
@@ -62,7 +65,7 @@ pub fn open_batch(model: ModelSource) -> Result<ModelProto> {
         .collect();
     let fixed_model = loaded.clone();
     let graph = message_graph(&label, &mut loaded.proto)?;
-    // Declared for one size of the batch.
+    // These declarations hold for one batch size only.
     graph.value_info.clear();
     let outputs: Vec<String> = graph.output.iter().map(|info| info.name.clone()).collect();
     for info in &mut graph.output {
@@ -92,7 +95,7 @@ pub fn open_batch(model: ModelSource) -> Result<ModelProto> {
         let after = sized(size)?;
         check(&before, &after, &outputs, batch).map_err(&wrong)?;
     }
-    // As in inference: a BatchNormalization that trains mixes rows, and should.
+    // As in inference: a BatchNormalization in training mode mixes rows on purpose.
     let run = |model: &LoadedModel, size: usize| {
         let mut model = model.clone();
         for_inference(message_graph(&label, &mut model.proto)?);
@@ -121,7 +124,7 @@ fn depends(batch: usize, reason: &str) -> String {
     )
 }
 
-/// The graph for a size of the batch.
+/// Returns the graph for a batch size.
 fn with_batch(
     label: &str,
     model: &LoadedModel,
@@ -135,8 +138,8 @@ fn with_batch(
     graph_of(label, &sized)
 }
 
-/// Checks that the first axis of each output follows the batch, if it had its size, and that the rows of an output can be
-/// told from what else its axes count.
+/// Checks that the first axis of each output follows the batch, if its size equals it. Also checks that the
+/// batch can be separated from the other factors of an axis.
 fn check(before: &Graph, after: &Graph, outputs: &[String], batch: usize) -> std::result::Result<(), String> {
     let dims = |graph: &Graph, name: &str| {
         let id = graph.find(name)?;
@@ -164,7 +167,7 @@ fn check(before: &Graph, after: &Graph, outputs: &[String], batch: usize) -> std
         }
     }
     let Some(output) = outputs.iter().find(|name| batch > 1 && stays(name)) else { return Ok(()) };
-    // The node that reads what follows the batch and makes what does not.
+    // Finds the node with an input that follows the batch and an output that does not.
     let follows = |name: &str| dims(before, name) != dims(after, name);
     let node = before.nodes.iter().find(|node| {
         node.present_inputs().any(|id| follows(before.name_of(id)))
@@ -174,7 +177,7 @@ fn check(before: &Graph, after: &Graph, outputs: &[String], batch: usize) -> std
     Err(depends(batch, &format!("{what} makes the same shape for every batch")))
 }
 
-/// Says the size of the first axes of inputs, or that they are open.
+/// Sets the first axis of inputs to a size or a symbol.
 fn set_first_axes(graph: &mut GraphProto, typed: &Graph, opened: &FxHashSet<String>, size: &Dim) {
     for info in graph.input.iter_mut().filter(|info| opened.contains(&info.name)) {
         let ty = typed.find(&info.name).map(|id| typed.value(id).ty.clone());
@@ -185,7 +188,8 @@ fn set_first_axes(graph: &mut GraphProto, typed: &Graph, opened: &FxHashSet<Stri
     }
 }
 
-/// Puts what opens the batch in the place of an input. Nothing, if the message has no such input.
+/// Replaces an input of a node so that its shape follows the batch. Returns `None` if the message has no such
+/// input.
 fn open(graph: &mut GraphProto, fix: &FixedBatch, number: usize, first_input: &str) -> Option<()> {
     let at = graph.node.iter().position(|node| node.output.contains(&fix.output))?;
     graph.node[at].input.get(fix.input)?;

@@ -1,4 +1,4 @@
-//! Whether the rows of a larger batch get the numbers that each batch of a model got alone.
+//! Check that each row of a larger batch gets the same result as in a batch of the model's own size.
 
 use std::sync::Arc;
 
@@ -12,25 +12,28 @@ use rustc_hash::FxHashSet;
 use crate::executable_cache::ExecutableCache;
 use crate::{ErrorKind, Result, default_backend};
 
-/// How many batches lie in the larger one.
+/// Number of batches in the larger one.
 pub(crate) const BATCHES: usize = 2;
-/// The size of axes that a model leaves open.
+/// Size of symbolic axes.
 const OPEN: usize = 6;
-/// The key of the numbers that are drawn.
+/// Seed of the random inputs.
 const SEED: u64 = 23;
-/// How far numbers may lie apart, as a share of the largest: sums of another order are nearer, in float16 as well.
+/// Tolerance by type, relative to the largest magnitude. Another summation order stays below it, also in
+/// float16.
 const FAR: [(DType, f64); 3] = [(DType::F16, 0.03), (DType::BF16, 0.1), (DType::F32, 1e-3)];
-/// Elements of all inputs, and bytes of a run, above which rows are not compared: a file may declare any size.
+/// Limits of the comparison: elements of all inputs, and bytes of a run. A file may declare any size.
 const LARGEST: (usize, usize) = (1 << 28, 1 << 34);
-/// One of so many elements may differ: a rounding may change a choice.
+/// One of this many elements may differ: a rounding error may change a selection.
 const CHOICES: usize = 50;
 
-/// What keeps the rows of a batch apart no more: an end of a sentence, or nothing if they get the same numbers, or if the
-/// model does not run on numbers drawn by lot. `alone` is the graph for the batch that the model has, `together` its open
-/// form for [`BATCHES`] times as many rows of the inputs that are `opened`.
+/// Returns the reason why the rows of a batch are not independent, as the end of a sentence.
+///
+/// Returns `None` if the results are equal, or if the model does not run on random inputs. `alone` is the
+/// graph for the batch size of the model. `together` is its generalized form, where the inputs in `opened`
+/// have [`BATCHES`] times more rows.
 ///
 /// # Errors
-/// When there is no backend.
+/// If there is no backend.
 pub(crate) fn mixed(
     mut alone: Graph,
     mut together: Graph,
@@ -84,12 +87,12 @@ pub(crate) fn mixed(
 /// An input of the model for [`BATCHES`] batches.
 struct Input {
     whole: Tensor,
-    /// Whether each batch has rows of its own.
+    /// True if each batch has its own rows.
     opened: bool,
 }
 
 impl Input {
-    /// What one of the batches is given.
+    /// Returns the input of one of the batches.
     fn rows(&self, part: usize) -> Tensor {
         if !self.opened {
             return self.whole.clone();
@@ -102,8 +105,8 @@ impl Input {
     }
 }
 
-/// Numbers for all inputs: floats from -1 to 1, and zeros and ones for integers, which most tables have rows for. Nothing,
-/// if an input is no tensor of numbers.
+/// Generates all inputs: floats from -1 to 1; integers are 0 or 1, which are valid indices of most tables.
+/// Returns `None` if an input is no tensor of numbers.
 fn drawn(graph: &Graph, opened: &FxHashSet<String>) -> Option<Vec<Input>> {
     let mut room = LARGEST.0;
     let inputs = graph.inputs.iter().enumerate().map(|(stream, &id)| {
@@ -131,7 +134,7 @@ fn drawn(graph: &Graph, opened: &FxHashSet<String>) -> Option<Vec<Input>> {
     inputs.collect()
 }
 
-/// The names of values of floats that both graphs have.
+/// Returns the names of the float values that both graphs have.
 fn floats(alone: &Graph, together: &Graph, values: impl Iterator<Item = ValueId>) -> Vec<String> {
     let is_float = |graph: &Graph, id: ValueId| {
         let ty = &graph.value(id).ty;
@@ -141,7 +144,7 @@ fn floats(alone: &Graph, together: &Graph, values: impl Iterator<Item = ValueId>
     names.filter(|name| together.find(name).is_some_and(|id| is_float(together, id))).collect()
 }
 
-/// What a graph makes of these inputs.
+/// Runs a graph on these inputs and returns the values of these names.
 fn results(
     graph: &Graph,
     names: &[String],
@@ -168,15 +171,16 @@ fn results(
     Ok(found)
 }
 
-/// Whether a value of the larger batch has what the batches have. A value that does not grow with the batch may be a sum of
-/// all rows, and `inside` of the model other elements may lie in front of the batch on its axis.
+/// Returns true if a value of the larger batch equals the values of the single batches. A value with the same
+/// shape for every batch may be a sum over all rows. `inside` the model, an axis may have other elements
+/// before the batch.
 fn agree(parts: &[&Tensor], whole: &Tensor, batch: usize, inside: bool) -> bool {
     let dims = parts[0].dims();
     if dims.len() != whole.dims().len() {
         return false;
     }
     if parts.iter().any(|part| part.dims() != dims) {
-        // Sizes that depend on the numbers.
+        // Sizes that depend on the data.
         return true;
     }
     let mut grown = (0..dims.len()).filter(|&axis| dims[axis] != whole.dims()[axis]);
@@ -186,7 +190,7 @@ fn agree(parts: &[&Tensor], whole: &Tensor, batch: usize, inside: bool) -> bool 
             || parts.iter().all(|part| near(&part.to_f64(), &whole.to_f64(), whole.dtype()));
     };
     if grown.next().is_some() {
-        // Each row beside each.
+        // Each row is combined with each.
         return true;
     }
     if whole.dims()[axis] != BATCHES * dims[axis] {
@@ -207,7 +211,7 @@ fn agree(parts: &[&Tensor], whole: &Tensor, batch: usize, inside: bool) -> bool 
     })
 }
 
-/// Whether all elements but for a few are the same to rounding.
+/// Returns true if all elements except for a few are equal up to rounding.
 fn near(a: &[f64], b: &[f64], dtype: DType) -> bool {
     let share = FAR.iter().find(|(ty, _)| *ty == dtype).map_or(1e-6, |(_, share)| *share);
     let largest =

@@ -1,4 +1,4 @@
-//! Labels with an open axis of classes, as artifacts name them in their metadata, and errors about labels.
+//! Labels with a symbolic class axis, as artifacts name them in their metadata, and errors about labels.
 
 use ortrain_graph::Graph;
 use ortrain_onnx::{ModelProto, StringStringEntryProto};
@@ -6,10 +6,10 @@ use ortrain_ops::training::label_readings;
 
 use crate::Error;
 
-/// The metadata key of an entry with the name of labels.
+/// Metadata key of an entry with the name of labels.
 const KEY: &str = "ortrain.class_axis_by_labels";
 
-/// Notes in a model's metadata that the first labels of these names say the axis of classes.
+/// Notes in a model's metadata that the first labels of these names determine the class axis.
 pub(crate) fn mark(model: &mut ModelProto, labels: &[String]) {
     let entry = |name: &String| StringStringEntryProto { key: KEY.to_owned(), value: name.clone() };
     model.metadata_props.extend(labels.iter().map(entry));
@@ -20,12 +20,12 @@ pub(crate) fn marked(model: &ModelProto) -> Vec<String> {
     model.metadata_props.iter().filter(|entry| entry.key == KEY).map(|entry| entry.value.clone()).collect()
 }
 
-/// Removes the notes of [`mark`] from a model without the loss.
+/// Removes the notes of [`mark`], for a model without the loss.
 pub(crate) fn unmark(model: &mut ModelProto) {
     model.metadata_props.retain(|entry| entry.key != KEY);
 }
 
-/// An error about labels that do not fit, with both readings of the scores.
+/// Adds both readings of the scores to an error about labels that do not fit.
 pub(crate) fn explained(error: Error, graph: &Graph) -> Error {
     let Error::Input { name, expected, found, mut reason } = error else { return error };
     if let Some(readings) = label_readings(graph, &name) {

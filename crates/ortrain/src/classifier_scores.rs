@@ -1,5 +1,5 @@
-//! Models of classifiers as exporters of tables write them: weights that lie in attributes, labels and maps among the
-//! outputs. What is made of them before anything is trained or looked into.
+//! Classifier models from exporters of tabular libraries: weights in attributes, labels and maps among the
+//! outputs. They are converted before training or inspection.
 
 use ortrain_graph::{DType, Graph};
 use ortrain_onnx::LoadedModel;
@@ -9,7 +9,7 @@ use ortrain_ops::training::{default_scores, outputs_as_tensors, starts_with_choi
 use crate::artifacts::{ArtifactOptions, message_graph};
 use crate::{Error, Result, postprocessing};
 
-/// The graph that some values of a model need, with types as far as they are known.
+/// Returns the subgraph that some values of a model need, with all types that can be inferred.
 fn typed(model: &LoadedModel, values: &[&str]) -> Option<Graph> {
     let shorter = postprocessing::without(model, values);
     let mut graph = Graph::from_model(shorter.as_ref().unwrap_or(model)).ok()?;
@@ -18,14 +18,14 @@ fn typed(model: &LoadedModel, values: &[&str]) -> Option<Graph> {
     Some(graph)
 }
 
-/// Writes weights that lie in attributes as initializers.
+/// Converts weights in attributes to initializers.
 pub(crate) fn write_out_weights(label: &str, model: &mut LoadedModel) -> Result<()> {
     let results = linear_models::results(&model.proto);
     if results.is_empty() {
         return Ok(());
     }
     let results: Vec<&str> = results.iter().map(String::as_str).collect();
-    // What is wrong with the graph is said where all of it is read.
+    // Errors of the graph are reported when the complete graph is read.
     let Some(graph) = typed(model, &results) else { return Ok(()) };
     let mut proto = std::mem::take(&mut model.proto);
     let outcome = linear_models::write_out(&mut proto, &graph);
@@ -33,15 +33,15 @@ pub(crate) fn write_out_weights(label: &str, model: &mut LoadedModel) -> Result<
     outcome.map_err(|source| Error::model(label, source))
 }
 
-/// The model with tensors as outputs, if its first output is a choice; `None` of others.
+/// Returns the model with tensors as outputs if its first output is a class choice, otherwise `None`.
 pub(crate) fn with_tensors(model: &LoadedModel) -> Option<LoadedModel> {
     model.proto.graph.as_ref().filter(|graph| starts_with_choice(graph))?;
     let mut proto = model.proto.clone();
     outputs_as_tensors(proto.graph.as_mut()?).then(|| model.with_proto(proto))
 }
 
-/// The options with the values that losses are put on where nobody said it and the first output of the model is a choice:
-/// the probabilities that come with it, or the logits that they are made of.
+/// Returns the options with default scores for losses without scores, if the first output of the model is a
+/// class choice. The scores are the probabilities beside the choice, or their logits.
 pub(crate) fn by_default(
     label: &str,
     model: &mut LoadedModel,
@@ -61,7 +61,7 @@ pub(crate) fn by_default(
     let is_float = |id: &ortrain_graph::ValueId| graph.value(*id).ty.dtype().is_some_and(DType::is_float);
     let floats: Vec<_> = graph.outputs.iter().copied().filter(is_float).collect();
     if let Some(scores) = whole_of(&graph, &floats) {
-        // One output is a whole of its own.
+        // A single float output needs no other.
         let scores = if let [one] = floats[..] { one } else { scores };
         let message = message_graph(label, &mut model.proto)?;
         for term in options.losses.iter_mut().filter(|term| term.scores.is_none()) {

@@ -1,4 +1,5 @@
-//! Parameters that a model computes: some models keep no weights but say how to make them, from constants alone.
+//! Computed parameters: some models have no initializers for weights, but nodes that compute them from
+//! constants.
 
 use std::sync::Arc;
 
@@ -18,7 +19,7 @@ use crate::export::inputs_of;
 use crate::postprocessing;
 use crate::{Error, Result, default_backend};
 
-/// The values of a graph that nodes compute from constants alone, without the constants themselves.
+/// Returns the values that nodes compute from constants alone, without the constants themselves.
 fn computed_constants(graph: &Graph) -> FxHashSet<ValueId> {
     let mut found = FxHashSet::default();
     // The graph's nodes are in topological order.
@@ -30,15 +31,17 @@ fn computed_constants(graph: &Graph) -> FxHashSet<ValueId> {
     found
 }
 
-/// Makes initializers of those of `wanted` that nodes compute from constants alone. The values are computed now; nodes and
-/// initializers that only they needed are gone. Returns the names of all values that could have been wanted. Of what `needed`
-/// does not depend on, the model may hold what nobody here can run.
+/// Converts the values in `wanted` that nodes compute from constants alone to initializers. Returns the names
+/// of all values that could be converted.
 ///
-/// Those of `independent` that are computed from each other (copies, as some exporters write equal values) go ways of
-/// their own.
+/// The values are computed now. Nodes and initializers without other uses are removed. The parts of the model
+/// that `needed` does not depend on may contain unsupported operators.
+///
+/// Values in `independent` may be computed from each other (copies, as some exporters write equal values).
+/// They become independent parameters.
 ///
 /// # Errors
-/// When a value cannot be computed, or is computed from another one that is wanted.
+/// If a value cannot be computed, or is computed from another value in `wanted`.
 pub(crate) fn make_initializers(
     label: &str,
     model: &mut LoadedModel,
@@ -49,7 +52,7 @@ pub(crate) fn make_initializers(
     let mut graph = postprocessing::graph_for(label, model, needed)?;
     let computed = computed_constants(&graph);
     let computable = computed.iter().map(|&id| graph.value(id).name.clone()).collect();
-    // The order of the nodes, so that results do not depend on the order of the names.
+    // In node order, so that results do not depend on the order of the names.
     let ids: Vec<ValueId> = graph
         .nodes
         .iter()
@@ -74,8 +77,8 @@ pub(crate) fn make_initializers(
     Ok(computable)
 }
 
-/// The floats of subgraphs that can be parameters, for [`lift_from_subgraphs`] can bring them to the main graph: constants
-/// whose names mean nothing else anywhere.
+/// Returns the float constants of subgraphs that can be parameters after [`lift_from_subgraphs`]. Their names
+/// are unique in the model.
 pub(crate) fn constants_of_subgraphs(model: &ModelProto) -> Vec<String> {
     let Some(graph) = &model.graph else { return Vec::new() };
     let mut found = Vec::new();
@@ -85,7 +88,7 @@ pub(crate) fn constants_of_subgraphs(model: &ModelProto) -> Vec<String> {
     found.into_iter().map(str::to_owned).collect()
 }
 
-/// Finds the constant floats of the subgraphs of a graph, and counts how often each name is given to something.
+/// Collects the float constants in the subgraphs of a graph, and counts the definitions of each name.
 fn visit<'a>(
     graph: &'a GraphProto,
     outermost: bool,
@@ -104,9 +107,9 @@ fn visit<'a>(
         let initializers = graph.initializer.iter().filter(|tensor| is_float(tensor));
         found.extend(initializers.map(|tensor| tensor.name.as_str()));
     }
-    // What a node with a gradient of the user's is made of is nobody else's.
+    // The body of a node with a custom gradient is private to the node.
     for node in graph.node.iter().filter(|node| !is_custom_gradient(node)) {
-        // A constant is a node that holds its value, and nothing else.
+        // A constant is a node with its value as the only attribute.
         let holds = |attribute: &AttributeProto| match attribute.name.as_str() {
             "value" => attribute.t.as_deref().is_some_and(is_float),
             "value_float" | "value_floats" => true,
@@ -126,11 +129,11 @@ fn visit<'a>(
     }
 }
 
-/// Brings constants of subgraphs to the main graph, so that they can be parameters: initializers, and what nodes without
-/// inputs make.
+/// Moves constants of subgraphs to the main graph, so that they can be parameters: initializers, and outputs
+/// of nodes without inputs.
 ///
 /// # Errors
-/// When a constant is computed inside, or its name means different values in different places.
+/// If a constant is computed inside a subgraph, or its name has different values in different subgraphs.
 pub(crate) fn lift_from_subgraphs(label: &str, model: &mut ModelProto, names: &[&str]) -> Result<()> {
     let Some(graph) = &mut model.graph else { return Ok(()) };
     for &name in names {
@@ -162,14 +165,14 @@ pub(crate) fn lift_from_subgraphs(label: &str, model: &mut ModelProto, names: &[
     Ok(())
 }
 
-/// What was found in subgraphs.
+/// Definitions found in subgraphs.
 #[derive(Default)]
 struct Lifted {
     initializers: Vec<TensorProto>,
     nodes: Vec<NodeProto>,
 }
 
-/// Takes what makes a value out of the subgraphs of a graph.
+/// Removes the definitions of a value from the subgraphs of a graph, and collects them.
 fn take_inner(graph: &mut GraphProto, name: &str, found: &mut Lifted) {
     for attribute in graph.node.iter_mut().flat_map(|node| &mut node.attribute) {
         for subgraph in attribute.g.as_deref_mut().into_iter().chain(&mut attribute.graphs) {
@@ -182,7 +185,7 @@ fn take_inner(graph: &mut GraphProto, name: &str, found: &mut Lifted) {
     }
 }
 
-/// Refuses a parameter that is computed from another one: it would no longer follow it.
+/// Rejects a parameter that is computed from another parameter: it would no longer follow its changes.
 fn refuse_chains(
     graph: &Graph,
     ids: &[ValueId],
@@ -192,7 +195,7 @@ fn refuse_chains(
     let producers = graph.producers();
     let is_independent = |id: ValueId| independent.iter().any(|name| name == graph.name_of(id));
     let mut seen = FxHashSet::default();
-    // Values, each with the parameter that it was reached from.
+    // Values, each with the parameter from which it was reached.
     let mut rest: Vec<(ValueId, ValueId)> = ids.iter().map(|&id| (id, id)).collect();
     while let Some((id, parameter)) = rest.pop() {
         let both_independent = is_independent(id) && is_independent(parameter);
@@ -210,7 +213,7 @@ fn refuse_chains(
     Ok(())
 }
 
-/// The outputs of a graph without inputs.
+/// Computes the outputs of a graph without inputs.
 fn computed_now(label: &str, mut graph: Graph) -> Result<Vec<Tensor>> {
     let fail = |source| Error::model(label, source);
     upgrade(&mut graph).map_err(fail)?;
@@ -234,7 +237,8 @@ fn computed_now(label: &str, mut graph: Graph) -> Result<Vec<Tensor>> {
     Ok(values)
 }
 
-/// Takes values away from the nodes that make them, and nodes and initializers away that nothing needs any more then.
+/// Disconnects values from the nodes that compute them, then removes nodes and initializers without remaining
+/// uses.
 fn remove_makers(graph: &mut GraphProto, names: &[Arc<str>]) {
     let mut makers: FxHashMap<String, usize> = FxHashMap::default();
     let mut uses: FxHashMap<String, usize> = FxHashMap::default();
@@ -258,7 +262,7 @@ fn remove_makers(graph: &mut GraphProto, names: &[Arc<str>]) {
     let mut doubtful = Vec::with_capacity(names.len());
     for name in names {
         let Some(index) = makers.remove(&**name) else { continue };
-        // The node stays if something else needs it; then it makes a value that nothing uses.
+        // The node remains if another of its outputs is used; then this output is unused.
         let mut other = format!("{name}/computed");
         while !taken.insert(other.clone()) {
             other.push('_');

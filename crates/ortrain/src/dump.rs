@@ -1,4 +1,4 @@
-//! Every stage between a file and its instructions, as text.
+//! Text of every compilation stage from the file to its instructions.
 
 use ortrain_codegen::{Caps, Unsupported, Wgsl, lower, split};
 use ortrain_graph::{DType, Dim, Graph, Tensor, ValueId, ValueType, byte_length};
@@ -14,7 +14,7 @@ use crate::parameter_binding::{RESET_FLAG, parameter_of_gradient};
 use crate::suggest::hint;
 use crate::{Error, ModelSource, Result};
 
-/// What to print.
+/// Stage to print.
 ///
 /// ```
 /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -27,23 +27,26 @@ use crate::{Error, ModelSource, Result};
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Stage {
-    /// The graph: newest versions of the operators, all types inferred.
+    /// The graph: newest operator versions, all types inferred.
     Graph,
-    /// The graph with the gradients of its first output with respect to every initializer of floats. Where that output is
-    /// no scalar, its own gradient is one more input. A training model has its gradients already.
+    /// The graph with the gradients of its first output with respect to every float initializer. If that
+    /// output is no scalar, its own gradient is an additional input. A training model already has its
+    /// gradients.
     Gradient,
     /// The schedule: its programs with their instructions, buffers, offsets and peak bytes.
     Program,
-    /// Each program as launches of a GPU, and the WGSL of their kernels, with the limits that every device allows.
+    /// Each program as GPU launches, and the WGSL of their kernels, with the limits that every device
+    /// guarantees.
     Kernels,
-    /// Each program behind the pass of this name. [`Stage::Passes`] lists them.
+    /// Each program after the pass of this name. [`Stage::Passes`] lists them.
     Pass(&'static str),
-    /// What each pass does, and what it changes in each program.
+    /// Description of each pass, and the number of its changes in each program.
     Passes,
 }
 
 impl Stage {
-    /// The stage of this name: `graph`, `gradient`, `program`, `kernels`, `passes`, or the name of a pass.
+    /// Returns the stage of this name: `graph`, `gradient`, `program`, `kernels`, `passes`, or the name of a
+    /// pass.
     ///
     /// ```
     /// use ortrain::Stage;
@@ -79,14 +82,15 @@ impl Stage {
         })
     }
 
-    /// Whether programs must be made to print it.
+    /// Returns true if the stage needs compiled programs.
     fn is_of_programs(self) -> bool {
         matches!(self, Stage::Program | Stage::Kernels | Stage::Pass(_) | Stage::Passes)
     }
 }
 
-/// Prints a stage of a model. `shapes` gives the shapes of inputs, by name, for stages of programs; symbolic sizes that
-/// it does not determine are 1. Values of inputs that reach a shape are zeros there.
+/// Prints a stage of a model. For stages of programs, `shapes` gives the shapes of inputs by name.
+///
+/// Symbolic sizes that `shapes` does not determine are 1. Input values that decide a shape are zeros.
 ///
 /// ```
 /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -98,7 +102,7 @@ impl Stage {
 /// ```
 ///
 /// # Errors
-/// When the model does not get as far as the stage.
+/// If the model cannot be compiled up to the stage.
 pub fn dump(model: ModelSource, stage: Stage, shapes: &[(String, Vec<usize>)]) -> Result<String> {
     let label = model.label("the model");
     let gradients = stage == Stage::Gradient;
@@ -129,7 +133,7 @@ pub fn dump(model: ModelSource, stage: Stage, shapes: &[(String, Vec<usize>)]) -
     }
 }
 
-/// Adds the gradients of the first output with respect to the initializers it depends on.
+/// Adds the gradients of the first output with respect to the initializers that it depends on.
 fn gradient(label: &str, graph: &mut Graph) -> Result<()> {
     let Some(&loss) = graph.outputs.first() else {
         return Err(Error::WrongModel { model: label.to_owned(), reason: "it has no outputs".into() });
@@ -145,7 +149,7 @@ fn gradient(label: &str, graph: &mut Graph) -> Result<()> {
         let value = graph.value(id);
         reached[id.0 as usize] && value.constant.is_some() && value.ty.dtype().is_some_and(DType::is_float)
     };
-    // What a node made is no initializer, even where its content is known.
+    // A node output is no initializer, even if its content is known.
     let producers = graph.producers();
     let targets: Vec<ValueId> =
         graph.value_ids().filter(is_weight).filter(|id| producers[id.0 as usize].is_none()).collect();
@@ -155,18 +159,18 @@ fn gradient(label: &str, graph: &mut Graph) -> Result<()> {
         let dtype = graph.value(loss).ty.dtype().unwrap_or(DType::F32);
         graph.add_constant(&format!("{}_grad", graph.name_of(loss)), Tensor::scalar(dtype, 1.0))
     } else {
-        // The vector of a vector-Jacobian product: one more input.
+        // The vector of a vector-Jacobian product is an additional input.
         let seed = graph.add_value(&format!("{}_grad", graph.name_of(loss)), graph.value(loss).ty.clone());
         graph.inputs.push(seed);
         seed
     };
     let gradients = backpropagate(graph, &[(loss, seed)], &targets).map_err(fail)?;
-    // What gets no gradient (a ratio, a bound) is no weight.
+    // A value without a gradient (a ratio, a bound) is no weight.
     graph.outputs.extend(gradients.into_iter().flatten());
     Ok(())
 }
 
-/// The schedule of a graph. Sequences of the names in `scalars` have one number for each parameter.
+/// Prints the schedule of a graph. Sequences in `scalars` have one number for each parameter.
 fn program(
     label: &str,
     stage: Stage,
@@ -183,7 +187,7 @@ fn program(
             )));
         }
     }
-    // Sizes of symbols, from the shapes given.
+    // Sizes of symbols, from the argument `shapes`.
     let mut symbols: Vec<(&Dim, usize)> = Vec::new();
     for &id in &graph.inputs {
         let given = shapes.iter().find(|(name, _)| name == graph.name_of(id));
@@ -199,7 +203,7 @@ fn program(
     }
     let mut inputs = Vec::new();
     let mut roles = Vec::new();
-    // Of a training model, trainable parameters and their gradients lie in planes, as they will in a run.
+    // Trainable parameters of a training model and their gradients are stored in planes, as in a run.
     let trained: Vec<&str> = graph
         .inputs
         .iter()
@@ -207,7 +211,7 @@ fn program(
         .filter_map(|&id| parameter_of_gradient(graph.name_of(id)))
         .collect();
     let mut plane_ends = [0usize; 2];
-    // Sequences are bound to planes of one size: as many elements as are given for one of them, or the least there can be.
+    // Sequences are bound to planes of equal size: the element count of the shape for one of them, or 1.
     let is_sequence =
         |name: &str| graph.find(name).is_some_and(|id| matches!(graph.value(id).ty, ValueType::Sequence(_)));
     let counts =
@@ -270,7 +274,7 @@ fn program(
     let specialiser = Specialiser::new(graph, roles).log(log.clone());
     let dims: Vec<&[usize]> = inputs.iter().map(Vec::as_slice).collect();
     let schedule = specialiser.schedule_of_shapes(&dims).map_err(|source| Error::model(label, source))?;
-    // The programs of branches are made when somebody asks for them.
+    // Printing compiles the programs of branches, which are compiled on demand.
     let program = schedule.to_string();
     match stage {
         Stage::Pass(name) => match texts(&log) {
@@ -285,7 +289,7 @@ fn program(
     }
 }
 
-/// The launches and the kernels of the programs of a schedule.
+/// Prints the launches and kernels of the programs of a schedule.
 fn kernels(schedule: &Schedule) -> Result<String> {
     let mut text = String::new();
     for (k, program) in schedule.programs().into_iter().enumerate() {
@@ -309,14 +313,15 @@ fn kernels(schedule: &Schedule) -> Result<String> {
     }
 }
 
-/// The programs behind a pass.
+/// Returns the text of the programs after a pass.
 fn texts(log: &PassLog) -> String {
     let programs = log.programs();
     let texts = programs.iter().flatten().filter_map(|record| record.text.as_deref());
     texts.enumerate().map(|(k, text)| format!("program {k}\n{text}")).collect()
 }
 
-/// What each pass does, then the number of its changes, and of instructions behind it, in each program.
+/// Prints the description of each pass, then the number of its changes and of instructions after it, for each
+/// program.
 fn changes(log: &PassLog) -> String {
     let width = PASSES.iter().map(|pass| pass.name.len()).max().unwrap_or(0);
     let mut text = String::from("passes, in the order in which they run\n");

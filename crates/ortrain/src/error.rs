@@ -1,4 +1,4 @@
-//! One error for everything.
+//! The error type of the crate.
 
 use std::io;
 
@@ -9,7 +9,7 @@ use ortrain_program::{AllocationError, DeviceError, RunError, UnsupportedOnBacke
 
 use crate::backend::UnknownIsa;
 
-/// The result of everything here.
+/// Result type of this crate.
 ///
 /// ```
 /// fn names(path: &str) -> ortrain::Result<Vec<String>> {
@@ -20,7 +20,7 @@ use crate::backend::UnknownIsa;
 /// ```
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// What sort of error it is: what a caller can do about it.
+/// Category of an error, by the remedy of the caller.
 ///
 /// ```
 /// use ortrain::{CheckpointState, ErrorKind};
@@ -31,28 +31,29 @@ pub type Result<T> = std::result::Result<T, Error>;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// A call had a wrong argument: another one helps.
+    /// A call had an invalid argument.
     InvalidArgument,
-    /// A file is not there.
+    /// A file does not exist.
     NoSuchFile,
-    /// A model contradicts itself, its checkpoint, or the format: another file helps.
+    /// A model contradicts itself, its checkpoint, or the format.
     InvalidModel,
-    /// What is asked for is right but not supported.
+    /// The request is valid but not supported.
     NotImplemented,
-    /// A run would take more memory than it may, or than its device has: a smaller batch helps.
+    /// A run would exceed the memory limit or the memory of its device. A smaller batch helps.
     MemoryLimit,
-    /// A device is not there: the error says what would help.
+    /// A device is not available: the error names the remedy.
     DeviceUnavailable,
-    /// A device failed, and works no more: the state goes on from its last checkpoint, on the same device opened anew or on
-    /// another one.
+    /// A device failed and is no longer usable. Training can continue from the last checkpoint, on the same
+    /// device opened anew or on another one.
     DeviceLost,
-    /// A step made NaN or infinities, and was to fail then: other data or a lower rate help.
+    /// A step produced NaN or infinities, and `detect_anomaly` was set. Other data or a lower learning rate
+    /// help.
     Anomaly,
-    /// Something else failed: the disk, a damaged checkpoint, a call out of order.
+    /// Another failure: the disk, a damaged checkpoint, a call out of order.
     Fail,
 }
 
-/// Why something could not be done. The text is a sentence that names what is at fault and what was expected.
+/// Error of this crate. The text is a sentence that names the faulty item and the expectation.
 ///
 /// ```
 /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -76,30 +77,30 @@ pub enum Error {
     /// A checkpoint cannot be read or written.
     #[error(transparent)]
     Checkpoint(#[from] ortrain_checkpoint::Error),
-    /// A model is not a sound graph.
+    /// A model is no valid graph.
     #[error("{model}: {source}")]
     Graph {
-        /// The model.
+        /// Name of the model.
         model: String,
-        /// What is wrong with it.
+        /// Error in the graph.
         source: Box<GraphError>,
     },
-    /// A model's operators cannot be understood, differentiated or written.
+    /// A model has operators that are unsupported, not differentiable, or cannot be serialized.
     #[error("{model}: {source}")]
     Model {
-        /// The model.
+        /// Name of the model.
         model: String,
-        /// What is wrong with it.
+        /// Error in the operators.
         source: Box<ortrain_ops::Error>,
     },
-    /// What keeps a model from being differentiated or written: everything at once.
+    /// All obstacles to differentiating or serializing a model at once.
     #[error("{model}: {}", crate::inspect::sentence(.obstacles))]
     Obstacles {
-        /// The model.
+        /// Name of the model.
         model: String,
-        /// Each with its node and what helps.
+        /// The obstacles, each with its node and remedy.
         obstacles: Vec<crate::Obstacle>,
-        /// What sort of error the first of them is.
+        /// Kind of the first obstacle.
         kind: ErrorKind,
     },
     /// The shapes of the inputs of a run do not fit the model.
@@ -108,249 +109,249 @@ pub enum Error {
     /// A backend cannot run a program.
     #[error(transparent)]
     Unsupported(#[from] UnsupportedOnBackend),
-    /// The environment asks for an instruction-set level that there is not.
+    /// The environment variable names an unknown instruction-set level.
     #[error(transparent)]
     Isa(#[from] UnknownIsa),
-    /// The machine has nothing that computes in a precision and may be used.
+    /// The machine has no permitted unit that computes in the requested precision.
     #[error(transparent)]
     Precision(#[from] UnsupportedPrecision),
-    /// A run failed; the state is as it was.
+    /// A run failed; the state is unchanged.
     #[error(transparent)]
     Run(#[from] RunError),
-    /// A label that is no class; the state is as it was.
+    /// A label is out of range; the state is unchanged.
     #[error("{sentence}")]
     Label {
-        /// The error as a sentence, which names the node, and the label that is left out.
+        /// The error as a sentence with the node and the `ignore_index` of the loss.
         sentence: String,
-        /// The position of the label among the labels, by axis.
+        /// Index of the label among the labels, by axis.
         at: Vec<usize>,
-        /// The label.
+        /// Value of the label.
         label: i64,
-        /// How many classes there are.
+        /// Number of classes.
         classes: i64,
     },
-    /// A step or a run would take more memory than it may; nothing was allocated.
+    /// A step or a run would exceed the memory limit; nothing was allocated.
     #[error("{}; {help}", .over.describe())]
     StepOverLimit {
-        /// What it would take.
+        /// Memory need of the step, and the limit.
         over: Box<ortrain_program::OverLimit>,
-        /// A limit that is enough, and the largest batch for the limit that was set, as the end of the sentence.
+        /// A sufficient limit, and the largest batch for the current limit, as the end of the sentence.
         help: String,
     },
 
-    /// A step made NaN or infinities; the state is as it was.
+    /// A step produced NaN or infinities; the state is unchanged.
     #[error("{0}")]
     Anomaly(Box<crate::Anomaly>),
 
     /// The state has no such parameter.
     #[error("there is no parameter {name:?} in the state{hint}")]
     UnknownParameter {
-        /// The name.
+        /// Unknown name.
         name: String,
-        /// A name that may have been meant, as the end of the sentence; or nothing.
+        /// A similar name, as the end of the sentence; may be empty.
         hint: String,
     },
     /// The state has no such property.
     #[error("there is no property {name:?} in the state{hint}")]
     UnknownProperty {
-        /// The name.
+        /// Unknown name.
         name: String,
-        /// A name that may have been meant, as the end of the sentence; or nothing.
+        /// A similar name, as the end of the sentence; may be empty.
         hint: String,
     },
-    /// A value of another shape or type than its parameter.
+    /// A value has another shape or type than its parameter.
     #[error(
         "parameter {name:?} is {expected_dtype}{expected_dims:?}, but a value of {found_dtype}{found_dims:?} was given"
     )]
     ParameterMismatch {
-        /// The parameter.
+        /// Name of the parameter.
         name: String,
-        /// Its element type.
+        /// Element type of the parameter.
         expected_dtype: DType,
-        /// Its shape.
+        /// Shape of the parameter.
         expected_dims: Vec<usize>,
-        /// The type of the value.
+        /// Element type of the value.
         found_dtype: DType,
-        /// The shape of the value.
+        /// Shape of the value.
         found_dims: Vec<usize>,
     },
-    /// The model's results need operators that nobody here knows, although there are values that do not.
+    /// The outputs of the model need unknown operators, but some values do not depend on them.
     #[error(
         "{source}; a loss of what is computed without them can be trained: name the values it compares ({}) in \
          loss_input_names",
         .values.join(", ")
     )]
     TrainableWithout {
-        /// The error for the whole model.
+        /// Error for the complete model.
         source: Box<Error>,
-        /// Values that those operators take, in quotes.
+        /// Quoted names of the values that are inputs of the unknown operators.
         values: Vec<String>,
     },
-    /// A file does not have the parameters of the state.
+    /// The parameters of a file differ from the parameters of the state.
     #[error(
         "{} does not have the parameters of the state: {}; without strict, what fits is loaded", path.display(),
         crate::weights_io::difference(report)
     )]
     Names {
-        /// The file.
+        /// Path of the file.
         path: std::path::PathBuf,
-        /// What it has and lacks.
+        /// Missing and unexpected names.
         report: Box<crate::LoadReport>,
     },
-    /// The values of a nominal state are not there yet.
+    /// The values of a nominal state have not been loaded.
     #[error(
         "the state is nominal: it has the names of its parameters but not their values; load all of them first \
          (load_parameters, load_safetensors), or copy a buffer of all parameters to it"
     )]
     NominalState,
-    /// A file lacks parameters of a nominal state, which takes all of them at once or none.
+    /// A file lacks parameters of a nominal state, which requires all of them at once.
     #[error(
         "the state is nominal and stays so: {} does not have all of its parameters: {}", path.display(),
         crate::weights_io::difference(report)
     )]
     NominalNames {
-        /// The file.
+        /// Path of the file.
         path: std::path::PathBuf,
-        /// What it has and lacks.
+        /// Missing and unexpected names.
         report: Box<crate::LoadReport>,
     },
     /// Model and checkpoint do not belong together.
     #[error("{model} does not fit the checkpoint: {reason}")]
     Mismatch {
-        /// The model.
+        /// Name of the model.
         model: String,
-        /// Why not.
+        /// Reason of the mismatch.
         reason: String,
     },
-    /// A model lacks what its use asks for.
+    /// A model lacks a property that its use requires.
     #[error("{model} cannot be used here: {reason}")]
     WrongModel {
-        /// The model.
+        /// Name of the model.
         model: String,
-        /// Why not.
+        /// Reason why the model is unsuitable.
         reason: String,
     },
-    /// A file is something else than what it was given for.
+    /// A file has another kind than the call requires.
     #[error("{file} is {found}, not {expected}; {help}")]
     WrongFile {
-        /// The file.
+        /// Name of the file.
         file: String,
-        /// What it is.
+        /// Actual kind of the file.
         found: String,
-        /// What was expected.
+        /// Expected kind.
         expected: String,
-        /// What helps.
+        /// Remedy.
         help: &'static str,
     },
-    /// The state is not the one that a module or optimizer was made for.
+    /// A module or optimizer was called with another state than the one of its construction.
     #[error("the state given does not have the parameters of the state this {what} was made for")]
     OtherState {
-        /// What was made for another state.
+        /// The object that belongs to another state.
         what: &'static str,
     },
-    /// A wrong number of inputs.
+    /// The number of inputs is wrong.
     #[error("{expected} inputs are needed ({}), but {found} were given", .names.join(", "))]
     InputCount {
-        /// How many are needed.
+        /// Number of required inputs.
         expected: usize,
-        /// Their names.
+        /// Names of the required inputs.
         names: Vec<String>,
-        /// How many there were.
+        /// Number of inputs in the call.
         found: usize,
     },
-    /// An input of the wrong type or shape.
+    /// An input has the wrong type or shape.
     #[error("input {name:?} should be {expected}, but {found} was given: {reason}")]
     Input {
-        /// The input.
+        /// Name of the input.
         name: String,
-        /// What is expected.
+        /// Expected type.
         expected: String,
-        /// What was given.
+        /// Type of the argument.
         found: String,
-        /// Where the difference is.
+        /// Description of the difference.
         reason: String,
     },
-    /// Room for a wrong number of outputs.
+    /// The number of output buffers is wrong.
     #[error("{expected} outputs are made ({}), but room for {found} was given", .names.join(", "))]
     OutputCount {
-        /// How many there are.
+        /// Number of outputs.
         expected: usize,
-        /// Their names.
+        /// Names of the outputs.
         names: Vec<String>,
-        /// For how many there was room.
+        /// Number of buffers.
         found: usize,
     },
-    /// Room for an output of another type or shape.
+    /// An output buffer has another type or shape than the output.
     #[error("output {name:?} is {expected}, but room for {found} was given")]
     Output {
-        /// The output.
+        /// Name of the output.
         name: String,
-        /// What it is.
+        /// Type of the output.
         expected: String,
-        /// What there was room for.
+        /// Type of the buffer.
         found: String,
-        /// Its shape, where it is known.
+        /// Shape of the output, if known.
         dims: Option<Vec<usize>>,
     },
-    /// Room for an output whose shape no run knows beforehand.
+    /// An output buffer was passed for an output with a data-dependent shape.
     #[error(
         "the shape of output {name:?} depends on values, so no memory of the caller is known to fit; fetch it without memory of \
          its own"
     )]
     OutputOfUnknownShape {
-        /// The output.
+        /// Name of the output.
         name: String,
     },
-    /// No evaluation model was given.
+    /// The call requires an evaluation model, and the module or session has no evaluation model.
     #[error("no evaluation model was given when the {made} was made, and {call} needs one")]
     NoEvalModel {
-        /// What was made without: a module or a session.
+        /// The object without evaluation model: a module or a session.
         made: &'static str,
-        /// What needs one.
+        /// The call that requires an evaluation model.
         call: &'static str,
     },
-    /// No optimizer model was given.
+    /// The call requires an optimizer model, and the session has no optimizer model.
     #[error("no optimizer model was given when the session was made, and {0} needs one")]
     NoOptimizer(&'static str),
-    /// A buffer of another length.
+    /// A buffer has the wrong length.
     #[error("the buffer should have {expected} elements, but it has {found}")]
     BufferLength {
-        /// Elements needed.
+        /// Required number of elements.
         expected: usize,
-        /// Elements there are.
+        /// Actual number of elements.
         found: usize,
     },
-    /// There is no memory for the values of a state; it is where it was.
+    /// Memory for the values of a state cannot be allocated; the state remains on its device.
     #[error("the parameters do not fit: {0}")]
     NoRoom(AllocationError),
-    /// A device is not there.
+    /// A device is not available.
     #[error("there is no device {device:?} here: {reason}; {remedy}")]
     DeviceUnavailable {
-        /// The name that was asked for.
+        /// Requested name.
         device: String,
-        /// Why it is not there.
+        /// Reason why the device is not available.
         reason: String,
-        /// What would help.
+        /// Remedy.
         remedy: String,
     },
-    /// An argument that makes no sense.
+    /// An argument is invalid.
     #[error("{0}")]
     Argument(String),
-    /// A call that comes too early or too late.
+    /// A call is out of order.
     #[error("{0}")]
     State(String),
-    /// A folder to write to is not there.
+    /// The folder of an output file does not exist.
     #[error("there is no folder {}, and none is made", .path.display())]
     NoFolder {
-        /// The folder.
+        /// Path of the folder.
         path: std::path::PathBuf,
     },
     /// A file other than a model or a checkpoint cannot be written.
     #[error("cannot write {}: {source}", .path.display())]
     Write {
-        /// The file or folder.
+        /// Path of the file or folder.
         path: std::path::PathBuf,
-        /// What the operating system said.
+        /// Error of the operating system.
         source: io::Error,
     },
 }
@@ -362,7 +363,7 @@ impl From<DeviceError> for Error {
 }
 
 impl Error {
-    /// What sort of error it is.
+    /// Returns the category of the error.
     ///
     /// ```
     /// use ortrain::{ErrorKind, InferenceSession, SessionOptions};
@@ -445,12 +446,12 @@ impl Error {
         }
     }
 
-    /// What is wrong with the operators of a model.
+    /// Wraps an error in the operators of a model.
     pub(crate) fn model(model: &str, source: ortrain_ops::Error) -> Error {
         Error::Model { model: model.to_owned(), source: Box::new(source) }
     }
 
-    /// What is wrong with the graph of a model.
+    /// Wraps an error in the graph of a model.
     pub(crate) fn graph(model: &str, source: GraphError) -> Error {
         Error::Graph { model: model.to_owned(), source: Box::new(source) }
     }

@@ -1,4 +1,4 @@
-//! A graph that runs: specialised, compiled and cached as shapes come along.
+//! Executables of a graph: specialized for input shapes, compiled and cached.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,7 +16,7 @@ use smallvec::SmallVec;
 use crate::trace::Trace;
 use crate::{Error, Result};
 
-/// A graph with everything needed to run it again without allocating.
+/// A graph with its compiled schedules. Repeated runs do not allocate.
 #[derive(Debug)]
 pub(crate) struct ExecutableCache {
     specialiser: Specialiser,
@@ -28,24 +28,25 @@ impl ExecutableCache {
         ExecutableCache { specialiser: Specialiser::new(graph, roles).target(backend.target()), backend }
     }
 
-    /// The same with inner products of a precision, for which the backend was made.
+    /// Sets the precision of inner products. The backend must have been created for it.
     pub(crate) fn precision(mut self, precision: Precision) -> ExecutableCache {
         self.specialiser = self.specialiser.precision(precision);
         self
     }
 
-    /// What runs the same graph with other results.
+    /// Returns the executables of the same graph with other outputs.
     pub(crate) fn with_outputs(&self, outputs: Vec<ValueId>, backend: Arc<dyn Backend>) -> ExecutableCache {
         let specialiser = self.specialiser.with_outputs(outputs);
         ExecutableCache { specialiser, backend }
     }
 
-    /// Programs of another graph with the same inputs.
+    /// Returns the executables of another graph with the same inputs.
     pub(crate) fn with_graph(&self, graph: Graph) -> ExecutableCache {
         ExecutableCache { specialiser: self.specialiser.with_graph(graph), backend: self.backend.clone() }
     }
 
-    /// The programs of the same graph with values in planes for some inputs: see [`Specialiser::with_planes`].
+    /// Returns the executables of the same graph with planes for some inputs: see
+    /// [`Specialiser::with_planes`].
     pub(crate) fn with_planes<'d>(
         &self,
         places: impl IntoIterator<Item = (usize, &'d [usize], PlaneId)>,
@@ -55,7 +56,8 @@ impl ExecutableCache {
         ExecutableCache { specialiser, backend }
     }
 
-    /// What runs the same graph with what is inside of a node in its place: see [`Specialiser::inlined`].
+    /// Returns the executables of the same graph with the body of a node inlined: see
+    /// [`Specialiser::inlined`].
     pub(crate) fn inlined(
         &self,
         node: usize,
@@ -66,7 +68,7 @@ impl ExecutableCache {
         Some(ExecutableCache { specialiser, backend })
     }
 
-    /// The inputs that are given, in order.
+    /// Returns the inputs that the caller passes, in order.
     pub(crate) fn user_inputs(&self) -> impl Iterator<Item = ValueId> + '_ {
         self.specialiser.user_inputs()
     }
@@ -75,19 +77,19 @@ impl ExecutableCache {
         self.specialiser.graph()
     }
 
-    /// The schedules that have been run so far, the one used last at the end.
+    /// Returns the schedules that have been run so far, the most recently used one last.
     pub(crate) fn schedules(&self) -> impl Iterator<Item = Arc<Schedule>> {
         let kept = self.specialiser.kept().into_iter().filter(|specialised| specialised.ready().is_some());
         kept.map(|specialised| specialised.schedule().clone())
     }
 
-    /// The schedule for these inputs, if there is one already.
+    /// Returns the cached schedule for these inputs.
     fn cached(&self, given: &[Given<'_>]) -> Option<Arc<Specialised>> {
         let dims: SmallVec<[&[usize]; 16]> = given.iter().map(|value| value.dims).collect();
         self.specialiser.cached(&dims, &|k| given[k].bytes)
     }
 
-    /// The schedule for these inputs.
+    /// Returns the schedule for these inputs, planned now if it is not cached.
     pub(crate) fn schedule(&self, given: &[Given<'_>]) -> Result<Arc<Specialised>> {
         if let Some(schedule) = self.cached(given) {
             return Ok(schedule);
@@ -97,7 +99,8 @@ impl ExecutableCache {
         schedule.map_err(|source| Error::Shapes(Box::new(source)))
     }
 
-    /// The parts of planning for these inputs, in order, with their times: all is planned once more, and nothing of it kept.
+    /// Returns the parts of planning for these inputs, in order, with their times. Plans everything again and
+    /// discards the result.
     pub(crate) fn planning(
         &self,
         work: &Workspace,
@@ -123,7 +126,7 @@ impl ExecutableCache {
         Ok(parts.chain(PASSES.iter().map(|known| pass(known.name))).chain([("kernels", kernels)]).collect())
     }
 
-    /// What a run on inputs of these shapes is and takes, without running it.
+    /// Returns the schedule and the memory need of a run on inputs of these shapes, without running it.
     pub(crate) fn planned(&self, work: &Workspace, dims: &[&[usize]]) -> Result<(Arc<Schedule>, MemoryNeed)> {
         let schedule = self.specialiser.schedule_of_shapes(dims);
         let schedule = schedule.map_err(|source| Error::Shapes(Box::new(source)))?.schedule().clone();
@@ -132,12 +135,13 @@ impl ExecutableCache {
         Ok((schedule, need))
     }
 
-    /// The positions of inputs with values that decide shapes, as far as [`ExecutableCache::planned`] has met them.
+    /// Returns the positions of inputs with values that decide shapes, as far as [`ExecutableCache::planned`]
+    /// has found them.
     pub(crate) fn inputs_behind_shapes(&self) -> Vec<usize> {
         self.specialiser.inputs_behind_shapes()
     }
 
-    /// Runs on checked inputs. Allocates only for shapes that are new, and where a schedule is more than one program.
+    /// Runs on checked inputs. Allocates only for new shapes, and if a schedule has more than one program.
     pub(crate) fn run(
         &mut self,
         work: &mut Workspace,
@@ -150,7 +154,7 @@ impl ExecutableCache {
         self.run_traced(work, planes, (entry, scalars), None, given, deliver)
     }
 
-    /// The same, and takes down everything that is done.
+    /// Runs on checked inputs and records all events in `trace`.
     pub(crate) fn run_traced(
         &mut self,
         work: &mut Workspace,
@@ -167,7 +171,7 @@ impl ExecutableCache {
         run.map_err(|error| self.explained(error))
     }
 
-    /// The error of a run, in words of the model.
+    /// Rewrites the error of a run in terms of the model.
     pub(crate) fn explained(&self, error: RunError) -> Error {
         let RunError::IndexOutOfRange { node, at, index, bound } = error else { return error.into() };
         match about_label(self.graph(), &node, &place(&at), index, bound) {
@@ -176,7 +180,7 @@ impl ExecutableCache {
         }
     }
 
-    /// What runs these inputs, made now if their shapes are new.
+    /// Returns the executor for these inputs, compiled now if their shapes are new.
     pub(crate) fn executor(
         &mut self,
         work: &Workspace,
@@ -200,7 +204,8 @@ impl ExecutableCache {
     }
 }
 
-/// Prepares something, and stops when the interrupt asks for it. Changes of state up to then stay.
+/// Runs a preparation, and stops if the interrupt is triggered. Changes of state before the interrupt
+/// persist.
 ///
 /// ```
 /// use ortrain::{Interrupt, interruptible};
@@ -210,12 +215,12 @@ impl ExecutableCache {
 /// ```
 ///
 /// # Errors
-/// [`RunError::Interrupted`], and those of the work.
+/// [`RunError::Interrupted`], and the errors of `work`.
 pub fn interruptible<T>(interrupt: Option<&Interrupt>, work: impl FnOnce() -> Result<T>) -> Result<T> {
     ortrain_program::interruptible(interrupt.map(Interrupt::question), work)
 }
 
-/// The tensor of an input.
+/// Copies an input into a tensor.
 fn tensor_of(value: &Given<'_>) -> Tensor {
     let data = value.bytes.to_vec().into();
     Tensor::new(value.dtype, value.dims.to_vec(), data).expect("the lengths were checked")

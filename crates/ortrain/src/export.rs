@@ -1,4 +1,4 @@
-//! From an evaluation model to one for inference: an edit of the original message.
+//! Conversion of an evaluation model to an inference model, as an edit of the original message.
 
 use indexmap::IndexSet;
 use ortrain_graph::{Graph, tensor_to_proto};
@@ -10,7 +10,8 @@ use crate::class_axis;
 use crate::suggest::hint_in;
 use crate::{CheckpointState, Error, Result};
 
-/// The model with these outputs and the parameters' values inside; nodes and inputs that the outputs do not need are gone.
+/// Returns the model with these outputs and the parameter values as initializers. Nodes and inputs that the
+/// outputs do not need are removed.
 pub(crate) fn inference_model(
     message: &LoadedModel,
     inferred: &Graph,
@@ -48,7 +49,7 @@ pub(crate) fn inference_model(
             graph.initializer.push(tensor_to_proto(&info.name, &state.view(entry).to_tensor()?));
         }
     }
-    // An input that was asked for as output passes through.
+    // An input that was requested as an output passes through.
     graph.input.retain(|info| state.entry(&info.name).is_none() && needed.contains(&info.name));
     remove_master_weights(graph).map_err(|source| Error::graph("the evaluation model", source))?;
     let made: FxHashSet<&str> =
@@ -58,7 +59,7 @@ pub(crate) fn inference_model(
     Ok(message.with_proto(proto))
 }
 
-/// For each node of a graph whether one of the values needs it, and the names of all that is needed.
+/// Returns for each node of a graph whether one of the values needs it, and the names of all needed values.
 pub(crate) fn needed_by(graph: &GraphProto, values: &[&str]) -> (Vec<bool>, FxHashSet<String>) {
     let mut makers: FxHashMap<&str, usize> = FxHashMap::default();
     for (index, node) in graph.node.iter().enumerate() {
@@ -67,7 +68,7 @@ pub(crate) fn needed_by(graph: &GraphProto, values: &[&str]) -> (Vec<bool>, FxHa
     let mut needed: FxHashSet<String> = FxHashSet::default();
     let mut keep = vec![false; graph.node.len()];
     let mut rest: FxHashSet<String> = values.iter().map(|&name| name.to_owned()).collect();
-    // Nodes need not be in topological order: nobody has checked.
+    // Nodes may be in any order: the topological order has not been checked.
     while !rest.is_empty() {
         let mut next = FxHashSet::default();
         for name in rest {
@@ -83,13 +84,13 @@ pub(crate) fn needed_by(graph: &GraphProto, values: &[&str]) -> (Vec<bool>, FxHa
     (keep, needed)
 }
 
-/// Adds the names of the values that a node uses, also within its subgraphs.
+/// Adds the names of the values that a node uses, including its subgraphs.
 pub(crate) fn inputs_of(node: &NodeProto, names: &mut FxHashSet<String>) {
     names.extend(node.input.iter().filter(|name| !name.is_empty()).cloned());
     node.attribute.iter().for_each(|attribute| free_names_of(attribute, names));
 }
 
-/// Adds the names that a subgraph uses; those it makes itself do no harm.
+/// Adds the names that a subgraph uses. Names that it defines itself are included and do no harm.
 fn free_names(graph: &GraphProto, names: &mut FxHashSet<String>) {
     for node in &graph.node {
         names.extend(node.input.iter().cloned());
@@ -105,7 +106,7 @@ fn free_names_of(attribute: &AttributeProto, names: &mut FxHashSet<String>) {
     attribute.graphs.iter().for_each(|graph| free_names(graph, names));
 }
 
-/// The declaration of a value, as the message has it or else as it was inferred.
+/// Returns the declaration of a value from the message, or else the inferred one.
 fn declaration(graph: &GraphProto, inferred: &Graph, name: &str) -> Result<ValueInfoProto> {
     let unknown = || {
         let near = hint_in(inferred, name);

@@ -1,4 +1,4 @@
-//! What a file of a training is, and what is said where another one was expected.
+//! Kinds of training files, and errors for a file of another kind than expected.
 
 use std::path::Path;
 
@@ -14,7 +14,7 @@ use crate::{
     CheckpointState, Confidence, Error, Inspection, ModelSource, ParameterInfo, ParameterRole, Result,
 };
 
-/// What a file is.
+/// Kind of a file.
 ///
 /// ```
 /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -30,7 +30,7 @@ use crate::{
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum FileKind {
-    /// A model with its parameters inside, which artifacts are made of.
+    /// A model with its parameters inside; the source of artifacts.
     #[default]
     ForwardModel,
     /// Forward, loss and gradients: its parameters and their gradients are inputs.
@@ -46,7 +46,7 @@ pub enum FileKind {
 }
 
 impl FileKind {
-    /// Its name, as reports have it.
+    /// Returns the name of the kind in reports.
     ///
     /// ```
     /// assert_eq!(ortrain::FileKind::TrainingModel.name(), "training model");
@@ -63,13 +63,13 @@ impl FileKind {
         }
     }
 
-    /// Its name with an article.
+    /// Returns the name with an article.
     pub(crate) fn a_name(self) -> String {
         let article = if matches!(self, FileKind::EvalModel | FileKind::OptimizerModel) { "an" } else { "a" };
         format!("{article} {}", self.name())
     }
 
-    /// What is in it and what reads it, as the rest of a sentence.
+    /// Returns the content and the consumer of the file, as the rest of a sentence.
     pub(crate) fn purpose(self) -> &'static str {
         match self {
             FileKind::ForwardModel => "generate_artifacts makes it ready for training",
@@ -88,7 +88,7 @@ impl FileKind {
         }
     }
 
-    /// What a model is, by its inputs.
+    /// Classifies a model by its inputs.
     pub(crate) fn of(graph: &Graph) -> FileKind {
         let names: FxHashSet<&str> = graph.inputs.iter().map(|&id| graph.name_of(id)).collect();
         if ["learning_rate", "params", "gradients"].iter().all(|name| names.contains(name)) {
@@ -103,7 +103,7 @@ impl FileKind {
         }
     }
 
-    /// What bytes are that are no model, by the first of them; `None` of everything else.
+    /// Classifies bytes that are no model, by their header; `None` for all others.
     fn of_bytes(start: &[u8]) -> Option<FileKind> {
         let header = start.first_chunk().map(|len: &[u8; 8]| u64::from_le_bytes(*len));
         if start.get(4..8) == Some(b"ODTC") {
@@ -116,7 +116,7 @@ impl FileKind {
     }
 }
 
-/// Inputs of a model, of floats and with fixed sizes, that are weights or running statistics of nodes.
+/// Returns the float inputs of fixed size that are weights or running statistics of nodes.
 fn weight_inputs(graph: &Graph) -> Vec<ValueId> {
     let fixed = |id: &ValueId| match &graph.value(*id).ty {
         ValueType::Tensor(dtype, Some(shape)) => {
@@ -139,12 +139,12 @@ fn weight_inputs(graph: &Graph) -> Vec<ValueId> {
     found
 }
 
-/// What a source is that is no model, read as far as it says so.
+/// Inspects a source that is no model but identifies itself by its header.
 pub(crate) fn inspect_other(source: &ModelSource) -> Result<Option<Inspection>> {
     let mut optimizer = None;
     let mut checkpoint = |found: Checkpoint| {
         let text = found.extras.optimizer.as_deref();
-        // A damaged description is the business of those who train.
+        // Training reports a damaged description; inspection ignores it.
         optimizer = text.and_then(|text| OptimizerSpec::from_text(text).ok());
         (FileKind::Checkpoint, of_checkpoint(found))
     };
@@ -166,11 +166,11 @@ pub(crate) fn inspect_other(source: &ModelSource) -> Result<Option<Inspection>> 
     Ok(Some(Inspection { kind, parameters, optimizer, ..Inspection::default() }))
 }
 
-/// The first bytes of a regular file, if it can be read.
+/// Returns the first bytes of a regular file, if it is readable.
 fn start_of(path: &Path) -> Option<Vec<u8>> {
     use std::io::Read as _;
 
-    // A pipe would be waited for, or lose what is read here.
+    // Reading a pipe would block, or lose these bytes for the next reader.
     if !std::fs::metadata(path).ok()?.is_file() {
         return None;
     }
@@ -222,7 +222,7 @@ fn of_checkpoint(checkpoint: Checkpoint) -> Vec<ParameterInfo> {
     }
 }
 
-/// What is known of a model of artifacts: its parameters are inputs.
+/// Inspects a model of artifacts: its parameters are inputs.
 pub(crate) fn inspect_artifact(kind: FileKind, graph: &Graph) -> Inspection {
     let mut found = Inspection { kind, inputs: described_inputs(graph), ..Inspection::default() };
     let gathered: FxHashSet<&str> =
@@ -250,13 +250,13 @@ pub(crate) fn inspect_artifact(kind: FileKind, graph: &Graph) -> Inspection {
     found
 }
 
-/// The inputs of a model that are no initializers, with their types.
+/// Returns the inputs of a model that are no initializers, with their types.
 pub(crate) fn described_inputs(graph: &Graph) -> Vec<(String, String)> {
     let given = graph.inputs.iter().filter(|&&id| graph.value(id).constant.is_none());
     given.map(|&id| (graph.name_of(id).to_owned(), graph.value(id).ty.to_string())).collect()
 }
 
-/// Names, as far as a sentence has room for them.
+/// Returns the first names as a list, and the number of the others.
 pub(crate) fn some_of<'a>(names: impl IntoIterator<Item = &'a str>) -> String {
     const SHOWN: usize = 3;
     let names: Vec<&str> = names.into_iter().collect();
@@ -267,7 +267,7 @@ pub(crate) fn some_of<'a>(names: impl IntoIterator<Item = &'a str>) -> String {
     }
 }
 
-/// An error if a training model is none, or that of another checkpoint.
+/// Returns an error if the model is no training model, or belongs to another checkpoint.
 pub(crate) fn check_training(model: &str, graph: &Graph, state: &CheckpointState) -> Result<()> {
     let trained: Vec<&str> =
         state.entries().iter().filter(|entry| entry.requires_grad).map(|entry| &*entry.name).collect();
@@ -312,7 +312,8 @@ pub(crate) fn check_training(model: &str, graph: &Graph, state: &CheckpointState
     }
 }
 
-/// What is said of an evaluation model that has no input for a parameter of the training model.
+/// Returns the reason why an evaluation model without an input for a parameter of the training model does not
+/// fit.
 pub(crate) fn lacks_parameter(graph: &Graph, missing: &str) -> String {
     const HELP: &str =
         "give the evaluation model that was made together with the training model (eval_model.onnx)";
@@ -331,7 +332,7 @@ pub(crate) fn lacks_parameter(graph: &Graph, missing: &str) -> String {
     }
 }
 
-/// An error if artifacts are to be made of what are artifacts.
+/// Returns an error if the source of artifacts is itself an artifact.
 pub(crate) fn check_forward(model: &str, graph: &Graph) -> Result<()> {
     let kind = FileKind::of(graph);
     match kind {
@@ -346,7 +347,7 @@ pub(crate) fn check_forward(model: &str, graph: &Graph) -> Result<()> {
     }
 }
 
-/// The error for a file that is no checkpoint, or no safetensors file, says what it is.
+/// Adds the actual kind of the file to the error for a file that is no checkpoint or no safetensors file.
 pub(crate) fn with_file_kind(error: CheckpointError, path: &Path, wanted: FileKind) -> Error {
     let is_other = matches!(
         (error.content(), wanted),
@@ -357,7 +358,7 @@ pub(crate) fn with_file_kind(error: CheckpointError, path: &Path, wanted: FileKi
     found.map_or(Error::Checkpoint(error), |found| wrong_file(path.display().to_string(), found, wanted))
 }
 
-/// The same of bytes.
+/// Adds the actual kind of the bytes to the error for bytes that are no checkpoint.
 pub(crate) fn told_of_bytes(error: CheckpointError, bytes: &Bytes) -> Error {
     let is_other = matches!(error.content(), CheckpointError::NotACheckpoint);
     let found = if is_other { kind_of_model(ModelSource::Bytes(bytes.clone())) } else { None };

@@ -166,7 +166,7 @@ pub(super) struct Piece {
 /// Maximum number of phases. Convolutions with more phases use the fallback.
 const MAX_PHASES: usize = 256;
 
-/// Zeros and elements after the end that copies of whole vectors may access.
+/// Number of zeros and elements after the end that copies of whole vectors may access.
 pub(super) const SLACK: usize = 32;
 
 impl Axis {

@@ -456,7 +456,7 @@ impl Work for Odd {
     fn work<L: Level>(self) -> bool {
         let most = (0..self.len).fold(0, |most: u32, i| {
             // SAFETY: an element of an operand (the contract of a run), read without a reference to it.
-            let value = unsafe { self.from.add(i).read() };
+            let value = unsafe { self.from.add(i).read_unaligned() };
             most.max(value.to_bits() & !(1 << 31))
         });
         most >= self.least

@@ -82,7 +82,7 @@ pub(super) type RunChannels = unsafe fn(usize, *const u32, *const f32, *const f3
 /// Minimum number of positions that hides the latency of additions. Fewer positions take as long as this number.
 pub(super) const NEIGHBOURS: usize = 4;
 
-/// Lists one function for each number of positions.
+/// One function for each number of positions.
 macro_rules! neighbours {
     ($name:ident, $vectors:literal, $($positions:literal)+) => {
         &[$($name::<$positions, $vectors>),+]

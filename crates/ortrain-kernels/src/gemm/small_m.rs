@@ -57,7 +57,7 @@ impl<S: Stored<Computed: Real>> Run<S> {
                 for p in whole..k {
                     let y = b.add(p).read_unaligned().decode();
                     for (m, sums) in sums.iter_mut().enumerate() {
-                        let x = a.add((i + m) * k + p).read();
+                        let x = a.add((i + m) * k + p).read_unaligned();
                         sums[p - whole] = Real::fused::<L>(x, y, sums[p - whole]);
                     }
                 }
@@ -106,7 +106,7 @@ impl<S: Stored<Computed: Real>> Run<S> {
             for (i, c) in c.chunks_exact_mut(cols).enumerate() {
                 // SAFETY: as above.
                 unsafe {
-                    let x = a.add(i * k + p).read();
+                    let x = a.add(i * k + p).read_unaligned();
                     for (j, c) in c.iter_mut().enumerate() {
                         *c = Real::fused::<L>(x, row(p).add(j).read_unaligned().decode(), *c);
                     }

@@ -45,7 +45,7 @@ impl Level for Portable {
             for i in 0..8 {
                 // SAFETY: the caller's contract.
                 unsafe {
-                    let value = from.wrapping_offset(i as isize * from_step).wrapping_add(p).read();
+                    let value = from.wrapping_offset(i as isize * from_step).wrapping_add(p).read_unaligned();
                     to.wrapping_add(p * to_step + i).write(value);
                 }
             }

@@ -202,7 +202,7 @@ impl Plan<'_> {
     }
 }
 
-/// Work that the first stage does for later ones.
+/// Work that the first stage does for later stages.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Ahead {
     /// Values that later stages load instead of recomputing them, because they need a division, a root or the like. No
@@ -708,8 +708,8 @@ impl TileProgram {
         }
         let mut dims = nest.dims.clone();
         if nest.segments.is_some() {
-            // Axes of size 1 count as constant. With segments the axis must not: an empty segment does not even have
-            // index 0.
+            // An axis of size 1 counts as constant, but not with segments: an empty segment lacks the only index of the
+            // axis.
             dims[1] = dims[1].max(2);
         }
         let reach = |access: &Access| StridedView::new(access, &dims, plan.outside, plan.along);

@@ -348,7 +348,8 @@ macro_rules! loop2 {
 /// `d = op(a, b)`.
 ///
 /// # Safety
-/// - `a` and `b` have `n` values of type `ty`, or one value each if [`takes_one`], but not both of them one value.
+/// - `a` and `b` have `n` values of type `ty` each. If [`takes_one`], one of the two, but not both, may be a single
+///   value.
 /// - `d` is a register of `n` values, and overlaps neither `a` nor `b`.
 pub(crate) unsafe fn binary(isa: Isa, op: BinaryOp, ty: Type, a: Operand, b: Operand, d: *mut u8, n: usize) {
     macro_rules! number {
@@ -689,7 +690,7 @@ impl Work for DivideU32<'_> {
     }
 }
 
-/// Random bits.
+/// Computes random bits.
 ///
 /// # Safety
 /// `key`, `stream` and `index` are registers of `n` 64-bit values each. `d` is a register of `n` 32-bit values, and

@@ -27,7 +27,7 @@ impl Dim {
         Dim { size, inverse: (u64::MAX / (size as u64).max(2)).wrapping_add(1) }
     }
 
-    /// Quotient and remainder.
+    /// Returns quotient and remainder.
     #[inline(always)]
     fn divide(self, number: usize) -> (usize, usize) {
         let quotient = if (number | self.size) >> 32 == 0 {

@@ -1,4 +1,4 @@
-//! The gradient of a maximum: what arrives at each output element is added where the maximum was.
+//! The gradient of a maximum: the gradient of each output element is added at the position of the maximum.
 
 use std::marker::PhantomData;
 
@@ -8,27 +8,28 @@ use super::{AXES, Buffers, Element, MIN_TASK_WORK, PLANES, Part, Plan, Positions
 use crate::isa::{Level, Work};
 use crate::tile::number::{Number, Stored};
 
-/// How planes are gone through.
+/// Plan of the gradient over planes.
 #[derive(Clone, Debug)]
 pub(super) struct Spread {
-    /// Whether sums are made in a wider type than elements are stored in.
+    /// True if sums have a wider type than the storage type.
     narrow: bool,
-    /// Where it is numbers of cells that are read: of each number that their type has, how far the cell of the plane's
-    /// first window lies behind the start of the plane, in elements of the target; [`NOWHERE`] where there is no such cell.
+    /// If positions are numbers of cells: for each number of their type, the element of the target under that cell of
+    /// the plane's first window. Elements are counted from the start of the plane. [`NOWHERE`] if there is no such
+    /// cell.
     cells: Vec<isize>,
-    /// The least and the largest of these.
+    /// The smallest and the largest element in `cells`.
     reach: (isize, isize),
 }
 
-/// Windows whose elements are looked up before what arrives there is added: loads that wait for no store.
+/// Number of windows with elements that are looked up before gradients are added, so that loads wait for no store.
 const BATCH: usize = 4;
-/// Elements of a part whose sums are kept apart.
+/// Maximum number of elements of a part with separate sums.
 const NARROW: usize = 16 * 1024;
-/// Outside of every plane, wherever one starts from.
+/// Offset outside of every plane, from any start.
 const NOWHERE: isize = isize::MIN / 2;
 
 impl Spread {
-    /// Of elements of type `dtype`.
+    /// Plans the gradient for elements of type `dtype`.
     pub(super) fn new(dtype: DType, shape: &WindowShape, positions: &Positions) -> Spread {
         let narrow = matches!(dtype, DType::F16 | DType::BF16);
         let numbers = match positions.dtype() {
@@ -51,7 +52,7 @@ impl Spread {
         Spread { narrow, cells, reach }
     }
 
-    /// Every part of a plane looks at all positions of the plane and adds at its own.
+    /// Divides the work. Every part of a plane reads all positions of the plane, and adds at the positions in the part.
     pub(super) fn tasks(&self, planes: usize, source: usize, target: usize) -> Tasks {
         let work = source.saturating_add(target);
         let wanted = if planes < PLANES { PLANES.div_ceil(planes.max(1)) } else { 1 };
@@ -64,7 +65,7 @@ impl Spread {
         Tasks { planes: whole, parts: target.div_ceil(rows.max(1)).max(1), rows }
     }
 
-    /// Bytes of scratch memory of a worker.
+    /// Returns the bytes of scratch memory of a worker.
     pub(super) fn scratch(&self, tasks: &Tasks) -> usize {
         if self.narrow { tasks.rows * size_of::<f32>() } else { 0 }
     }
@@ -79,13 +80,13 @@ pub(super) struct Run<'a, S> {
     stored: PhantomData<S>,
 }
 
-/// What arrives at a part of a plane.
+/// The gradients for a part of a plane.
 #[derive(Clone, Copy)]
 struct Arriving<S, I> {
-    /// The gradient of the plane's output, and the positions or numbers of cells.
+    /// The gradient of the plane's output, and the positions or the numbers of cells.
     gradient: *const S,
     index: *const I,
-    /// The part's first element, counted from the start of the plane, and in the whole target.
+    /// The part's first element, counted from the start of the plane, and counted in the whole target.
     start: usize,
     first: usize,
 }
@@ -95,7 +96,7 @@ impl<'a, S: Element> Run<'a, S> {
         Run { plan, spread, buffers, part, stored: PhantomData }
     }
 
-    /// Adds what arrives to the `count` sums at the pointer that `add` is called with, for each plane.
+    /// Zeroes the sums of each plane, calls `add` with the gradients, the sums and their number, and stores the sums.
     #[inline(always)]
     fn planes<I>(&self, add: impl Fn(Arriving<S, I>, *mut S::Sum, usize)) {
         let Plan { source, target, .. } = *self.plan;
@@ -109,21 +110,21 @@ impl<'a, S: Element> Run<'a, S> {
             let to = self.buffers.target.cast::<S>().wrapping_add(first);
             let sums = if narrow { self.buffers.scratch.cast::<S::Sum>() } else { to.cast() };
             for i in 0..count {
-                // SAFETY: there are `count` sums, all this task's.
+                // SAFETY: there are `count` sums, and only this task uses them.
                 unsafe { sums.add(i).write_unaligned(S::Sum::encode(S::Computed::ZERO)) };
             }
             add(Arriving { gradient, index, start, first }, sums, count);
             for i in 0..if narrow { count } else { 0 } {
-                // SAFETY: the sums are there, and the target has these elements, all this task's.
+                // SAFETY: there are `count` sums, and the target has these elements. Only this task uses both.
                 unsafe { to.add(i).write_unaligned(S::encode(sums.add(i).read().decode())) };
             }
         }
     }
 
-    /// Adds an element of the gradient to the sum at `at`, if there is one.
+    /// Adds an element of the gradient to sum `at`, if `at` is less than `count`.
     ///
     /// # Safety
-    /// `from` is valid for reads, and `sums` are `count` sums of this task's.
+    /// `from` is valid for reads. `sums` has `count` sums, and only this task uses them.
     #[inline(always)]
     unsafe fn give(from: *const S, sums: *mut S::Sum, at: usize, count: usize) {
         if at < count {
@@ -136,7 +137,7 @@ impl<'a, S: Element> Run<'a, S> {
         }
     }
 
-    // Compiled apart from each other: in one function, what each keeps in registers is spilled by the others.
+    // Separate functions: in a single function, each would spill the registers of the others.
 
     #[inline(never)]
     fn by_positions(&self) {
@@ -158,11 +159,11 @@ impl<'a, S: Element> Run<'a, S> {
     fn by_cells<I: Copy + Into<usize>, const NUMBERS: usize>(&self) {
         let Plan { ref axes, .. } = *self.plan;
         let Some(cells) = self.spread.cells.first_chunk::<NUMBERS>() else { return };
-        // Windows along each axis, and elements from one to the next.
+        // Number of windows along each axis, and elements from one window to the next.
         let mut along = [(1usize, 0isize); AXES];
         let mut stride = 1;
         for (axis, along) in axes.iter().zip(&mut along[AXES - axes.len()..]).rev() {
-            // Of a single window there is no next one, however far it would lie.
+            // A single window has no next one, so its step may overflow.
             *along = (axis.output, axis.stride.wrapping_mul(stride) as isize);
             stride *= axis.input;
         }
@@ -172,7 +173,7 @@ impl<'a, S: Element> Run<'a, S> {
         let windows = rows.0 * row.0;
         self.planes(|arriving: Arriving<S, I>, sums, count| {
             for block in 0..blocks {
-                // Where the first window begins, seen from the start of the part.
+                // Start of the first window, relative to the start of the part.
                 let mut begin = -(arriving.start as isize);
                 let mut rest = block;
                 for &(windows, step) in outer.iter().rev() {
@@ -180,7 +181,7 @@ impl<'a, S: Element> Run<'a, S> {
                     rest /= windows;
                 }
                 // SAFETY: by the contract of `WindowKernel::run` the gradient and the numbers have the windows of the
-                // block; there are `count` sums, all this task's.
+                // block. There are `count` sums, and only this task uses them.
                 unsafe {
                     let gradient = arriving.gradient.add(block * windows);
                     let index = arriving.index.add(block * windows);
@@ -190,11 +191,11 @@ impl<'a, S: Element> Run<'a, S> {
         });
     }
 
-    /// Goes through rows of windows: how many rows there are and how far each lies behind the one before, and the same of
-    /// the windows of a row, from `begin` on.
+    /// Adds the gradients of rows of windows from `begin` on. The first argument has two pairs: number of rows and step
+    /// between rows, number of windows of a row and step between windows.
     ///
     /// # Safety
-    /// Gradient and numbers have all the windows, and there are `count` sums of this task's.
+    /// The gradient and the numbers have all the windows. There are `count` sums, and only this task uses them.
     #[inline(never)]
     unsafe fn follow<I: Copy + Into<usize>, const NUMBERS: usize>(
         &self,

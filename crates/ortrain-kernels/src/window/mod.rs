@@ -1,21 +1,23 @@
 //! Pooling: the largest element or the sum under windows that slide over planes, and the gradients of both.
 //!
-//! Six ways of computing it, chosen by the sizes:
+//! The sizes select one of six algorithms:
 //!
-//! - `plane_vectors`: all windows of a plane side by side in vectors, after the plane was laid out as `row_vectors` does with rows.
-//!   For planes that a cache holds.
-//! - `row_vectors`: windows along the last axis side by side in vectors. The lines they read are laid out first, padded and
-//!   parted by the remainder of the position modulo the stride, so that what adjacent windows read is adjacent. For large
-//!   planes.
-//! - `per_window`: window by window, over the cells inside the input. For integers, for few windows along the last axis, and
-//!   for sizes that no line holds.
-//! - `nonoverlapping`: gradients where at most one window covers an element: of each element, whether the one over it had its
-//!   maximum there.
-//! - `sum_backward`: the gradient of a sum where windows overlap: of each element, what arrives at the windows that cover it.
-//! - `max_backward`: the gradient of a maximum where windows overlap, which follows positions, or the numbers of cells in their
-//!   windows.
+//! - `plane_vectors`: vectors of windows over a whole plane. The plane is laid out first, as `row_vectors` does with
+//!   rows. For planes that fit into a cache.
+//! - `row_vectors`: vectors of windows along the last axis. Rows are first laid out as lines, with padding, and
+//!   separated by the remainder of the position modulo the stride. Adjacent windows then read adjacent elements. For
+//!   large planes.
+//! - `per_window`: window by window, over the cells inside of the input. For integers, for few windows along the last
+//!   axis, and for sizes that fit no line.
+//! - `nonoverlapping`: gradients if at most one window covers an element. Tests for each element if the window over it
+//!   had its maximum there.
+//! - `sum_backward`: the gradient of a sum with overlapping windows. Sums for each element the gradients of the windows
+//!   that cover it.
+//! - `max_backward`: the gradient of a maximum with overlapping windows. Follows positions, or the numbers of cells in
+//!   their windows.
 //!
-//! All give the same bits: maxima are exact, and sums are made in the order that [`ortrain_expr::WindowPass`] names.
+//! All algorithms give the same bits: maxima are exact, and sums have the order that [`ortrain_expr::WindowPass`]
+//! defines.
 
 mod max_backward;
 mod nonoverlapping;
@@ -37,23 +39,23 @@ use plane_vectors::Planes;
 use row_vectors::Lines;
 use sum_backward::Covers;
 
-/// A pooling. What it means is said at [`WindowShape`]; results have the type of what is read.
+/// A pooling, as [`WindowShape`] defines it. Results have the type of the source.
 #[derive(Clone, Debug)]
 pub struct WindowDesc {
-    /// What is computed, and the sizes.
+    /// The computed pass, and the sizes.
     pub shape: WindowShape,
-    /// Type of what is read and written: any but `Bool`.
+    /// Type of source and target: any type except `Bool`.
     pub dtype: DType,
-    /// The positions that a maximum writes, if it does, and that its gradient reads: how they are said, and their type. Sums
-    /// have none.
+    /// Kind and type of the positions that a maximum writes, if it writes positions, and that its gradient reads.
+    /// `None` for sums.
     pub index: Option<(IndexKind, DType)>,
 }
 
-/// Most axes that a window slides along; axes with a single position do not count.
+/// Maximum number of axes that a window slides along. Axes with a single position do not count.
 const AXES: usize = 8;
-/// Elements of a task, about.
+/// Approximate number of elements of a task.
 const MIN_TASK_WORK: usize = 16 * 1024;
-/// Planes from which on a task has whole planes.
+/// Minimum number of planes for tasks with whole planes.
 const PLANES: usize = 16;
 
 /// A compiled [`WindowDesc`].
@@ -63,11 +65,11 @@ pub struct WindowKernel {
     dtype: DType,
     isa: Isa,
     tasks: Tasks,
-    /// Scratch memory of a worker.
+    /// Bytes of scratch memory of a worker.
     scratch: usize,
 }
 
-/// The sizes, and how they are gone through.
+/// Sizes and algorithm of a pooling.
 #[derive(Clone, Debug)]
 struct Plan {
     pass: WindowPass,
@@ -76,26 +78,27 @@ struct Plan {
     /// The last axis, and the positions of the target along it.
     last: SlidingAxis,
     width: usize,
-    /// Elements of a plane that is read and of one that is written.
+    /// Elements of a plane of the source, and of a plane of the target.
     source: usize,
     target: usize,
     positions: Positions,
     way: Algorithm,
 }
 
-/// How positions of maxima are counted.
+/// Encoding of the positions of maxima.
 #[derive(Clone, Debug)]
 struct Positions {
-    /// How they are said, and their type; `None` where none are wanted.
+    /// Kind and type of the positions; `None` if no positions are needed.
     index: Option<(IndexKind, DType)>,
-    /// What one cell further along an axis adds: elements of the input, or, where cells have numbers, as many of these.
+    /// Increment from a cell to the next along each axis: elements of the input, or cells if positions are numbers of
+    /// cells.
     units: SmallVec<[usize; 4]>,
-    /// The number of the cell that lies over the input along the axes where nothing slides.
+    /// Number of the cell over the input, along the axes without sliding.
     base: usize,
 }
 
 impl Positions {
-    /// Of the windows of a shape, along the axes that are no `trivial` ones.
+    /// Builds the encoding for the windows of a shape, along the axes that are not `trivial`.
     fn new(
         index: Option<(IndexKind, DType)>,
         axes: &[SlidingAxis],
@@ -125,23 +128,24 @@ impl Positions {
         self.index.is_some()
     }
 
-    /// Their type, where some are wanted.
+    /// Returns the type of the positions, if positions are needed.
     fn dtype(&self) -> Option<DType> {
         self.index.map(|(_, dtype)| dtype)
     }
 
-    /// Whether they are numbers of cells.
+    /// Returns true if positions are numbers of cells.
     #[inline(always)]
     fn numbered(&self) -> bool {
         matches!(self.index, Some((IndexKind::Cell, _)))
     }
 
-    /// Writes those of `count` adjacent windows, from element `first` of the buffer on. They were found relative to the
-    /// starts of the windows, the first of which lies at `start` of the whole source and the next a `step` further;
-    /// those that are less than 0 were not found, and are `nowhere`.
+    /// Writes the positions of `count` adjacent windows, from element `first` of the buffer on. `found` has positions
+    /// relative to the starts of the windows. The first window starts at `start` of the whole source, and each next one
+    /// `step` later. A negative position was not found, and becomes `nowhere`.
     ///
     /// # Safety
-    /// `found` is valid for reads of `count` elements, the buffer has them, and they are the caller's alone.
+    /// `found` is valid for reads of `count` elements. The buffer has `count` elements from `first` on, and only the
+    /// caller uses them.
     #[inline(always)]
     unsafe fn write(
         &self,
@@ -185,24 +189,24 @@ enum Algorithm {
     Spread(Spread),
 }
 
-/// How the work is cut: by shapes alone.
+/// Division of the work, by shapes alone.
 #[derive(Clone, Copy, Debug)]
 struct Tasks {
     /// Planes of a task, if `parts` is 1.
     planes: usize,
     /// Parts of a plane.
     parts: usize,
-    /// Rows of the target (elements for [`Algorithm::Spread`], steps for [`Packing::Apart`]) of a part.
+    /// Rows of the target (elements for [`Algorithm::Spread`], steps for [`Algorithm::Apart`]) of a part.
     rows: usize,
 }
 
-/// An element of a pooling.
+/// An element type of a pooling.
 trait Element: Stored<Computed: Number> {
-    /// The least value, as it is computed.
+    /// The smallest value of the compute type.
     const LOWEST: Self::Computed;
-    /// Whether elements are stored as they are computed.
+    /// True if the storage type is the compute type.
     const PLAIN: bool;
-    /// What sums are kept in.
+    /// Type of partial sums.
     type Sum: Element<Computed = Self::Computed>;
 }
 
@@ -231,7 +235,7 @@ elements! {
     u64: 0, true, u64;
 }
 
-/// Evaluates an expression with `$s` as the [`Element`] of a type that is listed.
+/// Evaluates an expression with `$s` as the [`Element`] of a listed type.
 macro_rules! with_one_of {
     ($dtype:expr, $s:ident => $e:expr, [$($variant:ident: $t:ty),*], $other:ident => $fault:expr) => {
         match $dtype {
@@ -244,7 +248,7 @@ macro_rules! with_one_of {
     };
 }
 
-/// The same with any type that is pooled.
+/// Evaluates an expression with `$s` as the [`Element`] of any type that is pooled.
 macro_rules! with_element {
     ($dtype:expr, $s:ident => $e:expr) => {
         with_one_of!(
@@ -259,7 +263,7 @@ macro_rules! with_element {
     };
 }
 
-/// The same of the ways that floats alone go.
+/// Evaluates an expression with `$s` as the [`Element`] of a float type, for algorithms that only support floats.
 macro_rules! with_float {
     ($dtype:expr, $s:ident => $e:expr) => {
         with_one_of!(
@@ -271,7 +275,7 @@ macro_rules! with_float {
     };
 }
 
-/// Bytes of an element as it is computed.
+/// Returns the bytes of an element in its compute type.
 fn computed_bytes(dtype: DType) -> usize {
     dtype.size().max(4)
 }
@@ -282,21 +286,22 @@ struct Progression {
     first: usize,
     step: usize,
     count: usize,
-    /// Cells of the window before the first, where it is cells that are gone through.
+    /// Number of cells of the window before the first one, if these are positions of cells.
     skipped: usize,
 }
 
-/// The positions of the source that position `t` of the target depends on, along an axis, ascending.
+/// Returns the positions of the source that position `t` of the target depends on, along an axis, in ascending order.
 #[inline(always)]
 fn sources(axis: &SlidingAxis, gradient: bool, t: usize) -> Progression {
     if gradient { windows_over(axis, t) } else { cells_under(axis, t) }
 }
 
-/// How many steps it takes to go a distance, the last one perhaps too far. None where it lies behind.
+/// Returns the number of steps that cover a distance; the last step may exceed it. Returns zero for a negative
+/// distance.
 #[inline(always)]
 fn steps(distance: isize, step: usize) -> usize {
     let distance = distance.max(0).unsigned_abs();
-    // Divisions take longer than everything else on the way to a short row.
+    // Divisions would take longer than the other work for a short row.
     match step {
         1 => distance,
         2 => distance.div_ceil(2),
@@ -304,7 +309,7 @@ fn steps(distance: isize, step: usize) -> usize {
     }
 }
 
-/// The input positions under the window at output position `o`.
+/// Returns the input positions under the window at output position `o`.
 #[inline(always)]
 fn cells_under(axis: &SlidingAxis, o: usize) -> Progression {
     let start = (o * axis.stride) as isize - axis.before;
@@ -314,7 +319,7 @@ fn cells_under(axis: &SlidingAxis, o: usize) -> Progression {
     Progression { first: position, step: axis.dilation, count: end - first, skipped: first }
 }
 
-/// The output positions whose window covers input position `i`.
+/// Returns the output positions of the windows that cover input position `i`.
 #[inline(always)]
 fn windows_over(axis: &SlidingAxis, i: usize) -> Progression {
     let SlidingAxis { output, kernel, stride, dilation, before, .. } = *axis;
@@ -327,7 +332,7 @@ fn windows_over(axis: &SlidingAxis, i: usize) -> Progression {
     let reach = (kernel - 1) * dilation;
     let low = steps(far as isize - reach as isize, stride);
     let end = steps(far as isize + 1, stride).min(output);
-    // Every how many windows a cell falls on the position.
+    // One in `step` windows has a cell on the position.
     let step = if dilation == 1 { 1 } else { dilation / common_divisor(stride, dilation) };
     let first =
         (low..end.min(low.saturating_add(step))).find(|o| (far - o * stride).is_multiple_of(dilation));
@@ -337,11 +342,11 @@ fn windows_over(axis: &SlidingAxis, i: usize) -> Progression {
     }
 }
 
-/// The most positions of the source that one of the target can depend on, along an axis.
+/// Returns the maximum number of positions of the source that a position of the target can depend on, along an axis.
 fn most_sources(axis: &SlidingAxis, gradient: bool) -> usize {
     let SlidingAxis { input, output, kernel, stride, dilation, .. } = *axis;
     if gradient {
-        // Of the windows that reach a position, every so many have a cell on it.
+        // Among the windows that reach a position, one in `step` has a cell on it.
         let step = stride / common_divisor(stride, dilation);
         (kernel.saturating_sub(1) / step + 1).min(output)
     } else {
@@ -354,8 +359,8 @@ fn common_divisor(a: usize, b: usize) -> usize {
     if b == 0 { a } else { common_divisor(b, a % b) }
 }
 
-/// The rows of the source that a row of the target depends on, in order: the starts of lines along the last axis,
-/// counted from the start of the plane.
+/// The rows of the source that a row of the target depends on, in order. Yields the starts of lines along the last
+/// axis, counted from the start of the plane.
 #[derive(Clone, Copy)]
 struct Rows {
     axes: usize,
@@ -367,7 +372,7 @@ struct Rows {
 }
 
 impl Rows {
-    /// The rows that row `row` of the target depends on.
+    /// Returns the rows that row `row` of the target depends on.
     #[inline(always)]
     fn new(axes: &[SlidingAxis], gradient: bool, row: usize) -> Rows {
         let outer = axes.len() - 1;
@@ -398,8 +403,8 @@ impl Rows {
         rows
     }
 
-    /// How far the cells over the row that comes next lie behind the start of the window but for the last axis, counted
-    /// as positions are.
+    /// Returns the offset of the next row's cells from the start of the window, without the last axis, in units of
+    /// positions.
     #[inline(always)]
     fn behind(&self, positions: &Positions) -> usize {
         let along = |k: usize| (self.along[k].skipped + self.at[k]) * positions.units[k];
@@ -440,11 +445,12 @@ struct Buffers {
     source: *const u8,
     index: *mut u8,
     target: *mut u8,
-    /// Memory of the worker.
+    /// Scratch memory of the worker.
     scratch: *mut u8,
 }
 
-/// The part of the target that a task has: rows (elements for [`Algorithm::Spread`], steps for [`Packing::Apart`]) of some planes.
+/// The part of the target that a task computes: rows (elements for [`Algorithm::Spread`], steps for
+/// [`Algorithm::Apart`]) of some planes.
 #[derive(Clone, Copy)]
 struct Part {
     planes: (usize, usize),
@@ -455,8 +461,8 @@ impl WindowKernel {
     /// Compiles a pooling.
     ///
     /// # Errors
-    /// When it is not defined for the type, sizes or positions cannot be counted, or the window slides along too many
-    /// axes.
+    /// If the pooling is not defined for the type, if sizes or positions overflow, or if the window slides along too
+    /// many axes.
     pub fn new(desc: &WindowDesc, isa: Isa) -> Result<WindowKernel, String> {
         let WindowDesc { ref shape, dtype, index } = *desc;
         let pass = shape.pass;
@@ -478,7 +484,7 @@ impl WindowKernel {
             }
             _ => {}
         }
-        // A window with one cell, over one position: nothing slides.
+        // A window with one cell, over one position, does not slide.
         let trivial = |axis: &SlidingAxis| axis.input == 1 && axis.output == 1 && axis.cells(0).len() == 1;
         let mut axes: Axes = shape.axes.iter().filter(|axis| !trivial(axis)).copied().collect();
         if axes.is_empty() {
@@ -514,7 +520,7 @@ impl WindowKernel {
             return Ok(WindowKernel { plan, dtype, isa, tasks, scratch: 0 });
         }
         let mut apart = if gradient { Apart::new(pass, &axes, dtype, &positions, target) } else { None };
-        // Whether all cells lie over the input.
+        // True if all cells are over the input.
         let inside = |axis: &SlidingAxis| {
             axis.output > 0 && [0, axis.output - 1].iter().all(|&o| axis.cells(o) == (0..axis.kernel))
         };
@@ -528,7 +534,7 @@ impl WindowKernel {
             let tasks = spread.tasks(planes, source, target);
             let scratch = spread.scratch(&tasks);
             match apart {
-                // A whole plane is looked at.
+                // This fallback needs tasks with whole planes.
                 Some(apart) if tasks.parts == 1 => {
                     let apart = apart.or(spread, scratch);
                     let scratch = apart.scratch();
@@ -558,25 +564,29 @@ impl WindowKernel {
         Ok(WindowKernel { plan, dtype, isa, tasks, scratch })
     }
 
-    /// Bytes of scratch memory that a run on so many threads can use. It needs what one thread can use.
+    /// Returns the bytes of scratch memory that a run on `threads` threads can use. A run requires the bytes of one
+    /// thread.
     #[must_use]
     pub fn scratch_bytes(&self, threads: usize) -> usize {
         self.scratch.saturating_mul(threads)
     }
 
-    /// Pools. Allocates nothing, and gives the same bits on any number of threads.
+    /// Pools. Allocates nothing, and the result has the same bits on any number of threads.
     ///
-    /// Of the gradient of a maximum `index` is what is read. Positions that lie outside their plane receive nothing.
+    /// The gradient of a maximum reads `index`. Positions outside of their plane receive nothing.
     ///
     /// # Safety
-    /// `source` and `target` are the starts of buffers of [`WindowShape::operands`] elements of the description's
-    /// type, `index` (where there are positions; else it is not looked at) that of as many of their type as there are
-    /// output elements. They are valid for reads, and what is written for writes, until the run is over; any alignment will
-    /// do. What is written overlaps nothing else, and nobody else touches it; nobody writes what is read. `scratch` is
-    /// as [`Scratch::new`] says.
+    /// - `source` and `target` are the starts of buffers of [`WindowShape::operands`] elements of the description's
+    ///   type.
+    /// - With positions, `index` is the start of a buffer with a position for each output element, of the type of
+    ///   positions. Without positions, `index` is not accessed.
+    /// - Until the run is over, all buffers are valid for reads, and the written buffers for writes. They may have any
+    ///   alignment.
+    /// - A written buffer overlaps no other buffer, and nothing else accesses it. Nothing writes a buffer that is read.
+    /// - `scratch` is as [`Scratch::new`] requires.
     ///
     /// # Panics
-    /// When there is less scratch memory than one thread needs.
+    /// If there is less scratch memory than one thread needs.
     pub unsafe fn run(
         &self,
         source: *const u8,
@@ -619,7 +629,8 @@ impl WindowKernel {
         });
     }
 
-    /// Computes a part of the target. The contract of [`WindowKernel::run`] holds, and the part is this task's alone.
+    /// Computes a part of the target. Requires the contract of [`WindowKernel::run`], and that no other task uses the
+    /// part.
     fn part(&self, buffers: Buffers, part: Part) {
         let (plan, isa) = (&self.plan, self.isa);
         macro_rules! laid {
@@ -635,7 +646,7 @@ impl WindowKernel {
                 })
             };
         }
-        // What goes element by element gains nothing from vectors.
+        // Algorithms that go element by element gain nothing from vectors.
         match &plan.way {
             Algorithm::Planes(planes) => laid!(plane_vectors, planes),
             Algorithm::Lines(lines) => laid!(row_vectors, lines),
@@ -664,15 +675,15 @@ impl Plan {
         matches!(self.pass, WindowPass::MaxGradient | WindowPass::SumGradient)
     }
 
-    /// Rows of a plane of the target.
+    /// Returns the number of rows of a plane of the target.
     fn target_rows(&self) -> usize {
         self.target.checked_div(self.width).unwrap_or(0)
     }
 }
 
-/// Cuts planes into rows if they are few, and puts small ones together.
+/// Divides planes into rows if there are few planes, and combines small planes.
 fn by_rows(planes: usize, axes: &[SlidingAxis], gradient: bool, width: usize, target: usize) -> Tasks {
-    // Elements read for one that is written, at most.
+    // Maximum number of elements that are read for one written element.
     let cells = axes.iter().fold(1usize, |n, axis| n.saturating_mul(most_sources(axis, gradient)));
     let work = target.saturating_mul(cells);
     let rows = target / width.max(1);

@@ -1,8 +1,8 @@
-//! Gradients where windows lie apart, so that at most one covers an element.
+//! Gradients with windows that do not overlap: at most one window covers an element.
 //!
-//! Every element is written once: what arrives at the window over it if the maximum was there, else zero. Windows are
-//! compared with elements side by side in vectors; nothing is cleared first, and nothing waits for what was added
-//! before. The gradient of a sum is the same, but that every cell of a window gets what arrives.
+//! Every element is written once: the gradient of the window over it if the maximum was there, otherwise zero. Windows
+//! are compared with elements in vectors. Nothing is zeroed first, and no addition waits for an earlier one. The
+//! gradient of a sum is computed in the same way, but every cell of a window receives the gradient.
 
 use std::marker::PhantomData;
 
@@ -15,64 +15,65 @@ use super::{
 use crate::isa::{Isa, Level, Work, portable};
 use crate::tile::number::Number;
 
-/// Elements that are computed at once.
+/// Number of elements that are computed at once.
 const LANES: usize = 16;
-/// Windows that are read at once where each covers a pair.
+/// Number of windows that are read at once if each covers a pair of elements.
 const QUARTER: usize = LANES / 4;
-/// Elements that the same window covers are written so many at a time.
+/// Number of copies for elements under the same window that are written at once.
 const SPLAT: usize = 8;
-/// Most rows of a plane, which are planned one by one, and most elements of a row and of what a window moves by.
+/// Maximum number of rows of a plane, because rows are planned one by one. Maximum number of elements of a row, and of
+/// the stride.
 const ROWS: usize = 256 * 1024;
 const WIDTH: usize = 64 * 1024;
-/// The row that no window covers.
+/// Marks a row that no window covers.
 const NONE: u32 = u32::MAX;
-/// What no window's number is.
+/// A number that no window has.
 const NEVER: i32 = i32::MIN;
 
 /// Rows of the target that are computed at once.
 #[derive(Clone, Copy, Debug)]
 struct Step {
-    /// Where the first one begins in the plane, and how many there are: one or two.
+    /// Begin of the first row in the plane, and number of rows: one or two.
     at: u32,
     rows: u32,
-    /// The row of windows over them, or [`NONE`].
+    /// The row of windows over these rows, or [`NONE`].
     windows: u32,
-    /// The number of the first cell over each.
+    /// Number of the first cell over each row.
     numbers: [i32; 2],
 }
 
-/// What is known of the windows along the last axis.
+/// Arrangement of the windows along the last axis.
 #[derive(Clone, Copy, Debug)]
 #[repr(u8)]
 enum Along {
-    /// There is a single one.
+    /// A single window.
     One = 0,
-    /// Each lies over a pair of elements, from the first of the row on.
+    /// Each window covers a pair of elements, from the first element of the row on.
     Pairs,
-    /// They are written down over the elements first.
+    /// Windows are expanded over the elements first.
     Any,
 }
 
-/// How planes are gone through.
+/// Plan of the gradient over planes.
 #[derive(Clone, Debug)]
 pub(super) struct Apart {
     steps: Vec<Step>,
-    /// For each element of a row, up to whole vectors, the number of the cell over it less the row's. [`NEVER`] where there
-    /// is no window.
+    /// For each element of a row, rounded up to whole vectors: the number of the cell over it, minus the number of the
+    /// row. [`NEVER`] if no window covers the element.
     cells: Vec<i32>,
     along: Along,
-    /// Where positions may lie under other windows than their own: how planes are gone through that have such ones.
+    /// Plan for planes with positions outside of their windows, if there may be such positions.
     astray: Option<Spread>,
-    /// Elements of each of the two lines that windows are written down in.
+    /// Elements of each of the two lines with expanded windows.
     room: usize,
     bytes: usize,
-    /// Bytes of `astray`.
+    /// Bytes of scratch memory for `astray`.
     also: usize,
 }
 
 impl Apart {
-    /// Plans the gradient of a maximum or of a sum over planes of `target` elements, if windows lie apart and, where there
-    /// are maxima, have numbers of cells: bytes are compared quicker than positions are.
+    /// Plans the gradient of a maximum or of a sum over planes of `target` elements, if windows do not overlap. Maxima
+    /// must have cell numbers, because comparisons of bytes are faster than comparisons of positions.
     pub(super) fn new(
         pass: WindowPass,
         axes: &[SlidingAxis],
@@ -100,7 +101,7 @@ impl Apart {
             _ => return None,
         };
         let sum = pass == WindowPass::SumGradient;
-        // All cells get what arrives at a window of a sum: all have number 0.
+        // All cells of a sum's window receive the gradient, so all of them have number 0.
         let of_cell = |axis: &SlidingAxis, unit: usize, i: usize| {
             let over = windows_over(axis, i);
             let from_start = i as isize + axis.before - (over.first * axis.stride) as isize;
@@ -139,19 +140,19 @@ impl Apart {
         Some(Apart { steps, cells: cells.collect(), along, astray: None, room, bytes, also: 0 })
     }
 
-    /// The same where positions may lie under other windows than their own. Planes that have such ones are gone through
-    /// by `spread`, which has `scratch` bytes of memory.
+    /// Adds a plan for positions outside of their windows. Planes with such positions are computed by `spread`, with
+    /// `scratch` bytes of memory.
     pub(super) fn or(mut self, spread: Spread, scratch: usize) -> Apart {
         (self.astray, self.also) = (Some(spread), scratch);
         self
     }
 
-    /// How many steps a plane takes: parts of planes are steps.
+    /// Returns the number of steps of a plane. Parts of planes consist of steps.
     pub(super) fn steps(&self) -> usize {
         self.steps.len()
     }
 
-    /// Cuts planes of `target` elements if they are few, and puts small ones together.
+    /// Divides planes of `target` elements if there are few planes, and combines small planes.
     pub(super) fn tasks(&self, planes: usize, target: usize) -> Tasks {
         let steps = self.steps.len();
         if planes < PLANES && target > MIN_TASK_WORK {
@@ -161,13 +162,13 @@ impl Apart {
         Tasks { planes: (MIN_TASK_WORK / target.max(1)).clamp(1, planes.max(1)), parts: 1, rows: steps }
     }
 
-    /// Bytes of scratch memory of a worker.
+    /// Returns the bytes of scratch memory of a worker.
     pub(super) fn scratch(&self) -> usize {
         self.bytes.max(self.also)
     }
 }
 
-/// What numbers of cells are stored as.
+/// Storage type of cell numbers.
 pub(super) trait Cell: Copy {
     fn number(self) -> i32;
 }
@@ -186,7 +187,7 @@ impl Cell for u16 {
     }
 }
 
-/// A sum has none.
+/// A sum has no cell numbers.
 impl Cell for () {
     #[inline(always)]
     fn number(self) -> i32 {
@@ -194,7 +195,7 @@ impl Cell for () {
     }
 }
 
-/// A row of windows: what arrives at each, and its number.
+/// A row of windows: gradient and cell number of each window.
 #[derive(Clone, Copy)]
 struct Windows<S, I> {
     gradient: *const S,
@@ -202,10 +203,10 @@ struct Windows<S, I> {
 }
 
 impl<S: Element, I: Cell> Windows<S, I> {
-    /// What arrives at a window, as it would be added to zero, and its number.
+    /// Returns the gradient of a window, as if it were added to zero, and its cell number.
     ///
     /// # Safety
-    /// It is there.
+    /// The row has window `o`.
     #[inline(always)]
     unsafe fn at(self, o: usize) -> (S::Computed, i32) {
         // SAFETY: the caller's contract.
@@ -216,27 +217,27 @@ impl<S: Element, I: Cell> Windows<S, I> {
     }
 }
 
-/// What loops over rows need, all in registers: nothing that is written can change it.
+/// State of the loops over rows, by value: it stays in registers, and no store can change it.
 #[derive(Clone, Copy)]
 struct Row<S: Element> {
     last: SlidingAxis,
-    /// [`Apart::cells`], and how many vectors they are.
+    /// [`Apart::cells`], and the number of vectors in it.
     cells: *const i32,
     vectors: usize,
     along: Along,
-    /// The lines in which windows are written down over the elements: what arrives and numbers, from the element before
-    /// which there is a stride on.
+    /// The lines with windows expanded over the elements: gradients and numbers. They begin a stride before the first
+    /// element.
     values: *mut S::Computed,
     numbers: *mut i32,
-    /// Room for a row of whole vectors.
+    /// Capacity for a row of whole vectors.
     written: *mut S,
 }
 
 impl<S: Element> Row<S> {
-    /// Writes a row of windows down.
+    /// Expands a row of windows over the elements.
     ///
     /// # Safety
-    /// The windows are there, and the lines are this task's.
+    /// The windows are valid for reads, and only this task uses the lines.
     #[inline(always)]
     unsafe fn write_down<I: Cell>(self, windows: Windows<S, I>) {
         let SlidingAxis { input, output, stride, before, .. } = self.last;
@@ -249,8 +250,8 @@ impl<S: Element> Row<S> {
                 break;
             }
             let at = at.wrapping_add_unsigned(stride).unsigned_abs();
-            // SAFETY: the window is there. It begins in the row, or less than a stride before it: the lines have a stride
-            // in front of the row, and one and some elements behind.
+            // SAFETY: the row has the window. The window begins in the row, or less than a stride before it. The lines
+            // have a stride before the row, and a stride and [`SPLAT`] elements after it.
             unsafe {
                 let (value, number) = windows.at(o);
                 for i in (0..stride).step_by(SPLAT) {
@@ -261,14 +262,14 @@ impl<S: Element> Row<S> {
         }
     }
 
-    /// The windows over the elements `x..x + LANES` of a row: what arrives, and their numbers.
+    /// Returns the gradients and the numbers of the windows over the elements `x..x + LANES` of a row.
     ///
     /// # Safety
-    /// The windows are there, and so many others behind the row as whole vectors have; where they are to be written down
-    /// they have been.
+    /// The windows are valid for reads, and so are the windows after the row that whole vectors read. With
+    /// [`Along::Any`] the windows have been expanded.
     #[inline(always)]
     unsafe fn over<I: Cell>(self, windows: Windows<S, I>, x: usize) -> ([S::Computed; LANES], [i32; LANES]) {
-        // Loops and no functions of functions: what is not inlined is not compiled for the level.
+        // Plain loops without closures: code that is not inlined is not compiled for the level.
         let (mut values, mut numbers) = ([S::Computed::ZERO; LANES], [0; LANES]);
         match self.along {
             Along::One => {
@@ -277,7 +278,7 @@ impl<S: Element> Row<S> {
                 (values, numbers) = ([value; LANES], [number; LANES]);
             }
             Along::Pairs => {
-                // In quarters of vectors, as they are widened.
+                // In quarters of vectors, because the elements are widened.
                 for part in 0..2 {
                     let o = x / 2 + part * QUARTER;
                     // SAFETY: the caller's contract.
@@ -295,7 +296,7 @@ impl<S: Element> Row<S> {
             }
             Along::Any => {
                 let at = self.last.stride + x;
-                // SAFETY: the lines have room for a row of whole vectors behind the first element.
+                // SAFETY: the lines have capacity for a row of whole vectors from the first element on.
                 unsafe {
                     values = self.values.add(at).cast::<[S::Computed; LANES]>().read_unaligned();
                     numbers = self.numbers.add(at).cast::<[i32; LANES]>().read_unaligned();
@@ -305,12 +306,13 @@ impl<S: Element> Row<S> {
         (values, numbers)
     }
 
-    /// Writes `R` rows of the target under the same windows; `firsts` are the numbers of their first cells. Adds to `found`
-    /// the elements that were their window's maximum, if numbers may be `ASTRAY`.
+    /// Writes `R` rows of the target under the same windows. `firsts` are the numbers of their first cells. If numbers
+    /// may be `ASTRAY`, adds the number of elements that were their window's maximum to `found`.
     ///
     /// # Safety
-    /// The windows are there as [`Row::over`] wants them, and so are the rows and as many elements behind the last one as
-    /// whole vectors have, which are this task's and written later.
+    /// - The windows are as [`Row::over`] requires.
+    /// - The rows are valid for writes, and so are the elements after the last row that whole vectors write.
+    /// - Only this task uses these elements, and the elements after the last row are written later.
     #[inline(always)]
     unsafe fn write<I: Cell, const ASTRAY: bool, const R: usize>(
         self,
@@ -319,12 +321,12 @@ impl<S: Element> Row<S> {
         to: *mut S,
         found: &mut [i32; LANES],
     ) {
-        // From the end: what is written behind a row is the beginning of the next one.
+        // From the end: elements that are written after a row are the beginning of the next row.
         let mut vector = self.vectors;
         while vector > 0 {
             vector -= 1;
             let x = vector * LANES;
-            // SAFETY: the windows and the elements are there; cells are those of whole vectors.
+            // SAFETY: the windows and the elements are valid by the caller's contract, and `cells` has whole vectors.
             unsafe {
                 let cells = self.cells.add(x).cast::<[i32; LANES]>().read_unaligned();
                 let (values, numbers) = self.over(windows, x);
@@ -343,10 +345,10 @@ impl<S: Element> Row<S> {
         }
     }
 
-    /// The same of one row, element by element, at the end of the buffers.
+    /// Writes one row element by element, at the end of the buffers.
     ///
     /// # Safety
-    /// The windows of the row are there, and so is the row, which is this task's.
+    /// The windows of the row are valid for reads. The row is valid for writes, and only this task uses it.
     #[inline(never)]
     unsafe fn write_last<I: Cell>(
         self,
@@ -357,7 +359,8 @@ impl<S: Element> Row<S> {
     ) {
         let SlidingAxis { input, output, stride, before, .. } = self.last;
         for x in 0..input {
-            // SAFETY: the row has this cell and this element, and the window over it is there if the cell has a number.
+            // SAFETY: the row has this cell and this element. The row of windows has the window if the cell has a
+            // number.
             unsafe {
                 let cell = self.cells.add(x).read();
                 let mut value = S::Computed::ZERO;
@@ -389,7 +392,7 @@ impl<'a, S: Element> Run<'a, S> {
         Run { plan, apart, buffers, part, stored: PhantomData }
     }
 
-    /// Goes through the planes.
+    /// Computes all planes of the part.
     #[inline(always)]
     fn planes<I: Cell, const ASTRAY: bool>(&self, along: Along) {
         let Plan { source, target, width, planes, last, .. } = *self.plan;
@@ -398,8 +401,8 @@ impl<'a, S: Element> Run<'a, S> {
         let values = self.buffers.scratch.cast::<S::Computed>();
         let numbers = values.wrapping_add(room).cast::<i32>();
         for i in 0..room {
-            // What no window covers is read, too.
-            // SAFETY: the lines have so many elements, all this task's.
+            // Elements that no window covers are read, too.
+            // SAFETY: the lines have `room` elements, and only this task uses them.
             unsafe {
                 values.add(i).write(S::Computed::ZERO);
                 numbers.add(i).write(-1);
@@ -412,13 +415,13 @@ impl<'a, S: Element> Run<'a, S> {
         let of_part = steps.last().map_or(0, |last| last.at as usize + last.rows as usize * width);
         let end = (end_plane - 1) * target + of_part;
         let read = if matches!(along, Along::Pairs) { cells.len() / 2 } else { 1 };
-        // Whether there is room for whole vectors behind a step of a plane.
+        // True if whole vectors fit into the buffers after a step of a plane.
         let fits = |plane: usize, step: &Step| {
             let windows = if step.windows == NONE { 0 } else { step.windows as usize };
             let behind = step.at as usize + (step.rows as usize - 1) * width + cells.len();
             plane * target + behind <= end && plane * source + windows + read <= planes * source
         };
-        // In these planes there is, for there are others behind them.
+        // Whole vectors fit in every plane that has `others - 1` more planes after it.
         let others = 1 + cells.len().div_ceil(target).max(read.div_ceil(source));
         let mut found = [0; LANES];
         for plane in first_plane..end_plane {
@@ -434,14 +437,14 @@ impl<'a, S: Element> Run<'a, S> {
             for &Step { at, rows, windows, numbers } in &steps[..ample] {
                 let to = to.wrapping_add(at as usize);
                 if windows == NONE {
-                    // SAFETY: the target has these rows, and they are this task's.
+                    // SAFETY: the target has these rows, and only this task uses them.
                     unsafe { clear(to, rows as usize * width) };
                     continue;
                 }
                 let first = windows as usize;
                 let of_row =
                     Windows { gradient: gradient.wrapping_add(first), index: index.wrapping_add(first) };
-                // SAFETY: the windows are in the buffers. There is room behind the rows, and rows are written in their
+                // SAFETY: the windows are in the buffers. There is capacity after the rows, and rows are written in
                 // order.
                 unsafe {
                     if matches!(along, Along::Any) && down != windows {
@@ -472,7 +475,7 @@ impl<'a, S: Element> Run<'a, S> {
                 }
                 for (r, &first) in step.numbers.iter().enumerate().take(step.rows as usize) {
                     let to = to.wrapping_add(r * width);
-                    // SAFETY: as above; the row is written elsewhere first.
+                    // SAFETY: as above. A row is first written to `row.written`.
                     unsafe {
                         if whole {
                             row.write::<I, ASTRAY, 1>(of_row, [first], row.written, &mut found);
@@ -491,7 +494,7 @@ impl<'a, S: Element> Run<'a, S> {
         }
     }
 
-    /// Computes planes anew some of whose windows do not cover their position.
+    /// Recomputes planes that have windows with a position outside of the window.
     #[cold]
     #[inline(never)]
     fn follow(&self) {
@@ -520,7 +523,7 @@ impl<'a, S: Element> Run<'a, S> {
     }
 }
 
-/// A way of going through the planes: each is a function of its own, with the registers to itself.
+/// A loop over planes for one arrangement. Each loop is a separate function, and so has all registers.
 struct Loop<'a, S, I, const ASTRAY: bool, const ALONG: u8>(Run<'a, S>, PhantomData<I>);
 
 impl<S: Element, I: Cell, const ASTRAY: bool, const ALONG: u8> Work for Loop<'_, S, I, ASTRAY, ALONG> {
@@ -535,7 +538,7 @@ impl<S: Element, I: Cell, const ASTRAY: bool, const ALONG: u8> Work for Loop<'_,
 /// Writes zeros.
 ///
 /// # Safety
-/// There is room for so many.
+/// `to` is valid for writes of `count` elements.
 #[inline(always)]
 unsafe fn clear<S: Element>(to: *mut S, count: usize) {
     for i in 0..count {

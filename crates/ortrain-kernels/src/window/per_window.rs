@@ -21,8 +21,8 @@ impl<'a, S: Element, const MAX: bool> Run<'a, S, MAX> {
         Run { plan, buffers, part, stored: PhantomData }
     }
 
-    /// The target's element at `x` of row `row`, and which element of the source's plane it is, or with `NUMBERED` which
-    /// cell it lies under.
+    /// Computes the target's element at `x` of row `row`. Also returns the position of a maximum: the element of the
+    /// source's plane, or with `NUMBERED` the number of the cell.
     #[inline(always)]
     fn element<const NUMBERED: bool>(
         &self,
@@ -42,10 +42,10 @@ impl<'a, S: Element, const MAX: bool> Run<'a, S, MAX> {
             let Some(line) = rows.next() else { break };
             let mut position = line.wrapping_add(along.first);
             for _ in 0..along.count {
-                // SAFETY: `sources` gives positions inside each axis, so this is one of the plane.
+                // SAFETY: `sources` returns positions inside of each axis, so this is an element of the plane.
                 let next = unsafe { source.add(position).read_unaligned() }.decode();
                 if MAX {
-                    // Of equal ones the first. NaN beats all others, and nothing beats it.
+                    // The first of equal elements wins. NaN wins over every number, and the first NaN stays.
                     if at.is_none() || (beats(next, value) && !is_nan(value)) {
                         (value, at) = (next, Some(if NUMBERED { number } else { position }));
                     }
@@ -59,7 +59,7 @@ impl<'a, S: Element, const MAX: bool> Run<'a, S, MAX> {
         (value, at)
     }
 
-    /// Writes the part. Two functions, so that neither keeps in registers what the other needs.
+    /// Writes the part. There are two functions, so that neither uses registers for values that only the other needs.
     #[inline(never)]
     fn fill<const NUMBERED: bool>(&self) {
         let Plan { source, target, width, ref positions, .. } = *self.plan;
@@ -69,8 +69,8 @@ impl<'a, S: Element, const MAX: bool> Run<'a, S, MAX> {
                 let first = plane * target + row * width;
                 for x in 0..width {
                     let (value, at) = self.element::<NUMBERED>(from, row, x);
-                    // SAFETY: by the contract of `WindowKernel::run` the target has this element, and it is this
-                    // task's.
+                    // SAFETY: by the contract of `WindowKernel::run` the target has this element, and only this task
+                    // uses it.
                     unsafe {
                         self.buffers.target.cast::<S>().add(first + x).write_unaligned(S::encode(value));
                     };
@@ -95,7 +95,7 @@ impl<'a, S: Element, const MAX: bool> Run<'a, S, MAX> {
     }
 }
 
-/// Whether `a` is larger than `b`, or either is NaN.
+/// Returns true if `a` is larger than `b`, or if one of them is NaN.
 #[inline(always)]
 #[allow(clippy::neg_cmp_op_on_partial_ord, reason = "NaN is neither")]
 pub(super) fn beats<T: PartialOrd + Copy>(a: T, b: T) -> bool {
@@ -108,11 +108,11 @@ pub(super) fn is_nan<T: PartialOrd + Copy>(a: T) -> bool {
     a != a
 }
 
-/// Adjacent windows that are computed at once.
+/// Number of adjacent windows that are computed at once.
 pub(super) const LANES: usize = 16;
 
-/// Takes one cell of adjacent windows into their results: the larger (`MAX`), whose position `here` is kept with `INDEX`,
-/// or the sum.
+/// Combines one cell of adjacent windows with their results: the larger element (`MAX`), with its position `here` if
+/// `INDEX`, or the sum.
 #[inline(always)]
 pub(super) fn take<S: Element, const MAX: bool, const INDEX: bool>(
     values: &mut [S::Computed; LANES],
@@ -133,10 +133,12 @@ pub(super) fn take<S: Element, const MAX: bool, const INDEX: bool>(
     }
 }
 
-/// Parts `count` pairs of adjacent elements, the first `whole` of them, a multiple of [`LANES`], by vectors.
+/// Separates `count` pairs of adjacent elements. The first `whole` pairs, a multiple of [`LANES`], are separated as
+/// vectors.
 ///
 /// # Safety
-/// The pairs are valid for reads, and the larger of `whole` and `count` elements of `firsts` and of `seconds` for writes.
+/// With `n` the larger of `whole` and `count`: `n` pairs at `from` are valid for reads. `firsts` and `seconds` are
+/// aligned, and valid for writes of `n` elements each.
 #[inline(always)]
 pub(super) unsafe fn part_pairs<S: Element>(
     from: *const S,
@@ -145,7 +147,7 @@ pub(super) unsafe fn part_pairs<S: Element>(
     seconds: *mut S::Computed,
 ) {
     for j in (0..whole).step_by(LANES) {
-        // Loaded at once, so that it becomes shuffles of vectors.
+        // A single load, so that this becomes shuffles of vectors.
         // SAFETY: the caller's contract.
         unsafe {
             let pairs = from.add(2 * j).cast::<[S; 2 * LANES]>().read_unaligned();

@@ -1,10 +1,10 @@
 //! All windows of a plane as one line.
 //!
-//! The elements of a plane are laid out in blocks first, one for each combination of remainders of the positions modulo
-//! the strides, with what padding contributes written out. In a block the elements under a cell of adjacent windows are
-//! adjacent, and from row to row it is always as far. So the windows of a plane lie in one line: under cell `k` window
-//! `i` has the element `offset(k) + i`. Between the rows there are places that stand for no window; what comes out there
-//! is left out. Nothing is planned row by row, which is what takes the time where rows are short.
+//! The elements of a plane are first laid out in blocks, with explicit padding: one block for each combination of
+//! remainders of the positions modulo the strides. In a block, the elements under a cell of adjacent windows are
+//! adjacent, and the distance from row to row is constant. So the windows of a plane form one line: under cell `k`,
+//! window `i` has the element `offset(k) + i`. Between rows, some entries of the line belong to no window; their
+//! results are dropped. There is no work per row, which would dominate for short rows.
 
 use std::marker::PhantomData;
 
@@ -16,63 +16,63 @@ use super::{AXES, Buffers, Element, Part, Plan, Positions, computed_bytes, steps
 use crate::isa::{Level, Work};
 use crate::tile::number::Number;
 
-/// Most elements of the blocks, and most places of the line.
+/// Maximum number of elements of the blocks. Also limits the entries of the line.
 const MAX_ELEMENTS: usize = 32 * 1024;
-/// Most cells of a window.
+/// Maximum number of cells of a window.
 const CELLS: usize = 256;
-/// Fewest windows for which blocks are worth it.
+/// Minimum number of windows for this algorithm.
 const FEWEST: usize = 4;
-/// A row that no window covers.
+/// Marks a row that no window covers.
 const NONE: u32 = u32::MAX;
 
 /// A cell of the window.
 #[derive(Clone, Copy, Debug)]
 struct Cell {
-    /// Where the first window's element lies among the blocks.
+    /// Offset of the first window's element among the blocks.
     offset: usize,
-    /// How far the cell lies behind the start of the window, counted as positions are.
+    /// Distance of the cell from the start of the window, in units of positions.
     behind: i32,
 }
 
-/// The elements of a row that go into one block.
+/// The elements of a row that are copied into one block.
 #[derive(Clone, Copy, Debug)]
 struct Phase {
-    /// Position of the first in the row.
+    /// Position of the first element in the row.
     first: usize,
-    /// Where it goes, from where the row begins among the blocks.
+    /// Destination of the first element, relative to the begin of the row among the blocks.
     to: usize,
     count: usize,
 }
 
-/// How a plane is laid out.
+/// Layout of a plane.
 #[derive(Clone, Debug)]
 pub(super) struct Planes {
-    /// Places of the line, in whole vectors.
+    /// Entries of the line, in whole vectors.
     room: usize,
     /// Elements of all blocks.
     blocks: usize,
     cells: Vec<Cell>,
-    /// Where each row of the source begins among the blocks.
+    /// Begin of each row of the source among the blocks.
     rows: Vec<u32>,
-    /// The parts of a row, and positions between elements of the same one.
+    /// The phases of a row, and the distance between positions of the same phase.
     phases: SmallVec<[Phase; 4]>,
     step: usize,
-    /// Whether elements of both parts take turns, the first part's first.
+    /// True if the elements of both phases alternate, beginning with the first phase.
     paired: bool,
-    /// Whether rows fill the blocks: what is written behind one is written over by the next.
+    /// True if rows fill the blocks: elements that are written after a row are overwritten by the next row.
     full: bool,
-    /// For each row of the target, the place of its first window and where that begins in the plane of the source.
+    /// For each row of the target: entry of its first window, and start of that window in the plane of the source.
     starts: Vec<(usize, i64)>,
-    /// For each place the first cell inside, as [`Cell::behind`]; -1 if there is none. Empty where no positions are
-    /// wanted.
+    /// For each entry the first cell inside of the input, as [`Cell::behind`]. -1 without such a cell. Empty if no
+    /// positions are needed.
     inside: Vec<i32>,
     bytes: usize,
 }
 
-/// An axis, and what is laid out along it.
+/// Layout along an axis.
 struct Laid {
     axis: SlidingAxis,
-    /// Remainders of positions under cells.
+    /// Remainders of the positions under cells.
     remainders: SmallVec<[usize; 4]>,
     /// Elements along the axis in a block.
     pitch: usize,
@@ -82,7 +82,8 @@ struct Laid {
 }
 
 impl Laid {
-    /// Which remainder a padded position has, and how many strides it lies behind the first.
+    /// Returns the index of a padded position's remainder, and its quotient by the stride. Returns `None` if no block
+    /// has the position.
     fn place(&self, position: usize) -> Option<(usize, usize)> {
         let stride = self.axis.stride;
         let remainder = self.remainders.binary_search(&(position % stride)).ok()?;
@@ -90,7 +91,7 @@ impl Laid {
     }
 }
 
-/// Calls `f` with every index of a space, row-major.
+/// Calls `f` with every index of a space, in row-major order.
 fn each_index(dims: &[usize], mut f: impl FnMut(&[usize])) {
     if dims.contains(&0) {
         return;
@@ -105,7 +106,7 @@ fn each_index(dims: &[usize], mut f: impl FnMut(&[usize])) {
 }
 
 impl Planes {
-    /// Lays out a plane, if the sizes suit.
+    /// Plans the layout of a plane, if the sizes are suitable.
     pub(super) fn new(
         pass: WindowPass,
         axes: &[SlidingAxis],
@@ -139,7 +140,7 @@ impl Planes {
         }
         laid.reverse();
         let count = laid.iter().fold(1usize, |n, axis| n * axis.remainders.len());
-        // Reads of whole vectors reach behind a block.
+        // Whole vectors are read after the end of a block.
         let whole = block.saturating_add(LANES).next_multiple_of(LANES);
         let blocks = whole.saturating_mul(count);
         let places = laid.iter().map(|l| (l.axis.output - 1).saturating_mul(l.block_stride));
@@ -148,7 +149,7 @@ impl Planes {
             return None;
         }
         let room = places.next_multiple_of(LANES);
-        // Numbers of the block and of the element in it, for remainders and strides along some axes.
+        // Index of the block, and index of the element in the block, from remainders and quotients along some axes.
         let among = |at: &mut dyn Iterator<Item = (usize, usize)>| {
             laid.iter().zip(at).fold((0, 0), |(number, element), (l, (remainder, shift))| {
                 (number * l.remainders.len() + remainder, element + shift * l.block_stride)
@@ -190,11 +191,11 @@ impl Planes {
             let behind = before - remainder as isize;
             let end = steps(input as isize + behind, step).min(last.pitch);
             let low = steps(behind, step).min(end);
-            // Without elements it does not matter where the first would be.
+            // Without elements the first position is not used.
             let first = usize::try_from((low * step) as isize - behind).unwrap_or(0);
             phases.push(Phase { first, to: j * whole + low, count: end - low });
         }
-        // No place of a row is padding, and no row is.
+        // True if no element of a row is padding, and no row is padding.
         let own_rows: usize = outer.iter().map(|l| l.pitch * l.remainders.len()).product();
         let full = rows.iter().filter(|&&row| row != NONE).count() == own_rows
             && phases.iter().enumerate().all(|(j, p)| p.to == j * whole && p.count == last.pitch);
@@ -236,7 +237,7 @@ impl Planes {
         Some(Planes { room, blocks, cells, rows, phases, step, paired, full, starts, inside, bytes })
     }
 
-    /// Bytes of scratch memory of a worker.
+    /// Returns the bytes of scratch memory of a worker.
     pub(super) fn scratch(&self) -> usize {
         self.bytes
     }
@@ -256,7 +257,7 @@ impl<'a, S: Element, const MAX: bool, const INDEX: bool> Run<'a, S, MAX, INDEX> 
         Run { plan, planes, buffers, part, stored: PhantomData }
     }
 
-    /// Elements of the source from `at` on.
+    /// Returns the number of elements of the source from `at` on.
     #[inline(always)]
     fn rest(&self, at: *const S) -> usize {
         let bytes = self.plan.planes * self.plan.source * size_of::<S>();
@@ -267,7 +268,8 @@ impl<'a, S: Element, const MAX: bool, const INDEX: bool> Run<'a, S, MAX, INDEX> 
     #[inline(always)]
     fn lay(&self, row: *const S, to: *mut S::Computed) {
         let Planes { step, paired, full, ref phases, .. } = *self.planes;
-        // Whole vectors; where the row fills its place and the source goes on, the last one too.
+        // Number of elements that are copied as whole vectors. Includes the last, partial vector if the row fills its
+        // block and the source has enough elements.
         let vectors = |from: *const S, count: usize, span: usize| {
             let more = count.next_multiple_of(LANES);
             if full && more * span <= self.rest(from) { more } else { count - count % LANES }
@@ -278,11 +280,11 @@ impl<'a, S: Element, const MAX: bool, const INDEX: bool> Run<'a, S, MAX, INDEX> 
             let (to_a, to_b) = (to.wrapping_add(a.to), to.wrapping_add(b.to));
             let count = a.count.min(b.count);
             let whole = vectors(from, count, 2);
-            // SAFETY: all positions lie inside the source, and both blocks have these elements.
+            // SAFETY: all positions are inside of the source, and both blocks have these elements.
             unsafe { part_pairs(from, (whole, count), to_a, to_b) };
             for (phase, to) in [(a, to_a), (b, to_b)] {
                 for j in count..phase.count {
-                    // SAFETY: the position lies inside the row, and the block has this element.
+                    // SAFETY: the position is inside of the row, and the block has this element.
                     unsafe { to.add(j).write(row.add(phase.first + 2 * j).read_unaligned().decode()) };
                 }
             }
@@ -294,7 +296,7 @@ impl<'a, S: Element, const MAX: bool, const INDEX: bool> Run<'a, S, MAX, INDEX> 
             if step == 1 {
                 done = vectors(from, phase.count, 1);
                 for j in (0..done).step_by(LANES) {
-                    // SAFETY: all positions lie inside the source, and the block has these elements.
+                    // SAFETY: all positions are inside of the source, and the block has these elements.
                     unsafe {
                         let elements = from.add(j).cast::<[S; LANES]>().read_unaligned();
                         let elements: [S::Computed; LANES] = std::array::from_fn(|l| elements[l].decode());
@@ -303,13 +305,13 @@ impl<'a, S: Element, const MAX: bool, const INDEX: bool> Run<'a, S, MAX, INDEX> 
                 }
             }
             for j in done..phase.count {
-                // SAFETY: the position lies inside the row, and the block has this element.
+                // SAFETY: the position is inside of the row, and the block has this element.
                 unsafe { to.add(j).write(from.add(j * step).read_unaligned().decode()) };
             }
         }
     }
 
-    /// Computes all windows of the plane that was laid out at `memory`.
+    /// Computes all windows of the plane that is laid out at `memory`.
     #[inline(always)]
     fn fold(&self, memory: *mut S::Computed) {
         let Planes { room, blocks, ref cells, ref inside, .. } = *self.planes;
@@ -325,7 +327,8 @@ impl<'a, S: Element, const MAX: bool, const INDEX: bool> Run<'a, S, MAX, INDEX> 
             unsafe { found.copy_from_nonoverlapping(inside.as_ptr(), room) };
         }
         for i in (0..room).step_by(LANES) {
-            // Values that arrive from memory make this vector code; those computed here, or outside, do not.
+            // Values that are loaded from memory make this vector code; values that are computed here or outside do
+            // not.
             let mut at = [0; LANES];
             // SAFETY: results and positions have `room` elements, a multiple of LANES.
             let mut values = unsafe {
@@ -335,7 +338,8 @@ impl<'a, S: Element, const MAX: bool, const INDEX: bool> Run<'a, S, MAX, INDEX> 
                 results.add(i).cast::<[S::Computed; LANES]>().read_unaligned()
             };
             for cell in cells {
-                // SAFETY: the block of the cell has an element for every place, and a vector behind the last.
+                // SAFETY: the block of the cell has an element for every entry of the line, and a vector after the last
+                // one.
                 let next =
                     unsafe { memory.add(cell.offset + i).cast::<[S::Computed; LANES]>().read_unaligned() };
                 take::<S, MAX, INDEX>(&mut values, &mut at, next, cell.behind);
@@ -363,7 +367,7 @@ impl<'a, S: Element, const MAX: bool, const INDEX: bool> Run<'a, S, MAX, INDEX> 
             let to = self.buffers.target.cast::<S>().wrapping_add(first);
             let results = results.wrapping_add(start);
             for x in 0..width {
-                // SAFETY: the window is one of the plane, which is this task's.
+                // SAFETY: the plane has this window, and only this task uses the plane.
                 unsafe { to.add(x).write_unaligned(S::encode(results.add(x).read())) };
             }
             if INDEX {
@@ -385,7 +389,7 @@ impl<S: Element, const MAX: bool, const INDEX: bool> Work for Run<'_, S, MAX, IN
         let Planes { blocks, ref rows, .. } = *self.planes;
         let memory = self.buffers.scratch.cast::<S::Computed>();
         let padding = if MAX { S::LOWEST } else { S::Computed::ZERO };
-        // Where there is padding in one plane there is in the next.
+        // Padding has the same positions in every plane.
         for i in 0..blocks {
             // SAFETY: the scratch memory has the blocks.
             unsafe { memory.add(i).write(padding) };

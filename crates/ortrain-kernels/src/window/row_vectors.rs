@@ -1,9 +1,9 @@
-//! Windows along the last axis side by side.
+//! Vectors of windows along the last axis.
 //!
-//! With a stride of 2 the elements under cell `k` of adjacent windows are two apart, and at the ends of a row some lie in
-//! the padding. So rows of the source are laid out as lines first: one for each remainder of the position modulo the
-//! stride, with what padding contributes written out. In a line the elements under a cell of adjacent windows are
-//! adjacent. Lines that the next row of windows needs as well are kept.
+//! With a stride of 2, the elements under cell `k` of adjacent windows are two apart, and at the ends of a row some are
+//! in the padding. So rows of the source are first laid out as lines: one line for each remainder of the position
+//! modulo the stride, with explicit padding. In a line, the elements under a cell of adjacent windows are adjacent.
+//! Lines that the next row of windows needs too are cached.
 
 use std::marker::PhantomData;
 
@@ -14,50 +14,50 @@ use super::{Buffers, Element, Part, Plan, Positions, Rows, computed_bytes, most_
 use crate::isa::{Level, Work};
 use crate::tile::number::Number;
 
-/// Most rows that a window covers.
+/// Maximum number of rows that a window covers.
 const ROWS: usize = 32;
-/// Most elements of the lines that are kept, and of those of one row.
+/// Maximum number of elements of the cached lines, and of the lines of one row.
 const KEPT: usize = 32 * 1024;
 const LINE: usize = 4 * 1024;
-/// Most windows of a tile.
+/// Maximum number of windows of a tile.
 const TILE: usize = 2048;
-/// Most cells along the last axis.
+/// Maximum number of cells along the last axis.
 const CELLS: usize = 1024;
-/// Fewest adjacent windows for which lines are worth it.
+/// Minimum number of adjacent windows for this algorithm.
 const NARROW: usize = 4;
 
 /// A cell of the window along the last axis.
 #[derive(Clone, Copy, Debug)]
 struct Cell {
-    /// Where the element of the tile's first window lies among a row's lines.
+    /// Offset of the element for the tile's first window, among a row's lines.
     offset: usize,
-    /// How far the cell lies behind the start of the window, counted as positions are.
+    /// Distance of the cell from the start of the window, in units of positions.
     behind: i32,
 }
 
-/// How rows are laid out, along the last axis.
+/// Layout of rows along the last axis.
 #[derive(Clone, Debug)]
 pub(super) struct Lines {
-    /// Most windows of a tile.
+    /// Maximum number of windows of a tile.
     tile: usize,
     /// Elements of one line: enough for a tile of whole vectors and the reach of the cells.
     line: usize,
-    /// How far cells reach in a line.
+    /// Reach of the cells in a line.
     reach: usize,
-    /// First source position of each line of a row, for window 0; one step of the window moves it by `step`.
+    /// First source position of each line of a row, for window 0. One step of the window moves the position by `step`.
     firsts: Vec<isize>,
     step: usize,
     cells: Vec<Cell>,
-    /// Rows that are kept: those that a window covers.
+    /// Number of cached rows: the rows that a window covers.
     rows: usize,
-    /// For each window, and up to a whole vector, the first cell inside the input along the last axis, as
-    /// [`Cell::behind`]; -1 if there is none. Empty where no positions are wanted.
+    /// For each window, rounded up to whole vectors: the first cell inside of the input along the last axis, as
+    /// [`Cell::behind`]. -1 without such a cell. Empty if no positions are needed.
     inside: Vec<i32>,
     bytes: usize,
 }
 
 impl Lines {
-    /// Lays out rows, if the sizes suit.
+    /// Plans the layout of rows, if the sizes are suitable.
     pub(super) fn new(
         pass: WindowPass,
         axes: &[SlidingAxis],
@@ -70,7 +70,7 @@ impl Lines {
         if !forward || !dtype.is_float() || kernel == 0 || kernel > CELLS || kernel > 64 + 4 * input {
             return None;
         }
-        // Positions relative to the start of the window are counted in 32 bits.
+        // Positions relative to the start of the window must fit into 32 bits.
         let (mut reach, mut size) = (0usize, 1usize);
         for axis in axes.iter().rev() {
             let far = axis.kernel.saturating_sub(1).saturating_mul(axis.dilation).saturating_mul(size);
@@ -86,7 +86,7 @@ impl Lines {
         if output < NARROW {
             return None;
         }
-        // Remainders of positions under cells.
+        // Remainders of the positions under cells.
         let mut remainders: Vec<usize> = (0..kernel).map(|k| far(k) % stride).collect();
         remainders.sort_unstable();
         remainders.dedup();
@@ -123,7 +123,7 @@ impl Lines {
         Some(Lines { tile, line, reach: most, firsts, step: stride, cells, rows, inside, bytes })
     }
 
-    /// Bytes of scratch memory of a worker.
+    /// Returns the bytes of scratch memory of a worker.
     pub(super) fn scratch(&self) -> usize {
         self.bytes
     }
@@ -138,7 +138,7 @@ pub(super) struct Run<'a, S: Element, const MAX: bool, const INDEX: bool> {
     stored: PhantomData<S>,
 }
 
-/// The rows whose lines are kept.
+/// The cached rows.
 struct Kept {
     rows: [usize; ROWS],
     next: usize,
@@ -150,7 +150,7 @@ const NONE: usize = usize::MAX;
 struct Covered<T> {
     count: usize,
     lines: [*const T; ROWS],
-    /// How far the cells over each lie behind the start of the windows, counted as positions are.
+    /// Distance of the cells over each row from the start of the windows, in units of positions.
     behind: [i32; ROWS],
 }
 
@@ -168,26 +168,26 @@ impl<'a, S: Element, const MAX: bool, const INDEX: bool> Run<'a, S, MAX, INDEX> 
         Run { plan, lines, buffers, part, stored: PhantomData }
     }
 
-    /// Positions of the source along the last axis.
+    /// Returns the number of positions of the source along the last axis.
     #[inline(always)]
     fn source_width(&self) -> usize {
         self.plan.last.input
     }
 
-    /// Elements of the source from `at` on.
+    /// Returns the number of elements of the source from `at` on.
     #[inline(always)]
     fn rest(&self, at: *const S) -> usize {
         let bytes = self.plan.planes * self.plan.source * size_of::<S>();
         (bytes - (at.addr() - self.buffers.source.addr())) / size_of::<S>()
     }
 
-    /// Writes `len` elements of each line of a row, for the windows from `q` on.
+    /// Lays out a row: writes `len` elements of each line, for the windows from `q` on.
     #[inline(always)]
     fn lay(&self, row: *const S, to: *mut S::Computed, q: isize, len: usize) {
         let Lines { step, line, ref firsts, .. } = *self.lines;
         let padding = if MAX { S::LOWEST } else { S::Computed::ZERO };
         let width = self.source_width() as isize;
-        // The elements of a line from the one at position `first` on that lie inside.
+        // Range of elements inside of the row, for a line that begins at position `first`.
         let inside = |first: isize| {
             let low = steps(-first, step).min(len);
             (low, steps(width - first, step).clamp(low, len))
@@ -199,13 +199,13 @@ impl<'a, S: Element, const MAX: bool, const INDEX: bool> Run<'a, S, MAX, INDEX> 
             }
         };
         let at = |first: isize, j: usize| row.wrapping_offset(first + (j * step) as isize);
-        // Whole vectors, as far as there are elements in the source: what lies behind the row is overwritten.
+        // Rounds up to whole vectors if the source has enough elements. Elements after the row are overwritten.
         let rounded = |from: *const S, start: usize, end: usize, span: usize| {
             let count = (end - start).next_multiple_of(LANES).min(len - start);
             if end > start && (count - 1) * span + span <= self.rest(from) { count } else { end - start }
         };
         if step == 2 && firsts.len() == 2 {
-            // Both at once: a pair of elements is adjacent.
+            // Both lines at once: a pair of elements is adjacent.
             let (first_even, first_odd) = (firsts[0] + q * 2, firsts[1] + q * 2);
             let ((even, even_end), (odd, odd_end)) = (inside(first_even), inside(first_odd));
             let (evens, odds) = (to, to.wrapping_add(line));
@@ -215,14 +215,14 @@ impl<'a, S: Element, const MAX: bool, const INDEX: bool> Run<'a, S, MAX, INDEX> 
             let count = rounded(from, start, end, 2);
             let (to_even, to_odd) = (evens.wrapping_add(start), odds.wrapping_add(start));
             let whole = count - count % LANES;
-            // SAFETY: all positions lie inside the source, and both lines have these elements.
+            // SAFETY: all positions are inside of the source, and both lines have these elements.
             unsafe { part_pairs(from, (whole, count), to_even, to_odd) };
-            // One of the two may begin earlier or end later.
+            // One of the two lines may begin earlier or end later.
             let ends = |line: *mut S::Computed, first: isize, low: usize, high: usize| {
                 pad(line, 0, low);
                 let rest = |from: usize, to: usize| {
                     for j in from..to {
-                        // SAFETY: the position lies inside the row, and the line has this element.
+                        // SAFETY: the position is inside of the row, and the line has this element.
                         unsafe { line.add(j).write(at(first, j).read_unaligned().decode()) };
                     }
                 };
@@ -241,12 +241,12 @@ impl<'a, S: Element, const MAX: bool, const INDEX: bool> Run<'a, S, MAX, INDEX> 
             let from = at(first, start);
             if step == 1 {
                 for j in 0..rounded(from, start, end, 1) {
-                    // SAFETY: the position lies inside the source, and the line has this element.
+                    // SAFETY: the position is inside of the source, and the line has this element.
                     unsafe { to.add(start + j).write(from.add(j).read_unaligned().decode()) };
                 }
             } else {
                 for j in 0..end - start {
-                    // SAFETY: the position lies inside the row, and the line has this element.
+                    // SAFETY: the position is inside of the row, and the line has this element.
                     unsafe { to.add(start + j).write(from.add(j * step).read_unaligned().decode()) };
                 }
             }
@@ -255,8 +255,8 @@ impl<'a, S: Element, const MAX: bool, const INDEX: bool> Run<'a, S, MAX, INDEX> 
         }
     }
 
-    /// The lines of the row that starts at element `start` of a plane, `len` elements of each from window `q` on: where
-    /// they are already, or laid out now. `used` says which of the kept ones must stay.
+    /// Returns the lines of the row that starts at element `start` of a plane, with `len` elements each, from window
+    /// `q` on. The lines are in place, in the cache, or laid out now. `used` marks the cached rows that must stay.
     #[inline(always)]
     fn lines_of(
         &self,
@@ -269,7 +269,7 @@ impl<'a, S: Element, const MAX: bool, const INDEX: bool> Run<'a, S, MAX, INDEX> 
         let Lines { step, rows, line, ref firsts, .. } = *self.lines;
         let row = plane.wrapping_add(start);
         if S::PLAIN && step == 1 && firsts.len() == 1 {
-            // As it lies, if it needs no padding.
+            // In place, if the row needs no padding.
             let first = firsts[0] + q;
             if first >= 0 && first + len as isize <= self.source_width() as isize {
                 return row.wrapping_offset(first).cast();
@@ -294,7 +294,7 @@ impl<'a, S: Element, const MAX: bool, const INDEX: bool> Run<'a, S, MAX, INDEX> 
         at(slot)
     }
 
-    /// Finds the rows that the windows of a tile cover, laid out.
+    /// Finds or lays out the rows that the windows of a tile cover.
     #[inline(always)]
     fn cover(&self, tile: Tile, kept: &mut Kept, covered: &mut Covered<S::Computed>) {
         let plan = self.plan;
@@ -312,8 +312,8 @@ impl<'a, S: Element, const MAX: bool, const INDEX: bool> Run<'a, S, MAX, INDEX> 
         }
     }
 
-    /// Where the results of a tile are kept, and where its maxima are: relative to the start of their window, -1 where
-    /// nothing was found.
+    /// Returns the results of a tile, and the positions of its maxima. Positions are relative to the start of their
+    /// window, and -1 if nothing was found.
     #[inline(always)]
     fn results(&self) -> (*mut S::Computed, *mut i32) {
         let Lines { rows, line, tile, ref firsts, .. } = *self.lines;
@@ -321,7 +321,7 @@ impl<'a, S: Element, const MAX: bool, const INDEX: bool> Run<'a, S, MAX, INDEX> 
         (results, results.wrapping_add(tile).cast())
     }
 
-    /// Adds the elements under `cells` to the results of `room` windows.
+    /// Combines the elements under `cells` with the results of `room` windows.
     #[inline(always)]
     fn fold(
         covered: &Covered<S::Computed>,
@@ -332,7 +332,7 @@ impl<'a, S: Element, const MAX: bool, const INDEX: bool> Run<'a, S, MAX, INDEX> 
     ) {
         let mut start = 0;
         while start < room {
-            // Values that arrive from memory make this vector code; those computed here do not.
+            // Values that are loaded from memory make this vector code; values that are computed here do not.
             let (to, found) = (results.wrapping_add(start), found.wrapping_add(start));
             let mut at = [0; LANES];
             // SAFETY: results and positions have `room` elements, a multiple of LANES.
@@ -345,7 +345,7 @@ impl<'a, S: Element, const MAX: bool, const INDEX: bool> Run<'a, S, MAX, INDEX> 
             for r in 0..covered.count {
                 let (row, behind) = (covered.lines[r].wrapping_add(start), covered.behind[r]);
                 for cell in cells {
-                    // SAFETY: the lines were laid out with an element for each of these windows and each cell.
+                    // SAFETY: the lines have an element for each of these windows and each cell.
                     let next =
                         unsafe { row.add(cell.offset).cast::<[S::Computed; LANES]>().read_unaligned() };
                     take::<S, MAX, INDEX>(&mut values, &mut at, next, behind + cell.behind);
@@ -373,11 +373,11 @@ impl<'a, S: Element, const MAX: bool, const INDEX: bool> Run<'a, S, MAX, INDEX> 
         let (results, found) = self.results();
         let start = if MAX { S::LOWEST } else { S::Computed::ZERO };
         for i in 0..room {
-            // SAFETY: there is room for a tile of whole vectors.
+            // SAFETY: results have capacity for a tile of whole vectors.
             unsafe { results.add(i).write(start) };
         }
         if INDEX {
-            // The first cell inside, whatever lies under it.
+            // The first cell inside of the input, for any element under it.
             let inside = &inside[q.unsigned_abs()..][..room];
             let behind = covered.behind[0];
             for (i, &cell) in inside.iter().enumerate() {
@@ -391,7 +391,7 @@ impl<'a, S: Element, const MAX: bool, const INDEX: bool> Run<'a, S, MAX, INDEX> 
         let target = self.buffers.target.cast::<S>().wrapping_add(first);
         let target = target.wrapping_offset(q);
         for i in 0..count {
-            // SAFETY: the windows stand for positions inside the row, which is this task's.
+            // SAFETY: the windows are at positions inside of the row, and only this task uses the row.
             unsafe { target.add(i).write_unaligned(S::encode(results.add(i).read())) };
         }
         if INDEX {
@@ -407,7 +407,7 @@ impl<'a, S: Element, const MAX: bool, const INDEX: bool> Run<'a, S, MAX, INDEX> 
         }
     }
 
-    /// Where the windows of a row would start in the plane, but for the last axis. May lie outside.
+    /// Returns the start of the windows of a row in the plane, without the last axis. May be outside of the plane.
     #[inline(always)]
     fn origin(&self, row: usize) -> isize {
         let axes = &self.plan.axes;
@@ -435,7 +435,7 @@ impl<S: Element, const MAX: bool, const INDEX: bool> Work for Run<'_, S, MAX, IN
             let mut q = 0;
             while q < end {
                 let mut count = (end - q).unsigned_abs().min(tile);
-                // A tile of whole vectors may be read as it lies.
+                // A tile of whole vectors may be read in place.
                 if plain && count > 4 * LANES {
                     count -= count % LANES;
                 }

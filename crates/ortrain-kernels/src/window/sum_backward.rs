@@ -1,10 +1,10 @@
 //! The gradient of a sum, from all windows that cover an element.
 //!
-//! Rows of windows are laid out over the elements first: what arrives at a window stands as often as the window moves by
-//! from one to the next, with zeros around. So what arrives at the window that lies `j` before the last one that begins at
-//! or before an element lies `j` strides before the element: adjacent for adjacent elements, whatever the stride. Where
-//! only some elements of a stride are covered by it, a mask says which. Nothing is parted and woven together again, and
-//! rows that several rows of the target need are laid out once.
+//! Rows of windows are first laid out over the elements. The gradient of a window is repeated once for each element of
+//! the stride, with zeros around. Take the last window that begins at or before an element. The gradient of the window
+//! `j` windows before is stored `j` strides before the element. These gradients are adjacent for adjacent elements,
+//! with any stride. If a window covers only some elements of a stride, a mask selects them. Elements are not separated
+//! and interleaved again, and rows that several rows of the target need are laid out once.
 
 use std::marker::PhantomData;
 
@@ -14,50 +14,51 @@ use super::{Buffers, Element, Part, Plan, computed_bytes, most_sources};
 use crate::isa::{Isa, Level, Work};
 use crate::tile::number::Number;
 
-/// Elements that are computed at once.
+/// Number of elements that are computed at once.
 const LANES: usize = 16;
-/// What arrives at a window is written so many times at once.
+/// Number of copies of a window's gradient that are written at once.
 const SPLAT: usize = 8;
-/// Most elements of the rows that are laid out at once, those of one row of the target as many as `SPAN`, and most that
-/// are computed of a row at once.
+/// Maximum number of elements of the rows that are laid out at once. One row of the target may need `SPAN` elements. At
+/// most `TILE` elements of a row are computed at once.
 const MAX_ELEMENTS: usize = 16 * 1024;
 const SPAN: usize = 64 * 1024;
 const TILE: usize = 2048;
-/// Most rows that are planned one by one, and most rows and windows along the last axis that cover an element.
+/// Maximum number of rows of windows in the plan, and maximum number of rows, and of windows along the last axis, over
+/// an element.
 const ROWS: usize = 256 * 1024;
 const COVERING: usize = 256;
 
-/// A window that may cover an element, by how far it lies before the last one.
+/// A window that may cover an element, by its distance from the last such window.
 #[derive(Clone, Copy, Debug)]
 struct Tap {
-    /// Where it is laid out for the first element.
+    /// Offset of its gradient in the layout, for the first element.
     offset: usize,
-    /// Whether it covers all elements; if not, where its mask begins among [`Covers::masks`].
+    /// `None` if the window covers all elements. Otherwise the begin of its mask among [`Covers::masks`].
     mask: Option<usize>,
 }
 
-/// How planes are gone through.
+/// Plan of the gradient over planes.
 #[derive(Clone, Debug)]
 pub(super) struct Covers {
-    /// The rows of windows that cover each row of the target, one row behind the other, in order, and where they begin.
+    /// The rows of windows that cover each row of the target, in order, concatenated; and the begin for each row.
     covering: Vec<u32>,
     starts: Vec<u32>,
     /// In the order of windows.
     taps: Vec<Tap>,
-    /// For each element of a tile, -1 where a window covers it, else 0.
+    /// For each element of a tile: -1 if a window covers it, otherwise 0.
     masks: Vec<i32>,
     /// Elements of a tile: a multiple of the stride, and of whole vectors.
     tile: usize,
-    /// Elements of a row that is laid out, and how far before the first element of a tile it begins.
+    /// Elements of a row's layout, and number of elements by which the layout begins before a tile.
     pitch: usize,
     lead: isize,
-    /// Rows that are laid out at once, at most.
+    /// Maximum number of rows that are laid out at once.
     rows: usize,
     bytes: usize,
 }
 
 impl Covers {
-    /// Plans the gradient of a sum over planes with `rows` rows, if the sizes suit.
+    /// Plans the gradient of a sum over planes with `rows` rows, if the sizes are suitable.
     pub(super) fn new(axes: &[SlidingAxis], dtype: DType, rows: usize) -> Option<Covers> {
         let (last, outer) = axes.split_last()?;
         let SlidingAxis { input, output, kernel, stride, dilation, before } = *last;
@@ -75,14 +76,14 @@ impl Covers {
         if count > COVERING || stride > TILE / LANES {
             return None;
         }
-        // Elements that two tiles share would differ in nothing, but a mask has those of one tile.
+        // Tiles begin at multiples of the stride, because all tiles share the masks of one tile.
         let step = if stride.is_multiple_of(LANES) { stride } else { stride * LANES };
         let tile = (TILE / step * step).min(input.next_multiple_of(LANES));
         let whole = tile == input.next_multiple_of(LANES);
         debug_assert!(whole || tile.is_multiple_of(stride), "masks repeat");
         let (mut taps, mut masks) = (Vec::new(), Vec::new());
         for j in (0..count).rev() {
-            // From the start of a window to the element.
+            // Distance from the start of a window to the element.
             let far =
                 |x: usize| (x as isize + before).rem_euclid(stride as isize).unsigned_abs() + j * stride;
             let covers = |x: usize| far(x).is_multiple_of(dilation) && far(x) <= reach;
@@ -115,26 +116,26 @@ impl Covers {
         Some(Covers { covering, starts, taps, masks, tile, pitch, lead, rows, bytes })
     }
 
-    /// Bytes of scratch memory of a worker.
+    /// Returns the bytes of scratch memory of a worker.
     pub(super) fn scratch(&self) -> usize {
         self.bytes
     }
 
-    /// The rows of windows that cover a row of the target.
+    /// Returns the rows of windows that cover a row of the target.
     #[inline(always)]
     fn over(&self, row: usize) -> &[u32] {
         &self.covering[self.starts[row] as usize..self.starts[row + 1] as usize]
     }
 }
 
-/// Where the windows of a row lie that is laid out.
+/// Layout of the windows of a row.
 #[derive(Clone, Copy)]
 struct Layout {
     stride: usize,
     pitch: usize,
-    /// The first element, from the start of window 0.
+    /// The first element, relative to the start of window 0.
     low: isize,
-    /// The windows over it: `first..end`.
+    /// The windows over the layout: `first..end`.
     first: usize,
     end: usize,
 }
@@ -148,27 +149,27 @@ pub(super) struct Run<'a, S> {
     stored: PhantomData<S>,
 }
 
-/// What loops over rows need, all in registers: nothing that is written can change it.
+/// State of the loops over rows, by value: it stays in registers, and no store can change it.
 #[derive(Clone, Copy)]
 struct Rows<C, const TAPS: usize, const MASKED: bool> {
-    /// Where rows of windows are laid out, and elements from one to the next.
+    /// The layouts of rows of windows, and the number of elements from one layout to the next.
     memory: *const C,
     pitch: usize,
-    /// All taps, where there are not `TAPS`.
+    /// All taps, if their number is not `TAPS`.
     taps: *const Tap,
     count: usize,
-    /// Where those lie; with `MASKED` the first one has the first mask.
+    /// Offsets of the `TAPS` taps. With `MASKED` the first tap has the first mask.
     offsets: [usize; TAPS],
     masks: *const i32,
 }
 
-/// The elements from `at` on, zero where the mask is.
+/// Loads the elements from `at` on, as zero where the mask is zero.
 ///
 /// # Safety
-/// They are there, and so is the mask.
+/// `at` and `mask` are aligned, and valid for reads of [`LANES`] elements each.
 #[inline(always)]
 unsafe fn masked<C: Number>(at: *const C, mask: *const i32) -> [C; LANES] {
-    // Loops and no functions of functions: what is not inlined is not compiled for the level.
+    // Plain loops without closures: code that is not inlined is not compiled for the level.
     // SAFETY: the caller's contract.
     unsafe {
         let mut values = at.cast::<[C; LANES]>().read();
@@ -181,11 +182,11 @@ unsafe fn masked<C: Number>(at: *const C, mask: *const i32) -> [C; LANES] {
 }
 
 impl<C: Number, const TAPS: usize, const MASKED: bool> Rows<C, TAPS, MASKED> {
-    /// Adds what arrives at the taps `from..` of a row, laid out at `row` for the element at `x` of the tile, to the sums of
-    /// [`LANES`] elements.
+    /// Adds the gradients at the taps `from..` of a row to the sums of [`LANES`] elements. `row` is the layout of the
+    /// row for the element at `x` of the tile.
     ///
     /// # Safety
-    /// It has been laid out.
+    /// The row has been laid out.
     #[inline(always)]
     unsafe fn add(self, row: *const C, x: usize, from: usize, mut sums: [C; LANES]) -> [C; LANES] {
         if TAPS > 0 {
@@ -198,7 +199,7 @@ impl<C: Number, const TAPS: usize, const MASKED: bool> Rows<C, TAPS, MASKED> {
             }
         } else {
             for j in from..self.count {
-                // SAFETY: as above, and there are so many taps.
+                // SAFETY: as above, and there are `count` taps.
                 let values = unsafe { self.any(row, x, j) };
                 for l in 0..LANES {
                     sums[l] = sums[l].add(values[l]);
@@ -208,7 +209,7 @@ impl<C: Number, const TAPS: usize, const MASKED: bool> Rows<C, TAPS, MASKED> {
         sums
     }
 
-    /// What arrives at tap `j` of `TAPS`.
+    /// Returns the gradients at tap `j` of `TAPS` taps.
     ///
     /// # Safety
     /// As [`Rows::add`].
@@ -221,10 +222,10 @@ impl<C: Number, const TAPS: usize, const MASKED: bool> Rows<C, TAPS, MASKED> {
         }
     }
 
-    /// What arrives at tap `j` of any number.
+    /// Returns the gradients at tap `j`, for any number of taps.
     ///
     /// # Safety
-    /// As [`Rows::add`], and there are more taps.
+    /// As [`Rows::add`], and there are more than `j` taps.
     #[inline(always)]
     unsafe fn any(self, row: *const C, x: usize, j: usize) -> [C; LANES] {
         // SAFETY: the caller's contract.
@@ -238,16 +239,16 @@ impl<C: Number, const TAPS: usize, const MASKED: bool> Rows<C, TAPS, MASKED> {
         }
     }
 
-    /// The sums of [`LANES`] elements, which lie at `x` of the tile, over rows of windows. They are laid out from row `low`
-    /// on.
+    /// Returns the sums of [`LANES`] elements at `x` of the tile, over rows of windows. The layouts begin with row
+    /// `low`.
     ///
     /// # Safety
-    /// They have been.
+    /// The rows have been laid out.
     #[inline(always)]
     unsafe fn sums(self, x: usize, rows: &[u32], low: u32) -> [C; LANES] {
         let place = |row: u32| self.memory.wrapping_add((row - low) as usize * self.pitch + x);
         let Some((&row, rows)) = rows.split_first() else { return [C::ZERO; LANES] };
-        // SAFETY: the caller's contract; there is a tap.
+        // SAFETY: the caller's contract, and there is at least one tap.
         let mut sums = unsafe {
             let first = if TAPS > 0 { self.fixed(place(row), x, 0) } else { self.any(place(row), x, 0) };
             self.add(place(row), x, 1, first)
@@ -265,13 +266,13 @@ impl<'a, S: Element> Run<'a, S> {
         Run { plan, covers, buffers, part, stored: PhantomData }
     }
 
-    /// What arrives, as it would be added to zero: sums begin with the first term.
+    /// Returns a gradient as if it were added to zero, because sums begin with the first term.
     #[inline(always)]
     fn arrives(gradient: S) -> S::Computed {
         S::Computed::ZERO.add(gradient.decode())
     }
 
-    /// Where windows lie in the rows that are laid out for the elements from `x` on.
+    /// Returns the layout of windows for the elements from `x` on.
     #[inline(always)]
     fn layout(&self, x: usize) -> Layout {
         let SlidingAxis { output, stride, before, .. } = self.plan.last;
@@ -282,11 +283,11 @@ impl<'a, S: Element> Run<'a, S> {
         Layout { stride, pitch, low, first, end }
     }
 
-    /// Lays out a row of windows. `left` are there from the first one on, to the end of the buffer.
+    /// Lays out a row of windows. The buffer has `left` windows from the first one on.
     ///
     /// # Safety
-    /// The windows are there, and at `to` there is room for a row and for a stride and [`LANES`] elements behind it, which
-    /// are laid out later or never.
+    /// The windows are valid for reads. `to` has capacity for a row, and for a stride and [`LANES`] elements after it.
+    /// The elements after the row are laid out later or never.
     #[inline(always)]
     unsafe fn lay(from: *const S, left: usize, layout: Layout, to: *mut S::Computed) {
         let Layout { stride, pitch, low, first, end } = layout;
@@ -300,8 +301,8 @@ impl<'a, S: Element> Run<'a, S> {
         };
         clear(0, place(first));
         if whole > first {
-            // It begins before the row.
-            // SAFETY: the window is there.
+            // The window begins before the row.
+            // SAFETY: the buffer has the window.
             let value = Self::arrives(unsafe { from.add(first).read_unaligned() });
             for i in 0..place(whole).min(pitch as isize) {
                 // SAFETY: the row has this element.
@@ -310,9 +311,9 @@ impl<'a, S: Element> Run<'a, S> {
         }
         let mut o = whole;
         if stride <= 2 {
-            // As many as a vector holds.
+            // One vector at a time.
             while o < end && o + LANES / stride <= left {
-                // SAFETY: so many windows are left, and behind the row there is room for a vector.
+                // SAFETY: enough windows are left, and after the row there is capacity for a vector.
                 unsafe {
                     let to = to.offset(place(o));
                     if stride == 1 {
@@ -335,7 +336,7 @@ impl<'a, S: Element> Run<'a, S> {
             }
         }
         for o in o..end {
-            // SAFETY: the window is there, and behind the row there is room for it.
+            // SAFETY: the buffer has the window, and after the row there is capacity for a stride.
             unsafe {
                 let value = Self::arrives(from.add(o).read_unaligned());
                 let to = to.offset(place(o));
@@ -363,12 +364,12 @@ impl<'a, S: Element> Run<'a, S> {
             masks: masks.as_ptr(),
         };
         let layout = self.layout(x);
-        // Behind what is laid out there is room for a vector.
+        // After the layouts there is capacity for a vector.
         let spare = memory.wrapping_add(most * pitch).cast::<S>();
         let end = (self.part.planes.1 - 1) * target + end_row * width;
         let count = tile.min(width - x);
         while row < end_row {
-            // As many rows of the target as those that can be laid out at once cover.
+            // Takes rows of the target while the rows of windows that cover them can be laid out at once.
             let (mut low, mut high, mut until) = (u32::MAX, 0, row);
             while until < end_row {
                 let over = self.covers.over(until);
@@ -384,17 +385,17 @@ impl<'a, S: Element> Run<'a, S> {
             for (i, windows) in (low..high).enumerate() {
                 let first = plane * source + windows as usize * last.output;
                 let from = self.buffers.source.cast::<S>().wrapping_add(first);
-                // SAFETY: the windows are in the buffer; so many rows can be laid out.
+                // SAFETY: the windows are in the buffer, and there is capacity for `most` layouts.
                 unsafe { Self::lay(from, planes * source - first, layout, memory.add(i * pitch)) };
             }
             for row in row..until {
                 let over = self.covers.over(row);
                 let at = plane * target + row * width + x;
-                // What is written behind a row is written again, unless there are other tiles.
+                // Elements that are written after a row are overwritten, unless there are several tiles.
                 let room = if tile < width { count } else { end - at };
                 let to = self.buffers.target.cast::<S>().wrapping_add(at);
                 for i in (0..count).step_by(LANES) {
-                    // SAFETY: the rows are laid out.
+                    // SAFETY: the rows have been laid out.
                     let sums = unsafe { rows.sums(i, over, low) };
                     let mut all = [S::encode(S::Computed::ZERO); LANES];
                     for l in 0..LANES {
@@ -402,10 +403,10 @@ impl<'a, S: Element> Run<'a, S> {
                     }
                     let whole = room - i >= LANES;
                     let to = to.wrapping_add(i);
-                    // One store either way, so that the sums stay in registers.
+                    // A single store for both cases, so that the sums stay in registers.
                     let into = if whole { to } else { spare };
-                    // SAFETY: the target has these elements, and they are this task's; of those that are written elsewhere
-                    // it has so many.
+                    // SAFETY: the target has these elements, and only this task uses them. A vector that exceeds the
+                    // target is stored at `spare`, and only `room - i` of its elements are copied to the target.
                     unsafe {
                         into.cast::<[S; LANES]>().write_unaligned(all);
                         if !whole {
@@ -426,7 +427,7 @@ impl<S: Element> Run<'_, S> {
         let taps = &self.covers.taps;
         let others = taps.get(1..).unwrap_or_default();
         let masked = taps.first().is_some_and(|tap| tap.mask.is_some());
-        // The usual windows have loops of their own.
+        // The usual windows have specialised loops.
         match (taps.len(), masked, others.iter().any(|tap| tap.mask.is_some())) {
             (2, false, false) => isa.run(Loop::<S, 2, false>(self)),
             (2, true, false) => isa.run(Loop::<S, 2, true>(self)),
@@ -436,7 +437,7 @@ impl<S: Element> Run<'_, S> {
     }
 }
 
-/// A loop over planes: each is a function of its own, with the registers to itself.
+/// A loop over planes. Each loop is a separate function, and so has all registers.
 struct Loop<'a, S, const TAPS: usize, const MASKED: bool>(Run<'a, S>);
 
 impl<S: Element, const TAPS: usize, const MASKED: bool> Work for Loop<'_, S, TAPS, MASKED> {

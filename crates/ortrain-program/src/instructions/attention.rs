@@ -1,4 +1,4 @@
-//! The instruction for attention.
+//! Instruction for attention.
 
 use ortrain_expr::{DType, Dims, count};
 

@@ -1,4 +1,4 @@
-//! The instruction for convolutions.
+//! Instruction for convolutions.
 
 use ortrain_expr::{Access, ConvShape, Precision, SlidingAxis, count};
 

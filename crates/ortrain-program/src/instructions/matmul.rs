@@ -1,4 +1,4 @@
-//! The instruction for matrix products.
+//! Instruction for matrix products.
 
 use ortrain_expr::{DType, Dims, Precision, UnaryOp, count};
 
@@ -27,7 +27,7 @@ pub struct MatMul {
     /// Right factor, over `batch + [k, n]`.
     pub b: Operand,
     /// 16-bit float type that the elements of each `F32` factor are rounded to before the product. The result equals
-    /// that of a factor stored in the 16-bit type.
+    /// the result of a factor stored in the 16-bit type.
     pub rounded: [Option<DType>; 2],
     /// Precision of the factors; always `F32` for factors of type `F64`. [`crate::ProgramBuilder::precision`] sets it.
     pub precision: Precision,

@@ -1,4 +1,4 @@
-//! The instruction for pooling.
+//! Instruction for pooling.
 
 use ortrain_expr::{DType, IndexKind, SlidingAxis, WindowPass, WindowShape, count};
 

@@ -177,11 +177,11 @@ impl Images {
                 store(b.add(i), std::array::from_fn(|i| both[2 * i + 1]));
             }
             for i in whole..pairs {
-                a.add(i).write(from.add(2 * i).read());
-                b.add(i).write(from.add(2 * i + 1).read());
+                a.add(i).write(from.add(2 * i).read_unaligned());
+                b.add(i).write(from.add(2 * i + 1).read_unaligned());
             }
             if !count.is_multiple_of(2) {
-                a.add(pairs).write(from.add(count - 1).read());
+                a.add(pairs).write(from.add(count - 1).read_unaligned());
             }
         }
     }

@@ -2,7 +2,9 @@
 //!
 //! For example, a classifier looks only at the first token of each sentence. The last layer of its transformer is then
 //! needed for this token only, and its gradient is zero for the others. The graph does not express this: layers compute
-//! all tokens, from which a slice is taken, and gradients are zeros with an updated slice. This pass narrows the program:
+//! all tokens, from which a slice is taken, and gradients are zeros with an updated slice.
+//!
+//! This pass narrows the program:
 //!
 //! - sums skip terms that are zero, and do not read the factors of these terms;
 //! - instructions compute only the elements that are read; if most of a result is zero, the result is a fill and a
@@ -98,7 +100,7 @@ fn nest_of(instruction: &Instruction) -> Option<&Nest> {
     instruction.flexible_nest().filter(|_| !matches!(instruction, Instruction::Conv(_)))
 }
 
-// --- Zeros ------------------------------------------------------------------------------------------------------------
+// --- Zeros -----------------------------------------------------------------------------------------------------------
 
 /// Returns the zeros of each instruction.
 fn find_zeros(draft: &Draft) -> Vec<Zeros> {
@@ -267,7 +269,7 @@ fn zeros_of_product(m: &MatMul, written: &[StridedRange]) -> Zeros {
     Zeros { terms, results, loads }
 }
 
-// --- Leaving out ------------------------------------------------------------------------------------------------------
+// --- Leaving out -----------------------------------------------------------------------------------------------------
 
 /// Minimum factor by which zeros must shrink a space. The other elements of the result need a fill.
 const MIN_GAIN_OF_ZEROS: f64 = 2.0;
@@ -503,7 +505,7 @@ fn narrowed(
     (instruction.with_nest(Narrowed::new(&nest.dims, &cuts).nest(nest)), SmallVec::new())
 }
 
-// --- Buffers ----------------------------------------------------------------------------------------------------------
+// --- Buffers ---------------------------------------------------------------------------------------------------------
 
 /// Shrinks buffers to the ranges that are used.
 fn compact(draft: &mut Draft) {
