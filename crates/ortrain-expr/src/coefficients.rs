@@ -1,20 +1,20 @@
-//! Coefficients of the elementary functions, for whoever computes or prints them.
+//! Coefficients of the elementary functions, shared by evaluators and code generators.
 //!
-//! Polynomials are near-minimax (Chebyshev) fits made for this file. The vector code of the CPU and the kernels that are
-//! printed for GPUs have the same ones, so that no table is there twice.
+//! Polynomials are near-minimax (Chebyshev) fits, computed for this file. The vector code of the CPU and the kernels
+//! generated for GPUs share these tables.
 #![allow(clippy::excessive_precision, reason = "coefficients are given as they were fitted")]
 
-/// Coefficients of `exp`: of r² and higher powers, the highest first.
+/// Coefficients of `exp` for r² and higher powers, the highest power first.
 pub const EXP: [f32; 5] = [1.392_692_7e-3, 8.363_774e-3, 4.166_655e-2, 1.666_657_3e-1, 0.5];
 /// Coefficients of `log`, in even powers of s.
 pub const LOG: [f32; 4] = [2.333_681e-1, 2.855_058_7e-1, 4.000_012_4e-1, 6.666_666_7e-1];
-/// The bits of sqrt(1/2), from which mantissas of `log` count.
+/// Bits of sqrt(1/2), the smallest mantissa of `log`: mantissas are normalized to [sqrt(1/2), sqrt(2)).
 pub const SQRT_HALF_BITS: u32 = 0x3f35_04f3;
-/// Coefficients of `tanh` for arguments of magnitudes below [`TANH_SMALL`], in even powers.
+/// Coefficients of `tanh` for magnitudes below [`TANH_SMALL`], in even powers.
 pub const TANH: [f32; 5] = [-6.096_714_2e-3, 2.099_717_9e-2, -5.385_091e-2, 1.333_277e-1, -3.333_332_9e-1];
-/// From this magnitude on `tanh` is computed by an exponential.
+/// Magnitude from which `tanh` is computed by an exponential.
 pub const TANH_SMALL: f32 = 0.625;
-/// Coefficients of `erf` for arguments of magnitudes below [`ERF_SMALL`], in even powers.
+/// Coefficients of `erf` for magnitudes below [`ERF_SMALL`], in even powers.
 pub const ERF: [f32; 7] = [
     8.334_719e-5,
     -8.134_709e-4,
@@ -24,9 +24,9 @@ pub const ERF: [f32; 7] = [
     -3.761_263_4e-1,
     1.283_791_7e-1,
 ];
-/// From this magnitude on `erf` is computed by an exponential.
+/// Magnitude from which `erf` is computed by an exponential.
 pub const ERF_SMALL: f32 = 0.925;
-/// Coefficients of `(erf - 1) exp(x²)` for the others, in powers of `x - 1`.
+/// Coefficients of `(erf - 1) exp(x²)` for magnitudes from [`ERF_SMALL`] on, in powers of `x - 1`.
 pub const ERF_LARGE: [f32; 9] = [
     -1.270_821_8e-4,
     1.192_314e-3,
@@ -38,26 +38,26 @@ pub const ERF_LARGE: [f32; 9] = [
     2.732_123_7e-1,
     -4.275_835_8e-1,
 ];
-/// From here on the result of `erf` rounds to 1.
+/// Magnitude from which `erf` rounds to 1.
 pub const ERF_END: f32 = 3.95;
 
-/// The first part of ln 2, with few enough bits that its product with a small integer is exact.
+/// First part of ln 2, with few bits: its product with a small integer is exact.
 pub const LN2_HIGH: f32 = 0.693_359_375;
-/// The rest of ln 2 beside [`LN2_HIGH`].
+/// Remainder of ln 2 after [`LN2_HIGH`].
 pub const LN2_LOW: f32 = -2.121_944_4e-4;
 
-/// The argument at which both halves of the power of two that `exp` multiplies by are zero: far below, as where a mask hides something,
-/// no product underflows, which would be slow.
+/// Lower clamp of the argument of `exp`. There, both halves of the power of two by which `exp` multiplies are zero. Far
+/// below zero, for example at masked scores, no product underflows, which would be slow.
 pub const EXP_LEAST: f32 = -176.0;
 
-/// Coefficients of `sin(x) / x - 1` for magnitudes up to pi/4: of x² and higher even powers, the highest first.
+/// Coefficients of `sin(x) / x - 1` for magnitudes up to pi/4: x² and higher even powers, the highest first.
 pub const SINE: [f64; 4] = [
     2.718_114_111_568_747e-6,
     -1.983_931_148_464_872_7e-4,
     8.333_329_302_414_387e-3,
     -1.666_666_664_077_620_7e-1,
 ];
-/// Coefficients of `cos(x) - 1` for magnitudes up to pi/4: of x² and higher even powers, the highest first.
+/// Coefficients of `cos(x) - 1` for magnitudes up to pi/4: x² and higher even powers, the highest first.
 pub const COSINE: [f64; 5] = [
     -2.717_471_265_830_653e-7,
     2.479_895_966_977_013_3e-5,
@@ -65,7 +65,7 @@ pub const COSINE: [f64; 5] = [
     4.166_666_655_333_496_6e-2,
     -4.999_999_999_948_886e-1,
 ];
-/// Coefficients of `atan(x) / x - 1` for magnitudes up to tan(pi/8): of x² and higher even powers, the highest first.
+/// Coefficients of `atan(x) / x - 1` for magnitudes up to tan(pi/8): x² and higher even powers, the highest first.
 pub const ATAN: [f64; 6] = [
     5.054_207_699_816_242e-2,
     -8.627_288_731_533_561e-2,
@@ -74,7 +74,7 @@ pub const ATAN: [f64; 6] = [
     1.999_997_778_424_976_2e-1,
     -3.333_333_328_108_230_6e-1,
 ];
-/// Coefficients of the binary logarithm of `(1 + s) / (1 - s)`, divided by s, in even powers of s, the highest first.
+/// Coefficients of `log2((1 + s) / (1 - s)) / s`, in even powers of s, the highest first.
 pub const LOG2: [f64; 6] = [
     2.830_044_311_712_459e-1,
     3.198_988_788_311_698e-1,
@@ -83,7 +83,7 @@ pub const LOG2: [f64; 6] = [
     9.617_966_941_175_542e-1,
     2.885_390_081_777_848_2,
 ];
-/// Coefficients of `(2^x - 1) / x` for magnitudes up to 1/2, the highest first.
+/// Coefficients of `(2^x - 1) / x` for magnitudes up to 1/2, the highest power first.
 pub const EXP2: [f64; 7] = [
     1.529_750_254_363_543_8e-5,
     1.546_167_697_597_332_5e-4,

@@ -5,11 +5,11 @@ use crate::{BinaryOp, Builder, CompareOp, Expr, Inst, Reg, UnaryOp};
 /// `2 / sqrt(pi)`, the slope of the error function at 0.
 const ERF_SLOPE: f64 = std::f64::consts::FRAC_2_SQRT_PI;
 
-/// The derivative of a one-result expression with respect to load `slot`, times an incoming gradient.
+/// Returns the derivative of an expression with one result with respect to load `slot`, times an incoming gradient.
 ///
-/// If `expr` has loads `0..inputs`, the derivative has the same loads and two more: load `inputs` is the result of
-/// `expr` (so that it is not computed again) and load `inputs + 1` the incoming gradient. Kinks follow PyTorch: the
-/// branch not taken gets a selected zero, ties of minimum and maximum share equally, `0 ** 0` has slope 0.
+/// If `expr` has loads `0..inputs`, the derivative has the same loads and two more. Load `inputs` is the result of
+/// `expr` (so that it is not computed again), load `inputs + 1` is the incoming gradient. Kinks follow PyTorch: the
+/// branch not taken gets a selected zero, ties of minimum and maximum share equally, and `0 ** 0` has slope 0. Returns
 /// `None` if the derivative is zero everywhere.
 #[must_use]
 pub fn derive(expr: &Expr, inputs: usize, slot: usize) -> Option<Expr> {
@@ -20,7 +20,7 @@ pub fn derive(expr: &Expr, inputs: usize, slot: usize) -> Option<Expr> {
         return None;
     }
 
-    // Registers through which the result depends on the load smoothly.
+    // Registers on the differentiable paths from the load to the result.
     let mut live = vec![false; insts.len()];
     for (i, &(inst, ty)) in insts.iter().enumerate() {
         live[i] = ty.is_float()
@@ -39,7 +39,8 @@ pub fn derive(expr: &Expr, inputs: usize, slot: usize) -> Option<Expr> {
     }
 
     let mut b = Builder::new();
-    // The forward registers again; the result is loaded. What the derivative does not use is dropped at the end.
+    // The registers of the forward expression; the result is loaded. `finish` drops the registers that the derivative
+    // does not use.
     let mut forward: Vec<Reg> = Vec::with_capacity(insts.len());
     for (i, &(inst, ty)) in insts.iter().enumerate() {
         let at = |reg: Reg| forward[usize::from(reg.0)];
@@ -72,7 +73,7 @@ pub fn derive(expr: &Expr, inputs: usize, slot: usize) -> Option<Expr> {
                 let x = at(a);
                 let value = match op {
                     UnaryOp::Neg => b.unary(UnaryOp::Neg, g),
-                    // As the gradient of a Cast: rounding counts as none.
+                    // Straight-through, like the gradient of a Cast: the slope of rounding is 1.
                     UnaryOp::ToF16 | UnaryOp::ToBf16 => g,
                     UnaryOp::Abs => {
                         let sign = b.unary(UnaryOp::Sign, x);
@@ -162,7 +163,7 @@ pub fn derive(expr: &Expr, inputs: usize, slot: usize) -> Option<Expr> {
     result.map(|reg| b.finish(&[reg]))
 }
 
-/// Gradients of both operands of a binary function, where wanted.
+/// Returns the gradients of both operands of a binary function, each if required.
 fn binary(
     b: &mut Builder,
     op: BinaryOp,
@@ -221,7 +222,7 @@ fn binary(
     (dx, dz)
 }
 
-/// The gradient of an operand that is chosen where `low < high`, and half of it where they tie.
+/// Returns the gradient of the operand that is selected where `low < high`: all of it there, half of it at ties.
 fn share(b: &mut Builder, g: Reg, low: Reg, high: Reg) -> Reg {
     let ty = b.ty(g);
     let (zero, half) = (b.constant(ty, 0.0), b.constant(ty, 0.5));
@@ -238,7 +239,7 @@ mod tests {
     use crate::expr::Evaluation;
     use crate::{Mode, RunScalar, Scalar, Type};
 
-    /// Relative gap allowed between the derivative and a central difference in f64: the difference's own error.
+    /// Maximum relative difference between the derivative and a central difference in f64: the error of the difference.
     const DIFFERENCE_TOLERANCE: f64 = 1e-7;
     const STEP: f64 = 1e-6;
 
@@ -292,7 +293,7 @@ mod tests {
         use UnaryOp::{Abs, Atan, Cos, Erf, Exp, Floor, Log, Neg, Rsqrt, Sigmoid, Sign, Sin, Sqrt, Tanh};
         for op in [Neg, Abs, Sign, Exp, Log, Sqrt, Rsqrt, Sin, Cos, Atan, Erf, Tanh, Sigmoid, Floor] {
             check(&POINTS, |b, x, _| b.unary(op, x));
-            // Inside a larger expression, where the function's value is not the result.
+            // As part of a larger expression, in which the function's value is not the result.
             check(&POINTS, |b, x, z| {
                 let inner = b.unary(op, x);
                 b.mul(inner, z)
@@ -339,7 +340,7 @@ mod tests {
         let expr = b.finish(&[y]);
         let d = derive(&expr, 1, 0).expect("it depends on x");
         assert_eq!(eval(&d, &[2.0, 0.0, 1.0]), 0.5);
-        // Where the branch is not taken the outgoing gradient is a selected zero divided by x.
+        // In the branch not taken, the outgoing gradient is a selected zero divided by x.
         assert_eq!(eval(&d, &[-2.0, 0.0, 1.0]), 0.0);
     }
 

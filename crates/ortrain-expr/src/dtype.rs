@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// The type of a tensor's elements. Numbers are those of ONNX's `TensorProto.DataType`.
+/// Type of the elements of a tensor. Discriminants are the values of ONNX's `TensorProto.DataType`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(i32)]
 pub enum DType {
@@ -30,12 +30,12 @@ pub enum DType {
     U32 = 12,
     /// Unsigned 64-bit integer.
     U64 = 13,
-    /// The upper half of a single-precision number.
+    /// bfloat16: the upper half of a single-precision number.
     BF16 = 16,
 }
 
 impl DType {
-    /// Every supported element type.
+    /// All supported element types.
     pub const ALL: [DType; 13] = [
         DType::F32,
         DType::U8,
@@ -52,13 +52,13 @@ impl DType {
         DType::BF16,
     ];
 
-    /// The element type with this number in ONNX's `TensorProto.DataType`, if it is supported.
+    /// Returns the element type with this number in ONNX's `TensorProto.DataType`, if the type is supported.
     #[must_use]
     pub fn from_onnx(number: i32) -> Option<DType> {
         DType::ALL.into_iter().find(|dtype| dtype.to_onnx() == number)
     }
 
-    /// The name of an element type of ONNX that is not supported, by its number in `TensorProto.DataType`.
+    /// Returns the name of an unsupported ONNX element type, by its number in `TensorProto.DataType`.
     #[must_use]
     pub fn unsupported_name(number: i32) -> Option<&'static str> {
         Some(match number {
@@ -79,13 +79,13 @@ impl DType {
         })
     }
 
-    /// The number in ONNX's `TensorProto.DataType`.
+    /// Returns the number of the type in ONNX's `TensorProto.DataType`.
     #[must_use]
     pub fn to_onnx(self) -> i32 {
         self as i32
     }
 
-    /// Bytes of one element.
+    /// Returns the size of an element in bytes.
     #[must_use]
     pub fn size(self) -> usize {
         match self {
@@ -96,7 +96,7 @@ impl DType {
         }
     }
 
-    /// The name NumPy gives the type (`bfloat16` as in `ml_dtypes`).
+    /// Returns NumPy's name of the type (`bfloat16` as in `ml_dtypes`).
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -116,13 +116,13 @@ impl DType {
         }
     }
 
-    /// Whether values of this type can carry a gradient.
+    /// Returns true if values of this type can have a gradient.
     #[must_use]
     pub fn is_float(self) -> bool {
         matches!(self, DType::F16 | DType::BF16 | DType::F32 | DType::F64)
     }
 
-    /// Whether the type is a signed or unsigned integer (not `bool`).
+    /// Returns true if the type is a signed or unsigned integer (`bool` is not).
     #[must_use]
     pub fn is_integer(self) -> bool {
         !self.is_float() && self != DType::Bool

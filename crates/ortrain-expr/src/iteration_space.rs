@@ -1,16 +1,16 @@
-//! Points of the space of a nest: along which axes something changes, and how many points that are.
+//! Points of the iteration space of a nest: the axes along which a value changes, and numbers of points.
 
 use smallvec::SmallVec;
 
 use crate::{Access, Inst, Load, Nest};
 
-/// A product of sizes, as large as a number can be.
+/// Returns the product of sizes, saturated at `u64::MAX`.
 #[must_use]
 pub fn count(dims: impl IntoIterator<Item = usize>) -> u64 {
     dims.into_iter().fold(1, |n: u64, dim| n.saturating_mul(dim as u64))
 }
 
-/// The index, by axis, of an element of a tensor whose elements are counted in the order of rows.
+/// Returns the index by axis of element number `element` of a tensor, in row-major order.
 #[must_use]
 pub fn index_of(mut element: usize, dims: &[usize]) -> Vec<usize> {
     let mut index: Vec<usize> = dims
@@ -26,14 +26,15 @@ pub fn index_of(mut element: usize, dims: &[usize]) -> Vec<usize> {
     index
 }
 
-/// The number of an element in the order of rows, by its index: the inverse of [`index_of`].
+/// Returns the row-major number of an element with an index by axis: the inverse of [`index_of`].
 #[must_use]
 pub fn element_of(dims: &[usize], index: &[usize]) -> usize {
     dims.iter().zip(index).fold(0, |element, (&dim, &i)| element * dim + i)
 }
 
 impl Access {
-    /// Elements that it reaches over a space: those it moves between.
+    /// Returns the number of distinct elements that the access reaches in a space: the product of the axes with nonzero
+    /// stride.
     #[must_use]
     pub fn reached(&self, dims: &[usize]) -> u64 {
         count(dims.iter().zip(&self.strides).filter(|&(_, &stride)| stride != 0).map(|(&dim, _)| dim))
@@ -41,7 +42,7 @@ impl Access {
 }
 
 impl<O: AsRef<Access>> Nest<O> {
-    /// The loads that are read by computed index, in ascending order.
+    /// Returns the gathered loads (read by computed index), in ascending order.
     #[must_use]
     pub fn gathered(&self) -> SmallVec<[u16; 4]> {
         let slots = self.expr.insts().iter().filter_map(|(inst, _)| match *inst {
@@ -54,12 +55,12 @@ impl<O: AsRef<Access>> Nest<O> {
         slots
     }
 
-    /// For each instruction of the expression the axes along which its result changes, as bits.
+    /// Returns for each instruction of the expression a bit mask of the axes along which its result changes.
     #[must_use]
     pub fn axes(&self) -> SmallVec<[u64; 32]> {
         let bit = |axis: usize| if axis < 64 { 1u64 << axis } else { u64::MAX };
         let moving = |load: &Load<O>| {
-            // An accumulator has a value of its own at every point.
+            // An accumulator has a separate value at every point.
             let stride = |axis: usize| load.access().map_or(1, |access| access.strides[axis]);
             let axes = self.dims.iter().enumerate().filter(|&(axis, &dim)| dim > 1 && stride(axis) != 0);
             axes.fold(0, |all, (axis, _)| all | bit(axis))
@@ -80,7 +81,7 @@ impl<O: AsRef<Access>> Nest<O> {
         axes
     }
 
-    /// The number of points along some axes, given as bits.
+    /// Returns the number of points along the axes of a bit mask.
     #[must_use]
     pub fn points(&self, axes: u64) -> u64 {
         if let Some(segments) = &self.segments {
@@ -94,7 +95,7 @@ impl<O: AsRef<Access>> Nest<O> {
         count(self.dims.iter().enumerate().filter(along).map(|(_, &dim)| dim))
     }
 
-    /// Elements that one of its accesses reaches.
+    /// Returns the number of distinct elements that an access of the nest reaches.
     #[must_use]
     pub fn reached(&self, access: &Access) -> u64 {
         match (&self.segments, access.strides.as_slice()) {
@@ -109,7 +110,7 @@ mod tests {
     use super::*;
     use crate::{Builder, DType, Segments, Type};
 
-    /// A scale for each row, of which there are two of three elements.
+    /// A nest over two rows of three elements, with a scale for each row.
     fn rows() -> Nest {
         let mut b = Builder::new();
         let (x, scale) = (b.load(0, Type::F32), b.load(1, Type::F32));

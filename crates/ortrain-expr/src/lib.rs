@@ -1,12 +1,14 @@
-//! Element types, scalar expressions and loop nests: the language that operators are lowered to and kernels evaluate.
+//! Element types, scalar expressions and loop nests: the intermediate representation of operators, which kernels
+//! evaluate.
 //!
-//! - [`DType`]: how an element is stored.
-//! - [`Type`]: how a scalar is computed. Narrow floats exist at load and store only.
-//! - [`Expr`]: a pure function of scalars in SSA form, with [`derive()`] and reference semantics in [`Scalar`].
-//! - [`Nest`]: an expression evaluated over a space of indices, with optional reductions.
-//! - [`Precision`]: how exactly the factors of inner products are taken.
+//! - [`DType`]: the storage type of an element.
+//! - [`Type`]: the type in which a scalar is computed. Narrow floats exist in loads and stores only.
+//! - [`Expr`]: a pure function of scalars in SSA form. [`derive()`] differentiates it, [`Scalar`] has the reference
+//!   semantics.
+//! - [`Nest`]: an expression evaluated at every point of an iteration space, with optional reductions.
+//! - [`Precision`]: the precision of the factors of inner products.
 //! - [`ConvShape`], [`WindowShape`]: the geometry of convolutions and pooling.
-//! - [`stoppable`], [`pause`]: long work that can be stopped.
+//! - [`stoppable`], [`pause`]: cancellation of long work.
 #![forbid(unsafe_code)]
 
 pub mod coefficients;

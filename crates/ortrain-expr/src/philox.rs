@@ -1,15 +1,15 @@
-//! Counter-based random bits.
+//! Counter-based random numbers.
 
-/// What the first and the third word of a counter are multiplied with in each round.
+/// Multipliers of the first and the third word of a counter in each round.
 const MULTIPLIERS: [u32; 2] = [0xD251_1F53, 0xCD9E_8D57];
-/// What is added to the words of a key from one round to the next.
+/// Increments of the words of a key between rounds.
 const WEYL: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];
-/// Rounds of Philox4x32-10.
+/// Number of rounds of Philox4x32-10.
 const ROUNDS: usize = 10;
-/// Words of a block.
+/// Number of 32-bit words of a block.
 const WORDS: u64 = 4;
 
-/// The four words of Philox4x32-10 with the given key and counter `(block, stream)`, low words first.
+/// Returns the four words of Philox4x32-10 for a key and the counter `(block, stream)`, low words first.
 ///
 /// Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
 #[inline]
@@ -33,13 +33,13 @@ pub fn philox4x32_10(key: u64, stream: u64, block: u64) -> [u32; 4] {
     counter
 }
 
-/// The words of blocks in a row, those of [`philox4x32_10`], computed side by side.
+/// Returns consecutive blocks of [`philox4x32_10`], computed in vector lanes.
 ///
-/// Wrapping past the last block goes on with block 0.
+/// After the last block follows block 0.
 #[inline(always)]
 #[must_use]
 pub fn philox4x32_10_blocks<const BLOCKS: usize>(key: u64, stream: u64, first: u64) -> [[u32; 4]; BLOCKS] {
-    // Lanes of 64 bits hold words of 32, of which products read the lower half alone; what gathers in the upper half is
+    // Lanes of 64 bits hold words of 32 bits. Products read the lower half only, and the contents of the upper half are
     // dropped at the end.
     let blocks: [u64; BLOCKS] = std::array::from_fn(|i| first.wrapping_add(i as u64));
     let mut counters = [blocks, blocks.map(|block| block >> 32), [stream; BLOCKS], [stream >> 32; BLOCKS]];
@@ -58,7 +58,7 @@ pub fn philox4x32_10_blocks<const BLOCKS: usize>(key: u64, stream: u64, first: u
     std::array::from_fn(|i| counters.map(|words| words[i] as u32))
 }
 
-/// The 32 random bits with a number: word `index % 4` of the block `index / 4` of a stream, by [`philox4x32_10`].
+/// Returns the 32 random bits number `index` of a stream: word `index % 4` of block `index / 4` of [`philox4x32_10`].
 ///
 /// `key` is the seed. Equal arguments give equal bits on every backend.
 #[inline]
@@ -71,7 +71,7 @@ pub fn random_bits(key: u64, stream: u64, index: u64) -> u32 {
 mod tests {
     use super::*;
 
-    /// Known answers published with the reference implementation (Random123, `kat_vectors`).
+    /// Known answers of the reference implementation (Random123, `kat_vectors`).
     const KNOWN: [([u64; 3], [u32; 4]); 3] = [
         ([0, 0, 0], [0x6627_e8d5, 0xe169_c58d, 0xbc57_ac4c, 0x9b00_dbd8]),
         ([u64::MAX, u64::MAX, u64::MAX], [0x408f_276d, 0x41c8_3b0e, 0xa20b_c7c6, 0x6d54_51fd]),

@@ -1,16 +1,17 @@
-//! How exactly the factors of inner products are taken.
+//! Precisions of the factors of inner products.
 
 use std::fmt;
 use std::str::FromStr;
 
 use crate::{BinaryOp, ReduceOp, Scalar, Type};
 
-/// What becomes of the factors of an inner product, in a matrix product or a convolution of `f32`, before they are
-/// multiplied. Sums are always made in `f32`, whatever the factors are.
+/// Precision of the factors of an inner product, in a matrix product or a convolution of `f32`. Sums are always
+/// accumulated in `f32`, for every precision.
 ///
-/// A factor is rounded to bfloat16, or written as a sum of several bfloat16 ([`Precision::terms`]), of which each is the
-/// nearest to what those before it leave. Products of bfloat16 are exact in `f32`. A sum that is no number is made again of
-/// first terms alone: the further terms of infinity are zero, and infinity times zero is no number.
+/// A factor is rounded to bfloat16, or split into a sum of several bfloat16 terms ([`Precision::terms`]). Each term is
+/// the bfloat16 nearest to the remainder after the terms before it. Products of bfloat16 are exact in `f32`. If a sum
+/// is NaN, it is computed again from the first terms only: the further terms of infinity are zero, and infinity times
+/// zero is NaN.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Precision {
     /// Factors are multiplied as they are.
@@ -18,17 +19,17 @@ pub enum Precision {
     F32,
     /// Factors are rounded to bfloat16: 8 bits.
     Bf16,
-    /// Factors are two terms, 16 bits; the product of the two small ones is left out: three products.
+    /// Factors have two terms, 16 bits. The product of the two small terms is left out: three products.
     Bf16x3,
-    /// Factors are three terms, all 24 bits of an `f32`; the three smallest products are left out: six products.
+    /// Factors have three terms, all 24 bits of an `f32`. The three smallest products are left out: six products.
     Bf16x6,
 }
 
 impl Precision {
-    /// Every precision.
+    /// All precisions.
     pub const ALL: [Precision; 4] = [Precision::F32, Precision::Bf16, Precision::Bf16x3, Precision::Bf16x6];
 
-    /// The name that users give it.
+    /// Returns the name of the precision in the user interface.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -39,7 +40,7 @@ impl Precision {
         }
     }
 
-    /// Of how many numbers a factor is made: one `f32`, or so many bfloat16.
+    /// Returns the number of terms of a factor: one `f32`, or one to three bfloat16.
     #[must_use]
     pub fn terms(self) -> usize {
         match self {
@@ -49,8 +50,8 @@ impl Precision {
         }
     }
 
-    /// Which term of the left factor is multiplied with which of the right one, the largest products first: those whose
-    /// numbers sum to less than [`Precision::terms`].
+    /// Returns the pairs of terms (left factor, right factor) that are multiplied, the largest products first: the
+    /// pairs in which the sum of the indices is less than [`Precision::terms`].
     #[must_use]
     pub fn products(self) -> &'static [(usize, usize)] {
         const ALL: [(usize, usize); 6] = [(0, 0), (0, 1), (1, 0), (1, 1), (0, 2), (2, 0)];
@@ -61,19 +62,19 @@ impl Precision {
         }
     }
 
-    /// The precision of a product of matrices of so many rows and columns with sums of so many terms: `F32` where a side is
-    /// short. Elements are used as often as the other sides are long; of what is used seldom, rounding takes longer than
-    /// multiplying.
+    /// Returns the precision for a matrix product with these sides (rows, columns, terms of a sum). The result is `F32`
+    /// if a side is short. Each element is used as often as the other sides are long, and rounding a rarely used
+    /// element takes longer than multiplying it.
     #[must_use]
     pub fn of_product(self, sides: [usize; 3]) -> Precision {
         const SHORT: usize = 16;
         if sides.iter().all(|&side| side > SHORT) { self } else { Precision::F32 }
     }
 
-    /// The terms of a factor; those beyond [`Precision::terms`] are zero.
+    /// Splits a factor into its terms. Terms beyond [`Precision::terms`] are zero.
     ///
-    /// Terms are rounded to the nearest bfloat16, to the even one between two. A finite factor that would become infinite
-    /// is cut off instead where further terms make up for it. Infinity, and what is no number, is one term.
+    /// Terms are rounded to the nearest bfloat16, ties to even. A finite factor that would round to infinity is
+    /// truncated instead if further terms represent the remainder. Infinity and NaN have one term.
     #[must_use]
     pub fn split(self, factor: f32) -> [f32; 3] {
         let nearest = |value: f32| half::bf16::from_f32(value).to_f32();
@@ -97,23 +98,23 @@ impl Precision {
     }
 }
 
-/// An inner product, computed in a type.
+/// Inner product, accumulated in a scalar type.
 #[derive(Clone, Copy, Debug)]
 pub struct InnerProduct {
     total: Scalar,
-    /// The products of first terms alone.
+    /// Sum of the products of first terms only.
     first: Scalar,
 }
 
 impl InnerProduct {
-    /// The sum of no products.
+    /// Returns the empty sum.
     #[must_use]
     pub fn new(ty: Type) -> InnerProduct {
         let zero = Scalar::from_f64(ty, 0.0);
         InnerProduct { total: zero, first: zero }
     }
 
-    /// Adds the product of two factors, or those of their terms.
+    /// Adds the product of two factors, or the products of their terms.
     pub fn add(&mut self, precision: Precision, a: Scalar, b: Scalar) {
         let ty = self.total.ty();
         let add = |total: Scalar, x: Scalar, y: Scalar| {
@@ -131,7 +132,8 @@ impl InnerProduct {
         self.total = precision.products().iter().fold(self.total, |total, &(i, j)| add(total, a[i], b[j]));
     }
 
-    /// The sum of those that were added in a precision. Where the last terms alone are not numbers, it is that of the first ones.
+    /// Returns the sum of the products added in `precision`. If it is NaN only because of further terms, it is the sum
+    /// of the first terms.
     #[must_use]
     pub fn result(self, precision: Precision) -> Scalar {
         if precision.terms() > 1 && self.total.to_f64().is_nan() { self.first } else { self.total }
@@ -144,7 +146,7 @@ impl fmt::Display for Precision {
     }
 }
 
-/// A name that no [`Precision`] has.
+/// Error: not the name of a [`Precision`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnknownPrecision(pub String);
 
@@ -170,7 +172,7 @@ impl FromStr for Precision {
 mod tests {
     use super::*;
 
-    /// Numbers of all magnitudes, by steps through the bits.
+    /// Yields numbers of all magnitudes, in equal steps through the bit patterns.
     fn numbers() -> impl Iterator<Item = f32> {
         (0..=u32::MAX).step_by(0xfff1).map(f32::from_bits)
     }
@@ -197,7 +199,7 @@ mod tests {
                     "{precision}, {number:e}: {terms:?}"
                 );
                 let sum: f64 = terms.iter().map(|&term| f64::from(term)).sum();
-                // Half of the last bit; below the least normal number that of the least of bfloat16.
+                // Half of the last bit. Below the smallest normal number: half of bfloat16's smallest positive number.
                 let close = (f64::from(number).abs() * (-f64::from(bits)).exp2()).max(2f64.powi(-134));
                 let overflows = precision == Precision::Bf16 && number.abs() >= f32::from_bits(0x7f7f_8000);
                 assert!(

@@ -1,20 +1,20 @@
-//! Reference semantics of scalars: slow, obvious, and what every kernel is compared with.
+//! Reference semantics of scalars: slow and obvious code, the oracle for every kernel.
 
 use std::fmt;
 use std::hash::{Hash, Hasher};
 
 use crate::{BinaryOp, CompareOp, DType, ReduceOp, Type, UnaryOp};
 
-/// How `F32` is computed.
+/// How `F32` values are computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
-    /// Every type as it is: for folding, host use and comparison.
+    /// Every type as declared: for constant folding, computations on the host and comparisons.
     Exact,
     /// `F32` as 64-bit float: the oracle for gradients.
     Widened,
 }
 
-/// A typed scalar. Equality and hash are of the bits, so NaN equals itself and 0.0 differs from -0.0.
+/// Typed scalar. Equality and hash compare bits: NaN equals itself, and 0.0 differs from -0.0.
 #[derive(Clone, Copy, Debug)]
 pub enum Scalar {
     /// 32-bit float.
@@ -29,7 +29,7 @@ pub enum Scalar {
     U32(u32),
     /// 64-bit unsigned integer.
     U64(u64),
-    /// Truth value.
+    /// Boolean.
     Bool(bool),
 }
 
@@ -62,7 +62,7 @@ impl fmt::Display for Scalar {
     }
 }
 
-/// Applies a function to the payload of two scalars of one numeric type.
+/// Applies a macro to the payloads of two scalars of the same numeric type.
 macro_rules! numeric {
     ($a:expr, $b:expr, $op:ident, $f:ident) => {
         match ($a, $b) {
@@ -78,7 +78,7 @@ macro_rules! numeric {
 }
 
 impl Scalar {
-    /// The type.
+    /// Returns the type.
     #[must_use]
     pub fn ty(self) -> Type {
         match self {
@@ -92,7 +92,7 @@ impl Scalar {
         }
     }
 
-    /// The bits, zero-extended.
+    /// Returns the bits, zero-extended to 64.
     #[must_use]
     pub fn bits(self) -> u64 {
         match self {
@@ -106,13 +106,13 @@ impl Scalar {
         }
     }
 
-    /// `value` converted to `ty`.
+    /// Converts `value` to `ty`.
     #[must_use]
     pub fn from_f64(ty: Type, value: f64) -> Scalar {
         Scalar::F64(value).convert(ty)
     }
 
-    /// The value as a 64-bit float (64-bit integers are rounded).
+    /// Returns the value as a 64-bit float (64-bit integers are rounded).
     #[must_use]
     pub fn to_f64(self) -> f64 {
         match self {
@@ -126,7 +126,7 @@ impl Scalar {
         }
     }
 
-    /// The value as a 64-bit integer: floats truncate and saturate, unsigned wraps.
+    /// Returns the value as a 64-bit integer: floats truncate and saturate, unsigned integers wrap.
     #[must_use]
     pub fn to_i64(self) -> i64 {
         match self {
@@ -140,7 +140,7 @@ impl Scalar {
         }
     }
 
-    /// Conversion as [`crate::Inst::Convert`] defines it.
+    /// Converts the value as [`crate::Inst::Convert`] defines.
     #[must_use]
     pub fn convert(self, ty: Type) -> Scalar {
         match ty {
@@ -175,10 +175,10 @@ impl Scalar {
         }
     }
 
-    /// `op(a)`.
+    /// Computes `op(a)`.
     ///
     /// # Panics
-    /// When `op` is not defined for the type: expressions are typed when they are built.
+    /// Panics if `op` is not defined for the type. Expressions are type-checked when they are built.
     #[must_use]
     pub fn unary(op: UnaryOp, a: Scalar) -> Scalar {
         match (op, a) {
@@ -195,21 +195,21 @@ impl Scalar {
             (UnaryOp::Sign, Scalar::U64(v)) => Scalar::U64(v.min(1)),
             (UnaryOp::Abs | UnaryOp::Floor, Scalar::U32(_) | Scalar::U64(_))
             | (UnaryOp::Floor, Scalar::I32(_) | Scalar::I64(_))
-            // Widened, as such a store is.
+            // Widened mode does not round, like a store of that mode.
             | (UnaryOp::ToF16 | UnaryOp::ToBf16, Scalar::F64(_)) => a,
             (UnaryOp::ToF16, Scalar::F32(v)) => Scalar::F32(half::f16::from_f32(v).to_f32()),
             (UnaryOp::ToBf16, Scalar::F32(v)) => Scalar::F32(half::bf16::from_f32(v).to_f32()),
-            // The correctly rounded result of the 64-bit function, but for Neg, Abs, Sqrt, which are exact anyway.
+            // Rounds the result of the 64-bit function. Neg, Abs and Sqrt are exact in either type.
             (_, Scalar::F32(v)) => Scalar::F32(float_unary(op, f64::from(v)) as f32),
             (_, Scalar::F64(v)) => Scalar::F64(float_unary(op, v)),
             _ => unreachable!("{op:?} of {a:?}: expressions are typed"),
         }
     }
 
-    /// `op(a, b)`.
+    /// Computes `op(a, b)`.
     ///
     /// # Panics
-    /// When `op` is not defined for the types: expressions are typed when they are built.
+    /// Panics if `op` is not defined for the types. Expressions are type-checked when they are built.
     #[must_use]
     pub fn binary(op: BinaryOp, a: Scalar, b: Scalar) -> Scalar {
         macro_rules! add {
@@ -308,10 +308,10 @@ impl Scalar {
         }
     }
 
-    /// `a op b`.
+    /// Computes `a op b`.
     ///
     /// # Panics
-    /// When the types differ: expressions are typed when they are built.
+    /// Panics if the types differ. Expressions are type-checked when they are built.
     #[must_use]
     pub fn compare(op: CompareOp, a: Scalar, b: Scalar) -> Scalar {
         macro_rules! by {
@@ -335,13 +335,13 @@ impl Scalar {
         })
     }
 
-    /// The elements of little-endian bytes.
+    /// Reads the elements of little-endian bytes.
     #[must_use]
     pub fn read_all(dtype: DType, bytes: &[u8]) -> Vec<Scalar> {
         bytes.chunks_exact(dtype.size()).map(|element| Scalar::read(dtype, element)).collect()
     }
 
-    /// The little-endian bytes of elements.
+    /// Returns the elements as little-endian bytes.
     #[must_use]
     pub fn to_bytes(dtype: DType, elements: &[Scalar]) -> Vec<u8> {
         let mut bytes = vec![0; elements.len() * dtype.size()];
@@ -351,7 +351,7 @@ impl Scalar {
         bytes
     }
 
-    /// An element rounded as a store to `dtype` rounds it; widened floats are kept as they are.
+    /// Rounds the value as a store to `dtype` rounds it. Widened floats are unchanged.
     #[must_use]
     pub fn stored(self, dtype: DType, mode: Mode) -> Scalar {
         if mode == Mode::Widened && dtype.is_float() {
@@ -362,7 +362,7 @@ impl Scalar {
         Scalar::read(dtype, &bytes)
     }
 
-    /// The least value that a number of type `dtype` can have, as it is computed.
+    /// Returns the least value that an element of type `dtype` can have, as a scalar of type `ty`.
     #[must_use]
     pub fn least(dtype: DType, ty: Type) -> Scalar {
         match dtype {
@@ -375,7 +375,7 @@ impl Scalar {
     /// Reads one little-endian element.
     ///
     /// # Panics
-    /// When there are fewer bytes than an element has.
+    /// Panics if there are fewer bytes than an element has.
     #[must_use]
     pub fn read(dtype: DType, bytes: &[u8]) -> Scalar {
         macro_rules! le {
@@ -405,7 +405,7 @@ impl Scalar {
     /// Writes one element in little-endian order: floats round to nearest even, narrow integers wrap.
     ///
     /// # Panics
-    /// When there are fewer bytes than an element has.
+    /// Panics if there are fewer bytes than an element has.
     pub fn write(self, dtype: DType, bytes: &mut [u8]) {
         let value = self.convert(Type::of(dtype));
         macro_rules! put {
@@ -479,8 +479,8 @@ fn integer_pow(base: i64, exponent: i64) -> i64 {
 mod tests {
     use super::*;
 
-    /// Of every number of 16 bits, and of the numbers around the middle between it and the next: what is read behind a
-    /// store.
+    /// Checks every 16-bit number, and the f32 numbers around the midpoint between it and the next one. Rounding must
+    /// give the value that a load reads after a store.
     #[test]
     fn rounding_is_a_store_and_a_load() {
         for (op, dtype, dropped) in [(UnaryOp::ToF16, DType::F16, 13), (UnaryOp::ToBf16, DType::BF16, 16)] {

@@ -1,29 +1,30 @@
-//! An expression as a product: what comes late, times a slope.
+//! Factors an expression into late loads and a slope: a derivative as a product.
 
 use crate::{BinaryOp, Builder, Expr, Inst, Reg, Scalar, UnaryOp};
 
-/// The dependence of a register on another one.
+/// Dependence of a register on the late register.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Share {
-    /// It does not depend on what comes late.
+    /// Does not depend on late loads.
     Independent,
-    /// It is the other one multiplied by something.
+    /// Is the late register multiplied by an independent factor.
     Linear,
     Other,
 }
 
-/// The slope of an expression of one result in what comes late, and the product of both, if that is what the result is:
-/// some register made of late loads alone, times something that depends on nothing late, but on other loads.
+/// Splits an expression of one result into a slope and a product `late register * slope`. Returns `None` if the result
+/// is no such product. The late register depends on late loads only. The slope depends on other loads only, at least
+/// one.
 ///
-/// `late` says of each load whether it comes late; the product reads the slope as load `slot`. Two factors that are added
-/// become one: `g * a + g * b` has the slope `a + b` in `g`.
+/// `late` has true for each load that arrives late. The product reads the slope as load `slot`. A sum of products with
+/// the same late register has one slope: `g * a + g * b` has the slope `a + b` in `g`.
 #[must_use]
 pub fn split_derivative(expr: &Expr, late: &[bool], slot: usize) -> Option<(Expr, Expr)> {
     let arriving = arriving(expr, late)?;
     Some((slope_of(expr, late, arriving), product_with(expr, arriving, slot)))
 }
 
-/// For each register whether it depends on some of the loads.
+/// Returns for each register true if it depends on one of the loads.
 fn depends(expr: &Expr, loads: &[bool]) -> Vec<bool> {
     let mut found: Vec<bool> = Vec::with_capacity(expr.insts().len());
     for (inst, _) in expr.insts() {
@@ -33,8 +34,8 @@ fn depends(expr: &Expr, loads: &[bool]) -> Vec<bool> {
     found
 }
 
-/// The last register, made of what comes late alone, that the result is a multiple of; the factor depends on nothing that
-/// comes late, but on other loads.
+/// Returns the last register that depends on late loads only and of which the result is a multiple. The factor depends
+/// on no late load, but on another load.
 fn arriving(expr: &Expr, late: &[bool]) -> Option<Reg> {
     let early: Vec<bool> = late.iter().map(|late| !late).collect();
     let (from_late, from_early) = (depends(expr, late), depends(expr, &early));
@@ -43,7 +44,7 @@ fn arriving(expr: &Expr, late: &[bool]) -> Option<Reg> {
     found.next().filter(|_| from_early[usize::from(expr.outputs()[0].0)])
 }
 
-/// True if the result is a register multiplied by a factor that does not depend on late loads.
+/// Returns true if the result is the register times a factor that does not depend on late loads.
 fn is_multiple(expr: &Expr, from_late: &[bool], of: Reg) -> bool {
     use Share::{Independent, Linear, Other};
     let mut shares: Vec<Share> = Vec::with_capacity(from_late.len());
@@ -65,7 +66,7 @@ fn is_multiple(expr: &Expr, from_late: &[bool], of: Reg) -> bool {
     shares[usize::from(expr.outputs()[0].0)] == Linear
 }
 
-/// The result where `arriving` is 1.
+/// Returns the result for `arriving = 1`.
 fn slope_of(expr: &Expr, late: &[bool], arriving: Reg) -> Expr {
     let from_late = depends(expr, late);
     let mut b = Builder::new();
@@ -74,7 +75,7 @@ fn slope_of(expr: &Expr, late: &[bool], arriving: Reg) -> Expr {
         let made_of_late = matches!(inst, Inst::Load(slot) if late[usize::from(slot)])
             || (k < usize::from(arriving.0) && from_late[k]);
         let reg = match inst.map_operands(|reg| regs[usize::from(reg.0)]) {
-            // What it is made of is not needed.
+            // The instructions before `arriving` are not needed.
             _ if k == usize::from(arriving.0) || made_of_late => {
                 b.push(Inst::Const(Scalar::from_f64(ty, 1.0)), ty)
             }
@@ -85,7 +86,7 @@ fn slope_of(expr: &Expr, late: &[bool], arriving: Reg) -> Expr {
     b.finish(&[regs[usize::from(expr.outputs()[0].0)]])
 }
 
-/// `arriving`, multiplied by what load `slot` gives.
+/// Returns the expression `arriving * load(slot)`.
 fn product_with(expr: &Expr, arriving: Reg, slot: usize) -> Expr {
     let mut b = Builder::new();
     for &(inst, ty) in &expr.insts()[..=usize::from(arriving.0)] {

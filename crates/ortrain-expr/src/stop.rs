@@ -1,22 +1,22 @@
-//! Stopping long work on a thread: a question that is asked from inside of the work.
+//! Cooperative cancellation of long work on a thread: a callback that the work calls regularly.
 
 use std::cell::{Cell, RefCell};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
-/// A question that is answered with true if the work shall stop.
+/// Callback that returns true if the work must stop.
 pub type Question = Box<dyn FnMut() -> bool>;
 
 thread_local! {
-    /// The question of [`stoppable`], while it runs on this thread.
+    /// The callback of [`stoppable`] while its work runs on this thread.
     static QUESTION: RefCell<Option<Question>> = const { RefCell::new(None) };
 }
 
-/// The work was stopped. Its results are missing or incomplete.
+/// Error: the work was stopped. Its results are missing or incomplete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stopped;
 
-/// Does work, and stops it when `question` answers true. Each [`pause`] of the work on this thread asks the question; work inside
-/// of the question is not stopped.
+/// Runs `work`, and stops it as soon as `question` returns true. Each [`pause`] of the work on this thread calls the
+/// question. Code that the question itself runs cannot be stopped.
 ///
 /// ```
 /// use ortrain_expr::{Stopped, pause, stoppable};
@@ -31,10 +31,10 @@ pub struct Stopped;
 /// ```
 ///
 /// # Errors
-/// When the work was stopped.
+/// The work was stopped.
 ///
 /// # Panics
-/// With the panic of the work.
+/// A panic of the work is propagated.
 pub fn stoppable<T>(question: Question, work: impl FnOnce() -> T) -> Result<T, Stopped> {
     let before = QUESTION.replace(Some(question));
     let result = catch_unwind(AssertUnwindSafe(work));
@@ -42,9 +42,9 @@ pub fn stoppable<T>(question: Question, work: impl FnOnce() -> T) -> Result<T, S
     result.map_err(|panic| if panic.is::<Stopped>() { Stopped } else { resume_unwind(panic) })
 }
 
-/// Does work that is finished once it has begun: [`pause`] does nothing in it.
+/// Runs work that must finish once it has begun: [`pause`] has no effect inside of it.
 pub fn unstoppable<T>(work: impl FnOnce() -> T) -> T {
-    /// The question comes back in a panic, too.
+    /// Restores the question when it is dropped, also during a panic.
     struct Kept(Option<Question>);
     impl Drop for Kept {
         fn drop(&mut self) {
@@ -55,18 +55,19 @@ pub fn unstoppable<T>(work: impl FnOnce() -> T) -> T {
     work()
 }
 
-/// Ends the work of this thread, by unwinding, if it is to be stopped. Long loops call this.
+/// Stops the work of this thread, by unwinding, if the question of [`stoppable`] returns true. Long loops call this
+/// function.
 pub fn pause() {
     let Some(mut question) = QUESTION.take() else { return };
     let stops = question();
     QUESTION.set(Some(question));
     if stops {
-        // Without the message of a panic.
+        // `resume_unwind` prints no panic message.
         resume_unwind(Box::new(Stopped));
     }
 }
 
-/// Counts small steps of a long computation, and calls [`pause`] after many of them.
+/// Counter of the small steps of a long computation: calls [`pause`] once in many steps.
 ///
 /// ```
 /// use ortrain_expr::{Steps, Stopped, stoppable};
@@ -78,10 +79,10 @@ pub fn pause() {
 pub struct Steps(Cell<u32>);
 
 impl Steps {
-    /// Steps between two calls of [`pause`]: some ten microseconds of comparisons.
+    /// Number of steps between two calls of [`pause`]: about ten microseconds of comparisons.
     const BETWEEN: u32 = 1 << 14;
 
-    /// One step.
+    /// Counts one step.
     pub fn step(&self) {
         let done = self.0.get() + 1;
         self.0.set(done % Steps::BETWEEN);

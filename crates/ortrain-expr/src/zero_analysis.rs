@@ -1,16 +1,17 @@
-//! What is zero because something else is.
+//! Zero analysis: the values of a nest that are zero because some of its loads are zero.
 
 use crate::{BinaryOp, Inst, Nest, ReduceOp, Reg, UnaryOp};
 
-/// For each register of a nest whether it is zero where some of its loads are. `sums` says whether these are zero in all
-/// terms of a sum, which then is zero as well.
+/// Returns for each register of a nest true if the register is zero where the loads in `is_zero` are zero. If `sums` is
+/// true, these loads are zero in all terms of a sum, and the sum is zero as well.
 ///
-/// Zero times anything is zero: what an infinity would make of it is not asked for where nobody reads the other factor.
+/// Zero times any factor counts as zero, although an infinite factor would give NaN: callers use the result to skip the
+/// reads of the other factor.
 #[must_use]
 pub fn zero_registers<O>(nest: &Nest<O>, is_zero: &[bool], sums: bool) -> Vec<bool> {
     let insts = nest.expr.insts();
     let mut zero = vec![false; insts.len()];
-    // A reduction may stand before the value that it reduces.
+    // An instruction may read a reduction before the instruction of the reduced value.
     loop {
         let mut changed = false;
         for (k, (inst, _)) in insts.iter().enumerate() {
@@ -52,7 +53,7 @@ pub fn zero_registers<O>(nest: &Nest<O>, is_zero: &[bool], sums: bool) -> Vec<bo
     }
 }
 
-/// Whether a function is zero at zero.
+/// Returns true if the function maps zero to zero.
 fn keeps_zero(op: UnaryOp) -> bool {
     match op {
         UnaryOp::Neg

@@ -2,8 +2,8 @@
 //!
 //! A buffer that is updated in place holds several values over time. Before any pass runs, every write gets a number,
 //! and every read records the number of the write that it sees. Passes carry these numbers along with the instructions
-//! that they merge, split and move. After each pass, a check walks the program and compares the numbers. A pass that
-//! lets an instruction read an earlier or later value is then an error, and never a wrong result.
+//! that they merge, split and move. Afterwards, a check walks the program once and compares the numbers. A pass
+//! that lets an instruction read an earlier or later value is then an error, and never a wrong result.
 
 use smallvec::SmallVec;
 

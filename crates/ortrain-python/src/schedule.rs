@@ -50,7 +50,7 @@ impl Schedule {
     }
 
     /// The value that a step needs beside the number of steps: `metric`, `factor`, or none.
-    fn input(&self) -> Option<&'static str> {
+    fn takes(&self) -> Option<&'static str> {
         match self.0.input() {
             ScheduleInput::Nothing => None,
             ScheduleInput::Metric => Some("metric"),

@@ -107,7 +107,7 @@ pub fn default_backend() -> Result<Arc<dyn Backend>> {
 /// ```
 ///
 /// # Errors
-/// If no device has this name, or if the device is not available: the error says what helps. For `cpu`, see
+/// If no device has this name, or if the device is not available: the error names the remedy. For `cpu`, see
 /// [`default_backend`].
 pub fn backend(device: &str, num_threads: usize) -> Result<Arc<dyn Backend>> {
     match device {

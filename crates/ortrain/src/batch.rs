@@ -24,11 +24,11 @@ const CHECKED: [usize; 2] = [7, 11];
 /// These nodes inside the model can be adapted:
 ///
 /// - a Reshape to a constant shape with the batch in any position;
-/// - an Expand or ConstantOfShape whose shape begins with the batch;
+/// - an Expand or ConstantOfShape with a shape that begins with the batch;
 /// - constants with equal rows, if they are broadcast or concatenated with a value that has the batch axis;
 /// - zero initial states of a recurrent layer.
 ///
-/// A model whose batch is already symbolic is returned unchanged. If the model runs on random inputs, each
+/// A model with a symbolic batch is returned unchanged. If the model runs on random inputs, each
 /// row of a larger batch is compared with the result of the original model.
 ///
 /// ```

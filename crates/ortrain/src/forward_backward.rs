@@ -1,7 +1,7 @@
-//! The forward and the backward pass of a model as two calls, with the weights in the caller's hands.
+//! Forward and backward pass of a model as two calls, with weights that the caller owns.
 //!
-//! Both are one program with a point at which the caller takes over ([`ortrain_program::Yield`]): what a forward pass
-//! keeps lies where the step of a [`Module`](crate::Module) would keep it, and the results have the same bits.
+//! Both passes are one program with a suspension point ([`ortrain_program::Yield`]). Activations are stored
+//! where the step of a [`Module`](crate::Module) would store them, and the results are bit-identical.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -37,16 +37,16 @@ use crate::{
     postprocessing,
 };
 
-/// How many workspaces are kept for forward passes to come.
+/// Maximum number of idle workspaces in the pool.
 const IDLE: usize = 4;
 
-/// So many planes are bound without an allocation.
+/// Number of planes that are bound without an allocation.
 const PLANES: usize = 512;
 
-/// References to planes, in the order of their ids.
+/// References to planes, indexed by plane id.
 type Planes<'a> = SmallVec<[&'a Memory; PLANES]>;
 
-/// How a [`ForwardBackward`] is made.
+/// Options of a [`ForwardBackward`].
 ///
 /// ```
 /// use ortrain::ForwardBackwardOptions;
@@ -57,21 +57,24 @@ type Planes<'a> = SmallVec<[&'a Memory; PLANES]>;
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct ForwardBackwardOptions {
-    /// The initializers that each call is given, and whose gradients come out: see [`ForwardBackwardOptions::weights`].
+    /// Initializers that each call receives as weights, with gradients: see
+    /// [`ForwardBackwardOptions::weights`].
     pub weights: Option<Vec<String>>,
-    /// The inputs whose gradients come out: see [`ForwardBackwardOptions::inputs`].
+    /// Inputs with gradients: see [`ForwardBackwardOptions::inputs`].
     pub inputs: Option<Vec<String>>,
-    /// Whether forward passes behave as in training: see [`ForwardBackwardOptions::training`].
+    /// Training mode of forward passes, if set: see [`ForwardBackwardOptions::training`].
     pub training: Option<BatchNormMode>,
-    /// The seed of random numbers.
+    /// Seed of random numbers.
     pub seed: i64,
-    /// Where and how it runs: see [`ForwardBackwardOptions::session`].
+    /// Backend, limits and precision: see [`ForwardBackwardOptions::session`].
     pub session: SessionOptions,
 }
 
 impl ForwardBackwardOptions {
-    /// With these initializers as weights, in this order. Unless given, they are all initializers of floats that a gradient
-    /// reaches, in the order of the model; without running statistics where [`ForwardBackwardOptions::training`] is given.
+    /// Sets the weights: these initializers, in this order.
+    ///
+    /// The default is all float initializers that a gradient reaches, in the order of the model. If
+    /// [`ForwardBackwardOptions::training`] is set, the default excludes running statistics.
     ///
     /// ```
     /// let options = ortrain::ForwardBackwardOptions::default().weights(["fc2.weight"]);
@@ -83,7 +86,7 @@ impl ForwardBackwardOptions {
         self
     }
 
-    /// With gradients of these inputs. Unless given, of all inputs of floats that the outputs depend on.
+    /// Sets the inputs with gradients. The default is all float inputs that the outputs depend on.
     ///
     /// ```
     /// let options = ortrain::ForwardBackwardOptions::default().inputs(Vec::<String>::new());
@@ -95,9 +98,11 @@ impl ForwardBackwardOptions {
         self
     }
 
-    /// With forward passes as artifacts have them: every Dropout drops elements, every BatchNormalization uses the
-    /// statistics that `mode` says and updates the running ones, which belong to the [`ForwardBackward`]. Evaluations stay
-    /// what the model says, with these running statistics. Unless given, forward passes compute what the model says.
+    /// Makes forward passes behave as in training artifacts.
+    ///
+    /// Every Dropout drops elements. Every BatchNormalization uses the statistics that `mode` selects and
+    /// updates the running statistics, which belong to the [`ForwardBackward`]. Evaluations follow the model,
+    /// with these running statistics. By default, forward passes compute the model as it is.
     ///
     /// ```
     /// use ortrain::ForwardBackwardOptions;
@@ -112,7 +117,7 @@ impl ForwardBackwardOptions {
         self
     }
 
-    /// With this seed of random numbers. A forward pass draws others than the one before.
+    /// Sets the seed of random numbers. Each forward pass draws new numbers.
     ///
     /// ```
     /// let options = ortrain::ForwardBackwardOptions::default().seed(7);
@@ -124,11 +129,11 @@ impl ForwardBackwardOptions {
         self
     }
 
-    /// With a backend, limits, a precision, and somebody who may end a pass early. A forward pass whose backward pass was
-    /// ended is over.
+    /// Sets the backend, limits, the precision and an interrupt. A forward pass cannot be used again after an
+    /// interrupt of its backward pass.
     ///
-    /// A limit of memory is one for the weights, their gradients, and what all forward passes keep that are live at once.
-    /// Values are computed again where one pass alone would need more.
+    /// A memory limit covers the weights, their gradients, and the activations of all live forward passes
+    /// together. Activations are recomputed if a single pass would exceed the limit.
     ///
     /// ```
     /// use ortrain::{ForwardBackwardOptions, SessionOptions};
@@ -143,7 +148,7 @@ impl ForwardBackwardOptions {
     }
 }
 
-/// A weight, or room for its gradient, in memory that is read and written where it lies.
+/// A weight, or a buffer for its gradient, in memory of the caller that passes access in place.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -160,7 +165,7 @@ pub struct Lent<'a> {
     pub dtype: DType,
     /// The shape.
     pub dims: &'a [usize],
-    /// Where the elements lie, the first one at the beginning.
+    /// Memory of the elements; the first element is at its start.
     pub memory: &'a Arc<Memory>,
 }
 
@@ -179,12 +184,12 @@ pub struct Lent<'a> {
 pub struct Weight {
     /// The name.
     pub name: String,
-    /// What it is in the model.
+    /// Value in the model.
     pub initial: Tensor,
 }
 
 impl Weight {
-    /// Memory of the host with what the weight is in the model.
+    /// Copies the value of the model into host memory.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -196,14 +201,14 @@ impl Weight {
     /// ```
     ///
     /// # Errors
-    /// When the system does not give it.
+    /// If the system cannot allocate the memory.
     pub fn to_memory(&self) -> Result<Arc<Memory>> {
         let memory = self.room()?;
         memory.write(0, self.initial.data())?;
         Ok(memory)
     }
 
-    /// Memory of the host for its gradient, all zero.
+    /// Allocates zeroed host memory for the gradient.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -214,12 +219,12 @@ impl Weight {
     /// ```
     ///
     /// # Errors
-    /// When the system does not give it.
+    /// If the system cannot allocate the memory.
     pub fn room(&self) -> Result<Arc<Memory>> {
         Ok(Arc::new(Memory::try_new(self.initial.data().len()).map_err(RunError::from)?))
     }
 
-    /// Checks that something lent is as large as it is, and that its elements lie where elements can be read.
+    /// Checks that a buffer has the type, shape and size of the weight, and that its address is aligned.
     fn check(&self, lent: &Lent<'_>, what: &str) -> Result<()> {
         let (dtype, dims) = (self.initial.dtype(), self.initial.dims());
         let fits = lent.dtype == dtype && lent.dims == dims;
@@ -243,16 +248,16 @@ impl Weight {
     }
 }
 
-/// What passes keep when they are over, for those to come.
+/// Resources that finished passes leave for later passes.
 #[derive(Debug, Default)]
 struct Pool {
     idle: Mutex<Vec<Pass>>,
-    /// Bytes of the workspaces of live forward passes, and how many there are.
+    /// Bytes in the workspaces of live forward passes, and the number of these passes.
     live: AtomicUsize,
     passes: AtomicUsize,
 }
 
-/// What a forward pass keeps until its backward pass.
+/// Resources of a forward pass that are live until its backward pass.
 #[derive(Debug)]
 struct Pass {
     work: Workspace,
@@ -260,7 +265,7 @@ struct Pass {
     suspended: ForwardState,
     runner: Option<Arc<ScheduleExecutor>>,
     scalars: Scalars,
-    /// What it counts for among the bytes of live passes.
+    /// Contribution of the pass to the bytes of live passes.
     bytes: usize,
 }
 
@@ -269,7 +274,7 @@ impl Pool {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes back what a pass kept.
+    /// Returns the resources of a pass to the pool.
     fn give_back(&self, mut pass: Pass) {
         self.live.fetch_sub(std::mem::take(&mut pass.bytes), Ordering::Relaxed);
         self.passes.fetch_sub(1, Ordering::Relaxed);
@@ -283,7 +288,7 @@ impl Pool {
     }
 }
 
-/// A forward pass that waits for its backward pass: activations, which are given back when it is dropped.
+/// A forward pass that waits for its backward pass. Dropping it frees the activations.
 ///
 /// ```
 /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -300,13 +305,13 @@ impl Pool {
 /// ```
 #[derive(Debug)]
 pub struct LiveForward {
-    /// `None` when its backward pass has run.
+    /// `None` after its backward pass.
     pass: Option<Pass>,
     pool: Arc<Pool>,
 }
 
 impl LiveForward {
-    /// The bytes that it keeps.
+    /// Returns the bytes of its activations.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -332,17 +337,17 @@ impl Drop for LiveForward {
     }
 }
 
-/// What is prepared for shapes as they come.
+/// Executables for shapes seen so far.
 #[derive(Debug)]
 struct Prepared {
     runners: ExecutableCache,
     signature: Signature,
-    /// What programs are planned for: an empty workspace of the same limit.
+    /// Target of planning: an empty workspace of the same limit.
     plan: Workspace,
 }
 
 impl Prepared {
-    /// What runs these inputs, checked.
+    /// Checks the inputs and returns their executor.
     fn executor(&mut self, inputs: &[Given<'_>]) -> Result<Arc<ScheduleExecutor>> {
         self.signature.check(inputs)?;
         let found = self.runners.executor(&self.plan, inputs);
@@ -351,20 +356,21 @@ impl Prepared {
     }
 }
 
-/// What the models of a [`ForwardBackward`] are written from.
+/// Source graphs of the exported models of a [`ForwardBackward`].
 #[derive(Debug)]
 struct Graphs {
-    /// Without what gathers gradients.
+    /// Training graph without gradient accumulators.
     training: Graph,
     evaluation: Graph,
     opset: i64,
     model: ModelProto,
 }
 
-/// A model whose forward and backward passes are two calls, given its weights each time.
+/// A model with its forward and backward pass as two calls. Each call receives the weights.
 ///
-/// A forward pass gives the model's outputs; the backward pass takes their gradients and gives those of inputs and weights.
-/// Between the two, which may be any number of other passes, the activations lie in a [`LiveForward`].
+/// A forward pass computes the outputs of the model. The backward pass receives their gradients and computes
+/// the gradients of inputs and weights. In between, a [`LiveForward`] owns the activations. Any number of
+/// other passes may run in the meantime.
 ///
 /// ```
 /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -395,31 +401,31 @@ pub struct ForwardBackward {
     statistics: Vec<(Weight, Arc<Memory>)>,
     inputs: Vec<ValueInfo>,
     outputs: Vec<ValueInfo>,
-    /// Which of the outputs have a gradient.
+    /// Indices of the outputs with gradients.
     differentiable: Vec<usize>,
-    /// Which of the inputs have one.
+    /// Indices of the inputs with gradients.
     input_gradients: Vec<usize>,
-    /// The names of all gradients.
+    /// Names of all gradients.
     names: Vec<String>,
     training: Mutex<Prepared>,
-    /// `None` for a training graph that others made.
+    /// `None` for an imported training graph.
     evaluation: Option<Mutex<Prepared>>,
     graphs: Option<Box<Graphs>>,
     pool: Arc<Pool>,
     backend: Arc<dyn Backend>,
-    /// A workspace as each pass begins with it.
+    /// Settings of the workspace of each new pass.
     limit: Option<usize>,
     held: usize,
     iterations: u64,
     interrupt: Option<Interrupt>,
     seed: u64,
-    /// The nodes of a forward pass that draw random numbers.
+    /// Nodes of a forward pass that draw random numbers.
     random: Vec<String>,
     passes: AtomicU64,
 }
 
 impl ForwardBackward {
-    /// The two passes of a model, which has outputs but needs no loss.
+    /// Prepares the two passes of a model. The model has outputs; a loss is not required.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -432,8 +438,8 @@ impl ForwardBackward {
     /// ```
     ///
     /// # Errors
-    /// When the model cannot be read, differentiated or run; a name is unknown or given twice; no gradient reaches what is
-    /// named.
+    /// If the model cannot be read, differentiated or run; a name is unknown or occurs twice; or no gradient
+    /// reaches a named value.
     pub fn new(model: ModelSource, options: ForwardBackwardOptions) -> Result<ForwardBackward> {
         let interrupt = options.session.interrupt.clone();
         interruptible(interrupt.as_ref(), || ForwardBackward::made(model, options))
@@ -452,7 +458,7 @@ impl ForwardBackward {
             let graph = graph_to_run(&label, &model)?;
             names = reached_weights(&label, &graph)?;
             if options.training.is_some() {
-                // Statistics move by themselves. A doubt about them is told below.
+                // Running statistics update themselves. Ambiguous statistics are reported below.
                 let found = running_statistics(&graph, BatchNormMode::Train, &FxHashSet::default());
                 let moved: FxHashSet<String> =
                     found.unwrap_or_default().into_iter().map(|statistic| statistic.name).collect();
@@ -504,7 +510,7 @@ impl ForwardBackward {
         }
 
         let random = random_nodes(&graph);
-        // The caller takes over when the outputs are there.
+        // The forward pass ends after the outputs.
         let is_float = |info: &ValueInfo| info.dtype.is_float();
         let differentiable: Vec<usize> = (0..outputs.len()).filter(|&k| is_float(&outputs[k])).collect();
         if differentiable.is_empty() {
@@ -532,7 +538,7 @@ impl ForwardBackward {
                     results.push(*gradient);
                 }
                 (Some(gradient), None) => of_weights.push(*gradient),
-                // An input that nobody asked for by its name need not have one.
+                // An input without a gradient is an error only if the caller named it.
                 (None, Some(_)) if options.inputs.is_none() => {}
                 (None, _) => return Err(fail(no_path(&graph, target, &from))),
             }
@@ -546,7 +552,8 @@ impl ForwardBackward {
         let names = graph.outputs.iter().map(|&id| graph.name_of(id).to_owned()).collect();
         let written = graph.clone();
 
-        // Gradients of weights go where the caller wants them; those of inputs, whose sizes change, are handed over.
+        // Gradients of weights are written to buffers of the caller. Gradients of inputs have varying sizes
+        // and are delivered.
         graph.outputs = results;
         let buffers = accumulated(&mut graph, &weights, &of_weights);
         write_out(&mut graph).map_err(fail)?;
@@ -601,9 +608,10 @@ impl ForwardBackward {
         })
     }
 
-    /// The two passes of a training graph that a session holds, with a point at which it hands its results over
-    /// ([`ForwardBackward::training_model`]). It has no weights: all inputs are given to forward passes, and backward passes
-    /// hand all its outputs over.
+    /// Prepares the two passes of the training graph of a session. The graph must have a YieldOp
+    /// ([`ForwardBackward::training_model`]).
+    ///
+    /// It has no weights: forward passes receive all inputs, and backward passes deliver all outputs.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -617,7 +625,7 @@ impl ForwardBackward {
     /// ```
     ///
     /// # Errors
-    /// When the session's model has no such point.
+    /// If the model of the session has no YieldOp.
     pub fn of_session(session: &InferenceSession) -> Result<ForwardBackward> {
         let Parts { label, graph, backend, precision, limit, iterations, interrupt } = session.parts();
         let (given, taken) = yield_of(graph).ok_or_else(|| Error::WrongModel {
@@ -657,7 +665,7 @@ impl ForwardBackward {
         })
     }
 
-    /// The weights, in the order in which calls are given them.
+    /// Returns the weights, in the order in which calls expect them.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -670,7 +678,7 @@ impl ForwardBackward {
         &self.weights
     }
 
-    /// Memories, one for each weight, as they are given to calls.
+    /// Wraps memories, one for each weight, as arguments of calls.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -689,8 +697,8 @@ impl ForwardBackward {
         self.weights.iter().zip(memories).map(lent).collect()
     }
 
-    /// The running statistics that forward passes update, where [`ForwardBackwardOptions::training`] says so, with the
-    /// memory that they lie in.
+    /// Returns the running statistics that forward passes update, with their memory. They exist only with
+    /// [`ForwardBackwardOptions::training`].
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -702,7 +710,7 @@ impl ForwardBackward {
         self.statistics.iter().map(|(weight, memory)| (weight, memory))
     }
 
-    /// The inputs of the model, in order.
+    /// Returns the inputs of the model, in order.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -715,7 +723,7 @@ impl ForwardBackward {
         &self.inputs
     }
 
-    /// The outputs of the model, in order.
+    /// Returns the outputs of the model, in order.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -728,7 +736,7 @@ impl ForwardBackward {
         &self.outputs
     }
 
-    /// The outputs whose gradients a backward pass is given: those of floats, in order.
+    /// Returns the outputs with gradients as inputs of a backward pass: the float outputs, in order.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -740,7 +748,7 @@ impl ForwardBackward {
         self.differentiable.iter().map(|&k| &self.outputs[k])
     }
 
-    /// The inputs whose gradients a backward pass gives, in order.
+    /// Returns the inputs with gradients that a backward pass computes, in order.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -752,7 +760,7 @@ impl ForwardBackward {
         self.input_gradients.iter().map(|&k| &self.inputs[k])
     }
 
-    /// The names of all gradients: those of inputs, then those of weights.
+    /// Returns the names of all gradients: first of inputs, then of weights.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -766,7 +774,7 @@ impl ForwardBackward {
         self.names.iter().map(String::as_str).collect()
     }
 
-    /// The bytes that live forward passes keep.
+    /// Returns the bytes of the activations of all live forward passes.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -779,8 +787,11 @@ impl ForwardBackward {
         self.pool.live.load(Ordering::Relaxed)
     }
 
-    /// The training graph as a model: the forward pass, one `YieldOp` of `com.microsoft` that takes the outputs and makes
-    /// their gradients, and the backward pass. Weights are inputs, behind the model's own; outputs are the gradients.
+    /// Returns the training graph as a model: the forward pass, a `YieldOp` of `com.microsoft`, and the
+    /// backward pass.
+    ///
+    /// The `YieldOp` maps the outputs to their gradients. Weights are inputs after the inputs of the model;
+    /// the outputs are the gradients.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -792,13 +803,13 @@ impl ForwardBackward {
     /// ```
     ///
     /// # Errors
-    /// When it cannot be written at the model's opset.
+    /// If the graph cannot be expressed at the model's opset.
     pub fn training_model(&self) -> Result<ModelProto> {
         let Graphs { training, opset, model, .. } = self.graphs()?;
         training_message(&self.label, model, training.clone(), *opset)
     }
 
-    /// The evaluation graph as a model: the model, whose weights are inputs, behind its own.
+    /// Returns the evaluation graph as a model. Weights are inputs after the inputs of the model.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -808,14 +819,14 @@ impl ForwardBackward {
     /// ```
     ///
     /// # Errors
-    /// When it cannot be written at the model's opset.
+    /// If the graph cannot be expressed at the model's opset.
     pub fn evaluation_model(&self) -> Result<ModelProto> {
         let Graphs { evaluation, opset, model, .. } = self.graphs()?;
         training_message(&self.label, model, evaluation.clone(), *opset)
     }
 
-    /// The nodes that draw random numbers in a forward pass, as messages name them: forward passes give the same results for
-    /// the same values if there are none.
+    /// Returns the nodes that draw random numbers in a forward pass, as messages name them. Without such
+    /// nodes, forward passes are deterministic.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -828,7 +839,7 @@ impl ForwardBackward {
         &self.random
     }
 
-    /// The graphs and the programs made so far, as text.
+    /// Returns the graphs and the programs compiled so far, as text.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -852,8 +863,10 @@ impl ForwardBackward {
         out
     }
 
-    /// Runs the model forward. Its outputs come to `deliver`, in order; what the backward pass needs is kept in what is
-    /// returned, the weights among it: they are to stay as they are until then.
+    /// Runs the model forward, and passes its outputs to `deliver`, in order.
+    ///
+    /// The returned [`LiveForward`] owns the activations for the backward pass. It refers to the weights,
+    /// which must not change until then.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -870,7 +883,7 @@ impl ForwardBackward {
     /// ```
     ///
     /// # Errors
-    /// When weights or inputs do not fit, more memory is needed than there may be, or the run fails.
+    /// If weights or inputs do not fit, the memory limit is too small, or the run fails.
     pub fn forward(
         &self,
         weights: &[Lent<'_>],
@@ -899,9 +912,10 @@ impl ForwardBackward {
         Ok(live)
     }
 
-    /// Runs the model backward: given the gradients of the outputs of floats, in order, writes those of the weights to
-    /// `gradients` and hands those of inputs to `deliver`, in the order of [`ForwardBackward::differentiable_inputs`]. What
-    /// the forward pass kept is given back then.
+    /// Runs the model backward. `output_gradients` are the gradients of the float outputs, in order.
+    ///
+    /// Writes the gradients of the weights to `gradients`, and passes the gradients of inputs to `deliver`,
+    /// in the order of [`ForwardBackward::differentiable_inputs`]. Then frees the activations.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -920,9 +934,9 @@ impl ForwardBackward {
     /// ```
     ///
     /// # Errors
-    /// When a gradient has another type or shape than its output, or what is given for a weight's gradient than the weight:
-    /// nothing has changed then. When the forward pass was used before, or is another model's. When the run fails: the
-    /// forward pass is over then.
+    /// If a gradient has another type or shape than its output, or a gradient buffer does not fit its weight;
+    /// then nothing has changed. If the forward pass was used before, or belongs to another model. If the run
+    /// fails; then the forward pass cannot be used again.
     pub fn backward(
         &self,
         live: &mut LiveForward,
@@ -954,7 +968,7 @@ impl ForwardBackward {
         Ok(outcome?)
     }
 
-    /// Runs the model as it is, forward alone. Its outputs come to `deliver`, in order; nothing is kept.
+    /// Runs the evaluation graph, and passes its outputs to `deliver`, in order. Keeps no activations.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -993,7 +1007,7 @@ impl ForwardBackward {
         self.graphs.as_deref().ok_or_else(|| self.has_no_model())
     }
 
-    /// What a call says that needs the model which a training graph was made of.
+    /// Returns the error of a call that needs the original model of a training graph.
     fn has_no_model(&self) -> Error {
         Error::Argument(format!(
             "{} is a training graph already, which is run forward and backward; evaluate the model that it was made of",
@@ -1001,7 +1015,7 @@ impl ForwardBackward {
         ))
     }
 
-    /// A pass with these weights and a workspace that is as large as the last one needed.
+    /// Starts a pass with these weights and a workspace of the size of the last one.
     fn begin(&self, weights: &[Lent<'_>]) -> LiveForward {
         let idle = self.pool.idle().pop();
         let mut pass = idle.unwrap_or_else(|| {
@@ -1018,7 +1032,7 @@ impl ForwardBackward {
         LiveForward { pass: Some(pass), pool: self.pool.clone() }
     }
 
-    /// The device on which passes run: `"cpu"` is this process.
+    /// Returns the device of the passes: `"cpu"` is this process.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -1032,8 +1046,8 @@ impl ForwardBackward {
         self.backend.device()
     }
 
-    /// Memory for the gradient of a weight, all zero, on the [device](ForwardBackward::device): a backward pass writes it there.
-    /// [`Weight::room`] is memory of the host, to which gradients are copied.
+    /// Allocates zeroed memory for the gradient of a weight on the [device](ForwardBackward::device), for a
+    /// backward pass to write in place. [`Weight::room`] is host memory, to which gradients are copied.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -1045,13 +1059,13 @@ impl ForwardBackward {
     /// ```
     ///
     /// # Errors
-    /// When the device does not give it.
+    /// If the device cannot allocate the memory.
     pub fn room_on_device(&self, weight: &Weight) -> Result<Arc<Memory>> {
         let memory = Home::of(&self.backend).allocate(weight.initial.data().len());
         Ok(Arc::new(memory.map_err(RunError::from)?))
     }
 
-    /// Weights, statistics and, in a backward pass, gradients.
+    /// Returns the planes: weights, statistics and, in a backward pass, gradients.
     fn planes<'a>(&'a self, weights: &'a [Arc<Memory>], gradients: &[Lent<'a>]) -> Planes<'a> {
         let mut planes: Planes<'a> = weights.iter().map(|memory| &**memory).collect();
         planes.extend(self.statistics.iter().map(|(_, memory)| &**memory));
@@ -1072,10 +1086,10 @@ impl ForwardBackward {
         self.weights.iter().zip(lent).try_for_each(|(weight, lent)| weight.check(lent, what))
     }
 
-    /// Checks that gradients can be written where they go, and that nothing else is there: a weight, or another gradient.
+    /// Checks that gradient buffers are writable, and overlap neither a weight nor another gradient.
     fn check_apart(&self, weights: &[Arc<Memory>], gradients: &[Lent<'_>]) -> Result<()> {
         let name = |k: usize| &self.weights[k].name;
-        // Where each begins and ends, whether it is written, and which it is.
+        // Start, end, true if written, and index of the weight.
         let mut places: SmallVec<[(usize, usize, bool, usize); PLANES]> = SmallVec::new();
         for (k, (weight, gradient)) in weights.iter().zip(gradients).enumerate() {
             if gradient.memory.is_read_only() {
@@ -1093,7 +1107,7 @@ impl ForwardBackward {
             }
         }
         places.sort_unstable();
-        // Of those so far, the one that ends last, and the one that is written and ends last.
+        // Last end so far, of all spans and of the written ones, with the index of the weight.
         let mut all: Option<(usize, usize)> = None;
         let mut written = None;
         for (start, end, is_written, k) in places {
@@ -1112,7 +1126,7 @@ impl ForwardBackward {
         Ok(())
     }
 
-    /// Checks that the gradients have the types and shapes of the outputs that a forward pass gave.
+    /// Checks that the gradients have the types and shapes of the outputs of the forward pass.
     fn check_gradients(
         &self,
         runner: &ScheduleExecutor,
@@ -1142,13 +1156,14 @@ impl ForwardBackward {
         Ok(())
     }
 
-    /// The error of a run, in words of the model; where other forward passes take the memory it says so.
+    /// Rewrites the error of a run in terms of the model. Reports other live forward passes if they use the
+    /// memory.
     fn explained(&self, prepared: &Mutex<Prepared>, error: RunError, inputs: &[Given<'_>]) -> Error {
         let Prepared { runners, signature, plan } = &*lock(prepared);
         if let RunError::OverLimit(over) = &error
             && over.need.held > self.held
         {
-            // The one that fails is counted, too.
+            // The failing pass is counted, too.
             let others = self.pool.passes.load(Ordering::Relaxed).saturating_sub(1);
             let bytes = over.need.held - self.held;
             let help = format!(
@@ -1164,7 +1179,7 @@ fn lock(prepared: &Mutex<Prepared>) -> MutexGuard<'_, Prepared> {
     prepared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The initializers of floats that a gradient of the outputs reaches, in the order of the model.
+/// Returns the float initializers that a gradient of the outputs reaches, in the order of the model.
 fn reached_weights(label: &str, graph: &Graph) -> Result<Vec<String>> {
     let mut graph = graph.clone();
     let fail = |source| Error::model(label, source);
@@ -1191,7 +1206,7 @@ fn check_unique(names: &[String]) -> Result<()> {
     }
 }
 
-/// Makes an initializer an input of the graph.
+/// Converts an initializer into an input of the graph.
 fn taken_out(label: &str, graph: &mut Graph, name: &str) -> Result<Weight> {
     let constants = |graph: &Graph| -> Vec<String> {
         let ids = graph.value_ids().filter(|&id| graph.value(id).constant.is_some());
@@ -1219,7 +1234,7 @@ fn taken_out(label: &str, graph: &mut Graph, name: &str) -> Result<Weight> {
     Ok(Weight { name: name.to_owned(), initial })
 }
 
-/// Which inputs are to have gradients.
+/// Returns the indices of the inputs that require gradients.
 fn wanted_inputs(label: &str, inputs: &[ValueInfo], names: Option<&[String]>) -> Result<Vec<usize>> {
     let Some(names) = names else {
         return Ok((0..inputs.len()).filter(|&k| inputs[k].dtype.is_float()).collect());
@@ -1246,7 +1261,8 @@ fn wanted_inputs(label: &str, inputs: &[ValueInfo], names: Option<&[String]>) ->
     Ok(chosen)
 }
 
-/// Lets the gradients of weights go to inputs of the graph that lie in planes. Returns how many there are.
+/// Accumulates the gradients of weights into new inputs of the graph, which are bound to planes. Returns
+/// their number.
 fn accumulated(graph: &mut Graph, weights: &[Weight], gradients: &[ValueId]) -> usize {
     let mut buffers = Vec::with_capacity(gradients.len());
     for weight in weights {

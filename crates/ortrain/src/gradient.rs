@@ -1,8 +1,9 @@
-//! The gradient as a model: whatever flows from some values of a model back to others, computed by nodes behind its own.
+//! Gradients as a model: nodes after the original nodes compute the gradients of some values with respect to
+//! others.
 //!
-//! The nodes of the model stay as they are, and so do its inputs, outputs and initializers: the gradients are an edit of its
-//! message. A node makes way for another spelling of itself where a gradient needs what it does not give (the mask of a
-//! Dropout), and, in plain ONNX, where it is not of `ai.onnx`.
+//! The nodes of the model remain, and so do its inputs, outputs and initializers: the gradients are an edit
+//! of its message. A node is replaced by an equivalent one if a gradient needs an output that the node does
+//! not have (the mask of a Dropout). In plain ONNX, it is also replaced if it is not of `ai.onnx`.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -35,16 +36,16 @@ use crate::model_source::taken_in;
 use crate::suggest::hint;
 use crate::{Error, ErrorKind, ModelChanges, ModelSource, Result, postprocessing};
 
-/// How messages name the model that a builder is given.
+/// Name of the model in messages of a builder.
 const LABEL: &str = "the model";
 
-/// What a gradient is named after its value.
+/// Suffix of the name of a gradient.
 const GRADIENT: &str = "_grad";
 
-/// The version of `ai.onnx` in which gradients of a model are written that uses none.
+/// Version of `ai.onnx` for the gradients of a model that does not import `ai.onnx`.
 const OPSET_OF_OTHERS: i64 = 17;
 
-/// Which gradients are wanted, and how they are written.
+/// Values to differentiate, and the operators of the result.
 ///
 /// ```
 /// use ortrain::gradient::GradientOptions;
@@ -54,13 +55,13 @@ const OPSET_OF_OTHERS: i64 = 17;
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GradientOptions {
-    /// The values that gradients flow from: floats, each of which depends on one of `wrt`.
+    /// Values to differentiate: floats that depend on at least one value of `wrt`.
     pub of: Vec<String>,
-    /// The values whose gradients are wanted: initializers, inputs, results of nodes; floats, each of which one of `of`
-    /// depends on.
+    /// Values to differentiate with respect to: initializers, inputs, results of nodes. Each is a float, and
+    /// at least one value of `of` depends on it.
     pub wrt: Vec<String>,
-    /// Whether the model has nothing but operators of `ai.onnx`, so that every runtime of ONNX runs it. Otherwise gradients
-    /// are ONNX Runtime's own operators (`com.microsoft`) where it has some, as in a training model.
+    /// True to use only operators of `ai.onnx`, so that every ONNX runtime runs the model. Otherwise,
+    /// gradients use ONNX Runtime's own operators (`com.microsoft`) if available, as in a training model.
     pub plain: bool,
 }
 
@@ -70,12 +71,12 @@ impl Default for GradientOptions {
     }
 }
 
-/// A model that computes what `model` does, and the gradients of the sum of all elements of `of` with respect to `wrt`:
-/// outputs `<x>_grad`, behind the others, sorted by name.
+/// Returns `model` with additional outputs `<x>_grad`: the gradients of the sum of all elements of `of` with
+/// respect to `wrt`. They follow the other outputs, sorted by name.
 ///
-/// Each gradient has the element type and the shape of its value. The sum of all elements of a loss of one element is the
-/// loss. Nodes, names, initializers and metadata of the model stay, the model's opset (7 or newer) is that of the gradients;
-/// functions of the model are written out where they are called, and external data is taken in.
+/// Each gradient has the element type and the shape of its value. For a loss of one element, the sum is the
+/// loss. Nodes, names, initializers and metadata of the model remain, and the gradients use the model's opset
+/// (7 or newer). Functions of the model are inlined, and external data is embedded.
 ///
 /// ```
 /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -93,16 +94,18 @@ impl Default for GradientOptions {
 /// ```
 ///
 /// # Errors
-/// When the model cannot be read, a name is unknown, a value is no float, one of `wrt` gets no gradient, one of `of` depends
-/// on none of `wrt`, or an operator between them has no gradient, or none that can be written at the model's opset:
-/// everything that stands in the way, each by its node.
+/// If the model cannot be read, a name is unknown, a value is no float, a value of `wrt` has no gradient, or
+/// a value of `of` does not depend on `wrt`.
+///
+/// If an operator between them has no gradient, or its gradient cannot be expressed at the model's opset: the
+/// error lists all obstacles with their nodes.
 #[allow(clippy::needless_pass_by_value, reason = "a source is made for one call")]
 pub fn grad(model: ModelSource, options: &GradientOptions) -> Result<ModelProto> {
     make(model, options, Seeds::Ones)
 }
 
-/// A model that computes what `model` does, and the products of given vectors with its Jacobian: each value `y` of `of` adds
-/// an input `<y>_grad` of its type and shape, behind the others; the outputs are those of [`grad`].
+/// Returns `model` with vector-Jacobian products: each value `y` of `of` adds an input `<y>_grad` of its type
+/// and shape, after the other inputs. The outputs are the same as for [`grad`].
 ///
 /// ```
 /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -122,16 +125,17 @@ pub fn grad(model: ModelSource, options: &GradientOptions) -> Result<ModelProto>
 /// ```
 ///
 /// # Errors
-/// As [`grad`]; and when a value is in both `of` and `wrt`, for its input and its output would have one name.
+/// As [`grad`]; also if a value is in both `of` and `wrt`: its input and its output would have the same name.
 #[allow(clippy::needless_pass_by_value, reason = "a source is made for one call")]
 pub fn vjp(model: ModelSource, options: &GradientOptions) -> Result<ModelProto> {
     make(model, options, Seeds::Inputs)
 }
 
-/// Adds the gradients of a loss to a model, as onnxruntime-training's `GradientGraphBuilder` does.
+/// Builder that adds the gradients of a loss to a model, as onnxruntime-training's `GradientGraphBuilder`
+/// does.
 ///
-/// The gradient that a result starts from is `<loss>_grad`: ones of the shape of the loss. The outputs of the model are
-/// followed by `<x>_grad` for each `x`, sorted by name.
+/// The initial gradient is `<loss>_grad`: ones of the shape of the loss. The outputs `<x>_grad` for each `x`
+/// follow the outputs of the model, sorted by name.
 ///
 /// ```
 /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -157,13 +161,15 @@ pub struct GradientGraph {
     built: Option<Bytes>,
 }
 
-/// What messages call the names that a [`GradientGraph`] is given.
+/// Names of the two lists in messages of a [`GradientGraph`].
 const BUILDER_WORDS: (&str, &str) = ("y_node_arg_names", "x_node_arg_names");
 
 impl GradientGraph {
-    /// A builder for a model. `y` are results that gradients flow from, `x` the values whose gradients are wanted, `loss` the
-    /// one of `y` that gradients start from: the others must be values that it is computed from. Without `x`, the model
-    /// stays as it is.
+    /// Creates a builder for a model. `y` are results to differentiate, `x` are the values to differentiate
+    /// with respect to.
+    ///
+    /// `loss` is the element of `y` at which gradients start; the others must be inputs of its computation.
+    /// Without `x`, the model remains unchanged.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -176,7 +182,7 @@ impl GradientGraph {
     /// ```
     ///
     /// # Errors
-    /// When the bytes are no model, or a name is that of none of its values.
+    /// If the bytes are no model, or a name is unknown.
     pub fn new(
         model: Bytes,
         mut y: Vec<String>,
@@ -184,7 +190,7 @@ impl GradientGraph {
         loss: &str,
         plain: bool,
     ) -> Result<GradientGraph> {
-        // Sets have no order, and the model must not depend on one.
+        // Callers may pass sets, and the model must not depend on their order.
         y.sort_unstable();
         x.sort_unstable();
         let mut loaded = ModelSource::Bytes(model.clone()).load_for_gradients()?;
@@ -206,7 +212,7 @@ impl GradientGraph {
         })
     }
 
-    /// The same builder with values that pass no gradient: names and patterns of [`ModelChanges::stop_gradients`].
+    /// Adds values that pass no gradient: names and patterns of [`ModelChanges::stop_gradients`].
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -221,7 +227,7 @@ impl GradientGraph {
     /// ```
     ///
     /// # Errors
-    /// When a name is that of no value of floats that a node computes.
+    /// If no node computes a float value of this name.
     pub fn stop_gradients(mut self, values: Vec<String>) -> Result<GradientGraph> {
         self.stops.extend(values);
         self.source().load_for_gradients()?;
@@ -250,7 +256,7 @@ impl GradientGraph {
     /// ```
     ///
     /// # Errors
-    /// As [`grad`]; when it was called before; and when nothing defines the gradient of one of `y`.
+    /// As [`grad`]; also if it was called before, or if the gradient of a value of `y` is undefined.
     pub fn build(&mut self) -> Result<()> {
         if self.built.is_some() {
             return Err(Error::State(
@@ -270,7 +276,7 @@ impl GradientGraph {
         Ok(())
     }
 
-    /// Checks that the loss defines the gradients of all of `y`.
+    /// Checks that the loss defines the gradients of all values of `y`.
     fn check_seeds(&self, graph: &GraphProto) -> Result<()> {
         let (y, loss) = (unique(&self.y), self.loss.as_str());
         if !y.contains(&loss) {
@@ -295,7 +301,7 @@ impl GradientGraph {
         })
     }
 
-    /// The model: as it was given until it is built, with its gradients from then on.
+    /// Returns the model: the original one before [`GradientGraph::build`], with gradients afterwards.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -327,7 +333,7 @@ impl GradientGraph {
     /// ```
     ///
     /// # Errors
-    /// When the file cannot be written.
+    /// If the file cannot be written.
     pub fn save(&self, path: impl AsRef<Path>) -> Result<()> {
         let write = || {
             let mut file = Staged::beside(path.as_ref())?;
@@ -339,7 +345,7 @@ impl GradientGraph {
     }
 }
 
-/// What gradients start from.
+/// Initial gradients.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Seeds {
     /// Ones of the shape of each value.
@@ -353,7 +359,7 @@ fn make(source: ModelSource, options: &GradientOptions, seeds: Seeds) -> Result<
     gradient_model(&label, source.load_for_gradients()?, options, seeds, ("of", "wrt"))
 }
 
-/// The model with its gradients; `words` is what messages call the two lists of names.
+/// Returns the model with its gradients. `words` are the names of the two lists in messages.
 fn gradient_model(
     label: &str,
     model: LoadedModel,
@@ -397,7 +403,7 @@ fn gradient_model(
     refused.extend(downgrade_known(&mut graph, opset));
 
     let initializers = !(1..SEPARATE_INITIALIZERS).contains(&model.proto.ir_version);
-    // Nodes that are kept together with a gradient of the user's are plain ones from here on.
+    // Custom-gradient nodes are expanded into their bodies from here on.
     write_out_nodes(message_graph(label, &mut model.proto)?);
     let message = Message::new(message_graph(label, &mut model.proto)?);
     let chosen = Chosen::new(&graph, &message, &gradients, options.plain);
@@ -413,7 +419,7 @@ fn gradient_model(
     Ok(proto)
 }
 
-/// The names, each once, in their order.
+/// Returns the names without duplicates, in order.
 fn unique(names: &[String]) -> Vec<&str> {
     let mut seen = FxHashSet::default();
     names.iter().map(String::as_str).filter(|name| seen.insert(*name)).collect()
@@ -427,10 +433,10 @@ fn imports_standard(proto: &ModelProto) -> bool {
     proto.opset_import.iter().any(|set| is_standard(&set.domain))
 }
 
-/// The graph of a message, and where its values come from.
+/// The graph of a message with an index of its values.
 struct Message<'a> {
     graph: &'a GraphProto,
-    /// The nodes that make its values.
+    /// Producers of values.
     makers: FxHashMap<&'a str, usize>,
     /// Inputs and initializers.
     given: FxHashSet<&'a str>,
@@ -459,7 +465,7 @@ impl<'a> Message<'a> {
     }
 }
 
-/// Checks that the names are those of values.
+/// Checks that each name is the name of a value.
 fn check_names(label: &str, message: &Message<'_>, names: &[&str], word: &str) -> Result<()> {
     let unknown: Vec<&&str> = names.iter().filter(|name| !message.has(name)).collect();
     if unknown.is_empty() {
@@ -478,7 +484,7 @@ fn check_names(label: &str, message: &Message<'_>, names: &[&str], word: &str) -
     Err(Error::Argument(format!("{word} names what {label} has no value of: {sentences}{outputs}")))
 }
 
-/// What may have been meant by a name that no value has, as the end of a sentence.
+/// Suggests a value for an unknown name, as the end of a sentence.
 fn about_unknown(message: &Message<'_>, name: &str) -> Option<String> {
     let node = message.graph.node.iter().find(|node| !name.is_empty() && node.name == name);
     if let Some(node) = node {
@@ -489,7 +495,7 @@ fn about_unknown(message: &Message<'_>, name: &str) -> Option<String> {
     Some(hint(name, message.names())).filter(|near| !near.is_empty())
 }
 
-/// Checks that the names of what is added are free.
+/// Checks that the names of added values are unused.
 fn check_results(message: &Message<'_>, of: &[&str], wrt: &[&str], seeds: Seeds) -> Result<()> {
     if seeds == Seeds::Inputs
         && let Some(both) = of.iter().find(|name| wrt.contains(name))
@@ -508,10 +514,11 @@ fn check_results(message: &Message<'_>, of: &[&str], wrt: &[&str], seeds: Seeds)
     })
 }
 
-/// The graph of the model with all types, its operators of the newest version; those of `wrt` are no constants in it.
+/// Returns the typed graph of the model with operators of the newest version. The values in `wrt` are inputs
+/// in it.
 fn forward_graph(label: &str, model: &LoadedModel, of: &[&str], wrt: &[&str]) -> Result<Graph> {
     let asked: Vec<&str> = of.iter().chain(wrt).copied().collect();
-    // What lies behind the values that are asked for does not matter.
+    // Nodes after the requested values are irrelevant.
     let shorter = postprocessing::without(model, &asked);
     let model = shorter.as_ref().unwrap_or(model);
     let mut proto = model.proto.clone();
@@ -529,7 +536,7 @@ fn forward_graph(label: &str, model: &LoadedModel, of: &[&str], wrt: &[&str]) ->
     }
     let mut graph = Graph::from_model(&model.with_proto(proto))
         .map_err(|source| postprocessing::advised(Error::graph(label, source), model))?;
-    // No name that the message gives to a value of its own, in a subgraph say, is given to another one.
+    // Reserves all names of the message, also in subgraphs, so that new values do not use them.
     for name in names {
         if graph.find(&name).is_none() {
             graph.add_value(&name, ValueType::Unknown);
@@ -550,7 +557,8 @@ fn forward_graph(label: &str, model: &LoadedModel, of: &[&str], wrt: &[&str]) ->
     Err(postprocessing::advised(obstructed(label, wrong.iter().map(|error| (error, None)).collect()), model))
 }
 
-/// The names of all values of a graph and its subgraphs, but of what is kept together with a gradient of the user's.
+/// Collects the names of all values of a graph and its subgraphs, except for the bodies of custom-gradient
+/// nodes.
 fn all_names(graph: &GraphProto, names: &mut Vec<String>) {
     names.extend(graph.input.iter().map(|info| info.name.clone()));
     names.extend(graph.initializer.iter().map(|tensor| tensor.name.clone()));
@@ -566,7 +574,7 @@ fn all_names(graph: &GraphProto, names: &mut Vec<String>) {
     }
 }
 
-/// Checks that gradients can flow from the sources, and that each of them depends on a target.
+/// Checks that the values are floats, and that each source depends on a target.
 fn check_types(graph: &Graph, sources: &[ValueId], targets: &[ValueId], words: (&str, &str)) -> Result<()> {
     let is_float =
         |id: ValueId| matches!(&graph.value(id).ty, ValueType::Tensor(dtype, _) if dtype.is_float());
@@ -583,7 +591,7 @@ fn check_types(graph: &Graph, sources: &[ValueId], targets: &[ValueId], words: (
             ids.iter().map(|&id| format!("{:?}", graph.name_of(id))).collect()
         };
         for &id in sources.iter().filter(|id| !reached.contains(id)) {
-            // If nothing depends on a target, that is said of the target.
+            // If nothing depends on a target, the error about the target suffices.
             if sources.iter().any(|id| reached.contains(id)) {
                 wrong.push(format!(
                     "{:?} depends on none of {}; leave it out of {}",
@@ -597,7 +605,7 @@ fn check_types(graph: &Graph, sources: &[ValueId], targets: &[ValueId], words: (
     if wrong.is_empty() { Ok(()) } else { Err(Error::Argument(wrong.join("; "))) }
 }
 
-/// The sources, each with the gradient that it starts from.
+/// Returns the sources with their initial gradients.
 fn seeded(
     graph: &mut Graph,
     sources: &[ValueId],
@@ -614,7 +622,8 @@ fn seeded(
                 seed
             }
             Seeds::Ones => {
-                // Where more arrives at a value whose gradient is wanted, that is its sum.
+                // If further gradients arrive at the source, and its gradient is a result, the result is
+                // their sum under `name`.
                 let behind = dependent(graph, &[source]);
                 let more = sources.iter().any(|other| *other != source && behind.contains(other));
                 let start = if more && targets.contains(&source) { format!("{name}/ones") } else { name };
@@ -626,7 +635,7 @@ fn seeded(
     seeded
 }
 
-/// Adds the gradients of all targets, or says everything that stands in the way.
+/// Adds the gradients of all targets, or returns all obstacles.
 fn gradients_of(
     label: &str,
     graph: &mut Graph,
@@ -666,7 +675,7 @@ fn gradients_of(
     Err(obstructed(label, wrong))
 }
 
-/// The error for targets at which no gradient arrives.
+/// Returns the error for targets that no gradient reaches.
 fn unreached(
     label: &str,
     graph: &Graph,
@@ -691,11 +700,11 @@ fn unreached(
     Error::Argument(format!("{label}: {}", sentences.join("; ")))
 }
 
-/// What of the graph is written behind the message, and which nodes of the message make way.
+/// Nodes of the graph to append to the message, and nodes of the message to replace.
 struct Chosen {
     /// Nodes of the graph.
     nodes: BTreeSet<usize>,
-    /// Constants of the graph that the message does not have.
+    /// Constants of the graph that are missing in the message.
     constants: BTreeSet<ValueId>,
     /// Nodes of the message.
     replaced: FxHashSet<usize>,
@@ -722,12 +731,12 @@ impl Chosen {
         }
     }
 
-    /// The node of the message that makes a value and stays.
+    /// Returns the node of the message that computes a value, unless it is replaced.
     fn maker(&self, message: &Message<'_>, name: &str) -> Option<usize> {
         message.makers.get(name).copied().filter(|index| !self.replaced.contains(index))
     }
 
-    /// Chooses what makes the gradients, and what the nodes made that make way.
+    /// Selects the nodes for the gradients, and for the outputs of replaced nodes.
     fn reach(
         &mut self,
         graph: &Graph,
@@ -758,14 +767,14 @@ impl Chosen {
                 None if graph.value(id).constant.is_some() => {
                     self.constants.insert(id);
                 }
-                // Placed already, or an input.
+                // Already selected, or an input.
                 Some(_) | None => {}
             }
         }
     }
 
-    /// The nodes of the message that cannot stay beside what is chosen: it makes one of their values as well, or draws the
-    /// random numbers that they draw.
+    /// Returns the nodes of the message that conflict with the selected ones: both compute the same value or
+    /// must draw the same random numbers.
     fn conflicts(&self, graph: &Graph, message: &Message<'_>) -> Vec<usize> {
         let mut found = Vec::new();
         let mut drawn: FxHashSet<ValueId> = FxHashSet::default();
@@ -787,7 +796,7 @@ impl Chosen {
     }
 }
 
-/// Whether a node and its subgraphs are of `ai.onnx`, as ONNX has it.
+/// Returns true if a node and its subgraphs use only standard operators of `ai.onnx`.
 fn is_plain(node: &NodeProto) -> bool {
     let mut subgraphs = node
         .attribute
@@ -799,7 +808,7 @@ fn is_plain(node: &NodeProto) -> bool {
         && subgraphs.all(|graph| graph.node.iter().all(is_plain))
 }
 
-/// The error for what cannot be written, if there is such a thing among what is chosen.
+/// Returns an error if a selected node cannot be expressed.
 fn refuse(
     label: &str,
     graph: &Graph,
@@ -851,7 +860,7 @@ fn refuse(
     )))
 }
 
-/// Everything that stands in the way, each with what helps.
+/// Returns the error that lists all obstacles, each with its remedy.
 fn obstructed(label: &str, wrong: Vec<(&ortrain_ops::Error, Option<String>)>) -> Error {
     let kind = wrong.first().map(|(error, _)| Error::model(label, (*error).clone()).kind());
     let obstacles = wrong.into_iter().map(|(error, fix)| {
@@ -866,7 +875,7 @@ fn obstructed(label: &str, wrong: Vec<(&ortrain_ops::Error, Option<String>)>) ->
     }
 }
 
-/// The message's graph with what is chosen.
+/// Returns the graph of the message with the selected nodes.
 fn written(
     graph: &Graph,
     message: &Message<'_>,
@@ -927,7 +936,7 @@ fn written(
     written
 }
 
-/// The declaration of the gradient of a value, whose type is the value's.
+/// Returns the declaration of a gradient, with the type of its value.
 fn typed_as(graph: &Graph, value: ValueId, gradient: ValueId) -> ValueInfoProto {
     ValueInfoProto { name: graph.name_of(gradient).to_owned(), ..graph.value_info(value) }
 }
@@ -938,10 +947,10 @@ enum Placed {
     Graph(usize),
 }
 
-/// The nodes of the result in an order in which each one comes behind what it needs.
+/// Topological order of the nodes of the result.
 struct Order<'a> {
     graph: &'a Graph,
-    /// The chosen nodes that are not placed yet, by what they make.
+    /// Selected nodes that are not placed yet, by output.
     waiting: FxHashMap<ValueId, usize>,
     nodes: Vec<Placed>,
 }
@@ -955,14 +964,14 @@ impl<'a> Order<'a> {
         Order { graph, waiting, nodes: Vec::new() }
     }
 
-    /// Places the node that makes a value, if it waits.
+    /// Places the node that computes a value, unless it is placed.
     fn place(&mut self, name: &str) {
         if let Some(&index) = self.graph.find(name).and_then(|id| self.waiting.get(&id)) {
             self.place_node(index);
         }
     }
 
-    /// Places a node behind what it needs.
+    /// Places a node after the producers of its inputs.
     fn place_node(&mut self, index: usize) {
         let mut stack = vec![(index, false)];
         while let Some((index, ready)) = stack.pop() {
@@ -984,7 +993,7 @@ impl<'a> Order<'a> {
     }
 }
 
-/// The sets of operators that the result uses, in the versions of the model.
+/// Returns the operator sets that the result uses, in the versions of the model.
 fn imported(proto: &ModelProto, graph: &GraphProto, opset: i64) -> Vec<OperatorSetIdProto> {
     let mut used = BTreeSet::new();
     used_domains(graph, &mut used);
@@ -1020,7 +1029,7 @@ mod tests {
     use super::*;
     use crate::{DType, encode_model};
 
-    /// `y = op(x, w)` for each operator, one behind the other; `w` is an initializer.
+    /// `y = op(x, w)` for each operator, chained; `w` is an initializer.
     fn chain(ops: &[&str], opset: i64, ir_version: i64) -> ModelSource {
         let mut graph = Graph::new("chain");
         let ty = ValueType::tensor(DType::F32, &[2, 3]);
@@ -1065,7 +1074,7 @@ mod tests {
         assert!(graph.node.iter().all(|node| node.domain.is_empty()));
     }
 
-    /// A file of the third format has no initializer that is no input: what is new is made by nodes.
+    /// In IR version 3, each initializer is also an input: new constants are computed by nodes.
     #[test]
     fn files_of_the_third_format_get_no_initializers() {
         let made =
@@ -1076,7 +1085,7 @@ mod tests {
         assert!(graph.node.iter().any(|node| node.op_type == "Constant"));
     }
 
-    /// Every operator that nobody knows is an obstacle of its own.
+    /// Every unknown operator is an obstacle of its own.
     #[test]
     fn all_obstacles_are_named() {
         let error = grad(chain(&["Mul", "Strange", "Odd"], 17, 8), &options(&["v2"], &["w"]));
@@ -1088,7 +1097,7 @@ mod tests {
         assert!(error.to_string().starts_with("the model: 2 obstacles: "), "{error}");
     }
 
-    /// What nobody needs for the gradient may be unknown, and stays.
+    /// Nodes that the gradient does not need may be unknown, and remain.
     #[test]
     fn what_lies_behind_stays() {
         let made =

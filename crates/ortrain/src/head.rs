@@ -1,4 +1,4 @@
-//! A new head for a classifier, for other classes than those it was trained for.
+//! Replacement of a classifier's head, for other classes.
 
 use std::sync::Arc;
 
@@ -11,15 +11,16 @@ use ortrain_ops::training::{Head, find_head};
 use crate::artifacts::{inferred, message_graph, self_contained};
 use crate::{Error, ModelSource, Result};
 
-/// Words of random bits for weights and for the bias.
+/// Random streams of weights and bias.
 const STREAMS: [u64; 2] = [0, 1];
 
-/// The model with a new last layer: as many scores as `classes`, with weights and bias drawn evenly from `-1 / sqrt(n)` to
-/// `1 / sqrt(n)`, where `n` is how many numbers each score is the sum of (as `torch.nn.Linear` draws them). Names stay as
-/// they are, and so does what lies behind the scores.
+/// Returns the model with a new last layer for `classes` scores. Weights and bias are uniform from
+/// `-1 / sqrt(n)` to `1 / sqrt(n)`, where `n` is the number of inputs of each score (as in
+/// `torch.nn.Linear`).
 ///
-/// The layer is the one that `output` ends in (the first output of the model unless it is named): a Gemm, a MatMul with or
-/// without an Add, or a Conv with a kernel of one cell; a softmax or a pooling over everything may lie between.
+/// Names remain, and so do the nodes after the scores. The layer is the last one before `output` (default:
+/// the first output of the model): a Gemm, a MatMul with or without an Add, or a Conv with a 1x1 kernel. A
+/// softmax or a global pooling may follow the layer.
 ///
 /// ```
 /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -32,8 +33,8 @@ const STREAMS: [u64; 2] = [0, 1];
 /// ```
 ///
 /// # Errors
-/// When the model cannot be read, ends in no such layer, shares its weights, or goes on behind it with what fits the old
-/// number of classes only.
+/// If the model cannot be read, does not end in such a layer, or shares its weights. If a later node only
+/// fits the old number of classes.
 pub fn replace_head(
     model: ModelSource,
     classes: usize,
@@ -65,7 +66,7 @@ pub fn replace_head(
             Tensor::f32(&dims, &drawn(&dims, terms(&typed, &head), seed, stream)).converted(old.dtype());
         replace(graph, &name, &drawn);
     }
-    // What was declared of the old head's results.
+    // These declarations describe results of the old head.
     graph.value_info.clear();
     for info in &mut graph.output {
         info.r#type = None;
@@ -91,7 +92,7 @@ fn behind_the_head(head: &Head, classes: usize, error: &Error) -> String {
     )
 }
 
-/// The tensors of a head with the axes that count the classes and the streams that they are drawn from.
+/// Returns the tensors of a head, each with its class axis and random stream.
 fn parts(typed: &Graph, head: &Head) -> Vec<(Arc<str>, usize, u64)> {
     let mut found: Vec<(Arc<str>, usize, u64)> = vec![(head.weight.as_str().into(), head.axis, STREAMS[0])];
     if let Some(bias) = &head.bias {
@@ -102,20 +103,21 @@ fn parts(typed: &Graph, head: &Head) -> Vec<(Arc<str>, usize, u64)> {
     found
 }
 
-/// How many numbers each score is the sum of.
+/// Returns the number of inputs of each score.
 fn terms(typed: &Graph, head: &Head) -> usize {
     let weight = typed.find(&head.weight).and_then(|id| typed.value(id).constant.as_ref());
     weight.map_or(1, |weight| (weight.len() / head.classes.max(1)).max(1))
 }
 
-/// Numbers from `-1 / sqrt(terms)` to `1 / sqrt(terms)`, the same for a seed on every machine.
+/// Draws numbers from `-1 / sqrt(terms)` to `1 / sqrt(terms)`. A seed gives the same numbers on every
+/// machine.
 fn drawn(dims: &[usize], terms: usize, seed: u64, stream: u64) -> Vec<f32> {
     let bound = 1.0 / (terms as f32).sqrt();
     let unit = |index: u64| (random_bits(seed, stream, index) >> 8) as f32 / (1 << 24) as f32;
     (0..dims.iter().product::<usize>() as u64).map(|index| bound * (2.0 * unit(index) - 1.0)).collect()
 }
 
-/// Puts a tensor in the place of a constant of a message, be it an initializer or the value of a node.
+/// Replaces a constant of a message: an initializer or the value of a Constant node.
 fn replace(graph: &mut GraphProto, name: &str, tensor: &Tensor) {
     graph.node.retain(|node| !(node.input.is_empty() && node.output.iter().any(|output| output == name)));
     graph.initializer.retain(|known| known.name != name);

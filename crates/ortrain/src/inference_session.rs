@@ -1,4 +1,4 @@
-//! Running a model as it is.
+//! Inference with a model as it is.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -30,7 +30,7 @@ use crate::{
     over_limit,
 };
 
-/// How an [`InferenceSession`] is made.
+/// Options of an [`InferenceSession`].
 ///
 /// ```
 /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -43,24 +43,24 @@ use crate::{
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct SessionOptions {
-    /// What runs it; [`default_backend`] unless given.
+    /// Backend; the default is [`default_backend`].
     pub backend: Option<Arc<dyn Backend>>,
-    /// Most bytes that a run may take: constants, values, scratch of kernels. No limit unless given.
+    /// Memory limit of a run in bytes: constants, values, scratch of kernels. The default is no limit.
     pub memory_limit: Option<usize>,
-    /// Most iterations of a loop; [`ITERATION_LIMIT`] unless given.
+    /// Maximum iterations of a loop; the default is [`ITERATION_LIMIT`].
     pub iteration_limit: Option<u64>,
-    /// How exactly inner products are computed: see [`SessionOptions::precision`].
+    /// Precision of inner products: see [`SessionOptions::precision`].
     pub precision: Precision,
-    /// What may multiply bfloat16 where there is no AMX: see [`SessionOptions::bf16_fallback`].
+    /// Alternative to AMX for bfloat16 products: see [`SessionOptions::bf16_fallback`].
     pub bf16_fallback: Bf16Fallback,
-    /// Who may end a run early: see [`SessionOptions::interrupt`].
+    /// Interrupt that can end a run early: see [`SessionOptions::interrupt`].
     pub interrupt: Option<Interrupt>,
-    /// Where the model is written as the session runs it: see [`SessionOptions::optimized_model`].
+    /// Output file of the optimized model: see [`SessionOptions::optimized_model`].
     pub optimized_model: Option<PathBuf>,
 }
 
 impl SessionOptions {
-    /// With this backend.
+    /// Sets the backend.
     ///
     /// ```
     /// use ortrain::{SessionOptions, backend};
@@ -75,7 +75,7 @@ impl SessionOptions {
         self
     }
 
-    /// With at most so many bytes. A run that would take more is refused before it allocates anything.
+    /// Sets the memory limit in bytes. A run that would exceed it is rejected before it allocates memory.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -95,8 +95,8 @@ impl SessionOptions {
         self
     }
 
-    /// With at most so many iterations of a loop ([`ITERATION_LIMIT`] unless given). A loop that still runs then is
-    /// stopped by an error that names it.
+    /// Sets the maximum iterations of a loop (default: [`ITERATION_LIMIT`]). A loop that exceeds it stops
+    /// with an error that names the loop.
     ///
     /// ```
     /// use ortrain::SessionOptions;
@@ -110,7 +110,8 @@ impl SessionOptions {
         self
     }
 
-    /// With somebody who may end a run early: every tenth of a second, between two instructions, it is asked.
+    /// Sets an interrupt that can end a run early. It is polled every tenth of a second, between two
+    /// instructions.
     ///
     /// ```
     /// use ortrain::{Interrupt, SessionOptions};
@@ -124,7 +125,7 @@ impl SessionOptions {
         self
     }
 
-    /// With inner products of this precision instead of [`Precision::F32`]; [`ModuleOptions::precision`] says what that is.
+    /// Sets the precision of inner products (default: [`Precision::F32`]); see [`ModuleOptions::precision`].
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -143,7 +144,8 @@ impl SessionOptions {
         self
     }
 
-    /// With this instead of AMX, where a precision needs one and the machine has none; without it that is an error.
+    /// Sets the alternative to AMX for a precision that needs AMX on a machine without it. The default is an
+    /// error.
     ///
     /// ```
     /// use ortrain::{Bf16Fallback, SessionOptions};
@@ -157,8 +159,8 @@ impl SessionOptions {
         self
     }
 
-    /// With a file that the model is written to as the session runs it, before shapes are known: functions are written out,
-    /// and every value has the type that was found for it.
+    /// Sets a file for the optimized model, before shapes are known: functions are inlined, and every value
+    /// has its inferred type.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -178,7 +180,7 @@ impl SessionOptions {
     }
 }
 
-/// What goes into a model, or comes out of it.
+/// Input or output value of a model.
 ///
 /// ```
 /// use ortrain::{Tensor, Value};
@@ -201,14 +203,14 @@ impl From<Tensor> for Value {
     }
 }
 
-/// Sequences of tensors, with the type of the elements.
+/// Sequences of tensors with their element types.
 type Sequences<'a> = Vec<(DType, &'a [Tensor])>;
 
-/// How many ways of running a model (which outputs, which initializers overridden, values of which sizes in the caller's
-/// memory) are kept.
+/// Capacity of the cache of prepared runs. Its key consists of the requested outputs, the overridden
+/// initializers, and the shapes of values in the caller's memory.
 const KEPT: usize = 32;
 
-/// Any ONNX model, ready to run.
+/// A session that runs any ONNX model.
 ///
 /// ```
 /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -223,36 +225,36 @@ const KEPT: usize = 32;
 #[derive(Debug)]
 pub struct InferenceSession {
     label: String,
-    /// With all initializers as they are in the model.
+    /// Model with its own initializers.
     base: Variant,
-    /// With some of them given by runs. The one used last is last.
+    /// Models with overridden initializers, the most recently used one last.
     variants: Vec<Variant>,
     precision: Precision,
     bf16_fallback: Bf16Fallback,
     backend: Arc<dyn Backend>,
-    /// The one used last is last.
+    /// Prepared runs, the most recently used one last.
     prepared: Vec<Prepared>,
     work: Workspace,
     limits: Limits,
     outputs: Vec<ValueInfo>,
     overridable: Vec<ValueInfo>,
-    /// The model as it was read, if initializers can be given by runs.
+    /// Model as it was read, if runs can override initializers.
     model: Option<LoadedModel>,
     meta: ModelMeta,
     trace: Option<Trace>,
 }
 
-/// A model of which certain initializers are given by runs.
+/// A model with overridden initializers.
 #[derive(Debug)]
 struct Variant {
-    /// These, by their positions among those that can be.
+    /// Indices of these initializers among the overridable ones.
     overridden: Vec<usize>,
     graph: Graph,
-    /// Those that a run must be given, then the initializers.
+    /// Required inputs, then the overridden initializers.
     inputs: Vec<ValueInfo>,
-    /// Of those inputs that are tensors.
+    /// Signature of the tensor inputs.
     signature: Signature,
-    /// Inputs that nodes write to where they can: never read where they lie.
+    /// Inputs that nodes update in place; they are never read in place.
     written: FxHashSet<usize>,
 }
 
@@ -264,33 +266,33 @@ impl Variant {
         Ok(Variant { overridden, graph, inputs, signature, written: FxHashSet::default() })
     }
 
-    /// True if a run is to have a copy of the value of an input, at a position.
+    /// Returns true if a run must copy the value of the input at this position.
     fn copies(&self, at: usize, lent: &Lent<'_>, fetches: &[Fetch<'_>]) -> bool {
         self.written.contains(&at) || !is_read_in_place(lent, rooms(fetches))
     }
 }
 
-/// The values of a run, in the order of a variant's inputs, tensors and sequences apart.
+/// Values of a run, in the order of a variant's inputs.
 struct Ordered<'a> {
-    /// Initializers that are given, by their positions among those that can be.
+    /// Indices of overridden initializers among the overridable ones.
     overridden: Vec<usize>,
     feeds: Vec<Feed<'a>>,
 }
 
-/// What a run is prepared for.
+/// Cache key of a prepared run.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Key {
-    /// These outputs; all, if `None`.
+    /// Requested outputs; `None` for all.
     only: Option<Vec<usize>>,
-    /// The shapes of the tensors of each sequence among the inputs.
+    /// Shapes of the tensors of each sequence among the inputs.
     shapes: Vec<Vec<Vec<usize>>>,
-    /// Initializers that are given.
+    /// Indices of overridden initializers.
     overridden: Vec<usize>,
-    /// Inputs that are read where they lie, by position, with their shapes.
+    /// Positions and shapes of inputs that are read in place.
     lent: Vec<(usize, Vec<usize>)>,
 }
 
-/// What a run may take, and who may end it.
+/// Resource limits of runs, and their interrupt.
 #[derive(Clone, Debug)]
 struct Limits {
     memory: Option<usize>,
@@ -299,7 +301,7 @@ struct Limits {
 }
 
 impl Limits {
-    /// A workspace of the session on a backend.
+    /// Creates a workspace on a backend.
     fn workspace(&self, backend: &Arc<dyn Backend>) -> Workspace {
         Workspace::limited(backend.clone(), self.memory, 0)
             .iteration_limit(self.iterations)
@@ -307,7 +309,7 @@ impl Limits {
     }
 }
 
-/// What a session runs, and how.
+/// Model and settings of a session.
 pub(crate) struct Parts<'a> {
     pub(crate) label: &'a str,
     pub(crate) graph: &'a Graph,
@@ -318,7 +320,7 @@ pub(crate) struct Parts<'a> {
     pub(crate) interrupt: &'a Option<Interrupt>,
 }
 
-/// What a model says about itself.
+/// Metadata of a model.
 ///
 /// ```
 /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -330,19 +332,19 @@ pub(crate) struct Parts<'a> {
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ModelMeta {
-    /// What made it.
+    /// Name of the producer.
     pub producer_name: String,
-    /// The name of its graph.
+    /// Name of the graph.
     pub graph_name: String,
-    /// The domain it belongs to, as a reversed host name.
+    /// Domain of the model, as a reversed host name.
     pub domain: String,
-    /// A text about the model.
+    /// Description of the model.
     pub description: String,
-    /// A text about its graph.
+    /// Description of the graph.
     pub graph_description: String,
-    /// The version of the model.
+    /// Version of the model.
     pub version: i64,
-    /// Further entries, by key. Of several with one key it is the last.
+    /// Custom entries by key. The last entry with a key counts.
     pub custom: BTreeMap<String, String>,
 }
 
@@ -370,22 +372,23 @@ impl ModelMeta {
 struct Prepared {
     key: Key,
     runners: ExecutableCache,
-    /// Where the sequences lie, one after the other. Values that are lent are the planes after them.
+    /// Memory of the sequences, in order. Planes with higher ids are values in memory of the caller.
     planes: Vec<Memory>,
-    /// Where each of the outputs comes from.
+    /// Source of each output.
     origins: Vec<Origin>,
 }
 
 #[derive(Clone, Copy, Debug)]
 enum Origin {
-    /// It is delivered as the one with this number.
+    /// Delivered by the program, at this index.
     Delivered(usize),
-    /// It is what became of this sequence.
+    /// Final content of this sequence input.
     Sequence(usize),
 }
 
 impl InferenceSession {
-    /// A session of a model. Initializers are constants; a run may give others in the place of those listed as inputs.
+    /// Creates a session of a model. Initializers are constants; a run may override initializers that are
+    /// also listed as inputs.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -397,7 +400,7 @@ impl InferenceSession {
     /// ```
     ///
     /// # Errors
-    /// When the model cannot be read or run.
+    /// If the model cannot be read or run.
     pub fn new(model: ModelSource, options: SessionOptions) -> Result<InferenceSession> {
         let interrupt = options.interrupt.clone();
         interruptible(interrupt.as_ref(), || InferenceSession::made(model, options))
@@ -445,7 +448,7 @@ impl InferenceSession {
         })
     }
 
-    /// The same session on another backend, for which runs are prepared anew.
+    /// Changes the backend. Prepared runs are discarded.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -457,7 +460,8 @@ impl InferenceSession {
     /// ```
     ///
     /// # Errors
-    /// When the backend does not compute the session's precision; it stays on the one that it has then.
+    /// If the backend does not support the precision of the session; then the session keeps its current
+    /// backend.
     pub fn set_backend(&mut self, backend: &Arc<dyn Backend>) -> Result<()> {
         let backend = backend.with_precision(self.precision, self.bf16_fallback)?;
         self.work = self.limits.workspace(&backend);
@@ -466,7 +470,7 @@ impl InferenceSession {
         Ok(())
     }
 
-    /// Takes down what runs do from now on, call by call, until [`InferenceSession::end_trace`].
+    /// Starts to record a trace of every call, until [`InferenceSession::end_trace`].
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -484,8 +488,9 @@ impl InferenceSession {
         self.trace = Some(Trace::new());
     }
 
-    /// What runs did since [`InferenceSession::begin_trace`], as a list of events in the format of Chrome (JSON); nothing where
-    /// nothing was taken down. The first million of calls is in it.
+    /// Stops recording and returns the trace as a list of events in the Chrome trace format (JSON).
+    ///
+    /// Returns `None` if no trace was recorded. The trace has at most the first million calls.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -498,7 +503,7 @@ impl InferenceSession {
         self.trace.take().map(|trace| trace.to_json())
     }
 
-    /// The initializers that runs may give other values: those that the model lists as inputs, too.
+    /// Returns the initializers that runs may override: initializers that the model also lists as inputs.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -512,14 +517,14 @@ impl InferenceSession {
         &self.overridable
     }
 
-    /// What it runs, and how.
+    /// Returns the model and the settings of the session.
     pub(crate) fn parts(&self) -> Parts<'_> {
         let Limits { memory: limit, iterations, ref interrupt } = self.limits;
         let (graph, backend, precision) = (&self.base.graph, &self.backend, self.precision);
         Parts { label: &self.label, graph, backend, precision, limit, iterations, interrupt }
     }
 
-    /// What the model says about itself.
+    /// Returns the metadata of the model.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -533,7 +538,7 @@ impl InferenceSession {
         &self.meta
     }
 
-    /// How exactly inner products are computed: what [`SessionOptions::precision`] said.
+    /// Returns the precision of inner products, as set by [`SessionOptions::precision`].
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -547,7 +552,7 @@ impl InferenceSession {
         self.precision
     }
 
-    /// What multiplies bfloat16 here, as [`Module::bf16_unit`] says it.
+    /// Returns the unit that multiplies bfloat16, as [`Module::bf16_unit`] does.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -563,7 +568,7 @@ impl InferenceSession {
         self.backend.bf16_unit()
     }
 
-    /// What a run must be given, in order.
+    /// Returns the required inputs of a run, in order.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -577,7 +582,7 @@ impl InferenceSession {
         &self.base.inputs
     }
 
-    /// What a run delivers, in order.
+    /// Returns the outputs of a run, in order.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -591,7 +596,7 @@ impl InferenceSession {
         &self.outputs
     }
 
-    /// Computes the outputs; they come to `deliver` in the order of [`InferenceSession::outputs`].
+    /// Computes the outputs, and passes them to `deliver` in the order of [`InferenceSession::outputs`].
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -606,8 +611,8 @@ impl InferenceSession {
     /// ```
     ///
     /// # Errors
-    /// When the inputs do not fit, the run fails, or the model takes or makes sequences: then
-    /// [`InferenceSession::run_values`] runs it.
+    /// If the inputs do not fit, the run fails, or the model has sequence inputs or outputs: use
+    /// [`InferenceSession::run_values`] for sequences.
     pub fn run(&mut self, inputs: &[Given<'_>], deliver: &mut Deliver<'_>) -> Result<()> {
         self.check_tensors_only("run_values takes and gives sequences, run tensors alone")?;
         self.base.signature.check(inputs)?;
@@ -615,7 +620,8 @@ impl InferenceSession {
         self.execute(at, inputs, &[], deliver)
     }
 
-    /// Computes the outputs and writes them to memory of the caller, in the order of [`InferenceSession::outputs`].
+    /// Computes the outputs and writes them to memory of the caller, in the order of
+    /// [`InferenceSession::outputs`].
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -631,8 +637,8 @@ impl InferenceSession {
     /// ```
     ///
     /// # Errors
-    /// As [`InferenceSession::run`]; when the number, the types or the shapes of `outputs` are not those of the results.
-    /// Nothing has been written then.
+    /// As [`InferenceSession::run`]; also if number, types or shapes of `outputs` do not match the results.
+    /// Then nothing has been written.
     pub fn run_into(&mut self, inputs: &[Given<'_>], outputs: &mut [Destination<'_>]) -> Result<()> {
         self.check_tensors_only("run_values takes and gives sequences, run_into tensors alone")?;
         self.base.signature.check(inputs)?;
@@ -649,7 +655,7 @@ impl InferenceSession {
             self.execute(at, inputs, &[], &mut |k, dtype, dims, value| fill.take(k, dtype, dims, value))?;
             return fill.finish(&self.outputs);
         }
-        // Shapes that depend on values are known when the run is over.
+        // Data-dependent shapes are known after the run.
         let results = collect(|deliver| self.execute(at, inputs, &[], deliver))?;
         for (info, (output, result)) in self.outputs.iter().zip(outputs.iter().zip(&results)) {
             output.check(info, result.dtype(), result.dims())?;
@@ -668,9 +674,10 @@ impl InferenceSession {
         }
     }
 
-    /// Computes the outputs, or `only` those at these positions and nothing that they do not need, in this order.
-    /// Inputs are given in the order of [`InferenceSession::inputs`] and stay as they are, also where the model changes
-    /// sequences in place.
+    /// Computes all outputs, or only the outputs at the positions `only`, in this order.
+    ///
+    /// With `only`, values that these outputs do not need are not computed. Inputs are in the order of
+    /// [`InferenceSession::inputs`] and remain unchanged, even if the model updates sequences in place.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -687,7 +694,7 @@ impl InferenceSession {
     /// ```
     ///
     /// # Errors
-    /// When the inputs do not fit, there is no output at a position, or the run fails.
+    /// If the inputs do not fit, a position has no output, or the run fails.
     pub fn run_values(&mut self, inputs: &[Value], only: Option<&[usize]>) -> Result<Vec<Value>> {
         if inputs.len() != self.base.inputs.len() {
             return Err(Error::InputCount {
@@ -705,13 +712,15 @@ impl InferenceSession {
         Ok(found.into_iter().flatten().collect())
     }
 
-    /// Computes outputs from inputs by name. Values may lie in memory of the caller's, where they are read or written without a
-    /// copy of them being made in between. Besides inputs, `feeds` may name
-    /// [`InferenceSession::overridable_initializers`]: the run has these values in their place. With `restricted` nothing is
-    /// computed that `fetches` do not need, otherwise every output.
+    /// Computes outputs from inputs by name. Values in memory of the caller are read and written in place
+    /// where possible.
     ///
-    /// For each of `fetches` its value comes back, or nothing where it was written into memory. An output may be written
-    /// where an input lies.
+    /// Besides inputs, `feeds` may name [`InferenceSession::overridable_initializers`], to override them for
+    /// this run. With `restricted`, only the values for `fetches` are computed; otherwise every output is
+    /// computed.
+    ///
+    /// Returns a value for each of `fetches`, or `None` if it was written into memory. An output may
+    /// overwrite the memory of an input.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -730,8 +739,8 @@ impl InferenceSession {
     /// ```
     ///
     /// # Errors
-    /// When a name is unknown, given twice or missing, a value does not fit, memory is too small, read-only, or that of
-    /// two outputs, or the run fails. Nothing has been written then.
+    /// If a name is unknown, missing or occurs twice; a value does not fit; memory is too small, read-only,
+    /// or shared by two outputs; or the run fails. Then nothing has been written.
     pub fn run_bound(
         &mut self,
         feeds: &[(&str, Feed<'_>)],
@@ -742,9 +751,11 @@ impl InferenceSession {
         self.run_ordered(ordered, fetches, restricted, None)
     }
 
-    /// As [`InferenceSession::run_bound`], with tensors delivered as [`InferenceSession::run`] delivers them: by their places
-    /// among `fetches`, and on the device on which the session runs. Tensors that are written into memory are not delivered;
-    /// sequences come back.
+    /// Runs like [`InferenceSession::run_bound`], but passes tensors to `deliver` like
+    /// [`InferenceSession::run`].
+    ///
+    /// Tensors are delivered with their index in `fetches`, on the device of the session. Tensors that are
+    /// written into memory are not delivered; sequences are returned.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -763,7 +774,7 @@ impl InferenceSession {
     /// ```
     ///
     /// # Errors
-    /// As [`InferenceSession::run_bound`], and those of the function.
+    /// As [`InferenceSession::run_bound`], and the errors of `deliver`.
     pub fn run_delivered(
         &mut self,
         feeds: &[(&str, Feed<'_>)],
@@ -775,7 +786,7 @@ impl InferenceSession {
         self.run_ordered(ordered, fetches, restricted, Some(deliver))
     }
 
-    /// The values of a run in the order of inputs.
+    /// Sorts the values of a run into the order of the inputs.
     fn ordered<'v>(&self, feeds: &[(&str, Feed<'v>)]) -> Result<Ordered<'v>> {
         let given = |name: &str| feeds.iter().find(|(known, _)| *known == name).map(|(_, feed)| *feed);
         let mut ordered = Ordered { overridden: Vec::new(), feeds: Vec::with_capacity(feeds.len()) };
@@ -795,7 +806,7 @@ impl InferenceSession {
         Ok(ordered)
     }
 
-    /// The error of a name that is unknown or given twice.
+    /// Returns the error for an unknown or duplicate name.
     fn wrong_name(&self, feeds: &[(&str, Feed<'_>)]) -> Error {
         let known: Vec<&str> =
             self.base.inputs.iter().chain(&self.overridable).map(|info| info.name.as_str()).collect();
@@ -830,7 +841,7 @@ impl InferenceSession {
         let variant = variant_of(&mut self.base, &mut self.variants, &overridden);
         check_feeds(variant, &feeds)?;
 
-        // What is read where it lies, what is copied first, and sequences.
+        // Split into values to read in place, values to copy first, and sequences.
         let device = self.backend.device();
         let is_elsewhere = |lent: &Lent<'_>| lent.memory.device() != device;
         let copy = |(k, feed): (usize, &Feed<'_>)| match feed {
@@ -859,7 +870,8 @@ impl InferenceSession {
         }
         key.overridden = overridden;
         let at = self.prepared(&key)?;
-        // Values that nodes write to were found meanwhile: they are copied after all.
+        // Preparation found that nodes update some of these values in place: such values are copied after
+        // all.
         if self.prepared[at].key != key {
             let Key { overridden, .. } = key;
             return self.run_ordered(Ordered { overridden, feeds }, fetches, restricted, deliver);
@@ -946,7 +958,7 @@ impl InferenceSession {
         sources.iter().enumerate().map(value).collect()
     }
 
-    /// Runs what is prepared on checked values.
+    /// Runs a prepared executable on checked values.
     fn execute(
         &mut self,
         at: usize,
@@ -971,8 +983,8 @@ impl InferenceSession {
         })
     }
 
-    /// An error of a run on values in the caller's memory; where it takes more than it may, with what helps, as if the values
-    /// had been copied.
+    /// Explains an error of a run on values in the caller's memory. The advice for a memory-limit error
+    /// assumes a run on copies.
     fn explained_with_copies(&mut self, error: Error, feeds: &[Feed<'_>], key: &Key) -> Error {
         let Error::Run(RunError::OverLimit(_)) = &error else { return error };
         let copies: Vec<Tensor> = feeds.iter().filter_map(|feed| whole_copy(feed).ok()?).collect();
@@ -983,7 +995,7 @@ impl InferenceSession {
         over_limit::explained(error, &self.prepared[at].runners, &variant.signature, &self.work, &tensors)
     }
 
-    /// The shapes of the results that are delivered, of those that are known before a run.
+    /// Returns the shapes of the delivered results; `None` for shapes that are unknown before a run.
     fn known_shapes(&mut self, at: usize, tensors: &[Given<'_>]) -> Result<Vec<Option<Vec<usize>>>> {
         let Prepared { key, runners, .. } = &mut self.prepared[at];
         let found = runners.executor(&self.work, tensors).map(|runner| {
@@ -1001,7 +1013,7 @@ impl InferenceSession {
         })
     }
 
-    /// Makes the model with certain initializers given by runs, if it was not made before.
+    /// Creates the model with certain overridden initializers, unless it exists.
     fn make_variant(&mut self, overridden: &[usize]) -> Result<()> {
         if overridden.is_empty() {
             return Ok(());
@@ -1035,8 +1047,8 @@ impl InferenceSession {
         Ok(())
     }
 
-    /// The position of what runs this. Where it turns out that nodes write to values that were to be read where they lie,
-    /// it is what is prepared for another key.
+    /// Returns the index of the prepared run for a key. If nodes update some of the inputs that should be
+    /// read in place, the run is prepared for a key without them.
     fn prepared(&mut self, key: &Key) -> Result<usize> {
         match self.prepared.iter().position(|known| known.key == *key) {
             Some(at) => self.prepared[at..].rotate_left(1),
@@ -1103,7 +1115,7 @@ impl InferenceSession {
                 places.iter().map(|place| PartTensor { start: place.start / size, len: place.len() / size });
             let tensors = tensors.collect();
             let part = PlanePart { dtype: info.dtype, plane, offset: 0, len: bytes / size, tensors };
-            // Of an empty sequence there is nothing to compute.
+            // An empty sequence requires no computation.
             roles.push(Role::Planes(if bytes == 0 { Vec::new() } else { vec![part] }));
             planes.push(self.backend.allocate(bytes, bytes).map_err(RunError::from)?);
         }
@@ -1132,7 +1144,7 @@ impl InferenceSession {
         Ok(Prepared { key, runners, planes, origins })
     }
 
-    /// The graph and the programs made so far, as text.
+    /// Returns the graph and the programs compiled so far, as text.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -1153,7 +1165,7 @@ impl InferenceSession {
     }
 }
 
-/// The model with these initializers given by runs, which was made.
+/// Returns the existing variant with these overridden initializers.
 fn variant_of<'a>(
     base: &'a mut Variant,
     variants: &'a mut [Variant],
@@ -1162,8 +1174,8 @@ fn variant_of<'a>(
     variants.iter_mut().find(|variant| variant.overridden == overridden).unwrap_or(base)
 }
 
-/// The initializers that runs may give other values. Before version 4 of the format every initializer was an input, too, and
-/// that meant nothing.
+/// Returns the initializers that runs may override. Before IR version 4, every initializer was also an input,
+/// without this meaning.
 fn overridable(label: &str, model: &LoadedModel) -> Result<Vec<ValueInfo>> {
     const FIRST_VERSION: i64 = 4;
     let Some(graph) = model.proto.graph.as_ref().filter(|_| model.proto.ir_version >= FIRST_VERSION) else {
@@ -1175,7 +1187,7 @@ fn overridable(label: &str, model: &LoadedModel) -> Result<Vec<ValueInfo>> {
     if listed.is_empty() {
         return Ok(Vec::new());
     }
-    // Inputs of a graph of nothing else.
+    // A graph with inputs only.
     let proto = ModelProto {
         graph: Some(GraphProto { input: listed, ..GraphProto::default() }),
         ..ModelProto::default()
@@ -1185,10 +1197,10 @@ fn overridable(label: &str, model: &LoadedModel) -> Result<Vec<ValueInfo>> {
     declared.inputs.iter().map(|&id| ValueInfo::of_any(label, &declared, id)).collect()
 }
 
-/// Writes the model as a session runs it, in the version of its operators that it has.
+/// Writes the optimized model, at the opset of the original model.
 fn write_optimized(label: &str, model: &LoadedModel, graph: &Graph, path: &Path) -> Result<()> {
     let message = |opset| training_message(label, &model.proto, graph.clone(), opset);
-    // An operator of a domain of its own may have no spelling in an old version.
+    // An operator of another domain may have no equivalent in an old opset.
     let mut proto = message(opset_of(&model.proto)).or_else(|_| message(NEWEST_OPSET))?;
     proto.metadata_props.clone_from(&model.proto.metadata_props);
     if let (Some(written), Some(read)) = (&mut proto.graph, &model.proto.graph) {
@@ -1225,7 +1237,7 @@ fn check_feeds(variant: &mut Variant, feeds: &[Feed<'_>]) -> Result<()> {
     variant.signature.check_described(described(feeds).into_iter())
 }
 
-/// Checks what is known of the places of outputs before a run.
+/// Checks the output buffers against the types that are known before a run.
 pub(crate) fn check_rooms(outputs: &[ValueInfo], fetches: &[Fetch<'_>]) -> Result<()> {
     let mut spans: Vec<(&str, (usize, usize))> = Vec::new();
     for fetch in fetches {
@@ -1263,7 +1275,7 @@ pub(crate) fn check_rooms(outputs: &[ValueInfo], fetches: &[Fetch<'_>]) -> Resul
     Ok(())
 }
 
-/// Checks that a result of a shape goes where it is to be written.
+/// Checks that an output buffer has the shape of the result.
 pub(crate) fn check_room(info: &ValueInfo, into: &Lent<'_>, dims: &[usize]) -> Result<()> {
     if into.dims == dims {
         return Ok(());
@@ -1273,7 +1285,7 @@ pub(crate) fn check_room(info: &ValueInfo, into: &Lent<'_>, dims: &[usize]) -> R
     Err(Error::Output { name, expected, found, dims: Some(dims.to_vec()) })
 }
 
-/// Where the tensors of a sequence lie in its plane, in bytes.
+/// Returns the byte ranges of the tensors of a sequence in its plane.
 fn places(dtype: DType, shapes: &[Vec<usize>]) -> Vec<Range<usize>> {
     let mut end = 0;
     let place = |dims: &Vec<usize>| {

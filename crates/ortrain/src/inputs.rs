@@ -1,4 +1,4 @@
-//! What a model takes and gives, and whether what is given fits.
+//! Inputs and outputs of a model, and checks of input values.
 
 use std::fmt;
 use std::sync::Arc;
@@ -26,14 +26,14 @@ pub struct ValueInfo {
     pub name: String,
     /// The element type.
     pub dtype: DType,
-    /// The size of each axis; `None` while not even their number is known.
+    /// Size of each axis; `None` if the rank is unknown.
     pub shape: Option<Vec<Dim>>,
-    /// Whether it is a sequence of tensors; their shapes are not known.
+    /// True for a sequence of tensors; their shapes are unknown.
     pub sequence: bool,
 }
 
 impl ValueInfo {
-    /// A value of a graph, which must be a tensor.
+    /// Describes a value of a graph. The value must be a tensor.
     pub(crate) fn of(model: &str, graph: &Graph, id: ValueId) -> Result<ValueInfo> {
         let info = ValueInfo::of_any(model, graph, id)?;
         match info.sequence {
@@ -45,7 +45,7 @@ impl ValueInfo {
         }
     }
 
-    /// A value of a graph, a tensor or a sequence.
+    /// Describes a value of a graph: a tensor or a sequence.
     pub(crate) fn of_any(model: &str, graph: &Graph, id: ValueId) -> Result<ValueInfo> {
         let name = graph.name_of(id).to_owned();
         match &graph.value(id).ty {
@@ -83,13 +83,13 @@ enum Axis {
     Symbol(usize),
 }
 
-/// The inputs a user gives, and the checks they must pass.
+/// The inputs of a model, and the checks of their values.
 #[derive(Debug)]
 pub(crate) struct Signature {
     pub(crate) infos: Vec<ValueInfo>,
     axes: Vec<Option<Vec<Axis>>>,
     symbols: Vec<Arc<str>>,
-    /// While checking: the size of each symbol, and the input that had it first.
+    /// During a check: the size of each symbol, and the first input with this symbol.
     sizes: Vec<Option<(usize, usize)>>,
 }
 
@@ -115,13 +115,13 @@ impl Signature {
         Signature { infos, axes, symbols, sizes }
     }
 
-    /// The size of the batch: that of the first input's first axis, if the model leaves it open.
+    /// Returns the batch size: the size of the first axis of the first input, if that axis is symbolic.
     pub(crate) fn batch(&self, given: &[Given<'_>]) -> Option<usize> {
         let first = self.axes.first()?.as_ref()?.first()?;
         matches!(first, Axis::Symbol(_)).then(|| given.first()?.dims.first().copied()).flatten()
     }
 
-    /// The shapes of inputs with another size of the batch.
+    /// Returns the shapes of the inputs with another batch size.
     pub(crate) fn with_batch(&self, given: &[Given<'_>], size: usize) -> Vec<Vec<usize>> {
         let batch = match self.axes.first().and_then(|axes| axes.as_ref()?.first()) {
             Some(Axis::Symbol(symbol)) => Some(*symbol),
@@ -137,12 +137,12 @@ impl Signature {
         given.iter().zip(&self.axes).map(resized).collect()
     }
 
-    /// Checks number, types and shapes. Allocates only to complain.
+    /// Checks number, types and shapes. Allocates only for an error.
     pub(crate) fn check(&mut self, given: &[Given<'_>]) -> Result<()> {
         self.check_described(given.iter().map(|value| (value.dtype, value.dims, value.bytes.len())))
     }
 
-    /// The same of values of which no more is known than element type, shape and number of bytes.
+    /// Checks values of known element type, shape and number of bytes.
     pub(crate) fn check_described<'v>(
         &mut self,
         given: impl ExactSizeIterator<Item = (DType, &'v [usize], usize)>,

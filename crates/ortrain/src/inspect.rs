@@ -1,4 +1,5 @@
-//! What of a model would be trained, what would not, and why, before anything is written.
+//! Inspection of a model before training: trained and frozen constants with the reasons, obstacles, cost of a
+//! step.
 
 use ortrain_graph::{DType, Graph, Node, ValueId, ValueType, listed};
 use ortrain_onnx::LoadedModel;
@@ -24,7 +25,7 @@ use crate::suggest::hint_in;
 use crate::{Error, FileKind, InspectOptions, ModelSource, Result, StepCost};
 use crate::{classifier_scores, postprocessing};
 
-/// What becomes of a constant of a model in training.
+/// Role of a model's constant in training.
 ///
 /// ```
 /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -55,27 +56,29 @@ pub use ortrain_ops::training::{Confidence, ParameterRole};
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ParameterInfo {
-    /// Its name.
+    /// Name of the constant.
     pub name: String,
-    /// Its element type.
+    /// Element type.
     pub dtype: DType,
-    /// Its shape.
+    /// Shape.
     pub dims: Vec<usize>,
-    /// What becomes of it if nobody says otherwise.
+    /// Role by default.
     pub role: ParameterRole,
     /// Strength of the evidence for the role.
     pub confidence: Confidence,
-    /// Why, as a part of a sentence.
+    /// Reason for the role, as a part of a sentence.
     pub reason: String,
-    /// The nodes that use it, by their names; a node without one by the name of its first result.
+    /// Names of the nodes that use the constant; for a node without a name, the name of its first output.
     pub nodes: Vec<String>,
-    /// Its layer, if it is trained, from the end: 1 is the last one. A layer is a node with weights (a convolution, a
-    /// product, a normalization, an embedding, a recurrent layer), together with constants that its results are added to
-    /// or multiplied by; layers are in the order of their nodes. A constant of several layers belongs to the last of them.
+    /// Layer of a trained constant, counted from the end: 1 is the last layer.
+    ///
+    /// A layer is a node with weights (a convolution, a product, a normalization, an embedding, a recurrent
+    /// layer), together with constants that are added to or multiplied with its results. Layers are in node
+    /// order. A constant of several layers belongs to the last of them.
     pub layer: Option<usize>,
 }
 
-/// What stands in the way of training a model.
+/// A reason why a model cannot be trained.
 ///
 /// ```
 /// use ortrain::{ModelProto, ModelSource, Obstacle, Scope, inspect};
@@ -99,17 +102,17 @@ pub struct ParameterInfo {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Obstacle {
-    /// The node, as messages name it, if it is one.
+    /// Node, as messages name it, if the obstacle is a node.
     pub node: Option<String>,
-    /// Its operator.
+    /// Operator of the node.
     pub operator: Option<String>,
-    /// What is wrong.
+    /// Description of the obstacle.
     pub what: String,
-    /// What helps.
+    /// Remedy.
     pub fix: String,
 }
 
-/// A node through which no gradient goes back.
+/// A node that passes no gradient to its inputs.
 ///
 /// ```
 /// use ortrain::{GradientStop, Scope, inspect};
@@ -123,19 +126,19 @@ pub struct Obstacle {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct GradientStop {
-    /// The node, as messages name it.
+    /// Node, as messages name it.
     pub node: String,
-    /// Its operator.
+    /// Operator of the node.
     pub operator: String,
-    /// Why.
+    /// Reason.
     pub reason: String,
-    /// The constants that are not trained for it: no gradient reaches them on another way.
+    /// Constants that are therefore not trained: no gradient reaches them on another path.
     pub parameters: Vec<String>,
-    /// What helps, if it should not be so.
+    /// Remedy, if the stop is not intended.
     pub fix: String,
 }
 
-/// A value at which PyTorch may pass no gradient, for `detach` and `no_grad` leave no trace in a file.
+/// A value at which PyTorch may have stopped the gradient: `detach` and `no_grad` leave no trace in a file.
 ///
 /// ```
 /// use ortrain::{Scope, StopCandidate, inspect};
@@ -149,7 +152,7 @@ pub struct GradientStop {
 #[doc(inline)]
 pub use ortrain_ops::training::StopCandidate;
 
-/// A node that does not run as a part of one program.
+/// A node that is not part of a single program.
 ///
 /// ```
 /// use ortrain::{NodeNote, Scope, inspect};
@@ -163,15 +166,15 @@ pub use ortrain_ops::training::StopCandidate;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct NodeNote {
-    /// The node, as messages name it.
+    /// Node, as messages name it.
     pub node: String,
-    /// Its operator.
+    /// Operator of the node.
     pub operator: String,
-    /// What becomes of it.
+    /// Execution of the node.
     pub what: String,
 }
 
-/// What is known of a model before it is trained.
+/// Findings about a model before training.
 ///
 /// The text of an inspection is a short report; with `{:#}` it has every tensor and every node:
 ///
@@ -187,41 +190,43 @@ pub struct NodeNote {
 #[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct Inspection {
-    /// What the file is. Of what is no forward model there are only `parameters` and `inputs`.
+    /// Kind of the file. Files other than forward models only have `parameters` and `inputs`.
     pub kind: FileKind,
-    /// The inputs that a run is given, each with its type.
+    /// Inputs of a run, each with its type.
     pub inputs: Vec<(String, String)>,
-    /// The initializers of the model, in its order, those of subgraphs last, then the values of Constant nodes.
+    /// Initializers of the model in its order, then initializers of subgraphs, then the values of Constant
+    /// nodes.
     pub parameters: Vec<ParameterInfo>,
-    /// Why the model cannot be trained as it is, if it cannot: the error that making artifacts would give.
+    /// Reason why the model cannot be trained as it is: the error of artifact generation.
     pub obstacle: Option<String>,
-    /// Everything that stands in the way, with what helps.
+    /// All obstacles, with their remedies.
     pub obstacles: Vec<Obstacle>,
-    /// Nodes between constants and the loss through which no gradient goes back. That may well be meant so.
+    /// Nodes between constants and the loss that pass no gradient. This may be intended.
     pub stops: Vec<GradientStop>,
-    /// Values at which PyTorch may have passed no gradient, and why they look like it.
+    /// Values at which PyTorch may have stopped the gradient, with the reasons.
     pub stop_candidates: Vec<StopCandidate>,
-    /// What may not be meant so, and which value to name instead: an output that is no logit, a loss in the model on what
-    /// it was not made for.
+    /// Possible mistakes, each with the value to name instead: an output that is no logit, or a loss in the
+    /// model on unsuitable values.
     pub warnings: Vec<String>,
-    /// A sentence about trained constants that may be no parameters, if there are any.
+    /// A sentence about trained constants that may be no parameters.
     pub about_guesses: Option<String>,
     /// Nodes that run on the host.
     pub host_steps: Vec<NodeNote>,
     /// Nodes that choose or repeat subgraphs.
     pub control_flow: Vec<NodeNote>,
-    /// Inputs whose shapes must be said before a step can be planned, each with its type.
+    /// Inputs with unknown shapes that a plan of a step requires, each with its type.
     pub open_inputs: Vec<(String, String)>,
     /// Inputs with values that decide shapes: a step cannot be planned before a run.
     pub value_inputs: Vec<String>,
-    /// What a training step computes and takes, if all shapes are known.
+    /// Cost of a training step, if all shapes are known.
     pub step: Option<StepCost>,
-    /// Of an optimizer model, and of a checkpoint with settings of an optimizer: the optimizer, its settings and groups.
+    /// The optimizer with its settings and groups, for an optimizer model or a checkpoint with optimizer
+    /// settings.
     pub optimizer: Option<OptimizerSpec>,
 }
 
 impl Inspection {
-    /// The names of a role, in the model's order.
+    /// Returns the names of the constants with a role, in the model's order.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -238,7 +243,7 @@ impl Inspection {
     }
 }
 
-/// Which values the loss is made of.
+/// Values that the loss depends on.
 ///
 /// ```
 /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -261,23 +266,29 @@ pub enum Scope {
     Values(Vec<String>),
 }
 
-/// Says which constants of a model would be trained: floats that reach the loss through operators with a gradient, as far
-/// as they were not computed from data or by a formula. Not trained are
+/// Inspects a model and determines which constants would be trained.
 ///
-/// - running statistics, and the mean, variance or deviation of a normalization that is written as arithmetic;
-/// - what prepares an input of the model element by element in front of its first layer: a mean, a scale;
-/// - tables of sines of positions, the frequencies that positions are multiplied by, and what else meets nothing but
-///   integers;
-/// - ones and zeros that an exporter wrote where a normalization has no scale and no bias of its own, and first states of
-///   recurrent layers whose values are all equal;
-/// - tensors of one number that a program filled, then wrote parts of other values into, joined or chose from;
-/// - tables that count, points of a grid, strides, sizes of boxes, coordinates that a small network turns into a bias;
-/// - terms that hide scores of an attention from its softmax, one filter for all channels, the vectors of a power iteration;
-/// - single numbers in arithmetic (an epsilon, an exponent). A number of one element is trained where its input of a node is
-///   one for weights, where it is the bias of one output, and where its name says so: a word (`bias`, `logit_scale`) or a path
-///   of attributes (`blocks.0.gate`), as exporters give it to parameters.
+/// Trained are floats that reach the loss through differentiable operators, unless the exporter computed them
+/// from data or by a formula. Not trained are
 ///
-/// Each has its reason and the strength of the evidence in the report; `requires_grad` of artifacts names others.
+/// - running statistics, and the mean, variance or deviation of a normalization that is written as
+///   arithmetic;
+/// - constants of element-wise preprocessing of an input before the first layer: a mean, a scale;
+/// - tables of sines of positions, the frequencies that positions are multiplied by, and constants that are
+///   only combined with integers;
+/// - ones and zeros that an exporter wrote for a normalization without scale and bias, and initial states of
+///   recurrent layers with equal values;
+/// - one-element tensors that a program filled, then updated in part, concatenated or selected from;
+/// - tables of counts, grid points, strides, box sizes, coordinates that a small network turns into a bias;
+/// - attention masks that are added to scores before the softmax, one filter for all channels, the vectors of
+///   a power iteration;
+/// - scalars in arithmetic (an epsilon, an exponent). A one-element constant is trained in three cases: it is
+///   a weight input of a node, it is the bias of one output, or its name indicates a parameter. Such a name
+///   has a word (`bias`, `logit_scale`) or a path of attributes (`blocks.0.gate`), as exporters name
+///   parameters.
+///
+/// The report gives a reason and the strength of the evidence for each constant; `requires_grad` of artifacts
+/// overrides the choice.
 ///
 /// ```
 /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -290,12 +301,14 @@ pub enum Scope {
 /// ```
 ///
 /// # Errors
-/// When the file cannot be read, or a value of the scope is not there. What is wrong with its operators is in the report.
+/// If the file cannot be read, or a value of the scope does not exist. Errors of operators are part of the
+/// report.
 pub fn inspect(model: ModelSource, scope: &Scope) -> Result<Inspection> {
     inspect_with(model, scope, &InspectOptions::default())
 }
 
-/// As [`inspect`], and plans a training step for inputs of these shapes. The plan is that of a [`Module`](crate::Module).
+/// Inspects a model like [`inspect`], and plans a training step of a [`Module`](crate::Module) for inputs of
+/// these shapes.
 ///
 /// ```
 /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -310,7 +323,7 @@ pub fn inspect(model: ModelSource, scope: &Scope) -> Result<Inspection> {
 /// ```
 ///
 /// # Errors
-/// As [`inspect`], and when the shapes do not fit the model.
+/// As [`inspect`]; also if the shapes do not fit the model.
 pub fn inspect_with(model: ModelSource, scope: &Scope, options: &InspectOptions) -> Result<Inspection> {
     let label = model.label("the model");
     if let Some(found) = inspect_other(&model)? {
@@ -342,7 +355,7 @@ pub fn inspect_with(model: ModelSource, scope: &Scope, options: &InspectOptions)
     let shapes: Option<Vec<(String, Vec<usize>)>> =
         shapes.into_iter().map(|(name, dims)| Some((name, dims?))).collect();
     if inspection.obstacles.is_empty() && !values.is_empty() {
-        // Artifacts are made for open sizes, too: what keeps them from being made is an obstacle for every size.
+        // Artifacts support symbolic sizes, too: an error of their generation is an obstacle for every size.
         let made = made_for(&label, model, &inspection, &values);
         let planned = made.and_then(|made| shapes.map(|shapes| plan(made, shapes)).transpose());
         match planned {
@@ -371,7 +384,7 @@ pub fn inspect_with(model: ModelSource, scope: &Scope, options: &InspectOptions)
     Ok(inspection)
 }
 
-/// An error where something is asked of a file that only a forward model has.
+/// Returns an error if the scope or options require a forward model.
 fn unplanned(label: &str, kind: FileKind, scope: &Scope, options: &InspectOptions) -> Result<()> {
     if *scope == Scope::Outputs && *options == InspectOptions::default() {
         return Ok(());
@@ -386,17 +399,16 @@ fn unplanned(label: &str, kind: FileKind, scope: &Scope, options: &InspectOption
     })
 }
 
-/// [`inspect`] for a model that was read already, of which nothing is planned. What is wrong with its operators is an
-/// error.
+/// Inspects a loaded model like [`inspect`], without a plan of a step. Errors of operators are errors.
 ///
 /// # Errors
-/// As [`inspect`].
+/// As [`inspect`]; also for errors of operators.
 pub(crate) fn inspect_loaded(label: &str, model: &LoadedModel, scope: &Scope) -> Result<Inspection> {
     let looked = look(label, model, scope)?;
     looked.failure.map_or(Ok(looked.inspection), Err)
 }
 
-/// As [`inspect`], but what is wrong with the operators of the model is an error.
+/// Inspects a model like [`inspect`], but errors of operators are errors.
 ///
 /// ```
 /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -407,29 +419,29 @@ pub(crate) fn inspect_loaded(label: &str, model: &LoadedModel, scope: &Scope) ->
 /// ```
 ///
 /// # Errors
-/// As [`inspect`].
+/// As [`inspect`]; also for errors of operators.
 #[doc(hidden)]
 pub fn inspect_strictly(model: ModelSource, scope: &Scope) -> Result<Inspection> {
     let label = model.label("the model");
     inspect_loaded(&label, &model.load_for_gradients()?, scope)
 }
 
-/// What helps where nothing better is known.
+/// General remedy.
 const OTHERWISE: &str = "change the model so that this does not hold";
 
-/// What a look at a model finds.
+/// Result of an inspection without a plan.
 struct Looked {
     inspection: Inspection,
-    /// Why the model cannot be read at all.
+    /// Reason why the graph cannot be used at all.
     failure: Option<Error>,
     graph: Graph,
-    /// The floats that the loss is to be made of.
+    /// Float values that the loss depends on.
     values: Vec<(String, ValueType)>,
 }
 
-/// Everything but a plan.
+/// Inspects a model without a plan of a step.
 fn look(label: &str, model: &LoadedModel, scope: &Scope) -> Result<Looked> {
-    // What lies behind the values that are asked for does not matter.
+    // Nodes after the requested values are irrelevant.
     let tensors = classifier_scores::with_tensors(model);
     let model = tensors.as_ref().unwrap_or(model);
     let outputs = postprocessing::outputs(model);
@@ -440,7 +452,7 @@ fn look(label: &str, model: &LoadedModel, scope: &Scope) -> Result<Looked> {
     };
     let shorter = postprocessing::without(model, &asked);
     let model = shorter.as_ref().unwrap_or(model);
-    // Constants of subgraphs are parameters like others.
+    // Constants of subgraphs are parameters, too.
     let inner = constants_of_subgraphs(&model.proto);
     let lifted = if inner.is_empty() {
         None
@@ -451,7 +463,7 @@ fn look(label: &str, model: &LoadedModel, scope: &Scope) -> Result<Looked> {
         Some(model.with_proto(proto))
     };
     let model = lifted.as_ref().unwrap_or(model);
-    // What a constant is for, its nodes say; the gradients may be the user's.
+    // The nodes of a body determine the roles of its constants; the gradients may be custom.
     let own_gradients = model.proto.graph.as_ref().is_some_and(keeps_nodes);
     let written_out = own_gradients.then(|| {
         let mut model = model.clone();
@@ -484,7 +496,7 @@ fn look(label: &str, model: &LoadedModel, scope: &Scope) -> Result<Looked> {
     let mut wanted: Vec<(usize, ValueId)> = Vec::new();
     for name in constants(&raw) {
         let Some(id) = whole.find(&name) else { continue };
-        // Of what is no tensor of known size (a string, a sparse one) nothing can be trained.
+        // Only tensors of known size can be trained (not strings or sparse tensors).
         let ValueType::Tensor(dtype, Some(shape)) = &whole.value(id).ty else { continue };
         let Some(dims) = shape.concrete() else { continue };
         let dtype = *dtype;
@@ -492,7 +504,7 @@ fn look(label: &str, model: &LoadedModel, scope: &Scope) -> Result<Looked> {
         match graph.find(&name) {
             _ if role != ParameterRole::Trained => {}
             Some(id) => wanted.push((inspection.parameters.len(), id)),
-            // What is made inside of a call with a gradient of the user's is no value of its own.
+            // Constants inside a node with a custom gradient are not values of the graph.
             None => {
                 role = ParameterRole::Constant;
                 reason = "it is part of an operator with a gradient of its own".into();
@@ -511,7 +523,7 @@ fn look(label: &str, model: &LoadedModel, scope: &Scope) -> Result<Looked> {
     }
     notes(&whole, &mut inspection);
     inspection.warnings = doubtful_losses(&whole, &[]);
-    // Where the first output is a choice the loss is put on the logits by default.
+    // If the first output is a class choice, the loss uses the logits by default.
     let outputs = values.iter().filter(|_| tensors.is_none()).filter_map(|(name, _)| whole.find(name));
     inspection.warnings.extend(outputs.filter_map(|output| probabilities(&whole, output)));
     inspection.obstacles = wrong.iter().map(|error| obstacle(error, label)).collect();
@@ -541,7 +553,7 @@ fn look(label: &str, model: &LoadedModel, scope: &Scope) -> Result<Looked> {
     Ok(Looked { inspection, failure, graph: whole, values })
 }
 
-/// Which constants a gradient reaches, and where it stops.
+/// Determines the constants that a gradient reaches, and the nodes that stop it.
 fn gradients(
     label: &str,
     mut graph: Graph,
@@ -581,7 +593,7 @@ fn gradients(
             return;
         }
     };
-    // Those that an error keeps from a gradient would be trained without it.
+    // Constants behind an error would be trained otherwise: they keep their role.
     let mut kept: Vec<ValueId> = Vec::new();
     for stop in stops {
         let before = names(&graph, &stop.targets);
@@ -628,7 +640,7 @@ fn gradients(
     }
 }
 
-/// All obstacles as one sentence.
+/// Returns all obstacles as one sentence.
 pub(crate) fn sentence(obstacles: &[Obstacle]) -> String {
     let parts: Vec<String> = obstacles.iter().map(|found| format!("{}; {}", found.what, found.fix)).collect();
     match parts.as_slice() {
@@ -637,7 +649,7 @@ pub(crate) fn sentence(obstacles: &[Obstacle]) -> String {
     }
 }
 
-/// An error as a report has it.
+/// Converts an error into an obstacle of a report.
 pub(crate) fn obstacle(error: &ortrain_ops::Error, label: &str) -> Obstacle {
     use ortrain_ops::{Error as Wrong, OpError};
 
@@ -678,7 +690,7 @@ pub(crate) fn obstacle(error: &ortrain_ops::Error, label: &str) -> Obstacle {
     Obstacle { node, operator, what: error.to_string(), fix }
 }
 
-/// Notes the nodes that are more than a part of a program.
+/// Adds notes about nodes that do not run as part of a program.
 fn notes(graph: &Graph, inspection: &mut Inspection) {
     for node in &graph.nodes {
         for (_, subgraph) in Graph::subgraphs(node) {
@@ -705,7 +717,7 @@ fn notes(graph: &Graph, inspection: &mut Inspection) {
     }
 }
 
-/// The values that gradients come from, each with a gradient of its own.
+/// Returns the values where gradients start, each with a new value for its gradient.
 fn seeds(graph: &mut Graph, scope: &Scope) -> Result<Vec<(ValueId, ValueId)>> {
     let values: Vec<ValueId> = match scope {
         Scope::Outputs => graph.outputs.clone(),
@@ -730,7 +742,7 @@ fn seeds(graph: &mut Graph, scope: &Scope) -> Result<Vec<(ValueId, ValueId)>> {
     Ok(seeds)
 }
 
-/// The names of a graph's initializers, then those of the results of its Constant nodes.
+/// Returns the names of a graph's initializers, then of the outputs of its Constant nodes.
 fn constants(graph: &Graph) -> Vec<String> {
     let producers = graph.producers();
     let initializers = graph

@@ -1,4 +1,4 @@
-//! Inputs and outputs of a run by name, in memory of the caller's where that is wanted.
+//! Inputs and outputs of a run by name, optionally in memory of the caller.
 
 use std::sync::Arc;
 
@@ -22,10 +22,10 @@ use crate::{Lent, Result, Value};
 /// ```
 #[derive(Clone, Copy, Debug)]
 pub enum Feed<'a> {
-    /// A tensor, or bytes of the caller's.
+    /// A tensor, or bytes of the caller.
     Given(Given<'a>),
-    /// Memory that others may write to. Floats are read where they lie, while the run goes; all else as it is when the run
-    /// begins, for indices are checked first and used then.
+    /// Shared memory that others may write to. Floats may be read in place during the run. Other types are
+    /// copied at the start of the run, since indices are checked before use.
     Lent(Lent<'a>),
     /// A sequence of tensors.
     Sequence(&'a [Tensor]),
@@ -53,7 +53,7 @@ impl<'a> From<&'a Value> for Feed<'a> {
 }
 
 impl Feed<'_> {
-    /// The element type and the shape, as messages have them.
+    /// Returns the element type and the shape, as messages show them.
     pub(crate) fn described(&self) -> String {
         let tensor = |dtype: DType, dims: &[usize]| format!("{dtype}{dims:?}");
         match self {
@@ -64,7 +64,7 @@ impl Feed<'_> {
     }
 }
 
-/// An output that a run is to make: see [`InferenceSession::run_bound`](crate::InferenceSession::run_bound).
+/// A requested output of a run: see [`InferenceSession::run_bound`](crate::InferenceSession::run_bound).
 ///
 /// ```
 /// let first = ortrain::Fetch { output: 0, into: None };
@@ -72,17 +72,18 @@ impl Feed<'_> {
 /// ```
 #[derive(Clone, Copy, Debug)]
 pub struct Fetch<'a> {
-    /// Its position among [`InferenceSession::outputs`](crate::InferenceSession::outputs).
+    /// Index among [`InferenceSession::outputs`](crate::InferenceSession::outputs).
     pub output: usize,
-    /// The memory that it is written to; without, it becomes a [`Value`].
+    /// Destination memory; without memory, the result is a [`Value`].
     pub into: Option<Lent<'a>>,
 }
 
-/// From so many bytes on a value is read where it lies. What is smaller costs less to copy than to prepare a program for, and
-/// shapes may be made of it.
+/// Minimum bytes of a value that is read in place. Copying a smaller value costs less than preparing a
+/// program for it, and a small value may decide shapes.
 const LENT_FROM: usize = 4096;
 
-/// True if a run may read a value where it lies: floats, enough of them, that nothing writes while the run goes.
+/// Returns true if a run may read a value in place: aligned floats of sufficient size that the run does not
+/// overwrite.
 pub(crate) fn is_read_in_place(lent: &Lent<'_>, mut written: impl Iterator<Item = (usize, usize)>) -> bool {
     let bytes = byte_length(lent.dtype, lent.dims).unwrap_or(usize::MAX);
     let own = span(lent, bytes);
@@ -91,7 +92,7 @@ pub(crate) fn is_read_in_place(lent: &Lent<'_>, mut written: impl Iterator<Item 
     fits && !written.any(|other| overlap(own, other))
 }
 
-/// The addresses of the memory that results go to.
+/// Returns the address ranges of the output buffers.
 pub(crate) fn rooms<'a>(fetches: &'a [Fetch<'_>]) -> impl Iterator<Item = (usize, usize)> + 'a {
     fetches.iter().filter_map(|fetch| {
         let into = fetch.into.as_ref()?;
@@ -99,7 +100,7 @@ pub(crate) fn rooms<'a>(fetches: &'a [Fetch<'_>]) -> impl Iterator<Item = (usize
     })
 }
 
-/// A copy of a tensor.
+/// Copies a tensor. Returns `None` for a sequence.
 pub(crate) fn whole_copy(feed: &Feed<'_>) -> Result<Option<Tensor>> {
     let (dtype, dims, bytes) = match feed {
         Feed::Given(given) => (given.dtype, given.dims, given.bytes.to_vec()),
@@ -112,7 +113,7 @@ pub(crate) fn whole_copy(feed: &Feed<'_>) -> Result<Option<Tensor>> {
     Ok(Tensor::new(dtype, dims.to_vec(), bytes.into()).ok())
 }
 
-/// The element type, shape and number of bytes of each tensor.
+/// Returns the element type, shape and number of bytes of each tensor.
 pub(crate) fn described<'a>(feeds: &[Feed<'a>]) -> Vec<(DType, &'a [usize], usize)> {
     let of = |feed: &Feed<'a>| match feed {
         Feed::Given(given) => Some((given.dtype, given.dims, given.bytes.len())),
@@ -125,7 +126,8 @@ pub(crate) fn described<'a>(feeds: &[Feed<'a>]) -> Vec<(DType, &'a [usize], usiz
     feeds.iter().filter_map(of).collect()
 }
 
-/// The addresses of the bytes of a value that is lent. Memory on a device counts as one byte, at the address of its handle.
+/// Returns the address range of a value in memory of the caller. Device memory counts as one byte, at the
+/// address of its handle.
 pub(crate) fn span(lent: &Lent<'_>, bytes: usize) -> (usize, usize) {
     let (start, bytes) = match &**lent.memory {
         Memory::Host(memory) => (memory.as_ptr().addr(), bytes),
@@ -134,7 +136,7 @@ pub(crate) fn span(lent: &Lent<'_>, bytes: usize) -> (usize, usize) {
     (start, start.saturating_add(bytes))
 }
 
-/// True if two spans share a byte.
+/// Returns true if two spans share a byte.
 pub(crate) fn overlap(a: (usize, usize), b: (usize, usize)) -> bool {
     a.0.max(b.0) < a.1.min(b.1)
 }

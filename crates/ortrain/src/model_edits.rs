@@ -1,4 +1,4 @@
-//! Changes of a model before anything else is done with it.
+//! Changes of a model before its use.
 
 use ortrain_graph::{DType, Tensor, tensor_to_proto};
 use ortrain_onnx::proto::tensor_shape_proto::dimension;
@@ -8,7 +8,7 @@ use ortrain_onnx::{GraphProto, ValueInfoProto};
 use crate::suggest::hint;
 use crate::{Error, Result};
 
-/// Changes of a model before it is used: values of initializers, and sizes of axes that the model leaves open.
+/// Changes of a model before its use: values of initializers, sizes of symbolic axes, and stops of gradients.
 ///
 /// ```
 /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -23,19 +23,19 @@ use crate::{Error, Result};
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ModelChanges {
-    /// New values, by the names of the initializers: see [`ModelChanges::initializer`].
+    /// New values of initializers, by name: see [`ModelChanges::initializer`].
     pub initializers: Vec<(String, Tensor)>,
-    /// Sizes, by the names of axes: see [`ModelChanges::size`].
+    /// Sizes of axes, by name: see [`ModelChanges::size`].
     pub sizes: Vec<(String, usize)>,
-    /// Sizes, by the denotations of axes: see [`ModelChanges::size_of_denotation`].
+    /// Sizes of axes, by denotation: see [`ModelChanges::size_of_denotation`].
     pub denoted: Vec<(String, usize)>,
     /// Values that pass no gradient: see [`ModelChanges::stop_gradients`].
     pub stops: Vec<String>,
 }
 
 impl ModelChanges {
-    /// With another value of an initializer, which keeps its element type and shape. Its old value is not read: it may lie
-    /// in a file that is not there.
+    /// Sets the value of an initializer, with the same element type and shape. The old value is not read: its
+    /// external file may be missing.
     ///
     /// ```
     /// use ortrain::{ModelChanges, Tensor};
@@ -49,7 +49,7 @@ impl ModelChanges {
         self
     }
 
-    /// With a size for every axis that has a name: a batch of a fixed size, for one.
+    /// Sets the size of every axis of this name, for example for a fixed batch.
     ///
     /// ```
     /// let changes = ortrain::ModelChanges::default().size("batch", 32);
@@ -61,8 +61,8 @@ impl ModelChanges {
         self
     }
 
-    /// With a size for every axis of an input that has a denotation, such as `DATA_BATCH`. Other axes of the same name have
-    /// it as well.
+    /// Sets the size of every input axis with this denotation, such as `DATA_BATCH`. Other axes with the same
+    /// name get the same size.
     ///
     /// ```
     /// let changes = ortrain::ModelChanges::default().size_of_denotation("DATA_BATCH", 32);
@@ -74,9 +74,10 @@ impl ModelChanges {
         self
     }
 
-    /// With values that pass no gradient back, as those that PyTorch computes behind `detach` or under `no_grad`: results of
-    /// nodes, of the graph or of subgraphs, by their names or by patterns (`*`, `?`, `[...]`) of floats. Models that are made have
-    /// no trace of it beside their gradients.
+    /// Stops the gradient at values, like `detach` or `no_grad` in PyTorch.
+    ///
+    /// The values are float outputs of nodes, of the graph or of subgraphs, by name or by pattern (`*`, `?`,
+    /// `[...]`). Generated models show this only in their gradients.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -94,7 +95,7 @@ impl ModelChanges {
         self
     }
 
-    /// Makes the changes of tensors and sizes.
+    /// Applies the changes of initializers and sizes.
     pub(crate) fn make(&self, label: &str, graph: &mut GraphProto) -> Result<()> {
         self.set_sizes(label, graph)?;
         replace(label, graph, &self.initializers)
@@ -165,7 +166,7 @@ impl ModelChanges {
     }
 }
 
-/// Puts other values into initializers, which keep their element types and shapes.
+/// Replaces values of initializers. Their element types and shapes must match.
 pub(crate) fn replace(label: &str, graph: &mut GraphProto, values: &[(String, Tensor)]) -> Result<()> {
     let initializers = &mut graph.initializer[..];
     let mut replaced = vec![false; initializers.len()];

@@ -1,4 +1,4 @@
-//! Where a model comes from.
+//! Sources of models.
 
 use std::convert::Infallible;
 use std::path::{Path, PathBuf};
@@ -17,7 +17,7 @@ use crate::model_edits::{ModelChanges, replace};
 use crate::stops::stop_gradients;
 use crate::{Error, OperatorLibrary, Result};
 
-/// A model: a file, or the bytes of one; perhaps with operators and gradients of the user's.
+/// A model: a file, or the bytes of one, optionally with custom operators and gradients.
 ///
 /// ```
 /// use ortrain::ModelSource;
@@ -33,14 +33,14 @@ pub enum ModelSource {
     Bytes(Bytes),
     /// The bytes of a file; external data is found in this folder.
     BytesIn(Bytes, PathBuf),
-    /// One of the others, read with operators and gradients of the user's: [`ModelSource::with_operators`].
+    /// Another source with custom operators and gradients: [`ModelSource::with_operators`].
     WithOperators(Box<ModelSource>, OperatorLibrary),
-    /// One of the others, of which something is changed before it is used: [`ModelSource::with_changes`].
+    /// Another source with changes before its use: [`ModelSource::with_changes`].
     Changed(Box<ModelSource>, Box<ModelChanges>),
 }
 
 impl ModelSource {
-    /// The same model, read with operators and gradients of the user's.
+    /// Adds custom operators and gradients, which apply when the model is read.
     ///
     /// ```
     /// use ortrain::{ModelSource, OperatorLibrary};
@@ -54,7 +54,7 @@ impl ModelSource {
         ModelSource::WithOperators(Box::new(self), library.clone())
     }
 
-    /// The same model with some changes, which are made when it is read.
+    /// Adds changes, which apply when the model is read.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -71,18 +71,19 @@ impl ModelSource {
         ModelSource::Changed(Box::new(self), Box::new(changes))
     }
 
-    /// Reads the model; functions that it brings along, or that are the user's, are written out where they are called.
+    /// Reads the model and inlines all functions, of the model and of the operator library.
     pub(crate) fn load(self) -> Result<LoadedModel> {
         self.load_as(inline_functions)
     }
 
-    /// Reads a model that runs. Its tensors lie in memory of their own, as kernels like them, so that programs read them
-    /// there and the buffer that the file was read into is free again; those that `known` has as well are its.
+    /// Reads a model for execution. Each tensor is copied into aligned memory, so that programs can read it
+    /// in place and the file buffer is freed. Tensors that are equal in `known` share its memory.
     pub(crate) fn load_to_run(self, known: Option<&Graph>) -> Result<LoadedModel> {
         Ok(self.load_with_files(known)?.0)
     }
 
-    /// [`ModelSource::load_to_run`], and the files that its external data lies in, with all links followed.
+    /// Reads like [`ModelSource::load_to_run`], and returns the files of the external data, with all links
+    /// resolved.
     pub(crate) fn load_with_files(self, known: Option<&Graph>) -> Result<(LoadedModel, Vec<PathBuf>)> {
         let mut files: Vec<PathBuf> = Vec::new();
         let mut model = self.load()?;
@@ -94,8 +95,8 @@ impl ModelSource {
             same.then(|| value.data().clone())
         };
         let Ok(()) = visit_tensors_mut::<Infallible>(&mut proto, |tensor, _| {
-            // Read one after the other, so that what is known already is there twice for a moment only. What cannot be
-            // read is reported when the graph is made, with what it is for.
+            // One tensor at a time, so that shared data exists twice only briefly. The graph construction
+            // reports unreadable tensors with their purpose.
             if !tensor.external_data.is_empty()
                 && let Ok(payload) = model.tensor_payload(tensor)
             {
@@ -114,7 +115,7 @@ impl ModelSource {
         Ok((model.with_proto(proto), files))
     }
 
-    /// The initializers of the model's graph, with their names, in its order. Those of subgraphs are not among them.
+    /// Returns the initializers of the model's graph with their names, in its order. Subgraphs are excluded.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -126,7 +127,7 @@ impl ModelSource {
     /// ```
     ///
     /// # Errors
-    /// When the model cannot be read.
+    /// If the model cannot be read.
     pub fn initializers(self) -> Result<Vec<(String, Tensor)>> {
         let label = self.label("the model");
         let (model, _) = self.read()?;
@@ -138,9 +139,12 @@ impl ModelSource {
         tensors.map(read).collect()
     }
 
-    /// The model with other values in some of its initializers, which keep their element types and shapes. External data is
-    /// taken in. Names that no initializer has may be those of weights in attributes (a `LinearClassifier`'s coefficients,
-    /// say), by the names that [`ForwardBackward`](crate::ForwardBackward) gives these: the nodes are written out then.
+    /// Returns the model with other values of some initializers. Their element types and shapes must match,
+    /// and external data is embedded.
+    ///
+    /// A name may also belong to weights in attributes (for example the coefficients of a
+    /// `LinearClassifier`), as [`ForwardBackward`](crate::ForwardBackward) names them. Then such nodes are
+    /// decomposed.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -154,7 +158,8 @@ impl ModelSource {
     /// ```
     ///
     /// # Errors
-    /// When the model cannot be read, a name is given twice or belongs to no initializer, or a value has another type or shape.
+    /// If the model cannot be read, a name occurs twice or belongs to no initializer, or a value has another
+    /// type or shape.
     pub fn with_initializers(self, values: &[(String, Tensor)]) -> Result<ModelProto> {
         let label = self.label("the model");
         let has = |model: &ModelProto, name: &str| {
@@ -174,8 +179,8 @@ impl ModelSource {
         Ok(proto)
     }
 
-    /// Reads a model that is differentiated. Nodes with a gradient of the user's keep it, weights in attributes become
-    /// initializers, and parameters and running statistics that share an initializer get one of their own.
+    /// Reads a model for differentiation. Nodes with custom gradients keep them. Weights in attributes become
+    /// initializers. Parameters and running statistics that share an initializer are separated.
     pub(crate) fn load_for_gradients(self) -> Result<LoadedModel> {
         let label = self.label("the model");
         let stops = self.stops();
@@ -199,7 +204,7 @@ impl ModelSource {
         Ok(model)
     }
 
-    /// The values that pass no gradient, as the caller names them.
+    /// Returns the names and patterns of values that pass no gradient.
     fn stops(&self) -> Vec<String> {
         match self {
             ModelSource::Path(_) | ModelSource::Bytes(_) | ModelSource::BytesIn(..) => Vec::new(),
@@ -222,7 +227,7 @@ impl ModelSource {
                 let external = ExternalData::in_folder(folder, Storage::Read);
                 (LoadedModel::from_bytes(bytes, external)?, OperatorLibrary::default())
             }
-            // The last library holds.
+            // The outermost library counts.
             ModelSource::WithOperators(source, library) => (source.read()?.0, library),
             ModelSource::Changed(source, changes) => {
                 let label = source.label("the model");
@@ -235,7 +240,7 @@ impl ModelSource {
         })
     }
 
-    /// How messages name it.
+    /// Returns the name in messages.
     pub(crate) fn label(&self, what: &str) -> String {
         match self {
             ModelSource::Path(path) => format!("{what} {}", path.display()),
@@ -244,7 +249,7 @@ impl ModelSource {
         }
     }
 
-    /// A model made by the program.
+    /// Serializes a model in memory.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -258,20 +263,20 @@ impl ModelSource {
     /// ```
     ///
     /// # Errors
-    /// When it is larger than 2 GiB: then it has to be written to a file.
+    /// If the model is larger than 2 GiB: write it to a file instead.
     pub fn from_proto(proto: &ModelProto) -> Result<ModelSource> {
         Ok(ModelSource::Bytes(encode(proto).map_err(Error::from)?.into()))
     }
 }
 
-/// Puts the data of a tensor that lies in another file into the message.
+/// Embeds the external data of a tensor in the message.
 pub(crate) fn make_internal(tensor: &mut TensorProto, payload: Bytes) {
     tensor.raw_data = payload;
     tensor.external_data.clear();
     tensor.data_location = 0;
 }
 
-/// The model with its external data inside. Inputs stay as they are, be they initializers or not.
+/// Returns the model with embedded external data. The inputs remain, even if they have initializers.
 pub(crate) fn taken_in(mut model: LoadedModel) -> Result<LoadedModel> {
     let mut proto = std::mem::take(&mut model.proto);
     visit_tensors_mut(&mut proto, |tensor, _| -> Result<()> {
@@ -284,8 +289,7 @@ pub(crate) fn taken_in(mut model: LoadedModel) -> Result<LoadedModel> {
     Ok(model.with_proto(proto))
 }
 
-/// The same bytes in memory of their own, at an address that kernels like. What was read from a file of external data has
-/// both already.
+/// Copies bytes to aligned memory of their own. Data from an external file already satisfies both conditions.
 fn aligned(bytes: &Bytes) -> Bytes {
     if bytes.is_unique() && bytes.as_ptr().addr().is_multiple_of(ALIGNMENT) {
         bytes.clone()
@@ -351,7 +355,7 @@ mod tests {
         }
         assert!(file.is_unique(), "nothing is a range of it any more");
 
-        // Another model shares what is the same: elements of the same name.
+        // Another model shares equal tensors of the same name.
         let graph = graph_of("the model", &train).expect("it is a graph");
         let other = source(&[weight("w", 1.0), weight("v", 3.0), weight("u", 1.0)]);
         let eval = ModelSource::from(other.clone()).load_to_run(Some(&graph)).expect("it is a model");

@@ -1,4 +1,4 @@
-//! A model in training.
+//! Training and evaluation of a model.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -36,7 +36,7 @@ use crate::{
     Result, ValueInfo, default_backend, export, file_kind, over_limit, postprocessing,
 };
 
-/// How a [`Module`] is made.
+/// Options of a [`Module`].
 ///
 /// ```
 /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -52,24 +52,24 @@ use crate::{
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct ModuleOptions {
-    /// What runs it; [`default_backend`] unless given.
+    /// Backend; the default is [`default_backend`].
     pub backend: Option<Arc<dyn Backend>>,
-    /// Most bytes that the module may take: see [`ModuleOptions::memory_limit`].
+    /// Memory limit of the module in bytes: see [`ModuleOptions::memory_limit`].
     pub memory_limit: Option<usize>,
-    /// Most iterations of a loop; [`ITERATION_LIMIT`] unless given.
+    /// Maximum iterations of a loop; the default is [`ITERATION_LIMIT`].
     pub iteration_limit: Option<u64>,
-    /// How exactly inner products are computed: see [`ModuleOptions::precision`].
+    /// Precision of inner products: see [`ModuleOptions::precision`].
     pub precision: Precision,
-    /// What may multiply bfloat16 where there is no AMX: see [`ModuleOptions::bf16_fallback`].
+    /// Alternative to AMX for bfloat16 products: see [`ModuleOptions::bf16_fallback`].
     pub bf16_fallback: Bf16Fallback,
-    /// Who may end a step early: see [`ModuleOptions::interrupt`].
+    /// Interrupt that can end a step early: see [`ModuleOptions::interrupt`].
     pub interrupt: Option<Interrupt>,
-    /// Whether a step that makes NaN or infinities fails: see [`ModuleOptions::detect_anomaly`].
+    /// True if a step that produces NaN or infinities must fail: see [`ModuleOptions::detect_anomaly`].
     pub detect_anomaly: bool,
 }
 
 impl ModuleOptions {
-    /// With this backend.
+    /// Sets the backend.
     ///
     /// ```
     /// use ortrain::{ModuleOptions, backend};
@@ -84,11 +84,13 @@ impl ModuleOptions {
         self
     }
 
-    /// With at most so many bytes for everything that a step reads and writes: the planes of the parameters (frozen ones
-    /// and running statistics too) and of their gradients, the constants of its program, the arena of its values, the
-    /// scratch of its kernels. All of these are known before a step; what would take more is refused before anything is
-    /// allocated, by an error that names the largest buffers. Moments of an optimizer, and tensors of the caller, do not
-    /// count.
+    /// Sets the memory limit in bytes for everything that a step reads and writes.
+    ///
+    /// The limit covers the planes of all parameters (also frozen ones and running statistics) and of their
+    /// gradients, the constants of the program, the arena of its values, and the scratch of its kernels. All
+    /// of these are known before a step. A step that would exceed the limit is rejected before any
+    /// allocation, with an error that names the largest buffers. Optimizer state and tensors of the caller do
+    /// not count.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -108,8 +110,8 @@ impl ModuleOptions {
         self
     }
 
-    /// With at most so many iterations of a loop ([`ITERATION_LIMIT`] unless given). A loop that still runs then is
-    /// stopped by an error that names it.
+    /// Sets the maximum iterations of a loop (default: [`ITERATION_LIMIT`]). A loop that exceeds it stops
+    /// with an error that names the loop.
     ///
     /// ```
     /// use ortrain::ModuleOptions;
@@ -123,12 +125,15 @@ impl ModuleOptions {
         self
     }
 
-    /// With inner products of this precision instead of [`Precision::F32`]: those of matrix products and convolutions, of
-    /// the training model and of the evaluation model, whose sums are `float32`. Sums and everything else stay `float32`, and
-    /// so do inputs, outputs, parameters and gradients. Products with short sides ([`Precision::of_product`]), and those of
-    /// attention that runs as one instruction, are computed in `float32` all the same.
+    /// Sets the precision of inner products in the training and evaluation model (default:
+    /// [`Precision::F32`]).
     ///
-    /// AMX computes it, or what [`ModuleOptions::bf16_fallback`] allows; [`Module::bf16_unit`] says which.
+    /// It applies to matrix products and convolutions that sum in `float32`. Sums and all other operations
+    /// remain `float32`, and so do inputs, outputs, parameters and gradients. Products with short sides
+    /// ([`Precision::of_product`]) and the products of fused attention are always computed in `float32`.
+    ///
+    /// The products run on AMX, or on the alternative that [`ModuleOptions::bf16_fallback`] allows.
+    /// [`Module::bf16_unit`] returns the choice.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -148,8 +153,8 @@ impl ModuleOptions {
         self
     }
 
-    /// With this instead of AMX, where a precision needs one and the machine has none. Without ([`Bf16Fallback::None`])
-    /// that is an error: nothing is ever computed in another way than was asked for.
+    /// Sets the alternative to AMX for a precision that needs AMX on a machine without it. With
+    /// [`Bf16Fallback::None`], that is an error: the precision is never changed silently.
     ///
     /// ```
     /// use ortrain::{Bf16Fallback, ModuleOptions};
@@ -163,13 +168,16 @@ impl ModuleOptions {
         self
     }
 
-    /// With somebody who may end a step early. Every tenth of a second, between two instructions, it is asked; where it says
-    /// so the step ends with [`RunError::Interrupted`], and the state is as it was. Gradients are, too, if the step
-    /// should have added to them; if it should have replaced them ([`Module::lazy_reset_grad`]), they are zero, and the next
-    /// step replaces them.
+    /// Sets an interrupt that can end a step early. It is polled every tenth of a second, between two
+    /// instructions.
     ///
-    /// To put gradients back, a step of more than a few hundredths of a second that adds to gradients other than zero keeps a
-    /// copy of them, if the memory limit leaves room; without it such a step goes on to its end.
+    /// An interrupted step ends with [`RunError::Interrupted`], and the state is unchanged. If the step would
+    /// have accumulated gradients, they are unchanged, too. If it would have replaced them
+    /// ([`Module::lazy_reset_grad`]), they are zero, and the next step replaces them.
+    ///
+    /// To restore gradients, a step that takes more than a few hundredths of a second and accumulates into
+    /// nonzero gradients keeps a copy of them, if the memory limit permits. Otherwise the step cannot be
+    /// interrupted.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -193,14 +201,15 @@ impl ModuleOptions {
         self
     }
 
-    /// With steps that fail where they make NaN or infinities: after each training step the loss, the gradients and the
-    /// running statistics are looked at, and the other results for NaN; after an evaluation step its results. If one is
-    /// not finite, the state is put back as it was, the step is run again so that every value can be seen, and
-    /// [`Error::Anomaly`] names the node, the tensor and the index that came first, in the forward or in the backward
-    /// pass.
+    /// Makes steps fail if they produce NaN or infinities.
     ///
-    /// A step takes a copy of the gradients and the frozen parameters then, and reads all of them. Off, the default, it
-    /// costs nothing.
+    /// After each training step, the loss, the gradients and the running statistics are checked, and the
+    /// other results for NaN. After an evaluation step, its results are checked. If a check fails, the state
+    /// is restored, and the step runs again with all values visible. [`Error::Anomaly`] then names the first
+    /// node, tensor and index, in the forward or backward pass.
+    ///
+    /// A step then copies the gradients and the frozen parameters, and reads all of them. If disabled, the
+    /// default, there is no cost.
     ///
     /// ```
     /// use ortrain::ModuleOptions;
@@ -215,32 +224,33 @@ impl ModuleOptions {
     }
 }
 
-/// The number of kinds of inputs that are read where they lie, for which programs are kept.
+/// Capacity of the cache of programs for inputs that are read in place.
 const KEPT: usize = 32;
 
-/// Positions and shapes of inputs that are read where they lie.
+/// Positions and shapes of inputs that are read in place.
 type Places = Vec<(usize, Vec<usize>)>;
 
-/// A model that runs: its programs, what it takes, what it gives.
+/// An executable model: its programs, inputs and outputs.
 #[derive(Debug)]
 struct Phase {
     runners: ExecutableCache,
-    /// Programs for inputs that are read where they lie. The newest are last.
+    /// Programs for inputs that are read in place, the newest last.
     lent: Vec<(Places, ExecutableCache)>,
-    /// Positions of inputs that nodes write to.
+    /// Positions of inputs that nodes update in place.
     written: Vec<usize>,
     signature: Signature,
     outputs: Vec<ValueInfo>,
-    /// Labels with an open axis of classes: their shape at the first step decides.
+    /// Labels with a symbolic class axis: their shape at the first step determines it.
     open_labels: Vec<String>,
-    /// A sentence about each axis of classes that labels said.
+    /// A sentence about each class axis that labels determined.
     notes: Vec<String>,
 }
 
-/// A training model, and perhaps the evaluation model of the same parameters, bound to a [`CheckpointState`].
+/// A training model, and optionally the evaluation model of the same parameters, bound to a
+/// [`CheckpointState`].
 ///
-/// The parameters lie in the state, which every call is given; the module owns the accumulated gradients and its
-/// compiled programs. Several modules may be made on one state.
+/// The state owns the parameters, and every call receives it. The module owns the accumulated gradients and
+/// its compiled programs. Several modules may share a state.
 ///
 /// ```
 /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -261,37 +271,37 @@ struct Phase {
 pub struct Module {
     layout: Arc<StateLayout>,
     gradients: Vec<Arc<Memory>>,
-    /// Tells the state that this module lives.
+    /// Guard that counts the live modules of the state.
     _state: Arc<()>,
     /// Parameters in the order of the training model's inputs.
     parameters: Vec<Arc<str>>,
     train: Phase,
     eval: Option<Phase>,
     eval_message: Option<LoadedModel>,
-    /// Files of external data that the models were read from: what is written there is theirs no longer.
+    /// External-data files of the models: an export must not overwrite them.
     read_from: Vec<PathBuf>,
     precision: Precision,
     backend: Arc<dyn Backend>,
-    /// One for all programs.
+    /// Workspace that all programs share.
     work: Workspace,
     accumulate: bool,
-    /// Whether no train step has run yet.
+    /// True before the first training step.
     is_new: bool,
-    /// Train steps whose gradients are summed now.
+    /// Number of training steps in the accumulated gradients.
     gathered: i64,
-    /// Whether an optimizer took a step with the gradients that there are.
+    /// True if an optimizer has stepped with the current gradients.
     gradients_are_used: AtomicBool,
-    /// Whether a train step changes frozen parameters: running statistics.
+    /// True if a training step updates frozen parameters: running statistics.
     updates_frozen: bool,
-    /// Whether a step that makes NaN or infinities fails.
+    /// True if a step that produces NaN or infinities must fail.
     detect_anomaly: bool,
-    /// The sentences that [`Module::take_notes`] returned.
+    /// Sentences that [`Module::take_notes`] has returned.
     told: Vec<String>,
-    /// The trace of steps, where one is asked for.
+    /// Trace of steps, if enabled.
     pub(crate) trace: Option<Trace>,
 }
 
-/// Reads a model into a graph of the newest versions.
+/// Builds the graph of a model, with operators of the newest version.
 pub(crate) fn graph_of(label: &str, model: &LoadedModel) -> Result<Graph> {
     let shorter = postprocessing::without(model, &postprocessing::outputs(model));
     let mut graph =
@@ -300,14 +310,14 @@ pub(crate) fn graph_of(label: &str, model: &LoadedModel) -> Result<Graph> {
     Ok(graph)
 }
 
-/// The same of a model that was loaded to run: programs read its constants where they lie.
+/// Builds the graph of a model that was loaded for execution: programs read its constants in place.
 pub(crate) fn graph_to_run(label: &str, model: &LoadedModel) -> Result<Graph> {
     let mut graph = graph_of(label, model)?;
     graph.align_constants(ALIGNMENT);
     Ok(graph)
 }
 
-/// The bytes that a module holds.
+/// Memory use of a module in bytes.
 ///
 /// ```
 /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -319,18 +329,18 @@ pub(crate) fn graph_to_run(label: &str, model: &LoadedModel) -> Result<Graph> {
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemoryUse {
-    /// Parameters, frozen ones and running statistics among them. They are the state's.
+    /// Parameters, including frozen ones and running statistics. The state owns them.
     pub parameters: usize,
     /// Gradients.
     pub gradients: usize,
-    /// The arena for the values of a step: as large as the largest step so far needed.
+    /// Arena for the values of a step, with the size for the largest step so far.
     pub work: usize,
     /// Scratch of kernels.
     pub scratch: usize,
 }
 
 impl MemoryUse {
-    /// All of it.
+    /// Returns the sum.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -387,7 +397,7 @@ impl Phase {
         self.read_labels(error, &described.collect::<Vec<_>>())
     }
 
-    /// [`Phase::check`] of values of which element type, shape and number of bytes are known.
+    /// Checks inputs like [`Phase::check`], from element type, shape and number of bytes.
     fn check_described(&mut self, given: &[(DType, &[usize], usize)]) -> Result<()> {
         let Err(error) = self.signature.check_described(given.iter().copied()) else {
             self.open_labels.clear();
@@ -396,7 +406,7 @@ impl Phase {
         self.read_labels(error, given)
     }
 
-    /// Reads the axis of classes from the shape of labels that were refused, if it is open, and checks the inputs again.
+    /// Determines the symbolic class axis from the shape of rejected labels, and checks the inputs again.
     fn read_labels(&mut self, error: Error, given: &[(DType, &[usize], usize)]) -> Result<()> {
         let graph = self.runners.graph();
         let Some((changed, note)) = self.classes_last(&error, given) else {
@@ -412,8 +422,8 @@ impl Phase {
         Ok(())
     }
 
-    /// The graph with the classes of a loss on the last axis, and a sentence about that, if the labels that an error is
-    /// about say so.
+    /// Returns the graph with the classes of a loss on the last axis, and a note, if the labels in an error
+    /// require it.
     fn classes_last(&self, error: &Error, given: &[(DType, &[usize], usize)]) -> Option<(Graph, String)> {
         let Error::Input { name, .. } = error else { return None };
         let graph = self.runners.graph();
@@ -427,7 +437,8 @@ impl Phase {
         Some((changed, classes_last_note(graph, labels, dims)?))
     }
 
-    /// The programs for inputs, of which some lie in planes behind the first `planes`.
+    /// Returns the programs for inputs. Inputs that are read in place use the planes after the first
+    /// `planes`.
     fn runners_of(
         &mut self,
         inputs: StepInputs<'_>,
@@ -461,8 +472,8 @@ impl Phase {
         &mut self.lent[last].1
     }
 
-    /// Checks places for results before a step on checked inputs. Whether every shape could be checked: one that depends
-    /// on values is known when it was computed.
+    /// Checks output buffers before a step on checked inputs. Returns true if every shape was checked: a
+    /// data-dependent shape is known only afterwards.
     fn check_outputs(
         &mut self,
         work: &Workspace,
@@ -484,14 +495,18 @@ impl Phase {
 }
 
 impl Module {
-    /// A module of a training model on a state. `eval`, the evaluation model, is needed for [`Module::eval_step`] and
-    /// [`Module::export_model_for_inferencing`].
+    /// Creates a module of a training model on a state. `eval`, the evaluation model, is required for
+    /// [`Module::eval_step`] and [`Module::export_model_for_inferencing`].
     ///
-    /// The inputs of the models are told apart by their names: parameters of the state; `<p>_grad.accumulation.buffer`
-    /// (also `<p>_grad` and `<p>_grad.accumulation.out`), the gradient of parameter `p`; `lazy_reset_grad`; all others
-    /// are given at each step, in the model's order.
+    /// The inputs of the models are classified by their names:
     ///
-    /// The gradients start at zero, and become those the state knows as the newest.
+    /// - parameters of the state;
+    /// - `<p>_grad.accumulation.buffer` (also `<p>_grad` and `<p>_grad.accumulation.out`), the gradient of
+    ///   parameter `p`;
+    /// - `lazy_reset_grad`;
+    /// - all others are inputs of each step, in the model's order.
+    ///
+    /// The gradients start at zero, and become the current gradients of the state.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -513,7 +528,7 @@ impl Module {
     /// ```
     ///
     /// # Errors
-    /// When a model cannot be read or run, or does not fit the state.
+    /// If a model cannot be read or run, or does not fit the state.
     pub fn new(
         train: ModelSource,
         state: &mut CheckpointState,
@@ -596,8 +611,9 @@ impl Module {
         })
     }
 
-    /// Computes the outputs and the gradients. Gradients are added to those there are, or replace them in the first step
-    /// after [`Module::lazy_reset_grad`]. Results come to `deliver` in the order of [`Module::outputs`].
+    /// Computes the outputs and the gradients. Gradients accumulate, except that the first step after
+    /// [`Module::lazy_reset_grad`] replaces them. Results are passed to `deliver` in the order of
+    /// [`Module::outputs`].
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -614,7 +630,7 @@ impl Module {
     /// ```
     ///
     /// # Errors
-    /// When the inputs do not fit, or the run fails; nothing has changed then.
+    /// If the inputs do not fit, or the run fails; then nothing has changed.
     pub fn train_step(
         &mut self,
         state: &mut CheckpointState,
@@ -629,8 +645,8 @@ impl Module {
         Ok(())
     }
 
-    /// Checks values for a step, and makes copies of those that the step does not read where they lie. `taken` are the
-    /// addresses of memory that is written to meanwhile.
+    /// Checks the inputs of a step, and copies the inputs that the step cannot read in place. `taken` are the
+    /// addresses of memory that is written during the step.
     pub(crate) fn copies(
         &mut self,
         state: &CheckpointState,
@@ -639,7 +655,7 @@ impl Module {
         training: bool,
     ) -> Result<Vec<Option<Tensor>>> {
         self.check_state(state)?;
-        // An anomaly is looked for by steps on the same values again.
+        // Anomaly detection repeats the step on the same values.
         let stays_in_place = !self.detect_anomaly && self.backend.device() == HOST;
         let planes: Vec<(usize, usize)> = parameter_binding::planes(state, &self.gradients)
             .into_iter()
@@ -657,7 +673,7 @@ impl Module {
         feeds.iter().enumerate().map(copy).collect()
     }
 
-    /// A train step on inputs that [`Module::copies`] has checked.
+    /// Runs a training step on inputs that [`Module::copies`] has checked.
     pub(crate) fn train_step_on(
         &mut self,
         state: &mut CheckpointState,
@@ -670,7 +686,7 @@ impl Module {
         Ok(())
     }
 
-    /// The phase for a kind of steps.
+    /// Returns the training or the evaluation phase.
     fn phase_mut(&mut self, training: bool) -> Result<&mut Phase> {
         match training {
             true => Ok(&mut self.train),
@@ -678,7 +694,7 @@ impl Module {
         }
     }
 
-    /// An error of a step, where the step takes more than the limit with what helps, as if all inputs had been copied.
+    /// Explains an error of a step. The advice for a memory-limit error assumes that all inputs were copied.
     fn explained_with_copies(&self, error: Error, inputs: StepInputs<'_>, training: bool) -> Error {
         let Error::Run(RunError::OverLimit(_)) = &error else { return error };
         if inputs.lent.is_empty() {
@@ -691,7 +707,8 @@ impl Module {
         self.with_limit_that_fits(error, &all, training)
     }
 
-    /// A train step whose results go to memory of the caller, in the order of [`Module::outputs`].
+    /// Runs a training step and writes the results to memory of the caller, in the order of
+    /// [`Module::outputs`].
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -707,8 +724,8 @@ impl Module {
     /// ```
     ///
     /// # Errors
-    /// As [`Module::train_step`]; when the number, the types or the shapes of `outputs` are not those of the results.
-    /// Nothing has changed then, except perhaps what is in `outputs`.
+    /// As [`Module::train_step`]; also if number, types or shapes of `outputs` do not match the results. Then
+    /// nothing has changed, except possibly the contents of `outputs`.
     pub fn train_step_into(
         &mut self,
         state: &mut CheckpointState,
@@ -719,7 +736,7 @@ impl Module {
         self.train.check(inputs)?;
         let sure = (self.train.check_outputs(&self.work, inputs, outputs))
             .map_err(|error| self.with_limit_that_fits(error, inputs, true))?;
-        // Shapes that depend on values are known when the step is over; what it wrote is put back if they do not fit.
+        // Data-dependent shapes are known after the step; if they do not fit, written memory is restored.
         let written = || self.gradients.iter().chain(state.frozen_planes());
         let before: Vec<(Arc<Memory>, Vec<u8>)> = if sure {
             Vec::new()
@@ -742,7 +759,8 @@ impl Module {
         Ok(())
     }
 
-    /// The shape of each result on inputs that [`Module::copies`] has checked; `None` for a shape that depends on values.
+    /// Returns the shape of each result on inputs that [`Module::copies`] has checked; `None` for a
+    /// data-dependent shape.
     pub(crate) fn output_shapes(
         &mut self,
         inputs: StepInputs<'_>,
@@ -762,20 +780,21 @@ impl Module {
         Ok(schedule.outputs.iter().map(shape).collect())
     }
 
-    /// An error of a step; where the step takes more than the limit, it says what would be enough.
+    /// Adds a sufficient limit to a memory-limit error of a step.
     fn with_limit_that_fits(&self, error: Error, inputs: &[Given<'_>], training: bool) -> Error {
         let Some(phase) = self.phase(training) else { return error };
         over_limit::explained(error, &phase.runners, &phase.signature, &self.work, inputs)
     }
 
-    /// A train step that is not counted yet.
+    /// Runs a training step without counting it.
     fn run_train(
         &mut self,
         state: &CheckpointState,
         inputs: StepInputs<'_>,
         deliver: &mut Deliver<'_>,
     ) -> Result<()> {
-        // The first step replaces gradients of zero: a training that is resumed has the bits of one that was not interrupted.
+        // The first step overwrites zero gradients, so that resumed and uninterrupted training are
+        // bit-identical.
         let accumulates = self.accumulate && !(self.is_new && self.gradients_are_zero()?);
         let entry = if accumulates { ProgramEntry::Accumulate } else { ProgramEntry::Overwrite };
         let mut planes = parameter_binding::planes(state, &self.gradients);
@@ -789,7 +808,7 @@ impl Module {
             return runners.run_traced(&mut self.work, &planes, how, trace, inputs.given, deliver);
         }
         let inputs = inputs.given;
-        // Frozen planes hold running statistics.
+        // Frozen planes include running statistics.
         let written = self.layout.trainable.len()..planes.len();
         let home = Home::of(&self.backend);
         let copies = written.clone().map(|k| home.copy(planes[k])).collect::<Result<Vec<Memory>>>()?;
@@ -832,7 +851,7 @@ impl Module {
         Ok(true)
     }
 
-    /// Checks that the gradients are not those that [`Module::lazy_reset_grad`] has given up.
+    /// Checks that the gradients have not been discarded by [`Module::lazy_reset_grad`].
     pub(crate) fn check_gradients(&self) -> Result<()> {
         if self.accumulate || self.is_new {
             return Ok(());
@@ -844,18 +863,18 @@ impl Module {
         ))
     }
 
-    /// Train steps whose gradients are summed now.
+    /// Returns the number of training steps in the accumulated gradients.
     pub(crate) fn gathered_steps(&self) -> i64 {
         self.gathered
     }
 
-    /// Notes that an optimizer took its step with the gradients that there are.
+    /// Records that an optimizer has stepped with the current gradients.
     pub(crate) fn use_gradients(&self) {
         self.gradients_are_used.store(true, Ordering::Relaxed);
     }
 
-    /// Why a step of an optimizer would not do what is meant, if so: the gradients are all zero, for no training step ran
-    /// yet, or the step before took the same.
+    /// Returns the reason if an optimizer step would probably be a mistake. Either all gradients are zero
+    /// since no training step has run, or the previous step used the same gradients.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -871,7 +890,7 @@ impl Module {
     /// ```
     #[must_use]
     pub fn doubt_of_gradients(&self) -> Option<&'static str> {
-        // A device that fails says so in the step.
+        // The step itself reports a device failure.
         if self.is_new && self.gradients_are_zero().unwrap_or_default() {
             return Some("the module ran no training step yet, so all gradients are zero");
         }
@@ -879,8 +898,8 @@ impl Module {
         used.then_some("the step before took the same gradients")
     }
 
-    /// Returns sentences about choices that the last steps made for the caller, and forgets them: an axis of classes that the
-    /// labels of a first step said.
+    /// Returns and clears sentences about automatic choices of the last steps: a class axis that the labels
+    /// of a first step determined.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -911,7 +930,8 @@ impl Module {
         }
     }
 
-    /// Computes the outputs of the evaluation model. Results come to `deliver` in the order of [`Module::outputs`].
+    /// Computes the outputs of the evaluation model, and passes them to `deliver` in the order of
+    /// [`Module::outputs`].
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -924,7 +944,7 @@ impl Module {
     /// ```
     ///
     /// # Errors
-    /// When there is no evaluation model, the inputs do not fit, or the run fails.
+    /// If there is no evaluation model, the inputs do not fit, or the run fails.
     pub fn eval_step(
         &mut self,
         state: &CheckpointState,
@@ -936,7 +956,7 @@ impl Module {
         self.eval_step_on(state, StepInputs::copied(inputs), deliver)
     }
 
-    /// An evaluation step on inputs that [`Module::copies`] has checked.
+    /// Runs an evaluation step on inputs that [`Module::copies`] has checked.
     pub(crate) fn eval_step_on(
         &mut self,
         state: &CheckpointState,
@@ -981,7 +1001,8 @@ impl Module {
         Err(Error::Anomaly(Box::new(Anomaly { seen, path: again.path()? })))
     }
 
-    /// An evaluation step whose results go to memory of the caller, in the order of [`Module::outputs`].
+    /// Runs an evaluation step and writes the results to memory of the caller, in the order of
+    /// [`Module::outputs`].
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -997,7 +1018,7 @@ impl Module {
     /// ```
     ///
     /// # Errors
-    /// As [`Module::eval_step`]; when the number, the types or the shapes of `outputs` are not those of the results.
+    /// As [`Module::eval_step`]; also if number, types or shapes of `outputs` do not match the results.
     pub fn eval_step_into(
         &mut self,
         state: &CheckpointState,
@@ -1013,8 +1034,8 @@ impl Module {
         fill.finish(self.outputs(false))
     }
 
-    /// What a step on these inputs takes. Nothing is allocated for it yet; what is specialised during a run (programs
-    /// behind functions on the host) does not count.
+    /// Returns the memory need of a step on these inputs, without allocating it. Programs that are
+    /// specialized during a run (after functions on the host) do not count.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -1030,7 +1051,7 @@ impl Module {
     /// ```
     ///
     /// # Errors
-    /// As [`Module::train_step`] or [`Module::eval_step`], whose step is not made.
+    /// As [`Module::train_step`] or [`Module::eval_step`], without the errors of the run.
     pub fn memory_need(&mut self, inputs: &[Given<'_>], training: bool) -> Result<MemoryNeed> {
         let phase = match training {
             true => &mut self.train,
@@ -1040,7 +1061,7 @@ impl Module {
         Ok(phase.runners.executor(&self.work, inputs)?.need(&self.work))
     }
 
-    /// What a step on inputs of these shapes is and takes, without a step.
+    /// Returns the schedule and the memory need of a step on inputs of these shapes, without running it.
     pub(crate) fn planned(&self, dims: &[&[usize]], training: bool) -> Result<(Arc<Schedule>, MemoryNeed)> {
         let phase = match training {
             true => &self.train,
@@ -1049,7 +1070,7 @@ impl Module {
         phase.runners.planned(&self.work, dims)
     }
 
-    /// The inputs with values that decide shapes, as far as [`Module::planned`] has met them.
+    /// Returns the inputs with values that decide shapes, as far as [`Module::planned`] has found them.
     pub(crate) fn inputs_behind_shapes(&self, training: bool) -> Vec<String> {
         let phase = if training { Some(&self.train) } else { self.eval.as_ref() };
         let positions = phase.map(|phase| phase.runners.inputs_behind_shapes()).unwrap_or_default();
@@ -1057,12 +1078,13 @@ impl Module {
         positions.into_iter().filter_map(|k| names.get(k).map(|name| (*name).to_owned())).collect()
     }
 
-    /// Runs steps and says where their time goes: instruction by instruction, beside what the machine could do at most.
-    /// The results of the last step come to `deliver`; they have the bits of a step that is not profiled.
+    /// Profiles steps: the time of each instruction, beside the limit of the machine. The results of the last
+    /// step are passed to `deliver`; they are bit-identical to a step without profile.
     ///
-    /// These are real steps, but they change nothing: what a step writes (gradients, running statistics) is written to
-    /// copies, which takes memory for the time of the profile. Parameters, gradients, running statistics, the count of
-    /// train steps and a pending [`Module::lazy_reset_grad`] stay as they are.
+    /// These are real steps, but they change nothing: outputs of a step in place (gradients, running
+    /// statistics) are written to copies, which take memory during the profile. Parameters, gradients,
+    /// running statistics, the number of training steps and a pending [`Module::lazy_reset_grad`] remain
+    /// unchanged.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -1099,7 +1121,7 @@ impl Module {
         } else {
             ProgramEntry::Overwrite
         };
-        // Gradients are written, and so are frozen planes, where running statistics lie.
+        // Gradients are written, and so are frozen planes with running statistics.
         let trainable = self.layout.trainable.len();
         let written = if options.training { trainable..real.len() } else { 0..0 };
         let home = Home::of(&self.backend);
@@ -1133,8 +1155,8 @@ impl Module {
         Ok(collector.finish(limits, runner.need(&self.work), planning, products))
     }
 
-    /// Says that the next train step shall replace the gradients and not add to them. Until then they stay as they are (unless
-    /// a step is interrupted: [`ModuleOptions::interrupt`]).
+    /// Makes the next training step replace the gradients instead of accumulating. Until then they remain
+    /// (unless a step is interrupted: [`ModuleOptions::interrupt`]).
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -1157,7 +1179,7 @@ impl Module {
         self.accumulate = false;
     }
 
-    /// Adds the gradients of the next step to those that there are.
+    /// Makes the next step accumulate into the current gradients.
     pub(crate) fn keep_gradients(&mut self) {
         (self.accumulate, self.is_new) = (true, false);
     }
@@ -1166,7 +1188,7 @@ impl Module {
         if training { Some(&self.train) } else { self.eval.as_ref() }
     }
 
-    /// Whether there is an evaluation model.
+    /// Returns true if the module has an evaluation model.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -1179,7 +1201,7 @@ impl Module {
         self.eval.is_some()
     }
 
-    /// How exactly inner products are computed: what [`ModuleOptions::precision`] said.
+    /// Returns the precision of inner products, as set by [`ModuleOptions::precision`].
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -1192,8 +1214,8 @@ impl Module {
         self.precision
     }
 
-    /// What multiplies bfloat16 here: `"amx"`, `"avx512_bf16"` or `"emulated"`; `None` for [`Precision::F32`] and on the
-    /// reference.
+    /// Returns the unit that multiplies bfloat16: `"amx"`, `"avx512_bf16"` or `"emulated"`; `None` for
+    /// [`Precision::F32`] and on the reference.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -1206,7 +1228,7 @@ impl Module {
         self.backend.bf16_unit()
     }
 
-    /// What a step must be given, in order. Empty for an evaluation model that is not there.
+    /// Returns the inputs of a step, in order. Empty without an evaluation model if `training` is false.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -1220,7 +1242,7 @@ impl Module {
         self.phase(training).map_or(&[], |phase| &phase.signature.infos)
     }
 
-    /// What a step delivers, in order. Empty for an evaluation model that is not there.
+    /// Returns the outputs of a step, in order. Empty without an evaluation model if `training` is false.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -1234,7 +1256,7 @@ impl Module {
         self.phase(training).map_or(&[], |phase| &phase.outputs)
     }
 
-    /// The names of [`Module::inputs`].
+    /// Returns the names of [`Module::inputs`].
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -1247,7 +1269,7 @@ impl Module {
         self.inputs(training).iter().map(|info| info.name.as_str()).collect()
     }
 
-    /// The names of [`Module::outputs`].
+    /// Returns the names of [`Module::outputs`].
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -1260,7 +1282,8 @@ impl Module {
         self.outputs(training).iter().map(|info| info.name.as_str()).collect()
     }
 
-    /// The accumulated gradient of a parameter in this module; `None` if it is frozen or there is none of this name.
+    /// Returns the accumulated gradient of a parameter in this module; `None` for a frozen or unknown
+    /// parameter.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -1289,9 +1312,9 @@ impl Module {
         })
     }
 
-    /// The planes of the gradients, which mirror those of the parameters that are trained.
+    /// Returns the planes of the gradients, which mirror the planes of the trained parameters.
     ///
-    /// The mean with another worker's gradients, in place:
+    /// To average with another worker's gradients, in place:
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -1326,7 +1349,7 @@ impl Module {
         &self.backend
     }
 
-    /// The parameters of the training model, in the order of its inputs.
+    /// Returns the parameters of the training model, in the order of its inputs.
     fn packed<'a>(
         &'a self,
         state: &'a CheckpointState,
@@ -1336,7 +1359,7 @@ impl Module {
         known.filter(move |entry| entry.requires_grad || !trainable_only)
     }
 
-    /// The number of elements of all parameters of the training model, or of those that are trained.
+    /// Returns the number of elements of all parameters of the training model, or of the trained ones.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -1350,7 +1373,7 @@ impl Module {
         self.packed(state, trainable_only).map(Entry::elements).sum()
     }
 
-    /// The parameters one after the other, without gaps, in the order of the training model's inputs.
+    /// Concatenates the parameters, in the order of the training model's inputs.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -1361,7 +1384,7 @@ impl Module {
     /// ```
     ///
     /// # Errors
-    /// When a parameter is not float32, or the state is nominal.
+    /// If a parameter is not float32, or the state is nominal.
     pub fn copy_parameters_to_buffer(
         &self,
         state: &CheckpointState,
@@ -1371,10 +1394,10 @@ impl Module {
         self.pack(state, trainable_only, |entry| state.memory_of(entry))
     }
 
-    /// Replaces the parameters by what [`Module::copy_parameters_to_buffer`] returned. With all parameters given, this is
-    /// also how a nominal state gets its values.
+    /// Replaces the parameters by a buffer of [`Module::copy_parameters_to_buffer`]. A buffer of all
+    /// parameters also gives a nominal state its values.
     ///
-    /// A round of federated averaging, seen from the server:
+    /// A round of federated averaging on the server:
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -1387,8 +1410,8 @@ impl Module {
     /// ```
     ///
     /// # Errors
-    /// When the buffer has another length or a parameter is not float32; when the state is nominal, and only the
-    /// parameters that are trained are given, or the model does not have all of its parameters.
+    /// If the buffer has another length or a parameter is not float32. If the state is nominal, and the
+    /// buffer has trained parameters only, or the model does not have all parameters.
     pub fn copy_buffer_to_parameters(
         &self,
         state: &mut CheckpointState,
@@ -1417,8 +1440,8 @@ impl Module {
         state.start_slots()
     }
 
-    /// The accumulated gradients one after the other, without gaps, in the order and with the length of
-    /// [`Module::copy_parameters_to_buffer`] of the parameters that are trained: a copy.
+    /// Copies the accumulated gradients into one buffer, in the order and with the length of
+    /// [`Module::copy_parameters_to_buffer`] for the trained parameters.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -1433,14 +1456,14 @@ impl Module {
     /// ```
     ///
     /// # Errors
-    /// When a parameter is not float32, or the state is nominal.
+    /// If a parameter is not float32, or the state is nominal.
     pub fn copy_gradients_to_buffer(&self, state: &CheckpointState) -> Result<Vec<f32>> {
         self.check_state(state)?;
         self.pack(state, true, |entry| &self.gradients[entry.plane])
     }
 
-    /// Replaces the accumulated gradients by what [`Module::copy_gradients_to_buffer`] returned, or by a mean of several of
-    /// those. A pending [`Module::lazy_reset_grad`] stays pending.
+    /// Replaces the accumulated gradients by a buffer of [`Module::copy_gradients_to_buffer`], or by a mean
+    /// of several. A pending [`Module::lazy_reset_grad`] remains pending.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -1456,7 +1479,7 @@ impl Module {
     /// ```
     ///
     /// # Errors
-    /// When the buffer has another length, a parameter is not float32, or the state is nominal.
+    /// If the buffer has another length, a parameter is not float32, or the state is nominal.
     pub fn copy_buffer_to_gradients(&mut self, state: &CheckpointState, buffer: &[f32]) -> Result<()> {
         self.check_state(state)?;
         self.check_buffer(state, true, buffer)?;
@@ -1464,10 +1487,11 @@ impl Module {
         Ok(())
     }
 
-    /// The L2 norm of each parameter that is trained, and that of its accumulated gradient, in the order of their names.
-    /// Sums are `f64`.
+    /// Returns the L2 norms of each trained parameter and of its accumulated gradient, in name order. Sums
+    /// are `f64`.
     ///
-    /// A layer whose gradients are all zero is dead; one whose gradients are large beside its parameters explodes.
+    /// A layer with zero gradients is dead; a layer with gradients that are large relative to its parameters
+    /// explodes.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -1482,7 +1506,7 @@ impl Module {
     /// ```
     ///
     /// # Errors
-    /// When the state is nominal or not the one the module was made on.
+    /// If the state is nominal or belongs to another module.
     pub fn norms(&self, state: &CheckpointState) -> Result<Vec<Norms>> {
         self.check_state(state)?;
         let trained = state.entries().iter().filter(|entry| entry.requires_grad);
@@ -1496,14 +1520,14 @@ impl Module {
         norms.collect()
     }
 
-    /// The L2 norm of all gradients together.
+    /// Returns the L2 norm of all gradients together.
     pub(crate) fn gradient_norm(&self, state: &CheckpointState) -> Result<f64> {
         let trained = state.entries().iter().filter(|entry| entry.requires_grad);
         let squares = trained.map(|entry| Ok(norm(entry, &self.gradients[entry.plane])?.powi(2)));
         Ok(squares.sum::<Result<f64>>()?.sqrt())
     }
 
-    /// What `memory` holds for each parameter, one after the other.
+    /// Concatenates the values of the parameters in `memory`.
     fn pack<'a>(
         &'a self,
         state: &'a CheckpointState,
@@ -1521,7 +1545,7 @@ impl Module {
         Ok(buffer)
     }
 
-    /// That a buffer is one that [`Module::pack`] could have made.
+    /// Checks that a buffer has the length of a result of [`Module::pack`].
     fn check_buffer(&self, state: &CheckpointState, trainable_only: bool, buffer: &[f32]) -> Result<()> {
         let expected = self.parameters_size(state, trainable_only);
         if buffer.len() != expected {
@@ -1530,7 +1554,7 @@ impl Module {
         self.packed(state, trainable_only).try_for_each(packable)
     }
 
-    /// Writes a checked buffer to where `memory` holds each parameter.
+    /// Writes a checked buffer to the parameters in `memory`.
     fn unpack<'a>(
         &'a self,
         state: &'a CheckpointState,
@@ -1546,12 +1570,14 @@ impl Module {
         Ok(())
     }
 
-    /// Writes the evaluation model, cut down to the given outputs and with the parameters' current values inside.
+    /// Writes the evaluation model with only these outputs and with the current parameter values as
+    /// initializers.
     ///
-    /// Everything else stays as it is in the evaluation model: names, operator sets, metadata, order. Any value of the
-    /// graph can be an output, also an intermediate one. Inputs that nothing needs any more go.
+    /// Everything else remains as in the evaluation model: names, operator sets, metadata, order. Any value
+    /// of the graph can be an output, also an intermediate one. Unused inputs are removed.
     ///
-    /// A model of more than 2 GiB has its weights, those of a frozen base too, in `<path>.data` beside it.
+    /// A model of more than 2 GiB stores its weights, also the weights of a frozen base, in `<path>.data`
+    /// beside it.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -1567,7 +1593,7 @@ impl Module {
     /// ```
     ///
     /// # Errors
-    /// When there is no evaluation model, no output or an unknown one is named, or the file cannot be written.
+    /// If there is no evaluation model, no output or an unknown one is named, or the file cannot be written.
     pub fn export_model_for_inferencing(
         &self,
         state: &CheckpointState,
@@ -1577,8 +1603,9 @@ impl Module {
         self.export_with_external_data(state, path, graph_output_names, LARGEST_MESSAGE as u64)
     }
 
-    /// [`Module::export_model_for_inferencing`] with another threshold: if the model would take more than `above` bytes, its
-    /// weights lie in `<path>.data`, which belongs to it. (2 GiB are the most that an ONNX file can have.)
+    /// Exports like [`Module::export_model_for_inferencing`] with another threshold: a model of more than
+    /// `above` bytes stores its weights in `<path>.data`, which belongs to it. (An ONNX file has at most 2
+    /// GiB.)
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -1594,7 +1621,7 @@ impl Module {
     /// ```
     ///
     /// # Errors
-    /// As there.
+    /// As [`Module::export_model_for_inferencing`].
     pub fn export_with_external_data(
         &self,
         state: &CheckpointState,
@@ -1620,7 +1647,7 @@ impl Module {
         Ok(model.save_above(path, above)?)
     }
 
-    /// The model that [`Module::export_model_for_inferencing`] writes.
+    /// Returns the model that [`Module::export_model_for_inferencing`] writes.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -1632,7 +1659,7 @@ impl Module {
     /// ```
     ///
     /// # Errors
-    /// As there, but for the file.
+    /// As [`Module::export_model_for_inferencing`], without the errors of the file.
     pub fn inference_model(
         &self,
         state: &CheckpointState,
@@ -1644,7 +1671,7 @@ impl Module {
         export::inference_model(message, eval.runners.graph(), state, graph_output_names)
     }
 
-    /// The bytes that the module holds now.
+    /// Returns the current memory use of the module.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -1666,7 +1693,7 @@ impl Module {
         }
     }
 
-    /// The graphs and the programs made so far, as text.
+    /// Returns the graphs and the programs compiled so far, as text.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -1691,7 +1718,7 @@ impl Module {
         out
     }
 
-    /// An error if the state is nominal or has other parameters than the one the module was made on.
+    /// Returns an error if the state is nominal or has other parameters than the state of the module.
     pub(crate) fn check_state(&self, state: &CheckpointState) -> Result<()> {
         state.complete()?;
         self.check_layout(state)
@@ -1705,7 +1732,7 @@ impl Module {
     }
 }
 
-/// What a call says that needs an evaluation model where there is none.
+/// Returns the error of a call that requires an evaluation model.
 fn no_eval_model(call: &'static str) -> Error {
     Error::NoEvalModel { made: "module", call }
 }
@@ -1718,17 +1745,17 @@ fn no_eval_model(call: &'static str) -> Error {
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct Norms {
-    /// The parameter.
+    /// Name of the parameter.
     pub name: String,
-    /// Its L2 norm.
+    /// L2 norm of the parameter.
     pub parameter: f64,
-    /// That of its accumulated gradient.
+    /// L2 norm of its accumulated gradient.
     pub gradient: f64,
 }
 
-/// The L2 norm of a parameter, or of its gradient, in a plane.
+/// Computes the L2 norm of a parameter, or of its gradient, in a plane.
 fn norm(entry: &Entry, plane: &Memory) -> Result<f64> {
-    /// A multiple of every element's size.
+    /// Chunk size in bytes; a multiple of every element size.
     const PART: usize = 1 << 16;
     let bytes = entry.elements() * entry.dtype.size();
     let mut part = vec![0; PART.min(bytes)];
@@ -1748,7 +1775,7 @@ fn norm(entry: &Entry, plane: &Memory) -> Result<f64> {
     Ok(sum.sqrt())
 }
 
-/// The sum of the squares of numbers: of sixteen sums side by side, for one sum waits for itself at each number.
+/// Sums the squares of numbers in sixteen accumulators, since a single accumulator would be bound by latency.
 fn sum_of_squares<const SIZE: usize>(bytes: &[u8], number: impl Fn([u8; SIZE]) -> f64) -> f64 {
     let mut sums = [0.0; 16];
     let add = |sum: &mut f64, bits: [u8; SIZE]| {
@@ -1763,13 +1790,13 @@ fn sum_of_squares<const SIZE: usize>(bytes: &[u8], number: impl Fn([u8; SIZE]) -
     sums.iter().sum()
 }
 
-/// Bytes of parameters and gradients.
+/// Returns the bytes of parameters and gradients.
 fn held(layout: &StateLayout) -> usize {
     let bytes = |planes: &[PlaneLayout]| planes.iter().map(|plane| plane.bytes).sum::<usize>();
     2 * bytes(&layout.trainable) + bytes(&layout.frozen)
 }
 
-/// An error if not even parameters and gradients are within a limit.
+/// Returns an error if the parameters and gradients alone exceed the limit.
 fn check_planes(layout: &StateLayout, limit: Option<usize>) -> Result<()> {
     let Some(limit) = limit.filter(|&limit| held(layout) > limit) else { return Ok(()) };
     let tensors = layout.trainable.iter().chain(&layout.frozen).flat_map(|plane| {

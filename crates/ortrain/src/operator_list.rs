@@ -1,9 +1,9 @@
-//! What there is to make models of.
+//! List of the supported operators.
 
 use ortrain_graph::DType;
 use ortrain_ops::{Gradient, Registry, Runs};
 
-/// An operator.
+/// A supported operator.
 ///
 /// ```
 /// use ortrain::{DType, Gradient, OperatorInfo, Runs, operators};
@@ -18,28 +18,29 @@ use ortrain_ops::{Gradient, Registry, Runs};
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct OperatorInfo {
-    /// Its domain.
+    /// Domain of the operator.
     pub domain: &'static str,
-    /// Its name.
+    /// Name of the operator.
     pub name: &'static str,
-    /// Whether ONNX has it. Others are those of ONNX Runtime, some of them for its training models only.
+    /// True for a standard ONNX operator. The others belong to ONNX Runtime, some of them only to its
+    /// training models.
     pub standard: bool,
-    /// The versions of its domain in which its definition changed, oldest first; each is read.
+    /// Versions of its domain in which its definition changed, oldest first; all of them are supported.
     pub versions: &'static [i64],
-    /// How it runs.
+    /// Kind of its execution.
     pub runs: Runs,
-    /// What it passes back.
+    /// Kind of its gradient.
     pub gradient: Gradient,
-    /// For each input, the element types that it takes.
+    /// Supported element types of each input.
     pub types: Vec<Vec<DType>>,
-    /// Whether it takes any number of inputs like the last one.
+    /// True if the last input may be repeated.
     pub variadic: bool,
 }
 
-/// Every operator, sorted by domain and name.
+/// Returns every operator, sorted by domain and name.
 ///
-/// What is said of them is found out by asking them: each is given nodes until it accepts one, and that is
-/// differentiated. It takes a moment.
+/// The facts are probed, which takes a moment: each operator receives nodes until it accepts one, which is
+/// then differentiated.
 ///
 /// ```
 /// use ortrain::{Gradient, operators};

@@ -1,4 +1,4 @@
-//! Operators and gradients of the user's own.
+//! Custom operators and gradients.
 
 use std::sync::Arc;
 
@@ -6,12 +6,12 @@ use ortrain_onnx::FunctionProto;
 
 use crate::{Error, Result};
 
-/// Operators and gradients of the user's own, all of them functions of ONNX: nodes say what they compute. A model is read
-/// with them by [`ModelSource::with_operators`](crate::ModelSource::with_operators), wherever models are read; clones
-/// share what is in them.
+/// Custom operators and gradients, defined as ONNX functions.
+/// [`ModelSource::with_operators`](crate::ModelSource::with_operators) applies them wherever a model is read.
+/// Clones share their content.
 ///
-/// An operator is written out where it is called. A gradient is part of the training model that is generated. So what is
-/// written, be it artifacts or exported models, holds plain nodes and needs no library.
+/// A custom operator is inlined where it is called. A custom gradient becomes part of the generated training
+/// model. Written artifacts and exported models therefore have plain nodes and do not need the library.
 ///
 /// ```
 /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -45,7 +45,7 @@ use crate::{Error, Result};
 pub struct OperatorLibrary(Arc<ortrain_ops::OperatorLibrary>);
 
 impl OperatorLibrary {
-    /// An empty library.
+    /// Creates an empty library.
     ///
     /// ```
     /// let library = ortrain::OperatorLibrary::new();
@@ -56,7 +56,7 @@ impl OperatorLibrary {
         OperatorLibrary::default()
     }
 
-    /// Whether there is nothing in it.
+    /// Returns true if the library is empty.
     ///
     /// ```
     /// # use ortrain::{FunctionProto, OperatorLibrary};
@@ -69,8 +69,8 @@ impl OperatorLibrary {
         self.0.is_empty()
     }
 
-    /// Adds an operator: nodes of the function's domain, name and overload call it, whether or not the model brings the
-    /// function along.
+    /// Adds an operator. Nodes with the function's domain, name and overload call it, even if the model has
+    /// its own definition.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -104,19 +104,22 @@ impl OperatorLibrary {
     /// ```
     ///
     /// # Errors
-    /// When it is no sound function, is there already, or has the name of an operator that ortrain has itself.
+    /// If the function is invalid, exists already, or has the name of a built-in operator.
     pub fn add_function(&mut self, function: FunctionProto) -> Result<()> {
         let outcome = Arc::make_mut(&mut self.0).add_function(function);
         outcome.map_err(|error| Error::Argument(error.to_string()))
     }
 
-    /// Adds the gradient of an operator, one of ortrain's or of the user's: it takes the place of what would be found.
+    /// Adds the gradient of a built-in or custom operator, which replaces the default one.
     ///
-    /// With the operator's inputs x, outputs y and the gradients of the outputs dy, the inputs of the function are all x,
-    /// all y and all dy, in this order, and its outputs are the gradients of all x. An output with an empty name says that
-    /// there is none. An operator of one input and one output thus has a gradient `(x, y, dy) -> (dx)`. A node may leave
-    /// out what is optional: the function is then given nothing. Where no gradient arrives at an output it is given zeros.
-    /// The function's attributes are those of the node that it declares.
+    /// The inputs of the function are all inputs x of the operator, all outputs y, then the gradients dy of
+    /// all outputs, in this order. Its outputs are the gradients of all x. An output with an empty name means
+    /// that the gradient does not exist. The gradient of an operator with one input and one output is
+    /// therefore `(x, y, dy) -> (dx)`.
+    ///
+    /// If a node omits an optional value, the function receives no value for it. If no gradient arrives at an
+    /// output, the function receives zeros. The attributes of the function are the attributes of the node
+    /// that it declares.
     ///
     /// ```
     /// use ortrain::{FunctionProto, OperatorLibrary};
@@ -128,13 +131,13 @@ impl OperatorLibrary {
     /// ```
     ///
     /// # Errors
-    /// When it is no sound function or not one of these inputs, or there is a gradient already.
+    /// If the function is invalid, its inputs do not fit, or a gradient exists already.
     pub fn add_gradient(&mut self, domain: &str, operator: &str, function: FunctionProto) -> Result<()> {
         self.add(domain, operator, None, function)
     }
 
-    /// Adds a gradient for one node, by its name: it goes before a gradient of the operator. Where a model that is
-    /// differentiated has no such node, it is refused.
+    /// Adds a gradient for one node, by its name. It takes precedence over a gradient of the operator.
+    /// Differentiating a model without this node is an error.
     ///
     /// ```
     /// use ortrain::{FunctionProto, OperatorLibrary};
@@ -145,7 +148,7 @@ impl OperatorLibrary {
     /// ```
     ///
     /// # Errors
-    /// As for [`OperatorLibrary::add_gradient`].
+    /// As [`OperatorLibrary::add_gradient`].
     pub fn add_node_gradient(
         &mut self,
         node: &str,
@@ -172,7 +175,7 @@ impl OperatorLibrary {
     }
 }
 
-/// Whether they are clones of each other.
+/// True for clones of each other.
 impl PartialEq for OperatorLibrary {
     fn eq(&self, other: &OperatorLibrary) -> bool {
         Arc::ptr_eq(&self.0, &other.0)

@@ -1,4 +1,5 @@
-//! Files and offsets of initializers that lie on the disk already, so that a frozen base need not be written again.
+//! Files and offsets of initializers in external data, so that an unchanged frozen base need not be written
+//! again.
 
 use std::fs;
 use std::path::{Component, Path, PathBuf};
@@ -8,19 +9,21 @@ use ortrain_onnx::proto::tensor_proto::DataLocation;
 use ortrain_onnx::{EXTERNAL_FROM, GraphProto, ModelProto, StringStringEntryProto, TensorProto};
 use rustc_hash::{FxHashMap, FxHashSet};
 
-/// Payloads that were read from files of external data. A payload is known by its memory, which stays as long as this
-/// does: whatever was done to a message or graph in between, a tensor that still has these bytes has those of the file.
+/// Payloads from files of external data, identified by their memory, which this struct keeps alive.
+///
+/// A tensor with the same memory therefore still has the bytes of the file, whatever happened to the message
+/// or graph.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Origins {
     payloads: FxHashMap<(usize, usize), Origin>,
-    /// All files that anything was read from, whatever became of it.
+    /// All files that were read, even if their data is no longer used.
     files: FxHashSet<PathBuf>,
 }
 
 #[derive(Clone, Debug)]
 struct Origin {
     _payload: Bytes,
-    /// With all links followed.
+    /// Canonical path, with all links resolved.
     file: PathBuf,
     offset: u64,
 }
@@ -30,9 +33,9 @@ fn key(payload: &Bytes) -> (usize, usize) {
 }
 
 impl Origins {
-    /// Notes that a payload begins at an offset of a file.
+    /// Records that a payload starts at an offset of a file.
     pub(crate) fn note(&mut self, payload: &Bytes, file: PathBuf, offset: u64) {
-        // What is small stays in messages.
+        // Small payloads remain in the messages.
         if payload.len() >= EXTERNAL_FROM {
             let origin = Origin { _payload: payload.clone(), file: file.clone(), offset };
             self.payloads.insert(key(payload), origin);
@@ -40,13 +43,13 @@ impl Origins {
         self.files.insert(file);
     }
 
-    /// Whether the model that is trained has data in the file that a path leads to.
+    /// Returns true if the trained model has data in the file at this path.
     pub(crate) fn read_from(&self, path: &Path) -> bool {
         fs::canonicalize(path).is_ok_and(|path| self.files.contains(&path))
     }
 
-    /// Lets the initializers of models name the files that they came from, where those lie in the folder or below. Returns
-    /// whether any came from another file.
+    /// Makes initializers refer to their original files, if these are in the folder or below. Returns true if
+    /// any initializer came from another file.
     pub(crate) fn name_files(&self, models: &mut [ModelProto], folder: &Path) -> bool {
         let mut elsewhere = false;
         let Ok(folder) = fs::canonicalize(folder) else { return elsewhere };
@@ -67,7 +70,8 @@ fn graphs(models: &mut [ModelProto]) -> impl Iterator<Item = &mut GraphProto> {
     models.iter_mut().filter_map(|model| model.graph.as_mut())
 }
 
-/// How a model in `folder` names a file, if it lies there or below and every reader understands its name.
+/// Returns the location of a file relative to `folder`, if it is inside and every reader understands its
+/// name.
 fn location(folder: &Path, file: &Path) -> Option<String> {
     let parts = file.strip_prefix(folder).ok()?.components();
     let texts = parts.map(|part| match part {
@@ -77,7 +81,7 @@ fn location(folder: &Path, file: &Path) -> Option<String> {
     Some(texts.collect::<Option<Vec<&str>>>()?.join("/"))
 }
 
-/// Replaces the data of a tensor by the place where it lies.
+/// Replaces the data of a tensor by its location.
 fn name(tensor: &mut TensorProto, location: &str, offset: u64) {
     let entry = |key: &str, value: String| StringStringEntryProto { key: key.to_owned(), value };
     let payload = std::mem::take(&mut tensor.raw_data);

@@ -1,11 +1,11 @@
-//! Where the results of a step go.
+//! Destinations of the results of a step.
 
 use ortrain_graph::{DType, Tensor, byte_length};
 use ortrain_program::{Deliver, Delivered, DeviceError};
 
 use crate::{Error, Result, ValueInfo};
 
-/// The results of a step, an evaluation or a run as tensors: copies, which stay when the next one is made.
+/// Copies the results of a step, an evaluation or a run into tensors.
 ///
 /// ```
 /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -21,7 +21,7 @@ use crate::{Error, Result, ValueInfo};
 /// ```
 ///
 /// # Errors
-/// That of the step.
+/// The error of the step.
 pub fn collect(step: impl FnOnce(&mut Deliver<'_>) -> Result<()>) -> Result<Vec<Tensor>> {
     let mut results = Vec::new();
     step(&mut |_, dtype, dims, value| {
@@ -31,7 +31,8 @@ pub fn collect(step: impl FnOnce(&mut Deliver<'_>) -> Result<()>) -> Result<Vec<
     Ok(results)
 }
 
-/// Memory of the caller for one result of a step: element type, shape, and room for the little-endian elements.
+/// Memory of the caller for one result of a step: element type, shape, and a buffer for the little-endian
+/// elements.
 ///
 /// ```
 /// use ortrain::Destination;
@@ -41,7 +42,7 @@ pub fn collect(step: impl FnOnce(&mut Deliver<'_>) -> Result<()>) -> Result<Vec<
 /// assert_eq!(destination.bytes.len(), 4);
 /// ```
 ///
-/// No two results can go to the same memory, nor to that of an input: the compiler knows who has it.
+/// Two results cannot share memory, nor can a result and an input: the borrow checker rejects it.
 ///
 /// ```compile_fail,E0499
 /// # use ortrain::Destination;
@@ -51,16 +52,16 @@ pub fn collect(step: impl FnOnce(&mut Deliver<'_>) -> Result<()>) -> Result<Vec<
 /// ```
 #[derive(Debug)]
 pub struct Destination<'a> {
-    /// The element type, which is that of the result.
+    /// Element type of the result.
     pub dtype: DType,
-    /// The shape, which is that of the result.
+    /// Shape of the result.
     pub dims: &'a [usize],
-    /// Where the elements go, row-major.
+    /// Buffer for the elements, row-major.
     pub bytes: &'a mut [u8],
 }
 
 impl<'a> Destination<'a> {
-    /// Room for a float32 result.
+    /// Wraps a buffer for a float32 result.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -79,7 +80,7 @@ impl<'a> Destination<'a> {
         Destination { dtype: DType::F32, dims, bytes: bytemuck::cast_slice_mut(elements) }
     }
 
-    /// Checks that a result of this type and shape goes here.
+    /// Checks that the result has the type and shape of this destination.
     pub(crate) fn check(&self, info: &ValueInfo, dtype: DType, dims: &[usize]) -> Result<()> {
         if self.dtype == dtype && self.dims == dims {
             return Ok(());
@@ -93,8 +94,7 @@ impl<'a> Destination<'a> {
     }
 }
 
-/// Checks what is known of results before their shapes are: how many, their element types, and that every destination
-/// has the bytes it says.
+/// Checks destinations before shapes are known: their number, element types and buffer lengths.
 pub(crate) fn check_destinations(infos: &[ValueInfo], destinations: &[Destination<'_>]) -> Result<()> {
     if infos.len() != destinations.len() {
         return Err(Error::OutputCount {
@@ -123,11 +123,11 @@ pub(crate) fn check_destinations(infos: &[ValueInfo], destinations: &[Destinatio
     Ok(())
 }
 
-/// Takes results to their destinations, and remembers one that does not fit.
+/// Writer of results to their destinations. It remembers the first one that does not fit.
 #[derive(Debug)]
 pub(crate) struct Fill<'a, 'b> {
     destinations: &'a mut [Destination<'b>],
-    /// The first result that went nowhere: which, and what it is.
+    /// Index, type and shape of the first result that did not fit.
     misfit: Option<(usize, DType, Vec<usize>)>,
 }
 
@@ -153,7 +153,7 @@ impl<'a, 'b> Fill<'a, 'b> {
         Ok(())
     }
 
-    /// An error if some result did not fit.
+    /// Returns an error if a result did not fit.
     pub(crate) fn finish(self, infos: &[ValueInfo]) -> Result<()> {
         match self.misfit {
             None => Ok(()),

@@ -1,4 +1,4 @@
-//! What helps when a run takes more than `memory_limit`: a limit that is enough, and the largest batch.
+//! Advice for a run that exceeds `memory_limit`: a sufficient limit, and the largest batch.
 
 use ortrain_program::{Given, RunError, Workspace};
 
@@ -6,14 +6,16 @@ use crate::Error;
 use crate::executable_cache::ExecutableCache;
 use crate::inputs::Signature;
 
-/// Limits that are tried to name one that is enough: plans settle after a few.
+/// Maximum number of trial limits: plans converge after a few.
 const LIMITS_TRIED: usize = 8;
-/// Bytes of a run above which it is not planned to name a limit: preparing kernels takes time by their sizes.
+/// Maximum bytes of a run that is planned for advice: the time to prepare kernels depends on their sizes.
 const LARGEST_PLANNED: usize = 1 << 36;
 
-/// An error of a run; where the run takes more than the limit of `work`, it names a limit that is enough, and the largest
-/// batch for the limit that there is. Of a run whose later parts are known only when the earlier parts have run, it names
-/// what is needed at least.
+/// Adds advice to a memory-limit error of a run: a sufficient limit, and the largest batch for the limit of
+/// `work`.
+///
+/// Later parts of some runs are known only after the earlier parts have run. For such a run, the advice is a
+/// lower bound.
 pub(crate) fn explained(
     error: Error,
     runners: &ExecutableCache,
@@ -38,14 +40,14 @@ pub(crate) fn explained(
         _ => {}
     }
     let mut help = Vec::new();
-    // What a run takes depends on the limit: values are computed again, kernels do with less.
+    // The need depends on the limit: values are recomputed, and kernels use less scratch.
     let mut enough = over.need.total();
     for _ in 0..LIMITS_TRIED {
         if enough > LARGEST_PLANNED {
             break;
         }
         match plan(&Workspace::limited(work.backend().clone(), Some(enough), over.need.held), None) {
-            // What kernels use is known when they are prepared.
+            // The scratch of kernels is known after they are prepared.
             Ok((_, need)) if need.total() > enough => enough = need.total(),
             Ok(_) => {
                 help.push(format!("memory_limit = {enough} is enough"));
@@ -56,7 +58,7 @@ pub(crate) fn explained(
         }
     }
     if let Some(batch) = signature.batch(inputs) {
-        // The largest that fits is at least `least`, if any does, and less than `most`.
+        // Binary search: the largest batch that fits is at least `least` (0: unknown) and less than `most`.
         let (mut least, mut most) = (0, batch);
         while over.need.held + over.need.constants < over.limit && most - least > 1 {
             let size = least + (most - least) / 2;

@@ -1,4 +1,4 @@
-//! From the names of a model's inputs to planes of a state.
+//! Binding of a model's inputs to planes of a state, by name.
 
 use std::sync::Arc;
 
@@ -11,60 +11,60 @@ use smallvec::SmallVec;
 use crate::state::{Entry, PlaneLayout, StateLayout, TensorLayout};
 use crate::{CheckpointState, Error, Result};
 
-/// What a training model calls the flag that says whether gradients overwrite.
+/// Name of the flag input of a training model: true if gradients are overwritten.
 pub(crate) const RESET_FLAG: &str = "lazy_reset_grad";
-/// The suffix of the input with the accumulated gradient of a parameter.
+/// Suffix of the input with the accumulated gradient of a parameter.
 pub(crate) const BUFFER: &str = "_grad.accumulation.buffer";
-/// The suffix of the output that says that a gradient was accumulated.
+/// Suffix of the output that signals an accumulated gradient.
 pub(crate) const UPDATED: &str = "_grad.accumulation.out";
-/// The suffix of a gradient.
+/// Suffix of a gradient.
 pub(crate) const GRADIENT: &str = "_grad";
 
-/// References to planes, in the order of their ids.
+/// References to planes, indexed by plane id.
 pub(crate) type Planes<'a> = SmallVec<[&'a Memory; 32]>;
 
-/// The parameter whose gradient would go by this name.
+/// Returns the parameter name in the name of a gradient.
 pub(crate) fn parameter_of_gradient(name: &str) -> Option<&str> {
     [BUFFER, UPDATED, GRADIENT].iter().find_map(|suffix| name.strip_suffix(suffix))
 }
 
-/// The parameter whose gradient goes by this name, and what the state knows of it. A name of the user's own may end like
-/// that of a gradient, if there is no such parameter; only [`BUFFER`] is nobody's own.
+/// Returns the parameter of a gradient, and its entry in the state. Without such a parameter, a name with the
+/// suffix of a gradient may be a user input; only [`BUFFER`] is reserved.
 fn gradient_of<'a, 'b>(name: &'a str, state: &'b CheckpointState) -> Option<(&'a str, Option<&'b Entry>)> {
     let parameter = parameter_of_gradient(name)?;
     let entry = state.entry(parameter);
     (entry.is_some() || name.ends_with(BUFFER)).then_some((parameter, entry))
 }
 
-/// Whether a training model's output is a gradient, or a flag of one, and not a result.
+/// Returns true if a training model's output is a gradient or its flag instead of a result.
 pub(crate) fn is_gradient(name: &str, state: &CheckpointState) -> bool {
     gradient_of(name, state).is_some() || name.ends_with(UPDATED)
 }
 
-/// The planes of a module's programs: trainable, frozen, gradients.
+/// Returns the planes of a module's programs: trainable, frozen, gradients.
 pub(crate) fn planes<'a>(state: &'a CheckpointState, gradients: &'a [Arc<Memory>]) -> Planes<'a> {
     let all = state.trainable_planes().iter().chain(state.frozen_planes()).chain(gradients);
     all.map(|plane| &**plane).collect()
 }
 
-/// Where a parameter lies among [`planes`].
+/// Returns the role of a parameter among [`planes`].
 fn parameter_role(layout: &StateLayout, entry: &Entry) -> Role {
     let first = if entry.requires_grad { 0 } else { layout.trainable.len() };
     Role::Plane(PlaneId((first + entry.plane) as u32), entry.offset)
 }
 
-/// Where a gradient lies among [`planes`].
+/// Returns the role of a gradient among [`planes`].
 fn gradient_role(layout: &StateLayout, entry: &Entry) -> Role {
     let first = layout.trainable.len() + layout.frozen.len();
     Role::Plane(PlaneId((first + entry.plane) as u32), entry.offset)
 }
 
-/// The elements of a plane that a tensor has.
+/// Returns the element range of a tensor in its plane.
 fn place(tensor: &TensorLayout, dtype: DType) -> PartTensor {
     PartTensor { start: tensor.offset / dtype.size(), len: tensor.dims.iter().product() }
 }
 
-/// Every trainable plane from plane `first` on, as a sequence.
+/// Returns the role of all planes of a layout as a sequence, numbered from `first`.
 pub(crate) fn sequence(layout: &[PlaneLayout], first: usize) -> Role {
     let part = |(k, plane): (usize, &PlaneLayout)| PlanePart {
         dtype: plane.dtype,
@@ -84,7 +84,7 @@ pub(crate) struct Bound {
     pub(crate) parameters: Vec<Arc<str>>,
 }
 
-/// Says the state of a nominal checkpoint the shapes its parameters have in a training model.
+/// Sets the parameter shapes of a nominal state from the inputs of a training model.
 pub(crate) fn shapes_from(graph: &Graph, state: &mut CheckpointState) -> Result<()> {
     let inputs: FxHashMap<&str, ValueId> = graph.inputs.iter().map(|&id| (graph.name_of(id), id)).collect();
     state.set_shapes(|name| {
@@ -93,7 +93,7 @@ pub(crate) fn shapes_from(graph: &Graph, state: &mut CheckpointState) -> Result<
     })
 }
 
-/// Binds the inputs of a model to a state, and gives those that are parameters the types they have there.
+/// Binds the inputs of a model to a state, and gives parameters their types in the state.
 pub(crate) fn bind(model: &str, graph: &mut Graph, state: &CheckpointState, training: bool) -> Result<Bound> {
     let mismatch = |reason: String| Error::Mismatch { model: model.to_owned(), reason };
     let layout = state.shared_layout().cloned().ok_or(Error::NominalState)?;
@@ -174,7 +174,7 @@ pub(crate) fn bind(model: &str, graph: &mut Graph, state: &CheckpointState, trai
     Ok(bound)
 }
 
-/// Checks that an input has the type of a parameter as far as it says, and gives it this type.
+/// Checks that the declared type of an input matches a parameter, and sets the exact type.
 fn check_type(model: &str, graph: &mut Graph, id: ValueId, entry: &Entry, what: &str) -> Result<()> {
     let Some(dims) = &entry.dims else {
         return Err(Error::Mismatch {

@@ -1,4 +1,4 @@
-//! Where the planes of a state lie: in this process, or on a device.
+//! Location of the planes of a state: in this process, or on a device.
 
 use std::sync::Arc;
 
@@ -8,17 +8,17 @@ use crate::backend::host_memory;
 use crate::state::PlaneLayout;
 use crate::{Error, Result};
 
-/// Bytes that are copied at once between memories.
+/// Chunk size of a copy between memories, in bytes.
 const PIECE: usize = 1 << 20;
 
-/// A place for planes.
+/// Location of planes.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Home {
-    /// What allocates there; `None` is this process, which needs no backend.
+    /// Backend that allocates there; `None` for this process, which needs no backend.
     backend: Option<Arc<dyn Backend>>,
 }
 
-/// The error for values of a state that find no memory.
+/// Converts an allocation error for values of a state.
 fn lack(error: AllocationError) -> Error {
     match error {
         AllocationError::Device(failed) => failed.into(),
@@ -27,17 +27,17 @@ fn lack(error: AllocationError) -> Error {
 }
 
 impl Home {
-    /// The place where a backend looks for planes.
+    /// Returns the location of the planes of a backend.
     pub(crate) fn of(backend: &Arc<dyn Backend>) -> Home {
         Home { backend: (backend.device() != HOST).then(|| backend.clone()) }
     }
 
-    /// The name of the device.
+    /// Returns the name of the device.
     pub(crate) fn device(&self) -> &str {
         self.backend.as_ref().map_or(HOST, |backend| backend.device())
     }
 
-    /// Memory of so many bytes, all zero.
+    /// Allocates zeroed memory.
     pub(crate) fn allocate(&self, bytes: usize) -> std::result::Result<Memory, AllocationError> {
         match &self.backend {
             Some(backend) => backend.allocate(bytes, bytes),
@@ -45,26 +45,27 @@ impl Home {
         }
     }
 
-    /// Planes of a layout, all zero.
+    /// Allocates zeroed planes of a layout.
     pub(crate) fn zeroed(&self, planes: &[PlaneLayout]) -> Result<Vec<Arc<Memory>>> {
         let zeros = |plane: &PlaneLayout| {
-            // Sizes may come from a stranger's model; what the system refuses is an error and not the end of the process.
+            // Sizes may come from an untrusted model: a failed allocation is an error and must not abort the
+            // process.
             Ok(Arc::new(self.for_state(plane.bytes)?))
         };
         planes.iter().map(zeros).collect()
     }
 
-    /// Memory for values of a state.
+    /// Allocates memory for values of a state.
     fn for_state(&self, bytes: usize) -> Result<Memory> {
         self.allocate(bytes).map_err(lack)
     }
 
-    /// Copies of planes in this place.
+    /// Copies planes to this location.
     pub(crate) fn copies(&self, planes: &[Arc<Memory>]) -> Result<Vec<Arc<Memory>>> {
         planes.iter().map(|plane| self.copy(plane).map(Arc::new)).collect()
     }
 
-    /// A copy of a plane in this place.
+    /// Copies a plane to this location.
     pub(crate) fn copy(&self, plane: &Memory) -> Result<Memory> {
         if plane.device() == self.device() && plane.host().is_none() {
             return plane.copy(0, plane.len()).map_err(lack);

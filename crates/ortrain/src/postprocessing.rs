@@ -1,5 +1,5 @@
-//! What of a model only makes something of its results that nobody here can compute: names of classes, maps of
-//! probabilities. Training does without it, and so do runs that do not ask for it; what is edited as a message keeps it.
+//! Postprocessing nodes of a model that no operator here can compute: names of classes, maps of
+//! probabilities. Training ignores them, and so do runs without their outputs. Edited messages keep them.
 
 use ortrain_graph::{DType, Graph, GraphError};
 use ortrain_onnx::proto::TensorProto;
@@ -12,10 +12,10 @@ use crate::export::{inputs_of, needed_by};
 use crate::module::graph_of;
 use crate::{Error, Result};
 
-/// How many values a message names.
+/// Maximum number of values in a message.
 const SHOWN: usize = 5;
 
-/// What was taken from a graph.
+/// Parts that were removed from a graph.
 #[derive(Debug, Default)]
 pub(crate) struct Tail {
     nodes: Vec<NodeProto>,
@@ -24,7 +24,8 @@ pub(crate) struct Tail {
 }
 
 impl Tail {
-    /// Behind all other nodes, of which none needs these. Results that were outputs are only declared.
+    /// Appends the parts again, after all other nodes, which do not need them. Former outputs are only
+    /// declared.
     pub(crate) fn put_back(self, graph: &mut GraphProto) {
         graph.node.extend(self.nodes);
         graph.initializer.extend(self.initializers);
@@ -32,8 +33,8 @@ impl Tail {
     }
 }
 
-/// Takes from a graph whatever none of `values` needs and nobody here can run: nodes of unknown operators, those that go
-/// on from there, and constants of types that are not numbers.
+/// Removes unsupported parts that no value in `values` needs: nodes of unknown operators, all nodes after
+/// them, and constants of non-numeric types.
 pub(crate) fn cut(graph: &mut GraphProto, values: &[&str]) -> Tail {
     match superfluous(graph, values) {
         Some(found) => take(graph, &found),
@@ -41,7 +42,8 @@ pub(crate) fn cut(graph: &mut GraphProto, values: &[&str]) -> Tail {
     }
 }
 
-/// The model without what `values` do not need and nobody here can run, be it an output; `None` where that is nothing.
+/// Returns the model without unsupported parts that `values` do not need, even outputs; `None` if nothing is
+/// removed.
 pub(crate) fn without(model: &LoadedModel, values: &[&str]) -> Option<LoadedModel> {
     let found = superfluous(model.proto.graph.as_ref()?, values)?;
     let mut proto = model.proto.clone();
@@ -49,15 +51,15 @@ pub(crate) fn without(model: &LoadedModel, values: &[&str]) -> Option<LoadedMode
     Some(model.with_proto(proto))
 }
 
-/// The names of a message's outputs.
+/// Returns the names of a message's outputs.
 pub(crate) fn outputs(model: &LoadedModel) -> Vec<&str> {
     model.proto.graph.iter().flat_map(|graph| &graph.output).map(|info| info.name.as_str()).collect()
 }
 
-/// The graph of a model, as it is written, without what `values` do not need and nobody here can run.
+/// Returns the graph of a model as written, without unsupported parts that `values` do not need.
 ///
 /// # Errors
-/// When it contradicts itself, or when `values` need what nobody here can run.
+/// If the graph contradicts itself, or `values` need unsupported parts.
 pub(crate) fn graph_for(label: &str, model: &LoadedModel, values: &[&str]) -> Result<Graph> {
     let shorter = without(model, values);
     let model = shorter.as_ref().unwrap_or(model);
@@ -67,8 +69,7 @@ pub(crate) fn graph_for(label: &str, model: &LoadedModel, values: &[&str]) -> Re
     Graph::from_model(model).map_err(|source| Error::graph(label, source))
 }
 
-/// An error about operators or types that are not there says what could be trained without them, if there is such a
-/// thing.
+/// Adds the values that could be trained to an error about unknown operators or types.
 pub(crate) fn advised(error: Error, model: &LoadedModel) -> Error {
     let unknown = match &error {
         Error::Model { source, .. } => matches!(**source, ortrain_ops::Error::UnknownOperators { .. }),
@@ -96,7 +97,7 @@ pub(crate) fn advised(error: Error, model: &LoadedModel) -> Error {
     if values.is_empty() { error } else { Error::TrainableWithout { source: Box::new(error), values } }
 }
 
-/// What is to be taken from a graph.
+/// Parts to remove from a graph.
 struct Superfluous {
     nodes: Vec<bool>,
     initializers: FxHashSet<String>,
@@ -133,7 +134,7 @@ fn take(graph: &mut GraphProto, found: &Superfluous) -> Tail {
     Tail { nodes, initializers, outputs }
 }
 
-/// For each node, whether it, or one that it depends on, is nothing that can be run here.
+/// Returns for each node true if the node, or one that it depends on, is unsupported.
 fn out_of_reach(graph: &GraphProto) -> Vec<bool> {
     let sequences = sequences::out_of_reach(graph);
     let mut found: Vec<bool> =

@@ -1,6 +1,6 @@
-//! Slots of an optimizer: values that it keeps for each trained parameter between steps.
+//! Optimizer slots: per-parameter state of an optimizer between steps.
 //!
-//! A slot lies in planes of its own, one for each trainable plane of the state, with its tensors in the same order.
+//! A slot has its own planes, one for each trainable plane of the state, with tensors in the same order.
 
 use std::sync::Arc;
 
@@ -13,12 +13,12 @@ use crate::placement::Home;
 use crate::state::{Entry, PlaneLayout, TensorLayout};
 use crate::{Error, Result, StateLayout};
 
-/// A slot where it lies.
+/// A slot in planes.
 #[derive(Clone, Debug)]
 pub(crate) struct Slot {
     pub(crate) name: Arc<str>,
     pub(crate) shape: SlotShape,
-    /// One for each trainable plane.
+    /// Layout of each plane; there is one for each trainable plane.
     pub(crate) layout: Vec<PlaneLayout>,
     pub(crate) planes: Vec<Arc<Memory>>,
 }
@@ -26,22 +26,23 @@ pub(crate) struct Slot {
 /// The slots of an optimizer.
 #[derive(Clone, Debug)]
 pub(crate) enum Slots {
-    /// As a file had them, until an optimizer says which it needs.
+    /// Content of a file, until an optimizer determines the required slots.
     Stored(Vec<ParameterState>),
     /// Slots in planes.
     Planes(Vec<Slot>),
 }
 
-/// A slot that an optimizer model asks for.
+/// A slot that an optimizer model requires.
 #[derive(Clone, Debug)]
 pub(crate) struct RequiredSlots {
     pub(crate) slot: SlotSpec,
-    /// The element type; that of moments of ONNX Runtime's optimizers follows from the parameter.
+    /// Element type; `None` for the moments of ONNX Runtime's optimizers: their type follows from the
+    /// parameter.
     pub(crate) dtype: Option<DType>,
 }
 
 impl RequiredSlots {
-    /// The shape of the slot.
+    /// Returns the shape of the slot.
     pub(crate) fn shape(&self) -> Result<SlotShape> {
         SlotShape::of(&self.slot.shape).ok_or_else(|| {
             let SlotSpec { name, shape, .. } = &self.slot;
@@ -51,14 +52,14 @@ impl RequiredSlots {
         })
     }
 
-    /// The element type of the slot for parameters of a type.
+    /// Returns the element type of the slot for parameters of a type.
     fn dtype_for(&self, parameter: DType) -> DType {
         self.dtype.unwrap_or(if parameter == DType::F64 { DType::F64 } else { DType::F32 })
     }
 }
 
 impl Slot {
-    /// A slot for every trainable parameter, all zero.
+    /// Creates a zeroed slot for every trainable parameter.
     fn new(
         wanted: &RequiredSlots,
         trainable: &[PlaneLayout],
@@ -74,14 +75,14 @@ impl Slot {
         Ok(Slot { name: wanted.slot.name.as_str().into(), shape, layout, planes })
     }
 
-    /// The slot of a parameter, and the plane that it lies in.
+    /// Returns the slot of a parameter: its type, its layout and its plane.
     fn find(&self, entry: &Entry) -> Option<(DType, &TensorLayout, &Arc<Memory>)> {
         let (layout, plane) = (self.layout.get(entry.plane)?, self.planes.get(entry.plane)?);
         let at = layout.tensors.binary_search_by(|tensor| tensor.name.cmp(&entry.name)).ok()?;
         Some((layout.dtype, &layout.tensors[at], plane))
     }
 
-    /// A copy of the slot of a parameter.
+    /// Copies the slot of a parameter.
     pub(crate) fn tensor(&self, entry: &Entry) -> Result<Option<Tensor>> {
         let Some((dtype, tensor, plane)) = self.find(entry) else { return Ok(None) };
         let bytes = tensor.dims.iter().product::<usize>() * dtype.size();
@@ -89,7 +90,7 @@ impl Slot {
         Ok(Some(Tensor::new(dtype, tensor.dims.clone(), data.into()).expect("planes hold whole tensors")))
     }
 
-    /// The slot of a parameter as plain data.
+    /// Copies the slot of a parameter with its name.
     fn named(&self, entry: &Entry) -> Result<Option<NamedTensor>> {
         Ok(self.tensor(entry)?.map(|tensor| NamedTensor::new(&*self.name, tensor)))
     }
@@ -100,7 +101,7 @@ impl Slot {
         Ok(plane.write(tensor.offset, value.data())?)
     }
 
-    /// Gives the slots of all parameters the values that they have before the first step.
+    /// Sets the slots of all parameters to their initial values.
     pub(crate) fn start(
         &self,
         start: &str,
@@ -153,7 +154,7 @@ impl Slot {
     }
 }
 
-/// The layout of a slot beside the plane of its parameters; `None` if it is larger than can be addressed.
+/// Returns the layout of a slot for a plane of parameters; `None` if its size overflows the address space.
 fn slot_layout(
     shape: SlotShape,
     dtype: DType,
@@ -167,7 +168,7 @@ fn slot_layout(
         let dims = shape.dims(&tensor.dims, &|setting| spec.setting_of(group, setting));
         let offset = match shape {
             SlotShape::Same => (tensor.offset / plane.dtype.size()).checked_mul(dtype.size())?,
-            // One after the other, as a vector with an element for each parameter.
+            // Contiguous, as a vector with an element for each parameter.
             SlotShape::Scalar => bytes,
             _ => align(bytes),
         };
@@ -182,14 +183,14 @@ fn slot_layout(
     Some(PlaneLayout { dtype, bytes: align(bytes), tensors })
 }
 
-/// The names in a list, for a sentence.
+/// Joins names for a sentence.
 fn listed<'a>(names: impl Iterator<Item = &'a str>) -> String {
     let names: Vec<&str> = names.collect();
     if names.is_empty() { "none".into() } else { names.join(", ") }
 }
 
 impl Slots {
-    /// The slot of a name, once slots lie in planes.
+    /// Returns the slot with this name, if slots are in planes.
     pub(crate) fn get(&self, name: &str) -> Option<&Slot> {
         match self {
             Slots::Planes(slots) => slots.iter().find(|slot| *slot.name == *name),
@@ -197,7 +198,7 @@ impl Slots {
         }
     }
 
-    /// The names of the slots.
+    /// Returns the names of the slots.
     pub(crate) fn names(&self) -> Vec<&str> {
         match self {
             Slots::Planes(slots) => slots.iter().map(|slot| &*slot.name).collect(),
@@ -208,7 +209,7 @@ impl Slots {
         }
     }
 
-    /// The slots of all trained parameters as plain data.
+    /// Copies the slots of all trained parameters.
     pub(crate) fn stored(&self, entries: &[Entry]) -> Result<Vec<ParameterState>> {
         if let Slots::Stored(states) = self {
             return Ok(states.clone());
@@ -219,7 +220,7 @@ impl Slots {
         entries.iter().filter(|entry| entry.requires_grad).map(state).collect()
     }
 
-    /// The slots of one parameter as plain data.
+    /// Copies the slots of one parameter.
     pub(crate) fn of(&self, entry: &Entry) -> Result<Vec<NamedTensor>> {
         match self {
             Slots::Stored(states) => {
@@ -231,7 +232,7 @@ impl Slots {
     }
 }
 
-/// The parts of a state that slots are made from.
+/// Parts of a state that slots depend on.
 pub(crate) struct SlotStorage<'a> {
     pub(crate) layout: &'a StateLayout,
     pub(crate) entries: &'a [Entry],
@@ -241,24 +242,24 @@ pub(crate) struct SlotStorage<'a> {
 }
 
 impl SlotStorage<'_> {
-    /// A slot with the values of the first step.
+    /// Creates a slot with its initial values.
     pub(crate) fn started(&self, wanted: &RequiredSlots) -> Result<Slot> {
         let slot = Slot::new(wanted, &self.layout.trainable, self.spec, self.home)?;
         slot.start(&wanted.slot.start, self.entries, self.trained, self.spec)?;
         Ok(slot)
     }
 
-    /// True if a slot is what is wanted.
+    /// Returns true if a slot meets a requirement.
     pub(crate) fn fits(&self, slot: &Slot, wanted: &RequiredSlots) -> bool {
         let dtypes = self.layout.trainable.iter().map(|plane| wanted.dtype_for(plane.dtype));
         wanted.shape().is_ok_and(|shape| shape == slot.shape)
             && dtypes.eq(slot.layout.iter().map(|plane| plane.dtype))
     }
 
-    /// A slot with the values that a file has.
+    /// Creates a slot with values from a file.
     ///
     /// # Errors
-    /// When a value is missing, or has another type or shape.
+    /// If a value is missing, or has another type or shape.
     pub(crate) fn restored(&self, wanted: &RequiredSlots, stored: &[ParameterState]) -> Result<Slot> {
         let slot = Slot::new(wanted, &self.layout.trainable, self.spec, self.home)?;
         let name = &*slot.name;
@@ -296,7 +297,7 @@ impl SlotStorage<'_> {
     }
 }
 
-/// The error for a state whose slots are those of another optimizer.
+/// Returns the error for a state with the slots of another optimizer.
 pub(crate) fn of_another(there: (&str, &[&str]), wanted: (&str, &[RequiredSlots])) -> Error {
     let keeps: Vec<&str> =
         wanted.1.iter().map(|slot| slot.slot.name.as_str()).filter(|name| there.1.contains(name)).collect();
