@@ -1,23 +1,23 @@
-//! From buffers to addresses.
+//! Addresses of buffers in one run.
 
 use ortrain_program::{Bindings, BufferId, HostMemory, Memory, Place, Program, Workspace};
 use smallvec::SmallVec;
 
-/// Memory that a run of this backend was given.
+/// Returns the host memory of a run of this backend.
 ///
 /// # Panics
-/// When it lies on a device: whoever moves a state checks its backend.
+/// Panics if the memory is on a device. Code that moves a state checks its backend.
 pub(crate) fn on_host(memory: &Memory) -> &HostMemory {
     memory.host().expect("programs of the CPU run on memory of this process")
 }
 
-/// The addresses of an instruction's buffers. Instructions of more buffers than this cost an allocation.
+/// Addresses of an instruction's buffers. More buffers than this cost an allocation.
 pub(crate) type Bases = SmallVec<[*mut u8; 64]>;
 
-/// Where the buffers of a program lie in one run.
+/// Addresses of the buffers of a program in one run.
 ///
-/// The planner keeps every buffer inside its memory and the caller has checked the sizes of planes and workspace, so
-/// each address is the start of as many bytes as the buffer has.
+/// The planner keeps every buffer inside its memory, and the caller has checked the sizes of planes and workspace. At
+/// each address, all bytes of the buffer are therefore inside the memory.
 pub(crate) struct Addresses<'a> {
     program: &'a Program,
     bindings: &'a Bindings<'a>,
@@ -37,7 +37,7 @@ impl<'a> Addresses<'a> {
         let (memory, offset) = match self.program.buffer(id).place {
             Place::Work(offset) => (self.work.arena(), offset),
             Place::Plane(plane, offset) => (self.bindings.planes[plane.0 as usize], offset),
-            // Nobody writes there: the builder refuses that.
+            // Constants are never written: the builder rejects such programs.
             Place::Constant(number) => {
                 return self.program.constants[number].data().as_ptr().cast_mut();
             }

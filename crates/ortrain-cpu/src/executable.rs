@@ -1,4 +1,4 @@
-//! A program whose instructions are kernels.
+//! Programs compiled to kernels.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -20,7 +20,7 @@ use ortrain_program::{
 use crate::addresses::{Addresses, on_host};
 use crate::prefault;
 
-/// An instruction, compiled.
+/// Compiled instruction.
 #[derive(Debug)]
 enum Kernel {
     Nest(Box<NestKernel>),
@@ -33,7 +33,8 @@ enum Kernel {
     Yield,
 }
 
-/// The kernels of a group, and for each nest the number of its own: nests that differ in their buffers alone share one.
+/// Kernels of a group, and the index of the kernel of each nest. Nests that differ only in their buffers share a
+/// kernel.
 #[derive(Debug, Default)]
 struct GroupKernel {
     kernels: Vec<NestKernel>,
@@ -59,19 +60,19 @@ impl GroupKernel {
         Ok(made)
     }
 
-    /// The kernel of each nest.
+    /// Iterates over the kernel of each nest.
     fn each(&self) -> impl Iterator<Item = &NestKernel> {
         self.of_nests.iter().map(|&kernel| &self.kernels[kernel])
     }
 }
 
-/// For each store, for each load whether their buffers may share elements.
+/// Returns for each pair of a store and a load, in row-major order, true if their buffers may share elements.
 fn overlaps(program: &Program, nest: &Nest) -> Vec<bool> {
     let stores = nest.stores.iter();
     stores.flat_map(|to| nest.loaded().map(|from| program.overlap(to.buffer, from.buffer))).collect()
 }
 
-/// The kernel of a nest. It chooses the order of sums: short rows are faster down the columns.
+/// Compiles a nest. The kernel chooses the order of sums: for short rows it is faster to reduce along columns.
 fn nest_kernel(program: &Program, nest: &Nest, compiler: Compiler<'_>) -> Result<NestKernel, String> {
     let (overlaps, loads) = (overlaps(program, nest), nest.loaded().count());
     NestKernel::in_place(&accesses(nest), compiler, &|store, load| overlaps[store * loads + load])
@@ -154,12 +155,12 @@ impl Kernel {
     }
 }
 
-/// A nest as kernels see it: they are given the starts of its buffers when they run.
+/// Returns the nest with accesses as operands. A kernel receives the buffer addresses when it runs.
 fn accesses(nest: &Nest) -> ortrain_expr::Nest {
     nest.map(|operand| operand.access.clone())
 }
 
-/// What a kernel is to know of an attention.
+/// Returns the description of an attention for its kernel.
 fn description(a: &Attention) -> AttentionDesc {
     let pass = match &a.pass {
         AttentionPass::Output(output) => ortrain_kernels::AttentionPass::Output(Box::new(accesses(output))),
@@ -188,12 +189,12 @@ fn description(a: &Attention) -> AttentionDesc {
     }
 }
 
-/// A program ready to run on the CPU.
+/// Program compiled for the CPU.
 #[derive(Debug)]
 pub(crate) struct CpuExecutable {
     program: Arc<Program>,
     kernels: Vec<Kernel>,
-    /// The planes that it writes.
+    /// Indices of the planes that the program writes.
     written: Vec<usize>,
     marks: Marks,
     scratch: usize,
@@ -219,7 +220,7 @@ impl CpuExecutable {
             let kernels = Pool::global().map(program.instructions.len(), compile);
             kernels.into_iter().collect::<Result<Vec<_>, _>>()
         })?;
-        // With fewer bytes than it asks for a kernel uses fewer threads, with the same result.
+        // With less scratch memory a kernel uses fewer threads, with the same result.
         let threads = Pool::global().num_threads();
         let scratch = kernels.iter().map(|kernel| kernel.scratch_bytes(threads)).max().unwrap_or(0);
         let plane = |id: BufferId| match program.buffer(id).place {
@@ -234,7 +235,7 @@ impl CpuExecutable {
         Ok(CpuExecutable { program, kernels, written, marks, scratch })
     }
 
-    /// Runs those instructions of an entry that stand at some places, in memory that is large enough.
+    /// Runs the instructions of a gradient mode in a range of positions. The workspace must be large enough.
     fn execute(
         &self,
         bindings: &Bindings<'_>,
@@ -276,27 +277,28 @@ impl CpuExecutable {
     ) -> Result<(), OutOfRange> {
         let pool = Pool::global();
         // SAFETY (of all calls below): addresses are starts of whole buffers inside memories that outlive the run
-        // (`Executable::run` has checked their sizes). The builder has refused instructions that reach outside their
-        // buffers, and the planner lets a stored buffer share bytes with a loaded one only through equal accesses.
-        // The workspace is borrowed exclusively, so arena and scratch are this run's alone. Planes are reached through
-        // raw pointers only; a user who writes to one meanwhile gets values in no particular order and nothing worse.
+        // (`Executable::run` has checked their sizes). The builder has rejected instructions that access elements
+        // outside their buffers. The planner lets a stored buffer share bytes with a loaded one only through equal
+        // accesses. The workspace is borrowed exclusively, so arena and scratch memory belong to this run alone. Planes
+        // are accessed through raw pointers only; if a user writes to a plane during the run, the order of its values
+        // is unspecified, with no other consequence.
         match (kernel, instruction) {
             (Kernel::Nest(kernel), Instruction::Nest(nest)) => {
                 let bases = addresses.all(nest.operands().map(|operand| operand.buffer));
-                // SAFETY: as said above.
+                // SAFETY: see the comment at the start of the function.
                 unsafe { kernel.run(&bases, scalars, pool, scratch) }
             }
             (Kernel::NestGroup(kernels), Instruction::NestGroup(group)) => {
                 kernels.each().zip(&group.nests).try_for_each(|(kernel, nest)| {
                     let bases = addresses.all(nest.operands().map(|operand| operand.buffer));
-                    // SAFETY: as said above.
+                    // SAFETY: see the comment at the start of the function.
                     unsafe { kernel.run(&bases, scalars, pool, scratch) }
                 })
             }
             (Kernel::MatMul(kernel), Instruction::MatMul(m)) => {
                 let operands = [&m.a, &m.b].into_iter().chain(m.epilogue.operands());
                 let bases = addresses.all(operands.map(|operand| operand.buffer));
-                // SAFETY: as said above.
+                // SAFETY: see the comment at the start of the function.
                 unsafe { kernel.run(&bases, scalars, pool, scratch) }
             }
             (Kernel::Conv(kernel), Instruction::Conv(c)) => {
@@ -304,12 +306,12 @@ impl CpuExecutable {
                 let mut bases = addresses.all(operands.map(|operand| operand.buffer));
                 let Access { dtype, offset, .. } = c.a.access;
                 bases[0] = bases[0].wrapping_add(offset * dtype.size());
-                // SAFETY: as said above.
+                // SAFETY: see the comment at the start of the function.
                 unsafe { kernel.run(&bases, scalars, pool, scratch) }
             }
             (Kernel::Attention(kernel, buffers), Instruction::Attention(_)) => {
                 let bases = addresses.all(buffers.iter().copied());
-                // SAFETY: as said above.
+                // SAFETY: see the comment at the start of the function.
                 unsafe { kernel.run(&bases, scalars, pool, scratch) };
                 Ok(())
             }
@@ -317,14 +319,14 @@ impl CpuExecutable {
                 let [source, target] = [&w.source, &w.target].map(|operand| addresses.of(operand.buffer));
                 let index = w.index.as_ref();
                 let index = index.map_or(std::ptr::null_mut(), |index| addresses.of(index.operand.buffer));
-                // SAFETY: as said above.
+                // SAFETY: see the comment at the start of the function.
                 unsafe { kernel.run(source, index, target, pool, scratch) };
                 Ok(())
             }
             (Kernel::Scatter(kernel), Instruction::ScatterAdd(s)) => {
                 let [out, indices, src] =
                     [&s.target, &s.index, &s.source].map(|operand| addresses.of(operand.buffer));
-                // SAFETY: as said above.
+                // SAFETY: see the comment at the start of the function.
                 unsafe { kernel.run(out, indices, src, pool) };
                 Ok(())
             }
@@ -355,7 +357,7 @@ impl Executable for CpuExecutable {
         self.program.check_bindings(bindings, part)?;
         let lacks = work.lacks(self.program.work_bytes, self.scratch);
         let question = work.interrupter().filter(|_| lacks).map(Interrupt::question);
-        // The system takes seconds to give many gigabytes.
+        // The system may take seconds to provide many gigabytes.
         interruptible(question, || {
             work.reserve(self.program.work_bytes, self.scratch)?;
             if part != Part::Before {

@@ -1,7 +1,7 @@
-//! The CPU backend: a [`Program`] on the kernels of `ortrain-kernels`.
+//! CPU backend: runs a [`Program`] on the kernels of `ortrain-kernels`.
 //!
-//! Instructions are compiled once; a run turns buffers into addresses and calls the kernels in order. It allocates
-//! nothing. Results have the same bits at every thread count and on every run at one instruction-set level.
+//! Instructions are compiled once. A run turns buffers into addresses and calls the kernels in order, without
+//! allocations. Results have the same bits at every thread count and in every run at one instruction-set level.
 
 mod addresses;
 mod executable;
@@ -16,52 +16,52 @@ use ortrain_program::{
     Program, Target, UnsupportedOnBackend, UnsupportedPrecision,
 };
 
-/// The backend that runs programs on the CPU.
+/// Backend that runs programs on the CPU.
 #[derive(Clone, Debug)]
 pub struct Cpu {
     isa: Isa,
-    /// What multiplies bfloat16, if that was asked for.
+    /// Unit for bfloat16 products, if a bfloat16 precision is selected.
     bf16: Option<Bf16Unit>,
 }
 
 impl Cpu {
-    /// At the best instruction-set level of this machine, or what `ORTRAIN_ISA` caps it to.
+    /// Creates a backend at the best instruction-set level of this machine, capped by `ORTRAIN_ISA`.
     ///
     /// # Errors
-    /// When that environment variable names no level.
+    /// Returns an error if that environment variable names no level.
     pub fn new() -> Result<Cpu, UnknownIsa> {
         Ok(Cpu::with_isa(Isa::detect()?))
     }
 
-    /// At a given level.
+    /// Creates a backend at an instruction-set level.
     #[must_use]
     pub fn with_isa(isa: Isa) -> Cpu {
         Cpu { isa, bf16: None }
     }
 
-    /// The name of the instruction-set level.
+    /// Returns the name of the instruction-set level.
     #[must_use]
     pub fn level(&self) -> &'static str {
         self.isa.name()
     }
 
-    /// Sets how many threads runs of this process use, the caller's included.
+    /// Sets the number of threads for runs of this process, including the calling thread.
     pub fn set_num_threads(threads: usize) {
         Pool::global().set_num_threads(threads);
     }
 
-    /// How many threads runs of this process use, the caller's included.
+    /// Returns the number of threads for runs of this process, including the calling thread.
     #[must_use]
     pub fn num_threads() -> usize {
         Pool::global().num_threads()
     }
 }
 
-/// Memory of this process, all zero, which can grow to `room` bytes: of large pages, if there is enough of it. They are quicker
-/// to touch for the first time.
+/// Allocates zeroed memory of this process that can grow to `room` bytes. The memory uses large pages, if it is large
+/// enough: the first access to them is faster.
 ///
 /// # Errors
-/// When the system does not give that much.
+/// Returns an error if the system does not provide that much memory.
 pub fn allocate(bytes: usize, room: usize) -> Result<HostMemory, OutOfMemory> {
     let memory = HostMemory::with_room(bytes, room)?;
     prefer_large_pages(memory.as_ptr(), bytes);
@@ -71,8 +71,7 @@ pub fn allocate(bytes: usize, room: usize) -> Result<HostMemory, OutOfMemory> {
 /// Bytes that a thread touches at a time: a large page.
 const PIECE: usize = 2 << 20;
 
-/// Has every page of memory that is going to be written given by the system, once, on all threads: see
-/// [`HostMemory::touch`].
+/// Makes the system provide every page of memory that will be written, once, on all threads; see [`HostMemory::touch`].
 pub fn prefault(memory: &HostMemory) {
     if memory.prefault() {
         let bytes = memory.len();
@@ -81,11 +80,11 @@ pub fn prefault(memory: &HostMemory) {
     }
 }
 
-/// What computes in a precision where a machine has no unit for it.
+/// Advice for machines without a bfloat16 unit.
 const EMULATED: &str =
     "bf16_fallback=\"emulated\" computes the same in float32 arithmetic, slower than \"f32\"";
 
-/// The unit of a level, if it may be used; otherwise what is to be said.
+/// Returns the bfloat16 unit of a level, if it is allowed; otherwise the error message.
 fn allowed(isa: Isa, fallback: Bf16Fallback) -> Result<Bf16Unit, String> {
     let unit = Bf16Unit::detect(isa);
     match (unit.name(), fallback) {
@@ -139,7 +138,7 @@ impl Backend for Cpu {
         grows
     }
 
-    /// On the threads that runs use. Takes less than 0.3 s and asks for 192 MiB of memory, which it gives back.
+    /// Measures on the threads of runs. Takes less than 0.3 s and temporarily allocates 192 MiB of memory.
     fn limits(&self) -> Option<Limits> {
         const PATIENCE: Duration = Duration::from_millis(40);
         let pool = Pool::global();

@@ -6,8 +6,8 @@ use smallvec::SmallVec;
 
 use crate::{DType, Mode, Reduction, Scalar};
 
-/// The type a scalar is computed in. `f16` and `bf16` are computed as `F32`; narrow integers as the wider one of
-/// their signedness.
+/// Type in which a scalar is computed. `f16` and `bf16` are computed as `F32`, narrow integers as the 32-bit integer of
+/// the same signedness.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Type {
     /// 32-bit float.
@@ -22,12 +22,12 @@ pub enum Type {
     U32,
     /// 64-bit unsigned integer, wrapping.
     U64,
-    /// Truth value.
+    /// Boolean.
     Bool,
 }
 
 impl Type {
-    /// The type in which elements of `dtype` are computed.
+    /// Returns the type in which elements of `dtype` are computed.
     #[must_use]
     pub fn of(dtype: DType) -> Type {
         match dtype {
@@ -41,7 +41,7 @@ impl Type {
         }
     }
 
-    /// The element type that keeps all bits of a value.
+    /// Returns the element type that stores all bits of a value.
     #[must_use]
     pub fn storage(self) -> DType {
         match self {
@@ -55,18 +55,18 @@ impl Type {
         }
     }
 
-    /// Whether the type is a float.
+    /// Returns true if the type is a float.
     #[must_use]
     pub fn is_float(self) -> bool {
         matches!(self, Type::F32 | Type::F64)
     }
 }
 
-/// A register: the result of one instruction of an [`Expr`].
+/// Register: the result of one instruction of an [`Expr`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Reg(pub u16);
 
-/// A function of one scalar. Results have the argument's type.
+/// Function of one scalar. The result has the argument's type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum UnaryOp {
     /// Negation; wraps for integers.
@@ -83,9 +83,9 @@ pub enum UnaryOp {
     Sqrt,
     /// `1 / sqrt(x)`.
     Rsqrt,
-    /// Sine, of radians.
+    /// Sine of radians.
     Sin,
-    /// Cosine, of radians.
+    /// Cosine of radians.
     Cos,
     /// Inverse tangent, in radians.
     Atan,
@@ -95,18 +95,18 @@ pub enum UnaryOp {
     Tanh,
     /// `1 / (1 + exp(-x))`.
     Sigmoid,
-    /// Largest integer not above.
+    /// Largest integer that is not greater.
     Floor,
     /// Logical negation.
     Not,
-    /// The nearest number of [`DType::F16`], of `F32` alone: what comes back of a store of that type.
+    /// Rounding to the nearest [`DType::F16`], for `F32` only: the value after a store and a load of that type.
     ToF16,
-    /// The nearest number of [`DType::BF16`], of `F32` alone: what comes back of a store of that type.
+    /// Rounding to the nearest [`DType::BF16`], for `F32` only: the value after a store and a load of that type.
     ToBf16,
 }
 
 impl UnaryOp {
-    /// The function that rounds to a float narrower than `F32`; `None` for other types.
+    /// Returns the function that rounds to a float narrower than `F32`; `None` for other types.
     #[must_use]
     pub fn rounding_to(dtype: DType) -> Option<UnaryOp> {
         match dtype {
@@ -117,7 +117,7 @@ impl UnaryOp {
     }
 }
 
-/// A function of two scalars of one type, with a result of that type.
+/// Function of two scalars of one type, with a result of that type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum BinaryOp {
     /// Sum.
@@ -126,25 +126,25 @@ pub enum BinaryOp {
     Sub,
     /// Product.
     Mul,
-    /// Quotient; for integers truncated, and 0 where the divisor is 0.
+    /// Quotient. For integers truncated, and 0 if the divisor is 0.
     Div,
-    /// Remainder with the sign of the dividend; for integers 0 where the divisor is 0.
+    /// Remainder with the sign of the dividend. For integers 0 if the divisor is 0.
     Rem,
-    /// Power; for integers wrapping, and 0 for negative exponents unless the base is 1 or -1.
+    /// Power. For integers wrapping, and 0 for negative exponents unless the base is 1 or -1.
     Pow,
-    /// The smaller; NaN if either is NaN.
+    /// Minimum; NaN if either argument is NaN.
     Min,
-    /// The larger; NaN if either is NaN.
+    /// Maximum; NaN if either argument is NaN.
     Max,
-    /// Logical and; for integers bit by bit.
+    /// Logical and; for integers bitwise.
     And,
-    /// Logical or; for integers bit by bit.
+    /// Logical or; for integers bitwise.
     Or,
-    /// Logical exclusive or; for integers bit by bit.
+    /// Logical exclusive or; for integers bitwise.
     Xor,
 }
 
-/// A comparison of two scalars of one type; false where either is NaN.
+/// Comparison of two scalars of one type; false if either is NaN.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum CompareOp {
     /// Equal.
@@ -155,49 +155,51 @@ pub enum CompareOp {
     Le,
 }
 
-/// A scalar that is the same for a whole run.
+/// Scalar that is constant during a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RunScalar {
-    /// The seed of random numbers (`U64`).
+    /// Seed of random numbers (`U64`).
     Seed,
-    /// The number of train steps done so far (`U64`).
+    /// Number of completed training steps (`U64`).
     TrainStep,
 }
 
-/// One instruction of an [`Expr`]. Operands are earlier registers.
+/// Instruction of an [`Expr`]. Operands are earlier registers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Inst {
-    /// A constant.
+    /// Constant.
     Const(Scalar),
-    /// The element of load `slot` at the current index, converted to the register's type.
+    /// Element of load `slot` at the current index, converted to the register's type.
     Load(u16),
-    /// Element `index` (`I64`, counted from the load's offset) of load `slot`; zero where it lies outside.
+    /// Gathered load: element `index` (`I64`, relative to the load's offset) of load `slot`, or zero out of bounds.
     LoadAt(u16, Reg),
-    /// The position along an axis of the iteration space (`I64`).
+    /// Position along an axis of the iteration space (`I64`).
     Coordinate(u8),
-    /// A scalar of the run.
+    /// Scalar of the run.
     Run(RunScalar),
-    /// The result of a reduction of the nest.
+    /// Result of a reduction of the nest.
     Reduced(u8),
-    /// A function of one scalar.
+    /// Function of one scalar.
     Unary(UnaryOp, Reg),
-    /// A function of two scalars.
+    /// Function of two scalars.
     Binary(BinaryOp, Reg, Reg),
-    /// A comparison (`Bool`).
+    /// Comparison (`Bool`).
     Compare(CompareOp, Reg, Reg),
-    /// The second where the first (`Bool`) holds, else the third. The other one's NaN does not leak.
+    /// Second operand if the first (`Bool`) is true, else the third. NaN of the operand not selected does not
+    /// propagate.
     Select(Reg, Reg, Reg),
-    /// Conversion to the register's type: floats to integers truncate and saturate (NaN gives 0), anything to `Bool`
-    /// is "not zero".
+    /// Conversion to the register's type. Floats to integers truncate and saturate (NaN gives 0); a conversion to
+    /// `Bool` is the test "not zero".
     Convert(Reg),
-    /// The first (`I64`), after checking `0 <= first < second`; if not, the whole run fails and commits nothing.
+    /// First operand (`I64`), after the check `0 <= first < second`. If the check fails, the run fails and commits
+    /// nothing.
     Guard(Reg, Reg),
-    /// 32 random bits (`U32`) from key, stream and index (all `U64`); see [`crate::random_bits`].
+    /// Random `U32` from key, stream and index (all `U64`); see [`crate::random_bits`].
     Random(Reg, Reg, Reg),
 }
 
 impl Inst {
-    /// The operand registers.
+    /// Returns the operand registers.
     pub fn operands(&self) -> impl Iterator<Item = Reg> {
         let regs: [Option<Reg>; 3] = match *self {
             Inst::Const(_) | Inst::Load(_) | Inst::Coordinate(_) | Inst::Run(_) | Inst::Reduced(_) => {
@@ -210,7 +212,7 @@ impl Inst {
         regs.into_iter().flatten()
     }
 
-    /// A number that equal instructions share, and different ones hardly ever.
+    /// Hashes the instruction and the type of its register.
     fn digest(self, ty: Type) -> u64 {
         let regs =
             |kind: u64, of: [Reg; 3]| of.into_iter().fold(kind, |word, reg| (word << 16) | u64::from(reg.0));
@@ -230,12 +232,12 @@ impl Inst {
             Inst::Guard(a, b) => (11, regs(0, [none, a, b])),
             Inst::Random(a, b, c) => (12, regs(0, [a, b, c])),
         };
-        // An odd number without any pattern; its upper digits are mixed best.
+        // Fibonacci hashing: an odd multiplier without a bit pattern. The upper bits of the product are mixed best.
         let mixed = (rest ^ ((kind << 8 | ty as u64) << 48)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         mixed ^ (mixed >> 32)
     }
 
-    /// The same instruction with its operands replaced.
+    /// Returns the same instruction with replaced operands.
     #[must_use]
     pub fn map_operands(self, mut f: impl FnMut(Reg) -> Reg) -> Inst {
         match self {
@@ -252,7 +254,7 @@ impl Inst {
     }
 }
 
-/// A pure function of scalars: instructions in SSA form and the registers that are its results.
+/// Pure function of scalars: instructions in SSA form and the registers of its results.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Default)]
 pub struct Expr {
     insts: Vec<(Inst, Type)>,
@@ -260,37 +262,37 @@ pub struct Expr {
 }
 
 impl Expr {
-    /// The instructions with the types of their registers, operands before users.
+    /// Returns the instructions with the types of their registers, operands before users.
     #[must_use]
     pub fn insts(&self) -> &[(Inst, Type)] {
         &self.insts
     }
 
-    /// The result registers.
+    /// Returns the result registers.
     #[must_use]
     pub fn outputs(&self) -> &[Reg] {
         &self.outputs
     }
 
-    /// The type of a register.
+    /// Returns the type of a register.
     #[must_use]
     pub fn ty(&self, reg: Reg) -> Type {
         self.insts[usize::from(reg.0)].1
     }
 
-    /// The guards: they are effects, which stay even if nothing uses their values.
+    /// Returns the guards. They are side effects, which remain even if nothing uses their values.
     pub fn guards(&self) -> impl Iterator<Item = Reg> {
         let guards = self.insts.iter().enumerate().filter(|(_, (inst, _))| matches!(inst, Inst::Guard(..)));
         guards.map(|(k, _)| Reg(k as u16))
     }
 
-    /// Whether a run of it can fail (it holds a [`Inst::Guard`]).
+    /// Returns true if evaluation can fail (the expression contains an [`Inst::Guard`]).
     #[must_use]
     pub fn can_fail(&self) -> bool {
         self.insts.iter().any(|(inst, _)| matches!(inst, Inst::Guard(..)))
     }
 
-    /// The same expression with its loads numbered otherwise, each with a number of its own.
+    /// Returns the expression with renumbered loads. `number` must map distinct slots to distinct slots.
     #[must_use]
     pub fn with_slots(mut self, number: impl Fn(u16) -> u16) -> Expr {
         for (inst, _) in &mut self.insts {
@@ -301,7 +303,7 @@ impl Expr {
         self
     }
 
-    /// `true` for each register that `roots` need.
+    /// Returns for each register true if `roots` depend on it.
     #[must_use]
     pub fn needed_by(&self, roots: &[Reg]) -> SmallVec<[bool; 64]> {
         let mut needed = SmallVec::from_elem(false, self.insts.len());
@@ -319,46 +321,46 @@ impl Expr {
     }
 }
 
-/// What an expression is evaluated against: one point of a nest.
+/// Context of an evaluation: one point of a nest.
 pub trait Evaluation {
-    /// The element of load `slot` here.
+    /// Returns the element of load `slot` at this point.
     fn load(&mut self, slot: usize) -> Scalar;
-    /// Element `index` of load `slot`; zero outside.
+    /// Returns element `index` of load `slot`, or zero out of bounds.
     fn load_at(&mut self, slot: usize, index: i64) -> Scalar;
-    /// The position along an axis.
+    /// Returns the position along an axis.
     fn coordinate(&mut self, axis: usize) -> i64;
-    /// A scalar of the run.
+    /// Returns a scalar of the run.
     fn run_scalar(&mut self, scalar: RunScalar) -> u64;
-    /// The result of a reduction.
+    /// Returns the result of a reduction.
     fn reduced(&mut self, k: usize) -> Scalar;
 }
 
-/// A guard that failed.
+/// Error: a guard failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OutOfRange {
-    /// The point of the nest, counted row-major; 0 where an expression alone is evaluated.
+    /// Row-major number of the point in the nest; 0 if an expression is evaluated without a nest.
     pub point: usize,
-    /// The index.
+    /// Checked index.
     pub index: i64,
-    /// Its exclusive upper bound.
+    /// Exclusive upper bound.
     pub bound: i64,
 }
 
 impl Expr {
-    /// The results at one point, by the reference semantics.
+    /// Evaluates the results at one point, with the reference semantics.
     ///
     /// # Errors
-    /// The first guard that fails.
+    /// Returns the first guard that fails.
     pub fn evaluate(&self, mode: Mode, at: &mut impl Evaluation) -> Result<Vec<Scalar>, OutOfRange> {
         let mut regs = Vec::new();
         self.evaluate_into(mode, &vec![true; self.insts.len()], at, &mut regs)?;
         Ok(self.outputs.iter().map(|reg| regs[usize::from(reg.0)]).collect())
     }
 
-    /// The registers that are `needed`, into `regs` (others hold a placeholder).
+    /// Evaluates the registers marked in `needed` into `regs`. The other registers get a placeholder.
     ///
     /// # Errors
-    /// The first guard that fails.
+    /// Returns the first guard that fails.
     pub fn evaluate_into(
         &self,
         mode: Mode,
@@ -372,7 +374,7 @@ impl Expr {
                 regs.push(Scalar::Bool(false));
                 continue;
             }
-            // Widened: what is computed in f32 is computed in f64.
+            // In widened mode, `F32` values are computed in f64.
             let ty = if ty == Type::F32 && mode == Mode::Widened { Type::F64 } else { ty };
             let reg = |r: Reg| regs[usize::from(r.0)];
             let value = match inst {
@@ -440,33 +442,33 @@ impl fmt::Display for Expr {
     }
 }
 
-/// Expressions up to this length are searched for an equal instruction one by one, longer ones by a table: most
-/// expressions are short, and a table costs an allocation.
+/// Maximum length for a linear search for an equal instruction; longer expressions use a hash table. Most expressions
+/// are short, and a table costs an allocation.
 const SEARCHED: usize = 16;
 
-/// Places of the first table.
+/// Number of slots of the first hash table.
 const PLACES: usize = 256;
 
-/// A place where nothing stands. No instruction has this number: there are fewer than 65 536.
+/// Mark of a free slot. No instruction has this number: there are fewer than 65 536.
 const FREE: u16 = u16::MAX;
 
-/// Builds an [`Expr`]: shares equal instructions, folds constants, drops what no result needs.
+/// Builder of an [`Expr`]: shares equal instructions, folds constants, and drops dead instructions.
 #[derive(Debug, Default)]
 pub struct Builder {
     insts: Vec<(Inst, Type)>,
-    /// Numbers of instructions by their hash, each at the first free place from there on; a power of two of places, of
-    /// which half are free. Empty up to [`SEARCHED`] instructions.
+    /// Open-addressing hash table with linear probing: numbers of instructions by their hash. The number of slots is a
+    /// power of two, and at least half of the slots are free. Empty up to [`SEARCHED`] instructions.
     table: Vec<u16>,
 }
 
 impl Builder {
-    /// An empty expression.
+    /// Creates a builder of an empty expression.
     #[must_use]
     pub fn new() -> Builder {
         Builder::default()
     }
 
-    /// The instructions of an expression, each in its register.
+    /// Creates a builder with the instructions of an expression, each in the same register.
     #[must_use]
     pub fn of(expr: &Expr) -> Builder {
         let mut builder = Builder { insts: Vec::with_capacity(2 * expr.insts.len()), table: Vec::new() };
@@ -476,22 +478,22 @@ impl Builder {
         builder
     }
 
-    /// The type of a register.
+    /// Returns the type of a register.
     #[must_use]
     pub fn ty(&self, reg: Reg) -> Type {
         self.insts[usize::from(reg.0)].1
     }
 
-    /// The instruction that made a register.
+    /// Returns the instruction that defines a register.
     #[must_use]
     pub fn inst(&self, reg: Reg) -> Inst {
         self.insts[usize::from(reg.0)].0
     }
 
-    /// Adds an instruction as it is, or finds the equal one.
+    /// Adds an instruction without simplification, or finds an equal one.
     ///
     /// # Panics
-    /// When an expression grows past 65 535 instructions, which no lowering comes near.
+    /// Panics if the expression has more than 65 535 instructions. No lowering comes near this number.
     pub fn push(&mut self, inst: Inst, ty: Type) -> Reg {
         let index = if self.table.is_empty() {
             self.insts.iter().position(|&entry| entry == (inst, ty))
@@ -502,7 +504,7 @@ impl Builder {
         Reg(u16::try_from(index).expect("an expression has fewer than 65 536 instructions"))
     }
 
-    /// The number of an instruction, by the table.
+    /// Looks up the number of an instruction in the hash table.
     fn number_of(&self, inst: Inst, ty: Type) -> Option<usize> {
         let last = self.table.len() - 1;
         let mut place = inst.digest(ty) as usize & last;
@@ -530,7 +532,7 @@ impl Builder {
         number
     }
 
-    /// Puts an instruction into the table.
+    /// Inserts an instruction into the hash table.
     fn enter(&mut self, number: usize) {
         let (inst, ty) = self.insts[number];
         let last = self.table.len() - 1;
@@ -541,32 +543,32 @@ impl Builder {
         self.table[place] = number as u16;
     }
 
-    /// A constant of type `ty`.
+    /// Adds a constant of type `ty`.
     pub fn constant(&mut self, ty: Type, value: f64) -> Reg {
         self.push(Inst::Const(Scalar::from_f64(ty, value)), ty)
     }
 
-    /// An exact `I64` constant.
+    /// Adds an exact `I64` constant.
     pub fn int(&mut self, value: i64) -> Reg {
         self.push(Inst::Const(Scalar::I64(value)), Type::I64)
     }
 
-    /// The element of load `slot`, computed as `ty`.
+    /// Adds the element of load `slot`, computed as `ty`.
     pub fn load(&mut self, slot: usize, ty: Type) -> Reg {
         self.push(Inst::Load(slot as u16), ty)
     }
 
-    /// Element `index` of load `slot`; zero where it lies outside.
+    /// Adds a gathered load: element `index` of load `slot`, or zero out of bounds.
     pub fn load_at(&mut self, slot: usize, index: Reg, ty: Type) -> Reg {
         self.push(Inst::LoadAt(slot as u16, index), ty)
     }
 
-    /// The position along an axis of the iteration space.
+    /// Adds the position along an axis of the iteration space.
     pub fn coordinate(&mut self, axis: usize) -> Reg {
         self.push(Inst::Coordinate(axis as u8), Type::I64)
     }
 
-    /// The number (`I64`) of the element of a space of these sizes, in row-major order.
+    /// Adds the row-major number (`I64`) of the current element in a space of these sizes.
     pub fn element_number(&mut self, dims: &[usize]) -> Reg {
         let mut number = self.int(0);
         for (axis, &size) in dims.iter().enumerate() {
@@ -577,12 +579,12 @@ impl Builder {
         number
     }
 
-    /// A scalar of the run (`U64`).
+    /// Adds a scalar of the run (`U64`).
     pub fn run_scalar(&mut self, scalar: RunScalar) -> Reg {
         self.push(Inst::Run(scalar), Type::U64)
     }
 
-    /// The result of reduction `k`, of type `ty`.
+    /// Adds the result of reduction `k`, of type `ty`.
     pub fn reduced(&mut self, k: usize, ty: Type) -> Reg {
         self.push(Inst::Reduced(k as u8), ty)
     }
@@ -598,7 +600,7 @@ impl Builder {
         self.value(reg).is_some_and(|value| value.to_f64() == number)
     }
 
-    /// A function of one scalar.
+    /// Adds a function of one scalar.
     pub fn unary(&mut self, op: UnaryOp, a: Reg) -> Reg {
         let ty = self.ty(a);
         if let Some(value) = self.value(a) {
@@ -612,8 +614,8 @@ impl Builder {
         }
     }
 
-    /// A function of two scalars of one type. Only rewrites that keep every bit of an ordinary result are made
-    /// (`x * 1`, `x + 0`, ...).
+    /// Adds a function of two scalars of one type. Simplifications (`x * 1`, `x + 0`, ...) keep every bit of an
+    /// ordinary result.
     pub fn binary(&mut self, op: BinaryOp, a: Reg, b: Reg) -> Reg {
         let ty = self.ty(a);
         debug_assert_eq!(ty, self.ty(b), "{op:?} of two types");
@@ -632,27 +634,27 @@ impl Builder {
         self.push(Inst::Binary(op, a, b), ty)
     }
 
-    /// `a + b`.
+    /// Adds `a + b`.
     pub fn add(&mut self, a: Reg, b: Reg) -> Reg {
         self.binary(BinaryOp::Add, a, b)
     }
 
-    /// `a - b`.
+    /// Adds `a - b`.
     pub fn sub(&mut self, a: Reg, b: Reg) -> Reg {
         self.binary(BinaryOp::Sub, a, b)
     }
 
-    /// `a * b`.
+    /// Adds `a * b`.
     pub fn mul(&mut self, a: Reg, b: Reg) -> Reg {
         self.binary(BinaryOp::Mul, a, b)
     }
 
-    /// `a / b`.
+    /// Adds `a / b`.
     pub fn div(&mut self, a: Reg, b: Reg) -> Reg {
         self.binary(BinaryOp::Div, a, b)
     }
 
-    /// A comparison.
+    /// Adds a comparison.
     pub fn compare(&mut self, op: CompareOp, a: Reg, b: Reg) -> Reg {
         debug_assert_eq!(self.ty(a), self.ty(b), "{op:?} of two types");
         if let (Some(x), Some(y)) = (self.value(a), self.value(b)) {
@@ -661,7 +663,7 @@ impl Builder {
         self.push(Inst::Compare(op, a, b), Type::Bool)
     }
 
-    /// `yes` where `condition`, else `no`.
+    /// Adds a selection: `yes` if `condition` holds, else `no`.
     pub fn select(&mut self, condition: Reg, yes: Reg, no: Reg) -> Reg {
         debug_assert_eq!(self.ty(yes), self.ty(no), "select of two types");
         if let Some(value) = self.value(condition) {
@@ -674,7 +676,7 @@ impl Builder {
         self.push(Inst::Select(condition, yes, no), ty)
     }
 
-    /// `a` as `ty`.
+    /// Adds a conversion of `a` to `ty`.
     pub fn convert(&mut self, a: Reg, ty: Type) -> Reg {
         if self.ty(a) == ty {
             return a;
@@ -685,13 +687,13 @@ impl Builder {
         self.push(Inst::Convert(a), ty)
     }
 
-    /// `index` (`I64`), checked to lie in `0..bound`; the run fails if it does not.
+    /// Adds a guard: `index` (`I64`), with a check that it is in `0..bound`. The run fails if it is not.
     pub fn guard(&mut self, index: Reg, bound: i64) -> Reg {
         let bound = self.int(bound);
         self.push(Inst::Guard(index, bound), Type::I64)
     }
 
-    /// Appends an instruction as the function that makes it does: of constants it is one.
+    /// Adds an instruction with the simplifications of its own function, such as constant folding.
     pub fn fold(&mut self, inst: Inst, ty: Type) -> Reg {
         match inst {
             Inst::Unary(op, a) => self.unary(op, a),
@@ -703,9 +705,9 @@ impl Builder {
         }
     }
 
-    /// Appends another expression whose loads are given as registers here; returns its results.
+    /// Appends another expression, with registers of this builder in place of its loads. Returns its result registers.
     ///
-    /// `load` is asked for each of its loads (slot and type).
+    /// `load` is called for each load, with the slot and the type, and returns the register.
     pub fn inline(
         &mut self,
         other: &Expr,
@@ -718,8 +720,8 @@ impl Builder {
         other.outputs.iter().map(|reg| regs[usize::from(reg.0)]).collect()
     }
 
-    /// Appends an expression. `leaf` gets each instruction, its operands moved, and says what it becomes; the registers are
-    /// returned.
+    /// Copies an expression into this builder and returns the new registers. `leaf` receives each instruction, with
+    /// renumbered operands, and returns its register.
     pub fn copy(&mut self, expr: &Expr, mut leaf: impl FnMut(&mut Builder, Inst, Type) -> Reg) -> Vec<Reg> {
         self.insts.reserve(expr.insts.len());
         let mut regs: Vec<Reg> = Vec::with_capacity(expr.insts.len());
@@ -730,14 +732,14 @@ impl Builder {
         regs
     }
 
-    /// The expression that [`Builder::copy`] has appended, with its reductions; what neither of them needs is dropped.
+    /// Finishes the expression that [`Builder::copy`] added, with its reductions. Dead instructions are dropped.
     #[must_use]
     pub fn finish_copy(self, expr: &Expr, reductions: &[Reduction], regs: &[Reg]) -> (Expr, Vec<Reduction>) {
         let outputs: Vec<Reg> = expr.outputs.iter().map(|reg| regs[usize::from(reg.0)]).collect();
         self.finish_reducing(&outputs, reductions, regs)
     }
 
-    /// The same with other results.
+    /// Finishes a copied expression with other results; see [`Builder::finish_copy`].
     #[must_use]
     pub fn finish_reducing(
         self,
@@ -753,8 +755,8 @@ impl Builder {
         (expr, moved.collect())
     }
 
-    /// The expression with these results; what they do not need is dropped. Also says where each of `keep` went
-    /// (reductions' values, for instance, are needed though they are not results).
+    /// Finishes the expression with these results. Dead instructions are dropped, except for the registers in `keep`
+    /// (for example the values of reductions, which are no results). Also returns the new registers of `keep`.
     #[must_use]
     pub fn finish_keeping(self, outputs: &[Reg], keep: &[Reg]) -> (Expr, Vec<Reg>) {
         let whole = Expr { insts: self.insts, outputs: Vec::new() };
@@ -772,7 +774,7 @@ impl Builder {
         (Expr { insts, outputs: moved(outputs) }, moved(keep))
     }
 
-    /// The expression with these results.
+    /// Finishes the expression with these results.
     #[must_use]
     pub fn finish(self, outputs: &[Reg]) -> Expr {
         self.finish_keeping(outputs, &[]).0

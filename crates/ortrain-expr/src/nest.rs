@@ -1,4 +1,4 @@
-//! Loop nests: an expression evaluated at every point of a space of indices.
+//! Loop nests: an expression evaluated at every point of an iteration space.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -10,41 +10,42 @@ use crate::{BinaryOp, Builder, DType, Expr, Inst, Reg, Scalar, Type};
 /// Sizes of the axes of an iteration space.
 pub type Dims = SmallVec<[usize; 6]>;
 
-/// Steps, in elements, per axis of an iteration space. May be zero (broadcast) or negative (reversed).
+/// Steps in elements, per axis of an iteration space. A stride may be zero (broadcast) or negative (reversed).
 pub type Strides = SmallVec<[isize; 6]>;
 
-/// How a nest reaches into one buffer: the element of index `i` is at `offset + sum(i[k] * strides[k])`.
+/// Affine access of a nest to one buffer: the element of index `i` is at `offset + sum(i[k] * strides[k])`.
 #[derive(Debug, PartialEq, Eq, Hash)]
 pub struct Access {
-    /// How the elements are stored.
+    /// Storage type of the elements.
     pub dtype: DType,
-    /// Element of index zero, counted from the buffer's start.
+    /// Position of the element of index zero, in elements from the buffer's start.
     pub offset: usize,
     /// One stride per axis of the nest.
     pub strides: Strides,
-    /// Number of elements of the buffer. Affine accesses stay inside (checked when a program is made);
-    /// [`crate::Inst::LoadAt`] reads zero outside `offset..len`; a load that it reads has no other strides than zeros.
+    /// Number of elements of the buffer. Affine accesses must stay inside (checked when a program is built).
+    /// [`crate::Inst::LoadAt`] reads zero outside of `offset..len`; the strides of its load must be zero.
     pub len: usize,
 }
 
 impl Clone for Access {
     fn clone(&self) -> Access {
-        // Numbers are copied all at once, where the derived function goes from one to the next.
+        // Copies the strides with one memory copy; the derived function would copy them one by one.
         Access { strides: Strides::from_slice(&self.strides), ..*self }
     }
 }
 
 impl Access {
-    /// The whole of a row-major buffer of shape `dims`.
+    /// Returns the access to a whole row-major buffer of shape `dims`.
     #[must_use]
     pub fn contiguous(dtype: DType, dims: &[usize]) -> Access {
         Access { dtype, offset: 0, strides: row_major(dims), len: dims.iter().product() }
     }
 
-    /// A row-major buffer of shape `dims`, broadcast by ONNX's rules to `to` (trailing axes aligned, 1 stretches).
+    /// Returns the access to a row-major buffer of shape `dims`, broadcast to `to` by ONNX's rules (trailing axes
+    /// aligned, 1 stretches).
     ///
     /// # Panics
-    /// When the shapes do not broadcast: shape inference has checked it.
+    /// Panics if the shapes do not broadcast. Shape inference has checked them.
     #[must_use]
     pub fn broadcast(dtype: DType, dims: &[usize], to: &[usize]) -> Access {
         let own = row_major(dims);
@@ -61,14 +62,14 @@ impl Access {
         Access { dtype, offset: 0, strides, len: dims.iter().product() }
     }
 
-    /// The element at an index of the nest.
+    /// Returns the position of the element at an index of the nest.
     #[must_use]
     pub fn position(&self, index: &[usize]) -> usize {
         let step = |(&i, &stride): (&usize, &isize)| i as isize * stride;
         (self.offset as isize + index.iter().zip(&self.strides).map(step).sum::<isize>()) as usize
     }
 
-    /// The smallest and largest element reached over `dims`, or `None` if the space is empty.
+    /// Returns the smallest and the largest position reached over `dims`, or `None` if the space is empty.
     #[must_use]
     pub fn reach(&self, dims: &[usize]) -> Option<(isize, isize)> {
         if dims.contains(&0) {
@@ -93,17 +94,18 @@ impl AsRef<Access> for Access {
     }
 }
 
-/// A value that a nest loads. An operand is an [`Access`], or an access with the buffer that it reaches into.
+/// Value that a nest loads. An operand is an [`Access`], or an access together with its buffer.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Load<O = Access> {
     /// Elements of a buffer.
     Buffer(O),
-    /// The value of this type that the instruction has at each point before the nest finishes it: an element of a product, say.
+    /// Value that the instruction computed at each point before the nest finishes it, for example an element of a
+    /// product.
     Accumulator(DType),
 }
 
 impl<O> Load<O> {
-    /// The operand, unless it is an accumulator.
+    /// Returns the operand, unless the load is an accumulator.
     pub fn operand(&self) -> Option<&O> {
         match self {
             Load::Buffer(operand) => Some(operand),
@@ -111,7 +113,7 @@ impl<O> Load<O> {
         }
     }
 
-    /// The same, to be changed.
+    /// Returns the operand by mutable reference, unless the load is an accumulator.
     pub fn operand_mut(&mut self) -> Option<&mut O> {
         match self {
             Load::Buffer(operand) => Some(operand),
@@ -119,7 +121,7 @@ impl<O> Load<O> {
         }
     }
 
-    /// True for an accumulator.
+    /// Returns true for an accumulator.
     #[must_use]
     pub fn is_accumulator(&self) -> bool {
         matches!(self, Load::Accumulator(_))
@@ -127,12 +129,12 @@ impl<O> Load<O> {
 }
 
 impl<O: AsRef<Access>> Load<O> {
-    /// The access to the buffer, unless it is an accumulator.
+    /// Returns the access to the buffer, unless the load is an accumulator.
     pub fn access(&self) -> Option<&Access> {
         self.operand().map(AsRef::as_ref)
     }
 
-    /// The type of the elements as they are stored.
+    /// Returns the storage type of the elements.
     pub fn dtype(&self) -> DType {
         match self {
             Load::Buffer(operand) => operand.as_ref().dtype,
@@ -141,7 +143,7 @@ impl<O: AsRef<Access>> Load<O> {
     }
 }
 
-/// Row-major strides of a shape.
+/// Returns the row-major strides of a shape.
 #[must_use]
 pub(crate) fn row_major(dims: &[usize]) -> Strides {
     let mut strides = Strides::from_elem(0, dims.len());
@@ -153,21 +155,21 @@ pub(crate) fn row_major(dims: &[usize]) -> Strides {
     strides
 }
 
-/// How values are combined over the reduced axes, in index order and from a neutral element.
+/// Combination of values over the reduced axes, in index order, from a neutral element.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ReduceOp {
     /// Sum, from 0.
     Sum,
     /// Product, from 1.
     Prod,
-    /// Largest, from the least value; NaN wins.
+    /// Maximum, from the least value; NaN wins.
     Max,
-    /// Smallest, from the greatest value; NaN wins.
+    /// Minimum, from the greatest value; NaN wins.
     Min,
 }
 
 impl ReduceOp {
-    /// The neutral element, from which values are combined. Saturates to the least or greatest integer.
+    /// Returns the neutral element, the initial value of a reduction. Saturates to the least or greatest integer.
     #[must_use]
     pub fn neutral(self, ty: Type) -> Scalar {
         let value = match self {
@@ -179,7 +181,7 @@ impl ReduceOp {
         Scalar::from_f64(ty, value)
     }
 
-    /// Two values combined.
+    /// Combines two values.
     #[must_use]
     pub fn combine(self, a: Scalar, b: Scalar) -> Scalar {
         let op = match self {
@@ -192,119 +194,119 @@ impl ReduceOp {
     }
 }
 
-/// One reduction of a nest over its inner axes.
+/// Reduction of a nest over its inner axes.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Reduction {
-    /// How values are combined.
+    /// Combination of the values.
     pub op: ReduceOp,
-    /// What is reduced: a register of the nest's expression. It may use the results of earlier reductions.
+    /// Reduced value: a register of the nest's expression. It may depend on the results of earlier reductions.
     pub value: Reg,
 }
 
-/// The parts of the last axis of a nest that exist: one for each index of the first axis, in ascending order.
+/// Segments of the last axis of a nest: one range for each index of the first axis, in ascending order.
 ///
-/// Tensors lie side by side in a plane, with gaps between them, and each has settings of its own: one nest goes through all
-/// of them. Copies share the table.
+/// For example, tensors are stored side by side in a plane, with gaps between them, and each has its own settings. One
+/// nest processes all of them. Clones share the table.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Segments(Arc<[(usize, usize)]>);
 
 impl Segments {
-    /// The segments of these ranges. [`Nest::validate`] says whether they fit a nest.
+    /// Creates segments from ranges. [`Nest::validate`] checks that they fit a nest.
     #[must_use]
     pub fn new(ranges: impl IntoIterator<Item = Range<usize>>) -> Segments {
         Segments(ranges.into_iter().map(|range| (range.start, range.end)).collect())
     }
 
-    /// The number of segments.
+    /// Returns the number of segments.
     #[must_use]
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// True without any segment.
+    /// Returns true if there are no segments.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// The positions of segment `k` along the last axis.
+    /// Returns the positions of segment `k` along the last axis.
     #[must_use]
     pub fn range(&self, k: usize) -> Range<usize> {
         let (start, end) = self.0[k];
         start..end
     }
 
-    /// The positions of each segment.
+    /// Iterates over the positions of each segment.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = Range<usize>> + '_ {
         self.0.iter().map(|&(start, end)| start..end)
     }
 
-    /// The number of points of all segments together.
+    /// Returns the total number of points of all segments.
     #[must_use]
     pub fn elements(&self) -> usize {
         self.iter().map(|range| range.len()).fold(0, usize::saturating_add)
     }
 
-    /// The number of points of the longest segment.
+    /// Returns the number of points of the longest segment.
     #[must_use]
     pub fn longest(&self) -> usize {
         self.iter().map(|range| range.len()).max().unwrap_or(0)
     }
 }
 
-/// An expression over a space of indices.
+/// Expression over an iteration space.
 ///
-/// The space is `dims`, row-major; its last `inner` axes are reduced. For each point of the outer axes the reductions
-/// run one after the other (reduction `k` sees [`crate::Inst::Reduced`] of those before it), then the results of the
-/// expression are stored at every point of the whole space. A store whose strides are zero along all inner axes is
-/// written once per outer point. Loads of an element happen before stores to it, so a buffer may be loaded and stored
-/// through equal accesses.
+/// The space is `dims`, row-major. Its last `inner` axes are reduced. For each point of the outer axes the reductions
+/// run one after the other (reduction `k` sees [`crate::Inst::Reduced`] of earlier ones). Then the results of the
+/// expression are stored at every point of the whole space. A store with zero strides along all inner axes is written
+/// once per outer point. Loads of an element happen before stores to it, so a buffer may be loaded and stored through
+/// equal accesses.
 ///
-/// With [`Segments`] there are two axes, and of the last one the segments alone exist: point `(s, i)` if `i` lies in segment
-/// `s`. Nothing else is read or written. A plane is loaded and stored with strides `[0, 1]`, a table of settings with
-/// `[k, 0]`, what each segment has one of with `[1, 0]`. Reductions are over the points of each segment; an empty one gives
-/// the neutral element. No element is stored twice.
+/// With [`Segments`] the space has two axes, and only the segments of the last axis exist: point `(s, i)` exists if `i`
+/// is in segment `s`. Nothing else is read or written. A plane is loaded and stored with strides `[0, 1]`, a table of
+/// settings with `[k, 0]`, one value per segment with `[1, 0]`. Reductions are over the points of each segment; an
+/// empty segment gives the neutral element. No element may be stored twice.
 ///
-/// A nest may finish what another computation makes: the epilogue of a product. The values of that are the first loads,
-/// [`Load::Accumulator`]. Where that computation takes the results as well, there are no stores.
+/// A nest may finish the result of another computation, as the epilogue of a product. The values of that computation
+/// are the first loads, [`Load::Accumulator`]. If that computation also takes the results, there are no stores.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Nest<O = Access> {
     /// Sizes of the axes.
     pub dims: Dims,
-    /// How many of the last axes are reduced; 0 for a map.
+    /// Number of reduced axes, the last ones; 0 for a map.
     pub inner: usize,
-    /// The parts of the last axis that exist; `None` if all of it does.
+    /// Existing parts of the last axis; `None` if all of the axis exists.
     pub segments: Option<Segments>,
-    /// Values that are read: accumulators, then buffers.
+    /// Loaded values: accumulators, then buffers.
     pub loads: Vec<Load<O>>,
-    /// What is computed; one result per store.
+    /// Expression, with one result per store.
     pub expr: Expr,
     /// Reductions, in order; empty for a map.
     pub reductions: Vec<Reduction>,
-    /// Where the results go.
+    /// Destinations of the results.
     pub stores: Vec<O>,
 }
 
 impl<O> Nest<O> {
-    /// A map: every result is computed element by element.
+    /// Creates a map: a nest that computes every result element by element.
     #[must_use]
     pub fn elementwise(dims: Dims, loads: Vec<Load<O>>, expr: Expr, stores: Vec<O>) -> Nest<O> {
         Nest { dims, inner: 0, segments: None, loads, expr, reductions: Vec::new(), stores }
     }
 
-    /// The outer axes.
+    /// Returns the sizes of the outer axes.
     #[must_use]
     pub fn outer_dims(&self) -> &[usize] {
         &self.dims[..self.dims.len() - self.inner]
     }
 
-    /// The reduced axes.
+    /// Returns the sizes of the reduced axes.
     #[must_use]
     pub fn inner_dims(&self) -> &[usize] {
         &self.dims[self.dims.len() - self.inner..]
     }
 
-    /// True for a gathered load: one that is read by computed index.
+    /// Returns true if the load is gathered: read by computed index.
     #[must_use]
     pub fn is_gathered(&self, slot: usize) -> bool {
         self.expr
@@ -313,39 +315,39 @@ impl<O> Nest<O> {
             .any(|(inst, _)| matches!(inst, Inst::LoadAt(s, _) if usize::from(*s) == slot))
     }
 
-    /// True if no axis is reduced: results are computed element by element.
+    /// Returns true if no axis is reduced: results are computed element by element.
     #[must_use]
     pub fn is_map(&self) -> bool {
         self.inner == 0
     }
 
-    /// The number of accumulators: they are the first loads.
+    /// Returns the number of accumulators. They are the first loads.
     #[must_use]
     pub fn accumulators(&self) -> usize {
         self.loads.iter().take_while(|load| load.is_accumulator()).count()
     }
 
-    /// The operands of the loads, in order, without accumulators.
+    /// Iterates over the operands of the loads, in order, without accumulators.
     pub fn loaded(&self) -> impl DoubleEndedIterator<Item = &O> {
         self.loads.iter().filter_map(Load::operand)
     }
 
-    /// The same, to be changed.
+    /// Iterates over the operands of the loads by mutable reference.
     pub fn loaded_mut(&mut self) -> impl DoubleEndedIterator<Item = &mut O> {
         self.loads.iter_mut().filter_map(Load::operand_mut)
     }
 
-    /// The operands of the loads and of the stores, in order.
+    /// Iterates over the operands of the loads and then of the stores, in order.
     pub fn operands(&self) -> impl Iterator<Item = &O> {
         self.loaded().chain(&self.stores)
     }
 
-    /// The same, to be changed.
+    /// Iterates over the operands of the loads and then of the stores by mutable reference.
     pub fn operands_mut(&mut self) -> impl Iterator<Item = &mut O> {
         self.loads.iter_mut().filter_map(Load::operand_mut).chain(&mut self.stores)
     }
 
-    /// The nest with other operands.
+    /// Returns the nest with replaced operands.
     pub fn map<P>(&self, operand: impl Fn(&O) -> P) -> Nest<P> {
         let load = |load: &Load<O>| match load {
             Load::Buffer(from) => Load::Buffer(operand(from)),
@@ -364,7 +366,7 @@ impl<O> Nest<O> {
 }
 
 impl<O: AsRef<Access>> Nest<O> {
-    /// The map that moves elements from one place to another.
+    /// Creates the map that copies elements from one access to another.
     #[must_use]
     pub fn copy(dims: &[usize], from: O, to: O) -> Nest<O> {
         let mut b = Builder::new();
@@ -372,9 +374,9 @@ impl<O: AsRef<Access>> Nest<O> {
         Nest::elementwise(Dims::from_slice(dims), vec![Load::Buffer(from)], b.finish(&[element]), vec![to])
     }
 
-    /// The first fault of the nest, if it has one: accesses out of bounds, ranks that differ, untyped results, strides of a
-    /// load that is read by computed index. A nest without a fault can be run by any backend without reading or writing
-    /// outside its buffers.
+    /// Returns the first fault of the nest, if any: an access out of bounds, different ranks, a wrong number of
+    /// results, or nonzero strides of a gathered load. A backend can run a nest without a fault, and never reads or
+    /// writes outside of its buffers.
     #[must_use]
     pub fn validate(&self) -> Option<String> {
         if self.stores.len() != self.expr.outputs().len() {
@@ -383,7 +385,7 @@ impl<O: AsRef<Access>> Nest<O> {
         self.operand_fault()
     }
 
-    /// The same for a nest whose results may have no stores, because another computation takes them.
+    /// Checks as [`Nest::validate`], but allows results without stores, which another computation takes.
     #[must_use]
     pub fn operand_fault(&self) -> Option<String> {
         if self.inner > self.dims.len() {
@@ -400,10 +402,10 @@ impl<O: AsRef<Access>> Nest<O> {
                 return Some(format!("strides {:?} for {} axes", access.strides, self.dims.len()));
             }
             if self.segments.is_some() {
-                // Looked at below, when it is known that the segments are good.
+                // Checked below, after the segments.
                 continue;
             }
-            // What is the same along a row is touched once per row, even if the row has no elements.
+            // An operand that is constant along a row is accessed once per row, even if the row has no elements.
             let kept = self.dims.len() - self.inner;
             let mut dims = self.dims.clone();
             if access.strides[kept..].iter().all(|&stride| stride == 0) {
@@ -420,8 +422,8 @@ impl<O: AsRef<Access>> Nest<O> {
         {
             return Some(fault);
         }
-        // The index says where the element lies: strides beside it would be added a second time by a pass that moves or
-        // cuts axes.
+        // The computed index is the position of the element. A pass that moves or cuts axes would add strides to this
+        // position a second time.
         self.loads.iter().enumerate().find_map(|(slot, load)| match load.access() {
             None if self.is_gathered(slot) => Some(format!("accumulator {slot} is read by computed index")),
             Some(Access { strides, .. })
@@ -436,7 +438,7 @@ impl<O: AsRef<Access>> Nest<O> {
         })
     }
 
-    /// The fault of segments that do not fit the space, or of accesses that do not fit the segments.
+    /// Returns the fault of segments that do not fit the space, or of accesses that do not fit the segments.
     fn segments_fault(&self, segments: &Segments) -> Option<String> {
         let &[count, len] = self.dims.as_slice() else {
             return Some(format!("segments in a space of {} axes: two are needed", self.dims.len()));
@@ -465,7 +467,7 @@ impl<O: AsRef<Access>> Nest<O> {
         }
         for (k, store) in self.stores.iter().map(AsRef::as_ref).enumerate() {
             let [across, along] = [store.strides[0], store.strides[1]];
-            // Where both steps go the same way, so do the elements of one segment after the other.
+            // If both strides have the same sign, positions are monotonic from one segment to the next.
             let once = match (across, along) {
                 (_, 0) => self.inner == 1 && (across != 0 || count <= 1),
                 _ => across == 0 || across.signum() == along.signum(),
@@ -478,8 +480,8 @@ impl<O: AsRef<Access>> Nest<O> {
     }
 }
 
-/// The smallest and the largest element that an access reaches in a segment; `None` if it has no points that it asks for. What
-/// is the same along a segment is touched even if that is empty.
+/// Returns the smallest and the largest position that an access reaches in a segment; `None` if it reaches nothing. An
+/// operand that is constant along a segment is accessed even if the segment is empty.
 fn reached(access: &Access, segment: usize, range: Range<usize>) -> Option<(i128, i128)> {
     let [across, along] = [access.strides[0] as i128, access.strides[1] as i128];
     let at = |position: usize| access.offset as i128 + segment as i128 * across + position as i128 * along;
@@ -559,7 +561,7 @@ mod tests {
         assert!(nest(access([1, 0], 2)).validate().is_some(), "one for each of three rows");
     }
 
-    /// A nest with a load and a store over segments of 0..10.
+    /// Returns a nest with a load and a store over segments of 0..10.
     fn over(segments: &[Range<usize>], inner: usize, strides: [[isize; 2]; 2], lens: [usize; 2]) -> Nest {
         let access = |k: usize| Access {
             dtype: DType::F32,
@@ -628,7 +630,7 @@ mod tests {
     #[test]
     fn accesses_reach_what_exists() {
         let segments = &[2..4, 4..4, 6..9];
-        // The plane needs no elements behind the last segment, and a table one for every segment, empty or not.
+        // The plane needs no elements after the last segment; a table needs one for every segment, even an empty one.
         for (strides, least) in [([0, 1], 9), ([1, 0], 3), ([8, 0], 17), ([0, 0], 1), ([10, 1], 29)] {
             let fault = |len: usize| over(segments, 1, [strides, [0, 1]], [len, 9]).validate();
             assert_eq!(fault(least), None, "{strides:?}");

@@ -132,8 +132,8 @@ impl InnerProduct {
         self.total = precision.products().iter().fold(self.total, |total, &(i, j)| add(total, a[i], b[j]));
     }
 
-    /// Returns the sum of the products added in `precision`. If it is NaN only because of further terms, it is the sum
-    /// of the first terms.
+    /// Returns the sum of the products that were added in `precision`. If this sum is NaN, returns the sum of the products
+    /// of first terms.
     #[must_use]
     pub fn result(self, precision: Precision) -> Scalar {
         if precision.terms() > 1 && self.total.to_f64().is_nan() { self.first } else { self.total }

@@ -5,7 +5,7 @@ use std::hash::{Hash, Hasher};
 
 use crate::{BinaryOp, CompareOp, DType, ReduceOp, Type, UnaryOp};
 
-/// How `F32` values are computed.
+/// Arithmetic of `F32` values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
     /// Every type as declared: for constant folding, computations on the host and comparisons.
@@ -199,7 +199,7 @@ impl Scalar {
             | (UnaryOp::ToF16 | UnaryOp::ToBf16, Scalar::F64(_)) => a,
             (UnaryOp::ToF16, Scalar::F32(v)) => Scalar::F32(half::f16::from_f32(v).to_f32()),
             (UnaryOp::ToBf16, Scalar::F32(v)) => Scalar::F32(half::bf16::from_f32(v).to_f32()),
-            // Rounds the result of the 64-bit function. Neg, Abs and Sqrt are exact in either type.
+            // Rounds the 64-bit result. For Neg, Abs and Sqrt this equals the 32-bit operation.
             (_, Scalar::F32(v)) => Scalar::F32(float_unary(op, f64::from(v)) as f32),
             (_, Scalar::F64(v)) => Scalar::F64(float_unary(op, v)),
             _ => unreachable!("{op:?} of {a:?}: expressions are typed"),

@@ -1,4 +1,4 @@
-//! The geometry of convolutions and pooling: windows that slide along axes.
+//! Geometry of convolutions and pooling: windows that slide along axes.
 
 use std::ops::Range;
 
@@ -6,10 +6,10 @@ use smallvec::SmallVec;
 
 use crate::{DType, Dims};
 
-/// An axis that a window slides along.
+/// Axis along which a window slides.
 ///
-/// Cell `k` of the window at output position `o` lies over input position `o * stride + k * dilation - before`. What
-/// lies outside `0..input` is padding; how much of it there is behind the input follows from `output`.
+/// Cell `k` of the window at output position `o` covers input position `o * stride + k * dilation - before`. Positions
+/// outside of `0..input` are padding; the amount of padding after the input follows from `output`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SlidingAxis {
     /// Number of input positions.
@@ -18,23 +18,23 @@ pub struct SlidingAxis {
     pub output: usize,
     /// Number of cells of the window.
     pub kernel: usize,
-    /// Input positions from one output position to the next; at least 1.
+    /// Input positions between adjacent output positions; at least 1.
     pub stride: usize,
-    /// Input positions from one cell to the next; at least 1.
+    /// Input positions between adjacent cells; at least 1.
     pub dilation: usize,
-    /// Padding before the first input position. Negative: so many input positions are skipped.
+    /// Padding before the first input position. If negative, `-before` input positions are skipped.
     pub before: isize,
 }
 
 impl SlidingAxis {
-    /// The input position under cell `k` of the window at output position `o`; `None` in the padding.
+    /// Returns the input position under cell `k` of the window at output position `o`; `None` in the padding.
     #[must_use]
     pub fn input_at(&self, o: usize, k: usize) -> Option<usize> {
         let at = (o * self.stride + k * self.dilation) as isize - self.before;
         usize::try_from(at).ok().filter(|&at| at < self.input)
     }
 
-    /// The cells of the window at output position `o` that lie over the input.
+    /// Returns the cells of the window at output position `o` that cover the input.
     #[must_use]
     pub fn cells(&self, o: usize) -> Range<usize> {
         let start = (o * self.stride) as isize - self.before;
@@ -44,10 +44,10 @@ impl SlidingAxis {
         cell(0).min(end)..end
     }
 
-    /// Pairs of a window position and a cell that lie over the input and not over padding.
+    /// Returns the number of pairs of a window position and a cell that cover the input, not padding.
     #[must_use]
     pub fn pairs(&self) -> u64 {
-        // Of `number` places `step` apart, the first at `from`: those that lie over the input.
+        // Number of positions over the input among `number` positions with a step of `step`, the first at `from`.
         let inside = |from: i128, step: usize, number: usize| {
             let step = step as i128;
             let before = |limit: i128| (limit - from + step - 1).div_euclid(step).clamp(0, number as i128);
@@ -67,7 +67,8 @@ impl SlidingAxis {
         }
     }
 
-    /// The element of a plane under a cell, by its number, of the window at an output position, if there is one.
+    /// Returns the element of a plane under cell `number` (row-major) of the window at an output position, if there is
+    /// one.
     #[must_use]
     pub fn under(axes: &[SlidingAxis], at: &[usize], mut number: usize) -> Option<usize> {
         let (mut element, mut stride) = (0, 1);
@@ -80,7 +81,7 @@ impl SlidingAxis {
         usize::try_from(element).ok().filter(|&element| number == 0 && (element as isize) < stride)
     }
 
-    /// What is wrong with it, if anything.
+    /// Returns the fault of the axis, if any.
     fn validate(&self) -> Option<String> {
         if self.stride == 0 || self.dilation == 0 {
             return Some(format!("a stride of {} and a dilation of {}", self.stride, self.dilation));
@@ -98,25 +99,25 @@ impl SlidingAxis {
     }
 }
 
-/// Windows or cells that are looked at one by one; with more of both, all pairs are taken to lie over the input.
+/// Maximum number of windows or cells counted one by one. If there are more of both, all pairs count as over the input.
 const MAX_COUNTED: usize = 1 << 16;
 
-/// Axes that a window slides along, outermost first.
+/// Axes along which a window slides, outermost first.
 pub type SlidingAxes = SmallVec<[SlidingAxis; 3]>;
 
-/// Which of the three tensors of a convolution is computed from the other two.
+/// Tensor of a convolution that is computed from the other two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ConvPass {
-    /// The output from the input (A) and the filter (B).
+    /// Output, from the input (A) and the filter (B).
     Output,
-    /// The gradient of the input from that of the output (A) and the filter (B). Also what a transposed convolution
-    /// computes.
+    /// Gradient of the input, from the gradient of the output (A) and the filter (B). A transposed convolution computes
+    /// the same.
     InputGradient,
-    /// The gradient of the filter from that of the output (A) and the input (B).
+    /// Gradient of the filter, from the gradient of the output (A) and the input (B).
     FilterGradient,
 }
 
-/// The sizes of a convolution.
+/// Sizes of a convolution.
 ///
 /// All tensors are row-major: the input `[batch, groups * channels_in, inputs..]`, the output
 /// `[batch, groups * channels_out, outputs..]`, the filter `[groups * channels_out, channels_in, kernels..]`, with
@@ -126,17 +127,17 @@ pub enum ConvPass {
 /// where `C = channels_in`, `M = channels_out`, and padding is zero.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ConvShape {
-    /// What is computed.
+    /// Computed tensor.
     pub pass: ConvPass,
     /// Number of images.
     pub batch: usize,
     /// Number of groups of channels.
     pub groups: usize,
-    /// Input channels of a group.
+    /// Number of input channels of a group.
     pub channels_in: usize,
-    /// Output channels of a group.
+    /// Number of output channels of a group.
     pub channels_out: usize,
-    /// The spatial axes.
+    /// Spatial axes.
     pub axes: SlidingAxes,
 }
 
@@ -145,25 +146,25 @@ impl ConvShape {
         lead.into_iter().chain(self.axes.iter().map(size)).collect()
     }
 
-    /// The shape of the input.
+    /// Returns the shape of the input.
     #[must_use]
     pub fn input_dims(&self) -> Dims {
         self.dims([self.batch, self.groups * self.channels_in], |axis| axis.input)
     }
 
-    /// The shape of the output.
+    /// Returns the shape of the output.
     #[must_use]
     pub fn output_dims(&self) -> Dims {
         self.dims([self.batch, self.groups * self.channels_out], |axis| axis.output)
     }
 
-    /// The shape of the filter.
+    /// Returns the shape of the filter.
     #[must_use]
     pub fn filter_dims(&self) -> Dims {
         self.dims([self.groups * self.channels_out, self.channels_in], |axis| axis.kernel)
     }
 
-    /// The shapes of A, B and the result.
+    /// Returns the shapes of A, B and the result.
     #[must_use]
     pub fn operands(&self) -> [Dims; 3] {
         let (input, output, filter) = (self.input_dims(), self.output_dims(), self.filter_dims());
@@ -174,7 +175,7 @@ impl ConvShape {
         }
     }
 
-    /// Rows, columns and terms of a sum of the product of matrices that a group's convolution is.
+    /// Returns the sides of the matrix product that computes the convolution of a group: rows, columns, terms of a sum.
     #[must_use]
     pub fn product_sides(&self) -> [usize; 3] {
         let ConvShape { batch, channels_in, channels_out, ref axes, .. } = *self;
@@ -189,7 +190,7 @@ impl ConvShape {
         }
     }
 
-    /// What is wrong with it, if anything: sizes or positions that cannot be counted.
+    /// Returns the fault of the shape, if any: sizes or positions that are too large to count.
     #[must_use]
     pub fn validate(&self) -> Option<String> {
         let channels = [self.channels_in, self.channels_out].map(|c| self.groups.checked_mul(c));
@@ -204,62 +205,61 @@ impl ConvShape {
     }
 }
 
-/// What is computed of the elements under a window.
+/// Function of the elements under a window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum WindowPass {
-    /// The largest element, NaN before all, and if asked for its position. Of equal ones (and of NaNs) it is the
-    /// first. Padding never wins; of a window that covers nothing but padding the result is the least value of the
-    /// type, and the position that of the plane's start.
+    /// Maximum, in which NaN wins, and optionally its position. Of equal elements (or several NaNs) the first one wins.
+    /// Padding never wins. If a window covers only padding, the result is the least value of the type, with the
+    /// position of the plane's start.
     Max,
-    /// The gradient of [`WindowPass::Max`] from that of its result and the positions: what arrives at each position,
-    /// added in the order of the output. Positions outside their plane receive nothing.
+    /// Gradient of [`WindowPass::Max`], from the gradient of its result and the positions. Gradients are added at their
+    /// positions, in the order of the output. Positions outside of their plane receive nothing.
     MaxGradient,
-    /// The sum of the elements, added in their order; padding is zero.
+    /// Sum of the elements, added in their order; padding is zero.
     Sum,
-    /// The gradient of [`WindowPass::Sum`]: for each input position the sum over the windows that cover it, added in
-    /// the order of the output.
+    /// Gradient of [`WindowPass::Sum`]: for each input position, the sum over the windows that cover it, added in the
+    /// order of the output.
     SumGradient,
 }
 
-/// The meaning of a number that says the position of a maximum.
+/// Encoding of the position of a maximum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum IndexKind {
-    /// By its element in the whole tensor `[planes, inputs..]`, row-major: an `I64`.
+    /// Row-major number of the element in the whole tensor `[planes, inputs..]`: an `I64`.
     Element,
-    /// By the number of its cell in its window, row-major: a `U8`, or a `U16` ([`WindowShape::cell_numbers`]). Maxima lie over
-    /// the input; of a cell over padding the position is what follows from the row-major order, perhaps outside of the plane,
-    /// and a number that no cell has is no position.
+    /// Row-major number of the cell in its window: a `U8`, or a `U16` ([`WindowShape::cell_numbers`]). Maxima are over
+    /// the input. A cell over padding has the position that follows from the row-major order, possibly outside of the
+    /// plane. A number beyond the last cell is no position.
     Cell,
 }
 
-/// The sizes of a pooling of numbers: `planes` independent planes of the spatial axes.
+/// Sizes of a pooling of numbers: `planes` independent planes of the spatial axes.
 ///
-/// Sums are made in the type that elements are computed in, and rounded once to
-/// the type they are stored in.
+/// Sums are accumulated in the compute type of the elements, and rounded once to the storage type.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct WindowShape {
-    /// What is computed.
+    /// Computed function.
     pub pass: WindowPass,
     /// Number of planes.
     pub planes: usize,
-    /// The spatial axes.
+    /// Spatial axes.
     pub axes: SlidingAxes,
 }
 
 impl WindowShape {
-    /// Elements of a plane on the side of the input.
+    /// Returns the number of elements of an input plane.
     #[must_use]
     pub fn inputs(&self) -> usize {
         self.axes.iter().map(|axis| axis.input).product()
     }
 
-    /// Elements of a plane on the side of the output.
+    /// Returns the number of elements of an output plane.
     #[must_use]
     pub fn outputs(&self) -> usize {
         self.axes.iter().map(|axis| axis.output).product()
     }
 
-    /// Elements of what is read and of what is written, over all planes.
+    /// Returns the number of elements that are read and the number that are written, over all planes.
     #[must_use]
     pub fn operands(&self) -> [usize; 2] {
         let (inputs, outputs) = (self.planes * self.inputs(), self.planes * self.outputs());
@@ -269,14 +269,14 @@ impl WindowShape {
         }
     }
 
-    /// The narrowest type that has a number for each cell of a window, `U8` or `U16`.
+    /// Returns the narrowest type that can number the cells of a window, `U8` or `U16`.
     ///
-    /// `None` where there are more cells, or none, or where a window may cover nothing but padding: there a maximum has a
-    /// position and no cell.
+    /// Returns `None` if there are no cells or too many, or if a window may cover only padding: then a maximum has a
+    /// position but no cell.
     #[must_use]
     pub fn cell_numbers(&self) -> Option<DType> {
         let covers = |axis: &SlidingAxis| {
-            // Cells that are no further apart than the input is long cannot pass over it.
+            // Adjacent cells must not be further apart than the length of the input, so that they cannot skip it.
             let near = axis.kernel == 1 || axis.dilation <= axis.input;
             let at = |o: usize| !axis.cells(o).is_empty();
             near && (axis.output == 0 || (at(0) && at(axis.output - 1)))
@@ -290,7 +290,7 @@ impl WindowShape {
         .filter(|_| self.axes.iter().all(covers))
     }
 
-    /// True if positions of maxima may be said like that, in a type.
+    /// Returns true if positions of maxima can be stored with this encoding in this type.
     #[must_use]
     pub fn has_positions(&self, kind: IndexKind, dtype: DType) -> bool {
         match (kind, dtype) {
@@ -301,7 +301,7 @@ impl WindowShape {
         }
     }
 
-    /// What is wrong with it, if anything: sizes or positions that cannot be counted.
+    /// Returns the fault of the shape, if any: sizes or positions that are too large to count.
     #[must_use]
     pub fn validate(&self) -> Option<String> {
         let count = |size: fn(&SlidingAxis) -> usize| {
@@ -375,7 +375,7 @@ mod tests {
         {
             assert!(!shape(&[AXIS]).has_positions(kind, dtype));
         }
-        // By the definition, but for cells that are far apart.
+        // Compares with the definition, except for cells further apart than the input is long.
         for before in -6..=6 {
             for (kernel, stride, dilation, input) in [
                 (3, 2, 1, 5),

@@ -1,17 +1,18 @@
-//! What the machine can do at most: `cargo bench -p ortrain-kernels --bench limits`.
+//! Measures the peak rates of the machine: `cargo bench -p ortrain-kernels --bench limits`.
 //!
-//! For one thread and for as many as there are cores: multiply-adds in f32 at every instruction-set level, in bfloat16
-//! by every unit that the processor has for it, and the bandwidth of working sets from the second-level cache to memory (all threads
-//! together; a set is shared between them). `THREADS=1,2` lists other numbers of threads. Each is the best of its rounds.
+//! Measures with one thread and with one thread per core: multiply-adds in f32 at every instruction-set level,
+//! multiply-adds in bfloat16 with every unit of the processor, and the bandwidth of working sets from the second-level
+//! cache to memory. All threads share a working set. `THREADS=1,2` selects other numbers of threads. Each rate is the
+//! best of its rounds.
 #![allow(clippy::print_stdout, reason = "it is what the program is for")]
 
 use std::time::Duration;
 
 use ortrain_kernels::{Bf16Unit, Isa, Pool, limits};
 
-/// Time that a rate is measured for.
+/// Duration of one measurement.
 const PATIENCE: Duration = Duration::from_millis(300);
-/// Working sets, in KiB.
+/// Sizes of the working sets, in KiB.
 const SETS: [usize; 7] = [256, 1 << 10, 4 << 10, 16 << 10, 64 << 10, 192 << 10, 512 << 10];
 
 fn main() {

@@ -1,22 +1,24 @@
-//! Memory of the machine: how much there is, and large pages.
+//! Physical memory of the machine: its size, and large pages.
 //!
-//! Memory that the system gives page by page costs a page fault for every 4 KiB, which takes longer than to fill them,
-//! and later more entries of the address cache than there are. Systems have larger pages for who asks.
+//! The system provides memory page by page, with a page fault for every 4 KiB. The faults take longer than filling the
+//! pages, and the pages later need more entries than the translation lookaside buffer has. Systems have larger pages on
+//! request.
 
-/// The size of large pages, of which memory has whole ones where it pays to ask.
+/// Size of a large page in bytes. A request covers whole large pages only.
 #[cfg(target_os = "linux")]
 const LARGE: usize = 2 << 20;
 
-/// Asks the system for large pages where memory was not touched yet. Contents stay as they are, and nothing happens where
-/// the system has none. Of the region only whole large pages count, so it takes no more memory with them.
+/// Requests large pages for memory that was not touched yet. Contents do not change, and the call has no effect on
+/// systems without large pages. Only whole large pages inside of the region count, so the region takes no more memory
+/// with them.
 pub fn prefer_large_pages(start: *mut u8, bytes: usize) {
     #[cfg(target_os = "linux")]
     {
         let skip = start.align_offset(LARGE);
         let Some(whole) = bytes.checked_sub(skip).map(|rest| rest / LARGE * LARGE) else { return };
         if whole > 0 {
-            // SAFETY: advice changes no contents and no protection, wherever the region lies; the system refuses one
-            // that is not this process's, and then there is nothing to do.
+            // SAFETY: the advice changes neither contents nor protection, for any region. The system rejects a region
+            // that does not belong to this process, and the rejection is ignored.
             let _ = unsafe { libc::madvise(start.wrapping_add(skip).cast(), whole, libc::MADV_HUGEPAGE) };
         }
     }
@@ -24,7 +26,7 @@ pub fn prefer_large_pages(start: *mut u8, bytes: usize) {
     let _ = (start, bytes);
 }
 
-/// Bytes of memory that the machine has; `None` where the system does not tell.
+/// Returns the size of the machine's memory in bytes; `None` if the system does not report it.
 #[must_use]
 pub fn memory_bytes() -> Option<u64> {
     #[cfg(unix)]

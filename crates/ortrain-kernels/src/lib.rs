@@ -1,25 +1,27 @@
-//! Kernels: what ortrain's programs run on, on a processor.
+//! CPU kernels: the compiled instructions of ortrain's programs.
 //!
-//! Everything here is made once (that may allocate and fail) and run many times (that does neither):
+//! Each kernel is created once, which may allocate and fail, and run many times, without allocations:
 //!
 //! - [`NestKernel`] runs an [`ortrain_expr::Nest`]: maps, and reductions along rows or down columns.
 //! - [`GemmKernel`] multiplies matrices, with a nest over the finished product as its epilogue.
-//! - [`ConvKernel`] convolves, or makes the gradients of a convolution's operands, with an epilogue of the same kind.
-//! - [`AttentionKernel`] weighs values by the softmax of scores, or makes the gradients, and keeps no scores.
-//! - [`WindowKernel`] pools: the largest or the sum under sliding windows, and their gradients.
-//! - [`ScatterKernel`] adds rows into the rows that indices name.
-//! - [`Products`] says how those two make products: in f32, or in bfloat16 by a [`Bf16Unit`].
-//! - [`with_shared_code`] makes the kernels of a program, with the same code for nests that are equal but for their places.
-//! - [`Pool`] shares the tasks of a run between threads; [`Isa`] is the instruction-set level that it runs at.
-//! - [`prefer_large_pages`] makes fresh memory quicker to touch.
-//! - [`Limits`] are what the machine can do at most, measured.
-//! - [`vecmath`] states how exact the elementary functions are.
+//! - [`ConvKernel`] computes a convolution, or the gradients of its operands, with an epilogue of the same kind.
+//! - [`AttentionKernel`] computes attention or its gradients, without storing the matrix of scores.
+//! - [`WindowKernel`] computes pooling: the maximum or the sum under sliding windows, and their gradients.
+//! - [`ScatterKernel`] adds rows to the rows selected by indices.
+//! - [`Products`] selects the precision of products in matrix products and convolutions: f32, or bfloat16 by a
+//!   [`Bf16Unit`].
+//! - [`with_shared_code`] compiles the kernels of a program. Nests that differ only in the positions of their operands
+//!   share code.
+//! - [`Pool`] distributes the tasks of a run over threads; [`Isa`] is the instruction-set level of the code.
+//! - [`prefer_large_pages`] makes the first access to new memory faster.
+//! - [`Limits`] are the measured peak rates of the machine.
+//! - [`vecmath`] states the error bounds of the elementary functions.
 //!
 //! # Contract of a run
-//! A run takes the start of each buffer as a raw pointer, [`Scratch`] memory, and nothing else. How a run is cut into
-//! tasks depends on shapes alone, and sums are made in a fixed order, so results have the same bits on any number of
-//! threads (levels differ in the last bits: they round fused multiply-adds once or twice). Memory of callers is reached
-//! through raw pointers only, never through a Rust reference, since others may look at it meanwhile.
+//! A run takes the start of each buffer as a raw pointer, [`Scratch`] memory, and nothing else. The partition of a run
+//! into tasks depends on shapes only, and sums have a fixed order. Results therefore have the same bits on any number
+//! of threads. Levels differ in the last bits: they round fused multiply-adds once or twice. Memory of callers is
+//! accessed through raw pointers only, never through a Rust reference, since other threads may read it during the run.
 
 #[cfg(target_endian = "big")]
 compile_error!("registers and constants are laid out for little-endian machines");

@@ -1,7 +1,7 @@
-//! What this machine can do at most: multiplications and additions per second, and bytes per second.
+//! Measured peak rates of this machine: multiply-adds per second and bytes per second.
 //!
-//! They are measured, not looked up: clocks change, neighbours share caches. A kernel's share of the bound means
-//! something only beside limits that were measured in the same minutes.
+//! Rates are measured, not looked up, because clock rates change and other processes share the caches. Compare a
+//! kernel's time only with limits that were measured in the same minutes.
 
 use std::hint::black_box;
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -16,41 +16,41 @@ use crate::isa::{CHAINS, Isa, Kind, Level, Work, portable};
 use crate::isa::{avx2, avx512};
 use crate::pool::Pool;
 
-/// The limits of all threads of a pool together.
+/// Combined limits of all threads of a pool.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Limits {
-    /// Floating-point operations per second in f32 (a multiplication and an addition are two), from registers.
+    /// Floating-point operations per second in f32 on registers (a multiply-add counts as two).
     pub flops: f64,
-    /// Bytes per second that a loop of two loads and a store moves to and from memory beyond the caches.
+    /// Memory bandwidth beyond the caches in bytes per second, for a loop with two loads and a store.
     pub bandwidth: f64,
 }
 
-/// Working set that counts as beyond the caches: more would take too long to measure and too much memory to ask for.
+/// Working set beyond the caches, in bytes. A larger set would take too much time and memory.
 const FAR: usize = 192 << 20;
-/// Multiply-adds of a chain in a round, which takes a tenth of a millisecond.
+/// Multiply-adds of a dependency chain in a round, which takes a tenth of a millisecond.
 const ROUNDS: usize = 25_000;
-/// The same of tiles, of which each takes as long as sixteen vectors.
+/// Tile products of a dependency chain in a round. Each takes as long as sixteen vector operations.
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 const AMX_ROUNDS: usize = ROUNDS / 16;
-/// Time that one measurement goes on for, after which the best round counts.
+/// Duration of one measurement, of which the best round counts.
 const PATIENCE: Duration = Duration::from_millis(40);
 impl Limits {
-    /// Measures the limits of an instruction-set level on the threads of a pool. Takes less than 0.3 s and asks for
-    /// 192 MiB of memory, which it gives back.
+    /// Measures the limits of an instruction-set level on the threads of a pool. Takes less than 0.3 s and temporarily
+    /// allocates 192 MiB of memory.
     #[must_use]
     pub fn measure(isa: Isa, pool: &Pool) -> Limits {
         Limits { flops: flops(isa, pool, PATIENCE), bandwidth: bandwidth(isa, pool, FAR) }
     }
 
-    /// The least seconds in which so much work can be done: the longer of computing and of moving bytes.
+    /// Returns the lower bound of the time for this work, in seconds: the longer of computing and of moving bytes.
     #[must_use]
     pub fn seconds(&self, flops: f64, bytes: f64) -> f64 {
         (flops / self.flops).max(bytes / self.bandwidth)
     }
 }
 
-/// Floating-point operations per second of multiply-adds on registers, all threads of the pool together: the best
-/// round, after so much time.
+/// Measures floating-point operations per second of multiply-adds on registers, on all threads of the pool. Returns the
+/// best round within `patience`.
 #[must_use]
 pub fn flops(isa: Isa, pool: &Pool, patience: Duration) -> f64 {
     let threads = pool.num_threads();
@@ -67,11 +67,11 @@ pub fn flops(isa: Isa, pool: &Pool, patience: Duration) -> f64 {
     work / best(patience, || pool.run(threads, threads, &|_, _| burst()))
 }
 
-/// The same of products of bfloat16 that are summed in f32, by a unit; `None` of the emulated one, which has no rate of its
-/// own: it is at most [`flops`].
+/// Measures floating-point operations per second of bfloat16 products that are summed in f32 by a unit. Returns `None`
+/// for the emulated unit, which has no rate of its own: its rate is at most [`flops`].
 #[must_use]
 pub fn bf16_flops(unit: Bf16Unit, pool: &Pool, patience: Duration) -> Option<f64> {
-    // Multiply-adds of a burst.
+    // Multiply-adds of a burst, and its function.
     let (count, burst): (usize, fn()) = match unit.unit() {
         Unit::Emulated => return None,
         #[cfg(target_arch = "x86_64")]
@@ -92,15 +92,15 @@ pub fn bf16_flops(unit: Bf16Unit, pool: &Pool, patience: Duration) -> Option<f64
     Some(work / best(patience, || pool.run(threads, threads, &|_, _| burst())))
 }
 
-/// Bytes per second of `a = b + c · s` over a working set of so many bytes, all threads of the pool together: each
-/// has its share of the working set. Asks for that much memory, and gives it back.
+/// Measures the bandwidth of `a = b + c · s` in bytes per second over a working set of `bytes` bytes, on all threads of
+/// the pool. Each thread has its share of the working set. Temporarily allocates the working set.
 #[must_use]
 pub fn bandwidth(isa: Isa, pool: &Pool, bytes: usize) -> f64 {
     let threads = pool.num_threads();
     let share = (bytes / (3 * threads * size_of::<f32>())).max(1);
-    // Small sets are gone through many times in a round, so that the pool's own time does not count.
+    // A round repeats small sets many times, so that the overhead of the pool is negligible.
     let times = ((1 << 20) / share).max(1);
-    // Filled, since untouched pages are all one page. Planes and arenas lie in large pages as well.
+    // The memory is filled, because untouched pages all map to the same page. Planes and arenas use large pages, too.
     let mut memory: Vec<f32> = Vec::with_capacity(3 * share * threads);
     prefer_large_pages(memory.as_mut_ptr().cast(), size_of::<f32>() * memory.capacity());
     memory.resize(3 * share * threads, 1.0);
@@ -123,18 +123,18 @@ pub fn bandwidth(isa: Isa, pool: &Pool, bytes: usize) -> f64 {
     (3 * size_of::<f32>() * share * threads * times) as f64 / seconds
 }
 
-/// Seconds of the fastest round: others were disturbed.
+/// Returns the time of the fastest round in seconds: the others were disturbed.
 fn best(patience: Duration, mut round: impl FnMut()) -> f64 {
     let begin = Instant::now();
     let mut best = f64::INFINITY;
-    // The first round wakes threads and clocks up.
+    // The first round wakes up the threads and raises the clock rate.
     round();
     while best == f64::INFINITY || begin.elapsed() < patience {
         let start = Instant::now();
         round();
         best = best.min(start.elapsed().as_secs_f64());
     }
-    // A clock that stands still measures nothing.
+    // Avoids a division by zero if the clock is too coarse.
     best.max(1e-9)
 }
 

@@ -1,14 +1,14 @@
-//! The thread pool: one door, no queue, no allocation per run.
+//! Thread pool: one atomic state word, no queue, no allocation per run.
 //!
-//! A run has a number of tasks, known from shapes alone; which thread does a task never shows in the result. Every
-//! worker starts on its own share of the tasks, so the same memory meets the same core again and again, and helps the
-//! others when it is done. The calling thread takes part, and never waits for a worker that has not woken up: a
-//! worker that comes late finds the run closed.
+//! A run has a number of tasks that depends on shapes only. Results do not depend on which thread executes a task.
+//! Every worker starts with its own share of the tasks, so the same memory is used by the same core in each run. A
+//! worker without tasks takes tasks of the others. The calling thread takes part, and never waits for a worker that has
+//! not woken up: a late worker finds the run closed.
 //!
-//! A run can be stopped ([`ortrain_expr::stoppable`]): the question is asked between the tasks of the calling thread, and by
-//! [`pause`] inside of long ones. What is left of the run is dropped then, as after a panic of a task.
+//! A run can be stopped ([`ortrain_expr::stoppable`]). The stop question is asked between the tasks of the calling
+//! thread, and by [`pause`] inside of long tasks. The rest of the run is then dropped, as after a panic of a task.
 //!
-//! After a fork the child has none of its parent's threads: it notices, and starts its own.
+//! After a fork, the child has none of its parent's threads. The pool detects this and starts new threads.
 
 use std::any::Any;
 use std::cell::{Cell, UnsafeCell};
@@ -20,16 +20,16 @@ use std::time::{Duration, Instant};
 
 use ortrain_expr::Stopped;
 
-/// A function of (task, worker).
+/// Function of a task number and a worker number.
 type Body<'a> = dyn Fn(usize, usize) + Sync + 'a;
 
-/// How long a thread that waits looks again and again: as long as short runs take, and the gaps between them.
+/// Time that a waiting thread spins: the duration of short runs, and of the gaps between them.
 const SPIN: Duration = Duration::from_micros(30);
-/// How long it waits before it sleeps, letting other threads go first: the runs of a training step follow each other,
-/// and to be woken up takes tens of microseconds on some machines.
+/// Time that a waiting thread yields to other threads before it sleeps. The runs of a training step follow each other
+/// closely, and waking a thread takes tens of microseconds on some machines.
 const LINGER: Duration = Duration::from_micros(150);
 
-/// Waits for a result, for a while.
+/// Polls for a result, up to [`LINGER`].
 fn linger<T>(mut look: impl FnMut() -> Option<T>) -> Option<T> {
     let begin = Instant::now();
     loop {
@@ -49,7 +49,7 @@ fn linger<T>(mut look: impl FnMut() -> Option<T>) -> Option<T> {
     }
 }
 
-/// From which end a thread goes through its tasks.
+/// Order in which a thread processes its tasks.
 #[derive(Clone, Copy)]
 enum Direction {
     Forwards,
@@ -57,7 +57,7 @@ enum Direction {
 }
 
 impl Direction {
-    /// The task that is done in place of a number of `first..end`.
+    /// Returns the task to execute at position `number` of the range `first..end`.
     fn task(self, number: usize, first: usize, end: usize) -> usize {
         match self {
             Direction::Forwards => number,
@@ -66,38 +66,38 @@ impl Direction {
     }
 }
 
-/// A set of threads that share the tasks of a run.
+/// Set of threads that share the tasks of a run.
 pub struct Pool {
-    /// Threads asked for, the caller among them.
+    /// Requested number of threads, including the caller.
     threads: AtomicUsize,
-    /// The process whose thread is inside `run`, or 0. Whoever holds it owns `team`.
+    /// Id of the process that has a thread inside of `run`, or 0. This thread owns `team`.
     holder: AtomicU32,
-    /// The running workers, made by the first run that needs them.
+    /// Running workers, created by the first run that needs them.
     team: AtomicPtr<Team>,
 }
 
 struct Team {
     process: u32,
-    /// Threads that were asked for when the team was made; `workers` may be fewer if the system refused some.
+    /// Number of threads requested when the team was created; there are fewer `workers` if the system refused some.
     wanted: usize,
     shared: Arc<Shared>,
     workers: Vec<(JoinHandle<()>, Thread)>,
 }
 
 struct Shared {
-    /// `OPEN` and `STOP` flags, the number of workers inside the run, and above them the number of the run.
+    /// Flags `OPEN` and `STOP`, the number of workers inside of the run, and in the upper bits the number of the run.
     state: AtomicU64,
     job: UnsafeCell<Job>,
     panicked: AtomicBool,
     panic: UnsafeCell<Option<Box<dyn Any + Send>>>,
-    /// One per thread; index 0 is the caller.
+    /// One lane per thread; index 0 is the caller.
     lanes: Box<[Lane]>,
 }
 
-/// What belongs to one thread, alone on its cache lines.
+/// State of one thread, on cache lines of its own.
 #[repr(align(128))]
 struct Lane {
-    /// The tasks are `first..end`; those below `next` are taken.
+    /// The tasks are `first..end`; tasks below `next` are taken.
     first: AtomicUsize,
     next: AtomicUsize,
     end: AtomicUsize,
@@ -107,7 +107,7 @@ struct Lane {
 struct Job {
     body: *const Body<'static>,
     direction: Direction,
-    /// Lanes that take part.
+    /// Number of lanes that take part.
     lanes: usize,
     caller: Thread,
 }
@@ -118,28 +118,29 @@ const INSIDE: u64 = STOP - 1;
 const RUN: u64 = 1 << 32;
 
 // SAFETY: `job` is written only while no run is open and no worker is inside (see `Team::run`), and read only by
-// workers that entered an open run. `panic` is written by the one thread that set `panicked`, and read after all left.
+// workers that entered an open run. `panic` is written by the one thread that set `panicked`, and read after all
+// threads left.
 unsafe impl Sync for Shared {}
-// SAFETY: as above; the pointer in `job` is used only while the call that made it lasts.
+// SAFETY: as above; the pointer in `job` is used only while the call that set it lasts.
 unsafe impl Send for Shared {}
 
 thread_local! {
     static IN_TASK: Cell<bool> = const { Cell::new(false) };
-    /// The flag of the team's run that this thread takes part in: true if the rest of the run is dropped.
+    /// Flag of the run in which this thread takes part: true if the rest of the run is dropped.
     static DROPPED: Cell<*const AtomicBool> = const { Cell::new(std::ptr::null()) };
 }
 
-/// Ends the task of this thread if its run is to be stopped. Long loops inside of tasks call this.
+/// Ends the task of this thread, by unwinding, if its run must stop. Long loops inside of tasks call this function.
 pub(crate) fn pause() {
     let dropped = DROPPED.get();
-    // SAFETY: `Shared::work` sets it for as long as it has the team's memory borrowed.
+    // SAFETY: `Shared::work` sets the pointer, and resets it before its borrow of the team's memory ends.
     if !dropped.is_null() && unsafe { (*dropped).load(Ordering::Relaxed) } {
         resume_unwind(Box::new(Stopped));
     }
     ortrain_expr::pause();
 }
 
-/// Marks the thread as inside a task while it lives.
+/// Guard that marks the thread as inside of a task.
 struct Inside(bool);
 
 impl Inside {
@@ -155,7 +156,8 @@ impl Drop for Inside {
 }
 
 impl Pool {
-    /// A pool of `threads` threads, the calling one among them; at least one. Threads start with the first run.
+    /// Creates a pool of `threads` threads, at least one, including the calling thread. Threads start with the first
+    /// run.
     #[must_use]
     pub const fn new(threads: usize) -> Pool {
         Pool {
@@ -165,37 +167,38 @@ impl Pool {
         }
     }
 
-    /// The pool of the process: as many threads as it may use cores, until [`Pool::set_num_threads`].
+    /// Returns the pool of the process. It has one thread per core that the process may use, until
+    /// [`Pool::set_num_threads`].
     #[must_use]
     pub fn global() -> &'static Pool {
         static POOL: OnceLock<Pool> = OnceLock::new();
         POOL.get_or_init(|| Pool::new(thread::available_parallelism().map_or(1, usize::from)))
     }
 
-    /// Number of threads, the calling one among them.
+    /// Returns the number of threads, including the calling thread.
     #[must_use]
     pub fn num_threads(&self) -> usize {
         self.threads.load(Ordering::Relaxed)
     }
 
-    /// Changes the number of threads, from the next run on. Results do not depend on it.
+    /// Sets the number of threads, from the next run on. Results do not depend on it.
     pub fn set_num_threads(&self, threads: usize) {
         self.threads.store(threads.max(1), Ordering::Relaxed);
     }
 
-    /// Calls `body(task, worker)` once for each task of `0..tasks` and returns when all are done.
+    /// Calls `body(task, worker)` once for each task of `0..tasks`, and returns when all are done.
     ///
-    /// `worker` is less than `limit` and than the number of threads; no two tasks run at once with the same worker.
-    /// A run inside a task, and one that meets another thread's run, is done by its caller alone, as worker 0.
+    /// `worker` is less than `limit` and less than the number of threads. No two tasks run at once with the same
+    /// worker. A nested run, and a run that meets another thread's run, is executed by its caller alone, as worker 0.
     ///
     /// # Panics
-    /// With the first panic of a task, after the others have ended or been dropped.
+    /// Propagates the first panic of a task, after the other tasks have ended or been dropped.
     pub fn run(&self, tasks: usize, limit: usize, body: &Body<'_>) {
         self.run_in(Direction::Forwards, tasks, limit, body);
     }
 
-    /// The same in another order. Each thread gets the tasks that it gets from [`Pool::run`] with as many of them, and
-    /// begins with the last one: what they have read last there is still in the cache of its core.
+    /// Runs the tasks as [`Pool::run`], in reverse order. Each thread gets the same tasks as in a [`Pool::run`] with
+    /// the same number of tasks, and begins with its last one: the data of this task is still in the cache of its core.
     ///
     /// # Panics
     /// As [`Pool::run`].
@@ -203,7 +206,7 @@ impl Pool {
         self.run_in(Direction::Backwards, tasks, limit, body);
     }
 
-    /// The results of `make` for the tasks `0..tasks`, in order.
+    /// Returns the results of `make` for the tasks `0..tasks`, in order.
     ///
     /// # Panics
     /// As [`Pool::run`].
@@ -231,7 +234,7 @@ impl Pool {
         }
     }
 
-    /// The team, if no other thread of this process has it.
+    /// Acquires the team, if no other thread of this process has it.
     fn hold(&self) -> Option<Held<'_>> {
         let process = std::process::id();
         let mut holder = 0;
@@ -239,7 +242,7 @@ impl Pool {
             match self.holder.compare_exchange(holder, process, Ordering::Acquire, Ordering::Relaxed) {
                 Ok(_) => return Some(Held { pool: self, process }),
                 Err(now) if now == process => return None,
-                // 0 again, or a thread of the process this one was forked from: it does not exist here.
+                // Either 0 again, or a thread of the parent process, which does not exist after the fork.
                 Err(now) => holder = now,
             }
         }
@@ -250,35 +253,35 @@ impl Drop for Pool {
     fn drop(&mut self) {
         let team = *self.team.get_mut();
         if !team.is_null() {
-            // SAFETY: made by `Box::into_raw`, and nobody else can have the pool.
+            // SAFETY: created by `Box::into_raw`, and `&mut self` excludes other users of the pool.
             unsafe { Box::from_raw(team) }.disband(std::process::id());
         }
     }
 }
 
-/// The right to use the team.
+/// Guard with exclusive access to the team.
 struct Held<'a> {
     pool: &'a Pool,
     process: u32,
 }
 
 impl Held<'_> {
-    /// The team, made anew if there is none, if it belongs to a parent process, or if its size is not what is wanted.
+    /// Returns the team. Creates a new team if the pool has no team, or one of a parent process or of another size.
     fn team(&mut self) -> &mut Team {
         let wanted = self.pool.num_threads();
         let mut team = self.pool.team.load(Ordering::Relaxed);
-        // SAFETY: a team is changed and freed by the holder alone, which this is.
+        // SAFETY: only the holder of the guard changes or frees a team, and this is the holder.
         let fits = !team.is_null() && unsafe { (*team).process == self.process && (*team).wanted == wanted };
         if !fits {
             if !team.is_null() {
                 self.pool.team.store(std::ptr::null_mut(), Ordering::Relaxed);
-                // SAFETY: as above; made by `Box::into_raw`.
+                // SAFETY: as above; created by `Box::into_raw`.
                 unsafe { Box::from_raw(team) }.disband(self.process);
             }
             team = Box::into_raw(Box::new(Team::new(self.process, wanted)));
             self.pool.team.store(team, Ordering::Relaxed);
         }
-        // SAFETY: as above, and the borrow ends before the right does.
+        // SAFETY: as above, and the borrow ends before the guard is dropped.
         unsafe { &mut *team }
     }
 }
@@ -310,7 +313,7 @@ impl Team {
         let workers = (1..wanted)
             .map_while(|lane| {
                 let shared = Arc::clone(&shared);
-                // A system that refuses a thread gets less speed, not a failure.
+                // If the system refuses a thread, the pool is slower, but works.
                 let worker = thread::Builder::new()
                     .name(format!("ortrain-{lane}"))
                     .spawn(move || shared.serve(lane))
@@ -322,7 +325,8 @@ impl Team {
         Team { process, wanted, shared, workers }
     }
 
-    /// Ends the threads, if they are of `process`; those of a parent do not exist here and are only forgotten.
+    /// Ends the threads, if they belong to `process`. Threads of a parent process do not exist here, and are only
+    /// forgotten.
     fn disband(self, process: u32) {
         if self.process != process {
             std::mem::forget(self);
@@ -331,7 +335,7 @@ impl Team {
         self.shared.state.fetch_or(STOP, Ordering::SeqCst);
         for (worker, thread) in self.workers {
             thread.unpark();
-            // A worker catches the panics of tasks, so it does not end by one.
+            // A worker catches the panics of tasks, so it does not end by a panic.
             let _ = worker.join();
         }
     }
@@ -345,13 +349,13 @@ impl Team {
             place.next.store(first, Ordering::Relaxed);
             place.end.store(tasks * (lane + 1) / lanes, Ordering::Relaxed);
         }
-        // SAFETY: no run is open and nobody is inside one: the last run waited for that, and only the holder opens
-        // runs. The lifetime is made longer in name only: this function returns after everybody left the run.
+        // SAFETY: no run is open and no worker is inside of one: the last run waited for all workers, and only the
+        // holder opens runs. The extended lifetime is never used: this function returns after all workers left the run.
         unsafe {
             let body = std::mem::transmute::<*const Body<'_>, *const Body<'static>>(body);
             *shared.job.get() = Job { body, direction, lanes, caller: thread::current() };
         }
-        // `run` counts up, so that a worker sees a new run even if it slept through some.
+        // The run number grows, so that a worker detects a new run even if it slept through several.
         let run = (shared.state.load(Ordering::Relaxed) & !(RUN - 1)).wrapping_add(RUN);
         shared.state.store(run | OPEN, Ordering::SeqCst);
         for ((_, thread), lane) in self.workers[..lanes - 1].iter().zip(&shared.lanes[1..]) {
@@ -362,7 +366,7 @@ impl Team {
 
         shared.work(0, lanes, direction, body);
 
-        // Every task is taken. Close the door and wait for those who are still at theirs.
+        // All tasks are taken. Close the run, and wait for the workers that still execute a task.
         let state = shared.state.fetch_and(!OPEN, Ordering::SeqCst);
         let empty = || (shared.state.load(Ordering::SeqCst) & INSIDE == 0).then_some(());
         if state & INSIDE != 0 && linger(empty).is_none() {
@@ -371,7 +375,7 @@ impl Team {
             }
         }
         if shared.panicked.swap(false, Ordering::SeqCst) {
-            // SAFETY: everybody left, so this thread is alone with the cell.
+            // SAFETY: all workers left, so this thread has exclusive access to the cell.
             if let Some(panic) = unsafe { (*shared.panic.get()).take() } {
                 resume_unwind(panic);
             }
@@ -380,7 +384,7 @@ impl Team {
 }
 
 impl Shared {
-    /// Does tasks until none is left to take: those of the own lane, then those of the others.
+    /// Executes tasks until none is left: first the tasks of its own lane, then the tasks of other lanes.
     fn work(&self, worker: usize, lanes: usize, direction: Direction, body: &Body<'_>) {
         let _inside = Inside::enter();
         let before = DROPPED.replace(&raw const self.panicked);
@@ -402,19 +406,19 @@ impl Shared {
         if let Err(panic) = result
             && !self.panicked.swap(true, Ordering::SeqCst)
         {
-            // SAFETY: only the thread that set the flag writes, and the caller reads after all have left.
+            // SAFETY: only the thread that set the flag writes, and the caller reads after all threads have left.
             unsafe { *self.panic.get() = Some(panic) };
         }
     }
 
-    /// The life of worker `lane`.
+    /// Main loop of worker `lane`.
     fn serve(&self, lane: usize) {
         let mut seen = 0;
         loop {
             let Some(run) = self.wait(lane, seen) else { return };
             seen = run;
             if self.enter(run) {
-                // SAFETY: inside an open run `job` is not written, and what it points to lives.
+                // SAFETY: during an open run `job` is not written, and its pointer is valid.
                 let (body, direction, lanes, caller) = unsafe {
                     let job = &*self.job.get();
                     (&*job.body, job.direction, job.lanes, job.caller.clone())
@@ -430,7 +434,7 @@ impl Shared {
         }
     }
 
-    /// Waits for a run other than `seen`; `None` when the team is disbanded.
+    /// Waits for a run other than `seen`; returns `None` when the team is disbanded.
     fn wait(&self, lane: usize, seen: u64) -> Option<u64> {
         let other = || {
             let state = self.state.load(Ordering::SeqCst);
@@ -442,7 +446,8 @@ impl Shared {
         }
         let asleep = &self.lanes[lane].asleep;
         loop {
-            // Order matters: the caller opens the run, then looks whether somebody sleeps; here it is the reverse.
+            // Order matters: the caller opens the run, then checks for sleeping workers; a worker does these steps in
+            // reverse.
             asleep.store(true, Ordering::SeqCst);
             if let Some(found) = other() {
                 asleep.store(false, Ordering::SeqCst);
@@ -452,7 +457,7 @@ impl Shared {
         }
     }
 
-    /// Counts itself into run `run`, if it is still open.
+    /// Enters run `run`, and returns true, if the run is still open.
     fn enter(&self, run: u64) -> bool {
         let mut state = self.state.load(Ordering::SeqCst);
         while state & OPEN != 0 && state & !(RUN - 1) == run {
@@ -586,7 +591,7 @@ mod tests {
                     asked += 1;
                     asked > 3
                 };
-                // Endless tasks.
+                // Tasks without end.
                 let task = |_: usize, _: usize| {
                     done.fetch_add(1, Ordering::Relaxed);
                     if long {

@@ -1,4 +1,4 @@
-//! Sums of the squares of short rows: of the groups of elements that a norm of millions of elements is made of.
+//! Sums of squares of short rows, for example of the groups of elements in a norm of millions of elements.
 
 use ortrain_expr::{BinaryOp, DType, Inst, Load, Nest, ReduceOp, Reg, Type};
 
@@ -7,12 +7,12 @@ use crate::pool::Pool;
 use crate::scratch::Bases;
 use crate::tile::ops;
 
-/// The longest row. Of longer ones, what is done for each row takes less than its elements.
+/// Maximum row length. For longer rows, the overhead per row is small beside the work on its elements.
 const LONGEST: usize = 128;
-/// Elements of a task, about.
+/// Approximate number of elements of a task.
 const MIN_TASK_WORK: usize = 1 << 15;
 
-/// Rows of adjacent elements, and where the sums of their squares go.
+/// Rows of adjacent elements, and the destination of their sums of squares.
 #[derive(Debug)]
 pub(crate) struct Squares {
     rows: usize,
@@ -21,7 +21,7 @@ pub(crate) struct Squares {
     to: Side,
 }
 
-/// The first element, and the step from row to row.
+/// First element, and step from row to row.
 #[derive(Clone, Copy, Debug)]
 struct Side {
     offset: isize,
@@ -29,7 +29,7 @@ struct Side {
 }
 
 impl Squares {
-    /// The sums that a reduction of rows makes, if it makes such.
+    /// Returns the sums of squares that a reduction of rows computes, if its shape and types fit.
     pub(crate) fn of(nest: &Nest) -> Option<Squares> {
         let (&[rows, len], [Load::Buffer(load)], [store]) =
             (&*nest.dims, nest.loads.as_slice(), nest.stores.as_slice())
@@ -60,10 +60,10 @@ impl Squares {
         fits.then_some(Squares { rows, len, from, to })
     }
 
-    /// Sums.
+    /// Computes the sums.
     ///
     /// # Safety
-    /// As [`crate::NestKernel::run`], for the nest that it was made of.
+    /// The contract of [`crate::NestKernel::run`] for the nest that the sums were created from.
     pub(crate) unsafe fn run(&self, isa: Isa, bases: Bases<'_>, pool: &Pool, workers: usize) {
         let each = (MIN_TASK_WORK / self.len).max(1);
         pool.run(self.rows.div_ceil(each), workers, &|task, _| {
@@ -83,7 +83,7 @@ impl Squares {
     }
 }
 
-/// The rows of a task.
+/// Rows of a task.
 struct Part {
     rows: usize,
     len: usize,
@@ -99,12 +99,12 @@ impl Work for Part {
         for row in 0..self.rows as isize {
             let from = self.from.0.wrapping_offset(row * self.from.1);
             for (i, square) in squares[..self.len].iter_mut().enumerate() {
-                // SAFETY: by the contract of `run` it is an element of the nest.
+                // SAFETY: by the contract of `run` this is an element of the nest.
                 let value = unsafe { from.wrapping_add(i).read_unaligned() };
                 *square = value * value;
             }
             let sum = ops::sum::<L>(&squares[..self.len]);
-            // SAFETY: as above; no two rows have one place.
+            // SAFETY: as above; no two rows have the same destination.
             unsafe { self.to.0.wrapping_offset(row * self.to.1).write_unaligned(sum) };
         }
     }
@@ -139,7 +139,7 @@ mod tests {
         }
     }
 
-    /// The sums have the bits of those that any reduction makes, at every level and on several threads.
+    /// Checks that the sums have the bits of the general reduction, at every level and on several threads.
     #[test]
     fn sums_have_the_bits_of_rows() {
         for (rows, len, step) in

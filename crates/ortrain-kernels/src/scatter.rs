@@ -1,4 +1,4 @@
-//! Adding into the places that indices name, the gradient of a gather; or writing there.
+//! Scatter: adds or writes elements at indexed positions. Scatter-add is the gradient of a gather.
 
 use ortrain_expr::DType;
 
@@ -10,9 +10,9 @@ use crate::tile::number::{Bf16, F16, Number, Stored};
 /// `out[o, index[j], i] += src[o, j, i]` for all o, j, i: contiguous buffers of shapes `[outer, size, inner]`,
 /// `[count]` and `[outer, count, inner]`.
 ///
-/// A negative index counts from the end; one that is still out of range adds nothing. An element is added to in the
-/// order of j, each sum rounded to the type of the buffer (`F16` and `BF16` are added as `F32`). With `last` elements are
-/// not added but written, in the same order: the last one stays.
+/// A negative index counts from the end. An index that is still out of range adds nothing. Sums to one element are in
+/// the order of j, each rounded to the type of the buffer (`F16` and `BF16` are added as `F32`). With `last` elements
+/// are written instead of added, in the same order: the last one wins.
 #[derive(Clone, Copy, Debug)]
 pub struct ScatterDesc {
     /// Product of the axes before the indexed one.
@@ -23,33 +23,33 @@ pub struct ScatterDesc {
     pub count: usize,
     /// Product of the axes after the indexed one.
     pub inner: usize,
-    /// Type of `out` and `src`: a float, `I32` or `I64`; any with `last`.
+    /// Type of `out` and `src`: a float, `I32` or `I64`; with `last` any type.
     pub dtype: DType,
     /// Type of the indices: `I32` or `I64`.
     pub index: DType,
-    /// Whether elements are written, not added.
+    /// True if elements are written instead of added.
     pub last: bool,
 }
 
-/// A compiled [`ScatterDesc`].
+/// Compiled [`ScatterDesc`].
 #[derive(Clone, Copy, Debug)]
 pub struct ScatterKernel {
     desc: ScatterDesc,
     isa: Isa,
-    /// Elements of the inner axes that belong to one task.
+    /// Number of adjacent inner elements of one task.
     width: usize,
 }
 
-/// Elements of a task, about.
+/// Approximate number of elements of a task.
 const MIN_TASK_WORK: usize = 32 * 1024;
-/// Fewest adjacent elements of a task: less would be all reading of indices.
+/// Minimum number of adjacent elements of a task. With fewer elements, reading indices would take most of the time.
 const NARROW: usize = 64;
 
 impl ScatterKernel {
     /// Compiles a scatter.
     ///
     /// # Errors
-    /// When it is not defined for the types, or a buffer is too large to count.
+    /// Returns an error if the operation is not defined for the types, or if a buffer is too large to count.
     pub fn new(desc: ScatterDesc, isa: Isa) -> Result<ScatterKernel, String> {
         let adds = matches!(
             desc.dtype,
@@ -70,12 +70,12 @@ impl ScatterKernel {
         Ok(ScatterKernel { desc, isa, width })
     }
 
-    /// Adds, or writes. Allocates nothing, needs no scratch memory, and gives the same bits on any number of threads.
+    /// Runs the scatter. Allocates nothing, needs no scratch memory, and gives the same bits on any number of threads.
     ///
     /// # Safety
-    /// The pointers are the starts of buffers of the description's shapes and types, valid for reads, and `out` for
-    /// writes, until the run is over; any alignment will do. `out` overlaps neither of the others, and nobody else
-    /// touches it; nobody writes the others.
+    /// The pointers are the starts of buffers of the description's shapes and types, with any alignment. They are valid
+    /// for reads, and `out` for writes, until the run is over. `out` overlaps neither of the others. No other code
+    /// accesses `out`, and no other code writes to the others.
     pub unsafe fn run(&self, out: *mut u8, indices: *const u8, src: *const u8, pool: &Pool) {
         let ScatterDesc { outer, size, count, inner, dtype, index, last } = self.desc;
         if outer * size * inner == 0 || count == 0 {
@@ -126,7 +126,7 @@ impl ScatterKernel {
     }
 }
 
-/// A column of the buffers: `width` elements of each line.
+/// Column of the buffers: `width` elements of each line.
 struct Column<S, I> {
     out: *mut S,
     indices: *const I,
@@ -138,10 +138,10 @@ struct Column<S, I> {
 }
 
 impl<S, I: Copy + Into<i64>> Column<S, I> {
-    /// Calls `f` with each line of the source and the one of the output that its index names, in order.
+    /// Calls `f` with each line of the source and the indexed line of the output, in order.
     ///
     /// # Safety
-    /// The contract of [`ScatterKernel::run`]; nobody else writes this column of the output.
+    /// The contract of [`ScatterKernel::run`]; no other thread writes to this column of the output.
     #[inline(always)]
     unsafe fn lines(&self, mut f: impl FnMut(*mut S, *const S)) {
         for j in 0..self.count {
@@ -151,13 +151,13 @@ impl<S, I: Copy + Into<i64>> Column<S, I> {
             if index < 0 || index >= self.size as i64 {
                 continue;
             }
-            // SAFETY: both lines lie in their buffers.
+            // SAFETY: both lines are inside of their buffers.
             unsafe { f(self.out.add(index as usize * self.step), self.src.add(j * self.step)) }
         }
     }
 }
 
-/// Adds lines to those that their indices name.
+/// Adds source lines to the indexed lines.
 struct Add<S, I>(Column<S, I>);
 
 impl<S: Stored<Computed: Number>, I: Copy + Into<i64>> Work for Add<S, I> {
@@ -165,7 +165,7 @@ impl<S: Stored<Computed: Number>, I: Copy + Into<i64>> Work for Add<S, I> {
     #[inline(always)]
     fn work<L: Level>(self) {
         let width = self.0.width;
-        // SAFETY: promised by who made the work; lines have `width` elements.
+        // SAFETY: guaranteed by the caller of `ScatterKernel::run`; lines have `width` elements.
         unsafe {
             self.0.lines(|out, src| {
                 for i in 0..width {
@@ -177,7 +177,7 @@ impl<S: Stored<Computed: Number>, I: Copy + Into<i64>> Work for Add<S, I> {
     }
 }
 
-/// Writes lines over those that their indices name.
+/// Writes source lines to the indexed lines.
 struct Write<S, I>(Column<S, I>);
 
 impl<S: Copy, I: Copy + Into<i64>> Work for Write<S, I> {
@@ -185,7 +185,7 @@ impl<S: Copy, I: Copy + Into<i64>> Work for Write<S, I> {
     #[inline(always)]
     fn work<L: Level>(self) {
         let width = self.0.width;
-        // SAFETY: promised by who made the work; lines have `width` elements.
+        // SAFETY: guaranteed by the caller of `ScatterKernel::run`; lines have `width` elements.
         unsafe {
             self.0.lines(|out, src| {
                 for i in 0..width {

@@ -1,22 +1,21 @@
-//! What a run is given.
+//! Arguments of a run: run scalars, scratch memory and buffers.
 
 use crate::pool::Pool;
 use crate::tile::ALIGN;
 
-/// The values of [`ortrain_expr::RunScalar`] in one run.
+/// Values of [`ortrain_expr::RunScalar`] in one run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RunScalars {
-    /// The seed of random numbers.
+    /// Seed of random numbers.
     pub seed: u64,
-    /// The number of train steps done so far.
+    /// Number of completed training steps.
     pub train_step: u64,
 }
 
-/// Working memory that a caller lends to one run: registers, packed blocks, partial results.
+/// Working memory that a caller provides for one run: registers, packed blocks, partial results.
 ///
-/// A kernel says how much it wants for a number of threads; with less (down to what it wants for one thread) it uses
-/// fewer threads, with the same result. What the memory holds before does not matter, what it holds after means
-/// nothing.
+/// A kernel reports its required size for a number of threads. With less memory, down to the size for one thread, the
+/// kernel uses fewer threads, with the same result. The contents before and after a run are irrelevant.
 #[derive(Clone, Copy, Debug)]
 pub struct Scratch {
     at: *mut u8,
@@ -24,20 +23,21 @@ pub struct Scratch {
 }
 
 impl Scratch {
-    /// The alignment that scratch memory needs.
+    /// Required alignment of scratch memory.
     pub const ALIGN: usize = ALIGN;
 
-    /// `bytes` bytes from `at` on, which must be aligned to [`Scratch::ALIGN`]. Whoever hands it to a run promises
-    /// that the memory may be read and written, and that nobody else uses it until the run is over.
+    /// Creates scratch memory of `bytes` bytes at `at`, which must be aligned to [`Scratch::ALIGN`]. The caller of a
+    /// run guarantees that the memory is valid for reads and writes, and that no other code uses it until the run is
+    /// over.
     #[must_use]
     pub fn new(at: *mut u8, bytes: usize) -> Scratch {
         Scratch { at, bytes }
     }
 
-    /// Parts the memory into a shared piece and one piece for each worker.
+    /// Divides the memory into a shared part and one part for each worker.
     ///
     /// # Panics
-    /// When there is not enough for one worker, or it is not aligned.
+    /// Panics if the memory is too small for one worker, or not aligned.
     pub(crate) fn part(self, shared: usize, each: usize, pool: &Pool) -> Parts {
         debug_assert!(shared.is_multiple_of(ALIGN) && each.is_multiple_of(ALIGN) && each > 0);
         assert!(
@@ -56,39 +56,39 @@ impl Scratch {
     }
 }
 
-/// Scratch memory, parted.
+/// Scratch memory, divided into parts.
 #[derive(Clone, Copy)]
 pub(crate) struct Parts {
     at: *mut u8,
     shared: usize,
     each: usize,
-    /// Workers that have a piece.
+    /// Number of workers that have a part.
     pub(crate) workers: usize,
 }
 
-// SAFETY: an address and sizes; what is done with the memory is answered for where it is done.
+// SAFETY: an address and sizes; each use of the memory states its own guarantee.
 unsafe impl Sync for Parts {}
 // SAFETY: as above.
 unsafe impl Send for Parts {}
 
 impl Parts {
-    /// The shared piece.
+    /// Returns the shared part.
     pub(crate) fn shared(&self) -> *mut u8 {
         self.at
     }
 
-    /// The piece of a worker.
+    /// Returns the part of a worker.
     pub(crate) fn of(&self, worker: usize) -> *mut u8 {
         debug_assert!(worker < self.workers);
         self.at.wrapping_add(self.shared + worker * self.each)
     }
 }
 
-/// The buffers of a run, as the threads share them.
+/// Addresses of the buffers of a run, shared between threads.
 #[derive(Clone, Copy)]
 pub(crate) struct Bases<'a>(pub(crate) &'a [*mut u8]);
 
-// SAFETY: addresses; the contract of each run says who may touch what they point to.
+// SAFETY: addresses; the contract of each run states which threads may access the memory.
 unsafe impl Sync for Bases<'_> {}
 // SAFETY: as above.
 unsafe impl Send for Bases<'_> {}

@@ -1,5 +1,5 @@
-//! Copies that turn matrices: elements lie side by side along one axis where they are read, and along another where
-//! they are written.
+//! Transposing copies: elements are adjacent along one axis where they are read, and along another axis where they are
+//! written.
 
 use ortrain_expr::{Access, DType, Inst, Load, Nest, Type};
 
@@ -10,14 +10,14 @@ use crate::pool::Pool;
 use crate::scratch::Bases;
 use crate::tile::strided_iter::StridedIter;
 
-/// Elements of a task, about.
+/// Approximate number of elements of a task.
 const MIN_TASK_WORK: usize = 1 << 14;
-/// Lines that a task's are a multiple of: a cache line of results is written by one task.
+/// The number of lines of a task is a multiple of this: one task writes a whole cache line of results.
 const LINES: usize = 16;
-/// Sizes of both axes from which on it is better to turn squares than to go along one axis.
+/// Minimum size of both axes for a blocked transposition instead of a copy along one axis.
 const MIN_SIZE: usize = 8;
 
-/// How matrices of `lines` lines of `len` adjacent elements become ones of `len` lines.
+/// Transposition of matrices of `lines` lines of `len` adjacent elements into matrices of `len` lines.
 #[derive(Debug)]
 pub(crate) struct Turned {
     dtype: DType,
@@ -26,12 +26,12 @@ pub(crate) struct Turned {
     len: usize,
     from: Side,
     to: Side,
-    /// Lines and matrices of a task; several matrices only if they are whole.
+    /// Lines and matrices of a task. A task has several matrices only if it has all of their lines.
     piece: usize,
     group: usize,
 }
 
-/// Where the matrices lie: the first element of the first one, and the step from line to line.
+/// Position of the matrices in a buffer: the first element of the first matrix, and the step from line to line.
 #[derive(Debug)]
 struct Side {
     offset: isize,
@@ -40,7 +40,7 @@ struct Side {
 }
 
 impl Turned {
-    /// The copy that a map is, if it turns matrices large enough.
+    /// Returns the transposition that a map performs, if the map only copies matrices that are large enough.
     pub(crate) fn of(nest: &Nest) -> Option<Turned> {
         let ([Load::Buffer(load)], [store]) = (nest.loads.as_slice(), nest.stores.as_slice()) else {
             return None;
@@ -75,10 +75,10 @@ impl Turned {
         Some(Turned { dtype, matrices, lines, len, from, to, piece, group })
     }
 
-    /// Copies.
+    /// Runs the copy.
     ///
     /// # Safety
-    /// As [`crate::NestKernel::run`], for the nest that it was made of.
+    /// The contract of [`crate::NestKernel::run`] for the nest that this copy was created from.
     pub(crate) unsafe fn run(&self, isa: Isa, bases: Bases<'_>, pool: &Pool, workers: usize) {
         // SAFETY: the caller's contract.
         unsafe {
@@ -102,8 +102,8 @@ impl Turned {
                 };
                 let from = at(bases.0[0], &self.from, first * self.from.step);
                 let to = at(bases.0[1], &self.to, first);
-                // SAFETY: these are elements of the nest, whose accesses stay in their buffers; tasks have distinct
-                // ones.
+                // SAFETY: these are elements of the nest, and its accesses stay in their buffers. Tasks have distinct
+                // elements.
                 unsafe { transpose(isa, from, self.from.step, size, to, self.to.step) };
             }
         });

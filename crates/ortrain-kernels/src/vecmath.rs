@@ -1,10 +1,10 @@
-//! Elementary functions of f32: branch-free, so that loops over them become vector code at every level.
+//! Elementary functions of f32. They are branch-free, so that loops over them become vector code at every level.
 //!
-//! Each states its largest error in units in the last place (ULP) against the correctly rounded result, and a test
-//! holds it to that over all magnitudes. Infinities, NaN, signed zeros and subnormal numbers follow IEEE 754. Functions
-//! of f64 are those of `libm`, element by element.
+//! Each function states its maximum error in units in the last place (ULP) against the correctly rounded result, and a
+//! test checks the bound over all magnitudes. Infinities, NaN, signed zeros and subnormal numbers follow IEEE 754.
+//! Functions of f64 call `libm`, element by element.
 //!
-//! Coefficients are those of [`ortrain_expr::coefficients`]; error bounds were measured, not assumed.
+//! Coefficients are in [`ortrain_expr::coefficients`]. Error bounds were measured.
 
 use crate::isa::Level;
 use ortrain_expr::coefficients::{
@@ -12,28 +12,28 @@ use ortrain_expr::coefficients::{
     SINE, SQRT_HALF_BITS, TANH, TANH_SMALL,
 };
 
-/// Largest error of `exp`, in ULP.
+/// Maximum error of `exp`, in ULP.
 pub const EXP_MAX_ULP: u32 = 1;
-/// Largest error of `log`, in ULP.
+/// Maximum error of `log`, in ULP.
 pub const LOG_MAX_ULP: u32 = 1;
-/// Largest error of `tanh`, in ULP.
+/// Maximum error of `tanh`, in ULP.
 pub const TANH_MAX_ULP: u32 = 1;
-/// Largest error of `sigmoid`, in ULP.
+/// Maximum error of `sigmoid`, in ULP.
 pub const SIGMOID_MAX_ULP: u32 = 2;
-/// Largest error of `erf`, in ULP.
+/// Maximum error of `erf`, in ULP.
 pub const ERF_MAX_ULP: u32 = 1;
-/// Largest error of `1 / sqrt(x)`, in ULP.
+/// Maximum error of `1 / sqrt(x)`, in ULP.
 pub const RSQRT_MAX_ULP: u32 = 1;
-/// Largest error of `sin`, in ULP.
+/// Maximum error of `sin`, in ULP.
 pub const SIN_MAX_ULP: u32 = 1;
-/// Largest error of `cos`, in ULP.
+/// Maximum error of `cos`, in ULP.
 pub const COS_MAX_ULP: u32 = 1;
-/// Largest error of `atan`, in ULP.
+/// Maximum error of `atan`, in ULP.
 pub const ATAN_MAX_ULP: u32 = 1;
-/// Largest error of `pow`, in ULP.
+/// Maximum error of `pow`, in ULP.
 pub const POW_MAX_ULP: u32 = 1;
 
-/// `coefficients`, highest power first, by Horner's rule.
+/// Evaluates a polynomial by Horner's rule; `coefficients` has the highest power first.
 #[inline(always)]
 fn polynomial<L: Level, const N: usize>(x: f32, coefficients: [f32; N]) -> f32 {
     let mut sum = coefficients[0];
@@ -52,18 +52,19 @@ fn polynomial64<L: Level, const N: usize>(x: f64, coefficients: [f64; N]) -> f64
     sum
 }
 
-/// 2^n for -126 <= n <= 127.
+/// Returns 2^n for -126 <= n <= 127.
 #[inline(always)]
 fn exp2_int(n: i32) -> f32 {
     f32::from_bits((n.wrapping_add(127) as u32) << 23)
 }
 
-/// Adding and subtracting it rounds a small float to the nearest integer; its low bits then hold that integer.
+/// Adding and subtracting this constant rounds a small float to the nearest integer. The low bits of the sum contain
+/// this integer.
 pub(crate) const ROUND: f32 = 12_582_912.0;
-/// Natural exponential.
+/// Computes the natural exponential.
 #[inline(always)]
 pub(crate) fn exp<L: Level>(x: f32) -> f32 {
-    // Beyond these the result is infinite or zero whatever the rest does.
+    // Beyond these bounds the result is infinite or zero in any case.
     let clamped = if x > 89.0 { 89.0 } else { x };
     let clamped = if clamped < EXP_LEAST { EXP_LEAST } else { clamped };
     let rounded = L::mul_add(clamped, std::f32::consts::LOG2_E, ROUND);
@@ -72,7 +73,7 @@ pub(crate) fn exp<L: Level>(x: f32) -> f32 {
     let r = L::mul_add(n, -LN2_LOW, r);
     let q = polynomial::<L, 5>(r, EXP);
     let p = L::mul_add(q, r * r, r) + 1.0;
-    // 2^n in two steps: n runs from -150 to 129, and subnormal results must be rounded once.
+    // Multiplies by 2^n in two steps: n is between -150 and 129, and subnormal results must be rounded once.
     let n = (rounded.to_bits() as i32).wrapping_sub(ROUND.to_bits() as i32);
     let half = n >> 1;
     p * exp2_int(half) * exp2_int(n.wrapping_sub(half))
@@ -90,7 +91,7 @@ fn split(x: f32) -> (f32, f32) {
     (m, exponent as f32 + correction)
 }
 
-/// Natural logarithm.
+/// Computes the natural logarithm.
 #[inline(always)]
 pub(crate) fn log<L: Level>(x: f32) -> f32 {
     let (m, k) = split(x);
@@ -104,11 +105,11 @@ pub(crate) fn log<L: Level>(x: f32) -> f32 {
     let y = L::mul_add(k, LN2_HIGH, (low - half_square) + f);
     let y = if x == f32::INFINITY { x } else { y };
     let y = if x == 0.0 { f32::NEG_INFINITY } else { y };
-    // Catches NaN too.
+    // The comparison is false for NaN, too.
     if x >= 0.0 { y } else { f32::NAN }
 }
 
-/// Hyperbolic tangent.
+/// Computes the hyperbolic tangent.
 #[inline(always)]
 pub(crate) fn tanh<L: Level>(x: f32) -> f32 {
     let t = x.abs();
@@ -116,80 +117,81 @@ pub(crate) fn tanh<L: Level>(x: f32) -> f32 {
     let p = polynomial::<L, 5>(z, TANH);
     let small = L::mul_add(p * z, x, x);
     let large = 1.0 - 2.0 / (exp::<L>(t + t) + 1.0);
-    // The sign of zero gets lost in the sum.
+    // Restores the sign of zero, which the sum loses.
     (if t < TANH_SMALL { small } else { large }).copysign(x)
 }
 
-/// `1 / (1 + exp(-x))`.
+/// Computes `1 / (1 + exp(-x))`.
 #[inline(always)]
 pub(crate) fn sigmoid<L: Level>(x: f32) -> f32 {
-    // Of -|x|, so that the exponential cannot overflow and small results keep their bits.
+    // The exponential of -|x| cannot overflow, and small results keep their bits.
     let e = exp::<L>(-x.abs());
     let numerator = if x < 0.0 { e } else { 1.0 };
     let y = numerator / (1.0 + e);
     if x.is_nan() { x } else { y }
 }
 
-/// Gauss error function.
+/// Computes the Gauss error function.
 #[inline(always)]
 pub(crate) fn erf<L: Level>(x: f32) -> f32 {
     let t = x.abs();
     let z = x * x;
     let p = polynomial::<L, 7>(z, ERF);
     let small = L::mul_add(p, x, x);
-    // The comparison lets NaN through.
+    // The comparison does not clamp NaN.
     let clamped = if t > ERF_END { ERF_END } else { t };
     let q = polynomial::<L, 9>(clamped - 1.0, ERF_LARGE);
-    // The derivative of `erf` takes the same exponential.
+    // The derivative of `erf` uses the same exponential.
     let large = L::mul_add(exp::<L>(-z), q, 1.0);
-    // The sign of zero gets lost in the sum.
+    // Restores the sign of zero, which the sum loses.
     (if t < ERF_SMALL { small } else { large }).copysign(x)
 }
 
-/// `1 / sqrt(x)`.
+/// Computes `1 / sqrt(x)`.
 #[inline(always)]
 pub(crate) fn rsqrt(x: f32) -> f32 {
     1.0 / x.sqrt()
 }
 
-/// Adding and subtracting it rounds a small double to the nearest integer; its low bits then hold that integer.
+/// Adding and subtracting this constant rounds a small double to the nearest integer. The low bits of the sum contain
+/// this integer.
 const ROUND64: f64 = 6_755_399_441_055_744.0;
-/// From here on sine and cosine need more digits of pi than `sin` and `cos` have.
+/// Magnitude from which sine and cosine need more digits of pi than `sin` and `cos` use.
 const FAR: f32 = 4_194_304.0;
 
-/// Whether the argument of a sine or cosine is for [`sin_far`] and [`cos_far`]: finite and large, or infinite.
+/// Returns true if a sine or cosine of `x` needs [`sin_far`] or [`cos_far`]: `x` is finite and large, or infinite.
 #[inline(always)]
 pub(crate) fn is_far(x: f32) -> bool {
     x.abs() >= FAR
 }
 
-/// Sine of an argument that [is not far](is_far).
+/// Computes the sine of an argument that [is not large](is_far).
 #[inline(always)]
 pub(crate) fn sin<L: Level>(x: f32) -> f32 {
     circular::<L>(x, 0)
 }
 
-/// Cosine of an argument that [is not far](is_far).
+/// Computes the cosine of an argument that [is not large](is_far).
 #[inline(always)]
 pub(crate) fn cos<L: Level>(x: f32) -> f32 {
     circular::<L>(x, 1)
 }
 
-/// Sine of an argument that [is far](is_far).
+/// Computes the sine of an argument that [is large](is_far).
 pub(crate) fn sin_far(x: f32) -> f32 {
     let sine = circular_far(x.abs(), 0);
     if x < 0.0 { -sine } else { sine }
 }
 
-/// Cosine of an argument that [is far](is_far).
+/// Computes the cosine of an argument that [is large](is_far).
 pub(crate) fn cos_far(x: f32) -> f32 {
     circular_far(x.abs(), 1)
 }
 
-/// `sin(x + quarters * pi / 2)`: what is left of `x` beside the nearest multiple of pi/2, in doubles.
+/// Computes `sin(x + quarters * pi / 2)`: reduces `x` modulo pi/2 in doubles, to the nearest multiple.
 #[inline(always)]
 fn circular<L: Level>(x: f32, quarters: u64) -> f32 {
-    // The first part has 31 bits, so that its product with up to 2^22 is exact, and so is the difference.
+    // The first part of pi/2 has 31 bits: its product with an integer up to 2^22 is exact, and so is the difference.
     const HIGH: f64 = f64::from_bits(0x3ff9_21fb_5440_0000);
     const LOW: f64 = 6.077_100_506_506_192e-11;
     let x = f64::from(x);
@@ -199,12 +201,12 @@ fn circular<L: Level>(x: f32, quarters: u64) -> f32 {
     quadrant::<L>(rest, rounded.to_bits().wrapping_add(quarters))
 }
 
-/// `sin(rest + n * pi / 2)` for `rest` between -pi/4 and pi/4.
+/// Computes `sin(rest + n * pi / 2)` for `rest` between -pi/4 and pi/4.
 #[inline(always)]
 fn quadrant<L: Level>(rest: f64, n: u64) -> f32 {
     let z = rest * rest;
     let sine = polynomial64::<L, 4>(z, SINE);
-    // As a product, which keeps the sign of zero.
+    // A product, which keeps the sign of zero.
     let sine = rest * L::mul_add64(sine, z, 1.0);
     let cosine = polynomial64::<L, 5>(z, COSINE);
     let cosine = L::mul_add64(cosine, z, 1.0);
@@ -212,13 +214,13 @@ fn quadrant<L: Level>(rest: f64, n: u64) -> f32 {
     f64::from_bits(result.to_bits() ^ ((n & 2) << 62)) as f32
 }
 
-/// `sin(x + quarters * pi / 2)` of a large, positive `x`, after Payne and Hanek: of the product of its integer mantissa
-/// and 2/pi only the bits that matter modulo 4 are made.
+/// Computes `sin(x + quarters * pi / 2)` of a large, positive `x` with the range reduction of Payne and Hanek. Of the
+/// product of the integer mantissa and 2/pi, only the bits that matter modulo 4 are computed.
 fn circular_far(x: f32, quarters: u64) -> f32 {
     /// 64 zero bits, and the first 256 binary digits of 2/pi.
     const TWO_OVER_PI: [u64; 5] =
         [0, 0xa2f9_836e_4e44_1529, 0xfc27_57d1_f534_ddc0, 0xdb62_9599_3c43_9041, 0xfe51_63ab_debb_c561];
-    /// Binary digits of the product's fraction.
+    /// Number of binary digits of the product's fraction.
     const FRACTION: u32 = 94;
     if !x.is_finite() {
         return f32::NAN;
@@ -227,7 +229,7 @@ fn circular_far(x: f32, quarters: u64) -> f32 {
     let bits = x.to_bits();
     let mantissa = u128::from(bits & 0x007f_ffff | 0x0080_0000);
     let exponent = (bits >> 23) as usize;
-    // Digits before this one are multiples of 4 in the product.
+    // Digits before this one contribute multiples of 4 to the product.
     let first = exponent + 62 - 150;
     let (word, shift) = (first / 64, first % 64);
     let two = u128::from(TWO_OVER_PI[word]) << 64 | u128::from(TWO_OVER_PI[word + 1]);
@@ -241,15 +243,15 @@ fn circular_far(x: f32, quarters: u64) -> f32 {
     quadrant::<crate::isa::portable::Portable>(fraction as f64 * scale, n.wrapping_add(quarters))
 }
 
-/// Inverse tangent, in doubles: the angle beside the nearest of 0, pi/4 and pi/2.
+/// Computes the inverse tangent in doubles, from the difference to the nearest of the angles 0, pi/4 and pi/2.
 #[inline(always)]
 pub(crate) fn atan<L: Level>(x: f32) -> f32 {
-    /// The tangents of pi/8 and 3 pi/8.
+    /// Tangents of pi/8 and 3 pi/8.
     const NEAR: f64 = 0.414_213_562_373_095_03;
     const STEEP: f64 = 2.414_213_562_373_095;
     let t = f64::from(x.abs());
     let (steep, flat) = (t > STEEP, t <= NEAR);
-    // The tangent of what is left of the angle. Comparisons let NaN through as the middle case.
+    // Tangent of the remaining angle. NaN fails both comparisons and takes the middle case.
     let over = if flat { t } else { t - 1.0 };
     let over = if steep { -1.0 } else { over };
     let under = if flat { 1.0 } else { t + 1.0 };
@@ -263,7 +265,7 @@ pub(crate) fn atan<L: Level>(x: f32) -> f32 {
     (angle as f32).copysign(x)
 }
 
-/// `x` to the power `y`, by 64-bit logarithm and exponential, so that it is all but correctly rounded.
+/// Computes `x` to the power `y` by 64-bit logarithm and exponential. The result is nearly always correctly rounded.
 #[inline(always)]
 pub(crate) fn pow<L: Level>(x: f32, y: f32) -> f32 {
     let magnitude = x.abs();
@@ -273,8 +275,8 @@ pub(crate) fn pow<L: Level>(x: f32, y: f32) -> f32 {
     let z = s * s;
     let log2 = s * polynomial64::<L, 6>(z, LOG2) + f64::from(k);
     let exponent = f64::from(y) * log2;
-    // Beyond these the result overflows or underflows; a finite bound keeps the integer part small. NaN is dealt
-    // with below.
+    // Beyond these bounds the result overflows or underflows. A finite bound keeps the integer part small. NaN is
+    // handled below.
     let exponent = if exponent > 200.0 { 200.0 } else { exponent };
     let exponent = if exponent > -200.0 { exponent } else { -200.0 };
     let rounded = exponent + ROUND64;
@@ -285,14 +287,15 @@ pub(crate) fn pow<L: Level>(x: f32, y: f32) -> f32 {
     let y_abs = y.abs();
     let mut result = (p * scale) as f32;
 
-    // |x| of 0 or infinity, |y| of infinity: 0, 1 or infinity by the sign of the product of y and log |x|.
+    // x| of 0 or infinity, |y| of infinity: 0, 1 or infinity by the sign of the product of y and log |x|.
     let grows = (magnitude > 1.0) == (y > 0.0);
     let extreme = if grows { f32::INFINITY } else { 0.0 };
     let edge = magnitude == 0.0 || magnitude == f32::INFINITY || y_abs == f32::INFINITY;
     result = if edge { extreme } else { result };
     result = if magnitude == 1.0 { 1.0 } else { result };
 
-    // A negative base needs an integer exponent, and takes its sign from an odd one. From 2^24 on every float is even.
+    // A negative base needs an integer exponent; an odd one makes the result negative. From 2^24 on every float is
+    // even.
     let small_y = if y_abs < 16_777_216.0 { y } else { 0.0 };
     // SAFETY: `small_y` is finite and inside the range of i32.
     let integer = unsafe { small_y.to_int_unchecked::<i32>() };
@@ -304,7 +307,7 @@ pub(crate) fn pow<L: Level>(x: f32, y: f32) -> f32 {
     result = if undefined { f32::NAN } else { result };
 
     result = if x.is_nan() | y.is_nan() { f32::NAN } else { result };
-    // Even for NaN.
+    // This also applies to NaN.
     if (y == 0.0) | (x == 1.0) { 1.0 } else { result }
 }
 

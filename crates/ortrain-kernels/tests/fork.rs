@@ -1,4 +1,4 @@
-//! A child that was forked from a process with running threads can compute, and ends.
+//! Tests that a child process, forked from a process with running threads, can compute and end.
 #![cfg(unix)]
 
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -28,9 +28,9 @@ fn work(pool: &Pool) -> usize {
 
 const RIGHT: usize = 50 * 63 * 32;
 
-/// Forks, computes in the child, and waits for it.
+/// Forks, computes in the child, and waits for the child.
 fn child_computes(pool: &Pool) {
-    // SAFETY: the child calls nothing but the pool, and leaves by `_exit`.
+    // SAFETY: the child calls only the pool, and ends by `_exit`.
     let process = unsafe { fork() };
     assert!(process >= 0, "a process can be forked");
     if process == 0 {
@@ -41,13 +41,13 @@ fn child_computes(pool: &Pool) {
     let start = Instant::now();
     let mut status = 0;
     loop {
-        // SAFETY: waits for the child made above.
+        // SAFETY: waits for the child created above.
         let done = unsafe { waitpid(process, &raw mut status, NO_HANG) };
         if done == process {
             break;
         }
         if start.elapsed() > Duration::from_secs(20) {
-            // SAFETY: ends the child made above.
+            // SAFETY: ends the child created above.
             unsafe { kill(process, KILL) };
             panic!("the child hangs");
         }
@@ -64,7 +64,7 @@ fn a_forked_child_computes() {
         child_computes(&pool);
         assert_eq!(work(&pool), RIGHT, "and the parent goes on");
     }
-    // While another thread is in the middle of a run.
+    // Forks while another thread is inside of a run.
     let stop = AtomicUsize::new(0);
     std::thread::scope(|scope| {
         scope.spawn(|| {

@@ -1,8 +1,9 @@
-//! From a forward model to the files of a training, as onnxruntime-training's `generate_artifacts` makes them; it can
-//! train on them, too.
+//! Generation of training artifacts from a forward model, like onnxruntime-training's `generate_artifacts`,
+//! which can also train on them.
 //!
-//! The evaluation model is the forward model's message, edited: the loss is appended, parameters become inputs. The
-//! training model is that graph with its gradients, written at the forward model's versions of the operators.
+//! The evaluation model is an edit of the forward model's message: the loss is appended, and parameters
+//! become inputs. The training model is the same graph with its gradients, at the operator versions of the
+//! forward model.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -41,7 +42,7 @@ use crate::suggest::{hint, hint_in};
 use crate::{Error, ModelSource, Result};
 use crate::{classifier_scores, postprocessing};
 
-/// Which statistics BatchNormalization uses in training.
+/// Statistics that BatchNormalization uses in training.
 ///
 /// ```
 /// use ortrain::artifacts::{ArtifactOptions, BatchNormMode};
@@ -57,7 +58,7 @@ pub use crate::batch::open_batch;
 #[doc(inline)]
 pub use crate::head::replace_head;
 
-/// A loss; with settings, or as one of several, it is a [`LossTerm`].
+/// A loss. A loss with settings, or one of several, is a [`LossTerm`].
 ///
 /// ```
 /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -77,7 +78,7 @@ pub use crate::head::replace_head;
 #[doc(inline)]
 pub use ortrain_ops::training::Loss;
 
-/// The settings of a loss.
+/// Settings of a loss.
 ///
 /// ```
 /// use ortrain::Tensor;
@@ -94,7 +95,7 @@ pub use ortrain_ops::training::Loss;
 #[doc(inline)]
 pub use ortrain_ops::training::LossSettings;
 
-/// A loss with settings, or one of several, of which the sum is trained.
+/// A loss with settings, or one of several losses with a common sum.
 ///
 /// ```
 /// use ortrain::artifacts::{Loss, LossTerm};
@@ -110,7 +111,7 @@ pub use ortrain_ops::training::LossSettings;
 #[doc(inline)]
 pub use ortrain_ops::training::LossTerm;
 
-/// What generates names of values that are not there yet.
+/// Generator of unused value names.
 ///
 /// ```
 /// use ortrain::artifacts::{Names, OptimizerKind, OptimizerSettings, optimizer_model};
@@ -122,7 +123,7 @@ pub use ortrain_ops::training::LossTerm;
 #[doc(inline)]
 pub use ortrain_ops::training::Names;
 
-/// Which optimizer.
+/// Kind of optimizer.
 ///
 /// ```
 /// use ortrain::artifacts::{ArtifactOptions, OptimizerKind};
@@ -133,7 +134,7 @@ pub use ortrain_ops::training::Names;
 #[doc(inline)]
 pub use ortrain_ops::training::OptimizerKind;
 
-/// The formula of a step of AdamW: onnxruntime-training's or PyTorch's.
+/// Formula of an AdamW step: onnxruntime-training's or PyTorch's.
 ///
 /// ```
 /// use ortrain::artifacts::{AdamFormula, OptimizerSettings};
@@ -150,7 +151,7 @@ pub use ortrain_ops::training::OptimizerKind;
 #[doc(inline)]
 pub use ortrain_ops::training::AdamFormula;
 
-/// The settings of an optimizer, gradient clipping among them.
+/// Settings of an optimizer, including gradient clipping.
 ///
 /// ```
 /// use ortrain::artifacts::OptimizerSettings;
@@ -162,7 +163,7 @@ pub use ortrain_ops::training::AdamFormula;
 #[doc(inline)]
 pub use ortrain_ops::training::OptimizerSettings;
 
-/// What becomes of the losses of all elements.
+/// Reduction of the losses of all elements.
 ///
 /// ```
 /// use ortrain::artifacts::Reduction;
@@ -173,7 +174,7 @@ pub use ortrain_ops::training::OptimizerSettings;
 #[doc(inline)]
 pub use ortrain_ops::training::Reduction;
 
-/// An optimizer model by itself, for any parameters.
+/// Builds an optimizer model without other artifacts, for any parameters.
 ///
 /// ```
 /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -189,7 +190,7 @@ pub use ortrain_ops::training::Reduction;
 #[doc(inline)]
 pub use ortrain_ops::training::optimizer_model;
 
-/// The optimizer model that a description asks for: one of ONNX Runtime's where it has the optimizer, else plain ONNX.
+/// Builds the optimizer model of a description: ONNX Runtime's optimizer if it exists, otherwise plain ONNX.
 ///
 /// ```
 /// use ortrain::DType;
@@ -203,10 +204,11 @@ pub use ortrain_ops::training::optimizer_model;
 #[doc(inline)]
 pub use ortrain_ops::training::described_optimizer_model;
 
-/// The oldest format of files in which an initializer need not be an input.
+/// Oldest IR version in which an initializer need not be an input.
 pub(crate) const SEPARATE_INITIALIZERS: i64 = 4;
 
-/// Sets of operators that onnxruntime-training's training models import beside the forward model's.
+/// Operator sets that onnxruntime-training's training models import in addition to those of the forward
+/// model.
 const TRAINING_OPSETS: [(&str, i64); 7] = [
     ("ai.onnx.ml", 5),
     ("ai.onnx.training", 1),
@@ -217,7 +219,7 @@ const TRAINING_OPSETS: [(&str, i64); 7] = [
     ("org.pytorch.aten", 1),
 ];
 
-/// The optimizer of artifacts.
+/// Optimizer of artifacts.
 ///
 /// ```
 /// use ortrain::artifacts::{ArtifactOptions, OptimizerChoice, OptimizerKind};
@@ -230,13 +232,13 @@ const TRAINING_OPSETS: [(&str, i64); 7] = [
 /// ```
 #[derive(Clone, Debug)]
 pub enum OptimizerChoice {
-    /// One of onnxruntime-training's.
+    /// An optimizer of onnxruntime-training.
     Kind(OptimizerKind, OptimizerSettings),
-    /// An optimizer of the table with its settings and groups. Groups name parameters that are trained.
+    /// An optimizer of the table with its settings and groups. Groups name trained parameters.
     Described(Box<OptimizerSpec>),
-    /// A function of the caller's own with settings and groups.
+    /// A custom function with settings and groups.
     Function(Box<OptimizerFunction>, Box<OptimizerSpec>),
-    /// An optimizer model that was made by others.
+    /// An existing optimizer model.
     Model(ModelSource),
 }
 
@@ -265,9 +267,9 @@ impl From<ModelSource> for OptimizerChoice {
     }
 }
 
-/// What to make artifacts for.
+/// Options of artifact generation.
 ///
-/// The last layer is trained; what `inspect` says could be, but is not, lies in the checkpoint all the same.
+/// This example trains the last layer. All other trainable parameters are in the checkpoint as frozen ones:
 ///
 /// ```
 /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -292,35 +294,35 @@ impl From<ModelSource> for OptimizerChoice {
 /// ```
 #[derive(Clone, Debug, Default)]
 pub struct ArtifactOptions {
-    /// Initializers that are trained. A value that the model computes from constants alone may be named, too: it becomes
-    /// a parameter with the value it has, and the nodes that made it are gone.
+    /// Trained initializers. A value that the model computes from constants alone is also possible: it
+    /// becomes a parameter with its current value, and the nodes that computed it are removed.
     pub requires_grad: Vec<String>,
-    /// The same for parameters that are not trained but lie in the checkpoint. All others stay in the models.
+    /// Frozen parameters in the checkpoint. All other initializers remain in the models.
     pub frozen_params: Vec<String>,
-    /// Inputs whose gradients the training model accumulates as it does those of parameters. Whoever runs it gives the
-    /// buffers, which no [`Module`](crate::Module) does.
+    /// Inputs with gradients, which the training model accumulates like gradients of parameters. The caller
+    /// provides the buffers; a [`Module`](crate::Module) does not support this.
     pub input_gradients: Vec<String>,
-    /// The losses to put behind the model: what is trained is their sum. Without any, the first output is the loss.
+    /// Losses to append to the model: their sum is trained. Without losses, the first output is the loss.
     pub losses: Vec<LossTerm>,
-    /// The optimizer; without one there is no optimizer model.
+    /// Optimizer; `None` for no optimizer model.
     pub optimizer: Option<OptimizerChoice>,
-    /// Values to be outputs behind the loss.
+    /// Additional outputs after the loss.
     pub additional_output_names: Vec<String>,
-    /// Whether a nominal checkpoint is wanted, too.
+    /// True to also generate a nominal checkpoint.
     pub nominal_checkpoint: bool,
-    /// What a loss compares that names no values of its own: the scores, and the target if it is not to be a new input.
-    /// Without them, the model's outputs.
+    /// Inputs of losses without own value names: the scores, then optionally the target. The default is the
+    /// model's outputs. A missing target becomes a new input.
     pub loss_input_names: Vec<String>,
-    /// Which statistics BatchNormalization uses in the training model. Those that training updates are parameters that
-    /// are not trained, named or not. The evaluation model uses the running ones.
+    /// Statistics of BatchNormalization in the training model. Updated statistics are frozen parameters, even
+    /// if not named. The evaluation model uses the running statistics.
     pub batch_norm: BatchNormMode,
-    /// Whether trained weights of float16 and bfloat16 are float32 in the checkpoint, and read through a cast: small
-    /// updates add up then. Exports have the types of the model again.
+    /// True to store trained float16 and bfloat16 weights as float32 in the checkpoint and to cast them when
+    /// read. Small updates then accumulate. Exports have the types of the model again.
     pub master_weights: bool,
 }
 
 impl ArtifactOptions {
-    /// The parameters that are named, trained ones first.
+    /// Returns the named parameters, trained ones first.
     fn parameters(&self) -> impl Iterator<Item = &str> {
         self.requires_grad.iter().chain(&self.frozen_params).map(String::as_str)
     }
@@ -330,9 +332,9 @@ impl ArtifactOptions {
     }
 }
 
-/// The files of a training.
+/// The artifacts of a training.
 ///
-/// Files, or no files at all: what was made can be trained where it is.
+/// Writing them to files is optional: they can be trained from memory.
 ///
 /// ```
 /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -347,17 +349,18 @@ impl ArtifactOptions {
 /// ```
 #[derive(Clone, Debug)]
 pub struct Artifacts {
-    /// Forward, loss, gradients, and their accumulation.
+    /// Forward pass, loss, gradients, and their accumulation.
     pub training_model: ModelProto,
-    /// Forward and loss, as in inference.
+    /// Forward pass and loss, as in inference.
     pub eval_model: ModelProto,
-    /// One update of the parameters.
+    /// Update of the parameters.
     pub optimizer_model: Option<ModelProto>,
-    /// The values of the parameters.
+    /// Values of the parameters.
     pub checkpoint: Checkpoint,
-    /// Their names and types only.
+    /// Names and types of the parameters.
     pub nominal_checkpoint: Option<Checkpoint>,
-    /// What may not be meant so: a loss that takes logits on probabilities, say. Each sentence says what to name instead.
+    /// Possible mistakes, for example a loss for logits on probabilities. Each sentence names the correct
+    /// value.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -366,21 +369,22 @@ pub struct Artifacts {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub warnings: Vec<String>,
-    /// Files and offsets of initializers that lie on the disk already.
+    /// Files and offsets of initializers in external data.
     origins: Origins,
 }
 
 impl Artifacts {
-    /// Writes the files to a folder, which must exist: `training_model.onnx`, `eval_model.onnx`, `checkpoint`, and, where
-    /// they were asked for, `optimizer_model.onnx` and `nominal_checkpoint`; each name begins with `prefix`. Files that are
-    /// there are replaced only when all the new ones are complete and on disk.
+    /// Writes the files to an existing folder: `training_model.onnx`, `eval_model.onnx`, `checkpoint`, and,
+    /// if requested, `optimizer_model.onnx` and `nominal_checkpoint`. Each name begins with `prefix`.
+    /// Existing files are replaced only after all new files are complete and on disk.
     ///
-    /// What is neither trained nor in the checkpoint lies in both models, or once for both in a file beside them:
+    /// Other initializers are in both models, or once in a file beside them:
     ///
-    /// - What the forward model has in files of external data in this folder or below stays there, and the models name
-    ///   those files.
-    /// - What it has in files elsewhere, and everything else where a model would take more than 2 GiB, is written to
-    ///   `frozen.data`: readers of ONNX find nothing outside the folder of a model.
+    /// - External data of the forward model in this folder or below remains there, and the models refer to
+    ///   these files.
+    /// - External data in other folders is written to `frozen.data`, since ONNX readers do not accept files
+    ///   outside the folder of a model. If a model would exceed 2 GiB, all other initializers are written
+    ///   there, too.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -392,13 +396,14 @@ impl Artifacts {
     /// ```
     ///
     /// # Errors
-    /// When a file cannot be written.
+    /// If a file cannot be written.
     pub fn write(&self, folder: impl AsRef<Path>, prefix: &str) -> Result<()> {
         self.write_with_external_data(folder, prefix, LARGEST_MESSAGE as u64)
     }
 
-    /// [`Artifacts::write`] with another threshold: if a model would take more than `above` bytes, initializers lie in
-    /// `frozen.data`, once for all models. (`write` says 2 GiB, which is the most that an ONNX file can have.)
+    /// Writes like [`Artifacts::write`] with another threshold: if a model would exceed `above` bytes,
+    /// initializers are stored in `frozen.data`, once for all models. (`write` uses 2 GiB, the limit of an
+    /// ONNX file.)
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -414,7 +419,7 @@ impl Artifacts {
     /// ```
     ///
     /// # Errors
-    /// When a file cannot be written.
+    /// If a file cannot be written.
     pub fn write_with_external_data(&self, folder: impl AsRef<Path>, prefix: &str, above: u64) -> Result<()> {
         let folder = folder.as_ref();
         match std::fs::metadata(folder) {
@@ -431,7 +436,7 @@ impl Artifacts {
             Err(source) => return Err(Error::Write { path: folder.to_owned(), source }),
         }
         let at = |name: &str| folder.join(format!("{prefix}{name}"));
-        // All files are written before the first of them takes its place: the disk may be full.
+        // All files are staged before the first one is renamed: the disk may be full.
         let models = self.stage_models(&at, above.min(LARGEST_MESSAGE as u64))?;
         let checkpoint = ortrain_checkpoint::stage(&self.checkpoint, at("checkpoint"), Layout::Artifacts)?;
         let nominal = self.nominal_checkpoint.as_ref();
@@ -443,7 +448,7 @@ impl Artifacts {
         Ok(nominal.map_or(Ok(()), StagedCheckpoint::place)?)
     }
 
-    /// The models, beside their places; `at` says where a file belongs.
+    /// Stages the models beside their destinations. `at` returns the destination of a file name.
     fn stage_models(&self, at: &dyn Fn(&str) -> PathBuf, above: u64) -> Result<StagedModels> {
         let named = [
             ("training_model.onnx", Some(&self.training_model)),
@@ -465,12 +470,12 @@ impl Artifacts {
                 path.display()
             )));
         }
-        // Artifacts of earlier artifacts: what those have stays as it is.
+        // If the forward model already refers to a `frozen.data` file, that file must remain.
         let mut names =
             std::iter::once("frozen.data".to_owned()).chain((2..).map(|n| format!("frozen_{n}.data")));
         let data = names.find_map(|name| Some(at(&name)).filter(|path| !self.origins.read_from(path)));
         let data = data.expect("there are more names than files");
-        // What lies in files elsewhere is not written into each model.
+        // External data from other folders is written once, not into each model.
         let elsewhere = self.origins.name_files(&mut messages, ortrain_files::folder(&data));
         let above = if elsewhere { 0 } else { above };
         let external = ExternalData::none();
@@ -480,7 +485,7 @@ impl Artifacts {
         Ok(stage(&models, &DataFile { path: &data, above, from: EXTERNAL_FROM, keep: true })?)
     }
 
-    /// The bytes of the checkpoint file.
+    /// Returns the bytes of the checkpoint file.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -491,15 +496,15 @@ impl Artifacts {
     /// ```
     ///
     /// # Errors
-    /// When they are more than 2 GiB.
+    /// If the checkpoint exceeds 2 GiB.
     pub fn checkpoint_bytes(&self) -> Result<Vec<u8>> {
         Ok(ortrain_checkpoint::encode(&self.checkpoint, Layout::Artifacts)?)
     }
 }
 
-/// Makes the files of a training from a forward model.
+/// Generates the artifacts of a training from a forward model.
 ///
-/// The sum of two losses, one of them with settings, and an optimizer with others than its own:
+/// The sum of two losses, one of them with settings, and an optimizer with custom settings:
 ///
 /// ```
 /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -534,15 +539,15 @@ impl Artifacts {
 /// ```
 ///
 /// # Errors
-/// When the model cannot be read or differentiated, a name is unknown or given twice, or nothing is to be trained
-/// although something could be, or an optimizer is asked for.
+/// If the model cannot be read or differentiated, or a name is unknown or occurs twice. If no parameter is
+/// trained, although the model has trainable ones or an optimizer is requested.
 #[allow(clippy::needless_pass_by_value, reason = "options are made for one call")]
 pub fn generate(model: ModelSource, options: ArtifactOptions) -> Result<Artifacts> {
     let label = model.label("the model");
     generate_loaded(&label, model.load_for_gradients()?, &options)
 }
 
-/// [`generate`] for a model that was read already.
+/// Generates artifacts like [`generate`] from a loaded model.
 pub(crate) fn generate_loaded(
     label: &str,
     model: LoadedModel,
@@ -580,7 +585,7 @@ pub(crate) fn generate_loaded(
         }
     }
 
-    // The forward model's own types say what the loss's target looks like.
+    // The loss derives the type of its target from the types of the forward model.
     let typed = inferred(label, &forward)?;
     if let Some(name) =
         typed.inputs.iter().map(|&id| typed.name_of(id)).find(|name| parameter_of_gradient(name).is_some())
@@ -602,13 +607,13 @@ pub(crate) fn generate_loaded(
     let mut warnings = doubtful_losses(&typed, &compared);
     warnings.extend(notes);
     let additional = &options.additional_output_names;
-    // A loss that has a name comes behind the sum, unless it is the sum, or stands among the other outputs.
+    // A named loss follows the sum, unless it is the sum, or is among the other outputs.
     let named = options.losses.iter().filter_map(|term| term.name.as_ref());
     let named: Vec<String> =
         named.filter(|name| **name != loss && !additional.contains(name)).cloned().collect();
     let outputs: Vec<String> = std::iter::once(loss).chain(named).chain(additional.iter().cloned()).collect();
 
-    // Parameters leave the initializers and become inputs, in the order they had.
+    // Parameters are converted from initializers to inputs, in their order.
     let mut values: Vec<Value> = Vec::new();
     for tensor in &graph.initializer {
         if let Some(requires_grad) = parameters.kind(&tensor.name) {
@@ -632,7 +637,7 @@ pub(crate) fn generate_loaded(
     graph.input.extend(
         values.iter().map(|(name, _, value)| declare(name, ValueType::tensor(value.dtype(), value.dims()))),
     );
-    // Nodes that are kept together with a gradient of the user's are plain ones in the evaluation model.
+    // The evaluation model has expanded bodies instead of custom-gradient nodes.
     let kept = keeps_nodes(graph).then(|| graph.node.clone());
     write_out_nodes(graph);
     let typed =
@@ -691,12 +696,12 @@ pub(crate) fn generate_loaded(
     })
 }
 
-/// Whether the settings of AdamW ask for what its formula does not have.
+/// Returns true if the settings of AdamW have no formula.
 fn no_such_formula(settings: &OptimizerSettings) -> bool {
     settings.formula == AdamFormula::PyTorch && !settings.bias_correction
 }
 
-/// Checks that the outputs are not inside of what is kept together with a gradient of the user's.
+/// Checks that the outputs are not inside a custom-gradient node.
 fn check_outputs(graph: &GraphProto, outputs: &[String]) -> Result<()> {
     let values = graph.input.iter().map(|info| &info.name);
     let values = values.chain(graph.initializer.iter().map(|tensor| &tensor.name));
@@ -710,7 +715,7 @@ fn check_outputs(graph: &GraphProto, outputs: &[String]) -> Result<()> {
     }
 }
 
-/// The values of the model that the loss and the other outputs are made of.
+/// Returns the values that the loss and the other outputs depend on.
 fn needed_values(graph: &GraphProto, options: &ArtifactOptions) -> Vec<String> {
     let outputs: Vec<String> = graph.output.iter().map(|info| info.name.clone()).collect();
     let mut values = options.additional_output_names.clone();
@@ -727,7 +732,7 @@ fn needed_values(graph: &GraphProto, options: &ArtifactOptions) -> Vec<String> {
     values
 }
 
-/// An error in what was put on a model, with what may be the reason: its outputs are not what a loss is made of.
+/// Adds a possible reason to an error after the losses were appended: the outputs do not fit the loss.
 fn about_the_outputs(error: Error, outputs: &[String], options: &ArtifactOptions) -> Error {
     let all = options.loss_input_names.is_empty() && options.losses.iter().any(|term| term.scores.is_none());
     if !all || outputs.len() < 2 {
@@ -739,7 +744,7 @@ fn about_the_outputs(error: Error, outputs: &[String], options: &ArtifactOptions
     ))
 }
 
-/// The message of an optimizer model that was made by others.
+/// Returns the message of an existing optimizer model.
 fn checked_optimizer(model: &ModelSource) -> Result<ModelProto> {
     let label = model.label("the optimizer model");
     let model = self_contained(&label, model.clone().load()?)?;
@@ -747,7 +752,7 @@ fn checked_optimizer(model: &ModelSource) -> Result<ModelProto> {
     Ok(model.proto)
 }
 
-/// The message of the optimizer model that a description asks for.
+/// Returns the message of the optimizer model for a description.
 fn described_optimizer(
     spec: &OptimizerSpec,
     function: Option<&OptimizerFunction>,
@@ -781,21 +786,21 @@ fn described_optimizer(
     }
 }
 
-/// Which initializers are parameters.
+/// Initializers that are parameters.
 struct Parameters<'a> {
     trainable: FxHashSet<&'a str>,
     frozen: FxHashSet<&'a str>,
 }
 
 impl Parameters<'_> {
-    /// Whether an initializer is trained, if it is a parameter.
+    /// Returns true for a trained parameter, false for a frozen one, `None` for other initializers.
     fn kind(&self, name: &str) -> Option<bool> {
         (self.trainable.contains(name).then_some(true))
             .or_else(|| self.frozen.contains(name).then_some(false))
     }
 }
 
-/// The parameters that were asked for, checked.
+/// Returns the requested parameters, checked.
 fn choose<'a>(
     label: &str,
     model: &LoadedModel,
@@ -806,7 +811,7 @@ fn choose<'a>(
     let frozen = options.frozen_params.iter().chain(statistics).map(String::as_str).collect();
     let parameters = Parameters { trainable: options.trained(), frozen };
     if parameters.trainable.is_empty() && options.input_gradients.is_empty() {
-        // Of a model without parameters there are artifacts, too: its loss is computed in both modes.
+        // Artifacts of a model without parameters are possible: its loss is computed in both modes.
         if let Some(error) = model.proto.graph.as_ref().and_then(nothing_trained) {
             return Err(error);
         }
@@ -853,7 +858,7 @@ fn choose<'a>(
     Ok(parameters)
 }
 
-/// The running statistics that training will update. Those of branches are brought to where all parameters are.
+/// Returns the running statistics that training updates, and moves the ones in subgraphs to the main graph.
 pub(crate) fn updated_statistics(
     label: &str,
     model: &mut LoadedModel,
@@ -878,18 +883,18 @@ pub(crate) fn message_graph<'a>(label: &str, proto: &'a mut ModelProto) -> Resul
     proto.graph.as_mut().ok_or_else(missing)
 }
 
-/// The version of `ai.onnx` that a message imports.
+/// Returns the version of `ai.onnx` that a message imports.
 pub(crate) fn opset_of(proto: &ModelProto) -> i64 {
     let main = proto.opset_import.iter().find(|set| set.domain.is_empty() || set.domain == "ai.onnx");
     main.map_or(1, |set| set.version)
 }
 
-/// The model with its data inside and its initializers not listed as inputs.
+/// Returns the model with embedded data, whose initializers are no longer listed as inputs.
 pub(crate) fn self_contained(label: &str, model: LoadedModel) -> Result<LoadedModel> {
     self_contained_from(label, model, &mut Origins::default())
 }
 
-/// [`self_contained`], which notes where the data came from.
+/// Works like [`self_contained`], and records the origins of the data.
 fn self_contained_from(label: &str, mut model: LoadedModel, origins: &mut Origins) -> Result<LoadedModel> {
     let mut proto = std::mem::take(&mut model.proto);
     visit_tensors_mut(&mut proto, |tensor, _| -> Result<()> {
@@ -909,7 +914,7 @@ fn self_contained_from(label: &str, mut model: LoadedModel, origins: &mut Origin
     Ok(model.with_proto(proto))
 }
 
-/// The graph of a message with all types.
+/// Returns the graph of a message with all types.
 pub(crate) fn inferred(label: &str, model: &LoadedModel) -> Result<Graph> {
     let mut graph = graph_of(label, model)?;
     infer(&mut graph).map_err(|source| Error::model(label, source))?;
@@ -925,15 +930,15 @@ fn first_output(label: &str, graph: &GraphProto, options: &ArtifactOptions) -> R
     graph.output.first().map(|info| info.name.clone()).ok_or_else(missing)
 }
 
-/// The losses that were appended to a model.
+/// Losses that were appended to a model.
 struct AppendedLosses {
-    /// The name of their sum.
+    /// Name of their sum.
     sum: String,
-    /// Each loss with the scores that it compares.
+    /// Losses, each with its scores.
     compared: Vec<(Loss, ValueId)>,
-    /// A sentence about each axis of classes that was inferred.
+    /// A sentence about each inferred class axis.
     notes: Vec<String>,
-    /// Labels with an open axis of classes: their shape at the first step decides.
+    /// Labels with a symbolic class axis: their shape at the first step determines it.
     open_labels: Vec<String>,
 }
 
@@ -949,7 +954,7 @@ fn append_losses(
     let (mut terms, mut compared, mut notes) = (Vec::new(), Vec::new(), Vec::new());
     let mut open_labels = Vec::new();
     let mut dtype = DType::F32;
-    // Targets that a loss adds are no outputs of the model.
+    // Targets of earlier losses are no outputs of the model.
     let forward: Vec<String> = graph.output.iter().map(|info| info.name.clone()).collect();
     let mut chosen = Vec::new();
     for term in &options.losses {
@@ -959,7 +964,7 @@ fn append_losses(
         };
         chosen.push((term, scores, term.target.clone().or(target)));
     }
-    // Terms that compare other scores have a target of their own, unless they name one.
+    // Terms with different scores have separate targets, unless they name one.
     let shared = |term: &LossTerm, scores: &str| {
         let mut others = chosen.iter().filter(|(other, _, target)| {
             target.is_none() && default_target(other.loss) == default_target(term.loss)
@@ -1008,7 +1013,7 @@ fn append_losses(
     Ok(AppendedLosses { sum, compared, notes, open_labels })
 }
 
-/// The scores, and the target if it is named.
+/// Returns the scores, and the target if it is named.
 fn loss_inputs(forward: &[String], options: &ArtifactOptions) -> Result<(String, Option<String>)> {
     let names = if options.loss_input_names.is_empty() { forward } else { &options.loss_input_names };
     match names {
@@ -1029,7 +1034,7 @@ pub(crate) fn declare(name: &str, ty: ValueType) -> ValueInfoProto {
     graph.value_info(id)
 }
 
-/// Makes these values the outputs. Values that were outputs stay declared.
+/// Sets the outputs. Previous outputs remain declared.
 fn set_outputs(label: &str, proto: &mut ModelProto, typed: &Graph, outputs: &[String]) -> Result<()> {
     let graph = message_graph(label, proto)?;
     let mut infos = Vec::with_capacity(outputs.len());
@@ -1046,17 +1051,17 @@ fn set_outputs(label: &str, proto: &mut ModelProto, typed: &Graph, outputs: &[St
         infos.push(typed.value_info(id));
     }
     let outgoing = std::mem::replace(&mut graph.output, infos);
-    // Shapes that were inferred are left out: a reader that infers another one would refuse the file.
+    // Inferred shapes are omitted: a reader that infers another shape would reject the file.
     let declared: FxHashSet<String> =
         graph.value_info.iter().map(|info| info.name.clone()).chain(outputs.iter().cloned()).collect();
     graph.value_info.extend(outgoing.into_iter().filter(|info| !declared.contains(&info.name)));
     Ok(())
 }
 
-/// A parameter or running statistic: its name, whether it is trained, and its elements.
+/// A parameter or running statistic: its name, true if it is trained, and its value.
 pub(crate) type Value = (Arc<str>, bool, Tensor);
 
-/// The message of the training model.
+/// Builds the message of the training model.
 fn training_model(
     label: &str,
     forward: &LoadedModel,
@@ -1093,7 +1098,8 @@ fn training_model(
     training_message(label, &forward.proto, graph, opset)
 }
 
-/// Adds inputs for sums of gradients, and the nodes that add to them. `first` is the number of the first node's name.
+/// Adds inputs for accumulated gradients, and the accumulation nodes. `first` is the index in the name of the
+/// first node.
 pub(crate) fn gather_gradients(
     graph: &mut Graph,
     targets: &[ValueId],
@@ -1122,7 +1128,8 @@ pub(crate) fn gather_gradients(
     Ok(())
 }
 
-/// The message of a graph with gradients, in the newest versions, of a forward model.
+/// Converts a graph with gradients, in the newest operator versions, to a message like that of the forward
+/// model.
 pub(crate) fn training_message(
     label: &str,
     forward: &ModelProto,
@@ -1150,7 +1157,7 @@ pub(crate) fn training_message(
     Ok(proto)
 }
 
-/// A new input, whose name must not be in use.
+/// Adds an input with an unused name.
 pub(crate) fn new_input(graph: &mut Graph, name: &str, ty: ValueType) -> Result<ValueId> {
     if graph.find(name).is_some() {
         return Err(Error::Argument(format!(

@@ -1,7 +1,8 @@
-//! A training in one session: each run computes the model, its gradients, and an update of the weights.
+//! Training in one session: each run computes the model, its gradients, and an update of the weights.
 //!
-//! The session has the names and the behaviour of `onnxruntime.TrainingSession`: it is made from a forward model with a loss
-//! and [`TrainingParameters`]. [`Module`](crate::Module) and [`Optimizer`](crate::Optimizer) do the work.
+//! The session has the names and the behavior of `onnxruntime.TrainingSession`: it is created from a forward
+//! model with a loss and [`TrainingParameters`]. It is implemented with [`Module`](crate::Module) and
+//! [`Optimizer`](crate::Optimizer).
 
 mod graphs;
 mod layout;
@@ -31,7 +32,7 @@ use crate::{
 };
 use graphs::{Built, GRADIENT};
 
-/// The options of one run.
+/// Options of one run.
 ///
 /// ```
 /// use ortrain::classic::RunOptions;
@@ -41,26 +42,26 @@ use graphs::{Built, GRADIENT};
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RunOptions {
-    /// True for a run that computes the results that are asked for and nothing else: no weight changes.
+    /// True to compute only the requested results: no weight changes.
     pub only_execute_path_to_fetches: bool,
-    /// True if Dropout drops elements, and if a run that computes outputs and nothing else normalizes by statistics of its batch,
-    /// where the model leaves that open and the run is not given `training_mode`.
+    /// Default of the input `training_mode` for this run. If true, Dropout drops elements. An evaluation run
+    /// then also normalizes by statistics of its batch, if the model leaves this open.
     pub training_mode: Option<bool>,
 }
 
 /// A result of a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Made {
-    /// The output of the model with this position.
+    /// Output of the model, by index.
     Output(usize),
-    /// The gradient of the weight with this position.
+    /// Gradient of a weight, by index.
     Gradient(usize),
     Accumulated,
     Norm,
     AllFinite,
 }
 
-/// A model, its gradients and its optimizer behind one `run`.
+/// A model, its gradients and its optimizer in a single `run` function.
 ///
 /// ```
 /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -86,31 +87,32 @@ pub struct TrainingSession {
     optimizer: Option<Optimizer>,
     /// Trained weights, sorted.
     weights: Vec<String>,
-    /// Inputs that need not be given, with their values.
+    /// Optional inputs with their default values.
     defaults: Vec<(String, Tensor)>,
-    /// The name of the learning rate among the inputs.
+    /// Name of the learning-rate input.
     rate: String,
-    /// The type of the forward pass, if it is another than that of the weights.
+    /// Type of the forward pass, if it differs from the type of the weights.
     narrow: Option<DType>,
-    /// Runs whose gradients are summed for one update.
+    /// Number of runs per update, for gradient accumulation.
     accumulated: i64,
     /// True if gradients are outputs.
     gives_gradients: bool,
     inputs: Vec<ValueInfo>,
     overridable: Vec<ValueInfo>,
     outputs: Vec<ValueInfo>,
-    /// Each output.
+    /// Source of each output.
     fetches: Vec<Made>,
-    /// Values that nodes make, with their types.
+    /// Node outputs with their types.
     made: BTreeMap<String, DType>,
     meta: ModelMeta,
-    /// Frozen planes as they were when the gradients of this window began, where a step may be undone.
+    /// Contents of the frozen planes at the start of the accumulation window, if a step may have to be
+    /// undone.
     before_window: Option<Vec<Vec<u8>>>,
-    /// True while gradients of a window are summed.
+    /// True during an accumulation window.
     in_window: bool,
 }
 
-/// True for tensors of one type and shape.
+/// Returns true if two tensors have the same type and shape.
 fn same_type(a: &Tensor, b: &Tensor) -> bool {
     a.dtype() == b.dtype() && a.dims() == b.dims()
 }
@@ -121,7 +123,7 @@ fn info(name: &str, dtype: DType, dims: &[usize]) -> ValueInfo {
 }
 
 impl TrainingSession {
-    /// A session of a forward model.
+    /// Creates a session of a forward model.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -136,7 +138,7 @@ impl TrainingSession {
     /// ```
     ///
     /// # Errors
-    /// When the model cannot be read or differentiated, or the parameters name what it does not have.
+    /// If the model cannot be read or differentiated, or the parameters name unknown values.
     pub fn new(
         model: ModelSource,
         parameters: &TrainingParameters,
@@ -190,7 +192,7 @@ impl TrainingSession {
         Ok(session)
     }
 
-    /// Lists the outputs: those of the model, then those of the training.
+    /// Lists the outputs of the model, then the outputs of the training.
     fn list_outputs(&mut self, of_model: usize, norm: bool) {
         let infos = self.module.outputs(true);
         self.outputs = infos[..of_model].to_vec();
@@ -217,8 +219,8 @@ impl TrainingSession {
         }
     }
 
-    /// The values that every run is given, in order: the inputs of the model, the factor of the loss in mixed precision, the
-    /// learning rate if there is an optimizer.
+    /// Returns the required inputs of a run, in order: the inputs of the model, the loss scale in mixed
+    /// precision, and the learning rate if there is an optimizer.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -231,7 +233,8 @@ impl TrainingSession {
         &self.inputs
     }
 
-    /// Inputs that a run may be given: initializers that are inputs of the model, too, and `training_mode`.
+    /// Returns the optional inputs of a run: initializers that are also inputs of the model, and
+    /// `training_mode`.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -244,7 +247,7 @@ impl TrainingSession {
         &self.overridable
     }
 
-    /// The results that a run can give, in order.
+    /// Returns the possible results of a run, in order.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -258,7 +261,7 @@ impl TrainingSession {
         &self.outputs
     }
 
-    /// The names of the trained weights, sorted.
+    /// Returns the names of the trained weights, sorted.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -271,7 +274,7 @@ impl TrainingSession {
         &self.weights
     }
 
-    /// The name of the input with the factor of the loss, in mixed precision.
+    /// Returns the name of the loss-scale input, in mixed precision.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -284,7 +287,7 @@ impl TrainingSession {
         self.narrow.map(|_| LOSS_SCALE)
     }
 
-    /// True if a node makes this value, and it is float32.
+    /// Returns true if this value is a float32 output of a node.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -295,7 +298,7 @@ impl TrainingSession {
     /// ```
     ///
     /// # Errors
-    /// When no node makes it.
+    /// If the value is no node output.
     pub fn is_output_fp32_node(&self, name: &str) -> Result<bool> {
         let of_training = self
             .outputs
@@ -311,7 +314,7 @@ impl TrainingSession {
         }
     }
 
-    /// The weights and what is kept with them, for checkpoints.
+    /// Returns the weights and the associated state, for checkpoints.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -324,7 +327,7 @@ impl TrainingSession {
         &self.checkpoint
     }
 
-    /// The metadata of the model.
+    /// Returns the metadata of the model.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -337,7 +340,7 @@ impl TrainingSession {
         &self.meta
     }
 
-    /// Takes down what runs do from now on, until [`TrainingSession::end_trace`].
+    /// Starts to record a trace of runs, until [`TrainingSession::end_trace`].
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -350,8 +353,8 @@ impl TrainingSession {
         self.module.trace = Some(Trace::new());
     }
 
-    /// The trace of runs since [`TrainingSession::begin_trace`], as a list of events in the format of Chrome (JSON); nothing where
-    /// it was not called.
+    /// Stops recording and returns the trace as a list of events in the Chrome trace format (JSON); `None` if
+    /// no trace was recorded.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -363,7 +366,7 @@ impl TrainingSession {
         self.module.trace.take().map(|trace| trace.to_json())
     }
 
-    /// Sets the seed of the masks of Dropout.
+    /// Sets the random seed of Dropout.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -376,7 +379,7 @@ impl TrainingSession {
         self.checkpoint.set_seed(seed);
     }
 
-    /// The module that computes outputs and gradients.
+    /// Returns the module that computes outputs and gradients.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -389,7 +392,7 @@ impl TrainingSession {
         &self.module
     }
 
-    /// The graphs and the programs made so far, as text.
+    /// Returns the graphs and the programs compiled so far, as text.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -403,11 +406,11 @@ impl TrainingSession {
         self.module.dump() + &optimizer
     }
 
-    /// Runs the model, its gradients and the update of the weights, and gives the results with these names, or all for none,
-    /// to `deliver`, in this order.
+    /// Runs the model, its gradients and the update of the weights. Passes the results with these names to
+    /// `deliver`, in this order; without names, all results.
     ///
-    /// With [`RunOptions::only_execute_path_to_fetches`] only the results are computed. Then no weight changes; gradients are
-    /// added to their sums if one of the results needs them and several runs make an update.
+    /// With [`RunOptions::only_execute_path_to_fetches`], only the results are computed. Then no weight
+    /// changes. Gradients are accumulated if a result requires them and an update takes several runs.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -429,7 +432,7 @@ impl TrainingSession {
     /// ```
     ///
     /// # Errors
-    /// When an input is missing or does not fit, a name is not known, or the run fails. Nothing has changed then.
+    /// If an input is missing or does not fit, a name is unknown, or the run fails. Then nothing has changed.
     pub fn run(
         &mut self,
         feeds: &[(&str, Given<'_>)],
@@ -441,7 +444,7 @@ impl TrainingSession {
         self.run_wanted(&fed(feeds), &[], &wanted, options, deliver)
     }
 
-    /// [`TrainingSession::run`] whose results are tensors.
+    /// Runs like [`TrainingSession::run`], and returns the results as tensors.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -457,7 +460,7 @@ impl TrainingSession {
     /// ```
     ///
     /// # Errors
-    /// As there.
+    /// As [`TrainingSession::run`].
     pub fn run_tensors(
         &mut self,
         feeds: &[(&str, Given<'_>)],
@@ -473,8 +476,11 @@ impl TrainingSession {
         Ok(results.into_iter().map(|tensor| tensor.expect("every result is delivered, whole")).collect())
     }
 
-    /// [`TrainingSession::run`] on values in memory of the caller's, whose results go to such memory, too, by the positions of the
-    /// outputs; those without memory come back. Floats that are lent are read where they lie.
+    /// Runs like [`TrainingSession::run`] on values in memory of the caller. Results are identified by their
+    /// output index.
+    ///
+    /// Results are written to memory of the caller, or returned if a fetch has no memory. Floats in memory of
+    /// the caller are read in place.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -497,8 +503,8 @@ impl TrainingSession {
     /// ```
     ///
     /// # Errors
-    /// As there, and when a result has another type or shape than its memory, or would be written where another one is. Nothing
-    /// has changed then.
+    /// As [`TrainingSession::run`]; also if a result has another type or shape than its memory, or two
+    /// results overlap. Then nothing has changed.
     pub fn run_bound(
         &mut self,
         feeds: &[(&str, Feed<'_>)],
@@ -528,7 +534,7 @@ impl TrainingSession {
         Ok(results)
     }
 
-    /// The positions of these outputs, or of all for none.
+    /// Returns the indices of these outputs; without names, of all outputs.
     fn wanted(&self, fetches: &[&str]) -> Result<Vec<usize>> {
         if fetches.is_empty() {
             return Ok((0..self.outputs.len()).collect());
@@ -546,12 +552,12 @@ impl TrainingSession {
         fetches.iter().map(position).collect()
     }
 
-    /// The number of outputs of the model itself.
+    /// Returns the number of outputs of the model itself.
     fn outputs_of_model(&self) -> usize {
         self.fetches.iter().filter(|fetch| matches!(fetch, Made::Output(_))).count()
     }
 
-    /// Checks the names that are given.
+    /// Checks the names of the inputs.
     fn check_feeds(&self, feeds: &[(&str, Feed<'_>)]) -> Result<()> {
         let given = |name: &str| feeds.iter().any(|(known, _)| *known == name);
         let missing: Vec<&str> =
@@ -578,7 +584,7 @@ impl TrainingSession {
         }
     }
 
-    /// A number that a run is given.
+    /// Returns the value of a scalar input.
     fn number(feeds: &[(&str, Feed<'_>)], name: &str) -> Result<f32> {
         let feed = feeds.iter().find(|(known, _)| *known == name).map(|(_, feed)| feed);
         let feed = feed.ok_or_else(|| Error::Argument(format!("no value was given for input {name:?}")))?;
@@ -601,7 +607,7 @@ impl TrainingSession {
         })
     }
 
-    /// A run. `places` says where results go that have a place in memory of the caller's.
+    /// Runs on named inputs. `places` are the requested outputs, some with memory of the caller.
     fn run_wanted(
         &mut self,
         feeds: &[(&str, Feed<'_>)],
@@ -649,7 +655,7 @@ impl TrainingSession {
         };
         let fetches: Vec<Made> = wanted.iter().map(|&at| self.fetches[at].clone()).collect();
         let of_model = self.outputs_of_model();
-        // Each result that the module makes goes to the places that want it.
+        // Each result of the module may have several destinations.
         let mut give = |at: usize, dtype: DType, dims: &[usize], value: Delivered<'_>| {
             for (k, fetch) in fetches.iter().enumerate() {
                 let wants = match *fetch {
@@ -677,7 +683,7 @@ impl TrainingSession {
         if !trains {
             return self.module.eval_step_on(&self.checkpoint, inputs, &mut give);
         }
-        // Gradients of one run that are fetched alone are added to nothing.
+        // Gradients that are fetched from a single run are not accumulated.
         let is_apart = restricted
             && self.accumulated > 1
             && fetches.iter().all(|fetch| matches!(fetch, Made::Output(_) | Made::Gradient(_)));
@@ -731,22 +737,22 @@ impl TrainingSession {
         {
             put_back(self.checkpoint.frozen_planes(), &before)?;
         }
-        // The norm is that of the gradients of the scaled loss.
+        // The reported norm includes the loss scale.
         Ok((stepped.norm.map(|norm| norm * f64::from(loss_scale)), stepped.updated))
     }
 }
 
-/// Copies of what planes hold.
+/// Copies the contents of planes.
 fn contents(planes: &[Arc<Memory>]) -> Result<Vec<Vec<u8>>> {
     planes.iter().map(|plane| Ok(plane.to_vec(0, plane.len())?)).collect()
 }
 
-/// Writes such copies to the planes.
+/// Restores the contents of planes.
 fn put_back(planes: &[Arc<Memory>], contents: &[Vec<u8>]) -> Result<()> {
     planes.iter().zip(contents).try_for_each(|(plane, bytes)| Ok(plane.write(0, bytes)?))
 }
 
-/// The inputs of a module in its order: those that are given, and the values of the others.
+/// Returns the inputs of a module in its order, with defaults for missing ones.
 fn sorted<'a>(
     infos: &[ValueInfo],
     defaults: &'a [(String, Tensor)],
@@ -768,13 +774,13 @@ fn sorted<'a>(
     infos.iter().map(value).collect()
 }
 
-/// Values by name, as a run takes them.
+/// Converts named values to feeds.
 fn fed<'a>(feeds: &[(&'a str, Given<'a>)]) -> Vec<(&'a str, Feed<'a>)> {
     feeds.iter().map(|&(name, given)| (name, given.into())).collect()
 }
 
-/// Checks that results have the shapes of the memory that they go to. `shapes` are those of the results of the module, of which
-/// the first `of_model` are outputs of the model.
+/// Checks that results have the shapes of their destinations. `shapes` are the shapes of the module's
+/// results; the first `of_model` ones are outputs of the model.
 fn check_shapes(
     places: &[Fetch<'_>],
     outputs: &[ValueInfo],

@@ -1,15 +1,16 @@
-//! Train ONNX models where they run: the Rust face of ortrain.
+//! Train ONNX models where they run: the Rust interface of ortrain.
 //!
-//! - [`artifacts`]: from a forward model to the files of a training; [`artifact_parts`]: the parts it is made of.
-//! - [`CheckpointState`]: parameters, optimizer state and properties; it owns the memory they lie in.
-//! - [`Module`], [`Optimizer`], [`LrScheduler`] with a [`Schedule`], [`LinearLRScheduler`]: the loop.
-//! - [`TrainingSession`]: the same loop behind one value, as onnxruntime-training's session in C, C++ and C#.
+//! - [`artifacts`]: from a forward model to the files of a training; [`artifact_parts`]: its building blocks.
+//! - [`CheckpointState`]: parameters, optimizer state and properties; it owns their memory.
+//! - [`Module`], [`Optimizer`], [`LrScheduler`] with a [`Schedule`], [`LinearLRScheduler`]: the training
+//!   loop.
+//! - [`TrainingSession`]: the same loop in one value, like onnxruntime-training's session in C, C++ and C#.
 //! - [`InferenceSession`]: runs any model.
-//! - [`Module::profile`], [`Profile`]: where the time of a step goes.
-//! - [`inspect`]: which values of a model would be trained, and why the others would not.
+//! - [`Module::profile`], [`Profile`]: the time of each instruction of a step.
+//! - [`inspect`]: trained and frozen constants of a model, with the reasons.
 //! - [`gradient`]: the gradients of a model as a model.
-//! - [`OperatorLibrary`]: operators and gradients of one's own.
-//! - [`dump`]: every stage between a file and its instructions, as text.
+//! - [`OperatorLibrary`]: custom operators and gradients.
+//! - [`dump`]: every compilation stage from a file to its instructions, as text.
 //!
 //! ```
 //! use ortrain::artifacts::{ArtifactOptions, Loss, OptimizerKind, generate};
@@ -49,11 +50,11 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! No name of an operator appears in this crate: what operators are is said in `ortrain-ops`.
+//! This crate contains no operator names: `ortrain-ops` defines the operators.
 #![deny(missing_docs)]
 #![forbid(unsafe_code)]
 
-/// The examples of the pages under `docs/`.
+/// Examples of the pages under `docs/`.
 #[cfg(doctest)]
 mod pages {
     #[doc = include_str!("../../../docs/buffers.md")]
@@ -149,9 +150,9 @@ pub use step_cost::{InspectOptions, StepCost};
 pub use training_session::{DetachedSession, TrainingSession};
 pub use weights_io::LoadReport;
 
-// What values are made of, what backends run, and what files hold.
+// Types of values, backends and files.
 
-/// Shared bytes: of a model, a checkpoint, a tensor. Clones are cheap.
+/// Shared bytes of a model, a checkpoint, or a tensor. Clones are cheap.
 ///
 /// ```
 /// use ortrain::{Bytes, ModelSource};
@@ -162,7 +163,7 @@ pub use weights_io::LoadReport;
 #[doc(inline)]
 pub use bytes::Bytes;
 
-/// The content of a checkpoint file as plain data.
+/// Content of a checkpoint file as plain data.
 ///
 /// ```
 /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -176,7 +177,7 @@ pub use bytes::Bytes;
 #[doc(inline)]
 pub use ortrain_checkpoint::Checkpoint;
 
-/// A value of the user's own that travels with a checkpoint.
+/// A custom value in a checkpoint.
 ///
 /// ```
 /// use ortrain::Property;
@@ -188,7 +189,7 @@ pub use ortrain_checkpoint::Checkpoint;
 #[doc(inline)]
 pub use ortrain_checkpoint::Property;
 
-/// What this machine could do at most, as a [`Profile`] compares it.
+/// Performance limits of this machine, for comparison in a [`Profile`].
 ///
 /// ```
 /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -214,7 +215,7 @@ pub use ortrain_program::Limits;
 #[doc(inline)]
 pub use ortrain_graph::DType;
 
-/// The size of an axis of an input or output: a number, or a name.
+/// Size of an axis of an input or output: a number, or a name.
 ///
 /// ```
 /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -230,7 +231,7 @@ pub use ortrain_graph::DType;
 #[doc(inline)]
 pub use ortrain_graph::Dim;
 
-/// A tensor: what goes into a step, what comes out of it, the value of a parameter.
+/// A tensor: input or output of a step, or value of a parameter.
 ///
 /// ```
 /// use ortrain::{DType, Tensor};
@@ -243,7 +244,7 @@ pub use ortrain_graph::Dim;
 /// ```
 #[doc(inline)]
 pub use ortrain_graph::Tensor;
-/// What an operator passes back to its inputs.
+/// Gradient support of an operator.
 ///
 /// ```
 /// use ortrain::{Gradient, operators};
@@ -253,7 +254,7 @@ pub use ortrain_graph::Tensor;
 /// ```
 #[doc(inline)]
 pub use ortrain_ops::Gradient;
-/// How the nodes of an operator run.
+/// Kind of execution of an operator.
 ///
 /// ```
 /// use ortrain::{Runs, operators};
@@ -276,7 +277,7 @@ pub use ortrain_ops::Runs;
 #[doc(inline)]
 pub use ortrain_onnx::AttributeProto;
 
-/// What an attribute of a node holds.
+/// Type of an attribute's value.
 ///
 /// ```
 /// use ortrain::AttributeType;
@@ -286,7 +287,7 @@ pub use ortrain_onnx::AttributeProto;
 #[doc(inline)]
 pub use ortrain_onnx::AttributeType;
 
-/// A function of ONNX, as its message: an operator, or a gradient, of an [`OperatorLibrary`].
+/// A function of ONNX, as its message: an operator or a gradient in an [`OperatorLibrary`].
 ///
 /// ```
 /// use ortrain::FunctionProto;
@@ -321,7 +322,7 @@ pub use ortrain_onnx::NodeProto;
 #[doc(inline)]
 pub use ortrain_onnx::OperatorSetIdProto;
 
-/// A function from the bytes of its message.
+/// Decodes a function from the bytes of its message.
 ///
 /// ```
 /// // Field 1 is the name.
@@ -331,7 +332,7 @@ pub use ortrain_onnx::OperatorSetIdProto;
 #[doc(inline)]
 pub use ortrain_onnx::decode_function;
 
-/// An ONNX model from the bytes of a file, to be edited as a message; its data may be elsewhere.
+/// Decodes an ONNX model from the bytes of a file, for edits of its message. External data is not loaded.
 ///
 /// ```
 /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -342,7 +343,7 @@ pub use ortrain_onnx::decode_function;
 #[doc(inline)]
 pub use ortrain_onnx::decode_model;
 
-/// The graph of an ONNX model, as its message.
+/// Graph of an ONNX model, as its message.
 ///
 /// ```
 /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -364,7 +365,7 @@ pub use ortrain_onnx::GraphProto;
 #[doc(inline)]
 pub use ortrain_onnx::ModelProto;
 
-/// An ONNX model as the bytes of a file.
+/// Encodes an ONNX model as the bytes of a file.
 ///
 /// ```
 /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -375,7 +376,7 @@ pub use ortrain_onnx::ModelProto;
 #[doc(inline)]
 pub use ortrain_onnx::encode as encode_model;
 
-/// What tensors in a plane start at multiples of, in bytes.
+/// Alignment of tensors in a plane, in bytes.
 ///
 /// ```
 /// assert_eq!(ortrain::ALIGNMENT, 256);
@@ -383,14 +384,14 @@ pub use ortrain_onnx::encode as encode_model;
 #[doc(inline)]
 pub use ortrain_program::ALIGNMENT;
 
-/// How many iterations a loop may take unless options say otherwise.
+/// Default maximum number of iterations of a loop.
 ///
 /// ```
 /// assert_eq!(ortrain::ITERATION_LIMIT, 1_000_000);
 /// ```
 pub use ortrain_program::ITERATION_LIMIT;
 
-/// The room that so many bytes take in a plane.
+/// Returns the number of bytes rounded up to the alignment of a plane.
 ///
 /// ```
 /// assert_eq!(ortrain::align(40), 256);
@@ -400,7 +401,7 @@ pub use ortrain_program::align;
 
 #[doc(hidden)]
 pub use executable_cache::interruptible;
-/// Ends a run early: see [`ModuleOptions::interrupt`].
+/// Interrupt that ends a run early: see [`ModuleOptions::interrupt`].
 ///
 /// ```
 /// use ortrain::Interrupt;
@@ -411,7 +412,7 @@ pub use executable_cache::interruptible;
 #[doc(inline)]
 pub use ortrain_program::Interrupt;
 
-/// What runs programs: see [`backend`].
+/// A backend that runs programs: see [`backend`].
 ///
 /// ```
 /// use std::sync::Arc;
@@ -423,7 +424,7 @@ pub use ortrain_program::Interrupt;
 #[doc(inline)]
 pub use ortrain_program::Backend;
 
-/// What may multiply bfloat16 where a machine has no AMX: see [`ModuleOptions::bf16_fallback`].
+/// Alternative to AMX for bfloat16 products: see [`ModuleOptions::bf16_fallback`].
 ///
 /// ```
 /// use ortrain::Bf16Fallback;
@@ -434,7 +435,7 @@ pub use ortrain_program::Backend;
 #[doc(inline)]
 pub use ortrain_program::Bf16Fallback;
 
-/// The work of an instruction: operations and bytes.
+/// Work of an instruction: operations and bytes.
 ///
 /// ```
 /// let mut sum = ortrain::Cost { flops: 100, bytes: 8 };
@@ -444,7 +445,7 @@ pub use ortrain_program::Bf16Fallback;
 #[doc(inline)]
 pub use ortrain_program::Cost;
 
-/// What takes the results of a step, one after the other: position, element type, shape, elements.
+/// Callback for the results of a step, one after the other: index, element type, shape, elements.
 ///
 /// ```
 /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -465,7 +466,7 @@ pub use ortrain_program::Cost;
 #[doc(inline)]
 pub use ortrain_program::Deliver;
 
-/// A result of a step while it is delivered.
+/// A result during its delivery.
 ///
 /// ```
 /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -480,7 +481,7 @@ pub use ortrain_program::Deliver;
 #[doc(inline)]
 pub use ortrain_program::Delivered;
 
-/// A value that a step is given: a tensor, or bytes of the caller, which are not copied before.
+/// Input value of a step: a tensor, or bytes of the caller, which are not copied beforehand.
 ///
 /// ```
 /// use ortrain::{DType, Given, Tensor};
@@ -493,7 +494,7 @@ pub use ortrain_program::Delivered;
 #[doc(inline)]
 pub use ortrain_program::Given;
 
-/// A buffer that an [`OverLimit`] names.
+/// A buffer in an [`OverLimit`] error.
 ///
 /// ```
 /// use ortrain::{DType, LargeBuffer};
@@ -504,7 +505,7 @@ pub use ortrain_program::Given;
 #[doc(inline)]
 pub use ortrain_program::LargeBuffer;
 
-/// A plane: memory in this process or on a device, which never moves, and may be read and written from several places.
+/// A plane: memory in this process or on a device. It never moves, and several owners may read and write it.
 ///
 /// ```
 /// use ortrain::Memory;
@@ -517,7 +518,7 @@ pub use ortrain_program::LargeBuffer;
 #[doc(inline)]
 pub use ortrain_program::Memory;
 
-/// Memory of this process: what [`Memory`] is where nothing says otherwise.
+/// Memory of this process, the default kind of [`Memory`].
 ///
 /// ```
 /// use ortrain::Memory;
@@ -530,7 +531,7 @@ pub use ortrain_program::Memory;
 #[doc(inline)]
 pub use ortrain_program::HostMemory;
 
-/// Memory that lies on a device. Its backend makes it; copies reach it from here.
+/// Memory on a device. Its backend allocates it; this process accesses it by copies.
 ///
 /// ```
 /// use std::any::Any;
@@ -580,7 +581,7 @@ pub use ortrain_program::HostMemory;
 #[doc(inline)]
 pub use ortrain_program::DeviceMemory;
 
-/// Memory that a backend does not give.
+/// An allocation error.
 ///
 /// ```
 /// use ortrain::AllocationError;
@@ -591,7 +592,7 @@ pub use ortrain_program::DeviceMemory;
 #[doc(inline)]
 pub use ortrain_program::AllocationError;
 
-/// A call on a device that failed.
+/// A failed call on a device.
 ///
 /// ```
 /// let error = ortrain::DeviceError { device: "vulkan".into(), reason: "the device is lost".into() };
@@ -600,7 +601,7 @@ pub use ortrain_program::AllocationError;
 #[doc(inline)]
 pub use ortrain_program::DeviceError;
 
-/// Memory of somebody else, who lends it: [`Memory::lent`] makes a plane of it, which keeps the lender.
+/// Memory of another owner: [`Memory::lent`] makes a plane of it and keeps the owner alive.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -630,7 +631,7 @@ pub use ortrain_program::DeviceError;
 #[doc(inline)]
 pub use ortrain_program::LentMemory;
 
-/// The bytes that a step takes, known before it: [`Module::memory_need`].
+/// Memory need of a step in bytes, known in advance: [`Module::memory_need`].
 ///
 /// ```
 /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -644,7 +645,7 @@ pub use ortrain_program::LentMemory;
 #[doc(inline)]
 pub use ortrain_program::MemoryNeed;
 
-/// Why a run was refused that would take more bytes than it may.
+/// Details of a run that was rejected because it would exceed the memory limit.
 ///
 /// ```
 /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -663,7 +664,7 @@ pub use ortrain_program::MemoryNeed;
 #[doc(inline)]
 pub use ortrain_program::OverLimit;
 
-/// How exactly inner products are computed: see [`ModuleOptions::precision`].
+/// Precision of inner products: see [`ModuleOptions::precision`].
 ///
 /// ```
 /// use ortrain::Precision;
@@ -677,7 +678,7 @@ pub use ortrain_program::OverLimit;
 #[doc(inline)]
 pub use ortrain_program::Precision;
 
-/// Why a run failed; the state is as it was.
+/// Error of a run; the state is unchanged.
 ///
 /// ```
 /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }

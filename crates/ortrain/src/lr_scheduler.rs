@@ -1,4 +1,4 @@
-//! A schedule at work on the optimizer of a state.
+//! Schedulers: schedules that control the learning rate of the optimizer on a state.
 
 use std::fmt;
 
@@ -10,13 +10,13 @@ use crate::schedule_text::Reader;
 use crate::scheduler::{KIND, no_optimizer};
 use crate::{CheckpointState, Error, Result, Schedule, ScheduleInput};
 
-/// The word between a schedule and its memory, in a checkpoint.
+/// Keyword between a schedule and its memory in a checkpoint.
 const MEMORY: &str = "Memory";
 
 /// A [`Schedule`] that sets the learning rate of the optimizer on a state.
 ///
-/// It counts the steps of the optimizer; the scheduler has no counter of its own. Checkpoints of the state have the
-/// schedule and what it remembers, and [`LrScheduler::resume`] goes on from there bit for bit.
+/// It uses the step counter of the optimizer and has none of its own. Checkpoints of the state include the
+/// schedule and its memory, and [`LrScheduler::resume`] continues bit for bit.
 ///
 /// ```
 /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -47,22 +47,25 @@ pub struct LrScheduler {
     memory: Memory,
 }
 
-/// The memory of a schedule that is told metrics or factors.
+/// Memory of a schedule with metrics or factors as inputs.
 #[derive(Clone, Debug, PartialEq)]
 struct Memory {
-    /// The factor that a metric or a function has decided on last: 1 at first.
+    /// Last factor decided by a metric or a function, initially 1.
     decided: f64,
-    /// The best metric.
+    /// Best metric so far.
     best: Option<f64>,
-    /// The steps without a better one.
+    /// Number of steps without improvement.
     bad: i64,
-    /// The steps until they count again.
+    /// Remaining cooldown steps.
     cooling: i64,
 }
 
 impl LrScheduler {
-    /// A scheduler of the optimizer on this state, which sets the learning rate for the steps done so far. `lr` is what
-    /// the factors of the schedule are times of. What a metric or a function decides is 1 until the first step.
+    /// Creates a scheduler of the optimizer on this state, and sets the learning rate for the current number
+    /// of steps.
+    ///
+    /// `lr` is the base rate that the factors multiply. The factor of a metric or a function is 1 until the
+    /// first step.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -75,8 +78,7 @@ impl LrScheduler {
     /// ```
     ///
     /// # Errors
-    /// When no optimizer was made on the state, a setting is not what it may be, or a rate is negative, infinite or no
-    /// number.
+    /// If the state has no optimizer, a setting is out of range, or a rate is negative, infinite or NaN.
     pub fn new(state: &mut CheckpointState, schedule: Schedule, lr: f32) -> Result<LrScheduler> {
         schedule.check()?;
         check_rate("the initial learning rate", lr)?;
@@ -86,7 +88,7 @@ impl LrScheduler {
         Ok(scheduler)
     }
 
-    /// The scheduler that the checkpoint of a state was saved with. The learning rate stays as it was saved, too.
+    /// Restores the scheduler from the checkpoint of a state. The learning rate remains as saved, too.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -97,7 +99,7 @@ impl LrScheduler {
     /// ```
     ///
     /// # Errors
-    /// When the state has no optimizer state or no schedule, or the schedule in it is damaged.
+    /// If the state has no optimizer state or no schedule, or the schedule is damaged.
     pub fn resume(state: &CheckpointState) -> Result<LrScheduler> {
         state.optimizer().ok_or_else(no_optimizer)?;
         let record = state.scheduler().ok_or_else(|| {
@@ -122,7 +124,7 @@ impl LrScheduler {
         Ok(LrScheduler { schedule, lr: record.initial_learning_rate, memory })
     }
 
-    /// Sets the learning rate for the number of optimizer steps done so far.
+    /// Sets the learning rate for the current number of optimizer steps.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -138,8 +140,8 @@ impl LrScheduler {
     /// ```
     ///
     /// # Errors
-    /// When the schedule needs a metric or the factor of a function, no optimizer was made on the state, or the rate
-    /// would be infinite or no number; the rate and the schedule stay as they were.
+    /// If the schedule requires a metric or the factor of a function, the state has no optimizer, or the rate
+    /// would be infinite or NaN. Then the rate and the schedule remain unchanged.
     pub fn step(&mut self, state: &mut CheckpointState) -> Result<()> {
         let needed = match self.schedule.input() {
             ScheduleInput::Nothing => return self.apply(state),
@@ -149,7 +151,7 @@ impl LrScheduler {
         Err(Error::Argument(format!("a step of {} needs {needed}, and none was given", self.schedule)))
     }
 
-    /// The same with a metric, or with the factor of a function of the program.
+    /// Sets the learning rate from a metric, or from the factor of a function of the program.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -166,7 +168,7 @@ impl LrScheduler {
     /// ```
     ///
     /// # Errors
-    /// When the schedule needs neither, the value is infinite or no number, the factor is negative, or as
+    /// If the schedule requires no value, the value is infinite or NaN, the factor is negative, or as
     /// [`LrScheduler::step`].
     pub fn step_with(&mut self, state: &mut CheckpointState, value: f64) -> Result<()> {
         let takes = self.schedule.input();
@@ -194,7 +196,7 @@ impl LrScheduler {
         Ok(())
     }
 
-    /// The schedule.
+    /// Returns the schedule.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -210,7 +212,7 @@ impl LrScheduler {
         &self.schedule
     }
 
-    /// The learning rate that the factors are times of.
+    /// Returns the base rate that the factors multiply.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -225,8 +227,8 @@ impl LrScheduler {
         self.lr
     }
 
-    /// The learning rate after `t` optimizer steps, as long as a metric or a function decides nothing else. The product
-    /// is computed in f64 and rounded once.
+    /// Returns the learning rate after `t` optimizer steps, assuming that the decision of a metric or a
+    /// function remains. The product is computed in f64 and rounded once.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -240,7 +242,7 @@ impl LrScheduler {
         (f64::from(self.lr) * self.schedule.factor_with(t, self.memory.decided)) as f32
     }
 
-    /// The schedule behind the warm-up.
+    /// Returns the schedule after the warm-up.
     fn leaf(&self) -> &Schedule {
         match &self.schedule {
             Schedule::Warmup { then, .. } => then,
@@ -248,7 +250,7 @@ impl LrScheduler {
         }
     }
 
-    /// Sets the learning rate, and lets checkpoints of the state say what decides it.
+    /// Sets the learning rate, and records the scheduler in the state for its checkpoints.
     fn apply(&self, state: &mut CheckpointState) -> Result<()> {
         let optimizer = state.optimizer_mut().ok_or_else(no_optimizer)?;
         let rate = self.rate(optimizer.step);
@@ -272,7 +274,7 @@ impl LrScheduler {
         Ok(())
     }
 
-    /// The schedule and what it remembers, as text: numbers come back from it bit for bit.
+    /// Returns the schedule and its memory as text. Numbers round-trip exactly.
     fn written(&self) -> String {
         let Memory { decided, best, bad, cooling } = &self.memory;
         match self.schedule.input() {
@@ -292,7 +294,7 @@ impl fmt::Display for LrScheduler {
 }
 
 impl Memory {
-    /// A step of PyTorch's `ReduceLROnPlateau`.
+    /// Runs a step of PyTorch's `ReduceLROnPlateau`.
     fn decide(&mut self, schedule: &Schedule, metric: f64) {
         let Schedule::ReduceOnPlateau { factor, patience, threshold, cooldown, least, maximize, absolute } =
             *schedule
@@ -320,7 +322,7 @@ impl Memory {
     }
 }
 
-/// A schedule and what it remembers, from the text in a checkpoint.
+/// Parses a schedule and its memory from the text in a checkpoint.
 fn read(text: &str) -> Result<(Schedule, Memory)> {
     let mut reader = Reader::new(text);
     let schedule = reader.schedule(0)?;
@@ -350,7 +352,7 @@ fn read(text: &str) -> Result<(Schedule, Memory)> {
 mod tests {
     use super::*;
 
-    /// Every text that is cut, or has a byte changed, is read or refused; nothing else.
+    /// Every truncated or modified text parses or returns an error.
     #[test]
     fn damaged_records_do_no_harm() {
         let sound = "Warmup(steps=3, then=ReduceOnPlateau(factor=0.1, patience=10), start=0.0) \

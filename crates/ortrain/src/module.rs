@@ -86,11 +86,10 @@ impl ModuleOptions {
 
     /// Sets the memory limit in bytes for everything that a step reads and writes.
     ///
-    /// The limit covers the planes of all parameters (also frozen ones and running statistics) and of their
-    /// gradients, the constants of the program, the arena of its values, and the scratch of its kernels. All
-    /// of these are known before a step. A step that would exceed the limit is rejected before any
-    /// allocation, with an error that names the largest buffers. Optimizer state and tensors of the caller do
-    /// not count.
+    /// The limit covers all parameters (also frozen ones and running statistics), their gradients, the
+    /// constants of the program, the arena of its values, and kernel scratch. All of these are known before a
+    /// step. A step that would exceed the limit is rejected before any allocation, with an error that names
+    /// the largest buffers. Optimizer state and tensors of the caller do not count.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }

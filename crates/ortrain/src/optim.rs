@@ -1,6 +1,6 @@
-//! Optimizers: the table, and descriptions of them with settings and groups of parameters.
+//! Optimizers: the table of known optimizers, and descriptions with settings and parameter groups.
 
-/// An optimizer with its settings and groups; text in optimizer models and checkpoints.
+/// An optimizer with its settings and groups; stored as text in optimizer models and checkpoints.
 ///
 /// ```
 /// use ortrain::optim::OptimizerSpec;
@@ -14,7 +14,7 @@
 #[doc(inline)]
 pub use ortrain_ops::optimizers::OptimizerSpec;
 
-/// A group of parameters with settings of its own.
+/// A group of parameters with its own settings.
 ///
 /// ```
 /// use ortrain::optim::Group;
@@ -35,7 +35,7 @@ pub use ortrain_ops::optimizers::Group;
 #[doc(inline)]
 pub use ortrain_ops::optimizers::SlotSpec;
 
-/// The rows of the table.
+/// Rows of the table of optimizers.
 ///
 /// ```
 /// use ortrain::optim::OPTIMIZERS;
@@ -46,7 +46,7 @@ pub use ortrain_ops::optimizers::SlotSpec;
 #[doc(inline)]
 pub use ortrain_ops::optimizers::OPTIMIZERS;
 
-/// The optimizer model of a description in plain ONNX, for trained parameters of these element types.
+/// Builds the optimizer model of a description in plain ONNX, for trained parameters of these element types.
 ///
 /// ```
 /// use ortrain::DType;
@@ -58,11 +58,11 @@ pub use ortrain_ops::optimizers::OPTIMIZERS;
 /// ```
 ///
 /// # Errors
-/// When the description does not fit its optimizer.
+/// If the description does not fit its optimizer.
 #[doc(inline)]
 pub use ortrain_ops::optimizers::optimizer_model;
 
-/// The optimizer model of a row of the caller's own: an optimizer that is in no table.
+/// Builds the optimizer model of a custom row: an optimizer that is not in the table.
 ///
 /// ```
 /// use ortrain::DType;
@@ -91,7 +91,7 @@ pub use ortrain_ops::optimizers::optimizer_model;
 #[doc(inline)]
 pub use ortrain_ops::optimizers::optimizer_model_of_row;
 
-/// A row: an optimizer of the table or of the caller's own. [`optimizer_model_of_row`] shows one.
+/// A row: an optimizer of the table, or a custom one. [`optimizer_model_of_row`] shows an example.
 ///
 /// ```
 /// use ortrain::optim::Optimizer;
@@ -101,7 +101,7 @@ pub use ortrain_ops::optimizers::optimizer_model_of_row;
 #[doc(inline)]
 pub use ortrain_ops::optimizers::Optimizer;
 
-/// The formula of a step of one parameter.
+/// Formula of the step of one parameter.
 ///
 /// ```
 /// use ortrain::optim::Rule;
@@ -112,7 +112,7 @@ pub use ortrain_ops::optimizers::Optimizer;
 #[doc(inline)]
 pub use ortrain_ops::optimizers::Rule;
 
-/// One step of one parameter while its formula is written.
+/// Inputs of a formula: one step of one parameter.
 ///
 /// ```
 /// use ortrain::optim::{Rule, Update};
@@ -123,7 +123,7 @@ pub use ortrain_ops::optimizers::Rule;
 #[doc(inline)]
 pub use ortrain_ops::optimizers::Update;
 
-/// A number of a formula: one for each element of a parameter, or one for the whole parameter.
+/// A number in a formula: one per element of a parameter, or one per parameter.
 ///
 /// ```
 /// use ortrain::optim::{Number, Rule};
@@ -137,7 +137,7 @@ pub use ortrain_ops::optimizers::Update;
 #[doc(inline)]
 pub use ortrain_ops::optimizers::formula::Number;
 
-/// A value that an optimizer keeps for each parameter between steps.
+/// A per-parameter value of an optimizer that persists between steps.
 ///
 /// ```
 /// use ortrain::optim::{Slot, SlotShape, Start, When};
@@ -148,7 +148,7 @@ pub use ortrain_ops::optimizers::formula::Number;
 #[doc(inline)]
 pub use ortrain_ops::optimizers::Slot;
 
-/// The shape of a slot.
+/// Shape of a slot.
 ///
 /// ```
 /// use ortrain::optim::SlotShape;
@@ -158,7 +158,7 @@ pub use ortrain_ops::optimizers::Slot;
 #[doc(inline)]
 pub use ortrain_ops::optimizers::SlotShape;
 
-/// The value of a slot before the first step.
+/// Initial value of a slot.
 ///
 /// ```
 /// use ortrain::optim::{OPTIMIZERS, Start};
@@ -168,7 +168,7 @@ pub use ortrain_ops::optimizers::SlotShape;
 #[doc(inline)]
 pub use ortrain_ops::optimizers::Start;
 
-/// The condition under which an optimizer has a slot.
+/// Condition under which an optimizer has a slot.
 ///
 /// ```
 /// use ortrain::optim::{OPTIMIZERS, When};
@@ -178,7 +178,7 @@ pub use ortrain_ops::optimizers::Start;
 #[doc(inline)]
 pub use ortrain_ops::optimizers::When;
 
-/// A setting of an optimizer: a number.
+/// A numeric setting of an optimizer.
 ///
 /// ```
 /// use ortrain::optim::{Range, Setting};
@@ -189,7 +189,7 @@ pub use ortrain_ops::optimizers::When;
 #[doc(inline)]
 pub use ortrain_ops::optimizers::Setting;
 
-/// The values that a setting may have.
+/// Valid range of a setting.
 ///
 /// ```
 /// assert!(!ortrain::optim::Range::BelowOne.contains(1.0));
@@ -197,7 +197,7 @@ pub use ortrain_ops::optimizers::Setting;
 #[doc(inline)]
 pub use ortrain_ops::optimizers::Range;
 
-/// A choice that a formula is written for.
+/// A Boolean option that selects a variant of a formula.
 ///
 /// ```
 /// use ortrain::optim::OPTIMIZERS;
@@ -208,7 +208,7 @@ pub use ortrain_ops::optimizers::Range;
 #[doc(inline)]
 pub use ortrain_ops::optimizers::Flag;
 
-/// An optimizer of the caller's own as a function of ONNX: the step of one parameter.
+/// A custom optimizer as an ONNX function: the step of one parameter.
 ///
 /// ```
 /// use ortrain::{FunctionProto, NodeProto, OperatorSetIdProto};
@@ -236,7 +236,7 @@ pub use ortrain_ops::optimizers::Flag;
 #[doc(inline)]
 pub use ortrain_ops::optimizers::OptimizerFunction;
 
-/// The optimizer model of a function.
+/// Builds the optimizer model of a function.
 ///
 /// ```
 /// # use ortrain::{FunctionProto, NodeProto, OperatorSetIdProto};

@@ -1,4 +1,4 @@
-//! Updating the parameters.
+//! Optimizer steps on the parameters of a state.
 
 use std::sync::Arc;
 
@@ -24,24 +24,24 @@ use crate::slots::RequiredSlots;
 use crate::state::{OptimizerNeeds, OptimizerState, PlaneLayout, StateLayout, TensorLayout};
 use crate::{CheckpointState, Error, FileKind, ModelSource, Module, Result};
 
-/// The inputs of ONNX Runtime's optimizer models: two scalars, then sequences.
+/// Inputs of ONNX Runtime's optimizer models: two scalars, then sequences.
 const SCALARS: [&str; 2] = ["learning_rate", "step"];
 const SEQUENCES: [&str; 4] = ["params", "gradients", "first_order_moments", "second_order_moments"];
 
-/// A number that a step gives to the model.
+/// A scalar or table input of an optimizer model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Number {
     /// The learning rate, float32.
     LearningRate,
-    /// The number of the step, from 1 on, int64.
+    /// Step number, starting at 1, int64.
     Step,
-    /// The train steps whose gradients are summed, int64.
+    /// Number of training steps in the accumulated gradients, int64.
     GatheredSteps,
-    /// The largest norm of all gradients together, float64.
+    /// Maximum norm of all gradients together, float64.
     MaxNorm,
-    /// The factor of the loss whose gradients there are, float32.
+    /// Loss scale of the gradients, float32.
     LossScale,
-    /// The table of settings, float64: a row for each parameter.
+    /// Table of settings, float64: a row for each parameter.
     Settings,
 }
 
@@ -55,26 +55,26 @@ impl Number {
         ("settings", Number::Settings, DType::F64),
     ];
 
-    /// The number that an input of this name is.
+    /// Returns the input with this name.
     fn of(name: &str) -> Option<Number> {
         Number::ALL.iter().find(|(known, ..)| *known == name).map(|&(_, number, _)| number)
     }
 }
 
-/// A column of the table of settings.
+/// A column of the settings table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Column {
-    /// The learning rate that a group has of its own, as the schedule has it now.
+    /// Own learning rate of a group, including the current schedule factor.
     Lr,
-    /// The share of the optimizer's learning rate.
+    /// Factor of the optimizer's learning rate.
     LrFactor,
-    /// The steps during which nothing of the group changed.
+    /// Number of steps during which the group was frozen.
     SkippedSteps,
     /// A setting.
     Setting(String),
 }
 
-/// The table of settings of a step.
+/// Settings table of a step.
 #[derive(Debug, Default)]
 struct Table {
     columns: Vec<Column>,
@@ -83,7 +83,8 @@ struct Table {
 
 /// An optimizer model bound to a [`CheckpointState`].
 ///
-/// Learning rate, step counter and moments lie in the state: a second optimizer on it continues where this one is.
+/// The state owns the learning rate, the step counter and the moments. A second optimizer on the same state
+/// therefore continues from them.
 ///
 /// ```
 /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -102,49 +103,49 @@ pub struct Optimizer {
     layout: Arc<StateLayout>,
     runners: ExecutableCache,
     work: Workspace,
-    /// Name, settings and groups as the model has them.
+    /// Name, settings and groups in the model.
     spec: OptimizerSpec,
-    /// True if the settings are in the model alone: ONNX Runtime's optimizers.
+    /// True if the settings are constants of the model: ONNX Runtime's optimizers.
     in_model: bool,
     slots: Vec<RequiredSlots>,
-    /// The inputs of the model that are no sequences.
+    /// Inputs of the model that are no sequences.
     numbers: Vec<Number>,
     table: Table,
-    /// True if one of ONNX Runtime's optimizers clips the gradients by their norm.
+    /// True if an ONNX Runtime optimizer clips the gradients by their norm.
     clips: bool,
 }
 
-/// The gradients of a step.
+/// Metadata of the gradients of a step.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct GivenGradients {
-    /// The train steps that they are a sum over.
+    /// Number of training steps in the sum.
     pub(crate) gathered: i64,
-    /// The factor of the loss.
+    /// Loss scale.
     pub(crate) loss_scale: f32,
 }
 
-/// The outcome of a step.
+/// Outcome of a step.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Stepped {
-    /// The L2 norm of all gradients together, if the optimizer tells it.
+    /// L2 norm of all gradients together, if the optimizer computes it.
     pub(crate) norm: Option<f64>,
-    /// False if nothing changed: the gradients are not finite.
+    /// False if nothing changed because a gradient is NaN or infinite.
     pub(crate) updated: bool,
 }
 
-/// An optimizer model that was read.
+/// A parsed optimizer model.
 struct Read {
     graph: Graph,
     spec: OptimizerSpec,
     in_model: bool,
-    /// True if the model is written out for each parameter: a step is not computed element by element.
+    /// True if the model is expanded for each parameter: its step is not element-wise.
     is_spread: bool,
     slots: Vec<RequiredSlots>,
     columns: Vec<Column>,
 }
 
 impl Optimizer {
-    /// An optimizer on a state. Slots that the state does not have yet are made, as they are before the first step.
+    /// Creates an optimizer on a state. Missing slots are created with their initial values.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -159,13 +160,13 @@ impl Optimizer {
     /// ```
     ///
     /// # Errors
-    /// When the model cannot be read, is no optimizer model, or the state has the slots of another optimizer.
+    /// If the model cannot be read, is no optimizer model, or the state has the slots of another optimizer.
     pub fn new(model: ModelSource, state: &mut CheckpointState, module: &Module) -> Result<Optimizer> {
         Optimizer::on(model, state, module, false)
     }
 
-    /// An optimizer that takes the place of another one on a state. Slots of the other one are kept where name and shape
-    /// are the same; others start anew, and settings are those of the model.
+    /// Creates an optimizer that replaces another one on a state. Slots with the same name and shape are
+    /// reused. Other slots start anew, and the settings are taken from the model.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -183,7 +184,7 @@ impl Optimizer {
     /// ```
     ///
     /// # Errors
-    /// When the model cannot be read or is no optimizer model.
+    /// If the model cannot be read or is no optimizer model.
     pub fn replacing(model: ModelSource, state: &mut CheckpointState, module: &Module) -> Result<Optimizer> {
         Optimizer::on(model, state, module, true)
     }
@@ -227,8 +228,8 @@ impl Optimizer {
                 true => roles_of_tensors(&label, &mut graph, &layout, optimizer, &slots)?,
             };
             let runners = ExecutableCache::new(graph, roles, module.backend().clone());
-            // An update is over soon, and what it overwrites would have to be kept to put it back: it is not
-            // interrupted.
+            // An update is short, and restoring it would require copies of all overwritten memory: it is not
+            // interruptible.
             let work = Workspace::new(module.backend().clone());
             let parameters = optimizer.groups.len();
             let table = Table { columns, ..Table::default() };
@@ -237,7 +238,7 @@ impl Optimizer {
             Ok(made)
         };
         let made = made();
-        // What another optimizer kept is there as before, if this one cannot be.
+        // On failure, the slots of the previous optimizer are restored.
         if made.is_err() {
             state.put_back_optimizer(before);
         }
@@ -261,9 +262,11 @@ impl Optimizer {
         }
     }
 
-    /// Updates the parameters with the gradients of a module. These stay as they are, unless one of ONNX Runtime's
-    /// optimizers clips them: then they are the clipped ones. Returns the L2 norm that they had together, if the model
-    /// clips them by it.
+    /// Updates the parameters with the gradients of a module. Returns the L2 norm of all gradients together,
+    /// if the model clips them by it.
+    ///
+    /// The gradients remain unchanged, except that ONNX Runtime's optimizers replace them by the clipped
+    /// ones.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -277,15 +280,15 @@ impl Optimizer {
     /// ```
     ///
     /// # Errors
-    /// When the state is nominal or not the one the optimizer was made on, when no train step ran since
-    /// [`Module::lazy_reset_grad`], or the run fails. Other steps that may not be meant so are told by
-    /// [`Module::doubt_of_gradients`] before.
+    /// If the state is nominal or belongs to another optimizer, no training step has run since
+    /// [`Module::lazy_reset_grad`], or the run fails. [`Module::doubt_of_gradients`] reports other probable
+    /// mistakes before the step.
     pub fn step(&mut self, state: &mut CheckpointState, module: &Module) -> Result<Option<f64>> {
         let gradients = GivenGradients { gathered: module.gathered_steps().max(1), loss_scale: 1.0 };
         Ok(self.step_of(state, module, gradients)?.norm)
     }
 
-    /// [`Optimizer::step`] with gradients that are told of.
+    /// Runs [`Optimizer::step`] with metadata of the gradients.
     pub(crate) fn step_of(
         &mut self,
         state: &mut CheckpointState,
@@ -368,7 +371,7 @@ impl Optimizer {
         Ok(Stepped { norm: norm.or(told), updated })
     }
 
-    /// The planes of a slot in a state.
+    /// Returns the planes of a slot in a state.
     fn planes_of<'a>(
         &self,
         state: &'a CheckpointState,
@@ -377,7 +380,7 @@ impl Optimizer {
         state.optimizer().map_or(&[], |optimizer| optimizer.slot_planes(&slot.slot.name))
     }
 
-    /// The name of the optimizer.
+    /// Returns the name of the optimizer.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -390,7 +393,7 @@ impl Optimizer {
         &self.spec.optimizer
     }
 
-    /// The settings of the optimizer and its groups of parameters as they are now.
+    /// Returns the current settings of the optimizer and its groups of parameters.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -400,13 +403,13 @@ impl Optimizer {
     /// ```
     ///
     /// # Errors
-    /// When the state is not the one the optimizer was made on.
+    /// If the state belongs to another optimizer.
     pub fn spec<'a>(&'a self, state: &'a CheckpointState) -> Result<&'a OptimizerSpec> {
         Ok(known(state)?.spec.as_ref().unwrap_or(&self.spec))
     }
 
-    /// Changes settings of the optimizer, or of its groups, from the next step on. They lie in the state, and are kept
-    /// with it.
+    /// Changes settings of the optimizer or of its groups, from the next step on. The state stores the
+    /// settings, and checkpoints include them.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -426,8 +429,9 @@ impl Optimizer {
     /// ```
     ///
     /// # Errors
-    /// When the settings are in the optimizer model alone (ONNX Runtime's optimizers), or the change makes no sense: a
-    /// value out of its range, another optimizer, other groups, options that the model does not have.
+    /// If the settings are constants of the optimizer model (ONNX Runtime's optimizers), or the change is
+    /// invalid: a value out of range, another optimizer, other groups, or options that the model does not
+    /// have.
     pub fn change(
         &mut self,
         state: &mut CheckpointState,
@@ -471,7 +475,7 @@ impl Optimizer {
         Ok(())
     }
 
-    /// The learning rate of the next step; 0.001 unless it was set or loaded.
+    /// Returns the learning rate of the next step; 0.001 unless it was set or loaded.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -481,12 +485,12 @@ impl Optimizer {
     /// ```
     ///
     /// # Errors
-    /// When the state is not the one the optimizer was made on.
+    /// If the state belongs to another optimizer.
     pub fn learning_rate(&self, state: &CheckpointState) -> Result<f32> {
         known(state).map(|optimizer| optimizer.learning_rate)
     }
 
-    /// The number of steps done, those before the state was saved and loaded among them.
+    /// Returns the number of completed steps, including steps before the state was saved and loaded.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -496,12 +500,12 @@ impl Optimizer {
     /// ```
     ///
     /// # Errors
-    /// When the state is not the one the optimizer was made on.
+    /// If the state belongs to another optimizer.
     pub fn step_count(&self, state: &CheckpointState) -> Result<i64> {
         known(state).map(|optimizer| optimizer.step)
     }
 
-    /// Sets the learning rate. Schedulers set it again.
+    /// Sets the learning rate. A scheduler overwrites it at its next step.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -512,14 +516,14 @@ impl Optimizer {
     /// ```
     ///
     /// # Errors
-    /// When the state is not the one the optimizer was made on, or the rate is negative, infinite or no number.
+    /// If the state belongs to another optimizer, or the rate is negative, infinite or NaN.
     pub fn set_learning_rate(&mut self, state: &mut CheckpointState, learning_rate: f32) -> Result<()> {
         check_rate("the learning rate", learning_rate)?;
         state.optimizer_mut().ok_or(Error::OtherState { what: "optimizer" })?.learning_rate = learning_rate;
         Ok(())
     }
 
-    /// The programs made so far, as text.
+    /// Returns the programs compiled so far, as text.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -535,10 +539,10 @@ impl Optimizer {
     }
 }
 
-/// Checks that a learning rate is one.
+/// Checks that a learning rate is valid.
 ///
 /// # Errors
-/// When it is negative, infinite or no number: a step would go uphill, or leave nothing of the parameters.
+/// If the rate is negative, infinite or NaN: a step would ascend, or destroy the parameters.
 pub(crate) fn check_rate(what: &str, rate: f32) -> Result<()> {
     if rate.is_finite() && rate >= 0.0 {
         return Ok(());
@@ -572,7 +576,7 @@ impl Table {
                     }
                     Column::SkippedSteps => match own {
                         None => spec.skipped_steps as f64,
-                        // All steps are skipped: at its own step 0 nothing changes.
+                        // Skipping all steps makes the group's own step 0: nothing changes.
                         Some(group) if step <= group.frozen_steps => step as f64,
                         Some(group) => group.skipped_steps as f64,
                     },
@@ -587,8 +591,8 @@ impl Table {
     }
 }
 
-/// The layouts of a sequence of an optimizer model, and the number of its first plane: parameters come first, then
-/// gradients, then each slot.
+/// Returns the layouts of a sequence of an optimizer model, and the index of its first plane: parameters come
+/// first, then gradients, then each slot.
 fn planes_of_sequence<'a>(
     layout: &'a StateLayout,
     optimizer: &'a OptimizerState,
@@ -605,7 +609,7 @@ fn planes_of_sequence<'a>(
     }
 }
 
-/// The place of a sequence among parameters, gradients and slots.
+/// Returns the position of a sequence among parameters, gradients and slots.
 fn place_of_sequence(name: &str, slots: &[RequiredSlots]) -> Option<usize> {
     match name {
         "params" => Some(0),
@@ -614,7 +618,7 @@ fn place_of_sequence(name: &str, slots: &[RequiredSlots]) -> Option<usize> {
     }
 }
 
-/// The roles of the inputs of a model over whole planes, and the numbers among them.
+/// Returns the roles of the inputs of a model over complete planes, and its number inputs.
 fn roles_of_planes(
     graph: &Graph,
     layout: &StateLayout,
@@ -632,7 +636,7 @@ fn roles_of_planes(
             roles.push(Role::User);
             continue;
         }
-        // Moments of ONNX Runtime's optimizers have other names in their models than in checkpoints.
+        // Moments of ONNX Runtime's optimizers have different names in models and checkpoints.
         let at = if in_model { Some(sequences) } else { place_of_sequence(name, slots) };
         let at = at.ok_or(Error::OtherState { what: "optimizer" })?;
         let (planes, first) = planes_of_sequence(layout, optimizer, slots, at)?;
@@ -642,7 +646,7 @@ fn roles_of_planes(
     Ok((roles, numbers))
 }
 
-/// Writes a model out for each parameter: the roles of its inputs then, and the numbers among them.
+/// Expands a model for each parameter, and returns the roles of its inputs and its number inputs.
 fn roles_of_tensors(
     label: &str,
     graph: &mut Graph,
@@ -693,21 +697,21 @@ fn roles_of_tensors(
 /// Checks that a model is an optimizer model.
 ///
 /// # Errors
-/// As for [`Optimizer::new`], as far as no state is needed.
+/// As [`Optimizer::new`], without errors of the state.
 pub(crate) fn check_optimizer_model(label: &str, model: &LoadedModel) -> Result<()> {
     read_optimizer(label, model).map(|_| ())
 }
 
-/// The optimizer of an optimizer model.
+/// Returns the optimizer of an optimizer model.
 ///
 /// # Errors
-/// As for [`check_optimizer_model`].
+/// As [`check_optimizer_model`].
 pub(crate) fn optimizer_of_model(label: &str, model: &LoadedModel) -> Result<OptimizerSpec> {
     read_optimizer(label, model).map(|read| read.spec)
 }
 
-/// The graph of an optimizer model whose steps are computed element by element, over whole planes, and its slots with one
-/// number for each parameter. `None` for every other model.
+/// Returns the graph of an element-wise optimizer model over complete planes, and its slots with one number
+/// for each parameter. Returns `None` for other models.
 pub(crate) fn graph_over_planes(label: &str, model: &LoadedModel) -> Option<(Graph, Vec<String>)> {
     let read = read_optimizer(label, model).ok().filter(|read| !read.in_model && !read.is_spread)?;
     let is_scalar = |slot: &&RequiredSlots| slot.shape().is_ok_and(|shape| shape == SlotShape::Scalar);
@@ -715,7 +719,7 @@ pub(crate) fn graph_over_planes(label: &str, model: &LoadedModel) -> Option<(Gra
     Some((read.graph, scalars))
 }
 
-/// Reads an optimizer model.
+/// Parses an optimizer model.
 fn read_optimizer(label: &str, model: &LoadedModel) -> Result<Read> {
     let mut graph = Graph::from_model(model).map_err(|source| Error::graph(label, source))?;
     let has =
@@ -779,7 +783,7 @@ fn read_optimizer(label: &str, model: &LoadedModel) -> Result<Read> {
         Ok(RequiredSlots { slot, dtype: graph.value(id).ty.dtype() })
     });
     let slots = slots.collect::<Result<Vec<RequiredSlots>>>()?;
-    // Steps that are computed element by element are one instruction over all parameters.
+    // An element-wise step is one instruction over all parameters.
     let mut whole = graph.clone();
     let is_scalar = |name: &str| {
         let slot = slots.iter().find(|slot| slot.slot.name == name);
@@ -795,13 +799,13 @@ fn read_optimizer(label: &str, model: &LoadedModel) -> Result<Read> {
     Ok(Read { graph, spec, in_model: false, is_spread: !is_elementwise, slots, columns })
 }
 
-/// The description of an optimizer whose model has none.
+/// Returns a description for an optimizer model without one.
 fn undescribed(graph: &Graph, bound: &Bound) -> OptimizerSpec {
     let name = if graph.name.is_empty() { "optimizer" } else { &*graph.name };
     OptimizerSpec::of_model(name, bound.slots.iter().map(|name| SlotSpec::new(name)).collect())
 }
 
-/// Reads a model with one of ONNX Runtime's optimizers.
+/// Parses a model with an ONNX Runtime optimizer.
 fn read_onnxruntime_optimizer(label: &str, model: &LoadedModel) -> Result<Read> {
     let wrong = |reason: String| Error::WrongModel { model: label.to_owned(), reason };
     let mut graph = graph_of(label, model)?;

@@ -11,7 +11,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 /// Payloads from files of external data, identified by their memory, which this struct keeps alive.
 ///
-/// A tensor with the same memory therefore still has the bytes of the file, whatever happened to the message
+/// A tensor with the same memory therefore still has the bytes of the file, even after edits of the message
 /// or graph.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Origins {

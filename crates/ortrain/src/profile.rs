@@ -1,4 +1,4 @@
-//! Where the time of a step goes.
+//! Profile of a step: the time of each instruction.
 
 use std::fmt::{self, Write as _};
 use std::path::Path;
@@ -12,7 +12,7 @@ use rustc_hash::FxHashMap;
 
 use crate::{Error, Result};
 
-/// How a profile is made.
+/// Options of a profile.
 ///
 /// ```
 /// use ortrain::ProfileOptions;
@@ -23,11 +23,11 @@ use crate::{Error, Result};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ProfileOptions {
-    /// Steps that are timed.
+    /// Number of timed steps.
     pub steps: usize,
-    /// Steps before them that are not.
+    /// Number of warm-up steps before them.
     pub warmup: usize,
-    /// Whether they are train steps, or steps of the evaluation model.
+    /// True to profile training steps, false for steps of the evaluation model.
     pub training: bool,
 }
 
@@ -38,7 +38,7 @@ impl Default for ProfileOptions {
 }
 
 impl ProfileOptions {
-    /// With so many timed steps, at least one.
+    /// Sets the number of timed steps, at least one.
     ///
     /// ```
     /// use ortrain::ProfileOptions;
@@ -51,7 +51,7 @@ impl ProfileOptions {
         self
     }
 
-    /// With so many steps before them.
+    /// Sets the number of warm-up steps.
     ///
     /// ```
     /// use ortrain::ProfileOptions;
@@ -64,7 +64,7 @@ impl ProfileOptions {
         self
     }
 
-    /// Of train steps, or of steps of the evaluation model.
+    /// Selects training steps, or steps of the evaluation model.
     ///
     /// ```
     /// use ortrain::ProfileOptions;
@@ -78,7 +78,8 @@ impl ProfileOptions {
     }
 }
 
-/// What a profile says of one instruction of a program, of a function on the host, or of copying inputs or results.
+/// Measurements of one instruction of a program, of a function on the host, or of a copy of inputs or
+/// results.
 ///
 /// ```
 /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -95,31 +96,32 @@ impl ProfileOptions {
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct InstructionProfile {
-    /// The node it came from, as messages name it.
+    /// Node of the instruction, as messages name it.
     pub node: String,
-    /// The kind of instruction, or `Host`, `Inputs`, `Outputs`.
+    /// Kind of instruction, or `Host`, `Inputs`, `Outputs`.
     pub kind: &'static str,
-    /// Its sizes.
+    /// Sizes of its operands.
     pub shapes: String,
-    /// How often it ran, over all steps.
+    /// Number of calls in all steps.
     pub calls: usize,
-    /// The time of all calls.
+    /// Total time of all calls.
     pub total: Duration,
-    /// The time of the fastest call.
+    /// Time of the fastest call.
     pub min: Duration,
-    /// The time of a call in the middle.
+    /// Median time of a call.
     pub median: Duration,
     /// Floating-point operations of a call.
     pub flops: u64,
-    /// The least bytes that a call moves.
+    /// Minimum bytes that a call moves.
     pub bytes: u64,
-    /// The least time that the machine takes for these: the longer of computing and of moving. What multiplies bfloat16
-    /// does so at a rate of its own.
+    /// Minimum time of a call on this machine: the longer of computing and of moving data. bfloat16 products
+    /// have their own peak rate.
     pub bound: Duration,
 }
 
 impl InstructionProfile {
-    /// How much of the machine's bound a call reaches: 1 is the bound. Above it where buffers stay in a cache.
+    /// Returns the ratio of the bound to the median time: 1 is the bound. It may exceed 1 if buffers remain
+    /// in a cache.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -136,9 +138,9 @@ impl InstructionProfile {
     }
 }
 
-/// Where the time of some steps went, instruction by instruction.
+/// Profile of some steps, by instruction.
 ///
-/// The text of a profile is a table, what took longest first:
+/// The text of a profile is a table, sorted by descending time:
 ///
 /// ```
 /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -152,20 +154,20 @@ impl InstructionProfile {
 /// ```
 #[derive(Clone, Debug)]
 pub struct Profile {
-    /// What ran, in the order of the first step.
+    /// Measurements in the order of the first step.
     pub instructions: Vec<InstructionProfile>,
-    /// The time of each step.
+    /// Time of each step.
     pub steps: Vec<Duration>,
-    /// What the machine could do at most, measured after the steps.
+    /// Performance limits of the machine, measured after the steps.
     pub limits: Limits,
-    /// The memory that a step takes.
+    /// Memory need of a step.
     pub memory: MemoryNeed,
-    /// What planning for inputs of new shapes takes, by its parts in order: shapes and lowering, the passes by their names, and
-    /// kernels. Memory that becomes larger with the inputs takes its time in their first step.
+    /// Time to plan for inputs of new shapes, by parts in order: shapes and lowering, the passes by name, and
+    /// kernels. The first step with larger inputs additionally allocates memory.
     pub planning: Vec<(&'static str, Duration)>,
-    /// How exactly inner products are computed.
+    /// Precision of inner products.
     pub precision: Precision,
-    /// What multiplies bfloat16: see [`Module::bf16_unit`](crate::Module::bf16_unit).
+    /// Unit that multiplies bfloat16: see [`Module::bf16_unit`](crate::Module::bf16_unit).
     pub bf16_unit: Option<&'static str>,
     events: Vec<Event>,
 }
@@ -173,7 +175,7 @@ pub struct Profile {
 /// One call.
 #[derive(Clone, Copy, Debug)]
 struct Event {
-    /// What ran, by its number; a step if there is none.
+    /// Index of the instruction; `None` for a complete step.
     row: Option<usize>,
     start: Duration,
     time: Duration,
@@ -181,7 +183,7 @@ struct Event {
 
 #[derive(PartialEq, Eq, Hash)]
 enum Key {
-    /// A program (by its address, which stays as long as the module keeps it) and an instruction.
+    /// Program (by address, which is stable while the module exists) and instruction.
     Instruction(usize, usize),
     Host(String),
     Copied(Copied, usize),
@@ -198,14 +200,14 @@ struct Row {
     calls: Vec<Duration>,
 }
 
-/// How inner products are computed.
+/// Precision and unit of inner products.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Products {
     pub(crate) precision: Precision,
     pub(crate) bf16_unit: Option<&'static str>,
 }
 
-/// Takes down what steps do.
+/// Recorder of the events of steps.
 pub(crate) struct Collector {
     keys: FxHashMap<Key, usize>,
     rows: Vec<Row>,
@@ -235,7 +237,7 @@ impl Collector {
         self.events.push(Event { row: Some(at), start: start - self.origin, time });
     }
 
-    /// A step is over.
+    /// Records the end of a step.
     pub(crate) fn step(&mut self, start: Instant, end: Instant) {
         self.steps.push(end - start);
         self.events.push(Event { row: None, start: start - self.origin, time: end - start });
@@ -249,7 +251,7 @@ impl Collector {
         products: Products,
     ) -> Profile {
         let bound = |row: &Row| {
-            // A product of factors of several terms is several products.
+            // A product of factors that are split into several terms consists of several products.
             let flops = match row.precision {
                 Precision::F32 => row.flops as f64,
                 precision => {
@@ -333,7 +335,7 @@ impl Observer for Collector {
             shapes: format!("{bytes} bytes"),
             precision: Precision::F32,
             flops: 0,
-            // Read and written.
+            // Both read and written.
             bytes: 2 * bytes as u64,
             calls: Vec::new(),
         };
@@ -342,7 +344,7 @@ impl Observer for Collector {
 }
 
 impl Profile {
-    /// The time of a step in the middle.
+    /// Returns the median time of a step.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -360,7 +362,7 @@ impl Profile {
         steps.get(steps.len() / 2).copied().unwrap_or_default()
     }
 
-    /// The time of all instructions.
+    /// Returns the total time of all instructions.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -376,7 +378,7 @@ impl Profile {
         self.instructions.iter().map(|instruction| instruction.total).sum()
     }
 
-    /// The least time in which the machine could do what the steps did, one instruction after the other.
+    /// Returns the minimum time of the steps on this machine, for sequential instructions.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -395,7 +397,7 @@ impl Profile {
             .sum()
     }
 
-    /// The calls as a trace in the format of Chrome, for `chrome://tracing` and Perfetto.
+    /// Returns the calls in the Chrome trace format, for `chrome://tracing` and Perfetto.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -454,7 +456,7 @@ impl Profile {
     /// ```
     ///
     /// # Errors
-    /// When it cannot be written.
+    /// If the file cannot be written.
     pub fn chrome_trace(&self, path: impl AsRef<Path>) -> Result<()> {
         let write = || {
             let mut file = Staged::beside(path.as_ref())?;
@@ -466,7 +468,7 @@ impl Profile {
     }
 }
 
-/// A text as a string of JSON.
+/// Encodes a text as a JSON string.
 pub(crate) fn json(text: &str) -> String {
     let mut out = String::with_capacity(text.len() + 2);
     out.push('"');
@@ -484,10 +486,10 @@ pub(crate) fn json(text: &str) -> String {
     out
 }
 
-/// Parts of planning that take less than one of so many parts of it are not shown.
+/// Parts of planning below this fraction (one in `MIN_PART`) of the total time are not printed.
 const MIN_PART: u32 = 50;
 
-/// The table: what took longest first.
+/// Table, sorted by descending time.
 impl fmt::Display for Profile {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let millis = |time: Duration| time.as_secs_f64() * 1e3;

@@ -1,4 +1,4 @@
-//! What is known of a model, as text and as JSON.
+//! Inspection reports as text and as JSON.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -12,16 +12,16 @@ use crate::{
     StepCost, StopCandidate,
 };
 
-/// Lines of a list that a short report has.
+/// Maximum lines of a list in a short report.
 const SHOWN: usize = 8;
 
-/// Up to [`SHOWN`] lines, and how many more there are; with `{:#}` all of them.
+/// Writes up to [`SHOWN`] lines and the number of the others; with `{:#}` all of them.
 fn lines<T>(
     f: &mut fmt::Formatter<'_>,
     items: &[T],
     mut line: impl FnMut(&mut fmt::Formatter<'_>, &T) -> fmt::Result,
 ) -> fmt::Result {
-    // One line too many takes no more room than to say so.
+    // One excess line is as short as the note about it.
     let shown = if f.alternate() || items.len() <= SHOWN + 1 { items.len() } else { SHOWN };
     items[..shown].iter().try_for_each(|item| line(f, item))?;
     match items.len() - shown {
@@ -30,7 +30,7 @@ fn lines<T>(
     }
 }
 
-/// How many there are of something, in words.
+/// Formats a count with its noun.
 fn counted(count: usize, what: &str) -> String {
     format!("{} {what}{}", grouped(count as u64), if count == 1 { "" } else { "s" })
 }
@@ -54,14 +54,14 @@ impl fmt::Display for Inspection {
         for (role, title) in titles {
             let mut found: Vec<&ParameterInfo> =
                 self.parameters.iter().filter(|info| info.role == role).collect();
-            // A person decides about guesses, so these come first.
+            // Guesses come first, because the user decides about them.
             found.sort_by_key(|info| info.confidence != Confidence::Guess);
-            // That a forward model trains nothing is worth a line.
+            // A forward model without trained parameters is worth a line.
             if found.is_empty() && !(role == ParameterRole::Trained && self.kind == FileKind::ForwardModel) {
                 continue;
             }
             let sum = |size: &dyn Fn(&ParameterInfo, usize) -> usize| {
-                // Shapes that a file declares may be of any size.
+                // Declared shapes may be of any size.
                 let elements =
                     |info: &ParameterInfo| info.dims.iter().copied().fold(1, usize::saturating_mul);
                 let of = |info: &&ParameterInfo| size(info, elements(info));
@@ -146,7 +146,7 @@ impl fmt::Display for Inspection {
     }
 }
 
-/// The lines of an optimizer with its groups.
+/// Writes an optimizer with its groups.
 fn write_optimizer(f: &mut fmt::Formatter<'_>, spec: &OptimizerSpec) -> fmt::Result {
     let numbers = |settings: &BTreeMap<String, f64>| {
         settings.iter().map(|(name, value)| format!("{name}={value:?}")).collect::<Vec<String>>()
@@ -183,7 +183,7 @@ fn described(inputs: &[(String, String)]) -> String {
     all.join(", ")
 }
 
-/// Digits in groups of three.
+/// Formats a number with digits in groups of three.
 fn grouped(number: u64) -> String {
     let digits = number.to_string();
     let mut out = String::with_capacity(digits.len() + digits.len() / 3);
@@ -196,11 +196,11 @@ fn grouped(number: u64) -> String {
     out
 }
 
-/// A number with a unit, to three digits at least: `12.3 MB`, `999 B`.
+/// Formats a number with a unit and at least three digits: `12.3 MB`, `999 B`.
 fn readable(number: u64, unit: &str) -> String {
     const PREFIXES: [&str; 7] = ["", "k", "M", "G", "T", "P", "E"];
     let (mut value, mut prefix) = (number as f64, 0);
-    // What would be rounded to 1000 is 1 of the next.
+    // Values that would round to 1000 use the next prefix.
     while value >= if prefix == 0 { 1000.0 } else { 999.95 } {
         value /= 1000.0;
         prefix += 1;
@@ -211,12 +211,12 @@ fn readable(number: u64, unit: &str) -> String {
     }
 }
 
-/// Bytes as people read them: `12.3 MB` are 12 300 000 of them, or nearly so.
+/// Formats bytes with a decimal prefix: `12.3 MB` are about 12 300 000 bytes.
 fn readable_bytes(bytes: u64) -> String {
     readable(bytes, "B")
 }
 
-/// The lines of a report.
+/// Lines of a report.
 impl fmt::Display for StepCost {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let inputs: Vec<String> = self.inputs.iter().map(|(name, dims)| format!("{name}{dims:?}")).collect();
@@ -234,7 +234,7 @@ impl fmt::Display for StepCost {
             ("scratch", bytes(self.scratch)),
             ("peak of training", bytes(self.total())),
         ];
-        // Numbers end below each other; units are of different lengths.
+        // Numbers are right-aligned; units differ in length.
         let number = |text: &str| text.find(' ').unwrap_or(text.len());
         let width = rows.iter().map(|(_, text)| number(text)).max().unwrap_or(0);
         for (what, text) in rows {
@@ -248,7 +248,7 @@ impl fmt::Display for StepCost {
 }
 
 impl Inspection {
-    /// Everything, as JSON.
+    /// Returns the complete inspection as JSON.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }

@@ -1,24 +1,24 @@
-//! Schedules: learning rates as functions of the number of optimizer steps.
+//! Learning-rate schedules: factors as functions of the number of optimizer steps.
 //!
-//! One declaration lists them: names, settings, what a setting may be, and defaults. Their text, their checks and the
-//! classes of the Python face follow from it. Their formulas stand below it.
+//! One declaration lists their names, settings, ranges and defaults. Their text format, their checks and the
+//! classes of the Python face follow from it. The formulas follow below it.
 
 use std::f64::consts::PI;
 
 use crate::suggest::hint;
 use crate::{Error, Result};
 
-/// The steps that a curve shows of a schedule without an end.
+/// Number of steps in the curve of a schedule without an end.
 const SHOWN: i64 = 100;
-/// The periods, drops and time scales that a curve shows.
+/// Number of periods, drops and time scales in a curve.
 const PERIODS: i64 = 4;
-/// The factor at which the curve of an exponential ends.
+/// Factor at which the curve of an exponential ends.
 const FAINT: f64 = 0.01;
 
-/// A schedule by name, with its settings and what these are if they are left out.
+/// Name of a schedule, with its settings and their defaults.
 type Kind = (&'static str, &'static [(&'static str, Option<&'static str>)]);
 
-/// The value of a setting of a [`Schedule`].
+/// Value of a setting of a [`Schedule`].
 ///
 /// ```
 /// use ortrain::{Schedule, Setting};
@@ -29,19 +29,19 @@ type Kind = (&'static str, &'static [(&'static str, Option<&'static str>)]);
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 pub enum Setting {
-    /// Yes or no.
+    /// A boolean.
     Flag(bool),
-    /// A number of steps, or of times.
+    /// A number of steps, or of repetitions.
     Count(i64),
     /// A number.
     Number(f64),
     /// Numbers of steps.
     Counts(Vec<i64>),
-    /// A schedule that another one contains.
+    /// A nested schedule.
     Schedule(Schedule),
 }
 
-/// A type that a setting has.
+/// A type of settings.
 trait Held: Sized {
     const WHAT: &'static str;
 
@@ -79,7 +79,7 @@ held! {
         schedule => Setting::Schedule((**schedule).clone());
 }
 
-/// The range of a setting.
+/// Valid range of a setting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Rule {
     /// One or more.
@@ -94,14 +94,14 @@ enum Rule {
     Share,
     /// Between 0 and 1.
     Shrinks,
-    /// Steps that rise, the first of them 1 or more.
+    /// Strictly increasing steps, the first of them 1 or more.
     Rising,
-    /// Anything of its type.
+    /// Any value of the type.
     Free,
 }
 
 impl Rule {
-    /// The range in words, if the setting is outside of it.
+    /// Returns the range in words if the setting is out of range.
     fn broken(self, setting: &Setting) -> Option<&'static str> {
         let number = match *setting {
             Setting::Count(count) => count as f64,
@@ -133,7 +133,7 @@ fn unknown(name: &str) -> Error {
     Error::Argument(format!("there is no schedule {name:?}{}", if near.is_empty() { known() } else { near }))
 }
 
-/// Settings by name, until each was taken.
+/// Settings by name that have not been consumed.
 struct Settings<'a> {
     schedule: &'a str,
     known: Vec<&'static str>,
@@ -193,7 +193,7 @@ macro_rules! schedules {
         ),*];
 
         impl Schedule {
-            /// Name, rule and value of each setting, in the order of their declaration.
+            /// Returns name, rule and value of each setting, in the order of their declaration.
             fn described(&self) -> Vec<(&'static str, Rule, Setting)> {
                 match self { $(
                     Schedule::$name { $($field),* } => vec![$(
@@ -213,7 +213,7 @@ macro_rules! schedules {
                 Ok(made)
             }
 
-            /// The name of the schedule.
+            /// Returns the name of the schedule.
             ///
             /// ```
             /// assert_eq!(ortrain::Schedule::Exponential { gamma: 0.9 }.name(), "Exponential");
@@ -227,12 +227,12 @@ macro_rules! schedules {
 }
 
 schedules! {
-    /// A learning rate over the steps of a training, as a factor of the highest or of the first one.
+    /// A learning-rate schedule: the factor of the base rate at each step of a training.
     ///
-    /// `t` is the number of optimizer steps done. Factors are computed in f64. Each formula is that of the class of
-    /// `torch.optim.lr_scheduler`, or of the function of `transformers.optimization`, that is named with it.
+    /// `t` is the number of completed optimizer steps. Factors are computed in f64. Each formula is equal to
+    /// the named class of `torch.optim.lr_scheduler` or function of `transformers.optimization`.
     ///
-    /// A schedule is written as it prints itself, with defaults for what is left out:
+    /// The text format is the same for input and output; omitted settings have their defaults:
     ///
     /// ```
     /// use ortrain::Schedule;
@@ -246,117 +246,121 @@ schedules! {
     pub enum Schedule {
         /// Always 1.
         Constant {},
-        /// A straight line from `start` to `end`, and `end` from then on. Source: `LinearLR`.
+        /// A line from `start` to `end`, then constant. Source: `LinearLR`.
         Linear {
-            /// The step at which the line ends, counted from the first step of the training.
+            /// Step at which the line ends, counted from the first step of the training.
             total: i64 as OneOrMore,
-            /// The last factor.
+            /// Last factor.
             end: f64 as Factor = 0.0,
-            /// The first factor.
+            /// First factor.
             start: f64 as Factor = 1.0,
         },
-        /// Half a cosine from 1 to `end`; with several cycles it starts anew after each, at 1. Then `end`. Sources:
+        /// Half a cosine from 1 to `end`, then `end`. With several cycles, each restarts at 1. Sources:
         /// `CosineAnnealingLR`, `get_cosine_with_hard_restarts_schedule_with_warmup`.
         Cosine {
-            /// The step at which the last cosine ends, counted from the first step of the training.
+            /// Step at which the last cosine ends, counted from the first step of the training.
             total: i64 as OneOrMore,
-            /// The lowest factor.
+            /// Lowest factor.
             end: f64 as Factor = 0.0,
-            /// The number of cosines, of equal length.
+            /// Number of cosines of equal length.
             cycles: i64 as OneOrMore = 1,
         },
-        /// Half a cosine from 1 to `end`, again and again, each `growth` times as long as the one before, without an end.
-        /// Source: `CosineAnnealingWarmRestarts`.
+        /// Half a cosine from 1 to `end`, repeated without an end; each period is `growth` times longer than
+        /// the previous one. Source: `CosineAnnealingWarmRestarts`.
         CosineRestarts {
-            /// The steps of the first cosine.
+            /// Steps of the first cosine.
             first: i64 as OneOrMore,
-            /// The length of each, as a multiple of the one before.
+            /// Ratio of successive period lengths.
             growth: i64 as OneOrMore = 1,
-            /// The lowest factor.
+            /// Lowest factor.
             end: f64 as Factor = 0.0,
         },
-        /// A power of what is left: `end + (1 - end) (1 - t/total)^power`, and `end` from then on. Sources: `PolynomialLR`,
+        /// Polynomial decay: `end + (1 - end) (1 - t/total)^power`, then `end`. Sources: `PolynomialLR`,
         /// `get_polynomial_decay_schedule_with_warmup`.
         Polynomial {
-            /// The step at which it ends, counted from the first step of the training.
+            /// Last step of the decay, counted from the first step of the training.
             total: i64 as OneOrMore,
-            /// The power.
+            /// Exponent.
             power: f64 as Factor = 1.0,
-            /// The last factor.
+            /// Last factor.
             end: f64 as Factor = 0.0,
         },
         /// `gamma^t`. Source: `ExponentialLR`.
         Exponential {
-            /// The factor of one step.
+            /// Factor per step.
             gamma: f64 as Positive,
         },
-        /// Times `gamma` after every so many steps. Source: `StepLR`.
+        /// Multiplies by `gamma` after every `every` steps. Source: `StepLR`.
         Step {
-            /// The steps between two drops.
+            /// Steps between two drops.
             every: i64 as OneOrMore,
-            /// The factor of one drop.
+            /// Factor per drop.
             gamma: f64 as Positive = 0.1,
         },
-        /// Times `gamma` at each milestone. Source: `MultiStepLR`.
+        /// Multiplies by `gamma` at each milestone. Source: `MultiStepLR`.
         MultiStep {
             /// Steps, counted from the first step of the training.
             milestones: Vec<i64> as Rising,
-            /// The factor of one milestone.
+            /// Factor per milestone.
             gamma: f64 as Positive = 0.1,
         },
-        /// Half a cosine from `1 / start_division` up to 1, and another one down to
-        /// `1 / (start_division * final_division)` at the last step. Source: `OneCycleLR` with two phases of cosines.
+        /// Half a cosine from `1 / start_division` up to 1, then another one down to
+        /// `1 / (start_division * final_division)` at the last step. Source: `OneCycleLR` with two cosine
+        /// phases.
         OneCycle {
-            /// The steps of the training.
+            /// Steps of the training.
             total: i64 as OneOrMore,
-            /// The share of the steps that rise.
+            /// Fraction of the steps that rise.
             rise: f64 as Share = 0.3,
-            /// The highest rate over the first one.
+            /// Ratio of the highest rate to the first one.
             start_division: f64 as Positive = 25.0,
-            /// The first rate over the last one.
+            /// Ratio of the first rate to the last one.
             final_division: f64 as Positive = 10000.0,
         },
         /// `sqrt(scale / (t + scale))`. Source: `get_inverse_sqrt_schedule`.
         InverseSquareRoot {
-            /// The steps until the factor is `sqrt(1/2)`.
+            /// Step at which the factor is `sqrt(1/2)`.
             scale: i64 as OneOrMore,
         },
-        /// Times `factor` when a metric has not become better for more than `patience` steps of the scheduler; the metric
-        /// is given to [`crate::LrScheduler::step_with`]. Source: `ReduceLROnPlateau` with `eps=0`.
+        /// Multiplies by `factor` after a metric has not improved for more than `patience` steps of the
+        /// scheduler. The metric is the argument of [`crate::LrScheduler::step_with`]. Source:
+        /// `ReduceLROnPlateau` with `eps=0`.
         ReduceOnPlateau {
-            /// The factor of one reduction.
+            /// Factor per reduction.
             factor: f64 as Shrinks = 0.1,
-            /// The steps without progress that are borne.
+            /// Tolerated steps without improvement.
             patience: i64 as Count = 10,
-            /// The margin by which a metric must be better than the best one.
+            /// Margin by which a metric must exceed the best one.
             threshold: f64 as Factor = 0.0001,
-            /// The steps after a reduction that do not count.
+            /// Steps after a reduction that do not count.
             cooldown: i64 as Count = 0,
-            /// The lowest factor.
+            /// Lowest factor.
             least: f64 as Share = 0.0,
-            /// Whether a higher metric is a better one.
+            /// True if a higher metric is better.
             maximize: bool as Free = false,
-            /// Whether the threshold is a difference; otherwise it is a share of the best metric.
+            /// True if the threshold is absolute; otherwise it is relative to the best metric.
             absolute: bool as Free = false,
         },
-        /// A function of the program, which gives the factor to [`crate::LrScheduler::step_with`].
+        /// A function of the program, which passes the factor to [`crate::LrScheduler::step_with`].
         Function {},
-        /// A straight line that rises from `start` times the first factor of another schedule to that factor, and then that
-        /// schedule. Totals and milestones of the other one count from the first step of the training, everything else
-        /// from the end of the warm-up: behind a warm-up of 100 steps, `Linear(total=1000)` falls for 900. Source:
-        /// `get_linear_schedule_with_warmup`.
+        /// Linear warm-up, then another schedule. The warm-up is a line from `start` times the first factor
+        /// of the other schedule to that factor.
+        ///
+        /// Totals and milestones of the other schedule count from the first step of the training, everything
+        /// else from the end of the warm-up: after a warm-up of 100 steps, `Linear(total=1000)` falls for
+        /// 900. Source: `get_linear_schedule_with_warmup`.
         Warmup {
-            /// The steps of the warm-up.
+            /// Steps of the warm-up.
             steps: i64 as Count,
-            /// The schedule behind the warm-up.
+            /// Schedule after the warm-up.
             then: Box<Schedule> as Free,
-            /// The first factor.
+            /// First factor, relative to the other schedule.
             start: f64 as Share = 0.0,
         },
     }
 }
 
-/// The value that a schedule needs at each step, beside the number of steps.
+/// Value that a schedule requires at each step, besides the number of steps.
 ///
 /// ```
 /// use ortrain::{Schedule, ScheduleInput};
@@ -371,12 +375,12 @@ pub enum ScheduleInput {
     Nothing,
     /// A metric.
     Metric,
-    /// The factor that a function of the program says.
+    /// A factor, computed by a function of the program.
     Factor,
 }
 
 impl Schedule {
-    /// The schedule of a name with settings; those that are left out have their defaults.
+    /// Creates a schedule from its name and settings. Omitted settings have their defaults.
     ///
     /// ```
     /// let schedule = ortrain::Schedule::from_settings("Constant", Vec::new())?;
@@ -385,7 +389,7 @@ impl Schedule {
     /// ```
     ///
     /// # Errors
-    /// When there is no such schedule, or a setting is missing, unknown, or not what it may be.
+    /// If the name is unknown, or a setting is missing, unknown, or out of range.
     pub fn from_settings(name: &str, settings: Vec<(String, Setting)>) -> Result<Schedule> {
         let made =
             Schedule::unchecked(name, Settings { schedule: name, known: Vec::new(), given: settings })?;
@@ -393,7 +397,7 @@ impl Schedule {
         Ok(made)
     }
 
-    /// All schedules: their names, with their settings and what these are if they are left out.
+    /// Returns all schedules: their names with their settings and defaults.
     ///
     /// ```
     /// let (name, settings) = ortrain::Schedule::kinds()[1];
@@ -404,7 +408,7 @@ impl Schedule {
         KINDS
     }
 
-    /// The settings, by name, in the order of their declaration.
+    /// Returns the settings by name, in the order of their declaration.
     ///
     /// ```
     /// use ortrain::{Schedule, Setting};
@@ -425,7 +429,7 @@ impl Schedule {
     /// ```
     ///
     /// # Errors
-    /// When one is not what it may be, or a warm-up is longer than the whole.
+    /// If a setting is out of range, or the warm-up is longer than the total.
     pub fn check(&self) -> Result<()> {
         let name = self.name();
         for (setting, rule, value) in self.described() {
@@ -458,7 +462,7 @@ impl Schedule {
         Ok(())
     }
 
-    /// The steps of the whole training, warm-up included, if the schedule has an end.
+    /// Returns the steps of the complete training, including the warm-up, if the schedule has an end.
     ///
     /// ```
     /// use ortrain::Schedule;
@@ -479,7 +483,7 @@ impl Schedule {
         }
     }
 
-    /// The steps of the warm-up.
+    /// Returns the steps of the warm-up.
     ///
     /// ```
     /// assert_eq!(ortrain::Schedule::Constant {}.warmup(), 0);
@@ -492,7 +496,7 @@ impl Schedule {
         }
     }
 
-    /// The value that it needs at each step, beside the number of steps.
+    /// Returns the value that the schedule requires at each step, besides the number of steps.
     ///
     /// ```
     /// use ortrain::{Schedule, ScheduleInput};
@@ -509,7 +513,7 @@ impl Schedule {
         }
     }
 
-    /// The factor after `t` optimizer steps. What a metric or a function decides counts as 1.
+    /// Returns the factor after `t` optimizer steps. The decision of a metric or a function counts as 1.
     ///
     /// ```
     /// let schedule = ortrain::Schedule::Step { every: 10, gamma: 0.5 };
@@ -520,7 +524,7 @@ impl Schedule {
         self.factor_with(t, 1.0)
     }
 
-    /// The factor after `t` optimizer steps, where a metric or a function has decided on `decided`.
+    /// Returns the factor after `t` optimizer steps, with the factor `decided` from a metric or a function.
     ///
     /// ```
     /// let schedule: ortrain::Schedule = "Warmup(steps=4, then=Function())".parse()?;
@@ -532,7 +536,7 @@ impl Schedule {
         self.at(t.max(0), 0, decided)
     }
 
-    /// The factor after `t` steps of the training, of which the warm-up took `from`.
+    /// Returns the factor after `t` steps of the training, including `from` warm-up steps.
     fn at(&self, t: i64, from: i64, decided: f64) -> f64 {
         let n = t.saturating_sub(from);
         let whole = |total: i64| total.saturating_sub(from).max(1);
@@ -546,7 +550,7 @@ impl Schedule {
                 if i128::from(n) >= whole {
                     return end;
                 }
-                // Whole numbers, for a rounded quotient would be in the wrong cycle.
+                // Integer arithmetic, since a rounded quotient could be in the wrong cycle.
                 let into = i128::from(n) * i128::from(cycles) % whole;
                 cosine(1.0, end, into as f64 / whole as f64)
             }
@@ -594,7 +598,7 @@ impl Schedule {
         }
     }
 
-    /// The last step that a curve shows.
+    /// Returns the last step of a curve.
     ///
     /// ```
     /// assert_eq!(ortrain::Schedule::Step { every: 10, gamma: 0.5 }.span(), 40);
@@ -621,12 +625,12 @@ impl Schedule {
     }
 }
 
-/// From `a` at 0 to `b` at 1, exact at both.
+/// Interpolates linearly from `a` at 0 to `b` at 1, exact at both ends.
 fn mix(a: f64, b: f64, share: f64) -> f64 {
     a * (1.0 - share) + b * share
 }
 
-/// From `a` at 0 to `b` at 1 along half a cosine, exact at both.
+/// Interpolates from `a` at 0 to `b` at 1 along half a cosine, exact at both ends.
 fn cosine(a: f64, b: f64, share: f64) -> f64 {
     mix(b, a, 0.5 * (1.0 + (PI * share).cos()))
 }
@@ -643,7 +647,7 @@ mod tests {
         text.parse::<Schedule>().expect_err("it is wrong").to_string()
     }
 
-    /// One of each, with every setting that must be given.
+    /// One of each schedule, with all required settings.
     fn all() -> Vec<Schedule> {
         let texts = [
             "Constant()",
@@ -698,7 +702,7 @@ mod tests {
 
     #[test]
     fn cycles_begin_at_whole_steps() {
-        // 7 cycles of 7 steps: 7 * (k / 7) is no whole number for every k in floating point.
+        // 7 cycles of 7 steps: 7 * (k / 7) is not an integer for every k in floating point.
         let schedule = made("Cosine(total=49, cycles=7)");
         assert!((0..7).all(|k| schedule.factor(7 * k) == 1.0));
         let restarts = made("CosineRestarts(first=3, growth=2)");

@@ -1,4 +1,4 @@
-//! Schedules as text, and as curves of text.
+//! Schedules as text, and their curves as text graphics.
 
 use std::fmt::{self, Display, Write};
 use std::str::FromStr;
@@ -6,13 +6,13 @@ use std::str::FromStr;
 use crate::schedule::Setting;
 use crate::{Error, Result, Schedule};
 
-/// Columns and rows of a curve, and the heights of a cell.
+/// Columns and rows of a curve, and the block characters by height.
 const COLUMNS: usize = 60;
 const ROWS: usize = 5;
 const CELLS: [char; 9] = [' ', '▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
-/// A schedule in a schedule is the most there is.
+/// Maximum nesting: a schedule in a schedule.
 const DEEPEST: usize = 2;
-/// The letters of a wrong text that an error repeats.
+/// Maximum characters of an invalid text in an error.
 const REPEATED: usize = 60;
 
 impl Display for Setting {
@@ -28,7 +28,8 @@ impl Display for Setting {
     }
 }
 
-/// `Name(setting=value, ...)`, which is Python, and what [`Schedule::from_str`] reads. Numbers come back bit for bit.
+/// `Name(setting=value, ...)`, which is valid Python and the input of [`Schedule::from_str`]. Numbers
+/// round-trip exactly.
 impl Display for Schedule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let settings: Vec<String> =
@@ -48,7 +49,7 @@ impl FromStr for Schedule {
     }
 }
 
-/// The rest of a text.
+/// Parser of a text.
 pub(crate) struct Reader<'a> {
     rest: &'a str,
 }
@@ -58,7 +59,7 @@ impl<'a> Reader<'a> {
         Reader { rest: text.trim() }
     }
 
-    /// `Name(setting=value, ...)`.
+    /// Parses `Name(setting=value, ...)`.
     pub(crate) fn schedule(&mut self, depth: usize) -> Result<Schedule> {
         if depth >= DEEPEST {
             return Err(Error::Argument("a warm-up stands in front of another warm-up; make it one".into()));
@@ -100,22 +101,22 @@ impl<'a> Reader<'a> {
         ))
     }
 
-    /// Nothing is left.
+    /// Checks that no text remains.
     pub(crate) fn end(&self) -> Result<()> {
         if self.rest.trim().is_empty() { Ok(()) } else { Err(self.wrong("the end is expected")) }
     }
 
-    /// The text behind a schedule, if there is some.
+    /// Returns true if no text remains.
     pub(crate) fn is_done(&self) -> bool {
         self.rest.trim().is_empty()
     }
 
-    /// A word that must stand here.
+    /// Expects a word.
     pub(crate) fn word(&mut self, word: &str) -> Result<()> {
         if self.name() == word { Ok(()) } else { Err(self.wrong(&format!("{word:?} is expected"))) }
     }
 
-    /// `(setting=value, ...)`.
+    /// Parses `(setting=value, ...)`.
     pub(crate) fn settings(&mut self, depth: usize) -> Result<Vec<(String, Setting)>> {
         self.expect('(')?;
         let mut found = Vec::new();
@@ -157,7 +158,8 @@ impl<'a> Reader<'a> {
 }
 
 impl Schedule {
-    /// The factor over the steps from 0 to `last`, or to the end of what changes, as a curve of text.
+    /// Draws the factor over the steps from 0 to `last` as text; the default `last` is the last step with
+    /// changes.
     ///
     /// ```
     /// let curve = ortrain::Schedule::Linear { total: 59, start: 1.0, end: 0.0 }.curve(None);
@@ -171,7 +173,7 @@ impl Schedule {
     }
 }
 
-/// The steps from 0 to `last` that a curve shows.
+/// Returns the steps from 0 to `last` in the columns of a curve.
 ///
 /// ```
 /// let steps = ortrain::curve_steps(118);
@@ -183,7 +185,7 @@ pub fn curve_steps(last: i64) -> [i64; COLUMNS] {
     std::array::from_fn(|k| i64::try_from((last * k as i128 + most / 2) / most).unwrap_or(i64::MAX))
 }
 
-/// A curve of text through these factors, the first of step 0 and the last of step `last`.
+/// Draws these factors as text. The first one is at step 0, the last one at step `last`.
 ///
 /// ```
 /// let curve = ortrain::draw_curve(&[0.0, 0.5, 1.0], 2);
@@ -209,7 +211,7 @@ pub fn draw_curve(factors: &[f64], last: i64) -> String {
     out
 }
 
-/// A number in few letters.
+/// Formats a number compactly.
 fn short(number: f64) -> String {
     if (0.001..1000.0).contains(&number) {
         let text = format!("{number:.3}");

@@ -1,22 +1,22 @@
-//! Learning rates over time.
+//! The linear learning-rate scheduler of onnxruntime-training.
 
 use ortrain_checkpoint::Scheduler;
 
 use crate::optimizer::check_rate;
 use crate::{CheckpointState, Error, Result};
 
-/// What a checkpoint calls a [`LinearLRScheduler`].
+/// Name of a [`LinearLRScheduler`] in checkpoints.
 pub(crate) const KIND: &str = "linear";
 
-/// A learning rate that rises linearly from zero during a warm-up and then falls linearly to zero:
+/// A learning rate that rises linearly from zero during a warm-up, then falls linearly to zero:
 ///
 /// ```text
 /// factor(t) = t / max(1, warmup)                          for t < warmup
 ///           = max(0, (total - t) / max(1, total - warmup)) after it
 /// ```
 ///
-/// where `t` is the number of optimizer steps done; the scheduler has no counter of its own. (onnxruntime-training
-/// 1.19.2 confuses the two counts in Python; this is what its documentation says.)
+/// where `t` is the number of completed optimizer steps; the scheduler has no counter of its own.
+/// (onnxruntime-training 1.19.2 swaps the two counts in Python; this formula follows its documentation.)
 ///
 /// ```
 /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -44,7 +44,8 @@ pub struct LinearLRScheduler {
 }
 
 impl LinearLRScheduler {
-    /// A scheduler of the optimizer on this state. Sets the initial learning rate and does one [`LinearLRScheduler::step`].
+    /// Creates a scheduler of the optimizer on this state. Sets the initial learning rate and runs one
+    /// [`LinearLRScheduler::step`].
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -57,8 +58,8 @@ impl LinearLRScheduler {
     /// ```
     ///
     /// # Errors
-    /// When no optimizer was made on the state, a count is negative, the warm-up is longer than the whole, or the rate is
-    /// negative, infinite or no number.
+    /// If the state has no optimizer, a count is negative, the warm-up is longer than the total, or the rate
+    /// is negative, infinite or NaN.
     pub fn new(
         state: &mut CheckpointState,
         warmup_step_count: i64,
@@ -70,7 +71,7 @@ impl LinearLRScheduler {
         Ok(scheduler)
     }
 
-    /// The same without the first step: until there is one, the learning rate is the initial one.
+    /// Creates a scheduler without a first step: until a step, the learning rate is the initial one.
     pub(crate) fn register(
         state: &mut CheckpointState,
         warmup_step_count: i64,
@@ -100,7 +101,7 @@ impl LinearLRScheduler {
         Ok(scheduler)
     }
 
-    /// Sets the learning rate for the number of optimizer steps done so far.
+    /// Sets the learning rate for the current number of optimizer steps.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -116,7 +117,7 @@ impl LinearLRScheduler {
     /// ```
     ///
     /// # Errors
-    /// When no optimizer was made on the state.
+    /// If the state has no optimizer.
     pub fn step(&self, state: &mut CheckpointState) -> Result<()> {
         let optimizer = state.optimizer_mut().ok_or_else(no_optimizer)?;
         let factor = self.factor(optimizer.step);
@@ -125,7 +126,7 @@ impl LinearLRScheduler {
         self.record(state)
     }
 
-    /// Lets checkpoints of the state say what decides the learning rate.
+    /// Records the scheduler in the state, for its checkpoints.
     fn record(&self, state: &mut CheckpointState) -> Result<()> {
         let optimizer = state.optimizer().ok_or_else(no_optimizer)?;
         let record = Scheduler {
@@ -139,7 +140,7 @@ impl LinearLRScheduler {
         Ok(())
     }
 
-    /// The factor after `step` optimizer steps.
+    /// Returns the factor after `step` optimizer steps.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }

@@ -1,4 +1,4 @@
-//! The state of a training, and the planes it lies in.
+//! State of a training, and its memory planes.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -22,13 +22,14 @@ use crate::slots::{RequiredSlots, Slot, SlotStorage, Slots, of_another};
 use crate::suggest::hint;
 use crate::{Error, FileKind, LrScheduler, Result};
 
-/// The one group of optimizer state that ONNX Runtime knows. Slots of optimizers that it does not have stand there under
-/// names that begin with that of the optimizer, so that it refuses them where it would take them for moments of its own.
+/// Name of the only optimizer-state group that ONNX Runtime knows. Slots of optimizers that ONNX Runtime
+/// lacks have the optimizer's name as a prefix. ONNX Runtime then rejects them instead of reading them as its
+/// own moments.
 const GROUP: &str = "group0";
-/// The learning rate of an optimizer that was told none.
+/// Default learning rate of an optimizer.
 const DEFAULT_LEARNING_RATE: f32 = 0.001;
 
-/// Where one tensor lies in its plane.
+/// Location of a tensor in its plane.
 ///
 /// ```
 /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -45,11 +46,11 @@ pub struct TensorLayout {
     pub name: Arc<str>,
     /// The shape.
     pub dims: Vec<usize>,
-    /// The first byte, a multiple of [`crate::ALIGNMENT`].
+    /// Offset of the first byte, a multiple of [`crate::ALIGNMENT`].
     pub offset: usize,
 }
 
-/// What lies in one plane. The bytes between tensors are zero and stay so.
+/// Layout of a plane. The padding between tensors is always zero.
 ///
 /// ```
 /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -63,15 +64,17 @@ pub struct TensorLayout {
 pub struct PlaneLayout {
     /// The element type of all tensors of the plane.
     pub dtype: DType,
-    /// The size of the plane, padding included.
+    /// Size of the plane in bytes, including padding.
     pub bytes: usize,
     /// The tensors, sorted by name.
     pub tensors: Vec<TensorLayout>,
 }
 
-/// What lies where in a state: a plane per element type for parameters that are trained, and one per element type for
-/// those that are not. Element types come in the order of their names' first appearance among the sorted parameters;
-/// planes of gradients and moments have the layout of the trainable planes, offset for offset.
+/// Layout of a state: a plane per element type for trained parameters, and a plane per element type for
+/// frozen ones.
+///
+/// The order of the element types is the order of their first appearance among the parameters, sorted by
+/// name. Planes of gradients and moments have the same layout as the trainable planes, with the same offsets.
 ///
 /// ```
 /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -82,16 +85,16 @@ pub struct PlaneLayout {
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct StateLayout {
-    /// Planes of parameters that are trained.
+    /// Planes of trained parameters.
     pub trainable: Vec<PlaneLayout>,
-    /// Planes of parameters that are not.
+    /// Planes of frozen parameters.
     pub frozen: Vec<PlaneLayout>,
 }
 
-/// A parameter (or its gradient) where it lies.
+/// A view of a parameter or of its gradient.
 ///
-/// `memory` is the live plane: what is written there is what the next step uses. It stays valid after the state and
-/// every module are gone.
+/// `memory` is the live plane: the next step uses all values written there. It remains valid after the state
+/// and all modules are dropped.
 ///
 /// ```
 /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -111,16 +114,16 @@ pub struct ParameterView {
     pub dtype: DType,
     /// The shape.
     pub dims: Vec<usize>,
-    /// Whether it is trained. Views of frozen parameters are for reading.
+    /// True if the parameter is trained. Views of frozen parameters are read-only by convention.
     pub requires_grad: bool,
-    /// The plane.
+    /// Plane of the tensor.
     pub memory: Arc<Memory>,
-    /// The first byte.
+    /// Offset of the first byte.
     pub offset: usize,
 }
 
 impl ParameterView {
-    /// The number of bytes of the elements.
+    /// Returns the number of bytes of the elements.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -133,7 +136,7 @@ impl ParameterView {
         self.dims.iter().product::<usize>() * self.dtype.size()
     }
 
-    /// A copy of the elements as they are now.
+    /// Copies the current elements.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -144,25 +147,25 @@ impl ParameterView {
     /// ```
     ///
     /// # Errors
-    /// When they lie on a device, and that fails.
+    /// If the elements are on a device, and the device fails.
     ///
     /// # Panics
-    /// When the view was put together wrongly by hand.
+    /// If the caller constructed an inconsistent view.
     pub fn to_tensor(&self) -> Result<Tensor> {
         let data = self.memory.to_vec(self.offset, self.byte_len())?;
         Ok(Tensor::new(self.dtype, self.dims.clone(), data.into()).expect("planes hold whole tensors"))
     }
 }
 
-/// A parameter as the state knows it.
+/// A parameter of the state.
 #[derive(Clone, Debug)]
 pub(crate) struct Entry {
     pub(crate) name: Arc<str>,
     pub(crate) dtype: DType,
     pub(crate) requires_grad: bool,
-    /// `None`: the state is nominal and no model has said it yet.
+    /// `None` if the state is nominal and no model has determined the shape yet.
     pub(crate) dims: Option<Vec<usize>>,
-    /// Which of the trainable, or of the frozen, planes.
+    /// Index among the trainable or frozen planes.
     pub(crate) plane: usize,
     pub(crate) offset: usize,
 }
@@ -177,49 +180,50 @@ impl Entry {
     }
 }
 
-/// Slots and counts that an optimizer goes on from: see [`CheckpointState::from_values`].
+/// Initial slots and counters of an optimizer: see [`CheckpointState::from_values`].
 ///
 /// ```
 /// assert_eq!(ortrain::OptimizerValues::default().step, 0);
 /// ```
 #[derive(Clone, Debug, Default)]
 pub struct OptimizerValues {
-    /// Steps that it made.
+    /// Number of optimizer steps.
     pub step: i64,
-    /// Train steps of modules, whether an optimizer step followed or not.
+    /// Number of training steps of modules, with or without an optimizer step.
     pub train_step: u64,
-    /// The learning rate, if it is known.
+    /// Learning rate, if known.
     pub learning_rate: Option<f32>,
-    /// Slots by parameter, then by name (`momentum0`, `momentum1`). Without any, an optimizer starts its own, and goes on counting.
+    /// Slots by parameter, then by name (`momentum0`, `momentum1`). Without slots, an optimizer creates its
+    /// own, and continues the counters.
     pub slots: BTreeMap<String, BTreeMap<String, Tensor>>,
 }
 
-/// What an optimizer keeps between steps.
+/// Optimizer state between steps.
 #[derive(Clone, Debug)]
 pub(crate) struct OptimizerState {
     pub(crate) step: i64,
     pub(crate) initial_learning_rate: f32,
     pub(crate) learning_rate: f32,
-    /// False if the file did not say the learning rate: ONNX Runtime's have only that before any schedule.
+    /// False if the file has no learning rate: files of ONNX Runtime only have the rate before any schedule.
     has_rate: bool,
-    /// The share of their own learning rates that a schedule gives groups now.
+    /// Current schedule factor for groups with their own learning rates.
     pub(crate) schedule_factor: f64,
-    /// Settings and groups; `None` of ONNX Runtime's optimizers, which have them in their models.
+    /// Settings and groups; `None` for ONNX Runtime's optimizers, which have them in their models.
     pub(crate) spec: Option<OptimizerSpec>,
     pub(crate) slots: Slots,
-    /// True while slots start from values of parameters that a nominal state does not have yet.
+    /// True if slots must be initialized from parameter values that a nominal state does not have yet.
     unstarted: bool,
-    /// The group of each trained parameter, in the order of the planes.
+    /// Group of each trained parameter, in plane order.
     pub(crate) groups: Vec<Option<usize>>,
 }
 
 impl OptimizerState {
-    /// The planes of a slot.
+    /// Returns the planes of a slot.
     pub(crate) fn slot_planes(&self, name: &str) -> &[Arc<Memory>] {
         self.slots.get(name).map_or(&[], |slot| &slot.planes)
     }
 
-    /// The name of the optimizer that the slots are of, and their names.
+    /// Returns the name of the optimizer, and the names of its slots.
     fn identity(&self) -> (&str, Vec<&str>) {
         let slots = self.slots.names();
         let name = match (&self.spec, slots.as_slice()) {
@@ -231,7 +235,7 @@ impl OptimizerState {
     }
 }
 
-/// The group of each trained parameter, in the order of the planes.
+/// Returns the group of each trained parameter, in plane order.
 fn groups_of(spec: &OptimizerSpec, layout: &StateLayout) -> Vec<Option<usize>> {
     let groups = spec.groups.iter().enumerate();
     let owners: FxHashMap<&str, usize> =
@@ -240,29 +244,29 @@ fn groups_of(spec: &OptimizerSpec, layout: &StateLayout) -> Vec<Option<usize>> {
     tensors.map(|tensor| owners.get(&*tensor.name).copied()).collect()
 }
 
-/// The beginning of the names of slots in files.
+/// Returns the prefix of slot names in files.
 fn slot_prefix(spec: &OptimizerSpec) -> String {
     format!("{}.", spec.optimizer)
 }
 
-/// An optimizer model as a state is prepared for it.
+/// Requirements of an optimizer model.
 pub(crate) struct OptimizerNeeds<'a> {
-    /// Name, settings, groups.
+    /// Name, settings and groups.
     pub(crate) spec: &'a OptimizerSpec,
-    /// True if the settings are in the model alone: ONNX Runtime's optimizers.
+    /// True if the settings are constants of the model: ONNX Runtime's optimizers.
     pub(crate) in_model: bool,
     pub(crate) slots: &'a [RequiredSlots],
 }
 
-/// The state of a training: parameters, optimizer state, properties, and the seed of random numbers.
+/// State of a training: parameters, optimizer state, properties, and the random seed.
 ///
-/// It owns the memory they lie in. Parameters that are trained lie in one plane per element type, frozen ones in
-/// another; moments of an optimizer in planes that mirror the trainable ones. The order is sorted by name, whoever wrote
-/// the file; see [`CheckpointState::layout`]. Planes never move.
+/// The state owns the memory of all of these. Trained parameters are in one plane per element type, frozen
+/// ones in another. Moments of an optimizer are in planes that mirror the trainable ones. The order is sorted
+/// by name, independent of the file; see [`CheckpointState::layout`]. Planes never move.
 ///
-/// A *nominal* state has names and types but no values. They come, all at once, from a file
-/// ([`CheckpointState::load_parameters`], [`CheckpointState::load_safetensors`]) or, once a [`crate::Module`] has told the
-/// shapes, from a buffer ([`crate::Module::copy_buffer_to_parameters`]).
+/// A *nominal* state has names and types but no values. The values are loaded all at once from a file
+/// ([`CheckpointState::load_parameters`], [`CheckpointState::load_safetensors`]). After a [`crate::Module`]
+/// has determined the shapes, a buffer is also possible ([`crate::Module::copy_buffer_to_parameters`]).
 ///
 /// ```
 /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -284,15 +288,15 @@ pub struct CheckpointState {
     layout: Option<Arc<StateLayout>>,
     trainable: Vec<Arc<Memory>>,
     frozen: Vec<Arc<Memory>>,
-    /// Where the planes lie.
+    /// Location of the planes.
     home: Home,
-    /// Shared with every module of the state.
+    /// Reference count that all modules of the state share.
     modules: Arc<()>,
     generation: u64,
     /// Gradient planes of the newest module.
     gradients: Vec<Arc<Memory>>,
     optimizer: Option<OptimizerState>,
-    /// Groups of a file that are not the one optimizers use.
+    /// Other optimizer groups of a file, which optimizers do not use.
     other_groups: Vec<OptimizerGroup>,
     properties: BTreeMap<String, Property>,
     seed: Option<i64>,
@@ -315,7 +319,7 @@ impl CheckpointState {
     /// ```
     ///
     /// # Errors
-    /// When there is no file, or it is not a sound checkpoint.
+    /// If the file does not exist, or is no valid checkpoint.
     pub fn load(path: impl AsRef<Path>) -> Result<CheckpointState> {
         let path = path.as_ref();
         let found = ortrain_checkpoint::load(path)
@@ -323,7 +327,7 @@ impl CheckpointState {
         CheckpointState::from_checkpoint(found)
     }
 
-    /// Loads the bytes of a checkpoint file, [`CheckpointState::to_bytes`] among them.
+    /// Loads the bytes of a checkpoint file, for example from [`CheckpointState::to_bytes`].
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -334,14 +338,14 @@ impl CheckpointState {
     /// ```
     ///
     /// # Errors
-    /// When they are not a sound checkpoint, or its tensors lie in a file beside it.
+    /// If they are no valid checkpoint, or its tensors are in a file beside it.
     pub fn from_bytes(bytes: impl Into<Bytes>) -> Result<CheckpointState> {
         let bytes = bytes.into();
         let found = ortrain_checkpoint::read(bytes.clone()).map_err(|error| told_of_bytes(error, &bytes))?;
         CheckpointState::from_checkpoint(found)
     }
 
-    /// The state that a checkpoint describes.
+    /// Creates a state from the content of a checkpoint.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -352,7 +356,7 @@ impl CheckpointState {
     /// ```
     ///
     /// # Errors
-    /// When a tensor cannot be addressed.
+    /// If a tensor exceeds the address space.
     pub fn from_checkpoint(checkpoint: Checkpoint) -> Result<CheckpointState> {
         let Checkpoint { module, optimizer_groups, properties, extras } = checkpoint;
         let nominal = module.is_nominal();
@@ -445,7 +449,8 @@ impl CheckpointState {
         Ok(state)
     }
 
-    /// A state of values: name, value, and true for a parameter that is trained. `optimizer` is what AdamW or SGD goes on from.
+    /// Creates a state from values: name, value, and true for a trained parameter. AdamW or SGD continues
+    /// from `optimizer`.
     ///
     /// ```
     /// use ortrain::{CheckpointState, OptimizerValues, Tensor};
@@ -464,7 +469,7 @@ impl CheckpointState {
     /// ```
     ///
     /// # Errors
-    /// When two parameters have one name, or a slot is of no trained parameter or of another shape.
+    /// If two parameters have the same name, or a slot belongs to no trained parameter or has another shape.
     pub fn from_values(
         parameters: impl IntoIterator<Item = (String, Tensor, bool)>,
         optimizer: OptimizerValues,
@@ -516,7 +521,7 @@ impl CheckpointState {
         })
     }
 
-    /// Decides where everything lies and makes the planes, all zero. Shapes are known by now.
+    /// Determines the layout and allocates zeroed planes. All shapes must be known.
     fn allocate(&mut self) -> Result<()> {
         let mut layout = StateLayout::default();
         for entry in &mut self.entries {
@@ -543,8 +548,9 @@ impl CheckpointState {
         Ok(())
     }
 
-    /// Writes a checkpoint file; what was there is replaced only when the new file is complete. With `include_optimizer_state`
-    /// it has the moments, the steps taken, the learning rate and the scheduler, once an optimizer was made.
+    /// Writes a checkpoint file. An existing file is replaced only after the new file is complete. With
+    /// `include_optimizer_state`, it includes the moments, the step counters, the learning rate and the
+    /// scheduler, if an optimizer exists.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -558,13 +564,14 @@ impl CheckpointState {
     /// ```
     ///
     /// # Errors
-    /// When the file cannot be written.
+    /// If the file cannot be written.
     pub fn save(&self, path: impl AsRef<Path>, include_optimizer_state: bool) -> Result<()> {
         Ok(ortrain_checkpoint::save(&self.to_checkpoint(include_optimizer_state)?, path, Layout::State)?)
     }
 
-    /// [`CheckpointState::save`] with another threshold: if the tensors have more than `above` bytes, they lie in
-    /// `<path>.data`, which belongs to the checkpoint. (`save` says 1800 MiB, as onnxruntime-training does.)
+    /// Saves like [`CheckpointState::save`] with another threshold: tensors of more than `above` bytes in
+    /// total are stored in `<path>.data`, which belongs to the checkpoint. (`save` uses 1800 MiB, as
+    /// onnxruntime-training does.)
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -578,7 +585,7 @@ impl CheckpointState {
     /// ```
     ///
     /// # Errors
-    /// When a file cannot be written.
+    /// If a file cannot be written.
     pub fn save_with_external_data(
         &self,
         path: impl AsRef<Path>,
@@ -589,7 +596,7 @@ impl CheckpointState {
         Ok(ortrain_checkpoint::save(&self.to_checkpoint(include_optimizer_state)?, path, options)?)
     }
 
-    /// The bytes that [`CheckpointState::save`] writes, for a connection or a memory of the caller's own.
+    /// Returns the bytes that [`CheckpointState::save`] writes, for example to send them.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -599,12 +606,12 @@ impl CheckpointState {
     /// ```
     ///
     /// # Errors
-    /// When they are more than the 2 GiB that fit one buffer.
+    /// If the bytes exceed the 2 GiB limit of a buffer.
     pub fn to_bytes(&self, include_optimizer_state: bool) -> Result<Vec<u8>> {
         Ok(ortrain_checkpoint::encode(&self.to_checkpoint(include_optimizer_state)?, Layout::State)?)
     }
 
-    /// The state as plain data.
+    /// Copies the state into plain data.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -616,7 +623,7 @@ impl CheckpointState {
     /// ```
     ///
     /// # Errors
-    /// When the state lies on a device, and that fails.
+    /// If the state is on a device, and the device fails.
     pub fn to_checkpoint(&self, include_optimizer_state: bool) -> Result<Checkpoint> {
         let of = |requires_grad: bool| {
             self.entries.iter().filter(move |entry| entry.requires_grad == requires_grad)
@@ -667,7 +674,7 @@ impl CheckpointState {
         Ok(Checkpoint { module, optimizer_groups, properties: self.properties.clone(), extras })
     }
 
-    /// Whether the values of the parameters are still to come.
+    /// Returns true if the parameter values have not been loaded.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -684,7 +691,7 @@ impl CheckpointState {
         self.nominal
     }
 
-    /// The names of all parameters, sorted.
+    /// Returns the names of all parameters, sorted.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -696,7 +703,7 @@ impl CheckpointState {
         self.entries.iter().map(|entry| &*entry.name)
     }
 
-    /// The number of parameters.
+    /// Returns the number of parameters.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -709,7 +716,7 @@ impl CheckpointState {
         self.entries.len()
     }
 
-    /// Whether there are none.
+    /// Returns true if there are no parameters.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -722,7 +729,7 @@ impl CheckpointState {
         self.entries.is_empty()
     }
 
-    /// Whether there is a parameter of this name.
+    /// Returns true if a parameter has this name.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -735,7 +742,7 @@ impl CheckpointState {
         self.entry(name).is_some()
     }
 
-    /// Whether a parameter is trained; also in a nominal state.
+    /// Returns true if a parameter is trained; also for a nominal state.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -745,12 +752,12 @@ impl CheckpointState {
     /// ```
     ///
     /// # Errors
-    /// When there is none of this name.
+    /// If no parameter has this name.
     pub fn requires_grad(&self, name: &str) -> Result<bool> {
         self.known(name).map(|entry| entry.requires_grad)
     }
 
-    /// The element type of a parameter, and its shape as far as it is known; also in a nominal state.
+    /// Returns the element type of a parameter, and its shape if known; also for a nominal state.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -760,12 +767,12 @@ impl CheckpointState {
     /// ```
     ///
     /// # Errors
-    /// When there is none of this name.
+    /// If no parameter has this name.
     pub fn type_of(&self, name: &str) -> Result<(DType, Option<&[usize]>)> {
         self.known(name).map(|entry| (entry.dtype, entry.dims.as_deref()))
     }
 
-    /// All parameters where they lie, sorted by name.
+    /// Returns views of all parameters, sorted by name.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -777,13 +784,13 @@ impl CheckpointState {
     /// ```
     ///
     /// # Errors
-    /// When the state is nominal.
+    /// If the state is nominal.
     pub fn parameters(&self) -> Result<impl ExactSizeIterator<Item = ParameterView> + '_> {
         self.complete()?;
         Ok(self.entries.iter().map(|entry| self.view(entry)))
     }
 
-    /// A parameter where it lies.
+    /// Returns a view of a parameter.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -794,14 +801,14 @@ impl CheckpointState {
     /// ```
     ///
     /// # Errors
-    /// When there is none of this name, or the state is nominal.
+    /// If no parameter has this name, or the state is nominal.
     pub fn parameter(&self, name: &str) -> Result<ParameterView> {
         let entry = self.known(name)?;
         self.complete()?;
         Ok(self.view(entry))
     }
 
-    /// Replaces the value of a parameter by one of the same shape and type.
+    /// Replaces the value of a parameter. Shape and type must match.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -815,7 +822,7 @@ impl CheckpointState {
     /// ```
     ///
     /// # Errors
-    /// When there is none of this name, the value has another shape or type, or the state is nominal.
+    /// If no parameter has this name, the value has another shape or type, or the state is nominal.
     pub fn set_parameter(&mut self, name: &str, value: &Tensor) -> Result<()> {
         let entry = self.entry_for(name, value)?;
         self.memory_of(entry).write(entry.offset, value.data())?;
@@ -823,8 +830,8 @@ impl CheckpointState {
         Ok(())
     }
 
-    /// The gradient of a parameter in the newest module on this state: `None` for frozen ones, and while no module was
-    /// made.
+    /// Returns the gradient of a parameter in the newest module on this state: `None` for frozen parameters,
+    /// and before the first module.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -835,7 +842,7 @@ impl CheckpointState {
     /// ```
     ///
     /// # Errors
-    /// When there is no parameter of this name, or the state is nominal.
+    /// If no parameter has this name, or the state is nominal.
     pub fn gradient(&self, name: &str) -> Result<Option<ParameterView>> {
         let entry = self.known(name)?;
         self.complete()?;
@@ -843,7 +850,7 @@ impl CheckpointState {
         Ok(planes.get(entry.plane).map(|plane| view_in(entry, plane)))
     }
 
-    /// A property.
+    /// Returns a property.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -857,7 +864,7 @@ impl CheckpointState {
     /// ```
     ///
     /// # Errors
-    /// When there is none of this name.
+    /// If no property has this name.
     pub fn property(&self, name: &str) -> Result<&Property> {
         self.properties.get(name).ok_or_else(|| Error::UnknownProperty {
             name: name.to_owned(),
@@ -865,7 +872,7 @@ impl CheckpointState {
         })
     }
 
-    /// Sets a property, replacing one of this name: an integer, a float, or a text.
+    /// Sets or replaces a property: an integer, a float, or a text.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -880,7 +887,7 @@ impl CheckpointState {
         self.properties.insert(name.into(), value.into());
     }
 
-    /// All properties, sorted by name.
+    /// Returns all properties, sorted by name.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -898,7 +905,7 @@ impl CheckpointState {
         &self.properties
     }
 
-    /// The seed of random numbers; 0 unless it was set.
+    /// Returns the random seed; the default is 0.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -911,7 +918,7 @@ impl CheckpointState {
         self.seed.unwrap_or(0)
     }
 
-    /// Sets the seed of random numbers. With it and the number of train steps, all random numbers are determined.
+    /// Sets the random seed. Together with the number of training steps, it determines all random numbers.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -925,8 +932,8 @@ impl CheckpointState {
         self.seed = Some(seed);
     }
 
-    /// The slots of the optimizer for a parameter by name: copies. Empty for frozen parameters, and before an optimizer was
-    /// made.
+    /// Copies the optimizer slots of a parameter, by name. The result is empty for frozen parameters, and
+    /// before an optimizer exists.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -938,15 +945,17 @@ impl CheckpointState {
     /// ```
     ///
     /// # Errors
-    /// When there is no parameter of this name.
+    /// If no parameter has this name.
     pub fn slots(&self, name: &str) -> Result<BTreeMap<String, Tensor>> {
         let entry = self.known(name)?;
         let Some(optimizer) = &self.optimizer else { return Ok(BTreeMap::new()) };
         Ok(optimizer.slots.of(entry)?.into_iter().map(|slot| (slot.name, slot.tensor)).collect())
     }
 
-    /// The average of the weights of a parameter: the moving average of an optimizer with `ema_decay`, or that which a
-    /// schedule-free optimizer trains for. A copy, with the type and shape of the parameter; of a frozen parameter its
+    /// Returns the averaged weights of a parameter: the moving average of an optimizer with `ema_decay`, or
+    /// the average of a schedule-free optimizer.
+    ///
+    /// The result is a copy with the type and shape of the parameter. For a frozen parameter, it is the
     /// value.
     ///
     /// ```
@@ -964,7 +973,7 @@ impl CheckpointState {
     /// ```
     ///
     /// # Errors
-    /// When there is no parameter of this name, the state is nominal, or the optimizer keeps no average.
+    /// If no parameter has this name, the state is nominal, or the optimizer keeps no average.
     pub fn average(&self, name: &str) -> Result<Tensor> {
         let entry = self.known(name)?;
         self.complete()?;
@@ -987,8 +996,8 @@ impl CheckpointState {
         Ok(Tensor::from_f64(value.dtype(), value.dims().to_vec(), &average))
     }
 
-    /// A state with the averages ([`CheckpointState::average`]) in place of the weights that are trained, and without
-    /// optimizer: to evaluate, to export, or to save.
+    /// Returns a state with the averages ([`CheckpointState::average`]) instead of the trained weights, and
+    /// without optimizer. Use it for evaluation, export, or a checkpoint.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -1005,7 +1014,7 @@ impl CheckpointState {
     /// ```
     ///
     /// # Errors
-    /// When the state is nominal, or the optimizer keeps no average.
+    /// If the state is nominal, or the optimizer keeps no average.
     pub fn averaged(&self) -> Result<CheckpointState> {
         let mut checkpoint = self.to_checkpoint(false)?;
         if let ModuleState::Full { trainable, .. } = &mut checkpoint.module {
@@ -1016,7 +1025,7 @@ impl CheckpointState {
         CheckpointState::from_checkpoint(checkpoint)
     }
 
-    /// Train steps done on this state, whether an optimizer step followed or not.
+    /// Returns the number of training steps on this state, with or without an optimizer step.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -1032,7 +1041,7 @@ impl CheckpointState {
         self.train_step
     }
 
-    /// Optimizer steps done; 0 before an optimizer was made.
+    /// Returns the number of optimizer steps; 0 before an optimizer exists.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -1046,7 +1055,7 @@ impl CheckpointState {
         self.optimizer.as_ref().map_or(0, |optimizer| optimizer.step)
     }
 
-    /// The scheduler of the learning rate, as text: a scheduler with its schedule; `None` if nothing does.
+    /// Returns the learning-rate scheduler with its schedule as text; `None` without a scheduler.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -1070,7 +1079,7 @@ impl CheckpointState {
         Some(scheduler.map_or_else(|_| "damaged".into(), |scheduler| scheduler.to_string()))
     }
 
-    /// The learning rate of the next optimizer step; `None` before an optimizer was made.
+    /// Returns the learning rate of the next optimizer step; `None` before an optimizer exists.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -1084,7 +1093,7 @@ impl CheckpointState {
         self.optimizer.as_ref().map(|optimizer| optimizer.learning_rate)
     }
 
-    /// What lies where in the planes.
+    /// Returns the layout of the planes.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -1096,12 +1105,12 @@ impl CheckpointState {
     /// ```
     ///
     /// # Errors
-    /// When the state is nominal and no module has said the shapes yet.
+    /// If the state is nominal and no module has determined the shapes yet.
     pub fn layout(&self) -> Result<&StateLayout> {
         self.layout.as_deref().ok_or(Error::NominalState)
     }
 
-    /// The planes of the parameters that are trained, in the order of [`StateLayout::trainable`].
+    /// Returns the planes of the trained parameters, in the order of [`StateLayout::trainable`].
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -1115,7 +1124,7 @@ impl CheckpointState {
         &self.trainable
     }
 
-    /// The planes of the frozen parameters, in the order of [`StateLayout::frozen`].
+    /// Returns the planes of the frozen parameters, in the order of [`StateLayout::frozen`].
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -1129,7 +1138,7 @@ impl CheckpointState {
         &self.frozen
     }
 
-    /// The device that parameters and slots lie on: `"cpu"` for the memory of this process.
+    /// Returns the device of parameters and slots: `"cpu"` for the memory of this process.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -1141,9 +1150,11 @@ impl CheckpointState {
         self.home.device()
     }
 
-    /// Moves parameters and slots to the device of a backend. The first module that is made for a device does so by itself.
-    /// Views and planes that were taken before keep what they hold, and are no part of the state any more; modules of the
-    /// device before are of no use until the state is moved back.
+    /// Moves parameters and slots to the device of a backend. The first module for a device does this
+    /// automatically.
+    ///
+    /// Existing views and planes keep their values, but are no longer part of the state. Modules on the
+    /// previous device cannot be used until the state is moved back.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -1154,7 +1165,7 @@ impl CheckpointState {
     /// ```
     ///
     /// # Errors
-    /// When the device has too little memory, or fails: the state stays where it is.
+    /// If the device has too little memory, or fails: the state remains on its current device.
     pub fn to(&mut self, backend: &Arc<dyn Backend>) -> Result<()> {
         if self.device() == backend.device() {
             return Ok(());
@@ -1175,8 +1186,8 @@ impl CheckpointState {
         Ok(())
     }
 
-    /// A number that grows whenever frozen parameters are set, or updated by a train step (running statistics): what was
-    /// made from frozen parameters is stale then.
+    /// Returns a version number of the frozen parameters. It grows if they are set, or updated by a training
+    /// step (running statistics). Values derived from frozen parameters are then stale.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -1193,7 +1204,7 @@ impl CheckpointState {
         self.generation
     }
 
-    // What modules and optimizers need.
+    // Interface for modules and optimizers.
 
     pub(crate) fn entries(&self) -> &[Entry] {
         &self.entries
@@ -1208,18 +1219,19 @@ impl CheckpointState {
         self.entry(name).ok_or_else(|| self.unknown(name))
     }
 
-    /// The error for a name that no parameter has.
+    /// Returns the error for an unknown parameter name.
     pub(crate) fn unknown(&self, name: &str) -> Error {
         Error::UnknownParameter { name: name.to_owned(), hint: hint(name, self.names()) }
     }
 
-    /// The parameter that a value is for, of the same shape and type.
+    /// Returns the parameter with this name, after a check of the value's shape and type.
     fn entry_for(&self, name: &str, value: &Tensor) -> Result<&Entry> {
         self.complete()?;
         self.check_value(name, value)
     }
 
-    /// The parameter that a value has the type of, and the shape as far as it is known; also in a nominal state.
+    /// Returns the parameter with this name, after a check of the value's type, and shape if known. Supports
+    /// nominal states.
     pub(crate) fn check_value(&self, name: &str, value: &Tensor) -> Result<&Entry> {
         let entry = self.known(name)?;
         let dims = entry.dims.as_deref().unwrap_or(value.dims());
@@ -1235,12 +1247,12 @@ impl CheckpointState {
         })
     }
 
-    /// The element type of a parameter; also in a nominal state.
+    /// Returns the element type of a parameter; also for a nominal state.
     pub(crate) fn dtype_of(&self, name: &str) -> Result<DType> {
         self.known(name).map(|entry| entry.dtype)
     }
 
-    /// An error while the values are missing.
+    /// Returns an error if the state is nominal.
     pub(crate) fn complete(&self) -> Result<()> {
         if self.nominal { Err(Error::NominalState) } else { Ok(()) }
     }
@@ -1257,12 +1269,12 @@ impl CheckpointState {
         view_in(entry, self.memory_of(entry))
     }
 
-    /// Shared with the modules of the state.
+    /// Returns the reference count that all modules of the state share.
     pub(crate) fn modules(&self) -> &Arc<()> {
         &self.modules
     }
 
-    /// That a module of a device finds the planes there.
+    /// Checks that the planes are on the device of a module.
     pub(crate) fn check_device(&self, device: &str) -> Result<()> {
         if self.device() == device {
             return Ok(());
@@ -1275,7 +1287,7 @@ impl CheckpointState {
         )))
     }
 
-    /// Moves the planes to where a new module looks for them.
+    /// Moves the planes to the device of a new module.
     pub(crate) fn move_for_module(&mut self, backend: &Arc<dyn Backend>) -> Result<()> {
         if self.device() != backend.device() && Arc::strong_count(&self.modules) > 1 {
             return Err(Error::State(format!(
@@ -1292,7 +1304,7 @@ impl CheckpointState {
         self.gradients = planes;
     }
 
-    /// The gradient planes of the newest module.
+    /// Returns the gradient planes of the newest module.
     pub(crate) fn newest_gradients(&self) -> &[Arc<Memory>] {
         &self.gradients
     }
@@ -1309,7 +1321,7 @@ impl CheckpointState {
         self.generation += 1;
     }
 
-    /// Tells a nominal state the shapes of its parameters. Those that `dims` does not know stay without.
+    /// Sets the parameter shapes of a nominal state. Shapes that `dims` does not know remain unknown.
     pub(crate) fn set_shapes(&mut self, dims: impl Fn(&str) -> Option<Vec<usize>>) -> Result<()> {
         if self.layout.is_some() {
             return Ok(());
@@ -1320,8 +1332,8 @@ impl CheckpointState {
         self.allocate()
     }
 
-    /// Makes a nominal state a full one, to whose parameters values are to be written at once. `dims` gives the shapes of
-    /// all parameters in the order of their names; they count where no training model has said them.
+    /// Converts a nominal state into a full one; the caller writes the values afterwards. `dims` yields the
+    /// shapes of all parameters in name order, and is used if no training model has determined them.
     pub(crate) fn complete_with(&mut self, mut dims: impl FnMut() -> Option<Vec<usize>>) -> Result<()> {
         if self.layout.is_none() {
             self.entries.iter_mut().for_each(|entry| entry.dims = dims());
@@ -1333,7 +1345,7 @@ impl CheckpointState {
         self.finish_nominal()
     }
 
-    /// The values are there now. An error if some parameter has none.
+    /// Marks a nominal state as full. Returns an error if the shape of a parameter is unknown.
     pub(crate) fn finish_nominal(&mut self) -> Result<()> {
         if let Some(entry) = self.entries.iter().find(|entry| entry.dims.is_none()) {
             return Err(Error::State(format!(
@@ -1362,11 +1374,11 @@ impl CheckpointState {
         self.scheduler = Some(scheduler);
     }
 
-    /// Makes sure that the slots that an optimizer model needs are there for every trainable parameter: those of the
-    /// file, or as they are before the first step. With `replace`, slots of another optimizer are kept where they fit.
+    /// Creates the slots that an optimizer model requires for every trainable parameter, from the file or
+    /// with initial values. With `replace`, matching slots of another optimizer are reused.
     ///
     /// # Errors
-    /// When the state has another optimizer, or a slot of the file is missing or has another shape.
+    /// If the state has another optimizer, or a slot of the file is missing or has another shape.
     pub(crate) fn prepare_optimizer(&mut self, needs: &OptimizerNeeds<'_>, replace: bool) -> Result<()> {
         let layout = self.layout.clone().ok_or(Error::NominalState)?;
         let unstarted = self.nominal;
@@ -1393,14 +1405,14 @@ impl CheckpointState {
             });
             return Ok(());
         };
-        // A count of steps alone is of any optimizer.
+        // A step counter without slots fits any optimizer.
         let bare = there.spec.is_none() && there.slots.names().is_empty();
         let same = if bare { Ok(()) } else { self.check_optimizer(there, needs) };
         let is_other = same.is_err();
         if let (Err(error), false) = (&same, replace) {
             return Err(Error::State(error.to_string()));
         }
-        // Settings that were changed in the course of the training count, not those of the model.
+        // Settings that were changed during the training take precedence over the settings of the model.
         let mut spec = match &there.spec {
             Some(spec) if same.is_ok() => spec.clone(),
             _ => needs.spec.clone(),
@@ -1416,7 +1428,7 @@ impl CheckpointState {
         let mut slots = Vec::with_capacity(needs.slots.len());
         for wanted in needs.slots {
             let kept = match &there.slots {
-                // Slots that another optimizer made are shared; one that it did not need starts anew.
+                // Matching slots of another optimizer are shared; missing ones start anew.
                 Slots::Planes(slots) => {
                     let fits = |slot: &&Slot| *slot.name == wanted.slot.name && ground.fits(slot, wanted);
                     Ok(slots.iter().find(fits).cloned())
@@ -1434,7 +1446,7 @@ impl CheckpointState {
             });
         }
         if (same.is_err() || bare) && anew > 0 {
-            // Averages that start anew are corrected as at the first step.
+            // Bias correction of averages that start anew begins with the first step.
             spec.skipped_steps = there.step;
             spec.groups.iter_mut().for_each(|group| group.skipped_steps = there.step);
         }
@@ -1457,15 +1469,15 @@ impl CheckpointState {
         Ok(())
     }
 
-    /// Checks that the optimizer of the state is that of an optimizer model.
+    /// Checks that the optimizer of the state matches an optimizer model.
     fn check_optimizer(&self, there: &OptimizerState, needs: &OptimizerNeeds<'_>) -> Result<()> {
         let (name, mut slots) = there.identity();
         let mut wanted: Vec<&str> = needs.slots.iter().map(|slot| slot.slot.name.as_str()).collect();
-        // Files have them sorted.
+        // Files store them sorted.
         slots.sort_unstable();
         wanted.sort_unstable();
         let same = match &there.spec {
-            // AdamW of ONNX Runtime says itself which moment is missing; its SGD would drop one.
+            // AdamW of ONNX Runtime reports a missing moment itself; its SGD would drop one.
             None if needs.in_model => slots.iter().all(|slot| wanted.contains(slot)),
             None => name == needs.spec.optimizer && slots == wanted,
             Some(spec) => {
@@ -1480,12 +1492,12 @@ impl CheckpointState {
         if same { Ok(()) } else { Err(of_another((name, &slots), (&needs.spec.optimizer, needs.slots))) }
     }
 
-    /// Puts back what the state had before [`CheckpointState::prepare_optimizer`].
+    /// Restores the optimizer state from before [`CheckpointState::prepare_optimizer`].
     pub(crate) fn put_back_optimizer(&mut self, before: Option<OptimizerState>) {
         self.optimizer = before;
     }
 
-    /// Gives slots that start from values of parameters these values, once a nominal state has them.
+    /// Initializes slots from parameter values, after a nominal state has loaded them.
     pub(crate) fn start_slots(&mut self) -> Result<()> {
         let Some(optimizer) = self.optimizer.as_mut().filter(|optimizer| optimizer.unstarted) else {
             return Ok(());
@@ -1502,7 +1514,7 @@ impl CheckpointState {
     }
 }
 
-/// A parameter, or what mirrors it, in a plane.
+/// Returns a view of a parameter, or of its counterpart in a mirrored plane.
 pub(crate) fn view_in(entry: &Entry, plane: &Arc<Memory>) -> ParameterView {
     debug_assert!(entry.offset + entry.bytes() <= plane.len(), "the plane has the layout of the state");
     ParameterView {

@@ -1,4 +1,4 @@
-//! What a training step computes and takes, planned before there are artifacts.
+//! Cost of a training step, planned before artifacts exist.
 
 use std::sync::Arc;
 
@@ -13,8 +13,8 @@ use crate::postprocessing;
 use crate::suggest::hint;
 use crate::{CheckpointState, Error, Inspection, ModelSource, Module, ModuleOptions, ParameterRole, Result};
 
-/// What a training step computes and takes, planned but not run. The loss is the sum of the means of the values that it
-/// is to be made of, so a real one takes a little more.
+/// Cost of a training step, planned but not run. The loss is the sum of the means of the selected values, so
+/// a real loss costs slightly more.
 ///
 /// ```
 /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -31,32 +31,32 @@ use crate::{CheckpointState, Error, Inspection, ModelSource, Module, ModuleOptio
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct StepCost {
-    /// The shapes of the inputs.
+    /// Shapes of the inputs.
     pub inputs: Vec<(String, Vec<usize>)>,
-    /// Floating-point operations of a forward run; a multiply-add is two.
+    /// Floating-point operations of a forward run; a multiply-add counts as two.
     pub forward_flops: u64,
-    /// Those of a training step: forward and backward.
+    /// Floating-point operations of a training step: forward and backward.
     pub training_flops: u64,
-    /// Bytes of the parameters, frozen ones and running statistics among them.
+    /// Bytes of the parameters, including frozen ones and running statistics.
     pub parameters: usize,
     /// Bytes of the gradients.
     pub gradients: usize,
-    /// Bytes of the moments that AdamW keeps.
+    /// Bytes of the moments of AdamW.
     pub moments: usize,
-    /// Bytes of constants of the program.
+    /// Bytes of the constants of the program.
     pub constants: usize,
-    /// Bytes of inputs, activations and everything between: the arena of a training step.
+    /// Bytes of inputs, activations and intermediate values: the arena of a training step.
     pub work: usize,
-    /// Bytes that kernels use.
+    /// Bytes of kernel scratch.
     pub scratch: usize,
     /// Bytes of the arena of a forward run.
     pub forward_work: usize,
-    /// What the numbers do not have: parts of the model that are planned while it runs, as sentences.
+    /// Parts of the model that the numbers exclude, as sentences: they are planned during a run.
     pub without: Vec<String>,
 }
 
 impl StepCost {
-    /// The peak of a training step with AdamW, in bytes.
+    /// Returns the peak memory of a training step with AdamW, in bytes.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -77,7 +77,7 @@ impl StepCost {
     }
 }
 
-/// For which inputs a training step is planned.
+/// Inputs for which a training step is planned.
 ///
 /// ```
 /// use ortrain::InspectOptions;
@@ -88,14 +88,14 @@ impl StepCost {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct InspectOptions {
-    /// The size of first axes that are open.
+    /// Size of symbolic first axes.
     pub batch_size: Option<usize>,
-    /// The shapes of inputs, by name.
+    /// Shapes of inputs, by name.
     pub shapes: Vec<(String, Vec<usize>)>,
 }
 
 impl InspectOptions {
-    /// With this size of first axes that are open.
+    /// Sets the size of symbolic first axes.
     ///
     /// ```
     /// use ortrain::InspectOptions;
@@ -108,7 +108,7 @@ impl InspectOptions {
         self
     }
 
-    /// With this shape of an input.
+    /// Sets the shape of an input.
     ///
     /// ```
     /// use ortrain::InspectOptions;
@@ -122,7 +122,7 @@ impl InspectOptions {
     }
 }
 
-/// The shapes of the inputs, as far as they are known.
+/// Returns the shapes of the inputs, as far as known.
 pub(crate) fn shapes(
     label: &str,
     graph: &Graph,
@@ -210,7 +210,7 @@ pub(crate) fn shapes(
     Ok(all)
 }
 
-/// Makes artifacts with a loss that stands for the one to come.
+/// Generates artifacts with a placeholder for the loss.
 pub(crate) fn made_for(
     label: &str,
     mut model: LoadedModel,
@@ -233,13 +233,13 @@ pub(crate) fn made_for(
 
 /// A plan of a step.
 pub(crate) enum Plan {
-    /// The cost, and the nodes that are segments of their own.
+    /// Cost, and nodes that are separate segments.
     Step(StepCost, FxHashSet<String>),
-    /// No plan before a run: the values of these inputs decide shapes.
+    /// A plan is impossible before a run: the values of these inputs decide shapes.
     Values(Vec<String>),
 }
 
-/// Plans a step on artifacts as a [`Module`] does.
+/// Plans a step on artifacts like a [`Module`].
 pub(crate) fn plan(made: Artifacts, inputs: Vec<(String, Vec<usize>)>) -> Result<Plan> {
     let mut state = CheckpointState::from_checkpoint(made.checkpoint)?;
     let (train, eval) =
@@ -258,7 +258,8 @@ pub(crate) fn plan(made: Artifacts, inputs: Vec<(String, Vec<usize>)>) -> Result
     let mut behind_shapes = module.inputs_behind_shapes(true);
     let others = module.inputs_behind_shapes(false).into_iter().filter(|name| !behind_shapes.contains(name));
     behind_shapes.extend(others.collect::<Vec<_>>());
-    // A plan takes zeros for values. That is no size; but of floats, places are found by the host when a step runs.
+    // Planning uses zeros for values. A zero is no valid size. Indices of floats are different: the host
+    // computes them during a step.
     let infos = || module.inputs(true).iter().chain(module.inputs(false));
     let sizes = infos().any(|info| !info.dtype.is_float() && behind_shapes.contains(&info.name));
     if sizes || !behind_shapes.is_empty() && (forward.is_err() || step.is_err()) {
@@ -299,12 +300,12 @@ pub(crate) fn plan(made: Artifacts, inputs: Vec<(String, Vec<usize>)>) -> Result
     Ok(Plan::Step(cost, parts.labels))
 }
 
-/// What a schedule is made of beside programs.
+/// Parts of a schedule besides programs.
 #[derive(Default)]
 struct Parts {
-    /// The nodes that are segments of their own.
+    /// Nodes that are separate segments.
     labels: FxHashSet<String>,
-    /// Programs that are made during a run.
+    /// Number of programs that are compiled during a run.
     late: usize,
     repeats: usize,
 }
@@ -318,7 +319,7 @@ impl Parts {
                 Segment::Host(_, label) => drop(self.labels.insert(label.to_string())),
                 Segment::If(branches, label) => {
                     self.labels.insert(label.to_string());
-                    // A branch that cannot be taken costs nothing.
+                    // An invalid branch costs nothing.
                     for (_, branch) in branches.both() {
                         if let Ok(schedule) = branch.schedule() {
                             self.add(schedule);

@@ -1,32 +1,32 @@
-//! The inputs of a step, of which some are read in memory of the caller's.
+//! Inputs of a step: some are copied, others are read from memory of the caller.
 
 use ortrain_graph::Tensor;
 use ortrain_program::{Given, Memory};
 
 use crate::{Feed, Lent};
 
-/// Inputs as a program takes them: those that are copied into it, and those that it reads where they lie.
+/// Inputs of a program: copied ones, and others that are read in place.
 #[derive(Clone, Copy)]
 pub(crate) struct StepInputs<'a> {
-    /// In the order of the model.
+    /// Copied inputs in model order.
     pub(crate) given: &'a [Given<'a>],
-    /// With their positions among all inputs.
+    /// Inputs that are read in place, with their positions among all inputs.
     pub(crate) lent: &'a [(usize, Lent<'a>)],
 }
 
 impl<'a> StepInputs<'a> {
-    /// Inputs that are all copied.
+    /// Creates inputs that are all copied.
     pub(crate) fn copied(given: &'a [Given<'a>]) -> StepInputs<'a> {
         StepInputs { given, lent: &[] }
     }
 
-    /// The memory of the inputs that are read where they lie.
+    /// Returns the memory of the inputs that are read in place.
     pub(crate) fn memories(&self) -> impl Iterator<Item = &'a Memory> + use<'a> {
         self.lent.iter().map(|(_, lent)| &**lent.memory)
     }
 }
 
-/// Feeds apart: those that are given or have a copy, and those that are lent.
+/// Separates feeds: values and copies, and memory that is read in place.
 pub(crate) fn split_inputs<'a>(
     feeds: &[Feed<'a>],
     copies: &'a [Option<Tensor>],

@@ -1,4 +1,4 @@
-//! Values that pass no gradient, as the caller names them: each name is checked, patterns are resolved.
+//! Stop-gradient values from names and patterns of the caller, with checks.
 
 use glob::Pattern;
 use ortrain_graph::{DType, Graph};
@@ -9,12 +9,12 @@ use crate::artifacts::inferred;
 use crate::suggest::hint;
 use crate::{Error, Result};
 
-/// The values of a graph and its subgraphs, by how they come to be.
+/// Values of a graph and its subgraphs, by origin.
 #[derive(Default)]
 struct Values<'a> {
-    /// Results of nodes, in the order of the nodes.
+    /// Node outputs, in node order.
     made: Vec<&'a str>,
-    /// Results of nodes that keep one value: constants in the form of nodes.
+    /// Initializers, and outputs of Constant nodes.
     weights: FxHashSet<&'a str>,
     inputs: FxHashSet<&'a str>,
 }
@@ -40,7 +40,7 @@ impl<'a> Values<'a> {
     }
 }
 
-/// The element types of the values of a graph and its subgraphs.
+/// Collects the element types of the values of a graph and its subgraphs.
 fn types(graph: &Graph, found: &mut FxHashMap<String, DType>) {
     for node in &graph.nodes {
         let known = node.present_outputs().filter_map(|id| {
@@ -52,16 +52,16 @@ fn types(graph: &Graph, found: &mut FxHashMap<String, DType>) {
     }
 }
 
-/// Ends gradients at named values.
+/// Stops gradients at named values.
 ///
 /// # Errors
-/// When a name fits no value, or fits a weight, an input or a value without gradients.
+/// If a name matches no value, or matches a weight, an input or a value without gradients.
 pub(crate) fn stop_gradients(label: &str, model: &mut LoadedModel, stops: &[String]) -> Result<()> {
     if stops.is_empty() {
         return Ok(());
     }
     let mut dtypes = FxHashMap::default();
-    // Models without inferred types are refused later, with the reason.
+    // Errors of type inference are reported later, with the reason.
     if let Ok(graph) = inferred(label, model) {
         types(&graph, &mut dtypes);
     }
@@ -106,7 +106,7 @@ pub(crate) fn stop_gradients(label: &str, model: &mut LoadedModel, stops: &[Stri
     Ok(())
 }
 
-/// The refusal where no gradient reaches a weight because of the stops of a graph, if it has some.
+/// Returns the error for a model without trained weights, if the reason is stopped gradients.
 pub(crate) fn nothing_trained(graph: &GraphProto) -> Option<Error> {
     let stopped = ortrain_ops::training::stopped_values(graph);
     if stopped.is_empty() {

@@ -1,19 +1,19 @@
-//! Hints at names that may have been meant: of values, nodes, inputs and parameters.
+//! Suggestions for misspelled names of values, nodes, inputs and parameters.
 
 use ortrain_graph::Graph;
 
-/// The least similarity for which a name is proposed: of three letters, two are right.
+/// Minimum similarity of a suggestion: two of three characters are equal.
 const RIGHT_OF: (usize, usize) = (2, 3);
 
-/// The longest names, in letters, that are compared letter by letter: it takes the square of their length.
+/// Maximum length of names for edit distance, since its time is quadratic.
 const LONGEST: usize = 256;
 
-/// The end of a sentence that names the nearest of the names there are, or nothing if none is near.
+/// Returns the end of a sentence with the most similar name, or an empty text.
 pub(crate) fn hint<'a>(name: &str, names: impl IntoIterator<Item = &'a str>) -> String {
     nearest(name, names).map_or(String::new(), |other| format!("; did you mean {other:?}?"))
 }
 
-/// The name that is most like another one; of equally near ones the first in the alphabet.
+/// Returns the most similar name; ties are resolved alphabetically.
 pub(crate) fn nearest<'a>(name: &str, names: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     if name.is_empty() {
         return None;
@@ -27,8 +27,8 @@ pub(crate) fn nearest<'a>(name: &str, names: impl IntoIterator<Item = &'a str>) 
         .map(|(_, other)| other)
 }
 
-/// How far off a name is: changed letters, or more than any of these if one name ends with the other, as where a prefix
-/// is forgotten.
+/// Returns the edit distance of two names. If one name ends with the other, as after a forgotten prefix, the
+/// distance is larger than any edit distance, but not `None`.
 fn distance_to(wanted: &str, name: &str, other: &str) -> Option<usize> {
     let there = folded(other);
     let (own, its) = (wanted.chars().count(), there.chars().count());
@@ -44,7 +44,7 @@ fn distance_to(wanted: &str, name: &str, other: &str) -> Option<usize> {
     ends.then_some(longer)
 }
 
-/// Letters alike in upper and lower case, and the signs that join words.
+/// Normalizes case and separators.
 fn folded(name: &str) -> String {
     name.chars()
         .map(|sign| if matches!(sign, '.' | '/' | '-' | ':' | ' ') { '_' } else { sign })
@@ -52,7 +52,8 @@ fn folded(name: &str) -> String {
         .collect()
 }
 
-/// The end of a sentence about a value that a graph does not have: the node of this name, or the nearest name.
+/// Returns a hint about an unknown value of a graph: the output of the node with this name, or the most
+/// similar name.
 pub(crate) fn hint_in(graph: &Graph, name: &str) -> String {
     let node = graph.nodes.iter().find(|node| !name.is_empty() && *node.name == *name);
     let outputs: Vec<String> = node
@@ -101,8 +102,7 @@ mod tests {
         }
     }
 
-    /// Names that a stranger gives may be of any length: long ones are not compared letter by letter, which
-    /// would not come to an end.
+    /// Names from untrusted files may have any length: the edit distance of long ones would take too long.
     #[test]
     fn long_names_are_not_compared() {
         let names: Vec<String> = (0..200).map(|k| format!("{k}{}", "a".repeat(100_000))).collect();

@@ -1,4 +1,4 @@
-//! What runs did, call by call.
+//! Trace of runs, call by call.
 
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -8,13 +8,13 @@ use ortrain_program::{Copied, Observer, Program};
 
 use crate::profile::json;
 
-/// Calls that are taken down at most, so that a process that runs for weeks does not fill its memory.
+/// Maximum number of recorded calls, so that a process that runs for weeks does not exhaust its memory.
 const MAX_CALLS: usize = 1_000_000;
 
 /// One call.
 #[derive(Debug)]
 struct Event {
-    /// A run, or something that a run does.
+    /// Session for a run, or Node for a part of a run.
     category: &'static str,
     kind: &'static str,
     node: Arc<str>,
@@ -25,7 +25,7 @@ struct Event {
     time: Duration,
 }
 
-/// Takes down what runs do, until somebody asks for it.
+/// Recorder of the events of runs.
 #[derive(Debug)]
 pub(crate) struct Trace {
     origin: Instant,
@@ -45,14 +45,14 @@ impl Trace {
         }
     }
 
-    /// A run is over.
+    /// Records the end of a run.
     pub(crate) fn run(&mut self, start: Instant, end: Instant) {
         let node = self.host.clone();
         self.add(start, end, || Event { category: "Session", ..call("model_run", node) });
     }
 
-    /// The calls as a list in the format of Chrome: for each `cat`, `pid`, `tid`, `dur`, `ts`, `ph`, `name` and `args`, times in
-    /// microseconds.
+    /// Returns the calls as a list in the Chrome trace format: `cat`, `pid`, `tid`, `dur`, `ts`, `ph`, `name`
+    /// and `args`, with times in microseconds.
     pub(crate) fn to_json(&self) -> String {
         let micros = |time: Duration| time.as_nanos() as f64 / 1e3;
         let process = std::process::id();
@@ -88,7 +88,7 @@ impl Trace {
     }
 }
 
-/// A call of which no more is known.
+/// Creates an event without details.
 fn call(kind: &'static str, node: Arc<str>) -> Event {
     Event {
         category: "Node",
@@ -127,7 +127,7 @@ impl Observer for Trace {
                 Copied::Inputs => "Inputs",
                 Copied::Outputs => "Outputs",
             };
-            // Read and written.
+            // Both read and written.
             Event { shapes: format!("{bytes} bytes"), bytes: 2 * bytes as u64, ..call(kind, node) }
         });
     }

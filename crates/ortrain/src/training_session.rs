@@ -1,4 +1,4 @@
-//! A training behind one value.
+//! A training session: state, module, optimizer and scheduler in one value.
 
 use std::borrow::BorrowMut;
 use std::path::Path;
@@ -12,12 +12,13 @@ use crate::{
     Optimizer, Result, Schedule, ValueInfo, collect,
 };
 
-/// A state with its module, its optimizer and its scheduler: the training session of onnxruntime-training's C, C++ and
-/// C# interfaces. `docs/csharp-training-session.md` has a table from each of its members to these.
+/// A state with its module, its optimizer and its scheduler: the training session of onnxruntime-training's
+/// C, C++ and C# interfaces. `docs/csharp-training-session.md` has a table of its members and their
+/// counterparts here.
 ///
-/// `S` is the state itself, which the session then owns (and gives back by [`TrainingSession::into_state`]), or a
-/// `&mut` to it. A session that lives where its state cannot be borrowed for long, behind a lock, say, is taken apart
-/// between calls: [`TrainingSession::detach`].
+/// `S` is the state itself, which the session then owns (and returns by [`TrainingSession::into_state`]), or
+/// a `&mut` to it. If the state can only be borrowed for a short time (for example behind a lock), separate
+/// the session between calls: [`TrainingSession::detach`].
 ///
 /// ```
 /// use ortrain::artifacts::{ArtifactOptions, Loss, OptimizerKind, generate};
@@ -72,7 +73,7 @@ pub struct TrainingSession<S = CheckpointState> {
 /// The scheduler of a session.
 #[derive(Debug)]
 enum Registered {
-    /// The scheduler of onnxruntime-training.
+    /// Linear scheduler of onnxruntime-training.
     Linear(LinearLRScheduler),
     /// Any schedule.
     Schedule(LrScheduler),
@@ -82,7 +83,7 @@ fn unregistered() -> Error {
     Error::State("no learning rate scheduler is registered; register one before a scheduler step".into())
 }
 
-/// A [`TrainingSession`] without its state, made by [`TrainingSession::detach`].
+/// A [`TrainingSession`] without its state, created by [`TrainingSession::detach`].
 ///
 /// ```
 /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -103,9 +104,9 @@ pub struct DetachedSession {
 }
 
 impl DetachedSession {
-    /// A session again, on the state that it was made on.
+    /// Reconnects the session to the state on which it was created.
     ///
-    /// Nothing is checked here: with another state, steps are an error.
+    /// The state is not checked here: with another state, steps are an error.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -126,12 +127,14 @@ impl DetachedSession {
 }
 
 impl<S: BorrowMut<CheckpointState>> TrainingSession<S> {
-    /// A session on a state. The training model is needed; the evaluation model for [`TrainingSession::eval_step`] and
-    /// [`TrainingSession::export_model_for_inferencing`], the optimizer model for steps and learning rates. Each is a
-    /// file or bytes.
+    /// Creates a session on a state. Each model is a file or bytes.
     ///
-    /// Gradients start at zero, and become those the state knows as the newest. Moments, the count of optimizer steps
-    /// and the learning rate are the state's.
+    /// The training model is required. [`TrainingSession::eval_step`] and
+    /// [`TrainingSession::export_model_for_inferencing`] require the evaluation model; steps and learning
+    /// rates require the optimizer model.
+    ///
+    /// Gradients start at zero, and become the current gradients of the state. The state owns moments, the
+    /// number of optimizer steps and the learning rate.
     ///
     /// A session that borrows its state:
     ///
@@ -148,8 +151,8 @@ impl<S: BorrowMut<CheckpointState>> TrainingSession<S> {
     /// ```
     ///
     /// # Errors
-    /// When a model cannot be read or run, or does not fit the state. The state's newest gradients are then those that
-    /// they were.
+    /// If a model cannot be read or run, or does not fit the state. Then the current gradients of the state
+    /// remain.
     pub fn new(
         mut state: S,
         train: ModelSource,
@@ -170,10 +173,11 @@ impl<S: BorrowMut<CheckpointState>> TrainingSession<S> {
         Ok(DetachedSession { module, optimizer, scheduler: None }.attach(state))
     }
 
-    /// Computes the outputs and the gradients; the outputs in the order of [`TrainingSession::output_names`].
+    /// Computes the outputs and the gradients. Returns the outputs in the order of
+    /// [`TrainingSession::output_names`].
     ///
-    /// Gradients are added to those there are, or replace them in the first step after
-    /// [`TrainingSession::lazy_reset_grad`]. No parameter that is trained changes.
+    /// Gradients accumulate, except that the first step after [`TrainingSession::lazy_reset_grad`] replaces
+    /// them. Trained parameters do not change.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -186,13 +190,13 @@ impl<S: BorrowMut<CheckpointState>> TrainingSession<S> {
     /// ```
     ///
     /// # Errors
-    /// When the inputs do not fit, the state is nominal, or the run fails; nothing has changed then.
+    /// If the inputs do not fit, the state is nominal, or the run fails; then nothing has changed.
     pub fn train_step(&mut self, inputs: &[Given<'_>]) -> Result<Vec<Tensor>> {
         let (module, state) = (&mut self.parts.module, self.state.borrow_mut());
         collect(|deliver| module.train_step(state, inputs, deliver))
     }
 
-    /// Returns sentences about choices that the last steps made for the caller: see [`Module::take_notes`].
+    /// Returns sentences about automatic choices of the last steps: see [`Module::take_notes`].
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -208,7 +212,8 @@ impl<S: BorrowMut<CheckpointState>> TrainingSession<S> {
         self.parts.module.take_notes()
     }
 
-    /// [`TrainingSession::train_step`] with outputs that go to memory of the caller. A warm step takes no other.
+    /// Runs [`TrainingSession::train_step`] with outputs in memory of the caller. A warm step allocates no
+    /// memory.
     ///
     /// ```
     /// # use ortrain::artifacts::{ArtifactOptions, Loss, generate};
@@ -238,7 +243,7 @@ impl<S: BorrowMut<CheckpointState>> TrainingSession<S> {
     /// ```
     ///
     /// # Errors
-    /// As [`TrainingSession::train_step`]; when the number, the types or the shapes of `outputs` are not those of the
+    /// As [`TrainingSession::train_step`]; also if number, types or shapes of `outputs` do not match the
     /// results.
     pub fn train_step_into(&mut self, inputs: &[Given<'_>], outputs: &mut [Destination<'_>]) -> Result<()> {
         self.parts.module.train_step_into(self.state.borrow_mut(), inputs, outputs)
@@ -256,13 +261,13 @@ impl<S: BorrowMut<CheckpointState>> TrainingSession<S> {
     /// ```
     ///
     /// # Errors
-    /// When there is no evaluation model, the inputs do not fit, the state is nominal, or the run fails.
+    /// If there is no evaluation model, the inputs do not fit, the state is nominal, or the run fails.
     pub fn eval_step(&mut self, inputs: &[Given<'_>]) -> Result<Vec<Tensor>> {
         let (module, state) = (&mut self.parts.module, self.state.borrow());
         collect(|deliver| module.eval_step(state, inputs, deliver).map_err(of_session))
     }
 
-    /// [`TrainingSession::eval_step`] with outputs that go to memory of the caller.
+    /// Runs [`TrainingSession::eval_step`] with outputs in memory of the caller.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -278,12 +283,13 @@ impl<S: BorrowMut<CheckpointState>> TrainingSession<S> {
     /// ```
     ///
     /// # Errors
-    /// As there; when the number, the types or the shapes of `outputs` are not those of the results.
+    /// As [`TrainingSession::eval_step`]; also if number, types or shapes of `outputs` do not match the
+    /// results.
     pub fn eval_step_into(&mut self, inputs: &[Given<'_>], outputs: &mut [Destination<'_>]) -> Result<()> {
         self.parts.module.eval_step_into(self.state.borrow(), inputs, outputs).map_err(of_session)
     }
 
-    /// Says that the next train step shall replace the gradients and not add to them. Until then they stay as they are,
+    /// Makes the next training step replace the gradients instead of accumulating. Until then they remain,
     /// and an optimizer step uses them.
     ///
     /// ```
@@ -302,8 +308,11 @@ impl<S: BorrowMut<CheckpointState>> TrainingSession<S> {
         self.parts.module.lazy_reset_grad();
     }
 
-    /// Updates the parameters with the gradients, which stay as they are, unless the optimizer model clips them: then they
-    /// are the clipped ones. Returns the L2 norm that they had together, if the model clips them by it.
+    /// Updates the parameters with the gradients. Returns the L2 norm of all gradients together, if the model
+    /// clips them by it.
+    ///
+    /// The gradients remain unchanged, except that ONNX Runtime's optimizers replace them by the clipped
+    /// ones.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -317,13 +326,13 @@ impl<S: BorrowMut<CheckpointState>> TrainingSession<S> {
     /// ```
     ///
     /// # Errors
-    /// When there is no optimizer model, the state is nominal, or the run fails.
+    /// If there is no optimizer model, the state is nominal, or the run fails.
     pub fn optimizer_step(&mut self) -> Result<Option<f64>> {
         let optimizer = self.parts.optimizer.as_mut().ok_or(Error::NoOptimizer("an optimizer step"))?;
         optimizer.step(self.state.borrow_mut(), &self.parts.module)
     }
 
-    /// The learning rate of the next optimizer step; 0.001 unless it was set, scheduled or loaded.
+    /// Returns the learning rate of the next optimizer step; 0.001 unless it was set, scheduled or loaded.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -333,7 +342,7 @@ impl<S: BorrowMut<CheckpointState>> TrainingSession<S> {
     /// ```
     ///
     /// # Errors
-    /// When there is no optimizer model.
+    /// If there is no optimizer model.
     pub fn learning_rate(&self) -> Result<f32> {
         let optimizer = self.parts.optimizer.as_ref().ok_or(Error::NoOptimizer("a learning rate"))?;
         optimizer.learning_rate(self.state.borrow())
@@ -350,7 +359,7 @@ impl<S: BorrowMut<CheckpointState>> TrainingSession<S> {
     /// ```
     ///
     /// # Errors
-    /// When there is no optimizer model, or a scheduler is registered, which decides the learning rate.
+    /// If there is no optimizer model, or a registered scheduler controls the learning rate.
     pub fn set_learning_rate(&mut self, learning_rate: f32) -> Result<()> {
         let optimizer = self.parts.optimizer.as_mut().ok_or(Error::NoOptimizer("a learning rate"))?;
         if self.parts.scheduler.is_some() {
@@ -363,9 +372,9 @@ impl<S: BorrowMut<CheckpointState>> TrainingSession<S> {
         optimizer.set_learning_rate(self.state.borrow_mut(), learning_rate)
     }
 
-    /// Lets [`TrainingSession::scheduler_step`] decide the learning rate, by the rule of [`LinearLRScheduler`]: up from
-    /// zero in `warmup_step_count` optimizer steps, then down to zero until `total_step_count`. Until the first
-    /// scheduler step the learning rate is `initial_lr`.
+    /// Registers a [`LinearLRScheduler`] for [`TrainingSession::scheduler_step`]. The rate rises from zero in
+    /// `warmup_step_count` optimizer steps, then falls to zero at `total_step_count`. It is `initial_lr`
+    /// before the first scheduler step.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -382,7 +391,7 @@ impl<S: BorrowMut<CheckpointState>> TrainingSession<S> {
     /// ```
     ///
     /// # Errors
-    /// When there is no optimizer model, a scheduler is registered already, or a count is negative.
+    /// If there is no optimizer model, a scheduler is already registered, or a count is negative.
     pub fn register_linear_lr_scheduler(
         &mut self,
         warmup_step_count: i64,
@@ -396,8 +405,8 @@ impl<S: BorrowMut<CheckpointState>> TrainingSession<S> {
         Ok(())
     }
 
-    /// Lets [`TrainingSession::scheduler_step`] decide the learning rate by any schedule, and sets the rate for the steps
-    /// done so far. Factors of the schedule are times of `lr`.
+    /// Registers a schedule for [`TrainingSession::scheduler_step`], and sets the rate for the current number
+    /// of steps. The factors of the schedule multiply `lr`.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -410,7 +419,8 @@ impl<S: BorrowMut<CheckpointState>> TrainingSession<S> {
     /// ```
     ///
     /// # Errors
-    /// When there is no optimizer model, a scheduler is registered already, or schedule and rate make no sense.
+    /// If there is no optimizer model, a scheduler is already registered, or the schedule or the rate is
+    /// invalid.
     pub fn register_lr_scheduler(&mut self, schedule: Schedule, lr: f32) -> Result<()> {
         self.check_unscheduled()?;
         let scheduler = LrScheduler::new(self.state.borrow_mut(), schedule, lr)?;
@@ -418,7 +428,7 @@ impl<S: BorrowMut<CheckpointState>> TrainingSession<S> {
         Ok(())
     }
 
-    /// Registers the schedule that the state was saved with, with all that it remembers. The rate stays as it was saved.
+    /// Registers the schedule of the saved state, with its memory. The rate remains as saved.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -432,7 +442,7 @@ impl<S: BorrowMut<CheckpointState>> TrainingSession<S> {
     /// ```
     ///
     /// # Errors
-    /// When there is no optimizer model, a scheduler is registered already, or the state has no schedule.
+    /// If there is no optimizer model, a scheduler is already registered, or the state has no schedule.
     pub fn resume_lr_scheduler(&mut self) -> Result<()> {
         self.check_unscheduled()?;
         let scheduler = LrScheduler::resume(self.state.borrow())?;
@@ -454,8 +464,8 @@ impl<S: BorrowMut<CheckpointState>> TrainingSession<S> {
         Ok(())
     }
 
-    /// The schedule that is registered; `None` for the linear one of [`TrainingSession::register_linear_lr_scheduler`], and
-    /// before any is.
+    /// Returns the registered schedule; `None` for the linear one of
+    /// [`TrainingSession::register_linear_lr_scheduler`], and before registration.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -473,7 +483,7 @@ impl<S: BorrowMut<CheckpointState>> TrainingSession<S> {
         }
     }
 
-    /// Sets the learning rate for the number of optimizer steps done so far; there is no other counter.
+    /// Sets the learning rate for the current number of optimizer steps; there is no other counter.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -486,7 +496,7 @@ impl<S: BorrowMut<CheckpointState>> TrainingSession<S> {
     /// ```
     ///
     /// # Errors
-    /// When no scheduler is registered.
+    /// If no scheduler is registered.
     pub fn scheduler_step(&mut self) -> Result<()> {
         match &mut self.parts.scheduler {
             Some(Registered::Linear(scheduler)) => scheduler.step(self.state.borrow_mut()),
@@ -495,7 +505,8 @@ impl<S: BorrowMut<CheckpointState>> TrainingSession<S> {
         }
     }
 
-    /// [`TrainingSession::scheduler_step`] of a schedule that goes by a metric, or by the factor of a function.
+    /// Runs [`TrainingSession::scheduler_step`] for a schedule that requires a metric, or the factor of a
+    /// function.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -508,7 +519,7 @@ impl<S: BorrowMut<CheckpointState>> TrainingSession<S> {
     /// ```
     ///
     /// # Errors
-    /// When no scheduler is registered, its schedule takes no value, or the value makes no sense.
+    /// If no scheduler is registered, its schedule requires no value, or the value is invalid.
     pub fn scheduler_step_with(&mut self, value: f64) -> Result<()> {
         match &mut self.parts.scheduler {
             Some(Registered::Schedule(scheduler)) => scheduler.step_with(self.state.borrow_mut(), value),
@@ -519,7 +530,7 @@ impl<S: BorrowMut<CheckpointState>> TrainingSession<S> {
         }
     }
 
-    /// The settings of the optimizer and its groups of parameters as they are now.
+    /// Returns the current settings of the optimizer and its groups of parameters.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -529,14 +540,14 @@ impl<S: BorrowMut<CheckpointState>> TrainingSession<S> {
     /// ```
     ///
     /// # Errors
-    /// When there is no optimizer model.
+    /// If there is no optimizer model.
     pub fn optimizer_spec(&self) -> Result<&OptimizerSpec> {
         let optimizer =
             self.parts.optimizer.as_ref().ok_or(Error::NoOptimizer("settings of an optimizer"))?;
         optimizer.spec(self.state.borrow())
     }
 
-    /// Changes settings of the optimizer from the next step on, as [`Optimizer::change`] does.
+    /// Changes settings of the optimizer from the next step on, like [`Optimizer::change`].
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -547,14 +558,14 @@ impl<S: BorrowMut<CheckpointState>> TrainingSession<S> {
     /// ```
     ///
     /// # Errors
-    /// As there, and when there is no optimizer model.
+    /// As [`Optimizer::change`]; also if there is no optimizer model.
     pub fn change_optimizer(&mut self, change: impl FnOnce(&mut OptimizerSpec)) -> Result<()> {
         let optimizer =
             self.parts.optimizer.as_mut().ok_or(Error::NoOptimizer("settings of an optimizer"))?;
         optimizer.change(self.state.borrow_mut(), change)
     }
 
-    /// The number of elements of all parameters of the training model, or of those that are trained.
+    /// Returns the number of elements of all parameters of the training model, or of the trained ones.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -567,7 +578,7 @@ impl<S: BorrowMut<CheckpointState>> TrainingSession<S> {
         self.parts.module.parameters_size(self.state.borrow(), only_trainable)
     }
 
-    /// The parameters one after the other, without gaps, in the order of the training model's inputs: a copy.
+    /// Copies the parameters into one buffer, in the order of the training model's inputs.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -577,13 +588,15 @@ impl<S: BorrowMut<CheckpointState>> TrainingSession<S> {
     /// ```
     ///
     /// # Errors
-    /// When a parameter is not float32, or the state is nominal.
+    /// If a parameter is not float32, or the state is nominal.
     pub fn to_buffer(&self, only_trainable: bool) -> Result<Vec<f32>> {
         self.parts.module.copy_parameters_to_buffer(self.state.borrow(), only_trainable)
     }
 
-    /// Replaces the parameters by what [`TrainingSession::to_buffer`] returned. Without `only_trainable` the length says
-    /// whether these are all parameters or those that are trained. All of them give a nominal state its values.
+    /// Replaces the parameters by a buffer of [`TrainingSession::to_buffer`].
+    ///
+    /// If `only_trainable` is `None`, the length determines if the buffer has all parameters or the trained
+    /// ones. A buffer of all parameters gives a nominal state its values.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -595,12 +608,12 @@ impl<S: BorrowMut<CheckpointState>> TrainingSession<S> {
     /// ```
     ///
     /// # Errors
-    /// When the buffer has another length or a parameter is not float32; when the state is nominal and only the
-    /// parameters that are trained are given.
+    /// If the buffer has another length or a parameter is not float32. If the state is nominal and the buffer
+    /// has trained parameters only.
     pub fn from_buffer(&mut self, buffer: &[f32], only_trainable: Option<bool>) -> Result<()> {
         let only_trainable = match only_trainable {
             Some(only) => only,
-            // Where nothing is frozen the two are one length, and the same values.
+            // Without frozen parameters, both have the same length and values.
             None if buffer.len() == self.parameters_size(false) => false,
             None if buffer.len() == self.parameters_size(true) => true,
             None => {
@@ -615,8 +628,8 @@ impl<S: BorrowMut<CheckpointState>> TrainingSession<S> {
         self.parts.module.copy_buffer_to_parameters(self.state.borrow_mut(), buffer, only_trainable)
     }
 
-    /// Writes the evaluation model, cut down to the given outputs and with the parameters' current values inside: see
-    /// [`Module::export_model_for_inferencing`].
+    /// Writes the evaluation model with only these outputs and with the current parameter values as
+    /// initializers: see [`Module::export_model_for_inferencing`].
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -629,8 +642,8 @@ impl<S: BorrowMut<CheckpointState>> TrainingSession<S> {
     /// ```
     ///
     /// # Errors
-    /// When there is no evaluation model, no output or an unknown one is named, the state is nominal, or the file cannot
-    /// be written.
+    /// If there is no evaluation model, no output or an unknown one is named, the state is nominal, or the
+    /// file cannot be written.
     pub fn export_model_for_inferencing(
         &self,
         path: impl AsRef<Path>,
@@ -640,7 +653,8 @@ impl<S: BorrowMut<CheckpointState>> TrainingSession<S> {
         module.export_model_for_inferencing(state, path, graph_output_names).map_err(of_session)
     }
 
-    /// [`TrainingSession::export_model_for_inferencing`] with another threshold: see [`Module::export_with_external_data`].
+    /// Exports like [`TrainingSession::export_model_for_inferencing`] with another threshold: see
+    /// [`Module::export_with_external_data`].
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -653,7 +667,7 @@ impl<S: BorrowMut<CheckpointState>> TrainingSession<S> {
     /// ```
     ///
     /// # Errors
-    /// As there.
+    /// As [`TrainingSession::export_model_for_inferencing`].
     pub fn export_with_external_data(
         &self,
         path: impl AsRef<Path>,
@@ -664,8 +678,8 @@ impl<S: BorrowMut<CheckpointState>> TrainingSession<S> {
         module.export_with_external_data(state, path, graph_output_names, above).map_err(of_session)
     }
 
-    /// What a train step, or an evaluation step, must be given, in order. Empty for an evaluation model that is not
-    /// there.
+    /// Returns the inputs of a training or evaluation step, in order. Empty without an evaluation model if
+    /// `training` is false.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -678,7 +692,8 @@ impl<S: BorrowMut<CheckpointState>> TrainingSession<S> {
         self.parts.module.inputs(training)
     }
 
-    /// What a train step, or an evaluation step, makes, in order. Empty for an evaluation model that is not there.
+    /// Returns the outputs of a training or evaluation step, in order. Empty without an evaluation model if
+    /// `training` is false.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -691,7 +706,7 @@ impl<S: BorrowMut<CheckpointState>> TrainingSession<S> {
         self.parts.module.outputs(training)
     }
 
-    /// The names of [`TrainingSession::inputs`].
+    /// Returns the names of [`TrainingSession::inputs`].
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -704,7 +719,7 @@ impl<S: BorrowMut<CheckpointState>> TrainingSession<S> {
         self.parts.module.input_names(training)
     }
 
-    /// The names of [`TrainingSession::outputs`].
+    /// Returns the names of [`TrainingSession::outputs`].
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -717,7 +732,8 @@ impl<S: BorrowMut<CheckpointState>> TrainingSession<S> {
         self.parts.module.output_names(training)
     }
 
-    /// Sets the seed of random numbers, which is the state's: with it and the count of train steps, all are determined.
+    /// Sets the random seed of the state. Together with the number of training steps, it determines all
+    /// random numbers.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -730,7 +746,7 @@ impl<S: BorrowMut<CheckpointState>> TrainingSession<S> {
         self.state.borrow_mut().set_seed(seed);
     }
 
-    /// The state: parameters, properties, counts of steps.
+    /// Returns the state: parameters, properties, step counters.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -743,7 +759,7 @@ impl<S: BorrowMut<CheckpointState>> TrainingSession<S> {
         self.state.borrow()
     }
 
-    /// The state, to change parameters and properties.
+    /// Returns the state, for changes of parameters and properties.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -756,7 +772,7 @@ impl<S: BorrowMut<CheckpointState>> TrainingSession<S> {
         self.state.borrow_mut()
     }
 
-    /// The module: gradients, memory, what runs.
+    /// Returns the module: gradients, memory, programs.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -769,7 +785,7 @@ impl<S: BorrowMut<CheckpointState>> TrainingSession<S> {
         &self.parts.module
     }
 
-    /// The optimizer, if there is one.
+    /// Returns the optimizer, if any.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -782,7 +798,7 @@ impl<S: BorrowMut<CheckpointState>> TrainingSession<S> {
         self.parts.optimizer.as_ref()
     }
 
-    /// Ends the session and gives the state back, with the optimizer's moments in it.
+    /// Ends the session and returns the state, which includes the moments of the optimizer.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -799,7 +815,8 @@ impl<S: BorrowMut<CheckpointState>> TrainingSession<S> {
         self.state
     }
 
-    /// Takes the session apart into the state and the rest, which goes on where it was when it is put together again.
+    /// Separates the session into the state and the rest. [`DetachedSession::attach`] reconnects them, and
+    /// training continues.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -825,7 +842,7 @@ impl<S: BorrowMut<CheckpointState>> TrainingSession<S> {
     }
 }
 
-/// An error of the module in the words of the session that it is part of.
+/// Rewrites an error of the module in terms of its session.
 fn of_session(error: Error) -> Error {
     match error {
         Error::NoEvalModel { call, .. } => Error::NoEvalModel { made: "session", call },

@@ -1,4 +1,4 @@
-//! Parameters from other files, and for them: checkpoints of other runs, and safetensors.
+//! Import and export of parameters: checkpoints of other runs, and safetensors.
 
 use std::path::Path;
 
@@ -9,7 +9,7 @@ use rustc_hash::FxHashMap;
 use crate::file_kind::with_file_kind;
 use crate::{CheckpointState, Error, FileKind, Result};
 
-/// What a file had for a state.
+/// Comparison of a file with the parameters of a state.
 ///
 /// ```
 /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -25,16 +25,16 @@ use crate::{CheckpointState, Error, FileKind, Result};
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LoadReport {
-    /// Parameters that got their values from the file, by their names in the state, sorted.
+    /// Parameters that were loaded from the file, by their names in the state, sorted.
     pub loaded: Vec<String>,
-    /// Parameters that the file does not have, by their names in the state, sorted. They stay as they are.
+    /// Parameters that are missing in the file, by their names in the state, sorted. They remain unchanged.
     pub missing: Vec<String>,
-    /// Tensors of the file that the state does not have, by their names in the file, sorted.
+    /// Tensors of the file without a parameter in the state, by their names in the file, sorted.
     pub unexpected: Vec<String>,
 }
 
 impl LoadReport {
-    /// Whether the file has the parameters of the state and nothing else.
+    /// Returns true if the file has exactly the parameters of the state.
     ///
     /// ```
     /// use ortrain::LoadReport;
@@ -49,14 +49,15 @@ impl LoadReport {
 }
 
 impl CheckpointState {
-    /// Takes the values of the parameters from another checkpoint. Optimizer state and properties stay as they are.
+    /// Loads the parameter values from another checkpoint. Optimizer state and properties remain unchanged.
     ///
-    /// With `strict` the file must have all parameters and no others. Whether a parameter is trained says this state, not
-    /// the file. Floats may become wider (float16 and bfloat16 to float32 or float64, float32 to float64): that is exact.
+    /// With `strict`, the file must have exactly the parameters of the state. This state determines which
+    /// parameters are trained. Floats may be widened (float16 and bfloat16 to float32 or float64, float32 to
+    /// float64): that is exact.
     ///
-    /// A nominal state becomes a full one. It takes all of its parameters or none, so the file must have them all, strict
-    /// or not. Their shapes are those of the training model if a [`crate::Module`] was made on the state, and otherwise
-    /// those of the file.
+    /// A nominal state becomes a full one. Its parameters are loaded all at once, so the file must have all
+    /// of them, even if not `strict`. Their shapes are determined by the training model if a
+    /// [`crate::Module`] exists on the state, otherwise by the file.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -70,9 +71,9 @@ impl CheckpointState {
     /// ```
     ///
     /// # Errors
-    /// When the file cannot be read or holds no values, a tensor has another shape or a type that does not fit, or, if
-    /// strict, names are missing or unexpected; when the state is nominal and names are missing, or its training model
-    /// does not have all of its parameters. Then nothing has changed.
+    /// If the file cannot be read or has no values, or a tensor has another shape or an unsuitable type. If
+    /// strict, and names are missing or unexpected. If the state is nominal, and names are missing or its
+    /// training model does not have all parameters. Then nothing has changed.
     pub fn load_parameters(&mut self, path: impl AsRef<Path>, strict: bool) -> Result<LoadReport> {
         let path = path.as_ref();
         let tensors = match ortrain_checkpoint::load(path)
@@ -90,8 +91,8 @@ impl CheckpointState {
         self.take(path, tensors, strict, &FxHashMap::default())
     }
 
-    /// Takes the values of the parameters from a safetensors file. `names` says what a parameter is called there, where
-    /// it is called otherwise; all else is as in [`CheckpointState::load_parameters`].
+    /// Loads the parameter values from a safetensors file. `names` maps parameters to different names in the
+    /// file. The rules of [`CheckpointState::load_parameters`] apply.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -106,7 +107,7 @@ impl CheckpointState {
     /// ```
     ///
     /// # Errors
-    /// As [`CheckpointState::load_parameters`]; when a name of `names` is no parameter.
+    /// As [`CheckpointState::load_parameters`]; also if a key of `names` is no parameter.
     pub fn load_safetensors(
         &mut self,
         path: impl AsRef<Path>,
@@ -120,8 +121,9 @@ impl CheckpointState {
         self.take(path, tensors, strict, names)
     }
 
-    /// Writes all parameters, frozen ones too, as a safetensors file. `names` says what a parameter is to be called there,
-    /// where it is to be called otherwise. A file that is there is replaced when the new one is complete and on disk.
+    /// Writes all parameters, including frozen ones, as a safetensors file. `names` maps parameters to
+    /// different names in the file. An existing file is replaced only after the new file is complete and on
+    /// disk.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -134,8 +136,8 @@ impl CheckpointState {
     /// ```
     ///
     /// # Errors
-    /// When the state is nominal, a name of `names` is no parameter, two would have one name, or the file cannot be
-    /// written.
+    /// If the state is nominal, a key of `names` is no parameter, two parameters have the same name in the
+    /// file, or the file cannot be written.
     pub fn save_safetensors(&self, path: impl AsRef<Path>, names: &FxHashMap<String, String>) -> Result<()> {
         self.check_names(names)?;
         let tensor = |name: &str| {
@@ -153,7 +155,7 @@ impl CheckpointState {
         }
     }
 
-    /// Sets the parameters that a file has. Nothing changes unless all of it fits.
+    /// Sets the parameters in a file. Nothing changes unless the complete file fits.
     fn take(
         &mut self,
         path: &Path,
@@ -186,7 +188,7 @@ impl CheckpointState {
             if !report.missing.is_empty() {
                 return Err(Error::NominalNames { path: path.to_owned(), report: Box::new(report) });
             }
-            // In the order of the parameters, for none is missing.
+            // In parameter order, since no parameter is missing.
             let mut dims = values.iter().map(|value| value.dims().to_vec());
             self.complete_with(|| dims.next())?;
         }
@@ -198,7 +200,7 @@ impl CheckpointState {
     }
 }
 
-/// A tensor of a wider float type, if it is of a narrower one.
+/// Widens a tensor to a wider float type.
 fn widened(tensor: Tensor, dtype: DType) -> Tensor {
     let exact = match tensor.dtype() {
         DType::F16 | DType::BF16 => matches!(dtype, DType::F32 | DType::F64),
@@ -208,7 +210,7 @@ fn widened(tensor: Tensor, dtype: DType) -> Tensor {
     if exact { tensor.converted(dtype) } else { tensor }
 }
 
-/// Which names a file lacks and which it has too many, as the end of a sentence; the first few of each.
+/// Describes missing and unexpected names as the end of a sentence; lists the first few of each.
 pub(crate) fn difference(report: &LoadReport) -> String {
     const SHOWN: usize = 5;
     let list = |names: &[String]| {

@@ -1,8 +1,8 @@
-//! The tasks that segments are cut into.
+//! Partition of segments into tasks.
 //!
-//! A plane has segments of millions of elements and of one. Long ones are cut into pieces, and short ones go together, so that
-//! tasks take about the same time. Tasks run in waves: a segment that is read again once its sums are known is then still in
-//! a cache. A cut depends on the nest alone.
+//! A plane has segments of millions of elements and segments of one. Long segments are cut into pieces, and short ones
+//! are combined, so that tasks take about the same time. Tasks run in waves: a segment that is read again after its
+//! sums are known is then still in a cache. The partition depends on the nest only.
 
 use std::ops::Range;
 
@@ -11,84 +11,85 @@ use ortrain_expr::{Nest, Segments};
 use super::MIN_TASK_WORK;
 use crate::tile::TileProgram;
 
-/// Tasks that are plenty for any number of cores, of very different lengths.
+/// Maximum number of tasks of very different lengths: enough for any number of cores.
 const MAX_TASKS: usize = 512;
-/// Work of a piece, in additions. Each stage of a wave begins with a piece for each thread, so that a piece takes long beside the
-/// start of a thread: LAMB's step over 80 000 weights takes a fiftieth less time than with pieces of one grain.
+/// Work of a piece, in additions. Each stage of a wave begins with a piece for each thread, so a piece must take much
+/// longer than the start of a thread. LAMB's step over 80 000 weights takes 2 % less time than with pieces of
+/// `MIN_TASK_WORK`.
 const PIECE: usize = 4 * MIN_TASK_WORK;
-/// Work that a segment is beside that of its elements, in additions: what is computed once for it, and calls.
+/// Overhead of a segment, in additions: values that are computed once for it, and calls.
 const SEGMENT: usize = 2048;
-/// Bytes of the long segments of a wave: they fit the caches that cores have for themselves, and take long beside the start of
-/// threads. On two cores LAMB's step over 25 million weights takes a tenth less time with 2 MiB than with 16 MiB.
+/// Bytes of the long segments of a wave. They fit the private caches of cores, and take much longer than the start of
+/// threads. On two cores LAMB's step over 25 million weights takes 10 % less time with 2 MiB than with 16 MiB.
 const WAVE: usize = 2 << 20;
-/// Bytes of long segments that are one wave, all of them: they fit the cache that cores share, and threads wait for each other
-/// at the end of each stage of a wave.
+/// Maximum number of bytes of long segments for a single wave. They fit the shared cache, and more waves would cost
+/// more synchronization: threads wait for each other at the end of each stage of a wave.
 const ONE_WAVE: usize = 16 << 20;
-/// Elements of a vector: what long segments keep begins where one does.
+/// Elements of a vector: the saved values of long segments are aligned to vectors.
 const VECTOR: usize = 16;
 
-/// The work of one thread at a time.
+/// Work of one thread at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Task {
     /// The segments `first..last`, each from beginning to end.
     Whole { first: usize, last: usize },
-    /// A piece, by its number.
+    /// A piece, by its index.
     Piece(usize),
 }
 
-/// A part of a long segment.
+/// Part of a long segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Piece {
-    /// Which of the long segments it belongs to.
+    /// Index of its long segment.
     pub(super) long: usize,
     pub(super) begin: usize,
     pub(super) end: usize,
 }
 
-/// A segment that is cut into pieces.
+/// Segment that is cut into pieces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Long {
     pub(super) segment: usize,
     /// Its pieces are `first..last`.
     pub(super) first: usize,
     pub(super) last: usize,
-    /// Elements of the segments before it in its wave.
+    /// Number of elements of the segments before it in its wave.
     pub(super) before: usize,
 }
 
-/// Tasks that are done, all stages of them, before the next wave begins.
+/// Tasks that complete all of their stages before the next wave begins.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Wave {
     pub(super) tasks: Range<usize>,
-    /// The pieces among its tasks.
+    /// Pieces among its tasks.
     pub(super) pieces: Range<usize>,
-    /// The segments that these are pieces of.
+    /// Long segments of these pieces.
     pub(super) long: Range<usize>,
 }
 
-/// The tasks of a nest with segments.
+/// Tasks of a nest with segments.
 #[derive(Debug)]
 pub(super) struct Cut {
     pub(super) segments: Segments,
-    /// True if nothing is done in an empty segment.
+    /// True if an empty segment needs no work.
     pub(super) is_map: bool,
     /// In the order of segments.
     pub(super) tasks: Vec<Task>,
     pub(super) pieces: Vec<Piece>,
     pub(super) long: Vec<Long>,
     pub(super) waves: Vec<Wave>,
-    /// Most elements of the long segments of a wave.
+    /// Maximum number of elements of the long segments of a wave.
     pub(super) widest: usize,
-    /// Elements of the longest segment that is not cut.
+    /// Number of elements of the longest segment that is not cut.
     pub(super) longest_whole: usize,
 }
 
 impl Cut {
-    /// The tasks of a tape for a nest over segments.
+    /// Creates the tasks of a tile program for a nest over segments.
     pub(super) fn new(segments: &Segments, nest: &Nest, tape: &TileProgram) -> Cut {
         let is_map = nest.inner == 0;
         let mut cut = Cut::of(segments, is_map, tape.cost, tape.tile);
-        // A map goes over its segments once.
+        // A map reads its segments once, so it needs no waves.
         let along = nest.loaded().filter(|load| load.strides[1] != 0);
         let bytes = along.map(|load| load.dtype.size()).sum();
         cut.waves = cut.waves_of(if is_map { 0 } else { bytes });
@@ -103,8 +104,8 @@ impl Cut {
         cut
     }
 
-    /// Tasks whose long segments have about [`WAVE`] bytes, with so many bytes for each element, or all tasks if there are few
-    /// bytes. A long segment is in one wave.
+    /// Groups the tasks into waves. The long segments of a wave have about [`WAVE`] bytes, with `bytes` bytes for each
+    /// element. All tasks are one wave if there are few bytes. A long segment is in one wave.
     fn waves_of(&self, bytes: usize) -> Vec<Wave> {
         let elements: usize = self.pieces.iter().map(|piece| piece.end - piece.begin).sum();
         let are_few = elements.saturating_mul(bytes) <= ONE_WAVE;
@@ -129,8 +130,8 @@ impl Cut {
         waves
     }
 
-    /// A segment is cut only if it has more elements than a tile, and between tiles: what a tile keeps from one stage to the
-    /// next is of a whole segment.
+    /// Cuts segments into tasks. A segment is cut only if it has more elements than a tile, and only between tiles: the
+    /// values that a tile saves for the next stage must be of a whole segment.
     fn of(segments: &Segments, is_map: bool, cost: usize, tile: usize) -> Cut {
         let piece = (PIECE / cost).max(segments.elements() / MAX_TASKS).max(1).next_multiple_of(tile);
         let enough = piece.saturating_mul(cost);
@@ -144,7 +145,7 @@ impl Cut {
             widest: 0,
             longest_whole: 0,
         };
-        // The first of the segments that wait to become a task, and their work.
+        // First segment that is not in a task yet, and the work of the segments from it on.
         let (mut first, mut work) = (0, 0usize);
         for (segment, range) in segments.iter().enumerate() {
             if range.len() <= piece {
@@ -181,7 +182,7 @@ impl Cut {
 mod tests {
     use super::*;
 
-    /// Segments of these lengths, a gap of one behind each.
+    /// Returns segments of these lengths, with a gap of one after each.
     fn segments(lengths: &[usize]) -> Segments {
         let mut start = 0;
         Segments::new(lengths.iter().map(|&length| {
@@ -252,7 +253,7 @@ mod tests {
         }
         assert_eq!(waves.iter().map(|wave| wave.tasks.len()).sum::<usize>(), cut.tasks.len());
         assert_eq!(waves.iter().map(|wave| wave.pieces.len()).sum::<usize>(), cut.pieces.len());
-        // Few bytes are one wave; what is read once needs no waves, and nothing has none.
+        // Few bytes are one wave; elements that are read once need no waves; no segments give no waves.
         assert_eq!(cut.waves_of(BYTES / 2).len(), 1);
         assert_eq!(cut.waves_of(0).len(), 1);
         assert_eq!(Cut::of(&segments(&[]), false, 32, 64).waves_of(BYTES), []);
@@ -260,7 +261,7 @@ mod tests {
 
     #[test]
     fn tasks_have_enough_to_do() {
-        // A thousand biases are a few tasks, and what fits a tile is never cut.
+        // A thousand biases are a few tasks, and a segment that fits a tile is never cut.
         assert!(Cut::of(&segments(&[1; 1000]), false, 30, 64).tasks.len() < 50);
         assert_eq!(Cut::of(&segments(&[4000, 4001]), false, 1000, 4096).long, []);
         let cut = Cut::of(&segments(&[25_000_000]), true, 30, 512);

@@ -1,10 +1,11 @@
-//! The stated errors, against doubles of `libm`. With `ORTRAIN_ALL_F32=1` every f32 is tried (`make conform`; only in
-//! release builds, where it takes minutes), else one in a thousand and those where the functions have their shape.
+//! Checks the stated error bounds against `libm` in doubles. With `ORTRAIN_ALL_F32=1` every f32 is tested
+//! (`make conform`; only in release builds, in some minutes). Otherwise the tests use one f32 in a thousand, and more
+//! where the functions bend.
 
 use super::*;
 use crate::isa::{Isa, Work};
 
-/// Distance in representable numbers; two NaN are equal.
+/// Returns the distance in representable numbers; two NaN are equal.
 fn ulp(a: f32, b: f32) -> u32 {
     if a.is_nan() && b.is_nan() {
         return 0;
@@ -19,7 +20,7 @@ fn ulp(a: f32, b: f32) -> u32 {
     u32::try_from((order(a) - order(b)).unsigned_abs()).unwrap_or(u32::MAX)
 }
 
-/// A function over a slice, at a level.
+/// Runs a function over a slice, at a level.
 type Run = fn(Isa, &[f32], &mut [f32]);
 
 macro_rules! run {
@@ -61,7 +62,7 @@ fn functions() -> [Function; 9] {
     ]
 }
 
-/// The largest error at each level, and where.
+/// Returns the largest error at each level, and its argument.
 fn worst(function: &Function, levels: &[Isa], x: &[f32]) -> Vec<(u32, f32)> {
     let exact: Vec<f32> = x.iter().map(|&x| (function.exact)(f64::from(x)) as f32).collect();
     let mut y = vec![0.0; x.len()];
@@ -76,10 +77,10 @@ fn worst(function: &Function, levels: &[Isa], x: &[f32]) -> Vec<(u32, f32)> {
 
 fn some() -> Vec<f32> {
     let mut values: Vec<f32> = (0..u32::MAX).step_by(1021).map(f32::from_bits).collect();
-    // Densely where the functions have their shape.
+    // Dense samples where the functions bend.
     values.extend((0..2_000_000).map(|i| (i as f32 - 1_000_000.0) * 1.1e-4));
     values.extend((0..200_000).map(|i| (i as f32 - 100_000.0) * 4e-5));
-    // Multiples of a quarter of a circle, near and far.
+    // Multiples of a quarter of a circle, small and large.
     values.extend((0..200_000).map(|i| (f64::from(i) * 37.0 * std::f64::consts::FRAC_PI_2) as f32));
     let edges = [
         0.0f32,
@@ -120,12 +121,12 @@ fn errors_are_as_stated() {
         for (isa, (error, x)) in levels.iter().zip(&found) {
             assert!(*error <= bound, "{isa}: {name}({x:e}) is {error} ULP off");
         }
-        // Bounds are not slack either.
+        // The bounds are tight: some level reaches them.
         assert!(found.iter().any(|found| found.0 == bound), "{name}: {found:?}");
     }
 }
 
-/// Every f32, shared between the cores.
+/// Checks every f32; the cores share the work.
 #[allow(clippy::print_stderr, reason = "what came out is of interest")]
 fn over_all(function: &Function, levels: &[Isa]) -> Vec<(u32, f32)> {
     const CHUNK: u32 = 1 << 20;

@@ -1,4 +1,4 @@
-//! The graphs of a training in one session: forward pass, gradients, updates.
+//! Graphs of a training in one session: forward pass, gradients, updates.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -32,24 +32,25 @@ use crate::parameter_binding::parameter_of_gradient;
 use crate::suggest::hint;
 use crate::{Error, ModelMeta, ModelSource, Result};
 
-/// The version of `ai.onnx` whose operators all take bfloat16, Conv and pooling among them.
+/// Version of `ai.onnx` in which all operators support bfloat16, including Conv and pooling.
 const BF16_OPSET: i64 = 22;
-/// The version whose BatchNormalization has running statistics of float32 beside values of float16.
+/// Version in which BatchNormalization supports float32 running statistics with float16 values.
 const F16_OPSET: i64 = 15;
-/// The oldest version that has Where.
+/// Oldest version with Where.
 const WHERE_OPSET: i64 = 9;
-/// The end of the name of a weight's copy in fewer bits.
+/// Suffix of the name of a weight's low-precision copy.
 pub(super) const COPY: &str = "_fp16";
-/// The end of the name of an output that is a gradient.
+/// Suffix of the name of a gradient output.
 pub(super) const GRADIENT: &str = "_grad";
-/// The end of the name by which a module's graph gives a gradient out: those that end otherwise are sums.
+/// Suffix of the name of a gradient output in a module's graph; gradients with other suffixes are
+/// accumulated.
 const GIVEN_OUT: &str = "_grad/output";
-/// The setting of a weight that says the largest norm of all gradients.
+/// Per-weight setting with the maximum norm of all gradients.
 const MAX_NORM_CLIP: &str = "max_norm_clip";
-/// The oldest format of files in which initializers that are inputs, too, are so on purpose.
+/// Oldest IR version in which an initializer is intentionally also an input.
 const OPTIONAL_INPUTS: i64 = 4;
 
-/// The parts of a session.
+/// Parts of a session.
 pub(super) struct Built {
     pub(super) train: ModelProto,
     pub(super) eval: ModelProto,
@@ -58,16 +59,16 @@ pub(super) struct Built {
     pub(super) weights: Vec<String>,
     /// Outputs of the model, in order.
     pub(super) outputs: Vec<String>,
-    /// Inputs of the model that need not be given, with their values.
+    /// Optional inputs of the model with their default values.
     pub(super) defaults: Vec<(String, Tensor)>,
-    /// The optimizer, if there is one, and the model of its step.
+    /// Optimizer and the model of its step, if any.
     pub(super) optimizer: Option<(OptimizerSpec, ModelProto)>,
-    /// Values that nodes make, with their types.
+    /// Node outputs with their types.
     pub(super) made: BTreeMap<String, DType>,
     pub(super) meta: ModelMeta,
 }
 
-/// Reads a model, and adds what a training needs.
+/// Reads a model and builds the graphs of its training.
 pub(super) fn build(source: ModelSource, parameters: &TrainingParameters) -> Result<Built> {
     let label = source.label("the model");
     let model = source.load_for_gradients()?;
@@ -177,7 +178,7 @@ pub(super) fn build(source: ModelSource, parameters: &TrainingParameters) -> Res
     Ok(Built { train, eval, checkpoint: full(values), weights, outputs, defaults, optimizer, made, meta })
 }
 
-/// The graph of runs that compute outputs and nothing else.
+/// Returns the graph of runs that only compute outputs.
 fn evaluating(label: &str, forward: &Graph) -> Result<Graph> {
     let mut graph = forward.clone();
     graph.remove_unused();
@@ -188,8 +189,8 @@ fn evaluating(label: &str, forward: &Graph) -> Result<Graph> {
     Ok(graph)
 }
 
-/// Lets the input `training_mode` say whether Dropout drops elements, and which statistics an evaluation uses. Returns the input
-/// with its value if it is new.
+/// Connects the input `training_mode` to Dropout and to the statistics of an evaluation. Returns the input
+/// with its default value if it is new.
 fn share_mode(
     graph: &mut ortrain_onnx::GraphProto,
     weights: &[String],
@@ -215,7 +216,7 @@ fn share_mode(
     }
 }
 
-/// The type of the elements of an input, where it is declared.
+/// Returns the declared element type of an input.
 fn dtype_of_input(info: &ortrain_onnx::ValueInfoProto) -> Option<DType> {
     use ortrain_onnx::proto::type_proto::Value as Declared;
     match info.r#type.as_ref()?.value.as_ref()? {
@@ -224,7 +225,7 @@ fn dtype_of_input(info: &ortrain_onnx::ValueInfoProto) -> Option<DType> {
     }
 }
 
-/// Checks numbers of the parameters.
+/// Checks the numeric parameters.
 fn check_counts(parameters: &TrainingParameters) -> Result<()> {
     let steps = parameters.gradient_accumulation_steps;
     if steps < 1 {
@@ -240,7 +241,7 @@ fn check_counts(parameters: &TrainingParameters) -> Result<()> {
     }
 }
 
-/// Checks that the weights of a training in mixed precision are float32.
+/// Checks that the weights of a mixed-precision training are float32.
 fn check_float32(graph: &ortrain_onnx::GraphProto, weights: &[String]) -> Result<()> {
     let wide = graph.initializer.iter().find(|tensor| {
         weights.contains(&tensor.name) && DType::from_onnx(tensor.data_type) == Some(DType::F64)
@@ -254,7 +255,7 @@ fn check_float32(graph: &ortrain_onnx::GraphProto, weights: &[String]) -> Result
     }
 }
 
-/// Initializers that are inputs, too, on purpose.
+/// Returns initializers that are intentionally also inputs.
 fn optional_inputs(model: &LoadedModel) -> Vec<String> {
     let Some(graph) = model.proto.graph.as_ref().filter(|_| model.proto.ir_version >= OPTIONAL_INPUTS) else {
         return Vec::new();
@@ -264,7 +265,7 @@ fn optional_inputs(model: &LoadedModel) -> Vec<String> {
     inputs.filter(|name| initializers.contains(name.as_str())).collect()
 }
 
-/// The name of the loss.
+/// Returns the name of the loss, checked.
 fn check_loss(graph: &ortrain_onnx::GraphProto, loss: &str) -> Result<String> {
     let made = graph.node.iter().flat_map(|node| &node.output).any(|output| output == loss);
     if made && !loss.is_empty() {
@@ -279,7 +280,7 @@ fn check_loss(graph: &ortrain_onnx::GraphProto, loss: &str) -> Result<String> {
     }))
 }
 
-/// The weights that are trained, sorted.
+/// Returns the trained weights, sorted.
 fn weights_of(
     graph: &ortrain_onnx::GraphProto,
     parameters: &TrainingParameters,
@@ -310,9 +311,9 @@ fn weights_of(
         let near = hint(name, graph.initializer.iter().map(|tensor| tensor.name.as_str()));
         return Err(Error::Argument(format!("the model has no initializer {name:?} to train{near}")));
     }
-    // What is no float has no gradient.
+    // Only floats have gradients.
     weights.retain(|name| dtype_of(name).is_some_and(DType::is_float));
-    // An initializer that no node reads has no gradient.
+    // An initializer without consumers has no gradient.
     weights.retain(|name| used.contains(name));
     if weights.is_empty() {
         return Err(Error::Argument(format!(
@@ -351,7 +352,7 @@ fn check_optimizer(
             .ok_or_else(|| missing("optimizer_attributes_map"))?;
         let ints = (parameters.optimizer_int_attributes_map.get(weight))
             .ok_or_else(|| missing("optimizer_int_attributes_map"))?;
-        // Plain descent has no settings; those of others are ignored there, as they were.
+        // SGD has no settings; as in onnxruntime, settings of other optimizers are ignored.
         if row.settings.is_empty() {
             continue;
         }
@@ -380,7 +381,7 @@ fn check_optimizer(
     }
 }
 
-/// Makes inputs of initializers that are inputs on purpose, unless they are trained; returns their values.
+/// Converts optional initializers to inputs, unless they are trained. Returns their values.
 fn take_optional(
     graph: &mut ortrain_onnx::GraphProto,
     optional: &[String],
@@ -399,7 +400,7 @@ fn take_optional(
     Ok(defaults)
 }
 
-/// The running statistics that a training updates: those of a model that was exported for training.
+/// Returns the running statistics that a training updates. Only models exported for training have them.
 fn statistics_of(
     label: &str,
     forward: &mut LoadedModel,
@@ -426,7 +427,7 @@ fn statistics_of(
     Ok(found)
 }
 
-/// Makes inputs of weights and statistics; returns their values.
+/// Converts weights and statistics to inputs. Returns their values.
 fn take_values(
     label: &str,
     forward: &mut LoadedModel,
@@ -452,7 +453,7 @@ fn take_values(
     Ok(values)
 }
 
-/// Checks that names of the model are not those of gradients.
+/// Checks that no value of the model has the name of a gradient.
 fn check_names(typed: &Graph, weights: &[String]) -> Result<()> {
     let gradient =
         weights.iter().map(|name| format!("{name}{GRADIENT}")).find(|name| typed.find(name).is_some());
@@ -483,11 +484,11 @@ fn check_scalar(typed: &Graph, loss: &str) -> Result<()> {
     }
 }
 
-/// The settings of one weight.
+/// Returns the settings of one weight.
 fn settings_of(row: &Optimizer, parameters: &TrainingParameters, weight: &str) -> BTreeMap<String, f64> {
-    // Attributes are float32, the optimizer's own ones, too.
+    // Attributes are float32, and so are the defaults of the optimizer.
     let finite = |name: &str, value: f32| match value {
-        // A bound that is infinite bounds nothing.
+        // An infinite bound means no bound.
         value if value.is_infinite() && name.starts_with("ratio_") => f64::MAX.copysign(f64::from(value)),
         value => f64::from(value),
     };
@@ -507,7 +508,7 @@ fn settings_of(row: &Optimizer, parameters: &TrainingParameters, weight: &str) -
     settings
 }
 
-/// The optimizer, and the model of its step.
+/// Returns the optimizer, and the model of its step.
 fn optimizer_of(
     parameters: &TrainingParameters,
     weights: &[String],
@@ -554,14 +555,14 @@ fn optimizer_of(
     Ok(Some((spec, model)))
 }
 
-/// A bound as it was given: the largest number stands for one that is infinite.
+/// Returns the original bound: the largest number represents infinity.
 fn given(value: f64) -> f64 {
     if value.abs() == f64::MAX { f64::INFINITY.copysign(value) } else { value }
 }
 
-/// Checks what the node of an optimizer of all weights has once.
+/// Checks the settings that an optimizer node shares among all weights.
 fn check_common(row: &Optimizer, spec: &OptimizerSpec) -> Result<()> {
-    /// The largest number of weights of such a node.
+    /// Maximum number of weights of such a node.
     const MAX_WEIGHTS: usize = 1024;
     if !has_shared_counter(row.name) {
         return Ok(());
@@ -590,15 +591,15 @@ fn check_common(row: &Optimizer, spec: &OptimizerSpec) -> Result<()> {
     Ok(())
 }
 
-/// The initializers that a graph has as inputs.
+/// Initializers that are inputs of a graph.
 struct Constants<'a> {
     /// Weights and running statistics.
     values: &'a [Value],
-    /// Inputs that need not be given.
+    /// Optional inputs.
     defaults: &'a [(String, Tensor)],
 }
 
-/// Writes the models that the parameters ask for.
+/// Writes the requested model files.
 fn write_dumps(
     label: &str,
     parameters: &TrainingParameters,
@@ -608,7 +609,7 @@ fn write_dumps(
     &Constants { values, defaults }: &Constants<'_>,
     (targets, gradients): (&[ValueId], &[ValueId]),
 ) -> Result<()> {
-    // A graph that trains reads the input for a Dropout alone.
+    // In a training graph, only Dropout reads the input.
     let is_read = |id: ValueId| graph.nodes.iter().any(|node| node.present_inputs().any(|input| input == id));
     let unread = defaults.iter().map(|(name, _)| name.as_str()).filter(|name| *name == TRAINING_MODE);
     let unread = unread.filter(|name| graph.find(name).is_some_and(|id| !is_read(id))).last();
@@ -667,7 +668,7 @@ fn write_dumps(
     Ok(())
 }
 
-/// Writes a model, with its weights in a file beside it if they are too many for one file.
+/// Writes a model. If it exceeds the limit of one file, its weights are stored in a file beside it.
 fn write_dump(path: &Path, proto: &ModelProto) -> Result<()> {
     let external = ExternalData::none();
     let mut data = path.as_os_str().to_owned();

@@ -1,4 +1,4 @@
-//! The state of a training in one session, as dictionaries.
+//! State of a training in one session, as dictionaries.
 
 use std::collections::BTreeMap;
 
@@ -12,20 +12,20 @@ use crate::state::OptimizerState;
 use crate::suggest::hint;
 use crate::{Error, Result};
 
-/// The key of what all weights share.
+/// Key of state that all weights share.
 pub(super) const SHARED: &str = "shared_optimizer_state";
-/// The counter of steps that all weights share.
+/// Step counter that all weights share.
 const STEP: &str = "Step";
-/// The counter of steps of one weight.
+/// Step counter of one weight.
 const COUNT: &str = "Update_Count";
 
 /// A value of the state.
 enum Place {
     Weight(String),
-    /// The copy of a weight in fewer bits.
+    /// Low-precision copy of a weight.
     Copy(String),
     Slot(String, &'static str),
-    /// The counter of a weight, or that of all.
+    /// Counter of a weight; `None` for the shared one.
     Count(Option<String>),
 }
 
@@ -43,7 +43,7 @@ impl TrainingSession {
         optimizer_of_nodes(self.optimizer.as_ref()?.name())
     }
 
-    /// Every value of the state by its name in [`TrainingSession::state`].
+    /// Returns every value of the state by its name in [`TrainingSession::state`].
     fn places(&self) -> BTreeMap<String, Place> {
         let mut places = BTreeMap::new();
         let row = self.row();
@@ -66,7 +66,7 @@ impl TrainingSession {
         places
     }
 
-    /// The weights, what the optimizer keeps of them, and their copies in fewer bits: copies, by name.
+    /// Copies the weights, their optimizer state, and their low-precision copies, by name.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -77,7 +77,7 @@ impl TrainingSession {
     /// ```
     ///
     /// # Errors
-    /// When the state is damaged.
+    /// If the state is damaged.
     pub fn state(&self) -> Result<BTreeMap<String, Tensor>> {
         self.places().into_iter().map(|(name, place)| Ok((name, self.value_of(&place)?))).collect()
     }
@@ -106,7 +106,8 @@ impl TrainingSession {
         self.checkpoint.optimizer().ok_or(Error::OtherState { what: "optimizer" })
     }
 
-    /// The weights: under `full_precision`, and under `mixed_precision` their copies in fewer bits if these are asked for.
+    /// Returns the weights under `full_precision`, and optionally their low-precision copies under
+    /// `mixed_precision`.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -116,7 +117,7 @@ impl TrainingSession {
     /// ```
     ///
     /// # Errors
-    /// When the state is damaged.
+    /// If the state is damaged.
     pub fn model_state(&self, include_mixed_precision_weights: bool) -> Result<StatesByWeight> {
         let of = |place: fn(String) -> Place| -> Result<BTreeMap<String, Tensor>> {
             let weights = self.weights.iter();
@@ -130,8 +131,9 @@ impl TrainingSession {
         Ok(states)
     }
 
-    /// The state of the optimizer for each weight: `Moment_1`, `Moment_2`, `Update_Count`. LAMB has its counter, `Step`, under
-    /// `shared_optimizer_state`. It can be given to another session ([`TrainingParameters::initial_optimizer_state`]).
+    /// Returns the optimizer state of each weight: `Moment_1`, `Moment_2`, `Update_Count`. LAMB has its
+    /// counter, `Step`, under `shared_optimizer_state`. Another session can start from it
+    /// ([`TrainingParameters::initial_optimizer_state`]).
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -143,7 +145,7 @@ impl TrainingSession {
     /// [`TrainingParameters::initial_optimizer_state`]: super::TrainingParameters::initial_optimizer_state
     ///
     /// # Errors
-    /// When the state is damaged.
+    /// If the state is damaged.
     pub fn optimizer_states(&self) -> Result<StatesByWeight> {
         let mut states = StatesByWeight::new();
         for place in self.places().values() {
@@ -158,8 +160,8 @@ impl TrainingSession {
         Ok(states)
     }
 
-    /// Sets values of the state by their names in [`TrainingSession::state`]: some, or all. With `strict` a name that is not
-    /// there is an error, otherwise it is ignored.
+    /// Sets some or all values of the state, by their names in [`TrainingSession::state`]. With `strict`, an
+    /// unknown name is an error; otherwise it is ignored.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -171,7 +173,7 @@ impl TrainingSession {
     /// ```
     ///
     /// # Errors
-    /// When a name is not known, or a value has another type or shape. Nothing has changed then.
+    /// If a name is unknown, or a value has another type or shape. Then nothing has changed.
     pub fn load_state(&mut self, values: &BTreeMap<String, Tensor>, strict: bool) -> Result<()> {
         let mut places = self.places();
         if let Some(strange) = values.keys().find(|name| strict && !places.contains_key(*name)) {
@@ -185,7 +187,7 @@ impl TrainingSession {
         )
     }
 
-    /// Sets what the optimizer keeps, as [`TrainingSession::optimizer_states`] tells it.
+    /// Sets the optimizer state, in the format of [`TrainingSession::optimizer_states`].
     pub(super) fn start_from(&mut self, states: &StatesByWeight) -> Result<()> {
         let mut places = self.places();
         let mut chosen: Vec<(String, Place, &Tensor)> = Vec::new();
@@ -207,7 +209,7 @@ impl TrainingSession {
         )
     }
 
-    /// Sets values, all or none.
+    /// Sets all of the values, or none on error.
     fn set(&mut self, chosen: &[(&str, &Place, &Tensor)]) -> Result<()> {
         let mut counts: BTreeMap<Option<String>, i64> = BTreeMap::new();
         for (name, place, value) in chosen {
@@ -267,7 +269,7 @@ impl TrainingSession {
     }
 }
 
-/// The counter of a weight, or that of all: one more than the steps that were made.
+/// Returns the counter of a weight, or the shared one: the number of steps plus one.
 fn count_of(optimizer: &OptimizerState, weight: Option<&str>) -> i64 {
     let spec = optimizer.spec.as_ref();
     let skipped = spec.and_then(|spec| {
@@ -277,7 +279,7 @@ fn count_of(optimizer: &OptimizerState, weight: Option<&str>) -> i64 {
     (optimizer.step - skipped.unwrap_or(0)).saturating_add(1)
 }
 
-/// Sets counters. The steps of the optimizer are those of the weight with the most; others have skipped some.
+/// Sets counters. The optimizer's step count is the maximum over the weights; the others skipped some steps.
 fn set_counts(optimizer: &mut OptimizerState, counts: &BTreeMap<Option<String>, i64>) {
     if counts.is_empty() {
         return;

@@ -1,11 +1,11 @@
-//! The settings of a training in one session.
+//! Settings of a training in one session.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
 use ortrain_graph::{DType, Tensor};
 
-/// The settings of a [`TrainingSession`](super::TrainingSession).
+/// Settings of a [`TrainingSession`](super::TrainingSession).
 ///
 /// ```
 /// use ortrain::classic::TrainingParameters;
@@ -15,39 +15,39 @@ use ortrain_graph::{DType, Tensor};
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct TrainingParameters {
-    /// The value that is made smaller: any result of the model with one element.
+    /// Value to minimize: any value of the model with one element.
     pub loss_output_name: String,
-    /// Initializers that are trained; all that the loss is computed from, if there are none.
+    /// Trained initializers; if empty, all that the loss depends on.
     pub weights_to_train: BTreeSet<String>,
-    /// Initializers that are not trained, whatever else says so.
+    /// Initializers that are never trained; overrides all other settings.
     pub weights_not_to_train: BTreeSet<String>,
-    /// Inputs of operators, and values of scalars that are not trained there, where nothing is chosen.
+    /// By operator: input indices and scalar values that are not trained, if `weights_to_train` is empty.
     pub immutable_weights: BTreeMap<String, Vec<(i64, f32)>>,
-    /// `SGDOptimizer`, `AdamOptimizer`, `LambOptimizer`, or nothing: then gradients alone are computed.
+    /// `SGDOptimizer`, `AdamOptimizer`, `LambOptimizer`, or empty: then only gradients are computed.
     pub training_optimizer_name: String,
-    /// The name of the input with the learning rate.
+    /// Name of the learning-rate input.
     pub lr_params_feed_name: String,
-    /// Settings of the optimizer for each trained weight, by their names; there is an entry for each.
+    /// Float settings of the optimizer for each trained weight, by name. Each weight requires an entry.
     pub optimizer_attributes_map: BTreeMap<String, BTreeMap<String, f32>>,
-    /// The same of settings that are integers.
+    /// Integer settings of the optimizer for each trained weight.
     pub optimizer_int_attributes_map: BTreeMap<String, BTreeMap<String, i64>>,
-    /// The type that the model computes in, where it is another than the weights have; see
+    /// Type of the model's computation, if it differs from the type of the weights; see
     /// [`TrainingParameters::mixed_precision`].
     pub mixed_precision: Option<DType>,
-    /// Runs whose gradients are summed for one update, which takes their mean.
+    /// Number of runs per update. The update uses the mean of their gradients.
     pub gradient_accumulation_steps: i64,
-    /// True if the norm of all gradients together is computed, and gradients are clipped by it.
+    /// True to compute the norm of all gradients together, and to clip gradients by it.
     pub enable_grad_norm_clip: bool,
-    /// True if the gradient of each weight is an output.
+    /// True to make the gradient of each weight an output.
     pub set_gradients_as_graph_outputs: bool,
-    /// A file for the model as it is trained, before gradients are added.
+    /// Output file of the transformed model, before gradients are added.
     pub model_after_graph_transforms_path: Option<PathBuf>,
-    /// A file for the model with its gradients.
+    /// Output file of the model with its gradients.
     pub model_with_gradient_graph_path: Option<PathBuf>,
-    /// A file for the model with its gradients and the updates of the weights.
+    /// Output file of the model with its gradients and the updates of the weights.
     pub model_with_training_graph_path: Option<PathBuf>,
-    /// The state of the optimizer for each weight, by names: `Moment_1`, `Moment_2`, `Update_Count`; of LAMB `Step` under
-    /// `shared_optimizer_state`.
+    /// Initial optimizer state of each weight, by name: `Moment_1`, `Moment_2`, `Update_Count`. LAMB has
+    /// `Step` under `shared_optimizer_state`.
     pub initial_optimizer_state: BTreeMap<String, BTreeMap<String, Tensor>>,
 }
 
@@ -75,7 +75,7 @@ impl Default for TrainingParameters {
 }
 
 impl TrainingParameters {
-    /// With this value as the loss.
+    /// Creates settings with this value as the loss.
     ///
     /// ```
     /// use ortrain::classic::TrainingParameters;
@@ -87,7 +87,7 @@ impl TrainingParameters {
         TrainingParameters { loss_output_name: loss.into(), ..TrainingParameters::default() }
     }
 
-    /// With these weights, which have the settings that are the optimizer's own.
+    /// Adds trained weights with the default settings of the optimizer.
     ///
     /// ```
     /// use ortrain::classic::TrainingParameters;
@@ -105,7 +105,7 @@ impl TrainingParameters {
         self
     }
 
-    /// With this optimizer.
+    /// Sets the optimizer.
     ///
     /// ```
     /// use ortrain::classic::TrainingParameters;
@@ -119,8 +119,8 @@ impl TrainingParameters {
         self
     }
 
-    /// With a model that computes in float16 or bfloat16, but for its loss. Weights stay float32. A run is given the factor
-    /// of the loss, `loss_scale`, and changes nothing if the gradients are not finite.
+    /// Computes the model in float16 or bfloat16, except for its loss. Weights remain float32. A run requires
+    /// the loss scale, `loss_scale`, and changes nothing if the gradients are not finite.
     ///
     /// ```
     /// use ortrain::DType;

@@ -1,4 +1,4 @@
-//! Values that a training continues from beside its state: sums of a window, running statistics, the count of runs.
+//! Resumable values besides the state: accumulated gradients, running statistics, and the number of runs.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,8 @@ use crate::suggest::hint;
 use crate::{Error, Result};
 
 impl TrainingSession {
-    /// The gradients that are summed so far for the next update, by weight; none where no window has begun.
+    /// Returns the gradients accumulated so far for the next update, by weight; empty between accumulation
+    /// windows.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -19,7 +20,7 @@ impl TrainingSession {
     /// ```
     ///
     /// # Errors
-    /// When they lie on a device, and that fails.
+    /// If the gradients are on a device, and the device fails.
     pub fn gathered(&self) -> Result<BTreeMap<String, Tensor>> {
         match self.in_window {
             true => self.gradients(),
@@ -27,7 +28,8 @@ impl TrainingSession {
         }
     }
 
-    /// Sets the gradients that are summed so far, for all trained weights; with none of them the next run begins a window.
+    /// Sets the accumulated gradients of all trained weights; with an empty map, the next run begins a
+    /// window.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -38,8 +40,8 @@ impl TrainingSession {
     /// ```
     ///
     /// # Errors
-    /// When a weight is missing or unknown, a sum has another type or shape, or every run makes an update. Nothing has changed
-    /// then.
+    /// If a weight is missing or unknown, a sum has another type or shape, or every run makes an update. Then
+    /// nothing has changed.
     pub fn load_gathered(&mut self, sums: &BTreeMap<String, Tensor>) -> Result<()> {
         if sums.is_empty() {
             self.in_window = false;
@@ -63,7 +65,7 @@ impl TrainingSession {
         Ok(())
     }
 
-    /// The running statistics that runs update, by name.
+    /// Returns the running statistics that runs update, by name.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -73,14 +75,14 @@ impl TrainingSession {
     /// ```
     ///
     /// # Errors
-    /// When the state is damaged.
+    /// If the state is damaged.
     pub fn running_statistics(&self) -> Result<BTreeMap<String, Tensor>> {
         let frozen = self.checkpoint.entries().iter().filter(|entry| !entry.requires_grad);
         let value = |name: &str| Ok((name.to_owned(), self.checkpoint.parameter(name)?.to_tensor()?));
         frozen.map(|entry| value(&entry.name)).collect()
     }
 
-    /// Sets running statistics: some, or all.
+    /// Sets some or all running statistics.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -91,13 +93,14 @@ impl TrainingSession {
     /// ```
     ///
     /// # Errors
-    /// When a name is not known, or a value has another type or shape. Nothing has changed then.
+    /// If a name is unknown, or a value has another type or shape. Then nothing has changed.
     pub fn load_running_statistics(&mut self, values: &BTreeMap<String, Tensor>) -> Result<()> {
         check_all("the running statistic", &self.running_statistics()?, values, false)?;
         values.iter().try_for_each(|(name, value)| self.checkpoint.set_parameter(name, value))
     }
 
-    /// The number of runs that computed gradients: with the seed it says which masks Dropout draws next.
+    /// Returns the number of runs that computed gradients. Together with the seed, it determines the next
+    /// Dropout masks.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -130,7 +133,7 @@ impl TrainingSession {
     }
 }
 
-/// Checks values against those that are there; with `all`, that none is missing.
+/// Checks new values against the current ones. With `all`, a missing value is an error.
 fn check_all(
     what: &str,
     now: &BTreeMap<String, Tensor>,
