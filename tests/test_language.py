@@ -18,7 +18,7 @@ KINDS_BY_TEXT = {
         "/// " + "word " * 31 + ".": ["long"],
         "/// " + "word " * 29 + ".": [],
         "fn kept_rows() {}": ["name"],
-        "struct Given;\nconst MAX_ROWS: usize = 1;": ["name", "name"],
+        "struct Given;\nconst MOST_ROWS: usize = 1;": ["name", "name"],
         'let text = "fn kept() {}"; // fn given()': [],
     },
     ".py": {
@@ -27,7 +27,7 @@ KINDS_BY_TEXT = {
         "x = 1  # what is this\n# A comment of nobody\n": ["reference"],
         "def given():\n    pass": ["name"],
         "class Wanted:\n    pass": ["name"],
-        "MAX_FILES = 3": ["name"],
+        "MOST_FILES = 3": ["name"],
         '"""Read a file.\n\n>>> what = 1\n"""': [],
     },
     ".md": {

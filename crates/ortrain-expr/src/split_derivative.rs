@@ -75,7 +75,7 @@ fn slope_of(expr: &Expr, late: &[bool], arriving: Reg) -> Expr {
         let made_of_late = matches!(inst, Inst::Load(slot) if late[usize::from(slot)])
             || (k < usize::from(arriving.0) && from_late[k]);
         let reg = match inst.map_operands(|reg| regs[usize::from(reg.0)]) {
-            // The instructions before `arriving` are not needed.
+            // The late registers from which `arriving` is computed are not needed.
             _ if k == usize::from(arriving.0) || made_of_late => {
                 b.push(Inst::Const(Scalar::from_f64(ty, 1.0)), ty)
             }

@@ -1,4 +1,4 @@
-//! Loop nests: maps, and reductions along rows or down columns; both over segments, too.
+//! Kernels of loop nests: maps, and reductions along rows or down columns, also over segments.
 
 mod cut;
 
@@ -15,30 +15,31 @@ use crate::tile::{
 use crate::transpose::Turned;
 use cut::{Cut, Long, Piece, Task, Wave};
 
-/// Tiles, and blocks of rows, between two questions whether a long run goes on.
+/// Number of tiles, or of blocks of rows, between two calls of `pause` in a long run.
 const TILES_TO_PAUSE: usize = 1024;
 
-/// Work of one task, in additions: long enough to be worth waking a thread, short enough to share evenly.
+/// Work of one task, in additions: enough to be worth waking a thread, but small enough for an even distribution.
 const MIN_TASK_WORK: usize = 64 * 1024;
-/// Tasks that are plenty for any number of cores.
+/// Maximum number of tasks: enough for any number of cores.
 const MAX_TASKS: usize = 16;
-/// Most parts that one reduction is split into.
+/// Maximum number of parts of one reduction.
 const MAX_SPLITS: usize = 64;
-/// Rows that `Col` adds up before it adds the sum to the total: two short sums are more exact than a long one.
+/// Number of rows that `Col` sums in a block before it adds the block to the total. Two short sums are more exact than
+/// one long sum.
 const BLOCK: usize = 64;
 
-/// How the reduced axes are gone through.
+/// Order of the loops over the reduced axes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
-    /// As memory lies.
+    /// Chosen by the memory layout.
     Auto,
-    /// Tiles along the reduced axes, one outer index after the other.
+    /// Tiles along the reduced axes, for one outer index after the other.
     Row,
-    /// Tiles along the outer axes, one reduced index after the other.
+    /// Tiles along the outer axes, for one reduced index after the other.
     Col,
 }
 
-/// A compiled [`Nest`].
+/// Compiled [`Nest`].
 #[derive(Debug)]
 pub struct NestKernel {
     tape: TileProgram,
@@ -47,7 +48,7 @@ pub struct NestKernel {
     reductions: usize,
 }
 
-/// How the space is cut into tasks. Depends on the nest alone.
+/// Partition of the space into tasks. Depends on the nest only.
 #[derive(Debug)]
 enum Shape {
     Map {
@@ -56,7 +57,7 @@ enum Shape {
     },
     Turned(Box<Turned>),
     Squares(Squares),
-    /// Either `rows` rows a task, or every row in pieces of `piece` elements.
+    /// Either `rows` rows per task, or every row in pieces of `piece` elements.
     Row {
         outer: usize,
         inner: usize,
@@ -70,7 +71,7 @@ enum Shape {
         tile: usize,
         piece: Option<usize>,
     },
-    /// Rows of any length, each somewhere along one axis.
+    /// Rows of any length, each at some range of one axis.
     Segments(Box<Cut>),
 }
 
@@ -78,16 +79,16 @@ impl NestKernel {
     /// Compiles a nest.
     ///
     /// # Errors
-    /// What is wrong with the nest: [`Nest::fault`], an expression that is not well typed, a store that puts several
-    /// results into one element.
+    /// Returns an error if the nest has a fault ([`Nest::validate`]), if an expression is not well typed, or if a store
+    /// puts several results into one element.
     pub fn new<'a>(nest: &Nest, compiler: impl Into<Compiler<'a>>) -> Result<NestKernel, String> {
         NestKernel::with_order(nest, compiler, Order::Auto)
     }
 
-    /// Compiles a nest whose reduced axes are gone through in the given order.
+    /// Compiles a nest with a given order of the loops over the reduced axes.
     ///
     /// # Errors
-    /// As [`NestKernel::new`].
+    /// Returns the errors of [`NestKernel::new`].
     pub fn with_order<'a>(
         nest: &Nest,
         compiler: impl Into<Compiler<'a>>,
@@ -96,11 +97,11 @@ impl NestKernel {
         NestKernel::make(nest, compiler.into(), order, &|_, _| true)
     }
 
-    /// Compiles a nest, where `overlaps` says of the store and the load of some numbers whether they may share elements.
-    /// Otherwise every load may share elements with every store.
+    /// Compiles a nest. `overlaps(store, load)` returns true if the store and the load with these indices may share
+    /// elements. Without this function every load may share elements with every store.
     ///
     /// # Errors
-    /// As [`NestKernel::new`].
+    /// Returns the errors of [`NestKernel::new`].
     pub fn in_place<'a>(
         nest: &Nest,
         compiler: impl Into<Compiler<'a>>,
@@ -132,7 +133,7 @@ impl NestKernel {
             let cut = Cut::new(segments, nest, &tape);
             (tape, Shape::Segments(Box::new(cut)))
         } else if let Some(first) = rows_of_map(nest) {
-            // Rows that reduce nothing.
+            // A map, executed row by row.
             let (outside, along) = outer_axes.split_at(first);
             let plan = Plan { nest, drive: LoopOrder::Row, outside, along };
             let tape = TileProgram::new(&plan, compiler)?;
@@ -162,7 +163,7 @@ impl NestKernel {
             let squares = if order == Order::Auto { Squares::of(nest) } else { None };
             (tape, squares.map_or(Shape::Row { outer, inner, rows, piece }, Shape::Squares))
         } else {
-            // The axis along which memory is contiguous goes last; the order of outer indices is free.
+            // The axis along which memory is contiguous becomes the innermost one; the order of outer indices is free.
             if let Some(axis) = outer_axes.iter().copied().min_by_key(|&axis| step(nest, axis)) {
                 outer_axes.retain(|&other| other != axis);
                 outer_axes.push(axis);
@@ -178,7 +179,7 @@ impl NestKernel {
                 if splits > 1 {
                     piece = Some(inner.div_ceil(splits).next_multiple_of(BLOCK));
                 }
-                // Memory is read in long pieces where rows are cut, instead of columns.
+                // If rows are cut instead of columns, memory is read in long pieces.
                 tile = (outer / wanted.div_ceil(splits)).next_multiple_of(64).max(128).min(tile);
             }
             (tape, Shape::Col { kept: outer, reduced: inner, tile, piece })
@@ -191,13 +192,13 @@ impl NestKernel {
         })
     }
 
-    /// Whether a run can fail (the expression holds a guard).
+    /// Returns true if a run can fail (the expression contains a guard).
     #[must_use]
     pub fn can_fail(&self) -> bool {
         self.tape.can_fail
     }
 
-    /// The order that was chosen; `Row` for a map.
+    /// Returns the selected order; `Row` for a map.
     #[must_use]
     pub fn order(&self) -> Order {
         match self.shape {
@@ -210,19 +211,19 @@ impl NestKernel {
         }
     }
 
-    /// Bytes of scratch memory for a run on so many threads.
+    /// Returns the bytes of scratch memory for a run on `threads` threads.
     #[must_use]
     pub fn scratch_bytes(&self, threads: usize) -> usize {
         self.shared_bytes() + threads.max(1) * self.bytes_of_worker()
     }
 
-    /// Bytes that each worker has for itself: its frame, and where values are kept for later stages the buffers of its
-    /// task and what it keeps of a segment that is not cut.
+    /// Returns the private bytes of each worker: its frame, and if stages save values, its table of buffers and the
+    /// saved values of a segment that is not cut.
     fn bytes_of_worker(&self) -> usize {
         self.tape.frame + self.table_bytes() + self.kept_bytes(|cut| cut.longest_whole)
     }
 
-    /// Bytes of a table of buffers, those of kept values among them, where there are some.
+    /// Returns the bytes of a table of buffers, including the buffers of saved values; 0 if no values are saved.
     fn table_bytes(&self) -> usize {
         match self.tape.kept {
             0 => 0,
@@ -230,7 +231,7 @@ impl NestKernel {
         }
     }
 
-    /// Bytes of the values that are kept of so many elements.
+    /// Returns the bytes of the saved values of `elements` elements.
     fn kept_bytes(&self, elements: impl Fn(&Cut) -> usize) -> usize {
         match &self.shape {
             Shape::Segments(cut) => {
@@ -240,12 +241,12 @@ impl NestKernel {
         }
     }
 
-    /// Most totals of one stage.
+    /// Returns the maximum number of reductions of a stage.
     fn totals(&self) -> usize {
         self.tape.stages.iter().map(|stage| stage.totals.len()).max().unwrap_or(0)
     }
 
-    /// Values of partial and of final results, where rows are cut.
+    /// Returns the numbers of partial results and of final results, if rows are cut.
     fn shared_values(&self) -> (usize, usize) {
         match self.shape {
             Shape::Row { outer, inner, piece: Some(piece), .. } => {
@@ -263,7 +264,7 @@ impl NestKernel {
         self.results_bytes() + self.kept_bytes(|cut| cut.widest)
     }
 
-    /// Bytes of partial and of final results.
+    /// Returns the bytes of partial and of final results.
     fn results_bytes(&self) -> usize {
         let (partial, complete) = self.shared_values();
         ((partial + complete) * 8).next_multiple_of(ALIGN)
@@ -271,23 +272,23 @@ impl NestKernel {
 
     /// Runs the nest. Allocates nothing, and gives the same bits on any number of threads.
     ///
-    /// `bases` holds the start of each buffer: those of the loads, then those of the stores.
+    /// `bases` contains the start of each buffer: first the loads, then the stores.
     ///
     /// # Errors
-    /// The first guard that fails, in index order. Stores have been made all the same: what they wrote is to be
-    /// thrown away.
+    /// Returns the first guard that fails, in index order. Other stores may have been executed: the caller must discard
+    /// their results.
     ///
     /// # Panics
-    /// When `bases` or `scratch` are not what the kernel asked for.
+    /// Panics if `bases` has the wrong length, or if `scratch` is too small or not aligned.
     ///
     /// # Safety
-    /// - Each base is the start of a buffer of `len` elements of its access that is valid for reads (loads) or writes
-    ///   (stores) until the run is over. Any alignment will do.
-    /// - No other thread writes elements that are loaded, or touches elements that are stored. No Rust reference to
-    ///   stored elements may live.
-    /// - A stored buffer overlaps another buffer of the run only if that is loaded through an equal access.
-    /// - Each element is stored by one index at most (that of a row, by one row).
-    /// - `scratch` overlaps no buffer, and is used by nobody else.
+    /// - Each base is the start of a buffer of `len` elements of its access, with any alignment. The buffer is valid
+    ///   for reads (loads) or writes (stores) until the run is over.
+    /// - No other thread writes to elements that are loaded, or accesses elements that are stored. No Rust reference to
+    ///   stored elements exists during the run.
+    /// - A stored buffer overlaps another buffer of the run only if the other one is loaded through an equal access.
+    /// - Each element is stored by one index at most (an element of a row: by one row at most).
+    /// - `scratch` overlaps no buffer, and no other code uses it during the run.
     pub unsafe fn run(
         &self,
         bases: &[*mut u8],
@@ -324,10 +325,10 @@ impl NestKernel {
     }
 }
 
-/// The first of the axes that tiles of a map run along, if it is better to step through the others from outside: then
-/// what is the same all along, a channel's scale, is one value instead of a tile.
+/// Returns the first of the axes along which the tiles of a map run, if the other axes should be outer loops. Values
+/// that are constant along a row, for example a channel's scale, are then one value instead of a tile.
 fn rows_of_map(nest: &Nest) -> Option<usize> {
-    /// Shorter rows cost more in calls than they save.
+    /// Minimum row length. Shorter rows cost more in calls than they save.
     const LONG: usize = 96;
     if nest.inner > 0 {
         return None;
@@ -343,14 +344,14 @@ fn rows_of_map(nest: &Nest) -> Option<usize> {
     let outer = |first: usize| nest.dims[..first].iter().product::<usize>();
     let inner = |first: usize| nest.dims[first..].iter().product::<usize>();
     let best = (1..rank).filter(|&first| inner(first) >= LONG && outer(first) >= MAX_TASKS);
-    // Of equal gains that of the longest rows.
+    // Of equal gains, the longest rows win.
     best.map(|first| (gain(first), std::cmp::Reverse(first)))
         .max()
         .filter(|best| best.0 > 0)
         .map(|best| best.1.0)
 }
 
-/// The smallest step that a load makes along an axis.
+/// Returns the smallest nonzero stride of the loads along an axis.
 fn step(nest: &Nest, axis: usize) -> usize {
     let steps = nest.loaded().map(|load| load.strides[axis].unsigned_abs());
     match steps.filter(|&step| step > 0).min() {
@@ -359,11 +360,12 @@ fn step(nest: &Nest, axis: usize) -> usize {
     }
 }
 
-/// Whether memory is contiguous along the kept axes rather than along the reduced ones, or rows are too short.
+/// Returns true if memory is contiguous along the outer axes rather than along the reduced ones, or if rows are too
+/// short.
 fn prefers_col(nest: &Nest, outer: usize, inner: usize) -> bool {
-    /// A row in one piece is gone through quickly from this length on.
+    /// Maximum length of a short row in one piece.
     const SHORT: usize = 32;
-    /// A row in many small pieces (a channel of many small images) from this one on.
+    /// Maximum length of a short row in many small pieces (a channel of many small images).
     const SHORT_IN_PIECES: usize = 128;
     const SMALL_PIECE: usize = 64;
     let kept = nest.dims.len() - nest.inner;
@@ -396,7 +398,7 @@ struct Run<'a> {
     parts: Parts,
 }
 
-/// A value that the threads share by address.
+/// Address of values that are shared between threads.
 #[derive(Clone, Copy)]
 struct Values(*mut u64);
 
@@ -420,7 +422,8 @@ impl<'a> Run<'a> {
             tape: self.tape(),
             bases: match kept {
                 0 => self.bases.0,
-                // SAFETY: the worker's table is filled, and nobody changes it while a site of the worker is in use.
+                // SAFETY: the worker's table is filled, and is not changed while an execution context of the worker is
+                // in use.
                 _ => unsafe { std::slice::from_raw_parts(self.table(worker), self.bases.0.len() + 2 * kept) },
             },
             scalars: self.scalars,
@@ -429,16 +432,16 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// The table of buffers of a worker that keeps values: of loads, of loads of what is kept, of stores, of stores of
-    /// what is kept.
+    /// Returns the table of buffers of a worker that saves values: loads, loads of saved values, stores, stores of
+    /// saved values.
     fn table(&self, worker: usize) -> *mut *mut u8 {
         self.parts.of(worker).wrapping_add(self.tape().frame).cast()
     }
 
-    /// Fills a worker's table but for what is kept.
+    /// Fills a worker's table, except for the saved values.
     ///
     /// # Safety
-    /// Nobody else uses the worker's memory.
+    /// No other code uses the worker's memory.
     unsafe fn fill_table(&self, worker: usize) {
         let kept = self.tape().kept;
         if kept == 0 {
@@ -446,7 +449,7 @@ impl<'a> Run<'a> {
         }
         let (loads, stores) = self.bases.0.split_at(self.tape().loads());
         let table = self.table(worker);
-        // SAFETY: a table has room for all of them.
+        // SAFETY: the table has entries for all of these addresses.
         unsafe {
             table.copy_from_nonoverlapping(loads.as_ptr(), loads.len());
             table.add(loads.len()).write_bytes(0, kept);
@@ -456,18 +459,18 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Lets a worker keep values at `at`, those of the elements of the plane from `begin` on, as many of each as have room
-    /// in `each` bytes.
+    /// Sets the addresses of a worker's saved values: `each` bytes per value from `at` on, for the elements of the
+    /// plane from `begin` on.
     ///
     /// # Safety
-    /// The worker has no site, and nobody else uses its memory.
+    /// The worker has no execution context in use, and no other code uses the worker's memory.
     unsafe fn keep(&self, worker: usize, at: *mut u8, begin: usize, each: usize) {
         let (loads, stores) = (self.tape().loads(), self.bases.0.len() - self.tape().loads());
         let kept = self.tape().kept;
         for k in 0..kept {
-            // What is before the first element is never touched.
+            // Elements before `begin` are never accessed.
             let base = at.wrapping_add(k * each).wrapping_sub(begin * size_of::<f32>());
-            // SAFETY: places of the table.
+            // SAFETY: these are entries of the table.
             unsafe {
                 self.table(worker).add(loads + k).write(base);
                 self.table(worker).add(loads + kept + stores + k).write(base);
@@ -475,7 +478,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Lets a worker keep values of a segment that is not cut.
+    /// Sets the addresses of a worker's saved values for a segment that is not cut.
     ///
     /// # Safety
     /// As [`Run::keep`].
@@ -486,7 +489,7 @@ impl<'a> Run<'a> {
         unsafe { self.keep(worker, at, begin, each) };
     }
 
-    /// Lets a worker keep values of a segment that is cut.
+    /// Sets the addresses of a worker's saved values for a segment that is cut.
     ///
     /// # Safety
     /// As [`Run::keep`].
@@ -498,10 +501,10 @@ impl<'a> Run<'a> {
         unsafe { self.keep(worker, at, cut.segments.range(segment).start, each) };
     }
 
-    /// A site on which the operations that are done once per task are done.
+    /// Returns an execution context in which the operations that run once per task have run.
     unsafe fn start(&self, worker: usize) -> ExecContext<'_> {
         let site = self.site(worker);
-        // SAFETY: the worker's own frame; these operations load from index zero only, and the space has one.
+        // SAFETY: the worker's own frame. These operations load from index zero only, and the space has this index.
         unsafe { site.run(&self.tape().once, 0, 0, self.tape().tile) };
         site
     }
@@ -511,7 +514,7 @@ impl<'a> Run<'a> {
         pool.run(count.div_ceil(chunk), self.parts.workers, &|task, worker| {
             let begin = task * chunk;
             let end = count.min(begin + chunk);
-            // SAFETY: tasks have distinct indices, and a worker has its own frame.
+            // SAFETY: tasks have distinct indices, and each worker has its own frame.
             unsafe {
                 let site = self.start(worker);
                 for (start, n) in tape.tiles(begin, end) {
@@ -521,9 +524,9 @@ impl<'a> Run<'a> {
         });
     }
 
-    /// A stage of one row, or of a piece of it: leaves the partial results in the chains.
+    /// Runs a stage of one row, or of a piece of a row. Leaves the partial results in the pairwise sums.
     unsafe fn row_body(&self, site: &ExecContext<'_>, stage: &Stage, row: usize, begin: usize, end: usize) {
-        // SAFETY: the caller's contract; chains are initialised before values are pushed.
+        // SAFETY: the caller's contract; the pairwise sums are initialised before values are pushed.
         unsafe {
             for total in &stage.totals {
                 (*site.at::<PairwiseSum>(total.state)).reset();
@@ -541,7 +544,7 @@ impl<'a> Run<'a> {
 
     unsafe fn rows(&self, pool: &Pool, outer: usize, inner: usize, rows: usize) {
         pool.run(outer.div_ceil(rows), self.parts.workers, &|task, worker| {
-            // SAFETY: tasks have distinct rows, and a worker has its own frame.
+            // SAFETY: tasks have distinct rows, and each worker has its own frame.
             unsafe {
                 let site = self.start(worker);
                 for row in task * rows..outer.min((task + 1) * rows) {
@@ -551,11 +554,11 @@ impl<'a> Run<'a> {
         });
     }
 
-    /// All stages of one row.
+    /// Runs all stages of one row.
     #[inline]
     unsafe fn row(&self, site: &ExecContext<'_>, row: usize, begin: usize, end: usize) {
         let tape = self.tape();
-        // SAFETY: the caller's contract; results of a stage are there when the next one begins.
+        // SAFETY: the caller's contract; the results of a stage are complete when the next stage begins.
         unsafe {
             for stage in &tape.stages {
                 site.run(&stage.pre, row, 0, tape.tile.min(end - begin));
@@ -576,14 +579,14 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// All stages of the segments of a wave.
+    /// Runs all stages of the segments of a wave.
     unsafe fn wave(&self, pool: &Pool, cut: &Cut, wave: &Wave) {
         let tape = self.tape();
         let width = self.kernel.totals();
         let (partial, complete) = self.shared();
-        // Everything before the body of stage `stage`, in tiles of up to `n`.
+        // Runs everything before the body of stage `stage`, in tiles of up to `n` elements.
         let before = |worker: usize, long: usize, stage: usize, n: usize| {
-            // SAFETY: final results of earlier stages are there.
+            // SAFETY: final results of earlier stages are complete.
             unsafe {
                 let site = self.start(worker);
                 for (s, earlier) in tape.stages[..=stage].iter().enumerate() {
@@ -597,11 +600,12 @@ impl<'a> Run<'a> {
                 site
             }
         };
-        // Pieces of one segment have the same numbers before their bodies, which a worker's frame holds from one to the next.
+        // The pieces of a segment have the same values before their bodies. A worker's frame keeps these values between
+        // pieces.
         let held = |worker: usize| self.parts.of(worker).cast::<Head>();
         let piece = |worker: usize, k: usize, stage: usize| {
             let Piece { long, begin, end } = cut.pieces[k];
-            // SAFETY: tasks have distinct pieces, and places for partial results of their own.
+            // SAFETY: tasks have distinct pieces, and each piece has its own entries for partial results.
             unsafe {
                 self.keep_of_long(worker, cut, long);
                 let held = held(worker);
@@ -623,13 +627,13 @@ impl<'a> Run<'a> {
         pool.run(tasks.len(), self.parts.workers, &|task, worker| match tasks[task] {
             Task::Piece(k) => piece(worker, k, 0),
             Task::Whole { first, last } => {
-                // SAFETY: tasks have distinct segments, and a worker has its own frame.
+                // SAFETY: tasks have distinct segments, and each worker has its own frame.
                 unsafe {
                     self.start(worker);
                     (*held(worker)).before = None;
                     for segment in first..last {
                         let range = cut.segments.range(segment);
-                        // Nothing of a map is there once per segment.
+                        // A map computes nothing once per segment, so empty segments need no work.
                         if !(cut.is_map && range.is_empty()) {
                             self.keep_of_whole(worker, cut, range.start);
                             let site = self.site(worker);
@@ -646,7 +650,7 @@ impl<'a> Run<'a> {
             if s > 0 && !stage.body.is_empty() {
                 let (count, workers) = (wave.pieces.len(), self.parts.workers);
                 let body = |task, worker| piece(worker, wave.pieces.start + task, s);
-                // Every second stage goes backwards: what was read last is still in a cache.
+                // Every second stage runs backwards: the data that was read last is still in a cache.
                 if s % 2 == 1 {
                     pool.run_backwards(count, workers, &body);
                 } else {
@@ -674,8 +678,8 @@ impl<'a> Run<'a> {
             pool.run(wave.long.len(), self.parts.workers, &|task, worker| {
                 let long = wave.long.start + task;
                 let site = before(worker, long, tape.stages.len() - 1, 1);
-                // SAFETY: everything that the segment's results need is there, tasks have distinct segments, and a worker has
-                // its own frame.
+                // SAFETY: all inputs of the segment's results are complete, tasks have distinct segments, and each
+                // worker has its own frame.
                 unsafe {
                     (*held(worker)).before = None;
                     site.run(&tape.post, cut.long[long].segment, 0, 1);
@@ -684,7 +688,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Partial and final results.
+    /// Returns the addresses of partial and final results.
     fn shared(&self) -> (Values, Values) {
         let partial = Values(self.parts.shared().cast());
         (partial, Values(partial.at(self.kernel.shared_values().0)))
@@ -696,9 +700,9 @@ impl<'a> Run<'a> {
         let width = self.kernel.totals();
         let (partial, complete) = self.shared();
         let results = |row: usize, k: usize| complete.at(row * self.kernel.reductions + k);
-        // Everything before the body of stage `stage`.
+        // Runs everything before the body of stage `stage`.
         let before = |worker: usize, row: usize, stage: usize| {
-            // SAFETY: final results of earlier stages are there.
+            // SAFETY: final results of earlier stages are complete.
             unsafe {
                 let site = self.start(worker);
                 for (s, earlier) in tape.stages[..=stage].iter().enumerate() {
@@ -718,7 +722,7 @@ impl<'a> Run<'a> {
             }
             pool.run(outer * splits, self.parts.workers, &|task, worker| {
                 let (row, split) = (task / splits, task % splits);
-                // SAFETY: tasks have distinct pieces, and places for partial results of their own.
+                // SAFETY: tasks have distinct pieces, and each piece has its own entries for partial results.
                 unsafe {
                     let site = before(worker, row, s);
                     self.row_body(&site, stage, row, split * piece, inner.min((split + 1) * piece));
@@ -746,13 +750,13 @@ impl<'a> Run<'a> {
         if !tape.post.is_empty() {
             for row in 0..outer {
                 let site = before(0, row, tape.stages.len() - 1);
-                // SAFETY: everything that the row's results need is there.
+                // SAFETY: all inputs of the row's results are complete.
                 unsafe { site.run(&tape.post, row, 0, 1) };
             }
         }
     }
 
-    /// A stage of some columns over the reduced indices `begin..end`: leaves the results in their registers.
+    /// Runs a stage of some columns over the reduced indices `begin..end`. Leaves the results in their registers.
     unsafe fn col_body(
         &self,
         site: &ExecContext<'_>,
@@ -764,11 +768,11 @@ impl<'a> Run<'a> {
         let isa = self.tape().isa;
         let each = |f: &dyn Fn(&Total, *mut u8, *mut u8)| {
             for total in &stage.totals {
-                // SAFETY: places of the frame.
+                // SAFETY: offsets inside of the frame.
                 unsafe { f(total, site.at(total.state), site.at(total.result)) };
             }
         };
-        // SAFETY: both are registers of `n` values of the total's type.
+        // SAFETY: both are registers of `n` values of the reduction's type.
         each(&|total, block, sum| unsafe {
             ops::neutral(total.op, total.ty, block, n);
             ops::neutral(total.op, total.ty, sum, n);
@@ -784,7 +788,7 @@ impl<'a> Run<'a> {
                 // SAFETY: the caller's contract.
                 unsafe { site.run(&stage.body, index, start, n) };
             }
-            // SAFETY: as above; they do not overlap.
+            // SAFETY: as above; the registers do not overlap.
             each(&|total, block, sum| unsafe {
                 ops::accumulate(isa, total.op, total.ty, block, sum, n);
                 ops::neutral(total.op, total.ty, block, n);
@@ -797,7 +801,7 @@ impl<'a> Run<'a> {
         pool.run(kept.div_ceil(tile), self.parts.workers, &|task, worker| {
             let start = task * tile;
             let n = tile.min(kept - start);
-            // SAFETY: tasks have distinct columns, and a worker has its own frame.
+            // SAFETY: tasks have distinct columns, and each worker has its own frame.
             unsafe {
                 let site = self.start(worker);
                 for stage in &tape.stages {
@@ -820,9 +824,9 @@ impl<'a> Run<'a> {
         let place = |values: Values, line: usize, start: usize, total: &Total| {
             values.at(line * kept).cast::<u8>().wrapping_add(start * width_of(total))
         };
-        // Everything before the body of stage `stage`.
+        // Runs everything before the body of stage `stage`.
         let before = |worker: usize, (start, n): (usize, usize), stage: usize| {
-            // SAFETY: final results of earlier stages are there.
+            // SAFETY: final results of earlier stages are complete.
             unsafe {
                 let site = self.start(worker);
                 for (s, earlier) in tape.stages[..=stage].iter().enumerate() {
@@ -843,7 +847,7 @@ impl<'a> Run<'a> {
             }
             pool.run(tiles * splits, self.parts.workers, &|task, worker| {
                 let (split, (start, n)) = (task / tiles, columns(task % tiles));
-                // SAFETY: tasks have distinct pieces, and places for partial results of their own.
+                // SAFETY: tasks have distinct pieces, and each piece has its own entries for partial results.
                 unsafe {
                     let site = before(worker, (start, n), s);
                     self.col_body(&site, stage, (start, n), split * piece, reduced.min((split + 1) * piece));
@@ -861,7 +865,7 @@ impl<'a> Run<'a> {
                 let site = self.site(worker);
                 for (i, total) in stage.totals.iter().enumerate() {
                     let bytes = n * width_of(total);
-                    // SAFETY: tasks have distinct columns; registers are those of the worker's own frame.
+                    // SAFETY: tasks have distinct columns; the registers are in the worker's own frame.
                     unsafe {
                         let (value, sum) = (site.at::<u8>(total.state), site.at::<u8>(total.result));
                         ops::neutral(total.op, total.ty, sum, n);
@@ -879,7 +883,7 @@ impl<'a> Run<'a> {
             pool.run(tiles, self.parts.workers, &|task, worker| {
                 let (start, n) = columns(task);
                 let site = before(worker, (start, n), tape.stages.len() - 1);
-                // SAFETY: everything that the results need is there, and tasks have distinct columns.
+                // SAFETY: all inputs of the results are complete, and tasks have distinct columns.
                 unsafe { site.run(&tape.post, 0, start, n) };
             });
         }

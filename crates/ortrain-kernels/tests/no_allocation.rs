@@ -1,4 +1,4 @@
-//! A run allocates nothing, on any thread.
+//! Tests that a run allocates nothing, on any thread.
 #![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
 
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -17,7 +17,7 @@ struct Counting;
 
 static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
 
-// SAFETY: every call is passed on to the system's allocator.
+// SAFETY: every call is forwarded to the system's allocator.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
@@ -41,7 +41,7 @@ fn memory(bytes: usize) -> Scratch {
 }
 
 fn nothing(what: &str, run: &dyn Fn()) {
-    // The first run starts the threads, which allocate when they come up.
+    // The first run starts the threads, which allocate at their start.
     run();
     std::thread::sleep(std::time::Duration::from_millis(20));
     for _ in 0..3 {
@@ -80,7 +80,7 @@ fn softmax(outer: usize, inner: usize, transposed: bool) -> Nest {
     }
 }
 
-/// The same over segments, the first of which is cut into pieces.
+/// Softmax over segments, the first of which is cut into pieces.
 fn softmax_of_segments(outer: usize, inner: usize) -> Nest {
     let longest = outer * inner / 2;
     let rest = (0..outer - 1).map(|k| longest + k * (inner / 2)..longest + k * (inner / 2) + inner / 3);
@@ -92,7 +92,7 @@ fn softmax_of_segments(outer: usize, inner: usize) -> Nest {
     nest
 }
 
-// One test: the counter counts for the whole process.
+// A single test, because the counter counts for the whole process.
 #[test]
 fn runs_allocate_nothing() {
     let pool = Pool::new(3);
@@ -166,7 +166,7 @@ fn runs_allocate_nothing() {
         let at = out.as_ptr() as usize;
         nothing("a scatter", &|| {
             let (indices, src) = (indices.as_ptr().cast(), src.as_ptr().cast());
-            // SAFETY: buffers of the description's shapes; `out` is not looked at meanwhile.
+            // SAFETY: buffers of the description's shapes; no other code reads `out` during the run.
             unsafe { kernel.run(at as *mut u8, indices, src, &pool) };
         });
 
@@ -187,7 +187,8 @@ fn runs_allocate_nothing() {
                 let scratch = memory(kernel.scratch_bytes(3));
                 let (index, target) = (positions.as_ptr() as usize, target.as_ptr() as usize);
                 nothing("a pooling", &|| {
-                    // SAFETY: buffers of the description's shapes; those written are not looked at meanwhile.
+                    // SAFETY: buffers of the description's shapes; no other code reads the written buffers during the
+                    // run.
                     unsafe {
                         kernel.run(source.as_ptr(), index as *mut u8, target as *mut u8, &pool, scratch);
                     };

@@ -1,4 +1,4 @@
-//! A training in one session.
+//! Training in one session.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::PathBuf;
@@ -14,12 +14,12 @@ use crate::gil::Exclusive;
 use crate::tools::{Held, Source, module_options};
 use crate::value::{OrtValue, described};
 
-/// Values by weights, then by names.
+/// Output values by weight, then by name.
 type States = HashMap<String, HashMap<String, OrtValue>>;
-/// The same as they are given.
+/// Input values by weight, then by name.
 type GivenStates = HashMap<String, HashMap<String, Py<OrtValue>>>;
 
-/// The settings of a training as Python has them.
+/// Settings of a training, as Python passes them.
 #[derive(FromPyObject)]
 #[pyo3(from_item_all)]
 pub(crate) struct Parameters {
@@ -87,12 +87,12 @@ fn states(states: StatesByWeight) -> States {
     states.into_iter().map(|(outer, state)| (outer, values(state))).collect()
 }
 
-/// The inputs of a run.
+/// Extracts the inputs of a run.
 fn held(feeds: &HashMap<String, Py<OrtValue>>) -> PyResult<Vec<(&str, Held)>> {
     feeds.iter().map(|(name, value)| Ok((name.as_str(), Held::of_value(value.get())?))).collect()
 }
 
-/// Values by name as the core has them.
+/// Converts named values to tensors.
 fn given(values: &HashMap<String, Py<OrtValue>>) -> PyResult<BTreeMap<String, Tensor>> {
     values.iter().map(|(name, value)| Ok((name.clone(), value.get().tensor()?))).collect()
 }
@@ -143,7 +143,7 @@ impl ClassicSession {
         Ok(ClassicSession { session: Exclusive::new(session) })
     }
 
-    /// Its name, and that of what multiplies bfloat16.
+    /// Returns the name of the precision and the unit that multiplies bfloat16.
     fn precision(&self, py: Python<'_>) -> PyResult<(&'static str, Option<&'static str>)> {
         self.session
             .enter(py, |session| Ok((session.module().precision().name(), session.module().bf16_unit())))
@@ -179,7 +179,7 @@ impl ClassicSession {
         self.session.enter(py, |session| session.is_output_fp32_node(name))
     }
 
-    /// A run: the outputs at these positions, each where its value lies; those without one come back.
+    /// Runs the model. Outputs with a value are written to its memory; the others are returned.
     #[pyo3(signature = (feeds, outputs, *, restricted, training_mode))]
     fn run(
         &self,
@@ -218,7 +218,7 @@ impl ClassicSession {
         self.session.enter(py, |session| session.state()).map(values)
     }
 
-    /// The gradients that are summed so far for the next update, by weight.
+    /// Returns the gradients accumulated so far for the next update, by weight.
     fn gathered(&self, py: Python<'_>) -> PyResult<HashMap<String, OrtValue>> {
         self.session.enter(py, |session| session.gathered()).map(values)
     }
@@ -241,7 +241,7 @@ impl ClassicSession {
         self.session.enter(py, |session| session.load_running_statistics(&given_values))
     }
 
-    /// The number of runs that computed gradients.
+    /// Returns the number of runs that computed gradients.
     fn train_steps(&self, py: Python<'_>) -> PyResult<u64> {
         self.session.enter(py, |session| Ok(session.train_steps()))
     }
@@ -280,7 +280,7 @@ impl ClassicSession {
         })
     }
 
-    /// The trace of runs, as JSON.
+    /// Returns the trace of runs as JSON.
     fn end_trace(&self, py: Python<'_>) -> PyResult<Option<String>> {
         self.session.enter(py, |session| Ok(session.end_trace()))
     }

@@ -1,4 +1,4 @@
-//! Devices, and memory that lies there.
+//! Devices, and device memory.
 
 use std::sync::Arc;
 
@@ -10,10 +10,10 @@ use pyo3::sync::PyOnceLock;
 use crate::error::{InvalidArgumentError, raise};
 use crate::value::{OrtValue, failed, numpy_type, shape_name, view};
 
-/// Name, kind, description, driver, bytes of memory, of a plane and of a tensor.
+/// Name, kind, description, driver, bytes of memory, maximum bytes of a plane and of a tensor.
 type Row = (String, &'static str, String, String, Option<u64>, Option<u64>, Option<u64>);
 
-/// The devices of this machine.
+/// Returns the devices of this machine.
 #[pyfunction]
 pub(crate) fn devices(py: Python<'_>) -> Vec<Row> {
     let row = |device: DeviceInfo| {
@@ -23,21 +23,22 @@ pub(crate) fn devices(py: Python<'_>) -> Vec<Row> {
     py.detach(ortrain::devices).into_iter().map(row).collect()
 }
 
-/// The name of a backend, by which Python asks for it.
+/// Returns the name of a backend in Python.
 fn name_of(backend: &dyn Backend) -> &str {
     if backend.device() == "cpu" { backend.name() } else { backend.device() }
 }
 
-/// The name by which a device is known, which may be asked for by another one.
+/// Returns the canonical name of a device.
 #[pyfunction]
 pub(crate) fn device_name(py: Python<'_>, device: &str) -> PyResult<String> {
     py.detach(|| Ok(name_of(&*ortrain::backend(device, 0)?).to_owned())).map_err(raise)
 }
 
-/// A plane that lies on a device: all parameters, or all gradients, of one element type.
+/// A plane in device memory: all parameters, or all gradients, of one element type.
 ///
-/// It is what ``trainable_planes()``, ``frozen_planes()`` and ``gradient_planes()`` give where the state lies on a device. This
-/// process has no address for its elements, so they are copied: out by ``numpy()``, in by ``copy_from()``.
+/// ``trainable_planes()``, ``frozen_planes()`` and ``gradient_planes()`` return it if the state is on a
+/// device. This process cannot address its elements, so they are copied: from the device by ``numpy()``, to
+/// the device by ``copy_from()``.
 ///
 /// >>> state.to("vulkan").trainable_planes()
 /// [DeviceArray(shape=(7296,), dtype=float32, device="vulkan")]
@@ -56,7 +57,7 @@ impl DeviceArray {
 
 #[pymethods]
 impl DeviceArray {
-    /// The number of elements, as a tuple of one.
+    /// Returns the number of elements as a one-element tuple.
     ///
     /// >>> [plane.shape for plane in state.to("vulkan").trainable_planes()]
     /// [(7296,)]
@@ -65,7 +66,7 @@ impl DeviceArray {
         (self.len(),)
     }
 
-    /// The type of the elements, as a NumPy type.
+    /// Returns the element type as a NumPy type.
     ///
     /// >>> [plane.dtype for plane in state.to("vulkan").trainable_planes()]
     /// [dtype('float32')]
@@ -74,7 +75,7 @@ impl DeviceArray {
         py.import("numpy")?.getattr("dtype")?.call1((numpy_type(py, self.dtype)?,))
     }
 
-    /// The name of the device.
+    /// Returns the name of the device.
     ///
     /// >>> [plane.device for plane in state.to("vulkan").trainable_planes()]
     /// ['vulkan']
@@ -83,7 +84,7 @@ impl DeviceArray {
         self.memory.device()
     }
 
-    /// A copy of the elements, which is read-only. It waits until the device has done what it was given.
+    /// Returns a read-only copy of the elements. Waits until the device has finished its pending work.
     ///
     /// >>> (before,) = state.trainable_planes()
     /// >>> (plane,) = state.to("vulkan").trainable_planes()
@@ -95,7 +96,7 @@ impl DeviceArray {
         view(py, ParameterView { name, dtype, dims, requires_grad: false, memory, offset: 0 })
     }
 
-    /// As :meth:`numpy`, or a copy of its own where one, or another type, is asked for.
+    /// Works like :meth:`numpy`, or returns a writeable copy if a copy or another type is requested.
     #[pyo3(signature = (dtype=None, copy=None))]
     fn __array__<'py>(
         &self,
@@ -116,7 +117,7 @@ impl DeviceArray {
         }
     }
 
-    /// Copies an array, or an ``OrtValue``, of its shape and type to the device.
+    /// Copies an array, or an ``OrtValue``, of the same shape and type to the device.
     ///
     /// Raises ``InvalidArgumentError`` for another shape or type, and for the plane of frozen parameters.
     ///
@@ -135,7 +136,7 @@ impl DeviceArray {
             ));
         }
         let (wanted, found) = ([self.len()], array.dims());
-        // Without the package for it, arrays of bfloat16 are arrays of their bits.
+        // Without the package ``ml_dtypes``, bfloat16 arrays are arrays of their bits.
         let is_bits = self.dtype == DType::BF16 && array.dtype() == DType::U16;
         if (array.dtype() != self.dtype && !is_bits) || found != wanted {
             let (wanted, found) = (shape_name(self.dtype, &wanted), shape_name(array.dtype(), found));
@@ -156,7 +157,8 @@ impl DeviceArray {
     }
 }
 
-/// Whole planes, each a vector of its elements: live views of those of this process, a [`DeviceArray`] for each one of a device.
+/// Wraps planes as vectors of their elements: live views of planes in this process, a [`DeviceArray`] for
+/// each plane on a device.
 pub(crate) fn planes<'py>(
     py: Python<'py>,
     parts: Vec<(DType, Arc<Memory>)>,

@@ -1,7 +1,8 @@
-//! Tensors by DLPack, in and out: <https://dmlc.github.io/dlpack/latest/>.
+//! Import and export of tensors by DLPack: <https://dmlc.github.io/dlpack/latest/>.
 //!
-//! A tensor travels as a capsule with a C structure of the giver, who frees it when the taker says so. Both layouts that
-//! there are can be taken and given: that of old, and that with a version and flags.
+//! A tensor is passed as a capsule with a C structure. The producer owns the structure and frees it when the
+//! consumer calls its deleter. Both layouts are supported in both directions: the original one, and the one
+//! with a version and flags.
 #![expect(unsafe_code, reason = "DLPack is an interface of C")]
 
 use std::ffi::{CStr, c_void};
@@ -20,13 +21,13 @@ use crate::value::{byte_length, on_host};
 
 const PLAIN: &CStr = c"dltensor";
 const VERSIONED: &CStr = c"dltensor_versioned";
-/// The version that is written; of other major versions the layout is not known.
+/// Version of exported tensors. The layout of other major versions is unknown.
 const VERSION: [u32; 2] = [1, 0];
 const READ_ONLY: u64 = 1;
-/// More axes than any library gives a tensor.
+/// Maximum rank, larger than in any library.
 const MAX_AXES: i32 = 64;
 
-/// Memory of the processor.
+/// Device kind of CPU memory.
 pub(crate) const CPU: i32 = 1;
 
 #[repr(C)]
@@ -72,7 +73,7 @@ struct ManagedVersioned {
     header: Header,
 }
 
-/// The code of an element type.
+/// Returns the type code of an element type.
 fn kind_of(dtype: DType) -> Kind {
     let code = match dtype {
         DType::I8 | DType::I16 | DType::I32 | DType::I64 => 0,
@@ -107,24 +108,24 @@ fn dtype_of(kind: Kind) -> Option<DType> {
     ALL.into_iter().find(same)
 }
 
-/// A tensor of somebody else, to be given back when nobody needs it any more.
+/// A tensor of another library; dropping it calls its deleter.
 #[derive(Debug)]
 enum Taken {
     Plain(NonNull<Managed>),
     Versioned(NonNull<ManagedVersioned>),
 }
 
-// SAFETY: nothing but its deleter is reached through it, once, and DLPack lets that be called by any thread.
+// SAFETY: only the deleter is accessed through it, once, and DLPack allows any thread to call it.
 unsafe impl Send for Taken {}
-// SAFETY: as above: a shared `Taken` does nothing.
+// SAFETY: as above: a shared `Taken` has no operations.
 unsafe impl Sync for Taken {}
 
 impl Drop for Taken {
     fn drop(&mut self) {
-        // Deleters of libraries for Python may touch its objects.
+        // Deleters of Python libraries may access Python objects.
         with_interpreter(|_| match *self {
             Taken::Plain(managed) => {
-                // SAFETY: whoever took the tensor owns it, and this is the only time that it is given back.
+                // SAFETY: the consumer of the tensor owns it, and this is the only call of its deleter.
                 if let Some(deleter) = unsafe { managed.as_ref() }.deleter {
                     // SAFETY: as above.
                     unsafe { deleter(managed.as_ptr()) }
@@ -141,7 +142,7 @@ impl Drop for Taken {
     }
 }
 
-/// What is known of a tensor in a capsule.
+/// Description of a tensor in a capsule.
 struct Described {
     dtype: DType,
     dims: Vec<usize>,
@@ -149,10 +150,10 @@ struct Described {
     bytes: usize,
 }
 
-/// Checks that a tensor can be shared: on the processor, of a known type, its elements in a row.
+/// Checks that a tensor can be shared: on the CPU, of a known type, contiguous.
 ///
 /// # Safety
-/// The header is that of a living tensor.
+/// The header belongs to a live tensor.
 unsafe fn described(header: &Header) -> PyResult<Described> {
     if header.device.kind != CPU {
         return Err(elsewhere(header.device.kind, header.device.id));
@@ -169,7 +170,7 @@ unsafe fn described(header: &Header) -> PyResult<Described> {
         rank => return Err(malformed(&format!("has {rank} axes"))),
     };
     let axes = |from: *mut i64| match NonNull::new(from) {
-        // SAFETY: a header that lives has as many sizes, and as many strides, as axes.
+        // SAFETY: a live header has `rank` sizes, and `rank` strides if not null.
         Some(from) => (0..rank).map(|axis| unsafe { from.add(axis).read() }).collect(),
         None => Vec::new(),
     };
@@ -199,7 +200,7 @@ unsafe fn described(header: &Header) -> PyResult<Described> {
     }
 }
 
-/// The sentence about a tensor on another device.
+/// Returns the error for a tensor on another device.
 fn elsewhere(kind: i32, id: i32) -> PyErr {
     let name = match kind {
         2 => "CUDA".to_owned(),
@@ -212,8 +213,8 @@ fn elsewhere(kind: i32, id: i32) -> PyErr {
     ))
 }
 
-/// A tensor of another library: element type, shape, and its memory, which is shared and kept. `data` is a capsule, or
-/// has `__dlpack__`. A tensor of bytes is one of booleans where that is said.
+/// Imports a tensor of another library: element type, shape, and its memory, which is shared and kept alive.
+/// `data` is a capsule, or an object with `__dlpack__`. With `is_bool`, a uint8 tensor is read as booleans.
 pub(crate) fn take(data: &Bound<'_, PyAny>, is_bool: bool) -> PyResult<(DType, Vec<usize>, Arc<Memory>)> {
     let py = data.py();
     let found;
@@ -226,12 +227,13 @@ pub(crate) fn take(data: &Bound<'_, PyAny>, is_bool: bool) -> PyResult<(DType, V
     };
     let (header, read_only, taken, used) = if capsule.is_valid_checked(Some(PLAIN)) {
         let managed = capsule.pointer_checked(Some(PLAIN))?.cast::<Managed>();
-        // SAFETY: a capsule of that name has such a structure, which lives as long as it has the name.
+        // SAFETY: a capsule with this name has this structure, which is live while the capsule has the name.
         let header = unsafe { managed.as_ref() }.header;
         (header, false, Taken::Plain(managed), c"used_dltensor")
     } else if capsule.is_valid_checked(Some(VERSIONED)) {
         let managed = capsule.pointer_checked(Some(VERSIONED))?.cast::<ManagedVersioned>();
-        // SAFETY: as above; of another major version only the version is looked at, which stays where it is.
+        // SAFETY: as above. For another major version, only the version field is read; its offset never
+        // changes.
         let version = unsafe { (&raw const (*managed.as_ptr()).version).read() };
         if version[0] != VERSION[0] {
             return Err(UnsupportedError::new_err(format!(
@@ -250,9 +252,9 @@ pub(crate) fn take(data: &Bound<'_, PyAny>, is_bool: bool) -> PyResult<(DType, V
             false => "expected a DLPack capsule, and this is one of something else",
         }));
     };
-    // It is the capsule's until it has another name.
+    // The capsule owns the tensor until the capsule is renamed.
     let taken = std::mem::ManuallyDrop::new(taken);
-    // SAFETY: the capsule still owns the tensor, which lives.
+    // SAFETY: the capsule still owns the tensor, which is live.
     let mut known = unsafe { described(&header) }?;
     if is_bool {
         known.dtype = match known.dtype {
@@ -264,17 +266,18 @@ pub(crate) fn take(data: &Bound<'_, PyAny>, is_bool: bool) -> PyResult<(DType, V
             }
         };
     }
-    // SAFETY: the capsule is one, and the name a constant.
+    // SAFETY: the object is a capsule, and the name is a constant.
     if unsafe { ffi::PyCapsule_SetName(capsule.as_ptr(), used.as_ptr()) } != 0 {
         return Err(PyErr::fetch(py));
     }
     let taken = std::mem::ManuallyDrop::into_inner(taken);
-    // SAFETY: a DLPack tensor has its elements, in a row as has been checked, until it is given back.
+    // SAFETY: the elements of a DLPack tensor are valid until its deleter is called. The check above found
+    // them contiguous.
     let area = unsafe { Area::new(known.address, known.bytes, read_only, taken) };
     Ok((known.dtype, known.dims, Arc::new(Memory::lent(Arc::new(area)))))
 }
 
-/// Asks an object for its capsule.
+/// Requests a capsule from an object.
 fn asked<'py>(data: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
     let py = data.py();
     let (name, place) = (intern!(py, "__dlpack__"), intern!(py, "__dlpack_device__"));
@@ -293,20 +296,20 @@ fn asked<'py>(data: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
     let options = PyDict::new(py);
     options.set_item(intern!(py, "max_version"), (VERSION[0], VERSION[1]))?;
     match data.call_method(name, (), Some(&options)) {
-        // Older libraries do not know the argument.
+        // Older libraries do not support the argument.
         Err(error) if error.is_instance_of::<PyTypeError>(py) => data.call_method0(name),
         other => other,
     }
 }
 
-/// What a tensor that is given out consists of. It is freed when the taker says so.
+/// Storage of an exported tensor. The consumer's call of the deleter frees it.
 struct Given<M> {
     managed: M,
     _memory: Arc<Memory>,
     axes: Vec<i64>,
 }
 
-/// A layout that a tensor can be given in.
+/// A layout for exported tensors.
 trait Layout: Sized {
     const NAME: &'static CStr;
 
@@ -358,24 +361,24 @@ impl Layout for ManagedVersioned {
     }
 }
 
-/// Frees a tensor that was given out.
+/// Frees an exported tensor.
 ///
 /// # Safety
-/// The tensor was made by [`give`], and nobody uses it any more.
+/// [`give`] created the tensor, and it is no longer in use.
 unsafe extern "C" fn delete<M: Layout>(managed: *mut M) {
-    // What it keeps may be an object of Python, which goes at once where the interpreter is attached.
+    // It may own a Python object, which is released at once if the interpreter is attached.
     with_interpreter(|_| {
-        // SAFETY: the context of what `give` makes is the box that it made.
+        // SAFETY: the context of a tensor from `give` is the box of `give`.
         drop(unsafe { Box::from_raw((*managed).context().cast::<Given<M>>()) });
     });
 }
 
-/// Frees a tensor that nobody took out of its capsule.
+/// Frees a tensor that was never consumed.
 ///
 /// # Safety
-/// Python calls it, for a capsule that [`give`] made.
+/// Python calls it for a capsule that [`give`] created.
 unsafe extern "C" fn forget<M: Layout>(capsule: *mut ffi::PyObject) {
-    // SAFETY: it is a capsule; with that name it still owns a tensor that `give` made.
+    // SAFETY: the object is a capsule; with this name, it still owns a tensor from `give`.
     unsafe {
         if ffi::PyCapsule_IsValid(capsule, M::NAME.as_ptr()) == 1 {
             delete::<M>(ffi::PyCapsule_GetPointer(capsule, M::NAME.as_ptr()).cast());
@@ -383,8 +386,10 @@ unsafe extern "C" fn forget<M: Layout>(capsule: *mut ffi::PyObject) {
     }
 }
 
-/// A tensor as a capsule; the memory is kept until whoever takes it has done. In the layout with a version, if that is
-/// asked for; without it nothing can say that memory is read-only, and that is refused.
+/// Exports a tensor as a capsule. The memory is kept alive until the consumer calls the deleter.
+///
+/// The layout with a version is used if `versioned`. The other layout cannot mark memory as read-only, so
+/// read-only memory is then an error.
 pub(crate) fn give<'py>(
     py: Python<'py>,
     dtype: DType,
@@ -423,7 +428,8 @@ fn made<'py, M: Layout>(
     };
     let managed = M::new(header, memory.is_read_only());
     let given = Box::into_raw(Box::new(Given { managed, _memory: memory, axes }));
-    // SAFETY: the box is this function's alone until the capsule has it, and `Given` outlives what points into it.
+    // SAFETY: this function owns the box until the capsule owns it, and `Given` outlives the pointers to its
+    // contents.
     let managed = unsafe {
         let axes = (*given).axes.as_mut_ptr();
         (*given).managed.set_context(given.cast());
@@ -432,12 +438,12 @@ fn made<'py, M: Layout>(
         header.strides = axes.add(dims.len());
         NonNull::from(&mut (*given).managed)
     };
-    // SAFETY: the pointer is to a structure of the layout that has this name, and the destructor frees what is still in
-    // the capsule.
+    // SAFETY: the pointer refers to a structure of the layout with this name, and the destructor frees an
+    // unconsumed tensor.
     let capsule =
         unsafe { PyCapsule::new_with_pointer_and_destructor(py, managed.cast(), M::NAME, Some(forget::<M>)) };
     capsule.inspect_err(|_| {
-        // SAFETY: there is no capsule that has it.
+        // SAFETY: no capsule owns the tensor.
         unsafe { delete::<M>(managed.as_ptr()) }
     })
 }

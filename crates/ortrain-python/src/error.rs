@@ -1,4 +1,4 @@
-//! Errors as the exceptions of `ortrain.errors`.
+//! Conversion of errors to the exceptions of `ortrain.errors`.
 
 use std::ffi::CString;
 
@@ -18,8 +18,8 @@ import_exception!(ortrain.errors, NoSuchFileError);
 import_exception!(ortrain.errors, OrtrainError);
 import_exception!(ortrain.errors, UnsupportedError);
 
-/// Signals that have arrived: a run asks for their handlers to be called, and ends when one of them raises an exception.
-/// The exception waits where Python keeps the one that is being raised, until the run has ended ([`raise`]).
+/// Returns an interrupt for pending signals. A run calls their handlers, and ends if a handler raises an
+/// exception. Python stores the exception until the run has ended ([`raise`]).
 pub(crate) fn signals() -> Interrupt {
     Interrupt::new(|| {
         Python::attach(|py| match py.check_signals() {
@@ -32,7 +32,7 @@ pub(crate) fn signals() -> Interrupt {
     })
 }
 
-/// Does work that changes nothing of the caller's, with the interpreter released, until a signal ends it.
+/// Runs work without side effects on the caller. The interpreter is released, and a signal ends the work.
 pub(crate) fn detached<T: Send>(
     py: Python<'_>,
     work: impl FnOnce() -> ortrain::Result<T> + Send,
@@ -40,7 +40,8 @@ pub(crate) fn detached<T: Send>(
     py.detach(|| interruptible(Some(&signals()), work)).map_err(raise)
 }
 
-/// Warns of each of these sentences, at a number of frames of Python above this call.
+/// Issues a warning for each sentence, attributed to the frame that is this number of Python frames above the
+/// call.
 pub(crate) fn warn(py: Python<'_>, sentences: &[String], frames: i32) -> PyResult<()> {
     if sentences.is_empty() {
         return Ok(());
@@ -52,7 +53,7 @@ pub(crate) fn warn(py: Python<'_>, sentences: &[String], frames: i32) -> PyResul
     })
 }
 
-/// The exception about memory for an output, which says which output it is and which shape it has.
+/// Returns the exception about memory for an output, with the name and the shape of the output.
 fn about_output(error: &Error) -> Option<PyErr> {
     let (name, dims) = match error {
         Error::Output { name, dims, .. } => (name, dims.as_ref()),
@@ -68,7 +69,7 @@ fn about_output(error: &Error) -> Option<PyErr> {
     Some(raised)
 }
 
-/// An error of the core as an exception of its kind.
+/// Converts an error of the core to an exception of its kind.
 pub(crate) fn raise(error: Error) -> PyErr {
     let text = error.to_string();
     if matches!(error, Error::Run(RunError::Interrupted)) {

@@ -1,4 +1,4 @@
-//! The forward and the backward pass of a model as two calls.
+//! Forward and backward pass of a model as two calls.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -22,14 +22,14 @@ impl LiveForward {
 
 #[pymethods]
 impl LiveForward {
-    /// The bytes that it keeps.
+    /// Returns the bytes of its activations.
     fn bytes(&self, py: Python<'_>) -> usize {
-        // A backward pass that ends lets go of arrays, for which it needs the interpreter.
+        // The end of a backward pass releases arrays and needs the interpreter.
         py.detach(|| self.pass().bytes())
     }
 }
 
-/// A value where it lies.
+/// Type, shape and memory of a value.
 struct Place {
     dtype: DType,
     dims: Vec<usize>,
@@ -37,7 +37,7 @@ struct Place {
 }
 
 impl Place {
-    /// The place of a value: on the device if it lies there, else in this process.
+    /// Returns the memory of a value: on the device if it is there, otherwise in this process.
     fn of(value: &Bound<'_, OrtValue>, device: &str) -> PyResult<Place> {
         let value = value.get();
         let memory = match value.shared_memory().filter(|memory| memory.device() == device) {
@@ -53,17 +53,17 @@ impl Place {
     }
 }
 
-/// The places of some values, for passes on a device.
+/// Returns the memory of some values, for passes on a device.
 fn places(values: &[Bound<'_, OrtValue>], device: &str) -> PyResult<Vec<Place>> {
     values.iter().map(|value| Place::of(value, device)).collect()
 }
 
-/// The values as they are now.
+/// Copies the current values.
 fn tensors(values: &[Bound<'_, OrtValue>]) -> PyResult<Vec<Tensor>> {
     values.iter().map(|value| value.get().tensor()).collect()
 }
 
-/// A model whose two passes are two calls.
+/// A model with its two passes as two calls.
 #[pyclass(frozen, module = "ortrain._ortrain")]
 pub(crate) struct ForwardBackward(ortrain::ForwardBackward);
 
@@ -96,28 +96,28 @@ impl ForwardBackward {
         py.detach(|| ortrain::ForwardBackward::new(model.0, options)).map(ForwardBackward).map_err(raise)
     }
 
-    /// The passes of the training graph that a session holds.
+    /// Creates the passes of the training graph of a session.
     #[staticmethod]
     fn of_session(py: Python<'_>, session: &InferenceSession) -> PyResult<ForwardBackward> {
         session.with(py, |session| ortrain::ForwardBackward::of_session(session)).map(ForwardBackward)
     }
 
-    /// Name, type and shape of each.
+    /// Returns name, type and shape of each input.
     fn inputs<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyTuple>>> {
         self.0.inputs().iter().map(|info| described(py, info)).collect()
     }
 
-    /// Name, type and shape of each.
+    /// Returns name, type and shape of each output.
     fn outputs<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyTuple>>> {
         self.0.outputs().iter().map(|info| described(py, info)).collect()
     }
 
-    /// The names of the outputs whose gradients a backward pass is given.
+    /// Returns the names of the outputs with gradients as inputs of a backward pass.
     fn differentiable_outputs(&self) -> Vec<String> {
         self.0.differentiable_outputs().map(|info| info.name.clone()).collect()
     }
 
-    /// The names of the inputs whose gradients a backward pass gives.
+    /// Returns the names of the inputs with gradients that a backward pass computes.
     fn differentiable_inputs(&self) -> Vec<String> {
         self.0.differentiable_inputs().map(|info| info.name.clone()).collect()
     }
@@ -126,12 +126,13 @@ impl ForwardBackward {
         self.0.weights().iter().map(|weight| weight.name.clone()).collect()
     }
 
-    /// What a weight is in the model.
+    /// Returns the weights in the model.
     fn initial_weights(&self) -> Vec<OrtValue> {
         self.0.weights().iter().map(|weight| OrtValue::of(weight.initial.clone())).collect()
     }
 
-    /// Names and values of the running statistics that forward passes update. The values are their memory.
+    /// Returns names and values of the running statistics that forward passes update. The values share their
+    /// memory.
     fn statistics(&self) -> Vec<(String, OrtValue)> {
         let value = |(weight, memory): (&ortrain::Weight, &Arc<Memory>)| {
             let (dtype, dims) = (weight.initial.dtype(), weight.initial.dims().to_vec());
@@ -140,12 +141,12 @@ impl ForwardBackward {
         self.0.statistics().map(value).collect()
     }
 
-    /// Those of inputs, then those of weights.
+    /// Returns the names of all gradients: first of inputs, then of weights.
     fn gradient_names(&self) -> Vec<String> {
         self.0.gradient_names().into_iter().map(str::to_owned).collect()
     }
 
-    /// Bytes that live forward passes keep.
+    /// Returns the bytes of the activations of live forward passes.
     fn live_bytes(&self) -> usize {
         self.0.live_bytes()
     }
@@ -158,7 +159,7 @@ impl ForwardBackward {
         encoded(py, || self.0.evaluation_model())
     }
 
-    /// The nodes that draw random numbers in a forward pass, as messages name them.
+    /// Returns the nodes that draw random numbers in a forward pass, as messages name them.
     fn random_nodes(&self) -> Vec<String> {
         self.0.random_nodes().to_vec()
     }
@@ -167,7 +168,7 @@ impl ForwardBackward {
         self.0.dump()
     }
 
-    /// Runs the model forward. Weights are read where they lie.
+    /// Runs the model forward. Weights are read in place.
     fn forward(
         &self,
         py: Python<'_>,
@@ -185,8 +186,8 @@ impl ForwardBackward {
         Ok((LiveForward(Mutex::new(live.map_err(raise)?)), results.values()))
     }
 
-    /// Runs the model backward. Gradients of weights are written where `into` has them, or into memory of their own; those of
-    /// inputs come first.
+    /// Runs the model backward. Returns the gradients of inputs, then of weights. Gradients of weights are
+    /// written to `into`, or to new memory.
     #[pyo3(signature = (live, gradients, into=None))]
     fn backward(
         &self,
@@ -208,7 +209,7 @@ impl ForwardBackward {
         };
         let mut results = Results::default();
         py.detach(|| {
-            // A second thread that is here with the same pass waits, and is told that it is over.
+            // A second thread with the same pass waits, then gets an error that the pass has ended.
             let mut pass = live.pass();
             self.0.backward(
                 &mut pass,
@@ -223,7 +224,7 @@ impl ForwardBackward {
         Ok(values)
     }
 
-    /// Runs the model as it is, forward alone.
+    /// Runs the evaluation graph.
     fn evaluate(
         &self,
         py: Python<'_>,
@@ -242,14 +243,14 @@ impl ForwardBackward {
     }
 }
 
-/// The initializers of a model's graph, with their names, in its order.
+/// Returns the initializers of a model's graph with their names, in its order.
 #[pyfunction]
 pub(crate) fn initializers(py: Python<'_>, model: Source) -> PyResult<Vec<(String, OrtValue)>> {
     let found = py.detach(|| model.0.initializers()).map_err(raise)?;
     Ok(found.into_iter().map(|(name, tensor)| (name, OrtValue::of(tensor))).collect())
 }
 
-/// The model with other values in some of its initializers.
+/// Returns the model with other values of some initializers.
 #[pyfunction]
 pub(crate) fn with_initializers(
     py: Python<'_>,
@@ -261,7 +262,7 @@ pub(crate) fn with_initializers(
     encoded(py, move || model.0.with_initializers(&values))
 }
 
-/// The bytes of a model that is made with the interpreter released.
+/// Returns the bytes of a model. The interpreter is released while the model is generated.
 pub(crate) fn encoded(
     py: Python<'_>,
     make: impl FnOnce() -> ortrain::Result<ortrain::ModelProto> + Send,

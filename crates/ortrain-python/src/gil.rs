@@ -20,7 +20,8 @@ impl<T: Send> Exclusive<T> {
         Exclusive { value: Mutex::new(value), owner: Mutex::new(None) }
     }
 
-    /// Waits for the lock, then runs `work`. The interpreter lock is released from the start of the wait to the end of `work`.
+    /// Waits for the lock, then runs `work`. The interpreter lock is released from the start of the wait to
+    /// the end of `work`.
     ///
     /// # Errors
     /// Errors of `work`; an error if this thread holds the lock already, or if an earlier call panicked.

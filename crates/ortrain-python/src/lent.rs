@@ -1,7 +1,8 @@
-//! Memory of Python objects, lent to the core.
+//! Memory of Python objects, shared with the core.
 //!
-//! An [`Area`] is where the elements of an object lie, with what keeps them there. Nobody makes a Rust reference to plain
-//! bytes of it: the owner may write there at any time, from any thread, so the core sees atomic ones.
+//! An [`Area`] is the address range of an object's elements, with the owner that keeps it valid. There is
+//! never a Rust reference to its plain bytes: the owner may write there at any time, from any thread, so the
+//! core uses atomic bytes.
 #![expect(unsafe_code, reason = "NumPy and DLPack say by an address where elements lie")]
 
 use std::fmt::Debug;
@@ -18,31 +19,31 @@ use crate::error::InvalidArgumentError;
 
 const WORD: usize = size_of::<AtomicU64>();
 
-/// Bytes of an object.
+/// Byte range of an object.
 #[derive(Debug)]
 pub(crate) struct Area<O> {
     address: usize,
     len: usize,
     read_only: bool,
-    /// What keeps them.
+    /// Owner that keeps the bytes valid.
     _owner: O,
 }
 
 impl<O> Area<O> {
-    /// The `len` bytes from an address on.
+    /// Wraps the `len` bytes at an address.
     ///
     /// # Safety
-    /// As long as the owner lives they are there, valid for reads and, unless `read_only`, for writes. An area of no bytes
-    /// may have any address.
+    /// While the owner is alive, the bytes are valid for reads and, unless `read_only`, for writes. An area
+    /// of no bytes may have any address.
     pub(crate) unsafe fn new(address: usize, len: usize, read_only: bool, owner: O) -> Area<O> {
         Area { address, len, read_only, _owner: owner }
     }
 }
 
-/// Bytes before the first whole word, whole words, and bytes behind them.
+/// Splits bytes into unaligned prefix, aligned 8-byte words, and suffix.
 fn words(bytes: &[AtomicU8]) -> (&[AtomicU8], &[AtomicU64], &[AtomicU8]) {
-    // SAFETY: any eight bytes are a word, and both may change at any time. Whoever else writes there is no Rust code, or
-    // writes by these words and bytes.
+    // SAFETY: any eight bytes are a valid word, and both may change at any time. Other writers are no Rust
+    // code, or use these atomic words and bytes.
     unsafe { bytes.align_to::<AtomicU64>() }
 }
 
@@ -51,9 +52,10 @@ impl<O: Send + Sync + Debug> LentMemory for Area<O> {
         if self.len == 0 {
             return &[];
         }
-        // SAFETY: whoever made the area promised that the bytes are there as long as the owner, which lives as long as
-        // `self`. The address comes from the owner, who exposed it by handing it out. Atomic bytes may be written to by
-        // others; of read-only ones `write` is not called ([`LentMemory::write`]), and kernels do not write there either.
+        // SAFETY: the creator of the area guarantees valid bytes during the life of the owner, and the owner
+        // lives as long as `self`. The owner exposed the address by passing it. Atomic bytes may have other
+        // writers. `write` is not called for read-only bytes ([`LentMemory::write`]), and kernels do not
+        // write to them either.
         unsafe { from_raw_parts(with_exposed_provenance(self.address), self.len) }
     }
 
@@ -86,22 +88,23 @@ impl<O: Send + Sync + Debug> LentMemory for Area<O> {
     }
 }
 
-/// What keeps the elements of an array where they are.
+/// Owner of an array's elements.
 #[derive(Debug)]
 pub(crate) struct Array {
     _array: Py<PyAny>,
-    /// Weak references to it and to those that it is a view of: NumPy gives such an array no other memory (`resize`).
+    /// Weak references to the array and its base arrays: NumPy does not reallocate an array with weak
+    /// references (`resize`).
     _pins: Vec<Py<PyAny>>,
 }
 
-/// Where the elements of a NumPy array lie, all `len` bytes in a row, if they do: in C order, one after the other.
+/// Returns the area of a NumPy array's elements, `len` bytes, if they are contiguous in C order.
 pub(crate) fn area_of_array(array: &Bound<'_, PyAny>, len: usize) -> PyResult<Option<Area<Array>>> {
     static NDARRAY: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
     static ASARRAY: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
     static REF: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
     let py = array.py();
     let ndarray = NDARRAY.import(py, "numpy", "ndarray")?;
-    // A class made of ndarray may say anything of itself; of this one NumPy says it.
+    // A subclass of ndarray may report wrong attributes; a plain ndarray reports its own correctly.
     let plain = match array.get_type().is(ndarray) {
         true => array.clone(),
         false => ASARRAY.import(py, "numpy", "asarray")?.call1((array,))?,
@@ -126,19 +129,20 @@ pub(crate) fn area_of_array(array: &Bound<'_, PyAny>, len: usize) -> PyResult<Op
         }
     }
     let owner = Array { _array: plain.unbind(), _pins: pins };
-    // SAFETY: an ndarray has its elements at that address, in a row as its flags say, as long as it lives, and it is kept:
-    // no code of Python reaches the elements' memory but through it, and NumPy does not move what is pinned.
+    // SAFETY: an ndarray keeps its elements at this address, contiguous by its flags, while it is alive, and
+    // the area keeps it alive. Python code reaches the memory only through it, and NumPy does not move a
+    // pinned array.
     Ok(Some(unsafe { Area::new(address, len, read_only, owner) }))
 }
 
-/// Bytes at an address that a script names, and the object that keeps them. Without one the script keeps them, as it would
-/// for any function of C that it calls with that address (`ctypes`).
+/// Wraps the bytes at an address from a script, with the object that keeps them valid. Without an object, the
+/// script itself is responsible, as for a call of any C function with this address (`ctypes`).
 pub(crate) fn area_at(address: usize, len: usize, owner: Option<Py<PyAny>>) -> Area<Option<Py<PyAny>>> {
-    // SAFETY: none that could be checked here; it is the script's promise, and documented as such where scripts say addresses.
+    // SAFETY: it cannot be checked here: the documentation requires the guarantee from the script.
     unsafe { Area::new(address, len, false, owner) }
 }
 
-/// What is left of an object is given back while the interpreter is attached; if there is none any more, never.
+/// Runs the release of an object while the interpreter is attached; skips it after the interpreter has ended.
 pub(crate) fn with_interpreter(work: impl FnOnce(Python<'_>)) {
     let _ = Python::try_attach(work);
 }

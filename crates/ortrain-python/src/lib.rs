@@ -1,4 +1,4 @@
-//! The Python classes of ortrain; `python/ortrain` is their documented face.
+//! Python classes of ortrain; `python/ortrain` is their documented interface.
 #![deny(unsafe_code)]
 #![expect(clippy::needless_pass_by_value, reason = "PyO3 hands extracted arguments over by value")]
 

@@ -1,4 +1,4 @@
-//! The table of optimizers, and descriptions of optimizers.
+//! Table of optimizers, and descriptions of optimizers.
 
 use std::collections::BTreeMap;
 
@@ -11,13 +11,13 @@ use pyo3::types::PyBytes;
 use crate::error::raise;
 use crate::value::element_type_of_onnx;
 
-/// A description from its text.
+/// Parses a description.
 pub(crate) fn spec_of(text: &str) -> ortrain::Result<OptimizerSpec> {
     OptimizerSpec::from_text(text).map_err(|source| ortrain::Error::Argument(source.to_string()))
 }
 
-/// Of each row: name, summary, source, learning rate; slots (name, shape); settings (name, default, values, meaning); flags
-/// (name, default, meaning).
+/// Returns all rows: name, summary, source, learning rate; slots (name, shape); settings (name, default,
+/// values, meaning); flags (name, default, meaning).
 #[pyfunction]
 #[expect(clippy::type_complexity, reason = "a row of a table")]
 pub(crate) fn optimizer_table() -> Vec<(
@@ -42,8 +42,8 @@ pub(crate) fn optimizer_table() -> Vec<(
     rows.collect()
 }
 
-/// The optimizer model of a description as a message, for trained parameters of these element types (numbers of ONNX), and
-/// the last number in a generated name.
+/// Returns the optimizer model of a description as a message, and the last number in a generated name.
+/// `dtypes` are the element types of the trained parameters (ONNX numbers).
 #[pyfunction]
 pub(crate) fn described_optimizer<'py>(
     py: Python<'py>,
@@ -66,7 +66,7 @@ pub(crate) fn described_optimizer<'py>(
     Ok((PyBytes::new(py, &bytes), names.last()))
 }
 
-/// A description of an optimizer of the table, checked and with all defaults.
+/// Returns a description of an optimizer of the table, checked and with all defaults.
 #[pyfunction]
 pub(crate) fn optimizer_spec(text: &str) -> PyResult<String> {
     let completed =
@@ -74,14 +74,14 @@ pub(crate) fn optimizer_spec(text: &str) -> PyResult<String> {
     Ok(spec_of(text).and_then(completed).map_err(raise)?.to_text())
 }
 
-/// An optimizer of the user's own.
+/// A custom optimizer.
 #[pyclass(frozen, from_py_object, module = "ortrain._ortrain")]
 #[derive(Clone)]
 pub(crate) struct OwnOptimizer(pub(crate) OptimizerFunction);
 
 #[pymethods]
 impl OwnOptimizer {
-    /// From the bytes of a function of ONNX.
+    /// Creates the optimizer from the bytes of an ONNX function.
     #[new]
     fn new(
         function: Vec<u8>,
@@ -94,7 +94,7 @@ impl OwnOptimizer {
         made.map(OwnOptimizer).map_err(|source| raise(ortrain::Error::Argument(source.to_string())))
     }
 
-    /// A description of it, checked and with all defaults.
+    /// Returns a description of the optimizer, checked and with all defaults.
     fn spec(&self, text: &str) -> PyResult<String> {
         let completed = |spec: OptimizerSpec| {
             self.0.completed(&spec).map_err(|source| ortrain::Error::Argument(source.to_string()))

@@ -1,4 +1,4 @@
-//! Schedules, and what sets learning rates by them.
+//! Learning-rate schedules and schedulers.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -11,7 +11,7 @@ use crate::error::raise;
 use crate::gil::Exclusive;
 use crate::training::Optimizer;
 
-/// A schedule: names, settings and formulas are the core's.
+/// A schedule. The core defines names, settings and formulas.
 #[pyclass(frozen, module = "ortrain._ortrain")]
 pub(crate) struct Schedule(pub(crate) ortrain::Schedule);
 
@@ -27,7 +27,7 @@ impl Schedule {
         ortrain::Schedule::from_settings(name, settings).map(Schedule).map_err(raise)
     }
 
-    /// The schedule that a text says.
+    /// Parses a schedule.
     #[staticmethod]
     fn parse(text: &str) -> PyResult<Schedule> {
         text.parse().map(Schedule).map_err(raise)
@@ -49,7 +49,7 @@ impl Schedule {
         self.0.span()
     }
 
-    /// The value that a step needs beside the number of steps: `metric`, `factor`, or none.
+    /// Returns the value that a step requires besides the number of steps: `metric`, `factor`, or `None`.
     fn takes(&self) -> Option<&'static str> {
         match self.0.input() {
             ScheduleInput::Nothing => None,
@@ -58,13 +58,13 @@ impl Schedule {
         }
     }
 
-    /// The factor after `t` steps, where a metric or a function has decided on `decided`.
+    /// Returns the factor after `t` steps, with the factor `decided` from a metric or a function.
     fn factor(&self, t: i64, decided: f64) -> f64 {
         self.0.factor_with(t, decided)
     }
 }
 
-/// A value of Python as a setting.
+/// Converts a Python value to a setting.
 fn setting(schedule: &str, name: &str, value: &Bound<'_, PyAny>) -> PyResult<Setting> {
     if let Ok(flag) = value.cast::<PyBool>() {
         return Ok(Setting::Flag(flag.is_true()));
@@ -90,7 +90,7 @@ fn setting(schedule: &str, name: &str, value: &Bound<'_, PyAny>) -> PyResult<Set
     value.extract().map(Setting::Counts).map_err(wrong)
 }
 
-/// A schedule at work on an optimizer.
+/// A schedule that controls the learning rate of an optimizer.
 #[pyclass(frozen, module = "ortrain._ortrain")]
 pub(crate) struct LrScheduler {
     state: Arc<Exclusive<ortrain::CheckpointState>>,
@@ -106,7 +106,7 @@ impl LrScheduler {
         Ok(LrScheduler { state, scheduler: Mutex::new(scheduler) })
     }
 
-    /// The scheduler that the checkpoint was saved with.
+    /// Restores the scheduler of the checkpoint.
     #[staticmethod]
     fn resume(py: Python<'_>, optimizer: &Optimizer) -> PyResult<LrScheduler> {
         let state = optimizer.state.clone();
@@ -114,10 +114,10 @@ impl LrScheduler {
         Ok(LrScheduler { state, scheduler: Mutex::new(scheduler) })
     }
 
-    /// A step, with a metric or a factor where the schedule needs one.
+    /// Runs a step, with a metric or a factor if the schedule requires it.
     fn step(&self, py: Python<'_>, value: Option<f64>) -> PyResult<()> {
         self.state.enter(py, |state| {
-            // The lock of the state is held, so nobody waits here.
+            // The caller holds the lock of the state, so this lock is never contended.
             let mut scheduler = self.scheduler.lock().unwrap_or_else(PoisonError::into_inner);
             match value {
                 None => scheduler.step(state),
@@ -136,22 +136,22 @@ impl LrScheduler {
     }
 }
 
-/// A setting, and what it is if it is left out.
+/// A setting and its default.
 type Described = (&'static str, Option<&'static str>);
 
-/// All schedules: names, with their settings and what these are if they are left out.
+/// Returns all schedules: names, with their settings and defaults.
 #[pyfunction]
 pub(crate) fn schedule_kinds() -> Vec<(&'static str, Vec<Described>)> {
     ortrain::Schedule::kinds().iter().map(|(name, settings)| (*name, settings.to_vec())).collect()
 }
 
-/// The steps from 0 to the last one that a curve shows.
+/// Returns the steps from 0 to the last one in a curve.
 #[pyfunction]
 pub(crate) fn curve_steps(last: i64) -> Vec<i64> {
     ortrain::curve_steps(last).to_vec()
 }
 
-/// A curve of text.
+/// Draws a curve as text.
 #[pyfunction]
 #[expect(clippy::needless_pass_by_value, reason = "a list becomes a vector")]
 pub(crate) fn draw_curve(factors: Vec<f64>, last: i64) -> String {

@@ -1,4 +1,4 @@
-//! A training behind one object.
+//! Training session.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -16,10 +16,10 @@ use crate::tools::{Source, module_options};
 use crate::training::StateGuarded;
 use crate::value::{OrtValue, Room, check_apart, described, elements, given, tensors, vector};
 
-/// Frames of Python between a step and the line of the user.
+/// Number of Python frames between a step and the line of the user.
 const CALLER_OF_STEP: i32 = 3;
 
-/// A session, put together with its state inside the state's door. Nothing is left of it once it is closed.
+/// A session, reconnected to its state under the lock of the state. `None` after it is closed.
 #[pyclass(frozen, module = "ortrain._ortrain")]
 pub(crate) struct TrainingSession {
     state: Arc<Exclusive<ortrain::CheckpointState>>,
@@ -27,7 +27,7 @@ pub(crate) struct TrainingSession {
 }
 
 impl TrainingSession {
-    /// Something with the session, under the lock.
+    /// Runs `work` on the session, under the lock.
     fn with<R: Send>(
         &self,
         py: Python<'_>,
@@ -85,7 +85,7 @@ impl TrainingSession {
         Ok(TrainingSession { state: state.door.clone(), session: StateGuarded::new(Some(session)) })
     }
 
-    /// Waits for the call that is under way.
+    /// Closes the session after the current call has ended.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         let session = self.state.enter(py, |_| Ok(self.session.with(Option::take)))?;
         py.detach(|| drop(session));
@@ -138,7 +138,7 @@ impl TrainingSession {
         rooms.into_iter().zip(&outputs).try_for_each(|(room, array)| room.copy_to(array))
     }
 
-    /// Name, type and shape of each.
+    /// Returns name, type and shape of each input.
     fn inputs<'py>(&self, py: Python<'py>, training: bool) -> PyResult<Vec<Bound<'py, PyTuple>>> {
         let infos = self.with(py, |session| Ok(session.module().inputs(training).to_vec()))?;
         infos.iter().map(|info| described(py, info)).collect()
@@ -151,7 +151,8 @@ impl TrainingSession {
         })
     }
 
-    /// A step. Returns why it may not be meant so, if so, and the norm of the gradients, if they are clipped.
+    /// Runs a step. Returns the reason if the step is probably a mistake, and the norm of the gradients if
+    /// they are clipped.
     fn optimizer_step(&self, py: Python<'_>) -> PyResult<(Option<&'static str>, Option<f64>)> {
         self.with(py, |session| {
             let doubt = session.module().doubt_of_gradients();
@@ -160,7 +161,7 @@ impl TrainingSession {
         })
     }
 
-    /// Its name, and that of what multiplies bfloat16.
+    /// Returns the name of the precision and the unit that multiplies bfloat16.
     fn precision(&self, py: Python<'_>) -> PyResult<(&'static str, Option<&'static str>)> {
         self.with(py, |session| {
             let module = session.module();
@@ -200,7 +201,7 @@ impl TrainingSession {
         })
     }
 
-    /// A step, with a metric or a factor where the schedule needs one.
+    /// Runs a step, with a metric or a factor if the schedule requires it.
     fn scheduler_step(&self, py: Python<'_>, value: Option<f64>) -> PyResult<()> {
         self.with(py, |session| match value {
             None => session.scheduler_step(),
@@ -208,7 +209,7 @@ impl TrainingSession {
         })
     }
 
-    /// The description of the optimizer as it is now.
+    /// Returns the current description of the optimizer.
     fn spec(&self, py: Python<'_>) -> PyResult<String> {
         self.with(py, |session| Ok(session.optimizer_spec()?.to_text()))
     }
@@ -250,7 +251,8 @@ impl TrainingSession {
         self.with(py, |session| Ok(session.output_names(training).into_iter().map(str::to_owned).collect()))
     }
 
-    /// Above so many bytes, weights lie in a file of their own; above what one file can hold if that is not said.
+    /// Exports the model. Above `external_above` bytes, weights are stored in a separate file. The default is
+    /// the limit of one file.
     #[pyo3(signature = (path, output_names, external_above=None, average=false))]
     fn export_model_for_inferencing(
         &self,

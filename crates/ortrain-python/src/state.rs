@@ -1,4 +1,4 @@
-//! The state of a training.
+//! State of a training.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
@@ -16,15 +16,15 @@ use crate::gil::Exclusive;
 use crate::tools::backend;
 use crate::value::{OrtValue, view};
 
-/// Loaded, missing and unexpected names.
+/// Returns loaded, missing and unexpected names.
 fn parts(report: LoadReport) -> (Vec<String>, Vec<String>, Vec<String>) {
     (report.loaded, report.missing, report.unexpected)
 }
 
-/// Element type, elements, and name, shape and first element of each tensor.
+/// Element type, number of elements, and name, shape and first element of each tensor.
 type Plane = (String, usize, Vec<(String, Vec<usize>, usize)>);
 
-/// A state behind its lock.
+/// A state with its lock.
 #[pyclass(frozen, module = "ortrain._ortrain")]
 pub(crate) struct CheckpointState {
     pub(crate) door: Arc<Exclusive<ortrain::CheckpointState>>,
@@ -45,7 +45,8 @@ impl CheckpointState {
         Ok(CheckpointState { door: Arc::new(Exclusive::new(state)) })
     }
 
-    /// A state of values: name, value, and true for a parameter that is trained; slots by parameter, then by name.
+    /// Creates a state from values: name, value, and true for a trained parameter; slots by parameter, then
+    /// by name.
     #[staticmethod]
     #[pyo3(signature = (parameters, slots, *, step, train_step, learning_rate))]
     fn of_values(
@@ -137,7 +138,7 @@ impl CheckpointState {
         self.door.enter(py, |state| state.requires_grad(name))
     }
 
-    /// The element type of a parameter, and its shape as far as it is known.
+    /// Returns the element type of a parameter, and its shape if known.
     fn type_of(&self, py: Python<'_>, name: &str) -> PyResult<(&'static str, Option<Vec<usize>>)> {
         self.door.enter(py, |state| {
             let (dtype, dims) = state.type_of(name)?;
@@ -169,12 +170,12 @@ impl CheckpointState {
         })
     }
 
-    /// Train steps and optimizer steps that were done on it.
+    /// Returns the numbers of training steps and optimizer steps.
     fn steps(&self, py: Python<'_>) -> PyResult<(u64, i64)> {
         self.door.enter(py, |state| Ok((state.train_step_count(), state.optimizer_step_count())))
     }
 
-    /// The scheduler of the learning rate, as text.
+    /// Returns the learning-rate scheduler as text.
     fn scheduler(&self, py: Python<'_>) -> PyResult<Option<String>> {
         self.door.enter(py, |state| Ok(state.scheduler_text()))
     }
@@ -198,24 +199,25 @@ impl CheckpointState {
         part.map(|part| view(py, part)).transpose()
     }
 
-    /// Copies of the slots of the optimizer for a parameter.
+    /// Copies the optimizer slots of a parameter.
     fn slots(&self, py: Python<'_>, name: &str) -> PyResult<Vec<(String, OrtValue)>> {
         let slots = self.door.enter(py, |state| state.slots(name))?;
         Ok(slots.into_iter().map(|(name, tensor)| (name, OrtValue::of(tensor))).collect())
     }
 
-    /// A copy of the average of the weights of a parameter.
+    /// Copies the averaged weights of a parameter.
     fn average(&self, py: Python<'_>, name: &str) -> PyResult<OrtValue> {
         Ok(OrtValue::of(self.door.enter(py, |state| state.average(name))?))
     }
 
-    /// A state with the averages in place of the weights.
+    /// Returns a state with the averages instead of the weights.
     fn averaged(&self, py: Python<'_>) -> PyResult<CheckpointState> {
         let state = self.door.enter(py, |state| state.averaged())?;
         Ok(CheckpointState { door: Arc::new(Exclusive::new(state)) })
     }
 
-    /// Of trained and of frozen planes: element type, elements, and name, shape and first element of each tensor.
+    /// Returns the trained and the frozen planes: element type, number of elements, and name, shape and first
+    /// element of each tensor.
     fn layout(&self, py: Python<'_>) -> PyResult<(Vec<Plane>, Vec<Plane>)> {
         let plane = |layout: &PlaneLayout| {
             let size = layout.dtype.size();
@@ -230,7 +232,7 @@ impl CheckpointState {
         })
     }
 
-    /// Live views of the planes of trained, or of frozen, parameters.
+    /// Returns live views of the planes of trained, or of frozen, parameters.
     fn planes<'py>(&self, py: Python<'py>, trainable: bool) -> PyResult<Vec<Bound<'py, PyAny>>> {
         self.require_values(py)?;
         let parts = self.door.enter(py, |state| {

@@ -1,4 +1,4 @@
-//! Running a model, preparing one for training, looking inside one.
+//! Inference, artifact generation, and inspection of models.
 
 use std::collections::HashMap;
 use std::fmt::Display;
@@ -23,7 +23,7 @@ use crate::gil::Exclusive;
 use crate::optim::{OwnOptimizer, spec_of};
 use crate::value::{OrtValue, Results, described};
 
-/// Operators and gradients of the user's.
+/// Custom operators and gradients.
 #[pyclass(module = "ortrain._ortrain")]
 pub(crate) struct OperatorLibrary {
     library: ortrain::OperatorLibrary,
@@ -62,7 +62,7 @@ fn decoded(function: &[u8]) -> PyResult<FunctionProto> {
         .map_err(|source| InvalidArgumentError::new_err(source.to_string()))
 }
 
-/// Changes of a model before it is used.
+/// Changes of a model before its use.
 #[pyclass(module = "ortrain._ortrain")]
 pub(crate) struct ModelChanges {
     changes: ortrain::ModelChanges,
@@ -93,8 +93,8 @@ impl ModelChanges {
     }
 }
 
-/// A path, or the bytes of a model, or a pair of these and the folder of external data; with operators of the user's, or with
-/// changes, a pair of that and these.
+/// A path, the bytes of a model, or a pair of bytes and the folder of external data. It may be paired with
+/// custom operators or changes.
 pub(crate) struct Source(pub(crate) ModelSource);
 
 impl<'py> FromPyObject<'_, 'py> for Source {
@@ -119,12 +119,12 @@ impl<'py> FromPyObject<'_, 'py> for Source {
     }
 }
 
-/// The backend that a user names.
+/// Returns the backend of a device name.
 pub(crate) fn backend(device: &str, num_threads: usize) -> PyResult<Arc<dyn Backend>> {
     ortrain::backend(device, num_threads).map_err(raise)
 }
 
-/// How a module runs, as Python says it.
+/// Builds the options of a module from Python arguments.
 pub(crate) fn module_options(
     device: &str,
     num_threads: usize,
@@ -144,7 +144,7 @@ pub(crate) fn module_options(
     Ok(options)
 }
 
-/// How a session runs, as Python says it.
+/// Builds the options of a session from Python arguments.
 pub(crate) fn session_options(
     device: &str,
     num_threads: usize,
@@ -162,19 +162,19 @@ pub(crate) fn session_options(
     Ok(options)
 }
 
-/// What a name stands for.
+/// Parses a name.
 fn parsed<T: FromStr<Err: Display>>(name: &str) -> PyResult<T> {
     name.parse().map_err(|unknown: T::Err| InvalidArgumentError::new_err(unknown.to_string()))
 }
 
-/// What goes into a model and comes out of it: a tensor, or a list of them for a sequence.
+/// Input or output of a model: a tensor, or a list of tensors for a sequence.
 #[derive(FromPyObject)]
 enum Feed {
     Tensor(Py<OrtValue>),
     Sequence(Vec<Py<OrtValue>>),
 }
 
-/// An input that a run holds: a tensor that nobody changes, or memory that others may write to.
+/// An input during a run: an immutable tensor, or memory with other writers.
 pub(crate) enum Held {
     Tensor(Tensor),
     Lent(DType, Vec<usize>, Arc<Memory>),
@@ -198,7 +198,7 @@ impl Held {
         })
     }
 
-    /// The place where an output goes.
+    /// Returns the destination of an output.
     fn room(value: &OrtValue) -> PyResult<Held> {
         Ok(Held::Lent(value.dtype(), value.dims().to_vec(), value.memory()?))
     }
@@ -225,14 +225,14 @@ enum Fetched {
     Sequence(Vec<OrtValue>),
 }
 
-/// A model that runs.
+/// A session that runs a model.
 #[pyclass(frozen, module = "ortrain._ortrain")]
 pub(crate) struct InferenceSession {
     session: Exclusive<ortrain::InferenceSession>,
 }
 
 impl InferenceSession {
-    /// Something with the session, under its lock.
+    /// Runs `work` on the session, under its lock.
     pub(crate) fn with<R: Send>(
         &self,
         py: Python<'_>,
@@ -267,7 +267,7 @@ impl InferenceSession {
         Ok(InferenceSession { session: Exclusive::new(session) })
     }
 
-    /// Its name, and that of what multiplies bfloat16.
+    /// Returns the name of the precision and the unit that multiplies bfloat16.
     fn precision(&self, py: Python<'_>) -> PyResult<(&'static str, Option<&'static str>)> {
         self.session.enter(py, |session| Ok((session.precision().name(), session.bf16_unit())))
     }
@@ -289,13 +289,13 @@ impl InferenceSession {
         (texts, meta.version, meta.custom).into_pyobject(py)
     }
 
-    /// The initializers that a run may be given.
+    /// Returns the initializers that a run may override.
     fn overridable<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyTuple>>> {
         let infos = self.session.enter(py, |session| Ok(session.overridable_initializers().to_vec()))?;
         infos.iter().map(|info| described(py, info)).collect()
     }
 
-    /// Goes on on another device.
+    /// Changes the device.
     fn set_device(&self, py: Python<'_>, device: &str, num_threads: usize) -> PyResult<()> {
         let backend = backend(device, num_threads)?;
         self.session.enter(py, |session| session.set_backend(&backend))
@@ -308,12 +308,13 @@ impl InferenceSession {
         })
     }
 
-    /// The trace of runs, as JSON.
+    /// Returns the trace of runs as JSON.
     fn end_trace(&self, py: Python<'_>) -> PyResult<Option<String>> {
         self.session.enter(py, |session| Ok(session.end_trace()))
     }
 
-    /// Runs the model: the outputs at these positions, and nothing that they do not need; or all.
+    /// Runs the model and returns the outputs at the positions `only`, without computing others; by default,
+    /// all outputs.
     #[pyo3(signature = (feeds, only))]
     fn run(
         &self,
@@ -332,8 +333,9 @@ impl InferenceSession {
         Ok(found.into_iter().flatten().collect())
     }
 
-    /// Runs the model and writes outputs, each at its position, where the values lie; those without one come back in their
-    /// places. An output may lie where an input does. When the run fails, or an output does not fit, no value has changed.
+    /// Runs the model and writes outputs, by position, into the memory of their values. Outputs without a
+    /// value are returned at their index. An output may overwrite the memory of an input. If the run fails,
+    /// or an output does not fit, no value has changed.
     #[pyo3(signature = (feeds, outputs, *, restricted=true))]
     fn run_into(
         &self,
@@ -357,7 +359,7 @@ impl InferenceSession {
     }
 }
 
-/// The inputs of a run.
+/// Extracts the inputs of a run.
 fn held(feeds: &HashMap<String, Feed>) -> PyResult<Vec<(&str, Held)>> {
     feeds.iter().map(|(name, feed)| Ok((name.as_str(), Held::of(feed)?))).collect()
 }
@@ -366,7 +368,8 @@ fn named<'a>(held: &'a [(&'a str, Held)]) -> Vec<(&'a str, ortrain::Feed<'a>)> {
     held.iter().map(|(name, held)| (*name, held.feed())).collect()
 }
 
-/// Runs a model: its results, nothing for those that were written to their places. On a device tensors stay there.
+/// Runs a model and returns its results; `None` for results in memory of the caller. Tensors remain on a
+/// device.
 fn fetched(
     session: &mut ortrain::InferenceSession,
     feeds: &[(&str, ortrain::Feed<'_>)],
@@ -389,7 +392,7 @@ fn fetched(
     Ok(found.into_iter().zip(tensors).map(fetched).collect())
 }
 
-/// A loss as Python describes it.
+/// A loss, as Python describes it.
 #[derive(FromPyObject)]
 #[pyo3(from_item_all)]
 pub(crate) struct Term {
@@ -435,13 +438,13 @@ impl Term {
     }
 }
 
-/// A part of a model as the bytes of a message whose graph it is.
+/// Encodes a graph as the bytes of a model message.
 fn message(py: Python<'_>, graph: ortrain::GraphProto) -> PyResult<Bound<'_, PyBytes>> {
     let model = ortrain::ModelProto { graph: Some(graph), ..ortrain::ModelProto::default() };
     Ok(PyBytes::new(py, &ortrain::encode_model(&model).map_err(|source| raise(source.into()))?))
 }
 
-/// The nodes of a loss, as a message; the name of the loss; the last number in a generated name.
+/// Returns the nodes of a loss as a message, the name of the loss, and the last number in a generated name.
 #[pyfunction]
 pub(crate) fn loss_fragment<'py>(
     py: Python<'py>,
@@ -455,7 +458,7 @@ pub(crate) fn loss_fragment<'py>(
     Ok((message(py, found.graph)?, found.output, found.last))
 }
 
-/// Declarations of values with the types that follow from the model, as a message.
+/// Returns declarations of values with types inferred from the model, as a message.
 #[pyfunction]
 pub(crate) fn declarations<'py>(
     py: Python<'py>,
@@ -465,7 +468,7 @@ pub(crate) fn declarations<'py>(
     message(py, detached(py, || artifact_parts::declarations(model.0, &names))?)
 }
 
-/// A model with a new head, as a message.
+/// Returns a model with a new head, as a message.
 #[pyfunction]
 pub(crate) fn replace_head<'py>(
     py: Python<'py>,
@@ -481,14 +484,14 @@ pub(crate) fn replace_head<'py>(
     Ok(PyBytes::new(py, &made?))
 }
 
-/// A model for batches of any size, as a message.
+/// Returns a model for batches of any size, as a message.
 #[pyfunction]
 pub(crate) fn open_batch<'py>(py: Python<'py>, model: Source) -> PyResult<Bound<'py, PyBytes>> {
     let made = detached(py, || Ok(ortrain::encode_model(&ortrain::artifacts::open_batch(model.0)?)?));
     Ok(PyBytes::new(py, &made?))
 }
 
-/// An optimizer model as a message, and the last number in a generated name.
+/// Returns an optimizer model as a message, and the last number in a generated name.
 #[pyfunction]
 #[pyo3(signature = (optimizer, *, betas, epsilon, weight_decay, bias_correction, formula, opset, last))]
 pub(crate) fn optimizer_model<'py>(
@@ -513,7 +516,8 @@ pub(crate) fn optimizer_model<'py>(
     ))
 }
 
-/// The training model and the eval model of a model whose first output is the loss, as messages.
+/// Returns the training model and the evaluation model, as messages, for a model with the loss as its first
+/// output.
 #[pyfunction]
 #[pyo3(signature = (model, *, requires_grad, input_gradients, frozen_params, additional_output_names, batch_norm))]
 pub(crate) fn training_models<'py>(
@@ -555,7 +559,7 @@ pub(crate) fn save_checkpoint(
     py.detach(|| artifact_parts::save_checkpoint(trainable.0, frozen.0, path, only_names)).map_err(raise)
 }
 
-/// The parameters of a checkpoint as initializers of a message.
+/// Returns the parameters of a checkpoint as initializers of a message.
 #[pyfunction]
 pub(crate) fn checkpoint_initializers(py: Python<'_>, path: PathBuf) -> PyResult<Bound<'_, PyBytes>> {
     message(py, py.detach(|| artifact_parts::checkpoint_initializers(path)).map_err(raise)?)
@@ -598,7 +602,7 @@ impl Settings {
     }
 }
 
-/// Writes the files of a training. Returns what may not be meant so, a sentence each.
+/// Generates and writes the artifacts of a training. Returns warnings about possible mistakes.
 #[pyfunction]
 #[pyo3(signature = (
     model, *, requires_grad, frozen_params, losses, optimizer, optimizer_model, directory, prefix,
@@ -659,7 +663,8 @@ pub(crate) fn generate_artifacts(
     })
 }
 
-/// What is known of a model: its report as JSON, as short text and as text with everything. `strict`: what is wrong with its operators is an error.
+/// Inspects a model. Returns the report as JSON, as short text and as complete text. With `strict`, errors of
+/// its operators are raised.
 #[pyfunction]
 #[pyo3(signature = (model, values, first_output, *, strict, batch_size, shapes))]
 pub(crate) fn inspect(
@@ -686,8 +691,9 @@ pub(crate) fn inspect(
     Ok((found.to_json(), found.to_string(), format!("{found:#}")))
 }
 
-/// Every operator: domain, name, whether ONNX has it, versions, how it runs, what it passes back (and to which inputs, if
-/// not to all), the types of its inputs, and whether there may be any number of these.
+/// Returns every operator: domain, name, true for standard ONNX, versions, kind of execution, kind of
+/// gradient. Then the inputs of a partial gradient, the types of its inputs, and true if the last input may
+/// be repeated.
 #[pyfunction]
 #[allow(clippy::type_complexity, reason = "the fields of a record")]
 pub(crate) fn operators(
@@ -723,7 +729,7 @@ pub(crate) fn operators(
     py.detach(ortrain::operators).into_iter().map(described).collect()
 }
 
-/// One stage of a model as text.
+/// Returns one stage of a model as text.
 #[pyfunction]
 pub(crate) fn dump(
     py: Python<'_>,

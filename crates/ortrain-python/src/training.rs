@@ -1,4 +1,4 @@
-//! Module, optimizer, scheduler. Each is used under the lock of its state, and only there.
+//! Module, optimizer, scheduler. Each is used only under the lock of its state.
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -15,7 +15,7 @@ use crate::state::CheckpointState;
 use crate::tools::{Source, module_options};
 use crate::value::{OrtValue, Results, described, elements, given, tensors, vector};
 
-/// What is reached through the lock of a state only, so its own lock is never waited for.
+/// A value that is only accessed under the lock of a state, so its own lock is never contended.
 #[derive(Debug)]
 pub(crate) struct StateGuarded<T>(Mutex<T>);
 
@@ -24,7 +24,8 @@ impl<T> StateGuarded<T> {
         StateGuarded(Mutex::new(value))
     }
 
-    /// Called inside the door of the state. A panic has broken the door, and nobody comes here any more.
+    /// Runs `work` on the value, under the lock of the state. After a panic, the lock of the state rejects
+    /// all calls.
     pub(crate) fn with<R>(&self, work: impl FnOnce(&mut T) -> R) -> R {
         work(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
@@ -38,7 +39,7 @@ pub(crate) struct Module {
 }
 
 impl Module {
-    /// Something with the state and the module, under the lock.
+    /// Runs `work` on the module and the state, under the lock.
     fn with<R: Send>(
         &self,
         py: Python<'_>,
@@ -121,18 +122,18 @@ impl Module {
         Ok(Profile(profile))
     }
 
-    /// Its name, and that of what multiplies bfloat16.
+    /// Returns the name of the precision and the unit that multiplies bfloat16.
     fn precision(&self, py: Python<'_>) -> PyResult<(&'static str, Option<&'static str>)> {
         self.with(py, |module, _| Ok((module.precision().name(), module.bf16_unit())))
     }
 
-    /// Bytes: parameters, gradients, work, scratch.
+    /// Returns the memory use in bytes: parameters, gradients, work, scratch.
     fn memory(&self, py: Python<'_>) -> PyResult<(usize, usize, usize, usize)> {
         let memory = self.with(py, |module, _| Ok(module.memory()))?;
         Ok((memory.parameters, memory.gradients, memory.work, memory.scratch))
     }
 
-    /// The same of a step on these inputs, without making it.
+    /// Returns the memory need of a step on these inputs, without running it.
     fn memory_of(
         &self,
         py: Python<'_>,
@@ -147,7 +148,7 @@ impl Module {
         })
     }
 
-    /// Name, type and shape of each.
+    /// Returns name, type and shape of each input.
     fn inputs<'py>(&self, py: Python<'py>, training: bool) -> PyResult<Vec<Bound<'py, PyTuple>>> {
         let infos = self.with(py, |module, _| Ok(module.inputs(training).to_vec()))?;
         infos.iter().map(|info| described(py, info)).collect()
@@ -198,13 +199,13 @@ impl Module {
         self.with(py, |module, state| module.copy_buffer_to_gradients(state, &packed))
     }
 
-    /// Of each parameter that is trained: its name, its norm, that of its gradient.
+    /// Returns name, norm and gradient norm of each trained parameter.
     fn norms(&self, py: Python<'_>) -> PyResult<Vec<(String, f64, f64)>> {
         let norms = self.with(py, |module, state| module.norms(state))?;
         Ok(norms.into_iter().map(|norms| (norms.name, norms.parameter, norms.gradient)).collect())
     }
 
-    /// Live views.
+    /// Returns live views of the gradient planes.
     fn gradient_planes<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyAny>>> {
         let parts = self.with(py, |module, state| {
             let layouts = state.layout()?.trainable.iter();
@@ -214,7 +215,8 @@ impl Module {
         planes(py, parts, true)
     }
 
-    /// Above so many bytes, weights lie in a file of their own; above what one file can hold if that is not said.
+    /// Exports the model. Above `external_above` bytes, weights are stored in a separate file. The default is
+    /// the limit of one file.
     #[pyo3(signature = (path, output_names, external_above=None, average=false))]
     fn export_model_for_inferencing(
         &self,
@@ -236,13 +238,14 @@ impl Module {
     }
 }
 
-/// Where the time of some steps went.
+/// Profile of some steps.
 #[pyclass(frozen, module = "ortrain._ortrain")]
 pub(crate) struct Profile(ortrain::Profile);
 
 #[pymethods]
 impl Profile {
-    /// Node, kind, shapes, calls, seconds (all, least, median), flops, bytes, and the least seconds the machine takes.
+    /// Returns node, kind, shapes, calls, seconds (total, minimum, median), flops, bytes, and the minimum
+    /// seconds on this machine.
     #[expect(clippy::type_complexity, reason = "a row of a table")]
     fn instructions(&self) -> Vec<(&str, &str, &str, usize, f64, f64, f64, u64, u64, f64)> {
         let rows = self.0.instructions.iter().map(|i| {
@@ -253,22 +256,22 @@ impl Profile {
         rows.collect()
     }
 
-    /// The seconds of each step.
+    /// Returns the seconds of each step.
     fn steps(&self) -> Vec<f64> {
         self.0.steps.iter().map(std::time::Duration::as_secs_f64).collect()
     }
 
-    /// Operations and bytes per second that the machine can do at most.
+    /// Returns the peak operations and bytes per second of the machine.
     fn limits(&self) -> (f64, f64) {
         (self.0.limits.flops, self.0.limits.bandwidth)
     }
 
-    /// Bytes that a step takes.
+    /// Returns the memory need of a step in bytes.
     fn memory(&self) -> usize {
         self.0.memory.total()
     }
 
-    /// The parts of planning for new shapes, in order, and the seconds of each.
+    /// Returns the parts of planning for new shapes, in order, with their seconds.
     fn planning(&self) -> Vec<(&'static str, f64)> {
         self.0.planning.iter().map(|&(part, time)| (part, time.as_secs_f64())).collect()
     }
@@ -282,7 +285,7 @@ impl Profile {
     }
 }
 
-/// Frames of Python between a step of [`Module`] and the line of the user.
+/// Number of Python frames between a step of [`Module`] and the line of the user.
 const CALLER_OF_STEP: i32 = 2;
 
 /// An optimizer model on the state of a module.
@@ -306,7 +309,8 @@ impl Optimizer {
         Ok(Optimizer { state: module.state.clone(), module: module.module.clone(), optimizer })
     }
 
-    /// A step. Returns why it may not be meant so, if so, and the norm of the gradients, if they are clipped.
+    /// Runs a step. Returns the reason if the step is probably a mistake, and the norm of the gradients if
+    /// they are clipped.
     fn step(&self, py: Python<'_>) -> PyResult<(Option<&'static str>, Option<f64>)> {
         self.state.enter(py, |state| {
             self.module.with(|module| {
@@ -321,7 +325,7 @@ impl Optimizer {
         self.state.enter(py, |state| self.optimizer.with(|optimizer| optimizer.learning_rate(state)))
     }
 
-    /// The description of the optimizer as it is now.
+    /// Returns the current description of the optimizer.
     fn spec(&self, py: Python<'_>) -> PyResult<String> {
         self.state.enter(py, |state| self.optimizer.with(|optimizer| Ok(optimizer.spec(state)?.to_text())))
     }
@@ -345,7 +349,7 @@ impl Optimizer {
     }
 }
 
-/// Learning rates that rise and fall linearly.
+/// Linear warm-up and decay of the learning rate.
 #[pyclass(frozen, module = "ortrain._ortrain")]
 pub(crate) struct LinearLRScheduler {
     state: Arc<Exclusive<ortrain::CheckpointState>>,

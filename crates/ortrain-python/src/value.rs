@@ -1,4 +1,4 @@
-//! Arrays in and out.
+//! Conversion between arrays and tensors.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -18,10 +18,10 @@ use crate::error::{InvalidArgumentError, UnsupportedError, raise};
 use crate::lent::{area_at, area_of_array};
 use crate::vector::{DLPACK_DEVICE, OrtDevice};
 
-/// A tensor in memory of the CPU, which it may share with a NumPy array or with another library. The result of a run on a
-/// device lies there, until somebody asks for its elements.
+/// A tensor in CPU memory, possibly shared with a NumPy array or with another library. The result of a run on
+/// a device stays there until its elements are requested.
 ///
-/// This is what onnxruntime's extension module calls so, and what an :class:`ortrain.OrtValue` has inside.
+/// It has the name of the class in onnxruntime's extension module; an :class:`ortrain.OrtValue` contains it.
 ///
 /// >>> from ortrain.capi import OrtDevice, OrtValue
 /// >>> array = np.zeros((2, 3), np.float32)
@@ -38,33 +38,33 @@ pub(crate) struct OrtValue {
     contents: Mutex<Contents>,
 }
 
-/// Where the elements are.
+/// Storage of the elements.
 enum Contents {
-    /// Nobody else has them, so they never change. They become shared when somebody asks for their memory.
+    /// Exclusive storage: the elements never change. A request for their memory makes them shared.
     Own(Tensor),
-    /// Others may write to them at any time.
+    /// Shared storage: others may write to it at any time.
     Shared(Arc<Memory>),
 }
 
 impl OrtValue {
-    /// A tensor that nobody else has.
+    /// Creates a value with exclusive storage.
     pub(crate) fn of(tensor: Tensor) -> OrtValue {
         let (dtype, dims) = (tensor.dtype(), tensor.dims().to_vec());
         OrtValue { dtype, dims, contents: Mutex::new(Contents::Own(tensor)) }
     }
 
-    /// A tensor whose elements are a memory of as many bytes, or the first ones of it.
+    /// Creates a value in the first bytes of a memory.
     pub(crate) fn shared(dtype: DType, dims: Vec<usize>, memory: Arc<Memory>) -> OrtValue {
         OrtValue { dtype, dims, contents: Mutex::new(Contents::Shared(memory)) }
     }
 
-    /// What a DLPack capsule has, or an object that makes one.
+    /// Imports a DLPack capsule, or an object with `__dlpack__`.
     pub(crate) fn of_dlpack(data: &Bound<'_, PyAny>, is_bool: bool) -> PyResult<OrtValue> {
         let (dtype, dims, memory) = dlpack::take(data, is_bool)?;
         Ok(OrtValue::shared(dtype, dims, memory))
     }
 
-    /// What an array has: shared if its elements lie in a row in the order of the machine, else a copy.
+    /// Imports an array: shares its memory if it is contiguous and in native byte order, otherwise copies it.
     fn of_array(array: &Bound<'_, PyAny>) -> PyResult<OrtValue> {
         let (dtype, foreign) = supported(array)?;
         let dims: Vec<usize> = array.getattr(intern!(array.py(), "shape"))?.extract()?;
@@ -76,7 +76,7 @@ impl OrtValue {
         }
     }
 
-    /// With the same bits read as another type of the same size.
+    /// Reinterprets the bits as another type of the same size.
     fn read_as(self, onnx_element_type: i32) -> PyResult<OrtValue> {
         let dtype = element_type_of_onnx(onnx_element_type)?;
         if dtype.size() != self.dtype.size() {
@@ -110,7 +110,7 @@ impl OrtValue {
         byte_length(self.dtype, &self.dims)
     }
 
-    /// The tensor as it is now: a copy if others may write to it, so that what is checked of it stays true.
+    /// Returns the current tensor. Shared storage is copied, so that checks of its content remain valid.
     pub(crate) fn tensor(&self) -> PyResult<Tensor> {
         let memory = match &*self.contents() {
             Contents::Own(tensor) => return Ok(tensor.clone()),
@@ -126,7 +126,7 @@ impl OrtValue {
         tensor_from(self.dtype, self.dims.clone(), bytes.into())
     }
 
-    /// The memory, which the value shares from now on with whoever asks for it. What lies on a device comes here first.
+    /// Returns the memory, which is shared from now on. Elements on a device are copied to the host first.
     pub(crate) fn memory(&self) -> PyResult<Arc<Memory>> {
         let mut contents = self.contents();
         let memory = match &*contents {
@@ -148,7 +148,7 @@ impl OrtValue {
         Ok(memory)
     }
 
-    /// The memory, if others may have it, too, or it lies on a device.
+    /// Returns the memory if it is shared or on a device.
     pub(crate) fn shared_memory(&self) -> Option<Arc<Memory>> {
         match &*self.contents() {
             Contents::Shared(memory) => Some(memory.clone()),
@@ -156,18 +156,18 @@ impl OrtValue {
         }
     }
 
-    /// The address of the first element; 0 if there is none.
+    /// Returns the address of the first element; 0 for an empty tensor.
     pub(crate) fn address(&self) -> PyResult<usize> {
         Ok(if self.bytes()? == 0 { 0 } else { on_host(&*self.memory()?)?.as_ptr() as usize })
     }
 
-    /// A DLPack capsule without a version, for everybody: booleans go as uint8, as onnxruntime gives them.
+    /// Exports a DLPack capsule without a version, for any library: booleans become uint8, as in onnxruntime.
     pub(crate) fn capsule<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyCapsule>> {
         let dtype = if self.dtype == DType::Bool { DType::U8 } else { self.dtype };
         dlpack::give(py, dtype, &self.dims, self.memory()?, false)
     }
 
-    /// A live view of the memory; of bfloat16 its bits, unless `named`.
+    /// Returns a live view of the memory. bfloat16 becomes uint16, unless `named`.
     fn view<'py>(&self, py: Python<'py>, named: bool) -> PyResult<Bound<'py, PyAny>> {
         let memory = self.memory()?;
         let dtype = if self.dtype == DType::BF16 && !named { DType::U16 } else { self.dtype };
@@ -188,20 +188,22 @@ impl OrtValue {
 
 #[pymethods]
 impl OrtValue {
-    /// A copy of an array, whatever its strides and byte order, that nobody else can change.
+    /// Copies an array, with any strides and byte order. The copy is immutable.
     #[staticmethod]
     fn from_numpy(array: &Bound<'_, PyAny>) -> PyResult<OrtValue> {
         Ok(OrtValue::of(tensor_of(array)?))
     }
 
-    /// The elements of a NumPy array: shared and kept, if they lie in a row in the byte order of the machine; else a copy.
+    /// Creates a value from a NumPy array: shares and keeps its memory if it is contiguous and in native byte
+    /// order, otherwise copies it.
     #[staticmethod]
     fn ortvalue_from_numpy(array: &Bound<'_, PyAny>, device: OrtDevice) -> PyResult<OrtValue> {
         device.check()?;
         OrtValue::of_array(array)
     }
 
-    /// As :meth:`ortvalue_from_numpy`, where the bits mean an element type of ``TensorProto`` of the same size.
+    /// Works like :meth:`ortvalue_from_numpy`, with the bits reinterpreted as an element type of
+    /// ``TensorProto`` of the same size.
     #[staticmethod]
     fn ortvalue_from_numpy_with_onnx_type(
         array: &Bound<'_, PyAny>,
@@ -210,8 +212,11 @@ impl OrtValue {
         OrtValue::of_array(array)?.read_as(onnx_element_type)
     }
 
-    /// The elements at an address: a NumPy type or a number of ``TensorProto``, a shape, and a device. The owner keeps them
-    /// there as long as it lives; without one, whoever gives the address does, as long as the value, or an array of it, lives.
+    /// Creates a value from the elements at an address: a NumPy type or a number of ``TensorProto``, a shape,
+    /// and a device.
+    ///
+    /// The owner keeps the memory valid while the owner lives. Without an owner, the caller must keep it
+    /// valid while the value, or an array of it, lives.
     #[staticmethod]
     #[pyo3(signature = (pointer, element_type, shape, device, owner=None))]
     fn ortvalue_from_pointer(
@@ -242,7 +247,7 @@ impl OrtValue {
         Ok(OrtValue::shared(dtype, dims, Arc::new(Memory::lent(Arc::new(area_at(pointer, bytes, owner))))))
     }
 
-    /// Zeros: a shape, a NumPy type or a number of ``TensorProto``, and a device.
+    /// Creates a value of zeros: a shape, a NumPy type or a number of ``TensorProto``, and a device.
     #[staticmethod]
     fn ortvalue_from_shape_and_type(
         shape: Vec<Bound<'_, PyAny>>,
@@ -256,20 +261,20 @@ impl OrtValue {
         Ok(OrtValue::shared(dtype, dims, Arc::new(memory)))
     }
 
-    /// A tensor of another library, whose memory is shared and kept: a DLPack capsule, or an object that has
-    /// ``__dlpack__``. With ``is_bool_tensor`` a tensor of uint8 is one of booleans.
+    /// Creates a value from a tensor of another library, which shares and keeps its memory: a DLPack capsule,
+    /// or an object with ``__dlpack__``. With ``is_bool_tensor``, a uint8 tensor is read as booleans.
     #[staticmethod]
     #[pyo3(signature = (data, is_bool_tensor=false))]
     fn from_dlpack(data: &Bound<'_, PyAny>, is_bool_tensor: bool) -> PyResult<OrtValue> {
         OrtValue::of_dlpack(data, is_bool_tensor)
     }
 
-    /// The value as an array that shares its memory; read-only if that is.
+    /// Returns an array that shares the memory; it is read-only if the memory is.
     fn numpy<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         self.view(py, true)
     }
 
-    /// A copy as an array of its own.
+    /// Returns a copy as a new array.
     fn array<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         static NDARRAY: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
         let shape = PyTuple::new(py, &self.dims)?;
@@ -286,27 +291,27 @@ impl OrtValue {
         NDARRAY.import(py, "numpy", "ndarray")?.call1((shape, numpy_type(py, self.dtype)?, bytes))
     }
 
-    /// The sizes of the axes.
+    /// Returns the sizes of the axes.
     fn shape(&self) -> Vec<usize> {
         self.dims.clone()
     }
 
-    /// The type as onnxruntime spells it.
+    /// Returns the type in onnxruntime's notation.
     fn data_type(&self) -> String {
         type_name(self.dtype)
     }
 
-    /// The number of the element type in ``TensorProto.DataType``.
+    /// Returns the number of the element type in ``TensorProto.DataType``.
     fn element_type(&self) -> i32 {
         self.dtype.to_onnx()
     }
 
-    /// The number of the element type, under its older name.
+    /// Returns the number of the element type; older name of :meth:`element_type`.
     fn proto_type(&self) -> i32 {
         self.dtype.to_onnx()
     }
 
-    /// The device that it lies on: ``Cpu``, or the name of another one.
+    /// Returns the name of the device: ``Cpu``, or another one.
     fn device_name(&self) -> String {
         match &*self.contents() {
             Contents::Shared(memory) if memory.host().is_none() => memory.device().to_owned(),
@@ -314,32 +319,32 @@ impl OrtValue {
         }
     }
 
-    /// The address of the first element, 0 if there is none. It stays what it is.
+    /// Returns the address of the first element; 0 for an empty tensor. It never changes.
     fn data_ptr(&self) -> PyResult<usize> {
         self.address()
     }
 
-    /// True: it always is a tensor.
+    /// Returns True: the value is always a tensor.
     fn is_tensor(&self) -> bool {
         true
     }
 
-    /// True: there always is a value.
+    /// Returns True: a value always exists.
     fn has_value(&self) -> bool {
         true
     }
 
-    /// False: it is one tensor.
+    /// Returns False: the value is a single tensor.
     fn is_tensor_sequence(&self) -> bool {
         false
     }
 
-    /// False: it is a dense tensor.
+    /// Returns False: the value is a dense tensor.
     fn is_sparse_tensor(&self) -> bool {
         false
     }
 
-    /// Copies an array, or another value, of its type and shape into its memory.
+    /// Copies an array, or another value, of the same type and shape into its memory.
     fn update_inplace(&self, data: &Bound<'_, PyAny>) -> PyResult<()> {
         static COPYTO: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
         let py = data.py();
@@ -358,7 +363,7 @@ impl OrtValue {
             let bits = (dtype == DType::BF16).then(|| data.call_method1(intern!(py, "view"), ("uint16",)));
             (bits.transpose()?.unwrap_or_else(|| data.clone()), dtype, dims)
         };
-        // Where NumPy has no bfloat16, arrays of it are arrays of their bits.
+        // Without a bfloat16 type in NumPy, such arrays are arrays of their bits.
         let bits = self.dtype == DType::BF16 && dtype == DType::U16;
         if (dtype != self.dtype && !bits) || dims != self.dims {
             return Err(InvalidArgumentError::new_err(format!(
@@ -376,7 +381,7 @@ impl OrtValue {
         Ok(())
     }
 
-    /// Whether arrays, tensors of other libraries or other values have the memory, too, that this one gave them.
+    /// Returns True if arrays, tensors of other libraries or other values share the memory of this value.
     fn is_shared(&self) -> bool {
         match &*self.contents() {
             Contents::Own(_) => false,
@@ -384,12 +389,12 @@ impl OrtValue {
         }
     }
 
-    /// A DLPack capsule, which shares the memory. Booleans go as uint8.
+    /// Exports a DLPack capsule, which shares the memory. Booleans become uint8.
     fn to_dlpack<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyCapsule>> {
         self.capsule(py)
     }
 
-    /// A DLPack capsule for another library, as its protocol asks for it. Booleans are booleans.
+    /// Exports a DLPack capsule for another library, by the protocol. Booleans remain booleans.
     #[pyo3(signature = (*, stream=None, max_version=None, dl_device=None, copy=None))]
     fn __dlpack__<'py>(
         &self,
@@ -418,23 +423,23 @@ impl OrtValue {
         dlpack::give(py, self.dtype, &self.dims, memory, max_version.is_some_and(|(major, _)| major >= 1))
     }
 
-    /// Where it lies, as DLPack numbers it: the CPU.
+    /// Returns the DLPack device: the CPU.
     fn __dlpack_device__(&self) -> (i32, i32) {
         DLPACK_DEVICE
     }
 }
 
-/// Inputs as the core takes them.
+/// Wraps tensors as inputs of the core.
 pub(crate) fn given(tensors: &[Tensor]) -> Vec<Given<'_>> {
     tensors.iter().map(Given::from).collect()
 }
 
-/// The tensors of some values. What others may write to is copied, before anything is checked of it.
+/// Returns the tensors of some values. Shared storage is copied before any check.
 pub(crate) fn tensors(values: &[Bound<'_, OrtValue>]) -> PyResult<Vec<Tensor>> {
     values.iter().map(|value| value.get().tensor()).collect()
 }
 
-/// Takes the results of a step in the order they have in the model. On a device they stay there.
+/// Collector of the results of a step, in model order. Results remain on a device.
 #[derive(Default)]
 pub(crate) struct Results(Vec<Option<OrtValue>>);
 
@@ -447,7 +452,7 @@ impl Results {
         value: Delivered<'_>,
     ) -> Result<(), DeviceError> {
         let bytes = dims.iter().product::<usize>() * dtype.size();
-        // A device that has no room for the result leaves it to this process.
+        // If the device has no memory for the result, it is copied to this process.
         let kept = if value.is_on_device() { value.copy(bytes).ok() } else { None };
         let result = match kept {
             Some(memory) => OrtValue::shared(dtype, dims.to_vec(), Arc::new(memory)),
@@ -460,7 +465,7 @@ impl Results {
         Ok(())
     }
 
-    /// The results by their places, as many as the last one needs.
+    /// Returns the results by index, up to the last one.
     pub(crate) fn by_place(self) -> Vec<Option<OrtValue>> {
         self.0
     }
@@ -470,13 +475,13 @@ impl Results {
     }
 }
 
-/// Whether something is a NumPy array.
+/// Returns true if an object is a NumPy array.
 fn is_array(array: &Bound<'_, PyAny>) -> PyResult<bool> {
     static NDARRAY: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
     array.is_instance(NDARRAY.import(array.py(), "numpy", "ndarray")?)
 }
 
-/// The element type of a NumPy array, and whether its bytes have the order of other machines.
+/// Returns the element type of a NumPy array, and true if its byte order is not native.
 fn supported(array: &Bound<'_, PyAny>) -> PyResult<(DType, bool)> {
     if !is_array(array)? {
         let name = array.get_type().name()?;
@@ -489,7 +494,7 @@ fn supported(array: &Bound<'_, PyAny>) -> PyResult<(DType, bool)> {
     Ok((dtype, foreign))
 }
 
-/// A copy of a NumPy array: any strides, any byte order.
+/// Copies a NumPy array with any strides and any byte order.
 pub(crate) fn tensor_of(array: &Bound<'_, PyAny>) -> PyResult<Tensor> {
     let py = array.py();
     let (dtype, foreign) = supported(array)?;
@@ -509,12 +514,12 @@ fn tensor_from(dtype: DType, dims: Vec<usize>, bytes: Bytes) -> PyResult<Tensor>
     Tensor::new(dtype, dims, bytes).map_err(|error| InvalidArgumentError::new_err(error.to_string()))
 }
 
-/// The exception for a device that fails.
+/// Converts an error of a device to an exception.
 pub(crate) fn failed(error: DeviceError) -> PyErr {
     raise(error.into())
 }
 
-/// Memory that others are to reach by its address.
+/// Returns the host memory, for access by address.
 pub(crate) fn on_host(memory: &Memory) -> PyResult<&HostMemory> {
     memory.host().ok_or_else(|| {
         PyBufferError::new_err(
@@ -523,14 +528,14 @@ pub(crate) fn on_host(memory: &Memory) -> PyResult<&HostMemory> {
     })
 }
 
-/// Memory of our own.
+/// Allocates zeroed memory.
 fn zeroed(bytes: usize) -> PyResult<Memory> {
     Memory::try_new(bytes).map_err(|error| PyMemoryError::new_err(error.to_string()))
 }
 
-/// The bytes of a tensor.
+/// Returns the number of bytes of a tensor.
 pub(crate) fn byte_length(dtype: DType, dims: &[usize]) -> PyResult<usize> {
-    // Zeros are left out of the product, so that a shape with one is not absurd otherwise.
+    // Zeros are excluded from the product, so that other sizes of an empty shape are still checked.
     let sizes = dims.iter().filter(|&&size| size != 0);
     let bytes = sizes.copied().try_fold(dtype.size(), usize::checked_mul);
     let bytes = bytes.filter(|&bytes| isize::try_from(bytes).is_ok()).ok_or_else(|| {
@@ -539,13 +544,13 @@ pub(crate) fn byte_length(dtype: DType, dims: &[usize]) -> PyResult<usize> {
     Ok(if dims.contains(&0) { 0 } else { bytes })
 }
 
-/// A size in a shape that somebody gives.
+/// Extracts a size of a shape.
 fn size(size: &Bound<'_, PyAny>) -> PyResult<usize> {
     size.extract::<usize>()
         .map_err(|_| InvalidArgumentError::new_err(format!("a shape is a list of sizes, and {size} is none")))
 }
 
-/// A type with a shape, as errors have it.
+/// Formats a type with a shape, for errors.
 pub(crate) fn shape_name(dtype: DType, dims: &[usize]) -> String {
     format!("{dtype}{dims:?}")
 }
@@ -556,7 +561,7 @@ pub(crate) fn element_type_of_onnx(number: i32) -> PyResult<DType> {
     })
 }
 
-/// An element type that somebody names: a number of `TensorProto`, or whatever NumPy takes for a type.
+/// Parses an element type: a number of `TensorProto`, or any NumPy type.
 pub(crate) fn element_type(named: &Bound<'_, PyAny>) -> PyResult<DType> {
     static DTYPE: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
     if let Ok(number) = named.extract::<i32>() {
@@ -568,18 +573,18 @@ pub(crate) fn element_type(named: &Bound<'_, PyAny>) -> PyResult<DType> {
         .ok_or_else(|| UnsupportedError::new_err(format!("tensors of {numpy_type} are not supported")))
 }
 
-/// Where the elements of an array lie.
+/// Addresses of the elements of an array.
 struct Places {
-    /// The lowest address.
+    /// Lowest address.
     start: usize,
-    /// Of each axis that goes anywhere: how many elements, and how far apart. The narrowest first.
+    /// Element count and stride of each axis with more than one element, sorted by stride.
     axes: Vec<(usize, usize)>,
     /// Bytes of an element.
     size: usize,
 }
 
 impl Places {
-    /// Those of a NumPy array with these dimensions. `None` if it has no elements.
+    /// Returns the addresses of a NumPy array with these dimensions; `None` if it is empty.
     fn of(array: &Bound<'_, PyAny>, dims: &[usize], size: usize) -> PyResult<Option<Places>> {
         let py = array.py();
         let interface = array.getattr(intern!(py, "__array_interface__"))?;
@@ -599,7 +604,7 @@ impl Places {
         Ok(Some(Places { start, axes, size }))
     }
 
-    /// One after the last byte.
+    /// Returns the address after the last byte.
     fn end(&self) -> usize {
         let reach = |end: usize, &(count, stride): &(usize, usize)| {
             end.saturating_add((count - 1).saturating_mul(stride))
@@ -607,19 +612,19 @@ impl Places {
         self.axes.iter().fold(self.start.saturating_add(self.size), reach)
     }
 
-    /// Bytes of all elements.
+    /// Returns the bytes of all elements.
     fn bytes(&self) -> usize {
         self.axes.iter().fold(self.size, |bytes, &(count, _)| bytes.saturating_mul(count))
     }
 
-    /// The address of each element.
+    /// Returns the address of each element.
     fn addresses(&self) -> Vec<usize> {
         self.axes.iter().fold(vec![self.start], |found, &(count, stride)| {
             found.iter().flat_map(|&at| (0..count).map(move |k| at + k * stride)).collect()
         })
     }
 
-    /// Whether two elements share a byte.
+    /// Returns true if two elements share a byte.
     fn overlap_themselves(&self) -> bool {
         let mut reach = self.size;
         let spread = self.axes.iter().all(|&(count, stride)| {
@@ -627,11 +632,11 @@ impl Places {
             reach = reach.saturating_add((count - 1).saturating_mul(stride));
             clear
         });
-        // From here on there are no more elements than the memory has room for.
+        // From here on, the number of elements is bounded by the size of the memory.
         !spread && (self.bytes() > self.end() - self.start || touch([(self.addresses(), self.size)]))
     }
 
-    /// Whether an element of one shares a byte with one of the other.
+    /// Returns true if an element of one array shares a byte with an element of the other.
     fn overlap(&self, other: &Places) -> bool {
         let dense = |places: &Places| places.bytes() == places.end() - places.start;
         self.start < other.end()
@@ -641,7 +646,7 @@ impl Places {
     }
 }
 
-/// Whether two of these elements, addresses and a size each, share a byte.
+/// Returns true if two elements (addresses and a common size each) share a byte.
 fn touch<const N: usize>(elements: [(Vec<usize>, usize); N]) -> bool {
     let of = |(addresses, size): (Vec<usize>, usize)| addresses.into_iter().map(move |at| (at, at + size));
     let mut ranges: Vec<(usize, usize)> = elements.into_iter().flat_map(of).collect();
@@ -649,7 +654,7 @@ fn touch<const N: usize>(elements: [(Vec<usize>, usize); N]) -> bool {
     ranges.windows(2).any(|pair| pair[1].0 < pair[0].1)
 }
 
-/// That no two results go to the same memory.
+/// Checks that no two results share memory.
 pub(crate) fn check_apart(rooms: &[Room]) -> PyResult<()> {
     for (at, room) in rooms.iter().enumerate() {
         let Some(places) = &room.places else { continue };
@@ -666,17 +671,17 @@ pub(crate) fn check_apart(rooms: &[Room]) -> PyResult<()> {
     Ok(())
 }
 
-/// What a NumPy array has room for, whatever its strides and byte order.
+/// Output buffer for a NumPy array with any strides and byte order.
 pub(crate) struct Room {
     dtype: DType,
     dims: Vec<usize>,
     bytes: Vec<u8>,
-    /// Where that is; `None` if it has no elements.
+    /// Addresses of the array; `None` if it is empty.
     places: Option<Places>,
 }
 
 impl Room {
-    /// Room like that of an array. The `at`th of a call, for errors.
+    /// Creates a buffer for an array. `at` is its index in the call, for errors.
     pub(crate) fn of(array: &Bound<'_, PyAny>, at: usize) -> PyResult<Room> {
         let py = array.py();
         let writeable = array.getattr(intern!(py, "flags"))?.getattr(intern!(py, "writeable"))?;
@@ -705,7 +710,7 @@ impl Room {
         Destination { dtype: self.dtype, dims: &self.dims, bytes: &mut self.bytes }
     }
 
-    /// Copies what is in the room to the array that it is like.
+    /// Copies the buffer to its array.
     pub(crate) fn copy_to(self, array: &Bound<'_, PyAny>) -> PyResult<()> {
         static COPYTO: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
         let py = array.py();
@@ -715,14 +720,14 @@ impl Room {
     }
 }
 
-/// The NumPy type of an array and the element type that it is.
+/// Returns the NumPy type of an array, and its element type.
 fn type_of<'py>(array: &Bound<'py, PyAny>) -> PyResult<(Bound<'py, PyAny>, Option<DType>)> {
     let numpy_type = array.getattr(intern!(array.py(), "dtype"))?;
     let dtype = dtype_and_order(&numpy_type)?.0;
     Ok((numpy_type, dtype))
 }
 
-/// The element type of a NumPy type, and whether its bytes have the order of other machines.
+/// Returns the element type of a NumPy type, and true if its byte order is not native.
 fn dtype_and_order(numpy_type: &Bound<'_, PyAny>) -> PyResult<(Option<DType>, bool)> {
     let code = numpy_type.getattr(intern!(numpy_type.py(), "str"))?;
     let code = code.cast::<PyString>()?.to_cow()?;
@@ -730,7 +735,7 @@ fn dtype_and_order(numpy_type: &Bound<'_, PyAny>) -> PyResult<(Option<DType>, bo
     Ok((dtype_of(numpy_type, &code)?, code.starts_with(foreign)))
 }
 
-/// The element type of a NumPy type such as `<f4`.
+/// Returns the element type of a NumPy type such as `<f4`.
 fn dtype_of(numpy_type: &Bound<'_, PyAny>, code: &str) -> PyResult<Option<DType>> {
     Ok(Some(match code.get(1..).unwrap_or_default() {
         "f4" => DType::F32,
@@ -750,7 +755,7 @@ fn dtype_of(numpy_type: &Bound<'_, PyAny>, code: &str) -> PyResult<Option<DType>
     }))
 }
 
-/// `ml_dtypes.bfloat16`, or nothing if that package is not installed.
+/// Returns `ml_dtypes.bfloat16`, or `None` if the package is not installed.
 fn bfloat16(py: Python<'_>) -> Option<&Bound<'_, PyAny>> {
     static BFLOAT16: PyOnceLock<Option<Py<PyAny>>> = PyOnceLock::new();
     let find =
@@ -758,7 +763,7 @@ fn bfloat16(py: Python<'_>) -> Option<&Bound<'_, PyAny>> {
     BFLOAT16.get_or_init(py, find).as_ref().map(|found| found.bind(py))
 }
 
-/// The NumPy type of an element type, by name or as an object.
+/// Returns the NumPy type of an element type, by name or as an object.
 pub(crate) fn numpy_type(py: Python<'_>, dtype: DType) -> PyResult<Bound<'_, PyAny>> {
     if dtype != DType::BF16 {
         return PyString::intern(py, dtype.name()).into_bound_py_any(py);
@@ -769,7 +774,7 @@ pub(crate) fn numpy_type(py: Python<'_>, dtype: DType) -> PyResult<Bound<'_, PyA
     }
 }
 
-/// The type of a tensor as onnxruntime spells it.
+/// Returns the type of a tensor in onnxruntime's notation.
 fn type_name(dtype: DType) -> String {
     let name = match dtype {
         DType::F32 => "float",
@@ -779,7 +784,7 @@ fn type_name(dtype: DType) -> String {
     format!("tensor({name})")
 }
 
-/// Name, type and shape of an input or output.
+/// Returns name, type and shape of an input or output.
 pub(crate) fn described<'py>(py: Python<'py>, info: &ValueInfo) -> PyResult<Bound<'py, PyTuple>> {
     let shape = PyList::empty(py);
     for dim in info.shape.iter().flatten() {
@@ -795,9 +800,9 @@ pub(crate) fn described<'py>(py: Python<'py>, info: &ValueInfo) -> PyResult<Boun
     (&info.name, name, shape).into_pyobject(py)
 }
 
-/// Part of a plane, as NumPy's array interface describes memory. NumPy keeps this object as the base of its array, and
-/// this object keeps the plane; nobody makes a Rust reference into a plane, so writing through the array at any time is
-/// as sound as a kernel's own writing.
+/// Part of a plane, exposed through NumPy's array interface. NumPy keeps this object as the base of its
+/// array, and this object keeps the plane alive. There is never a Rust reference into a plane, so a write
+/// through the array is as sound as a kernel's own write, at any time.
 #[pyclass(frozen, module = "ortrain._ortrain")]
 struct Plane(ParameterView);
 
@@ -824,14 +829,15 @@ impl Plane {
     }
 }
 
-/// A copy, for reading, of part of a plane that lies on a device.
+/// Copies part of a plane on a device, for reading.
 fn copied(part: &ParameterView) -> PyResult<ParameterView> {
     let (tensor, memory) = (part.to_tensor().map_err(raise)?, zeroed(part.byte_len())?);
     memory.write(0, tensor.data()).map_err(failed)?;
     Ok(ParameterView { memory: Arc::new(memory), offset: 0, requires_grad: false, ..part.clone() })
 }
 
-/// A live view of part of a plane, read-only for frozen parameters; of one that lies on a device a copy, which is read-only.
+/// Returns a live view of part of a plane, read-only for frozen parameters. For a plane on a device, it is a
+/// read-only copy.
 pub(crate) fn view(py: Python<'_>, part: ParameterView) -> PyResult<Bound<'_, PyAny>> {
     static ASARRAY: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
     let part = if part.memory.host().is_some() { part } else { py.detach(|| copied(&part))? };
@@ -843,12 +849,12 @@ pub(crate) fn view(py: Python<'_>, part: ParameterView) -> PyResult<Bound<'_, Py
     }
 }
 
-/// A float32 vector.
+/// Creates a float32 vector.
 pub(crate) fn vector(elements: &[f32]) -> OrtValue {
     OrtValue::of(Tensor::f32(&[elements.len()], elements))
 }
 
-/// The elements of a float32 tensor of any shape.
+/// Returns the elements of a float32 tensor of any shape.
 pub(crate) fn elements(value: &OrtValue) -> PyResult<Vec<f32>> {
     if value.dtype == DType::F32 {
         return Ok(value.tensor()?.to_vec());

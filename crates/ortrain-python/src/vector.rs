@@ -1,4 +1,4 @@
-//! Values in numbers, and devices, under the names that onnxruntime's extension module has for them.
+//! Vectors of values, and devices, under the names of onnxruntime's extension module.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -12,9 +12,9 @@ use crate::dlpack::CPU;
 use crate::error::{InvalidArgumentError, OrtrainError, UnsupportedError};
 use crate::value::{OrtValue, shape_name};
 
-/// A device, as onnxruntime numbers them: the kind (``0`` the CPU, ``1`` CUDA), the kind of memory, and which one.
+/// A device in onnxruntime's numbering: device kind (``0`` for CPU, ``1`` for CUDA), memory kind, and index.
 ///
-/// Any device can be named; values are made on the CPU alone.
+/// Any device can be named; values can be created on the CPU only.
 ///
 /// >>> from ortrain.capi import OrtDevice
 /// >>> device = OrtDevice(OrtDevice.cpu(), OrtDevice.default_memory(), 0)
@@ -28,11 +28,11 @@ pub(crate) struct OrtDevice {
     id: i32,
 }
 
-/// Numbers of devices.
+/// Names of device kinds, by number.
 const KINDS: [&str; 2] = ["cpu", "cuda"];
 
 impl OrtDevice {
-    /// Checks that values can be made there.
+    /// Checks that values can be created on this device.
     pub(crate) fn check(self) -> PyResult<()> {
         if self.kind == 0 {
             return Ok(());
@@ -52,35 +52,35 @@ impl OrtDevice {
         OrtDevice { kind: device_type, memory, id: device_id }
     }
 
-    /// The number of the CPU: 0.
+    /// Returns the number of the CPU: 0.
     #[staticmethod]
     fn cpu() -> i32 {
         0
     }
 
-    /// The number of CUDA: 1.
+    /// Returns the number of CUDA: 1.
     #[staticmethod]
     fn cuda() -> i32 {
         1
     }
 
-    /// The number of a device's usual memory: 0.
+    /// Returns the number of a device's default memory: 0.
     #[staticmethod]
     fn default_memory() -> i32 {
         0
     }
 
-    /// The number of the kind of device.
+    /// Returns the number of the device kind.
     fn device_type(&self) -> i32 {
         self.kind
     }
 
-    /// Which of the devices of its kind it is.
+    /// Returns the index among the devices of its kind.
     fn device_id(&self) -> i32 {
         self.id
     }
 
-    /// The number of the kind of memory.
+    /// Returns the number of the memory kind.
     fn mem_type(&self) -> i32 {
         self.memory
     }
@@ -90,9 +90,10 @@ impl OrtDevice {
     }
 }
 
-/// Several values, in order: what goes into a forward or backward pass, and what comes out.
+/// A list of values: inputs and outputs of a forward or backward pass.
 ///
-/// It holds the values themselves, so whoever takes one out shares its memory. An empty one is falsy.
+/// The vector holds the values themselves, so an element shares its memory with the caller. An empty vector
+/// is falsy.
 ///
 /// >>> from ortrain.capi import OrtDevice, OrtValue, OrtValueVector
 /// >>> values = OrtValueVector()
@@ -112,7 +113,7 @@ impl OrtValueVector {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The value at a place.
+    /// Returns the value at an index.
     fn at(&self, py: Python<'_>, index: &Bound<'_, PyAny>) -> PyResult<Py<OrtValue>> {
         let index: i64 =
             index.extract().map_err(|_| PyTypeError::new_err("a place in an OrtValueVector is an int"))?;
@@ -158,8 +159,8 @@ impl OrtValueVector {
         format!("OrtValueVector({} values)", self.values().len())
     }
 
-    /// Appends a value: an OrtValue, or a tensor as a DLPack capsule or an object that has ``__dlpack__``, whose memory is
-    /// shared. With ``is_bool_tensor`` a DLPack tensor of uint8 is one of booleans.
+    /// Appends a value: an OrtValue, or a tensor with shared memory, as a DLPack capsule or an object with
+    /// ``__dlpack__``. With ``is_bool_tensor``, a uint8 DLPack tensor is read as booleans.
     #[pyo3(signature = (ortvalue, is_bool_tensor=false))]
     fn push_back(&self, ortvalue: &Bound<'_, PyAny>, is_bool_tensor: bool) -> PyResult<()> {
         let value = value_of(ortvalue, is_bool_tensor)?;
@@ -167,9 +168,11 @@ impl OrtValueVector {
         Ok(())
     }
 
-    /// Appends a value for each tensor, which shares its memory: tensors (of PyTorch, say, or arrays), and for each the
-    /// address of its first element, its element type (a NumPy type, or a number of ``TensorProto``), its shape and its
-    /// device, which all have to be those of the tensor. Nothing is appended where one of them is not.
+    /// Appends a value for each tensor, which shares its memory.
+    ///
+    /// The arguments are the tensors (of PyTorch, for example, or arrays) and one list each of addresses of
+    /// the first element, element types, shapes and devices. An element type is a NumPy type or a number of
+    /// ``TensorProto``. All of these must match the tensors; otherwise nothing is appended.
     fn push_back_batch(
         &self,
         tensors: Vec<Bound<'_, PyAny>>,
@@ -214,7 +217,7 @@ impl OrtValueVector {
         Ok(())
     }
 
-    /// Makes room for as many values in all; the number of values stays.
+    /// Reserves memory for a total number of values; the length does not change.
     fn reserve(&self, count: usize) -> PyResult<()> {
         let mut values = self.values();
         let more = count.saturating_sub(values.len());
@@ -223,24 +226,25 @@ impl OrtValueVector {
             .map_err(|_| PyMemoryError::new_err(format!("there is no room for {count} values")))
     }
 
-    /// Puts other values in the place of those there are.
+    /// Replaces all values.
     fn _fill(&self, values: Vec<Py<OrtValue>>) {
         let before = std::mem::replace(&mut *self.values(), values);
-        // Those that go may run code of others: nothing is locked any more.
+        // Dropping the old values may run foreign code, so no lock is held.
         drop(before);
     }
 
-    /// Gives back room that no value needs.
+    /// Frees unused capacity.
     fn shrink_to_fit(&self) {
         self.values().shrink_to_fit();
     }
 
-    /// A value as a DLPack capsule, which shares its memory. Booleans go as uint8.
+    /// Returns a value as a DLPack capsule, which shares its memory. Booleans become uint8.
     fn dlpack_at<'py>(&self, py: Python<'py>, index: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyCapsule>> {
         self.at(py, index)?.get().capsule(py)
     }
 
-    /// What ``to_tensor`` makes of the DLPack capsule of each value; without it the capsules. Booleans go as uint8.
+    /// Returns the result of ``to_tensor`` for the DLPack capsule of each value; by default, the capsules.
+    /// Booleans become uint8.
     #[pyo3(signature = (to_tensor=None))]
     fn to_dlpacks<'py>(
         &self,
@@ -258,12 +262,12 @@ impl OrtValueVector {
         values.into_iter().map(given).collect()
     }
 
-    /// The number that ``TensorProto`` has for the element type of a value.
+    /// Returns the ``TensorProto`` number of a value's element type.
     fn element_type_at(&self, py: Python<'_>, index: &Bound<'_, PyAny>) -> PyResult<i32> {
         Ok(self.at(py, index)?.get().dtype().to_onnx())
     }
 
-    /// The places of the values that are booleans, which DLPack capsules have as uint8.
+    /// Returns the indices of boolean values, which become uint8 in DLPack capsules.
     fn bool_tensor_indices(&self) -> Vec<usize> {
         let is_bool = |value: &Py<OrtValue>| value.get().dtype() == ortrain::DType::Bool;
         let values = self.values();
@@ -271,7 +275,7 @@ impl OrtValueVector {
     }
 }
 
-/// A value that somebody passes: ours, the native one of `ortrain.OrtValue`, or a tensor by DLPack.
+/// Extracts a value: a native one, the native one of `ortrain.OrtValue`, or a tensor by DLPack.
 fn value_of(given: &Bound<'_, PyAny>, is_bool: bool) -> PyResult<Py<OrtValue>> {
     let py = given.py();
     if let Ok(value) = given.cast::<OrtValue>() {
@@ -280,7 +284,7 @@ fn value_of(given: &Bound<'_, PyAny>, is_bool: bool) -> PyResult<Py<OrtValue>> {
     if let Ok(inside) = given.getattr(intern!(py, "_ortvalue")) {
         return value_of(&inside, is_bool);
     }
-    // The values of onnxruntime give booleans as uint8, too, and say what they are.
+    // onnxruntime's values also export booleans as uint8, and report the actual type.
     let said = match given.get_type().name()? == "OrtValue" {
         true => given.call_method0(intern!(py, "data_type"))?.extract::<String>()? == "tensor(bool)",
         false => false,
@@ -288,7 +292,7 @@ fn value_of(given: &Bound<'_, PyAny>, is_bool: bool) -> PyResult<Py<OrtValue>> {
     Py::new(py, OrtValue::of_dlpack(given, is_bool || said)?)
 }
 
-/// Values by name, that are kept from one pass to another.
+/// Named values that persist between passes.
 ///
 /// >>> from ortrain.capi import OrtDevice, OrtValue, OrtValueCache
 /// >>> cache = OrtValueCache()
@@ -316,7 +320,7 @@ impl OrtValueCache {
         OrtValueCache::default()
     }
 
-    /// Keeps a value under a name, instead of the one that was there.
+    /// Stores a value under a name, and replaces an existing one.
     fn insert(&self, name: String, ortvalue: &Bound<'_, PyAny>) -> PyResult<()> {
         let value = value_of(ortvalue, false)?;
         let before = self.values().insert(name, value);
@@ -324,25 +328,25 @@ impl OrtValueCache {
         Ok(())
     }
 
-    /// The names, sorted.
+    /// Returns the names, sorted.
     fn keys(&self) -> Vec<String> {
         let mut names: Vec<String> = self.values().keys().cloned().collect();
         names.sort_unstable();
         names
     }
 
-    /// Forgets all values.
+    /// Removes all values.
     fn clear(&self) {
         let values = std::mem::take(&mut *self.values());
         drop(values);
     }
 
-    /// How many values have a name: 1 or 0.
+    /// Returns the number of values with a name: 1 or 0.
     fn count(&self, name: &str) -> usize {
         usize::from(self.values().contains_key(name))
     }
 
-    /// Forgets a value. Raises ``RuntimeError`` where there is none of the name.
+    /// Removes a value. Raises ``RuntimeError`` if the name is unknown.
     fn remove(&self, name: &str) -> PyResult<()> {
         let found = self.values().remove(name);
         found.map(drop).ok_or_else(|| OrtrainError::new_err(format!("the cache has no value \"{name}\"")))
@@ -357,5 +361,5 @@ impl OrtValueCache {
     }
 }
 
-/// Where values lie, as DLPack numbers it.
+/// DLPack device of all values.
 pub(crate) const DLPACK_DEVICE: (i32, i32) = (CPU, 0);

@@ -1,7 +1,8 @@
-//! The results of every case of the kit, bit by bit: a line for each graph, forward and backward.
+//! Bit patterns of the results of every case of the kit: a line for each graph, forward and backward.
 //!
-//! A change of passes that changes no result leaves all lines as they are; `make pin` compares them. A line has the bytes of the
-//! arena, the number of instructions, and hashes of the results at one and at two threads.
+//! A change of passes without a change of results leaves all lines unchanged; `make pin` compares them. A
+//! line has the bytes of the arena, the number of instructions, and hashes of the results at one and at two
+//! threads.
 
 use std::fmt::Write as _;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -30,7 +31,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// The size of a program and a hash of its results; why there is none, if so.
+/// Returns the size of a program and a hash of its results, or the error.
 fn result_of(graph: &Graph, inputs: &[Tensor], backend: &Arc<dyn Backend>) -> String {
     let program = match program_at(graph.clone(), inputs, Precision::F32) {
         Ok(program) => format!("{} bytes, {} instructions", program.work_bytes, program.instructions.len()),

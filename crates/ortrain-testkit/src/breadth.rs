@@ -1,4 +1,4 @@
-//! Cases of the operators that everyday networks use beside arithmetic: functions, reductions, indices, shapes.
+//! Cases of non-arithmetic operators in common networks: functions, reductions, indices, shapes.
 
 use ortrain_graph::{Attrs, DType, Tensor};
 

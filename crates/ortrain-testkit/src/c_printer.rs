@@ -1,20 +1,21 @@
-//! Maps in C: a second reader of programs, beside the backends.
+//! C printer of maps: an interpreter of programs that is independent of the backends.
 //!
-//! It knows what nests and expressions mean, and nothing of a backend. So it shows that a program can be printed in
-//! another language by its meaning alone. The test `c_printer` compiles what it prints and compares it with the
-//! reference evaluator.
+//! It implements the semantics of nests and expressions without any backend code. It therefore shows that
+//! their semantics suffice to print a program in another language. The test `c_printer` compiles the output
+//! and compares it with the reference evaluator.
 
 use std::fmt::Write;
 
 use ortrain_expr::{Access, CompareOp, Inst, RunScalar, Scalar, Type};
 use ortrain_program::{Load, Nest};
 
-/// A C function of this name that computes a map, to stand behind [`PRELUDE`]. `None` for a nest that is no map by
-/// itself: one with reductions, segments or accumulators.
+/// Prints a C function with this name that computes a map; [`PRELUDE`] must precede it. Returns `None` for a
+/// nest that is no pure map: a nest with reductions, segments or accumulators.
 ///
-/// `int name(void **buffers, const uint64_t *run, int64_t *failed)` finds operand `k` of [`Nest::operands`] at
-/// `buffers[k]`, the seed and the number of train steps at `run`. It returns 0, or 1 after a guard has failed: then
-/// `failed` holds the point, the index and its bound ([`ortrain_expr::OutOfRange`]).
+/// In `int name(void **buffers, const uint64_t *run, int64_t *failed)`, operand `k` of [`Nest::operands`] is
+/// `buffers[k]`, and `run` points to the seed and the number of training steps. The function returns 0, or 1
+/// after a failed guard: then `failed` holds the point, the index and its bound
+/// ([`ortrain_expr::OutOfRange`]).
 #[must_use]
 pub fn print_map(nest: &Nest, name: &str) -> Option<String> {
     if !nest.is_map() || nest.segments.is_some() || nest.accumulators() > 0 {
@@ -43,7 +44,7 @@ pub fn print_map(nest: &Nest, name: &str) -> Option<String> {
     Some(c + "}\nreturn 0;\n}\n")
 }
 
-/// The value of an instruction, in terms of earlier ones.
+/// Prints the value of an instruction, in terms of earlier ones.
 fn value(nest: &Nest, inst: Inst, ty: Type) -> Option<String> {
     let access = |slot: u16| nest.loads.get(usize::from(slot)).and_then(Load::access);
     Some(match inst {
@@ -75,13 +76,13 @@ fn value(nest: &Nest, inst: Inst, ty: Type) -> Option<String> {
     })
 }
 
-/// The number of an element at the point of the loops.
+/// Prints the index of an element at the current loop indices.
 fn position(access: &Access) -> String {
     let steps = access.strides.iter().enumerate().filter(|(_, stride)| **stride != 0);
     steps.fold(access.offset.to_string(), |at, (axis, stride)| format!("{at} + i{axis} * {stride}"))
 }
 
-/// A value in another type: a cast, but for what C leaves open.
+/// Prints a conversion: a cast, except for conversions that C leaves undefined.
 fn converted(value: String, from: Type, to: Type) -> String {
     match (from, to) {
         _ if from == to => value,
@@ -102,9 +103,10 @@ fn constant(value: Scalar) -> String {
     }
 }
 
-/// The C that printed functions stand on: types, elements in memory, and what C leaves open or has no name for.
+/// C code that printed functions require: types, memory accesses, and operations that C leaves undefined or
+/// does not have.
 ///
-/// It is C99 with IEEE 754 arithmetic, to be compiled without contraction of products and sums, and linked with the
+/// It is C99 with IEEE 754 arithmetic. Compile it without contraction of products and sums, and link the
 /// mathematical library.
 pub const PRELUDE: &str = r"
 #include <math.h>

@@ -1,9 +1,9 @@
-//! A graph with inputs.
+//! Test cases: a graph with inputs.
 
 use ortrain_expr::{Scalar, philox4x32_10};
 use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId, ValueType};
 
-/// What an input is filled with.
+/// Content of an input.
 #[derive(Clone, Debug)]
 pub enum Fill {
     /// Numbers of both signs, at least 0.25 away from zero and from each other's kinks at zero.
@@ -14,24 +14,24 @@ pub enum Fill {
     Exactly(Vec<f64>),
     /// Integers between 0 and the bound, exclusive.
     Below(i64),
-    /// Truth values.
+    /// Booleans.
     Bools,
 }
 
-/// A graph, its inputs, and what it covers.
+/// A graph, its inputs, and the covered feature.
 #[derive(Clone, Debug)]
 pub struct Case {
-    /// The operator it is for.
+    /// Operator under test.
     pub operator: String,
-    /// What it covers.
+    /// Covered feature.
     pub name: String,
-    /// The graph, in the newest version; its outputs are the results to be checked.
+    /// Graph in the newest operator version; its outputs are the results to check.
     pub graph: Graph,
-    /// A value for each input.
+    /// Value of each input.
     pub inputs: Vec<Tensor>,
 }
 
-/// Puts a [`Case`] together.
+/// Builder of a [`Case`].
 #[derive(Debug)]
 pub struct CaseBuilder {
     operator: String,
@@ -41,13 +41,13 @@ pub struct CaseBuilder {
     dynamic: bool,
 }
 
-/// A number in `0..1`, the same for the same arguments on every machine.
+/// Returns a deterministic number in `0..1`, equal on every machine.
 fn unit(seed: u64, index: usize) -> f64 {
     f64::from(philox4x32_10(seed, 0x7465_7374, index as u64)[0]) / 4_294_967_296.0
 }
 
 impl CaseBuilder {
-    /// A case for an operator.
+    /// Starts a case for an operator.
     #[must_use]
     pub fn new(operator: &str, name: &str) -> CaseBuilder {
         let mut graph = Graph::new(name);
@@ -61,21 +61,21 @@ impl CaseBuilder {
         }
     }
 
-    /// Declares the first axis of every input from here on, where it has one, as the symbol `N`.
+    /// Declares the first axis of each following input as the symbol `N`, if the input has one.
     #[must_use]
     pub fn dynamic(mut self) -> CaseBuilder {
         self.dynamic = true;
         self
     }
 
-    /// Declares numbers as the sizes of the inputs from here on.
+    /// Declares numbers as the sizes of each following input.
     #[must_use]
     pub fn fixed(mut self) -> CaseBuilder {
         self.dynamic = false;
         self
     }
 
-    /// An input.
+    /// Adds an input.
     pub fn input(&mut self, dtype: DType, dims: &[usize], fill: &Fill) -> ValueId {
         let seed = self.inputs.len() as u64 + 1;
         let len: usize = dims.iter().product();
@@ -103,28 +103,28 @@ impl CaseBuilder {
         id
     }
 
-    /// A float32 input.
+    /// Adds a float32 input.
     pub fn float(&mut self, dims: &[usize], fill: &Fill) -> ValueId {
         self.input(DType::F32, dims, fill)
     }
 
-    /// A constant vector of int64.
+    /// Adds a constant int64 vector.
     pub fn ints(&mut self, values: &[i64]) -> ValueId {
         self.graph.add_constant("ints", Tensor::i64(&[values.len()], values))
     }
 
-    /// A constant.
+    /// Adds a constant.
     pub fn constant(&mut self, tensor: Tensor) -> ValueId {
         self.graph.add_constant("constant", tensor)
     }
 
-    /// A node of `ai.onnx` with one output.
+    /// Adds a node of `ai.onnx` with one output.
     pub fn node(&mut self, op: &str, inputs: &[ValueId], attrs: Attrs) -> ValueId {
         let inputs: Vec<Option<ValueId>> = inputs.iter().copied().map(Some).collect();
         self.node_with("", op, &inputs, 1, attrs)[0]
     }
 
-    /// A node with optional inputs and several outputs.
+    /// Adds a node with optional inputs and several outputs.
     pub fn node_with(
         &mut self,
         domain: &str,
@@ -142,7 +142,7 @@ impl CaseBuilder {
         ids
     }
 
-    /// The case with these results.
+    /// Returns the case with these results.
     #[must_use]
     pub fn outputs(mut self, outputs: &[ValueId]) -> Case {
         self.graph.outputs = outputs.to_vec();
@@ -150,7 +150,7 @@ impl CaseBuilder {
     }
 }
 
-/// A tensor of any type from numbers.
+/// Converts numbers to a tensor of any type.
 pub(crate) fn tensor(dtype: DType, dims: &[usize], values: &[f64]) -> Tensor {
     let ty = ortrain_expr::Type::of(dtype);
     let scalars: Vec<_> = values.iter().map(|&value| ortrain_expr::Scalar::from_f64(ty, value)).collect();

@@ -1,4 +1,4 @@
-//! The list of cases: every operator, its attributes, broadcasting, every axis, sizes 1 and 0, values used twice,
+//! List of cases: every operator, its attributes, broadcasting, every axis, sizes 1 and 0, values used twice,
 //! shared weights, dynamic batches.
 
 use ortrain_graph::{Attrs, DType, Tensor, ValueId};
@@ -7,7 +7,7 @@ use crate::{Case, CaseBuilder, Fill};
 
 const F: DType = DType::F32;
 
-/// A case with one node of `ai.onnx` and one result.
+/// Creates a case with one node of `ai.onnx` and one result.
 pub(crate) fn single(op: &str, name: &str, inputs: &[(&[usize], Fill)], attrs: Attrs) -> Case {
     let mut b = CaseBuilder::new(op, name);
     let ids: Vec<ValueId> = inputs.iter().map(|(dims, fill)| b.float(dims, fill)).collect();
@@ -15,7 +15,7 @@ pub(crate) fn single(op: &str, name: &str, inputs: &[(&[usize], Fill)], attrs: A
     b.outputs(&[y])
 }
 
-/// A case with one node whose further inputs are constant vectors of int64.
+/// Creates a case with one node. Its further inputs are constant int64 vectors.
 pub(crate) fn with_ints(op: &str, name: &str, dims: &[usize], ints: &[&[i64]], attrs: Attrs) -> Case {
     let mut b = CaseBuilder::new(op, name);
     let mut ids = vec![b.float(dims, &Fill::Signed)];
@@ -122,7 +122,7 @@ fn binary(cases: &mut Vec<Case>) {
     let e = b.constant(Tensor::i64(&[4], &[0, 1, 2, 3]));
     let y = b.node("Pow", &[x, e], Attrs::new());
     cases.push(b.outputs(&[y]));
-    // Without declared sizes the axes to be summed are found when the program is made.
+    // Without declared sizes, the axes to sum are determined when the program is compiled.
     for (a, z) in [(&[2, 3][..], &[1, 3][..]), (&[2, 1], &[2, 3]), (&[2, 3], &[2, 3])] {
         let mut b = CaseBuilder::new("Mul", &format!("undeclared sizes {a:?} and {z:?}"));
         let x = b.float(a, &Signed);
@@ -170,7 +170,7 @@ fn matmul(cases: &mut Vec<Case>) {
     let y = b.node("MatMul", &[h, w], Attrs::new());
     cases.push(b.outputs(&[y]));
 
-    // Every way in which the factors may lie: transposed, the first axis behind those of the stack, both.
+    // Every memory layout of the factors: transposed, first axis after the stack axes, or both.
     for flags in 0..16i64 {
         let [ta, tb, moved_a, moved_b] = [0, 1, 2, 3].map(|k| flags >> k & 1);
         let lie = |dims: &[usize], transposed: i64, moved: i64| {
@@ -279,7 +279,7 @@ fn shapes(cases: &mut Vec<Case>) {
     ] {
         cases.push(with_ints("Slice", name, &[3, 4], &bounds, Attrs::new()));
     }
-    // Sizes that are computed from shapes disappear when the program is made.
+    // Shape computations are folded when the program is compiled.
     let mut b = CaseBuilder::new("Reshape", "to a shape computed from the input's").dynamic();
     let x = b.float(&[4, 6], &Signed);
     let shape = b.node("Shape", &[x], Attrs::new());
@@ -356,7 +356,7 @@ fn losses(cases: &mut Vec<Case>) {
                     }
                     let inputs = [vec![Some(x), Some(t)], w.map(Some).into_iter().collect()].concat();
                     let y = b.node_with("", OP, &inputs, 2, attrs);
-                    // The log-probabilities are a result like any other: they have a gradient too.
+                    // The log-probabilities are an ordinary result: they have a gradient, too.
                     let results = if weighted { vec![y[0], y[1]] } else { vec![y[0]] };
                     cases.push(b.outputs(&results));
                 }
@@ -483,7 +483,7 @@ fn convolution(cases: &mut Vec<Case>) {
         let inputs = [(&[2, 2, 3, 3][..], Fill::Signed), (&[2, 3, 2, 2], Fill::Signed)];
         cases.push(single("ConvTranspose", name, &inputs, attrs));
     }
-    // What follows goes into the convolution's instruction; the filter is used twice.
+    // The following nodes are fused into the convolution; the filter is used twice.
     let mut b = CaseBuilder::new("Conv", "one filter twice, Relu, a sum with the image");
     let x = b.float(&[2, 3, 4, 5], &Fill::Signed);
     let w = b.float(&[3, 3, 3, 3], &Fill::Signed);
@@ -523,7 +523,7 @@ fn pooling(cases: &mut Vec<Case>) {
     cases.push(single("AveragePool", "padding counts", &[(&[2, 2, 6, 5], Fill::Signed)], counted));
     let columns = padded(kernel(&[2, 2])).with("storage_order", 1i64);
     cases.push(single("MaxPool", "positions down the columns", &[(&[2, 2, 5, 4], Fill::Signed)], columns));
-    // What is pooled is made by a convolution and goes on as a sum.
+    // A convolution computes the input of the pooling, and a sum consumes the output.
     let mut b = CaseBuilder::new("MaxPool", "of a convolution, used twice").dynamic();
     let x = b.float(&[2, 2, 5, 5], &Fill::Signed);
     let mut b = b.fixed();
@@ -596,7 +596,7 @@ fn normalization(cases: &mut Vec<Case>) {
                 1
             };
             let attrs = Attrs::new().with("axis", axis).with("epsilon", 0.05f32);
-            // Mean and one over the root are results like any other: they have a gradient too.
+            // Mean and inverse standard deviation are ordinary results: they have a gradient, too.
             let y = b.node_with("", op, &inputs, outputs, attrs);
             cases.push(b.outputs(&y));
         }
@@ -606,7 +606,7 @@ fn normalization(cases: &mut Vec<Case>) {
         let name = format!("parameters of shapes {scale:?} and {bias:?}");
         cases.push(single("LayerNormalization", &name, &inputs, Attrs::new().with("epsilon", 0.05f32)));
     }
-    // What comes before and behind goes into the instructions.
+    // Nodes before and after it are fused into the instructions.
     let mut b = CaseBuilder::new("LayerNormalization", "between others");
     let x = b.float(&[3, 5, 4], &Fill::Signed);
     let mask = b.float(&[5, 4], &Fill::Signed);
@@ -695,7 +695,7 @@ fn images(cases: &mut Vec<Case>) {
     }
 }
 
-/// Every case.
+/// Returns every case.
 #[must_use]
 pub fn cases() -> Vec<Case> {
     let mut all = Vec::new();

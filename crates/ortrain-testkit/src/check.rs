@@ -1,4 +1,4 @@
-//! The checks a case goes through.
+//! Checks of cases.
 
 use std::sync::Arc;
 
@@ -12,7 +12,8 @@ use ortrain_program::{
 
 use crate::{Case, tolerance};
 
-/// Elements of one input at which the difference is taken; more are sampled evenly.
+/// Maximum number of elements per input at which the difference is computed; larger inputs are sampled
+/// evenly.
 const POINTS_PER_INPUT: usize = 24;
 
 fn specialise(graph: Graph, inputs: &[Tensor], precision: Precision) -> Result<Arc<Schedule>, String> {
@@ -26,10 +27,10 @@ fn program_of(graph: Graph, inputs: &[Tensor]) -> Result<Arc<Program>, String> {
     program_at(graph, inputs, Precision::F32)
 }
 
-/// The program of a graph with inner products of a precision.
+/// Compiles a graph into a program, with a precision of inner products.
 ///
 /// # Errors
-/// What the graph says, or that it is more than one program.
+/// The error of the graph, or an error if the schedule has more than one program.
 pub fn program_at(graph: Graph, inputs: &[Tensor], precision: Precision) -> Result<Arc<Program>, String> {
     let schedule = specialise(graph, inputs, precision)?;
     schedule.single().cloned().ok_or_else(|| "the graph is not a single program".to_owned())
@@ -38,12 +39,12 @@ pub fn program_at(graph: Graph, inputs: &[Tensor], precision: Precision) -> Resu
 /// Runs a case on a backend.
 ///
 /// # Errors
-/// What the graph or the backend says.
+/// The error of the graph or of the backend.
 pub fn run(graph: &Graph, inputs: &[Tensor], backend: Arc<dyn Backend>) -> Result<Vec<Tensor>, String> {
     run_at(graph, inputs, backend, Precision::F32)
 }
 
-/// [`run`] with inner products of a precision.
+/// Runs a case like [`run`], with a precision of inner products.
 ///
 /// # Errors
 /// As [`run`].
@@ -75,7 +76,7 @@ pub fn run_at(
     Ok(results)
 }
 
-/// The elements of tensors, floats as `f64`.
+/// Returns the elements of tensors; floats as `f64`.
 fn widened(inputs: &[Tensor]) -> Vec<Vec<Scalar>> {
     let elements = |tensor: &Tensor| {
         let elements = Scalar::read_all(tensor.dtype(), tensor.data());
@@ -93,26 +94,27 @@ fn evaluate(program: &Program, inputs: &[Vec<Scalar>]) -> Result<Vec<Vec<f64>>, 
     Ok(results.into_iter().map(|elements| elements.into_iter().map(Scalar::to_f64).collect()).collect())
 }
 
-/// What a loss is made of.
+/// Terms of a loss.
 #[derive(Clone, Copy, PartialEq)]
 enum Of {
     Results,
-    /// What their gradients are depends on them.
+    /// Squares of the results: the gradients depend on the results.
     Squares,
 }
 
-/// Fixed numbers, whose sums are exact in float32, too: what depends on them alone is computed beforehand, in the type that
-/// they have.
+/// Returns fixed weights with sums that are exact in float32, too: constant subexpressions are folded in
+/// their own type.
 fn weights(like: &Tensor) -> Tensor {
     let weights: Vec<f64> = (0..like.len()).map(|k| (20 + 4 * ((k * 7 + 3) % 11)) as f64 / 64.0).collect();
     crate::case::tensor(like.dtype(), like.dims(), &weights)
 }
 
-/// Adds a loss that depends on every float result with weights of its own: the sum of products with fixed numbers.
+/// Adds a loss that depends on every float result with different weights: a sum of products with fixed
+/// numbers.
 fn with_loss(case: &Case, of: Of) -> Result<(Graph, ValueId), String> {
     let mut graph = case.graph.clone();
     passes::infer::infer(&mut graph).map_err(|error| error.to_string())?;
-    // Concrete shapes of the results, to make weights of them.
+    // The weights need the concrete shapes of the results.
     let shapes = run(&case.graph, &case.inputs, Arc::new(ortrain_program::Reference))?;
     let mut parts = Vec::new();
     for (&output, result) in case.graph.outputs.iter().zip(&shapes) {
@@ -140,7 +142,7 @@ fn with_loss(case: &Case, of: Of) -> Result<(Graph, ValueId), String> {
     Ok((graph, loss))
 }
 
-/// The graph of a case with a loss and the gradients of its float inputs as outputs.
+/// Returns the graph of a case with a loss and the gradients of its float inputs as outputs.
 fn differentiated(case: &Case, of: Of) -> Result<(Graph, Graph, Vec<usize>), String> {
     let (forward, loss) = with_loss(case, of)?;
     let mut graph = forward.clone();
@@ -152,26 +154,27 @@ fn differentiated(case: &Case, of: Of) -> Result<(Graph, Graph, Vec<usize>), Str
     Ok((forward, graph, floats))
 }
 
-/// The graph of a case with a loss, and the loss and the gradients of the float inputs as outputs.
+/// Returns the graph of a case with a loss; its outputs are the loss and the gradients of the float inputs.
 ///
 /// # Errors
-/// When the case cannot be differentiated.
+/// If the case is not differentiable.
 pub fn gradient_graph(case: &Case) -> Result<Graph, String> {
     differentiated(case, Of::Results).map(|(_, graph, _)| graph)
 }
 
-/// Compares the gradients of a case with central differences, both in float64. The number of points compared.
+/// Compares the gradients of a case with central differences, both in float64. Returns the number of compared
+/// points.
 ///
 /// # Errors
-/// The first point that differs, or what prevented the check.
+/// The first point that differs, or the error that prevented the check.
 pub fn check_gradient(case: &Case) -> Result<usize, String> {
     check_gradient_after(case, |_| {})
 }
 
-/// [`check_gradient`] of a gradient graph that was changed before, to see that the check can fail.
+/// Runs [`check_gradient`] after a change of the gradient graph, to verify that the check can fail.
 ///
 /// # Errors
-/// The first point that differs, or what prevented the check.
+/// The first point that differs, or the error that prevented the check.
 pub fn check_gradient_after(case: &Case, change: impl FnOnce(&mut Graph)) -> Result<usize, String> {
     let at = |message: String| format!("{} ({}): {message}", case.operator, case.name);
     let (forward, mut graph, floats) = differentiated(case, Of::Results).map_err(at)?;
@@ -183,11 +186,14 @@ pub fn check_gradient_after(case: &Case, change: impl FnOnce(&mut Graph)) -> Res
     compare(&case.inputs, &floats, &found[1..], value).map_err(at)
 }
 
-/// Compares the gradients of gradients with central differences, in float64: those of the weighted sum of the gradients
-/// of squares. Nothing may be cut off without a word on the second way back. The number of points compared.
+/// Compares second-order gradients with central differences, in float64. Returns the number of compared
+/// points.
+///
+/// The function is the weighted sum of the gradients of squares. The second backward pass must not stop a
+/// gradient silently.
 ///
 /// # Errors
-/// The first point that differs, or what prevented the check.
+/// The first point that differs, or the error that prevented the check.
 pub fn check_second_order(case: &Case) -> Result<usize, String> {
     let at = |message: String| format!("{} ({}): {message}", case.operator, case.name);
     let (_, mut graph, floats) = differentiated(case, Of::Squares).map_err(at)?;
@@ -231,7 +237,7 @@ pub fn check_second_order(case: &Case) -> Result<usize, String> {
     compare(&case.inputs, &floats, &found, value).map_err(at)
 }
 
-/// Compares what was found for some inputs with central differences of a function.
+/// Compares gradients with central differences of a function.
 fn compare(
     inputs: &[Tensor],
     targets: &[usize],
@@ -277,8 +283,8 @@ fn tolerance_of(dtype: DType, float32: f64) -> f64 {
     }
 }
 
-/// Compares a backend with the reference evaluator (in float64) on a case: results and, where `gradients` says so, the
-/// gradients too.
+/// Compares a backend with the reference evaluator (in float64) on a case: results and, with `gradients`,
+/// also the gradients.
 ///
 /// # Errors
 /// The first tensor that differs.
@@ -286,7 +292,7 @@ pub fn check_backend(case: &Case, backend: &Arc<dyn Backend>, gradients: bool) -
     check_backend_at(case, backend, gradients, Precision::F32, tolerance::FLOAT32)
 }
 
-/// [`check_backend`] with inner products of a precision and a tolerance for results in float32.
+/// Runs [`check_backend`] with a precision of inner products and a tolerance for float32 results.
 ///
 /// # Errors
 /// As [`check_backend`].
@@ -302,7 +308,8 @@ pub fn check_backend_at(
     let mut graphs = vec![case.graph.clone()];
     if gradients {
         let mut graph = differentiated(case, Of::Results).map_err(at)?.1;
-        // Not the loss: its terms may all but cancel, and what is left of them is rounding. They were compared.
+        // The loss is excluded: its terms may nearly cancel, which leaves only rounding errors. They were
+        // compared individually.
         graph.outputs.remove(0);
         graphs.push(graph);
     }
@@ -326,10 +333,10 @@ pub fn check_backend_at(
     Ok(())
 }
 
-/// Compares the gradients of a case with what they are after they were written in plain ONNX, on the reference.
+/// Compares the gradients of a case with their decomposition into plain ONNX, on the reference evaluator.
 ///
 /// # Errors
-/// The first tensor that differs, or why it cannot be written.
+/// The first tensor that differs, or the reason why a decomposition does not exist.
 pub fn check_standard(case: &Case) -> Result<(), String> {
     let at = |message: String| format!("{} ({}): {message}", case.operator, case.name);
     let graph = gradient_graph(case).map_err(at)?;

@@ -1,11 +1,11 @@
 //! Cases, checkers and tolerances shared by the tests of every backend.
 //!
-//! - [`Case`]: a graph with inputs; [`cases`] lists one or more for every operator and attribute that matters.
+//! - [`Case`]: a graph with inputs; [`cases`] lists one or more for every operator and relevant attribute.
 //! - [`check_gradient`]: analytic gradients against central differences in float64.
 //! - [`check_backend`]: a backend against the reference evaluator.
-//! - [`check_standard`]: gradients against what they are in plain ONNX.
+//! - [`check_standard`]: gradients against their decomposition into plain ONNX.
 //! - [`suites`]: functions of a backend that every backend's tests call.
-//! - [`Remote`]: a device whose memory hands out no pointer, and that fails when it shall.
+//! - [`Remote`]: a device without host pointers that can be made to fail.
 //! - [`programs`]: random programs, for fusion and the planner.
 #![forbid(unsafe_code)]
 

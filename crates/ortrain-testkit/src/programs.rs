@@ -1,5 +1,5 @@
-//! Random small programs: maps, reductions, products, convolutions and pooling over the elements of images, with
-//! accumulation into planes. Fusion, planner and backends must not change what they mean.
+//! Random small programs: maps, reductions, products, convolutions and pooling over the elements of images,
+//! with accumulation into planes. Fusion, planner and backends must preserve their results.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use ortrain_program::{
     Workspace,
 };
 
-/// `SplitMix64`.
+/// `SplitMix64` generator.
 struct Random(u64);
 
 impl Random {
@@ -37,33 +37,33 @@ impl Random {
         from[self.below(from.len())]
     }
 
-    /// In -1..1.
+    /// Returns a number in -1..1.
     fn unit(&mut self) -> f32 {
         (self.bits() >> 40) as f32 / (1u64 << 23) as f32 - 1.0
     }
 }
 
-/// What a random program may hold.
+/// Features of a random program.
 #[derive(Clone, Copy, Debug)]
 pub struct Kinds {
-    /// Results that jump where two values are equal, so that rounding shows: comparisons, positions of maxima.
+    /// Discontinuous results, which expose rounding: comparisons, positions of maxima.
     pub jumps: bool,
     /// Elements stored as float16.
     pub narrow: bool,
     /// Pooling.
     pub windows: bool,
-    /// Parts of images: some that are read in place of all, or are other than zero.
+    /// Parts of images: a single index that is read in place, or zeros outside of a part.
     pub parts: bool,
-    /// Images that are updated in place, before and after which they are read.
+    /// Images that are updated in place, with reads before and after the update.
     pub updates: bool,
-    /// Segments of images: maps in place and sums, each with a setting for each segment.
+    /// Segments of images: in-place maps and sums, with a setting per segment.
     pub segments: bool,
-    /// How large images are.
+    /// Size of the images.
     pub size: Size,
 }
 
 impl Kinds {
-    /// Everything, in small images.
+    /// All features, in small images.
     pub const ALL: Kinds = Kinds {
         jumps: true,
         narrow: true,
@@ -75,31 +75,31 @@ impl Kinds {
     };
 }
 
-/// How large the images of a random program are.
+/// Size of the images of a random program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Size {
     /// A few elements.
     Small,
-    /// Enough for products that are worth a precision ([`Precision::of_product`]).
+    /// Sufficient for products in a reduced precision ([`Precision::of_product`]).
     Middle,
-    /// More than one thread works on them.
+    /// Sufficient for more than one thread.
     Large,
 }
 
-/// A random program, ready to be finished in more than one way.
+/// A random program that can be finished with or without fusion.
 pub struct RandomProgram {
     builder: ProgramBuilder,
     inputs: Vec<BufferId>,
     outputs: Vec<BufferId>,
 }
 
-/// The bytes that the plane of a [`RandomProgram`] of small images needs at most.
+/// Maximum bytes of the plane of a [`RandomProgram`] of small images.
 const PLANE: usize = 1 << 16;
 
-/// The floats that are narrower than those that are computed.
+/// Float types that are narrower than the computation.
 const NARROW: [DType; 2] = [DType::F16, DType::BF16];
 
-/// The images of a program: `[n, c, h, w]`.
+/// Sizes of the images of a program: `[n, c, h, w]`.
 #[derive(Clone, Copy)]
 struct Sizes {
     n: usize,
@@ -117,7 +117,7 @@ impl Sizes {
         self.all().iter().product()
     }
 
-    /// Axes of a space over the images with the step of each, in some order and grouping.
+    /// Returns the axes of a space over the images with their strides, in some order and grouping.
     fn space(self, random: &mut Random) -> Vec<(usize, isize)> {
         let Sizes { n, c, h, w } = self;
         let (image, plane) = ((c * h * w) as isize, (h * w) as isize);
@@ -150,12 +150,12 @@ struct Value {
 }
 
 impl Value {
-    /// The value, reached in some way.
+    /// Returns an operand with this access.
     fn reached(self, access: Access) -> Operand {
         Operand { buffer: self.id, access }
     }
 
-    /// All of the value, row-major.
+    /// Returns an operand for the complete value, row-major.
     fn whole(self, dims: &[usize]) -> Operand {
         Operand::whole(self.id, self.dtype, dims)
     }
@@ -165,9 +165,9 @@ impl Value {
 enum Kind {
     /// Elements `[n, c, h, w]`.
     Image,
-    /// One for each channel.
+    /// One element per channel.
     Channels,
-    /// One.
+    /// A single element.
     One,
 }
 
@@ -201,13 +201,14 @@ impl Making {
 
     fn some(&mut self, fits: impl Fn(&Value) -> bool) -> Option<Value> {
         let found: Vec<Value> = self.values.iter().copied().filter(fits).collect();
-        // New values more often than old ones.
+        // Prefer recent values.
         let recent = &found[found.len().saturating_sub(4)..];
         (!found.is_empty())
             .then(|| if self.random.chance(75) { self.random.pick(recent) } else { self.random.pick(&found) })
     }
 
-    /// How a value is read at the points of a space over images; `None` where the space does not know its index.
+    /// Returns the access of a value at the points of a space over images; `None` if the space does not
+    /// determine its index.
     fn read(&mut self, value: Value, axes: &[(usize, isize)]) -> Option<Operand> {
         let Sizes { c, h, w, .. } = self.sizes;
         let (image, plane) = ((c * h * w) as isize, (h * w) as isize);
@@ -231,7 +232,7 @@ impl Making {
         Some(value.reached(access))
     }
 
-    /// A bounded function of some registers.
+    /// Builds a bounded function of some registers.
     fn function(&mut self, b: &mut Builder, operands: &[Reg], kinds: Kinds) -> Reg {
         let mut regs = operands.to_vec();
         for _ in 0..1 + self.random.below(3) {
@@ -258,7 +259,7 @@ impl Making {
             regs.push(next);
         }
         let last = *regs.last().unwrap_or(&operands[0]);
-        // Bounded, so that no product of products overflows.
+        // Bounded, so that products of products do not overflow.
         let quarter = b.constant(Type::F32, 0.25);
         let small = b.mul(last, quarter);
         b.unary(UnaryOp::Tanh, small)
@@ -325,7 +326,7 @@ impl Making {
         self.values.extend(made);
     }
 
-    /// A value that is made by a map of one load.
+    /// Emits a value that a map computes from one load.
     fn copied(&mut self, dims: Dims, from: Operand, expr: Expr, (to, store): (Value, Access)) {
         let nest = Nest {
             dims,
@@ -340,7 +341,7 @@ impl Making {
         self.values.push(to);
     }
 
-    /// A map that reads an image in another order: turned around along one axis, or by computed index.
+    /// Emits a map that reads an image in another order: reversed along one axis, or by computed index.
     fn moved(&mut self) {
         let Some(source) = self.some(|value| value.kind == Kind::Image) else { return };
         let Sizes { c, h, w, .. } = self.sizes;
@@ -376,7 +377,7 @@ impl Making {
         self.copied(dims, source.reached(load), b.finish(&[result]), (to, store));
     }
 
-    /// One index along an axis of an image in place of all, or zeros in place of all but some.
+    /// Emits a selection of one index along an axis of an image, or zeros outside of a range.
     fn part(&mut self) {
         let Some(source) = self.some(|value| value.kind == Kind::Image) else { return };
         let mut dims: Dims = self.sizes.all().into_iter().collect();
@@ -409,8 +410,8 @@ impl Making {
         self.copied(dims, source.reached(load), b.finish(&[result]), (to, store));
     }
 
-    /// An image that is updated in place: channels of another image are added to some of its own, or a map writes its
-    /// result over its operand. The image may be read before the update, and is read as it is after it.
+    /// Emits an in-place update of an image: channels of another image are added to some of its channels, or
+    /// a map overwrites its operand. The image may be read before the update, and is read after it.
     fn updated(&mut self, kinds: Kinds) {
         let is_image = |value: &Value| value.kind == Kind::Image && value.dtype == DType::F32;
         let (Some(data), Some(source)) = (self.some(is_image), self.some(is_image)) else { return };
@@ -438,7 +439,7 @@ impl Making {
                 target: target.whole(&[self.sizes.len()]),
                 last: self.random.chance(30),
             };
-            // What is added to itself while it is read has no order.
+            // An in-place addition that reads its own target would have no defined order.
             if source.id != target.id {
                 self.emit(Instruction::from(sums), GradientModes::ALL);
             }
@@ -446,7 +447,7 @@ impl Making {
             let mut b = Builder::new();
             let operands = [b.load(0, Type::F32), b.load(1, Type::F32)];
             let result = self.function(&mut b, &operands, kinds);
-            // `finish` leaves out loads that nothing needs, but nests name all of them.
+            // `finish` omits unused loads, but nests list all of them.
             let loads = [target, source].map(|value| Load::Buffer(value.whole(&dims))).to_vec();
             let stores = vec![target.whole(&dims)];
             let expr = b.finish(&[result]);
@@ -455,8 +456,8 @@ impl Making {
         }
     }
 
-    /// An image of which segments are updated in place, as many as it has channels, with a setting of each. There may be sums
-    /// of each that the update needs and that are kept.
+    /// Emits an in-place update of segments of an image, one per channel, each with a setting. The update may
+    /// depend on sums per segment, which may also be stored.
     fn segmented(&mut self, kinds: Kinds) {
         let is_image = |value: &Value| value.kind == Kind::Image && value.dtype == DType::F32;
         let is_setting = |value: &Value| value.kind == Kind::Channels;
@@ -516,7 +517,8 @@ impl Making {
         self.emit(Instruction::from(nest), GradientModes::ALL);
     }
 
-    /// Sums over the elements of each channel, or over everything; perhaps with a result at every point.
+    /// Emits sums over the elements of each channel, or over all elements, optionally with a result at every
+    /// point.
     fn row(&mut self, kinds: Kinds) {
         let Sizes { n, c, h, w } = self.sizes;
         let (image, plane) = ((c * h * w) as isize, (h * w) as isize);
@@ -575,7 +577,7 @@ impl Making {
         self.values.extend(made);
     }
 
-    /// A map over the channels alone.
+    /// Emits a map over the channels.
     fn channels(&mut self, kinds: Kinds) {
         let c = self.sizes.c;
         let mut loads = Vec::new();
@@ -600,7 +602,7 @@ impl Making {
         self.values.push(to);
     }
 
-    /// An epilogue over the images that adds what it reads to the product.
+    /// Builds an epilogue over the images that adds its loads to the product.
     fn epilogue(&mut self, dims: &[usize], kinds: Kinds) -> (Nest, Value) {
         let mut steps: Vec<isize> = vec![1];
         for &dim in dims[1..].iter().rev() {
@@ -636,7 +638,7 @@ impl Making {
         (nest, to)
     }
 
-    /// A copy of a matrix in a narrow type, transposed or not.
+    /// Emits a copy of a matrix in a narrow type, transposed or not.
     fn narrowed(&mut self, matrix: Operand, dims: [usize; 2]) -> Operand {
         let dtype = self.random.pick(&NARROW);
         let copy = self.builder.work("copy", dtype, dims.iter().product());
@@ -698,7 +700,8 @@ impl Making {
         id
     }
 
-    /// A window with as many positions as the axis has elements; one of its cells lies over each of these in turn.
+    /// Builds a window with one position per element of the axis; each element is covered by one of its cells
+    /// at some position.
     fn covering(&mut self, size: usize) -> SlidingAxis {
         let random = &mut self.random;
         let (kernel, dilation) = (random.pick(&[1, 2, 3, 3, 4]), random.pick(&[1, 1, 2, 3]));
@@ -706,7 +709,7 @@ impl Making {
         SlidingAxis { input: size, output: size, kernel, stride: 1, dilation, before }
     }
 
-    /// A window with as many positions as the axis has elements, some of which may lie over nothing.
+    /// Builds a window with one position per element of the axis; some positions may cover only padding.
     fn axis(&mut self, size: usize) -> SlidingAxis {
         let axis = self.covering(size);
         if self.random.chance(70) {
@@ -748,7 +751,7 @@ impl Making {
             return;
         };
         let pass = self.random.pick(&[WindowPass::Max, WindowPass::Sum, WindowPass::SumGradient]);
-        // Over rows and columns, over channels as well, or over the elements of a channel in a row.
+        // Over rows and columns, additionally over channels, or over the flattened elements of a channel.
         let (planes, sizes) = match self.random.below(4) {
             0 => (n * c, vec![h * w]),
             1 => (n, vec![c, h, w]),
@@ -779,7 +782,8 @@ impl Making {
         self.values.push(to);
     }
 
-    /// A value added to a part of a plane, or put there; or state that moves towards a value in every entry.
+    /// Emits a value that is added or written to a part of a plane, or a state that moves towards a value in
+    /// every gradient mode.
     fn state(&mut self) {
         let Some(value) = self.some(|value| value.dtype == DType::F32) else { return };
         let len = self.len_of(value.kind);
@@ -813,10 +817,10 @@ impl Making {
 }
 
 impl RandomProgram {
-    /// The program of a seed: always the same one.
+    /// Builds the program of a seed, deterministically.
     ///
     /// # Panics
-    /// When it makes a mistake.
+    /// If the generator makes an error.
     #[must_use]
     pub fn new(seed: u64, kinds: Kinds) -> RandomProgram {
         let mut random = Random(seed);
@@ -879,17 +883,17 @@ impl RandomProgram {
         RandomProgram { builder: making.builder, inputs, outputs }
     }
 
-    /// With inner products of a precision.
+    /// Sets the precision of inner products.
     #[must_use]
     pub fn precision(mut self, precision: Precision) -> RandomProgram {
         self.builder = self.builder.precision(precision);
         self
     }
 
-    /// The program, fused or as it was put together.
+    /// Finishes the program, with or without fusion.
     ///
     /// # Panics
-    /// When it cannot be planned.
+    /// If it cannot be planned.
     #[must_use]
     pub fn finish(self, fused: bool) -> Program {
         let RandomProgram { builder, inputs, outputs } = self;
@@ -899,22 +903,22 @@ impl RandomProgram {
     }
 }
 
-/// The reference evaluator as a backend.
+/// Returns the reference evaluator as a backend.
 #[must_use]
 pub fn reference() -> Arc<dyn Backend> {
     Arc::new(Reference)
 }
 
-/// The float32 numbers of a result of [`run_program`].
+/// Returns the float32 numbers of a result of [`run_program`].
 pub fn numbers(bytes: &[u8]) -> impl Iterator<Item = f64> + '_ {
     bytes.chunks_exact(4).map(|b| f64::from(f32::from_le_bytes([b[0], b[1], b[2], b[3]])))
 }
 
-/// Runs a program on random values, the same for equal seeds (and, of large images, equal planes): the bytes of its
-/// outputs, then those of the plane.
+/// Runs a program on random values that depend on the seed (and for large images on the plane's size).
+/// Returns the bytes of its outputs, then of the plane.
 ///
 /// # Panics
-/// When the backend cannot run it.
+/// If the backend cannot run it.
 #[must_use]
 pub fn run_program(
     program: &Arc<Program>,
@@ -927,10 +931,11 @@ pub fn run_program(
     run_program_on(program, backend, seed, entry, &plane)
 }
 
-/// The same on a plane that is there already, and is written over. Results are the same for planes of equal length.
+/// Runs a program like [`run_program`] on an existing plane, which is overwritten. Planes of equal length
+/// give the same results.
 ///
 /// # Panics
-/// When the backend cannot run it.
+/// If the backend cannot run it.
 #[must_use]
 pub fn run_program_on(
     program: &Arc<Program>,
@@ -948,7 +953,7 @@ pub fn run_program_on(
     let executable = backend.compile(program.clone()).expect("every instruction can run");
     let mut work = Workspace::new(backend.clone());
     work.reserve(program.work_bytes, executable.scratch_bytes()).expect("a little memory");
-    // What lies in the arena must not matter.
+    // The initial content of the arena must not matter.
     work.arena().write(0, &vec![0xa5; program.work_bytes]).expect(WORKS);
     for &id in &program.inputs {
         let buffer = program.buffer(id);

@@ -1,4 +1,4 @@
-//! A device for tests: memory that this process has no address for, and that can fail.
+//! Test device: memory without host addresses, and optional failures.
 
 use std::any::Any;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -9,20 +9,20 @@ use ortrain_program::{
     Program, Reference, Target, UnsupportedOnBackend, UnsupportedPrecision,
 };
 
-/// The name of the device.
+/// Name of the device.
 const NAME: &str = "remote";
 
-/// The condition of a device, and its bounds.
+/// State of a device, and its limits.
 #[derive(Debug)]
 struct Wire {
     /// True if every call fails.
     is_lost: AtomicBool,
-    /// Bytes that were given out, and that may be.
+    /// Allocated bytes, and their maximum.
     used: AtomicUsize,
     most: AtomicUsize,
 }
 
-/// The reference evaluator over memory that hands out no pointer.
+/// Reference evaluator over memory without host pointers.
 #[derive(Clone, Debug)]
 pub struct Remote(Arc<Wire>);
 
@@ -37,23 +37,23 @@ impl Default for Remote {
 }
 
 impl Remote {
-    /// A device of its own.
+    /// Creates a separate device.
     #[must_use]
     pub fn new() -> Remote {
         Remote::default()
     }
 
-    /// Lets every call from now on fail.
+    /// Makes every following call fail.
     pub fn lose(&self) {
         self.0.is_lost.store(true, Ordering::Relaxed);
     }
 
-    /// Gives out no more than so many bytes beside those that are out.
+    /// Limits further allocations to this number of bytes.
     pub fn leave(&self, bytes: usize) {
         self.0.most.store(self.used().saturating_add(bytes), Ordering::Relaxed);
     }
 
-    /// Bytes that are out.
+    /// Returns the allocated bytes.
     #[must_use]
     pub fn used(&self) -> usize {
         self.0.used.load(Ordering::Relaxed)

@@ -1,4 +1,5 @@
-//! Cases of the operators that models of tables use, as scikit-learn's are exported: features made ready, linear models.
+//! Cases of operators for tabular models, as exported from scikit-learn: feature preprocessing, linear
+//! models.
 
 use ortrain_graph::{Attrs, DType, Tensor};
 
@@ -6,10 +7,10 @@ use crate::{Case, CaseBuilder, Fill};
 
 use Fill::Signed;
 
-/// The domain of these operators.
+/// Domain of these operators.
 const DOMAIN: &str = "ai.onnx.ml";
 
-/// A case with one node and its last result.
+/// Creates a case with one node and its last result.
 fn single(op: &str, name: &str, dims: &[usize], outputs: usize, attrs: Attrs) -> Case {
     let mut b = CaseBuilder::new(op, &format!("{name}, {dims:?}")).dynamic();
     let x = b.float(dims, &Signed);
@@ -46,7 +47,7 @@ fn features(cases: &mut Vec<Case>) {
             cases.push(b.outputs(&[y]));
         }
     }
-    // At a number that is replaced the result jumps; NaN stays NaN however far one goes.
+    // The result jumps at a replaced number; NaN remains NaN for any difference step.
     let holes = Fill::Exactly(vec![f64::NAN, 1.5, 2.5, -0.75, f64::NAN, 0.5]);
     for (replaced, fill) in [(f32::NAN, holes), (-9.0, Signed)] {
         for values in [vec![0.5f32, -1.0, 2.0], vec![0.75]] {

@@ -1,26 +1,30 @@
-//! How far results may differ, and why.
+//! Tolerances of results, with their reasons.
 
 use ortrain_expr::Precision;
 
-/// Analytic gradient against central difference, relative to the larger of 1 and the difference. Both are computed in
-/// float64 with a step of [`STEP`]: the difference itself is off by about `STEP^2 + 1e-16 / STEP`, and constants of
-/// expressions are rounded to float32 (6e-8).
+/// Tolerance of an analytic gradient against the central difference, relative to the larger of 1 and the
+/// difference.
+///
+/// Both are computed in float64 with a step of [`STEP`]. The error of the difference itself is about
+/// `STEP^2 + 1e-16 / STEP`, and constants of expressions are rounded to float32 (6e-8).
 pub const GRADIENT: f64 = 2e-6;
 
-/// Instruction of central differences.
+/// Step of central differences.
 pub const STEP: f64 = 1e-5;
 
-/// A float32 backend against the same program in float64, relative to the largest magnitude in the tensor: sums of a
-/// few hundred terms, each rounded to 2^-24, and functions of a few ULP.
+/// Tolerance of a float32 backend against the same program in float64, relative to the largest magnitude in
+/// the tensor. It allows for sums of a few hundred terms, each rounded to 2^-24, and functions with errors of
+/// a few ULP.
 pub const FLOAT32: f64 = 2e-5;
 
-/// The magnitude that a result of nothing but zeros is compared with instead of its own: zeros may be what is left where terms
-/// cancel, and not every device rounds quotients and square roots as the others do.
+/// Minimum reference magnitude for all-zero results. Zeros may result from cancellation, and rounding of
+/// quotients and square roots differs between devices.
 pub const CANCELLED: f64 = 1e-3;
 
-/// [`FLOAT32`] where factors of products are rounded to bfloat16. A factor that was computed may differ in its last bit, and
-/// then what is rounded may differ by a step: of 8 bits, of 16, or none beyond those of float32. Twice that, for gradients
-/// of gradients.
+/// Returns [`FLOAT32`], adapted to factors rounded to bfloat16.
+///
+/// A computed factor may differ in its last bit, so its rounded value may differ by one unit of 8 bits, of 16
+/// bits, or of float32. The tolerance is twice that, for gradients of gradients.
 #[must_use]
 pub fn of_factors(precision: Precision) -> f64 {
     match precision {
@@ -30,8 +34,8 @@ pub fn of_factors(precision: Precision) -> f64 {
     }
 }
 
-/// The same for results stored as float16 (2^-11 each).
+/// Tolerance of results stored as float16 (2^-11 each).
 pub const FLOAT16: f64 = 2e-3;
 
-/// The same for results stored as bfloat16 (2^-8 each).
+/// Tolerance of results stored as bfloat16 (2^-8 each).
 pub const BFLOAT16: f64 = 1.6e-2;

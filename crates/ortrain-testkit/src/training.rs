@@ -1,4 +1,4 @@
-//! Cases of operators that training graphs of onnxruntime-training hold and that no gradient here is made of.
+//! Cases of operators in onnxruntime-training's training graphs that no gradient rule here emits.
 
 use ortrain_graph::{Attrs, DType, Dim, Tensor, ValueType};
 
@@ -6,7 +6,7 @@ use crate::{Case, CaseBuilder, Fill};
 
 use Fill::{Positive, Signed};
 
-/// The domain of most of them.
+/// Domain of most of these operators.
 const DOMAIN: &str = "com.microsoft";
 
 const REDUCTIONS: [&str; 3] = ["none", "sum", "mean"];
@@ -52,7 +52,7 @@ fn losses(cases: &mut Vec<Case>) {
             let inputs = [b.float(dims, &Signed), b.float(dims, &Positive)];
             let y = b.node_with(DOMAIN, "SoftmaxCrossEntropy", &inputs.map(Some), 2, attrs());
             cases.push(b.outputs(&y));
-            // The mean of nothing is NaN, and so is what depends on it.
+            // The mean of no elements is NaN, and so are all values that depend on it.
             let has_gradient = reduction != "mean" || !dims.contains(&0);
             if has_gradient {
                 let mut b = CaseBuilder::new("SoftmaxCrossEntropyGrad", &name).dynamic();
@@ -94,7 +94,7 @@ fn losses(cases: &mut Vec<Case>) {
                 let labels = Fill::Exactly(vec![1.0, 0.0, 3.0, 2.0, 2.0, 1.0]);
                 let labels = b.input(DType::I64, &[3, 2], &labels);
                 let mut b = b.fixed();
-                // Class weights of a loss get no gradient; where the label to ignore is computed they are factors.
+                // Class weights of a loss get no gradient; with a computed label to ignore, they are factors.
                 let weights = weighted.then(|| match ignored && outputs == 1 {
                     true => b.float(&[4], &Positive),
                     false => b.constant(Tensor::f32(&[4], &[0.5, 2.0, 1.25, 0.75])),

@@ -1,4 +1,5 @@
-//! Attention as exporters spell it: it becomes one instruction, and one for its gradients, and means what it did.
+//! Attention subgraphs of exporters: each becomes one instruction, and one for its gradients, with the same
+//! results.
 
 #![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
 
@@ -23,10 +24,10 @@ fn attentions(program: &Program) -> usize {
     program.instructions.iter().filter(|i| matches!(i.instruction, Instruction::Attention(_))).count()
 }
 
-/// No buffer of as many elements as there are scores is left, and nothing but the new instructions works on them.
+/// No buffer with the size of the scores remains, and only the new instructions access them.
 #[test]
 fn one_instruction_each_way() {
-    // Who looks at the scores themselves, or at weights that are rounded to float16, keeps them.
+    // Consumers of the scores, or of weights rounded to float16, prevent fusion.
     let keeps = |config: &Config| matches!(config.spelling, Spelling::PaddedSafe | Spelling::PaddedNarrow);
     let fused = |config: &Config| config.queries > 1 && !keeps(config);
     for config in configs().into_iter().filter(fused) {
@@ -54,7 +55,7 @@ fn one_instruction_each_way() {
                 .instructions
                 .iter()
                 .flat_map(|i| [i.instruction.reads(), i.instruction.writes()].concat());
-            // Operands may happen to have as many elements.
+            // Operands may have the same number of elements by chance.
             if config.size != config.keys && config.size != config.queries {
                 assert_eq!(all.filter(used).count(), 0, "{config:?}\n{program}");
             }
@@ -62,7 +63,7 @@ fn one_instruction_each_way() {
     }
 }
 
-/// Gradients in float64 against central differences.
+/// Gradients in float64 agree with central differences.
 #[test]
 fn gradients_are_those_of_differences() {
     for config in configs().into_iter().filter(|config| config.queries < 10) {
@@ -70,8 +71,8 @@ fn gradients_are_those_of_differences() {
     }
 }
 
-/// Nothing to be seen is not a number in between. Once it is made zero nothing else comes of it: every gradient is finite,
-/// whether instructions are fused or not.
+/// A fully masked row is NaN temporarily. After NaN is replaced by zero, every gradient is finite, with and
+/// without fusion.
 #[test]
 fn gradients_are_finite() {
     for dtype in [DType::F32, DType::F64] {
@@ -94,20 +95,20 @@ fn gradients_are_finite() {
     }
 }
 
-/// Every level of kernels against the reference evaluator, forward and backward.
+/// Every kernel level agrees with the reference evaluator, forward and backward.
 #[test]
 fn backends_agree() {
     every_level().iter().for_each(|backend| agree(backend).passes());
 }
 
-/// As long as somebody looks at the softmax nothing is fused; the results are the same.
+/// If the softmax is a result, attention is not fused; the results are the same.
 #[test]
 fn fused_and_unfused_are_the_same() {
     for dtype in [DType::F32, DType::F64] {
         for config in configs() {
             let config = Config { dtype, ..config };
             let (fused, seen) = (config.case(), Config { seen: true, ..config }.case());
-            // The same gradients: the softmax takes no part in the loss.
+            // The same gradients: the softmax is not part of the loss.
             let mut backward = gradient_graph(&fused).unwrap();
             let softmax =
                 backward.nodes.iter().find(|node| &*node.op == "Softmax").unwrap().outputs[0].unwrap();

@@ -1,5 +1,6 @@
-//! Activations, Clip, extremes, Pad and Resize over random combinations of attributes: gradients against central
-//! differences, every backend against the reference evaluator, gradients in plain ONNX, and absurd attributes.
+//! Activations, Clip, extremes, Pad and Resize with random combinations of attributes: gradients against
+//! central differences, every backend against the reference evaluator, gradients in plain ONNX, and extreme
+//! attributes.
 
 use std::sync::Arc;
 
@@ -24,7 +25,7 @@ fn passes(outcome: Result<(), String>) -> Result<(), TestCaseError> {
     outcome.map_err(TestCaseError::fail)
 }
 
-/// Gradients, in plain ONNX too where sizes are known, and every backend.
+/// Checks gradients (in plain ONNX, too, if sizes are known) and every backend.
 fn check(case: &Case, sizes_known: bool) -> Result<(), TestCaseError> {
     passes(check_gradient(case).map(drop))?;
     if sizes_known {
@@ -99,7 +100,7 @@ proptest! {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Other types than float32 take the same way through the instructions.
+    /// Other types than float32 use the same instructions.
     #[test]
     fn other_types(padding in padding(), resizing in resizing(), dtype in select(DType::ALL.to_vec())) {
         for backend in every_level() {
@@ -108,12 +109,12 @@ proptest! {
     }
 }
 
-/// Numbers of which some are far out.
+/// Numbers, some of them extreme.
 fn wild() -> impl Strategy<Value = i64> {
     select(vec![-7, -1, 0, 0, 1, 1, 2, 3, 1 << 20, 1 << 31, 1 << 40, 1 << 62, i64::MAX, i64::MIN])
 }
 
-/// Scales of which some are absurd.
+/// Scales, some of them extreme.
 fn wild_scale() -> impl Strategy<Value = f32> {
     select(vec![
         1.0f32,
@@ -131,10 +132,10 @@ fn wild_scale() -> impl Strategy<Value = f32> {
     ])
 }
 
-/// More elements than this are not made for a test.
+/// Maximum number of elements in a test.
 const MAX_ELEMENTS: usize = 1 << 16;
 
-/// There is an answer or a sentence: for shapes, instructions, and gradients.
+/// Checks that shapes, instructions and gradients give a result or an error.
 fn is_answered(mut graph: Graph, inputs: &[Tensor]) -> Result<(), TestCaseError> {
     if ortrain_ops::passes::infer::infer(&mut graph).is_err() {
         return Ok(());

@@ -1,4 +1,4 @@
-//! Every case, forward and backward, on every backend, against the reference evaluator in float64.
+//! Every case on every backend, forward and backward, against the reference evaluator in float64.
 
 use std::sync::Arc;
 

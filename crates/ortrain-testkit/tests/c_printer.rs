@@ -1,4 +1,4 @@
-//! Maps that are printed in C, compiled and run: they compute what the reference evaluator computes.
+//! Maps that are printed in C, compiled and run: their results equal the reference evaluator.
 
 #![cfg(unix)]
 #![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
@@ -21,27 +21,30 @@ use ortrain_testkit::c_printer::{PRELUDE, print_map};
 use ortrain_testkit::programs::{Kinds, RandomProgram};
 use ortrain_testkit::{cases, gradient_graph, program_at};
 
-/// Steps between numbers that are stored, by which results may differ where an expression holds a function that is
-/// not exact: the C library has one of its own, and both may be wrong by a step of a double. Results of floats of
-/// 32 bits and less are rounded from doubles, and are equal nearly always. With glibc there is no more than one
-/// step.
+/// Tolerance in ULP for expressions with inexact functions: the C library has its own implementations, and
+/// both may have an error of one ULP of a double.
+///
+/// Results in floats of at most 32 bits are rounded from doubles, and are nearly always equal. With glibc,
+/// the difference is at most one ULP.
 const FUNCTION_STEPS: u64 = 4;
 
-/// The variable that leaves out passes.
+/// Environment variable that disables passes.
 const PASSES_VARIABLE: &str = "ORTRAIN_PASSES";
 
-/// Random programs; fused or not and in both entries, each has about 20 maps.
+/// Number of random programs; with and without fusion and in both gradient modes, each has about 20 maps.
 const RANDOM_PROGRAMS: u64 = 200;
 
-/// Files of C that are compiled side by side.
+/// Number of C files that are compiled in parallel.
 const FILES: usize = 4;
 
-/// So that neither is zero.
+/// Scalars of the run, all nonzero.
 const SCALARS: Scalars = Scalars { seed: 0x0123_4567_89ab_cdef, train_step: 1_000_003 };
 
-/// The program in C that runs functions: it reads, in words of 64 bits, the number of a function, the scalars of
-/// the run, the numbers of buffers and of operands, the lengths and bytes of the buffers, and which of them each
-/// operand is. It writes what the function returned, the guard that failed, and the bytes of the buffers.
+/// C program that runs the functions.
+///
+/// It reads, in 64-bit words: the index of a function, the scalars of the run, the numbers of buffers and of
+/// operands, the lengths and bytes of the buffers, and the buffer of each operand. It writes the return value
+/// of the function, the failed guard, and the bytes of the buffers.
 const DRIVER: &str = r"
 #include <stdint.h>
 #include <stdio.h>
@@ -83,21 +86,21 @@ int main(void) {
 }
 ";
 
-/// A map with what it is given and what the reference makes of it.
+/// A map with its inputs and the results of the reference.
 struct Sample {
     label: String,
     function: usize,
-    /// The buffers before it, without repetition.
+    /// Buffers before the map, without duplicates.
     buffers: Vec<(DType, Vec<u8>)>,
-    /// Which of them each operand is: loads, then stores.
+    /// Buffer index of each operand: loads, then stores.
     operands: Vec<usize>,
     stores: usize,
-    /// The buffers behind it, or the point, the index and the bound of a guard that failed.
+    /// Buffers after the map, or the point, the index and the bound of a failed guard.
     expected: Result<Vec<Vec<u8>>, (i64, i64, i64)>,
     is_exact: bool,
 }
 
-/// Maps, to be printed and compared all at once.
+/// Maps to print and compare all at once.
 #[derive(Default)]
 struct Samples {
     functions: Vec<String>,
@@ -105,19 +108,19 @@ struct Samples {
     exprs: HashSet<Expr>,
     instructions: BTreeSet<String>,
     samples: Vec<Sample>,
-    /// The number of maps with segments, which are not printed.
+    /// Number of maps with segments, which are not printed.
     segmented: usize,
 }
 
-/// What was compared.
+/// Statistics of a comparison.
 #[derive(Debug, Default)]
 struct Outcome {
     maps: usize,
-    /// Different ones, with sizes and accesses.
+    /// Number of different maps, including sizes and accesses.
     functions: usize,
-    /// Different ones without these.
+    /// Number of different expressions.
     exprs: usize,
-    /// Maps whose results are the same bit for bit, or whose guards fail alike.
+    /// Number of maps with bit-identical results, or with the same failed guard.
     equal: usize,
     results: usize,
     different_results: usize,
@@ -126,7 +129,8 @@ struct Outcome {
     segmented: usize,
 }
 
-/// Whether a C library computes the same bits, NaN aside: nothing but additions and the like, roots and remainders.
+/// Returns true if a C library computes the same bits, except for NaN: additions and similar operations,
+/// roots and remainders.
 fn is_exact(expr: &Expr) -> bool {
     expr.insts().iter().all(|(inst, ty)| match inst {
         Inst::Unary(op, _) => matches!(
@@ -146,7 +150,7 @@ fn is_exact(expr: &Expr) -> bool {
     })
 }
 
-/// The kind of an instruction, with its operation and type.
+/// Returns the kind of an instruction, with its operation and type.
 fn kind(inst: Inst, ty: Type, expr: &Expr) -> String {
     match inst {
         Inst::Unary(op, _) => format!("{op:?} {ty:?}"),
@@ -165,7 +169,8 @@ fn kind(inst: Inst, ty: Type, expr: &Expr) -> String {
     }
 }
 
-/// The buffers of an instruction, each once, and the program of it alone, over values of these buffers.
+/// Returns the buffers of an instruction, without duplicates, and a program of this instruction alone on
+/// these buffers.
 fn alone(program: &Program, instruction: &Instruction) -> (Vec<BufferId>, Program) {
     let mut ids = Vec::new();
     instruction.buffers(&mut |id, _| ids.push(id));
@@ -182,7 +187,7 @@ fn alone(program: &Program, instruction: &Instruction) -> (Vec<BufferId>, Progra
 }
 
 impl Samples {
-    /// Goes through a program as the reference does, from what buffers hold before it. Takes down every map.
+    /// Interprets a program like the reference, from initial buffers, and records every map.
     fn follow(&mut self, label: &str, program: &Program, entry: GradientMode, mut buffers: Vec<Vec<Scalar>>) {
         for (at, scheduled) in program.entry(entry).enumerate() {
             let (ids, one) = alone(program, &scheduled.instruction);
@@ -255,7 +260,7 @@ impl Samples {
         });
     }
 
-    /// The program in C of all functions, compiled.
+    /// Prints and compiles the C program of all functions.
     fn compile(&self, folder: &PathBuf) -> PathBuf {
         fs::create_dir_all(folder).unwrap();
         let compiler = std::env::var("CC").unwrap_or_else(|_| "cc".into());
@@ -295,7 +300,7 @@ impl Samples {
         folder.join("maps")
     }
 
-    /// Runs all functions, and compares. The failures, and what was compared.
+    /// Runs all functions and compares the results. Returns the failures and the statistics.
     fn compare(&self, name: &str) -> (Vec<String>, Outcome) {
         let folder =
             PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}_{}", std::process::id()));
@@ -353,8 +358,8 @@ impl Samples {
 }
 
 impl Sample {
-    /// The first element that differs by more than it may, in a buffer that is stored or in one that must stay as
-    /// it is.
+    /// Returns the first element that differs by more than the tolerance, in a stored buffer or in one that
+    /// must not change.
     fn differ(&self, found: &[&[u8]], expected: &[Vec<u8>], outcome: &mut Outcome) -> Option<String> {
         let stored = &self.operands[self.operands.len() - self.stores..];
         let (mut most, mut fault) = (0, None);
@@ -381,8 +386,8 @@ impl Sample {
     }
 }
 
-/// The number of steps from one stored element to another. None lie between two NaN, and none but themselves are
-/// near integers and truth values.
+/// Returns the distance of two stored elements in ULP. It is zero for two NaN. Integers and booleans must be
+/// equal.
 fn steps(dtype: DType, a: &[u8], b: &[u8]) -> u64 {
     if a == b {
         return 0;
@@ -394,7 +399,7 @@ fn steps(dtype: DType, a: &[u8], b: &[u8]) -> u64 {
     if x.is_nan() {
         return 0;
     }
-    // The order of floats of one sign is that of their bits.
+    // Floats of the same sign are ordered like their bits.
     let rank = |bytes: &[u8]| {
         let mut word = [0; 8];
         word[..bytes.len()].copy_from_slice(bytes);
@@ -405,9 +410,10 @@ fn steps(dtype: DType, a: &[u8], b: &[u8]) -> u64 {
     rank(a).abs_diff(rank(b)).try_into().unwrap_or(u64::MAX)
 }
 
-// --- What is printed ---------------------------------------------------------------------------------------
+// --- Printed programs --------------------------------------------------------------------------------------
 
-/// What the buffers of a program hold before it, but for its inputs and state: constants, and zeros.
+/// Returns the initial contents of the buffers of a program, except for its inputs and state: constants, and
+/// zeros.
 fn untouched(program: &Program) -> Vec<Vec<Scalar>> {
     let elements = |buffer: &ortrain_program::Buffer| match buffer.place {
         Place::Constant(number) => Scalar::read_all(buffer.dtype, program.constants[number].data()),
@@ -416,7 +422,7 @@ fn untouched(program: &Program) -> Vec<Vec<Scalar>> {
     program.buffers.iter().map(elements).collect()
 }
 
-/// Every case, and the gradients of every case.
+/// Adds every case, and the gradients of every case.
 fn add_cases(samples: &mut Samples) {
     for case in cases() {
         let gradients = gradient_graph(&case).expect("every case has gradients");
@@ -432,7 +438,7 @@ fn add_cases(samples: &mut Samples) {
     }
 }
 
-/// Random programs, fused and as they were put together, in both entries.
+/// Adds random programs, with and without fusion, in both gradient modes.
 fn add_random_programs(samples: &mut Samples) {
     let kinds = Kinds::ALL;
     for seed in 0..RANDOM_PROGRAMS {
@@ -460,7 +466,7 @@ fn add_random_programs(samples: &mut Samples) {
     }
 }
 
-/// Numbers at the edges of types, and some between.
+/// Returns numbers at the limits of types, and some in between.
 fn edges(dtype: DType) -> Vec<Scalar> {
     let ty = Type::of(dtype);
     let bits = [7, 8, 15, 16, 31, 32, 53, 63, 64];
@@ -468,7 +474,7 @@ fn edges(dtype: DType) -> Vec<Scalar> {
         let small = [0.0, 0.3, 1.0, 1.5, 2.5, 3.0, 7.25, 88.7, 745.2, 1e-40, 6e-8, 5e-324];
         let large = [65519.9, 65520.0, 1e6, 1e30, 1e38, 1e300, f64::INFINITY];
         let powers = bits.iter().flat_map(|&bits| [2f64.powi(bits), 2f64.powi(bits) - 0.5]);
-        // The last one is also NaN, all of whose digits are set.
+        // The last one is also a NaN, with all bits set.
         let sizes = small.into_iter().chain(large).chain(powers).chain([f64::NAN, f64::from_bits(u64::MAX)]);
         sizes.flat_map(|size| [size, -size]).map(|value| Scalar::from_f64(ty, value)).collect()
     } else {
@@ -478,11 +484,11 @@ fn edges(dtype: DType) -> Vec<Scalar> {
         let signed = small.chain(near).flat_map(|value| [value, value.wrapping_neg()]);
         signed.map(|value| Scalar::I64(value).convert(ty)).collect()
     };
-    // As they come back from memory.
+    // As they are read back from memory.
     Scalar::read_all(dtype, &Scalar::to_bytes(dtype, &elements))
 }
 
-/// A program of maps over one space, each with results of its own.
+/// A program of maps over one space, each with separate results.
 struct Maps {
     builder: ProgramBuilder,
     inputs: Vec<(BufferId, Vec<Scalar>)>,
@@ -501,7 +507,7 @@ impl Maps {
         id
     }
 
-    /// A map of loads from an element on, with these steps, and one result.
+    /// Adds a map with one result. Each load starts at an element and has these strides.
     fn map(
         &mut self,
         loads: &[(BufferId, usize, &[isize])],
@@ -593,7 +599,7 @@ fn has_binary(op: BinaryOp, ty: Type) -> bool {
     }
 }
 
-/// Every function of every type, at the edges of types; every element type to every other.
+/// Adds every function of every type, at the limits of types, and conversions between all element types.
 fn add_functions(samples: &mut Samples) {
     for dtype in DType::ALL {
         let (ty, elements) = (Type::of(dtype), edges(dtype));
@@ -610,7 +616,7 @@ fn add_functions(samples: &mut Samples) {
                 b.unary(op, x)
             });
         }
-        // Backwards, from the last element on.
+        // Backwards, from the last element.
         maps.map(&[(x, count - 1, &[-1])], dtype, |b, types| b.load(0, types[0]));
         maps.add_to(&format!("functions of one {dtype}"), samples);
 
@@ -642,7 +648,7 @@ fn add_functions(samples: &mut Samples) {
     }
 }
 
-/// Every float of 16 bits, and the numbers halfway between it and the next one.
+/// Adds every 16-bit float, and the numbers halfway between neighbors.
 fn add_narrow_floats(samples: &mut Samples) {
     let patterns: Vec<u8> = (0..=u16::MAX).flat_map(u16::to_le_bytes).collect();
     for dtype in [DType::F16, DType::BF16] {
@@ -667,8 +673,8 @@ fn add_narrow_floats(samples: &mut Samples) {
     }
 }
 
-/// What depends on places and runs: coordinates, computed indices inside and outside, scalars of the run, random
-/// bits, guards that hold and guards that fail.
+/// Adds coordinates, computed indices inside and outside of the bounds, scalars of the run, random bits, and
+/// guards that hold or fail.
 fn add_places(samples: &mut Samples) {
     let numbers = |count: i64| (0..count).map(|k| Scalar::I64(k * 7 - 9)).collect::<Vec<_>>();
     let mut maps = Maps::over(&[3, 4, 5]);
@@ -691,7 +697,7 @@ fn add_places(samples: &mut Samples) {
         maps.map(&[], DType::U32, |b, _| {
             let (key, index, stream) = (b.run_scalar(RunScalar::Seed), number(b), b.int(stream));
             let [stream, index] = [stream, index].map(|reg| b.convert(reg, Type::U64));
-            // Over the end of the index as well.
+            // Also across the wraparound of the index.
             let index = b.sub(index, key);
             b.push(Inst::Random(key, stream, index), Type::U32)
         });
@@ -726,7 +732,7 @@ fn check(name: &str, samples: &Samples) -> Outcome {
     outcome
 }
 
-/// Every instruction of every type, at the edges.
+/// Every instruction of every type, at the limits.
 #[test]
 fn printed_functions_are_the_same_at_edges() {
     let mut samples = Samples::default();
@@ -763,7 +769,7 @@ fn printed_cases_are_the_same() {
     assert!(outcome.maps > 1000, "{outcome:?}");
 }
 
-/// In a process of its own, in which passes that programs can do without are left out.
+/// Runs in a separate process with all optional passes disabled.
 #[test]
 fn printed_cases_that_are_not_fused_are_the_same() {
     let optional = PASSES.iter().filter(|pass| pass.is_optional);
@@ -776,7 +782,7 @@ fn printed_cases_that_are_not_fused_are_the_same() {
     let [said, errors] = [done.stdout, done.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
     assert!(done.status.success() && said.contains("1 passed"), "{said}{errors}");
     println!("{said}");
-    // Fusion would leave a quarter of them.
+    // Fusion would leave a quarter of the maps.
     let maps = said.split_once("maps: ").and_then(|(_, rest)| rest.split(',').next()?.parse::<usize>().ok());
     assert!(maps.is_some_and(|maps| maps > 5000), "{said}");
 }

@@ -1,7 +1,7 @@
-//! Every operator in a branch and in the body of a loop, with all that it reads captured from outside.
+//! Every operator in a branch and in a loop body, with all inputs captured from the outer graph.
 //!
-//! What a rule of a gradient asks for (axes, pads, ranks, the elements of a constant) is known there as it is in the main
-//! graph, so that a model can be trained wherever its nodes stand.
+//! Gradient rules need axes, pads, ranks and constant values. All of these must be known there as in the main
+//! graph, so that models with subgraphs can be trained.
 
 use std::sync::Arc;
 
@@ -10,13 +10,14 @@ use ortrain_program::Reference;
 use ortrain_testkit::suites::captured::{RANDOM, in_a_body, in_a_branch};
 use ortrain_testkit::{Case, cases, gradient_graph, run};
 
-/// The gradients of a case's inputs.
+/// Computes the gradients of a case's inputs.
 fn gradients(case: &Case) -> Result<Vec<Tensor>, String> {
     let graph = gradient_graph(case)?;
     Ok(run(&graph, &case.inputs, Arc::new(Reference))?.split_off(1))
 }
 
-/// Compares the gradients of all cases but those of some operators with what they are when their nodes are in a subgraph.
+/// Compares the gradients of all cases, except for some operators, with the gradients after their nodes are
+/// moved to a subgraph.
 #[track_caller]
 fn check(wrap: impl Fn(&Case) -> Case, leave_out: &[&str]) {
     let mut failures = Vec::new();

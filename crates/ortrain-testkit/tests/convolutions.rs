@@ -1,5 +1,5 @@
-//! Convolutions over random combinations of attributes: gradients against central differences, every backend against
-//! the reference evaluator, gradients in plain ONNX.
+//! Convolutions with random combinations of attributes: gradients against central differences, every backend
+//! against the reference evaluator, gradients in plain ONNX.
 
 mod common;
 #[path = "common/outcome.rs"]
@@ -43,11 +43,11 @@ proptest! {
     }
 }
 
-/// Numbers for attributes, of which some are far out.
+/// Numbers for attributes, some of them extreme.
 const WILD: [i64; 18] =
     [-1, 0, 0, 1, 1, 1, 1, 2, 2, 3, 5, 7, 1 << 20, 1 << 31, 1 << 40, 1 << 62, i64::MAX, i64::MIN];
 
-/// Lists of attributes, and numbers to put into them.
+/// List attributes, and replacements for their values.
 fn changes() -> impl Strategy<Value = Vec<(usize, Vec<i64>)>> {
     prop::collection::vec(
         (0..LISTS.len(), prop::collection::vec(prop::sample::select(&WILD[..]), 1..7)),
@@ -58,14 +58,14 @@ fn changes() -> impl Strategy<Value = Vec<(usize, Vec<i64>)>> {
 const LISTS: [&str; 7] =
     ["strides", "dilations", "pads", "kernel_shape", "output_padding", "output_shape", "group"];
 
-/// More elements than this are not made for a test.
+/// Maximum number of elements in a test.
 const MAX_ELEMENTS: usize = 1 << 16;
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 2000, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Whatever the attributes say, there is an answer or a sentence: for shapes, instructions, gradients, and those
-    /// in plain ONNX.
+    /// Any attributes give a result or an error: for shapes, instructions, gradients, and gradients in plain
+    /// ONNX.
     #[test]
     fn wild_attributes_are_answered(config in config(), changes in changes(), transposed: bool, like_axes: bool) {
         let mut case = if transposed { config.transposed(DType::F32) } else { config.conv(DType::F32) };

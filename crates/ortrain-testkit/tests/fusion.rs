@@ -1,4 +1,4 @@
-//! Fusion and the planner change no result, on random programs.
+//! Fusion and the planner preserve all results of random programs.
 
 use std::sync::Arc;
 
@@ -28,8 +28,8 @@ const ALL: Kinds = Kinds {
 };
 const ENTRIES: [GradientMode; 2] = [GradientMode::Accumulate, GradientMode::Overwrite];
 
-/// Whether results are the same but for the sign of zeros: a negative number times a zero that is not computed is no negative
-/// zero.
+/// Returns true if results are equal except for the sign of zeros. A skipped product of a negative number and
+/// zero is not a negative zero.
 fn are_same(got: &[Vec<u8>], want: &[Vec<u8>]) -> bool {
     let same = |(got, want): (&Vec<u8>, &Vec<u8>)| {
         let are_numbers = got.len() == want.len() && got.len().is_multiple_of(4);
@@ -38,7 +38,8 @@ fn are_same(got: &[Vec<u8>], want: &[Vec<u8>]) -> bool {
     got.len() == want.len() && got.iter().zip(want).all(same)
 }
 
-/// By the reference evaluator, which gives every buffer memory of its own: bit for bit, but for the sign of zeros.
+/// On the reference evaluator, with separate memory for every buffer: bit-identical, except for the sign of
+/// zeros.
 #[test]
 fn fused_programs_mean_the_same() {
     let (mut instructions, mut fewer, mut rounded, mut factors) = (0, 0, 0, 0);
@@ -51,7 +52,7 @@ fn fused_programs_mean_the_same() {
             assert!(are_same(&got, &want), "seed {seed}, {entry:?}\n{plain}\n{fused}");
         }
         instructions += plain.instructions.len();
-        // One that is zero nearly everywhere can become two: zeros, and what is none.
+        // An instruction with mostly zero results may become two: zeros, and the nonzero part.
         fewer += plain.instructions.len().saturating_sub(fused.instructions.len());
         for instruction in fused.instructions.iter().map(|scheduled| &scheduled.instruction) {
             let rounds =
@@ -61,12 +62,12 @@ fn fused_programs_mean_the_same() {
             factors += usize::from(matches!(instruction, Instruction::MatMul(m) if m.rounded != [None; 2]));
         }
     }
-    // That there was something to see.
+    // The test covered some fusions.
     assert!(5 * fewer > instructions, "{fewer} of {instructions} instructions were fused");
     assert!(rounded > 100 && factors > 100, "{rounded} expressions round, and {factors} products");
 }
 
-/// Whether float32 results differ by no more than sums in another order do.
+/// Returns true if float32 results differ by no more than sums in another order.
 fn are_close(got: &[Vec<u8>], want: &[Vec<u8>]) -> bool {
     let close = |(x, y): (f64, f64)| (x - y).abs() <= tolerance::FLOAT32 * y.abs().max(1.0);
     let all = |(got, want): (&Vec<u8>, &Vec<u8>)| {
@@ -75,9 +76,9 @@ fn are_close(got: &[Vec<u8>], want: &[Vec<u8>]) -> bool {
     got.len() == want.len() && got.iter().zip(want).all(all)
 }
 
-/// By the reference evaluator and on the CPU, with all memory and with little: an image that is updated in place is read
-/// as it is before the update and as it is after it. Sums that go straight to where they are gathered are added in another
-/// order.
+/// On the reference evaluator and on the CPU, with and without a memory limit: reads before an in-place
+/// update see the old image, reads after it the new one. Sums that are accumulated directly into their target
+/// have another order.
 #[test]
 fn every_read_sees_the_update_that_it_was_given() {
     let kinds = Kinds { updates: true, jumps: false, narrow: false, ..ALL };
@@ -96,11 +97,11 @@ fn every_read_sees_the_update_that_it_was_given() {
         }
         updates += fused.instructions.iter().filter(|i| i.instruction.name() == "ScatterAdd").count();
     }
-    // That there was something to see.
+    // The test covered some updates.
     assert!(updates > 300, "{updates} updates");
 }
 
-/// The same of segments that are updated in place: passes leave them as they are, and what is before and behind them.
+/// Passes preserve segments that are updated in place, and reads before and after the update.
 #[test]
 fn segments_stay_what_they_are() {
     let kinds = Kinds { segments: true, jumps: false, narrow: false, ..ALL };
@@ -125,11 +126,11 @@ fn segments_stay_what_they_are() {
             }
         }
     }
-    // That there was something to see.
+    // The test covered some segments.
     assert!(maps > 300 && rows > 300, "{maps} maps, {rows} rows");
 }
 
-/// On the CPU, where buffers share bytes as the plan says.
+/// On the CPU, where buffers share memory according to the plan.
 #[test]
 fn planned_programs_mean_the_same() {
     let kinds = Kinds { jumps: false, narrow: false, ..ALL };
@@ -137,7 +138,7 @@ fn planned_programs_mean_the_same() {
     random_programs(&cpu, kinds, 0..1500).passes();
 }
 
-/// On the CPU, with images that are split: the same bits on any number of threads.
+/// On the CPU, with images that are split: bit-identical at every thread count.
 #[test]
 fn threads_change_no_bit() {
     let kinds = Kinds { size: Size::Large, segments: true, ..ALL };
@@ -156,11 +157,11 @@ fn threads_change_no_bit() {
         assert!(outcomes.iter().all(|outcome| *outcome == outcomes[0]), "seed {seed}\n{program}");
     }
     ortrain_cpu::Cpu::set_num_threads(before);
-    // That there was something to split.
+    // The test covered some splits.
     assert!(convolutions > 20 && windows > 20, "{convolutions} convolutions, {windows} windows");
 }
 
-/// A map over `elements`, of one function of its loads.
+/// Builds a map over `elements`, with one function of its loads.
 fn map(
     b: &ProgramBuilder,
     reads: &[BufferId],
@@ -183,7 +184,7 @@ fn map(
     })
 }
 
-/// The gradient of an embedding, and what becomes of it before it is gathered in a plane.
+/// Builds the gradient of an embedding, and an operation on it before its accumulation in a plane.
 fn embedding(fused: bool, between: Option<BinaryOp>) -> Program {
     let (rows, width, count) = (9, 5, 7);
     let node: Arc<str> = "node".into();
@@ -221,7 +222,7 @@ fn embedding(fused: bool, between: Option<BinaryOp>) -> Program {
         .expect("it is small")
 }
 
-/// Sums at rows go straight to where gradients are gathered, past additions alone.
+/// Row sums are accumulated directly into gradients, except across operations other than additions.
 #[test]
 fn sums_at_rows_touch_no_other_row() {
     let entry_of = |program: &Program, entry| -> Vec<&str> {
@@ -252,7 +253,7 @@ fn sums_at_rows_touch_no_other_row() {
     }
 }
 
-/// Layers of products, of which chance drops elements, and their way back. Of what is dropped a mask alone is kept.
+/// Layers of products with dropout, and their backward pass. Dropout only stores a mask.
 struct Dropping {
     b: ProgramBuilder,
     rows: usize,
@@ -261,7 +262,8 @@ struct Dropping {
 }
 
 impl Dropping {
-    /// The product of `a` with a square factor, or with that on its side, and an epilogue that reads or makes a mask.
+    /// Emits the product of `a` with a square factor, or with its transpose, and an epilogue that reads or
+    /// creates a mask.
     fn product(&mut self, a: BufferId, factor: BufferId, mask: BufferId, forward: Option<u64>) -> BufferId {
         let (rows, columns) = (self.rows, self.columns);
         let result = self.b.work("product", DType::F32, rows * columns);
@@ -328,8 +330,8 @@ fn dropping(fused: bool, rows: usize, columns: usize) -> Program {
         .expect("it is small")
 }
 
-/// Masks that wait for the way back as bits are the same masks, whatever their length, at every level and on any number of
-/// threads.
+/// Masks that are stored as bits for the backward pass are restored exactly, for any length, at every level
+/// and thread count.
 #[test]
 fn masks_come_back_from_their_bits() {
     let before = ortrain_cpu::Cpu::num_threads();
@@ -359,7 +361,7 @@ fn masks_come_back_from_their_bits() {
     ortrain_cpu::Cpu::set_num_threads(before);
 }
 
-/// A maximum under windows, and its gradient.
+/// Builds a max pooling and its gradient.
 fn pooling(fused: bool, planes: usize, axes: &[SlidingAxis]) -> Program {
     let node: Arc<str> = "node".into();
     let mut b = ProgramBuilder::new();
@@ -381,7 +383,7 @@ fn pooling(fused: bool, planes: usize, axes: &[SlidingAxis]) -> Program {
     if fused { b.finish(inputs, outputs) } else { b.finish_unfused(inputs, outputs) }.expect("it is small")
 }
 
-/// The gradient of a maximum gets the same bits by numbers of cells as by positions, on every backend.
+/// The gradient of max pooling by cell index is bit-identical to the one by position, on every backend.
 #[test]
 fn cells_say_what_positions_say() {
     let axis = |input, [kernel, stride, dilation, before, behind]: [usize; 5]| {

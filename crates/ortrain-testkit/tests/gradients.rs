@@ -1,11 +1,11 @@
-//! Every operator's gradient against central differences in float64.
+//! Gradients of every operator against central differences in float64.
 
 use std::collections::BTreeMap;
 
 use ortrain_graph::Attrs;
 use ortrain_testkit::{Case, CaseBuilder, Fill, cases, check_gradient, check_second_order};
 
-/// Operators with a gradient that must be covered.
+/// Operators with a gradient that the cases must cover.
 const COVERED: [&str; 133] = [
     "Abs",
     "Acos",
@@ -161,11 +161,11 @@ fn gradients_are_those_of_central_differences() {
     }
 }
 
-/// The gradient of a gradient graph is right, too, whatever operators it is made of.
+/// Gradients of gradient graphs are correct, too, for all operators in them.
 #[test]
 fn gradients_of_gradients_are_those_of_central_differences() {
     let mut failures = Vec::new();
-    // The statistics of nothing are NaN, and so is what depends on them.
+    // The statistics of no elements are NaN, and so are all values that depend on them.
     let of_nothing = |case: &Case| case.inputs.iter().any(ortrain_graph::Tensor::is_empty);
     for case in cases().into_iter().filter(|case| !of_nothing(case)) {
         if let Err(failure) = check_second_order(&case) {
@@ -175,7 +175,7 @@ fn gradients_of_gradients_are_those_of_central_differences() {
     assert!(failures.is_empty(), "{} cases fail:\n{}", failures.len(), failures.join("\n"));
 }
 
-/// The check must be able to fail: a gradient operator that belongs to another function is found out.
+/// The check can fail: it detects the gradient operator of another function.
 #[test]
 fn a_wrong_sign_is_caught() {
     let mut b = CaseBuilder::new("Sub", "as if it were Add");
@@ -185,7 +185,7 @@ fn a_wrong_sign_is_caught() {
     let case = b.outputs(&[y]);
     check_gradient(&case).expect("the true gradient passes");
     let wrong = ortrain_testkit::check_gradient_after(&case, |graph| {
-        // The gradient of the subtrahend is Neg of the incoming one; drop the sign.
+        // The gradient of the subtrahend is Neg of the incoming gradient; drop the sign.
         let node =
             graph.nodes.iter_mut().find(|node| &*node.op == "Neg").expect("Sub passes back a negation");
         node.op = "Identity".into();

@@ -1,4 +1,4 @@
-//! Steps that are taken for each of several matrices are as many instructions as one matrix needs, and compute the same.
+//! Updates of several matrices need only the instructions of one matrix, and compute the same.
 
 mod common;
 
@@ -26,6 +26,6 @@ fn a_program_has_as_many_instructions_as_one_matrix_needs() {
         Instruction::NestGroup(group) => group.nests.len(),
         _ => panic!("{program}"),
     });
-    // Means of rows and of columns are alike.
+    // Means of rows and of columns have the same form.
     assert_eq!(nests.collect::<Vec<_>>(), [2 * shapes.len(), shapes.len()]);
 }

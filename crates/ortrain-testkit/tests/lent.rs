@@ -1,5 +1,5 @@
-//! Programs on planes that somebody lends: at any address that elements can have, of exactly as many bytes as the program
-//! asks for.
+//! Programs on planes of another owner: at any aligned address, with exactly the bytes that the program
+//! requires.
 #![cfg(unix)]
 
 use std::ptr::null_mut;
@@ -17,7 +17,7 @@ mod common;
 const PAGE: usize = 1 << 16;
 const ENTRIES: [GradientMode; 2] = [GradientMode::Accumulate, GradientMode::Overwrite];
 
-/// Pages between two that nobody may touch: a read before the first byte or behind the last one ends the process.
+/// Pages between two guard pages: an access before the first byte or after the last one ends the process.
 #[derive(Debug)]
 struct Guarded {
     map: usize,
@@ -28,17 +28,17 @@ struct Guarded {
 }
 
 impl Guarded {
-    /// Bytes that end `gap` bytes before a page that nobody may touch.
+    /// Creates bytes that end `gap` bytes before a guard page.
     fn new(len: usize, gap: usize, read_only: bool) -> Guarded {
         let pages = (len + gap).div_ceil(PAGE) + 2;
-        // SAFETY: a mapping of our own, at an address that the system chooses.
+        // SAFETY: a new mapping, at an address that the system chooses.
         let map = unsafe {
             let all = libc::MAP_PRIVATE | libc::MAP_ANON;
             libc::mmap(null_mut(), pages * PAGE, libc::PROT_READ | libc::PROT_WRITE, all, -1, 0)
         };
         assert_ne!(map, libc::MAP_FAILED);
         for guard in [0, (pages - 1) * PAGE] {
-            // SAFETY: whole pages of the mapping, where nothing is yet.
+            // SAFETY: complete pages of the mapping, still unused.
             assert_eq!(unsafe { libc::mprotect(map.byte_add(guard), PAGE, libc::PROT_NONE) }, 0);
         }
         let map = map.expose_provenance();
@@ -48,7 +48,7 @@ impl Guarded {
 
 impl LentMemory for Guarded {
     fn bytes(&self) -> &[AtomicU8] {
-        // SAFETY: these bytes lie in pages of the mapping that may be read and written, and it lives as long as `self`.
+        // SAFETY: the bytes are in readable and writable pages of the mapping, which lives as long as `self`.
         unsafe { std::slice::from_raw_parts(std::ptr::with_exposed_provenance(self.start), self.len) }
     }
 
@@ -59,13 +59,13 @@ impl LentMemory for Guarded {
 
 impl Drop for Guarded {
     fn drop(&mut self) {
-        // SAFETY: the mapping that was made, which nobody looks at any more.
+        // SAFETY: it is the mapping of `new`, and no longer in use.
         unsafe { libc::munmap(std::ptr::with_exposed_provenance_mut(self.map), self.pages * PAGE) };
     }
 }
 
-/// Weights of products and convolutions, and state that is updated, lie in the plane without gaps; the last of them ends
-/// where the plane does. Nothing is read or written beside it, and every bit is as in memory of our own.
+/// Weights of products and convolutions, and updated state, are contiguous in the plane, up to its end. No
+/// access leaves the plane, and every bit is the same as in memory of the process.
 #[test]
 fn planes_of_others_give_the_same_bits() {
     let levels = common::every_level();
@@ -86,12 +86,11 @@ fn planes_of_others_give_the_same_bits() {
             }
         }
     }
-    // That there was something to see.
+    // The test covered some planes.
     assert!(planes > 300, "{planes} programs have a plane");
 }
 
-/// A program does not run on a plane whose elements lie between two places, nor, if it writes there, on one that nobody may
-/// write to.
+/// A program rejects a plane with unaligned elements, and a read-only plane that it would write to.
 #[test]
 fn planes_that_do_not_fit_are_refused() {
     let kinds = Kinds {
@@ -135,7 +134,7 @@ fn planes_that_do_not_fit_are_refused() {
             outcomes[usize::from(writes)] += 1;
         }
     }
-    // That both were seen.
+    // The test covered both errors.
     assert!(outcomes.iter().all(|&count| count > 10), "{outcomes:?}");
     for (error, sentence) in [
         (RunError::ReadOnly { plane: 3 }, "plane 3 is written, but it lies in memory that is read-only"),

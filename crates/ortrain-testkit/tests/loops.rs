@@ -1,4 +1,4 @@
-//! Loops give the same bits whether their iterations are written out or not.
+//! Loops are bit-identical with and without unrolling.
 
 mod common;
 

@@ -1,4 +1,4 @@
-//! What is computed where a part of a result is all that anybody reads.
+//! Computation is narrowed to the used part of a result.
 
 #![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
 
@@ -12,7 +12,7 @@ use ortrain_program::{GradientMode, Instruction, Precision, Program, Reference};
 use ortrain_testkit::suites::narrowing::{BATCH, Config, INNER, TOKENS, Taken, agree, configs};
 use ortrain_testkit::{check_gradient, check_second_order, gradient_graph, program_at, run, tolerance};
 
-/// Whether the layer before what is taken is computed for few tokens.
+/// Returns true if the layer before the selection is computed for a few tokens only.
 fn are_few(taken: &Taken) -> bool {
     !matches!(taken, Taken::All | Taken::Slice(0, 6))
 }
@@ -21,7 +21,7 @@ fn program(graph: Graph, inputs: &[Tensor]) -> Arc<Program> {
     program_at(graph, inputs, Precision::F32).unwrap()
 }
 
-/// Floating-point operations of a case, forward and backward.
+/// Returns the floating-point operations of a case, forward and backward.
 fn flops(config: &Config) -> [u64; 2] {
     let case = config.case();
     let programs =
@@ -34,17 +34,17 @@ fn a_layer_is_computed_for_what_is_taken_of_it() {
     let whole = flops(&Config { taken: Taken::All, dropped: true });
     for config in configs().into_iter().filter(|config| config.taken != Taken::All && config.dropped) {
         let some = flops(&config);
-        // Gradients of rows that are taken twice are sums at rows, of which nobody knows that the others are zero.
+        // Gradients of rows that are selected twice are row sums: their zeros are not known.
         let passes = if config.taken == Taken::Some(vec![1, 1]) { 1 } else { 2 };
         for (some, whole) in some.into_iter().zip(whole).take(passes) {
-            // Keys and values are computed for all tokens: a third of the products' operations at most.
+            // Keys and values are computed for all tokens: at most a third of the products' operations.
             let few = some * 2 < whole;
             assert_eq!(few, are_few(&config.taken), "{config:?}: {some} of {whole}");
         }
     }
 }
 
-/// Attention is an instruction still, for the queries that are wanted, and no buffer holds other tokens.
+/// Attention remains a single instruction, for the required queries only, and no buffer holds other tokens.
 #[test]
 fn attention_has_the_queries_that_are_wanted() {
     let few = [(Taken::One(0), 1), (Taken::One(-1), 1), (Taken::Slice(4, 7), 3)];
@@ -70,7 +70,7 @@ fn attention_has_the_queries_that_are_wanted() {
     }
 }
 
-/// Gradients in float64 against central differences.
+/// Gradients in float64 agree with central differences.
 #[test]
 fn gradients_are_those_of_differences() {
     for taken in [Taken::One(-1), Taken::Some(vec![2, 3, 4]), Taken::Sentence(1)] {
@@ -79,13 +79,13 @@ fn gradients_are_those_of_differences() {
     check_second_order(&Config { taken: Taken::One(0), dropped: false }.case()).unwrap();
 }
 
-/// Every level of kernels against the reference evaluator, forward and backward.
+/// Every kernel level agrees with the reference evaluator, forward and backward.
 #[test]
 fn backends_agree() {
     every_level().iter().for_each(|backend| agree(backend).passes());
 }
 
-/// Results are those of the same graph in which everything is a result.
+/// Results equal the results of the same graph with every value as an output.
 #[test]
 fn nothing_else_changes() {
     for config in configs() {

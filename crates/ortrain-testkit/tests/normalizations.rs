@@ -1,5 +1,5 @@
-//! Normalizations over random combinations of attributes: gradients against central differences, every backend against
-//! the reference evaluator, gradients in plain ONNX.
+//! Normalizations with random combinations of attributes: gradients against central differences, every
+//! backend against the reference evaluator, gradients in plain ONNX.
 
 mod common;
 #[path = "common/outcome.rs"]
@@ -13,7 +13,7 @@ use outcome::passes;
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 
-/// The same cases on every run: a sum that cancels out by chance would fail for its rounding.
+/// A fixed seed: a sum that cancels out by chance would fail because of rounding.
 fn runs(cases: u32) -> ProptestConfig {
     ProptestConfig {
         cases,

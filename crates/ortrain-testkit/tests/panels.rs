@@ -1,4 +1,4 @@
-//! Matrices that many products of few rows read are laid in panels, and results stay what they are.
+//! Matrices that many products with few rows read are packed into panels, and the results remain the same.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use ortrain_testkit::suites::panels::{self, nets};
 
 mod common;
 
-/// Maps that lay a matrix out, products that read panels, and other products.
+/// Counts packing maps, products with panels, and other products.
 fn counts(program: &Program, columns: usize) -> [usize; 3] {
     let mut counts = [0; 3];
     for scheduled in &program.instructions {
@@ -28,14 +28,14 @@ fn what_many_products_read_lies_in_panels() {
     for (net, want) in nets() {
         let program = net.program(true);
         assert_eq!(counts(&program, net.columns), want, "{net:?}\n{program}");
-        // A map that turned the matrix for these products alone is gone.
+        // A map that transposed the matrix for these products only is removed.
         let maps =
             program.instructions.iter().filter(|scheduled| scheduled.instruction.name() == "Map").count();
         assert_eq!(maps, want[0] + usize::from(net.changed.is_some()), "{net:?}\n{program}");
     }
 }
 
-/// By the reference evaluator bit for bit; on the CPU at every level, and there on any number of threads the same.
+/// Bit-identical on the reference evaluator; on the CPU at every level, and there at every thread count.
 #[test]
 fn panels_change_no_result() {
     let before = ortrain_cpu::Cpu::num_threads();

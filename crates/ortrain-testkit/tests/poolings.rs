@@ -1,5 +1,5 @@
-//! Pooling over random combinations of attributes: gradients against central differences, every backend against the
-//! reference evaluator, gradients in plain ONNX, and absurd attributes.
+//! Pooling with random combinations of attributes: gradients against central differences, every backend
+//! against the reference evaluator, gradients in plain ONNX, and extreme attributes.
 
 mod common;
 #[path = "common/outcome.rs"]
@@ -43,20 +43,20 @@ proptest! {
     }
 }
 
-/// Numbers for attributes, of which some are far out.
+/// Numbers for attributes, some of them extreme.
 const WILD: [i64; 18] =
     [-1, 0, 0, 1, 1, 1, 1, 2, 2, 3, 5, 7, 1 << 20, 1 << 31, 1 << 40, 1 << 62, i64::MAX, i64::MIN];
 
 const LISTS: [&str; 4] = ["strides", "dilations", "pads", "kernel_shape"];
 
-/// More elements than this are not made for a test.
+/// Maximum number of elements in a test.
 const MAX_ELEMENTS: usize = 1 << 16;
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 2000, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Whatever the attributes say, there is an answer or a sentence: for shapes, instructions, gradients, and those
-    /// in plain ONNX.
+    /// Any attributes give a result or an error: for shapes, instructions, gradients, and gradients in plain
+    /// ONNX.
     #[test]
     fn wild_attributes_are_answered(
         config in config(),
@@ -78,7 +78,7 @@ proptest! {
         if ortrain_ops::passes::infer::infer(&mut graph).is_err() {
             return Ok(());
         }
-        // The size of the result, were all sizes given.
+        // The size of the result if all sizes were known.
         let mut given = case.graph.clone();
         given.value_mut(given.inputs[0]).ty = ValueType::tensor(DType::F32, case.inputs[0].dims());
         if ortrain_ops::passes::infer::infer(&mut given).is_err() {
@@ -99,7 +99,7 @@ proptest! {
         graph.outputs = found.into_iter().flatten().collect();
         let mut given = case.inputs.clone();
         given.push(Tensor::zeros(DType::F32, dims).expect("not too many"));
-        // Where sizes are known, what was promised is kept; where they are not, sizes may turn out too large.
+        // With known sizes, a successful inference guarantees a schedule; otherwise, sizes may be too large.
         let all_known = config.is_named_nowhere();
         let made = Specialiser::new(graph.clone(), roles(&graph)).schedule(&given);
         prop_assert!(made.is_ok() || !all_known, "{:?}", made.err());

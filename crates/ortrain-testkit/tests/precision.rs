@@ -1,4 +1,5 @@
-//! Inner products of bfloat16: the CPU rounds as the reference evaluator does, at every level, and nothing else changes.
+//! bfloat16 inner products: the CPU rounds like the reference evaluator, at every level, and everything else
+//! is unchanged.
 
 #![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
 
@@ -23,17 +24,18 @@ const KINDS: Kinds = Kinds {
     size: Size::Middle,
 };
 
-/// The CPU at a level, with whatever it has for a precision.
+/// Returns the CPU at a level, with any unit for a precision.
 fn cpu(isa: Isa, precision: Precision) -> Arc<dyn Backend> {
     Cpu::with_isa(isa).with_precision(precision, Bf16Fallback::Emulated).unwrap()
 }
 
-/// How many of a program's instructions round factors.
+/// Returns the number of a program's instructions that round factors.
 fn rounding(program: &Program) -> usize {
     program.instructions.iter().filter(|one| one.instruction.precision() != Precision::F32).count()
 }
 
-/// Products and convolutions have the precision where it is worth it; all else is as in `f32`.
+/// Products and convolutions use the precision if it is worthwhile; all other instructions are the same as in
+/// `f32`.
 #[test]
 fn nothing_else_changes() {
     let mut found = 0;
@@ -59,7 +61,8 @@ fn nothing_else_changes() {
     assert!(found > 300, "{found} instructions round");
 }
 
-/// Forward: what is rounded was given, so both round the same numbers. With 8 bits results are not those of `f32`.
+/// Forward: the rounded factors are inputs, so both round the same numbers. With 8 bits, results differ from
+/// `f32`.
 #[test]
 fn factors_are_rounded_as_the_reference_rounds_them() {
     for case in products() {
@@ -83,7 +86,7 @@ fn factors_are_rounded_as_the_reference_rounds_them() {
     }
 }
 
-/// And backward, where gradients of products are products.
+/// Backward: gradients of products are products.
 #[test]
 fn gradients_are_rounded_as_the_reference_rounds_them() {
     for case in products() {
@@ -96,7 +99,7 @@ fn gradients_are_rounded_as_the_reference_rounds_them() {
     agree(&(Arc::new(Cpu::new().unwrap()) as Arc<dyn Backend>)).passes();
 }
 
-/// Fusion moves no rounding, and the CPU follows.
+/// Fusion preserves every rounding, and the CPU agrees.
 #[test]
 fn random_programs_mean_the_same() {
     let mut found = 0;
@@ -123,7 +126,7 @@ fn random_programs_mean_the_same() {
     assert!(found > 60, "{found} instructions round");
 }
 
-/// On images that are split: the same bits on any number of threads.
+/// On images that are split: bit-identical at every thread count.
 #[test]
 fn threads_change_no_bit() {
     let before = Cpu::num_threads();
@@ -145,7 +148,7 @@ fn threads_change_no_bit() {
     assert!(found > 10, "{found} instructions round");
 }
 
-/// Infinity and what is no number come through as in `f32`; the largest numbers only `bf16` makes infinite.
+/// Infinity and NaN pass through as in `f32`; only `bf16` turns the largest numbers into infinity.
 #[test]
 fn what_is_not_finite_comes_through() {
     let (rows, terms) = (17, 20);
@@ -183,7 +186,7 @@ fn what_is_not_finite_comes_through() {
     }
 }
 
-/// A program that rounds is refused where nothing was chosen for that.
+/// A program that rounds is rejected if no unit was selected for it.
 #[test]
 fn nothing_is_chosen_in_silence() {
     let program = (0..)

@@ -1,4 +1,4 @@
-//! Suites over memory that hands out no pointer: nothing above a backend takes it for memory of this process.
+//! Suites over memory without host pointers: all code above a backend must treat it as device memory.
 
 use std::sync::Arc;
 

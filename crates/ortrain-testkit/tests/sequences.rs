@@ -1,4 +1,4 @@
-//! Sequences that are turned, of which a part is all that anybody reads.
+//! Reversed sequences that are only partly used.
 
 #![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
 
@@ -12,7 +12,7 @@ use ortrain_program::Reference;
 use ortrain_testkit::suites::sequences::{self, LENGTHS, PARTS, recurrent_cases, turned};
 use ortrain_testkit::{Case, check_gradient, gradient_graph, run, tolerance};
 
-/// The same graph, of which every number is looked at: nothing can be left out, nor made where it is used.
+/// Returns the same graph with every value as an output: no value can be omitted or fused.
 fn seen(graph: &Graph) -> Graph {
     let mut graph = graph.clone();
     let all: Vec<ValueId> = graph.nodes.iter().flat_map(ortrain_graph::Node::present_outputs).collect();
@@ -21,7 +21,7 @@ fn seen(graph: &Graph) -> Graph {
     graph
 }
 
-/// What a part is made of is what it is made of where all is looked at, forward and backward.
+/// Checks that results are the same with every value as an output, forward and backward.
 fn check_seen(case: &Case) {
     let reference = || Arc::new(Reference) as Arc<dyn ortrain_program::Backend>;
     for graph in [case.graph.clone(), gradient_graph(case).unwrap()] {

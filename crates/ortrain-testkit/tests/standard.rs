@@ -1,4 +1,4 @@
-//! Every operator that the differentiation emits has a decomposition into plain ONNX that computes the same.
+//! Every operator that differentiation emits has an equivalent decomposition into plain ONNX.
 
 use ortrain_testkit::{cases, check_standard};
 
@@ -8,7 +8,7 @@ fn gradients_in_plain_onnx_are_the_same() {
     assert!(failures.is_empty(), "{} cases fail:\n{}", failures.len(), failures.join("\n"));
 }
 
-/// Shapes that are computed from shapes are numbers when a program is made: nothing is left of Shape, Gather, Concat.
+/// Shape computations are folded when a program is compiled: no Shape, Gather or Concat remains.
 #[test]
 fn shape_computations_disappear() {
     let case = cases().into_iter().find(|case| case.name == "to a shape computed from the input's");

@@ -1,7 +1,7 @@
-//! Buffers that are updated in place: whoever reads a value sees it as the graph says, forward and backward.
+//! Buffers that are updated in place: every read sees the value that the graph defines, forward and backward.
 //!
-//! A scatter copies its data and adds to the copy; so do the gradients of `TopK` and `Gather`. Fusion may move readers of
-//! the data and of the result, but never past the update.
+//! A scatter copies its data and adds to the copy; so do the gradients of `TopK` and `Gather`. Fusion may
+//! move readers of the data and of the result, but never past the update.
 
 #![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
 
@@ -11,7 +11,7 @@ use ortrain_graph::{Attrs, DType, Graph, Tensor, ValueId};
 use ortrain_program::{Backend, Reference};
 use ortrain_testkit::{Case, CaseBuilder, Fill, check_backend, check_gradient, run, tolerance};
 
-/// The outputs of a case, each of whose nodes runs alone, in a program of its own.
+/// Computes the outputs of a case node by node, each in a separate program.
 fn node_by_node(case: &Case) -> Vec<Tensor> {
     let graph = &case.graph;
     let mut values: Vec<Option<Tensor>> = vec![None; graph.value_count()];
@@ -39,7 +39,7 @@ fn node_by_node(case: &Case) -> Vec<Tensor> {
     graph.outputs.iter().map(|id| values[id.0 as usize].clone().unwrap()).collect()
 }
 
-/// What a net does after a value was updated, with the value as it was and as it is.
+/// Nodes after an update, with the old and the new value as inputs.
 type Readers = fn(&mut CaseBuilder, ValueId, ValueId) -> Vec<ValueId>;
 
 const READERS: [(&str, Readers); 4] = [
@@ -54,7 +54,7 @@ const READERS: [(&str, Readers); 4] = [
     }),
 ];
 
-/// Scatters of some kinds, of data that an element-wise operator makes.
+/// Returns scatters of some kinds, on data that an element-wise operator computes.
 fn scatters() -> Vec<Case> {
     let mut cases = Vec::new();
     for reduction in ["none", "add", "mul"] {
@@ -81,7 +81,7 @@ fn scatters() -> Vec<Case> {
     cases
 }
 
-/// Values of which a part is taken, the gradient of which is added at given rows, beside other readers.
+/// Returns values with a selection, where the gradient is added at some rows, and with other readers.
 fn parts_beside_others() -> Vec<Case> {
     let beside: [(&str, &[&str]); 4] =
         [("PRelu", &["PRelu"]), ("Log", &["Log"]), ("Sinh and Relu", &["Sinh", "Relu"]), ("Exp", &["Exp"])];
@@ -148,6 +148,6 @@ fn gradients_go_through_every_reader() {
         points += check_gradient(&case).unwrap();
         check_backend(&case, &cpu, true).unwrap();
     }
-    // That there was something to see.
+    // The test covered some points.
     assert!(points > 500, "{points} points");
 }

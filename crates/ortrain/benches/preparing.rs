@@ -1,8 +1,8 @@
-//! What it takes to prepare a network of many nodes: `cargo bench -p ortrain --bench preparing [-- KIND NODES]`.
+//! Time to prepare a network of many nodes: `cargo bench -p ortrain --bench preparing [-- KIND NODES]`.
 //!
-//! Preparing is everything before the second step: making the artifacts, reading them, and the first step, in which the
-//! program is made. It is linear in the number of nodes; without arguments, every kind is prepared with 2 000 nodes and
-//! with ten times as many.
+//! Preparation is everything before the second step: generating the artifacts, reading them, and the first
+//! step, which compiles the program. Its time is linear in the number of nodes. Without arguments, every kind
+//! is prepared with 2 000 nodes and with ten times this number.
 #![allow(clippy::print_stdout, clippy::unwrap_used, reason = "it is what the program is for")]
 
 #[path = "../tests/common/mod.rs"]
@@ -14,7 +14,7 @@ use std::time::Instant;
 
 use long::KINDS;
 
-/// The numbers of nodes without arguments.
+/// Numbers of nodes without arguments.
 const NODES: [usize; 2] = [2_000, 20_000];
 /// Elements in a row of every value.
 const WIDTH: usize = 4;
@@ -30,7 +30,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// Prepares a network and says what each part took.
+/// Prepares a network and prints the time of each part.
 fn prepare(kind: &str, nodes: usize) {
     let model = long::model(kind, nodes, WIDTH);
     let start = Instant::now();

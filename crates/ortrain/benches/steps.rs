@@ -1,8 +1,8 @@
-//! What a whole step takes without Python: `cargo bench -p ortrain --bench steps [-- NAME ROWS]`.
+//! Time of a complete step without Python: `cargo bench -p ortrain --bench steps [-- NAME ROWS]`.
 //!
-//! A step is forward, loss, backward, AdamW, and forgetting the gradients, on a network of `benches/workloads` with `ROWS`
-//! rows in a batch; without arguments it is `mlp_tiny` with 16, which shows what a step costs beside its arithmetic.
-//! `THREADS=1,2` lists numbers of threads.
+//! A step is forward, loss, backward, AdamW, and a reset of the gradients, on a network of
+//! `benches/workloads` with `ROWS` rows in a batch. The default is `mlp_tiny` with 16 rows, which shows the
+//! overhead of a step. `THREADS=1,2` lists thread counts.
 #![allow(clippy::print_stdout, reason = "it is what the program is for")]
 
 #[path = "../tests/common/mod.rs"]
@@ -13,9 +13,9 @@ use std::time::{Duration, Instant};
 use common::{Workload, given};
 use ortrain::backend;
 
-/// Time that steps are taken for.
+/// Duration of the measurement.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// Steps before: programs are planned, memory is touched.
+/// Warm-up steps: programs are planned, and memory is mapped.
 const FIRST: usize = 20;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -38,7 +38,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// The time of each step.
+/// Measures the time of each step.
 fn steps(name: &str, rows: usize) -> ortrain::Result<Vec<Duration>> {
     let mut run = Workload::new(name, rows);
     let batch = run.batch(0);

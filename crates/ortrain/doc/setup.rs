@@ -1,5 +1,5 @@
-// What the examples in the documentation start from: a perceptron of 64 inputs and 10 classes, of which the second layer is
-// trained and the first one is frozen.
+// Setup of the documentation examples: a perceptron with 64 inputs and 10 classes. Its second layer is
+// trained, the first one is frozen.
 
 use ortrain::artifacts::{ArtifactOptions, Artifacts, Loss, OptimizerKind, generate};
 use ortrain::{
@@ -24,7 +24,7 @@ pub fn state() -> Result<CheckpointState> {
     CheckpointState::from_checkpoint(artifacts()?.checkpoint)
 }
 
-/// The training, the evaluation and the optimizer model.
+/// The training, evaluation and optimizer models.
 fn models(made: &Artifacts) -> Result<(ModelSource, Option<ModelSource>, Option<ModelSource>)> {
     Ok((
         ModelSource::from_proto(&made.training_model)?,
@@ -56,7 +56,7 @@ pub fn batch() -> [Tensor; 2] {
     [Tensor::f32(&[2, 64], &[0.5; 128]), Tensor::i64(&[2], &[3, 4])]
 }
 
-/// The perceptron with its loss, outputs `loss` and `logits`.
+/// The perceptron with its loss and the outputs `loss` and `logits`.
 pub fn model_with_loss() -> Result<ModelSource> {
     let mut model = ortrain::decode_model(std::fs::read(MODEL).expect("it comes with the package"))?;
     let made = artifacts()?.eval_model.graph.expect("it has a graph");

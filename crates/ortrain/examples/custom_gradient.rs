@@ -1,5 +1,5 @@
-//! A gradient of one's own: a perceptron whose second layer has weights of -1 and 1, which the straight-through gradient of
-//! Sign trains all the same.
+//! A custom gradient: a perceptron with second-layer weights of -1 and 1, which the straight-through gradient
+//! of Sign can train.
 //!
 //! ```text
 //! cargo run -p ortrain --example custom_gradient
@@ -32,14 +32,14 @@ fn node(op: &str, inputs: &[&str], outputs: &[&str]) -> NodeProto {
     NodeProto { op_type: op.into(), input: texts(inputs), output: texts(outputs), ..NodeProto::default() }
 }
 
-/// The gradient of Sign is zero. This one passes on what arrives.
+/// The gradient of Sign is zero. This custom gradient passes the output gradient through.
 fn library() -> Result<OperatorLibrary, Failure> {
     let function = FunctionProto {
         name: "StraightThrough".into(),
         domain: "examples".into(),
         // The operator's input, its output, the gradient of its output.
         input: texts(&["x", "y", "dy"]),
-        // The gradient of its input.
+        // Gradient of its input.
         output: texts(&["dx"]),
         node: vec![node("Identity", &["dy"], &["dx"])],
         opset_import: vec![OperatorSetIdProto { domain: String::new(), version: 17 }],
@@ -50,7 +50,7 @@ fn library() -> Result<OperatorLibrary, Failure> {
     Ok(library)
 }
 
-/// A perceptron that uses the signs of its second layer's weights.
+/// A perceptron that uses the signs of its second-layer weights.
 fn model() -> Result<ModelProto, Failure> {
     let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/perceptron.onnx");
     let mut model = decode_model(std::fs::read(file)?)?;
@@ -60,8 +60,8 @@ fn model() -> Result<ModelProto, Failure> {
     Ok(model)
 }
 
-/// Trains the model on random images, whose class is the place of the largest of the first ten pixels, and exports it.
-/// Returns the losses.
+/// Trains the model on random images and exports it. Returns the losses. The class of an image is the index
+/// of the largest of its first ten pixels.
 pub(crate) fn train(exported: &Path) -> Result<Vec<f32>, Failure> {
     let library = library()?;
     let options = ArtifactOptions {
@@ -70,7 +70,7 @@ pub(crate) fn train(exported: &Path) -> Result<Vec<f32>, Failure> {
         optimizer: Some(OptimizerKind::AdamW.into()),
         ..ArtifactOptions::default()
     };
-    // The only place that needs the library: what is generated holds plain nodes.
+    // Only this call needs the library: the generated models have plain nodes.
     let made = generate(ModelSource::from_proto(&model()?)?.with_operators(&library), options)?;
     let optimizer = made.optimizer_model.as_ref().ok_or("it was asked for")?;
 
@@ -90,7 +90,7 @@ pub(crate) fn train(exported: &Path) -> Result<Vec<f32>, Failure> {
         module.lazy_reset_grad();
     }
     module.export_model_for_inferencing(&state, exported, &["logits"])?;
-    // Nor does what is exported.
+    // The exported model does not need it either.
     InferenceSession::new(exported.into(), SessionOptions::default())?;
     Ok(losses)
 }

@@ -1,4 +1,4 @@
-//! An operator of one's own, as a function of ONNX: a perceptron with the activation x * sigmoid(slope * x).
+//! A custom operator as an ONNX function: a perceptron with the activation x * sigmoid(slope * x).
 //!
 //! ```text
 //! cargo run -p ortrain --example custom_operator
@@ -38,9 +38,9 @@ fn float(name: &str, value: f32) -> AttributeProto {
     attribute
 }
 
-/// The operator: its gradient is found by differentiating what it consists of.
+/// The operator. Its gradient is derived by differentiating its body.
 fn library() -> Result<OperatorLibrary, Failure> {
-    // The value is that of the attribute of the call.
+    // The value of the call's attribute.
     let mut slope = node("Constant", &[], &["slope"]);
     slope.attribute = vec![AttributeProto { ref_attr_name: "slope".into(), ..float("value_float", 0.0) }];
     let function = FunctionProto {
@@ -48,7 +48,7 @@ fn library() -> Result<OperatorLibrary, Failure> {
         domain: "examples".into(),
         input: texts(&["x"]),
         output: texts(&["y"]),
-        // Attributes with what they are where a node does not say; those without go into `attribute`.
+        // Attributes with default values; attributes without default belong in `attribute`.
         attribute_proto: vec![float("slope", 1.0)],
         node: vec![
             slope,
@@ -64,7 +64,7 @@ fn library() -> Result<OperatorLibrary, Failure> {
     Ok(library)
 }
 
-/// A perceptron whose Relu is the operator.
+/// A perceptron with the operator instead of Relu.
 fn model() -> Result<ModelProto, Failure> {
     let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/perceptron.onnx");
     let mut model = decode_model(std::fs::read(file)?)?;
@@ -76,8 +76,8 @@ fn model() -> Result<ModelProto, Failure> {
     Ok(model)
 }
 
-/// Trains the model on random images, whose class is the place of the largest of the first ten pixels, and exports it.
-/// Returns the losses.
+/// Trains the model on random images and exports it. Returns the losses. The class of an image is the index
+/// of the largest of its first ten pixels.
 pub(crate) fn train(exported: &Path) -> Result<Vec<f32>, Failure> {
     let library = library()?;
     let options = ArtifactOptions {
@@ -86,7 +86,7 @@ pub(crate) fn train(exported: &Path) -> Result<Vec<f32>, Failure> {
         optimizer: Some(OptimizerKind::AdamW.into()),
         ..ArtifactOptions::default()
     };
-    // The only place that needs the library: what is generated holds plain nodes.
+    // Only this call needs the library: the generated models have plain nodes.
     let made = generate(ModelSource::from_proto(&model()?)?.with_operators(&library), options)?;
     let optimizer = made.optimizer_model.as_ref().ok_or("it was asked for")?;
 
@@ -106,7 +106,7 @@ pub(crate) fn train(exported: &Path) -> Result<Vec<f32>, Failure> {
         module.lazy_reset_grad();
     }
     module.export_model_for_inferencing(&state, exported, &["logits"])?;
-    // Nor does what is exported.
+    // The exported model does not need it either.
     InferenceSession::new(exported.into(), SessionOptions::default())?;
     Ok(losses)
 }

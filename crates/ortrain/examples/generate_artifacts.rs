@@ -1,4 +1,4 @@
-//! Makes the files of a training from a forward model.
+//! Generates the artifacts of a training from a forward model.
 //!
 //! ```text
 //! generate_artifacts MODEL --requires-grad a,b [--frozen c,d] [--loss cross_entropy|mse|bce_with_logits|l1]

@@ -207,7 +207,7 @@ pub use ortrain_ops::training::described_optimizer_model;
 /// Oldest IR version in which an initializer need not be an input.
 pub(crate) const SEPARATE_INITIALIZERS: i64 = 4;
 
-/// Operator sets that onnxruntime-training's training models import in addition to those of the forward
+/// Operator sets that onnxruntime-training's training models import in addition to the sets of the forward
 /// model.
 const TRAINING_OPSETS: [(&str, i64); 7] = [
     ("ai.onnx.ml", 5),
@@ -889,7 +889,7 @@ pub(crate) fn opset_of(proto: &ModelProto) -> i64 {
     main.map_or(1, |set| set.version)
 }
 
-/// Returns the model with embedded data, whose initializers are no longer listed as inputs.
+/// Returns the model with embedded data. Its initializers are no longer listed as inputs.
 pub(crate) fn self_contained(label: &str, model: LoadedModel) -> Result<LoadedModel> {
     self_contained_from(label, model, &mut Origins::default())
 }
@@ -1128,8 +1128,8 @@ pub(crate) fn gather_gradients(
     Ok(())
 }
 
-/// Converts a graph with gradients, in the newest operator versions, to a message like that of the forward
-/// model.
+/// Converts a graph with gradients, in the newest operator versions, to a message with the metadata of the
+/// forward model.
 pub(crate) fn training_message(
     label: &str,
     forward: &ModelProto,

@@ -94,8 +94,8 @@ impl Default for GradientOptions {
 /// ```
 ///
 /// # Errors
-/// If the model cannot be read, a name is unknown, a value is no float, a value of `wrt` has no gradient, or
-/// a value of `of` does not depend on `wrt`.
+/// If the model cannot be read, a name is unknown, or a value is no float. If a value of `wrt` has no
+/// gradient, or a value of `of` does not depend on `wrt`.
 ///
 /// If an operator between them has no gradient, or its gradient cannot be expressed at the model's opset: the
 /// error lists all obstacles with their nodes.

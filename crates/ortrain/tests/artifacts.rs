@@ -1,4 +1,4 @@
-//! Artifacts: equal to those recorded, trainable, and refused with a sentence where they cannot be made.
+//! Artifacts: equality with recorded ones, training on them, and errors.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -32,7 +32,7 @@ fn recorded_model(case: &str, file: &str) -> ModelProto {
     LoadedModel::load(recorded(case, file)).unwrap().proto
 }
 
-/// Nodes without their attributes' order, which means nothing.
+/// Nodes with attributes in a canonical order: their order has no meaning.
 fn nodes(graph: &GraphProto) -> Vec<NodeProto> {
     let mut nodes = graph.node.clone();
     for node in &mut nodes {
@@ -105,7 +105,7 @@ fn evaluation_and_optimizer_models_are_the_recorded_ones() {
     }
 }
 
-/// Loss and gradients of one step on some artifacts.
+/// Runs one step on artifacts; returns the loss and the gradients.
 fn step(
     train: ModelSource,
     checkpoint: &[u8],
@@ -216,7 +216,8 @@ fn int64s(name: &str, values: &[i64]) -> ortrain_onnx::proto::TensorProto {
     ortrain_graph::tensor_to_proto(name, &Tensor::i64(&[values.len()], values))
 }
 
-/// `scores = x w + b`, with both parameters computed: `w` is 0.25 everywhere, `b` a constant that a node unsqueezes.
+/// `scores = x w + b`, with two computed parameters: `w` is 0.25 everywhere, `b` a constant that a node
+/// unsqueezes.
 fn computed_parameters() -> ModelProto {
     use ortrain_onnx::{AttributeProto, AttributeType};
     let node = |op: &str, inputs: &[&str], outputs: &[&str], attribute: Option<(&str, Tensor)>| NodeProto {
@@ -247,7 +248,7 @@ fn computed_parameters() -> ModelProto {
     proto
 }
 
-/// What a model computes from constants alone becomes a parameter when it is asked for, as if it had been an initializer.
+/// A value computed from constants alone becomes a parameter on request, as if it were an initializer.
 #[test]
 fn computed_constants_may_be_parameters() {
     let options = |train: &[&str], freeze: &[&str]| ArtifactOptions {
@@ -273,7 +274,7 @@ fn computed_constants_may_be_parameters() {
         assert_eq!(made.optimizer_model, wanted.optimizer_model);
     }
 
-    // One of them only: the other stays what it was, and so does what both need.
+    // If only one of them is requested, the other one and the shared inputs remain.
     let mut proto = computed_parameters();
     proto.graph.as_mut().unwrap().initializer.push(int64s("unused", &[1]));
     let made = make(&proto, options(&["w"], &[])).unwrap();
@@ -426,7 +427,7 @@ fn every_stage_can_be_printed() {
     let program = dump(train(), Stage::Program, &[("x".into(), vec![3, 10])]).unwrap();
     assert!(program.contains("peak work"), "{program}");
     assert!(program.contains("float32[72]"), "3 rows of 24: {program}");
-    // The gradient of a model with its weights inside.
+    // Gradient of a model with embedded weights.
     let mut state = CheckpointState::load(recorded("mlp_sgd_mse", "checkpoint")).unwrap();
     let module = Module::new(train(), &mut state, Some(forward()), ModuleOptions::default()).unwrap();
     let loss = &module.output_names(false)[..1];

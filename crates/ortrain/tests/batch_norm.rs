@@ -1,4 +1,4 @@
-//! BatchNormalization in artifacts: which statistics are used, which are updated, where they lie.
+//! BatchNormalization in artifacts: used statistics, updated statistics, and their storage.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -12,14 +12,14 @@ use ortrain::{
 use ortrain_graph::{Attrs, Dim, Graph, Node, ValueId, ValueType};
 use ortrain_onnx::{GraphProto, ModelProto, OperatorSetIdProto, encode};
 
-/// A normalization that uses the statistics of the batch.
+/// A normalization with statistics of the batch.
 const INTERNAL: &str = "BatchNormInternal";
 const HIDDEN: usize = 4;
 const MOMENTUM: f32 = 0.75;
 const STATISTICS: [&str; 4] = ["one.mean", "one.var", "two.mean", "two.var"];
 const PARAMETERS: [&str; 6] = ["w1", "one.scale", "one.bias", "two.scale", "two.bias", "w2"];
 
-/// Puts a model together.
+/// Builder of models.
 struct Maker {
     graph: Graph,
     opset: i64,
@@ -50,7 +50,7 @@ impl Maker {
         y
     }
 
-    /// Scale, bias, mean and variance, the last a vector of positive numbers.
+    /// Scale, bias, mean and variance; the variance is positive.
     fn parameters(&mut self, name: &str, seed: u32) -> [ValueId; 4] {
         let mut parameter =
             |suffix: &str, k: u32| self.weight(&format!("{name}.{suffix}"), &[HIDDEN], seed + k);
@@ -86,7 +86,7 @@ impl Maker {
     }
 }
 
-/// Two normalizations, one behind the other.
+/// Two normalizations in sequence.
 fn two() -> ModelProto {
     two_with("Relu")
 }
@@ -177,7 +177,7 @@ fn count(model: &ModelProto, op: &str) -> usize {
     ops(model).into_iter().filter(|&found| found == op).count()
 }
 
-/// Mean and variance of each column.
+/// Computes mean and variance of each column.
 fn columns(rows: &[f64], width: usize) -> (Vec<f64>, Vec<f64>) {
     let n = (rows.len() / width) as f64;
     let column = |c: usize| rows.iter().skip(c).step_by(width);
@@ -186,7 +186,7 @@ fn columns(rows: &[f64], width: usize) -> (Vec<f64>, Vec<f64>) {
     (mean, var)
 }
 
-/// The hidden values of a batch, before the first normalization.
+/// Computes the hidden values of a batch, before the first normalization.
 fn hidden(x: &Tensor, w: &[f32]) -> Vec<f64> {
     let x = x.to_f64();
     let row = |r: usize| (0..HIDDEN).map(move |c| (r, c));
@@ -284,7 +284,7 @@ fn gradients_are_those_of_finite_differences() {
 
 #[test]
 fn where_nothing_of_it_is_trained_a_normalization_stays_as_it_is() {
-    // The second one alone is trained.
+    // Only the second normalization is trained.
     let artifacts = made(&two(), &["two.bias", "w2"], BatchNormMode::Auto);
     assert_eq!(count(&artifacts.training_model, "BatchNormInternal"), 1);
     assert_eq!(count(&artifacts.training_model, "BatchNormalization"), 1);
@@ -294,7 +294,7 @@ fn where_nothing_of_it_is_trained_a_normalization_stays_as_it_is() {
     run.step(&batch(6, 3));
     assert_ne!(run.values(&STATISTICS[2..]), before);
 
-    // None of them is: then training and evaluation compute the same.
+    // Without trained normalizations, training and evaluation compute the same.
     let artifacts = made(&two(), &["w1", "w2"], BatchNormMode::Auto);
     assert_eq!(count(&artifacts.training_model, "BatchNormInternal"), 0);
     let mut run = Run::new(&artifacts);
@@ -323,7 +323,7 @@ fn the_mode_may_be_chosen_for_all() {
         assert_ne!(new, old);
     }
 
-    // Frozen statistics that are named lie in the checkpoint and stay.
+    // Named frozen statistics are stored in the checkpoint and remain unchanged.
     let mut named = options(&PARAMETERS, BatchNormMode::Freeze);
     named.frozen_params = names(&STATISTICS);
     let mut run = Run::new(&generate(source(&model), named).unwrap());
@@ -376,7 +376,7 @@ fn what_the_model_says_makes_no_difference() {
 
 #[test]
 fn outputs_with_new_statistics() {
-    // Whoever uses the new running statistics of the model gets them in training, and the old ones in evaluation.
+    // Outputs that depend on the new running statistics use them in training, and the old ones in evaluation.
     let mut model = two();
     let graph = model.graph.as_mut().unwrap();
     let norm = graph.node.iter_mut().find(|node| node.op_type == "BatchNormalization").unwrap();
@@ -498,7 +498,7 @@ fn normalizations_that_share_statistics_update_them_one_after_the_other() {
     let (before, scale) = (before.unwrap(), scale.unwrap());
     let data = batch(8, 9);
     run.step(&data);
-    // The second one sees what the first one made: its bias is the mean of each column.
+    // The input of the second one is the output of the first one: its bias is the mean of each column.
     let (h, bias) = (hidden(&data.0, &numbers(10 * HIDDEN, 1)), numbers(HIDDEN, 11));
     let (mean, _) = columns(&h, HIDDEN);
     let bias: Vec<f64> = bias.into_iter().map(f64::from).collect();
@@ -508,7 +508,8 @@ fn normalizations_that_share_statistics_update_them_one_after_the_other() {
     assert_blended(&run.value("one.mean"), &first, &bias);
 }
 
-/// A vector of one number for each column of the hidden values, which are trained, that no gradient goes back through.
+/// Builds a constant vector with the length of a row of `h`. `h` is trained, but no gradient reaches it from
+/// the vector.
 fn untouched(maker: &mut Maker, how: &str, value: f32, h: ValueId) -> ValueId {
     let name = |part: &str| format!("{how}.{value}.{part}");
     let number = maker.graph.add_constant(&name("number"), Tensor::f32(&[], &[value]));
@@ -517,7 +518,7 @@ fn untouched(maker: &mut Maker, how: &str, value: f32, h: ValueId) -> ValueId {
     let shape = maker.node("Shape", &name("shape"), &[h], columns);
     let least = Attrs::new().with("axes", vec![0i64]).with("keepdims", 0i64);
     match how {
-        // The new exporter of PyTorch writes `affine=False` so.
+        // The current PyTorch exporter writes `affine=False` like this.
         "like" => {
             let like = maker.node("CastLike", &name("like"), &[number, h], Attrs::new());
             maker.node("Expand", &name("vector"), &[like, shape], Attrs::new())
@@ -552,7 +553,7 @@ fn what_no_gradient_reaches_is_not_trained() {
         let [_, _, mean, var] = maker.parameters("one", 10);
         let (scale, bias) = (untouched(&mut maker, how, 1.0, h), untouched(&mut maker, how, 0.0, h));
         let a = maker.norm("a", h, [scale, bias, mean, var]);
-        // A real one behind it keeps its mode.
+        // A regular normalization after it keeps its mode.
         let two = maker.parameters("two", 20);
         let b = maker.norm("b", a, two);
         let model = maker.finish(b);
@@ -571,7 +572,7 @@ fn what_no_gradient_reaches_is_not_trained() {
     }
 }
 
-/// A scale that is computed from a parameter is trained where a gradient goes back to that.
+/// A scale that is computed from a parameter is trained if a gradient reaches the parameter.
 #[test]
 fn what_a_gradient_reaches_is_trained() {
     for how in ["Identity", "Mul", "Expand", "CastLike", "Where"] {
@@ -605,8 +606,8 @@ fn what_a_gradient_reaches_is_trained() {
     }
 }
 
-/// Weights that are standardized by a normalization (`F.batch_norm` of PyTorch) whose statistics are computed; behind them
-/// is a real one.
+/// Weights standardized by a normalization (`F.batch_norm` of PyTorch) with computed statistics, followed by
+/// a regular normalization.
 fn standardized(trained: bool) -> (ModelProto, Vec<&'static str>) {
     let mut maker = Maker::new();
     let w = maker.weight("w1", &[HIDDEN, 10], 1);
@@ -633,8 +634,8 @@ fn standardized(trained: bool) -> (ModelProto, Vec<&'static str>) {
     (maker.finish(a), names)
 }
 
-/// The statistics of a weight are computed in training as in the model, and its gradient goes through them; those of a real
-/// normalization are those of the batch.
+/// Statistics of a weight are computed in training as in the model, and its gradient passes through them. A
+/// regular normalization uses the statistics of the batch.
 #[test]
 fn statistics_that_are_computed_are_used_as_they_are() {
     for trained in [true, false] {
@@ -681,7 +682,7 @@ fn statistics_that_nothing_can_update_are_refused() {
     let (_, message) = refused(&model, options(&["w2", "two.mean"], BatchNormMode::Freeze));
     assert!(message.contains("cannot be trained by gradients"), "{message}");
 
-    // Statistics that the model computes from what it is given.
+    // Statistics that the model computes from its inputs.
     let mut maker = Maker::new();
     let h = maker.hidden();
     let parameters = maker.parameters("one", 10);
@@ -710,7 +711,7 @@ fn statistics_that_nothing_can_update_are_refused() {
         assert_eq!(count(&artifacts.training_model, INTERNAL), 0, "{trained:?}");
     }
 
-    // And those that it is given.
+    // Statistics that are inputs of the model.
     let mut maker = Maker::new();
     let h = maker.hidden();
     let [scale, bias, _, var] = maker.parameters("one", 10);
@@ -726,7 +727,7 @@ fn statistics_that_nothing_can_update_are_refused() {
         "{message}"
     );
 
-    // An initializer that is a bias as well: the running mean gets an initializer of its own.
+    // An initializer that is also a bias: the running mean becomes a separate initializer.
     let mut maker = Maker::new();
     let h = maker.hidden();
     let [scale, bias, _, var] = maker.parameters("one", 10);
@@ -741,7 +742,7 @@ fn statistics_that_nothing_can_update_are_refused() {
     }
     made(&model, &["one.scale"], BatchNormMode::Freeze);
 
-    // An initializer that is two statistics.
+    // An initializer that represents two statistics.
     let mut maker = Maker::new();
     let h = maker.hidden();
     let [scale, bias, _, var] = maker.parameters("one", 10);
@@ -752,7 +753,8 @@ fn statistics_that_nothing_can_update_are_refused() {
 
 #[test]
 fn statistics_may_be_computed_from_constants() {
-    // Shared by an Identity, as some exporters write equal initializers: each normalization gets its own.
+    // Shared by an Identity, as some exporters write equal initializers: each normalization gets its own
+    // copy.
     let mut maker = Maker::new();
     let h = maker.hidden();
     let one = maker.parameters("one", 10);
@@ -769,7 +771,7 @@ fn statistics_may_be_computed_from_constants() {
     assert!(run.state.parameter("two.mean").is_err());
 }
 
-/// `x w1`, normalized if its sum is positive, else twice itself. The statistics belong to the branch.
+/// `x w1`, normalized if its sum is positive, otherwise doubled. The statistics belong to the branch.
 fn branching() -> ModelProto {
     let mut maker = Maker::new();
     let h = maker.hidden();
@@ -831,7 +833,8 @@ fn in_branches() {
 
 #[test]
 fn statistics_of_every_element_of_a_row() {
-    // Opset 7, where `spatial=0` asks for them; here a row has one axis, so they are those of the columns.
+    // In opset 7, `spatial=0` requests statistics of every element. A row has one axis here, so they are
+    // column statistics.
     let mut maker = Maker::new();
     maker.opset = 7;
     let h = maker.hidden();

@@ -1,4 +1,4 @@
-//! Runs on values by name, in memory of the caller's.
+//! Runs on named values in memory of the caller.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -12,7 +12,7 @@ use ortrain::{
 };
 
 const MODEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/perceptron.onnx");
-/// So many that the values of a batch take more than a page.
+/// Number of rows for which the values of a batch exceed a page.
 const ROWS: usize = 48;
 
 fn session() -> InferenceSession {
@@ -46,18 +46,18 @@ fn values_of_the_caller_give_the_bits_of_others() {
         assert_eq!(logits.to_vec(0, logits.len()).unwrap(), expected.data().to_vec());
         logits.clear().unwrap();
     }
-    // The same output in a value of its own.
+    // The same output as a separate value.
     let both = [Fetch { output: 0, into: None }, fetch];
     let found = session.run_bound(&[("x", Given::from(&tensor).into())], &both, true).unwrap();
     assert_eq!(found, [Some(expected[0].clone()), None]);
-    // What lies there is read at every run.
+    // The memory is read at every run.
     inside.clear().unwrap();
     let feed = Feed::from(lent(&inside, &[ROWS, 64]));
     let found = session.run_bound(&[("x", feed)], &both[..1], true).unwrap();
     assert_ne!(found[0].as_ref(), Some(&expected[0]));
 }
 
-/// Feeds, fetches, and the sentence that they get.
+/// Feeds, fetches, and the expected error message.
 type Case<'a> = (&'a [(&'a str, Feed<'a>)], &'a [Fetch<'a>], &'a str);
 
 #[test]
@@ -98,7 +98,7 @@ fn what_does_not_fit_is_refused() {
     assert!(error.to_string().contains("it should have 12288 bytes but has 256"), "{error}");
 }
 
-/// The places of what is not zero, of which nobody knows before how many there are.
+/// Positions of nonzero elements; their number is unknown before the run.
 fn places() -> ModelProto {
     let mut model = decode_model(std::fs::read(MODEL).unwrap()).unwrap();
     let graph = model.graph.as_mut().unwrap();

@@ -1,4 +1,5 @@
-//! A training in one session: the same bits at every thread count, the size of its programs, and memory.
+//! Training in one session: bit-identical results at every thread count, the size of its programs, and
+//! memory.
 
 #[expect(dead_code, unreachable_pub, reason = "examples of the documentation use all of it")]
 mod setup {
@@ -11,7 +12,7 @@ use std::sync::Arc;
 use ortrain::{DType, Feed, Fetch, Given, Lent, Memory, ModuleOptions, Tensor, backend};
 
 const WEIGHTS: [&str; 4] = ["fc1.bias", "fc1.weight", "fc2.bias", "fc2.weight"];
-/// Rows of a batch: enough that kernels have work for several threads.
+/// Rows of a batch, sufficient for several threads.
 const ROWS: usize = 2_000;
 
 fn session(optimizer: &str, weights: &[&str], narrow: Option<DType>) -> TrainingSession {
@@ -21,7 +22,7 @@ fn session(optimizer: &str, weights: &[&str], narrow: Option<DType>) -> Training
     TrainingSession::new(model, &parameters, ModuleOptions::default()).expect("it trains")
 }
 
-/// Some steps. The state afterwards.
+/// Runs some steps and returns the state.
 fn trained(session: &mut TrainingSession, scale: f32) -> Vec<(String, Tensor)> {
     let x: Vec<f32> = (0..ROWS * 64).map(|k| (k as f32 * 0.37).sin()).collect();
     let labels: Vec<i64> = (0..ROWS).map(|row| (row * 7 % 10) as i64).collect();
@@ -54,7 +55,7 @@ fn same_bits_at_every_thread_count() {
     }
 }
 
-/// The instructions of the programs that a dump shows of the optimizer, which comes last.
+/// Counts the instructions of the optimizer's programs in a dump. The optimizer is its last part.
 fn instructions_of_update(session: &TrainingSession) -> usize {
     let dump = session.dump();
     let optimizer = dump.rfind("\ngraph").map_or("", |at| &dump[at..]);
@@ -96,7 +97,7 @@ fn a_step_that_is_not_finite_changes_nothing() {
     }
 }
 
-/// A batch in memory of the caller's, and the same as tensors.
+/// A batch in memory of the caller, and the same batch as tensors.
 struct Batch {
     memory: Arc<Memory>,
     x: Tensor,
@@ -115,7 +116,7 @@ impl Batch {
         Batch { memory, x, labels }
     }
 
-    /// Values of a run, `x` where it lies or as a tensor.
+    /// Returns the feeds of a run, with `x` in place or as a tensor.
     fn feeds<'a>(&'a self, in_place: bool, rate: &'a Tensor, scale: &'a Tensor) -> Vec<(&'a str, Feed<'a>)> {
         let lent = Lent { dtype: DType::F32, dims: &DIMS, memory: &self.memory };
         let x: Feed<'_> = if in_place { lent.into() } else { Given::from(&self.x).into() };
@@ -153,7 +154,7 @@ fn a_run_reads_values_where_they_lie() {
         };
         let ((found, work), (expected, with_copies)) = (run(true), run(false));
         assert_eq!(found, expected, "{narrow:?}");
-        // In float16 the copy lies where later values lie.
+        // In float16, the copy shares memory with later values.
         if narrow.is_none() {
             let bytes = batch.x.data().len();
             assert!(work + bytes <= with_copies, "{work} and {bytes} are above {with_copies}");
@@ -169,7 +170,7 @@ fn a_value_that_the_run_writes_to_is_copied() {
     let feeds = &batch.feeds(true, &rate, &scale)[..3];
     let expected =
         session.run_bound(feeds, &[Fetch { output: 1, into: None }], RunOptions::default()).expect("it runs");
-    // The logits go where the inputs lie.
+    // The logits overwrite the memory of the inputs.
     let dims = [ROWS, 10];
     let into = Lent { dtype: DType::F32, dims: &dims, memory: &batch.memory };
     let restricted = RunOptions { only_execute_path_to_fetches: true, ..RunOptions::default() };

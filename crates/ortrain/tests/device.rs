@@ -1,4 +1,4 @@
-//! States on a device whose memory hands out no pointer: the same bits as on the host, moves, and devices that fail.
+//! States on a device without host pointers: results are bit-identical to the host; moves; failing devices.
 #![allow(clippy::unwrap_used)]
 
 #[expect(dead_code, unreachable_pub, reason = "examples of the documentation use all of it")]
@@ -30,7 +30,7 @@ fn on(backend: &Arc<dyn Backend>) -> ModuleOptions {
     ModuleOptions::default().backend(backend.clone())
 }
 
-/// A module with an evaluation model on a state.
+/// Creates a module with an evaluation model on a state.
 fn module(state: &mut CheckpointState, backend: &Arc<dyn Backend>) -> ortrain::Result<Module> {
     let made = setup::artifacts().unwrap();
     let eval = ModelSource::from_proto(&made.eval_model).unwrap();
@@ -42,7 +42,7 @@ fn optimizer(state: &mut CheckpointState, module: &Module) -> Optimizer {
     Optimizer::new(ModelSource::from_proto(&model).unwrap(), state, module).unwrap()
 }
 
-/// A train step, and one of the optimizer; the loss.
+/// Runs a training step and an optimizer step; returns the loss.
 fn step(state: &mut CheckpointState, module: &mut Module, optimizer: &mut Optimizer) -> Tensor {
     let batch = setup::batch();
     let inputs = batch.each_ref().map(Given::from);
@@ -89,7 +89,7 @@ fn a_training_has_the_bits_of_the_host_and_goes_on_there() {
 
 #[test]
 fn every_optimizer_steps_on_a_device() {
-    // `LambOptimizer` and its like have weights of their own in classic sessions.
+    // `LambOptimizer` and similar ones are for classic sessions only.
     for row in OPTIMIZERS.iter().filter(|row| OptimizerSpec::new(row.name).is_ok()) {
         let run = |backend: &Arc<dyn Backend>| {
             let mut spec = OptimizerSpec::new(row.name).unwrap();
@@ -143,7 +143,7 @@ fn a_state_is_on_one_device() {
     );
     assert_eq!(state.device(), "cpu");
     step(&mut state, &mut first, &mut of_first);
-    // Moved by hand, the state leaves its module behind.
+    // After an explicit move of the state, its module cannot be used.
     state.to(&remote()).unwrap();
     let batch = setup::batch();
     let inputs = batch.each_ref().map(Given::from);
@@ -171,7 +171,7 @@ fn a_device_with_too_little_memory_changes_nothing() {
         assert_eq!((state.device(), device.used()), ("cpu", 0), "{bytes} bytes");
         assert_eq!(parameters(&state), before);
         if bytes == 30_000 {
-            // There is room for the state, but not for gradients beside it.
+            // The state fits, but not its gradients.
             continue;
         }
         assert!(state.to(&backend).is_err());

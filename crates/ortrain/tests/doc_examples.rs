@@ -1,11 +1,12 @@
-//! Every public type and function of this crate shows in its documentation how it is used. That the examples are right is
-//! what `cargo test --doc` finds.
+//! Every public type and function of this crate has an example in its documentation. `cargo test --doc` runs
+//! the examples.
 
 use std::path::Path;
 
-/// The public items of a file that have no example, with their lines. Items of tests, which come last, do not count.
+/// Returns the public items of a file without example, with their lines. Items of tests, which come last, do
+/// not count.
 fn without_example(text: &str) -> Vec<(usize, String)> {
-    // What other crates make and this one shows is described here, too.
+    // Re-exports of other crates have their documentation here, too.
     let keywords = ["fn ", "struct ", "enum ", "trait ", "type ", "use ortrain_", "use bytes::"];
     let (mut found, mut example, mut attribute, mut fenced) = (Vec::new(), false, false, false);
     for (number, line) in (1..).zip(text.lines().map(str::trim)) {

@@ -1,4 +1,4 @@
-//! The examples about operators and gradients of one's own run as they stand.
+//! The examples of custom operators and gradients run unchanged.
 
 #[allow(dead_code, reason = "tests do not print")]
 #[path = "../examples/custom_gradient.rs"]

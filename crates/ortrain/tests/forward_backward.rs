@@ -1,4 +1,5 @@
-//! The forward and the backward pass as two calls: the bits of the joint step, any number of live passes, memory, errors.
+//! Forward and backward pass as two calls: bit-identical to the joint step, any number of live passes,
+//! memory, errors.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -12,13 +13,13 @@ use ortrain::{
     LiveForward, Memory, ModelSource, Module, ModuleOptions, Result, SessionOptions, Tensor, backend,
 };
 
-/// A model with its loss, and its weights inside, out of the models of a training.
+/// Returns a model with loss and embedded weights, from the models of a training.
 fn with_loss(module: &Module, state: &CheckpointState) -> ModelSource {
     let loss = module.outputs(true)[0].name.clone();
     ModelSource::from_proto(&module.inference_model(state, &[&loss]).unwrap().proto).unwrap()
 }
 
-/// Weights in memory of their own, and room for their gradients.
+/// Weights in memory of the caller, and buffers for their gradients.
 struct Hands {
     weights: Vec<Arc<Memory>>,
     rooms: Vec<Arc<Memory>>,
@@ -50,7 +51,7 @@ impl Hands {
         collect(|deliver| both.backward(live, &seeds, &both.lent(&self.rooms), deliver))
     }
 
-    /// The gradient of each weight.
+    /// Returns the gradient of each weight.
     fn gradients(&self, both: &ForwardBackward) -> Vec<Vec<u8>> {
         both.weights()
             .iter()
@@ -64,7 +65,7 @@ fn ones(tensor: &Tensor) -> Tensor {
     Tensor::filled(tensor.dtype(), tensor.dims(), 1.0)
 }
 
-/// Some steps of both, on batches of which the second one has other rows than the first.
+/// Compares some steps of both variants. The second batch has another number of rows.
 fn same_bits(net: &mut Workload, options: ForwardBackwardOptions, module: ModuleOptions, name: &str) {
     let train = ModelSource::from_proto(&net.made.training_model).unwrap();
     let eval = ModelSource::from_proto(&net.made.eval_model).unwrap();
@@ -232,7 +233,7 @@ fn what_does_not_fit_is_refused_and_changes_nothing() {
         assert!(error.contains(want), "{error}");
         assert!(hands.rooms.iter().all(|room| room.is_zero().unwrap()), "{error}");
     }
-    // Gradients where weights lie, or where another gradient lies.
+    // Gradient buffers that overlap weights, or another gradient.
     let bytes = |k: &usize| both.weights()[*k].initial.data().len();
     let (least, most) = ((0..4).min_by_key(bytes).unwrap(), (0..4).max_by_key(bytes).unwrap());
     for (at, there) in [(0, &hands.weights[0]), (least, &hands.weights[most]), (least, &hands.rooms[most])] {
@@ -307,7 +308,8 @@ fn host_functions_and_control_flow_stand_on_both_sides() {
         for sign in [1.0_f32, -1.0] {
             let x = Tensor::f32(&[4], &[sign, 0.0, 2.0 * sign, 0.0]);
             let (mut live, outputs) = hands.forward(&both, &[given(&x)]).unwrap();
-            // x w doubled where the sum of x is positive, else negated; then what is not zero, which is sorted out.
+            // If the sum of x is positive, x w is doubled, otherwise negated; then the nonzero elements are
+            // selected.
             let factor = if sign > 0.0 { 2.0 } else { -1.0 };
             let kept = [3.0 * sign * factor, 5.0 * 2.0 * sign * factor];
             assert_eq!(outputs[0].to_vec::<f32>(), kept);

@@ -1,8 +1,8 @@
-//! Every attribute of every operator has a limit: with numbers that no machine can count to, a node ends in a sentence or
-//! in a right result, at once and with little memory.
+//! Every attribute of every operator has a limit. With extreme numbers, a node returns an error or a correct
+//! result, quickly and with little memory.
 //!
-//! Operators, their versions and their attributes are found out by asking them, so that a new one joins by itself. The
-//! nodes are tried in processes of their own, because what takes too much memory ends a process.
+//! Operators, their versions and their attributes are discovered by probing, so new operators are tested
+//! automatically. The nodes run in separate processes, because excessive memory use ends a process.
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -19,32 +19,33 @@ use ortrain_ops::passes::{differentiate::backpropagate, infer::infer, versions::
 use ortrain_ops::{Error, OpError, Registry, Role, Specialiser};
 use ortrain_program::{Bindings, Given, GradientMode, RunContext, Scalars, ScheduleExecutor, Workspace};
 
-/// What a node may take beyond what there was before it.
+/// Maximum additional memory of a node, in bytes.
 const MEMORY: usize = 64 << 20;
 
-/// How long a node may take: a second as it is delivered, and here without optimization, beside other tests.
+/// Maximum time of a node: one second in a release build, more here without optimization and beside other
+/// tests.
 const TIME: Duration = Duration::from_secs(5);
 
-/// How long a process may stay at one node before it is taken to hang.
+/// Maximum time of a process at one node before it counts as hanging.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// The numbers, and their negatives.
+/// Extreme numbers; their negatives are used, too.
 const NUMBERS: [i64; 3] = [1 << 31, 1 << 40, 1 << 62];
 
-/// Processes.
+/// Number of processes.
 const SHARDS: usize = 2;
 
-/// Most attributes of a node that are changed two by two.
+/// Maximum number of attributes of a node that are changed in pairs.
 const MAX_PAIRED: usize = 8;
 
 static LIVE: AtomicUsize = AtomicUsize::new(0);
 static LIMIT: AtomicUsize = AtomicUsize::new(usize::MAX);
 
-/// Has no more than the limit.
+/// Allocator with a limit.
 struct Limited;
 
 #[allow(unsafe_code)]
-// SAFETY: everything is passed on to the system's allocator as it came, or refused.
+// SAFETY: every call is forwarded unchanged to the system's allocator, or refused.
 unsafe impl GlobalAlloc for Limited {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let live = LIVE.fetch_add(layout.size(), Ordering::Relaxed);
@@ -52,7 +53,7 @@ unsafe impl GlobalAlloc for Limited {
             LIVE.fetch_sub(layout.size(), Ordering::Relaxed);
             return std::ptr::null_mut();
         }
-        // SAFETY: the caller's promises are those the system's allocator asks for.
+        // SAFETY: the caller's guarantees are the requirements of the system's allocator.
         unsafe { System.alloc(layout) }
     }
 
@@ -76,7 +77,7 @@ unsafe impl GlobalAlloc for Limited {
 #[global_allocator]
 static ALLOCATOR: Limited = Limited;
 
-/// Words in quotes in the sources of the operators: the names of all attributes are among them.
+/// Returns the quoted words in the sources of the operators, which include the names of all attributes.
 fn words() -> BTreeSet<String> {
     fn read(folder: &Path, words: &mut BTreeSet<String>) {
         for entry in std::fs::read_dir(folder).unwrap() {
@@ -104,8 +105,8 @@ fn prepared(mut graph: Graph) -> Result<Graph, Error> {
     Ok(graph)
 }
 
-/// The attributes that a node reads, and what they should hold. It is given what no operator takes under every word, and
-/// complains of one after the other.
+/// Returns the attributes that a node reads, with their types. Every word is set to a value of an unsupported
+/// type, and the node reports one error after the other.
 fn attributes(sample: &Graph, words: &BTreeSet<String>) -> Vec<(String, &'static str)> {
     let own = &sample.nodes[0].attrs.0;
     let mut graph = sample.clone();
@@ -131,7 +132,7 @@ fn attributes(sample: &Graph, words: &BTreeSet<String>) -> Vec<(String, &'static
     found
 }
 
-/// Nodes that differ from a sample in one or two numbers, with what was changed.
+/// Returns variants of a sample with one or two changed numbers, each with a description of the change.
 fn changed(sample: &Graph, words: &BTreeSet<String>) -> Vec<(String, Graph)> {
     let mut kinds = attributes(sample, words);
     kinds.retain(|(_, kind)| matches!(*kind, "INT" | "INTS" | "FLOAT" | "FLOATS"));
@@ -163,7 +164,7 @@ fn changed(sample: &Graph, words: &BTreeSet<String>) -> Vec<(String, Graph)> {
             if let Some(Attr::Ints(list)) = one.nodes[0].attrs.0.get(&first.0)
                 && list.len() > 1
             {
-                // The first one alone.
+                // Only the first element.
                 let mut list = vec![1; list.len()];
                 list[0] = number;
                 let mut graph = sample.clone();
@@ -195,7 +196,7 @@ fn changed(sample: &Graph, words: &BTreeSet<String>) -> Vec<(String, Graph)> {
     cases
 }
 
-/// Prepares a graph and runs it, and then its gradient; whatever cannot be done ends here.
+/// Prepares and runs a graph, then its gradient. Stops at the first unsupported part.
 fn attempt(graph: Graph) -> Option<()> {
     let mut graph = prepared(graph).ok()?;
     let mut inputs = Vec::new();
@@ -225,7 +226,7 @@ fn attempt(graph: Graph) -> Option<()> {
     run(&graph, &inputs).map(drop)
 }
 
-/// The types of the results.
+/// Runs a graph and returns the types of its results.
 fn run(graph: &Graph, inputs: &[Tensor]) -> Option<Vec<(DType, Vec<usize>)>> {
     let roles = vec![Role::User; graph.inputs.len()];
     let schedule = Specialiser::new(graph.clone(), roles).schedule(inputs).ok()?;
@@ -246,14 +247,14 @@ fn run(graph: &Graph, inputs: &[Tensor]) -> Option<Vec<(DType, Vec<usize>)>> {
     Some(types)
 }
 
-/// All nodes with numbers that are too large, one after the other; `progress` says where it is.
+/// Runs all nodes with extreme numbers, one after the other; `progress` records the current node.
 fn child(shard: usize, skipped: usize, progress: &Path) {
     let mut progress =
         std::fs::OpenOptions::new().write(true).create(true).truncate(false).open(progress).unwrap();
     let words = words();
     let mut count = 0;
     let mut slow = Vec::new();
-    // What is made once for all nodes.
+    // Resources that all nodes share.
     let _ = ortrain::default_backend();
     for (k, definition) in Registry::standard().all().iter().enumerate() {
         if k % SHARDS != shard {
@@ -285,10 +286,10 @@ fn child(shard: usize, skipped: usize, progress: &Path) {
     println!("TRIED {count}");
 }
 
-/// Runs a process until it is through or breaks off, and says what it reported.
+/// Runs a process until it ends or aborts, and returns its report.
 fn watch(shard: usize, skipped: usize, progress: &Path) -> Result<String, String> {
     let name = "every_attribute_of_every_operator_has_a_limit";
-    // Empty until it is where the last one broke off.
+    // Empty until the process reaches the node at which the previous one aborted.
     std::fs::write(progress, "").unwrap();
     let mut process = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", name, "--nocapture"])
@@ -356,7 +357,7 @@ fn every_attribute_of_every_operator_has_a_limit() {
     let faults: Vec<String> = found.iter().flat_map(|(faults, _)| faults.clone()).collect();
     let tried: usize = found.iter().map(|(_, tried)| tried).sum();
     assert!(faults.is_empty(), "{} of {tried}: {faults:#?}", faults.len());
-    // Far fewer would mean that attributes are not found any more.
+    // A much smaller number would mean that attributes are no longer found.
     assert!(tried > 10_000, "{tried} nodes");
 }
 

@@ -1,4 +1,4 @@
-//! The memory of a step is known before it, and can be limited.
+//! The memory of a step is known in advance, and can be limited.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -47,7 +47,7 @@ fn a_limit_is_kept_to_the_byte() {
     assert_eq!(train(&mut enough, &mut state, &data), loss);
 
     let mut state = state_of(CASE);
-    // Less is possible by computing values again, down to a least size.
+    // Recomputation reduces the need down to a minimum.
     let mut most = need.total();
     let least = loop {
         let mut short = module(&mut state, Some(most - 1)).unwrap();
@@ -93,7 +93,8 @@ fn parameters_alone_may_be_too_many() {
     assert!(error.to_string().ends_with("this model does not fit at any batch size"), "{error}");
 }
 
-/// Batches of two sizes take turns. Each fits alone; what the larger one left makes no room for the other.
+/// Batches of two sizes alternate. Each fits by itself, but not while the arena of the larger one remains
+/// allocated.
 #[test]
 fn an_arena_that_is_too_large_is_given_back() {
     let session = |limit: Option<usize>| {
@@ -105,7 +106,7 @@ fn an_arena_that_is_too_large_is_given_back() {
     let mut free = session(None);
     let want = inputs.each_ref().map(|x| collect(|deliver| free.run(&[given(x)], deliver)).unwrap());
     let mut least = 0;
-    // The least limit at which the larger batch runs.
+    // Find the smallest limit at which the larger batch runs.
     for bits in (0..24).rev() {
         let tried = least + (1 << bits);
         let fails = session(Some(tried)).run(&[given(&inputs[1])], &mut |_, _, _, _| Ok(())).is_err();

@@ -1,4 +1,4 @@
-//! A warm train step and optimizer step take no memory from the heap, on no thread.
+//! A warm training step and optimizer step allocate no heap memory, on any thread.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -14,15 +14,15 @@ use ortrain::{
 
 static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
 
-/// Counts what any thread asks for.
+/// Allocator that counts the requests of all threads.
 struct Counting;
 
 #[allow(unsafe_code)]
-// SAFETY: everything is passed on to the system's allocator as it came.
+// SAFETY: every call is forwarded unchanged to the system's allocator.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: the caller's promises are those the system's allocator asks for.
+        // SAFETY: the caller's guarantees are the requirements of the system's allocator.
         unsafe { System.alloc(layout) }
     }
 
@@ -35,7 +35,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// How much is asked for by the last of some rounds of `round`.
+/// Returns the number of allocations in the last of some rounds of `round`.
 fn counted(mut round: impl FnMut() -> f32) -> usize {
     let mut count = 0;
     for _ in 0..4 {
@@ -47,7 +47,7 @@ fn counted(mut round: impl FnMut() -> f32) -> usize {
     count
 }
 
-/// A train step whose loss goes where it takes no memory.
+/// Runs a training step with a loss on the stack.
 fn step(module: &mut Module, state: &mut CheckpointState, batch: &(Tensor, Tensor)) -> f32 {
     let mut loss = [0; 4];
     let inputs = [given(&batch.0), given(&batch.1)];
@@ -55,7 +55,7 @@ fn step(module: &mut Module, state: &mut CheckpointState, batch: &(Tensor, Tenso
     f32::from_le_bytes(loss)
 }
 
-/// A Scan of sums over so many rows that its iterations are not written out.
+/// A Scan of sums over many rows, so that its iterations are not unrolled.
 fn sums() -> ortrain::InferenceSession {
     use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, ValueType};
     let typed = |dims: &[Dim]| ValueType::Tensor(DType::F32, Some(dims.iter().cloned().collect::<Shape>()));
@@ -88,8 +88,8 @@ fn sums() -> ortrain::InferenceSession {
     ortrain::InferenceSession::new(ModelSource::from_proto(&model).unwrap(), options).unwrap()
 }
 
-/// The only test of its process: others would be counted too. A perceptron with batches of two sizes that take turns, one
-/// of them large enough for several threads; then whole convolution networks.
+/// The only test of its process, since others would be counted, too. A perceptron runs with alternating
+/// batches of two sizes; the larger one uses several threads. Complete convolution networks follow.
 #[test]
 fn a_warm_step_allocates_nothing() {
     let case = "mlp_adamw_ce";
@@ -121,7 +121,7 @@ fn a_warm_step_allocates_nothing() {
     };
     assert_eq!(counted(round), 0, "a session");
 
-    // Forward and backward as two calls, on weights and to gradients of the caller's.
+    // Forward and backward as two calls, with weights and gradients of the caller.
     let mut state = state_of(case);
     let module = module_on(case, &mut state);
     let loss = module.outputs(true)[0].name.clone();
@@ -147,7 +147,7 @@ fn a_warm_step_allocates_nothing() {
     };
     assert_eq!(counted(round), 0, "forward and backward");
 
-    // What a Scan takes does not depend on how often it runs.
+    // Allocations of a Scan do not depend on its number of iterations.
     let mut session = sums();
     let start = Tensor::f32(&[64], &[0.0; 64]);
     let counts = [3000, 5000].map(|rows| {

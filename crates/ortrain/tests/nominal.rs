@@ -1,4 +1,4 @@
-//! A nominal state gets its values from a file: all of them at once, or none.
+//! A nominal state loads its values from a file: all at once or not at all.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -15,7 +15,7 @@ use rustc_hash::FxHashMap;
 
 const CASE: &str = "mlp_adamw_ce";
 
-/// The state of the recorded classifier, without its values.
+/// Returns the state of the recorded classifier without its values.
 fn nominal() -> CheckpointState {
     let ModuleState::Full { trainable, frozen } = state_of(CASE).to_checkpoint(false).unwrap().module else {
         panic!("values are there")
@@ -32,7 +32,7 @@ fn values(state: &CheckpointState) -> Vec<NamedTensor> {
     state.names().map(view).collect()
 }
 
-/// The two ways to load parameters, each from a file that holds these tensors.
+/// Loads parameters in one of two ways, from a file with these tensors.
 fn load(
     state: &mut CheckpointState,
     tensors: &[NamedTensor],
@@ -45,13 +45,13 @@ fn load(
         save_safetensors(tensors, &path).unwrap();
         return state.load_safetensors(&path, &FxHashMap::default(), strict);
     }
-    // Whether a parameter is trained says the state, not the file.
+    // The state determines which parameters are trained, not the file.
     let module = ModuleState::Full { trainable: Vec::new(), frozen: tensors.to_vec() };
     save(&Checkpoint { module, ..Checkpoint::default() }, &path, Layout::State).unwrap();
     state.load_parameters(&path, strict)
 }
 
-/// Every order of events ends in the same run, with the bits of a state that was never nominal.
+/// Every order of events ends in the same run, bit-identical to a state that was never nominal.
 #[test]
 fn what_was_loaded_trains() {
     let mut full = state_of(CASE);
@@ -94,7 +94,7 @@ fn what_was_loaded_trains() {
     }
 }
 
-/// Strict or not: what does not have all parameters is refused, and the state can still get them.
+/// A file without all parameters is rejected, even if not strict, and the state can still load them.
 #[test]
 fn a_part_is_refused() {
     let wanted = values(&state_of(CASE));
@@ -150,17 +150,17 @@ fn types_and_shapes_are_those_of_checkpoint_and_model() {
         assert!(state.is_nominal());
         assert_eq!(state.to_checkpoint(true).unwrap(), before);
     };
-    // The checkpoint says the type, and the model says the shape.
+    // The checkpoint determines the type, and the model determines the shape.
     let mut state = nominal();
     let long = with("fc2.bias", Tensor::i64(&[5], &[0; 5]));
-    // No model has said the shape yet, so the value's own is shown.
+    // Without a model, the message shows the shape of the value.
     fails(&mut state, &long, "parameter \"fc2.bias\" is float32[5], but a value of int64[5] was given");
     let _module = module_on(CASE, &mut state);
     let wide = with("fc2.bias", Tensor::f32(&[6], &[0.0; 6]));
     fails(&mut state, &wide, "parameter \"fc2.bias\" is float32[5], but a value of float32[6] was given");
     load(&mut state, &wanted, true, true).unwrap();
 
-    // Without a model the file says the shapes, and the model is then asked whether it has them.
+    // Without a model, the file determines the shapes; a later model must agree.
     let mut state = nominal();
     load(&mut state, &wide, true, true).unwrap();
     assert_eq!(state.parameter("fc2.bias").unwrap().dims, [6]);
@@ -173,13 +173,13 @@ fn types_and_shapes_are_those_of_checkpoint_and_model() {
         "{error}"
     );
 
-    // Narrower floats become wider, as in a full state.
+    // Narrower floats are widened, as for a full state.
     let mut state = nominal();
     load(&mut state, &with("fc2.bias", Tensor::filled(DType::F16, &[5], 1.5)), true, false).unwrap();
     assert_eq!(state.parameter("fc2.bias").unwrap().to_tensor().unwrap(), Tensor::f32(&[5], &[1.5; 5]));
 }
 
-/// Once a module has laid out the planes, there is no place for what its model does not have.
+/// After a module has determined the layout, other parameters have no memory.
 #[test]
 fn a_parameter_that_the_model_does_not_have() {
     let spare = NamedTensor::new("spare", Tensor::f32(&[2], &[1.0, 2.0]));
@@ -221,7 +221,7 @@ fn a_nominal_file_has_nothing_to_load() {
     assert_eq!(missing.kind(), ErrorKind::NoSuchFile);
 }
 
-/// Slots that start as the parameters do, or as their average, begin with the values that came later.
+/// Slots that start from parameter values, or from their average, are initialized when the values are loaded.
 #[test]
 fn slots_start_from_values_that_come_later() {
     use ortrain::optim::{OptimizerSpec, optimizer_model};

@@ -1,4 +1,4 @@
-//! The programs of optimizers: as many instructions for many parameters as for few.
+//! Programs of optimizers: their number of instructions is independent of the number of parameters.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -9,10 +9,10 @@ use ortrain::artifacts::{ArtifactOptions, Loss, generate};
 use ortrain::optim::{OPTIMIZERS, OptimizerSpec};
 use ortrain::{ModelSource, Optimizer};
 
-/// The size of both axes of the matrices: state is large beside the other values of a step.
+/// Size of both axes of the matrices: the optimizer state is large relative to other values of a step.
 const WIDTH: usize = 64;
 
-/// Instructions of a step over the parameters of so many layers, each a matrix and a vector.
+/// Counts the instructions of a step for a number of layers, each with a matrix and a vector.
 fn instructions(spec: OptimizerSpec, layers: usize) -> usize {
     let model = long::model("layers", 3 * layers, WIDTH);
     let weights = model.graph.as_ref().unwrap().initializer.iter().map(|weight| weight.name.clone());
@@ -35,7 +35,7 @@ fn instructions(spec: OptimizerSpec, layers: usize) -> usize {
     count.unwrap_or_else(|| panic!("{dump}")).parse().unwrap()
 }
 
-/// Muon is left out: its products are instructions of their own.
+/// Muon is excluded: its products are separate instructions.
 #[test]
 fn a_step_has_as_many_instructions_for_many_parameters_as_for_few() {
     for row in OPTIMIZERS.iter().filter(|row| row.name != "Muon") {

@@ -1,4 +1,4 @@
-//! Networks of many nodes are prepared and run. How long that takes: `cargo bench --bench preparing`.
+//! Networks with many nodes are prepared and run. `cargo bench --bench preparing` measures the time.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -20,7 +20,7 @@ fn networks_of_many_nodes_are_prepared() {
     }
 }
 
-/// One weight that is used more often than a Sum has inputs.
+/// One weight with more uses than the maximum number of inputs of a Sum.
 #[test]
 fn gradients_of_many_uses_are_added_up_in_parts() {
     let made = long::artifacts(&long::model("product", 2_100, WIDTH));
@@ -32,7 +32,7 @@ fn gradients_of_many_uses_are_added_up_in_parts() {
     assert_eq!(sums("AccumulateGrad_w000001_grad"), [1024, 1024, 54]);
     let (mut state, mut module) = long::module(&made);
     assert!((long::step(&mut state, &mut module, WIDTH) - 0.0625).abs() < 1e-6);
-    // The product of identities: each use passes back the gradient of the rows times the rows.
+    // The product of identities: the gradient of each use is the row gradient times the rows.
     let gradient = common::gradient(&module, "w000001");
     let each = 2.0 * 0.25 / 8.0 * 0.5 * 2.0;
     assert!(gradient.iter().all(|&found| (found / 2_100.0 - each).abs() < 1e-4), "{gradient:?}");

@@ -37,7 +37,7 @@ fn a_profiled_step_has_the_same_results_and_changes_nothing() {
     assert_eq!((gradient(&module, "fc1.weight"), state.train_step_count()), before);
     let want = collect(|deliver| plain.train_step(&mut plain_state, &inputs, deliver)).unwrap();
     assert_eq!(profiled, want);
-    // A pending reset is still pending.
+    // A pending reset remains pending.
     module.lazy_reset_grad();
     module.profile(&state, &inputs, options, &mut |_, _, _, _| Ok(())).unwrap();
     train(&mut module, &mut state, &data);
@@ -50,14 +50,14 @@ fn every_instruction_is_listed() {
         let found = profile(backend, true);
         assert_eq!(found.steps.len(), 3);
         let products: Vec<_> = found.instructions.iter().filter(|i| i.kind == "MatMul").collect();
-        // Two layers, forward; both weights and the hidden layer, backward.
+        // Two layers in the forward pass; both weights and the hidden layer in the backward pass.
         assert_eq!(products.len(), 5, "{found}");
         for product in &products {
             assert_eq!(product.calls, 3);
             assert!(product.min <= product.median && product.median <= product.total, "{found}");
             assert!(product.flops > 0 && product.bytes > 0 && product.share() > 0.0, "{found}");
         }
-        // [8, 10] x [24, 10], with the bias and the activation behind it; an activation only compares and chooses.
+        // [8, 10] x [24, 10], with bias and activation as epilogue; an activation only compares and selects.
         let first = products.iter().find(|i| i.shapes == "[] 8x24x10").unwrap();
         assert!(first.node.contains("(Gemm) + ") && first.node.ends_with("(Relu)"), "{found}");
         assert_eq!(first.flops, 2 * 8 * 24 * 10 + 8 * 24, "{found}");

@@ -8,7 +8,7 @@ mod setup {
     include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs"));
 }
 
-/// The error of going on from a checkpoint whose scheduler is changed.
+/// Returns the error of resuming from a checkpoint with a changed scheduler.
 fn refused(change: impl FnOnce(&mut ortrain_checkpoint::Scheduler)) -> String {
     let (mut state, _, _) = setup::training().unwrap();
     LrScheduler::new(&mut state, "Warmup(steps=2, then=Linear(total=9))".parse().unwrap(), 0.5).unwrap();
@@ -89,7 +89,7 @@ fn any_text_is_a_schedule_or_refused() {
     let texts: Vec<String> = texts.filter(|text| text.parse::<Schedule>().is_ok()).collect();
     assert!(texts.len() > 10, "{texts:?}");
     let signs = b"()[]=,. -+0123456789einfnaTrueFalse\"\\\0\xff".as_slice();
-    // A generator of Lehmer's: the same texts in every run.
+    // A Lehmer generator: the same texts in every run.
     let mut seed = 27_u64;
     let mut draw = |below: usize| {
         seed = seed * 48_271 % 2_147_483_647;

@@ -1,4 +1,4 @@
-//! The state: its planes, its errors, its files.
+//! State: planes, errors, files.
 #![allow(clippy::unwrap_used)]
 
 use ortrain::{

@@ -1,13 +1,13 @@
-//! Training gives the same bits at every thread count and on every run.
+//! Training is bit-identical at every thread count and in every run.
 
 mod common;
 
 use ortrain::backend;
 
-/// Rows of a batch: enough that every kernel has work for several threads.
+/// Rows of a batch, sufficient for several threads in every kernel.
 const ROWS: usize = 20_000;
 
-/// The bits of losses and parameters after some steps.
+/// Returns the bits of losses and parameters after some steps.
 fn trained(threads: usize) -> Vec<u32> {
     backend("cpu", threads).expect("there is a CPU");
     let case = "mlp_adamw_ce";
@@ -34,7 +34,7 @@ fn same_bits_at_every_thread_count() {
     }
 }
 
-/// The bits of losses and parameters of a net that keeps masks, and what a dump says of its program.
+/// Returns the bits of losses and parameters of a network with stored masks, and a dump of its program.
 fn trained_with_dropout(threads: usize) -> (Vec<u32>, String) {
     backend("cpu", threads).expect("there is a CPU");
     let mut run = common::Workload::with_dropout("mlp", 300);
@@ -60,7 +60,7 @@ fn same_bits_where_masks_wait_as_bits() {
     }
 }
 
-/// The bits of parameters and slots after some steps of an optimizer.
+/// Returns the bits of parameters and slots after some optimizer steps.
 fn optimized(optimizer: &ortrain::ModelSource, threads: usize) -> Vec<Vec<u8>> {
     backend("cpu", threads).expect("there is a CPU");
     let mut run = common::Workload::new("mlp", 16);

@@ -110,7 +110,7 @@ fn gradients_go_through_a_buffer() {
     train(&mut second, &mut other, &b);
     let buffers = [&module, &second].map(|module| module.copy_gradients_to_buffer(&state).unwrap());
     assert_eq!(buffers[0].len(), module.parameters_size(&state, true));
-    // The order is that of the parameters: each lies where its values lie in the other buffer.
+    // The order of gradients is the order of parameters.
     let parameters = module.copy_parameters_to_buffer(&state, true).unwrap();
     for name in state.names().filter(|name| state.requires_grad(name).unwrap()) {
         let values: Vec<f32> = state.parameter(name).unwrap().to_tensor().unwrap().to_vec();
@@ -206,7 +206,7 @@ fn a_step_that_fails_changes_nothing() {
     let after: Vec<Vec<f32>> = NAMES.iter().map(|name| gradient(&module, name)).collect();
     assert_eq!(before, after);
     assert_eq!(state.train_step_count(), 1);
-    // The reset that was asked for is still to come.
+    // The requested reset is still pending.
     train(&mut module, &mut state, &batch(4, 1));
     assert_eq!(before, NAMES.iter().map(|name| gradient(&module, name)).collect::<Vec<_>>());
 }
@@ -222,7 +222,7 @@ fn an_empty_batch_has_no_loss_and_no_gradient() {
     assert!(evaluate(&mut module, &state, &batch(0, 1)).is_nan());
 }
 
-/// The recorded checkpoint with its tensors changed.
+/// Returns the recorded checkpoint with changed tensors.
 fn changed(change: impl FnOnce(&mut Vec<NamedTensor>, &mut Vec<NamedTensor>)) -> CheckpointState {
     let mut checkpoint = state_of(CASE).to_checkpoint(false).unwrap();
     let ModuleState::Full { trainable, frozen } = &mut checkpoint.module else { panic!("it is full") };
@@ -263,7 +263,7 @@ fn model_and_checkpoint_must_belong_together() {
         "the training model does not fit the checkpoint: \"fc2.bias\" is float32[5] in the model, but float32[6] in the \
          checkpoint; give the checkpoint that was made together with the model"
     );
-    // A frozen parameter that the model does not have harms nobody.
+    // A frozen parameter that the model does not have is allowed.
     let mut state = changed(|_, frozen| frozen.push(NamedTensor::new("more", Tensor::f32(&[1], &[0.0]))));
     module_on(CASE, &mut state);
 }
@@ -317,7 +317,7 @@ fn optimizers_share_what_they_keep() {
     let mut second = optimizer_on(CASE, &mut state, &module);
     assert_eq!(second.learning_rate(&state).unwrap(), 0.25);
 
-    // The file brings back everything: two ways to go on are the same.
+    // The file restores everything: continuing with or without it is equivalent.
     let bytes = state.to_bytes(true).unwrap();
     let mut resumed = CheckpointState::from_bytes(bytes).unwrap();
     let mut resumed_module = module_on(CASE, &mut resumed);
@@ -455,7 +455,7 @@ fn an_empty_checkpoint_has_nothing_to_train() {
     Module::new(source, &mut state, None, ModuleOptions::default()).unwrap_err();
 }
 
-/// Slots of a damaged file, or of another model, are refused by name, and nothing of the state changes.
+/// Slots of a damaged file, or of another model, are rejected by name, and the state remains unchanged.
 #[test]
 fn slots_that_do_not_fit_are_refused() {
     use ortrain::optim::{OptimizerSpec, optimizer_model};

@@ -1,4 +1,4 @@
-//! The session: the same bits as its parts, outputs in the caller's memory, and what is refused.
+//! Training session: bit-identical to its parts, outputs in memory of the caller, and errors.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -15,7 +15,7 @@ use ortrain_onnx::{LoadedModel, NodeProto};
 
 const CASE: &str = "mlp_adamw_ce";
 
-/// Which models a session is made of.
+/// Models of a session.
 #[derive(Clone, Copy)]
 struct Models {
     eval: bool,
@@ -98,7 +98,7 @@ fn the_state_is_owned_or_borrowed() {
     session.train_step(&inputs(&batch(4, 1))).unwrap();
     let (state, rest) = session.detach();
     assert_eq!((state.train_step_count(), state.seed()), (2, 4));
-    // The optimizer, a pending reset and the scheduler go along.
+    // The optimizer, a pending reset and the scheduler are preserved.
     let mut session = rest.attach(Box::new(state));
     session.register_linear_lr_scheduler(0, 2, 0.5).unwrap();
     session.lazy_reset_grad();
@@ -200,7 +200,7 @@ fn outputs_that_do_not_fit_are_refused_before_the_step() {
     assert!(logits.iter().chain(&a1).all(|&value| value == 7.0), "nothing was written");
 }
 
-/// A classifier that also says where its input is not zero: the shape of that output is known when it is computed.
+/// A classifier with an additional output, the positions of nonzero inputs: its shape is data-dependent.
 fn counting() -> (CheckpointState, ModelSource, ModelSource) {
     let mut proto = LoadedModel::load(recorded(CASE, "forward.onnx")).unwrap().proto;
     proto.graph.as_mut().unwrap().node.push(NodeProto {
@@ -360,7 +360,7 @@ fn a_session_that_cannot_be_made_leaves_the_state_as_it_was() {
     assert!(text.contains("the optimizer model"), "{text}");
     let (kind, _) = attempt(&mut state, "training_model.onnx", None, "nowhere.onnx");
     assert_eq!(kind, ErrorKind::NoSuchFile);
-    // C# has the optimizer model as third argument, C and C++ the evaluation model.
+    // In C#, the third argument is the optimizer model; in C and C++, it is the evaluation model.
     let (kind, text) =
         attempt(&mut state, "training_model.onnx", Some("optimizer_model.onnx"), "optimizer_model.onnx");
     assert_eq!(kind, ErrorKind::InvalidModel);
@@ -413,7 +413,7 @@ fn a_nominal_state_gets_its_values_from_a_buffer() {
     assert!(session.from_buffer(&vec![0.0; session.parameters_size(true)], Some(true)).is_err());
 
     let mut full = session_on(case);
-    // Nothing is frozen here, so the length alone does not say that these are all parameters.
+    // Without frozen parameters, the length alone is ambiguous.
     session.from_buffer(&full.to_buffer(false).unwrap(), None).unwrap();
     full.set_learning_rate(0.1).unwrap();
     for session in [&mut session, &mut full] {

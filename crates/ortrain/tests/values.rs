@@ -1,4 +1,4 @@
-//! Sessions that are given sequences, and asked for some outputs only.
+//! Sessions with sequence inputs, and with a selection of outputs.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -21,7 +21,7 @@ fn session(model: ModelSource) -> InferenceSession {
     InferenceSession::new(model, SessionOptions::default()).unwrap()
 }
 
-/// The inputs of the recorded optimizer model for parameters of these shapes.
+/// Returns the inputs of the recorded optimizer model for parameters of these shapes.
 fn inputs(shapes: &[&[usize]]) -> Vec<Value> {
     let sequence = |seed| {
         let draw = |dims: &&[usize]| floats(&numbers(dims.iter().product(), seed), dims);
@@ -162,7 +162,7 @@ fn a_loss_that_has_a_name_is_an_output() {
     assert_eq!(outputs([None, None], &[]).unwrap().len(), 1);
     assert_eq!(outputs([Some("squares"), Some("size")], &[]).unwrap()[1..], ["squares", "size"]);
     assert_eq!(outputs([Some("squares"), None], &["fc1.weight"]).unwrap()[1..], ["squares", "fc1.weight"]);
-    // Where it is named among the others, it stands there.
+    // If it is also an additional output, it has that position.
     assert_eq!(outputs([Some("a"), Some("b")], &["b", "a"]).unwrap()[1..], ["b", "a"]);
     for names in [[Some("twice"), Some("twice")], [Some("fc1.weight"), None], [Some(""), None]] {
         let error = outputs(names, &[]).unwrap_err();

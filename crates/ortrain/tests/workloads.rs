@@ -1,11 +1,11 @@
-//! Whole networks: the same bits at every thread count.
+//! Complete networks: bit-identical results at every thread count.
 
 mod common;
 
 use common::{Workload, gradient, train};
 use ortrain::backend;
 
-/// The bits of losses, gradients and parameters, running statistics among them, of two steps.
+/// Returns the bits of losses, gradients and parameters (including running statistics) of two steps.
 fn trained(name: &str, rows: usize, threads: usize) -> Vec<u32> {
     backend("cpu", threads).expect("there is a CPU");
     let mut run = Workload::new(name, rows);
@@ -46,7 +46,7 @@ fn lenet() {
     same_bits("lenet", 64, &[2, 3]);
 }
 
-/// What pooling keeps for its gradient is a byte for each maximum.
+/// Max pooling stores the position of each maximum in one byte for its gradient.
 #[test]
 fn positions_of_maxima_are_bytes() {
     for (name, rows, poolings) in

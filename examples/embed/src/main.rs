@@ -4,8 +4,9 @@
 //! cargo run --release -p ortrain-embed-example -- examples/perceptron.onnx FOLDER
 //! ```
 //!
-//! It makes the files of a training, trains the last layer on examples of its own, saves after each round, exports, and
-//! runs what it exported. Started again on the same folder, it goes on where it stopped.
+//! It generates the artifacts of a training, trains the last layer on its own examples, saves after each
+//! round, then exports and runs the model. If it is started again on the same folder, it continues after the
+//! last saved round.
 
 #![allow(clippy::print_stdout, reason = "an application talks to its user")]
 
@@ -55,7 +56,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             session.optimizer_step()?;
             session.lazy_reset_grad();
         }
-        // Written beside the old file, flushed, then renamed: the power may go at any moment.
+        // Written beside the old file, flushed, then renamed, because a power failure may happen at any time.
         session.state_mut().set_property("rounds", round + 1);
         session.state().save(&checkpoint, true)?;
         println!("round {round}: loss {loss:.4}");
@@ -67,7 +68,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// The files of a training of the last layer.
+/// Generates the artifacts for training the last layer.
 fn prepare(model: &Path, folder: &Path) -> Result<(), Box<dyn Error>> {
     let options = ArtifactOptions {
         requires_grad: vec!["fc2.weight".into(), "fc2.bias".into()],
@@ -80,7 +81,7 @@ fn prepare(model: &Path, folder: &Path) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// What an application has seen: here noise with a bright spot, whose place is the label.
+/// Data of an application: here noise with a bright spot; the position of the spot is the label.
 fn examples(seed: u64) -> (Tensor, Tensor) {
     let mut random = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut next = || {
@@ -102,7 +103,7 @@ fn examples(seed: u64) -> (Tensor, Tensor) {
     (Tensor::f32(&[BATCH, FEATURES], &x), Tensor::i64(&[BATCH], &labels))
 }
 
-/// The share of examples, none of which it was trained on, that a model gets right.
+/// Returns the fraction of new examples that a model classifies correctly.
 fn accuracy(model: &Path) -> Result<f64, Box<dyn Error>> {
     const BATCHES: u64 = 10;
     let mut session = InferenceSession::new(model.into(), SessionOptions::default())?;

@@ -1,4 +1,4 @@
-//! The example runs as its documentation says.
+//! The example runs as documented.
 
 use std::path::Path;
 use std::process::Command;
@@ -17,6 +17,6 @@ fn it_learns_and_goes_on_where_it_stopped() {
     assert_eq!(lines.len(), 6, "{lines:?}");
     let right = |line: &str| line.trim_end_matches(" % right").parse::<f64>().expect("a number");
     assert!(right(&lines[5]) >= 95.0, "{lines:?}");
-    // All rounds are done: it exports and runs what it has.
+    // All rounds are done: it exports the model and runs it.
     assert_eq!(run(folder.path()), lines[5..]);
 }

@@ -1,4 +1,5 @@
-//! Attention and its gradients. Heads lie between positions and elements, as projections leave them.
+//! Cases of attention and its gradients. In memory, the axis of heads is between positions and elements, as projections
+//! store it.
 
 use ortrain_expr::{Access, Builder, DType, Load, Nest, Precision, Reg, Type};
 use ortrain_kernels::{AttentionDesc, AttentionGradients, AttentionKernel, AttentionPass};
@@ -7,13 +8,13 @@ use crate::case::{Buffers, Case, SCALARS};
 
 const F32: DType = DType::F32;
 
-/// What is done to the scores, which are scaled in any case.
+/// Epilogue of the scores, after scaling.
 #[derive(Clone, Copy, PartialEq)]
 enum Scores {
     Plain,
-    /// A number is added for each key.
+    /// Adds a number for each key.
     Masked,
-    /// A number is added for each pair, which hides later keys.
+    /// Adds a number for each pair, which hides later keys.
     Causal,
 }
 
@@ -34,7 +35,7 @@ pub(crate) fn cases() -> Vec<Case> {
     cases
 }
 
-/// `sizes`: batch, heads, positions, elements of a query, key or value.
+/// Returns a case; `sizes` are batch, heads, positions, elements of a query, key or value.
 fn case(what: &str, sizes: [usize; 4], scores: Scores, backward: bool) -> Case {
     let [batch, heads, length, size] = sizes;
     let desc = desc(sizes, scores, backward);
@@ -47,7 +48,7 @@ fn case(what: &str, sizes: [usize; 4], scores: Scores, backward: bool) -> Case {
         Scores::Masked => "masked",
         Scores::Causal => "causal",
     };
-    // Products of all scores, seen or not.
+    // Products of all scores, also of hidden ones.
     let products = if backward { 5 } else { 2 };
     Case {
         name: format!(
@@ -64,12 +65,12 @@ fn case(what: &str, sizes: [usize; 4], scores: Scores, backward: bool) -> Case {
             if scores == Scores::Causal {
                 let mask = buffers.bases()[inputs].cast::<f32>();
                 for (i, j) in (0..length).flat_map(|i| (0..length).map(move |j| (i, j))) {
-                    // SAFETY: the mask is the first buffer behind the operands, a number for each pair.
+                    // SAFETY: the mask is the first buffer after the operands, and has a number for each pair.
                     unsafe { mask.add(i * length + j).write(if j > i { -1e10 } else { 0.0 }) };
                 }
             }
             Box::new(move |pool| {
-                // SAFETY: buffers are as long as the accesses say, and belong to this case.
+                // SAFETY: buffers have the lengths of the accesses, and belong to this case.
                 unsafe { kernel.run(&buffers.bases(), SCALARS, pool, buffers.scratch()) };
             })
         }),
@@ -132,7 +133,7 @@ fn desc(sizes: [usize; 4], scores: Scores, backward: bool) -> AttentionDesc {
     }
 }
 
-/// A nest over `dims` with so many accumulators, whose result another computation takes.
+/// Returns a nest over `dims` with some accumulators. It has no store, because another computation takes the result.
 fn nest(
     dims: &[usize],
     accumulators: usize,

@@ -1,25 +1,25 @@
-//! What a case is, and the buffers that it runs on.
+//! Benchmark cases and their buffers.
 
 use ortrain_expr::Precision;
 use ortrain_kernels::{Isa, Pool, RunScalars, Scratch};
 
 /// One kernel at one shape.
 pub(crate) struct Case {
-    /// Family, what it computes, and sizes.
+    /// Family, operation, and sizes.
     pub(crate) name: String,
-    /// Floating-point operations that nobody can do without.
+    /// Minimum number of floating-point operations.
     pub(crate) flops: f64,
-    /// The machine's rate for them, compared with that of f32.
+    /// Peak rate of the machine for these operations, relative to f32.
     pub(crate) rate: f64,
-    /// What the products of the operations keep of their factors.
+    /// Precision of the factors of products.
     pub(crate) precision: Precision,
-    /// Bytes of all operands and results: the least traffic.
+    /// Bytes of all operands and results: the minimum traffic.
     pub(crate) bytes: f64,
-    /// Compiles it for a level and a number of threads. What comes back runs it once.
+    /// Compiles the kernel for a level and a number of threads. The result runs the kernel once.
     pub(crate) compile: Box<dyn Fn(Isa, usize) -> Run>,
 }
 
-/// Runs a compiled kernel once, on buffers of its own.
+/// Runs a compiled kernel once, on its own buffers.
 pub(crate) type Run = Box<dyn FnMut(&Pool)>;
 
 pub(crate) const SCALARS: RunScalars = RunScalars { seed: 1, train_step: 7 };
@@ -35,7 +35,7 @@ pub(crate) struct Buffers {
 struct Line(#[allow(dead_code, reason = "only its bytes are used")] [f32; 16]);
 
 impl Buffers {
-    /// Buffers of so many bytes each, of floats between 0.5 and 1.5, and scratch memory.
+    /// Creates buffers of these sizes in bytes, with floats between 0.5 and 1.5, and scratch memory.
     pub(crate) fn new(bytes: &[usize], scratch: usize) -> Buffers {
         let mut state = 1u32;
         let mut value = || {
@@ -47,12 +47,12 @@ impl Buffers {
         Buffers { lines: bytes.iter().map(|&bytes| fill(bytes)).collect(), scratch: fill(scratch) }
     }
 
-    /// The start of each buffer.
+    /// Returns the start of each buffer.
     pub(crate) fn bases(&mut self) -> Vec<*mut u8> {
         self.lines.iter_mut().map(|lines| lines.as_mut_ptr().cast()).collect()
     }
 
-    /// The scratch memory.
+    /// Returns the scratch memory.
     pub(crate) fn scratch(&mut self) -> Scratch {
         Scratch::new(self.scratch.as_mut_ptr().cast(), self.scratch.len() * 64)
     }

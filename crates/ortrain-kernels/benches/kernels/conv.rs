@@ -1,4 +1,4 @@
-//! Convolutions and the gradients of their operands.
+//! Cases of convolutions and of the gradients of their operands.
 
 use ortrain_expr::{
     Access, BinaryOp, Builder, CompareOp, ConvPass, ConvShape, DType, Load, Nest, Precision, SlidingAxis,
@@ -8,7 +8,7 @@ use ortrain_kernels::{Bf16Unit, ConvDesc, ConvKernel, Products};
 
 use crate::case::{Buffers, Case, SCALARS};
 
-/// A convolution of square images: `[groups, channels in, channels out]` are channels of a group.
+/// Convolution of square images: `[groups, channels in, channels out]` are channels of a group.
 #[derive(Clone, Copy)]
 struct Layer {
     name: &'static str,
@@ -21,18 +21,18 @@ struct Layer {
     dilation: usize,
 }
 
-/// What becomes of the result in a network.
+/// Epilogue of the result in a network.
 #[derive(Clone, Copy, PartialEq)]
 enum Tail {
-    /// It is stored.
+    /// The result is stored.
     Plain,
-    /// A bias for each channel, then the positive part.
+    /// Bias for each channel, then Relu.
     Bias,
-    /// Moved and scaled channel by channel, then cut off at 0 and 6.
+    /// Shift and scale for each channel, then clipping to 0..6.
     Clip,
-    /// Kept where another tensor is between 0 and 6.
+    /// Selection of the elements at which another tensor is between 0 and 6.
     Mask,
-    /// Kept where another tensor, moved and scaled channel by channel, is between 0 and 6.
+    /// Selection of the elements at which another tensor, shifted and scaled for each channel, is between 0 and 6.
     Norm,
 }
 
@@ -98,7 +98,7 @@ pub(crate) fn cases() -> Vec<Case> {
     let passes = [ConvPass::Output, ConvPass::InputGradient, ConvPass::FilterGradient];
     let plain =
         layers.iter().flat_map(|&layer| passes.map(|pass| case(layer, pass, Tail::Plain, Precision::F32)));
-    // As networks have them.
+    // Epilogues of networks.
     let tails = [
         (layer("lenet", 64, [1, 1, 16], 28, 5, 1, 2), ConvPass::Output, Tail::Bias),
         (layer("lenet", 64, [1, 16, 32], 14, 5, 1, 0), ConvPass::Output, Tail::Bias),
@@ -203,7 +203,7 @@ fn case(layer: Layer, pass: ConvPass, tail: Tail, precision: Precision) -> Case 
     let axis = SlidingAxis { input: size, output, kernel, stride, dilation, before: pad as isize };
     let axes = [axis; 2].into_iter().collect();
     let shape = ConvShape { pass, batch, groups, channels_in, channels_out, axes };
-    // Products with padding need not be made.
+    // Products with padding are not necessary.
     let inside = (0..output)
         .flat_map(|o| (0..kernel).map(move |k| (o, k)))
         .filter(|&(o, k)| axis.input_at(o, k).is_some())
@@ -250,7 +250,7 @@ fn case(layer: Layer, pass: ConvPass, tail: Tail, precision: Precision) -> Case 
             let mut buffers = Buffers::new(&bytes, kernel.scratch_bytes(threads));
             Box::new(move |pool| {
                 let bases = buffers.bases();
-                // SAFETY: buffers are as long as the shape says, and belong to this case.
+                // SAFETY: buffers have the lengths of the shape, and belong to this case.
                 let result = unsafe { kernel.run(&bases, SCALARS, pool, buffers.scratch()) };
                 result.expect("no guards");
             })

@@ -1,34 +1,34 @@
-//! Products of matrices.
+//! Cases of matrix products.
 
 use ortrain_expr::{Access, BinaryOp, Builder, DType, Load, Nest, Precision, Type, UnaryOp};
 use ortrain_kernels::{Bf16Unit, GemmDesc, GemmKernel, Products};
 
 use crate::case::{Buffers, Case, SCALARS};
 
-/// A product: batch, m, n, k, and which operands are transposed in memory.
+/// Matrix product: batch, m, n, k, and the operands that are transposed in memory.
 #[derive(Clone, Copy)]
 struct Product {
     dims: [usize; 4],
     transposed: (bool, bool),
     dtype: DType,
     precision: Precision,
-    /// One B for the whole batch.
+    /// True if the whole batch shares one B.
     shared: bool,
     after: After,
 }
 
-/// What becomes of a product.
+/// Epilogue of a product.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum After {
-    /// It is stored.
+    /// The product is stored.
     Nothing,
-    /// It is stored transposed, as gradients of weights that are used transposed are.
+    /// The product is stored transposed, as the gradient of a weight that is used transposed.
     Turn,
-    /// It is added, transposed, to what is there.
+    /// The product is added, transposed, to the old value.
     TurnAndAdd,
     /// Bias and Relu.
     Relu,
-    /// Bias and what went around the layer.
+    /// Bias and residual connection.
     Residual,
     /// Bias and Gelu, with its slope.
     Gelu,
@@ -116,7 +116,7 @@ pub(crate) fn cases() -> Vec<Case> {
     cases
 }
 
-/// Products of bfloat16, by the best unit of the machine.
+/// Returns products in bfloat16, by the best unit of the machine.
 fn rounded() -> Vec<Case> {
     let (nn, nt, tn) = ((false, false), (false, true), (true, false));
     let shapes = [
@@ -136,7 +136,7 @@ fn rounded() -> Vec<Case> {
     all.map(case).collect()
 }
 
-/// Products of networks, as their programs have them.
+/// Returns products of networks, as in their programs.
 fn layers() -> Vec<Case> {
     let layer = |what: &str, dims: [usize; 4], transposed: (bool, bool), after| {
         let shared = dims[0] > 1;
@@ -201,7 +201,7 @@ fn case(what: &str, product: Product) -> Case {
     Case {
         name: format!("gemm {}{} {made} {what} {batches}{m}x{n}x{k}", letter(ta), letter(tb)),
         flops: 2.0 * (batch * m * n * k) as f64,
-        // Half as many doubles fit into a register.
+        // A double takes the space of two floats in a register.
         rate: 4.0 / size as f64,
         precision,
         bytes: bytes.iter().sum::<usize>() as f64,
@@ -223,7 +223,7 @@ fn case(what: &str, product: Product) -> Case {
                 if after == After::TurnAndAdd {
                     bases[3] = bases[2];
                 }
-                // SAFETY: buffers are as long as the accesses say, and belong to this case.
+                // SAFETY: buffers have the lengths of the accesses, and belong to this case.
                 let result = unsafe { kernel.run(&bases, SCALARS, pool, buffers.scratch()) };
                 result.expect("no guards");
             })
@@ -234,7 +234,7 @@ fn case(what: &str, product: Product) -> Case {
 /// Columns of a panel.
 const PANEL: usize = 16;
 
-/// A product of few rows with a matrix that lies in panels: for each, k rows of its columns.
+/// Returns a product of few rows with a matrix that is stored in panels: for each panel, k rows of its columns.
 fn in_panels(what: &str, [m, n, k]: [usize; 3]) -> Case {
     let elements = [m * k, k * n, m * n];
     let dims = [n / PANEL, m, PANEL];
@@ -266,7 +266,7 @@ fn in_panels(what: &str, [m, n, k]: [usize; 3]) -> Case {
             let mut buffers =
                 Buffers::new(&elements.map(|elements| 4 * elements), kernel.scratch_bytes(threads));
             Box::new(move |pool| {
-                // SAFETY: buffers are as long as the accesses say, and belong to this case.
+                // SAFETY: buffers have the lengths of the accesses, and belong to this case.
                 let result = unsafe { kernel.run(&buffers.bases(), SCALARS, pool, buffers.scratch()) };
                 result.expect("no guards");
             })
@@ -326,7 +326,7 @@ fn nest(dtype: DType, dims: [usize; 3], after: After) -> Nest {
             let twice = b.add(erf, one);
             let product = b.mul(x, twice);
             result = b.mul(product, half);
-            // Its slope, as the gradient of Erf has it.
+            // The slope, as the gradient of Erf.
             let square = b.mul(scaled, scaled);
             let below = b.unary(UnaryOp::Neg, square);
             let exponential = b.unary(UnaryOp::Exp, below);

@@ -1,10 +1,10 @@
-//! Every kernel at the shapes that matter, beside what the machine allows.
+//! Benchmarks all kernels at the shapes of common networks, relative to the peak rates of the machine.
 //!
-//! `cargo bench -p ortrain-kernels --bench kernels -- [WORD...]` prints, for each case whose line holds all the words,
-//! the time of its best round and the share of the bound that it reaches. The bound is the longer of its arithmetic at
-//! the measured rate of multiply-adds and its least traffic at the measured bandwidth of a working set of that size
-//! (see [`ortrain_kernels::limits`]), both measured in this run. `ORTRAIN_ISA` caps the level, `THREADS=1,2` lists
-//! numbers of threads.
+//! `cargo bench -p ortrain-kernels --bench kernels -- [WORD...]` prints a line for each case with all of the words in
+//! its name. The line has the time of the best run, and the share of the bound that the case reaches. The bound is the
+//! longer of two times: the arithmetic at the measured rate of multiply-adds, and the minimum traffic at the measured
+//! bandwidth of a working set of this size (see [`ortrain_kernels::limits`]). Both rates are measured in the same
+//! process. `ORTRAIN_ISA` caps the level, `THREADS=1,2` selects numbers of threads.
 //!
 //! A family of kernels adds its list of [`Case`]s to [`cases`].
 #![allow(clippy::print_stdout, reason = "it is what the program is for")]
@@ -23,11 +23,12 @@ use case::Case;
 use ortrain_expr::Precision;
 use ortrain_kernels::{Bf16Unit, Isa, Pool, limits};
 
-/// Time that a case goes on for.
+/// Duration of a case.
 const PATIENCE: Duration = Duration::from_millis(150);
-/// Time of a round: a case's best time in it is compared with the rate of multiply-adds in it.
+/// Duration of a round. The best time of a case in a round is compared with the rate of multiply-adds in the same
+/// round.
 const ROUND: Duration = Duration::from_millis(6);
-/// Working sets, in bytes, whose bandwidth is measured.
+/// Working sets for the measurement of bandwidth, in bytes.
 const SETS: [usize; 6] = [256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 192 << 20];
 
 fn cases() -> Vec<Case> {
@@ -38,7 +39,7 @@ fn cases() -> Vec<Case> {
 }
 
 fn main() {
-    // Cargo passes flags of its own.
+    // Cargo passes its own flags.
     let words: Vec<String> = std::env::args().skip(1).filter(|word| !word.starts_with('-')).collect();
     let isa = Isa::detect().expect("ORTRAIN_ISA is a level or not set");
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
@@ -87,18 +88,18 @@ fn main() {
     }
 }
 
-/// What came out for a case.
+/// Result of a case.
 struct Measure {
-    /// Of the fastest run.
+    /// Time of the fastest run in seconds.
     seconds: f64,
     /// Median over the rounds of the share of the bound.
     share: f64,
-    /// Whether the bound is arithmetic.
+    /// True if the bound is arithmetic.
     compute: bool,
 }
 
-/// Operations per second of registers alone, as a case makes them: in f32, or by the best unit for bfloat16, which makes
-/// several products of terms for each.
+/// Returns the peak rate of the operations of a case on registers: in f32, or in the best bfloat16 unit, which computes
+/// several products of terms for each operation.
 fn rate(case: &Case, isa: Isa, pool: &Pool) -> f64 {
     let rounded = case.precision != Precision::F32;
     let unit = rounded.then(|| limits::bf16_flops(Bf16Unit::detect(isa), pool, ROUND / 8)).flatten();
@@ -106,8 +107,8 @@ fn rate(case: &Case, isa: Isa, pool: &Pool) -> f64 {
     case.rate * rate / case.precision.products().len() as f64
 }
 
-/// Runs a case in rounds. Clocks change, so each round measures the rate of multiply-adds anew. `memory` are the
-/// seconds that its traffic takes at least.
+/// Runs a case in rounds. Clock rates change, so each round measures the rate of multiply-adds again. `memory` is the
+/// minimum time of the case's traffic in seconds.
 fn measure(case: &Case, isa: Isa, pool: &Pool, memory: f64) -> Measure {
     let mut run = (case.compile)(isa, pool.num_threads());
     run(pool);

@@ -1,4 +1,4 @@
-//! Maps, reductions and scatter-add.
+//! Cases of maps, reductions and scatter-add.
 
 use ortrain_expr::{
     Access, BinaryOp, Builder, CompareOp, DType, Inst, Load, Nest, Precision, ReduceOp, Reduction, Reg,
@@ -44,7 +44,7 @@ pub(crate) fn cases() -> Vec<Case> {
     cases.push(adamw(2000 * 64));
     cases.push(adamw_of_segments(&tiny));
     cases.push(norms_of_segments(&tiny));
-    // The last is the attention of bert_mini: rows of all heads.
+    // The last shape is the attention of bert_mini: rows of all heads.
     for dims in [[64, 10], [1024, 1024], [4096, 128]] {
         cases.push(softmax(dims));
         cases.push(sum("row sums", dims, 1));
@@ -54,7 +54,7 @@ pub(crate) fn cases() -> Vec<Case> {
     for dims in [[64, 512], [1024, 256], [8192, 1024]] {
         cases.push(sum("column sums", dims, 0));
     }
-    // Statistics of the channels of images, as BatchNormalization wants them.
+    // Statistics of the channels of images, as in BatchNormalization.
     cases.push(channels([8, 96, 24 * 24]));
     cases.push(channels([4, 64, 56 * 56]));
     cases.push(gates(16, 256));
@@ -64,14 +64,14 @@ pub(crate) fn cases() -> Vec<Case> {
     }
     cases.push(scatter([1, 30_000, 1024, 768]));
     cases.push(scatter([64, 1000, 64, 1]));
-    // The gradients of the tables of bert_mini, bert_base and gpt2_small6.
+    // Gradients of the tables of bert_mini, bert_base and gpt2_small6.
     cases.push(scatter([1, 8192, 1024, 256]));
     cases.push(scatter([1, 30_522, 256, 768]));
     cases.push(scatter([1, 8000, 1024, 384]));
     cases
 }
 
-/// A matrix copied to its transpose.
+/// Copies a matrix to its transpose.
 fn transposed([rows, columns]: [usize; 2]) -> Case {
     let mut b = Builder::new();
     let x = b.load(0, Type::F32);
@@ -89,7 +89,7 @@ fn transposed([rows, columns]: [usize; 2]) -> Case {
     case(format!("map transpose {rows}x{columns}"), 0.0, nest, false)
 }
 
-/// A nest; with `in_place` its stores go to its first loads.
+/// Returns the case of a nest; with `in_place` its stores overwrite its first loads.
 pub(crate) fn case(name: String, flops: f64, nest: Nest, in_place: bool) -> Case {
     let sizes: Vec<usize> = nest.operands().map(|a| a.len * a.dtype.size()).collect();
     Case {
@@ -112,14 +112,15 @@ pub(crate) fn case(name: String, flops: f64, nest: Nest, in_place: bool) -> Case
                 if in_place {
                     bases.extend_from_within(..stores);
                 }
-                // SAFETY: buffers are as long as the accesses say, and belong to this case.
+                // SAFETY: buffers have the lengths of the accesses, and belong to this case.
                 unsafe { kernel.run(&bases, SCALARS, pool, buffers.scratch()) }.expect("no guards");
             })
         }),
     }
 }
 
-/// An element-wise function; `work` is its arithmetic per element. Several results are updates of the first loads.
+/// Returns the case of an element-wise function; `work` is its arithmetic per element. Several results update the first
+/// loads.
 fn map(
     name: &str,
     elements: usize,
@@ -144,7 +145,7 @@ fn map(
     case(format!("map {name} {elements}"), work * elements as f64, nest, stores > 1)
 }
 
-/// Half of the elements, chosen by the random bits that the element's number gives, as `Dropout` does.
+/// Drops half of the elements, by random bits of the element's number, as `Dropout` does.
 fn dropout(dims: &[usize]) -> Case {
     let mut b = Builder::new();
     let index = b.element_number(dims);
@@ -175,7 +176,7 @@ fn dropout(dims: &[usize]) -> Case {
     case(format!("nest dropout {}", sizes.join("x")), flops, nest, false)
 }
 
-/// A mask becomes bits, as programs keep it for gradients: eight runs of truths become one of bytes.
+/// Packs a mask into bits, as programs save it for gradients: eight planes of booleans become one plane of bytes.
 fn packing(elements: usize) -> Case {
     let mut b = Builder::new();
     let zero = b.constant(Type::F32, 0.0);
@@ -197,7 +198,7 @@ fn packing(elements: usize) -> Case {
     case(format!("mask to bits {elements}"), 0.0, nest, false)
 }
 
-/// And bits a mask.
+/// Unpacks bits into a mask.
 fn unpacking(elements: usize) -> Case {
     let mut b = Builder::new();
     let (zero, mut rest) = (b.constant(Type::F32, 0.0), b.load(0, Type::F32));
@@ -232,7 +233,7 @@ fn gelu(b: &mut Builder, x: &[Reg]) -> Vec<Reg> {
     vec![b.mul(halved, sum)]
 }
 
-/// Parameter and two moments updated in place from a gradient.
+/// Updates a parameter and two moments in place from a gradient.
 fn adamw(elements: usize) -> Case {
     let build = |b: &mut Builder, x: &[Reg]| {
         let [p, m, v, g] = [x[0], x[1], x[2], x[3]];
@@ -254,7 +255,7 @@ fn adamw(elements: usize) -> Case {
     map("AdamW", elements, 4, 14.0, build, 3)
 }
 
-/// Lengths of 161 tensors, as those of a network for images: of each three two are small. They fill a plane.
+/// Returns the lengths of 161 tensors that fill a plane, similar to a network for images: two of three are small.
 fn tensors_of_a_model(elements: usize) -> Vec<usize> {
     const SMALL: [usize; 6] = [64, 128, 256, 512, 1024, 2048];
     const LARGE: [usize; 9] = [4096, 16_384, 36_864, 65_536, 147_456, 262_144, 589_824, 1_048_576, 2_359_296];
@@ -272,7 +273,7 @@ fn tensors_of_a_model(elements: usize) -> Vec<usize> {
     lengths
 }
 
-/// Segments of some lengths, each at a multiple of 256 bytes, and the length of their plane.
+/// Returns segments of these lengths, each at a multiple of 256 bytes, and the length of their plane.
 fn segments_of(lengths: &[usize]) -> (Segments, usize) {
     let mut end = 0;
     let segments = Segments::new(lengths.iter().map(|&length| {
@@ -283,7 +284,7 @@ fn segments_of(lengths: &[usize]) -> (Segments, usize) {
     (segments, end)
 }
 
-/// [`adamw`] with eight settings for each tensor, of which powers are made.
+/// [`adamw`] with eight settings for each tensor, some of them with powers.
 fn adamw_of_segments(lengths: &[usize]) -> Case {
     let (segments, len) = segments_of(lengths);
     let count = segments.len();
@@ -335,7 +336,7 @@ fn adamw_of_segments(lengths: &[usize]) -> Case {
     Case { bytes: 7.0 * 4.0 * elements, ..case }
 }
 
-/// The sums of the squares of two planes for each tensor.
+/// Sums of squares of two planes for each tensor.
 fn norms_of_segments(lengths: &[usize]) -> Case {
     let (segments, len) = segments_of(lengths);
     let count = segments.len();
@@ -366,13 +367,13 @@ fn norms_of_segments(lengths: &[usize]) -> Case {
     Case { bytes: 2.0 * 4.0 * elements, ..case }
 }
 
-/// Rows of a matrix `wide` elements wide, from a column on.
+/// Returns the access to columns of a matrix `wide` elements wide, from column `first` on.
 fn columns(rows: usize, wide: usize, first: usize) -> Access {
     let strides = [wide as isize, 1].into_iter().collect();
     Access { dtype: F32, offset: first, strides, len: rows * wide }
 }
 
-/// A step of an LSTM behind its products: gates of data, state and bias, what they do to the cell, and the state.
+/// Step of an LSTM after its products: gates of data, state and bias, the new cell, and the new state.
 fn gates(batch: usize, hidden: usize) -> Case {
     let dims = [batch, hidden];
     let mut b = Builder::new();
@@ -413,7 +414,7 @@ fn gates(batch: usize, hidden: usize) -> Case {
     case(name, 113.0 * (batch * hidden) as f64, nest, false)
 }
 
-/// The gradient of that.
+/// Gradient of [`gates`].
 fn gates_back(batch: usize, hidden: usize) -> Case {
     let dims = [batch, hidden];
     let mut b = Builder::new();
@@ -445,7 +446,7 @@ fn gates_back(batch: usize, hidden: usize) -> Case {
     let of_i = b.mul(of_new, g);
     let of_i = of_sigmoid(&mut b, of_i, i);
     let of_last = b.mul(of_new, f);
-    // Rows of the gradients have a gap behind them.
+    // Rows of the gradients have a gap after them.
     let mut stores = [0, 1, 2, 3].map(|k| columns(batch, 4 * hidden + 16, k * hidden)).to_vec();
     stores.push(Access::contiguous(F32, &dims));
     let expr = b.finish(&[of_i, of_o, of_f, of_g, of_last]);
@@ -506,7 +507,7 @@ fn channels(dims: [usize; 3]) -> Case {
     case(name, 3.0 * (batch * channels * size) as f64, nest, false)
 }
 
-/// Sums, and with two operations sums of squares, over the last `inner` axes.
+/// Returns a nest of sums, and with two operations also of sums of squares, over the last `inner` axes.
 fn sums(dims: &[usize], inner: usize, load: Access, ops: &[ReduceOp]) -> Nest {
     let mut b = Builder::new();
     let x = b.load(0, Type::F32);
@@ -543,7 +544,7 @@ fn scatter([outer, size, count, inner]: [usize; 4]) -> Case {
             let mut indices: Vec<i64> = (0..count).map(|j| ((j * 7919) % size) as i64).collect();
             Box::new(move |pool| {
                 let bases = buffers.bases();
-                // SAFETY: buffers are as long as the description says, and belong to this case.
+                // SAFETY: buffers have the lengths of the description, and belong to this case.
                 unsafe { kernel.run(bases[0], indices.as_mut_ptr().cast(), bases[1], pool) };
             })
         }),

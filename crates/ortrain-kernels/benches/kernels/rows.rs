@@ -1,4 +1,4 @@
-//! What works along rows or down channels: norms and their gradients, cross-entropy, rows that indices name.
+//! Cases with reductions along rows or channels: norms and their gradients, cross-entropy; and gathered rows.
 
 use ortrain_expr::{
     Access, BinaryOp, Builder, CompareOp, DType, Load, Nest, ReduceOp, Reduction, Reg, Type, UnaryOp,
@@ -17,18 +17,18 @@ pub(crate) fn cases() -> Vec<Case> {
         cases.push(layer_norm_gradient(dims));
         cases.push(layer_norm_weights(dims));
     }
-    // mobilenetv2_96, mobilenetv2_224 and resnet18_224: batch, channels, places.
+    // mobilenetv2_96, mobilenetv2_224 and resnet18_224: batch, channels, positions.
     for dims in [[8, 96, 576], [4, 96, 12_544], [4, 64, 12_544], [4, 960, 49]] {
         cases.push(batch_norm(dims));
         cases.push(batch_norm_sums(dims));
         cases.push(batch_norm_gradient(dims));
     }
-    // The same whole, as programs have them: images of mobilenetv2_96 from large to small.
+    // The complete operation, as in programs: images of mobilenetv2_96 from large to small.
     for dims in [[8, 96, 2304], [8, 144, 576], [8, 192, 144], [8, 576, 36], [8, 960, 9]] {
         cases.push(batch_norm_training(dims));
         cases.push(batch_norm_training_gradient(dims));
     }
-    // mlp, the heads of bert_mini (rows are those of softmax over scores), gpt2_small6.
+    // mlp and gpt2_small6. The rows of the heads of bert_mini are among the cases of softmax.
     for dims in [[64, 10], [1024, 8000]] {
         cases.push(cross_entropy(dims));
         cases.push(cross_entropy_gradient(dims));
@@ -40,7 +40,7 @@ pub(crate) fn cases() -> Vec<Case> {
     cases
 }
 
-/// A nest under construction: what it loads is said where it is used.
+/// Builder of a nest. Loads are added where they are used.
 struct Body {
     b: Builder,
     dims: Vec<usize>,
@@ -59,13 +59,13 @@ impl Body {
         self.b.load(self.loads.len() - 1, ty)
     }
 
-    /// A buffer of all elements.
+    /// Adds a load of all elements.
     fn plane(&mut self) -> Reg {
         let access = Access::contiguous(F32, &self.dims);
         self.load(access)
     }
 
-    /// A buffer with an element per place of some axes.
+    /// Adds a load with one element per position along some axes.
     fn along(&mut self, axes: &[usize], dtype: DType) -> Reg {
         let access = self.kept(axes, dtype);
         self.load(access)
@@ -92,7 +92,7 @@ impl Body {
         self.b.mul(sum, part)
     }
 
-    /// The finished case, with `inner` reduced axes; `work` is its arithmetic per element.
+    /// Returns the finished case with `inner` reduced axes; `work` is its arithmetic per element.
     fn case(self, name: &str, work: f64, inner: usize, outputs: &[(Reg, Access)]) -> Case {
         let elements: usize = self.dims.iter().product();
         let results: Vec<Reg> = outputs.iter().map(|output| output.0).collect();
@@ -116,7 +116,7 @@ impl Body {
     }
 }
 
-/// Name and sizes.
+/// Returns a name with sizes.
 fn named(what: &str, dims: &[usize]) -> String {
     let sizes: Vec<String> = dims.iter().map(usize::to_string).collect();
     format!("nest {what} {}", sizes.join("x"))
@@ -139,7 +139,7 @@ fn layer_norm(dims: [usize; 2]) -> Case {
     body.case(&named("layer norm", &dims), 8.0, 1, &[(y, plane)])
 }
 
-/// The gradient of what was normalized.
+/// Gradient of the input of the normalization.
 fn layer_norm_gradient(dims: [usize; 2]) -> Case {
     let mut body = Body::new(&dims);
     let (x, dy, scale) = (body.plane(), body.plane(), body.along(&[1], F32));
@@ -157,7 +157,7 @@ fn layer_norm_gradient(dims: [usize; 2]) -> Case {
     body.case(&named("layer norm gradient", &dims), 9.0, 1, &[(dx, plane)])
 }
 
-/// The gradients of scale and bias: sums over rows.
+/// Gradients of scale and bias: sums over rows.
 fn layer_norm_weights([rows, width]: [usize; 2]) -> Case {
     let dims = [width, rows];
     let mut body = Body::new(&dims);
@@ -173,7 +173,7 @@ fn layer_norm_weights([rows, width]: [usize; 2]) -> Case {
     body.case(&named("layer norm weights", &[rows, width]), 5.0, 1, &[(scale, store.clone()), (bias, store)])
 }
 
-/// The normalization itself, its statistics being known, and Relu.
+/// Normalization with known statistics, and Relu.
 fn batch_norm(dims: [usize; 3]) -> Case {
     let mut body = Body::new(&dims);
     let (x, scale, shift) = (body.plane(), body.along(&[1], F32), body.along(&[1], F32));
@@ -185,7 +185,7 @@ fn batch_norm(dims: [usize; 3]) -> Case {
     body.case(&named("batch norm and relu", &dims), 3.0, 0, &[(y, plane)])
 }
 
-/// The gradients of scale and bias behind Relu: sums of each channel.
+/// Gradients of scale and bias, through Relu: sums of each channel.
 fn batch_norm_sums([batch, channels, places]: [usize; 3]) -> Case {
     let dims = [channels, batch, places];
     let mut body = Body::new(&dims);
@@ -203,7 +203,7 @@ fn batch_norm_sums([batch, channels, places]: [usize; 3]) -> Case {
     body.case(&name, 6.0, 2, &[(scale, store.clone()), (bias, store)])
 }
 
-/// The gradient of what was normalized, behind Relu, from those sums.
+/// Gradient of the input of the normalization, through Relu, from these sums.
 fn batch_norm_gradient(dims: [usize; 3]) -> Case {
     let mut body = Body::new(&dims);
     let (x, dy, y) = (body.plane(), body.plane(), body.plane());
@@ -219,14 +219,14 @@ fn batch_norm_gradient(dims: [usize; 3]) -> Case {
     body.case(&named("batch norm and relu gradient", &dims), 5.0, 0, &[(dx, plane)])
 }
 
-/// An image by channel.
+/// Returns the access to images, with channels as the first axis.
 fn image([batch, channels, places]: [usize; 3]) -> Access {
     let mut image = Access::contiguous(F32, &[batch, channels, places]);
     image.strides.swap(0, 1);
     image
 }
 
-/// Statistics, normalization and Clip to 0..6, in one.
+/// Statistics, normalization and Clip to 0..6, in one nest.
 fn batch_norm_training(sizes: [usize; 3]) -> Case {
     let [batch, channels, places] = sizes;
     let mut body = Body::new(&[channels, batch, places]);
@@ -250,7 +250,7 @@ fn batch_norm_training(sizes: [usize; 3]) -> Case {
     body.case(&named("batch norm in training", &sizes), 10.0, 2, &outputs)
 }
 
-/// The gradients of scale, bias and input behind Clip, in one.
+/// Gradients of scale, bias and input, through Clip, in one nest.
 fn batch_norm_training_gradient(sizes: [usize; 3]) -> Case {
     let [batch, channels, places] = sizes;
     let mut body = Body::new(&[channels, batch, places]);
@@ -273,7 +273,7 @@ fn batch_norm_training_gradient(sizes: [usize; 3]) -> Case {
     body.case(&named("batch norm in training, gradient", &sizes), 10.0, 2, &outputs)
 }
 
-/// The loss of each row, and the logarithm of its sum of exponentials.
+/// Loss of each row, and the logarithm of its sum of exponentials.
 fn cross_entropy(dims: [usize; 2]) -> Case {
     let mut body = Body::new(&dims);
     let (x, label) = (body.plane(), body.along(&[0], DType::I64));
@@ -293,7 +293,7 @@ fn cross_entropy(dims: [usize; 2]) -> Case {
     body.case(&named("cross-entropy", &dims), 25.0, 1, &[(loss, store.clone()), (log, store)])
 }
 
-/// Shares, less one for the label.
+/// Softmax minus the one-hot label.
 fn cross_entropy_gradient(dims: [usize; 2]) -> Case {
     let mut body = Body::new(&dims);
     let (x, log, label) = (body.plane(), body.along(&[0], F32), body.along(&[0], DType::I64));
@@ -310,12 +310,12 @@ fn cross_entropy_gradient(dims: [usize; 2]) -> Case {
     body.case(&named("cross-entropy gradient", &dims), 24.0, 0, &[(dx, plane)])
 }
 
-/// Rows of a table. Indices are made from floats, so that they lie inside without a table of their own.
+/// Gathered rows of a table. Indices are computed from floats, so that they are in range without a special buffer.
 fn gather([count, rows, width]: [usize; 3]) -> Case {
     let dims = [count, width];
     let mut body = Body::new(&dims);
     let where_ = body.along(&[0], F32);
-    // Floats lie between a half and three halves.
+    // Floats are between 0.5 and 1.5.
     let (half, size) = (body.number(0.5), body.number(rows as f64 * 0.999));
     let share = body.b.sub(where_, half);
     let place = body.b.mul(share, size);
@@ -325,14 +325,14 @@ fn gather([count, rows, width]: [usize; 3]) -> Case {
     let start = body.b.mul(row, step);
     let index = body.b.add(start, column);
     let mut table = Access::contiguous(F32, &dims);
-    // It is reached by its index alone.
+    // The table is accessed by computed index only.
     table.strides.fill(0);
     table.len = rows * width;
     body.loads.push(table);
     let value = body.b.load_at(1, index, Type::F32);
     let plane = Access::contiguous(F32, &dims);
     let mut case = body.case(&format!("nest gather {count} of {rows}x{width}"), 0.0, 0, &[(value, plane)]);
-    // Only the rows that are named are read.
+    // Only the indexed rows are read.
     case.bytes = (4 * (2 * count * width + count)) as f64;
     case
 }

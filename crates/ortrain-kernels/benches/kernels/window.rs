@@ -1,11 +1,11 @@
-//! Pooling and its gradients.
+//! Cases of pooling and its gradients.
 
 use ortrain_expr::{DType, IndexKind, Precision, SlidingAxis, WindowPass, WindowShape};
 use ortrain_kernels::{Isa, Pool, WindowDesc, WindowKernel};
 
 use crate::case::{Buffers, Case};
 
-/// A pooling of square images.
+/// Pooling of square images.
 #[derive(Clone, Copy)]
 struct Layer {
     name: &'static str,
@@ -17,10 +17,10 @@ struct Layer {
     pad: usize,
 }
 
-/// The kind of positions, and their type.
+/// Kind of the positions, and their type.
 type Index = Option<(IndexKind, DType)>;
 
-/// What is computed, and whether it has positions.
+/// Computed functions, with the kind of their positions.
 const PASSES: [(&str, WindowPass, Index); 7] = [
     ("maximum", WindowPass::Max, None),
     ("maximum with positions", WindowPass::Max, Some((IndexKind::Element, DType::I64))),
@@ -57,7 +57,7 @@ fn case(layer: Layer, (what, pass, index): (&str, WindowPass, Index)) -> Case {
     let output = (size + 2 * pad - kernel) / stride + 1;
     let axis = SlidingAxis { input: size, output, kernel, stride, dilation: 1, before: pad as isize };
     let shape = WindowShape { pass, planes: batch * channels, axes: [axis; 2].into_iter().collect() };
-    // Cells over padding are nothing to look at.
+    // Cells over padding need no work.
     let inside: usize = (0..output).map(|o| axis.cells(o).len()).sum();
     let [source, target] = shape.operands();
     let positions = shape.planes * shape.outputs() * index.map_or(0, |(_, dtype)| dtype.size());
@@ -65,7 +65,7 @@ fn case(layer: Layer, (what, pass, index): (&str, WindowPass, Index)) -> Case {
     Case {
         name: format!("window {what} {name} {batch}x{channels} {size}x{size} k{kernel} s{stride}"),
         flops: (shape.planes * each) as f64,
-        // Comparisons and sums are half of a multiply-add.
+        // A comparison or a sum is half of a multiply-add.
         rate: 0.5,
         precision: Precision::F32,
         bytes: ((source + target) * size_of::<f32>() + positions) as f64,
@@ -80,20 +80,20 @@ fn case(layer: Layer, (what, pass, index): (&str, WindowPass, Index)) -> Case {
             }
             Box::new(move |pool| {
                 let bases = buffers.bases();
-                // SAFETY: buffers are as long as the shape says, and belong to this case.
+                // SAFETY: buffers have the lengths of the shape, and belong to this case.
                 unsafe { kernel.run(bases[0], bases[1], bases[2], pool, buffers.scratch()) };
             })
         }),
     }
 }
 
-/// Writes the positions of the maxima of some image to `to`, which has room for them.
+/// Writes the positions of the maxima of a random image to `to`, which has the capacity of them.
 fn find_positions(shape: WindowShape, isa: Isa, index: Index, to: *mut u8) {
     let [source, target] = shape.operands();
     let desc = WindowDesc { shape, dtype: DType::F32, index };
     let kernel = WindowKernel::new(&desc, isa).expect("a good description");
     let mut buffers = Buffers::new(&[source * 4, target * 4], kernel.scratch_bytes(1));
     let bases = buffers.bases();
-    // SAFETY: buffers are as long as the shape says, and belong to this function.
+    // SAFETY: buffers have the lengths of the shape, and belong to this function.
     unsafe { kernel.run(bases[0], to, bases[1], &Pool::new(1), buffers.scratch()) };
 }

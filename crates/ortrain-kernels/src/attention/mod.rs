@@ -1,11 +1,11 @@
-//! Attention: `softmax(Q·Kᵀ)·V`, and the gradients of Q, K and V, of which no intermediate is ever whole.
+//! Attention: `softmax(Q·Kᵀ)·V`, and the gradients of Q, K and V, without storing a complete intermediate.
 //!
-//! A task has the queries of one head, or some of them, and goes through them a block at a time. Keys and values are
-//! packed once for it; the scores of a block lie in the second-level cache, from the product that makes them to the one
-//! that uses them up (`run`). The gradients make the scores again from the same operands in the same order, so nothing
-//! but Q, K and V is kept for them. Keys that a mask hides from all queries of a block, as those behind them in a causal
-//! net, are left out of its products. What the gradients of K and V sum up over queries is added in order: where the
-//! queries of a head are parted, each part has sums of its own, which are joined at the end.
+//! A task has all queries of a head, or some of them, and processes them block by block. Keys and values are packed
+//! once for the task. The scores of a block stay in the second-level cache, from the product that computes them to the
+//! product that consumes them (`run`). The gradients recompute the scores from the same operands in the same order, so
+//! that only Q, K and V are saved for them. Products of a block skip the keys that a mask hides from all of its
+//! queries, such as later keys in a causal network. The gradients of K and V are sums over queries, in order. If the
+//! queries of a head are divided into parts, each part has its own sums, which are joined at the end.
 
 mod product;
 mod rows;
@@ -26,75 +26,77 @@ use crate::tile::{ALIGN, Compiler, LoopOrder, Plan, TileProgram};
 
 /// Attention, or the gradients of its operands.
 ///
-/// The space of `scores`, `weights` and their gradients is that of the scores: batch axes, queries, keys. Each of these nests
-/// has an accumulator, the value that it is given, and one result without a store. They are of the type that everything is
-/// computed in (`F32` or `F64`), as are all operands.
+/// `scores`, `weights` and their gradients are nests over the space of the scores: batch axes, queries, keys. Each of
+/// these nests has an accumulator, its input value, and one result without a store. All of these values, and all
+/// operands, have the compute type (`F32` or `F64`).
 #[derive(Clone, Debug)]
 pub struct AttentionDesc {
-    /// Elements of a query and of a key.
+    /// Number of elements of a query and of a key.
     pub size: usize,
-    /// Elements of a value.
+    /// Number of elements of a value.
     pub width: usize,
-    /// The queries, over the batch axes, queries and `size`.
+    /// Queries, over the batch axes, queries and `size`.
     pub q: Access,
-    /// The keys, over the batch axes, keys and `size`.
+    /// Keys, over the batch axes, keys and `size`.
     pub k: Access,
-    /// The values, over the batch axes, keys and `width`.
+    /// Values, over the batch axes, keys and `width`.
     pub v: Access,
-    /// What becomes of a query's product with a key before the softmax over the keys.
+    /// Epilogue of the product of a query and a key, before the softmax over the keys.
     pub scores: Nest,
-    /// What becomes of the softmax before it weighs the values.
+    /// Epilogue of the softmax, before the product with the values: for example dropout.
     pub weights: Nest,
-    /// What is computed.
+    /// Computed results.
     pub pass: AttentionPass,
 }
 
-/// What is computed of an attention.
+/// Computed results of an attention.
 #[derive(Clone, Debug)]
 pub enum AttentionPass {
-    /// The weighted sums of the values. The nest is their epilogue, over the batch axes, queries and `width`; its accumulator
-    /// is the sums.
+    /// Weighted sums of the values. The nest is their epilogue, over the batch axes, queries and `width`; its
+    /// accumulator is the sum.
     Output(Box<Nest>),
-    /// Gradients, of one given for the sums.
+    /// Gradients, from the gradient of the sums.
     Gradients(Box<AttentionGradients>),
 }
 
-/// The gradients of an attention.
+/// Gradients of an attention.
 #[derive(Clone, Debug)]
 pub struct AttentionGradients {
-    /// The gradient of the sums, over the batch axes, queries and `width`.
+    /// Gradient of the sums, over the batch axes, queries and `width`.
     pub given: Access,
-    /// From the gradient of the weights that were used to that of the softmax, which is the second accumulator.
+    /// Gradient of the softmax, from the gradient of the weights (first accumulator) and the softmax (second
+    /// accumulator).
     pub weights: Nest,
-    /// The change of the softmax (a mask, a replacement of NaN) before its gradient is taken with it.
+    /// Change of the softmax (a mask, a replacement of NaN) before its gradient uses it.
     pub softmax: Nest,
-    /// From the gradient of the softmax's operand to that of the product.
+    /// Gradient of the product of a query and a key, from the gradient of the softmax's operand.
     pub scores: Nest,
-    /// The epilogue of the gradient of the queries, if it is wanted, over their space; its accumulator is the gradient.
+    /// Epilogue of the gradient of the queries, if required, over their space; its accumulator is the gradient.
     pub q: Option<Nest>,
-    /// That of the keys.
+    /// Epilogue of the gradient of the keys, if required.
     pub k: Option<Nest>,
-    /// That of the values.
+    /// Epilogue of the gradient of the values, if required.
     pub v: Option<Nest>,
 }
 
-/// Elements of a block of scores, about: several such blocks stay in the second-level cache.
+/// Approximate number of elements of a block of scores: several such blocks stay in the second-level cache.
 const SCORES: usize = 16 << 10;
-/// The same where a mask differs from query to query: the fewer queries a block has, the more keys it hides from all.
+/// Number of elements of a block of scores if a mask differs between queries. With fewer queries in a block, the mask
+/// hides more keys from all of them.
 const MASKED_SCORES: usize = 4 << 10;
-/// Multiplications that make a task worth while.
+/// Minimum number of multiplications of a task.
 const MIN_TASK_WORK: usize = 1 << 19;
-/// Tasks that are plenty for any number of cores.
+/// Maximum number of tasks: enough for any number of cores.
 const MAX_TASKS: usize = 16;
-/// Buffers of a nest, at most.
+/// Maximum number of buffers of a nest.
 const MAX_BUFFERS: usize = 64;
-/// What is added to a score that has no weight, at most; and to one that has some, at least. Where no score's magnitude is
-/// more than [`BOUND`] before that, those of the first kind lie so far below one of the second that their powers are zero.
+/// Bias at or below which a key is masked, and at or above which it is visible. If the magnitudes of all scores without
+/// bias are at most [`BOUND`], a masked score is far below a visible one, and its exponential is zero.
 const HIDDEN: f64 = -1e4;
 const OPEN: f64 = -1e3;
 const BOUND: f64 = 4e3;
 
-/// A type that everything is computed in.
+/// Compute type of an attention.
 trait Computed: Real + Float {
     const DTYPE: DType;
     fn from_constant(value: f64) -> Self;
@@ -114,7 +116,7 @@ impl Computed for f64 {
     }
 }
 
-/// A compiled [`AttentionDesc`].
+/// Compiled [`AttentionDesc`].
 pub struct AttentionKernel {
     engine: Box<dyn Engine>,
 }
@@ -136,8 +138,8 @@ impl AttentionKernel {
     /// Compiles an attention.
     ///
     /// # Errors
-    /// What is wrong with the description: accesses out of bounds, operands that are not all `F32` or all `F64`, sizes
-    /// of zero, nests that reduce, can fail, are not well typed or belong to another space.
+    /// Returns an error if an access is out of bounds, if operands are not all `F32` or all `F64`, or if a size is
+    /// zero. Nests must not reduce or fail, must be well typed, and must belong to the space.
     pub fn new<'a>(
         desc: &AttentionDesc,
         compiler: impl Into<Compiler<'a>>,
@@ -151,23 +153,23 @@ impl AttentionKernel {
         Ok(AttentionKernel { engine })
     }
 
-    /// Bytes of scratch memory for a run on so many threads.
+    /// Returns the bytes of scratch memory for a run on `threads` threads.
     #[must_use]
     pub fn scratch_bytes(&self, threads: usize) -> usize {
         let cut = self.engine.cut();
         cut.shared + threads.max(1) * cut.bytes
     }
 
-    /// Computes what was described. Allocates nothing, and gives the same bits on any number of threads.
+    /// Computes the attention or its gradients. Allocates nothing, and gives the same bits on any number of threads.
     ///
-    /// `bases` holds the start of each buffer: Q, K, V, the given gradient if there is one; then for each nest, in the
-    /// order of the description, its loads and stores that have buffers.
+    /// `bases` contains the start of each buffer: Q, K, V, and for gradients the gradient of the sums. Then follow the
+    /// loads and stores with buffers of each nest, in the order of the description.
     ///
     /// # Panics
-    /// When `bases` or `scratch` are not what the kernel asked for.
+    /// Panics if `bases` has the wrong length, or if `scratch` is too small or not aligned.
     ///
     /// # Safety
-    /// As [`crate::NestKernel::run`], where the operands are loads too, which no store may overlap.
+    /// The contract of [`crate::NestKernel::run`]. The operands are loads too, and no store overlaps them.
     pub unsafe fn run(&self, bases: &[*mut u8], scalars: RunScalars, pool: &Pool, scratch: Scratch) {
         let cut = self.engine.cut();
         assert_eq!(bases.len(), cut.buffers, "one pointer for each buffer");
@@ -177,30 +179,30 @@ impl AttentionKernel {
     }
 }
 
-/// How the work is cut, and how much scratch memory it takes.
+/// Partition of the work, and size of the scratch memory.
 #[derive(Debug)]
 struct Cut {
-    /// Matrices of scores.
+    /// Number of matrices of scores.
     heads: usize,
     queries: usize,
     keys: usize,
     size: usize,
     width: usize,
-    /// Queries of a block.
+    /// Number of queries of a block.
     rows: usize,
-    /// Parts of the queries of a head, and queries of a part: whole blocks.
+    /// Number of parts of the queries of a head, and of queries of a part: whole blocks.
     parts: usize,
     part: usize,
-    /// Parts of heads that are one task.
+    /// Number of parts of heads per task.
     group: usize,
     buffers: usize,
-    /// Shared scratch memory, and that of a worker, in bytes.
+    /// Bytes of the shared scratch memory, and of a worker's scratch memory.
     shared: usize,
     bytes: usize,
 }
 
 impl Cut {
-    /// With blocks of about so many scores.
+    /// Creates a partition with blocks of about `scores` scores.
     fn new(heads: usize, [queries, keys, size, width]: [usize; 4], scores: usize, mr: usize) -> Cut {
         let one = (queries * keys).saturating_mul(size + width);
         let wanted = (one.saturating_mul(heads) / MIN_TASK_WORK).clamp(1, MAX_TASKS).div_ceil(heads);
@@ -214,7 +216,7 @@ impl Cut {
         Cut { heads, queries, keys, size, width, rows, parts, part, group, buffers: 0, shared: 0, bytes: 0 }
     }
 
-    /// Room in a worker's scratch memory.
+    /// Reserves `bytes` of a worker's scratch memory; returns the offset.
     fn room(&mut self, bytes: usize) -> usize {
         let at = self.bytes;
         self.bytes += bytes.next_multiple_of(ALIGN);
@@ -222,10 +224,10 @@ impl Cut {
     }
 }
 
-/// Q, K, V or the gradient that is given.
+/// Q, K, V, or the gradient of the sums.
 #[derive(Debug)]
 struct Operand {
-    /// Which of the buffers it is.
+    /// Index of the buffer.
     buffer: usize,
     offset: isize,
     batch: StridedIter,
@@ -234,39 +236,39 @@ struct Operand {
     step: isize,
 }
 
-/// What is done with each score.
+/// Operation on each score.
 #[derive(Debug)]
 enum Pointwise {
     Nothing,
-    /// It is multiplied.
+    /// Multiplication by a constant.
     Scale(f64),
-    /// It is multiplied, and an element of a buffer is added. Elements lie side by side.
+    /// Multiplication by a constant, then addition of an element of a buffer. Elements are adjacent.
     Added(f64, Operand),
     Tape(Box<Taped>),
 }
 
-/// A nest that runs over a block while it is in the cache.
+/// Nest that runs over a block while the block is in cache.
 #[derive(Debug)]
 struct Taped {
     tape: TileProgram,
-    /// Elements of a line of its space, and of all lines of a head.
+    /// Number of elements of a line of its space, and of all lines of a head.
     elements: usize,
     whole: usize,
-    /// Loads, and how many of the first ones have no buffer.
+    /// Number of loads, and the number of loads without a buffer, which are the first ones.
     loads: usize,
     given: usize,
-    /// Whether the store has none either, but goes to a block.
+    /// True if the nest has no store, and its result goes to a block.
     to_block: bool,
-    /// Its first buffer, and how many it has.
+    /// First buffer of the nest, and number of its buffers.
     buffer: usize,
     buffers: usize,
-    /// Where its frame lies in scratch memory.
+    /// Offset of its frame in scratch memory.
     frame: usize,
-    /// Where its lines go if it only stores them, and their elements lie side by side.
+    /// Destination of its lines, if the nest only stores them, with adjacent elements.
     place: Option<Operand>,
 }
 
-/// Where things lie in a worker's scratch memory (or, for sums of parts, in the shared one).
+/// Offsets in a worker's scratch memory (or, for sums of parts, in the shared memory).
 #[derive(Debug, Default)]
 struct Layout {
     /// Kᵀ and Vᵀ as right factors, for scores and gradients of weights.
@@ -275,17 +277,17 @@ struct Layout {
     /// K and V as right factors.
     k: usize,
     v: usize,
-    /// Queries and gradients of a block as right factors.
+    /// Queries and gradients of the sums of a block, as right factors.
     q_block: usize,
     given_block: usize,
-    /// Blocks of scores: the softmax, what weighs the values, and gradients.
+    /// Blocks of scores: the softmax, the weights of the values, and gradients.
     softmax: usize,
     weights: usize,
     gradients: usize,
-    /// A block of a result.
+    /// Block of a result.
     result: usize,
     corner: usize,
-    /// Gradients of K and V, by head and part if those are shared.
+    /// Gradients of K and V; by head and part if they are in shared memory.
     k_sums: usize,
     v_sums: usize,
 }
@@ -320,7 +322,7 @@ struct Kernel<T: 'static> {
     layout: Layout,
 }
 
-/// A kernel in the making.
+/// Builder of a kernel.
 struct Making<'a> {
     compiler: Compiler<'a>,
     real: DType,
@@ -344,7 +346,7 @@ impl Making<'_> {
         self.lines(access, buffer)
     }
 
-    /// How lines are reached.
+    /// Returns an operand for the lines of an access.
     fn lines(&self, access: &Access, buffer: usize) -> Result<Operand, String> {
         let axes = self.batch.len();
         let batch = self.batch.iter().copied().zip(access.strides.iter().copied());
@@ -357,7 +359,7 @@ impl Making<'_> {
         })
     }
 
-    /// A nest with so many accumulators. Its result goes where it stores it, or to a block.
+    /// Compiles a nest with `given` accumulators. Its result goes to its store, or to a block.
     fn taped(
         &mut self,
         nest: &Nest,
@@ -401,8 +403,8 @@ impl Making<'_> {
         Ok(Taped { tape, elements, whole, loads, given, to_block, buffer, buffers, frame, place })
     }
 
-    /// A nest over scores; multiplying them with a constant needs no tape where that is `scalable`, nor does adding a
-    /// buffer where that is `addable`.
+    /// Compiles a nest over scores. It needs no tile program if it multiplies by a constant and is `scalable`, or if it
+    /// adds a buffer and is `addable`.
     fn pointwise(
         &mut self,
         nest: &Nest,
@@ -429,7 +431,7 @@ impl Making<'_> {
     }
 }
 
-/// What a simple nest does with its accumulator: it multiplies it with a constant, and then adds another load.
+/// Operation of a simple nest on its accumulator: multiplication by a constant, then addition of another load.
 struct Simple {
     factor: Option<f64>,
     added: Option<usize>,
@@ -451,7 +453,7 @@ fn simple(nest: &Nest, real: DType) -> Option<Simple> {
         let factor = match inst(reg).0 {
             Inst::Binary(BinaryOp::Mul, x, c) if given(x) => constant(c),
             Inst::Binary(BinaryOp::Mul, c, x) if given(x) => constant(c),
-            // Dividing by a power of two is multiplying by its reciprocal, bit for bit.
+            // Division by a power of two equals multiplication by its reciprocal, bit for bit.
             Inst::Binary(BinaryOp::Div, x, c) if given(x) => constant(c)
                 .filter(|c| (1e-30..1e30).contains(&c.abs()) && libm::frexp(*c).0.abs() == 0.5)
                 .map(|c| 1.0 / c),
@@ -528,7 +530,7 @@ impl<T: Computed> Kernel<T> {
             corner: cut.room(mr * nr * T::BYTES),
             ..Layout::default()
         };
-        // Where nothing is done to the softmax, it is what weighs the values.
+        // Without an operation on the softmax, the softmax is the weights of the values.
         layout.weights = layout.softmax;
         match &pass {
             Pass::Output(_) => layout.v = cut.room(packed(width, keys)),

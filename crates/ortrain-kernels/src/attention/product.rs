@@ -3,10 +3,10 @@
 use crate::gemm::micro::{Factor, Micro, Real, Target};
 use crate::isa::Isa;
 
-/// Depths that are gone through at a time: a panel of the right factor stays in the first-level cache.
+/// Depths of a chunk: a panel of the right factor stays in the first-level cache.
 const DEPTH: usize = 256;
 
-/// A matrix that is read where it lies.
+/// Left factor, a matrix that is read in place.
 #[derive(Clone, Copy)]
 pub(super) struct Left<T> {
     pub(super) at: *const T,
@@ -16,7 +16,7 @@ pub(super) struct Left<T> {
 }
 
 impl<T> Left<T> {
-    /// The transposed matrix.
+    /// Returns the transposed matrix.
     pub(super) fn transpose(self) -> Left<T> {
         Left { row: self.depth, depth: self.row, ..self }
     }
@@ -28,19 +28,19 @@ pub(super) struct Product<T> {
     pub(super) cols: usize,
     pub(super) depth: usize,
     pub(super) a: Left<T>,
-    /// B in panels of the micro-kernel's columns, and depths of a panel: no less than are multiplied.
+    /// B in panels of the micro-kernel's columns, and the depths of a panel: at least `depth`.
     pub(super) b: *const T,
     pub(super) pitch: usize,
     pub(super) c: Target<T>,
     pub(super) add: bool,
-    /// Room for one block of the micro-kernel.
+    /// Memory for one block of the micro-kernel.
     pub(super) corner: *mut T,
 }
 
 impl<T: Real> Product<T> {
     /// # Safety
-    /// A, B and C have the elements that the sizes name; C and the corner may be written, and overlap nothing. `micro`
-    /// is of a level that the machine has.
+    /// A, B and C have the elements that the sizes describe. C and the corner are valid for writes, and overlap
+    /// nothing. The machine has the level of `micro`.
     pub(super) unsafe fn run(&self, isa: Isa, micro: Micro<T>) {
         let &Product { rows, cols, depth, a, b, pitch, c, add, corner } = self;
         let nr = micro.nr;
@@ -58,7 +58,7 @@ impl<T: Real> Product<T> {
                     let a = Factor { at, line: a.row, depth: a.depth };
                     let at = c.at.wrapping_offset(i as isize * c.row).wrapping_add(j);
                     let to = Target { at, row: c.row };
-                    // SAFETY: rows before `rows` are there, and panels of B are padded.
+                    // SAFETY: rows before `rows` are valid, and panels of B are padded.
                     unsafe { micro.multiply_some(isa, (count, there), n, a, b, to, add, corner) };
                 }
             }

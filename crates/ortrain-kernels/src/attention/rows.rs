@@ -1,18 +1,19 @@
-//! The softmax of rows, and its gradient, in place. Sums have [`LANES`] chains, joined as a tree.
+//! Softmax of rows, and its gradient, in place. Sums have [`LANES`] chains, joined as a tree.
 //!
-//! Each pass goes over a few rows before the next one does: what one row waits for at its end, the next one's work fills.
+//! Each pass processes a few rows before the next pass begins: the latency at the end of one row overlaps with the next
+//! row.
 
 use crate::isa::{Level, Work};
 use crate::tile::number::Float;
 
-/// Chains of a sum.
+/// Number of chains of a sum.
 const LANES: usize = 32;
-/// Rows that go through the passes together, at most, and about how many elements they have, which stay in the
+/// Maximum number of rows that go through the passes together, and their approximate number of elements, which fit the
 /// first-level cache.
 const GROUP: usize = 8;
 const ELEMENTS: usize = 2048;
 
-/// Joins what the chains hold.
+/// Reduces the chains to one value, as a tree.
 #[inline(always)]
 fn joined<T: Copy>(mut lanes: [T; LANES], join: impl Fn(T, T) -> T) -> T {
     let mut width = LANES / 2;
@@ -25,7 +26,7 @@ fn joined<T: Copy>(mut lanes: [T; LANES], join: impl Fn(T, T) -> T) -> T {
     lanes[0]
 }
 
-/// The last elements of a row, filled up to a whole tile.
+/// Returns the last elements of a row, padded to a whole tile.
 #[inline(always)]
 fn tile<T: Copy>(rest: &[T], padding: T) -> [T; LANES] {
     let mut tile = [padding; LANES];
@@ -33,13 +34,14 @@ fn tile<T: Copy>(rest: &[T], padding: T) -> [T; LANES] {
     tile
 }
 
-/// The larger one; of what is not a number, nothing remains.
+/// Returns the larger value. If `a` is NaN, returns `b`.
 #[inline(always)]
 fn larger<T: Float>(a: T, b: T) -> T {
     if a > b { a } else { b }
 }
 
-/// The largest element, times `scale`, but for what is not a number: its power is none either, nor is their sum.
+/// Returns the largest element times `scale`, ignoring NaN: the exponential of NaN, and the sum with it, are NaN
+/// anyway.
 #[inline(always)]
 fn largest<T: Float>(row: &[T], scale: T) -> T {
     let mut lanes = [T::LOWEST; LANES];
@@ -72,7 +74,7 @@ fn sum<T: Float>(row: &[T]) -> T {
     joined(lanes, T::add)
 }
 
-/// The sum of products of two rows.
+/// Returns the sum of products of two rows.
 #[inline(always)]
 fn dot<T: Float>(a: &[T], b: &[T]) -> T {
     let mut lanes = [T::ZERO; LANES];
@@ -94,33 +96,33 @@ fn dot<T: Float>(a: &[T], b: &[T]) -> T {
 pub(super) struct Rows<T> {
     pub(super) at: *mut T,
     pub(super) rows: usize,
-    /// Elements from one row to the next, and how many of them, the first ones, are looked at.
+    /// Number of elements from one row to the next, and the number of elements in use, the first ones.
     pub(super) pitch: usize,
     pub(super) keys: usize,
 }
 
 impl<T> Rows<T> {
     /// # Safety
-    /// The row is there, and no other reference to it lives.
+    /// The row is valid, and no other reference to it exists.
     #[inline(always)]
     unsafe fn row<'a>(self, i: usize) -> &'a mut [T] {
         // SAFETY: the caller's contract.
         unsafe { std::slice::from_raw_parts_mut(self.at.add(i * self.pitch), self.keys) }
     }
 
-    /// The first row of each group that goes through the passes together, and the one behind it.
+    /// Yields for each group of rows that go through the passes together its first row and its end.
     fn groups(self) -> impl Iterator<Item = (usize, usize)> {
         let group = (ELEMENTS / self.keys).clamp(1, GROUP);
         (0..self.rows).step_by(group).map(move |first| (first, self.rows.min(first + group)))
     }
 }
 
-/// An element in memory of callers, wherever it lies.
+/// Element in memory of callers, at any alignment.
 #[repr(C, packed)]
 #[derive(Clone, Copy)]
 struct Anywhere<T>(T);
 
-/// Rows of callers, such as what is added to scores: elements of a row lie side by side.
+/// Rows in memory of callers, such as a bias of the scores: elements of a row are adjacent.
 #[derive(Clone, Copy)]
 pub(super) struct Added<T> {
     pub(super) at: *const T,
@@ -129,7 +131,7 @@ pub(super) struct Added<T> {
 
 impl<T> Added<T> {
     /// # Safety
-    /// The row has so many elements, and nobody writes to them.
+    /// The row has `keys` elements, and no other code writes to them.
     #[inline(always)]
     unsafe fn row<'a>(self, i: usize, keys: usize) -> &'a [Anywhere<T>] {
         // SAFETY: the caller's contract.
@@ -137,8 +139,8 @@ impl<T> Added<T> {
     }
 }
 
-/// Each row becomes its softmax, after every element was multiplied with `scale` and something was added. Who makes it
-/// promises that the rows are there, and nobody else's, and what is added is there too.
+/// Replaces each row by its softmax, after multiplying every element by `scale` and adding a bias. The creator
+/// guarantees that the rows are valid, that no other code accesses them, and that the bias is valid.
 pub(super) struct Softmax<T> {
     pub(super) rows: Rows<T>,
     pub(super) scale: T,
@@ -150,9 +152,9 @@ impl<T: Float> Work for Softmax<T> {
     #[inline(always)]
     fn work<L: Level>(self) {
         let Softmax { rows, scale, added } = self;
-        // SAFETY: promised by who made the work, and one row is borrowed at a time.
+        // SAFETY: guaranteed by the creator of the work, and only one row is borrowed at a time.
         let row = |i: usize| unsafe { rows.row(i) };
-        // What is added comes behind the scale, which is then done with.
+        // The bias is added after scaling, so the later passes need no scale.
         let later = if added.is_some() { T::ONE } else { scale };
         for (first, end) in rows.groups() {
             let mut most = [T::ZERO; GROUP];
@@ -185,8 +187,8 @@ impl<T: Float> Work for Softmax<T> {
     }
 }
 
-/// Each row of gradients of a softmax becomes that of its operand, times `scale`. Promised is what [`Softmax`] wants,
-/// of rows that are not the same.
+/// Replaces each row of gradients of a softmax by the gradient of the softmax's operand, times `scale`. The creator
+/// guarantees the same as for [`Softmax`], and that the two sets of rows are distinct.
 pub(super) struct SoftmaxGradient<T> {
     pub(super) softmax: Rows<T>,
     pub(super) gradients: Rows<T>,
@@ -198,7 +200,7 @@ impl<T: Float> Work for SoftmaxGradient<T> {
     #[inline(always)]
     fn work<L: Level>(self) {
         let SoftmaxGradient { softmax, gradients, scale } = self;
-        // SAFETY: promised by who made the work, and one pair of rows is borrowed at a time.
+        // SAFETY: guaranteed by the creator of the work, and only one pair of rows is borrowed at a time.
         let both = |i: usize| unsafe { (&*softmax.row(i), gradients.row(i)) };
         for (first, end) in gradients.groups() {
             let mut sums = [T::ZERO; GROUP];
@@ -216,7 +218,7 @@ impl<T: Float> Work for SoftmaxGradient<T> {
     }
 }
 
-/// The largest magnitude of rows, of which nothing is written. Not a number, if one of them is none or infinite.
+/// Largest magnitude of rows, which are only read. NaN, if an element is NaN or infinite.
 pub(super) struct Magnitude<T>(pub(super) Added<T>, pub(super) [usize; 2]);
 
 impl<T: Float> Work for Magnitude<T> {
@@ -232,7 +234,7 @@ impl<T: Float> Work for Magnitude<T> {
             }
         };
         for i in 0..rows {
-            // SAFETY: promised by who made the work.
+            // SAFETY: guaranteed by the creator of the work.
             let (tiles, rest) = unsafe { from.row(i, elements) }.as_chunks::<LANES>();
             tiles.iter().for_each(&mut take);
             if !rest.is_empty() {
@@ -243,8 +245,8 @@ impl<T: Float> Work for Magnitude<T> {
     }
 }
 
-/// How many of the first keys any row sees: what is added to the others is at most `hidden`. All, if in some row nothing
-/// is at least `open` or something is not at most `most`.
+/// Number of first keys that any row sees: the bias of all later keys is at most `hidden`. Returns all keys if some row
+/// has no bias of at least `open`, or has a bias that is not at most `most`.
 pub(super) struct Seen<T> {
     pub(super) added: Added<T>,
     pub(super) rows: usize,
@@ -262,12 +264,12 @@ impl<T: Float> Work for Seen<T> {
         let mut seen = 0;
         for i in 0..rows {
             let (mut any, mut all) = (false, true);
-            // SAFETY: promised by who made the work.
+            // SAFETY: guaranteed by the creator of the work.
             let row = unsafe { added.row(i, keys) };
             for (tile, end) in row.chunks(LANES / 2).zip((LANES / 2..).step_by(LANES / 2)) {
                 let mut sees = false;
                 for &Anywhere(x) in tile {
-                    // What is not a number is seen.
+                    // NaN counts as visible.
                     let hides = x <= hidden;
                     sees |= !hides;
                     any |= x >= open;

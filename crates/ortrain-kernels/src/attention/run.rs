@@ -1,4 +1,4 @@
-//! Running an attention.
+//! Execution of an attention.
 
 use super::product::{Left, Product};
 use super::rows::{Added, Magnitude, Rows, Seen, Softmax, SoftmaxGradient};
@@ -14,18 +14,18 @@ use crate::scratch::{Bases, Parts, RunScalars};
 use crate::tile::ExecContext;
 use crate::tile::number::Number;
 
-/// What a task works with.
+/// Context of a task.
 #[derive(Clone, Copy)]
 struct Task<'a> {
     bases: &'a [*mut u8],
     scalars: RunScalars,
-    /// The worker's scratch memory.
+    /// Scratch memory of the worker.
     scratch: *mut u8,
     head: usize,
 }
 
 impl Task<'_> {
-    /// A place in the worker's scratch memory.
+    /// Returns the address of an offset in the worker's scratch memory.
     fn at<T>(&self, place: usize) -> *mut T {
         self.scratch.wrapping_add(place).cast()
     }
@@ -47,7 +47,8 @@ impl<T: Computed + Send + Sync> Engine for Kernel<T> {
                 let task = Task { bases, scalars, scratch: parts.of(worker), head };
                 let first = number * part;
                 let end = queries.min(first + part);
-                // SAFETY: the caller's contract; pieces have distinct results, and a worker its own scratch memory.
+                // SAFETY: the caller's contract; pieces have distinct results, and each worker has its own scratch
+                // memory.
                 unsafe {
                     match &self.pass {
                         Pass::Output(output) => self.output(&task, output, (first, end)),
@@ -68,7 +69,7 @@ impl<T: Computed + Send + Sync> Engine for Kernel<T> {
             for (taped, at, elements) in self.summed(gradients) {
                 let Some(taped) = taped else { continue };
                 let len = keys * elements;
-                // SAFETY: all tasks are done, and these sums are this task's alone.
+                // SAFETY: all tasks are done, and only this task accesses these sums.
                 unsafe {
                     let sums = parts.shared().add(at).cast::<T>().add(head * count * len);
                     let all = std::slice::from_raw_parts_mut(sums, count * len);
@@ -100,7 +101,8 @@ impl<T: Number> Work for Add<'_, T> {
 }
 
 impl<T: Computed> Kernel<T> {
-    /// The gradients that are sums over queries: where the sums lie, and elements of a key or value.
+    /// Returns the gradients that are sums over queries, with the offset of the sums and the number of elements of a
+    /// key or value.
     fn summed<'a>(&self, gradients: &'a Gradients) -> [(Option<&'a Taped>, usize, usize); 2] {
         [
             (gradients.k.as_ref(), self.layout.k_sums, self.cut.size),
@@ -108,16 +110,16 @@ impl<T: Computed> Kernel<T> {
         ]
     }
 
-    /// The address of the first element of a query (or key) of an operand.
+    /// Returns the address of the first element of a query (or key) of an operand.
     fn line(&self, task: &Task<'_>, operand: &Operand, line: usize) -> *const T {
         let at = operand.offset + operand.batch.offset(task.head) + line as isize * operand.line;
         task.bases[operand.buffer].cast::<T>().wrapping_offset(at).cast_const()
     }
 
-    /// Packs lines of an operand as a right factor: its columns are the lines (`turned`), or their elements.
+    /// Packs lines of an operand as a right factor. Its columns are the lines (`turned`), or the elements of the lines.
     ///
     /// # Safety
-    /// The operand has the lines, and there is room for whole panels.
+    /// The operand has the lines, and `to` has the capacity of whole panels.
     unsafe fn pack(
         &self,
         task: &Task<'_>,
@@ -138,7 +140,7 @@ impl<T: Computed> Kernel<T> {
         unsafe { pack(self.isa, T::DTYPE, block, self.micro.nr, task.at::<T>(to)) };
     }
 
-    /// A block of a product, `[rows, cols]`. The right factor comes with the depths of its panels.
+    /// Computes a block of a product, `[rows, cols]`. The right factor has an offset and the depth of its panels.
     ///
     /// # Safety
     /// As [`Product::run`].
@@ -155,7 +157,7 @@ impl<T: Computed> Kernel<T> {
         unsafe { Product { rows, cols, depth, a, b, pitch, c, add, corner }.run(self.isa, self.micro) };
     }
 
-    /// Where a result goes from one of its lines on: to its place, or to a block until its epilogue has run.
+    /// Returns the destination of a result from line `line` on: the store, or a block until its epilogue has run.
     fn target(&self, task: &Task<'_>, taped: &Taped, line: usize, block: *mut T) -> Target<T> {
         match &taped.place {
             Some(place) => Target { at: self.line(task, place, line).cast_mut(), row: place.line },
@@ -163,7 +165,7 @@ impl<T: Computed> Kernel<T> {
         }
     }
 
-    /// Runs the epilogue of a result that has not gone to its place.
+    /// Runs the epilogue of a result that was not stored directly.
     ///
     /// # Safety
     /// As [`Kernel::tape`].
@@ -174,18 +176,18 @@ impl<T: Computed> Kernel<T> {
         }
     }
 
-    /// The scores of a block, of which so many keys are looked at.
+    /// Returns the scores of a block, limited to the first `keys` keys.
     fn rows(&self, at: *mut T, rows: usize, keys: usize) -> Rows<T> {
         Rows { at, rows, pitch: self.cut.keys, keys }
     }
 
-    /// Lines of what lies side by side.
+    /// Returns lines of an operand with adjacent elements.
     fn added(&self, task: &Task<'_>, operand: &Operand, line: usize) -> Added<T> {
         Added { at: self.line(task, operand, line), row: operand.line }
     }
 
-    /// Whether a key that a mask hides from a query has no weight there, and no share in gradients either: what it would
-    /// be multiplied with is finite.
+    /// Returns true if masked keys have weight zero for their query, and contribute nothing to gradients: the other
+    /// factors are finite.
     ///
     /// # Safety
     /// The contract of [`super::AttentionKernel::run`].
@@ -214,13 +216,14 @@ impl<T: Computed> Kernel<T> {
         let number = T::from_constant;
         let scores = most(&self.q, (first, end), size).mul(most(&self.k, (0, keys), size));
         let values = most(&self.v, (0, keys), width);
-        // A difference of two sums of so many products.
+        // Difference of two sums of `width` products each.
         let sums = given.map_or(T::ONE, |given| most(given, (first, end), width)).mul(values);
         let sums = sums.mul(number(4.0 * width as f64));
         scores.mul(number(scale.abs() * size as f64)) <= number(BOUND) && sums.mul(T::ZERO) == T::ZERO
     }
 
-    /// How many of the first keys the queries of a block see, where that is known; `hides` says if it matters.
+    /// Returns the number of first keys that the queries of a block see. Returns all keys if that is unknown, or if
+    /// `hides` is false.
     ///
     /// # Safety
     /// As [`Kernel::hides`].
@@ -233,11 +236,12 @@ impl<T: Computed> Kernel<T> {
         self.isa.run(Seen { added, rows, keys, hidden, open, most })
     }
 
-    /// Runs a nest over some lines of its space, whose values lie in a block. Loads of what is given next, and the store
-    /// if that has no buffer, go to blocks over the same lines.
+    /// Runs a nest over some lines of its space, with values in a block. The second accumulator (`next`), and the
+    /// result of a nest without a store (`to`), are blocks over the same lines.
     ///
     /// # Safety
-    /// The contract of [`super::AttentionKernel::run`]; the blocks have elements for all lines, and `to` may be `block`.
+    /// The contract of [`super::AttentionKernel::run`]; the blocks have elements for all lines, and `to` may be
+    /// `block`.
     unsafe fn tape(
         &self,
         task: &Task<'_>,
@@ -267,8 +271,8 @@ impl<T: Computed> Kernel<T> {
             frame: task.at(taped.frame),
             product: product.cast(),
         };
-        // SAFETY: the caller's contract, and the layout made by `Kernel::new`. What is done once reads what is the same
-        // everywhere.
+        // SAFETY: the caller's contract, and the layout of `Kernel::new`. Operations that run once per task read values
+        // that are the same at every index.
         unsafe {
             site(block).run(&tape.once, 0, 0, tape.tile);
             for (start, n) in tape.tiles(first, first + count) {
@@ -277,7 +281,7 @@ impl<T: Computed> Kernel<T> {
         }
     }
 
-    /// The softmax of a block of queries over the keys that these see, and what weighs the values, at their places in
+    /// Computes the softmax of a block of queries over the keys that they see, and the weights of the values, in
     /// scratch memory.
     ///
     /// # Safety
@@ -286,7 +290,7 @@ impl<T: Computed> Kernel<T> {
         let (Cut { keys, size, .. }, layout) = (&self.cut, &self.layout);
         let (first, rows) = block;
         let softmax: *mut T = task.at(layout.softmax);
-        // SAFETY: the caller's contract, and the layout made by `Kernel::new`.
+        // SAFETY: the caller's contract, and the layout of `Kernel::new`.
         unsafe {
             let a = Left { at: self.line(task, &self.q, first), row: self.q.line, depth: self.q.step };
             let c = Target { at: softmax, row: *keys as isize };
@@ -309,10 +313,10 @@ impl<T: Computed> Kernel<T> {
         }
     }
 
-    /// The output for some queries of a head: first one and end.
+    /// Computes the output for some queries of a head: first query and end.
     unsafe fn output(&self, task: &Task<'_>, output: &Taped, (first, end): (usize, usize)) {
         let (&Cut { keys, size, width, rows, .. }, layout) = (&self.cut, &self.layout);
-        // SAFETY: the caller's contract, and the layout made by `Kernel::new`.
+        // SAFETY: the caller's contract, and the layout of `Kernel::new`.
         unsafe {
             let hides = self.hides(task, (first, end), None);
             self.pack(task, &self.k, (0, keys), size, true, layout.k_turned);
@@ -329,14 +333,14 @@ impl<T: Computed> Kernel<T> {
         }
     }
 
-    /// What weighs the values, as a left factor.
+    /// Returns the weights of the values as a left factor.
     fn weights(&self, task: &Task<'_>) -> Left<T> {
         let at = task.at::<T>(self.layout.weights).cast_const();
         Left { at, row: self.cut.keys as isize, depth: 1 }
     }
 
-    /// The gradients for some queries of a head. `sums` is the memory where those of keys and values are added up, and
-    /// which of the sums in it are this task's.
+    /// Computes the gradients for some queries of a head. `sums` is the memory for the sums of the gradients of keys
+    /// and values, and the index of this task's sums in it.
     unsafe fn gradients(
         &self,
         task: &Task<'_>,
@@ -356,9 +360,9 @@ impl<T: Computed> Kernel<T> {
             // SAFETY: the caller's contract.
             unsafe { self.hides(task, (first, end), Some(gradients)) }
         };
-        // Adds to the gradients of the keys that are seen. Of the others the first block makes zeros.
+        // Adds to the gradients of the visible keys. The first block sets the gradients of the other keys to zero.
         let add_up = |[seen, elements, rows]: [usize; 3], a: Left<T>, b: usize, to: Target<T>, add: bool| {
-            // SAFETY: the caller's contract, and the layout made by `Kernel::new`.
+            // SAFETY: the caller's contract, and the layout of `Kernel::new`.
             unsafe {
                 self.multiply(task, [seen, elements, rows], a, (b, rows), (to, add));
                 for line in if add { keys..keys } else { seen..keys } {
@@ -371,7 +375,7 @@ impl<T: Computed> Kernel<T> {
             1 => self.target(task, taped, 0, sums),
             _ => Target { at: sums, row: taped.elements as isize },
         };
-        // SAFETY: the caller's contract, and the layout made by `Kernel::new`.
+        // SAFETY: the caller's contract, and the layout of `Kernel::new`.
         unsafe {
             self.pack(task, &self.k, (0, keys), size, true, layout.k_turned);
             if needs_scores {
@@ -420,7 +424,7 @@ impl<T: Computed> Kernel<T> {
         }
     }
 
-    /// The gradients of the products of a block of queries with the keys that these see, at their place in scratch memory.
+    /// Computes the gradients of the products of a block of queries and the keys that they see, in scratch memory.
     unsafe fn scores_gradient(
         &self,
         task: &Task<'_>,
@@ -432,7 +436,7 @@ impl<T: Computed> Kernel<T> {
         let (first, rows) = block;
         let given = &gradients.given;
         let (softmax, to) = (task.at::<T>(layout.softmax), task.at::<T>(layout.gradients));
-        // SAFETY: the caller's contract, and the layout made by `Kernel::new`.
+        // SAFETY: the caller's contract, and the layout of `Kernel::new`.
         unsafe {
             let a = Left { at: self.line(task, given, first), row: given.line, depth: given.step };
             let c = Target { at: to, row: keys as isize };
@@ -440,7 +444,7 @@ impl<T: Computed> Kernel<T> {
             if let Pointwise::Tape(taped) = &gradients.weights {
                 self.tape(task, taped, block, to, softmax, to);
             }
-            // What weighs the values, which may lie there as well, is done with.
+            // The weights of the values, which may use the same memory, are no longer needed.
             if let Pointwise::Tape(taped) = &gradients.softmax {
                 self.tape(task, taped, block, softmax, std::ptr::null(), softmax);
             }

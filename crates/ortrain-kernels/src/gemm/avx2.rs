@@ -1,4 +1,4 @@
-//! Micro-kernels of AVX2 with fused multiply-add: 6×16 and 6×8 of f32, 6×8 and 6×4 of f64.
+//! AVX2 micro-kernels with fused multiply-add: 6×16 and 6×8 of f32, 6×8 and 6×4 of f64.
 
 use std::arch::x86_64::*;
 
@@ -49,7 +49,7 @@ pub(super) const F64: Micro<f64> = Micro {
     tiles: None,
 };
 
-/// The sums of the lanes of two registers, each in the first lane of a half.
+/// Returns the sums of the lanes of two registers, each in the first lane of a half.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn f32_join([a, b]: [__m256; 2]) -> __m256 {
@@ -58,7 +58,7 @@ fn f32_join([a, b]: [__m256; 2]) -> __m256 {
     _mm256_add_ps(sums, _mm256_permute_ps::<0xb1>(sums))
 }
 
-/// As [`f32_join`].
+/// Returns the sums of the lanes of two registers, as [`f32_join`].
 #[inline]
 #[target_feature(enable = "avx2")]
 fn f64_join([a, b]: [__m256d; 2]) -> __m256d {

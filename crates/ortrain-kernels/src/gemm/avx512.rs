@@ -1,4 +1,4 @@
-//! Micro-kernels of AVX-512: 14×32 and 14×16 of f32, 14×16 and 14×8 of f64.
+//! AVX-512 micro-kernels: 14×32 and 14×16 of f32, 14×16 and 14×8 of f64.
 
 use std::arch::x86_64::*;
 
@@ -49,7 +49,7 @@ pub(super) const F64: Micro<f64> = Micro {
     tiles: None,
 };
 
-/// The sums of the lanes of four registers, each in the first lane of a quarter.
+/// Returns the sums of the lanes of four registers, each in the first lane of a quarter.
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn f32_join([a, b, c, d]: [__m512; 4]) -> __m512 {
@@ -60,7 +60,7 @@ fn f32_join([a, b, c, d]: [__m512; 4]) -> __m512 {
     _mm512_add_ps(sums, _mm512_permute_ps::<0xb1>(sums))
 }
 
-/// As [`f32_join`].
+/// Returns the sums of the lanes of four registers, as [`f32_join`].
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn f64_join([a, b, c, d]: [__m512d; 4]) -> __m512d {

@@ -1,4 +1,4 @@
-//! What a micro-kernel is.
+//! Micro-kernels: the innermost functions of matrix products.
 
 use ortrain_expr::DType;
 
@@ -11,23 +11,23 @@ pub(super) use crate::isa::prefetch;
 use crate::isa::{Isa, Kind, Level};
 use crate::tile::number::Number;
 
-/// Multiplies a few rows of A with a few columns of B, keeping the sums in registers.
+/// Micro-kernel: multiplies a few rows of A with a few columns of B, with the sums in registers.
 #[derive(Clone, Copy)]
 pub(crate) struct Micro<T: 'static> {
-    /// Rows, at most.
+    /// Maximum number of rows.
     pub(crate) mr: usize,
-    /// Columns, always.
+    /// Number of columns, always all of them.
     pub(crate) nr: usize,
     /// One function for each number of rows from 1 on.
     pub(crate) run: &'static [Run<T>],
-    /// The same for half as many columns, if that saves time.
+    /// Functions for half of the columns, if they are faster.
     pub(crate) half: Option<&'static [Run<T>]>,
-    /// Products of bfloat16 instead: both operands are packed into tiles.
+    /// bfloat16 products instead of the functions: both operands are packed into tiles.
     pub(crate) tiles: Option<Tiles>,
 }
 
-/// An operand as a micro-kernel reads it: its steps from line to line and from depth to depth. Of packed tiles the steps
-/// mean nothing.
+/// Operand of a micro-kernel: address, and the steps from line to line and from depth to depth. The steps are unused
+/// for packed tiles.
 #[derive(Clone, Copy)]
 pub(crate) struct Factor<T> {
     pub(crate) at: *const T,
@@ -35,7 +35,7 @@ pub(crate) struct Factor<T> {
     pub(crate) depth: isize,
 }
 
-/// Where results go, and the step from row to row; columns are adjacent.
+/// Destination of a micro-kernel: address, and step from row to row; columns are adjacent.
 #[derive(Clone, Copy)]
 pub(crate) struct Target<T> {
     pub(crate) at: *mut T,
@@ -43,7 +43,7 @@ pub(crate) struct Target<T> {
 }
 
 impl<T: Real> Micro<T> {
-    /// What makes the products of operands of two types.
+    /// Selects the micro-kernel for operands of two types.
     pub(crate) fn choose(isa: Isa, products: Products, dtypes: [DType; 2]) -> Micro<T> {
         match products.tiles::<T>(dtypes) {
             Some(tiles) => {
@@ -53,26 +53,26 @@ impl<T: Real> Micro<T> {
         }
     }
 
-    /// Lines of A that blocks of rows should be made of, and depths of which chunks must be.
+    /// Returns the unit of rows of a block, and the unit of the depth of a chunk.
     pub(crate) fn units(&self) -> (usize, usize) {
         if self.tiles.is_some() { (tiles::LINES, tiles::DEPTHS) } else { (1, 8) }
     }
 
-    /// Rows of the panels that `m` rows are cut into: as even as can be.
+    /// Returns the number of rows of the panels into which `m` rows are cut: as even as possible.
     pub(crate) fn height(&self, m: usize) -> usize {
         if self.tiles.is_some() { self.mr } else { m.div_ceil(m.div_ceil(self.mr).max(1)).max(1) }
     }
 
-    /// Columns of a narrow panel that cost as little as if there were no more.
+    /// Returns the unit in which the columns of a narrow panel cost time.
     pub(crate) fn narrow(&self) -> usize {
         if self.tiles.is_some() || self.half.is_some() { self.nr / 2 } else { self.nr }
     }
 
-    /// Room for packed panels of `lines` lines, panels that are whole.
+    /// Returns the number of elements of packed panels of `lines` lines, a number of whole panels.
     pub(crate) fn packed(&self, side: Side, lines: usize, depth: usize) -> usize {
         match self.tiles {
             None => lines.saturating_mul(depth),
-            // Two bytes a term.
+            // Each term has two bytes.
             Some(tiles) => {
                 let depth = depth.div_ceil(tiles::DEPTHS) * (tiles::DEPTHS / 2 * tiles.terms(side));
                 lines.saturating_mul(depth)
@@ -80,7 +80,7 @@ impl<T: Real> Micro<T> {
         }
     }
 
-    /// An operand from one of its lines on: the first of a panel, where they are packed.
+    /// Returns an operand from line `first` on. If the operand is packed, `first` is the first line of a panel.
     pub(crate) fn at_line(&self, operand: Factor<T>, side: Side, first: usize, depth: usize) -> Factor<T> {
         let step = match self.tiles {
             None => first as isize * operand.line,
@@ -92,7 +92,7 @@ impl<T: Real> Micro<T> {
     /// Packs a block of A or B into panels.
     ///
     /// # Safety
-    /// As [`pack`]; there is room for [`Micro::packed`] elements.
+    /// As [`pack`]; `to` has the capacity of [`Micro::packed`] elements.
     pub(crate) unsafe fn pack(
         &self,
         isa: Isa,
@@ -102,7 +102,7 @@ impl<T: Real> Micro<T> {
         to: *mut T,
     ) {
         let elements = elements.into();
-        // SAFETY: the caller's contract; tiles are of products in f32.
+        // SAFETY: the caller's contract; tiles exist for products in f32 only.
         unsafe {
             match self.tiles {
                 None => {
@@ -114,8 +114,8 @@ impl<T: Real> Micro<T> {
         }
     }
 
-    /// Makes packed panels of A or B from one of plain elements, whose depths are `pitch` apart; none if these are
-    /// multiplied as they are.
+    /// Converts a panel of plain elements, in which the distance between depths is `pitch`, to packed panels of A or B.
+    /// Does nothing if plain elements are multiplied as they are.
     ///
     /// # Safety
     /// As [`tiles::settle`].
@@ -129,19 +129,19 @@ impl<T: Real> Micro<T> {
         to: *mut T,
     ) {
         if let Some(made) = self.tiles {
-            // SAFETY: the caller's contract; tiles are of products in f32.
+            // SAFETY: the caller's contract; tiles exist for products in f32 only.
             unsafe { tiles::settle(isa, (side, made.terms(side)), from.cast(), pitch, size, to.cast()) };
         }
     }
 
-    /// Whether panels of so many columns are nearly full.
+    /// Returns true if panels of `cols` columns are nearly full.
     pub(crate) fn columns_fit(&self, cols: usize) -> bool {
         let narrow = cols % self.nr;
         let rest = if narrow == 0 { 0 } else { self.columns(narrow) };
         8 * (cols - narrow + rest) <= 9 * cols
     }
 
-    /// Columns that [`Micro::multiply`] writes for so many.
+    /// Returns the number of columns that [`Micro::multiply`] writes for `cols` columns.
     pub(crate) fn columns(&self, cols: usize) -> usize {
         match self.half {
             _ if self.tiles.is_some() => cols,
@@ -150,11 +150,12 @@ impl<T: Real> Micro<T> {
         }
     }
 
-    /// `C = A·B`, or `C += A·B`, of at most [`Micro::mr`] rows and [`Micro::nr`] columns, of which [`Micro::columns`] are
-    /// written. Each sum over the depth is made from zero, in one order, and then added. Lines of B are adjacent.
+    /// Computes `C = A·B`, or `C += A·B`, of at most [`Micro::mr`] rows and [`Micro::nr`] columns. Writes
+    /// [`Micro::columns`] columns. Each sum over the depth starts at zero, has one order, and is then added. Lines of B
+    /// are adjacent.
     ///
     /// # Safety
-    /// As [`Run`]; of tiles, the contract of [`Tiles::multiply`].
+    /// As [`Run`]; for tiles, the contract of [`Tiles::multiply`].
     pub(crate) unsafe fn multiply(
         &self,
         isa: Isa,
@@ -165,7 +166,7 @@ impl<T: Real> Micro<T> {
         c: Target<T>,
         add: bool,
     ) {
-        // SAFETY: the caller's contract; tiles are of products in f32.
+        // SAFETY: the caller's contract; tiles exist for products in f32 only.
         unsafe {
             if let Some(tiles) = &self.tiles {
                 let factors = (a.at.cast(), b.at.cast());
@@ -177,11 +178,11 @@ impl<T: Real> Micro<T> {
         }
     }
 
-    /// The same, of which no more columns are written than there are: narrow results go by way of a corner, a block of
-    /// whole panels.
+    /// Computes as [`Micro::multiply`], but writes only the existing columns: narrow results are copied from `corner`,
+    /// a block of whole panels.
     ///
     /// # Safety
-    /// As [`Micro::multiply`]; the corner may be written.
+    /// As [`Micro::multiply`]; the corner is valid for writes.
     pub(crate) unsafe fn multiply_some(
         &self,
         isa: Isa,
@@ -207,47 +208,48 @@ impl<T: Real> Micro<T> {
     }
 }
 
-/// `C = A·B`, or `C += A·B` if the last argument says so: (k; A, its steps by row and by column; B, its step by row,
-/// columns are adjacent; C, its step by row, columns are adjacent). Each sum over k is made in order, and then added.
+/// `C = A·B`, or `C += A·B` if the last argument is true. Arguments: k; A, its steps by row and by column; B, its step
+/// by row (columns are adjacent); C, its step by row (columns are adjacent). Each sum over k is in order, and then
+/// added.
 ///
 /// # Safety
-/// The elements of A, B and C that the sizes and steps name are valid for reads, those of C for writes; the machine has
-/// the level that the kernel is of.
+/// The elements of A, B and C that the sizes and steps address are valid for reads, and the elements of C for writes.
+/// The machine has the level of the kernel.
 pub(crate) type Run<T> = unsafe fn(usize, *const T, isize, isize, *const T, isize, *mut T, isize, bool);
 
-/// Multiplies a few lines with a few lines, both of elements that are adjacent along k, keeping the sums in registers.
+/// Dot products of a few lines with a few lines, both with elements adjacent along k. The sums are in registers.
 #[derive(Clone, Copy)]
 pub(crate) struct Dots<T: 'static> {
-    /// Functions for 1, 2, ... lines of the first operand and one of the second.
+    /// Functions for 1, 2, ... lines of the first operand and one line of the second.
     pub(crate) one: &'static [RunDots<T>],
-    /// The same with `width` lines of the second.
+    /// Functions for 1, 2, ... lines of the first operand and `width` lines of the second.
     pub(crate) many: &'static [RunDots<T>],
     pub(crate) width: usize,
 }
 
-/// (k; A, its step from line to line; B, its step from line to line; C, its steps by line of A and by line of B; whether
-/// to add to C). A sum has as many chains as a register has lanes, which are joined as a tree, and then added.
+/// Arguments: k; A, its step from line to line; B, its step from line to line; C, its steps by line of A and by line of
+/// B; true to add to C. A sum has one chain per lane of a register. The chains are joined as a tree, and then added.
 ///
 /// # Safety
 /// As [`Run`].
 pub(crate) type RunDots<T> = unsafe fn(usize, *const T, isize, *const T, isize, *mut T, isize, isize, bool);
 
-/// How A and B lie, as far as micro-kernels have loops of their own for it: constant steps need no arithmetic.
+/// Memory layouts of A and B with specialized loops in micro-kernels: constant steps need no arithmetic.
 #[cfg(target_arch = "x86_64")]
 pub(super) mod lie {
-    /// In any way.
+    /// Any layout.
     pub(in super::super) const ANYHOW: u8 = 0;
     /// Packed into panels.
     pub(in super::super) const PACKED: u8 = 1;
-    /// Adjacent along k: of A only.
+    /// Adjacent along k: for A only.
     pub(in super::super) const ALONG: u8 = 2;
 }
 
-/// Depths that a micro-kernel goes through between two jumps.
+/// Unroll factor: number of depths per iteration of a micro-kernel.
 #[cfg(target_arch = "x86_64")]
 pub(super) const DEPTHS: usize = 4;
 
-/// A micro-kernel of `V` registers of columns and `M` rows, of panels of `$mr` rows.
+/// Defines a micro-kernel of `M` rows and `V` registers of columns, for panels of `$mr` rows.
 #[cfg(target_arch = "x86_64")]
 macro_rules! micro_kernel {
     (
@@ -274,14 +276,14 @@ macro_rules! micro_kernel {
                 (_, 1, true) => $lying::<M, V, { lie::ALONG }, { lie::PACKED }>,
                 _ => $lying::<M, V, { lie::ANYHOW }, { lie::ANYHOW }>,
             };
-            // SAFETY: the caller's contract; the steps are as the function has them.
+            // SAFETY: the caller's contract; the steps have the values that the function assumes.
             unsafe { run(k, a, a_row, a_col, b, b_row, c, c_row, add) }
         }
 
-        /// The same, where A and B [lie](lie) so.
+        /// Computes the product for the given [layouts](lie) of A and B.
         ///
         /// # Safety
-        /// The contract of [`super::micro::Run`].
+        /// The contract of [`super::micro::Run`], and the steps have these layouts.
         #[target_feature(enable = $features)]
         unsafe fn $lying<const M: usize, const V: usize, const A: u8, const B: u8>(
             k: usize,
@@ -300,10 +302,10 @@ macro_rules! micro_kernel {
                 _ => (a_row, a_col),
             };
             let b_row = if B == lie::PACKED { (V * $lanes) as isize } else { b_row };
-            // SAFETY: the caller's contract: all elements named by the strides are there.
+            // SAFETY: the caller's contract: all elements that the strides address are valid.
             unsafe {
                 let mut sums = [[$zero(); V]; M];
-                // The results are there when the sums are made.
+                // Prefetches C, which is needed after the sums.
                 for i in 0..M {
                     (0..V).for_each(|v| {
                         prefetch(c.wrapping_offset(i as isize * c_row).wrapping_add(v * $lanes))
@@ -345,8 +347,8 @@ macro_rules! micro_kernel {
     };
 }
 
-/// A micro-kernel of dot products, of `M` lines with `N` lines, `$width` at most. `$join` adds up the lanes of so many
-/// sums, as trees, each to the first lane of its share of a register.
+/// Defines a micro-kernel of dot products of `M` lines with `N` lines, at most `$width`. `$join` sums the lanes of
+/// `$width` registers as trees, each into the first lane of its part of a register.
 #[cfg(target_arch = "x86_64")]
 macro_rules! dots_kernel {
     (
@@ -367,7 +369,7 @@ macro_rules! dots_kernel {
             c_col: isize,
             add: bool,
         ) {
-            // SAFETY: the caller's contract: all elements named by the steps are there.
+            // SAFETY: the caller's contract: all elements that the steps address are valid.
             unsafe {
                 let mut sums = [[$zero(); N]; M];
                 let whole = k - k % $lanes;
@@ -416,13 +418,13 @@ macro_rules! dots_kernel {
     };
 }
 
-/// The functions of a micro-kernel for each number of rows.
+/// Lists the functions of a micro-kernel for each number of rows.
 #[cfg(target_arch = "x86_64")]
 macro_rules! rows {
     ($name:ident, $v:literal, $($m:literal)*) => { &[$($name::<$m, $v>),*] };
 }
 
-/// The functions of a micro-kernel of dot products.
+/// Lists the functions of a micro-kernel of dot products.
 #[cfg(target_arch = "x86_64")]
 macro_rules! dots {
     ($name:ident, $n:literal) => {
@@ -433,17 +435,17 @@ macro_rules! dots {
 #[cfg(target_arch = "x86_64")]
 pub(super) use {dots, dots_kernel, micro_kernel, rows};
 
-/// An element type that products are computed in.
+/// Compute type of products.
 pub(crate) trait Real: Number {
     const BYTES: usize = size_of::<Self>();
     fn micro(isa: Isa) -> Micro<Self>;
-    /// Where lines of both operands are adjacent along k.
+    /// Returns the dot products, for lines of both operands that are adjacent along k.
     fn dots(isa: Isa) -> Option<Dots<Self>>;
-    /// `a * b + c`, as the level does it.
+    /// Computes `a * b + c`, as the level does.
     fn fused<L: Level>(a: Self, b: Self, c: Self) -> Self;
-    /// Whether it is NaN.
+    /// Returns true for NaN.
     fn is_no_number(self) -> bool;
-    /// The nearest to a number.
+    /// Returns the nearest value to `number`.
     fn nearest(number: f64) -> Self;
 }
 

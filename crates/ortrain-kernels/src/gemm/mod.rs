@@ -1,12 +1,12 @@
-//! Products of matrices: `C = A·B`, with a nest over the finished product.
+//! Matrix products: `C = A·B`, with a nest over the finished product as its epilogue.
 //!
-//! The product is cut into blocks of C, each a task that goes through all of k on its own, so that every sum has one
-//! order. Where blocks are too few and sums are long, k is cut too, and partial sums are added in order at the end.
-//! Operands come packed into panels: once for all tasks, or by the task that needs a block, which is kept while the
-//! next task of the same worker needs it again; what is read once anyway is read where it lies (`plan`). Where B is
-//! much larger than A and C (weights, and a few rows), `Cᵀ = Bᵀ·Aᵀ` is made instead: each part of the weights is then read
-//! where it lies, or packed, by the one task that multiplies it, and finished blocks are turned. A micro-kernel (one file
-//! per level) multiplies panel by panel (`run`). A finished block goes through the epilogue while it is in cache.
+//! C is partitioned into blocks. Each block is a task that iterates over all of k, so that every sum has one order. If
+//! blocks are few and sums are long, k is split too (split-K), and partial sums are added in order at the end. Operands
+//! are packed into panels, either once for all tasks, or by each task. A worker keeps a packed block while its next
+//! task needs the same block. Operands that are read only once anyway are read in place (`plan`). If B is much larger
+//! than A and C (weights, and few rows), the kernel computes `Cᵀ = Bᵀ·Aᵀ` instead. Each part of the weights is then
+//! read in place, or packed, by only one task, and finished blocks are transposed. A micro-kernel (one file per level)
+//! multiplies panel by panel (`run`). The epilogue processes a finished block while it is in cache.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -33,20 +33,20 @@ use plan::Shape;
 use run::Product;
 use tiles::Tiles;
 
-/// How the products inside sums are made, of operands in f32 or narrower. Sums are in f32, whatever it is.
+/// Precision and unit of the products inside of sums, for operands in f32 or narrower. Sums are always in f32.
 ///
-/// With [`Precision::F32`] operands are multiplied as they are, and no unit is used. Otherwise each is taken for a sum of
-/// one, two or three bfloat16 numbers, whose products a [`Bf16Unit`] makes. The error of a product, relative to the
-/// magnitudes of the operands, is at most about 2⁻⁷, 2⁻¹⁵ or 2⁻²⁴; numbers below the normal range may count as zero, and
-/// infinities and NaN come out as those of the operands, rounded to bfloat16, multiplied.
+/// With [`Precision::F32`] operands are multiplied as they are, without a unit. Otherwise each operand is represented
+/// as a sum of one, two or three bfloat16 numbers, which a [`Bf16Unit`] multiplies. The error of a product, relative to
+/// the magnitudes of the operands, is at most about 2⁻⁷, 2⁻¹⁵ or 2⁻²⁴. Numbers below the normal range may count as
+/// zero. Infinities and NaN give the product of the operands rounded to bfloat16.
 ///
-/// That costs a rounding for each element of an operand and block of the result, so it pays where elements are used
-/// often: [`Precision::of_product`] says where. Operands in f64 are multiplied in f64, whatever is asked for.
+/// Each element of an operand is rounded once per block of the result, so bfloat16 pays only if elements are used
+/// often; see [`Precision::of_product`]. Operands in f64 are always multiplied in f64.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Products {
-    /// What the products keep of the operands.
+    /// Precision of the factors.
     pub precision: Precision,
-    /// What makes them, unless it is [`Precision::F32`].
+    /// Unit that multiplies, unless the precision is [`Precision::F32`].
     pub unit: Bf16Unit,
 }
 
@@ -54,16 +54,16 @@ impl Products {
     /// Operands are multiplied as they are.
     pub const F32: Products = Products { precision: Precision::F32, unit: Bf16Unit::EMULATED };
 
-    /// Tiles of bfloat16, if products of operands of such types are made of them.
+    /// Returns the bfloat16 tiles for products of operands of these types, if the precision needs them.
     fn tiles<T: Real>(self, dtypes: [DType; 2]) -> Option<Tiles> {
         let rounded = self.precision != Precision::F32 && T::BYTES == 4;
         rounded.then(|| Tiles::new(self.precision, self.unit, dtypes))
     }
 }
 
-/// A product of matrices, or of batches of them.
+/// Matrix product, or a batch of matrix products.
 ///
-/// Its space is that of the epilogue: batch axes, then m, then n. Transposed operands are a matter of strides.
+/// The space is the space of the epilogue: batch axes, then m, then n. Transposed operands are expressed by strides.
 #[derive(Clone, Debug)]
 pub struct GemmDesc {
     /// Length of the sums.
@@ -72,16 +72,16 @@ pub struct GemmDesc {
     pub a: Access,
     /// B, over the batch axes, k and n.
     pub b: Access,
-    /// The float of 16 bits that elements of each operand, which are `F32` then, are rounded to before they are multiplied.
-    /// Results are those of an operand that is stored in that type.
+    /// 16-bit float to which the elements of each operand (then `F32`) are rounded before the multiplication. The
+    /// results equal the results for an operand stored in that type.
     pub rounded: [Option<DType>; 2],
-    /// How the products inside the sums are made.
+    /// Precision and unit of the products inside of the sums.
     pub products: Products,
-    /// What becomes of the product, which is its accumulator: an `F32`, or an `F64` if both operands are.
+    /// Epilogue. Its accumulator is the product: an `F32`, or an `F64` if both operands are.
     pub epilogue: Nest,
 }
 
-/// A compiled [`GemmDesc`].
+/// Compiled [`GemmDesc`].
 pub struct GemmKernel {
     engine: Box<dyn Engine>,
 }
@@ -106,11 +106,11 @@ trait Engine: Send + Sync {
 }
 
 impl GemmKernel {
-    /// Compiles a product.
+    /// Compiles a matrix product.
     ///
     /// # Errors
-    /// What is wrong with the description: accesses out of bounds, operands that are not floats of one compute type,
-    /// an epilogue that reduces or is not well typed.
+    /// Returns an error if an access is out of bounds, if the operands are not floats of one compute type, or if the
+    /// epilogue is invalid: it must not reduce, and it must be well typed.
     pub fn new<'a>(desc: &GemmDesc, compiler: impl Into<Compiler<'a>>) -> Result<GemmKernel, String> {
         let compiler = compiler.into();
         let double = match (desc.a.dtype, desc.b.dtype) {
@@ -132,13 +132,13 @@ impl GemmKernel {
         Ok(GemmKernel { engine })
     }
 
-    /// Whether a run can fail (the epilogue holds a guard).
+    /// Returns true if a run can fail (the epilogue contains a guard).
     #[must_use]
     pub fn can_fail(&self) -> bool {
         self.engine.shape().tape.can_fail
     }
 
-    /// Bytes of scratch memory for a run on so many threads.
+    /// Returns the bytes of scratch memory for a run on `threads` threads.
     #[must_use]
     pub fn scratch_bytes(&self, threads: usize) -> usize {
         let shape = self.engine.shape();
@@ -147,16 +147,16 @@ impl GemmKernel {
 
     /// Computes the product and its epilogue. Allocates nothing, and gives the same bits on any number of threads.
     ///
-    /// `bases` holds the start of each buffer: A, B, the epilogue's loads but the first, its stores.
+    /// `bases` contains the start of each buffer: A, B, the epilogue's loads without the first, its stores.
     ///
     /// # Errors
-    /// The first guard of the epilogue that fails, in index order. Stores have been made all the same.
+    /// Returns the first guard of the epilogue that fails, in index order. Other stores may have been executed.
     ///
     /// # Panics
-    /// When `bases` or `scratch` are not what the kernel asked for.
+    /// Panics if `bases` has the wrong length, or if `scratch` is too small or not aligned.
     ///
     /// # Safety
-    /// As [`crate::NestKernel::run`], where A and B are loads too, which no store may overlap.
+    /// The contract of [`crate::NestKernel::run`]. A and B are loads too, and no store overlaps them.
     pub unsafe fn run(
         &self,
         bases: &[*mut u8],

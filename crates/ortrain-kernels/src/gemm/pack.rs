@@ -1,4 +1,4 @@
-//! Packing: a block of a matrix, converted to the compute type, in the order in which a micro-kernel reads it.
+//! Packing: copies a block of a matrix, converted to the compute type, into the order in which a micro-kernel reads it.
 
 use std::any::TypeId;
 
@@ -8,7 +8,7 @@ use super::micro::Real;
 use crate::isa::{CACHE_LINE, Isa, Level, Work, prefetch};
 use crate::tile::number::{Bf16, F16, Rounded, Stored};
 
-/// The storage type of the elements of a matrix, and the float of 16 bits that they are rounded to when they are read.
+/// Storage type of the elements of a matrix, and the 16-bit float to which they are rounded when they are read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Elements {
     pub(crate) stored: DType,
@@ -16,17 +16,17 @@ pub(crate) struct Elements {
 }
 
 impl Elements {
-    /// True if they are read as they are.
+    /// Returns true if elements are read as stored, in type `real`.
     pub(crate) fn are(self, real: DType) -> bool {
         self == Elements::from(real)
     }
 
-    /// The type whose numbers they are when they have been read.
+    /// Returns the type of the numbers after reading.
     pub(crate) fn numbers(self) -> DType {
         self.rounded.unwrap_or(self.stored)
     }
 
-    /// Bytes of one as it is stored.
+    /// Returns the storage size of an element in bytes.
     pub(crate) fn size(self) -> usize {
         self.stored.size()
     }
@@ -38,7 +38,7 @@ impl From<DType> for Elements {
     }
 }
 
-/// A block of a matrix as packing sees it: `lines` run across the panels (rows of A, columns of B), `depth` is k.
+/// Block of a matrix for packing: `lines` run across the panels (rows of A, columns of B), `depth` is k.
 #[derive(Clone, Copy)]
 pub(crate) struct Block {
     pub(crate) at: *const u8,
@@ -50,20 +50,20 @@ pub(crate) struct Block {
 
 struct Pack<S: Stored> {
     block: Block,
-    /// Lines of a panel.
+    /// Number of lines of a panel.
     panel: usize,
     to: *mut S::Computed,
     zero: S::Computed,
 }
 
-/// Depths of which lines that lie side by side are copied for all panels, before the next ones: whole cache lines are
+/// Number of depths for which adjacent lines are copied into all panels before the next depths: whole cache lines are
 /// read in order.
 const SLICE: usize = 8;
-/// Elements of a line that are asked for ahead.
+/// Prefetch distance along a line, in elements.
 const AHEAD: usize = 64;
 
 impl<S: Stored> Pack<S> {
-    /// Lines from line `first` on at depth `p`.
+    /// Returns the address of line `first` at depth `p`.
     #[inline(always)]
     fn from(&self, first: usize, p: usize) -> *const S {
         let Block { at, line_step, depth_step, .. } = self.block;
@@ -79,7 +79,7 @@ impl<S: Stored> Pack<S> {
             let rest = lines - whole;
             for slice in (0..depth).step_by(SLICE) {
                 let depths = slice..depth.min(slice + SLICE);
-                // Lines of the next slice: a page apart, they are nothing that the machine expects.
+                // Prefetches lines of the next slice: they are a page apart, and the hardware does not predict them.
                 let ask_ahead = |first: usize, p: usize| {
                     let ahead = self.from(first, p + SLICE);
                     (0..PANEL)
@@ -90,7 +90,7 @@ impl<S: Stored> Pack<S> {
                     for p in depths.clone() {
                         ask_ahead(first, p);
                         // SAFETY: lines before `lines` and depths before `depth` are elements of the matrix; `to` has
-                        // room for whole panels (contract of `pack`).
+                        // the capacity of whole panels (contract of `pack`).
                         unsafe { copy::<S, PANEL>(self.from(first, p), to(first, p)) };
                     }
                 }
@@ -136,7 +136,7 @@ impl<S: Stored> Pack<S> {
         }
     }
 
-    /// Packs lines of a panel whose depths lie side by side in little squares; returns how many depths that are.
+    /// Packs lines with adjacent depths into a panel by transposing small squares. Returns the number of packed depths.
     #[inline(always)]
     fn turn<L: Level, const PANEL: usize>(
         &self,
@@ -144,11 +144,12 @@ impl<S: Stored> Pack<S> {
         to: *mut S::Computed,
     ) -> usize {
         let Block { line_step, depth, .. } = self.block;
-        // SAFETY: as in `panels`: squares lie in the block and in the panel; the last ones of a panel may overlap.
+        // SAFETY: as in `panels`: the squares are inside of the block and of the panel; the last ones of a panel may
+        // overlap.
         unsafe {
             let is_f32 =
                 size_of::<S>() == size_of::<f32>() && TypeId::of::<S::Computed>() == TypeId::of::<f32>();
-            // What is rounded on the way is turned as it is first.
+            // Rounded elements are transposed as stored, and rounded afterwards, in place.
             let read = |p: usize, depths: usize| {
                 if TypeId::of::<S>() != TypeId::of::<S::Computed>() {
                     for at in (p * PANEL..(p + depths) * PANEL).map(|i| to.add(i)) {
@@ -195,10 +196,10 @@ impl<S: Stored> Pack<S> {
     }
 }
 
-/// Copies elements that lie side by side.
+/// Copies adjacent elements.
 ///
 /// # Safety
-/// They are there, and may be written.
+/// `from` is valid for reads of `COUNT` elements, and `to` for writes.
 #[inline(always)]
 unsafe fn copy<S: Stored, const COUNT: usize>(from: *const S, to: *mut S::Computed) {
     // SAFETY: the caller's contract.
@@ -208,14 +209,14 @@ unsafe fn copy<S: Stored, const COUNT: usize>(from: *const S, to: *mut S::Comput
     }
 }
 
-/// The same of any number of them: in the largest pieces that it has, of which the last two may overlap.
+/// Copies any number of adjacent elements, in the largest possible pieces. The last two pieces may overlap.
 ///
 /// # Safety
-/// As [`copy`].
+/// As [`copy`], for `count` elements.
 #[inline(always)]
 unsafe fn copy_few<S: Stored>(from: *const S, count: usize, to: *mut S::Computed) {
     let pieces = |size: usize| (0..count).step_by(size).map(move |i| i.min(count - size));
-    // SAFETY: the caller's contract; pieces lie before `count`.
+    // SAFETY: the caller's contract; pieces are inside of `count` elements.
     unsafe {
         match count {
             16.. => pieces(16).for_each(|i| copy::<S, 16>(from.add(i), to.add(i))),
@@ -226,10 +227,10 @@ unsafe fn copy_few<S: Stored>(from: *const S, count: usize, to: *mut S::Computed
     }
 }
 
-/// Turns a square of 4×4: lines `from_step` apart become lines `to_step` apart.
+/// Transposes a square of 4×4. `from_step` and `to_step` are the distances between lines.
 ///
 /// # Safety
-/// The elements are there, and those of `to` may be written.
+/// The elements of `from` are valid for reads, and the elements of `to` for writes.
 #[inline(always)]
 unsafe fn turn4<S: Stored>(from: *const S, from_step: isize, to: *mut S::Computed, to_step: usize) {
     // SAFETY: the caller's contract.
@@ -265,8 +266,8 @@ impl<S: Stored> Work for Pack<S> {
 /// Packs a block into panels of `panel` lines: within a panel, the lines of each depth are adjacent.
 ///
 /// # Safety
-/// `at` and the steps name elements that are valid for reads; `to` has room for `lines` rounded up to whole panels,
-/// times `depth`. Elements are computed as `T`.
+/// `at` and the steps address elements that are valid for reads. `to` is valid for writes of `lines`, rounded up to
+/// whole panels, times `depth` elements. The compute type of the elements is `T`.
 pub(crate) unsafe fn pack<T: Real>(
     isa: Isa,
     elements: impl Into<Elements>,
@@ -307,7 +308,7 @@ impl<T: Real> Work for TransposeTask<T> {
         const SIDE: usize = 8;
         let TransposeTask { from, from_step, lines, len, to, to_step } = self;
         let squares = TypeId::of::<T>() == TypeId::of::<f32>() && lines >= SIDE && len >= SIDE;
-        // Cache lines of results are filled one after the other: results may lie a page apart.
+        // Cache lines of results are filled one after the other, because lines of results may be a page apart.
         const TWO: usize = 2 * SIDE;
         for pair in (0..lines).step_by(TWO) {
             for start in (0..len).step_by(SIDE) {
@@ -315,7 +316,7 @@ impl<T: Real> Work for TransposeTask<T> {
                     // SAFETY: the contract of `transpose`.
                     unsafe {
                         if squares {
-                            // The last squares may overlap those before.
+                            // The last squares may overlap earlier ones.
                             let (first, start) = (first.min(lines - SIDE), start.min(len - SIDE));
                             let (from, to) =
                                 (from.add(first * from_step + start), to.add(start * to_step + first));
@@ -335,10 +336,10 @@ impl<T: Real> Work for TransposeTask<T> {
     }
 }
 
-/// Turns a matrix of `lines` lines of `len` elements: element `i` of line `j` becomes element `j` of line `i`.
+/// Transposes a matrix of `lines` lines of `len` elements: element `i` of line `j` becomes element `j` of line `i`.
 ///
 /// # Safety
-/// The elements are there, and `to` has room for them.
+/// The elements of `from` are valid for reads, and the elements of `to` for writes.
 pub(crate) unsafe fn transpose<T: Real>(
     isa: Isa,
     from: *const T,

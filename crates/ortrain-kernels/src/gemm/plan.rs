@@ -1,4 +1,4 @@
-//! How a product is cut into tasks, and where its operands are packed. Depends on the description alone.
+//! Partition of a product into tasks, and packing of its operands. Depends on the description only.
 
 use ortrain_expr::{Access, DType, Inst, Load, Nest, Type};
 
@@ -11,60 +11,61 @@ use crate::isa::CACHE_LINE;
 use crate::tile::strided_iter::StridedIter;
 use crate::tile::{ALIGN, Compiler, LoopOrder, Plan, TileProgram};
 
-/// Depth of a chunk: a panel of A of that depth stays in the first-level cache, past which one of B streams.
+/// Maximum depth of a chunk: a panel of A of this depth stays in the first-level cache while panels of B stream
+/// through.
 const DEPTH: usize = 384;
-/// Depth of a chunk of dot products.
+/// Maximum depth of a chunk of dot products.
 const FEW_DEPTH: usize = 512;
-/// Depths of a chunk of few long sums, at least and at most.
+/// Minimum and maximum depth of a chunk of few long sums.
 const LONG_DEPTHS: (usize, usize) = (64, 256);
 /// Panels of A in a block: together with a panel of B they stay in the second-level cache.
 const ROW_PANELS: usize = 16;
 /// Columns of a block.
 const COLUMNS: usize = 256;
-/// Columns of a block where A, too long to be kept, would be packed again for the next ones.
+/// Columns of a block if A is too long to be kept packed: each further block of columns would pack A again.
 const MANY_COLUMNS: usize = 1024;
-/// Bytes up to which an operand's packed block is kept over all of k: packed once, it may lie behind the second-level
-/// cache.
+/// Maximum number of bytes of an operand's block that is kept packed over all of k. It is packed once, so it may exceed
+/// the second-level cache.
 const KEEP: usize = 2 << 20;
 /// Bytes of B that are packed at a time for all threads.
 const SHARED: usize = 8 << 20;
-/// Multiplications of a block that make it worth a task of its own.
+/// Minimum number of multiplications of a task.
 const MIN_TASK_WORK: usize = 1 << 18;
-/// Tasks that are plenty for any number of cores.
+/// Maximum number of tasks: enough for any number of cores.
 const MAX_TASKS: usize = 16;
-/// Fewer tasks than this are too few.
+/// Number of tasks below which even blocks with more operand traffic are split.
 const FEW_TASKS: usize = 4;
-/// Panels of B up to which A is read where it lies, whichever way it lies.
+/// Maximum number of panels of B for which A is read in place with any strides.
 const FEW_COLUMNS: usize = 2;
-/// Panels of A up to which B is read where it lies, if columns are adjacent; and bytes of a row of a panel, two lines of
-/// the cache, from which on it is however many there are.
+/// Maximum number of panels of A for which B is read in place, if columns are adjacent. The second constant is the
+/// number of bytes of a row of a panel (two cache lines) from which B is read in place for any number of panels.
 const FEW_ROWS: usize = 10;
 const WIDE_ROW: usize = 2 * CACHE_LINE;
-/// Bytes of results up to which an epilogue runs by itself over all of them, where blocks are narrow.
+/// Maximum number of bytes of results for a separate pass of the epilogue over all results, if blocks are narrow.
 const APART: usize = 1 << 20;
-/// Columns that are narrow for an epilogue: it runs over one piece of a row at a time.
+/// Number of columns below which an epilogue is inefficient, because it processes one piece of a row at a time.
 const NARROW: usize = 512;
-/// Elements of results up to which the sums are cut instead.
+/// Maximum number of elements of results for split-K.
 const SMALL: usize = 128 * 128;
-/// Rows and columns up to which there are few.
+/// Maximum numbers of rows and of columns of a product computed by dot products.
 const FEW_LINES: (usize, usize) = (16, 12);
-/// Depth from which few rows are multiplied as dot products; of few columns it is twice that.
+/// Minimum depth for dot products with few rows; with few columns twice as much.
 const SHORT: usize = 64;
-/// Depths of a part, at least.
+/// Minimum depth of a part of split-K.
 const LONG: usize = 512;
 /// Bytes of chunks that stay in the first-level cache beside sums.
 const CACHE: usize = 32 << 10;
-/// Elements of all partial results of cut sums, at most.
+/// Maximum number of elements of all partial results of split-K.
 const PARTIAL: usize = 1 << 19;
 
-/// A swapped product is worth it where B has so many halves of the elements of A and of the results: where B need not be
-/// packed then, and where it is.
+/// Minimum ratio of the elements of B to the elements of A and of the results for a swapped product, in halves. The
+/// first value applies if B then needs no packing, the second otherwise.
 const SWAPPED: (usize, usize) = (3, 4);
 
-/// How the product is cut, and where things lie in scratch memory.
+/// Partition of the product, and layout of scratch memory.
 #[derive(Debug)]
 pub(super) struct Shape {
-    /// Whether the operands have changed places: blocks of `Cᵀ = Bᵀ·Aᵀ` are made, and turned when they are finished.
+    /// True if the operands are swapped: the kernel computes blocks of `Cᵀ = Bᵀ·Aᵀ`, and transposes finished blocks.
     pub(super) swapped: bool,
     pub(super) batch: usize,
     pub(super) m: usize,
@@ -73,51 +74,53 @@ pub(super) struct Shape {
     /// Rows and columns of a block.
     pub(super) rows: usize,
     pub(super) cols: usize,
-    /// Depths of a chunk.
+    /// Depth of a chunk.
     pub(super) depth: usize,
-    /// Parts of k, each with tasks of its own, and depths of a part: whole chunks.
+    /// Number of parts of k (split-K), each with its own tasks, and the depth of a part: whole chunks.
     pub(super) parts: usize,
     pub(super) part: usize,
-    /// Whether blocks go to shared memory first, to be added up or finished by themselves.
+    /// True if blocks are first stored in shared memory, to be summed or finished in a separate pass.
     pub(super) apart: bool,
-    /// Columns that are gone through at a time: those whose B is packed for all threads.
+    /// Columns that are processed together: B is packed for all threads for these columns.
     pub(super) strip: usize,
     /// Axes of the blocks from the slowest to the fastest: 0 is the batch, 1 rows, 2 columns.
     pub(super) order: [usize; 3],
-    /// Blocks of a task.
+    /// Number of blocks of a task.
     pub(super) group: usize,
     pub(super) a: Operand,
     pub(super) b: Operand,
     pub(super) buffers: usize,
     pub(super) tape: TileProgram,
-    /// Store straight from the micro-kernel: the product is stored as it is, and columns are adjacent.
+    /// Destination of the micro-kernel, if the epilogue only stores the product, and columns are adjacent.
     pub(super) direct: Option<Direct>,
-    /// Few rows, multiplied without packing B.
+    /// True if the product has few rows, and is computed without packing B.
     pub(super) thin: bool,
-    /// Few rows or few columns, whose dot products with lines of the other operand are made where those lie.
+    /// Operand with few rows or few columns, if the product is computed as dot products with lines of the other operand
+    /// in place.
     pub(super) few: Option<SkinnyOperand>,
-    /// Shared scratch memory: bytes, and where the partial results of cut sums lie in it.
+    /// Bytes of shared scratch memory, and the offset of the partial results of split-K.
     pub(super) shared: usize,
     pub(super) partial_at: usize,
-    /// A worker's scratch memory: where its finished block, one of a swapped product and a narrow one lie, and bytes.
+    /// Offsets in a worker's scratch memory of the finished block, of the block of a swapped product, and of a narrow
+    /// block; and its bytes.
     pub(super) block_at: usize,
     pub(super) swapped_at: usize,
     pub(super) corner_at: usize,
     pub(super) bytes: usize,
 }
 
-/// How an operand gets to the micro-kernels.
+/// Storage of an operand for the micro-kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Packing {
-    /// Read where it lies.
+    /// Read in place.
     There,
-    /// Packed by each task; if the block covers all of a part's depth, the next task may use it again.
+    /// Packed by each task. If `whole`, the block covers all of a part's depth, and the next task may reuse it.
     Own { whole: bool },
     /// Packed once for all tasks.
     Shared,
 }
 
-/// The operand that has few lines, where products are made as dot products.
+/// Operand with few lines, in a product computed as dot products.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum SkinnyOperand {
     /// Few rows.
@@ -139,10 +142,10 @@ impl SkinnyOperand {
     }
 }
 
-/// A or B.
+/// Operand A or B.
 #[derive(Debug)]
 pub(super) struct Operand {
-    /// Its place among the buffers.
+    /// Index among the buffers.
     pub(super) slot: usize,
     pub(super) elements: Elements,
     pub(super) offset: isize,
@@ -151,13 +154,13 @@ pub(super) struct Operand {
     pub(super) line: isize,
     pub(super) depth: isize,
     pub(super) way: Packing,
-    /// Where the packed block lies in scratch memory.
+    /// Offset of the packed block in scratch memory.
     pub(super) at: usize,
 }
 
 impl Operand {
-    /// Operand `slot` of a product over `nest`, whose lines are those of the axes `lines` and follow each other evenly.
-    /// `across` is the last of them and `along` the axis of k, as the access has them.
+    /// Creates operand `slot` of a product over `nest`. Its lines are the lines of the axes `lines`, with a constant
+    /// step. `across` is the last of these axes in the access, and `along` is the axis of k.
     fn new(
         (access, rounded, slot): (&Access, Option<DType>, usize),
         nest: &Nest,
@@ -188,21 +191,21 @@ impl Operand {
         })
     }
 
-    /// Whether a micro-kernel can read its lines as those of A where they lie: elements are adjacent along k.
+    /// Returns true if a micro-kernel can read the lines in place like lines of A: elements are adjacent along k.
     fn lies_along(&self, real: DType) -> bool {
         self.elements.are(real) && self.depth == 1 && !paged(self.line, real.size(), 4096)
     }
 }
 
-/// Whether lines are a multiple of a page apart: they get into each other's way in the caches.
+/// Returns true if the distance between lines is a multiple of a page: the lines then conflict in the caches.
 fn paged(step: isize, bytes: usize, page: isize) -> bool {
     step.wrapping_mul(bytes as isize) % page == 0
 }
 
-/// Which axes of the epilogue are gone through from outside, and which are the rows and columns of one product.
+/// Axes of the epilogue: outer axes, and the axes of the rows and columns of one product.
 ///
-/// Where results lie side by side along m, the product is turned: `Cᵀ = Bᵀ·Aᵀ`. Batch axes that only one operand has,
-/// and that go on evenly where its lines end, are more lines of it.
+/// If results are adjacent along m, the product is transposed: `Cᵀ = Bᵀ·Aᵀ`. Batch axes that only one operand has
+/// become additional lines of it, if their step continues the step of its lines.
 struct Axes {
     turned: bool,
     outside: Vec<usize>,
@@ -223,7 +226,7 @@ impl Axes {
             && nest.stores.iter().all(|store| adjacent(store, m, n));
         let mut found = Axes { turned, outside: (0..axes).collect(), rows: vec![m], cols: vec![n] };
         while let Some(&axis) = found.outside.last() {
-            // The strides of both operands and of the results along the axis, and what an even step would be.
+            // Tests the strides along the axis: constant, or equal to the step that continues the lines.
             let stays = |access: &Access| access.strides.get(axis) == Some(&0);
             let evenly = |access: &Access, lines: &[usize]| {
                 let (first, dims) = (lines[0], &nest.dims[lines[0]..]);
@@ -286,7 +289,7 @@ impl Shape {
         let (mut row_unit, depth_unit) = micro.units();
         let mut direct = direct(nest, &outside, if turned { (axes + 1, axes) } else { (axes, axes + 1) })?;
 
-        // What packs nothing multiplies operands as they are.
+        // Paths without packing need operands as they are; bfloat16 tiles are always packed.
         let as_they_are = micro.tiles.is_none();
         let dots = as_they_are && T::dots(isa).is_some();
         let few = if dots { SkinnyOperand::of((m, n, k), real, &a, &b) } else { None };
@@ -314,7 +317,7 @@ impl Shape {
             std::mem::swap(&mut a, &mut b);
             std::mem::swap(&mut m, &mut n);
             direct = None;
-            // Panels of the larger operand are short at the end only.
+            // All panels of the larger operand are full, except for the last one.
             row_unit = mr;
         }
         let mut cut = Cut::new(batch, m, n, k, (mr, nr), row_unit);
@@ -333,7 +336,7 @@ impl Shape {
                 cut.refine(!thin && few != Some(SkinnyOperand::A), few != Some(SkinnyOperand::B));
             }
         }
-        // Of few long sums, a chunk of both operands stays in the first-level cache.
+        // With few long sums, a chunk of both operands stays in the first-level cache.
         let most = if few.is_some() {
             FEW_DEPTH
         } else if cut.parts > 1 {
@@ -348,7 +351,7 @@ impl Shape {
         let parts = k.div_ceil(part).max(1);
         let Cut { rows, cols, .. } = cut;
         let small = (batch * m * n).saturating_mul(T::BYTES) <= APART;
-        // Pieces of a row of results.
+        // Length of a piece of a row of results, and of the row.
         let (piece, row) = if swapped { (rows, m) } else { (cols, n) };
         let apart = parts > 1 || direct.is_none() && !thin && piece < row.min(NARROW) && small;
         if apart {
@@ -370,7 +373,8 @@ impl Shape {
                 blocks.ways(micro, real, (&mut a, whole.0), (&mut b, whole.1))
             }
         };
-        // What is packed again for every block of the other is gone through slowly.
+        // An operand that tasks pack for themselves has its axis in an outer loop: each packed block is then used by
+        // all blocks of the other operand.
         let order = match (a.way, b.way) {
             (_, Packing::Own { .. }) if b.batch.stays() => [2, 0, 1],
             (_, Packing::Own { .. }) => [0, 2, 1],
@@ -399,7 +403,7 @@ impl Shape {
                 operand.at = match operand.way {
                     Packing::Own { whole: true } => room(micro.packed(side, lines, part.min(k))),
                     Packing::Own { whole: false } => room(micro.packed(side, lines, depth.min(k))),
-                    // Even where B is read in place, its last, narrow panel is packed.
+                    // Even if B is read in place, its last, narrow panel is packed.
                     Packing::There => room(nr * depth.min(k)),
                     Packing::Shared => {
                         let copies = if operand.batch.stays() { 1 } else { batch };
@@ -454,13 +458,13 @@ struct Blocks {
     batch: usize,
     rows: usize,
     cols: usize,
-    /// Of an element.
+    /// Bytes of an element.
     bytes: usize,
 }
 
 impl Blocks {
-    /// Chooses the ways of A and B to the micro-kernels; with each comes whether a packed block of it is kept. Returns
-    /// the columns of a strip.
+    /// Chooses the storage of A and B for the micro-kernels. The flags are true if a packed block of the operand can be
+    /// kept. Returns the number of columns of a strip.
     fn ways<T: Real>(
         &self,
         micro: Micro<T>,
@@ -492,11 +496,11 @@ impl Blocks {
     }
 }
 
-/// A cut of the product into blocks.
+/// Partition of the product into blocks.
 struct Cut {
     sizes: [usize; 3],
     units: (usize, usize),
-    /// Rows of a block are a multiple.
+    /// The number of rows of a block is a multiple of this.
     row_unit: usize,
     rows: usize,
     cols: usize,
@@ -505,7 +509,7 @@ struct Cut {
 }
 
 impl Cut {
-    /// The largest blocks.
+    /// Creates the partition into the largest blocks.
     fn new(batch: usize, m: usize, n: usize, k: usize, (mr, nr): (usize, usize), row_unit: usize) -> Cut {
         let work = (batch * m * n).saturating_mul(k);
         Cut {
@@ -524,8 +528,9 @@ impl Cut {
         batch * m.div_ceil(self.rows) * n.div_ceil(self.cols)
     }
 
-    /// Smaller blocks, until there are as many as wanted: none that make much of their operands' traffic unless there
-    /// would be all too few. Rows of a block are no whole panels: blocks of equal work matter more than a short panel.
+    /// Halves blocks until there are enough tasks. Blocks stay so large that the traffic of their operands is small,
+    /// unless there are very few tasks. Rows of a block are not whole panels: equal work matters more than a short
+    /// panel.
     fn refine(&mut self, along_rows: bool, along_cols: bool) {
         let ([_, m, n], (mr, nr)) = (self.sizes, self.units);
         while self.tasks() < self.wanted {
@@ -534,7 +539,7 @@ impl Cut {
                 (even(m, self.rows.div_ceil(2), self.row_unit), even(n, self.cols.div_ceil(2), nr));
             let split_rows = along_rows && rows < self.rows && (rows >= 4 * mr || few && 2 * rows >= mr);
             let split_cols = along_cols && cols < self.cols && (cols >= 2 * nr || few);
-            // Where rows are few, blocks of columns are packed by who multiplies them.
+            // If there are few rows, each task packs its own block of columns.
             if split_cols && (self.cols > 2 * self.rows || !split_rows || rows < 4 * mr) {
                 self.cols = cols;
             } else if split_rows {
@@ -546,13 +551,13 @@ impl Cut {
     }
 }
 
-/// Blocks of whole units, about `most` each and about equal, that make up `size`.
+/// Returns the size of blocks of whole units, about equal and about `most` each, that cover `size`.
 fn even(size: usize, most: usize, unit: usize) -> usize {
     let blocks = size.div_ceil(most.max(unit)).max(1);
     size.div_ceil(blocks).next_multiple_of(unit).max(unit)
 }
 
-/// Which blocks a worker has packed, so that the next task may use them again: matrix, first line, first depth.
+/// Blocks that a worker has packed, for reuse by its next task: matrix, first line, first depth.
 #[repr(C)]
 pub(super) struct Kept {
     pub(super) a: Key,
@@ -562,11 +567,11 @@ pub(super) struct Kept {
 pub(super) type Key = (isize, usize, usize);
 
 impl Kept {
-    /// No block starts there.
+    /// Keys that match no block.
     pub(super) const NOTHING: Kept = Kept { a: (0, usize::MAX, 0), b: (0, usize::MAX, 0) };
 }
 
-/// Where to store straight to, if the epilogue is nothing but a store of the product.
+/// Returns the destination of the micro-kernel, if the epilogue only stores the product.
 fn direct(nest: &Nest, outside: &[usize], (row, col): (usize, usize)) -> Result<Option<Direct>, String> {
     let [store] = nest.stores.as_slice() else { return Ok(None) };
     let product = nest.expr.outputs()[0];

@@ -1,4 +1,4 @@
-//! Micro-kernels of every machine: arrays that the compiler keeps in registers. 4×8 of f32, 4×4 of f64.
+//! Portable micro-kernels: arrays that the compiler keeps in registers. 4×8 of f32, 4×4 of f64.
 
 use super::micro::Micro;
 use crate::tile::number::Number;
@@ -18,7 +18,7 @@ unsafe fn kernel<T: Number, const M: usize, const N: usize>(
 ) {
     let mut sum = [[T::ZERO; N]; M];
     for _ in 0..k {
-        // SAFETY: the caller's contract: all elements named by the strides are there.
+        // SAFETY: the caller's contract: all elements that the strides address are valid.
         let line = unsafe { b.cast::<[T; N]>().read_unaligned() };
         for (i, sum) in sum.iter_mut().enumerate() {
             // SAFETY: as above.

@@ -1,4 +1,4 @@
-//! Running a product that `plan` has cut.
+//! Execution of a product that `plan` has partitioned.
 
 use ortrain_expr::OutOfRange;
 
@@ -13,11 +13,11 @@ use crate::pool::{Pool, pause};
 use crate::scratch::{Bases, Parts, RunScalars};
 use crate::tile::{Compiler, ExecContext, Failure};
 
-/// Elements that one task packs for all, at least and at most, about.
+/// Approximate minimum and maximum number of elements of a packing task for all threads.
 const PACK: (usize, usize) = (1 << 13, 1 << 15);
-/// Tasks that packing for all is cut into, if these are not too large or too small.
+/// Number of packing tasks for all threads, unless they would be too large or too small.
 const PIECES: usize = 8;
-/// Elements of partial results that one task adds up, about.
+/// Approximate number of elements of partial results that one task adds.
 const COMBINE: usize = 1 << 15;
 
 pub(super) struct Product<T: 'static> {
@@ -26,20 +26,20 @@ pub(super) struct Product<T: 'static> {
     shape: Shape,
 }
 
-/// One block, over some of the depths.
+/// One block, over a range of depths.
 #[derive(Clone, Copy)]
 struct Task<'a, T> {
     batch: usize,
-    /// First one and number.
+    /// First index and number.
     rows: (usize, usize),
     cols: (usize, usize),
     depths: (usize, usize),
-    /// First column of the strip, whose B is packed for all.
+    /// First column of the strip, for which B is packed for all tasks.
     strip: usize,
     shared: *mut u8,
     scratch: *mut u8,
     bases: &'a [*mut u8],
-    /// The block of the product: where it lies, and the step from row to row.
+    /// Block of the product: its address, and the step from row to row.
     c: *mut T,
     c_row: isize,
 }
@@ -58,7 +58,7 @@ impl<T: Real + Send + Sync> Engine for Product<T> {
     ) -> Result<(), OutOfRange> {
         let shape = &self.shape;
         for worker in 0..parts.workers {
-            // SAFETY: both lie at the start of the worker's scratch memory.
+            // SAFETY: both values are at the start of the worker's scratch memory.
             unsafe {
                 parts.of(worker).cast::<Failure>().write(Failure::NONE);
                 parts.of(worker).add(shape.tape.frame).cast::<Kept>().write(Kept::NOTHING);
@@ -85,13 +85,13 @@ impl<T: Real + Send + Sync> Engine for Product<T> {
                     let rest = rest / sizes[middle];
                     index[slow] = rest % sizes[slow];
                     let part = rest / sizes[slow];
-                    // SAFETY: tasks have distinct blocks, and a worker has its own scratch memory.
+                    // SAFETY: tasks have distinct blocks, and each worker has its own scratch memory.
                     unsafe { self.block(&{ bases }, scalars, index, part, (strip, cols), parts, worker) };
                 }
             });
         }
         if shape.apart {
-            // SAFETY: the caller's contract, and all results are there.
+            // SAFETY: the caller's contract, and all partial results are complete.
             unsafe { self.combine(&bases, scalars, pool, parts) };
         }
         // SAFETY: all tasks are done.
@@ -113,7 +113,7 @@ impl<T: Real> Product<T> {
         let nr = micro.nr;
         let padded = cols.next_multiple_of(nr);
         let copies = if b.batch.stays() { 1 } else { batch };
-        // Pieces as wide as they can be: where columns are adjacent, those of a piece are read in a row.
+        // Pieces are as wide as possible: if columns are adjacent, the columns of a piece are read in order.
         let piece = (copies * padded * k / PIECES).clamp(PACK.0, PACK.1);
         let some = (piece / depth.min(k.max(1))).next_multiple_of(nr).clamp(nr, padded);
         let (chunks, groups) = (k.div_ceil(depth), padded.div_ceil(some));
@@ -129,7 +129,7 @@ impl<T: Real> Product<T> {
                 lines,
                 depth: n,
             };
-            // SAFETY: the layout made by `Shape::new`; tasks have distinct panels.
+            // SAFETY: the layout of `Shape::new`; tasks have distinct panels.
             unsafe {
                 let packed = |lines, depth| micro.packed(Side::B, lines, depth);
                 let at = copy * packed(padded, k) + packed(padded, p) + packed(start, n);
@@ -139,7 +139,7 @@ impl<T: Real> Product<T> {
         });
     }
 
-    /// Computes a block, or a part of its sums, and unless it is only a part finishes it.
+    /// Computes a block, or a part of its sums. Finishes the block, unless it is only a part.
     unsafe fn block(
         &self,
         bases: &Bases<'_>,
@@ -157,7 +157,7 @@ impl<T: Real> Product<T> {
         let cols = (strip + col, count);
         let depths = if shape.k == 0 { (0, 0) } else { range(part, shape.part, shape.k) };
         let scratch = parts.of(worker);
-        // SAFETY: the caller's contract, and the layout made by `Shape::new`.
+        // SAFETY: the caller's contract, and the layout of `Shape::new`.
         unsafe {
             let (c, c_row) = match &shape.direct {
                 _ if shape.swapped => (scratch.add(shape.swapped_at).cast::<T>(), cols.1 as isize),
@@ -189,12 +189,12 @@ impl<T: Real> Product<T> {
         }
     }
 
-    /// Turns a block of a swapped product into one of the product itself.
+    /// Transposes a block of a swapped product into a block of the product itself.
     unsafe fn unswapped<'a>(&self, task: Task<'a, T>, parts: Parts) -> Task<'a, T> {
         let Shape { m, n, apart, partial_at, block_at, ref tape, .. } = self.shape;
         let (rows, cols) = (task.cols, task.rows);
-        // SAFETY: the caller's contract, and the layout made by `Shape::new`: there is room for the block, or for all of
-        // the results, whose rows have as many elements as the swapped product has rows.
+        // SAFETY: the caller's contract, and the layout of `Shape::new`. The destination has the capacity of the block,
+        // or of all results, in rows of `m` elements: the number of rows of the swapped product.
         unsafe {
             let (c, c_row) = if apart {
                 let all = parts.shared().add(partial_at).cast::<T>();
@@ -207,11 +207,11 @@ impl<T: Real> Product<T> {
         }
     }
 
-    /// Computes a block of a thin product.
+    /// Computes a block of a product with few rows.
     unsafe fn multiply_thin(&self, task: &Task<'_, T>) {
         let Shape { k, a, b, tape, block_at, direct, .. } = &self.shape;
         let &Task { rows, cols, scratch, .. } = task;
-        // SAFETY: the caller's contract, and the layout made by `Shape::new`.
+        // SAFETY: the caller's contract, and the layout of `Shape::new`.
         unsafe {
             let kept = &mut (*scratch.add(tape.frame).cast::<Kept>()).a;
             let (packed, block) = (scratch.add(a.at).cast::<T>(), scratch.add(*block_at).cast::<T>());
@@ -242,8 +242,8 @@ impl<T: Real> Product<T> {
         }
     }
 
-    /// Computes a block of a product as dot products of few lines, which stay in the first-level cache, with the lines
-    /// of the other operand.
+    /// Computes a block of a product as dot products. Few lines of one operand, which stay in the first-level cache,
+    /// are multiplied with the lines of the other operand.
     unsafe fn multiply_lines(&self, task: &Task<'_, T>, few: SkinnyOperand, dots: Dots<T>) {
         let Shape { depth, ref tape, ref a, ref b, .. } = self.shape;
         let &Task { rows, cols, depths, scratch, c, c_row, .. } = task;
@@ -253,7 +253,7 @@ impl<T: Real> Product<T> {
         };
         let first = element(operand, task.bases[operand.slot], task.batch, lines.0, depths.0);
         let (mut at, mut line) = (first.cast::<T>(), operand.line);
-        // SAFETY: the caller's contract, and the layout made by `Shape::new`.
+        // SAFETY: the caller's contract, and the layout of `Shape::new`.
         unsafe {
             if operand.way != Packing::There {
                 let kept = &mut (*scratch.add(tape.frame).cast::<Kept>()).a;
@@ -309,7 +309,7 @@ impl<T: Real> Product<T> {
         let &Task { rows, cols, depths, scratch, c, c_row, .. } = task;
         if depths.1 == 0 {
             for i in 0..rows.1 {
-                // SAFETY: the block has these elements; all zero bits are zero.
+                // SAFETY: the block has these elements; zero bits are the number zero.
                 unsafe {
                     let c = c.wrapping_offset(i as isize * c_row).cast::<u8>();
                     c.write_bytes(0, cols.1 * T::BYTES);
@@ -317,7 +317,7 @@ impl<T: Real> Product<T> {
             }
             return;
         }
-        // SAFETY: the layout made by `Shape::new`.
+        // SAFETY: the layout of `Shape::new`.
         let kept = unsafe { &mut *scratch.add(tape.frame).cast::<Kept>() };
         let end = depths.0 + depths.1;
         for p in (depths.0..end).step_by(*depth) {
@@ -332,7 +332,7 @@ impl<T: Real> Product<T> {
         }
     }
 
-    /// An operand's block over some depths: packed if it must be.
+    /// Returns an operand's block over a range of depths, packed if necessary.
     unsafe fn prepare(
         &self,
         task: &Task<'_, T>,
@@ -363,7 +363,8 @@ impl<T: Real> Product<T> {
             depth: n,
         };
         let padded = lines.next_multiple_of(panel);
-        // SAFETY: the elements are the operand's, and there is room for whole panels (layout made by `Shape::new`).
+        // SAFETY: the elements belong to the operand, and the destination has the capacity of whole panels (layout of
+        // `Shape::new`).
         unsafe {
             match operand.way {
                 Packing::Shared => {
@@ -424,7 +425,7 @@ impl<T: Real> Product<T> {
     unsafe fn panels(&self, task: &Task<'_, T>, a: Lines<T>, b: Lines<T>, depth: usize, add: bool) {
         let Micro { mr, nr, .. } = self.micro;
         let (rows, cols) = (task.rows.1, task.cols.1);
-        // SAFETY: the layout made by `Shape::new`.
+        // SAFETY: the layout of `Shape::new`.
         let corner = unsafe { task.scratch.add(self.shape.corner_at).cast::<T>() };
         for j in (0..cols).step_by(nr) {
             let there = nr.min(cols - j);
@@ -440,7 +441,7 @@ impl<T: Real> Product<T> {
                 let size = (mr.min(rows - i), there);
                 let at = task.c.wrapping_offset(i as isize * task.c_row).wrapping_add(j);
                 let c = Target { at, row: task.c_row };
-                // SAFETY: rows before `rows` are there, and columns are padded in B.
+                // SAFETY: rows before `rows` are valid, and columns are padded in B.
                 unsafe { self.micro.multiply_some(self.shape.tape.isa, size, depth, a, b, c, add, corner) };
             }
         }
@@ -468,7 +469,7 @@ impl<T: Real> Product<T> {
         }
     }
 
-    /// Adds up partial results in order, if there are several, and runs the epilogue.
+    /// Adds the partial results in order, if there are several parts, and runs the epilogue.
     unsafe fn combine(&self, bases: &Bases<'_>, scalars: RunScalars, pool: &Pool, parts: Parts) {
         let Shape { batch, m, n, parts: count, ref tape, partial_at, block_at, .. } = self.shape;
         let some = (COMBINE / count).next_multiple_of(tape.tile);
@@ -477,7 +478,7 @@ impl<T: Real> Product<T> {
             let bases = &{ *bases };
             let (batch_at, piece) = (task / pieces, task % pieces);
             let scratch = parts.of(worker);
-            // SAFETY: the caller's contract, and the layout made by `Shape::new`; tasks have distinct elements.
+            // SAFETY: the caller's contract, and the layout of `Shape::new`; tasks have distinct elements.
             unsafe {
                 let partial = parts.shared().add(partial_at).cast::<T>().add(batch_at * m * n);
                 let sums = scratch.add(block_at).cast::<T>();
@@ -495,7 +496,7 @@ impl<T: Real> Product<T> {
         });
     }
 
-    /// What the epilogue does once for each task.
+    /// Runs the operations of the epilogue that run once per task.
     unsafe fn open(&self, bases: &[*mut u8], scalars: RunScalars, frame: *mut u8) {
         let tape = &self.shape.tape;
         let site = ExecContext { tape, bases: &bases[1..], scalars, frame, product: std::ptr::null() };
@@ -503,8 +504,8 @@ impl<T: Real> Product<T> {
         unsafe { site.run(&tape.once, 0, 0, tape.tile) };
     }
 
-    /// Runs the epilogue over a range of a matrix: first index and number. `product` says where the product of a tile
-    /// lies.
+    /// Runs the epilogue over a range of a matrix: first index and number. `product` returns the address of the product
+    /// of a tile.
     unsafe fn tiles(
         &self,
         bases: &[*mut u8],
@@ -516,7 +517,7 @@ impl<T: Real> Product<T> {
     ) {
         let tape = &self.shape.tape;
         for (start, n) in tape.tiles(first, first + count) {
-            // Slot 0 is never taken from `bases`, so that slots count from B on.
+            // Slot 0 is never read from `bases`, so slots start at B.
             let site =
                 ExecContext { tape, bases: &bases[1..], scalars, frame, product: product(start).cast() };
             // SAFETY: the caller's contract.
@@ -525,14 +526,14 @@ impl<T: Real> Product<T> {
     }
 }
 
-/// The address of an element of an operand.
+/// Returns the address of an element of an operand.
 fn element(operand: &Operand, base: *mut u8, batch: usize, line: usize, depth: usize) -> *const u8 {
     let matrix = operand.offset + operand.batch.offset(batch);
     let element = matrix + line as isize * operand.line + depth as isize * operand.depth;
     base.wrapping_offset(element * operand.elements.size() as isize).cast_const()
 }
 
-/// The panels of an operand's block.
+/// Panels of an operand's block.
 #[derive(Clone, Copy)]
 struct Lines<T> {
     at: *const T,
@@ -540,11 +541,11 @@ struct Lines<T> {
     line: isize,
     depth: isize,
     panel: isize,
-    /// The last panel, if it is narrow and packed by itself.
+    /// Address of the last panel, if it is narrow and packed separately.
     last: *const T,
 }
 
-/// Brings the part of a narrow block that is there to where it belongs.
+/// Copies the valid part of a narrow block to its destination.
 pub(crate) struct Spill<T> {
     pub(crate) from: *const T,
     pub(crate) from_row: usize,
@@ -571,7 +572,7 @@ impl<T: Real> Work for Spill<T> {
     }
 }
 
-/// Adds up partial results: `count` of them, `step` elements apart.
+/// Adds partial results: `count` of them, with a distance of `step` elements.
 struct Sum<T> {
     from: *const T,
     step: usize,
@@ -584,7 +585,8 @@ impl<T: Real> Work for Sum<T> {
     type Out = ();
     #[inline(always)]
     fn work<L: Level>(self) {
-        // SAFETY: partial results have these elements, and `to` is scratch memory of this worker with room for them.
+        // SAFETY: the partial results have these elements, and `to` is scratch memory of this worker with capacity for
+        // them.
         unsafe {
             let to = std::slice::from_raw_parts_mut(self.to, self.len);
             to.copy_from_slice(std::slice::from_raw_parts(self.from, self.len));

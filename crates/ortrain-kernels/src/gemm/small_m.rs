@@ -1,4 +1,4 @@
-//! Products of few rows: B is read once, as it lies, and packing it would cost more than multiplying.
+//! Products with few rows: B is read once, in place, because packing it would cost more than multiplying.
 
 use ortrain_expr::DType;
 
@@ -7,15 +7,15 @@ use super::pack::Elements;
 use crate::isa::{Isa, Level, Work};
 use crate::tile::number::{Bf16, F16, Number, Rounded, Stored};
 
-/// Rows up to which a product is thin.
+/// Maximum number of rows of a product with few rows.
 pub(super) const ROWS: usize = 8;
 
-/// A block of a thin product.
+/// Block of a product with few rows.
 #[derive(Clone, Copy)]
 pub(super) struct Thin<T> {
     /// A: `rows` rows of `k` adjacent elements.
     pub(super) a: *const T,
-    /// B, as it is stored: steps along n and along k, one of which is 1.
+    /// B, as stored: steps along n and along k, one of which is 1.
     pub(super) b: *const u8,
     pub(super) line: isize,
     pub(super) depth: isize,
@@ -28,13 +28,14 @@ pub(super) struct Thin<T> {
 
 /// Independent chains of a sum along k.
 const LANES: usize = 16;
-/// Rows that share a look at B.
+/// Rows, or depths, that share a load of B or of C.
 const GROUP: usize = 4;
 
 struct Run<S: Stored>(Thin<S::Computed>);
 
 impl<S: Stored<Computed: Real>> Run<S> {
-    /// `M` rows from row `i` on, where elements of B are adjacent along k: sums in [`LANES`] chains, joined as a tree.
+    /// Computes `M` rows from row `i` on, if elements of B are adjacent along k: sums in [`LANES`] chains, joined as a
+    /// tree.
     #[inline(always)]
     fn dots<L: Level, const M: usize>(&self, i: usize) {
         let Thin { a, b, line, cols, k, c, .. } = self.0;
@@ -43,7 +44,7 @@ impl<S: Stored<Computed: Real>> Run<S> {
             let b = b.cast::<S>().wrapping_offset(j as isize * line);
             let mut sums = [[zero; LANES]; M];
             let whole = k - k % LANES;
-            // SAFETY: A has `k` elements in each of its rows, B in each of its columns, C has these elements.
+            // SAFETY: each row of A and each column of B has `k` elements, and C has these elements.
             unsafe {
                 for p in (0..whole).step_by(LANES) {
                     let y: [S; LANES] = b.add(p).cast::<[S; LANES]>().read_unaligned();
@@ -75,12 +76,12 @@ impl<S: Stored<Computed: Real>> Run<S> {
         }
     }
 
-    /// All rows, where elements of B are adjacent along n: rows of B, scaled, are added to rows of C in order.
+    /// Computes all rows, if elements of B are adjacent along n: scaled rows of B are added to rows of C in order.
     #[inline(always)]
     fn sums<L: Level>(&self) {
         let Thin { a, b, depth, rows, cols, k, c, .. } = self.0;
         let zero = <S::Computed as Number>::ZERO;
-        // SAFETY: C is scratch memory of this worker with room for these elements.
+        // SAFETY: C is scratch memory of this worker, with capacity for these elements.
         let c = unsafe { std::slice::from_raw_parts_mut(c, rows * cols) };
         c.fill(zero);
         let row = |p: usize| b.cast::<S>().wrapping_offset(p as isize * depth);
@@ -88,7 +89,7 @@ impl<S: Stored<Computed: Real>> Run<S> {
         for p in (0..whole).step_by(GROUP) {
             let b: [*const S; GROUP] = std::array::from_fn(|g| row(p + g));
             for (i, c) in c.chunks_exact_mut(cols).enumerate() {
-                // SAFETY: A has `k` elements in each of its rows, B `cols` in each of its.
+                // SAFETY: each row of A has `k` elements, each row of B has `cols`.
                 unsafe {
                     let x: [S::Computed; GROUP] =
                         a.add(i * k + p).cast::<[S::Computed; GROUP]>().read_unaligned();
@@ -134,11 +135,11 @@ impl<S: Stored<Computed: Real>> Work for Run<S> {
     }
 }
 
-/// Computes a block of a thin product.
+/// Computes a block of a product with few rows.
 ///
 /// # Safety
-/// A, B and C have the elements that sizes and steps name, C's belong to this worker alone. `elements` are those of B,
-/// and computed as `T`.
+/// A and B are valid for reads, and C for writes, of the elements that sizes and steps address. No other thread
+/// accesses C. `elements` describes B, and its compute type is `T`.
 pub(super) unsafe fn multiply<T: Real>(isa: Isa, elements: Elements, thin: Thin<T>) {
     macro_rules! go {
         ($s:ty, $t:ty) => {{

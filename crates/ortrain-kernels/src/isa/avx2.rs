@@ -5,7 +5,7 @@ use std::hint::black_box;
 
 use super::{CHAINS, Level, Work};
 
-/// Floats of a register.
+/// Number of f32 lanes of a register.
 pub(crate) const LANES: usize = 8;
 
 #[derive(Clone, Copy)]
@@ -34,7 +34,7 @@ impl Level for Avx2 {
 
     #[inline(always)]
     unsafe fn transpose_8x8(from: *const f32, from_step: isize, to: *mut f32, to_step: usize) {
-        // SAFETY: the caller's contract, and code of this level runs where the level is.
+        // SAFETY: the caller's contract; code of this level runs only on machines that have the level.
         unsafe { transpose_8x8(from, from_step, to, to_step) }
     }
 
@@ -45,7 +45,7 @@ impl Level for Avx2 {
     }
 }
 
-/// Enters the level.
+/// Runs work compiled for this level.
 ///
 /// # Safety
 /// The machine must have AVX2, FMA and F16C.
@@ -55,7 +55,8 @@ pub(crate) unsafe fn enter<W: Work>(work: W) -> W::Out {
     work.work::<Avx2>()
 }
 
-/// So many rounds of multiply-adds on registers: [`CHAINS`] sums of [`LANES`] lanes, each multiplied and added to once.
+/// Runs `rounds` rounds of multiply-adds on registers: [`CHAINS`] sums of [`LANES`] lanes, one multiply-add each per
+/// round.
 ///
 /// # Safety
 /// The machine must have AVX2, FMA and F16C.
@@ -72,17 +73,17 @@ pub(crate) unsafe fn multiply_add(rounds: usize) {
     black_box(sums);
 }
 
-/// See [`Level::transpose_8x8`].
+/// Transposes a square of 8×8; see [`Level::transpose_8x8`].
 ///
 /// # Safety
-/// Its contract, and the machine must have AVX2.
+/// The contract of the method, and the machine must have AVX2.
 #[inline]
 #[target_feature(enable = "avx2")]
 pub(crate) unsafe fn transpose_8x8(from: *const f32, from_step: isize, to: *mut f32, to_step: usize) {
     for p in [0, 4] {
         // SAFETY: the caller's contract.
         let half = |i: isize| unsafe { _mm_loadu_ps(from.wrapping_offset(i * from_step).wrapping_add(p)) };
-        // Lines i and i + 4 share a register, a half each.
+        // Lines i and i + 4 share a register, each in one half.
         let lines = [0, 1, 2, 3].map(|i| _mm256_set_m128(half(i + 4), half(i)));
         for (q, line) in turn4(lines).into_iter().enumerate() {
             // SAFETY: the caller's contract.
@@ -91,7 +92,7 @@ pub(crate) unsafe fn transpose_8x8(from: *const f32, from_step: isize, to: *mut 
     }
 }
 
-/// Turns the squares of 4×4 that are the halves of four registers.
+/// Transposes the squares of 4×4 in the halves of four registers.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn turn4([a, b, c, d]: [__m256; 4]) -> [__m256; 4] {
@@ -105,10 +106,10 @@ fn turn4([a, b, c, d]: [__m256; 4]) -> [__m256; 4] {
     ]
 }
 
-/// See [`Level::turn6`].
+/// Transposes six lines of 8; see [`Level::turn6`].
 ///
 /// # Safety
-/// Its contract, and the machine must have AVX2.
+/// The contract of the method, and the machine must have AVX2.
 #[inline]
 #[target_feature(enable = "avx2")]
 unsafe fn turn6(from: *const f32, from_step: isize, to: *mut f32) {
@@ -124,8 +125,8 @@ unsafe fn turn6(from: *const f32, from_step: isize, to: *mut f32) {
         ];
         for (q, line) in turn4(lines).into_iter().enumerate() {
             let to = to.wrapping_add(6 * (p + q));
-            // SAFETY: the caller's contract: all but the last line have two elements behind them, which the next one
-            // is written over.
+            // SAFETY: the caller's contract. All lines but the last one have two more elements of `to` after them,
+            // which the next line overwrites.
             unsafe {
                 if p + q < 7 {
                     _mm256_storeu_ps(to, line);

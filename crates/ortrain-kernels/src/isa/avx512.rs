@@ -5,7 +5,7 @@ use std::hint::black_box;
 
 use super::{CHAINS, Level, Work};
 
-/// Floats of a register.
+/// Number of f32 lanes of a register.
 pub(crate) const LANES: usize = 16;
 
 #[derive(Clone, Copy)]
@@ -34,7 +34,7 @@ impl Level for Avx512 {
 
     #[inline(always)]
     unsafe fn transpose_8x8(from: *const f32, from_step: isize, to: *mut f32, to_step: usize) {
-        // SAFETY: the caller's contract, and code of this level runs where the level is.
+        // SAFETY: the caller's contract; code of this level runs only on machines that have the level.
         unsafe { super::avx2::transpose_8x8(from, from_step, to, to_step) }
     }
 
@@ -54,7 +54,7 @@ impl Level for Avx512 {
 }
 
 /// # Safety
-/// As [`Level::pick`], and the machine must have AVX-512 F.
+/// The contract of [`Level::pick`], and the machine must have AVX-512 F.
 #[inline]
 #[target_feature(enable = "avx512f")]
 unsafe fn pick(from: *const f32, index: &[u32; 16], to: *mut f32) {
@@ -66,7 +66,7 @@ unsafe fn pick(from: *const f32, index: &[u32; 16], to: *mut f32) {
     }
 }
 
-/// Enters the level.
+/// Runs work compiled for this level.
 ///
 /// # Safety
 /// The machine must have AVX-512 F, BW, DQ and VL, AVX2, FMA and F16C.
@@ -76,7 +76,8 @@ pub(crate) unsafe fn enter<W: Work>(work: W) -> W::Out {
     work.work::<Avx512>()
 }
 
-/// So many rounds of multiply-adds on registers: [`CHAINS`] sums of [`LANES`] lanes, each multiplied and added to once.
+/// Runs `rounds` rounds of multiply-adds on registers: [`CHAINS`] sums of [`LANES`] lanes, one multiply-add each per
+/// round.
 ///
 /// # Safety
 /// The machine must have AVX-512 F, BW, DQ and VL, AVX2, FMA and F16C.
@@ -93,7 +94,7 @@ pub(crate) unsafe fn multiply_add(rounds: usize) {
     black_box(sums);
 }
 
-/// The same of products of pairs of bfloat16, summed in f32: `rounds * CHAINS` of them, each 32 multiply-adds.
+/// Runs `rounds * CHAINS` products of vectors of bfloat16 pairs, summed in f32. Each is 32 multiply-adds.
 ///
 /// # Safety
 /// The machine must have AVX-512 F and BF16.
@@ -111,20 +112,20 @@ pub(crate) unsafe fn multiply_add_bf16(rounds: usize) {
     black_box(sums);
 }
 
-/// See [`Level::turn16`].
+/// Transposes lines of 16; see [`Level::turn16`].
 ///
 /// # Safety
-/// Its contract, and the machine must have AVX-512 F.
+/// The contract of the method, and the machine must have AVX-512 F.
 #[inline]
 #[target_feature(enable = "avx512f")]
 unsafe fn turn16(from: *const f32, from_step: isize, to: *mut f32, to_step: usize, lines: usize) {
-    // Lines that are not there are read as the last one, and not written.
+    // Lines beyond `lines` are read as the last line, and not written.
     let line = |i: usize| {
         // SAFETY: the caller's contract.
         unsafe { _mm512_loadu_ps(from.wrapping_offset(i.min(lines - 1) as isize * from_step)) }
     };
     let mut rows: [__m512; 16] = std::array::from_fn(line);
-    // Squares of 2×2, then of 4×4, inside each quarter of the registers; then the quarters themselves.
+    // Transposes squares of 2×2, then of 4×4, inside each quarter of the registers, then the quarters themselves.
     for pair in rows.chunks_exact_mut(2) {
         (pair[0], pair[1]) = (_mm512_unpacklo_ps(pair[0], pair[1]), _mm512_unpackhi_ps(pair[0], pair[1]));
     }

@@ -1,13 +1,13 @@
-//! Units that multiply pairs of bfloat16 and add the products up in f32.
+//! Units that multiply pairs of bfloat16 and sum the products in f32.
 
 use std::fmt;
 
 use super::Isa;
 
-/// A unit that multiplies bfloat16 numbers and sums in f32, which this machine has.
+/// Unit of this machine that multiplies bfloat16 numbers and sums in f32.
 ///
-/// Units give results that differ in the last bits: they add in different orders, and those of processors take
-/// numbers below the normal range (2⁻¹²⁶) for zero.
+/// The results of units differ in the last bits, because they add in different orders. Units of processors treat
+/// numbers below the normal range (2⁻¹²⁶) as zero.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Bf16Unit(Unit);
 
@@ -21,14 +21,14 @@ pub(crate) enum Unit {
 }
 
 impl Bf16Unit {
-    /// Multiply-adds in f32 of the instruction-set level, which every machine has: what bfloat16 changes in results, and
-    /// none of its speed.
+    /// Emulation by f32 multiply-adds of the instruction-set level, available on every machine. It has the results of
+    /// bfloat16, but not the speed.
     pub const EMULATED: Bf16Unit = Bf16Unit(Unit::Emulated);
 
-    /// The best unit of this machine that goes with an instruction-set level: those of processors with AVX-512, the
-    /// emulated one with the levels below. Decided once per process.
+    /// Returns the best unit of this machine for an instruction-set level: a unit of the processor with AVX-512, the
+    /// emulated one with lower levels. Decided once per process.
     ///
-    /// As [`Bf16Unit::available`] it asks the operating system for the use of AMX.
+    /// Like [`Bf16Unit::available`], it asks the operating system for the use of AMX.
     #[must_use]
     pub fn detect(isa: Isa) -> Bf16Unit {
         #[cfg(target_arch = "x86_64")]
@@ -39,10 +39,10 @@ impl Bf16Unit {
         Bf16Unit::EMULATED
     }
 
-    /// Every unit of this machine, from the least to the best.
+    /// Returns all units of this machine, from the worst to the best.
     ///
-    /// Where the processor has AMX, the first call asks Linux for its use, which the process keeps: the state of a thread
-    /// that has used it grows by 8 KiB. Nothing else asks.
+    /// If the processor has AMX, the first call asks Linux for the permission to use it. The process keeps the
+    /// permission: the state of a thread that has used AMX grows by 8 KiB. No other function asks.
     #[must_use]
     pub fn available() -> Vec<Bf16Unit> {
         #[allow(unused_mut, reason = "not every target has a second unit")]
@@ -58,7 +58,7 @@ impl Bf16Unit {
         units
     }
 
-    /// The name: `emulated`, `avx512_bf16` or `amx`.
+    /// Returns the name: `emulated`, `avx512_bf16` or `amx`.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self.0 {
@@ -87,33 +87,33 @@ impl fmt::Display for Bf16Unit {
     }
 }
 
-/// Whether there is AMX, and leave to use it.
+/// Detection of AMX, and permission to use it.
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 mod amx {
     use std::arch::asm;
     use std::arch::x86_64::{__cpuid, __cpuid_count};
     use std::sync::OnceLock;
 
-    /// Bits of leaf 7, register edx: products of bfloat16, and tiles.
+    /// Bits of leaf 7, register edx: bfloat16 products, and tiles.
     const AMX_BF16: u32 = 1 << 22;
     const AMX_TILE: u32 = 1 << 24;
-    /// Bit of leaf 1, register ecx: the operating system says what it saves.
+    /// Bit of leaf 1, register ecx: the operating system reports the state that it saves.
     const OSXSAVE: u32 = 1 << 27;
-    /// States that it must save: the configuration of tiles, and tiles.
+    /// States that the operating system must save: the tile configuration, and the tile data.
     const TILE_STATES: u64 = 0b11 << 17;
-    /// The number of the system call, of its function that asks for a state, and of the state: tiles.
+    /// Numbers of the system call, of its function that requests a state, and of the state: tile data.
     const ARCH_PRCTL: usize = 158;
     const ARCH_REQ_XCOMP_PERM: usize = 0x1023;
     const XFEATURE_XTILEDATA: usize = 18;
 
-    /// Asks once.
+    /// Returns true if AMX exists and Linux permits its use. Asks once per process.
     pub(super) fn is_granted() -> bool {
         static GRANTED: OnceLock<bool> = OnceLock::new();
         *GRANTED.get_or_init(|| is_there() && ask())
     }
 
     fn is_there() -> bool {
-        // Tiles of leaf 0x1d: eight of sixteen rows of 64 bytes, as the kernels have them.
+        // Tile shape of leaf 0x1d: eight tiles of sixteen rows of 64 bytes, as the kernels need.
         if __cpuid(0).eax < 0x1d || __cpuid(1).ecx & OSXSAVE == 0 {
             return false;
         }
@@ -134,10 +134,11 @@ mod amx {
         (u64::from(high) << 32 | u64::from(low)) & TILE_STATES == TILE_STATES
     }
 
-    /// Asks Linux (5.16 and later), which refuses where a thread's stack for signals is too small for the state.
+    /// Asks Linux (5.16 and later) for the permission. Linux refuses if a thread's signal stack is too small for the
+    /// state.
     fn ask() -> bool {
         let answer: isize;
-        // SAFETY: a system call that touches no memory of ours; it overwrites two registers.
+        // SAFETY: a system call that accesses no memory of this process; it overwrites two registers.
         unsafe {
             asm!(
                 "syscall",

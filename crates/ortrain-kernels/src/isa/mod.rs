@@ -1,11 +1,11 @@
-//! Instruction-set levels: one body of code, compiled once per level and chosen when the program runs.
+//! Instruction-set levels: one source, compiled once per level; the level is selected at run time.
 //!
 //! A piece of work is a struct with its arguments that implements [`Work`], generic over a [`Level`]. [`Isa::run`]
 //! enters it through a small `#[target_feature]` shim, so that everything inlined into it is compiled for that level.
-//! An [`Isa`] can only be had for a level that this machine has: holding one is the proof.
+//! An [`Isa`] can only be created for a level that this machine has: the value is the proof.
 //!
-//! A new level is a file beside this one (`neon.rs`) with its [`Level`] and its shim, and a line in each
-//! `match` below.
+//! A new level needs a file beside this one (`neon.rs`) with its [`Level`] and its shim, and a line in each `match`
+//! below.
 
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod avx2;
@@ -19,7 +19,7 @@ use std::sync::OnceLock;
 
 pub use bf16::Bf16Unit;
 
-/// An instruction-set level that this machine has.
+/// Instruction-set level that this machine has.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Isa(Kind);
 
@@ -32,20 +32,22 @@ pub(crate) enum Kind {
     Avx512,
 }
 
-/// Sums that the `multiply_add` loops of the levels keep: more than the latency of a multiply-add times the units.
+/// Number of sums in the `multiply_add` loops of the levels: more than the latency of a multiply-add times the number
+/// of units.
 pub(crate) const CHAINS: usize = 12;
 
 impl Isa {
-    /// The names of all levels, from the least to the best: the values of `ORTRAIN_ISA`.
+    /// Names of all levels, from the lowest to the highest: the values of `ORTRAIN_ISA`.
     pub const NAMES: [&'static str; 3] = ["portable", "avx2", "avx512"];
-    /// What every machine of the target has.
+    /// Level that every machine of the target has.
     pub const PORTABLE: Isa = Isa(Kind::Portable);
 
-    /// The best level of this machine, capped by the environment variable `ORTRAIN_ISA` (one of [`Isa::NAMES`]; a level
-    /// that the machine does not have caps nothing, nor does an empty value). Decided once per process.
+    /// Returns the best level of this machine, capped by the environment variable `ORTRAIN_ISA` (one of
+    /// [`Isa::NAMES`]). A level that the machine does not have, or an empty value, has no effect. Decided once per
+    /// process.
     ///
     /// # Errors
-    /// When the variable has another value.
+    /// Returns an error if the variable has another value.
     pub fn detect() -> Result<Isa, UnknownIsa> {
         static BEST: OnceLock<Result<Isa, UnknownIsa>> = OnceLock::new();
         let best = BEST.get_or_init(|| {
@@ -68,7 +70,7 @@ impl Isa {
         Ok(levels[end])
     }
 
-    /// Every level of this machine, from the least to the best, whatever the environment says.
+    /// Returns all levels of this machine, from the lowest to the highest, independent of the environment.
     #[must_use]
     pub fn available() -> Vec<Isa> {
         #[allow(unused_mut, reason = "not every target has a second level")]
@@ -90,7 +92,7 @@ impl Isa {
         levels
     }
 
-    /// The name, as `ORTRAIN_ISA` spells it.
+    /// Returns the name, as in `ORTRAIN_ISA`.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self.0 {
@@ -106,7 +108,7 @@ impl Isa {
         self.0
     }
 
-    /// Does the work, compiled for this level.
+    /// Runs work compiled for this level.
     #[inline]
     pub(crate) fn run<W: Work>(self, work: W) -> W::Out {
         match self.0 {
@@ -121,7 +123,7 @@ impl Isa {
     }
 }
 
-/// A value of the environment variable `ORTRAIN_ISA` that is no level's name.
+/// Error: the value of the environment variable `ORTRAIN_ISA` is not the name of a level.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnknownIsa(pub String);
 
@@ -151,24 +153,25 @@ impl fmt::Display for Isa {
     }
 }
 
-/// What differs between levels inside otherwise equal code. Every method must be `#[inline(always)]`, as must
-/// everything generic over a level: only code inlined into the shim is compiled for the level.
+/// Operations that differ between levels in otherwise equal code. Every method must be `#[inline(always)]`, as must
+/// every function that is generic over a level: only code inlined into the shim is compiled for the level.
 pub(crate) trait Level: Copy {
-    /// `a * b + c`, in one rounding where the level has it, else in two. Never a call into a library.
+    /// Computes `a * b + c`, with one rounding if the level has this instruction, else with two. Never calls a library
+    /// function.
     fn mul_add(a: f32, b: f32, c: f32) -> f32;
-    /// `a * b + c`, as [`Level::mul_add`].
+    /// Computes `a * b + c`, as [`Level::mul_add`].
     fn mul_add64(a: f64, b: f64, c: f64) -> f64;
-    /// The largest integer not above.
+    /// Returns the largest integer that is not greater.
     fn floor(a: f32) -> f32;
-    /// The largest integer not above.
+    /// Returns the largest integer that is not greater.
     fn floor64(a: f64) -> f64;
-    /// Turns a square of 8×8: lines `from_step` apart become lines `to_step` apart.
+    /// Transposes a square of 8×8. `from_step` and `to_step` are the distances between lines.
     ///
     /// # Safety
-    /// The elements are there, and those of `to` may be written.
+    /// The elements of `from` are valid for reads, and the elements of `to` for writes.
     unsafe fn transpose_8x8(from: *const f32, from_step: isize, to: *mut f32, to_step: usize);
-    /// Turns `lines` lines of 16, at least one and at most 16: lines `from_step` apart become lines `to_step` apart, of
-    /// which nothing behind the first `lines` elements is written.
+    /// Transposes `lines` lines of 16 elements, 1 to 16 lines. `from_step` and `to_step` are the distances between
+    /// lines. Only the first `lines` elements of each line of `to` are written.
     ///
     /// # Safety
     /// As [`Level::transpose_8x8`].
@@ -196,7 +199,7 @@ pub(crate) trait Level: Copy {
         }
     }
 
-    /// Turns six lines of 8: lines `from_step` apart become lines of six, one behind the other.
+    /// Transposes six lines of 8 elements into adjacent lines of six. `from_step` is the distance between lines.
     ///
     /// # Safety
     /// As [`Level::transpose_8x8`].
@@ -209,12 +212,13 @@ pub(crate) trait Level: Copy {
         }
     }
 
-    /// Whether [`Level::pick`] is quicker than copying piece by piece.
+    /// True if [`Level::pick`] is faster than copies piece by piece.
     const PICKS: bool = false;
     /// Copies sixteen of the thirty-two elements at `from`.
     ///
     /// # Safety
-    /// They are there, indices are less than thirty-two, and sixteen elements at `to` may be written.
+    /// The thirty-two elements are valid for reads, indices are less than thirty-two, and sixteen elements at `to` are
+    /// valid for writes.
     #[inline(always)]
     unsafe fn pick(from: *const f32, index: &[u32; 16], to: *mut f32) {
         for (i, &index) in index.iter().enumerate() {
@@ -224,16 +228,16 @@ pub(crate) trait Level: Copy {
     }
 }
 
-/// Bytes of a line of the caches.
+/// Size of a cache line in bytes.
 pub(crate) const CACHE_LINE: usize = 64;
 
-/// Asks for the cache line at an address that will be read soon, if there is one.
+/// Prefetches the cache line at an address, which may be invalid, into the first-level cache.
 #[inline(always)]
 pub(crate) fn prefetch<T>(at: *const T) {
     prefetch_into::<1, T>(at);
 }
 
-/// The same for the second-level cache, of what will be read after other things.
+/// Prefetches into the second-level cache, for data that is used later.
 #[inline(always)]
 pub(crate) fn prefetch_early<T>(at: *const T) {
     prefetch_into::<2, T>(at);
@@ -242,7 +246,7 @@ pub(crate) fn prefetch_early<T>(at: *const T) {
 #[inline(always)]
 fn prefetch_into<const CACHE_LEVEL: u8, T>(at: *const T) {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: a hint; no address is wrong.
+    // SAFETY: a hint; no address is an error.
     unsafe {
         use std::arch::x86_64::{_MM_HINT_T0, _MM_HINT_T1, _mm_prefetch};
         match CACHE_LEVEL {
@@ -254,7 +258,7 @@ fn prefetch_into<const CACHE_LEVEL: u8, T>(at: *const T) {
     let _ = at;
 }
 
-/// Work whose body is compiled for each level. `work` must be `#[inline(always)]`.
+/// Work that is compiled for each level. `work` must be `#[inline(always)]`.
 pub(crate) trait Work {
     type Out;
     fn work<L: Level>(self) -> Self::Out;

@@ -1,10 +1,10 @@
-//! The level of every machine: plain Rust, compiled for the target's baseline.
+//! Portable level of every machine: plain Rust, compiled for the target's baseline.
 
 use std::hint::black_box;
 
 use super::{CHAINS, Level, Work};
 
-/// Floats of a register.
+/// Number of f32 lanes of a register.
 pub(crate) const LANES: usize = 4;
 
 #[derive(Clone, Copy)]
@@ -26,7 +26,7 @@ impl Level for Portable {
     fn floor(a: f32) -> f32 {
         const INTEGERS: f32 = 8_388_608.0;
         let small = if a.abs() < INTEGERS { a } else { 0.0 };
-        // SAFETY: `small` is finite and far inside the range of i32.
+        // SAFETY: `small` is finite and inside the range of i32.
         let truncated = unsafe { small.to_int_unchecked::<i32>() } as f32;
         let floor = truncated - if truncated > small { 1.0 } else { 0.0 };
         // Keeps the sign of zero.
@@ -58,7 +58,8 @@ pub(crate) fn enter<W: Work>(work: W) -> W::Out {
     work.work::<Portable>()
 }
 
-/// So many rounds of multiply-adds on registers: [`CHAINS`] sums of [`LANES`] lanes, each multiplied and added to once.
+/// Runs `rounds` rounds of multiply-adds on registers: [`CHAINS`] sums of [`LANES`] lanes, one multiply-add each per
+/// round.
 #[cfg(target_arch = "x86_64")]
 pub(crate) fn multiply_add(rounds: usize) {
     use std::arch::x86_64::{_mm_add_ps, _mm_mul_ps, _mm_set1_ps};
@@ -78,7 +79,8 @@ pub(crate) fn multiply_add(rounds: usize) {
     unsafe { burst(rounds) }
 }
 
-/// So many rounds of multiply-adds on registers: [`CHAINS`] sums of [`LANES`] lanes, each multiplied and added to once.
+/// Runs `rounds` rounds of multiply-adds on registers: [`CHAINS`] sums of [`LANES`] lanes, one multiply-add each per
+/// round.
 #[cfg(not(target_arch = "x86_64"))]
 #[inline(never)]
 pub(crate) fn multiply_add(rounds: usize) {

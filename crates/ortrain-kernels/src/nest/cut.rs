@@ -130,8 +130,8 @@ impl Cut {
         waves
     }
 
-    /// Cuts segments into tasks. A segment is cut only if it has more elements than a tile, and only between tiles: the
-    /// values that a tile saves for the next stage must be of a whole segment.
+    /// Cuts segments into tasks. A segment is cut only if it has more elements than a tile, and only between tiles. In
+    /// a segment that fits a tile, the tile saves the values of the whole segment for the next stage.
     fn of(segments: &Segments, is_map: bool, cost: usize, tile: usize) -> Cut {
         let piece = (PIECE / cost).max(segments.elements() / MAX_TASKS).max(1).next_multiple_of(tile);
         let enough = piece.saturating_mul(cost);

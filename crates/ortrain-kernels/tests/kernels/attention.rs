@@ -1,4 +1,4 @@
-//! Attention against sums in f64.
+//! Compares attention with sums in f64.
 
 use ortrain_expr::{
     Access, Builder, CompareOp, DType, Evaluation, Inst, Load, Mode, Nest, Reg, RunScalar, Scalar, Strides,
@@ -11,16 +11,16 @@ use crate::common::*;
 /// Sizes: batch, heads, queries, keys, elements of a query, elements of a value.
 type Sizes = [usize; 6];
 
-/// What is done to the scores.
+/// Epilogue of the scores.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Scores {
     Plain,
     Scaled,
-    /// A mask for each key of each element of the batch, -inf in places.
+    /// A mask for each key of each batch element, with -inf at some keys.
     Keys,
-    /// A mask for each pair, added after scaling, that leaves some queries nothing.
+    /// A mask for each pair, added after scaling, that hides all keys from some queries.
     Pairs,
-    /// Later keys are not seen.
+    /// Later keys are hidden.
     Causal,
     /// A mask for each pair, added after scaling, that hides later keys: with an ordinary number, and with -inf.
     Later,
@@ -31,17 +31,17 @@ struct Case {
     sizes: Sizes,
     dtype: DType,
     scores: Scores,
-    /// Weights are dropped.
+    /// True if dropout is applied to the weights.
     dropped: bool,
-    /// What is not a number in the softmax, where a query sees nothing, is made zero.
+    /// True if NaN in the softmax, for queries that see no key, is replaced by zero.
     cleared: bool,
-    /// Heads lie between positions and elements.
+    /// True if the axis of heads is between positions and elements in memory.
     interleaved: bool,
-    /// All heads of an element of the batch have the same keys and values.
+    /// True if all heads of a batch element have the same keys and values.
     shared: bool,
 }
 
-/// A tensor `[batch, heads, lines, elements]`.
+/// Returns the access to a tensor `[batch, heads, lines, elements]`.
 fn operand(case: Case, lines: usize, elements: usize, shared: bool) -> Access {
     let [batch, heads, ..] = case.sizes;
     let own = if shared { 1 } else { heads };
@@ -57,7 +57,7 @@ fn operand(case: Case, lines: usize, elements: usize, shared: bool) -> Access {
     Access { dtype: case.dtype, offset: 0, strides, len: batch * own * lines * elements }
 }
 
-/// A nest over `dims` with so many accumulators. Without a store, another computation takes its result.
+/// Returns a nest over `dims` with some accumulators. Without a store, another computation takes its result.
 fn nest(
     dtype: DType,
     dims: &[usize],
@@ -83,7 +83,7 @@ fn nest(
     }
 }
 
-/// Twice the value or nothing, at random.
+/// Returns twice the value or zero, at random.
 fn dropped(b: &mut Builder, dims: &[usize], x: Reg) -> Reg {
     let ty = b.ty(x);
     let index = b.element_number(dims);
@@ -98,7 +98,7 @@ fn dropped(b: &mut Builder, dims: &[usize], x: Reg) -> Reg {
     b.select(keep, doubled, zero)
 }
 
-/// The value, or zero where the softmax is not a number.
+/// Returns the value, or zero if the softmax is NaN.
 fn cleared(b: &mut Builder, value: Reg, softmax: Reg) -> Reg {
     let zero = b.constant(b.ty(value), 0.0);
     let number = b.compare(CompareOp::Eq, softmax, softmax);
@@ -158,7 +158,7 @@ impl Case {
         let dims = [batch, heads, queries, keys];
         nest(self.dtype, &dims, given, Vec::new(), None, |b, regs| {
             let (mut value, softmax) = (regs[0], regs[given - 1]);
-            // What was made zero last passes nothing back first.
+            // Gradients pass the operations in reverse order: dropout first, then the replacement of NaN.
             if self.dropped && given == 2 {
                 value = dropped(b, &dims, value);
             }
@@ -179,7 +179,7 @@ impl Case {
         })
     }
 
-    /// The epilogue of a result that lies as the operands do.
+    /// Returns the epilogue of a result with the memory layout of the operands.
     fn result(self, lines: usize, elements: usize) -> Nest {
         let [batch, heads, ..] = self.sizes;
         let store = operand(self, lines, elements, false);
@@ -222,7 +222,7 @@ impl Case {
             (0..len).for_each(|i| put(&mut bytes, self.dtype, i, Scalar::F64(factor * random.unit())));
             bytes
         };
-        // Without a scale, scores must not all go to one key.
+        // Without a scale, the softmax must not concentrate on one key.
         let mut inputs = vec![
             tensor(desc.q.len, (size as f64).powf(-0.25)),
             tensor(desc.k.len, 1.0),
@@ -298,7 +298,7 @@ impl Evaluation for Here<'_> {
     }
 }
 
-/// Output and gradients of Q, K and V in f64, as the operands lie.
+/// Computes the output and the gradients of Q, K and V in f64, with the memory layout of the operands.
 fn expected(case: Case, inputs: &[Vec<u8>]) -> [Vec<f64>; 4] {
     let [batch, heads, queries, keys, size, width] = case.sizes;
     let desc = case.desc(true);
@@ -362,7 +362,7 @@ fn expected(case: Case, inputs: &[Vec<u8>]) -> [Vec<f64>; 4] {
     results
 }
 
-/// Runs a kernel on buffers in its order; `masks` says how often the mask is among them.
+/// Runs a kernel on buffers in its order and returns the results, of `outs` bytes each.
 fn run(desc: &AttentionDesc, isa: Isa, threads: usize, inputs: &[Vec<u8>], outs: &[usize]) -> Vec<Vec<u8>> {
     let kernel = AttentionKernel::new(desc, isa).unwrap();
     let pool = Pool::new(threads);
@@ -370,7 +370,7 @@ fn run(desc: &AttentionDesc, isa: Isa, threads: usize, inputs: &[Vec<u8>], outs:
     let mut inputs = inputs.to_vec();
     let mut outs: Vec<Vec<u8>> = outs.iter().map(|&bytes| vec![0xa5; bytes]).collect();
     let bases: Vec<*mut u8> = inputs.iter_mut().chain(&mut outs).map(Vec::as_mut_ptr).collect();
-    // SAFETY: buffers have the lengths that the accesses say, and belong to this test.
+    // SAFETY: buffers have the lengths of the accesses, and belong to this test.
     unsafe { kernel.run(&bases, SCALARS, &pool, memory.scratch()) };
     outs
 }
@@ -391,7 +391,7 @@ fn check(case: Case) {
     };
     let sizes: Vec<usize> = want.iter().map(|values| values.len() * case.dtype.size()).collect();
     let (forward, backward) = (case.desc(false), case.desc(true));
-    // The mask follows the operands; the gradient is an operand of the second pass alone.
+    // The mask follows the operands; only the second pass has the gradient as an operand.
     let mut operands = inputs.clone();
     operands.remove(3);
     for isa in Isa::available() {
@@ -441,7 +441,7 @@ fn masks_and_dropout() {
     }
 }
 
-/// Queries that see nothing have a softmax that is not a number. Where that is made zero all gradients are finite.
+/// The softmax of queries that see no key is NaN. If NaN is replaced by zero, all gradients are finite.
 #[test]
 fn queries_that_see_nothing() {
     for scores in [Scores::Pairs, Scores::Keys, Scores::Scaled] {
@@ -456,11 +456,12 @@ fn queries_that_see_nothing() {
             }
         }
     }
-    // In parts.
+    // Several parts of queries.
     check(Case { sizes: [1, 1, 260, 130, 20, 36], scores: Scores::Pairs, cleared: true, ..PLAIN });
 }
 
-/// Few heads: queries are parted, and so are sums of the gradients of keys and values. Many: they are grouped.
+/// With few heads, queries and the sums of the gradients of keys and values are divided into parts. Many heads are
+/// grouped.
 #[test]
 fn few_heads_and_many() {
     for scores in [Scores::Scaled, Scores::Pairs] {
@@ -489,7 +490,7 @@ fn what_is_not_a_number_flows_to_its_query_and_no_other() {
     }
 }
 
-/// Blocks leave out keys that a mask hides, with and without parts of heads.
+/// Blocks skip keys that a mask hides, with and without parts of heads.
 #[test]
 fn hidden_keys() {
     let scores = Scores::Later;
@@ -502,7 +503,7 @@ fn hidden_keys() {
     check(Case { sizes: [1, 2, 150, 150, 8, 8], scores, dropped: true, ..PLAIN });
 }
 
-/// A weight of zero times what is no number is none, so keys are left out only where all is finite.
+/// Zero times NaN or infinity is NaN, so keys are skipped only if all values are finite.
 #[test]
 fn what_is_hidden_and_not_finite_shows() {
     let case = Case { sizes: [1, 1, 150, 150, 4, 4], scores: Scores::Later, ..PLAIN };
@@ -578,7 +579,7 @@ fn what_does_not_fit_is_refused() {
     assert_eq!(stored, "scores that are not passed on one by one");
 }
 
-/// Each nest has one accumulator; that of the gradient of the weights has two.
+/// Each nest has one accumulator; the gradient of the weights has two.
 #[test]
 fn nests_have_the_accumulators_that_they_are_given() {
     let case = Case { sizes: [2, 3, 9, 35, 8, 12], ..PLAIN };

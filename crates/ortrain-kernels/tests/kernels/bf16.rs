@@ -1,5 +1,5 @@
-//! Products of bfloat16: what is exact, what is lost, what is infinite or no number. Small sizes: they run under an
-//! emulator, too, where the machine lacks a unit.
+//! Tests of bfloat16 products: exactness, rounding errors, infinities and NaN. Sizes are small, because the tests also
+//! run under an emulator if the machine lacks a unit.
 
 use ortrain_expr::{
     Access, Builder, ConvPass, ConvShape, DType, Load, Nest, Precision, Scalar, SlidingAxis, Type,
@@ -10,7 +10,7 @@ use crate::common::*;
 
 const ROUNDED: [Precision; 3] = [Precision::Bf16, Precision::Bf16x3, Precision::Bf16x6];
 
-/// An operand of a product: `rows` × `columns`, transposed in memory or not.
+/// Returns an operand of a product: `rows` × `columns`, transposed in memory or not.
 fn operand(dtype: DType, rows: usize, columns: usize, transposed: bool) -> Access {
     let mut access = Access::contiguous(dtype, &[rows, columns]);
     if transposed {
@@ -19,7 +19,7 @@ fn operand(dtype: DType, rows: usize, columns: usize, transposed: bool) -> Acces
     access
 }
 
-/// The product, stored as it is.
+/// Returns an epilogue that only stores the product.
 fn stored(dtype: DType, dims: &[usize]) -> Nest {
     let mut b = Builder::new();
     let product = b.load(0, Type::of(dtype));
@@ -52,7 +52,7 @@ fn run_gemm(desc: &GemmDesc, isa: Isa, inputs: [&[u8]; 2]) -> Vec<f64> {
     let mut memory = Memory::new(kernel.scratch_bytes(1));
     let mut inputs = inputs.map(<[u8]>::to_vec);
     let [a, b] = inputs.each_mut().map(Vec::as_mut_ptr);
-    // SAFETY: buffers have the lengths that the accesses say, and belong to this test.
+    // SAFETY: buffers have the lengths of the accesses, and belong to this test.
     unsafe { kernel.run(&[a, b, out.as_mut_ptr()], SCALARS, &Pool::new(1), memory.scratch()) }.unwrap();
     (0..store.len).map(|i| get(&out, store.dtype, i).to_f64()).collect()
 }
@@ -63,13 +63,13 @@ fn buffer_of(dtype: DType, values: &[f64]) -> Vec<u8> {
     bytes
 }
 
-/// The product of row-major matrices in f64.
+/// Computes the product of row-major matrices in f64.
 fn multiply([m, n, k]: [usize; 3], a: &[f64], b: &[f64]) -> Vec<f64> {
     let sum = |i: usize, j: usize| (0..k).map(|p| a[i * k + p] * b[p * n + j]).sum();
     (0..m * n).map(|i| sum(i / n, i % n)).collect()
 }
 
-/// A matrix as it lies in memory.
+/// Returns the elements of a matrix in memory order.
 fn laid_out(values: &[f64], rows: usize, turned: bool) -> Vec<f64> {
     let columns = values.len() / rows;
     if !turned {
@@ -78,7 +78,7 @@ fn laid_out(values: &[f64], rows: usize, turned: bool) -> Vec<f64> {
     (0..values.len()).map(|i| values[i % rows * columns + i / rows]).collect()
 }
 
-/// Small whole numbers: all their products and sums are exact, so that every element must be where it belongs.
+/// All products and sums of small integers are exact, so every element must be at its position.
 #[test]
 fn products_of_small_integers_are_exact() {
     let mut random = Random(11);
@@ -121,7 +121,7 @@ fn products_of_small_integers_are_exact() {
     }
 }
 
-/// Longer than a chunk, so that sums are added to sums.
+/// Sums are longer than a chunk, so that sums are added to sums.
 #[test]
 fn long_sums_of_integers_are_exact() {
     let mut random = Random(12);
@@ -137,14 +137,14 @@ fn long_sums_of_integers_are_exact() {
     }
 }
 
-/// What `Precision::split` says is what is multiplied: factors of 24 bits, sums of one product beside zeros.
+/// Products have the terms of `Precision::split`: factors of 24 bits, sums of one product and zeros.
 #[test]
 fn a_product_is_the_sum_of_its_terms_products() {
     let mut random = Random(13);
     let (m, n, k) = (17, 18, 17);
     let mut factors = |len: usize| -> Vec<f32> { (0..len).map(|_| random.unit() as f32).collect() };
     let (x, y) = (factors(m), factors(n));
-    // A row of A and a column of B have one factor each, all at depth 5.
+    // Each row of A and each column of B has one nonzero factor, at depth 5.
     let mut a = vec![0f32; m * k];
     let mut b = vec![0f32; k * n];
     (0..m).for_each(|i| a[i * k + 5] = x[i]);
@@ -165,14 +165,14 @@ fn a_product_is_the_sum_of_its_terms_products() {
     }
 }
 
-/// Root mean square of the errors of sums of 1024 products, relative to that of the sums: at least and at most. Sums of
-/// f32 alone are off by 2 to 7 · 10⁻⁷.
+/// Minimum and maximum root mean square of the errors of sums of 1024 products, relative to the root mean square of the
+/// sums. Sums of f32 alone have errors of 2 to 7 · 10⁻⁷.
 const ROOT_MEAN_SQUARES: [(Precision, f64, f64); 3] = [
-    // Two factors, each off by 2⁻⁸ at most, evenly: by 2⁻⁸ / √3, less for those in the upper half of their binade.
+    // Two factors, each with a uniform error up to 2⁻⁸: 2⁻⁸ / √3, less for factors in the upper half of their binade.
     (Precision::Bf16, 8e-4, 3e-3),
-    // 2⁻⁸ of that and the product that is left out.
+    // 2⁻⁸ of this error, and the product that is left out.
     (Precision::Bf16x3, 1e-6, 6e-6),
-    // What sums in f32 are off.
+    // Error of sums in f32.
     (Precision::Bf16x6, 1e-8, 1.5e-6),
 ];
 
@@ -198,7 +198,7 @@ fn each_precision_loses_what_it_says() {
     }
 }
 
-/// Infinities and NaN meet zeros, small numbers and each other, in whole blocks and beside them.
+/// Infinities and NaN meet zeros, small numbers and each other, in full blocks and at their edges.
 #[test]
 fn infinity_and_nan_come_out_as_in_f32() {
     let (inf, nan) = (f64::INFINITY, f64::NAN);
@@ -224,7 +224,7 @@ fn infinity_and_nan_come_out_as_in_f32() {
                 let got = run_gemm(&gemm(sides, [DType::F32; 2], [false; 2], products), isa, [&a, &b]);
                 for (i, (&got, &want)) in got.iter().zip(&want).enumerate() {
                     let row = i / n;
-                    // The largest number becomes infinite where it is rounded to one term.
+                    // The largest number becomes infinite if it is rounded to one term.
                     let over = row == 6 && precision == Precision::Bf16;
                     let near = (got - want).abs() <= 0.05 * (1.0 + want.abs());
                     let same = got == want || got.is_nan() && want.is_nan() || near;
@@ -260,12 +260,12 @@ fn run_conv(desc: &ConvDesc, isa: Isa, inputs: &[Vec<u8>; 2]) -> Vec<f64> {
     let mut memory = Memory::new(kernel.scratch_bytes(1));
     let mut inputs = inputs.clone();
     let [a, b] = inputs.each_mut().map(Vec::as_mut_ptr);
-    // SAFETY: buffers have the lengths that the shape says, and belong to this test.
+    // SAFETY: buffers have the lengths of the shape, and belong to this test.
     unsafe { kernel.run(&[a, b, out.as_mut_ptr()], SCALARS, &Pool::new(1), memory.scratch()) }.unwrap();
     (0..store.len).map(|i| get(&out, store.dtype, i).to_f64()).collect()
 }
 
-/// Whole numbers again: convolutions in f32 are exact, too.
+/// Small integers again: convolutions in f32 are exact, too.
 #[test]
 fn convolutions_of_small_integers_are_exact() {
     let mut random = Random(16);
@@ -279,7 +279,7 @@ fn convolutions_of_small_integers_are_exact() {
         (1, [1, 40, 18], [axis(12, 1, 1, 1, 0); 2]),
         (3, [2, 17, 20], [axis(6, 3, 2, 1, 1), axis(5, 2, 1, 2, 1)]),
         (1, [1, 70, 33], [axis(9, 1, 2, 1, 0); 2]),
-        // So long a stride that each place of the input is a phase by itself: the general way.
+        // The stride is so long that each position of the input is a phase by itself: the general algorithm.
         (2, [1, 18, 20], [axis(34, 17, 17, 1, 0); 2]),
     ] {
         for pass in [ConvPass::Output, ConvPass::InputGradient, ConvPass::FilterGradient] {
@@ -302,7 +302,7 @@ fn convolutions_of_small_integers_are_exact() {
     }
 }
 
-/// Factors of 24 bits are rounded in convolutions, too, and no more than they may.
+/// Factors of 24 bits are rounded in convolutions, too, and errors stay within the bounds.
 #[test]
 fn convolutions_lose_what_products_lose() {
     let mut random = Random(17);

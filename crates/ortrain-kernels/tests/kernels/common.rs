@@ -1,4 +1,4 @@
-//! Buffers, a random source, the reference evaluation of a nest, comparison.
+//! Buffers, a random source, the reference evaluation of a nest, and comparisons.
 
 use ortrain_expr::{
     Access, BinaryOp, DType, Evaluation, Expr, Mode, Nest, OutOfRange, Precision, ReduceOp, Reg, RunScalar,
@@ -8,28 +8,30 @@ use ortrain_kernels::{Bf16Unit, Isa, NestKernel, Order, Pool, Products, RunScala
 
 pub(crate) const SCALARS: RunScalars = RunScalars { seed: 0x0123_4567_89ab_cdef, train_step: 42 };
 
-/// What a product may be off in f32, relative to the sum of its terms' magnitudes: some roundings of 2⁻²⁴ along chains
-/// of some hundreds. Terms that are all equal, as strides of zero make them, are rounded one way: some fifty times 2⁻²⁴.
+/// Maximum error of a product in f32, relative to the sum of the magnitudes of its terms: some roundings of 2⁻²⁴ along
+/// chains of some hundreds. Equal terms, from strides of zero, are all rounded in one direction: about fifty times
+/// 2⁻²⁴.
 const F32_ERROR: f64 = 3e-6;
 
-/// What a sum of products in some precision may be off, relative to the sum of magnitudes: what a term may be off by
-/// what its factors lose, and what sums in f32 are off.
+/// Returns the maximum error of a sum of products in a precision, relative to the sum of the magnitudes: the rounding
+/// error of the factors, and the error of sums in f32.
 pub(crate) fn worst(precision: Precision) -> f64 {
     let lost = match precision {
         Precision::F32 => 0.0,
-        // Of 8 bits the last one is 2⁻⁷, and half of it may be lost of each factor.
+        // The last of 8 bits is 2⁻⁷, and rounding may lose half of it in each factor.
         Precision::Bf16 => 2f64.powi(-7) + 2f64.powi(-16),
-        // A second term is 2⁻⁸ at most, and loses half of its last bit, 2⁻¹⁷; the product of two of them is left out.
+        // A second term is at most 2⁻⁸, and loses half of its last bit, 2⁻¹⁷. The product of two second terms is left
+        // out.
         Precision::Bf16x3 => 2.0 * 2f64.powi(-17) + 2f64.powi(-16),
-        // Nothing is lost of the factors; products of second terms with third ones, 2⁻¹⁷ at most, are left out, and
-        // those of third ones.
+        // Factors are exact. The products of second terms (2⁻⁸) and third terms (2⁻¹⁷), and of two third terms, are left
+        // out.
         Precision::Bf16x6 => 2.0 * 2f64.powi(-25) + 2f64.powi(-34),
     };
     lost + F32_ERROR
 }
 
-/// Every level of this machine, with what makes products in a precision: each level the emulated unit, the best one those
-/// of the processor.
+/// Returns every level of this machine with each bfloat16 unit for a precision: all levels with the emulated unit, the
+/// best level also with the units of the processor.
 pub(crate) fn machines(precision: Precision) -> Vec<(Isa, Products)> {
     let levels = Isa::available();
     let best = *levels.last().unwrap();
@@ -39,7 +41,7 @@ pub(crate) fn machines(precision: Precision) -> Vec<(Isa, Products)> {
     emulated.chain(others).map(|(isa, unit)| (isa, Products { precision, unit })).collect()
 }
 
-/// `SplitMix64`.
+/// Random number generator `SplitMix64`.
 pub(crate) struct Random(pub(crate) u64);
 
 impl Random {
@@ -62,12 +64,12 @@ impl Random {
         from[self.below(from.len())]
     }
 
-    /// In -1..1.
+    /// Returns a number in -1..1.
     pub(crate) fn unit(&mut self) -> f64 {
         (self.bits() >> 11) as f64 / (1u64 << 52) as f64 - 1.0
     }
 
-    /// A value that is ordinary, or an edge case of its type.
+    /// Returns an ordinary value, or an edge case of the type.
     pub(crate) fn scalar(&mut self, dtype: DType) -> Scalar {
         if dtype.is_float() {
             let edges =
@@ -88,7 +90,7 @@ impl Random {
     }
 }
 
-/// A buffer of elements, aligned to nothing more than a byte.
+/// Returns a buffer of random elements, aligned to one byte only.
 pub(crate) fn buffer(random: &mut Random, dtype: DType, len: usize) -> Vec<u8> {
     let mut bytes = vec![0; len * dtype.size()];
     for element in bytes.chunks_exact_mut(dtype.size()) {
@@ -113,7 +115,7 @@ pub(crate) fn bytes_of(values: &[f32]) -> Vec<u8> {
 #[derive(Clone)]
 struct Line(#[allow(dead_code, reason = "only its bytes are used")] [u8; 64]);
 
-/// Scratch memory, filled with what must not matter.
+/// Scratch memory with arbitrary contents, which must not matter.
 pub(crate) struct Memory(Vec<Line>);
 
 impl Memory {
@@ -126,7 +128,7 @@ impl Memory {
     }
 }
 
-/// The kernel's results: one buffer for each store, starting from `outs`.
+/// Runs a kernel and returns its results: one buffer for each store, with initial contents `outs`.
 pub(crate) fn run(
     nest: &Nest,
     isa: Isa,
@@ -145,7 +147,7 @@ pub(crate) fn run(
     for (access, buffer) in nest.operands().zip(loads.iter().chain(&outs)) {
         assert!(buffer.len() >= access.len * access.dtype.size(), "buffers are as long as accesses say");
     }
-    // SAFETY: buffers have the lengths that the accesses say, and belong to this test.
+    // SAFETY: buffers have the lengths of the accesses, and belong to this test.
     unsafe { kernel.run(&bases, SCALARS, &pool, memory.scratch()) }?;
     Ok(outs)
 }
@@ -210,14 +212,14 @@ impl Evaluation for Point<'_> {
     }
 }
 
-/// Every index of a space, in order.
+/// Returns all indices of a space, in order.
 pub(crate) fn indices(dims: &[usize]) -> Vec<Vec<usize>> {
     dims.iter().fold(vec![Vec::new()], |list, &dim| {
         list.iter().flat_map(|index| (0..dim).map(|i| [index.as_slice(), &[i]].concat())).collect()
     })
 }
 
-/// The outer indices of a nest, in order.
+/// Returns the outer indices of a nest, in order.
 fn outer_indices(nest: &Nest) -> Vec<Vec<usize>> {
     match &nest.segments {
         Some(segments) if nest.inner == 0 => {
@@ -228,7 +230,7 @@ fn outer_indices(nest: &Nest) -> Vec<Vec<usize>> {
     }
 }
 
-/// The indices of the points with an outer index, in order.
+/// Returns the indices of the points with an outer index, in order.
 fn row(nest: &Nest, outer: &[usize]) -> Vec<Vec<usize>> {
     match (&nest.segments, outer) {
         (Some(segments), &[k]) => segments.range(k).map(|i| vec![k, i]).collect(),
@@ -264,7 +266,7 @@ fn neutral(op: ReduceOp, ty: Type) -> Scalar {
     .convert(ty)
 }
 
-/// The results by the reference semantics; sums and products of f32 are made in f64.
+/// Computes the results with the reference semantics; sums and products of f32 are computed in f64.
 pub(crate) fn reference(
     nest: &Nest,
     loads: &[Vec<u8>],
@@ -314,7 +316,7 @@ pub(crate) fn reference(
     Ok(outs)
 }
 
-/// Distance in representable numbers; NaN equals NaN.
+/// Returns the distance in representable numbers; NaN equals NaN.
 pub(crate) fn ulp(a: f32, b: f32) -> u64 {
     if a.is_nan() || b.is_nan() {
         return if a.is_nan() && b.is_nan() { 0 } else { u64::MAX };
@@ -326,7 +328,7 @@ pub(crate) fn ulp(a: f32, b: f32) -> u64 {
     (order(a) - order(b)).unsigned_abs()
 }
 
-/// Bits, where every NaN is the same.
+/// Returns the bits of a value; all NaN have the same bits.
 fn canonical(value: Scalar) -> u64 {
     match value {
         Scalar::F32(v) if v.is_nan() => u64::MAX,
@@ -352,7 +354,7 @@ pub(crate) fn assert_close(dtype: DType, got: &[u8], want: &[u8], relative: f64,
     }
 }
 
-/// A load over `dims`: axes in some order, some broadcast, some reversed, some with gaps.
+/// Returns a random access over `dims`: axes in any order, some broadcast, some reversed, some with gaps.
 pub(crate) fn random_access(
     random: &mut Random,
     dtype: DType,
@@ -385,7 +387,7 @@ pub(crate) fn random_access(
         }
     }
     let mut access = Access { dtype, offset, strides, len: offset + random.below(4) };
-    // What is the same along a row is there even if the row is empty.
+    // An operand that is constant along a row exists even if the row is empty.
     let dims: Vec<usize> = dims.iter().map(|&dim| dim.max(1)).collect();
     access.len = access.reach(&dims).map_or(access.len, |(_, high)| high as usize + 1 + random.below(4));
     access

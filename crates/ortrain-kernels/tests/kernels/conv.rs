@@ -1,4 +1,4 @@
-//! Convolutions against sums in f64 that follow the definition word by word.
+//! Compares convolutions with sums in f64 that follow the definition literally.
 
 use ortrain_expr::{
     Access, BinaryOp, Builder, ConvPass, ConvShape, DType, Load, Nest, OutOfRange, Precision, Scalar,
@@ -11,7 +11,7 @@ use crate::common::*;
 
 const PASSES: [ConvPass; 3] = [ConvPass::Output, ConvPass::InputGradient, ConvPass::FilterGradient];
 
-/// An axis whose output covers the padded input, as most have.
+/// Returns an axis in which the output covers the padded input, as usual.
 fn axis(input: usize, kernel: usize, stride: usize, dilation: usize, pads: [isize; 2]) -> SlidingAxis {
     let padded = input as isize + pads[0] + pads[1];
     let window = (dilation * (kernel.max(1) - 1) + 1) as isize;
@@ -24,7 +24,7 @@ fn shape(pass: ConvPass, batch: usize, channels: [usize; 3], axes: &[SlidingAxis
     ConvShape { pass, batch, groups, channels_in, channels_out, axes: axes.iter().copied().collect() }
 }
 
-/// The sums, row-major, and the sums of magnitudes that errors are measured by.
+/// Computes the sums, row-major, and the sums of magnitudes for error bounds.
 fn convolve(desc: &ConvDesc, inputs: &[Vec<u8>]) -> (Vec<f64>, Vec<f64>) {
     let ConvShape { pass, batch, groups, channels_in, channels_out, ref axes } = desc.shape;
     let [_, _, dims] = desc.shape.operands();
@@ -83,7 +83,7 @@ fn run_conv(
     let mut memory = Memory::new(kernel.scratch_bytes(threads));
     let (mut inputs, mut outs) = (inputs.to_vec(), outs.to_vec());
     let bases: Vec<*mut u8> = inputs.iter_mut().chain(&mut outs).map(Vec::as_mut_ptr).collect();
-    // SAFETY: buffers have the lengths that the shapes say, and belong to this test.
+    // SAFETY: buffers have the lengths of the shapes, and belong to this test.
     unsafe { kernel.run(&bases, SCALARS, &pool, memory.scratch()) }?;
     Ok(outs)
 }
@@ -99,7 +99,7 @@ fn operands(desc: &ConvDesc, random: &mut Random) -> [Vec<u8>; 2] {
     [random_tensor(random, desc.a, a.iter().product()), random_tensor(random, desc.b, b.iter().product())]
 }
 
-/// A description whose result is stored as it is.
+/// Returns a description with an epilogue that only stores the result.
 fn plain(shape: ConvShape, [a, b]: [DType; 2], store: Option<Access>) -> ConvDesc {
     let [_, _, dims] = shape.operands();
     let (dtype, ty) = if a == DType::F64 { (DType::F64, Type::F64) } else { (DType::F32, Type::F32) };
@@ -167,7 +167,7 @@ fn square(input: usize, kernel: usize, stride: usize, pad: isize) -> [SlidingAxi
     [axis(input, kernel, stride, 1, [pad; 2]); 2]
 }
 
-/// What networks are made of, but smaller; depths, rows and columns go beyond one block somewhere.
+/// Returns layers of networks, but smaller; some have more than one block of depths, rows or columns.
 fn networks() -> Vec<(usize, [usize; 3], [SlidingAxis; 2])> {
     vec![
         (2, [1, 1, 6], square(14, 5, 1, 2)),
@@ -185,7 +185,7 @@ fn networks() -> Vec<(usize, [usize; 3], [SlidingAxis; 2])> {
         (2, [20, 1, 1], square(12, 3, 2, 1)),
         (3, [33, 1, 1], square(3, 3, 1, 1)),
         (2, [5, 1, 1], square(48, 3, 2, 1)),
-        // Rows of a few vectors and some more, of one vector, of less; rows in fours, twos and ones.
+        // Rows of a few vectors and a remainder, of one vector, of less; rows in fours, twos and ones.
         (2, [5, 1, 1], square(19, 3, 1, 1)),
         (3, [6, 1, 1], [axis(30, 3, 1, 1, [1, 1]), axis(5, 3, 1, 1, [1, 1])]),
         (2, [3, 1, 1], [axis(3, 3, 1, 1, [1, 1]), axis(70, 3, 1, 1, [0, 2])]),
@@ -193,15 +193,15 @@ fn networks() -> Vec<(usize, [usize; 3], [SlidingAxis; 2])> {
         (2, [66, 1, 1], [axis(17, 3, 1, 1, [1, 1]), axis(16, 3, 1, 1, [1, 1])]),
         (2, [3, 1, 1], [axis(21, 3, 2, 1, [1, 1]), axis(38, 3, 2, 1, [0, 1])]),
         (1, [3, 1, 1], [axis(9, 3, 1, 1, [1, 1]), axis(17000, 3, 1, 1, [1, 1])]),
-        // Many columns whose windows are packed once, in parts.
+        // Many columns, with windows that are packed once, in parts.
         (4, [1, 20, 100], square(14, 1, 1, 0)),
         (5, [1, 5, 230], square(13, 2, 1, 0)),
         (1, [7, 1, 2], square(11, 5, 1, 2)),
         (2, [7, 2, 1], square(11, 3, 3, 0)),
-        // Sums over so many positions are made in parts.
+        // Sums over enough positions to be divided into parts.
         (9, [1, 9, 20], square(14, 3, 1, 1)),
         (9, [1, 2, 6], square(14, 5, 1, 2)),
-        // Few channels of wide rows: vectors beyond a row, several blocks of an image, rows and columns apart.
+        // Few channels of wide rows: vectors beyond a row, several blocks of an image, rows and columns with gaps.
         (2, [1, 5, 16], square(28, 5, 1, 2)),
         (1, [1, 3, 24], square(47, 3, 1, 1)),
         (2, [1, 4, 8], [axis(40, 3, 2, 2, [3, 1]), axis(31, 5, 1, 1, [0, 2])]),
@@ -209,7 +209,7 @@ fn networks() -> Vec<(usize, [usize; 3], [SlidingAxis; 2])> {
         // Two tasks, of 15 and 14 channels: two steps of 8 and one of 14.
         (1, [1, 29, 16], square(16, 3, 1, 1)),
         (3, [2, 20, 17], square(20, 1, 1, 0)),
-        // Rows longer than a block, far taps, many phases.
+        // Rows longer than a block, distant taps, many phases.
         (1, [1, 3, 5], [axis(2, 2, 1, 1, [0, 0]), axis(700, 9, 1, 1, [4, 4])]),
         (1, [1, 3, 15], [axis(2, 2, 1, 1, [0, 0]), axis(1400, 9, 2, 1, [4, 4])]),
         (1, [1, 3, 5], [axis(90, 2, 1, 40, [0, 0]), axis(9, 3, 1, 1, [1, 1])]),
@@ -226,7 +226,7 @@ fn layers_of_networks() {
     }
 }
 
-/// Rows of positions that do not fill vectors, of any number of channels; windows that reach into the padding.
+/// Rows of positions that do not fill vectors, with any number of channels; windows that extend into the padding.
 #[test]
 fn narrow_rows() {
     let mut random = Random(4);
@@ -256,7 +256,7 @@ fn sizes_zero_and_one() {
     // A kernel that is larger than the padded image: no output.
     check_passes(2, [1, 3, 2], &square(2, 5, 1, 1), &mut random);
     check_passes(2, [3, 1, 1], &square(2, 5, 1, 1), &mut random);
-    // No input at all, all padding.
+    // No input, only padding.
     check_passes(2, [1, 3, 2], &square(0, 3, 1, 2), &mut random);
     check_passes(2, [3, 1, 1], &square(0, 3, 1, 2), &mut random);
     // Output beyond the input, and input that no window covers.
@@ -340,7 +340,7 @@ proptest! {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// So many channels that tasks share them, unevenly.
+    /// Many channels, which are divided unevenly between tasks.
     #[test]
     fn many_channels(seed: u64) {
         let mut random = Random(seed);
@@ -356,8 +356,8 @@ proptest! {
         check(&desc, &mut random, &format!("{desc:?}"));
     }
 
-    /// Windows of 3×3 over so many channels that tiles are transformed: few and many places, odd sizes, images that
-    /// share a block, padding of any size before and behind, or none.
+    /// Windows of 3×3 over many channels, computed by Winograd: few and many positions, odd sizes, images that share a
+    /// block, padding of any size at both ends, or none.
     #[test]
     fn transformed_tiles(seed: u64) {
         let mut random = Random(seed);
@@ -374,8 +374,8 @@ proptest! {
     }
 }
 
-/// Root of the mean square of errors, relative to that of the results, of sums over 2304 terms: what plain sums of 1024
-/// terms in f32 have.
+/// Root mean square of the errors of sums over 2304 terms, relative to the root mean square of the results. Plain sums
+/// of 1024 terms in f32 have the same error.
 const TRANSFORMED_RMS: f64 = 6e-7;
 
 #[test]
@@ -405,8 +405,8 @@ fn transformed_tiles_are_as_accurate_as_sums() {
     }
 }
 
-/// Runs a description on operands of which one element is infinite or no number: it reaches the results whose sums have
-/// a product with it, and no others. Padding has no products, so that zero times infinity is nowhere.
+/// Runs a description on operands with one element that is infinite or NaN. This element must reach exactly the results
+/// with a product of it in their sum. Padding has no products, so zero times infinity never occurs.
 fn check_odd(desc: &ConvDesc, (operand, at, odd): (usize, usize, f32), random: &mut Random, what: &str) {
     let mut inputs = operands(desc, random);
     put(&mut inputs[operand], [desc.a, desc.b][operand], at, Scalar::F64(odd.into()));
@@ -454,7 +454,7 @@ fn what_is_no_number_reaches_the_sums_that_hold_it() {
     }
 }
 
-/// Sums of tiles of which one is huge.
+/// Sums of tiles with one huge element.
 #[test]
 fn what_is_huge_reaches_the_sums_that_hold_it() {
     let mut random = Random(5);
@@ -485,7 +485,7 @@ proptest! {
     }
 }
 
-/// An epilogue that reads what it replaces, of sums of which some are made again.
+/// An epilogue that reads the buffer that it overwrites, for sums of which some are computed twice.
 #[test]
 fn what_is_no_number_in_a_sum_that_is_added() {
     let mut random = Random(11);
@@ -541,7 +541,7 @@ fn what_is_no_number_in_a_sum_that_is_added() {
     }
 }
 
-/// `relu(result * 0.5 + bias[channel]) + 2 * old`, in place, and the result itself in half precision beside it.
+/// `relu(result * 0.5 + bias[channel]) + 2 * old`, in place, and the result itself in half precision.
 fn with_everything(shape: ConvShape) -> ConvDesc {
     let [_, _, dims] = shape.operands();
     let f32 = Access::contiguous(DType::F32, &dims);
@@ -582,7 +582,7 @@ fn an_epilogue_has_everything_a_nest_has() {
         (2, [3, 2, 4], square(20, 3, 1, 1)),
         (2, [19, 1, 1], square(9, 3, 2, 1)),
         (2, [19, 1, 1], square(12, 3, 1, 1)),
-        // Whole images, of long planes and of short ones; short planes that lie apart in a block.
+        // Whole images, of long planes and of short ones; short planes with gaps in a block.
         (9, [1, 20, 15], square(15, 1, 1, 0)),
         (17, [1, 3, 9], square(7, 3, 1, 1)),
         (8, [1, 40, 70], square(6, 1, 1, 0)),

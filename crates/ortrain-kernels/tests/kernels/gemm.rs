@@ -1,4 +1,4 @@
-//! Products of matrices against sums in f64.
+//! Compares matrix products with sums in f64.
 
 use std::iter::once;
 
@@ -10,7 +10,7 @@ use proptest::prelude::*;
 
 use crate::common::*;
 
-/// The sizes of a product.
+/// Sizes of a product.
 #[derive(Clone, Copy, Debug)]
 struct Sizes {
     batch: usize,
@@ -29,7 +29,7 @@ fn strides(list: [usize; 3]) -> Strides {
     list.into_iter().map(|stride| stride as isize).collect()
 }
 
-/// A `[batch, rows, columns]` operand, transposed in memory or not.
+/// Returns a `[batch, rows, columns]` operand, transposed in memory or not.
 fn operand(dtype: DType, dims: [usize; 3], transposed: bool) -> Access {
     let [_, rows, columns] = dims;
     let mut access = Access::contiguous(dtype, &dims);
@@ -39,7 +39,7 @@ fn operand(dtype: DType, dims: [usize; 3], transposed: bool) -> Access {
     access
 }
 
-/// An epilogue over the product, other loads and stores.
+/// Returns an epilogue over the product, other loads and stores.
 fn epilogue(
     dims: [usize; 3],
     double: bool,
@@ -74,7 +74,7 @@ fn run_gemm(
     let mut memory = Memory::new(kernel.scratch_bytes(threads));
     let (mut inputs, mut outs) = (inputs.to_vec(), outs.to_vec());
     let bases: Vec<*mut u8> = inputs.iter_mut().chain(&mut outs).map(Vec::as_mut_ptr).collect();
-    // SAFETY: buffers have the lengths that the accesses say, and belong to this test.
+    // SAFETY: buffers have the lengths of the accesses, and belong to this test.
     unsafe { kernel.run(&bases, SCALARS, &pool, memory.scratch()) }?;
     Ok(outs)
 }
@@ -84,10 +84,11 @@ fn element(access: &Access, index: [usize; 3]) -> usize {
     (access.offset as isize + moved) as usize
 }
 
-/// Multiplications that a test makes one by one: of large products it looks at the edges and at some elements.
+/// Maximum number of multiplications of a test. Of larger products, a test checks the edges and some other elements.
 const PATIENCE: usize = 8_000_000;
 
-/// The product in f64, row-major, and the sums of magnitudes that errors are measured by; NaN where it is not looked at.
+/// Computes the product in f64, row-major, and the sums of magnitudes for error bounds; NaN marks elements that are not
+/// checked.
 fn product(desc: &GemmDesc, inputs: &[Vec<u8>]) -> (Vec<f64>, Vec<f64>) {
     let [batch, m, n] = desc.epilogue.dims.as_slice().try_into().unwrap();
     let (mut c, mut scale) = (Vec::new(), Vec::new());
@@ -222,7 +223,7 @@ fn transposes_types_and_sizes() {
 #[test]
 fn large_products_are_cut_into_many_blocks() {
     let mut random = Random(2);
-    // The last ones: sums in parts, rows and columns a page apart, more of B than is packed at a time.
+    // The last shapes: split-K, rows and columns a page apart, a larger B than is packed at a time.
     for (batch, m, n, k) in [
         (1, 300, 600, 700),
         (1, 600, 300, 300),
@@ -243,7 +244,7 @@ fn large_products_are_cut_into_many_blocks() {
     }
 }
 
-/// Operands that are rounded when they are read give the bits of copies in the narrow type, however a product is cut.
+/// Operands that are rounded at loading give the bits of copies in the narrow type, for every partition of a product.
 #[test]
 fn rounded_operands_are_those_of_the_narrow_type() {
     let mut random = Random(11);
@@ -271,7 +272,7 @@ fn rounded_operands_are_those_of_the_narrow_type() {
             let inputs = [&wide.a, &wide.b].map(|access| {
                 let mut bytes = random_buffer(&mut random, access);
                 for i in 0..access.len {
-                    // Some are subnormal or zero in the narrow type.
+                    // Some values are subnormal or zero in the narrow type.
                     let size = random.pick(&[1.0, 1.0, 1.0, 2f64.powi(-12), 2f64.powi(-24), 2f64.powi(-40)]);
                     let value = get(&bytes, DType::F32, i).to_f64() * size;
                     put(&mut bytes, DType::F32, i, Scalar::F64(value));
@@ -367,7 +368,7 @@ fn results_may_lie_transposed() {
     }
 }
 
-/// Weights that are much larger than what is multiplied with them; lines of the last ones are a page apart.
+/// Weights that are much larger than the other operand; the lines of the last shapes are a page apart.
 #[test]
 fn columns_may_be_many_beside_rows() {
     let mut random = Random(7);
@@ -401,7 +402,8 @@ fn a_batch_may_be_lines_of_one_operand() {
     let mut random = Random(5);
     for (batch, m, n, k) in [(3, 7, 40, 30), (4, 100, 33, 90), (2, 30, 200, 600)] {
         let sizes = Sizes { batch, m, n, k };
-        // Rows follow each other in A and C, or columns in B and C; C as it is, transposed, and of one batch in a row.
+        // The batch continues the rows of A and C, or the columns of B and C. C is row-major, transposed, or has the
+        // batch as inner axis.
         let lies = [[m * n, n, 1], [m * n, 1, m], [m, 1, batch * m], [n, batch * n, 1]];
         for (c, shared_b) in lies.into_iter().flat_map(|c| [(c, true), (c, false)]) {
             for dtype in [DType::F32, DType::F16] {
@@ -449,7 +451,7 @@ proptest! {
 
 #[test]
 fn an_epilogue_has_everything_a_nest_has() {
-    // relu(alpha * A·B + bias) + beta * old, in place, and the product itself in half precision beside it.
+    // relu(alpha * A·B + bias) + beta * old, in place, and the product itself in half precision.
     let mut random = Random(9);
     let sizes = [
         (1, 1, 1),

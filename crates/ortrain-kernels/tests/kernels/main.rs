@@ -1,4 +1,4 @@
-//! Kernels against the reference semantics of expressions, on every instruction-set level of this machine.
+//! Compares kernels with the reference semantics of expressions, on every instruction-set level of this machine.
 #![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
 
 mod attention;

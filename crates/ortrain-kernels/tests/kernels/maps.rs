@@ -1,4 +1,4 @@
-//! Maps over random spaces, strides and expressions.
+//! Tests of maps over random spaces, strides and expressions.
 
 use ortrain_expr::{
     Access, BinaryOp, Builder, CompareOp, DType, Inst, Load, Nest, OutOfRange, Reg, RunScalar, Scalar, Type,
@@ -26,7 +26,7 @@ pub(crate) fn random_dims(random: &mut Random) -> Vec<usize> {
     dims
 }
 
-/// An expression whose every result is exact: no elementary functions.
+/// Returns an expression with exact results: without elementary functions.
 pub(crate) fn random_expr(
     random: &mut Random,
     b: &mut Builder,
@@ -153,7 +153,7 @@ fn random_map(random: &mut Random) -> Nest {
     })
 }
 
-/// The nest without strides of loads that are read by computed index.
+/// Returns the nest with zero strides for gathered loads.
 pub(crate) fn still_where_gathered(mut nest: Nest) -> Nest {
     for slot in 0..nest.loads.len() {
         if nest.is_gathered(slot)
@@ -345,7 +345,7 @@ fn scalars_of_a_space_without_axes() {
 
 #[test]
 fn what_is_overwritten_is_read_before() {
-    // new = scale[channel] * old in place, and the old value copied elsewhere, whichever is stored first.
+    // new = scale[channel] * old in place, and a copy of the old value elsewhere, with both orders of the stores.
     for [images, channels, pixels] in [[1, 1, 5], [2, 3, 70], [4, 16, 300], [3, 40, 1500]] {
         let dims = [images, channels, pixels];
         let len = dims.iter().product::<usize>();
@@ -406,7 +406,7 @@ fn rows_are_taken_by_their_indices() {
             let (row, column, size) = (b.load(0, Type::I64), b.coordinate(1), b.int(width));
             let first = b.mul(row, size);
             let at = b.add(first, column);
-            // The other way around as well, and an index that is no row's: every element by itself.
+            // Also the other order of the sum, and an index that is not the index of a row: every element separately.
             let same = b.add(column, first);
             let twice = b.add(at, column);
             let values = [at, same, twice].map(|index| b.load_at(1, index, Type::of(dtype)));
@@ -430,7 +430,7 @@ fn rows_are_taken_by_their_indices() {
                 stores: vec![Access::contiguous(dtype, &dims); 3],
             };
             let mut random = Random(width as u64);
-            // Rows that are there, in part and not at all.
+            // Rows in range, partly out of range, and out of range.
             let far = [-1, -2, table_rows as i64 - 1, table_rows as i64, i64::MAX / width, i64::MIN / width];
             let index = (0..rows).map(|i| far.get(i).copied().unwrap_or(random.below(table_rows) as i64));
             let index: Vec<u8> = index.flat_map(i64::to_le_bytes).collect();
@@ -442,7 +442,7 @@ fn rows_are_taken_by_their_indices() {
 
 #[test]
 fn rows_that_lie_apart() {
-    // More buffers than machine code has registers for, and rows around the length of a tile.
+    // More buffers than machine code has registers, and rows around the length of a tile.
     for (rows, width, gap) in [(16, 256, 16), (3, 200, 1), (20, 256, 768), (5, 1024, 8), (4, 1100, 9)] {
         let dims = [rows, width];
         let apart = |first: usize| Access {
@@ -469,8 +469,8 @@ fn rows_that_lie_apart() {
     }
 }
 
-/// A copy from where elements lie side by side along one axis to where they do along another, between other axes and with
-/// gaps.
+/// Copies from a buffer with adjacent elements along one axis to a buffer with adjacent elements along another axis,
+/// between other axes and with gaps.
 #[test]
 fn matrices_are_turned() {
     let sizes = [7, 8, 9, 15, 16, 17, 40, 131];

@@ -1,4 +1,4 @@
-//! Every operation, for every type it is defined for, on edge cases.
+//! Tests every operation, for every type for which it is defined, on edge cases.
 
 use ortrain_expr::{
     Access, BinaryOp, Builder, CompareOp, DType, Inst, Load, Nest, Reg, RunScalar, Scalar, Type, UnaryOp,
@@ -60,7 +60,7 @@ fn binary_is_defined(op: BinaryOp, ty: Type) -> bool {
     }
 }
 
-/// Pairs of edge cases and of ordinary values, as two buffers.
+/// Returns pairs of edge cases and of ordinary values, as two buffers.
 fn pairs(dtype: DType) -> (Vec<u8>, Vec<u8>, usize) {
     let mut random = Random(7);
     let mut values: Vec<Scalar> = (0..40).map(|_| random.scalar(dtype)).collect();
@@ -150,7 +150,7 @@ fn unary() {
     }
 }
 
-/// The bits of f32 numbers around all that `dtype`, a float of 16 bits, has, and around those between two of them.
+/// Returns f32 numbers around all numbers of `dtype`, a 16-bit float, and around the midpoints between them.
 fn around_all(dtype: DType) -> Vec<u8> {
     let dropped = if dtype == DType::F16 { 13 } else { 16 };
     let near = [0i32, -1, 1].map(|delta| [delta, delta + (1 << (dropped - 1))]).concat();
@@ -230,12 +230,12 @@ fn compare_and_select() {
 
 #[test]
 fn convert_load_and_store() {
-    // Loads of every stored type, conversions between all computed ones, stores of every type.
+    // Loads of every stored type, conversions between all compute types, stores of every type.
     for from in DType::ALL {
         for to in DType::ALL {
             let build = |b: &mut Builder, x: Reg, _: Reg| b.push(Inst::Convert(x), Type::of(to));
             check(build, from, to, 0, &format!("conversion to {to}"));
-            // The same conversion, made by the store.
+            // The same conversion, executed by the store.
             check(|_, x, _| x, from, to, 0, &format!("store as {to}"));
         }
     }
@@ -280,7 +280,7 @@ fn constants_coordinates_and_run_scalars() {
     }
 }
 
-/// Numbers of elements in row-major order, over all axes and over some, and sums that look alike.
+/// Row-major element numbers, over all axes and over some, and similar sums that are no element numbers.
 #[test]
 fn numbers_of_elements() {
     for dims in [[3, 5, 7], [1, 40, 33], [6, 1, 129], [300, 2, 1]] {
@@ -320,7 +320,7 @@ fn numbers_of_elements() {
     }
 }
 
-/// Numbers that count up from anywhere, also past the largest; that do not; and with streams and keys of their own.
+/// Consecutive numbers from any start, also with wrapping; other numbers; and varying streams and keys.
 #[test]
 fn random_bits_are_those_of_the_reference() {
     for n in [1, 7, 31, 32, 33, 3000] {
@@ -358,7 +358,7 @@ fn random_bits_are_those_of_the_reference() {
     }
 }
 
-/// By one power of two, by one other number, by many numbers, by zero.
+/// Divisors: one power of two, one other number, varying numbers, zero.
 #[test]
 fn quotients_of_unsigned_numbers() {
     let n = 100;
@@ -378,7 +378,7 @@ fn quotients_of_unsigned_numbers() {
         stores: vec![Access::contiguous(DType::U32, &[n]); quotients.len()],
     };
     let x: Vec<u8> = (0..n as u32).flat_map(|i| i.wrapping_mul(0x9E37_79B9).to_le_bytes()).collect();
-    // All but the last are the same power of two.
+    // All divisors but the last one are the same power of two.
     let by: Vec<u8> = (1..=n).flat_map(|i| if i < n { 16u32 } else { 5 }.to_le_bytes()).collect();
     let ins = [x, by];
     let outs = vec![vec![0; n * 4]; quotients.len()];

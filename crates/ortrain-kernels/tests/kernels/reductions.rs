@@ -1,4 +1,4 @@
-//! Reductions along rows and down columns.
+//! Tests of reductions along rows and down columns.
 
 use ortrain_expr::{
     Access, BinaryOp, Builder, DType, Inst, Load, Nest, OutOfRange, ReduceOp, Reduction, Reg, Type, UnaryOp,
@@ -11,7 +11,7 @@ use crate::maps::{buffers, random_dims, random_expr, still_where_gathered};
 
 const ORDERS: [Order; 3] = [Order::Auto, Order::Row, Order::Col];
 
-/// A nest whose results are exact: sums of integers, extremes of anything.
+/// Returns a nest with exact results: sums of integers, minima and maxima of any type.
 fn random_reduction(random: &mut Random) -> Nest {
     let mut dims = random_dims(random);
     if dims.is_empty() {
@@ -28,7 +28,7 @@ fn random_reduction(random: &mut Random) -> Nest {
         })
         .collect();
     let mut b = Builder::new();
-    // What is the same along a row, and everything.
+    // Values that are constant along a row, and all values.
     let mut row = vec![b.int(2)];
     let mut all = row.clone();
     let mut reductions = Vec::new();
@@ -64,7 +64,7 @@ fn random_reduction(random: &mut Random) -> Nest {
         } else {
             outputs.push(random.pick(&all));
             stores.push(random_access(random, dtype, &dims, true, &[]));
-            // A store of one element per row must not look like one by chance.
+            // A store of one element per row must not look like such a store by chance.
             if dims[kept..].iter().all(|&dim| dim <= 1) {
                 *outputs.last_mut().unwrap() = random.pick(&row);
             }
@@ -112,7 +112,7 @@ proptest! {
     }
 }
 
-/// A nest over `[outer, inner]`, or over the transposed memory of it.
+/// Returns a nest over `[outer, inner]`, or over the transposed memory.
 fn over(
     (outer, inner): (usize, usize),
     transposed: bool,
@@ -246,7 +246,7 @@ fn long_sums_are_exact_to_the_last_bits() {
     let mut random = Random(11);
     let shapes = [(1, 3_000_000), (3, 700_001), (40, 50_000), (64, 40_000), (1000, 2000), (5, 300_000)];
     for (outer, inner) in shapes {
-        // All positive, so that the sum is as large as its terms together.
+        // All values are positive, so that the sum is as large as its terms together.
         let values: Vec<f32> = (0..outer * inner).map(|_| random.unit().abs() as f32).collect();
         for transposed in [false, true] {
             let nest = over((outer, inner), transposed, DType::F32, sums);
@@ -340,7 +340,7 @@ fn rows_and_columns_are_told_apart() {
 
 #[test]
 fn guards_in_every_place_report_the_first_index() {
-    // A label of each row picks an element; labels are checked per row, elements per element.
+    // A label of each row selects an element; labels are checked per row, elements per element.
     let (outer, inner) = (3000, 50);
     let dims = [outer, inner];
     let mut b = Builder::new();
@@ -407,7 +407,7 @@ fn guards_in_every_place_report_the_first_index() {
 
 #[test]
 fn running_statistics_are_updated_in_place() {
-    // new = 0.9 old + 0.1 mean, where old is loaded and stored through equal accesses, in every way rows are cut.
+    // new = 0.9 old + 0.1 mean, where old is loaded and stored through equal accesses, for every partition of rows.
     for (outer, inner) in [(4, 100), (2, 2_000_000), (70, 20_000)] {
         for transposed in [false, true] {
             let mut nest = over((outer, inner), transposed, DType::F32, |b| {
@@ -437,8 +437,8 @@ fn running_statistics_are_updated_in_place() {
     }
 }
 
-/// A value of a row that is used everywhere, before and behind the reduction, in rows and in what is stored once, and over
-/// which the first of the stores puts another: all see the old one.
+/// A value of a row that the first store overwrites. The value is also used before and after the reduction, in rows and
+/// in values that are stored once per row. All uses must read the old value.
 #[test]
 fn what_a_row_is_stored_over_is_read_before() {
     for (outer, inner) in [(7, 1), (5, 33), (4, 100), (40, 700), (70, 6000), (2, 900_000)] {
@@ -509,7 +509,7 @@ fn nan_wins() {
 
 #[test]
 fn columns_over_many_images() {
-    // Sums over channels: what is kept lies in long pieces, one for each image.
+    // Sums over channels: the outer axis has long contiguous pieces, one for each image.
     for [images, channels, pixels] in [[3, 5, 2160], [2, 7, 200], [5, 3, 1000], [1, 4, 3000]] {
         let dims = [images, pixels, channels];
         let len = dims.iter().product::<usize>();

@@ -1,4 +1,4 @@
-//! Adding into rows that indices name.
+//! Tests of scatter: adding to, or writing, rows selected by indices.
 
 use ortrain_expr::{BinaryOp, DType, Scalar};
 use ortrain_kernels::{Isa, Pool, ScatterDesc, ScatterKernel};

@@ -1,4 +1,4 @@
-//! Nests over segments of a plane.
+//! Tests of nests over segments of a plane.
 
 use std::iter::repeat_n;
 use std::ops::Range;
@@ -13,12 +13,12 @@ use proptest::prelude::*;
 use crate::common::*;
 use crate::maps::{buffers, random_expr, still_where_gathered};
 
-/// Segments of some lengths with gaps between some of them, and the length of the plane.
+/// Returns segments of random lengths, some with gaps between them, and the length of the plane.
 fn random_segments(random: &mut Random) -> (Vec<Range<usize>>, usize) {
     let lengths: &[usize] = match random.below(5) {
         0 => &[0, 1, 2, 3],
         1 => &[1],
-        // Some are cut.
+        // The long ones are cut.
         2 => &[0, 5, 64, 700, 9_000, 20_000],
         _ => &[0, 1, 7, 63, 64, 65, 100, 500],
     };
@@ -29,14 +29,14 @@ fn random_segments(random: &mut Random) -> (Vec<Range<usize>>, usize) {
     for _ in 0..count {
         let start = end + random.below(gaps);
         end = start + random.pick(lengths);
-        // What the reference can do in a moment.
+        // Limits the time of the reference.
         end = if end > 40_000 { start + 1 } else { end };
         segments.push(start..end);
     }
     (segments, end + random.below(gaps))
 }
 
-/// An access with these strides that begins somewhere.
+/// Returns an access with these strides and a random offset.
 fn placed(random: &mut Random, dtype: DType, dims: [usize; 2], strides: [isize; 2]) -> Access {
     let mut access = Access { dtype, offset: 0, strides: strides.into_iter().collect(), len: 0 };
     let dims = dims.map(|dim| dim.max(1));
@@ -64,7 +64,7 @@ fn random_access_of_segments(random: &mut Random, dims: [usize; 2], along: bool,
     placed(random, dtype, dims, strides)
 }
 
-/// A nest whose results are exact: sums of integers, extremes of anything, or no reductions at all.
+/// Returns a nest with exact results: sums of integers, minima and maxima of any type, or no reductions.
 fn random_nest(random: &mut Random) -> Nest {
     let (segments, len) = random_segments(random);
     let dims = [segments.len(), len];
@@ -109,7 +109,7 @@ fn random_nest(random: &mut Random) -> Nest {
     let (expr, values) = b.finish_keeping(&outputs, &values);
     reductions.iter_mut().zip(values).for_each(|(reduction, value)| reduction.value = value);
     for store in stores.iter_mut().filter(|store| store.strides[1] < 0) {
-        // One element for each position, whatever the segment.
+        // One element for each position, independent of the segment.
         store.strides[0] = 0;
     }
     still_where_gathered(Nest {
@@ -126,7 +126,7 @@ fn random_nest(random: &mut Random) -> Nest {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 500, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Buffers are compared whole: what is outside of segments stays what it is.
+    /// Compares complete buffers: elements outside of segments must not change.
     #[test]
     fn segments_compute_what_the_reference_computes(seed: u64) {
         let mut random = Random(seed);
@@ -155,7 +155,7 @@ fn access(dtype: DType, strides: [isize; 2], offset: usize, len: usize) -> Acces
     Access { dtype, offset, strides: strides.into_iter().collect(), len }
 }
 
-/// Lengths as those of the tensors of a model, with gaps up to multiples of 64 elements.
+/// Returns segments with the lengths of tensors of a model, with gaps up to multiples of 64 elements.
 fn tensors(lengths: &[usize]) -> (Segments, usize) {
     let mut start = 0;
     let segments = Segments::new(lengths.iter().map(|&length| {
@@ -166,14 +166,14 @@ fn tensors(lengths: &[usize]) -> (Segments, usize) {
     (segments, start)
 }
 
-/// The planes of many models: one tensor, tensors of all sizes, many tiny ones, some without elements.
+/// Returns the planes of several models: one tensor, tensors of all sizes, many tiny ones, some without elements.
 fn models() -> Vec<(Segments, usize)> {
     let tiny: Vec<usize> = (0..1000).map(|k| 1 + k * 7 % 64).collect();
     let mixed = [64, 0, 30_000, 1, 10_000, 70_001, 17, 0, 64, 6_536, 3, 1000];
     vec![tensors(&[100_000]), tensors(&mixed), tensors(&tiny), tensors(&[0, 0, 5, 0])]
 }
 
-/// An update in place, as AdamW has it, with two settings for each segment, of which powers are made.
+/// Update in place, like AdamW, with two settings for each segment, some of them with powers.
 fn adamw((segments, len): &(Segments, usize), dtype: DType) -> Nest {
     let ty = Type::of(dtype);
     let plane = access(dtype, [0, 1], 0, *len);
@@ -211,8 +211,8 @@ fn adamw((segments, len): &(Segments, usize), dtype: DType) -> Nest {
     }
 }
 
-/// Two dependent sums of each segment, that of the squares of what is less the mean; both are kept, and the plane is
-/// divided by the root of the second in place. A state of each segment is updated in place.
+/// Two dependent sums of each segment: the sum, and the sum of the squared differences to the mean. Both are stored,
+/// and the plane is divided by the root of the second sum in place. A state of each segment is updated in place.
 fn normalized((segments, len): &(Segments, usize), dtype: DType) -> Nest {
     let ty = Type::of(dtype);
     let (plane, count) = (access(dtype, [0, 1], 0, *len), segments.len());
@@ -244,8 +244,8 @@ fn normalized((segments, len): &(Segments, usize), dtype: DType) -> Nest {
     }
 }
 
-/// An update in place, as LAMB has it: a root and two divisions for each element, the sums of the squares of what they give
-/// and of the plane, and a step that is as long as these say.
+/// Update in place, like LAMB: a root and two divisions for each element, the sums of squares of their results and of
+/// the plane, and a step length that depends on these sums.
 fn lamb((segments, len): &(Segments, usize), dtype: DType) -> Nest {
     let ty = Type::of(dtype);
     let plane = access(dtype, [0, 1], 0, *len);
@@ -264,7 +264,7 @@ fn lamb((segments, len): &(Segments, usize), dtype: DType) -> Nest {
     let root = b.unary(UnaryOp::Sqrt, v);
     let root = b.add(root, two);
     let step = b.div(m, root);
-    // One more, which does not need the other.
+    // Another division, independent of the first one.
     let share = b.div(p, root);
     let direction = b.add(step, share);
     let squares = [p, direction].map(|value| b.mul(value, value));
@@ -286,8 +286,8 @@ fn lamb((segments, len): &(Segments, usize), dtype: DType) -> Nest {
     }
 }
 
-/// Updates in place of which none may be done before the sum is known: the last one reads what the first stores over, and the
-/// first reads what the second stores over.
+/// Updates in place that all need the sum first. The last one reads a plane that the first one stores, and the first
+/// one reads a plane that the second one stores.
 fn chained((segments, len): &(Segments, usize), dtype: DType) -> Nest {
     let ty = Type::of(dtype);
     let plane = access(dtype, [0, 1], 0, *len);
@@ -310,7 +310,7 @@ fn chained((segments, len): &(Segments, usize), dtype: DType) -> Nest {
     }
 }
 
-/// Runs a nest whose first stores are to its first loads. The buffers behind are those of the other stores.
+/// Runs a nest with its first `in_place` stores to its first loads. Further buffers belong to the other stores.
 fn run_in_place(nest: &Nest, isa: Isa, threads: usize, in_place: usize, buffers: &[Vec<u8>]) -> Vec<Vec<u8>> {
     let overlaps = |store: usize, load: usize| store < in_place && store == load;
     let kernel = NestKernel::in_place(nest, isa, &overlaps).unwrap();
@@ -321,7 +321,7 @@ fn run_in_place(nest: &Nest, isa: Isa, threads: usize, in_place: usize, buffers:
     let loads = nest.loads.len();
     let first: Vec<*mut u8> = bases[..in_place].to_vec();
     bases.splice(loads..loads, first);
-    // SAFETY: buffers are as long as the accesses say, and loads and stores to the same one are equal.
+    // SAFETY: buffers have the lengths of the accesses, and loads and stores of one buffer have equal accesses.
     unsafe { kernel.run(&bases, SCALARS, &pool, memory.scratch()) }.unwrap();
     buffers
 }
@@ -334,7 +334,7 @@ fn numbers(random: &mut Random, dtype: DType, len: usize) -> Vec<u8> {
     bytes
 }
 
-/// True if elements of a plane outside of segments are unchanged.
+/// Asserts that elements of a plane outside of segments are unchanged.
 #[track_caller]
 fn assert_gaps_stay(segments: &Segments, dtype: DType, before: &[u8], after: &[u8]) {
     let mut start = 0;
@@ -348,8 +348,9 @@ fn assert_gaps_stay(segments: &Segments, dtype: DType, before: &[u8], after: &[u
 
 const FLOATS: [DType; 4] = [DType::F32, DType::F64, DType::F16, DType::BF16];
 
-/// Checks a nest that updates its first three planes in place: its results are those of the reference, on any threads, and gaps
-/// stay. `narrow` is the relative error of floats of 16 bits; `share` of the relative error is that of numbers near zero.
+/// Checks a nest that updates its first three planes in place. Its results equal the reference on any number of
+/// threads, and gaps do not change. `narrow` is the relative error of 16-bit floats. The absolute error near zero is
+/// the relative error times `share`.
 #[track_caller]
 fn assert_updates_planes(
     segments: &Segments,
@@ -362,7 +363,7 @@ fn assert_updates_planes(
     let lens = nest.loaded().map(|load| (load.dtype, load.len));
     let before: Vec<Vec<u8>> = lens.map(|(dtype, len)| numbers(&mut random, dtype, len)).collect();
     let want = reference(nest, &before, &before[..3]).unwrap();
-    // Functions are exact to a few units of the last place.
+    // Functions are exact to a few units in the last place.
     let relative = match dtype {
         DType::F64 => 1e-12,
         DType::F32 => 1e-5,
@@ -393,7 +394,7 @@ fn a_map_updates_planes_in_place() {
 
 #[test]
 fn what_stages_keep_is_what_they_would_compute() {
-    // Planes of one task, of several waves, and with a segment that is so long that nothing of it is kept.
+    // Planes of one task, planes of several waves, and a plane with a segment that is too long for saved values.
     let long = [tensors(&[7, 600_000, 3, 500_000, 9]), tensors(&[5, (4 << 20) + 1, 3000])];
     for model in models().into_iter().chain(long) {
         // The reference takes long.
@@ -427,7 +428,7 @@ fn nothing_is_stored_over_what_is_read_later() {
 
 #[test]
 fn sums_of_segments_are_the_same_on_any_threads() {
-    // The last one is so long that its segments run in several waves; the reference takes long.
+    // The segments of the last plane are so long that they run in several waves; the reference takes long.
     for model in models().into_iter().chain([tensors(&[7, 1_100_000, 3, 1_050_000, 9])]) {
         let dtypes = if model.1 > 1 << 20 { &[DType::F64][..] } else { &FLOATS };
         for &dtype in dtypes {
@@ -442,7 +443,7 @@ fn sums_of_segments_are_the_same_on_any_threads() {
             for isa in Isa::available() {
                 let one = run_in_place(&nest, isa, 1, 2, &before);
                 for ((got, want), store) in one.iter().zip(&want).zip(&nest.stores) {
-                    // Pairwise sums of so many elements are as good as those in f64, but for the last place of narrow
+                    // Pairwise sums of this length are as exact as sums in f64, except for the last bit of narrow
                     // results.
                     let relative = if dtype == DType::F64 { 1e-12 } else { 1e-5 };
                     let relative =
@@ -507,7 +508,7 @@ fn the_first_guard_of_segments_that_fails_is_reported() {
     };
     assert!(nest.expr.insts().iter().any(|(inst, _)| matches!(inst, Inst::Guard(..))));
     let mut values = vec![0i64; *len];
-    // In a gap, where nobody looks.
+    // An invalid index in a gap, which is never read.
     values[101] = -7;
     let bytes = |values: &[i64]| values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<u8>>();
     let outs = [bytes(&values)];

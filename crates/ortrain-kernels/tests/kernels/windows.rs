@@ -1,4 +1,4 @@
-//! Pooling against loops over the definition.
+//! Compares pooling with loops over the definition.
 
 use ortrain_expr::{BinaryOp, DType, IndexKind, Scalar, SlidingAxis, Type, WindowPass, WindowShape};
 use ortrain_kernels::{Isa, Pool, WindowDesc, WindowKernel};
@@ -25,7 +25,7 @@ fn shape(pass: WindowPass, planes: usize, axes: &[SlidingAxis]) -> WindowShape {
     WindowShape { pass, planes, axes: axes.iter().copied().collect() }
 }
 
-/// Kernel, stride, dilation, padding before and behind; as many windows as fit.
+/// Returns an axis with this kernel, stride, dilation, and padding at both ends; all windows that fit.
 fn axis(input: usize, [kernel, stride, dilation, before, behind]: [usize; 5]) -> SlidingAxis {
     let reach = (kernel - 1) * dilation + 1;
     let output = (input + before + behind).checked_sub(reach).map_or(0, |room| room / stride + 1);
@@ -48,7 +48,7 @@ fn add(a: Scalar, b: Scalar) -> Scalar {
     Scalar::binary(BinaryOp::Add, a, b)
 }
 
-/// Whether `b` takes the place of `a`, the largest so far.
+/// Returns true if `b` replaces the maximum `a`.
 fn takes_over(a: Scalar, b: Scalar) -> bool {
     match (a, b) {
         (Scalar::I64(a), Scalar::I64(b)) => b > a,
@@ -60,7 +60,7 @@ fn takes_over(a: Scalar, b: Scalar) -> bool {
 /// Positions as elements of the whole tensor.
 const ELEMENTS: (IndexKind, DType) = (IndexKind::Element, DType::I64);
 
-/// What is written: the target, and the positions of maxima, or with `numbered` the numbers of their cells.
+/// Computes the target and the positions of maxima by the definition, or with `numbered` the numbers of their cells.
 fn naive(
     shape: &WindowShape,
     dtype: DType,
@@ -84,7 +84,7 @@ fn naive(
                 let Some(cell) = usize::try_from(index[o]).ok().and_then(|number| kernels.get(number)) else {
                     continue;
                 };
-                // Of cells over padding, too, what follows from the order of the elements.
+                // Cells over padding, too, have the position that follows from the order of the elements.
                 let i = axes.iter().zip(output).zip(cell).fold(0, |at, ((axis, &o), &k)| {
                     let place = (o * axis.stride + k * axis.dilation) as isize - axis.before;
                     at * axis.input as isize + place
@@ -127,7 +127,7 @@ fn naive(
     (bytes, found)
 }
 
-/// The same by the kernel. Buffers are as long as the description says, and start at odd addresses.
+/// Computes the same by the kernel. Buffers have the lengths of the description, and start at odd addresses.
 fn run_window(
     desc: &WindowDesc,
     isa: Isa,
@@ -163,7 +163,7 @@ fn run_window(
     (target[1..].to_vec(), index[1..].chunks_exact(size).map(position).collect())
 }
 
-/// Runs a pooling in every way and compares.
+/// Runs a pooling with each kind of positions and compares the results.
 fn check(shape: &WindowShape, dtype: DType, random: &mut Random, threads: &[usize]) {
     let source = buffer(random, dtype, shape.operands()[0]);
     let outputs = shape.planes * shape.outputs();
@@ -177,7 +177,7 @@ fn check(shape: &WindowShape, dtype: DType, random: &mut Random, threads: &[usiz
     };
     for index_type in ways {
         let numbered = matches!(index_type, Some((IndexKind::Cell, _)));
-        // Many inside, some in other planes or over padding, some nowhere.
+        // Many positions inside of the plane, some in other planes or over padding, some invalid.
         let (total, wild) = if numbered {
             let cells = shape.axes.iter().map(|axis| axis.kernel).product::<usize>();
             (cells, vec![cells as i64, 0xff, 0xffff])
@@ -193,7 +193,7 @@ fn check(shape: &WindowShape, dtype: DType, random: &mut Random, threads: &[usiz
                 },
             )
             .collect();
-        // And where maxima were, each under its own window.
+        // Also the positions of real maxima, each under its own window.
         let forward = WindowShape { pass: WindowPass::Max, ..shape.clone() };
         let image = buffer(random, dtype, if gradient { forward.operands()[0] } else { 0 });
         let own = gradient.then(|| naive(&forward, dtype, &image, &[], numbered).1);
@@ -217,7 +217,7 @@ fn check(shape: &WindowShape, dtype: DType, random: &mut Random, threads: &[usiz
 const PASSES: [WindowPass; 4] =
     [WindowPass::Max, WindowPass::MaxGradient, WindowPass::Sum, WindowPass::SumGradient];
 
-/// The poolings of well-known nets, and everything around them.
+/// Poolings of well-known networks, and many variants.
 #[test]
 fn pooling_by_the_definition() {
     let mut random = Random(9);
@@ -226,11 +226,11 @@ fn pooling_by_the_definition() {
         (2, vec![axis(13, [3, 2, 1, 1, 1]), axis(45, [3, 2, 1, 1, 1])]),
         (1, vec![axis(9, [3, 1, 1, 1, 1]), axis(37, [3, 1, 1, 1, 1])]),
         (5, vec![axis(7, [3, 2, 1, 0, 0]), axis(70, [3, 2, 1, 0, 0])]),
-        // Along the contiguous axis and along the other one alone.
+        // Windows along the contiguous axis only, and along the other axis only.
         (2, vec![axis(6, [5, 1, 1, 2, 2]), axis(100, [1, 1, 1, 0, 0])]),
         (2, vec![axis(6, [4, 1, 1, 2, 1]), axis(19, [1, 1, 1, 0, 0])]),
         (2, vec![axis(3, [1, 1, 1, 0, 0]), axis(50, [5, 1, 1, 2, 2])]),
-        // Further strides and dilations.
+        // Other strides and dilations.
         (2, vec![axis(12, [2, 3, 2, 1, 0]), axis(61, [4, 3, 2, 5, 0])]),
         (2, vec![axis(12, [2, 1, 4, 0, 0]), axis(40, [3, 2, 4, 3, 4])]),
         (1, vec![axis(10, [3, 5, 1, 0, 0]), axis(90, [2, 5, 1, 0, 0])]),
@@ -241,12 +241,12 @@ fn pooling_by_the_definition() {
         (7, vec![axis(1, [1, 1, 1, 0, 0])]),
         (7, vec![]),
         (3, vec![axis(4, [4, 1, 1, 0, 0]), axis(5, [5, 1, 1, 0, 0])]),
-        // Windows larger than the plane, and over padding alone.
+        // Windows larger than the plane, and windows over padding only.
         (2, vec![axis(2, [5, 1, 1, 2, 2]), axis(3, [9, 1, 1, 8, 8])]),
         (2, vec![axis(4, [2, 1, 1, 3, 3]), axis(20, [2, 1, 1, 3, 3])]),
         (1, vec![axis(4, [2, 2, 1, 6, 0]), axis(20, [2, 2, 1, 30, 30])]),
         (1, vec![axis(1, [3, 1, 1, 1, 1]), axis(1, [3, 1, 1, 1, 1])]),
-        // A last window that hangs over the end; positions that are skipped.
+        // A last window that extends beyond the end; skipped positions.
         (
             2,
             vec![
@@ -254,11 +254,11 @@ fn pooling_by_the_definition() {
                 SlidingAxis { output: 30, before: -3, ..axis(40, [3, 1, 1, 0, 0]) },
             ],
         ),
-        // More cells than a byte has numbers, and an axis of one position under a window with padding.
+        // More cells than a byte can number, and an axis of one position under a window with padding.
         (2, vec![axis(20, [17, 1, 1, 8, 8]), axis(35, [19, 2, 1, 9, 9])]),
         (2, vec![axis(9, [3, 1, 1, 1, 1]), axis(1, [3, 1, 1, 1, 1]), axis(33, [3, 1, 1, 1, 1])]),
         (3, vec![axis(1, [4, 1, 1, 2, 1]), axis(9, [3, 1, 1, 1, 1]), axis(1, [3, 1, 1, 1, 1])]),
-        // A single window, after which a next one would lie nowhere.
+        // A single window; a next one would be out of range.
         (
             2,
             vec![
@@ -266,7 +266,8 @@ fn pooling_by_the_definition() {
                 axis(20, [3, 1, 1, 1, 1]),
             ],
         ),
-        // Windows that lie apart: pairs of elements, others, with gaps, over the ends, in three axes, and whole planes.
+        // Windows that do not overlap: pairs of elements, others, with gaps, beyond the ends, in three axes, and whole
+        // planes.
         (5, vec![axis(5, [2, 2, 1, 0, 0]), axis(33, [2, 2, 1, 0, 0])]),
         (3, vec![axis(7, [3, 2, 1, 0, 0]), axis(9, [1, 2, 1, 0, 0])]),
         (2, vec![axis(13, [3, 3, 1, 1, 1]), axis(35, [3, 3, 1, 1, 1])]),
@@ -280,7 +281,7 @@ fn pooling_by_the_definition() {
         (3, vec![axis(9, [2, 1, 1, 0, 1]), axis(50, [2, 1, 1, 1, 0])]),
         (2, vec![axis(14, [5, 2, 1, 2, 2]), axis(31, [7, 4, 1, 3, 3])]),
         (2, vec![axis(10, [3, 2, 3, 3, 3]), axis(38, [4, 2, 3, 4, 5])]),
-        // Nothing at all.
+        // Empty shapes.
         (0, vec![axis(4, [2, 2, 1, 0, 0])]),
         (2, vec![axis(0, [2, 1, 1, 4, 4]), axis(20, [1, 1, 1, 0, 0])]),
         (2, vec![axis(3, [2, 1, 1, 0, 0]), axis(0, [1, 1, 1, 8, 8])]),
@@ -389,7 +390,7 @@ fn what_cannot_be_computed_is_refused() {
     }
 }
 
-/// Windows and paddings far larger than the image cost what the image costs.
+/// Windows and paddings far larger than the image cost no more than the image.
 #[test]
 fn enormous_windows_take_no_memory_and_no_time() {
     let enormous =
@@ -406,7 +407,7 @@ fn enormous_windows_take_no_memory_and_no_time() {
     }
 }
 
-/// `I64` where there are any.
+/// Returns `I64` positions for the passes with positions.
 fn positions_of(pass: WindowPass) -> Option<(IndexKind, DType)> {
     matches!(pass, WindowPass::Max | WindowPass::MaxGradient).then_some(ELEMENTS)
 }

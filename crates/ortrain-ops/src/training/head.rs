@@ -40,9 +40,9 @@ fn input(node: &Node, k: usize) -> Option<ValueId> {
     node.inputs.get(k).copied().flatten()
 }
 
-/// Returns the head before a value of a graph: a Gemm, a MatMul with or without an Add, or a Conv with a kernel of size
-/// 1. Its weights must be constant and have no other use. A softmax, a sigmoid, or a global pooling may follow the
-/// head.
+/// Returns the head before a value of a graph: a Gemm, a MatMul with or without an Add, or a Conv of kernel size 1.
+///
+/// Its weights must be constant and have no other use. A softmax, a sigmoid, or a global pooling may follow the head.
 ///
 /// # Errors
 /// Returns an error if there is no such head, or if the weights are computed or shared. The message names the node.

@@ -1,4 +1,4 @@
-//! Attention as exporters spell it.
+//! Attention subgraphs as different exporters write them.
 
 use std::sync::Arc;
 
@@ -8,28 +8,28 @@ use ortrain_program::Backend;
 use super::Report;
 use crate::{Case, CaseBuilder, Fill, check_backend};
 
-/// The spelling of an exporter for the work on scores.
+/// An exporter's pattern for the operations on scores.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Spelling {
-    /// Scaled by a factor.
+    /// Scores are scaled by a factor.
     Multiplied,
-    /// Divided, and a mask of each key of each element of the batch added.
+    /// Scores are divided, and a mask for each key of each batch element is added.
     DividedAndMasked,
-    /// Queries and keys scaled by its root beforehand, a mask for each pair added, and what is not a number, because
-    /// nothing was to be seen, made zero.
+    /// Queries and keys are scaled by the root of the factor beforehand, and a mask for each pair is added.
+    /// NaN results of fully masked rows are replaced by zero.
     ScaledBefore,
-    /// Hidden scores set to a low number.
+    /// Masked scores are set to a low number.
     Chosen,
-    /// Scaled, and weights dropped.
+    /// Scores are scaled, and weights are dropped.
     Dropped,
-    /// Sentences that are padded on the left, in a net that looks back: the first positions see nothing. What is not a
-    /// number is made zero, and then weights are dropped.
+    /// Left-padded sentences in a causal network: all keys of the first positions are masked. NaN is replaced
+    /// by zero, then weights are dropped.
     Padded,
-    /// As `Padded`, but weights are dropped first.
+    /// Like `Padded`, but weights are dropped first.
     PaddedLate,
-    /// As `Padded`, but for what is not a number in another type.
+    /// Like `Padded`, but NaN is detected in another type.
     PaddedNarrow,
-    /// As `Padded`, but rows of which nothing is seen are told by the scores: PyTorch's safe softmax, decomposed.
+    /// Like `Padded`, but fully masked rows are detected by the scores: PyTorch's safe softmax, decomposed.
     PaddedSafe,
 }
 
@@ -45,25 +45,25 @@ const SPELLINGS: [Spelling; 9] = [
     Spelling::PaddedSafe,
 ];
 
-/// The source of queries, keys and values.
+/// Source of queries, keys and values.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Source {
     /// Heads are parts of the last axis of three tensors.
     Three,
-    /// Of one tensor.
+    /// Heads are parts of the last axis of one tensor.
     Packed,
-    /// Heads are an axis already, and all have the same keys and values.
+    /// Heads are an axis already, and all heads share keys and values.
     Shared,
 }
 
-/// Sizes, and how an exporter spells it.
+/// Sizes, and the pattern of an exporter.
 #[derive(Clone, Copy, Debug)]
 pub struct Config {
-    /// The work on scores.
+    /// Pattern of the operations on scores.
     pub spelling: Spelling,
-    /// The source of queries, keys and values.
+    /// Source of queries, keys and values.
     pub source: Source,
-    /// The element type.
+    /// Element type.
     pub dtype: DType,
     /// Number of queries.
     pub queries: usize,
@@ -71,13 +71,13 @@ pub struct Config {
     pub keys: usize,
     /// Number of heads.
     pub heads: usize,
-    /// Elements of a query of a head.
+    /// Elements of a query per head.
     pub size: usize,
-    /// The softmax is a result, too.
+    /// True if the softmax is an additional result.
     pub seen: bool,
 }
 
-/// Elements of the batch.
+/// Batch size.
 pub const BATCH: usize = 2;
 
 impl Config {
@@ -126,7 +126,7 @@ impl Config {
         }
     }
 
-    /// The case.
+    /// Builds the case.
     #[must_use]
     pub fn case(self) -> Case {
         let Config { dtype, queries, keys, heads, size, spelling, .. } = self;
@@ -170,7 +170,7 @@ impl Config {
                 b.node("Add", &[scaled, mask], Attrs::new())
             }
             Spelling::ScaledBefore => {
-                // One query sees nothing.
+                // One query is fully masked.
                 let hidden = |i: usize| i / keys == 1 || i % keys > i / keys;
                 let mask = numbers(&[queries, keys], &|i| if hidden(i) { f64::NEG_INFINITY } else { 0.0 });
                 let mask = b.constant(mask);
@@ -238,7 +238,7 @@ impl Config {
     }
 }
 
-/// All of them.
+/// Returns all configurations.
 #[must_use]
 pub fn configs() -> Vec<Config> {
     let mut configs = Vec::new();
@@ -256,7 +256,7 @@ pub fn configs() -> Vec<Config> {
     configs
 }
 
-/// Configurations with elements so many that a backend may not keep what it makes of them.
+/// Returns configurations with long vectors, which a backend may be unable to keep on chip.
 fn long() -> impl Iterator<Item = Config> {
     let (source, dtype, seen) = (Source::Three, DType::F32, false);
     let long =
@@ -264,7 +264,7 @@ fn long() -> impl Iterator<Item = Config> {
     SPELLINGS.into_iter().map(long)
 }
 
-/// A backend against the reference evaluator, forward and backward.
+/// Compares a backend with the reference evaluator, forward and backward.
 #[must_use]
 pub fn agree(backend: &Arc<dyn Backend>) -> Report {
     configs().into_iter().chain(long()).map(|config| check_backend(&config.case(), backend, true)).collect()

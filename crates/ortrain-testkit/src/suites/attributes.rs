@@ -10,10 +10,10 @@ use proptest::sample::select;
 use super::{Report, samples};
 use crate::{Case, CaseBuilder, Fill, check_backend};
 
-/// Names every size of the first input instead of giving it.
+/// Replaces every size of the first input by a symbol.
 ///
 /// # Panics
-/// When the first input has no declared rank.
+/// If the rank of the first input is not declared.
 #[must_use]
 pub fn without_sizes(mut case: Case) -> Case {
     let id = case.graph.inputs[0];
@@ -24,12 +24,12 @@ pub fn without_sizes(mut case: Case) -> Case {
     case
 }
 
-/// Sizes of so many axes at most.
+/// Sizes of at most `most` axes.
 pub fn dims(most: usize) -> impl Strategy<Value = Vec<usize>> {
     prop::collection::vec(1..6usize, 1..=most)
 }
 
-/// Activations with attributes whose kinks lie where no element is tried.
+/// Activations with attributes; their kinks are away from all test inputs.
 pub fn activation() -> impl Strategy<Value = (&'static str, Attrs)> {
     let alpha = |ops: &'static [&'static str]| {
         (select(ops), select(vec![-0.83f32, 0.17, 1.0, 2.31]))
@@ -50,11 +50,11 @@ pub fn activation() -> impl Strategy<Value = (&'static str, Attrs)> {
 pub struct Padding {
     /// Sizes of the input.
     pub dims: Vec<usize>,
-    /// The mode.
+    /// Padding mode.
     pub mode: &'static str,
-    /// Before and after each axis, cut down to what the mode allows.
+    /// Pads before and after each axis, clipped to the limits of the mode.
     ends: Vec<[i64; 2]>,
-    /// True if only the axes with pads are named, the last one first.
+    /// True if only the axes with pads are listed, the last one first.
     named: bool,
     value: bool,
     unknown: bool,
@@ -78,7 +78,7 @@ pub fn padding() -> impl Strategy<Value = Padding> {
 }
 
 impl Padding {
-    /// The case.
+    /// Builds the case.
     #[must_use]
     pub fn case(&self, dtype: DType) -> Case {
         let mut b = CaseBuilder::new("Pad", &format!("{self:?}"));
@@ -102,21 +102,21 @@ impl Padding {
     }
 }
 
-/// A change of sizes.
+/// A resize operation.
 #[derive(Clone, Debug)]
 pub struct Resizing {
     /// Sizes of the input.
     pub dims: Vec<usize>,
     /// Attributes.
     pub attrs: Attrs,
-    /// The axes that are resized, and by how much.
+    /// Resized axes with their scales.
     pub axes: Vec<(usize, f32)>,
     by_sizes: bool,
-    /// True if sizes are named instead of given.
+    /// True if sizes are symbolic.
     pub unknown: bool,
 }
 
-/// Any change of sizes.
+/// Any resize operation.
 pub fn resizing() -> impl Strategy<Value = Resizing> {
     let mode = select(&["nearest", "linear", "cubic"][..]);
     let nearest = select(&["round_prefer_floor", "round_prefer_ceil", "floor", "ceil"][..]);
@@ -140,7 +140,7 @@ pub fn resizing() -> impl Strategy<Value = Resizing> {
             let antialias = antialias && mode != "nearest";
             let mut axes: Vec<(usize, f32)> = scales.into_iter().enumerate().take(dims.len()).collect();
             if backwards {
-                // The last axis first, and not all of them.
+                // The last axis first, and not all axes.
                 axes.reverse();
                 axes.truncate(2);
             }
@@ -162,7 +162,7 @@ pub fn resizing() -> impl Strategy<Value = Resizing> {
 }
 
 impl Resizing {
-    /// The case.
+    /// Builds the case.
     #[must_use]
     pub fn case(&self, dtype: DType) -> Case {
         let mut b = CaseBuilder::new("Resize", &format!("{self:?}"));
@@ -185,7 +185,7 @@ impl Resizing {
     }
 }
 
-/// The case of an activation.
+/// Builds the case of an activation.
 #[must_use]
 pub fn activation_case(op: &str, attrs: Attrs, dims: &[usize]) -> Case {
     let mut b = CaseBuilder::new(op, &format!("{attrs:?} {dims:?}")).dynamic();
@@ -194,10 +194,10 @@ pub fn activation_case(op: &str, attrs: Attrs, dims: &[usize]) -> Case {
     b.outputs(&[y])
 }
 
-/// Other types than float32 take the same way through the instructions.
+/// Checks other types than float32, which use the same instructions.
 ///
 /// # Errors
-/// The first result that differs from the reference evaluator's, or what the backend says.
+/// The first result that differs from the reference evaluator, or the error of the backend.
 pub fn check_others(
     backend: &Arc<dyn Backend>,
     padding: &Padding,
@@ -205,14 +205,15 @@ pub fn check_others(
     dtype: DType,
 ) -> Result<(), String> {
     if !dtype.is_float() {
-        // Weighted sums of integers are truncated, which rounding decides.
+        // Weighted sums of integers are truncated, so that rounding would decide.
         resizing.attrs = resizing.attrs.with("mode", "nearest").with("antialias", 0i64);
     }
     check_backend(&padding.case(dtype), backend, false)?;
     check_backend(&resizing.case(dtype), backend, false)
 }
 
-/// A backend against the reference evaluator: so many of each kind, forward and backward, always the same ones.
+/// Compares a backend with the reference evaluator, forward and backward, on `count` deterministic samples of
+/// each kind.
 #[must_use]
 pub fn agree(backend: &Arc<dyn Backend>, count: usize) -> Report {
     let activations = samples((activation(), dims(3)), count)

@@ -1,4 +1,4 @@
-//! Every operator in a branch and in the body of a loop, with all that it reads captured from outside.
+//! Every operator in a branch and in a loop body, with all inputs captured from the outer graph.
 
 use std::sync::Arc;
 
@@ -11,7 +11,8 @@ use crate::{Case, cases, gradient_graph, run, tolerance};
 /// Operators that draw other random numbers in a body than in the main graph.
 pub const RANDOM: [&str; 1] = ["Dropout"];
 
-/// The nodes of a case as a subgraph, and a graph of its inputs and constants, which the subgraph captures.
+/// Splits a case into an outer graph of its inputs and constants, and a subgraph of its nodes that captures
+/// them.
 fn outside_and_inside(case: &Case) -> (Graph, Graph, Vec<ValueId>) {
     let mut inside = case.graph.clone();
     let mut outside = Graph::new(&case.name);
@@ -34,7 +35,7 @@ fn outside_and_inside(case: &Case) -> (Graph, Graph, Vec<ValueId>) {
     (outside, inside, captured)
 }
 
-/// The case with an operator around its nodes, which reads an input of its own, put in front of the others.
+/// Wraps the nodes of a case in an operator, which has a new first input.
 fn around(case: &Case, op: &str, input: &Tensor, attrs: impl FnOnce(Graph, ValueType) -> Attrs) -> Case {
     let (mut graph, inside, captured) = outside_and_inside(case);
     let count = inside.outputs.len();
@@ -53,7 +54,7 @@ fn around(case: &Case, op: &str, input: &Tensor, attrs: impl FnOnce(Graph, Value
     Case { operator: case.operator.clone(), name: format!("{} in {op}", case.name), graph, inputs }
 }
 
-/// The case with its nodes in both branches of an If.
+/// Returns the case with its nodes in both branches of an If.
 #[must_use]
 pub fn in_a_branch(case: &Case) -> Case {
     let holds = Tensor::filled(DType::Bool, &[], 1.0);
@@ -62,7 +63,7 @@ pub fn in_a_branch(case: &Case) -> Case {
     })
 }
 
-/// The case with its nodes in the only iteration of a Scan, whose results have one axis more.
+/// Returns the case with its nodes in the only iteration of a Scan. Its results have an additional axis.
 #[must_use]
 pub fn in_a_body(case: &Case) -> Case {
     around(case, "Scan", &Tensor::i64(&[1], &[0]), |mut body, slice| {
@@ -72,14 +73,14 @@ pub fn in_a_body(case: &Case) -> Case {
     })
 }
 
-/// The gradients of a case on a backend.
+/// Computes the gradients of a case on a backend.
 fn gradients(case: &Case, backend: &Arc<dyn Backend>) -> Result<Vec<f64>, String> {
     let graph = gradient_graph(case)?;
     let results = run(&graph, &case.inputs, backend.clone())?;
     Ok(results[1..].iter().flat_map(Tensor::to_f64).collect())
 }
 
-/// The gradients of every case in a branch and in a body, beside those that it has in the main graph.
+/// Compares the gradients of every case in a branch and in a body with the gradients in the main graph.
 #[must_use]
 pub fn agree(backend: &Arc<dyn Backend>) -> Report {
     let check = |case: &Case, wrapped: &Case| {

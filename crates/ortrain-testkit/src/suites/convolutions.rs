@@ -1,4 +1,4 @@
-//! Convolutions over random combinations of attributes.
+//! Convolutions with random combinations of attributes.
 
 use std::sync::Arc;
 
@@ -9,14 +9,14 @@ use proptest::prelude::*;
 use super::{FLOATS, Report, samples};
 use crate::{Case, CaseBuilder, Fill, check_backend, run};
 
-/// One spatial axis.
+/// A spatial axis.
 #[derive(Clone, Debug)]
 struct Axis {
     kernel: usize,
     stride: usize,
     dilation: usize,
     pads: [usize; 2],
-    /// Positions beyond the fewest that a window needs; for a transposed convolution, positions.
+    /// Positions in addition to the minimum of a window; for a transposed convolution, number of positions.
     more: usize,
     output_padding: usize,
 }
@@ -26,11 +26,11 @@ struct Axis {
 pub struct Config {
     batch: usize,
     groups: usize,
-    /// Channels of a group, of image and features.
+    /// Channels per group, of image and features.
     channels: [usize; 2],
     axes: Vec<Axis>,
     auto_pad: usize,
-    /// True if a transposed convolution is told the size of its result.
+    /// True if the output size of a transposed convolution is specified.
     output_shape: bool,
     bias: bool,
     dynamic: bool,
@@ -59,7 +59,7 @@ pub fn config() -> impl Strategy<Value = Config> {
     (1..3usize, 1..4usize, channels, axes, 0..6usize, flags).prop_map(
         |(batch, groups, channels, axes, auto_pad, (output_shape, bias, dynamic))| Config {
             batch,
-            // The reference evaluator takes its time.
+            // The reference evaluator is slow.
             groups: if axes.len() > 2 { groups.min(2) } else { groups },
             channels: if axes.len() > 2 { channels.map(|count| count.min(2)) } else { channels },
             axes,
@@ -72,7 +72,7 @@ pub fn config() -> impl Strategy<Value = Config> {
 }
 
 impl Config {
-    /// The number of spatial axes.
+    /// Returns the number of spatial axes.
     #[must_use]
     pub fn rank(&self) -> usize {
         self.axes.len()
@@ -121,7 +121,7 @@ impl Config {
         b.outputs(&[y])
     }
 
-    /// A convolution.
+    /// Builds a convolution.
     #[must_use]
     pub fn conv(&self, dtype: DType) -> Case {
         let size = |axis: &Axis| {
@@ -136,7 +136,7 @@ impl Config {
         self.case("Conv", dtype, &image, &filter, to, self.attrs())
     }
 
-    /// A transposed convolution.
+    /// Builds a transposed convolution.
     #[must_use]
     pub fn transposed(&self, dtype: DType) -> Case {
         let mut axes = self.axes.clone();
@@ -159,7 +159,8 @@ impl Config {
     }
 }
 
-/// The gradient operator of a case's one node, on its own: in narrow floats a loss would be mostly rounding.
+/// Builds a case of the gradient operator of a case's only node: in narrow floats, a loss would be mostly
+/// rounding errors.
 fn gradient_operator(case: &Case) -> Case {
     let node = &case.graph.nodes[0];
     let result = run(&case.graph, &case.inputs, Arc::new(Reference)).expect("it runs").remove(0);
@@ -171,10 +172,10 @@ fn gradient_operator(case: &Case) -> Case {
     b.outputs(&outputs)
 }
 
-/// A backend against the reference evaluator, forward and backward, of one configuration.
+/// Compares a backend with the reference evaluator, forward and backward, on one configuration.
 ///
 /// # Errors
-/// The first result that differs, or what the backend says.
+/// The first result that differs, or the error of the backend.
 pub fn check(backend: &Arc<dyn Backend>, config: &Config, dtype: DType) -> Result<(), String> {
     for case in [config.conv(dtype), config.transposed(dtype)] {
         check_backend(&case, backend, matches!(dtype, DType::F32 | DType::F64))?;
@@ -183,7 +184,7 @@ pub fn check(backend: &Arc<dyn Backend>, config: &Config, dtype: DType) -> Resul
     Ok(())
 }
 
-/// The same of so many configurations, always the same ones.
+/// Runs [`check`] on `count` deterministic configurations.
 #[must_use]
 pub fn agree(backend: &Arc<dyn Backend>, count: usize) -> Report {
     samples((config(), 0..FLOATS.len()), count)

@@ -1,4 +1,4 @@
-//! Steps that are taken for each of several matrices: what becomes groups of nests.
+//! Updates of several matrices, with nests that are merged into groups.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use crate::tolerance;
 /// Rows and columns of the matrices of a program.
 type Shapes = &'static [[usize; 2]];
 
-/// Equal shapes and different ones, short rows and long ones, more of them than a device has bindings.
+/// Equal and different shapes, short and long rows, and more matrices than a device has bindings.
 const PROGRAMS: &[Shapes] = &[
     &[[3, 5], [3, 5]],
     &[[1, 1], [1, 40], [40, 1], [1, 1]],
@@ -23,7 +23,7 @@ const PROGRAMS: &[Shapes] = &[
     &[[130, 70], [4, 4], [70, 130], [130, 70]],
 ];
 
-/// A matrix in the plane, and what is kept of it there.
+/// A matrix in the plane, with its state there.
 struct Matrix {
     dims: [usize; 2],
     whole: BufferId,
@@ -31,7 +31,7 @@ struct Matrix {
     columns: BufferId,
 }
 
-/// A program that is put together.
+/// Builder of a program.
 struct Making {
     b: ProgramBuilder,
     end: usize,
@@ -39,7 +39,7 @@ struct Making {
 }
 
 impl Making {
-    /// A part of the plane.
+    /// Allocates a part of the plane.
     fn part(&mut self, label: &str, len: usize) -> BufferId {
         let at = self.end;
         self.end = align(at + 4 * len);
@@ -52,7 +52,7 @@ impl Making {
         Matrix { dims, whole, rows: self.part("rows", rows), columns: self.part("columns", columns) }
     }
 
-    /// A nest over the axes of a matrix in some order, with the steps that each operand makes along them.
+    /// Emits a nest over the axes of a matrix in some order, with the strides of each operand.
     fn nest(
         &mut self,
         (dims, inner): ([usize; 2], usize),
@@ -81,7 +81,7 @@ impl Making {
         self.b.emit(Instruction::from(nest), GradientModes::ALL, &self.node).expect("it is sound");
     }
 
-    /// Means of squares of rows and of columns, and a step of the matrix by both.
+    /// Emits the means of squares of rows and of columns, and an update of the matrix with both.
     fn steps(&mut self, matrix: &Matrix) {
         let &Matrix { dims: [rows, columns], whole, rows: of_rows, columns: of_columns } = matrix;
         let by_row = [columns as isize, 1];
@@ -109,10 +109,10 @@ impl Making {
     }
 }
 
-/// The program of some matrices, planned; fused or not.
+/// Builds the planned program of some matrices, with or without fusion.
 ///
 /// # Panics
-/// Never: it is sound and small.
+/// Never: the program is valid and small.
 #[must_use]
 pub fn program(shapes: &[[usize; 2]], fused: bool) -> Program {
     let mut making = Making { b: ProgramBuilder::new(), end: 0, node: "node".into() };
@@ -125,7 +125,8 @@ pub fn program(shapes: &[[usize; 2]], fused: bool) -> Program {
     finished.expect("it is small")
 }
 
-/// The fused programs against the unfused ones on the reference evaluator; two runs give the same bits.
+/// Compares the fused programs with the unfused ones on the reference evaluator; two runs must be
+/// bit-identical.
 #[must_use]
 pub fn agree(backend: &Arc<dyn Backend>) -> Report {
     let runs = PROGRAMS.iter().map(|shapes| {

@@ -1,4 +1,4 @@
-//! Loops whose iterations are written out, and the same loops run one iteration after the other.
+//! Loops with unrolled iterations, and the same loops run one iteration after the other.
 
 use std::sync::Arc;
 
@@ -29,7 +29,7 @@ fn push(graph: &mut Graph, op: &str, name: &str, inputs: &[ValueId], attrs: Attr
     output
 }
 
-/// `h = drop(tanh(x w + h r)) * sigmoid(x w)`, and gradients of all inputs.
+/// Builds `h = drop(tanh(x w + h r)) * sigmoid(x w)`, and gradients of all inputs.
 fn cell(inputs: &[Tensor]) -> Graph {
     let mut body = Graph::new("body");
     let ids: Vec<ValueId> =
@@ -70,7 +70,7 @@ fn cell(inputs: &[Tensor]) -> Graph {
     graph
 }
 
-/// The number of segments of a schedule that writes out loops of so many nodes, and its results.
+/// Returns the number of segments of a schedule that unrolls loops of up to `nodes` nodes, and its results.
 fn run(
     graph: &Graph,
     inputs: &[Tensor],
@@ -99,7 +99,7 @@ fn run(
     Ok((segments, results))
 }
 
-/// A Scan with random numbers, forward and backward: the same bits whether its iterations are written out or not.
+/// Checks a Scan with random numbers, forward and backward: it is bit-identical with and without unrolling.
 #[must_use]
 pub fn agree(backend: &Arc<dyn Backend>) -> Report {
     let inputs = [

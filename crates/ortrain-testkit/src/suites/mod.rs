@@ -1,7 +1,7 @@
-//! Suites: functions of a backend, which every backend's tests call.
+//! Test suites: functions of a backend that every backend's tests call.
 //!
-//! The outcome of a suite is a [`Report`]. A backend that lacks a type says so, by node and type, when a program is compiled;
-//! its tests say which type that may be.
+//! The outcome of a suite is a [`Report`]. A backend without a type reports it with node and type when a
+//! program is compiled; its tests name the permitted type.
 
 use std::iter::FromIterator;
 use std::sync::Arc;
@@ -27,21 +27,21 @@ pub mod poolings;
 pub mod precision;
 pub mod sequences;
 
-/// The types that gradients exist for.
+/// Types that have gradients.
 pub const FLOATS: [DType; 4] = [DType::F32, DType::F64, DType::F16, DType::BF16];
 
-/// The outcome of the cases of a suite.
+/// Outcome of the cases of a suite.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Report {
-    /// The number of cases that agree.
+    /// Number of cases that agree.
     pub passed: usize,
-    /// Messages about cases that a backend does not run.
+    /// Messages about cases that the backend does not support.
     pub refused: Vec<String>,
     /// Messages about cases that differ.
     pub failed: Vec<String>,
 }
 
-/// The message of a backend about an instruction that it does not run.
+/// Message of a backend about an unsupported instruction.
 const REFUSAL: &str = "backend cannot run this";
 
 impl FromIterator<Result<(), String>> for Report {
@@ -59,20 +59,20 @@ impl FromIterator<Result<(), String>> for Report {
 }
 
 impl Report {
-    /// Checks that there were cases, and that all of them agree.
+    /// Checks that there are cases, and that all of them agree.
     ///
     /// # Panics
-    /// When they do not.
+    /// If a case does not agree, or there are no cases.
     pub fn passes(&self) {
         let others = [&self.refused[..], &self.failed[..]].concat();
         assert!(others.is_empty(), "{} cases fail:\n{}", others.len(), others.join("\n"));
         assert!(self.passed > 0, "there are no cases");
     }
 
-    /// Checks the same but for cases that are refused because of a type, which is named.
+    /// Checks like [`Report::passes`], but permits cases that are unsupported because of this type.
     ///
     /// # Panics
-    /// When something else fails.
+    /// If a case fails for another reason.
     pub fn passes_without(&self, dtype: DType) {
         let named = |message: &&String| message.contains(&dtype.to_string());
         let (refused, mut failed): (Vec<&String>, Vec<&String>) = self.refused.iter().partition(named);
@@ -83,7 +83,7 @@ impl Report {
     }
 }
 
-/// So many values of a strategy, always the same ones.
+/// Returns `count` deterministic values of a strategy.
 fn samples<S: Strategy>(strategy: S, count: usize) -> impl Iterator<Item = S::Value> {
     let mut runner = TestRunner::deterministic();
     (0..count).map(move |_| {
@@ -92,14 +92,14 @@ fn samples<S: Strategy>(strategy: S, count: usize) -> impl Iterator<Item = S::Va
     })
 }
 
-/// Every case, forward and backward, against the reference evaluator in float64.
+/// Compares every case, forward and backward, with the reference evaluator in float64.
 #[must_use]
 pub fn cases(backend: &Arc<dyn Backend>) -> Report {
     crate::cases().iter().map(|case| check_backend(case, backend, true)).collect()
 }
 
-/// Planned random programs of these seeds, both entries, against the same programs as they were put together, on the reference
-/// evaluator. Two runs give the same bits.
+/// Compares planned random programs of these seeds, in both gradient modes, with the unfused programs on the
+/// reference evaluator. Two runs must be bit-identical.
 #[must_use]
 pub fn random_programs(backend: &Arc<dyn Backend>, kinds: Kinds, seeds: std::ops::Range<u64>) -> Report {
     let runs = seeds.flat_map(|seed| [(seed, GradientMode::Accumulate), (seed, GradientMode::Overwrite)]);

@@ -1,4 +1,4 @@
-//! Layers of which a part is all that anybody reads.
+//! Layers with results that are only partly used.
 
 use std::sync::Arc;
 
@@ -14,30 +14,30 @@ pub const BATCH: usize = 3;
 pub const TOKENS: usize = 10;
 const HEADS: usize = 2;
 const WIDTH: usize = 8;
-/// Elements of the layer in the middle.
+/// Elements of the inner layer.
 pub const INNER: usize = 12;
 
-/// The part of the tokens that is taken.
+/// Selected tokens.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Taken {
-    /// One, by a single index, and the axis is gone.
+    /// One token, by a scalar index, without the token axis.
     One(i64),
-    /// These, by a list of indices.
+    /// These tokens, by a list of indices.
     Some(Vec<i64>),
-    /// From one to before another.
+    /// Tokens from one index to before another.
     Slice(i64, i64),
-    /// Of a sentence all tokens.
+    /// All tokens of a sentence.
     Sentence(i64),
-    /// All of them.
+    /// All tokens.
     All,
 }
 
-/// The part of a layer that is taken.
+/// Selected part of a layer.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Of its tokens.
+    /// Selected tokens.
     pub taken: Taken,
-    /// True if something is dropped on the way.
+    /// True if there is dropout.
     pub dropped: bool,
 }
 
@@ -52,7 +52,7 @@ impl Config {
         b.node_with("", "Dropout", &inputs, 2, Attrs::new().with("seed", seed))[0]
     }
 
-    /// A layer of a transformer, and a classifier that sees what is taken of its results.
+    /// Builds a transformer layer with a classifier on the selected results.
     #[must_use]
     pub fn case(&self) -> Case {
         let mut b = CaseBuilder::new("Gather", &format!("{self:?}"));
@@ -73,7 +73,7 @@ impl Config {
             b.node("Transpose", &[x], Attrs::new().with("perm", perm.to_vec()))
         };
         let [q, k, v] = [[0, 2, 1, 3], [0, 2, 3, 1], [0, 2, 1, 3]].map(|perm| {
-            // A bias of keys changes no weight: its gradient would be rounding.
+            // A bias of keys changes no weight: its gradient would be rounding errors only.
             let x = unbiased(&mut b, x, [WIDTH, WIDTH]);
             heads(&mut b, x, perm)
         });
@@ -118,7 +118,7 @@ impl Config {
     }
 }
 
-/// All of them.
+/// Returns all configurations.
 #[must_use]
 pub fn configs() -> Vec<Config> {
     let taken = [
@@ -140,7 +140,7 @@ pub fn configs() -> Vec<Config> {
         .collect()
 }
 
-/// A backend against the reference evaluator, forward and backward.
+/// Compares a backend with the reference evaluator, forward and backward.
 #[must_use]
 pub fn agree(backend: &Arc<dyn Backend>) -> Report {
     configs().into_iter().map(|config| check_backend(&config.case(), backend, true)).collect()

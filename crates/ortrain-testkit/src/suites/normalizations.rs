@@ -1,4 +1,4 @@
-//! Normalizations over random combinations of attributes.
+//! Normalizations with random combinations of attributes.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ pub struct Config {
     epsilon: f32,
     momentum: f32,
     training: bool,
-    /// The operator of training graphs, whose statistics of the batch are results, too.
+    /// True for the operator of training graphs, which also outputs the statistics of the batch.
     internal: bool,
     dynamic: bool,
 }
@@ -42,8 +42,8 @@ pub fn config() -> impl Strategy<Value = Config> {
 }
 
 impl Config {
-    /// One node. Where `all` says so, everything it computes is a result; else the product of the batch and what it
-    /// became, so that the sums in its gradient do not cancel out.
+    /// Builds a case of one node. With `all`, all its outputs are results. Otherwise, the result is the
+    /// product of the batch and the normalized batch, so that the sums in its gradient do not cancel out.
     #[must_use]
     pub fn case(&self, dtype: DType, all: bool) -> Case {
         let op = if self.internal { "BatchNormInternal" } else { "BatchNormalization" };
@@ -58,7 +58,7 @@ impl Config {
         let mut inputs = vec![x];
         inputs.extend((0..2).map(|_| b.input(dtype, &channels, &Fill::Signed)));
         for (fill, value) in [(Fill::Signed, 0.25), (Fill::Positive, 0.75)] {
-            // In training no gradient arrives at them.
+            // In training, they get no gradient.
             inputs.push(if self.training {
                 b.constant(Tensor::filled(dtype, &channels, value))
             } else {
@@ -84,15 +84,15 @@ impl Config {
     }
 }
 
-/// Sizes and attributes of a normalization of everything from an axis on.
+/// Sizes and attributes of a layer normalization.
 #[derive(Clone, Debug)]
 pub struct LayerConfig {
     dims: Vec<usize>,
     axis: i64,
     epsilon: f32,
-    /// Without a mean.
+    /// True for RMS normalization, without a mean.
     rms: bool,
-    /// Which axes of scale and bias have one element only, and how many are left out at the front.
+    /// Scale and bias: axes with one element, and number of omitted leading axes.
     ones: [[bool; 4]; 2],
     lead: [usize; 2],
     bias: bool,
@@ -100,7 +100,7 @@ pub struct LayerConfig {
     dynamic: bool,
 }
 
-/// Any configuration of a normalization of layers.
+/// Any configuration of a layer normalization.
 pub fn layer_config() -> impl Strategy<Value = LayerConfig> {
     let dims = prop::collection::vec(1..5usize, 1..5);
     let ones = any::<[[bool; 4]; 2]>();
@@ -109,7 +109,7 @@ pub fn layer_config() -> impl Strategy<Value = LayerConfig> {
         |(dims, axis, epsilon, ones, lead, [rms, bias, narrow_statistics, dynamic, usual, from_end])| {
             let rank = dims.len();
             let axis = axis % rank;
-            // Usually parameters have the shape that is normalized.
+            // Usually, parameters have the normalized shape.
             let lead = if usual { [axis; 2] } else { lead.map(|lead| usize::from(lead) % (rank + 1)) };
             let ones = if usual { [[false; 4]; 2] } else { ones };
             let axis = if from_end { axis as i64 - rank as i64 } else { axis as i64 };
@@ -119,8 +119,8 @@ pub fn layer_config() -> impl Strategy<Value = LayerConfig> {
 }
 
 impl LayerConfig {
-    /// One node, whose result is multiplied with the data, so that the sums in its gradient do not cancel out; the
-    /// statistics are results of the case, too.
+    /// Builds a case of one node. Its result is multiplied with the data, so that the sums in its gradient do
+    /// not cancel out. The statistics are additional results.
     #[must_use]
     pub fn case(&self, dtype: DType) -> Case {
         let op = if self.rms { "RMSNormalization" } else { "LayerNormalization" };
@@ -143,7 +143,7 @@ impl LayerConfig {
             .with("stash_type", i64::from(stash.to_onnx()));
         let y = b.node_with("", op, &inputs, if self.rms { 1 } else { 3 }, attrs);
         let mut results = vec![b.node("Mul", &[y[0], x], Attrs::new())];
-        // Rounded to 8 bits they are no function that could be differentiated by differences.
+        // Rounded to 8 bits, they cannot be differentiated by differences.
         if !self.narrow_statistics {
             let to = Attrs::new().with("to", i64::from(dtype.to_onnx()));
             results.extend(y[1..].iter().map(|&value| b.node("Cast", &[value], to.clone())));
@@ -151,17 +151,18 @@ impl LayerConfig {
         b.outputs(&results)
     }
 
-    /// True if plain ONNX can say the gradient: not if it is open whether a parameter is broadcast along the batch.
+    /// Returns true if the gradient has a plain ONNX form. It does not if broadcasting of a parameter along
+    /// the batch is unknown.
     #[must_use]
     pub fn has_known_sums(&self) -> bool {
         !self.dynamic || (0..2).all(|k| self.lead[k] > 0 || self.ones[k][0])
     }
 }
 
-/// A backend against the reference evaluator, forward and backward, of one configuration.
+/// Compares a backend with the reference evaluator, forward and backward, on one configuration.
 ///
 /// # Errors
-/// The first result that differs, or what the backend says.
+/// The first result that differs, or the error of the backend.
 pub fn check(backend: &Arc<dyn Backend>, config: &Config, dtype: DType) -> Result<(), String> {
     check_backend(&config.case(dtype, true), backend, false)?;
     match dtype {
@@ -170,7 +171,7 @@ pub fn check(backend: &Arc<dyn Backend>, config: &Config, dtype: DType) -> Resul
     }
 }
 
-/// [`check`] of a normalization of layers.
+/// Runs the comparison of [`check`] on a layer normalization.
 ///
 /// # Errors
 /// As [`check`].
@@ -178,7 +179,7 @@ pub fn check_layer(backend: &Arc<dyn Backend>, config: &LayerConfig, dtype: DTyp
     check_backend(&config.case(dtype), backend, matches!(dtype, DType::F32 | DType::F64))
 }
 
-/// Both of so many configurations, always the same ones.
+/// Runs [`check`] and [`check_layer`] on `count` deterministic configurations each.
 #[must_use]
 pub fn agree(backend: &Arc<dyn Backend>, count: usize) -> Report {
     let batches = samples((config(), 0..FLOATS.len()), count)

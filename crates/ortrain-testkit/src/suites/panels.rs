@@ -1,4 +1,5 @@
-//! A state that is multiplied with one matrix at every step: what is laid in panels where the target has them.
+//! A state that is multiplied with the same matrix at every step: the matrix is packed into panels on targets
+//! with panels.
 
 use std::sync::Arc;
 
@@ -16,16 +17,16 @@ use crate::tolerance;
 #[derive(Clone, Copy, Debug)]
 pub struct Net {
     rows: usize,
-    /// Columns of the state: the sizes of the matrix.
+    /// Columns of the state: the size of the matrix.
     pub columns: usize,
     steps: usize,
-    /// The matrix is read on its side: by its strides, or through a map that turns it.
+    /// Transposition of the matrix: by its strides, or through a map that transposes it.
     turned: Turned,
-    /// The step before which the matrix is changed.
+    /// Step before which the matrix is updated.
     pub changed: Option<usize>,
-    /// The epilogue asks where it is.
+    /// True if the epilogue reads its coordinates.
     looks: bool,
-    /// The precision of the products.
+    /// Precision of the products.
     pub precision: Precision,
 }
 
@@ -47,10 +48,10 @@ const NET: Net = Net {
 };
 
 impl Net {
-    /// The program of the steps, planned; fused or not.
+    /// Builds the planned program of the steps, with or without fusion.
     ///
     /// # Panics
-    /// Never: it is sound and small.
+    /// Never: the program is valid and small.
     #[must_use]
     pub fn program(&self, fused: bool) -> Program {
         let &Net { rows, columns, steps, turned, changed, looks, precision } = self;
@@ -138,8 +139,8 @@ impl Net {
     }
 }
 
-/// Nets with what is to be counted in their programs on a target with panels: maps that lay a matrix out, products that read
-/// panels, and other products.
+/// Returns nets with the expected counts in their programs on a target with panels: packing maps, products
+/// with panels, and other products.
 #[must_use]
 pub fn nets() -> Vec<(Net, [usize; 3])> {
     let turned = [Turned::ByStrides, Turned::ByMap].map(|turned| (Net { turned, ..NET }, [1, 9, 0]));
@@ -148,7 +149,7 @@ pub fn nets() -> Vec<(Net, [usize; 3])> {
         (Net { rows: 9, columns: 128, ..NET }, [1, 9, 0]),
         (Net { rows: 64, ..NET }, [1, 9, 0]),
         (Net { rows: 13, columns: 112, steps: 8, ..NET }, [1, 8, 0]),
-        // What was read before a change is laid out apart from what is read after it.
+        // Reads before and after an update use separate panels.
         (Net { steps: 17, changed: Some(8), ..NET }, [2, 17, 0]),
         (Net { steps: 16, changed: Some(4), ..NET }, [1, 12, 4]),
         (Net { steps: 12, changed: Some(6), ..NET }, [0, 0, 12]),
@@ -164,7 +165,8 @@ pub fn nets() -> Vec<(Net, [usize; 3])> {
     turned.into_iter().chain(others).collect()
 }
 
-/// The nets in float32 against their unfused programs on the reference evaluator; two runs give the same bits.
+/// Compares the float32 nets with their unfused programs on the reference evaluator; two runs must be
+/// bit-identical.
 #[must_use]
 pub fn agree(backend: &Arc<dyn Backend>) -> Report {
     let nets = nets().into_iter().filter(|(net, _)| net.precision == Precision::F32);

@@ -1,4 +1,4 @@
-//! Pooling over random combinations of attributes.
+//! Pooling with random combinations of attributes.
 
 use std::sync::Arc;
 
@@ -10,22 +10,22 @@ use proptest::sample::select;
 use super::{Report, samples};
 use crate::{Case, CaseBuilder, Fill, check_backend};
 
-/// The operator of maxima.
+/// Max pooling operator.
 pub const MAX: &str = "MaxPool";
-/// The operator of means.
+/// Average pooling operator.
 pub const AVERAGE: &str = "AveragePool";
-/// Operators over whole planes.
+/// Global pooling operators.
 pub const GLOBAL: [&str; 2] = ["GlobalMaxPool", "GlobalAveragePool"];
 const AUTO_PAD: [&str; 4] = ["NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER"];
 
-/// One spatial axis.
+/// A spatial axis.
 #[derive(Clone, Debug)]
 struct Axis {
     kernel: usize,
     stride: usize,
     dilation: usize,
     pads: [usize; 2],
-    /// Positions beyond the fewest that a window needs.
+    /// Positions in addition to the minimum of a window.
     more: usize,
 }
 
@@ -38,7 +38,7 @@ pub struct Config {
     ceil: bool,
     /// `count_include_pad`, or `storage_order`.
     other: bool,
-    /// Axes whose sizes are named instead of given.
+    /// True for each axis with a symbolic size.
     named: [bool; 5],
 }
 
@@ -64,19 +64,20 @@ pub fn config() -> impl Strategy<Value = Config> {
 }
 
 impl Config {
-    /// The number of spatial axes.
+    /// Returns the number of spatial axes.
     #[must_use]
     pub fn rank(&self) -> usize {
         self.axes.len()
     }
 
-    /// True if the sizes of all axes are given.
+    /// Returns true if the sizes of all axes are known.
     #[must_use]
     pub fn is_named_nowhere(&self) -> bool {
         self.named == [false; 5]
     }
 
-    /// The same with windows that cover at least one element each: of none there is no largest.
+    /// Returns the configuration with windows that cover at least one element each: an empty window has no
+    /// maximum.
     fn covering(&self) -> Config {
         let mut config = self.clone();
         for axis in &mut config.axes {
@@ -120,7 +121,7 @@ impl Config {
         self.lead.into_iter().chain(self.axes.iter().map(size)).collect()
     }
 
-    /// One node; of MaxPool `outputs` may be 2.
+    /// Builds a case of one node; for MaxPool, `outputs` may be 2.
     #[must_use]
     pub fn case(&self, op: &str, dtype: DType, outputs: usize) -> Case {
         let config = if op == MAX { self.covering() } else { self.clone() };
@@ -143,7 +144,8 @@ impl Config {
         case
     }
 
-    /// The gradient operator that training graphs have, on its own: in narrow floats a loss would be mostly rounding.
+    /// Builds a case of the gradient operator in training graphs: in narrow floats, a loss would be mostly
+    /// rounding errors.
     #[must_use]
     pub fn gradient_operator(&self, dtype: DType) -> Case {
         let config = Config { named: [false; 5], other: false, ..self.covering() };
@@ -151,15 +153,15 @@ impl Config {
         let mut b = CaseBuilder::new("MaxPoolGrad", &format!("{config:?}"));
         let x = b.input(dtype, &dims, &distinct(dims.iter().product(), dtype));
         let pooled = b.node_with("", MAX, &[Some(x)], 2, config.attrs(MAX));
-        // What arrives is the result itself.
+        // The incoming gradient is the result itself.
         let inputs = [Some(pooled[0]), Some(pooled[1])];
         let y = b.node_with("", "MaxPoolGrad", &inputs, 1, config.attrs(MAX));
         b.outputs(&y)
     }
 }
 
-/// Numbers that differ by more than the steps of central differences (in types that have room for it), without a
-/// pattern.
+/// Returns numbers without a pattern. They differ by more than the step of central differences, if the type
+/// permits.
 fn distinct(count: usize, dtype: DType) -> Fill {
     const PRIME: usize = 8191;
     let scale = if dtype.is_float() { 4.0 } else { 100.0 };
@@ -167,10 +169,10 @@ fn distinct(count: usize, dtype: DType) -> Fill {
     Fill::Exactly((0..count).map(value).collect())
 }
 
-/// A backend against the reference evaluator, forward and backward, of one configuration.
+/// Compares a backend with the reference evaluator, forward and backward, on one configuration.
 ///
 /// # Errors
-/// The first result that differs, or what the backend says.
+/// The first result that differs, or the error of the backend.
 pub fn check(backend: &Arc<dyn Backend>, config: &Config, dtype: DType) -> Result<(), String> {
     if dtype != DType::Bool {
         check_backend(&config.case(MAX, dtype, 2), backend, false)?;
@@ -185,7 +187,7 @@ pub fn check(backend: &Arc<dyn Backend>, config: &Config, dtype: DType) -> Resul
     check_backend(&config.gradient_operator(dtype), backend, false)
 }
 
-/// The same of so many configurations, always the same ones.
+/// Runs [`check`] on `count` deterministic configurations.
 #[must_use]
 pub fn agree(backend: &Arc<dyn Backend>, count: usize) -> Report {
     samples((config(), select(DType::ALL.to_vec())), count)

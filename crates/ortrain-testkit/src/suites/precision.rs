@@ -1,4 +1,4 @@
-//! Products and convolutions whose factors are rounded.
+//! Products and convolutions with rounded factors.
 
 use std::sync::Arc;
 
@@ -9,10 +9,10 @@ use ortrain_program::{Backend, Bf16Fallback};
 use super::Report;
 use crate::{Case, CaseBuilder, Fill, check_backend_at, tolerance};
 
-/// The precisions that round.
+/// Precisions that round factors.
 pub const ROUNDED: [Precision; 3] = [Precision::Bf16, Precision::Bf16x3, Precision::Bf16x6];
 
-/// One node of two inputs.
+/// Builds a case of one node with two inputs.
 fn node(op: &str, name: &str, dtype: DType, dims: [&[usize]; 2], attrs: &[(&str, Vec<i64>)]) -> Case {
     let mut b = CaseBuilder::new(op, name);
     let inputs: Vec<ValueId> = dims.into_iter().map(|dims| b.input(dtype, dims, &Fill::Signed)).collect();
@@ -24,7 +24,7 @@ fn node(op: &str, name: &str, dtype: DType, dims: [&[usize]; 2], attrs: &[(&str,
     b.outputs(&[y])
 }
 
-/// Products and convolutions that are worth it: no side has 16 elements or fewer.
+/// Returns products and convolutions that use a reduced precision: all sides have more than 16 elements.
 #[must_use]
 pub fn products() -> Vec<Case> {
     let float = DType::F32;
@@ -46,8 +46,8 @@ pub fn products() -> Vec<Case> {
     ]
 }
 
-/// A backend with whatever it has for a precision, against the reference evaluator: forward, where both round the same
-/// numbers, and backward, where what is rounded was computed.
+/// Compares a backend, with any unit for the precision, with the reference evaluator. In the forward pass,
+/// both round the same numbers. In the backward pass, computed numbers are rounded.
 #[must_use]
 pub fn agree(backend: &Arc<dyn Backend>) -> Report {
     let all = products().into_iter().flat_map(|case| ROUNDED.map(|precision| (case.clone(), precision)));

@@ -1,4 +1,4 @@
-//! Sequences that are turned, of which a part is all that anybody reads, and recurrent layers with lengths.
+//! Reversed sequences that are only partly used, and recurrent layers with lengths.
 
 use std::sync::Arc;
 
@@ -13,10 +13,10 @@ const BATCH: usize = 3;
 const INPUT: usize = 2;
 const HIDDEN: usize = 4;
 
-/// Sequences of every length, none and all steps among them.
+/// Sequences of every length, including zero and all steps.
 pub const LENGTHS: [&[f64]; 3] = [&[3.0, 5.0, 1.0], &[0.0, 4.0, 2.0], &[5.0, 5.0, 5.0]];
 
-/// Parts of an axis: from, to, step.
+/// Ranges of an axis: start, end, step.
 pub const PARTS: [(i64, i64, i64); 4] = [(2, 4, 1), (0, 1, 1), (4, 5, 1), (0, 5, 2)];
 
 fn slice(b: &mut CaseBuilder, x: ValueId, axis: i64, (from, to, step): (i64, i64, i64)) -> ValueId {
@@ -24,7 +24,7 @@ fn slice(b: &mut CaseBuilder, x: ValueId, axis: i64, (from, to, step): (i64, i64
     b.node("Slice", &[x, bounds[0], bounds[1], bounds[2], bounds[3]], Attrs::new())
 }
 
-/// `ReverseSequence` and a slice of what it gives.
+/// Builds `ReverseSequence` and a slice of its result.
 #[must_use]
 pub fn turned(lengths: &[f64], part: (i64, i64, i64), time_axis: usize, sliced: i64) -> Case {
     let mut b = CaseBuilder::new("ReverseSequence", &format!("{lengths:?} {part:?} {time_axis} {sliced}"));
@@ -38,7 +38,8 @@ pub fn turned(lengths: &[f64], part: (i64, i64, i64), time_axis: usize, sliced: 
     b.outputs(&[y])
 }
 
-/// A recurrent layer with lengths, of whose results a part is taken. Its sequences are an input, or are in the model.
+/// Builds a recurrent layer with lengths and a partly used result. Its sequences are an input, or a constant
+/// of the model.
 fn recurrent(op: &str, direction: &str, lengths: &[f64], part: Option<(i64, i64, i64)>, given: bool) -> Case {
     let mut b = CaseBuilder::new(op, &format!("{direction} {lengths:?} {part:?} given: {given}"));
     let directions = if direction == "bidirectional" { 2 } else { 1 };
@@ -75,7 +76,7 @@ fn recurrent(op: &str, direction: &str, lengths: &[f64], part: Option<(i64, i64,
     }
 }
 
-/// Layers of every kind and direction, of whose results a part is taken or what comes last.
+/// Returns layers of every kind and direction, with partly used results or only the last state.
 #[must_use]
 pub fn recurrent_cases() -> Vec<Case> {
     let mut cases = Vec::new();
@@ -92,7 +93,7 @@ pub fn recurrent_cases() -> Vec<Case> {
     cases
 }
 
-/// The elements of a part of turned sequences, by the definition.
+/// Computes the elements of a part of reversed sequences, by definition.
 fn elements(x: &[f64], lengths: &[f64], (from, to, step): (i64, i64, i64)) -> Vec<f64> {
     let mut elements = Vec::new();
     for t in (from..to).step_by(step as usize) {
@@ -105,7 +106,8 @@ fn elements(x: &[f64], lengths: &[f64], (from, to, step): (i64, i64, i64)) -> Ve
     elements
 }
 
-/// Parts of turned sequences by the definition; recurrent layers against the reference evaluator, forward and backward.
+/// Checks parts of reversed sequences against the definition, and recurrent layers against the reference
+/// evaluator, forward and backward.
 #[must_use]
 pub fn agree(backend: &Arc<dyn Backend>) -> Report {
     let parts = LENGTHS.into_iter().flat_map(|lengths| PARTS.map(|part| (lengths, part)));

@@ -1,10 +1,10 @@
-//! What tests on the CPU backend share.
+//! Shared utilities of tests on the CPU backend.
 
 use std::sync::Arc;
 
 use ortrain_program::Backend;
 
-/// The CPU backend at every level of this machine.
+/// Returns the CPU backend at every level of this machine.
 pub(crate) fn every_level() -> Vec<Arc<dyn Backend>> {
     ortrain_kernels::Isa::available()
         .into_iter()

@@ -1,8 +1,8 @@
-//! What the tests over random attributes share.
+//! Shared utilities of tests with random attributes.
 
 use proptest::test_runner::TestCaseError;
 
-/// The outcome of a check as that of a test.
+/// Converts the outcome of a check to the outcome of a test.
 pub(crate) fn passes(outcome: Result<(), String>) -> Result<(), TestCaseError> {
     outcome.map_err(TestCaseError::fail)
 }

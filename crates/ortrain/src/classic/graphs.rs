@@ -562,7 +562,7 @@ fn given(value: f64) -> f64 {
 
 /// Checks the settings that an optimizer node shares among all weights.
 fn check_common(row: &Optimizer, spec: &OptimizerSpec) -> Result<()> {
-    /// Maximum number of weights of such a node.
+    /// Maximum number of weights of an optimizer node.
     const MAX_WEIGHTS: usize = 1024;
     if !has_shared_counter(row.name) {
         return Ok(());

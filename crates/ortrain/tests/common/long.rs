@@ -1,4 +1,4 @@
-//! Networks of many nodes.
+//! Networks with many nodes.
 #![allow(dead_code, clippy::unwrap_used)]
 
 use ortrain::artifacts::{ArtifactOptions, Artifacts, Loss, OptimizerKind, generate};
@@ -12,10 +12,10 @@ use ortrain_onnx::proto::{
 
 use super::common::{collect, given};
 
-/// The kinds of [`model`].
+/// Kinds of [`model`].
 pub(crate) const KINDS: [&str; 7] = ["maps", "relu", "product", "layers", "residual", "fan", "shapes"];
 
-/// Nodes that are put together.
+/// Builder of networks.
 #[derive(Default)]
 struct Long {
     graph: GraphProto,
@@ -57,12 +57,13 @@ fn rows(name: &str, width: usize) -> ValueInfoProto {
     ValueInfoProto { name: name.into(), r#type, ..ValueInfoProto::default() }
 }
 
-/// A network of about so many nodes, whose values have rows of `width` elements:
+/// Builds a network with about `nodes` nodes. Values have rows of `width` elements:
 ///
-/// - `maps`: a chain of functions of each element; `relu`: of one that is cheap;
-/// - `product`: a chain of products with one matrix; `layers`: perceptrons with parameters of their own;
-/// - `residual`: sums with earlier values; `fan`: one value with many readers, whose results are added one by one;
-/// - `shapes`: a chain of Reshapes to what Shape says.
+/// - `maps`: a chain of element-wise functions; `relu`: of a cheap function;
+/// - `product`: a chain of products with one matrix; `layers`: a perceptron with separate parameters per
+///   layer;
+/// - `residual`: sums with earlier values; `fan`: one value with many consumers, added one by one;
+/// - `shapes`: a chain of Reshapes to the results of Shape.
 pub(crate) fn model(kind: &str, nodes: usize, width: usize) -> ModelProto {
     let mut long = Long::default();
     let scale = long.weight(&[width], |_| 1.0);
@@ -133,7 +134,7 @@ pub(crate) fn model(kind: &str, nodes: usize, width: usize) -> ModelProto {
     }
 }
 
-/// Its artifacts: all of its parameters are trained.
+/// Generates the artifacts of a model with all parameters trained.
 pub(crate) fn artifacts(model: &ModelProto) -> Artifacts {
     let trained = model.graph.as_ref().unwrap().initializer.iter().map(|tensor| tensor.name.clone());
     let options = ArtifactOptions {
@@ -145,7 +146,7 @@ pub(crate) fn artifacts(model: &ModelProto) -> Artifacts {
     generate(ModelSource::from_proto(model).unwrap(), options).unwrap()
 }
 
-/// What trains it.
+/// Creates the state and the module of artifacts.
 pub(crate) fn module(made: &Artifacts) -> (CheckpointState, Module) {
     let mut state = CheckpointState::from_bytes(made.checkpoint_bytes().unwrap()).unwrap();
     let train = ModelSource::from_proto(&made.training_model).unwrap();
@@ -153,7 +154,7 @@ pub(crate) fn module(made: &Artifacts) -> (CheckpointState, Module) {
     (state, module)
 }
 
-/// A step; its loss.
+/// Runs a step and returns its loss.
 pub(crate) fn step(state: &mut CheckpointState, module: &mut Module, width: usize) -> f32 {
     let [x, target] = [0.5f32, 0.25].map(|value| Tensor::f32(&[2, width], &vec![value; 2 * width]));
     let inputs = [given(&x), given(&target)];

@@ -1,4 +1,4 @@
-//! What the tests share: recorded artifacts, and values to give and take.
+//! Shared test utilities: recorded artifacts, inputs and outputs.
 #![allow(dead_code, clippy::unwrap_used)]
 
 use std::path::PathBuf;
@@ -13,7 +13,7 @@ use ortrain_onnx::proto::{
     GraphProto, NodeProto, ValueInfoProto, tensor_shape_proto::dimension::Value, type_proto,
 };
 
-/// A file of a recorded run of onnxruntime-training 1.19.2.
+/// Returns the path of a file recorded with onnxruntime-training 1.19.2.
 pub(crate) fn recorded(case: &str, file: &str) -> PathBuf {
     PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/data/ort-1.19.2")).join(case).join(file)
 }
@@ -52,7 +52,7 @@ pub(crate) fn optimizer_on(case: &str, state: &mut CheckpointState, module: &Mod
     Optimizer::new(recorded(case, "optimizer_model.onnx").into(), state, module).unwrap()
 }
 
-/// Numbers that look random and are the same every time.
+/// Returns deterministic pseudo-random numbers.
 pub(crate) fn numbers(count: usize, seed: u32) -> Vec<f32> {
     let mut state = seed.wrapping_mul(2_654_435_761).wrapping_add(1);
     let mut next = || {
@@ -64,43 +64,43 @@ pub(crate) fn numbers(count: usize, seed: u32) -> Vec<f32> {
     (0..count).map(|_| next()).collect()
 }
 
-/// A batch for the recorded perceptrons: 10 features, 5 classes.
+/// Returns a batch for the recorded perceptrons: 10 features, 5 classes.
 pub(crate) fn batch(rows: usize, seed: u32) -> (Tensor, Tensor) {
     let x = Tensor::f32(&[rows, 10], &numbers(rows * 10, seed));
     let labels: Vec<i64> = (0..rows as i64).map(|row| (row + i64::from(seed)) % 5).collect();
     (x, Tensor::i64(&[rows], &labels))
 }
 
-/// One train step on a batch; its loss.
+/// Runs a training step on a batch and returns its loss.
 pub(crate) fn train(module: &mut Module, state: &mut CheckpointState, batch: &(Tensor, Tensor)) -> f32 {
     let inputs = [given(&batch.0), given(&batch.1)];
     collect(|deliver| module.train_step(state, &inputs, deliver)).unwrap()[0].to_vec::<f32>()[0]
 }
 
-/// The loss in evaluation.
+/// Returns the loss in evaluation.
 pub(crate) fn evaluate(module: &mut Module, state: &CheckpointState, batch: &(Tensor, Tensor)) -> f32 {
     let inputs = [given(&batch.0), given(&batch.1)];
     collect(|deliver| module.eval_step(state, &inputs, deliver)).unwrap()[0].to_vec::<f32>()[0]
 }
 
-/// The accumulated gradient of a parameter.
+/// Returns the accumulated gradient of a parameter.
 pub(crate) fn gradient(module: &Module, name: &str) -> Vec<f32> {
     module.gradient(name).unwrap().to_tensor().unwrap().to_vec()
 }
 
-/// A network of `benches/workloads`, made ready to train from values of its own, with a batch of its own size.
+/// A network of `benches/workloads` with random weights and a batch size, ready for training.
 pub(crate) struct Workload {
     pub(crate) state: CheckpointState,
     pub(crate) module: Module,
     pub(crate) optimizer: Optimizer,
-    /// The parameters that are trained.
+    /// Trained parameters.
     pub(crate) trained: Vec<String>,
     pub(crate) made: Artifacts,
     input: Vec<usize>,
     classes: usize,
 }
 
-/// The sizes of a value, all of which the message says.
+/// Returns the axis sizes of a value, which must all be declared.
 fn sizes(info: &mut ValueInfoProto) -> Vec<&mut i64> {
     let Some(type_proto::Value::TensorType(tensor)) = info.r#type.as_mut().unwrap().value.as_mut() else {
         panic!("{} is no tensor", info.name)
@@ -114,12 +114,13 @@ fn sizes(info: &mut ValueInfoProto) -> Vec<&mut i64> {
 }
 
 impl Workload {
-    /// With `rows` images in a batch. Weights are drawn by He's rule, normalizations start as the file says.
+    /// Creates a network for batches of `rows` images. Weights have He initialization; normalizations start
+    /// as in the file.
     pub(crate) fn new(name: &str, rows: usize) -> Workload {
         Workload::changed(name, rows, |_| {})
     }
 
-    /// The same with a Dropout behind each activation.
+    /// Creates the network with a Dropout after each activation.
     pub(crate) fn with_dropout(name: &str, rows: usize) -> Workload {
         Workload::changed(name, rows, |graph| {
             for mut node in std::mem::take(&mut graph.node) {
@@ -185,7 +186,7 @@ impl Workload {
         Workload { state, module, optimizer, trained, made, input, classes: output[1] }
     }
 
-    /// A batch of noise.
+    /// Returns a batch of noise.
     pub(crate) fn batch(&self, seed: u32) -> (Tensor, Tensor) {
         let rows = self.input[0];
         let labels: Vec<i64> = (0..rows).map(|row| ((row + seed as usize) % self.classes) as i64).collect();
@@ -194,7 +195,8 @@ impl Workload {
     }
 }
 
-/// `y = Gather(If(sum(x) > 0, 2 z, -z), where z is not zero)` with `z = x w`: a branch, and a function on the host.
+/// `y = Gather(If(sum(x) > 0, 2 z, -z), indices of nonzero z)` with `z = x w`: a branch, and a function on
+/// the host.
 pub(crate) fn branching() -> ModelSource {
     use ortrain_graph::{Dim, Graph, Shape, ValueType};
     use ortrain_onnx::proto::{
@@ -254,7 +256,8 @@ pub(crate) fn branching() -> ModelSource {
     ModelSource::from_proto(&model).unwrap()
 }
 
-/// The optimizer of every row of the table, with every option and a group of its own for one of these parameters.
+/// Returns the optimizer of every row of the table, with every option and a separate group for the parameter
+/// `first`.
 pub(crate) fn optimizers(first: &str) -> Vec<(String, ModelSource)> {
     use ortrain::optim::{Group, OPTIMIZERS, OptimizerSpec, optimizer_model};
     let described = |row: &&'static ortrain::optim::Optimizer| {

@@ -1,12 +1,12 @@
-//! Products of bfloat16 by AMX: x86-64 servers since 2023 (Intel).
+//! bfloat16 products by AMX: x86-64 servers since 2023 (Intel).
 //!
-//! Tiles 0 to 3 are sums, 4 and 5 of A, 6 and 7 of B, all of sixteen lines of 64 bytes.
+//! Tiles 0 to 3 contain sums, 4 and 5 A, 6 and 7 B. Each tile has sixteen lines of 64 bytes.
 
 use std::arch::asm;
 
 use super::{Job, LINE, LINES};
 
-/// What `ldtilecfg` loads.
+/// Operand of `ldtilecfg`.
 #[repr(C, align(64))]
 struct Configuration {
     palette: u8,
@@ -31,9 +31,9 @@ static CONFIGURATION: Configuration = {
 /// Configures the tiles of this thread.
 ///
 /// # Safety
-/// The machine must have AMX with BF16, and the process leave to use it.
+/// The machine has AMX with BF16, and the process has the permission to use it.
 pub(super) unsafe fn open() {
-    // SAFETY: the caller's contract; 64 bytes are read. No code of the compiler's uses tiles.
+    // SAFETY: the caller's contract; 64 bytes are read. Compiled code never uses tiles.
     unsafe {
         asm!(
             "ldtilecfg [{}]",
@@ -45,7 +45,7 @@ pub(super) unsafe fn open() {
     }
 }
 
-/// Gives the tiles of this thread back.
+/// Releases the tiles of this thread.
 ///
 /// # Safety
 /// As [`open`].
@@ -64,12 +64,12 @@ pub(super) unsafe fn close() {
 /// Multiply-adds of a round of [`multiply_add`].
 pub(crate) const BURST: usize = 4 * LINES * LINES * LINE / 2;
 
-/// So many rounds of products of tiles, zeros: four sums, more than the latency of one by the rate of all.
+/// Runs `rounds` rounds of products of zero tiles. Four sums are more than the latency of a product times the rate.
 ///
 /// # Safety
 /// As [`open`].
 pub(crate) unsafe fn multiply_add(rounds: usize) {
-    // SAFETY: the caller's contract; registers alone are used. There is a round.
+    // SAFETY: the caller's contract; the code uses registers only. There is at least one round.
     unsafe {
         open();
         asm!(
@@ -89,10 +89,10 @@ pub(crate) unsafe fn multiply_add(rounds: usize) {
     }
 }
 
-/// What the loops look up in memory.
+/// Constants of the loops in memory.
 #[repr(C)]
 struct Loops {
-    /// Pairs of offsets, of A and of B, and how many.
+    /// Pairs of offsets (A, B), and their number.
     products: *const [usize; 2],
     count: usize,
     /// Bytes from panel to panel, and from chunk to chunk, of A and of B.
@@ -100,15 +100,15 @@ struct Loops {
     steps: [usize; 2],
 }
 
-/// Sums of so many tiles: set to zero; for each chunk and each product from `x` and `y` on what is to be done; stored,
-/// `x` the second line of tiles.
+/// Defines the sums of a number of tiles: sets them to zero, runs `$step` for each chunk and each product from
+/// addresses `x` and `y` on, and stores them. `x` is then the address of the second line of tiles.
 macro_rules! sums {
     ($name:ident, [$($zero:literal)*], [$($step:literal)*], [$($store:literal)*]) => {
         /// # Safety
         /// The contract of [`Job::run`], and tiles are configured.
         unsafe fn $name(job: &Job<'_>, loops: &Loops) {
-            // SAFETY: the caller's contract; the tiles that are loaded and stored are the job's. There is a chunk and a
-            // product.
+            // SAFETY: the caller's contract; the code loads and stores tiles of the job only. There is at least one
+            // chunk and one product.
             unsafe {
                 asm!(
                     $($zero,)*

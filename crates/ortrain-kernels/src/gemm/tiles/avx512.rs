@@ -1,10 +1,10 @@
-//! Products of bfloat16 by AVX-512 BF16: x86-64 servers since 2020 (Intel) and processors since 2022 (AMD).
+//! bfloat16 products by AVX-512 BF16: x86-64 servers since 2020 (Intel) and processors since 2022 (AMD).
 
 use std::arch::x86_64::*;
 
 use super::{Job, LINE, LINES};
 
-/// Rows that are made at a time.
+/// Number of rows of sums in registers.
 const ROWS: usize = 8;
 
 /// # Safety
@@ -17,7 +17,7 @@ pub(super) unsafe fn sums(job: Job<'_>) {
     }
 }
 
-/// Some rows of `V` tiles.
+/// Computes `ROWS` rows of `V` tiles.
 ///
 /// # Safety
 /// As [`sums`].
@@ -31,7 +31,7 @@ unsafe fn rows<const V: usize>(job: &Job<'_>, row: usize) {
             let a = a.wrapping_add(chunk * steps[0] + product[0]).cast::<i32>();
             let b = b.wrapping_add(chunk * steps[1] + product[1]);
             for q in 0..LINE / 4 {
-                // SAFETY: tiles have lines of so many pairs of depths; all bits are numbers.
+                // SAFETY: each line of a tile has `LINE / 4` pairs of depths; all bit patterns are numbers.
                 unsafe {
                     let mut line = [_mm512_setzero_si512(); V];
                     for (v, line) in line.iter_mut().enumerate() {

@@ -1,16 +1,16 @@
-//! Products of bfloat16 by multiply-adds in f32.
+//! bfloat16 products by f32 multiply-adds.
 
 use super::{Job, LINE, LINES};
 use crate::isa::{Level, Work};
 
-/// Rows that are made at a time.
+/// Number of rows of sums in registers.
 const ROWS: usize = 4;
 /// Pairs of depths of a tile.
 const PAIRS: usize = LINE / 4;
 
 pub(super) struct Sums<'a>(pub(super) Job<'a>);
 
-/// The numbers of a pair of depths.
+/// Decodes the two numbers of a pair of depths.
 #[inline(always)]
 fn pair(bits: u32) -> [f32; 2] {
     [f32::from_bits(bits << 16), f32::from_bits(bits & 0xffff_0000)]
@@ -32,7 +32,7 @@ impl Work for Sums<'_> {
                         let a = a.wrapping_add(chunk * steps[0] + product[0]).cast::<u32>();
                         let b = b.wrapping_add(chunk * steps[1] + product[1]).cast::<[u32; LINES]>();
                         for q in 0..PAIRS {
-                            // SAFETY: tiles have lines of so many pairs.
+                            // SAFETY: each line of a tile has `PAIRS` pairs.
                             let (line, lines) = unsafe {
                                 let pairs: [u32; ROWS] =
                                     std::array::from_fn(|i| a.add(i * PAIRS + q).read_unaligned());

@@ -1,15 +1,16 @@
-//! Inner products of bfloat16: f32 operands as sums of one, two or three bfloat16 numbers, multiplied term by term.
+//! Inner products in bfloat16: f32 operands are sums of one, two or three bfloat16 numbers, multiplied term by term.
 //!
-//! An f32 number is the sum of three bfloat16 numbers, but for the smallest (`split`). Of the products of the terms of
-//! two numbers, those are made that matter: `a₁b₁` alone (bf16), with `a₁b₂ + a₂b₁` (bf16x3), with
-//! `a₂b₂ + a₁b₃ + a₃b₁` (bf16x6). All are summed in f32.
+//! An f32 number is the sum of three bfloat16 numbers, except for the smallest numbers (`split`). Only the significant
+//! products of terms are computed: `a₁b₁` (bf16), with `a₁b₂ + a₂b₁` (bf16x3), with `a₂b₂ + a₁b₃ + a₃b₁` (bf16x6). All
+//! products are summed in f32.
 //!
-//! Packed operands are tiles of 1 KiB, those of AMX: one of A has 16 lines of 32 depths, one of B 16 pairs of depths of 16
-//! lines, so that both have lines of 64 bytes, and a number of 32 bits holds a pair of depths. Panels have 16 lines: for
-//! each 32 depths a tile for each term. What is beyond the last line or depth is zero in both operands.
+//! Packed operands consist of tiles of 1 KiB, as for AMX. A tile of A has 16 lines of 32 depths. A tile of B has 16
+//! pairs of depths of 16 lines. Both therefore have lines of 64 bytes, in which 32 bits contain a pair of depths.
+//! Panels have 16 lines: for each 32 depths one tile for each term. Both operands are padded with zeros after the last
+//! line and depth.
 //!
-//! Infinity is no sum of finite terms: its further terms are zero, and zero times infinity is no number. So sums that
-//! come out as NaN are made again, of the first terms alone.
+//! Infinity is no sum of finite terms: its further terms are zero, and zero times infinity is NaN. Sums that are NaN
+//! are therefore computed again from the first terms only.
 
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 pub(crate) mod amx;
@@ -36,25 +37,25 @@ const TILE: usize = 1024;
 const LINE: usize = 64;
 /// Lines of both operands that are multiplied at a time: two tiles by two.
 pub(crate) const SIDE: usize = 2 * LINES;
-/// Products of terms, at most.
+/// Maximum number of products of terms.
 const PRODUCTS: usize = 6;
 
-/// How products of bfloat16 are made.
+/// Method of bfloat16 products: unit, terms and products.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Tiles {
     unit: Bf16Unit,
-    /// Terms of the elements of A and B.
+    /// Number of terms of the elements of A and of B.
     terms: [usize; 2],
-    /// Terms that are multiplied, the smallest products first.
+    /// Pairs of terms that are multiplied, the smallest products first.
     products: [[usize; 2]; PRODUCTS],
     count: usize,
 }
 
 impl Tiles {
-    /// Products of elements of two types.
+    /// Creates the method for elements of two types.
     pub(crate) fn new(precision: Precision, unit: Bf16Unit, dtypes: [DType; 2]) -> Tiles {
         let most = precision.terms();
-        // Of narrow floats fewer terms are everything: 8 and 11 bits of the 8 that each term has.
+        // Narrow floats need fewer terms: they have 8 and 11 bits, and each term has 8.
         let terms = dtypes.map(|dtype| match dtype {
             DType::BF16 => 1,
             DType::F16 => most.min(2),
@@ -71,7 +72,7 @@ impl Tiles {
         Tiles { unit, terms, products, count }
     }
 
-    /// Terms of A's elements, or of B's.
+    /// Returns the number of terms of the elements of A or of B.
     pub(crate) fn terms(&self, side: Side) -> usize {
         match side {
             Side::A => self.terms[0],
@@ -79,16 +80,17 @@ impl Tiles {
         }
     }
 
-    /// Bytes of a packed panel of either operand.
+    /// Returns the bytes of a packed panel of an operand.
     fn panel(&self, side: Side, depth: usize) -> usize {
         depth.div_ceil(DEPTHS) * self.terms(side) * TILE
     }
 
-    /// `C = A·B`, or `C += A·B`: `rows` rows and `cols` columns, at most [`SIDE`] of each, of panels that follow each
-    /// other. Sums are made from zero, and then added.
+    /// Computes `C = A·B`, or `C += A·B`, of `rows` rows and `cols` columns, at most [`SIDE`] of each. Panels are
+    /// adjacent. Sums start at zero, and are then added.
     ///
     /// # Safety
-    /// The panels are there, packed for this depth, and C may be written; a [`Session`] of this unit is open.
+    /// The panels are valid for reads and packed for this depth, C is valid for writes, and a [`Session`] of this unit
+    /// is open.
     pub(crate) unsafe fn multiply(
         &self,
         isa: Isa,
@@ -104,7 +106,7 @@ impl Tiles {
         for (offsets, terms) in offsets.iter_mut().zip(self.products) {
             *offsets = terms.map(|term| term * TILE);
         }
-        // Whole tiles may go straight to C.
+        // Whole tiles can be stored to C directly.
         let straight = !add && rows.is_multiple_of(LINES) && cols.is_multiple_of(LINES);
         let mut room = Room([const { MaybeUninit::uninit() }; SIDE * SIDE]);
         let block = room.0.as_mut_ptr().cast::<f32>();
@@ -121,7 +123,7 @@ impl Tiles {
             to,
             to_row,
         };
-        // SAFETY: the caller's contract; of the block all rows that are there are written, whole tiles wide.
+        // SAFETY: the caller's contract; all existing rows of the block are written, whole tiles wide.
         unsafe {
             job.run(self.unit, isa);
             let size = (rows, cols.next_multiple_of(LINES));
@@ -147,26 +149,26 @@ struct Room([MaybeUninit<f32>; SIDE * SIDE]);
 /// Sums of some products of terms over all depths of two panels by two, or fewer.
 #[derive(Clone, Copy)]
 struct Job<'a> {
-    /// Tiles along the depth.
+    /// Number of tiles along the depth.
     chunks: usize,
     a: *const u8,
     b: *const u8,
     /// Bytes from panel to panel of A and of B, and from chunk to chunk.
     panels: [usize; 2],
     steps: [usize; 2],
-    /// Rows and columns that are there.
+    /// Numbers of existing rows and columns.
     rows: usize,
     cols: usize,
-    /// Where in a chunk the terms lie that are multiplied, in bytes.
+    /// Offsets of the multiplied terms (A, B) in a chunk, in bytes.
     products: &'a [[usize; 2]],
-    /// All rows that are there are written, whole tiles wide; rows beyond, up to a whole tile, may be.
+    /// Destination. All existing rows are written, whole tiles wide; further rows, up to a whole tile, may be written.
     to: *mut f32,
     to_row: isize,
 }
 
 impl Job<'_> {
     /// # Safety
-    /// The panels are there, the sums may be written, the machine has the unit, and a [`Session`] of it is open.
+    /// The panels are valid for reads, the sums for writes, the machine has the unit, and a [`Session`] of it is open.
     unsafe fn run(self, unit: Bf16Unit, isa: Isa) {
         // SAFETY: the caller's contract.
         unsafe {
@@ -180,14 +182,14 @@ impl Job<'_> {
         }
     }
 
-    /// Tiles along the rows and along the columns.
+    /// Returns the number of tiles along the rows and along the columns.
     fn tiles(&self) -> (usize, usize) {
         (self.rows.div_ceil(LINES), self.cols.div_ceil(LINES))
     }
 }
 
-/// What a thread does with a unit between opening and dropping this. AMX has its tiles configured meanwhile, and nothing
-/// of it is left behind.
+/// Guard of a thread's use of a unit. For AMX, the tiles are configured while it exists, and released when it is
+/// dropped.
 pub(crate) struct Session {
     #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
     tiles: bool,
@@ -222,7 +224,7 @@ impl Drop for Session {
     }
 }
 
-/// Whether any of some sums is NaN.
+/// Test for NaN among sums.
 struct Faulty {
     at: *const f32,
     row: isize,
@@ -250,11 +252,11 @@ impl Work for Faulty {
     }
 }
 
-/// Replaces sums that are NaN.
+/// Replacement of sums that are NaN by the sums of `from`.
 struct Mend {
     at: *mut f32,
     row: isize,
-    /// Lines of [`SIDE`].
+    /// Lines have [`SIDE`] elements.
     from: *const f32,
     size: (usize, usize),
 }

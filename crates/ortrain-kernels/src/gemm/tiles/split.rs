@@ -1,10 +1,10 @@
-//! From f32 panels to tiles of bfloat16 terms.
+//! Conversion of f32 panels to tiles of bfloat16 terms.
 
 use super::{DEPTHS, LINE, LINES, TILE};
 use crate::gemm::pack::{self, Block, Elements};
 use crate::isa::{Isa, Level, Work};
 
-/// Which operand a panel is of.
+/// Operand of a panel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Side {
     A,
@@ -13,15 +13,15 @@ pub(crate) enum Side {
 
 /// Pairs of depths of a tile.
 const PAIRS: usize = DEPTHS / 2;
-/// Lines that are packed at a time: with all depths of a tile they take half of the first-level cache's smallest.
+/// Lines that are packed at a time: with all depths of a tile they take half of the smallest first-level cache.
 const MANY: usize = 4 * LINES;
 
-/// The exponent's bits: all of them are set in what is infinite or no number.
+/// Bits of the exponent: infinity and NaN have all of them.
 const EXPONENT: u32 = 0x7f80_0000;
 const SIGN: u32 = 0x8000_0000;
 
-/// The nearest bfloat16, ties to even, in the upper half; NaN stays NaN. `capped`: what would become infinite is cut off
-/// instead, so that the rest is finite.
+/// Rounds to the nearest bfloat16, ties to even, in the upper half of the bits; NaN stays NaN. If `capped`, a number
+/// that would become infinite is truncated instead, so that the remainder is finite.
 #[inline(always)]
 fn nearest(x: f32, capped: bool) -> u32 {
     let bits = x.to_bits();
@@ -29,7 +29,7 @@ fn nearest(x: f32, capped: bool) -> u32 {
     let rounded = bits.wrapping_add(0x7fff + even);
     let over = capped & (rounded & EXPONENT == EXPONENT);
     let special = bits & !SIGN >= EXPONENT;
-    // A bit that makes NaN quiet, so that it is one without its lower half.
+    // Sets the bit of a quiet NaN, so that the number stays NaN without its lower half.
     let quiet = if bits & !SIGN > EXPONENT { 0x0040_0000 } else { 0 };
     let bits = if over | special { bits | quiet } else { rounded };
     bits & 0xffff_0000
@@ -37,10 +37,10 @@ fn nearest(x: f32, capped: bool) -> u32 {
 
 /// Splits some depths of a panel of [`LINES`] lines into tiles, one for each term.
 struct Split {
-    /// The panel, and elements from depth to depth.
+    /// Panel, and the distance between depths in elements.
     from: *const f32,
     pitch: usize,
-    /// Depths, at most [`DEPTHS`].
+    /// Number of depths, at most [`DEPTHS`].
     depths: usize,
     terms: usize,
     side: Side,
@@ -54,7 +54,7 @@ impl Work for Split {
         let Split { from, pitch, depths, terms, side, to } = self;
         let mut rest = [[0f32; LINES]; DEPTHS];
         for (depth, line) in rest.iter_mut().take(depths).enumerate() {
-            // SAFETY: the panel has so many depths.
+            // SAFETY: the panel has `depths` depths.
             *line = unsafe { from.add(depth * pitch).cast::<[f32; LINES]>().read_unaligned() };
         }
         let capped = terms > 1;
@@ -67,7 +67,7 @@ impl Work for Split {
                     let (low, high) = (nearest(even, capped), nearest(odd, capped));
                     pair[l] = low >> 16 | high;
                     if !last {
-                        // What is infinite or no number leaves no rest.
+                        // Infinity and NaN have no remainder.
                         let left = |x: f32, term: u32| {
                             if term & EXPONENT == EXPONENT { 0.0 } else { x - f32::from_bits(term) }
                         };
@@ -75,7 +75,7 @@ impl Work for Split {
                     }
                 }
             }
-            // SAFETY: there is room for so many tiles; a pair of depths has the size of an f32.
+            // SAFETY: `to` has the capacity of `terms` tiles; a pair of depths has the size of an f32.
             unsafe {
                 let to = to.add(term * TILE);
                 match side {
@@ -87,11 +87,11 @@ impl Work for Split {
     }
 }
 
-/// Makes tiles of an f32 panel of `lines` lines, in as many panels of [`LINES`] lines as there are.
+/// Converts an f32 panel of `lines` lines to tiles, in panels of [`LINES`] lines.
 ///
 /// # Safety
-/// The panel has `depth` lines of `pitch` elements, of which `lines` rounded up to a whole panel are valid; `to` has room
-/// for the tiles.
+/// The panel has `depth` lines of `pitch` elements, of which `lines`, rounded up to a whole panel, are valid for reads.
+/// `to` has the capacity of the tiles.
 pub(crate) unsafe fn settle(
     isa: Isa,
     (side, terms): (Side, usize),
@@ -122,8 +122,8 @@ pub(crate) unsafe fn settle(
 /// Packs a block into tiles.
 ///
 /// # Safety
-/// `at` and the steps name elements that are valid for reads, of a type that is computed as f32; `to` has room for the
-/// tiles of all lines, rounded up to whole panels of [`LINES`], and all depths.
+/// `at` and the steps address elements that are valid for reads, with the compute type f32. `to` has the capacity of
+/// the tiles of all lines, rounded up to whole panels of [`LINES`], and of all depths.
 pub(crate) unsafe fn pack(
     isa: Isa,
     elements: Elements,
@@ -141,7 +141,7 @@ pub(crate) unsafe fn pack(
             let (p, depths) = (chunk * DEPTHS, DEPTHS.min(depth - chunk * DEPTHS));
             let step = first as isize * line_step + p as isize * depth_step;
             let some = Block { at: at.wrapping_offset(step * size), lines: count, depth: depths, ..block };
-            // SAFETY: the caller's contract; the room is large enough for panels of so many lines.
+            // SAFETY: the caller's contract; the buffer has the capacity of panels of `count` lines.
             unsafe {
                 pack::pack::<f32>(isa, elements, some, LINES, room.as_mut_ptr());
                 for panel in 0..count.div_ceil(LINES) {
@@ -166,7 +166,7 @@ mod tests {
 
     use super::*;
 
-    /// Equal bits, or both no number.
+    /// Returns true for equal bits, or if both are NaN.
     fn same(a: f32, b: f32) -> bool {
         a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan()
     }
@@ -183,7 +183,7 @@ mod tests {
         }
     }
 
-    /// What a tile says of a term, a line and a depth.
+    /// Decodes the element of a term, a line and a depth from tiles.
     fn decode(side: Side, tiles: &[u8], term: usize, line: usize, depth: usize) -> f32 {
         let pair = match side {
             Side::A => line * LINE + depth / 2 * 4,
@@ -215,7 +215,7 @@ mod tests {
                 let terms = precision.terms();
                 let mut tiles = vec![0xa5; terms * TILE];
                 let size = (LINES, depths);
-                // SAFETY: the panel has so many lines of so many elements, and the tiles are there.
+                // SAFETY: the panel has `depths` lines of `PITCH` elements, and the tiles are valid for writes.
                 unsafe { settle(isa, (side, terms), panel.as_ptr(), PITCH, size, tiles.as_mut_ptr()) };
                 for (line, depth) in (0..LINES).flat_map(|line| (0..DEPTHS).map(move |depth| (line, depth))) {
                     let element = if depth < depths { panel[depth * PITCH + line] } else { 0.0 };
