@@ -17,7 +17,7 @@ PACKAGE = CLASSES.with_name("__init__.py")
 PAGE = ROOT / "docs" / "optimizers.md"
 # Names of the package that are not optimizers of the table.
 OTHERS = ("Group", "OptimizerConfig", "OptimizerRow", "OwnOptimizer", "ParameterGroup", "Value", "register", "table")
-GENERATED = "# What follows is written by make optimizers.\n"
+GENERATED = "# `make optimizers` writes the rest of this file.\n"
 BEGIN, END = "<!-- the table of optimizers, by make optimizers -->", "<!-- end of the table -->"
 
 Row = tuple[

@@ -275,8 +275,8 @@ impl NestKernel {
     /// `bases` contains the start of each buffer: first the loads, then the stores.
     ///
     /// # Errors
-    /// Returns the first guard that fails, in index order. Other stores may have been executed: the caller must discard
-    /// their results.
+    /// Returns the first guard that fails, in index order. Stores are executed nevertheless: the caller must discard their
+    /// results.
     ///
     /// # Panics
     /// Panics if `bases` has the wrong length, or if `scratch` is too small or not aligned.

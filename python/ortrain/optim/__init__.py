@@ -29,51 +29,7 @@ from ortrain.optim._config import Group, OptimizerConfig, OptimizerRow, table
 from ortrain.optim._live import ParameterGroup
 from ortrain.optim._own import OwnOptimizer, Value, register
 
-# `make optimizers` generates the module of these classes.
-from ortrain.optim._rows import (
-    LAMB,
-    LARS,
-    SGD,
-    Adadelta,
-    Adafactor,
-    Adagrad,
-    Adam,
-    Adamax,
-    AdamW,
-    Lion,
-    Muon,
-    NAdam,
-    RAdam,
-    RMSprop,
-    ScheduleFreeAdamW,
-)
-
-__all__ = [
-    "LAMB",
-    "LARS",
-    "SGD",
-    "Adadelta",
-    "Adafactor",
-    "Adagrad",
-    "Adam",
-    "AdamW",
-    "Adamax",
-    "Group",
-    "Lion",
-    "Muon",
-    "NAdam",
-    "OptimizerConfig",
-    "OptimizerRow",
-    "OwnOptimizer",
-    "ParameterGroup",
-    "RAdam",
-    "RMSprop",
-    "ScheduleFreeAdamW",
-    "Value",
-    "register",
-    "table",
-]
-# What follows is written by make optimizers.
+# `make optimizers` writes the rest of this file.
 from ortrain.optim._rows import (
     LAMB,
     LARS,

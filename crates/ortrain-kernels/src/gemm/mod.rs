@@ -150,7 +150,7 @@ impl GemmKernel {
     /// `bases` contains the start of each buffer: A, B, the epilogue's loads without the first, its stores.
     ///
     /// # Errors
-    /// Returns the first guard of the epilogue that fails, in index order. Other stores may have been executed.
+    /// Returns the first guard of the epilogue that fails, in index order. Stores are executed nevertheless.
     ///
     /// # Panics
     /// Panics if `bases` has the wrong length, or if `scratch` is too small or not aligned.
