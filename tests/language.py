@@ -1,14 +1,18 @@
-"""Checks the English of comments, docstrings, pages and names against docs/style.md.
+"""Checks the English of comments, docstrings, pages and names.
 
-    python tests/language.py PATH ...          prints each finding below these paths: file, line, kind, text
-    python tests/language.py --count PATH ...  prints the number of findings of each kind, and their share of all texts
-    python tests/language.py --record          stores the findings of today in tests/language.json; refuses more of them
+The rules, and the kinds of finding, are in docs/style.md.
 
-Kinds of finding
-    opening     a comment or docstring begins with a question word or a pronoun (What, Whether, How, Those, ...)
-    reference   a sentence names a thing by a pronoun or a relative clause (what, whoever, those that, so many, ...)
-    long        a sentence has more than 30 words
-    name        a file, type, function or constant has a retired word in its name
+    python tests/language.py PATH ...
+
+prints each finding: file, line, kind, text.
+
+    python tests/language.py --count PATH ...
+
+prints the number of findings of each kind, and their share of all texts.
+
+    python tests/language.py --record
+
+stores the findings of today in tests/language.json, and refuses larger numbers.
 """
 
 from __future__ import annotations
@@ -35,6 +39,8 @@ PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")
 #: Generated code, third-party texts, and this check with its examples.
 EXCLUDED = ("crates/ortrain-onnx/src/generated", "tests/language.py", "tests/test_language.py")
 KINDS = ("opening", "reference", "long", "name")
+#: The largest number of lines in the header of a table.
+MAX_HEADER_LINES = 2
 #: The largest number of words of a sentence.
 MAX_WORDS = 30
 
@@ -128,8 +134,21 @@ def texts(path: Path) -> list[Text]:
     return list(reader(path.read_text(encoding="utf-8")))
 
 
+def without_tables(content: str) -> str:
+    """A text without its tables of reStructuredText: from the first rule of a table to its last one."""
+    lines = content.splitlines()
+    rules = [k for k, line in enumerate(lines) if re.fullmatch(r"\s*=+(?: +=+)+\s*", line)]
+    while len(rules) > 1:
+        # A rule that soon follows the first one ends a header.
+        last = rules[2] if len(rules) > 2 and rules[1] - rules[0] <= MAX_HEADER_LINES + 1 else rules[1]
+        lines[rules[0] : last + 1] = [""] * (last + 1 - rules[0])
+        rules = [k for k in rules if k > last]
+    return "\n".join(lines)
+
+
 def prose(content: str) -> str:
-    """A text without code: fences, doctests and links go, inline code becomes one word."""
+    """A text without code and tables: fences, doctests and links go, inline code becomes one word."""
+    content = without_tables(content)
     content = re.sub(r"```.*?(?:```|$)", " ", content, flags=re.DOTALL)
     content = "\n".join(line for line in content.splitlines() if not re.match(r"\s*(?:>>>|\.\.\. )", line))
     content = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", content)

@@ -88,7 +88,6 @@ def onnx_derivative(
     ``options``                   inputs                         outputs
     ============================= ============================== ======================================================
     ``Zero``                      ``X``, ``w``, ``Y_grad``       ``X_grad``, ``w_grad``
-
     ``KeepYieldOp``               ``X``, ``w``                   ``X_grad``, ``w_grad``
     ``KeepOutputs``               ``X``, ``w``, ``Y_grad``       ``X_grad``, ``w_grad``, ``Y``
     ``KeepOutputs | FillGrad``    ``X``, ``w``                   ``X_grad``, ``w_grad``, ``Y``

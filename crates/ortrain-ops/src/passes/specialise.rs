@@ -520,7 +520,7 @@ fn compile(
         };
         let mut open = !outputs().all(concrete);
         if kind == Kind::Program && !any_late {
-            let mut wanted = values_behind(&graph, roles, index, op.as_ref(), open);
+            let mut wanted = values_behind(&graph, roles, &placed, op.as_ref(), open);
             // A value of unknown shape defers the node.
             open |= !wanted.is_empty();
             wanted.retain(|&position| known[position].is_some());
@@ -550,7 +550,7 @@ fn compile(
 /// `open` is true if the shapes of the node's outputs are unknown. The search from the needed values to the user inputs
 /// distinguishes elements and shapes: `Shape` of a sum reads the shape of the sum, and an addend with a known shape
 /// determines nothing.
-fn values_behind(graph: &Graph, roles: &[Role], index: usize, op: &dyn Op, open: bool) -> Vec<usize> {
+fn values_behind(graph: &Graph, roles: &[Role], placed: &[Placed], op: &dyn Op, open: bool) -> Vec<usize> {
     let is_needed = |op: &dyn Op, k: usize, id: ValueId, open: bool| {
         graph.value(id).ty.dtype().is_some_and(|dtype| match op.needs_value(k, dtype) {
             Need::Never => false,
@@ -561,8 +561,8 @@ fn values_behind(graph: &Graph, roles: &[Role], index: usize, op: &dyn Op, open:
     let ports = |node: &Node| -> Vec<(usize, ValueId)> {
         node.inputs.iter().enumerate().filter_map(|(k, port)| Some((k, (*port)?))).collect()
     };
-    let needed = ports(&graph.nodes[index]).into_iter().filter(|&(k, id)| is_needed(op, k, id, open));
-    let mut stack: Vec<(ValueId, Wanted)> = needed.map(|(_, id)| (id, Wanted::Elements)).collect();
+    let needed = ports(&graph.nodes[placed.len()]).into_iter().filter(|&(k, id)| is_needed(op, k, id, open));
+    let mut stack: Vec<(ValueId, Needed)> = needed.map(|(_, id)| (id, Needed::Elements)).collect();
     stack.retain(|&(id, _)| graph.value(id).constant.is_none());
     if stack.is_empty() {
         return Vec::new();
@@ -572,11 +572,11 @@ fn values_behind(graph: &Graph, roles: &[Role], index: usize, op: &dyn Op, open:
         ValueType::Sequence(_) | ValueType::Unknown => true,
     };
     let producers = graph.producers();
-    let mut seen: FxHashSet<(ValueId, Wanted)> = FxHashSet::default();
+    let mut seen: FxHashSet<(ValueId, Needed)> = FxHashSet::default();
     let mut positions = Vec::new();
-    while let Some((id, wanted)) = stack.pop() {
-        let is_known = graph.value(id).constant.is_some() || (wanted == Wanted::Shape && !is_open(id));
-        if is_known || !seen.insert((id, wanted)) {
+    while let Some((id, part)) = stack.pop() {
+        let is_known = graph.value(id).constant.is_some() || (part == Needed::Shape && !is_open(id));
+        if is_known || !seen.insert((id, part)) {
             continue;
         }
         let Some(maker) = producers[id.0 as usize] else {
@@ -586,13 +586,12 @@ fn values_behind(graph: &Graph, roles: &[Role], index: usize, op: &dyn Op, open:
             continue;
         };
         let node = &graph.nodes[maker];
-        let op = build(graph, node).ok();
-        let op = op.as_deref().filter(|op| matches!(op.placement(), Placement::Program));
+        let op = Some(placed[maker].op.as_ref()).filter(|op| matches!(op.placement(), Placement::Program));
         stack.extend(ports(node).into_iter().map(|(k, input)| {
             let by_shape = op.is_some_and(|op| {
-                op.reads_shapes_alone() || (wanted == Wanted::Shape && !is_needed(op, k, input, true))
+                op.reads_shapes_alone() || (part == Needed::Shape && !is_needed(op, k, input, true))
             });
-            (input, if by_shape { Wanted::Shape } else { Wanted::Elements })
+            (input, if by_shape { Needed::Shape } else { Needed::Elements })
         }));
     }
     positions
@@ -600,7 +599,7 @@ fn values_behind(graph: &Graph, roles: &[Role], index: usize, op: &dyn Op, open:
 
 /// Part of a value that a later node needs before a program is built.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
-enum Wanted {
+enum Needed {
     Elements,
     Shape,
 }
@@ -654,7 +653,7 @@ fn segments(
 ) -> Result<Schedule, Error> {
     let (schedule, slots) = (Schedule::default(), FxHashMap::default());
     let mut maker = SegmentMaker { graph, roles, placed, schedule, slots, settings };
-    maker.yielded()?;
+    maker.record_yield()?;
     for (&id, role) in graph.inputs.iter().zip(roles) {
         if *role == Role::User {
             let slot = maker.slot(id);
@@ -973,7 +972,7 @@ impl SegmentMaker<'_> {
     }
 
     /// Records the values that a yield exchanges, if there is one.
-    fn yielded(&mut self) -> Result<(), Error> {
+    fn record_yield(&mut self) -> Result<(), Error> {
         let graph = self.graph;
         for (node, placed) in graph.nodes.iter().zip(self.placed) {
             if !matches!(placed.op.placement(), Placement::Yield) {

@@ -185,7 +185,6 @@ def function_onnx_graph(
     =================================== ======================== ===================================================
     ``axpy``                            ``X1 X2 alpha``          ``Y = alpha X1 + X2``
     ``axpyw``                           ``X1 X2 G alpha beta``   ``Y = Z + X2``, ``Z = beta G + alpha X1``
-
     ``axpyw2``                          ``X1 X2 G alpha beta``   ``Y = beta Z + alpha X1 + X2``, ``Z`` as above
     ``copy``, ``zero``                  ``X``                    ``Y = X``, ``Y = 0 X``
     ``linear_regression``               ``X A B``                ``Y = X A + B``

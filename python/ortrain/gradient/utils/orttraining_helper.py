@@ -224,7 +224,6 @@ def add_loss_output(
     ``score_name``                loss
     ============================= ====================================================================================
     ``squared_error``, ``l2``     the sum of ``d * d``
-
     ``absolute_error``, ``l1``    the sum of ``abs(d)``
     ``elastic``                   the sum of ``l1_weight * abs(d) + l2_weight * d * d``
     ``log``                       the mean over rows of the log loss. The two columns are probabilities, clipped to

@@ -239,9 +239,11 @@ class LinearWarmupLRScheduler(_WarmupLRScheduler):
 class PolyWarmupLRScheduler(_WarmupLRScheduler):
     """A rate that grows linearly during the warm-up and then falls to ``lr_end`` along a power curve.
 
-    With ``t`` updates done, ``N = total_steps``, ``W = warmup * N`` (not rounded) and the optimizer's rate ``L``, the
-    new rate is ``L * t / max(1, W)`` while ``t < W``. Afterwards it is ``(L - lr_end) * (1 - (t - W) / (N - W)) **
-    power + lr_end``, and ``lr_end`` after ``N`` updates.
+    ``L`` is the optimizer's rate, ``N = total_steps`` and ``W = warmup * N`` (not rounded). The rate after ``t`` updates:
+
+    - ``L * t / max(1, W)`` while ``t < W``
+    - ``(L - lr_end) * (1 - (t - W) / (N - W)) ** power + lr_end`` until ``N`` updates
+    - ``lr_end`` afterwards
 
     Args:
         total_steps: number of updates of the whole training, an int of 1 or more.
