@@ -239,7 +239,8 @@ class LinearWarmupLRScheduler(_WarmupLRScheduler):
 class PolyWarmupLRScheduler(_WarmupLRScheduler):
     """A rate that grows linearly during the warm-up and then falls to ``lr_end`` along a power curve.
 
-    ``L`` is the optimizer's rate, ``N = total_steps`` and ``W = warmup * N`` (not rounded). The rate after ``t`` updates:
+    ``L`` is the optimizer's rate, ``N = total_steps`` and ``W = warmup * N`` (not rounded).
+    The rate after ``t`` updates:
 
     - ``L * t / max(1, W)`` while ``t < W``
     - ``(L - lr_end) * (1 - (t - W) / (N - W)) ** power + lr_end`` until ``N`` updates
