@@ -6,26 +6,26 @@ use ortrain_program::{Attention, AttentionGradients, AttentionPass, Nest, Operan
 
 use crate::dialect::Repr;
 use crate::expr::{AnalyzedNest, Point, position};
-use crate::inner_product::{LEFT, MatmulOperands, terms_lie_closer};
-use crate::kernel::{Kernel, Value, float64};
+use crate::inner_product::{LEFT, MatmulOperands, are_terms_adjacent};
+use crate::kernel::{Kernel, Value, float64_message};
 use crate::launch::Launch;
 use crate::lower::Context;
 use crate::row_reduction::Row;
 use crate::split_k::MatmulOutput;
 use crate::thread_reduction::combine;
-use crate::workgroup_reduce::Arrays;
+use crate::workgroup_reduce::StageArrays;
 use crate::{matmul_strategy, tiled};
 
 /// Number of statistics per row: largest score, sum of exponentials, and sum for the gradient of the softmax.
-const STATISTICS: usize = 3;
+const STATISTICS_PER_ROW: usize = 3;
 /// Maximum number of stored scores. It depends on sizes alone, so results are bitwise equal on every device.
-const KEPT: usize = 1 << 23;
+const MAX_STORED_SCORES: usize = 1 << 23;
 /// Maximum size of queries and values for stored scores: longer sums would be split.
-const SHORT: usize = 256;
+const MAX_STORED_SIZE: usize = 256;
 
 /// Result of an attention.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+enum ResultKind {
     Output,
     /// Gradient of the queries.
     Queries,
@@ -37,9 +37,9 @@ enum Kind {
 
 /// Result as a batch of matrix products. The left factor is computed from scores on the fly; the right factor is an
 /// operand.
-struct Sum<'p, 'n> {
+struct ResultProduct<'p, 'n> {
     printer: &'p Printer<'n>,
-    kind: Kind,
+    kind: ResultKind,
 }
 
 /// Attention with its analyzed nests.
@@ -47,13 +47,13 @@ struct Printer<'n> {
     a: &'n Attention,
     scores: AnalyzedNest<'n>,
     weights: AnalyzedNest<'n>,
-    back: Option<Back<'n>>,
+    back: Option<GradientNests<'n>>,
     /// Offsets in scratch memory, if values are stored: scores, and products of the incoming gradient and the values.
-    kept: Option<[usize; 2]>,
+    stored_offsets: Option<[usize; 2]>,
 }
 
 /// Stored products of all pairs: of queries and keys, which become scores, or of the incoming gradient and the values.
-struct Pairs<'p, 'n> {
+struct PairProducts<'p, 'n> {
     printer: &'p Printer<'n>,
     factors: [&'p Operand; 2],
     size: usize,
@@ -63,7 +63,7 @@ struct Pairs<'p, 'n> {
 }
 
 /// Nests of the gradients.
-struct Back<'n> {
+struct GradientNests<'n> {
     gradients: &'n AttentionGradients,
     weights: AnalyzedNest<'n>,
     softmax: AnalyzedNest<'n>,
@@ -72,32 +72,34 @@ struct Back<'n> {
 
 pub(crate) fn launches(cx: &Context<'_>, a: &Attention) -> Result<Vec<Launch>, String> {
     if a.q.access.dtype == DType::F64 {
-        return Err(float64());
+        return Err(float64_message());
     }
     let mut printer = Printer::new(a)?;
     let rows = a.batch.iter().product::<usize>() * a.queries;
-    cx.keep(rows * STATISTICS);
+    cx.reserve_permanently(rows * STATISTICS_PER_ROW);
     let mut launches = Vec::new();
-    if rows * a.keys <= KEPT && a.size.max(a.width) <= SHORT {
-        let scores = cx.keep(rows * a.keys);
-        let products = if printer.back.is_some() { cx.keep(rows * a.keys) } else { 0 };
-        printer.kept = Some([scores, products]);
-        launches.extend(printer.pairs(cx, [scores, products])?);
+    if rows * a.keys <= MAX_STORED_SCORES && a.size.max(a.width) <= MAX_STORED_SIZE {
+        let scores = cx.reserve_permanently(rows * a.keys);
+        let products = if printer.back.is_some() { cx.reserve_permanently(rows * a.keys) } else { 0 };
+        printer.stored_offsets = Some([scores, products]);
+        launches.extend(printer.stored_launches(cx, [scores, products])?);
     }
     launches.push(printer.statistics(cx)?);
-    let mut finish = |nest: &Nest, kind: Kind| {
-        let sum = Sum { printer: &printer, kind };
+    let mut finish = |nest: &Nest, kind: ResultKind| {
+        let sum = ResultProduct { printer: &printer, kind };
         launches.extend(matmul_strategy::launches(cx, &sum, nest, &|kernel, at| {
-            Ok(vec![sum.alone(kernel, at)?])
+            Ok(vec![sum.single_element(kernel, at)?])
         })?);
         Ok::<(), String>(())
     };
     match &a.pass {
-        AttentionPass::Output(output) => finish(output, Kind::Output)?,
+        AttentionPass::Output(output) => finish(output, ResultKind::Output)?,
         AttentionPass::Gradients(gradients) => {
-            for (nest, kind) in
-                [(&gradients.q, Kind::Queries), (&gradients.k, Kind::Keys), (&gradients.v, Kind::Values)]
-            {
+            for (nest, kind) in [
+                (&gradients.q, ResultKind::Queries),
+                (&gradients.k, ResultKind::Keys),
+                (&gradients.v, ResultKind::Values),
+            ] {
                 nest.as_ref().map_or(Ok(()), |nest| finish(nest, kind))?;
             }
         }
@@ -125,7 +127,7 @@ fn element(
     Ok(kernel.define(value))
 }
 
-impl MatmulOperands for Pairs<'_, '_> {
+impl MatmulOperands for PairProducts<'_, '_> {
     fn batch(&self) -> Vec<usize> {
         self.printer.a.batch.to_vec()
     }
@@ -141,7 +143,7 @@ impl MatmulOperands for Pairs<'_, '_> {
     fn runs_along_terms(&self, side: usize) -> bool {
         let strides = &self.factors[side].access.strides;
         let [lines, terms] = [2, 1].map(|back| strides[strides.len() - back]);
-        terms_lie_closer(lines, terms)
+        are_terms_adjacent(lines, terms)
     }
 
     fn element(
@@ -165,23 +167,23 @@ impl MatmulOperands for Pairs<'_, '_> {
     ) -> Result<(), String> {
         let (batch, i, j) = split(&at);
         let value = match self.are_scores {
-            true => Printer::through(kernel, scores, batch, [i, j], vec![product])?,
+            true => Printer::apply_nest(kernel, scores, batch, [i, j], vec![product])?,
             false => product,
         };
-        let place = self.printer.kept_place(self.first, batch, i, j);
+        let place = self.printer.stored_offset(self.first, batch, i, j);
         kernel.set_scratch(&place, &value);
         Ok(())
     }
 }
 
-impl Sum<'_, '_> {
+impl ResultProduct<'_, '_> {
     /// Returns the operand that is the right factor.
     fn right(&self) -> &Operand {
         let a = self.printer.a;
         match (self.kind, &a.pass) {
-            (Kind::Output, _) => &a.v,
-            (Kind::Queries, _) => &a.k,
-            (Kind::Values, AttentionPass::Gradients(gradients)) => &gradients.given,
+            (ResultKind::Output, _) => &a.v,
+            (ResultKind::Queries, _) => &a.k,
+            (ResultKind::Values, AttentionPass::Gradients(gradients)) => &gradients.output_gradient,
             _ => &a.q,
         }
     }
@@ -195,23 +197,23 @@ impl Sum<'_, '_> {
         term: &str,
     ) -> Result<Value, String> {
         match self.kind {
-            Kind::Output => self.printer.weight(kernel, batch, row, term),
-            Kind::Queries => self.printer.of_product(kernel, batch, row, term),
-            Kind::Keys => self.printer.of_product(kernel, batch, term, row),
-            Kind::Values => self.printer.weight(kernel, batch, term, row),
+            ResultKind::Output => self.printer.weight(kernel, batch, row, term),
+            ResultKind::Queries => self.printer.product_gradient(kernel, batch, row, term),
+            ResultKind::Keys => self.printer.product_gradient(kernel, batch, term, row),
+            ResultKind::Values => self.printer.weight(kernel, batch, term, row),
         }
     }
 
     /// Prints a single element of the result, without shared loads.
-    fn alone(&self, kernel: &mut Kernel<'_>, at: &[String]) -> Result<Value, String> {
+    fn single_element(&self, kernel: &mut Kernel<'_>, at: &[String]) -> Result<Value, String> {
         let (batch, row, column) = split(at);
-        self.printer.over(kernel, self.sides()[2], |kernel, term| {
+        self.printer.sum_products(kernel, self.sides()[2], |kernel, term| {
             Ok([self.left(kernel, batch, row, term)?, element(kernel, self.right(), batch, [term, column])?])
         })
     }
 }
 
-impl MatmulOperands for Sum<'_, '_> {
+impl MatmulOperands for ResultProduct<'_, '_> {
     fn batch(&self) -> Vec<usize> {
         self.printer.a.batch.to_vec()
     }
@@ -219,10 +221,10 @@ impl MatmulOperands for Sum<'_, '_> {
     fn sides(&self) -> [usize; 3] {
         let Attention { queries, keys, size, width, .. } = *self.printer.a;
         match self.kind {
-            Kind::Output => [queries, width, keys],
-            Kind::Queries => [queries, size, keys],
-            Kind::Keys => [keys, size, queries],
-            Kind::Values => [keys, width, queries],
+            ResultKind::Output => [queries, width, keys],
+            ResultKind::Queries => [queries, size, keys],
+            ResultKind::Keys => [keys, size, queries],
+            ResultKind::Values => [keys, width, queries],
         }
     }
 
@@ -231,13 +233,13 @@ impl MatmulOperands for Sum<'_, '_> {
     }
 
     fn is_costly(&self) -> bool {
-        self.printer.kept.is_none()
+        self.printer.stored_offsets.is_none()
     }
 
     /// Stored scores are row-major.
     fn runs_along_terms(&self, side: usize) -> bool {
-        let by_rows = matches!(self.kind, Kind::Output | Kind::Queries);
-        side == LEFT && (by_rows || self.printer.kept.is_none())
+        let by_rows = matches!(self.kind, ResultKind::Output | ResultKind::Queries);
+        side == LEFT && (by_rows || self.printer.stored_offsets.is_none())
     }
 
     fn element(
@@ -259,7 +261,7 @@ impl<'n> Printer<'n> {
     fn new(a: &'n Attention) -> Result<Printer<'n>, String> {
         let back = match &a.pass {
             AttentionPass::Output(_) => None,
-            AttentionPass::Gradients(gradients) => Some(Back {
+            AttentionPass::Gradients(gradients) => Some(GradientNests {
                 gradients,
                 weights: AnalyzedNest::new(&gradients.weights)?,
                 softmax: AnalyzedNest::new(&gradients.softmax)?,
@@ -267,34 +269,46 @@ impl<'n> Printer<'n> {
             }),
         };
         let (scores, weights) = (AnalyzedNest::new(&a.scores)?, AnalyzedNest::new(&a.weights)?);
-        Ok(Printer { a, scores, weights, back, kept: None })
+        Ok(Printer { a, scores, weights, back, stored_offsets: None })
     }
 
     /// Returns the launches that compute the stored values.
-    fn pairs(&self, cx: &Context<'_>, [scores, products]: [usize; 2]) -> Result<Vec<Launch>, String> {
+    fn stored_launches(
+        &self,
+        cx: &Context<'_>,
+        [scores, products]: [usize; 2],
+    ) -> Result<Vec<Launch>, String> {
         let Attention { q, k, v, size, width, .. } = self.a;
-        let of = |factors, size, first, are_scores| Pairs { printer: self, factors, size, first, are_scores };
+        let of = |factors, size, first, are_scores| PairProducts {
+            printer: self,
+            factors,
+            size,
+            first,
+            are_scores,
+        };
         let mut all = vec![of([q, k], *size, scores, true)];
-        all.extend(self.back.as_ref().map(|back| of([&back.gradients.given, v], *width, products, false)));
+        all.extend(
+            self.back.as_ref().map(|back| of([&back.gradients.output_gradient, v], *width, products, false)),
+        );
         let launches =
-            |pairs: &Pairs<'_, '_>| tiled::launches(cx, &MatmulOutput::new(pairs, &self.a.scores)?);
+            |pairs: &PairProducts<'_, '_>| tiled::launches(cx, &MatmulOutput::new(pairs, &self.a.scores)?);
         all.iter().map(launches).collect::<Result<Vec<_>, String>>().map(|launches| launches.concat())
     }
 
     /// Returns the index of a row.
-    fn row(&self, batch: &[String], i: &str) -> String {
+    fn row_index(&self, batch: &[String], i: &str) -> String {
         let batch = batch.iter().zip(&self.a.batch);
         let head = batch.fold(String::from("0i"), |head, (at, size)| format!("({head} * {size} + {at})"));
         format!("({head} * {} + {i})", self.a.queries)
     }
 
     /// Returns the scratch offset of the stored value for a query and a key.
-    fn kept_place(&self, first: usize, batch: &[String], i: &str, j: &str) -> String {
-        format!("{first} + {} * {} + {j}", self.row(batch, i), self.a.keys)
+    fn stored_offset(&self, first: usize, batch: &[String], i: &str, j: &str) -> String {
+        format!("{first} + {} * {} + {j}", self.row_index(batch, i), self.a.keys)
     }
 
     /// Prints a sum of products over `count` terms.
-    fn over(
+    fn sum_products(
         &self,
         kernel: &mut Kernel<'_>,
         count: usize,
@@ -302,7 +316,7 @@ impl<'n> Printer<'n> {
     ) -> Result<Value, String> {
         let total = kernel.variable(&Value::new("0.0f", Repr::F32));
         let depth = kernel.depth();
-        let at = kernel.counted("0", &count.to_string());
+        let at = kernel.begin_loop("0", &count.to_string());
         let [x, y] = factors(kernel, &at)?;
         kernel.assign(&total, &Value::new(format!("{} + {} * {}", total.text, x.text, y.text), Repr::F32));
         kernel.close_to(depth);
@@ -317,14 +331,14 @@ impl<'n> Printer<'n> {
         lines: [(&Operand, &str); 2],
         size: usize,
     ) -> Result<Value, String> {
-        self.over(kernel, size, |kernel, l| {
+        self.sum_products(kernel, size, |kernel, l| {
             let [(x, i), (y, j)] = lines;
             Ok([element(kernel, x, batch, [i, l])?, element(kernel, y, batch, [j, l])?])
         })
     }
 
     /// Prints the result of a nest at a point of the scores, from the values of its accumulators.
-    fn through(
+    fn apply_nest(
         kernel: &mut Kernel<'_>,
         known: &AnalyzedNest<'_>,
         batch: &[String],
@@ -337,17 +351,17 @@ impl<'n> Printer<'n> {
     }
 
     fn score(&self, kernel: &mut Kernel<'_>, batch: &[String], i: &str, j: &str) -> Result<Value, String> {
-        if let Some([scores, _]) = self.kept {
-            let kept = kernel.scratch(&self.kept_place(scores, batch, i, j), Repr::F32);
+        if let Some([scores, _]) = self.stored_offsets {
+            let kept = kernel.scratch(&self.stored_offset(scores, batch, i, j), Repr::F32);
             return Ok(kernel.define(kept));
         }
         let product = self.product(kernel, batch, [(&self.a.q, i), (&self.a.k, j)], self.a.size)?;
-        Printer::through(kernel, &self.scores, batch, [i, j], vec![product])
+        Printer::apply_nest(kernel, &self.scores, batch, [i, j], vec![product])
     }
 
     /// Returns the scratch offset of a statistic of a row.
-    fn place(&self, batch: &[String], i: &str, number: usize) -> String {
-        format!("{} * {STATISTICS} + {number}", self.row(batch, i))
+    fn statistic_offset(&self, batch: &[String], i: &str, number: usize) -> String {
+        format!("{} * {STATISTICS_PER_ROW} + {number}", self.row_index(batch, i))
     }
 
     fn power(kernel: &mut Kernel<'_>, score: &Value, most: &Value) -> Value {
@@ -357,8 +371,8 @@ impl<'n> Printer<'n> {
     /// Prints an element of the softmax.
     fn softmax(&self, kernel: &mut Kernel<'_>, batch: &[String], i: &str, j: &str) -> Result<Value, String> {
         let score = self.score(kernel, batch, i, j)?;
-        let most = kernel.scratch(&self.place(batch, i, 0), Repr::F32);
-        let total = kernel.scratch(&self.place(batch, i, 1), Repr::F32).text;
+        let most = kernel.scratch(&self.statistic_offset(batch, i, 0), Repr::F32);
+        let total = kernel.scratch(&self.statistic_offset(batch, i, 1), Repr::F32).text;
         let power = Printer::power(kernel, &score, &most);
         Ok(kernel.define(Value::new(format!("{} / {total}", power.text), Repr::F32)))
     }
@@ -366,35 +380,35 @@ impl<'n> Printer<'n> {
     /// Prints the weight of a value.
     fn weight(&self, kernel: &mut Kernel<'_>, batch: &[String], i: &str, j: &str) -> Result<Value, String> {
         let softmax = self.softmax(kernel, batch, i, j)?;
-        Printer::through(kernel, &self.weights, batch, [i, j], vec![softmax])
+        Printer::apply_nest(kernel, &self.weights, batch, [i, j], vec![softmax])
     }
 
     /// Prints the gradient of an element of the softmax, and the softmax factor of the gradient.
-    fn back(
+    fn softmax_gradient(
         &self,
         kernel: &mut Kernel<'_>,
-        back: &Back<'_>,
+        back: &GradientNests<'_>,
         (batch, i, j): (&[String], &str, &str),
         softmax: &Value,
     ) -> Result<[Value; 2], String> {
-        let of_weight = match self.kept {
+        let of_weight = match self.stored_offsets {
             Some([_, products]) => {
-                let kept = kernel.scratch(&self.kept_place(products, batch, i, j), Repr::F32);
+                let kept = kernel.scratch(&self.stored_offset(products, batch, i, j), Repr::F32);
                 kernel.define(kept)
             }
             None => {
-                let lines = [(&back.gradients.given, i), (&self.a.v, j)];
+                let lines = [(&back.gradients.output_gradient, i), (&self.a.v, j)];
                 self.product(kernel, batch, lines, self.a.width)?
             }
         };
         let given = vec![of_weight, softmax.clone()];
-        let of_softmax = Printer::through(kernel, &back.weights, batch, [i, j], given)?;
-        let kept = Printer::through(kernel, &back.softmax, batch, [i, j], vec![softmax.clone()])?;
+        let of_softmax = Printer::apply_nest(kernel, &back.weights, batch, [i, j], given)?;
+        let kept = Printer::apply_nest(kernel, &back.softmax, batch, [i, j], vec![softmax.clone()])?;
         Ok([of_softmax, kept])
     }
 
     /// Prints the gradient of the product of a query and a key.
-    fn of_product(
+    fn product_gradient(
         &self,
         kernel: &mut Kernel<'_>,
         batch: &[String],
@@ -403,11 +417,11 @@ impl<'n> Printer<'n> {
     ) -> Result<Value, String> {
         let back = self.back.as_ref().ok_or("no gradients are asked for")?;
         let softmax = self.softmax(kernel, batch, i, j)?;
-        let [of_softmax, kept] = self.back(kernel, back, (batch, i, j), &softmax)?;
-        let total = kernel.scratch(&self.place(batch, i, 2), Repr::F32).text;
+        let [of_softmax, kept] = self.softmax_gradient(kernel, back, (batch, i, j), &softmax)?;
+        let total = kernel.scratch(&self.statistic_offset(batch, i, 2), Repr::F32).text;
         let of_score = format!("{} * ({} - {total})", kept.text, of_softmax.text);
         let of_score = kernel.define(Value::new(of_score, Repr::F32));
-        Printer::through(kernel, &back.scores, batch, [i, j], vec![of_score])
+        Printer::apply_nest(kernel, &back.scores, batch, [i, j], vec![of_score])
     }
 
     /// Returns the launch that computes the statistics of every row. Several invocations of a group share a row.
@@ -415,9 +429,9 @@ impl<'n> Printer<'n> {
         let Attention { batch, queries, keys, .. } = self.a;
         let dims: Vec<usize> = batch.iter().copied().chain([*queries]).collect();
         let mut kernel = cx.group_kernel();
-        let row = Row::of(&mut kernel, &dims, *keys);
+        let row = Row::define(&mut kernel, &dims, *keys);
         let (i, batch) = row.at.split_last().expect("there is an axis of queries");
-        let mut arrays = Arrays::default();
+        let mut arrays = StageArrays::default();
         let mut over_row =
             |kernel: &mut Kernel<'_>,
              op: ReduceOp,
@@ -425,12 +439,12 @@ impl<'n> Printer<'n> {
                 let neutral = kernel.constant(op.neutral(ortrain_expr::Type::F32), Repr::F32);
                 let total = kernel.variable(&neutral);
                 let depth = kernel.depth();
-                let j = row.span.walk(kernel);
+                let j = row.span.begin_loop(kernel);
                 let value = of(kernel, &j)?;
                 let both = combine(kernel, op, &total, &value);
                 kernel.assign(&total, &both);
                 kernel.close_to(depth);
-                Ok::<Value, String>(arrays.combined(kernel, &[op], &[total], &row.slices()).remove(0))
+                Ok::<Value, String>(arrays.combine_lanes(kernel, &[op], &[total], &row.slices()).remove(0))
             };
         let most = over_row(&mut kernel, ReduceOp::Max, &|kernel, j| self.score(kernel, batch, i, j))?;
         let total = over_row(&mut kernel, ReduceOp::Sum, &|kernel, j| {
@@ -444,14 +458,14 @@ impl<'n> Printer<'n> {
                 let power = Printer::power(kernel, &score, &most);
                 let softmax = format!("{} / {}", power.text, total.text);
                 let softmax = kernel.define(Value::new(softmax, Repr::F32));
-                let [of_softmax, kept] = self.back(kernel, back, (batch, i, j), &softmax)?;
+                let [of_softmax, kept] = self.softmax_gradient(kernel, back, (batch, i, j), &softmax)?;
                 Ok(kernel.define(Value::new(format!("{} * {}", of_softmax.text, kept.text), Repr::F32)))
             })?);
         }
         let depth = kernel.depth();
         row.when_first(&mut kernel);
         for (number, value) in statistics.iter().enumerate() {
-            kernel.set_scratch(&self.place(batch, i, number), value);
+            kernel.set_scratch(&self.statistic_offset(batch, i, number), value);
         }
         kernel.close_to(depth);
         cx.finish_groups(kernel, row.groups)

@@ -9,21 +9,21 @@ use ortrain_expr::Dims;
 use ortrain_program::{BufferId, Instruction, MatMul, Nest, Operand};
 
 /// Returns the elements of a buffer that an instruction accesses; `None` if it may access any element.
-pub(crate) fn reached(instruction: &Instruction, id: BufferId) -> Option<Range<usize>> {
+pub(crate) fn accessed_range(instruction: &Instruction, id: BufferId) -> Option<Range<usize>> {
     let mut all: Option<Range<usize>> = None;
     let mut add = |range: Range<usize>| {
         let known = all.get_or_insert(range.clone());
         *known = known.start.min(range.start)..known.end.max(range.end);
     };
     match instruction {
-        Instruction::Nest(nest) => of_nest(nest, id, &mut add)?,
+        Instruction::Nest(nest) => add_nest(nest, id, &mut add)?,
         Instruction::MatMul(m) => {
             let MatMul { batch, m: rows, n, k, a, b, epilogue, .. } = &**m;
             let space = |sizes: [usize; 2]| batch.iter().copied().chain(sizes).collect::<Dims>();
             for (factor, dims) in [(a, space([*rows, *k])), (b, space([*k, *n]))] {
-                of_operand(factor, id, &dims, &mut add)?;
+                add_operand(factor, id, &dims, &mut add)?;
             }
-            of_nest(epilogue, id, &mut add)?;
+            add_nest(epilogue, id, &mut add)?;
         }
         _ => return None,
     }
@@ -31,7 +31,7 @@ pub(crate) fn reached(instruction: &Instruction, id: BufferId) -> Option<Range<u
 }
 
 /// Adds the elements of a buffer that a nest accesses. Returns `None` if they are unknown.
-fn of_nest(nest: &Nest, id: BufferId, add: &mut dyn FnMut(Range<usize>)) -> Option<()> {
+fn add_nest(nest: &Nest, id: BufferId, add: &mut dyn FnMut(Range<usize>)) -> Option<()> {
     if nest.segments.is_some() {
         return None;
     }
@@ -41,11 +41,11 @@ fn of_nest(nest: &Nest, id: BufferId, add: &mut dyn FnMut(Range<usize>)) -> Opti
             return None;
         }
     }
-    nest.operands().try_for_each(|operand| of_operand(operand, id, &nest.dims, add))
+    nest.operands().try_for_each(|operand| add_operand(operand, id, &nest.dims, add))
 }
 
 /// Adds the elements that an operand accesses over a space, if the operand is in the buffer.
-fn of_operand(
+fn add_operand(
     operand: &Operand,
     id: BufferId,
     dims: &[usize],
@@ -54,7 +54,7 @@ fn of_operand(
     if operand.buffer == id {
         // Operands that are constant along a row are accessed even if the row is empty.
         let dims: Dims = dims.iter().map(|&size| size.max(1)).collect();
-        let (low, high) = operand.access.reach(&dims)?;
+        let (low, high) = operand.access.position_range(&dims)?;
         add(usize::try_from(low).ok()?..usize::try_from(high).ok()? + 1);
     }
     Some(())

@@ -2,16 +2,16 @@
 
 use std::cell::Cell;
 
-use ortrain_program::{ALIGNMENT, BufferId, Instruction, Place, Program};
+use ortrain_program::{ALIGNMENT, BufferId, BufferLocation, Instruction, Program};
 use rustc_hash::FxHashMap;
 
-use crate::binding_range::reached;
-use crate::launch::{Caps, Home};
+use crate::binding_range::accessed_range;
+use crate::launch::{Caps, MemoryId};
 
 /// Byte range of a memory that is one binding. Buffers of an instruction can share it.
 #[derive(Clone, Debug)]
 pub(crate) struct Region {
-    pub(crate) home: Home,
+    pub(crate) memory: MemoryId,
     pub(crate) start: usize,
     pub(crate) end: usize,
     /// True if elements narrower than a word are written.
@@ -24,27 +24,27 @@ pub(crate) struct Regions<'a> {
     pub(crate) program: &'a Program,
     pub(crate) regions: Vec<Region>,
     /// True once a kernel exceeded the number of bindings of the device.
-    pub(crate) crowded: Cell<bool>,
+    pub(crate) exceeds_bindings: Cell<bool>,
     /// Accessed bytes of each buffer.
-    spans: FxHashMap<BufferId, (Home, usize, usize)>,
+    spans: FxHashMap<BufferId, (MemoryId, usize, usize)>,
 }
 
 /// Returns the bytes of a buffer in its memory.
-fn bytes_of(program: &Program, id: BufferId) -> (Home, usize, usize) {
+fn buffer_bytes(program: &Program, id: BufferId) -> (MemoryId, usize, usize) {
     let buffer = program.buffer(id);
     let (home, start) = match buffer.place {
-        Place::Work(at) => (Home::Work, at),
-        Place::Plane(plane, at) => (Home::Plane(plane), at),
-        Place::Constant(number) => (Home::Constant(number), 0),
+        BufferLocation::Work(at) => (MemoryId::Work, at),
+        BufferLocation::Plane(plane, at) => (MemoryId::Plane(plane), at),
+        BufferLocation::Constant(number) => (MemoryId::Constant(number), 0),
     };
     (home, start, start + buffer.bytes())
 }
 
 /// Returns the bytes of a buffer that an instruction accesses.
-fn reached_bytes(program: &Program, instruction: &Instruction, id: BufferId) -> (Home, usize, usize) {
-    let (home, start, end) = bytes_of(program, id);
+fn reached_bytes(program: &Program, instruction: &Instruction, id: BufferId) -> (MemoryId, usize, usize) {
+    let (home, start, end) = buffer_bytes(program, id);
     let size = program.buffer(id).dtype.size();
-    match reached(instruction, id) {
+    match accessed_range(instruction, id) {
         Some(elements) => (home, start + elements.start * size, start + elements.end * size),
         None => (home, start, end),
     }
@@ -60,7 +60,7 @@ impl<'a> Regions<'a> {
         let mut buffers: Vec<(BufferId, bool)> = Vec::new();
         instruction.buffers(&mut |id, used| buffers.push((id, used.writes())));
         let mut regions: Vec<Region> = Vec::new();
-        let mut spans: FxHashMap<BufferId, (Home, usize, usize)> = FxHashMap::default();
+        let mut spans: FxHashMap<BufferId, (MemoryId, usize, usize)> = FxHashMap::default();
         for (id, written) in buffers {
             let &mut (home, start, end) =
                 spans.entry(id).or_insert_with(|| reached_bytes(program, instruction, id));
@@ -70,9 +70,9 @@ impl<'a> Regions<'a> {
             }
             let (start, end) = (start / ALIGNMENT * ALIGNMENT, end.next_multiple_of(4));
             let atomic = written && buffer.dtype.size() < 4;
-            let mut new = Region { home, start, end: end.max(start + 4), atomic };
+            let mut new = Region { memory: home, start, end: end.max(start + 4), atomic };
             regions.retain(|old| {
-                let meets = old.home == new.home && old.start < new.end && new.start < old.end;
+                let meets = old.memory == new.memory && old.start < new.end && new.start < old.end;
                 if meets {
                     new.start = new.start.min(old.start);
                     new.end = new.end.max(old.end);
@@ -90,15 +90,15 @@ impl<'a> Regions<'a> {
             }
             regions.push(new);
         }
-        Ok(Regions { program, regions, crowded: Cell::new(false), spans })
+        Ok(Regions { program, regions, exceeds_bindings: Cell::new(false), spans })
     }
 
     /// Merges the two regions with the smallest gap in a memory. Returns false if no memory has two regions, or if the
     /// result is too large for the device.
-    pub(crate) fn join(&mut self, caps: &Caps) -> bool {
-        self.crowded.set(false);
-        self.regions.sort_by_key(|region| (region.home, region.start));
-        let near = |k: &usize| self.regions[*k].home == self.regions[k + 1].home;
+    pub(crate) fn merge_nearest(&mut self, caps: &Caps) -> bool {
+        self.exceeds_bindings.set(false);
+        self.regions.sort_by_key(|region| (region.memory, region.start));
+        let near = |k: &usize| self.regions[*k].memory == self.regions[k + 1].memory;
         let gap = |k: &usize| self.regions[k + 1].start - self.regions[*k].end;
         let Some(at) = (0..self.regions.len().saturating_sub(1)).filter(near).min_by_key(gap) else {
             return false;
@@ -110,17 +110,17 @@ impl<'a> Regions<'a> {
     }
 
     /// Returns the index of the region of a buffer.
-    pub(crate) fn of(&self, id: BufferId) -> usize {
+    pub(crate) fn region_of(&self, id: BufferId) -> usize {
         let (home, start, end) = self.spans[&id];
-        let holds = |region: &Region| region.home == home && region.start <= start && end <= region.end;
+        let holds = |region: &Region| region.memory == home && region.start <= start && end <= region.end;
         self.regions.iter().position(holds).expect("every buffer of the instruction has a region")
     }
 
     /// Returns the index of the first element of a buffer, relative to the start of its region. It is negative if the
     /// element is before the region.
-    pub(crate) fn first(&self, id: BufferId) -> isize {
-        let (_, first, _) = bytes_of(self.program, id);
-        (first as isize - self.regions[self.of(id)].start as isize)
+    pub(crate) fn first_element(&self, id: BufferId) -> isize {
+        let (_, first, _) = buffer_bytes(self.program, id);
+        (first as isize - self.regions[self.region_of(id)].start as isize)
             / self.program.buffer(id).dtype.size() as isize
     }
 }

@@ -8,21 +8,21 @@ use crate::expr::{AnalyzedNest, Point, compare};
 use crate::kernel::{Kernel, Value};
 use crate::launch::Launch;
 use crate::lower::Context;
-use crate::thread_index::{coordinates, point_of};
-use crate::thread_reduction::{Reduced, inner_loops, reductions};
+use crate::thread_index::{define_coordinates, define_point};
+use crate::thread_reduction::{ReducedRow, begin_inner_loops, print_reductions};
 
 /// Printer of the values that the instruction accumulates at a point, before the epilogue nest.
 pub(crate) type Accumulate<'f> = &'f dyn Fn(&mut Kernel<'_>, &[String]) -> Result<Vec<Value>, String>;
 
 /// Returns the launches that search for failed guards.
-pub(crate) fn checks(
+pub(crate) fn guard_launches(
     cx: &Context<'_>,
     known: &AnalyzedNest<'_>,
     accumulate: Accumulate<'_>,
 ) -> Result<Vec<Launch>, String> {
-    let steps: &[Step] = if cx.checks { &[Step::Find, Step::Tell] } else { &[] };
+    let steps: &[Step] = if cx.checks { &[Step::Find, Step::Report] } else { &[] };
     let launch = |&step: &Step| {
-        let (kernel, points) = check(cx, known, accumulate, step)?;
+        let (kernel, points) = guard_kernel(cx, known, accumulate, step)?;
         cx.finish(kernel, points)
     };
     steps.iter().map(launch).collect()
@@ -34,7 +34,7 @@ enum Step {
     /// Finds the smallest point with a failed guard.
     Find,
     /// Reports the failed guard at this point.
-    Tell,
+    Report,
 }
 
 /// Guards of a nest, and their dependencies.
@@ -48,13 +48,13 @@ struct Guards {
 }
 
 impl Guards {
-    fn of(nest: &Nest) -> Guards {
+    fn from_nest(nest: &Nest) -> Guards {
         let guards = nest.expr.insts().iter().filter_map(|(inst, _)| match *inst {
             Inst::Guard(index, bound) => Some([index, bound]),
             _ => None,
         });
         let roots: Vec<Reg> = guards.flatten().collect();
-        let needed = nest.expr.needed_by(&roots);
+        let needed = nest.expr.dependencies_of(&roots);
         let needs = |is: &dyn Fn(&Inst) -> bool| {
             nest.expr.insts().iter().zip(&needed).any(|((inst, _), needed)| *needed && is(inst))
         };
@@ -68,55 +68,55 @@ impl Guards {
 }
 
 /// Returns the kernel of a step, and its number of points.
-fn check<'a>(
+fn guard_kernel<'a>(
     cx: &'a Context<'a>,
     known: &AnalyzedNest<'_>,
     accumulate: Accumulate<'_>,
     step: Step,
 ) -> Result<(Kernel<'a>, u64), String> {
     let nest = known.nest;
-    let guards = Guards::of(nest);
+    let guards = Guards::from_nest(nest);
     let mut kernel = cx.plain_kernel();
     let none_yet = format!("{} == 0u", kernel.fault_word(0));
     let kept = nest.dims.len() - nest.inner;
     let points = match step {
-        Step::Tell => 1,
+        Step::Report => 1,
         Step::Find if guards.reductions => nest.outer_dims().iter().map(|&dim| dim as u64).product(),
-        Step::Find => nest.points(u64::MAX),
+        Step::Find => nest.points_along(u64::MAX),
     };
     let (mut at, mut reduced) = (Vec::new(), Vec::new());
     match step {
         Step::Find if guards.reductions => {
-            kernel.when(&none_yet);
-            let outer = coordinates(&mut kernel, "id", nest.outer_dims());
-            let Reduced { outer, row, results } = reductions(&mut kernel, known, outer)?;
-            let inner = inner_loops(&mut kernel, nest, &row);
+            kernel.begin_if(&none_yet);
+            let outer = define_coordinates(&mut kernel, "id", nest.outer_dims());
+            let ReducedRow { outer, row, results } = print_reductions(&mut kernel, known, outer)?;
+            let inner = begin_inner_loops(&mut kernel, nest, &row);
             at.extend(outer.into_iter().chain(inner));
             reduced = results;
         }
         Step::Find => {
-            kernel.when(&none_yet);
-            at = point_of(&mut kernel, nest, "id");
+            kernel.begin_if(&none_yet);
+            at = define_point(&mut kernel, nest, "id");
         }
-        Step::Tell => {
+        Step::Report => {
             let least = kernel.fault_word(1);
             let least = kernel.define(Value::new(least, Repr::U32)).text;
-            kernel.when(&format!("{none_yet} && {least} != 4294967295u"));
-            at = coordinates(&mut kernel, &least, &nest.dims);
+            kernel.begin_if(&format!("{none_yet} && {least} != 4294967295u"));
+            at = define_coordinates(&mut kernel, &least, &nest.dims);
             if guards.reductions {
-                reduced = reductions(&mut kernel, known, at[..kept].to_vec())?.results;
+                reduced = print_reductions(&mut kernel, known, at[..kept].to_vec())?.results;
             }
         }
     }
     let accumulators = if guards.accumulators { accumulate(&mut kernel, &at)? } else { Vec::new() };
     let point = Point { at, accumulators, reduced, ..Point::default() };
     let values = known.print(&mut kernel, &point, &guards.roots)?;
-    values.chunks_exact(2).for_each(|pair| verdict(cx, &mut kernel, nest, &point.at, pair, step));
+    values.chunks_exact(2).for_each(|pair| record_failure(cx, &mut kernel, nest, &point.at, pair, step));
     Ok((kernel, points))
 }
 
 /// Prints the statements that record a failed guard at a point.
-fn verdict(
+fn record_failure(
     cx: &Context<'_>,
     kernel: &mut Kernel<'_>,
     nest: &Nest,
@@ -131,15 +131,15 @@ fn verdict(
     let depth = kernel.depth();
     match step {
         Step::Find => {
-            kernel.when(&format!("{below} || {above}"));
+            kernel.begin_if(&format!("{below} || {above}"));
             let axes = nest.dims.iter().zip(at);
             let number =
                 axes.fold(String::from("0i"), |number, (dim, at)| format!("({number} * {dim} + {at})"));
-            kernel.lower_fault_word(1, &format!("bits_of_int({number})"));
+            kernel.min_fault_word(1, &format!("bits_of_int({number})"));
         }
-        Step::Tell => {
+        Step::Report => {
             let none_yet = format!("{} == 0u", kernel.fault_word(0));
-            kernel.when(&format!("{none_yet} && ({below} || {above})"));
+            kernel.begin_if(&format!("{none_yet} && ({below} || {above})"));
             for (k, value) in [index, bound].into_iter().enumerate() {
                 let value = kernel.as_repr(value, Repr::I64);
                 let value = kernel.define(value).text;

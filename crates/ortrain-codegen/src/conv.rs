@@ -5,33 +5,33 @@ use ortrain_program::{Conv, Operand};
 
 use crate::dialect::Repr;
 use crate::expr::position;
-use crate::inner_product::{InnerProduct, LEFT, MatmulOperands, refuse_doubles};
+use crate::inner_product::{InnerProduct, LEFT, MatmulOperands, reject_doubles};
 use crate::kernel::{Kernel, Value};
 use crate::launch::Launch;
 use crate::lower::Context;
 use crate::matmul_strategy;
 use crate::nest;
-use crate::thread_index::coordinates;
+use crate::thread_index::define_coordinates;
 
 /// Maximum number of channels per group for the plain kernel: with few channels, shared loads are reused too rarely.
-const FEW: usize = 4;
+const MAX_PLAIN_CHANNELS: usize = 4;
 
 pub(crate) fn launches(cx: &Context<'_>, c: &Conv) -> Result<Vec<Launch>, String> {
-    refuse_doubles([&c.a, &c.b])?;
-    let plain = |kernel: &mut Kernel<'_>, at: &[String]| Ok(vec![direct(kernel, c, at)?]);
+    reject_doubles([&c.a, &c.b])?;
+    let plain = |kernel: &mut Kernel<'_>, at: &[String]| Ok(vec![direct_element(kernel, c, at)?]);
     let ConvShape { pass, groups, channels_in, channels_out, .. } = c.shape;
     // The gradient of a filter has long sums in any case.
-    if groups > 1 && channels_in.max(channels_out) <= FEW && pass != ConvPass::FilterGradient {
+    if groups > 1 && channels_in.max(channels_out) <= MAX_PLAIN_CHANNELS && pass != ConvPass::FilterGradient {
         return nest::launches(cx, &c.epilogue, &plain);
     }
-    matmul_strategy::launches(cx, &Windows(c), &c.epilogue, &plain)
+    matmul_strategy::launches(cx, &ConvOperands(c), &c.epilogue, &plain)
 }
 
 /// Prints a single element of the result. Products with elements outside of the input are skipped.
-fn direct(kernel: &mut Kernel<'_>, c: &Conv, at: &[String]) -> Result<Value, String> {
+fn direct_element(kernel: &mut Kernel<'_>, c: &Conv, at: &[String]) -> Result<Value, String> {
     let sum = InnerProduct::new(kernel, c.precision);
     let depth = kernel.depth();
-    let [a, b] = places(kernel, &c.shape, at);
+    let [a, b] = start_product_loops(kernel, &c.shape, at);
     let a = element(kernel, &c.a, &a)?;
     let b = element(kernel, &c.b, &b)?;
     sum.add(kernel, a, b);
@@ -43,7 +43,7 @@ fn direct(kernel: &mut Kernel<'_>, c: &Conv, at: &[String]) -> Result<Value, Str
 fn gathers_zeros(shape: &ConvShape) -> bool {
     let reaches = |axis: &SlidingAxis| {
         let last = (axis.output.max(1) - 1) * axis.stride + (axis.kernel.max(1) - 1) * axis.dilation;
-        axis.before != 0 || last >= axis.input
+        axis.padding_before != 0 || last >= axis.input
     };
     shape.pass == ConvPass::InputGradient || shape.axes.iter().any(reaches)
 }
@@ -55,9 +55,9 @@ fn element(kernel: &mut Kernel<'_>, from: &Operand, at: &[String]) -> Result<Val
 /// Factors of a convolution as matrix products, one per group of channels (implicit GEMM). Rows are output channels,
 /// columns are output positions in all images. For the gradient of the filter, columns are input channels and filter
 /// elements.
-struct Windows<'c>(&'c Conv);
+struct ConvOperands<'c>(&'c Conv);
 
-impl Windows<'_> {
+impl ConvOperands<'_> {
     fn sizes(&self, size: impl Fn(&SlidingAxis) -> usize) -> impl Iterator<Item = usize> {
         self.0.shape.axes.iter().map(size)
     }
@@ -77,11 +77,11 @@ impl Windows<'_> {
     ) -> Vec<String> {
         let dims: Vec<usize> = [lead].into_iter().chain(self.sizes(size)).collect();
         let number = kernel.define(Value::new(format!("bits_of_int({number})"), Repr::U32)).text;
-        coordinates(kernel, &number, &dims)
+        define_coordinates(kernel, &number, &dims)
     }
 
     /// Maps the window indices after the leading index to start positions.
-    fn moved(
+    fn window_starts(
         &self,
         kernel: &mut Kernel<'_>,
         index: &[String],
@@ -98,7 +98,12 @@ impl Windows<'_> {
     }
 
     /// Prints an element of the filter: the left factor.
-    fn filter(&self, kernel: &mut Kernel<'_>, line: &[String], term: &[String]) -> Result<Value, String> {
+    fn filter_element(
+        &self,
+        kernel: &mut Kernel<'_>,
+        line: &[String],
+        term: &[String],
+    ) -> Result<Value, String> {
         let ConvShape { pass, channels_in, channels_out, .. } = self.0.shape;
         let (cells, [group, row]) = (self.cells(), [&line[0], &line[1]]);
         let at = match pass {
@@ -115,7 +120,12 @@ impl Windows<'_> {
 
     /// Prints an element of the right factor: an input element in a window, or the output element of a window that
     /// covers a position.
-    fn gathered(&self, kernel: &mut Kernel<'_>, line: &[String], term: &[String]) -> Result<Value, String> {
+    fn gathered_element(
+        &self,
+        kernel: &mut Kernel<'_>,
+        line: &[String],
+        term: &[String],
+    ) -> Result<Value, String> {
         let ConvShape { pass, channels_in, channels_out, ref axes, .. } = self.0.shape;
         let (group, line) = line.split_first().expect("the group comes first");
         let (from, image, channel, channels) = match pass {
@@ -127,16 +137,16 @@ impl Windows<'_> {
             line[1..].iter().zip(&term[1..]).map(|(start, step)| format!("{start} {sign} {step}")).collect()
         };
         let places = match pass {
-            ConvPass::InputGradient => exist(kernel, axes, sums("-")),
-            _ => inside(kernel, axes, sums("+")),
+            ConvPass::InputGradient => when_existing(kernel, axes, sums("-")),
+            _ => when_inside(kernel, axes, sums("+")),
         };
-        let channel = Windows::channel(kernel, group, channels, channel);
+        let channel = ConvOperands::channel(kernel, group, channels, channel);
         let at: Vec<String> = [image.clone(), channel].into_iter().chain(places).collect();
         element(kernel, from, &at)
     }
 }
 
-impl MatmulOperands for Windows<'_> {
+impl MatmulOperands for ConvOperands<'_> {
     fn batch(&self) -> Vec<usize> {
         vec![self.0.shape.groups]
     }
@@ -157,27 +167,29 @@ impl MatmulOperands for Windows<'_> {
         }
     }
 
-    fn line(&self, kernel: &mut Kernel<'_>, side: usize, batch: &[String], line: &str) -> Vec<String> {
+    fn define_line(&self, kernel: &mut Kernel<'_>, side: usize, batch: &[String], line: &str) -> Vec<String> {
         let ConvShape { pass, batch: images, channels_in, .. } = self.0.shape;
         let rest = match (side, pass) {
             (LEFT, _) => vec![line.to_owned()],
             (_, ConvPass::Output) => {
                 let index = self.split(kernel, line, images, |axis| axis.output);
-                self.moved(kernel, &index, |axis, at| format!("{at} * {} - ({})", axis.stride, axis.before))
+                self.window_starts(kernel, &index, |axis, at| {
+                    format!("{at} * {} - ({})", axis.stride, axis.padding_before)
+                })
             }
             (_, ConvPass::InputGradient) => {
                 let index = self.split(kernel, line, images, |axis| axis.input);
-                self.moved(kernel, &index, |axis, at| format!("{at} + ({})", axis.before))
+                self.window_starts(kernel, &index, |axis, at| format!("{at} + ({})", axis.padding_before))
             }
             (_, ConvPass::FilterGradient) => {
                 let index = self.split(kernel, line, channels_in, |axis| axis.kernel);
-                self.moved(kernel, &index, |axis, at| format!("{at} * {}", axis.dilation))
+                self.window_starts(kernel, &index, |axis, at| format!("{at} * {}", axis.dilation))
             }
         };
         batch.iter().cloned().chain(rest).collect()
     }
 
-    fn term(&self, kernel: &mut Kernel<'_>, side: usize, term: &str) -> Vec<String> {
+    fn define_term(&self, kernel: &mut Kernel<'_>, side: usize, term: &str) -> Vec<String> {
         let ConvShape { pass, batch: images, channels_in, channels_out, .. } = self.0.shape;
         let channels = if pass == ConvPass::Output { channels_in } else { channels_out };
         match (side, pass) {
@@ -192,11 +204,13 @@ impl MatmulOperands for Windows<'_> {
             }
             (_, ConvPass::FilterGradient) => {
                 let index = self.split(kernel, term, images, |axis| axis.output);
-                self.moved(kernel, &index, |axis, at| format!("{at} * {} - ({})", axis.stride, axis.before))
+                self.window_starts(kernel, &index, |axis, at| {
+                    format!("{at} * {} - ({})", axis.stride, axis.padding_before)
+                })
             }
             _ => {
                 let index = self.split(kernel, term, channels, |axis| axis.kernel);
-                self.moved(kernel, &index, |axis, at| format!("{at} * {}", axis.dilation))
+                self.window_starts(kernel, &index, |axis, at| format!("{at} * {}", axis.dilation))
             }
         }
     }
@@ -218,20 +232,20 @@ impl MatmulOperands for Windows<'_> {
                 let at = format!("{} + ({plane}) * {places} + {place}", self.0.a.access.offset);
                 Ok(kernel.load(self.0.a.buffer, &at))
             }
-            (LEFT, _) => self.filter(kernel, line, term),
-            _ => self.gathered(kernel, line, term),
+            (LEFT, _) => self.filter_element(kernel, line, term),
+            _ => self.gathered_element(kernel, line, term),
         }
     }
 
     /// Inserted zeros times infinite factors give NaN. A NaN sum is therefore recomputed without them.
-    fn finished(&self, kernel: &mut Kernel<'_>, at: &[String], product: Value) -> Result<Value, String> {
+    fn finish_value(&self, kernel: &mut Kernel<'_>, at: &[String], product: Value) -> Result<Value, String> {
         if !gathers_zeros(&self.0.shape) {
             return Ok(product);
         }
         let product = kernel.variable(&product);
         let depth = kernel.depth();
-        kernel.when(&format!("is_nan({})", product.text));
-        let alone = direct(kernel, self.0, at)?;
+        kernel.begin_if(&format!("is_nan({})", product.text));
+        let alone = direct_element(kernel, self.0, at)?;
         kernel.assign(&product, &alone);
         kernel.close_to(depth);
         Ok(product)
@@ -241,7 +255,7 @@ impl MatmulOperands for Windows<'_> {
         let ConvShape { pass, batch: images, channels_in, channels_out, .. } = self.0.shape;
         let group = &batch[0];
         if pass == ConvPass::FilterGradient {
-            let channel = Windows::channel(kernel, group, channels_out, i);
+            let channel = ConvOperands::channel(kernel, group, channels_out, i);
             let cells = self.split(kernel, j, channels_in, |axis| axis.kernel);
             return [channel].into_iter().chain(cells).collect();
         }
@@ -249,24 +263,24 @@ impl MatmulOperands for Windows<'_> {
             ConvPass::Output => (channels_out, self.split(kernel, j, images, |axis| axis.output)),
             _ => (channels_in, self.split(kernel, j, images, |axis| axis.input)),
         };
-        let channel = Windows::channel(kernel, group, channels, i);
+        let channel = ConvOperands::channel(kernel, group, channels, i);
         [index[0].clone(), channel].into_iter().chain(index[1..].iter().cloned()).collect()
     }
 }
 
 /// Defines input positions, and starts a block for positions inside of the input.
-fn inside(kernel: &mut Kernel<'_>, axes: &[SlidingAxis], places: Vec<String>) -> Vec<String> {
+fn when_inside(kernel: &mut Kernel<'_>, axes: &[SlidingAxis], places: Vec<String>) -> Vec<String> {
     let found: Vec<String> = places.into_iter().map(|place| kernel.int(place)).collect();
     let inside = axes.iter().zip(&found).map(|(axis, at)| format!("{at} >= 0i && {at} < {}i", axis.input));
     let inside: Vec<String> = inside.collect();
     if !inside.is_empty() {
-        kernel.when(&inside.join(" && "));
+        kernel.begin_if(&inside.join(" && "));
     }
     found
 }
 
 /// Defines the windows with these start offsets, and starts a block for existing windows.
-fn exist(kernel: &mut Kernel<'_>, axes: &[SlidingAxis], starts: Vec<String>) -> Vec<String> {
+fn when_existing(kernel: &mut Kernel<'_>, axes: &[SlidingAxis], starts: Vec<String>) -> Vec<String> {
     let mut exists = Vec::new();
     let mut found = Vec::new();
     for (SlidingAxis { output, stride, .. }, start) in axes.iter().zip(starts) {
@@ -276,22 +290,22 @@ fn exist(kernel: &mut Kernel<'_>, axes: &[SlidingAxis], starts: Vec<String>) -> 
         found.push(at);
     }
     if !exists.is_empty() {
-        kernel.when(&exists.join(" && "));
+        kernel.begin_if(&exists.join(" && "));
     }
     found
 }
 
 /// Starts the loops over the products of a result element, and returns the indices of both factors.
-fn places(kernel: &mut Kernel<'_>, shape: &ConvShape, at: &[String]) -> [Vec<String>; 2] {
+fn start_product_loops(kernel: &mut Kernel<'_>, shape: &ConvShape, at: &[String]) -> [Vec<String>; 2] {
     let ConvShape { pass, batch, channels_in, channels_out, ref axes, .. } = *shape;
     let (lead, place) = at.split_at(2);
     match pass {
         ConvPass::Output => {
             let group = kernel.int(format!("{} / {channels_out}", lead[1]));
-            let c = kernel.counted("0", &channels_in.to_string());
+            let c = kernel.begin_loop("0", &channels_in.to_string());
             let cells: Vec<String> =
-                axes.iter().map(|axis| kernel.counted("0", &axis.kernel.to_string())).collect();
-            let inputs = under(kernel, axes, place, &cells);
+                axes.iter().map(|axis| kernel.begin_loop("0", &axis.kernel.to_string())).collect();
+            let inputs = window_inputs(kernel, axes, place, &cells);
             let channel = kernel.int(format!("{group} * {channels_in} + {c}"));
             let input = [lead[0].clone(), channel].into_iter().chain(inputs).collect();
             [input, [lead[1].clone(), c].into_iter().chain(cells).collect()]
@@ -299,20 +313,20 @@ fn places(kernel: &mut Kernel<'_>, shape: &ConvShape, at: &[String]) -> [Vec<Str
         ConvPass::InputGradient => {
             let group = kernel.int(format!("{} / {channels_in}", lead[1]));
             let c = kernel.int(format!("{} % {channels_in}", lead[1]));
-            let m = kernel.counted("0", &channels_out.to_string());
+            let m = kernel.begin_loop("0", &channels_out.to_string());
             let cells: Vec<String> =
-                axes.iter().map(|axis| kernel.counted("0", &axis.kernel.to_string())).collect();
-            let outputs = over(kernel, axes, place, &cells);
+                axes.iter().map(|axis| kernel.begin_loop("0", &axis.kernel.to_string())).collect();
+            let outputs = covering_windows(kernel, axes, place, &cells);
             let channel = kernel.int(format!("{group} * {channels_out} + {m}"));
             let output = [lead[0].clone(), channel.clone()].into_iter().chain(outputs).collect();
             [output, [channel, c].into_iter().chain(cells).collect()]
         }
         ConvPass::FilterGradient => {
             let group = kernel.int(format!("{} / {channels_out}", lead[0]));
-            let n = kernel.counted("0", &batch.to_string());
+            let n = kernel.begin_loop("0", &batch.to_string());
             let outputs: Vec<String> =
-                axes.iter().map(|axis| kernel.counted("0", &axis.output.to_string())).collect();
-            let inputs = under(kernel, axes, &outputs, place);
+                axes.iter().map(|axis| kernel.begin_loop("0", &axis.output.to_string())).collect();
+            let inputs = window_inputs(kernel, axes, &outputs, place);
             let channel = kernel.int(format!("{group} * {channels_in} + {}", lead[1]));
             let output = [n.clone(), lead[0].clone()].into_iter().chain(outputs).collect();
             [output, [n, channel].into_iter().chain(inputs).collect()]
@@ -321,24 +335,29 @@ fn places(kernel: &mut Kernel<'_>, shape: &ConvShape, at: &[String]) -> [Vec<Str
 }
 
 /// Defines the input positions of window elements, and starts a block for positions inside of the input.
-pub(crate) fn under(
+pub(crate) fn window_inputs(
     kernel: &mut Kernel<'_>,
     axes: &[SlidingAxis],
     outputs: &[String],
     cells: &[String],
 ) -> Vec<String> {
     let places = axes.iter().zip(outputs).zip(cells).map(|((axis, o), k)| {
-        let SlidingAxis { stride, dilation, before, .. } = axis;
+        let SlidingAxis { stride, dilation, padding_before: before, .. } = axis;
         format!("{o} * {stride} + {k} * {dilation} - ({before})")
     });
-    inside(kernel, axes, places.collect())
+    when_inside(kernel, axes, places.collect())
 }
 
 /// Defines the windows with given elements over input positions, and starts a block for existing windows.
-fn over(kernel: &mut Kernel<'_>, axes: &[SlidingAxis], inputs: &[String], cells: &[String]) -> Vec<String> {
+fn covering_windows(
+    kernel: &mut Kernel<'_>,
+    axes: &[SlidingAxis],
+    inputs: &[String],
+    cells: &[String],
+) -> Vec<String> {
     let starts = axes.iter().zip(inputs).zip(cells).map(|((axis, i), k)| {
-        let SlidingAxis { dilation, before, .. } = axis;
+        let SlidingAxis { dilation, padding_before: before, .. } = axis;
         format!("{i} + ({before}) - {k} * {dilation}")
     });
-    exist(kernel, axes, starts.collect())
+    when_existing(kernel, axes, starts.collect())
 }

@@ -71,7 +71,7 @@ pub trait Dialect: std::fmt::Debug + Sync {
     fn floats(&self, repr: Repr, parts: &[String]) -> String;
 
     /// Returns one float of an element of a shared array, by a computed index.
-    fn part_of(&self, array: &str, at: &str, part: &str) -> String;
+    fn component(&self, array: &str, at: &str, part: &str) -> String;
 
     /// Defines a constant name.
     fn define(&self, name: &str, repr: Repr, value: &str) -> String;
@@ -83,29 +83,29 @@ pub trait Dialect: std::fmt::Debug + Sync {
     fn select(&self, condition: &str, yes: &str, no: &str) -> String;
 
     /// Returns the head of a loop over `from <= name < to` (32-bit signed integers), with the opening brace.
-    fn counted(&self, name: &str, from: &str, to: &str) -> String;
+    fn loop_head(&self, name: &str, from: &str, to: &str) -> String;
 
     /// Returns the word of a binding at an index (a 32-bit signed integer).
-    fn word(&self, binding: &Declared, at: &str) -> String;
+    fn word(&self, binding: &DeclaredBinding, at: &str) -> String;
 
     /// Returns four words of a binding of quads, at the index of the quad.
-    fn quad(&self, binding: &Declared, at: &str) -> String;
+    fn quad(&self, binding: &DeclaredBinding, at: &str) -> String;
 
     /// Defines a name for four words: `NAME.x`, `NAME.y`, `NAME.z`, `NAME.w`.
     fn define_quad(&self, name: &str, value: &str) -> String;
 
     /// Returns the statement that writes four words.
-    fn set_quad(&self, binding: &Declared, at: &str, words: &[String; 4]) -> String;
+    fn set_quad(&self, binding: &DeclaredBinding, at: &str, words: &[String; 4]) -> String;
 
     /// Returns the statement that writes a word.
-    fn set_word(&self, binding: &Declared, at: &str, value: &str) -> String;
+    fn set_word(&self, binding: &DeclaredBinding, at: &str, value: &str) -> String;
 
     /// Returns the statements that write the bits in `mask` of a word. Other bits stay unchanged, even under concurrent
     /// writes.
-    fn set_bits(&self, binding: &Declared, at: &str, mask: &str, value: &str) -> String;
+    fn set_bits(&self, binding: &DeclaredBinding, at: &str, mask: &str, value: &str) -> String;
 
     /// Returns the statement that sets a word to the minimum of the word and a value. The binding is atomic.
-    fn lower_word(&self, binding: &Declared, at: &str, value: &str) -> String;
+    fn min_word(&self, binding: &DeclaredBinding, at: &str, value: &str) -> String;
 
     /// Returns a barrier for all invocations of a group. Earlier writes to shared arrays are visible after it.
     fn barrier(&self) -> String;
@@ -118,7 +118,7 @@ pub trait Dialect: std::fmt::Debug + Sync {
 
     /// Returns a kernel with one invocation for each `id` below `points`. `row` is the number of groups of [`GROUP`]
     /// invocations per row of groups.
-    fn kernel(&self, bindings: &[Declared], body: &str, points: u64, row: u32) -> String;
+    fn kernel(&self, bindings: &[DeclaredBinding], body: &str, points: u64, row: u32) -> String;
 
     /// Returns a kernel of `groups` whole groups of [`GROUP`] invocations, with `row` groups per row of groups.
     ///
@@ -127,8 +127,8 @@ pub trait Dialect: std::fmt::Debug + Sync {
     /// their initial value is undefined.
     fn kernel_of_groups(
         &self,
-        bindings: &[Declared],
-        shared: &[Shared],
+        bindings: &[DeclaredBinding],
+        shared: &[SharedArray],
         body: &str,
         groups: u64,
         row: u32,
@@ -136,14 +136,14 @@ pub trait Dialect: std::fmt::Debug + Sync {
 }
 
 /// Number of invocations of a group.
-pub const GROUP: u32 = 256;
+pub const GROUP_SIZE: u32 = 256;
 
 /// Maximum bytes of the shared arrays of a group: the guarantee of WebGPU, section 3.6.2 of its specification.
-pub const SHARED: usize = 16 << 10;
+pub const MAX_SHARED_BYTES: usize = 16 << 10;
 
 /// Array that the invocations of a group share.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Shared {
+pub struct SharedArray {
     /// Name in the source.
     pub name: String,
     /// Type of the elements.
@@ -152,7 +152,7 @@ pub struct Shared {
     pub len: usize,
 }
 
-impl Shared {
+impl SharedArray {
     /// Returns the bytes of the array.
     #[must_use]
     pub fn bytes(&self) -> usize {
@@ -162,7 +162,7 @@ impl Shared {
 
 /// Binding as a kernel declares it: an array of words.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Declared {
+pub struct DeclaredBinding {
     /// Name in the source.
     pub name: String,
     /// True if words are written partially, or by several invocations.

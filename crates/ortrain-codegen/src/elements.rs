@@ -8,7 +8,7 @@ use crate::expr::repr_of;
 use crate::kernel::{Kernel, Value};
 
 /// Returns the value of an element that is narrower than a word, from its bits.
-fn of_bits(dtype: DType, raw: &str) -> Value {
+fn value_from_bits(dtype: DType, raw: &str) -> Value {
     match dtype {
         DType::F16 => Value::new(format!("f32_of_f16({raw})"), Repr::F32),
         DType::BF16 => Value::new(format!("f32_of_bf16({raw})"), Repr::F32),
@@ -22,7 +22,7 @@ fn of_bits(dtype: DType, raw: &str) -> Value {
 }
 
 /// Returns the value of an element of one word.
-fn of_word(dtype: DType, word: &str) -> Value {
+fn value_from_word(dtype: DType, word: &str) -> Value {
     match dtype {
         DType::F32 => Value::new(format!("float_of({word})"), Repr::F32),
         DType::I32 => Value::new(format!("int_of({word})"), Repr::I32),
@@ -41,7 +41,7 @@ pub(crate) fn word_of(value: &Value) -> String {
 }
 
 /// Adds an offset to an element index. The index begins with its constant part.
-fn moved(at: &str, by: isize) -> String {
+fn offset_index(at: &str, by: isize) -> String {
     let (first, rest) = at.split_once(" + ").unwrap_or((at, ""));
     let sum = first.parse::<isize>().map(|first| first + by);
     match (sum, rest) {
@@ -54,7 +54,7 @@ fn moved(at: &str, by: isize) -> String {
 }
 
 /// Returns the shift from indices of narrow elements to indices of words, and the mask of the remaining bits.
-fn narrow(dtype: DType) -> (u32, u32) {
+fn narrow_index_bits(dtype: DType) -> (u32, u32) {
     if dtype.size() == 1 { (2, 3) } else { (1, 1) }
 }
 
@@ -63,10 +63,10 @@ impl Kernel<'_> {
     pub(crate) fn load(&mut self, id: BufferId, at: &str) -> Value {
         let dtype = self.dtype(id);
         let (binding, base) = self.buffer(id);
-        let at = moved(at, base);
+        let at = offset_index(at, base);
         let word = |at: &str| self.dialect.word(&binding, at);
         match dtype {
-            DType::F32 | DType::I32 | DType::U32 => of_word(dtype, &word(&at)),
+            DType::F32 | DType::I32 | DType::U32 => value_from_word(dtype, &word(&at)),
             DType::I64 | DType::U64 | DType::F64 => {
                 let repr = repr_of(Type::of(dtype));
                 let (low, high) = (word(&format!("2 * ({at})")), word(&format!("2 * ({at}) + 1")));
@@ -75,10 +75,10 @@ impl Kernel<'_> {
             _ => {
                 let place = self.define(Value::new(at, Repr::I32)).text;
                 let bits = 8 * dtype.size();
-                let (shift, part) = narrow(dtype);
+                let (shift, part) = narrow_index_bits(dtype);
                 let word = self.dialect.word(&binding, &format!("{place} >> {shift}u"));
                 let by = format!("(bits_of_int({place} & {part}) * {bits}u)");
-                of_bits(dtype, &format!("(({word} >> {by}) & {}u)", (1u32 << bits) - 1))
+                value_from_bits(dtype, &format!("(({word} >> {by}) & {}u)", (1u32 << bits) - 1))
             }
         }
     }
@@ -100,11 +100,11 @@ impl Kernel<'_> {
         let dtype = self.dtype(id);
         let value = self.as_repr(value, repr_of(Type::of(dtype)));
         let (binding, base) = self.buffer(id);
-        let at = moved(at, base);
+        let at = offset_index(at, base);
         if dtype.size() < 4 {
             let place = self.define(Value::new(at, Repr::I32)).text;
             let bits = 8 * dtype.size();
-            let (shift, part) = narrow(dtype);
+            let (shift, part) = narrow_index_bits(dtype);
             let raw = self.narrow_bits(dtype, &value);
             let by = self.define(Value::new(format!("bits_of_int({place} & {part}) * {bits}u"), Repr::U32));
             let mask = format!("{}u << {}", (1u32 << bits) - 1, by.text);
@@ -129,12 +129,12 @@ impl Kernel<'_> {
     pub(crate) fn load_quad(&mut self, id: BufferId, at: &str) -> [Value; 4] {
         let dtype = self.dtype(id);
         let (binding, base) = self.buffer(id);
-        let place = self.define(Value::new(format!("({}) >> 2u", moved(at, base)), Repr::I32)).text;
+        let place = self.define(Value::new(format!("({}) >> 2u", offset_index(at, base)), Repr::I32)).text;
         if dtype.size() == 4 {
             let quad = self.name();
             let line = self.dialect.define_quad(&quad, &self.dialect.quad(&binding, &place));
             self.line(&line);
-            return ["x", "y", "z", "w"].map(|part| of_word(dtype, &format!("{quad}.{part}")));
+            return ["x", "y", "z", "w"].map(|part| value_from_word(dtype, &format!("{quad}.{part}")));
         }
         let (bits, size) = (8 * dtype.size(), dtype.size());
         let words: Vec<String> = (0..size)
@@ -145,7 +145,7 @@ impl Kernel<'_> {
             .collect();
         [0, 1, 2, 3].map(|k| {
             let (word, by) = (&words[k * size / 4], k * bits % 32);
-            of_bits(dtype, &format!("(({word} >> {by}u) & {}u)", (1u32 << bits) - 1))
+            value_from_bits(dtype, &format!("(({word} >> {by}u) & {}u)", (1u32 << bits) - 1))
         })
     }
 
@@ -155,7 +155,7 @@ impl Kernel<'_> {
         let values: Vec<Value> =
             values.iter().map(|value| self.as_repr(value, repr_of(Type::of(dtype)))).collect();
         let (binding, base) = self.buffer(id);
-        let place = self.define(Value::new(format!("({}) >> 2u", moved(at, base)), Repr::I32)).text;
+        let place = self.define(Value::new(format!("({}) >> 2u", offset_index(at, base)), Repr::I32)).text;
         if dtype.size() == 4 {
             let words = [0, 1, 2, 3].map(|k| word_of(&values[k]));
             let line = self.dialect.set_quad(&binding, &place, &words);
@@ -177,14 +177,14 @@ impl Kernel<'_> {
 
 #[cfg(test)]
 mod tests {
-    use super::moved;
+    use super::offset_index;
 
     #[test]
-    fn places_move_by_their_numbers() {
-        assert_eq!(moved("8 + v1 * (4) + v2", -8), "v1 * (4) + v2");
-        assert_eq!(moved("8 + v1", 4), "12 + v1");
-        assert_eq!(moved("3", -3), "0");
-        assert_eq!(moved("v1", 0), "v1");
-        assert_eq!(moved("v1 + 2", -1), "-1 + v1 + 2");
+    fn indices_are_offset() {
+        assert_eq!(offset_index("8 + v1 * (4) + v2", -8), "v1 * (4) + v2");
+        assert_eq!(offset_index("8 + v1", 4), "12 + v1");
+        assert_eq!(offset_index("3", -3), "0");
+        assert_eq!(offset_index("v1", 0), "v1");
+        assert_eq!(offset_index("v1 + 2", -1), "-1 + v1 + 2");
     }
 }

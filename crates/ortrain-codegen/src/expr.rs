@@ -42,7 +42,7 @@ pub(crate) fn position(operand: &Operand, at: &[String]) -> String {
 
 impl<'n> AnalyzedNest<'n> {
     pub(crate) fn new(nest: &'n Nest) -> Result<AnalyzedNest<'n>, String> {
-        let refused = nest.expr.insts().iter().find_map(|&(inst, ty)| refused(inst, ty));
+        let refused = nest.expr.insts().iter().find_map(|&(inst, ty)| unsupported_double(inst, ty));
         if let Some(name) = refused {
             return Err(format!(
                 "it computes {name} in float64, which this device does not have; float32 is there, and the cpu backend \
@@ -65,7 +65,7 @@ impl<'n> AnalyzedNest<'n> {
         point: &Point,
         roots: &[Reg],
     ) -> Result<Vec<Value>, String> {
-        let needed = self.nest.expr.needed_by(roots);
+        let needed = self.nest.expr.dependencies_of(roots);
         let mut values: Vec<Option<Value>> = vec![None; needed.len()];
         for (k, &(inst, ty)) in self.nest.expr.insts().iter().enumerate() {
             if !needed[k] {
@@ -99,7 +99,9 @@ impl<'n> AnalyzedNest<'n> {
                 };
                 kernel.as_repr(&loaded, repr)
             }
-            Inst::LoadAt(slot, index) => self.gathered(kernel, usize::from(slot), &value(index), repr)?,
+            Inst::LoadAt(slot, index) => {
+                self.gathered_load(kernel, usize::from(slot), &value(index), repr)?
+            }
             Inst::Coordinate(axis) => {
                 kernel.as_repr(&Value::new(&*point.at[usize::from(axis)], Repr::I32), repr)
             }
@@ -123,7 +125,7 @@ impl<'n> AnalyzedNest<'n> {
     }
 
     /// Prints a load by computed index, with zero for indices out of range.
-    fn gathered(
+    fn gathered_load(
         &self,
         kernel: &mut Kernel<'_>,
         slot: usize,
@@ -147,7 +149,7 @@ impl<'n> AnalyzedNest<'n> {
         let result = kernel.variable(&zero);
         if len > 0 {
             let depth = kernel.depth();
-            kernel.when(&inside);
+            kernel.begin_if(&inside);
             let loaded = kernel.load(from.buffer, &format!("{} + {at}", from.access.offset));
             let loaded = kernel.as_repr(&loaded, repr);
             kernel.assign(&result, &loaded);
@@ -302,7 +304,7 @@ pub(crate) fn double_binary(op: BinaryOp, a: &Value, b: &Value) -> Value {
 }
 
 /// Returns the name of a function that is not supported in 64-bit floats, because it would need its own tables.
-fn refused(inst: Inst, ty: Type) -> Option<&'static str> {
+fn unsupported_double(inst: Inst, ty: Type) -> Option<&'static str> {
     match inst {
         _ if ty != Type::F64 => None,
         Inst::Unary(UnaryOp::Exp, _) => Some("exp"),

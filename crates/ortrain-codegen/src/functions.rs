@@ -6,40 +6,40 @@
 use std::fmt::Write;
 
 use ortrain_expr::coefficients::{
-    ATAN, COSINE, ERF, ERF_END, ERF_LARGE, ERF_SMALL, EXP, EXP_LEAST, EXP2, LN2_HIGH, LN2_LOW, LOG, LOG2,
-    SINE, SQRT_HALF_BITS, TANH, TANH_SMALL,
+    ATAN, COSINE, ERF, ERF_LARGE, ERF_POLYNOMIAL_LIMIT, ERF_SATURATION, EXP, EXP_MIN_ARGUMENT, EXP2,
+    LN2_HIGH, LN2_LOW, LOG, LOG2, SINE, SQRT_HALF_BITS, TANH, TANH_POLYNOMIAL_LIMIT,
 };
 
 /// Formats a number as a literal of WGSL and of C.
-fn number(value: f32) -> String {
+fn format_float(value: f32) -> String {
     format!("{value:?}f")
 }
 
 /// Prints a polynomial in `x`, with the coefficient of the highest power first.
 fn polynomial(x: &str, coefficients: &[f32]) -> String {
-    let mut text = number(coefficients[0]);
+    let mut text = format_float(coefficients[0]);
     for &c in &coefficients[1..] {
-        text = format!("({text} * {x} + {})", number(c));
+        text = format!("({text} * {x} + {})", format_float(c));
     }
     text
 }
 
 /// Prints a polynomial with coefficients of 64 bits, rounded to 32 bits.
-fn rounded(x: &str, coefficients: &[f64]) -> String {
+fn rounded_polynomial(x: &str, coefficients: &[f64]) -> String {
     polynomial(x, &coefficients.iter().map(|&c| c as f32).collect::<Vec<_>>())
 }
 
 /// Returns the source of all functions.
 pub(crate) fn functions() -> String {
     let mut text = String::new();
-    for part in [exponential(), logarithm(), by_exponential(), circular(), inverse_tangent(), power()] {
+    for part in [exponential(), logarithm(), exponential_family(), circular(), inverse_tangent(), power()] {
         let _ = writeln!(text, "{part}");
     }
     text
 }
 
 fn exponential() -> String {
-    let (least, high, low) = (number(EXP_LEAST), number(LN2_HIGH), number(LN2_LOW));
+    let (least, high, low) = (format_float(EXP_MIN_ARGUMENT), format_float(LN2_HIGH), format_float(LN2_LOW));
     let q = polynomial("r", &EXP);
     format!(
         "fn exp2_int(n: i32) -> f32 {{ return bitcast<f32>(bitcast<u32>(n + 127) << 23u); }}
@@ -57,7 +57,7 @@ fn exp_f32(x: f32) -> f32 {{
 }
 
 fn logarithm() -> String {
-    let (high, low, least) = (number(LN2_HIGH), number(LN2_LOW), SQRT_HALF_BITS);
+    let (high, low, least) = (format_float(LN2_HIGH), format_float(LN2_LOW), SQRT_HALF_BITS);
     let q = polynomial("z", &LOG);
     format!(
         "fn normal_bits(x: f32) -> vec2<u32> {{
@@ -93,10 +93,10 @@ fn log_f32(x: f32) -> f32 {{
     )
 }
 
-fn by_exponential() -> String {
-    let (tanh, tanh_small) = (polynomial("z", &TANH), number(TANH_SMALL));
+fn exponential_family() -> String {
+    let (tanh, tanh_small) = (polynomial("z", &TANH), format_float(TANH_POLYNOMIAL_LIMIT));
     let (erf, erf_large) = (polynomial("z", &ERF), polynomial("u", &ERF_LARGE));
-    let (erf_small, erf_end) = (number(ERF_SMALL), number(ERF_END));
+    let (erf_small, erf_end) = (format_float(ERF_POLYNOMIAL_LIMIT), format_float(ERF_SATURATION));
     format!(
         "fn tanh_f32(x: f32) -> f32 {{
     if (is_nan(x)) {{ return x; }}
@@ -125,7 +125,7 @@ fn erf_f32(x: f32) -> f32 {{
 }
 
 /// Returns parts of pi / 2 with few bits: products with integers of 13 bits are exact.
-fn quarter_turn() -> [f32; 4] {
+fn half_pi_parts() -> [f32; 4] {
     let mut rest = std::f64::consts::FRAC_PI_2;
     [0, 1, 2, 3].map(|_| {
         let part = f32::from_bits((rest as f32).to_bits() & 0xffff_e000);
@@ -135,8 +135,8 @@ fn quarter_turn() -> [f32; 4] {
 }
 
 fn circular() -> String {
-    let [a, b, c, d] = quarter_turn().map(number);
-    let (sine, cosine) = (rounded("z", &SINE), rounded("z", &COSINE));
+    let [a, b, c, d] = half_pi_parts().map(format_float);
+    let (sine, cosine) = (rounded_polynomial("z", &SINE), rounded_polynomial("z", &COSINE));
     format!(
         "fn quadrant(rest: f32, n: u32) -> f32 {{
     let z = rest * rest;
@@ -208,7 +208,7 @@ fn cos_f32(x: f32) -> f32 {{ return circular(x, 1u); }}"
 }
 
 fn inverse_tangent() -> String {
-    let p = rounded("z", &ATAN);
+    let p = rounded_polynomial("z", &ATAN);
     format!(
         "fn atan_f32(x: f32) -> f32 {{
     if (is_nan(x)) {{ return x; }}
@@ -234,10 +234,10 @@ fn inverse_tangent() -> String {
 fn power() -> String {
     let lead = LOG2[5];
     let lead_high = f32::from_bits((lead as f32).to_bits() & 0xffff_f000);
-    let lead_low = number((lead - f64::from(lead_high)) as f32);
-    let lead_high = number(lead_high);
-    let rest = rounded("z", &LOG2[..5]);
-    let exp2 = rounded("f", &EXP2);
+    let lead_low = format_float((lead - f64::from(lead_high)) as f32);
+    let lead_high = format_float(lead_high);
+    let rest = rounded_polynomial("z", &LOG2[..5]);
+    let exp2 = rounded_polynomial("f", &EXP2);
     format!(
         "fn upper(x: f32) -> f32 {{ return bitcast<f32>(bitcast<u32>(x) & 0xfffff000u); }}
 fn pow_f32(x: f32, y: f32) -> f32 {{

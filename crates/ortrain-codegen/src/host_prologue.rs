@@ -9,8 +9,8 @@ use std::sync::Arc;
 
 use ortrain_expr::{Access, Builder, DType, Dims, Expr, Inst, Reg, Segments, Strides, Type};
 use ortrain_program::{
-    Buffer, BufferId, GradientModes, Instruction, Load, Nest, Operand, Place, Program, ProgramBuilder,
-    ScheduledInstruction, align,
+    Buffer, BufferId, BufferLocation, GradientModes, Instruction, Load, Nest, Operand, Program,
+    ProgramBuilder, ScheduledInstruction, align,
 };
 use rustc_hash::{FxHashMap, FxHashSet};
 
@@ -30,30 +30,30 @@ pub struct HostPart {
 /// Splits a program into a device part without float64 and a host part; returns `None` if the host has nothing to do.
 /// The device part keeps all buffers of the program, followed by buffers for the results of the host.
 #[must_use]
-pub fn split(program: &Program) -> Option<(Program, HostPart)> {
+pub fn split_host_part(program: &Program) -> Option<(Program, HostPart)> {
     let writes = program.instructions.iter().flat_map(|scheduled| scheduled.instruction.writes());
-    let mut host = Host { written: writes.collect(), ..Host::default() };
+    let mut host = HostBuilder { written: writes.collect(), ..HostBuilder::default() };
     let mut rest = program.clone();
     rest.instructions.clear();
     // The host cannot check values that the caller supplies later, at the yield.
     let mut is_given = true;
-    for scheduled in program.instructions.iter().flat_map(ScheduledInstruction::parts) {
+    for scheduled in program.instructions.iter().flat_map(ScheduledInstruction::split_group) {
         let mut kept = scheduled.clone();
-        if let Some(nest) = scheduled.instruction.nest().filter(|nest| is_wide(nest)) {
-            if matches!(scheduled.instruction, Instruction::Nest(_)) && host.takes(program, nest) {
-                host.whole(program, &mut rest, nest, &scheduled.node)?;
+        if let Some(nest) = scheduled.instruction.nest().filter(|nest| uses_float64(nest)) {
+            if matches!(scheduled.instruction, Instruction::Nest(_)) && host.can_compute(program, nest) {
+                host.move_nest(program, &mut rest, nest, &scheduled.node)?;
                 continue;
             }
-            if let Some(nest) = host.numbers(program, &mut rest, nest, &scheduled.node) {
+            if let Some(nest) = host.move_subexpressions(program, &mut rest, nest, &scheduled.node) {
                 kept.instruction = scheduled.instruction.with_nest(nest);
             }
         }
         is_given &= !matches!(scheduled.instruction, Instruction::Yield(_));
         if is_given
-            && kept.entries == GradientModes::ALL
+            && kept.gradient_modes == GradientModes::ALL
             && kept.instruction.can_fail()
             && let Some(nest) = kept.instruction.nest()
-            && host.checks(program, nest, &scheduled.node).is_some()
+            && host.add_check(program, nest, &scheduled.node).is_some()
         {
             host.checked.push(rest.instructions.len());
         }
@@ -62,7 +62,7 @@ pub fn split(program: &Program) -> Option<(Program, HostPart)> {
     if host.results.is_empty() && host.checked.is_empty() {
         return None;
     }
-    let Host { builder, inputs, results, checked, .. } = host;
+    let HostBuilder { builder, inputs, results, checked, .. } = host;
     let (taken, own): (Vec<_>, Vec<_>) = inputs.into_iter().unzip();
     let (given, made): (Vec<_>, Vec<_>) = results.into_iter().unzip();
     let program = builder.finish(own, made).ok()?;
@@ -70,14 +70,14 @@ pub fn split(program: &Program) -> Option<(Program, HostPart)> {
 }
 
 /// Returns true if a nest reads, writes or computes float64.
-fn is_wide(nest: &Nest) -> bool {
+fn uses_float64(nest: &Nest) -> bool {
     let stored = nest.operands().any(|operand| operand.access.dtype == DType::F64);
     stored || nest.expr.insts().iter().any(|&(_, ty)| ty == Type::F64)
 }
 
 /// Host part under construction.
 #[derive(Default)]
-struct Host {
+struct HostBuilder {
     builder: ProgramBuilder,
     /// Host buffer for each known buffer of the program.
     known: FxHashMap<BufferId, BufferId>,
@@ -90,37 +90,42 @@ struct Host {
     checked: Vec<usize>,
 }
 
-impl Host {
+impl HostBuilder {
     /// Returns true if the host knows the content of a buffer.
-    fn has(&self, program: &Program, id: BufferId) -> bool {
-        let is_constant = matches!(program.buffer(id).place, Place::Constant(_));
+    fn knows(&self, program: &Program, id: BufferId) -> bool {
+        let is_constant = matches!(program.buffer(id).place, BufferLocation::Constant(_));
         is_constant
             || self.known.contains_key(&id)
             || (program.inputs.contains(&id) && !self.written.contains(&id))
     }
 
     /// Returns true if the host can compute a whole nest. The nest must be the only writer of its results.
-    fn takes(&self, program: &Program, nest: &Nest) -> bool {
+    fn can_compute(&self, program: &Program, nest: &Nest) -> bool {
         let is_alone = |id: BufferId| {
             let writes = program.instructions.iter().flat_map(|scheduled| scheduled.instruction.writes());
-            let is_work = matches!(program.buffer(id).place, Place::Work(_));
+            let is_work = matches!(program.buffer(id).place, BufferLocation::Work(_));
             is_work && !program.inputs.contains(&id) && writes.filter(|&written| written == id).count() == 1
         };
         nest.is_map()
             && nest.segments.is_none()
-            && nest.loads.iter().all(|load| load.operand().is_some_and(|from| self.has(program, from.buffer)))
+            && nest
+                .loads
+                .iter()
+                .all(|load| load.operand().is_some_and(|from| self.knows(program, from.buffer)))
             && nest.stores.iter().all(|to| is_alone(to.buffer))
     }
 
     /// Returns the host's buffer for an input, a constant, or a result of an earlier host instruction.
-    fn source(&mut self, program: &Program, id: BufferId) -> BufferId {
+    fn source_buffer(&mut self, program: &Program, id: BufferId) -> BufferId {
         if let Some(&known) = self.known.get(&id) {
             return known;
         }
         let from = program.buffer(id);
         let own = match from.place {
-            Place::Constant(number) => self.builder.constant(&from.label, &program.constants[number]),
-            Place::Work(_) | Place::Plane(..) => {
+            BufferLocation::Constant(number) => {
+                self.builder.constant(&from.label, &program.constants[number])
+            }
+            BufferLocation::Work(_) | BufferLocation::Plane(..) => {
                 let own = self.builder.work(&from.label, from.dtype, from.len);
                 self.inputs.push((id, own));
                 own
@@ -131,10 +136,10 @@ impl Host {
     }
 
     /// Adds a result of the host, in a buffer of the device part without other users.
-    fn result(&mut self, rest: &mut Program, id: BufferId) -> BufferId {
+    fn add_result(&mut self, rest: &mut Program, id: BufferId) -> BufferId {
         let buffer = &mut rest.buffers[id.0 as usize];
         let start = align(rest.work_bytes);
-        buffer.place = Place::Work(start);
+        buffer.place = BufferLocation::Work(start);
         rest.work_bytes = align(start + buffer.bytes());
         let own = self.builder.work(&buffer.label, buffer.dtype, buffer.len);
         self.known.insert(id, own);
@@ -143,13 +148,19 @@ impl Host {
     }
 
     /// Moves a nest to the host.
-    fn whole(&mut self, program: &Program, rest: &mut Program, nest: &Nest, node: &Arc<str>) -> Option<()> {
+    fn move_nest(
+        &mut self,
+        program: &Program,
+        rest: &mut Program,
+        nest: &Nest,
+        node: &Arc<str>,
+    ) -> Option<()> {
         let mut own = nest.clone();
-        for from in own.loaded_mut() {
-            from.buffer = self.source(program, from.buffer);
+        for from in own.load_operands_mut() {
+            from.buffer = self.source_buffer(program, from.buffer);
         }
         for to in &mut own.stores {
-            to.buffer = self.result(rest, to.buffer);
+            to.buffer = self.add_result(rest, to.buffer);
         }
         self.builder.emit(Instruction::from(own), GradientModes::ALL, node).ok()
     }
@@ -157,16 +168,16 @@ impl Host {
     /// Adds a check of the guards of a nest to the host part, over only the axes along which their operands vary.
     /// Returns `None`, without changes, if the host does not know an operand. A failed point is the first such point of
     /// the nest, with zeros along the other axes.
-    fn checks(&mut self, program: &Program, nest: &Nest, node: &Arc<str>) -> Option<()> {
+    fn add_check(&mut self, program: &Program, nest: &Nest, node: &Arc<str>) -> Option<()> {
         if nest.segments.is_some() {
             return None;
         }
         let insts = nest.expr.insts();
         let guards: Vec<Reg> = nest.expr.guards().collect();
-        let needed = nest.expr.needed_by(&guards);
+        let needed = nest.expr.dependencies_of(&guards);
         let is_there = |slot: u16| {
             let from = nest.loads[usize::from(slot)].operand();
-            from.is_some_and(|from| self.has(program, from.buffer))
+            from.is_some_and(|from| self.knows(program, from.buffer))
         };
         let mut differs = vec![false; nest.dims.len()];
         for (&(inst, _), _) in insts.iter().zip(&needed).filter(|(_, needed)| **needed) {
@@ -189,10 +200,10 @@ impl Host {
             if needed[at - 1] { b.push(inst, ty) } else { b.constant(ty, 0.0) }
         });
         let outputs: Vec<Reg> = guards.iter().map(|guard| regs[usize::from(guard.0)]).collect();
-        let (mut loads, expr) = compact(&nest.loads, builder.finish(&outputs), |_| false);
+        let (mut loads, expr) = compact_loads(&nest.loads, builder.finish(&outputs), |_| false);
         for load in &mut loads {
             if let Load::Buffer(from) = load {
-                from.buffer = self.source(program, from.buffer);
+                from.buffer = self.source_buffer(program, from.buffer);
             }
         }
         let sizes = nest.dims.iter().zip(&differs);
@@ -201,7 +212,7 @@ impl Host {
         let stores = guards.iter().map(|guard| {
             let dtype = insts[usize::from(guard.0)].1.storage();
             let to = self.builder.work("checked", dtype, points);
-            Operand::whole(to, dtype, &dims)
+            Operand::contiguous(to, dtype, &dims)
         });
         let stores = stores.collect();
         self.builder
@@ -211,7 +222,7 @@ impl Host {
 
     /// Moves the float64 subexpressions of a nest that are constant per segment to the host. Returns the nest that
     /// reads their values. Returns `None` if there are no such subexpressions, or if a store is in float64.
-    fn numbers(
+    fn move_subexpressions(
         &mut self,
         program: &Program,
         rest: &mut Program,
@@ -230,7 +241,7 @@ impl Host {
         let insts = nest.expr.insts();
         let is_there = |slot: u16| {
             let from = nest.loads[usize::from(slot)].operand();
-            from.is_some_and(|from| is_slow(&from.access) && self.has(program, from.buffer))
+            from.is_some_and(|from| is_slow(&from.access) && self.knows(program, from.buffer))
         };
         let mut slow: Vec<bool> = Vec::with_capacity(insts.len());
         for (inst, _) in insts {
@@ -245,7 +256,7 @@ impl Host {
         if nest.stores.iter().any(|to| to.access.dtype == DType::F64) {
             return None;
         }
-        let edge: Vec<usize> = (0..insts.len()).filter(|&k| slow[k] && is_edge(nest, &slow, k)).collect();
+        let edge: Vec<usize> = (0..insts.len()).filter(|&k| slow[k] && is_boundary(nest, &slow, k)).collect();
         if edge.is_empty() {
             return None;
         }
@@ -258,11 +269,11 @@ impl Host {
             if slow[at - 1] { b.push(inst, ty) } else { b.constant(ty, 0.0) }
         });
         let outputs: Vec<Reg> = edge.iter().map(|&k| regs[k]).collect();
-        let (loads, expr) = compact(&nest.loads, builder.finish(&outputs), |_| false);
+        let (loads, expr) = compact_loads(&nest.loads, builder.finish(&outputs), |_| false);
         let mut own = Vec::with_capacity(loads.len());
         for load in loads {
             let from = load.operand()?;
-            let buffer = self.source(program, from.buffer);
+            let buffer = self.source_buffer(program, from.buffer);
             let strides = [along(&from.access.strides)].into_iter().collect();
             own.push(Load::Buffer(Operand { buffer, access: Access { strides, ..from.access.clone() } }));
         }
@@ -272,8 +283,8 @@ impl Host {
             let dtype = insts[k].1.storage();
             let id = BufferId(rest.buffers.len() as u32);
             let label = format!("{node}/number {}", stores.len()).into();
-            rest.buffers.push(Buffer { label, dtype, len: count, place: Place::Work(0) });
-            stores.push(Operand::whole(self.result(rest, id), dtype, &[count]));
+            rest.buffers.push(Buffer { label, dtype, len: count, place: BufferLocation::Work(0) });
+            stores.push(Operand::contiguous(self.add_result(rest, id), dtype, &[count]));
             let mut strides: Strides = nest.dims.iter().map(|_| 0).collect();
             if let (Some(_), Some(first)) = (&nest.segments, strides.first_mut()) {
                 *first = 1;
@@ -298,14 +309,14 @@ impl Host {
             }
         });
         let (expr, reductions) = builder.finish_copy(&nest.expr, &nest.reductions, &regs);
-        let (loads, expr) = compact(&loads, expr, Load::is_accumulator);
+        let (loads, expr) = compact_loads(&loads, expr, Load::is_accumulator);
         Some(Nest { loads, expr, reductions, ..nest.clone() })
     }
 }
 
 /// Returns true for a register that the host passes to the device: a conversion from float64, or a float64 value that
 /// the device uses in float64. `slow` marks the registers that the host can compute.
-fn is_edge(nest: &Nest, slow: &[bool], k: usize) -> bool {
+fn is_boundary(nest: &Nest, slow: &[bool], k: usize) -> bool {
     let insts = nest.expr.insts();
     let here = Reg(k as u16);
     match insts[k] {
@@ -321,7 +332,7 @@ fn is_edge(nest: &Nest, slow: &[bool], k: usize) -> bool {
 }
 
 /// Returns the loads that an expression reads or that satisfy `is_kept`, and the expression with renumbered loads.
-fn compact(loads: &[Load], expr: Expr, is_kept: impl Fn(&Load) -> bool) -> (Vec<Load>, Expr) {
+fn compact_loads(loads: &[Load], expr: Expr, is_kept: impl Fn(&Load) -> bool) -> (Vec<Load>, Expr) {
     let read: FxHashSet<u16> = (expr.insts().iter())
         .filter_map(|(inst, _)| match *inst {
             Inst::Load(slot) | Inst::LoadAt(slot, _) => Some(slot),

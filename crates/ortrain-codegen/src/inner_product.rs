@@ -5,12 +5,12 @@ use ortrain_program::Operand;
 
 use crate::dialect::Repr;
 use crate::expr::AnalyzedNest;
-use crate::kernel::{Kernel, Value, float64};
+use crate::kernel::{Kernel, Value, float64_message};
 use crate::nest;
 
 /// Returns true if adjacent elements in memory are terms of one line of a factor. The arguments are its strides between
 /// lines and between terms.
-pub(crate) fn terms_lie_closer(lines: isize, terms: isize) -> bool {
+pub(crate) fn are_terms_adjacent(lines: isize, terms: isize) -> bool {
     let (lines, terms) = (lines.unsigned_abs(), terms.unsigned_abs());
     terms != 0 && (lines == 0 || terms < lines)
 }
@@ -24,7 +24,7 @@ pub(crate) struct InnerProduct {
 }
 
 /// Splits a factor into its terms for a precision.
-pub(crate) fn terms(kernel: &mut Kernel<'_>, precision: Precision, factor: Value) -> Vec<Value> {
+pub(crate) fn split_terms(kernel: &mut Kernel<'_>, precision: Precision, factor: Value) -> Vec<Value> {
     let names: &[&str] = match precision {
         Precision::F32 => return vec![factor],
         Precision::Bf16 => &["to_bf16"],
@@ -38,11 +38,11 @@ pub(crate) fn terms(kernel: &mut Kernel<'_>, precision: Precision, factor: Value
 
 impl InnerProduct {
     pub(crate) fn new(kernel: &mut Kernel<'_>, precision: Precision) -> InnerProduct {
-        InnerProduct::of(kernel, precision, Repr::F32)
+        InnerProduct::with_repr(kernel, precision, Repr::F32)
     }
 
     /// Creates several inner products of one left factor with vectors of right factors.
-    pub(crate) fn of(kernel: &mut Kernel<'_>, precision: Precision, repr: Repr) -> InnerProduct {
+    pub(crate) fn with_repr(kernel: &mut Kernel<'_>, precision: Precision, repr: Repr) -> InnerProduct {
         let zero = kernel.constant(Scalar::F32(0.0), repr);
         let total = kernel.variable(&zero);
         let first = (precision.terms() > 1).then(|| kernel.variable(&zero));
@@ -50,19 +50,19 @@ impl InnerProduct {
     }
 
     /// Returns one of several inner products.
-    pub(crate) fn part(&self, name: &str) -> InnerProduct {
+    pub(crate) fn component(&self, name: &str) -> InnerProduct {
         let part = |sum: &Value| Value::new(format!("{}.{name}", sum.text), Repr::F32);
         InnerProduct { total: part(&self.total), first: self.first.as_ref().map(part), ..*self }
     }
 
     /// Returns the number of sums per inner product.
-    pub(crate) fn count(precision: Precision) -> usize {
+    pub(crate) fn sums_per_product(precision: Precision) -> usize {
         precision.terms().min(2)
     }
 
     /// Adds a product.
     pub(crate) fn add(&self, kernel: &mut Kernel<'_>, a: Value, b: Value) {
-        let [a, b] = [a, b].map(|factor| terms(kernel, self.precision, factor));
+        let [a, b] = [a, b].map(|factor| split_terms(kernel, self.precision, factor));
         self.add_terms(kernel, &a, &b);
     }
 
@@ -125,7 +125,12 @@ pub(crate) trait MatmulOperands {
     }
 
     /// Prints the result at a point of the epilogue, from the summed product.
-    fn finished(&self, _kernel: &mut Kernel<'_>, _at: &[String], product: Value) -> Result<Value, String> {
+    fn finish_value(
+        &self,
+        _kernel: &mut Kernel<'_>,
+        _at: &[String],
+        product: Value,
+    ) -> Result<Value, String> {
         Ok(product)
     }
 
@@ -137,20 +142,26 @@ pub(crate) trait MatmulOperands {
         at: Vec<String>,
         product: Value,
     ) -> Result<(), String> {
-        let result = self.finished(kernel, &at, product)?;
-        nest::finish(kernel, epilogue, at, vec![result])
+        let result = self.finish_value(kernel, &at, product)?;
+        nest::finish_map(kernel, epilogue, at, vec![result])
     }
 
     /// Returns true if adjacent elements in memory are terms of one line, not the same term of adjacent lines.
     fn runs_along_terms(&self, side: usize) -> bool;
 
     /// Defines the values that all elements of a line share, and returns their names.
-    fn line(&self, _kernel: &mut Kernel<'_>, _side: usize, batch: &[String], line: &str) -> Vec<String> {
+    fn define_line(
+        &self,
+        _kernel: &mut Kernel<'_>,
+        _side: usize,
+        batch: &[String],
+        line: &str,
+    ) -> Vec<String> {
         batch.iter().cloned().chain([line.to_owned()]).collect()
     }
 
     /// Defines the values that all elements of a term share, and returns their names.
-    fn term(&self, _kernel: &mut Kernel<'_>, _side: usize, term: &str) -> Vec<String> {
+    fn define_term(&self, _kernel: &mut Kernel<'_>, _side: usize, term: &str) -> Vec<String> {
         vec![term.to_owned()]
     }
 
@@ -171,7 +182,7 @@ pub(crate) trait MatmulOperands {
 }
 
 /// Prints an element of a factor, or zero if a condition fails or the element does not exist.
-pub(crate) fn element_where(
+pub(crate) fn element_if(
     kernel: &mut Kernel<'_>,
     factors: &dyn MatmulOperands,
     side: usize,
@@ -181,7 +192,7 @@ pub(crate) fn element_where(
     let value = kernel.variable(&Value::new("0.0f", Repr::F32));
     let depth = kernel.depth();
     if let Some(condition) = condition {
-        kernel.when(condition);
+        kernel.begin_if(condition);
     }
     let loaded = factors.element(kernel, side, line, term)?;
     let loaded = kernel.as_repr(&loaded, Repr::F32);
@@ -190,7 +201,7 @@ pub(crate) fn element_where(
     Ok(value)
 }
 
-pub(crate) fn refuse_doubles(factors: [&Operand; 2]) -> Result<(), String> {
+pub(crate) fn reject_doubles(factors: [&Operand; 2]) -> Result<(), String> {
     let is_double = |factor: &&Operand| factor.access.dtype == DType::F64;
-    if factors.iter().any(is_double) { Err(float64()) } else { Ok(()) }
+    if factors.iter().any(is_double) { Err(float64_message()) } else { Ok(()) }
 }

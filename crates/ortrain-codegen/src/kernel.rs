@@ -7,9 +7,9 @@ use ortrain_expr::{DType, Scalar};
 use ortrain_program::{BufferId, align};
 
 use crate::bindings::{Region, Regions};
-use crate::dialect::{Declared, Dialect, GROUP, Repr, SHARED, Shared};
+use crate::dialect::{DeclaredBinding, Dialect, GROUP_SIZE, MAX_SHARED_BYTES, Repr, SharedArray};
 use crate::elements::word_of;
-use crate::launch::{Binding, Caps, Home, Launch};
+use crate::launch::{Binding, Caps, Launch, MemoryId};
 
 /// Printed value.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,12 +41,12 @@ pub(crate) struct Kernel<'a> {
     regions: &'a Regions<'a>,
     caps: &'a Caps,
     sources: Vec<Source>,
-    declared: Vec<Declared>,
-    shared: Vec<Shared>,
+    declared: Vec<DeclaredBinding>,
+    shared: Vec<SharedArray>,
     /// Regions that are bound as quads of words.
     wide: Vec<usize>,
     /// Condition for stores of results, if any. Single invocations of a group must not leave the kernel early.
-    pub(crate) live: Option<String>,
+    pub(crate) store_condition: Option<String>,
     body: String,
     names: usize,
     /// Open braces that [`Kernel::close_to`] closes.
@@ -72,7 +72,7 @@ impl<'a> Kernel<'a> {
             declared: Vec::new(),
             shared: Vec::new(),
             wide: Vec::new(),
-            live: None,
+            store_condition: None,
             body: String::new(),
             names: 0,
             depth: 0,
@@ -117,14 +117,14 @@ impl<'a> Kernel<'a> {
 
     /// Starts a loop and returns the name of its counter. A loop without iterations becomes an `if (false)` block,
     /// because some drivers fail on such loops.
-    pub(crate) fn counted(&mut self, from: &str, to: &str) -> String {
+    pub(crate) fn begin_loop(&mut self, from: &str, to: &str) -> String {
         let name = self.name();
         if from == to {
-            self.when("false");
+            self.begin_if("false");
             let counter = self.dialect.define(&name, Repr::I32, from);
             self.line(&counter);
         } else {
-            let head = self.dialect.counted(&name, from, to);
+            let head = self.dialect.loop_head(&name, from, to);
             self.line(&head);
             self.depth += 1;
         }
@@ -132,7 +132,7 @@ impl<'a> Kernel<'a> {
     }
 
     /// Starts a block with a condition.
-    pub(crate) fn when(&mut self, condition: &str) {
+    pub(crate) fn begin_if(&mut self, condition: &str) {
         self.line(&format!("if ({condition}) {{"));
         self.depth += 1;
     }
@@ -158,10 +158,10 @@ impl<'a> Kernel<'a> {
         Value::new(self.dialect.constant(value, repr), repr)
     }
 
-    fn binding(&mut self, source: Source, atomic: bool) -> Declared {
+    fn binding(&mut self, source: Source, atomic: bool) -> DeclaredBinding {
         let at = self.sources.iter().position(|known| *known == source).unwrap_or_else(|| {
             let is_wide = matches!(&source, Source::Region(region) if self.wide.contains(region));
-            self.declared.push(Declared { name: format!("b{}", self.sources.len()), atomic, is_wide });
+            self.declared.push(DeclaredBinding { name: format!("b{}", self.sources.len()), atomic, is_wide });
             self.sources.push(source);
             self.sources.len() - 1
         });
@@ -169,10 +169,10 @@ impl<'a> Kernel<'a> {
     }
 
     /// Returns the binding of a buffer, and the index of the buffer's first element in it.
-    pub(crate) fn buffer(&mut self, id: BufferId) -> (Declared, isize) {
-        let region = self.regions.of(id);
+    pub(crate) fn buffer(&mut self, id: BufferId) -> (DeclaredBinding, isize) {
+        let region = self.regions.region_of(id);
         let atomic = self.regions.regions[region].atomic;
-        (self.binding(Source::Region(region), atomic), self.regions.first(id))
+        (self.binding(Source::Region(region), atomic), self.regions.first_element(id))
     }
 
     /// Returns the type of the elements of a buffer.
@@ -181,8 +181,8 @@ impl<'a> Kernel<'a> {
     }
 
     /// Binds the region of a buffer as quads of words. The kernel must not access the region in any other way.
-    pub(crate) fn widen(&mut self, id: BufferId) {
-        self.wide.push(self.regions.of(id));
+    pub(crate) fn bind_as_quads(&mut self, id: BufferId) {
+        self.wide.push(self.regions.region_of(id));
     }
 
     /// Converts a value to another type, with the semantics of [`ortrain_expr::Inst::Convert`].
@@ -284,16 +284,16 @@ impl<'a> Kernel<'a> {
         self.line(&line);
     }
 
-    pub(crate) fn lower_fault_word(&mut self, at: usize, value: &str) {
+    pub(crate) fn min_fault_word(&mut self, at: usize, value: &str) {
         let fault = self.binding(Source::Fault, true);
-        let line = self.dialect.lower_word(&fault, &at.to_string(), value);
+        let line = self.dialect.min_word(&fault, &at.to_string(), value);
         self.line(&line);
     }
 
     /// Declares an array that the invocations of a group share, and returns its name.
     pub(crate) fn shared(&mut self, repr: Repr, len: usize) -> String {
         let name = format!("s{}", self.shared.len());
-        self.shared.push(Shared { name: name.clone(), repr, len });
+        self.shared.push(SharedArray { name: name.clone(), repr, len });
         name
     }
 
@@ -310,10 +310,10 @@ impl<'a> Kernel<'a> {
     }
 
     /// Starts a block for a condition and for [`Kernel::live`], if there is any condition.
-    pub(crate) fn when_live(&mut self, condition: Option<String>) {
-        let conditions: Vec<String> = condition.into_iter().chain(self.live.clone()).collect();
+    pub(crate) fn begin_if_live(&mut self, condition: Option<String>) {
+        let conditions: Vec<String> = condition.into_iter().chain(self.store_condition.clone()).collect();
         if !conditions.is_empty() {
-            self.when(&conditions.join(" && "));
+            self.begin_if(&conditions.join(" && "));
         }
     }
 
@@ -327,22 +327,22 @@ impl<'a> Kernel<'a> {
         self.close_to(0);
         if self.sources.len() > self.caps.bindings as usize {
             let (needed, most) = (self.sources.len(), self.caps.bindings);
-            self.regions.crowded.set(true);
+            self.regions.exceeds_bindings.set(true);
             return Err(format!(
                 "it reaches {needed} separate pieces of memory, and this device binds at most {most}"
             ));
         }
-        let shared: usize = self.shared.iter().map(Shared::bytes).sum();
-        if shared > SHARED {
-            return Err(format!("its groups share {shared} bytes, and devices have {SHARED}"));
+        let shared: usize = self.shared.iter().map(SharedArray::bytes).sum();
+        if shared > MAX_SHARED_BYTES {
+            return Err(format!("its groups share {shared} bytes, and devices have {MAX_SHARED_BYTES}"));
         }
         let (points, groups) = match extent {
-            Extent::Points(points) => (points, points.div_ceil(u64::from(GROUP)).max(1)),
-            Extent::Groups(groups) => (groups.saturating_mul(u64::from(GROUP)), groups.max(1)),
+            Extent::Points(points) => (points, points.div_ceil(u64::from(GROUP_SIZE)).max(1)),
+            Extent::Groups(groups) => (groups.saturating_mul(u64::from(GROUP_SIZE)), groups.max(1)),
         };
         let row = groups.min(u64::from(self.caps.groups)) as u32;
         let column = groups.div_ceil(u64::from(row));
-        if points > u64::from(u32::MAX) - u64::from(GROUP) || column > u64::from(self.caps.groups) {
+        if points > u64::from(u32::MAX) - u64::from(GROUP_SIZE) || column > u64::from(self.caps.groups) {
             return Err(format!("it has {points} points, which are more than invocations are counted"));
         }
         let source = match extent {
@@ -353,10 +353,10 @@ impl<'a> Kernel<'a> {
         };
         let binding = |source: Source| match source {
             Source::Region(k) => {
-                let Region { home, start, end, .. } = self.regions.regions[k];
-                Binding::Bytes { home, start, len: end - start }
+                let Region { memory: home, start, end, .. } = self.regions.regions[k];
+                Binding::Bytes { memory: home, start, len: end - start }
             }
-            Source::Scratch => Binding::Bytes { home: Home::Scratch, start: 0, len: align(scratch) },
+            Source::Scratch => Binding::Bytes { memory: MemoryId::Scratch, start: 0, len: align(scratch) },
             Source::Run => Binding::Run,
             Source::Fault => Binding::Fault,
             Source::Table(words) => Binding::Table(words),
@@ -371,6 +371,6 @@ impl<'a> Kernel<'a> {
 }
 
 /// Returns the reason why an instruction does not support 64-bit floats.
-pub(crate) fn float64() -> String {
+pub(crate) fn float64_message() -> String {
     "it computes with float64, which this device does not have; float32 is there, and the cpu backend has both".into()
 }

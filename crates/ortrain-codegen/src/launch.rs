@@ -24,7 +24,7 @@ pub enum Binding {
     /// disjoint.
     Bytes {
         /// Memory.
-        home: Home,
+        memory: MemoryId,
         /// Offset of the first byte.
         start: usize,
         /// Number of bytes.
@@ -40,7 +40,7 @@ pub enum Binding {
 
 /// Memory that launches access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Home {
+pub enum MemoryId {
     /// Work arena.
     Work,
     /// Plane.

@@ -49,8 +49,8 @@ mod wgsl_library;
 mod window;
 mod workgroup_reduce;
 
-pub use dialect::{Declared, Dialect, GROUP, Repr, SHARED, Shared};
-pub use host_prologue::{HostPart, split};
-pub use launch::{Binding, Caps, Fault, Home, Launch, Lowered, Unsupported};
+pub use dialect::{DeclaredBinding, Dialect, GROUP_SIZE, MAX_SHARED_BYTES, Repr, SharedArray};
+pub use host_prologue::{HostPart, split_host_part};
+pub use launch::{Binding, Caps, Fault, Launch, Lowered, MemoryId, Unsupported};
 pub use lower::lower;
 pub use wgsl::Wgsl;

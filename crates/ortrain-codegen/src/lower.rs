@@ -2,7 +2,7 @@
 
 use std::cell::Cell;
 
-use ortrain_program::{BufferId, Instruction, Place, Program, ScheduledInstruction};
+use ortrain_program::{BufferId, BufferLocation, Instruction, Program, ScheduledInstruction};
 
 use crate::bindings::Regions;
 use crate::dialect::Dialect;
@@ -26,7 +26,7 @@ pub(crate) struct Context<'a> {
     /// Scratch bytes that its launches share.
     scratch: Cell<usize>,
     /// Scratch words that stay reserved.
-    kept: Cell<usize>,
+    permanent_words: Cell<usize>,
 }
 
 impl<'a> Context<'a> {
@@ -50,7 +50,8 @@ impl<'a> Context<'a> {
         let mut kernel = self.plain_kernel();
         if self.guarded {
             let failed = kernel.fault_word(0);
-            kernel.live = Some(kernel.define(Value::new(format!("{failed} == 0u"), Repr::Bool)).text);
+            kernel.store_condition =
+                Some(kernel.define(Value::new(format!("{failed} == 0u"), Repr::Bool)).text);
         }
         kernel
     }
@@ -58,26 +59,26 @@ impl<'a> Context<'a> {
     /// Reserves `words` of scratch memory shared by the launches of this instruction; returns the offset. Later
     /// reservations may reuse them.
     pub(crate) fn reserve(&self, words: usize) -> usize {
-        let first = self.kept.get();
+        let first = self.permanent_words.get();
         self.scratch.set(self.scratch.get().max(4 * (first + words)));
         first
     }
 
     /// Reserves `words` of scratch memory that later reservations of the instruction do not reuse; returns the offset.
-    pub(crate) fn keep(&self, words: usize) -> usize {
+    pub(crate) fn reserve_permanently(&self, words: usize) -> usize {
         let first = self.reserve(words);
-        self.kept.set(first + words);
+        self.permanent_words.set(first + words);
         first
     }
 
     /// Returns true if two buffers of the instruction may share bytes.
-    pub(crate) fn share(&self, a: BufferId, b: BufferId) -> bool {
-        self.regions.of(a) == self.regions.of(b)
+    pub(crate) fn may_share_bytes(&self, a: BufferId, b: BufferId) -> bool {
+        self.regions.region_of(a) == self.regions.region_of(b)
     }
 
     /// Returns the index of the first element of a buffer in its binding.
-    pub(crate) fn first(&self, id: BufferId) -> isize {
-        self.regions.first(id)
+    pub(crate) fn first_element(&self, id: BufferId) -> isize {
+        self.regions.first_element(id)
     }
 
     /// Returns the launch of a kernel with one invocation per point.
@@ -115,10 +116,11 @@ pub fn lower(
         }
         let checks = instruction.can_fail() && !checked.contains(&at);
         can_fail |= checks;
-        let in_plane = |id: &BufferId| matches!(program.buffer(*id).place, Place::Plane(..));
+        let in_plane = |id: &BufferId| matches!(program.buffer(*id).place, BufferLocation::Plane(..));
         let guarded = checks || (can_fail && instruction.writes().iter().any(in_plane));
-        for part in scheduled.parts() {
-            let printed = of_instruction((program, at, &part.instruction), (checks, guarded), caps, dialect);
+        for part in scheduled.split_group() {
+            let printed =
+                lower_instruction((program, at, &part.instruction), (checks, guarded), caps, dialect);
             let (launches, scratch) = printed.map_err(|reason| Unsupported {
                 node: node.to_string(),
                 instruction: instruction.name(),
@@ -131,7 +133,7 @@ pub fn lower(
     Ok(lowered)
 }
 
-fn of_instruction(
+fn lower_instruction(
     (program, at, instruction): (&Program, usize, &Instruction),
     (checks, guarded): (bool, bool),
     caps: &Caps,
@@ -142,17 +144,18 @@ fn of_instruction(
     }
     let regions = Regions::new(program, instruction, caps)?;
     let (scratch, kept) = (Cell::new(0), Cell::new(0));
-    let mut cx = Context { dialect, caps, regions, instruction: at, checks, guarded, scratch, kept };
-    let mut made = printed(&cx, instruction);
+    let mut cx =
+        Context { dialect, caps, regions, instruction: at, checks, guarded, scratch, permanent_words: kept };
+    let mut made = print_instruction(&cx, instruction);
     // Buffers of one memory may share a binding if there are too few bindings.
-    while made.is_err() && cx.regions.crowded.get() && cx.regions.join(caps) {
-        cx.kept.set(0);
-        made = printed(&cx, instruction);
+    while made.is_err() && cx.regions.exceeds_bindings.get() && cx.regions.merge_nearest(caps) {
+        cx.permanent_words.set(0);
+        made = print_instruction(&cx, instruction);
     }
     Ok((made?, cx.scratch.get()))
 }
 
-fn printed(cx: &Context<'_>, instruction: &Instruction) -> Result<Vec<Launch>, String> {
+fn print_instruction(cx: &Context<'_>, instruction: &Instruction) -> Result<Vec<Launch>, String> {
     match instruction {
         Instruction::Nest(nest) => nest::launches(cx, nest, &|_, _| Ok(Vec::new())),
         Instruction::NestGroup(_) => Err("a group whose nests are not printed one by one".to_owned()),

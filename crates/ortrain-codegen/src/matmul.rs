@@ -5,23 +5,23 @@ use ortrain_program::{MatMul, Operand};
 
 use crate::dialect::Repr;
 use crate::expr::position;
-use crate::inner_product::{InnerProduct, LEFT, MatmulOperands, refuse_doubles, terms_lie_closer};
+use crate::inner_product::{InnerProduct, LEFT, MatmulOperands, are_terms_adjacent, reject_doubles};
 use crate::kernel::{Kernel, Value};
 use crate::launch::Launch;
 use crate::lower::Context;
 use crate::matmul_strategy;
 
 pub(crate) fn launches(cx: &Context<'_>, m: &MatMul) -> Result<Vec<Launch>, String> {
-    refuse_doubles([&m.a, &m.b])?;
-    matmul_strategy::launches(cx, &Matrices(m), &m.epilogue, &|kernel, at| {
+    reject_doubles([&m.a, &m.b])?;
+    matmul_strategy::launches(cx, &StridedFactors(m), &m.epilogue, &|kernel, at| {
         let (batch, place) = at.split_at(m.batch.len());
         let sum = InnerProduct::new(kernel, m.precision);
         let depth = kernel.depth();
-        let l = kernel.counted("0", &m.k.to_string());
+        let l = kernel.begin_loop("0", &m.k.to_string());
         let with =
             |i: &str, j: &str| batch.iter().cloned().chain([i.into(), j.into()]).collect::<Vec<String>>();
-        let a = factor(kernel, &m.a, &with(&place[0], &l), m.rounded[0])?;
-        let b = factor(kernel, &m.b, &with(&l, &place[1]), m.rounded[1])?;
+        let a = factor_element(kernel, &m.a, &with(&place[0], &l), m.rounded[0])?;
+        let b = factor_element(kernel, &m.b, &with(&l, &place[1]), m.rounded[1])?;
         sum.add(kernel, a, b);
         kernel.close_to(depth);
         Ok(vec![sum.result(kernel)])
@@ -29,7 +29,7 @@ pub(crate) fn launches(cx: &Context<'_>, m: &MatMul) -> Result<Vec<Launch>, Stri
 }
 
 /// Prints an element of a factor at a point of its space, rounded if required.
-fn factor(
+fn factor_element(
     kernel: &mut Kernel<'_>,
     from: &Operand,
     at: &[String],
@@ -44,9 +44,9 @@ fn factor(
 }
 
 /// Factors of a matrix product: strided accesses.
-struct Matrices<'m>(&'m MatMul);
+struct StridedFactors<'m>(&'m MatMul);
 
-impl MatmulOperands for Matrices<'_> {
+impl MatmulOperands for StridedFactors<'_> {
     fn batch(&self) -> Vec<usize> {
         self.0.batch.to_vec()
     }
@@ -63,7 +63,7 @@ impl MatmulOperands for Matrices<'_> {
         let axes = self.0.batch.len();
         let stride = |axis: usize| [&self.0.a, &self.0.b][side].access.strides[axes + axis];
         let (lines, terms) = if side == LEFT { (0, 1) } else { (1, 0) };
-        terms_lie_closer(stride(lines), stride(terms))
+        are_terms_adjacent(stride(lines), stride(terms))
     }
 
     fn element(
@@ -76,6 +76,6 @@ impl MatmulOperands for Matrices<'_> {
         let mut at = line.to_vec();
         let last = if side == LEFT { at.len() } else { at.len() - 1 };
         at.insert(last, term[0].clone());
-        factor(kernel, [&self.0.a, &self.0.b][side], &at, self.0.rounded[side])
+        factor_element(kernel, [&self.0.a, &self.0.b][side], &at, self.0.rounded[side])
     }
 }

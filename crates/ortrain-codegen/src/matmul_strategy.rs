@@ -2,7 +2,7 @@
 
 use ortrain_program::Nest;
 
-use crate::bounds_checks::{Accumulate, checks};
+use crate::bounds_checks::{Accumulate, guard_launches};
 use crate::inner_product::MatmulOperands;
 use crate::launch::Launch;
 use crate::lower::Context;
@@ -10,11 +10,11 @@ use crate::split_k::MatmulOutput;
 use crate::{nest, skinny, tiled};
 
 /// Maximum length of sums for the plain kernel: with short sums, tiles reuse loads too rarely.
-const SHORT: usize = 4;
+const MAX_PLAIN_TERMS: usize = 4;
 /// Maximum length of sums that the invocations of a group do not share.
-const SHORT_SHARED: usize = 16;
+const MAX_UNSHARED_TERMS: usize = 16;
 /// Maximum number of rows or columns for the skinny kernel: one invocation computes all of them.
-const FEW: usize = 8;
+const MAX_SKINNY_LINES: usize = 8;
 
 /// Returns the launches of a product. Whole groups compute it if its shape allows; otherwise `plain` computes each
 /// point.
@@ -25,28 +25,28 @@ pub(crate) fn launches(
     plain: Accumulate<'_>,
 ) -> Result<Vec<Launch>, String> {
     // Plain kernels can succeed if group kernels fail, for example because a device has too few bindings.
-    match grouped(cx, factors, epilogue, plain) {
+    match group_launches(cx, factors, epilogue, plain) {
         Ok(Some(launches)) => Ok(launches),
         _ => nest::launches(cx, epilogue, plain),
     }
 }
 
-fn grouped(
+fn group_launches(
     cx: &Context<'_>,
     factors: &dyn MatmulOperands,
     epilogue: &Nest,
     plain: Accumulate<'_>,
 ) -> Result<Option<Vec<Launch>>, String> {
     let [m, n, k] = factors.sides();
-    let few = m.min(n) <= FEW;
+    let few = m.min(n) <= MAX_SKINNY_LINES;
     if few && factors.is_costly() {
         return Ok(None);
     }
-    if k <= if few { SHORT_SHARED } else { SHORT } || epilogue.segments.is_some() {
+    if k <= if few { MAX_UNSHARED_TERMS } else { MAX_PLAIN_TERMS } || epilogue.segments.is_some() {
         return Ok(None);
     }
     let target = MatmulOutput::new(factors, epilogue)?;
-    let mut launches = checks(cx, target.known(), plain)?;
+    let mut launches = guard_launches(cx, target.known(), plain)?;
     launches.extend(match few {
         true => skinny::launches(cx, &target)?,
         false => tiled::launches(cx, &target)?,

@@ -2,13 +2,13 @@
 
 use ortrain_program::Nest;
 
-use crate::bounds_checks::{Accumulate, checks};
+use crate::bounds_checks::{Accumulate, guard_launches};
 use crate::expr::{AnalyzedNest, Point};
 use crate::kernel::{Kernel, Value};
 use crate::launch::Launch;
 use crate::lower::Context;
 use crate::reduction_strategy::ReductionKind;
-use crate::thread_index::{point_of, store};
+use crate::thread_index::{define_point, store};
 use crate::thread_reduction::reduce;
 use crate::{row_reduction, split_reduction, vectorized_map};
 
@@ -19,12 +19,12 @@ pub(crate) fn launches(
     accumulate: Accumulate<'_>,
 ) -> Result<Vec<Launch>, String> {
     let known = AnalyzedNest::new(nest)?;
-    let mut launches = checks(cx, &known, accumulate)?;
-    match grouped(cx, &known) {
+    let mut launches = guard_launches(cx, &known, accumulate)?;
+    match group_launches(cx, &known) {
         Some(made) => launches.extend(made),
         None => match vectorized_map::launch(cx, &known)? {
             Some(made) => launches.push(made),
-            None => launches.push(plain(cx, &known, accumulate)?),
+            None => launches.push(plain_launch(cx, &known, accumulate)?),
         },
     }
     Ok(launches)
@@ -32,8 +32,8 @@ pub(crate) fn launches(
 
 /// Returns the launches of whole groups that compute a nest, if they are faster for its sizes. If they fail, plain
 /// kernels can still succeed.
-fn grouped(cx: &Context<'_>, known: &AnalyzedNest<'_>) -> Option<Vec<Launch>> {
-    if let ReductionKind::Parts(cut) = ReductionKind::of(known.nest)?
+fn group_launches(cx: &Context<'_>, known: &AnalyzedNest<'_>) -> Option<Vec<Launch>> {
+    if let ReductionKind::Parts(cut) = ReductionKind::for_nest(known.nest)?
         && let Ok(made) = split_reduction::launches(cx, known, cut)
     {
         return Some(made);
@@ -42,21 +42,21 @@ fn grouped(cx: &Context<'_>, known: &AnalyzedNest<'_>) -> Option<Vec<Launch>> {
 }
 
 /// Returns the launch with one invocation per outer point.
-pub(crate) fn plain(
+pub(crate) fn plain_launch(
     cx: &Context<'_>,
     known: &AnalyzedNest<'_>,
     accumulate: Accumulate<'_>,
 ) -> Result<Launch, String> {
     let nest = known.nest;
     let outer: u64 = match &nest.segments {
-        Some(segments) if nest.is_map() => segments.elements() as u64,
+        Some(segments) if nest.is_map() => segments.num_points() as u64,
         _ => nest.outer_dims().iter().map(|&dim| dim as u64).product(),
     };
     let mut kernel = cx.kernel();
     if nest.is_map() {
-        let at = point_of(&mut kernel, nest, "id");
+        let at = define_point(&mut kernel, nest, "id");
         let accumulators = accumulate(&mut kernel, &at)?;
-        finish(&mut kernel, known, at, accumulators)?;
+        finish_map(&mut kernel, known, at, accumulators)?;
     } else {
         reduce(&mut kernel, known)?;
     };
@@ -64,7 +64,7 @@ pub(crate) fn plain(
 }
 
 /// Computes the results of a map at a point from its accumulators, and stores them.
-pub(crate) fn finish(
+pub(crate) fn finish_map(
     kernel: &mut Kernel<'_>,
     known: &AnalyzedNest<'_>,
     at: Vec<String>,

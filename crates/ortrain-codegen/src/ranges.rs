@@ -39,18 +39,18 @@ impl Range {
         }
     }
 
-    fn with(self, other: Range) -> Range {
+    fn union(self, other: Range) -> Range {
         Range::new(self.low.min(other.low), self.high.max(other.high))
     }
 
-    fn lies_in(self, other: Range) -> bool {
+    fn is_within(self, other: Range) -> bool {
         other.low <= self.low && self.high <= other.high
     }
 
     /// Returns the range if it fits the type without wrapping, or else the full range of the type.
-    fn kept_in(self, ty: Type) -> Range {
+    fn clamp_to_type(self, ty: Type) -> Range {
         let all = Range::of_type(ty);
-        if self.lies_in(all) { self } else { all }
+        if self.is_within(all) { self } else { all }
     }
 
     fn corners(self, other: Range, f: impl Fn(i128, i128) -> i128) -> Range {
@@ -58,13 +58,13 @@ impl Range {
             [(self.low, other.low), (self.low, other.high), (self.high, other.low), (self.high, other.high)];
         let values = ends.map(|(a, b)| f(a, b));
         let (first, rest) = (values[0], &values[1..]);
-        rest.iter().fold(Range::new(first, first), |all, &v| all.with(Range::new(v, v)))
+        rest.iter().fold(Range::new(first, first), |all, &v| all.union(Range::new(v, v)))
     }
 
     /// Returns the printed type of a register with this range.
     pub(crate) fn repr(self, ty: Type) -> Repr {
         match ty {
-            Type::I64 if self.lies_in(Range::of_type(Type::I32)) => Repr::I32,
+            Type::I64 if self.is_within(Range::of_type(Type::I32)) => Repr::I32,
             other => repr_of(other),
         }
     }
@@ -78,14 +78,14 @@ pub(crate) fn ranges<O: AsRef<Access>>(nest: &Nest<O>) -> Vec<Range> {
         let range = if matches!(ty, Type::F32 | Type::F64) {
             Range::of_type(ty)
         } else {
-            of_instruction(nest, inner, inst, ty, &found).kept_in(ty)
+            instruction_range(nest, inner, inst, ty, &found).clamp_to_type(ty)
         };
         found.push(range);
     }
     found
 }
 
-fn of_instruction<O: AsRef<Access>>(
+fn instruction_range<O: AsRef<Access>>(
     nest: &Nest<O>,
     inner: i128,
     inst: Inst,
@@ -94,18 +94,18 @@ fn of_instruction<O: AsRef<Access>>(
 ) -> Range {
     let of = |reg: Reg| found[usize::from(reg.0)];
     let all = Range::of_type(ty);
-    let loaded = |slot: u16| Range::of_elements(nest.loads[usize::from(slot)].dtype()).kept_in(ty);
+    let loaded = |slot: u16| Range::of_elements(nest.loads[usize::from(slot)].dtype()).clamp_to_type(ty);
     match inst {
-        Inst::Const(value) => exact(value.convert(ty)),
+        Inst::Const(value) => exact_range(value.convert(ty)),
         Inst::Load(slot) => loaded(slot),
-        Inst::LoadAt(slot, _) => loaded(slot).with(Range::new(0, 0)),
+        Inst::LoadAt(slot, _) => loaded(slot).union(Range::new(0, 0)),
         Inst::Coordinate(axis) => Range::new(0, (nest.dims[usize::from(axis)] as i128 - 1).max(0)),
         Inst::Run(_) | Inst::Random(..) => all,
         Inst::Reduced(k) => reduced(nest, usize::from(k), inner, found).unwrap_or(all),
         Inst::Unary(op, a) => unary(op, of(a)).unwrap_or(all),
         Inst::Binary(op, a, b) => binary(op, of(a), of(b)).unwrap_or(all),
         Inst::Compare(..) => Range::new(0, 1),
-        Inst::Select(_, a, b) => of(a).with(of(b)),
+        Inst::Select(_, a, b) => of(a).union(of(b)),
         Inst::Convert(a) if nest.expr.ty(a).is_float() || ty == Type::Bool => all,
         Inst::Convert(a) => of(a),
         // After a failed check the run fails.
@@ -116,7 +116,7 @@ fn of_instruction<O: AsRef<Access>>(
     }
 }
 
-fn exact(value: Scalar) -> Range {
+fn exact_range(value: Scalar) -> Range {
     let value = match value {
         Scalar::U64(v) => i128::from(v),
         other => i128::from(other.to_i64()),
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn what_follows_from_sizes_is_proven() {
+    fn ranges_follow_from_sizes() {
         let (range, repr) = of(|b| {
             let (row, column) = (b.coordinate(0), b.coordinate(1));
             let size = b.int(70_000);
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_loaded_is_a_pair_until_it_is_checked() {
+    fn loads_are_pairs_until_checked() {
         let label = |b: &mut Builder| b.load(0, Type::I64);
         assert_eq!(of(label).1, Repr::I64);
         let checked = of(|b| {
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn what_wraps_may_be_anything() {
+    fn wrapping_loses_the_range() {
         let (range, repr) = of(|b| {
             let large = b.int(i64::MAX);
             let column = b.coordinate(1);

@@ -4,20 +4,20 @@
 use ortrain_expr::{Access, Inst, Type};
 use ortrain_program::Nest;
 
-use crate::dialect::GROUP;
+use crate::dialect::GROUP_SIZE;
 
 /// Maximum length of rows that single invocations reduce.
-const SHORT: usize = 32;
+const MAX_THREAD_ROW: usize = 32;
 /// Minimum number of rows that keep a device busy with one group each.
-const BUSY: usize = 128;
+const MIN_BUSY_ROWS: usize = 128;
 /// Number of elements of a part of a long row.
-const PART: usize = 16_384;
+const PART_ELEMENTS: usize = 16_384;
 /// Minimum number of columns that keep a device busy with one invocation each.
-const MANY: usize = 1 << 16;
+const MIN_BUSY_COLUMNS: usize = 1 << 16;
 /// Target number of groups for the split of columns.
-const WANTED: usize = 512;
+const TARGET_GROUPS: usize = 512;
 /// Maximum and minimum number of columns of a tile.
-const WIDTHS: [usize; 2] = [64, 8];
+const TILE_WIDTHS: [usize; 2] = [64, 8];
 
 /// Split of the rows of a nest into parts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,7 +33,7 @@ pub(crate) struct ReductionStrategy {
 impl ReductionStrategy {
     /// Returns the number of invocations that share a row.
     pub(crate) fn slices(self) -> usize {
-        GROUP as usize / self.width
+        GROUP_SIZE as usize / self.width
     }
 }
 
@@ -48,37 +48,38 @@ pub(crate) enum ReductionKind {
 
 impl ReductionKind {
     /// Returns the kind for a nest; `None` if one invocation per row is as fast.
-    pub(crate) fn of(nest: &Nest) -> Option<ReductionKind> {
+    pub(crate) fn for_nest(nest: &Nest) -> Option<ReductionKind> {
         let rows: usize = nest.outer_dims().iter().product();
         let size: usize = nest.inner_dims().iter().product();
         let has_truths =
             || nest.reductions.iter().any(|reduction| nest.expr.ty(reduction.value) == Type::Bool);
-        if size <= SHORT || nest.segments.is_some() || nest.reductions.is_empty() || has_truths() {
+        if size <= MAX_THREAD_ROW || nest.segments.is_some() || nest.reductions.is_empty() || has_truths() {
             return None;
         }
-        if !lies_in_columns(nest) {
-            let is_long = rows < BUSY && size > PART;
-            let cut = ReductionStrategy { width: 1, count: size.div_ceil(PART), elements: PART };
+        if !is_column_major(nest) {
+            let is_long = rows < MIN_BUSY_ROWS && size > PART_ELEMENTS;
+            let cut =
+                ReductionStrategy { width: 1, count: size.div_ceil(PART_ELEMENTS), elements: PART_ELEMENTS };
             return Some(if is_long { ReductionKind::Parts(cut) } else { ReductionKind::Rows });
         }
-        (rows < MANY).then(|| ReductionKind::Parts(columns(rows, size)))
+        (rows < MIN_BUSY_COLUMNS).then(|| ReductionKind::Parts(split_columns(rows, size)))
     }
 }
 
 /// Returns the split for `count` columns of `size` elements.
-fn columns(count: usize, size: usize) -> ReductionStrategy {
-    let [most, least] = WIDTHS;
+fn split_columns(count: usize, size: usize) -> ReductionStrategy {
+    let [most, least] = TILE_WIDTHS;
     let width = count.next_power_of_two().clamp(least, most);
-    let slices = GROUP as usize / width;
-    let parts = (WANTED / count.div_ceil(width)).min(size / (8 * slices)).max(1);
+    let slices = GROUP_SIZE as usize / width;
+    let parts = (TARGET_GROUPS / count.div_ceil(width)).min(size / (8 * slices)).max(1);
     let elements = size.div_ceil(parts).next_multiple_of(slices);
     ReductionStrategy { width, count: size.div_ceil(elements), elements }
 }
 
 /// Returns true if adjacent elements of the largest operand of the reductions belong to different rows.
-fn lies_in_columns(nest: &Nest) -> bool {
+fn is_column_major(nest: &Nest) -> bool {
     let values: Vec<_> = nest.reductions.iter().map(|reduction| reduction.value).collect();
-    let needed = nest.expr.needed_by(&values);
+    let needed = nest.expr.dependencies_of(&values);
     let insts = nest.expr.insts().iter().zip(needed).filter(|(_, needed)| *needed);
     let read = insts.filter_map(|((inst, _), _)| match *inst {
         Inst::Load(slot) => nest.loads[usize::from(slot)].access(),
@@ -106,14 +107,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parts_of_columns() {
-        assert_eq!(columns(64, 64), ReductionStrategy { width: 64, count: 2, elements: 32 });
-        assert_eq!(columns(10, 40), ReductionStrategy { width: 16, count: 1, elements: 48 });
+    fn columns_are_split() {
+        assert_eq!(split_columns(64, 64), ReductionStrategy { width: 64, count: 2, elements: 32 });
+        assert_eq!(split_columns(10, 40), ReductionStrategy { width: 16, count: 1, elements: 48 });
         for count in [1, 9, 63, 65, 1000, 60_000] {
             for size in (33..5000).step_by(7) {
-                let ReductionStrategy { width, count: parts, elements } = columns(count, size);
+                let ReductionStrategy { width, count: parts, elements } = split_columns(count, size);
                 assert!((parts - 1) * elements < size && size <= parts * elements, "{count} {size}");
-                assert!(elements.is_multiple_of(GROUP as usize / width));
+                assert!(elements.is_multiple_of(GROUP_SIZE as usize / width));
             }
         }
     }

@@ -1,18 +1,18 @@
 //! Reductions along rows: several invocations of a group per row.
 
-use crate::dialect::{GROUP, Repr};
+use crate::dialect::{GROUP_SIZE, Repr};
 use crate::expr::{AnalyzedNest, Point};
 use crate::kernel::{Kernel, Value};
 use crate::launch::Launch;
 use crate::lower::Context;
-use crate::thread_index::{coordinates, put, results, store};
-use crate::thread_reduction::{stages, stores};
-use crate::workgroup_reduce::{Arrays, Slices, Span, fold, operations};
+use crate::thread_index::{define_coordinates, print_results, store, store_values};
+use crate::thread_reduction::{split_stores, stages};
+use crate::workgroup_reduce::{RowLanes, Span, StageArrays, fold_span, stage_operations};
 
-const LANES: usize = GROUP as usize;
+const LANES: usize = GROUP_SIZE as usize;
 
 /// Returns the number of invocations per row of `size` elements: at most four elements each, up to a whole group.
-fn width_of(size: usize) -> usize {
+fn lanes_per_row(size: usize) -> usize {
     size.div_ceil(4).next_power_of_two().clamp(32, LANES)
 }
 
@@ -32,8 +32,8 @@ pub(crate) struct Row {
 
 impl Row {
     /// Defines the row of an invocation, for rows of `size` elements in the space `outer`.
-    pub(crate) fn of(kernel: &mut Kernel<'_>, outer: &[usize], size: usize) -> Row {
-        let (rows, width) = (outer.iter().product::<usize>(), width_of(size));
+    pub(crate) fn define(kernel: &mut Kernel<'_>, outer: &[usize], size: usize) -> Row {
+        let (rows, width) = (outer.iter().product::<usize>(), lanes_per_row(size));
         let each = LANES / width;
         let number = kernel.int(format!("int_of(group) * {each} + lane / {width}"));
         let exists = (!rows.is_multiple_of(each)).then(|| format!("{number} < {rows}"));
@@ -42,7 +42,7 @@ impl Row {
             None => number,
         };
         let row = kernel.define(Value::new(format!("bits_of_int({row})"), Repr::U32));
-        let at = coordinates(kernel, &row.text, outer);
+        let at = define_coordinates(kernel, &row.text, outer);
         let slot = kernel.int(format!("lane % {width}"));
         let end = (!size.is_multiple_of(width)).then_some(size);
         let span = Span { from: slot.clone(), step: width, count: size.div_ceil(width), end };
@@ -50,14 +50,14 @@ impl Row {
     }
 
     /// Returns the invocations of the row.
-    pub(crate) fn slices(&self) -> Slices<'_> {
-        Slices { number: &self.slot, count: self.span.step, stride: 1 }
+    pub(crate) fn slices(&self) -> RowLanes<'_> {
+        RowLanes { number: &self.slot, count: self.span.step, stride: 1 }
     }
 
     /// Starts a block for the first invocation of an existing row.
     pub(crate) fn when_first(&self, kernel: &mut Kernel<'_>) {
         let is_first = [Some(format!("{} == 0i", self.slot)), self.exists.clone()];
-        kernel.when_live(Some(is_first.into_iter().flatten().collect::<Vec<_>>().join(" && ")));
+        kernel.begin_if_live(Some(is_first.into_iter().flatten().collect::<Vec<_>>().join(" && ")));
     }
 }
 
@@ -65,11 +65,16 @@ impl Row {
 pub(crate) fn launch(cx: &Context<'_>, known: &AnalyzedNest<'_>) -> Result<Launch, String> {
     let nest = known.nest;
     let mut kernel = cx.group_kernel();
-    let row = Row::of(&mut kernel, nest.outer_dims(), nest.inner_dims().iter().product());
-    let (mut reduced, mut arrays) = (Vec::new(), Arrays::default());
+    let row = Row::define(&mut kernel, nest.outer_dims(), nest.inner_dims().iter().product());
+    let (mut reduced, mut arrays) = (Vec::new(), StageArrays::default());
     for stage in stages(nest) {
-        let totals = fold(&mut kernel, known, &stage, (&row.at, &reduced), &row.span)?;
-        reduced.extend(arrays.combined(&mut kernel, &operations(nest, &stage), &totals, &row.slices()));
+        let totals = fold_span(&mut kernel, known, &stage, (&row.at, &reduced), &row.span)?;
+        reduced.extend(arrays.combine_lanes(
+            &mut kernel,
+            &stage_operations(nest, &stage),
+            &totals,
+            &row.slices(),
+        ));
     }
     let first = vec![String::from("0i"); nest.inner];
     let at = row.at.iter().cloned().chain(first).collect();
@@ -81,12 +86,12 @@ pub(crate) fn launch(cx: &Context<'_>, known: &AnalyzedNest<'_>) -> Result<Launc
 /// Stores the results of a row. Results per row may overwrite the bytes of the row: they are stored last.
 fn finish(kernel: &mut Kernel<'_>, known: &AnalyzedNest<'_>, first: &Point, row: &Row) -> Result<(), String> {
     let nest = known.nest;
-    let (once, each) = stores(nest);
-    let values = results(kernel, known, first, &once)?;
+    let (once, each) = split_stores(nest);
+    let values = print_results(kernel, known, first, &once)?;
     let depth = kernel.depth();
     if !each.is_empty() {
-        kernel.when_live(row.exists.clone());
-        let inner = row.span.walk_row(kernel, nest);
+        kernel.begin_if_live(row.exists.clone());
+        let inner = row.span.begin_row_loop(kernel, nest);
         let at = row.at.iter().cloned().chain(inner).collect();
         store(kernel, known, &Point { at, ..first.clone() }, &each)?;
         kernel.close_to(depth);
@@ -94,7 +99,7 @@ fn finish(kernel: &mut Kernel<'_>, known: &AnalyzedNest<'_>, first: &Point, row:
     if !once.is_empty() {
         kernel.binding_barrier();
         row.when_first(kernel);
-        put(kernel, known, first, &once, &values);
+        store_values(kernel, known, first, &once, &values);
         kernel.close_to(depth);
     }
     Ok(())

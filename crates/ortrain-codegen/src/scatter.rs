@@ -5,27 +5,27 @@ use ortrain_expr::{DType, ReduceOp};
 use ortrain_program::ScatterAdd;
 
 use crate::dialect::Repr;
-use crate::kernel::{Kernel, Value, float64};
+use crate::kernel::{Kernel, Value, float64_message};
 use crate::launch::Launch;
 use crate::lower::Context;
-use crate::thread_index::coordinates;
+use crate::thread_index::define_coordinates;
 use crate::thread_reduction::combine;
 
 /// Maximum number of indices without chains: each element of the target searches all indices.
-const FEW: usize = 32;
+const MAX_UNCHAINED_INDICES: usize = 32;
 
 pub(crate) fn launches(cx: &Context<'_>, s: &ScatterAdd) -> Result<Vec<Launch>, String> {
     if s.target.access.dtype == DType::F64 {
-        return Err(float64());
+        return Err(float64_message());
     }
-    match s.count <= FEW {
-        true => Ok(vec![plain(cx, s)?]),
+    match s.count <= MAX_UNCHAINED_INDICES {
+        true => Ok(vec![plain_launch(cx, s)?]),
         false => Chains { s, first: cx.reserve(s.rows + s.count) }.launches(cx),
     }
 }
 
 /// Prints the row of an index; -1 for an index out of range.
-fn row_of(kernel: &mut Kernel<'_>, s: &ScatterAdd, j: &str) -> Result<String, String> {
+fn target_row(kernel: &mut Kernel<'_>, s: &ScatterAdd, j: &str) -> Result<String, String> {
     let rows = s.rows;
     let index = kernel.load(s.index.buffer, j);
     let index = kernel.define(index);
@@ -43,14 +43,14 @@ fn row_of(kernel: &mut Kernel<'_>, s: &ScatterAdd, j: &str) -> Result<String, St
 }
 
 /// Adds an element of the source to the total, or replaces the total by it.
-fn take(
+fn add_source(
     kernel: &mut Kernel<'_>,
     s: &ScatterAdd,
     at: &[String],
     j: &str,
     total: &Value,
 ) -> Result<(), String> {
-    let ScatterAdd { count, inner, last, .. } = *s;
+    let ScatterAdd { count, inner, overwrites: last, .. } = *s;
     let from = format!("({} * {count} + {j}) * {inner} + {}", at[0], at[2]);
     let from = kernel.load(s.source.buffer, &from);
     let new = if last { from } else { combine(kernel, ReduceOp::Sum, total, &from) };
@@ -64,14 +64,14 @@ fn take(
 }
 
 /// Returns the launch with an invocation for each element of the target. `sum` adds to the element.
-fn of_elements(
+fn element_launch(
     cx: &Context<'_>,
     s: &ScatterAdd,
     sum: impl FnOnce(&mut Kernel<'_>, &[String], &Value) -> Result<(), String>,
 ) -> Result<Launch, String> {
     let ScatterAdd { outer, rows, inner, .. } = *s;
     let mut kernel = cx.kernel();
-    let at = coordinates(&mut kernel, "id", &[outer, rows, inner]);
+    let at = define_coordinates(&mut kernel, "id", &[outer, rows, inner]);
     let to = kernel.int(format!("({} * {rows} + {}) * {inner} + {}", at[0], at[1], at[2]));
     let old = kernel.load(s.target.buffer, &to);
     let total = kernel.variable(&old);
@@ -83,12 +83,12 @@ fn of_elements(
 }
 
 /// Returns the launch in which each element searches all indices.
-fn plain(cx: &Context<'_>, s: &ScatterAdd) -> Result<Launch, String> {
-    of_elements(cx, s, |kernel, at, total| {
-        let j = kernel.counted("0", &s.count.to_string());
-        let row = row_of(kernel, s, &j)?;
-        kernel.when(&format!("{row} == {}", at[1]));
-        take(kernel, s, at, &j, total)
+fn plain_launch(cx: &Context<'_>, s: &ScatterAdd) -> Result<Launch, String> {
+    element_launch(cx, s, |kernel, at, total| {
+        let j = kernel.begin_loop("0", &s.count.to_string());
+        let row = target_row(kernel, s, &j)?;
+        kernel.begin_if(&format!("{row} == {}", at[1]));
+        add_source(kernel, s, at, &j, total)
     })
 }
 
@@ -102,12 +102,12 @@ struct Chains<'s> {
 
 impl Chains<'_> {
     /// Returns the scratch offset of the first index of a row.
-    fn head(&self, row: &str) -> String {
+    fn head_offset(&self, row: &str) -> String {
         format!("{} + {row}", self.first)
     }
 
     /// Returns the scratch offset of the next index after `j`.
-    fn next(&self, j: &str) -> String {
+    fn next_offset(&self, j: &str) -> String {
         format!("{} + {j}", self.first + self.s.rows)
     }
 
@@ -119,7 +119,7 @@ impl Chains<'_> {
     fn clear(&self, cx: &Context<'_>) -> Result<Launch, String> {
         let mut kernel = cx.kernel();
         let row = kernel.int("int_of(id)".into());
-        kernel.set_scratch(&self.head(&row), &Value::new(format!("{}i", self.s.count), Repr::I32));
+        kernel.set_scratch(&self.head_offset(&row), &Value::new(format!("{}i", self.s.count), Repr::I32));
         cx.finish(kernel, self.s.rows as u64)
     }
 
@@ -129,33 +129,33 @@ impl Chains<'_> {
         let count = self.s.count;
         let mut kernel = cx.kernel();
         let j = kernel.int("int_of(id)".into());
-        let row = row_of(&mut kernel, self.s, &j)?;
+        let row = target_row(&mut kernel, self.s, &j)?;
         let is_first = kernel.variable(&Value::new("true", Repr::Bool));
         let next = kernel.variable(&Value::new(format!("{count}i"), Repr::I32));
         let depth = kernel.depth();
-        let k = kernel.counted("0", &count.to_string());
-        let other = row_of(&mut kernel, self.s, &k)?;
-        kernel.when(&format!("{other} == {row}"));
+        let k = kernel.begin_loop("0", &count.to_string());
+        let other = target_row(&mut kernel, self.s, &k)?;
+        kernel.begin_if(&format!("{other} == {row}"));
         let first = format!("({} && {k} >= {j})", is_first.text);
         kernel.assign(&is_first, &Value::new(first, Repr::Bool));
-        kernel.when(&format!("{k} > {j} && {k} < {}", next.text));
+        kernel.begin_if(&format!("{k} > {j} && {k} < {}", next.text));
         kernel.assign(&next, &Value::new(k, Repr::I32));
         kernel.close_to(depth);
-        kernel.set_scratch(&self.next(&j), &next);
-        kernel.when(&format!("{} && {row} >= 0i", is_first.text));
-        kernel.set_scratch(&self.head(&row), &Value::new(j, Repr::I32));
+        kernel.set_scratch(&self.next_offset(&j), &next);
+        kernel.begin_if(&format!("{} && {row} >= 0i", is_first.text));
+        kernel.set_scratch(&self.head_offset(&row), &Value::new(j, Repr::I32));
         cx.finish(kernel, count as u64)
     }
 
     /// Returns the launch in which each element follows the chain of its row.
     fn follow(&self, cx: &Context<'_>) -> Result<Launch, String> {
-        of_elements(cx, self.s, |kernel, at, total| {
-            let head = kernel.scratch(&self.head(&at[1]), Repr::I32);
+        element_launch(cx, self.s, |kernel, at, total| {
+            let head = kernel.scratch(&self.head_offset(&at[1]), Repr::I32);
             let j = kernel.variable(&head);
-            kernel.counted("0", &self.s.count.to_string());
+            kernel.begin_loop("0", &self.s.count.to_string());
             kernel.line(&format!("if ({} >= {}i) {{ break; }}", j.text, self.s.count));
-            take(kernel, self.s, at, &j.text, total)?;
-            let next = kernel.scratch(&self.next(&j.text), Repr::I32);
+            add_source(kernel, self.s, at, &j.text, total)?;
+            let next = kernel.scratch(&self.next_offset(&j.text), Repr::I32);
             kernel.assign(&j, &next);
             Ok(())
         })

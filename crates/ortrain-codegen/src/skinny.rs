@@ -1,32 +1,33 @@
 //! Skinny matrix products, with few rows or few columns: an invocation computes all of them for one line of the other
 //! factor.
 
-use crate::dialect::{GROUP, Repr};
-use crate::inner_product::{InnerProduct, LEFT, RIGHT, element_where, terms};
+use crate::dialect::{GROUP_SIZE, Repr};
+use crate::inner_product::{InnerProduct, LEFT, RIGHT, element_if, split_terms};
 use crate::kernel::{Kernel, Value};
 use crate::launch::Launch;
 use crate::lower::Context;
 use crate::split_k::{MatmulOutput, Split};
-use crate::thread_index::coordinates;
+use crate::thread_index::define_coordinates;
 
-const LANES: usize = GROUP as usize;
+const LANES: usize = GROUP_SIZE as usize;
 
 /// Returns the launches of a product with few rows or few columns.
 pub(crate) fn launches(cx: &Context<'_>, target: &MatmulOutput<'_>) -> Result<Vec<Launch>, String> {
     let factors = target.factors;
     let [m, n, k] = factors.sides();
-    let few = if m <= n { LEFT } else { RIGHT };
-    let many = LEFT + RIGHT - few;
+    let small_side = if m <= n { LEFT } else { RIGHT };
+    let large_side = LEFT + RIGHT - small_side;
     // Adjacent invocations load adjacent elements: terms of one line, or lines of one term.
-    let along = factors.runs_along_terms(many);
-    let lines = if along { 8 } else { 32 };
+    let along_terms = factors.runs_along_terms(large_side);
+    let lines = if along_terms { 8 } else { 32 };
     let slices = LANES / lines;
-    let groups = factors.batch().iter().product::<usize>() * [m, n][many].div_ceil(lines);
-    let split = Split::of(groups, k, slices);
+    let groups = factors.batch().iter().product::<usize>() * [m, n][large_side].div_ceil(lines);
+    let split = Split::for_sums(groups, k, slices);
     target.reserve(cx, split);
-    let mut launches = vec![Printer { target, few, many, along, lines, split }.launch(cx)?];
+    let mut launches =
+        vec![Printer { target, small_side, large_side, along_terms, lines, split }.launch(cx)?];
     if split.count > 1 {
-        launches.push(target.add_up(cx, split)?);
+        launches.push(target.add_parts_launch(cx, split)?);
     }
     Ok(launches)
 }
@@ -34,11 +35,11 @@ pub(crate) fn launches(cx: &Context<'_>, target: &MatmulOutput<'_>) -> Result<Ve
 struct Printer<'t> {
     target: &'t MatmulOutput<'t>,
     /// Side of the factor with few lines.
-    few: usize,
+    small_side: usize,
     /// Side of the other factor.
-    many: usize,
+    large_side: usize,
     /// True if adjacent invocations load terms of one line.
-    along: bool,
+    along_terms: bool,
     /// Number of lines per group. The remaining invocations split the sum of each line into slices.
     lines: usize,
     split: Split,
@@ -59,10 +60,10 @@ impl Printer<'_> {
     fn launch(&self, cx: &Context<'_>) -> Result<Launch, String> {
         let factors = self.target.factors;
         let batch = factors.batch();
-        let grid = [self.split.count, factors.sides()[self.many].div_ceil(self.lines)];
+        let grid = [self.split.count, factors.sides()[self.large_side].div_ceil(self.lines)];
         let dims: Vec<usize> = batch.iter().copied().chain(grid).collect();
         let mut kernel = cx.group_kernel();
-        let mut at = coordinates(&mut kernel, "group", &dims);
+        let mut at = define_coordinates(&mut kernel, "group", &dims);
         let place = at.split_off(batch.len());
         let first = kernel.int(format!("{} * {}", place[1], self.lines));
         let group = Group { batch: at, part: place[0].clone(), first };
@@ -72,42 +73,43 @@ impl Printer<'_> {
     }
 
     /// Returns the condition for an existing line, if a check is necessary.
-    fn exists(&self, line: &str) -> Option<String> {
-        let many = self.target.factors.sides()[self.many];
+    fn line_condition(&self, line: &str) -> Option<String> {
+        let many = self.target.factors.sides()[self.large_side];
         (!many.is_multiple_of(self.lines)).then(|| format!("{line} < {many}"))
     }
 
     /// Prints the sums of every `slices`-th term of one line, with each of the few lines of the other factor.
     fn sums(&self, kernel: &mut Kernel<'_>, group: &Group) -> Result<Vec<InnerProduct>, String> {
         let (factors, slices) = (self.target.factors, self.slices());
-        let fast = if self.along { slices } else { self.lines };
+        let fast = if self.along_terms { slices } else { self.lines };
         let (near, far) = (kernel.int(format!("lane % {fast}")), kernel.int(format!("lane / {fast}")));
-        let (slice, line) = if self.along { (near, far) } else { (far, near) };
+        let (slice, line) = if self.along_terms { (near, far) } else { (far, near) };
         let line = kernel.int(format!("{} + {line}", group.first));
-        let own = factors.line(kernel, self.many, &group.batch, &line);
+        let own = factors.define_line(kernel, self.large_side, &group.batch, &line);
         let sides = factors.sides();
-        let others: Vec<Vec<String>> = (0..sides[self.few])
-            .map(|k| factors.line(kernel, self.few, &group.batch, &format!("{k}i")))
+        let others: Vec<Vec<String>> = (0..sides[self.small_side])
+            .map(|k| factors.define_line(kernel, self.small_side, &group.batch, &format!("{k}i")))
             .collect();
         let precision = factors.precision();
         let sums: Vec<InnerProduct> = others.iter().map(|_| InnerProduct::new(kernel, precision)).collect();
         let open = kernel.depth();
         let Split { count, terms: part_terms } = self.split;
-        let step = kernel.counted("0", &(part_terms / slices).to_string());
+        let step = kernel.begin_loop("0", &(part_terms / slices).to_string());
         let term = format!("{} * {part_terms} + {step} * {slices} + {slice}", group.part);
         let term = kernel.int(term);
         let is_term = (count * part_terms != sides[2]).then(|| format!("{term} < {}", sides[2]));
-        let conditions: Vec<String> = self.exists(&line).into_iter().chain(is_term).collect();
+        let conditions: Vec<String> = self.line_condition(&line).into_iter().chain(is_term).collect();
         if !conditions.is_empty() {
-            kernel.when(&conditions.join(" && "));
+            kernel.begin_if(&conditions.join(" && "));
         }
-        let [of_few, of_many] = [self.few, self.many].map(|side| factors.term(kernel, side, &term));
-        let value = element_where(kernel, factors, self.many, None, [&own, &of_many])?;
-        let value = terms(kernel, precision, value);
+        let [of_few, of_many] =
+            [self.small_side, self.large_side].map(|side| factors.define_term(kernel, side, &term));
+        let value = element_if(kernel, factors, self.large_side, None, [&own, &of_many])?;
+        let value = split_terms(kernel, precision, value);
         for (line, sum) in others.iter().zip(&sums) {
-            let other = element_where(kernel, factors, self.few, None, [line, &of_few])?;
-            let other = terms(kernel, precision, other);
-            match self.few {
+            let other = element_if(kernel, factors, self.small_side, None, [line, &of_few])?;
+            let other = split_terms(kernel, precision, other);
+            match self.small_side {
                 LEFT => sum.add_terms(kernel, &other, &value),
                 _ => sum.add_terms(kernel, &value, &other),
             }
@@ -128,19 +130,19 @@ impl Printer<'_> {
         kernel.barrier();
         let few = sums.len();
         // Adjacent invocations store adjacent elements of the product.
-        let (line, other) = match self.few {
+        let (line, other) = match self.small_side {
             LEFT => (format!("lane % {}", self.lines), format!("lane / {}", self.lines)),
             _ => (format!("lane / {few}"), format!("lane % {few}")),
         };
         let (place, other) = (kernel.int(line), kernel.int(other));
         let line = kernel.int(format!("{} + {place}", group.first));
         let depth = kernel.depth();
-        let inside = [Some(format!("lane < {}", few * self.lines)), self.exists(&line)];
-        kernel.when_live(Some(inside.into_iter().flatten().collect::<Vec<_>>().join(" && ")));
+        let inside = [Some(format!("lane < {}", few * self.lines)), self.line_condition(&line)];
+        kernel.begin_if_live(Some(inside.into_iter().flatten().collect::<Vec<_>>().join(" && ")));
         let product = InnerProduct::new(kernel, target.factors.precision());
         let open = kernel.depth();
-        let slice = kernel.counted("0", &slices.to_string());
-        let lane = match self.along {
+        let slice = kernel.begin_loop("0", &slices.to_string());
+        let lane = match self.along_terms {
             true => format!("{place} * {slices} + {slice}"),
             false => format!("{slice} * {} + {place}", self.lines),
         };
@@ -148,14 +150,14 @@ impl Printer<'_> {
         let parts: Vec<Value> = (0..each).map(|k| Value::new(part(k), Repr::F32)).collect();
         product.add_sums(kernel, &parts);
         kernel.close_to(open);
-        let element = if self.few == LEFT { [&*other, &*line] } else { [&*line, &*other] };
+        let element = if self.small_side == LEFT { [&*other, &*line] } else { [&*line, &*other] };
         let at = target.factors.point(kernel, &group.batch, element);
         if self.split.count == 1 {
             let result = product.result(kernel);
             target.finish(kernel, at, result)?;
         } else {
             for (k, sum) in product.sums().enumerate() {
-                target.leave(kernel, &at, &group.part, (k, sum));
+                target.store_part(kernel, &at, &group.part, (k, sum));
             }
         }
         kernel.close_to(depth);

@@ -14,11 +14,11 @@ use crate::lower::Context;
 use crate::nest;
 
 /// Minimum number of groups that keep a device busy. With fewer groups, long sums are split.
-const BUSY: usize = 128;
+const MIN_BUSY_GROUPS: usize = 128;
 /// Target number of groups for the split.
-const WANTED: usize = 512;
+const TARGET_GROUPS: usize = 512;
 /// Minimum number of terms of a part.
-const TERMS: usize = 256;
+const MIN_PART_TERMS: usize = 256;
 
 /// Split of sums into parts. It depends on sizes alone, so that results have the same bits on every device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,9 +32,9 @@ pub(crate) struct Split {
 impl Split {
     /// Chooses the split of sums of `terms` terms. The kernel has `groups` groups without a split, and adds `step`
     /// terms per iteration.
-    pub(crate) fn of(groups: usize, terms: usize, step: usize) -> Split {
+    pub(crate) fn for_sums(groups: usize, terms: usize, step: usize) -> Split {
         let count = match groups {
-            0..BUSY => WANTED.div_ceil(groups.max(1)).min(terms / TERMS).max(1),
+            0..MIN_BUSY_GROUPS => TARGET_GROUPS.div_ceil(groups.max(1)).min(terms / MIN_PART_TERMS).max(1),
             _ => 1,
         };
         let part = terms.div_ceil(count).next_multiple_of(step);
@@ -69,7 +69,7 @@ impl<'t> MatmulOutput<'t> {
 
     /// Returns the number of sums per element.
     fn sums(&self) -> usize {
-        InnerProduct::count(self.factors.precision())
+        InnerProduct::sums_per_product(self.factors.precision())
     }
 
     /// Reserves scratch memory for the parts of sums.
@@ -80,13 +80,13 @@ impl<'t> MatmulOutput<'t> {
     }
 
     /// Returns the scratch offset of a part of a sum.
-    fn place(&self, part: &str, sum: usize, number: &str) -> String {
+    fn part_offset(&self, part: &str, sum: usize, number: &str) -> String {
         let (sums, points) = (self.sums(), self.points());
         format!("{} + ({part} * {sums} + {sum}) * {points} + {number}", self.first.get())
     }
 
     /// Defines the row-major index of a point.
-    fn number(&self, kernel: &mut Kernel<'_>, at: &[String]) -> String {
+    fn point_index(&self, kernel: &mut Kernel<'_>, at: &[String]) -> String {
         let axes = self.known.nest.dims.iter().zip(at);
         let number = axes.fold(String::from("0i"), |number, (dim, at)| format!("({number} * {dim} + {at})"));
         kernel.int(number)
@@ -103,30 +103,31 @@ impl<'t> MatmulOutput<'t> {
     }
 
     /// Stores a part of a sum at a point.
-    pub(crate) fn leave(
+    pub(crate) fn store_part(
         &self,
         kernel: &mut Kernel<'_>,
         at: &[String],
         part: &str,
         (sum, value): (usize, &Value),
     ) {
-        let number = self.number(kernel, at);
-        kernel.set_scratch(&self.place(part, sum, &number), value);
+        let number = self.point_index(kernel, at);
+        kernel.set_scratch(&self.part_offset(part, sum, &number), value);
     }
 
     /// Returns the launch that adds parts in order and finishes the results.
-    pub(crate) fn add_up(&self, cx: &Context<'_>, split: Split) -> Result<Launch, String> {
-        nest::plain(cx, &self.known, &|kernel, at| {
-            let number = self.number(kernel, at);
+    pub(crate) fn add_parts_launch(&self, cx: &Context<'_>, split: Split) -> Result<Launch, String> {
+        nest::plain_launch(cx, &self.known, &|kernel, at| {
+            let number = self.point_index(kernel, at);
             let product = InnerProduct::new(kernel, self.factors.precision());
             let depth = kernel.depth();
-            let part = kernel.counted("0", &split.count.to_string());
-            let places: Vec<String> = (0..self.sums()).map(|sum| self.place(&part, sum, &number)).collect();
+            let part = kernel.begin_loop("0", &split.count.to_string());
+            let places: Vec<String> =
+                (0..self.sums()).map(|sum| self.part_offset(&part, sum, &number)).collect();
             let sums: Vec<Value> = places.iter().map(|place| kernel.scratch(place, Repr::F32)).collect();
             product.add_sums(kernel, &sums);
             kernel.close_to(depth);
             let result = product.result(kernel);
-            Ok(vec![self.factors.finished(kernel, at, result)?])
+            Ok(vec![self.factors.finish_value(kernel, at, result)?])
         })
     }
 }
@@ -136,14 +137,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn long_sums_of_few_groups_are_cut() {
-        assert_eq!(Split::of(128, 1 << 20, 16), Split { count: 1, terms: 1 << 20 });
-        assert_eq!(Split::of(1, 511, 16), Split { count: 1, terms: 512 });
-        assert_eq!(Split::of(64, 512, 16), Split { count: 2, terms: 256 });
-        assert_eq!(Split::of(127, 1 << 20, 16), Split { count: 5, terms: 209_728 });
+    fn long_sums_are_split() {
+        assert_eq!(Split::for_sums(128, 1 << 20, 16), Split { count: 1, terms: 1 << 20 });
+        assert_eq!(Split::for_sums(1, 511, 16), Split { count: 1, terms: 512 });
+        assert_eq!(Split::for_sums(64, 512, 16), Split { count: 2, terms: 256 });
+        assert_eq!(Split::for_sums(127, 1 << 20, 16), Split { count: 5, terms: 209_728 });
         // Every part has terms.
         for terms in 1..3000 {
-            let Split { count, terms: part } = Split::of(3, terms, 32);
+            let Split { count, terms: part } = Split::for_sums(3, terms, 32);
             assert!((count - 1) * part < terms && terms <= count * part, "{terms} in {count} of {part}");
         }
     }

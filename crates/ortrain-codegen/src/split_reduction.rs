@@ -12,9 +12,9 @@ use crate::kernel::{Kernel, Value};
 use crate::launch::Launch;
 use crate::lower::Context;
 use crate::reduction_strategy::ReductionStrategy;
-use crate::thread_index::{coordinates, store};
-use crate::thread_reduction::{combine, stages, stores, total, total_repr};
-use crate::workgroup_reduce::{Arrays, Slices, Span, fold, operations};
+use crate::thread_index::{define_coordinates, store};
+use crate::thread_reduction::{combine, define_total, split_stores, stages, total_repr};
+use crate::workgroup_reduce::{RowLanes, Span, StageArrays, fold_span, stage_operations};
 
 /// Returns the launches of a split nest.
 ///
@@ -23,29 +23,29 @@ use crate::workgroup_reduce::{Arrays, Slices, Span, fold, operations};
 pub(crate) fn launches(
     cx: &Context<'_>,
     known: &AnalyzedNest<'_>,
-    cut: ReductionStrategy,
+    strategy: ReductionStrategy,
 ) -> Result<Vec<Launch>, String> {
     let nest = known.nest;
     let rows: usize = nest.outer_dims().iter().product();
-    let (once, each) = stores(nest);
+    let (once, each) = split_stores(nest);
     let stages = stages(nest);
     let most = stages.iter().map(ExactSizeIterator::len).max().unwrap_or(0);
     if (0..nest.reductions.len()).any(|k| total_repr(known, k).bytes() > 4) {
         return Err("its sums are pairs of words".into());
     }
-    let parts = if cut.count > 1 { most * cut.count } else { 0 };
+    let parts = if strategy.count > 1 { most * strategy.count } else { 0 };
     cx.reserve((nest.reductions.len() + parts) * rows);
-    let printer = Printer { cx, known, cut, rows, once, each };
-    let orders = printer.orders()?;
+    let printer = Printer { cx, known, cut: strategy, rows, row_stores: once, point_stores: each };
+    let orders = printer.store_order()?;
     let mut launches = Vec::new();
     for stage in &stages {
-        launches.push(printer.parts(stage)?);
-        if cut.count > 1 {
-            launches.push(printer.combined(stage)?);
+        launches.push(printer.parts_launch(stage)?);
+        if strategy.count > 1 {
+            launches.push(printer.combine_launch(stage)?);
         }
     }
     for is_once in orders {
-        launches.push(printer.results(is_once)?);
+        launches.push(printer.store_launch(is_once)?);
     }
     Ok(launches)
 }
@@ -56,13 +56,13 @@ struct Printer<'p> {
     cut: ReductionStrategy,
     rows: usize,
     /// Stores per row.
-    once: Vec<usize>,
+    row_stores: Vec<usize>,
     /// Stores per point.
-    each: Vec<usize>,
+    point_stores: Vec<usize>,
 }
 
 /// Row of an invocation.
-struct Place {
+struct GroupRow {
     /// Index of the row; past the end, the index of the last row.
     row: String,
     /// Condition for an existing row.
@@ -77,17 +77,18 @@ impl Printer<'_> {
     ///
     /// If there are both kinds, the first launch must not overwrite operands of the second. If all stores are per row,
     /// the last reduction launch executes them.
-    fn orders(&self) -> Result<Vec<bool>, String> {
+    fn store_order(&self) -> Result<Vec<bool>, String> {
         let nest = self.known.nest;
         let lies_apart = |stores: &[usize]| {
-            let apart = |k: &usize, from: &Operand| !self.cx.share(nest.stores[*k].buffer, from.buffer);
-            stores.iter().all(|k| nest.loaded().all(|from| apart(k, from)))
+            let apart =
+                |k: &usize, from: &Operand| !self.cx.may_share_bytes(nest.stores[*k].buffer, from.buffer);
+            stores.iter().all(|k| nest.load_operands().all(|from| apart(k, from)))
         };
-        match (self.once.is_empty(), self.each.is_empty()) {
+        match (self.row_stores.is_empty(), self.point_stores.is_empty()) {
             (_, true) => Ok(Vec::new()),
             (true, false) => Ok(vec![false]),
-            _ if lies_apart(&self.once) => Ok(vec![true, false]),
-            _ if lies_apart(&self.each) => Ok(vec![false, true]),
+            _ if lies_apart(&self.row_stores) => Ok(vec![true, false]),
+            _ if lies_apart(&self.point_stores) => Ok(vec![false, true]),
             _ => Err("results of rows and of points lie where rows are read".into()),
         }
     }
@@ -97,7 +98,7 @@ impl Printer<'_> {
     }
 
     /// Defines the row of an invocation in a tile of rows.
-    fn place(&self, kernel: &mut Kernel<'_>, tile: &str) -> Place {
+    fn define_row(&self, kernel: &mut Kernel<'_>, tile: &str) -> GroupRow {
         let ReductionStrategy { width, .. } = self.cut;
         let number = kernel.int(format!("{tile} * {width} + lane % {width}"));
         let exists = (!self.rows.is_multiple_of(width)).then(|| format!("{number} < {}", self.rows));
@@ -109,30 +110,30 @@ impl Printer<'_> {
             None => number,
         };
         let bits = kernel.define(Value::new(format!("bits_of_int({row})"), Repr::U32)).text;
-        let outer = coordinates(kernel, &bits, self.known.nest.outer_dims());
+        let outer = define_coordinates(kernel, &bits, self.known.nest.outer_dims());
         let slice = kernel.int(format!("lane / {width}"));
-        Place { row, exists, outer, slice }
+        GroupRow { row, exists, outer, slice }
     }
 
-    fn slices<'s>(&self, place: &'s Place) -> Slices<'s> {
-        Slices { number: &place.slice, count: self.cut.slices(), stride: self.cut.width }
+    fn slices<'s>(&self, place: &'s GroupRow) -> RowLanes<'s> {
+        RowLanes { number: &place.slice, count: self.cut.slices(), stride: self.cut.width }
     }
 
     /// Returns the scratch offset of the result of a reduction.
-    fn result_place(&self, k: usize, row: &str) -> String {
+    fn result_offset(&self, k: usize, row: &str) -> String {
         format!("{} + {row}", k * self.rows)
     }
 
     /// Returns the scratch offset of a part of a reduction, the `k`-th one of its stage.
-    fn part_place(&self, k: usize, part: &str, row: &str) -> String {
+    fn part_offset(&self, k: usize, part: &str, row: &str) -> String {
         let start = self.known.nest.reductions.len() * self.rows;
         format!("{start} + ({} + {part}) * {} + {row}", k * self.cut.count, self.rows)
     }
 
     /// Loads the results of reductions before a stage that `roots` need.
-    fn reduced(&self, kernel: &mut Kernel<'_>, before: usize, roots: &[Reg], row: &str) -> Vec<Value> {
+    fn load_reduced(&self, kernel: &mut Kernel<'_>, before: usize, roots: &[Reg], row: &str) -> Vec<Value> {
         let expr = &self.known.nest.expr;
-        let needed = expr.needed_by(roots);
+        let needed = expr.dependencies_of(roots);
         let is_read = |k: usize| {
             let mut insts = expr.insts().iter().zip(&needed);
             insts.any(|((inst, _), needed)| *needed && *inst == Inst::Reduced(k as u8))
@@ -143,115 +144,118 @@ impl Printer<'_> {
                 if !is_read(k) {
                     return kernel.constant(Scalar::I32(0), Repr::I32);
                 }
-                let value = kernel.scratch(&self.result_place(k, row), repr);
+                let value = kernel.scratch(&self.result_offset(k, row), repr);
                 kernel.define(value)
             })
             .collect()
     }
 
     /// Returns the launch that reduces parts of rows.
-    fn parts(&self, stage: &Range<usize>) -> Result<Launch, String> {
+    fn parts_launch(&self, stage: &Range<usize>) -> Result<Launch, String> {
         let (nest, ReductionStrategy { count, elements, .. }) = (self.known.nest, self.cut);
         let size: usize = nest.inner_dims().iter().product();
         let mut kernel = self.cx.group_kernel();
-        let group = coordinates(&mut kernel, "group", &[count, self.tiles()]);
-        let place = self.place(&mut kernel, &group[1]);
+        let group = define_coordinates(&mut kernel, "group", &[count, self.tiles()]);
+        let place = self.define_row(&mut kernel, &group[1]);
         let roots: Vec<Reg> = stage.clone().map(|k| nest.reductions[k].value).collect();
-        let reduced = self.reduced(&mut kernel, stage.start, &roots, &place.row);
+        let reduced = self.load_reduced(&mut kernel, stage.start, &roots, &place.row);
         let from = kernel.int(format!("{} * {elements} + {}", group[0], place.slice));
         let slices = self.cut.slices();
         let end = (count * elements != size).then_some(size);
         let span = Span { from, step: slices, count: elements / slices, end };
-        let totals = fold(&mut kernel, self.known, stage, (&place.outer, &reduced), &span)?;
-        let operations = operations(nest, stage);
-        let values = Arrays::default().combined(&mut kernel, &operations, &totals, &self.slices(&place));
+        let totals = fold_span(&mut kernel, self.known, stage, (&place.outer, &reduced), &span)?;
+        let operations = stage_operations(nest, stage);
+        let values =
+            StageArrays::default().combine_lanes(&mut kernel, &operations, &totals, &self.slices(&place));
         if count == 1 {
-            self.leave(&mut kernel, stage, &place, values)?;
+            self.write_results(&mut kernel, stage, &place, values)?;
         } else {
-            kernel.when(&self.is_first(&place));
+            kernel.begin_if(&self.first_condition(&place));
             for (k, value) in values.iter().enumerate() {
-                kernel.set_scratch(&self.part_place(k, &group[0], &place.row), value);
+                kernel.set_scratch(&self.part_offset(k, &group[0], &place.row), value);
             }
         }
         self.cx.finish_groups(kernel, (count * self.tiles()) as u64)
     }
 
     /// Returns the launch that combines parts.
-    fn combined(&self, stage: &Range<usize>) -> Result<Launch, String> {
+    fn combine_launch(&self, stage: &Range<usize>) -> Result<Launch, String> {
         let (nest, ReductionStrategy { count, .. }) = (self.known.nest, self.cut);
         let mut kernel = self.cx.group_kernel();
-        let group = coordinates(&mut kernel, "group", &[self.tiles()]);
-        let place = self.place(&mut kernel, &group[0]);
+        let group = define_coordinates(&mut kernel, "group", &[self.tiles()]);
+        let place = self.define_row(&mut kernel, &group[0]);
         let slices = self.cut.slices();
         let end = (!count.is_multiple_of(slices)).then_some(count);
         let span = Span { from: place.slice.clone(), step: slices, count: count.div_ceil(slices), end };
-        let totals: Vec<Value> = stage.clone().map(|k| total(&mut kernel, self.known, k)).collect();
-        let operations = operations(nest, stage);
+        let totals: Vec<Value> = stage.clone().map(|k| define_total(&mut kernel, self.known, k)).collect();
+        let operations = stage_operations(nest, stage);
         let depth = kernel.depth();
-        let part = span.walk(&mut kernel);
+        let part = span.begin_loop(&mut kernel);
         for (k, (value, &op)) in totals.iter().zip(&operations).enumerate() {
-            let other = kernel.scratch(&self.part_place(k, &part, &place.row), value.repr);
+            let other = kernel.scratch(&self.part_offset(k, &part, &place.row), value.repr);
             let both = combine(&kernel, op, value, &other);
             kernel.assign(value, &both);
         }
         kernel.close_to(depth);
-        let values = Arrays::default().combined(&mut kernel, &operations, &totals, &self.slices(&place));
-        self.leave(&mut kernel, stage, &place, values)?;
+        let values =
+            StageArrays::default().combine_lanes(&mut kernel, &operations, &totals, &self.slices(&place));
+        self.write_results(&mut kernel, stage, &place, values)?;
         self.cx.finish_groups(kernel, self.tiles() as u64)
     }
 
     /// Returns the condition that is true for one invocation of each row.
-    fn is_first(&self, place: &Place) -> String {
+    fn first_condition(&self, place: &GroupRow) -> String {
         let conditions = [Some(format!("{} == 0i", place.slice)), place.exists.clone()];
         conditions.into_iter().flatten().collect::<Vec<_>>().join(" && ")
     }
 
     /// Writes the results of a stage to scratch memory, or stores the results of rows if nothing follows.
-    fn leave(
+    fn write_results(
         &self,
         kernel: &mut Kernel<'_>,
         stage: &Range<usize>,
-        place: &Place,
+        place: &GroupRow,
         values: Vec<Value>,
     ) -> Result<(), String> {
         let nest = self.known.nest;
-        if !self.each.is_empty() || stage.end < nest.reductions.len() {
-            kernel.when(&self.is_first(place));
+        if !self.point_stores.is_empty() || stage.end < nest.reductions.len() {
+            kernel.begin_if(&self.first_condition(place));
             for (k, value) in stage.clone().zip(&values) {
-                kernel.set_scratch(&self.result_place(k, &place.row), value);
+                kernel.set_scratch(&self.result_offset(k, &place.row), value);
             }
             return Ok(());
         }
         // A store may overwrite a row that other invocations have read.
         kernel.binding_barrier();
-        kernel.when_live(Some(self.is_first(place)));
-        let roots: Vec<Reg> = self.once.iter().map(|&k| nest.expr.outputs()[k]).collect();
-        let mut reduced = self.reduced(kernel, stage.start, &roots, &place.row);
+        kernel.begin_if_live(Some(self.first_condition(place)));
+        let roots: Vec<Reg> = self.row_stores.iter().map(|&k| nest.expr.outputs()[k]).collect();
+        let mut reduced = self.load_reduced(kernel, stage.start, &roots, &place.row);
         reduced.extend(values);
         let first = std::iter::repeat_n(String::from("0i"), nest.inner);
         let at = place.outer.iter().cloned().chain(first).collect();
-        store(kernel, self.known, &Point { at, reduced, ..Point::default() }, &self.once)
+        store(kernel, self.known, &Point { at, reduced, ..Point::default() }, &self.row_stores)
     }
 
     /// Returns the launch that stores results per row, or per point.
-    fn results(&self, is_once: bool) -> Result<Launch, String> {
+    fn store_launch(&self, is_once: bool) -> Result<Launch, String> {
         let nest = self.known.nest;
         let mut kernel = self.cx.kernel();
         let size: usize = nest.inner_dims().iter().product();
-        let (stores, points) = if is_once { (&self.once, self.rows) } else { (&self.each, self.rows * size) };
+        let (stores, points) =
+            if is_once { (&self.row_stores, self.rows) } else { (&self.point_stores, self.rows * size) };
         let (at, row) = match is_once {
             true => {
-                let outer = coordinates(&mut kernel, "id", nest.outer_dims());
+                let outer = define_coordinates(&mut kernel, "id", nest.outer_dims());
                 let first = std::iter::repeat_n(String::from("0i"), nest.inner);
                 (outer.into_iter().chain(first).collect(), kernel.int("int_of(id)".into()))
             }
             false => {
-                let at = coordinates(&mut kernel, "id", &nest.dims);
+                let at = define_coordinates(&mut kernel, "id", &nest.dims);
                 (at, kernel.int(format!("int_of(id / {size}u)")))
             }
         };
         let roots: Vec<Reg> = stores.iter().map(|&k| nest.expr.outputs()[k]).collect();
-        let reduced = self.reduced(&mut kernel, nest.reductions.len(), &roots, &row);
+        let reduced = self.load_reduced(&mut kernel, nest.reductions.len(), &roots, &row);
         store(&mut kernel, self.known, &Point { at, reduced, ..Point::default() }, stores)?;
         self.cx.finish(kernel, points as u64)
     }

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use ortrain_program::Program;
 use rustc_hash::FxHashMap;
 
-use crate::launch::{Binding, Home, Lowered};
+use crate::launch::{Binding, Lowered, MemoryId};
 
 impl Lowered {
     /// Formats the launches of `program`, followed by the source of each kernel once.
@@ -24,7 +24,7 @@ impl Lowered {
             });
             let place = launch.instruction as usize;
             let scheduled = &program.instructions[place];
-            let bindings: Vec<String> = launch.bindings.iter().map(described).collect();
+            let bindings: Vec<String> = launch.bindings.iter().map(describe_binding).collect();
             let _ = writeln!(
                 launches,
                 "  launch {k}: kernel {number} in {:?} groups, of instruction {place} {} ({})  # {}",
@@ -51,14 +51,14 @@ impl Lowered {
 }
 
 /// Describes a binding.
-fn described(binding: &Binding) -> String {
+fn describe_binding(binding: &Binding) -> String {
     match binding {
-        Binding::Bytes { home, start, len } => {
+        Binding::Bytes { memory: home, start, len } => {
             let home = match home {
-                Home::Work => "work".to_owned(),
-                Home::Plane(plane) => format!("plane {}", plane.0),
-                Home::Constant(number) => format!("constant {number}"),
-                Home::Scratch => "scratch".to_owned(),
+                MemoryId::Work => "work".to_owned(),
+                MemoryId::Plane(plane) => format!("plane {}", plane.0),
+                MemoryId::Constant(number) => format!("constant {number}"),
+                MemoryId::Scratch => "scratch".to_owned(),
             };
             format!("{home} {start}..{}", start + len)
         }

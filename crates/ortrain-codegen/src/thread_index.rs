@@ -10,7 +10,7 @@ use crate::expr::{AnalyzedNest, Point, position};
 use crate::kernel::{Kernel, Value};
 
 /// Defines the coordinates of the point with a row-major index.
-pub(crate) fn coordinates(kernel: &mut Kernel<'_>, number: &str, dims: &[usize]) -> Vec<String> {
+pub(crate) fn define_coordinates(kernel: &mut Kernel<'_>, number: &str, dims: &[usize]) -> Vec<String> {
     let mut rest = number.to_owned();
     let mut at = vec![String::from("0i"); dims.len()];
     let lead = dims.iter().position(|&dim| dim > 1).unwrap_or(0);
@@ -32,7 +32,7 @@ pub(crate) fn coordinates(kernel: &mut Kernel<'_>, number: &str, dims: &[usize])
 
 /// Returns the table of segments: the number of points before each segment, then the start of each, then the end of
 /// each.
-pub(crate) fn table_of(segments: &Segments) -> Arc<[u32]> {
+pub(crate) fn segment_table(segments: &Segments) -> Arc<[u32]> {
     let before = segments.iter().scan(0usize, |points, range| {
         let before = *points;
         *points += range.len();
@@ -44,14 +44,14 @@ pub(crate) fn table_of(segments: &Segments) -> Arc<[u32]> {
 }
 
 /// Defines the existing point with an index.
-pub(crate) fn point_of(kernel: &mut Kernel<'_>, nest: &Nest, number: &str) -> Vec<String> {
-    let Some(segments) = &nest.segments else { return coordinates(kernel, number, &nest.dims) };
-    let (table, count) = (table_of(segments), segments.len());
+pub(crate) fn define_point(kernel: &mut Kernel<'_>, nest: &Nest, number: &str) -> Vec<String> {
+    let Some(segments) = &nest.segments else { return define_coordinates(kernel, number, &nest.dims) };
+    let (table, count) = (segment_table(segments), segments.len());
     // Binary search for the last segment that starts at or before the index.
     let low = kernel.variable(&Value::new("0i", Repr::I32));
     let high = kernel.variable(&Value::new(format!("{count}i"), Repr::I32));
     let depth = kernel.depth();
-    kernel.counted("0", &usize::BITS.saturating_sub(count.leading_zeros()).to_string());
+    kernel.begin_loop("0", &usize::BITS.saturating_sub(count.leading_zeros()).to_string());
     let middle = kernel.define(Value::new(format!("({} + {}) / 2", low.text, high.text), Repr::I32));
     let before = kernel.table(&table, &middle.text);
     let is_before =
@@ -76,12 +76,12 @@ pub(crate) fn store(
     point: &Point,
     stores: &[usize],
 ) -> Result<(), String> {
-    let values = results(kernel, known, point, stores)?;
-    put(kernel, known, point, stores, &values);
+    let values = print_results(kernel, known, point, stores)?;
+    store_values(kernel, known, point, stores, &values);
     Ok(())
 }
 
-pub(crate) fn results(
+pub(crate) fn print_results(
     kernel: &mut Kernel<'_>,
     known: &AnalyzedNest<'_>,
     point: &Point,
@@ -91,7 +91,7 @@ pub(crate) fn results(
     known.print(kernel, point, &roots)
 }
 
-pub(crate) fn put(
+pub(crate) fn store_values(
     kernel: &mut Kernel<'_>,
     known: &AnalyzedNest<'_>,
     point: &Point,

@@ -8,40 +8,40 @@ use ortrain_program::Nest;
 use crate::dialect::Repr;
 use crate::expr::{AnalyzedNest, Point, double_binary, float_binary, integer_binary, repr_of, type_of};
 use crate::kernel::{Kernel, Value};
-use crate::thread_index::{coordinates, put, results, store, table_of};
+use crate::thread_index::{define_coordinates, print_results, segment_table, store, store_values};
 
 /// Starts the loops over the reduced axes of a row, and returns the coordinates along them.
-pub(crate) fn inner_loops(kernel: &mut Kernel<'_>, nest: &Nest, row: &Row) -> Vec<String> {
+pub(crate) fn begin_inner_loops(kernel: &mut Kernel<'_>, nest: &Nest, row: &Row) -> Vec<String> {
     match row {
-        Row::Whole => nest.inner_dims().iter().map(|dim| kernel.counted("0", &dim.to_string())).collect(),
-        Row::Segment(start, end) => vec![kernel.counted(start, end)],
+        Row::Full => nest.inner_dims().iter().map(|dim| kernel.begin_loop("0", &dim.to_string())).collect(),
+        Row::Segment(start, end) => vec![kernel.begin_loop(start, end)],
     }
 }
 
 /// Reduced part of a space at an outer point.
 pub(crate) enum Row {
-    Whole,
+    Full,
     Segment(String, String),
 }
 
 /// Row with finished reductions: outer coordinates, extent, and results.
-pub(crate) struct Reduced {
+pub(crate) struct ReducedRow {
     pub(crate) outer: Vec<String>,
     pub(crate) row: Row,
     pub(crate) results: Vec<Value>,
 }
 
 /// Prints the reductions of the row at an outer point.
-pub(crate) fn reductions(
+pub(crate) fn print_reductions(
     kernel: &mut Kernel<'_>,
     known: &AnalyzedNest<'_>,
     outer: Vec<String>,
-) -> Result<Reduced, String> {
+) -> Result<ReducedRow, String> {
     let nest = known.nest;
     let row = match &nest.segments {
-        None => Row::Whole,
+        None => Row::Full,
         Some(segments) => {
-            let (table, count) = (table_of(segments), segments.len());
+            let (table, count) = (segment_table(segments), segments.len());
             let word = |kernel: &mut Kernel<'_>, skip: usize| {
                 let value = kernel.table(&table, &format!("{} + {}", skip * count, outer[0]));
                 kernel.define(value).text
@@ -51,19 +51,19 @@ pub(crate) fn reductions(
     };
     let mut point = Point::default();
     for stage in stages(nest) {
-        let totals: Vec<Value> = stage.clone().map(|k| total(kernel, known, k)).collect();
+        let totals: Vec<Value> = stage.clone().map(|k| define_total(kernel, known, k)).collect();
         let depth = kernel.depth();
-        let inner = inner_loops(kernel, nest, &row);
+        let inner = begin_inner_loops(kernel, nest, &row);
         point.at = outer.iter().cloned().chain(inner).collect();
-        add(kernel, known, &stage, &totals, &point)?;
+        add_point(kernel, known, &stage, &totals, &point)?;
         kernel.close_to(depth);
         point.reduced.extend(totals);
     }
-    Ok(Reduced { outer, row, results: point.reduced })
+    Ok(ReducedRow { outer, row, results: point.reduced })
 }
 
 /// Adds the values at a point to the totals of the reductions of a stage.
-pub(crate) fn add(
+pub(crate) fn add_point(
     kernel: &mut Kernel<'_>,
     known: &AnalyzedNest<'_>,
     stage: &Range<usize>,
@@ -81,7 +81,7 @@ pub(crate) fn add(
 }
 
 /// Returns the stores per row and the stores per point.
-pub(crate) fn stores(nest: &Nest) -> (Vec<usize>, Vec<usize>) {
+pub(crate) fn split_stores(nest: &Nest) -> (Vec<usize>, Vec<usize>) {
     let kept = nest.dims.len() - nest.inner;
     let is_once = |k: &usize| nest.stores[*k].access.strides[kept..].iter().all(|&stride| stride == 0);
     (0..nest.stores.len()).partition(is_once)
@@ -89,24 +89,24 @@ pub(crate) fn stores(nest: &Nest) -> (Vec<usize>, Vec<usize>) {
 
 pub(crate) fn reduce(kernel: &mut Kernel<'_>, known: &AnalyzedNest<'_>) -> Result<(), String> {
     let nest = known.nest;
-    let outer = coordinates(kernel, "id", nest.outer_dims());
-    let Reduced { outer, row, results: reduced } = reductions(kernel, known, outer)?;
-    let (once, each) = stores(nest);
+    let outer = define_coordinates(kernel, "id", nest.outer_dims());
+    let ReducedRow { outer, row, results: reduced } = print_reductions(kernel, known, outer)?;
+    let (once, each) = split_stores(nest);
     // A store per row may overwrite the bytes of the row: it comes last.
     let first = match &row {
-        Row::Whole => vec![String::from("0i"); nest.inner],
+        Row::Full => vec![String::from("0i"); nest.inner],
         Row::Segment(start, _) => vec![start.clone()],
     };
     let at = |inner: Vec<String>| outer.iter().cloned().chain(inner).collect();
     let at_first = Point { at: at(first), reduced, ..Point::default() };
-    let values = results(kernel, known, &at_first, &once)?;
+    let values = print_results(kernel, known, &at_first, &once)?;
     if !each.is_empty() {
         let depth = kernel.depth();
-        let inner = inner_loops(kernel, nest, &row);
+        let inner = begin_inner_loops(kernel, nest, &row);
         store(kernel, known, &Point { at: at(inner), ..at_first.clone() }, &each)?;
         kernel.close_to(depth);
     }
-    put(kernel, known, &at_first, &once, &values);
+    store_values(kernel, known, &at_first, &once, &values);
     Ok(())
 }
 
@@ -114,7 +114,7 @@ pub(crate) fn reduce(kernel: &mut Kernel<'_>, known: &AnalyzedNest<'_>) -> Resul
 pub(crate) fn stages(nest: &Nest) -> Vec<Range<usize>> {
     let mut stages: Vec<Range<usize>> = Vec::new();
     for (k, reduction) in nest.reductions.iter().enumerate() {
-        let needed = nest.expr.needed_by(&[reduction.value]);
+        let needed = nest.expr.dependencies_of(&[reduction.value]);
         let insts = nest.expr.insts().iter().zip(needed).filter(|(_, needed)| *needed);
         let last = insts.filter_map(|((inst, _), _)| match inst {
             Inst::Reduced(j) => Some(usize::from(*j)),
@@ -142,7 +142,7 @@ pub(crate) fn total_repr(known: &AnalyzedNest<'_>, k: usize) -> Repr {
 }
 
 /// Defines the total of a reduction, with the neutral element as initial value.
-pub(crate) fn total(kernel: &mut Kernel<'_>, known: &AnalyzedNest<'_>, k: usize) -> Value {
+pub(crate) fn define_total(kernel: &mut Kernel<'_>, known: &AnalyzedNest<'_>, k: usize) -> Value {
     let reduction = &known.nest.reductions[k];
     let repr = total_repr(known, k);
     let neutral = reduction.op.neutral(known.nest.expr.ty(reduction.value));

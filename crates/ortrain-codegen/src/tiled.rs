@@ -2,23 +2,23 @@
 
 use ortrain_expr::Scalar;
 
-use crate::dialect::{GROUP, Repr, SHARED};
-use crate::inner_product::{InnerProduct, LEFT, RIGHT, element_where, terms};
+use crate::dialect::{GROUP_SIZE, MAX_SHARED_BYTES, Repr};
+use crate::inner_product::{InnerProduct, LEFT, RIGHT, element_if, split_terms};
 use crate::kernel::{Kernel, Value};
 use crate::launch::Launch;
 use crate::lower::Context;
 use crate::split_k::{MatmulOutput, Split};
-use crate::thread_index::coordinates;
+use crate::thread_index::define_coordinates;
 
 /// Number of invocations along each axis of a tile.
-const ACROSS: usize = 16;
-const LANES: usize = GROUP as usize;
+const LANES_PER_AXIS: usize = 16;
+const LANES: usize = GROUP_SIZE as usize;
 /// Names of the components of a vector.
-const PARTS: [&str; 4] = ["x", "y", "z", "w"];
+const COMPONENTS: [&str; 4] = ["x", "y", "z", "w"];
 /// Minimum number of groups of large tiles that keep a device busy; with fewer, tiles are small.
-const BUSY: usize = 128;
+const MIN_LARGE_TILES: usize = 128;
 /// Minimum number of groups for the largest tiles. They use more registers, so fewer groups run at once.
-const BUSY_LARGEST: usize = 256;
+const MIN_LARGEST_TILES: usize = 256;
 
 /// Sizes of tiles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,58 +33,58 @@ struct Tile {
 }
 
 impl Tile {
-    fn of(batch: usize, [m, n, k]: [usize; 3], parts: usize) -> Tile {
+    fn for_product(batch: usize, [m, n, k]: [usize; 3], parts: usize) -> Tile {
         let of_side = |side: usize, depth: usize, unrolled: usize| {
             let groups = batch * m.div_ceil(side) * n.div_ceil(side);
-            let split = Split::of(groups, k, depth);
+            let split = Split::for_sums(groups, k, depth);
             (Tile { side, depth, unrolled, split }, groups * split.count)
         };
         // The largest tiles may cover at most an eighth more elements than large tiles.
         let covered = |side: usize| m.next_multiple_of(side) * n.next_multiple_of(side);
         let (largest, groups) = of_side(128, 8, 8);
-        if parts == 1 && groups >= BUSY_LARGEST && 8 * covered(128) <= 9 * covered(64) {
+        if parts == 1 && groups >= MIN_LARGEST_TILES && 8 * covered(128) <= 9 * covered(64) {
             return largest;
         }
         // Several numbers per factor need more shared memory, so the depth is smaller.
         let (large, groups) = of_side(64, if parts > 1 { 8 } else { 16 }, 4);
-        if m.min(n) <= 32 || groups < BUSY { of_side(32, 16, 4).0 } else { large }
+        if m.min(n) <= 32 || groups < MIN_LARGE_TILES { of_side(32, 16, 4).0 } else { large }
     }
 
     /// Returns the number of rows and columns per invocation.
-    fn each(self) -> usize {
-        self.side / ACROSS
+    fn lines_per_lane(self) -> usize {
+        self.side / LANES_PER_AXIS
     }
 
     /// Returns the number of rows, or columns, of an invocation in one vector.
-    fn width(self) -> usize {
-        self.each().min(PARTS.len())
+    fn vector_width(self) -> usize {
+        self.lines_per_lane().min(COMPONENTS.len())
     }
 
     /// Returns the number of vectors per invocation along an axis.
-    fn values(self) -> usize {
-        self.each() / self.width()
+    fn vectors_per_lane(self) -> usize {
+        self.lines_per_lane() / self.vector_width()
     }
 
     /// Returns the number of vectors along an axis of the tile. It is also the distance between the rows or columns of
     /// consecutive components; the first components are adjacent.
-    fn stride(self) -> usize {
-        self.values() * ACROSS
+    fn vectors_per_axis(self) -> usize {
+        self.vectors_per_lane() * LANES_PER_AXIS
     }
 
     /// Returns the number of vectors per row of a shared factor: one more than the stride, against bank conflicts of a
     /// column.
     fn pitch(self) -> usize {
-        self.stride() + 1
+        self.vectors_per_axis() + 1
     }
 
     /// Returns the type of an element of the shared array.
     fn repr(self) -> Repr {
-        Repr::floats(self.width())
+        Repr::floats(self.vector_width())
     }
 
     /// Returns the number of rows per invocation that are stored at once, which the size of the shared array limits.
-    fn stored(self) -> usize {
-        self.each().min(SHARED / (ACROSS * self.side * size_of::<f32>()))
+    fn rows_per_store(self) -> usize {
+        self.lines_per_lane().min(MAX_SHARED_BYTES / (LANES_PER_AXIS * self.side * size_of::<f32>()))
     }
 }
 
@@ -92,11 +92,11 @@ impl Tile {
 pub(crate) fn launches(cx: &Context<'_>, target: &MatmulOutput<'_>) -> Result<Vec<Launch>, String> {
     let factors = target.factors;
     let parts = factors.precision().terms();
-    let tile = Tile::of(factors.batch().iter().product(), factors.sides(), parts);
+    let tile = Tile::for_product(factors.batch().iter().product(), factors.sides(), parts);
     target.reserve(cx, tile.split);
     let mut launches = vec![Printer { target, tile, parts }.launch(cx)?];
     if tile.split.count > 1 {
-        launches.push(target.add_up(cx, tile.split)?);
+        launches.push(target.add_parts_launch(cx, tile.split)?);
     }
     Ok(launches)
 }
@@ -139,10 +139,11 @@ impl Printer<'_> {
         let mut kernel = cx.group_kernel();
         let grid = [split.count, m.div_ceil(side), n.div_ceil(side)];
         let dims: Vec<usize> = batch.iter().copied().chain(grid).collect();
-        let mut at = coordinates(&mut kernel, "group", &dims);
+        let mut at = define_coordinates(&mut kernel, "group", &dims);
         let place = at.split_off(batch.len());
         let first = [1, 2].map(|axis| kernel.int(format!("{} * {side}", place[axis])));
-        let room = (2 * self.parts * depth * tile.pitch()).max(tile.stored() * ACROSS * tile.stride());
+        let room = (2 * self.parts * depth * tile.pitch())
+            .max(tile.rows_per_store() * LANES_PER_AXIS * tile.vectors_per_axis());
         let shared = kernel.shared(tile.repr(), room);
         let group = Group { batch: at, part: place[0].clone(), first, shared };
         let sums = self.sums(&mut kernel, &group)?;
@@ -151,31 +152,32 @@ impl Printer<'_> {
     }
 
     /// Returns the index in the shared array of a part of a factor: a term of all lines of a vector.
-    fn place(&self, side: usize, part: usize, line: &str, term: &str) -> String {
+    fn shared_index(&self, side: usize, part: usize, line: &str, term: &str) -> String {
         let start = (side * self.parts + part) * self.tile.depth * self.tile.pitch();
         format!("{start} + ({term}) * {} + {line}", self.tile.pitch())
     }
 
     /// Defines the part of a factor that an invocation loads. Adjacent invocations load adjacent elements.
-    fn loads(&self, kernel: &mut Kernel<'_>, group: &Group, side: usize) -> Loads {
+    fn define_loads(&self, kernel: &mut Kernel<'_>, group: &Group, side: usize) -> Loads {
         let (factors, tile) = (self.target.factors, self.tile);
         let along = factors.runs_along_terms(side);
-        let fast = if along { tile.depth } else { tile.stride() };
+        let fast = if along { tile.depth } else { tile.vectors_per_axis() };
         let (near, far) = (kernel.int(format!("lane % {fast}")), kernel.int(format!("lane / {fast}")));
         let place = if along { [far, near] } else { [near, far] };
         let all = factors.sides()[side];
         let line = |k: usize| {
-            let line = kernel.int(format!("{} + {} + {}", group.first[side], place[0], k * tile.stride()));
+            let line =
+                kernel.int(format!("{} + {} + {}", group.first[side], place[0], k * tile.vectors_per_axis()));
             let exists = (!all.is_multiple_of(tile.side)).then(|| format!("{line} < {all}"));
-            (factors.line(kernel, side, &group.batch, &line), exists)
+            (factors.define_line(kernel, side, &group.batch, &line), exists)
         };
-        let lines = (0..tile.width()).map(line).collect();
+        let lines = (0..tile.vector_width()).map(line).collect();
         Loads { side, place, lines }
     }
 
     /// Returns the condition for an invocation that loads elements.
-    fn has_share(&self) -> Option<String> {
-        let lanes = self.tile.stride() * self.tile.depth;
+    fn load_condition(&self) -> Option<String> {
+        let lanes = self.tile.vectors_per_axis() * self.tile.depth;
         (lanes < LANES).then(|| format!("lane < {lanes}"))
     }
 
@@ -186,14 +188,14 @@ impl Printer<'_> {
         let all = factors.sides()[2];
         let term = kernel.int(format!("{from} + {}", loads.place[1]));
         let is_term = (split.count * split.terms != all).then(|| format!("{term} < {all}"));
-        let term = factors.term(kernel, loads.side, &term);
+        let term = factors.define_term(kernel, loads.side, &term);
         let mut values: Vec<Vec<String>> = vec![Vec::new(); self.parts];
         for (line, exists) in &loads.lines {
             let conditions: Vec<&str> =
                 [exists, &is_term].into_iter().flatten().map(String::as_str).collect();
             let condition = (!conditions.is_empty()).then(|| conditions.join(" && "));
-            let value = element_where(kernel, factors, loads.side, condition.as_deref(), [line, &term])?;
-            let parts = terms(kernel, factors.precision(), value);
+            let value = element_if(kernel, factors, loads.side, condition.as_deref(), [line, &term])?;
+            let parts = split_terms(kernel, factors.precision(), value);
             values.iter_mut().zip(parts).for_each(|(values, part)| values.push(part.text));
         }
         for (to, values) in to.iter().zip(&values) {
@@ -208,34 +210,36 @@ impl Printer<'_> {
         let (tile, repr) = (self.tile, self.tile.repr());
         let Tile { depth, split, .. } = tile;
         let precision = self.target.factors.precision();
-        let of_row = |_| (0..tile.values()).map(|_| InnerProduct::of(kernel, precision, repr)).collect();
-        let sums: Sums = (0..tile.each()).map(of_row).collect();
-        let loads = [LEFT, RIGHT].map(|side| self.loads(kernel, group, side));
-        let own = self.own(kernel);
+        let of_row = |_| {
+            (0..tile.vectors_per_lane()).map(|_| InnerProduct::with_repr(kernel, precision, repr)).collect()
+        };
+        let sums: Sums = (0..tile.lines_per_lane()).map(of_row).collect();
+        let loads = [LEFT, RIGHT].map(|side| self.define_loads(kernel, group, side));
+        let own = self.first_lines(kernel);
         let zero = kernel.constant(Scalar::F32(0.0), repr);
         let fetched: Vec<Vec<Value>> =
             loads.iter().map(|_| (0..self.parts).map(|_| kernel.variable(&zero)).collect()).collect();
         let turns = split.terms / depth;
         let open = kernel.depth();
-        let turn = kernel.counted("0", &(turns + 1).to_string());
+        let turn = kernel.begin_loop("0", &(turns + 1).to_string());
         let inner = kernel.depth();
         let is_more: Vec<String> =
-            [Some(format!("{turn} < {turns}")), self.has_share()].into_iter().flatten().collect();
+            [Some(format!("{turn} < {turns}")), self.load_condition()].into_iter().flatten().collect();
         let is_more = is_more.join(" && ");
-        kernel.when(&is_more);
+        kernel.begin_if(&is_more);
         let from = kernel.int(format!("{} * {} + {turn} * {depth}", group.part, split.terms));
         for (loads, to) in loads.iter().zip(&fetched) {
             self.fetch(kernel, loads, &from, to)?;
         }
         kernel.close_to(inner);
-        kernel.when(&format!("{turn} > 0"));
+        kernel.begin_if(&format!("{turn} > 0"));
         self.add(kernel, group, &own, &sums);
         kernel.close_to(inner);
         kernel.barrier();
-        kernel.when(&is_more);
+        kernel.begin_if(&is_more);
         for (loads, fetched) in loads.iter().zip(&fetched) {
             for (part, value) in fetched.iter().enumerate() {
-                let to = self.place(loads.side, part, &loads.place[0], &loads.place[1]);
+                let to = self.shared_index(loads.side, part, &loads.place[0], &loads.place[1]);
                 kernel.line(&format!("{}[{to}] = {};", group.shared, value.text));
             }
         }
@@ -251,7 +255,7 @@ impl Printer<'_> {
         let open = kernel.depth();
         let first = match tile.depth / tile.unrolled {
             1 => None,
-            turns => Some(kernel.counted("0", &turns.to_string())),
+            turns => Some(kernel.begin_loop("0", &turns.to_string())),
         };
         for k in 0..tile.unrolled {
             let term = match &first {
@@ -260,18 +264,19 @@ impl Printer<'_> {
             };
             let factors = [LEFT, RIGHT].map(|side| -> Vec<Vec<Value>> {
                 let mut value = |number: usize, part: usize| {
-                    let line = format!("{} + {}", own[side], number * ACROSS);
-                    let place = self.place(side, part, &line, &term);
+                    let line = format!("{} + {}", own[side], number * LANES_PER_AXIS);
+                    let place = self.shared_index(side, part, &line, &term);
                     kernel.define(Value::new(format!("{}[{place}]", group.shared), tile.repr()))
                 };
-                (0..tile.values())
+                (0..tile.vectors_per_lane())
                     .map(|number| (0..self.parts).map(|part| value(number, part)).collect())
                     .collect()
             });
             for (number, row) in sums.iter().enumerate() {
-                let name = PARTS[number % tile.width()];
+                let name = COMPONENTS[number % tile.vector_width()];
                 let of_row = |part: &Value| Value::new(format!("{}.{name}", part.text), Repr::F32);
-                let left: Vec<Value> = factors[LEFT][number / tile.width()].iter().map(of_row).collect();
+                let left: Vec<Value> =
+                    factors[LEFT][number / tile.vector_width()].iter().map(of_row).collect();
                 row.iter().zip(&factors[RIGHT]).for_each(|(sum, right)| sum.add_terms(kernel, &left, right));
             }
         }
@@ -279,8 +284,8 @@ impl Printer<'_> {
     }
 
     /// Defines the first row and the first column of an invocation in the tile.
-    fn own(&self, kernel: &mut Kernel<'_>) -> [String; 2] {
-        [kernel.int(format!("lane / {ACROSS}")), kernel.int(format!("lane % {ACROSS}"))]
+    fn first_lines(&self, kernel: &mut Kernel<'_>) -> [String; 2] {
+        [kernel.int(format!("lane / {LANES_PER_AXIS}")), kernel.int(format!("lane % {LANES_PER_AXIS}"))]
     }
 
     /// Stores or finishes the sums, some rows at a time, through the shared array. Adjacent invocations then have
@@ -306,24 +311,33 @@ impl Printer<'_> {
                 (0..count).map(|number| sums.iter().map(|row| of_row(row, number)).collect()).collect()
             }
         };
-        let own = self.own(kernel);
-        let turns = tile.each() / tile.stored();
+        let own = self.first_lines(kernel);
+        let turns = tile.lines_per_lane() / tile.rows_per_store();
         for (number, rows) in results.iter().enumerate() {
             if number > 0 {
                 kernel.barrier();
             }
             let open = kernel.depth();
-            let turn = (turns > 1).then(|| kernel.counted("0", &turns.to_string()));
+            let turn = (turns > 1).then(|| kernel.begin_loop("0", &turns.to_string()));
             let inner = kernel.depth();
-            for (k, rows) in rows.chunks(tile.stored()).enumerate() {
+            for (k, rows) in rows.chunks(tile.rows_per_store()).enumerate() {
                 if let Some(turn) = &turn {
-                    kernel.when(&format!("{turn} == {k}"));
+                    kernel.begin_if(&format!("{turn} == {k}"));
                 }
                 for (k, row) in rows.iter().enumerate() {
-                    let first =
-                        format!("({} + {}) * {} + {}", own[LEFT], k * ACROSS, tile.stride(), own[RIGHT]);
+                    let first = format!(
+                        "({} + {}) * {} + {}",
+                        own[LEFT],
+                        k * LANES_PER_AXIS,
+                        tile.vectors_per_axis(),
+                        own[RIGHT]
+                    );
                     for (k, value) in row.iter().enumerate() {
-                        kernel.line(&format!("{}[{first} + {}] = {value};", group.shared, k * ACROSS));
+                        kernel.line(&format!(
+                            "{}[{first} + {}] = {value};",
+                            group.shared,
+                            k * LANES_PER_AXIS
+                        ));
                     }
                 }
                 kernel.close_to(inner);
@@ -340,8 +354,8 @@ impl Printer<'_> {
 
     /// Returns the results of the inner products of a vector.
     fn results(&self, kernel: &Kernel<'_>, sums: &InnerProduct) -> String {
-        let names = &PARTS[..self.tile.width()];
-        let parts: Vec<String> = names.iter().map(|name| sums.part(name).result(kernel).text).collect();
+        let names = &COMPONENTS[..self.tile.vector_width()];
+        let parts: Vec<String> = names.iter().map(|name| sums.component(name).result(kernel).text).collect();
         kernel.dialect.floats(self.tile.repr(), &parts)
     }
 
@@ -357,7 +371,7 @@ impl Printer<'_> {
         let side = tile.side;
         let sides = target.factors.sides();
         let depth = kernel.depth();
-        let k = kernel.counted("0", &(tile.stored() * ACROSS * side / LANES).to_string());
+        let k = kernel.begin_loop("0", &(tile.rows_per_store() * LANES_PER_AXIS * side / LANES).to_string());
         let element = kernel.int(format!("lane + {k} * {LANES}"));
         let (row, column) =
             (kernel.int(format!("{element} / {side}")), kernel.int(format!("{element} % {side}")));
@@ -365,10 +379,14 @@ impl Printer<'_> {
             // All rows of the tile, in order.
             None => row.clone(),
             Some(turn) => {
-                let own = kernel.int(format!("{turn} * {} + {row} / {ACROSS}", tile.stored()));
-                let start =
-                    format!("{own} / {0} * {ACROSS} + {own} % {0} * {1}", tile.width(), tile.stride());
-                format!("{start} + {row} % {ACROSS}")
+                let own =
+                    kernel.int(format!("{turn} * {} + {row} / {LANES_PER_AXIS}", tile.rows_per_store()));
+                let start = format!(
+                    "{own} / {0} * {LANES_PER_AXIS} + {own} % {0} * {1}",
+                    tile.vector_width(),
+                    tile.vectors_per_axis()
+                );
+                format!("{start} + {row} % {LANES_PER_AXIS}")
             }
         };
         let i = kernel.int(format!("{} + {in_tile}", group.first[LEFT]));
@@ -378,15 +396,15 @@ impl Printer<'_> {
             .filter(|(_, size)| !size.is_multiple_of(side))
             .map(|(at, size)| format!("{at} < {size}"))
             .collect();
-        kernel.when_live((!inside.is_empty()).then(|| inside.join(" && ")));
+        kernel.begin_if_live((!inside.is_empty()).then(|| inside.join(" && ")));
         let at = target.factors.point(kernel, &group.batch, [&i, &j]);
-        let stride = tile.stride();
+        let stride = tile.vectors_per_axis();
         let place = format!("{row} * {stride} + {column} % {stride}");
-        let value = kernel.dialect.part_of(&group.shared, &place, &format!("{column} / {stride}"));
+        let value = kernel.dialect.component(&group.shared, &place, &format!("{column} / {stride}"));
         let value = kernel.define(Value::new(value, Repr::F32));
         match is_whole {
             true => target.finish(kernel, at, value)?,
-            false => target.leave(kernel, &at, &group.part, (number, &value)),
+            false => target.store_part(kernel, &at, &group.part, (number, &value)),
         }
         kernel.close_to(depth);
         Ok(())

@@ -8,28 +8,28 @@ use crate::expr::{AnalyzedNest, Point, position};
 use crate::kernel::{Kernel, Value};
 use crate::launch::Launch;
 use crate::lower::Context;
-use crate::thread_index::{coordinates, results};
+use crate::thread_index::{define_coordinates, print_results};
 
 /// Number of points of a quad.
 const QUAD: usize = 4;
 /// Minimum number of points that keep a device busy with one invocation per quad.
-const MANY: usize = 1 << 16;
+const MIN_POINTS: usize = 1 << 16;
 /// Maximum number of instructions of an expression, which is printed once for each point of a quad.
-const LONG: usize = 64;
+const MAX_INSTRUCTIONS: usize = 64;
 
 /// Returns the launch of a vectorized map; `None` if the map does not support quads.
 pub(crate) fn launch(cx: &Context<'_>, known: &AnalyzedNest<'_>) -> Result<Option<Launch>, String> {
     let nest = known.nest;
-    let Some(wide) = fits(cx, nest) else { return Ok(None) };
+    let Some(wide) = quad_buffers(cx, nest) else { return Ok(None) };
     let mut dims = nest.dims.to_vec();
     let last = dims.len() - 1;
     dims[last] /= QUAD;
     let mut kernel = cx.kernel();
-    wide.into_iter().for_each(|id| kernel.widen(id));
-    let mut at = coordinates(&mut kernel, "id", &dims);
+    wide.into_iter().for_each(|id| kernel.bind_as_quads(id));
+    let mut at = define_coordinates(&mut kernel, "id", &dims);
     at[last] = kernel.int(format!("{} * {QUAD}", at[last]));
     let loads =
-        nest.loads.iter().map(|load| loaded(&mut kernel, load, &at)).collect::<Result<Vec<_>, _>>()?;
+        nest.loads.iter().map(|load| load_points(&mut kernel, load, &at)).collect::<Result<Vec<_>, _>>()?;
     let stores: Vec<usize> = (0..nest.stores.len()).collect();
     let mut values = Vec::new();
     for k in 0..QUAD {
@@ -37,7 +37,7 @@ pub(crate) fn launch(cx: &Context<'_>, known: &AnalyzedNest<'_>) -> Result<Optio
         at[last] = kernel.int(format!("{} + {k}", at[last]));
         let loaded = loads.iter().map(|quad| quad[k].clone()).collect();
         let point = Point { at, loaded, ..Point::default() };
-        values.push(results(&mut kernel, known, &point, &stores)?);
+        values.push(print_results(&mut kernel, known, &point, &stores)?);
     }
     for (k, to) in nest.stores.iter().enumerate() {
         let quad = [0, 1, 2, 3].map(|point: usize| &values[point][k]);
@@ -47,10 +47,10 @@ pub(crate) fn launch(cx: &Context<'_>, known: &AnalyzedNest<'_>) -> Result<Optio
 }
 
 /// Prints the loads of four points: adjacent elements, or one element.
-fn loaded(kernel: &mut Kernel<'_>, load: &Load, at: &[String]) -> Result<[Value; 4], String> {
+fn load_points(kernel: &mut Kernel<'_>, load: &Load, at: &[String]) -> Result<[Value; 4], String> {
     let Load::Buffer(from) = load else { return Err("a quad has no accumulators".into()) };
     let place = position(from, at);
-    Ok(match is_same(&from.access) {
+    Ok(match is_constant_along_last(&from.access) {
         true => {
             let value = kernel.load(from.buffer, &place);
             let value = kernel.define(value);
@@ -60,45 +60,46 @@ fn loaded(kernel: &mut Kernel<'_>, load: &Load, at: &[String]) -> Result<[Value;
     })
 }
 
-fn is_same(access: &Access) -> bool {
+fn is_constant_along_last(access: &Access) -> bool {
     access.strides.last() == Some(&0)
 }
 
 /// Returns the buffers with accesses of four words, if the map supports quads.
-fn fits(cx: &Context<'_>, nest: &Nest) -> Option<Vec<BufferId>> {
+fn quad_buffers(cx: &Context<'_>, nest: &Nest) -> Option<Vec<BufferId>> {
     let is_narrow = |operand: &Operand| operand.access.dtype.size() < 4;
     let points: usize = nest.dims.iter().product();
-    let is_long = points >= MANY || nest.stores.iter().any(is_narrow);
+    let is_long = points >= MIN_POINTS || nest.stores.iter().any(is_narrow);
     let gathers = nest.expr.insts().iter().any(|(inst, _)| matches!(inst, Inst::LoadAt(..)));
-    let is_map = nest.is_map() && nest.segments.is_none() && nest.accumulators() == 0;
-    if !is_map || !is_long || gathers || nest.expr.insts().len() > LONG {
+    let is_map = nest.is_map() && nest.segments.is_none() && nest.num_accumulators() == 0;
+    if !is_map || !is_long || gathers || nest.expr.insts().len() > MAX_INSTRUCTIONS {
         return None;
     }
     if !nest.dims.last().is_some_and(|last| last.is_multiple_of(QUAD)) {
         return None;
     }
-    let by_quads = |operand: &&Operand| !is_same(&operand.access);
+    let by_quads = |operand: &&Operand| !is_constant_along_last(&operand.access);
     if nest.stores.iter().any(|to| !by_quads(&to)) || nest.stores.is_empty() {
         return None;
     }
     let quads: Vec<&Operand> = nest.operands().filter(by_quads).collect();
-    if !quads.iter().all(|operand| are_quads(cx, operand)) {
+    if !quads.iter().all(|operand| reaches_aligned_quads(cx, operand)) {
         return None;
     }
     let wide: Vec<BufferId> =
         quads.iter().filter(|operand| !is_narrow(operand)).map(|operand| operand.buffer).collect();
     // Buffers with accesses of single words, or of parts of words, must be bound as words.
-    let is_wide = |operand: &Operand| wide.iter().any(|&id| cx.share(id, operand.buffer));
-    let others = nest.operands().filter(|operand| is_same(&operand.access) || is_narrow(operand));
+    let is_wide = |operand: &Operand| wide.iter().any(|&id| cx.may_share_bytes(id, operand.buffer));
+    let others =
+        nest.operands().filter(|operand| is_constant_along_last(&operand.access) || is_narrow(operand));
     others.into_iter().all(|operand| !is_wide(operand)).then_some(wide)
 }
 
 /// Returns true if an access always reaches four adjacent, aligned elements.
-fn are_quads(cx: &Context<'_>, operand: &Operand) -> bool {
+fn reaches_aligned_quads(cx: &Context<'_>, operand: &Operand) -> bool {
     let Access { dtype, offset, strides, .. } = &operand.access;
     let Some((&last, others)) = strides.split_last() else { return false };
     let aligned = |stride: &isize| stride.unsigned_abs().is_multiple_of(QUAD);
-    let first = cx.first(operand.buffer) + *offset as isize;
+    let first = cx.first_element(operand.buffer) + *offset as isize;
     let fits = dtype.size() <= 4 && !matches!(dtype, DType::F64);
     fits && last == 1 && others.iter().all(aligned) && first.unsigned_abs().is_multiple_of(QUAD)
 }

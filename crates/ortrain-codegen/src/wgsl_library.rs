@@ -9,7 +9,7 @@ use rustc_hash::FxHashMap;
 pub(crate) struct Prelude {
     text: String,
     items: Vec<Item>,
-    numbers: FxHashMap<String, usize>,
+    indices: FxHashMap<String, usize>,
 }
 
 /// Function of the library.
@@ -34,10 +34,11 @@ impl Prelude {
             items.push(Item { range: start..start + end, calls: Vec::new() });
         }
         for item in &mut items {
-            item.calls =
-                called(&text[item.range.clone()]).filter_map(|name| numbers.get(name).copied()).collect();
+            item.calls = called_names(&text[item.range.clone()])
+                .filter_map(|name| numbers.get(name).copied())
+                .collect();
         }
-        Prelude { text, items, numbers }
+        Prelude { text, items, indices: numbers }
     }
 
     pub(crate) fn text(&self) -> &str {
@@ -47,7 +48,8 @@ impl Prelude {
     /// Returns the source of the functions that a text needs, in library order.
     pub(crate) fn needed_by(&self, text: &str) -> String {
         let mut is_needed = vec![false; self.items.len()];
-        let mut open: Vec<usize> = called(text).filter_map(|name| self.numbers.get(name).copied()).collect();
+        let mut open: Vec<usize> =
+            called_names(text).filter_map(|name| self.indices.get(name).copied()).collect();
         while let Some(number) = open.pop() {
             if !is_needed[number] {
                 is_needed[number] = true;
@@ -60,7 +62,7 @@ impl Prelude {
 }
 
 /// Returns the names before opening parentheses.
-fn called(text: &str) -> impl Iterator<Item = &str> {
+fn called_names(text: &str) -> impl Iterator<Item = &str> {
     text.match_indices('(').map(|(at, _)| {
         let is_part = |c: char| c.is_ascii_alphanumeric() || c == '_';
         let start = text[..at].rfind(|c| !is_part(c)).map_or(0, |before| before + 1);
@@ -73,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn functions_bring_what_they_call() {
+    fn needed_functions_include_callees() {
         let text = "\nfn a() { b(); }\n// A word.\nfn b() { }\nfn c() { a(); }\nfn ab() { }\n";
         let prelude = Prelude::new(text.to_owned());
         assert_eq!(prelude.needed_by("x = a();"), "fn a() { b(); }\nfn b() { }\n");

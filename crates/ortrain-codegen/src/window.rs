@@ -3,41 +3,41 @@
 use ortrain_expr::{CompareOp, IndexKind, Scalar, SlidingAxis, Type, WindowPass, WindowShape};
 use ortrain_program::{Window, WindowIndex};
 
-use crate::conv::under;
+use crate::conv::window_inputs;
 use crate::dialect::Repr;
 use crate::expr::{compare, repr_of};
-use crate::kernel::{Kernel, Value, float64};
+use crate::kernel::{Kernel, Value, float64_message};
 use crate::launch::Launch;
 use crate::lower::Context;
-use crate::thread_index::coordinates;
+use crate::thread_index::define_coordinates;
 use crate::thread_reduction::combine;
 
 pub(crate) fn launches(cx: &Context<'_>, w: &Window) -> Result<Vec<Launch>, String> {
     let WindowShape { pass, planes, ref axes } = w.shape;
     if Type::of(w.target.access.dtype) == Type::F64 {
-        return Err(float64());
+        return Err(float64_message());
     }
     let by_output = matches!(pass, WindowPass::Max | WindowPass::Sum);
     let size = |axis: &SlidingAxis| if by_output { axis.output } else { axis.input };
     let dims: Vec<usize> = [planes].into_iter().chain(axes.iter().map(size)).collect();
     let mut kernel = cx.kernel();
-    let at = coordinates(&mut kernel, "id", &dims);
+    let at = define_coordinates(&mut kernel, "id", &dims);
     match pass {
-        WindowPass::Max => largest(&mut kernel, w, &at)?,
-        WindowPass::Sum => sum(&mut kernel, w, &at)?,
-        WindowPass::SumGradient => spread(&mut kernel, w, &at)?,
-        WindowPass::MaxGradient => arrived(&mut kernel, w, &at)?,
+        WindowPass::Max => print_max(&mut kernel, w, &at)?,
+        WindowPass::Sum => print_sum(&mut kernel, w, &at)?,
+        WindowPass::SumGradient => print_sum_gradient(&mut kernel, w, &at)?,
+        WindowPass::MaxGradient => print_max_gradient(&mut kernel, w, &at)?,
     }
     Ok(vec![cx.finish(kernel, dims.iter().map(|&dim| dim as u64).product())?])
 }
 
 /// Returns the row-major index of an element over planes and axes.
-fn element(plane: &str, at: &[String], sizes: impl Iterator<Item = usize>) -> String {
+fn element_index(plane: &str, at: &[String], sizes: impl Iterator<Item = usize>) -> String {
     at.iter().zip(sizes).fold(plane.to_owned(), |number, (at, size)| format!("({number} * {size} + {at})"))
 }
 
 /// Defines a variable of the type of computation.
-fn start(kernel: &mut Kernel<'_>, w: &Window, value: Scalar) -> Result<Value, String> {
+fn define_total(kernel: &mut Kernel<'_>, w: &Window, value: Scalar) -> Result<Value, String> {
     let ty = Type::of(w.target.access.dtype);
     let value = kernel.constant(value.convert(ty), repr_of(ty));
     Ok(kernel.variable(&value))
@@ -45,23 +45,28 @@ fn start(kernel: &mut Kernel<'_>, w: &Window, value: Scalar) -> Result<Value, St
 
 /// Starts the loops over the elements of a window that are inside the input. Returns their indices in the window and
 /// their input positions.
-fn cells(kernel: &mut Kernel<'_>, axes: &[SlidingAxis], outputs: &[String]) -> (Vec<String>, Vec<String>) {
-    let cells: Vec<String> = axes.iter().map(|axis| kernel.counted("0", &axis.kernel.to_string())).collect();
-    let inputs = under(kernel, axes, outputs, &cells);
+fn begin_window_loops(
+    kernel: &mut Kernel<'_>,
+    axes: &[SlidingAxis],
+    outputs: &[String],
+) -> (Vec<String>, Vec<String>) {
+    let cells: Vec<String> =
+        axes.iter().map(|axis| kernel.begin_loop("0", &axis.kernel.to_string())).collect();
+    let inputs = window_inputs(kernel, axes, outputs, &cells);
     (cells, inputs)
 }
 
-fn largest(kernel: &mut Kernel<'_>, w: &Window, at: &[String]) -> Result<(), String> {
+fn print_max(kernel: &mut Kernel<'_>, w: &Window, at: &[String]) -> Result<(), String> {
     let (axes, dtype) = (&w.shape.axes, w.target.access.dtype);
     let ty = Type::of(dtype);
-    let most = start(kernel, w, Scalar::least(dtype, ty))?;
+    let most = define_total(kernel, w, Scalar::least_of(dtype, ty))?;
     let is_cell = w.index.as_ref().is_some_and(|index| index.kind == IndexKind::Cell);
-    let first = if is_cell { "0i".to_owned() } else { format!("{} * {}", at[0], w.shape.inputs()) };
+    let first = if is_cell { "0i".to_owned() } else { format!("{} * {}", at[0], w.shape.plane_inputs()) };
     let index = kernel.variable(&Value::new(first, Repr::I32));
     let found = kernel.variable(&Value::new("false", Repr::Bool));
     let depth = kernel.depth();
-    let (cells, inputs) = cells(kernel, axes, &at[1..]);
-    let here = element(&at[0], &inputs, axes.iter().map(|axis| axis.input));
+    let (cells, inputs) = begin_window_loops(kernel, axes, &at[1..]);
+    let here = element_index(&at[0], &inputs, axes.iter().map(|axis| axis.input));
     let here = kernel.define(Value::new(here, Repr::I32)).text;
     let new = kernel.load(w.source.buffer, &here);
     let new = kernel.define(new);
@@ -70,13 +75,14 @@ fn largest(kernel: &mut Kernel<'_>, w: &Window, at: &[String]) -> Result<(), Str
         Type::F32 => format!("(!is_nan({}) && (is_nan({}) || {less}))", most.text, new.text),
         _ => less,
     };
-    kernel.when(&format!("!{} || {larger}", found.text));
+    kernel.begin_if(&format!("!{} || {larger}", found.text));
     kernel.assign(&most, &new);
-    let number = if is_cell { element("0i", &cells, axes.iter().map(|axis| axis.kernel)) } else { here };
+    let number =
+        if is_cell { element_index("0i", &cells, axes.iter().map(|axis| axis.kernel)) } else { here };
     kernel.assign(&index, &Value::new(number, Repr::I32));
     kernel.assign(&found, &Value::new("true", Repr::Bool));
     kernel.close_to(depth);
-    let to = element(&at[0], &at[1..], axes.iter().map(|axis| axis.output));
+    let to = element_index(&at[0], &at[1..], axes.iter().map(|axis| axis.output));
     kernel.store(w.target.buffer, &to, &most);
     if let Some(WindowIndex { operand, .. }) = &w.index {
         kernel.store(operand.buffer, &to, &index);
@@ -84,20 +90,20 @@ fn largest(kernel: &mut Kernel<'_>, w: &Window, at: &[String]) -> Result<(), Str
     Ok(())
 }
 
-fn sum(kernel: &mut Kernel<'_>, w: &Window, at: &[String]) -> Result<(), String> {
+fn print_sum(kernel: &mut Kernel<'_>, w: &Window, at: &[String]) -> Result<(), String> {
     let axes = &w.shape.axes;
-    let total = start(kernel, w, Scalar::I32(0))?;
+    let total = define_total(kernel, w, Scalar::I32(0))?;
     let depth = kernel.depth();
-    let (_, inputs) = cells(kernel, axes, &at[1..]);
-    add(kernel, w, &total, &element(&at[0], &inputs, axes.iter().map(|axis| axis.input)));
+    let (_, inputs) = begin_window_loops(kernel, axes, &at[1..]);
+    add_element(kernel, w, &total, &element_index(&at[0], &inputs, axes.iter().map(|axis| axis.input)));
     kernel.close_to(depth);
-    let to = element(&at[0], &at[1..], axes.iter().map(|axis| axis.output));
+    let to = element_index(&at[0], &at[1..], axes.iter().map(|axis| axis.output));
     kernel.store(w.target.buffer, &to, &total);
     Ok(())
 }
 
 /// Adds an element of the source to the total.
-fn add(kernel: &mut Kernel<'_>, w: &Window, total: &Value, from: &str) {
+fn add_element(kernel: &mut Kernel<'_>, w: &Window, total: &Value, from: &str) {
     let value = kernel.load(w.source.buffer, from);
     let sum = combine(kernel, ortrain_expr::ReduceOp::Sum, total, &value);
     kernel.assign(total, &sum);
@@ -105,10 +111,14 @@ fn add(kernel: &mut Kernel<'_>, w: &Window, total: &Value, from: &str) {
 
 /// Starts the loops over the windows that cover an input position, in the order of the output. Returns their positions,
 /// and the index of the covering window element along each axis.
-fn covering(kernel: &mut Kernel<'_>, axes: &[SlidingAxis], at: &[String]) -> (Vec<String>, Vec<String>) {
+fn begin_covering_loops(
+    kernel: &mut Kernel<'_>,
+    axes: &[SlidingAxis],
+    at: &[String],
+) -> (Vec<String>, Vec<String>) {
     let (mut outputs, mut cells, mut covered) = (Vec::new(), Vec::new(), Vec::new());
     for (axis, i) in axes.iter().zip(at) {
-        let SlidingAxis { output, kernel: size, stride, dilation, before, .. } = axis;
+        let SlidingAxis { output, kernel: size, stride, dilation, padding_before: before, .. } = axis;
         let far = kernel.define(Value::new(format!("{i} + ({before})"), Repr::I32)).text;
         let reach = size.saturating_sub(1) * dilation;
         let from = format!("max(0i, ({far} - {reach} + {}) / {stride})", stride - 1);
@@ -116,49 +126,49 @@ fn covering(kernel: &mut Kernel<'_>, axes: &[SlidingAxis], at: &[String]) -> (Ve
         let to =
             kernel.select(&format!("{far} < 0i"), "0i", &format!("min({output}i, {far} / {stride} + 1)"));
         let to = kernel.define(Value::new(to, Repr::I32)).text;
-        let o = kernel.counted(&from, &to);
+        let o = kernel.begin_loop(&from, &to);
         let rest = kernel.define(Value::new(format!("{far} - {o} * {stride}"), Repr::I32)).text;
         covered.push(format!("{rest} >= 0i && {rest} % {dilation} == 0i && {rest} / {dilation} < {size}i"));
         cells.push(format!("{rest} / {dilation}"));
         outputs.push(o);
     }
     if !covered.is_empty() {
-        kernel.when(&covered.join(" && "));
+        kernel.begin_if(&covered.join(" && "));
     }
     (outputs, cells)
 }
 
 /// Prints the gradient of a sum: adds all windows that cover an input position, in the order of the output.
-fn spread(kernel: &mut Kernel<'_>, w: &Window, at: &[String]) -> Result<(), String> {
+fn print_sum_gradient(kernel: &mut Kernel<'_>, w: &Window, at: &[String]) -> Result<(), String> {
     let axes = &w.shape.axes;
-    let total = start(kernel, w, Scalar::I32(0))?;
+    let total = define_total(kernel, w, Scalar::I32(0))?;
     let depth = kernel.depth();
-    let (outputs, _) = covering(kernel, axes, &at[1..]);
-    add(kernel, w, &total, &element(&at[0], &outputs, axes.iter().map(|axis| axis.output)));
+    let (outputs, _) = begin_covering_loops(kernel, axes, &at[1..]);
+    add_element(kernel, w, &total, &element_index(&at[0], &outputs, axes.iter().map(|axis| axis.output)));
     kernel.close_to(depth);
-    let to = element(&at[0], &at[1..], axes.iter().map(|axis| axis.input));
+    let to = element_index(&at[0], &at[1..], axes.iter().map(|axis| axis.input));
     kernel.store(w.target.buffer, &to, &total);
     Ok(())
 }
 
 /// Prints the gradient of a maximum: adds the windows with their maximum at an input position, in the order of the
 /// output. With cell indices, only covering windows are visited; with element indices, all windows of the plane.
-fn arrived(kernel: &mut Kernel<'_>, w: &Window, at: &[String]) -> Result<(), String> {
+fn print_max_gradient(kernel: &mut Kernel<'_>, w: &Window, at: &[String]) -> Result<(), String> {
     let axes = &w.shape.axes;
     let Some(WindowIndex { kind, operand }) = &w.index else {
         return Err("the gradient of a maximum has no positions".into());
     };
-    let total = start(kernel, w, Scalar::I32(0))?;
-    let to = element(&at[0], &at[1..], axes.iter().map(|axis| axis.input));
+    let total = define_total(kernel, w, Scalar::I32(0))?;
+    let to = element_index(&at[0], &at[1..], axes.iter().map(|axis| axis.input));
     let to = kernel.define(Value::new(to, Repr::I32)).text;
     let depth = kernel.depth();
     let (outputs, cells) = match kind {
         IndexKind::Element => {
-            (axes.iter().map(|axis| kernel.counted("0", &axis.output.to_string())).collect(), Vec::new())
+            (axes.iter().map(|axis| kernel.begin_loop("0", &axis.output.to_string())).collect(), Vec::new())
         }
-        IndexKind::Cell => covering(kernel, axes, &at[1..]),
+        IndexKind::Cell => begin_covering_loops(kernel, axes, &at[1..]),
     };
-    let from = element(&at[0], &outputs, axes.iter().map(|axis| axis.output));
+    let from = element_index(&at[0], &outputs, axes.iter().map(|axis| axis.output));
     let from = kernel.define(Value::new(from, Repr::I32)).text;
     let index = kernel.load(operand.buffer, &from);
     let index = kernel.define(index);
@@ -167,12 +177,12 @@ fn arrived(kernel: &mut Kernel<'_>, w: &Window, at: &[String]) -> Result<(), Str
             format!("eq_pair({}, pair_of_i32({to}))", kernel.as_repr(&index, Repr::I64).text)
         }
         IndexKind::Cell => {
-            let cell = element("0i", &cells, axes.iter().map(|axis| axis.kernel));
+            let cell = element_index("0i", &cells, axes.iter().map(|axis| axis.kernel));
             format!("{} == {cell}", kernel.as_repr(&index, Repr::I32).text)
         }
     };
-    kernel.when(&here);
-    add(kernel, w, &total, &from);
+    kernel.begin_if(&here);
+    add_element(kernel, w, &total, &from);
     kernel.close_to(depth);
     kernel.store(w.target.buffer, &to, &total);
     Ok(())

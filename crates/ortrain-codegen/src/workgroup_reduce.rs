@@ -5,11 +5,11 @@ use std::ops::Range;
 use ortrain_expr::ReduceOp;
 use ortrain_program::Nest;
 
-use crate::dialect::{GROUP, Repr};
+use crate::dialect::{GROUP_SIZE, Repr};
 use crate::expr::{AnalyzedNest, Point};
 use crate::kernel::{Kernel, Value};
-use crate::thread_index::coordinates;
-use crate::thread_reduction::{add, combine, total};
+use crate::thread_index::define_coordinates;
+use crate::thread_reduction::{add_point, combine, define_total};
 
 /// Strided elements of a row that an invocation visits.
 pub(crate) struct Span {
@@ -25,89 +25,89 @@ pub(crate) struct Span {
 
 impl Span {
     /// Starts the loop over the elements, and returns the index of the current element.
-    pub(crate) fn walk(&self, kernel: &mut Kernel<'_>) -> String {
-        let turn = kernel.counted("0", &self.count.to_string());
+    pub(crate) fn begin_loop(&self, kernel: &mut Kernel<'_>) -> String {
+        let turn = kernel.begin_loop("0", &self.count.to_string());
         let number = kernel.int(format!("{} + {turn} * {}", self.from, self.step));
         if let Some(end) = self.end {
-            kernel.when(&format!("{number} < {end}"));
+            kernel.begin_if(&format!("{number} < {end}"));
         }
         number
     }
 
     /// Starts the loop over the elements, and returns the coordinates along the reduced axes of a nest.
-    pub(crate) fn walk_row(&self, kernel: &mut Kernel<'_>, nest: &Nest) -> Vec<String> {
-        let number = self.walk(kernel);
+    pub(crate) fn begin_row_loop(&self, kernel: &mut Kernel<'_>, nest: &Nest) -> Vec<String> {
+        let number = self.begin_loop(kernel);
         let number = kernel.define(Value::new(format!("bits_of_int({number})"), Repr::U32)).text;
-        coordinates(kernel, &number, nest.inner_dims())
+        define_coordinates(kernel, &number, nest.inner_dims())
     }
 }
 
 /// Prints the totals of an invocation's elements of a row, for the reductions of a stage.
-pub(crate) fn fold(
+pub(crate) fn fold_span(
     kernel: &mut Kernel<'_>,
     known: &AnalyzedNest<'_>,
     stage: &Range<usize>,
     (outer, reduced): (&[String], &[Value]),
     span: &Span,
 ) -> Result<Vec<Value>, String> {
-    let totals: Vec<Value> = stage.clone().map(|k| total(kernel, known, k)).collect();
+    let totals: Vec<Value> = stage.clone().map(|k| define_total(kernel, known, k)).collect();
     let depth = kernel.depth();
-    let inner = span.walk_row(kernel, known.nest);
+    let inner = span.begin_row_loop(kernel, known.nest);
     let at = outer.iter().cloned().chain(inner).collect();
     let point = Point { at, reduced: reduced.to_vec(), ..Point::default() };
-    add(kernel, known, stage, &totals, &point)?;
+    add_point(kernel, known, stage, &totals, &point)?;
     kernel.close_to(depth);
     Ok(totals)
 }
 
 /// Returns the operations of the reductions of a stage.
-pub(crate) fn operations(nest: &Nest, stage: &Range<usize>) -> Vec<ReduceOp> {
+pub(crate) fn stage_operations(nest: &Nest, stage: &Range<usize>) -> Vec<ReduceOp> {
     nest.reductions[stage.clone()].iter().map(|reduction| reduction.op).collect()
 }
 
 /// Shared arrays of a group, reused by successive stages.
 #[derive(Debug, Default)]
-pub(crate) struct Arrays {
-    made: Vec<Value>,
+pub(crate) struct StageArrays {
+    declared: Vec<Value>,
 }
 
 /// Invocations with parts of one row: `count` invocations (a power of two) at a distance of `stride`. `number` is the
 /// index of an invocation among them.
-pub(crate) struct Slices<'s> {
+pub(crate) struct RowLanes<'s> {
     pub(crate) number: &'s str,
     pub(crate) count: usize,
     pub(crate) stride: usize,
 }
 
-impl Arrays {
+impl StageArrays {
     /// Returns an array for each value. Values do not share arrays.
-    fn of(&mut self, kernel: &mut Kernel<'_>, values: &[Value]) -> Vec<Value> {
+    fn assign_arrays(&mut self, kernel: &mut Kernel<'_>, values: &[Value]) -> Vec<Value> {
         let mut used = Vec::new();
         for value in values {
-            let free = |k: &usize| self.made[*k].repr == value.repr && !used.contains(k);
-            let at = (0..self.made.len()).find(free).unwrap_or_else(|| {
-                let name = kernel.shared(value.repr, GROUP as usize);
-                self.made.push(Value::new(name, value.repr));
-                self.made.len() - 1
+            let free = |k: &usize| self.declared[*k].repr == value.repr && !used.contains(k);
+            let at = (0..self.declared.len()).find(free).unwrap_or_else(|| {
+                let name = kernel.shared(value.repr, GROUP_SIZE as usize);
+                self.declared.push(Value::new(name, value.repr));
+                self.declared.len() - 1
             });
             used.push(at);
         }
-        used.into_iter().map(|k| self.made[k].clone()).collect()
+        used.into_iter().map(|k| self.declared[k].clone()).collect()
     }
 
     /// Combines the values of the invocations of a row in a binary tree with a fixed order. All invocations receive the
     /// result.
-    pub(crate) fn combined(
+    pub(crate) fn combine_lanes(
         &mut self,
         kernel: &mut Kernel<'_>,
         operations: &[ReduceOp],
         values: &[Value],
-        slices: &Slices<'_>,
+        slices: &RowLanes<'_>,
     ) -> Vec<Value> {
-        if !self.made.is_empty() {
+        if !self.declared.is_empty() {
             kernel.barrier();
         }
-        let arrays = self.of(kernel, values);
+        let arrays = self.assign_arrays(kernel, values);
         for (array, value) in arrays.iter().zip(values) {
             kernel.line(&format!("{}[lane] = {};", array.text, value.text));
         }
@@ -115,7 +115,7 @@ impl Arrays {
         let mut half = slices.count / 2;
         while half > 0 {
             let depth = kernel.depth();
-            kernel.when(&format!("{} < {half}", slices.number));
+            kernel.begin_if(&format!("{} < {half}", slices.number));
             for (array, &op) in arrays.iter().zip(operations) {
                 let element = |at: String| Value::new(format!("{}[{at}]", array.text), array.repr);
                 let (own, other) =

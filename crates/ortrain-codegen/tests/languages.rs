@@ -64,7 +64,7 @@ impl Backend for Printing {
 }
 
 /// Translates a kernel to both languages.
-fn write(source: &str) -> Result<(), String> {
+fn translate(source: &str) -> Result<(), String> {
     let module = naga::front::wgsl::parse_str(source).map_err(|error| error.emit_to_string(source))?;
     let mut validator = Validator::new(ValidationFlags::all(), Capabilities::default());
     let info = validator.validate(&module).map_err(|error| error.emit_to_string(source))?;
@@ -94,7 +94,7 @@ fn write(source: &str) -> Result<(), String> {
 }
 
 #[test]
-fn kernels_of_all_suites_are_written() {
+fn kernels_of_all_suites_translate() {
     let printing = Printing::default();
     let backend: Arc<dyn Backend> = Arc::new(printing.clone());
     suites::cases(&backend).passes_without(DType::F64);
@@ -116,7 +116,7 @@ fn kernels_of_all_suites_are_written() {
     let kinds = Kinds::ALL;
     suites::random_programs(&backend, Kinds { jumps: false, narrow: false, ..kinds }, 0..40).passes();
     let sources = printing.0.lock().unwrap_or_else(PoisonError::into_inner);
-    let failures: Vec<String> = sources.iter().filter_map(|source| write(source).err()).collect();
+    let failures: Vec<String> = sources.iter().filter_map(|source| translate(source).err()).collect();
     let count = sources.len();
     assert!(failures.is_empty(), "{} of {count} kernels: {}", failures.len(), failures[0]);
     assert!(count > 1000, "{count} kernels");
@@ -124,7 +124,7 @@ fn kernels_of_all_suites_are_written() {
 
 /// Group kernels of programs that are too large for execution here, at every precision.
 #[test]
-fn kernels_of_groups_are_written() {
+fn group_kernels_translate() {
     let mut sources: HashSet<Arc<str>> = HashSet::new();
     let mut add = |program: &Program| {
         let lowered = lower(program, &[], &CAPS, &Wgsl).expect("it can be printed");
@@ -139,7 +139,7 @@ fn kernels_of_groups_are_written() {
     }
     let shares = |source: &&Arc<str>| source.contains("var<workgroup>");
     let count = sources.iter().filter(shares).count();
-    let failures: Vec<String> = sources.iter().filter_map(|source| write(source).err()).collect();
+    let failures: Vec<String> = sources.iter().filter_map(|source| translate(source).err()).collect();
     assert!(failures.is_empty(), "{} kernels: {}", failures.len(), failures[0]);
     assert!(count > 60, "{count} kernels of groups");
 }
@@ -162,7 +162,7 @@ fn doubles() -> Program {
         results.push((expr.convert(x, Type::of(other)), other));
     }
     let mut b = ProgramBuilder::new();
-    let mut operand = |dtype: DType| Operand::whole(b.work("x", dtype, 10), dtype, &[10]);
+    let mut operand = |dtype: DType| Operand::contiguous(b.work("x", dtype, 10), dtype, &[10]);
     let loads: Vec<Operand> = [DType::F64; 2].iter().chain(&types).map(|&dtype| operand(dtype)).collect();
     let stores: Vec<Operand> = results.iter().map(|&(_, dtype)| operand(dtype)).collect();
     let buffers = |operands: &[Operand]| operands.iter().map(|operand| operand.buffer).collect();
@@ -176,12 +176,12 @@ fn doubles() -> Program {
 
 /// All library functions for 64-bit floats are covered.
 #[test]
-fn functions_of_doubles_are_written() {
+fn functions_of_doubles_translate() {
     let caps = Caps { bindings: 64, ..CAPS };
     let lowered = lower(&doubles(), &[], &caps, &Wgsl).expect("it can be printed");
     let source = &lowered.launches[0].source;
     for head in include_str!("../src/wgsl/doubles.wgsl").lines().filter(|line| line.starts_with("fn ")) {
         assert!(source.contains(head), "nothing calls {head}");
     }
-    write(source).unwrap_or_else(|error| panic!("{error}"));
+    translate(source).unwrap_or_else(|error| panic!("{error}"));
 }

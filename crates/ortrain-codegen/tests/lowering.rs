@@ -2,7 +2,7 @@
 
 mod programs;
 
-use ortrain_codegen::{Binding, Caps, Home, Launch, Lowered, Wgsl, lower, split};
+use ortrain_codegen::{Binding, Caps, Launch, Lowered, MemoryId, Wgsl, lower, split_host_part};
 use ortrain_expr::{Access, BinaryOp, Builder, DType, Precision, ReduceOp, Reduction, Type, UnaryOp};
 use ortrain_graph::Tensor;
 use ortrain_program::{
@@ -22,7 +22,7 @@ fn exponentials(count: usize, dtype: DType, len: usize) -> Program {
         let x = expr.load(0, Type::of(dtype));
         let y = expr.unary(UnaryOp::Exp, x);
         let to = b.work("y", dtype, len);
-        let whole = |id: BufferId| Operand::whole(id, dtype, &[len]);
+        let whole = |id: BufferId| Operand::contiguous(id, dtype, &[len]);
         let loads = vec![Load::Buffer(whole(made[k]))];
         let nest = Nest::elementwise([len].into_iter().collect(), loads, expr.finish(&[y]), vec![whole(to)]);
         b.emit(Instruction::from(nest), GradientModes::ALL, &"a layer".into()).expect("the map is sound");
@@ -36,7 +36,7 @@ fn launches(program: &Program) -> Lowered {
 }
 
 #[test]
-fn layers_that_differ_in_place_alone_are_one_kernel() {
+fn equal_layers_share_a_kernel() {
     let lowered = launches(&exponentials(5, DType::F32, 1000));
     assert_eq!(lowered.launches.len(), 5);
     // The first one works in place, because its operand has no other reader: a buffer that is read and written is bound
@@ -47,13 +47,13 @@ fn layers_that_differ_in_place_alone_are_one_kernel() {
     assert!(others.iter().all(same));
     let starts: Vec<&Binding> = others.iter().map(|launch| &launch.bindings[1]).collect();
     assert!(starts.windows(2).all(|pair| pair[0] != pair[1]), "{starts:?}");
-    let is_work = |binding: &Binding| matches!(binding, Binding::Bytes { home: Home::Work, start, .. } if start % 256 == 0);
+    let is_work = |binding: &Binding| matches!(binding, Binding::Bytes { memory: MemoryId::Work, start, .. } if start % 256 == 0);
     assert!(lowered.launches.iter().flat_map(|launch| &launch.bindings).all(is_work));
 }
 
 /// A kernel contains exactly the functions that it calls.
 #[test]
-fn kernels_bring_the_functions_that_they_call() {
+fn kernels_include_called_functions() {
     let lowered = launches(&exponentials(1, DType::F32, 10));
     let source = &lowered.launches[0].source;
     assert!(source.contains("fn exp_f32(") && source.contains("fn exp2_int("), "{source}");
@@ -62,7 +62,7 @@ fn kernels_bring_the_functions_that_they_call() {
 
 /// Groups beyond the limit of one axis continue along the second axis.
 #[test]
-fn groups_are_cut_into_rows() {
+fn groups_form_rows() {
     let caps = Caps { groups: 100, ..CAPS };
     let lowered =
         lower(&exponentials(1, DType::F32, 256 * 250), &[], &caps, &Wgsl).expect("it can be printed");
@@ -78,7 +78,7 @@ fn groups_are_cut_into_rows() {
 /// Invocations of long maps, and of maps that store parts of words, compute four adjacent elements if these are aligned
 /// quads.
 #[test]
-fn long_maps_have_quads() {
+fn long_maps_are_vectorized() {
     let made = |dtype, len| {
         let launch = launches(&exponentials(1, dtype, len)).launches.remove(0);
         (launch.groups[0], launch.source.contains("array<vec4<u32>>"), launch.source.contains("atomicAnd"))
@@ -107,14 +107,14 @@ fn instructions_with_doubles_are_refused_by_type() {
     let [target, source] = ["target", "source"].map(|label| b.work(label, DType::F64, 6));
     let index = b.work("index", DType::I64, 2);
     let sums = ScatterAdd {
-        target: Operand::whole(target, DType::F64, &[6]),
-        source: Operand::whole(source, DType::F64, &[6]),
-        index: Operand::whole(index, DType::I64, &[2]),
+        target: Operand::contiguous(target, DType::F64, &[6]),
+        source: Operand::contiguous(source, DType::F64, &[6]),
+        index: Operand::contiguous(index, DType::I64, &[2]),
         outer: 1,
         rows: 2,
         count: 2,
         inner: 3,
-        last: false,
+        overwrites: false,
     };
     b.emit(Instruction::from(sums), GradientModes::ALL, &"a layer".into()).expect("the sums are sound");
     let program = b.finish(vec![target, source, index], vec![target]).expect("it can be planned");
@@ -254,7 +254,7 @@ fn sum_of_vectors(count: usize, with_constants: bool) -> Program {
     let terms: Vec<_> = (0..count).map(|k| expr.load(k, Type::F32)).collect();
     let sum = terms[1..].iter().fold(terms[0], |sum, &term| expr.binary(BinaryOp::Add, sum, term));
     let to = b.work("y", DType::F32, LEN);
-    let whole = |id: BufferId| Operand::whole(id, DType::F32, &[LEN]);
+    let whole = |id: BufferId| Operand::contiguous(id, DType::F32, &[LEN]);
     let loads = loads.into_iter().map(|id| Load::Buffer(whole(id))).collect();
     let nest = Nest::elementwise([LEN].into_iter().collect(), loads, expr.finish(&[sum]), vec![whole(to)]);
     b.emit(Instruction::from(nest), GradientModes::ALL, &"a sum".into()).expect("the map is sound");
@@ -263,7 +263,7 @@ fn sum_of_vectors(count: usize, with_constants: bool) -> Program {
 
 /// Buffers of the arena share bindings if a device has too few bindings. Each constant has its own memory.
 #[test]
-fn buffers_share_bindings_where_there_are_few() {
+fn buffers_share_scarce_bindings() {
     for bindings in [1, 2, 5, 8] {
         let caps = Caps { bindings, ..CAPS };
         let lowered = lower(&sum_of_vectors(12, false), &[], &caps, &Wgsl).expect("it can be printed");
@@ -309,7 +309,7 @@ fn steps_of_a_sequence_are_one_kernel() {
 /// A nest multiplies its elements by a float64 number. The host computes the number, a power that no device supports,
 /// and the device computes the products.
 #[test]
-fn the_host_computes_numbers_that_go_on_in_float64() {
+fn host_computes_unsupported_float64_numbers() {
     let (rows, len) = (2, 10);
     let mut b = ProgramBuilder::new();
     let [x, y] = ["x", "y"].map(|label| b.work(label, DType::F32, rows * len));
@@ -322,7 +322,7 @@ fn the_host_computes_numbers_that_go_on_in_float64() {
     let product = expr.mul(wide, power);
     let result = expr.convert(product, Type::F32);
     let once = Access { strides: [0, 0].into_iter().collect(), ..Access::contiguous(DType::F64, &[1]) };
-    let whole = |id: BufferId| Operand::whole(id, DType::F32, &[rows, len]);
+    let whole = |id: BufferId| Operand::contiguous(id, DType::F32, &[rows, len]);
     let loads = vec![Load::Buffer(whole(x)), Load::Buffer(Operand { buffer: step, access: once })];
     let dims = [rows, len].into_iter().collect();
     let nest = Nest { inner: 1, ..Nest::elementwise(dims, loads, expr.finish(&[result]), vec![whole(y)]) };
@@ -330,7 +330,7 @@ fn the_host_computes_numbers_that_go_on_in_float64() {
     let program = b.finish(vec![x, step], vec![y]).expect("it can be planned");
     let error = lower(&program, &[], &CAPS, &Wgsl).expect_err("it has no powers");
     assert!(error.reason.starts_with("it computes pow in float64"), "{error}");
-    let (rest, host) = split(&program).expect("the host computes the power");
+    let (rest, host) = split_host_part(&program).expect("the host computes the power");
     assert_eq!((host.inputs.as_slice(), host.results.len()), ([step].as_slice(), 1));
     let lowered = launches(&rest);
     assert!(lowered.launches[0].source.contains("fn mul_f64("), "{}", lowered.text(&rest));

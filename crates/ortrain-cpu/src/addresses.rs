@@ -1,13 +1,13 @@
 //! Addresses of buffers in one run.
 
-use ortrain_program::{Bindings, BufferId, HostMemory, Memory, Place, Program, Workspace};
+use ortrain_program::{Bindings, BufferId, BufferLocation, HostMemory, Memory, Program, Workspace};
 use smallvec::SmallVec;
 
 /// Returns the host memory of a run of this backend.
 ///
 /// # Panics
 /// Panics if the memory is on a device. Code that moves a state checks its backend.
-pub(crate) fn on_host(memory: &Memory) -> &HostMemory {
+pub(crate) fn host_memory(memory: &Memory) -> &HostMemory {
     memory.host().expect("programs of the CPU run on memory of this process")
 }
 
@@ -33,19 +33,19 @@ impl<'a> Addresses<'a> {
         Addresses { program, bindings, work }
     }
 
-    pub(crate) fn of(&self, id: BufferId) -> *mut u8 {
+    pub(crate) fn address_of(&self, id: BufferId) -> *mut u8 {
         let (memory, offset) = match self.program.buffer(id).place {
-            Place::Work(offset) => (self.work.arena(), offset),
-            Place::Plane(plane, offset) => (self.bindings.planes[plane.0 as usize], offset),
+            BufferLocation::Work(offset) => (self.work.arena(), offset),
+            BufferLocation::Plane(plane, offset) => (self.bindings.planes[plane.0 as usize], offset),
             // Constants are never written: the builder rejects such programs.
-            Place::Constant(number) => {
+            BufferLocation::Constant(number) => {
                 return self.program.constants[number].data().as_ptr().cast_mut();
             }
         };
-        on_host(memory).as_ptr().wrapping_add(offset)
+        host_memory(memory).as_ptr().wrapping_add(offset)
     }
 
-    pub(crate) fn all(&self, ids: impl IntoIterator<Item = BufferId>) -> Bases {
-        ids.into_iter().map(|id| self.of(id)).collect()
+    pub(crate) fn addresses_of(&self, ids: impl IntoIterator<Item = BufferId>) -> Bases {
+        ids.into_iter().map(|id| self.address_of(id)).collect()
     }
 }

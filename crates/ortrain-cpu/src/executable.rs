@@ -12,12 +12,12 @@ use ortrain_kernels::{
     with_shared_code,
 };
 use ortrain_program::{
-    Attention, AttentionPass, Bindings, BufferId, Executable, GradientMode, Instruction, Interrupt, Marks,
-    Nest, NestGroup, Observer, Part, Place, Precision, Program, RunError, Scalars, UnsupportedOnBackend,
-    Watch, Workspace, interruptible,
+    Attention, AttentionPass, Bindings, BufferId, BufferLocation, Executable, GradientMode, Instruction,
+    Interrupt, InterruptPoints, Nest, NestGroup, Observer, Precision, Program, RunError, RunPart, Scalars,
+    UnsupportedOnBackend, Watch, Workspace, interruptible,
 };
 
-use crate::addresses::{Addresses, on_host};
+use crate::addresses::{Addresses, host_memory};
 use crate::prefault;
 
 /// Compiled instruction.
@@ -38,7 +38,7 @@ enum Kernel {
 #[derive(Debug, Default)]
 struct GroupKernel {
     kernels: Vec<NestKernel>,
-    of_nests: Vec<usize>,
+    kernel_of_nest: Vec<usize>,
 }
 
 impl GroupKernel {
@@ -46,36 +46,38 @@ impl GroupKernel {
         let mut made = GroupKernel::default();
         let mut known: HashMap<(ortrain_expr::Nest, Vec<bool>), usize> = HashMap::new();
         for nest in &group.nests {
-            let kind = (accesses(nest), overlaps(program, nest));
+            let kind = (nest_of_accesses(nest), overlapping_pairs(program, nest));
             let kernel = match known.get(&kind) {
                 Some(&kernel) => kernel,
                 None => {
-                    made.kernels.push(nest_kernel(program, nest, compiler)?);
+                    made.kernels.push(compile_nest(program, nest, compiler)?);
                     known.insert(kind, made.kernels.len() - 1);
                     made.kernels.len() - 1
                 }
             };
-            made.of_nests.push(kernel);
+            made.kernel_of_nest.push(kernel);
         }
         Ok(made)
     }
 
     /// Iterates over the kernel of each nest.
-    fn each(&self) -> impl Iterator<Item = &NestKernel> {
-        self.of_nests.iter().map(|&kernel| &self.kernels[kernel])
+    fn kernel_of_each_nest(&self) -> impl Iterator<Item = &NestKernel> {
+        self.kernel_of_nest.iter().map(|&kernel| &self.kernels[kernel])
     }
 }
 
 /// Returns for each pair of a store and a load, in row-major order, true if their buffers may share elements.
-fn overlaps(program: &Program, nest: &Nest) -> Vec<bool> {
+fn overlapping_pairs(program: &Program, nest: &Nest) -> Vec<bool> {
     let stores = nest.stores.iter();
-    stores.flat_map(|to| nest.loaded().map(|from| program.overlap(to.buffer, from.buffer))).collect()
+    stores
+        .flat_map(|to| nest.load_operands().map(|from| program.buffers_overlap(to.buffer, from.buffer)))
+        .collect()
 }
 
 /// Compiles a nest. The kernel chooses the order of sums: for short rows it is faster to reduce along columns.
-fn nest_kernel(program: &Program, nest: &Nest, compiler: Compiler<'_>) -> Result<NestKernel, String> {
-    let (overlaps, loads) = (overlaps(program, nest), nest.loaded().count());
-    NestKernel::in_place(&accesses(nest), compiler, &|store, load| overlaps[store * loads + load])
+fn compile_nest(program: &Program, nest: &Nest, compiler: Compiler<'_>) -> Result<NestKernel, String> {
+    let (overlaps, loads) = (overlapping_pairs(program, nest), nest.load_operands().count());
+    NestKernel::in_place(&nest_of_accesses(nest), compiler, &|store, load| overlaps[store * loads + load])
 }
 
 impl Kernel {
@@ -94,7 +96,7 @@ impl Kernel {
         };
         match instruction {
             Instruction::Nest(nest) => {
-                nest_kernel(program, nest, compiler).map(|kernel| Kernel::Nest(Box::new(kernel)))
+                compile_nest(program, nest, compiler).map(|kernel| Kernel::Nest(Box::new(kernel)))
             }
             Instruction::NestGroup(group) => {
                 GroupKernel::new(program, group, compiler).map(Kernel::NestGroup)
@@ -104,19 +106,19 @@ impl Kernel {
                     k: m.k,
                     a: m.a.access.clone(),
                     b: m.b.access.clone(),
-                    rounded: m.rounded,
+                    rounded_to: m.rounded,
                     products,
-                    epilogue: accesses(&m.epilogue),
+                    epilogue: nest_of_accesses(&m.epilogue),
                 };
                 GemmKernel::new(&desc, compiler).map(Kernel::MatMul)
             }
             Instruction::Conv(c) => {
                 let [a, b] = [&c.a, &c.b].map(|operand| operand.access.dtype);
-                let (shape, epilogue) = (c.shape.clone(), accesses(&c.epilogue));
+                let (shape, epilogue) = (c.shape.clone(), nest_of_accesses(&c.epilogue));
                 let desc = ConvDesc { shape, a, b, products, epilogue };
                 ConvKernel::new(&desc, compiler).map(Kernel::Conv)
             }
-            Instruction::Attention(a) => AttentionKernel::new(&description(a), compiler)
+            Instruction::Attention(a) => AttentionKernel::new(&attention_desc(a), compiler)
                 .map(|kernel| Kernel::Attention(kernel, a.buffers())),
             Instruction::Window(w) => {
                 let dtype = w.target.access.dtype;
@@ -132,11 +134,29 @@ impl Kernel {
                     inner: s.inner,
                     dtype: s.target.access.dtype,
                     index: s.index.access.dtype,
-                    last: s.last,
+                    overwrites: s.overwrites,
                 };
                 ScatterKernel::new(desc, compiler.isa()).map(Kernel::Scatter)
             }
             Instruction::Yield(_) => Ok(Kernel::Yield),
+        }
+    }
+
+    /// Describes the algorithm of the kernel.
+    fn describe(&self) -> String {
+        match self {
+            Kernel::Nest(kernel) => kernel.describe(),
+            Kernel::NestGroup(group) => {
+                let (nests, kernels) = (group.kernel_of_nest.len(), group.kernels.len());
+                let each: Vec<String> = group.kernels.iter().map(NestKernel::describe).collect();
+                format!("{nests} nests by {kernels} kernels: {}", each.join("; "))
+            }
+            Kernel::MatMul(kernel) => kernel.describe(),
+            Kernel::Conv(kernel) => kernel.describe(),
+            Kernel::Attention(kernel, _) => kernel.describe(),
+            Kernel::Window(kernel) => kernel.describe().to_owned(),
+            Kernel::Scatter(kernel) => kernel.describe().to_owned(),
+            Kernel::Yield => "return to the caller".to_owned(),
         }
     }
 
@@ -156,21 +176,23 @@ impl Kernel {
 }
 
 /// Returns the nest with accesses as operands. A kernel receives the buffer addresses when it runs.
-fn accesses(nest: &Nest) -> ortrain_expr::Nest {
-    nest.map(|operand| operand.access.clone())
+fn nest_of_accesses(nest: &Nest) -> ortrain_expr::Nest {
+    nest.map_operands(|operand| operand.access.clone())
 }
 
 /// Returns the description of an attention for its kernel.
-fn description(a: &Attention) -> AttentionDesc {
+fn attention_desc(a: &Attention) -> AttentionDesc {
     let pass = match &a.pass {
-        AttentionPass::Output(output) => ortrain_kernels::AttentionPass::Output(Box::new(accesses(output))),
+        AttentionPass::Output(output) => {
+            ortrain_kernels::AttentionPass::Output(Box::new(nest_of_accesses(output)))
+        }
         AttentionPass::Gradients(g) => {
-            let [q, k, v] = [&g.q, &g.k, &g.v].map(|result| result.as_ref().map(accesses));
+            let [q, k, v] = [&g.q, &g.k, &g.v].map(|result| result.as_ref().map(nest_of_accesses));
             ortrain_kernels::AttentionPass::Gradients(Box::new(ortrain_kernels::AttentionGradients {
-                given: g.given.access.clone(),
-                weights: accesses(&g.weights),
-                softmax: accesses(&g.softmax),
-                scores: accesses(&g.scores),
+                output_gradient: g.output_gradient.access.clone(),
+                weights: nest_of_accesses(&g.weights),
+                softmax: nest_of_accesses(&g.softmax),
+                scores: nest_of_accesses(&g.scores),
                 q,
                 k,
                 v,
@@ -183,8 +205,8 @@ fn description(a: &Attention) -> AttentionDesc {
         q: a.q.access.clone(),
         k: a.k.access.clone(),
         v: a.v.access.clone(),
-        scores: accesses(&a.scores),
-        weights: accesses(&a.weights),
+        scores: nest_of_accesses(&a.scores),
+        weights: nest_of_accesses(&a.weights),
         pass,
     }
 }
@@ -195,9 +217,9 @@ pub(crate) struct CpuExecutable {
     program: Arc<Program>,
     kernels: Vec<Kernel>,
     /// Indices of the planes that the program writes.
-    written: Vec<usize>,
-    marks: Marks,
-    scratch: usize,
+    written_planes: Vec<usize>,
+    marks: InterruptPoints,
+    scratch_bytes: usize,
 }
 
 impl CpuExecutable {
@@ -224,19 +246,19 @@ impl CpuExecutable {
         let threads = Pool::global().num_threads();
         let scratch = kernels.iter().map(|kernel| kernel.scratch_bytes(threads)).max().unwrap_or(0);
         let plane = |id: BufferId| match program.buffer(id).place {
-            Place::Plane(plane, _) => Some(plane.0 as usize),
-            Place::Work(_) | Place::Constant(_) => None,
+            BufferLocation::Plane(plane, _) => Some(plane.0 as usize),
+            BufferLocation::Work(_) | BufferLocation::Constant(_) => None,
         };
         let mut written: Vec<usize> =
             program.instructions.iter().flat_map(|i| i.instruction.writes()).filter_map(plane).collect();
         written.sort_unstable();
         written.dedup();
-        let marks = Marks::of(&program);
-        Ok(CpuExecutable { program, kernels, written, marks, scratch })
+        let marks = InterruptPoints::from_program(&program);
+        Ok(CpuExecutable { program, kernels, written_planes: written, marks, scratch_bytes: scratch })
     }
 
     /// Runs the instructions of a gradient mode in a range of positions. The workspace must be large enough.
-    fn execute(
+    fn run_instructions(
         &self,
         bindings: &Bindings<'_>,
         work: &Workspace,
@@ -246,17 +268,17 @@ impl CpuExecutable {
         watch: &mut Watch,
     ) -> Result<(), RunError> {
         let addresses = Addresses::new(&self.program, bindings, work);
-        let scratch = Scratch::new(on_host(work.scratch()).as_ptr(), work.scratch().len());
+        let scratch = Scratch::new(host_memory(work.scratch()).as_ptr(), work.scratch().len());
         let scalars = RunScalars { seed: scalars.seed, train_step: scalars.train_step };
         for index in places {
             let (scheduled, kernel) = (&self.program.instructions[index], &self.kernels[index]);
-            if !scheduled.entries.contains(entry) {
+            if !scheduled.gradient_modes.contains(entry) {
                 continue;
             }
-            self.marks.before(index, bindings, watch)?;
+            self.marks.check_before(index, bindings, watch)?;
             let start = observer.is_some().then(Instant::now);
             interruptible(self.marks.question(index, watch), || {
-                self.instruction(kernel, &scheduled.instruction, &addresses, scalars, scratch)
+                self.run_instruction(kernel, &scheduled.instruction, &addresses, scalars, scratch)
                     .map_err(|failure| RunError::out_of_range(scheduled, failure))
             })?;
             if let (Some(observer), Some(start)) = (&mut observer, start) {
@@ -267,7 +289,7 @@ impl CpuExecutable {
     }
 
     /// Runs one instruction.
-    fn instruction(
+    fn run_instruction(
         &self,
         kernel: &Kernel,
         instruction: &Instruction,
@@ -284,48 +306,50 @@ impl CpuExecutable {
         // is unspecified, with no other consequence.
         match (kernel, instruction) {
             (Kernel::Nest(kernel), Instruction::Nest(nest)) => {
-                let bases = addresses.all(nest.operands().map(|operand| operand.buffer));
+                let bases = addresses.addresses_of(nest.operands().map(|operand| operand.buffer));
                 // SAFETY: see the comment at the start of the function.
                 unsafe { kernel.run(&bases, scalars, pool, scratch) }
             }
             (Kernel::NestGroup(kernels), Instruction::NestGroup(group)) => {
-                kernels.each().zip(&group.nests).try_for_each(|(kernel, nest)| {
-                    let bases = addresses.all(nest.operands().map(|operand| operand.buffer));
+                kernels.kernel_of_each_nest().zip(&group.nests).try_for_each(|(kernel, nest)| {
+                    let bases = addresses.addresses_of(nest.operands().map(|operand| operand.buffer));
                     // SAFETY: see the comment at the start of the function.
                     unsafe { kernel.run(&bases, scalars, pool, scratch) }
                 })
             }
             (Kernel::MatMul(kernel), Instruction::MatMul(m)) => {
                 let operands = [&m.a, &m.b].into_iter().chain(m.epilogue.operands());
-                let bases = addresses.all(operands.map(|operand| operand.buffer));
+                let bases = addresses.addresses_of(operands.map(|operand| operand.buffer));
                 // SAFETY: see the comment at the start of the function.
                 unsafe { kernel.run(&bases, scalars, pool, scratch) }
             }
             (Kernel::Conv(kernel), Instruction::Conv(c)) => {
                 let operands = [&c.a, &c.b].into_iter().chain(c.epilogue.operands());
-                let mut bases = addresses.all(operands.map(|operand| operand.buffer));
+                let mut bases = addresses.addresses_of(operands.map(|operand| operand.buffer));
                 let Access { dtype, offset, .. } = c.a.access;
                 bases[0] = bases[0].wrapping_add(offset * dtype.size());
                 // SAFETY: see the comment at the start of the function.
                 unsafe { kernel.run(&bases, scalars, pool, scratch) }
             }
             (Kernel::Attention(kernel, buffers), Instruction::Attention(_)) => {
-                let bases = addresses.all(buffers.iter().copied());
+                let bases = addresses.addresses_of(buffers.iter().copied());
                 // SAFETY: see the comment at the start of the function.
                 unsafe { kernel.run(&bases, scalars, pool, scratch) };
                 Ok(())
             }
             (Kernel::Window(kernel), Instruction::Window(w)) => {
-                let [source, target] = [&w.source, &w.target].map(|operand| addresses.of(operand.buffer));
+                let [source, target] =
+                    [&w.source, &w.target].map(|operand| addresses.address_of(operand.buffer));
                 let index = w.index.as_ref();
-                let index = index.map_or(std::ptr::null_mut(), |index| addresses.of(index.operand.buffer));
+                let index =
+                    index.map_or(std::ptr::null_mut(), |index| addresses.address_of(index.operand.buffer));
                 // SAFETY: see the comment at the start of the function.
                 unsafe { kernel.run(source, index, target, pool, scratch) };
                 Ok(())
             }
             (Kernel::Scatter(kernel), Instruction::ScatterAdd(s)) => {
                 let [out, indices, src] =
-                    [&s.target, &s.index, &s.source].map(|operand| addresses.of(operand.buffer));
+                    [&s.target, &s.index, &s.source].map(|operand| addresses.address_of(operand.buffer));
                 // SAFETY: see the comment at the start of the function.
                 unsafe { kernel.run(out, indices, src, pool) };
                 Ok(())
@@ -341,7 +365,11 @@ impl Executable for CpuExecutable {
     }
 
     fn scratch_bytes(&self) -> usize {
-        self.scratch
+        self.scratch_bytes
+    }
+
+    fn kernels(&self) -> Vec<String> {
+        self.kernels.iter().map(Kernel::describe).collect()
     }
 
     fn run_observed(
@@ -349,25 +377,25 @@ impl Executable for CpuExecutable {
         bindings: &Bindings<'_>,
         work: &mut Workspace,
         entry: GradientMode,
-        part: Part,
+        part: RunPart,
         scalars: Scalars,
         observer: Option<&mut dyn Observer>,
     ) -> Result<(), RunError> {
-        let places = self.program.part(part)?;
+        let places = self.program.part_positions(part)?;
         self.program.check_bindings(bindings, part)?;
-        let lacks = work.lacks(self.program.work_bytes, self.scratch);
+        let lacks = work.needs_allocation(self.program.work_bytes, self.scratch_bytes);
         let question = work.interrupter().filter(|_| lacks).map(Interrupt::question);
         // The system may take seconds to provide many gigabytes.
         interruptible(question, || {
-            work.reserve(self.program.work_bytes, self.scratch)?;
-            if part != Part::Before {
-                self.written.iter().for_each(|&plane| prefault(on_host(bindings.planes[plane])));
+            work.reserve(self.program.work_bytes, self.scratch_bytes)?;
+            if part != RunPart::BeforeYield {
+                self.written_planes.iter().for_each(|&plane| prefault(host_memory(bindings.planes[plane])));
             }
             Ok::<(), RunError>(())
         })?;
-        let mut watch = work.watch();
-        let outcome = self.execute(bindings, work, (entry, places), scalars, observer, &mut watch);
-        work.watch_again(watch);
+        let mut watch = work.take_watch();
+        let outcome = self.run_instructions(bindings, work, (entry, places), scalars, observer, &mut watch);
+        work.restore_watch(watch);
         outcome
     }
 }

@@ -21,7 +21,7 @@ use ortrain_program::{
 pub struct Cpu {
     isa: Isa,
     /// Unit for bfloat16 products, if a bfloat16 precision is selected.
-    bf16: Option<Bf16Unit>,
+    bf16_unit: Option<Bf16Unit>,
 }
 
 impl Cpu {
@@ -36,7 +36,7 @@ impl Cpu {
     /// Creates a backend at an instruction-set level.
     #[must_use]
     pub fn with_isa(isa: Isa) -> Cpu {
-        Cpu { isa, bf16: None }
+        Cpu { isa, bf16_unit: None }
     }
 
     /// Returns the name of the instruction-set level.
@@ -69,23 +69,23 @@ pub fn allocate(bytes: usize, room: usize) -> Result<HostMemory, OutOfMemory> {
 }
 
 /// Bytes that a thread touches at a time: a large page.
-const PIECE: usize = 2 << 20;
+const TOUCH_BYTES: usize = 2 << 20;
 
 /// Makes the system provide every page of memory that will be written, once, on all threads; see [`HostMemory::touch`].
 pub fn prefault(memory: &HostMemory) {
     if memory.prefault() {
         let bytes = memory.len();
-        let touch = |piece: usize, _| memory.touch(piece * PIECE..bytes.min((piece + 1) * PIECE));
-        Pool::global().run(bytes.div_ceil(PIECE), usize::MAX, &touch);
+        let touch = |piece: usize, _| memory.touch(piece * TOUCH_BYTES..bytes.min((piece + 1) * TOUCH_BYTES));
+        Pool::global().run(bytes.div_ceil(TOUCH_BYTES), usize::MAX, &touch);
     }
 }
 
 /// Advice for machines without a bfloat16 unit.
-const EMULATED: &str =
+const EMULATION_ADVICE: &str =
     "bf16_fallback=\"emulated\" computes the same in float32 arithmetic, slower than \"f32\"";
 
 /// Returns the bfloat16 unit of a level, if it is allowed; otherwise the error message.
-fn allowed(isa: Isa, fallback: Bf16Fallback) -> Result<Bf16Unit, String> {
+fn select_bf16_unit(isa: Isa, fallback: Bf16Fallback) -> Result<Bf16Unit, String> {
     let unit = Bf16Unit::detect(isa);
     match (unit.name(), fallback) {
         ("amx", _) | ("avx512_bf16", Bf16Fallback::Avx512Bf16) | (_, Bf16Fallback::Emulated) => Ok(unit),
@@ -94,10 +94,10 @@ fn allowed(isa: Isa, fallback: Bf16Fallback) -> Result<Bf16Unit, String> {
                 .to_owned(),
         ),
         (_, Bf16Fallback::None) => {
-            Err(format!("needs AMX, which this machine does not have, nor AVX512-BF16; {EMULATED}"))
+            Err(format!("needs AMX, which this machine does not have, nor AVX512-BF16; {EMULATION_ADVICE}"))
         }
         (_, Bf16Fallback::Avx512Bf16) => {
-            Err(format!("needs AMX or AVX512-BF16, and this machine has neither; {EMULATED}"))
+            Err(format!("needs AMX or AVX512-BF16, and this machine has neither; {EMULATION_ADVICE}"))
         }
     }
 }
@@ -112,14 +112,15 @@ impl Backend for Cpu {
         precision: Precision,
         fallback: Bf16Fallback,
     ) -> Result<Arc<dyn Backend>, UnsupportedPrecision> {
-        let unit =
-            || allowed(self.isa, fallback).map_err(|reason| UnsupportedPrecision { precision, reason });
+        let unit = || {
+            select_bf16_unit(self.isa, fallback).map_err(|reason| UnsupportedPrecision { precision, reason })
+        };
         let bf16 = (precision != Precision::F32).then(unit).transpose()?;
-        Ok(Arc::new(Cpu { bf16, isa: self.isa }))
+        Ok(Arc::new(Cpu { bf16_unit: bf16, isa: self.isa }))
     }
 
     fn bf16_unit(&self) -> Option<&'static str> {
-        self.bf16.map(Bf16Unit::name)
+        self.bf16_unit.map(Bf16Unit::name)
     }
 
     fn target(&self) -> Target {
@@ -143,11 +144,11 @@ impl Backend for Cpu {
         const PATIENCE: Duration = Duration::from_millis(40);
         let pool = Pool::global();
         let ortrain_kernels::Limits { flops, bandwidth } = ortrain_kernels::Limits::measure(self.isa, pool);
-        let of_unit = self.bf16.and_then(|unit| limits::bf16_flops(unit, pool, PATIENCE));
+        let of_unit = self.bf16_unit.and_then(|unit| limits::measure_bf16_flops(unit, pool, PATIENCE));
         Some(Limits { flops, product_flops: of_unit.unwrap_or(flops), bandwidth })
     }
 
     fn compile(&self, program: Arc<Program>) -> Result<Box<dyn Executable>, UnsupportedOnBackend> {
-        Ok(Box::new(executable::CpuExecutable::new(program, self.isa, self.bf16)?))
+        Ok(Box::new(executable::CpuExecutable::new(program, self.isa, self.bf16_unit)?))
     }
 }

@@ -10,11 +10,11 @@ pub const EXP: [f32; 5] = [1.392_692_7e-3, 8.363_774e-3, 4.166_655e-2, 1.666_657
 pub const LOG: [f32; 4] = [2.333_681e-1, 2.855_058_7e-1, 4.000_012_4e-1, 6.666_666_7e-1];
 /// Bits of sqrt(1/2), the smallest mantissa of `log`: mantissas are normalized to [sqrt(1/2), sqrt(2)).
 pub const SQRT_HALF_BITS: u32 = 0x3f35_04f3;
-/// Coefficients of `tanh` for magnitudes below [`TANH_SMALL`], in even powers.
+/// Coefficients of `tanh` for magnitudes below [`TANH_POLYNOMIAL_LIMIT`], in even powers.
 pub const TANH: [f32; 5] = [-6.096_714_2e-3, 2.099_717_9e-2, -5.385_091e-2, 1.333_277e-1, -3.333_332_9e-1];
 /// Magnitude from which `tanh` is computed by an exponential.
-pub const TANH_SMALL: f32 = 0.625;
-/// Coefficients of `erf` for magnitudes below [`ERF_SMALL`], in even powers.
+pub const TANH_POLYNOMIAL_LIMIT: f32 = 0.625;
+/// Coefficients of `erf` for magnitudes below [`ERF_POLYNOMIAL_LIMIT`], in even powers.
 pub const ERF: [f32; 7] = [
     8.334_719e-5,
     -8.134_709e-4,
@@ -25,8 +25,8 @@ pub const ERF: [f32; 7] = [
     1.283_791_7e-1,
 ];
 /// Magnitude from which `erf` is computed by an exponential.
-pub const ERF_SMALL: f32 = 0.925;
-/// Coefficients of `(erf - 1) exp(x²)` for magnitudes from [`ERF_SMALL`] on, in powers of `x - 1`.
+pub const ERF_POLYNOMIAL_LIMIT: f32 = 0.925;
+/// Coefficients of `(erf - 1) exp(x²)` for magnitudes from [`ERF_POLYNOMIAL_LIMIT`] on, in powers of `x - 1`.
 pub const ERF_LARGE: [f32; 9] = [
     -1.270_821_8e-4,
     1.192_314e-3,
@@ -39,7 +39,7 @@ pub const ERF_LARGE: [f32; 9] = [
     -4.275_835_8e-1,
 ];
 /// Magnitude from which `erf` rounds to 1.
-pub const ERF_END: f32 = 3.95;
+pub const ERF_SATURATION: f32 = 3.95;
 
 /// First part of ln 2, with few bits: its product with a small integer is exact.
 pub const LN2_HIGH: f32 = 0.693_359_375;
@@ -48,7 +48,7 @@ pub const LN2_LOW: f32 = -2.121_944_4e-4;
 
 /// Lower clamp of the argument of `exp`. There, both halves of the power of two by which `exp` multiplies are zero. Far
 /// below zero, for example at masked scores, no product underflows, which would be slow.
-pub const EXP_LEAST: f32 = -176.0;
+pub const EXP_MIN_ARGUMENT: f32 = -176.0;
 
 /// Coefficients of `sin(x) / x - 1` for magnitudes up to pi/4: x² and higher even powers, the highest first.
 pub const SINE: [f64; 4] = [

@@ -134,7 +134,7 @@ pub fn derive(expr: &Expr, inputs: usize, slot: usize) -> Option<Expr> {
             }
             Inst::Binary(op, p, q) => {
                 let (x, z) = (at(p), at(q));
-                let (dx, dz) = binary(&mut b, op, g, (x, z, y), (wants(p), wants(q)));
+                let (dx, dz) = binary_gradients(&mut b, op, g, (x, z, y), (wants(p), wants(q)));
                 if let Some(value) = dx {
                     give(&mut b, p, value);
                 }
@@ -164,7 +164,7 @@ pub fn derive(expr: &Expr, inputs: usize, slot: usize) -> Option<Expr> {
 }
 
 /// Returns the gradients of both operands of a binary function, each if required.
-fn binary(
+fn binary_gradients(
     b: &mut Builder,
     op: BinaryOp,
     g: Reg,
@@ -186,8 +186,8 @@ fn binary(
             let flat = b.compare(CompareOp::Eq, z, zero);
             b.select(flat, zero, value)
         }
-        BinaryOp::Min => share(b, g, x, z),
-        BinaryOp::Max => share(b, g, z, x),
+        BinaryOp::Min => selected_gradient(b, g, x, z),
+        BinaryOp::Max => selected_gradient(b, g, z, x),
         BinaryOp::And | BinaryOp::Or | BinaryOp::Xor => unreachable!("not on a live path"),
     });
     let dz = want_z.then(|| match op {
@@ -215,15 +215,15 @@ fn binary(
             let flat = b.binary(BinaryOp::And, at_zero, upward);
             b.select(flat, zero, value)
         }
-        BinaryOp::Min => share(b, g, z, x),
-        BinaryOp::Max => share(b, g, x, z),
+        BinaryOp::Min => selected_gradient(b, g, z, x),
+        BinaryOp::Max => selected_gradient(b, g, x, z),
         BinaryOp::And | BinaryOp::Or | BinaryOp::Xor => unreachable!("not on a live path"),
     });
     (dx, dz)
 }
 
 /// Returns the gradient of the operand that is selected where `low < high`: all of it there, half of it at ties.
-fn share(b: &mut Builder, g: Reg, low: Reg, high: Reg) -> Reg {
+fn selected_gradient(b: &mut Builder, g: Reg, low: Reg, high: Reg) -> Reg {
     let ty = b.ty(g);
     let (zero, half) = (b.constant(ty, 0.0), b.constant(ty, 0.5));
     let halved = b.mul(g, half);
@@ -267,7 +267,7 @@ mod tests {
         expr.evaluate(Mode::Exact, &mut Loads(loads)).expect("nothing is guarded")[0].to_f64()
     }
 
-    fn check(points: &[[f64; 2]], build: impl Fn(&mut Builder, Reg, Reg) -> Reg) {
+    fn check_against_differences(points: &[[f64; 2]], build: impl Fn(&mut Builder, Reg, Reg) -> Reg) {
         let mut b = Builder::new();
         let (x, z) = (b.load(0, Type::F64), b.load(1, Type::F64));
         let y = build(&mut b, x, z);
@@ -292,9 +292,9 @@ mod tests {
     fn unary_functions() {
         use UnaryOp::{Abs, Atan, Cos, Erf, Exp, Floor, Log, Neg, Rsqrt, Sigmoid, Sign, Sin, Sqrt, Tanh};
         for op in [Neg, Abs, Sign, Exp, Log, Sqrt, Rsqrt, Sin, Cos, Atan, Erf, Tanh, Sigmoid, Floor] {
-            check(&POINTS, |b, x, _| b.unary(op, x));
+            check_against_differences(&POINTS, |b, x, _| b.unary(op, x));
             // As part of a larger expression, in which the function's value is not the result.
-            check(&POINTS, |b, x, z| {
+            check_against_differences(&POINTS, |b, x, z| {
                 let inner = b.unary(op, x);
                 b.mul(inner, z)
             });
@@ -321,8 +321,8 @@ mod tests {
     fn binary_functions() {
         use BinaryOp::{Add, Div, Max, Min, Mul, Pow, Rem, Sub};
         for op in [Add, Sub, Mul, Div, Pow, Min, Max, Rem] {
-            check(&POINTS, |b, x, z| b.binary(op, x, z));
-            check(&POINTS, |b, x, z| {
+            check_against_differences(&POINTS, |b, x, z| b.binary(op, x, z));
+            check_against_differences(&POINTS, |b, x, z| {
                 let inner = b.binary(op, x, z);
                 b.binary(op, inner, x)
             });

@@ -213,7 +213,7 @@ impl Inst {
     }
 
     /// Hashes the instruction and the type of its register.
-    fn digest(self, ty: Type) -> u64 {
+    fn hash_bits(self, ty: Type) -> u64 {
         let regs =
             |kind: u64, of: [Reg; 3]| of.into_iter().fold(kind, |word, reg| (word << 16) | u64::from(reg.0));
         let none = Reg(0);
@@ -305,7 +305,7 @@ impl Expr {
 
     /// Returns for each register true if `roots` depend on it.
     #[must_use]
-    pub fn needed_by(&self, roots: &[Reg]) -> SmallVec<[bool; 64]> {
+    pub fn dependencies_of(&self, roots: &[Reg]) -> SmallVec<[bool; 64]> {
         let mut needed = SmallVec::from_elem(false, self.insts.len());
         for root in roots {
             needed[usize::from(root.0)] = true;
@@ -444,20 +444,20 @@ impl fmt::Display for Expr {
 
 /// Maximum length for a linear search for an equal instruction; longer expressions use a hash table. Most expressions
 /// are short, and a table costs an allocation.
-const SEARCHED: usize = 16;
+const MAX_LINEAR_SEARCH: usize = 16;
 
 /// Number of slots of the first hash table.
-const PLACES: usize = 256;
+const INITIAL_TABLE_SLOTS: usize = 256;
 
 /// Mark of a free slot. No instruction has this number: there are fewer than 65 536.
-const FREE: u16 = u16::MAX;
+const FREE_SLOT: u16 = u16::MAX;
 
 /// Builder of an [`Expr`]: shares equal instructions, folds constants, and drops dead instructions.
 #[derive(Debug, Default)]
 pub struct Builder {
     insts: Vec<(Inst, Type)>,
     /// Open-addressing hash table with linear probing: numbers of instructions by their hash. The number of slots is a
-    /// power of two, and at least half of the slots are free. Empty up to [`SEARCHED`] instructions.
+    /// power of two, and at least half of the slots are free. Empty up to [`MAX_LINEAR_SEARCH`] instructions.
     table: Vec<u16>,
 }
 
@@ -470,7 +470,7 @@ impl Builder {
 
     /// Creates a builder with the instructions of an expression, each in the same register.
     #[must_use]
-    pub fn of(expr: &Expr) -> Builder {
+    pub fn from_expr(expr: &Expr) -> Builder {
         let mut builder = Builder { insts: Vec::with_capacity(2 * expr.insts.len()), table: Vec::new() };
         expr.insts.iter().for_each(|&(inst, ty)| {
             builder.append(inst, ty);
@@ -498,17 +498,17 @@ impl Builder {
         let index = if self.table.is_empty() {
             self.insts.iter().position(|&entry| entry == (inst, ty))
         } else {
-            self.number_of(inst, ty)
+            self.find_in_table(inst, ty)
         };
         let index = index.unwrap_or_else(|| self.append(inst, ty));
         Reg(u16::try_from(index).expect("an expression has fewer than 65 536 instructions"))
     }
 
     /// Looks up the number of an instruction in the hash table.
-    fn number_of(&self, inst: Inst, ty: Type) -> Option<usize> {
+    fn find_in_table(&self, inst: Inst, ty: Type) -> Option<usize> {
         let last = self.table.len() - 1;
-        let mut place = inst.digest(ty) as usize & last;
-        while self.table[place] != FREE {
+        let mut place = inst.hash_bits(ty) as usize & last;
+        while self.table[place] != FREE_SLOT {
             let number = usize::from(self.table[place]);
             if self.insts[number] == (inst, ty) {
                 return Some(number);
@@ -521,23 +521,23 @@ impl Builder {
     fn append(&mut self, inst: Inst, ty: Type) -> usize {
         let number = self.insts.len();
         self.insts.push((inst, ty));
-        if number < SEARCHED || number >= usize::from(FREE) {
+        if number < MAX_LINEAR_SEARCH || number >= usize::from(FREE_SLOT) {
             return number;
         }
         if 2 * number >= self.table.len() {
-            self.table = vec![FREE; (2 * self.table.len()).max(PLACES)];
-            (0..number).for_each(|number| self.enter(number));
+            self.table = vec![FREE_SLOT; (2 * self.table.len()).max(INITIAL_TABLE_SLOTS)];
+            (0..number).for_each(|number| self.insert_into_table(number));
         }
-        self.enter(number);
+        self.insert_into_table(number);
         number
     }
 
     /// Inserts an instruction into the hash table.
-    fn enter(&mut self, number: usize) {
+    fn insert_into_table(&mut self, number: usize) {
         let (inst, ty) = self.insts[number];
         let last = self.table.len() - 1;
-        let mut place = inst.digest(ty) as usize & last;
-        while self.table[place] != FREE {
+        let mut place = inst.hash_bits(ty) as usize & last;
+        while self.table[place] != FREE_SLOT {
             place = (place + 1) & last;
         }
         self.table[place] = number as u16;
@@ -589,21 +589,21 @@ impl Builder {
         self.push(Inst::Reduced(k as u8), ty)
     }
 
-    fn value(&self, reg: Reg) -> Option<Scalar> {
+    fn constant_value(&self, reg: Reg) -> Option<Scalar> {
         match self.inst(reg) {
             Inst::Const(value) => Some(value),
             _ => None,
         }
     }
 
-    fn is(&self, reg: Reg, number: f64) -> bool {
-        self.value(reg).is_some_and(|value| value.to_f64() == number)
+    fn is_constant(&self, reg: Reg, number: f64) -> bool {
+        self.constant_value(reg).is_some_and(|value| value.to_f64() == number)
     }
 
     /// Adds a function of one scalar.
     pub fn unary(&mut self, op: UnaryOp, a: Reg) -> Reg {
         let ty = self.ty(a);
-        if let Some(value) = self.value(a) {
+        if let Some(value) = self.constant_value(a) {
             return self.push(Inst::Const(Scalar::unary(op, value)), ty);
         }
         match (op, self.inst(a)) {
@@ -619,16 +619,16 @@ impl Builder {
     pub fn binary(&mut self, op: BinaryOp, a: Reg, b: Reg) -> Reg {
         let ty = self.ty(a);
         debug_assert_eq!(ty, self.ty(b), "{op:?} of two types");
-        if let (Some(x), Some(y)) = (self.value(a), self.value(b)) {
+        if let (Some(x), Some(y)) = (self.constant_value(a), self.constant_value(b)) {
             return self.push(Inst::Const(Scalar::binary(op, x, y)), ty);
         }
         match op {
-            BinaryOp::Add if self.is(a, 0.0) => return b,
-            BinaryOp::Add | BinaryOp::Sub if self.is(b, 0.0) => return a,
-            BinaryOp::Mul if self.is(a, 1.0) => return b,
-            BinaryOp::Mul | BinaryOp::Div | BinaryOp::Pow if self.is(b, 1.0) => return a,
-            BinaryOp::Mul if self.is(a, -1.0) => return self.unary(UnaryOp::Neg, b),
-            BinaryOp::Mul if self.is(b, -1.0) => return self.unary(UnaryOp::Neg, a),
+            BinaryOp::Add if self.is_constant(a, 0.0) => return b,
+            BinaryOp::Add | BinaryOp::Sub if self.is_constant(b, 0.0) => return a,
+            BinaryOp::Mul if self.is_constant(a, 1.0) => return b,
+            BinaryOp::Mul | BinaryOp::Div | BinaryOp::Pow if self.is_constant(b, 1.0) => return a,
+            BinaryOp::Mul if self.is_constant(a, -1.0) => return self.unary(UnaryOp::Neg, b),
+            BinaryOp::Mul if self.is_constant(b, -1.0) => return self.unary(UnaryOp::Neg, a),
             _ => {}
         }
         self.push(Inst::Binary(op, a, b), ty)
@@ -657,7 +657,7 @@ impl Builder {
     /// Adds a comparison.
     pub fn compare(&mut self, op: CompareOp, a: Reg, b: Reg) -> Reg {
         debug_assert_eq!(self.ty(a), self.ty(b), "{op:?} of two types");
-        if let (Some(x), Some(y)) = (self.value(a), self.value(b)) {
+        if let (Some(x), Some(y)) = (self.constant_value(a), self.constant_value(b)) {
             return self.push(Inst::Const(Scalar::compare(op, x, y)), Type::Bool);
         }
         self.push(Inst::Compare(op, a, b), Type::Bool)
@@ -666,7 +666,7 @@ impl Builder {
     /// Adds a selection: `yes` if `condition` holds, else `no`.
     pub fn select(&mut self, condition: Reg, yes: Reg, no: Reg) -> Reg {
         debug_assert_eq!(self.ty(yes), self.ty(no), "select of two types");
-        if let Some(value) = self.value(condition) {
+        if let Some(value) = self.constant_value(condition) {
             return if value == Scalar::Bool(true) { yes } else { no };
         }
         if yes == no {
@@ -681,7 +681,7 @@ impl Builder {
         if self.ty(a) == ty {
             return a;
         }
-        if let Some(value) = self.value(a) {
+        if let Some(value) = self.constant_value(a) {
             return self.push(Inst::Const(value.convert(ty)), ty);
         }
         self.push(Inst::Convert(a), ty)
@@ -761,7 +761,7 @@ impl Builder {
     pub fn finish_keeping(self, outputs: &[Reg], keep: &[Reg]) -> (Expr, Vec<Reg>) {
         let whole = Expr { insts: self.insts, outputs: Vec::new() };
         let roots: SmallVec<[Reg; 16]> = outputs.iter().chain(keep).copied().chain(whole.guards()).collect();
-        let needed = whole.needed_by(&roots);
+        let needed = whole.dependencies_of(&roots);
         let mut new: SmallVec<[Reg; 64]> = SmallVec::from_elem(Reg(0), needed.len());
         let mut insts = Vec::with_capacity(needed.iter().filter(|&&needed| needed).count());
         for (i, &(inst, ty)) in whole.insts.iter().enumerate() {

@@ -6,7 +6,7 @@ use crate::{Access, Inst, Load, Nest};
 
 /// Returns the product of sizes, saturated at `u64::MAX`.
 #[must_use]
-pub fn count(dims: impl IntoIterator<Item = usize>) -> u64 {
+pub fn product_of_sizes(dims: impl IntoIterator<Item = usize>) -> u64 {
     dims.into_iter().fold(1, |n: u64, dim| n.saturating_mul(dim as u64))
 }
 
@@ -28,7 +28,7 @@ pub fn index_of(mut element: usize, dims: &[usize]) -> Vec<usize> {
 
 /// Returns the row-major number of an element with an index by axis: the inverse of [`index_of`].
 #[must_use]
-pub fn element_of(dims: &[usize], index: &[usize]) -> usize {
+pub fn flat_index_of(dims: &[usize], index: &[usize]) -> usize {
     dims.iter().zip(index).fold(0, |element, (&dim, &i)| element * dim + i)
 }
 
@@ -36,15 +36,17 @@ impl Access {
     /// Returns the number of distinct elements that the access reaches in a space: the product of the axes with nonzero
     /// stride.
     #[must_use]
-    pub fn reached(&self, dims: &[usize]) -> u64 {
-        count(dims.iter().zip(&self.strides).filter(|&(_, &stride)| stride != 0).map(|(&dim, _)| dim))
+    pub fn elements_reached(&self, dims: &[usize]) -> u64 {
+        product_of_sizes(
+            dims.iter().zip(&self.strides).filter(|&(_, &stride)| stride != 0).map(|(&dim, _)| dim),
+        )
     }
 }
 
 impl<O: AsRef<Access>> Nest<O> {
     /// Returns the gathered loads (read by computed index), in ascending order.
     #[must_use]
-    pub fn gathered(&self) -> SmallVec<[u16; 4]> {
+    pub fn gathered_loads(&self) -> SmallVec<[u16; 4]> {
         let slots = self.expr.insts().iter().filter_map(|(inst, _)| match *inst {
             Inst::LoadAt(slot, _) => Some(slot),
             _ => None,
@@ -57,7 +59,7 @@ impl<O: AsRef<Access>> Nest<O> {
 
     /// Returns for each instruction of the expression a bit mask of the axes along which its result changes.
     #[must_use]
-    pub fn axes(&self) -> SmallVec<[u64; 32]> {
+    pub fn dependent_axes(&self) -> SmallVec<[u64; 32]> {
         let bit = |axis: usize| if axis < 64 { 1u64 << axis } else { u64::MAX };
         let moving = |load: &Load<O>| {
             // An accumulator has a separate value at every point.
@@ -83,24 +85,26 @@ impl<O: AsRef<Access>> Nest<O> {
 
     /// Returns the number of points along the axes of a bit mask.
     #[must_use]
-    pub fn points(&self, axes: u64) -> u64 {
+    pub fn points_along(&self, axes: u64) -> u64 {
         if let Some(segments) = &self.segments {
             return match axes & 0b11 {
                 0 => 1,
                 1 => segments.len() as u64,
-                _ => segments.elements() as u64,
+                _ => segments.num_points() as u64,
             };
         }
         let along = |&(axis, _): &(usize, &usize)| axis >= 64 || axes & (1 << axis) != 0;
-        count(self.dims.iter().enumerate().filter(along).map(|(_, &dim)| dim))
+        product_of_sizes(self.dims.iter().enumerate().filter(along).map(|(_, &dim)| dim))
     }
 
     /// Returns the number of distinct elements that an access of the nest reaches.
     #[must_use]
-    pub fn reached(&self, access: &Access) -> u64 {
+    pub fn elements_reached_by(&self, access: &Access) -> u64 {
         match (&self.segments, access.strides.as_slice()) {
-            (Some(_), &[across, along]) => self.points(u64::from(across != 0) | u64::from(along != 0) << 1),
-            _ => access.reached(&self.dims),
+            (Some(_), &[across, along]) => {
+                self.points_along(u64::from(across != 0) | u64::from(along != 0) << 1)
+            }
+            _ => access.elements_reached(&self.dims),
         }
     }
 }
@@ -111,7 +115,7 @@ mod tests {
     use crate::{Builder, DType, Segments, Type};
 
     /// A nest over two rows of three elements, with a scale for each row.
-    fn rows() -> Nest {
+    fn nest_of_scaled_rows() -> Nest {
         let mut b = Builder::new();
         let (x, scale) = (b.load(0, Type::F32), b.load(1, Type::F32));
         let y = b.mul(x, scale);
@@ -122,26 +126,26 @@ mod tests {
     }
 
     #[test]
-    fn what_changes_along_which_axis() {
-        let nest = rows();
-        assert_eq!(nest.axes()[..], [0b11, 0b01, 0b11]);
-        assert_eq!([0b00, 0b01, 0b10, 0b11].map(|axes| nest.points(axes)), [1, 2, 3, 6]);
-        let reached = |slot: usize| nest.reached(nest.loads[slot].access().unwrap());
+    fn dependent_axes_of_a_row_scale() {
+        let nest = nest_of_scaled_rows();
+        assert_eq!(nest.dependent_axes()[..], [0b11, 0b01, 0b11]);
+        assert_eq!([0b00, 0b01, 0b10, 0b11].map(|axes| nest.points_along(axes)), [1, 2, 3, 6]);
+        let reached = |slot: usize| nest.elements_reached_by(nest.loads[slot].access().unwrap());
         assert_eq!([reached(0), reached(1)], [6, 2]);
     }
 
     #[test]
-    fn elements_have_an_index_each() {
+    fn index_and_element_are_inverse() {
         let dims = [2, 3, 4];
         assert_eq!(index_of(17, &dims), [1, 1, 1]);
-        assert!((0..24).all(|element| element_of(&dims, &index_of(element, &dims)) == element));
+        assert!((0..24).all(|element| flat_index_of(&dims, &index_of(element, &dims)) == element));
     }
 
     #[test]
-    fn segments_have_the_points_that_exist() {
+    fn only_points_of_segments_are_counted() {
         let segments = Some(Segments::new([0..1, 2..3]));
-        let nest = Nest { segments, ..rows() };
-        assert_eq!([0b00, 0b01, 0b10, 0b11].map(|axes| nest.points(axes)), [1, 2, 2, 2]);
-        assert_eq!(nest.reached(nest.loads[0].access().unwrap()), 2);
+        let nest = Nest { segments, ..nest_of_scaled_rows() };
+        assert_eq!([0b00, 0b01, 0b10, 0b11].map(|axes| nest.points_along(axes)), [1, 2, 2, 2]);
+        assert_eq!(nest.elements_reached_by(nest.loads[0].access().unwrap()), 2);
     }
 }

@@ -30,12 +30,12 @@ pub use dtype::DType;
 pub use expr::{
     BinaryOp, Builder, CompareOp, Evaluation, Expr, Inst, OutOfRange, Reg, RunScalar, Type, UnaryOp,
 };
-pub use iteration_space::{count, element_of, index_of};
+pub use iteration_space::{flat_index_of, index_of, product_of_sizes};
 pub use nest::{Access, Dims, Load, Nest, ReduceOp, Reduction, Segments, Strides};
 pub use philox::{philox4x32_10, philox4x32_10_blocks, random_bits};
 pub use precision::{InnerProduct, Precision, UnknownPrecision};
 pub use scalar::{Mode, Scalar};
 pub use sliding::{ConvPass, ConvShape, IndexKind, SlidingAxes, SlidingAxis, WindowPass, WindowShape};
 pub use split_derivative::split_derivative;
-pub use stop::{Question, Steps, Stopped, pause, stoppable, unstoppable};
+pub use stop::{Steps, StopQuestion, Stopped, pause, stoppable, unstoppable};
 pub use zero_analysis::zero_registers;

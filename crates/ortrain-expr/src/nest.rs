@@ -71,7 +71,7 @@ impl Access {
 
     /// Returns the smallest and the largest position reached over `dims`, or `None` if the space is empty.
     #[must_use]
-    pub fn reach(&self, dims: &[usize]) -> Option<(isize, isize)> {
+    pub fn position_range(&self, dims: &[usize]) -> Option<(isize, isize)> {
         if dims.contains(&0) {
             return None;
         }
@@ -243,13 +243,13 @@ impl Segments {
 
     /// Returns the total number of points of all segments.
     #[must_use]
-    pub fn elements(&self) -> usize {
+    pub fn num_points(&self) -> usize {
         self.iter().map(|range| range.len()).fold(0, usize::saturating_add)
     }
 
     /// Returns the number of points of the longest segment.
     #[must_use]
-    pub fn longest(&self) -> usize {
+    pub fn max_len(&self) -> usize {
         self.iter().map(|range| range.len()).max().unwrap_or(0)
     }
 }
@@ -323,23 +323,23 @@ impl<O> Nest<O> {
 
     /// Returns the number of accumulators. They are the first loads.
     #[must_use]
-    pub fn accumulators(&self) -> usize {
+    pub fn num_accumulators(&self) -> usize {
         self.loads.iter().take_while(|load| load.is_accumulator()).count()
     }
 
     /// Iterates over the operands of the loads, in order, without accumulators.
-    pub fn loaded(&self) -> impl DoubleEndedIterator<Item = &O> {
+    pub fn load_operands(&self) -> impl DoubleEndedIterator<Item = &O> {
         self.loads.iter().filter_map(Load::operand)
     }
 
     /// Iterates over the operands of the loads by mutable reference.
-    pub fn loaded_mut(&mut self) -> impl DoubleEndedIterator<Item = &mut O> {
+    pub fn load_operands_mut(&mut self) -> impl DoubleEndedIterator<Item = &mut O> {
         self.loads.iter_mut().filter_map(Load::operand_mut)
     }
 
     /// Iterates over the operands of the loads and then of the stores, in order.
     pub fn operands(&self) -> impl Iterator<Item = &O> {
-        self.loaded().chain(&self.stores)
+        self.load_operands().chain(&self.stores)
     }
 
     /// Iterates over the operands of the loads and then of the stores by mutable reference.
@@ -348,7 +348,7 @@ impl<O> Nest<O> {
     }
 
     /// Returns the nest with replaced operands.
-    pub fn map<P>(&self, operand: impl Fn(&O) -> P) -> Nest<P> {
+    pub fn map_operands<P>(&self, operand: impl Fn(&O) -> P) -> Nest<P> {
         let load = |load: &Load<O>| match load {
             Load::Buffer(from) => Load::Buffer(operand(from)),
             Load::Accumulator(dtype) => Load::Accumulator(*dtype),
@@ -391,7 +391,7 @@ impl<O: AsRef<Access>> Nest<O> {
         if self.inner > self.dims.len() {
             return Some(format!("{} reduced axes of {}", self.inner, self.dims.len()));
         }
-        if self.loads[self.accumulators()..].iter().any(Load::is_accumulator) {
+        if self.loads[self.num_accumulators()..].iter().any(Load::is_accumulator) {
             return Some("an accumulator behind the load of a buffer".into());
         }
         if self.dims.iter().try_fold(1usize, |n, &dim| n.checked_mul(dim)).is_none() {
@@ -411,7 +411,7 @@ impl<O: AsRef<Access>> Nest<O> {
             if access.strides[kept..].iter().all(|&stride| stride == 0) {
                 dims[kept..].fill(1);
             }
-            if let Some((low, high)) = access.reach(&dims)
+            if let Some((low, high)) = access.position_range(&dims)
                 && (low < 0 || high >= access.len as isize)
             {
                 return Some(format!("elements {low}..={high} of a buffer of {}", access.len));
@@ -457,7 +457,8 @@ impl<O: AsRef<Access>> Nest<O> {
             before = end;
         }
         for access in self.operands().map(AsRef::as_ref) {
-            let reached = segments.iter().enumerate().filter_map(|(k, range)| reached(access, k, range));
+            let reached =
+                segments.iter().enumerate().filter_map(|(k, range)| segment_position_range(access, k, range));
             let all = reached.reduce(|all, next| (all.0.min(next.0), all.1.max(next.1)));
             if let Some((low, high)) = all
                 && (low < 0 || high >= access.len as i128)
@@ -482,7 +483,7 @@ impl<O: AsRef<Access>> Nest<O> {
 
 /// Returns the smallest and the largest position that an access reaches in a segment; `None` if it reaches nothing. An
 /// operand that is constant along a segment is accessed even if the segment is empty.
-fn reached(access: &Access, segment: usize, range: Range<usize>) -> Option<(i128, i128)> {
+fn segment_position_range(access: &Access, segment: usize, range: Range<usize>) -> Option<(i128, i128)> {
     let [across, along] = [access.strides[0] as i128, access.strides[1] as i128];
     let at = |position: usize| access.offset as i128 + segment as i128 * across + position as i128 * along;
     let range = if along == 0 { 0..1 } else { range };
@@ -504,15 +505,15 @@ mod tests {
     }
 
     #[test]
-    fn reach_follows_negative_strides() {
+    fn position_range_follows_negative_strides() {
         let access = Access { dtype: DType::F32, offset: 5, strides: [-1, 0].into_iter().collect(), len: 6 };
-        assert_eq!(access.reach(&[6, 9]), Some((0, 5)));
-        assert_eq!(access.reach(&[7, 9]), Some((-1, 5)));
-        assert_eq!(access.reach(&[0, 9]), None);
+        assert_eq!(access.position_range(&[6, 9]), Some((0, 5)));
+        assert_eq!(access.position_range(&[7, 9]), Some((-1, 5)));
+        assert_eq!(access.position_range(&[0, 9]), None);
     }
 
     #[test]
-    fn what_is_read_by_computed_index_has_no_strides() {
+    fn gathered_loads_have_zero_strides() {
         let nest = |strides: [isize; 2], gathered: bool| {
             let mut b = Builder::new();
             let at = b.coordinate(1);
@@ -562,7 +563,12 @@ mod tests {
     }
 
     /// Returns a nest with a load and a store over segments of 0..10.
-    fn over(segments: &[Range<usize>], inner: usize, strides: [[isize; 2]; 2], lens: [usize; 2]) -> Nest {
+    fn nest_over_segments(
+        segments: &[Range<usize>],
+        inner: usize,
+        strides: [[isize; 2]; 2],
+        lens: [usize; 2],
+    ) -> Nest {
         let access = |k: usize| Access {
             dtype: DType::F32,
             offset: 0,
@@ -585,15 +591,16 @@ mod tests {
     #[test]
     fn segments_are_counted() {
         let segments = Segments::new([0..3, 3..3, 5..10]);
-        assert_eq!((segments.len(), segments.elements(), segments.longest()), (3, 8, 5));
+        assert_eq!((segments.len(), segments.num_points(), segments.max_len()), (3, 8, 5));
         assert_eq!((segments.range(2), segments.is_empty()), (5..10, false));
         assert_eq!(segments.iter().map(|range| range.len()).collect::<Vec<_>>(), [3, 0, 5]);
         assert!(Segments::new([]).is_empty());
     }
 
     #[test]
-    fn segments_follow_each_other() {
-        let fault = |segments: &[Range<usize>]| over(segments, 0, [[0, 1]; 2], [10, 10]).validate();
+    fn segments_are_in_ascending_order() {
+        let fault =
+            |segments: &[Range<usize>]| nest_over_segments(segments, 0, [[0, 1]; 2], [10, 10]).validate();
         for good in [&[][..], &[0..10], &[0..3, 3..3, 5..10], &[10..10]] {
             assert_eq!(fault(good), None, "{good:?}");
         }
@@ -611,7 +618,7 @@ mod tests {
     #[test]
     fn segments_fit_the_space() {
         let fault = |change: &dyn Fn(&mut Nest)| {
-            let mut nest = over(&[0..4, 6..9], 1, [[0, 1]; 2], [10, 10]);
+            let mut nest = nest_over_segments(&[0..4, 6..9], 1, [[0, 1]; 2], [10, 10]);
             change(&mut nest);
             nest.validate()
         };
@@ -628,28 +635,28 @@ mod tests {
     }
 
     #[test]
-    fn accesses_reach_what_exists() {
+    fn accesses_over_segments_are_bounded() {
         let segments = &[2..4, 4..4, 6..9];
         // The plane needs no elements after the last segment; a table needs one for every segment, even an empty one.
         for (strides, least) in [([0, 1], 9), ([1, 0], 3), ([8, 0], 17), ([0, 0], 1), ([10, 1], 29)] {
-            let fault = |len: usize| over(segments, 1, [strides, [0, 1]], [len, 9]).validate();
+            let fault = |len: usize| nest_over_segments(segments, 1, [strides, [0, 1]], [len, 9]).validate();
             assert_eq!(fault(least), None, "{strides:?}");
             let fault = fault(least - 1).expect("one element less");
             assert!(fault.ends_with(&format!("={} of a buffer of {}", least - 1, least - 1)), "{fault}");
         }
         assert_eq!(
-            over(&[2..4, 4..4], 0, [[0, 1]; 2], [4, 4]).validate(),
+            nest_over_segments(&[2..4, 4..4], 0, [[0, 1]; 2], [4, 4]).validate(),
             None,
             "an empty segment reaches nothing"
         );
-        let before = over(segments, 0, [[0, -1], [0, 1]], [10, 10]).validate();
+        let before = nest_over_segments(segments, 0, [[0, -1], [0, 1]], [10, 10]).validate();
         assert_eq!(before.as_deref(), Some("elements -8..=-2 of a buffer of 10"));
     }
 
     #[test]
     fn no_element_of_segments_is_stored_twice() {
         let fault = |inner: usize, strides: [isize; 2]| {
-            over(&[0..4, 4..4, 6..9], inner, [[0, 1], strides], [10, 100]).validate()
+            nest_over_segments(&[0..4, 4..4, 6..9], inner, [[0, 1], strides], [10, 100]).validate()
         };
         let good = [(0, [0, 1]), (1, [0, 1]), (1, [1, 0]), (1, [8, 0]), (0, [10, 1]), (1, [1, 2])];
         for (inner, strides) in good {
@@ -659,8 +666,12 @@ mod tests {
             let expected = "store 0 could put several results into one element";
             assert_eq!(fault(inner, strides).as_deref(), Some(expected), "{inner} {strides:?}");
         }
-        assert_eq!(over(&[3..9], 1, [[0, 1], [0, 0]], [10, 1]).validate(), None, "there is one segment");
-        let mut turned = over(&[0..4, 6..9], 0, [[0, 1], [3, -1]], [10, 100]);
+        assert_eq!(
+            nest_over_segments(&[3..9], 1, [[0, 1], [0, 0]], [10, 1]).validate(),
+            None,
+            "there is one segment"
+        );
+        let mut turned = nest_over_segments(&[0..4, 6..9], 0, [[0, 1], [3, -1]], [10, 100]);
         turned.stores[0].offset = 20;
         assert!(turned.validate().is_some(), "17 is both 20 - 3 and 20 + 3 - 6");
     }

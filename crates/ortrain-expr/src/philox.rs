@@ -7,7 +7,7 @@ const WEYL: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];
 /// Number of rounds of Philox4x32-10.
 const ROUNDS: usize = 10;
 /// Number of 32-bit words of a block.
-const WORDS: u64 = 4;
+const WORDS_PER_BLOCK: u64 = 4;
 
 /// Returns the four words of Philox4x32-10 for a key and the counter `(block, stream)`, low words first.
 ///
@@ -64,7 +64,7 @@ pub fn philox4x32_10_blocks<const BLOCKS: usize>(key: u64, stream: u64, first: u
 #[inline]
 #[must_use]
 pub fn random_bits(key: u64, stream: u64, index: u64) -> u32 {
-    philox4x32_10(key, stream, index / WORDS)[(index % WORDS) as usize]
+    philox4x32_10(key, stream, index / WORDS_PER_BLOCK)[(index % WORDS_PER_BLOCK) as usize]
 }
 
 #[cfg(test)]

@@ -66,7 +66,7 @@ impl Precision {
     /// if a side is short. Each element is used as often as the other sides are long, and rounding a rarely used
     /// element takes longer than multiplying it.
     #[must_use]
-    pub fn of_product(self, sides: [usize; 3]) -> Precision {
+    pub fn for_product(self, sides: [usize; 3]) -> Precision {
         const SHORT: usize = 16;
         if sides.iter().all(|&side| side > SHORT) { self } else { Precision::F32 }
     }
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_read_as_they_are_written() {
+    fn names_round_trip() {
         for precision in Precision::ALL {
             assert_eq!(precision.to_string().parse(), Ok(precision));
         }
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn terms_are_bfloat16_and_sum_to_what_they_stand_for() {
+    fn terms_are_bfloat16_and_sum_to_the_factor() {
         for (precision, bits) in [(Precision::Bf16, 8), (Precision::Bf16x3, 16), (Precision::Bf16x6, 24)] {
             for number in numbers().filter(|number| number.is_finite()) {
                 let terms = precision.split(number);
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn ties_go_to_the_even_one() {
+    fn ties_round_to_even() {
         let one_and = |bits: u32| f32::from_bits(0x3f80_0000 + bits);
         assert_eq!(Precision::Bf16.split(one_and(0x8000))[0], 1.0);
         assert_eq!(Precision::Bf16.split(one_and(0x8001))[0], one_and(0x1_0000));
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_finite_is_one_term() {
+    fn nonfinite_factors_have_one_term() {
         for precision in [Precision::Bf16, Precision::Bf16x3, Precision::Bf16x6] {
             assert_eq!(precision.split(f32::INFINITY), [f32::INFINITY, 0.0, 0.0]);
             assert_eq!(precision.split(f32::NEG_INFINITY), [f32::NEG_INFINITY, 0.0, 0.0]);
@@ -230,15 +230,15 @@ mod tests {
     }
 
     #[test]
-    fn short_sides_are_not_worth_it() {
-        assert_eq!(Precision::Bf16.of_product([17, 17, 17]), Precision::Bf16);
+    fn products_with_short_sides_stay_in_f32() {
+        assert_eq!(Precision::Bf16.for_product([17, 17, 17]), Precision::Bf16);
         for sides in [[16, 99, 99], [99, 16, 99], [99, 99, 16], [0, 99, 99]] {
-            assert_eq!(Precision::Bf16.of_product(sides), Precision::F32);
+            assert_eq!(Precision::Bf16.for_product(sides), Precision::F32);
         }
     }
 
     #[test]
-    fn products_are_those_of_large_terms() {
+    fn products_pair_the_large_terms() {
         for precision in Precision::ALL {
             let terms = precision.terms();
             let pairs = (0..terms).flat_map(|i| (0..terms).map(move |j| (i, j)));

@@ -353,7 +353,7 @@ impl Scalar {
 
     /// Rounds the value as a store to `dtype` rounds it. Widened floats are unchanged.
     #[must_use]
-    pub fn stored(self, dtype: DType, mode: Mode) -> Scalar {
+    pub fn rounded_to(self, dtype: DType, mode: Mode) -> Scalar {
         if mode == Mode::Widened && dtype.is_float() {
             return self;
         }
@@ -364,7 +364,7 @@ impl Scalar {
 
     /// Returns the least value that an element of type `dtype` can have, as a scalar of type `ty`.
     #[must_use]
-    pub fn least(dtype: DType, ty: Type) -> Scalar {
+    pub fn least_of(dtype: DType, ty: Type) -> Scalar {
         match dtype {
             DType::I8 => Scalar::from_f64(ty, f64::from(i8::MIN)),
             DType::I16 => Scalar::from_f64(ty, f64::from(i16::MIN)),
@@ -482,7 +482,7 @@ mod tests {
     /// Checks every 16-bit number, and the f32 numbers around the midpoint between it and the next one. Rounding must
     /// give the value that a load reads after a store.
     #[test]
-    fn rounding_is_a_store_and_a_load() {
+    fn rounding_equals_a_store_and_a_load() {
         for (op, dtype, dropped) in [(UnaryOp::ToF16, DType::F16, 13), (UnaryOp::ToBf16, DType::BF16, 16)] {
             assert_eq!(UnaryOp::rounding_to(dtype), Some(op));
             for bits in 0..=u16::MAX {

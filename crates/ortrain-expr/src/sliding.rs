@@ -23,21 +23,21 @@ pub struct SlidingAxis {
     /// Input positions between adjacent cells; at least 1.
     pub dilation: usize,
     /// Padding before the first input position. If negative, `-before` input positions are skipped.
-    pub before: isize,
+    pub padding_before: isize,
 }
 
 impl SlidingAxis {
     /// Returns the input position under cell `k` of the window at output position `o`; `None` in the padding.
     #[must_use]
     pub fn input_at(&self, o: usize, k: usize) -> Option<usize> {
-        let at = (o * self.stride + k * self.dilation) as isize - self.before;
+        let at = (o * self.stride + k * self.dilation) as isize - self.padding_before;
         usize::try_from(at).ok().filter(|&at| at < self.input)
     }
 
     /// Returns the cells of the window at output position `o` that cover the input.
     #[must_use]
-    pub fn cells(&self, o: usize) -> Range<usize> {
-        let start = (o * self.stride) as isize - self.before;
+    pub fn cells_over_input(&self, o: usize) -> Range<usize> {
+        let start = (o * self.stride) as isize - self.padding_before;
         let step = self.dilation as isize;
         let cell = |position: isize| (position - start).max(0).unsigned_abs().div_ceil(step.unsigned_abs());
         let end = cell(self.input as isize).min(self.kernel);
@@ -46,16 +46,16 @@ impl SlidingAxis {
 
     /// Returns the number of pairs of a window position and a cell that cover the input, not padding.
     #[must_use]
-    pub fn pairs(&self) -> u64 {
+    pub fn pairs_over_input(&self) -> u64 {
         // Number of positions over the input among `number` positions with a step of `step`, the first at `from`.
         let inside = |from: i128, step: usize, number: usize| {
             let step = step as i128;
             let before = |limit: i128| (limit - from + step - 1).div_euclid(step).clamp(0, number as i128);
             u64::try_from(before(self.input as i128) - before(0)).unwrap_or(0)
         };
-        let place = |index: usize, step: usize| index as i128 * step as i128 - self.before as i128;
+        let place = |index: usize, step: usize| index as i128 * step as i128 - self.padding_before as i128;
         let (outputs, cells) = (self.output, self.kernel);
-        if outputs.min(cells) > MAX_COUNTED {
+        if outputs.min(cells) > MAX_EXACT_COUNT {
             return (outputs as u64).saturating_mul(cells as u64);
         }
         if cells <= outputs {
@@ -70,11 +70,11 @@ impl SlidingAxis {
     /// Returns the element of a plane under cell `number` (row-major) of the window at an output position, if there is
     /// one.
     #[must_use]
-    pub fn under(axes: &[SlidingAxis], at: &[usize], mut number: usize) -> Option<usize> {
+    pub fn element_under_cell(axes: &[SlidingAxis], at: &[usize], mut number: usize) -> Option<usize> {
         let (mut element, mut stride) = (0, 1);
         for (axis, &o) in axes.iter().zip(at).rev() {
             let cell = number.checked_rem(axis.kernel)?;
-            element += stride * ((o * axis.stride + cell * axis.dilation) as isize - axis.before);
+            element += stride * ((o * axis.stride + cell * axis.dilation) as isize - axis.padding_before);
             number /= axis.kernel;
             stride *= axis.input as isize;
         }
@@ -90,7 +90,7 @@ impl SlidingAxis {
             .output
             .checked_mul(self.stride)
             .and_then(|o| o.checked_add(self.kernel.checked_mul(self.dilation)?))
-            .and_then(|far| far.checked_add(self.before.unsigned_abs()))
+            .and_then(|far| far.checked_add(self.padding_before.unsigned_abs()))
             .and_then(|far| far.checked_add(self.input));
         match far {
             Some(far) if isize::try_from(far).is_ok() => None,
@@ -100,7 +100,7 @@ impl SlidingAxis {
 }
 
 /// Maximum number of windows or cells counted one by one. If there are more of both, all pairs count as over the input.
-const MAX_COUNTED: usize = 1 << 16;
+const MAX_EXACT_COUNT: usize = 1 << 16;
 
 /// Axes along which a window slides, outermost first.
 pub type SlidingAxes = SmallVec<[SlidingAxis; 3]>;
@@ -227,7 +227,7 @@ pub enum WindowPass {
 pub enum IndexKind {
     /// Row-major number of the element in the whole tensor `[planes, inputs..]`: an `I64`.
     Element,
-    /// Row-major number of the cell in its window: a `U8`, or a `U16` ([`WindowShape::cell_numbers`]). Maxima are over
+    /// Row-major number of the cell in its window: a `U8`, or a `U16` ([`WindowShape::cell_number_type`]). Maxima are over
     /// the input. A cell over padding has the position that follows from the row-major order, possibly outside of the
     /// plane. A number beyond the last cell is no position.
     Cell,
@@ -249,20 +249,20 @@ pub struct WindowShape {
 impl WindowShape {
     /// Returns the number of elements of an input plane.
     #[must_use]
-    pub fn inputs(&self) -> usize {
+    pub fn plane_inputs(&self) -> usize {
         self.axes.iter().map(|axis| axis.input).product()
     }
 
     /// Returns the number of elements of an output plane.
     #[must_use]
-    pub fn outputs(&self) -> usize {
+    pub fn plane_outputs(&self) -> usize {
         self.axes.iter().map(|axis| axis.output).product()
     }
 
     /// Returns the number of elements that are read and the number that are written, over all planes.
     #[must_use]
     pub fn operands(&self) -> [usize; 2] {
-        let (inputs, outputs) = (self.planes * self.inputs(), self.planes * self.outputs());
+        let (inputs, outputs) = (self.planes * self.plane_inputs(), self.planes * self.plane_outputs());
         match self.pass {
             WindowPass::Max | WindowPass::Sum => [inputs, outputs],
             WindowPass::MaxGradient | WindowPass::SumGradient => [outputs, inputs],
@@ -274,11 +274,11 @@ impl WindowShape {
     /// Returns `None` if there are no cells or too many, or if a window may cover only padding: then a maximum has a
     /// position but no cell.
     #[must_use]
-    pub fn cell_numbers(&self) -> Option<DType> {
+    pub fn cell_number_type(&self) -> Option<DType> {
         let covers = |axis: &SlidingAxis| {
             // Adjacent cells must not be further apart than the length of the input, so that they cannot skip it.
             let near = axis.kernel == 1 || axis.dilation <= axis.input;
-            let at = |o: usize| !axis.cells(o).is_empty();
+            let at = |o: usize| !axis.cells_over_input(o).is_empty();
             near && (axis.output == 0 || (at(0) && at(axis.output - 1)))
         };
         let cells = self.axes.iter().try_fold(1usize, |n, axis| n.checked_mul(axis.kernel))?;
@@ -295,8 +295,8 @@ impl WindowShape {
     pub fn has_positions(&self, kind: IndexKind, dtype: DType) -> bool {
         match (kind, dtype) {
             (IndexKind::Element, DType::I64) => true,
-            (IndexKind::Cell, DType::U16) => self.cell_numbers().is_some(),
-            (IndexKind::Cell, DType::U8) => self.cell_numbers() == Some(DType::U8),
+            (IndexKind::Cell, DType::U16) => self.cell_number_type().is_some(),
+            (IndexKind::Cell, DType::U8) => self.cell_number_type() == Some(DType::U8),
             _ => false,
         }
     }
@@ -319,15 +319,15 @@ mod tests {
     use super::*;
 
     const AXIS: SlidingAxis =
-        SlidingAxis { input: 5, output: 3, kernel: 3, stride: 2, dilation: 1, before: 1 };
+        SlidingAxis { input: 5, output: 3, kernel: 3, stride: 2, dilation: 1, padding_before: 1 };
 
     #[test]
-    fn positions_in_the_padding_are_none() {
+    fn padding_has_no_input_position() {
         assert_eq!(AXIS.input_at(0, 0), None);
         assert_eq!(AXIS.input_at(0, 1), Some(0));
         assert_eq!(AXIS.input_at(2, 1), Some(4));
         assert_eq!(AXIS.input_at(2, 2), None);
-        let cropped = SlidingAxis { before: -2, ..AXIS };
+        let cropped = SlidingAxis { padding_before: -2, ..AXIS };
         assert_eq!(cropped.input_at(0, 0), Some(2));
     }
 
@@ -337,24 +337,25 @@ mod tests {
             for (kernel, stride, dilation, input) in
                 [(3, 2, 1, 5), (3, 1, 2, 5), (4, 3, 3, 4), (1, 1, 1, 0), (5, 2, 1, 1)]
             {
-                let axis = SlidingAxis { input, output: 6, kernel, stride, dilation, before };
+                let axis = SlidingAxis { input, output: 6, kernel, stride, dilation, padding_before: before };
                 for o in 0..axis.output {
                     let want: Vec<usize> = (0..kernel).filter(|&k| axis.input_at(o, k).is_some()).collect();
-                    assert_eq!(axis.cells(o).collect::<Vec<_>>(), want, "{axis:?} at {o}");
+                    assert_eq!(axis.cells_over_input(o).collect::<Vec<_>>(), want, "{axis:?} at {o}");
                 }
             }
         }
     }
 
     #[test]
-    fn cells_have_numbers_where_every_window_has_cells() {
+    fn cell_number_type_needs_windows_over_input() {
         let shape = |axes: &[SlidingAxis]| WindowShape {
             pass: WindowPass::Max,
             planes: 2,
             axes: axes.iter().copied().collect(),
         };
-        let of = |axes: &[SlidingAxis]| shape(axes).cell_numbers();
-        let long = |kernel: usize| SlidingAxis { input: kernel, output: 1, kernel, before: 0, ..AXIS };
+        let of = |axes: &[SlidingAxis]| shape(axes).cell_number_type();
+        let long =
+            |kernel: usize| SlidingAxis { input: kernel, output: 1, kernel, padding_before: 0, ..AXIS };
         assert_eq!(of(&[]), Some(DType::U8));
         assert_eq!(of(&[AXIS, AXIS]), Some(DType::U8));
         assert_eq!(of(&[long(16), long(16)]), Some(DType::U8));
@@ -386,8 +387,8 @@ mod tests {
                 (1, 2, 9, 7),
                 (2, 1, 3, 2),
             ] {
-                let axis = SlidingAxis { input, output: 4, kernel, stride, dilation, before };
-                let every = (0..axis.output).all(|o| !axis.cells(o).is_empty());
+                let axis = SlidingAxis { input, output: 4, kernel, stride, dilation, padding_before: before };
+                let every = (0..axis.output).all(|o| !axis.cells_over_input(o).is_empty());
                 let found = of(&[AXIS, axis]).is_some();
                 assert!(found == every || (!found && dilation > input), "{axis:?}");
             }
@@ -415,15 +416,16 @@ mod tests {
     }
 
     #[test]
-    fn products_with_padding_do_not_count() {
+    fn pairs_over_padding_are_not_counted() {
         for input in 0..6 {
             for kernel in 0..5 {
                 for (stride, dilation, before) in [(1, 1, 1), (2, 1, 0), (1, 3, 2), (3, 2, 4), (2, 2, -1)] {
                     for output in 0..6 {
-                        let axis = SlidingAxis { input, output, kernel, stride, dilation, before };
+                        let axis =
+                            SlidingAxis { input, output, kernel, stride, dilation, padding_before: before };
                         let all = (0..output).flat_map(|o| (0..kernel).map(move |k| (o, k)));
                         let over_input = all.filter(|&(o, k)| axis.input_at(o, k).is_some()).count();
-                        assert_eq!(axis.pairs(), over_input as u64, "{axis:?}");
+                        assert_eq!(axis.pairs_over_input(), over_input as u64, "{axis:?}");
                     }
                 }
             }
@@ -431,15 +433,15 @@ mod tests {
     }
 
     #[test]
-    fn a_huge_window_is_counted_at_once() {
+    fn huge_windows_are_not_counted_one_by_one() {
         let axis = SlidingAxis {
             input: 1 << 40,
             output: 1 << 20,
             kernel: 1 << 30,
             stride: 1,
             dilation: 1,
-            before: 0,
+            padding_before: 0,
         };
-        assert_eq!(axis.pairs(), 1 << 50);
+        assert_eq!(axis.pairs_over_input(), 1 << 50);
     }
 }

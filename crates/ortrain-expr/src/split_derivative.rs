@@ -4,7 +4,7 @@ use crate::{BinaryOp, Builder, Expr, Inst, Reg, Scalar, UnaryOp};
 
 /// Dependence of a register on the late register.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Share {
+enum Dependence {
     /// Does not depend on late loads.
     Independent,
     /// Is the late register multiplied by an independent factor.
@@ -20,12 +20,12 @@ enum Share {
 /// the same late register has one slope: `g * a + g * b` has the slope `a + b` in `g`.
 #[must_use]
 pub fn split_derivative(expr: &Expr, late: &[bool], slot: usize) -> Option<(Expr, Expr)> {
-    let arriving = arriving(expr, late)?;
+    let arriving = find_late_factor(expr, late)?;
     Some((slope_of(expr, late, arriving), product_with(expr, arriving, slot)))
 }
 
 /// Returns for each register true if it depends on one of the loads.
-fn depends(expr: &Expr, loads: &[bool]) -> Vec<bool> {
+fn dependent_registers(expr: &Expr, loads: &[bool]) -> Vec<bool> {
     let mut found: Vec<bool> = Vec::with_capacity(expr.insts().len());
     for (inst, _) in expr.insts() {
         let own = matches!(*inst, Inst::Load(slot) if loads[usize::from(slot)]);
@@ -36,9 +36,9 @@ fn depends(expr: &Expr, loads: &[bool]) -> Vec<bool> {
 
 /// Returns the last register that depends on late loads only and of which the result is a multiple. The factor depends
 /// on no late load, but on another load.
-fn arriving(expr: &Expr, late: &[bool]) -> Option<Reg> {
+fn find_late_factor(expr: &Expr, late: &[bool]) -> Option<Reg> {
     let early: Vec<bool> = late.iter().map(|late| !late).collect();
-    let (from_late, from_early) = (depends(expr, late), depends(expr, &early));
+    let (from_late, from_early) = (dependent_registers(expr, late), dependent_registers(expr, &early));
     let candidates = (0..expr.insts().len()).rev().filter(|&k| from_late[k] && !from_early[k]);
     let mut found = candidates.map(|k| Reg(k as u16)).filter(|&reg| is_multiple(expr, &from_late, reg));
     found.next().filter(|_| from_early[usize::from(expr.outputs()[0].0)])
@@ -46,8 +46,8 @@ fn arriving(expr: &Expr, late: &[bool]) -> Option<Reg> {
 
 /// Returns true if the result is the register times a factor that does not depend on late loads.
 fn is_multiple(expr: &Expr, from_late: &[bool], of: Reg) -> bool {
-    use Share::{Independent, Linear, Other};
-    let mut shares: Vec<Share> = Vec::with_capacity(from_late.len());
+    use Dependence::{Independent, Linear, Other};
+    let mut shares: Vec<Dependence> = Vec::with_capacity(from_late.len());
     for (k, (inst, _)) in expr.insts().iter().enumerate() {
         let share = |reg: Reg| shares[usize::from(reg.0)];
         shares.push(match *inst {
@@ -68,7 +68,7 @@ fn is_multiple(expr: &Expr, from_late: &[bool], of: Reg) -> bool {
 
 /// Returns the result for `arriving = 1`.
 fn slope_of(expr: &Expr, late: &[bool], arriving: Reg) -> Expr {
-    let from_late = depends(expr, late);
+    let from_late = dependent_registers(expr, late);
     let mut b = Builder::new();
     let mut regs: Vec<Reg> = Vec::with_capacity(from_late.len());
     for (k, &(inst, ty)) in expr.insts().iter().enumerate() {
@@ -103,7 +103,7 @@ mod tests {
     use crate::Type;
 
     #[test]
-    fn what_arrives_is_a_factor() {
+    fn late_factor_is_split_off() {
         let mut b = Builder::new();
         let [g, x, y] = [0, 1, 2].map(|slot| b.load(slot, Type::F32));
         let arriving = b.unary(UnaryOp::Neg, g);
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_product_has_no_slope() {
+    fn sums_have_no_slope() {
         let mut b = Builder::new();
         let [g, x] = [0, 1].map(|slot| b.load(slot, Type::F32));
         let sum = b.add(g, x);

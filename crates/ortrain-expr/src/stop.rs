@@ -4,11 +4,11 @@ use std::cell::{Cell, RefCell};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 /// Callback that returns true if the work must stop.
-pub type Question = Box<dyn FnMut() -> bool>;
+pub type StopQuestion = Box<dyn FnMut() -> bool>;
 
 thread_local! {
     /// The callback of [`stoppable`] while its work runs on this thread.
-    static QUESTION: RefCell<Option<Question>> = const { RefCell::new(None) };
+    static QUESTION: RefCell<Option<StopQuestion>> = const { RefCell::new(None) };
 }
 
 /// Error: the work was stopped. Its results are missing or incomplete.
@@ -35,7 +35,7 @@ pub struct Stopped;
 ///
 /// # Panics
 /// A panic of the work is propagated.
-pub fn stoppable<T>(question: Question, work: impl FnOnce() -> T) -> Result<T, Stopped> {
+pub fn stoppable<T>(question: StopQuestion, work: impl FnOnce() -> T) -> Result<T, Stopped> {
     let before = QUESTION.replace(Some(question));
     let result = catch_unwind(AssertUnwindSafe(work));
     QUESTION.set(before);
@@ -45,13 +45,13 @@ pub fn stoppable<T>(question: Question, work: impl FnOnce() -> T) -> Result<T, S
 /// Runs work that must finish once it has begun: [`pause`] has no effect inside of it.
 pub fn unstoppable<T>(work: impl FnOnce() -> T) -> T {
     /// Restores the question when it is dropped, also during a panic.
-    struct Kept(Option<Question>);
-    impl Drop for Kept {
+    struct RestoreQuestion(Option<StopQuestion>);
+    impl Drop for RestoreQuestion {
         fn drop(&mut self) {
             QUESTION.set(self.0.take());
         }
     }
-    let _kept = Kept(QUESTION.take());
+    let _kept = RestoreQuestion(QUESTION.take());
     work()
 }
 
@@ -80,13 +80,13 @@ pub struct Steps(Cell<u32>);
 
 impl Steps {
     /// Number of steps between two calls of [`pause`]: about ten microseconds of comparisons.
-    const BETWEEN: u32 = 1 << 14;
+    const STEPS_PER_PAUSE: u32 = 1 << 14;
 
     /// Counts one step.
     pub fn step(&self) {
         let done = self.0.get() + 1;
-        self.0.set(done % Steps::BETWEEN);
-        if done == Steps::BETWEEN {
+        self.0.set(done % Steps::STEPS_PER_PAUSE);
+        if done == Steps::STEPS_PER_PAUSE {
             pause();
         }
     }
@@ -97,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn questions_are_nested_and_come_back() {
+    fn questions_nest_and_are_restored() {
         let inside = || stoppable(Box::new(|| true), pause);
         let outside = stoppable(Box::new(|| false), || {
             pause();

@@ -23,7 +23,7 @@ pub fn zero_registers<O>(nest: &Nest<O>, is_zero: &[bool], sums: bool) -> Vec<bo
                     let reduction = &nest.reductions[usize::from(k)];
                     sums && reduction.op == ReduceOp::Sum && at(reduction.value)
                 }
-                Inst::Unary(op, a) => keeps_zero(op) && at(a),
+                Inst::Unary(op, a) => maps_zero_to_zero(op) && at(a),
                 Inst::Binary(op, a, b) => match op {
                     BinaryOp::Mul | BinaryOp::And => at(a) || at(b),
                     BinaryOp::Div | BinaryOp::Rem => at(a),
@@ -54,7 +54,7 @@ pub fn zero_registers<O>(nest: &Nest<O>, is_zero: &[bool], sums: bool) -> Vec<bo
 }
 
 /// Returns true if the function maps zero to zero.
-fn keeps_zero(op: UnaryOp) -> bool {
+fn maps_zero_to_zero(op: UnaryOp) -> bool {
     match op {
         UnaryOp::Neg
         | UnaryOp::Abs

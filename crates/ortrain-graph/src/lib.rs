@@ -9,6 +9,7 @@ mod error;
 mod export;
 mod graph;
 mod import;
+mod onnx_text;
 mod shape;
 mod tensor;
 
@@ -17,6 +18,7 @@ pub use error::{GraphError, listed};
 pub use export::tensor_to_proto;
 pub use graph::{Graph, Node, Patch, Ports, Value, ValueId, ValueType};
 pub use import::declared_value_type;
+pub use onnx_text::onnx_text;
 pub use ortrain_expr::DType;
 pub use shape::{Dim, Shape};
 pub use tensor::{Tensor, TensorError, aligned_copy, byte_length};

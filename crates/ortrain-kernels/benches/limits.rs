@@ -11,9 +11,9 @@ use std::time::Duration;
 use ortrain_kernels::{Bf16Unit, Isa, Pool, limits};
 
 /// Duration of one measurement.
-const PATIENCE: Duration = Duration::from_millis(300);
+const MEASUREMENT_TIME: Duration = Duration::from_millis(300);
 /// Sizes of the working sets, in KiB.
-const SETS: [usize; 7] = [256, 1 << 10, 4 << 10, 16 << 10, 64 << 10, 192 << 10, 512 << 10];
+const WORKING_SETS_KIB: [usize; 7] = [256, 1 << 10, 4 << 10, 16 << 10, 64 << 10, 192 << 10, 512 << 10];
 
 fn main() {
     let best = Isa::detect().expect("ORTRAIN_ISA is a level or not set");
@@ -27,16 +27,16 @@ fn main() {
         let pool = Pool::new(threads);
         println!("{threads} thread(s)");
         for isa in Isa::available() {
-            let rate = limits::flops(isa, &pool, PATIENCE);
+            let rate = limits::measure_flops(isa, &pool, MEASUREMENT_TIME);
             println!("  f32 multiply-adds, {:8} {:>10.0} GFLOP/s", isa.name(), rate / 1e9);
         }
         for unit in Bf16Unit::available() {
-            if let Some(rate) = limits::bf16_flops(unit, &pool, PATIENCE) {
+            if let Some(rate) = limits::measure_bf16_flops(unit, &pool, MEASUREMENT_TIME) {
                 println!("  bfloat16 multiply-adds, {:11} {:>10.0} GFLOP/s", unit.name(), rate / 1e9);
             }
         }
-        for kibibytes in SETS {
-            let rate = limits::bandwidth(best, &pool, kibibytes << 10);
+        for kibibytes in WORKING_SETS_KIB {
+            let rate = limits::measure_bandwidth(best, &pool, kibibytes << 10);
             println!("  bandwidth in {kibibytes:>6} KiB    {:>12.1} GB/s", rate / 1e9);
         }
     }

@@ -6,7 +6,7 @@
 
 /// Size of a large page in bytes. A request covers whole large pages only.
 #[cfg(target_os = "linux")]
-const LARGE: usize = 2 << 20;
+const LARGE_PAGE_BYTES: usize = 2 << 20;
 
 /// Requests large pages for memory that was not touched yet. Contents do not change, and the call has no effect on
 /// systems without large pages. Only whole large pages inside of the region count, so the region takes no more memory
@@ -14,8 +14,11 @@ const LARGE: usize = 2 << 20;
 pub fn prefer_large_pages(start: *mut u8, bytes: usize) {
     #[cfg(target_os = "linux")]
     {
-        let skip = start.align_offset(LARGE);
-        let Some(whole) = bytes.checked_sub(skip).map(|rest| rest / LARGE * LARGE) else { return };
+        let skip = start.align_offset(LARGE_PAGE_BYTES);
+        let Some(whole) = bytes.checked_sub(skip).map(|rest| rest / LARGE_PAGE_BYTES * LARGE_PAGE_BYTES)
+        else {
+            return;
+        };
         if whole > 0 {
             // SAFETY: the advice changes neither contents nor protection, for any region. The system rejects a region
             // that does not belong to this process, and the rejection is ignored.
@@ -46,12 +49,12 @@ mod tests {
 
     #[test]
     #[cfg(unix)]
-    fn there_is_memory() {
+    fn memory_size_is_known() {
         assert!(memory_bytes().is_some_and(|bytes| bytes > 1 << 20));
     }
 
     #[test]
-    fn contents_stay_and_any_region_may_be_asked_for() {
+    fn large_pages_keep_the_contents_of_any_region() {
         let mut bytes: Vec<u8> = (0..8 << 20).map(|i| (i % 251) as u8).collect();
         let start = bytes.as_mut_ptr();
         for (skip, len) in [(0, 8 << 20), (1, 5 << 20), (4097, 2 << 20), (3, 7), (0, 0)] {

@@ -26,20 +26,23 @@ pub struct Limits {
 }
 
 /// Working set beyond the caches, in bytes. A larger set would take too much time and memory.
-const FAR: usize = 192 << 20;
+const MEMORY_WORKING_SET_BYTES: usize = 192 << 20;
 /// Multiply-adds of a dependency chain in a round, which takes a tenth of a millisecond.
 const ROUNDS: usize = 25_000;
 /// Tile products of a dependency chain in a round. Each takes as long as sixteen vector operations.
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 const AMX_ROUNDS: usize = ROUNDS / 16;
 /// Duration of one measurement, of which the best round counts.
-const PATIENCE: Duration = Duration::from_millis(40);
+const MEASUREMENT_TIME: Duration = Duration::from_millis(40);
 impl Limits {
     /// Measures the limits of an instruction-set level on the threads of a pool. Takes less than 0.3 s and temporarily
     /// allocates 192 MiB of memory.
     #[must_use]
     pub fn measure(isa: Isa, pool: &Pool) -> Limits {
-        Limits { flops: flops(isa, pool, PATIENCE), bandwidth: bandwidth(isa, pool, FAR) }
+        Limits {
+            flops: measure_flops(isa, pool, MEASUREMENT_TIME),
+            bandwidth: measure_bandwidth(isa, pool, MEMORY_WORKING_SET_BYTES),
+        }
     }
 
     /// Returns the lower bound of the time for this work, in seconds: the longer of computing and of moving bytes.
@@ -52,7 +55,7 @@ impl Limits {
 /// Measures floating-point operations per second of multiply-adds on registers, on all threads of the pool. Returns the
 /// best round within `patience`.
 #[must_use]
-pub fn flops(isa: Isa, pool: &Pool, patience: Duration) -> f64 {
+pub fn measure_flops(isa: Isa, pool: &Pool, patience: Duration) -> f64 {
     let threads = pool.num_threads();
     let (lanes, burst): (usize, fn()) = match isa.kind() {
         Kind::Portable => (portable::LANES, || portable::multiply_add(ROUNDS)),
@@ -64,13 +67,13 @@ pub fn flops(isa: Isa, pool: &Pool, patience: Duration) -> f64 {
         Kind::Avx512 => (avx512::LANES, || unsafe { avx512::multiply_add(ROUNDS) }),
     };
     let work = (2 * ROUNDS * CHAINS * lanes * threads) as f64;
-    work / best(patience, || pool.run(threads, threads, &|_, _| burst()))
+    work / best_time(patience, || pool.run(threads, threads, &|_, _| burst()))
 }
 
 /// Measures floating-point operations per second of bfloat16 products that are summed in f32 by a unit. Returns `None`
 /// for the emulated unit, which has no rate of its own: its rate is at most [`flops`].
 #[must_use]
-pub fn bf16_flops(unit: Bf16Unit, pool: &Pool, patience: Duration) -> Option<f64> {
+pub fn measure_bf16_flops(unit: Bf16Unit, pool: &Pool, patience: Duration) -> Option<f64> {
     // Multiply-adds of a burst, and its function.
     let (count, burst): (usize, fn()) = match unit.unit() {
         Unit::Emulated => return None,
@@ -89,13 +92,13 @@ pub fn bf16_flops(unit: Bf16Unit, pool: &Pool, patience: Duration) -> Option<f64
     };
     let threads = pool.num_threads();
     let work = (2 * count * threads) as f64;
-    Some(work / best(patience, || pool.run(threads, threads, &|_, _| burst())))
+    Some(work / best_time(patience, || pool.run(threads, threads, &|_, _| burst())))
 }
 
 /// Measures the bandwidth of `a = b + c · s` in bytes per second over a working set of `bytes` bytes, on all threads of
 /// the pool. Each thread has its share of the working set. Temporarily allocates the working set.
 #[must_use]
-pub fn bandwidth(isa: Isa, pool: &Pool, bytes: usize) -> f64 {
+pub fn measure_bandwidth(isa: Isa, pool: &Pool, bytes: usize) -> f64 {
     let threads = pool.num_threads();
     let share = (bytes / (3 * threads * size_of::<f32>())).max(1);
     // A round repeats small sets many times, so that the overhead of the pool is negligible.
@@ -105,7 +108,7 @@ pub fn bandwidth(isa: Isa, pool: &Pool, bytes: usize) -> f64 {
     prefer_large_pages(memory.as_mut_ptr().cast(), size_of::<f32>() * memory.capacity());
     memory.resize(3 * share * threads, 1.0);
     let start = AtomicPtr::new(memory.as_mut_ptr());
-    let seconds = best(PATIENCE, || {
+    let seconds = best_time(MEASUREMENT_TIME, || {
         pool.run(threads, threads, &|task, _| {
             // SAFETY: tasks have distinct parts of the memory, which lives until the run is over.
             let part = unsafe {
@@ -124,7 +127,7 @@ pub fn bandwidth(isa: Isa, pool: &Pool, bytes: usize) -> f64 {
 }
 
 /// Returns the time of the fastest round in seconds: the others were disturbed.
-fn best(patience: Duration, mut round: impl FnMut()) -> f64 {
+fn best_time(patience: Duration, mut round: impl FnMut()) -> f64 {
     let begin = Instant::now();
     let mut best = f64::INFINITY;
     // The first round wakes up the threads and raises the clock rate.
@@ -160,7 +163,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn limits_are_numbers() {
+    fn limits_are_finite() {
         for isa in Isa::available() {
             let limits = Limits::measure(isa, &Pool::new(2));
             assert!(limits.flops.is_finite() && limits.flops > 1e6, "{isa}: {limits:?}");
@@ -171,9 +174,9 @@ mod tests {
     }
 
     #[test]
-    fn bfloat16_is_no_slower_than_nothing() {
+    fn only_the_emulated_unit_has_no_rate() {
         for unit in Bf16Unit::available() {
-            let rate = bf16_flops(unit, &Pool::new(2), Duration::from_millis(5));
+            let rate = measure_bf16_flops(unit, &Pool::new(2), Duration::from_millis(5));
             assert_eq!(rate.is_none(), unit == Bf16Unit::EMULATED, "{unit}");
             assert!(rate.is_none_or(|rate| rate.is_finite() && rate > 1e6), "{unit}: {rate:?}");
         }

@@ -24,13 +24,13 @@ use ortrain_expr::Stopped;
 type Body<'a> = dyn Fn(usize, usize) + Sync + 'a;
 
 /// Time that a waiting thread spins: the duration of short runs, and of the gaps between them.
-const SPIN: Duration = Duration::from_micros(30);
+const SPIN_TIME: Duration = Duration::from_micros(30);
 /// Time that a waiting thread yields to other threads before it sleeps. The runs of a training step follow each other
 /// closely, and waking a thread takes tens of microseconds on some machines.
-const LINGER: Duration = Duration::from_micros(150);
+const POLL_TIME: Duration = Duration::from_micros(150);
 
-/// Polls for a result, up to [`LINGER`].
-fn linger<T>(mut look: impl FnMut() -> Option<T>) -> Option<T> {
+/// Polls for a result, up to [`POLL_TIME`].
+fn poll_with_timeout<T>(mut look: impl FnMut() -> Option<T>) -> Option<T> {
     let begin = Instant::now();
     loop {
         for _ in 0..32 {
@@ -40,10 +40,10 @@ fn linger<T>(mut look: impl FnMut() -> Option<T>) -> Option<T> {
             std::hint::spin_loop();
         }
         let waited = begin.elapsed();
-        if waited > LINGER {
+        if waited > POLL_TIME {
             return None;
         }
-        if waited > SPIN {
+        if waited > SPIN_TIME {
             thread::yield_now();
         }
     }
@@ -58,7 +58,7 @@ enum Direction {
 
 impl Direction {
     /// Returns the task to execute at position `number` of the range `first..end`.
-    fn task(self, number: usize, first: usize, end: usize) -> usize {
+    fn task_at(self, number: usize, first: usize, end: usize) -> usize {
         match self {
             Direction::Forwards => number,
             Direction::Backwards => first + (end - 1 - number),
@@ -79,7 +79,7 @@ pub struct Pool {
 struct Team {
     process: u32,
     /// Number of threads requested when the team was created; there are fewer `workers` if the system refused some.
-    wanted: usize,
+    requested_threads: usize,
     shared: Arc<Shared>,
     workers: Vec<(JoinHandle<()>, Thread)>,
 }
@@ -114,8 +114,8 @@ struct Job {
 
 const OPEN: u64 = 1 << 31;
 const STOP: u64 = 1 << 30;
-const INSIDE: u64 = STOP - 1;
-const RUN: u64 = 1 << 32;
+const INSIDE_MASK: u64 = STOP - 1;
+const RUN_INCREMENT: u64 = 1 << 32;
 
 // SAFETY: `job` is written only while no run is open and no worker is inside (see `Team::run`), and read only by
 // workers that entered an open run. `panic` is written by the one thread that set `panicked`, and read after all
@@ -141,15 +141,15 @@ pub(crate) fn pause() {
 }
 
 /// Guard that marks the thread as inside of a task.
-struct Inside(bool);
+struct TaskGuard(bool);
 
-impl Inside {
-    fn enter() -> Inside {
-        Inside(IN_TASK.replace(true))
+impl TaskGuard {
+    fn enter() -> TaskGuard {
+        TaskGuard(IN_TASK.replace(true))
     }
 }
 
-impl Drop for Inside {
+impl Drop for TaskGuard {
     fn drop(&mut self) {
         IN_TASK.set(self.0);
     }
@@ -194,7 +194,7 @@ impl Pool {
     /// # Panics
     /// Propagates the first panic of a task, after the other tasks have ended or been dropped.
     pub fn run(&self, tasks: usize, limit: usize, body: &Body<'_>) {
-        self.run_in(Direction::Forwards, tasks, limit, body);
+        self.run_in_direction(Direction::Forwards, tasks, limit, body);
     }
 
     /// Runs the tasks as [`Pool::run`], in reverse order. Each thread gets the same tasks as in a [`Pool::run`] with
@@ -203,7 +203,7 @@ impl Pool {
     /// # Panics
     /// As [`Pool::run`].
     pub fn run_backwards(&self, tasks: usize, limit: usize, body: &Body<'_>) {
-        self.run_in(Direction::Backwards, tasks, limit, body);
+        self.run_in_direction(Direction::Backwards, tasks, limit, body);
     }
 
     /// Returns the results of `make` for the tasks `0..tasks`, in order.
@@ -218,29 +218,29 @@ impl Pool {
         made.into_iter().map(|result| result.into_inner().expect("every task was done")).collect()
     }
 
-    fn run_in(&self, direction: Direction, tasks: usize, limit: usize, body: &Body<'_>) {
+    fn run_in_direction(&self, direction: Direction, tasks: usize, limit: usize, body: &Body<'_>) {
         let threads = self.num_threads().min(limit).min(tasks);
         if threads > 1
             && !IN_TASK.get()
-            && let Some(mut held) = self.hold()
+            && let Some(mut held) = self.acquire_team()
         {
             held.team().run(direction, tasks, threads, body);
             return;
         }
-        let _inside = Inside::enter();
+        let _inside = TaskGuard::enter();
         for number in 0..tasks {
-            body(direction.task(number, 0, tasks), 0);
+            body(direction.task_at(number, 0, tasks), 0);
             pause();
         }
     }
 
     /// Acquires the team, if no other thread of this process has it.
-    fn hold(&self) -> Option<Held<'_>> {
+    fn acquire_team(&self) -> Option<TeamGuard<'_>> {
         let process = std::process::id();
         let mut holder = 0;
         loop {
             match self.holder.compare_exchange(holder, process, Ordering::Acquire, Ordering::Relaxed) {
-                Ok(_) => return Some(Held { pool: self, process }),
+                Ok(_) => return Some(TeamGuard { pool: self, process }),
                 Err(now) if now == process => return None,
                 // Either 0 again, or a thread of the parent process, which does not exist after the fork.
                 Err(now) => holder = now,
@@ -260,18 +260,19 @@ impl Drop for Pool {
 }
 
 /// Guard with exclusive access to the team.
-struct Held<'a> {
+struct TeamGuard<'a> {
     pool: &'a Pool,
     process: u32,
 }
 
-impl Held<'_> {
+impl TeamGuard<'_> {
     /// Returns the team. Creates a new team if the pool has no team, or one of a parent process or of another size.
     fn team(&mut self) -> &mut Team {
         let wanted = self.pool.num_threads();
         let mut team = self.pool.team.load(Ordering::Relaxed);
         // SAFETY: only the holder of the guard changes or frees a team, and this is the holder.
-        let fits = !team.is_null() && unsafe { (*team).process == self.process && (*team).wanted == wanted };
+        let fits = !team.is_null()
+            && unsafe { (*team).process == self.process && (*team).requested_threads == wanted };
         if !fits {
             if !team.is_null() {
                 self.pool.team.store(std::ptr::null_mut(), Ordering::Relaxed);
@@ -286,7 +287,7 @@ impl Held<'_> {
     }
 }
 
-impl Drop for Held<'_> {
+impl Drop for TeamGuard<'_> {
     fn drop(&mut self) {
         self.pool.holder.store(0, Ordering::Release);
     }
@@ -316,13 +317,13 @@ impl Team {
                 // If the system refuses a thread, the pool is slower, but works.
                 let worker = thread::Builder::new()
                     .name(format!("ortrain-{lane}"))
-                    .spawn(move || shared.serve(lane))
+                    .spawn(move || shared.worker_loop(lane))
                     .ok()?;
                 let thread = worker.thread().clone();
                 Some((worker, thread))
             })
             .collect();
-        Team { process, wanted, shared, workers }
+        Team { process, requested_threads: wanted, shared, workers }
     }
 
     /// Ends the threads, if they belong to `process`. Threads of a parent process do not exist here, and are only
@@ -356,7 +357,7 @@ impl Team {
             *shared.job.get() = Job { body, direction, lanes, caller: thread::current() };
         }
         // The run number grows, so that a worker detects a new run even if it slept through several.
-        let run = (shared.state.load(Ordering::Relaxed) & !(RUN - 1)).wrapping_add(RUN);
+        let run = (shared.state.load(Ordering::Relaxed) & !(RUN_INCREMENT - 1)).wrapping_add(RUN_INCREMENT);
         shared.state.store(run | OPEN, Ordering::SeqCst);
         for ((_, thread), lane) in self.workers[..lanes - 1].iter().zip(&shared.lanes[1..]) {
             if lane.asleep.load(Ordering::SeqCst) {
@@ -364,12 +365,12 @@ impl Team {
             }
         }
 
-        shared.work(0, lanes, direction, body);
+        shared.run_tasks(0, lanes, direction, body);
 
         // All tasks are taken. Close the run, and wait for the workers that still execute a task.
         let state = shared.state.fetch_and(!OPEN, Ordering::SeqCst);
-        let empty = || (shared.state.load(Ordering::SeqCst) & INSIDE == 0).then_some(());
-        if state & INSIDE != 0 && linger(empty).is_none() {
+        let empty = || (shared.state.load(Ordering::SeqCst) & INSIDE_MASK == 0).then_some(());
+        if state & INSIDE_MASK != 0 && poll_with_timeout(empty).is_none() {
             while empty().is_none() {
                 thread::park();
             }
@@ -385,8 +386,8 @@ impl Team {
 
 impl Shared {
     /// Executes tasks until none is left: first the tasks of its own lane, then the tasks of other lanes.
-    fn work(&self, worker: usize, lanes: usize, direction: Direction, body: &Body<'_>) {
-        let _inside = Inside::enter();
+    fn run_tasks(&self, worker: usize, lanes: usize, direction: Direction, body: &Body<'_>) {
+        let _inside = TaskGuard::enter();
         let before = DROPPED.replace(&raw const self.panicked);
         let result = catch_unwind(AssertUnwindSafe(|| {
             for step in 0..lanes {
@@ -397,7 +398,7 @@ impl Shared {
                     if number >= end || self.panicked.load(Ordering::Relaxed) {
                         break;
                     }
-                    body(direction.task(number, first, end), worker);
+                    body(direction.task_at(number, first, end), worker);
                     pause();
                 }
             }
@@ -412,22 +413,22 @@ impl Shared {
     }
 
     /// Main loop of worker `lane`.
-    fn serve(&self, lane: usize) {
+    fn worker_loop(&self, lane: usize) {
         let mut seen = 0;
         loop {
-            let Some(run) = self.wait(lane, seen) else { return };
+            let Some(run) = self.wait_for_run(lane, seen) else { return };
             seen = run;
-            if self.enter(run) {
+            if self.try_enter_run(run) {
                 // SAFETY: during an open run `job` is not written, and its pointer is valid.
                 let (body, direction, lanes, caller) = unsafe {
                     let job = &*self.job.get();
                     (&*job.body, job.direction, job.lanes, job.caller.clone())
                 };
                 if lane < lanes {
-                    self.work(lane, lanes, direction, body);
+                    self.run_tasks(lane, lanes, direction, body);
                 }
                 let before = self.state.fetch_sub(1, Ordering::SeqCst);
-                if before & OPEN == 0 && before & INSIDE == 1 {
+                if before & OPEN == 0 && before & INSIDE_MASK == 1 {
                     caller.unpark();
                 }
             }
@@ -435,13 +436,13 @@ impl Shared {
     }
 
     /// Waits for a run other than `seen`; returns `None` when the team is disbanded.
-    fn wait(&self, lane: usize, seen: u64) -> Option<u64> {
+    fn wait_for_run(&self, lane: usize, seen: u64) -> Option<u64> {
         let other = || {
             let state = self.state.load(Ordering::SeqCst);
-            let run = state & !(RUN - 1);
+            let run = state & !(RUN_INCREMENT - 1);
             if state & STOP != 0 { Some(None) } else { (run != seen).then_some(Some(run)) }
         };
-        if let Some(found) = linger(other) {
+        if let Some(found) = poll_with_timeout(other) {
             return found;
         }
         let asleep = &self.lanes[lane].asleep;
@@ -458,9 +459,9 @@ impl Shared {
     }
 
     /// Enters run `run`, and returns true, if the run is still open.
-    fn enter(&self, run: u64) -> bool {
+    fn try_enter_run(&self, run: u64) -> bool {
         let mut state = self.state.load(Ordering::SeqCst);
-        while state & OPEN != 0 && state & !(RUN - 1) == run {
+        while state & OPEN != 0 && state & !(RUN_INCREMENT - 1) == run {
             match self.state.compare_exchange_weak(state, state + 1, Ordering::SeqCst, Ordering::SeqCst) {
                 Ok(_) => return true,
                 Err(now) => state = now,
@@ -476,7 +477,7 @@ mod tests {
 
     use super::*;
 
-    fn counts(pool: &Pool, tasks: usize) {
+    fn assert_each_task_runs_once(pool: &Pool, tasks: usize) {
         let done: Vec<AtomicUsize> = (0..tasks).map(|_| AtomicUsize::new(0)).collect();
         pool.run(tasks, usize::MAX, &|task, worker| {
             assert!(worker < pool.num_threads().max(8));
@@ -490,7 +491,7 @@ mod tests {
         for threads in 1..=5 {
             let pool = Pool::new(threads);
             for tasks in [0, 1, 2, 3, 7, 64, 1000] {
-                counts(&pool, tasks);
+                assert_each_task_runs_once(&pool, tasks);
             }
         }
     }
@@ -513,7 +514,7 @@ mod tests {
     }
 
     #[test]
-    fn results_come_in_order() {
+    fn map_results_are_in_order() {
         for threads in [1, 3] {
             let squares = Pool::new(threads).map(100, |task| task * task);
             assert_eq!(squares, (0..100).map(|task| task * task).collect::<Vec<usize>>());
@@ -533,16 +534,16 @@ mod tests {
     }
 
     #[test]
-    fn workers_that_sleep_wake_up() {
+    fn sleeping_workers_wake_up() {
         let pool = Pool::new(2);
         for _ in 0..20 {
-            counts(&pool, 10);
+            assert_each_task_runs_once(&pool, 10);
             thread::sleep(std::time::Duration::from_millis(3));
         }
     }
 
     #[test]
-    fn a_worker_is_never_two_places_at_once() {
+    fn workers_run_one_task_at_a_time() {
         let pool = Pool::new(4);
         let busy: Vec<AtomicBool> = (0..4).map(|_| AtomicBool::new(false)).collect();
         for _ in 0..200 {
@@ -556,7 +557,7 @@ mod tests {
     }
 
     #[test]
-    fn nested_runs_are_done_in_place() {
+    fn nested_runs_execute_on_the_caller() {
         let pool = Pool::new(3);
         let sum = AtomicUsize::new(0);
         pool.run(6, usize::MAX, &|_, _| {
@@ -577,12 +578,12 @@ mod tests {
             }));
             let panic = result.expect_err("a task panicked");
             assert_eq!(panic.downcast_ref::<String>(), Some(&format!("task {bad}")));
-            counts(&pool, 8);
+            assert_each_task_runs_once(&pool, 8);
         }
     }
 
     #[test]
-    fn a_run_is_stopped_between_tasks_and_inside_of_them() {
+    fn runs_stop_between_and_inside_tasks() {
         for threads in [1, 3] {
             let pool = Pool::new(threads);
             for long in [false, true] {
@@ -603,21 +604,21 @@ mod tests {
                 let stopped = stoppable(Box::new(ask), || pool.run(1 << 40, usize::MAX, &task));
                 assert_eq!(stopped, Err(Stopped));
                 assert!(done.into_inner() > 0);
-                counts(&pool, 20);
+                assert_each_task_runs_once(&pool, 20);
             }
-            assert_eq!(stoppable(Box::new(|| false), || counts(&pool, 9)), Ok(()));
+            assert_eq!(stoppable(Box::new(|| false), || assert_each_task_runs_once(&pool, 9)), Ok(()));
         }
     }
 
     #[test]
-    fn the_question_may_run_kernels() {
+    fn stop_question_may_use_the_pool() {
         let pool = Arc::new(Pool::new(2));
         let other = Arc::clone(&pool);
         let ask = move || {
-            counts(&other, 5);
+            assert_each_task_runs_once(&other, 5);
             false
         };
-        assert_eq!(stoppable(Box::new(ask), || counts(&pool, 20)), Ok(()));
+        assert_eq!(stoppable(Box::new(ask), || assert_each_task_runs_once(&pool, 20)), Ok(()));
     }
 
     #[test]
@@ -625,7 +626,7 @@ mod tests {
         let pool = Pool::new(2);
         thread::scope(|scope| {
             for _ in 0..3 {
-                scope.spawn(|| (0..500).for_each(|_| counts(&pool, 9)));
+                scope.spawn(|| (0..500).for_each(|_| assert_each_task_runs_once(&pool, 9)));
             }
         });
     }
@@ -636,7 +637,7 @@ mod tests {
         for threads in [3, 1, 2, 5, 2] {
             pool.set_num_threads(threads);
             assert_eq!(pool.num_threads(), threads);
-            counts(&pool, 33);
+            assert_each_task_runs_once(&pool, 33);
         }
     }
 }

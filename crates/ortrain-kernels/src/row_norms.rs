@@ -4,33 +4,33 @@ use ortrain_expr::{BinaryOp, DType, Inst, Load, Nest, ReduceOp, Reg, Type};
 
 use crate::isa::{Isa, Level, Work};
 use crate::pool::Pool;
-use crate::scratch::Bases;
+use crate::scratch::BaseAddresses;
 use crate::tile::ops;
 
 /// Maximum row length. For longer rows, the overhead per row is small beside the work on its elements.
-const LONGEST: usize = 128;
+const MAX_ROW_LEN: usize = 128;
 /// Approximate number of elements of a task.
 const MIN_TASK_WORK: usize = 1 << 15;
 
 /// Rows of adjacent elements, and the destination of their sums of squares.
 #[derive(Debug)]
-pub(crate) struct Squares {
+pub(crate) struct RowSquareSums {
     rows: usize,
     len: usize,
-    from: Side,
-    to: Side,
+    from: RowAddresses,
+    to: RowAddresses,
 }
 
 /// First element, and step from row to row.
 #[derive(Clone, Copy, Debug)]
-struct Side {
+struct RowAddresses {
     offset: isize,
     step: isize,
 }
 
-impl Squares {
+impl RowSquareSums {
     /// Returns the sums of squares that a reduction of rows computes, if its shape and types fit.
-    pub(crate) fn of(nest: &Nest) -> Option<Squares> {
+    pub(crate) fn from_nest(nest: &Nest) -> Option<RowSquareSums> {
         let (&[rows, len], [Load::Buffer(load)], [store]) =
             (&*nest.dims, nest.loads.as_slice(), nest.stores.as_slice())
         else {
@@ -52,28 +52,28 @@ impl Squares {
             && reduction.op == ReduceOp::Sum
             && [load.dtype, store.dtype] == [DType::F32; 2]
             && load.strides[1] == 1
-            && (1..=LONGEST).contains(&len)
+            && (1..=MAX_ROW_LEN).contains(&len)
             && is_square
             && is_sum;
-        let side = |offset: usize, step: isize| Side { offset: offset as isize, step };
+        let side = |offset: usize, step: isize| RowAddresses { offset: offset as isize, step };
         let (from, to) = (side(load.offset, load.strides[0]), side(store.offset, store.strides[0]));
-        fits.then_some(Squares { rows, len, from, to })
+        fits.then_some(RowSquareSums { rows, len, from, to })
     }
 
     /// Computes the sums.
     ///
     /// # Safety
     /// The contract of [`crate::NestKernel::run`] for the nest that the sums were created from.
-    pub(crate) unsafe fn run(&self, isa: Isa, bases: Bases<'_>, pool: &Pool, workers: usize) {
+    pub(crate) unsafe fn run(&self, isa: Isa, bases: BaseAddresses<'_>, pool: &Pool, workers: usize) {
         let each = (MIN_TASK_WORK / self.len).max(1);
         pool.run(self.rows.div_ceil(each), workers, &|task, _| {
             let bases = &{ bases };
             let (first, last) = (task * each, self.rows.min((task + 1) * each));
-            let at = |base: *mut u8, side: Side| {
+            let at = |base: *mut u8, side: RowAddresses| {
                 base.cast::<f32>().wrapping_offset(side.offset + first as isize * side.step)
             };
             let (from, to) = (at(bases.0[0], self.from), at(bases.0[1], self.to));
-            isa.run(Part {
+            isa.run(TaskRows {
                 rows: last - first,
                 len: self.len,
                 from: (from, self.from.step),
@@ -84,18 +84,18 @@ impl Squares {
 }
 
 /// Rows of a task.
-struct Part {
+struct TaskRows {
     rows: usize,
     len: usize,
     from: (*const f32, isize),
     to: (*mut f32, isize),
 }
 
-impl Work for Part {
+impl Work for TaskRows {
     type Out = ();
     #[inline(always)]
     fn work<L: Level>(self) {
-        let mut squares = [0f32; LONGEST];
+        let mut squares = [0f32; MAX_ROW_LEN];
         for row in 0..self.rows as isize {
             let from = self.from.0.wrapping_offset(row * self.from.1);
             for (i, square) in squares[..self.len].iter_mut().enumerate() {
@@ -117,7 +117,7 @@ mod tests {
     use super::*;
     use crate::{NestKernel, Order, RunScalars, Scratch};
 
-    fn nest(rows: usize, len: usize, step: usize) -> Nest {
+    fn square_sum_nest(rows: usize, len: usize, step: usize) -> Nest {
         let access = |strides: [isize; 2]| Access {
             dtype: DType::F32,
             strides: strides.into_iter().collect(),
@@ -141,16 +141,16 @@ mod tests {
 
     /// Checks that the sums have the bits of the general reduction, at every level and on several threads.
     #[test]
-    fn sums_have_the_bits_of_rows() {
+    fn sums_equal_the_general_reduction() {
         for (rows, len, step) in
             [(1500, 64, 64), (700, 100, 101), (3, 128, 128), (40, 33, 33), (900, 127, 130)]
         {
-            let nest = nest(rows, len, step);
+            let nest = square_sum_nest(rows, len, step);
             let x: Vec<f32> = (0..rows * step).map(|k| ((k as f32) * 0.37).sin() * 3.0).collect();
             for isa in Isa::available() {
                 let run = |order: Order| {
                     let kernel = NestKernel::with_order(&nest, isa, order).expect("a good nest");
-                    assert_eq!(Squares::of(&nest).is_some(), len <= LONGEST);
+                    assert_eq!(RowSquareSums::from_nest(&nest).is_some(), len <= MAX_ROW_LEN);
                     let mut sums = vec![0f32; rows];
                     let bases = [x.as_ptr().cast_mut().cast::<u8>(), sums.as_mut_ptr().cast::<u8>()];
                     let mut scratch = vec![0u128; kernel.scratch_bytes(3).div_ceil(16) + 4];

@@ -4,7 +4,7 @@ use ortrain_expr::DType;
 
 use crate::isa::{Isa, Level, Work};
 use crate::pool::Pool;
-use crate::scratch::Bases;
+use crate::scratch::BaseAddresses;
 use crate::tile::number::{Bf16, F16, Number, Stored};
 
 /// `out[o, index[j], i] += src[o, j, i]` for all o, j, i: contiguous buffers of shapes `[outer, size, inner]`,
@@ -28,7 +28,7 @@ pub struct ScatterDesc {
     /// Type of the indices: `I32` or `I64`.
     pub index: DType,
     /// True if elements are written instead of added.
-    pub last: bool,
+    pub overwrites: bool,
 }
 
 /// Compiled [`ScatterDesc`].
@@ -43,9 +43,15 @@ pub struct ScatterKernel {
 /// Approximate number of elements of a task.
 const MIN_TASK_WORK: usize = 32 * 1024;
 /// Minimum number of adjacent elements of a task. With fewer elements, reading indices would take most of the time.
-const NARROW: usize = 64;
+const MIN_TASK_WIDTH: usize = 64;
 
 impl ScatterKernel {
+    /// Returns the name of the algorithm.
+    #[must_use]
+    pub fn describe(&self) -> &'static str {
+        if self.desc.overwrites { "rows written in the order of the indices" } else { "rows added in the order of the indices" }
+    }
+
     /// Compiles a scatter.
     ///
     /// # Errors
@@ -55,7 +61,7 @@ impl ScatterKernel {
             desc.dtype,
             DType::F32 | DType::F64 | DType::F16 | DType::BF16 | DType::I32 | DType::I64
         );
-        if !desc.last && !adds {
+        if !desc.overwrites && !adds {
             return Err(format!("adding {}", desc.dtype));
         }
         if !matches!(desc.index, DType::I32 | DType::I64) {
@@ -65,8 +71,10 @@ impl ScatterKernel {
         if elements(desc.size).is_none() || elements(desc.count).is_none() {
             return Err("a buffer too large to count".to_owned());
         }
-        let width =
-            (MIN_TASK_WORK / desc.count.max(1)).max(NARROW).next_multiple_of(NARROW).min(desc.inner.max(1));
+        let width = (MIN_TASK_WORK / desc.count.max(1))
+            .max(MIN_TASK_WIDTH)
+            .next_multiple_of(MIN_TASK_WIDTH)
+            .min(desc.inner.max(1));
         Ok(ScatterKernel { desc, isa, width })
     }
 
@@ -77,13 +85,13 @@ impl ScatterKernel {
     /// for reads, and `out` for writes, until the run is over. `out` overlaps neither of the others. No other code
     /// accesses `out`, and no other code writes to the others.
     pub unsafe fn run(&self, out: *mut u8, indices: *const u8, src: *const u8, pool: &Pool) {
-        let ScatterDesc { outer, size, count, inner, dtype, index, last } = self.desc;
+        let ScatterDesc { outer, size, count, inner, dtype, index, overwrites: last } = self.desc;
         if outer * size * inner == 0 || count == 0 {
             return;
         }
         let parts = inner.div_ceil(self.width);
         let pointers = [out, indices.cast_mut(), src.cast_mut()];
-        let bases = Bases(&pointers);
+        let bases = BaseAddresses(&pointers);
         pool.run(outer * parts, usize::MAX, &|task, _| {
             let (o, part) = (task / parts, task % parts);
             let [out, indices, src] = *{ bases }.0 else { unreachable!("three buffers") };
@@ -143,7 +151,7 @@ impl<S, I: Copy + Into<i64>> Column<S, I> {
     /// # Safety
     /// The contract of [`ScatterKernel::run`]; no other thread writes to this column of the output.
     #[inline(always)]
-    unsafe fn lines(&self, mut f: impl FnMut(*mut S, *const S)) {
+    unsafe fn for_each_line(&self, mut f: impl FnMut(*mut S, *const S)) {
         for j in 0..self.count {
             // SAFETY: by the contract there are `count` indices.
             let index: i64 = unsafe { self.indices.add(j).read_unaligned() }.into();
@@ -167,7 +175,7 @@ impl<S: Stored<Computed: Number>, I: Copy + Into<i64>> Work for Add<S, I> {
         let width = self.0.width;
         // SAFETY: guaranteed by the caller of `ScatterKernel::run`; lines have `width` elements.
         unsafe {
-            self.0.lines(|out, src| {
+            self.0.for_each_line(|out, src| {
                 for i in 0..width {
                     let sum = out.add(i).read_unaligned().decode().add(src.add(i).read_unaligned().decode());
                     out.add(i).write_unaligned(S::encode(sum));
@@ -187,7 +195,7 @@ impl<S: Copy, I: Copy + Into<i64>> Work for Write<S, I> {
         let width = self.0.width;
         // SAFETY: guaranteed by the caller of `ScatterKernel::run`; lines have `width` elements.
         unsafe {
-            self.0.lines(|out, src| {
+            self.0.for_each_line(|out, src| {
                 for i in 0..width {
                     out.add(i).write_unaligned(src.add(i).read_unaligned());
                 }

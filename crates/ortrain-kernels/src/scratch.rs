@@ -38,7 +38,7 @@ impl Scratch {
     ///
     /// # Panics
     /// Panics if the memory is too small for one worker, or not aligned.
-    pub(crate) fn part(self, shared: usize, each: usize, pool: &Pool) -> Parts {
+    pub(crate) fn split(self, shared: usize, each: usize, pool: &Pool) -> ScratchParts {
         debug_assert!(shared.is_multiple_of(ALIGN) && each.is_multiple_of(ALIGN) && each > 0);
         assert!(
             self.at.addr().is_multiple_of(ALIGN),
@@ -52,13 +52,13 @@ impl Scratch {
             shared + each
         );
         let workers = ((self.bytes - shared) / each).min(pool.num_threads());
-        Parts { at: self.at, shared, each, workers }
+        ScratchParts { at: self.at, shared, each, workers }
     }
 }
 
 /// Scratch memory, divided into parts.
 #[derive(Clone, Copy)]
-pub(crate) struct Parts {
+pub(crate) struct ScratchParts {
     at: *mut u8,
     shared: usize,
     each: usize,
@@ -67,18 +67,18 @@ pub(crate) struct Parts {
 }
 
 // SAFETY: an address and sizes; each use of the memory states its own guarantee.
-unsafe impl Sync for Parts {}
+unsafe impl Sync for ScratchParts {}
 // SAFETY: as above.
-unsafe impl Send for Parts {}
+unsafe impl Send for ScratchParts {}
 
-impl Parts {
+impl ScratchParts {
     /// Returns the shared part.
-    pub(crate) fn shared(&self) -> *mut u8 {
+    pub(crate) fn shared_part(&self) -> *mut u8 {
         self.at
     }
 
     /// Returns the part of a worker.
-    pub(crate) fn of(&self, worker: usize) -> *mut u8 {
+    pub(crate) fn worker_part(&self, worker: usize) -> *mut u8 {
         debug_assert!(worker < self.workers);
         self.at.wrapping_add(self.shared + worker * self.each)
     }
@@ -86,9 +86,9 @@ impl Parts {
 
 /// Addresses of the buffers of a run, shared between threads.
 #[derive(Clone, Copy)]
-pub(crate) struct Bases<'a>(pub(crate) &'a [*mut u8]);
+pub(crate) struct BaseAddresses<'a>(pub(crate) &'a [*mut u8]);
 
 // SAFETY: addresses; the contract of each run states which threads may access the memory.
-unsafe impl Sync for Bases<'_> {}
+unsafe impl Sync for BaseAddresses<'_> {}
 // SAFETY: as above.
-unsafe impl Send for Bases<'_> {}
+unsafe impl Send for BaseAddresses<'_> {}

@@ -26,7 +26,7 @@ fn work(pool: &Pool) -> usize {
     sum.into_inner()
 }
 
-const RIGHT: usize = 50 * 63 * 32;
+const EXPECTED_SUM: usize = 50 * 63 * 32;
 
 /// Forks, computes in the child, and waits for the child.
 fn child_computes(pool: &Pool) {
@@ -34,7 +34,7 @@ fn child_computes(pool: &Pool) {
     let process = unsafe { fork() };
     assert!(process >= 0, "a process can be forked");
     if process == 0 {
-        let right = work(pool) == RIGHT;
+        let right = work(pool) == EXPECTED_SUM;
         // SAFETY: ends the child.
         unsafe { _exit(if right { 0 } else { 1 }) };
     }
@@ -59,17 +59,17 @@ fn child_computes(pool: &Pool) {
 #[test]
 fn a_forked_child_computes() {
     let pool = Pool::new(3);
-    assert_eq!(work(&pool), RIGHT);
+    assert_eq!(work(&pool), EXPECTED_SUM);
     for _ in 0..10 {
         child_computes(&pool);
-        assert_eq!(work(&pool), RIGHT, "and the parent goes on");
+        assert_eq!(work(&pool), EXPECTED_SUM, "and the parent goes on");
     }
     // Forks while another thread is inside of a run.
     let stop = AtomicUsize::new(0);
     std::thread::scope(|scope| {
         scope.spawn(|| {
             while stop.load(Ordering::Relaxed) == 0 {
-                assert_eq!(work(&pool), RIGHT);
+                assert_eq!(work(&pool), EXPECTED_SUM);
             }
         });
         for _ in 0..20 {

@@ -40,7 +40,7 @@ fn memory(bytes: usize) -> Scratch {
     Scratch::new(unsafe { std::alloc::alloc(layout) }, bytes)
 }
 
-fn nothing(what: &str, run: &dyn Fn()) {
+fn assert_no_allocation(what: &str, run: &dyn Fn()) {
     // The first run starts the threads, which allocate at their start.
     run();
     std::thread::sleep(std::time::Duration::from_millis(20));
@@ -111,7 +111,7 @@ fn runs_allocate_nothing() {
                 let mut sums = vec![0.0f32; outer];
                 let bases = [x.as_mut_ptr().cast(), y.as_mut_ptr().cast(), sums.as_mut_ptr().cast()];
                 let scratch = memory(kernel.scratch_bytes(3));
-                nothing("a nest", &|| {
+                assert_no_allocation("a nest", &|| {
                     // SAFETY: buffers of the accesses' lengths.
                     unsafe { kernel.run(&bases, RunScalars::default(), &pool, scratch) }.unwrap();
                 });
@@ -129,7 +129,7 @@ fn runs_allocate_nothing() {
                 k,
                 a: Access::contiguous(DType::F32, &[m, k]),
                 b: Access::contiguous(DType::F32, &[k, n]),
-                rounded: [None; 2],
+                rounded_to: [None; 2],
                 products: Products { precision, unit: Bf16Unit::detect(isa) },
                 epilogue: Nest {
                     dims: dims.into_iter().collect(),
@@ -145,7 +145,7 @@ fn runs_allocate_nothing() {
             let (mut x, mut y, mut z) = (vec![0.1f32; m * k], vec![0.1f32; k * n], vec![0.0f32; m * n]);
             let bases = [x.as_mut_ptr().cast(), y.as_mut_ptr().cast(), z.as_mut_ptr().cast()];
             let scratch = memory(kernel.scratch_bytes(3));
-            nothing("a product", &|| {
+            assert_no_allocation("a product", &|| {
                 // SAFETY: buffers of the accesses' lengths.
                 unsafe { kernel.run(&bases, RunScalars::default(), &pool, scratch) }.unwrap();
             });
@@ -158,13 +158,13 @@ fn runs_allocate_nothing() {
             inner: 500,
             dtype: DType::F32,
             index: DType::I64,
-            last: false,
+            overwrites: false,
         };
         let kernel = ScatterKernel::new(desc, isa).unwrap();
         let out = vec![0.0f32; 2 * 10 * 500];
         let (indices, src) = (vec![3i64; 100], vec![1.0f32; 2 * 100 * 500]);
         let at = out.as_ptr() as usize;
-        nothing("a scatter", &|| {
+        assert_no_allocation("a scatter", &|| {
             let (indices, src) = (indices.as_ptr().cast(), src.as_ptr().cast());
             // SAFETY: buffers of the description's shapes; no other code reads `out` during the run.
             unsafe { kernel.run(at as *mut u8, indices, src, &pool) };
@@ -178,7 +178,8 @@ fn runs_allocate_nothing() {
             (WindowPass::Sum, None),
             (WindowPass::SumGradient, None),
         ] {
-            let axis = SlidingAxis { input: 40, output: 20, kernel: 3, stride: 2, dilation: 1, before: 1 };
+            let axis =
+                SlidingAxis { input: 40, output: 20, kernel: 3, stride: 2, dilation: 1, padding_before: 1 };
             for dtype in [DType::F32, DType::F16, DType::I8] {
                 let shape = WindowShape { pass, planes: 30, axes: [axis; 2].into_iter().collect() };
                 let [source, target] = shape.operands().map(|elements| vec![0u8; elements * dtype.size()]);
@@ -186,7 +187,7 @@ fn runs_allocate_nothing() {
                 let kernel = WindowKernel::new(&WindowDesc { shape, dtype, index }, isa).unwrap();
                 let scratch = memory(kernel.scratch_bytes(3));
                 let (index, target) = (positions.as_ptr() as usize, target.as_ptr() as usize);
-                nothing("a pooling", &|| {
+                assert_no_allocation("a pooling", &|| {
                     // SAFETY: buffers of the description's shapes; no other code reads the written buffers during the
                     // run.
                     unsafe {

@@ -5,10 +5,10 @@ use ortrain_graph::{DType, Tensor};
 use ortrain_program::BufferId;
 
 use crate::OpError;
-use crate::lower::{Lower, NestBuilder, around};
+use crate::lower::{Lower, NestBuilder, split_at_axis};
 
 /// Maximum difference between weights that count as equal: smaller differences come from rounding.
-const SAME_WEIGHT: f64 = 1e-12;
+const WEIGHT_TOLERANCE: f64 = 1e-12;
 /// Maximum distance between rows that may have the same weights (a factor of 2 has two phases).
 const MAX_PHASES: usize = 8;
 /// Maximum number of pieces; each piece is an instruction.
@@ -52,7 +52,7 @@ impl AxisMap {
     }
 
     /// Creates a map with rows that copy one element each.
-    pub(crate) fn copying(source: usize, indices: impl IntoIterator<Item = usize>) -> AxisMap {
+    pub(crate) fn from_copies(source: usize, indices: impl IntoIterator<Item = usize>) -> AxisMap {
         let mut map = AxisMap::new(source);
         for index in indices {
             map.push(&[Tap { index, weight: 1.0 }]);
@@ -86,7 +86,7 @@ impl AxisMap {
     }
 
     /// Returns the size of the source axis.
-    pub(crate) fn source(&self) -> usize {
+    pub(crate) fn source_size(&self) -> usize {
         self.source
     }
 
@@ -144,11 +144,11 @@ impl AxisMap {
     }
 
     /// Returns the rows as a few pieces, if they are regular enough.
-    fn pieces(&self) -> Option<Vec<Piece>> {
+    fn split_into_pieces(&self) -> Option<Vec<Piece>> {
         let mut best: Option<Vec<Piece>> = None;
         for step in 1..=MAX_PHASES.min(self.len()) {
             let most = best.as_ref().map_or(MAX_PIECES, |best| best.len() - 1);
-            if let Some(pieces) = self.pieces_of(step, most) {
+            if let Some(pieces) = self.pieces_at_step(step, most) {
                 best = Some(pieces);
             }
         }
@@ -156,7 +156,7 @@ impl AxisMap {
     }
 
     /// Returns the pieces of rows at distance `step`, or `None` for more than `most` pieces.
-    fn pieces_of(&self, step: usize, most: usize) -> Option<Vec<Piece>> {
+    fn pieces_at_step(&self, step: usize, most: usize) -> Option<Vec<Piece>> {
         let mut pieces = Vec::new();
         for phase in 0..step {
             let mut first = phase;
@@ -164,7 +164,7 @@ impl AxisMap {
                 if pieces.len() == most || self.row(first).len() > MAX_TERMS {
                     return None;
                 }
-                let piece = self.piece_at(first, step);
+                let piece = self.longest_piece_from(first, step);
                 first += piece.count * step;
                 pieces.push(piece);
             }
@@ -173,11 +173,11 @@ impl AxisMap {
     }
 
     /// Returns the longest piece that starts at a row.
-    fn piece_at(&self, first: usize, step: usize) -> Piece {
+    fn longest_piece_from(&self, first: usize, step: usize) -> Piece {
         let start = self.row(first);
         let weights_fit = |row: &[Tap]| {
             row.len() == start.len()
-                && row.iter().zip(start).all(|(a, b)| (a.weight - b.weight).abs() <= SAME_WEIGHT)
+                && row.iter().zip(start).all(|(a, b)| (a.weight - b.weight).abs() <= WEIGHT_TOLERANCE)
         };
         let mut moves = vec![0isize; start.len()];
         let mut count = 1;
@@ -213,13 +213,13 @@ impl AxisMap {
         to: BufferId,
         computed: Type,
     ) -> Result<(), OpError> {
-        let (outer, source, inner) = around(dims, axis);
+        let (outer, source, inner) = split_at_axis(dims, axis);
         debug_assert_eq!(source, self.source, "the axis that the map is for");
         if outer * self.len() * inner == 0 {
             return Ok(());
         }
         let computed = if self.only_copies() { Type::of(cx.buffer_dtype(from)) } else { computed };
-        let Some(pieces) = self.pieces() else {
+        let Some(pieces) = self.split_into_pieces() else {
             return self.lower_table(cx, from, [outer, inner], to, computed);
         };
         for piece in pieces {
@@ -228,12 +228,12 @@ impl AxisMap {
             for &(index, by, weight) in &piece.terms {
                 let strides = [(source * inner) as isize, by * inner as isize, 1];
                 let value = nest.load_strided(cx, from, index * inner, &strides);
-                let value = weighted(&mut nest, value, weight, computed);
+                let value = multiply_by_weight(&mut nest, value, weight, computed);
                 sum = Some(sum.map_or(value, |sum| nest.b.add(sum, value)));
             }
             let sum = sum.unwrap_or_else(|| nest.b.constant(computed, 0.0));
             let strides = [self.len() * inner, piece.step * inner, 1].map(|stride| stride as isize);
-            let value = rounded(&mut nest, sum, cx.buffer_dtype(to));
+            let value = saturate_to_dtype(&mut nest, sum, cx.buffer_dtype(to));
             nest.store_strided(cx, to, piece.first * inner, strides.into_iter().collect(), value);
             cx.emit(nest.instruction())?;
         }
@@ -294,19 +294,19 @@ impl AxisMap {
             value = nest.b.mul(value, weight);
         }
         if looped == 0 {
-            let value = rounded(&mut nest, value, cx.buffer_dtype(to));
-            nest.store_whole(cx, to, value);
+            let value = saturate_to_dtype(&mut nest, value, cx.buffer_dtype(to));
+            nest.store_contiguous(cx, to, value);
             return cx.emit(nest.instruction());
         }
         let sum = nest.reduce(ReduceOp::Sum, value);
-        let value = rounded(&mut nest, sum, cx.buffer_dtype(to));
+        let value = saturate_to_dtype(&mut nest, sum, cx.buffer_dtype(to));
         nest.store_outer(cx, to, value);
         cx.emit(nest.instruction())
     }
 }
 
 /// Converts a value to the compute type and multiplies it by a weight.
-fn weighted(nest: &mut NestBuilder, value: Reg, weight: f64, computed: Type) -> Reg {
+fn multiply_by_weight(nest: &mut NestBuilder, value: Reg, weight: f64, computed: Type) -> Reg {
     let value = nest.b.convert(value, computed);
     if weight == 1.0 {
         return value;
@@ -316,7 +316,7 @@ fn weighted(nest: &mut NestBuilder, value: Reg, weight: f64, computed: Type) -> 
 }
 
 /// Converts a float to an element of `dtype`, with saturation for narrow integers.
-fn rounded(nest: &mut NestBuilder, value: Reg, dtype: DType) -> Reg {
+fn saturate_to_dtype(nest: &mut NestBuilder, value: Reg, dtype: DType) -> Reg {
     let ty = nest.b.ty(value);
     let bits = 8 * dtype.size() as i32;
     if !ty.is_float() || !dtype.is_integer() || bits > 16 {
@@ -333,7 +333,7 @@ fn rounded(nest: &mut NestBuilder, value: Reg, dtype: DType) -> Reg {
 }
 
 /// Returns the type in which weighted sums of elements of a type are computed and stored.
-fn summed_in(dtype: DType) -> DType {
+fn sum_dtype(dtype: DType) -> DType {
     match dtype {
         DType::F64 | DType::I32 | DType::I64 | DType::U32 | DType::U64 => DType::F64,
         _ => DType::F32,
@@ -342,7 +342,7 @@ fn summed_in(dtype: DType) -> DType {
 
 /// Applies maps along axes of `from`, of shape `dims`, into `to`. The axis with the smallest ratio of sizes comes
 /// first. At least one map must not be an identity.
-pub(crate) fn apply(
+pub(crate) fn apply_axis_maps(
     cx: &mut Lower<'_>,
     (from, dims): (BufferId, &[usize]),
     maps: &[(usize, AxisMap)],
@@ -351,19 +351,20 @@ pub(crate) fn apply(
     let mut order: Vec<&(usize, AxisMap)> = maps.iter().filter(|(_, map)| !map.is_identity()).collect();
     // By the ratio of sizes; of equal ratios the last axis first, while the tensor is small.
     order.sort_by(|(a, p), (b, q)| {
-        let (left, right) = (p.len() as u128 * q.source() as u128, q.len() as u128 * p.source() as u128);
+        let (left, right) =
+            (p.len() as u128 * q.source_size() as u128, q.len() as u128 * p.source_size() as u128);
         left.cmp(&right).then(b.cmp(a))
     });
     let dtype = cx.buffer_dtype(from);
     let copies = order.iter().all(|(_, map)| map.only_copies());
-    let between = if copies { dtype } else { summed_in(dtype) };
+    let between = if copies { dtype } else { sum_dtype(dtype) };
     let (mut at, mut dims) = (from, dims.to_vec());
     for (n, (axis, map)) in order.iter().enumerate() {
         let mut next_dims = dims.clone();
         next_dims[*axis] = map.len();
         let next = match n + 1 == order.len() {
             true => to,
-            false => cx.temp(&format!("axis_{axis}"), between, next_dims.iter().product()),
+            false => cx.alloc_temp(&format!("axis_{axis}"), between, next_dims.iter().product()),
         };
         map.lower(cx, (at, &dims, *axis), next, Type::of(between))?;
         (at, dims) = (next, next_dims);
@@ -385,7 +386,7 @@ mod tests {
     }
 
     /// Returns the rows that pieces represent.
-    fn rows_of(pieces: &[Piece], len: usize) -> Vec<Vec<(usize, f64)>> {
+    fn rows_of_pieces(pieces: &[Piece], len: usize) -> Vec<Vec<(usize, f64)>> {
         let mut rows = vec![Vec::new(); len];
         for piece in pieces {
             for n in 0..piece.count {
@@ -399,34 +400,34 @@ mod tests {
     }
 
     #[test]
-    fn terms_of_one_element_are_one_and_zeros_are_none() {
+    fn push_merges_equal_elements_and_drops_zeros() {
         let map = map(3, &[&[(0, 0.25), (0, 0.5), (2, 0.0)], &[(1, 1.0), (2, -1.0), (2, 1.0)], &[]]);
         assert_eq!(map.row(0), [Tap { index: 0, weight: 0.75 }]);
         assert_eq!(map.row(1), [Tap { index: 1, weight: 1.0 }]);
         assert_eq!(map.row(2), []);
-        assert_eq!((map.source(), map.len()), (3, 3));
+        assert_eq!((map.source_size(), map.len()), (3, 3));
         assert!(!map.is_identity() && !map.only_copies());
-        assert!(AxisMap::copying(2, [0, 1]).is_identity());
-        assert!(AxisMap::copying(2, [1, 0, 0]).only_copies());
+        assert!(AxisMap::from_copies(2, [0, 1]).is_identity());
+        assert!(AxisMap::from_copies(2, [1, 0, 0]).only_copies());
     }
 
     #[test]
-    fn a_map_and_its_transpose() {
+    fn map_and_transpose() {
         let map = map(3, &[&[(0, 0.5), (2, 0.25)], &[(2, 1.0)]]);
         assert_eq!(map.matrix(false), [0.5, 0.0, 0.25, 0.0, 0.0, 1.0]);
         let back = map.transposed();
-        assert_eq!((back.source(), back.len()), (2, 3));
+        assert_eq!((back.source_size(), back.len()), (2, 3));
         assert_eq!(back.matrix(true), map.matrix(false));
         assert_eq!(back.matrix(false), map.matrix(true));
         assert_eq!(back.transposed(), map);
     }
 
     #[test]
-    fn regular_rows_are_few_pieces() {
-        let double = AxisMap::copying(5, (0..10).map(|k| k / 2));
-        let reflected = AxisMap::copying(5, [2, 1, 0, 1, 2, 3, 4, 3, 2]);
-        let edges = AxisMap::copying(3, [0, 0, 0, 1, 2, 2, 2]);
-        let every_third = AxisMap::copying(9, [1, 4, 7]);
+    fn regular_rows_are_merged_into_pieces() {
+        let double = AxisMap::from_copies(5, (0..10).map(|k| k / 2));
+        let reflected = AxisMap::from_copies(5, [2, 1, 0, 1, 2, 3, 4, 3, 2]);
+        let edges = AxisMap::from_copies(3, [0, 0, 0, 1, 2, 2, 2]);
+        let every_third = AxisMap::from_copies(9, [1, 4, 7]);
         let mut linear = AxisMap::new(6);
         for k in 0..12 {
             let x = (f64::from(k) + 0.5) / 2.0 - 0.5;
@@ -439,16 +440,16 @@ mod tests {
         for (map, most) in
             [(&double, 2), (&reflected, 3), (&edges, 3), (&every_third, 1), (&linear, 4), (&gradient, 3)]
         {
-            let pieces = map.pieces().expect("it is regular");
+            let pieces = map.split_into_pieces().expect("it is regular");
             assert!(pieces.len() <= most, "{} pieces of {map:?}", pieces.len());
             let wanted: Vec<Vec<(usize, f64)>> = (0..map.len())
                 .map(|k| map.row(k).iter().map(|tap| (tap.index, tap.weight)).collect())
                 .collect();
-            assert_eq!(rows_of(&pieces, map.len()), wanted);
+            assert_eq!(rows_of_pieces(&pieces, map.len()), wanted);
         }
-        let scattered = AxisMap::copying(97, (0..97).map(|k| k * k % 97));
-        assert_eq!(scattered.pieces(), None);
+        let scattered = AxisMap::from_copies(97, (0..97).map(|k| k * k % 97));
+        assert_eq!(scattered.split_into_pieces(), None);
         let crowded = map(40, &[&(0..40).map(|k| (k, 1.0)).collect::<Vec<_>>()]);
-        assert_eq!(crowded.pieces(), None);
+        assert_eq!(crowded.split_into_pieces(), None);
     }
 }

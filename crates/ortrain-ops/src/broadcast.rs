@@ -6,9 +6,9 @@ use crate::OpError;
 use crate::onnx_decomposition::NodeSink;
 
 /// Sink for nodes of a graph with known shapes.
-pub(crate) trait ShapedEmit: NodeSink {
+pub(crate) trait ShapedNodeSink: NodeSink {
     /// Returns the shape of a value, if at least its rank is known.
-    fn shape_known(&self, value: ValueId) -> Option<Shape>;
+    fn known_shape(&self, value: ValueId) -> Option<Shape>;
     /// Adds a node of `com.microsoft` with one output.
     fn emit_microsoft(&mut self, op: &str, inputs: &[ValueId], attrs: Attrs) -> ValueId;
     /// Adds a constant vector of int64.
@@ -22,7 +22,7 @@ pub(crate) trait ShapedEmit: NodeSink {
 /// # Errors
 /// Returns an error if the declared shapes do not broadcast.
 pub(crate) fn sum_to(
-    to: &mut impl ShapedEmit,
+    to: &mut impl ShapedNodeSink,
     gradient: ValueId,
     input: ValueId,
     output: ValueId,
@@ -31,7 +31,7 @@ pub(crate) fn sum_to(
         let inputs: Vec<Option<ValueId>> = inputs.iter().copied().map(Some).collect();
         NodeSink::emit(to, op, &inputs, attrs)
     };
-    if let (Some(from), Some(small)) = (to.shape_known(output), to.shape_known(input)) {
+    if let (Some(from), Some(small)) = (to.known_shape(output), to.known_shape(input)) {
         let lead = from.rank().checked_sub(small.rank()).ok_or_else(|| {
             OpError::invalid(format!("a value of shape {small} cannot be broadcast to the declared {from}"))
         })?;

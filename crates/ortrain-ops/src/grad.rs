@@ -4,7 +4,7 @@ use ortrain_expr::Expr;
 use ortrain_graph::{Attrs, DType, Graph, Node, Shape, Tensor, ValueId, ValueType};
 
 use crate::OpError;
-use crate::broadcast::{self, ShapedEmit};
+use crate::broadcast::{self, ShapedNodeSink};
 use crate::onnx_decomposition::{NodeSink, emit_as_onnx};
 
 /// One node while the gradient graph is built. New nodes follow the forward nodes.
@@ -16,7 +16,7 @@ pub struct Grad<'a> {
     /// Prefix of new names.
     pub(crate) prefix: String,
     pub(crate) output_grads: Vec<Option<ValueId>>,
-    pub(crate) wanted: Vec<bool>,
+    pub(crate) input_needs_grad: Vec<bool>,
     pub(crate) input_grads: Vec<Option<ValueId>>,
 }
 
@@ -60,7 +60,7 @@ impl Grad<'_> {
 
     /// Replaces the node by another operator that computes the same outputs, and possibly further ones. `change` gets
     /// the graph and the node's index in it.
-    pub fn change_node(&mut self, change: impl FnOnce(&mut Graph, usize)) {
+    pub fn replace_node(&mut self, change: impl FnOnce(&mut Graph, usize)) {
         change(self.graph, self.node_index);
     }
 
@@ -72,12 +72,12 @@ impl Grad<'_> {
 
     /// Returns true if input `k` needs a gradient.
     #[must_use]
-    pub fn wants(&self, k: usize) -> bool {
-        self.wanted.get(k).copied().unwrap_or(false)
+    pub fn needs_grad(&self, k: usize) -> bool {
+        self.input_needs_grad.get(k).copied().unwrap_or(false)
     }
 
     /// Sets the gradient of input `k`, which has the input's shape and element type.
-    pub fn give(&mut self, k: usize, gradient: ValueId) {
+    pub fn set_grad(&mut self, k: usize, gradient: ValueId) {
         self.input_grads[k] = Some(gradient);
     }
 
@@ -153,7 +153,7 @@ impl Grad<'_> {
     }
 
     /// Adds a node with only the `wanted` outputs.
-    pub fn add_wanted(
+    pub fn add_node_with_optional_outputs(
         &mut self,
         domain: &str,
         op: &str,
@@ -220,8 +220,8 @@ impl Grad<'_> {
     }
 }
 
-impl ShapedEmit for Grad<'_> {
-    fn shape_known(&self, value: ValueId) -> Option<Shape> {
+impl ShapedNodeSink for Grad<'_> {
+    fn known_shape(&self, value: ValueId) -> Option<Shape> {
         self.shape(value).cloned()
     }
 

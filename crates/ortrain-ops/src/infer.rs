@@ -6,12 +6,12 @@ use crate::OpError;
 use crate::passes::infer::MAX_AXES;
 
 /// Symbol of a size of -1, which Reshape infers. Files do not use this name for an axis.
-pub(crate) const OPEN: &str = "<open>";
+pub(crate) const OPEN_SIZE: &str = "<open>";
 
 /// Converts numbers to sizes. Returns `None` if a number is not a size.
-pub(crate) fn as_sizes(numbers: Vec<i64>) -> Option<Vec<Dim>> {
+pub(crate) fn to_sizes(numbers: Vec<i64>) -> Option<Vec<Dim>> {
     let size = |number: i64| match number {
-        -1 => Some(Dim::symbol(OPEN)),
+        -1 => Some(Dim::symbol(OPEN_SIZE)),
         _ => usize::try_from(number).ok().map(Dim::Known),
     };
     numbers.into_iter().map(size).collect()
@@ -22,7 +22,7 @@ pub(crate) fn as_sizes(numbers: Vec<i64>) -> Option<Vec<Dim>> {
 pub(crate) struct Inferred {
     pub(crate) ty: ValueType,
     pub(crate) sizes: Option<Vec<Dim>>,
-    pub(crate) made: Option<Tensor>,
+    pub(crate) content: Option<Tensor>,
 }
 
 /// One node during inference of types and shapes. Shapes may be symbolic or unknown.
@@ -65,7 +65,7 @@ impl<'a> Infer<'a> {
 
     /// Returns the node that produces input `k`, and the index of its output.
     #[must_use]
-    pub fn maker_of(&self, k: usize) -> Option<(&'a Node, usize)> {
+    pub fn producer_of(&self, k: usize) -> Option<(&'a Node, usize)> {
         let id = self.node.inputs.get(k).copied().flatten()?;
         let made = |node: &'a Node| Some((node, node.outputs.iter().position(|&port| port == Some(id))?));
         self.graph.nodes.iter().find_map(made)
@@ -87,7 +87,7 @@ impl<'a> Infer<'a> {
     ///
     /// # Errors
     /// Returns an error if there are too few or too many, or if a required input is missing.
-    pub fn arity(&self, least: usize, most: usize, outputs: usize) -> Result<(), OpError> {
+    pub fn check_arity(&self, least: usize, most: usize, outputs: usize) -> Result<(), OpError> {
         let found = self.node.inputs.len();
         if found < least || found > most {
             let wanted = if least == most { least.to_string() } else { format!("{least} to {most}") };
@@ -105,13 +105,13 @@ impl<'a> Infer<'a> {
 
     /// Returns true if input `k` is present.
     #[must_use]
-    pub fn has(&self, k: usize) -> bool {
+    pub fn has_input(&self, k: usize) -> bool {
         self.node.inputs.get(k).copied().flatten().is_some()
     }
 
     /// Returns true if output `k` is used.
     #[must_use]
-    pub fn wants(&self, k: usize) -> bool {
+    pub fn has_output(&self, k: usize) -> bool {
         self.node.outputs.get(k).copied().flatten().is_some()
     }
 
@@ -144,7 +144,7 @@ impl<'a> Infer<'a> {
     ///
     /// # Errors
     /// Returns an error for another element type.
-    pub fn dtype_where(
+    pub fn expect_dtype(
         &self,
         k: usize,
         what: &str,
@@ -161,10 +161,10 @@ impl<'a> Infer<'a> {
     ///
     /// # Errors
     /// Returns an error if the types differ.
-    pub fn same_dtype(&self, inputs: impl IntoIterator<Item = usize>) -> Result<DType, OpError> {
+    pub fn expect_same_dtype(&self, inputs: impl IntoIterator<Item = usize>) -> Result<DType, OpError> {
         let mut first: Option<(usize, DType)> = None;
         for k in inputs {
-            if !self.has(k) {
+            if !self.has_input(k) {
                 continue;
             }
             let dtype = self.dtype(k)?;
@@ -210,39 +210,39 @@ impl<'a> Infer<'a> {
         if let Some(sizes) = &value.sizes {
             return Some(sizes.clone());
         }
-        as_sizes(value.content()?.to_i64()?)
+        to_sizes(value.content()?.to_i64()?)
     }
 
     /// Sets the type of output `k`. `None`: the rank is unknown.
-    pub fn output(&mut self, k: usize, dtype: DType, shape: Option<Shape>) {
+    pub fn set_output(&mut self, k: usize, dtype: DType, shape: Option<Shape>) {
         if let Some(entry) = self.outputs.get_mut(k) {
             entry.ty = ValueType::Tensor(dtype, shape);
         }
     }
 
     /// Sets the content of output `k`, which depends on no input.
-    pub fn output_content(&mut self, k: usize, content: &Tensor) {
+    pub fn set_output_content(&mut self, k: usize, content: &Tensor) {
         if let Some(entry) = self.outputs.get_mut(k) {
-            entry.made = Some(content.clone());
+            entry.content = Some(content.clone());
         }
     }
 
     /// Sets the type of output `k` to any type.
-    pub fn output_type(&mut self, k: usize, ty: ValueType) {
+    pub fn set_output_type(&mut self, k: usize, ty: ValueType) {
         if let Some(entry) = self.outputs.get_mut(k) {
             entry.ty = ty;
         }
     }
 
     /// Sets the elements of output `k`, if they are sizes. Its type must be set separately.
-    pub fn output_sizes(&mut self, k: usize, sizes: Option<Vec<Dim>>) {
+    pub fn set_output_sizes(&mut self, k: usize, sizes: Option<Vec<Dim>>) {
         if let Some(entry) = self.outputs.get_mut(k) {
             entry.sizes = sizes;
         }
     }
 
     /// Replaces the subgraph in this attribute by one with inferred types.
-    pub fn output_subgraph(&mut self, attribute: &'static str, graph: Graph) {
+    pub fn set_output_subgraph(&mut self, attribute: &'static str, graph: Graph) {
         self.subgraphs.push((attribute, graph));
     }
 

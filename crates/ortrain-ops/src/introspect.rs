@@ -77,7 +77,7 @@ impl Sample {
 const MAX_INPUTS: usize = 16;
 
 /// Maximum number of required inputs.
-const MAX_NEEDED: usize = 6;
+const MAX_REQUIRED_INPUTS: usize = 6;
 
 /// Maximum number of outputs in a trial.
 const MAX_OUTPUTS: usize = 8;
@@ -89,14 +89,14 @@ const MAX_ATTRIBUTES: usize = 8;
 const RANKS: [usize; 5] = [2, 3, 4, 1, 0];
 
 /// Returns the candidate types of an input during the search; the last one omits the input.
-fn choices() -> [Option<ValueType>; 6] {
+fn candidate_types() -> [Option<ValueType>; 6] {
     let of = |dtype| Some(ValueType::Tensor(dtype, None));
     let sequence = Some(ValueType::Sequence(DType::F32));
     [of(DType::F32), of(DType::I64), of(DType::Bool), of(DType::I32), sequence, None]
 }
 
 /// Generates an attribute of a kind.
-fn made_up(kind: &str) -> Option<Attr> {
+fn generate_attribute(kind: &str) -> Option<Attr> {
     Some(match kind {
         "INT" => Attr::Int(1),
         "FLOAT" => Attr::Float(1.0),
@@ -128,8 +128,8 @@ struct Probe<'a> {
 
 impl Probe<'_> {
     /// Builds a graph of one node, and the values of its inputs.
-    fn graph(&self, sample: &Sample) -> Result<(Graph, Vec<Option<ValueId>>), Error> {
-        let (mut graph, ids) = self.written(sample);
+    fn build_graph(&self, sample: &Sample) -> Result<(Graph, Vec<Option<ValueId>>), Error> {
+        let (mut graph, ids) = self.written_graph(sample);
         if self.definition.since.last() != Some(&self.version) {
             upgrade(&mut graph)?;
         }
@@ -138,7 +138,7 @@ impl Probe<'_> {
     }
 
     /// Builds the graph as in a file: in its own version, without types.
-    fn written(&self, sample: &Sample) -> (Graph, Vec<Option<ValueId>>) {
+    fn written_graph(&self, sample: &Sample) -> (Graph, Vec<Option<ValueId>>) {
         let mut graph = Graph::new("introspect");
         graph.opsets.insert(String::new(), NEWEST_OPSET);
         graph.opsets.insert("com.microsoft".into(), 1);
@@ -166,14 +166,14 @@ impl Probe<'_> {
         let with = |size: Size, digits: &[usize]| {
             let mut tried = sample.clone();
             for (&k, &digit) in open.iter().zip(digits) {
-                tried.inputs[k] = tried.inputs[k].as_ref().map(|ty| size.of_rank(ty, RANKS[digit]));
+                tried.inputs[k] = tried.inputs[k].as_ref().map(|ty| size.with_rank(ty, RANKS[digit]));
             }
-            self.accepted(&mut tried).map(|_| tried)
+            self.build_accepted(&mut tried).map(|_| tried)
         };
         let known = [Size::Known(4), Size::Known(2), Size::Known(1)];
         let alike = known.into_iter().flat_map(|size| (0..RANKS.len()).map(move |digit| (size, digit)));
         let found = alike.into_iter().find_map(|(size, digit)| with(size, &vec![digit; open.len()]));
-        if found.is_some() || open.len() > MAX_NEEDED {
+        if found.is_some() || open.len() > MAX_REQUIRED_INPUTS {
             return found;
         }
         let count = RANKS.len().pow(open.len() as u32);
@@ -184,16 +184,16 @@ impl Probe<'_> {
     }
 
     /// Builds the graph of a sample; missing attributes are generated.
-    fn accepted(&self, sample: &mut Sample) -> Option<(Graph, Vec<Option<ValueId>>)> {
+    fn build_accepted(&self, sample: &mut Sample) -> Option<(Graph, Vec<Option<ValueId>>)> {
         for _ in 0..=MAX_ATTRIBUTES {
-            let error = match self.graph(sample) {
+            let error = match self.build_graph(sample) {
                 Ok(found) => return Some(found),
                 Err(Error::Node { source: OpError::Attr(error), .. }) => error,
                 Err(_) => return None,
             };
             let (name, attr) = match error {
-                AttrError::Missing { name } => (name, made_up("INT")),
-                AttrError::WrongKind { name, expected, .. } => (name, made_up(expected)),
+                AttrError::Missing { name } => (name, generate_attribute("INT")),
+                AttrError::WrongKind { name, expected, .. } => (name, generate_attribute(expected)),
                 _ => return None,
             };
             sample.attrs.0.insert(name, attr?);
@@ -202,18 +202,18 @@ impl Probe<'_> {
     }
 
     /// Returns a sample with the minimum number of inputs.
-    fn least(&self) -> Option<Sample> {
+    fn minimal_sample(&self) -> Option<Sample> {
         let mut given = self.definition.sample.map(|sample| sample(self.definition)).unwrap_or_default();
         if !given.inputs.is_empty() {
-            return self.accepted(&mut given).map(|_| given);
+            return self.build_accepted(&mut given).map(|_| given);
         }
-        let choices = choices();
-        for count in 0..=MAX_NEEDED {
+        let choices = candidate_types();
+        for count in 0..=MAX_REQUIRED_INPUTS {
             let mut digits = vec![0; count];
             loop {
                 let inputs = digits.iter().map(|&digit: &usize| choices[digit].clone()).collect();
                 let mut sample = Sample { inputs, ..given.clone() };
-                if self.accepted(&mut sample).is_some() {
+                if self.build_accepted(&mut sample).is_some() {
                     return Some(sample);
                 }
                 let Some(at) = digits.iter().rposition(|&digit| digit + 1 < choices.len()) else { break };
@@ -225,15 +225,15 @@ impl Probe<'_> {
     }
 
     /// Extends a sample by all further inputs that the operator accepts.
-    fn most(&self, least: &Sample) -> Sample {
+    fn maximal_sample(&self, least: &Sample) -> Sample {
         let mut sample = least.clone();
         let mut kept = sample.inputs.len();
         // Captures of subgraphs come last.
         while sample.captures == 0 && sample.inputs.len() < MAX_INPUTS {
-            let next = choices().into_iter().find_map(|choice| {
+            let next = candidate_types().into_iter().find_map(|choice| {
                 let mut longer = sample.clone();
                 longer.inputs.push(choice);
-                self.accepted(&mut longer).map(|_| longer)
+                self.build_accepted(&mut longer).map(|_| longer)
             });
             let Some(longer) = next else { break };
             sample = longer;
@@ -246,7 +246,7 @@ impl Probe<'_> {
     }
 
     /// Returns the element types that input `k` accepts. Other inputs of the same type change with it if necessary.
-    fn types(&self, sample: &Sample, k: usize) -> Vec<DType> {
+    fn accepted_types(&self, sample: &Sample, k: usize) -> Vec<DType> {
         let Some(Some(own)) = sample.inputs.get(k) else { return Vec::new() };
         let alike: Vec<usize> = (0..sample.inputs.len())
             .filter(|&j| sample.inputs[j].as_ref().is_some_and(|ty| ty.dtype() == own.dtype()))
@@ -255,7 +255,7 @@ impl Probe<'_> {
         groups.extend(alike.iter().filter(|&&j| j != k).map(|&j| vec![k, j]));
         // An attribute may be an element type, for example the type of the input.
         let mut attrs = vec![sample.attrs.clone()];
-        attrs.extend(self.element_types(sample).iter().flat_map(|name| {
+        attrs.extend(self.dtype_attributes(sample).iter().flat_map(|name| {
             DType::ALL.map(|dtype| sample.attrs.clone().with(name, i64::from(dtype.to_onnx())))
         }));
         let accepts = |dtype: DType| {
@@ -266,7 +266,7 @@ impl Probe<'_> {
                 }
                 attrs.iter().any(|attrs| {
                     changed.attrs.clone_from(attrs);
-                    self.accepted(&mut changed.clone()).is_some()
+                    self.build_accepted(&mut changed.clone()).is_some()
                 })
             })
         };
@@ -274,9 +274,9 @@ impl Probe<'_> {
     }
 
     /// Returns the attributes that determine the element type of the first output.
-    fn element_types(&self, sample: &Sample) -> Vec<String> {
+    fn dtype_attributes(&self, sample: &Sample) -> Vec<String> {
         let output = |sample: &Sample| {
-            let (graph, _) = self.graph(sample).ok()?;
+            let (graph, _) = self.build_graph(sample).ok()?;
             graph.value(*graph.outputs.first()?).ty.dtype()
         };
         let before = output(sample);
@@ -291,8 +291,10 @@ impl Probe<'_> {
     }
 
     /// Returns the inputs that get gradients from a node, if it can be differentiated.
-    fn passes_back(&self, sample: &Sample, constants: bool) -> Passed {
-        let Some((mut graph, ids)) = self.accepted(&mut sample.clone()) else { return Passed::NotHere };
+    fn propagated_gradients(&self, sample: &Sample, constants: bool) -> Propagation {
+        let Some((mut graph, ids)) = self.build_accepted(&mut sample.clone()) else {
+            return Propagation::NotHere;
+        };
         if constants {
             for id in ids.iter().copied().flatten() {
                 let value = graph.value_mut(id);
@@ -303,7 +305,7 @@ impl Probe<'_> {
                 }
             }
             if infer(&mut graph).is_err() {
-                return Passed::NotHere;
+                return Propagation::NotHere;
             }
         }
         let is_float = |graph: &Graph, id: ValueId| graph.value(id).ty.dtype().is_some_and(DType::is_float);
@@ -320,20 +322,20 @@ impl Probe<'_> {
         match backpropagate(&mut graph, &seeds, &targets) {
             Ok(found) => {
                 let given = wanted.into_iter().zip(found).filter(|(_, found)| found.is_some());
-                Passed::To(given.map(|(k, _)| k).collect())
+                Propagation::To(given.map(|(k, _)| k).collect())
             }
             Err(Error::Node { source: OpError::Unsupported(reason), .. })
                 if reason.starts_with(NO_GRADIENT) =>
             {
-                Passed::Never
+                Propagation::Never
             }
-            Err(_) => Passed::NotHere,
+            Err(_) => Propagation::NotHere,
         }
     }
 
     /// Returns the inputs that get gradients, with the best ranks.
-    fn differentiable(&self, least: &Sample, most: &Sample) -> Option<Vec<usize>> {
-        let mut best: Option<Best> = None;
+    fn differentiable_inputs(&self, least: &Sample, most: &Sample) -> Option<Vec<usize>> {
+        let mut best: Option<BestSample> = None;
         // Starts with the minimum number of inputs that can be differentiated,
         let mut count = least.inputs.len();
         while best.is_none() && count <= most.inputs.len() {
@@ -343,29 +345,29 @@ impl Probe<'_> {
         let mut best = best?;
         // then adds further inputs one by one.
         for k in best.sample.inputs.len()..most.inputs.len() {
-            let mut next: Option<Best> = None;
+            let mut next: Option<BestSample> = None;
             for (size, rank) in sizes_and_ranks() {
                 let mut sample = best.sample.clone();
-                sample.inputs.push(most.inputs[k].as_ref().map(|ty| size.of_rank(ty, rank)));
-                self.better(&mut next, sample, best.constants);
+                sample.inputs.push(most.inputs[k].as_ref().map(|ty| size.with_rank(ty, rank)));
+                self.update_best(&mut next, sample, best.constants);
             }
             match next {
                 Some(next) => {
-                    let before = std::mem::take(&mut best.given);
+                    let before = std::mem::take(&mut best.inputs_with_grad);
                     best = next;
                     // A present input may replace another one.
-                    best.given.extend(before);
-                    best.given.sort_unstable();
-                    best.given.dedup();
+                    best.inputs_with_grad.extend(before);
+                    best.inputs_with_grad.sort_unstable();
+                    best.inputs_with_grad.dedup();
                 }
                 None => best.sample.inputs.push(None),
             }
         }
-        Some(best.given)
+        Some(best.inputs_with_grad)
     }
 
     /// Returns the ranks of the first `count` inputs for which the maximum number of inputs gets gradients.
-    fn best_ranks(&self, most: &Sample, count: usize) -> Option<Best> {
+    fn best_ranks(&self, most: &Sample, count: usize) -> Option<BestSample> {
         let mut fewer = most.clone();
         fewer.inputs.truncate(count);
         let is_float =
@@ -373,20 +375,21 @@ impl Probe<'_> {
         let floats = fewer.inputs.iter().filter(|ty| is_float(ty)).count();
         let is_open = |k: &usize| matches!(fewer.inputs[*k], Some(ValueType::Tensor(_, None)));
         let open: Vec<usize> = (0..count).filter(is_open).collect();
-        if open.len() > MAX_NEEDED {
+        if open.len() > MAX_REQUIRED_INPUTS {
             return None;
         }
-        let mut best: Option<Best> = None;
+        let mut best: Option<BestSample> = None;
         for constants in [false, true] {
             for size in &SIZES {
                 let mut digits = vec![0; open.len()];
                 loop {
                     let mut sample = fewer.clone();
                     for (&k, &digit) in open.iter().zip(&digits) {
-                        sample.inputs[k] = sample.inputs[k].as_ref().map(|ty| size.of_rank(ty, RANKS[digit]));
+                        sample.inputs[k] =
+                            sample.inputs[k].as_ref().map(|ty| size.with_rank(ty, RANKS[digit]));
                     }
-                    let possible = self.better(&mut best, sample, constants);
-                    if !possible || best.as_ref().is_some_and(|best| best.given.len() == floats) {
+                    let possible = self.update_best(&mut best, sample, constants);
+                    if !possible || best.as_ref().is_some_and(|best| best.inputs_with_grad.len() == floats) {
                         return best;
                     }
                     let Some(at) = digits.iter().rposition(|&digit| digit + 1 < RANKS.len()) else { break };
@@ -402,20 +405,22 @@ impl Probe<'_> {
     }
 
     /// Updates the best sample if a node has gradients for more inputs. Returns false if the operator has no gradient.
-    fn better(&self, best: &mut Option<Best>, sample: Sample, constants: bool) -> bool {
-        match self.passes_back(&sample, constants) {
-            Passed::To(given) if best.as_ref().is_none_or(|best| given.len() > best.given.len()) => {
-                *best = Some(Best { sample, constants, given });
+    fn update_best(&self, best: &mut Option<BestSample>, sample: Sample, constants: bool) -> bool {
+        match self.propagated_gradients(&sample, constants) {
+            Propagation::To(given)
+                if best.as_ref().is_none_or(|best| given.len() > best.inputs_with_grad.len()) =>
+            {
+                *best = Some(BestSample { sample, constants, inputs_with_grad: given });
                 true
             }
-            Passed::To(_) | Passed::NotHere => true,
-            Passed::Never => false,
+            Propagation::To(_) | Propagation::NotHere => true,
+            Propagation::Never => false,
         }
     }
 }
 
 /// Gradients that a node propagates.
-enum Passed {
+enum Propagation {
     /// Gradients of these inputs.
     To(Vec<usize>),
     /// No gradient: the node is invalid, or has no gradient for inputs like these.
@@ -425,11 +430,11 @@ enum Passed {
 }
 
 /// Sample with gradients for the maximum number of inputs so far.
-struct Best {
+struct BestSample {
     sample: Sample,
     /// True if its indices are constants.
     constants: bool,
-    given: Vec<usize>,
+    inputs_with_grad: Vec<usize>,
 }
 
 /// Size of all axes.
@@ -448,7 +453,7 @@ fn sizes_and_ranks() -> impl Iterator<Item = (Size, usize)> {
 
 impl Size {
     /// Sets the rank of a type, if it is unknown.
-    fn of_rank(self, ty: &ValueType, rank: usize) -> ValueType {
+    fn with_rank(self, ty: &ValueType, rank: usize) -> ValueType {
         let dim = match self {
             Size::Symbol => Dim::symbol("n"),
             Size::Known(size) => Dim::Known(size),
@@ -468,7 +473,7 @@ impl Definition {
     pub fn versions(&self) -> &'static [i64] {
         match self.since.iter().position(|&version| self.domain.is_empty() && version > NEWEST_OPSET) {
             Some(end) => &self.since[..end],
-            None if self.rewritten => &self.since[..self.since.len() - 1],
+            None if self.is_always_rewritten => &self.since[..self.since.len() - 1],
             None => self.since,
         }
     }
@@ -482,16 +487,17 @@ impl Definition {
         for &version in self.versions() {
             let found = (1..=4).find_map(|outputs| {
                 let introspect = Probe { definition: self, version, outputs };
-                introspect.least().map(|least| (introspect, least))
+                introspect.minimal_sample().map(|least| (introspect, least))
             });
             let Some((introspect, least)) = found else { continue };
-            let most = if self.rewritten { least.clone() } else { introspect.most(&least) };
+            let most =
+                if self.is_always_rewritten { least.clone() } else { introspect.maximal_sample(&least) };
             let both = if most.inputs.len() > least.inputs.len() { vec![least, most] } else { vec![least] };
             for mut sample in both {
                 // Required attributes are generated.
-                if introspect.accepted(&mut sample).is_some() {
+                if introspect.build_accepted(&mut sample).is_some() {
                     let sample = introspect.with_shapes(&sample).unwrap_or(sample);
-                    graphs.push(introspect.written(&sample).0);
+                    graphs.push(introspect.written_graph(&sample).0);
                 }
             }
         }
@@ -500,14 +506,15 @@ impl Definition {
 
     /// Returns the facts about the operator; `None` if no sample is found that it accepts.
     #[must_use]
-    pub fn facts(&self) -> Option<OperatorInfo> {
+    pub fn operator_info(&self) -> Option<OperatorInfo> {
         let version = *self.versions().last()?;
         let (introspect, least) = (1..=4).find_map(|outputs| {
             let introspect = Probe { definition: self, version, outputs };
-            introspect.least().map(|least| (introspect, least))
+            introspect.minimal_sample().map(|least| (introspect, least))
         })?;
         // The inputs of a node that is always rewritten are not checked.
-        let mut most = if self.rewritten { least.clone() } else { introspect.most(&least) };
+        let mut most =
+            if self.is_always_rewritten { least.clone() } else { introspect.maximal_sample(&least) };
         let variadic = most.captures == 0 && most.inputs.len() == MAX_INPUTS;
         let mut typed = most.inputs.len() - most.captures;
         if variadic {
@@ -516,11 +523,11 @@ impl Definition {
             typed = least.inputs.len().max(1);
         }
         let own = most.inputs.len() - most.captures;
-        let types: Vec<Vec<DType>> = (0..typed).map(|k| introspect.types(&most, k)).collect();
-        let (graph, _) = introspect.accepted(&mut most.clone())?;
-        let runs = if self.rewritten {
+        let types: Vec<Vec<DType>> = (0..typed).map(|k| introspect.accepted_types(&most, k)).collect();
+        let (graph, _) = introspect.build_accepted(&mut most.clone())?;
+        let runs = if self.is_always_rewritten {
             Runs::Decomposition
-        } else if self.row {
+        } else if self.is_elementwise_row {
             Runs::Row
         } else if !self.has_instructions {
             Runs::Decomposition
@@ -532,13 +539,13 @@ impl Definition {
                 Placement::If { .. } | Placement::Repeat(_) | Placement::Yield => Runs::ControlFlow,
             }
         };
-        let mut found = introspect.differentiable(&least, &most).unwrap_or_default();
+        let mut found = introspect.differentiable_inputs(&least, &most).unwrap_or_default();
         // Some inputs only affect further outputs.
         let wider =
             (introspect.outputs + 1..=MAX_OUTPUTS).rev().map(|outputs| Probe { outputs, ..introspect });
-        let wider = wider.into_iter().find(|wider| wider.accepted(&mut most.clone()).is_some());
+        let wider = wider.into_iter().find(|wider| wider.build_accepted(&mut most.clone()).is_some());
         if let Some(wider) = wider {
-            found.extend(wider.differentiable(&least, &most).unwrap_or_default());
+            found.extend(wider.differentiable_inputs(&least, &most).unwrap_or_default());
             found.sort_unstable();
             found.dedup();
         }
@@ -550,7 +557,7 @@ impl Definition {
             Gradient::Full
         } else if !found.is_empty() {
             Gradient::Partial(found)
-        } else if !all.is_empty() && (self.composition)(&graph.nodes[0]) {
+        } else if !all.is_empty() && (self.is_composition)(&graph.nodes[0]) {
             // The gradient of the decomposition; the search did not find suitable shapes.
             Gradient::Full
         } else if crate::families::has_zero_derivative(self.domain, self.name) {
@@ -567,40 +574,40 @@ mod tests {
     use super::*;
     use crate::Registry;
 
-    fn facts(name: &str) -> OperatorInfo {
-        Registry::standard().find("", name).and_then(Definition::facts).expect("it is known")
+    fn info_of(name: &str) -> OperatorInfo {
+        Registry::standard().find("", name).and_then(Definition::operator_info).expect("it is known")
     }
 
     #[test]
-    fn something_is_known_of_every_operator() {
-        let all = Registry::standard().all();
+    fn every_operator_has_info() {
+        let all = Registry::standard().file_definitions();
         let unknown: Vec<&str> = all
             .iter()
-            .filter(|definition| definition.facts().is_none())
+            .filter(|definition| definition.operator_info().is_none())
             .map(|definition| definition.name)
             .collect();
         assert!(unknown.is_empty(), "give a sample of {unknown:?}");
     }
 
     #[test]
-    fn what_is_known_is_right() {
+    fn operator_info_is_correct() {
         let floats = vec![DType::F32, DType::F16, DType::F64, DType::BF16];
-        let conv = facts("Conv");
+        let conv = info_of("Conv");
         assert_eq!((conv.runs, conv.gradient), (Runs::Instructions, Gradient::Full));
         assert_eq!(conv.types, vec![floats.clone(); 3]);
-        let gather = facts("Gather");
+        let gather = info_of("Gather");
         assert_eq!(gather.types, [DType::ALL.to_vec(), vec![DType::I32, DType::I64]]);
-        assert_eq!(facts("Floor").gradient, Gradient::Zero);
-        assert_eq!(facts("Shape").gradient, Gradient::None);
-        assert_eq!(facts("Dropout").gradient, Gradient::Partial(vec![0]));
-        let sum = facts("Sum");
+        assert_eq!(info_of("Floor").gradient, Gradient::Zero);
+        assert_eq!(info_of("Shape").gradient, Gradient::None);
+        assert_eq!(info_of("Dropout").gradient, Gradient::Partial(vec![0]));
+        let sum = info_of("Sum");
         assert_eq!((sum.runs, sum.variadic, sum.types), (Runs::Row, true, vec![floats]));
-        assert_eq!(facts("SwiGLU").runs, Runs::Decomposition);
-        assert_eq!(facts("Scatter").runs, Runs::Decomposition);
-        assert_eq!(facts("NonZero").runs, Runs::Host);
+        assert_eq!(info_of("SwiGLU").runs, Runs::Decomposition);
+        assert_eq!(info_of("Scatter").runs, Runs::Decomposition);
+        assert_eq!(info_of("NonZero").runs, Runs::Host);
         for name in ["If", "Loop", "Scan"] {
             assert_eq!(
-                (facts(name).runs, facts(name).gradient),
+                (info_of(name).runs, info_of(name).gradient),
                 (Runs::ControlFlow, Gradient::Full),
                 "{name}"
             );

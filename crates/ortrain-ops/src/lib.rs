@@ -32,7 +32,7 @@ pub use infer::{Infer, broadcast, normalize_axes, normalize_axis};
 pub use introspect::{Gradient, OperatorInfo, Runs, Sample};
 pub use library::OperatorLibrary;
 pub use lower::{Lower, NestBuilder, PartTensor, PlanePart};
-pub use op::{BuildFn, Definition, Need, Op, Placement, Repetition, RewriteFn, SampleFn};
+pub use op::{BuildFn, Definition, Op, Placement, Repetition, RewriteFn, SampleFn, ValueRequirement};
 pub use passes::specialise::{Role, Specialiser};
 pub use registry::{NEWEST_OPSET, OLDEST_OPSET, Registry, build};
 pub use rewrite::{Rewrite, ints_attribute_to_input, ints_input_to_attribute};

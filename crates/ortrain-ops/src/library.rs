@@ -29,12 +29,12 @@ pub(crate) struct Gradient {
 
 impl Gradient {
     /// Returns the maximum number of inputs of the operator.
-    pub(crate) fn inputs(&self) -> usize {
+    pub(crate) fn input_count(&self) -> usize {
         self.function.output.len()
     }
 
     /// Returns the maximum number of outputs of the operator.
-    pub(crate) fn outputs(&self) -> usize {
+    pub(crate) fn output_count(&self) -> usize {
         (self.function.input.len() - self.function.output.len()) / 2
     }
 
@@ -46,12 +46,12 @@ impl Gradient {
 }
 
 /// Normalizes a domain: the domain of ONNX has two names.
-pub(crate) fn domain(name: &str) -> &str {
+pub(crate) fn normalize_domain(name: &str) -> &str {
     if name == "ai.onnx" { "" } else { name }
 }
 
 pub(crate) fn operator_label(of_domain: &str, name: &str) -> String {
-    match domain(of_domain) {
+    match normalize_domain(of_domain) {
         "" => name.to_owned(),
         of_domain => format!("{of_domain}:{name}"),
     }
@@ -76,20 +76,20 @@ impl OperatorLibrary {
         let fault = |reason: &str| {
             Err(Error::Function { function: function_label(&function), reason: reason.to_owned() })
         };
-        if Registry::standard().find(domain(&function.domain), &function.name).is_some() {
+        if Registry::standard().find(normalize_domain(&function.domain), &function.name).is_some() {
             return fault(
                 "has the name of an operator that ortrain has itself; give it a domain or a name of its own",
             );
         }
         let same = |other: &FunctionProto| {
-            domain(&other.domain) == domain(&function.domain)
+            normalize_domain(&other.domain) == normalize_domain(&function.domain)
                 && other.name == function.name
                 && other.overload == function.overload
         };
         if self.functions.iter().any(same) {
             return fault("is in the operator library already");
         }
-        check(&function)?;
+        check_function(&function)?;
         self.functions.push(function);
         Ok(())
     }
@@ -108,7 +108,7 @@ impl OperatorLibrary {
         function: FunctionProto,
     ) -> Result<(), Error> {
         let gradient = Gradient {
-            domain: domain(of_domain).to_owned(),
+            domain: normalize_domain(of_domain).to_owned(),
             operator: operator.to_owned(),
             node: node.map(str::to_owned),
             function,
@@ -131,7 +131,7 @@ impl OperatorLibrary {
             let what = node.map_or_else(|| of.clone(), |node| format!("node {node:?} ({of})"));
             return fault(format!("comes second: the operator library has a gradient of {what} already"));
         }
-        check(&gradient.function)?;
+        check_function(&gradient.function)?;
         self.gradients.push(gradient);
         Ok(())
     }
@@ -147,7 +147,7 @@ impl OperatorLibrary {
     /// Returns the gradient of a node. A gradient for this node has precedence over a gradient for its operator.
     pub(crate) fn gradient_of(&self, node: &NodeProto) -> Option<usize> {
         let fits = |gradient: &Gradient| {
-            gradient.domain == domain(&node.domain) && gradient.operator == node.op_type
+            gradient.domain == normalize_domain(&node.domain) && gradient.operator == node.op_type
         };
         let of_node = |gradient: &Gradient| gradient.node.as_ref() == Some(&node.name);
         let find = |wanted: &dyn Fn(&Gradient) -> bool| self.gradients.iter().position(wanted);
@@ -157,7 +157,7 @@ impl OperatorLibrary {
 }
 
 /// Checks a function on its own.
-fn check(function: &FunctionProto) -> Result<(), Error> {
+fn check_function(function: &FunctionProto) -> Result<(), Error> {
     let fault = |reason: String| Err(Error::Function { function: function_label(function), reason });
     if function.name.is_empty() {
         return fault("has no name".into());

@@ -60,20 +60,20 @@ impl PlanePart {
 
     /// Returns true if the tensors have the same positions and lengths as the tensors of another part.
     #[must_use]
-    pub fn lies_as(&self, other: &PlanePart) -> bool {
+    pub fn has_same_layout(&self, other: &PlanePart) -> bool {
         self.len == other.len && self.tensors == other.tensors
     }
 }
 
 /// Storage of values while a program is built.
 #[derive(Debug, Default)]
-pub(crate) struct Values {
+pub(crate) struct ValueBuffers {
     pub(crate) buffers: FxHashMap<ValueId, BufferId>,
     pub(crate) sequences: FxHashMap<ValueId, Vec<PlanePart>>,
     /// Value that selects whether gradients overwrite or accumulate. It selects the gradient mode and has no buffer.
     pub(crate) reset_flag: Option<ValueId>,
     /// Constant true, once it has been created.
-    pub(crate) truth: Option<BufferId>,
+    pub(crate) true_constant: Option<BufferId>,
 }
 
 /// One node during its lowering. Every shape is concrete.
@@ -81,7 +81,7 @@ pub struct Lower<'a> {
     pub(crate) graph: &'a Graph,
     pub(crate) node: &'a Node,
     pub(crate) builder: &'a mut ProgramBuilder,
-    pub(crate) values: &'a mut Values,
+    pub(crate) values: &'a mut ValueBuffers,
     pub(crate) label: Arc<str>,
 }
 
@@ -94,13 +94,13 @@ impl Lower<'_> {
 
     /// Returns true if input `k` is present.
     #[must_use]
-    pub fn has(&self, k: usize) -> bool {
+    pub fn has_input(&self, k: usize) -> bool {
         self.node.inputs.get(k).copied().flatten().is_some()
     }
 
     /// Returns true if output `k` is used.
     #[must_use]
-    pub fn wants(&self, k: usize) -> bool {
+    pub fn has_output(&self, k: usize) -> bool {
         self.node.outputs.get(k).copied().flatten().is_some()
     }
 
@@ -183,7 +183,7 @@ impl Lower<'_> {
     }
 
     /// Allocates the buffer of output `k`, a sequence of `count` scalars.
-    pub fn scalars(&mut self, k: usize, count: usize) -> BufferId {
+    pub fn alloc_scalars(&mut self, k: usize, count: usize) -> BufferId {
         let id = self.output_id(k);
         let buffer = self.builder.work(self.graph.name_of(id), self.dtype_of(id), count);
         self.values.buffers.insert(id, buffer);
@@ -204,7 +204,7 @@ impl Lower<'_> {
 
     /// Binds output `k`, a sequence, to these planes.
     pub fn set_planes(&mut self, k: usize, parts: Vec<PlanePart>) {
-        if self.wants(k) {
+        if self.has_output(k) {
             self.values.sequences.insert(self.output_id(k), parts);
         }
     }
@@ -244,7 +244,7 @@ impl Lower<'_> {
 
     /// Makes output `k` an alias of input `i`, possibly with another shape. No element is copied.
     pub fn alias(&mut self, k: usize, i: usize) {
-        if !self.wants(k) {
+        if !self.has_output(k) {
             return;
         }
         let buffer = self.input(i);
@@ -253,21 +253,21 @@ impl Lower<'_> {
 
     /// Sets the buffer of output `k`.
     pub fn alias_buffer(&mut self, k: usize, buffer: BufferId) {
-        if self.wants(k) {
+        if self.has_output(k) {
             self.values.buffers.insert(self.output_id(k), buffer);
         }
     }
 
     /// Sets output `k`, a flag of one element, to true. All nodes share one constant.
-    pub fn say_true(&mut self, k: usize) {
+    pub fn set_true(&mut self, k: usize) {
         let values = &mut *self.values;
         let new = || self.builder.constant("true", &Tensor::filled(DType::Bool, &[1], 1.0));
-        let flag = *values.truth.get_or_insert_with(new);
+        let flag = *values.true_constant.get_or_insert_with(new);
         self.alias_buffer(k, flag);
     }
 
     /// Allocates a buffer for an intermediate result.
-    pub fn temp(&mut self, name: &str, dtype: DType, len: usize) -> BufferId {
+    pub fn alloc_temp(&mut self, name: &str, dtype: DType, len: usize) -> BufferId {
         let label =
             format!("{}/{name}", self.node.present_outputs().next().map_or("", |id| self.graph.name_of(id)));
         self.builder.work(&label, dtype, len)
@@ -294,7 +294,7 @@ impl Lower<'_> {
     ///
     /// # Errors
     /// Returns an error if the instruction is invalid.
-    pub fn guard_up_to(&mut self, k: usize, most: usize) -> Result<(), OpError> {
+    pub fn guard_range(&mut self, k: usize, most: usize) -> Result<(), OpError> {
         let (dims, strides) = self.guarded_space(k);
         let buffer = self.input(k);
         let mut nest = self.nest(&dims, 0);
@@ -369,19 +369,19 @@ impl Lower<'_> {
     /// Returns a row-major buffer of shape `dims` as an operand.
     #[must_use]
     pub fn operand(&self, buffer: BufferId, dims: &[usize]) -> Operand {
-        let access = Access { len: self.buffer_len(buffer), ..self.whole(buffer, dims) };
+        let access = Access { len: self.buffer_len(buffer), ..self.contiguous_access(buffer, dims) };
         Operand { buffer, access }
     }
 
     /// Returns all elements of a buffer, in order, as an operand.
     #[must_use]
-    pub fn flat(&self, buffer: BufferId) -> Operand {
+    pub fn flat_operand(&self, buffer: BufferId) -> Operand {
         self.operand(buffer, &[self.buffer_len(buffer)])
     }
 
     /// Returns a row-major access to a buffer of shape `dims`.
     #[must_use]
-    pub fn whole(&self, buffer: BufferId, dims: &[usize]) -> Access {
+    pub fn contiguous_access(&self, buffer: BufferId, dims: &[usize]) -> Access {
         Access::contiguous(self.buffer_dtype(buffer), dims)
     }
 
@@ -524,7 +524,7 @@ impl NestBuilder {
     }
 
     /// Stores a value at every index, row-major. In a nest of segments the result is not a plane.
-    pub fn store_whole(&mut self, cx: &Lower<'_>, buffer: BufferId, value: Reg) {
+    pub fn store_contiguous(&mut self, cx: &Lower<'_>, buffer: BufferId, value: Reg) {
         let access = Access::contiguous(cx.buffer_dtype(buffer), &self.dims);
         self.store(buffer, access, value);
     }
@@ -606,7 +606,7 @@ impl NestBuilder {
 
 /// Splits a shape at an axis: the number of elements of the axes before it, its own size, and the number of elements of
 /// the axes after it.
-pub(crate) fn around(dims: &[usize], axis: usize) -> (usize, usize, usize) {
+pub(crate) fn split_at_axis(dims: &[usize], axis: usize) -> (usize, usize, usize) {
     (dims[..axis].iter().product(), dims[axis], dims[axis + 1..].iter().product())
 }
 
@@ -616,10 +616,10 @@ mod tests {
 
     /// Parameters of three tensors, a table of two settings for each, and a sum of squares of each.
     #[test]
-    fn nests_of_segments_are_maps_and_rows() {
+    fn segment_nests_are_maps_and_rows() {
         let graph = Graph::new("test");
         let node = Node::new("", "Test", &[], &[], Default::default());
-        let (mut builder, mut values) = (ProgramBuilder::new(), Values::default());
+        let (mut builder, mut values) = (ProgramBuilder::new(), ValueBuffers::default());
         let label = "node".into();
         let mut cx = Lower { graph: &graph, node: &node, builder: &mut builder, values: &mut values, label };
         let part = |plane: u32, len: usize| PlanePart {
@@ -630,7 +630,7 @@ mod tests {
             tensors: [].into(),
         };
         let (plane, table) = (cx.plane_buffer(&part(0, 200), "p"), cx.plane_buffer(&part(1, 6), "settings"));
-        let sums = cx.temp("sums", DType::F32, 3);
+        let sums = cx.alloc_temp("sums", DType::F32, 3);
         let segments = Segments::new([0..10, 64..64, 64..200]);
 
         let mut nest = cx.nest_of_segments(segments.clone(), 200, 0);
@@ -638,7 +638,7 @@ mod tests {
         let p = nest.b.mul(p, decay);
         nest.store_plane(&cx, plane, 0, p);
         let map = nest.instruction();
-        assert_eq!((map.name(), map.shapes().as_str()), ("Map", "3 segments of 200"));
+        assert_eq!((map.name(), map.describe_sizes().as_str()), ("Map", "3 segments of 200"));
         cx.emit(map).expect("a sound instruction");
 
         // The last outer axis is contiguous in the table. In other nests this gives the instruction `Col`.
@@ -649,7 +649,7 @@ mod tests {
         let sum = nest.reduce(ReduceOp::Sum, product);
         nest.store_outer(&cx, sums, sum);
         let row = nest.instruction();
-        assert_eq!((row.name(), row.shapes().as_str()), ("Reduce", "3 segments of 200"));
+        assert_eq!((row.name(), row.describe_sizes().as_str()), ("Reduce", "3 segments of 200"));
         cx.emit(row).expect("a sound instruction");
     }
 }

@@ -161,9 +161,9 @@ mod tests {
     use super::*;
 
     /// Recorded nodes: operator and inputs.
-    struct Written(Vec<(String, Vec<u32>)>);
+    struct RecordedNodes(Vec<(String, Vec<u32>)>);
 
-    impl NodeSink for Written {
+    impl NodeSink for RecordedNodes {
         fn emit(&mut self, op: &str, inputs: &[Option<ValueId>], _: Attrs) -> ValueId {
             let inputs = inputs.iter().flatten().map(|value| value.0).collect();
             self.0.push((op.to_owned(), inputs));
@@ -176,13 +176,13 @@ mod tests {
     }
 
     #[test]
-    fn what_no_node_does_at_once_is_spelled_with_two() {
+    fn rsqrt_decomposes_into_two_nodes() {
         let mut b = Builder::new();
         let x = b.load(0, Type::F32);
         let root = b.unary(UnaryOp::Rsqrt, x);
         let wave = b.unary(UnaryOp::Sin, root);
         let expr = b.finish(&[wave]);
-        let mut written = Written(Vec::new());
+        let mut written = RecordedNodes(Vec::new());
         emit_as_onnx(&expr, DType::F16, &mut written, |written, _| written.emit("Input", &[], Attrs::new()))
             .expect("every instruction has a spelling");
         let nodes: Vec<(&str, &[u32])> =

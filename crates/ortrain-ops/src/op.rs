@@ -45,19 +45,19 @@ pub trait Op {
     }
 
     /// Returns the extent to which the elements of input `k` must be known before a program is built.
-    fn needs_value(&self, k: usize, dtype: DType) -> Need {
+    fn needs_value(&self, k: usize, dtype: DType) -> ValueRequirement {
         let _ = k;
-        if dtype.is_float() { Need::Never } else { Need::ForShapes }
+        if dtype.is_float() { ValueRequirement::Never } else { ValueRequirement::ForShapes }
     }
 
     /// Returns true if the results follow from the shapes of the inputs, without their elements.
-    fn reads_shapes_alone(&self) -> bool {
+    fn depends_only_on_shapes(&self) -> bool {
         false
     }
 
     /// Returns the input that determines the shapes of the results through its producer: both nodes belong in one
     /// program.
-    fn shaped_by_maker_of(&self) -> Option<usize> {
+    fn shape_source_input(&self) -> Option<usize> {
         None
     }
 
@@ -68,13 +68,13 @@ pub trait Op {
 
     /// Returns pairs of an output and the state input that the output replaces. The replacement takes effect at the end
     /// of a run. Until then every reader sees the old value, except the next node that updates the same state.
-    fn updates(&self) -> &'static [(usize, usize)] {
+    fn state_updates(&self) -> &'static [(usize, usize)] {
         &[]
     }
 
     /// Returns pairs of an output and the input that the operator changes in place. Sequences of tensors are such
     /// inputs.
-    fn in_place(&self) -> &'static [(usize, usize)] {
+    fn in_place_outputs(&self) -> &'static [(usize, usize)] {
         &[]
     }
 
@@ -86,7 +86,7 @@ pub trait Op {
 
 /// Extent to which the elements of an input must be known before a program is built.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Need {
+pub enum ValueRequirement {
     /// The elements only take part in the computation.
     Never,
     /// Required if the shapes of the outputs are unknown without them.
@@ -148,25 +148,25 @@ pub struct Repetition {
 impl Repetition {
     /// Returns the number of inputs of the subgraph before the carried values.
     #[must_use]
-    pub fn lead(&self) -> usize {
+    pub fn leading_inputs(&self) -> usize {
         if self.conditional { 2 } else { 0 }
     }
 
     /// Returns the number of outputs of the subgraph before the carried values.
     #[must_use]
-    pub fn lead_out(&self) -> usize {
+    pub fn leading_outputs(&self) -> usize {
         usize::from(self.conditional)
     }
 
     /// Returns the number of inputs of the subgraph without captures.
     #[must_use]
-    pub fn formal(&self) -> usize {
-        self.lead() + self.carried + self.scanned.len()
+    pub fn formal_inputs(&self) -> usize {
+        self.leading_inputs() + self.carried + self.scanned.len()
     }
 
     /// Returns the node's own input `k` (captures excluded), if it is present.
     #[must_use]
-    pub fn own(node: &Node, k: usize) -> Option<ValueId> {
+    pub fn own_input(node: &Node, k: usize) -> Option<ValueId> {
         node.inputs[..node.inputs.len() - node.captures].get(k).copied().flatten()
     }
 }
@@ -205,12 +205,12 @@ pub struct Definition {
     /// True if the operator has instructions of its own. Otherwise it runs as its decomposition.
     pub has_instructions: bool,
     /// Returns true if a node is differentiated through its decomposition.
-    pub composition: fn(&Node) -> bool,
+    pub is_composition: fn(&Node) -> bool,
     /// True if ONNX does not have the operator although its domain is a domain of ONNX. Training graphs of ONNX Runtime
     /// contain such operators. Exports to plain ONNX contain its decomposition.
-    pub extension: bool,
+    pub is_extension: bool,
     /// True if only the shape that a file declares for the result determines this shape.
-    pub declared_shape: bool,
+    pub has_declared_shape: bool,
     /// Element types that were added after the first version, as pairs of a version and its new types.
     pub later_types: &'static [(i64, &'static [DType])],
     /// Inputs that are weights if they are constant, even if they are scalars.
@@ -218,10 +218,10 @@ pub struct Definition {
     /// Inputs that are running statistics of the training data.
     pub statistics: &'static [usize],
     /// True if the operator is a row of the table of element-wise operators.
-    pub row: bool,
+    pub is_elementwise_row: bool,
     /// True if every node is rewritten to other operators when a model is read. The last version is one that no model
     /// has.
-    pub rewritten: bool,
+    pub is_always_rewritten: bool,
     /// Builds a node that the operator accepts, if a search by trial does not find one.
     pub sample: Option<SampleFn>,
 }
@@ -245,29 +245,29 @@ impl Definition {
             decomposed_before: None,
             decompose: None,
             has_instructions: true,
-            composition: |_| false,
-            extension: false,
-            declared_shape: false,
+            is_composition: |_| false,
+            is_extension: false,
+            has_declared_shape: false,
             later_types: &[],
             weights: &[],
             statistics: &[],
-            row: false,
-            rewritten: false,
+            is_elementwise_row: false,
+            is_always_rewritten: false,
             sample: None,
         }
     }
 
     /// Marks the operator as a row of the table of element-wise operators.
     #[must_use]
-    pub const fn row(mut self) -> Definition {
-        self.row = true;
+    pub const fn elementwise_row(mut self) -> Definition {
+        self.is_elementwise_row = true;
         self
     }
 
     /// Marks the operator as one that is always rewritten to other operators when a model is read.
     #[must_use]
-    pub const fn rewritten(mut self, rewrite: RewriteFn) -> Definition {
-        self.rewritten = true;
+    pub const fn always_rewritten(mut self, rewrite: RewriteFn) -> Definition {
+        self.is_always_rewritten = true;
         self.upgrade(rewrite)
     }
 
@@ -281,14 +281,14 @@ impl Definition {
     /// Marks the operator as one that ONNX Runtime adds to a domain of ONNX.
     #[must_use]
     pub const fn extension(mut self) -> Definition {
-        self.extension = true;
+        self.is_extension = true;
         self
     }
 
     /// Gives the operator's result its declared shape.
     #[must_use]
     pub const fn declared_shape(mut self) -> Definition {
-        self.declared_shape = true;
+        self.has_declared_shape = true;
         self
     }
 
@@ -316,7 +316,7 @@ impl Definition {
     /// Returns true if plain ONNX has the operator.
     #[must_use]
     pub fn is_standard(&self) -> bool {
-        self.domain.is_empty() && !self.extension
+        self.domain.is_empty() && !self.is_extension
     }
 
     /// Sets the rewrite from older versions.
@@ -369,7 +369,7 @@ impl Definition {
     /// Sets the predicate for nodes that are differentiated through their decomposition.
     #[must_use]
     pub const fn composition_where(mut self, holds: fn(&Node) -> bool) -> Definition {
-        self.composition = holds;
+        self.is_composition = holds;
         self
     }
 }

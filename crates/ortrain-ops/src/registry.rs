@@ -47,13 +47,13 @@ impl Registry {
     /// replaced by operators on tensors when a model is read.
     #[must_use]
     pub fn is_known(&self, domain: &str, name: &str) -> bool {
-        self.find(domain, name).is_some() || sequences::is_operator(domain, name)
+        self.find(domain, name).is_some() || sequences::is_sequence_operator(domain, name)
     }
 
     /// Returns true if a node of version `own` of its opset has the same meaning in version `other`. Unknown operators
     /// count as equal; a later check reports them.
     #[must_use]
-    pub fn means_the_same(&self, domain: &str, name: &str, own: i64, other: i64) -> bool {
+    pub fn has_same_meaning(&self, domain: &str, name: &str, own: i64, other: i64) -> bool {
         self.find(domain, name).is_none_or(|definition| {
             let since = |version: i64| definition.since.iter().rev().find(|&&since| since <= version);
             // Without an upgrade rewrite, an older node has the same meaning in newer versions.
@@ -64,7 +64,7 @@ impl Registry {
 
     /// Returns every definition that files may use, sorted by domain and name.
     #[must_use]
-    pub fn all(&self) -> Vec<&Definition> {
+    pub fn file_definitions(&self) -> Vec<&Definition> {
         let in_no_file = [families::custom_gradient::DOMAIN, families::optimizers::DOMAIN];
         let of_files = self.by_domain.iter().filter(|&(domain, _)| !in_no_file.contains(domain));
         let mut all: Vec<&Definition> = of_files.flat_map(|(_, definitions)| definitions.values()).collect();

@@ -3,7 +3,7 @@
 use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Patch, Shape, Tensor, ValueId};
 
 use crate::OpError;
-use crate::broadcast::{self, ShapedEmit};
+use crate::broadcast::{self, ShapedNodeSink};
 use crate::onnx_decomposition::NodeSink;
 
 /// A node that is being rewritten. The replacement is collected in a patch.
@@ -56,7 +56,7 @@ impl<'a> Rewrite<'a> {
     ///
     /// # Errors
     /// Returns an error if the input is missing.
-    pub fn required(&self, k: usize) -> Result<ValueId, OpError> {
+    pub fn required_input(&self, k: usize) -> Result<ValueId, OpError> {
         self.input(k).ok_or_else(|| OpError::invalid(format!("input {k} is missing")))
     }
 
@@ -94,7 +94,7 @@ impl<'a> Rewrite<'a> {
 
     /// Returns the node of the graph that produces a value, if any.
     #[must_use]
-    pub fn maker_of(&self, value: ValueId) -> Option<&'a Node> {
+    pub fn producer_of(&self, value: ValueId) -> Option<&'a Node> {
         self.graph.nodes.iter().find(|node| node.present_outputs().any(|output| output == value))
     }
 
@@ -174,7 +174,7 @@ impl<'a> Rewrite<'a> {
     }
 
     /// Replaces output `k` by `value`.
-    pub fn output(&mut self, k: usize, value: ValueId) {
+    pub fn replace_output(&mut self, k: usize, value: ValueId) {
         let Some(old) = self.node.outputs.get(k).copied().flatten() else { return };
         let made_here =
             self.patch.nodes.iter().any(|node| node.present_outputs().any(|output| output == value));
@@ -184,12 +184,12 @@ impl<'a> Rewrite<'a> {
     }
 
     /// Emits the same node with other inputs and attributes.
-    pub fn same(&mut self, inputs: &[Option<ValueId>], attrs: Attrs) {
-        self.renamed(&self.node.domain.clone(), &self.node.op.clone(), inputs, attrs);
+    pub fn emit_same_op(&mut self, inputs: &[Option<ValueId>], attrs: Attrs) {
+        self.emit_op(&self.node.domain.clone(), &self.node.op.clone(), inputs, attrs);
     }
 
     /// Emits another operator with the node's name and outputs.
-    pub fn renamed(&mut self, domain: &str, op: &str, inputs: &[Option<ValueId>], attrs: Attrs) {
+    pub fn emit_op(&mut self, domain: &str, op: &str, inputs: &[Option<ValueId>], attrs: Attrs) {
         let mut node = Node::new(domain, op, inputs, &self.node.outputs, attrs);
         node.name = self.node.name.clone();
         self.patch.push(node);
@@ -206,8 +206,8 @@ impl NodeSink for Rewrite<'_> {
     }
 }
 
-impl ShapedEmit for Rewrite<'_> {
-    fn shape_known(&self, value: ValueId) -> Option<Shape> {
+impl ShapedNodeSink for Rewrite<'_> {
+    fn known_shape(&self, value: ValueId) -> Option<Shape> {
         self.shape(value).cloned()
     }
 
@@ -236,7 +236,7 @@ pub fn ints_attribute_to_input(
     inputs.push(Some(rw.ints(attribute, &values)));
     let mut attrs = rw.attrs().clone();
     attrs.0.remove(attribute);
-    rw.same(&inputs, attrs);
+    rw.emit_same_op(&inputs, attrs);
     Ok(())
 }
 
@@ -260,6 +260,6 @@ pub fn ints_input_to_attribute(
         attrs = attrs.with(attribute, values);
     }
     inputs.truncate(position);
-    rw.same(&inputs, attrs);
+    rw.emit_same_op(&inputs, attrs);
     Ok(())
 }

@@ -118,7 +118,7 @@ impl Sliding {
     }
 
     /// Returns a number for each of `count` spatial axes.
-    pub(crate) fn list(&self, count: usize, of: impl Fn(&Sliding, usize) -> i64) -> Vec<i64> {
+    pub(crate) fn per_axis(&self, count: usize, of: impl Fn(&Sliding, usize) -> i64) -> Vec<i64> {
         (0..count).map(|k| of(self, k)).collect()
     }
 
@@ -184,7 +184,7 @@ impl Sliding {
         let number = |value: i128| usize::try_from(value).ok();
         match (isize::try_from(far).is_ok(), number(output), number(stride), number(dilation)) {
             (true, Some(output), Some(stride), Some(dilation)) => {
-                Ok(SlidingAxis { input, output, kernel, stride, dilation, before: before as isize })
+                Ok(SlidingAxis { input, output, kernel, stride, dilation, padding_before: before as isize })
             }
             _ => Err(OpError::invalid(format!(
                 "along spatial axis {k} positions are too large to count: {input} with padding of {before} before and \
@@ -209,7 +209,7 @@ impl Sliding {
     ///
     /// # Errors
     /// Returns the errors of [`Sliding::axis`].
-    pub(crate) fn outputs(
+    pub(crate) fn output_sizes(
         &self,
         kernel: &[Dim],
         shape: &Shape,
@@ -222,7 +222,7 @@ impl Sliding {
                 (Dim::Known(kernel), Dim::Known(input)) => {
                     Ok(Dim::Known(self.axis((k, count), *kernel, *input)?.output))
                 }
-                (kernel, _) if self.keeps_sizes(k, count, kernel) => Ok(dim.clone()),
+                (kernel, _) if self.preserves_size(k, count, kernel) => Ok(dim.clone()),
                 _ => Ok(unknown(k + 2)),
             }
         };
@@ -230,7 +230,7 @@ impl Sliding {
     }
 
     /// Returns true if the output has the same number of positions along an axis as the input, for every input size.
-    fn keeps_sizes(&self, k: usize, count: usize, kernel: &Dim) -> bool {
+    fn preserves_size(&self, k: usize, count: usize, kernel: &Dim) -> bool {
         if self.stride(k) != 1 {
             return false;
         }
@@ -260,27 +260,27 @@ mod tests {
     }
 
     #[test]
-    fn padding_that_keeps_a_position_per_stride() {
+    fn same_padding_has_one_output_per_stride() {
         let attrs = ints("strides", &[2]);
         for (mode, before) in [("SAME_UPPER", 0), ("SAME_LOWER", 1)] {
             let found = axis(&attrs.clone().with("auto_pad", mode), 3, 6).expect("it fits");
-            assert_eq!((found.output, found.before), (3, before), "{mode}");
+            assert_eq!((found.output, found.padding_before), (3, before), "{mode}");
         }
         // The dilated window spans five positions.
         let attrs = ints("dilations", &[2]).with("auto_pad", "SAME_UPPER");
         let found = axis(&attrs, 3, 4).expect("it fits");
-        assert_eq!((found.output, found.before), (4, 2));
+        assert_eq!((found.output, found.padding_before), (4, 2));
         // A stride longer than the window needs no padding.
         let attrs = ints("strides", &[3]).with("auto_pad", "SAME_LOWER");
         let found = axis(&attrs, 1, 5).expect("it fits");
-        assert_eq!((found.output, found.before), (2, 0));
+        assert_eq!((found.output, found.padding_before), (2, 0));
         // Explicit padding is ignored.
         let found = axis(&ints("pads", &[9, 9]).with("auto_pad", "VALID"), 3, 6).expect("it fits");
-        assert_eq!((found.output, found.before), (4, 0));
+        assert_eq!((found.output, found.padding_before), (4, 0));
     }
 
     #[test]
-    fn a_last_window_may_hang_over_the_end() {
+    fn ceil_mode_extends_last_window() {
         for (ceil, pads, input, output) in [
             (0, [0, 0], 4, 1),
             (1, [0, 0], 4, 2),
@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn bad_attributes_are_refused() {
+    fn rejects_invalid_attributes() {
         for (attrs, needle) in [
             (ints("strides", &[0]), "strides [0]: 1 is the least"),
             (ints("strides", &[-2]), "strides [-2]: 1 is the least"),
@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_fit_the_rank() {
+    fn checks_list_lengths() {
         let two = Shape::known(&[1, 1, 4, 4]);
         for name in ["kernel_shape", "strides", "dilations", "pads"] {
             let sliding = Sliding::read(&ints(name, &[1])).expect("right values");
@@ -337,13 +337,13 @@ mod tests {
     }
 
     #[test]
-    fn sizes_that_are_not_numbers() {
+    fn symbolic_sizes() {
         let shape: Shape =
             [Dim::symbol("N"), Dim::Known(3), Dim::symbol("H"), Dim::Known(5)].into_iter().collect();
         let outputs = |attrs: Attrs, kernel: usize| {
             let sliding = Sliding::read(&attrs).expect("right values");
             let kernel = [Dim::Known(kernel), Dim::Known(kernel)];
-            sliding.outputs(&kernel, &shape, |axis| Dim::symbol(&format!("?{axis}"))).expect("it fits")
+            sliding.output_sizes(&kernel, &shape, |axis| Dim::symbol(&format!("?{axis}"))).expect("it fits")
         };
         assert_eq!(outputs(ints("pads", &[1, 0, 1, 0]), 3), [Dim::symbol("H"), Dim::Known(3)]);
         assert_eq!(outputs(Attrs::new(), 3), [Dim::symbol("?2"), Dim::Known(3)]);

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use ortrain_graph::{Attrs, DType, Graph, Node, Tensor, ValueId, ValueType};
 use ortrain_program::{
-    Bindings, Given, GradientMode, Memory, Reference, RunContext, RunError, Scalars, Schedule,
+    Bindings, GradientMode, Memory, Reference, RunContext, RunError, RunInput, Scalars, Schedule,
     ScheduleExecutor, Workspace,
 };
 
@@ -52,7 +52,7 @@ pub(crate) fn add(
 }
 
 /// Builds a graph of one node in version `opset` of `ai.onnx` and upgrades it; every tensor is an input of the graph.
-pub(crate) fn one_node(
+pub(crate) fn one_node_graph(
     opset: i64,
     op: (&str, &str),
     inputs: &[Option<&Tensor>],
@@ -71,7 +71,7 @@ pub(crate) fn one_node(
 }
 
 /// Writes a graph to a message and reads it again.
-pub(crate) fn through_file(graph: &Graph) -> Graph {
+pub(crate) fn round_trip_through_file(graph: &Graph) -> Graph {
     let opset = |domain: &str, version: i64| {
         let domain = domain.to_owned();
         ortrain_onnx::OperatorSetIdProto { domain, version }
@@ -124,9 +124,9 @@ pub(crate) fn run_specialised(
     let mut work = Workspace::new(Arc::new(Reference));
     let runner = ScheduleExecutor::new(Arc::new(Reference), schedule.clone())
         .expect("the reference runs every instruction");
-    let given: Vec<Given<'_>> = inputs
+    let given: Vec<RunInput<'_>> = inputs
         .iter()
-        .map(|tensor| Given { dtype: tensor.dtype(), dims: tensor.dims(), bytes: tensor.data() })
+        .map(|tensor| RunInput { dtype: tensor.dtype(), dims: tensor.dims(), bytes: tensor.data() })
         .collect();
     let mut results: Vec<Option<Tensor>> = vec![None; specialiser.graph().outputs.len()];
     runner
@@ -160,7 +160,7 @@ pub(crate) fn run_node(
     outputs: usize,
     attrs: Attrs,
 ) -> Result<Vec<Tensor>, Failure> {
-    let graph = one_node(NEWEST_OPSET, op, inputs, outputs, attrs)?;
+    let graph = one_node_graph(NEWEST_OPSET, op, inputs, outputs, attrs)?;
     let given: Vec<Tensor> = inputs.iter().copied().flatten().cloned().collect();
     run(&graph, &given)
 }
@@ -171,7 +171,7 @@ pub(crate) fn f64s(dims: &[usize], elements: &[f64]) -> Tensor {
 }
 
 /// Creates a float64 tensor of distinct elements between -2 and 2 without a pattern.
-pub(crate) fn spread(dims: &[usize], seed: u32) -> Tensor {
+pub(crate) fn generic_tensor(dims: &[usize], seed: u32) -> Tensor {
     let count = dims.iter().product::<usize>();
     let elements: Vec<f64> =
         (0..count).map(|k| 2.0 * (f64::from(seed) * 1.7 + k as f64 * 2.399_963).sin()).collect();
@@ -179,7 +179,7 @@ pub(crate) fn spread(dims: &[usize], seed: u32) -> Tensor {
 }
 
 /// Converts a tensor to another type.
-pub(crate) fn typed(tensor: &Tensor, dtype: DType) -> Tensor {
+pub(crate) fn cast_tensor(tensor: &Tensor, dtype: DType) -> Tensor {
     let ty = ortrain_expr::Type::of(dtype);
     let scalars: Vec<_> =
         tensor.to_f64().into_iter().map(|x| ortrain_expr::Scalar::from_f64(ty, x)).collect();
@@ -231,7 +231,7 @@ pub(crate) fn check_gradients(forward: &Graph, inputs: &[Tensor], targets: &[usi
     let weights: Vec<Option<Tensor>> = outputs
         .iter()
         .enumerate()
-        .map(|(k, output)| through.contains(&k).then(|| spread(output.dims(), 11 + k as u32)))
+        .map(|(k, output)| through.contains(&k).then(|| generic_tensor(output.dims(), 11 + k as u32)))
         .collect();
     let total = |inputs: &[Tensor]| -> f64 {
         let outputs = run(forward, inputs).expect("it runs");
@@ -311,7 +311,7 @@ pub(crate) fn check_decomposed_gradients(forward: &Graph, inputs: &[Tensor], tar
     let weights: Vec<Option<Tensor>> = run(forward, inputs)
         .expect("it runs")
         .iter()
-        .map(|output| output.dtype().is_float().then(|| spread(output.dims(), 11)))
+        .map(|output| output.dtype().is_float().then(|| generic_tensor(output.dims(), 11)))
         .collect();
     check_decomposed(&gradient_graph(forward, &weights, targets), inputs, opset);
 }

@@ -13,8 +13,8 @@ use crate::interrupt::Watch;
 use crate::run_error::{LargeBuffer, MemoryNeed, OverLimit};
 use crate::target::Target;
 use crate::{
-    AllocationError, Bindings, Buffer, BufferId, GradientMode, HOST, HostMemory, Interrupt, Memory, Part,
-    Program, RunError, is_work,
+    AllocationError, Bindings, Buffer, BufferId, GradientMode, HOST, HostMemory, Interrupt, Memory, Program,
+    RunError, RunPart, is_work,
 };
 
 /// Scalars that are constant during a run.
@@ -35,11 +35,11 @@ pub struct Workspace {
     scratch: Memory,
     /// Memory limit of a run in bytes, including memory that is held elsewhere.
     limit: Option<usize>,
-    held: usize,
+    outside_bytes: usize,
     /// Maximum number of iterations of a loop.
     pub(crate) iterations: u64,
     /// Copies of inputs of the next run that its executable reads on the host.
-    pub(crate) kept: Vec<(BufferId, Vec<u8>)>,
+    pub(crate) saved_inputs: Vec<(BufferId, Vec<u8>)>,
     /// Interrupt state of the run.
     pub(crate) watch: Watch,
 }
@@ -49,39 +49,39 @@ pub const ITERATION_LIMIT: u64 = 1_000_000;
 
 /// Maximum bytes of a value in a loop that grows from iteration to iteration, without a memory limit. A value that
 /// doubles reaches this size after a few dozen iterations.
-pub const MAX_GROWN: usize = 64 << 20;
+pub const MAX_GROWING_BYTES: usize = 64 << 20;
 
 /// Reserved address space of a workspace, as a multiple of its initial bytes. Batches and sequences vary in size, and a
 /// workspace that grows in place keeps its pages. Allocation of new pages takes longer than the planning of a program.
 /// The factor is 1 on systems that count address space as memory.
-const ROOM: usize = if cfg!(unix) { 4 } else { 1 };
+const RESERVE_FACTOR: usize = if cfg!(unix) { 4 } else { 1 };
 
 impl Workspace {
     /// Creates an empty workspace for programs of a backend, without a limit.
     #[must_use]
     pub fn new(backend: Arc<dyn Backend>) -> Workspace {
-        Workspace::limited(backend, None, 0)
+        Workspace::with_limit(backend, None, 0)
     }
 
     /// Creates an empty workspace with a limit. A run of more than `limit` bytes is an error. The `held` bytes
     /// (parameters and gradients) count too.
     #[must_use]
-    pub fn limited(backend: Arc<dyn Backend>, limit: Option<usize>, held: usize) -> Workspace {
+    pub fn with_limit(backend: Arc<dyn Backend>, limit: Option<usize>, held: usize) -> Workspace {
         Workspace {
             backend,
             arena: Memory::new(0),
             scratch: Memory::new(0),
             limit,
-            held,
+            outside_bytes: held,
             iterations: ITERATION_LIMIT,
-            kept: Vec::new(),
+            saved_inputs: Vec::new(),
             watch: Watch::default(),
         }
     }
 
     /// Sets the bytes that the owner holds besides the workspace: see [`Workspace::limited`].
-    pub fn hold(&mut self, bytes: usize) {
-        self.held = bytes;
+    pub fn set_outside_bytes(&mut self, bytes: usize) {
+        self.outside_bytes = bytes;
     }
 
     /// Sets the limit on the iterations of a loop, instead of [`ITERATION_LIMIT`].
@@ -104,14 +104,14 @@ impl Workspace {
     }
 
     /// Returns the maximum bytes of a value in a loop that grows from iteration to iteration: the memory limit, or
-    /// [`MAX_GROWN`].
-    pub(crate) fn most_grown(&self) -> usize {
-        self.limit.unwrap_or(MAX_GROWN)
+    /// [`MAX_GROWING_BYTES`].
+    pub(crate) fn max_growing_bytes(&self) -> usize {
+        self.limit.unwrap_or(MAX_GROWING_BYTES)
     }
 
     /// Begins a run.
     pub(crate) fn begin(&mut self) {
-        let taken = self.held.saturating_add(self.arena.len());
+        let taken = self.outside_bytes.saturating_add(self.arena.len());
         self.watch.begin(self.limit.map(|limit| limit.saturating_sub(taken)));
     }
 
@@ -121,14 +121,14 @@ impl Workspace {
         self.watch.interrupt.as_ref()
     }
 
-    /// Takes the interrupt state out of the workspace, for checks between instructions. [`Workspace::watch_again`]
+    /// Takes the interrupt state out of the workspace, for checks between instructions. [`Workspace::restore_watch`]
     /// returns it.
-    pub fn watch(&mut self) -> Watch {
+    pub fn take_watch(&mut self) -> Watch {
         std::mem::take(&mut self.watch)
     }
 
     /// Puts the interrupt state of [`Workspace::watch`] back.
-    pub fn watch_again(&mut self, watch: Watch) {
+    pub fn restore_watch(&mut self, watch: Watch) {
         self.watch = watch;
     }
 
@@ -137,8 +137,8 @@ impl Workspace {
     ///
     /// # Errors
     /// [`RunError::OverLimit`].
-    pub fn check_between(&self, between: usize) -> Result<(), RunError> {
-        let need = MemoryNeed { held: self.held, between, ..MemoryNeed::default() };
+    pub fn check_intermediates(&self, between: usize) -> Result<(), RunError> {
+        let need = MemoryNeed { state: self.outside_bytes, intermediates: between, ..MemoryNeed::default() };
         self.check_need(need, Vec::new)
     }
 
@@ -152,7 +152,7 @@ impl Workspace {
                 // The old memory is freed before the new allocation. If the reserved space fails, the bare size is
                 // allocated.
                 *memory = Memory::new(0);
-                let room = bytes.saturating_mul(ROOM);
+                let room = bytes.saturating_mul(RESERVE_FACTOR);
                 let allocate = |room| self.backend.allocate(bytes, room);
                 *memory = allocate(room).or_else(|_| allocate(bytes))?;
             }
@@ -162,16 +162,16 @@ impl Workspace {
 
     /// Returns true if [`Workspace::reserve`] would allocate memory.
     #[must_use]
-    pub fn lacks(&self, arena: usize, scratch: usize) -> bool {
+    pub fn needs_allocation(&self, arena: usize, scratch: usize) -> bool {
         self.arena.len() < arena || self.scratch.len() < scratch
     }
 
     /// Returns the memory requirement of a run of a program. `between` counts the bytes between the segments of its
     /// schedule.
     #[must_use]
-    pub fn need(&self, program: &Program, scratch: usize, between: usize) -> MemoryNeed {
-        let (held, constants, work) = (self.held, program.constant_bytes(), program.work_bytes);
-        MemoryNeed { held, constants, work, scratch, between }
+    pub fn memory_need(&self, program: &Program, scratch: usize, between: usize) -> MemoryNeed {
+        let (held, constants, work) = (self.outside_bytes, program.constant_bytes(), program.work_bytes);
+        MemoryNeed { state: held, constants, work, scratch, intermediates: between }
     }
 
     /// Checks that a run of a program is within the limit. Nothing is allocated.
@@ -179,7 +179,9 @@ impl Workspace {
     /// # Errors
     /// [`RunError::OverLimit`].
     pub fn check(&self, program: &Program, scratch: usize, between: usize) -> Result<(), RunError> {
-        self.check_need(self.need(program, scratch, between), || program.largest(LARGEST))
+        self.check_need(self.memory_need(program, scratch, between), || {
+            program.largest_buffers(MAX_NAMED_BUFFERS)
+        })
     }
 
     fn check_need(
@@ -201,7 +203,7 @@ impl Workspace {
     /// [`RunError::OverLimit`] before any allocation, or [`RunError::Memory`].
     pub fn prepare(&mut self, program: &Program, scratch: usize, between: usize) -> Result<(), RunError> {
         self.check(program, scratch, between)?;
-        let need = self.need(program, scratch, between);
+        let need = self.memory_need(program, scratch, between);
         let (work, own) = (need.work.max(self.arena.len()), need.scratch.max(self.scratch.len()));
         if self.limit.is_some_and(|limit| MemoryNeed { work, scratch: own, ..need }.total() > limit) {
             // Larger programs ran here before: their memory is freed.
@@ -211,8 +213,8 @@ impl Workspace {
     }
 
     /// Takes the inputs that were saved for a run: see [`Executable::host_inputs`].
-    pub fn kept(&mut self) -> Vec<(BufferId, Vec<u8>)> {
-        std::mem::take(&mut self.kept)
+    pub fn take_saved_inputs(&mut self) -> Vec<(BufferId, Vec<u8>)> {
+        std::mem::take(&mut self.saved_inputs)
     }
 
     /// Returns the backend that allocates the memory.
@@ -235,7 +237,7 @@ impl Workspace {
 }
 
 /// Number of buffers in an error message.
-const LARGEST: usize = 5;
+const MAX_NAMED_BUFFERS: usize = 5;
 
 /// Error for a program that cannot run on a backend.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -387,6 +389,11 @@ pub trait Executable: Send + Sync + std::fmt::Debug {
     /// Returns the scratch bytes of a run.
     fn scratch_bytes(&self) -> usize;
 
+    /// Returns the description of the kernel of each instruction, in order. Empty if the backend chooses no kernels.
+    fn kernels(&self) -> Vec<String> {
+        Vec::new()
+    }
+
     /// Returns inputs that a run reads on the host, in addition to the arena. The workspace saves copies of them.
     fn host_inputs(&self) -> &[BufferId] {
         &[]
@@ -402,7 +409,7 @@ pub trait Executable: Send + Sync + std::fmt::Debug {
         bindings: &Bindings<'_>,
         work: &mut Workspace,
         entry: GradientMode,
-        part: Part,
+        part: RunPart,
         scalars: Scalars,
         observer: Option<&mut dyn Observer>,
     ) -> Result<(), RunError>;
@@ -418,7 +425,7 @@ pub trait Executable: Send + Sync + std::fmt::Debug {
         entry: GradientMode,
         scalars: Scalars,
     ) -> Result<(), RunError> {
-        self.run_observed(bindings, work, entry, Part::Whole, scalars, None)
+        self.run_observed(bindings, work, entry, RunPart::Full, scalars, None)
     }
 }
 
@@ -447,7 +454,7 @@ impl Program {
     /// Returns the largest buffers of the work arena, in descending order. Of buffers with the same bytes only one is
     /// listed.
     #[must_use]
-    pub fn largest(&self, count: usize) -> Vec<LargeBuffer> {
+    pub fn largest_buffers(&self, count: usize) -> Vec<LargeBuffer> {
         let mut ids = self.inputs.clone();
         self.instructions.iter().for_each(|scheduled| {
             ids.extend(scheduled.instruction.reads());
@@ -477,8 +484,8 @@ impl Program {
     ///
     /// # Errors
     /// [`RunError::Plane`], [`RunError::Unaligned`] and [`RunError::ReadOnly`].
-    pub fn check_bindings(&self, bindings: &Bindings<'_>, part: Part) -> Result<(), RunError> {
-        for used in self.planes.iter().filter(|used| part != Part::Before || used.is_early) {
+    pub fn check_bindings(&self, bindings: &Bindings<'_>, part: RunPart) -> Result<(), RunError> {
+        for used in self.planes.iter().filter(|used| part != RunPart::BeforeYield || used.is_early) {
             let plane = used.plane.0;
             let memory = bindings.planes.get(plane as usize);
             let found = memory.map_or(0, |memory| memory.len());
@@ -486,7 +493,7 @@ impl Program {
                 return Err(RunError::Plane { plane, needed: used.bytes, found });
             };
             let Some(memory) = memory.host().filter(|memory| memory.is_lent()) else { continue };
-            if !used.fits(memory.as_ptr().addr()) {
+            if !used.is_aligned_at(memory.as_ptr().addr()) {
                 return Err(RunError::Unaligned { plane });
             }
             if used.is_written && memory.is_read_only() {

@@ -13,7 +13,7 @@ pub struct BufferId(pub u32);
 pub type BufferIds = SmallVec<[BufferId; 8]>;
 
 /// Substitution of buffers.
-pub(crate) type Renaming<'a> = &'a dyn Fn(BufferId) -> BufferId;
+pub(crate) type BufferSubstitution<'a> = &'a dyn Fn(BufferId) -> BufferId;
 
 /// Index of a plane: a block of state memory that a program is bound to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -21,7 +21,7 @@ pub struct PlaneId(pub u32);
 
 /// Location of a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Place {
+pub enum BufferLocation {
     /// Work arena, at this byte offset. The memory plan assigns the offset.
     Work(usize),
     /// Plane, at this byte offset.
@@ -40,7 +40,7 @@ pub struct Buffer {
     /// Number of elements.
     pub len: usize,
     /// Location of the elements.
-    pub place: Place,
+    pub place: BufferLocation,
 }
 
 impl Buffer {
@@ -53,7 +53,7 @@ impl Buffer {
 
 /// Returns true if a buffer is in the work arena.
 pub(crate) fn is_work(buffers: &[Buffer], id: BufferId) -> bool {
-    matches!(buffers[id.0 as usize].place, Place::Work(_))
+    matches!(buffers[id.0 as usize].place, BufferLocation::Work(_))
 }
 
 /// Adds a buffer in the work arena.
@@ -63,12 +63,12 @@ pub(crate) fn add_work(
     dtype: DType,
     len: usize,
 ) -> BufferId {
-    buffers.push(Buffer { label: label.into(), dtype, len, place: Place::Work(0) });
+    buffers.push(Buffer { label: label.into(), dtype, len, place: BufferLocation::Work(0) });
     BufferId(buffers.len() as u32 - 1)
 }
 
 /// Returns a flag for each of `count` buffers: true if `ids` contains the buffer.
-pub(crate) fn flags(count: usize, ids: &[BufferId]) -> Vec<bool> {
+pub(crate) fn membership_flags(count: usize, ids: &[BufferId]) -> Vec<bool> {
     let mut flags = vec![false; count];
     ids.iter().for_each(|id| flags[id.0 as usize] = true);
     flags
@@ -83,17 +83,17 @@ pub(crate) fn distinct<T: Ord>(items: impl IntoIterator<Item = T>) -> SmallVec<[
 }
 
 /// Returns the alias class of each buffer: overlapping ranges of a plane have the same class.
-pub(crate) fn cells(buffers: &[Buffer]) -> Vec<usize> {
-    cells_of(buffers, 0..buffers.len())
+pub(crate) fn alias_classes(buffers: &[Buffer]) -> Vec<usize> {
+    alias_classes_of(buffers, 0..buffers.len())
 }
 
 /// Returns the alias classes of some buffers; other buffers are not compared.
-pub(crate) fn cells_of(buffers: &[Buffer], some: impl IntoIterator<Item = usize>) -> Vec<usize> {
+pub(crate) fn alias_classes_of(buffers: &[Buffer], some: impl IntoIterator<Item = usize>) -> Vec<usize> {
     let mut cells: Vec<usize> = (0..buffers.len()).collect();
     let mut parts: Vec<(u32, usize, usize, usize)> = Vec::new();
     for k in some {
         let buffer = &buffers[k];
-        if let Place::Plane(plane, offset) = buffer.place {
+        if let BufferLocation::Plane(plane, offset) = buffer.place {
             parts.push((plane.0, offset, offset + buffer.bytes(), k));
         }
     }
@@ -114,11 +114,11 @@ pub(crate) fn cells_of(buffers: &[Buffer], some: impl IntoIterator<Item = usize>
 /// Returns true if two buffers share bytes, before the work arena is planned.
 pub(crate) fn share_bytes(a: &Buffer, b: &Buffer) -> bool {
     match (a.place, b.place) {
-        (Place::Plane(plane, at), Place::Plane(other, other_at)) => {
+        (BufferLocation::Plane(plane, at), BufferLocation::Plane(other, other_at)) => {
             plane == other && at < other_at + b.bytes() && other_at < at + a.bytes()
         }
-        (Place::Constant(a), Place::Constant(b)) => a == b,
-        (Place::Work(_), Place::Work(_)) => std::ptr::eq(a, b),
+        (BufferLocation::Constant(a), BufferLocation::Constant(b)) => a == b,
+        (BufferLocation::Work(_), BufferLocation::Work(_)) => std::ptr::eq(a, b),
         _ => false,
     }
 }

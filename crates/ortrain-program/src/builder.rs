@@ -9,12 +9,13 @@ use rustc_hash::FxHashMap;
 use crate::ALIGNMENT;
 use crate::draft::Draft;
 use crate::error::ProgramError;
-use crate::operand::only_moves;
+use crate::operand::only_moves_elements;
 use crate::passes::{self, PassLog};
 use crate::target::Target;
 use crate::versions::Versions;
 use crate::{
-    Buffer, BufferId, GradientModes, Instruction, Operand, Place, PlaneId, Program, ScheduledInstruction,
+    Buffer, BufferId, BufferLocation, GradientModes, Instruction, Operand, PlaneId, Program,
+    ScheduledInstruction,
 };
 
 /// Builder that collects buffers and instructions; [`ProgramBuilder::finish`] compiles them to a program.
@@ -23,7 +24,7 @@ pub struct ProgramBuilder {
     buffers: Vec<Buffer>,
     instructions: Vec<ScheduledInstruction>,
     constants: Vec<Tensor>,
-    placed: FxHashMap<(PlaneId, usize, usize, DType), BufferId>,
+    plane_buffers: FxHashMap<(PlaneId, usize, usize, DType), BufferId>,
     precision: Precision,
 }
 
@@ -37,12 +38,12 @@ impl ProgramBuilder {
     /// Sets the precision of inner products. It applies to [`Instruction::MatMul`] and [`Instruction::Conv`] with sums
     /// in `f32` and enough work ([`Precision::of_product`]). [`Instruction::Attention`] always uses `f32`.
     #[must_use]
-    pub fn precision(mut self, precision: Precision) -> ProgramBuilder {
+    pub fn with_precision(mut self, precision: Precision) -> ProgramBuilder {
         self.precision = precision;
         self
     }
 
-    fn push(&mut self, label: &str, dtype: DType, len: usize, place: Place) -> BufferId {
+    fn push(&mut self, label: &str, dtype: DType, len: usize, place: BufferLocation) -> BufferId {
         self.buffers.push(Buffer { label: label.into(), dtype, len, place });
         BufferId(self.buffers.len() as u32 - 1)
     }
@@ -62,14 +63,14 @@ impl ProgramBuilder {
     #[must_use]
     pub fn constant_of(&self, id: BufferId) -> Option<&Tensor> {
         match self.buffer(id).place {
-            Place::Constant(number) => Some(&self.constants[number]),
+            BufferLocation::Constant(number) => Some(&self.constants[number]),
             _ => None,
         }
     }
 
     /// Adds a buffer in the work arena.
     pub fn work(&mut self, label: &str, dtype: DType, len: usize) -> BufferId {
-        self.push(label, dtype, len, Place::Work(0))
+        self.push(label, dtype, len, BufferLocation::Work(0))
     }
 
     /// Returns the buffer for a part of a plane, by its first byte. The same part gives the same buffer.
@@ -81,18 +82,18 @@ impl ProgramBuilder {
         plane: PlaneId,
         offset: usize,
     ) -> BufferId {
-        if let Some(&known) = self.placed.get(&(plane, offset, len, dtype)) {
+        if let Some(&known) = self.plane_buffers.get(&(plane, offset, len, dtype)) {
             return known;
         }
-        let id = self.push(label, dtype, len, Place::Plane(plane, offset));
-        self.placed.insert((plane, offset, len, dtype), id);
+        let id = self.push(label, dtype, len, BufferLocation::Plane(plane, offset));
+        self.plane_buffers.insert((plane, offset, len, dtype), id);
         id
     }
 
     /// Adds a constant. Its elements are shared if they are aligned, and copied otherwise.
     pub fn constant(&mut self, label: &str, tensor: &Tensor) -> BufferId {
         self.constants.push(tensor.aligned(ALIGNMENT));
-        self.push(label, tensor.dtype(), tensor.len(), Place::Constant(self.constants.len() - 1))
+        self.push(label, tensor.dtype(), tensor.len(), BufferLocation::Constant(self.constants.len() - 1))
     }
 
     /// Appends an instruction for some gradient modes.
@@ -115,30 +116,39 @@ impl ProgramBuilder {
         }
         // An instruction over an empty space (for example an empty batch) does nothing.
         // A check is not repeated (for example of the labels, in the loss and in its gradient).
-        if !instruction.is_empty() && !self.is_checked(&instruction, entries) {
+        if !instruction.is_empty() && !self.is_repeated_guard(&instruction, entries) {
             let (node, versions) = (node.clone(), Versions::default());
-            self.instructions.push(ScheduledInstruction { instruction, entries, node, versions });
+            self.instructions.push(ScheduledInstruction {
+                instruction,
+                gradient_modes: entries,
+                node,
+                versions,
+            });
         }
         Ok(())
     }
 
     /// Returns true if the builder has instructions, and all of them only move elements.
     #[must_use]
-    pub fn only_moves(&self) -> bool {
-        let moves = |scheduled: &ScheduledInstruction| scheduled.instruction.as_map().is_some_and(only_moves);
+    pub fn only_moves_elements(&self) -> bool {
+        let moves = |scheduled: &ScheduledInstruction| {
+            scheduled.instruction.as_map().is_some_and(only_moves_elements)
+        };
         !self.instructions.is_empty() && self.instructions.iter().all(moves)
     }
 
     /// Returns true if the instruction is a map that only checks guards and an equal map was emitted before. Both see
     /// the same values, because values are complete before their first use.
-    fn is_checked(&self, instruction: &Instruction, entries: GradientModes) -> bool {
+    fn is_repeated_guard(&self, instruction: &Instruction, entries: GradientModes) -> bool {
         let Some(guard) = instruction.as_map() else { return false };
-        let made_here =
-            |from: &Operand| matches!(self.buffer(from.buffer).place, Place::Work(_) | Place::Constant(_));
+        let made_here = |from: &Operand| {
+            matches!(self.buffer(from.buffer).place, BufferLocation::Work(_) | BufferLocation::Constant(_))
+        };
         guard.stores.is_empty()
-            && guard.loaded().all(made_here)
+            && guard.load_operands().all(made_here)
             && self.instructions.iter().any(|earlier| {
-                earlier.entries == entries && earlier.instruction.as_map().is_some_and(|other| other == guard)
+                earlier.gradient_modes == entries
+                    && earlier.instruction.as_map().is_some_and(|other| other == guard)
             })
     }
 
@@ -187,7 +197,7 @@ mod tests {
     use ortrain_expr::{Builder, Type};
 
     use super::*;
-    use crate::{Load, Nest, Part, RunError, Yield};
+    use crate::{Load, Nest, RunError, RunPart, Yield};
 
     const N: usize = 100;
 
@@ -195,7 +205,7 @@ mod tests {
     fn copy(from: BufferId, to: BufferId) -> Instruction {
         let mut e = Builder::new();
         let x = e.load(0, Type::F32);
-        let [from, to] = [from, to].map(|id| Operand::whole(id, DType::F32, &[N]));
+        let [from, to] = [from, to].map(|id| Operand::contiguous(id, DType::F32, &[N]));
         Instruction::from(Nest {
             dims: [N].into_iter().collect(),
             inner: 0,
@@ -217,7 +227,7 @@ mod tests {
         b.emit(copy(used, y), GradientModes::ALL, &node).unwrap();
         let program = b.finish(vec![], vec![y]).unwrap();
         let of = |id: BufferId| match program.buffer(id).place {
-            Place::Constant(number) => &program.constants[number],
+            BufferLocation::Constant(number) => &program.constants[number],
             other => panic!("{other:?}"),
         };
         assert_eq!(of(used).data().as_ptr(), constant.data().as_ptr());
@@ -226,7 +236,7 @@ mod tests {
     }
 
     /// Returns a program that yields `y = x`, receives `dy`, and computes `dx = dy`.
-    fn two_parts() -> (ProgramBuilder, [BufferId; 4]) {
+    fn program_with_yield() -> (ProgramBuilder, [BufferId; 4]) {
         let mut b = ProgramBuilder::new();
         let ids = ["x", "y", "dy", "dx"].map(|name| b.work(name, DType::F32, N));
         let [x, y, dy, dx] = ids;
@@ -243,33 +253,33 @@ mod tests {
     }
 
     #[test]
-    fn parts_of_a_program_end_and_begin_where_the_caller_takes_over() {
-        let (b, [x, .., dx]) = two_parts();
+    fn parts_split_at_the_yield() {
+        let (b, [x, .., dx]) = program_with_yield();
         let program = b.finish(vec![x], vec![dx]).unwrap();
-        let (at, yielded) = program.yield_values().unwrap();
+        let (at, yielded) = program.find_yield().unwrap();
         assert_eq!((yielded.outputs.len(), yielded.inputs.len()), (1, 1));
         let end = program.instructions.len();
-        assert_eq!(program.part(Part::Before), Ok(0..at));
-        assert_eq!(program.part(Part::After), Ok(at + 1..end));
-        let error = program.part(Part::Whole).unwrap_err().to_string();
+        assert_eq!(program.part_positions(RunPart::BeforeYield), Ok(0..at));
+        assert_eq!(program.part_positions(RunPart::AfterYield), Ok(at + 1..end));
+        let error = program.part_positions(RunPart::Full).unwrap_err().to_string();
         assert!(error.starts_with("yield hands over to the caller"), "{error}");
         // A yielded value stays live until the yield although no instruction reads it. A received value has its own
         // bytes there.
         let place = |id: BufferId| program.buffer(id).place;
         assert_ne!(place(yielded.outputs[0]), place(yielded.inputs[0]));
         // The yield must not run twice.
-        assert_eq!(program.within(0).yield_values().map(|(_, h)| h.inputs.len()), Some(1));
+        assert_eq!(program.within(0).find_yield().map(|(_, h)| h.inputs.len()), Some(1));
 
         let mut b = ProgramBuilder::new();
         let [x, y] = ["x", "y"].map(|name| b.work(name, DType::F32, N));
         b.emit(copy(x, y), GradientModes::ALL, &"node".into()).unwrap();
         let program = b.finish(vec![x], vec![y]).unwrap();
-        assert_eq!(program.part(Part::Before), Err(RunError::NoYield));
+        assert_eq!(program.part_positions(RunPart::BeforeYield), Err(RunError::NoYield));
     }
 
     #[test]
-    fn the_caller_takes_over_once_and_hands_in_values_of_the_arena() {
-        let (mut b, [x, y, ..]) = two_parts();
+    fn invalid_yields_are_rejected() {
+        let (mut b, [x, y, ..]) = program_with_yield();
         let again = Instruction::Yield(Yield { outputs: vec![x], inputs: vec![y] });
         let error = b.emit(again, GradientModes::ALL, &"yield".into()).unwrap_err().to_string();
         assert!(error.ends_with("a second point at which the caller takes over"), "{error}");
@@ -281,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_written_to_a_constant() {
+    fn writes_to_constants_are_rejected() {
         let mut b = ProgramBuilder::new();
         let constant = b.constant("one", &Tensor::f32(&[N], &[1.0; N]));
         let x = b.work("x", DType::F32, N);

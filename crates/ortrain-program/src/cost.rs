@@ -37,37 +37,41 @@ impl<'a> Traffic<'a> {
     }
 
     /// Records a read of `elements` elements.
-    pub(crate) fn read(&mut self, id: BufferId, elements: u64) {
+    pub(crate) fn add_read(&mut self, id: BufferId, elements: u64) {
         self.reads.push((id, elements));
     }
 
     /// Records a read of the elements that an operand reaches over a space.
-    pub(crate) fn read_over(&mut self, operand: &Operand, dims: &[usize]) {
-        self.read(operand.buffer, operand.access.reached(dims));
+    pub(crate) fn add_read_over(&mut self, operand: &Operand, dims: &[usize]) {
+        self.add_read(operand.buffer, operand.access.elements_reached(dims));
     }
 
     /// Records a write of `elements` elements.
-    pub(crate) fn write(&mut self, id: BufferId, elements: u64) {
+    pub(crate) fn add_write(&mut self, id: BufferId, elements: u64) {
         self.writes.push((id, elements));
     }
 
     /// Records the reads and writes of a nest.
-    pub(crate) fn nest(&mut self, nest: &Nest) {
+    pub(crate) fn add_nest(&mut self, nest: &Nest) {
         if nest.outer_dims().contains(&0) {
             return;
         }
-        let gathered = nest.gathered();
+        let gathered = nest.gathered_loads();
         for (slot, load) in nest.loads.iter().enumerate() {
             let Load::Buffer(operand) = load else { continue };
             let is_gathered = gathered.contains(&(slot as u16));
-            let reached = if is_gathered { nest.points(u64::MAX) } else { nest.reached(&operand.access) };
+            let reached = if is_gathered {
+                nest.points_along(u64::MAX)
+            } else {
+                nest.elements_reached_by(&operand.access)
+            };
             // Two loads of the same operand are one read.
             if !nest.loads[..slot].contains(load) {
-                self.read(operand.buffer, reached);
+                self.add_read(operand.buffer, reached);
             }
         }
         for store in &nest.stores {
-            self.write(store.buffer, nest.reached(&store.access));
+            self.add_write(store.buffer, nest.elements_reached_by(&store.access));
         }
     }
 
@@ -94,17 +98,17 @@ pub(crate) fn nest_flops(nest: &Nest) -> u64 {
     if nest.outer_dims().contains(&0) {
         return 0;
     }
-    let axes = nest.axes();
+    let axes = nest.dependent_axes();
     let mut flops = 0u64;
     for (&(inst, ty), &axes) in nest.expr.insts().iter().zip(&axes) {
         let rounds = matches!(inst, Inst::Unary(UnaryOp::ToF16 | UnaryOp::ToBf16, _));
         if ty.is_float() && !rounds && matches!(inst, Inst::Unary(..) | Inst::Binary(..)) {
-            flops = flops.saturating_add(nest.points(axes));
+            flops = flops.saturating_add(nest.points_along(axes));
         }
     }
     for reduction in &nest.reductions {
         if nest.expr.ty(reduction.value).is_float() {
-            flops = flops.saturating_add(nest.points(u64::MAX));
+            flops = flops.saturating_add(nest.points_along(u64::MAX));
         }
     }
     flops
@@ -124,7 +128,7 @@ mod tests {
 
     /// A buffer with two accesses, one of them broadcast, and a function that is computed once per channel.
     #[test]
-    fn a_map_over_channels() {
+    fn cost_of_a_map_over_channels() {
         let mut b = ProgramBuilder::new();
         let node: Arc<str> = "node".into();
         let (x, s, y) =
@@ -153,10 +157,10 @@ mod tests {
     }
 
     #[test]
-    fn convolution_and_pooling() {
+    fn cost_of_convolution_and_pooling() {
         let mut b = ProgramBuilder::new();
         let node: Arc<str> = "node".into();
-        let axis = SlidingAxis { input: 4, output: 4, kernel: 3, stride: 1, dilation: 1, before: 1 };
+        let axis = SlidingAxis { input: 4, output: 4, kernel: 3, stride: 1, dilation: 1, padding_before: 1 };
         let [x, f, y, z] =
             [("x", 32), ("f", 54), ("y", 48), ("z", 48)].map(|(name, len)| b.work(name, DType::F32, len));
         let dims = [1, 3, 4, 4];
@@ -169,7 +173,7 @@ mod tests {
             loads: vec![Load::Accumulator(DType::F32)],
             expr: e.finish(&[product]),
             reductions: Vec::new(),
-            stores: vec![Operand::whole(y, DType::F32, &dims)],
+            stores: vec![Operand::contiguous(y, DType::F32, &dims)],
         };
         let axes: smallvec::SmallVec<[SlidingAxis; 3]> = [axis, axis].into_iter().collect();
         let shape = ConvShape {
@@ -181,11 +185,12 @@ mod tests {
             axes: axes.clone(),
         };
         let [a, filter, _] = shape.operands();
-        let (a, filter) = (Operand::whole(x, DType::F32, &a), Operand::whole(f, DType::F32, &filter));
+        let (a, filter) =
+            (Operand::contiguous(x, DType::F32, &a), Operand::contiguous(f, DType::F32, &filter));
         let conv = Conv { shape, a, b: filter, precision: Precision::F32, epilogue };
         b.emit(Instruction::from(conv), GradientModes::ALL, &node).unwrap();
         let shape = WindowShape { pass: WindowPass::Sum, planes: 3, axes };
-        let [source, target] = [y, z].map(|id| Operand::whole(id, DType::F32, &[48]));
+        let [source, target] = [y, z].map(|id| Operand::contiguous(id, DType::F32, &[48]));
         let window = Window { shape, source, index: None, target };
         b.emit(Instruction::from(window), GradientModes::ALL, &node).unwrap();
         let program = b.finish(vec![x, f], vec![z]).unwrap();

@@ -3,13 +3,13 @@
 use ortrain_expr::Precision;
 use ortrain_graph::Tensor;
 
-use crate::buffer::{Buffer, BufferId, Place, is_work};
+use crate::buffer::{Buffer, BufferId, BufferLocation, is_work};
 use crate::error::ProgramError;
 use crate::instruction::Instruction;
 use crate::liveness::Liveness;
 use crate::program::{PlaneUse, Program};
 use crate::scheduled::{self, FinalVersions, ScheduledInstruction};
-use crate::uses::Uses;
+use crate::uses::DefUse;
 
 /// Mutable program that passes rewrite: instructions over buffers, in order of execution.
 #[derive(Clone, Debug)]
@@ -22,7 +22,7 @@ pub(crate) struct Draft {
     /// Precision of inner products that are large enough to profit from it.
     pub(crate) precision: Precision,
     /// Versions of the externally visible buffers at the end of the program.
-    last_versions: FinalVersions,
+    final_versions: FinalVersions,
     /// Bytes of the work arena, after the memory plan.
     pub(crate) work_bytes: usize,
 }
@@ -36,14 +36,31 @@ impl Draft {
         (inputs, outputs): (Vec<BufferId>, Vec<BufferId>),
         precision: Precision,
     ) -> Draft {
-        let last_versions = scheduled::number(&mut instructions, &buffers, &outputs);
-        Draft { instructions, buffers, constants, inputs, outputs, precision, last_versions, work_bytes: 0 }
+        let last_versions = scheduled::number_versions(&mut instructions, &buffers, &outputs);
+        Draft {
+            instructions,
+            buffers,
+            constants,
+            inputs,
+            outputs,
+            precision,
+            final_versions: last_versions,
+            work_bytes: 0,
+        }
     }
 
     /// Creates a mutable copy of a program.
-    pub(crate) fn of(program: &Program) -> Draft {
-        let Program { buffers, instructions, constants, inputs, outputs, work_bytes, last_versions, .. } =
-            program;
+    pub(crate) fn from_program(program: &Program) -> Draft {
+        let Program {
+            buffers,
+            instructions,
+            constants,
+            inputs,
+            outputs,
+            work_bytes,
+            final_versions: last_versions,
+            ..
+        } = program;
         Draft {
             instructions: instructions.clone(),
             buffers: buffers.clone(),
@@ -51,24 +68,24 @@ impl Draft {
             inputs: inputs.clone(),
             outputs: outputs.clone(),
             precision: Precision::default(),
-            last_versions: last_versions.clone(),
+            final_versions: last_versions.clone(),
             work_bytes: *work_bytes,
         }
     }
 
     /// Returns the definitions and uses of all buffers.
-    pub(crate) fn uses(&self) -> Uses {
-        Uses::of(&self.buffers, &self.instructions)
+    pub(crate) fn uses(&self) -> DefUse {
+        DefUse::from_instructions(&self.buffers, &self.instructions)
     }
 
     /// Returns the live ranges of all buffers. Inputs are live before the first instruction, outputs after the last.
     pub(crate) fn liveness(&self) -> Liveness {
         let mut lives = Liveness::new(self.buffers.len());
-        self.inputs.iter().for_each(|id| lives.touch(id.0 as usize, -1));
+        self.inputs.iter().for_each(|id| lives.extend_to(id.0 as usize, -1));
         for (at, scheduled) in self.instructions.iter().enumerate() {
-            scheduled.instruction.buffers(&mut |id, _| lives.touch(id.0 as usize, at as isize));
+            scheduled.instruction.buffers(&mut |id, _| lives.extend_to(id.0 as usize, at as isize));
         }
-        self.outputs.iter().for_each(|id| lives.touch(id.0 as usize, self.instructions.len() as isize));
+        self.outputs.iter().for_each(|id| lives.extend_to(id.0 as usize, self.instructions.len() as isize));
         lives
     }
 
@@ -77,7 +94,7 @@ impl Draft {
     }
 
     /// Returns true if a buffer is visible outside of the program's intermediate values.
-    pub(crate) fn is_seen(&self, id: BufferId) -> bool {
+    pub(crate) fn is_visible(&self, id: BufferId) -> bool {
         !self.is_work(id) || self.inputs.contains(&id) || self.outputs.contains(&id)
     }
 
@@ -91,15 +108,15 @@ impl Draft {
                 return Err(ProgramError::faulty(node, instruction, fault));
             }
         }
-        scheduled::check(&self.instructions, &self.buffers, &self.last_versions)
+        scheduled::check_versions(&self.instructions, &self.buffers, &self.final_versions)
     }
 
     /// Drops the elements of constants without a reader.
-    fn forget_unused_constants(&mut self) {
+    fn drop_unused_constants(&mut self) {
         let mut used = vec![false; self.constants.len()];
         let reads = self.instructions.iter().flat_map(|scheduled| scheduled.instruction.reads());
         for id in reads.chain(self.outputs.iter().copied()) {
-            if let Place::Constant(number) = self.buffers[id.0 as usize].place {
+            if let BufferLocation::Constant(number) = self.buffers[id.0 as usize].place {
                 used[number] = true;
             }
         }
@@ -115,21 +132,45 @@ impl Draft {
         let mut is_early = true;
         let buffer = |id: &BufferId| &buffers[id.0 as usize];
         for ScheduledInstruction { instruction, .. } in instructions {
-            instruction.reads().iter().for_each(|id| PlaneUse::note(&mut uses, buffer(id), false, is_early));
+            instruction
+                .reads()
+                .iter()
+                .for_each(|id| PlaneUse::record(&mut uses, buffer(id), false, is_early));
             // The caller reads yielded values in place.
             is_early &= !matches!(instruction, Instruction::Yield(_));
-            instruction.writes().iter().for_each(|id| PlaneUse::note(&mut uses, buffer(id), true, is_early));
+            instruction
+                .writes()
+                .iter()
+                .for_each(|id| PlaneUse::record(&mut uses, buffer(id), true, is_early));
         }
-        outputs.iter().for_each(|id| PlaneUse::note(&mut uses, buffer(id), false, false));
+        outputs.iter().for_each(|id| PlaneUse::record(&mut uses, buffer(id), false, false));
         uses.sort_unstable_by_key(|used| used.plane);
         uses
     }
 
     /// Returns the finished program, after all passes.
     pub(crate) fn into_program(mut self) -> Program {
-        self.forget_unused_constants();
+        self.drop_unused_constants();
         let planes = self.plane_uses();
-        let Draft { instructions, buffers, constants, inputs, outputs, work_bytes, last_versions, .. } = self;
-        Program { buffers, instructions, constants, inputs, outputs, work_bytes, planes, last_versions }
+        let Draft {
+            instructions,
+            buffers,
+            constants,
+            inputs,
+            outputs,
+            work_bytes,
+            final_versions: last_versions,
+            ..
+        } = self;
+        Program {
+            buffers,
+            instructions,
+            constants,
+            inputs,
+            outputs,
+            work_bytes,
+            planes,
+            final_versions: last_versions,
+        }
     }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use ortrain_expr::Precision;
 
-use crate::buffer::{Buffer, BufferId, BufferIds, Place, Renaming};
+use crate::buffer::{Buffer, BufferId, BufferIds, BufferLocation, BufferSubstitution};
 use crate::cost::{Cost, Traffic};
 use crate::instructions::{Attention, Body, Conv, MatMul, NestGroup, ScatterAdd, Window, Yield};
 use crate::operand::{Nest, Use};
@@ -87,8 +87,8 @@ impl Instruction {
 
     /// Returns the sizes as text, followed by the precision unless that is `f32`.
     #[must_use]
-    pub fn shapes(&self) -> String {
-        let sizes = self.body().sizes();
+    pub fn describe_sizes(&self) -> String {
+        let sizes = self.body().describe_sizes();
         match self.precision() {
             Precision::F32 => sizes,
             precision => format!("{sizes} {precision}"),
@@ -103,17 +103,17 @@ impl Instruction {
     /// Returns the buffers that the instruction reads.
     #[must_use]
     pub fn reads(&self) -> BufferIds {
-        self.used(Use::reads)
+        self.buffers_with_use(Use::reads)
     }
 
     /// Returns the buffers that the instruction writes.
     #[must_use]
     pub fn writes(&self) -> BufferIds {
-        self.used(Use::writes)
+        self.buffers_with_use(Use::writes)
     }
 
     /// Returns the buffers with a use that satisfies `is_it`.
-    fn used(&self, is_it: fn(Use) -> bool) -> BufferIds {
+    fn buffers_with_use(&self, is_it: fn(Use) -> bool) -> BufferIds {
         let mut found = BufferIds::new();
         self.buffers(&mut |id, used| {
             if is_it(used) {
@@ -125,7 +125,7 @@ impl Instruction {
 
     /// Replaces the buffers that the instruction reads and the buffers that it writes. An updated buffer is both read
     /// and written: both substitutions must replace it alike.
-    pub(crate) fn rename(&mut self, read: Renaming<'_>, write: Renaming<'_>) {
+    pub(crate) fn substitute_buffers(&mut self, read: BufferSubstitution<'_>, write: BufferSubstitution<'_>) {
         self.body_mut().buffers_mut(&mut |id, used| {
             *id = match used {
                 Use::Read => read(*id),
@@ -166,7 +166,7 @@ impl Instruction {
     }
 
     /// Returns the buffers that the instruction reads other than through its [nest](Instruction::flexible_nest).
-    pub(crate) fn factors(&self) -> BufferIds {
+    pub(crate) fn factor_buffers(&self) -> BufferIds {
         match self.body().factors() {
             Some((factors, _)) => factors.into_iter().map(|factor| factor.buffer).collect(),
             None if self.flexible_nest().is_some() => BufferIds::new(),
@@ -206,7 +206,7 @@ impl Instruction {
     }
 
     /// Returns true if the instruction must stay in a program even if its results are unused.
-    pub(crate) fn must_stay(&self) -> bool {
+    pub(crate) fn has_side_effects(&self) -> bool {
         self.can_fail() || matches!(self, Instruction::Yield(_))
     }
 
@@ -218,7 +218,8 @@ impl Instruction {
 
     /// Returns the first fault: an access outside a buffer, or parts that contradict each other.
     pub(crate) fn validate(&self, buffers: &[Buffer]) -> Option<String> {
-        let is_constant = |id: &&BufferId| matches!(buffers[id.0 as usize].place, Place::Constant(_));
+        let is_constant =
+            |id: &&BufferId| matches!(buffers[id.0 as usize].place, BufferLocation::Constant(_));
         if let Some(id) = self.writes().iter().find(is_constant) {
             return Some(format!("a result that is the constant {:?}", buffers[id.0 as usize].label));
         }

@@ -9,25 +9,25 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ortrain_expr::{Question, Stopped, stoppable};
+use ortrain_expr::{StopQuestion, Stopped, stoppable};
 use smallvec::SmallVec;
 
-use crate::{Bindings, DeviceError, Place, Program, RunError};
+use crate::{Bindings, BufferLocation, DeviceError, Program, RunError};
 
 /// Minimum time between two checks.
-const PERIOD: Duration = Duration::from_millis(80);
+const POLL_PERIOD: Duration = Duration::from_millis(80);
 
 /// Work after which the clock is read. [`ticks`] computes the work of an instruction.
-const TICKS: u32 = 256;
+const TICKS_PER_CLOCK_READ: u32 = 256;
 
 /// Operations and bytes per tick.
-const PER_TICK: u64 = 1 << 12;
+const WORK_PER_TICK: u64 = 1 << 12;
 
 /// Minimum operations and bytes of a long instruction, which takes at least a twentieth of a second.
-const LONG: u64 = 1 << 29;
+const MIN_LONG_WORK: u64 = 1 << 29;
 
 /// Maximum time until the first write to state of a short run, which is not interrupted after that write.
-const SHORT: Duration = Duration::from_millis(20);
+const MAX_SHORT_RUN: Duration = Duration::from_millis(20);
 
 /// Callback that requests the end of a run, polled from time to time. Its own work (for example signal handlers) delays
 /// the run.
@@ -43,11 +43,11 @@ impl Interrupt {
 
     /// Returns a poll function for [`ortrain_expr::stoppable`], which calls the callback a few times per second.
     #[must_use]
-    pub fn question(&self) -> Question {
+    pub fn question(&self) -> StopQuestion {
         let (interrupt, mut asked) = (self.clone(), Instant::now());
         Box::new(move || {
             let now = Instant::now();
-            if now.duration_since(asked) < PERIOD {
+            if now.duration_since(asked) < POLL_PERIOD {
                 return false;
             }
             asked = now;
@@ -61,7 +61,7 @@ impl Interrupt {
 /// # Errors
 /// [`RunError::Interrupted`], and the errors of the work.
 pub fn interruptible<T, E: From<RunError>>(
-    question: Option<Question>,
+    question: Option<StopQuestion>,
     work: impl FnOnce() -> Result<T, E>,
 ) -> Result<T, E> {
     match question {
@@ -80,41 +80,48 @@ impl fmt::Debug for Interrupt {
 
 /// Properties of a program's instructions for interrupts, computed once.
 #[derive(Debug)]
-pub struct Marks(Vec<Mark>);
+pub struct InterruptPoints(Vec<InterruptPoint>);
 
 /// Work of an instruction, and the bytes of planes that it writes.
 #[derive(Debug)]
-struct Mark {
+struct InterruptPoint {
     ticks: u32,
     is_long: bool,
     writes: SmallVec<[(usize, Range<usize>); 1]>,
 }
 
-impl Marks {
+impl InterruptPoints {
     /// Computes the properties of a program's instructions.
     #[must_use]
-    pub fn of(program: &Program) -> Marks {
+    pub fn from_program(program: &Program) -> InterruptPoints {
         let marks = program.instructions.iter().map(|scheduled| {
             let cost = scheduled.instruction.cost(program);
             let writes = scheduled.instruction.writes().into_iter().filter_map(|id| {
                 let buffer = program.buffer(id);
                 match buffer.place {
-                    Place::Plane(plane, offset) => Some((plane.0 as usize, offset..offset + buffer.bytes())),
-                    Place::Work(_) | Place::Constant(_) => None,
+                    BufferLocation::Plane(plane, offset) => {
+                        Some((plane.0 as usize, offset..offset + buffer.bytes()))
+                    }
+                    BufferLocation::Work(_) | BufferLocation::Constant(_) => None,
                 }
             });
-            let is_long = cost.flops.saturating_add(cost.bytes) >= LONG;
-            Mark { ticks: ticks(cost.flops, cost.bytes), is_long, writes: writes.collect() }
+            let is_long = cost.flops.saturating_add(cost.bytes) >= MIN_LONG_WORK;
+            InterruptPoint { ticks: ticks(cost.flops, cost.bytes), is_long, writes: writes.collect() }
         });
-        Marks(marks.collect())
+        InterruptPoints(marks.collect())
     }
 
     /// Checks for an interrupt and saves the bytes that the instruction at `at` is about to write.
     ///
     /// # Errors
     /// [`RunError::Interrupted`], and [`RunError::Device`].
-    pub fn before(&self, at: usize, bindings: &Bindings<'_>, watch: &mut Watch) -> Result<(), RunError> {
-        let Mark { ticks, writes, .. } = &self.0[at];
+    pub fn check_before(
+        &self,
+        at: usize,
+        bindings: &Bindings<'_>,
+        watch: &mut Watch,
+    ) -> Result<(), RunError> {
+        let InterruptPoint { ticks, writes, .. } = &self.0[at];
         watch.check(*ticks)?;
         for (plane, bytes) in writes {
             watch.before_write(bindings, *plane, bytes.clone())?;
@@ -125,20 +132,20 @@ impl Marks {
     /// Returns the poll function during the instruction at `at`; `None` for a short instruction, and for a run that can
     /// no longer be rolled back.
     #[must_use]
-    pub fn question(&self, at: usize, watch: &Watch) -> Option<Question> {
+    pub fn question(&self, at: usize, watch: &Watch) -> Option<StopQuestion> {
         if self.0[at].is_long { watch.question() } else { None }
     }
 }
 
 /// Returns the work of an instruction in ticks.
 fn ticks(flops: u64, bytes: u64) -> u32 {
-    let parts = flops.saturating_add(bytes) / PER_TICK;
-    u32::try_from(parts).unwrap_or(u32::MAX).clamp(1, TICKS)
+    let parts = flops.saturating_add(bytes) / WORK_PER_TICK;
+    u32::try_from(parts).unwrap_or(u32::MAX).clamp(1, TICKS_PER_CLOCK_READ)
 }
 
 /// Bytes of a plane before a run wrote them.
 #[derive(Debug)]
-struct Kept {
+struct SavedBytes {
     plane: usize,
     from: usize,
     len: usize,
@@ -152,16 +159,16 @@ pub struct Watch {
     pub(crate) interrupt: Option<Interrupt>,
     /// Work since the clock was read.
     ticks: u32,
-    asked: Option<Instant>,
+    last_poll: Option<Instant>,
     start: Option<Instant>,
     /// True if state was written that cannot be restored.
-    committed: bool,
-    kept: Vec<Kept>,
-    kept_bytes: usize,
+    is_committed: bool,
+    saved: Vec<SavedBytes>,
+    saved_bytes: usize,
     /// Maximum number of saved bytes, if limited.
-    room: Option<usize>,
+    max_saved_bytes: Option<usize>,
     pub(crate) disposable: Range<usize>,
-    disposed: bool,
+    wrote_disposable: bool,
 }
 
 impl Watch {
@@ -170,23 +177,24 @@ impl Watch {
     }
 
     pub(crate) fn begin(&mut self, room: Option<usize>) {
-        (self.committed, self.disposed, self.kept_bytes, self.room) = (false, false, 0, room);
-        self.kept.clear();
+        (self.is_committed, self.wrote_disposable, self.saved_bytes, self.max_saved_bytes) =
+            (false, false, 0, room);
+        self.saved.clear();
         self.start = self.interrupt.is_some().then(Instant::now);
     }
 
     /// Ends a run. Restores the planes if the run failed.
     pub(crate) fn end(&mut self, bindings: &Bindings<'_>, broke_off: bool) -> Result<(), DeviceError> {
-        let kept = std::mem::take(&mut self.kept);
+        let kept = std::mem::take(&mut self.saved);
         let disposable = std::mem::take(&mut self.disposable);
         self.start = None;
-        if !broke_off || self.committed {
+        if !broke_off || self.is_committed {
             return Ok(());
         }
-        for Kept { plane, from, len, bytes } in kept.into_iter().rev() {
+        for SavedBytes { plane, from, len, bytes } in kept.into_iter().rev() {
             bindings.planes[plane].write(from, &bytes.unwrap_or_else(|| vec![0; len]))?;
         }
-        for plane in disposable.filter(|_| self.disposed) {
+        for plane in disposable.filter(|_| self.wrote_disposable) {
             bindings.planes[plane].clear()?;
         }
         Ok(())
@@ -195,8 +203,8 @@ impl Watch {
     /// Returns the poll function for work without ticks; `None` for a run without an interrupt, and for a run that can
     /// no longer be rolled back.
     #[must_use]
-    pub fn question(&self) -> Option<Question> {
-        Some(self.interrupt.as_ref().filter(|_| !self.committed)?.question())
+    pub fn question(&self) -> Option<StopQuestion> {
+        Some(self.interrupt.as_ref().filter(|_| !self.is_committed)?.question())
     }
 
     /// Checks for an interrupt, after `ticks` of work.
@@ -206,16 +214,16 @@ impl Watch {
     pub(crate) fn check(&mut self, ticks: u32) -> Result<(), RunError> {
         let Some(interrupt) = &self.interrupt else { return Ok(()) };
         self.ticks = self.ticks.saturating_add(ticks);
-        if self.ticks < TICKS || self.committed {
+        if self.ticks < TICKS_PER_CLOCK_READ || self.is_committed {
             return Ok(());
         }
         self.ticks = 0;
         let now = Instant::now();
-        if self.asked.is_some_and(|asked| now.duration_since(asked) < PERIOD) {
+        if self.last_poll.is_some_and(|asked| now.duration_since(asked) < POLL_PERIOD) {
             return Ok(());
         }
         // The first check only starts the clock: a run that has just begun does not poll.
-        let first = self.asked.replace(now).is_none();
+        let first = self.last_poll.replace(now).is_none();
         if !first && (interrupt.0)() { Err(RunError::Interrupted) } else { Ok(()) }
     }
 
@@ -225,22 +233,24 @@ impl Watch {
         plane: usize,
         bytes: Range<usize>,
     ) -> Result<(), DeviceError> {
-        let Some(start) = self.start.filter(|_| !self.committed) else { return Ok(()) };
+        let Some(start) = self.start.filter(|_| !self.is_committed) else { return Ok(()) };
         if self.disposable.contains(&plane) {
-            self.disposed = true;
+            self.wrote_disposable = true;
             return Ok(());
         }
-        let all = self.kept_bytes.saturating_add(bytes.len());
-        if self.kept.is_empty() && start.elapsed() < SHORT || self.room.is_some_and(|room| all > room) {
-            self.committed = true;
-            self.kept = Vec::new();
+        let all = self.saved_bytes.saturating_add(bytes.len());
+        if self.saved.is_empty() && start.elapsed() < MAX_SHORT_RUN
+            || self.max_saved_bytes.is_some_and(|room| all > room)
+        {
+            self.is_committed = true;
+            self.saved = Vec::new();
             return Ok(());
         }
         let before = bindings.planes[plane].to_vec(bytes.start, bytes.len())?;
         let is_zero = before.iter().all(|&byte| byte == 0);
-        self.kept_bytes += if is_zero { 0 } else { before.len() };
+        self.saved_bytes += if is_zero { 0 } else { before.len() };
         let (from, len, bytes) = (bytes.start, bytes.len(), (!is_zero).then_some(before));
-        self.kept.push(Kept { plane, from, len, bytes });
+        self.saved.push(SavedBytes { plane, from, len, bytes });
         Ok(())
     }
 }
@@ -261,40 +271,40 @@ mod tests {
     /// Checks repeatedly until the run is interrupted or time is over.
     fn wait(watch: &mut Watch) -> Result<(), RunError> {
         let start = Instant::now();
-        while start.elapsed() < 4 * PERIOD {
-            watch.check(TICKS)?;
+        while start.elapsed() < 4 * POLL_PERIOD {
+            watch.check(TICKS_PER_CLOCK_READ)?;
         }
         Ok(())
     }
 
     #[test]
-    fn a_run_ends_when_it_is_asked_to() {
+    fn interrupted_run_ends() {
         let (mut watch, flag) = watch();
         watch.begin(None);
         assert_eq!(wait(&mut watch), Ok(()));
         flag.store(true, Ordering::Relaxed);
         assert_eq!(wait(&mut watch), Err(RunError::Interrupted));
         // Small instructions do not read the clock each time.
-        watch.asked = Some(Instant::now() - 2 * PERIOD);
-        assert_eq!((1..TICKS).find(|_| watch.check(1).is_err()), None);
+        watch.last_poll = Some(Instant::now() - 2 * POLL_PERIOD);
+        assert_eq!((1..TICKS_PER_CLOCK_READ).find(|_| watch.check(1).is_err()), None);
         assert_eq!(watch.check(1), Err(RunError::Interrupted));
     }
 
     #[test]
-    fn what_was_written_is_put_back() {
+    fn interrupted_run_restores_state() {
         let (mut watch, flag) = watch();
         let planes = [Memory::new(64), Memory::new(64)];
         planes[0].write(0, &[7; 32]).unwrap();
         planes[1].write(0, &[9; 64]).unwrap();
         let bindings = Bindings { planes: &[&planes[0], &planes[1]] };
         watch.begin(None);
-        watch.start = Some(Instant::now() - SHORT);
+        watch.start = Some(Instant::now() - MAX_SHORT_RUN);
         watch.disposable = 1..2;
         for (plane, range) in [(0, 0..16), (0, 8..40), (0, 40..64), (1, 0..8)] {
             watch.before_write(&bindings, plane, range.clone()).unwrap();
             planes[plane].write(range.start, &vec![1; range.len()]).unwrap();
         }
-        assert_eq!(watch.kept_bytes, 16 + 32, "zeros are not kept");
+        assert_eq!(watch.saved_bytes, 16 + 32, "zeros are not kept");
         flag.store(true, Ordering::Relaxed);
         assert_eq!(wait(&mut watch), Err(RunError::Interrupted));
         watch.end(&bindings, true).unwrap();
@@ -303,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_put_back_is_finished() {
+    fn unsaved_run_is_not_interrupted() {
         let plane = Memory::new(64);
         plane.write(0, &[7; 64]).unwrap();
         let bindings = Bindings { planes: &[&plane] };
@@ -314,11 +324,11 @@ mod tests {
             watch.begin(room);
             watch.start = watch.start.map(|start| start - Duration::from_secs(seconds));
             watch.before_write(&bindings, 0, 0..64).unwrap();
-            assert!(watch.committed);
+            assert!(watch.is_committed);
             assert_eq!(wait(&mut watch), Ok(()));
             watch.end(&bindings, false).unwrap();
             watch.begin(None);
-            assert!(!watch.committed);
+            assert!(!watch.is_committed);
         }
     }
 }

@@ -19,6 +19,7 @@ mod gradient_modes;
 mod instruction;
 mod instructions;
 mod interrupt;
+mod last_uses;
 mod liveness;
 mod operand;
 mod passes;
@@ -30,7 +31,6 @@ mod run_context;
 mod run_error;
 mod schedule;
 mod scheduled;
-mod spans;
 mod target;
 mod text;
 mod uses;
@@ -38,12 +38,12 @@ mod versions;
 mod weight;
 
 pub use backend::{
-    Backend, Bf16Fallback, Copied, Executable, ITERATION_LIMIT, Limits, MAX_GROWN, Observer, Scalars,
+    Backend, Bf16Fallback, Copied, Executable, ITERATION_LIMIT, Limits, MAX_GROWING_BYTES, Observer, Scalars,
     UnknownFallback, UnsupportedOnBackend, UnsupportedPrecision, Workspace,
 };
 pub use bindings::Bindings;
 pub(crate) use buffer::is_work;
-pub use buffer::{Buffer, BufferId, BufferIds, Place, PlaneId};
+pub use buffer::{Buffer, BufferId, BufferIds, BufferLocation, PlaneId};
 pub use builder::ProgramBuilder;
 pub use cost::Cost;
 pub use error::ProgramError;
@@ -53,22 +53,22 @@ pub use instructions::{
     Attention, AttentionGradients, AttentionPass, Conv, MatMul, NestGroup, ScatterAdd, Window, WindowIndex,
     Yield,
 };
-pub use interrupt::{Interrupt, Marks, Watch, interruptible};
+pub use interrupt::{Interrupt, InterruptPoints, Watch, interruptible};
 pub use operand::{Load, Nest, Operand, Use};
 pub use ortrain_expr::{Precision, UnknownPrecision, index_of};
 pub use ortrain_memory::{
     ALIGNMENT, AllocationError, DeviceError, DeviceMemory, HOST, HostMemory, LentMemory, Memory, OutOfMemory,
     align,
 };
-pub use passes::{PASSES, Pass, PassLog, PassRecord};
-pub use program::{Part, PlaneUse, Program};
+pub use passes::{LOWERED, PASSES, Pass, PassLog, PassRecord};
+pub use program::{PlaneUse, Program, RunPart};
 pub use reference::Reference;
-pub use repeat::{Count, SEED_FACTOR, ScanAxis, Stacked, iteration_seed};
+pub use repeat::{Count, SEED_FACTOR, ScanAxis, StackedResult, iteration_seed};
 pub use run_context::{Delivered, RunContext};
-pub use run_error::{LargeBuffer, MemoryNeed, OverLimit, RunError, place};
+pub use run_error::{LargeBuffer, MemoryNeed, OverLimit, RunError, describe_position};
 pub use schedule::{
-    Branch, BranchSource, Branches, Deliver, ForwardState, Given, Handed, HostFunction, PlanePlace, Repeat,
-    Schedule, ScheduleExecutor, Segment, SegmentNode, SlotId, SlotSpec, Specialise, Specialised,
+    Branch, BranchSource, Branches, Deliver, ForwardState, HostFunction, PlaneLocation, Repeat, RunInput,
+    Schedule, ScheduleExecutor, Segment, SegmentNode, SlotId, SlotSpec, Specialise, Specialised, YieldSlots,
 };
 pub use scheduled::ScheduledInstruction;
 pub use target::{BatchTiles, FusionWeights, Panels, Speed, Target};

@@ -2,34 +2,34 @@
 
 /// Live range: first and last position at which a value is needed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Life {
+pub(crate) struct LiveRange {
     pub(crate) first: isize,
     pub(crate) last: isize,
 }
 
-impl Life {
+impl LiveRange {
     /// Returns the smallest live range that covers these positions, or `None` without positions.
-    pub(crate) fn over(places: impl IntoIterator<Item = isize>) -> Option<Life> {
-        places.into_iter().fold(None, |life: Option<Life>, at| {
-            let Life { first, last } = life.unwrap_or(Life { first: at, last: at });
-            Some(Life { first: first.min(at), last: last.max(at) })
+    pub(crate) fn covering(places: impl IntoIterator<Item = isize>) -> Option<LiveRange> {
+        places.into_iter().fold(None, |life: Option<LiveRange>, at| {
+            let LiveRange { first, last } = life.unwrap_or(LiveRange { first: at, last: at });
+            Some(LiveRange { first: first.min(at), last: last.max(at) })
         })
     }
 
     /// Returns the smallest live range that covers both.
-    pub(crate) fn hull(self, other: Life) -> Life {
-        Life { first: self.first.min(other.first), last: self.last.max(other.last) }
+    pub(crate) fn hull(self, other: LiveRange) -> LiveRange {
+        LiveRange { first: self.first.min(other.first), last: self.last.max(other.last) }
     }
 
     /// Returns true if the two live ranges overlap.
-    pub(crate) fn meets(self, other: Life) -> bool {
+    pub(crate) fn overlaps(self, other: LiveRange) -> bool {
         self.first <= other.last && other.first <= self.last
     }
 }
 
 /// Live ranges of numbered values: buffers, or versions of buffers.
 #[derive(Clone, Debug)]
-pub(crate) struct Liveness(Vec<Option<Life>>);
+pub(crate) struct Liveness(Vec<Option<LiveRange>>);
 
 impl Liveness {
     /// Creates `count` values without uses.
@@ -38,25 +38,25 @@ impl Liveness {
     }
 
     /// Extends the live range of a value to a position.
-    pub(crate) fn touch(&mut self, value: usize, at: isize) {
-        let life = self.0[value].get_or_insert(Life { first: at, last: at });
-        *life = life.hull(Life { first: at, last: at });
+    pub(crate) fn extend_to(&mut self, value: usize, at: isize) {
+        let life = self.0[value].get_or_insert(LiveRange { first: at, last: at });
+        *life = life.hull(LiveRange { first: at, last: at });
     }
 
     /// Returns the live range of a value, if the value has uses.
-    pub(crate) fn life(&self, value: usize) -> Option<Life> {
+    pub(crate) fn live_range(&self, value: usize) -> Option<LiveRange> {
         self.0[value]
     }
 
     /// Returns all live ranges with the indices of the values.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = (usize, Life)> + '_ {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (usize, LiveRange)> + '_ {
         self.0.iter().enumerate().filter_map(|(value, life)| Some((value, (*life)?)))
     }
 }
 
 /// Returns the live bytes at each of the positions `-1..=end`, for live ranges with sizes. The first item belongs to
 /// position -1.
-pub(crate) fn alive(end: usize, lives: impl IntoIterator<Item = (Life, i128)>) -> Vec<i128> {
+pub(crate) fn live_bytes(end: usize, lives: impl IntoIterator<Item = (LiveRange, i128)>) -> Vec<i128> {
     let mut sums = vec![0i128; end + 3];
     for (life, bytes) in lives {
         sums[(life.first + 1) as usize] += bytes;
@@ -74,7 +74,7 @@ pub(crate) fn alive(end: usize, lives: impl IntoIterator<Item = (Life, i128)>) -
 /// Peak of the live bytes under changing live ranges. A segment tree holds prefix sums of the bytes that begin and end
 /// at each position.
 #[derive(Debug, Default)]
-pub(crate) struct AliveTree {
+pub(crate) struct LiveBytesTree {
     leaves: usize,
     /// For each node the sum over its positions, and its largest prefix sum (0 for the empty prefix).
     sums: Vec<(i64, i64)>,
@@ -83,11 +83,15 @@ pub(crate) struct AliveTree {
     bytes: Vec<usize>,
 }
 
-impl AliveTree {
+impl LiveBytesTree {
     /// Creates the tree for buffers of `bytes` bytes with inclusive `ranges` over `positions` positions.
-    pub(crate) fn new(positions: usize, bytes: Vec<usize>, ranges: Vec<Option<(usize, usize)>>) -> AliveTree {
+    pub(crate) fn new(
+        positions: usize,
+        bytes: Vec<usize>,
+        ranges: Vec<Option<(usize, usize)>>,
+    ) -> LiveBytesTree {
         let leaves = (positions.max(1) + 1).next_power_of_two();
-        let mut tree = AliveTree { leaves, sums: vec![(0, 0); 2 * leaves], ranges, bytes };
+        let mut tree = LiveBytesTree { leaves, sums: vec![(0, 0); 2 * leaves], ranges, bytes };
         for (range, &bytes) in tree.ranges.iter().zip(&tree.bytes) {
             let Some((first, last)) = *range else { continue };
             tree.sums[leaves + first].0 += bytes as i64;
@@ -139,35 +143,35 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_alive_is_counted_at_every_place() {
-        let life = |first, last| Life { first, last };
+    fn live_bytes_count_every_position() {
+        let life = |first, last| LiveRange { first, last };
         let lives = [(life(-1, 0), 5), (life(1, 2), 7), (life(0, 3), 2)];
-        assert_eq!(alive(3, lives), [5, 7, 9, 9, 2]);
-        assert_eq!(alive(0, []), [0, 0]);
+        assert_eq!(live_bytes(3, lives), [5, 7, 9, 9, 2]);
+        assert_eq!(live_bytes(0, []), [0, 0]);
     }
 
     #[test]
-    fn lives_reach_from_the_first_to_the_last_place() {
+    fn live_ranges_cover_all_uses() {
         let mut lives = Liveness::new(3);
-        [4, 1, 2].into_iter().for_each(|at| lives.touch(1, at));
-        assert_eq!(lives.iter().collect::<Vec<_>>(), [(1, Life { first: 1, last: 4 })]);
-        assert_eq!(Life::over([]), None);
-        assert_eq!(Life::over([3, -1]), Some(Life { first: -1, last: 3 }));
-        assert!(Life { first: 0, last: 2 }.meets(Life { first: 2, last: 3 }));
-        assert!(!Life { first: 0, last: 1 }.meets(Life { first: 2, last: 3 }));
+        [4, 1, 2].into_iter().for_each(|at| lives.extend_to(1, at));
+        assert_eq!(lives.iter().collect::<Vec<_>>(), [(1, LiveRange { first: 1, last: 4 })]);
+        assert_eq!(LiveRange::covering([]), None);
+        assert_eq!(LiveRange::covering([3, -1]), Some(LiveRange { first: -1, last: 3 }));
+        assert!(LiveRange { first: 0, last: 2 }.overlaps(LiveRange { first: 2, last: 3 }));
+        assert!(!LiveRange { first: 0, last: 1 }.overlaps(LiveRange { first: 2, last: 3 }));
     }
 
     #[test]
-    fn the_peak_of_no_instructions_is_that_of_what_is_handed_on() {
-        assert_eq!(AliveTree::new(0, vec![5, 3], vec![Some((0, 0)), None]).peak(), 5);
-        assert_eq!(AliveTree::new(0, Vec::new(), Vec::new()).peak(), 0);
+    fn peak_without_instructions() {
+        assert_eq!(LiveBytesTree::new(0, vec![5, 3], vec![Some((0, 0)), None]).peak(), 5);
+        assert_eq!(LiveBytesTree::new(0, Vec::new(), Vec::new()).peak(), 0);
     }
 
     #[test]
-    fn the_peak_is_that_of_the_positions() {
+    fn peak_is_the_maximum_over_positions() {
         let bytes = vec![5, 7, 11, 2];
         let mut ranges = [None, Some((1, 3)), None, None];
-        let mut lives = AliveTree::new(6, bytes.clone(), ranges.to_vec());
+        let mut lives = LiveBytesTree::new(6, bytes.clone(), ranges.to_vec());
         assert_eq!(lives.peak(), 7);
         for (buffer, range) in [
             (0, Some((0, 2))),

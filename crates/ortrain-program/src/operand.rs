@@ -24,7 +24,7 @@ pub type Load = ortrain_expr::Load<Operand>;
 impl Operand {
     /// Returns an operand for a whole buffer, row-major.
     #[must_use]
-    pub fn whole(buffer: BufferId, dtype: DType, dims: &[usize]) -> Operand {
+    pub fn contiguous(buffer: BufferId, dtype: DType, dims: &[usize]) -> Operand {
         Operand { buffer, access: Access::contiguous(dtype, dims) }
     }
 
@@ -46,8 +46,8 @@ impl Operand {
     }
 
     /// Returns a fault if the access leaves its buffer over the space `dims`. `what` names the operand in the message.
-    pub(crate) fn overrun(&self, dims: &[usize], what: &str) -> Option<String> {
-        let (low, high) = self.access.reach(dims)?;
+    pub(crate) fn bounds_fault(&self, dims: &[usize], what: &str) -> Option<String> {
+        let (low, high) = self.access.position_range(dims)?;
         let len = self.access.len;
         (low < 0 || high >= len as isize).then(|| format!("elements {low}..={high} of {what} of {len}"))
     }
@@ -85,17 +85,17 @@ impl Use {
 }
 
 /// Returns the buffers that the loads of a nest read, in order.
-pub(crate) fn read_by(nest: &Nest) -> impl Iterator<Item = BufferId> {
-    nest.loaded().map(|operand| operand.buffer)
+pub(crate) fn loaded_buffers(nest: &Nest) -> impl Iterator<Item = BufferId> {
+    nest.load_operands().map(|operand| operand.buffer)
 }
 
 /// Returns the buffers that the stores of a nest write, in order.
-pub(crate) fn written_by(nest: &Nest) -> impl DoubleEndedIterator<Item = BufferId> + ExactSizeIterator {
+pub(crate) fn stored_buffers(nest: &Nest) -> impl DoubleEndedIterator<Item = BufferId> + ExactSizeIterator {
     nest.stores.iter().map(|operand| operand.buffer)
 }
 
 /// Returns the buffer that a nest with a single store writes.
-pub(crate) fn only_result(nest: &Nest) -> Option<BufferId> {
+pub(crate) fn single_result(nest: &Nest) -> Option<BufferId> {
     match nest.stores.as_slice() {
         [store] => Some(store.buffer),
         _ => None,
@@ -104,28 +104,28 @@ pub(crate) fn only_result(nest: &Nest) -> Option<BufferId> {
 
 /// Calls `each` with each buffer of a nest and its use.
 pub(crate) fn nest_buffers(nest: &Nest, each: &mut dyn FnMut(BufferId, Use)) {
-    read_by(nest).for_each(|id| each(id, Use::Read));
-    written_by(nest).for_each(|id| each(id, Use::Write));
+    loaded_buffers(nest).for_each(|id| each(id, Use::Read));
+    stored_buffers(nest).for_each(|id| each(id, Use::Write));
 }
 
 /// Calls `each` with each mutable buffer of a nest and its use.
 pub(crate) fn nest_buffers_mut(nest: &mut Nest, each: &mut dyn FnMut(&mut BufferId, Use)) {
-    nest.loaded_mut().for_each(|operand| each(&mut operand.buffer, Use::Read));
+    nest.load_operands_mut().for_each(|operand| each(&mut operand.buffer, Use::Read));
     nest.stores.iter_mut().for_each(|operand| each(&mut operand.buffer, Use::Write));
 }
 
 /// Returns true if a nest only moves elements: its only result is a load.
-pub(crate) fn only_moves(nest: &Nest) -> bool {
+pub(crate) fn only_moves_elements(nest: &Nest) -> bool {
     matches!(nest.expr.insts(), [(Inst::Load(0), _)]) && matches!(nest.loads.as_slice(), [Load::Buffer(_)])
 }
 
 /// Returns the dimensions of a batch of matrices of these sizes.
-pub(crate) fn matrices(batch: &[usize], sizes: [usize; 2]) -> Dims {
+pub(crate) fn batched_matrix_dims(batch: &[usize], sizes: [usize; 2]) -> Dims {
     batch.iter().copied().chain(sizes).collect()
 }
 
 /// Returns the access of a load. An accumulator is computed by the host instruction, row-major over the space.
-pub(crate) fn access_of<'a>(load: &'a Load, dims: &[usize]) -> Cow<'a, Access> {
+pub(crate) fn load_access<'a>(load: &'a Load, dims: &[usize]) -> Cow<'a, Access> {
     match load {
         Load::Buffer(operand) => Cow::Borrowed(&operand.access),
         Load::Accumulator(dtype) => Cow::Owned(Access::contiguous(*dtype, dims)),

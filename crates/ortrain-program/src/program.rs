@@ -5,7 +5,7 @@ use std::ops::Range;
 use ortrain_graph::Tensor;
 use smallvec::SmallVec;
 
-use crate::buffer::{Buffer, BufferId, Place, PlaneId, share_bytes};
+use crate::buffer::{Buffer, BufferId, BufferLocation, PlaneId, share_bytes};
 use crate::cost::Cost;
 use crate::gradient_modes::GradientMode;
 use crate::instruction::Instruction;
@@ -15,27 +15,27 @@ use crate::scheduled::{FinalVersions, ScheduledInstruction};
 
 /// Part of a program, or of a schedule, that a run executes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Part {
+pub enum RunPart {
     /// The whole program, which has no [`Yield`].
-    Whole,
+    Full,
     /// Everything before the [`Yield`].
-    Before,
+    BeforeYield,
     /// Everything after the [`Yield`], in the workspace of the run before it.
-    After,
+    AfterYield,
 }
 
-impl Part {
+impl RunPart {
     /// Returns the inputs and outputs of a part of a program or schedule with these `inputs` and `outputs`.
-    pub(crate) fn ends<'a, T>(
+    pub(crate) fn inputs_and_outputs<'a, T>(
         self,
         [inputs, outputs]: [&'a [T]; 2],
         yielded: Option<&'a Yield<T>>,
     ) -> Result<[&'a [T]; 2], RunError> {
         match (self, yielded) {
-            (Part::Whole, _) => Ok([inputs, outputs]),
-            (Part::Before, Some(here)) => Ok([inputs, &here.outputs]),
-            (Part::After, Some(here)) => Ok([&here.inputs, outputs]),
-            (Part::Before | Part::After, None) => Err(RunError::NoYield),
+            (RunPart::Full, _) => Ok([inputs, outputs]),
+            (RunPart::BeforeYield, Some(here)) => Ok([inputs, &here.outputs]),
+            (RunPart::AfterYield, Some(here)) => Ok([&here.inputs, outputs]),
+            (RunPart::BeforeYield | RunPart::AfterYield, None) => Err(RunError::NoYield),
         }
     }
 }
@@ -48,7 +48,7 @@ pub struct PlaneUse {
     /// Number of bytes of the plane that the program needs.
     pub bytes: usize,
     /// Sizes of the elements that are read and written in the plane, with their start offset modulo the size.
-    elements: SmallVec<[(usize, usize); 2]>,
+    element_alignments: SmallVec<[(usize, usize); 2]>,
     /// True if an instruction writes to the plane.
     pub is_written: bool,
     /// True if the plane is read or written before the [`Yield`].
@@ -57,26 +57,34 @@ pub struct PlaneUse {
 
 impl PlaneUse {
     /// Adds the use of a buffer to the uses of planes, if the buffer is stored in a plane.
-    pub(crate) fn note(uses: &mut Vec<PlaneUse>, buffer: &Buffer, is_written: bool, is_early: bool) {
-        let Place::Plane(plane, offset) = buffer.place else { return };
+    pub(crate) fn record(uses: &mut Vec<PlaneUse>, buffer: &Buffer, is_written: bool, is_early: bool) {
+        let BufferLocation::Plane(plane, offset) = buffer.place else { return };
         let size = buffer.dtype.size();
         let at = uses.iter().position(|used| used.plane == plane).unwrap_or_else(|| {
             let elements = SmallVec::new();
-            uses.push(PlaneUse { plane, bytes: 0, elements, is_written: false, is_early: false });
+            uses.push(PlaneUse {
+                plane,
+                bytes: 0,
+                element_alignments: elements,
+                is_written: false,
+                is_early: false,
+            });
             uses.len() - 1
         });
         let used = &mut uses[at];
         used.bytes = used.bytes.max(offset + buffer.bytes());
         used.is_written |= is_written;
         used.is_early |= is_early;
-        if !used.elements.contains(&(size, offset % size)) {
-            used.elements.push((size, offset % size));
+        if !used.element_alignments.contains(&(size, offset % size)) {
+            used.element_alignments.push((size, offset % size));
         }
     }
 
     /// Returns true if all elements are aligned to their size when the plane starts at `address`.
-    pub(crate) fn fits(&self, address: usize) -> bool {
-        self.elements.iter().all(|&(size, offset)| address.wrapping_add(offset).is_multiple_of(size))
+    pub(crate) fn is_aligned_at(&self, address: usize) -> bool {
+        self.element_alignments
+            .iter()
+            .all(|&(size, offset)| address.wrapping_add(offset).is_multiple_of(size))
     }
 }
 
@@ -98,7 +106,7 @@ pub struct Program {
     /// Used planes, each with the number of bytes that it must have.
     pub planes: Vec<PlaneUse>,
     /// Versions of the externally visible buffers at the end of the program.
-    pub(crate) last_versions: FinalVersions,
+    pub(crate) final_versions: FinalVersions,
 }
 
 impl Program {
@@ -106,7 +114,7 @@ impl Program {
     #[must_use]
     pub fn cost(&self, entry: GradientMode) -> Cost {
         let mut total = Cost::default();
-        self.entry(entry).for_each(|scheduled| total += scheduled.instruction.cost(self));
+        self.instructions_in(entry).for_each(|scheduled| total += scheduled.instruction.cost(self));
         total
     }
 
@@ -124,10 +132,10 @@ impl Program {
 
     /// Returns true if two buffers share bytes: they are in the same memory, and their ranges overlap.
     #[must_use]
-    pub fn overlap(&self, a: BufferId, b: BufferId) -> bool {
+    pub fn buffers_overlap(&self, a: BufferId, b: BufferId) -> bool {
         let [a, b] = [a, b].map(|id| self.buffer(id));
         match (a.place, b.place) {
-            (Place::Work(start), Place::Work(other)) => {
+            (BufferLocation::Work(start), BufferLocation::Work(other)) => {
                 start < other + b.bytes() && other < start + a.bytes()
             }
             _ => share_bytes(a, b),
@@ -136,7 +144,7 @@ impl Program {
 
     /// Returns the position of the [`Yield`] instruction and its values, if the program has a [`Yield`].
     #[must_use]
-    pub fn yield_values(&self) -> Option<(usize, &Yield)> {
+    pub fn find_yield(&self) -> Option<(usize, &Yield)> {
         self.instructions.iter().enumerate().find_map(|(at, scheduled)| match &scheduled.instruction {
             Instruction::Yield(yielded) => Some((at, yielded)),
             _ => None,
@@ -147,28 +155,28 @@ impl Program {
     ///
     /// # Errors
     /// [`RunError::Yield`] and [`RunError::NoYield`] when the program has no such part.
-    pub fn part(&self, part: Part) -> Result<Range<usize>, RunError> {
+    pub fn part_positions(&self, part: RunPart) -> Result<Range<usize>, RunError> {
         let end = self.instructions.len();
         let node = |at: usize| self.instructions[at].node.to_string();
-        match (part, self.yield_values()) {
-            (Part::Whole, None) => Ok(0..end),
-            (Part::Before, Some((at, _))) => Ok(0..at),
-            (Part::After, Some((at, _))) => Ok(at + 1..end),
-            (Part::Whole, Some((at, _))) => Err(RunError::Yield { node: node(at) }),
-            (Part::Before | Part::After, None) => Err(RunError::NoYield),
+        match (part, self.find_yield()) {
+            (RunPart::Full, None) => Ok(0..end),
+            (RunPart::BeforeYield, Some((at, _))) => Ok(0..at),
+            (RunPart::AfterYield, Some((at, _))) => Ok(at + 1..end),
+            (RunPart::Full, Some((at, _))) => Err(RunError::Yield { node: node(at) }),
+            (RunPart::BeforeYield | RunPart::AfterYield, None) => Err(RunError::NoYield),
         }
     }
 
     /// Returns the inputs and outputs of a part.
-    pub(crate) fn ends(&self, part: Part) -> Result<[&[BufferId]; 2], RunError> {
+    pub(crate) fn inputs_and_outputs(&self, part: RunPart) -> Result<[&[BufferId]; 2], RunError> {
         // A run of the whole program, for example an iteration of a loop, skips the search.
-        let yielded = if part == Part::Whole { None } else { self.yield_values() };
-        part.ends([&self.inputs, &self.outputs], yielded.map(|(_, yielded)| yielded))
+        let yielded = if part == RunPart::Full { None } else { self.find_yield() };
+        part.inputs_and_outputs([&self.inputs, &self.outputs], yielded.map(|(_, yielded)| yielded))
     }
 
     /// Returns the instructions of a gradient mode.
-    pub fn entry(&self, entry: GradientMode) -> impl Iterator<Item = &ScheduledInstruction> {
-        self.instructions.iter().filter(move |scheduled| scheduled.entries.contains(entry))
+    pub fn instructions_in(&self, entry: GradientMode) -> impl Iterator<Item = &ScheduledInstruction> {
+        self.instructions.iter().filter(move |scheduled| scheduled.gradient_modes.contains(entry))
     }
 }
 

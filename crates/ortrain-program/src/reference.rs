@@ -8,17 +8,17 @@ use std::time::Instant;
 use ortrain_expr::{
     Access, BinaryOp, ConvPass, ConvShape, DType, Dims, Evaluation, IndexKind, InnerProduct, Mode,
     OutOfRange, Precision, ReduceOp, RunScalar, Scalar, SlidingAxis, Type, UnaryOp, WindowPass, WindowShape,
-    element_of,
+    flat_index_of,
 };
 
 use rustc_hash::FxHashSet;
 
 use crate::buffer::distinct;
 use crate::{
-    Attention, AttentionPass, Backend, Bf16Fallback, Bindings, Buffer, BufferId, Conv, Executable,
-    GradientMode, Instruction, Load, Marks, MatMul, Nest, Observer, Operand, OutOfMemory, Part, Place,
-    Program, RunError, Scalars, ScatterAdd, Target, UnsupportedOnBackend, UnsupportedPrecision, Window,
-    Workspace,
+    Attention, AttentionPass, Backend, Bf16Fallback, Bindings, Buffer, BufferId, BufferLocation, Conv,
+    Executable, GradientMode, Instruction, InterruptPoints, Load, MatMul, Nest, Observer, Operand,
+    OutOfMemory, Program, RunError, RunPart, Scalars, ScatterAdd, Target, UnsupportedOnBackend,
+    UnsupportedPrecision, Window, Workspace,
 };
 
 /// Backend with the reference semantics ([`Mode::Exact`]).
@@ -49,13 +49,13 @@ impl Backend for Reference {
     }
 
     fn compile(&self, program: Arc<Program>) -> Result<Box<dyn Executable>, UnsupportedOnBackend> {
-        let marks = Marks::of(&program);
+        let marks = InterruptPoints::from_program(&program);
         Ok(Box::new(ReferenceExecutable(program, marks)))
     }
 }
 
 #[derive(Debug)]
-struct ReferenceExecutable(Arc<Program>, Marks);
+struct ReferenceExecutable(Arc<Program>, InterruptPoints);
 
 impl Executable for ReferenceExecutable {
     fn program(&self) -> &Program {
@@ -71,47 +71,50 @@ impl Executable for ReferenceExecutable {
         bindings: &Bindings<'_>,
         work: &mut Workspace,
         entry: GradientMode,
-        part: Part,
+        part: RunPart,
         scalars: Scalars,
         observer: Option<&mut dyn Observer>,
     ) -> Result<(), RunError> {
         let program = &*self.0;
-        let places = program.part(part)?;
+        let places = program.part_positions(part)?;
         program.check_bindings(bindings, part)?;
-        let mut run = Run::new(program, Mode::Exact, scalars)?;
+        let mut run = Evaluator::new(program, Mode::Exact, scalars)?;
         for (k, buffer) in program.buffers.iter().enumerate() {
             // This part does not use unbound planes.
-            if let Place::Plane(plane, offset) = buffer.place
+            if let BufferLocation::Plane(plane, offset) = buffer.place
                 && let Some(memory) = bindings.planes.get(plane.0 as usize)
                 && memory.len() >= offset + buffer.bytes()
             {
                 run.buffers[k] = Scalar::read_all(buffer.dtype, &memory.to_vec(offset, buffer.bytes())?);
             }
         }
-        let [before, after] = touched(program, part)?;
+        let [before, after] = initialized_buffers(program, part)?;
         for &input in &before {
             let buffer = program.buffer(input);
-            if let Place::Work(offset) = buffer.place {
+            if let BufferLocation::Work(offset) = buffer.place {
                 run.buffers[input.0 as usize] =
                     Scalar::read_all(buffer.dtype, &work.arena().to_vec(offset, buffer.bytes())?);
             }
         }
-        let mut watch = work.watch();
+        let mut watch = work.take_watch();
         let outcome = run.execute(entry, places.clone(), observer, &mut |index| {
-            self.1.before(index, bindings, &mut watch)
+            self.1.check_before(index, bindings, &mut watch)
         });
-        work.watch_again(watch);
+        work.restore_watch(watch);
         outcome?;
-        let ran = program.instructions[places].iter().filter(|scheduled| scheduled.entries.contains(entry));
+        let ran =
+            program.instructions[places].iter().filter(|scheduled| scheduled.gradient_modes.contains(entry));
         let written = ran.flat_map(|i| i.instruction.writes());
-        let state = written.filter(|&id| matches!(program.buffer(id).place, Place::Plane(..)));
+        let state = written.filter(|&id| matches!(program.buffer(id).place, BufferLocation::Plane(..)));
         for id in state.chain(after) {
             let buffer = program.buffer(id);
             let bytes = Scalar::to_bytes(buffer.dtype, &run.buffers[id.0 as usize]);
             match buffer.place {
-                Place::Work(offset) => work.arena().write(offset, &bytes)?,
-                Place::Plane(plane, offset) => bindings.planes[plane.0 as usize].write(offset, &bytes)?,
-                Place::Constant(_) => {}
+                BufferLocation::Work(offset) => work.arena().write(offset, &bytes)?,
+                BufferLocation::Plane(plane, offset) => {
+                    bindings.planes[plane.0 as usize].write(offset, &bytes)?
+                }
+                BufferLocation::Constant(_) => {}
             }
         }
         Ok(())
@@ -119,16 +122,17 @@ impl Executable for ReferenceExecutable {
 }
 
 /// Returns the buffers with content when a part begins, and the buffers with content when it ends.
-fn touched(program: &Program, part: Part) -> Result<[Vec<BufferId>; 2], RunError> {
-    let mut touched = program.ends(part)?.map(<[BufferId]>::to_vec);
-    let Some((at, _)) = program.yield_values() else { return Ok(touched) };
+fn initialized_buffers(program: &Program, part: RunPart) -> Result<[Vec<BufferId>; 2], RunError> {
+    let mut touched = program.inputs_and_outputs(part)?.map(<[BufferId]>::to_vec);
+    let Some((at, _)) = program.find_yield() else { return Ok(touched) };
     let (before, after) = program.instructions.split_at(at);
     let made = before.iter().flat_map(|scheduled| scheduled.instruction.writes());
     let there: FxHashSet<BufferId> = program.inputs.iter().copied().chain(made).collect();
     let used = after[1..].iter().flat_map(|scheduled| scheduled.instruction.reads());
     let wanted = used.chain(program.outputs.iter().copied());
     // The first part leaves these buffers in the workspace for the second part.
-    touched[usize::from(part == Part::Before)].extend(distinct(wanted.filter(|id| there.contains(id))));
+    touched[usize::from(part == RunPart::BeforeYield)]
+        .extend(distinct(wanted.filter(|id| there.contains(id))));
     Ok(touched)
 }
 
@@ -148,16 +152,16 @@ pub fn evaluate(
 ) -> Result<Vec<Vec<Scalar>>, RunError> {
     assert!(program.planes.is_empty(), "a program with planes needs them bound");
     assert_eq!(inputs.len(), program.inputs.len(), "one list of elements per input");
-    let mut run = Run::new(program, mode, scalars)?;
+    let mut run = Evaluator::new(program, mode, scalars)?;
     for (&id, elements) in program.inputs.iter().zip(inputs) {
         assert_eq!(elements.len(), program.buffer(id).len, "elements of {:?}", program.buffer(id).label);
         run.buffers[id.0 as usize].clone_from(elements);
     }
-    run.execute(GradientMode::Overwrite, program.part(Part::Whole)?, None, &mut |_| Ok(()))?;
+    run.execute(GradientMode::Overwrite, program.part_positions(RunPart::Full)?, None, &mut |_| Ok(()))?;
     Ok(program.outputs.iter().map(|id| run.buffers[id.0 as usize].clone()).collect())
 }
 
-struct Run<'a> {
+struct Evaluator<'a> {
     program: &'a Program,
     mode: Mode,
     scalars: Scalars,
@@ -166,10 +170,10 @@ struct Run<'a> {
 
 /// Point of a nest.
 struct Point<'a> {
-    run: &'a Run<'a>,
+    run: &'a Evaluator<'a>,
     nest: &'a Nest,
     /// Values of the accumulators.
-    given: &'a [Scalar],
+    accumulators: &'a [Scalar],
     index: &'a [usize],
     reduced: &'a [Scalar],
 }
@@ -177,7 +181,7 @@ struct Point<'a> {
 impl Evaluation for Point<'_> {
     fn load(&mut self, slot: usize) -> Scalar {
         match &self.nest.loads[slot] {
-            Load::Accumulator(_) => self.given[slot],
+            Load::Accumulator(_) => self.accumulators[slot],
             Load::Buffer(from) => self.run.buffers[from.buffer.0 as usize][from.access.position(self.index)],
         }
     }
@@ -211,7 +215,7 @@ impl Evaluation for Point<'_> {
 }
 
 /// Iterates over the indices of a box, row-major. Along each axis they start at `first` and stop before `end`.
-fn points(first: Vec<usize>, end: Vec<usize>) -> impl Iterator<Item = Vec<usize>> {
+fn box_indices(first: Vec<usize>, end: Vec<usize>) -> impl Iterator<Item = Vec<usize>> {
     let start = first.iter().zip(&end).all(|(first, end)| first < end).then(|| first.clone());
     std::iter::successors(start, move |index| {
         let mut next = index.clone();
@@ -227,19 +231,19 @@ fn points(first: Vec<usize>, end: Vec<usize>) -> impl Iterator<Item = Vec<usize>
 }
 
 /// Iterates over the indices of a space, row-major.
-fn all_points(dims: &[usize]) -> impl Iterator<Item = Vec<usize>> {
-    points(vec![0; dims.len()], dims.to_vec())
+fn space_indices(dims: &[usize]) -> impl Iterator<Item = Vec<usize>> {
+    box_indices(vec![0; dims.len()], dims.to_vec())
 }
 
 /// Iterates over the rows of a nest as boxes: first index, and exclusive end of each axis. A row has one index along
 /// the outer axes.
-fn rows(nest: &Nest) -> Box<dyn Iterator<Item = [Vec<usize>; 2]> + '_> {
+fn row_boxes(nest: &Nest) -> Box<dyn Iterator<Item = [Vec<usize>; 2]> + '_> {
     let point = |index: Vec<usize>| {
         let end = index.iter().map(|at| at + 1).collect();
         [index, end]
     };
     let Some(segments) = &nest.segments else {
-        return Box::new(all_points(nest.outer_dims()).map(point).map(|[mut first, mut end]| {
+        return Box::new(space_indices(nest.outer_dims()).map(point).map(|[mut first, mut end]| {
             first.resize(nest.dims.len(), 0);
             end.extend(nest.inner_dims());
             [first, end]
@@ -248,16 +252,16 @@ fn rows(nest: &Nest) -> Box<dyn Iterator<Item = [Vec<usize>; 2]> + '_> {
     let segments = segments.iter().enumerate();
     let rows = segments.map(|(k, range)| [vec![k, range.start], vec![k + 1, range.end]]);
     if nest.is_map() {
-        Box::new(rows.flat_map(move |[first, end]| points(first, end).map(point)))
+        Box::new(rows.flat_map(move |[first, end]| box_indices(first, end).map(point)))
     } else {
         Box::new(rows)
     }
 }
 
-impl<'a> Run<'a> {
-    fn new(program: &'a Program, mode: Mode, scalars: Scalars) -> Result<Run<'a>, RunError> {
+impl<'a> Evaluator<'a> {
+    fn new(program: &'a Program, mode: Mode, scalars: Scalars) -> Result<Evaluator<'a>, RunError> {
         let elements = |buffer: &Buffer| -> Result<Vec<Scalar>, RunError> {
-            if let Place::Constant(number) = buffer.place {
+            if let BufferLocation::Constant(number) = buffer.place {
                 return Ok(Scalar::read_all(buffer.dtype, program.constants[number].data()));
             }
             let mut zeros = Vec::new();
@@ -267,7 +271,7 @@ impl<'a> Run<'a> {
             Ok(zeros)
         };
         let buffers = program.buffers.iter().map(elements).collect::<Result<_, _>>()?;
-        Ok(Run { program, mode, scalars, buffers })
+        Ok(Evaluator { program, mode, scalars, buffers })
     }
 
     /// Runs instructions. `before` is called before each instruction.
@@ -280,7 +284,7 @@ impl<'a> Run<'a> {
     ) -> Result<(), RunError> {
         for index in places {
             let scheduled = &self.program.instructions[index];
-            if !scheduled.entries.contains(entry) {
+            if !scheduled.gradient_modes.contains(entry) {
                 continue;
             }
             before(index)?;
@@ -308,45 +312,45 @@ impl<'a> Run<'a> {
     fn nest(
         &mut self,
         nest: &Nest,
-        product: impl Fn(&Run<'_>, &[usize]) -> Option<Scalar>,
+        product: impl Fn(&Evaluator<'_>, &[usize]) -> Option<Scalar>,
     ) -> Result<(), OutOfRange> {
         // Stores happen after all loads. A store may only alias a load with an equal access, so the result is the same.
         let mut pending: Vec<(usize, usize, Scalar)> = Vec::new();
         let mut regs = Vec::new();
         let evaluate = |index: &[usize], reduced: &[Scalar], needed: &[bool], regs: &mut Vec<Scalar>| {
             let given = product(self, index);
-            let mut point = Point { run: self, nest, given: given.as_slice(), index, reduced };
+            let mut point = Point { run: self, nest, accumulators: given.as_slice(), index, reduced };
             let outcome = nest.expr.evaluate_into(self.mode, needed, &mut point, regs);
-            outcome.map_err(|failure| OutOfRange { point: element_of(&nest.dims, index), ..failure })
+            outcome.map_err(|failure| OutOfRange { point: flat_index_of(&nest.dims, index), ..failure })
         };
         let outer = nest.outer_dims().len();
         let is_per_row = |store: &Operand| store.access.strides[outer..].iter().all(|&stride| stride == 0);
         let per_row: Vec<bool> = nest.stores.iter().map(is_per_row).collect();
-        for [first, end] in rows(nest) {
+        for [first, end] in row_boxes(nest) {
             let is_empty = first.iter().zip(&end).any(|(first, end)| first >= end);
             let mut reduced: Vec<Scalar> = Vec::new();
             for reduction in &nest.reductions {
-                let needed = nest.expr.needed_by(&[reduction.value]);
-                let ty = self.computed(nest.expr.ty(reduction.value));
+                let needed = nest.expr.dependencies_of(&[reduction.value]);
+                let ty = self.sum_type(nest.expr.ty(reduction.value));
                 let mut total = reduction.op.neutral(ty);
-                for index in points(first.clone(), end.clone()) {
+                for index in box_indices(first.clone(), end.clone()) {
                     evaluate(&index, &reduced, &needed, &mut regs)?;
                     total = reduction.op.combine(total, regs[usize::from(reduction.value.0)]);
                 }
                 reduced.push(total);
             }
             // With an empty inner space, only stores per outer point are executed.
-            for index in std::iter::once(first.clone()).chain(points(first.clone(), end).skip(1)) {
+            for index in std::iter::once(first.clone()).chain(box_indices(first.clone(), end).skip(1)) {
                 let is_stored = |store: &usize| if per_row[*store] { index == first } else { !is_empty };
                 let stored: Vec<usize> = (0..per_row.len()).filter(is_stored).collect();
                 let results = stored.iter().map(|&store| nest.expr.outputs()[store]);
                 let guards = nest.expr.guards().filter(|_| !is_empty);
-                let needed = nest.expr.needed_by(&results.chain(guards).collect::<Vec<_>>());
+                let needed = nest.expr.dependencies_of(&results.chain(guards).collect::<Vec<_>>());
                 evaluate(&index, &reduced, &needed, &mut regs)?;
                 for store in stored {
                     let Operand { buffer, access } = &nest.stores[store];
                     let value =
-                        regs[usize::from(nest.expr.outputs()[store].0)].stored(access.dtype, self.mode);
+                        regs[usize::from(nest.expr.outputs()[store].0)].rounded_to(access.dtype, self.mode);
                     pending.push((buffer.0 as usize, access.position(&index), value));
                 }
             }
@@ -358,25 +362,31 @@ impl<'a> Run<'a> {
     }
 
     /// Returns the type of sums of values of type `ty`.
-    fn computed(&self, ty: Type) -> Type {
+    fn sum_type(&self, ty: Type) -> Type {
         if ty == Type::F32 && self.mode == Mode::Widened { Type::F64 } else { ty }
     }
 
     /// Returns the value of a nest without reductions at a point, with the values `given` in its accumulators.
-    fn value(&self, nest: &Nest, index: &[usize], given: &[Scalar]) -> Result<Scalar, OutOfRange> {
-        let mut point = Point { run: self, nest, given, index, reduced: &[] };
+    fn evaluate_nest_at(&self, nest: &Nest, index: &[usize], given: &[Scalar]) -> Result<Scalar, OutOfRange> {
+        let mut point = Point { run: self, nest, accumulators: given, index, reduced: &[] };
         Ok(nest.expr.evaluate(self.mode, &mut point)?[0])
     }
 
     /// Returns an element of an operand, converted to the type of the computation.
-    fn element(&self, operand: &Operand, index: &[usize], [line, element]: [usize; 2], ty: Type) -> Scalar {
+    fn load_element(
+        &self,
+        operand: &Operand,
+        index: &[usize],
+        [line, element]: [usize; 2],
+        ty: Type,
+    ) -> Scalar {
         let index: Vec<usize> = index.iter().copied().chain([line, element]).collect();
         self.buffers[operand.buffer.0 as usize][operand.access.position(&index)].convert(ty)
     }
 
     fn attention(&mut self, a: &Attention) -> Result<(), OutOfRange> {
         let &Attention { queries, keys, size, width, .. } = a;
-        let ty = self.computed(Type::of(a.q.access.dtype));
+        let ty = self.sum_type(Type::of(a.q.access.dtype));
         let zero = Scalar::from_f64(ty, 0.0);
         let mul = |x: Scalar, y: Scalar| Scalar::binary(BinaryOp::Mul, x, y);
         let sub = |x: Scalar, y: Scalar| Scalar::binary(BinaryOp::Sub, x, y);
@@ -387,15 +397,17 @@ impl<'a> Run<'a> {
         let mut output = vec![zero; heads * queries * width];
         let (mut of_q, mut of_k) = (vec![zero; heads * queries * size], vec![zero; heads * keys * size]);
         let mut of_v = vec![zero; heads * keys * width];
-        for (head, index) in all_points(&a.batch).enumerate() {
+        for (head, index) in space_indices(&a.batch).enumerate() {
             for i in 0..queries {
                 let at = |j: usize| index.iter().copied().chain([i, j]).collect::<Vec<usize>>();
                 let dot = |j: usize| {
-                    let q = |l: usize| self.element(&a.q, &index, [i, l], ty);
-                    sum(&mut (0..size).map(|l| mul(q(l), self.element(&a.k, &index, [j, l], ty))))
+                    let q = |l: usize| self.load_element(&a.q, &index, [i, l], ty);
+                    sum(&mut (0..size).map(|l| mul(q(l), self.load_element(&a.k, &index, [j, l], ty))))
                 };
                 let row = |nest: &Nest, given: &dyn Fn(usize) -> Vec<Scalar>| {
-                    (0..keys).map(|j| self.value(nest, &at(j), &given(j))).collect::<Result<Vec<Scalar>, _>>()
+                    (0..keys)
+                        .map(|j| self.evaluate_nest_at(nest, &at(j), &given(j)))
+                        .collect::<Result<Vec<Scalar>, _>>()
                 };
                 let scores = row(&a.scores, &|j| vec![dot(j)])?;
                 let largest = ReduceOp::Max.neutral(ty);
@@ -406,7 +418,7 @@ impl<'a> Run<'a> {
                 let share = |&power: &Scalar| Scalar::binary(BinaryOp::Div, power, total);
                 let softmax: Vec<Scalar> = powers.iter().map(share).collect();
                 let weights = row(&a.weights, &|j| vec![softmax[j]])?;
-                let value = |j: usize, d: usize| self.element(&a.v, &index, [j, d], ty);
+                let value = |j: usize, d: usize| self.load_element(&a.v, &index, [j, d], ty);
                 let AttentionPass::Gradients(gradients) = &a.pass else {
                     for d in 0..width {
                         output[(head * queries + i) * width + d] =
@@ -414,19 +426,19 @@ impl<'a> Run<'a> {
                     }
                     continue;
                 };
-                let given = |d: usize| self.element(&gradients.given, &index, [i, d], ty);
+                let given = |d: usize| self.load_element(&gradients.output_gradient, &index, [i, d], ty);
                 let of_weight = |j: usize| sum(&mut (0..width).map(|d| mul(given(d), value(j, d))));
                 let back = row(&gradients.weights, &|j| vec![of_weight(j), softmax[j]])?;
                 let kept = row(&gradients.softmax, &|j| vec![softmax[j]])?;
                 let total = sum(&mut (0..keys).map(|j| mul(back[j], kept[j])));
                 for j in 0..keys {
                     let of_score = mul(kept[j], sub(back[j], total));
-                    let of_product = self.value(&gradients.scores, &at(j), &[of_score])?;
+                    let of_product = self.evaluate_nest_at(&gradients.scores, &at(j), &[of_score])?;
                     let add = |to: &mut Scalar, x, y| *to = ReduceOp::Sum.combine(*to, mul(x, y));
                     for l in 0..size {
                         let (q, k) = ((head * queries + i) * size + l, (head * keys + j) * size + l);
-                        add(&mut of_q[q], of_product, self.element(&a.k, &index, [j, l], ty));
-                        add(&mut of_k[k], of_product, self.element(&a.q, &index, [i, l], ty));
+                        add(&mut of_q[q], of_product, self.load_element(&a.k, &index, [j, l], ty));
+                        add(&mut of_k[k], of_product, self.load_element(&a.q, &index, [i, l], ty));
                     }
                     for d in 0..width {
                         add(&mut of_v[(head * keys + j) * width + d], weights[j], given(d));
@@ -435,7 +447,7 @@ impl<'a> Run<'a> {
             }
         }
         let mut finish = |nest: &Nest, sums: &[Scalar]| {
-            self.nest(nest, |_, index| Some(sums[element_of(&nest.dims, index)]))
+            self.nest(nest, |_, index| Some(sums[flat_index_of(&nest.dims, index)]))
         };
         match &a.pass {
             AttentionPass::Output(nest) => finish(nest, &output),
@@ -452,13 +464,13 @@ impl<'a> Run<'a> {
         let rounded = |factor, to: Option<DType>| {
             to.and_then(UnaryOp::rounding_to).map_or(factor, |op| Scalar::unary(op, factor))
         };
-        let ty = self.computed(Type::of(m.a.access.dtype));
-        let product = |run: &Run<'_>, index: &[usize]| {
+        let ty = self.sum_type(Type::of(m.a.access.dtype));
+        let product = |run: &Evaluator<'_>, index: &[usize]| {
             let (batch, at) = index.split_at(m.batch.len());
             let mut sum = InnerProduct::new(ty);
             for l in 0..m.k {
                 let (a, b) = ([at[0], l], [l, at[1]]);
-                let [a, b] = [(&m.a, a), (&m.b, b)].map(|(from, at)| run.element(from, batch, at, ty));
+                let [a, b] = [(&m.a, a), (&m.b, b)].map(|(from, at)| run.load_element(from, batch, at, ty));
                 sum.add(m.precision, rounded(a, m.rounded[0]), rounded(b, m.rounded[1]));
             }
             Some(sum.result(m.precision))
@@ -468,7 +480,7 @@ impl<'a> Run<'a> {
 
     fn conv(&mut self, c: &Conv) -> Result<(), OutOfRange> {
         let ConvShape { pass, batch, groups, channels_in, channels_out, ref axes } = c.shape;
-        let ty = self.computed(Type::of(c.a.access.dtype));
+        let ty = self.sum_type(Type::of(c.a.access.dtype));
         let [a_dims, b_dims, dims] = c.shape.operands();
         let (a, b) = (&self.buffers[c.a.buffer.0 as usize], &self.buffers[c.b.buffer.0 as usize]);
         let a = &a[c.a.access.offset..];
@@ -477,9 +489,9 @@ impl<'a> Run<'a> {
         // Every product of an input element and a filter element in the definition, once.
         let mut space = vec![batch, groups, channels_in, channels_out];
         space.extend(sizes(|axis| axis.output));
-        let cells: Vec<Vec<usize>> = all_points(&sizes(|axis| axis.kernel)).collect();
+        let cells: Vec<Vec<usize>> = space_indices(&sizes(|axis| axis.kernel)).collect();
         let (mut input, mut output, mut filter) = (a_dims.to_vec(), a_dims.to_vec(), a_dims.to_vec());
-        for index in all_points(&space) {
+        for index in space_indices(&space) {
             let ([n, g, i, m], at) = ([index[0], index[1], index[2], index[3]], &index[4..]);
             (input[0], input[1]) = (n, g * channels_in + i);
             (output[0], output[1]) = (n, g * channels_out + m);
@@ -495,11 +507,11 @@ impl<'a> Run<'a> {
                     ConvPass::InputGradient => (&output, &filter, &input),
                     ConvPass::FilterGradient => (&output, &input, &filter),
                 };
-                let (x, y) = (a[element_of(&a_dims, x)], b[element_of(&b_dims, y)]);
-                sums[element_of(&dims, to)].add(c.precision, x, y);
+                let (x, y) = (a[flat_index_of(&a_dims, x)], b[flat_index_of(&b_dims, y)]);
+                sums[flat_index_of(&dims, to)].add(c.precision, x, y);
             }
         }
-        self.nest(&c.epilogue, |_, index| Some(sums[element_of(&dims, index)].result(c.precision)))
+        self.nest(&c.epilogue, |_, index| Some(sums[flat_index_of(&dims, index)].result(c.precision)))
     }
 
     fn window(&mut self, w: &Window) -> Result<(), OutOfRange> {
@@ -507,10 +519,10 @@ impl<'a> Run<'a> {
         let dtype = w.target.access.dtype;
         let sizes = |size: fn(&SlidingAxis) -> usize| axes.iter().map(size).collect::<Vec<_>>();
         let (outputs, kernels) = (sizes(|axis| axis.output), sizes(|axis| axis.kernel));
-        let (per_input, per_output) = (w.shape.inputs(), w.shape.outputs());
-        let ty = self.computed(Type::of(dtype));
+        let (per_input, per_output) = (w.shape.plane_inputs(), w.shape.plane_outputs());
+        let ty = self.sum_type(Type::of(dtype));
         let start =
-            if pass == WindowPass::Max { Scalar::least(dtype, ty) } else { Scalar::from_f64(ty, 0.0) };
+            if pass == WindowPass::Max { Scalar::least_of(dtype, ty) } else { Scalar::from_f64(ty, 0.0) };
         let mut target = vec![start; w.shape.operands()[1]];
         let numbered = w.index.as_ref().is_some_and(|index| index.kind == IndexKind::Cell);
         let mut index: Vec<i64> = match (pass, &w.index) {
@@ -524,8 +536,8 @@ impl<'a> Run<'a> {
         let source = &self.buffers[w.source.buffer.0 as usize];
         for plane in 0..planes {
             let first = plane * per_input;
-            for (o, at) in (plane * per_output..).zip(all_points(&outputs)) {
-                let under = |number| SlidingAxis::under(axes, &at, number).map(|i| first + i);
+            for (o, at) in (plane * per_output..).zip(space_indices(&outputs)) {
+                let under = |number| SlidingAxis::element_under_cell(axes, &at, number).map(|i| first + i);
                 if pass == WindowPass::MaxGradient {
                     let within = if numbered {
                         under(index[o].unsigned_abs() as usize)
@@ -537,11 +549,11 @@ impl<'a> Run<'a> {
                     }
                     continue;
                 }
-                let cells = axes.iter().zip(&at).map(|(axis, &o)| axis.cells(o));
+                let cells = axes.iter().zip(&at).map(|(axis, &o)| axis.cells_over_input(o));
                 let (from, to) = cells.map(|cells| (cells.start, cells.end)).unzip();
                 let mut found = false;
-                for cell in points(from, to) {
-                    let number = element_of(&kernels, &cell);
+                for cell in box_indices(from, to) {
+                    let number = flat_index_of(&kernels, &cell);
                     let i = under(number).expect("the cell lies over the input");
                     match pass {
                         WindowPass::Max => {
@@ -564,11 +576,11 @@ impl<'a> Run<'a> {
                 }
             }
         }
-        let target = target.into_iter().map(|value| value.stored(dtype, self.mode)).collect();
+        let target = target.into_iter().map(|value| value.rounded_to(dtype, self.mode)).collect();
         self.buffers[w.target.buffer.0 as usize] = target;
         if let (WindowPass::Max, Some(index_of)) = (pass, &w.index) {
             let Operand { buffer: id, access: Access { dtype, .. } } = index_of.operand;
-            let position = |position| Scalar::I64(position).stored(dtype, self.mode);
+            let position = |position| Scalar::I64(position).rounded_to(dtype, self.mode);
             self.buffers[id.0 as usize] = index.into_iter().map(position).collect();
         }
         Ok(())
@@ -586,8 +598,11 @@ impl<'a> Run<'a> {
                     let to =
                         &mut self.buffers[s.target.buffer.0 as usize][(outer * s.rows + row) * s.inner + i];
                     let from = from.convert(to.ty());
-                    *to =
-                        if s.last { from } else { ReduceOp::Sum.combine(*to, from).stored(dtype, self.mode) };
+                    *to = if s.overwrites {
+                        from
+                    } else {
+                        ReduceOp::Sum.combine(*to, from).rounded_to(dtype, self.mode)
+                    };
                 }
             }
         }

@@ -11,7 +11,7 @@ use ortrain_graph::Tensor;
 
 use crate::run_context::RunContext;
 use crate::{
-    Bindings, Copied, Delivered, Executable, Memory, Observer, OutOfMemory, Part, RunError, Scalars,
+    Bindings, Copied, Delivered, Executable, Memory, Observer, OutOfMemory, RunError, RunPart, Scalars,
 };
 
 /// Axis along which the values of the iterations are stacked.
@@ -25,11 +25,11 @@ pub struct ScanAxis {
 
 /// Result that collects a value of every iteration.
 #[derive(Clone, Debug)]
-pub struct Stacked {
+pub struct StackedResult {
     /// Name.
     pub label: Arc<str>,
     /// Axis and order of the stacked values.
-    pub along: ScanAxis,
+    pub scan_axis: ScanAxis,
     /// Element type, and the known sizes of a value, for a run without iterations.
     pub element: (DType, Option<Vec<Option<usize>>>),
 }
@@ -43,9 +43,9 @@ pub enum Count {
     /// of the body is the condition of the next iteration.
     While {
         /// True if the first input is the maximum number of iterations.
-        most: bool,
+        has_limit: bool,
         /// True if the next input is the condition of the first iteration.
-        condition: bool,
+        has_condition: bool,
     },
 }
 
@@ -68,13 +68,13 @@ pub struct Repeat<B> {
     /// Axes of the scanned values. Each iteration receives a slice.
     pub scanned: Vec<ScanAxis>,
     /// Results that collect a value of every iteration.
-    pub stacked: Vec<Stacked>,
+    pub stacked: Vec<StackedResult>,
     /// Plane of the first of the last inputs; the others follow.
     pub first_plane: u32,
     /// Number of last inputs that the body reads in planes.
     pub in_planes: usize,
     /// Iteration indices of the unrolled surrounding loops.
-    pub positions: Vec<u64>,
+    pub unrolled_positions: Vec<u64>,
 }
 
 /// Multiplier for the seeds of iterations: an odd number without a bit pattern.
@@ -105,40 +105,45 @@ impl ScanAxis {
     }
 
     /// Returns the axis counted from the first of `rank` axes. The error is the axis if it is out of range.
-    fn of_axes(self, rank: usize) -> Result<usize, i64> {
+    fn axis_index(self, rank: usize) -> Result<usize, i64> {
         let axis = if self.axis < 0 { self.axis + rank as i64 } else { self.axis };
         usize::try_from(axis).ok().filter(|&axis| axis < rank).ok_or(axis)
     }
 }
 
 /// Scanned value: each iteration receives a slice.
-struct Source<'a> {
+struct ScannedInput<'a> {
     tensor: &'a Tensor,
-    along: ScanAxis,
+    scan_axis: ScanAxis,
     /// Number of contiguous parts of a slice, number of slices, and bytes of a part.
-    around: (usize, usize, usize),
+    slice_layout: (usize, usize, usize),
     /// Shape of a slice.
     dims: Vec<usize>,
 }
 
-impl<'a> Source<'a> {
-    fn new(tensor: &'a Tensor, along: ScanAxis) -> Result<Source<'a>, String> {
+impl<'a> ScannedInput<'a> {
+    fn new(tensor: &'a Tensor, along: ScanAxis) -> Result<ScannedInput<'a>, String> {
         let mut dims = tensor.dims().to_vec();
         let axis = along
-            .of_axes(dims.len())
+            .axis_index(dims.len())
             .map_err(|_| format!("axis {} of {tensor:?} is scanned, but there is none", along.axis))?;
         let (outer, inner) = (dims[..axis].iter().product(), dims[axis + 1..].iter().product::<usize>());
         let count = dims.remove(axis);
-        Ok(Source { tensor, along, around: (outer, count, inner * tensor.dtype().size()), dims })
+        Ok(ScannedInput {
+            tensor,
+            scan_axis: along,
+            slice_layout: (outer, count, inner * tensor.dtype().size()),
+            dims,
+        })
     }
 
     fn bytes(&self) -> usize {
-        self.around.0 * self.around.2
+        self.slice_layout.0 * self.slice_layout.2
     }
 
     fn read(&self, index: u64, to: &mut [u8]) {
-        let (outer, count, part) = self.around;
-        let at = self.along.position(index, count as u64) as usize;
+        let (outer, count, part) = self.slice_layout;
+        let at = self.scan_axis.position(index, count as u64) as usize;
         for k in 0..outer {
             let from = (k * count + at) * part;
             to[k * part..][..part].copy_from_slice(&self.tensor.data()[from..from + part]);
@@ -153,31 +158,31 @@ impl<'a> Source<'a> {
 }
 
 /// Result during collection.
-struct Stack<'a> {
-    spec: &'a Stacked,
+struct StackedBuilder<'a> {
+    spec: &'a StackedResult,
     /// Number of iterations, if known.
     total: Option<u64>,
     /// Shape of one value, after the first iteration; then the number of its contiguous parts, and the bytes of a part.
     dims: Option<Vec<usize>>,
-    around: (usize, usize),
+    value_layout: (usize, usize),
     data: Vec<u8>,
     done: u64,
 }
 
-impl<'a> Stack<'a> {
-    fn new(spec: &'a Stacked, total: Option<u64>) -> Stack<'a> {
-        Stack { spec, total, dims: None, around: (0, 0), data: Vec::new(), done: 0 }
+impl<'a> StackedBuilder<'a> {
+    fn new(spec: &'a StackedResult, total: Option<u64>) -> StackedBuilder<'a> {
+        StackedBuilder { spec, total, dims: None, value_layout: (0, 0), data: Vec::new(), done: 0 }
     }
 
     /// Reserves memory for the value of the next iteration, or for all iterations at once if their number is known.
-    fn make_room(
+    fn reserve_next(
         &mut self,
         node: &str,
         turn: &mut RunContext<'_, '_>,
         (dtype, dims): (DType, &[usize]),
     ) -> Result<(), RunError> {
-        let Stack { spec: Stacked { label, along, .. }, done, .. } = self;
-        let (says, is_first) = (RunError::about(node), self.dims.is_none());
+        let StackedBuilder { spec: StackedResult { label, scan_axis: along, .. }, done, .. } = self;
+        let (says, is_first) = (RunError::host_error(node), self.dims.is_none());
         if let Some(first) = self.dims.as_deref().filter(|&first| first != dims) {
             return Err(says(format!(
                 "iteration {done} gives {label:?} the shape {dims:?}, but earlier ones {first:?}; what is collected has \
@@ -186,14 +191,14 @@ impl<'a> Stack<'a> {
         }
         if is_first {
             let rank = dims.len() + 1;
-            let axis = along.of_axes(rank).map_err(|axis| {
+            let axis = along.axis_index(rank).map_err(|axis| {
                 says(format!("{label:?} is collected along axis {axis}, but has {rank} axes"))
             })?;
             let inner = dims[axis..].iter().product::<usize>() * dtype.size();
-            self.around = (dims[..axis].iter().product(), inner);
+            self.value_layout = (dims[..axis].iter().product(), inner);
             self.dims = Some(dims.to_vec());
         }
-        let bytes = self.around.0 * self.around.1;
+        let bytes = self.value_layout.0 * self.value_layout.1;
         let more = match self.total {
             Some(total) if is_first => {
                 let all = usize::try_from(total).ok().and_then(|total| bytes.checked_mul(total));
@@ -202,8 +207,8 @@ impl<'a> Stack<'a> {
             Some(_) => return Ok(()),
             None => bytes,
         };
-        turn.work.check_between(turn.between.saturating_add(more))?;
-        turn.between += more;
+        turn.work.check_intermediates(turn.intermediate_bytes.saturating_add(more))?;
+        turn.intermediate_bytes += more;
         let all = self.data.len().saturating_add(more);
         self.data.try_reserve(more).map_err(|_| RunError::from(OutOfMemory { bytes: all }))?;
         self.data.resize(all, 0);
@@ -212,10 +217,10 @@ impl<'a> Stack<'a> {
 
     /// Writes the value of the next iteration into the reserved memory.
     fn push(&mut self, value: Delivered<'_>) -> Result<(), RunError> {
-        let (outer, part) = self.around;
+        let (outer, part) = self.value_layout;
         // With an unknown number of iterations, the result grows along the first axis.
         let count = self.total.unwrap_or(self.done + 1);
-        let at = self.total.map_or(self.done, |total| self.spec.along.position(self.done, total));
+        let at = self.total.map_or(self.done, |total| self.spec.scan_axis.position(self.done, total));
         for k in 0..outer {
             let to = (k * count as usize + at as usize) * part;
             value.copy_part(k * part, &mut self.data[to..to + part])?;
@@ -225,7 +230,7 @@ impl<'a> Stack<'a> {
     }
 
     fn finish(self) -> Result<Tensor, String> {
-        let Stacked { label, along, element: (dtype, known) } = self.spec;
+        let StackedResult { label, scan_axis: along, element: (dtype, known) } = self.spec;
         let mut whole = match (self.dims, known) {
             (Some(dims), _) => dims,
             // Unknown sizes are zero, as in other runtimes.
@@ -236,7 +241,7 @@ impl<'a> Stack<'a> {
                 ));
             }
         };
-        whole.insert(along.of_axes(whole.len() + 1).unwrap_or(0), self.done as usize);
+        whole.insert(along.axis_index(whole.len() + 1).unwrap_or(0), self.done as usize);
         tensor(*dtype, whole, self.data)
     }
 }
@@ -247,7 +252,7 @@ fn tensor(dtype: DType, dims: Vec<usize>, bytes: Vec<u8>) -> Result<Tensor, Stri
 }
 
 /// Returns the value of a condition, or a sentence about the fault of the tensor.
-pub(crate) fn flag(tensor: &Tensor) -> Result<bool, String> {
+pub(crate) fn read_condition(tensor: &Tensor) -> Result<bool, String> {
     match tensor.data().first() {
         Some(&byte) if tensor.dtype() == DType::Bool && tensor.len() == 1 => Ok(byte != 0),
         _ => Err(format!("the condition is {tensor:?}, but one bool is needed")),
@@ -255,9 +260,9 @@ pub(crate) fn flag(tensor: &Tensor) -> Result<bool, String> {
 }
 
 /// Prepared schedule that can run several times.
-pub(crate) trait Repeated {
+pub(crate) trait RepeatedBody {
     /// Returns the executable, if the schedule is a single program.
-    fn single(&self) -> Option<&dyn Executable>;
+    fn single_executable(&self) -> Option<&dyn Executable>;
 
     /// Runs on tensors, one for each input of the schedule.
     fn run_tensors(&self, turn: &mut RunContext<'_, '_>, given: Vec<Tensor>)
@@ -275,14 +280,14 @@ impl<B> Repeat<B> {
     pub(crate) fn run(
         &self,
         label: &str,
-        body: &dyn Repeated,
+        body: &dyn RepeatedBody,
         turn: &mut RunContext<'_, '_>,
         inputs: &[Tensor],
     ) -> Result<Vec<Tensor>, RunError> {
         // Loop-invariant values get their own planes after the planes of the state.
         let (inputs, fixed) = inputs.split_at(inputs.len() - self.in_planes);
         let bytes: usize = fixed.iter().map(|tensor| tensor.data().len()).sum();
-        turn.work.check_between(turn.between.saturating_add(bytes))?;
+        turn.work.check_intermediates(turn.intermediate_bytes.saturating_add(bytes))?;
         let mut memories = Vec::with_capacity(fixed.len());
         for tensor in fixed {
             let memory = turn.work.backend().allocate(tensor.data().len(), 0)?;
@@ -296,26 +301,28 @@ impl<B> Repeat<B> {
             *plane = memory;
         }
         let bindings = Bindings { planes: &planes };
-        let seed = self.positions.iter().fold(turn.scalars.seed, |seed, &at| iteration_seed(seed, at));
+        let seed =
+            self.unrolled_positions.iter().fold(turn.scalars.seed, |seed, &at| iteration_seed(seed, at));
         let scalars = Scalars { seed, ..turn.scalars };
         let observer = turn.observer.as_mut().map(|observer| &mut **observer as &mut dyn Observer);
-        let between = turn.between + bytes;
+        let between = turn.intermediate_bytes + bytes;
         let (entry, work) = (turn.entry, &mut *turn.work);
-        let mut inner = RunContext { bindings: &bindings, work, entry, scalars, observer, between };
-        self.iterations(label, body, inputs).map_err(RunError::about(label))?.run(&mut inner)
+        let mut inner =
+            RunContext { bindings: &bindings, work, entry, scalars, observer, intermediate_bytes: between };
+        self.split_inputs(label, body, inputs).map_err(RunError::host_error(label))?.run(&mut inner)
     }
 
     /// Sorts the inputs into the parts of the repetition.
-    fn iterations<'a>(
+    fn split_inputs<'a>(
         &'a self,
         label: &'a str,
-        body: &'a dyn Repeated,
+        body: &'a dyn RepeatedBody,
         inputs: &'a [Tensor],
     ) -> Result<Iterations<'a>, String> {
         let mut rest = inputs.iter();
         let mut next = || rest.next().expect("a segment has the inputs that its repetition names");
         let (mut holds, mut most) = (true, u64::MAX);
-        if let Count::While { most: limited, condition } = self.count {
+        if let Count::While { has_limit: limited, has_condition: condition } = self.count {
             if limited {
                 let tensor = next();
                 let count = tensor.to_i64().filter(|numbers| numbers.len() == 1);
@@ -325,60 +332,73 @@ impl<B> Repeat<B> {
                 most = u64::try_from(count[0]).unwrap_or(0);
             }
             if condition {
-                holds = flag(next())?;
+                holds = read_condition(next())?;
             }
         }
         let carried = self.carried.iter().map(|_| next()).collect();
-        let scanned: Vec<Source<'_>> =
-            self.scanned.iter().map(|&along| Source::new(next(), along)).collect::<Result<_, _>>()?;
+        let scanned: Vec<ScannedInput<'_>> =
+            self.scanned.iter().map(|&along| ScannedInput::new(next(), along)).collect::<Result<_, _>>()?;
         if self.count == Count::Scanned {
-            let counts: Vec<usize> = scanned.iter().map(|source| source.around.1).collect();
+            let counts: Vec<usize> = scanned.iter().map(|source| source.slice_layout.1).collect();
             most = counts.first().map_or(0, |&count| count as u64);
             if counts.iter().any(|&count| count as u64 != most) {
                 return Err(format!("the scanned values have lengths {counts:?}, which differ"));
             }
         }
         let total = (self.count == Count::Scanned).then_some(most);
-        let stacks = self.stacked.iter().map(|spec| Stack::new(spec, total)).collect();
+        let stacks = self.stacked.iter().map(|spec| StackedBuilder::new(spec, total)).collect();
         let (lead, names, passed) = (usize::from(total.is_none()), &self.carried[..], rest.collect());
-        Ok(Iterations { label, body, lead, names, holds, most, carried, scanned, passed, stacks })
+        Ok(Iterations {
+            label,
+            body,
+            leading_values: lead,
+            names,
+            holds,
+            max_iterations: most,
+            carried,
+            scanned,
+            invariants: passed,
+            stacks,
+        })
     }
 }
 
 /// Iterations of a repetition, and their inputs.
 struct Iterations<'a> {
     label: &'a str,
-    body: &'a dyn Repeated,
+    body: &'a dyn RepeatedBody,
     /// Number of iteration-index inputs, and of condition results, of the body: 1 or 0.
-    lead: usize,
+    leading_values: usize,
     /// True if the condition holds; then the maximum number of iterations.
     holds: bool,
-    most: u64,
+    max_iterations: u64,
     /// Values that each iteration passes to the next one: names, and initial values.
     names: &'a [Arc<str>],
     carried: Vec<&'a Tensor>,
-    scanned: Vec<Source<'a>>,
+    scanned: Vec<ScannedInput<'a>>,
     /// Loop-invariant inputs.
-    passed: Vec<&'a Tensor>,
-    stacks: Vec<Stack<'a>>,
+    invariants: Vec<&'a Tensor>,
+    stacks: Vec<StackedBuilder<'a>>,
 }
 
 impl Iterations<'_> {
     /// Runs all iterations and returns the results.
     fn run(mut self, turn: &mut RunContext<'_, '_>) -> Result<Vec<Tensor>, RunError> {
-        let says = RunError::about(self.label);
-        let mut results = match self.body.single() {
+        let says = RunError::host_error(self.label);
+        let mut results = match self.body.single_executable() {
             Some(executable) => {
-                let mut buffers = self.buffers(executable).map_err(&says)?;
-                self.repeat(turn, |run, turn, index| run.run_program(turn, executable, &mut buffers, index))?;
-                let last = buffers.into_iter().skip(self.lead).zip(&self.carried);
+                let mut buffers = self.input_buffers(executable).map_err(&says)?;
+                self.run_iterations(turn, |run, turn, index| {
+                    run.run_program(turn, executable, &mut buffers, index)
+                })?;
+                let last = buffers.into_iter().skip(self.leading_values).zip(&self.carried);
                 last.map(|(bytes, first)| tensor(first.dtype(), first.dims().to_vec(), bytes))
                     .collect::<Result<Vec<_>, _>>()
                     .map_err(&says)?
             }
             None => {
                 let mut carried: Vec<Tensor> = self.carried.iter().copied().cloned().collect();
-                self.repeat(turn, |run, turn, index| run.run_body(turn, &mut carried, index))?;
+                self.run_iterations(turn, |run, turn, index| run.run_body(turn, &mut carried, index))?;
                 carried
             }
         };
@@ -389,18 +409,18 @@ impl Iterations<'_> {
     }
 
     /// Runs iterations until the condition fails or the maximum is reached.
-    fn repeat(
+    fn run_iterations(
         &mut self,
         turn: &mut RunContext<'_, '_>,
         mut iteration: impl FnMut(&mut Self, &mut RunContext<'_, '_>, u64) -> Result<(), RunError>,
     ) -> Result<(), RunError> {
         let (base, limit) = (turn.scalars.seed, turn.work.iterations);
         let mut index = 0;
-        while self.holds && index < self.most {
+        while self.holds && index < self.max_iterations {
             if index >= limit {
                 return Err(RunError::Iterations { node: self.label.to_owned(), limit });
             }
-            let position = |source: &Source<'_>| source.along.position(index, self.most);
+            let position = |source: &ScannedInput<'_>| source.scan_axis.position(index, self.max_iterations);
             turn.scalars.seed = iteration_seed(base, self.scanned.first().map_or(index, position));
             iteration(self, turn, index)?;
             index += 1;
@@ -410,8 +430,8 @@ impl Iterations<'_> {
 
     /// Returns buffers for the inputs of a body that is a single program. Carried and loop-invariant values are already
     /// written.
-    fn buffers(&self, executable: &dyn Executable) -> Result<Vec<Vec<u8>>, String> {
-        let Iterations { lead, carried, scanned, passed, .. } = self;
+    fn input_buffers(&self, executable: &dyn Executable) -> Result<Vec<Vec<u8>>, String> {
+        let Iterations { leading_values: lead, carried, scanned, invariants: passed, .. } = self;
         let mut buffers = vec![vec![0; size_of::<u64>()]; *lead];
         buffers.extend(carried.iter().map(|tensor| tensor.data().to_vec()));
         buffers.extend(scanned.iter().map(|source| vec![0; source.bytes()]));
@@ -441,34 +461,34 @@ impl Iterations<'_> {
         buffers: &mut [Vec<u8>],
         index: u64,
     ) -> Result<(), RunError> {
-        let (number, rest) = buffers.split_at_mut(self.lead);
+        let (number, rest) = buffers.split_at_mut(self.leading_values);
         number.iter_mut().for_each(|number| number.copy_from_slice(&index.to_le_bytes()));
         for (source, buffer) in self.scanned.iter().zip(&mut rest[self.carried.len()..]) {
             source.read(index, buffer);
         }
-        turn.run(executable, Part::Whole, buffers.iter().map(Vec::as_slice))?;
+        turn.run(executable, RunPart::Full, buffers.iter().map(Vec::as_slice))?;
         let program = executable.program();
-        let (condition, outputs) = program.outputs.split_at(self.lead);
+        let (condition, outputs) = program.outputs.split_at(self.leading_values);
         let (carried, collected) = outputs.split_at(self.carried.len());
         let mut holds = [1];
         for &id in condition {
             turn.result(program, id).copy_to(&mut holds)?;
         }
         self.holds = holds != [0];
-        let start = turn.start();
+        let start = turn.start_timer();
         let mut copied = 0;
-        for (&id, buffer) in carried.iter().zip(&mut buffers[self.lead..]) {
+        for (&id, buffer) in carried.iter().zip(&mut buffers[self.leading_values..]) {
             turn.result(program, id).copy_to(buffer)?;
             copied += buffer.len();
         }
-        let first = self.lead + carried.len();
+        let first = self.leading_values + carried.len();
         for (k, (&id, stack)) in collected.iter().zip(&mut self.stacks).enumerate() {
             let Some((dtype, dims)) = self.body.output_type(first + k) else { continue };
             copied += program.buffer(id).bytes();
-            stack.make_room(self.label, turn, (*dtype, dims))?;
+            stack.reserve_next(self.label, turn, (*dtype, dims))?;
             stack.push(turn.result(program, id))?;
         }
-        turn.copied(Copied::Outputs, copied, start);
+        turn.record_copy(Copied::Outputs, copied, start);
         Ok(())
     }
 
@@ -479,7 +499,7 @@ impl Iterations<'_> {
         carried: &mut [Tensor],
         index: u64,
     ) -> Result<(), RunError> {
-        let (says, lead) = (RunError::about(self.label), self.lead);
+        let (says, lead) = (RunError::host_error(self.label), self.leading_values);
         let number = |k| {
             let dims = self.body.input(k).1.map_or(&[][..], |(_, dims)| dims);
             Tensor::i64(dims, &[index as i64])
@@ -488,10 +508,10 @@ impl Iterations<'_> {
         for source in &self.scanned {
             given.push(source.slice(index).map_err(&says)?);
         }
-        given.extend(self.passed.iter().copied().cloned());
+        given.extend(self.invariants.iter().copied().cloned());
         let mut results = self.body.run_tensors(turn, given)?.into_iter();
         if lead == 1 {
-            let condition = flag(&results.next().expect("a body gives its condition"));
+            let condition = read_condition(&results.next().expect("a body gives its condition"));
             self.holds = condition.map_err(&says)?;
         }
         for (k, (value, name)) in carried.iter_mut().zip(self.names).enumerate() {
@@ -505,7 +525,7 @@ impl Iterations<'_> {
                 )));
             }
             let (before, bytes) = (value.data().len(), tensor.data().len());
-            let most = turn.work.most_grown();
+            let most = turn.work.max_growing_bytes();
             if bytes > before && bytes > most {
                 let (node, value) = (self.label.to_owned(), name.to_string());
                 return Err(RunError::Growing { node, value, iteration: index, bytes, most });
@@ -513,7 +533,7 @@ impl Iterations<'_> {
             *value = tensor;
         }
         for (tensor, stack) in results.zip(&mut self.stacks) {
-            stack.make_room(self.label, turn, (tensor.dtype(), tensor.dims()))?;
+            stack.reserve_next(self.label, turn, (tensor.dtype(), tensor.dims()))?;
             stack.push(Delivered::Tensor(&tensor))?;
         }
         Ok(())

@@ -5,15 +5,15 @@ use std::time::Instant;
 use ortrain_graph::{DType, Tensor};
 
 use crate::{
-    AllocationError, Bindings, BufferId, Copied, DeviceError, Executable, GradientMode, Memory, Observer,
-    Part, Place, Program, RunError, Scalars, Workspace,
+    AllocationError, Bindings, BufferId, BufferLocation, Copied, DeviceError, Executable, GradientMode,
+    Memory, Observer, Program, RunError, RunPart, Scalars, Workspace,
 };
 
 /// Bytes of an input that are copied between two checks for an interrupt.
-const COPIED_AT_ONCE: usize = 32 << 20;
+const INPUT_CHUNK_BYTES: usize = 32 << 20;
 
 /// Bytes of a copy between two memories per chunk.
-const PIECE: usize = 4 << 10;
+const COPY_CHUNK_BYTES: usize = 4 << 10;
 
 /// Result of a run, which must be copied before the next run.
 #[derive(Clone, Copy, Debug)]
@@ -45,9 +45,9 @@ impl Delivered<'_> {
             Delivered::Tensor(tensor) => memory.write(0, &tensor.data()[..bytes]),
             Delivered::Memory(..) => {
                 // Chunks fit into a cache. No Rust reference to either memory exists.
-                let mut piece = [0; PIECE];
-                for from in (0..bytes).step_by(PIECE) {
-                    let piece = &mut piece[..PIECE.min(bytes - from)];
+                let mut piece = [0; COPY_CHUNK_BYTES];
+                for from in (0..bytes).step_by(COPY_CHUNK_BYTES) {
+                    let piece = &mut piece[..COPY_CHUNK_BYTES.min(bytes - from)];
                     self.copy_part(from, piece)?;
                     memory.write(from, piece)?;
                 }
@@ -110,7 +110,7 @@ pub struct RunContext<'a, 'o> {
     pub(crate) scalars: Scalars,
     pub(crate) observer: Option<&'o mut dyn Observer>,
     /// Bytes of the values between segments.
-    pub(crate) between: usize,
+    pub(crate) intermediate_bytes: usize,
 }
 
 impl<'a, 'o> RunContext<'a, 'o> {
@@ -121,7 +121,7 @@ impl<'a, 'o> RunContext<'a, 'o> {
         entry: GradientMode,
         scalars: Scalars,
     ) -> RunContext<'a, 'o> {
-        RunContext { bindings, work, entry, scalars, observer: None, between: 0 }
+        RunContext { bindings, work, entry, scalars, observer: None, intermediate_bytes: 0 }
     }
 
     /// Adds an observer, which is notified of every operation of the run.
@@ -131,7 +131,7 @@ impl<'a, 'o> RunContext<'a, 'o> {
     }
 
     /// Runs a closure and restores the state if the closure fails.
-    pub(crate) fn guarded<T>(
+    pub(crate) fn run_with_rollback<T>(
         &mut self,
         run: impl FnOnce(&mut Self) -> Result<T, RunError>,
     ) -> Result<T, RunError> {
@@ -141,11 +141,11 @@ impl<'a, 'o> RunContext<'a, 'o> {
         outcome
     }
 
-    pub(crate) fn start(&self) -> Option<Instant> {
+    pub(crate) fn start_timer(&self) -> Option<Instant> {
         self.observer.is_some().then(Instant::now)
     }
 
-    pub(crate) fn copied(&mut self, what: Copied, bytes: usize, start: Option<Instant>) {
+    pub(crate) fn record_copy(&mut self, what: Copied, bytes: usize, start: Option<Instant>) {
         if let (Some(observer), Some(start)) = (&mut self.observer, start) {
             observer.copied(what, bytes, start, Instant::now());
         }
@@ -155,36 +155,36 @@ impl<'a, 'o> RunContext<'a, 'o> {
     pub(crate) fn run<'v>(
         &mut self,
         executable: &dyn Executable,
-        part: Part,
+        part: RunPart,
         taken: impl Iterator<Item = &'v [u8]>,
     ) -> Result<(), RunError> {
         let program = executable.program();
-        let [takes, _] = program.ends(part)?;
+        let [takes, _] = program.inputs_and_outputs(part)?;
         // The second part reads values that the first part left in the workspace.
-        if part != Part::After {
-            self.work.prepare(program, executable.scratch_bytes(), self.between)?;
+        if part != RunPart::AfterYield {
+            self.work.prepare(program, executable.scratch_bytes(), self.intermediate_bytes)?;
         }
         // Inputs saved by a run that failed before its start are stale.
-        self.work.kept.clear();
-        let start = self.start();
+        self.work.saved_inputs.clear();
+        let start = self.start_timer();
         let mut copied = 0;
         for (&id, bytes) in takes.iter().zip(taken) {
             if executable.host_inputs().contains(&id) {
-                self.work.kept.push((id, bytes.to_vec()));
+                self.work.saved_inputs.push((id, bytes.to_vec()));
             }
-            if let Place::Work(offset) = program.buffer(id).place {
+            if let BufferLocation::Work(offset) = program.buffer(id).place {
                 // The first writes to fresh memory take seconds for gigabytes, so interrupts are checked between
                 // chunks.
-                for (number, piece) in bytes.chunks(COPIED_AT_ONCE).enumerate() {
+                for (number, piece) in bytes.chunks(INPUT_CHUNK_BYTES).enumerate() {
                     if number > 0 {
                         self.work.watch.check(u32::MAX)?;
                     }
-                    self.work.arena().write(offset + number * COPIED_AT_ONCE, piece)?;
+                    self.work.arena().write(offset + number * INPUT_CHUNK_BYTES, piece)?;
                 }
                 copied += bytes.len();
             }
         }
-        self.copied(Copied::Inputs, copied, start);
+        self.record_copy(Copied::Inputs, copied, start);
         // Reborrow: the next program needs the observer again.
         let observer = self.observer.as_mut().map(|observer| &mut **observer as &mut dyn Observer);
         executable.run_observed(self.bindings, self.work, self.entry, part, self.scalars, observer)
@@ -193,21 +193,23 @@ impl<'a, 'o> RunContext<'a, 'o> {
     /// Returns a result of a program after a run, without a copy.
     pub(crate) fn result<'m>(&'m self, program: &'m Program, id: BufferId) -> Delivered<'m> {
         match program.buffer(id).place {
-            Place::Work(offset) => Delivered::Memory(self.work.arena(), offset),
-            Place::Plane(plane, offset) => Delivered::Memory(self.bindings.planes[plane.0 as usize], offset),
-            Place::Constant(number) => Delivered::Tensor(&program.constants[number]),
+            BufferLocation::Work(offset) => Delivered::Memory(self.work.arena(), offset),
+            BufferLocation::Plane(plane, offset) => {
+                Delivered::Memory(self.bindings.planes[plane.0 as usize], offset)
+            }
+            BufferLocation::Constant(number) => Delivered::Tensor(&program.constants[number]),
         }
     }
 
     /// Runs a program on tensors and returns its results as tensors.
-    pub(crate) fn tensors(
+    pub(crate) fn run_on_tensors(
         &mut self,
         executable: &dyn Executable,
         shapes: &[Vec<usize>],
         inputs: &[Tensor],
     ) -> Result<Vec<Tensor>, RunError> {
-        self.run(executable, Part::Whole, inputs.iter().map(|tensor| &tensor.data()[..]))?;
-        let start = self.start();
+        self.run(executable, RunPart::Full, inputs.iter().map(|tensor| &tensor.data()[..]))?;
+        let start = self.start_timer();
         let program = executable.program();
         let result = |(&id, dims): (&BufferId, &Vec<usize>)| -> Result<Tensor, RunError> {
             let buffer = program.buffer(id);
@@ -220,7 +222,7 @@ impl<'a, 'o> RunContext<'a, 'o> {
         let results: Vec<Tensor> =
             program.outputs.iter().zip(shapes).map(result).collect::<Result<_, _>>()?;
         let bytes = results.iter().map(|tensor| tensor.data().len()).sum();
-        self.copied(Copied::Outputs, bytes, start);
+        self.record_copy(Copied::Outputs, bytes, start);
         Ok(results)
     }
 }

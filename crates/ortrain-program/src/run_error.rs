@@ -11,7 +11,7 @@ use crate::{AllocationError, DeviceError, OutOfMemory};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemoryNeed {
     /// Parameters and gradients.
-    pub held: usize,
+    pub state: usize,
     /// Constants of the program.
     pub constants: usize,
     /// Work arena: inputs, values, outputs.
@@ -19,14 +19,14 @@ pub struct MemoryNeed {
     /// Temporary memory of kernels.
     pub scratch: usize,
     /// Values between the segments of a schedule.
-    pub between: usize,
+    pub intermediates: usize,
 }
 
 impl MemoryNeed {
     /// Returns the sum of all parts.
     #[must_use]
     pub fn total(&self) -> usize {
-        let parts = [self.held, self.constants, self.work, self.scratch, self.between];
+        let parts = [self.state, self.constants, self.work, self.scratch, self.intermediates];
         parts.into_iter().fold(0, usize::saturating_add)
     }
 }
@@ -59,7 +59,7 @@ impl OverLimit {
     /// Describes the requirement, the limit, and the largest buffers, without advice.
     #[must_use]
     pub fn describe(&self) -> String {
-        let MemoryNeed { held, constants, work, scratch, between } = self.need;
+        let MemoryNeed { state: held, constants, work, scratch, intermediates: between } = self.need;
         let parts = [
             (held, "parameters and gradients"),
             (constants, "constants"),
@@ -89,7 +89,7 @@ impl OverLimit {
 impl fmt::Display for OverLimit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.describe())?;
-        if self.need.held + self.need.constants < self.limit {
+        if self.need.state + self.need.constants < self.limit {
             f.write_str("; a smaller batch needs less")
         } else {
             f.write_str("; this model does not fit at any batch size")
@@ -99,7 +99,7 @@ impl fmt::Display for OverLimit {
 
 /// Formats the position of an index as part of a sentence.
 #[must_use]
-pub fn place(at: &[usize]) -> String {
+pub fn describe_position(at: &[usize]) -> String {
     match at {
         [] => String::new(),
         [row] => format!(" in row {row}"),
@@ -112,7 +112,7 @@ pub fn place(at: &[usize]) -> String {
 #[non_exhaustive]
 pub enum RunError {
     /// Index out of range: for example a class label, or a row of an embedding.
-    #[error("{node}: index {index}{} is out of range for {bound} entries (0 to {})", place(.at), .bound - 1)]
+    #[error("{node}: index {index}{} is out of range for {bound} entries (0 to {})", describe_position(.at), .bound - 1)]
     IndexOutOfRange {
         /// Node.
         node: String,
@@ -222,7 +222,7 @@ pub enum RunError {
 
 impl RunError {
     /// Returns a function that turns messages of a host node into errors.
-    pub(crate) fn about(node: &str) -> impl Fn(String) -> RunError + '_ {
+    pub(crate) fn host_error(node: &str) -> impl Fn(String) -> RunError + '_ {
         move |message| RunError::Host { node: node.to_owned(), message }
     }
 

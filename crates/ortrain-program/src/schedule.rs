@@ -9,11 +9,11 @@ use ortrain_expr::DType;
 use ortrain_graph::Tensor;
 
 use crate::interrupt::interruptible;
-use crate::repeat::{self, Repeated};
+use crate::repeat::{self, RepeatedBody};
 use crate::run_context::RunContext;
 use crate::{
-    Backend, Bindings, Copied, Delivered, DeviceError, Executable, MemoryNeed, Part, PlaneId, Program,
-    RunError, UnsupportedOnBackend, Workspace, Yield,
+    Backend, Bindings, Copied, Delivered, DeviceError, Executable, MemoryNeed, PlaneId, Program, RunError,
+    RunPart, UnsupportedOnBackend, Workspace, Yield,
 };
 
 /// Work of a segment besides its instructions: copies, shapes, a call.
@@ -25,7 +25,7 @@ pub struct SlotId(pub u32);
 
 /// Location of a value in a plane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PlanePlace {
+pub struct PlaneLocation {
     /// Plane.
     pub plane: PlaneId,
     /// Offset of the first byte.
@@ -40,7 +40,7 @@ pub struct SlotSpec {
     /// Element type and shape, if known before the run.
     pub ty: Option<(DType, Vec<usize>)>,
     /// Location of a value that belongs to the state. Programs access the value there directly.
-    pub plane: Option<PlanePlace>,
+    pub plane: Option<PlaneLocation>,
 }
 
 /// Function that runs on the host, for an operator without an instruction: the shapes of its results depend on values.
@@ -69,14 +69,14 @@ pub trait Specialise: Send + Sync + fmt::Debug {
 #[derive(Debug)]
 pub struct Specialised {
     schedule: Arc<Schedule>,
-    runner: OnceLock<Arc<ScheduleExecutor>>,
+    cached: OnceLock<Arc<ScheduleExecutor>>,
 }
 
 impl Specialised {
     /// Creates the schedule without an executor.
     #[must_use]
     pub fn new(schedule: Schedule) -> Specialised {
-        Specialised { schedule: Arc::new(schedule), runner: OnceLock::new() }
+        Specialised { schedule: Arc::new(schedule), cached: OnceLock::new() }
     }
 
     /// Returns the schedule.
@@ -87,8 +87,8 @@ impl Specialised {
 
     /// Returns the cached executor, if the schedule was prepared.
     #[must_use]
-    pub fn ready(&self) -> Option<&Arc<ScheduleExecutor>> {
-        self.runner.get()
+    pub fn cached_executor(&self) -> Option<&Arc<ScheduleExecutor>> {
+        self.cached.get()
     }
 
     /// Returns the cached executor, or the one that `make` builds. Only executors of the first backend are cached.
@@ -100,14 +100,14 @@ impl Specialised {
         backend: &Arc<dyn Backend>,
         make: impl FnOnce(Arc<Schedule>) -> Result<ScheduleExecutor, E>,
     ) -> Result<Arc<ScheduleExecutor>, E> {
-        if let Some(runner) = self.ready()
+        if let Some(runner) = self.cached_executor()
             && Arc::ptr_eq(&runner.backend, backend)
         {
             return Ok(runner.clone());
         }
         let made = Arc::new(make(self.schedule.clone())?);
         // If another thread was faster, its executor stays cached.
-        let _ = self.runner.set(made.clone());
+        let _ = self.cached.set(made.clone());
         Ok(made)
     }
 }
@@ -144,14 +144,14 @@ pub trait BranchSource: Send + Sync + fmt::Debug {
 #[derive(Debug)]
 pub struct Branch {
     source: Box<dyn BranchSource>,
-    made: OnceLock<Result<Arc<Schedule>, String>>,
+    built: OnceLock<Result<Arc<Schedule>, String>>,
 }
 
 impl Branch {
     /// Creates a branch without a built schedule.
     #[must_use]
     pub fn new(source: Box<dyn BranchSource>) -> Branch {
-        Branch { source, made: OnceLock::new() }
+        Branch { source, built: OnceLock::new() }
     }
 
     /// Returns the schedule, and builds it on the first call.
@@ -159,13 +159,13 @@ impl Branch {
     /// # Errors
     /// The message of the branch's source.
     pub fn schedule(&self) -> Result<&Arc<Schedule>, String> {
-        self.made.get_or_init(|| self.source.schedule().map(Arc::new)).as_ref().map_err(Clone::clone)
+        self.built.get_or_init(|| self.source.schedule().map(Arc::new)).as_ref().map_err(Clone::clone)
     }
 
     /// Returns the schedule, if it is built.
     #[must_use]
-    pub fn made(&self) -> Option<&Arc<Schedule>> {
-        self.made.get().and_then(|made| made.as_ref().ok())
+    pub fn built_schedule(&self) -> Option<&Arc<Schedule>> {
+        self.built.get().and_then(|made| made.as_ref().ok())
     }
 }
 
@@ -181,7 +181,7 @@ pub struct Branches {
 impl Branches {
     /// Returns both branches, with the names of their attributes.
     #[must_use]
-    pub fn both(&self) -> [(&'static str, &Branch); 2] {
+    pub fn named_branches(&self) -> [(&'static str, &Branch); 2] {
         [("then_branch", &self.then_branch), ("else_branch", &self.else_branch)]
     }
 }
@@ -208,7 +208,7 @@ pub enum Segment {
 
 /// Values that a schedule exchanges with its caller: in a [`Segment::Yield`], or in the yield instruction of its only
 /// program.
-pub type Handed = Yield<SlotId>;
+pub type YieldSlots = Yield<SlotId>;
 
 /// Segments in order, and the values that pass between them.
 #[derive(Clone, Debug, Default)]
@@ -222,13 +222,13 @@ pub struct Schedule {
     /// Output values, in order.
     pub outputs: Vec<SlotId>,
     /// Values that are exchanged with the caller in the middle of a run, if the schedule has a yield.
-    pub handed: Option<Handed>,
+    pub yield_slots: Option<YieldSlots>,
 }
 
 impl Schedule {
     /// Returns the program, if the schedule consists of a single program.
     #[must_use]
-    pub fn single(&self) -> Option<&Arc<Program>> {
+    pub fn single_program(&self) -> Option<&Arc<Program>> {
         match self.segments.as_slice() {
             [SegmentNode { segment: Segment::Program(program, _), inputs, outputs }]
                 if *inputs == self.inputs && *outputs == self.outputs =>
@@ -253,7 +253,10 @@ impl Schedule {
             match &node.segment {
                 Segment::Program(program, _) => programs.push(program),
                 Segment::If(branches, _) => {
-                    let made = branches.both().into_iter().filter_map(|(_, branch)| branch.made());
+                    let made = branches
+                        .named_branches()
+                        .into_iter()
+                        .filter_map(|(_, branch)| branch.built_schedule());
                     programs.extend(made.flat_map(|schedule| schedule.programs()));
                 }
                 Segment::Repeat(repeat, _) => programs.extend(repeat.body.programs()),
@@ -287,7 +290,7 @@ impl fmt::Display for Schedule {
             let label = label.map_or(String::new(), |label| format!("  # {label}"));
             let (from, to) = (names(inputs), names(outputs));
             writeln!(f, "segment {k}: {kind} ({from}) -> ({to}){label}")?;
-            write_inside(f, &inside)?;
+            write_indented(f, &inside)?;
         }
         Ok(())
     }
@@ -298,7 +301,7 @@ impl fmt::Display for Branches {
         for (name, branch) in [("then", &self.then_branch), ("else", &self.else_branch)] {
             writeln!(f, "{name}")?;
             match branch.schedule() {
-                Ok(schedule) => write_inside(f, &schedule.to_string())?,
+                Ok(schedule) => write_indented(f, &schedule.to_string())?,
                 Err(message) => writeln!(f, "  cannot be taken: {message}")?,
             }
         }
@@ -307,13 +310,13 @@ impl fmt::Display for Branches {
 }
 
 /// Writes the indented lines of a nested description.
-fn write_inside(f: &mut fmt::Formatter<'_>, text: &str) -> fmt::Result {
+fn write_indented(f: &mut fmt::Formatter<'_>, text: &str) -> fmt::Result {
     text.lines().try_for_each(|line| writeln!(f, "  {line}"))
 }
 
 /// Input of a run: element type, shape and little-endian bytes.
 #[derive(Clone, Copy, Debug)]
-pub struct Given<'a> {
+pub struct RunInput<'a> {
     /// Element type.
     pub dtype: DType,
     /// Shape.
@@ -322,35 +325,35 @@ pub struct Given<'a> {
     pub bytes: &'a [u8],
 }
 
-impl<'a> From<&'a Tensor> for Given<'a> {
-    fn from(tensor: &'a Tensor) -> Given<'a> {
-        Given { dtype: tensor.dtype(), dims: tensor.dims(), bytes: tensor.data() }
+impl<'a> From<&'a Tensor> for RunInput<'a> {
+    fn from(tensor: &'a Tensor) -> RunInput<'a> {
+        RunInput { dtype: tensor.dtype(), dims: tensor.dims(), bytes: tensor.data() }
     }
 }
 
 /// Callback that receives a result of a run: index, element type, shape, elements. An error ends the run.
 pub type Deliver<'a> = dyn FnMut(usize, DType, &[usize], Delivered<'_>) -> Result<(), DeviceError> + 'a;
 
-/// State of a run between its forward and backward part: see [`ScheduleExecutor::run_before`].
+/// State of a run between its forward and backward part: see [`ScheduleExecutor::run_before_yield`].
 #[derive(Debug, Default)]
 pub struct ForwardState {
     /// Values between segments. A single program stores its values in the workspace.
     values: Vec<Option<Tensor>>,
     /// Bytes of the values.
-    between: usize,
+    intermediate_bytes: usize,
 }
 
 impl ForwardState {
     /// Returns the bytes of the values outside of the workspace.
     #[must_use]
     pub fn bytes(&self) -> usize {
-        self.between
+        self.intermediate_bytes
     }
 }
 
 /// Copies the inputs to tensors.
-fn tensors_of(given: &[Given<'_>]) -> Vec<Tensor> {
-    let tensor = |value: &Given<'_>| {
+fn to_tensors(given: &[RunInput<'_>]) -> Vec<Tensor> {
+    let tensor = |value: &RunInput<'_>| {
         let data = value.bytes.to_vec().into();
         Tensor::new(value.dtype, value.dims.to_vec(), data).expect("the caller's bytes fit its shape")
     };
@@ -358,7 +361,7 @@ fn tensors_of(given: &[Given<'_>]) -> Vec<Tensor> {
 }
 
 /// Returns the total bytes of the tensors.
-fn bytes_of(tensors: &[Tensor]) -> usize {
+fn total_bytes(tensors: &[Tensor]) -> usize {
     tensors.iter().map(|tensor| tensor.data().len()).sum()
 }
 
@@ -372,7 +375,7 @@ fn deliver_all(results: &[Tensor], deliver: &mut Deliver<'_>) -> Result<(), RunE
 
 /// Returns a variant of a program that exceeds the memory limit of a workspace. Recomputation lowers its arena to the
 /// limit, or as close to the limit as possible. Returns `None` if the program is within the limit.
-fn fitted(work: &Workspace, program: &Program, scratch: usize) -> Option<Program> {
+fn recompute_within_limit(work: &Workspace, program: &Program, scratch: usize) -> Option<Program> {
     let Err(RunError::OverLimit(over)) = work.check(program, scratch, 0) else { return None };
     let excess = over.need.total() - over.limit;
     Some(program.within(program.work_bytes.saturating_sub(excess)))
@@ -383,11 +386,11 @@ fn fitted(work: &Workspace, program: &Program, scratch: usize) -> Option<Program
 pub struct ScheduleExecutor {
     schedule: Arc<Schedule>,
     backend: Arc<dyn Backend>,
-    prepared: Vec<Prepared>,
+    prepared: Vec<PreparedSegment>,
 }
 
 #[derive(Debug)]
-enum Prepared {
+enum PreparedSegment {
     Program(Box<dyn Executable>),
     If([PreparedBranch; 2]),
     Repeat(Box<ScheduleExecutor>),
@@ -398,10 +401,10 @@ enum Prepared {
 /// Lazily prepared branch.
 type PreparedBranch = OnceLock<Result<Box<ScheduleExecutor>, String>>;
 
-impl Repeated for ScheduleExecutor {
-    fn single(&self) -> Option<&dyn Executable> {
-        match (self.prepared.as_slice(), self.schedule.single()) {
-            ([Prepared::Program(executable)], Some(_)) => Some(executable.as_ref()),
+impl RepeatedBody for ScheduleExecutor {
+    fn single_executable(&self) -> Option<&dyn Executable> {
+        match (self.prepared.as_slice(), self.schedule.single_program()) {
+            ([PreparedSegment::Program(executable)], Some(_)) => Some(executable.as_ref()),
             _ => None,
         }
     }
@@ -411,10 +414,10 @@ impl Repeated for ScheduleExecutor {
         turn: &mut RunContext<'_, '_>,
         given: Vec<Tensor>,
     ) -> Result<Vec<Tensor>, RunError> {
-        let outside = turn.between;
-        turn.between += bytes_of(&given);
+        let outside = turn.intermediate_bytes;
+        turn.intermediate_bytes += total_bytes(&given);
         let results = self.run_counted(turn, given)?;
-        turn.between = outside;
+        turn.intermediate_bytes = outside;
         Ok(results)
     }
 
@@ -439,12 +442,13 @@ impl ScheduleExecutor {
     ) -> Result<ScheduleExecutor, UnsupportedOnBackend> {
         let prepare = |node: &SegmentNode| {
             Ok(match &node.segment {
-                Segment::Program(program, _) => Prepared::Program(backend.compile(program.clone())?),
-                Segment::Deferred(_) | Segment::Host(..) | Segment::Yield(_) => Prepared::Nothing,
-                Segment::If(..) => Prepared::If(Default::default()),
-                Segment::Repeat(repeat, _) => {
-                    Prepared::Repeat(Box::new(ScheduleExecutor::new(backend.clone(), repeat.body.clone())?))
-                }
+                Segment::Program(program, _) => PreparedSegment::Program(backend.compile(program.clone())?),
+                Segment::Deferred(_) | Segment::Host(..) | Segment::Yield(_) => PreparedSegment::Nothing,
+                Segment::If(..) => PreparedSegment::If(Default::default()),
+                Segment::Repeat(repeat, _) => PreparedSegment::Repeat(Box::new(ScheduleExecutor::new(
+                    backend.clone(),
+                    repeat.body.clone(),
+                )?)),
             })
         };
         let prepared = schedule.segments.iter().map(prepare).collect::<Result<_, _>>()?;
@@ -463,13 +467,14 @@ impl ScheduleExecutor {
     ) -> Result<ScheduleExecutor, UnsupportedOnBackend> {
         let mut runner = ScheduleExecutor::new(backend, schedule)?;
         for (k, prepared) in runner.prepared.iter_mut().enumerate() {
-            if let Prepared::Program(executable) = prepared
-                && let Some(less) = fitted(work, executable.program(), executable.scratch_bytes())
+            if let PreparedSegment::Program(executable) = prepared
+                && let Some(less) =
+                    recompute_within_limit(work, executable.program(), executable.scratch_bytes())
                 && let Segment::Program(program, _) =
                     &mut Arc::make_mut(&mut runner.schedule).segments[k].segment
             {
                 *program = Arc::new(less);
-                *prepared = Prepared::Program(runner.backend.compile(program.clone())?);
+                *prepared = PreparedSegment::Program(runner.backend.compile(program.clone())?);
             }
         }
         Ok(runner)
@@ -482,11 +487,13 @@ impl ScheduleExecutor {
     /// [`RunError::OverLimit`].
     pub fn check(schedule: &Schedule, work: &Workspace) -> Result<(), RunError> {
         let programs = schedule.programs().into_iter();
-        programs.filter_map(|program| fitted(work, program, 0)).try_for_each(|less| work.check(&less, 0, 0))
+        programs
+            .filter_map(|program| recompute_within_limit(work, program, 0))
+            .try_for_each(|less| work.check(&less, 0, 0))
     }
 
     /// Returns the executor of a branch, and prepares it on the first call.
-    fn branch<'r>(
+    fn branch_executor<'r>(
         &self,
         prepared: &'r PreparedBranch,
         branch: &Branch,
@@ -507,17 +514,20 @@ impl ScheduleExecutor {
     /// Returns the maximum memory requirement of its programs. Programs with deferred shapes are not included. All
     /// valid branches are prepared and included; invalid branches need no memory.
     #[must_use]
-    pub fn need(&self, work: &Workspace) -> MemoryNeed {
-        let of = |(node, prepared): (&SegmentNode, &Prepared)| match (&node.segment, prepared) {
-            (_, Prepared::Program(executable)) => {
-                work.need(executable.program(), executable.scratch_bytes(), 0)
+    pub fn memory_need(&self, work: &Workspace) -> MemoryNeed {
+        let of = |(node, prepared): (&SegmentNode, &PreparedSegment)| match (&node.segment, prepared) {
+            (_, PreparedSegment::Program(executable)) => {
+                work.memory_need(executable.program(), executable.scratch_bytes(), 0)
             }
-            (Segment::If(branches, _), Prepared::If(prepared)) => {
-                let both = branches.both().into_iter().zip(prepared);
-                let runners = both.filter_map(|((_, branch), own)| self.branch(own, branch).ok());
-                runners.map(|runner| runner.need(work)).max_by_key(MemoryNeed::total).unwrap_or_default()
+            (Segment::If(branches, _), PreparedSegment::If(prepared)) => {
+                let both = branches.named_branches().into_iter().zip(prepared);
+                let runners = both.filter_map(|((_, branch), own)| self.branch_executor(own, branch).ok());
+                runners
+                    .map(|runner| runner.memory_need(work))
+                    .max_by_key(MemoryNeed::total)
+                    .unwrap_or_default()
             }
-            (_, Prepared::Repeat(body)) => body.need(work),
+            (_, PreparedSegment::Repeat(body)) => body.memory_need(work),
             _ => MemoryNeed::default(),
         };
         let both = self.schedule.segments.iter().zip(&self.prepared);
@@ -535,30 +545,30 @@ impl ScheduleExecutor {
     pub fn run(
         &self,
         turn: RunContext<'_, '_>,
-        given: &[Given<'_>],
+        given: &[RunInput<'_>],
         deliver: &mut Deliver<'_>,
     ) -> Result<(), RunError> {
-        self.run_part(turn, Part::Whole, ForwardState::default(), given, deliver).map(drop)
+        self.run_part(turn, RunPart::Full, ForwardState::default(), given, deliver).map(drop)
     }
 
     /// Runs a gradient mode up to the yield, and passes the yielded values to `deliver`. The rest of the run,
-    /// [`ScheduleExecutor::run_after`], needs the unchanged workspace.
+    /// [`ScheduleExecutor::run_after_yield`], needs the unchanged workspace.
     ///
     /// # Errors
     /// [`RunError`]; [`RunError::NoYield`] when the schedule has no yield.
     ///
     /// # Panics
     /// As [`ScheduleExecutor::run`].
-    pub fn run_before(
+    pub fn run_before_yield(
         &self,
         turn: RunContext<'_, '_>,
-        given: &[Given<'_>],
+        given: &[RunInput<'_>],
         deliver: &mut Deliver<'_>,
     ) -> Result<ForwardState, RunError> {
-        self.run_part(turn, Part::Before, ForwardState::default(), given, deliver)
+        self.run_part(turn, RunPart::BeforeYield, ForwardState::default(), given, deliver)
     }
 
-    /// Runs the rest of a run that [`ScheduleExecutor::run_before`] began, in the same workspace. `taken` are the
+    /// Runs the rest of a run that [`ScheduleExecutor::run_before_yield`] began, in the same workspace. `taken` are the
     /// values that the caller supplies. Every result is passed to `deliver`. Bindings, gradient mode and scalars must
     /// equal the first part's.
     ///
@@ -567,45 +577,45 @@ impl ScheduleExecutor {
     ///
     /// # Panics
     /// When the number or the sizes of the values differ from the schedule.
-    pub fn run_after(
+    pub fn run_after_yield(
         &self,
         suspended: ForwardState,
         turn: RunContext<'_, '_>,
-        taken: &[Given<'_>],
+        taken: &[RunInput<'_>],
         deliver: &mut Deliver<'_>,
     ) -> Result<(), RunError> {
-        self.run_part(turn, Part::After, suspended, taken, deliver).map(drop)
+        self.run_part(turn, RunPart::AfterYield, suspended, taken, deliver).map(drop)
     }
 
     /// Runs a part on its inputs and the state of the previous part. Returns the state for the next part.
     fn run_part(
         &self,
         mut turn: RunContext<'_, '_>,
-        part: Part,
-        ForwardState { mut values, between }: ForwardState,
-        taken: &[Given<'_>],
+        part: RunPart,
+        ForwardState { mut values, intermediate_bytes: between }: ForwardState,
+        taken: &[RunInput<'_>],
         deliver: &mut Deliver<'_>,
     ) -> Result<ForwardState, RunError> {
-        let Schedule { inputs, outputs, handed, .. } = &*self.schedule;
-        let [takes, gives] = part.ends([inputs, outputs], handed.as_ref())?;
-        turn.guarded(|turn| {
-            if let Some(executable) = self.single() {
+        let Schedule { inputs, outputs, yield_slots: handed, .. } = &*self.schedule;
+        let [takes, gives] = part.inputs_and_outputs([inputs, outputs], handed.as_ref())?;
+        turn.run_with_rollback(|turn| {
+            if let Some(executable) = self.single_executable() {
                 self.run_single(turn, executable, part, taken, gives, deliver)?;
                 return Ok(ForwardState::default());
             }
             let hands_over = |node: &SegmentNode| matches!(node.segment, Segment::Yield(_));
             let yielded = self.schedule.segments.iter().position(hands_over).ok_or(RunError::NoYield);
             let places = match part {
-                Part::Whole => 0..self.prepared.len(),
-                Part::Before => 0..yielded?,
-                Part::After => yielded? + 1..self.prepared.len(),
+                RunPart::Full => 0..self.prepared.len(),
+                RunPart::BeforeYield => 0..yielded?,
+                RunPart::AfterYield => yielded? + 1..self.prepared.len(),
             };
-            let taken = tensors_of(taken);
-            turn.between = between + bytes_of(&taken);
-            self.put(&mut values, takes, taken);
+            let taken = to_tensors(taken);
+            turn.intermediate_bytes = between + total_bytes(&taken);
+            self.store_values(&mut values, takes, taken);
             self.run_segments(turn, &mut values, places)?;
-            deliver_all(&self.fetch_all(turn.bindings, &values, gives)?, deliver)?;
-            Ok(ForwardState { values, between: turn.between })
+            deliver_all(&self.fetch_values(turn.bindings, &values, gives)?, deliver)?;
+            Ok(ForwardState { values, intermediate_bytes: turn.intermediate_bytes })
         })
     }
 
@@ -614,8 +624,9 @@ impl ScheduleExecutor {
     /// # Panics
     /// When the schedule has no yield, or fewer yielded values.
     #[must_use]
-    pub fn given<'s>(&'s self, suspended: &'s ForwardState, k: usize) -> (DType, &'s [usize]) {
-        let slot = self.schedule.handed.as_ref().expect("the caller has taken over").outputs[k].0 as usize;
+    pub fn yielded_type<'s>(&'s self, suspended: &'s ForwardState, k: usize) -> (DType, &'s [usize]) {
+        let slot =
+            self.schedule.yield_slots.as_ref().expect("the caller has taken over").outputs[k].0 as usize;
         match (suspended.values.get(slot), &self.schedule.slots[slot].ty) {
             (Some(Some(tensor)), _) => (tensor.dtype(), tensor.dims()),
             (_, Some((dtype, dims))) => (*dtype, dims),
@@ -628,26 +639,26 @@ impl ScheduleExecutor {
         &self,
         turn: &mut RunContext<'_, '_>,
         executable: &dyn Executable,
-        part: Part,
-        given: &[Given<'_>],
+        part: RunPart,
+        given: &[RunInput<'_>],
         slots: &[SlotId],
         deliver: &mut Deliver<'_>,
     ) -> Result<(), RunError> {
         let program = executable.program();
-        let [inputs, outputs] = program.ends(part)?;
+        let [inputs, outputs] = program.inputs_and_outputs(part)?;
         for (&id, value) in inputs.iter().zip(given) {
             let buffer = program.buffer(id);
             assert_eq!(buffer.bytes(), value.bytes.len(), "bytes of {:?}", buffer.label);
         }
         turn.run(executable, part, given.iter().map(|value| value.bytes))?;
-        let start = turn.start();
+        let start = turn.start_timer();
         let mut bytes = 0;
         for (k, (&id, slot)) in outputs.iter().zip(slots).enumerate() {
             let Some((dtype, dims)) = &self.schedule.slots[slot.0 as usize].ty else { continue };
             bytes += program.buffer(id).bytes();
             deliver(k, *dtype, dims, turn.result(program, id))?;
         }
-        turn.copied(Copied::Outputs, bytes, start);
+        turn.record_copy(Copied::Outputs, bytes, start);
         Ok(())
     }
 
@@ -657,16 +668,16 @@ impl ScheduleExecutor {
         turn: &mut RunContext<'_, '_>,
         given: Vec<Tensor>,
     ) -> Result<Vec<Tensor>, RunError> {
-        let outside = turn.between;
+        let outside = turn.intermediate_bytes;
         let mut values = Vec::new();
-        self.put(&mut values, &self.schedule.inputs, given);
+        self.store_values(&mut values, &self.schedule.inputs, given);
         self.run_segments(turn, &mut values, 0..self.prepared.len())?;
-        turn.between = outside;
-        self.fetch_all(turn.bindings, &values, &self.schedule.outputs)
+        turn.intermediate_bytes = outside;
+        self.fetch_values(turn.bindings, &values, &self.schedule.outputs)
     }
 
     /// Stores tensors among the values between segments. `values` may be empty.
-    fn put(&self, values: &mut Vec<Option<Tensor>>, slots: &[SlotId], tensors: Vec<Tensor>) {
+    fn store_values(&self, values: &mut Vec<Option<Tensor>>, slots: &[SlotId], tensors: Vec<Tensor>) {
         values.resize(self.schedule.slots.len(), None);
         for (&slot, tensor) in slots.iter().zip(tensors) {
             values[slot.0 as usize] = Some(tensor);
@@ -674,7 +685,7 @@ impl ScheduleExecutor {
     }
 
     /// Returns some of the values between segments; values in planes are copied from there.
-    fn fetch_all(
+    fn fetch_values(
         &self,
         bindings: &Bindings<'_>,
         values: &[Option<Tensor>],
@@ -696,14 +707,14 @@ impl ScheduleExecutor {
     }
 
     /// Returns the executor of a deferred segment. A schedule above the memory limit is rejected before it is prepared.
-    fn runner_of(
+    fn deferred_executor(
         &self,
         late: &Specialised,
         turn: &RunContext<'_, '_>,
     ) -> Result<Arc<ScheduleExecutor>, RunError> {
         late.executor(&self.backend, |schedule| {
             for program in schedule.programs() {
-                turn.work.check(program, 0, turn.between)?;
+                turn.work.check(program, 0, turn.intermediate_bytes)?;
             }
             ScheduleExecutor::new(self.backend.clone(), schedule)
                 .map_err(|error| RunError::Specialise(error.to_string()))
@@ -719,37 +730,37 @@ impl ScheduleExecutor {
     ) -> Result<(), RunError> {
         for (node, prepared) in self.schedule.segments[places.clone()].iter().zip(&self.prepared[places]) {
             turn.work.watch.check(SEGMENT_TICKS)?;
-            let inputs = self.fetch_all(turn.bindings, values, &node.inputs)?;
+            let inputs = self.fetch_values(turn.bindings, values, &node.inputs)?;
             let results = match (&node.segment, prepared) {
-                (Segment::Program(_, shapes), Prepared::Program(executable)) => {
-                    turn.tensors(executable.as_ref(), shapes, &inputs)?
+                (Segment::Program(_, shapes), PreparedSegment::Program(executable)) => {
+                    turn.run_on_tensors(executable.as_ref(), shapes, &inputs)?
                 }
                 (Segment::Deferred(late), _) => {
                     let specialised = late.specialise(&inputs).map_err(RunError::Specialise)?;
-                    self.runner_of(&specialised, turn)?.run_counted(turn, inputs)?
+                    self.deferred_executor(&specialised, turn)?.run_counted(turn, inputs)?
                 }
                 (Segment::Host(function, label), _) => {
-                    let start = turn.start();
-                    let call = || function.call(&inputs).map_err(RunError::about(label));
+                    let start = turn.start_timer();
+                    let call = || function.call(&inputs).map_err(RunError::host_error(label));
                     let results = interruptible(turn.work.watch.question(), call)?;
                     if let (Some(observer), Some(start)) = (&mut turn.observer, start) {
                         observer.host(label, start, Instant::now());
                     }
                     results
                 }
-                (Segment::If(branches, label), Prepared::If(prepared)) => {
+                (Segment::If(branches, label), PreparedSegment::If(prepared)) => {
                     let (condition, captured) = inputs.split_first().expect("an If has a condition");
-                    let holds = repeat::flag(condition).map_err(RunError::about(label))?;
+                    let holds = repeat::read_condition(condition).map_err(RunError::host_error(label))?;
                     let taken = usize::from(!holds);
-                    let (name, branch) = branches.both()[taken];
+                    let (name, branch) = branches.named_branches()[taken];
                     let refused =
                         |message| RunError::Branch { node: label.to_string(), branch: name, message };
-                    let runner = self.branch(&prepared[taken], branch).map_err(refused)?;
+                    let runner = self.branch_executor(&prepared[taken], branch).map_err(refused)?;
                     let results = runner.run_tensors(turn, captured.to_vec())?;
-                    self.check_results(node, name, &results).map_err(RunError::about(label))?;
+                    self.check_results(node, name, &results).map_err(RunError::host_error(label))?;
                     results
                 }
-                (Segment::Repeat(repeat, label), Prepared::Repeat(body)) => {
+                (Segment::Repeat(repeat, label), PreparedSegment::Repeat(body)) => {
                     repeat.run(label, &**body, turn, &inputs)?
                 }
                 (Segment::Yield(label), _) => {
@@ -758,7 +769,7 @@ impl ScheduleExecutor {
                 _ => unreachable!("every segment was prepared as what it is"),
             };
             for (&slot, tensor) in node.outputs.iter().zip(results) {
-                turn.between += tensor.data().len();
+                turn.intermediate_bytes += tensor.data().len();
                 values[slot.0 as usize] = Some(tensor);
             }
         }

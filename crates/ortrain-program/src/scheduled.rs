@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use crate::buffer::{Buffer, BufferId, Place, cells, distinct};
+use crate::buffer::{Buffer, BufferId, BufferLocation, alias_classes, distinct};
 use crate::error::ProgramError;
 use crate::gradient_modes::{GradientMode, GradientModes};
 use crate::instruction::Instruction;
 use crate::operand::Nest;
-use crate::versions::{Seen, Version, Versions, always, entries_of};
+use crate::versions::{SeenVersions, Version, Versions, mode_indices, same_in_all_modes};
 
 /// Instruction with its gradient modes and the node that it was lowered from.
 #[derive(Clone, Debug)]
@@ -15,7 +15,7 @@ pub struct ScheduledInstruction {
     /// Instruction.
     pub instruction: Instruction,
     /// Gradient modes that run the instruction.
-    pub entries: GradientModes,
+    pub gradient_modes: GradientModes,
     /// Name of the node, for messages.
     pub node: Arc<str>,
     /// Version of each buffer that the instruction reads and writes.
@@ -25,10 +25,11 @@ pub struct ScheduledInstruction {
 impl ScheduledInstruction {
     /// Returns the nests of a group one by one, or else the instruction itself.
     #[must_use]
-    pub fn parts(&self) -> Vec<ScheduledInstruction> {
+    pub fn split_group(&self) -> Vec<ScheduledInstruction> {
         match &self.instruction {
             Instruction::NestGroup(group) => {
-                let nest = |nest: &Arc<Nest>| self.with(Instruction::Nest(nest.clone()), &self.versions);
+                let nest =
+                    |nest: &Arc<Nest>| self.with_instruction(Instruction::Nest(nest.clone()), &self.versions);
                 group.nests.iter().map(nest).collect()
             }
             _ => vec![self.clone()],
@@ -36,26 +37,37 @@ impl ScheduledInstruction {
     }
 
     /// Returns another instruction with the same gradient modes and node. It takes the versions of its own buffers.
-    pub(crate) fn with(&self, instruction: Instruction, versions: &Versions) -> ScheduledInstruction {
-        let versions = versions.of_instruction(&instruction);
-        ScheduledInstruction { instruction, versions, entries: self.entries, node: self.node.clone() }
+    pub(crate) fn with_instruction(
+        &self,
+        instruction: Instruction,
+        versions: &Versions,
+    ) -> ScheduledInstruction {
+        let versions = versions.restrict_to(&instruction);
+        ScheduledInstruction {
+            instruction,
+            versions,
+            gradient_modes: self.gradient_modes,
+            node: self.node.clone(),
+        }
     }
 
     /// Returns the instruction with another nest over the same buffers.
     pub(crate) fn with_nest(&self, nest: Nest) -> ScheduledInstruction {
-        self.with(self.instruction.with_nest(nest), &self.versions)
+        self.with_instruction(self.instruction.with_nest(nest), &self.versions)
     }
 }
 
 /// Generator of version numbers for writes that passes add.
 #[derive(Debug)]
-pub(crate) struct NewVersions(u32);
+pub(crate) struct VersionCounter(u32);
 
-impl NewVersions {
+impl VersionCounter {
     /// Starts after the largest number of these instructions.
-    pub(crate) fn after<'a>(instructions: impl IntoIterator<Item = &'a ScheduledInstruction>) -> NewVersions {
+    pub(crate) fn after<'a>(
+        instructions: impl IntoIterator<Item = &'a ScheduledInstruction>,
+    ) -> VersionCounter {
         let writes = instructions.into_iter().flat_map(|scheduled| scheduled.versions.writes());
-        NewVersions(writes.map(|(_, version)| version.0).max().unwrap_or(0))
+        VersionCounter(writes.map(|(_, version)| version.0).max().unwrap_or(0))
     }
 
     /// Returns the next number.
@@ -67,43 +79,43 @@ impl NewVersions {
 
 /// Versions of the externally visible buffers at the end of a program.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct FinalVersions(Vec<(BufferId, Seen)>);
+pub(crate) struct FinalVersions(Vec<(BufferId, SeenVersions)>);
 
 /// Current versions of the buffers during a walk over the instructions.
-struct Current<'a> {
-    cells: &'a [usize],
-    of_cells: Vec<Seen>,
+struct CurrentVersions<'a> {
+    classes: &'a [usize],
+    by_class: Vec<SeenVersions>,
 }
 
-impl<'a> Current<'a> {
-    fn new(cells: &'a [usize]) -> Current<'a> {
-        Current { cells, of_cells: vec![always(Version::BEFORE); cells.len()] }
+impl<'a> CurrentVersions<'a> {
+    fn new(cells: &'a [usize]) -> CurrentVersions<'a> {
+        CurrentVersions { classes: cells, by_class: vec![same_in_all_modes(Version::INITIAL); cells.len()] }
     }
 
-    fn of(&self, id: BufferId) -> Seen {
-        self.of_cells[self.cells[id.0 as usize]]
+    fn of(&self, id: BufferId) -> SeenVersions {
+        self.by_class[self.classes[id.0 as usize]]
     }
 
     fn write(&mut self, id: BufferId, version: Version, entries: GradientModes) {
-        let seen = &mut self.of_cells[self.cells[id.0 as usize]];
-        entries_of(entries).for_each(|entry| seen[entry] = Some(version));
+        let seen = &mut self.by_class[self.classes[id.0 as usize]];
+        mode_indices(entries).for_each(|entry| seen[entry] = Some(version));
     }
 }
 
 /// Numbers the writes of a newly built program, and records for every instruction the versions that it reads.
-pub(crate) fn number(
+pub(crate) fn number_versions(
     instructions: &mut [ScheduledInstruction],
     buffers: &[Buffer],
     outputs: &[BufferId],
 ) -> FinalVersions {
-    let cells = cells(buffers);
-    let mut current = Current::new(&cells);
-    for (at, ScheduledInstruction { instruction, entries, versions, .. }) in
+    let cells = alias_classes(buffers);
+    let mut current = CurrentVersions::new(&cells);
+    for (at, ScheduledInstruction { instruction, gradient_modes: entries, versions, .. }) in
         instructions.iter_mut().enumerate()
     {
         let read = |id: BufferId| {
-            let mut seen = Seen::default();
-            entries_of(*entries).for_each(|entry| seen[entry] = current.of(id)[entry]);
+            let mut seen = SeenVersions::default();
+            mode_indices(*entries).for_each(|entry| seen[entry] = current.of(id)[entry]);
             (id, seen)
         };
         let [reads, writes] = [instruction.reads(), instruction.writes()].map(distinct);
@@ -112,27 +124,27 @@ pub(crate) fn number(
         *versions = Versions::new(reads.into_iter().map(read), written);
         writes.iter().for_each(|&id| current.write(id, version, *entries));
     }
-    let is_state = |id: &BufferId| matches!(buffers[id.0 as usize].place, Place::Plane(..));
+    let is_state = |id: &BufferId| matches!(buffers[id.0 as usize].place, BufferLocation::Plane(..));
     let state = (0..buffers.len()).map(|k| BufferId(k as u32)).filter(is_state);
     let seen_outside = state.chain(outputs.iter().copied());
     FinalVersions(seen_outside.map(|id| (id, current.of(id))).collect())
 }
 
 /// Checks that every instruction, and every reader after the program, sees the recorded versions.
-pub(crate) fn check(
+pub(crate) fn check_versions(
     instructions: &[ScheduledInstruction],
     buffers: &[Buffer],
     FinalVersions(last): &FinalVersions,
 ) -> Result<(), ProgramError> {
     let label = |id: BufferId| &buffers[id.0 as usize].label;
-    let cells = cells(buffers);
-    let mut current = Current::new(&cells);
-    for ScheduledInstruction { instruction, entries, node, versions } in instructions {
+    let cells = alias_classes(buffers);
+    let mut current = CurrentVersions::new(&cells);
+    for ScheduledInstruction { instruction, gradient_modes: entries, node, versions } in instructions {
         // A buffer without a recorded version is as wrong as a stale buffer.
-        let unknown = versions.unknown(instruction);
+        let unknown = versions.unversioned_buffer(instruction);
         let seen =
-            |id: BufferId, entry: GradientMode| current.of(id)[entry as usize].unwrap_or(Version::BEFORE);
-        let stale = versions.stale(*entries, seen);
+            |id: BufferId, entry: GradientMode| current.of(id)[entry as usize].unwrap_or(Version::INITIAL);
+        let stale = versions.stale_buffer(*entries, seen);
         if let Some(id) = unknown.or(stale) {
             let label = label(id);
             let fault = format!("a read of {label:?} from before or after the update that it was given");
@@ -165,7 +177,7 @@ mod tests {
     }
 
     impl Sketch {
-        fn buffer(&mut self, label: &str, place: Place) -> BufferId {
+        fn buffer(&mut self, label: &str, place: BufferLocation) -> BufferId {
             self.buffers.push(Buffer { label: label.into(), dtype: DType::F32, len: N, place });
             BufferId(self.buffers.len() as u32 - 1)
         }
@@ -177,7 +189,7 @@ mod tests {
                 let x = b.load(slot, Type::F32);
                 sum = b.add(sum, x);
             }
-            let whole = |id: BufferId| Operand::whole(id, DType::F32, &[N]);
+            let whole = |id: BufferId| Operand::contiguous(id, DType::F32, &[N]);
             let nest = Nest {
                 dims: [N].into_iter().collect(),
                 inner: 0,
@@ -191,39 +203,40 @@ mod tests {
             let node: Arc<str> = format!("node {}", self.instructions.len()).into();
             self.instructions.push(ScheduledInstruction {
                 instruction,
-                entries,
+                gradient_modes: entries,
                 node,
                 versions: Versions::default(),
             });
         }
 
         fn validate(&self, last: &FinalVersions) -> Option<String> {
-            check(&self.instructions, &self.buffers, last).err().map(|error| error.to_string())
+            check_versions(&self.instructions, &self.buffers, last).err().map(|error| error.to_string())
         }
     }
 
     /// Returns a program that reads a value, updates it, and reads it again.
-    fn updated() -> (Sketch, FinalVersions) {
+    fn update_in_place_program() -> (Sketch, FinalVersions) {
         let mut s = Sketch::default();
-        let [x, before, after] = ["x", "before", "after"].map(|label| s.buffer(label, Place::Work(0)));
+        let [x, before, after] =
+            ["x", "before", "after"].map(|label| s.buffer(label, BufferLocation::Work(0)));
         s.map(&[], x, GradientModes::ALL);
         s.map(&[x], before, GradientModes::ALL);
         s.map(&[x], x, GradientModes::ALL);
         s.map(&[x], after, GradientModes::ALL);
-        let last = number(&mut s.instructions, &s.buffers, &[before, after]);
+        let last = number_versions(&mut s.instructions, &s.buffers, &[before, after]);
         (s, last)
     }
 
     #[test]
-    fn a_program_as_it_was_put_together_is_sound() {
-        let (s, last) = updated();
+    fn new_program_is_valid() {
+        let (s, last) = update_in_place_program();
         assert_eq!(s.validate(&last), None);
     }
 
     #[test]
-    fn a_reader_that_passes_an_update_is_found() {
+    fn read_moved_across_an_update_is_detected() {
         for (one, other, node) in [(1, 2, "node 1"), (2, 3, "node 3")] {
-            let (mut s, last) = updated();
+            let (mut s, last) = update_in_place_program();
             s.instructions.swap(one, other);
             let want = format!(
                 "{node} was lowered to a faulty Map instruction: a read of \"x\" from before or after the update that it was \
@@ -234,20 +247,20 @@ mod tests {
     }
 
     #[test]
-    fn an_instruction_that_makes_what_another_reads_is_missed() {
-        let (mut s, last) = updated();
+    fn missing_producer_is_detected() {
+        let (mut s, last) = update_in_place_program();
         s.instructions.remove(2);
         assert!(s.validate(&last).is_some());
     }
 
     #[test]
-    fn the_last_update_stays_the_last() {
+    fn reordered_state_updates_are_detected() {
         let mut s = Sketch::default();
-        let state = s.buffer("state", Place::Plane(PlaneId(0), 0));
-        let [x, y] = ["x", "y"].map(|label| s.buffer(label, Place::Work(0)));
+        let state = s.buffer("state", BufferLocation::Plane(PlaneId(0), 0));
+        let [x, y] = ["x", "y"].map(|label| s.buffer(label, BufferLocation::Work(0)));
         s.map(&[x], state, GradientModes::ALL);
         s.map(&[y], state, GradientModes::ALL);
-        let last = number(&mut s.instructions, &s.buffers, &[]);
+        let last = number_versions(&mut s.instructions, &s.buffers, &[]);
         assert_eq!(s.validate(&last), None);
         s.instructions.swap(0, 1);
         let want = "\"state\" would not hold the last of its updates at the end of the program";
@@ -255,14 +268,14 @@ mod tests {
     }
 
     #[test]
-    fn parts_of_a_plane_that_overlap_are_one() {
+    fn overlapping_plane_parts_share_versions() {
         let mut s = Sketch::default();
-        let whole = s.buffer("whole", Place::Plane(PlaneId(0), 0));
-        let half = s.buffer("half", Place::Plane(PlaneId(0), 4 * N / 2));
-        let x = s.buffer("x", Place::Work(0));
+        let whole = s.buffer("whole", BufferLocation::Plane(PlaneId(0), 0));
+        let half = s.buffer("half", BufferLocation::Plane(PlaneId(0), 4 * N / 2));
+        let x = s.buffer("x", BufferLocation::Work(0));
         s.map(&[x], half, GradientModes::ALL);
         s.map(&[whole], x, GradientModes::ALL);
-        let last = number(&mut s.instructions, &s.buffers, &[x]);
+        let last = number_versions(&mut s.instructions, &s.buffers, &[x]);
         assert_eq!(s.validate(&last), None);
         s.instructions.swap(0, 1);
         assert!(s.validate(&last).is_some());
@@ -270,13 +283,13 @@ mod tests {
 
     /// Each gradient mode sees its own updates.
     #[test]
-    fn entries_are_apart() {
+    fn gradient_modes_are_independent() {
         let mut s = Sketch::default();
-        let [x, y] = ["x", "y"].map(|label| s.buffer(label, Place::Work(0)));
+        let [x, y] = ["x", "y"].map(|label| s.buffer(label, BufferLocation::Work(0)));
         s.map(&[], x, GradientModes::ALL);
         s.map(&[x], x, GradientModes::only(GradientMode::Accumulate));
         s.map(&[x], y, GradientModes::only(GradientMode::Overwrite));
-        let last = number(&mut s.instructions, &s.buffers, &[x, y]);
+        let last = number_versions(&mut s.instructions, &s.buffers, &[x, y]);
         assert_eq!(s.validate(&last), None);
         // The two instructions never run in the same mode, so their order does not matter.
         s.instructions.swap(1, 2);
@@ -287,14 +300,14 @@ mod tests {
 
     /// A map that reads an updated result is not fused with the instruction that computes the result before the update.
     #[test]
-    fn what_is_updated_in_between_is_not_taken_from_where_it_is_made() {
-        let (s, _) = updated();
+    fn updated_value_is_not_fused() {
+        let (s, _) = update_in_place_program();
         let [maker, reader] = [&s.instructions[0], &s.instructions[3]].map(|i| &i.versions);
-        assert!(maker.followed_by(reader, GradientModes::ALL).is_none());
+        assert!(maker.merge_consumer(reader, GradientModes::ALL).is_none());
         let [maker, reader] = [&s.instructions[0], &s.instructions[1]].map(|i| &i.versions);
-        assert!(maker.followed_by(reader, GradientModes::ALL).is_some());
+        assert!(maker.merge_consumer(reader, GradientModes::ALL).is_some());
         // An instruction cannot see a buffer both before and after an update.
         let [before, after] = [&s.instructions[1], &s.instructions[3]].map(|i| &i.versions);
-        assert!(before.clone().reading_also(after).is_none());
+        assert!(before.clone().merge_reads(after).is_none());
     }
 }

@@ -14,7 +14,7 @@ pub struct Target {
     pub batch_tiles: Option<BatchTiles>,
     /// Minimum number of elements of a mask that is packed into bits. A smaller mask costs less than the two additional
     /// instructions.
-    pub least_mask: usize,
+    pub min_mask_elements: usize,
     /// Weights for fusion decisions.
     pub weights: FusionWeights,
     /// Speeds for rematerialization decisions.
@@ -30,23 +30,23 @@ pub struct Panels {
     /// rows, packing in each product pays.
     pub rows: (usize, usize),
     /// Minimum number of products that read a packed matrix. Packing takes about as long as one product.
-    pub products: usize,
+    pub min_products: usize,
     /// Minimum number of elements of a packed matrix. A smaller matrix stays in the first-level cache.
-    pub elements: usize,
+    pub min_elements: usize,
 }
 
 /// Conditions for running two convolutions on a few images of a batch at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BatchTiles {
     /// Minimum bytes of the intermediate result. A smaller result fits a cache as it is.
-    pub least: usize,
+    pub min_intermediate_bytes: usize,
     /// Minimum bytes of a part.
-    pub part: usize,
+    pub min_part_bytes: usize,
     /// Divisor for the size of a filter: its bytes are at most the bytes of a part divided by this number. Every part
     /// packs the filter again.
-    pub filter: usize,
+    pub filter_divisor: usize,
     /// Divisor for the saving: the arena must shrink by at least its size divided by this number.
-    pub worth: usize,
+    pub saving_divisor: usize,
 }
 
 /// Weights of the work of an instruction, in bytes of memory traffic. Other work counts as the number of bytes that
@@ -54,40 +54,51 @@ pub struct BatchTiles {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FusionWeights {
     /// Start of an instruction.
-    pub start: u64,
+    pub instruction_start: u64,
     /// Step from one evenly strided run of elements to the next, for each load and store.
-    pub run: u64,
+    pub run_step: u64,
     /// Divisor for the weight of a step between runs of a single element.
-    pub same: u64,
+    pub single_element_divisor: u64,
     /// Maximum bytes of a row's loads that stay in the second-level cache for a later pass over the row.
-    pub row_in_cache: u64,
+    pub max_cached_row_bytes: u64,
     /// Minimum number of rows for parallelism over rows. With fewer rows, threads split each row, and a pass covers all
     /// rows.
-    pub few_rows: u64,
+    pub min_parallel_rows: u64,
     /// Divisor for the weight of a byte that is read again from the cache.
-    pub cached: u64,
+    pub cached_read_divisor: u64,
 }
 
 /// Approximate speeds of the machine per second. Only their ratio matters.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Speed {
     /// Floating-point operations per second.
-    pub flops: f64,
+    pub flops_per_second: f64,
     /// Bytes read or written per second.
-    pub bytes: f64,
+    pub bytes_per_second: f64,
 }
 
 impl FusionWeights {
     /// Weights of a typical core with its share of the memory bandwidth. Targets with equal fusion share these weights.
-    pub const ORDINARY: FusionWeights =
-        FusionWeights { start: 8 << 10, run: 64, same: 4, row_in_cache: 1 << 20, few_rows: 16, cached: 4 };
+    pub const CPU_CORE: FusionWeights = FusionWeights {
+        instruction_start: 8 << 10,
+        run_step: 64,
+        single_element_divisor: 4,
+        max_cached_row_bytes: 1 << 20,
+        min_parallel_rows: 16,
+        cached_read_divisor: 4,
+    };
 }
 
 impl Target {
     /// Processor with vector registers and a cache for each core.
     pub const CPU: Target = Target {
-        panels: Some(Panels { columns: 16, rows: (9, 64), products: 8, elements: 1 << 13 }),
-        batch_tiles: Some(BatchTiles { least: 4 << 20, part: 1 << 20, filter: 4, worth: 16 }),
+        panels: Some(Panels { columns: 16, rows: (9, 64), min_products: 8, min_elements: 1 << 13 }),
+        batch_tiles: Some(BatchTiles {
+            min_intermediate_bytes: 4 << 20,
+            min_part_bytes: 1 << 20,
+            filter_divisor: 4,
+            saving_divisor: 16,
+        }),
         ..Target::PLAIN
     };
 
@@ -95,9 +106,9 @@ impl Target {
     pub const PLAIN: Target = Target {
         panels: None,
         batch_tiles: None,
-        least_mask: 4096,
-        weights: FusionWeights::ORDINARY,
-        speed: Speed { flops: 1e11, bytes: 2e10 },
+        min_mask_elements: 4096,
+        weights: FusionWeights::CPU_CORE,
+        speed: Speed { flops_per_second: 1e11, bytes_per_second: 2e10 },
     };
 }
 

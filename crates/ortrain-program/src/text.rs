@@ -1,14 +1,15 @@
-//! Programs and drafts as text.
+//! Programs, drafts and memory plans as text.
 
 use std::fmt::{self, Display, Formatter};
 
 use rustc_hash::FxHashSet;
 
-use crate::buffer::{Buffer, BufferId, Place};
+use crate::buffer::{Buffer, BufferId, BufferLocation};
 use crate::cost::Cost;
 use crate::draft::Draft;
 use crate::gradient_modes::{GradientMode, GradientModes};
 use crate::instruction::Instruction;
+use crate::liveness::LiveRange;
 use crate::operand::Nest;
 use crate::program::{PlaneUse, Program};
 use crate::scheduled::ScheduledInstruction;
@@ -33,6 +34,43 @@ impl Display for Program {
     }
 }
 
+impl Program {
+    /// Returns the memory plan as text: the offset, the bytes and the live range of each buffer of the work arena, in
+    /// the order of their offsets.
+    ///
+    /// Buffers with overlapping live ranges share bytes only if an instruction overwrites its operand.
+    #[must_use]
+    pub fn memory_plan_text(&self) -> String {
+        let lives = Draft::from_program(self).liveness();
+        let end = self.instructions.len() as isize;
+        let mut rows: Vec<(usize, LiveRange, usize)> = lives
+            .iter()
+            .filter_map(|(buffer, life)| match self.buffers[buffer].place {
+                BufferLocation::Work(offset) => Some((offset, life, buffer)),
+                BufferLocation::Plane(..) | BufferLocation::Constant(_) => None,
+            })
+            .collect();
+        rows.sort_unstable_by_key(|&(offset, life, buffer)| (offset, life.first, buffer));
+        let position = |at: isize| match at {
+            -1 => "input".to_owned(),
+            at if at == end => "output".to_owned(),
+            at => at.to_string(),
+        };
+        let mut text = format!("work {} bytes, {end} instructions\n", self.work_bytes);
+        text += "     offset       bytes    from      to  buffer\n";
+        for (offset, LiveRange { first, last }, buffer) in rows {
+            let Buffer { label, .. } = &self.buffers[buffer];
+            let bytes = self.buffers[buffer].bytes();
+            text += &format!(
+                "  {offset:9}  {bytes:10}  {:>6}  {:>6}  b{buffer} {label:?}\n",
+                position(first),
+                position(last)
+            );
+        }
+        text
+    }
+}
+
 impl Display for Draft {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         let Draft { instructions, buffers, inputs, outputs, work_bytes, .. } = self;
@@ -50,10 +88,10 @@ fn write_buffers(
     is_planned: bool,
 ) -> fmt::Result {
     let place = |buffer: &Buffer| match buffer.place {
-        Place::Work(offset) if is_planned => format!("work@{offset}"),
-        Place::Work(_) => "work".to_owned(),
-        Place::Plane(plane, offset) => format!("plane{}@{offset}", plane.0),
-        Place::Constant(number) => format!("const{number}"),
+        BufferLocation::Work(offset) if is_planned => format!("work@{offset}"),
+        BufferLocation::Work(_) => "work".to_owned(),
+        BufferLocation::Plane(plane, offset) => format!("plane{}@{offset}", plane.0),
+        BufferLocation::Constant(number) => format!("const{number}"),
     };
     let mut used: FxHashSet<BufferId> = inputs.iter().chain(outputs).copied().collect();
     for scheduled in instructions {
@@ -84,7 +122,9 @@ fn write_instructions(
     buffers: &[Buffer],
     instructions: &[ScheduledInstruction],
 ) -> fmt::Result {
-    for (k, ScheduledInstruction { instruction, entries, node, .. }) in instructions.iter().enumerate() {
+    for (k, ScheduledInstruction { instruction, gradient_modes: entries, node, .. }) in
+        instructions.iter().enumerate()
+    {
         let when = match *entries {
             GradientModes::ALL => "",
             other if other.contains(GradientMode::Overwrite) => " (overwrite)",
@@ -98,7 +138,7 @@ fn write_instructions(
         };
         write!(f, "  {k:3} {:10}{ends}{when}", instruction.name())?;
         let Cost { flops, bytes } = instruction.cost_over(buffers);
-        writeln!(f, "  {}  ({flops} flops, {bytes} bytes)  # {node}", instruction.shapes())?;
+        writeln!(f, "  {}  ({flops} flops, {bytes} bytes)  # {node}", instruction.describe_sizes())?;
         if let Some(nest) = instruction.nest() {
             write_computed(f, nest)?;
         }
@@ -106,7 +146,7 @@ fn write_instructions(
             for (k, nest) in group.nests.iter().enumerate() {
                 let instruction = Instruction::Nest(nest.clone());
                 let (writes, reads) = (list(&instruction.writes()), list(&instruction.reads()));
-                writeln!(f, "      {writes} <- {reads}  {}", instruction.shapes())?;
+                writeln!(f, "      {writes} <- {reads}  {}", instruction.describe_sizes())?;
                 // The following nests compute the same expression, except for constants.
                 if group.nests.get(k + 1).is_none_or(|next| next.expr != nest.expr) {
                     write_computed(f, nest)?;

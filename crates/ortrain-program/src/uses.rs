@@ -6,49 +6,49 @@ use std::ops::Range;
 use either::Either;
 use smallvec::SmallVec;
 
-use crate::buffer::{Buffer, BufferId, cells};
+use crate::buffer::{Buffer, BufferId, alias_classes};
 use crate::instruction::Instruction;
 use crate::scheduled::ScheduledInstruction;
 
 /// Maximum number of positions in a vector. Longer lists are trees, with logarithmic insertion and removal.
-const FEW: usize = 128;
+const MAX_VECTOR_LEN: usize = 128;
 
 /// Positions in a program, in ascending order.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Places {
-    Few(SmallVec<[usize; 4]>),
-    Many(BTreeSet<usize>),
+pub(crate) enum PositionSet {
+    Vector(SmallVec<[usize; 4]>),
+    Tree(BTreeSet<usize>),
 }
 
-impl Default for Places {
-    fn default() -> Places {
-        Places::Few(SmallVec::new())
+impl Default for PositionSet {
+    fn default() -> PositionSet {
+        PositionSet::Vector(SmallVec::new())
     }
 }
 
-impl Places {
+impl PositionSet {
     fn insert(&mut self, at: usize) {
         match self {
-            Places::Few(places) => {
+            PositionSet::Vector(places) => {
                 if let Err(index) = places.binary_search(&at) {
                     places.insert(index, at);
                 }
-                if places.len() > FEW {
-                    *self = Places::Many(places.iter().copied().collect());
+                if places.len() > MAX_VECTOR_LEN {
+                    *self = PositionSet::Tree(places.iter().copied().collect());
                 }
             }
-            Places::Many(places) => drop(places.insert(at)),
+            PositionSet::Tree(places) => drop(places.insert(at)),
         }
     }
 
     fn remove(&mut self, at: usize) {
         match self {
-            Places::Few(places) => {
+            PositionSet::Vector(places) => {
                 if let Ok(index) = places.binary_search(&at) {
                     places.remove(index);
                 }
             }
-            Places::Many(places) => drop(places.remove(&at)),
+            PositionSet::Tree(places) => drop(places.remove(&at)),
         }
     }
 
@@ -58,15 +58,15 @@ impl Places {
 
     pub(crate) fn len(&self) -> usize {
         match self {
-            Places::Few(places) => places.len(),
-            Places::Many(places) => places.len(),
+            PositionSet::Vector(places) => places.len(),
+            PositionSet::Tree(places) => places.len(),
         }
     }
 
     pub(crate) fn contains(&self, at: usize) -> bool {
         match self {
-            Places::Few(places) => places.binary_search(&at).is_ok(),
-            Places::Many(places) => places.contains(&at),
+            PositionSet::Vector(places) => places.binary_search(&at).is_ok(),
+            PositionSet::Tree(places) => places.contains(&at),
         }
     }
 
@@ -85,20 +85,20 @@ impl Places {
 
     pub(crate) fn iter(&self) -> impl DoubleEndedIterator<Item = usize> + Clone + '_ {
         match self {
-            Places::Few(places) => Either::Left(places.iter().copied()),
-            Places::Many(places) => Either::Right(places.iter().copied()),
+            PositionSet::Vector(places) => Either::Left(places.iter().copied()),
+            PositionSet::Tree(places) => Either::Right(places.iter().copied()),
         }
     }
 
     /// Returns the positions in a range.
     pub(crate) fn within(&self, range: Range<usize>) -> impl DoubleEndedIterator<Item = usize> + '_ {
         match self {
-            Places::Few(places) => {
+            PositionSet::Vector(places) => {
                 let index = |at: usize| places.partition_point(|&place| place < at);
                 let (first, end) = (index(range.start), index(range.end));
                 Either::Left(places[first..end.max(first)].iter().copied())
             }
-            Places::Many(places) => {
+            PositionSet::Tree(places) => {
                 Either::Right(places.range(range.start..range.end.max(range.start)).copied())
             }
         }
@@ -107,29 +107,29 @@ impl Places {
 
 /// Writers and readers of each buffer of a program. Buffers that share bytes form one alias class.
 #[derive(Clone, Debug)]
-pub(crate) struct Uses {
-    cells: Vec<usize>,
-    writers: Vec<Places>,
-    readers: Vec<Places>,
+pub(crate) struct DefUse {
+    alias_classes: Vec<usize>,
+    writers: Vec<PositionSet>,
+    readers: Vec<PositionSet>,
 }
 
-impl Uses {
+impl DefUse {
     /// Creates the definitions and uses of a program without instructions.
-    pub(crate) fn new(buffers: &[Buffer]) -> Uses {
-        let none = || vec![Places::default(); buffers.len()];
-        Uses { cells: cells(buffers), writers: none(), readers: none() }
+    pub(crate) fn new(buffers: &[Buffer]) -> DefUse {
+        let none = || vec![PositionSet::default(); buffers.len()];
+        DefUse { alias_classes: alias_classes(buffers), writers: none(), readers: none() }
     }
 
     /// Collects the definitions and uses of instructions.
-    pub(crate) fn of(buffers: &[Buffer], instructions: &[ScheduledInstruction]) -> Uses {
-        let mut uses = Uses::new(buffers);
+    pub(crate) fn from_instructions(buffers: &[Buffer], instructions: &[ScheduledInstruction]) -> DefUse {
+        let mut uses = DefUse::new(buffers);
         instructions.iter().enumerate().for_each(|(at, scheduled)| uses.add(at, &scheduled.instruction));
         uses
     }
 
     /// Adds the uses of an instruction at a position.
     pub(crate) fn add(&mut self, at: usize, instruction: &Instruction) {
-        let Uses { cells, writers, readers } = self;
+        let DefUse { alias_classes: cells, writers, readers } = self;
         instruction.buffers(&mut |id, used| {
             let cell = cells[id.0 as usize];
             if used.reads() {
@@ -143,7 +143,7 @@ impl Uses {
 
     /// Removes the uses of an instruction at a position.
     pub(crate) fn remove(&mut self, at: usize, instruction: &Instruction) {
-        let Uses { cells, writers, readers } = self;
+        let DefUse { alias_classes: cells, writers, readers } = self;
         instruction.buffers(&mut |id, _| {
             let cell = cells[id.0 as usize];
             readers[cell].remove(at);
@@ -152,17 +152,17 @@ impl Uses {
     }
 
     /// Returns the alias class of a buffer: the index of the class's first buffer.
-    pub(crate) fn cell(&self, id: BufferId) -> usize {
-        self.cells[id.0 as usize]
+    pub(crate) fn alias_class(&self, id: BufferId) -> usize {
+        self.alias_classes[id.0 as usize]
     }
 
     /// Returns the positions that write a buffer.
-    pub(crate) fn writers(&self, id: BufferId) -> &Places {
-        &self.writers[self.cell(id)]
+    pub(crate) fn writers(&self, id: BufferId) -> &PositionSet {
+        &self.writers[self.alias_class(id)]
     }
 
     /// Returns the positions that read a buffer.
-    pub(crate) fn readers(&self, id: BufferId) -> &Places {
-        &self.readers[self.cell(id)]
+    pub(crate) fn readers(&self, id: BufferId) -> &PositionSet {
+        &self.readers[self.alias_class(id)]
     }
 }

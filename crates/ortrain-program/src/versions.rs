@@ -7,7 +7,7 @@
 
 use smallvec::SmallVec;
 
-use crate::buffer::{BufferId, Renaming, distinct};
+use crate::buffer::{BufferId, BufferSubstitution, distinct};
 use crate::gradient_modes::{GradientMode, GradientModes};
 use crate::instruction::Instruction;
 
@@ -16,26 +16,26 @@ use crate::instruction::Instruction;
 pub(crate) struct Version(pub(crate) u32);
 
 /// Version that a read sees in each gradient mode; `None` in modes that the instruction does not belong to.
-pub(crate) type Seen = [Option<Version>; ENTRIES.len()];
+pub(crate) type SeenVersions = [Option<Version>; MODES.len()];
 
-const ENTRIES: [GradientMode; 2] = [GradientMode::Accumulate, GradientMode::Overwrite];
+const MODES: [GradientMode; 2] = [GradientMode::Accumulate, GradientMode::Overwrite];
 
 /// Returns a version that is the same in every gradient mode.
-pub(crate) fn always(version: Version) -> Seen {
-    [Some(version); ENTRIES.len()]
+pub(crate) fn same_in_all_modes(version: Version) -> SeenVersions {
+    [Some(version); MODES.len()]
 }
 
 /// Versions that an instruction reads, and versions that it writes.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Versions {
-    reads: SmallVec<[(BufferId, Seen); 4]>,
+    reads: SmallVec<[(BufferId, SeenVersions); 4]>,
     writes: SmallVec<[(BufferId, Version); 2]>,
 }
 
 impl Versions {
     /// Creates versions from the reads, per gradient mode, and the writes.
     pub(crate) fn new(
-        reads: impl IntoIterator<Item = (BufferId, Seen)>,
+        reads: impl IntoIterator<Item = (BufferId, SeenVersions)>,
         writes: impl IntoIterator<Item = (BufferId, Version)>,
     ) -> Versions {
         Versions { reads: reads.into_iter().collect(), writes: writes.into_iter().collect() }
@@ -43,12 +43,12 @@ impl Versions {
 
     /// Returns the versions of an instruction with one read buffer and one written buffer. The read version is the same
     /// in every gradient mode.
-    pub(crate) fn of_map(read: (BufferId, Version), write: (BufferId, Version)) -> Versions {
+    pub(crate) fn for_map(read: (BufferId, Version), write: (BufferId, Version)) -> Versions {
         Versions::default().with_read(read.0, read.1).with_write(write.0, write.1)
     }
 
     /// Returns the version of a buffer that the instruction writes.
-    pub(crate) fn written(&self, id: BufferId) -> Option<Version> {
+    pub(crate) fn written_version(&self, id: BufferId) -> Option<Version> {
         self.writes.iter().find(|(written, _)| *written == id).map(|&(_, version)| version)
     }
 
@@ -57,25 +57,25 @@ impl Versions {
         self.writes.iter().copied()
     }
 
-    pub(crate) fn seen(&self, id: BufferId) -> Option<&Seen> {
+    pub(crate) fn seen_versions(&self, id: BufferId) -> Option<&SeenVersions> {
         self.reads.iter().find(|(read, _)| *read == id).map(|(_, seen)| seen)
     }
 
     /// Returns the version of a buffer that is read, if it is the same in all of `entries`.
-    pub(crate) fn read_everywhere(&self, id: BufferId, entries: GradientModes) -> Option<Version> {
-        let seen = self.seen(id)?;
-        let mut versions = entries_of(entries).map(|entry| seen[entry]);
+    pub(crate) fn common_read_version(&self, id: BufferId, entries: GradientModes) -> Option<Version> {
+        let seen = self.seen_versions(id)?;
+        let mut versions = mode_indices(entries).map(|entry| seen[entry]);
         let first = versions.next()??;
         versions.all(|version| version == Some(first)).then_some(first)
     }
 
     /// Returns versions with only the read of one buffer.
-    pub(crate) fn read_of(&self, id: BufferId) -> Versions {
+    pub(crate) fn only_read_of(&self, id: BufferId) -> Versions {
         Versions::default().with_read_of(id, self)
     }
 
     /// Returns a buffer that an instruction reads or writes without a recorded version.
-    pub(crate) fn unknown(&self, instruction: &Instruction) -> Option<BufferId> {
+    pub(crate) fn unversioned_buffer(&self, instruction: &Instruction) -> Option<BufferId> {
         let read = distinct(self.reads.iter().map(|&(id, _)| id));
         let written = distinct(self.writes.iter().map(|&(id, _)| id));
         let is_unknown = |known: &[BufferId], id: &BufferId| known.binary_search(id).is_err();
@@ -84,7 +84,7 @@ impl Versions {
     }
 
     /// Returns the versions of an instruction that merges others. No merged instruction reads a result of another.
-    pub(crate) fn of_all<'a>(all: impl IntoIterator<Item = &'a Versions>) -> Versions {
+    pub(crate) fn merge_independent<'a>(all: impl IntoIterator<Item = &'a Versions>) -> Versions {
         let mut together = Versions::default();
         for one in all {
             together.reads.extend_from_slice(&one.reads);
@@ -96,7 +96,7 @@ impl Versions {
     }
 
     /// Adds a read of a buffer. Returns true if it is compatible with the recorded read of the same buffer.
-    fn add_read(&mut self, id: BufferId, seen: Seen) -> bool {
+    fn add_read(&mut self, id: BufferId, seen: SeenVersions) -> bool {
         let Some((_, known)) = self.reads.iter_mut().find(|(read, _)| *read == id) else {
             self.reads.push((id, seen));
             return true;
@@ -113,32 +113,32 @@ impl Versions {
 
     /// Adds all reads of another instruction. Returns `None` if the two read different versions of a buffer.
     #[must_use]
-    pub(crate) fn reading_also(mut self, other: &Versions) -> Option<Versions> {
+    pub(crate) fn merge_reads(mut self, other: &Versions) -> Option<Versions> {
         other.reads.iter().all(|&(id, seen)| self.add_read(id, seen)).then_some(self)
     }
 
     /// Returns the versions of an instruction fused with its consumer, which takes the results directly. Returns `None`
     /// if the two read different versions of a buffer, or if the consumer reads another version of a result than the
     /// first instruction writes.
-    pub(crate) fn followed_by(&self, follower: &Versions, entries: GradientModes) -> Option<Versions> {
+    pub(crate) fn merge_consumer(&self, follower: &Versions, entries: GradientModes) -> Option<Versions> {
         let mut both = self.clone();
         for &(id, seen) in &follower.reads {
-            let fits = match self.written(id) {
-                Some(made) => entries_of(entries).all(|entry| seen[entry].is_none_or(|seen| seen == made)),
+            let fits = match self.written_version(id) {
+                Some(made) => mode_indices(entries).all(|entry| seen[entry].is_none_or(|seen| seen == made)),
                 None => both.add_read(id, seen),
             };
             if !fits {
                 return None;
             }
         }
-        both.writes.retain(|(id, _)| follower.written(*id).is_none());
+        both.writes.retain(|(id, _)| follower.written_version(*id).is_none());
         both.writes.extend_from_slice(&follower.writes);
         Some(both)
     }
 
     /// Returns the versions of only the buffers that an instruction reads and writes.
     #[must_use]
-    pub(crate) fn of_instruction(&self, instruction: &Instruction) -> Versions {
+    pub(crate) fn restrict_to(&self, instruction: &Instruction) -> Versions {
         let (reads, writes) = (instruction.reads(), instruction.writes());
         Versions {
             reads: self.reads.iter().copied().filter(|(id, _)| reads.contains(id)).collect(),
@@ -150,7 +150,7 @@ impl Versions {
     #[must_use]
     pub(crate) fn with_read(mut self, id: BufferId, version: Version) -> Versions {
         self.reads.retain(|(read, _)| *read != id);
-        self.reads.push((id, always(version)));
+        self.reads.push((id, same_in_all_modes(version)));
         self
     }
 
@@ -166,25 +166,25 @@ impl Versions {
     #[must_use]
     pub(crate) fn with_read_of(mut self, id: BufferId, other: &Versions) -> Versions {
         self.reads.retain(|(read, _)| *read != id);
-        self.reads.extend(other.seen(id).map(|&seen| (id, seen)));
+        self.reads.extend(other.seen_versions(id).map(|&seen| (id, seen)));
         self
     }
 
     /// Replaces the read buffers and the written buffers.
-    pub(crate) fn rename(&mut self, read: Renaming<'_>, write: Renaming<'_>) {
+    pub(crate) fn substitute_buffers(&mut self, read: BufferSubstitution<'_>, write: BufferSubstitution<'_>) {
         self.reads.iter_mut().for_each(|(id, _)| *id = read(*id));
         self.writes.iter_mut().for_each(|(id, _)| *id = write(*id));
     }
 
     /// Returns a read buffer if its current version differs from the recorded version.
-    pub(crate) fn stale(
+    pub(crate) fn stale_buffer(
         &self,
         entries: GradientModes,
         current: impl Fn(BufferId, GradientMode) -> Version,
     ) -> Option<BufferId> {
-        let stale = |&(id, seen): &(BufferId, Seen)| {
-            entries_of(entries)
-                .any(|entry| seen[entry].is_some_and(|seen| seen != current(id, ENTRIES[entry])))
+        let stale = |&(id, seen): &(BufferId, SeenVersions)| {
+            mode_indices(entries)
+                .any(|entry| seen[entry].is_some_and(|seen| seen != current(id, MODES[entry])))
                 .then_some(id)
         };
         self.reads.iter().find_map(stale)
@@ -192,11 +192,11 @@ impl Versions {
 }
 
 /// Returns the indices of some gradient modes.
-pub(crate) fn entries_of(entries: GradientModes) -> impl Iterator<Item = usize> {
-    (0..ENTRIES.len()).filter(move |&entry| entries.contains(ENTRIES[entry]))
+pub(crate) fn mode_indices(entries: GradientModes) -> impl Iterator<Item = usize> {
+    (0..MODES.len()).filter(move |&entry| entries.contains(MODES[entry]))
 }
 
 impl Version {
     /// Version of a buffer before its first write.
-    pub(crate) const BEFORE: Version = Version(0);
+    pub(crate) const INITIAL: Version = Version(0);
 }

@@ -1,7 +1,7 @@
 //! Weight of instructions for fusion: a rewrite is applied if it lowers the total weight of the instructions. See
 //! [`FusionWeights`].
 
-use ortrain_expr::{Access, BinaryOp, Inst, Reg, Type, UnaryOp, count};
+use ortrain_expr::{Access, BinaryOp, Inst, Reg, Type, UnaryOp, product_of_sizes};
 use smallvec::SmallVec;
 
 use crate::buffer::Buffer;
@@ -10,7 +10,7 @@ use crate::operand::Nest;
 use crate::target::FusionWeights;
 
 /// Returns the weight of one arithmetic operation. An operation on one element of four bytes has weight 1.
-pub(crate) fn operation(inst: Inst, ty: Type) -> u64 {
+pub(crate) fn operation_weight(inst: Inst, ty: Type) -> u64 {
     let wide = if matches!(ty, Type::F64 | Type::I64 | Type::U64) { 2 } else { 1 };
     wide * match inst {
         Inst::Const(_) | Inst::Load(_) | Inst::Run(_) | Inst::Reduced(_) => 0,
@@ -37,30 +37,31 @@ pub(crate) fn operation(inst: Inst, ty: Type) -> u64 {
 /// Returns the weight of an instruction.
 pub(crate) fn weight(instruction: &Instruction, buffers: &[Buffer], weights: &FusionWeights) -> u64 {
     // Fusion does not change instructions without a nest.
-    let extra = instruction.nest().map_or(0, |nest| beside_traffic(nest, weights));
-    weights.start.saturating_add(instruction.bytes_over(buffers)).saturating_add(extra)
+    let extra = instruction.nest().map_or(0, |nest| non_traffic_weight(nest, weights));
+    weights.instruction_start.saturating_add(instruction.bytes_over(buffers)).saturating_add(extra)
 }
 
 /// Returns an upper bound of the weight that a nest without reductions loses with these loads. All loads read one
 /// buffer.
-pub(crate) fn read_weight(nest: &Nest, slots: &[usize], machine: (&[Buffer], &FusionWeights)) -> u64 {
+pub(crate) fn max_load_weight(nest: &Nest, slots: &[usize], machine: (&[Buffer], &FusionWeights)) -> u64 {
     let (buffers, weights) = machine;
     let operand = |slot: &usize| nest.loads[*slot].operand();
     let Some(first) = slots.first().and_then(operand) else { return 0 };
     let buffer = &buffers[first.buffer.0 as usize];
-    let gathered = nest.gathered();
+    let gathered = nest.gathered_loads();
     let (mut elements, mut walks) = (0u64, 0u64);
     for (&slot, access) in slots.iter().filter_map(|slot| Some((slot, &operand(slot)?.access))) {
         let all = gathered.contains(&(slot as u16));
-        let reached = if all { nest.points(u64::MAX) } else { nest.reached(access) };
+        let reached = if all { nest.points_along(u64::MAX) } else { nest.elements_reached_by(access) };
         elements = elements.saturating_add(reached);
-        walks = walks.saturating_add(runs(access, &nest.dims, 0).saturating_mul(weights.run));
+        walks =
+            walks.saturating_add(count_strided_runs(access, &nest.dims, 0).saturating_mul(weights.run_step));
     }
     elements.min(buffer.len as u64).saturating_mul(buffer.dtype.size() as u64).saturating_add(walks)
 }
 
 /// Returns for each instruction of a nest the number of passes over a row that evaluate it.
-fn passes(nest: &Nest) -> SmallVec<[u64; 32]> {
+fn evaluation_counts(nest: &Nest) -> SmallVec<[u64; 32]> {
     let insts = nest.expr.insts();
     if nest.reductions.is_empty() && !nest.expr.can_fail() {
         // An expression contains only instructions that its results and guards need.
@@ -71,7 +72,7 @@ fn passes(nest: &Nest) -> SmallVec<[u64; 32]> {
     let mut roots: SmallVec<[(usize, Reg); 16]> = SmallVec::new();
     for reduction in &nest.reductions {
         // The first reduction depends on no other.
-        let pass = if pass_of.is_empty() { 0 } else { pass_behind(nest, reduction.value, &pass_of) };
+        let pass = if pass_of.is_empty() { 0 } else { earliest_pass(nest, reduction.value, &pass_of) };
         pass_of.push(pass);
         roots.push((pass, reduction.value));
     }
@@ -81,15 +82,15 @@ fn passes(nest: &Nest) -> SmallVec<[u64; 32]> {
     for pass in 0..=last {
         let roots: SmallVec<[Reg; 8]> =
             roots.iter().filter(|root| root.0 == pass).map(|root| root.1).collect();
-        let mask = nest.expr.needed_by(&roots);
+        let mask = nest.expr.dependencies_of(&roots);
         needed.iter_mut().zip(mask).for_each(|(n, needed)| *n += u64::from(needed));
     }
     needed
 }
 
 /// Returns the first pass that can compute a value: after the passes of the reductions that it needs.
-fn pass_behind(nest: &Nest, value: Reg, pass_of: &[usize]) -> usize {
-    let needed = nest.expr.needed_by(&[value]);
+fn earliest_pass(nest: &Nest, value: Reg, pass_of: &[usize]) -> usize {
+    let needed = nest.expr.dependencies_of(&[value]);
     let needed = nest.expr.insts().iter().zip(&needed).filter(|&(_, &needed)| needed);
     let behind = |((inst, _), _): (&(Inst, Type), &bool)| match *inst {
         Inst::Reduced(k) => pass_of.get(usize::from(k)).map(|pass| pass + 1),
@@ -99,10 +100,10 @@ fn pass_behind(nest: &Nest, value: Reg, pass_of: &[usize]) -> usize {
 }
 
 /// Returns the weight without the minimum traffic: arithmetic, repeated reads, jumps between strided runs.
-fn beside_traffic(nest: &Nest, weights: &FusionWeights) -> u64 {
-    let (passes, axes) = (passes(nest), nest.axes());
-    let all = nest.points(u64::MAX);
-    let outer = count(nest.outer_dims().iter().copied());
+fn non_traffic_weight(nest: &Nest, weights: &FusionWeights) -> u64 {
+    let (passes, axes) = (evaluation_counts(nest), nest.dependent_axes());
+    let all = nest.points_along(u64::MAX);
+    let outer = product_of_sizes(nest.outer_dims().iter().copied());
     let kept = nest.dims.len() - nest.inner;
     let inner_axes = (kept..nest.dims.len().min(64)).fold(0u64, |all, axis| all | 1 << axis);
     let mut weight = 0u64;
@@ -114,7 +115,8 @@ fn beside_traffic(nest: &Nest, weights: &FusionWeights) -> u64 {
         } else {
             all
         };
-        weight = weight.saturating_add(operation(inst, ty).saturating_mul(evaluated).saturating_mul(needed));
+        weight = weight
+            .saturating_add(operation_weight(inst, ty).saturating_mul(evaluated).saturating_mul(needed));
     }
     weight = weight.saturating_add(all.saturating_mul(nest.reductions.len() as u64));
 
@@ -122,7 +124,7 @@ fn beside_traffic(nest: &Nest, weights: &FusionWeights) -> u64 {
     let loads = nest.loads.iter().enumerate();
     let loads: SmallVec<[(usize, &Access); 8]> =
         loads.filter_map(|(slot, load)| Some((slot, load.access()?))).collect();
-    let bytes = |access: &Access| nest.reached(access).saturating_mul(access.dtype.size() as u64);
+    let bytes = |access: &Access| nest.elements_reached_by(access).saturating_mul(access.dtype.size() as u64);
     let passes_over = |slot: usize| {
         let uses = nest.expr.insts().iter().zip(&passes);
         let of_slot = uses.filter(|((inst, _), _)| matches!(inst, Inst::Load(s) if usize::from(*s) == slot));
@@ -133,10 +135,11 @@ fn beside_traffic(nest: &Nest, weights: &FusionWeights) -> u64 {
         strides.into_iter().any(|(&stride, &dim)| stride != 0 && dim > 1)
     };
     if nest.inner > 0 {
-        let rows = if outer < weights.few_rows { 1 } else { outer.max(1) };
+        let rows = if outer < weights.min_parallel_rows { 1 } else { outer.max(1) };
         let resident = loads.iter().filter(|(_, access)| along_rows(access));
         let resident = resident.fold(0u64, |sum, (_, access)| sum.saturating_add(bytes(access)));
-        let share = if resident / rows <= weights.row_in_cache { weights.cached } else { 1 };
+        let share =
+            if resident / rows <= weights.max_cached_row_bytes { weights.cached_read_divisor } else { 1 };
         for &(slot, access) in loads.iter().filter(|(_, access)| along_rows(access)) {
             let again = passes_over(slot).saturating_sub(1);
             weight = weight.saturating_add(bytes(access).saturating_mul(again) / share);
@@ -147,18 +150,19 @@ fn beside_traffic(nest: &Nest, weights: &FusionWeights) -> u64 {
         if nest.inner > 0 && !along_rows(access) {
             continue;
         }
-        let runs = runs(access, &nest.dims, if nest.inner == 0 { 0 } else { kept });
+        let runs = count_strided_runs(access, &nest.dims, if nest.inner == 0 { 0 } else { kept });
         let last = nest.dims.iter().rposition(|&dim| dim > 1);
         let stays = last.is_some_and(|axis| access.strides[axis] == 0);
-        weight =
-            weight.saturating_add(runs.saturating_mul(weights.run) / if stays { weights.same } else { 1 });
+        weight = weight.saturating_add(
+            runs.saturating_mul(weights.run_step) / if stays { weights.single_element_divisor } else { 1 },
+        );
     }
     weight
 }
 
 /// Returns the number of evenly strided runs of elements in an access: at least one per row. A row spans the axes from
 /// `kept` on.
-fn runs(access: &Access, dims: &[usize], kept: usize) -> u64 {
+fn count_strided_runs(access: &Access, dims: &[usize], kept: usize) -> u64 {
     let mut run: Option<(u64, isize)> = None;
     let mut axis = dims.len();
     while axis > kept {
@@ -173,5 +177,5 @@ fn runs(access: &Access, dims: &[usize], kept: usize) -> u64 {
         }
         axis -= 1;
     }
-    count(dims[..axis].iter().copied())
+    product_of_sizes(dims[..axis].iter().copied())
 }

@@ -9,14 +9,14 @@ const ROWS: usize = 2;
 const COLUMNS: usize = 3;
 
 /// Returns the error for a map with a load by computed index of these strides.
-fn refused(strides: [isize; 2]) -> Option<String> {
+fn rejection_message(strides: [isize; 2]) -> Option<String> {
     let mut b = ProgramBuilder::new();
     let [from, to] = ["from", "to"].map(|name| b.work(name, DType::F32, ROWS * COLUMNS));
     let mut e = Builder::new();
     let (row, width) = (e.coordinate(0), e.int(COLUMNS as i64));
     let index = e.mul(row, width);
     let value = e.load_at(0, index, Type::F32);
-    let [from, to] = [from, to].map(|id| Operand::whole(id, DType::F32, &[ROWS, COLUMNS]));
+    let [from, to] = [from, to].map(|id| Operand::contiguous(id, DType::F32, &[ROWS, COLUMNS]));
     let access = Access { strides: strides.into_iter().collect(), ..from.access.clone() };
     let nest = Nest {
         dims: [ROWS, COLUMNS].into_iter().collect(),
@@ -32,13 +32,13 @@ fn refused(strides: [isize; 2]) -> Option<String> {
 }
 
 #[test]
-fn strides_beside_a_computed_index_are_refused() {
-    assert_eq!(refused([0, 0]), None);
+fn strides_of_computed_index_loads_are_rejected() {
+    assert_eq!(rejection_message([0, 0]), None);
     for strides in [[3, 1], [0, 1], [3, 0]] {
         let message = format!(
             "node \"turned\" (Reverse) was lowered to a faulty Map instruction: strides {strides:?} for load 0, which is \
              read by computed index: zeros are needed"
         );
-        assert_eq!(refused(strides), Some(message));
+        assert_eq!(rejection_message(strides), Some(message));
     }
 }

@@ -15,7 +15,7 @@ const LEN: usize = 4;
 
 /// Returns a map from whole buffers to another buffer.
 fn map(from: &[BufferId], to: BufferId, f: impl FnOnce(&mut Builder, &[Reg]) -> Reg) -> Arc<Nest> {
-    let whole = |id: BufferId| Operand::whole(id, DType::F32, &[LEN]);
+    let whole = |id: BufferId| Operand::contiguous(id, DType::F32, &[LEN]);
     let mut b = Builder::new();
     let regs: Vec<Reg> = (0..from.len()).map(|slot| b.load(slot, Type::F32)).collect();
     let result = f(&mut b, &regs);
@@ -36,7 +36,7 @@ fn group(nests: Vec<Arc<Nest>>) -> Instruction {
 }
 
 #[test]
-fn each_nest_computes_what_it_computes_alone() {
+fn grouped_nests_compute_their_own_results() {
     let mut b = ProgramBuilder::new();
     let [x, y, z] = ["x", "y", "z"].map(|label| b.work(label, DType::F32, LEN));
     let doubled = map(&[x], z, |b, x| b.add(x[0], x[0]));
@@ -54,7 +54,7 @@ fn each_nest_computes_what_it_computes_alone() {
         text.contains("NestGroup") && text.contains("2 nests") && text.contains("b2 <- b0  [4]"),
         "{text}"
     );
-    let [first, second] = &program.instructions[0].parts()[..] else { panic!("two parts") };
+    let [first, second] = &program.instructions[0].split_group()[..] else { panic!("two parts") };
     assert_eq!([first, second].map(|part| part.instruction.writes()[0]), [y, z]);
 }
 
@@ -62,7 +62,7 @@ fn each_nest_computes_what_it_computes_alone() {
 type Nests = fn([BufferId; 4]) -> Vec<Arc<Nest>>;
 
 /// Returns the error for a group over two work buffers and two overlapping parts of a plane.
-fn refused(nests: Nests) -> Option<String> {
+fn rejection_message(nests: Nests) -> Option<String> {
     let mut b = ProgramBuilder::new();
     let [x, y] = ["x", "y"].map(|label| b.work(label, DType::F32, LEN));
     let [v, w] = [("v", 0), ("w", 8)].map(|(label, at)| b.plane(label, DType::F32, LEN, PlaneId(0), at));
@@ -72,10 +72,10 @@ fn refused(nests: Nests) -> Option<String> {
 }
 
 #[test]
-fn nests_that_need_each_other_are_no_group() {
-    assert_eq!(refused(|[x, y, v, _]| vec![negated(x, y), negated(x, v)]), None);
+fn dependent_nests_are_rejected() {
+    assert_eq!(rejection_message(|[x, y, v, _]| vec![negated(x, y), negated(x, v)]), None);
     // A nest may write a buffer that it reads, and several nests may read the same buffer.
-    assert_eq!(refused(|[x, y, v, _]| vec![negated(v, v), negated(x, x), negated(y, y)]), None);
+    assert_eq!(rejection_message(|[x, y, v, _]| vec![negated(v, v), negated(x, x), negated(y, y)]), None);
     let cases: [(Nests, &str); 5] = [
         (|[x, y, v, _]| vec![negated(x, y), negated(y, v)], "\"y\""),
         (|[x, y, v, _]| vec![negated(y, v), negated(x, y)], "\"y\""),
@@ -84,14 +84,14 @@ fn nests_that_need_each_other_are_no_group() {
         (|[x, y, v, _]| vec![negated(v, v), negated(x, x), negated(x, y)], "\"x\""),
     ];
     for (nests, label) in cases {
-        let error = refused(nests).unwrap();
+        let error = rejection_message(nests).unwrap();
         assert!(error.contains("the node") && error.contains(label) && error.contains("stores"), "{error}");
     }
 }
 
 #[test]
-fn a_nest_of_a_group_cannot_fail() {
-    let error = refused(|[x, y, ..]| {
+fn fallible_nests_are_rejected() {
+    let error = rejection_message(|[x, y, ..]| {
         let guarded = map(&[x], y, |b, x| {
             let index = b.convert(x[0], Type::I64);
             let index = b.guard(index, LEN as i64);
@@ -103,8 +103,8 @@ fn a_nest_of_a_group_cannot_fail() {
 }
 
 #[test]
-fn a_nest_of_a_group_stays_in_its_buffers() {
-    let error = refused(|[x, y, ..]| {
+fn out_of_bounds_nests_are_rejected() {
+    let error = rejection_message(|[x, y, ..]| {
         let mut nest = Arc::unwrap_or_clone(negated(x, y));
         nest.dims[0] += 1;
         vec![negated(x, x), Arc::new(nest)]

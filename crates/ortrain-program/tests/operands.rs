@@ -15,11 +15,11 @@ use ortrain_program::{
 const SIDE: usize = 3;
 
 fn floats(b: &mut ProgramBuilder, name: &str, dims: &[usize]) -> Operand {
-    Operand::whole(b.work(name, DType::F32, dims.iter().product()), DType::F32, dims)
+    Operand::contiguous(b.work(name, DType::F32, dims.iter().product()), DType::F32, dims)
 }
 
 /// Returns the error for an invalid instruction, or `None`.
-fn refused(mut b: ProgramBuilder, instruction: Instruction) -> Option<String> {
+fn rejection_message(mut b: ProgramBuilder, instruction: Instruction) -> Option<String> {
     b.emit(instruction, GradientModes::ALL, &"node \"y\" (Op)".into()).err().map(|error| error.to_string())
 }
 
@@ -59,7 +59,7 @@ fn rounded_product(
 ) -> Option<String> {
     let dims = [SIDE, SIDE];
     let mut b = ProgramBuilder::new();
-    let [a, c] = dtypes.map(|dtype| Operand::whole(b.work("factor", dtype, SIDE * SIDE), dtype, &dims));
+    let [a, c] = dtypes.map(|dtype| Operand::contiguous(b.work("factor", dtype, SIDE * SIDE), dtype, &dims));
     let [bias, y] = ["bias", "y"].map(|name| floats(&mut b, name, &dims));
     let product = MatMul {
         batch: Dims::new(),
@@ -72,11 +72,11 @@ fn rounded_product(
         precision: Precision::F32,
         epilogue: sum(loads(Load::Buffer(bias)), y, &dims),
     };
-    refused(b, Instruction::from(product))
+    rejection_message(b, Instruction::from(product))
 }
 
 #[test]
-fn an_epilogue_has_one_accumulator_and_it_comes_first() {
+fn epilogue_needs_one_leading_accumulator() {
     let given = || Load::Accumulator(DType::F32);
     assert_eq!(product(|_| vec![given()]), None);
     assert_eq!(product(|bias| vec![given(), bias]), None);
@@ -108,7 +108,7 @@ fn a_map_has_no_accumulator() {
     let map = |load: fn(Operand) -> Vec<Load>| {
         let mut b = ProgramBuilder::new();
         let [x, y] = ["x", "y"].map(|name| floats(&mut b, name, &[SIDE]));
-        refused(b, Instruction::from(sum(load(x), y, &[SIDE])))
+        rejection_message(b, Instruction::from(sum(load(x), y, &[SIDE])))
     };
     assert_eq!(map(|x| vec![Load::Buffer(x)]), None);
     let expected = faulty("Map", "accumulators [float32] where [] are needed");
@@ -117,7 +117,7 @@ fn a_map_has_no_accumulator() {
 }
 
 fn axes() -> SlidingAxes {
-    let axis = SlidingAxis { input: 4, output: 3, kernel: 2, stride: 1, dilation: 1, before: 0 };
+    let axis = SlidingAxis { input: 4, output: 3, kernel: 2, stride: 1, dilation: 1, padding_before: 0 };
     [axis, axis].into_iter().collect()
 }
 
@@ -143,7 +143,7 @@ fn convolution(change: impl FnOnce(&mut Operand, &mut Operand)) -> Option<String
     let y = floats(&mut b, "y", &dims);
     let epilogue = sum(vec![Load::Accumulator(DType::F32)], y, &dims);
     let conv = Conv { shape, a: image, b: filter, precision: Precision::F32, epilogue };
-    refused(b, Instruction::from(conv))
+    rejection_message(b, Instruction::from(conv))
 }
 
 #[test]
@@ -183,7 +183,7 @@ fn partial_accesses(dtype: DType, len: usize) -> Vec<Access> {
 }
 
 /// Asserts that an instruction accepts whole buffers, and rejects any other access to one of them.
-fn assert_needs_whole_buffers<const N: usize>(
+fn assert_needs_contiguous_buffers<const N: usize>(
     name: &str,
     buffers: [(&str, DType, usize); N],
     instruction: impl Fn([Operand; N]) -> Instruction,
@@ -191,11 +191,11 @@ fn assert_needs_whole_buffers<const N: usize>(
     let refused_with = |changed: Option<(usize, Access)>| {
         let mut b = ProgramBuilder::new();
         let mut operands =
-            buffers.map(|(label, dtype, len)| Operand::whole(b.work(label, dtype, len), dtype, &[len]));
+            buffers.map(|(label, dtype, len)| Operand::contiguous(b.work(label, dtype, len), dtype, &[len]));
         if let Some((k, access)) = changed {
             operands[k].access = access;
         }
-        refused(b, instruction(operands))
+        rejection_message(b, instruction(operands))
     };
     assert_eq!(refused_with(None), None);
     for (k, (label, dtype, len)) in buffers.into_iter().enumerate() {
@@ -207,37 +207,51 @@ fn assert_needs_whole_buffers<const N: usize>(
 }
 
 #[test]
-fn a_window_takes_whole_buffers() {
+fn windows_need_contiguous_buffers() {
     let shape = |pass| WindowShape { pass, planes: 2, axes: axes() };
     let [inputs, outputs] = shape(WindowPass::Max).operands();
     let (x, y) = (("x", DType::F32, inputs), ("y", DType::F32, outputs));
     let positions = ("positions", DType::I64, outputs);
-    assert_needs_whole_buffers("Window", [x, positions, y], |[source, index, target]| {
+    assert_needs_contiguous_buffers("Window", [x, positions, y], |[source, index, target]| {
         Instruction::from(Window {
             shape: shape(WindowPass::Max),
             source,
-            index: Some(WindowIndex::elements(index)),
+            index: Some(WindowIndex::with_element_positions(index)),
             target,
         })
     });
-    assert_needs_whole_buffers("Window", [y, positions, x], |[source, index, target]| {
+    assert_needs_contiguous_buffers("Window", [y, positions, x], |[source, index, target]| {
         let shape = shape(WindowPass::MaxGradient);
-        Instruction::from(Window { shape, source, index: Some(WindowIndex::elements(index)), target })
+        Instruction::from(Window {
+            shape,
+            source,
+            index: Some(WindowIndex::with_element_positions(index)),
+            target,
+        })
     });
-    assert_needs_whole_buffers("Window", [x, y], |[source, target]| {
+    assert_needs_contiguous_buffers("Window", [x, y], |[source, target]| {
         Instruction::from(Window { shape: shape(WindowPass::Sum), source, index: None, target })
     });
 }
 
 #[test]
-fn sums_at_rows_take_whole_buffers() {
+fn scatter_add_needs_contiguous_buffers() {
     let (outer, rows, count, inner) = (2, 4, 3, 5);
     let source = ("x", DType::F32, outer * count * inner);
     let index = ("index", DType::I64, count);
     let target = ("y", DType::F32, outer * rows * inner);
     for last in [false, true] {
-        assert_needs_whole_buffers("ScatterAdd", [source, index, target], |[source, index, target]| {
-            Instruction::from(ScatterAdd { outer, rows, count, inner, source, index, target, last })
+        assert_needs_contiguous_buffers("ScatterAdd", [source, index, target], |[source, index, target]| {
+            Instruction::from(ScatterAdd {
+                outer,
+                rows,
+                count,
+                inner,
+                source,
+                index,
+                target,
+                overwrites: last,
+            })
         });
     }
 }

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use ortrain_expr::{Access, Builder, DType, Mode, ReduceOp, Reduction, Reg, Scalar, Segments, Type, UnaryOp};
 use ortrain_program::reference::evaluate;
 use ortrain_program::{
-    BufferId, Cost, GradientModes, Instruction, Load, Nest, Operand, Part, Program, ProgramBuilder,
-    ProgramError, Scalars,
+    BufferId, Cost, GradientModes, Instruction, Load, Nest, Operand, Program, ProgramBuilder, ProgramError,
+    RunPart, Scalars,
 };
 
 /// Three segments of a plane, one of them empty, with gaps.
@@ -77,7 +77,7 @@ const PLANE: [f32; LEN] = [10.0, 11.0, 12.0, 13.0, 14.0, 15.0, 16.0, 17.0, 18.0]
 const SETTINGS: [f32; 6] = [0.0, 2.0, 0.0, 3.0, 0.0, 5.0];
 
 #[test]
-fn each_segment_has_a_setting_and_gaps_stay_what_they_are() {
+fn segments_use_their_settings_and_gaps_are_unchanged() {
     let mut b = ProgramBuilder::new();
     let (x, settings) = (b.work("x", DType::F32, LEN), b.work("settings", DType::F32, 6));
     b.emit(Instruction::from(scaled(x, settings)), GradientModes::ALL, &node()).unwrap();
@@ -116,7 +116,7 @@ fn reductions_are_over_the_points_of_a_segment() {
 
 /// Returns the error for an instruction over four buffers: `plane`, `table` (eight elements per segment, and eight
 /// more), `tail` (a part of the plane), and `other`.
-fn refused(instruction: impl FnOnce([BufferId; 4]) -> Instruction) -> Option<String> {
+fn rejection_message(instruction: impl FnOnce([BufferId; 4]) -> Instruction) -> Option<String> {
     let mut b = ProgramBuilder::new();
     let plane = b.plane("plane", DType::F32, LEN, ortrain_program::PlaneId(0), 0);
     let tail = b.plane("tail", DType::F32, LEN - 4, ortrain_program::PlaneId(0), 16);
@@ -130,11 +130,11 @@ fn refused(instruction: impl FnOnce([BufferId; 4]) -> Instruction) -> Option<Str
 }
 
 #[test]
-fn what_could_be_stored_and_loaded_at_once_is_refused() {
+fn conflicting_stores_and_loads_are_rejected() {
     let column = |k: usize| access([8, 0], k, 32);
     // Columns of a table do not overlap. An equal access reaches the same element at each point.
     let row = |load: Access, store: Access, [read, written]: [usize; 2]| {
-        refused(|buffers| {
+        rejection_message(|buffers| {
             let load = Operand { buffer: buffers[read], access: load };
             let store = Operand { buffer: buffers[written], access: store };
             Instruction::from(nest(1, vec![load], vec![store], |_, x| (vec![x[0]], vec![])))
@@ -151,7 +151,7 @@ fn what_could_be_stored_and_loaded_at_once_is_refused() {
     assert_eq!(row(access([0, 0], 2, LEN), plane(), [0, 0]), needs("plane", "plane"));
     assert_eq!(row(access([1, 0], 0, LEN - 4), plane(), [2, 0]), needs("tail", "plane"));
     let two = |first: Access, second: Access, [a, b]: [usize; 2]| {
-        refused(|buffers| {
+        rejection_message(|buffers| {
             let load = Operand { buffer: buffers[1], access: column(5) };
             let stores = [(a, first), (b, second)].map(|(k, access)| Operand { buffer: buffers[k], access });
             Instruction::from(nest(1, vec![load], stores.to_vec(), |_, x| (vec![x[0]; 2], vec![])))
@@ -164,9 +164,9 @@ fn what_could_be_stored_and_loaded_at_once_is_refused() {
 }
 
 #[test]
-fn segments_have_at_most_one_reduced_axis() {
+fn segments_allow_one_reduced_axis() {
     let refused = |inner: usize| {
-        refused(|[plane, _, _, other]| {
+        rejection_message(|[plane, _, _, other]| {
             let (from, to) = (in_plane(plane), in_plane(other));
             Instruction::from(nest(inner, vec![from], vec![to], |_, x| (vec![x[0]], vec![])))
         })
@@ -180,7 +180,7 @@ fn map(from: BufferId, to: BufferId, f: impl FnOnce(&mut Builder, Reg) -> Reg) -
     let mut b = Builder::new();
     let x = b.load(0, Type::F32);
     let y = f(&mut b, x);
-    let whole = |id: BufferId| Operand::whole(id, DType::F32, &[LEN]);
+    let whole = |id: BufferId| Operand::contiguous(id, DType::F32, &[LEN]);
     Instruction::from(Nest {
         dims: [LEN].into_iter().collect(),
         inner: 0,
@@ -213,7 +213,7 @@ fn chain(finish: fn(ProgramBuilder, Vec<BufferId>, Vec<BufferId>) -> Program) ->
 }
 
 #[test]
-fn passes_leave_segments_alone() {
+fn passes_preserve_segments() {
     let fused = chain(|b, inputs, outputs| b.finish(inputs, outputs).unwrap());
     let plain = chain(|b, inputs, outputs| b.finish_unfused(inputs, outputs).unwrap());
     let segments = |program: &Program| {
@@ -223,7 +223,7 @@ fn passes_leave_segments_alone() {
     assert_eq!(segments(&fused), [false, true, false, true, false], "{fused}");
     // The unused result is not stored.
     assert_eq!(fused.instructions[3].instruction.writes().len(), 1);
-    assert_eq!(fused.part(Part::Whole).unwrap().len(), 5);
+    assert_eq!(fused.part_positions(RunPart::Full).unwrap().len(), 5);
     let inputs: [&[f32]; 2] = [&PLANE, &SETTINGS];
     assert_eq!(run(&fused, &inputs), run(&plain, &inputs));
     assert_eq!(run(&fused, &inputs)[1], [484.0 + 576.0 + 676.0, 0.0, 6400.0 + 7225.0]);

@@ -11,13 +11,13 @@ use std::sync::Arc;
 
 use crate::error::{detached, raise};
 use crate::gil::Exclusive;
-use crate::tools::{Held, Source, module_options};
-use crate::value::{OrtValue, described};
+use crate::tools::{SessionInput, Source, module_options};
+use crate::value::{OrtValue, describe_info};
 
 /// Output values by weight, then by name.
 type States = HashMap<String, HashMap<String, OrtValue>>;
 /// Input values by weight, then by name.
-type GivenStates = HashMap<String, HashMap<String, Py<OrtValue>>>;
+type InputStates = HashMap<String, HashMap<String, Py<OrtValue>>>;
 
 /// Settings of a training, as Python passes them.
 #[derive(FromPyObject)]
@@ -39,7 +39,7 @@ pub(crate) struct Parameters {
     model_after_graph_transforms_path: Option<PathBuf>,
     model_with_gradient_graph_path: Option<PathBuf>,
     model_with_training_graph_path: Option<PathBuf>,
-    initial_optimizer_state: GivenStates,
+    initial_optimizer_state: InputStates,
 }
 
 impl Parameters {
@@ -79,21 +79,21 @@ impl Parameters {
     }
 }
 
-fn values(state: BTreeMap<String, Tensor>) -> HashMap<String, OrtValue> {
+fn to_values(state: BTreeMap<String, Tensor>) -> HashMap<String, OrtValue> {
     state.into_iter().map(|(name, tensor)| (name, OrtValue::of(tensor))).collect()
 }
 
-fn states(states: StatesByWeight) -> States {
-    states.into_iter().map(|(outer, state)| (outer, values(state))).collect()
+fn to_states(states: StatesByWeight) -> States {
+    states.into_iter().map(|(outer, state)| (outer, to_values(state))).collect()
 }
 
 /// Extracts the inputs of a run.
-fn held(feeds: &HashMap<String, Py<OrtValue>>) -> PyResult<Vec<(&str, Held)>> {
-    feeds.iter().map(|(name, value)| Ok((name.as_str(), Held::of_value(value.get())?))).collect()
+fn to_inputs(feeds: &HashMap<String, Py<OrtValue>>) -> PyResult<Vec<(&str, SessionInput)>> {
+    feeds.iter().map(|(name, value)| Ok((name.as_str(), SessionInput::of_value(value.get())?))).collect()
 }
 
 /// Converts named values to tensors.
-fn given(values: &HashMap<String, Py<OrtValue>>) -> PyResult<BTreeMap<String, Tensor>> {
+fn to_tensors(values: &HashMap<String, Py<OrtValue>>) -> PyResult<BTreeMap<String, Tensor>> {
     values.iter().map(|(name, value)| Ok((name.clone(), value.get().tensor()?))).collect()
 }
 
@@ -151,17 +151,17 @@ impl ClassicSession {
 
     fn inputs<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyTuple>>> {
         let infos = self.session.enter(py, |session| Ok(session.inputs().to_vec()))?;
-        infos.iter().map(|info| described(py, info)).collect()
+        infos.iter().map(|info| describe_info(py, info)).collect()
     }
 
     fn outputs<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyTuple>>> {
         let infos = self.session.enter(py, |session| Ok(session.outputs().to_vec()))?;
-        infos.iter().map(|info| described(py, info)).collect()
+        infos.iter().map(|info| describe_info(py, info)).collect()
     }
 
     fn overridable<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyTuple>>> {
         let infos = self.session.enter(py, |session| Ok(session.overridable_initializers().to_vec()))?;
-        infos.iter().map(|info| described(py, info)).collect()
+        infos.iter().map(|info| describe_info(py, info)).collect()
     }
 
     fn meta<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
@@ -189,7 +189,7 @@ impl ClassicSession {
         restricted: bool,
         training_mode: Option<bool>,
     ) -> PyResult<Vec<Option<OrtValue>>> {
-        let held = held(&feeds)?;
+        let held = to_inputs(&feeds)?;
         type Room = (DType, Vec<usize>, Arc<Memory>);
         let room = |(at, value): &(usize, Option<Bound<'_, OrtValue>>)| -> PyResult<(usize, Option<Room>)> {
             let place = value.as_ref().map(|value| {
@@ -215,21 +215,21 @@ impl ClassicSession {
     }
 
     fn state(&self, py: Python<'_>) -> PyResult<HashMap<String, OrtValue>> {
-        self.session.enter(py, |session| session.state()).map(values)
+        self.session.enter(py, |session| session.state()).map(to_values)
     }
 
     /// Returns the gradients accumulated so far for the next update, by weight.
     fn gathered(&self, py: Python<'_>) -> PyResult<HashMap<String, OrtValue>> {
-        self.session.enter(py, |session| session.gathered()).map(values)
+        self.session.enter(py, |session| session.accumulated_gradients()).map(to_values)
     }
 
     fn load_gathered(&self, py: Python<'_>, sums: HashMap<String, Py<OrtValue>>) -> PyResult<()> {
-        let sums = given(&sums)?;
-        self.session.enter(py, |session| session.load_gathered(&sums))
+        let sums = to_tensors(&sums)?;
+        self.session.enter(py, |session| session.load_accumulated_gradients(&sums))
     }
 
     fn running_statistics(&self, py: Python<'_>) -> PyResult<HashMap<String, OrtValue>> {
-        self.session.enter(py, |session| session.running_statistics()).map(values)
+        self.session.enter(py, |session| session.running_statistics()).map(to_values)
     }
 
     fn load_running_statistics(
@@ -237,7 +237,7 @@ impl ClassicSession {
         py: Python<'_>,
         given_values: HashMap<String, Py<OrtValue>>,
     ) -> PyResult<()> {
-        let given_values = given(&given_values)?;
+        let given_values = to_tensors(&given_values)?;
         self.session.enter(py, |session| session.load_running_statistics(&given_values))
     }
 
@@ -254,15 +254,15 @@ impl ClassicSession {
     }
 
     fn model_state(&self, py: Python<'_>, include_mixed_precision_weights: bool) -> PyResult<States> {
-        self.session.enter(py, |session| session.model_state(include_mixed_precision_weights)).map(states)
+        self.session.enter(py, |session| session.model_state(include_mixed_precision_weights)).map(to_states)
     }
 
     fn optimizer_state(&self, py: Python<'_>) -> PyResult<States> {
-        self.session.enter(py, |session| session.optimizer_states()).map(states)
+        self.session.enter(py, |session| session.optimizer_states()).map(to_states)
     }
 
     fn load_state(&self, py: Python<'_>, state: HashMap<String, Py<OrtValue>>, strict: bool) -> PyResult<()> {
-        let state = given(&state)?;
+        let state = to_tensors(&state)?;
         self.session.enter(py, |session| session.load_state(&state, strict))
     }
 

@@ -8,7 +8,7 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 
 use crate::error::{InvalidArgumentError, raise};
-use crate::value::{OrtValue, failed, numpy_type, shape_name, view};
+use crate::value::{OrtValue, device_exception, numpy_type, shape_name, view};
 
 /// Name, kind, description, driver, bytes of memory, maximum bytes of a plane and of a tensor.
 type Row = (String, &'static str, String, String, Option<u64>, Option<u64>, Option<u64>);
@@ -24,14 +24,14 @@ pub(crate) fn devices(py: Python<'_>) -> Vec<Row> {
 }
 
 /// Returns the name of a backend in Python.
-fn name_of(backend: &dyn Backend) -> &str {
+fn backend_name(backend: &dyn Backend) -> &str {
     if backend.device() == "cpu" { backend.name() } else { backend.device() }
 }
 
 /// Returns the canonical name of a device.
 #[pyfunction]
 pub(crate) fn device_name(py: Python<'_>, device: &str) -> PyResult<String> {
-    py.detach(|| Ok(name_of(&*ortrain::backend(device, 0)?).to_owned())).map_err(raise)
+    py.detach(|| Ok(backend_name(&*ortrain::backend(device, 0)?).to_owned())).map_err(raise)
 }
 
 /// A plane in device memory: all parameters, or all gradients, of one element type.
@@ -145,7 +145,7 @@ impl DeviceArray {
             )));
         }
         let tensor = array.tensor()?;
-        py.detach(|| self.memory.write(0, tensor.data())).map_err(failed)
+        py.detach(|| self.memory.write(0, tensor.data())).map_err(device_exception)
     }
 
     fn __len__(&self) -> usize {
@@ -159,7 +159,7 @@ impl DeviceArray {
 
 /// Wraps planes as vectors of their elements: live views of planes in this process, a [`DeviceArray`] for
 /// each plane on a device.
-pub(crate) fn planes<'py>(
+pub(crate) fn wrap_planes<'py>(
     py: Python<'py>,
     parts: Vec<(DType, Arc<Memory>)>,
     writeable: bool,

@@ -74,7 +74,7 @@ struct ManagedVersioned {
 }
 
 /// Returns the type code of an element type.
-fn kind_of(dtype: DType) -> Kind {
+fn type_code(dtype: DType) -> Kind {
     let code = match dtype {
         DType::I8 | DType::I16 | DType::I32 | DType::I64 => 0,
         DType::U8 | DType::U16 | DType::U32 | DType::U64 => 1,
@@ -102,7 +102,7 @@ fn dtype_of(kind: Kind) -> Option<DType> {
         DType::Bool,
     ];
     let same = |dtype: &DType| {
-        let known = kind_of(*dtype);
+        let known = type_code(*dtype);
         (known.code, known.bits, known.lanes) == (kind.code, kind.bits, kind.lanes)
     };
     ALL.into_iter().find(same)
@@ -110,28 +110,28 @@ fn dtype_of(kind: Kind) -> Option<DType> {
 
 /// A tensor of another library; dropping it calls its deleter.
 #[derive(Debug)]
-enum Taken {
+enum ImportedTensor {
     Plain(NonNull<Managed>),
     Versioned(NonNull<ManagedVersioned>),
 }
 
 // SAFETY: only the deleter is accessed through it, once, and DLPack allows any thread to call it.
-unsafe impl Send for Taken {}
-// SAFETY: as above: a shared `Taken` has no operations.
-unsafe impl Sync for Taken {}
+unsafe impl Send for ImportedTensor {}
+// SAFETY: as above: a shared `ImportedTensor` has no operations.
+unsafe impl Sync for ImportedTensor {}
 
-impl Drop for Taken {
+impl Drop for ImportedTensor {
     fn drop(&mut self) {
         // Deleters of Python libraries may access Python objects.
         with_interpreter(|_| match *self {
-            Taken::Plain(managed) => {
+            ImportedTensor::Plain(managed) => {
                 // SAFETY: the consumer of the tensor owns it, and this is the only call of its deleter.
                 if let Some(deleter) = unsafe { managed.as_ref() }.deleter {
                     // SAFETY: as above.
                     unsafe { deleter(managed.as_ptr()) }
                 }
             }
-            Taken::Versioned(managed) => {
+            ImportedTensor::Versioned(managed) => {
                 // SAFETY: as above.
                 if let Some(deleter) = unsafe { managed.as_ref() }.deleter {
                     // SAFETY: as above.
@@ -143,7 +143,7 @@ impl Drop for Taken {
 }
 
 /// Description of a tensor in a capsule.
-struct Described {
+struct TensorDescription {
     dtype: DType,
     dims: Vec<usize>,
     address: usize,
@@ -154,9 +154,9 @@ struct Described {
 ///
 /// # Safety
 /// The header belongs to a live tensor.
-unsafe fn described(header: &Header) -> PyResult<Described> {
+unsafe fn describe_header(header: &Header) -> PyResult<TensorDescription> {
     if header.device.kind != CPU {
-        return Err(elsewhere(header.device.kind, header.device.id));
+        return Err(device_error(header.device.kind, header.device.id));
     }
     let Kind { code, bits, lanes } = header.kind;
     let dtype = dtype_of(header.kind).ok_or_else(|| {
@@ -194,14 +194,14 @@ unsafe fn described(header: &Header) -> PyResult<Described> {
     let address = header.data.expose_provenance().checked_add(offset);
     match address {
         Some(address) if bytes == 0 || !header.data.is_null() => {
-            Ok(Described { dtype, dims, address, bytes })
+            Ok(TensorDescription { dtype, dims, address, bytes })
         }
         _ => Err(malformed("has no elements where it should have some")),
     }
 }
 
 /// Returns the error for a tensor on another device.
-fn elsewhere(kind: i32, id: i32) -> PyErr {
+fn device_error(kind: i32, id: i32) -> PyErr {
     let name = match kind {
         2 => "CUDA".to_owned(),
         8 => "Metal".to_owned(),
@@ -215,13 +215,16 @@ fn elsewhere(kind: i32, id: i32) -> PyErr {
 
 /// Imports a tensor of another library: element type, shape, and its memory, which is shared and kept alive.
 /// `data` is a capsule, or an object with `__dlpack__`. With `is_bool`, a uint8 tensor is read as booleans.
-pub(crate) fn take(data: &Bound<'_, PyAny>, is_bool: bool) -> PyResult<(DType, Vec<usize>, Arc<Memory>)> {
+pub(crate) fn import_tensor(
+    data: &Bound<'_, PyAny>,
+    is_bool: bool,
+) -> PyResult<(DType, Vec<usize>, Arc<Memory>)> {
     let py = data.py();
     let found;
     let capsule = match data.cast::<PyCapsule>() {
         Ok(capsule) => capsule,
         Err(_) => {
-            found = asked(data)?;
+            found = request_capsule(data)?;
             found.cast::<PyCapsule>()?
         }
     };
@@ -229,7 +232,7 @@ pub(crate) fn take(data: &Bound<'_, PyAny>, is_bool: bool) -> PyResult<(DType, V
         let managed = capsule.pointer_checked(Some(PLAIN))?.cast::<Managed>();
         // SAFETY: a capsule with this name has this structure, which is live while the capsule has the name.
         let header = unsafe { managed.as_ref() }.header;
-        (header, false, Taken::Plain(managed), c"used_dltensor")
+        (header, false, ImportedTensor::Plain(managed), c"used_dltensor")
     } else if capsule.is_valid_checked(Some(VERSIONED)) {
         let managed = capsule.pointer_checked(Some(VERSIONED))?.cast::<ManagedVersioned>();
         // SAFETY: as above. For another major version, only the version field is read; its offset never
@@ -243,7 +246,12 @@ pub(crate) fn take(data: &Bound<'_, PyAny>, is_bool: bool) -> PyResult<(DType, V
         }
         // SAFETY: as above.
         let known = unsafe { managed.as_ref() };
-        (known.header, known.flags & READ_ONLY != 0, Taken::Versioned(managed), c"used_dltensor_versioned")
+        (
+            known.header,
+            known.flags & READ_ONLY != 0,
+            ImportedTensor::Versioned(managed),
+            c"used_dltensor_versioned",
+        )
     } else {
         let used = capsule.is_valid_checked(Some(c"used_dltensor"))
             || capsule.is_valid_checked(Some(c"used_dltensor_versioned"));
@@ -255,7 +263,7 @@ pub(crate) fn take(data: &Bound<'_, PyAny>, is_bool: bool) -> PyResult<(DType, V
     // The capsule owns the tensor until the capsule is renamed.
     let taken = std::mem::ManuallyDrop::new(taken);
     // SAFETY: the capsule still owns the tensor, which is live.
-    let mut known = unsafe { described(&header) }?;
+    let mut known = unsafe { describe_header(&header) }?;
     if is_bool {
         known.dtype = match known.dtype {
             DType::U8 | DType::Bool => DType::Bool,
@@ -278,7 +286,7 @@ pub(crate) fn take(data: &Bound<'_, PyAny>, is_bool: bool) -> PyResult<(DType, V
 }
 
 /// Requests a capsule from an object.
-fn asked<'py>(data: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+fn request_capsule<'py>(data: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
     let py = data.py();
     let (name, place) = (intern!(py, "__dlpack__"), intern!(py, "__dlpack_device__"));
     if !data.hasattr(name)? {
@@ -290,7 +298,7 @@ fn asked<'py>(data: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
     if data.hasattr(place)? {
         let (kind, id): (i32, i32) = data.call_method0(place)?.extract()?;
         if kind != CPU {
-            return Err(elsewhere(kind, id));
+            return Err(device_error(kind, id));
         }
     }
     let options = PyDict::new(py);
@@ -303,7 +311,7 @@ fn asked<'py>(data: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
 }
 
 /// Storage of an exported tensor. The consumer's call of the deleter frees it.
-struct Given<M> {
+struct ExportedTensor<M> {
     managed: M,
     _memory: Arc<Memory>,
     axes: Vec<i64>,
@@ -323,7 +331,7 @@ impl Layout for Managed {
     const NAME: &'static CStr = PLAIN;
 
     fn new(header: Header, _read_only: bool) -> Managed {
-        Managed { header, context: null_mut(), deleter: Some(delete::<Managed>) }
+        Managed { header, context: null_mut(), deleter: Some(free_exported::<Managed>) }
     }
 
     fn set_context(&mut self, context: *mut c_void) {
@@ -344,7 +352,7 @@ impl Layout for ManagedVersioned {
 
     fn new(header: Header, read_only: bool) -> ManagedVersioned {
         let flags = if read_only { READ_ONLY } else { 0 };
-        let deleter = Some(delete::<ManagedVersioned> as unsafe extern "C" fn(_));
+        let deleter = Some(free_exported::<ManagedVersioned> as unsafe extern "C" fn(_));
         ManagedVersioned { version: VERSION, context: null_mut(), deleter, flags, header }
     }
 
@@ -365,11 +373,11 @@ impl Layout for ManagedVersioned {
 ///
 /// # Safety
 /// [`give`] created the tensor, and it is no longer in use.
-unsafe extern "C" fn delete<M: Layout>(managed: *mut M) {
+unsafe extern "C" fn free_exported<M: Layout>(managed: *mut M) {
     // It may own a Python object, which is released at once if the interpreter is attached.
     with_interpreter(|_| {
         // SAFETY: the context of a tensor from `give` is the box of `give`.
-        drop(unsafe { Box::from_raw((*managed).context().cast::<Given<M>>()) });
+        drop(unsafe { Box::from_raw((*managed).context().cast::<ExportedTensor<M>>()) });
     });
 }
 
@@ -377,11 +385,11 @@ unsafe extern "C" fn delete<M: Layout>(managed: *mut M) {
 ///
 /// # Safety
 /// Python calls it for a capsule that [`give`] created.
-unsafe extern "C" fn forget<M: Layout>(capsule: *mut ffi::PyObject) {
+unsafe extern "C" fn destroy_capsule<M: Layout>(capsule: *mut ffi::PyObject) {
     // SAFETY: the object is a capsule; with this name, it still owns a tensor from `give`.
     unsafe {
         if ffi::PyCapsule_IsValid(capsule, M::NAME.as_ptr()) == 1 {
-            delete::<M>(ffi::PyCapsule_GetPointer(capsule, M::NAME.as_ptr()).cast());
+            free_exported::<M>(ffi::PyCapsule_GetPointer(capsule, M::NAME.as_ptr()).cast());
         }
     }
 }
@@ -390,7 +398,7 @@ unsafe extern "C" fn forget<M: Layout>(capsule: *mut ffi::PyObject) {
 ///
 /// The layout with a version is used if `versioned`. The other layout cannot mark memory as read-only, so
 /// read-only memory is then an error.
-pub(crate) fn give<'py>(
+pub(crate) fn export_capsule<'py>(
     py: Python<'py>,
     dtype: DType,
     dims: &[usize],
@@ -398,15 +406,15 @@ pub(crate) fn give<'py>(
     versioned: bool,
 ) -> PyResult<Bound<'py, PyCapsule>> {
     match versioned {
-        true => made::<ManagedVersioned>(py, dtype, dims, memory),
+        true => export_with_layout::<ManagedVersioned>(py, dtype, dims, memory),
         false if memory.is_read_only() => Err(PyBufferError::new_err(
             "the memory is read-only, which a DLPack capsule without a version cannot say; take a copy of it",
         )),
-        false => made::<Managed>(py, dtype, dims, memory),
+        false => export_with_layout::<Managed>(py, dtype, dims, memory),
     }
 }
 
-fn made<'py, M: Layout>(
+fn export_with_layout<'py, M: Layout>(
     py: Python<'py>,
     dtype: DType,
     dims: &[usize],
@@ -421,13 +429,13 @@ fn made<'py, M: Layout>(
         data: on_host(&memory)?.as_ptr().cast(),
         device: Device { kind: CPU, id: 0 },
         ndim: dims.len() as i32,
-        kind: kind_of(dtype),
+        kind: type_code(dtype),
         shape: null_mut(),
         strides: null_mut(),
         byte_offset: 0,
     };
     let managed = M::new(header, memory.is_read_only());
-    let given = Box::into_raw(Box::new(Given { managed, _memory: memory, axes }));
+    let given = Box::into_raw(Box::new(ExportedTensor { managed, _memory: memory, axes }));
     // SAFETY: this function owns the box until the capsule owns it, and `Given` outlives the pointers to its
     // contents.
     let managed = unsafe {
@@ -440,10 +448,11 @@ fn made<'py, M: Layout>(
     };
     // SAFETY: the pointer refers to a structure of the layout with this name, and the destructor frees an
     // unconsumed tensor.
-    let capsule =
-        unsafe { PyCapsule::new_with_pointer_and_destructor(py, managed.cast(), M::NAME, Some(forget::<M>)) };
+    let capsule = unsafe {
+        PyCapsule::new_with_pointer_and_destructor(py, managed.cast(), M::NAME, Some(destroy_capsule::<M>))
+    };
     capsule.inspect_err(|_| {
         // SAFETY: no capsule owns the tensor.
-        unsafe { delete::<M>(managed.as_ptr()) }
+        unsafe { free_exported::<M>(managed.as_ptr()) }
     })
 }

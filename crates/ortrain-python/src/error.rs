@@ -20,7 +20,7 @@ import_exception!(ortrain.errors, UnsupportedError);
 
 /// Returns an interrupt for pending signals. A run calls their handlers, and ends if a handler raises an
 /// exception. Python stores the exception until the run has ended ([`raise`]).
-pub(crate) fn signals() -> Interrupt {
+pub(crate) fn signal_interrupt() -> Interrupt {
     Interrupt::new(|| {
         Python::attach(|py| match py.check_signals() {
             Ok(()) => false,
@@ -37,7 +37,7 @@ pub(crate) fn detached<T: Send>(
     py: Python<'_>,
     work: impl FnOnce() -> ortrain::Result<T> + Send,
 ) -> pyo3::PyResult<T> {
-    py.detach(|| interruptible(Some(&signals()), work)).map_err(raise)
+    py.detach(|| interruptible(Some(&signal_interrupt()), work)).map_err(raise)
 }
 
 /// Issues a warning for each sentence, attributed to the frame that is this number of Python frames above the
@@ -54,7 +54,7 @@ pub(crate) fn warn(py: Python<'_>, sentences: &[String], frames: i32) -> PyResul
 }
 
 /// Returns the exception about memory for an output, with the name and the shape of the output.
-fn about_output(error: &Error) -> Option<PyErr> {
+fn output_exception(error: &Error) -> Option<PyErr> {
     let (name, dims) = match error {
         Error::Output { name, dims, .. } => (name, dims.as_ref()),
         Error::OutputOfUnknownShape { name } => (name, None),
@@ -76,7 +76,7 @@ pub(crate) fn raise(error: Error) -> PyErr {
         let raised = Python::attach(PyErr::take);
         return raised.unwrap_or_else(|| PyKeyboardInterrupt::new_err(text));
     }
-    if let Some(about) = about_output(&error) {
+    if let Some(about) = output_exception(&error) {
         return about;
     }
     match error.kind() {

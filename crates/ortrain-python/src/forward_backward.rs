@@ -2,13 +2,13 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use ortrain::{DType, Error, ForwardBackwardOptions, Given, Lent, Memory, Tensor, encode_model};
+use ortrain::{DType, Error, ForwardBackwardOptions, Lent, Memory, RunInput, Tensor, encode_model};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyTuple};
 
 use crate::error::{detached, raise};
 use crate::tools::{InferenceSession, Source, batch_norm_of, session_options};
-use crate::value::{OrtValue, Results, described, given};
+use crate::value::{OrtValue, Results, describe_info, to_run_inputs};
 
 /// A forward pass that waits for its backward pass.
 #[pyclass(frozen, module = "ortrain._ortrain")]
@@ -30,36 +30,37 @@ impl LiveForward {
 }
 
 /// Type, shape and memory of a value.
-struct Place {
+struct ValueMemory {
     dtype: DType,
     dims: Vec<usize>,
     memory: Arc<Memory>,
 }
 
-impl Place {
+impl ValueMemory {
     /// Returns the memory of a value: on the device if it is there, otherwise in this process.
-    fn of(value: &Bound<'_, OrtValue>, device: &str) -> PyResult<Place> {
+    fn of(value: &Bound<'_, OrtValue>, device: &str) -> PyResult<ValueMemory> {
         let value = value.get();
         let memory = match value.shared_memory().filter(|memory| memory.device() == device) {
             Some(memory) => memory,
             None => value.memory()?,
         };
-        Ok(Place { dtype: value.dtype(), dims: value.dims().to_vec(), memory })
+        Ok(ValueMemory { dtype: value.dtype(), dims: value.dims().to_vec(), memory })
     }
 
-    fn lent(places: &[Place]) -> Vec<Lent<'_>> {
-        let lent = places.iter().map(|Place { dtype, dims, memory }| Lent { dtype: *dtype, dims, memory });
+    fn lent(places: &[ValueMemory]) -> Vec<Lent<'_>> {
+        let lent =
+            places.iter().map(|ValueMemory { dtype, dims, memory }| Lent { dtype: *dtype, dims, memory });
         lent.collect()
     }
 }
 
 /// Returns the memory of some values, for passes on a device.
-fn places(values: &[Bound<'_, OrtValue>], device: &str) -> PyResult<Vec<Place>> {
-    values.iter().map(|value| Place::of(value, device)).collect()
+fn value_memories(values: &[Bound<'_, OrtValue>], device: &str) -> PyResult<Vec<ValueMemory>> {
+    values.iter().map(|value| ValueMemory::of(value, device)).collect()
 }
 
 /// Copies the current values.
-fn tensors(values: &[Bound<'_, OrtValue>]) -> PyResult<Vec<Tensor>> {
+fn to_tensors(values: &[Bound<'_, OrtValue>]) -> PyResult<Vec<Tensor>> {
     values.iter().map(|value| value.get().tensor()).collect()
 }
 
@@ -104,12 +105,12 @@ impl ForwardBackward {
 
     /// Returns name, type and shape of each input.
     fn inputs<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyTuple>>> {
-        self.0.inputs().iter().map(|info| described(py, info)).collect()
+        self.0.inputs().iter().map(|info| describe_info(py, info)).collect()
     }
 
     /// Returns name, type and shape of each output.
     fn outputs<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyTuple>>> {
-        self.0.outputs().iter().map(|info| described(py, info)).collect()
+        self.0.outputs().iter().map(|info| describe_info(py, info)).collect()
     }
 
     /// Returns the names of the outputs with gradients as inputs of a backward pass.
@@ -152,11 +153,11 @@ impl ForwardBackward {
     }
 
     fn training_model(&self, py: Python<'_>) -> PyResult<Py<PyBytes>> {
-        encoded(py, || self.0.training_model())
+        encode_detached(py, || self.0.training_model())
     }
 
     fn evaluation_model(&self, py: Python<'_>) -> PyResult<Py<PyBytes>> {
-        encoded(py, || self.0.evaluation_model())
+        encode_detached(py, || self.0.evaluation_model())
     }
 
     /// Returns the nodes that draw random numbers in a forward pass, as messages name them.
@@ -175,12 +176,12 @@ impl ForwardBackward {
         inputs: Vec<Bound<'_, OrtValue>>,
         weights: Vec<Bound<'_, OrtValue>>,
     ) -> PyResult<(LiveForward, Vec<OrtValue>)> {
-        let (inputs, weights) = (tensors(&inputs)?, places(&weights, self.0.device())?);
+        let (inputs, weights) = (to_tensors(&inputs)?, value_memories(&weights, self.0.device())?);
         let mut results = Results::default();
         let live = py.detach(|| {
-            let inputs: Vec<Given<'_>> = given(&inputs);
-            self.0.forward(&Place::lent(&weights), &inputs, &mut |at, dtype, dims, value| {
-                results.take(at, dtype, dims, value)
+            let inputs: Vec<RunInput<'_>> = to_run_inputs(&inputs);
+            self.0.forward(&ValueMemory::lent(&weights), &inputs, &mut |at, dtype, dims, value| {
+                results.store(at, dtype, dims, value)
             })
         });
         Ok((LiveForward(Mutex::new(live.map_err(raise)?)), results.values()))
@@ -196,13 +197,17 @@ impl ForwardBackward {
         gradients: Vec<Bound<'_, OrtValue>>,
         into: Option<Vec<Bound<'_, OrtValue>>>,
     ) -> PyResult<Vec<OrtValue>> {
-        let gradients = tensors(&gradients)?;
+        let gradients = to_tensors(&gradients)?;
         let rooms = match &into {
-            Some(values) => places(values, self.0.device())?,
+            Some(values) => value_memories(values, self.0.device())?,
             None => {
                 let room = |weight: &ortrain::Weight| {
                     let (dtype, dims) = (weight.initial.dtype(), weight.initial.dims().to_vec());
-                    Ok(Place { dtype, dims, memory: self.0.room_on_device(weight).map_err(raise)? })
+                    Ok(ValueMemory {
+                        dtype,
+                        dims,
+                        memory: self.0.allocate_gradient_on_device(weight).map_err(raise)?,
+                    })
                 };
                 self.0.weights().iter().map(room).collect::<PyResult<_>>()?
             }
@@ -213,9 +218,9 @@ impl ForwardBackward {
             let mut pass = live.pass();
             self.0.backward(
                 &mut pass,
-                &given(&gradients),
-                &Place::lent(&rooms),
-                &mut |at, dtype, dims, value| results.take(at, dtype, dims, value),
+                &to_run_inputs(&gradients),
+                &ValueMemory::lent(&rooms),
+                &mut |at, dtype, dims, value| results.store(at, dtype, dims, value),
             )
         })
         .map_err(raise)?;
@@ -231,12 +236,14 @@ impl ForwardBackward {
         inputs: Vec<Bound<'_, OrtValue>>,
         weights: Vec<Bound<'_, OrtValue>>,
     ) -> PyResult<Vec<OrtValue>> {
-        let (inputs, weights) = (tensors(&inputs)?, places(&weights, self.0.device())?);
+        let (inputs, weights) = (to_tensors(&inputs)?, value_memories(&weights, self.0.device())?);
         let mut results = Results::default();
         py.detach(|| {
-            self.0.evaluate(&Place::lent(&weights), &given(&inputs), &mut |at, dtype, dims, value| {
-                results.take(at, dtype, dims, value)
-            })
+            self.0.evaluate(
+                &ValueMemory::lent(&weights),
+                &to_run_inputs(&inputs),
+                &mut |at, dtype, dims, value| results.store(at, dtype, dims, value),
+            )
         })
         .map_err(raise)?;
         Ok(results.values())
@@ -259,11 +266,11 @@ pub(crate) fn with_initializers(
 ) -> PyResult<Py<PyBytes>> {
     let values = values.into_iter().map(|(name, value)| Ok((name, value.get().tensor()?)));
     let values = values.collect::<PyResult<Vec<_>>>()?;
-    encoded(py, move || model.0.with_initializers(&values))
+    encode_detached(py, move || model.0.with_initializers(&values))
 }
 
 /// Returns the bytes of a model. The interpreter is released while the model is generated.
-pub(crate) fn encoded(
+pub(crate) fn encode_detached(
     py: Python<'_>,
     make: impl FnOnce() -> ortrain::Result<ortrain::ModelProto> + Send,
 ) -> PyResult<Py<PyBytes>> {

@@ -9,7 +9,7 @@ use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::PyBytes;
 
 use crate::error::{detached, raise};
-use crate::forward_backward::encoded;
+use crate::forward_backward::encode_detached;
 use crate::tools::Source;
 
 #[pyfunction]
@@ -21,7 +21,7 @@ pub(crate) fn grad(
     plain: bool,
 ) -> PyResult<Py<PyBytes>> {
     let options = GradientOptions { of, wrt, plain };
-    encoded(py, move || gradient::grad(model.0, &options))
+    encode_detached(py, move || gradient::grad(model.0, &options))
 }
 
 #[pyfunction]
@@ -33,7 +33,7 @@ pub(crate) fn vjp(
     plain: bool,
 ) -> PyResult<Py<PyBytes>> {
     let options = GradientOptions { of, wrt, plain };
-    encoded(py, move || gradient::vjp(model.0, &options))
+    encode_detached(py, move || gradient::vjp(model.0, &options))
 }
 
 /// Adds the gradients of a loss to a model.

@@ -41,7 +41,7 @@ impl<O> Area<O> {
 }
 
 /// Splits bytes into unaligned prefix, aligned 8-byte words, and suffix.
-fn words(bytes: &[AtomicU8]) -> (&[AtomicU8], &[AtomicU64], &[AtomicU8]) {
+fn split_words(bytes: &[AtomicU8]) -> (&[AtomicU8], &[AtomicU64], &[AtomicU8]) {
     // SAFETY: any eight bytes are a valid word, and both may change at any time. Other writers are no Rust
     // code, or use these atomic words and bytes.
     unsafe { bytes.align_to::<AtomicU64>() }
@@ -64,7 +64,7 @@ impl<O: Send + Sync + Debug> LentMemory for Area<O> {
     }
 
     fn read(&self, offset: usize, bytes: &mut [u8]) {
-        let (head, middle, tail) = words(&self.bytes()[offset..][..bytes.len()]);
+        let (head, middle, tail) = split_words(&self.bytes()[offset..][..bytes.len()]);
         let (first, rest) = bytes.split_at_mut(head.len());
         let (between, last) = rest.split_at_mut(middle.len() * WORD);
         for (lent, bytes) in [(head, first), (tail, last)] {
@@ -76,7 +76,7 @@ impl<O: Send + Sync + Debug> LentMemory for Area<O> {
     }
 
     fn write(&self, offset: usize, bytes: &[u8]) {
-        let (head, middle, tail) = words(&self.bytes()[offset..][..bytes.len()]);
+        let (head, middle, tail) = split_words(&self.bytes()[offset..][..bytes.len()]);
         let (first, rest) = bytes.split_at(head.len());
         let (between, last) = rest.split_at(middle.len() * WORD);
         for (lent, bytes) in [(head, first), (tail, last)] {
@@ -90,7 +90,7 @@ impl<O: Send + Sync + Debug> LentMemory for Area<O> {
 
 /// Owner of an array's elements.
 #[derive(Debug)]
-pub(crate) struct Array {
+pub(crate) struct ArrayOwner {
     _array: Py<PyAny>,
     /// Weak references to the array and its base arrays: NumPy does not reallocate an array with weak
     /// references (`resize`).
@@ -98,7 +98,7 @@ pub(crate) struct Array {
 }
 
 /// Returns the area of a NumPy array's elements, `len` bytes, if they are contiguous in C order.
-pub(crate) fn area_of_array(array: &Bound<'_, PyAny>, len: usize) -> PyResult<Option<Area<Array>>> {
+pub(crate) fn area_of_array(array: &Bound<'_, PyAny>, len: usize) -> PyResult<Option<Area<ArrayOwner>>> {
     static NDARRAY: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
     static ASARRAY: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
     static REF: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
@@ -128,7 +128,7 @@ pub(crate) fn area_of_array(array: &Bound<'_, PyAny>, len: usize) -> PyResult<Op
             pinned = pinned.getattr(intern!(py, "base"))?;
         }
     }
-    let owner = Array { _array: plain.unbind(), _pins: pins };
+    let owner = ArrayOwner { _array: plain.unbind(), _pins: pins };
     // SAFETY: an ndarray keeps its elements at this address, contiguous by its flags, while it is alive, and
     // the area keeps it alive. Python code reaches the memory only through it, and NumPy does not move a
     // pinned array.

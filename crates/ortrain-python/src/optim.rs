@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use ortrain::DType;
-use ortrain::artifacts::{Names, described_optimizer_model};
+use ortrain::artifacts::{NameGenerator, optimizer_model_of_spec};
 use ortrain::optim::{OPTIMIZERS, OptimizerFunction, OptimizerSpec, optimizer_model_of_function};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -56,10 +56,10 @@ pub(crate) fn described_optimizer<'py>(
     let dtypes = dtypes.into_iter().map(element_type_of_onnx).collect::<PyResult<Vec<DType>>>()?;
     let argument = |text: String| raise(ortrain::Error::Argument(text));
     let spec = spec_of(spec).map_err(raise)?;
-    let mut names = Names::after(last);
+    let mut names = NameGenerator::starting_after(last);
     let model = match own {
         Some(own) => optimizer_model_of_function(&own.0, &spec, &dtypes),
-        None => described_optimizer_model(&spec, &dtypes, &mut names, opset),
+        None => optimizer_model_of_spec(&spec, &dtypes, &mut names, opset),
     };
     let model = model.map_err(|source| argument(source.to_string()))?;
     let bytes = ortrain::encode_model(&model).map_err(|source| raise(source.into()))?;
@@ -97,7 +97,7 @@ impl OwnOptimizer {
     /// Returns a description of the optimizer, checked and with all defaults.
     fn spec(&self, text: &str) -> PyResult<String> {
         let completed = |spec: OptimizerSpec| {
-            self.0.completed(&spec).map_err(|source| ortrain::Error::Argument(source.to_string()))
+            self.0.complete(&spec).map_err(|source| ortrain::Error::Argument(source.to_string()))
         };
         Ok(spec_of(text).and_then(completed).map_err(raise)?.to_text())
     }

@@ -14,7 +14,10 @@ use crate::schedule::Schedule;
 use crate::state::CheckpointState;
 use crate::tools::{Source, module_options};
 use crate::training::StateGuarded;
-use crate::value::{OrtValue, Room, check_apart, described, elements, given, tensors, vector};
+use crate::value::{
+    OrtValue, OutputBuffer, check_no_overlap, describe_info, float_elements, tensors, to_run_inputs,
+    to_vector,
+};
 
 /// Number of Python frames between a step and the line of the user.
 const CALLER_OF_STEP: i32 = 3;
@@ -105,8 +108,8 @@ impl TrainingSession {
         let inputs = tensors(&inputs)?;
         let (outputs, notes) = self.with(py, |session| {
             let outputs = match training {
-                true => session.train_step(&given(&inputs)),
-                false => session.eval_step(&given(&inputs)),
+                true => session.train_step(&to_run_inputs(&inputs)),
+                false => session.eval_step(&to_run_inputs(&inputs)),
             }?;
             Ok((outputs, session.take_notes()))
         })?;
@@ -123,14 +126,14 @@ impl TrainingSession {
     ) -> PyResult<()> {
         self.check_open(py)?;
         let inputs = tensors(&inputs)?;
-        let rooms = outputs.iter().enumerate().map(|(at, array)| Room::of(array, at));
-        let mut rooms = rooms.collect::<PyResult<Vec<Room>>>()?;
-        check_apart(&rooms)?;
+        let rooms = outputs.iter().enumerate().map(|(at, array)| OutputBuffer::of(array, at));
+        let mut rooms = rooms.collect::<PyResult<Vec<OutputBuffer>>>()?;
+        check_no_overlap(&rooms)?;
         let notes = self.with(py, |session| {
-            let mut places: Vec<Destination<'_>> = rooms.iter_mut().map(Room::destination).collect();
+            let mut places: Vec<Destination<'_>> = rooms.iter_mut().map(OutputBuffer::destination).collect();
             match training {
-                true => session.train_step_into(&given(&inputs), &mut places),
-                false => session.eval_step_into(&given(&inputs), &mut places),
+                true => session.train_step_into(&to_run_inputs(&inputs), &mut places),
+                false => session.eval_step_into(&to_run_inputs(&inputs), &mut places),
             }?;
             Ok(session.take_notes())
         })?;
@@ -141,7 +144,7 @@ impl TrainingSession {
     /// Returns name, type and shape of each input.
     fn inputs<'py>(&self, py: Python<'py>, training: bool) -> PyResult<Vec<Bound<'py, PyTuple>>> {
         let infos = self.with(py, |session| Ok(session.module().inputs(training).to_vec()))?;
-        infos.iter().map(|info| described(py, info)).collect()
+        infos.iter().map(|info| describe_info(py, info)).collect()
     }
 
     fn lazy_reset_grad(&self, py: Python<'_>) -> PyResult<()> {
@@ -155,7 +158,7 @@ impl TrainingSession {
     /// they are clipped.
     fn optimizer_step(&self, py: Python<'_>) -> PyResult<(Option<&'static str>, Option<f64>)> {
         self.with(py, |session| {
-            let doubt = session.module().doubt_of_gradients();
+            let doubt = session.module().gradient_warning();
             let norm = session.optimizer_step()?;
             Ok((doubt, norm))
         })
@@ -232,14 +235,14 @@ impl TrainingSession {
 
     fn to_buffer(&self, py: Python<'_>, only_trainable: bool) -> PyResult<OrtValue> {
         let packed = self.with(py, |session| session.to_buffer(only_trainable))?;
-        Ok(vector(&packed))
+        Ok(to_vector(&packed))
     }
 
     #[pyo3(signature = (buffer, only_trainable))]
     #[expect(clippy::wrong_self_convention, reason = "the name it has in onnxruntime-training")]
     fn from_buffer(&self, py: Python<'_>, buffer: &OrtValue, only_trainable: Option<bool>) -> PyResult<()> {
         self.check_open(py)?;
-        let packed = elements(buffer)?;
+        let packed = float_elements(buffer)?;
         self.with(py, |session| session.from_buffer(&packed, only_trainable))
     }
 

@@ -10,14 +10,14 @@ use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::{PyBytes, PyFloat, PyInt, PyString};
 
-use crate::device::planes;
+use crate::device::wrap_planes;
 use crate::error::{OutOfRangeError, raise};
 use crate::gil::Exclusive;
 use crate::tools::backend;
 use crate::value::{OrtValue, view};
 
 /// Returns loaded, missing and unexpected names.
-fn parts(report: LoadReport) -> (Vec<String>, Vec<String>, Vec<String>) {
+fn report_parts(report: LoadReport) -> (Vec<String>, Vec<String>, Vec<String>) {
     (report.loaded, report.missing, report.unexpected)
 }
 
@@ -97,7 +97,7 @@ impl CheckpointState {
         path: PathBuf,
         strict: bool,
     ) -> PyResult<(Vec<String>, Vec<String>, Vec<String>)> {
-        self.door.enter(py, |state| Ok(parts(state.load_parameters(path, strict)?)))
+        self.door.enter(py, |state| Ok(report_parts(state.load_parameters(path, strict)?)))
     }
 
     fn load_safetensors(
@@ -108,7 +108,7 @@ impl CheckpointState {
         strict: bool,
     ) -> PyResult<(Vec<String>, Vec<String>, Vec<String>)> {
         let names = names.into_iter().collect();
-        self.door.enter(py, |state| Ok(parts(state.load_safetensors(path, &names, strict)?)))
+        self.door.enter(py, |state| Ok(report_parts(state.load_safetensors(path, &names, strict)?)))
     }
 
     fn save_safetensors(
@@ -244,7 +244,7 @@ impl CheckpointState {
             let parts = layouts.iter().zip(memories).map(|(layout, memory)| (layout.dtype, memory.clone()));
             Ok(parts.collect())
         })?;
-        planes(py, parts, trainable)
+        wrap_planes(py, parts, trainable)
     }
 
     fn property_names(&self, py: Python<'_>) -> PyResult<Vec<String>> {

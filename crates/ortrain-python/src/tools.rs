@@ -7,21 +7,21 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use ortrain::artifacts::{
-    AdamFormula, ArtifactOptions, BatchNormMode, Loss, LossSettings, LossTerm, Names, OptimizerChoice,
-    OptimizerKind, OptimizerSettings, Reduction, generate,
+    AdamFormula, ArtifactOptions, BatchNormMode, Loss, LossSettings, LossTerm, NameGenerator,
+    OptimizerChoice, OptimizerKind, OptimizerSettings, Reduction, generate,
 };
 use ortrain::{
-    Backend, Bytes, DType, Fetch, FunctionProto, Given, Gradient, InspectOptions, Lent, Memory, ModelSource,
-    ModuleOptions, OperatorInfo, Runs, Scope, SessionOptions, Stage, Tensor, Value, artifact_parts,
+    Backend, Bytes, DType, Fetch, FunctionProto, Gradient, InspectOptions, Lent, Memory, ModelSource,
+    ModuleOptions, OperatorInfo, RunInput, Runs, Scope, SessionOptions, Stage, Tensor, Value, artifact_parts,
 };
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::{PyBytes, PyTuple};
 
-use crate::error::{InvalidArgumentError, detached, raise, signals};
+use crate::error::{InvalidArgumentError, detached, raise, signal_interrupt};
 use crate::gil::Exclusive;
 use crate::optim::{OwnOptimizer, spec_of};
-use crate::value::{OrtValue, Results, described};
+use crate::value::{OrtValue, Results, describe_info};
 
 /// Custom operators and gradients.
 #[pyclass(module = "ortrain._ortrain")]
@@ -37,7 +37,7 @@ impl OperatorLibrary {
     }
 
     fn add_function(&mut self, function: &[u8]) -> PyResult<()> {
-        self.library.add_function(decoded(function)?).map_err(raise)
+        self.library.add_function(decode_function(function)?).map_err(raise)
     }
 
     #[pyo3(signature = (domain, operator, node, function))]
@@ -48,7 +48,7 @@ impl OperatorLibrary {
         node: Option<&str>,
         function: &[u8],
     ) -> PyResult<()> {
-        let function = decoded(function)?;
+        let function = decode_function(function)?;
         let outcome = match node {
             Some(node) => self.library.add_node_gradient(node, domain, operator, function),
             None => self.library.add_gradient(domain, operator, function),
@@ -57,7 +57,7 @@ impl OperatorLibrary {
     }
 }
 
-fn decoded(function: &[u8]) -> PyResult<FunctionProto> {
+fn decode_function(function: &[u8]) -> PyResult<FunctionProto> {
     ortrain::decode_function(function.to_vec())
         .map_err(|source| InvalidArgumentError::new_err(source.to_string()))
 }
@@ -89,7 +89,7 @@ impl ModelChanges {
     }
 
     fn size_of_denotation(&mut self, denotation: String, size: usize) {
-        self.changes.denoted.push((denotation, size));
+        self.changes.sizes_by_denotation.push((denotation, size));
     }
 }
 
@@ -156,14 +156,14 @@ pub(crate) fn session_options(
     let mut options = SessionOptions::default().backend(backend(device, num_threads)?);
     options.memory_limit = memory_limit;
     options.iteration_limit = iteration_limit;
-    options.precision = parsed(precision)?;
-    options.bf16_fallback = parsed(bf16_fallback)?;
-    options.interrupt = Some(signals());
+    options.precision = parse_name(precision)?;
+    options.bf16_fallback = parse_name(bf16_fallback)?;
+    options.interrupt = Some(signal_interrupt());
     Ok(options)
 }
 
 /// Parses a name.
-fn parsed<T: FromStr<Err: Display>>(name: &str) -> PyResult<T> {
+fn parse_name<T: FromStr<Err: Display>>(name: &str) -> PyResult<T> {
     name.parse().map_err(|unknown: T::Err| InvalidArgumentError::new_err(unknown.to_string()))
 }
 
@@ -175,46 +175,46 @@ enum Feed {
 }
 
 /// An input during a run: an immutable tensor, or memory with other writers.
-pub(crate) enum Held {
+pub(crate) enum SessionInput {
     Tensor(Tensor),
     Lent(DType, Vec<usize>, Arc<Memory>),
     Sequence(Vec<Tensor>),
 }
 
-impl Held {
-    fn of(feed: &Feed) -> PyResult<Held> {
+impl SessionInput {
+    fn of(feed: &Feed) -> PyResult<SessionInput> {
         Ok(match feed {
-            Feed::Tensor(value) => Held::of_value(value.get())?,
-            Feed::Sequence(values) => {
-                Held::Sequence(values.iter().map(|value| value.get().tensor()).collect::<PyResult<_>>()?)
-            }
+            Feed::Tensor(value) => SessionInput::of_value(value.get())?,
+            Feed::Sequence(values) => SessionInput::Sequence(
+                values.iter().map(|value| value.get().tensor()).collect::<PyResult<_>>()?,
+            ),
         })
     }
 
-    pub(crate) fn of_value(value: &OrtValue) -> PyResult<Held> {
+    pub(crate) fn of_value(value: &OrtValue) -> PyResult<SessionInput> {
         Ok(match value.shared_memory() {
-            Some(memory) => Held::Lent(value.dtype(), value.dims().to_vec(), memory),
-            None => Held::Tensor(value.tensor()?),
+            Some(memory) => SessionInput::Lent(value.dtype(), value.dims().to_vec(), memory),
+            None => SessionInput::Tensor(value.tensor()?),
         })
     }
 
     /// Returns the destination of an output.
-    fn room(value: &OrtValue) -> PyResult<Held> {
-        Ok(Held::Lent(value.dtype(), value.dims().to_vec(), value.memory()?))
+    fn output_buffer(value: &OrtValue) -> PyResult<SessionInput> {
+        Ok(SessionInput::Lent(value.dtype(), value.dims().to_vec(), value.memory()?))
     }
 
     fn lent(&self) -> Option<Lent<'_>> {
         match self {
-            Held::Lent(dtype, dims, memory) => Some(Lent { dtype: *dtype, dims, memory }),
-            Held::Tensor(_) | Held::Sequence(_) => None,
+            SessionInput::Lent(dtype, dims, memory) => Some(Lent { dtype: *dtype, dims, memory }),
+            SessionInput::Tensor(_) | SessionInput::Sequence(_) => None,
         }
     }
 
     pub(crate) fn feed(&self) -> ortrain::Feed<'_> {
         match self {
-            Held::Tensor(tensor) => Given::from(tensor).into(),
-            Held::Sequence(tensors) => ortrain::Feed::Sequence(tensors),
-            Held::Lent(dtype, dims, memory) => Lent { dtype: *dtype, dims, memory }.into(),
+            SessionInput::Tensor(tensor) => RunInput::from(tensor).into(),
+            SessionInput::Sequence(tensors) => ortrain::Feed::Sequence(tensors),
+            SessionInput::Lent(dtype, dims, memory) => Lent { dtype: *dtype, dims, memory }.into(),
         }
     }
 }
@@ -274,12 +274,12 @@ impl InferenceSession {
 
     fn inputs<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyTuple>>> {
         let infos = self.session.enter(py, |session| Ok(session.inputs().to_vec()))?;
-        infos.iter().map(|info| described(py, info)).collect()
+        infos.iter().map(|info| describe_info(py, info)).collect()
     }
 
     fn outputs<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyTuple>>> {
         let infos = self.session.enter(py, |session| Ok(session.outputs().to_vec()))?;
-        infos.iter().map(|info| described(py, info)).collect()
+        infos.iter().map(|info| describe_info(py, info)).collect()
     }
 
     fn meta<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
@@ -292,7 +292,7 @@ impl InferenceSession {
     /// Returns the initializers that a run may override.
     fn overridable<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyTuple>>> {
         let infos = self.session.enter(py, |session| Ok(session.overridable_initializers().to_vec()))?;
-        infos.iter().map(|info| described(py, info)).collect()
+        infos.iter().map(|info| describe_info(py, info)).collect()
     }
 
     /// Changes the device.
@@ -322,13 +322,13 @@ impl InferenceSession {
         feeds: HashMap<String, Feed>,
         only: Option<Vec<usize>>,
     ) -> PyResult<Vec<Fetched>> {
-        let held = held(&feeds)?;
+        let held = to_session_inputs(&feeds)?;
         let found = self.session.enter(py, |session| {
             let restricted = only.is_some();
             let wanted = only.unwrap_or_else(|| (0..session.outputs().len()).collect());
             let fetches: Vec<Fetch<'_>> =
                 wanted.into_iter().map(|output| Fetch { output, into: None }).collect();
-            fetched(session, &named(&held), &fetches, restricted)
+            run_fetches(session, &named_feeds(&held), &fetches, restricted)
         })?;
         Ok(found.into_iter().flatten().collect())
     }
@@ -344,33 +344,36 @@ impl InferenceSession {
         outputs: Vec<(usize, Option<Bound<'_, OrtValue>>)>,
         restricted: bool,
     ) -> PyResult<Vec<Option<Fetched>>> {
-        let held = held(&feeds)?;
+        let held = to_session_inputs(&feeds)?;
         let room = |(at, value): &(usize, Option<Bound<'_, OrtValue>>)| {
-            Ok((*at, value.as_ref().map(|value| Held::room(value.get())).transpose()?))
+            Ok((*at, value.as_ref().map(|value| SessionInput::output_buffer(value.get())).transpose()?))
         };
-        let rooms: Vec<(usize, Option<Held>)> = outputs.iter().map(room).collect::<PyResult<_>>()?;
+        let rooms: Vec<(usize, Option<SessionInput>)> = outputs.iter().map(room).collect::<PyResult<_>>()?;
         self.session.enter(py, |session| {
             let rooms = rooms.iter();
             let fetches: Vec<Fetch<'_>> = rooms
-                .map(|(output, room)| Fetch { output: *output, into: room.as_ref().and_then(Held::lent) })
+                .map(|(output, room)| Fetch {
+                    output: *output,
+                    into: room.as_ref().and_then(SessionInput::lent),
+                })
                 .collect();
-            fetched(session, &named(&held), &fetches, restricted)
+            run_fetches(session, &named_feeds(&held), &fetches, restricted)
         })
     }
 }
 
 /// Extracts the inputs of a run.
-fn held(feeds: &HashMap<String, Feed>) -> PyResult<Vec<(&str, Held)>> {
-    feeds.iter().map(|(name, feed)| Ok((name.as_str(), Held::of(feed)?))).collect()
+fn to_session_inputs(feeds: &HashMap<String, Feed>) -> PyResult<Vec<(&str, SessionInput)>> {
+    feeds.iter().map(|(name, feed)| Ok((name.as_str(), SessionInput::of(feed)?))).collect()
 }
 
-fn named<'a>(held: &'a [(&'a str, Held)]) -> Vec<(&'a str, ortrain::Feed<'a>)> {
+fn named_feeds<'a>(held: &'a [(&'a str, SessionInput)]) -> Vec<(&'a str, ortrain::Feed<'a>)> {
     held.iter().map(|(name, held)| (*name, held.feed())).collect()
 }
 
 /// Runs a model and returns its results; `None` for results in memory of the caller. Tensors remain on a
 /// device.
-fn fetched(
+fn run_fetches(
     session: &mut ortrain::InferenceSession,
     feeds: &[(&str, ortrain::Feed<'_>)],
     fetches: &[Fetch<'_>],
@@ -378,9 +381,9 @@ fn fetched(
 ) -> ortrain::Result<Vec<Option<Fetched>>> {
     let mut results = Results::default();
     let found = session.run_delivered(feeds, fetches, restricted, &mut |at, dtype, dims, value| {
-        results.take(at, dtype, dims, value)
+        results.store(at, dtype, dims, value)
     })?;
-    let mut tensors = results.by_place();
+    let mut tensors = results.by_index();
     tensors.resize_with(found.len(), || None);
     let fetched = |(value, tensor): (Option<Value>, Option<OrtValue>)| match value {
         Some(Value::Tensor(tensor)) => Some(Fetched::Tensor(OrtValue::of(tensor))),
@@ -416,11 +419,12 @@ impl Term {
             "CrossEntropyLoss" => Loss::CrossEntropyLoss,
             "BCEWithLogitsLoss" => Loss::BCEWithLogitsLoss,
             "L1Loss" => Loss::L1Loss,
-            other => return Err(unknown("loss", other)),
+            other => return Err(unknown_name_error("loss", other)),
         };
         let tensor = |value: Option<Py<OrtValue>>| value.map(|value| value.get().tensor()).transpose();
         let settings = LossSettings {
-            reduction: Reduction::of(&self.reduction).ok_or_else(|| unknown("reduction", &self.reduction))?,
+            reduction: Reduction::from_name(&self.reduction)
+                .ok_or_else(|| unknown_name_error("reduction", &self.reduction))?,
             weight: tensor(self.weight)?,
             pos_weight: tensor(self.pos_weight)?,
             ignore_index: self.ignore_index,
@@ -439,7 +443,7 @@ impl Term {
 }
 
 /// Encodes a graph as the bytes of a model message.
-fn message(py: Python<'_>, graph: ortrain::GraphProto) -> PyResult<Bound<'_, PyBytes>> {
+fn encode_graph(py: Python<'_>, graph: ortrain::GraphProto) -> PyResult<Bound<'_, PyBytes>> {
     let model = ortrain::ModelProto { graph: Some(graph), ..ortrain::ModelProto::default() };
     Ok(PyBytes::new(py, &ortrain::encode_model(&model).map_err(|source| raise(source.into()))?))
 }
@@ -455,7 +459,7 @@ pub(crate) fn loss_fragment<'py>(
 ) -> PyResult<(Bound<'py, PyBytes>, String, u64)> {
     let term = term.read()?;
     let found = detached(py, || artifact_parts::loss(model.0, &term, target_is_there, last))?;
-    Ok((message(py, found.graph)?, found.output, found.last))
+    Ok((encode_graph(py, found.graph)?, found.output, found.last))
 }
 
 /// Returns declarations of values with types inferred from the model, as a message.
@@ -465,7 +469,7 @@ pub(crate) fn declarations<'py>(
     model: Source,
     names: Vec<String>,
 ) -> PyResult<Bound<'py, PyBytes>> {
-    message(py, detached(py, || artifact_parts::declarations(model.0, &names))?)
+    encode_graph(py, detached(py, || artifact_parts::declarations(model.0, &names))?)
 }
 
 /// Returns a model with a new head, as a message.
@@ -505,10 +509,10 @@ pub(crate) fn optimizer_model<'py>(
     opset: i64,
     last: u64,
 ) -> PyResult<(Bound<'py, PyBytes>, u64)> {
-    let formula = AdamFormula::of(formula).ok_or_else(|| unknown("formula", formula))?;
+    let formula = AdamFormula::from_name(formula).ok_or_else(|| unknown_name_error("formula", formula))?;
     let settings =
         OptimizerSettings { betas, epsilon, weight_decay, bias_correction, formula, max_norm: None };
-    let mut names = Names::after(last);
+    let mut names = NameGenerator::starting_after(last);
     let model = ortrain::artifacts::optimizer_model(optimizer_of(optimizer)?, &settings, &mut names, opset);
     Ok((
         PyBytes::new(py, &ortrain::encode_model(&model).map_err(|source| raise(source.into()))?),
@@ -562,7 +566,7 @@ pub(crate) fn save_checkpoint(
 /// Returns the parameters of a checkpoint as initializers of a message.
 #[pyfunction]
 pub(crate) fn checkpoint_initializers(py: Python<'_>, path: PathBuf) -> PyResult<Bound<'_, PyBytes>> {
-    message(py, py.detach(|| artifact_parts::checkpoint_initializers(path)).map_err(raise)?)
+    encode_graph(py, py.detach(|| artifact_parts::checkpoint_initializers(path)).map_err(raise)?)
 }
 
 pub(crate) fn batch_norm_of(name: &str) -> PyResult<BatchNormMode> {
@@ -570,7 +574,7 @@ pub(crate) fn batch_norm_of(name: &str) -> PyResult<BatchNormMode> {
         "auto" => Ok(BatchNormMode::Auto),
         "train" => Ok(BatchNormMode::Train),
         "freeze" => Ok(BatchNormMode::Freeze),
-        other => Err(unknown("batch_norm", other)),
+        other => Err(unknown_name_error("batch_norm", other)),
     }
 }
 
@@ -578,7 +582,7 @@ fn optimizer_of(name: &str) -> PyResult<OptimizerKind> {
     match name {
         "AdamW" => Ok(OptimizerKind::AdamW),
         "SGD" => Ok(OptimizerKind::SGD),
-        other => Err(unknown("optimizer", other)),
+        other => Err(unknown_name_error("optimizer", other)),
     }
 }
 
@@ -597,7 +601,8 @@ pub(crate) struct Settings {
 impl Settings {
     fn read(self) -> PyResult<OptimizerSettings> {
         let Settings { betas, eps: epsilon, weight_decay, bias_correction, formula, max_norm } = self;
-        let formula = AdamFormula::of(&formula).ok_or_else(|| unknown("formula", &formula))?;
+        let formula =
+            AdamFormula::from_name(&formula).ok_or_else(|| unknown_name_error("formula", &formula))?;
         Ok(OptimizerSettings { betas, epsilon, weight_decay, bias_correction, formula, max_norm })
     }
 }
@@ -737,11 +742,11 @@ pub(crate) fn dump(
     stage: &str,
     shapes: HashMap<String, Vec<usize>>,
 ) -> PyResult<String> {
-    let stage = Stage::named(stage).map_err(raise)?;
+    let stage = Stage::from_name(stage).map_err(raise)?;
     let shapes: Vec<(String, Vec<usize>)> = shapes.into_iter().collect();
     detached(py, || ortrain::dump(model.0, stage, &shapes))
 }
 
-fn unknown(what: &str, name: &str) -> PyErr {
+fn unknown_name_error(what: &str, name: &str) -> PyErr {
     InvalidArgumentError::new_err(format!("there is no {what} {name:?}"))
 }

@@ -7,13 +7,13 @@ use ortrain::{Delivered, ProfileOptions};
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
-use crate::device::planes;
+use crate::device::wrap_planes;
 use crate::error::{raise, warn};
 use crate::gil::Exclusive;
 use crate::optim::spec_of;
 use crate::state::CheckpointState;
 use crate::tools::{Source, module_options};
-use crate::value::{OrtValue, Results, described, elements, given, tensors, vector};
+use crate::value::{OrtValue, Results, describe_info, float_elements, tensors, to_run_inputs, to_vector};
 
 /// A value that is only accessed under the lock of a state, so its own lock is never contended.
 #[derive(Debug)]
@@ -94,11 +94,11 @@ impl Module {
         let (results, notes) = self.with(py, |module, state| {
             let mut results = Results::default();
             let mut deliver =
-                |at, dtype, dims: &[usize], value: Delivered<'_>| results.take(at, dtype, dims, value);
+                |at, dtype, dims: &[usize], value: Delivered<'_>| results.store(at, dtype, dims, value);
             if training {
-                module.train_step(state, &given(&inputs), &mut deliver)?;
+                module.train_step(state, &to_run_inputs(&inputs), &mut deliver)?;
             } else {
-                module.eval_step(state, &given(&inputs), &mut deliver)?;
+                module.eval_step(state, &to_run_inputs(&inputs), &mut deliver)?;
             }
             Ok((results.values(), module.take_notes()))
         })?;
@@ -117,7 +117,7 @@ impl Module {
         let inputs = tensors(&inputs)?;
         let options = ProfileOptions::default().steps(steps).warmup(warmup).training(training);
         let profile = self.with(py, |module, state| {
-            module.profile(state, &given(&inputs), options, &mut |_, _, _, _| Ok(()))
+            module.profile(state, &to_run_inputs(&inputs), options, &mut |_, _, _, _| Ok(()))
         })?;
         Ok(Profile(profile))
     }
@@ -142,7 +142,7 @@ impl Module {
     ) -> PyResult<(usize, usize, usize, usize)> {
         let inputs = tensors(&inputs)?;
         self.with(py, |module, _| {
-            let need = module.memory_need(&given(&inputs), training)?;
+            let need = module.memory_need(&to_run_inputs(&inputs), training)?;
             let memory = module.memory();
             Ok((memory.parameters, memory.gradients, need.work, need.scratch))
         })
@@ -151,7 +151,7 @@ impl Module {
     /// Returns name, type and shape of each input.
     fn inputs<'py>(&self, py: Python<'py>, training: bool) -> PyResult<Vec<Bound<'py, PyTuple>>> {
         let infos = self.with(py, |module, _| Ok(module.inputs(training).to_vec()))?;
-        infos.iter().map(|info| described(py, info)).collect()
+        infos.iter().map(|info| describe_info(py, info)).collect()
     }
 
     fn lazy_reset_grad(&self, py: Python<'_>) -> PyResult<()> {
@@ -176,7 +176,7 @@ impl Module {
     fn copy_parameters_to_buffer(&self, py: Python<'_>, trainable_only: bool) -> PyResult<OrtValue> {
         let packed =
             self.with(py, |module, state| module.copy_parameters_to_buffer(state, trainable_only))?;
-        Ok(vector(&packed))
+        Ok(to_vector(&packed))
     }
 
     fn copy_buffer_to_parameters(
@@ -185,17 +185,17 @@ impl Module {
         buffer: &OrtValue,
         trainable_only: bool,
     ) -> PyResult<()> {
-        let packed = elements(buffer)?;
+        let packed = float_elements(buffer)?;
         self.with(py, |module, state| module.copy_buffer_to_parameters(state, &packed, trainable_only))
     }
 
     fn copy_gradients_to_buffer(&self, py: Python<'_>) -> PyResult<OrtValue> {
         let packed = self.with(py, |module, state| module.copy_gradients_to_buffer(state))?;
-        Ok(vector(&packed))
+        Ok(to_vector(&packed))
     }
 
     fn copy_buffer_to_gradients(&self, py: Python<'_>, buffer: &OrtValue) -> PyResult<()> {
-        let packed = elements(buffer)?;
+        let packed = float_elements(buffer)?;
         self.with(py, |module, state| module.copy_buffer_to_gradients(state, &packed))
     }
 
@@ -212,7 +212,7 @@ impl Module {
             let parts = layouts.zip(module.gradient_planes());
             Ok(parts.map(|(layout, memory)| (layout.dtype, memory.clone())).collect())
         })?;
-        planes(py, parts, true)
+        wrap_planes(py, parts, true)
     }
 
     /// Exports the model. Above `external_above` bytes, weights are stored in a separate file. The default is
@@ -314,7 +314,7 @@ impl Optimizer {
     fn step(&self, py: Python<'_>) -> PyResult<(Option<&'static str>, Option<f64>)> {
         self.state.enter(py, |state| {
             self.module.with(|module| {
-                let doubt = module.doubt_of_gradients();
+                let doubt = module.gradient_warning();
                 let norm = self.optimizer.with(|optimizer| optimizer.step(state, module))?;
                 Ok((doubt, norm))
             })

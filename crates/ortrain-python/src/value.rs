@@ -3,8 +3,8 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ortrain::{
-    Bytes, DType, Delivered, Destination, DeviceError, Dim, Given, HostMemory, Memory, ParameterView, Tensor,
-    ValueInfo,
+    Bytes, DType, Delivered, Destination, DeviceError, Dim, HostMemory, Memory, ParameterView, RunInput,
+    Tensor, ValueInfo,
 };
 use pyo3::exceptions::{PyBufferError, PyMemoryError, PyTypeError};
 use pyo3::prelude::*;
@@ -60,13 +60,13 @@ impl OrtValue {
 
     /// Imports a DLPack capsule, or an object with `__dlpack__`.
     pub(crate) fn of_dlpack(data: &Bound<'_, PyAny>, is_bool: bool) -> PyResult<OrtValue> {
-        let (dtype, dims, memory) = dlpack::take(data, is_bool)?;
+        let (dtype, dims, memory) = dlpack::import_tensor(data, is_bool)?;
         Ok(OrtValue::shared(dtype, dims, memory))
     }
 
     /// Imports an array: shares its memory if it is contiguous and in native byte order, otherwise copies it.
     fn of_array(array: &Bound<'_, PyAny>) -> PyResult<OrtValue> {
-        let (dtype, foreign) = supported(array)?;
+        let (dtype, foreign) = supported_type(array)?;
         let dims: Vec<usize> = array.getattr(intern!(array.py(), "shape"))?.extract()?;
         let bytes = byte_length(dtype, &dims)?;
         let area = if foreign { None } else { area_of_array(array, bytes)? };
@@ -122,7 +122,7 @@ impl OrtValue {
             .try_reserve_exact(len)
             .map_err(|_| PyMemoryError::new_err(format!("there is no room for a copy of {len} bytes")))?;
         bytes.resize(len, 0);
-        memory.read(0, &mut bytes).map_err(failed)?;
+        memory.read(0, &mut bytes).map_err(device_exception)?;
         tensor_from(self.dtype, self.dims.clone(), bytes.into())
     }
 
@@ -132,14 +132,14 @@ impl OrtValue {
         let memory = match &*contents {
             Contents::Shared(memory) if memory.host().is_some() => return Ok(memory.clone()),
             Contents::Shared(memory) => {
-                let bytes = memory.to_vec(0, self.bytes()?).map_err(failed)?;
-                let memory = zeroed(bytes.len())?;
-                memory.write(0, &bytes).map_err(failed)?;
+                let bytes = memory.to_vec(0, self.bytes()?).map_err(device_exception)?;
+                let memory = allocate_zeroed(bytes.len())?;
+                memory.write(0, &bytes).map_err(device_exception)?;
                 memory
             }
             Contents::Own(tensor) => {
-                let memory = zeroed(tensor.data().len())?;
-                memory.write(0, tensor.data()).map_err(failed)?;
+                let memory = allocate_zeroed(tensor.data().len())?;
+                memory.write(0, tensor.data()).map_err(device_exception)?;
                 memory
             }
         };
@@ -164,7 +164,7 @@ impl OrtValue {
     /// Exports a DLPack capsule without a version, for any library: booleans become uint8, as in onnxruntime.
     pub(crate) fn capsule<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyCapsule>> {
         let dtype = if self.dtype == DType::Bool { DType::U8 } else { self.dtype };
-        dlpack::give(py, dtype, &self.dims, self.memory()?, false)
+        dlpack::export_capsule(py, dtype, &self.dims, self.memory()?, false)
     }
 
     /// Returns a live view of the memory. bfloat16 becomes uint16, unless `named`.
@@ -257,7 +257,7 @@ impl OrtValue {
         device.check()?;
         let dims = shape.iter().map(size).collect::<PyResult<Vec<usize>>>()?;
         let dtype = self::element_type(element_type)?;
-        let memory = zeroed(byte_length(dtype, &dims)?)?;
+        let memory = allocate_zeroed(byte_length(dtype, &dims)?)?;
         Ok(OrtValue::shared(dtype, dims, Arc::new(memory)))
     }
 
@@ -284,9 +284,9 @@ impl OrtValue {
         };
         let bytes = match memory {
             Err(bytes) => bytes,
-            Ok(memory) => {
-                PyByteArray::new_with(py, self.bytes()?, |bytes| memory.read(0, bytes).map_err(failed))?
-            }
+            Ok(memory) => PyByteArray::new_with(py, self.bytes()?, |bytes| {
+                memory.read(0, bytes).map_err(device_exception)
+            })?,
         };
         NDARRAY.import(py, "numpy", "ndarray")?.call1((shape, numpy_type(py, self.dtype)?, bytes))
     }
@@ -358,7 +358,7 @@ impl OrtValue {
                     "an OrtValue is updated from a NumPy array or an OrtValue, not {kind}"
                 )));
             }
-            let dtype = supported(data)?.0;
+            let dtype = supported_type(data)?.0;
             let dims: Vec<usize> = data.getattr(intern!(py, "shape"))?.extract()?;
             let bits = (dtype == DType::BF16).then(|| data.call_method1(intern!(py, "view"), ("uint16",)));
             (bits.transpose()?.unwrap_or_else(|| data.clone()), dtype, dims)
@@ -414,13 +414,19 @@ impl OrtValue {
         }
         let memory = match copy {
             Some(true) => {
-                let copy = zeroed(self.bytes()?)?;
-                copy.write(0, self.tensor()?.data()).map_err(failed)?;
+                let copy = allocate_zeroed(self.bytes()?)?;
+                copy.write(0, self.tensor()?.data()).map_err(device_exception)?;
                 Arc::new(copy)
             }
             Some(false) | None => self.memory()?,
         };
-        dlpack::give(py, self.dtype, &self.dims, memory, max_version.is_some_and(|(major, _)| major >= 1))
+        dlpack::export_capsule(
+            py,
+            self.dtype,
+            &self.dims,
+            memory,
+            max_version.is_some_and(|(major, _)| major >= 1),
+        )
     }
 
     /// Returns the DLPack device: the CPU.
@@ -430,8 +436,8 @@ impl OrtValue {
 }
 
 /// Wraps tensors as inputs of the core.
-pub(crate) fn given(tensors: &[Tensor]) -> Vec<Given<'_>> {
-    tensors.iter().map(Given::from).collect()
+pub(crate) fn to_run_inputs(tensors: &[Tensor]) -> Vec<RunInput<'_>> {
+    tensors.iter().map(RunInput::from).collect()
 }
 
 /// Returns the tensors of some values. Shared storage is copied before any check.
@@ -444,7 +450,7 @@ pub(crate) fn tensors(values: &[Bound<'_, OrtValue>]) -> PyResult<Vec<Tensor>> {
 pub(crate) struct Results(Vec<Option<OrtValue>>);
 
 impl Results {
-    pub(crate) fn take(
+    pub(crate) fn store(
         &mut self,
         at: usize,
         dtype: DType,
@@ -466,7 +472,7 @@ impl Results {
     }
 
     /// Returns the results by index, up to the last one.
-    pub(crate) fn by_place(self) -> Vec<Option<OrtValue>> {
+    pub(crate) fn by_index(self) -> Vec<Option<OrtValue>> {
         self.0
     }
 
@@ -482,7 +488,7 @@ fn is_array(array: &Bound<'_, PyAny>) -> PyResult<bool> {
 }
 
 /// Returns the element type of a NumPy array, and true if its byte order is not native.
-fn supported(array: &Bound<'_, PyAny>) -> PyResult<(DType, bool)> {
+fn supported_type(array: &Bound<'_, PyAny>) -> PyResult<(DType, bool)> {
     if !is_array(array)? {
         let name = array.get_type().name()?;
         return Err(InvalidArgumentError::new_err(format!("expected a NumPy array, not {name}")));
@@ -497,7 +503,7 @@ fn supported(array: &Bound<'_, PyAny>) -> PyResult<(DType, bool)> {
 /// Copies a NumPy array with any strides and any byte order.
 pub(crate) fn tensor_of(array: &Bound<'_, PyAny>) -> PyResult<Tensor> {
     let py = array.py();
-    let (dtype, foreign) = supported(array)?;
+    let (dtype, foreign) = supported_type(array)?;
     let array = if foreign {
         let native =
             array.getattr(intern!(py, "dtype"))?.call_method1(intern!(py, "newbyteorder"), ("=",))?;
@@ -515,7 +521,7 @@ fn tensor_from(dtype: DType, dims: Vec<usize>, bytes: Bytes) -> PyResult<Tensor>
 }
 
 /// Converts an error of a device to an exception.
-pub(crate) fn failed(error: DeviceError) -> PyErr {
+pub(crate) fn device_exception(error: DeviceError) -> PyErr {
     raise(error.into())
 }
 
@@ -529,7 +535,7 @@ pub(crate) fn on_host(memory: &Memory) -> PyResult<&HostMemory> {
 }
 
 /// Allocates zeroed memory.
-fn zeroed(bytes: usize) -> PyResult<Memory> {
+fn allocate_zeroed(bytes: usize) -> PyResult<Memory> {
     Memory::try_new(bytes).map_err(|error| PyMemoryError::new_err(error.to_string()))
 }
 
@@ -574,7 +580,7 @@ pub(crate) fn element_type(named: &Bound<'_, PyAny>) -> PyResult<DType> {
 }
 
 /// Addresses of the elements of an array.
-struct Places {
+struct ElementAddresses {
     /// Lowest address.
     start: usize,
     /// Element count and stride of each axis with more than one element, sorted by stride.
@@ -583,9 +589,9 @@ struct Places {
     size: usize,
 }
 
-impl Places {
+impl ElementAddresses {
     /// Returns the addresses of a NumPy array with these dimensions; `None` if it is empty.
-    fn of(array: &Bound<'_, PyAny>, dims: &[usize], size: usize) -> PyResult<Option<Places>> {
+    fn of(array: &Bound<'_, PyAny>, dims: &[usize], size: usize) -> PyResult<Option<ElementAddresses>> {
         let py = array.py();
         let interface = array.getattr(intern!(py, "__array_interface__"))?;
         let (mut start, _): (usize, bool) = interface.get_item(intern!(py, "data"))?.extract()?;
@@ -601,7 +607,7 @@ impl Places {
             axes.push((count, stride.unsigned_abs()));
         }
         axes.sort_unstable_by_key(|&(_, stride)| stride);
-        Ok(Some(Places { start, axes, size }))
+        Ok(Some(ElementAddresses { start, axes, size }))
     }
 
     /// Returns the address after the last byte.
@@ -633,21 +639,21 @@ impl Places {
             clear
         });
         // From here on, the number of elements is bounded by the size of the memory.
-        !spread && (self.bytes() > self.end() - self.start || touch([(self.addresses(), self.size)]))
+        !spread && (self.bytes() > self.end() - self.start || ranges_overlap([(self.addresses(), self.size)]))
     }
 
     /// Returns true if an element of one array shares a byte with an element of the other.
-    fn overlap(&self, other: &Places) -> bool {
-        let dense = |places: &Places| places.bytes() == places.end() - places.start;
+    fn overlap(&self, other: &ElementAddresses) -> bool {
+        let dense = |places: &ElementAddresses| places.bytes() == places.end() - places.start;
         self.start < other.end()
             && other.start < self.end()
             && (dense(self) && dense(other)
-                || touch([self, other].map(|places| (places.addresses(), places.size))))
+                || ranges_overlap([self, other].map(|places| (places.addresses(), places.size))))
     }
 }
 
 /// Returns true if two elements (addresses and a common size each) share a byte.
-fn touch<const N: usize>(elements: [(Vec<usize>, usize); N]) -> bool {
+fn ranges_overlap<const N: usize>(elements: [(Vec<usize>, usize); N]) -> bool {
     let of = |(addresses, size): (Vec<usize>, usize)| addresses.into_iter().map(move |at| (at, at + size));
     let mut ranges: Vec<(usize, usize)> = elements.into_iter().flat_map(of).collect();
     ranges.sort_unstable();
@@ -655,7 +661,7 @@ fn touch<const N: usize>(elements: [(Vec<usize>, usize); N]) -> bool {
 }
 
 /// Checks that no two results share memory.
-pub(crate) fn check_apart(rooms: &[Room]) -> PyResult<()> {
+pub(crate) fn check_no_overlap(rooms: &[OutputBuffer]) -> PyResult<()> {
     for (at, room) in rooms.iter().enumerate() {
         let Some(places) = &room.places else { continue };
         let other = rooms[..at]
@@ -672,17 +678,17 @@ pub(crate) fn check_apart(rooms: &[Room]) -> PyResult<()> {
 }
 
 /// Output buffer for a NumPy array with any strides and byte order.
-pub(crate) struct Room {
+pub(crate) struct OutputBuffer {
     dtype: DType,
     dims: Vec<usize>,
     bytes: Vec<u8>,
     /// Addresses of the array; `None` if it is empty.
-    places: Option<Places>,
+    places: Option<ElementAddresses>,
 }
 
-impl Room {
+impl OutputBuffer {
     /// Creates a buffer for an array. `at` is its index in the call, for errors.
-    pub(crate) fn of(array: &Bound<'_, PyAny>, at: usize) -> PyResult<Room> {
+    pub(crate) fn of(array: &Bound<'_, PyAny>, at: usize) -> PyResult<OutputBuffer> {
         let py = array.py();
         let writeable = array.getattr(intern!(py, "flags"))?.getattr(intern!(py, "writeable"))?;
         if !writeable.is_truthy()? {
@@ -695,15 +701,15 @@ impl Room {
             ))
         })?;
         let dims: Vec<usize> = array.getattr(intern!(py, "shape"))?.extract()?;
-        let places = Places::of(array, &dims, dtype.size())?;
-        if places.as_ref().is_some_and(Places::overlap_themselves) {
+        let places = ElementAddresses::of(array, &dims, dtype.size())?;
+        if places.as_ref().is_some_and(ElementAddresses::overlap_themselves) {
             return Err(InvalidArgumentError::new_err(format!(
                 "elements of outputs[{at}] share memory, so that results would overwrite each other; give the output \
                  an array of its own"
             )));
         }
         let bytes = vec![0; dims.iter().product::<usize>() * dtype.size()];
-        Ok(Room { dtype, dims, bytes, places })
+        Ok(OutputBuffer { dtype, dims, bytes, places })
     }
 
     pub(crate) fn destination(&mut self) -> Destination<'_> {
@@ -785,7 +791,7 @@ fn type_name(dtype: DType) -> String {
 }
 
 /// Returns name, type and shape of an input or output.
-pub(crate) fn described<'py>(py: Python<'py>, info: &ValueInfo) -> PyResult<Bound<'py, PyTuple>> {
+pub(crate) fn describe_info<'py>(py: Python<'py>, info: &ValueInfo) -> PyResult<Bound<'py, PyTuple>> {
     let shape = PyList::empty(py);
     for dim in info.shape.iter().flatten() {
         match dim {
@@ -830,9 +836,9 @@ impl Plane {
 }
 
 /// Copies part of a plane on a device, for reading.
-fn copied(part: &ParameterView) -> PyResult<ParameterView> {
-    let (tensor, memory) = (part.to_tensor().map_err(raise)?, zeroed(part.byte_len())?);
-    memory.write(0, tensor.data()).map_err(failed)?;
+fn copy_to_host(part: &ParameterView) -> PyResult<ParameterView> {
+    let (tensor, memory) = (part.to_tensor().map_err(raise)?, allocate_zeroed(part.byte_len())?);
+    memory.write(0, tensor.data()).map_err(device_exception)?;
     Ok(ParameterView { memory: Arc::new(memory), offset: 0, requires_grad: false, ..part.clone() })
 }
 
@@ -840,7 +846,7 @@ fn copied(part: &ParameterView) -> PyResult<ParameterView> {
 /// read-only copy.
 pub(crate) fn view(py: Python<'_>, part: ParameterView) -> PyResult<Bound<'_, PyAny>> {
     static ASARRAY: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
-    let part = if part.memory.host().is_some() { part } else { py.detach(|| copied(&part))? };
+    let part = if part.memory.host().is_some() { part } else { py.detach(|| copy_to_host(&part))? };
     let dtype = part.dtype;
     let array = ASARRAY.import(py, "numpy", "asarray")?.call1((Plane(part),))?;
     match bfloat16(py) {
@@ -850,12 +856,12 @@ pub(crate) fn view(py: Python<'_>, part: ParameterView) -> PyResult<Bound<'_, Py
 }
 
 /// Creates a float32 vector.
-pub(crate) fn vector(elements: &[f32]) -> OrtValue {
+pub(crate) fn to_vector(elements: &[f32]) -> OrtValue {
     OrtValue::of(Tensor::f32(&[elements.len()], elements))
 }
 
 /// Returns the elements of a float32 tensor of any shape.
-pub(crate) fn elements(value: &OrtValue) -> PyResult<Vec<f32>> {
+pub(crate) fn float_elements(value: &OrtValue) -> PyResult<Vec<f32>> {
     if value.dtype == DType::F32 {
         return Ok(value.tensor()?.to_vec());
     }

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use ortrain_cpu::Cpu;
 use ortrain_graph::{Graph, Tensor};
 use ortrain_program::{Backend, Precision};
-use ortrain_testkit::{cases, gradient_graph, program_at, run};
+use ortrain_testkit::{cases, compile_with_precision, gradient_graph, run};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let backend: Arc<dyn Backend> = Arc::new(Cpu::new()?);
@@ -33,7 +33,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 
 /// Returns the size of a program and a hash of its results, or the error.
 fn result_of(graph: &Graph, inputs: &[Tensor], backend: &Arc<dyn Backend>) -> String {
-    let program = match program_at(graph.clone(), inputs, Precision::F32) {
+    let program = match compile_with_precision(graph.clone(), inputs, Precision::F32) {
         Ok(program) => format!("{} bytes, {} instructions", program.work_bytes, program.instructions.len()),
         Err(reason) => reason,
     };

@@ -8,7 +8,7 @@ use crate::{Case, CaseBuilder, Fill};
 use Fill::{Positive, Signed};
 
 /// Points inside (-1, 1).
-fn inside(count: usize) -> Fill {
+fn points_inside_unit(count: usize) -> Fill {
     Fill::Exactly((0..count).map(|k| 0.9 * (1.0 + k as f64 * 2.399_963).sin()).collect())
 }
 
@@ -19,7 +19,7 @@ fn functions(cases: &mut Vec<Case>) {
         cases.push(single(op, "a scalar", &[(&[], Positive)], Attrs::new()));
     }
     for op in ["Tan", "Asin", "Acos", "Atanh"] {
-        cases.push(single(op, "inside (-1, 1)", &[(dims, inside(12))], Attrs::new()));
+        cases.push(single(op, "inside (-1, 1)", &[(dims, points_inside_unit(12))], Attrs::new()));
     }
     let above = Fill::Exactly((0..12).map(|k| 1.2 + 0.37 * f64::from(k)).collect());
     cases.push(single("Acosh", "above 1", &[(dims, above)], Attrs::new()));
@@ -261,7 +261,7 @@ fn shapes(cases: &mut Vec<Case>) {
     cases.push(b.outputs(&[y]));
 }
 
-fn places(cases: &mut Vec<Case>) {
+fn position_cases(cases: &mut Vec<Case>) {
     for mode in ["linear", "cubic"] {
         for padding in ["zeros", "border", "reflection"] {
             for aligned in [0i64, 1] {
@@ -320,5 +320,5 @@ pub(crate) fn add(cases: &mut Vec<Case>) {
     normalizations(cases);
     indices(cases);
     shapes(cases);
-    places(cases);
+    position_cases(cases);
 }

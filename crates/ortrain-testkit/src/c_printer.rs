@@ -18,7 +18,7 @@ use ortrain_program::{Load, Nest};
 /// ([`ortrain_expr::OutOfRange`]).
 #[must_use]
 pub fn print_map(nest: &Nest, name: &str) -> Option<String> {
-    if !nest.is_map() || nest.segments.is_some() || nest.accumulators() > 0 {
+    if !nest.is_map() || nest.segments.is_some() || nest.num_accumulators() > 0 {
         return None;
     }
     let mut c = format!("int {name}(void **buffers, const uint64_t *run, int64_t *failed) {{\n");

@@ -6,7 +6,7 @@ use ortrain_expr::{Mode, Precision, Scalar};
 use ortrain_graph::{Attrs, DType, Graph, Node, Tensor, ValueId, ValueType};
 use ortrain_ops::{Definition, Registry, Role, Specialiser, passes};
 use ortrain_program::{
-    Backend, Bindings, Given, GradientMode, Program, RunContext, Scalars, Schedule, ScheduleExecutor,
+    Backend, Bindings, GradientMode, Program, RunContext, RunInput, Scalars, Schedule, ScheduleExecutor,
     Workspace, reference,
 };
 
@@ -23,17 +23,21 @@ fn specialise(graph: Graph, inputs: &[Tensor], precision: Precision) -> Result<A
     Ok(made.schedule().clone())
 }
 
-fn program_of(graph: Graph, inputs: &[Tensor]) -> Result<Arc<Program>, String> {
-    program_at(graph, inputs, Precision::F32)
+fn compile_single_program(graph: Graph, inputs: &[Tensor]) -> Result<Arc<Program>, String> {
+    compile_with_precision(graph, inputs, Precision::F32)
 }
 
 /// Compiles a graph into a program, with a precision of inner products.
 ///
 /// # Errors
 /// The error of the graph, or an error if the schedule has more than one program.
-pub fn program_at(graph: Graph, inputs: &[Tensor], precision: Precision) -> Result<Arc<Program>, String> {
+pub fn compile_with_precision(
+    graph: Graph,
+    inputs: &[Tensor],
+    precision: Precision,
+) -> Result<Arc<Program>, String> {
     let schedule = specialise(graph, inputs, precision)?;
-    schedule.single().cloned().ok_or_else(|| "the graph is not a single program".to_owned())
+    schedule.single_program().cloned().ok_or_else(|| "the graph is not a single program".to_owned())
 }
 
 /// Runs a case on a backend.
@@ -41,14 +45,14 @@ pub fn program_at(graph: Graph, inputs: &[Tensor], precision: Precision) -> Resu
 /// # Errors
 /// The error of the graph or of the backend.
 pub fn run(graph: &Graph, inputs: &[Tensor], backend: Arc<dyn Backend>) -> Result<Vec<Tensor>, String> {
-    run_at(graph, inputs, backend, Precision::F32)
+    run_with_precision(graph, inputs, backend, Precision::F32)
 }
 
 /// Runs a case like [`run`], with a precision of inner products.
 ///
 /// # Errors
 /// As [`run`].
-pub fn run_at(
+pub fn run_with_precision(
     graph: &Graph,
     inputs: &[Tensor],
     backend: Arc<dyn Backend>,
@@ -57,9 +61,9 @@ pub fn run_at(
     let schedule = specialise(graph.clone(), inputs, precision)?;
     let mut work = Workspace::new(backend.clone());
     let runner = ScheduleExecutor::new(backend, schedule).map_err(|error| error.to_string())?;
-    let given: Vec<Given<'_>> = inputs
+    let given: Vec<RunInput<'_>> = inputs
         .iter()
-        .map(|tensor| Given { dtype: tensor.dtype(), dims: tensor.dims(), bytes: tensor.data() })
+        .map(|tensor| RunInput { dtype: tensor.dtype(), dims: tensor.dims(), bytes: tensor.data() })
         .collect();
     let mut results = Vec::new();
     let bindings = Bindings { planes: &[] };
@@ -77,7 +81,7 @@ pub fn run_at(
 }
 
 /// Returns the elements of tensors; floats as `f64`.
-fn widened(inputs: &[Tensor]) -> Vec<Vec<Scalar>> {
+fn widen(inputs: &[Tensor]) -> Vec<Vec<Scalar>> {
     let elements = |tensor: &Tensor| {
         let elements = Scalar::read_all(tensor.dtype(), tensor.data());
         if !tensor.dtype().is_float() {
@@ -96,7 +100,7 @@ fn evaluate(program: &Program, inputs: &[Vec<Scalar>]) -> Result<Vec<Vec<f64>>, 
 
 /// Terms of a loss.
 #[derive(Clone, Copy, PartialEq)]
-enum Of {
+enum LossTerms {
     Results,
     /// Squares of the results: the gradients depend on the results.
     Squares,
@@ -111,7 +115,7 @@ fn weights(like: &Tensor) -> Tensor {
 
 /// Adds a loss that depends on every float result with different weights: a sum of products with fixed
 /// numbers.
-fn with_loss(case: &Case, of: Of) -> Result<(Graph, ValueId), String> {
+fn with_loss(case: &Case, of: LossTerms) -> Result<(Graph, ValueId), String> {
     let mut graph = case.graph.clone();
     passes::infer::infer(&mut graph).map_err(|error| error.to_string())?;
     // The weights need the concrete shapes of the results.
@@ -129,7 +133,7 @@ fn with_loss(case: &Case, of: Of) -> Result<(Graph, ValueId), String> {
             out
         };
         let mut weighed = add(&mut graph, "Mul", &[output, weights], Attrs::new());
-        if of == Of::Squares {
+        if of == LossTerms::Squares {
             weighed = add(&mut graph, "Mul", &[weighed, output], Attrs::new());
         }
         parts.push(add(&mut graph, "ReduceSum", &[weighed], Attrs::new().with("keepdims", 0i64)));
@@ -143,7 +147,7 @@ fn with_loss(case: &Case, of: Of) -> Result<(Graph, ValueId), String> {
 }
 
 /// Returns the graph of a case with a loss and the gradients of its float inputs as outputs.
-fn differentiated(case: &Case, of: Of) -> Result<(Graph, Graph, Vec<usize>), String> {
+fn differentiated(case: &Case, of: LossTerms) -> Result<(Graph, Graph, Vec<usize>), String> {
     let (forward, loss) = with_loss(case, of)?;
     let mut graph = forward.clone();
     let floats: Vec<usize> = (0..case.inputs.len()).filter(|&k| case.inputs[k].dtype().is_float()).collect();
@@ -159,7 +163,7 @@ fn differentiated(case: &Case, of: Of) -> Result<(Graph, Graph, Vec<usize>), Str
 /// # Errors
 /// If the case is not differentiable.
 pub fn gradient_graph(case: &Case) -> Result<Graph, String> {
-    differentiated(case, Of::Results).map(|(_, graph, _)| graph)
+    differentiated(case, LossTerms::Results).map(|(_, graph, _)| graph)
 }
 
 /// Compares the gradients of a case with central differences, both in float64. Returns the number of compared
@@ -177,11 +181,11 @@ pub fn check_gradient(case: &Case) -> Result<usize, String> {
 /// The first point that differs, or the error that prevented the check.
 pub fn check_gradient_after(case: &Case, change: impl FnOnce(&mut Graph)) -> Result<usize, String> {
     let at = |message: String| format!("{} ({}): {message}", case.operator, case.name);
-    let (forward, mut graph, floats) = differentiated(case, Of::Results).map_err(at)?;
+    let (forward, mut graph, floats) = differentiated(case, LossTerms::Results).map_err(at)?;
     change(&mut graph);
-    let loss = program_of(forward, &case.inputs).map_err(at)?;
-    let gradient = program_of(graph, &case.inputs).map_err(at)?;
-    let found = evaluate(&gradient, &widened(&case.inputs)).map_err(at)?;
+    let loss = compile_single_program(forward, &case.inputs).map_err(at)?;
+    let gradient = compile_single_program(graph, &case.inputs).map_err(at)?;
+    let found = evaluate(&gradient, &widen(&case.inputs)).map_err(at)?;
     let value = |inputs: &[Vec<Scalar>]| Ok(evaluate(&loss, inputs)?[0][0]);
     compare(&case.inputs, &floats, &found[1..], value).map_err(at)
 }
@@ -196,7 +200,7 @@ pub fn check_gradient_after(case: &Case, change: impl FnOnce(&mut Graph)) -> Res
 /// The first point that differs, or the error that prevented the check.
 pub fn check_second_order(case: &Case) -> Result<usize, String> {
     let at = |message: String| format!("{} ({}): {message}", case.operator, case.name);
-    let (_, mut graph, floats) = differentiated(case, Of::Squares).map_err(at)?;
+    let (_, mut graph, floats) = differentiated(case, LossTerms::Squares).map_err(at)?;
     graph.outputs.remove(0);
     let mut second = graph.clone();
     let weights: Vec<Tensor> = floats.iter().map(|&k| weights(&case.inputs[k])).collect();
@@ -212,12 +216,12 @@ pub fn check_second_order(case: &Case) -> Result<usize, String> {
     second.outputs = gradients.iter().copied().flatten().collect();
     second.remove_unused();
 
-    let first = program_of(graph, &case.inputs).map_err(at)?;
-    let inputs = widened(&case.inputs);
+    let first = compile_single_program(graph, &case.inputs).map_err(at)?;
+    let inputs = widen(&case.inputs);
     let mut arrived = if second.outputs.is_empty() {
         Vec::new()
     } else {
-        let second = program_of(second, &case.inputs).map_err(at)?;
+        let second = compile_single_program(second, &case.inputs).map_err(at)?;
         evaluate(&second, &inputs).map_err(at)?
     }
     .into_iter();
@@ -244,7 +248,7 @@ fn compare(
     found: &[Vec<f64>],
     value: impl Fn(&[Vec<Scalar>]) -> Result<f64, String>,
 ) -> Result<usize, String> {
-    let inputs = widened(inputs);
+    let inputs = widen(inputs);
     let mut points = 0;
     for (found, &k) in found.iter().zip(targets) {
         let len = inputs[k].len();
@@ -307,19 +311,19 @@ pub fn check_backend_at(
     let at = |message: String| format!("{} ({}) on {on} in {precision}: {message}", case.operator, case.name);
     let mut graphs = vec![case.graph.clone()];
     if gradients {
-        let mut graph = differentiated(case, Of::Results).map_err(at)?.1;
+        let mut graph = differentiated(case, LossTerms::Results).map_err(at)?.1;
         // The loss is excluded: its terms may nearly cancel, which leaves only rounding errors. They were
         // compared individually.
         graph.outputs.remove(0);
         graphs.push(graph);
     }
     for graph in graphs {
-        let program = program_at(graph.clone(), &case.inputs, precision).map_err(at)?;
-        let expected = evaluate(&program, &widened(&case.inputs)).map_err(at)?;
-        let found = run_at(&graph, &case.inputs, backend.clone(), precision).map_err(at)?;
+        let program = compile_with_precision(graph.clone(), &case.inputs, precision).map_err(at)?;
+        let expected = evaluate(&program, &widen(&case.inputs)).map_err(at)?;
+        let found = run_with_precision(&graph, &case.inputs, backend.clone(), precision).map_err(at)?;
         for (k, (found, expected)) in found.iter().zip(&expected).enumerate() {
             let largest = expected.iter().fold(0.0f64, |scale, v| scale.max(v.abs()));
-            let scale = if largest == 0.0 { tolerance::CANCELLED } else { largest.max(1e-6) };
+            let scale = if largest == 0.0 { tolerance::MIN_ZERO_MAGNITUDE } else { largest.max(1e-6) };
             for (index, (&got, &want)) in found.to_f64().iter().zip(expected).enumerate() {
                 let same = (got.is_nan() && want.is_nan())
                     || got == want

@@ -25,6 +25,6 @@ pub use case::{Case, CaseBuilder, Fill};
 pub use cases::cases;
 pub use check::{
     check_backend, check_backend_at, check_gradient, check_gradient_after, check_second_order,
-    check_standard, gradient_graph, program_at, run, run_at,
+    check_standard, compile_with_precision, gradient_graph, run, run_with_precision,
 };
 pub use remote::Remote;

@@ -9,9 +9,9 @@ use ortrain_expr::{
 };
 use ortrain_graph::Tensor;
 use ortrain_program::{
-    Backend, Bindings, BufferId, Conv, GradientMode, GradientModes, Instruction, Load, MatMul, Memory, Nest,
-    Operand, Place, PlaneId, Program, ProgramBuilder, Reference, Scalars, ScatterAdd, Window, WindowIndex,
-    Workspace,
+    Backend, Bindings, BufferId, BufferLocation, Conv, GradientMode, GradientModes, Instruction, Load,
+    MatMul, Memory, Nest, Operand, PlaneId, Program, ProgramBuilder, Reference, Scalars, ScatterAdd, Window,
+    WindowIndex, Workspace,
 };
 
 /// `SplitMix64` generator.
@@ -94,10 +94,10 @@ pub struct RandomProgram {
 }
 
 /// Maximum bytes of the plane of a [`RandomProgram`] of small images.
-const PLANE: usize = 1 << 16;
+const MAX_PLANE_BYTES: usize = 1 << 16;
 
 /// Float types that are narrower than the computation.
-const NARROW: [DType; 2] = [DType::F16, DType::BF16];
+const NARROW_FLOATS: [DType; 2] = [DType::F16, DType::BF16];
 
 /// Sizes of the images of a program: `[n, c, h, w]`.
 #[derive(Clone, Copy)]
@@ -151,13 +151,13 @@ struct Value {
 
 impl Value {
     /// Returns an operand with this access.
-    fn reached(self, access: Access) -> Operand {
+    fn operand_with(self, access: Access) -> Operand {
         Operand { buffer: self.id, access }
     }
 
     /// Returns an operand for the complete value, row-major.
-    fn whole(self, dims: &[usize]) -> Operand {
-        Operand::whole(self.id, self.dtype, dims)
+    fn full_operand(self, dims: &[usize]) -> Operand {
+        Operand::contiguous(self.id, self.dtype, dims)
     }
 }
 
@@ -171,7 +171,7 @@ enum Kind {
     One,
 }
 
-struct Making {
+struct ProgramGenerator {
     random: Random,
     builder: ProgramBuilder,
     sizes: Sizes,
@@ -184,8 +184,8 @@ fn access(dtype: DType, axes: &[(usize, isize)], len: usize) -> Access {
     Access { dtype, offset: 0, strides: axes.iter().map(|&(_, stride)| stride).collect(), len }
 }
 
-impl Making {
-    fn fresh(&mut self, dtype: DType, kind: Kind) -> Value {
+impl ProgramGenerator {
+    fn new_value(&mut self, dtype: DType, kind: Kind) -> Value {
         let len = self.len_of(kind);
         let id = self.builder.work("value", dtype, len);
         Value { id, dtype, kind }
@@ -199,7 +199,7 @@ impl Making {
         }
     }
 
-    fn some(&mut self, fits: impl Fn(&Value) -> bool) -> Option<Value> {
+    fn pick_value(&mut self, fits: impl Fn(&Value) -> bool) -> Option<Value> {
         let found: Vec<Value> = self.values.iter().copied().filter(fits).collect();
         // Prefer recent values.
         let recent = &found[found.len().saturating_sub(4)..];
@@ -229,7 +229,7 @@ impl Making {
                 Access { dtype: value.dtype, offset: 0, strides, len: c }
             }
         };
-        Some(value.reached(access))
+        Some(value.operand_with(access))
     }
 
     /// Builds a bounded function of some registers.
@@ -272,11 +272,11 @@ impl Making {
     fn loads(&mut self, axes: &[(usize, isize)]) -> Vec<Load> {
         let mut loads = Vec::new();
         for _ in 0..1 + self.random.below(3) {
-            let Some(value) = self.some(|_| true) else { continue };
+            let Some(value) = self.pick_value(|_| true) else { continue };
             loads.extend(self.read(value, axes).map(Load::Buffer));
         }
         if loads.is_empty()
-            && let Some(image) = self.some(|value| value.kind == Kind::Image)
+            && let Some(image) = self.pick_value(|value| value.kind == Kind::Image)
         {
             loads.extend(self.read(image, axes).map(Load::Buffer));
         }
@@ -303,14 +303,14 @@ impl Making {
         let (mut stores, mut results, mut made) = (Vec::new(), Vec::new(), Vec::new());
         for _ in 0..if self.random.chance(15) { 2 } else { 1 } {
             let dtype = match self.random.below(12) {
-                0 | 2 if kinds.narrow => self.random.pick(&NARROW),
+                0 | 2 if kinds.narrow => self.random.pick(&NARROW_FLOATS),
                 1 if kinds.jumps => DType::Bool,
                 _ => DType::F32,
             };
             let value = self.function(&mut b, &regs, kinds);
-            let to = self.fresh(dtype, Kind::Image);
+            let to = self.new_value(dtype, Kind::Image);
             results.push(b.convert(value, Type::of(dtype)));
-            stores.push(to.reached(access(dtype, &axes, self.sizes.len())));
+            stores.push(to.operand_with(access(dtype, &axes, self.sizes.len())));
             made.push(to);
         }
         let nest = Nest {
@@ -327,7 +327,7 @@ impl Making {
     }
 
     /// Emits a value that a map computes from one load.
-    fn copied(&mut self, dims: Dims, from: Operand, expr: Expr, (to, store): (Value, Access)) {
+    fn emit_copy(&mut self, dims: Dims, from: Operand, expr: Expr, (to, store): (Value, Access)) {
         let nest = Nest {
             dims,
             inner: 0,
@@ -335,20 +335,20 @@ impl Making {
             loads: vec![Load::Buffer(from)],
             expr,
             reductions: Vec::new(),
-            stores: vec![to.reached(store)],
+            stores: vec![to.operand_with(store)],
         };
         self.emit(Instruction::from(nest), GradientModes::ALL);
         self.values.push(to);
     }
 
     /// Emits a map that reads an image in another order: reversed along one axis, or by computed index.
-    fn moved(&mut self) {
-        let Some(source) = self.some(|value| value.kind == Kind::Image) else { return };
+    fn emit_reordering(&mut self) {
+        let Some(source) = self.pick_value(|value| value.kind == Kind::Image) else { return };
         let Sizes { c, h, w, .. } = self.sizes;
         let dims: Dims = self.sizes.all().into_iter().collect();
         let mut strides: Strides =
             [(c * h * w) as isize, (h * w) as isize, w as isize, 1].into_iter().collect();
-        let to = self.fresh(source.dtype, Kind::Image);
+        let to = self.new_value(source.dtype, Kind::Image);
         let store = Access::contiguous(source.dtype, &dims);
         let mut b = Builder::new();
         let ty = Type::of(source.dtype);
@@ -374,14 +374,14 @@ impl Making {
                 Access { dtype: source.dtype, offset: 0, strides: strides.iter().map(|_| 0).collect(), len };
             (load, b.load_at(0, index, ty))
         };
-        self.copied(dims, source.reached(load), b.finish(&[result]), (to, store));
+        self.emit_copy(dims, source.operand_with(load), b.finish(&[result]), (to, store));
     }
 
     /// Emits a selection of one index along an axis of an image, or zeros outside of a range.
-    fn part(&mut self) {
-        let Some(source) = self.some(|value| value.kind == Kind::Image) else { return };
+    fn emit_part(&mut self) {
+        let Some(source) = self.pick_value(|value| value.kind == Kind::Image) else { return };
         let mut dims: Dims = self.sizes.all().into_iter().collect();
-        let to = self.fresh(source.dtype, Kind::Image);
+        let to = self.new_value(source.dtype, Kind::Image);
         let mut load = Access::contiguous(source.dtype, &dims);
         let mut store = load.clone();
         let axis = self.random.below(4);
@@ -399,7 +399,7 @@ impl Making {
                 loads: Vec::new(),
                 expr: zeros.finish(&[zero]),
                 reductions: Vec::new(),
-                stores: vec![to.reached(store.clone())],
+                stores: vec![to.operand_with(store.clone())],
             };
             self.emit(Instruction::from(nest), GradientModes::ALL);
             store.offset = load.offset;
@@ -407,22 +407,24 @@ impl Making {
         }
         let mut b = Builder::new();
         let result = b.load(0, Type::of(source.dtype));
-        self.copied(dims, source.reached(load), b.finish(&[result]), (to, store));
+        self.emit_copy(dims, source.operand_with(load), b.finish(&[result]), (to, store));
     }
 
     /// Emits an in-place update of an image: channels of another image are added to some of its channels, or
     /// a map overwrites its operand. The image may be read before the update, and is read after it.
-    fn updated(&mut self, kinds: Kinds) {
+    fn emit_update(&mut self, kinds: Kinds) {
         let is_image = |value: &Value| value.kind == Kind::Image && value.dtype == DType::F32;
-        let (Some(data), Some(source)) = (self.some(is_image), self.some(is_image)) else { return };
+        let (Some(data), Some(source)) = (self.pick_value(is_image), self.pick_value(is_image)) else {
+            return;
+        };
         let Sizes { n, c, h, w } = self.sizes;
         let dims: Dims = self.sizes.all().into_iter().collect();
         let whole = Access::contiguous(DType::F32, &dims);
-        let target = self.fresh(DType::F32, Kind::Image);
+        let target = self.new_value(DType::F32, Kind::Image);
         let mut b = Builder::new();
         let x = b.load(0, Type::F32);
         let start = if self.random.chance(50) { x } else { self.function(&mut b, &[x], kinds) };
-        self.copied(dims.clone(), data.whole(&dims), b.finish(&[start]), (target, whole));
+        self.emit_copy(dims.clone(), data.full_operand(&dims), b.finish(&[start]), (target, whole));
         if self.random.chance(50) {
             self.map(kinds);
         }
@@ -434,10 +436,10 @@ impl Making {
                 rows: c,
                 count: c,
                 inner: h * w,
-                source: source.whole(&[self.sizes.len()]),
-                index: Operand::whole(index, DType::I64, &[c]),
-                target: target.whole(&[self.sizes.len()]),
-                last: self.random.chance(30),
+                source: source.full_operand(&[self.sizes.len()]),
+                index: Operand::contiguous(index, DType::I64, &[c]),
+                target: target.full_operand(&[self.sizes.len()]),
+                overwrites: self.random.chance(30),
             };
             // An in-place addition that reads its own target would have no defined order.
             if source.id != target.id {
@@ -448,8 +450,8 @@ impl Making {
             let operands = [b.load(0, Type::F32), b.load(1, Type::F32)];
             let result = self.function(&mut b, &operands, kinds);
             // `finish` omits unused loads, but nests list all of them.
-            let loads = [target, source].map(|value| Load::Buffer(value.whole(&dims))).to_vec();
-            let stores = vec![target.whole(&dims)];
+            let loads = [target, source].map(|value| Load::Buffer(value.full_operand(&dims))).to_vec();
+            let stores = vec![target.full_operand(&dims)];
             let expr = b.finish(&[result]);
             let nest = Nest { dims, inner: 0, segments: None, loads, expr, reductions: Vec::new(), stores };
             self.emit(Instruction::from(nest), GradientModes::ALL);
@@ -458,11 +460,11 @@ impl Making {
 
     /// Emits an in-place update of segments of an image, one per channel, each with a setting. The update may
     /// depend on sums per segment, which may also be stored.
-    fn segmented(&mut self, kinds: Kinds) {
+    fn emit_segments(&mut self, kinds: Kinds) {
         let is_image = |value: &Value| value.kind == Kind::Image && value.dtype == DType::F32;
         let is_setting = |value: &Value| value.kind == Kind::Channels;
         let (Some(data), Some(other), Some(setting)) =
-            (self.some(is_image), self.some(is_image), self.some(is_setting))
+            (self.pick_value(is_image), self.pick_value(is_image), self.pick_value(is_setting))
         else {
             return;
         };
@@ -477,19 +479,19 @@ impl Making {
             let mut b = Builder::new();
             let x = b.load(0, Type::F32);
             let start = self.function(&mut b, &[x], kinds);
-            let target = self.fresh(DType::F32, Kind::Image);
+            let target = self.new_value(DType::F32, Kind::Image);
             let (dims, whole) = ([len].into_iter().collect(), Access::contiguous(DType::F32, &[len]));
-            self.copied(dims, data.whole(&[len]), b.finish(&[start]), (target, whole));
+            self.emit_copy(dims, data.full_operand(&[len]), b.finish(&[start]), (target, whole));
             target
         };
         let plane = access(DType::F32, &[(count, 0), (len, 1)], len);
         let table = access(DType::F32, &[(count, 1), (len, 0)], count);
-        let settings = setting.reached(Access { dtype: setting.dtype, ..table.clone() });
-        let loads = vec![target.reached(plane.clone()), other.reached(plane.clone()), settings];
+        let settings = setting.operand_with(Access { dtype: setting.dtype, ..table.clone() });
+        let loads = vec![target.operand_with(plane.clone()), other.operand_with(plane.clone()), settings];
         let mut b = Builder::new();
         let mut regs: Vec<Reg> = (0..loads.len()).map(|slot| b.load(slot, Type::F32)).collect();
         let inner = self.random.below(2);
-        let (mut stores, mut results) = (vec![target.reached(plane)], Vec::new());
+        let (mut stores, mut results) = (vec![target.operand_with(plane)], Vec::new());
         let mut reductions = Vec::new();
         for k in 0..if inner == 1 { self.random.below(3) } else { 0 } {
             let value = self.function(&mut b, &regs, kinds);
@@ -501,9 +503,9 @@ impl Making {
             let total =
                 if op == ReduceOp::Sum { b.mul(total, scale) } else { b.binary(BinaryOp::Max, total, least) };
             regs.push(total);
-            let kept = self.fresh(DType::F32, Kind::Channels);
+            let kept = self.new_value(DType::F32, Kind::Channels);
             results.push(total);
-            stores.push(kept.reached(table.clone()));
+            stores.push(kept.operand_with(table.clone()));
             self.values.push(kept);
         }
         let result = self.function(&mut b, &regs, kinds);
@@ -519,7 +521,7 @@ impl Making {
 
     /// Emits sums over the elements of each channel, or over all elements, optionally with a result at every
     /// point.
-    fn row(&mut self, kinds: Kinds) {
+    fn emit_row_sums(&mut self, kinds: Kinds) {
         let Sizes { n, c, h, w } = self.sizes;
         let (image, plane) = ((c * h * w) as isize, (h * w) as isize);
         let (axes, kind, inner) = match self.random.below(4) {
@@ -556,17 +558,22 @@ impl Making {
             axes.iter().enumerate().map(|(k, _)| isize::from(k == 0 && kind == Kind::Channels)).collect();
         let (mut stores, mut results, mut made) = (Vec::new(), Vec::new(), Vec::new());
         for &sum in &sums {
-            let to = self.fresh(DType::F32, kind);
+            let to = self.new_value(DType::F32, kind);
             let len = self.len_of(kind);
-            stores.push(to.reached(Access { dtype: DType::F32, offset: 0, strides: per_row.clone(), len }));
+            stores.push(to.operand_with(Access {
+                dtype: DType::F32,
+                offset: 0,
+                strides: per_row.clone(),
+                len,
+            }));
             results.push(sum);
             made.push(to);
         }
         if self.random.chance(25) {
-            let to = self.fresh(DType::F32, Kind::Image);
+            let to = self.new_value(DType::F32, Kind::Image);
             let operands: Vec<Reg> = regs.iter().chain(&sums).copied().collect();
             results.push(self.function(&mut b, &operands, kinds));
-            stores.push(to.reached(access(DType::F32, &axes, self.sizes.len())));
+            stores.push(to.operand_with(access(DType::F32, &axes, self.sizes.len())));
             made.push(to);
         }
         let values: Vec<Reg> = reductions.iter().map(|reduction| reduction.value).collect();
@@ -578,17 +585,17 @@ impl Making {
     }
 
     /// Emits a map over the channels.
-    fn channels(&mut self, kinds: Kinds) {
+    fn emit_channel_map(&mut self, kinds: Kinds) {
         let c = self.sizes.c;
         let mut loads = Vec::new();
         for _ in 0..1 + self.random.below(2) {
-            let Some(value) = self.some(|value| value.kind == Kind::Channels) else { return };
-            loads.push(Load::Buffer(value.whole(&[c])));
+            let Some(value) = self.pick_value(|value| value.kind == Kind::Channels) else { return };
+            loads.push(Load::Buffer(value.full_operand(&[c])));
         }
         let mut b = Builder::new();
         let regs: Vec<Reg> = (0..loads.len()).map(|slot| b.load(slot, Type::F32)).collect();
         let result = self.function(&mut b, &regs, kinds);
-        let to = self.fresh(DType::F32, Kind::Channels);
+        let to = self.new_value(DType::F32, Kind::Channels);
         let nest = Nest {
             dims: [c].into_iter().collect(),
             inner: 0,
@@ -596,7 +603,7 @@ impl Making {
             loads,
             expr: b.finish(&[result]),
             reductions: Vec::new(),
-            stores: vec![to.whole(&[c])],
+            stores: vec![to.full_operand(&[c])],
         };
         self.emit(Instruction::from(nest), GradientModes::ALL);
         self.values.push(to);
@@ -609,9 +616,12 @@ impl Making {
             steps.insert(0, steps[0] * dim as isize);
         }
         let axes: Vec<(usize, isize)> = dims.iter().copied().zip(steps).collect();
-        let dtype =
-            if kinds.narrow && self.random.chance(20) { self.random.pick(&NARROW) } else { DType::F32 };
-        let to = self.fresh(dtype, Kind::Image);
+        let dtype = if kinds.narrow && self.random.chance(20) {
+            self.random.pick(&NARROW_FLOATS)
+        } else {
+            DType::F32
+        };
+        let to = self.new_value(dtype, Kind::Image);
         let mut loads = vec![Load::Accumulator(DType::F32)];
         if self.random.chance(30) {
             loads.extend(self.loads(&axes));
@@ -633,16 +643,16 @@ impl Making {
             loads,
             expr: b.finish(&[result]),
             reductions: Vec::new(),
-            stores: vec![to.whole(dims)],
+            stores: vec![to.full_operand(dims)],
         };
         (nest, to)
     }
 
     /// Emits a copy of a matrix in a narrow type, transposed or not.
-    fn narrowed(&mut self, matrix: Operand, dims: [usize; 2]) -> Operand {
-        let dtype = self.random.pick(&NARROW);
+    fn narrow_copy(&mut self, matrix: Operand, dims: [usize; 2]) -> Operand {
+        let dtype = self.random.pick(&NARROW_FLOATS);
         let copy = self.builder.work("copy", dtype, dims.iter().product());
-        let store = Operand::whole(copy, dtype, &dims);
+        let store = Operand::contiguous(copy, dtype, &dims);
         let mut from = matrix;
         if self.random.chance(30) {
             from.access.strides.reverse();
@@ -666,12 +676,12 @@ impl Making {
         let Sizes { n, c, h, w } = self.sizes;
         let (m, k) = (n * c, h * w);
         let is_factor = |dtype| dtype == DType::F32 || kinds.narrow && UnaryOp::rounding_to(dtype).is_some();
-        let Some(a) = self.some(|value| value.kind == Kind::Image && is_factor(value.dtype)) else {
+        let Some(a) = self.pick_value(|value| value.kind == Kind::Image && is_factor(value.dtype)) else {
             return;
         };
-        let mut weights = Operand::whole(self.input(k * k), DType::F32, &[k, k]);
+        let mut weights = Operand::contiguous(self.input(k * k), DType::F32, &[k, k]);
         if kinds.narrow && self.random.chance(50) {
-            weights = self.narrowed(weights, [k, k]);
+            weights = self.narrow_copy(weights, [k, k]);
         }
         let (epilogue, to) = self.epilogue(&[m, k], kinds);
         if self.random.chance(50) {
@@ -683,7 +693,7 @@ impl Making {
                 m,
                 n: k,
                 k,
-                a: a.whole(&[m, k]),
+                a: a.full_operand(&[m, k]),
                 b: weights,
                 rounded: [None; 2],
                 precision: Precision::F32,
@@ -706,7 +716,7 @@ impl Making {
         let random = &mut self.random;
         let (kernel, dilation) = (random.pick(&[1, 2, 3, 3, 4]), random.pick(&[1, 1, 2, 3]));
         let before = (random.below(kernel) * dilation) as isize;
-        SlidingAxis { input: size, output: size, kernel, stride: 1, dilation, before }
+        SlidingAxis { input: size, output: size, kernel, stride: 1, dilation, padding_before: before }
     }
 
     /// Builds a window with one position per element of the axis; some positions may cover only padding.
@@ -716,12 +726,12 @@ impl Making {
             return axis;
         }
         let before = self.random.below(4) as isize - 1;
-        SlidingAxis { stride: self.random.pick(&[1, 2]), before, ..axis }
+        SlidingAxis { stride: self.random.pick(&[1, 2]), padding_before: before, ..axis }
     }
 
     fn conv(&mut self, kinds: Kinds) {
         let Sizes { n, c, h, w } = self.sizes;
-        let Some(a) = self.some(|value| value.kind == Kind::Image && value.dtype == DType::F32) else {
+        let Some(a) = self.pick_value(|value| value.kind == Kind::Image && value.dtype == DType::F32) else {
             return;
         };
         let depthwise = self.random.chance(40);
@@ -739,7 +749,7 @@ impl Making {
         };
         let [a_dims, b_dims, dims] = shape.operands();
         let (epilogue, to) = self.epilogue(&dims, kinds);
-        let (a, b) = (a.whole(&a_dims), Operand::whole(weights, DType::F32, &b_dims));
+        let (a, b) = (a.full_operand(&a_dims), Operand::contiguous(weights, DType::F32, &b_dims));
         let conv = Conv { shape, a, b, precision: Precision::F32, epilogue };
         self.emit(Instruction::from(conv), GradientModes::ALL);
         self.values.push(to);
@@ -747,7 +757,8 @@ impl Making {
 
     fn window(&mut self, kinds: Kinds) {
         let Sizes { n, c, h, w } = self.sizes;
-        let Some(source) = self.some(|value| value.kind == Kind::Image && value.dtype == DType::F32) else {
+        let Some(source) = self.pick_value(|value| value.kind == Kind::Image && value.dtype == DType::F32)
+        else {
             return;
         };
         let pass = self.random.pick(&[WindowPass::Max, WindowPass::Sum, WindowPass::SumGradient]);
@@ -757,23 +768,24 @@ impl Making {
             1 => (n, vec![c, h, w]),
             _ => (n * c, vec![h, w]),
         };
-        let axis = if pass == WindowPass::Max { Making::covering } else { Making::axis };
+        let axis = if pass == WindowPass::Max { ProgramGenerator::covering } else { ProgramGenerator::axis };
         let axes: SlidingAxes = sizes.into_iter().map(|size| axis(self, size)).collect();
         let len = self.sizes.len();
         let positions = (pass == WindowPass::Max && kinds.jumps && self.random.chance(60))
-            .then(|| Operand::whole(self.builder.work("positions", DType::I64, len), DType::I64, &[len]))
-            .map(WindowIndex::elements);
+            .then(|| Operand::contiguous(self.builder.work("positions", DType::I64, len), DType::I64, &[len]))
+            .map(WindowIndex::with_element_positions);
         let shape = |pass| WindowShape { pass, planes, axes: axes.clone() };
-        let to = self.fresh(DType::F32, Kind::Image);
-        let (source, target) = (source.whole(&[len]), to.whole(&[len]));
+        let to = self.new_value(DType::F32, Kind::Image);
+        let (source, target) = (source.full_operand(&[len]), to.full_operand(&[len]));
         let window = Window { shape: shape(pass), source, index: positions.clone(), target };
         self.emit(Instruction::from(window), GradientModes::ALL);
         if positions.is_some()
             && self.random.chance(70)
-            && let Some(gradient) = self.some(|value| value.kind == Kind::Image && value.dtype == DType::F32)
+            && let Some(gradient) =
+                self.pick_value(|value| value.kind == Kind::Image && value.dtype == DType::F32)
         {
-            let back = self.fresh(DType::F32, Kind::Image);
-            let (source, target) = (gradient.whole(&[len]), back.whole(&[len]));
+            let back = self.new_value(DType::F32, Kind::Image);
+            let (source, target) = (gradient.full_operand(&[len]), back.full_operand(&[len]));
             let shape = shape(WindowPass::MaxGradient);
             let window = Window { shape, source, index: positions, target };
             self.emit(Instruction::from(window), GradientModes::ALL);
@@ -784,14 +796,14 @@ impl Making {
 
     /// Emits a value that is added or written to a part of a plane, or a state that moves towards a value in
     /// every gradient mode.
-    fn state(&mut self) {
-        let Some(value) = self.some(|value| value.dtype == DType::F32) else { return };
+    fn emit_state(&mut self) {
+        let Some(value) = self.pick_value(|value| value.dtype == DType::F32) else { return };
         let len = self.len_of(value.kind);
-        let target = Operand::whole(self.input(len), DType::F32, &[len]);
+        let target = Operand::contiguous(self.input(len), DType::F32, &[len]);
         let instruction = |add: bool| {
             let mut b = Builder::new();
             let x = b.load(0, Type::F32);
-            let (mut loads, mut result) = (vec![Load::Buffer(value.whole(&[len]))], x);
+            let (mut loads, mut result) = (vec![Load::Buffer(value.full_operand(&[len]))], x);
             if add {
                 let old = b.load(1, Type::F32);
                 result = b.add(old, x);
@@ -839,7 +851,7 @@ impl RandomProgram {
                 Sizes { n: size(&[2, 5]), c: size(&[3, 16]), h: size(&[16, 23]), w: size(&[20, 33]) }
             }
         };
-        let mut making = Making {
+        let mut making = ProgramGenerator {
             random,
             builder: ProgramBuilder::new(),
             sizes,
@@ -848,29 +860,29 @@ impl RandomProgram {
             plane_end: 0,
         };
         for kind in [Kind::Image, Kind::Image, Kind::Channels, Kind::One] {
-            let value = making.fresh(DType::F32, kind);
+            let value = making.new_value(DType::F32, kind);
             making.values.push(value);
         }
         let inputs = making.values.iter().map(|value| value.id).collect();
         for _ in 0..3 + making.random.below(10) {
             if kinds.segments && making.random.chance(30) {
-                making.segmented(kinds);
+                making.emit_segments(kinds);
                 continue;
             }
             if kinds.updates && making.random.chance(30) {
-                making.updated(kinds);
+                making.emit_update(kinds);
                 continue;
             }
             match making.random.below(if kinds.parts { 17 } else { 14 }) {
                 0..=4 => making.map(kinds),
-                5 => making.moved(),
-                6..=8 => making.row(kinds),
-                9 => making.channels(kinds),
+                5 => making.emit_reordering(),
+                6..=8 => making.emit_row_sums(kinds),
+                9 => making.emit_channel_map(kinds),
                 10 => making.matmul(kinds),
                 11 => making.conv(kinds),
                 12 if kinds.windows => making.window(kinds),
-                13..=15 if kinds.parts => making.part(),
-                _ => making.state(),
+                13..=15 if kinds.parts => making.emit_part(),
+                _ => making.emit_state(),
             }
         }
         let mut outputs = Vec::new();
@@ -886,7 +898,7 @@ impl RandomProgram {
     /// Sets the precision of inner products.
     #[must_use]
     pub fn precision(mut self, precision: Precision) -> RandomProgram {
-        self.builder = self.builder.precision(precision);
+        self.builder = self.builder.with_precision(precision);
         self
     }
 
@@ -926,7 +938,7 @@ pub fn run_program(
     seed: u64,
     entry: GradientMode,
 ) -> Vec<Vec<u8>> {
-    let bytes = program.planes.iter().map(|used| used.bytes).max().unwrap_or(0).max(PLANE);
+    let bytes = program.planes.iter().map(|used| used.bytes).max().unwrap_or(0).max(MAX_PLANE_BYTES);
     let plane = backend.allocate(bytes, bytes).expect("a little memory");
     run_program_on(program, backend, seed, entry, &plane)
 }
@@ -958,7 +970,7 @@ pub fn run_program_on(
     for &id in &program.inputs {
         let buffer = program.buffer(id);
         let bytes = floats(buffer.bytes());
-        if let Place::Work(offset) = buffer.place {
+        if let BufferLocation::Work(offset) = buffer.place {
             work.arena().write(offset, &bytes).expect(WORKS);
         }
     }
@@ -968,9 +980,9 @@ pub fn run_program_on(
     let read = |&id: &BufferId| {
         let buffer = program.buffer(id);
         match buffer.place {
-            Place::Work(offset) => work.arena().to_vec(offset, buffer.bytes()).expect(WORKS),
-            Place::Plane(_, offset) => plane.to_vec(offset, buffer.bytes()).expect(WORKS),
-            Place::Constant(number) => program.constants[number].data().to_vec(),
+            BufferLocation::Work(offset) => work.arena().to_vec(offset, buffer.bytes()).expect(WORKS),
+            BufferLocation::Plane(_, offset) => plane.to_vec(offset, buffer.bytes()).expect(WORKS),
+            BufferLocation::Constant(number) => program.constants[number].data().to_vec(),
         }
     };
     program.outputs.iter().map(read).chain([plane.to_vec(0, bytes).expect(WORKS)]).collect()

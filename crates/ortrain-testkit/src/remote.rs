@@ -14,7 +14,7 @@ const NAME: &str = "remote";
 
 /// State of a device, and its limits.
 #[derive(Debug)]
-struct Wire {
+struct DeviceState {
     /// True if every call fails.
     is_lost: AtomicBool,
     /// Allocated bytes, and their maximum.
@@ -24,11 +24,11 @@ struct Wire {
 
 /// Reference evaluator over memory without host pointers.
 #[derive(Clone, Debug)]
-pub struct Remote(Arc<Wire>);
+pub struct Remote(Arc<DeviceState>);
 
 impl Default for Remote {
     fn default() -> Remote {
-        Remote(Arc::new(Wire {
+        Remote(Arc::new(DeviceState {
             is_lost: AtomicBool::new(false),
             used: AtomicUsize::new(0),
             most: AtomicUsize::new(usize::MAX),
@@ -44,12 +44,12 @@ impl Remote {
     }
 
     /// Makes every following call fail.
-    pub fn lose(&self) {
+    pub fn fail_all(&self) {
         self.0.is_lost.store(true, Ordering::Relaxed);
     }
 
     /// Limits further allocations to this number of bytes.
-    pub fn leave(&self, bytes: usize) {
+    pub fn limit_memory(&self, bytes: usize) {
         self.0.most.store(self.used().saturating_add(bytes), Ordering::Relaxed);
     }
 
@@ -63,12 +63,12 @@ impl Remote {
 /// Bytes on the device.
 #[derive(Debug)]
 struct RemoteMemory {
-    wire: Arc<Wire>,
+    wire: Arc<DeviceState>,
     bytes: Mutex<Vec<u8>>,
 }
 
 impl RemoteMemory {
-    fn new(wire: &Arc<Wire>, bytes: usize) -> Result<RemoteMemory, AllocationError> {
+    fn new(wire: &Arc<DeviceState>, bytes: usize) -> Result<RemoteMemory, AllocationError> {
         let used = wire.used.load(Ordering::Relaxed).checked_add(bytes);
         let used = used.filter(|&all| all <= wire.most.load(Ordering::Relaxed));
         used.ok_or(AllocationError::OnDevice { device: NAME.into(), bytes, most: None })?;

@@ -19,14 +19,14 @@ pub const FLOAT32: f64 = 2e-5;
 
 /// Minimum reference magnitude for all-zero results. Zeros may result from cancellation, and rounding of
 /// quotients and square roots differs between devices.
-pub const CANCELLED: f64 = 1e-3;
+pub const MIN_ZERO_MAGNITUDE: f64 = 1e-3;
 
 /// Returns [`FLOAT32`], adapted to factors rounded to bfloat16.
 ///
 /// A computed factor may differ in its last bit, so its rounded value may differ by one unit of 8 bits, of 16
 /// bits, or of float32. The tolerance is twice that, for gradients of gradients.
 #[must_use]
-pub fn of_factors(precision: Precision) -> f64 {
+pub fn for_rounded_factors(precision: Precision) -> f64 {
     match precision {
         Precision::F32 | Precision::Bf16x6 => FLOAT32,
         Precision::Bf16x3 => 2.0 * FLOAT32,

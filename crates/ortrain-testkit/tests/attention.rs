@@ -17,7 +17,7 @@ use ortrain_testkit::{check_gradient, gradient_graph, run, tolerance};
 fn program(graph: Graph, inputs: &[Tensor]) -> Arc<Program> {
     let roles = vec![Role::User; graph.inputs.len()];
     let schedule = Specialiser::new(graph, roles).schedule(inputs).unwrap();
-    schedule.single().unwrap().clone()
+    schedule.single_program().unwrap().clone()
 }
 
 fn attentions(program: &Program) -> usize {
@@ -26,7 +26,7 @@ fn attentions(program: &Program) -> usize {
 
 /// No buffer with the size of the scores remains, and only the new instructions access them.
 #[test]
-fn one_instruction_each_way() {
+fn attention_becomes_one_instruction_per_pass() {
     // Consumers of the scores, or of weights rounded to float16, prevent fusion.
     let keeps = |config: &Config| matches!(config.spelling, Spelling::PaddedSafe | Spelling::PaddedNarrow);
     let fused = |config: &Config| config.queries > 1 && !keeps(config);

@@ -8,7 +8,7 @@ use ortrain_graph::{Attrs, DType, Graph, Shape, Tensor, ValueType};
 use ortrain_ops::{Role, Specialiser};
 use ortrain_program::Backend;
 use ortrain_testkit::suites::attributes::{
-    activation, activation_case, check_others, dims, padding, resizing, without_sizes,
+    activation, activation_case, check_other_types, dims, padding, resizing, without_sizes,
 };
 use ortrain_testkit::{Case, CaseBuilder, Fill, check_backend, check_gradient, check_standard};
 use proptest::prelude::*;
@@ -104,18 +104,18 @@ proptest! {
     #[test]
     fn other_types(padding in padding(), resizing in resizing(), dtype in select(DType::ALL.to_vec())) {
         for backend in every_level() {
-            passes(check_others(&backend, &padding, resizing.clone(), dtype))?;
+            passes(check_other_types(&backend, &padding, resizing.clone(), dtype))?;
         }
     }
 }
 
 /// Numbers, some of them extreme.
-fn wild() -> impl Strategy<Value = i64> {
+fn extreme_ints() -> impl Strategy<Value = i64> {
     select(vec![-7, -1, 0, 0, 1, 1, 2, 3, 1 << 20, 1 << 31, 1 << 40, 1 << 62, i64::MAX, i64::MIN])
 }
 
 /// Scales, some of them extreme.
-fn wild_scale() -> impl Strategy<Value = f32> {
+fn extreme_scales() -> impl Strategy<Value = f32> {
     select(vec![
         1.0f32,
         1.0,
@@ -136,7 +136,7 @@ fn wild_scale() -> impl Strategy<Value = f32> {
 const MAX_ELEMENTS: usize = 1 << 16;
 
 /// Checks that shapes, instructions and gradients give a result or an error.
-fn is_answered(mut graph: Graph, inputs: &[Tensor]) -> Result<(), TestCaseError> {
+fn check_result_or_error(mut graph: Graph, inputs: &[Tensor]) -> Result<(), TestCaseError> {
     if ortrain_ops::passes::infer::infer(&mut graph).is_err() {
         return Ok(());
     }
@@ -168,7 +168,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 2000, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn wild_pads_are_answered(padding in padding(), pads in prop::collection::vec(wild(), 0..9),
+    fn extreme_pads_give_result_or_error(padding in padding(), pads in prop::collection::vec(extreme_ints(), 0..9),
                               axes in prop::option::of(prop::collection::vec(-5..5i64, 0..4)), fits: bool) {
         let mut b = CaseBuilder::new("Pad", "wild");
         let x = b.float(&padding.dims, &Fill::Signed);
@@ -180,13 +180,13 @@ proptest! {
         }
         let y = b.node_with("", "Pad", &inputs, 1, Attrs::new().with("mode", padding.mode));
         let case = b.outputs(&y);
-        is_answered(case.graph, &case.inputs)?;
+        check_result_or_error(case.graph, &case.inputs)?;
     }
 
     #[test]
-    fn wild_scales_are_answered(resizing in resizing(), scales in prop::collection::vec(wild_scale(), 0..5),
-                                sizes in prop::collection::vec(wild(), 0..5), by_sizes: bool, fits: bool,
-                                roi in prop::collection::vec(wild_scale(), 0..9)) {
+    fn extreme_scales_give_result_or_error(resizing in resizing(), scales in prop::collection::vec(extreme_scales(), 0..5),
+                                sizes in prop::collection::vec(extreme_ints(), 0..5), by_sizes: bool, fits: bool,
+                                roi in prop::collection::vec(extreme_scales(), 0..9)) {
         let mut b = CaseBuilder::new("Resize", "wild");
         let x = b.float(&resizing.dims, &Fill::Signed);
         let count = resizing.axes.len();
@@ -202,6 +202,6 @@ proptest! {
         }
         let y = b.node_with("", "Resize", &inputs, 1, resizing.attrs.clone());
         let case = b.outputs(&y);
-        is_answered(case.graph, &case.inputs)?;
+        check_result_or_error(case.graph, &case.inputs)?;
     }
 }

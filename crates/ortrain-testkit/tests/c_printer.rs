@@ -14,19 +14,19 @@ use ortrain_expr::{
     UnaryOp, philox4x32_10,
 };
 use ortrain_program::{
-    BufferId, GradientMode, GradientModes, Instruction, Load, Nest, Operand, PASSES, Place, Program,
+    BufferId, BufferLocation, GradientMode, GradientModes, Instruction, Load, Nest, Operand, PASSES, Program,
     ProgramBuilder, RunError, Scalars, index_of, reference,
 };
 use ortrain_testkit::c_printer::{PRELUDE, print_map};
 use ortrain_testkit::programs::{Kinds, RandomProgram};
-use ortrain_testkit::{cases, gradient_graph, program_at};
+use ortrain_testkit::{cases, compile_with_precision, gradient_graph};
 
 /// Tolerance in ULP for expressions with inexact functions: the C library has its own implementations, and
 /// both may have an error of one ULP of a double.
 ///
 /// Results in floats of at most 32 bits are rounded from doubles, and are nearly always equal. With glibc,
 /// the difference is at most one ULP.
-const FUNCTION_STEPS: u64 = 4;
+const FUNCTION_ULP_TOLERANCE: u64 = 4;
 
 /// Environment variable that disables passes.
 const PASSES_VARIABLE: &str = "ORTRAIN_PASSES";
@@ -171,7 +171,7 @@ fn kind(inst: Inst, ty: Type, expr: &Expr) -> String {
 
 /// Returns the buffers of an instruction, without duplicates, and a program of this instruction alone on
 /// these buffers.
-fn alone(program: &Program, instruction: &Instruction) -> (Vec<BufferId>, Program) {
+fn single_instruction_program(program: &Program, instruction: &Instruction) -> (Vec<BufferId>, Program) {
     let mut ids = Vec::new();
     instruction.buffers(&mut |id, _| ids.push(id));
     ids.sort_unstable();
@@ -188,9 +188,15 @@ fn alone(program: &Program, instruction: &Instruction) -> (Vec<BufferId>, Progra
 
 impl Samples {
     /// Interprets a program like the reference, from initial buffers, and records every map.
-    fn follow(&mut self, label: &str, program: &Program, entry: GradientMode, mut buffers: Vec<Vec<Scalar>>) {
-        for (at, scheduled) in program.entry(entry).enumerate() {
-            let (ids, one) = alone(program, &scheduled.instruction);
+    fn interpret(
+        &mut self,
+        label: &str,
+        program: &Program,
+        entry: GradientMode,
+        mut buffers: Vec<Vec<Scalar>>,
+    ) {
+        for (at, scheduled) in program.instructions_in(entry).enumerate() {
+            let (ids, one) = single_instruction_program(program, &scheduled.instruction);
             let before: Vec<Vec<Scalar>> = ids.iter().map(|id| buffers[id.0 as usize].clone()).collect();
             let after = reference::evaluate(&one, Mode::Exact, &before, SCALARS);
             if let Instruction::Nest(nest) = &scheduled.instruction {
@@ -216,7 +222,7 @@ impl Samples {
             self.segmented += 1;
             return;
         }
-        let plain = nest.map(|operand| operand.access.clone());
+        let plain = nest.map_operands(|operand| operand.access.clone());
         let function = match self.known.get(&plain) {
             Some(&function) => function,
             None => {
@@ -348,7 +354,7 @@ impl Samples {
                     (found != Some(*guard)).then(|| format!("guard {found:?}, not {guard:?}"))
                 }
                 Ok(_) if failed[3] != 0 => Some(format!("a guard failed: {failed:?}")),
-                Ok(expected) => sample.differ(&found, expected, &mut outcome),
+                Ok(expected) => sample.first_difference(&found, expected, &mut outcome),
             };
             failures.extend(fault.map(|fault| format!("{}\n    {fault}", sample.label)));
         }
@@ -360,7 +366,12 @@ impl Samples {
 impl Sample {
     /// Returns the first element that differs by more than the tolerance, in a stored buffer or in one that
     /// must not change.
-    fn differ(&self, found: &[&[u8]], expected: &[Vec<u8>], outcome: &mut Outcome) -> Option<String> {
+    fn first_difference(
+        &self,
+        found: &[&[u8]],
+        expected: &[Vec<u8>],
+        outcome: &mut Outcome,
+    ) -> Option<String> {
         let stored = &self.operands[self.operands.len() - self.stores..];
         let (mut most, mut fault) = (0, None);
         for (k, ((dtype, _), (found, expected))) in
@@ -369,11 +380,11 @@ impl Sample {
             let is_stored = stored.contains(&k);
             let elements = found.chunks_exact(dtype.size()).zip(expected.chunks_exact(dtype.size()));
             for (index, (found, expected)) in elements.enumerate() {
-                let steps = steps(*dtype, found, expected);
+                let steps = ulp_distance(*dtype, found, expected);
                 outcome.results += usize::from(is_stored);
                 outcome.different_results += usize::from(steps > 0);
                 most = most.max(steps);
-                if steps > if self.is_exact { 0 } else { FUNCTION_STEPS } && fault.is_none() {
+                if steps > if self.is_exact { 0 } else { FUNCTION_ULP_TOLERANCE } && fault.is_none() {
                     let [found, expected] = [found, expected].map(|bytes| Scalar::read(*dtype, bytes));
                     fault =
                         Some(format!("buffer {k} of {dtype} at {index} is {found}, not {expected}: {steps}"));
@@ -388,7 +399,7 @@ impl Sample {
 
 /// Returns the distance of two stored elements in ULP. It is zero for two NaN. Integers and booleans must be
 /// equal.
-fn steps(dtype: DType, a: &[u8], b: &[u8]) -> u64 {
+fn ulp_distance(dtype: DType, a: &[u8], b: &[u8]) -> u64 {
     if a == b {
         return 0;
     }
@@ -414,9 +425,9 @@ fn steps(dtype: DType, a: &[u8], b: &[u8]) -> u64 {
 
 /// Returns the initial contents of the buffers of a program, except for its inputs and state: constants, and
 /// zeros.
-fn untouched(program: &Program) -> Vec<Vec<Scalar>> {
+fn initial_contents(program: &Program) -> Vec<Vec<Scalar>> {
     let elements = |buffer: &ortrain_program::Buffer| match buffer.place {
-        Place::Constant(number) => Scalar::read_all(buffer.dtype, program.constants[number].data()),
+        BufferLocation::Constant(number) => Scalar::read_all(buffer.dtype, program.constants[number].data()),
         _ => vec![Scalar::from_f64(Type::of(buffer.dtype), 0.0); buffer.len],
     };
     program.buffers.iter().map(elements).collect()
@@ -427,13 +438,14 @@ fn add_cases(samples: &mut Samples) {
     for case in cases() {
         let gradients = gradient_graph(&case).expect("every case has gradients");
         for (graph, what) in [(case.graph.clone(), "results"), (gradients, "gradients")] {
-            let program = program_at(graph, &case.inputs, Precision::F32).expect("it can be compiled");
-            let mut buffers = untouched(&program);
+            let program =
+                compile_with_precision(graph, &case.inputs, Precision::F32).expect("it can be compiled");
+            let mut buffers = initial_contents(&program);
             for (id, input) in program.inputs.iter().zip(&case.inputs) {
                 buffers[id.0 as usize] = Scalar::read_all(input.dtype(), input.data());
             }
             let label = format!("{} ({}), {what}", case.operator, case.name);
-            samples.follow(&label, &program, GradientMode::Overwrite, buffers);
+            samples.interpret(&label, &program, GradientMode::Overwrite, buffers);
         }
     }
 }
@@ -445,9 +457,9 @@ fn add_random_programs(samples: &mut Samples) {
         for is_fused in [false, true] {
             let program = RandomProgram::new(seed, kinds).finish(is_fused);
             for entry in [GradientMode::Accumulate, GradientMode::Overwrite] {
-                let mut buffers = untouched(&program);
+                let mut buffers = initial_contents(&program);
                 for (k, buffer) in program.buffers.iter().enumerate() {
-                    let is_state = matches!(buffer.place, Place::Plane(..));
+                    let is_state = matches!(buffer.place, BufferLocation::Plane(..));
                     if !is_state && !program.inputs.contains(&BufferId(k as u32)) {
                         continue;
                     }
@@ -460,14 +472,14 @@ fn add_random_programs(samples: &mut Samples) {
                         .collect();
                 }
                 let label = format!("random program {seed}, fused {is_fused}, {entry:?}");
-                samples.follow(&label, &program, entry, buffers);
+                samples.interpret(&label, &program, entry, buffers);
             }
         }
     }
 }
 
 /// Returns numbers at the limits of types, and some in between.
-fn edges(dtype: DType) -> Vec<Scalar> {
+fn edge_values(dtype: DType) -> Vec<Scalar> {
     let ty = Type::of(dtype);
     let bits = [7, 8, 15, 16, 31, 32, 53, 63, 64];
     let elements: Vec<Scalar> = if dtype.is_float() {
@@ -532,7 +544,7 @@ impl Maps {
             loads: operands.into_iter().map(Load::Buffer).collect(),
             expr: b.finish(&[result]),
             reductions: Vec::new(),
-            stores: vec![Operand::whole(target, to, &self.dims)],
+            stores: vec![Operand::contiguous(target, to, &self.dims)],
         };
         self.builder.emit(Instruction::from(nest), GradientModes::ALL, &"node".into()).expect("it is sound");
         self.outputs.push(target);
@@ -541,9 +553,9 @@ impl Maps {
     fn add_to(self, label: &str, samples: &mut Samples) {
         let ids = self.inputs.iter().map(|(id, _)| *id).collect();
         let program = self.builder.finish_unfused(ids, self.outputs).expect("it is small");
-        let mut buffers = untouched(&program);
+        let mut buffers = initial_contents(&program);
         self.inputs.into_iter().for_each(|(id, elements)| buffers[id.0 as usize] = elements);
-        samples.follow(label, &program, GradientMode::Overwrite, buffers);
+        samples.interpret(label, &program, GradientMode::Overwrite, buffers);
     }
 }
 
@@ -602,7 +614,7 @@ fn has_binary(op: BinaryOp, ty: Type) -> bool {
 /// Adds every function of every type, at the limits of types, and conversions between all element types.
 fn add_functions(samples: &mut Samples) {
     for dtype in DType::ALL {
-        let (ty, elements) = (Type::of(dtype), edges(dtype));
+        let (ty, elements) = (Type::of(dtype), edge_values(dtype));
         let count = elements.len();
 
         let mut maps = Maps::over(&[count]);
@@ -675,7 +687,7 @@ fn add_narrow_floats(samples: &mut Samples) {
 
 /// Adds coordinates, computed indices inside and outside of the bounds, scalars of the run, random bits, and
 /// guards that hold or fail.
-fn add_places(samples: &mut Samples) {
+fn add_coordinates_and_indices(samples: &mut Samples) {
     let numbers = |count: i64| (0..count).map(|k| Scalar::I64(k * 7 - 9)).collect::<Vec<_>>();
     let mut maps = Maps::over(&[3, 4, 5]);
     let x = maps.input(DType::I64, numbers(24));
@@ -734,11 +746,11 @@ fn check(name: &str, samples: &Samples) -> Outcome {
 
 /// Every instruction of every type, at the limits.
 #[test]
-fn printed_functions_are_the_same_at_edges() {
+fn printed_functions_match_at_edges() {
     let mut samples = Samples::default();
     add_functions(&mut samples);
     add_narrow_floats(&mut samples);
-    add_places(&mut samples);
+    add_coordinates_and_indices(&mut samples);
     let outcome = check("edges", &samples);
     println!("{outcome:?}");
     assert_eq!(outcome.failed_guards, 6);
@@ -771,7 +783,7 @@ fn printed_cases_are_the_same() {
 
 /// Runs in a separate process with all optional passes disabled.
 #[test]
-fn printed_cases_that_are_not_fused_are_the_same() {
+fn unfused_printed_cases_match() {
     let optional = PASSES.iter().filter(|pass| pass.is_optional);
     let left_out = optional.map(|pass| format!("-{}", pass.name)).collect::<Vec<_>>().join(",");
     let done = Command::new(std::env::current_exe().unwrap())

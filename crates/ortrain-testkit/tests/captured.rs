@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use ortrain_graph::Tensor;
 use ortrain_program::Reference;
-use ortrain_testkit::suites::captured::{RANDOM, in_a_body, in_a_branch};
+use ortrain_testkit::suites::captured::{RANDOM, in_branch, in_scan_body};
 use ortrain_testkit::{Case, cases, gradient_graph, run};
 
 /// Computes the gradients of a case's inputs.
@@ -47,10 +47,10 @@ fn check(wrap: impl Fn(&Case) -> Case, leave_out: &[&str]) {
 
 #[test]
 fn a_branch_has_the_gradients_of_the_main_graph() {
-    check(in_a_branch, &[]);
+    check(in_branch, &[]);
 }
 
 #[test]
 fn a_body_has_the_gradients_of_the_main_graph() {
-    check(in_a_body, &RANDOM);
+    check(in_scan_body, &RANDOM);
 }

@@ -10,7 +10,7 @@ use ortrain_graph::{DType, Tensor};
 use ortrain_ops::{Role, Specialiser};
 use ortrain_testkit::suites::convolutions::{check, config};
 use ortrain_testkit::{check_gradient, check_standard};
-use outcome::passes;
+use outcome::to_test_result;
 use proptest::prelude::*;
 
 proptest! {
@@ -19,7 +19,7 @@ proptest! {
     #[test]
     fn gradients_are_those_of_central_differences(config in config()) {
         for case in [config.conv(DType::F32), config.transposed(DType::F32)] {
-            passes(check_gradient(&case).map(|points| assert!(points > 0)))?;
+            to_test_result(check_gradient(&case).map(|points| assert!(points > 0)))?;
         }
     }
 }
@@ -30,7 +30,7 @@ proptest! {
     #[test]
     fn gradients_in_plain_onnx_are_the_same(config in config()) {
         for case in [config.conv(DType::F32), config.transposed(DType::F32)] {
-            passes(check_standard(&case))?;
+            to_test_result(check_standard(&case))?;
         }
     }
 
@@ -38,7 +38,7 @@ proptest! {
     fn every_backend_agrees(config in config(), dtype in 0..4usize) {
         let dtype = [DType::F32, DType::F64, DType::F16, DType::BF16][dtype];
         for backend in every_level() {
-            passes(check(&backend, &config, dtype))?;
+            to_test_result(check(&backend, &config, dtype))?;
         }
     }
 }
@@ -88,7 +88,7 @@ proptest! {
         let roles = |graph: &ortrain_graph::Graph| vec![Role::User; graph.inputs.len()];
         let forward = Specialiser::new(graph.clone(), roles(&graph)).schedule(&case.inputs);
         let Ok(forward) = forward else { return Ok(()) };
-        let program = forward.single().expect("one program");
+        let program = forward.single_program().expect("one program");
         let dims: Vec<usize> = forward.slots[forward.outputs[0].0 as usize].ty.as_ref().expect("known").1.clone();
         prop_assert!(program.instructions.len() <= 1);
         if dims.iter().product::<usize>() > MAX_ELEMENTS {

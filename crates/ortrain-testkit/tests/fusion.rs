@@ -30,7 +30,7 @@ const ENTRIES: [GradientMode; 2] = [GradientMode::Accumulate, GradientMode::Over
 
 /// Returns true if results are equal except for the sign of zeros. A skipped product of a negative number and
 /// zero is not a negative zero.
-fn are_same(got: &[Vec<u8>], want: &[Vec<u8>]) -> bool {
+fn results_equal(got: &[Vec<u8>], want: &[Vec<u8>]) -> bool {
     let same = |(got, want): (&Vec<u8>, &Vec<u8>)| {
         let are_numbers = got.len() == want.len() && got.len().is_multiple_of(4);
         got == want || are_numbers && numbers(got).eq(numbers(want))
@@ -49,7 +49,7 @@ fn fused_programs_mean_the_same() {
         for entry in ENTRIES {
             let want = run_program(&plain, &reference(), seed, entry);
             let got = run_program(&fused, &reference(), seed, entry);
-            assert!(are_same(&got, &want), "seed {seed}, {entry:?}\n{plain}\n{fused}");
+            assert!(results_equal(&got, &want), "seed {seed}, {entry:?}\n{plain}\n{fused}");
         }
         instructions += plain.instructions.len();
         // An instruction with mostly zero results may become two: zeros, and the nonzero part.
@@ -68,7 +68,7 @@ fn fused_programs_mean_the_same() {
 }
 
 /// Returns true if float32 results differ by no more than sums in another order.
-fn are_close(got: &[Vec<u8>], want: &[Vec<u8>]) -> bool {
+fn results_close(got: &[Vec<u8>], want: &[Vec<u8>]) -> bool {
     let close = |(x, y): (f64, f64)| (x - y).abs() <= tolerance::FLOAT32 * y.abs().max(1.0);
     let all = |(got, want): (&Vec<u8>, &Vec<u8>)| {
         got.len() == want.len() && numbers(got).zip(numbers(want)).all(close)
@@ -80,7 +80,7 @@ fn are_close(got: &[Vec<u8>], want: &[Vec<u8>]) -> bool {
 /// update see the old image, reads after it the new one. Sums that are accumulated directly into their target
 /// have another order.
 #[test]
-fn every_read_sees_the_update_that_it_was_given() {
+fn reads_see_correct_update() {
     let kinds = Kinds { updates: true, jumps: false, narrow: false, ..ALL };
     let cpu: Arc<dyn Backend> = Arc::new(ortrain_cpu::Cpu::new().unwrap());
     let mut updates = 0;
@@ -92,7 +92,7 @@ fn every_read_sees_the_update_that_it_was_given() {
             let want = run_program(&plain, &reference(), seed, entry);
             for (program, backend) in [(&fused, &reference()), (&fused, &cpu), (&little, &cpu)] {
                 let got = run_program(program, backend, seed, entry);
-                assert!(are_close(&got, &want), "seed {seed}, {entry:?}\n{plain}\n{program}");
+                assert!(results_close(&got, &want), "seed {seed}, {entry:?}\n{plain}\n{program}");
             }
         }
         updates += fused.instructions.iter().filter(|i| i.instruction.name() == "ScatterAdd").count();
@@ -103,7 +103,7 @@ fn every_read_sees_the_update_that_it_was_given() {
 
 /// Passes preserve segments that are updated in place, and reads before and after the update.
 #[test]
-fn segments_stay_what_they_are() {
+fn segments_are_preserved() {
     let kinds = Kinds { segments: true, jumps: false, narrow: false, ..ALL };
     let cpu: Arc<dyn Backend> = Arc::new(ortrain_cpu::Cpu::new().unwrap());
     let (mut maps, mut rows) = (0, 0);
@@ -114,10 +114,10 @@ fn segments_stay_what_they_are() {
         for entry in ENTRIES {
             let want = run_program(&plain, &reference(), seed, entry);
             let same = run_program(&fused, &reference(), seed, entry);
-            assert!(are_same(&same, &want), "seed {seed}, {entry:?}\n{plain}\n{fused}");
+            assert!(results_equal(&same, &want), "seed {seed}, {entry:?}\n{plain}\n{fused}");
             for program in [&fused, &little] {
                 let got = run_program(program, &cpu, seed, entry);
-                assert!(are_close(&got, &want), "seed {seed}, {entry:?}\n{plain}\n{program}");
+                assert!(results_close(&got, &want), "seed {seed}, {entry:?}\n{plain}\n{program}");
             }
         }
         for instruction in fused.instructions.iter().map(|scheduled| &scheduled.instruction) {
@@ -172,7 +172,7 @@ fn map(
     let mut expr = Builder::new();
     let regs: Vec<Reg> = (0..reads.len()).map(|slot| expr.load(slot, Type::F32)).collect();
     let result = f(&mut expr, &regs);
-    let whole = |id: BufferId| Operand::whole(id, DType::F32, &[elements]);
+    let whole = |id: BufferId| Operand::contiguous(id, DType::F32, &[elements]);
     Instruction::from(Nest {
         dims: [elements].into_iter().collect(),
         inner: 0,
@@ -200,10 +200,10 @@ fn embedding(fused: bool, between: Option<BinaryOp>) -> Program {
         rows,
         count,
         inner: width,
-        source: Operand::whole(source, DType::F32, &[count * width]),
-        index: Operand::whole(index, DType::I64, &[count]),
-        target: Operand::whole(value, DType::F32, &[rows * width]),
-        last: false,
+        source: Operand::contiguous(source, DType::F32, &[count * width]),
+        index: Operand::contiguous(index, DType::I64, &[count]),
+        target: Operand::contiguous(value, DType::F32, &[rows * width]),
+        overwrites: false,
     };
     let mut steps = vec![(zeros, GradientModes::ALL), (Instruction::from(sums), GradientModes::ALL)];
     if let Some(op) = between {
@@ -224,9 +224,9 @@ fn embedding(fused: bool, between: Option<BinaryOp>) -> Program {
 
 /// Row sums are accumulated directly into gradients, except across operations other than additions.
 #[test]
-fn sums_at_rows_touch_no_other_row() {
+fn row_sums_touch_no_other_row() {
     let entry_of = |program: &Program, entry| -> Vec<&str> {
-        program.entry(entry).map(|scheduled| scheduled.instruction.name()).collect()
+        program.instructions_in(entry).map(|scheduled| scheduled.instruction.name()).collect()
     };
     for (between, adding, putting) in [
         (None, vec!["ScatterAdd"], vec!["Map", "ScatterAdd"]),
@@ -254,21 +254,21 @@ fn sums_at_rows_touch_no_other_row() {
 }
 
 /// Layers of products with dropout, and their backward pass. Dropout only stores a mask.
-struct Dropping {
+struct DropoutNet {
     b: ProgramBuilder,
     rows: usize,
     columns: usize,
     node: Arc<str>,
 }
 
-impl Dropping {
+impl DropoutNet {
     /// Emits the product of `a` with a square factor, or with its transpose, and an epilogue that reads or
     /// creates a mask.
     fn product(&mut self, a: BufferId, factor: BufferId, mask: BufferId, forward: Option<u64>) -> BufferId {
         let (rows, columns) = (self.rows, self.columns);
         let result = self.b.work("product", DType::F32, rows * columns);
-        let whole = |id: BufferId, dtype| Operand::whole(id, dtype, &[rows, columns]);
-        let mut factor = Operand::whole(factor, DType::F32, &[columns, columns]);
+        let whole = |id: BufferId, dtype| Operand::contiguous(id, dtype, &[rows, columns]);
+        let mut factor = Operand::contiguous(factor, DType::F32, &[columns, columns]);
         let mut e = Builder::new();
         let (product, zero) = (e.load(0, Type::F32), e.constant(Type::F32, 0.0));
         let (mut loads, mut stores) = (vec![Load::Accumulator(DType::F32)], vec![whole(result, DType::F32)]);
@@ -310,9 +310,9 @@ impl Dropping {
     }
 }
 
-fn dropping(fused: bool, rows: usize, columns: usize) -> Program {
+fn dropout_program(fused: bool, rows: usize, columns: usize) -> Program {
     const LAYERS: u64 = 4;
-    let mut net = Dropping { b: ProgramBuilder::new(), rows, columns, node: "node".into() };
+    let mut net = DropoutNet { b: ProgramBuilder::new(), rows, columns, node: "node".into() };
     let x = net.b.work("x", DType::F32, rows * columns);
     let factor = net.b.work("factor", DType::F32, columns * columns);
     let mut value = x;
@@ -333,11 +333,11 @@ fn dropping(fused: bool, rows: usize, columns: usize) -> Program {
 /// Masks that are stored as bits for the backward pass are restored exactly, for any length, at every level
 /// and thread count.
 #[test]
-fn masks_come_back_from_their_bits() {
+fn bit_masks_are_restored() {
     let before = ortrain_cpu::Cpu::num_threads();
     for (rows, columns) in [(64, 64), (67, 63), (71, 65), (300, 97), (1031, 123)] {
-        let plain = Arc::new(dropping(false, rows, columns));
-        let fused = Arc::new(dropping(true, rows, columns));
+        let plain = Arc::new(dropout_program(false, rows, columns));
+        let fused = Arc::new(dropout_program(true, rows, columns));
         let bits = (rows * columns).div_ceil(8);
         let packed = |buffer: &&ortrain_program::Buffer| buffer.dtype == DType::U8 && buffer.len == bits;
         assert!(fused.buffers.iter().filter(packed).count() >= 2, "{fused}");
@@ -373,9 +373,9 @@ fn pooling(fused: bool, planes: usize, axes: &[SlidingAxis]) -> Program {
     for (pass, source, target) in
         [(WindowPass::Max, source, target), (WindowPass::MaxGradient, gradient, back)]
     {
-        let whole = |id: BufferId| Operand::whole(id, b.buffer(id).dtype, &[b.buffer(id).len]);
+        let whole = |id: BufferId| Operand::contiguous(id, b.buffer(id).dtype, &[b.buffer(id).len]);
         let (source, target) = (whole(source), whole(target));
-        let index = Some(WindowIndex::elements(whole(index)));
+        let index = Some(WindowIndex::with_element_positions(whole(index)));
         let instruction = Instruction::from(Window { shape: shape(pass), source, index, target });
         b.emit(instruction, GradientModes::ALL, &node).expect("it is sound");
     }
@@ -385,10 +385,10 @@ fn pooling(fused: bool, planes: usize, axes: &[SlidingAxis]) -> Program {
 
 /// The gradient of max pooling by cell index is bit-identical to the one by position, on every backend.
 #[test]
-fn cells_say_what_positions_say() {
+fn cell_indices_match_positions() {
     let axis = |input, [kernel, stride, dilation, before, behind]: [usize; 5]| {
         let output = (input + before + behind - (kernel - 1) * dilation - 1) / stride + 1;
-        SlidingAxis { input, output, kernel, stride, dilation, before: before as isize }
+        SlidingAxis { input, output, kernel, stride, dilation, padding_before: before as isize }
     };
     for (planes, axes, dtype) in [
         (5, vec![axis(13, [3, 2, 1, 1, 1]), axis(17, [3, 2, 1, 1, 1])], DType::U8),

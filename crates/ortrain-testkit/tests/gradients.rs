@@ -177,7 +177,7 @@ fn gradients_of_gradients_are_those_of_central_differences() {
 
 /// The check can fail: it detects the gradient operator of another function.
 #[test]
-fn a_wrong_sign_is_caught() {
+fn detects_wrong_sign() {
     let mut b = CaseBuilder::new("Sub", "as if it were Add");
     let x = b.float(&[2, 3], &Fill::Signed);
     let z = b.float(&[2, 3], &Fill::Signed);

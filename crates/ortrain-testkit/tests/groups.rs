@@ -19,7 +19,7 @@ fn groups_compute_what_their_nests_compute() {
 }
 
 #[test]
-fn a_program_has_as_many_instructions_as_one_matrix_needs() {
+fn group_size_is_independent_of_matrix_count() {
     let shapes: Vec<[usize; 2]> = (0..40).map(|k| [2 + k % 5, 3 + k % 7]).collect();
     let program = groups::program(&shapes, true);
     let nests = program.instructions.iter().map(|scheduled| match &scheduled.instruction {

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU8;
 
 use ortrain_program::{
-    Backend, Bindings, GradientMode, Instruction, LentMemory, Memory, Place, Reference, RunError, Scalars,
-    Workspace,
+    Backend, Bindings, BufferLocation, GradientMode, Instruction, LentMemory, Memory, Reference, RunError,
+    Scalars, Workspace,
 };
 use ortrain_testkit::programs::{Kinds, RandomProgram, Size, run_program_on};
 
@@ -19,7 +19,7 @@ const ENTRIES: [GradientMode; 2] = [GradientMode::Accumulate, GradientMode::Over
 
 /// Pages between two guard pages: an access before the first byte or after the last one ends the process.
 #[derive(Debug)]
-struct Guarded {
+struct GuardedMemory {
     map: usize,
     pages: usize,
     start: usize,
@@ -27,9 +27,9 @@ struct Guarded {
     read_only: bool,
 }
 
-impl Guarded {
+impl GuardedMemory {
     /// Creates bytes that end `gap` bytes before a guard page.
-    fn new(len: usize, gap: usize, read_only: bool) -> Guarded {
+    fn new(len: usize, gap: usize, read_only: bool) -> GuardedMemory {
         let pages = (len + gap).div_ceil(PAGE) + 2;
         // SAFETY: a new mapping, at an address that the system chooses.
         let map = unsafe {
@@ -42,11 +42,11 @@ impl Guarded {
             assert_eq!(unsafe { libc::mprotect(map.byte_add(guard), PAGE, libc::PROT_NONE) }, 0);
         }
         let map = map.expose_provenance();
-        Guarded { map, pages, start: map + (pages - 1) * PAGE - gap - len, len, read_only }
+        GuardedMemory { map, pages, start: map + (pages - 1) * PAGE - gap - len, len, read_only }
     }
 }
 
-impl LentMemory for Guarded {
+impl LentMemory for GuardedMemory {
     fn bytes(&self) -> &[AtomicU8] {
         // SAFETY: the bytes are in readable and writable pages of the mapping, which lives as long as `self`.
         unsafe { std::slice::from_raw_parts(std::ptr::with_exposed_provenance(self.start), self.len) }
@@ -57,7 +57,7 @@ impl LentMemory for Guarded {
     }
 }
 
-impl Drop for Guarded {
+impl Drop for GuardedMemory {
     fn drop(&mut self) {
         // SAFETY: it is the mapping of `new`, and no longer in use.
         unsafe { libc::munmap(std::ptr::with_exposed_provenance_mut(self.map), self.pages * PAGE) };
@@ -67,7 +67,7 @@ impl Drop for Guarded {
 /// Weights of products and convolutions, and updated state, are contiguous in the plane, up to its end. No
 /// access leaves the plane, and every bit is the same as in memory of the process.
 #[test]
-fn planes_of_others_give_the_same_bits() {
+fn caller_planes_give_identical_results() {
     let levels = common::every_level();
     let mut planes = 0;
     for (size, seeds) in [(Size::Small, 0..600), (Size::Large, 600..680)] {
@@ -79,7 +79,7 @@ fn planes_of_others_give_the_same_bits() {
             for (level, entry) in levels.iter().flat_map(|level| ENTRIES.map(|entry| (level, entry))) {
                 let want = run_program_on(&program, level, seed, entry, &Memory::new(bytes));
                 for gap in [0, 4, 12] {
-                    let plane = Memory::lent(Arc::new(Guarded::new(bytes, gap, false)));
+                    let plane = Memory::lent(Arc::new(GuardedMemory::new(bytes, gap, false)));
                     let got = run_program_on(&program, level, seed, entry, &plane);
                     assert!(got == want, "seed {seed}, {entry:?}, {gap} bytes before the end\n{program}");
                 }
@@ -92,7 +92,7 @@ fn planes_of_others_give_the_same_bits() {
 
 /// A program rejects a plane with unaligned elements, and a read-only plane that it would write to.
 #[test]
-fn planes_that_do_not_fit_are_refused() {
+fn rejects_unsuitable_planes() {
     let kinds = Kinds {
         jumps: false,
         narrow: false,
@@ -108,7 +108,7 @@ fn planes_that_do_not_fit_are_refused() {
         let program = Arc::new(RandomProgram::new(seed, kinds).finish(true));
         let Some(bytes) = program.planes.first().map(|used| used.bytes) else { continue };
         let steps = || program.instructions.iter().map(|scheduled| &scheduled.instruction);
-        let in_plane = |id| matches!(program.buffer(id).place, Place::Plane(..));
+        let in_plane = |id| matches!(program.buffer(id).place, BufferLocation::Plane(..));
         let writes = steps().flat_map(Instruction::writes).any(in_plane);
         if !writes && !steps().flat_map(Instruction::reads).any(in_plane) {
             continue;
@@ -118,7 +118,7 @@ fn planes_that_do_not_fit_are_refused() {
             let mut work = Workspace::new(backend.clone());
             work.reserve(program.work_bytes, executable.scratch_bytes()).unwrap();
             let mut run = |gap, read_only| {
-                let plane = Memory::lent(Arc::new(Guarded::new(bytes, gap, read_only)));
+                let plane = Memory::lent(Arc::new(GuardedMemory::new(bytes, gap, read_only)));
                 let bindings = Bindings { planes: &[&plane] };
                 let outcome =
                     executable.run(&bindings, &mut work, GradientMode::Accumulate, Scalars::default());

@@ -10,7 +10,7 @@ use ortrain_testkit::Remote;
 use ortrain_testkit::suites::loops;
 
 #[test]
-fn written_out_or_not() {
+fn unrolled_and_iterated_loops_match() {
     let remote: Arc<dyn Backend> = Arc::new(Remote::new());
     for backend in every_level().into_iter().chain([remote]) {
         loops::agree(&backend).passes();

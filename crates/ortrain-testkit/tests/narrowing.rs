@@ -9,16 +9,18 @@ use std::sync::Arc;
 use common::every_level;
 use ortrain_graph::{Graph, Tensor, ValueId};
 use ortrain_program::{GradientMode, Instruction, Precision, Program, Reference};
-use ortrain_testkit::suites::narrowing::{BATCH, Config, INNER, TOKENS, Taken, agree, configs};
-use ortrain_testkit::{check_gradient, check_second_order, gradient_graph, program_at, run, tolerance};
+use ortrain_testkit::suites::narrowing::{BATCH, Config, INNER, Selection, TOKENS, agree, configs};
+use ortrain_testkit::{
+    check_gradient, check_second_order, compile_with_precision, gradient_graph, run, tolerance,
+};
 
 /// Returns true if the layer before the selection is computed for a few tokens only.
-fn are_few(taken: &Taken) -> bool {
-    !matches!(taken, Taken::All | Taken::Slice(0, 6))
+fn computes_few_tokens(taken: &Selection) -> bool {
+    !matches!(taken, Selection::All | Selection::Slice(0, 6))
 }
 
 fn program(graph: Graph, inputs: &[Tensor]) -> Arc<Program> {
-    program_at(graph, inputs, Precision::F32).unwrap()
+    compile_with_precision(graph, inputs, Precision::F32).unwrap()
 }
 
 /// Returns the floating-point operations of a case, forward and backward.
@@ -30,24 +32,24 @@ fn flops(config: &Config) -> [u64; 2] {
 }
 
 #[test]
-fn a_layer_is_computed_for_what_is_taken_of_it() {
-    let whole = flops(&Config { taken: Taken::All, dropped: true });
-    for config in configs().into_iter().filter(|config| config.taken != Taken::All && config.dropped) {
+fn layer_is_computed_for_selection_only() {
+    let whole = flops(&Config { taken: Selection::All, dropped: true });
+    for config in configs().into_iter().filter(|config| config.taken != Selection::All && config.dropped) {
         let some = flops(&config);
         // Gradients of rows that are selected twice are row sums: their zeros are not known.
-        let passes = if config.taken == Taken::Some(vec![1, 1]) { 1 } else { 2 };
+        let passes = if config.taken == Selection::Some(vec![1, 1]) { 1 } else { 2 };
         for (some, whole) in some.into_iter().zip(whole).take(passes) {
             // Keys and values are computed for all tokens: at most a third of the products' operations.
             let few = some * 2 < whole;
-            assert_eq!(few, are_few(&config.taken), "{config:?}: {some} of {whole}");
+            assert_eq!(few, computes_few_tokens(&config.taken), "{config:?}: {some} of {whole}");
         }
     }
 }
 
 /// Attention remains a single instruction, for the required queries only, and no buffer holds other tokens.
 #[test]
-fn attention_has_the_queries_that_are_wanted() {
-    let few = [(Taken::One(0), 1), (Taken::One(-1), 1), (Taken::Slice(4, 7), 3)];
+fn attention_keeps_required_queries_only() {
+    let few = [(Selection::One(0), 1), (Selection::One(-1), 1), (Selection::Slice(4, 7), 3)];
     for ((taken, wanted), dropped) in few.into_iter().flat_map(|few| [(few.clone(), false), (few, true)]) {
         let config = Config { taken, dropped };
         let case = config.case();
@@ -73,10 +75,10 @@ fn attention_has_the_queries_that_are_wanted() {
 /// Gradients in float64 agree with central differences.
 #[test]
 fn gradients_are_those_of_differences() {
-    for taken in [Taken::One(-1), Taken::Some(vec![2, 3, 4]), Taken::Sentence(1)] {
+    for taken in [Selection::One(-1), Selection::Some(vec![2, 3, 4]), Selection::Sentence(1)] {
         check_gradient(&Config { taken, dropped: true }.case()).unwrap();
     }
-    check_second_order(&Config { taken: Taken::One(0), dropped: false }.case()).unwrap();
+    check_second_order(&Config { taken: Selection::One(0), dropped: false }.case()).unwrap();
 }
 
 /// Every kernel level agrees with the reference evaluator, forward and backward.
@@ -87,7 +89,7 @@ fn backends_agree() {
 
 /// Results equal the results of the same graph with every value as an output.
 #[test]
-fn nothing_else_changes() {
+fn results_are_unchanged() {
     for config in configs() {
         let case = config.case();
         let mut graph = gradient_graph(&case).unwrap();

@@ -24,7 +24,7 @@ fn counts(program: &Program, columns: usize) -> [usize; 3] {
 }
 
 #[test]
-fn what_many_products_read_lies_in_panels() {
+fn shared_matrices_are_packed() {
     for (net, want) in nets() {
         let program = net.program(true);
         assert_eq!(counts(&program, net.columns), want, "{net:?}\n{program}");

@@ -12,7 +12,10 @@ use ortrain_kernels::Isa;
 use ortrain_program::{Backend, Bf16Fallback, GradientMode, Instruction, Program, Reference};
 use ortrain_testkit::programs::{Kinds, RandomProgram, Size, numbers, reference, run_program};
 use ortrain_testkit::suites::precision::{ROUNDED, agree, products};
-use ortrain_testkit::{CaseBuilder, Fill, check_backend_at, gradient_graph, program_at, run_at, tolerance};
+use ortrain_testkit::{
+    CaseBuilder, Fill, check_backend_at, compile_with_precision, gradient_graph, run_with_precision,
+    tolerance,
+};
 
 const KINDS: Kinds = Kinds {
     jumps: false,
@@ -30,7 +33,7 @@ fn cpu(isa: Isa, precision: Precision) -> Arc<dyn Backend> {
 }
 
 /// Returns the number of a program's instructions that round factors.
-fn rounding(program: &Program) -> usize {
+fn rounded_instruction_count(program: &Program) -> usize {
     program.instructions.iter().filter(|one| one.instruction.precision() != Precision::F32).count()
 }
 
@@ -47,13 +50,13 @@ fn nothing_else_changes() {
             let rounded = RandomProgram::new(seed, KINDS).precision(precision).finish(true);
             for scheduled in &rounded.instructions {
                 let expected = match &scheduled.instruction {
-                    Instruction::MatMul(m) => precision.of_product([m.m, m.n, m.k]),
-                    Instruction::Conv(c) => precision.of_product(c.shape.product_sides()),
+                    Instruction::MatMul(m) => precision.for_product([m.m, m.n, m.k]),
+                    Instruction::Conv(c) => precision.for_product(c.shape.product_sides()),
                     _ => Precision::F32,
                 };
                 assert_eq!(scheduled.instruction.precision(), expected, "{rounded}");
             }
-            found += rounding(&rounded);
+            found += rounded_instruction_count(&rounded);
             let without = rounded.to_string().replace(&format!(" {precision}  ("), "  (");
             assert_eq!(without, plain.to_string());
         }
@@ -67,13 +70,15 @@ fn nothing_else_changes() {
 fn factors_are_rounded_as_the_reference_rounds_them() {
     for case in products() {
         for precision in ROUNDED {
-            let program = program_at(case.graph.clone(), &case.inputs, precision).unwrap();
-            assert_eq!(rounding(&program), 1, "{}\n{program}", case.name);
+            let program = compile_with_precision(case.graph.clone(), &case.inputs, precision).unwrap();
+            assert_eq!(rounded_instruction_count(&program), 1, "{}\n{program}", case.name);
             for isa in Isa::available() {
                 let backend = cpu(isa, precision);
                 check_backend_at(&case, &backend, false, precision, tolerance::FLOAT32).unwrap();
                 let narrow = case.inputs[0].dtype() != DType::F32;
-                let at = |backend, precision| run_at(&case.graph, &case.inputs, backend, precision).unwrap();
+                let at = |backend, precision| {
+                    run_with_precision(&case.graph, &case.inputs, backend, precision).unwrap()
+                };
                 let exact = at(Arc::new(Cpu::with_isa(isa)) as Arc<dyn Backend>, Precision::F32);
                 let differs = at(backend, precision) != exact;
                 assert!(
@@ -92,8 +97,8 @@ fn gradients_are_rounded_as_the_reference_rounds_them() {
     for case in products() {
         for precision in ROUNDED {
             let graph = gradient_graph(&case).unwrap();
-            let program = program_at(graph, &case.inputs, precision).unwrap();
-            assert!(rounding(&program) >= 2, "{}\n{program}", case.name);
+            let program = compile_with_precision(graph, &case.inputs, precision).unwrap();
+            assert!(rounded_instruction_count(&program) >= 2, "{}\n{program}", case.name);
         }
     }
     agree(&(Arc::new(Cpu::new().unwrap()) as Arc<dyn Backend>)).passes();
@@ -108,7 +113,7 @@ fn random_programs_mean_the_same() {
         for seed in 0..60 {
             let plain = Arc::new(RandomProgram::new(seed, KINDS).precision(precision).finish(false));
             let fused = Arc::new(RandomProgram::new(seed, KINDS).precision(precision).finish(true));
-            found += rounding(&fused);
+            found += rounded_instruction_count(&fused);
             let want = run_program(&plain, &reference(), seed, GradientMode::Overwrite);
             assert!(
                 run_program(&fused, &reference(), seed, GradientMode::Overwrite) == want,
@@ -117,7 +122,7 @@ fn random_programs_mean_the_same() {
             let got = run_program(&fused, &cpu, seed, GradientMode::Overwrite);
             for (k, (got, want)) in got.iter().zip(&want).enumerate() {
                 for (x, y) in numbers(got).zip(numbers(want)) {
-                    let close = (x - y).abs() <= tolerance::of_factors(precision) * y.abs().max(1.0);
+                    let close = (x - y).abs() <= tolerance::for_rounded_factors(precision) * y.abs().max(1.0);
                     assert!(close, "seed {seed}, {precision}, result {k}: {x} is not {y}\n{fused}");
                 }
             }
@@ -136,7 +141,7 @@ fn threads_change_no_bit() {
         for seed in 0..40 {
             let kinds = Kinds { size: Size::Large, ..KINDS };
             let program = Arc::new(RandomProgram::new(seed, kinds).precision(precision).finish(true));
-            found += rounding(&program);
+            found += rounded_instruction_count(&program);
             let outcomes = [1, 2, 3].map(|threads| {
                 Cpu::set_num_threads(threads);
                 run_program(&program, &cpu, seed, GradientMode::Accumulate)
@@ -150,7 +155,7 @@ fn threads_change_no_bit() {
 
 /// Infinity and NaN pass through as in `f32`; only `bf16` turns the largest numbers into infinity.
 #[test]
-fn what_is_not_finite_comes_through() {
+fn non_finite_values_pass_through() {
     let (rows, terms) = (17, 20);
     let mut b = CaseBuilder::new("MatMul", "not finite");
     let mut left = vec![1.0; rows * terms];
@@ -168,8 +173,10 @@ fn what_is_not_finite_comes_through() {
         let mut backends = vec![Arc::new(Reference) as Arc<dyn Backend>];
         backends.extend(Isa::available().into_iter().map(|isa| cpu(isa, precision)));
         for backend in backends {
-            let found =
-                run_at(&case.graph, &case.inputs, backend, precision).unwrap().remove(0).to_vec::<f32>();
+            let found = run_with_precision(&case.graph, &case.inputs, backend, precision)
+                .unwrap()
+                .remove(0)
+                .to_vec::<f32>();
             let first = |row: usize| found[row * rows];
             assert_eq!(first(0), f32::INFINITY, "{precision}");
             assert_eq!(first(1), f32::NEG_INFINITY, "{precision}");
@@ -188,10 +195,10 @@ fn what_is_not_finite_comes_through() {
 
 /// A program that rounds is rejected if no unit was selected for it.
 #[test]
-fn nothing_is_chosen_in_silence() {
+fn rounding_requires_selected_unit() {
     let program = (0..)
         .map(|seed| RandomProgram::new(seed, KINDS).precision(Precision::Bf16).finish(true))
-        .find(|program| rounding(program) > 0)
+        .find(|program| rounded_instruction_count(program) > 0)
         .unwrap();
     let refused = Cpu::new().unwrap().compile(Arc::new(program)).unwrap_err();
     assert_eq!(refused.reason, "its factors are bf16, for which nothing was chosen");

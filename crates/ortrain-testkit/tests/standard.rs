@@ -17,6 +17,6 @@ fn shape_computations_disappear() {
     let roles = vec![ortrain_ops::Role::User; case.graph.inputs.len()];
     let schedule =
         ortrain_ops::Specialiser::new(case.graph, roles).schedule(&case.inputs).expect("it is made");
-    let program = schedule.single().expect("one program");
+    let program = schedule.single_program().expect("one program");
     assert!(program.instructions.is_empty(), "{program}");
 }

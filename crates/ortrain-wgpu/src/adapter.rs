@@ -12,7 +12,7 @@ const INTERFACES: [(&str, wgpu::Backend, &str); 3] = [
 ];
 
 /// Name of the best GPU, through the preferred interface of the platform.
-const BEST: &str = "webgpu";
+const BEST_NAME: &str = "webgpu";
 
 /// Kind of a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -73,11 +73,11 @@ pub struct NoDevice {
 /// colon, or `webgpu`.
 #[must_use]
 pub fn is_adapter_name(name: &str) -> bool {
-    parsed(name).is_some()
+    parse_name(name).is_some()
 }
 
 /// Parses a name to its interface and its number; returns `None` for an invalid name.
-fn parsed(name: &str) -> Option<(&str, usize)> {
+fn parse_name(name: &str) -> Option<(&str, usize)> {
     let (interface, number) = match name.split_once(':') {
         Some((interface, number)) if number.bytes().all(|byte| byte.is_ascii_digit()) => {
             (interface, number.parse().ok()?)
@@ -86,7 +86,7 @@ fn parsed(name: &str) -> Option<(&str, usize)> {
         None => (name, 0),
     };
     let is_known = INTERFACES.iter().any(|&(known, ..)| known == interface);
-    (is_known || name == BEST).then_some((interface, number))
+    (is_known || name == BEST_NAME).then_some((interface, number))
 }
 
 fn kind_of(adapter: &wgpu::Adapter) -> AdapterKind {
@@ -103,8 +103,8 @@ fn kind_of(adapter: &wgpu::Adapter) -> AdapterKind {
 #[cfg(target_os = "linux")]
 fn without_complaints<T>(call: impl FnOnce() -> T) -> T {
     /// Original standard error, restored on drop, also in a panic.
-    struct Kept(std::os::fd::OwnedFd);
-    impl Drop for Kept {
+    struct SavedStderr(std::os::fd::OwnedFd);
+    impl Drop for SavedStderr {
         fn drop(&mut self) {
             let _ = rustix::stdio::dup2_stderr(&self.0);
         }
@@ -115,7 +115,7 @@ fn without_complaints<T>(call: impl FnOnce() -> T) -> T {
     let nowhere = std::fs::File::options().write(true).open("/dev/null");
     let own = rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stderr(), 0);
     let (Ok(nowhere), Ok(own)) = (nowhere, own) else { return call() };
-    let _kept = Kept(own);
+    let _kept = SavedStderr(own);
     let _ = rustix::stdio::dup2_stderr(nowhere);
     call()
 }
@@ -167,13 +167,13 @@ pub fn adapters(software: bool) -> Vec<AdapterInfo> {
 }
 
 /// Finds the adapter of a name, and returns it with its canonical name.
-fn find(name: &str, software: bool) -> Result<(String, wgpu::Adapter), NoDevice> {
+fn find_adapter(name: &str, software: bool) -> Result<(String, wgpu::Adapter), NoDevice> {
     let missing = |reason: String, remedy: &str| NoDevice {
         device: name.to_owned(),
         reason,
         remedy: remedy.to_owned(),
     };
-    let Some((interface, number)) = parsed(name) else {
+    let Some((interface, number)) = parse_name(name) else {
         return Err(missing(
             "no device has such a name".to_owned(),
             "names are \"webgpu\", \"vulkan\", \"metal\" and \"dx12\", the last three with a number, as in \"vulkan:1\"",
@@ -227,7 +227,7 @@ fn find(name: &str, software: bool) -> Result<(String, wgpu::Adapter), NoDevice>
 static OPENED: Mutex<Vec<(String, Arc<Device>)>> = Mutex::new(Vec::new());
 
 /// Returns the working open device of a name, or else registers `new` under this name and returns it.
-fn opened(name: &str, software: bool, new: Option<Arc<Device>>) -> Option<Arc<Device>> {
+fn find_or_register(name: &str, software: bool, new: Option<Arc<Device>>) -> Option<Arc<Device>> {
     let mut all = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
     let works = |device: &Arc<Device>| (software || !device.is_software) && device.check().is_ok();
     let found = all.iter().find(|(known, device)| known == name && works(device));
@@ -240,18 +240,18 @@ fn opened(name: &str, software: bool, new: Option<Arc<Device>>) -> Option<Arc<De
 
 /// Returns the device of a name. Opens a device if none is open, or if the open device is lost.
 pub(crate) fn open(name: &str, software: bool) -> Result<Arc<Device>, NoDevice> {
-    if let Some(device) = opened(name, software, None) {
+    if let Some(device) = find_or_register(name, software, None) {
         return Ok(device);
     }
-    let (known, adapter) = find(name, software)?;
-    let device = match opened(&known, software, None) {
+    let (known, adapter) = find_adapter(name, software)?;
+    let device = match find_or_register(&known, software, None) {
         Some(device) => device,
         None => {
             let device = Arc::new(new_device(name, &known, &adapter)?);
-            opened(&known, software, Some(device.clone())).unwrap_or(device)
+            find_or_register(&known, software, Some(device.clone())).unwrap_or(device)
         }
     };
-    Ok(opened(name, software, Some(device.clone())).unwrap_or(device))
+    Ok(find_or_register(name, software, Some(device.clone())).unwrap_or(device))
 }
 
 /// Opens an adapter. `name` is the requested name, `known` the canonical name of the adapter.
@@ -283,7 +283,7 @@ fn new_device(name: &str, known: &str, adapter: &wgpu::Adapter) -> Result<Device
     });
     let description = format!("{} ({} {})", info.name, info.driver, info.driver_info);
     let mut interfaces = INTERFACES.into_iter().map(|(interface, ..)| interface);
-    let interface = interfaces.find(|&interface| known.starts_with(interface)).unwrap_or(BEST);
+    let interface = interfaces.find(|&interface| known.starts_with(interface)).unwrap_or(BEST_NAME);
     let is_software = kind_of(adapter) == AdapterKind::Software;
     Ok(Device::new(device, queue, (known.to_owned(), interface), description, is_software, failure))
 }
@@ -294,13 +294,13 @@ mod tests {
 
     #[test]
     fn names_have_an_interface_and_a_number() {
-        assert_eq!(parsed("vulkan"), Some(("vulkan", 0)));
-        assert_eq!(parsed("dx12:3"), Some(("dx12", 3)));
-        assert_eq!(parsed("webgpu"), Some(("webgpu", 0)));
+        assert_eq!(parse_name("vulkan"), Some(("vulkan", 0)));
+        assert_eq!(parse_name("dx12:3"), Some(("dx12", 3)));
+        assert_eq!(parse_name("webgpu"), Some(("webgpu", 0)));
         for other in ["webgpu:1", "vulkan:", "vulkan:x", "vulkan:-1", "Vulkan", "cpu", "", ":", "vulkan:1:2"]
         {
-            assert_eq!(parsed(other), None, "{other}");
+            assert_eq!(parse_name(other), None, "{other}");
         }
-        assert_eq!(parsed("vulkan:99999999999999999999"), None);
+        assert_eq!(parse_name("vulkan:99999999999999999999"), None);
     }
 }

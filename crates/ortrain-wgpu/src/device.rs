@@ -9,16 +9,16 @@ use ortrain_codegen::{Caps, Lowered, Wgsl, lower};
 use ortrain_graph::Tensor;
 use ortrain_program::{DeviceError, Program, UnsupportedOnBackend};
 
-use crate::spare::{Spare, size_for};
+use crate::buffer_pool::{BufferPool, buffer_size};
 
 /// Maximum bytes of one write.
-const PIECE: usize = 4 << 20;
+const MAX_WRITE_BYTES: usize = 4 << 20;
 /// Maximum bytes of pending writes on the host.
-const PENDING: u64 = 8 << 20;
+const MAX_PENDING_BYTES: u64 = 8 << 20;
 
 /// Counts of the objects created on a device so far, and of copied bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Made {
+pub struct DeviceCounts {
     /// Number of kernels. Equal sources are one kernel.
     pub pipelines: usize,
     /// Number of buffers.
@@ -26,11 +26,11 @@ pub struct Made {
     /// Number of bind groups.
     pub bind_groups: usize,
     /// Bytes of the existing buffers.
-    pub held: u64,
+    pub buffer_bytes: u64,
     /// Bytes copied to the device.
     pub uploaded: u64,
     /// Bytes copied from the device.
-    pub read: u64,
+    pub downloaded: u64,
 }
 
 /// Open device.
@@ -54,12 +54,12 @@ pub(crate) struct Device {
     /// Staging buffer for reads.
     pub(crate) staging: Mutex<Option<wgpu::Buffer>>,
     /// Buffers of dropped results, for reuse.
-    pub(crate) spare: Spare,
+    pub(crate) spare: BufferPool,
     buffers: AtomicUsize,
     bind_groups: AtomicUsize,
-    held: AtomicU64,
+    buffer_bytes: AtomicU64,
     uploaded: AtomicU64,
-    pub(crate) read: AtomicU64,
+    pub(crate) downloaded: AtomicU64,
     /// Bytes of writes that are possibly pending.
     pending: AtomicU64,
     /// Constants of programs on the device, by their address on the host.
@@ -100,25 +100,25 @@ impl Device {
             failure,
             kernels: Mutex::default(),
             staging: Mutex::default(),
-            spare: Spare::default(),
+            spare: BufferPool::default(),
             buffers: AtomicUsize::new(0),
             bind_groups: AtomicUsize::new(0),
-            held: AtomicU64::new(0),
+            buffer_bytes: AtomicU64::new(0),
             uploaded: AtomicU64::new(0),
-            read: AtomicU64::new(0),
+            downloaded: AtomicU64::new(0),
             pending: AtomicU64::new(0),
             constants: Mutex::default(),
         }
     }
 
-    pub(crate) fn made(&self) -> Made {
-        Made {
+    pub(crate) fn counts(&self) -> DeviceCounts {
+        DeviceCounts {
             pipelines: self.kernels.lock().unwrap_or_else(PoisonError::into_inner).len(),
             buffers: self.buffers.load(Ordering::Relaxed),
             bind_groups: self.bind_groups.load(Ordering::Relaxed),
-            held: self.held.load(Ordering::Relaxed),
+            buffer_bytes: self.buffer_bytes.load(Ordering::Relaxed),
             uploaded: self.uploaded.load(Ordering::Relaxed),
-            read: self.read.load(Ordering::Relaxed),
+            downloaded: self.downloaded.load(Ordering::Relaxed),
         }
     }
 
@@ -128,7 +128,7 @@ impl Device {
     }
 
     /// Returns false in a process that was forked from the opening process: drivers do not support forks.
-    pub(crate) fn is_of_this_process(&self) -> bool {
+    pub(crate) fn is_own_process(&self) -> bool {
         self.process == std::process::id()
     }
 
@@ -195,10 +195,10 @@ impl Device {
     /// Creates a buffer for kernels and copies. The caller calls [`Device::release`] when the buffer is dropped.
     pub(crate) fn buffer(&self, bytes: usize) -> wgpu::Buffer {
         self.buffers.fetch_add(1, Ordering::Relaxed);
-        self.held.fetch_add(size_for(bytes), Ordering::Relaxed);
+        self.buffer_bytes.fetch_add(buffer_size(bytes), Ordering::Relaxed);
         self.device.create_buffer(&wgpu::BufferDescriptor {
             label: None,
-            size: size_for(bytes),
+            size: buffer_size(bytes),
             usage: wgpu::BufferUsages::STORAGE | wgpu::BufferUsages::COPY_DST | wgpu::BufferUsages::COPY_SRC,
             mapped_at_creation: false,
         })
@@ -206,16 +206,16 @@ impl Device {
 
     /// Records that a buffer is dropped.
     pub(crate) fn release(&self, buffer: &wgpu::Buffer) {
-        self.held.fetch_sub(buffer.size(), Ordering::Relaxed);
+        self.buffer_bytes.fetch_sub(buffer.size(), Ordering::Relaxed);
     }
 
     /// Writes bytes (whole words) to a buffer. The host holds copies until the device has consumed them, at most
-    /// [`PENDING`] bytes.
+    /// [`MAX_PENDING_BYTES`] bytes.
     pub(crate) fn upload(&self, buffer: &wgpu::Buffer, offset: u64, bytes: &[u8]) -> Result<(), DeviceError> {
-        for (at, piece) in (offset..).step_by(PIECE).zip(bytes.chunks(PIECE)) {
+        for (at, piece) in (offset..).step_by(MAX_WRITE_BYTES).zip(bytes.chunks(MAX_WRITE_BYTES)) {
             let more = piece.len() as u64;
             self.uploaded.fetch_add(more, Ordering::Relaxed);
-            if self.pending.fetch_add(more, Ordering::Relaxed) + more > PENDING {
+            if self.pending.fetch_add(more, Ordering::Relaxed) + more > MAX_PENDING_BYTES {
                 self.queue.submit([]);
                 self.wait()?;
                 self.pending.store(more, Ordering::Relaxed);
@@ -226,7 +226,7 @@ impl Device {
     }
 
     /// Creates a buffer with these bytes, padded with zeros to a whole word.
-    pub(crate) fn uploaded(&self, bytes: &[u8]) -> Result<wgpu::Buffer, DeviceError> {
+    pub(crate) fn upload_new(&self, bytes: &[u8]) -> Result<wgpu::Buffer, DeviceError> {
         let buffer = self.buffer(bytes.len());
         let (words, rest) = bytes.split_at(bytes.len() / 4 * 4);
         self.upload(&buffer, 0, words)?;
@@ -246,16 +246,16 @@ impl Device {
             return Ok(known);
         }
         constants.retain(|_, constant| constant.strong_count() > 0);
-        let buffer = self.uploaded(tensor.data())?;
+        let buffer = self.upload_new(tensor.data())?;
         let constant = Arc::new(Constant { device: self.clone(), buffer, _tensor: tensor.clone() });
         constants.insert(key, Arc::downgrade(&constant));
         Ok(constant)
     }
 
     /// Creates a buffer that the host can read.
-    pub(crate) fn room(&self, bytes: u64) -> wgpu::Buffer {
+    pub(crate) fn readable_buffer(&self, bytes: u64) -> wgpu::Buffer {
         self.buffers.fetch_add(1, Ordering::Relaxed);
-        self.held.fetch_add(bytes.next_multiple_of(256), Ordering::Relaxed);
+        self.buffer_bytes.fetch_add(bytes.next_multiple_of(256), Ordering::Relaxed);
         self.device.create_buffer(&wgpu::BufferDescriptor {
             label: None,
             size: bytes.next_multiple_of(256),
@@ -293,7 +293,7 @@ impl Device {
 
     /// Returns an error if the device is unusable.
     pub(crate) fn check(&self) -> Result<(), DeviceError> {
-        if !self.is_of_this_process() {
+        if !self.is_own_process() {
             let reason = "this process was forked from the one that opened it; read the checkpoint again here, and make the \
                           module anew";
             return Err(self.error(&reason));

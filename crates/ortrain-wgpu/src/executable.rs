@@ -4,17 +4,17 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
-use ortrain_codegen::{Fault, HostPart, Launch, Lowered, split};
+use ortrain_codegen::{Fault, HostPart, Launch, Lowered, split_host_part};
 use ortrain_cpu::Cpu;
 use ortrain_expr::OutOfRange;
 use ortrain_program::{
-    Backend, Bindings, BufferId, Executable, GradientMode, Marks, Observer, Part, Place, Program, Reference,
-    RunError, Scalars, UnsupportedOnBackend, Workspace,
+    Backend, Bindings, BufferId, BufferLocation, Executable, GradientMode, InterruptPoints, Observer,
+    Program, Reference, RunError, RunPart, Scalars, UnsupportedOnBackend, Workspace,
 };
 
 use crate::device::Device;
-use crate::resident::Resident;
-use crate::timing::{TIMED, Times};
+use crate::resident::ResidentBuffers;
+use crate::timing::{MAX_TIMED_INSTRUCTIONS, TimestampQueries};
 
 /// Program prepared for a device.
 #[derive(Debug)]
@@ -25,15 +25,15 @@ pub(crate) struct WgpuExecutable {
     kernels: Vec<wgpu::ComputePipeline>,
     /// Positions of the instructions of each submission.
     submissions: Vec<Range<usize>>,
-    marks: Marks,
-    host: Option<Host>,
+    marks: InterruptPoints,
+    host: Option<HostExecutable>,
     /// Buffers of the program on the device, created by the first run.
-    resident: Mutex<Option<Resident>>,
+    resident: Mutex<Option<ResidentBuffers>>,
 }
 
 /// Host part of a program, which runs before the device.
 #[derive(Debug)]
-struct Host {
+struct HostExecutable {
     executable: Box<dyn Executable>,
     inputs: Vec<BufferId>,
     results: Vec<BufferId>,
@@ -43,15 +43,15 @@ struct Host {
     work: Mutex<Workspace>,
 }
 
-impl Host {
-    fn new(part: HostPart) -> Result<Host, UnsupportedOnBackend> {
+impl HostExecutable {
+    fn new(part: HostPart) -> Result<HostExecutable, UnsupportedOnBackend> {
         let backend: Arc<dyn Backend> = match Cpu::new() {
             Ok(cpu) => Arc::new(cpu),
             Err(_) => Arc::new(Reference),
         };
         let HostPart { program, inputs, results, checked } = part;
         let executable = backend.compile(Arc::new(program))?;
-        Ok(Host { executable, inputs, results, checked, work: Mutex::new(Workspace::new(backend)) })
+        Ok(HostExecutable { executable, inputs, results, checked, work: Mutex::new(Workspace::new(backend)) })
     }
 
     /// Computes the results of the host part, and writes them to the arena of a run. Inputs without a saved copy are
@@ -67,7 +67,8 @@ impl Host {
         let program = self.executable.program();
         own.prepare(program, self.executable.scratch_bytes(), 0)?;
         for (&id, &input) in self.inputs.iter().zip(&program.inputs) {
-            let (Place::Work(from), Place::Work(to)) = (rest.buffer(id).place, program.buffer(input).place)
+            let (BufferLocation::Work(from), BufferLocation::Work(to)) =
+                (rest.buffer(id).place, program.buffer(input).place)
             else {
                 continue;
             };
@@ -80,11 +81,11 @@ impl Host {
         for (&id, &output) in self.results.iter().zip(&program.outputs) {
             let buffer = program.buffer(output);
             let bytes = match buffer.place {
-                Place::Work(from) => own.arena().to_vec(from, buffer.bytes())?,
-                Place::Constant(number) => program.constants[number].data().to_vec(),
-                Place::Plane(..) => continue,
+                BufferLocation::Work(from) => own.arena().to_vec(from, buffer.bytes())?,
+                BufferLocation::Constant(number) => program.constants[number].data().to_vec(),
+                BufferLocation::Plane(..) => continue,
             };
-            if let Place::Work(to) = rest.buffer(id).place {
+            if let BufferLocation::Work(to) = rest.buffer(id).place {
                 work.arena().write(to, &bytes)?;
             }
         }
@@ -93,16 +94,16 @@ impl Host {
 }
 
 /// Minimum number of launches of a submission. A submission costs as much as the recording of some dozens of launches.
-const LAUNCHES: usize = 32;
+const MIN_LAUNCHES: usize = 32;
 /// Maximum number of submissions of a run without long instructions.
-const SUBMISSIONS: usize = 8;
+const MAX_SUBMISSIONS: usize = 8;
 /// Maximum operations of a submission of several instructions: half a second of a slow GPU. Systems abort submissions
 /// of a few seconds.
-const FLOPS: u64 = 50_000_000_000;
+const MAX_SUBMISSION_FLOPS: u64 = 50_000_000_000;
 
 /// Splits the instructions of a program into submissions.
-fn submissions(program: &Program, lowered: &Lowered) -> Vec<Range<usize>> {
-    let enough = (lowered.launches.len() / SUBMISSIONS).max(LAUNCHES);
+fn split_submissions(program: &Program, lowered: &Lowered) -> Vec<Range<usize>> {
+    let enough = (lowered.launches.len() / MAX_SUBMISSIONS).max(MIN_LAUNCHES);
     let mut counts = vec![0; program.instructions.len()];
     for launch in &lowered.launches {
         counts[launch.instruction as usize] += 1;
@@ -111,7 +112,7 @@ fn submissions(program: &Program, lowered: &Lowered) -> Vec<Range<usize>> {
     let (mut start, mut launches, mut flops) = (0, 0, 0);
     for (at, scheduled) in program.instructions.iter().enumerate() {
         let more = scheduled.instruction.cost(program).flops;
-        if launches >= enough || (at > start && flops + more > FLOPS) {
+        if launches >= enough || (at > start && flops + more > MAX_SUBMISSION_FLOPS) {
             parts.push(start..at);
             (start, launches, flops) = (at, 0, 0);
         }
@@ -127,8 +128,8 @@ impl WgpuExecutable {
         program: Arc<Program>,
         device: Arc<Device>,
     ) -> Result<WgpuExecutable, UnsupportedOnBackend> {
-        let (program, host) = match split(&program) {
-            Some((rest, part)) => (Arc::new(rest), Some(Host::new(part)?)),
+        let (program, host) = match split_host_part(&program) {
+            Some((rest, part)) => (Arc::new(rest), Some(HostExecutable::new(part)?)),
             None => (program, None),
         };
         let checked = host.as_ref().map_or(&[][..], |host| &host.checked);
@@ -143,7 +144,8 @@ impl WgpuExecutable {
             })
         };
         let kernels = lowered.launches.iter().map(kernel).collect::<Result<_, _>>()?;
-        let (marks, submissions) = (Marks::of(&program), submissions(&program, &lowered));
+        let (marks, submissions) =
+            (InterruptPoints::from_program(&program), split_submissions(&program, &lowered));
         let resident = Mutex::new(None);
         Ok(WgpuExecutable { program, device, lowered, kernels, submissions, marks, host, resident })
     }
@@ -158,7 +160,7 @@ impl WgpuExecutable {
     ) {
         for ((launch, kernel), group) in self.lowered.launches.iter().zip(&self.kernels).zip(groups) {
             let at = launch.instruction as usize;
-            if places.contains(&at) && self.program.instructions[at].entries.contains(entry) {
+            if places.contains(&at) && self.program.instructions[at].gradient_modes.contains(entry) {
                 pass.set_pipeline(kernel);
                 pass.set_bind_group(0, group, &[]);
                 let [x, y, z] = launch.groups;
@@ -182,16 +184,16 @@ impl WgpuExecutable {
 
     /// Runs each instruction in its own pass, and notifies an observer with its times: by the clock of the device, if
     /// available.
-    fn observed(
+    fn run_timed(
         &self,
         groups: &[wgpu::BindGroup],
         entry: GradientMode,
         places: Range<usize>,
         observer: &mut dyn Observer,
     ) -> Result<(), RunError> {
-        let ran = places.filter(|&at| self.program.instructions[at].entries.contains(entry));
-        for part in ran.collect::<Vec<_>>().chunks(TIMED) {
-            let Some(times) = Times::new(&self.device, part.len()) else {
+        let ran = places.filter(|&at| self.program.instructions[at].gradient_modes.contains(entry));
+        for part in ran.collect::<Vec<_>>().chunks(MAX_TIMED_INSTRUCTIONS) {
+            let Some(times) = TimestampQueries::new(&self.device, part.len()) else {
                 for &at in part {
                     let start = Instant::now();
                     let mut encoder = self.device.encoder();
@@ -234,40 +236,43 @@ impl Executable for WgpuExecutable {
         bindings: &Bindings<'_>,
         work: &mut Workspace,
         entry: GradientMode,
-        part: Part,
+        part: RunPart,
         scalars: Scalars,
         observer: Option<&mut dyn Observer>,
     ) -> Result<(), RunError> {
         self.device.check()?;
-        let places = self.program.part(part)?;
+        let places = self.program.part_positions(part)?;
         self.program.check_bindings(bindings, part)?;
         work.reserve(self.program.work_bytes, self.lowered.scratch)?;
         // A run is submitted as a whole, so interrupts are checked only before.
-        let mut watch = work.watch();
-        let mut ran = places.clone().filter(|&at| self.program.instructions[at].entries.contains(entry));
-        let outcome = ran.try_for_each(|at| self.marks.before(at, bindings, &mut watch));
-        work.watch_again(watch);
+        let mut watch = work.take_watch();
+        let mut ran =
+            places.clone().filter(|&at| self.program.instructions[at].gradient_modes.contains(entry));
+        let outcome = ran.try_for_each(|at| self.marks.check_before(at, bindings, &mut watch));
+        work.restore_watch(watch);
         outcome?;
-        let kept = work.kept();
-        if let Some(host) = self.host.as_ref().filter(|_| part != Part::After) {
+        let kept = work.take_saved_inputs();
+        if let Some(host) = self.host.as_ref().filter(|_| part != RunPart::AfterYield) {
             host.run(&self.program, work, &kept, scalars)?;
         }
         let mut resident = self.resident.lock().unwrap_or_else(PoisonError::into_inner);
         let resident = match &mut *resident {
             Some(resident) => resident,
-            none => none.insert(Resident::new(&self.device, &self.program, &self.lowered)?),
+            none => none.insert(ResidentBuffers::new(&self.device, &self.program, &self.lowered)?),
         };
         let (what, memory) = ((&*self.program, &self.lowered), (bindings, &*work));
         let groups = resident.begin(&self.device, what, &self.kernels, memory, scalars)?;
         match observer {
-            Some(observer) => self.observed(groups, entry, places.clone(), observer)?,
+            Some(observer) => self.run_timed(groups, entry, places.clone(), observer)?,
             None => self.submit(groups, entry, &places),
         }
         self.device.check()?;
         let checked = self.host.as_ref().map_or(&[][..], |host| &host.checked);
         let fault = match places.into_iter().any(|at| {
             let scheduled = &self.program.instructions[at];
-            scheduled.entries.contains(entry) && scheduled.instruction.can_fail() && !checked.contains(&at)
+            scheduled.gradient_modes.contains(entry)
+                && scheduled.instruction.can_fail()
+                && !checked.contains(&at)
         }) {
             true => resident.fault(&self.device)?,
             false => None,

@@ -9,16 +9,16 @@
 #![forbid(unsafe_code)]
 
 mod adapter;
+mod buffer_pool;
 mod device;
 mod executable;
 mod memory;
 mod resident;
-mod spare;
 mod timing;
 
 use std::sync::Arc;
 
-use ortrain_codegen::split;
+use ortrain_codegen::split_host_part;
 use ortrain_program::{
     AllocationError, Backend, Bf16Fallback, Executable, Memory, Precision, Program, Target,
     UnsupportedOnBackend, UnsupportedPrecision,
@@ -26,7 +26,7 @@ use ortrain_program::{
 
 pub use adapter::{AdapterInfo, AdapterKind, NoDevice, adapters, is_adapter_name};
 use device::Device;
-pub use device::Made;
+pub use device::DeviceCounts;
 use memory::WgpuMemory;
 
 /// GPU as a backend.
@@ -61,8 +61,8 @@ impl Wgpu {
 
     /// Returns the counts of objects and bytes of the device so far.
     #[must_use]
-    pub fn made(&self) -> Made {
-        self.device.made()
+    pub fn counts(&self) -> DeviceCounts {
+        self.device.counts()
     }
 
     /// Returns the sources of the kernels that a program needs on this device, in order.
@@ -70,7 +70,7 @@ impl Wgpu {
     /// # Errors
     /// When an instruction is not supported.
     pub fn sources(&self, program: &Program) -> Result<Vec<Arc<str>>, UnsupportedOnBackend> {
-        let rest = split(program);
+        let rest = split_host_part(program);
         let (program, checked) = match &rest {
             Some((rest, host)) => (rest, &host.checked[..]),
             None => (program, &[][..]),

@@ -9,9 +9,9 @@ use ortrain_program::{AllocationError, DeviceError, DeviceMemory, Memory};
 use crate::device::Device;
 
 /// Bytes of a word. Copies must start and end at word boundaries.
-const WORD: usize = 4;
+const WORD_BYTES: usize = 4;
 /// Maximum bytes of one read: the size of the staging buffer.
-const PIECE: usize = 4 << 20;
+const MAX_READ_BYTES: usize = 4 << 20;
 
 /// Buffer on a device.
 #[derive(Debug)]
@@ -72,7 +72,8 @@ impl DeviceMemory for WgpuMemory {
 
     /// Writes bytes. Partially covered words are read first.
     fn write(&self, offset: usize, bytes: &[u8]) -> Result<(), DeviceError> {
-        let (start, end) = (offset / WORD * WORD, (offset + bytes.len()).next_multiple_of(WORD));
+        let (start, end) =
+            (offset / WORD_BYTES * WORD_BYTES, (offset + bytes.len()).next_multiple_of(WORD_BYTES));
         self.device.check()?;
         if bytes.is_empty() {
             return Ok(());
@@ -81,10 +82,10 @@ impl DeviceMemory for WgpuMemory {
             self.device.upload(&self.buffer, start as u64, bytes)?;
         } else {
             let mut words = vec![0; end - start];
-            let last = words.len() - WORD;
-            read(&self.device, &self.buffer, start, &mut words[..WORD])?;
+            let last = words.len() - WORD_BYTES;
+            read_buffer(&self.device, &self.buffer, start, &mut words[..WORD_BYTES])?;
             if last > 0 {
-                read(&self.device, &self.buffer, end - WORD, &mut words[last..])?;
+                read_buffer(&self.device, &self.buffer, end - WORD_BYTES, &mut words[last..])?;
             }
             words[offset - start..][..bytes.len()].copy_from_slice(bytes);
             self.device.upload(&self.buffer, start as u64, &words)?;
@@ -93,7 +94,7 @@ impl DeviceMemory for WgpuMemory {
     }
 
     fn read(&self, offset: usize, bytes: &mut [u8]) -> Result<(), DeviceError> {
-        read(&self.device, &self.buffer, offset, bytes)
+        read_buffer(&self.device, &self.buffer, offset, bytes)
     }
 
     fn clear(&self) -> Result<(), DeviceError> {
@@ -107,8 +108,8 @@ impl DeviceMemory for WgpuMemory {
     /// Copies a range. Ranges without word alignment are copied through the host.
     fn copy(&self, offset: usize, bytes: usize) -> Result<Arc<dyn DeviceMemory>, AllocationError> {
         let copy = WgpuMemory::for_result(self.device.clone(), bytes)?;
-        let end = (offset + bytes).next_multiple_of(WORD) as u64;
-        if bytes > 0 && offset.is_multiple_of(WORD) && end <= self.buffer.size() {
+        let end = (offset + bytes).next_multiple_of(WORD_BYTES) as u64;
+        if bytes > 0 && offset.is_multiple_of(WORD_BYTES) && end <= self.buffer.size() {
             let mut encoder = self.device.encoder();
             encoder.copy_buffer_to_buffer(&self.buffer, offset as u64, &copy.buffer, 0, end - offset as u64);
             self.device.queue.submit([encoder.finish()]);
@@ -129,7 +130,7 @@ impl DeviceMemory for WgpuMemory {
 impl Drop for WgpuMemory {
     /// Releases the buffer. Bind groups of earlier programs keep it alive until these programs run on other memory.
     fn drop(&mut self) {
-        if self.device.is_of_this_process() && !(self.is_result && self.device.spare.keep(&self.buffer)) {
+        if self.device.is_own_process() && !(self.is_result && self.device.spare.put(&self.buffer)) {
             self.device.release(&self.buffer);
             self.buffer.destroy();
         }
@@ -137,7 +138,7 @@ impl Drop for WgpuMemory {
 }
 
 /// Copies bytes of a buffer to the host, after all submitted work is complete.
-pub(crate) fn read(
+pub(crate) fn read_buffer(
     device: &Device,
     buffer: &wgpu::Buffer,
     offset: usize,
@@ -145,16 +146,17 @@ pub(crate) fn read(
 ) -> Result<(), DeviceError> {
     device.check()?;
     let mut staging = device.staging.lock().unwrap_or_else(PoisonError::into_inner);
-    device.read.fetch_add(bytes.len() as u64, Ordering::Relaxed);
-    for (at, piece) in (0..).step_by(PIECE).zip(bytes.chunks_mut(PIECE)) {
+    device.downloaded.fetch_add(bytes.len() as u64, Ordering::Relaxed);
+    for (at, piece) in (0..).step_by(MAX_READ_BYTES).zip(bytes.chunks_mut(MAX_READ_BYTES)) {
         let from = offset + at;
-        let (start, end) = (from / WORD * WORD, (from + piece.len()).next_multiple_of(WORD));
+        let (start, end) =
+            (from / WORD_BYTES * WORD_BYTES, (from + piece.len()).next_multiple_of(WORD_BYTES));
         let bytes = (end - start) as u64;
         let room = match staging.take() {
             Some(room) if room.size() >= bytes => room,
             small => {
                 small.iter().for_each(|room| device.release(room));
-                device.room(bytes)
+                device.readable_buffer(bytes)
             }
         };
         let mut encoder = device.encoder();

@@ -3,18 +3,18 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use ortrain_codegen::{Binding, Fault, Home, Launch, Lowered};
+use ortrain_codegen::{Binding, Fault, Launch, Lowered, MemoryId};
 use ortrain_program::{Bindings, DeviceError, Memory, Program, RunError, Scalars, Workspace};
 
 use crate::device::{Constant, Device};
-use crate::memory::{WgpuMemory, read};
+use crate::memory::{WgpuMemory, read_buffer};
 
 /// Bytes of the fault.
-const FAULT: usize = size_of_val(&Fault::NONE);
+const FAULT_BYTES: usize = size_of_val(&Fault::NONE);
 
 /// Memory of a run: arena, scratch, or a plane of the program.
 #[derive(Clone, Copy)]
-struct Part<'a> {
+struct RunMemory<'a> {
     memory: &'a Memory,
     /// Bytes that a run needs.
     bytes: usize,
@@ -24,31 +24,31 @@ struct Part<'a> {
 
 /// Buffers of a program, created once and used by one run at a time.
 #[derive(Debug)]
-pub(crate) struct Resident {
+pub(crate) struct ResidentBuffers {
     device: Arc<Device>,
     constants: Vec<Option<Arc<Constant>>>,
     tables: HashMap<Arc<[u32]>, wgpu::Buffer>,
     run: wgpu::Buffer,
     fault: wgpu::Buffer,
-    nothing: wgpu::Buffer,
+    empty: wgpu::Buffer,
     /// Device copies of host memory for a run, by the index of the memory.
     copies: HashMap<usize, wgpu::Buffer>,
-    bound: Option<Bound>,
+    bound: Option<BoundGroups>,
 }
 
 /// Bind groups of the launches for particular buffers.
 #[derive(Debug)]
-struct Bound {
+struct BoundGroups {
     buffers: Vec<wgpu::Buffer>,
     groups: Vec<wgpu::BindGroup>,
 }
 
-impl Resident {
+impl ResidentBuffers {
     pub(crate) fn new(
         device: &Arc<Device>,
         program: &Program,
         lowered: &Lowered,
-    ) -> Result<Resident, DeviceError> {
+    ) -> Result<ResidentBuffers, DeviceError> {
         let constants = program.constants.iter();
         let constants = constants
             .map(|held| (!held.data().is_empty()).then(|| device.constant(held)).transpose())
@@ -58,16 +58,16 @@ impl Resident {
             if let Binding::Table(words) = binding
                 && !tables.contains_key(words)
             {
-                tables.insert(words.clone(), device.uploaded(bytemuck::cast_slice(words))?);
+                tables.insert(words.clone(), device.upload_new(bytemuck::cast_slice(words))?);
             }
         }
-        Ok(Resident {
+        Ok(ResidentBuffers {
             device: device.clone(),
             constants,
             tables,
             run: device.buffer(16),
-            fault: device.buffer(FAULT),
-            nothing: device.buffer(0),
+            fault: device.buffer(FAULT_BYTES),
+            empty: device.buffer(0),
             copies: HashMap::new(),
             bound: None,
         })
@@ -86,16 +86,16 @@ impl Resident {
         device.upload(&self.run, 0, bytemuck::cast_slice(&words))?;
         device.upload(&self.fault, 0, bytemuck::cast_slice(&Fault::NONE))?;
         let mut buffers = Vec::with_capacity(2 + program.planes.len());
-        for (number, part) in parts(program, lowered, bindings, work).enumerate() {
+        for (number, part) in run_memories(program, lowered, bindings, work).enumerate() {
             buffers.push(match part {
                 Some(part) => self.buffer(device, number, part)?,
                 // Planes that a part of a program does not use may be unbound.
-                None => self.nothing.clone(),
+                None => self.empty.clone(),
             });
         }
         if self.bound.as_ref().is_none_or(|bound| bound.buffers != buffers) {
-            let groups = self.groups(device, program, lowered, kernels, &buffers);
-            self.bound = Some(Bound { buffers, groups });
+            let groups = self.create_groups(device, program, lowered, kernels, &buffers);
+            self.bound = Some(BoundGroups { buffers, groups });
         }
         Ok(self.bound.as_ref().map_or(&[], |bound| &bound.groups))
     }
@@ -105,10 +105,10 @@ impl Resident {
         &mut self,
         device: &Arc<Device>,
         number: usize,
-        part: Part<'_>,
+        part: RunMemory<'_>,
     ) -> Result<wgpu::Buffer, RunError> {
         if part.bytes == 0 {
-            return Ok(self.nothing.clone());
+            return Ok(self.empty.clone());
         }
         if let Some(buffer) = WgpuMemory::buffer_of(part.memory, device) {
             return Ok(buffer.clone());
@@ -121,7 +121,7 @@ impl Resident {
     }
 
     /// Creates the bind groups for buffers of arena, scratch and planes.
-    fn groups(
+    fn create_groups(
         &self,
         device: &Device,
         program: &Program,
@@ -129,24 +129,24 @@ impl Resident {
         kernels: &[wgpu::ComputePipeline],
         buffers: &[wgpu::Buffer],
     ) -> Vec<wgpu::BindGroup> {
-        let buffer_of = |home: Home| match home {
-            Home::Work => &buffers[0],
-            Home::Scratch => &buffers[1],
+        let buffer_of = |home: MemoryId| match home {
+            MemoryId::Work => &buffers[0],
+            MemoryId::Scratch => &buffers[1],
             // A constant without elements can be bound, because loads by computed index return zeros out of range.
-            Home::Constant(number) => {
-                self.constants[number].as_ref().map_or(&self.nothing, |constant| &constant.buffer)
+            MemoryId::Constant(number) => {
+                self.constants[number].as_ref().map_or(&self.empty, |constant| &constant.buffer)
             }
-            Home::Plane(id) => {
+            MemoryId::Plane(id) => {
                 let at = program.planes.iter().position(|used| used.plane == id);
                 &buffers[2 + at.expect("a plane that a launch reads is one of the program's")]
             }
         };
         let bound = |binding: &Binding| match binding {
             // Memory that a part of a run does not use may be shorter.
-            Binding::Bytes { home, start, len } if buffer_of(*home).size() < (start + len) as u64 => {
-                self.nothing.as_entire_binding()
+            Binding::Bytes { memory: home, start, len } if buffer_of(*home).size() < (start + len) as u64 => {
+                self.empty.as_entire_binding()
             }
-            Binding::Bytes { home, start, len } => range(buffer_of(*home), *start, *len),
+            Binding::Bytes { memory: home, start, len } => buffer_range(buffer_of(*home), *start, *len),
             Binding::Run => self.run.as_entire_binding(),
             Binding::Fault => self.fault.as_entire_binding(),
             Binding::Table(words) => self.tables[words].as_entire_binding(),
@@ -164,7 +164,7 @@ impl Resident {
     /// Returns the first failed guard. Waits for the end of the run.
     pub(crate) fn fault(&self, device: &Device) -> Result<Option<Fault>, DeviceError> {
         let mut words = Fault::NONE;
-        read(device, &self.fault, 0, bytemuck::cast_slice_mut(&mut words))?;
+        read_buffer(device, &self.fault, 0, bytemuck::cast_slice_mut(&mut words))?;
         Ok(Fault::read(words))
     }
 
@@ -175,11 +175,11 @@ impl Resident {
         (program, lowered): (&Program, &Lowered),
         (bindings, work): (&Bindings<'_>, &Workspace),
     ) -> Result<(), DeviceError> {
-        for (number, part) in parts(program, lowered, bindings, work).enumerate() {
-            let Some(Part { memory, bytes, is_written: true }) = part else { continue };
+        for (number, part) in run_memories(program, lowered, bindings, work).enumerate() {
+            let Some(RunMemory { memory, bytes, is_written: true }) = part else { continue };
             if memory.host().is_some() && bytes > 0 {
                 let mut content = vec![0; bytes];
-                read(device, &self.copies[&number], 0, &mut content)?;
+                read_buffer(device, &self.copies[&number], 0, &mut content)?;
                 memory.write(0, &content)?;
             }
         }
@@ -187,32 +187,32 @@ impl Resident {
     }
 }
 
-impl Drop for Resident {
+impl Drop for ResidentBuffers {
     fn drop(&mut self) {
-        let own = [&self.run, &self.fault, &self.nothing];
+        let own = [&self.run, &self.fault, &self.empty];
         let all = own.into_iter().chain(self.tables.values()).chain(self.copies.values());
         all.for_each(|buffer| self.device.release(buffer));
     }
 }
 
 /// Returns the memory of a run, by index; `None` for an unbound plane.
-fn parts<'a>(
+fn run_memories<'a>(
     program: &'a Program,
     lowered: &Lowered,
     bindings: &'a Bindings<'_>,
     work: &'a Workspace,
-) -> impl Iterator<Item = Option<Part<'a>>> {
-    let arena = Part { memory: work.arena(), bytes: program.work_bytes, is_written: true };
-    let scratch = Part { memory: work.scratch(), bytes: lowered.scratch, is_written: false };
+) -> impl Iterator<Item = Option<RunMemory<'a>>> {
+    let arena = RunMemory { memory: work.arena(), bytes: program.work_bytes, is_written: true };
+    let scratch = RunMemory { memory: work.scratch(), bytes: lowered.scratch, is_written: false };
     let planes = program.planes.iter().map(|used| {
         let memory = *bindings.planes.get(used.plane.0 as usize)?;
         let (bytes, is_written) = (used.bytes, used.is_written);
-        (memory.len() >= bytes).then_some(Part { memory, bytes, is_written })
+        (memory.len() >= bytes).then_some(RunMemory { memory, bytes, is_written })
     });
     [Some(arena), Some(scratch)].into_iter().chain(planes)
 }
 
-fn range(buffer: &wgpu::Buffer, start: usize, len: usize) -> wgpu::BindingResource<'_> {
+fn buffer_range(buffer: &wgpu::Buffer, start: usize, len: usize) -> wgpu::BindingResource<'_> {
     wgpu::BindingResource::Buffer(wgpu::BufferBinding {
         buffer,
         offset: start as u64,

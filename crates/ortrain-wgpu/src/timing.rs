@@ -5,24 +5,24 @@ use std::time::{Duration, Instant};
 use ortrain_program::DeviceError;
 
 use crate::device::Device;
-use crate::memory::read;
+use crate::memory::read_buffer;
 
 /// Maximum number of timed instructions per submission: two queries each, of 4096 in a query set.
-pub(crate) const TIMED: usize = 2048;
+pub(crate) const MAX_TIMED_INSTRUCTIONS: usize = 2048;
 /// Bytes of a query.
-const QUERY: usize = 8;
+const QUERY_BYTES: usize = 8;
 
 /// Timestamp queries for some instructions.
 #[derive(Debug)]
-pub(crate) struct Times {
+pub(crate) struct TimestampQueries {
     queries: wgpu::QuerySet,
     resolved: wgpu::Buffer,
     count: usize,
 }
 
-impl Times {
-    /// Creates queries for `count` instructions, at most [`TIMED`]. Returns `None` on a device without a clock.
-    pub(crate) fn new(device: &Device, count: usize) -> Option<Times> {
+impl TimestampQueries {
+    /// Creates queries for `count` instructions, at most [`MAX_TIMED_INSTRUCTIONS`]. Returns `None` on a device without a clock.
+    pub(crate) fn new(device: &Device, count: usize) -> Option<TimestampQueries> {
         if !device.device.features().contains(wgpu::Features::TIMESTAMP_QUERY) {
             return None;
         }
@@ -33,11 +33,11 @@ impl Times {
         });
         let resolved = device.device.create_buffer(&wgpu::BufferDescriptor {
             label: None,
-            size: (2 * count * QUERY) as u64,
+            size: (2 * count * QUERY_BYTES) as u64,
             usage: wgpu::BufferUsages::QUERY_RESOLVE | wgpu::BufferUsages::COPY_SRC,
             mapped_at_creation: false,
         });
-        Some(Times { queries, resolved, count })
+        Some(TimestampQueries { queries, resolved, count })
     }
 
     /// Begins a pass that is timed as instruction `number`.
@@ -67,8 +67,8 @@ impl Times {
         encoder.resolve_query_set(&self.queries, 0..2 * self.count as u32, &self.resolved, 0);
         let start = Instant::now();
         device.queue.submit([encoder.finish()]);
-        let mut bytes = vec![0; 2 * self.count * QUERY];
-        read(device, &self.resolved, 0, &mut bytes)?;
+        let mut bytes = vec![0; 2 * self.count * QUERY_BYTES];
+        read_buffer(device, &self.resolved, 0, &mut bytes)?;
         let ticks: Vec<u64> = bytemuck::pod_collect_to_vec(&bytes);
         let (first, period) = (ticks.first().copied().unwrap_or(0), device.queue.get_timestamp_period());
         let at = |tick: u64| {

@@ -10,12 +10,12 @@ mod setup {
 use std::sync::Arc;
 
 use ortrain::classic::{RunOptions, TrainingParameters, TrainingSession};
-use ortrain::{Backend, Given, ModuleOptions, Tensor, backend};
+use ortrain::{Backend, ModuleOptions, RunInput, Tensor, backend};
 
 const WEIGHTS: [&str; 4] = ["fc1.bias", "fc1.weight", "fc2.bias", "fc2.weight"];
 const ROWS: usize = 20;
 /// Tolerance for the state on a device and on the CPU, which sum in different orders.
-const STATE: f64 = 1e-5;
+const STATE_TOLERANCE: f64 = 1e-5;
 
 /// Returns all numbers of the state after some steps.
 fn trained(optimizer: &str, backend: Arc<dyn Backend>) -> Vec<f64> {
@@ -27,8 +27,11 @@ fn trained(optimizer: &str, backend: Arc<dyn Backend>) -> Vec<f64> {
     let labels: Vec<i64> = (0..ROWS).map(|row| (row * 7 % 10) as i64).collect();
     let (x, labels) = (Tensor::f32(&[ROWS, 64], &x), Tensor::i64(&[ROWS], &labels));
     let rate = Tensor::f32(&[1], &[0.01]);
-    let feeds =
-        [("x", Given::from(&x)), ("labels", Given::from(&labels)), ("Learning_Rate", Given::from(&rate))];
+    let feeds = [
+        ("x", RunInput::from(&x)),
+        ("labels", RunInput::from(&labels)),
+        ("Learning_Rate", RunInput::from(&rate)),
+    ];
     for _ in 0..3 {
         session.run_tensors(&feeds, &["loss"], RunOptions::default()).expect("it runs");
     }
@@ -42,7 +45,7 @@ fn classic_optimizers_step_as_on_the_processor() {
         let got = trained(optimizer, Arc::new(common::wgpu().clone()));
         assert_eq!(got.len(), want.len());
         for (got, want) in got.iter().zip(&want) {
-            assert!((got - want).abs() <= STATE, "{optimizer}: {got}, but {want} on the processor");
+            assert!((got - want).abs() <= STATE_TOLERANCE, "{optimizer}: {got}, but {want} on the processor");
         }
     }
 }

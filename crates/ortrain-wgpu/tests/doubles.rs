@@ -13,7 +13,7 @@ use ortrain_expr::{
 };
 use ortrain_program::UnsupportedOnBackend;
 
-use nests::{Results, Space, agree, differences, program};
+use nests::{Results, Space, assert_agrees, differences, program};
 use programs::device;
 
 fn bytes_of(values: &[f64]) -> Vec<u8> {
@@ -105,7 +105,7 @@ fn functions_of_two_numbers() {
     let (a, b) = pairs();
     let binary = [BinaryOp::Add, BinaryOp::Sub, BinaryOp::Mul, BinaryOp::Div, BinaryOp::Min, BinaryOp::Max];
     let compares = [CompareOp::Eq, CompareOp::Lt, CompareOp::Le];
-    let program = program(&Space::one(a.len()), &[DType::F64; 2], |e, regs| {
+    let program = program(&Space::one_segment(a.len()), &[DType::F64; 2], |e, regs| {
         let (x, y) = (regs[0], regs[1]);
         let mut each: Vec<(Reg, DType)> = binary.iter().map(|&op| (e.binary(op, x, y), DType::F64)).collect();
         each.extend(compares.iter().map(|&op| (e.compare(op, x, y), DType::Bool)));
@@ -113,7 +113,7 @@ fn functions_of_two_numbers() {
         each.push((e.select(less, y, x), DType::F64));
         Results { each, ..Results::default() }
     });
-    agree(&program, &[bytes_of(&a), bytes_of(&b)], |k, at| {
+    assert_agrees(&program, &[bytes_of(&a), bytes_of(&b)], |k, at| {
         let names =
             binary.iter().map(|op| format!("{op:?}")).chain(compares.iter().map(|op| format!("{op:?}")));
         let name = names.chain(["Select".to_owned()]).nth(k).expect("a result");
@@ -159,11 +159,11 @@ fn functions_of_one_number() {
         UnaryOp::ToF16,
         UnaryOp::ToBf16,
     ];
-    let program = program(&Space::one(a.len()), &[DType::F64], |e, regs| {
+    let program = program(&Space::one_segment(a.len()), &[DType::F64], |e, regs| {
         let each = functions.iter().map(|&op| (e.unary(op, regs[0]), DType::F64)).collect();
         Results { each, ..Results::default() }
     });
-    agree(&program, &[bytes_of(&a)], |k, at| {
+    assert_agrees(&program, &[bytes_of(&a)], |k, at| {
         format!("{:?} of {:?} ({:#x})", functions[k], a[at], a[at].to_bits())
     });
 }
@@ -188,12 +188,12 @@ const ALL: [DType; 13] = [
 #[test]
 fn doubles_become_other_types() {
     let a = numbers();
-    let program = program(&Space::one(a.len()), &[DType::F64], |e, regs| {
+    let program = program(&Space::one_segment(a.len()), &[DType::F64], |e, regs| {
         let converted = ALL.map(|to| (e.convert(regs[0], Type::of(to)), to));
         let stored = ALL.map(|to| (regs[0], to));
         Results { each: converted.into_iter().chain(stored).collect(), ..Results::default() }
     });
-    agree(&program, &[bytes_of(&a)], |k, at| {
+    assert_agrees(&program, &[bytes_of(&a)], |k, at| {
         format!("{:?} ({:#x}) as {}", a[at], a[at].to_bits(), ALL[k % 13])
     });
 }
@@ -215,7 +215,7 @@ fn other_types_become_doubles() {
         let mask = if from == DType::Bool { 1 } else { u64::MAX };
         let bytes =
             words.iter().flat_map(|word| (word & mask).to_le_bytes().into_iter().take(from.size())).collect();
-        let program = program(&Space::one(words.len()), &[from], |e, regs| {
+        let program = program(&Space::one_segment(words.len()), &[from], |e, regs| {
             let wide = e.convert(regs[0], Type::F64);
             // Also an integer that is known to be small.
             let column = e.coordinate(1);
@@ -223,7 +223,7 @@ fn other_types_become_doubles() {
             let each = vec![(wide, DType::F64), (regs[0], DType::F64), (small, DType::F64)];
             Results { each, ..Results::default() }
         });
-        agree(&program, &[bytes], |_, at| format!("{:#x} of {from} as float64", words[at]));
+        assert_agrees(&program, &[bytes], |_, at| format!("{:#x} of {from} as float64", words[at]));
     }
 }
 
@@ -278,7 +278,7 @@ fn rows_are_reduced() {
     let space = Space { rows: 60, len: 32, segments: None };
     let values = rows(space.rows, space.len);
     let program = program(&space, &[DType::F64], reduced);
-    agree(&program, &[bytes_of(&values)], |k, at| format!("result {k} at {at}"));
+    assert_agrees(&program, &[bytes_of(&values)], |k, at| format!("result {k} at {at}"));
 }
 
 #[test]
@@ -304,7 +304,7 @@ fn elements_are_gathered() {
     let mut bits = Bits(5);
     let numbers: Vec<i64> = a.iter().map(|_| (bits.next() % 64) as i64 - 8).collect();
     let constants = [f64::from_bits(0x8000_0000_0000_0001), -0.1, f64::NEG_INFINITY, f64::NAN, 1e300];
-    let program = program(&Space::one(a.len()), &[DType::F64, DType::I64], |e, regs| {
+    let program = program(&Space::one_segment(a.len()), &[DType::F64, DType::I64], |e, regs| {
         let gathered = e.load_at(0, regs[1], Type::F64);
         let mut each = vec![(gathered, DType::F64)];
         let column = e.coordinate(1);
@@ -317,13 +317,13 @@ fn elements_are_gathered() {
         Results { each, tables: vec![0], ..Results::default() }
     });
     let indices = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
-    agree(&program, &[bytes_of(&a), indices], |k, at| {
+    assert_agrees(&program, &[bytes_of(&a), indices], |k, at| {
         format!("result {k} at {at}, of number {}", numbers[at])
     });
 }
 
 fn refusal(op: impl FnOnce(&mut Builder, Reg) -> Reg) -> UnsupportedOnBackend {
-    let program = program(&Space::one(3), &[DType::F64], |e, regs| Results {
+    let program = program(&Space::one_segment(3), &[DType::F64], |e, regs| Results {
         each: vec![(op(e, regs[0]), DType::F64)],
         ..Results::default()
     });

@@ -21,7 +21,7 @@ fn map(inputs: &[DType], len: usize, f: impl FnOnce(&mut Builder, &[Reg]) -> Vec
     let mut b = ProgramBuilder::new();
     let given: Vec<BufferId> = inputs.iter().map(|&dtype| b.work("x", dtype, len)).collect();
     let made: Vec<BufferId> = results.iter().map(|&(_, dtype)| b.work("y", dtype, len)).collect();
-    let operand = |(&id, &dtype): (&BufferId, &DType)| Operand::whole(id, dtype, &[len]);
+    let operand = |(&id, &dtype): (&BufferId, &DType)| Operand::contiguous(id, dtype, &[len]);
     let types: Vec<DType> = results.iter().map(|&(_, dtype)| dtype).collect();
     let nest = Nest::elementwise(
         [len].into_iter().collect(),
@@ -65,7 +65,7 @@ fn bytes_of(values: &[f32]) -> Vec<u8> {
 
 /// Returns the distance of two numbers in representable floats. Subnormal numbers count as zeros, because drivers may
 /// flush them.
-fn far(a: f32, b: f32) -> u64 {
+fn ulp_distance(a: f32, b: f32) -> u64 {
     if a.is_nan() && b.is_nan() || a == b {
         return 0;
     }
@@ -81,13 +81,13 @@ fn far(a: f32, b: f32) -> u64 {
 }
 
 /// Replaces subnormal numbers by zeros, as some drivers do.
-fn flushed(values: &[f32]) -> Vec<f32> {
+fn flush_subnormals(values: &[f32]) -> Vec<f32> {
     values.iter().map(|&value| if value.is_subnormal() { 0.0f32.copysign(value) } else { value }).collect()
 }
 
 /// Compares a function of floats with the reference evaluator. Unless it is `exact` for every operand, subnormal
 /// operands may be flushed to zero.
-fn agrees(
+fn assert_agrees(
     name: &str,
     (most, exact): (u64, bool),
     inputs: &[Vec<f32>],
@@ -102,11 +102,11 @@ fn agrees(
         Scalar::read_all(DType::F32, &result).into_iter().map(|x| x.to_f64() as f32).collect::<Vec<f32>>()
     };
     let [got, want] = both().map(|backend| results(backend, inputs));
-    let inputs_flushed: Vec<Vec<f32>> = inputs.iter().map(|values| flushed(values)).collect();
+    let inputs_flushed: Vec<Vec<f32>> = inputs.iter().map(|values| flush_subnormals(values)).collect();
     let or_want = if exact { want.clone() } else { results(Arc::new(Reference), &inputs_flushed) };
     for k in 0..len {
         let arguments: Vec<f32> = inputs.iter().map(|values| values[k]).collect();
-        let apart = far(got[k], want[k]).min(far(got[k], or_want[k]));
+        let apart = ulp_distance(got[k], want[k]).min(ulp_distance(got[k], or_want[k]));
         assert!(
             apart <= most,
             "{name} of {arguments:?} is {}, not {}: {apart} floats apart",
@@ -139,7 +139,7 @@ fn functions_of_one_number() {
         (UnaryOp::Sigmoid, 3, false),
     ];
     for (op, most, exact) in functions {
-        agrees(&format!("{op:?}"), (most, exact), &[floats()], |b, regs| b.unary(op, regs[0]));
+        assert_agrees(&format!("{op:?}"), (most, exact), &[floats()], |b, regs| b.unary(op, regs[0]));
     }
 }
 
@@ -161,9 +161,9 @@ fn functions_of_two_numbers() {
     ];
     for (op, most, exact) in functions {
         let f = |b: &mut Builder, regs: &[Reg]| b.binary(op, regs[0], regs[1]);
-        agrees(&format!("{op:?}"), (most, exact), &[all.clone(), other.clone()], f);
-        agrees(&format!("{op:?}"), (most, exact), &[small.clone(), near.clone()], f);
-        agrees(&format!("{op:?}"), (most, exact), &[all.clone(), near.clone()], f);
+        assert_agrees(&format!("{op:?}"), (most, exact), &[all.clone(), other.clone()], f);
+        assert_agrees(&format!("{op:?}"), (most, exact), &[small.clone(), near.clone()], f);
+        assert_agrees(&format!("{op:?}"), (most, exact), &[all.clone(), near.clone()], f);
     }
 }
 
@@ -180,7 +180,7 @@ fn integers() -> Vec<i64> {
 }
 
 #[test]
-fn integers_are_those_of_the_reference() {
+fn integers_equal_the_reference() {
     let ops = [
         BinaryOp::Add,
         BinaryOp::Sub,

@@ -11,8 +11,8 @@ use std::thread;
 
 use ortrain::artifacts::{Artifacts, OptimizerKind};
 use ortrain::{
-    Backend, CheckpointState, Error, ErrorKind, Given, ModelSource, Module, ModuleOptions, Optimizer, Tensor,
-    backend, collect,
+    Backend, CheckpointState, Error, ErrorKind, ModelSource, Module, ModuleOptions, Optimizer, RunInput,
+    Tensor, backend, collect,
 };
 use ortrain_wgpu::Wgpu;
 
@@ -20,9 +20,9 @@ use common::wgpu;
 use example::{WEIGHTS, artifacts};
 
 /// Number of steps before the last checkpoint.
-const SAVED: usize = 2;
+const SAVED_STEPS: usize = 2;
 /// Number of steps that exceeds the steps before another thread destroys the device.
-const MANY: usize = 100_000;
+const MAX_STEPS: usize = 100_000;
 
 struct Training {
     state: CheckpointState,
@@ -43,7 +43,7 @@ impl Training {
 
     fn step(&mut self) -> ortrain::Result<f32> {
         let (x, labels) = (Tensor::f32(&[4, 64], &[0.25; 256]), Tensor::i64(&[4], &[1, 2, 3, 4]));
-        let inputs = [Given::from(&x), Given::from(&labels)];
+        let inputs = [RunInput::from(&x), RunInput::from(&labels)];
         let results = collect(|deliver| self.module.train_step(&mut self.state, &inputs, deliver))?;
         self.optimizer.step(&mut self.state, &self.module)?;
         self.module.lazy_reset_grad();
@@ -51,7 +51,7 @@ impl Training {
     }
 }
 
-fn says_that_it_is_lost(what: &str, error: &Error, name: &str) {
+fn assert_lost(what: &str, error: &Error, name: &str) {
     assert_eq!(error.kind(), ErrorKind::DeviceLost, "{what}: {error}");
     assert!(error.to_string().contains(name), "{what}: {error}");
 }
@@ -64,7 +64,7 @@ fn a_device_is_lost_while_steps_run() {
     let file = folder.path().join("checkpoint");
     let state = CheckpointState::from_checkpoint(made.checkpoint.clone()).expect("it is whole");
     let mut training = Training::new(&made, state, Arc::new(wgpu().clone()));
-    for _ in 0..SAVED {
+    for _ in 0..SAVED_STEPS {
         training.step().expect("the device works");
     }
     training.state.save(&file, true).expect("there is room");
@@ -77,7 +77,7 @@ fn a_device_is_lost_while_steps_run() {
         wgpu().destroy();
     });
     let mut failure = None;
-    for step in 0..MANY {
+    for step in 0..MAX_STEPS {
         if step == 2 {
             tell.send(()).expect("the thread waits");
         }
@@ -87,18 +87,14 @@ fn a_device_is_lost_while_steps_run() {
         }
     }
     ends.join().expect("it ends the device");
-    says_that_it_is_lost("the step", &failure.expect("the device was ended"), &name);
+    assert_lost("the step", &failure.expect("the device was ended"), &name);
     for _ in 0..2 {
-        says_that_it_is_lost("a later step", &training.step().expect_err("it is lost"), &name);
+        assert_lost("a later step", &training.step().expect_err("it is lost"), &name);
     }
     let Training { mut state, module, optimizer } = training;
-    says_that_it_is_lost("bytes", &state.to_bytes(true).expect_err("it is lost"), &name);
-    says_that_it_is_lost("a file", &state.save(&file, true).expect_err("it is lost"), &name);
-    says_that_it_is_lost(
-        "a move",
-        &state.to(&backend("cpu", 0).expect("cpu")).expect_err("it is lost"),
-        &name,
-    );
+    assert_lost("bytes", &state.to_bytes(true).expect_err("it is lost"), &name);
+    assert_lost("a file", &state.save(&file, true).expect_err("it is lost"), &name);
+    assert_lost("a move", &state.to(&backend("cpu", 0).expect("cpu")).expect_err("it is lost"), &name);
     drop((state, module, optimizer));
 
     // The file is unchanged, and training continues here and on the reopened device.

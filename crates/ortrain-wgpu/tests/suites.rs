@@ -25,7 +25,7 @@ fn backend() -> Arc<dyn Backend> {
 #[allow(clippy::print_stdout, reason = "counts are looked at with --nocapture")]
 fn passes(suite: &str, report: &Report) {
     let Report { passed, refused, failed } = report;
-    let (refused, failed, kernels) = (refused.len(), failed.len(), wgpu().made().pipelines);
+    let (refused, failed, kernels) = (refused.len(), failed.len(), wgpu().counts().pipelines);
     println!("{suite}: {passed} pass, {refused} are refused, {failed} differ; {kernels} kernels");
     report.passes_without(ortrain_expr::DType::F64);
 }
@@ -91,7 +91,7 @@ fn loops_agree() {
 }
 
 #[test]
-fn panels_are_left_alone() {
+fn panels_are_not_packed() {
     passes("panels off", &panels::agree(&backend()));
 }
 

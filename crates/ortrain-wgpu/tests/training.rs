@@ -9,19 +9,19 @@ use std::sync::Arc;
 use ortrain::artifacts::{Artifacts, OptimizerKind};
 use ortrain::optim::{Group, OPTIMIZERS, OptimizerSpec, optimizer_model};
 use ortrain::{
-    Backend, CheckpointState, DType, Delivered, Given, ModelSource, Module, ModuleOptions, Optimizer, Tensor,
-    backend, collect,
+    Backend, CheckpointState, DType, Delivered, ModelSource, Module, ModuleOptions, Optimizer, RunInput,
+    Tensor, backend, collect,
 };
 
 use common::wgpu;
 use example::{WEIGHTS, artifacts};
-use ortrain_wgpu::Made;
+use ortrain_wgpu::DeviceCounts;
 
 const STEPS: usize = 20;
 /// Maximum norm for clipped gradients, below the norm of the first step.
-const NORM: f64 = 1.0;
+const MAX_NORM: f64 = 1.0;
 /// Tolerance for losses on a device and on the CPU, which sum in different orders.
-const LOSS: f32 = 1e-4;
+const LOSS_TOLERANCE: f32 = 1e-4;
 
 fn device() -> Arc<dyn Backend> {
     Arc::new(wgpu().clone())
@@ -45,7 +45,7 @@ fn train(
     let mut optimizer = Optimizer::new(source(model), state, &module).expect("it fits");
     optimizer.set_learning_rate(state, 0.05).expect("it is a rate");
     let step = |batch: &[Tensor; 2]| {
-        let inputs = batch.each_ref().map(Given::from);
+        let inputs = batch.each_ref().map(RunInput::from);
         let results = collect(|deliver| module.train_step(state, &inputs, deliver)).expect("it runs");
         optimizer.step(state, &module).expect("it runs");
         module.lazy_reset_grad();
@@ -86,7 +86,7 @@ fn trains_as_on_the_processor(made: &Artifacts) {
     };
     let ((want, _), (got, bytes)) = (run(&cpu()), run(&device()));
     for (step, (want, got)) in want.iter().zip(&got).enumerate() {
-        assert!((want - got).abs() <= LOSS, "step {step}: {got}, but {want} on the processor");
+        assert!((want - got).abs() <= LOSS_TOLERANCE, "step {step}: {got}, but {want} on the processor");
     }
     assert!(want[STEPS - 1].is_finite());
     assert!(run(&device()).1 == bytes, "another run has other bits");
@@ -100,7 +100,7 @@ fn trains_as_on_the_processor(made: &Artifacts) {
         let mut state = CheckpointState::from_bytes(file).expect("it is a checkpoint");
         losses.extend(train(made, &mut state, &then, &batches[5..]));
         for (step, (want, got)) in want.iter().zip(&losses).enumerate() {
-            assert!((want - got).abs() <= LOSS, "step {step}: {got}, but {want} on the processor");
+            assert!((want - got).abs() <= LOSS_TOLERANCE, "step {step}: {got}, but {want} on the processor");
         }
         if first.device() == then.device() {
             assert!(state.to_bytes(true).expect("it is small") == bytes, "a resumed run has other bits");
@@ -113,14 +113,14 @@ fn trains_as_on_the_processor(made: &Artifacts) {
 #[test]
 fn every_optimizer_steps_as_on_the_processor() {
     for row in OPTIMIZERS.iter().filter(|row| OptimizerSpec::new(row.name).is_ok()) {
-        let [whole, clipped] = [None, Some(NORM)].map(|max_norm| {
+        let [whole, clipped] = [None, Some(MAX_NORM)].map(|max_norm| {
             let mut spec = OptimizerSpec::new(row.name).expect("it is a row");
             spec.groups =
                 vec![Group { parameters: vec!["fc1.bias".into()], lr_factor: 0.5, ..Group::default() }];
             spec.max_norm = max_norm;
             steps_as_on_the_processor(row.name, spec)
         });
-        assert!(row.name != "SGD" || whole != clipped, "gradients are no longer than {NORM}");
+        assert!(row.name != "SGD" || whole != clipped, "gradients are no longer than {MAX_NORM}");
     }
 }
 
@@ -138,7 +138,10 @@ fn steps_as_on_the_processor(name: &str, spec: OptimizerSpec) -> Vec<Vec<f32>> {
     };
     let want = run(&cpu());
     for (want, got) in want.iter().flatten().zip(run(&device()).iter().flatten()) {
-        assert!((want - got).abs() <= LOSS, "{name}, norm {most:?}: {got}, but {want} on the processor");
+        assert!(
+            (want - got).abs() <= LOSS_TOLERANCE,
+            "{name}, norm {most:?}: {got}, but {want} on the processor"
+        );
     }
     want
 }
@@ -148,7 +151,7 @@ const SCALARS: u64 = 2048;
 
 /// A step copies the requested results and creates no buffer, kernel or bind group.
 #[test]
-fn a_warm_step_makes_nothing() {
+fn warm_step_creates_no_objects() {
     let backend = device();
     let made = artifacts("perceptron", &WEIGHTS, OptimizerKind::AdamW);
     let mut state = state_of(&made);
@@ -161,18 +164,19 @@ fn a_warm_step_makes_nothing() {
     let counts: Vec<_> = batches(&[16, 64], 8)
         .iter()
         .map(|batch| {
-            let inputs = batch.each_ref().map(Given::from);
+            let inputs = batch.each_ref().map(RunInput::from);
             let mut loss = [0; 4];
             let mut deliver = |_: usize, _, _: &[usize], value: Delivered<'_>| value.copy_to(&mut loss);
             module.train_step(&mut state, &inputs, &mut deliver).expect("it runs");
             optimizer.step(&mut state, &module).expect("it runs");
             module.lazy_reset_grad();
             assert!(f32::from_le_bytes(loss) > 0.0);
-            wgpu().made()
+            wgpu().counts()
         })
         .collect();
     // The first step replaces gradients of zero, like the later steps.
-    let objects = counts.iter().map(|made| Made { uploaded: 0, read: 0, ..*made }).collect::<Vec<_>>();
+    let objects =
+        counts.iter().map(|made| DeviceCounts { uploaded: 0, downloaded: 0, ..*made }).collect::<Vec<_>>();
     assert_eq!(objects[1..], [objects[0]; 7]);
     let inputs: usize = batches(&[16, 64], 1)[0].iter().map(|input| input.data().len()).sum();
     for pair in counts.windows(2) {
@@ -181,18 +185,18 @@ fn a_warm_step_makes_nothing() {
             (inputs as u64..inputs as u64 + SCALARS).contains(&uploaded),
             "{uploaded} bytes for {inputs}"
         );
-        assert_eq!(pair[1].read - pair[0].read, 4, "the loss alone is read");
+        assert_eq!(pair[1].downloaded - pair[0].downloaded, 4, "the loss alone is read");
     }
 }
 
 /// Bytes that a module does not count: staging, buffers of results, constants and tables of programs.
-const BESIDE: u64 = 16 << 20;
+const OVERHEAD_BYTES: u64 = 16 << 20;
 
 /// A device holds the bytes that the module counts plus a small overhead, and nothing after state and module are
 /// dropped.
 #[test]
 fn a_device_holds_what_the_module_counts() {
-    let before = wgpu().made().held;
+    let before = wgpu().counts().buffer_bytes;
     let made = artifacts("perceptron", &WEIGHTS, OptimizerKind::AdamW);
     let mut state = state_of(&made);
     let source = |model| ModelSource::from_proto(model).expect("it is small");
@@ -202,7 +206,7 @@ fn a_device_holds_what_the_module_counts() {
     let model = made.optimizer_model.as_ref().expect("it was asked for");
     let mut optimizer = Optimizer::new(source(model), &mut state, &module).expect("it fits");
     for batch in batches(&[16, 64], 3) {
-        let inputs = batch.each_ref().map(Given::from);
+        let inputs = batch.each_ref().map(RunInput::from);
         collect(|deliver| module.train_step(&mut state, &inputs, deliver)).expect("it runs");
         optimizer.step(&mut state, &module).expect("it runs");
     }
@@ -210,21 +214,21 @@ fn a_device_holds_what_the_module_counts() {
     // The optimizer has two slots of the size of the trained parameters.
     let counted =
         counted.parameters + counted.gradients + counted.work + counted.scratch + 2 * counted.gradients;
-    let held = wgpu().made().held - before;
+    let held = wgpu().counts().buffer_bytes - before;
     assert!(
-        held >= counted as u64 && held <= counted as u64 + BESIDE,
+        held >= counted as u64 && held <= counted as u64 + OVERHEAD_BYTES,
         "{held} bytes, but {counted} are counted"
     );
     drop((optimizer, module, state));
-    let left = wgpu().made().held - before;
-    assert!(left <= BESIDE, "{left} bytes are left");
+    let left = wgpu().counts().buffer_bytes - before;
+    assert!(left <= OVERHEAD_BYTES, "{left} bytes are left");
 }
 
 /// Large writes are split into pieces, and the device consumes each piece before the next.
 #[test]
 fn large_memory_keeps_what_is_written() {
     const BYTES: usize = 40 << 20;
-    let before = wgpu().made().held;
+    let before = wgpu().counts().buffer_bytes;
     let memory = device().allocate(BYTES, BYTES).expect("it is not much");
     let bytes: Vec<u8> = (0..BYTES).map(|k| (k % 251) as u8).collect();
     memory.write(0, &bytes).expect("the device works");
@@ -236,7 +240,7 @@ fn large_memory_keeps_what_is_written() {
     let copy = memory.copy(12, BYTES - 13).expect("there is room");
     assert!(copy.to_vec(0, BYTES - 13).expect("the device works") == read[12..BYTES - 1]);
     drop((memory, copy));
-    assert!(wgpu().made().held <= before + BESIDE);
+    assert!(wgpu().counts().buffer_bytes <= before + OVERHEAD_BYTES);
 }
 
 /// An excessive allocation is an error, and the device stays usable.
@@ -259,7 +263,7 @@ fn a_label_out_of_range_changes_nothing() {
     let source = |model| ModelSource::from_proto(model).expect("it is small");
     let x = Tensor::f32(&[3, 64], &[0.5; 192]);
     let labels = Tensor::i64(&[3], &[1, 2, 10]);
-    let inputs = [Given::from(&x), Given::from(&labels)];
+    let inputs = [RunInput::from(&x), RunInput::from(&labels)];
     let error = |backend: Arc<dyn Backend>, state: &mut CheckpointState| {
         let options = ModuleOptions::default().backend(backend);
         let mut module = Module::new(source(&made.training_model), state, None, options).expect("it can run");

@@ -10,13 +10,13 @@ mod common;
 
 use std::time::{Duration, Instant};
 
-use common::{Workload, given};
+use common::{Workload, run_input};
 use ortrain::backend;
 
 /// Duration of the measurement.
-const PATIENCE: Duration = Duration::from_secs(2);
+const MEASUREMENT_TIME: Duration = Duration::from_secs(2);
 /// Warm-up steps: programs are planned, and memory is mapped.
-const FIRST: usize = 20;
+const WARMUP_STEPS: usize = 20;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     // Cargo adds `--bench`.
@@ -42,7 +42,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 fn steps(name: &str, rows: usize) -> ortrain::Result<Vec<Duration>> {
     let mut run = Workload::new(name, rows);
     let batch = run.batch(0);
-    let inputs = [given(&batch.0), given(&batch.1)];
+    let inputs = [run_input(&batch.0), run_input(&batch.1)];
     let mut times = Vec::new();
     let mut spent = Duration::ZERO;
     for count in 0.. {
@@ -51,11 +51,11 @@ fn steps(name: &str, rows: usize) -> ortrain::Result<Vec<Duration>> {
         run.optimizer.step(&mut run.state, &run.module)?;
         run.module.lazy_reset_grad();
         let time = start.elapsed();
-        if count >= FIRST {
+        if count >= WARMUP_STEPS {
             times.push(time);
             spent += time;
         }
-        if spent >= PATIENCE {
+        if spent >= MEASUREMENT_TIME {
             break;
         }
     }

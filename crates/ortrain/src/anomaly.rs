@@ -6,7 +6,7 @@ use std::sync::Arc;
 use ortrain_graph::{DType, Graph, Node, Tensor, ValueId, ValueType};
 use ortrain_ops::passes::updates::writes_state;
 use ortrain_program::{
-    Backend, Delivered, DeviceError, Given, GradientMode, Memory, Scalars, Workspace, index_of,
+    Backend, Delivered, DeviceError, GradientMode, Memory, RunInput, Scalars, Workspace, index_of,
 };
 use rustc_hash::{FxHashMap, FxHashSet};
 
@@ -93,19 +93,19 @@ impl fmt::Display for Anomaly {
 }
 
 /// Maximum depth of nested nodes (loops, branches) that the search inlines.
-const MAX_WRITTEN_OUT: usize = 16;
+const MAX_INLINING_DEPTH: usize = 16;
 
 /// The first NaN and the first infinity of a tensor, each with its position among the elements.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-struct Found {
+struct FirstNonFinite {
     nan: Option<usize>,
     infinity: Option<(usize, f64)>,
 }
 
-impl Found {
+impl FirstNonFinite {
     /// Searches the elements of a tensor of type `dtype`.
-    fn within(dtype: DType, bytes: &[u8]) -> Found {
-        let mut found = Found::default();
+    fn scan(dtype: DType, bytes: &[u8]) -> FirstNonFinite {
+        let mut found = FirstNonFinite::default();
         let mut look = |at: usize, value: f64| {
             if value.is_nan() {
                 found.nan.get_or_insert(at);
@@ -135,17 +135,17 @@ impl Found {
     }
 
     fn is_finite(self) -> bool {
-        self == Found::default()
+        self == FirstNonFinite::default()
     }
 
     /// Returns the NaN, or else the infinity.
-    fn worst(self) -> Option<(usize, f64)> {
+    fn nan_or_infinity(self) -> Option<(usize, f64)> {
         self.nan.map(|at| (at, f64::NAN)).or(self.infinity)
     }
 
     /// Returns the finding as part of a report.
-    fn report(self, tensor: &str, dims: &[usize]) -> Option<NotFinite> {
-        let (at, value) = self.worst()?;
+    fn to_report(self, tensor: &str, dims: &[usize]) -> Option<NotFinite> {
+        let (at, value) = self.nan_or_infinity()?;
         let (tensor, index) = (tensor.to_owned(), index_of(at, dims));
         Some(NotFinite { node: None, backward: false, tensor, index, value })
     }
@@ -159,7 +159,7 @@ fn bytes_of(dtype: DType, dims: &[usize], value: Delivered<'_>) -> std::result::
 }
 
 /// Checks a result of a step: the loss, which is the first one, for NaN and infinities; others for NaN only.
-pub(crate) fn of_result(
+pub(crate) fn check_result(
     at: usize,
     name: &str,
     (dtype, dims): (DType, &[usize]),
@@ -168,16 +168,16 @@ pub(crate) fn of_result(
     if !dtype.is_float() {
         return Ok(None);
     }
-    let found = Found::within(dtype, &bytes_of(dtype, dims, value)?);
+    let found = FirstNonFinite::scan(dtype, &bytes_of(dtype, dims, value)?);
     // Scores may be masked by infinities.
-    let found = if at == 0 { found } else { Found { infinity: None, ..found } };
+    let found = if at == 0 { found } else { FirstNonFinite { infinity: None, ..found } };
     let tensor = if at == 0 { "the loss".to_owned() } else { format!("{name:?}") };
-    Ok(found.report(&tensor, dims))
+    Ok(found.to_report(&tensor, dims))
 }
 
 /// Checks the gradients and the running statistics that a step updates. The planes hold trainable parameters,
 /// then frozen ones, then gradients.
-pub(crate) fn of_planes(layout: &StateLayout, planes: &Planes<'_>) -> Result<Option<NotFinite>> {
+pub(crate) fn check_planes(layout: &StateLayout, planes: &Planes<'_>) -> Result<Option<NotFinite>> {
     let gradients = planes.iter().skip(layout.trainable.len() + layout.frozen.len());
     let gradients = layout.trainable.iter().zip(gradients).map(|pair| (pair, "the gradient of "));
     let frozen = planes.iter().skip(layout.trainable.len());
@@ -186,8 +186,8 @@ pub(crate) fn of_planes(layout: &StateLayout, planes: &Planes<'_>) -> Result<Opt
         for tensor in &plane.tensors {
             let bytes =
                 memory.to_vec(tensor.offset, tensor.dims.iter().product::<usize>() * plane.dtype.size())?;
-            let found = Found::within(plane.dtype, &bytes);
-            if let Some(report) = found.report(&format!("{what}{:?}", tensor.name), &tensor.dims) {
+            let found = FirstNonFinite::scan(plane.dtype, &bytes);
+            if let Some(report) = found.to_report(&format!("{what}{:?}", tensor.name), &tensor.dims) {
                 return Ok(Some(report));
             }
         }
@@ -196,30 +196,30 @@ pub(crate) fn of_planes(layout: &StateLayout, planes: &Planes<'_>) -> Result<Opt
 }
 
 /// The step to repeat: all its inputs, with copies of the memory that it writes.
-pub(crate) struct Again<'a> {
-    pub(crate) runners: &'a ExecutableCache,
+pub(crate) struct Replay<'a> {
+    pub(crate) executables: &'a ExecutableCache,
     pub(crate) backend: &'a Arc<dyn Backend>,
     pub(crate) planes: &'a [&'a Memory],
-    pub(crate) entry: GradientMode,
+    pub(crate) gradient_mode: GradientMode,
     pub(crate) scalars: Scalars,
-    pub(crate) inputs: &'a [Given<'a>],
+    pub(crate) inputs: &'a [RunInput<'a>],
     /// Names and dimensions of the inputs in planes.
     pub(crate) layout: &'a StateLayout,
 }
 
 /// Findings of a run.
-struct Shown {
+struct ReplayValues {
     /// Values with a NaN or infinity, with their dimensions.
-    found: FxHashMap<ValueId, (Found, Vec<usize>)>,
+    found: FxHashMap<ValueId, (FirstNonFinite, Vec<usize>)>,
     /// Inputs and outputs of nodes with subgraphs.
-    around: FxHashMap<ValueId, Tensor>,
+    subgraph_values: FxHashMap<ValueId, Tensor>,
 }
 
-fn has_inside(node: &Node) -> bool {
+fn has_subgraphs(node: &Node) -> bool {
     Graph::subgraphs(node).next().is_some()
 }
 
-impl Again<'_> {
+impl Replay<'_> {
     /// Returns the origin of the first NaN or infinity that reaches the loss or a gradient.
     ///
     /// Runs the step with every value as a result, then follows the values with NaN or infinity backwards. If
@@ -227,21 +227,25 @@ impl Again<'_> {
     ///
     /// # Errors
     /// If the step fails.
-    pub(crate) fn path(&self) -> Result<Vec<NotFinite>> {
-        let mut shown = self.shown(self.runners)?;
-        let mut path = traced(self.runners.graph(), &shown.found);
+    pub(crate) fn trace_origin(&self) -> Result<Vec<NotFinite>> {
+        let mut shown = self.replay(self.executables)?;
+        let mut path = trace_backwards(self.executables.graph(), &shown.found);
         let mut written: Option<ExecutableCache> = None;
-        for _ in 0..MAX_WRITTEN_OUT {
-            let runners = written.as_ref().unwrap_or(self.runners);
+        for _ in 0..MAX_INLINING_DEPTH {
+            let runners = written.as_ref().unwrap_or(self.executables);
             let outer = path.iter().filter_map(|(_, node)| *node);
-            let next = outer.filter(|&node| has_inside(&runners.graph().nodes[node])).find_map(|node| {
-                runners.inlined(node, &|id| shown.around.get(&id).cloned(), self.backend.clone())
+            let next = outer.filter(|&node| has_subgraphs(&runners.graph().nodes[node])).find_map(|node| {
+                runners.with_node_inlined(
+                    node,
+                    &|id| shown.subgraph_values.get(&id).cloned(),
+                    self.backend.clone(),
+                )
             });
             let Some(next) = next else { break };
             // If the inlined graph cannot run, or its sums in another order are finite, the node itself is
             // the answer.
-            let Ok(inside) = self.shown(&next) else { break };
-            let longer = traced(next.graph(), &inside.found);
+            let Ok(inside) = self.replay(&next) else { break };
+            let longer = trace_backwards(next.graph(), &inside.found);
             if longer.is_empty() {
                 break;
             }
@@ -251,9 +255,9 @@ impl Again<'_> {
     }
 
     /// Runs a graph of the step with every value as a result.
-    fn shown(&self, runners: &ExecutableCache) -> Result<Shown> {
+    fn replay(&self, runners: &ExecutableCache) -> Result<ReplayValues> {
         let graph = runners.graph();
-        let of_loops = graph.nodes.iter().filter(|node| has_inside(node));
+        let of_loops = graph.nodes.iter().filter(|node| has_subgraphs(node));
         let around: FxHashSet<ValueId> =
             of_loops.flat_map(|node| node.present_inputs().chain(node.present_outputs())).collect();
         let shown: Vec<ValueId> = (graph.nodes.iter().flat_map(Node::present_outputs))
@@ -263,32 +267,37 @@ impl Again<'_> {
                 dtype.is_some_and(|dtype| dtype.is_float() || around.contains(&id))
             })
             .collect();
-        let mut result = Shown { found: self.given(runners)?, around: FxHashMap::default() };
+        let mut result =
+            ReplayValues { found: self.non_finite_inputs(runners)?, subgraph_values: FxHashMap::default() };
         for (id, given) in runners.user_inputs().zip(self.inputs).filter(|(id, _)| around.contains(id)) {
             let tensor = Tensor::new(given.dtype, given.dims.to_vec(), given.bytes.to_vec().into());
-            result.around.extend(tensor.ok().map(|tensor| (id, tensor)));
+            result.subgraph_values.extend(tensor.ok().map(|tensor| (id, tensor)));
         }
         for &id in &around {
-            result.around.extend(graph.value(id).content().map(|tensor| (id, tensor.clone())));
+            result.subgraph_values.extend(graph.value(id).content().map(|tensor| (id, tensor.clone())));
         }
         // A separate workspace without the memory limit of the module: the step runs once, for the diagnosis.
         runners.with_outputs(shown.clone(), self.backend.clone()).run(
             &mut Workspace::new(self.backend.clone()),
             self.planes,
-            self.entry,
+            self.gradient_mode,
             self.scalars,
             self.inputs,
             &mut |at, dtype, dims, value| {
                 let Some(&id) = shown.get(at) else { return Ok(()) };
                 let bytes = bytes_of(dtype, dims, value)?;
-                let seen = if dtype.is_float() { Found::within(dtype, &bytes) } else { Found::default() };
+                let seen = if dtype.is_float() {
+                    FirstNonFinite::scan(dtype, &bytes)
+                } else {
+                    FirstNonFinite::default()
+                };
                 if !seen.is_finite() {
                     result.found.insert(id, (seen, dims.to_vec()));
                 }
                 if around.contains(&id)
                     && let Ok(tensor) = Tensor::new(dtype, dims.to_vec(), bytes.into())
                 {
-                    result.around.insert(id, tensor);
+                    result.subgraph_values.insert(id, tensor);
                 }
                 Ok(())
             },
@@ -297,11 +306,14 @@ impl Again<'_> {
     }
 
     /// Returns the inputs and parameters of the step that have a NaN or infinity.
-    fn given(&self, runners: &ExecutableCache) -> Result<FxHashMap<ValueId, (Found, Vec<usize>)>> {
+    fn non_finite_inputs(
+        &self,
+        runners: &ExecutableCache,
+    ) -> Result<FxHashMap<ValueId, (FirstNonFinite, Vec<usize>)>> {
         let mut found = FxHashMap::default();
         let graph = runners.graph();
         for (id, given) in runners.user_inputs().zip(self.inputs) {
-            let seen = Found::within(given.dtype, given.bytes);
+            let seen = FirstNonFinite::scan(given.dtype, given.bytes);
             if !seen.is_finite() {
                 found.insert(id, (seen, given.dims.to_vec()));
             }
@@ -312,7 +324,7 @@ impl Again<'_> {
                 let Some(id) = graph.find(&tensor.name) else { continue };
                 let bytes = memory
                     .to_vec(tensor.offset, tensor.dims.iter().product::<usize>() * plane.dtype.size())?;
-                let seen = Found::within(plane.dtype, &bytes);
+                let seen = FirstNonFinite::scan(plane.dtype, &bytes);
                 if !seen.is_finite() {
                     found.insert(id, (seen, tensor.dims.clone()));
                 }
@@ -324,7 +336,10 @@ impl Again<'_> {
 
 /// Returns the first value with a NaN or infinity on the paths to the loss and to written state, then the
 /// first with NaN. Each has the node that computed it.
-fn traced(graph: &Graph, found: &FxHashMap<ValueId, (Found, Vec<usize>)>) -> Vec<(NotFinite, Option<usize>)> {
+fn trace_backwards(
+    graph: &Graph,
+    found: &FxHashMap<ValueId, (FirstNonFinite, Vec<usize>)>,
+) -> Vec<(NotFinite, Option<usize>)> {
     // Values with NaN or infinity that pass it on. (A mask of infinities before a softmax does not.)
     let mut reaching: FxHashSet<ValueId> = FxHashSet::default();
     reaching.extend(graph.outputs.first().filter(|id| found.contains_key(id)));
@@ -339,7 +354,7 @@ fn traced(graph: &Graph, found: &FxHashMap<ValueId, (Found, Vec<usize>)>) -> Vec
     }
     let report = |id: ValueId, node: Option<usize>| {
         let (seen, dims) = found.get(&id)?;
-        let mut report = seen.report(graph.name_of(id), dims)?;
+        let mut report = seen.to_report(graph.name_of(id), dims)?;
         report.node = node.map(|node| graph.node_label(&graph.nodes[node]));
         report.backward = node.is_some() && !forward.contains(&id);
         Some((report, node))

@@ -8,9 +8,12 @@ use std::path::Path;
 use ortrain_checkpoint::{Checkpoint, Layout, ModuleState, NamedTensor};
 use ortrain_graph::{Graph, Tensor, tensor_to_proto};
 use ortrain_onnx::{GraphProto, LoadedModel, ModelProto};
-use ortrain_ops::training::{Names, append_loss};
+use ortrain_ops::training::{NameGenerator, append_loss};
 
-use crate::artifacts::{LossTerm, full, inferred, message_graph, nominal, opset_of, self_contained};
+use crate::artifacts::{
+    LossTerm, build_full_checkpoint, build_nominal_checkpoint, infer_graph, message_graph, opset_of,
+    to_self_contained,
+};
 use crate::suggest::hint_in;
 use crate::{Error, ModelSource, Result};
 
@@ -62,14 +65,14 @@ pub struct Fragment {
 /// If the loss cannot compare these scores, or the model cannot be read.
 pub fn loss(model: ModelSource, term: &LossTerm, target_is_there: bool, last: u64) -> Result<Fragment> {
     let label = model.label("the model");
-    let model = self_contained(&label, model.load()?)?;
-    let typed = inferred(&label, &model)?;
+    let model = to_self_contained(&label, model.load()?)?;
+    let typed = infer_graph(&label, &model)?;
     let scores = term.scores.as_deref().unwrap_or_default();
     let id = typed.find(scores).ok_or_else(|| {
         let near = hint_in(&typed, scores);
         Error::Argument(format!("the model has no value {scores:?}, which the loss compares{near}"))
     })?;
-    let mut names = Names::after(last);
+    let mut names = NameGenerator::starting_after(last);
     let mut graph = GraphProto::default();
     let (target, ty) = (term.target.as_deref(), &typed.value(id).ty);
     let opset = opset_of(&model.proto);
@@ -95,7 +98,7 @@ pub fn loss(model: ModelSource, term: &LossTerm, target_is_there: bool, last: u6
 /// If the model cannot be read.
 pub fn declarations(model: ModelSource, names: &[String]) -> Result<GraphProto> {
     let label = model.label("the model");
-    let typed = inferred(&label, &self_contained(&label, model.load()?)?)?;
+    let typed = infer_graph(&label, &to_self_contained(&label, model.load()?)?)?;
     let known = |name: &String| typed.find(name).filter(|&id| typed.value(id).ty.dtype().is_some());
     let value_info = names.iter().filter_map(known).map(|id| typed.value_info(id)).collect();
     Ok(GraphProto { value_info, ..GraphProto::default() })
@@ -103,7 +106,7 @@ pub fn declarations(model: ModelSource, names: &[String]) -> Result<GraphProto> 
 
 /// Returns the initializers of a message, in order.
 fn initializers(label: &str, model: ModelSource) -> Result<Vec<(String, Tensor)>> {
-    let mut model = self_contained(label, model.load()?)?;
+    let mut model = to_self_contained(label, model.load()?)?;
     let tensors = std::mem::take(&mut message_graph(label, &mut model.proto)?.initializer);
     let none = LoadedModel::from_proto(ModelProto::default(), Default::default());
     let read = |tensor| {
@@ -143,7 +146,8 @@ pub fn save_checkpoint(
             values.push((name.as_str().into(), requires_grad, value));
         }
     }
-    let checkpoint = if only_names { nominal(&values) } else { full(values) };
+    let checkpoint =
+        if only_names { build_nominal_checkpoint(&values) } else { build_full_checkpoint(values) };
     Ok(ortrain_checkpoint::save(&checkpoint, path, Layout::Artifacts)?)
 }
 

@@ -15,15 +15,15 @@ use ortrain_onnx::{
     OperatorSetIdProto, StagedModels, ToWrite, ValueInfoProto, stage, visit_tensors_mut,
 };
 use ortrain_ops::passes::{
-    differentiate::{differentiate, reached_by},
-    functions::{keeps_nodes, write_out, write_out_nodes},
+    differentiate::{differentiate, values_with_gradient},
+    functions::{has_wrapped_nodes, unwrap_gradients, unwrap_nodes},
     infer::infer,
     versions::{downgrade, upgrade},
 };
 use ortrain_ops::training::{
-    Accumulation, about_narrow, add_master_weights, append_accumulators, append_loss, append_sum,
-    check_scores, class_axis_of_tokens, default_target, doubtful_losses, for_inference, for_training,
-    is_class_axis_open, is_narrow, name_value, running_statistics,
+    Accumulation, add_master_weights, append_accumulators, append_loss, append_sum, check_scores,
+    class_axis_of_tokens, default_target, is_class_axis_open, is_narrow, loss_problems, narrow_weights_note,
+    rename_value, running_statistics, set_inference_mode, set_training_mode,
 };
 use rustc_hash::FxHashSet;
 
@@ -36,8 +36,8 @@ use crate::module::graph_of;
 use crate::optim::{OptimizerFunction, OptimizerSpec, optimizer_model_of_function};
 use crate::optimizer::check_optimizer_model;
 use crate::origins::Origins;
-use crate::parameter_binding::{BUFFER, RESET_FLAG, UPDATED, parameter_of_gradient};
-use crate::stops::nothing_trained;
+use crate::parameter_binding::{BUFFER_SUFFIX, RESET_FLAG, UPDATED_SUFFIX, parameter_of_gradient};
+use crate::stops::no_trained_weights_error;
 use crate::suggest::{hint, hint_in};
 use crate::{Error, ModelSource, Result};
 use crate::{classifier_scores, postprocessing};
@@ -121,7 +121,7 @@ pub use ortrain_ops::training::LossTerm;
 /// assert!(names.last() > 7);
 /// ```
 #[doc(inline)]
-pub use ortrain_ops::training::Names;
+pub use ortrain_ops::training::NameGenerator;
 
 /// Kind of optimizer.
 ///
@@ -202,7 +202,7 @@ pub use ortrain_ops::training::optimizer_model;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[doc(inline)]
-pub use ortrain_ops::training::described_optimizer_model;
+pub use ortrain_ops::training::optimizer_model_of_spec;
 
 /// Oldest IR version in which an initializer need not be an input.
 pub(crate) const SEPARATE_INITIALIZERS: i64 = 4;
@@ -327,7 +327,7 @@ impl ArtifactOptions {
         self.requires_grad.iter().chain(&self.frozen_params).map(String::as_str)
     }
 
-    fn trained(&self) -> FxHashSet<&str> {
+    fn trained_names(&self) -> FxHashSet<&str> {
         self.requires_grad.iter().map(String::as_str).collect()
     }
 }
@@ -464,7 +464,7 @@ impl Artifacts {
             }
         }
         let mut others = paths.iter().cloned().chain(["checkpoint", "checkpoint.data"].map(at));
-        if let Some(path) = others.find(|path| self.origins.read_from(path)) {
+        if let Some(path) = others.find(|path| self.origins.reads_file(path)) {
             return Err(Error::Argument(format!(
                 "{} cannot be written: the model has its data in that file; choose another prefix or another folder",
                 path.display()
@@ -473,10 +473,10 @@ impl Artifacts {
         // If the forward model already refers to a `frozen.data` file, that file must remain.
         let mut names =
             std::iter::once("frozen.data".to_owned()).chain((2..).map(|n| format!("frozen_{n}.data")));
-        let data = names.find_map(|name| Some(at(&name)).filter(|path| !self.origins.read_from(path)));
+        let data = names.find_map(|name| Some(at(&name)).filter(|path| !self.origins.reads_file(path)));
         let data = data.expect("there are more names than files");
         // External data from other folders is written once, not into each model.
-        let elsewhere = self.origins.name_files(&mut messages, ortrain_files::folder(&data));
+        let elsewhere = self.origins.reference_files(&mut messages, ortrain_files::folder(&data));
         let above = if elsewhere { 0 } else { above };
         let external = ExternalData::none();
         let models: Vec<ToWrite<'_>> = (messages.iter().zip(&paths))
@@ -557,8 +557,8 @@ pub(crate) fn generate_loaded(
         check_forward(label, &graph)?;
     }
     let mut origins = Origins::default();
-    let mut forward = self_contained_from(label, model, &mut origins)?;
-    let options = &classifier_scores::by_default(label, &mut forward, options)?;
+    let mut forward = to_self_contained_with_origins(label, model, &mut origins)?;
+    let options = &classifier_scores::with_default_scores(label, &mut forward, options)?;
     let inner = constants_of_subgraphs(&forward.proto);
     let inner: Vec<&str> =
         options.parameters().filter(|name| inner.iter().any(|inner| inner == name)).collect();
@@ -567,11 +567,11 @@ pub(crate) fn generate_loaded(
     let needed = needed_values(message_graph(label, &mut forward.proto)?, options);
     let needed: Vec<&str> = needed.iter().map(String::as_str).collect();
     let statistics =
-        updated_statistics(label, &mut forward, options.batch_norm, &options.trained(), &needed)?;
+        updated_statistics(label, &mut forward, options.batch_norm, &options.trained_names(), &needed)?;
     let wanted: FxHashSet<&str> = options.parameters().chain(statistics.iter().map(String::as_str)).collect();
     let computable = make_initializers(label, &mut forward, &wanted, &statistics, &needed)?;
-    let tail = postprocessing::cut(message_graph(label, &mut forward.proto)?, &needed);
-    let parameters = choose(label, &forward, options, &computable, &statistics)?;
+    let tail = postprocessing::remove_unsupported(message_graph(label, &mut forward.proto)?, &needed);
+    let parameters = choose_parameters(label, &forward, options, &computable, &statistics)?;
 
     if options.master_weights {
         let graph = message_graph(label, &mut forward.proto)?;
@@ -586,7 +586,7 @@ pub(crate) fn generate_loaded(
     }
 
     // The loss derives the type of its target from the types of the forward model.
-    let typed = inferred(label, &forward)?;
+    let typed = infer_graph(label, &forward)?;
     if let Some(name) =
         typed.inputs.iter().map(|&id| typed.name_of(id)).find(|name| parameter_of_gradient(name).is_some())
     {
@@ -594,7 +594,7 @@ pub(crate) fn generate_loaded(
             "input {name:?} of the model has a name that belongs to gradients in a training model; rename it"
         )));
     }
-    let mut names = Names::new();
+    let mut names = NameGenerator::new();
     let graph = message_graph(label, &mut forward.proto)?;
     let AppendedLosses { sum: loss, compared, notes, open_labels } = match options.losses.is_empty() {
         true => {
@@ -604,7 +604,7 @@ pub(crate) fn generate_loaded(
         false => append_losses(label, graph, &mut names, &typed, options, opset)?,
     };
     let forward_outputs: Vec<String> = graph.output.iter().map(|info| info.name.clone()).collect();
-    let mut warnings = doubtful_losses(&typed, &compared);
+    let mut warnings = loss_problems(&typed, &compared);
     warnings.extend(notes);
     let additional = &options.additional_output_names;
     // A named loss follows the sum, unless it is the sum, or is among the other outputs.
@@ -616,7 +616,7 @@ pub(crate) fn generate_loaded(
     // Parameters are converted from initializers to inputs, in their order.
     let mut values: Vec<Value> = Vec::new();
     for tensor in &graph.initializer {
-        if let Some(requires_grad) = parameters.kind(&tensor.name) {
+        if let Some(requires_grad) = parameters.is_trained(&tensor.name) {
             let source = |source| Error::graph(label, source);
             let value = Graph::tensor_from_proto(
                 &LoadedModel::from_proto(ModelProto::default(), Default::default()),
@@ -630,18 +630,20 @@ pub(crate) fn generate_loaded(
     let narrow: Vec<(&str, DType)> = (trained.clone().map(|(name, _, value)| (&**name, value.dtype())))
         .filter(|(_, dtype)| is_narrow(*dtype))
         .collect();
-    warnings.extend(about_narrow(&narrow, trained.clone().count()));
+    warnings.extend(narrow_weights_note(&narrow, trained.clone().count()));
     let trained: Vec<(Arc<str>, DType)> =
         trained.map(|(name, _, value)| (name.clone(), value.dtype())).collect();
-    graph.initializer.retain(|tensor| parameters.kind(&tensor.name).is_none());
+    graph.initializer.retain(|tensor| parameters.is_trained(&tensor.name).is_none());
     graph.input.extend(
-        values.iter().map(|(name, _, value)| declare(name, ValueType::tensor(value.dtype(), value.dims()))),
+        values
+            .iter()
+            .map(|(name, _, value)| declare_value(name, ValueType::tensor(value.dtype(), value.dims()))),
     );
     // The evaluation model has expanded bodies instead of custom-gradient nodes.
-    let kept = keeps_nodes(graph).then(|| graph.node.clone());
-    write_out_nodes(graph);
+    let kept = has_wrapped_nodes(graph).then(|| graph.node.clone());
+    unwrap_nodes(graph);
     let typed =
-        inferred(label, &forward).map_err(|error| about_the_outputs(error, &forward_outputs, options))?;
+        infer_graph(label, &forward).map_err(|error| explain_outputs(error, &forward_outputs, options))?;
     set_outputs(label, &mut forward.proto, &typed, &outputs)?;
 
     let mut plain = None;
@@ -654,19 +656,19 @@ pub(crate) fn generate_loaded(
         training_model(label, &forward, &outputs, (&values, &statistics), opset, options)?;
     let mut eval_model = forward.proto;
     for model in [&mut training_model, &mut eval_model] {
-        class_axis::mark(model, &open_labels);
+        class_axis::mark_labels(model, &open_labels);
     }
     if let (Some(nodes), Some(graph)) = (plain, &mut eval_model.graph) {
         graph.node = nodes;
     }
     if let Some(graph) = &mut eval_model.graph {
         tail.put_back(graph);
-        write_out_nodes(graph);
-        for_inference(graph);
+        unwrap_nodes(graph);
+        set_inference_mode(graph);
     }
     let optimizer_model = match &options.optimizer {
         None => None,
-        Some(OptimizerChoice::Kind(OptimizerKind::AdamW, settings)) if no_such_formula(settings) => {
+        Some(OptimizerChoice::Kind(OptimizerKind::AdamW, settings)) if lacks_formula(settings) => {
             return Err(Error::Argument(
                 "PyTorch's formula of AdamW corrects the moments for starting at zero: it has no form without \
                  bias_correction; take onnxruntime's"
@@ -677,19 +679,19 @@ pub(crate) fn generate_loaded(
             Some(optimizer_model(*kind, settings, &mut names, opset))
         }
         Some(OptimizerChoice::Described(spec)) => {
-            Some(described_optimizer(spec, None, &trained, &mut names, opset)?)
+            Some(build_described_optimizer(spec, None, &trained, &mut names, opset)?)
         }
         Some(OptimizerChoice::Function(function, spec)) => {
-            Some(described_optimizer(spec, Some(function), &trained, &mut names, opset)?)
+            Some(build_described_optimizer(spec, Some(function), &trained, &mut names, opset)?)
         }
-        Some(OptimizerChoice::Model(model)) => Some(checked_optimizer(model)?),
+        Some(OptimizerChoice::Model(model)) => Some(load_optimizer_model(model)?),
     };
-    let nominal_checkpoint = options.nominal_checkpoint.then(|| nominal(&values));
+    let nominal_checkpoint = options.nominal_checkpoint.then(|| build_nominal_checkpoint(&values));
     Ok(Artifacts {
         training_model,
         eval_model,
         optimizer_model,
-        checkpoint: full(values),
+        checkpoint: build_full_checkpoint(values),
         nominal_checkpoint,
         warnings,
         origins,
@@ -697,7 +699,7 @@ pub(crate) fn generate_loaded(
 }
 
 /// Returns true if the settings of AdamW have no formula.
-fn no_such_formula(settings: &OptimizerSettings) -> bool {
+fn lacks_formula(settings: &OptimizerSettings) -> bool {
     settings.formula == AdamFormula::PyTorch && !settings.bias_correction
 }
 
@@ -733,7 +735,7 @@ fn needed_values(graph: &GraphProto, options: &ArtifactOptions) -> Vec<String> {
 }
 
 /// Adds a possible reason to an error after the losses were appended: the outputs do not fit the loss.
-fn about_the_outputs(error: Error, outputs: &[String], options: &ArtifactOptions) -> Error {
+fn explain_outputs(error: Error, outputs: &[String], options: &ArtifactOptions) -> Error {
     let all = options.loss_input_names.is_empty() && options.losses.iter().any(|term| term.scores.is_none());
     if !all || outputs.len() < 2 {
         return error;
@@ -745,19 +747,19 @@ fn about_the_outputs(error: Error, outputs: &[String], options: &ArtifactOptions
 }
 
 /// Returns the message of an existing optimizer model.
-fn checked_optimizer(model: &ModelSource) -> Result<ModelProto> {
+fn load_optimizer_model(model: &ModelSource) -> Result<ModelProto> {
     let label = model.label("the optimizer model");
-    let model = self_contained(&label, model.clone().load()?)?;
+    let model = to_self_contained(&label, model.clone().load()?)?;
     check_optimizer_model(&label, &model)?;
     Ok(model.proto)
 }
 
 /// Returns the message of the optimizer model for a description.
-fn described_optimizer(
+fn build_described_optimizer(
     spec: &OptimizerSpec,
     function: Option<&OptimizerFunction>,
     trained: &[(Arc<str>, DType)],
-    names: &mut Names,
+    names: &mut NameGenerator,
     opset: i64,
 ) -> Result<ModelProto> {
     let argument = |source: ortrain_ops::OpError| Error::Argument(source.to_string());
@@ -782,7 +784,7 @@ fn described_optimizer(
     });
     match function {
         Some(function) => optimizer_model_of_function(function, spec, &dtypes).map_err(argument),
-        None => described_optimizer_model(spec, &dtypes, names, opset).map_err(argument),
+        None => optimizer_model_of_spec(spec, &dtypes, names, opset).map_err(argument),
     }
 }
 
@@ -794,14 +796,14 @@ struct Parameters<'a> {
 
 impl Parameters<'_> {
     /// Returns true for a trained parameter, false for a frozen one, `None` for other initializers.
-    fn kind(&self, name: &str) -> Option<bool> {
+    fn is_trained(&self, name: &str) -> Option<bool> {
         (self.trainable.contains(name).then_some(true))
             .or_else(|| self.frozen.contains(name).then_some(false))
     }
 }
 
 /// Returns the requested parameters, checked.
-fn choose<'a>(
+fn choose_parameters<'a>(
     label: &str,
     model: &LoadedModel,
     options: &'a ArtifactOptions,
@@ -809,10 +811,10 @@ fn choose<'a>(
     statistics: &'a [String],
 ) -> Result<Parameters<'a>> {
     let frozen = options.frozen_params.iter().chain(statistics).map(String::as_str).collect();
-    let parameters = Parameters { trainable: options.trained(), frozen };
+    let parameters = Parameters { trainable: options.trained_names(), frozen };
     if parameters.trainable.is_empty() && options.input_gradients.is_empty() {
         // Artifacts of a model without parameters are possible: its loss is computed in both modes.
-        if let Some(error) = model.proto.graph.as_ref().and_then(nothing_trained) {
+        if let Some(error) = model.proto.graph.as_ref().and_then(no_trained_weights_error) {
             return Err(error);
         }
         let optimized = options.optimizer.is_some();
@@ -890,18 +892,22 @@ pub(crate) fn opset_of(proto: &ModelProto) -> i64 {
 }
 
 /// Returns the model with embedded data. Its initializers are no longer listed as inputs.
-pub(crate) fn self_contained(label: &str, model: LoadedModel) -> Result<LoadedModel> {
-    self_contained_from(label, model, &mut Origins::default())
+pub(crate) fn to_self_contained(label: &str, model: LoadedModel) -> Result<LoadedModel> {
+    to_self_contained_with_origins(label, model, &mut Origins::default())
 }
 
-/// Works like [`self_contained`], and records the origins of the data.
-fn self_contained_from(label: &str, mut model: LoadedModel, origins: &mut Origins) -> Result<LoadedModel> {
+/// Works like [`to_self_contained`], and records the origins of the data.
+fn to_self_contained_with_origins(
+    label: &str,
+    mut model: LoadedModel,
+    origins: &mut Origins,
+) -> Result<LoadedModel> {
     let mut proto = std::mem::take(&mut model.proto);
     visit_tensors_mut(&mut proto, |tensor, _| -> Result<()> {
         if !tensor.external_data.is_empty() {
             let payload = model.tensor_payload(tensor)?;
             if let Some((file, offset)) = model.external_file(tensor)? {
-                origins.note(&payload, file, offset);
+                origins.record(&payload, file, offset);
             }
             make_internal(tensor, payload);
         }
@@ -915,7 +921,7 @@ fn self_contained_from(label: &str, mut model: LoadedModel, origins: &mut Origin
 }
 
 /// Returns the graph of a message with all types.
-pub(crate) fn inferred(label: &str, model: &LoadedModel) -> Result<Graph> {
+pub(crate) fn infer_graph(label: &str, model: &LoadedModel) -> Result<Graph> {
     let mut graph = graph_of(label, model)?;
     infer(&mut graph).map_err(|source| Error::model(label, source))?;
     Ok(graph)
@@ -946,7 +952,7 @@ struct AppendedLosses {
 fn append_losses(
     label: &str,
     graph: &mut GraphProto,
-    names: &mut Names,
+    names: &mut NameGenerator,
     typed: &Graph,
     options: &ArtifactOptions,
     opset: i64,
@@ -1000,7 +1006,7 @@ fn append_losses(
         let appended = append_loss(graph, names, loss, &settings, scores, ty, target.as_deref(), opset);
         let mut output = appended.map_err(|source| Error::model(label, source))?;
         if let Some(name) = &term.name {
-            if !name_value(graph, &output, name) {
+            if !rename_value(graph, &output, name) {
                 return Err(Error::Argument(format!(
                     "a loss cannot be named {name:?}: a name is a text with letters that no value of the model has"
                 )));
@@ -1028,7 +1034,7 @@ fn loss_inputs(forward: &[String], options: &ArtifactOptions) -> Result<(String,
     }
 }
 
-pub(crate) fn declare(name: &str, ty: ValueType) -> ValueInfoProto {
+pub(crate) fn declare_value(name: &str, ty: ValueType) -> ValueInfoProto {
     let mut graph = Graph::new("");
     let id = graph.add_value(name, ty);
     graph.value_info(id)
@@ -1078,7 +1084,7 @@ fn training_model(
         values.iter().filter(|(_, trained, _)| *trained).map(|(name, ..)| &**name).collect();
     let trained = targets.iter().copied().collect();
     let statistics = statistics.iter().map(String::as_str).collect();
-    for_training(&mut graph, opset, options.batch_norm, &trained, &statistics).map_err(fail)?;
+    set_training_mode(&mut graph, opset, options.batch_norm, &trained, &statistics).map_err(fail)?;
     targets.extend(options.input_gradients.iter().map(String::as_str));
     infer(&mut graph).map_err(fail)?;
 
@@ -1086,9 +1092,9 @@ fn training_model(
         |graph: &Graph, name: &str| graph.find(name).ok_or_else(|| unknown_value(graph, name, "trained"));
     let targets = targets.iter().map(|name| find(&graph, name)).collect::<Result<Vec<ValueId>>>()?;
     let loss = find(&graph, &outputs[0])?;
-    let reached = reached_by(&graph, &[loss]);
+    let reached = values_with_gradient(&graph, &[loss]);
     if !targets.iter().any(|target| reached.contains(target))
-        && let Some(error) = forward.proto.graph.as_ref().and_then(nothing_trained)
+        && let Some(error) = forward.proto.graph.as_ref().and_then(no_trained_weights_error)
     {
         return Err(error);
     }
@@ -1107,10 +1113,10 @@ pub(crate) fn gather_gradients(
     first: usize,
 ) -> Result<()> {
     let updated: Vec<String> =
-        targets.iter().map(|&target| format!("{}{UPDATED}", graph.name_of(target))).collect();
+        targets.iter().map(|&target| format!("{}{UPDATED_SUFFIX}", graph.name_of(target))).collect();
     let mut buffers = Vec::with_capacity(targets.len());
     for &target in targets {
-        let name = format!("{}{BUFFER}", graph.name_of(target));
+        let name = format!("{}{BUFFER_SUFFIX}", graph.name_of(target));
         let ty = graph.value(target).ty.clone();
         buffers.push(new_input(graph, &name, ty)?);
     }
@@ -1137,7 +1143,7 @@ pub(crate) fn training_message(
     opset: i64,
 ) -> Result<ModelProto> {
     let fail = |source| Error::model(label, source);
-    write_out(&mut graph).map_err(fail)?;
+    unwrap_gradients(&mut graph).map_err(fail)?;
     infer(&mut graph).map_err(fail)?;
     downgrade(&mut graph, opset).map_err(fail)?;
 
@@ -1169,7 +1175,7 @@ pub(crate) fn new_input(graph: &mut Graph, name: &str, ty: ValueType) -> Result<
     Ok(id)
 }
 
-pub(crate) fn full(values: Vec<Value>) -> Checkpoint {
+pub(crate) fn build_full_checkpoint(values: Vec<Value>) -> Checkpoint {
     let (mut trainable, mut frozen) = (Vec::new(), Vec::new());
     for (name, requires_grad, tensor) in values {
         let list = if requires_grad { &mut trainable } else { &mut frozen };
@@ -1178,7 +1184,7 @@ pub(crate) fn full(values: Vec<Value>) -> Checkpoint {
     Checkpoint { module: ModuleState::Full { trainable, frozen }, ..Checkpoint::default() }
 }
 
-pub(crate) fn nominal(values: &[Value]) -> Checkpoint {
+pub(crate) fn build_nominal_checkpoint(values: &[Value]) -> Checkpoint {
     let list = |wanted: bool| {
         let chosen = values.iter().filter(|(_, requires_grad, _)| *requires_grad == wanted);
         chosen

@@ -155,7 +155,7 @@ mod gpu {
     /// Environment variable that allows drivers that compute on the processor.
     const SOFTWARE_GPU: &str = "ORTRAIN_SOFTWARE_GPU";
 
-    fn takes_software() -> bool {
+    fn allows_software_gpu() -> bool {
         std::env::var_os(SOFTWARE_GPU).is_some_and(|value| value == "1")
     }
 
@@ -169,11 +169,11 @@ mod gpu {
             plane_bytes: Some(adapter.buffer_bytes),
             tensor_bytes: Some(adapter.binding_bytes),
         };
-        adapters(takes_software()).into_iter().map(described).collect()
+        adapters(allows_software_gpu()).into_iter().map(described).collect()
     }
 
     pub(super) fn open(device: &str) -> Result<Arc<dyn Backend>> {
-        open_with(device, takes_software())
+        open_with(device, allows_software_gpu())
     }
 
     pub(super) fn best() -> Option<Arc<dyn Backend>> {

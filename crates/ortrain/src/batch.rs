@@ -4,20 +4,20 @@ use ortrain_graph::{Dim, Graph, Tensor, ValueType, tensor_to_proto};
 use ortrain_onnx::{GraphProto, LoadedModel, ModelProto, NodeProto};
 use ortrain_ops::passes::infer::infer;
 use ortrain_ops::training::{
-    FixedBatch, OpenShape, first_along, fixed_batches, for_inference, sizes_behind_first,
+    FixedBatch, OpenShape, batch_shape_nodes, find_fixed_batches, first_slice_nodes, set_inference_mode,
 };
 use rustc_hash::FxHashSet;
 
-use crate::artifacts::{declare, inferred, message_graph, self_contained};
-use crate::batch_independence::{BATCHES, mixed};
+use crate::artifacts::{declare_value, infer_graph, message_graph, to_self_contained};
+use crate::batch_independence::{BATCH_COUNT, find_dependence};
 use crate::module::graph_of;
 use crate::{Error, ModelSource, Result};
 
 /// Name of the symbolic batch axis.
-const BATCH: &str = "batch";
+const BATCH_SYMBOL: &str = "batch";
 /// Batch sizes, besides the size of the model, for which all shapes are checked. One is a prime, so that no
 /// other size is a multiple of it by chance.
-const CHECKED: [usize; 2] = [7, 11];
+const CHECKED_BATCH_SIZES: [usize; 2] = [7, 11];
 
 /// Returns the model with a symbolic batch size. The first axis of an input becomes `batch` if it has the
 /// same size as the first axis of the first input. Shapes inside the model that repeat this size follow it.
@@ -47,8 +47,8 @@ const CHECKED: [usize; 2] = [7, 11];
 /// error names the node.
 pub fn open_batch(model: ModelSource) -> Result<ModelProto> {
     let label = model.label("the model");
-    let mut loaded = self_contained(&label, model.load()?)?;
-    let typed = inferred(&label, &loaded)?;
+    let mut loaded = to_self_contained(&label, model.load()?)?;
+    let typed = infer_graph(&label, &loaded)?;
     let first = typed.inputs.first().map(|&id| (typed.name_of(id).to_owned(), typed.value(id).ty.clone()));
     let wrong = |reason: String| Error::WrongModel { model: label.clone(), reason };
     let Some((name, ty)) = first else { return Err(wrong("it has no inputs, so no batch".into())) };
@@ -71,13 +71,13 @@ pub fn open_batch(model: ModelSource) -> Result<ModelProto> {
     for info in &mut graph.output {
         info.r#type = None;
     }
-    let others: Vec<usize> = CHECKED.into_iter().filter(|&size| size != batch).collect();
+    let others: Vec<usize> = CHECKED_BATCH_SIZES.into_iter().filter(|&size| size != batch).collect();
     let mut here = with_batch(&label, &loaded, &typed, &opened, batch)?;
     let mut other = with_batch(&label, &loaded, &typed, &opened, others[0])?;
-    let fixed = fixed_batches(&mut here, &mut other, batch, others[0]);
+    let fixed = find_fixed_batches(&mut here, &mut other, batch, others[0]);
     let graph = message_graph(&label, &mut loaded.proto)?;
     for (number, fix) in fixed.iter().enumerate() {
-        open(graph, fix, number, &name).ok_or_else(|| {
+        apply_fix(graph, fix, number, &name).ok_or_else(|| {
             wrong(format!(
                 "{} says the batch {batch} in an attribute; raise the opset of the model to 13",
                 fix.node
@@ -87,27 +87,27 @@ pub fn open_batch(model: ModelSource) -> Result<ModelProto> {
     let sized = |size: usize| {
         let mut graph = with_batch(&label, &loaded, &typed, &opened, size)?;
         let done = infer(&mut graph).map_err(|source| Error::model(&label, source));
-        done.map_err(|error| wrong(depends(batch, &error.to_string())))?;
+        done.map_err(|error| wrong(batch_dependence_error(batch, &error.to_string())))?;
         Ok::<Graph, Error>(graph)
     };
     let before = sized(batch)?;
     for &size in &others {
         let after = sized(size)?;
-        check(&before, &after, &outputs, batch).map_err(&wrong)?;
+        check_shapes(&before, &after, &outputs, batch).map_err(&wrong)?;
     }
     // As in inference: a BatchNormalization in training mode mixes rows on purpose.
     let run = |model: &LoadedModel, size: usize| {
         let mut model = model.clone();
-        for_inference(message_graph(&label, &mut model.proto)?);
+        set_inference_mode(message_graph(&label, &mut model.proto)?);
         with_batch(&label, &model, &typed, &opened, size)
     };
-    let (alone, together) = (run(&fixed_model, batch)?, run(&loaded, BATCHES * batch)?);
-    if let Some(reason) = mixed(alone, together, &opened, batch)? {
-        return Err(wrong(depends(batch, &reason)));
+    let (alone, together) = (run(&fixed_model, batch)?, run(&loaded, BATCH_COUNT * batch)?);
+    if let Some(reason) = find_dependence(alone, together, &opened, batch)? {
+        return Err(wrong(batch_dependence_error(batch, &reason)));
     }
     let graph = message_graph(&label, &mut loaded.proto)?;
-    set_first_axes(graph, &typed, &opened, &Dim::symbol(BATCH));
-    let again = inferred(&label, &loaded)?;
+    set_first_axes(graph, &typed, &opened, &Dim::symbol(BATCH_SYMBOL));
+    let again = infer_graph(&label, &loaded)?;
     let graph = message_graph(&label, &mut loaded.proto)?;
     for info in &mut graph.output {
         if let Some(id) = again.find(&info.name) {
@@ -117,7 +117,7 @@ pub fn open_batch(model: ModelSource) -> Result<ModelProto> {
     Ok(loaded.proto)
 }
 
-fn depends(batch: usize, reason: &str) -> String {
+fn batch_dependence_error(batch: usize, reason: &str) -> String {
     format!(
         "something inside depends on the batch of {batch}: {reason}; make its shape follow the batch (an element 0 or -1 in the \
          shape of a Reshape), or export the model with an open first axis (dynamic_axes, dynamic_shapes)"
@@ -140,7 +140,12 @@ fn with_batch(
 
 /// Checks that the first axis of each output follows the batch, if its size equals it. Also checks that the
 /// batch can be separated from the other factors of an axis.
-fn check(before: &Graph, after: &Graph, outputs: &[String], batch: usize) -> std::result::Result<(), String> {
+fn check_shapes(
+    before: &Graph,
+    after: &Graph,
+    outputs: &[String],
+    batch: usize,
+) -> std::result::Result<(), String> {
     let dims = |graph: &Graph, name: &str| {
         let id = graph.find(name)?;
         match &graph.value(id).ty {
@@ -163,7 +168,7 @@ fn check(before: &Graph, after: &Graph, outputs: &[String], batch: usize) -> std
         if was.len() == is.len() && was[axis] != batch && (axis != 0 || was.len() == 1) {
             let node = maker(before, name).unwrap_or_default();
             let reason = format!("{node} counts the batch and more on axis {axis} of output {name:?}");
-            return Err(depends(batch, &reason));
+            return Err(batch_dependence_error(batch, &reason));
         }
     }
     let Some(output) = outputs.iter().find(|name| batch > 1 && stays(name)) else { return Ok(()) };
@@ -174,7 +179,7 @@ fn check(before: &Graph, after: &Graph, outputs: &[String], batch: usize) -> std
             && node.present_outputs().any(|id| stays(before.name_of(id)))
     });
     let what = node.map_or_else(|| format!("output {output:?}"), |node| before.node_label(node));
-    Err(depends(batch, &format!("{what} makes the same shape for every batch")))
+    Err(batch_dependence_error(batch, &format!("{what} makes the same shape for every batch")))
 }
 
 /// Sets the first axis of inputs to a size or a symbol.
@@ -183,32 +188,32 @@ fn set_first_axes(graph: &mut GraphProto, typed: &Graph, opened: &FxHashSet<Stri
         let ty = typed.find(&info.name).map(|id| typed.value(id).ty.clone());
         if let Some(ValueType::Tensor(dtype, Some(shape))) = ty {
             let shape = std::iter::once(size).chain(shape.iter().skip(1)).cloned().collect();
-            *info = declare(&info.name, ValueType::Tensor(dtype, Some(shape)));
+            *info = declare_value(&info.name, ValueType::Tensor(dtype, Some(shape)));
         }
     }
 }
 
 /// Replaces an input of a node so that its shape follows the batch. Returns `None` if the message has no such
 /// input.
-fn open(graph: &mut GraphProto, fix: &FixedBatch, number: usize, first_input: &str) -> Option<()> {
+fn apply_fix(graph: &mut GraphProto, fix: &FixedBatch, number: usize, first_input: &str) -> Option<()> {
     let at = graph.node.iter().position(|node| node.output.contains(&fix.output))?;
     graph.node[at].input.get(fix.input)?;
     let named = |what: &str| format!("open_batch/{number}/{what}");
     match &fix.open {
-        OpenShape::LeftOut => graph.node[at].input[fix.input].clear(),
+        OpenShape::Omitted => graph.node[at].input[fix.input].clear(),
         OpenShape::Shape(shape) => {
             graph.initializer.push(tensor_to_proto(&named("shape"), &Tensor::i64(&[shape.len()], shape)));
             graph.node[at].input[fix.input] = named("shape");
         }
-        OpenShape::First(axis) => {
-            let (first, zero) = first_along(&graph.node[at].input[fix.input], *axis, &named("first"));
+        OpenShape::FirstSlice(axis) => {
+            let (first, zero) = first_slice_nodes(&graph.node[at].input[fix.input], *axis, &named("first"));
             graph.initializer.push(zero);
             graph.node[at].input[fix.input] = named("first");
             graph.node.insert(at, first);
         }
-        OpenShape::Rows(rest) => {
-            let (first, zero) = first_along(&graph.node[at].input[fix.input], 0, &named("first"));
-            let (mut added, constants) = sizes_behind_first(first_input, rest, &named("shape"));
+        OpenShape::RepeatedRows(rest) => {
+            let (first, zero) = first_slice_nodes(&graph.node[at].input[fix.input], 0, &named("first"));
+            let (mut added, constants) = batch_shape_nodes(first_input, rest, &named("shape"));
             graph.initializer.push(zero);
             graph.initializer.extend(constants);
             added.push(first);
@@ -222,8 +227,8 @@ fn open(graph: &mut GraphProto, fix: &FixedBatch, number: usize, first_input: &s
             graph.node[at].input[fix.input] = named("rows");
             graph.node.splice(at..at, added);
         }
-        OpenShape::Behind(rest) => {
-            let (added, constants) = sizes_behind_first(first_input, rest, &named("shape"));
+        OpenShape::BatchThen(rest) => {
+            let (added, constants) = batch_shape_nodes(first_input, rest, &named("shape"));
             graph.initializer.extend(constants);
             graph.node[at].input[fix.input] = named("shape");
             graph.node.splice(at..at, added);

@@ -6,25 +6,25 @@ use ortrain_expr::random_bits;
 use ortrain_graph::{DType, Graph, Node, Tensor, ValueId, ValueType};
 use ortrain_ops::Role;
 use ortrain_ops::passes::infer::infer;
-use ortrain_program::{Backend, Given, GradientMode, Scalars, Workspace};
+use ortrain_program::{Backend, GradientMode, RunInput, Scalars, Workspace};
 use rustc_hash::FxHashSet;
 
 use crate::executable_cache::ExecutableCache;
 use crate::{ErrorKind, Result, default_backend};
 
 /// Number of batches in the larger one.
-pub(crate) const BATCHES: usize = 2;
+pub(crate) const BATCH_COUNT: usize = 2;
 /// Size of symbolic axes.
-const OPEN: usize = 6;
+const SYMBOLIC_AXIS_SIZE: usize = 6;
 /// Seed of the random inputs.
 const SEED: u64 = 23;
 /// Tolerance by type, relative to the largest magnitude. Another summation order stays below it, also in
 /// float16.
-const FAR: [(DType, f64); 3] = [(DType::F16, 0.03), (DType::BF16, 0.1), (DType::F32, 1e-3)];
+const RELATIVE_TOLERANCES: [(DType, f64); 3] = [(DType::F16, 0.03), (DType::BF16, 0.1), (DType::F32, 1e-3)];
 /// Limits of the comparison: elements of all inputs, and bytes of a run. A file may declare any size.
-const LARGEST: (usize, usize) = (1 << 28, 1 << 34);
+const MAX_ELEMENTS_AND_BYTES: (usize, usize) = (1 << 28, 1 << 34);
 /// One of this many elements may differ: a rounding error may change a selection.
-const CHOICES: usize = 50;
+const MISMATCH_DIVISOR: usize = 50;
 
 /// Returns the reason why the rows of a batch are not independent, as the end of a sentence.
 ///
@@ -34,7 +34,7 @@ const CHOICES: usize = 50;
 ///
 /// # Errors
 /// If there is no backend.
-pub(crate) fn mixed(
+pub(crate) fn find_dependence(
     mut alone: Graph,
     mut together: Graph,
     opened: &FxHashSet<String>,
@@ -44,36 +44,38 @@ pub(crate) fn mixed(
     if infer(&mut alone).is_err() || infer(&mut together).is_err() {
         return Ok(None);
     }
-    let Some(inputs) = drawn(&alone, opened) else { return Ok(None) };
+    let Some(inputs) = draw_inputs(&alone, opened) else { return Ok(None) };
     let compared = |names: &[String], inside: bool| -> Option<std::result::Result<Vec<bool>, String>> {
-        let mut parts = Vec::with_capacity(BATCHES);
-        for part in 0..BATCHES {
-            let rows: Vec<Tensor> = inputs.iter().map(|input| input.rows(part)).collect();
-            parts.push(results(&alone, names, &rows, &backend).ok()?);
+        let mut parts = Vec::with_capacity(BATCH_COUNT);
+        for part in 0..BATCH_COUNT {
+            let rows: Vec<Tensor> = inputs.iter().map(|input| input.batch_rows(part)).collect();
+            parts.push(run_graph(&alone, names, &rows, &backend).ok()?);
         }
-        let whole: Vec<Tensor> = inputs.iter().map(|input| input.whole.clone()).collect();
-        let whole = match results(&together, names, &whole, &backend) {
+        let whole: Vec<Tensor> = inputs.iter().map(|input| input.tensor.clone()).collect();
+        let whole = match run_graph(&together, names, &whole, &backend) {
             Ok(whole) => whole,
             Err(error) if error.kind() == ErrorKind::MemoryLimit => return None,
             Err(error) => return Some(Err(error.to_string())),
         };
         let agree = |k: usize| {
             let parts: Option<Vec<&Tensor>> = parts.iter().map(|results| results[k].as_ref()).collect();
-            parts.zip(whole[k].as_ref()).is_none_or(|(parts, whole)| agree(&parts, whole, batch, inside))
+            parts
+                .zip(whole[k].as_ref())
+                .is_none_or(|(parts, whole)| values_agree(&parts, whole, batch, inside))
         };
         Some(Ok((0..names.len()).map(agree).collect()))
     };
     let differing = |names: Vec<String>, agree: Vec<bool>| {
         names.into_iter().zip(agree).find_map(|(name, agrees)| (!agrees).then_some(name))
     };
-    let outputs = floats(&alone, &together, alone.outputs.iter().copied());
+    let outputs = common_float_names(&alone, &together, alone.outputs.iter().copied());
     let output = match compared(&outputs, false) {
         None => return Ok(None),
         Some(Err(reason)) => return Ok(Some(reason)),
         Some(Ok(agree)) => differing(outputs, agree),
     };
     let Some(output) = output else { return Ok(None) };
-    let made = floats(&alone, &together, alone.nodes.iter().flat_map(Node::present_outputs));
+    let made = common_float_names(&alone, &together, alone.nodes.iter().flat_map(Node::present_outputs));
     let first = match compared(&made, true) {
         Some(Ok(agree)) => differing(made, agree),
         _ => None,
@@ -86,36 +88,37 @@ pub(crate) fn mixed(
 
 /// An input of the model for [`BATCHES`] batches.
 struct Input {
-    whole: Tensor,
+    tensor: Tensor,
     /// True if each batch has its own rows.
-    opened: bool,
+    is_batched: bool,
 }
 
 impl Input {
     /// Returns the input of one of the batches.
-    fn rows(&self, part: usize) -> Tensor {
-        if !self.opened {
-            return self.whole.clone();
+    fn batch_rows(&self, part: usize) -> Tensor {
+        if !self.is_batched {
+            return self.tensor.clone();
         }
-        let mut dims = self.whole.dims().to_vec();
-        dims[0] /= BATCHES;
-        let bytes = self.whole.data().len() / BATCHES;
-        let data = self.whole.data().slice(part * bytes..(part + 1) * bytes);
-        Tensor::new(self.whole.dtype(), dims, data).expect("whole rows")
+        let mut dims = self.tensor.dims().to_vec();
+        dims[0] /= BATCH_COUNT;
+        let bytes = self.tensor.data().len() / BATCH_COUNT;
+        let data = self.tensor.data().slice(part * bytes..(part + 1) * bytes);
+        Tensor::new(self.tensor.dtype(), dims, data).expect("whole rows")
     }
 }
 
 /// Generates all inputs: floats from -1 to 1; integers are 0 or 1, which are valid indices of most tables.
 /// Returns `None` if an input is no tensor of numbers.
-fn drawn(graph: &Graph, opened: &FxHashSet<String>) -> Option<Vec<Input>> {
-    let mut room = LARGEST.0;
+fn draw_inputs(graph: &Graph, opened: &FxHashSet<String>) -> Option<Vec<Input>> {
+    let mut room = MAX_ELEMENTS_AND_BYTES.0;
     let inputs = graph.inputs.iter().enumerate().map(|(stream, &id)| {
         let ValueType::Tensor(dtype, Some(shape)) = &graph.value(id).ty else { return None };
-        let mut dims: Vec<usize> = shape.iter().map(|dim| dim.known().unwrap_or(OPEN)).collect();
+        let mut dims: Vec<usize> =
+            shape.iter().map(|dim| dim.known().unwrap_or(SYMBOLIC_AXIS_SIZE)).collect();
         let opened = opened.contains(graph.name_of(id));
         if opened {
             let rows = dims.first_mut()?;
-            *rows = rows.checked_mul(BATCHES)?;
+            *rows = rows.checked_mul(BATCH_COUNT)?;
         }
         let bits = |index: usize| random_bits(SEED, stream as u64, index as u64);
         let len = dims.iter().try_fold(1usize, |len, &size| len.checked_mul(size))?;
@@ -129,13 +132,13 @@ fn drawn(graph: &Graph, opened: &FxHashSet<String>) -> Option<Vec<Input>> {
         } else {
             return None;
         };
-        Some(Input { whole, opened })
+        Some(Input { tensor: whole, is_batched: opened })
     });
     inputs.collect()
 }
 
 /// Returns the names of the float values that both graphs have.
-fn floats(alone: &Graph, together: &Graph, values: impl Iterator<Item = ValueId>) -> Vec<String> {
+fn common_float_names(alone: &Graph, together: &Graph, values: impl Iterator<Item = ValueId>) -> Vec<String> {
     let is_float = |graph: &Graph, id: ValueId| {
         let ty = &graph.value(id).ty;
         ty.shape().is_some() && ty.dtype().is_some_and(DType::is_float)
@@ -145,7 +148,7 @@ fn floats(alone: &Graph, together: &Graph, values: impl Iterator<Item = ValueId>
 }
 
 /// Runs a graph on these inputs and returns the values of these names.
-fn results(
+fn run_graph(
     graph: &Graph,
     names: &[String],
     inputs: &[Tensor],
@@ -156,9 +159,9 @@ fn results(
     graph.remove_unused();
     let roles = vec![Role::User; graph.inputs.len()];
     let mut found = vec![None; names.len()];
-    let given: Vec<Given<'_>> = inputs.iter().map(Given::from).collect();
+    let given: Vec<RunInput<'_>> = inputs.iter().map(RunInput::from).collect();
     ExecutableCache::new(graph, roles, backend.clone()).run(
-        &mut Workspace::limited(backend.clone(), Some(LARGEST.1), 0),
+        &mut Workspace::with_limit(backend.clone(), Some(MAX_ELEMENTS_AND_BYTES.1), 0),
         &[],
         GradientMode::Accumulate,
         Scalars::default(),
@@ -174,7 +177,7 @@ fn results(
 /// Returns true if a value of the larger batch equals the values of the single batches. A value with the same
 /// shape for every batch may be a sum over all rows. `inside` the model, an axis may have other elements
 /// before the batch.
-fn agree(parts: &[&Tensor], whole: &Tensor, batch: usize, inside: bool) -> bool {
+fn values_agree(parts: &[&Tensor], whole: &Tensor, batch: usize, inside: bool) -> bool {
     let dims = parts[0].dims();
     if dims.len() != whole.dims().len() {
         return false;
@@ -187,13 +190,13 @@ fn agree(parts: &[&Tensor], whole: &Tensor, batch: usize, inside: bool) -> bool 
     let Some(axis) = grown.next() else {
         let may_be_a_row = batch == 1 && dims.len() > 1 && dims[0] == 1;
         return !may_be_a_row
-            || parts.iter().all(|part| near(&part.to_f64(), &whole.to_f64(), whole.dtype()));
+            || parts.iter().all(|part| are_close(&part.to_f64(), &whole.to_f64(), whole.dtype()));
     };
     if grown.next().is_some() {
         // Each row is combined with each.
         return true;
     }
-    if whole.dims()[axis] != BATCHES * dims[axis] {
+    if whole.dims()[axis] != BATCH_COUNT * dims[axis] {
         return false;
     }
     let elements = whole.to_f64();
@@ -207,16 +210,16 @@ fn agree(parts: &[&Tensor], whole: &Tensor, batch: usize, inside: bool) -> bool 
             .flat_map(|block| parts.iter().flat_map(move |part| &part[block * len..(block + 1) * len]))
             .copied()
             .collect();
-        near(&together, &elements, whole.dtype())
+        are_close(&together, &elements, whole.dtype())
     })
 }
 
 /// Returns true if all elements except for a few are equal up to rounding.
-fn near(a: &[f64], b: &[f64], dtype: DType) -> bool {
-    let share = FAR.iter().find(|(ty, _)| *ty == dtype).map_or(1e-6, |(_, share)| *share);
+fn are_close(a: &[f64], b: &[f64], dtype: DType) -> bool {
+    let share = RELATIVE_TOLERANCES.iter().find(|(ty, _)| *ty == dtype).map_or(1e-6, |(_, share)| *share);
     let largest =
         a.iter().filter(|value| value.is_finite()).fold(0.0, |most: f64, value| most.max(value.abs()));
     let same = |a: f64, b: f64| a == b || (a.is_nan() && b.is_nan()) || (a - b).abs() <= share * largest;
     let differing = a.iter().zip(b).filter(|(a, b)| !same(**a, **b)).count();
-    a.len() == b.len() && differing * CHOICES <= a.len()
+    a.len() == b.len() && differing * MISMATCH_DIVISOR <= a.len()
 }

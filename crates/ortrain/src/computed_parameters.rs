@@ -7,7 +7,7 @@ use ortrain_graph::{DType, Graph, Tensor, ValueId, tensor_to_proto};
 use ortrain_onnx::proto::TensorProto;
 use ortrain_onnx::{AttributeProto, GraphProto, LoadedModel, ModelProto, NodeProto};
 use ortrain_ops::passes::{
-    functions::{is_custom_gradient, write_out},
+    functions::{is_custom_gradient, unwrap_gradients},
     infer::infer,
     versions::upgrade,
 };
@@ -15,7 +15,7 @@ use ortrain_program::{GradientMode, Scalars, Workspace};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::executable_cache::ExecutableCache;
-use crate::export::inputs_of;
+use crate::export::collect_inputs;
 use crate::postprocessing;
 use crate::{Error, Result, default_backend};
 
@@ -62,14 +62,14 @@ pub(crate) fn make_initializers(
     if ids.is_empty() {
         return Ok(computable);
     }
-    refuse_chains(&graph, &ids, wanted, independent)?;
+    reject_dependent_parameters(&graph, &ids, wanted, independent)?;
     let names: Vec<Arc<str>> = ids.iter().map(|&id| graph.value(id).name.clone()).collect();
     graph.outputs = ids;
     graph.remove_unused();
     graph.inputs.clear();
-    let values = computed_now(label, graph)?;
+    let values = compute_outputs(label, graph)?;
     if let Some(message) = &mut model.proto.graph {
-        remove_makers(message, &names);
+        remove_producers(message, &names);
         let tensors = names.iter().zip(&values).map(|(name, value)| tensor_to_proto(name, value));
         message.initializer.extend(tensors);
         message.value_info.retain(|info| !names.iter().any(|name| **name == info.name));
@@ -83,13 +83,13 @@ pub(crate) fn constants_of_subgraphs(model: &ModelProto) -> Vec<String> {
     let Some(graph) = &model.graph else { return Vec::new() };
     let mut found = Vec::new();
     let mut defined: FxHashMap<&str, usize> = FxHashMap::default();
-    visit(graph, true, &mut found, &mut defined);
+    collect_constants(graph, true, &mut found, &mut defined);
     found.retain(|name| defined.get(name) == Some(&1));
     found.into_iter().map(str::to_owned).collect()
 }
 
 /// Collects the float constants in the subgraphs of a graph, and counts the definitions of each name.
-fn visit<'a>(
+fn collect_constants<'a>(
     graph: &'a GraphProto,
     outermost: bool,
     found: &mut Vec<&'a str>,
@@ -123,7 +123,7 @@ fn visit<'a>(
         }
         for attribute in &node.attribute {
             for subgraph in attribute.g.as_deref().into_iter().chain(&attribute.graphs) {
-                visit(subgraph, false, found, defined);
+                collect_constants(subgraph, false, found, defined);
             }
         }
     }
@@ -137,8 +137,8 @@ fn visit<'a>(
 pub(crate) fn lift_from_subgraphs(label: &str, model: &mut ModelProto, names: &[&str]) -> Result<()> {
     let Some(graph) = &mut model.graph else { return Ok(()) };
     for &name in names {
-        let mut found = Lifted::default();
-        take_inner(graph, name, &mut found);
+        let mut found = LiftedConstants::default();
+        extract_constant(graph, name, &mut found);
         let taken = graph.initializer.iter().any(|tensor| tensor.name == name)
             || graph.input.iter().any(|info| info.name == name)
             || graph.node.iter().any(|node| node.output.iter().any(|output| output == name));
@@ -167,16 +167,16 @@ pub(crate) fn lift_from_subgraphs(label: &str, model: &mut ModelProto, names: &[
 
 /// Definitions found in subgraphs.
 #[derive(Default)]
-struct Lifted {
+struct LiftedConstants {
     initializers: Vec<TensorProto>,
     nodes: Vec<NodeProto>,
 }
 
 /// Removes the definitions of a value from the subgraphs of a graph, and collects them.
-fn take_inner(graph: &mut GraphProto, name: &str, found: &mut Lifted) {
+fn extract_constant(graph: &mut GraphProto, name: &str, found: &mut LiftedConstants) {
     for attribute in graph.node.iter_mut().flat_map(|node| &mut node.attribute) {
         for subgraph in attribute.g.as_deref_mut().into_iter().chain(&mut attribute.graphs) {
-            take_inner(subgraph, name, found);
+            extract_constant(subgraph, name, found);
             found.initializers.extend(subgraph.initializer.extract_if(.., |tensor| tensor.name == name));
             let makes = |node: &mut NodeProto| node.input.is_empty() && node.output == [name];
             found.nodes.extend(subgraph.node.extract_if(.., makes));
@@ -186,7 +186,7 @@ fn take_inner(graph: &mut GraphProto, name: &str, found: &mut Lifted) {
 }
 
 /// Rejects a parameter that is computed from another parameter: it would no longer follow its changes.
-fn refuse_chains(
+fn reject_dependent_parameters(
     graph: &Graph,
     ids: &[ValueId],
     wanted: &FxHashSet<&str>,
@@ -214,10 +214,10 @@ fn refuse_chains(
 }
 
 /// Computes the outputs of a graph without inputs.
-fn computed_now(label: &str, mut graph: Graph) -> Result<Vec<Tensor>> {
+fn compute_outputs(label: &str, mut graph: Graph) -> Result<Vec<Tensor>> {
     let fail = |source| Error::model(label, source);
     upgrade(&mut graph).map_err(fail)?;
-    write_out(&mut graph).map_err(fail)?;
+    unwrap_gradients(&mut graph).map_err(fail)?;
     infer(&mut graph).map_err(fail)?;
     let mut values = Vec::with_capacity(graph.outputs.len());
     let backend = default_backend()?;
@@ -239,13 +239,13 @@ fn computed_now(label: &str, mut graph: Graph) -> Result<Vec<Tensor>> {
 
 /// Disconnects values from the nodes that compute them, then removes nodes and initializers without remaining
 /// uses.
-fn remove_makers(graph: &mut GraphProto, names: &[Arc<str>]) {
+fn remove_producers(graph: &mut GraphProto, names: &[Arc<str>]) {
     let mut makers: FxHashMap<String, usize> = FxHashMap::default();
     let mut uses: FxHashMap<String, usize> = FxHashMap::default();
     let mut inputs: Vec<FxHashSet<String>> = Vec::with_capacity(graph.node.len());
     for (index, node) in graph.node.iter().enumerate() {
         let mut of_node = FxHashSet::default();
-        inputs_of(node, &mut of_node);
+        collect_inputs(node, &mut of_node);
         for name in &of_node {
             *uses.entry(name.clone()).or_default() += 1;
         }
@@ -326,9 +326,9 @@ mod tests {
         }
     }
 
-    fn left(mut graph: GraphProto, names: &[&str]) -> (Vec<Vec<String>>, Vec<String>) {
+    fn remaining(mut graph: GraphProto, names: &[&str]) -> (Vec<Vec<String>>, Vec<String>) {
         let names: Vec<Arc<str>> = names.iter().map(|&name| name.into()).collect();
-        remove_makers(&mut graph, &names);
+        remove_producers(&mut graph, &names);
         (
             graph.node.into_iter().map(|node| node.output).collect(),
             graph.initializer.into_iter().map(|tensor| tensor.name).collect(),
@@ -336,26 +336,26 @@ mod tests {
     }
 
     #[test]
-    fn makers_go_with_what_only_they_need() {
+    fn removes_producers_without_other_uses() {
         let nodes = [node(&["a"], &["b"]), node(&["b", "b", "c"], &["w"]), node(&["x", "w", "c"], &["y"])];
-        let made = left(graph(&nodes, &["a", "c", "d"], "y"), &["w"]);
+        let made = remaining(graph(&nodes, &["a", "c", "d"], "y"), &["w"]);
         assert_eq!(made, (vec![strings(&["y"])], strings(&["c", "d"])));
     }
 
     #[test]
-    fn a_maker_stays_for_what_else_it_makes() {
+    fn keeps_producers_with_other_outputs() {
         let nodes = [node(&["a"], &["w", "v"]), node(&["w", "v", "w/computed"], &["y"])];
-        let made = left(graph(&nodes, &["a", "w/computed"], "y"), &["w"]);
+        let made = remaining(graph(&nodes, &["a", "w/computed"], "y"), &["w"]);
         let kept = vec![strings(&["w/computed_", "v"]), strings(&["y"])];
         assert_eq!(made, (kept, strings(&["a", "w/computed"])));
-        let made = left(graph(&nodes, &["a", "w/computed"], "y"), &["w", "v"]);
+        let made = remaining(graph(&nodes, &["a", "w/computed"], "y"), &["w", "v"]);
         assert_eq!(made, (vec![strings(&["y"])], strings(&["w/computed"])));
     }
 
     #[test]
-    fn outputs_are_uses() {
+    fn graph_outputs_count_as_uses() {
         let nodes = [node(&["a"], &["b"]), node(&["b"], &["w"])];
-        let made = left(graph(&nodes, &["a"], "b"), &["w"]);
+        let made = remaining(graph(&nodes, &["a"], "b"), &["w"]);
         assert_eq!(made, (vec![strings(&["b"])], strings(&["a"])));
     }
 }

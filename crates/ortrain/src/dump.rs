@@ -1,11 +1,12 @@
 //! Text of every compilation stage from the file to its instructions.
 
-use ortrain_codegen::{Caps, Unsupported, Wgsl, lower, split};
-use ortrain_graph::{DType, Dim, Graph, Tensor, ValueId, ValueType, byte_length};
-use ortrain_ops::passes::{differentiate::backpropagate, functions::write_out, infer::infer};
+use ortrain_codegen::{Caps, Unsupported, Wgsl, lower, split_host_part};
+use ortrain_cpu::Cpu;
+use ortrain_graph::{DType, Dim, Graph, Tensor, ValueId, ValueType, byte_length, onnx_text};
+use ortrain_ops::passes::{differentiate::backpropagate, functions::unwrap_gradients, infer::infer};
 use ortrain_ops::{PartTensor, PlanePart, Role, Specialiser};
 use ortrain_program::{
-    ALIGNMENT, PASSES, PassLog, PassRecord, PlaneId, Schedule, UnsupportedOnBackend, align,
+    ALIGNMENT, Backend, LOWERED, PASSES, PassLog, PassRecord, PlaneId, Schedule, UnsupportedOnBackend, align,
 };
 
 use crate::module::graph_of;
@@ -27,14 +28,22 @@ use crate::{Error, ModelSource, Result};
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Stage {
+    /// The model as read, in the text syntax of ONNX.
+    Onnx,
     /// The graph: newest operator versions, all types inferred.
     Graph,
     /// The graph with the gradients of its first output with respect to every float initializer. If that
     /// output is no scalar, its own gradient is an additional input. A training model already has its
     /// gradients.
     Gradient,
+    /// Each program before the first pass, as the operators lower it.
+    Lowered,
     /// The schedule: its programs with their instructions, buffers, offsets and peak bytes.
     Program,
+    /// The memory plan of each program: offset, bytes and live range of each buffer of the arena.
+    Memory,
+    /// The kernel that this processor selects for each instruction. `ORTRAIN_ISA` caps the instruction set.
+    CpuKernels,
     /// Each program as GPU launches, and the WGSL of their kernels, with the limits that every device
     /// guarantees.
     Kernels,
@@ -45,48 +54,53 @@ pub enum Stage {
 }
 
 impl Stage {
-    /// Returns the stage of this name: `graph`, `gradient`, `program`, `kernels`, `passes`, or the name of a
-    /// pass.
+    /// Returns the stage of this name: `onnx`, `graph`, `gradient`, `lowered`, `program`, `memory`,
+    /// `cpu_kernels`, `kernels`, `passes`, or the name of a pass.
     ///
     /// ```
     /// use ortrain::Stage;
     ///
-    /// assert_eq!(Stage::named("fusion")?, Stage::Pass("fusion"));
-    /// assert!(Stage::named("fusoin").unwrap_err().to_string().contains("fusion"));
+    /// assert_eq!(Stage::from_name("fusion")?, Stage::Pass("fusion"));
+    /// assert!(Stage::from_name("fusoin").unwrap_err().to_string().contains("fusion"));
     /// # Ok::<(), ortrain::Error>(())
     /// ```
     ///
     /// # Errors
     /// [`Error::Argument`] for another name.
-    pub fn named(name: &str) -> Result<Stage> {
-        Ok(match name {
-            "graph" => Stage::Graph,
-            "gradient" => Stage::Gradient,
-            "program" => Stage::Program,
-            "kernels" => Stage::Kernels,
-            "passes" => Stage::Passes,
-            _ => match PASSES.iter().find(|pass| pass.name == name) {
-                Some(pass) => Stage::Pass(pass.name),
-                None => {
-                    let passes = PASSES.iter().map(|pass| pass.name);
-                    let stages = ["graph", "gradient", "program", "kernels", "passes"];
-                    let known: Vec<&str> = stages.into_iter().chain(passes).collect();
-                    let hint = hint(name, known.iter().copied());
-                    return Err(Error::Argument(format!(
-                        "there is no stage {name:?}; stages are {}, and each pass: {}{hint}",
-                        stages.join(", "),
-                        known[stages.len()..].join(", ")
-                    )));
-                }
-            },
-        })
+    pub fn from_name(name: &str) -> Result<Stage> {
+        let passes = PASSES.iter().map(|pass| (pass.name, Stage::Pass(pass.name)));
+        let stages: Vec<(&str, Stage)> = NAMED_STAGES.into_iter().chain(passes).collect();
+        if let Some(&(_, stage)) = stages.iter().find(|&&(known, _)| known == name) {
+            return Ok(stage);
+        }
+        let names: Vec<&str> = stages.into_iter().map(|(name, _)| name).collect();
+        let (named, passes) = names.split_at(NAMED_STAGES.len());
+        Err(Error::Argument(format!(
+            "there is no stage {name:?}; stages are {}, and each pass: {}{}",
+            named.join(", "),
+            passes.join(", "),
+            hint(name, names.iter().copied())
+        )))
     }
 
     /// Returns true if the stage needs compiled programs.
-    fn is_of_programs(self) -> bool {
-        matches!(self, Stage::Program | Stage::Kernels | Stage::Pass(_) | Stage::Passes)
+    fn needs_programs(self) -> bool {
+        !matches!(self, Stage::Onnx | Stage::Graph | Stage::Gradient)
     }
 }
+
+/// Stages with a fixed name, in the order of compilation.
+const NAMED_STAGES: [(&str, Stage); 9] = [
+    ("onnx", Stage::Onnx),
+    ("graph", Stage::Graph),
+    ("gradient", Stage::Gradient),
+    ("lowered", Stage::Lowered),
+    ("program", Stage::Program),
+    ("memory", Stage::Memory),
+    ("cpu_kernels", Stage::CpuKernels),
+    ("kernels", Stage::Kernels),
+    ("passes", Stage::Passes),
+];
 
 /// Prints a stage of a model. For stages of programs, `shapes` gives the shapes of inputs by name.
 ///
@@ -104,12 +118,15 @@ impl Stage {
 /// # Errors
 /// If the model cannot be compiled up to the stage.
 pub fn dump(model: ModelSource, stage: Stage, shapes: &[(String, Vec<usize>)]) -> Result<String> {
+    if stage == Stage::Onnx {
+        return Ok(onnx_text(&model.read()?.0));
+    }
     let label = model.label("the model");
     let gradients = stage == Stage::Gradient;
     let model = if gradients { model.load_for_gradients()? } else { model.load()? };
     if let (Some((graph, scalars)), false) = (graph_over_planes(&label, &model), gradients) {
-        return match stage.is_of_programs() {
-            true => program(&label, stage, graph, shapes, false, &scalars),
+        return match stage.needs_programs() {
+            true => print_program(&label, stage, graph, shapes, false, &scalars),
             false => Ok(graph.to_string()),
         };
     }
@@ -117,24 +134,22 @@ pub fn dump(model: ModelSource, stage: Stage, shapes: &[(String, Vec<usize>)]) -
     infer(&mut graph).map_err(|source| Error::model(&label, source))?;
     let training = graph.inputs.iter().any(|&id| graph.name_of(id) == RESET_FLAG);
     match stage {
-        Stage::Graph => Ok(graph.to_string()),
         Stage::Gradient => {
             if !training {
-                gradient(&label, &mut graph)?;
+                add_gradients(&label, &mut graph)?;
             }
             let fail = |source| Error::model(&label, source);
-            write_out(&mut graph).map_err(fail)?;
+            unwrap_gradients(&mut graph).map_err(fail)?;
             infer(&mut graph).map_err(fail)?;
             Ok(graph.to_string())
         }
-        Stage::Program | Stage::Kernels | Stage::Pass(_) | Stage::Passes => {
-            program(&label, stage, graph, shapes, training, &[])
-        }
+        stage if stage.needs_programs() => print_program(&label, stage, graph, shapes, training, &[]),
+        _ => Ok(graph.to_string()),
     }
 }
 
 /// Adds the gradients of the first output with respect to the initializers that it depends on.
-fn gradient(label: &str, graph: &mut Graph) -> Result<()> {
+fn add_gradients(label: &str, graph: &mut Graph) -> Result<()> {
     let Some(&loss) = graph.outputs.first() else {
         return Err(Error::WrongModel { model: label.to_owned(), reason: "it has no outputs".into() });
     };
@@ -171,7 +186,7 @@ fn gradient(label: &str, graph: &mut Graph) -> Result<()> {
 }
 
 /// Prints the schedule of a graph. Sequences in `scalars` have one number for each parameter.
-fn program(
+fn print_program(
     label: &str,
     stage: Stage,
     graph: Graph,
@@ -267,6 +282,7 @@ fn program(
         }
     }
     let log = match stage {
+        Stage::Lowered => PassLog::with_text_after(LOWERED).unwrap_or_default(),
         Stage::Pass(name) => PassLog::with_text_after(name)
             .ok_or_else(|| Error::Argument(format!("there is no pass {name:?}")))?,
         _ => PassLog::new(),
@@ -277,23 +293,44 @@ fn program(
     // Printing compiles the programs of branches, which are compiled on demand.
     let program = schedule.to_string();
     match stage {
-        Stage::Pass(name) => match texts(&log) {
+        Stage::Pass(name) => match pass_texts(&log) {
             texts if texts.is_empty() => Err(Error::Argument(format!(
                 "the pass {name:?} did not run: no program is known before the run, or ORTRAIN_PASSES leaves it out"
             ))),
             texts => Ok(texts),
         },
-        Stage::Passes => Ok(changes(&log)),
-        Stage::Kernels => kernels(&schedule),
+        Stage::Lowered => Ok(pass_texts(&log)),
+        Stage::Passes => Ok(pass_changes(&log)),
+        Stage::Memory => {
+            let plans = schedule.programs().into_iter().map(|program| program.memory_plan_text()).enumerate();
+            Ok(plans.map(|(k, plan)| format!("program {k}: {plan}")).collect())
+        }
+        Stage::CpuKernels => print_cpu_kernels(&schedule),
+        Stage::Kernels => print_kernels(&schedule),
         _ => Ok(program),
     }
 }
 
-/// Prints the launches and kernels of the programs of a schedule.
-fn kernels(schedule: &Schedule) -> Result<String> {
+/// Prints the kernel that this processor selects for each instruction.
+fn print_cpu_kernels(schedule: &Schedule) -> Result<String> {
+    let cpu = Cpu::new()?;
     let mut text = String::new();
     for (k, program) in schedule.programs().into_iter().enumerate() {
-        let parts = split(program);
+        text += &format!("program {k}: instruction set {}\n", cpu.level());
+        let executable = cpu.compile(program.clone())?;
+        for (at, (scheduled, kernel)) in program.instructions.iter().zip(executable.kernels()).enumerate() {
+            let name = scheduled.instruction.name();
+            text += &format!("  {at:3} {name:10} {kernel}  # {}\n", scheduled.node);
+        }
+    }
+    Ok(text)
+}
+
+/// Prints the launches and kernels of the programs of a schedule.
+fn print_kernels(schedule: &Schedule) -> Result<String> {
+    let mut text = String::new();
+    for (k, program) in schedule.programs().into_iter().enumerate() {
+        let parts = split_host_part(program);
         let (shown, checked) = match &parts {
             Some((rest, host)) => (rest, &host.checked[..]),
             None => (&**program, &[][..]),
@@ -314,7 +351,7 @@ fn kernels(schedule: &Schedule) -> Result<String> {
 }
 
 /// Returns the text of the programs after a pass.
-fn texts(log: &PassLog) -> String {
+fn pass_texts(log: &PassLog) -> String {
     let programs = log.programs();
     let texts = programs.iter().flatten().filter_map(|record| record.text.as_deref());
     texts.enumerate().map(|(k, text)| format!("program {k}\n{text}")).collect()
@@ -322,7 +359,7 @@ fn texts(log: &PassLog) -> String {
 
 /// Prints the description of each pass, then the number of its changes and of instructions after it, for each
 /// program.
-fn changes(log: &PassLog) -> String {
+fn pass_changes(log: &PassLog) -> String {
     let width = PASSES.iter().map(|pass| pass.name.len()).max().unwrap_or(0);
     let mut text = String::from("passes, in the order in which they run\n");
     for pass in PASSES {

@@ -94,7 +94,7 @@ pub enum Error {
         source: Box<ortrain_ops::Error>,
     },
     /// All obstacles to differentiating or serializing a model at once.
-    #[error("{model}: {}", crate::inspect::sentence(.obstacles))]
+    #[error("{model}: {}", crate::inspect::join_obstacles(.obstacles))]
     Obstacles {
         /// Name of the model.
         model: String,
@@ -190,9 +190,9 @@ pub enum Error {
     /// The parameters of a file differ from the parameters of the state.
     #[error(
         "{} does not have the parameters of the state: {}; without strict, what fits is loaded", path.display(),
-        crate::weights_io::difference(report)
+        crate::weights_io::describe_difference(report)
     )]
-    Names {
+    MismatchedNames {
         /// Path of the file.
         path: std::path::PathBuf,
         /// Missing and unexpected names.
@@ -207,7 +207,7 @@ pub enum Error {
     /// A file lacks parameters of a nominal state, which requires all of them at once.
     #[error(
         "the state is nominal and stays so: {} does not have all of its parameters: {}", path.display(),
-        crate::weights_io::difference(report)
+        crate::weights_io::describe_difference(report)
     )]
     NominalNames {
         /// Path of the file.
@@ -323,7 +323,7 @@ pub enum Error {
     },
     /// Memory for the values of a state cannot be allocated; the state remains on its device.
     #[error("the parameters do not fit: {0}")]
-    NoRoom(AllocationError),
+    StateAllocation(AllocationError),
     /// A device is not available.
     #[error("there is no device {device:?} here: {reason}; {remedy}")]
     DeviceUnavailable {
@@ -410,8 +410,8 @@ impl Error {
             }
             Error::Onnx(_) | Error::Mismatch { .. } | Error::WrongModel { .. } => ErrorKind::InvalidModel,
             Error::Obstacles { kind, .. } => *kind,
-            Error::Model { source, .. } => of_ops(source, ErrorKind::InvalidModel),
-            Error::Shapes(source) => of_ops(source, ErrorKind::InvalidArgument),
+            Error::Model { source, .. } => kind_of_op_error(source, ErrorKind::InvalidModel),
+            Error::Shapes(source) => kind_of_op_error(source, ErrorKind::InvalidArgument),
             Error::Run(
                 RunError::IndexOutOfRange { .. } | RunError::Specialise(_) | RunError::Branch { .. },
             )
@@ -419,7 +419,7 @@ impl Error {
             | Error::UnknownParameter { .. }
             | Error::UnknownProperty { .. }
             | Error::ParameterMismatch { .. }
-            | Error::Names { .. }
+            | Error::MismatchedNames { .. }
             | Error::NominalNames { .. }
             | Error::OtherState { .. }
             | Error::Isa(_)
@@ -434,7 +434,7 @@ impl Error {
             Error::NoFolder { .. } => ErrorKind::NoSuchFile,
             Error::Write { source, .. } if source.kind() == io::ErrorKind::NotFound => ErrorKind::NoSuchFile,
             Error::StepOverLimit { .. }
-            | Error::NoRoom(AllocationError::OnDevice { .. })
+            | Error::StateAllocation(AllocationError::OnDevice { .. })
             | Error::Run(
                 RunError::OverLimit(_)
                 | RunError::Growing { .. }
@@ -442,7 +442,7 @@ impl Error {
             ) => ErrorKind::MemoryLimit,
             Error::DeviceUnavailable { .. } => ErrorKind::DeviceUnavailable,
             Error::Run(RunError::Device(_)) => ErrorKind::DeviceLost,
-            Error::NoRoom(_) | Error::Run(_) | Error::Write { .. } => ErrorKind::Fail,
+            Error::StateAllocation(_) | Error::Run(_) | Error::Write { .. } => ErrorKind::Fail,
         }
     }
 
@@ -457,7 +457,7 @@ impl Error {
     }
 }
 
-fn of_ops(error: &ortrain_ops::Error, otherwise: ErrorKind) -> ErrorKind {
+fn kind_of_op_error(error: &ortrain_ops::Error, otherwise: ErrorKind) -> ErrorKind {
     match error {
         ortrain_ops::Error::UnknownOperators { .. }
         | ortrain_ops::Error::Opset { .. }
@@ -466,7 +466,7 @@ fn of_ops(error: &ortrain_ops::Error, otherwise: ErrorKind) -> ErrorKind {
         ortrain_ops::Error::Node {
             source: OpError::Subgraph(inner) | OpError::Gradient { source: inner, .. },
             ..
-        } => of_ops(inner, otherwise),
+        } => kind_of_op_error(inner, otherwise),
         ortrain_ops::Error::NoPath { .. } => ErrorKind::InvalidArgument,
         ortrain_ops::Error::Program(_) | ortrain_ops::Error::Node { source: OpError::Program(_), .. } => {
             ErrorKind::Fail

@@ -4,12 +4,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ortrain_graph::{Graph, Tensor, ValueId};
-use ortrain_ops::training::about_label;
+use ortrain_ops::training::label_error;
 use ortrain_ops::{Role, Specialiser};
 use ortrain_program::{
-    Backend, Bindings, Deliver, Given, GradientMode, Interrupt, Memory, MemoryNeed, Observer, PASSES,
-    PassLog, PlaneId, Precision, RunContext, RunError, Scalars, Schedule, ScheduleExecutor, Specialised,
-    Workspace, place,
+    Backend, Bindings, Deliver, GradientMode, Interrupt, Memory, MemoryNeed, Observer, PASSES, PassLog,
+    PlaneId, Precision, RunContext, RunError, RunInput, Scalars, Schedule, ScheduleExecutor, Specialised,
+    Workspace, describe_position,
 };
 use smallvec::SmallVec;
 
@@ -29,7 +29,7 @@ impl ExecutableCache {
     }
 
     /// Sets the precision of inner products. The backend must have been created for it.
-    pub(crate) fn precision(mut self, precision: Precision) -> ExecutableCache {
+    pub(crate) fn with_precision(mut self, precision: Precision) -> ExecutableCache {
         self.specialiser = self.specialiser.precision(precision);
         self
     }
@@ -58,13 +58,13 @@ impl ExecutableCache {
 
     /// Returns the executables of the same graph with the body of a node inlined: see
     /// [`Specialiser::inlined`].
-    pub(crate) fn inlined(
+    pub(crate) fn with_node_inlined(
         &self,
         node: usize,
         known: &dyn Fn(ValueId) -> Option<Tensor>,
         backend: Arc<dyn Backend>,
     ) -> Option<ExecutableCache> {
-        let specialiser = self.specialiser.inlined(node, known)?;
+        let specialiser = self.specialiser.with_inlined_node(node, known)?;
         Some(ExecutableCache { specialiser, backend })
     }
 
@@ -79,37 +79,41 @@ impl ExecutableCache {
 
     /// Returns the schedules that have been run so far, the most recently used one last.
     pub(crate) fn schedules(&self) -> impl Iterator<Item = Arc<Schedule>> {
-        let kept = self.specialiser.kept().into_iter().filter(|specialised| specialised.ready().is_some());
+        let kept = self
+            .specialiser
+            .cached_schedules()
+            .into_iter()
+            .filter(|specialised| specialised.cached_executor().is_some());
         kept.map(|specialised| specialised.schedule().clone())
     }
 
     /// Returns the cached schedule for these inputs.
-    fn cached(&self, given: &[Given<'_>]) -> Option<Arc<Specialised>> {
+    fn cached_schedule(&self, given: &[RunInput<'_>]) -> Option<Arc<Specialised>> {
         let dims: SmallVec<[&[usize]; 16]> = given.iter().map(|value| value.dims).collect();
-        self.specialiser.cached(&dims, &|k| given[k].bytes)
+        self.specialiser.find_cached(&dims, &|k| given[k].bytes)
     }
 
     /// Returns the schedule for these inputs, planned now if it is not cached.
-    pub(crate) fn schedule(&self, given: &[Given<'_>]) -> Result<Arc<Specialised>> {
-        if let Some(schedule) = self.cached(given) {
+    pub(crate) fn schedule(&self, given: &[RunInput<'_>]) -> Result<Arc<Specialised>> {
+        if let Some(schedule) = self.cached_schedule(given) {
             return Ok(schedule);
         }
         let dims: SmallVec<[&[usize]; 16]> = given.iter().map(|value| value.dims).collect();
-        let schedule = self.specialiser.schedule_with(&dims, &|k| tensor_of(&given[k]));
+        let schedule = self.specialiser.schedule_with(&dims, &|k| to_tensor(&given[k]));
         schedule.map_err(|source| Error::Shapes(Box::new(source)))
     }
 
     /// Returns the parts of planning for these inputs, in order, with their times. Plans everything again and
     /// discards the result.
-    pub(crate) fn planning(
+    pub(crate) fn profile_planning(
         &self,
         work: &Workspace,
-        given: &[Given<'_>],
+        given: &[RunInput<'_>],
     ) -> Result<Vec<(&'static str, Duration)>> {
         let dims: SmallVec<[&[usize]; 16]> = given.iter().map(|value| value.dims).collect();
         let log = PassLog::new();
         let start = Instant::now();
-        let schedule = self.specialiser.schedule_logged(&dims, &|k| tensor_of(&given[k]), log.clone());
+        let schedule = self.specialiser.schedule_logged(&dims, &|k| to_tensor(&given[k]), log.clone());
         let schedule = Arc::new(schedule.map_err(|source| Error::Shapes(Box::new(source)))?);
         let planned = start.elapsed();
         let start = Instant::now();
@@ -127,18 +131,18 @@ impl ExecutableCache {
     }
 
     /// Returns the schedule and the memory need of a run on inputs of these shapes, without running it.
-    pub(crate) fn planned(&self, work: &Workspace, dims: &[&[usize]]) -> Result<(Arc<Schedule>, MemoryNeed)> {
+    pub(crate) fn plan(&self, work: &Workspace, dims: &[&[usize]]) -> Result<(Arc<Schedule>, MemoryNeed)> {
         let schedule = self.specialiser.schedule_of_shapes(dims);
         let schedule = schedule.map_err(|source| Error::Shapes(Box::new(source)))?.schedule().clone();
         ScheduleExecutor::check(&schedule, work)?;
-        let need = ScheduleExecutor::within(self.backend.clone(), schedule.clone(), work)?.need(work);
+        let need = ScheduleExecutor::within(self.backend.clone(), schedule.clone(), work)?.memory_need(work);
         Ok((schedule, need))
     }
 
     /// Returns the positions of inputs with values that decide shapes, as far as [`ExecutableCache::planned`]
     /// has found them.
-    pub(crate) fn inputs_behind_shapes(&self) -> Vec<usize> {
-        self.specialiser.inputs_behind_shapes()
+    pub(crate) fn shape_deciding_inputs(&self) -> Vec<usize> {
+        self.specialiser.shape_determining_inputs()
     }
 
     /// Runs on checked inputs. Allocates only for new shapes, and if a schedule has more than one program.
@@ -148,7 +152,7 @@ impl ExecutableCache {
         planes: &[&Memory],
         entry: GradientMode,
         scalars: Scalars,
-        given: &[Given<'_>],
+        given: &[RunInput<'_>],
         deliver: &mut Deliver<'_>,
     ) -> Result<()> {
         self.run_traced(work, planes, (entry, scalars), None, given, deliver)
@@ -161,20 +165,20 @@ impl ExecutableCache {
         planes: &[&Memory],
         (entry, scalars): (GradientMode, Scalars),
         trace: Option<&mut Trace>,
-        given: &[Given<'_>],
+        given: &[RunInput<'_>],
         deliver: &mut Deliver<'_>,
     ) -> Result<()> {
         let runner = self.executor(work, given)?;
         let (bindings, observer) = (Bindings { planes }, trace.map(|trace| trace as &mut dyn Observer));
         let run =
             runner.run(RunContext::new(&bindings, work, entry, scalars).observed(observer), given, deliver);
-        run.map_err(|error| self.explained(error))
+        run.map_err(|error| self.explain(error))
     }
 
     /// Rewrites the error of a run in terms of the model.
-    pub(crate) fn explained(&self, error: RunError) -> Error {
+    pub(crate) fn explain(&self, error: RunError) -> Error {
         let RunError::IndexOutOfRange { node, at, index, bound } = error else { return error.into() };
-        match about_label(self.graph(), &node, &place(&at), index, bound) {
+        match label_error(self.graph(), &node, &describe_position(&at), index, bound) {
             Some(sentence) => Error::Label { sentence, at, label: index, classes: bound },
             None => RunError::IndexOutOfRange { node, at, index, bound }.into(),
         }
@@ -184,15 +188,17 @@ impl ExecutableCache {
     pub(crate) fn executor(
         &mut self,
         work: &Workspace,
-        given: &[Given<'_>],
+        given: &[RunInput<'_>],
     ) -> Result<Arc<ScheduleExecutor>> {
-        if let Some(schedule) = self.cached(given).filter(|schedule| schedule.ready().is_some()) {
-            return self.runner_of(&schedule, work);
+        if let Some(schedule) =
+            self.cached_schedule(given).filter(|schedule| schedule.cached_executor().is_some())
+        {
+            return self.compiled_executor(&schedule, work);
         }
-        interruptible(work.interrupter(), || self.runner_of(&*self.schedule(given)?, work))
+        interruptible(work.interrupter(), || self.compiled_executor(&*self.schedule(given)?, work))
     }
 
-    fn runner_of(&self, schedule: &Specialised, work: &Workspace) -> Result<Arc<ScheduleExecutor>> {
+    fn compiled_executor(&self, schedule: &Specialised, work: &Workspace) -> Result<Arc<ScheduleExecutor>> {
         schedule.executor(&self.backend, |schedule| {
             ScheduleExecutor::check(&schedule, work)?;
             let runner = ScheduleExecutor::within(self.backend.clone(), schedule, work)?;
@@ -221,7 +227,7 @@ pub fn interruptible<T>(interrupt: Option<&Interrupt>, work: impl FnOnce() -> Re
 }
 
 /// Copies an input into a tensor.
-fn tensor_of(value: &Given<'_>) -> Tensor {
+fn to_tensor(value: &RunInput<'_>) -> Tensor {
     let data = value.bytes.to_vec().into();
     Tensor::new(value.dtype, value.dims.to_vec(), data).expect("the lengths were checked")
 }

@@ -22,7 +22,7 @@ pub(crate) fn inference_model(
         return Err(Error::Argument("at least one output must be named for an inference model".into()));
     }
     let mut proto = message.proto.clone();
-    class_axis::unmark(&mut proto);
+    class_axis::remove_marks(&mut proto);
     let Some(graph) = proto.graph.as_mut() else {
         return Err(Error::WrongModel {
             model: "the evaluation model".into(),
@@ -32,11 +32,11 @@ pub(crate) fn inference_model(
 
     let mut infos = Vec::with_capacity(outputs.len());
     for name in outputs.iter().copied().collect::<IndexSet<&str>>() {
-        infos.push(declaration(graph, inferred, name)?);
+        infos.push(output_declaration(graph, inferred, name)?);
     }
     graph.output = infos;
 
-    let (keep, needed) = needed_by(graph, outputs);
+    let (keep, needed) = needed_nodes_and_values(graph, outputs);
     let mut kept = keep.into_iter();
     graph.node.retain(|_| kept.next() == Some(true));
     graph.initializer.retain(|tensor| needed.contains(&tensor.name));
@@ -60,7 +60,7 @@ pub(crate) fn inference_model(
 }
 
 /// Returns for each node of a graph whether one of the values needs it, and the names of all needed values.
-pub(crate) fn needed_by(graph: &GraphProto, values: &[&str]) -> (Vec<bool>, FxHashSet<String>) {
+pub(crate) fn needed_nodes_and_values(graph: &GraphProto, values: &[&str]) -> (Vec<bool>, FxHashSet<String>) {
     let mut makers: FxHashMap<&str, usize> = FxHashMap::default();
     for (index, node) in graph.node.iter().enumerate() {
         makers.extend(node.output.iter().filter(|name| !name.is_empty()).map(|name| (name.as_str(), index)));
@@ -75,7 +75,7 @@ pub(crate) fn needed_by(graph: &GraphProto, values: &[&str]) -> (Vec<bool>, FxHa
             if let Some(&index) = makers.get(name.as_str())
                 && !std::mem::replace(&mut keep[index], true)
             {
-                inputs_of(&graph.node[index], &mut next);
+                collect_inputs(&graph.node[index], &mut next);
             }
             needed.insert(name);
         }
@@ -85,29 +85,29 @@ pub(crate) fn needed_by(graph: &GraphProto, values: &[&str]) -> (Vec<bool>, FxHa
 }
 
 /// Adds the names of the values that a node uses, including its subgraphs.
-pub(crate) fn inputs_of(node: &NodeProto, names: &mut FxHashSet<String>) {
+pub(crate) fn collect_inputs(node: &NodeProto, names: &mut FxHashSet<String>) {
     names.extend(node.input.iter().filter(|name| !name.is_empty()).cloned());
-    node.attribute.iter().for_each(|attribute| free_names_of(attribute, names));
+    node.attribute.iter().for_each(|attribute| collect_attribute_names(attribute, names));
 }
 
 /// Adds the names that a subgraph uses. Names that it defines itself are included and do no harm.
-fn free_names(graph: &GraphProto, names: &mut FxHashSet<String>) {
+fn collect_free_names(graph: &GraphProto, names: &mut FxHashSet<String>) {
     for node in &graph.node {
         names.extend(node.input.iter().cloned());
         for attribute in &node.attribute {
-            free_names_of(attribute, names);
+            collect_attribute_names(attribute, names);
         }
     }
     names.extend(graph.output.iter().map(|info| info.name.clone()));
 }
 
-fn free_names_of(attribute: &AttributeProto, names: &mut FxHashSet<String>) {
-    attribute.g.iter().for_each(|graph| free_names(graph, names));
-    attribute.graphs.iter().for_each(|graph| free_names(graph, names));
+fn collect_attribute_names(attribute: &AttributeProto, names: &mut FxHashSet<String>) {
+    attribute.g.iter().for_each(|graph| collect_free_names(graph, names));
+    attribute.graphs.iter().for_each(|graph| collect_free_names(graph, names));
 }
 
 /// Returns the declaration of a value from the message, or else the inferred one.
-fn declaration(graph: &GraphProto, inferred: &Graph, name: &str) -> Result<ValueInfoProto> {
+fn output_declaration(graph: &GraphProto, inferred: &Graph, name: &str) -> Result<ValueInfoProto> {
     let unknown = || {
         let near = hint_in(inferred, name);
         Error::Argument(format!("the evaluation model has no value {name:?} that could be an output{near}"))

@@ -9,7 +9,7 @@ use ortrain_ops::Registry;
 use rustc_hash::FxHashSet;
 
 use crate::optim::OptimizerSpec;
-use crate::parameter_binding::{BUFFER, RESET_FLAG, parameter_of_gradient};
+use crate::parameter_binding::{BUFFER_SUFFIX, RESET_FLAG, parameter_of_gradient};
 use crate::{
     CheckpointState, Confidence, Error, Inspection, ModelSource, ParameterInfo, ParameterRole, Result,
 };
@@ -64,7 +64,7 @@ impl FileKind {
     }
 
     /// Returns the name with an article.
-    pub(crate) fn a_name(self) -> String {
+    pub(crate) fn name_with_article(self) -> String {
         let article = if matches!(self, FileKind::EvalModel | FileKind::OptimizerModel) { "an" } else { "a" };
         format!("{article} {}", self.name())
     }
@@ -89,11 +89,11 @@ impl FileKind {
     }
 
     /// Classifies a model by its inputs.
-    pub(crate) fn of(graph: &Graph) -> FileKind {
+    pub(crate) fn of_graph(graph: &Graph) -> FileKind {
         let names: FxHashSet<&str> = graph.inputs.iter().map(|&id| graph.name_of(id)).collect();
         if ["learning_rate", "params", "gradients"].iter().all(|name| names.contains(name)) {
             FileKind::OptimizerModel
-        } else if names.contains(RESET_FLAG) || names.iter().any(|name| name.ends_with(BUFFER)) {
+        } else if names.contains(RESET_FLAG) || names.iter().any(|name| name.ends_with(BUFFER_SUFFIX)) {
             FileKind::TrainingModel
         } else {
             let first = graph.outputs.first().map(|&id| &graph.value(id).ty);
@@ -146,28 +146,28 @@ pub(crate) fn inspect_other(source: &ModelSource) -> Result<Option<Inspection>> 
         let text = found.extras.optimizer.as_deref();
         // Training reports a damaged description; inspection ignores it.
         optimizer = text.and_then(|text| OptimizerSpec::from_text(text).ok());
-        (FileKind::Checkpoint, of_checkpoint(found))
+        (FileKind::Checkpoint, checkpoint_infos(found))
     };
     let (kind, parameters) = match source {
-        ModelSource::WithOperators(source, _) | ModelSource::Changed(source, _) => {
+        ModelSource::WithOperators(source, _) | ModelSource::WithChanges(source, _) => {
             return inspect_other(source);
         }
         ModelSource::Bytes(bytes) | ModelSource::BytesIn(bytes, _) => match FileKind::of_bytes(bytes) {
             None => return Ok(None),
             Some(FileKind::Checkpoint) => checkpoint(ortrain_checkpoint::read(bytes.clone())?),
-            Some(kind) => (kind, of_tensors(ortrain_checkpoint::read_safetensors(bytes.clone())?)),
+            Some(kind) => (kind, tensor_infos(ortrain_checkpoint::read_safetensors(bytes.clone())?)),
         },
-        ModelSource::Path(path) => match start_of(path).as_deref().and_then(FileKind::of_bytes) {
+        ModelSource::Path(path) => match read_header(path).as_deref().and_then(FileKind::of_bytes) {
             None => return Ok(None),
             Some(FileKind::Checkpoint) => checkpoint(ortrain_checkpoint::load(path)?),
-            Some(kind) => (kind, of_tensors(ortrain_checkpoint::load_safetensors(path)?)),
+            Some(kind) => (kind, tensor_infos(ortrain_checkpoint::load_safetensors(path)?)),
         },
     };
     Ok(Some(Inspection { kind, parameters, optimizer, ..Inspection::default() }))
 }
 
 /// Returns the first bytes of a regular file, if it is readable.
-fn start_of(path: &Path) -> Option<Vec<u8>> {
+fn read_header(path: &Path) -> Option<Vec<u8>> {
     use std::io::Read as _;
 
     // Reading a pipe would block, or lose these bytes for the next reader.
@@ -194,14 +194,14 @@ fn parameter(name: String, dtype: DType, dims: Vec<usize>, trained: bool, reason
     }
 }
 
-fn of_tensors(tensors: Vec<NamedTensor>) -> Vec<ParameterInfo> {
+fn tensor_infos(tensors: Vec<NamedTensor>) -> Vec<ParameterInfo> {
     let info = |NamedTensor { name, tensor }| {
         parameter(name, tensor.dtype(), tensor.dims().to_vec(), false, "a tensor of the file")
     };
     tensors.into_iter().map(info).collect()
 }
 
-fn of_checkpoint(checkpoint: Checkpoint) -> Vec<ParameterInfo> {
+fn checkpoint_infos(checkpoint: Checkpoint) -> Vec<ParameterInfo> {
     let reason = |trained| if trained { "it is trained" } else { "it is frozen, or a running statistic" };
     match checkpoint.module {
         ModuleState::Full { trainable, frozen } => {
@@ -226,7 +226,7 @@ fn of_checkpoint(checkpoint: Checkpoint) -> Vec<ParameterInfo> {
 pub(crate) fn inspect_artifact(kind: FileKind, graph: &Graph) -> Inspection {
     let mut found = Inspection { kind, inputs: described_inputs(graph), ..Inspection::default() };
     let gathered: FxHashSet<&str> =
-        graph.inputs.iter().filter_map(|&id| graph.name_of(id).strip_suffix(BUFFER)).collect();
+        graph.inputs.iter().filter_map(|&id| graph.name_of(id).strip_suffix(BUFFER_SUFFIX)).collect();
     let weights = if kind == FileKind::EvalModel { weight_inputs(graph) } else { Vec::new() };
     for &id in &graph.inputs {
         let name = graph.name_of(id);
@@ -244,9 +244,9 @@ pub(crate) fn inspect_artifact(kind: FileKind, graph: &Graph) -> Inspection {
         }
     }
     let known: FxHashSet<&str> = found.parameters.iter().map(|info| info.name.as_str()).collect();
-    found
-        .inputs
-        .retain(|(name, _)| !known.contains(name.as_str()) && name != RESET_FLAG && !name.ends_with(BUFFER));
+    found.inputs.retain(|(name, _)| {
+        !known.contains(name.as_str()) && name != RESET_FLAG && !name.ends_with(BUFFER_SUFFIX)
+    });
     found
 }
 
@@ -257,7 +257,7 @@ pub(crate) fn described_inputs(graph: &Graph) -> Vec<(String, String)> {
 }
 
 /// Returns the first names as a list, and the number of the others.
-pub(crate) fn some_of<'a>(names: impl IntoIterator<Item = &'a str>) -> String {
+pub(crate) fn list_names<'a>(names: impl IntoIterator<Item = &'a str>) -> String {
     const SHOWN: usize = 3;
     let names: Vec<&str> = names.into_iter().collect();
     let shown: Vec<String> = names.iter().take(SHOWN).map(|name| format!("{name:?}")).collect();
@@ -278,17 +278,17 @@ pub(crate) fn check_training(model: &str, graph: &Graph, state: &CheckpointState
     {
         return Ok(());
     }
-    let gathered: Vec<&str> = names().filter_map(|name| name.strip_suffix(BUFFER)).collect();
+    let gathered: Vec<&str> = names().filter_map(|name| name.strip_suffix(BUFFER_SUFFIX)).collect();
     let wrong = |reason: String| Err(Error::WrongModel { model: model.to_owned(), reason });
-    match FileKind::of(graph) {
+    match FileKind::of_graph(graph) {
         FileKind::TrainingModel if gathered.is_empty() => Ok(()),
         FileKind::TrainingModel => Err(Error::Mismatch {
             model: model.to_owned(),
             reason: format!(
                 "the model trains {}, and the checkpoint has none of these, but {}; give the checkpoint that was made \
                  together with the model",
-                some_of(gathered.iter().copied()),
-                some_of(trained.iter().copied())
+                list_names(gathered.iter().copied()),
+                list_names(trained.iter().copied())
             ),
         }),
         FileKind::OptimizerModel => wrong(
@@ -314,11 +314,11 @@ pub(crate) fn check_training(model: &str, graph: &Graph, state: &CheckpointState
 
 /// Returns the reason why an evaluation model without an input for a parameter of the training model does not
 /// fit.
-pub(crate) fn lacks_parameter(graph: &Graph, missing: &str) -> String {
+pub(crate) fn missing_parameter_reason(graph: &Graph, missing: &str) -> String {
     const HELP: &str =
         "give the evaluation model that was made together with the training model (eval_model.onnx)";
     let constant = graph.find(missing).is_some_and(|id| graph.value(id).constant.is_some());
-    match FileKind::of(graph) {
+    match FileKind::of_graph(graph) {
         FileKind::OptimizerModel => {
             format!("it is an optimizer model, which computes no outputs of a model; {HELP}")
         }
@@ -334,13 +334,13 @@ pub(crate) fn lacks_parameter(graph: &Graph, missing: &str) -> String {
 
 /// Returns an error if the source of artifacts is itself an artifact.
 pub(crate) fn check_forward(model: &str, graph: &Graph) -> Result<()> {
-    let kind = FileKind::of(graph);
+    let kind = FileKind::of_graph(graph);
     match kind {
         FileKind::TrainingModel | FileKind::OptimizerModel => Err(Error::WrongModel {
             model: model.to_owned(),
             reason: format!(
                 "it is {}, which was made for training already; give the forward model it was made of",
-                kind.a_name()
+                kind.name_with_article()
             ),
         }),
         _ => Ok(()),
@@ -348,7 +348,7 @@ pub(crate) fn check_forward(model: &str, graph: &Graph) -> Result<()> {
 }
 
 /// Adds the actual kind of the file to the error for a file that is no checkpoint or no safetensors file.
-pub(crate) fn with_file_kind(error: CheckpointError, path: &Path, wanted: FileKind) -> Error {
+pub(crate) fn add_file_kind(error: CheckpointError, path: &Path, wanted: FileKind) -> Error {
     let is_other = matches!(
         (error.content(), wanted),
         (CheckpointError::NotACheckpoint, FileKind::Checkpoint)
@@ -359,7 +359,7 @@ pub(crate) fn with_file_kind(error: CheckpointError, path: &Path, wanted: FileKi
 }
 
 /// Adds the actual kind of the bytes to the error for bytes that are no checkpoint.
-pub(crate) fn told_of_bytes(error: CheckpointError, bytes: &Bytes) -> Error {
+pub(crate) fn add_kind_of_bytes(error: CheckpointError, bytes: &Bytes) -> Error {
     let is_other = matches!(error.content(), CheckpointError::NotACheckpoint);
     let found = if is_other { kind_of_model(ModelSource::Bytes(bytes.clone())) } else { None };
     found.map_or(Error::Checkpoint(error), |found| {
@@ -368,12 +368,12 @@ pub(crate) fn told_of_bytes(error: CheckpointError, bytes: &Bytes) -> Error {
 }
 
 fn kind_of_file(path: &Path) -> Option<FileKind> {
-    let start = start_of(path)?;
+    let start = read_header(path)?;
     FileKind::of_bytes(&start).or_else(|| kind_of_model(path.into()))
 }
 
 fn kind_of_model(source: ModelSource) -> Option<FileKind> {
-    Some(FileKind::of(&Graph::from_model(&source.load().ok()?).ok()?))
+    Some(FileKind::of_graph(&Graph::from_model(&source.load().ok()?).ok()?))
 }
 
 fn wrong_file(file: String, found: FileKind, expected: FileKind) -> Error {
@@ -385,5 +385,5 @@ fn wrong_file(file: String, found: FileKind, expected: FileKind) -> Error {
         }
         _ => "give a file that save_safetensors, or another library, wrote",
     };
-    Error::WrongFile { file, found: found.a_name(), expected: expected.a_name(), help }
+    Error::WrongFile { file, found: found.name_with_article(), expected: expected.name_with_article(), help }
 }

@@ -9,16 +9,16 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use ortrain_graph::{DType, Graph, Node, Tensor, ValueId, ValueType};
 use ortrain_onnx::ModelProto;
 use ortrain_ops::Role;
-use ortrain_ops::passes::differentiate::{backpropagate, gradients_known, no_path, random_nodes};
-use ortrain_ops::passes::functions::write_out;
+use ortrain_ops::passes::differentiate::{backpropagate, backpropagate_known, no_path_error, random_nodes};
+use ortrain_ops::passes::functions::unwrap_gradients;
 use ortrain_ops::passes::infer::infer;
 use ortrain_ops::training::{
-    Accumulation, BatchNormMode, append_accumulators, append_yield, for_training, running_statistics,
-    yield_of,
+    Accumulation, BatchNormMode, append_accumulators, append_yield, find_yield, running_statistics,
+    set_training_mode,
 };
 use ortrain_program::{
-    Backend, Bindings, Deliver, ForwardState, Given, GradientMode, ITERATION_LIMIT, Interrupt, Memory,
-    PlaneId, RunContext, RunError, Scalars, ScheduleExecutor, Workspace,
+    Backend, Bindings, Deliver, ForwardState, GradientMode, ITERATION_LIMIT, Interrupt, Memory, PlaneId,
+    RunContext, RunError, RunInput, Scalars, ScheduleExecutor, Workspace,
 };
 use rustc_hash::FxHashSet;
 use smallvec::SmallVec;
@@ -30,7 +30,7 @@ use crate::file_kind::check_forward;
 use crate::inference_session::Parts;
 use crate::inputs::Signature;
 use crate::module::graph_to_run;
-use crate::placement::Home;
+use crate::placement::Placement;
 use crate::suggest::hint;
 use crate::{
     Error, InferenceSession, ModelSource, Result, SessionOptions, ValueInfo, default_backend, over_limit,
@@ -38,13 +38,13 @@ use crate::{
 };
 
 /// Maximum number of idle workspaces in the pool.
-const IDLE: usize = 4;
+const MAX_IDLE_PASSES: usize = 4;
 
 /// Number of planes that are bound without an allocation.
-const PLANES: usize = 512;
+const INLINE_PLANES: usize = 512;
 
 /// References to planes, indexed by plane id.
-type Planes<'a> = SmallVec<[&'a Memory; PLANES]>;
+type Planes<'a> = SmallVec<[&'a Memory; INLINE_PLANES]>;
 
 /// Options of a [`ForwardBackward`].
 ///
@@ -203,7 +203,7 @@ impl Weight {
     /// # Errors
     /// If the system cannot allocate the memory.
     pub fn to_memory(&self) -> Result<Arc<Memory>> {
-        let memory = self.room()?;
+        let memory = self.allocate_gradient()?;
         memory.write(0, self.initial.data())?;
         Ok(memory)
     }
@@ -220,7 +220,7 @@ impl Weight {
     ///
     /// # Errors
     /// If the system cannot allocate the memory.
-    pub fn room(&self) -> Result<Arc<Memory>> {
+    pub fn allocate_gradient(&self) -> Result<Arc<Memory>> {
         Ok(Arc::new(Memory::try_new(self.initial.data().len()).map_err(RunError::from)?))
     }
 
@@ -251,7 +251,7 @@ impl Weight {
 /// Resources that finished passes leave for later passes.
 #[derive(Debug, Default)]
 struct Pool {
-    idle: Mutex<Vec<Pass>>,
+    idle: Mutex<Vec<PassState>>,
     /// Bytes in the workspaces of live forward passes, and the number of these passes.
     live: AtomicUsize,
     passes: AtomicUsize,
@@ -259,30 +259,30 @@ struct Pool {
 
 /// Resources of a forward pass that are live until its backward pass.
 #[derive(Debug)]
-struct Pass {
+struct PassState {
     work: Workspace,
     weights: Vec<Arc<Memory>>,
-    suspended: ForwardState,
-    runner: Option<Arc<ScheduleExecutor>>,
+    forward_state: ForwardState,
+    executor: Option<Arc<ScheduleExecutor>>,
     scalars: Scalars,
     /// Contribution of the pass to the bytes of live passes.
     bytes: usize,
 }
 
 impl Pool {
-    fn idle(&self) -> MutexGuard<'_, Vec<Pass>> {
+    fn lock_idle(&self) -> MutexGuard<'_, Vec<PassState>> {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns the resources of a pass to the pool.
-    fn give_back(&self, mut pass: Pass) {
+    fn recycle(&self, mut pass: PassState) {
         self.live.fetch_sub(std::mem::take(&mut pass.bytes), Ordering::Relaxed);
         self.passes.fetch_sub(1, Ordering::Relaxed);
         pass.weights.clear();
-        pass.suspended = ForwardState::default();
-        pass.runner = None;
-        let mut idle = self.idle();
-        if idle.len() < IDLE {
+        pass.forward_state = ForwardState::default();
+        pass.executor = None;
+        let mut idle = self.lock_idle();
+        if idle.len() < MAX_IDLE_PASSES {
             idle.push(pass);
         }
     }
@@ -306,7 +306,7 @@ impl Pool {
 #[derive(Debug)]
 pub struct LiveForward {
     /// `None` after its backward pass.
-    pass: Option<Pass>,
+    pass: Option<PassState>,
     pool: Arc<Pool>,
 }
 
@@ -332,7 +332,7 @@ impl LiveForward {
 impl Drop for LiveForward {
     fn drop(&mut self) {
         if let Some(pass) = self.pass.take() {
-            self.pool.give_back(pass);
+            self.pool.recycle(pass);
         }
     }
 }
@@ -340,19 +340,20 @@ impl Drop for LiveForward {
 /// Executables for shapes seen so far.
 #[derive(Debug)]
 struct Prepared {
-    runners: ExecutableCache,
+    executables: ExecutableCache,
     signature: Signature,
     /// Target of planning: an empty workspace of the same limit.
-    plan: Workspace,
+    planning_workspace: Workspace,
 }
 
 impl Prepared {
     /// Checks the inputs and returns their executor.
-    fn executor(&mut self, inputs: &[Given<'_>]) -> Result<Arc<ScheduleExecutor>> {
+    fn executor(&mut self, inputs: &[RunInput<'_>]) -> Result<Arc<ScheduleExecutor>> {
         self.signature.check(inputs)?;
-        let found = self.runners.executor(&self.plan, inputs);
-        found
-            .map_err(|error| over_limit::explained(error, &self.runners, &self.signature, &self.plan, inputs))
+        let found = self.executables.executor(&self.planning_workspace, inputs);
+        found.map_err(|error| {
+            over_limit::explain(error, &self.executables, &self.signature, &self.planning_workspace, inputs)
+        })
     }
 }
 
@@ -415,12 +416,12 @@ pub struct ForwardBackward {
     backend: Arc<dyn Backend>,
     /// Settings of the workspace of each new pass.
     limit: Option<usize>,
-    held: usize,
+    parameter_bytes: usize,
     iterations: u64,
     interrupt: Option<Interrupt>,
     seed: u64,
     /// Nodes of a forward pass that draw random numbers.
-    random: Vec<String>,
+    random_nodes: Vec<String>,
     passes: AtomicU64,
 }
 
@@ -442,10 +443,10 @@ impl ForwardBackward {
     /// reaches a named value.
     pub fn new(model: ModelSource, options: ForwardBackwardOptions) -> Result<ForwardBackward> {
         let interrupt = options.session.interrupt.clone();
-        interruptible(interrupt.as_ref(), || ForwardBackward::made(model, options))
+        interruptible(interrupt.as_ref(), || ForwardBackward::build(model, options))
     }
 
-    fn made(model: ModelSource, options: ForwardBackwardOptions) -> Result<ForwardBackward> {
+    fn build(model: ModelSource, options: ForwardBackwardOptions) -> Result<ForwardBackward> {
         let label = model.label("the model");
         let SessionOptions { backend, precision, bf16_fallback, .. } = options.session;
         let backend = backend.map_or_else(default_backend, Ok)?.with_precision(precision, bf16_fallback)?;
@@ -456,7 +457,7 @@ impl ForwardBackward {
         let mut names = options.weights.clone().unwrap_or_default();
         if options.weights.is_none() {
             let graph = graph_to_run(&label, &model)?;
-            names = reached_weights(&label, &graph)?;
+            names = find_reached_weights(&label, &graph)?;
             if options.training.is_some() {
                 // Running statistics update themselves. Ambiguous statistics are reported below.
                 let found = running_statistics(&graph, BatchNormMode::Train, &FxHashSet::default());
@@ -473,7 +474,7 @@ impl ForwardBackward {
         let statistics = match options.training {
             Some(mode) => {
                 let outputs: Vec<String> =
-                    postprocessing::outputs(&model).into_iter().map(str::to_owned).collect();
+                    postprocessing::output_names(&model).into_iter().map(str::to_owned).collect();
                 let outputs: Vec<&str> = outputs.iter().map(String::as_str).collect();
                 updated_statistics(
                     &label,
@@ -490,10 +491,14 @@ impl ForwardBackward {
         let mut graph = graph_to_run(&label, &model)?;
         check_forward(&label, &graph)?;
         let user_inputs = graph.inputs.clone();
-        let weights =
-            names.iter().map(|name| taken_out(&label, &mut graph, name)).collect::<Result<Vec<_>>>()?;
-        let statistics =
-            statistics.iter().map(|name| taken_out(&label, &mut graph, name)).collect::<Result<Vec<_>>>()?;
+        let weights = names
+            .iter()
+            .map(|name| initializer_to_input(&label, &mut graph, name))
+            .collect::<Result<Vec<_>>>()?;
+        let statistics = statistics
+            .iter()
+            .map(|name| initializer_to_input(&label, &mut graph, name))
+            .collect::<Result<Vec<_>>>()?;
         infer(&mut graph).map_err(fail)?;
         if graph.outputs.is_empty() {
             return Err(Error::WrongModel { model: label, reason: "it has no outputs".into() });
@@ -505,7 +510,7 @@ impl ForwardBackward {
         if let Some(mode) = options.training {
             let trained = names.iter().map(String::as_str).collect();
             let updated = statistics.iter().map(|weight| weight.name.as_str()).collect();
-            for_training(&mut graph, opset, mode, &trained, &updated).map_err(fail)?;
+            set_training_mode(&mut graph, opset, mode, &trained, &updated).map_err(fail)?;
             infer(&mut graph).map_err(fail)?;
         }
 
@@ -523,7 +528,7 @@ impl ForwardBackward {
             return Err(Error::WrongModel { model: label, reason });
         }
         let seeds = append_yield(&mut graph, &differentiable);
-        let chosen = wanted_inputs(&label, &inputs, options.inputs.as_deref())?;
+        let chosen = inputs_with_gradients(&label, &inputs, options.inputs.as_deref())?;
         let mut targets: Vec<ValueId> = chosen.iter().map(|&k| user_inputs[k]).collect();
         targets.extend(weights.iter().filter_map(|weight| graph.find(&weight.name)));
         let gradients = backpropagate(&mut graph, &seeds, &targets).map_err(fail)?;
@@ -540,7 +545,7 @@ impl ForwardBackward {
                 (Some(gradient), None) => of_weights.push(*gradient),
                 // An input without a gradient is an error only if the caller named it.
                 (None, Some(_)) if options.inputs.is_none() => {}
-                (None, _) => return Err(fail(no_path(&graph, target, &from))),
+                (None, _) => return Err(fail(no_path_error(&graph, target, &from))),
             }
         }
         if results.is_empty() && of_weights.is_empty() {
@@ -555,8 +560,8 @@ impl ForwardBackward {
         // Gradients of weights are written to buffers of the caller. Gradients of inputs have varying sizes
         // and are delivered.
         graph.outputs = results;
-        let buffers = accumulated(&mut graph, &weights, &of_weights);
-        write_out(&mut graph).map_err(fail)?;
+        let buffers = accumulate_into_inputs(&mut graph, &weights, &of_weights);
+        unwrap_gradients(&mut graph).map_err(fail)?;
         infer(&mut graph).map_err(fail)?;
         let place = |k: usize| Role::Plane(PlaneId(k as u32), 0);
         let planes = weights.len() + statistics.len();
@@ -572,13 +577,14 @@ impl ForwardBackward {
         let held = 2 * weights.iter().map(bytes).sum::<usize>() + statistics.iter().map(bytes).sum::<usize>();
         let prepared = |graph: Graph, roles: Vec<Role>| {
             Mutex::new(Prepared {
-                runners: ExecutableCache::new(graph, roles, backend.clone()).precision(precision),
+                executables: ExecutableCache::new(graph, roles, backend.clone()).with_precision(precision),
                 signature: Signature::new(inputs.clone()),
-                plan: Workspace::limited(backend.clone(), limit, held).iteration_limit(iterations),
+                planning_workspace: Workspace::with_limit(backend.clone(), limit, held)
+                    .iteration_limit(iterations),
             })
         };
         let (roles_of_training, roles_of_evaluation) = (roles(&graph), roles(&evaluation));
-        let home = Home::of(&backend);
+        let home = Placement::of(&backend);
         let statistics = statistics.into_iter().map(|weight| {
             let memory = home.allocate(weight.initial.data().len()).map_err(RunError::from)?;
             memory.write(0, weight.initial.data())?;
@@ -599,11 +605,11 @@ impl ForwardBackward {
             pool: Arc::default(),
             backend: backend.clone(),
             limit,
-            held,
+            parameter_bytes: held,
             iterations,
             interrupt,
             seed: options.seed.cast_unsigned(),
-            random,
+            random_nodes: random,
             passes: AtomicU64::new(0),
         })
     }
@@ -627,8 +633,9 @@ impl ForwardBackward {
     /// # Errors
     /// If the model of the session has no YieldOp.
     pub fn of_session(session: &InferenceSession) -> Result<ForwardBackward> {
-        let Parts { label, graph, backend, precision, limit, iterations, interrupt } = session.parts();
-        let (given, taken) = yield_of(graph).ok_or_else(|| Error::WrongModel {
+        let Parts { label, graph, backend, precision, limit, iterations, interrupt } =
+            session.session_parts();
+        let (given, taken) = find_yield(graph).ok_or_else(|| Error::WrongModel {
             model: label.to_owned(),
             reason: "it has no YieldOp, at which the forward pass ends; a training graph of ForwardBackward has one".into(),
         })?;
@@ -637,9 +644,10 @@ impl ForwardBackward {
         let outputs = given.iter().map(info).collect::<Result<Vec<_>>>()?;
         let roles = vec![Role::User; graph.inputs.len()];
         let prepared = Prepared {
-            runners: ExecutableCache::new(graph.clone(), roles, backend.clone()).precision(precision),
+            executables: ExecutableCache::new(graph.clone(), roles, backend.clone())
+                .with_precision(precision),
             signature: Signature::new(inputs.clone()),
-            plan: Workspace::limited(backend.clone(), limit, 0).iteration_limit(iterations),
+            planning_workspace: Workspace::with_limit(backend.clone(), limit, 0).iteration_limit(iterations),
         };
         Ok(ForwardBackward {
             label: label.to_owned(),
@@ -656,11 +664,11 @@ impl ForwardBackward {
             pool: Arc::default(),
             backend: backend.clone(),
             limit,
-            held: 0,
+            parameter_bytes: 0,
             iterations,
             interrupt: interrupt.clone(),
             seed: 0,
-            random: random_nodes(graph),
+            random_nodes: random_nodes(graph),
             passes: AtomicU64::new(0),
         })
     }
@@ -688,7 +696,7 @@ impl ForwardBackward {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     #[must_use]
-    pub fn lent<'a>(&'a self, memories: &'a [Arc<Memory>]) -> Vec<Lent<'a>> {
+    pub fn lend<'a>(&'a self, memories: &'a [Arc<Memory>]) -> Vec<Lent<'a>> {
         let lent = |(weight, memory): (&'a Weight, &'a Arc<Memory>)| Lent {
             dtype: weight.initial.dtype(),
             dims: weight.initial.dims(),
@@ -836,7 +844,7 @@ impl ForwardBackward {
     /// ```
     #[must_use]
     pub fn random_nodes(&self) -> &[String] {
-        &self.random
+        &self.random_nodes
     }
 
     /// Returns the graphs and the programs compiled so far, as text.
@@ -854,9 +862,9 @@ impl ForwardBackward {
         for (name, prepared) in
             training.chain(self.evaluation.iter().map(|prepared| ("evaluation", prepared)))
         {
-            let prepared = lock(prepared);
-            out += &format!("{name} {}\n", prepared.runners.graph());
-            for schedule in prepared.runners.schedules() {
+            let prepared = lock_prepared(prepared);
+            out += &format!("{name} {}\n", prepared.executables.graph());
+            for schedule in prepared.executables.schedules() {
                 out += &format!("{name} {schedule}\n");
             }
         }
@@ -887,27 +895,27 @@ impl ForwardBackward {
     pub fn forward(
         &self,
         weights: &[Lent<'_>],
-        inputs: &[Given<'_>],
+        inputs: &[RunInput<'_>],
         deliver: &mut Deliver<'_>,
     ) -> Result<LiveForward> {
         self.check_weights(weights, "weight ")?;
-        let runner = lock(&self.training).executor(inputs)?;
+        let runner = lock_prepared(&self.training).executor(inputs)?;
         let train_step = self.passes.fetch_add(1, Ordering::Relaxed);
         let scalars = Scalars { seed: self.seed, train_step };
-        let mut live = self.begin(weights);
+        let mut live = self.begin_pass(weights);
         let pass = live.pass.as_mut().expect("it has just begun");
         pass.scalars = scalars;
         let planes = self.planes(&pass.weights, &[]);
         let bindings = Bindings { planes: &planes };
-        let suspended = runner.run_before(
+        let suspended = runner.run_before_yield(
             RunContext::new(&bindings, &mut pass.work, GradientMode::Overwrite, scalars),
             inputs,
             deliver,
         );
         drop(planes);
-        pass.suspended = suspended.map_err(|error| self.explained(&self.training, error, inputs))?;
-        pass.runner = Some(runner);
-        pass.bytes = pass.work.arena().len() + pass.work.scratch().len() + pass.suspended.bytes();
+        pass.forward_state = suspended.map_err(|error| self.explain(&self.training, error, inputs))?;
+        pass.executor = Some(runner);
+        pass.bytes = pass.work.arena().len() + pass.work.scratch().len() + pass.forward_state.bytes();
         self.pool.live.fetch_add(pass.bytes, Ordering::Relaxed);
         Ok(live)
     }
@@ -940,7 +948,7 @@ impl ForwardBackward {
     pub fn backward(
         &self,
         live: &mut LiveForward,
-        output_gradients: &[Given<'_>],
+        output_gradients: &[RunInput<'_>],
         gradients: &[Lent<'_>],
         deliver: &mut Deliver<'_>,
     ) -> Result<()> {
@@ -953,18 +961,18 @@ impl ForwardBackward {
                 "the backward pass of this forward pass has run already; run the model forward again".into(),
             ));
         };
-        self.check_apart(&pass.weights, gradients)?;
-        let runner = pass.runner.clone().expect("a live pass has run");
-        self.check_gradients(&runner, &pass.suspended, output_gradients)?;
+        self.check_no_overlap(&pass.weights, gradients)?;
+        let runner = pass.executor.clone().expect("a live pass has run");
+        self.check_gradients(&runner, &pass.forward_state, output_gradients)?;
         let mut pass = live.pass.take().expect("it was just there");
         let planes = self.planes(&pass.weights, gradients);
         let bindings = Bindings { planes: &planes };
-        let suspended = std::mem::take(&mut pass.suspended);
+        let suspended = std::mem::take(&mut pass.forward_state);
         let scalars = pass.scalars;
         let turn = RunContext::new(&bindings, &mut pass.work, GradientMode::Overwrite, scalars);
-        let outcome = runner.run_after(suspended, turn, output_gradients, deliver);
+        let outcome = runner.run_after_yield(suspended, turn, output_gradients, deliver);
         drop(planes);
-        self.pool.give_back(pass);
+        self.pool.recycle(pass);
         Ok(outcome?)
     }
 
@@ -988,27 +996,27 @@ impl ForwardBackward {
     pub fn evaluate(
         &self,
         weights: &[Lent<'_>],
-        inputs: &[Given<'_>],
+        inputs: &[RunInput<'_>],
         deliver: &mut Deliver<'_>,
     ) -> Result<()> {
         self.check_weights(weights, "weight ")?;
-        let evaluation = self.evaluation.as_ref().ok_or_else(|| self.has_no_model())?;
-        let runner = lock(evaluation).executor(inputs)?;
-        let mut live = self.begin(weights);
+        let evaluation = self.evaluation.as_ref().ok_or_else(|| self.no_model_error())?;
+        let runner = lock_prepared(evaluation).executor(inputs)?;
+        let mut live = self.begin_pass(weights);
         let pass = live.pass.as_mut().expect("it has just begun");
         let planes = self.planes(&pass.weights, &[]);
         let (bindings, scalars) = (Bindings { planes: &planes }, Scalars::default());
         let turn = RunContext::new(&bindings, &mut pass.work, GradientMode::Overwrite, scalars);
         let outcome = runner.run(turn, inputs, deliver);
-        outcome.map_err(|error| self.explained(evaluation, error, inputs))
+        outcome.map_err(|error| self.explain(evaluation, error, inputs))
     }
 
     fn graphs(&self) -> Result<&Graphs> {
-        self.graphs.as_deref().ok_or_else(|| self.has_no_model())
+        self.graphs.as_deref().ok_or_else(|| self.no_model_error())
     }
 
     /// Returns the error of a call that needs the original model of a training graph.
-    fn has_no_model(&self) -> Error {
+    fn no_model_error(&self) -> Error {
         Error::Argument(format!(
             "{} is a training graph already, which is run forward and backward; evaluate the model that it was made of",
             self.label
@@ -1016,18 +1024,18 @@ impl ForwardBackward {
     }
 
     /// Starts a pass with these weights and a workspace of the size of the last one.
-    fn begin(&self, weights: &[Lent<'_>]) -> LiveForward {
-        let idle = self.pool.idle().pop();
+    fn begin_pass(&self, weights: &[Lent<'_>]) -> LiveForward {
+        let idle = self.pool.lock_idle().pop();
         let mut pass = idle.unwrap_or_else(|| {
-            let work = Workspace::limited(self.backend.clone(), self.limit, self.held)
+            let work = Workspace::with_limit(self.backend.clone(), self.limit, self.parameter_bytes)
                 .iteration_limit(self.iterations)
                 .interrupt(self.interrupt.clone());
             let weights = Vec::with_capacity(self.weights.len());
             let (suspended, scalars) = (ForwardState::default(), Scalars::default());
-            Pass { work, weights, suspended, runner: None, scalars, bytes: 0 }
+            PassState { work, weights, forward_state: suspended, executor: None, scalars, bytes: 0 }
         });
         pass.weights.extend(weights.iter().map(|lent| lent.memory.clone()));
-        pass.work.hold(self.held + self.live_bytes());
+        pass.work.set_outside_bytes(self.parameter_bytes + self.live_bytes());
         self.pool.passes.fetch_add(1, Ordering::Relaxed);
         LiveForward { pass: Some(pass), pool: self.pool.clone() }
     }
@@ -1060,8 +1068,8 @@ impl ForwardBackward {
     ///
     /// # Errors
     /// If the device cannot allocate the memory.
-    pub fn room_on_device(&self, weight: &Weight) -> Result<Arc<Memory>> {
-        let memory = Home::of(&self.backend).allocate(weight.initial.data().len());
+    pub fn allocate_gradient_on_device(&self, weight: &Weight) -> Result<Arc<Memory>> {
+        let memory = Placement::of(&self.backend).allocate(weight.initial.data().len());
         Ok(Arc::new(memory.map_err(RunError::from)?))
     }
 
@@ -1087,10 +1095,10 @@ impl ForwardBackward {
     }
 
     /// Checks that gradient buffers are writable, and overlap neither a weight nor another gradient.
-    fn check_apart(&self, weights: &[Arc<Memory>], gradients: &[Lent<'_>]) -> Result<()> {
+    fn check_no_overlap(&self, weights: &[Arc<Memory>], gradients: &[Lent<'_>]) -> Result<()> {
         let name = |k: usize| &self.weights[k].name;
         // Start, end, true if written, and index of the weight.
-        let mut places: SmallVec<[(usize, usize, bool, usize); PLANES]> = SmallVec::new();
+        let mut places: SmallVec<[(usize, usize, bool, usize); INLINE_PLANES]> = SmallVec::new();
         for (k, (weight, gradient)) in weights.iter().zip(gradients).enumerate() {
             if gradient.memory.is_read_only() {
                 return Err(Error::Argument(format!(
@@ -1131,7 +1139,7 @@ impl ForwardBackward {
         &self,
         runner: &ScheduleExecutor,
         suspended: &ForwardState,
-        gradients: &[Given<'_>],
+        gradients: &[RunInput<'_>],
     ) -> Result<()> {
         if gradients.len() != self.differentiable.len() {
             let names: Vec<&str> = self.differentiable_outputs().map(|info| info.name.as_str()).collect();
@@ -1144,7 +1152,7 @@ impl ForwardBackward {
         }
         for (&k, gradient) in self.differentiable.iter().zip(gradients) {
             let info = &self.outputs[k];
-            let (dtype, dims) = runner.given(suspended, k);
+            let (dtype, dims) = runner.yielded_type(suspended, k);
             let bytes = dims.iter().product::<usize>() * dtype.size();
             if gradient.dtype != dtype || gradient.dims != dims || gradient.bytes.len() != bytes {
                 return Err(Error::Argument(format!(
@@ -1158,29 +1166,30 @@ impl ForwardBackward {
 
     /// Rewrites the error of a run in terms of the model. Reports other live forward passes if they use the
     /// memory.
-    fn explained(&self, prepared: &Mutex<Prepared>, error: RunError, inputs: &[Given<'_>]) -> Error {
-        let Prepared { runners, signature, plan } = &*lock(prepared);
+    fn explain(&self, prepared: &Mutex<Prepared>, error: RunError, inputs: &[RunInput<'_>]) -> Error {
+        let Prepared { executables: runners, signature, planning_workspace: plan } =
+            &*lock_prepared(prepared);
         if let RunError::OverLimit(over) = &error
-            && over.need.held > self.held
+            && over.need.state > self.parameter_bytes
         {
             // The failing pass is counted, too.
             let others = self.pool.passes.load(Ordering::Relaxed).saturating_sub(1);
-            let bytes = over.need.held - self.held;
+            let bytes = over.need.state - self.parameter_bytes;
             let help = format!(
                 "{bytes} of them are kept by {others} forward passes that wait for their backward pass: run it, or drop them"
             );
             return Error::StepOverLimit { over: over.clone(), help };
         }
-        over_limit::explained(runners.explained(error), runners, signature, plan, inputs)
+        over_limit::explain(runners.explain(error), runners, signature, plan, inputs)
     }
 }
 
-fn lock(prepared: &Mutex<Prepared>) -> MutexGuard<'_, Prepared> {
+fn lock_prepared(prepared: &Mutex<Prepared>) -> MutexGuard<'_, Prepared> {
     prepared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Returns the float initializers that a gradient of the outputs reaches, in the order of the model.
-fn reached_weights(label: &str, graph: &Graph) -> Result<Vec<String>> {
+fn find_reached_weights(label: &str, graph: &Graph) -> Result<Vec<String>> {
     let mut graph = graph.clone();
     let fail = |source| Error::model(label, source);
     infer(&mut graph).map_err(fail)?;
@@ -1194,7 +1203,7 @@ fn reached_weights(label: &str, graph: &Graph) -> Result<Vec<String>> {
         (0..graph.outputs.len()).filter(|&k| is_float(&graph, graph.outputs[k])).collect();
     let seeds = append_yield(&mut graph, &differentiable);
     let names: Vec<String> = floats.iter().map(|&id| graph.name_of(id).to_owned()).collect();
-    let (reached, _) = gradients_known(&mut graph, &seeds, &floats).map_err(fail)?;
+    let (reached, _) = backpropagate_known(&mut graph, &seeds, &floats).map_err(fail)?;
     Ok(names.into_iter().zip(reached).filter_map(|(name, reached)| reached.then_some(name)).collect())
 }
 
@@ -1207,7 +1216,7 @@ fn check_unique(names: &[String]) -> Result<()> {
 }
 
 /// Converts an initializer into an input of the graph.
-fn taken_out(label: &str, graph: &mut Graph, name: &str) -> Result<Weight> {
+fn initializer_to_input(label: &str, graph: &mut Graph, name: &str) -> Result<Weight> {
     let constants = |graph: &Graph| -> Vec<String> {
         let ids = graph.value_ids().filter(|&id| graph.value(id).constant.is_some());
         ids.map(|id| graph.name_of(id).to_owned()).collect()
@@ -1235,7 +1244,7 @@ fn taken_out(label: &str, graph: &mut Graph, name: &str) -> Result<Weight> {
 }
 
 /// Returns the indices of the inputs that require gradients.
-fn wanted_inputs(label: &str, inputs: &[ValueInfo], names: Option<&[String]>) -> Result<Vec<usize>> {
+fn inputs_with_gradients(label: &str, inputs: &[ValueInfo], names: Option<&[String]>) -> Result<Vec<usize>> {
     let Some(names) = names else {
         return Ok((0..inputs.len()).filter(|&k| inputs[k].dtype.is_float()).collect());
     };
@@ -1263,11 +1272,11 @@ fn wanted_inputs(label: &str, inputs: &[ValueInfo], names: Option<&[String]>) ->
 
 /// Accumulates the gradients of weights into new inputs of the graph, which are bound to planes. Returns
 /// their number.
-fn accumulated(graph: &mut Graph, weights: &[Weight], gradients: &[ValueId]) -> usize {
+fn accumulate_into_inputs(graph: &mut Graph, weights: &[Weight], gradients: &[ValueId]) -> usize {
     let mut buffers = Vec::with_capacity(gradients.len());
     for weight in weights {
         let ty = ValueType::tensor(weight.initial.dtype(), weight.initial.dims());
-        let id = graph.add_value(&format!("{}{}", weight.name, crate::parameter_binding::BUFFER), ty);
+        let id = graph.add_value(&format!("{}{}", weight.name, crate::parameter_binding::BUFFER_SUFFIX), ty);
         graph.inputs.push(id);
         buffers.push(id);
     }
@@ -1275,7 +1284,7 @@ fn accumulated(graph: &mut Graph, weights: &[Weight], gradients: &[ValueId]) -> 
     graph.inputs.push(reset);
     let updated: Vec<String> = weights
         .iter()
-        .map(|weight| format!("{}{}", weight.name, crate::parameter_binding::UPDATED))
+        .map(|weight| format!("{}{}", weight.name, crate::parameter_binding::UPDATED_SUFFIX))
         .collect();
     let all: Vec<Accumulation<'_>> = (0..gradients.len())
         .map(|k| Accumulation {

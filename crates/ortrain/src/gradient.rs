@@ -16,34 +16,35 @@ use ortrain_onnx::{
     GraphProto, LoadedModel, ModelProto, NodeProto, OperatorSetIdProto, ValueInfoProto, encode, tensor_dims,
 };
 use ortrain_ops::passes::{
-    decompose::{Refused, standardise_known},
+    decompose::{RejectedNode, standardise_known},
     differentiate::{
-        backpropagate, constant_node, dependent, draws_random_numbers, gradients_known, no_path, ones_like,
+        backpropagate, backpropagate_known, constant_node, dependent_values, draws_random_numbers,
+        no_path_error, ones_like,
     },
-    functions::{is_custom_gradient, write_out, write_out_nodes},
+    functions::{is_custom_gradient, unwrap_gradients, unwrap_nodes},
     infer::{infer, infer_known},
     versions::{downgrade_known, upgrade, upgrade_known},
 };
 use ortrain_ops::{Definition, OpError, Registry};
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use crate::artifacts::{SEPARATE_INITIALIZERS, declare, message_graph, opset_of};
+use crate::artifacts::{SEPARATE_INITIALIZERS, declare_value, message_graph, opset_of};
 use crate::computed_parameters::{constants_of_subgraphs, lift_from_subgraphs};
-use crate::export::{inputs_of, needed_by};
-use crate::file_kind::some_of;
-use crate::inspect::obstacle;
-use crate::model_source::taken_in;
+use crate::export::{collect_inputs, needed_nodes_and_values};
+use crate::file_kind::list_names;
+use crate::inspect::to_obstacle;
+use crate::model_source::embed_external_data;
 use crate::suggest::hint;
 use crate::{Error, ErrorKind, ModelChanges, ModelSource, Result, postprocessing};
 
 /// Name of the model in messages of a builder.
-const LABEL: &str = "the model";
+const MODEL_LABEL: &str = "the model";
 
 /// Suffix of the name of a gradient.
-const GRADIENT: &str = "_grad";
+const GRADIENT_SUFFIX: &str = "_grad";
 
 /// Version of `ai.onnx` for the gradients of a model that does not import `ai.onnx`.
-const OPSET_OF_OTHERS: i64 = 17;
+const DEFAULT_OPSET: i64 = 17;
 
 /// Values to differentiate, and the operators of the result.
 ///
@@ -101,7 +102,7 @@ impl Default for GradientOptions {
 /// error lists all obstacles with their nodes.
 #[allow(clippy::needless_pass_by_value, reason = "a source is made for one call")]
 pub fn grad(model: ModelSource, options: &GradientOptions) -> Result<ModelProto> {
-    make(model, options, Seeds::Ones)
+    differentiate_source(model, options, Seeds::Ones)
 }
 
 /// Returns `model` with vector-Jacobian products: each value `y` of `of` adds an input `<y>_grad` of its type
@@ -128,7 +129,7 @@ pub fn grad(model: ModelSource, options: &GradientOptions) -> Result<ModelProto>
 /// As [`grad`]; also if a value is in both `of` and `wrt`: its input and its output would have the same name.
 #[allow(clippy::needless_pass_by_value, reason = "a source is made for one call")]
 pub fn vjp(model: ModelSource, options: &GradientOptions) -> Result<ModelProto> {
-    make(model, options, Seeds::Inputs)
+    differentiate_source(model, options, Seeds::Inputs)
 }
 
 /// Builder that adds the gradients of a loss to a model, as onnxruntime-training's `GradientGraphBuilder`
@@ -162,7 +163,7 @@ pub struct GradientGraph {
 }
 
 /// Names of the two lists in messages of a [`GradientGraph`].
-const BUILDER_WORDS: (&str, &str) = ("y_node_arg_names", "x_node_arg_names");
+const BUILDER_LIST_NAMES: (&str, &str) = ("y_node_arg_names", "x_node_arg_names");
 
 impl GradientGraph {
     /// Creates a builder for a model. `y` are results to differentiate, `x` are the values to differentiate
@@ -195,12 +196,12 @@ impl GradientGraph {
         x.sort_unstable();
         let mut loaded = ModelSource::Bytes(model.clone()).load_for_gradients()?;
         let inner = constants_of_subgraphs(&loaded.proto);
-        let message = Message::new(message_graph(LABEL, &mut loaded.proto)?);
-        check_names(LABEL, &message, &unique(&y), BUILDER_WORDS.0)?;
+        let message = MessageIndex::new(message_graph(MODEL_LABEL, &mut loaded.proto)?);
+        check_names(MODEL_LABEL, &message, &unique_names(&y), BUILDER_LIST_NAMES.0)?;
         let outer: Vec<&str> =
-            unique(&x).into_iter().filter(|name| !inner.iter().any(|inner| inner == name)).collect();
-        check_names(LABEL, &message, &outer, BUILDER_WORDS.1)?;
-        check_names(LABEL, &message, &[loss], "loss_node_arg_name")?;
+            unique_names(&x).into_iter().filter(|name| !inner.iter().any(|inner| inner == name)).collect();
+        check_names(MODEL_LABEL, &message, &outer, BUILDER_LIST_NAMES.1)?;
+        check_names(MODEL_LABEL, &message, &[loss], "loss_node_arg_name")?;
         Ok(GradientGraph {
             source: model,
             y,
@@ -269,33 +270,33 @@ impl GradientGraph {
             return Ok(());
         }
         let mut model = self.source().load_for_gradients()?;
-        self.check_seeds(message_graph(LABEL, &mut model.proto)?)?;
+        self.check_seeds(message_graph(MODEL_LABEL, &mut model.proto)?)?;
         let options = GradientOptions { of: vec![self.loss.clone()], wrt: self.x.clone(), plain: self.plain };
-        let made = gradient_model(LABEL, model, &options, Seeds::Ones, BUILDER_WORDS)?;
+        let made = gradient_model(MODEL_LABEL, model, &options, Seeds::Ones, BUILDER_LIST_NAMES)?;
         self.built = Some(encode(&made).map_err(Error::from)?.into());
         Ok(())
     }
 
     /// Checks that the loss defines the gradients of all values of `y`.
     fn check_seeds(&self, graph: &GraphProto) -> Result<()> {
-        let (y, loss) = (unique(&self.y), self.loss.as_str());
+        let (y, loss) = (unique_names(&self.y), self.loss.as_str());
         if !y.contains(&loss) {
-            let x: Vec<String> = unique(&self.x).into_iter().map(|name| format!("{name:?}")).collect();
+            let x: Vec<String> = unique_names(&self.x).into_iter().map(|name| format!("{name:?}")).collect();
             return Err(Error::Argument(match y.as_slice() {
                 [] => format!(
                     "y_node_arg_names is empty, so that no gradient arrives at {}; name the loss {loss:?} in it",
                     x.join(", ")
                 ),
                 [first, ..] => format!(
-                    "nothing defines \"{first}{GRADIENT}\", the gradient that {first:?} of y_node_arg_names starts from: the loss \
+                    "nothing defines \"{first}{GRADIENT_SUFFIX}\", the gradient that {first:?} of y_node_arg_names starts from: the loss \
                      {loss:?} is not in y_node_arg_names; name it there, or {first:?} as the loss"
                 ),
             }));
         }
-        let (_, needed) = needed_by(graph, &[loss]);
+        let (_, needed) = needed_nodes_and_values(graph, &[loss]);
         y.into_iter().find(|name| !needed.contains(*name)).map_or(Ok(()), |name| {
             Err(Error::Argument(format!(
-                "nothing defines \"{name}{GRADIENT}\", the gradient that {name:?} of y_node_arg_names starts from: the loss {loss:?} \
+                "nothing defines \"{name}{GRADIENT_SUFFIX}\", the gradient that {name:?} of y_node_arg_names starts from: the loss {loss:?} \
                  is not computed from it; leave it out, or take ortrain.gradient.vjp, where each such gradient is an input"
             )))
         })
@@ -354,7 +355,7 @@ enum Seeds {
     Inputs,
 }
 
-fn make(source: ModelSource, options: &GradientOptions, seeds: Seeds) -> Result<ModelProto> {
+fn differentiate_source(source: ModelSource, options: &GradientOptions, seeds: Seeds) -> Result<ModelProto> {
     let label = source.label("the model");
     gradient_model(&label, source.load_for_gradients()?, options, seeds, ("of", "wrt"))
 }
@@ -367,8 +368,8 @@ fn gradient_model(
     seeds: Seeds,
     words: (&str, &str),
 ) -> Result<ModelProto> {
-    let mut model = taken_in(model)?;
-    let (of, wrt) = (unique(&options.of), unique(&options.wrt));
+    let mut model = embed_external_data(model)?;
+    let (of, wrt) = (unique_names(&options.of), unique_names(&options.wrt));
     if of.is_empty() {
         return Err(Error::Argument(format!(
             "no value is named in {}, of which gradients are wanted",
@@ -382,45 +383,45 @@ fn gradient_model(
     let inner: Vec<&str> =
         wrt.iter().copied().filter(|name| inner.iter().any(|inner| inner == name)).collect();
     lift_from_subgraphs(label, &mut model.proto, &inner)?;
-    let message = Message::new(message_graph(label, &mut model.proto)?);
+    let message = MessageIndex::new(message_graph(label, &mut model.proto)?);
     check_names(label, &message, &of, words.0)?;
     check_names(label, &message, &wrt, words.1)?;
-    check_results(&message, &of, &wrt, seeds)?;
+    check_unused_names(&message, &of, &wrt, seeds)?;
 
-    let opset = if imports_standard(&model.proto) { opset_of(&model.proto) } else { OPSET_OF_OTHERS };
+    let opset = if imports_standard(&model.proto) { opset_of(&model.proto) } else { DEFAULT_OPSET };
     let mut graph = forward_graph(label, &model, &of, &wrt)?;
     let find = |graph: &Graph, name: &&str| graph.find(name).expect("it is a value of the message");
     let sources: Vec<ValueId> = of.iter().map(|name| find(&graph, name)).collect();
     let targets: Vec<ValueId> = wrt.iter().map(|name| find(&graph, name)).collect();
     check_types(&graph, &sources, &targets, words)?;
-    let seeded = seeded(&mut graph, &sources, &targets, seeds);
-    let gradients = gradients_of(label, &mut graph, (&sources, &targets), &seeded, words)?;
+    let seeded = add_seeds(&mut graph, &sources, &targets, seeds);
+    let gradients = add_gradients(label, &mut graph, (&sources, &targets), &seeded, words)?;
 
     let fail = |source| Error::model(label, source);
-    write_out(&mut graph).map_err(fail)?;
+    unwrap_gradients(&mut graph).map_err(fail)?;
     infer(&mut graph).map_err(fail)?;
     let mut refused = if options.plain { standardise_known(&mut graph, opset) } else { Vec::new() };
     refused.extend(downgrade_known(&mut graph, opset));
 
     let initializers = !(1..SEPARATE_INITIALIZERS).contains(&model.proto.ir_version);
     // Custom-gradient nodes are expanded into their bodies from here on.
-    write_out_nodes(message_graph(label, &mut model.proto)?);
-    let message = Message::new(message_graph(label, &mut model.proto)?);
-    let chosen = Chosen::new(&graph, &message, &gradients, options.plain);
-    refuse(label, &graph, &message, &chosen, &refused, (options.plain, opset))?;
+    unwrap_nodes(message_graph(label, &mut model.proto)?);
+    let message = MessageIndex::new(message_graph(label, &mut model.proto)?);
+    let chosen = NodeSelection::new(&graph, &message, &gradients, options.plain);
+    check_expressible(label, &graph, &message, &chosen, &refused, (options.plain, opset))?;
     let inputs: &[(ValueId, ValueId)] = if seeds == Seeds::Inputs { &seeded } else { &[] };
     let results: Vec<(ValueId, ValueId)> = targets.into_iter().zip(gradients).collect();
-    let written = written(&graph, &message, &chosen, inputs, results, initializers);
+    let written = build_graph(&graph, &message, &chosen, inputs, results, initializers);
 
     let mut proto = model.proto;
     proto.functions.clear();
-    proto.opset_import = imported(&proto, &written, opset);
+    proto.opset_import = imported_opsets(&proto, &written, opset);
     proto.graph = Some(written);
     Ok(proto)
 }
 
 /// Returns the names without duplicates, in order.
-fn unique(names: &[String]) -> Vec<&str> {
+fn unique_names(names: &[String]) -> Vec<&str> {
     let mut seen = FxHashSet::default();
     names.iter().map(String::as_str).filter(|name| seen.insert(*name)).collect()
 }
@@ -434,16 +435,16 @@ fn imports_standard(proto: &ModelProto) -> bool {
 }
 
 /// The graph of a message with an index of its values.
-struct Message<'a> {
+struct MessageIndex<'a> {
     graph: &'a GraphProto,
     /// Producers of values.
-    makers: FxHashMap<&'a str, usize>,
+    producers: FxHashMap<&'a str, usize>,
     /// Inputs and initializers.
-    given: FxHashSet<&'a str>,
+    inputs_and_initializers: FxHashSet<&'a str>,
 }
 
-impl<'a> Message<'a> {
-    fn new(graph: &'a GraphProto) -> Message<'a> {
+impl<'a> MessageIndex<'a> {
+    fn new(graph: &'a GraphProto) -> MessageIndex<'a> {
         let mut makers = FxHashMap::default();
         for (index, node) in graph.node.iter().enumerate() {
             let names = node.output.iter().filter(|name| !name.is_empty());
@@ -453,31 +454,31 @@ impl<'a> Message<'a> {
         let given = graph.input.iter().map(|info| info.name.as_str());
         let given = given.chain(graph.initializer.iter().map(|tensor| tensor.name.as_str()));
         let given = given.chain(sparse.map(|values| values.name.as_str())).collect();
-        Message { graph, makers, given }
+        MessageIndex { graph, producers: makers, inputs_and_initializers: given }
     }
 
-    fn has(&self, name: &str) -> bool {
-        self.makers.contains_key(name) || self.given.contains(name)
+    fn has_value(&self, name: &str) -> bool {
+        self.producers.contains_key(name) || self.inputs_and_initializers.contains(name)
     }
 
-    fn names(&self) -> impl Iterator<Item = &'a str> {
-        self.makers.keys().chain(&self.given).copied()
+    fn value_names(&self) -> impl Iterator<Item = &'a str> {
+        self.producers.keys().chain(&self.inputs_and_initializers).copied()
     }
 }
 
 /// Checks that each name is the name of a value.
-fn check_names(label: &str, message: &Message<'_>, names: &[&str], word: &str) -> Result<()> {
-    let unknown: Vec<&&str> = names.iter().filter(|name| !message.has(name)).collect();
+fn check_names(label: &str, message: &MessageIndex<'_>, names: &[&str], word: &str) -> Result<()> {
+    let unknown: Vec<&&str> = names.iter().filter(|name| !message.has_value(name)).collect();
     if unknown.is_empty() {
         return Ok(());
     }
-    let about: Vec<Option<String>> = unknown.iter().map(|name| about_unknown(message, name)).collect();
+    let about: Vec<Option<String>> = unknown.iter().map(|name| suggest_value(message, name)).collect();
     let sentences: Vec<String> = (unknown.iter().zip(&about))
         .map(|(name, about)| format!("{name:?}{}", about.as_deref().unwrap_or_default()))
         .collect();
     let outputs = message.graph.output.iter().map(|info| info.name.as_str());
     let outputs = match about.contains(&None) {
-        true => format!("; its outputs are {}", some_of(outputs)),
+        true => format!("; its outputs are {}", list_names(outputs)),
         false => String::new(),
     };
     let sentences = sentences.join(", ");
@@ -485,29 +486,29 @@ fn check_names(label: &str, message: &Message<'_>, names: &[&str], word: &str) -
 }
 
 /// Suggests a value for an unknown name, as the end of a sentence.
-fn about_unknown(message: &Message<'_>, name: &str) -> Option<String> {
+fn suggest_value(message: &MessageIndex<'_>, name: &str) -> Option<String> {
     let node = message.graph.node.iter().find(|node| !name.is_empty() && node.name == name);
     if let Some(node) = node {
         let outputs: Vec<String> =
             node.output.iter().filter(|name| !name.is_empty()).map(|name| format!("{name:?}")).collect();
         return Some(format!("; a node has this name, and its output is {}", outputs.join(", ")));
     }
-    Some(hint(name, message.names())).filter(|near| !near.is_empty())
+    Some(hint(name, message.value_names())).filter(|near| !near.is_empty())
 }
 
 /// Checks that the names of added values are unused.
-fn check_results(message: &Message<'_>, of: &[&str], wrt: &[&str], seeds: Seeds) -> Result<()> {
+fn check_unused_names(message: &MessageIndex<'_>, of: &[&str], wrt: &[&str], seeds: Seeds) -> Result<()> {
     if seeds == Seeds::Inputs
         && let Some(both) = of.iter().find(|name| wrt.contains(name))
     {
         return Err(Error::Argument(format!(
-            "{both:?} is in both of and wrt, so that an input and an output would be named \"{both}{GRADIENT}\"; leave it out of \
+            "{both:?} is in both of and wrt, so that an input and an output would be named \"{both}{GRADIENT_SUFFIX}\"; leave it out of \
              wrt: its own gradient is what is given"
         )));
     }
     let given = if seeds == Seeds::Inputs { of } else { &[] };
-    let mut names = given.iter().chain(wrt).map(|name| format!("{name}{GRADIENT}"));
-    names.find(|name| message.has(name)).map_or(Ok(()), |name| {
+    let mut names = given.iter().chain(wrt).map(|name| format!("{name}{GRADIENT_SUFFIX}"));
+    names.find(|name| message.has_value(name)).map_or(Ok(()), |name| {
         Err(Error::Argument(format!(
             "the model has a value {name:?}, which is the name of a gradient; rename it"
         )))
@@ -519,7 +520,7 @@ fn check_results(message: &Message<'_>, of: &[&str], wrt: &[&str], seeds: Seeds)
 fn forward_graph(label: &str, model: &LoadedModel, of: &[&str], wrt: &[&str]) -> Result<Graph> {
     let asked: Vec<&str> = of.iter().chain(wrt).copied().collect();
     // Nodes after the requested values are irrelevant.
-    let shorter = postprocessing::without(model, &asked);
+    let shorter = postprocessing::without_unsupported(model, &asked);
     let model = shorter.as_ref().unwrap_or(model);
     let mut proto = model.proto.clone();
     let mut names = Vec::new();
@@ -530,12 +531,12 @@ fn forward_graph(label: &str, model: &LoadedModel, of: &[&str], wrt: &[&str]) ->
             graph.input.retain(|info| info.name != tensor.name);
             let dtype = DType::from_onnx(tensor.data_type).unwrap_or(DType::F32);
             let dims = tensor_dims(&tensor).map_err(Error::from)?;
-            graph.input.push(declare(&tensor.name, ValueType::tensor(dtype, &dims)));
+            graph.input.push(declare_value(&tensor.name, ValueType::tensor(dtype, &dims)));
         }
-        all_names(graph, &mut names);
+        collect_names(graph, &mut names);
     }
     let mut graph = Graph::from_model(&model.with_proto(proto))
-        .map_err(|source| postprocessing::advised(Error::graph(label, source), model))?;
+        .map_err(|source| postprocessing::add_advice(Error::graph(label, source), model))?;
     // Reserves all names of the message, also in subgraphs, so that new values do not use them.
     for name in names {
         if graph.find(&name).is_none() {
@@ -554,12 +555,15 @@ fn forward_graph(label: &str, model: &LoadedModel, of: &[&str], wrt: &[&str]) ->
     if wrong.is_empty() {
         wrong.push(first);
     }
-    Err(postprocessing::advised(obstructed(label, wrong.iter().map(|error| (error, None)).collect()), model))
+    Err(postprocessing::add_advice(
+        obstacles_error(label, wrong.iter().map(|error| (error, None)).collect()),
+        model,
+    ))
 }
 
 /// Collects the names of all values of a graph and its subgraphs, except for the bodies of custom-gradient
 /// nodes.
-fn all_names(graph: &GraphProto, names: &mut Vec<String>) {
+fn collect_names(graph: &GraphProto, names: &mut Vec<String>) {
     names.extend(graph.input.iter().map(|info| info.name.clone()));
     names.extend(graph.initializer.iter().map(|tensor| tensor.name.clone()));
     for node in &graph.node {
@@ -569,7 +573,7 @@ fn all_names(graph: &GraphProto, names: &mut Vec<String>) {
         }
         for attribute in &node.attribute {
             let subgraphs = attribute.g.as_deref().into_iter().chain(&attribute.graphs);
-            subgraphs.for_each(|graph| all_names(graph, names));
+            subgraphs.for_each(|graph| collect_names(graph, names));
         }
     }
 }
@@ -586,7 +590,7 @@ fn check_types(graph: &Graph, sources: &[ValueId], targets: &[ValueId], words: (
         }
     }
     if wrong.is_empty() {
-        let reached = dependent(graph, targets);
+        let reached = dependent_values(graph, targets);
         let names = |ids: &[ValueId]| -> Vec<String> {
             ids.iter().map(|&id| format!("{:?}", graph.name_of(id))).collect()
         };
@@ -606,7 +610,7 @@ fn check_types(graph: &Graph, sources: &[ValueId], targets: &[ValueId], words: (
 }
 
 /// Returns the sources with their initial gradients.
-fn seeded(
+fn add_seeds(
     graph: &mut Graph,
     sources: &[ValueId],
     targets: &[ValueId],
@@ -614,7 +618,7 @@ fn seeded(
 ) -> Vec<(ValueId, ValueId)> {
     let mut seeded = Vec::with_capacity(sources.len());
     for &source in sources {
-        let name = format!("{}{GRADIENT}", graph.name_of(source));
+        let name = format!("{}{GRADIENT_SUFFIX}", graph.name_of(source));
         let seed = match seeds {
             Seeds::Inputs => {
                 let seed = graph.add_value(&name, graph.value(source).ty.clone());
@@ -624,7 +628,7 @@ fn seeded(
             Seeds::Ones => {
                 // If further gradients arrive at the source, and its gradient is a result, the result is
                 // their sum under `name`.
-                let behind = dependent(graph, &[source]);
+                let behind = dependent_values(graph, &[source]);
                 let more = sources.iter().any(|other| *other != source && behind.contains(other));
                 let start = if more && targets.contains(&source) { format!("{name}/ones") } else { name };
                 ones_like(graph, source, &start)
@@ -636,7 +640,7 @@ fn seeded(
 }
 
 /// Adds the gradients of all targets, or returns all obstacles.
-fn gradients_of(
+fn add_gradients(
     label: &str,
     graph: &mut Graph,
     (sources, targets): (&[ValueId], &[ValueId]),
@@ -651,19 +655,19 @@ fn gradients_of(
             if missing.is_empty() {
                 return Ok(found.into_iter().flatten().collect());
             }
-            return Err(unreached(label, &before, sources, &missing, words));
+            return Err(unreached_error(label, &before, sources, &missing, words));
         }
         Err(error) => error,
     };
-    let (_, stops) = gradients_known(&mut before.clone(), seeded, targets)
+    let (_, stops) = backpropagate_known(&mut before.clone(), seeded, targets)
         .map_err(|source| Error::model(label, source))?;
     let mut wrong = Vec::new();
     for stop in &stops {
         if let Some(error) = &stop.error {
             let through: Vec<&str> = stop.targets.iter().map(|&id| before.name_of(id)).collect();
             let mut fix =
-                format!("leave out of {} what is reached through it ({})", words.1, some_of(through));
-            if stop.open {
+                format!("leave out of {} what is reached through it ({})", words.1, list_names(through));
+            if stop.has_unknown_sizes {
                 fix += ", or give the inputs of the model fixed sizes, which it may need";
             }
             wrong.push((error, Some(fix)));
@@ -672,11 +676,11 @@ fn gradients_of(
     if wrong.is_empty() {
         wrong.push((&failure, None));
     }
-    Err(obstructed(label, wrong))
+    Err(obstacles_error(label, wrong))
 }
 
 /// Returns the error for targets that no gradient reaches.
-fn unreached(
+fn unreached_error(
     label: &str,
     graph: &Graph,
     sources: &[ValueId],
@@ -685,7 +689,7 @@ fn unreached(
 ) -> Error {
     let names: Vec<String> = sources.iter().map(|&id| format!("{:?}", graph.name_of(id))).collect();
     let sentence = |&target: &ValueId| {
-        let reason = match no_path(graph, target, sources) {
+        let reason = match no_path_error(graph, target, sources) {
             ortrain_ops::Error::NoPath { reason, .. } => reason,
             other => other.to_string(),
         };
@@ -701,7 +705,7 @@ fn unreached(
 }
 
 /// Nodes of the graph to append to the message, and nodes of the message to replace.
-struct Chosen {
+struct NodeSelection {
     /// Nodes of the graph.
     nodes: BTreeSet<usize>,
     /// Constants of the graph that are missing in the message.
@@ -710,19 +714,19 @@ struct Chosen {
     replaced: FxHashSet<usize>,
 }
 
-impl Chosen {
-    fn new(graph: &Graph, message: &Message<'_>, gradients: &[ValueId], plain: bool) -> Chosen {
+impl NodeSelection {
+    fn new(graph: &Graph, message: &MessageIndex<'_>, gradients: &[ValueId], plain: bool) -> NodeSelection {
         let producers = graph.producers();
         let made = |name: &String| graph.find(name).is_some_and(|id| producers[id.0 as usize].is_some());
         let nodes = message.graph.node.iter().enumerate();
         let foreign = nodes.filter(|(_, node)| plain && !is_plain(node) && node.output.iter().any(made));
-        let mut chosen = Chosen {
+        let mut chosen = NodeSelection {
             nodes: BTreeSet::new(),
             constants: BTreeSet::new(),
             replaced: foreign.map(|(index, _)| index).collect(),
         };
         loop {
-            chosen.reach(graph, message, &producers, gradients);
+            chosen.select_nodes(graph, message, &producers, gradients);
             let more = chosen.conflicts(graph, message);
             if more.is_empty() {
                 return chosen;
@@ -732,15 +736,15 @@ impl Chosen {
     }
 
     /// Returns the node of the message that computes a value, unless it is replaced.
-    fn maker(&self, message: &Message<'_>, name: &str) -> Option<usize> {
-        message.makers.get(name).copied().filter(|index| !self.replaced.contains(index))
+    fn remaining_producer(&self, message: &MessageIndex<'_>, name: &str) -> Option<usize> {
+        message.producers.get(name).copied().filter(|index| !self.replaced.contains(index))
     }
 
     /// Selects the nodes for the gradients, and for the outputs of replaced nodes.
-    fn reach(
+    fn select_nodes(
         &mut self,
         graph: &Graph,
-        message: &Message<'_>,
+        message: &MessageIndex<'_>,
         producers: &[Option<usize>],
         gradients: &[ValueId],
     ) {
@@ -749,7 +753,7 @@ impl Chosen {
         let mut used: FxHashSet<String> = message.graph.output.iter().map(|info| info.name.clone()).collect();
         for (index, node) in message.graph.node.iter().enumerate() {
             if !self.replaced.contains(&index) {
-                inputs_of(node, &mut used);
+                collect_inputs(node, &mut used);
             }
         }
         let mut rest: Vec<ValueId> = gradients.to_vec();
@@ -759,7 +763,9 @@ impl Chosen {
         }
         while let Some(id) = rest.pop() {
             let name = graph.name_of(id);
-            if message.given.contains(name) || self.maker(message, name).is_some() {
+            if message.inputs_and_initializers.contains(name)
+                || self.remaining_producer(message, name).is_some()
+            {
                 continue;
             }
             match producers[id.0 as usize] {
@@ -775,7 +781,7 @@ impl Chosen {
 
     /// Returns the nodes of the message that conflict with the selected ones: both compute the same value or
     /// must draw the same random numbers.
-    fn conflicts(&self, graph: &Graph, message: &Message<'_>) -> Vec<usize> {
+    fn conflicts(&self, graph: &Graph, message: &MessageIndex<'_>) -> Vec<usize> {
         let mut found = Vec::new();
         let mut drawn: FxHashSet<ValueId> = FxHashSet::default();
         for (index, node) in graph.nodes.iter().enumerate() {
@@ -783,7 +789,7 @@ impl Chosen {
             let random = chosen && draws_random_numbers(node);
             let behind = random || node.present_inputs().any(|id| drawn.contains(&id));
             for id in node.present_outputs() {
-                match self.maker(message, graph.name_of(id)) {
+                match self.remaining_producer(message, graph.name_of(id)) {
                     Some(maker) if chosen || behind => found.push(maker),
                     None if behind => {
                         drawn.insert(id);
@@ -809,12 +815,12 @@ fn is_plain(node: &NodeProto) -> bool {
 }
 
 /// Returns an error if a selected node cannot be expressed.
-fn refuse(
+fn check_expressible(
     label: &str,
     graph: &Graph,
-    message: &Message<'_>,
-    chosen: &Chosen,
-    refused: &[Refused],
+    message: &MessageIndex<'_>,
+    chosen: &NodeSelection,
+    refused: &[RejectedNode],
     (plain, opset): (bool, i64),
 ) -> Result<()> {
     let made: FxHashSet<ValueId> =
@@ -831,7 +837,7 @@ fn refuse(
     let wrong: Vec<(&ortrain_ops::Error, Option<String>)> =
         wrong.map(|refused| (&refused.error, fix(&refused.error))).collect();
     if !wrong.is_empty() {
-        return Err(obstructed(label, wrong));
+        return Err(obstacles_error(label, wrong));
     }
     let made = chosen.nodes.iter().map(|&index| &graph.nodes[index]);
     let foreign: Vec<String> = made
@@ -861,10 +867,10 @@ fn refuse(
 }
 
 /// Returns the error that lists all obstacles, each with its remedy.
-fn obstructed(label: &str, wrong: Vec<(&ortrain_ops::Error, Option<String>)>) -> Error {
+fn obstacles_error(label: &str, wrong: Vec<(&ortrain_ops::Error, Option<String>)>) -> Error {
     let kind = wrong.first().map(|(error, _)| Error::model(label, (*error).clone()).kind());
     let obstacles = wrong.into_iter().map(|(error, fix)| {
-        let mut found = obstacle(error, label);
+        let mut found = to_obstacle(error, label);
         found.fix = fix.unwrap_or(found.fix);
         found
     });
@@ -876,10 +882,10 @@ fn obstructed(label: &str, wrong: Vec<(&ortrain_ops::Error, Option<String>)>) ->
 }
 
 /// Returns the graph of the message with the selected nodes.
-fn written(
+fn build_graph(
     graph: &Graph,
-    message: &Message<'_>,
-    chosen: &Chosen,
+    message: &MessageIndex<'_>,
+    chosen: &NodeSelection,
     inputs: &[(ValueId, ValueId)],
     mut results: Vec<(ValueId, ValueId)>,
     initializers: bool,
@@ -895,30 +901,30 @@ fn written(
             nodes.push(constant_node(graph.name_of(id), &tensor));
         }
     }
-    let mut order = Order::new(graph, chosen);
+    let mut order = NodeOrder::new(graph, chosen);
     for (index, node) in message.graph.node.iter().enumerate() {
         if chosen.replaced.contains(&index) {
-            node.output.iter().for_each(|name| order.place(name));
+            node.output.iter().for_each(|name| order.place_producer(name));
         } else {
             let mut names = FxHashSet::default();
-            inputs_of(node, &mut names);
+            collect_inputs(node, &mut names);
             let mut names: Vec<String> = names.into_iter().collect();
             names.sort_unstable();
-            names.iter().for_each(|name| order.place(name));
-            order.nodes.push(Placed::Message(index));
+            names.iter().for_each(|name| order.place_producer(name));
+            order.nodes.push(NodeSource::Message(index));
         }
     }
     chosen.nodes.iter().for_each(|&index| order.place_node(index));
 
     let mut whole = graph.to_proto();
-    let mut declared: FxHashSet<&str> = message.given.clone();
+    let mut declared: FxHashSet<&str> = message.inputs_and_initializers.clone();
     let graph_outputs = message.graph.output.iter().chain(&message.graph.value_info);
     declared.extend(graph_outputs.map(|info| info.name.as_str()));
     results.sort_by(|a, b| graph.name_of(a.1).cmp(graph.name_of(b.1)));
     for placed in &order.nodes {
         match *placed {
-            Placed::Message(index) => nodes.push(message.graph.node[index].clone()),
-            Placed::Graph(index) => {
+            NodeSource::Message(index) => nodes.push(message.graph.node[index].clone()),
+            NodeSource::Graph(index) => {
                 nodes.push(std::mem::take(&mut whole.node[index]));
                 for id in graph.nodes[index].present_outputs() {
                     let result = results.iter().any(|&(_, gradient)| gradient == id);
@@ -931,42 +937,44 @@ fn written(
         }
     }
     written.node = nodes;
-    written.input.extend(inputs.iter().map(|&(source, seed)| typed_as(graph, source, seed)));
-    written.output.extend(results.iter().map(|&(target, gradient)| typed_as(graph, target, gradient)));
+    written.input.extend(inputs.iter().map(|&(source, seed)| gradient_declaration(graph, source, seed)));
+    written
+        .output
+        .extend(results.iter().map(|&(target, gradient)| gradient_declaration(graph, target, gradient)));
     written
 }
 
 /// Returns the declaration of a gradient, with the type of its value.
-fn typed_as(graph: &Graph, value: ValueId, gradient: ValueId) -> ValueInfoProto {
+fn gradient_declaration(graph: &Graph, value: ValueId, gradient: ValueId) -> ValueInfoProto {
     ValueInfoProto { name: graph.name_of(gradient).to_owned(), ..graph.value_info(value) }
 }
 
 /// A node of the result.
-enum Placed {
+enum NodeSource {
     Message(usize),
     Graph(usize),
 }
 
 /// Topological order of the nodes of the result.
-struct Order<'a> {
+struct NodeOrder<'a> {
     graph: &'a Graph,
     /// Selected nodes that are not placed yet, by output.
-    waiting: FxHashMap<ValueId, usize>,
-    nodes: Vec<Placed>,
+    unplaced: FxHashMap<ValueId, usize>,
+    nodes: Vec<NodeSource>,
 }
 
-impl<'a> Order<'a> {
-    fn new(graph: &'a Graph, chosen: &Chosen) -> Order<'a> {
+impl<'a> NodeOrder<'a> {
+    fn new(graph: &'a Graph, chosen: &NodeSelection) -> NodeOrder<'a> {
         let mut waiting = FxHashMap::default();
         for &index in &chosen.nodes {
             waiting.extend(graph.nodes[index].present_outputs().map(|id| (id, index)));
         }
-        Order { graph, waiting, nodes: Vec::new() }
+        NodeOrder { graph, unplaced: waiting, nodes: Vec::new() }
     }
 
     /// Places the node that computes a value, unless it is placed.
-    fn place(&mut self, name: &str) {
-        if let Some(&index) = self.graph.find(name).and_then(|id| self.waiting.get(&id)) {
+    fn place_producer(&mut self, name: &str) {
+        if let Some(&index) = self.graph.find(name).and_then(|id| self.unplaced.get(&id)) {
             self.place_node(index);
         }
     }
@@ -976,17 +984,17 @@ impl<'a> Order<'a> {
         let mut stack = vec![(index, false)];
         while let Some((index, ready)) = stack.pop() {
             let node = &self.graph.nodes[index];
-            if !node.present_outputs().any(|id| self.waiting.contains_key(&id)) {
+            if !node.present_outputs().any(|id| self.unplaced.contains_key(&id)) {
                 continue;
             }
             if ready {
                 node.present_outputs().for_each(|id| {
-                    self.waiting.remove(&id);
+                    self.unplaced.remove(&id);
                 });
-                self.nodes.push(Placed::Graph(index));
+                self.nodes.push(NodeSource::Graph(index));
             } else {
                 stack.push((index, true));
-                let needed = node.present_inputs().filter_map(|id| self.waiting.get(&id));
+                let needed = node.present_inputs().filter_map(|id| self.unplaced.get(&id));
                 stack.extend(needed.map(|&index| (index, false)));
             }
         }
@@ -994,9 +1002,9 @@ impl<'a> Order<'a> {
 }
 
 /// Returns the operator sets that the result uses, in the versions of the model.
-fn imported(proto: &ModelProto, graph: &GraphProto, opset: i64) -> Vec<OperatorSetIdProto> {
+fn imported_opsets(proto: &ModelProto, graph: &GraphProto, opset: i64) -> Vec<OperatorSetIdProto> {
     let mut used = BTreeSet::new();
-    used_domains(graph, &mut used);
+    collect_domains(graph, &mut used);
     let mut sets: Vec<OperatorSetIdProto> = Vec::new();
     for set in &proto.opset_import {
         let domain = if is_standard(&set.domain) { "" } else { &set.domain };
@@ -1012,12 +1020,12 @@ fn imported(proto: &ModelProto, graph: &GraphProto, opset: i64) -> Vec<OperatorS
     sets
 }
 
-fn used_domains<'a>(graph: &'a GraphProto, used: &mut BTreeSet<&'a str>) {
+fn collect_domains<'a>(graph: &'a GraphProto, used: &mut BTreeSet<&'a str>) {
     for node in &graph.node {
         used.insert(if is_standard(&node.domain) { "" } else { &node.domain });
         for attribute in &node.attribute {
             let subgraphs = attribute.g.as_deref().into_iter().chain(&attribute.graphs);
-            subgraphs.for_each(|graph| used_domains(graph, used));
+            subgraphs.for_each(|graph| collect_domains(graph, used));
         }
     }
 }
@@ -1049,7 +1057,7 @@ mod tests {
         graph.outputs.push(last);
         let mut proto = graph.to_proto();
         if ir_version < SEPARATE_INITIALIZERS {
-            proto.input.push(declare("w", ty));
+            proto.input.push(declare_value("w", ty));
         }
         let opset_import = vec![OperatorSetIdProto { domain: String::new(), version: opset }];
         let model = ModelProto { ir_version, opset_import, graph: Some(proto), ..ModelProto::default() };
@@ -1062,7 +1070,7 @@ mod tests {
     }
 
     #[test]
-    fn the_nodes_of_the_model_come_first_and_stay() {
+    fn original_nodes_come_first() {
         let made =
             grad(chain(&["Mul", "Tanh"], 17, 8), &options(&["v1"], &["x", "w"])).expect("it has gradients");
         let graph = made.graph.expect("there is one");
@@ -1076,7 +1084,7 @@ mod tests {
 
     /// In IR version 3, each initializer is also an input: new constants are computed by nodes.
     #[test]
-    fn files_of_the_third_format_get_no_initializers() {
+    fn ir_version_3_gets_no_initializers() {
         let made =
             grad(chain(&["Mul", "Sigmoid"], 9, 3), &options(&["v1"], &["w"])).expect("it has gradients");
         let graph = made.graph.expect("there is one");
@@ -1087,7 +1095,7 @@ mod tests {
 
     /// Every unknown operator is an obstacle of its own.
     #[test]
-    fn all_obstacles_are_named() {
+    fn lists_all_obstacles() {
         let error = grad(chain(&["Mul", "Strange", "Odd"], 17, 8), &options(&["v2"], &["w"]));
         let error = error.expect_err("nobody knows these");
         assert_eq!(error.kind(), ErrorKind::NotImplemented);
@@ -1099,14 +1107,14 @@ mod tests {
 
     /// Nodes that the gradient does not need may be unknown, and remain.
     #[test]
-    fn what_lies_behind_stays() {
+    fn unneeded_unknown_nodes_remain() {
         let made =
             grad(chain(&["Mul", "Strange"], 17, 8), &options(&["v0"], &["w"])).expect("it is not needed");
         assert_eq!(made.graph.expect("there is one").node[1].op_type, "Strange");
     }
 
     #[test]
-    fn names_must_be_there_and_free() {
+    fn rejects_unknown_and_used_names() {
         let fails = |of: &[&str], wrt: &[&str]| {
             vjp(chain(&["Mul"], 17, 8), &options(of, wrt)).expect_err("refused").to_string()
         };

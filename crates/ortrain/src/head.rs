@@ -8,11 +8,11 @@ use ortrain_onnx::{GraphProto, ModelProto};
 use ortrain_ops::passes::{infer::infer, versions::upgrade};
 use ortrain_ops::training::{Head, find_head};
 
-use crate::artifacts::{inferred, message_graph, self_contained};
+use crate::artifacts::{infer_graph, message_graph, to_self_contained};
 use crate::{Error, ModelSource, Result};
 
 /// Random streams of weights and bias.
-const STREAMS: [u64; 2] = [0, 1];
+const RANDOM_STREAMS: [u64; 2] = [0, 1];
 
 /// Returns the model with a new last layer for `classes` scores. Weights and bias are uniform from
 /// `-1 / sqrt(n)` to `1 / sqrt(n)`, where `n` is the number of inputs of each score (as in
@@ -45,8 +45,8 @@ pub fn replace_head(
     if classes == 0 {
         return Err(Error::Argument("a head for 0 classes has no scores; there must be at least one".into()));
     }
-    let mut loaded = self_contained(&label, model.load()?)?;
-    let typed = inferred(&label, &loaded)?;
+    let mut loaded = to_self_contained(&label, model.load()?)?;
+    let typed = infer_graph(&label, &loaded)?;
     let value = match output {
         Some(name) => typed.find(name),
         None => typed.outputs.first().copied(),
@@ -57,14 +57,14 @@ pub fn replace_head(
     })?;
     let head = find_head(&typed, value).map_err(|source| Error::model(&label, source))?;
     let graph = message_graph(&label, &mut loaded.proto)?;
-    for (name, axis, stream) in parts(&typed, &head) {
+    for (name, axis, stream) in head_tensors(&typed, &head) {
         let old = typed.find(&name).and_then(|id| typed.value(id).constant.clone());
         let Some(old) = old else { continue };
         let mut dims = old.dims().to_vec();
         dims[axis] = classes;
-        let drawn =
-            Tensor::f32(&dims, &drawn(&dims, terms(&typed, &head), seed, stream)).converted(old.dtype());
-        replace(graph, &name, &drawn);
+        let drawn = Tensor::f32(&dims, &draw_uniform(&dims, input_count(&typed, &head), seed, stream))
+            .converted(old.dtype());
+        replace_constant(graph, &name, &drawn);
     }
     // These declarations describe results of the old head.
     graph.value_info.clear();
@@ -72,7 +72,8 @@ pub fn replace_head(
         info.r#type = None;
     }
     let mut again = Graph::from_model(&loaded).map_err(|source| Error::graph(&label, source))?;
-    let behind = |source| Error::Argument(behind_the_head(&head, classes, &Error::model(&label, source)));
+    let behind =
+        |source| Error::Argument(incompatible_classes_message(&head, classes, &Error::model(&label, source)));
     upgrade(&mut again).map_err(behind)?;
     infer(&mut again).map_err(behind)?;
     let graph = message_graph(&label, &mut loaded.proto)?;
@@ -84,7 +85,7 @@ pub fn replace_head(
     Ok(loaded.proto)
 }
 
-fn behind_the_head(head: &Head, classes: usize, error: &Error) -> String {
+fn incompatible_classes_message(head: &Head, classes: usize, error: &Error) -> String {
     format!(
         "what lies behind {} fits its {} classes, but not {classes}: {error}; name the scores as an output of the model, and \
          make the rest anew",
@@ -93,32 +94,33 @@ fn behind_the_head(head: &Head, classes: usize, error: &Error) -> String {
 }
 
 /// Returns the tensors of a head, each with its class axis and random stream.
-fn parts(typed: &Graph, head: &Head) -> Vec<(Arc<str>, usize, u64)> {
-    let mut found: Vec<(Arc<str>, usize, u64)> = vec![(head.weight.as_str().into(), head.axis, STREAMS[0])];
+fn head_tensors(typed: &Graph, head: &Head) -> Vec<(Arc<str>, usize, u64)> {
+    let mut found: Vec<(Arc<str>, usize, u64)> =
+        vec![(head.weight.as_str().into(), head.axis, RANDOM_STREAMS[0])];
     if let Some(bias) = &head.bias {
         let rank =
             typed.find(bias).and_then(|id| typed.value(id).constant.as_ref()).map_or(1, |t| t.dims().len());
-        found.push((bias.as_str().into(), rank.max(1) - 1, STREAMS[1]));
+        found.push((bias.as_str().into(), rank.max(1) - 1, RANDOM_STREAMS[1]));
     }
     found
 }
 
 /// Returns the number of inputs of each score.
-fn terms(typed: &Graph, head: &Head) -> usize {
+fn input_count(typed: &Graph, head: &Head) -> usize {
     let weight = typed.find(&head.weight).and_then(|id| typed.value(id).constant.as_ref());
     weight.map_or(1, |weight| (weight.len() / head.classes.max(1)).max(1))
 }
 
 /// Draws numbers from `-1 / sqrt(terms)` to `1 / sqrt(terms)`. A seed gives the same numbers on every
 /// machine.
-fn drawn(dims: &[usize], terms: usize, seed: u64, stream: u64) -> Vec<f32> {
+fn draw_uniform(dims: &[usize], terms: usize, seed: u64, stream: u64) -> Vec<f32> {
     let bound = 1.0 / (terms as f32).sqrt();
     let unit = |index: u64| (random_bits(seed, stream, index) >> 8) as f32 / (1 << 24) as f32;
     (0..dims.iter().product::<usize>() as u64).map(|index| bound * (2.0 * unit(index) - 1.0)).collect()
 }
 
 /// Replaces a constant of a message: an initializer or the value of a Constant node.
-fn replace(graph: &mut GraphProto, name: &str, tensor: &Tensor) {
+fn replace_constant(graph: &mut GraphProto, name: &str, tensor: &Tensor) {
     graph.node.retain(|node| !(node.input.is_empty() && node.output.iter().any(|output| output == name)));
     graph.initializer.retain(|known| known.name != name);
     graph.initializer.push(tensor_to_proto(name, tensor));

@@ -8,12 +8,12 @@ use std::time::Instant;
 
 use ortrain_graph::{DType, Graph, Tensor, ValueId, ValueType, byte_length};
 use ortrain_onnx::{GraphProto, LoadedModel, ModelProto, ValueInfoProto};
-use ortrain_ops::passes::{infer::infer, updates::written};
+use ortrain_ops::passes::{infer::infer, updates::written_inputs};
 use ortrain_ops::training::{check_sequences, sequence_input};
 use ortrain_ops::{NEWEST_OPSET, PartTensor, PlanePart, Role};
 use ortrain_program::{
-    Backend, Bf16Fallback, Deliver, Given, GradientMode, ITERATION_LIMIT, Interrupt, Memory, PlaneId,
-    Precision, RunError, Scalars, SlotId, Workspace, align,
+    Backend, Bf16Fallback, Deliver, GradientMode, ITERATION_LIMIT, Interrupt, Memory, PlaneId, Precision,
+    RunError, RunInput, Scalars, SlotId, Workspace, align,
 };
 use rustc_hash::FxHashSet;
 use smallvec::SmallVec;
@@ -21,9 +21,11 @@ use smallvec::SmallVec;
 use crate::artifacts::{opset_of, training_message};
 use crate::executable_cache::{ExecutableCache, interruptible};
 use crate::inputs::Signature;
-use crate::io_binding::{described, is_read_in_place, overlap, rooms, span, whole_copy};
+use crate::io_binding::{
+    copy_tensor, describe_feeds, is_read_in_place, memory_span, output_spans, spans_overlap,
+};
 use crate::module::graph_to_run;
-use crate::outputs::{Fill, check_destinations};
+use crate::outputs::{OutputWriter, check_destinations};
 use crate::trace::Trace;
 use crate::{
     Destination, Error, Feed, Fetch, Lent, ModelSource, Result, ValueInfo, collect, default_backend,
@@ -208,7 +210,7 @@ type Sequences<'a> = Vec<(DType, &'a [Tensor])>;
 
 /// Capacity of the cache of prepared runs. Its key consists of the requested outputs, the overridden
 /// initializers, and the shapes of values in the caller's memory.
-const KEPT: usize = 32;
+const MAX_PREPARED: usize = 32;
 
 /// A session that runs any ONNX model.
 ///
@@ -260,20 +262,20 @@ struct Variant {
 
 impl Variant {
     fn new(label: &str, graph: Graph, overridden: Vec<usize>) -> Result<Variant> {
-        let info = |id: &_| ValueInfo::of_any(label, &graph, *id);
+        let info = |id: &_| ValueInfo::of_tensor_or_sequence(label, &graph, *id);
         let inputs: Vec<ValueInfo> = graph.inputs.iter().map(info).collect::<Result<_>>()?;
         let signature = Signature::new(inputs.iter().filter(|info| !info.sequence).cloned().collect());
         Ok(Variant { overridden, graph, inputs, signature, written: FxHashSet::default() })
     }
 
     /// Returns true if a run must copy the value of the input at this position.
-    fn copies(&self, at: usize, lent: &Lent<'_>, fetches: &[Fetch<'_>]) -> bool {
-        self.written.contains(&at) || !is_read_in_place(lent, rooms(fetches))
+    fn needs_copy(&self, at: usize, lent: &Lent<'_>, fetches: &[Fetch<'_>]) -> bool {
+        self.written.contains(&at) || !is_read_in_place(lent, output_spans(fetches))
     }
 }
 
 /// Values of a run, in the order of a variant's inputs.
-struct Ordered<'a> {
+struct OrderedFeeds<'a> {
     /// Indices of overridden initializers among the overridable ones.
     overridden: Vec<usize>,
     feeds: Vec<Feed<'a>>,
@@ -281,9 +283,9 @@ struct Ordered<'a> {
 
 /// Cache key of a prepared run.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Key {
+struct PreparedKey {
     /// Requested outputs; `None` for all.
-    only: Option<Vec<usize>>,
+    selected_outputs: Option<Vec<usize>>,
     /// Shapes of the tensors of each sequence among the inputs.
     shapes: Vec<Vec<Vec<usize>>>,
     /// Indices of overridden initializers.
@@ -303,7 +305,7 @@ struct Limits {
 impl Limits {
     /// Creates a workspace on a backend.
     fn workspace(&self, backend: &Arc<dyn Backend>) -> Workspace {
-        Workspace::limited(backend.clone(), self.memory, 0)
+        Workspace::with_limit(backend.clone(), self.memory, 0)
             .iteration_limit(self.iterations)
             .interrupt(self.interrupt.clone())
     }
@@ -370,7 +372,7 @@ impl ModelMeta {
 /// The model prepared for some of its outputs, and for values of certain sizes.
 #[derive(Debug)]
 struct Prepared {
-    key: Key,
+    key: PreparedKey,
     runners: ExecutableCache,
     /// Memory of the sequences, in order. Planes with higher ids are values in memory of the caller.
     planes: Vec<Memory>,
@@ -403,10 +405,10 @@ impl InferenceSession {
     /// If the model cannot be read or run.
     pub fn new(model: ModelSource, options: SessionOptions) -> Result<InferenceSession> {
         let interrupt = options.interrupt.clone();
-        interruptible(interrupt.as_ref(), || InferenceSession::made(model, options))
+        interruptible(interrupt.as_ref(), || InferenceSession::build(model, options))
     }
 
-    fn made(model: ModelSource, options: SessionOptions) -> Result<InferenceSession> {
+    fn build(model: ModelSource, options: SessionOptions) -> Result<InferenceSession> {
         let backend = options.backend.map_or_else(default_backend, Ok)?;
         let backend = backend.with_precision(options.precision, options.bf16_fallback)?;
         let label = model.label("the model");
@@ -418,9 +420,9 @@ impl InferenceSession {
         if graph.outputs.is_empty() {
             return Err(Error::WrongModel { model: label, reason: "it has no outputs".into() });
         }
-        let info = |id: &_| ValueInfo::of_any(&label, &graph, *id);
+        let info = |id: &_| ValueInfo::of_tensor_or_sequence(&label, &graph, *id);
         let outputs = graph.outputs.iter().map(info).collect::<Result<_>>()?;
-        let overridable = overridable(&label, &model)?;
+        let overridable = overridable_infos(&label, &model)?;
         if let Some(path) = options.optimized_model {
             write_optimized(&label, &model, &graph, &path)?;
         }
@@ -518,7 +520,7 @@ impl InferenceSession {
     }
 
     /// Returns the model and the settings of the session.
-    pub(crate) fn parts(&self) -> Parts<'_> {
+    pub(crate) fn session_parts(&self) -> Parts<'_> {
         let Limits { memory: limit, iterations, ref interrupt } = self.limits;
         let (graph, backend, precision) = (&self.base.graph, &self.backend, self.precision);
         Parts { label: &self.label, graph, backend, precision, limit, iterations, interrupt }
@@ -613,10 +615,10 @@ impl InferenceSession {
     /// # Errors
     /// If the inputs do not fit, the run fails, or the model has sequence inputs or outputs: use
     /// [`InferenceSession::run_values`] for sequences.
-    pub fn run(&mut self, inputs: &[Given<'_>], deliver: &mut Deliver<'_>) -> Result<()> {
+    pub fn run(&mut self, inputs: &[RunInput<'_>], deliver: &mut Deliver<'_>) -> Result<()> {
         self.check_tensors_only("run_values takes and gives sequences, run tensors alone")?;
         self.base.signature.check(inputs)?;
-        let at = self.prepared(&Key::default())?;
+        let at = self.prepared_index(&PreparedKey::default())?;
         self.execute(at, inputs, &[], deliver)
     }
 
@@ -639,20 +641,20 @@ impl InferenceSession {
     /// # Errors
     /// As [`InferenceSession::run`]; also if number, types or shapes of `outputs` do not match the results.
     /// Then nothing has been written.
-    pub fn run_into(&mut self, inputs: &[Given<'_>], outputs: &mut [Destination<'_>]) -> Result<()> {
+    pub fn run_into(&mut self, inputs: &[RunInput<'_>], outputs: &mut [Destination<'_>]) -> Result<()> {
         self.check_tensors_only("run_values takes and gives sequences, run_into tensors alone")?;
         self.base.signature.check(inputs)?;
         check_destinations(&self.outputs, outputs)?;
-        let at = self.prepared(&Key::default())?;
-        let known = self.known_shapes(at, inputs)?;
+        let at = self.prepared_index(&PreparedKey::default())?;
+        let known = self.known_output_shapes(at, inputs)?;
         for (info, (output, known)) in self.outputs.iter().zip(outputs.iter().zip(&known)) {
             if let Some(dims) = known {
                 output.check(info, info.dtype, dims)?;
             }
         }
         if known.iter().all(Option::is_some) {
-            let mut fill = Fill::new(outputs);
-            self.execute(at, inputs, &[], &mut |k, dtype, dims, value| fill.take(k, dtype, dims, value))?;
+            let mut fill = OutputWriter::new(outputs);
+            self.execute(at, inputs, &[], &mut |k, dtype, dims, value| fill.write(k, dtype, dims, value))?;
             return fill.finish(&self.outputs);
         }
         // Data-dependent shapes are known after the run.
@@ -708,7 +710,7 @@ impl InferenceSession {
         let fetch = |&output: &usize| Fetch { output, into: None };
         let fetches: Vec<Fetch<'_>> = only.unwrap_or(&all).iter().map(fetch).collect();
         let found =
-            self.run_ordered(Ordered { overridden: Vec::new(), feeds }, &fetches, only.is_some(), None)?;
+            self.run_ordered(OrderedFeeds { overridden: Vec::new(), feeds }, &fetches, only.is_some(), None)?;
         Ok(found.into_iter().flatten().collect())
     }
 
@@ -747,7 +749,7 @@ impl InferenceSession {
         fetches: &[Fetch<'_>],
         restricted: bool,
     ) -> Result<Vec<Option<Value>>> {
-        let ordered = self.ordered(feeds)?;
+        let ordered = self.order_feeds(feeds)?;
         self.run_ordered(ordered, fetches, restricted, None)
     }
 
@@ -782,14 +784,14 @@ impl InferenceSession {
         restricted: bool,
         deliver: &mut Deliver<'_>,
     ) -> Result<Vec<Option<Value>>> {
-        let ordered = self.ordered(feeds)?;
+        let ordered = self.order_feeds(feeds)?;
         self.run_ordered(ordered, fetches, restricted, Some(deliver))
     }
 
     /// Sorts the values of a run into the order of the inputs.
-    fn ordered<'v>(&self, feeds: &[(&str, Feed<'v>)]) -> Result<Ordered<'v>> {
+    fn order_feeds<'v>(&self, feeds: &[(&str, Feed<'v>)]) -> Result<OrderedFeeds<'v>> {
         let given = |name: &str| feeds.iter().find(|(known, _)| *known == name).map(|(_, feed)| *feed);
-        let mut ordered = Ordered { overridden: Vec::new(), feeds: Vec::with_capacity(feeds.len()) };
+        let mut ordered = OrderedFeeds { overridden: Vec::new(), feeds: Vec::with_capacity(feeds.len()) };
         for info in &self.base.inputs {
             let missing = || Error::Argument(format!("no value was given for input {:?}", info.name));
             ordered.feeds.push(given(&info.name).ok_or_else(missing)?);
@@ -801,13 +803,13 @@ impl InferenceSession {
             }
         }
         if ordered.feeds.len() != feeds.len() {
-            return Err(self.wrong_name(feeds));
+            return Err(self.name_error(feeds));
         }
         Ok(ordered)
     }
 
     /// Returns the error for an unknown or duplicate name.
-    fn wrong_name(&self, feeds: &[(&str, Feed<'_>)]) -> Error {
+    fn name_error(&self, feeds: &[(&str, Feed<'_>)]) -> Error {
         let known: Vec<&str> =
             self.base.inputs.iter().chain(&self.overridable).map(|info| info.name.as_str()).collect();
         let mut names: Vec<&str> = feeds.iter().map(|(name, _)| *name).collect();
@@ -825,7 +827,7 @@ impl InferenceSession {
 
     fn run_ordered(
         &mut self,
-        ordered: Ordered<'_>,
+        ordered: OrderedFeeds<'_>,
         fetches: &[Fetch<'_>],
         restricted: bool,
         deliver: Option<&mut Deliver<'_>>,
@@ -835,8 +837,8 @@ impl InferenceSession {
             let position = fetch.output;
             return Err(Error::Argument(format!("there is no output at {position}; there are {count}")));
         }
-        check_rooms(&self.outputs, fetches)?;
-        let Ordered { overridden, feeds } = ordered;
+        check_output_buffers(&self.outputs, fetches)?;
+        let OrderedFeeds { overridden, feeds } = ordered;
         self.make_variant(&overridden)?;
         let variant = variant_of(&mut self.base, &mut self.variants, &overridden);
         check_feeds(variant, &feeds)?;
@@ -845,18 +847,20 @@ impl InferenceSession {
         let device = self.backend.device();
         let is_elsewhere = |lent: &Lent<'_>| lent.memory.device() != device;
         let copy = |(k, feed): (usize, &Feed<'_>)| match feed {
-            Feed::Lent(lent) if is_elsewhere(lent) || variant.copies(k, lent, fetches) => whole_copy(feed),
+            Feed::Lent(lent) if is_elsewhere(lent) || variant.needs_copy(k, lent, fetches) => {
+                copy_tensor(feed)
+            }
             _ => Ok(None),
         };
         let copies: Vec<Option<Tensor>> = feeds.iter().enumerate().map(copy).collect::<Result<_>>()?;
         let (mut tensors, mut sequences, mut lent) = (Vec::new(), Sequences::new(), Vec::new());
-        let mut key = Key {
-            only: restricted.then(|| fetches.iter().map(|fetch| fetch.output).collect()),
-            ..Key::default()
+        let mut key = PreparedKey {
+            selected_outputs: restricted.then(|| fetches.iter().map(|fetch| fetch.output).collect()),
+            ..PreparedKey::default()
         };
         for (k, (feed, copy)) in feeds.iter().zip(&copies).enumerate() {
             match (feed, copy) {
-                (_, Some(tensor)) => tensors.push(Given::from(tensor)),
+                (_, Some(tensor)) => tensors.push(RunInput::from(tensor)),
                 (Feed::Given(given), None) => tensors.push(*given),
                 (Feed::Lent(value), None) => {
                     key.lent.push((k, value.dims.to_vec()));
@@ -869,31 +873,34 @@ impl InferenceSession {
             }
         }
         key.overridden = overridden;
-        let at = self.prepared(&key)?;
+        let at = self.prepared_index(&key)?;
         // Preparation found that nodes update some of these values in place: such values are copied after
         // all.
         if self.prepared[at].key != key {
-            let Key { overridden, .. } = key;
-            return self.run_ordered(Ordered { overridden, feeds }, fetches, restricted, deliver);
+            let PreparedKey { overridden, .. } = key;
+            return self.run_ordered(OrderedFeeds { overridden, feeds }, fetches, restricted, deliver);
         }
         let values = (&tensors[..], &sequences, &lent[..]);
         self.run_prepared(at, values, fetches, deliver).map_err(|error| match lent.is_empty() {
             true => error,
-            false => self.explained_with_copies(error, &feeds, &key),
+            false => self.explain_with_copies(error, &feeds, &key),
         })
     }
 
     fn run_prepared(
         &mut self,
         at: usize,
-        (tensors, sequences, lent): (&[Given<'_>], &Sequences<'_>, &[&Memory]),
+        (tensors, sequences, lent): (&[RunInput<'_>], &Sequences<'_>, &[&Memory]),
         fetches: &[Fetch<'_>],
         mut deliver: Option<&mut Deliver<'_>>,
     ) -> Result<Vec<Option<Value>>> {
         let Prepared { key, planes, origins, .. } = &self.prepared[at];
-        let restricted = key.only.is_some();
-        let places: Vec<Vec<Range<usize>>> =
-            sequences.iter().zip(&key.shapes).map(|((dtype, _), shapes)| places(*dtype, shapes)).collect();
+        let restricted = key.selected_outputs.is_some();
+        let places: Vec<Vec<Range<usize>>> = sequences
+            .iter()
+            .zip(&key.shapes)
+            .map(|((dtype, _), shapes)| tensor_ranges(*dtype, shapes))
+            .collect();
         for ((plane, (_, several)), places) in planes.iter().zip(sequences).zip(&places) {
             for (tensor, place) in several.iter().zip(places) {
                 plane.write(place.start, tensor.data())?;
@@ -903,11 +910,11 @@ impl InferenceSession {
         let sources: Vec<Origin> = fetches.iter().enumerate().map(|(k, fetch)| origin(k, fetch)).collect();
         let mut sure = true;
         if fetches.iter().any(|fetch| fetch.into.is_some()) {
-            let known = self.known_shapes(at, tensors)?;
+            let known = self.known_output_shapes(at, tensors)?;
             for (fetch, source) in fetches.iter().zip(&sources) {
                 let (Some(into), &Origin::Delivered(number)) = (&fetch.into, source) else { continue };
                 match &known[number] {
-                    Some(dims) => check_room(&self.outputs[fetch.output], into, dims)?,
+                    Some(dims) => check_output_buffer(&self.outputs[fetch.output], into, dims)?,
                     None => sure = false,
                 }
             }
@@ -932,7 +939,7 @@ impl InferenceSession {
         if !sure {
             for (fetch, result) in fetches.iter().zip(&delivered) {
                 if let (Some(into), Some(result)) = (&fetch.into, result) {
-                    check_room(&self.outputs[fetch.output], into, result.dims())?;
+                    check_output_buffer(&self.outputs[fetch.output], into, result.dims())?;
                 }
             }
             for (fetch, result) in fetches.iter().zip(&mut delivered) {
@@ -962,7 +969,7 @@ impl InferenceSession {
     fn execute(
         &mut self,
         at: usize,
-        tensors: &[Given<'_>],
+        tensors: &[RunInput<'_>],
         lent: &[&Memory],
         deliver: &mut Deliver<'_>,
     ) -> Result<()> {
@@ -972,12 +979,12 @@ impl InferenceSession {
         let start = Instant::now();
         let run = runners.run_traced(&mut self.work, &bound, how, self.trace.as_mut(), tensors, deliver);
         if let (Some(trace), Ok(())) = (&mut self.trace, &run) {
-            trace.run(start, Instant::now());
+            trace.record_run(start, Instant::now());
         }
         run.map_err(|error| match key.lent.is_empty() {
             true => {
                 let variant = variant_of(&mut self.base, &mut self.variants, &key.overridden);
-                over_limit::explained(error, runners, &variant.signature, &self.work, tensors)
+                over_limit::explain(error, runners, &variant.signature, &self.work, tensors)
             }
             false => error,
         })
@@ -985,18 +992,30 @@ impl InferenceSession {
 
     /// Explains an error of a run on values in the caller's memory. The advice for a memory-limit error
     /// assumes a run on copies.
-    fn explained_with_copies(&mut self, error: Error, feeds: &[Feed<'_>], key: &Key) -> Error {
+    fn explain_with_copies(&mut self, error: Error, feeds: &[Feed<'_>], key: &PreparedKey) -> Error {
         let Error::Run(RunError::OverLimit(_)) = &error else { return error };
-        let copies: Vec<Tensor> = feeds.iter().filter_map(|feed| whole_copy(feed).ok()?).collect();
-        let tensors: Vec<Given<'_>> = copies.iter().map(Given::from).collect();
-        let (only, shapes, overridden) = (key.only.clone(), key.shapes.clone(), key.overridden.clone());
-        let Ok(at) = self.prepared(&Key { only, shapes, overridden, lent: Vec::new() }) else { return error };
+        let copies: Vec<Tensor> = feeds.iter().filter_map(|feed| copy_tensor(feed).ok()?).collect();
+        let tensors: Vec<RunInput<'_>> = copies.iter().map(RunInput::from).collect();
+        let (only, shapes, overridden) =
+            (key.selected_outputs.clone(), key.shapes.clone(), key.overridden.clone());
+        let Ok(at) = self.prepared_index(&PreparedKey {
+            selected_outputs: only,
+            shapes,
+            overridden,
+            lent: Vec::new(),
+        }) else {
+            return error;
+        };
         let variant = variant_of(&mut self.base, &mut self.variants, &key.overridden);
-        over_limit::explained(error, &self.prepared[at].runners, &variant.signature, &self.work, &tensors)
+        over_limit::explain(error, &self.prepared[at].runners, &variant.signature, &self.work, &tensors)
     }
 
     /// Returns the shapes of the delivered results; `None` for shapes that are unknown before a run.
-    fn known_shapes(&mut self, at: usize, tensors: &[Given<'_>]) -> Result<Vec<Option<Vec<usize>>>> {
+    fn known_output_shapes(
+        &mut self,
+        at: usize,
+        tensors: &[RunInput<'_>],
+    ) -> Result<Vec<Option<Vec<usize>>>> {
         let Prepared { key, runners, .. } = &mut self.prepared[at];
         let found = runners.executor(&self.work, tensors).map(|runner| {
             let schedule = runner.schedule();
@@ -1007,7 +1026,7 @@ impl InferenceSession {
         found.map_err(|error| match key.lent.is_empty() {
             true => {
                 let variant = variant_of(&mut self.base, &mut self.variants, &key.overridden);
-                over_limit::explained(error, runners, &variant.signature, &self.work, tensors)
+                over_limit::explain(error, runners, &variant.signature, &self.work, tensors)
             }
             false => error,
         })
@@ -1039,7 +1058,7 @@ impl InferenceSession {
         required.extend(last.into_iter().flatten());
         graph.inputs = required;
         infer(&mut graph).map_err(|source| Error::model(&self.label, source))?;
-        if self.variants.len() == KEPT {
+        if self.variants.len() == MAX_PREPARED {
             let gone = self.variants.remove(0);
             self.prepared.retain(|known| known.key.overridden != gone.overridden);
         }
@@ -1049,12 +1068,12 @@ impl InferenceSession {
 
     /// Returns the index of the prepared run for a key. If nodes update some of the inputs that should be
     /// read in place, the run is prepared for a key without them.
-    fn prepared(&mut self, key: &Key) -> Result<usize> {
+    fn prepared_index(&mut self, key: &PreparedKey) -> Result<usize> {
         match self.prepared.iter().position(|known| known.key == *key) {
             Some(at) => self.prepared[at..].rotate_left(1),
             None => {
                 let made = self.prepare(key)?;
-                if self.prepared.len() == KEPT {
+                if self.prepared.len() == MAX_PREPARED {
                     self.prepared.remove(0);
                 }
                 self.prepared.push(made);
@@ -1063,10 +1082,10 @@ impl InferenceSession {
         Ok(self.prepared.len() - 1)
     }
 
-    fn prepare(&mut self, key: &Key) -> Result<Prepared> {
+    fn prepare(&mut self, key: &PreparedKey) -> Result<Prepared> {
         let variant = variant_of(&mut self.base, &mut self.variants, &key.overridden);
         let mut graph = variant.graph.clone();
-        if let Some(positions) = &key.only {
+        if let Some(positions) = &key.selected_outputs {
             graph.outputs = positions.iter().map(|&at| variant.graph.outputs[at]).collect();
             graph.remove_unused();
         }
@@ -1076,7 +1095,7 @@ impl InferenceSession {
         let mut origins = Vec::with_capacity(graph.outputs.len());
         let mut delivered = Vec::new();
         for &id in &graph.outputs {
-            if !ValueInfo::of_any(&self.label, &graph, id)?.sequence {
+            if !ValueInfo::of_tensor_or_sequence(&self.label, &graph, id)?.sequence {
                 origins.push(Origin::Delivered(delivered.len()));
                 delivered.push(id);
                 continue;
@@ -1107,7 +1126,7 @@ impl InferenceSession {
                 roles.push(Role::User);
                 continue;
             }
-            let places = places(info.dtype, &key.shapes[planes.len()]);
+            let places = tensor_ranges(info.dtype, &key.shapes[planes.len()]);
             let bytes = places.last().map_or(0, |place| align(place.end));
             let plane = PlaneId(planes.len() as u32);
             let size = info.dtype.size();
@@ -1119,16 +1138,16 @@ impl InferenceSession {
             roles.push(Role::Planes(if bytes == 0 { Vec::new() } else { vec![part] }));
             planes.push(self.backend.allocate(bytes, bytes).map_err(RunError::from)?);
         }
-        let runners = ExecutableCache::new(graph, roles, self.backend.clone()).precision(self.precision);
-        let mut key = Key {
-            only: key.only.clone(),
+        let runners = ExecutableCache::new(graph, roles, self.backend.clone()).with_precision(self.precision);
+        let mut key = PreparedKey {
+            selected_outputs: key.selected_outputs.clone(),
             shapes: key.shapes.clone(),
             overridden: key.overridden.clone(),
             lent: key.lent.clone(),
         };
         if !key.lent.is_empty() {
             let inputs = &runners.graph().inputs;
-            let writes: FxHashSet<ValueId> = written(runners.graph()).into_iter().collect();
+            let writes: FxHashSet<ValueId> = written_inputs(runners.graph()).into_iter().collect();
             let before = key.lent.len();
             key.lent.retain(|(at, _)| {
                 let clean = !writes.contains(&inputs[*at]);
@@ -1176,7 +1195,7 @@ fn variant_of<'a>(
 
 /// Returns the initializers that runs may override. Before IR version 4, every initializer was also an input,
 /// without this meaning.
-fn overridable(label: &str, model: &LoadedModel) -> Result<Vec<ValueInfo>> {
+fn overridable_infos(label: &str, model: &LoadedModel) -> Result<Vec<ValueInfo>> {
     const FIRST_VERSION: i64 = 4;
     let Some(graph) = model.proto.graph.as_ref().filter(|_| model.proto.ir_version >= FIRST_VERSION) else {
         return Ok(Vec::new());
@@ -1194,7 +1213,7 @@ fn overridable(label: &str, model: &LoadedModel) -> Result<Vec<ValueInfo>> {
     };
     let declared =
         Graph::from_model(&model.with_proto(proto)).map_err(|source| Error::graph(label, source))?;
-    declared.inputs.iter().map(|&id| ValueInfo::of_any(label, &declared, id)).collect()
+    declared.inputs.iter().map(|&id| ValueInfo::of_tensor_or_sequence(label, &declared, id)).collect()
 }
 
 /// Writes the optimized model, at the opset of the original model.
@@ -1222,7 +1241,7 @@ fn check_feeds(variant: &mut Variant, feeds: &[Feed<'_>]) -> Result<()> {
         };
         match feed {
             Feed::Sequence(_) if !info.sequence => {
-                return refuse(feed.described(), "a sequence is no tensor");
+                return refuse(feed.describe(), "a sequence is no tensor");
             }
             Feed::Sequence(several) => {
                 if let Some(other) = several.iter().find(|tensor| tensor.dtype() != info.dtype) {
@@ -1230,15 +1249,15 @@ fn check_feeds(variant: &mut Variant, feeds: &[Feed<'_>]) -> Result<()> {
                     return refuse(other, "the element types differ");
                 }
             }
-            _ if info.sequence => return refuse(feed.described(), "a tensor is no sequence"),
+            _ if info.sequence => return refuse(feed.describe(), "a tensor is no sequence"),
             Feed::Given(_) | Feed::Lent(_) => {}
         }
     }
-    variant.signature.check_described(described(feeds).into_iter())
+    variant.signature.check_described(describe_feeds(feeds).into_iter())
 }
 
 /// Checks the output buffers against the types that are known before a run.
-pub(crate) fn check_rooms(outputs: &[ValueInfo], fetches: &[Fetch<'_>]) -> Result<()> {
+pub(crate) fn check_output_buffers(outputs: &[ValueInfo], fetches: &[Fetch<'_>]) -> Result<()> {
     let mut spans: Vec<(&str, (usize, usize))> = Vec::new();
     for fetch in fetches {
         let (info, Some(into)) = (&outputs[fetch.output], &fetch.into) else { continue };
@@ -1263,8 +1282,8 @@ pub(crate) fn check_rooms(outputs: &[ValueInfo], fetches: &[Fetch<'_>]) -> Resul
         if into.memory.is_read_only() {
             return Err(room("it is read-only memory; give it memory that can be written".into()));
         }
-        let own = span(into, bytes);
-        if let Some((other, _)) = spans.iter().find(|(_, other)| overlap(own, *other)) {
+        let own = memory_span(into, bytes);
+        if let Some((other, _)) = spans.iter().find(|(_, other)| spans_overlap(own, *other)) {
             return Err(Error::Argument(format!(
                 "outputs {other:?} and {name:?} share memory, so that one result would overwrite the other; give each \
                  output memory of its own"
@@ -1276,7 +1295,7 @@ pub(crate) fn check_rooms(outputs: &[ValueInfo], fetches: &[Fetch<'_>]) -> Resul
 }
 
 /// Checks that an output buffer has the shape of the result.
-pub(crate) fn check_room(info: &ValueInfo, into: &Lent<'_>, dims: &[usize]) -> Result<()> {
+pub(crate) fn check_output_buffer(info: &ValueInfo, into: &Lent<'_>, dims: &[usize]) -> Result<()> {
     if into.dims == dims {
         return Ok(());
     }
@@ -1286,7 +1305,7 @@ pub(crate) fn check_room(info: &ValueInfo, into: &Lent<'_>, dims: &[usize]) -> R
 }
 
 /// Returns the byte ranges of the tensors of a sequence in its plane.
-fn places(dtype: DType, shapes: &[Vec<usize>]) -> Vec<Range<usize>> {
+fn tensor_ranges(dtype: DType, shapes: &[Vec<usize>]) -> Vec<Range<usize>> {
     let mut end = 0;
     let place = |dims: &Vec<usize>| {
         let start = align(end);

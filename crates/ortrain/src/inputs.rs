@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use ortrain_graph::{DType, Dim, Graph, ValueId, ValueType, byte_length};
-use ortrain_program::Given;
+use ortrain_program::RunInput;
 
 use crate::{Error, Result};
 
@@ -35,7 +35,7 @@ pub struct ValueInfo {
 impl ValueInfo {
     /// Describes a value of a graph. The value must be a tensor.
     pub(crate) fn of(model: &str, graph: &Graph, id: ValueId) -> Result<ValueInfo> {
-        let info = ValueInfo::of_any(model, graph, id)?;
+        let info = ValueInfo::of_tensor_or_sequence(model, graph, id)?;
         match info.sequence {
             false => Ok(info),
             true => Err(Error::WrongModel {
@@ -46,7 +46,7 @@ impl ValueInfo {
     }
 
     /// Describes a value of a graph: a tensor or a sequence.
-    pub(crate) fn of_any(model: &str, graph: &Graph, id: ValueId) -> Result<ValueInfo> {
+    pub(crate) fn of_tensor_or_sequence(model: &str, graph: &Graph, id: ValueId) -> Result<ValueInfo> {
         let name = graph.name_of(id).to_owned();
         match &graph.value(id).ty {
             ValueType::Tensor(dtype, shape) => {
@@ -116,18 +116,18 @@ impl Signature {
     }
 
     /// Returns the batch size: the size of the first axis of the first input, if that axis is symbolic.
-    pub(crate) fn batch(&self, given: &[Given<'_>]) -> Option<usize> {
+    pub(crate) fn batch_size(&self, given: &[RunInput<'_>]) -> Option<usize> {
         let first = self.axes.first()?.as_ref()?.first()?;
         matches!(first, Axis::Symbol(_)).then(|| given.first()?.dims.first().copied()).flatten()
     }
 
     /// Returns the shapes of the inputs with another batch size.
-    pub(crate) fn with_batch(&self, given: &[Given<'_>], size: usize) -> Vec<Vec<usize>> {
+    pub(crate) fn shapes_with_batch(&self, given: &[RunInput<'_>], size: usize) -> Vec<Vec<usize>> {
         let batch = match self.axes.first().and_then(|axes| axes.as_ref()?.first()) {
             Some(Axis::Symbol(symbol)) => Some(*symbol),
             _ => None,
         };
-        let resized = |(value, axes): (&Given<'_>, &Option<Vec<Axis>>)| {
+        let resized = |(value, axes): (&RunInput<'_>, &Option<Vec<Axis>>)| {
             let is_batch = |at: usize| match axes.as_ref().and_then(|axes| axes.get(at)) {
                 Some(Axis::Symbol(symbol)) => Some(*symbol) == batch,
                 _ => false,
@@ -138,7 +138,7 @@ impl Signature {
     }
 
     /// Checks number, types and shapes. Allocates only for an error.
-    pub(crate) fn check(&mut self, given: &[Given<'_>]) -> Result<()> {
+    pub(crate) fn check(&mut self, given: &[RunInput<'_>]) -> Result<()> {
         self.check_described(given.iter().map(|value| (value.dtype, value.dims, value.bytes.len())))
     }
 

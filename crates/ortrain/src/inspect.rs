@@ -4,23 +4,23 @@
 use ortrain_graph::{DType, Graph, Node, ValueId, ValueType, listed};
 use ortrain_onnx::LoadedModel;
 use ortrain_ops::passes::{
-    differentiate::{cuts, depends_on, gradients_known},
-    functions::{keeps_nodes, write_out_nodes},
+    differentiate::{backpropagate_known, gradient_cuts, targets_of_node},
+    functions::{has_wrapped_nodes, unwrap_nodes},
     infer::infer_known,
     versions::upgrade_known,
 };
 use ortrain_ops::training::{
-    ConstantUses, Judgement, about_guesses, about_narrow, doubtful_losses, is_narrow, probabilities,
-    stop_candidates, stop_of,
+    ConstantUses, Judgement, about_guesses, find_stop, is_narrow, loss_problems, narrow_weights_note,
+    probabilities_note, stop_candidates,
 };
 use ortrain_ops::{Placement, build};
 
-use crate::artifacts::inferred;
+use crate::artifacts::infer_graph;
 use crate::computed_parameters::{constants_of_subgraphs, lift_from_subgraphs};
 use crate::file_kind::{described_inputs, inspect_artifact, inspect_other};
 use crate::optim::OptimizerSpec;
 use crate::optimizer::optimizer_of_model;
-use crate::step_cost::{Plan, made_for, plan, shapes};
+use crate::step_cost::{Plan, build_artifacts, input_shapes, plan_step};
 use crate::suggest::hint_in;
 use crate::{Error, FileKind, InspectOptions, ModelSource, Result, StepCost};
 use crate::{classifier_scores, postprocessing};
@@ -327,12 +327,12 @@ pub fn inspect(model: ModelSource, scope: &Scope) -> Result<Inspection> {
 pub fn inspect_with(model: ModelSource, scope: &Scope, options: &InspectOptions) -> Result<Inspection> {
     let label = model.label("the model");
     if let Some(found) = inspect_other(&model)? {
-        unplanned(&label, found.kind, scope, options)?;
+        check_default_options(&label, found.kind, scope, options)?;
         return Ok(found);
     }
     let model = model.load_for_gradients()?;
     if let Ok(graph) = Graph::from_model(&model) {
-        let kind = FileKind::of(&graph);
+        let kind = FileKind::of_graph(&graph);
         if kind != FileKind::ForwardModel && *scope == Scope::Outputs && *options == InspectOptions::default()
         {
             let optimizer =
@@ -340,12 +340,12 @@ pub fn inspect_with(model: ModelSource, scope: &Scope, options: &InspectOptions)
             return Ok(Inspection { optimizer, ..inspect_artifact(kind, &graph) });
         }
         if matches!(kind, FileKind::TrainingModel | FileKind::OptimizerModel) {
-            unplanned(&label, kind, scope, options)?;
+            check_default_options(&label, kind, scope, options)?;
         }
     }
-    let Looked { mut inspection, graph, values, .. } = look(&label, &model, scope)?;
+    let InspectionState { mut inspection, graph, values, .. } = inspect_graph(&label, &model, scope)?;
     inspection.inputs = described_inputs(&graph);
-    let shapes = shapes(&label, &graph, options)?;
+    let shapes = input_shapes(&label, &graph, options)?;
     for (name, dims) in &shapes {
         if dims.is_none() {
             let ty = graph.find(name).map_or_else(String::new, |id| graph.value(id).ty.to_string());
@@ -356,8 +356,8 @@ pub fn inspect_with(model: ModelSource, scope: &Scope, options: &InspectOptions)
         shapes.into_iter().map(|(name, dims)| Some((name, dims?))).collect();
     if inspection.obstacles.is_empty() && !values.is_empty() {
         // Artifacts support symbolic sizes, too: an error of their generation is an obstacle for every size.
-        let made = made_for(&label, model, &inspection, &values);
-        let planned = made.and_then(|made| shapes.map(|shapes| plan(made, shapes)).transpose());
+        let made = build_artifacts(&label, model, &inspection, &values);
+        let planned = made.and_then(|made| shapes.map(|shapes| plan_step(made, shapes)).transpose());
         match planned {
             Ok(None) => {}
             Ok(Some(Plan::Values(inputs))) => inspection.value_inputs = inputs,
@@ -374,8 +374,8 @@ pub fn inspect_with(model: ModelSource, scope: &Scope, options: &InspectOptions)
             Err(error) => {
                 let text = error.to_string();
                 inspection.obstacles.push(match &error {
-                    Error::Model { source, .. } | Error::Shapes(source) => obstacle(source, &label),
-                    _ => Obstacle { node: None, operator: None, what: text.clone(), fix: OTHERWISE.into() },
+                    Error::Model { source, .. } | Error::Shapes(source) => to_obstacle(source, &label),
+                    _ => Obstacle { node: None, operator: None, what: text.clone(), fix: DEFAULT_FIX.into() },
                 });
                 inspection.obstacle = Some(text);
             }
@@ -385,7 +385,7 @@ pub fn inspect_with(model: ModelSource, scope: &Scope, options: &InspectOptions)
 }
 
 /// Returns an error if the scope or options require a forward model.
-fn unplanned(label: &str, kind: FileKind, scope: &Scope, options: &InspectOptions) -> Result<()> {
+fn check_default_options(label: &str, kind: FileKind, scope: &Scope, options: &InspectOptions) -> Result<()> {
     if *scope == Scope::Outputs && *options == InspectOptions::default() {
         return Ok(());
     }
@@ -394,7 +394,7 @@ fn unplanned(label: &str, kind: FileKind, scope: &Scope, options: &InspectOption
         reason: format!(
             "it is {}, but a loss is chosen and a step is planned (loss_input_names, batch_size, shapes) for a forward \
              model; give the one that it was made of",
-            kind.a_name()
+            kind.name_with_article()
         ),
     })
 }
@@ -404,7 +404,7 @@ fn unplanned(label: &str, kind: FileKind, scope: &Scope, options: &InspectOption
 /// # Errors
 /// As [`inspect`]; also for errors of operators.
 pub(crate) fn inspect_loaded(label: &str, model: &LoadedModel, scope: &Scope) -> Result<Inspection> {
-    let looked = look(label, model, scope)?;
+    let looked = inspect_graph(label, model, scope)?;
     looked.failure.map_or(Ok(looked.inspection), Err)
 }
 
@@ -427,10 +427,10 @@ pub fn inspect_strictly(model: ModelSource, scope: &Scope) -> Result<Inspection>
 }
 
 /// General remedy.
-const OTHERWISE: &str = "change the model so that this does not hold";
+const DEFAULT_FIX: &str = "change the model so that this does not hold";
 
 /// Result of an inspection without a plan.
-struct Looked {
+struct InspectionState {
     inspection: Inspection,
     /// Reason why the graph cannot be used at all.
     failure: Option<Error>,
@@ -440,17 +440,17 @@ struct Looked {
 }
 
 /// Inspects a model without a plan of a step.
-fn look(label: &str, model: &LoadedModel, scope: &Scope) -> Result<Looked> {
+fn inspect_graph(label: &str, model: &LoadedModel, scope: &Scope) -> Result<InspectionState> {
     // Nodes after the requested values are irrelevant.
-    let tensors = classifier_scores::with_tensors(model);
+    let tensors = classifier_scores::with_tensor_outputs(model);
     let model = tensors.as_ref().unwrap_or(model);
-    let outputs = postprocessing::outputs(model);
+    let outputs = postprocessing::output_names(model);
     let asked = match scope {
         Scope::Outputs => outputs,
         Scope::FirstOutput => outputs.into_iter().take(1).collect(),
         Scope::Values(names) => names.iter().map(String::as_str).collect(),
     };
-    let shorter = postprocessing::without(model, &asked);
+    let shorter = postprocessing::without_unsupported(model, &asked);
     let model = shorter.as_ref().unwrap_or(model);
     // Constants of subgraphs are parameters, too.
     let inner = constants_of_subgraphs(&model.proto);
@@ -464,43 +464,46 @@ fn look(label: &str, model: &LoadedModel, scope: &Scope) -> Result<Looked> {
     };
     let model = lifted.as_ref().unwrap_or(model);
     // The nodes of a body determine the roles of its constants; the gradients may be custom.
-    let own_gradients = model.proto.graph.as_ref().is_some_and(keeps_nodes);
+    let own_gradients = model.proto.graph.as_ref().is_some_and(has_wrapped_nodes);
     let written_out = own_gradients.then(|| {
         let mut model = model.clone();
-        model.proto.graph.as_mut().map(write_out_nodes);
+        model.proto.graph.as_mut().map(unwrap_nodes);
         model
     });
     let plain = written_out.as_ref().unwrap_or(model);
     let raw = Graph::from_model(plain)
-        .map_err(|source| postprocessing::advised(Error::graph(label, source), plain))?;
+        .map_err(|source| postprocessing::add_advice(Error::graph(label, source), plain))?;
     let mut graph = raw.clone();
     let mut wrong = upgrade_known(&mut graph);
     wrong.extend(infer_known(&mut graph));
     let failure = match wrong.first() {
         None => None,
         Some(first) => {
-            let strict = inferred(label, plain).err();
-            Some(postprocessing::advised(strict.unwrap_or_else(|| Error::model(label, first.clone())), plain))
+            let strict = infer_graph(label, plain).err();
+            Some(postprocessing::add_advice(
+                strict.unwrap_or_else(|| Error::model(label, first.clone())),
+                plain,
+            ))
         }
     };
     let whole = graph.clone();
     if own_gradients && failure.is_none() {
-        graph = inferred(label, model)?;
+        graph = infer_graph(label, model)?;
     }
-    let seeds = seeds(&mut graph, scope)?;
+    let seeds = add_seeds(&mut graph, scope)?;
     let values: Vec<(String, ValueType)> =
         seeds.iter().map(|&(id, _)| (graph.name_of(id).to_owned(), graph.value(id).ty.clone())).collect();
 
     let uses = ConstantUses::new(&whole);
     let mut inspection = Inspection::default();
     let mut wanted: Vec<(usize, ValueId)> = Vec::new();
-    for name in constants(&raw) {
+    for name in constant_names(&raw) {
         let Some(id) = whole.find(&name) else { continue };
         // Only tensors of known size can be trained (not strings or sparse tensors).
         let ValueType::Tensor(dtype, Some(shape)) = &whole.value(id).ty else { continue };
         let Some(dims) = shape.concrete() else { continue };
         let dtype = *dtype;
-        let Judgement { mut role, confidence, mut reason, nodes } = uses.judge(id, dtype, &dims);
+        let Judgement { mut role, confidence, mut reason, nodes } = uses.classify(id, dtype, &dims);
         match graph.find(&name) {
             _ if role != ParameterRole::Trained => {}
             Some(id) => wanted.push((inspection.parameters.len(), id)),
@@ -521,17 +524,17 @@ fn look(label: &str, model: &LoadedModel, scope: &Scope) -> Result<Looked> {
             layer: None,
         });
     }
-    notes(&whole, &mut inspection);
-    inspection.warnings = doubtful_losses(&whole, &[]);
+    collect_notes(&whole, &mut inspection);
+    inspection.warnings = loss_problems(&whole, &[]);
     // If the first output is a class choice, the loss uses the logits by default.
     let outputs = values.iter().filter(|_| tensors.is_none()).filter_map(|(name, _)| whole.find(name));
-    inspection.warnings.extend(outputs.filter_map(|output| probabilities(&whole, output)));
-    inspection.obstacles = wrong.iter().map(|error| obstacle(error, label)).collect();
+    inspection.warnings.extend(outputs.filter_map(|output| probabilities_note(&whole, output)));
+    inspection.obstacles = wrong.iter().map(|error| to_obstacle(error, label)).collect();
     inspection.obstacle = failure.as_ref().map(ToString::to_string);
     let weights: Vec<ValueId> = wanted.iter().map(|&(_, id)| id).collect();
     inspection.stop_candidates = stop_candidates(&graph, &weights);
     if failure.is_none() {
-        gradients(label, graph, &seeds, &wanted, &mut inspection);
+        trace_gradients(label, graph, &seeds, &wanted, &mut inspection);
     }
     let mut trained: Vec<(&mut ParameterInfo, ValueId)> = (inspection.parameters.iter_mut())
         .filter(|info| info.role == ParameterRole::Trained)
@@ -540,7 +543,7 @@ fn look(label: &str, model: &LoadedModel, scope: &Scope) -> Result<Looked> {
     let narrow: Vec<(&str, DType)> = (trained.iter().map(|(info, _)| (info.name.as_str(), info.dtype)))
         .filter(|(_, dtype)| is_narrow(*dtype))
         .collect();
-    inspection.warnings.extend(about_narrow(&narrow, trained.len()));
+    inspection.warnings.extend(narrow_weights_note(&narrow, trained.len()));
     let guesses: Vec<(&str, &str)> = (trained.iter())
         .filter(|(info, _)| info.confidence == Confidence::Guess)
         .map(|(info, _)| (info.name.as_str(), info.reason.as_str()))
@@ -550,11 +553,11 @@ fn look(label: &str, model: &LoadedModel, scope: &Scope) -> Result<Looked> {
     for ((info, _), layer) in trained.iter_mut().zip(uses.layers(&ids)) {
         info.layer = layer;
     }
-    Ok(Looked { inspection, failure, graph: whole, values })
+    Ok(InspectionState { inspection, failure, graph: whole, values })
 }
 
 /// Determines the constants that a gradient reaches, and the nodes that stop it.
-fn gradients(
+fn trace_gradients(
     label: &str,
     mut graph: Graph,
     seeds: &[(ValueId, ValueId)],
@@ -567,10 +570,10 @@ fn gradients(
         ids.iter().map(|&id| graph.name_of(id).to_owned()).collect()
     };
     let mut cut = Vec::new();
-    for index in cuts(&graph, &to, &targets) {
+    for index in gradient_cuts(&graph, &to, &targets) {
         let node = &graph.nodes[index];
-        let before = names(&graph, &depends_on(&graph, index, &targets));
-        if let Some((values, operator)) = stop_of(&graph, node) {
+        let before = names(&graph, &targets_of_node(&graph, index, &targets));
+        if let Some((values, operator)) = find_stop(&graph, node) {
             let values: Vec<String> = values.iter().map(|value| format!("{value:?}")).collect();
             let reason = format!("stop_gradients ends the gradient at {}", listed(&values));
             cut.push((graph.node_label(node), operator, reason, before));
@@ -585,10 +588,10 @@ fn gradients(
         };
         cut.push((graph.node_label(node), node.op_label(), reason, before));
     }
-    let (found, stops) = match gradients_known(&mut graph, seeds, &targets) {
+    let (found, stops) = match backpropagate_known(&mut graph, seeds, &targets) {
         Ok(known) => known,
         Err(error) => {
-            inspection.obstacles.push(obstacle(&error, label));
+            inspection.obstacles.push(to_obstacle(&error, label));
             inspection.obstacle = Some(Error::model(label, error).to_string());
             return;
         }
@@ -600,11 +603,11 @@ fn gradients(
         match stop.error {
             Some(error) => {
                 kept.extend(&stop.targets);
-                let mut found = obstacle(&error, label);
+                let mut found = to_obstacle(&error, label);
                 let quoted: Vec<String> = before.iter().map(|name| format!("{name:?}")).collect();
                 found.fix =
                     format!("leave out of requires_grad what is trained through it ({})", listed(&quoted));
-                if stop.open {
+                if stop.has_unknown_sizes {
                     found.fix += ", or give the inputs of the model fixed sizes, which it may need";
                 }
                 found.fix += ", or give it a gradient of your own (docs/extending.md)";
@@ -641,7 +644,7 @@ fn gradients(
 }
 
 /// Returns all obstacles as one sentence.
-pub(crate) fn sentence(obstacles: &[Obstacle]) -> String {
+pub(crate) fn join_obstacles(obstacles: &[Obstacle]) -> String {
     let parts: Vec<String> = obstacles.iter().map(|found| format!("{}; {}", found.what, found.fix)).collect();
     match parts.as_slice() {
         [one] => one.clone(),
@@ -650,7 +653,7 @@ pub(crate) fn sentence(obstacles: &[Obstacle]) -> String {
 }
 
 /// Converts an error into an obstacle of a report.
-pub(crate) fn obstacle(error: &ortrain_ops::Error, label: &str) -> Obstacle {
+pub(crate) fn to_obstacle(error: &ortrain_ops::Error, label: &str) -> Obstacle {
     use ortrain_ops::{Error as Wrong, OpError};
 
     let (mut node, mut operator) = (None, None);
@@ -685,16 +688,16 @@ pub(crate) fn obstacle(error: &ortrain_ops::Error, label: &str) -> Obstacle {
             "correct the function or the call, or write it out: onnx.inliner.inline_local_functions(model)"
                 .to_owned()
         }
-        _ => OTHERWISE.to_owned(),
+        _ => DEFAULT_FIX.to_owned(),
     };
     Obstacle { node, operator, what: error.to_string(), fix }
 }
 
 /// Adds notes about nodes that do not run as part of a program.
-fn notes(graph: &Graph, inspection: &mut Inspection) {
+fn collect_notes(graph: &Graph, inspection: &mut Inspection) {
     for node in &graph.nodes {
         for (_, subgraph) in Graph::subgraphs(node) {
-            notes(subgraph, inspection);
+            collect_notes(subgraph, inspection);
         }
         let computed =
             !node.inputs.is_empty() && node.present_inputs().all(|id| graph.value(id).constant.is_some());
@@ -718,7 +721,7 @@ fn notes(graph: &Graph, inspection: &mut Inspection) {
 }
 
 /// Returns the values where gradients start, each with a new value for its gradient.
-fn seeds(graph: &mut Graph, scope: &Scope) -> Result<Vec<(ValueId, ValueId)>> {
+fn add_seeds(graph: &mut Graph, scope: &Scope) -> Result<Vec<(ValueId, ValueId)>> {
     let values: Vec<ValueId> = match scope {
         Scope::Outputs => graph.outputs.clone(),
         Scope::FirstOutput => graph.outputs.iter().copied().take(1).collect(),
@@ -743,7 +746,7 @@ fn seeds(graph: &mut Graph, scope: &Scope) -> Result<Vec<(ValueId, ValueId)>> {
 }
 
 /// Returns the names of a graph's initializers, then of the outputs of its Constant nodes.
-fn constants(graph: &Graph) -> Vec<String> {
+fn constant_names(graph: &Graph) -> Vec<String> {
     let producers = graph.producers();
     let initializers = graph
         .value_ids()

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use ortrain_graph::{DType, Tensor, byte_length};
-use ortrain_program::{Given, Memory};
+use ortrain_program::{Memory, RunInput};
 
 use crate::{Lent, Result, Value};
 
@@ -23,7 +23,7 @@ use crate::{Lent, Result, Value};
 #[derive(Clone, Copy, Debug)]
 pub enum Feed<'a> {
     /// A tensor, or bytes of the caller.
-    Given(Given<'a>),
+    Given(RunInput<'a>),
     /// Shared memory that others may write to. Floats may be read in place during the run. Other types are
     /// copied at the start of the run, since indices are checked before use.
     Lent(Lent<'a>),
@@ -31,8 +31,8 @@ pub enum Feed<'a> {
     Sequence(&'a [Tensor]),
 }
 
-impl<'a> From<Given<'a>> for Feed<'a> {
-    fn from(given: Given<'a>) -> Feed<'a> {
+impl<'a> From<RunInput<'a>> for Feed<'a> {
+    fn from(given: RunInput<'a>) -> Feed<'a> {
         Feed::Given(given)
     }
 }
@@ -46,7 +46,7 @@ impl<'a> From<Lent<'a>> for Feed<'a> {
 impl<'a> From<&'a Value> for Feed<'a> {
     fn from(value: &'a Value) -> Feed<'a> {
         match value {
-            Value::Tensor(tensor) => Feed::Given(Given::from(tensor)),
+            Value::Tensor(tensor) => Feed::Given(RunInput::from(tensor)),
             Value::Sequence(tensors) => Feed::Sequence(tensors),
         }
     }
@@ -54,7 +54,7 @@ impl<'a> From<&'a Value> for Feed<'a> {
 
 impl Feed<'_> {
     /// Returns the element type and the shape, as messages show them.
-    pub(crate) fn described(&self) -> String {
+    pub(crate) fn describe(&self) -> String {
         let tensor = |dtype: DType, dims: &[usize]| format!("{dtype}{dims:?}");
         match self {
             Feed::Given(given) => tensor(given.dtype, given.dims),
@@ -80,28 +80,28 @@ pub struct Fetch<'a> {
 
 /// Minimum bytes of a value that is read in place. Copying a smaller value costs less than preparing a
 /// program for it, and a small value may decide shapes.
-const LENT_FROM: usize = 4096;
+const MIN_IN_PLACE_BYTES: usize = 4096;
 
 /// Returns true if a run may read a value in place: aligned floats of sufficient size that the run does not
 /// overwrite.
 pub(crate) fn is_read_in_place(lent: &Lent<'_>, mut written: impl Iterator<Item = (usize, usize)>) -> bool {
     let bytes = byte_length(lent.dtype, lent.dims).unwrap_or(usize::MAX);
-    let own = span(lent, bytes);
+    let own = memory_span(lent, bytes);
     let is_aligned = lent.memory.host().is_none() || own.0.is_multiple_of(lent.dtype.size());
-    let fits = is_aligned && lent.dtype.is_float() && bytes >= LENT_FROM;
-    fits && !written.any(|other| overlap(own, other))
+    let fits = is_aligned && lent.dtype.is_float() && bytes >= MIN_IN_PLACE_BYTES;
+    fits && !written.any(|other| spans_overlap(own, other))
 }
 
 /// Returns the address ranges of the output buffers.
-pub(crate) fn rooms<'a>(fetches: &'a [Fetch<'_>]) -> impl Iterator<Item = (usize, usize)> + 'a {
+pub(crate) fn output_spans<'a>(fetches: &'a [Fetch<'_>]) -> impl Iterator<Item = (usize, usize)> + 'a {
     fetches.iter().filter_map(|fetch| {
         let into = fetch.into.as_ref()?;
-        Some(span(into, byte_length(into.dtype, into.dims).unwrap_or(usize::MAX)))
+        Some(memory_span(into, byte_length(into.dtype, into.dims).unwrap_or(usize::MAX)))
     })
 }
 
 /// Copies a tensor. Returns `None` for a sequence.
-pub(crate) fn whole_copy(feed: &Feed<'_>) -> Result<Option<Tensor>> {
+pub(crate) fn copy_tensor(feed: &Feed<'_>) -> Result<Option<Tensor>> {
     let (dtype, dims, bytes) = match feed {
         Feed::Given(given) => (given.dtype, given.dims, given.bytes.to_vec()),
         Feed::Lent(lent) => {
@@ -114,7 +114,7 @@ pub(crate) fn whole_copy(feed: &Feed<'_>) -> Result<Option<Tensor>> {
 }
 
 /// Returns the element type, shape and number of bytes of each tensor.
-pub(crate) fn described<'a>(feeds: &[Feed<'a>]) -> Vec<(DType, &'a [usize], usize)> {
+pub(crate) fn describe_feeds<'a>(feeds: &[Feed<'a>]) -> Vec<(DType, &'a [usize], usize)> {
     let of = |feed: &Feed<'a>| match feed {
         Feed::Given(given) => Some((given.dtype, given.dims, given.bytes.len())),
         Feed::Lent(lent) => {
@@ -128,7 +128,7 @@ pub(crate) fn described<'a>(feeds: &[Feed<'a>]) -> Vec<(DType, &'a [usize], usiz
 
 /// Returns the address range of a value in memory of the caller. Device memory counts as one byte, at the
 /// address of its handle.
-pub(crate) fn span(lent: &Lent<'_>, bytes: usize) -> (usize, usize) {
+pub(crate) fn memory_span(lent: &Lent<'_>, bytes: usize) -> (usize, usize) {
     let (start, bytes) = match &**lent.memory {
         Memory::Host(memory) => (memory.as_ptr().addr(), bytes),
         Memory::Device(memory) => (Arc::as_ptr(memory).addr(), bytes.min(1)),
@@ -137,6 +137,6 @@ pub(crate) fn span(lent: &Lent<'_>, bytes: usize) -> (usize, usize) {
 }
 
 /// Returns true if two spans share a byte.
-pub(crate) fn overlap(a: (usize, usize), b: (usize, usize)) -> bool {
+pub(crate) fn spans_overlap(a: (usize, usize), b: (usize, usize)) -> bool {
     a.0.max(b.0) < a.1.min(b.1)
 }

@@ -492,7 +492,7 @@ pub use ortrain_program::Delivered;
 /// let labels = Given { dtype: DType::I64, dims: &[2], bytes: &labels };
 /// ```
 #[doc(inline)]
-pub use ortrain_program::Given;
+pub use ortrain_program::RunInput;
 
 /// A buffer in an [`OverLimit`] error.
 ///

@@ -6,12 +6,12 @@ use ortrain_checkpoint::Scheduler;
 
 use crate::optimizer::check_rate;
 use crate::schedule::Setting;
-use crate::schedule_text::Reader;
-use crate::scheduler::{KIND, no_optimizer};
+use crate::schedule_text::ScheduleParser;
+use crate::scheduler::{LINEAR_KIND, no_optimizer};
 use crate::{CheckpointState, Error, Result, Schedule, ScheduleInput};
 
 /// Keyword between a schedule and its memory in a checkpoint.
-const MEMORY: &str = "Memory";
+const MEMORY_KEYWORD: &str = "Memory";
 
 /// A [`Schedule`] that sets the learning rate of the optimizer on a state.
 ///
@@ -84,7 +84,7 @@ impl LrScheduler {
         check_rate("the initial learning rate", lr)?;
         let memory = Memory { decided: 1.0, best: None, bad: 0, cooling: 0 };
         let scheduler = LrScheduler { schedule, lr, memory };
-        scheduler.apply(state)?;
+        scheduler.apply_rate(state)?;
         Ok(scheduler)
     }
 
@@ -109,7 +109,7 @@ impl LrScheduler {
                     .into(),
             )
         })?;
-        if record.kind == KIND {
+        if record.kind == LINEAR_KIND {
             return Err(Error::State(format!(
                 "the learning rates of this state came from a LinearLRScheduler; make it again, with \
                  warmup_step_count={}, total_step_count={}, initial_lr={}",
@@ -120,7 +120,7 @@ impl LrScheduler {
             Error::State(format!("the schedule in the state is damaged; make a new scheduler: {source}"))
         };
         check_rate("the initial learning rate", record.initial_learning_rate).map_err(damaged)?;
-        let (schedule, memory) = read(&record.kind).map_err(damaged)?;
+        let (schedule, memory) = parse(&record.kind).map_err(damaged)?;
         Ok(LrScheduler { schedule, lr: record.initial_learning_rate, memory })
     }
 
@@ -144,7 +144,7 @@ impl LrScheduler {
     /// would be infinite or NaN. Then the rate and the schedule remain unchanged.
     pub fn step(&mut self, state: &mut CheckpointState) -> Result<()> {
         let needed = match self.schedule.input() {
-            ScheduleInput::Nothing => return self.apply(state),
+            ScheduleInput::Nothing => return self.apply_rate(state),
             ScheduleInput::Metric => "a metric",
             ScheduleInput::Factor => "the factor of a function",
         };
@@ -183,7 +183,7 @@ impl LrScheduler {
                      diverged"
                 )));
             }
-            next.memory.decide(self.leaf(), value);
+            next.memory.update_plateau(self.schedule_after_warmup(), value);
         } else if value.is_finite() && value >= 0.0 {
             next.memory.decided = value;
         } else {
@@ -191,7 +191,7 @@ impl LrScheduler {
                 "the function of the schedule says {value}, but a factor is a finite number that is not negative"
             )));
         }
-        next.apply(state)?;
+        next.apply_rate(state)?;
         *self = next;
         Ok(())
     }
@@ -243,7 +243,7 @@ impl LrScheduler {
     }
 
     /// Returns the schedule after the warm-up.
-    fn leaf(&self) -> &Schedule {
+    fn schedule_after_warmup(&self) -> &Schedule {
         match &self.schedule {
             Schedule::Warmup { then, .. } => then,
             schedule => schedule,
@@ -251,7 +251,7 @@ impl LrScheduler {
     }
 
     /// Sets the learning rate, and records the scheduler in the state for its checkpoints.
-    fn apply(&self, state: &mut CheckpointState) -> Result<()> {
+    fn apply_rate(&self, state: &mut CheckpointState) -> Result<()> {
         let optimizer = state.optimizer_mut().ok_or_else(no_optimizer)?;
         let rate = self.rate(optimizer.step);
         if !rate.is_finite() {
@@ -264,7 +264,7 @@ impl LrScheduler {
         optimizer.schedule_factor = self.schedule.factor_with(optimizer.step, self.memory.decided);
         optimizer.initial_learning_rate = self.lr;
         let record = Scheduler {
-            kind: self.written(),
+            kind: self.to_text(),
             warmup_steps: self.schedule.warmup(),
             total_steps: self.schedule.total().unwrap_or(0),
             initial_learning_rate: self.lr,
@@ -275,13 +275,16 @@ impl LrScheduler {
     }
 
     /// Returns the schedule and its memory as text. Numbers round-trip exactly.
-    fn written(&self) -> String {
+    fn to_text(&self) -> String {
         let Memory { decided, best, bad, cooling } = &self.memory;
         match self.schedule.input() {
             ScheduleInput::Nothing => self.schedule.to_string(),
             ScheduleInput::Metric | ScheduleInput::Factor => {
                 let best = best.map_or(String::new(), |best| format!(", best={best:?}"));
-                format!("{} {MEMORY}(decided={decided:?}, bad={bad}, cooling={cooling}{best})", self.schedule)
+                format!(
+                    "{} {MEMORY_KEYWORD}(decided={decided:?}, bad={bad}, cooling={cooling}{best})",
+                    self.schedule
+                )
             }
         }
     }
@@ -295,7 +298,7 @@ impl fmt::Display for LrScheduler {
 
 impl Memory {
     /// Runs a step of PyTorch's `ReduceLROnPlateau`.
-    fn decide(&mut self, schedule: &Schedule, metric: f64) {
+    fn update_plateau(&mut self, schedule: &Schedule, metric: f64) {
         let Schedule::ReduceOnPlateau { factor, patience, threshold, cooldown, least, maximize, absolute } =
             *schedule
         else {
@@ -323,14 +326,14 @@ impl Memory {
 }
 
 /// Parses a schedule and its memory from the text in a checkpoint.
-fn read(text: &str) -> Result<(Schedule, Memory)> {
-    let mut reader = Reader::new(text);
+fn parse(text: &str) -> Result<(Schedule, Memory)> {
+    let mut reader = ScheduleParser::new(text);
     let schedule = reader.schedule(0)?;
     let mut memory = Memory { decided: 1.0, best: None, bad: 0, cooling: 0 };
     if reader.is_done() && schedule.input() == ScheduleInput::Nothing {
         return Ok((schedule, memory));
     }
-    reader.word(MEMORY)?;
+    reader.expect_word(MEMORY_KEYWORD)?;
     for (name, value) in reader.settings(0)? {
         match (name.as_str(), value) {
             ("decided", Setting::Number(number)) if number.is_finite() && number >= 0.0 => {
@@ -344,7 +347,7 @@ fn read(text: &str) -> Result<(Schedule, Memory)> {
             }
         }
     }
-    reader.end()?;
+    reader.expect_end()?;
     Ok((schedule, memory))
 }
 
@@ -354,18 +357,18 @@ mod tests {
 
     /// Every truncated or modified text parses or returns an error.
     #[test]
-    fn damaged_records_do_no_harm() {
+    fn rejects_damaged_records() {
         let sound = "Warmup(steps=3, then=ReduceOnPlateau(factor=0.1, patience=10), start=0.0) \
                      Memory(decided=0.1, bad=2, cooling=1, best=-0.25)";
-        let (schedule, memory) = read(sound).unwrap();
+        let (schedule, memory) = parse(sound).unwrap();
         assert_eq!((schedule.warmup(), memory.bad, memory.best), (3, 2, Some(-0.25)));
         let mut refused = 0;
         for at in 0..sound.len() {
             for change in ["", "(", ")", "9", "-", "\u{e9}", "nan"] {
                 let text = format!("{}{change}{}", &sound[..at], &sound[at + 1..]);
-                refused += usize::from(read(&text).is_err());
+                refused += usize::from(parse(&text).is_err());
             }
-            assert!(read(&sound[..at]).is_err() || at == sound.len() - 1, "{}", &sound[..at]);
+            assert!(parse(&sound[..at]).is_err() || at == sound.len() - 1, "{}", &sound[..at]);
         }
         assert!(refused > sound.len());
     }

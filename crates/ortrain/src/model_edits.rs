@@ -28,7 +28,7 @@ pub struct ModelChanges {
     /// Sizes of axes, by name: see [`ModelChanges::size`].
     pub sizes: Vec<(String, usize)>,
     /// Sizes of axes, by denotation: see [`ModelChanges::size_of_denotation`].
-    pub denoted: Vec<(String, usize)>,
+    pub sizes_by_denotation: Vec<(String, usize)>,
     /// Values that pass no gradient: see [`ModelChanges::stop_gradients`].
     pub stops: Vec<String>,
 }
@@ -70,7 +70,7 @@ impl ModelChanges {
     /// ```
     #[must_use]
     pub fn size_of_denotation(mut self, denotation: impl Into<String>, size: usize) -> ModelChanges {
-        self.denoted.push((denotation.into(), size));
+        self.sizes_by_denotation.push((denotation.into(), size));
         self
     }
 
@@ -96,9 +96,9 @@ impl ModelChanges {
     }
 
     /// Applies the changes of initializers and sizes.
-    pub(crate) fn make(&self, label: &str, graph: &mut GraphProto) -> Result<()> {
+    pub(crate) fn apply(&self, label: &str, graph: &mut GraphProto) -> Result<()> {
         self.set_sizes(label, graph)?;
-        replace(label, graph, &self.initializers)
+        replace_initializers(label, graph, &self.initializers)
     }
 
     fn set_sizes(&self, label: &str, graph: &mut GraphProto) -> Result<()> {
@@ -126,7 +126,7 @@ impl ModelChanges {
             }
             note(&mut sizes, name, *size)?;
         }
-        for (denotation, size) in &self.denoted {
+        for (denotation, size) in &self.sizes_by_denotation {
             let mut found = false;
             for info in &mut graph.input {
                 let input = info.name.clone();
@@ -167,7 +167,11 @@ impl ModelChanges {
 }
 
 /// Replaces values of initializers. Their element types and shapes must match.
-pub(crate) fn replace(label: &str, graph: &mut GraphProto, values: &[(String, Tensor)]) -> Result<()> {
+pub(crate) fn replace_initializers(
+    label: &str,
+    graph: &mut GraphProto,
+    values: &[(String, Tensor)],
+) -> Result<()> {
     let initializers = &mut graph.initializer[..];
     let mut replaced = vec![false; initializers.len()];
     for (name, value) in values {

@@ -12,8 +12,8 @@ use ortrain_ops::passes::functions::{inline_for_gradients, inline_functions};
 use ortrain_ops::training::separate_initializers;
 use ortrain_program::ALIGNMENT;
 
-use crate::classifier_scores::write_out_weights;
-use crate::model_edits::{ModelChanges, replace};
+use crate::classifier_scores::attributes_to_initializers;
+use crate::model_edits::{ModelChanges, replace_initializers};
 use crate::stops::stop_gradients;
 use crate::{Error, OperatorLibrary, Result};
 
@@ -36,7 +36,7 @@ pub enum ModelSource {
     /// Another source with custom operators and gradients: [`ModelSource::with_operators`].
     WithOperators(Box<ModelSource>, OperatorLibrary),
     /// Another source with changes before its use: [`ModelSource::with_changes`].
-    Changed(Box<ModelSource>, Box<ModelChanges>),
+    WithChanges(Box<ModelSource>, Box<ModelChanges>),
 }
 
 impl ModelSource {
@@ -68,7 +68,7 @@ impl ModelSource {
     /// ```
     #[must_use]
     pub fn with_changes(self, changes: ModelChanges) -> ModelSource {
-        ModelSource::Changed(Box::new(self), Box::new(changes))
+        ModelSource::WithChanges(Box::new(self), Box::new(changes))
     }
 
     /// Reads the model and inlines all functions, of the model and of the operator library.
@@ -108,7 +108,7 @@ impl ModelSource {
                 make_internal(tensor, payload);
             }
             if !tensor.raw_data.is_empty() {
-                tensor.raw_data = shared(tensor).unwrap_or_else(|| aligned(&tensor.raw_data));
+                tensor.raw_data = shared(tensor).unwrap_or_else(|| to_aligned(&tensor.raw_data));
             }
             Ok(())
         });
@@ -169,12 +169,12 @@ impl ModelSource {
         if values.iter().any(|(name, _)| !has(&model.proto, name)) {
             inline_for_gradients(&mut model.proto, library.inner())
                 .map_err(|source| Error::model(&label, source))?;
-            write_out_weights(&label, &mut model)?;
+            attributes_to_initializers(&label, &mut model)?;
         }
-        let mut proto = taken_in(model)?.proto;
+        let mut proto = embed_external_data(model)?.proto;
         match &mut proto.graph {
-            Some(graph) => replace(&label, graph, values)?,
-            None => replace(&label, &mut GraphProto::default(), values)?,
+            Some(graph) => replace_initializers(&label, graph, values)?,
+            None => replace_initializers(&label, &mut GraphProto::default(), values)?,
         }
         Ok(proto)
     }
@@ -186,7 +186,7 @@ impl ModelSource {
         let stops = self.stops();
         let mut model = self.load_as(inline_for_gradients)?;
         model.proto.graph.as_mut().map(separate_initializers);
-        write_out_weights(&label, &mut model)?;
+        attributes_to_initializers(&label, &mut model)?;
         stop_gradients(&label, &mut model, &stops)?;
         Ok(model)
     }
@@ -209,7 +209,7 @@ impl ModelSource {
         match self {
             ModelSource::Path(_) | ModelSource::Bytes(_) | ModelSource::BytesIn(..) => Vec::new(),
             ModelSource::WithOperators(source, _) => source.stops(),
-            ModelSource::Changed(source, changes) => {
+            ModelSource::WithChanges(source, changes) => {
                 let mut stops = source.stops();
                 stops.extend(changes.stops.iter().cloned());
                 stops
@@ -217,7 +217,8 @@ impl ModelSource {
         }
     }
 
-    fn read(self) -> Result<(LoadedModel, OperatorLibrary)> {
+    /// Reads the model without changes to its functions; returns its operator library too.
+    pub(crate) fn read(self) -> Result<(LoadedModel, OperatorLibrary)> {
         Ok(match self {
             ModelSource::Path(path) => (LoadedModel::load(path)?, OperatorLibrary::default()),
             ModelSource::Bytes(bytes) => {
@@ -229,11 +230,11 @@ impl ModelSource {
             }
             // The outermost library counts.
             ModelSource::WithOperators(source, library) => (source.read()?.0, library),
-            ModelSource::Changed(source, changes) => {
+            ModelSource::WithChanges(source, changes) => {
                 let label = source.label("the model");
                 let (mut model, library) = source.read()?;
                 if let Some(graph) = &mut model.proto.graph {
-                    changes.make(&label, graph)?;
+                    changes.apply(&label, graph)?;
                 }
                 (model, library)
             }
@@ -245,7 +246,7 @@ impl ModelSource {
         match self {
             ModelSource::Path(path) => format!("{what} {}", path.display()),
             ModelSource::Bytes(_) | ModelSource::BytesIn(..) => what.to_owned(),
-            ModelSource::WithOperators(source, _) | ModelSource::Changed(source, _) => source.label(what),
+            ModelSource::WithOperators(source, _) | ModelSource::WithChanges(source, _) => source.label(what),
         }
     }
 
@@ -277,7 +278,7 @@ pub(crate) fn make_internal(tensor: &mut TensorProto, payload: Bytes) {
 }
 
 /// Returns the model with embedded external data. The inputs remain, even if they have initializers.
-pub(crate) fn taken_in(mut model: LoadedModel) -> Result<LoadedModel> {
+pub(crate) fn embed_external_data(mut model: LoadedModel) -> Result<LoadedModel> {
     let mut proto = std::mem::take(&mut model.proto);
     visit_tensors_mut(&mut proto, |tensor, _| -> Result<()> {
         if !tensor.external_data.is_empty() {
@@ -290,7 +291,7 @@ pub(crate) fn taken_in(mut model: LoadedModel) -> Result<LoadedModel> {
 }
 
 /// Copies bytes to aligned memory of their own. Data from an external file already satisfies both conditions.
-fn aligned(bytes: &Bytes) -> Bytes {
+fn to_aligned(bytes: &Bytes) -> Bytes {
     if bytes.is_unique() && bytes.as_ptr().addr().is_multiple_of(ALIGNMENT) {
         bytes.clone()
     } else {
@@ -341,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn what_runs_does_not_hold_the_file() {
+    fn loaded_model_releases_file_buffer() {
         let weight = |name: &str, value: f32| tensor_to_proto(name, &Tensor::f32(&[3], &[value; 3]));
         let source = |weights: &[TensorProto]| {
             let graph = GraphProto { initializer: weights.to_vec(), ..GraphProto::default() };

@@ -10,24 +10,24 @@ use ortrain_expr::unstoppable;
 use ortrain_graph::{DType, Graph, Tensor, ValueId};
 use ortrain_onnx::{LARGEST_MESSAGE, LoadedModel};
 use ortrain_ops::Role;
-use ortrain_ops::passes::{infer::infer, updates::written, versions::upgrade};
+use ortrain_ops::passes::{infer::infer, updates::written_inputs, versions::upgrade};
 use ortrain_ops::training::{classes_last_note, with_classes_last};
 use ortrain_program::{
-    ALIGNMENT, Backend, Bf16Fallback, Bindings, Deliver, Delivered, Given, GradientMode as ProgramEntry,
-    HOST, ITERATION_LIMIT, Interrupt, LargeBuffer, Memory, MemoryNeed, OverLimit, PlaneId, Precision,
-    RunContext, RunError, Scalars, Schedule, Workspace,
+    ALIGNMENT, Backend, Bf16Fallback, Bindings, Deliver, Delivered, GradientMode as ProgramEntry, HOST,
+    ITERATION_LIMIT, Interrupt, LargeBuffer, Memory, MemoryNeed, OverLimit, PlaneId, Precision, RunContext,
+    RunError, RunInput, Scalars, Schedule, Workspace,
 };
 
-use crate::anomaly::{self, Again, Anomaly};
+use crate::anomaly::{self, Anomaly, Replay};
 use crate::backend::limits_of;
 use crate::class_axis;
 use crate::executable_cache::{ExecutableCache, interruptible};
 use crate::inputs::Signature;
-use crate::io_binding::{described, is_read_in_place, whole_copy};
-use crate::outputs::{Fill, check_destinations};
+use crate::io_binding::{copy_tensor, describe_feeds, is_read_in_place};
+use crate::outputs::{OutputWriter, check_destinations};
 use crate::parameter_binding::{self, bind, is_gradient};
-use crate::placement::Home;
-use crate::profile::{Collector, Products};
+use crate::placement::Placement;
+use crate::profile::{Collector, ProductMode};
 use crate::state::{Entry, PlaneLayout, StateLayout};
 use crate::step_inputs::StepInputs;
 use crate::trace::Trace;
@@ -224,19 +224,19 @@ impl ModuleOptions {
 }
 
 /// Capacity of the cache of programs for inputs that are read in place.
-const KEPT: usize = 32;
+const MAX_IN_PLACE_VARIANTS: usize = 32;
 
 /// Positions and shapes of inputs that are read in place.
-type Places = Vec<(usize, Vec<usize>)>;
+type InPlaceInputs = Vec<(usize, Vec<usize>)>;
 
 /// An executable model: its programs, inputs and outputs.
 #[derive(Debug)]
 struct Phase {
-    runners: ExecutableCache,
+    executables: ExecutableCache,
     /// Programs for inputs that are read in place, the newest last.
-    lent: Vec<(Places, ExecutableCache)>,
+    in_place_executables: Vec<(InPlaceInputs, ExecutableCache)>,
     /// Positions of inputs that nodes update in place.
-    written: Vec<usize>,
+    written_inputs: Vec<usize>,
     signature: Signature,
     outputs: Vec<ValueInfo>,
     /// Labels with a symbolic class axis: their shape at the first step determines it.
@@ -278,7 +278,7 @@ pub struct Module {
     eval: Option<Phase>,
     eval_message: Option<LoadedModel>,
     /// External-data files of the models: an export must not overwrite them.
-    read_from: Vec<PathBuf>,
+    external_files: Vec<PathBuf>,
     precision: Precision,
     backend: Arc<dyn Backend>,
     /// Workspace that all programs share.
@@ -287,7 +287,7 @@ pub struct Module {
     /// True before the first training step.
     is_new: bool,
     /// Number of training steps in the accumulated gradients.
-    gathered: i64,
+    accumulated_steps: i64,
     /// True if an optimizer has stepped with the current gradients.
     gradients_are_used: AtomicBool,
     /// True if a training step updates frozen parameters: running statistics.
@@ -295,14 +295,14 @@ pub struct Module {
     /// True if a step that produces NaN or infinities must fail.
     detect_anomaly: bool,
     /// Sentences that [`Module::take_notes`] has returned.
-    told: Vec<String>,
+    returned_notes: Vec<String>,
     /// Trace of steps, if enabled.
     pub(crate) trace: Option<Trace>,
 }
 
 /// Builds the graph of a model, with operators of the newest version.
 pub(crate) fn graph_of(label: &str, model: &LoadedModel) -> Result<Graph> {
-    let shorter = postprocessing::without(model, &postprocessing::outputs(model));
+    let shorter = postprocessing::without_unsupported(model, &postprocessing::output_names(model));
     let mut graph =
         Graph::from_model(shorter.as_ref().unwrap_or(model)).map_err(|source| Error::graph(label, source))?;
     upgrade(&mut graph).map_err(|source| Error::model(label, source))?;
@@ -378,22 +378,30 @@ impl Phase {
         let given = graph.inputs.iter().zip(&roles).filter(|(_, role)| **role == Role::User);
         let inputs = given.map(|(&id, _)| info(id)).collect::<Result<_>>()?;
         let signature = Signature::new(inputs);
-        let runners = ExecutableCache::new(graph, roles, backend.clone()).precision(precision);
-        let changed = written(runners.graph());
-        let written = (runners.user_inputs().enumerate())
+        let runners = ExecutableCache::new(graph, roles, backend.clone()).with_precision(precision);
+        let changed = written_inputs(runners.graph());
+        let written_inputs = (runners.user_inputs().enumerate())
             .filter_map(|(k, id)| changed.contains(&id).then_some(k))
             .collect();
-        Ok(Phase { runners, lent: Vec::new(), written, signature, outputs, open_labels, notes: Vec::new() })
+        Ok(Phase {
+            executables: runners,
+            in_place_executables: Vec::new(),
+            written_inputs,
+            signature,
+            outputs,
+            open_labels,
+            notes: Vec::new(),
+        })
     }
 
     /// Checks number, types and shapes of inputs.
-    fn check(&mut self, given: &[Given<'_>]) -> Result<()> {
+    fn check(&mut self, given: &[RunInput<'_>]) -> Result<()> {
         let Err(error) = self.signature.check(given) else {
             self.open_labels.clear();
             return Ok(());
         };
         let described = given.iter().map(|value| (value.dtype, value.dims, value.bytes.len()));
-        self.read_labels(error, &described.collect::<Vec<_>>())
+        self.infer_class_axis(error, &described.collect::<Vec<_>>())
     }
 
     /// Checks inputs like [`Phase::check`], from element type, shape and number of bytes.
@@ -402,21 +410,21 @@ impl Phase {
             self.open_labels.clear();
             return Ok(());
         };
-        self.read_labels(error, given)
+        self.infer_class_axis(error, given)
     }
 
     /// Determines the symbolic class axis from the shape of rejected labels, and checks the inputs again.
-    fn read_labels(&mut self, error: Error, given: &[(DType, &[usize], usize)]) -> Result<()> {
-        let graph = self.runners.graph();
+    fn infer_class_axis(&mut self, error: Error, given: &[(DType, &[usize], usize)]) -> Result<()> {
+        let graph = self.executables.graph();
         let Some((changed, note)) = self.classes_last(&error, given) else {
-            return Err(class_axis::explained(error, graph));
+            return Err(class_axis::explain_readings(error, graph));
         };
         let info = |id| ValueInfo::of("", &changed, id);
-        let inputs = self.runners.user_inputs().map(info).collect::<Result<_>>()?;
+        let inputs = self.executables.user_inputs().map(info).collect::<Result<_>>()?;
         let mut signature = Signature::new(inputs);
         signature.check_described(given.iter().copied())?;
-        (self.runners, self.signature) = (self.runners.with_graph(changed), signature);
-        self.lent.clear();
+        (self.executables, self.signature) = (self.executables.with_graph(changed), signature);
+        self.in_place_executables.clear();
         self.notes.push(note);
         Ok(())
     }
@@ -425,7 +433,7 @@ impl Phase {
     /// require it.
     fn classes_last(&self, error: &Error, given: &[(DType, &[usize], usize)]) -> Option<(Graph, String)> {
         let Error::Input { name, .. } = error else { return None };
-        let graph = self.runners.graph();
+        let graph = self.executables.graph();
         if !self.open_labels.contains(name) {
             return None;
         }
@@ -438,37 +446,39 @@ impl Phase {
 
     /// Returns the programs for inputs. Inputs that are read in place use the planes after the first
     /// `planes`.
-    fn runners_of(
+    fn executables_for(
         &mut self,
         inputs: StepInputs<'_>,
         planes: usize,
         backend: &Arc<dyn Backend>,
     ) -> &mut ExecutableCache {
-        if inputs.lent.is_empty() {
-            return &mut self.runners;
+        if inputs.in_place.is_empty() {
+            return &mut self.executables;
         }
         let is_of = |key: &[(usize, Vec<usize>)]| {
             let same = |((at, dims), (other, lent)): (&(usize, Vec<usize>), &(usize, Lent<'_>))| {
                 at == other && dims == lent.dims
             };
-            key.len() == inputs.lent.len() && key.iter().zip(inputs.lent).all(same)
+            key.len() == inputs.in_place.len() && key.iter().zip(inputs.in_place).all(same)
         };
-        if let Some(at) = self.lent.iter().position(|(key, _)| is_of(key)) {
-            return &mut self.lent[at].1;
+        if let Some(at) = self.in_place_executables.iter().position(|(key, _)| is_of(key)) {
+            return &mut self.in_place_executables[at].1;
         }
-        if self.lent.len() == KEPT {
-            self.lent.remove(0);
+        if self.in_place_executables.len() == MAX_IN_PLACE_VARIANTS {
+            self.in_place_executables.remove(0);
         }
         let place = |(number, (at, lent)): (usize, &(usize, Lent<'_>))| {
             (*at, lent.dims.to_vec(), PlaneId((planes + number) as u32))
         };
-        let places: Vec<(usize, Vec<usize>, PlaneId)> = inputs.lent.iter().enumerate().map(place).collect();
+        let places: Vec<(usize, Vec<usize>, PlaneId)> =
+            inputs.in_place.iter().enumerate().map(place).collect();
         let runners = self
-            .runners
+            .executables
             .with_planes(places.iter().map(|(at, dims, plane)| (*at, &**dims, *plane)), backend.clone());
-        self.lent.push((places.into_iter().map(|(at, dims, _)| (at, dims)).collect(), runners));
-        let last = self.lent.len() - 1;
-        &mut self.lent[last].1
+        self.in_place_executables
+            .push((places.into_iter().map(|(at, dims, _)| (at, dims)).collect(), runners));
+        let last = self.in_place_executables.len() - 1;
+        &mut self.in_place_executables[last].1
     }
 
     /// Checks output buffers before a step on checked inputs. Returns true if every shape was checked: a
@@ -476,11 +486,11 @@ impl Phase {
     fn check_outputs(
         &mut self,
         work: &Workspace,
-        inputs: &[Given<'_>],
+        inputs: &[RunInput<'_>],
         outputs: &[Destination<'_>],
     ) -> Result<bool> {
         check_destinations(&self.outputs, outputs)?;
-        let runner = self.runners.executor(work, inputs)?;
+        let runner = self.executables.executor(work, inputs)?;
         let schedule = runner.schedule();
         let mut sure = true;
         for (slot, (info, output)) in schedule.outputs.iter().zip(self.outputs.iter().zip(outputs)) {
@@ -535,10 +545,10 @@ impl Module {
         options: ModuleOptions,
     ) -> Result<Module> {
         let interrupt = options.interrupt.clone();
-        interruptible(interrupt.as_ref(), || Module::made(train, state, eval, options))
+        interruptible(interrupt.as_ref(), || Module::build(train, state, eval, options))
     }
 
-    fn made(
+    fn build(
         train: ModelSource,
         state: &mut CheckpointState,
         eval: Option<ModelSource>,
@@ -550,10 +560,10 @@ impl Module {
         let label = train.label("the training model");
         let (train, mut read_from) = train.load_with_files(None)?;
         let mut graph = graph_to_run(&label, &train)?;
-        let open_labels = class_axis::marked(&train.proto);
+        let open_labels = class_axis::marked_labels(&train.proto);
         drop(train);
         file_kind::check_training(&label, &graph, state)?;
-        parameter_binding::shapes_from(&graph, state)?;
+        parameter_binding::set_shapes_from(&graph, state)?;
         let bound = bind(&label, &mut graph, state, true)?;
         let train = Phase::new(&label, graph, bound.roles, Some(state), computed, open_labels)?;
 
@@ -562,29 +572,33 @@ impl Module {
             None => None,
             Some(source) => {
                 let label = source.label("the evaluation model");
-                let (message, files) = source.load_with_files(Some(train.runners.graph()))?;
+                let (message, files) = source.load_with_files(Some(train.executables.graph()))?;
                 read_from.extend(files);
                 let mut graph = graph_to_run(&label, &message)?;
                 let evaluated = bind(&label, &mut graph, state, false)?;
                 let mut parameters = bound.parameters.iter();
                 if let Some(missing) = parameters.find(|name| !evaluated.parameters.contains(name)) {
-                    let reason = file_kind::lacks_parameter(&graph, missing);
+                    let reason = file_kind::missing_parameter_reason(&graph, missing);
                     return Err(Error::Mismatch { model: label, reason });
                 }
-                let open_labels = class_axis::marked(&message.proto);
+                let open_labels = class_axis::marked_labels(&message.proto);
                 eval_message = Some(message);
                 Some(Phase::new(&label, graph, evaluated.roles, None, computed, open_labels)?)
             }
         };
         let layout = state.shared_layout().cloned().ok_or(Error::NominalState)?;
         let is_frozen = |name| state.entry(name).is_some_and(|entry| !entry.requires_grad);
-        let graph = train.runners.graph();
-        let updates_frozen = written(graph).into_iter().any(|id| is_frozen(graph.name_of(id)));
-        let work = Workspace::limited(backend.clone(), options.memory_limit, held(&layout))
-            .iteration_limit(options.iteration_limit.unwrap_or(ITERATION_LIMIT))
-            .interrupt(options.interrupt);
+        let graph = train.executables.graph();
+        let updates_frozen = written_inputs(graph).into_iter().any(|id| is_frozen(graph.name_of(id)));
+        let work = Workspace::with_limit(
+            backend.clone(),
+            options.memory_limit,
+            parameter_and_gradient_bytes(&layout),
+        )
+        .iteration_limit(options.iteration_limit.unwrap_or(ITERATION_LIMIT))
+        .interrupt(options.interrupt);
         check_planes(&layout, options.memory_limit)?;
-        let gradients = Home::of(&backend).zeroed(&layout.trainable)?;
+        let gradients = Placement::of(&backend).allocate_planes(&layout.trainable)?;
         unstoppable(|| state.move_for_module(&backend))?;
         state.set_gradients(gradients.clone());
         Ok(Module {
@@ -595,17 +609,17 @@ impl Module {
             train,
             eval,
             eval_message,
-            read_from,
+            external_files: read_from,
             precision,
             backend,
             work,
             accumulate: true,
             is_new: true,
-            gathered: 0,
+            accumulated_steps: 0,
             gradients_are_used: AtomicBool::new(false),
             updates_frozen,
             detect_anomaly: options.detect_anomaly,
-            told: Vec::new(),
+            returned_notes: Vec::new(),
             trace: None,
         })
     }
@@ -633,20 +647,20 @@ impl Module {
     pub fn train_step(
         &mut self,
         state: &mut CheckpointState,
-        inputs: &[Given<'_>],
+        inputs: &[RunInput<'_>],
         deliver: &mut Deliver<'_>,
     ) -> Result<()> {
         self.check_state(state)?;
         self.train.check(inputs)?;
-        self.run_train(state, StepInputs::copied(inputs), deliver)
-            .map_err(|error| self.with_limit_that_fits(error, inputs, true))?;
+        self.run_train(state, StepInputs::all_copied(inputs), deliver)
+            .map_err(|error| self.add_sufficient_limit(error, inputs, true))?;
         self.count_train_step(state);
         Ok(())
     }
 
     /// Checks the inputs of a step, and copies the inputs that the step cannot read in place. `taken` are the
     /// addresses of memory that is written during the step.
-    pub(crate) fn copies(
+    pub(crate) fn copy_inputs(
         &mut self,
         state: &CheckpointState,
         feeds: &[Feed<'_>],
@@ -662,12 +676,13 @@ impl Module {
             .map(|plane| (plane.as_ptr().addr(), plane.as_ptr().addr() + plane.len()))
             .collect();
         let phase = self.phase_mut(training)?;
-        phase.check_described(&described(feeds))?;
+        phase.check_described(&describe_feeds(feeds))?;
         let copy = |(k, feed): (usize, &Feed<'_>)| {
             let Feed::Lent(lent) = feed else { return Ok(None) };
             let written = planes.iter().chain(taken).copied();
-            let stays = stays_in_place && !phase.written.contains(&k) && is_read_in_place(lent, written);
-            if stays { Ok(None) } else { whole_copy(feed) }
+            let stays =
+                stays_in_place && !phase.written_inputs.contains(&k) && is_read_in_place(lent, written);
+            if stays { Ok(None) } else { copy_tensor(feed) }
         };
         feeds.iter().enumerate().map(copy).collect()
     }
@@ -680,7 +695,7 @@ impl Module {
         deliver: &mut Deliver<'_>,
     ) -> Result<()> {
         self.run_train(state, inputs, deliver)
-            .map_err(|error| self.explained_with_copies(error, inputs, true))?;
+            .map_err(|error| self.explain_with_copies(error, inputs, true))?;
         self.count_train_step(state);
         Ok(())
     }
@@ -694,16 +709,16 @@ impl Module {
     }
 
     /// Explains an error of a step. The advice for a memory-limit error assumes that all inputs were copied.
-    fn explained_with_copies(&self, error: Error, inputs: StepInputs<'_>, training: bool) -> Error {
+    fn explain_with_copies(&self, error: Error, inputs: StepInputs<'_>, training: bool) -> Error {
         let Error::Run(RunError::OverLimit(_)) = &error else { return error };
-        if inputs.lent.is_empty() {
-            return self.with_limit_that_fits(error, inputs.given, training);
+        if inputs.in_place.is_empty() {
+            return self.add_sufficient_limit(error, inputs.copied_values, training);
         }
-        let copy = |(at, lent): &(usize, Lent<'_>)| Some((*at, whole_copy(&Feed::Lent(*lent)).ok()??));
-        let copies: Vec<(usize, Tensor)> = inputs.lent.iter().filter_map(copy).collect();
-        let mut all: Vec<Given<'_>> = inputs.given.to_vec();
-        copies.iter().for_each(|(at, tensor)| all.insert(*at, Given::from(tensor)));
-        self.with_limit_that_fits(error, &all, training)
+        let copy = |(at, lent): &(usize, Lent<'_>)| Some((*at, copy_tensor(&Feed::Lent(*lent)).ok()??));
+        let copies: Vec<(usize, Tensor)> = inputs.in_place.iter().filter_map(copy).collect();
+        let mut all: Vec<RunInput<'_>> = inputs.copied_values.to_vec();
+        copies.iter().for_each(|(at, tensor)| all.insert(*at, RunInput::from(tensor)));
+        self.add_sufficient_limit(error, &all, training)
     }
 
     /// Runs a training step and writes the results to memory of the caller, in the order of
@@ -728,13 +743,13 @@ impl Module {
     pub fn train_step_into(
         &mut self,
         state: &mut CheckpointState,
-        inputs: &[Given<'_>],
+        inputs: &[RunInput<'_>],
         outputs: &mut [Destination<'_>],
     ) -> Result<()> {
         self.check_state(state)?;
         self.train.check(inputs)?;
         let sure = (self.train.check_outputs(&self.work, inputs, outputs))
-            .map_err(|error| self.with_limit_that_fits(error, inputs, true))?;
+            .map_err(|error| self.add_sufficient_limit(error, inputs, true))?;
         // Data-dependent shapes are known after the step; if they do not fit, written memory is restored.
         let written = || self.gradients.iter().chain(state.frozen_planes());
         let before: Vec<(Arc<Memory>, Vec<u8>)> = if sure {
@@ -743,11 +758,11 @@ impl Module {
             let copy = |plane: &Arc<Memory>| Ok((plane.clone(), plane.to_vec(0, plane.len())?));
             written().map(copy).collect::<Result<_>>()?
         };
-        let mut fill = Fill::new(outputs);
-        self.run_train(state, StepInputs::copied(inputs), &mut |k, dtype, dims, value| {
-            fill.take(k, dtype, dims, value)
+        let mut fill = OutputWriter::new(outputs);
+        self.run_train(state, StepInputs::all_copied(inputs), &mut |k, dtype, dims, value| {
+            fill.write(k, dtype, dims, value)
         })
-        .map_err(|error| self.with_limit_that_fits(error, inputs, true))?;
+        .map_err(|error| self.add_sufficient_limit(error, inputs, true))?;
         if let Err(error) = fill.finish(&self.train.outputs) {
             for (plane, bytes) in &before {
                 plane.write(0, bytes)?;
@@ -770,8 +785,8 @@ impl Module {
             true => &mut self.train,
             false => self.eval.as_mut().ok_or_else(|| no_eval_model("an evaluation step"))?,
         };
-        let runners = phase.runners_of(inputs, planes, &self.backend);
-        let runner = runners.executor(&self.work, inputs.given)?;
+        let runners = phase.executables_for(inputs, planes, &self.backend);
+        let runner = runners.executor(&self.work, inputs.copied_values)?;
         let schedule = runner.schedule();
         let shape = |slot: &ortrain_program::SlotId| {
             schedule.slots[slot.0 as usize].ty.as_ref().map(|(_, dims)| dims.clone())
@@ -780,9 +795,9 @@ impl Module {
     }
 
     /// Adds a sufficient limit to a memory-limit error of a step.
-    fn with_limit_that_fits(&self, error: Error, inputs: &[Given<'_>], training: bool) -> Error {
+    fn add_sufficient_limit(&self, error: Error, inputs: &[RunInput<'_>], training: bool) -> Error {
         let Some(phase) = self.phase(training) else { return error };
-        over_limit::explained(error, &phase.runners, &phase.signature, &self.work, inputs)
+        over_limit::explain(error, &phase.executables, &phase.signature, &self.work, inputs)
     }
 
     /// Runs a training step without counting it.
@@ -802,18 +817,18 @@ impl Module {
         let scalars = scalars(state);
         if !self.detect_anomaly {
             let (how, trace) = ((entry, scalars), self.trace.as_mut());
-            let runners = self.train.runners_of(inputs, planes.len(), &self.backend);
-            planes.extend(inputs.memories());
-            return runners.run_traced(&mut self.work, &planes, how, trace, inputs.given, deliver);
+            let runners = self.train.executables_for(inputs, planes.len(), &self.backend);
+            planes.extend(inputs.in_place_memories());
+            return runners.run_traced(&mut self.work, &planes, how, trace, inputs.copied_values, deliver);
         }
-        let inputs = inputs.given;
+        let inputs = inputs.copied_values;
         // Frozen planes include running statistics.
         let written = self.layout.trainable.len()..planes.len();
-        let home = Home::of(&self.backend);
-        let copies = written.clone().map(|k| home.copy(planes[k])).collect::<Result<Vec<Memory>>>()?;
+        let home = Placement::of(&self.backend);
+        let copies = written.clone().map(|k| home.copy_plane(planes[k])).collect::<Result<Vec<Memory>>>()?;
         let mut seen = None;
         let outputs = &self.train.outputs;
-        self.train.runners.run(
+        self.train.executables.run(
             &mut self.work,
             &planes,
             entry,
@@ -821,14 +836,14 @@ impl Module {
             inputs,
             &mut |k, dtype, dims, value| {
                 if seen.is_none() {
-                    seen = anomaly::of_result(k, &outputs[k].name, (dtype, dims), value)?;
+                    seen = anomaly::check_result(k, &outputs[k].name, (dtype, dims), value)?;
                 }
                 deliver(k, dtype, dims, value)
             },
         )?;
         let seen = match seen {
             Some(seen) => Some(seen),
-            None => anomaly::of_planes(&self.layout, &planes)?,
+            None => anomaly::check_planes(&self.layout, &planes)?,
         };
         let Some(seen) = seen else { return Ok(()) };
         for (k, copy) in written.clone().zip(&copies) {
@@ -836,9 +851,17 @@ impl Module {
         }
         let first = written.start;
         let again: parameter_binding::Planes<'_> = planes[..first].iter().copied().chain(&copies).collect();
-        let (runners, backend, layout) = (&self.train.runners, &self.backend, &*self.layout);
-        let again = Again { runners, backend, planes: &again, entry, scalars, inputs, layout };
-        Err(Error::Anomaly(Box::new(Anomaly { seen, path: again.path()? })))
+        let (runners, backend, layout) = (&self.train.executables, &self.backend, &*self.layout);
+        let again = Replay {
+            executables: runners,
+            backend,
+            planes: &again,
+            gradient_mode: entry,
+            scalars,
+            inputs,
+            layout,
+        };
+        Err(Error::Anomaly(Box::new(Anomaly { seen, path: again.trace_origin()? })))
     }
 
     fn gradients_are_zero(&self) -> Result<bool> {
@@ -863,12 +886,12 @@ impl Module {
     }
 
     /// Returns the number of training steps in the accumulated gradients.
-    pub(crate) fn gathered_steps(&self) -> i64 {
-        self.gathered
+    pub(crate) fn accumulated_step_count(&self) -> i64 {
+        self.accumulated_steps
     }
 
     /// Records that an optimizer has stepped with the current gradients.
-    pub(crate) fn use_gradients(&self) {
+    pub(crate) fn mark_gradients_used(&self) {
         self.gradients_are_used.store(true, Ordering::Relaxed);
     }
 
@@ -888,7 +911,7 @@ impl Module {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     #[must_use]
-    pub fn doubt_of_gradients(&self) -> Option<&'static str> {
+    pub fn gradient_warning(&self) -> Option<&'static str> {
         // The step itself reports a device failure.
         if self.is_new && self.gradients_are_zero().unwrap_or_default() {
             return Some("the module ran no training step yet, so all gradients are zero");
@@ -914,13 +937,13 @@ impl Module {
         let phases = std::iter::once(&mut self.train).chain(&mut self.eval);
         let mut notes: Vec<String> = phases.flat_map(|phase| std::mem::take(&mut phase.notes)).collect();
         // The training model and the evaluation model have the same scores.
-        notes.retain(|note| !self.told.contains(note));
-        self.told.extend(notes.iter().cloned());
+        notes.retain(|note| !self.returned_notes.contains(note));
+        self.returned_notes.extend(notes.iter().cloned());
         notes
     }
 
     fn count_train_step(&mut self, state: &mut CheckpointState) {
-        self.gathered = if self.accumulate { self.gathered.saturating_add(1) } else { 1 };
+        self.accumulated_steps = if self.accumulate { self.accumulated_steps.saturating_add(1) } else { 1 };
         (self.accumulate, self.is_new) = (true, false);
         self.gradients_are_used.store(false, Ordering::Relaxed);
         state.advance_train_step();
@@ -947,12 +970,12 @@ impl Module {
     pub fn eval_step(
         &mut self,
         state: &CheckpointState,
-        inputs: &[Given<'_>],
+        inputs: &[RunInput<'_>],
         deliver: &mut Deliver<'_>,
     ) -> Result<()> {
         self.check_state(state)?;
         self.phase_mut(false)?.check(inputs)?;
-        self.eval_step_on(state, StepInputs::copied(inputs), deliver)
+        self.eval_step_on(state, StepInputs::all_copied(inputs), deliver)
     }
 
     /// Runs an evaluation step on inputs that [`Module::copies`] has checked.
@@ -967,16 +990,16 @@ impl Module {
         let (entry, scalars) = (ProgramEntry::Accumulate, scalars(state));
         if !self.detect_anomaly {
             let (how, trace) = ((entry, scalars), self.trace.as_mut());
-            let runners = eval.runners_of(inputs, planes.len(), &self.backend);
-            planes.extend(inputs.memories());
-            let run = runners.run_traced(&mut self.work, &planes, how, trace, inputs.given, deliver);
+            let runners = eval.executables_for(inputs, planes.len(), &self.backend);
+            planes.extend(inputs.in_place_memories());
+            let run = runners.run_traced(&mut self.work, &planes, how, trace, inputs.copied_values, deliver);
             drop(planes);
-            return run.map_err(|error| self.explained_with_copies(error, inputs, false));
+            return run.map_err(|error| self.explain_with_copies(error, inputs, false));
         }
-        let inputs = inputs.given;
+        let inputs = inputs.copied_values;
         let mut seen = None;
         let outputs = &eval.outputs;
-        let run = eval.runners.run_traced(
+        let run = eval.executables.run_traced(
             &mut self.work,
             &planes,
             (entry, scalars),
@@ -984,20 +1007,28 @@ impl Module {
             inputs,
             &mut |k, dtype, dims, value| {
                 if seen.is_none() {
-                    seen = anomaly::of_result(k, &outputs[k].name, (dtype, dims), value)?;
+                    seen = anomaly::check_result(k, &outputs[k].name, (dtype, dims), value)?;
                 }
                 deliver(k, dtype, dims, value)
             },
         );
         if let Err(error) = run {
             drop(planes);
-            return Err(self.with_limit_that_fits(error, inputs, false));
+            return Err(self.add_sufficient_limit(error, inputs, false));
         }
         let Some(eval) = &self.eval else { return Ok(()) };
         let Some(seen) = seen else { return Ok(()) };
-        let (runners, backend, layout) = (&eval.runners, &self.backend, &*self.layout);
-        let again = Again { runners, backend, planes: &planes, entry, scalars, inputs, layout };
-        Err(Error::Anomaly(Box::new(Anomaly { seen, path: again.path()? })))
+        let (runners, backend, layout) = (&eval.executables, &self.backend, &*self.layout);
+        let again = Replay {
+            executables: runners,
+            backend,
+            planes: &planes,
+            gradient_mode: entry,
+            scalars,
+            inputs,
+            layout,
+        };
+        Err(Error::Anomaly(Box::new(Anomaly { seen, path: again.trace_origin()? })))
     }
 
     /// Runs an evaluation step and writes the results to memory of the caller, in the order of
@@ -1021,15 +1052,15 @@ impl Module {
     pub fn eval_step_into(
         &mut self,
         state: &CheckpointState,
-        inputs: &[Given<'_>],
+        inputs: &[RunInput<'_>],
         outputs: &mut [Destination<'_>],
     ) -> Result<()> {
         self.check_state(state)?;
         let eval = self.eval.as_mut().ok_or_else(|| no_eval_model("an evaluation step"))?;
         eval.check(inputs)?;
         eval.check_outputs(&self.work, inputs, outputs)?;
-        let mut fill = Fill::new(outputs);
-        self.eval_step(state, inputs, &mut |k, dtype, dims, value| fill.take(k, dtype, dims, value))?;
+        let mut fill = OutputWriter::new(outputs);
+        self.eval_step(state, inputs, &mut |k, dtype, dims, value| fill.write(k, dtype, dims, value))?;
         fill.finish(self.outputs(false))
     }
 
@@ -1051,28 +1082,28 @@ impl Module {
     ///
     /// # Errors
     /// As [`Module::train_step`] or [`Module::eval_step`], without the errors of the run.
-    pub fn memory_need(&mut self, inputs: &[Given<'_>], training: bool) -> Result<MemoryNeed> {
+    pub fn memory_need(&mut self, inputs: &[RunInput<'_>], training: bool) -> Result<MemoryNeed> {
         let phase = match training {
             true => &mut self.train,
             false => self.eval.as_mut().ok_or_else(|| no_eval_model("an evaluation step"))?,
         };
         phase.check(inputs)?;
-        Ok(phase.runners.executor(&self.work, inputs)?.need(&self.work))
+        Ok(phase.executables.executor(&self.work, inputs)?.memory_need(&self.work))
     }
 
     /// Returns the schedule and the memory need of a step on inputs of these shapes, without running it.
-    pub(crate) fn planned(&self, dims: &[&[usize]], training: bool) -> Result<(Arc<Schedule>, MemoryNeed)> {
+    pub(crate) fn plan(&self, dims: &[&[usize]], training: bool) -> Result<(Arc<Schedule>, MemoryNeed)> {
         let phase = match training {
             true => &self.train,
             false => self.eval.as_ref().ok_or_else(|| no_eval_model("an evaluation step"))?,
         };
-        phase.runners.planned(&self.work, dims)
+        phase.executables.plan(&self.work, dims)
     }
 
     /// Returns the inputs with values that decide shapes, as far as [`Module::planned`] has found them.
-    pub(crate) fn inputs_behind_shapes(&self, training: bool) -> Vec<String> {
+    pub(crate) fn shape_deciding_inputs(&self, training: bool) -> Vec<String> {
         let phase = if training { Some(&self.train) } else { self.eval.as_ref() };
-        let positions = phase.map(|phase| phase.runners.inputs_behind_shapes()).unwrap_or_default();
+        let positions = phase.map(|phase| phase.executables.shape_deciding_inputs()).unwrap_or_default();
         let names = self.input_names(training);
         positions.into_iter().filter_map(|k| names.get(k).map(|name| (*name).to_owned())).collect()
     }
@@ -1104,7 +1135,7 @@ impl Module {
     pub fn profile(
         &mut self,
         state: &CheckpointState,
-        inputs: &[Given<'_>],
+        inputs: &[RunInput<'_>],
         options: ProfileOptions,
         deliver: &mut Deliver<'_>,
     ) -> Result<Profile> {
@@ -1123,14 +1154,14 @@ impl Module {
         // Gradients are written, and so are frozen planes with running statistics.
         let trainable = self.layout.trainable.len();
         let written = if options.training { trainable..real.len() } else { 0..0 };
-        let home = Home::of(&self.backend);
-        let copies = written.clone().map(|k| home.copy(real[k])).collect::<Result<Vec<_>>>()?;
+        let home = Placement::of(&self.backend);
+        let copies = written.clone().map(|k| home.copy_plane(real[k])).collect::<Result<Vec<_>>>()?;
         let mut planes: parameter_binding::Planes<'_> = real.iter().copied().collect();
         for (k, copy) in written.zip(&copies) {
             planes[k] = copy;
         }
         let bindings = Bindings { planes: &planes };
-        let runner = phase.runners.executor(&self.work, inputs)?;
+        let runner = phase.executables.executor(&self.work, inputs)?;
         let scalars = scalars(state);
         for _ in 0..options.warmup {
             let turn = RunContext::new(&bindings, &mut self.work, entry, scalars);
@@ -1149,9 +1180,9 @@ impl Module {
             collector.step(start, Instant::now());
         }
         let limits = limits_of(&*self.backend)?;
-        let products = Products { precision: self.precision, bf16_unit: self.backend.bf16_unit() };
-        let planning = phase.runners.planning(&self.work, inputs)?;
-        Ok(collector.finish(limits, runner.need(&self.work), planning, products))
+        let products = ProductMode { precision: self.precision, bf16_unit: self.backend.bf16_unit() };
+        let planning = phase.executables.profile_planning(&self.work, inputs)?;
+        Ok(collector.finish(limits, runner.memory_need(&self.work), planning, products))
     }
 
     /// Makes the next training step replace the gradients instead of accumulating. Until then they remain
@@ -1179,7 +1210,7 @@ impl Module {
     }
 
     /// Makes the next step accumulate into the current gradients.
-    pub(crate) fn keep_gradients(&mut self) {
+    pub(crate) fn accumulate_next(&mut self) {
         (self.accumulate, self.is_new) = (true, false);
     }
 
@@ -1349,7 +1380,7 @@ impl Module {
     }
 
     /// Returns the parameters of the training model, in the order of its inputs.
-    fn packed<'a>(
+    fn packed_entries<'a>(
         &'a self,
         state: &'a CheckpointState,
         trainable_only: bool,
@@ -1369,7 +1400,7 @@ impl Module {
     /// ```
     #[must_use]
     pub fn parameters_size(&self, state: &CheckpointState, trainable_only: bool) -> usize {
-        self.packed(state, trainable_only).map(Entry::elements).sum()
+        self.packed_entries(state, trainable_only).map(Entry::elements).sum()
     }
 
     /// Concatenates the parameters, in the order of the training model's inputs.
@@ -1419,7 +1450,7 @@ impl Module {
     ) -> Result<()> {
         self.check_layout(state)?;
         if trainable_only {
-            state.complete()?;
+            state.require_values()?;
         }
         self.check_buffer(state, trainable_only, buffer)?;
         if state.is_nominal() {
@@ -1430,13 +1461,13 @@ impl Module {
                     entry.name
                 )));
             }
-            state.finish_nominal()?;
+            state.mark_full()?;
         }
         self.unpack(state, trainable_only, buffer, |entry| state.memory_of(entry))?;
         if !trainable_only {
             state.bump_generation();
         }
-        state.start_slots()
+        state.initialize_slots()
     }
 
     /// Copies the accumulated gradients into one buffer, in the order and with the length of
@@ -1535,8 +1566,8 @@ impl Module {
     ) -> Result<Vec<f32>> {
         let mut buffer = vec![0.0_f32; self.parameters_size(state, trainable_only)];
         let mut rest = buffer.as_mut_slice();
-        for entry in self.packed(state, trainable_only) {
-            packable(entry)?;
+        for entry in self.packed_entries(state, trainable_only) {
+            check_packable(entry)?;
             let (part, after) = rest.split_at_mut(entry.elements());
             memory(entry).read(entry.offset, bytemuck::cast_slice_mut(part))?;
             rest = after;
@@ -1550,7 +1581,7 @@ impl Module {
         if buffer.len() != expected {
             return Err(Error::BufferLength { expected, found: buffer.len() });
         }
-        self.packed(state, trainable_only).try_for_each(packable)
+        self.packed_entries(state, trainable_only).try_for_each(check_packable)
     }
 
     /// Writes a checked buffer to the parameters in `memory`.
@@ -1561,7 +1592,7 @@ impl Module {
         mut buffer: &[f32],
         memory: impl Fn(&'a Entry) -> &'a Arc<Memory>,
     ) -> Result<()> {
-        for entry in self.packed(state, trainable_only) {
+        for entry in self.packed_entries(state, trainable_only) {
             let (part, after) = buffer.split_at(entry.elements());
             memory(entry).write(entry.offset, bytemuck::cast_slice(part))?;
             buffer = after;
@@ -1634,7 +1665,7 @@ impl Module {
         };
         let place = ortrain_files::resolved(&data);
         if let Some(file) =
-            self.read_from.iter().find(|file| std::fs::canonicalize(&place).is_ok_and(|at| at == **file))
+            self.external_files.iter().find(|file| std::fs::canonicalize(&place).is_ok_and(|at| at == **file))
         {
             return Err(Error::Argument(format!(
                 "the model cannot be exported to {}: its weights would replace {}, in which the models that are trained \
@@ -1667,7 +1698,7 @@ impl Module {
         self.check_state(state)?;
         let message = self.eval_message.as_ref().ok_or_else(|| no_eval_model("an export"))?;
         let eval = self.eval.as_ref().ok_or_else(|| no_eval_model("an export"))?;
-        export::inference_model(message, eval.runners.graph(), state, graph_output_names)
+        export::inference_model(message, eval.executables.graph(), state, graph_output_names)
     }
 
     /// Returns the current memory use of the module.
@@ -1708,9 +1739,9 @@ impl Module {
         let mut out = String::new();
         for (name, phase) in [("training", Some(&self.train)), ("evaluation", self.eval.as_ref())] {
             let Some(phase) = phase else { continue };
-            let _ = writeln!(out, "{name} {}", phase.runners.graph());
-            let lent = phase.lent.iter().flat_map(|(_, runners)| runners.schedules());
-            for schedule in phase.runners.schedules().chain(lent) {
+            let _ = writeln!(out, "{name} {}", phase.executables.graph());
+            let lent = phase.in_place_executables.iter().flat_map(|(_, runners)| runners.schedules());
+            for schedule in phase.executables.schedules().chain(lent) {
                 let _ = writeln!(out, "{name} {schedule}");
             }
         }
@@ -1719,7 +1750,7 @@ impl Module {
 
     /// Returns an error if the state is nominal or has other parameters than the state of the module.
     pub(crate) fn check_state(&self, state: &CheckpointState) -> Result<()> {
-        state.complete()?;
+        state.require_values()?;
         self.check_layout(state)
     }
 
@@ -1755,12 +1786,12 @@ pub struct Norms {
 /// Computes the L2 norm of a parameter, or of its gradient, in a plane.
 fn norm(entry: &Entry, plane: &Memory) -> Result<f64> {
     /// Chunk size in bytes; a multiple of every element size.
-    const PART: usize = 1 << 16;
+    const CHUNK_BYTES: usize = 1 << 16;
     let bytes = entry.elements() * entry.dtype.size();
-    let mut part = vec![0; PART.min(bytes)];
+    let mut part = vec![0; CHUNK_BYTES.min(bytes)];
     let mut sum = 0.0;
-    for at in (0..bytes).step_by(PART) {
-        let part = &mut part[..PART.min(bytes - at)];
+    for at in (0..bytes).step_by(CHUNK_BYTES) {
+        let part = &mut part[..CHUNK_BYTES.min(bytes - at)];
         plane.read(entry.offset + at, part)?;
         sum += match entry.dtype {
             DType::F32 => sum_of_squares(part, |bits: [u8; 4]| f64::from(f32::from_le_bytes(bits))),
@@ -1790,14 +1821,16 @@ fn sum_of_squares<const SIZE: usize>(bytes: &[u8], number: impl Fn([u8; SIZE]) -
 }
 
 /// Returns the bytes of parameters and gradients.
-fn held(layout: &StateLayout) -> usize {
+fn parameter_and_gradient_bytes(layout: &StateLayout) -> usize {
     let bytes = |planes: &[PlaneLayout]| planes.iter().map(|plane| plane.bytes).sum::<usize>();
     2 * bytes(&layout.trainable) + bytes(&layout.frozen)
 }
 
 /// Returns an error if the parameters and gradients alone exceed the limit.
 fn check_planes(layout: &StateLayout, limit: Option<usize>) -> Result<()> {
-    let Some(limit) = limit.filter(|&limit| held(layout) > limit) else { return Ok(()) };
+    let Some(limit) = limit.filter(|&limit| parameter_and_gradient_bytes(layout) > limit) else {
+        return Ok(());
+    };
     let tensors = layout.trainable.iter().chain(&layout.frozen).flat_map(|plane| {
         plane.tensors.iter().map(|tensor| {
             let elements = tensor.dims.iter().product::<usize>();
@@ -1808,11 +1841,11 @@ fn check_planes(layout: &StateLayout, limit: Option<usize>) -> Result<()> {
     let mut largest: Vec<LargeBuffer> = tensors.collect();
     largest.sort_by_key(|tensor| std::cmp::Reverse(tensor.bytes));
     largest.truncate(5);
-    let need = MemoryNeed { held: held(layout), ..MemoryNeed::default() };
+    let need = MemoryNeed { state: parameter_and_gradient_bytes(layout), ..MemoryNeed::default() };
     Err(RunError::OverLimit(Box::new(OverLimit { limit, need, largest })).into())
 }
 
-fn packable(entry: &Entry) -> Result<()> {
+fn check_packable(entry: &Entry) -> Result<()> {
     if entry.dtype == DType::F32 {
         return Ok(());
     }

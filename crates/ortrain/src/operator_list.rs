@@ -50,8 +50,8 @@ pub struct OperatorInfo {
 /// ```
 #[must_use]
 pub fn operators() -> Vec<OperatorInfo> {
-    let known = Registry::standard().all().into_iter().filter_map(|definition| {
-        let facts = definition.facts()?;
+    let known = Registry::standard().file_definitions().into_iter().filter_map(|definition| {
+        let facts = definition.operator_info()?;
         Some(OperatorInfo {
             domain: if definition.domain.is_empty() { "ai.onnx" } else { definition.domain },
             name: definition.name,

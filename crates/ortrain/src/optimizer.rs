@@ -6,31 +6,31 @@ use ortrain_graph::{DType, Graph, ValueId, ValueType};
 use ortrain_onnx::LoadedModel;
 use ortrain_ops::Role;
 use ortrain_ops::optimizers::{
-    Bound, OptimizerSpec, SlotShape, SlotSpec, bind, bound_of, description, is_elementwise as elementwise,
-    spread,
+    BoundInputs, OptimizerSpec, SlotShape, SlotSpec, bind, bound_inputs, expand_sequences,
+    is_elementwise as elementwise, read_description,
 };
 use ortrain_ops::passes::infer::infer;
 use ortrain_ops::passes::versions::upgrade;
 use ortrain_ops::training::{
-    check_sequences, clips_gradients, moments_of_optimizer, onnxruntime_optimizer, uses_onnxruntime_optimizer,
+    check_sequences, clips_gradients, moment_count, onnxruntime_optimizer, uses_onnxruntime_optimizer,
 };
-use ortrain_program::{Given, GradientMode, PlaneId, Scalars, Workspace};
+use ortrain_program::{GradientMode, PlaneId, RunInput, Scalars, Workspace};
 use rustc_hash::FxHashMap;
 
 use crate::executable_cache::ExecutableCache;
 use crate::module::graph_of;
-use crate::parameter_binding::{Planes, sequence};
+use crate::parameter_binding::{Planes, sequence_role};
 use crate::slots::RequiredSlots;
 use crate::state::{OptimizerNeeds, OptimizerState, PlaneLayout, StateLayout, TensorLayout};
 use crate::{CheckpointState, Error, FileKind, ModelSource, Module, Result};
 
 /// Inputs of ONNX Runtime's optimizer models: two scalars, then sequences.
-const SCALARS: [&str; 2] = ["learning_rate", "step"];
-const SEQUENCES: [&str; 4] = ["params", "gradients", "first_order_moments", "second_order_moments"];
+const SCALAR_INPUTS: [&str; 2] = ["learning_rate", "step"];
+const SEQUENCE_INPUTS: [&str; 4] = ["params", "gradients", "first_order_moments", "second_order_moments"];
 
 /// A scalar or table input of an optimizer model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Number {
+enum NumberInput {
     /// The learning rate, float32.
     LearningRate,
     /// Step number, starting at 1, int64.
@@ -45,19 +45,19 @@ enum Number {
     Settings,
 }
 
-impl Number {
-    const ALL: [(&'static str, Number, DType); 6] = [
-        ("learning_rate", Number::LearningRate, DType::F32),
-        ("step", Number::Step, DType::I64),
-        ("gathered_steps", Number::GatheredSteps, DType::I64),
-        ("max_norm", Number::MaxNorm, DType::F64),
-        ("loss_scale", Number::LossScale, DType::F32),
-        ("settings", Number::Settings, DType::F64),
+impl NumberInput {
+    const ALL: [(&'static str, NumberInput, DType); 6] = [
+        ("learning_rate", NumberInput::LearningRate, DType::F32),
+        ("step", NumberInput::Step, DType::I64),
+        ("gathered_steps", NumberInput::GatheredSteps, DType::I64),
+        ("max_norm", NumberInput::MaxNorm, DType::F64),
+        ("loss_scale", NumberInput::LossScale, DType::F32),
+        ("settings", NumberInput::Settings, DType::F64),
     ];
 
     /// Returns the input with this name.
-    fn of(name: &str) -> Option<Number> {
-        Number::ALL.iter().find(|(known, ..)| *known == name).map(|&(_, number, _)| number)
+    fn of(name: &str) -> Option<NumberInput> {
+        NumberInput::ALL.iter().find(|(known, ..)| *known == name).map(|&(_, number, _)| number)
     }
 }
 
@@ -109,7 +109,7 @@ pub struct Optimizer {
     in_model: bool,
     slots: Vec<RequiredSlots>,
     /// Inputs of the model that are no sequences.
-    numbers: Vec<Number>,
+    numbers: Vec<NumberInput>,
     table: Table,
     /// True if an ONNX Runtime optimizer clips the gradients by their norm.
     clips: bool,
@@ -117,16 +117,16 @@ pub struct Optimizer {
 
 /// Metadata of the gradients of a step.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct GivenGradients {
+pub(crate) struct GradientInfo {
     /// Number of training steps in the sum.
-    pub(crate) gathered: i64,
+    pub(crate) accumulated_steps: i64,
     /// Loss scale.
     pub(crate) loss_scale: f32,
 }
 
 /// Outcome of a step.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Stepped {
+pub(crate) struct StepOutcome {
     /// L2 norm of all gradients together, if the optimizer computes it.
     pub(crate) norm: Option<f64>,
     /// False if nothing changed because a gradient is NaN or infinite.
@@ -134,7 +134,7 @@ pub(crate) struct Stepped {
 }
 
 /// A parsed optimizer model.
-struct Read {
+struct ParsedOptimizer {
     graph: Graph,
     spec: OptimizerSpec,
     in_model: bool,
@@ -162,7 +162,7 @@ impl Optimizer {
     /// # Errors
     /// If the model cannot be read, is no optimizer model, or the state has the slots of another optimizer.
     pub fn new(model: ModelSource, state: &mut CheckpointState, module: &Module) -> Result<Optimizer> {
-        Optimizer::on(model, state, module, false)
+        Optimizer::build(model, state, module, false)
     }
 
     /// Creates an optimizer that replaces another one on a state. Slots with the same name and shape are
@@ -186,17 +186,17 @@ impl Optimizer {
     /// # Errors
     /// If the model cannot be read or is no optimizer model.
     pub fn replacing(model: ModelSource, state: &mut CheckpointState, module: &Module) -> Result<Optimizer> {
-        Optimizer::on(model, state, module, true)
+        Optimizer::build(model, state, module, true)
     }
 
-    fn on(
+    fn build(
         model: ModelSource,
         state: &mut CheckpointState,
         module: &Module,
         replace: bool,
     ) -> Result<Optimizer> {
         let label = model.label("the optimizer model");
-        let Read { mut graph, spec, in_model, is_spread, slots, columns } =
+        let ParsedOptimizer { mut graph, spec, in_model, is_spread, slots, columns } =
             read_optimizer(&label, &model.load()?)?;
         let layout = module.layout().clone();
         if state.shared_layout().is_none_or(|own| *own != layout) {
@@ -240,7 +240,7 @@ impl Optimizer {
         let made = made();
         // On failure, the slots of the previous optimizer are restored.
         if made.is_err() {
-            state.put_back_optimizer(before);
+            state.restore_optimizer(before);
         }
         made
     }
@@ -253,9 +253,9 @@ impl Optimizer {
         let wrong = |reason: String| Error::WrongModel { model: label.to_owned(), reason };
         let table = [parameters, self.table.columns.len()];
         let dims: Vec<&[usize]> = (self.numbers.iter())
-            .map(|number| if *number == Number::Settings { &table[..] } else { &[1][..] })
+            .map(|number| if *number == NumberInput::Settings { &table[..] } else { &[1][..] })
             .collect();
-        match self.runners.planned(&self.work, &dims) {
+        match self.runners.plan(&self.work, &dims) {
             Ok(_) => Ok(()),
             Err(Error::Shapes(source)) => Err(wrong(format!("it does not fit the parameters: {source}"))),
             Err(error) => Err(error),
@@ -281,20 +281,21 @@ impl Optimizer {
     ///
     /// # Errors
     /// If the state is nominal or belongs to another optimizer, no training step has run since
-    /// [`Module::lazy_reset_grad`], or the run fails. [`Module::doubt_of_gradients`] reports other probable
+    /// [`Module::lazy_reset_grad`], or the run fails. [`Module::gradient_warning`] reports other probable
     /// mistakes before the step.
     pub fn step(&mut self, state: &mut CheckpointState, module: &Module) -> Result<Option<f64>> {
-        let gradients = GivenGradients { gathered: module.gathered_steps().max(1), loss_scale: 1.0 };
-        Ok(self.step_of(state, module, gradients)?.norm)
+        let gradients =
+            GradientInfo { accumulated_steps: module.accumulated_step_count().max(1), loss_scale: 1.0 };
+        Ok(self.step_with(state, module, gradients)?.norm)
     }
 
     /// Runs [`Optimizer::step`] with metadata of the gradients.
-    pub(crate) fn step_of(
+    pub(crate) fn step_with(
         &mut self,
         state: &mut CheckpointState,
         module: &Module,
-        gradients: GivenGradients,
-    ) -> Result<Stepped> {
+        gradients: GradientInfo,
+    ) -> Result<StepOutcome> {
         module.check_state(state)?;
         if *module.layout() != self.layout {
             return Err(Error::OtherState { what: "optimizer" });
@@ -305,7 +306,7 @@ impl Optimizer {
             state.prepare_optimizer(&needs, false)?;
         }
         let norm = self.clips.then(|| module.gradient_norm(state)).transpose()?;
-        let optimizer = known(state)?;
+        let optimizer = optimizer_state(state)?;
         let step = optimizer.step.saturating_add(1);
         if !self.in_model {
             self.table.fill(optimizer, step)?;
@@ -313,21 +314,21 @@ impl Optimizer {
         let rate = optimizer.learning_rate.to_le_bytes();
         let max_norm =
             optimizer.spec.as_ref().and_then(|spec| spec.max_norm).unwrap_or(f64::MAX).to_le_bytes();
-        let (step_bytes, gathered) = (step.to_le_bytes(), gradients.gathered.to_le_bytes());
+        let (step_bytes, gathered) = (step.to_le_bytes(), gradients.accumulated_steps.to_le_bytes());
         let loss_scale = gradients.loss_scale.to_le_bytes();
         let table_dims = [optimizer.groups.len(), self.table.columns.len()];
-        let given: smallvec::SmallVec<[Given<'_>; Number::ALL.len()]> = (self.numbers.iter())
+        let given: smallvec::SmallVec<[RunInput<'_>; NumberInput::ALL.len()]> = (self.numbers.iter())
             .map(|number| {
                 let one: &[usize] = &[1];
                 let (dtype, dims, bytes): (DType, &[usize], &[u8]) = match number {
-                    Number::LearningRate => (DType::F32, one, &rate),
-                    Number::Step => (DType::I64, one, &step_bytes),
-                    Number::GatheredSteps => (DType::I64, one, &gathered),
-                    Number::MaxNorm => (DType::F64, one, &max_norm),
-                    Number::LossScale => (DType::F32, one, &loss_scale),
-                    Number::Settings => (DType::F64, &table_dims, &self.table.bytes),
+                    NumberInput::LearningRate => (DType::F32, one, &rate),
+                    NumberInput::Step => (DType::I64, one, &step_bytes),
+                    NumberInput::GatheredSteps => (DType::I64, one, &gathered),
+                    NumberInput::MaxNorm => (DType::F64, one, &max_norm),
+                    NumberInput::LossScale => (DType::F32, one, &loss_scale),
+                    NumberInput::Settings => (DType::F64, &table_dims, &self.table.bytes),
                 };
-                Given { dtype, dims, bytes }
+                RunInput { dtype, dims, bytes }
             })
             .collect();
         let slots = self.slots.iter().flat_map(|slot| optimizer.slot_planes(&slot.slot.name));
@@ -357,7 +358,7 @@ impl Optimizer {
             },
         )?;
         drop(planes);
-        module.use_gradients();
+        module.mark_gradients_used();
         let told = has_norm.then(|| f64::from_le_bytes(told));
         let updated =
             updated[0] != 0 && !(self.spec.loss_scale && told.is_some_and(|norm| !norm.is_finite()));
@@ -368,7 +369,7 @@ impl Optimizer {
                 frozen.for_each(|group| group.skipped_steps = group.skipped_steps.saturating_add(1));
             }
         }
-        Ok(Stepped { norm: norm.or(told), updated })
+        Ok(StepOutcome { norm: norm.or(told), updated })
     }
 
     /// Returns the planes of a slot in a state.
@@ -405,7 +406,7 @@ impl Optimizer {
     /// # Errors
     /// If the state belongs to another optimizer.
     pub fn spec<'a>(&'a self, state: &'a CheckpointState) -> Result<&'a OptimizerSpec> {
-        Ok(known(state)?.spec.as_ref().unwrap_or(&self.spec))
+        Ok(optimizer_state(state)?.spec.as_ref().unwrap_or(&self.spec))
     }
 
     /// Changes settings of the optimizer or of its groups, from the next step on. The state stores the
@@ -465,7 +466,7 @@ impl Optimizer {
                     .into(),
             ));
         }
-        if !changed.has_slots_of(spec) {
+        if !changed.has_same_slot_shapes(spec) {
             return Err(Error::Argument(
                 "which matrices AdamW trains is said when the artifacts are made: the shapes of slots depend on it".into(),
             ));
@@ -487,7 +488,7 @@ impl Optimizer {
     /// # Errors
     /// If the state belongs to another optimizer.
     pub fn learning_rate(&self, state: &CheckpointState) -> Result<f32> {
-        known(state).map(|optimizer| optimizer.learning_rate)
+        optimizer_state(state).map(|optimizer| optimizer.learning_rate)
     }
 
     /// Returns the number of completed steps, including steps before the state was saved and loaded.
@@ -502,7 +503,7 @@ impl Optimizer {
     /// # Errors
     /// If the state belongs to another optimizer.
     pub fn step_count(&self, state: &CheckpointState) -> Result<i64> {
-        known(state).map(|optimizer| optimizer.step)
+        optimizer_state(state).map(|optimizer| optimizer.step)
     }
 
     /// Sets the learning rate. A scheduler overwrites it at its next step.
@@ -550,7 +551,7 @@ pub(crate) fn check_rate(what: &str, rate: f32) -> Result<()> {
     Err(Error::Argument(format!("{what} is {rate}, but a rate is a finite number that is not negative")))
 }
 
-fn known(state: &CheckpointState) -> Result<&OptimizerState> {
+fn optimizer_state(state: &CheckpointState) -> Result<&OptimizerState> {
     state.optimizer().ok_or(Error::OtherState { what: "optimizer" })
 }
 
@@ -610,7 +611,7 @@ fn planes_of_sequence<'a>(
 }
 
 /// Returns the position of a sequence among parameters, gradients and slots.
-fn place_of_sequence(name: &str, slots: &[RequiredSlots]) -> Option<usize> {
+fn sequence_position(name: &str, slots: &[RequiredSlots]) -> Option<usize> {
     match name {
         "params" => Some(0),
         "gradients" => Some(1),
@@ -625,22 +626,22 @@ fn roles_of_planes(
     optimizer: &OptimizerState,
     slots: &[RequiredSlots],
     in_model: bool,
-) -> Result<(Vec<Role>, Vec<Number>)> {
+) -> Result<(Vec<Role>, Vec<NumberInput>)> {
     let mut roles = Vec::with_capacity(graph.inputs.len());
     let mut numbers = Vec::new();
     let mut sequences = 0;
     for &id in &graph.inputs {
         let name = graph.name_of(id);
-        if let (Some(number), false) = (Number::of(name), is_sequence(graph, id)) {
+        if let (Some(number), false) = (NumberInput::of(name), is_sequence(graph, id)) {
             numbers.push(number);
             roles.push(Role::User);
             continue;
         }
         // Moments of ONNX Runtime's optimizers have different names in models and checkpoints.
-        let at = if in_model { Some(sequences) } else { place_of_sequence(name, slots) };
+        let at = if in_model { Some(sequences) } else { sequence_position(name, slots) };
         let at = at.ok_or(Error::OtherState { what: "optimizer" })?;
         let (planes, first) = planes_of_sequence(layout, optimizer, slots, at)?;
-        roles.push(sequence(planes, first));
+        roles.push(sequence_role(planes, first));
         sequences += 1;
     }
     Ok((roles, numbers))
@@ -653,9 +654,9 @@ fn roles_of_tensors(
     layout: &StateLayout,
     optimizer: &OptimizerState,
     slots: &[RequiredSlots],
-) -> Result<(Vec<Role>, Vec<Number>)> {
+) -> Result<(Vec<Role>, Vec<NumberInput>)> {
     let tensors = |name: &str| {
-        let at = place_of_sequence(name, slots)?;
+        let at = sequence_position(name, slots)?;
         let (planes, first) = planes_of_sequence(layout, optimizer, slots, at).ok()?;
         let tensors = planes.iter().enumerate().flat_map(|(k, plane)| {
             let plane_id = PlaneId((first + k) as u32);
@@ -669,7 +670,8 @@ fn roles_of_tensors(
     };
     let count = layout.trainable.iter().map(|plane| plane.tensors.len()).sum();
     let types = |name: &str| Some(tensors(name)?.into_iter().map(|(ty, _)| ty).collect());
-    let (_, members) = spread(graph, count, &types).map_err(|source| Error::model(label, source))?;
+    let (_, members) =
+        expand_sequences(graph, count, &types).map_err(|source| Error::model(label, source))?;
     let places: FxHashMap<ValueId, Role> = ["params", "gradients"]
         .into_iter()
         .chain(slots.iter().map(|slot| slot.slot.name.as_str()))
@@ -682,7 +684,7 @@ fn roles_of_tensors(
     let mut roles = Vec::with_capacity(graph.inputs.len());
     let mut numbers = Vec::new();
     for &id in &graph.inputs {
-        match (places.get(&id), Number::of(graph.name_of(id))) {
+        match (places.get(&id), NumberInput::of(graph.name_of(id))) {
             (Some(role), _) => roles.push(role.clone()),
             (None, Some(number)) => {
                 numbers.push(number);
@@ -720,7 +722,7 @@ pub(crate) fn graph_over_planes(label: &str, model: &LoadedModel) -> Option<(Gra
 }
 
 /// Parses an optimizer model.
-fn read_optimizer(label: &str, model: &LoadedModel) -> Result<Read> {
+fn read_optimizer(label: &str, model: &LoadedModel) -> Result<ParsedOptimizer> {
     let mut graph = Graph::from_model(model).map_err(|source| Error::graph(label, source))?;
     let has =
         |name: &str| graph.inputs.iter().any(|&id| graph.name_of(id) == name && is_sequence(&graph, id));
@@ -729,7 +731,7 @@ fn read_optimizer(label: &str, model: &LoadedModel) -> Result<Read> {
     }
     let wrong = |reason: String| Error::WrongModel { model: label.to_owned(), reason };
     let in_words = |source| Error::model(label, source);
-    let bound = bound_of(&graph).map_err(in_words)?;
+    let bound = bound_inputs(&graph).map_err(in_words)?;
     let gives = |id: &ValueId| graph.name_of(*id) == "updated_params" && is_sequence(&graph, *id);
     if !graph.outputs.iter().any(gives) {
         return Err(wrong(
@@ -738,21 +740,21 @@ fn read_optimizer(label: &str, model: &LoadedModel) -> Result<Read> {
                 .into(),
         ));
     }
-    let declared = description(&model.proto).map_err(|source| wrong(source.to_string()))?;
-    let spec = declared.unwrap_or_else(|| undescribed(&graph, &bound));
+    let declared = read_description(&model.proto).map_err(|source| wrong(source.to_string()))?;
+    let spec = declared.unwrap_or_else(|| default_spec(&graph, &bound));
     spec.check().map_err(|source| wrong(format!("its description is not sound: {source}")))?;
     for &id in &graph.inputs {
         let (name, ty) = (graph.name_of(id), &graph.value(id).ty);
-        let number = Number::ALL.iter().find(|(known, ..)| *known == name);
+        let number = NumberInput::ALL.iter().find(|(known, ..)| *known == name);
         match (ty, number) {
             (ValueType::Sequence(_), _) => {}
             (ValueType::Tensor(dtype, _), Some((_, number, wanted)))
-                if dtype == wanted && *number != Number::Settings => {}
+                if dtype == wanted && *number != NumberInput::Settings => {}
             (ty, Some((_, _, wanted))) => {
                 return Err(wrong(format!("input {name:?} should be {wanted}[1] but is {ty}")));
             }
             (ty, None) => {
-                let known: Vec<&str> = Number::ALL[..5].iter().map(|(name, ..)| *name).collect();
+                let known: Vec<&str> = NumberInput::ALL[..5].iter().map(|(name, ..)| *name).collect();
                 return Err(wrong(format!(
                     "nothing gives it the input {name:?} ({ty}): an optimizer is given {}, the sequences \"params\" and \
                      \"gradients\", slots (which it gives anew as \"updated_\" and their names) and settings (sequences of \
@@ -796,28 +798,29 @@ fn read_optimizer(label: &str, model: &LoadedModel) -> Result<Read> {
     if is_elementwise {
         graph = whole;
     }
-    Ok(Read { graph, spec, in_model: false, is_spread: !is_elementwise, slots, columns })
+    Ok(ParsedOptimizer { graph, spec, in_model: false, is_spread: !is_elementwise, slots, columns })
 }
 
 /// Returns a description for an optimizer model without one.
-fn undescribed(graph: &Graph, bound: &Bound) -> OptimizerSpec {
+fn default_spec(graph: &Graph, bound: &BoundInputs) -> OptimizerSpec {
     let name = if graph.name.is_empty() { "optimizer" } else { &*graph.name };
     OptimizerSpec::of_model(name, bound.slots.iter().map(|name| SlotSpec::new(name)).collect())
 }
 
 /// Parses a model with an ONNX Runtime optimizer.
-fn read_onnxruntime_optimizer(label: &str, model: &LoadedModel) -> Result<Read> {
+fn read_onnxruntime_optimizer(label: &str, model: &LoadedModel) -> Result<ParsedOptimizer> {
     let wrong = |reason: String| Error::WrongModel { model: label.to_owned(), reason };
     let mut graph = graph_of(label, model)?;
-    let moments = moments_of_optimizer(&graph).map_err(|source| match FileKind::of(&graph) {
+    let moments = moment_count(&graph).map_err(|source| match FileKind::of_graph(&graph) {
         FileKind::OptimizerModel => Error::model(label, source),
         kind => wrong(format!(
             "it is {}, and {source}; give the optimizer model that was made together with the checkpoint \
              (optimizer_model.onnx)",
-            kind.a_name()
+            kind.name_with_article()
         )),
     })?;
-    let expected: Vec<&str> = SCALARS.into_iter().chain(SEQUENCES[..2 + moments].iter().copied()).collect();
+    let expected: Vec<&str> =
+        SCALAR_INPUTS.into_iter().chain(SEQUENCE_INPUTS[..2 + moments].iter().copied()).collect();
     let actual: Vec<&str> = graph.inputs.iter().map(|&id| graph.name_of(id)).collect();
     if expected != actual {
         let (expected, actual) = (expected.join(", "), actual.join(", "));
@@ -835,7 +838,7 @@ fn read_onnxruntime_optimizer(label: &str, model: &LoadedModel) -> Result<Read> 
             return Err(wrong(format!("input {:?} should be {wanted} but is {ty}", graph.name_of(id))));
         }
     }
-    let spec = match description(&model.proto).map_err(|source| wrong(source.to_string()))? {
+    let spec = match read_description(&model.proto).map_err(|source| wrong(source.to_string()))? {
         Some(spec) => spec,
         None => onnxruntime_optimizer(&graph).map_err(|source| Error::model(label, source))?,
     };
@@ -847,5 +850,5 @@ fn read_onnxruntime_optimizer(label: &str, model: &LoadedModel) -> Result<Read> 
     let slots = (0..moments)
         .map(|k| RequiredSlots { slot: SlotSpec::new(&format!("momentum{k}")), dtype: None })
         .collect();
-    Ok(Read { graph, spec, in_model: true, is_spread: false, slots, columns: Vec::new() })
+    Ok(ParsedOptimizer { graph, spec, in_model: true, is_spread: false, slots, columns: Vec::new() })
 }

@@ -28,36 +28,36 @@ struct Origin {
     offset: u64,
 }
 
-fn key(payload: &Bytes) -> (usize, usize) {
+fn payload_key(payload: &Bytes) -> (usize, usize) {
     (payload.as_ptr().addr(), payload.len())
 }
 
 impl Origins {
     /// Records that a payload starts at an offset of a file.
-    pub(crate) fn note(&mut self, payload: &Bytes, file: PathBuf, offset: u64) {
+    pub(crate) fn record(&mut self, payload: &Bytes, file: PathBuf, offset: u64) {
         // Small payloads remain in the messages.
         if payload.len() >= EXTERNAL_FROM {
             let origin = Origin { _payload: payload.clone(), file: file.clone(), offset };
-            self.payloads.insert(key(payload), origin);
+            self.payloads.insert(payload_key(payload), origin);
         }
         self.files.insert(file);
     }
 
     /// Returns true if the trained model has data in the file at this path.
-    pub(crate) fn read_from(&self, path: &Path) -> bool {
+    pub(crate) fn reads_file(&self, path: &Path) -> bool {
         fs::canonicalize(path).is_ok_and(|path| self.files.contains(&path))
     }
 
     /// Makes initializers refer to their original files, if these are in the folder or below. Returns true if
     /// any initializer came from another file.
-    pub(crate) fn name_files(&self, models: &mut [ModelProto], folder: &Path) -> bool {
+    pub(crate) fn reference_files(&self, models: &mut [ModelProto], folder: &Path) -> bool {
         let mut elsewhere = false;
         let Ok(folder) = fs::canonicalize(folder) else { return elsewhere };
         for graph in graphs(models) {
             for tensor in &mut graph.initializer {
-                let Some(origin) = self.payloads.get(&key(&tensor.raw_data)) else { continue };
-                match location(&folder, &origin.file) {
-                    Some(location) => name(tensor, &location, origin.offset),
+                let Some(origin) = self.payloads.get(&payload_key(&tensor.raw_data)) else { continue };
+                match relative_location(&folder, &origin.file) {
+                    Some(location) => set_location(tensor, &location, origin.offset),
                     None => elsewhere = true,
                 }
             }
@@ -72,7 +72,7 @@ fn graphs(models: &mut [ModelProto]) -> impl Iterator<Item = &mut GraphProto> {
 
 /// Returns the location of a file relative to `folder`, if it is inside and every reader understands its
 /// name.
-fn location(folder: &Path, file: &Path) -> Option<String> {
+fn relative_location(folder: &Path, file: &Path) -> Option<String> {
     let parts = file.strip_prefix(folder).ok()?.components();
     let texts = parts.map(|part| match part {
         Component::Normal(text) => text.to_str().filter(|text| !text.contains(['\\', ':'])),
@@ -82,7 +82,7 @@ fn location(folder: &Path, file: &Path) -> Option<String> {
 }
 
 /// Replaces the data of a tensor by its location.
-fn name(tensor: &mut TensorProto, location: &str, offset: u64) {
+fn set_location(tensor: &mut TensorProto, location: &str, offset: u64) {
     let entry = |key: &str, value: String| StringStringEntryProto { key: key.to_owned(), value };
     let payload = std::mem::take(&mut tensor.raw_data);
     tensor.data_location = DataLocation::External.into();

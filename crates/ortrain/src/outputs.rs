@@ -85,10 +85,10 @@ impl<'a> Destination<'a> {
         if self.dtype == dtype && self.dims == dims {
             return Ok(());
         }
-        Err(self.misfit(info, format!("{dtype}{dims:?}"), Some(dims.to_vec())))
+        Err(self.mismatch_error(info, format!("{dtype}{dims:?}"), Some(dims.to_vec())))
     }
 
-    fn misfit(&self, info: &ValueInfo, expected: String, dims: Option<Vec<usize>>) -> Error {
+    fn mismatch_error(&self, info: &ValueInfo, expected: String, dims: Option<Vec<usize>>) -> Error {
         let found = format!("{}{:?}", self.dtype, self.dims);
         Error::Output { name: info.name.clone(), expected, found, dims }
     }
@@ -105,7 +105,7 @@ pub(crate) fn check_destinations(infos: &[ValueInfo], destinations: &[Destinatio
     }
     for (info, destination) in infos.iter().zip(destinations) {
         if destination.dtype != info.dtype {
-            return Err(destination.misfit(info, info.to_string(), None));
+            return Err(destination.mismatch_error(info, info.to_string(), None));
         }
         let (name, found) = (&info.name, destination.bytes.len());
         match byte_length(destination.dtype, destination.dims) {
@@ -125,18 +125,18 @@ pub(crate) fn check_destinations(infos: &[ValueInfo], destinations: &[Destinatio
 
 /// Writer of results to their destinations. It remembers the first one that does not fit.
 #[derive(Debug)]
-pub(crate) struct Fill<'a, 'b> {
+pub(crate) struct OutputWriter<'a, 'b> {
     destinations: &'a mut [Destination<'b>],
     /// Index, type and shape of the first result that did not fit.
     misfit: Option<(usize, DType, Vec<usize>)>,
 }
 
-impl<'a, 'b> Fill<'a, 'b> {
-    pub(crate) fn new(destinations: &'a mut [Destination<'b>]) -> Fill<'a, 'b> {
-        Fill { destinations, misfit: None }
+impl<'a, 'b> OutputWriter<'a, 'b> {
+    pub(crate) fn new(destinations: &'a mut [Destination<'b>]) -> OutputWriter<'a, 'b> {
+        OutputWriter { destinations, misfit: None }
     }
 
-    pub(crate) fn take(
+    pub(crate) fn write(
         &mut self,
         at: usize,
         dtype: DType,

@@ -1,40 +1,40 @@
 //! Advice for a run that exceeds `memory_limit`: a sufficient limit, and the largest batch.
 
-use ortrain_program::{Given, RunError, Workspace};
+use ortrain_program::{RunError, RunInput, Workspace};
 
 use crate::Error;
 use crate::executable_cache::ExecutableCache;
 use crate::inputs::Signature;
 
 /// Maximum number of trial limits: plans converge after a few.
-const LIMITS_TRIED: usize = 8;
+const MAX_TRIAL_LIMITS: usize = 8;
 /// Maximum bytes of a run that is planned for advice: the time to prepare kernels depends on their sizes.
-const LARGEST_PLANNED: usize = 1 << 36;
+const MAX_PLANNED_BYTES: usize = 1 << 36;
 
 /// Adds advice to a memory-limit error of a run: a sufficient limit, and the largest batch for the limit of
 /// `work`.
 ///
 /// Later parts of some runs are known only after the earlier parts have run. For such a run, the advice is a
 /// lower bound.
-pub(crate) fn explained(
+pub(crate) fn explain(
     error: Error,
     runners: &ExecutableCache,
     signature: &Signature,
     work: &Workspace,
-    inputs: &[Given<'_>],
+    inputs: &[RunInput<'_>],
 ) -> Error {
     let Error::Run(RunError::OverLimit(over)) = &error else { return error };
     let plan = |work: &Workspace, batch: Option<usize>| {
         let dims: Vec<Vec<usize>> = match batch {
-            Some(size) => signature.with_batch(inputs, size),
+            Some(size) => signature.shapes_with_batch(inputs, size),
             None => inputs.iter().map(|value| value.dims.to_vec()).collect(),
         };
         let dims: Vec<&[usize]> = dims.iter().map(Vec::as_slice).collect();
-        runners.planned(work, &dims)
+        runners.plan(work, &dims)
     };
     let with_help = |help: String| Error::StepOverLimit { over: over.clone(), help };
     match runners.schedule(inputs) {
-        Ok(schedule) if schedule.single().is_none() => {
+        Ok(schedule) if schedule.single_program().is_none() => {
             return with_help(format!("memory_limit must be at least {}", over.need.total()));
         }
         _ => {}
@@ -42,11 +42,11 @@ pub(crate) fn explained(
     let mut help = Vec::new();
     // The need depends on the limit: values are recomputed, and kernels use less scratch.
     let mut enough = over.need.total();
-    for _ in 0..LIMITS_TRIED {
-        if enough > LARGEST_PLANNED {
+    for _ in 0..MAX_TRIAL_LIMITS {
+        if enough > MAX_PLANNED_BYTES {
             break;
         }
-        match plan(&Workspace::limited(work.backend().clone(), Some(enough), over.need.held), None) {
+        match plan(&Workspace::with_limit(work.backend().clone(), Some(enough), over.need.state), None) {
             // The scratch of kernels is known after they are prepared.
             Ok((_, need)) if need.total() > enough => enough = need.total(),
             Ok(_) => {
@@ -57,10 +57,10 @@ pub(crate) fn explained(
             Err(_) => break,
         }
     }
-    if let Some(batch) = signature.batch(inputs) {
+    if let Some(batch) = signature.batch_size(inputs) {
         // Binary search: the largest batch that fits is at least `least` (0: unknown) and less than `most`.
         let (mut least, mut most) = (0, batch);
-        while over.need.held + over.need.constants < over.limit && most - least > 1 {
+        while over.need.state + over.need.constants < over.limit && most - least > 1 {
             let size = least + (most - least) / 2;
             let fits = plan(work, Some(size)).is_ok_and(|(_, need)| need.total() <= over.limit);
             if fits { least = size } else { most = size }

@@ -14,31 +14,34 @@ use crate::{CheckpointState, Error, Result};
 /// Name of the flag input of a training model: true if gradients are overwritten.
 pub(crate) const RESET_FLAG: &str = "lazy_reset_grad";
 /// Suffix of the input with the accumulated gradient of a parameter.
-pub(crate) const BUFFER: &str = "_grad.accumulation.buffer";
+pub(crate) const BUFFER_SUFFIX: &str = "_grad.accumulation.buffer";
 /// Suffix of the output that signals an accumulated gradient.
-pub(crate) const UPDATED: &str = "_grad.accumulation.out";
+pub(crate) const UPDATED_SUFFIX: &str = "_grad.accumulation.out";
 /// Suffix of a gradient.
-pub(crate) const GRADIENT: &str = "_grad";
+pub(crate) const GRADIENT_SUFFIX: &str = "_grad";
 
 /// References to planes, indexed by plane id.
 pub(crate) type Planes<'a> = SmallVec<[&'a Memory; 32]>;
 
 /// Returns the parameter name in the name of a gradient.
 pub(crate) fn parameter_of_gradient(name: &str) -> Option<&str> {
-    [BUFFER, UPDATED, GRADIENT].iter().find_map(|suffix| name.strip_suffix(suffix))
+    [BUFFER_SUFFIX, UPDATED_SUFFIX, GRADIENT_SUFFIX].iter().find_map(|suffix| name.strip_suffix(suffix))
 }
 
 /// Returns the parameter of a gradient, and its entry in the state. Without such a parameter, a name with the
-/// suffix of a gradient may be a user input; only [`BUFFER`] is reserved.
-fn gradient_of<'a, 'b>(name: &'a str, state: &'b CheckpointState) -> Option<(&'a str, Option<&'b Entry>)> {
+/// suffix of a gradient may be a user input; only [`BUFFER_SUFFIX`] is reserved.
+fn parse_gradient_name<'a, 'b>(
+    name: &'a str,
+    state: &'b CheckpointState,
+) -> Option<(&'a str, Option<&'b Entry>)> {
     let parameter = parameter_of_gradient(name)?;
     let entry = state.entry(parameter);
-    (entry.is_some() || name.ends_with(BUFFER)).then_some((parameter, entry))
+    (entry.is_some() || name.ends_with(BUFFER_SUFFIX)).then_some((parameter, entry))
 }
 
 /// Returns true if a training model's output is a gradient or its flag instead of a result.
 pub(crate) fn is_gradient(name: &str, state: &CheckpointState) -> bool {
-    gradient_of(name, state).is_some() || name.ends_with(UPDATED)
+    parse_gradient_name(name, state).is_some() || name.ends_with(UPDATED_SUFFIX)
 }
 
 /// Returns the planes of a module's programs: trainable, frozen, gradients.
@@ -60,18 +63,18 @@ fn gradient_role(layout: &StateLayout, entry: &Entry) -> Role {
 }
 
 /// Returns the element range of a tensor in its plane.
-fn place(tensor: &TensorLayout, dtype: DType) -> PartTensor {
+fn element_range(tensor: &TensorLayout, dtype: DType) -> PartTensor {
     PartTensor { start: tensor.offset / dtype.size(), len: tensor.dims.iter().product() }
 }
 
 /// Returns the role of all planes of a layout as a sequence, numbered from `first`.
-pub(crate) fn sequence(layout: &[PlaneLayout], first: usize) -> Role {
+pub(crate) fn sequence_role(layout: &[PlaneLayout], first: usize) -> Role {
     let part = |(k, plane): (usize, &PlaneLayout)| PlanePart {
         dtype: plane.dtype,
         plane: PlaneId((first + k) as u32),
         offset: 0,
         len: plane.bytes / plane.dtype.size(),
-        tensors: plane.tensors.iter().map(|tensor| place(tensor, plane.dtype)).collect(),
+        tensors: plane.tensors.iter().map(|tensor| element_range(tensor, plane.dtype)).collect(),
     };
     Role::Planes(layout.iter().enumerate().map(part).collect())
 }
@@ -85,7 +88,7 @@ pub(crate) struct Bound {
 }
 
 /// Sets the parameter shapes of a nominal state from the inputs of a training model.
-pub(crate) fn shapes_from(graph: &Graph, state: &mut CheckpointState) -> Result<()> {
+pub(crate) fn set_shapes_from(graph: &Graph, state: &mut CheckpointState) -> Result<()> {
     let inputs: FxHashMap<&str, ValueId> = graph.inputs.iter().map(|&id| (graph.name_of(id), id)).collect();
     state.set_shapes(|name| {
         let id = *inputs.get(name)?;
@@ -111,7 +114,7 @@ pub(crate) fn bind(model: &str, graph: &mut Graph, state: &CheckpointState, trai
             check_flag(model, graph, id)?;
             has_flag = true;
             Role::ResetFlag
-        } else if let (true, Some((parameter, entry))) = (training, gradient_of(&name, state)) {
+        } else if let (true, Some((parameter, entry))) = (training, parse_gradient_name(&name, state)) {
             let entry = entry.ok_or_else(|| {
                 mismatch(format!("input {name:?} holds the gradient of {parameter:?}, but the checkpoint has no such parameter"))
             })?;
@@ -134,7 +137,7 @@ pub(crate) fn bind(model: &str, graph: &mut Graph, state: &CheckpointState, trai
             }
             buffers.insert(entry.name.clone());
             gradient_role(&layout, entry)
-        } else if name.ends_with(BUFFER) {
+        } else if name.ends_with(BUFFER_SUFFIX) {
             return Err(Error::WrongModel {
                 model: model.to_owned(),
                 reason: format!(
@@ -160,7 +163,7 @@ pub(crate) fn bind(model: &str, graph: &mut Graph, state: &CheckpointState, trai
                 return Err(mismatch(format!(
                     "parameter {name:?} is to be trained by the checkpoint, but the model has no input {:?} for its \
                      gradient",
-                    format!("{name}{BUFFER}")
+                    format!("{name}{BUFFER_SUFFIX}")
                 )));
             }
         }

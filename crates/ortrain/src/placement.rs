@@ -9,27 +9,27 @@ use crate::state::PlaneLayout;
 use crate::{Error, Result};
 
 /// Chunk size of a copy between memories, in bytes.
-const PIECE: usize = 1 << 20;
+const COPY_CHUNK_BYTES: usize = 1 << 20;
 
 /// Location of planes.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Home {
+pub(crate) struct Placement {
     /// Backend that allocates there; `None` for this process, which needs no backend.
     backend: Option<Arc<dyn Backend>>,
 }
 
 /// Converts an allocation error for values of a state.
-fn lack(error: AllocationError) -> Error {
+fn allocation_error(error: AllocationError) -> Error {
     match error {
         AllocationError::Device(failed) => failed.into(),
-        lack => Error::NoRoom(lack),
+        lack => Error::StateAllocation(lack),
     }
 }
 
-impl Home {
+impl Placement {
     /// Returns the location of the planes of a backend.
-    pub(crate) fn of(backend: &Arc<dyn Backend>) -> Home {
-        Home { backend: (backend.device() != HOST).then(|| backend.clone()) }
+    pub(crate) fn of(backend: &Arc<dyn Backend>) -> Placement {
+        Placement { backend: (backend.device() != HOST).then(|| backend.clone()) }
     }
 
     /// Returns the name of the device.
@@ -46,34 +46,34 @@ impl Home {
     }
 
     /// Allocates zeroed planes of a layout.
-    pub(crate) fn zeroed(&self, planes: &[PlaneLayout]) -> Result<Vec<Arc<Memory>>> {
+    pub(crate) fn allocate_planes(&self, planes: &[PlaneLayout]) -> Result<Vec<Arc<Memory>>> {
         let zeros = |plane: &PlaneLayout| {
             // Sizes may come from an untrusted model: a failed allocation is an error and must not abort the
             // process.
-            Ok(Arc::new(self.for_state(plane.bytes)?))
+            Ok(Arc::new(self.allocate_state(plane.bytes)?))
         };
         planes.iter().map(zeros).collect()
     }
 
     /// Allocates memory for values of a state.
-    fn for_state(&self, bytes: usize) -> Result<Memory> {
-        self.allocate(bytes).map_err(lack)
+    fn allocate_state(&self, bytes: usize) -> Result<Memory> {
+        self.allocate(bytes).map_err(allocation_error)
     }
 
     /// Copies planes to this location.
-    pub(crate) fn copies(&self, planes: &[Arc<Memory>]) -> Result<Vec<Arc<Memory>>> {
-        planes.iter().map(|plane| self.copy(plane).map(Arc::new)).collect()
+    pub(crate) fn copy_planes(&self, planes: &[Arc<Memory>]) -> Result<Vec<Arc<Memory>>> {
+        planes.iter().map(|plane| self.copy_plane(plane).map(Arc::new)).collect()
     }
 
     /// Copies a plane to this location.
-    pub(crate) fn copy(&self, plane: &Memory) -> Result<Memory> {
+    pub(crate) fn copy_plane(&self, plane: &Memory) -> Result<Memory> {
         if plane.device() == self.device() && plane.host().is_none() {
-            return plane.copy(0, plane.len()).map_err(lack);
+            return plane.copy(0, plane.len()).map_err(allocation_error);
         }
-        let copy = self.for_state(plane.len())?;
-        let mut piece = vec![0; PIECE.min(plane.len())];
-        for from in (0..plane.len()).step_by(PIECE) {
-            let piece = &mut piece[..PIECE.min(plane.len() - from)];
+        let copy = self.allocate_state(plane.len())?;
+        let mut piece = vec![0; COPY_CHUNK_BYTES.min(plane.len())];
+        for from in (0..plane.len()).step_by(COPY_CHUNK_BYTES) {
+            let piece = &mut piece[..COPY_CHUNK_BYTES.min(plane.len() - from)];
             plane.read(from, piece)?;
             copy.write(from, piece)?;
         }

@@ -8,22 +8,22 @@ use ortrain_ops::Registry;
 use ortrain_ops::passes::sequences;
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use crate::export::{inputs_of, needed_by};
+use crate::export::{collect_inputs, needed_nodes_and_values};
 use crate::module::graph_of;
 use crate::{Error, Result};
 
 /// Maximum number of values in a message.
-const SHOWN: usize = 5;
+const MAX_LISTED: usize = 5;
 
 /// Parts that were removed from a graph.
 #[derive(Debug, Default)]
-pub(crate) struct Tail {
+pub(crate) struct RemovedParts {
     nodes: Vec<NodeProto>,
     initializers: Vec<TensorProto>,
     outputs: Vec<ValueInfoProto>,
 }
 
-impl Tail {
+impl RemovedParts {
     /// Appends the parts again, after all other nodes, which do not need them. Former outputs are only
     /// declared.
     pub(crate) fn put_back(self, graph: &mut GraphProto) {
@@ -35,24 +35,24 @@ impl Tail {
 
 /// Removes unsupported parts that no value in `values` needs: nodes of unknown operators, all nodes after
 /// them, and constants of non-numeric types.
-pub(crate) fn cut(graph: &mut GraphProto, values: &[&str]) -> Tail {
-    match superfluous(graph, values) {
-        Some(found) => take(graph, &found),
-        None => Tail::default(),
+pub(crate) fn remove_unsupported(graph: &mut GraphProto, values: &[&str]) -> RemovedParts {
+    match find_unsupported(graph, values) {
+        Some(found) => remove_parts(graph, &found),
+        None => RemovedParts::default(),
     }
 }
 
 /// Returns the model without unsupported parts that `values` do not need, even outputs; `None` if nothing is
 /// removed.
-pub(crate) fn without(model: &LoadedModel, values: &[&str]) -> Option<LoadedModel> {
-    let found = superfluous(model.proto.graph.as_ref()?, values)?;
+pub(crate) fn without_unsupported(model: &LoadedModel, values: &[&str]) -> Option<LoadedModel> {
+    let found = find_unsupported(model.proto.graph.as_ref()?, values)?;
     let mut proto = model.proto.clone();
-    take(proto.graph.as_mut()?, &found);
+    remove_parts(proto.graph.as_mut()?, &found);
     Some(model.with_proto(proto))
 }
 
 /// Returns the names of a message's outputs.
-pub(crate) fn outputs(model: &LoadedModel) -> Vec<&str> {
+pub(crate) fn output_names(model: &LoadedModel) -> Vec<&str> {
     model.proto.graph.iter().flat_map(|graph| &graph.output).map(|info| info.name.as_str()).collect()
 }
 
@@ -61,23 +61,23 @@ pub(crate) fn outputs(model: &LoadedModel) -> Vec<&str> {
 /// # Errors
 /// If the graph contradicts itself, or `values` need unsupported parts.
 pub(crate) fn graph_for(label: &str, model: &LoadedModel, values: &[&str]) -> Result<Graph> {
-    let shorter = without(model, values);
+    let shorter = without_unsupported(model, values);
     let model = shorter.as_ref().unwrap_or(model);
-    if model.proto.graph.as_ref().is_some_and(|graph| out_of_reach(graph).contains(&true)) {
-        graph_of(label, model).map_err(|error| advised(error, model))?;
+    if model.proto.graph.as_ref().is_some_and(|graph| unsupported_nodes(graph).contains(&true)) {
+        graph_of(label, model).map_err(|error| add_advice(error, model))?;
     }
     Graph::from_model(model).map_err(|source| Error::graph(label, source))
 }
 
 /// Adds the values that could be trained to an error about unknown operators or types.
-pub(crate) fn advised(error: Error, model: &LoadedModel) -> Error {
+pub(crate) fn add_advice(error: Error, model: &LoadedModel) -> Error {
     let unknown = match &error {
         Error::Model { source, .. } => matches!(**source, ortrain_ops::Error::UnknownOperators { .. }),
         Error::Graph { source, .. } => matches!(**source, GraphError::UnsupportedType { .. }),
         _ => false,
     };
     let Some(graph) = model.proto.graph.as_ref().filter(|_| unknown) else { return error };
-    let behind = out_of_reach(graph);
+    let behind = unsupported_nodes(graph);
     let made: FxHashSet<&str> = graph
         .node
         .iter()
@@ -89,7 +89,7 @@ pub(crate) fn advised(error: Error, model: &LoadedModel) -> Error {
     for (node, _) in graph.node.iter().zip(&behind).filter(|(_, behind)| **behind) {
         for name in node.input.iter().filter(|name| !name.is_empty() && made.contains(name.as_str())) {
             let shown = format!("{name:?}");
-            if values.len() < SHOWN && !values.contains(&shown) {
+            if values.len() < MAX_LISTED && !values.contains(&shown) {
                 values.push(shown);
             }
         }
@@ -98,32 +98,32 @@ pub(crate) fn advised(error: Error, model: &LoadedModel) -> Error {
 }
 
 /// Parts to remove from a graph.
-struct Superfluous {
+struct UnsupportedParts {
     nodes: Vec<bool>,
     initializers: FxHashSet<String>,
 }
 
-fn superfluous(graph: &GraphProto, values: &[&str]) -> Option<Superfluous> {
-    let mut nodes = out_of_reach(graph);
-    if !nodes.contains(&true) && graph.initializer.iter().all(is_numbers) {
+fn find_unsupported(graph: &GraphProto, values: &[&str]) -> Option<UnsupportedParts> {
+    let mut nodes = unsupported_nodes(graph);
+    if !nodes.contains(&true) && graph.initializer.iter().all(is_numeric) {
         return None;
     }
-    let (needed, names) = needed_by(graph, values);
+    let (needed, names) = needed_nodes_and_values(graph, values);
     nodes.iter_mut().zip(needed).for_each(|(node, needed)| *node &= !needed);
     let mut used = names;
     for (node, _) in graph.node.iter().zip(&nodes).filter(|(_, taken)| !**taken) {
-        inputs_of(node, &mut used);
+        collect_inputs(node, &mut used);
     }
     let initializers: FxHashSet<String> = graph
         .initializer
         .iter()
-        .filter(|tensor| !is_numbers(tensor) && !used.contains(&tensor.name))
+        .filter(|tensor| !is_numeric(tensor) && !used.contains(&tensor.name))
         .map(|tensor| tensor.name.clone())
         .collect();
-    (nodes.contains(&true) || !initializers.is_empty()).then_some(Superfluous { nodes, initializers })
+    (nodes.contains(&true) || !initializers.is_empty()).then_some(UnsupportedParts { nodes, initializers })
 }
 
-fn take(graph: &mut GraphProto, found: &Superfluous) -> Tail {
+fn remove_parts(graph: &mut GraphProto, found: &UnsupportedParts) -> RemovedParts {
     let mut flags = found.nodes.iter();
     let nodes: Vec<NodeProto> = graph.node.extract_if(.., |_| flags.next() == Some(&true)).collect();
     let made: FxHashSet<&str> =
@@ -131,18 +131,18 @@ fn take(graph: &mut GraphProto, found: &Superfluous) -> Tail {
     let outputs = graph.output.extract_if(.., |info| made.contains(info.name.as_str())).collect();
     let foreign = |tensor: &mut TensorProto| found.initializers.contains(&tensor.name);
     let initializers = graph.initializer.extract_if(.., foreign).collect();
-    Tail { nodes, initializers, outputs }
+    RemovedParts { nodes, initializers, outputs }
 }
 
 /// Returns for each node true if the node, or one that it depends on, is unsupported.
-fn out_of_reach(graph: &GraphProto) -> Vec<bool> {
-    let sequences = sequences::out_of_reach(graph);
+fn unsupported_nodes(graph: &GraphProto) -> Vec<bool> {
+    let sequences = sequences::unsupported_sequence_nodes(graph);
     let mut found: Vec<bool> =
         graph.node.iter().zip(sequences).map(|(node, sequence)| sequence || !is_known(node)).collect();
     let texts: FxHashSet<&str> = graph
         .initializer
         .iter()
-        .filter(|tensor| !is_numbers(tensor))
+        .filter(|tensor| !is_numeric(tensor))
         .map(|tensor| tensor.name.as_str())
         .collect();
     if !found.contains(&true) && texts.is_empty() {
@@ -151,7 +151,7 @@ fn out_of_reach(graph: &GraphProto) -> Vec<bool> {
     let mut users: FxHashMap<String, Vec<usize>> = FxHashMap::default();
     for (index, node) in graph.node.iter().enumerate() {
         let mut names = FxHashSet::default();
-        inputs_of(node, &mut names);
+        collect_inputs(node, &mut names);
         found[index] |= names.iter().any(|name| texts.contains(name.as_str()));
         for name in names {
             users.entry(name).or_default().push(index);
@@ -174,13 +174,13 @@ fn is_known(node: &NodeProto) -> bool {
 }
 
 fn is_readable(attribute: &AttributeProto) -> bool {
-    attribute.t.iter().all(|tensor| is_numbers(tensor))
+    attribute.t.iter().all(|tensor| is_numeric(tensor))
         && attribute
             .g
             .iter()
-            .all(|graph| graph.node.iter().all(is_known) && graph.initializer.iter().all(is_numbers))
+            .all(|graph| graph.node.iter().all(is_known) && graph.initializer.iter().all(is_numeric))
 }
 
-fn is_numbers(tensor: &TensorProto) -> bool {
+fn is_numeric(tensor: &TensorProto) -> bool {
     DType::from_onnx(tensor.data_type).is_some()
 }

@@ -182,7 +182,7 @@ struct Event {
 }
 
 #[derive(PartialEq, Eq, Hash)]
-enum Key {
+enum EventKey {
     /// Program (by address, which is stable while the module exists) and instruction.
     Instruction(usize, usize),
     Host(String),
@@ -190,7 +190,7 @@ enum Key {
 }
 
 #[derive(Debug)]
-struct Row {
+struct InstructionRecord {
     node: String,
     kind: &'static str,
     shapes: String,
@@ -202,15 +202,15 @@ struct Row {
 
 /// Precision and unit of inner products.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Products {
+pub(crate) struct ProductMode {
     pub(crate) precision: Precision,
     pub(crate) bf16_unit: Option<&'static str>,
 }
 
 /// Recorder of the events of steps.
 pub(crate) struct Collector {
-    keys: FxHashMap<Key, usize>,
-    rows: Vec<Row>,
+    keys: FxHashMap<EventKey, usize>,
+    rows: Vec<InstructionRecord>,
     events: Vec<Event>,
     steps: Vec<Duration>,
     origin: Instant,
@@ -227,7 +227,7 @@ impl Collector {
         }
     }
 
-    fn add(&mut self, key: Key, start: Instant, end: Instant, row: impl FnOnce() -> Row) {
+    fn add(&mut self, key: EventKey, start: Instant, end: Instant, row: impl FnOnce() -> InstructionRecord) {
         let at = *self.keys.entry(key).or_insert_with(|| {
             self.rows.push(row());
             self.rows.len() - 1
@@ -248,9 +248,9 @@ impl Collector {
         limits: Limits,
         memory: MemoryNeed,
         planning: Vec<(&'static str, Duration)>,
-        products: Products,
+        products: ProductMode,
     ) -> Profile {
-        let bound = |row: &Row| {
+        let bound = |row: &InstructionRecord| {
             // A product of factors that are split into several terms consists of several products.
             let flops = match row.precision {
                 Precision::F32 => row.flops as f64,
@@ -262,7 +262,7 @@ impl Collector {
             };
             Duration::from_secs_f64(limits.seconds(flops, row.bytes as f64))
         };
-        let finished = |row: Row| {
+        let finished = |row: InstructionRecord| {
             let bound = bound(&row);
             let mut times = row.calls;
             times.sort_unstable();
@@ -295,14 +295,14 @@ impl Collector {
 
 impl Observer for Collector {
     fn instruction(&mut self, program: &Program, index: usize, start: Instant, end: Instant) {
-        let key = Key::Instruction(std::ptr::from_ref(program) as usize, index);
+        let key = EventKey::Instruction(std::ptr::from_ref(program) as usize, index);
         self.add(key, start, end, || {
             let scheduled = &program.instructions[index];
             let cost = scheduled.instruction.cost(program);
-            Row {
+            InstructionRecord {
                 node: scheduled.node.to_string(),
                 kind: scheduled.instruction.name(),
-                shapes: scheduled.instruction.shapes(),
+                shapes: scheduled.instruction.describe_sizes(),
                 precision: scheduled.instruction.precision(),
                 flops: cost.flops,
                 bytes: cost.bytes,
@@ -312,7 +312,7 @@ impl Observer for Collector {
     }
 
     fn host(&mut self, node: &str, start: Instant, end: Instant) {
-        let row = || Row {
+        let row = || InstructionRecord {
             node: node.to_owned(),
             kind: "Host",
             shapes: String::new(),
@@ -321,7 +321,7 @@ impl Observer for Collector {
             bytes: 0,
             calls: Vec::new(),
         };
-        self.add(Key::Host(node.to_owned()), start, end, row);
+        self.add(EventKey::Host(node.to_owned()), start, end, row);
     }
 
     fn copied(&mut self, what: Copied, bytes: usize, start: Instant, end: Instant) {
@@ -329,7 +329,7 @@ impl Observer for Collector {
             Copied::Inputs => ("Inputs", "copied into the arena"),
             Copied::Outputs => ("Outputs", "copied out of the arena"),
         };
-        let row = || Row {
+        let row = || InstructionRecord {
             node: node.to_owned(),
             kind,
             shapes: format!("{bytes} bytes"),
@@ -339,7 +339,7 @@ impl Observer for Collector {
             bytes: 2 * bytes as u64,
             calls: Vec::new(),
         };
-        self.add(Key::Copied(what, bytes), start, end, row);
+        self.add(EventKey::Copied(what, bytes), start, end, row);
     }
 }
 
@@ -425,13 +425,14 @@ impl Profile {
                     step += 1;
                 }
                 Some(i) => {
-                    let (kind, node, shapes) = (json(i.kind), json(&i.node), json(&i.shapes));
+                    let (kind, node, shapes) =
+                        (to_json_string(i.kind), to_json_string(&i.node), to_json_string(&i.shapes));
                     let share = i.bound.as_secs_f64() / event.time.as_secs_f64().max(1e-9);
                     let _ = write!(
                         out,
                         "\"tid\":1,\"cat\":{kind},\"name\":{},\"args\":{{\"node\":{node},\"shapes\":{shapes},\
                          \"flops\":{},\"bytes\":{},\"share_of_bound\":{share:.4}}}}}",
-                        json(&format!("{} {}", i.kind, i.node)),
+                        to_json_string(&format!("{} {}", i.kind, i.node)),
                         i.flops,
                         i.bytes,
                     );
@@ -469,7 +470,7 @@ impl Profile {
 }
 
 /// Encodes a text as a JSON string.
-pub(crate) fn json(text: &str) -> String {
+pub(crate) fn to_json_string(text: &str) -> String {
     let mut out = String::with_capacity(text.len() + 2);
     out.push('"');
     for c in text.chars() {
@@ -486,8 +487,8 @@ pub(crate) fn json(text: &str) -> String {
     out
 }
 
-/// Parts of planning below this fraction (one in `MIN_PART`) of the total time are not printed.
-const MIN_PART: u32 = 50;
+/// Parts of planning below this fraction (one in `MIN_PART_DIVISOR`) of the total time are not printed.
+const MIN_PART_DIVISOR: u32 = 50;
 
 /// Table, sorted by descending time.
 impl fmt::Display for Profile {
@@ -551,7 +552,8 @@ impl fmt::Display for Profile {
             100.0 * self.bound().as_secs_f64() / sum,
         )?;
         let planning: Duration = self.planning.iter().map(|(_, time)| time).sum();
-        let parts = self.planning.iter().filter(|(_, time)| time.saturating_mul(MIN_PART) >= planning);
+        let parts =
+            self.planning.iter().filter(|(_, time)| time.saturating_mul(MIN_PART_DIVISOR) >= planning);
         let parts: Vec<String> = parts.map(|(name, time)| format!("{name} {:.3}", millis(*time))).collect();
         writeln!(f, "{:9.3} ms to plan for new shapes: {}", millis(planning), parts.join(", "))
     }
@@ -563,6 +565,6 @@ mod tests {
 
     #[test]
     fn strings_are_escaped() {
-        assert_eq!(json("a \"b\"\\\n\u{1}é"), r#""a \"b\"\\\u000a\u0001é""#);
+        assert_eq!(to_json_string("a \"b\"\\\n\u{1}é"), r#""a \"b\"\\\u000a\u0001é""#);
     }
 }

@@ -6,23 +6,23 @@ use std::fmt;
 use ortrain_graph::byte_length;
 
 use crate::optim::OptimizerSpec;
-use crate::profile::json;
+use crate::profile::to_json_string;
 use crate::{
     Confidence, FileKind, GradientStop, Inspection, NodeNote, Obstacle, ParameterInfo, ParameterRole,
     StepCost, StopCandidate,
 };
 
 /// Maximum lines of a list in a short report.
-const SHOWN: usize = 8;
+const MAX_LISTED: usize = 8;
 
 /// Writes up to [`SHOWN`] lines and the number of the others; with `{:#}` all of them.
-fn lines<T>(
+fn write_list<T>(
     f: &mut fmt::Formatter<'_>,
     items: &[T],
     mut line: impl FnMut(&mut fmt::Formatter<'_>, &T) -> fmt::Result,
 ) -> fmt::Result {
     // One excess line is as short as the note about it.
-    let shown = if f.alternate() || items.len() <= SHOWN + 1 { items.len() } else { SHOWN };
+    let shown = if f.alternate() || items.len() <= MAX_LISTED + 1 { items.len() } else { MAX_LISTED };
     items[..shown].iter().try_for_each(|item| line(f, item))?;
     match items.len() - shown {
         0 => Ok(()),
@@ -31,13 +31,13 @@ fn lines<T>(
 }
 
 /// Formats a count with its noun.
-fn counted(count: usize, what: &str) -> String {
-    format!("{} {what}{}", grouped(count as u64), if count == 1 { "" } else { "s" })
+fn format_count(count: usize, what: &str) -> String {
+    format!("{} {what}{}", group_digits(count as u64), if count == 1 { "" } else { "s" })
 }
 
 impl fmt::Display for Inspection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "{}: {}", self.kind.a_name(), self.kind.purpose())?;
+        writeln!(f, "{}: {}", self.kind.name_with_article(), self.kind.purpose())?;
         let trained = match self.kind {
             FileKind::EvalModel => "parameters",
             _ => "trained",
@@ -72,29 +72,29 @@ impl fmt::Display for Inspection {
             writeln!(
                 f,
                 "{title}: {}, {}, {}",
-                counted(found.len(), "tensor"),
-                counted(elements, "element"),
-                readable_bytes(bytes as u64)
+                format_count(found.len(), "tensor"),
+                format_count(elements, "element"),
+                format_bytes(bytes as u64)
             )?;
-            lines(f, &found, |f, ParameterInfo { name, dtype, dims, confidence, reason, .. }| {
+            write_list(f, &found, |f, ParameterInfo { name, dtype, dims, confidence, reason, .. }| {
                 let guess = if *confidence == Confidence::Guess { "a guess: " } else { "" };
                 writeln!(f, "  {name}: {dtype}{dims:?}: {guess}{reason}")
             })?;
         }
         if self.kind != FileKind::ForwardModel {
             if !self.inputs.is_empty() {
-                writeln!(f, "inputs: {}", described(&self.inputs))?;
+                writeln!(f, "inputs: {}", format_inputs(&self.inputs))?;
             }
             return self.optimizer.as_ref().map_or(Ok(()), |optimizer| write_optimizer(f, optimizer));
         }
         if !self.stops.is_empty() {
-            writeln!(f, "no gradient goes back through: {}", counted(self.stops.len(), "node"))?;
-            lines(f, &self.stops, |f, stop| {
+            writeln!(f, "no gradient goes back through: {}", format_count(self.stops.len(), "node"))?;
+            write_list(f, &self.stops, |f, stop| {
                 writeln!(f, "  {}: {}", stop.node, stop.reason)?;
                 if stop.parameters.is_empty() {
                     return Ok(());
                 }
-                let shown = if f.alternate() { stop.parameters.len() } else { SHOWN };
+                let shown = if f.alternate() { stop.parameters.len() } else { MAX_LISTED };
                 let more = stop.parameters.len().saturating_sub(shown);
                 let names = stop.parameters[..stop.parameters.len() - more].join(", ");
                 let rest = if more > 0 { format!(" and {more} more") } else { String::new() };
@@ -103,21 +103,21 @@ impl fmt::Display for Inspection {
             })?;
         }
         if !self.stop_candidates.is_empty() {
-            let count = counted(self.stop_candidates.len(), "value");
+            let count = format_count(self.stop_candidates.len(), "value");
             writeln!(f, "detach or no_grad, perhaps (stop_gradients): {count}")?;
-            lines(f, &self.stop_candidates, |f, StopCandidate { value, reason }| {
+            write_list(f, &self.stop_candidates, |f, StopCandidate { value, reason }| {
                 writeln!(f, "  {value}: {reason}")
             })?;
         }
         let warnings: Vec<&String> = self.about_guesses.iter().chain(&self.warnings).collect();
         if !warnings.is_empty() {
             writeln!(f, "look at this first:")?;
-            lines(f, &warnings, |f, warning| writeln!(f, "  {warning}"))?;
+            write_list(f, &warnings, |f, warning| writeln!(f, "  {warning}"))?;
         }
         for (title, list) in [("on the host", &self.host_steps), ("control flow", &self.control_flow)] {
             if !list.is_empty() {
-                writeln!(f, "{title}: {}", counted(list.len(), "node"))?;
-                lines(f, list, |f, note| writeln!(f, "  {}: {}", note.node, note.what))?;
+                writeln!(f, "{title}: {}", format_count(list.len(), "node"))?;
+                write_list(f, list, |f, note| writeln!(f, "  {}: {}", note.node, note.what))?;
             }
         }
         if let Some(step) = &self.step {
@@ -126,7 +126,7 @@ impl fmt::Display for Inspection {
             writeln!(
                 f,
                 "a step can be planned when sizes are given (batch_size, shapes) of {}",
-                described(&self.open_inputs)
+                format_inputs(&self.open_inputs)
             )?;
         } else if !self.value_inputs.is_empty() {
             writeln!(
@@ -169,8 +169,13 @@ fn write_optimizer(f: &mut fmt::Formatter<'_>, spec: &OptimizerSpec) -> fmt::Res
         said.extend((group.frozen_steps > 0).then(|| format!("frozen_steps={}", group.frozen_steps)));
         let own = group.settings.iter().filter(|(name, value)| spec.settings.get(*name) != Some(value));
         said.extend(own.map(|(name, value)| format!("{name}={value:?}")));
-        writeln!(f, "  group {k}: {}, {}", counted(group.parameters.len(), "parameter"), said.join(", "))?;
-        lines(f, &group.parameters, |f, name| writeln!(f, "    {name}"))?;
+        writeln!(
+            f,
+            "  group {k}: {}, {}",
+            format_count(group.parameters.len(), "parameter"),
+            said.join(", ")
+        )?;
+        write_list(f, &group.parameters, |f, name| writeln!(f, "    {name}"))?;
     }
     if !spec.groups.is_empty() {
         writeln!(f, "  parameters in no group have the settings of the optimizer")?;
@@ -178,13 +183,13 @@ fn write_optimizer(f: &mut fmt::Formatter<'_>, spec: &OptimizerSpec) -> fmt::Res
     Ok(())
 }
 
-fn described(inputs: &[(String, String)]) -> String {
+fn format_inputs(inputs: &[(String, String)]) -> String {
     let all: Vec<String> = inputs.iter().map(|(name, ty)| format!("{name}: {ty}")).collect();
     all.join(", ")
 }
 
 /// Formats a number with digits in groups of three.
-fn grouped(number: u64) -> String {
+fn group_digits(number: u64) -> String {
     let digits = number.to_string();
     let mut out = String::with_capacity(digits.len() + digits.len() / 3);
     for (k, digit) in digits.chars().enumerate() {
@@ -197,7 +202,7 @@ fn grouped(number: u64) -> String {
 }
 
 /// Formats a number with a unit and at least three digits: `12.3 MB`, `999 B`.
-fn readable(number: u64, unit: &str) -> String {
+fn format_with_prefix(number: u64, unit: &str) -> String {
     const PREFIXES: [&str; 7] = ["", "k", "M", "G", "T", "P", "E"];
     let (mut value, mut prefix) = (number as f64, 0);
     // Values that would round to 1000 use the next prefix.
@@ -212,8 +217,8 @@ fn readable(number: u64, unit: &str) -> String {
 }
 
 /// Formats bytes with a decimal prefix: `12.3 MB` are about 12 300 000 bytes.
-fn readable_bytes(bytes: u64) -> String {
-    readable(bytes, "B")
+fn format_bytes(bytes: u64) -> String {
+    format_with_prefix(bytes, "B")
 }
 
 /// Lines of a report.
@@ -221,8 +226,8 @@ impl fmt::Display for StepCost {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let inputs: Vec<String> = self.inputs.iter().map(|(name, dims)| format!("{name}{dims:?}")).collect();
         writeln!(f, "one step on {}", inputs.join(", "))?;
-        let flops = |number| readable(number, "FLOP");
-        let bytes = |number: usize| readable_bytes(number as u64);
+        let flops = |number| format_with_prefix(number, "FLOP");
+        let bytes = |number: usize| format_bytes(number as u64);
         let rows = [
             ("forward", flops(self.forward_flops)),
             ("forward and backward", flops(self.training_flops)),
@@ -262,29 +267,29 @@ impl Inspection {
     #[must_use]
     pub fn to_json(&self) -> String {
         let list = |items: Vec<String>| format!("[{}]", items.join(","));
-        let texts = |items: &[String]| list(items.iter().map(|text| json(text)).collect());
+        let texts = |items: &[String]| list(items.iter().map(|text| to_json_string(text)).collect());
         let numbers = |items: &[usize]| list(items.iter().map(ToString::to_string).collect());
-        let maybe = |text: &Option<String>| text.as_deref().map_or_else(|| "null".to_owned(), json);
+        let maybe = |text: &Option<String>| text.as_deref().map_or_else(|| "null".to_owned(), to_json_string);
         let object = |fields: &[(&str, String)]| {
             let fields: Vec<String> =
-                fields.iter().map(|(name, value)| format!("{}:{value}", json(name))).collect();
+                fields.iter().map(|(name, value)| format!("{}:{value}", to_json_string(name))).collect();
             format!("{{{}}}", fields.join(","))
         };
         let note = |note: &NodeNote| {
             object(&[
-                ("node", json(&note.node)),
-                ("operator", json(&note.operator)),
-                ("what", json(&note.what)),
+                ("node", to_json_string(&note.node)),
+                ("operator", to_json_string(&note.operator)),
+                ("what", to_json_string(&note.what)),
             ])
         };
         let parameter = |info: &ParameterInfo| {
             object(&[
-                ("name", json(&info.name)),
-                ("dtype", json(&info.dtype.to_string())),
+                ("name", to_json_string(&info.name)),
+                ("dtype", to_json_string(&info.dtype.to_string())),
                 ("shape", numbers(&info.dims)),
-                ("role", json(info.role.name())),
-                ("confidence", json(info.confidence.name())),
-                ("reason", json(&info.reason)),
+                ("role", to_json_string(info.role.name())),
+                ("confidence", to_json_string(info.confidence.name())),
+                ("reason", to_json_string(&info.reason)),
                 ("nodes", texts(&info.nodes)),
                 ("layer", info.layer.map_or_else(|| "null".to_owned(), |layer| layer.to_string())),
             ])
@@ -293,21 +298,21 @@ impl Inspection {
             object(&[
                 ("node", maybe(&obstacle.node)),
                 ("operator", maybe(&obstacle.operator)),
-                ("what", json(&obstacle.what)),
-                ("fix", json(&obstacle.fix)),
+                ("what", to_json_string(&obstacle.what)),
+                ("fix", to_json_string(&obstacle.fix)),
             ])
         };
         let stop = |stop: &GradientStop| {
             object(&[
-                ("node", json(&stop.node)),
-                ("operator", json(&stop.operator)),
-                ("reason", json(&stop.reason)),
+                ("node", to_json_string(&stop.node)),
+                ("operator", to_json_string(&stop.operator)),
+                ("reason", to_json_string(&stop.reason)),
                 ("parameters", texts(&stop.parameters)),
-                ("fix", json(&stop.fix)),
+                ("fix", to_json_string(&stop.fix)),
             ])
         };
         let candidate = |StopCandidate { value, reason }: &StopCandidate| {
-            object(&[("value", json(value)), ("reason", json(reason))])
+            object(&[("value", to_json_string(value)), ("reason", to_json_string(reason))])
         };
         let step = |step: &StepCost| {
             let inputs: Vec<(&str, String)> =
@@ -328,11 +333,11 @@ impl Inspection {
         };
         let typed = |inputs: &[(String, String)]| {
             let all: Vec<(&str, String)> =
-                inputs.iter().map(|(name, ty)| (name.as_str(), json(ty))).collect();
+                inputs.iter().map(|(name, ty)| (name.as_str(), to_json_string(ty))).collect();
             object(&all)
         };
         object(&[
-            ("kind", json(self.kind.name())),
+            ("kind", to_json_string(self.kind.name())),
             ("inputs", typed(&self.inputs)),
             ("parameters", list(self.parameters.iter().map(parameter).collect())),
             ("obstacle", maybe(&self.obstacle)),
@@ -356,7 +361,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_as_people_read_them() {
+    fn formats_byte_prefixes() {
         for (bytes, text) in [
             (0, "0 B"),
             (999, "999 B"),
@@ -368,7 +373,7 @@ mod tests {
             (2_400_000_000, "2.4 GB"),
             (u64::MAX, "18.4 EB"),
         ] {
-            assert_eq!(readable_bytes(bytes), text);
+            assert_eq!(format_bytes(bytes), text);
         }
     }
 }

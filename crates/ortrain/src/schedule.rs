@@ -9,11 +9,11 @@ use crate::suggest::hint;
 use crate::{Error, Result};
 
 /// Number of steps in the curve of a schedule without an end.
-const SHOWN: i64 = 100;
+const DEFAULT_SPAN: i64 = 100;
 /// Number of periods, drops and time scales in a curve.
-const PERIODS: i64 = 4;
+const CURVE_PERIODS: i64 = 4;
 /// Factor at which the curve of an exponential ends.
-const FAINT: f64 = 0.01;
+const MIN_CURVE_FACTOR: f64 = 0.01;
 
 /// Name of a schedule, with its settings and their defaults.
 type Kind = (&'static str, &'static [(&'static str, Option<&'static str>)]);
@@ -126,7 +126,7 @@ impl Rule {
     }
 }
 
-fn unknown(name: &str) -> Error {
+fn unknown_schedule(name: &str) -> Error {
     let names = || KINDS.iter().map(|(name, _)| *name);
     let near = hint(name, names());
     let known = || format!("; there are {}", names().collect::<Vec<_>>().join(", "));
@@ -207,7 +207,7 @@ macro_rules! schedules {
                     $( stringify!($name) => Schedule::$name { $(
                         $field: settings.take(stringify!($field), if_any!($($default)?))?
                     ),* }, )*
-                    _ => return Err(unknown(name)),
+                    _ => return Err(unknown_schedule(name)),
                 };
                 settings.finish()?;
                 Ok(made)
@@ -533,18 +533,18 @@ impl Schedule {
     /// ```
     #[must_use]
     pub fn factor_with(&self, t: i64, decided: f64) -> f64 {
-        self.at(t.max(0), 0, decided)
+        self.factor_at(t.max(0), 0, decided)
     }
 
     /// Returns the factor after `t` steps of the training, including `from` warm-up steps.
-    fn at(&self, t: i64, from: i64, decided: f64) -> f64 {
+    fn factor_at(&self, t: i64, from: i64, decided: f64) -> f64 {
         let n = t.saturating_sub(from);
         let whole = |total: i64| total.saturating_sub(from).max(1);
         let share = |total: i64| (n as f64 / whole(total) as f64).min(1.0);
         match *self {
             Schedule::Constant {} => 1.0,
             Schedule::ReduceOnPlateau { .. } | Schedule::Function {} => decided,
-            Schedule::Linear { total, end, start } => mix(start, end, share(total)),
+            Schedule::Linear { total, end, start } => interpolate(start, end, share(total)),
             Schedule::Cosine { total, end, cycles } => {
                 let whole = i128::from(whole(total));
                 if i128::from(n) >= whole {
@@ -552,7 +552,7 @@ impl Schedule {
                 }
                 // Integer arithmetic, since a rounded quotient could be in the wrong cycle.
                 let into = i128::from(n) * i128::from(cycles) % whole;
-                cosine(1.0, end, into as f64 / whole as f64)
+                interpolate_cosine(1.0, end, into as f64 / whole as f64)
             }
             Schedule::CosineRestarts { first, growth, end } => {
                 let (mut into, mut period) = (n, first);
@@ -563,13 +563,13 @@ impl Schedule {
                     into -= period;
                     period = period.saturating_mul(growth);
                 }
-                cosine(1.0, end, into as f64 / period as f64)
+                interpolate_cosine(1.0, end, into as f64 / period as f64)
             }
             Schedule::Polynomial { total, power, end } => {
                 if n >= whole(total) {
                     return end;
                 }
-                mix(end, 1.0, (1.0 - share(total)).powf(power))
+                interpolate(end, 1.0, (1.0 - share(total)).powf(power))
             }
             Schedule::Exponential { gamma } => gamma.powf(n as f64),
             Schedule::Step { every, gamma } => gamma.powf((n / every) as f64),
@@ -582,8 +582,10 @@ impl Schedule {
                 let n = (n as f64).min(last);
                 let first = 1.0 / start_division;
                 match (n < peak, last > peak) {
-                    (true, _) => cosine(first, 1.0, n / peak),
-                    (false, true) => cosine(1.0, first / final_division, (n - peak) / (last - peak)),
+                    (true, _) => interpolate_cosine(first, 1.0, n / peak),
+                    (false, true) => {
+                        interpolate_cosine(1.0, first / final_division, (n - peak) / (last - peak))
+                    }
                     (false, false) => 1.0,
                 }
             }
@@ -592,8 +594,8 @@ impl Schedule {
                 (scale / (n as f64 + scale)).sqrt()
             }
             Schedule::Warmup { steps, ref then, start } => {
-                let later = then.at(t.max(steps), steps, decided);
-                if t < steps { mix(start, 1.0, t as f64 / steps as f64) * later } else { later }
+                let later = then.factor_at(t.max(steps), steps, decided);
+                if t < steps { interpolate(start, 1.0, t as f64 / steps as f64) * later } else { later }
             }
         }
     }
@@ -611,44 +613,46 @@ impl Schedule {
         match self {
             Schedule::CosineRestarts { first: steps, .. }
             | Schedule::Step { every: steps, .. }
-            | Schedule::InverseSquareRoot { scale: steps } => steps.saturating_mul(PERIODS),
-            Schedule::MultiStep { milestones, .. } => {
-                milestones.last().map_or(SHOWN, |last| last.saturating_add((last / PERIODS).max(1)))
+            | Schedule::InverseSquareRoot { scale: steps } => steps.saturating_mul(CURVE_PERIODS),
+            Schedule::MultiStep { milestones, .. } => milestones
+                .last()
+                .map_or(DEFAULT_SPAN, |last| last.saturating_add((last / CURVE_PERIODS).max(1))),
+            Schedule::Exponential { gamma } if *gamma < 1.0 => {
+                (MIN_CURVE_FACTOR.ln() / gamma.ln()).ceil() as i64
             }
-            Schedule::Exponential { gamma } if *gamma < 1.0 => (FAINT.ln() / gamma.ln()).ceil() as i64,
             Schedule::Warmup { steps, then, .. } => match **then {
                 Schedule::MultiStep { .. } => then.span(),
                 _ => steps.saturating_add(then.span().max(*steps)),
             },
-            _ => SHOWN,
+            _ => DEFAULT_SPAN,
         }
     }
 }
 
 /// Interpolates linearly from `a` at 0 to `b` at 1, exact at both ends.
-fn mix(a: f64, b: f64, share: f64) -> f64 {
+fn interpolate(a: f64, b: f64, share: f64) -> f64 {
     a * (1.0 - share) + b * share
 }
 
 /// Interpolates from `a` at 0 to `b` at 1 along half a cosine, exact at both ends.
-fn cosine(a: f64, b: f64, share: f64) -> f64 {
-    mix(b, a, 0.5 * (1.0 + (PI * share).cos()))
+fn interpolate_cosine(a: f64, b: f64, share: f64) -> f64 {
+    interpolate(b, a, 0.5 * (1.0 + (PI * share).cos()))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn made(text: &str) -> Schedule {
+    fn parse(text: &str) -> Schedule {
         text.parse().expect("a sound schedule")
     }
 
-    fn refused(text: &str) -> String {
+    fn parse_error(text: &str) -> String {
         text.parse::<Schedule>().expect_err("it is wrong").to_string()
     }
 
     /// One of each schedule, with all required settings.
-    fn all() -> Vec<Schedule> {
+    fn every_schedule() -> Vec<Schedule> {
         let texts = [
             "Constant()",
             "Linear(total=10, end=0.25)",
@@ -664,21 +668,21 @@ mod tests {
             "Function()",
             "Warmup(steps=3, then=Polynomial(total=10))",
         ];
-        texts.map(made).into()
+        texts.map(parse).into()
     }
 
     #[test]
-    fn every_schedule_is_listed_and_comes_back_from_its_text() {
-        let names: Vec<&str> = all().iter().map(Schedule::name).collect();
+    fn schedules_round_trip_as_text() {
+        let names: Vec<&str> = every_schedule().iter().map(Schedule::name).collect();
         assert_eq!(names, Schedule::kinds().iter().map(|(name, _)| *name).collect::<Vec<_>>());
-        for schedule in all() {
-            assert_eq!(made(&schedule.to_string()), schedule);
+        for schedule in every_schedule() {
+            assert_eq!(parse(&schedule.to_string()), schedule);
         }
     }
 
     #[test]
-    fn a_warm_up_ends_where_the_schedule_begins() {
-        for then in all().into_iter().filter(|then| !matches!(then, Schedule::Warmup { .. })) {
+    fn warmup_ends_at_first_factor() {
+        for then in every_schedule().into_iter().filter(|then| !matches!(then, Schedule::Warmup { .. })) {
             let warm = Schedule::Warmup { steps: 4, then: Box::new(then.clone()), start: 0.25 };
             warm.check().unwrap();
             let top = warm.factor(4);
@@ -691,8 +695,8 @@ mod tests {
     }
 
     #[test]
-    fn every_factor_at_every_step_is_finite_and_not_negative() {
-        for schedule in all() {
+    fn factors_are_finite_and_nonnegative() {
+        for schedule in every_schedule() {
             for t in (-2..40).chain([i64::MIN, i64::MAX / 3, i64::MAX]) {
                 let factor = schedule.factor(t);
                 assert!((0.0..=1.0).contains(&factor), "{schedule} at {t}: {factor}");
@@ -701,16 +705,16 @@ mod tests {
     }
 
     #[test]
-    fn cycles_begin_at_whole_steps() {
+    fn cycles_restart_at_integer_steps() {
         // 7 cycles of 7 steps: 7 * (k / 7) is not an integer for every k in floating point.
-        let schedule = made("Cosine(total=49, cycles=7)");
+        let schedule = parse("Cosine(total=49, cycles=7)");
         assert!((0..7).all(|k| schedule.factor(7 * k) == 1.0));
-        let restarts = made("CosineRestarts(first=3, growth=2)");
+        let restarts = parse("CosineRestarts(first=3, growth=2)");
         assert_eq!([0, 3, 9, 21].map(|t| restarts.factor(t)), [1.0; 4]);
     }
 
     #[test]
-    fn settings_are_refused_by_a_sentence() {
+    fn invalid_settings_report_errors() {
         let table = [
             ("Linear()", "Linear needs total, a whole number"),
             ("Linear(total=0)", "total of Linear is 0, but it should be 1 or more"),
@@ -744,7 +748,7 @@ mod tests {
             ),
         ];
         for (text, sentence) in table {
-            assert_eq!(refused(text), sentence);
+            assert_eq!(parse_error(text), sentence);
         }
     }
 }

@@ -7,13 +7,13 @@ use crate::schedule::Setting;
 use crate::{Error, Result, Schedule};
 
 /// Columns and rows of a curve, and the block characters by height.
-const COLUMNS: usize = 60;
-const ROWS: usize = 5;
-const CELLS: [char; 9] = [' ', '▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
+const CURVE_COLUMNS: usize = 60;
+const CURVE_ROWS: usize = 5;
+const BLOCK_CHARS: [char; 9] = [' ', '▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
 /// Maximum nesting: a schedule in a schedule.
-const DEEPEST: usize = 2;
+const MAX_NESTING: usize = 2;
 /// Maximum characters of an invalid text in an error.
-const REPEATED: usize = 60;
+const MAX_QUOTED_CHARS: usize = 60;
 
 impl Display for Setting {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -42,26 +42,26 @@ impl FromStr for Schedule {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Schedule> {
-        let mut reader = Reader::new(text);
+        let mut reader = ScheduleParser::new(text);
         let schedule = reader.schedule(0)?;
-        reader.end()?;
+        reader.expect_end()?;
         Ok(schedule)
     }
 }
 
 /// Parser of a text.
-pub(crate) struct Reader<'a> {
+pub(crate) struct ScheduleParser<'a> {
     rest: &'a str,
 }
 
-impl<'a> Reader<'a> {
-    pub(crate) fn new(text: &'a str) -> Reader<'a> {
-        Reader { rest: text.trim() }
+impl<'a> ScheduleParser<'a> {
+    pub(crate) fn new(text: &'a str) -> ScheduleParser<'a> {
+        ScheduleParser { rest: text.trim() }
     }
 
     /// Parses `Name(setting=value, ...)`.
     pub(crate) fn schedule(&mut self, depth: usize) -> Result<Schedule> {
-        if depth >= DEEPEST {
+        if depth >= MAX_NESTING {
             return Err(Error::Argument("a warm-up stands in front of another warm-up; make it one".into()));
         }
         let name = self.name();
@@ -70,17 +70,17 @@ impl<'a> Reader<'a> {
     }
 
     fn name(&mut self) -> &'a str {
-        self.until(|letter| !letter.is_ascii_alphanumeric() && letter != '_')
+        self.take_until(|letter| !letter.is_ascii_alphanumeric() && letter != '_')
     }
 
-    fn until(&mut self, end: impl Fn(char) -> bool) -> &'a str {
+    fn take_until(&mut self, end: impl Fn(char) -> bool) -> &'a str {
         self.rest = self.rest.trim_start();
         let (found, rest) = self.rest.split_at(self.rest.find(end).unwrap_or(self.rest.len()));
         self.rest = rest;
         found.trim_end()
     }
 
-    fn takes(&mut self, sign: char) -> bool {
+    fn accept(&mut self, sign: char) -> bool {
         match self.rest.trim_start().strip_prefix(sign) {
             Some(rest) => {
                 self.rest = rest;
@@ -91,19 +91,19 @@ impl<'a> Reader<'a> {
     }
 
     fn expect(&mut self, sign: char) -> Result<()> {
-        if self.takes(sign) { Ok(()) } else { Err(self.wrong(&format!("{sign:?} is expected"))) }
+        if self.accept(sign) { Ok(()) } else { Err(self.syntax_error(&format!("{sign:?} is expected"))) }
     }
 
-    fn wrong(&self, what: &str) -> Error {
-        let at: String = self.rest.chars().take(REPEATED).collect();
+    fn syntax_error(&self, what: &str) -> Error {
+        let at: String = self.rest.chars().take(MAX_QUOTED_CHARS).collect();
         Error::Argument(format!(
             "a schedule is written like \"Linear(total=100)\", but {what} in front of {at:?}"
         ))
     }
 
     /// Checks that no text remains.
-    pub(crate) fn end(&self) -> Result<()> {
-        if self.rest.trim().is_empty() { Ok(()) } else { Err(self.wrong("the end is expected")) }
+    pub(crate) fn expect_end(&self) -> Result<()> {
+        if self.rest.trim().is_empty() { Ok(()) } else { Err(self.syntax_error("the end is expected")) }
     }
 
     /// Returns true if no text remains.
@@ -112,19 +112,19 @@ impl<'a> Reader<'a> {
     }
 
     /// Expects a word.
-    pub(crate) fn word(&mut self, word: &str) -> Result<()> {
-        if self.name() == word { Ok(()) } else { Err(self.wrong(&format!("{word:?} is expected"))) }
+    pub(crate) fn expect_word(&mut self, word: &str) -> Result<()> {
+        if self.name() == word { Ok(()) } else { Err(self.syntax_error(&format!("{word:?} is expected"))) }
     }
 
     /// Parses `(setting=value, ...)`.
     pub(crate) fn settings(&mut self, depth: usize) -> Result<Vec<(String, Setting)>> {
         self.expect('(')?;
         let mut found = Vec::new();
-        while !self.takes(')') {
+        while !self.accept(')') {
             let name = self.name().to_owned();
             self.expect('=')?;
             found.push((name, self.value(depth)?));
-            if !self.takes(',') {
+            if !self.accept(',') {
                 self.expect(')')?;
                 break;
             }
@@ -133,22 +133,23 @@ impl<'a> Reader<'a> {
     }
 
     fn value(&mut self, depth: usize) -> Result<Setting> {
-        if self.takes('[') {
-            let list = self.until(|letter| letter == ']');
+        if self.accept('[') {
+            let list = self.take_until(|letter| letter == ']');
             let counts = list.split(',').map(str::trim).filter(|count| !count.is_empty()).map(str::parse);
             let counts = counts.collect::<std::result::Result<_, _>>();
             self.expect(']')?;
             return counts
                 .map(Setting::Counts)
-                .map_err(|_| self.wrong("a list of whole numbers is expected"));
+                .map_err(|_| self.syntax_error("a list of whole numbers is expected"));
         }
         let before = self.rest;
-        let text = self.until(|letter| matches!(letter, ',' | ')' | '(' | '='));
+        let text = self.take_until(|letter| matches!(letter, ',' | ')' | '(' | '='));
         if self.rest.starts_with('(') {
             self.rest = before;
             return self.schedule(depth + 1).map(Setting::Schedule);
         }
-        let number = || text.parse().map(Setting::Number).map_err(|_| self.wrong("a number is expected"));
+        let number =
+            || text.parse().map(Setting::Number).map_err(|_| self.syntax_error("a number is expected"));
         match text {
             "True" => Ok(Setting::Flag(true)),
             "False" => Ok(Setting::Flag(false)),
@@ -180,8 +181,8 @@ impl Schedule {
 /// assert_eq!((steps[0], steps[1], steps[59]), (0, 2, 118));
 /// ```
 #[must_use]
-pub fn curve_steps(last: i64) -> [i64; COLUMNS] {
-    let (last, most) = (i128::from(last.max(0)), COLUMNS as i128 - 1);
+pub fn curve_steps(last: i64) -> [i64; CURVE_COLUMNS] {
+    let (last, most) = (i128::from(last.max(0)), CURVE_COLUMNS as i128 - 1);
     std::array::from_fn(|k| i64::try_from((last * k as i128 + most / 2) / most).unwrap_or(i64::MAX))
 }
 
@@ -195,14 +196,15 @@ pub fn curve_steps(last: i64) -> [i64; COLUMNS] {
 pub fn draw_curve(factors: &[f64], last: i64) -> String {
     let highest = factors.iter().copied().filter(|factor| factor.is_finite()).fold(0.0, f64::max);
     let scale = if highest > 0.0 { highest } else { 1.0 };
-    let eighths = |factor: &f64| (factor / scale * (8 * ROWS) as f64).round().clamp(0.0, (8 * ROWS) as f64);
+    let eighths =
+        |factor: &f64| (factor / scale * (8 * CURVE_ROWS) as f64).round().clamp(0.0, (8 * CURVE_ROWS) as f64);
     let heights: Vec<usize> = factors.iter().map(|factor| eighths(factor) as usize).collect();
     let mut out = String::new();
-    for row in (0..ROWS).rev() {
-        let label = if row == ROWS - 1 { short(scale) } else { String::new() };
+    for row in (0..CURVE_ROWS).rev() {
+        let label = if row == CURVE_ROWS - 1 { format_short(scale) } else { String::new() };
         let cells: String =
-            heights.iter().map(|height| CELLS[height.saturating_sub(8 * row).min(8)]).collect();
-        let axis = if row == ROWS - 1 { '┤' } else { '│' };
+            heights.iter().map(|height| BLOCK_CHARS[height.saturating_sub(8 * row).min(8)]).collect();
+        let axis = if row == CURVE_ROWS - 1 { '┤' } else { '│' };
         let _ = writeln!(out, "{}", format!("{label:>5} {axis}{cells}").trim_end());
     }
     let _ = writeln!(out, "    0 └{}", "─".repeat(factors.len()));
@@ -212,7 +214,7 @@ pub fn draw_curve(factors: &[f64], last: i64) -> String {
 }
 
 /// Formats a number compactly.
-fn short(number: f64) -> String {
+fn format_short(number: f64) -> String {
     if (0.001..1000.0).contains(&number) {
         let text = format!("{number:.3}");
         return text.trim_end_matches('0').trim_end_matches('.').to_owned();
@@ -225,7 +227,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_curve_is_drawn() {
+    fn draws_curve() {
         let curve = "Warmup(steps=20, then=Linear(total=59))".parse::<Schedule>().unwrap().curve(None);
         let wanted = "    1 ┤                 ▂▄▆█▇▆▅▄▃▂▁
       │             ▂▄▆█████████████▇▆▅▄▃▂▁
@@ -238,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn damaged_texts_are_refused() {
+    fn rejects_damaged_texts() {
         let deep = "Warmup(steps=1, then=".repeat(100_000);
         let sound = "Warmup(steps=3, then=MultiStep(milestones=[5, 9], gamma=0.1), start=0.0)";
         let cut = (0..sound.len()).map(|end| sound[..end].to_owned());

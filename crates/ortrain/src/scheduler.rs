@@ -6,7 +6,7 @@ use crate::optimizer::check_rate;
 use crate::{CheckpointState, Error, Result};
 
 /// Name of a [`LinearLRScheduler`] in checkpoints.
-pub(crate) const KIND: &str = "linear";
+pub(crate) const LINEAR_KIND: &str = "linear";
 
 /// A learning rate that rises linearly from zero during a warm-up, then falls linearly to zero:
 ///
@@ -130,7 +130,7 @@ impl LinearLRScheduler {
     fn record(&self, state: &mut CheckpointState) -> Result<()> {
         let optimizer = state.optimizer().ok_or_else(no_optimizer)?;
         let record = Scheduler {
-            kind: KIND.into(),
+            kind: LINEAR_KIND.into(),
             warmup_steps: self.warmup_step_count,
             total_steps: self.total_step_count,
             initial_learning_rate: optimizer.initial_learning_rate,

@@ -9,7 +9,7 @@ use ortrain_graph::{DType, Tensor};
 use ortrain_ops::optimizers::{OptimizerSpec, SlotShape, SlotSpec};
 use ortrain_program::{Memory, align};
 
-use crate::placement::Home;
+use crate::placement::Placement;
 use crate::state::{Entry, PlaneLayout, TensorLayout};
 use crate::{Error, Result, StateLayout};
 
@@ -44,7 +44,7 @@ pub(crate) struct RequiredSlots {
 impl RequiredSlots {
     /// Returns the shape of the slot.
     pub(crate) fn shape(&self) -> Result<SlotShape> {
-        SlotShape::of(&self.slot.shape).ok_or_else(|| {
+        SlotShape::from_name(&self.slot.shape).ok_or_else(|| {
             let SlotSpec { name, shape, .. } = &self.slot;
             Error::State(format!(
                 "the slot {name:?} of the optimizer has the shape {shape:?}, which is not known"
@@ -64,14 +64,14 @@ impl Slot {
         wanted: &RequiredSlots,
         trainable: &[PlaneLayout],
         spec: &OptimizerSpec,
-        home: &Home,
+        home: &Placement,
     ) -> Result<Slot> {
         let shape = wanted.shape()?;
         let layout = (trainable.iter())
             .map(|plane| slot_layout(shape, wanted.dtype_for(plane.dtype), plane, spec))
             .collect::<Option<Vec<PlaneLayout>>>()
             .ok_or_else(|| Error::State("the optimizer needs more memory than can be addressed".into()))?;
-        let planes = home.zeroed(&layout)?;
+        let planes = home.allocate_planes(&layout)?;
         Ok(Slot { name: wanted.slot.name.as_str().into(), shape, layout, planes })
     }
 
@@ -91,7 +91,7 @@ impl Slot {
     }
 
     /// Copies the slot of a parameter with its name.
-    fn named(&self, entry: &Entry) -> Result<Option<NamedTensor>> {
+    fn named_tensor(&self, entry: &Entry) -> Result<Option<NamedTensor>> {
         Ok(self.tensor(entry)?.map(|tensor| NamedTensor::new(&*self.name, tensor)))
     }
 
@@ -102,7 +102,7 @@ impl Slot {
     }
 
     /// Sets the slots of all parameters to their initial values.
-    pub(crate) fn start(
+    pub(crate) fn initialize(
         &self,
         start: &str,
         entries: &[Entry],
@@ -184,7 +184,7 @@ fn slot_layout(
 }
 
 /// Joins names for a sentence.
-fn listed<'a>(names: impl Iterator<Item = &'a str>) -> String {
+fn join_names<'a>(names: impl Iterator<Item = &'a str>) -> String {
     let names: Vec<&str> = names.collect();
     if names.is_empty() { "none".into() } else { names.join(", ") }
 }
@@ -227,7 +227,9 @@ impl Slots {
                 let state = states.iter().find(|state| *state.parameter == *entry.name);
                 Ok(state.map_or_else(Vec::new, |state| state.moments.clone()))
             }
-            Slots::Planes(slots) => slots.iter().filter_map(|slot| slot.named(entry).transpose()).collect(),
+            Slots::Planes(slots) => {
+                slots.iter().filter_map(|slot| slot.named_tensor(entry).transpose()).collect()
+            }
         }
     }
 }
@@ -238,14 +240,14 @@ pub(crate) struct SlotStorage<'a> {
     pub(crate) entries: &'a [Entry],
     pub(crate) trained: &'a [Arc<Memory>],
     pub(crate) spec: &'a OptimizerSpec,
-    pub(crate) home: &'a Home,
+    pub(crate) home: &'a Placement,
 }
 
 impl SlotStorage<'_> {
     /// Creates a slot with its initial values.
-    pub(crate) fn started(&self, wanted: &RequiredSlots) -> Result<Slot> {
+    pub(crate) fn create(&self, wanted: &RequiredSlots) -> Result<Slot> {
         let slot = Slot::new(wanted, &self.layout.trainable, self.spec, self.home)?;
-        slot.start(&wanted.slot.start, self.entries, self.trained, self.spec)?;
+        slot.initialize(&wanted.slot.start, self.entries, self.trained, self.spec)?;
         Ok(slot)
     }
 
@@ -260,7 +262,7 @@ impl SlotStorage<'_> {
     ///
     /// # Errors
     /// If a value is missing, or has another type or shape.
-    pub(crate) fn restored(&self, wanted: &RequiredSlots, stored: &[ParameterState]) -> Result<Slot> {
+    pub(crate) fn restore(&self, wanted: &RequiredSlots, stored: &[ParameterState]) -> Result<Slot> {
         let slot = Slot::new(wanted, &self.layout.trainable, self.spec, self.home)?;
         let name = &*slot.name;
         for entry in self.entries.iter().filter(|entry| entry.requires_grad) {
@@ -275,7 +277,7 @@ impl SlotStorage<'_> {
                     "the optimizer state of the checkpoint lacks {name:?} of parameter {:?}; it was made by another \
                      optimizer, whose slots are {}",
                     entry.name,
-                    listed(state.moments.iter().map(|moment| moment.name.as_str()))
+                    join_names(state.moments.iter().map(|moment| moment.name.as_str()))
                 ))
             })?;
             let Some((dtype, tensor, _)) = slot.find(entry) else { continue };
@@ -298,7 +300,7 @@ impl SlotStorage<'_> {
 }
 
 /// Returns the error for a state with the slots of another optimizer.
-pub(crate) fn of_another(there: (&str, &[&str]), wanted: (&str, &[RequiredSlots])) -> Error {
+pub(crate) fn other_optimizer_error(there: (&str, &[&str]), wanted: (&str, &[RequiredSlots])) -> Error {
     let keeps: Vec<&str> =
         wanted.1.iter().map(|slot| slot.slot.name.as_str()).filter(|name| there.1.contains(name)).collect();
     let offer = match keeps.as_slice() {
@@ -313,8 +315,8 @@ pub(crate) fn of_another(there: (&str, &[&str]), wanted: (&str, &[RequiredSlots]
         "the state has the optimizer {} with the slots {}, and the optimizer model is of {} with the slots {}; give the \
          optimizer model of the former, or {offer}",
         there.0,
-        listed(there.1.iter().copied()),
+        join_names(there.1.iter().copied()),
         wanted.0,
-        listed(wanted.1.iter().map(|slot| slot.slot.name.as_str())),
+        join_names(wanted.1.iter().map(|slot| slot.slot.name.as_str())),
     ))
 }

@@ -15,17 +15,17 @@ use ortrain_program::{Backend, Memory, align};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::backend::prefault;
-use crate::file_kind::{told_of_bytes, with_file_kind};
-use crate::placement::Home;
-use crate::scheduler::KIND as LINEAR;
-use crate::slots::{RequiredSlots, Slot, SlotStorage, Slots, of_another};
+use crate::file_kind::{add_file_kind, add_kind_of_bytes};
+use crate::placement::Placement;
+use crate::scheduler::LINEAR_KIND as LINEAR;
+use crate::slots::{RequiredSlots, Slot, SlotStorage, Slots, other_optimizer_error};
 use crate::suggest::hint;
 use crate::{Error, FileKind, LrScheduler, Result};
 
 /// Name of the only optimizer-state group that ONNX Runtime knows. Slots of optimizers that ONNX Runtime
 /// lacks have the optimizer's name as a prefix. ONNX Runtime then rejects them instead of reading them as its
 /// own moments.
-const GROUP: &str = "group0";
+const ONNXRUNTIME_GROUP: &str = "group0";
 /// Default learning rate of an optimizer.
 const DEFAULT_LEARNING_RATE: f32 = 0.001;
 
@@ -212,7 +212,7 @@ pub(crate) struct OptimizerState {
     pub(crate) spec: Option<OptimizerSpec>,
     pub(crate) slots: Slots,
     /// True if slots must be initialized from parameter values that a nominal state does not have yet.
-    unstarted: bool,
+    has_uninitialized_slots: bool,
     /// Group of each trained parameter, in plane order.
     pub(crate) groups: Vec<Option<usize>>,
 }
@@ -289,7 +289,7 @@ pub struct CheckpointState {
     trainable: Vec<Arc<Memory>>,
     frozen: Vec<Arc<Memory>>,
     /// Location of the planes.
-    home: Home,
+    home: Placement,
     /// Reference count that all modules of the state share.
     modules: Arc<()>,
     generation: u64,
@@ -323,7 +323,7 @@ impl CheckpointState {
     pub fn load(path: impl AsRef<Path>) -> Result<CheckpointState> {
         let path = path.as_ref();
         let found = ortrain_checkpoint::load(path)
-            .map_err(|error| with_file_kind(error, path, FileKind::Checkpoint))?;
+            .map_err(|error| add_file_kind(error, path, FileKind::Checkpoint))?;
         CheckpointState::from_checkpoint(found)
     }
 
@@ -341,7 +341,8 @@ impl CheckpointState {
     /// If they are no valid checkpoint, or its tensors are in a file beside it.
     pub fn from_bytes(bytes: impl Into<Bytes>) -> Result<CheckpointState> {
         let bytes = bytes.into();
-        let found = ortrain_checkpoint::read(bytes.clone()).map_err(|error| told_of_bytes(error, &bytes))?;
+        let found =
+            ortrain_checkpoint::read(bytes.clone()).map_err(|error| add_kind_of_bytes(error, &bytes))?;
         CheckpointState::from_checkpoint(found)
     }
 
@@ -397,7 +398,7 @@ impl CheckpointState {
         let mut optimizer = None;
         let mut other_groups = Vec::new();
         for mut stored in optimizer_groups {
-            if stored.name == GROUP && optimizer.is_none() {
+            if stored.name == ONNXRUNTIME_GROUP && optimizer.is_none() {
                 for moment in stored.states.iter_mut().flat_map(|state| &mut state.moments) {
                     if let Some(name) = moment.name.strip_prefix(&prefix) {
                         moment.name = name.to_owned();
@@ -414,7 +415,7 @@ impl CheckpointState {
                         .unwrap_or(1.0),
                     spec: spec.clone(),
                     slots: Slots::Stored(stored.states),
-                    unstarted: false,
+                    has_uninitialized_slots: false,
                     groups: Vec::new(),
                 });
             } else {
@@ -425,7 +426,7 @@ impl CheckpointState {
             entries,
             nominal,
             layout: None,
-            home: Home::default(),
+            home: Placement::default(),
             modules: Arc::default(),
             trainable: Vec::new(),
             frozen: Vec::new(),
@@ -501,7 +502,7 @@ impl CheckpointState {
         }
         let rate = optimizer.learning_rate;
         let group = OptimizerGroup {
-            name: GROUP.into(),
+            name: ONNXRUNTIME_GROUP.into(),
             step: optimizer.step,
             initial_learning_rate: rate.unwrap_or(DEFAULT_LEARNING_RATE),
             states,
@@ -542,8 +543,8 @@ impl CheckpointState {
                 .ok_or_else(|| Error::Argument("the parameters are larger than can be addressed".into()))?;
             plane.tensors.push(TensorLayout { name: entry.name.clone(), dims, offset: entry.offset });
         }
-        self.trainable = self.home.zeroed(&layout.trainable)?;
-        self.frozen = self.home.zeroed(&layout.frozen)?;
+        self.trainable = self.home.allocate_planes(&layout.trainable)?;
+        self.frozen = self.home.allocate_planes(&layout.frozen)?;
         self.layout = Some(Arc::new(layout));
         Ok(())
     }
@@ -659,7 +660,7 @@ impl CheckpointState {
                     moments.for_each(|moment| moment.name.insert_str(0, &prefix));
                 }
                 optimizer_groups.push(OptimizerGroup {
-                    name: GROUP.into(),
+                    name: ONNXRUNTIME_GROUP.into(),
                     step: optimizer.step,
                     initial_learning_rate: optimizer.initial_learning_rate,
                     states,
@@ -754,7 +755,7 @@ impl CheckpointState {
     /// # Errors
     /// If no parameter has this name.
     pub fn requires_grad(&self, name: &str) -> Result<bool> {
-        self.known(name).map(|entry| entry.requires_grad)
+        self.find_entry(name).map(|entry| entry.requires_grad)
     }
 
     /// Returns the element type of a parameter, and its shape if known; also for a nominal state.
@@ -769,7 +770,7 @@ impl CheckpointState {
     /// # Errors
     /// If no parameter has this name.
     pub fn type_of(&self, name: &str) -> Result<(DType, Option<&[usize]>)> {
-        self.known(name).map(|entry| (entry.dtype, entry.dims.as_deref()))
+        self.find_entry(name).map(|entry| (entry.dtype, entry.dims.as_deref()))
     }
 
     /// Returns views of all parameters, sorted by name.
@@ -786,7 +787,7 @@ impl CheckpointState {
     /// # Errors
     /// If the state is nominal.
     pub fn parameters(&self) -> Result<impl ExactSizeIterator<Item = ParameterView> + '_> {
-        self.complete()?;
+        self.require_values()?;
         Ok(self.entries.iter().map(|entry| self.view(entry)))
     }
 
@@ -803,8 +804,8 @@ impl CheckpointState {
     /// # Errors
     /// If no parameter has this name, or the state is nominal.
     pub fn parameter(&self, name: &str) -> Result<ParameterView> {
-        let entry = self.known(name)?;
-        self.complete()?;
+        let entry = self.find_entry(name)?;
+        self.require_values()?;
         Ok(self.view(entry))
     }
 
@@ -844,10 +845,10 @@ impl CheckpointState {
     /// # Errors
     /// If no parameter has this name, or the state is nominal.
     pub fn gradient(&self, name: &str) -> Result<Option<ParameterView>> {
-        let entry = self.known(name)?;
-        self.complete()?;
+        let entry = self.find_entry(name)?;
+        self.require_values()?;
         let planes = if entry.requires_grad { self.gradients.as_slice() } else { &[] };
-        Ok(planes.get(entry.plane).map(|plane| view_in(entry, plane)))
+        Ok(planes.get(entry.plane).map(|plane| view_in_plane(entry, plane)))
     }
 
     /// Returns a property.
@@ -947,7 +948,7 @@ impl CheckpointState {
     /// # Errors
     /// If no parameter has this name.
     pub fn slots(&self, name: &str) -> Result<BTreeMap<String, Tensor>> {
-        let entry = self.known(name)?;
+        let entry = self.find_entry(name)?;
         let Some(optimizer) = &self.optimizer else { return Ok(BTreeMap::new()) };
         Ok(optimizer.slots.of(entry)?.into_iter().map(|slot| (slot.name, slot.tensor)).collect())
     }
@@ -975,8 +976,8 @@ impl CheckpointState {
     /// # Errors
     /// If no parameter has this name, the state is nominal, or the optimizer keeps no average.
     pub fn average(&self, name: &str) -> Result<Tensor> {
-        let entry = self.known(name)?;
-        self.complete()?;
+        let entry = self.find_entry(name)?;
+        self.require_values()?;
         let value = self.view(entry).to_tensor()?;
         if !entry.requires_grad {
             return Ok(value);
@@ -992,7 +993,8 @@ impl CheckpointState {
         let spec = optimizer.spec.as_ref().ok_or_else(none)?;
         let slots = self.slots(name)?;
         let slot = |name: &str| slots.get(name).map(Tensor::to_f64);
-        let average = spec.average(spec.group_of(name), &value.to_f64(), &slot).ok_or_else(none)?;
+        let average =
+            spec.averaged_parameter(spec.group_of(name), &value.to_f64(), &slot).ok_or_else(none)?;
         Ok(Tensor::from_f64(value.dtype(), value.dims().to_vec(), &average))
     }
 
@@ -1170,11 +1172,12 @@ impl CheckpointState {
         if self.device() == backend.device() {
             return Ok(());
         }
-        let home = Home::of(backend);
-        let (trainable, frozen) = (home.copies(&self.trainable)?, home.copies(&self.frozen)?);
+        let home = Placement::of(backend);
+        let (trainable, frozen) = (home.copy_planes(&self.trainable)?, home.copy_planes(&self.frozen)?);
         let slots = match self.optimizer.as_ref().map(|optimizer| &optimizer.slots) {
             Some(Slots::Planes(slots)) => {
-                let moved = |slot: &Slot| Ok(Slot { planes: home.copies(&slot.planes)?, ..slot.clone() });
+                let moved =
+                    |slot: &Slot| Ok(Slot { planes: home.copy_planes(&slot.planes)?, ..slot.clone() });
                 Some(Slots::Planes(slots.iter().map(moved).collect::<Result<_>>()?))
             }
             _ => None,
@@ -1215,25 +1218,25 @@ impl CheckpointState {
         Some(&self.entries[at])
     }
 
-    fn known(&self, name: &str) -> Result<&Entry> {
-        self.entry(name).ok_or_else(|| self.unknown(name))
+    fn find_entry(&self, name: &str) -> Result<&Entry> {
+        self.entry(name).ok_or_else(|| self.unknown_parameter(name))
     }
 
     /// Returns the error for an unknown parameter name.
-    pub(crate) fn unknown(&self, name: &str) -> Error {
+    pub(crate) fn unknown_parameter(&self, name: &str) -> Error {
         Error::UnknownParameter { name: name.to_owned(), hint: hint(name, self.names()) }
     }
 
     /// Returns the parameter with this name, after a check of the value's shape and type.
     fn entry_for(&self, name: &str, value: &Tensor) -> Result<&Entry> {
-        self.complete()?;
+        self.require_values()?;
         self.check_value(name, value)
     }
 
     /// Returns the parameter with this name, after a check of the value's type, and shape if known. Supports
     /// nominal states.
     pub(crate) fn check_value(&self, name: &str, value: &Tensor) -> Result<&Entry> {
-        let entry = self.known(name)?;
+        let entry = self.find_entry(name)?;
         let dims = entry.dims.as_deref().unwrap_or(value.dims());
         if entry.dtype == value.dtype() && dims == value.dims() {
             return Ok(entry);
@@ -1249,11 +1252,11 @@ impl CheckpointState {
 
     /// Returns the element type of a parameter; also for a nominal state.
     pub(crate) fn dtype_of(&self, name: &str) -> Result<DType> {
-        self.known(name).map(|entry| entry.dtype)
+        self.find_entry(name).map(|entry| entry.dtype)
     }
 
     /// Returns an error if the state is nominal.
-    pub(crate) fn complete(&self) -> Result<()> {
+    pub(crate) fn require_values(&self) -> Result<()> {
         if self.nominal { Err(Error::NominalState) } else { Ok(()) }
     }
 
@@ -1266,7 +1269,7 @@ impl CheckpointState {
     }
 
     pub(crate) fn view(&self, entry: &Entry) -> ParameterView {
-        view_in(entry, self.memory_of(entry))
+        view_in_plane(entry, self.memory_of(entry))
     }
 
     /// Returns the reference count that all modules of the state share.
@@ -1334,7 +1337,7 @@ impl CheckpointState {
 
     /// Converts a nominal state into a full one; the caller writes the values afterwards. `dims` yields the
     /// shapes of all parameters in name order, and is used if no training model has determined them.
-    pub(crate) fn complete_with(&mut self, mut dims: impl FnMut() -> Option<Vec<usize>>) -> Result<()> {
+    pub(crate) fn make_full(&mut self, mut dims: impl FnMut() -> Option<Vec<usize>>) -> Result<()> {
         if self.layout.is_none() {
             self.entries.iter_mut().for_each(|entry| entry.dims = dims());
             if let Err(error) = self.allocate() {
@@ -1342,11 +1345,11 @@ impl CheckpointState {
                 return Err(error);
             }
         }
-        self.finish_nominal()
+        self.mark_full()
     }
 
     /// Marks a nominal state as full. Returns an error if the shape of a parameter is unknown.
-    pub(crate) fn finish_nominal(&mut self) -> Result<()> {
+    pub(crate) fn mark_full(&mut self) -> Result<()> {
         if let Some(entry) = self.entries.iter().find(|entry| entry.dims.is_none()) {
             return Err(Error::State(format!(
                 "the state is nominal and stays so: its training model has no parameter {:?}; load the parameters \
@@ -1390,7 +1393,7 @@ impl CheckpointState {
                 spec: needs.spec,
                 home: &self.home,
             };
-            let slots = needs.slots.iter().map(|slot| ground.started(slot)).collect::<Result<Vec<Slot>>>()?;
+            let slots = needs.slots.iter().map(|slot| ground.create(slot)).collect::<Result<Vec<Slot>>>()?;
             let learning_rate = needs.spec.learning_rate as f32;
             self.optimizer = Some(OptimizerState {
                 step: 0,
@@ -1400,7 +1403,7 @@ impl CheckpointState {
                 schedule_factor: 1.0,
                 spec: (!needs.in_model).then(|| needs.spec.clone()),
                 slots: Slots::Planes(slots),
-                unstarted,
+                has_uninitialized_slots: unstarted,
                 groups: groups_of(needs.spec, &layout),
             });
             return Ok(());
@@ -1434,14 +1437,14 @@ impl CheckpointState {
                     Ok(slots.iter().find(fits).cloned())
                 }
                 Slots::Stored(_) if bare => Ok(None),
-                Slots::Stored(stored) => ground.restored(wanted, stored).map(Some),
+                Slots::Stored(stored) => ground.restore(wanted, stored).map(Some),
             };
             slots.push(match kept {
                 Ok(Some(slot)) => slot,
                 Err(error) if !replace => return Err(error),
                 Ok(None) | Err(_) => {
                     anew += 1;
-                    ground.started(wanted)?
+                    ground.create(wanted)?
                 }
             });
         }
@@ -1464,7 +1467,7 @@ impl CheckpointState {
             }
             optimizer.spec = (!needs.in_model).then_some(spec);
             optimizer.groups = optimizer.spec.as_ref().map_or_else(Vec::new, |spec| groups_of(spec, &layout));
-            optimizer.unstarted |= unstarted;
+            optimizer.has_uninitialized_slots |= unstarted;
         }
         Ok(())
     }
@@ -1489,25 +1492,30 @@ impl CheckpointState {
                     || needs.in_model && spec.optimizer == needs.spec.optimizer && slots == wanted
             }
         };
-        if same { Ok(()) } else { Err(of_another((name, &slots), (&needs.spec.optimizer, needs.slots))) }
+        if same {
+            Ok(())
+        } else {
+            Err(other_optimizer_error((name, &slots), (&needs.spec.optimizer, needs.slots)))
+        }
     }
 
     /// Restores the optimizer state from before [`CheckpointState::prepare_optimizer`].
-    pub(crate) fn put_back_optimizer(&mut self, before: Option<OptimizerState>) {
+    pub(crate) fn restore_optimizer(&mut self, before: Option<OptimizerState>) {
         self.optimizer = before;
     }
 
     /// Initializes slots from parameter values, after a nominal state has loaded them.
-    pub(crate) fn start_slots(&mut self) -> Result<()> {
-        let Some(optimizer) = self.optimizer.as_mut().filter(|optimizer| optimizer.unstarted) else {
+    pub(crate) fn initialize_slots(&mut self) -> Result<()> {
+        let Some(optimizer) = self.optimizer.as_mut().filter(|optimizer| optimizer.has_uninitialized_slots)
+        else {
             return Ok(());
         };
-        optimizer.unstarted = false;
+        optimizer.has_uninitialized_slots = false;
         if let (Some(spec), Slots::Planes(slots)) = (&optimizer.spec, &optimizer.slots) {
             for slot in slots {
                 let start = spec.slots.iter().find(|known| *known.name == *slot.name);
                 let start = start.map_or("zero", |known| &known.start);
-                slot.start(start, &self.entries, &self.trainable, spec)?;
+                slot.initialize(start, &self.entries, &self.trainable, spec)?;
             }
         }
         Ok(())
@@ -1515,7 +1523,7 @@ impl CheckpointState {
 }
 
 /// Returns a view of a parameter, or of its counterpart in a mirrored plane.
-pub(crate) fn view_in(entry: &Entry, plane: &Arc<Memory>) -> ParameterView {
+pub(crate) fn view_in_plane(entry: &Entry, plane: &Arc<Memory>) -> ParameterView {
     debug_assert!(entry.offset + entry.bytes() <= plane.len(), "the plane has the layout of the state");
     ParameterView {
         name: entry.name.clone(),

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use ortrain_graph::{DType, Dim, Graph, ValueId, ValueType, byte_length};
 use ortrain_onnx::{LoadedModel, ValueInfoProto};
-use ortrain_ops::training::append_stand_in;
+use ortrain_ops::training::append_placeholder_loss;
 use ortrain_program::{GradientMode, Program, Schedule, Segment};
 use rustc_hash::{FxHashMap, FxHashSet};
 
@@ -123,7 +123,7 @@ impl InspectOptions {
 }
 
 /// Returns the shapes of the inputs, as far as known.
-pub(crate) fn shapes(
+pub(crate) fn input_shapes(
     label: &str,
     graph: &Graph,
     options: &InspectOptions,
@@ -211,18 +211,18 @@ pub(crate) fn shapes(
 }
 
 /// Generates artifacts with a placeholder for the loss.
-pub(crate) fn made_for(
+pub(crate) fn build_artifacts(
     label: &str,
     mut model: LoadedModel,
     inspection: &Inspection,
     values: &[(String, ValueType)],
 ) -> Result<Artifacts> {
     let asked: Vec<&str> = values.iter().map(|(name, _)| name.as_str()).collect();
-    if let Some(shorter) = postprocessing::without(&model, &asked) {
+    if let Some(shorter) = postprocessing::without_unsupported(&model, &asked) {
         model = shorter;
     }
     let graph = message_graph(label, &mut model.proto)?;
-    let loss = append_stand_in(graph, values).expect("there is a value");
+    let loss = append_placeholder_loss(graph, values).expect("there is a value");
     let declared = ValueInfoProto { name: loss.clone(), ..ValueInfoProto::default() };
     let known = graph.output.iter().find(|info| info.name == loss).cloned();
     graph.output = vec![known.unwrap_or(declared)];
@@ -240,7 +240,7 @@ pub(crate) enum Plan {
 }
 
 /// Plans a step on artifacts like a [`Module`].
-pub(crate) fn plan(made: Artifacts, inputs: Vec<(String, Vec<usize>)>) -> Result<Plan> {
+pub(crate) fn plan_step(made: Artifacts, inputs: Vec<(String, Vec<usize>)>) -> Result<Plan> {
     let mut state = CheckpointState::from_checkpoint(made.checkpoint)?;
     let (train, eval) =
         (ModelSource::from_proto(&made.training_model)?, ModelSource::from_proto(&made.eval_model)?);
@@ -254,9 +254,9 @@ pub(crate) fn plan(made: Artifacts, inputs: Vec<(String, Vec<usize>)>) -> Result
     };
     let dims =
         |training| module.input_names(training).iter().map(|name| find(name)).collect::<Result<Vec<_>>>();
-    let (forward, step) = (module.planned(&dims(false)?, false), module.planned(&dims(true)?, true));
-    let mut behind_shapes = module.inputs_behind_shapes(true);
-    let others = module.inputs_behind_shapes(false).into_iter().filter(|name| !behind_shapes.contains(name));
+    let (forward, step) = (module.plan(&dims(false)?, false), module.plan(&dims(true)?, true));
+    let mut behind_shapes = module.shape_deciding_inputs(true);
+    let others = module.shape_deciding_inputs(false).into_iter().filter(|name| !behind_shapes.contains(name));
     behind_shapes.extend(others.collect::<Vec<_>>());
     // Planning uses zeros for values. A zero is no valid size. Indices of floats are different: the host
     // computes them during a step.
@@ -266,13 +266,13 @@ pub(crate) fn plan(made: Artifacts, inputs: Vec<(String, Vec<usize>)>) -> Result
         return Ok(Plan::Values(behind_shapes));
     }
     let ((forward, forward_need), (step, need)) = (forward?, step?);
-    let mut parts = Parts::default();
+    let mut parts = ScheduleParts::default();
     parts.add(&step);
     let mut without = Vec::new();
-    if parts.late > 0 {
+    if parts.deferred_programs > 0 {
         without.push(format!(
             "{} programs behind functions on the host, which are made during a run",
-            parts.late
+            parts.deferred_programs
         ));
     }
     if parts.repeats > 0 {
@@ -302,25 +302,25 @@ pub(crate) fn plan(made: Artifacts, inputs: Vec<(String, Vec<usize>)>) -> Result
 
 /// Parts of a schedule besides programs.
 #[derive(Default)]
-struct Parts {
+struct ScheduleParts {
     /// Nodes that are separate segments.
     labels: FxHashSet<String>,
     /// Number of programs that are compiled during a run.
-    late: usize,
+    deferred_programs: usize,
     repeats: usize,
 }
 
-impl Parts {
+impl ScheduleParts {
     fn add(&mut self, schedule: &Schedule) {
         for segment in &schedule.segments {
             match &segment.segment {
                 Segment::Program(..) | Segment::Yield(_) => {}
-                Segment::Deferred(_) => self.late += 1,
+                Segment::Deferred(_) => self.deferred_programs += 1,
                 Segment::Host(_, label) => drop(self.labels.insert(label.to_string())),
                 Segment::If(branches, label) => {
                     self.labels.insert(label.to_string());
                     // An invalid branch costs nothing.
-                    for (_, branch) in branches.both() {
+                    for (_, branch) in branches.named_branches() {
                         if let Ok(schedule) = branch.schedule() {
                             self.add(schedule);
                         }

@@ -1,7 +1,7 @@
 //! Inputs of a step: some are copied, others are read from memory of the caller.
 
 use ortrain_graph::Tensor;
-use ortrain_program::{Given, Memory};
+use ortrain_program::{Memory, RunInput};
 
 use crate::{Feed, Lent};
 
@@ -9,20 +9,20 @@ use crate::{Feed, Lent};
 #[derive(Clone, Copy)]
 pub(crate) struct StepInputs<'a> {
     /// Copied inputs in model order.
-    pub(crate) given: &'a [Given<'a>],
+    pub(crate) copied_values: &'a [RunInput<'a>],
     /// Inputs that are read in place, with their positions among all inputs.
-    pub(crate) lent: &'a [(usize, Lent<'a>)],
+    pub(crate) in_place: &'a [(usize, Lent<'a>)],
 }
 
 impl<'a> StepInputs<'a> {
     /// Creates inputs that are all copied.
-    pub(crate) fn copied(given: &'a [Given<'a>]) -> StepInputs<'a> {
-        StepInputs { given, lent: &[] }
+    pub(crate) fn all_copied(given: &'a [RunInput<'a>]) -> StepInputs<'a> {
+        StepInputs { copied_values: given, in_place: &[] }
     }
 
     /// Returns the memory of the inputs that are read in place.
-    pub(crate) fn memories(&self) -> impl Iterator<Item = &'a Memory> + use<'a> {
-        self.lent.iter().map(|(_, lent)| &**lent.memory)
+    pub(crate) fn in_place_memories(&self) -> impl Iterator<Item = &'a Memory> + use<'a> {
+        self.in_place.iter().map(|(_, lent)| &**lent.memory)
     }
 }
 
@@ -30,11 +30,11 @@ impl<'a> StepInputs<'a> {
 pub(crate) fn split_inputs<'a>(
     feeds: &[Feed<'a>],
     copies: &'a [Option<Tensor>],
-) -> (Vec<Given<'a>>, Vec<(usize, Lent<'a>)>) {
+) -> (Vec<RunInput<'a>>, Vec<(usize, Lent<'a>)>) {
     let (mut given, mut lent) = (Vec::with_capacity(feeds.len()), Vec::new());
     for (k, (feed, copy)) in feeds.iter().zip(copies).enumerate() {
         match (feed, copy) {
-            (_, Some(tensor)) => given.push(Given::from(tensor)),
+            (_, Some(tensor)) => given.push(RunInput::from(tensor)),
             (Feed::Given(value), None) => given.push(*value),
             (Feed::Lent(value), None) => lent.push((k, *value)),
             (Feed::Sequence(_), None) => {}

@@ -5,21 +5,21 @@ use ortrain_graph::{DType, Graph};
 use ortrain_onnx::{GraphProto, LoadedModel};
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use crate::artifacts::inferred;
+use crate::artifacts::infer_graph;
 use crate::suggest::hint;
 use crate::{Error, Result};
 
 /// Values of a graph and its subgraphs, by origin.
 #[derive(Default)]
-struct Values<'a> {
+struct ValuesByOrigin<'a> {
     /// Node outputs, in node order.
-    made: Vec<&'a str>,
+    node_outputs: Vec<&'a str>,
     /// Initializers, and outputs of Constant nodes.
     weights: FxHashSet<&'a str>,
     inputs: FxHashSet<&'a str>,
 }
 
-impl<'a> Values<'a> {
+impl<'a> ValuesByOrigin<'a> {
     fn collect(&mut self, graph: &'a GraphProto) {
         self.inputs.extend(graph.input.iter().map(|info| info.name.as_str()));
         self.weights.extend(graph.initializer.iter().map(|tensor| tensor.name.as_str()));
@@ -32,7 +32,7 @@ impl<'a> Values<'a> {
                 self.weights.extend(outputs);
                 continue;
             }
-            self.made.extend(outputs);
+            self.node_outputs.extend(outputs);
             if !ortrain_ops::passes::functions::is_custom_gradient(node) {
                 graphs.for_each(|graph| self.collect(graph));
             }
@@ -41,14 +41,14 @@ impl<'a> Values<'a> {
 }
 
 /// Collects the element types of the values of a graph and its subgraphs.
-fn types(graph: &Graph, found: &mut FxHashMap<String, DType>) {
+fn collect_types(graph: &Graph, found: &mut FxHashMap<String, DType>) {
     for node in &graph.nodes {
         let known = node.present_outputs().filter_map(|id| {
             let dtype = graph.value(id).ty.dtype()?;
             Some((graph.name_of(id).to_owned(), dtype))
         });
         found.extend(known);
-        Graph::subgraphs(node).for_each(|(_, inner)| types(inner, found));
+        Graph::subgraphs(node).for_each(|(_, inner)| collect_types(inner, found));
     }
 }
 
@@ -62,18 +62,18 @@ pub(crate) fn stop_gradients(label: &str, model: &mut LoadedModel, stops: &[Stri
     }
     let mut dtypes = FxHashMap::default();
     // Errors of type inference are reported later, with the reason.
-    if let Ok(graph) = inferred(label, model) {
-        types(&graph, &mut dtypes);
+    if let Ok(graph) = infer_graph(label, model) {
+        collect_types(&graph, &mut dtypes);
     }
     let Some(graph) = &mut model.proto.graph else { return Ok(()) };
-    let mut values = Values::default();
+    let mut values = ValuesByOrigin::default();
     values.collect(graph);
     let is_float = |name: &str| dtypes.get(name).is_none_or(|dtype| dtype.is_float());
     let mut chosen: FxHashSet<&str> = FxHashSet::default();
     for stop in stops {
         let name = stop.as_str();
         let argument = |reason: String| Error::Argument(format!("stop_gradients names {name:?}{reason}"));
-        if let Some(made) = values.made.iter().find(|made| **made == name) {
+        if let Some(made) = values.node_outputs.iter().find(|made| **made == name) {
             if !is_float(name) {
                 let dtype = dtypes[name];
                 return Err(argument(format!(
@@ -92,9 +92,10 @@ pub(crate) fn stop_gradients(label: &str, model: &mut LoadedModel, stops: &[Stri
         } else {
             let pattern = Pattern::new(name).ok();
             let fits = |made: &&&str| pattern.as_ref().is_some_and(|pattern| pattern.matches(made));
-            let found: Vec<&&str> = values.made.iter().filter(fits).filter(|made| is_float(made)).collect();
+            let found: Vec<&&str> =
+                values.node_outputs.iter().filter(fits).filter(|made| is_float(made)).collect();
             if found.is_empty() {
-                let near = hint(name, values.made.iter().copied());
+                let near = hint(name, values.node_outputs.iter().copied());
                 return Err(argument(format!(", but {label} computes no floats of that name{near}")));
             }
             chosen.extend(found);
@@ -107,7 +108,7 @@ pub(crate) fn stop_gradients(label: &str, model: &mut LoadedModel, stops: &[Stri
 }
 
 /// Returns the error for a model without trained weights, if the reason is stopped gradients.
-pub(crate) fn nothing_trained(graph: &GraphProto) -> Option<Error> {
+pub(crate) fn no_trained_weights_error(graph: &GraphProto) -> Option<Error> {
     let stopped = ortrain_ops::training::stopped_values(graph);
     if stopped.is_empty() {
         return None;

@@ -3,10 +3,10 @@
 use ortrain_graph::Graph;
 
 /// Minimum similarity of a suggestion: two of three characters are equal.
-const RIGHT_OF: (usize, usize) = (2, 3);
+const MIN_SIMILARITY: (usize, usize) = (2, 3);
 
 /// Maximum length of names for edit distance, since its time is quadratic.
-const LONGEST: usize = 256;
+const MAX_COMPARED_CHARS: usize = 256;
 
 /// Returns the end of a sentence with the most similar name, or an empty text.
 pub(crate) fn hint<'a>(name: &str, names: impl IntoIterator<Item = &'a str>) -> String {
@@ -18,24 +18,24 @@ pub(crate) fn nearest<'a>(name: &str, names: impl IntoIterator<Item = &'a str>) 
     if name.is_empty() {
         return None;
     }
-    let wanted = folded(name);
+    let wanted = normalize(name);
     names
         .into_iter()
         .filter(|other| !other.is_empty() && *other != name)
-        .filter_map(|other| Some((distance_to(&wanted, name, other)?, other)))
+        .filter_map(|other| Some((name_distance(&wanted, name, other)?, other)))
         .min()
         .map(|(_, other)| other)
 }
 
 /// Returns the edit distance of two names. If one name ends with the other, as after a forgotten prefix, the
 /// distance is larger than any edit distance, but not `None`.
-fn distance_to(wanted: &str, name: &str, other: &str) -> Option<usize> {
-    let there = folded(other);
+fn name_distance(wanted: &str, name: &str, other: &str) -> Option<usize> {
+    let there = normalize(other);
     let (own, its) = (wanted.chars().count(), there.chars().count());
     let longer = own.max(its);
-    let most = longer * (RIGHT_OF.1 - RIGHT_OF.0) / RIGHT_OF.1;
+    let most = longer * (MIN_SIMILARITY.1 - MIN_SIMILARITY.0) / MIN_SIMILARITY.1;
     let ends = other.ends_with(name) || name.ends_with(other);
-    if own.abs_diff(its) <= most && longer <= LONGEST {
+    if own.abs_diff(its) <= most && longer <= MAX_COMPARED_CHARS {
         let changes = strsim::osa_distance(wanted, &there);
         if changes <= most {
             return Some(changes);
@@ -45,7 +45,7 @@ fn distance_to(wanted: &str, name: &str, other: &str) -> Option<usize> {
 }
 
 /// Normalizes case and separators.
-fn folded(name: &str) -> String {
+fn normalize(name: &str) -> String {
     name.chars()
         .map(|sign| if matches!(sign, '.' | '/' | '-' | ':' | ' ') { '_' } else { sign })
         .flat_map(char::to_lowercase)
@@ -83,7 +83,7 @@ mod tests {
     use super::hint;
 
     #[test]
-    fn what_is_near_is_proposed() {
+    fn suggests_similar_names() {
         let names = ["fc1.weight", "fc1.bias", "fc2.weight", "encoder.layer.0.bias"];
         for (given, meant) in [
             ("fc1.wieght", Some("fc1.weight")),
@@ -104,7 +104,7 @@ mod tests {
 
     /// Names from untrusted files may have any length: the edit distance of long ones would take too long.
     #[test]
-    fn long_names_are_not_compared() {
+    fn skips_long_names() {
         let names: Vec<String> = (0..200).map(|k| format!("{k}{}", "a".repeat(100_000))).collect();
         assert_eq!(hint(&format!("b{}", "a".repeat(100_000)), names.iter().map(String::as_str)), "");
     }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use ortrain_program::{Copied, Observer, Program};
 
-use crate::profile::json;
+use crate::profile::to_json_string;
 
 /// Maximum number of recorded calls, so that a process that runs for weeks does not exhaust its memory.
 const MAX_CALLS: usize = 1_000_000;
@@ -46,9 +46,9 @@ impl Trace {
     }
 
     /// Records the end of a run.
-    pub(crate) fn run(&mut self, start: Instant, end: Instant) {
+    pub(crate) fn record_run(&mut self, start: Instant, end: Instant) {
         let node = self.host.clone();
-        self.add(start, end, || Event { category: "Session", ..call("model_run", node) });
+        self.add(start, end, || Event { category: "Session", ..empty_event("model_run", node) });
     }
 
     /// Returns the calls as a list in the Chrome trace format: `cat`, `pid`, `tid`, `dur`, `ts`, `ph`, `name`
@@ -67,14 +67,15 @@ impl Trace {
                 "{}\n{{\"cat\":{},\"pid\":{process},\"tid\":{},\"dur\":{:.3},\"ts\":{:.3},\"ph\":\"X\",\"name\":{},\
                  \"args\":{{",
                 if at == 0 { "" } else { "," },
-                json(event.category),
+                to_json_string(event.category),
                 u8::from(event.category == "Node"),
                 micros(event.time),
                 micros(event.start),
-                json(&name),
+                to_json_string(&name),
             );
             if event.category == "Node" {
-                let (kind, node, shapes) = (json(event.kind), json(&event.node), json(&event.shapes));
+                let (kind, node, shapes) =
+                    (to_json_string(event.kind), to_json_string(&event.node), to_json_string(&event.shapes));
                 let (flops, bytes) = (event.flops, event.bytes);
                 let _ = write!(
                     out,
@@ -89,7 +90,7 @@ impl Trace {
 }
 
 /// Creates an event without details.
-fn call(kind: &'static str, node: Arc<str>) -> Event {
+fn empty_event(kind: &'static str, node: Arc<str>) -> Event {
     Event {
         category: "Node",
         kind,
@@ -108,16 +109,16 @@ impl Observer for Trace {
             let scheduled = &program.instructions[index];
             let cost = scheduled.instruction.cost(program);
             Event {
-                shapes: scheduled.instruction.shapes(),
+                shapes: scheduled.instruction.describe_sizes(),
                 flops: cost.flops,
                 bytes: cost.bytes,
-                ..call(scheduled.instruction.name(), scheduled.node.clone())
+                ..empty_event(scheduled.instruction.name(), scheduled.node.clone())
             }
         });
     }
 
     fn host(&mut self, node: &str, start: Instant, end: Instant) {
-        self.add(start, end, || call("Host", node.into()));
+        self.add(start, end, || empty_event("Host", node.into()));
     }
 
     fn copied(&mut self, what: Copied, bytes: usize, start: Instant, end: Instant) {
@@ -128,7 +129,7 @@ impl Observer for Trace {
                 Copied::Outputs => "Outputs",
             };
             // Both read and written.
-            Event { shapes: format!("{bytes} bytes"), bytes: 2 * bytes as u64, ..call(kind, node) }
+            Event { shapes: format!("{bytes} bytes"), bytes: 2 * bytes as u64, ..empty_event(kind, node) }
         });
     }
 }
@@ -138,11 +139,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn more_calls_than_may_be_are_left_out() {
+    fn records_at_most_max_calls() {
         let mut trace = Trace::new();
         let now = Instant::now();
         for _ in 0..=MAX_CALLS {
-            trace.run(now, now);
+            trace.record_run(now, now);
         }
         assert_eq!(trace.events.len(), MAX_CALLS);
     }

@@ -4,7 +4,7 @@ use std::borrow::BorrowMut;
 use std::path::Path;
 
 use ortrain_graph::Tensor;
-use ortrain_program::Given;
+use ortrain_program::RunInput;
 
 use crate::optim::OptimizerSpec;
 use crate::{
@@ -72,14 +72,14 @@ pub struct TrainingSession<S = CheckpointState> {
 
 /// The scheduler of a session.
 #[derive(Debug)]
-enum Registered {
+enum SessionScheduler {
     /// Linear scheduler of onnxruntime-training.
     Linear(LinearLRScheduler),
     /// Any schedule.
     Schedule(LrScheduler),
 }
 
-fn unregistered() -> Error {
+fn no_scheduler_error() -> Error {
     Error::State("no learning rate scheduler is registered; register one before a scheduler step".into())
 }
 
@@ -100,7 +100,7 @@ fn unregistered() -> Error {
 pub struct DetachedSession {
     module: Module,
     optimizer: Option<Optimizer>,
-    scheduler: Option<Registered>,
+    scheduler: Option<SessionScheduler>,
 }
 
 impl DetachedSession {
@@ -191,7 +191,7 @@ impl<S: BorrowMut<CheckpointState>> TrainingSession<S> {
     ///
     /// # Errors
     /// If the inputs do not fit, the state is nominal, or the run fails; then nothing has changed.
-    pub fn train_step(&mut self, inputs: &[Given<'_>]) -> Result<Vec<Tensor>> {
+    pub fn train_step(&mut self, inputs: &[RunInput<'_>]) -> Result<Vec<Tensor>> {
         let (module, state) = (&mut self.parts.module, self.state.borrow_mut());
         collect(|deliver| module.train_step(state, inputs, deliver))
     }
@@ -245,7 +245,11 @@ impl<S: BorrowMut<CheckpointState>> TrainingSession<S> {
     /// # Errors
     /// As [`TrainingSession::train_step`]; also if number, types or shapes of `outputs` do not match the
     /// results.
-    pub fn train_step_into(&mut self, inputs: &[Given<'_>], outputs: &mut [Destination<'_>]) -> Result<()> {
+    pub fn train_step_into(
+        &mut self,
+        inputs: &[RunInput<'_>],
+        outputs: &mut [Destination<'_>],
+    ) -> Result<()> {
         self.parts.module.train_step_into(self.state.borrow_mut(), inputs, outputs)
     }
 
@@ -262,9 +266,9 @@ impl<S: BorrowMut<CheckpointState>> TrainingSession<S> {
     ///
     /// # Errors
     /// If there is no evaluation model, the inputs do not fit, the state is nominal, or the run fails.
-    pub fn eval_step(&mut self, inputs: &[Given<'_>]) -> Result<Vec<Tensor>> {
+    pub fn eval_step(&mut self, inputs: &[RunInput<'_>]) -> Result<Vec<Tensor>> {
         let (module, state) = (&mut self.parts.module, self.state.borrow());
-        collect(|deliver| module.eval_step(state, inputs, deliver).map_err(of_session))
+        collect(|deliver| module.eval_step(state, inputs, deliver).map_err(to_session_error))
     }
 
     /// Runs [`TrainingSession::eval_step`] with outputs in memory of the caller.
@@ -285,8 +289,8 @@ impl<S: BorrowMut<CheckpointState>> TrainingSession<S> {
     /// # Errors
     /// As [`TrainingSession::eval_step`]; also if number, types or shapes of `outputs` do not match the
     /// results.
-    pub fn eval_step_into(&mut self, inputs: &[Given<'_>], outputs: &mut [Destination<'_>]) -> Result<()> {
-        self.parts.module.eval_step_into(self.state.borrow(), inputs, outputs).map_err(of_session)
+    pub fn eval_step_into(&mut self, inputs: &[RunInput<'_>], outputs: &mut [Destination<'_>]) -> Result<()> {
+        self.parts.module.eval_step_into(self.state.borrow(), inputs, outputs).map_err(to_session_error)
     }
 
     /// Makes the next training step replace the gradients instead of accumulating. Until then they remain,
@@ -401,7 +405,7 @@ impl<S: BorrowMut<CheckpointState>> TrainingSession<S> {
         self.check_unscheduled()?;
         let state = self.state.borrow_mut();
         let scheduler = LinearLRScheduler::register(state, warmup_step_count, total_step_count, initial_lr)?;
-        self.parts.scheduler = Some(Registered::Linear(scheduler));
+        self.parts.scheduler = Some(SessionScheduler::Linear(scheduler));
         Ok(())
     }
 
@@ -424,7 +428,7 @@ impl<S: BorrowMut<CheckpointState>> TrainingSession<S> {
     pub fn register_lr_scheduler(&mut self, schedule: Schedule, lr: f32) -> Result<()> {
         self.check_unscheduled()?;
         let scheduler = LrScheduler::new(self.state.borrow_mut(), schedule, lr)?;
-        self.parts.scheduler = Some(Registered::Schedule(scheduler));
+        self.parts.scheduler = Some(SessionScheduler::Schedule(scheduler));
         Ok(())
     }
 
@@ -446,7 +450,7 @@ impl<S: BorrowMut<CheckpointState>> TrainingSession<S> {
     pub fn resume_lr_scheduler(&mut self) -> Result<()> {
         self.check_unscheduled()?;
         let scheduler = LrScheduler::resume(self.state.borrow())?;
-        self.parts.scheduler = Some(Registered::Schedule(scheduler));
+        self.parts.scheduler = Some(SessionScheduler::Schedule(scheduler));
         Ok(())
     }
 
@@ -478,7 +482,7 @@ impl<S: BorrowMut<CheckpointState>> TrainingSession<S> {
     #[must_use]
     pub fn schedule(&self) -> Option<&Schedule> {
         match &self.parts.scheduler {
-            Some(Registered::Schedule(scheduler)) => Some(scheduler.schedule()),
+            Some(SessionScheduler::Schedule(scheduler)) => Some(scheduler.schedule()),
             _ => None,
         }
     }
@@ -499,9 +503,9 @@ impl<S: BorrowMut<CheckpointState>> TrainingSession<S> {
     /// If no scheduler is registered.
     pub fn scheduler_step(&mut self) -> Result<()> {
         match &mut self.parts.scheduler {
-            Some(Registered::Linear(scheduler)) => scheduler.step(self.state.borrow_mut()),
-            Some(Registered::Schedule(scheduler)) => scheduler.step(self.state.borrow_mut()),
-            None => Err(unregistered()),
+            Some(SessionScheduler::Linear(scheduler)) => scheduler.step(self.state.borrow_mut()),
+            Some(SessionScheduler::Schedule(scheduler)) => scheduler.step(self.state.borrow_mut()),
+            None => Err(no_scheduler_error()),
         }
     }
 
@@ -522,11 +526,13 @@ impl<S: BorrowMut<CheckpointState>> TrainingSession<S> {
     /// If no scheduler is registered, its schedule requires no value, or the value is invalid.
     pub fn scheduler_step_with(&mut self, value: f64) -> Result<()> {
         match &mut self.parts.scheduler {
-            Some(Registered::Schedule(scheduler)) => scheduler.step_with(self.state.borrow_mut(), value),
-            Some(Registered::Linear(_)) => {
+            Some(SessionScheduler::Schedule(scheduler)) => {
+                scheduler.step_with(self.state.borrow_mut(), value)
+            }
+            Some(SessionScheduler::Linear(_)) => {
                 Err(Error::Argument("a step of the linear learning rate scheduler takes no metric".into()))
             }
-            None => Err(unregistered()),
+            None => Err(no_scheduler_error()),
         }
     }
 
@@ -650,7 +656,7 @@ impl<S: BorrowMut<CheckpointState>> TrainingSession<S> {
         graph_output_names: &[&str],
     ) -> Result<()> {
         let (module, state) = (&self.parts.module, self.state.borrow());
-        module.export_model_for_inferencing(state, path, graph_output_names).map_err(of_session)
+        module.export_model_for_inferencing(state, path, graph_output_names).map_err(to_session_error)
     }
 
     /// Exports like [`TrainingSession::export_model_for_inferencing`] with another threshold: see
@@ -675,7 +681,7 @@ impl<S: BorrowMut<CheckpointState>> TrainingSession<S> {
         above: u64,
     ) -> Result<()> {
         let (module, state) = (&self.parts.module, self.state.borrow());
-        module.export_with_external_data(state, path, graph_output_names, above).map_err(of_session)
+        module.export_with_external_data(state, path, graph_output_names, above).map_err(to_session_error)
     }
 
     /// Returns the inputs of a training or evaluation step, in order. Empty without an evaluation model if
@@ -843,7 +849,7 @@ impl<S: BorrowMut<CheckpointState>> TrainingSession<S> {
 }
 
 /// Rewrites an error of the module in terms of its session.
-fn of_session(error: Error) -> Error {
+fn to_session_error(error: Error) -> Error {
     match error {
         Error::NoEvalModel { call, .. } => Error::NoEvalModel { made: "session", call },
         error => error,

@@ -6,7 +6,7 @@ use ortrain_checkpoint::{ModuleState, NamedTensor, load_safetensors, save_safete
 use ortrain_graph::{DType, Tensor};
 use rustc_hash::FxHashMap;
 
-use crate::file_kind::with_file_kind;
+use crate::file_kind::add_file_kind;
 use crate::{CheckpointState, Error, FileKind, Result};
 
 /// Comparison of a file with the parameters of a state.
@@ -77,7 +77,7 @@ impl CheckpointState {
     pub fn load_parameters(&mut self, path: impl AsRef<Path>, strict: bool) -> Result<LoadReport> {
         let path = path.as_ref();
         let tensors = match ortrain_checkpoint::load(path)
-            .map_err(|error| with_file_kind(error, path, FileKind::Checkpoint))?
+            .map_err(|error| add_file_kind(error, path, FileKind::Checkpoint))?
             .module
         {
             ModuleState::Full { trainable, frozen } => [trainable, frozen].concat(),
@@ -88,7 +88,7 @@ impl CheckpointState {
                 )));
             }
         };
-        self.take(path, tensors, strict, &FxHashMap::default())
+        self.load_tensors(path, tensors, strict, &FxHashMap::default())
     }
 
     /// Loads the parameter values from a safetensors file. `names` maps parameters to different names in the
@@ -117,8 +117,8 @@ impl CheckpointState {
         let path = path.as_ref();
         self.check_names(names)?;
         let tensors =
-            load_safetensors(path).map_err(|error| with_file_kind(error, path, FileKind::Safetensors))?;
-        self.take(path, tensors, strict, names)
+            load_safetensors(path).map_err(|error| add_file_kind(error, path, FileKind::Safetensors))?;
+        self.load_tensors(path, tensors, strict, names)
     }
 
     /// Writes all parameters, including frozen ones, as a safetensors file. `names` maps parameters to
@@ -150,13 +150,13 @@ impl CheckpointState {
 
     fn check_names(&self, names: &FxHashMap<String, String>) -> Result<()> {
         match names.keys().filter(|name| !self.contains(name)).min() {
-            Some(name) => Err(self.unknown(name)),
+            Some(name) => Err(self.unknown_parameter(name)),
             None => Ok(()),
         }
     }
 
     /// Sets the parameters in a file. Nothing changes unless the complete file fits.
-    fn take(
+    fn load_tensors(
         &mut self,
         path: &Path,
         tensors: Vec<NamedTensor>,
@@ -172,7 +172,7 @@ impl CheckpointState {
             match there.remove(names.get(&name).unwrap_or(&name)) {
                 None => report.missing.push(name),
                 Some(tensor) => {
-                    let value = widened(tensor, self.dtype_of(&name)?);
+                    let value = widen(tensor, self.dtype_of(&name)?);
                     self.check_value(&name, &value)?;
                     values.push(value);
                     report.loaded.push(name);
@@ -182,7 +182,7 @@ impl CheckpointState {
         report.unexpected = there.into_keys().collect();
         report.unexpected.sort_unstable();
         if strict && !report.is_complete() {
-            return Err(Error::Names { path: path.to_owned(), report: Box::new(report) });
+            return Err(Error::MismatchedNames { path: path.to_owned(), report: Box::new(report) });
         }
         if self.is_nominal() {
             if !report.missing.is_empty() {
@@ -190,18 +190,18 @@ impl CheckpointState {
             }
             // In parameter order, since no parameter is missing.
             let mut dims = values.iter().map(|value| value.dims().to_vec());
-            self.complete_with(|| dims.next())?;
+            self.make_full(|| dims.next())?;
         }
         for (name, value) in report.loaded.iter().zip(&values) {
             self.set_parameter(name, value)?;
         }
-        self.start_slots()?;
+        self.initialize_slots()?;
         Ok(report)
     }
 }
 
 /// Widens a tensor to a wider float type.
-fn widened(tensor: Tensor, dtype: DType) -> Tensor {
+fn widen(tensor: Tensor, dtype: DType) -> Tensor {
     let exact = match tensor.dtype() {
         DType::F16 | DType::BF16 => matches!(dtype, DType::F32 | DType::F64),
         DType::F32 => dtype == DType::F64,
@@ -211,7 +211,7 @@ fn widened(tensor: Tensor, dtype: DType) -> Tensor {
 }
 
 /// Describes missing and unexpected names as the end of a sentence; lists the first few of each.
-pub(crate) fn difference(report: &LoadReport) -> String {
+pub(crate) fn describe_difference(report: &LoadReport) -> String {
     const SHOWN: usize = 5;
     let list = |names: &[String]| {
         let shown: Vec<String> = names.iter().take(SHOWN).map(|name| format!("{name:?}")).collect();

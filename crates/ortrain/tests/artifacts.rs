@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{collect, given, numbers, recorded};
+use common::{collect, numbers, recorded, run_input};
 use ortrain::artifacts::{
     ArtifactOptions, Artifacts, Loss, OptimizerChoice, OptimizerKind, OptimizerSettings, generate,
 };
@@ -55,7 +55,7 @@ fn assert_same(case: &str, found: &ModelProto, wanted: &ModelProto) {
 }
 
 #[test]
-fn evaluation_and_optimizer_models_are_the_recorded_ones() {
+fn models_equal_recorded_models() {
     use Loss::{BCEWithLogitsLoss, CrossEntropyLoss, L1Loss, MSELoss};
     use OptimizerKind::{AdamW, SGD};
     let clipped = OptimizerSettings {
@@ -114,7 +114,7 @@ fn step(
 ) -> (f32, Vec<Vec<f64>>) {
     let mut state = CheckpointState::from_bytes(checkpoint.to_vec()).unwrap();
     let mut module = Module::new(train, &mut state, None, ModuleOptions::default()).unwrap();
-    let inputs: Vec<_> = inputs.iter().map(given).collect();
+    let inputs: Vec<_> = inputs.iter().map(run_input).collect();
     let loss = collect(|deliver| module.train_step(&mut state, &inputs, deliver)).unwrap()[0].to_f64()[0];
     let gradients =
         parameters.iter().map(|name| module.gradient(name).unwrap().to_tensor().unwrap().to_f64());
@@ -122,7 +122,7 @@ fn step(
 }
 
 #[test]
-fn our_training_models_compute_what_the_recorded_ones_do() {
+fn training_models_match_recorded_results() {
     let cases = [
         ("mlp_adamw_ce", Loss::CrossEntropyLoss, 5),
         ("mlp_sgd_mse", Loss::MSELoss, 5),
@@ -151,7 +151,7 @@ fn our_training_models_compute_what_the_recorded_ones_do() {
 }
 
 #[test]
-fn results_do_not_depend_on_what_was_made_before() {
+fn generation_is_deterministic() {
     let make = || {
         let made =
             generate(recorded("mlp_l1", "forward.onnx").into(), options(Loss::MSELoss, OptimizerKind::AdamW));
@@ -161,7 +161,7 @@ fn results_do_not_depend_on_what_was_made_before() {
 }
 
 #[test]
-fn what_cannot_be_made_is_said() {
+fn reports_impossible_artifacts() {
     let sentence = |change: &dyn Fn(&mut ArtifactOptions)| {
         let mut options = options(Loss::CrossEntropyLoss, OptimizerKind::AdamW);
         change(&mut options);
@@ -336,7 +336,7 @@ fn other_types_than_float32_train_as_well() {
             let optimizer = ModelSource::from_proto(&made.optimizer_model.unwrap()).unwrap();
             let mut optimizer = Optimizer::new(optimizer, &mut state, &module).unwrap();
             optimizer.set_learning_rate(&mut state, 0.05).unwrap();
-            let inputs: Vec<_> = inputs.iter().map(given).collect();
+            let inputs: Vec<_> = inputs.iter().map(run_input).collect();
             let train = |state: &mut CheckpointState, module: &mut Module| {
                 collect(|deliver| module.train_step(state, &inputs, deliver)).unwrap()[0].to_f64()[0]
             };
@@ -405,7 +405,7 @@ fn files_are_written_and_train() {
     let mut optimizer = Optimizer::new(at("a_optimizer_model.onnx").into(), &mut state, &module).unwrap();
     optimizer.set_learning_rate(&mut state, 0.1).unwrap();
     let (x, target) = (Tensor::f32(&[4, 10], &numbers(40, 1)), Tensor::f32(&[4, 5], &numbers(20, 2)));
-    let inputs = [given(&x), given(&target)];
+    let inputs = [run_input(&x), run_input(&target)];
     let mut losses = Vec::new();
     for _ in 0..10 {
         let loss = collect(|deliver| module.train_step(&mut state, &inputs, deliver)).unwrap();
@@ -443,7 +443,7 @@ fn a_forward_model_runs() {
     let mut session = InferenceSession::new(linear(DType::F32), SessionOptions::default()).unwrap();
     assert_eq!(session.inputs()[0].to_string(), "float32[batch, 2]");
     let x = Tensor::f32(&[1, 2], &[1.0, 2.0]);
-    let results = collect(|deliver| session.run(&[given(&x)], deliver)).unwrap();
+    let results = collect(|deliver| session.run(&[run_input(&x)], deliver)).unwrap();
     assert_eq!(results[0], Tensor::f32(&[1, 3], &[0.75; 3]));
     LoadedModel::from_bytes(vec![], ExternalData::none()).unwrap_err();
 }

@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{batch, evaluate, given, gradient, numbers, train};
+use common::{batch, evaluate, gradient, numbers, run_input, train};
 use ortrain::artifacts::{ArtifactOptions, Artifacts, BatchNormMode, Loss, OptimizerKind, generate};
 use ortrain::{
     CheckpointState, DType, ErrorKind, InferenceSession, ModelSource, Module, ModuleOptions, Optimizer,
@@ -20,20 +20,20 @@ const STATISTICS: [&str; 4] = ["one.mean", "one.var", "two.mean", "two.var"];
 const PARAMETERS: [&str; 6] = ["w1", "one.scale", "one.bias", "two.scale", "two.bias", "w2"];
 
 /// Builder of models.
-struct Maker {
+struct ModelBuilder {
     graph: Graph,
     opset: i64,
 }
 
-impl Maker {
-    fn new() -> Maker {
+impl ModelBuilder {
+    fn new() -> ModelBuilder {
         let mut graph = Graph::new("graph");
         let x = graph.add_value(
             "x",
             ValueType::Tensor(DType::F32, Some([Dim::symbol("n"), 10.into()].into_iter().collect())),
         );
         graph.inputs.push(x);
-        Maker { graph, opset: 17 }
+        ModelBuilder { graph, opset: 17 }
     }
 
     fn weight(&mut self, name: &str, dims: &[usize], seed: u32) -> ValueId {
@@ -87,12 +87,12 @@ impl Maker {
 }
 
 /// Two normalizations in sequence.
-fn two() -> ModelProto {
+fn two_normalizations() -> ModelProto {
     two_with("Relu")
 }
 
 fn two_with(activation: &str) -> ModelProto {
-    let mut maker = Maker::new();
+    let mut maker = ModelBuilder::new();
     let h = maker.hidden();
     let one = maker.parameters("one", 10);
     let a = maker.norm("a", h, one);
@@ -120,11 +120,11 @@ fn options(trained: &[&str], batch_norm: BatchNormMode) -> ArtifactOptions {
     }
 }
 
-fn made(model: &ModelProto, trained: &[&str], batch_norm: BatchNormMode) -> Artifacts {
+fn generate_artifacts(model: &ModelProto, trained: &[&str], batch_norm: BatchNormMode) -> Artifacts {
     generate(source(model), options(trained, batch_norm)).unwrap()
 }
 
-fn refused(model: &ModelProto, options: ArtifactOptions) -> (ErrorKind, String) {
+fn generation_error(model: &ModelProto, options: ArtifactOptions) -> (ErrorKind, String) {
     let error = generate(source(model), options).expect_err("it is refused");
     (error.kind(), error.to_string())
 }
@@ -205,8 +205,8 @@ fn assert_blended(new: &[f32], old: &[f32], batch: &[f64]) {
 }
 
 #[test]
-fn statistics_that_are_updated_are_parameters() {
-    let artifacts = made(&two(), &PARAMETERS, BatchNormMode::Auto);
+fn updated_statistics_are_parameters() {
+    let artifacts = generate_artifacts(&two_normalizations(), &PARAMETERS, BatchNormMode::Auto);
     let parameters = [
         "w1",
         "one.scale",
@@ -231,7 +231,7 @@ fn statistics_that_are_updated_are_parameters() {
     // Naming them changes nothing.
     let mut named = options(&PARAMETERS, BatchNormMode::Auto);
     named.frozen_params = names(&STATISTICS);
-    let named = generate(source(&two()), named).unwrap();
+    let named = generate(source(&two_normalizations()), named).unwrap();
     assert_eq!(named.training_model, artifacts.training_model);
     assert_eq!(named.eval_model, artifacts.eval_model);
     assert_eq!(named.checkpoint, artifacts.checkpoint);
@@ -239,7 +239,7 @@ fn statistics_that_are_updated_are_parameters() {
 
 #[test]
 fn a_step_uses_the_batch_and_updates_the_running_statistics() {
-    let artifacts = made(&two(), &PARAMETERS, BatchNormMode::Auto);
+    let artifacts = generate_artifacts(&two_normalizations(), &PARAMETERS, BatchNormMode::Auto);
     let mut run = Run::new(&artifacts);
     let data = batch(6, 1);
     let before = run.values(&STATISTICS);
@@ -260,7 +260,7 @@ fn a_step_uses_the_batch_and_updates_the_running_statistics() {
 
 #[test]
 fn gradients_are_those_of_finite_differences() {
-    let artifacts = made(&two_with("Tanh"), &PARAMETERS, BatchNormMode::Auto);
+    let artifacts = generate_artifacts(&two_with("Tanh"), &PARAMETERS, BatchNormMode::Auto);
     let mut run = Run::new(&artifacts);
     let data = batch(7, 2);
     run.module.lazy_reset_grad();
@@ -283,9 +283,9 @@ fn gradients_are_those_of_finite_differences() {
 }
 
 #[test]
-fn where_nothing_of_it_is_trained_a_normalization_stays_as_it_is() {
+fn untrained_normalization_is_unchanged() {
     // Only the second normalization is trained.
-    let artifacts = made(&two(), &["two.bias", "w2"], BatchNormMode::Auto);
+    let artifacts = generate_artifacts(&two_normalizations(), &["two.bias", "w2"], BatchNormMode::Auto);
     assert_eq!(count(&artifacts.training_model, "BatchNormInternal"), 1);
     assert_eq!(count(&artifacts.training_model, "BatchNormalization"), 1);
     let mut run = Run::new(&artifacts);
@@ -295,7 +295,7 @@ fn where_nothing_of_it_is_trained_a_normalization_stays_as_it_is() {
     assert_ne!(run.values(&STATISTICS[2..]), before);
 
     // Without trained normalizations, training and evaluation compute the same.
-    let artifacts = made(&two(), &["w1", "w2"], BatchNormMode::Auto);
+    let artifacts = generate_artifacts(&two_normalizations(), &["w1", "w2"], BatchNormMode::Auto);
     assert_eq!(count(&artifacts.training_model, "BatchNormInternal"), 0);
     let mut run = Run::new(&artifacts);
     let data = batch(6, 3);
@@ -304,9 +304,9 @@ fn where_nothing_of_it_is_trained_a_normalization_stays_as_it_is() {
 }
 
 #[test]
-fn the_mode_may_be_chosen_for_all() {
-    let model = two();
-    let frozen = made(&model, &PARAMETERS, BatchNormMode::Freeze);
+fn mode_applies_to_all_normalizations() {
+    let model = two_normalizations();
+    let frozen = generate_artifacts(&model, &PARAMETERS, BatchNormMode::Freeze);
     let mut run = Run::new(&frozen);
     assert_eq!(run.module.parameters_size(&run.state, false), 10 * HIDDEN + 4 * HIDDEN + 5 * HIDDEN);
     let data = batch(6, 4);
@@ -315,7 +315,7 @@ fn the_mode_may_be_chosen_for_all() {
     let bias = common::gradient(&run.module, "one.bias");
     assert!(bias.iter().any(|&g| g != 0.0), "its scale and bias are trained all the same");
 
-    let trained = made(&model, &["w2"], BatchNormMode::Train);
+    let trained = generate_artifacts(&model, &["w2"], BatchNormMode::Train);
     let mut run = Run::new(&trained);
     let before = run.values(&STATISTICS);
     run.step(&data);
@@ -335,8 +335,8 @@ fn the_mode_may_be_chosen_for_all() {
 }
 
 #[test]
-fn what_the_model_says_makes_no_difference() {
-    let plain = two();
+fn model_training_mode_is_ignored() {
+    let plain = two_normalizations();
     let mut training = plain.clone();
     for node in &mut training.graph.as_mut().unwrap().node {
         if node.op_type == "BatchNormalization" {
@@ -357,7 +357,7 @@ fn what_the_model_says_makes_no_difference() {
         (&PARAMETERS[..], BatchNormMode::Freeze),
         (&["w1", "w2"], BatchNormMode::Auto),
     ] {
-        let artifacts = [&plain, &training].map(|model| made(model, trained, mode));
+        let artifacts = [&plain, &training].map(|model| generate_artifacts(model, trained, mode));
         let eval = &artifacts[1].eval_model;
         for node in
             eval.graph.as_ref().unwrap().node.iter().filter(|node| node.op_type == "BatchNormalization")
@@ -377,7 +377,7 @@ fn what_the_model_says_makes_no_difference() {
 #[test]
 fn outputs_with_new_statistics() {
     // Outputs that depend on the new running statistics use them in training, and the old ones in evaluation.
-    let mut model = two();
+    let mut model = two_normalizations();
     let graph = model.graph.as_mut().unwrap();
     let norm = graph.node.iter_mut().find(|node| node.op_type == "BatchNormalization").unwrap();
     norm.attribute.push(ortrain_onnx::AttributeProto {
@@ -394,7 +394,7 @@ fn outputs_with_new_statistics() {
         let mut run = Run::new(&generate(source(&model), options).unwrap());
         let before = run.value("one.mean");
         let data = batch(6, 6);
-        let inputs = [given(&data.0), given(&data.1)];
+        let inputs = [run_input(&data.0), run_input(&data.1)];
         let results =
             common::collect(|deliver| run.module.train_step(&mut run.state, &inputs, deliver)).unwrap();
         assert_eq!(results[1].to_vec::<f32>(), run.value("one.mean"));
@@ -405,8 +405,8 @@ fn outputs_with_new_statistics() {
 }
 
 #[test]
-fn saved_loaded_exported() {
-    let artifacts = made(&two(), &PARAMETERS, BatchNormMode::Auto);
+fn statistics_survive_save_load_export() {
+    let artifacts = generate_artifacts(&two_normalizations(), &PARAMETERS, BatchNormMode::Auto);
     let mut run = Run::new(&artifacts);
     let data = [batch(6, 7), batch(9, 8)];
     run.step(&data[0]);
@@ -432,7 +432,7 @@ fn saved_loaded_exported() {
         .collect();
     assert!(STATISTICS.iter().all(|name| kept.contains(name)), "{kept:?}");
     let mut session = InferenceSession::new(bytes.into(), SessionOptions::default()).unwrap();
-    let x = [given(&data[0].0)];
+    let x = [run_input(&data[0].0)];
     let scores = common::collect(|deliver| session.run(&x, deliver)).unwrap()[0].to_f64();
     let labels = data[0].1.to_vec::<i64>();
     let loss = |(row, &label): (&[f64], &i64)| {
@@ -444,8 +444,8 @@ fn saved_loaded_exported() {
 }
 
 #[test]
-fn a_step_that_fails_or_sees_nothing_leaves_the_statistics() {
-    let artifacts = made(&two(), &PARAMETERS, BatchNormMode::Auto);
+fn failed_or_empty_step_keeps_statistics() {
+    let artifacts = generate_artifacts(&two_normalizations(), &PARAMETERS, BatchNormMode::Auto);
     for name in ["cpu", "reference"] {
         let options = ModuleOptions::default().backend(backend(name, 1).unwrap());
         let mut run = Run::on(&artifacts, artifacts.checkpoint_bytes().unwrap(), options);
@@ -453,7 +453,8 @@ fn a_step_that_fails_or_sees_nothing_leaves_the_statistics() {
         let x = Tensor::f32(&[3, 10], &numbers(30, 1));
         let labels = Tensor::i64(&[3], &[0, 1, 5]);
         let outcome =
-            run.module.train_step(&mut run.state, &[given(&x), given(&labels)], &mut |_, _, _, _| Ok(()));
+            run.module
+                .train_step(&mut run.state, &[run_input(&x), run_input(&labels)], &mut |_, _, _, _| Ok(()));
         assert_eq!(outcome.expect_err("there is no class 5").kind(), ErrorKind::InvalidArgument);
         assert_eq!(run.values(&STATISTICS), before);
         let loss = train(&mut run.module, &mut run.state, &batch(0, 1));
@@ -467,7 +468,7 @@ fn a_step_that_fails_or_sees_nothing_leaves_the_statistics() {
 
 #[test]
 fn same_bits_at_every_thread_count() {
-    let artifacts = made(&two(), &PARAMETERS, BatchNormMode::Auto);
+    let artifacts = generate_artifacts(&two_normalizations(), &PARAMETERS, BatchNormMode::Auto);
     let bits = |threads: usize| {
         let options = ModuleOptions::default().backend(backend("cpu", threads).unwrap());
         let mut run = Run::on(&artifacts, artifacts.checkpoint_bytes().unwrap(), options);
@@ -484,13 +485,13 @@ fn same_bits_at_every_thread_count() {
 }
 
 #[test]
-fn normalizations_that_share_statistics_update_them_one_after_the_other() {
-    let mut maker = Maker::new();
+fn shared_statistics_update_in_order() {
+    let mut maker = ModelBuilder::new();
     let h = maker.hidden();
     let parameters = maker.parameters("one", 10);
     let a = maker.norm("a", h, parameters);
     let b = maker.norm("b", a, parameters);
-    let artifacts = made(&maker.finish(b), &["one.scale", "w2"], BatchNormMode::Auto);
+    let artifacts = generate_artifacts(&maker.finish(b), &["one.scale", "w2"], BatchNormMode::Auto);
     let mut run = Run::new(&artifacts);
     let [before, scale, bias, w] = ["one.mean", "one.scale", "one.bias", "w1"]
         .map(|name| run.state.parameter(name).map(|p| p.to_tensor().unwrap().to_vec::<f32>()));
@@ -510,7 +511,7 @@ fn normalizations_that_share_statistics_update_them_one_after_the_other() {
 
 /// Builds a constant vector with the length of a row of `h`. `h` is trained, but no gradient reaches it from
 /// the vector.
-fn untouched(maker: &mut Maker, how: &str, value: f32, h: ValueId) -> ValueId {
+fn gradient_free_vector(maker: &mut ModelBuilder, how: &str, value: f32, h: ValueId) -> ValueId {
     let name = |part: &str| format!("{how}.{value}.{part}");
     let number = maker.graph.add_constant(&name("number"), Tensor::f32(&[], &[value]));
     let cast = |dtype: DType| Attrs::new().with("to", i64::from(dtype.to_onnx()));
@@ -546,18 +547,20 @@ fn untouched(maker: &mut Maker, how: &str, value: f32, h: ValueId) -> ValueId {
 }
 
 #[test]
-fn what_no_gradient_reaches_is_not_trained() {
+fn normalizations_without_gradient_are_not_trained() {
     for how in ["like", "filled", "whole", "chosen", "sign"] {
-        let mut maker = Maker::new();
+        let mut maker = ModelBuilder::new();
         let h = maker.hidden();
         let [_, _, mean, var] = maker.parameters("one", 10);
-        let (scale, bias) = (untouched(&mut maker, how, 1.0, h), untouched(&mut maker, how, 0.0, h));
+        let (scale, bias) =
+            (gradient_free_vector(&mut maker, how, 1.0, h), gradient_free_vector(&mut maker, how, 0.0, h));
         let a = maker.norm("a", h, [scale, bias, mean, var]);
         // A regular normalization after it keeps its mode.
         let two = maker.parameters("two", 20);
         let b = maker.norm("b", a, two);
         let model = maker.finish(b);
-        let artifacts = made(&model, &["w1", "w2", "two.scale", "two.bias"], BatchNormMode::Auto);
+        let artifacts =
+            generate_artifacts(&model, &["w1", "w2", "two.scale", "two.bias"], BatchNormMode::Auto);
         assert_eq!(count(&artifacts.training_model, INTERNAL), 1, "{how}");
         let held = inputs(artifacts.training_model.graph.as_ref());
         let updated: Vec<&str> =
@@ -565,18 +568,18 @@ fn what_no_gradient_reaches_is_not_trained() {
         assert_eq!(updated, ["two.mean", "two.var"], "{how}");
         let mut run = Run::new(&artifacts);
         assert!(run.step(&batch(8, 3)).is_finite(), "{how}");
-        let frozen = made(&model, &["w1", "w2"], BatchNormMode::Auto);
+        let frozen = generate_artifacts(&model, &["w1", "w2"], BatchNormMode::Auto);
         assert_eq!(count(&frozen.training_model, INTERNAL), 0, "{how}");
-        let all = made(&model, &["w1", "w2"], BatchNormMode::Train);
+        let all = generate_artifacts(&model, &["w1", "w2"], BatchNormMode::Train);
         assert_eq!(count(&all.training_model, INTERNAL), 2, "{how}");
     }
 }
 
 /// A scale that is computed from a parameter is trained if a gradient reaches the parameter.
 #[test]
-fn what_a_gradient_reaches_is_trained() {
+fn computed_scales_with_gradient_are_trained() {
     for how in ["Identity", "Mul", "Expand", "CastLike", "Where"] {
-        let mut maker = Maker::new();
+        let mut maker = ModelBuilder::new();
         let h = maker.hidden();
         let [_, bias, mean, var] = maker.parameters("one", 10);
         let dims: &[usize] = if how == "Expand" { &[] } else { &[HIDDEN] };
@@ -599,9 +602,9 @@ fn what_a_gradient_reaches_is_trained() {
         };
         let a = maker.norm("a", h, [scale, bias, mean, var]);
         let model = maker.finish(a);
-        let artifacts = made(&model, &["gain"], BatchNormMode::Auto);
+        let artifacts = generate_artifacts(&model, &["gain"], BatchNormMode::Auto);
         assert_eq!(count(&artifacts.training_model, INTERNAL), 1, "{how}");
-        let artifacts = made(&model, &["w1"], BatchNormMode::Auto);
+        let artifacts = generate_artifacts(&model, &["w1"], BatchNormMode::Auto);
         assert_eq!(count(&artifacts.training_model, INTERNAL), 0, "{how}");
     }
 }
@@ -609,7 +612,7 @@ fn what_a_gradient_reaches_is_trained() {
 /// Weights standardized by a normalization (`F.batch_norm` of PyTorch) with computed statistics, followed by
 /// a regular normalization.
 fn standardized(trained: bool) -> (ModelProto, Vec<&'static str>) {
-    let mut maker = Maker::new();
+    let mut maker = ModelBuilder::new();
     let w = maker.weight("w1", &[HIDDEN, 10], 1);
     let gain = maker.weight("gain", &[HIDDEN], 30);
     let zeros = maker.graph.add_constant("zeros", Tensor::f32(&[HIDDEN], &[0.0; HIDDEN]));
@@ -637,10 +640,10 @@ fn standardized(trained: bool) -> (ModelProto, Vec<&'static str>) {
 /// Statistics of a weight are computed in training as in the model, and its gradient passes through them. A
 /// regular normalization uses the statistics of the batch.
 #[test]
-fn statistics_that_are_computed_are_used_as_they_are() {
+fn computed_statistics_are_used_unchanged() {
     for trained in [true, false] {
         let (model, names) = standardized(trained);
-        let artifacts = made(&model, &names, BatchNormMode::Auto);
+        let artifacts = generate_artifacts(&model, &names, BatchNormMode::Auto);
         assert_eq!(count(&artifacts.training_model, INTERNAL), 1, "trained: {trained}");
         let held = inputs(artifacts.training_model.graph.as_ref());
         assert!(held.contains(&"one.mean".to_owned()) && held.contains(&"one.var".to_owned()), "{held:?}");
@@ -670,20 +673,20 @@ fn statistics_that_are_computed_are_used_as_they_are() {
 }
 
 #[test]
-fn statistics_that_nothing_can_update_are_refused() {
-    let model = two();
-    let (kind, message) = refused(&model, options(&["w2", "two.mean"], BatchNormMode::Auto));
+fn rejects_statistics_without_storage() {
+    let model = two_normalizations();
+    let (kind, message) = generation_error(&model, options(&["w2", "two.mean"], BatchNormMode::Auto));
     assert_eq!(kind, ErrorKind::InvalidModel);
     assert!(
         message.contains("\"two.mean\" cannot be trained by gradients")
             && message.contains("BatchNormalization_b"),
         "{message}"
     );
-    let (_, message) = refused(&model, options(&["w2", "two.mean"], BatchNormMode::Freeze));
+    let (_, message) = generation_error(&model, options(&["w2", "two.mean"], BatchNormMode::Freeze));
     assert!(message.contains("cannot be trained by gradients"), "{message}");
 
     // Statistics that the model computes from its inputs.
-    let mut maker = Maker::new();
+    let mut maker = ModelBuilder::new();
     let h = maker.hidden();
     let parameters = maker.parameters("one", 10);
     let axes = maker.graph.add_constant("axes", Tensor::i64(&[1], &[0]));
@@ -696,7 +699,7 @@ fn statistics_that_nothing_can_update_are_refused() {
     let _ = axes;
     let a = maker.norm("a", h, [parameters[0], parameters[1], mean, parameters[3]]);
     let model = maker.finish(a);
-    let (kind, message) = refused(&model, options(&["one.scale"], BatchNormMode::Train));
+    let (kind, message) = generation_error(&model, options(&["one.scale"], BatchNormMode::Train));
     assert_eq!(kind, ErrorKind::NotImplemented);
     assert!(
         message.contains(
@@ -705,20 +708,20 @@ fn statistics_that_nothing_can_update_are_refused() {
         ),
         "{message}"
     );
-    made(&model, &["one.scale", "w1"], BatchNormMode::Freeze);
+    generate_artifacts(&model, &["one.scale", "w1"], BatchNormMode::Freeze);
     for trained in [&["w1"][..], &["one.scale"], &["one.scale", "w1"]] {
-        let artifacts = made(&model, trained, BatchNormMode::Auto);
+        let artifacts = generate_artifacts(&model, trained, BatchNormMode::Auto);
         assert_eq!(count(&artifacts.training_model, INTERNAL), 0, "{trained:?}");
     }
 
     // Statistics that are inputs of the model.
-    let mut maker = Maker::new();
+    let mut maker = ModelBuilder::new();
     let h = maker.hidden();
     let [scale, bias, _, var] = maker.parameters("one", 10);
     let mean = maker.graph.add_value("given", ValueType::tensor(DType::F32, &[HIDDEN]));
     maker.graph.inputs.push(mean);
     let a = maker.norm("a", h, [scale, bias, mean, var]);
-    let (_, message) = refused(&maker.finish(a), options(&["one.scale"], BatchNormMode::Auto));
+    let (_, message) = generation_error(&maker.finish(a), options(&["one.scale"], BatchNormMode::Auto));
     assert!(
         message.contains(
             "training would update its running statistics, but \"given\" is not constant in the model; make it an \
@@ -728,26 +731,26 @@ fn statistics_that_nothing_can_update_are_refused() {
     );
 
     // An initializer that is also a bias: the running mean becomes a separate initializer.
-    let mut maker = Maker::new();
+    let mut maker = ModelBuilder::new();
     let h = maker.hidden();
     let [scale, bias, _, var] = maker.parameters("one", 10);
     let a = maker.norm("a", h, [scale, bias, bias, var]);
     let model = maker.finish(a);
     for trained in ["one.scale", "one.bias"] {
-        let mut run = Run::new(&made(&model, &[trained], BatchNormMode::Auto));
+        let mut run = Run::new(&generate_artifacts(&model, &[trained], BatchNormMode::Auto));
         let (parameter, mean) = (run.value(trained), run.value("one.bias/statistic"));
         run.step(&batch(6, 1));
         assert_ne!(run.value(trained), parameter);
         assert_ne!(run.value("one.bias/statistic"), mean);
     }
-    made(&model, &["one.scale"], BatchNormMode::Freeze);
+    generate_artifacts(&model, &["one.scale"], BatchNormMode::Freeze);
 
     // An initializer that represents two statistics.
-    let mut maker = Maker::new();
+    let mut maker = ModelBuilder::new();
     let h = maker.hidden();
     let [scale, bias, _, var] = maker.parameters("one", 10);
     let a = maker.norm("a", h, [scale, bias, var, var]);
-    let (_, message) = refused(&maker.finish(a), options(&["one.scale"], BatchNormMode::Auto));
+    let (_, message) = generation_error(&maker.finish(a), options(&["one.scale"], BatchNormMode::Auto));
     assert!(message.contains("uses the same value"), "{message}");
 }
 
@@ -755,14 +758,14 @@ fn statistics_that_nothing_can_update_are_refused() {
 fn statistics_may_be_computed_from_constants() {
     // Shared by an Identity, as some exporters write equal initializers: each normalization gets its own
     // copy.
-    let mut maker = Maker::new();
+    let mut maker = ModelBuilder::new();
     let h = maker.hidden();
     let one = maker.parameters("one", 10);
     let a = maker.norm("a", h, one);
     let [scale, bias, _, var] = maker.parameters("two", 20);
     let mean = maker.node("Identity", "two.copy", &[one[2]], Attrs::new());
     let b = maker.norm("b", a, [scale, bias, mean, var]);
-    let artifacts = made(&maker.finish(b), &PARAMETERS, BatchNormMode::Auto);
+    let artifacts = generate_artifacts(&maker.finish(b), &PARAMETERS, BatchNormMode::Auto);
     assert_eq!(count(&artifacts.eval_model, "Identity"), 0);
     let mut run = Run::new(&artifacts);
     assert_eq!(run.value("one.mean"), run.value("two.copy"));
@@ -773,7 +776,7 @@ fn statistics_may_be_computed_from_constants() {
 
 /// `x w1`, normalized if its sum is positive, otherwise doubled. The statistics belong to the branch.
 fn branching() -> ModelProto {
-    let mut maker = Maker::new();
+    let mut maker = ModelBuilder::new();
     let h = maker.hidden();
     let all = [h, maker.weight("one.scale", &[HIDDEN], 10), maker.weight("one.bias", &[HIDDEN], 11)];
     let sum = maker.node("ReduceSum", "sum", &[h], Attrs::new().with("keepdims", 0i64));
@@ -784,7 +787,7 @@ fn branching() -> ModelProto {
         let inputs: Vec<ValueId> =
             all.iter().map(|&id| graph.add_value(maker.graph.name_of(id), ValueType::Unknown)).collect();
         graph.inputs.clone_from(&inputs);
-        let mut inner = Maker { graph, opset: 17 };
+        let mut inner = ModelBuilder { graph, opset: 17 };
         let y = if normalized {
             let mean = inner.weight("one.mean", &[HIDDEN], 12);
             let var = Tensor::f32(&[HIDDEN], &[1.0; HIDDEN]);
@@ -803,8 +806,9 @@ fn branching() -> ModelProto {
 }
 
 #[test]
-fn in_branches() {
-    let artifacts = made(&branching(), &["w1", "one.scale", "one.bias", "w2"], BatchNormMode::Auto);
+fn statistics_in_branches() {
+    let artifacts =
+        generate_artifacts(&branching(), &["w1", "one.scale", "one.bias", "w2"], BatchNormMode::Auto);
     let mut run = Run::new(&artifacts);
     let w = run.value("w1");
     let statistics = ["one.mean", "one.var"];
@@ -835,7 +839,7 @@ fn in_branches() {
 fn statistics_of_every_element_of_a_row() {
     // In opset 7, `spatial=0` requests statistics of every element. A row has one axis here, so they are
     // column statistics.
-    let mut maker = Maker::new();
+    let mut maker = ModelBuilder::new();
     maker.opset = 7;
     let h = maker.hidden();
     let one = maker.parameters("one", 10);

@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use common::numbers;
 use ortrain::{
-    DType, Destination, ErrorKind, Feed, Fetch, Given, InferenceSession, Lent, Memory, ModelProto,
-    ModelSource, OperatorSetIdProto, SessionOptions, Tensor, Value, decode_model,
+    DType, Destination, ErrorKind, Feed, Fetch, InferenceSession, Lent, Memory, ModelProto, ModelSource,
+    OperatorSetIdProto, RunInput, SessionOptions, Tensor, Value, decode_model,
 };
 
 const MODEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/perceptron.onnx");
@@ -31,7 +31,7 @@ fn lent<'a>(memory: &'a Arc<Memory>, dims: &'a [usize]) -> Lent<'a> {
 }
 
 #[test]
-fn values_of_the_caller_give_the_bits_of_others() {
+fn caller_memory_gives_identical_results() {
     let mut session = session();
     let x = numbers(ROWS * 64, 1);
     let tensor = Tensor::f32(&[ROWS, 64], &x);
@@ -48,7 +48,7 @@ fn values_of_the_caller_give_the_bits_of_others() {
     }
     // The same output as a separate value.
     let both = [Fetch { output: 0, into: None }, fetch];
-    let found = session.run_bound(&[("x", Given::from(&tensor).into())], &both, true).unwrap();
+    let found = session.run_bound(&[("x", RunInput::from(&tensor).into())], &both, true).unwrap();
     assert_eq!(found, [Some(expected[0].clone()), None]);
     // The memory is read at every run.
     inside.clear().unwrap();
@@ -61,7 +61,7 @@ fn values_of_the_caller_give_the_bits_of_others() {
 type Case<'a> = (&'a [(&'a str, Feed<'a>)], &'a [Fetch<'a>], &'a str);
 
 #[test]
-fn what_does_not_fit_is_refused() {
+fn rejects_invalid_feeds_and_fetches() {
     let mut session = session();
     let x = memory_of(&numbers(ROWS * 64, 1));
     let logits = Arc::new(Memory::new(4 * ROWS * 10));
@@ -99,7 +99,7 @@ fn what_does_not_fit_is_refused() {
 }
 
 /// Positions of nonzero elements; their number is unknown before the run.
-fn places() -> ModelProto {
+fn nonzero_positions_model() -> ModelProto {
     let mut model = decode_model(std::fs::read(MODEL).unwrap()).unwrap();
     let graph = model.graph.as_mut().unwrap();
     graph.initializer.clear();
@@ -116,15 +116,15 @@ fn places() -> ModelProto {
 }
 
 #[test]
-fn results_of_unknown_shapes_are_written_whole_or_not() {
-    let source = ModelSource::from_proto(&places()).unwrap();
+fn unknown_shape_results_are_all_or_nothing() {
+    let source = ModelSource::from_proto(&nonzero_positions_model()).unwrap();
     let mut session = InferenceSession::new(source, SessionOptions::default()).unwrap();
     let mut x = vec![0.0; 64];
     (x[3], x[60]) = (1.0, -1.0);
     let x = Tensor::f32(&[1, 64], &x);
     let mut found = [0_u8; 32];
     let mut run = |dims: &[usize], bytes: &mut [u8]| {
-        session.run_into(&[Given::from(&x)], &mut [Destination { dtype: DType::I64, dims, bytes }])
+        session.run_into(&[RunInput::from(&x)], &mut [Destination { dtype: DType::I64, dims, bytes }])
     };
     run(&[2, 2], &mut found).unwrap();
     let read: Vec<i64> = found.as_chunks().0.iter().map(|bytes| i64::from_le_bytes(*bytes)).collect();

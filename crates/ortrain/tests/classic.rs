@@ -9,7 +9,7 @@ mod setup {
 use ortrain::classic::{RunOptions, TrainingParameters, TrainingSession};
 use std::sync::Arc;
 
-use ortrain::{DType, Feed, Fetch, Given, Lent, Memory, ModuleOptions, Tensor, backend};
+use ortrain::{DType, Feed, Fetch, Lent, Memory, ModuleOptions, RunInput, Tensor, backend};
 
 const WEIGHTS: [&str; 4] = ["fc1.bias", "fc1.weight", "fc2.bias", "fc2.weight"];
 /// Rows of a batch, sufficient for several threads.
@@ -23,15 +23,18 @@ fn session(optimizer: &str, weights: &[&str], narrow: Option<DType>) -> Training
 }
 
 /// Runs some steps and returns the state.
-fn trained(session: &mut TrainingSession, scale: f32) -> Vec<(String, Tensor)> {
+fn run_steps(session: &mut TrainingSession, scale: f32) -> Vec<(String, Tensor)> {
     let x: Vec<f32> = (0..ROWS * 64).map(|k| (k as f32 * 0.37).sin()).collect();
     let labels: Vec<i64> = (0..ROWS).map(|row| (row * 7 % 10) as i64).collect();
     let (x, labels) = (Tensor::f32(&[ROWS, 64], &x), Tensor::i64(&[ROWS], &labels));
     let (rate, scale) = (Tensor::f32(&[1], &[0.01]), Tensor::f32(&[1], &[scale]));
-    let mut feeds =
-        vec![("x", Given::from(&x)), ("labels", Given::from(&labels)), ("Learning_Rate", Given::from(&rate))];
+    let mut feeds = vec![
+        ("x", RunInput::from(&x)),
+        ("labels", RunInput::from(&labels)),
+        ("Learning_Rate", RunInput::from(&rate)),
+    ];
     if let Some(name) = session.loss_scale_input_name() {
-        feeds.push((name, Given::from(&scale)));
+        feeds.push((name, RunInput::from(&scale)));
     }
     for _ in 0..3 {
         session.run_tensors(&feeds, &["loss"], RunOptions::default()).expect("it runs");
@@ -45,7 +48,7 @@ fn same_bits_at_every_thread_count() {
         for narrow in [None, Some(DType::F16), Some(DType::BF16)] {
             let run = |threads: usize| {
                 backend("cpu", threads).expect("there is a CPU");
-                trained(&mut session(optimizer, &WEIGHTS, narrow), 1024.0)
+                run_steps(&mut session(optimizer, &WEIGHTS, narrow), 1024.0)
             };
             let one = run(1);
             for threads in [1, 2, 3] {
@@ -63,11 +66,11 @@ fn instructions_of_update(session: &TrainingSession) -> usize {
 }
 
 #[test]
-fn an_update_is_as_long_for_two_weights_as_for_four() {
+fn update_size_is_independent_of_weight_count() {
     for optimizer in ["SGDOptimizer", "AdamOptimizer", "LambOptimizer"] {
         let count = |weights: &[&str]| {
             let mut session = session(optimizer, weights, None);
-            trained(&mut session, 1.0);
+            run_steps(&mut session, 1.0);
             instructions_of_update(&session)
         };
         let (two, four) = (count(&WEIGHTS[2..]), count(&WEIGHTS));
@@ -80,7 +83,7 @@ fn an_update_is_as_long_for_two_weights_as_for_four() {
 fn a_step_in_mixed_precision_takes_no_more_memory() {
     let memory = |narrow: Option<DType>| {
         let mut session = session("AdamOptimizer", &WEIGHTS, narrow);
-        trained(&mut session, 1024.0);
+        run_steps(&mut session, 1024.0);
         session.module().memory().total()
     };
     let (wide, narrow) = (memory(None), memory(Some(DType::F16)));
@@ -88,12 +91,12 @@ fn a_step_in_mixed_precision_takes_no_more_memory() {
 }
 
 #[test]
-fn a_step_that_is_not_finite_changes_nothing() {
+fn non_finite_step_changes_nothing() {
     for optimizer in ["SGDOptimizer", "AdamOptimizer", "LambOptimizer"] {
         let mut session = session(optimizer, &WEIGHTS, Some(DType::F16));
         let before: Vec<(String, Tensor)> = session.state().expect("it is whole").into_iter().collect();
-        assert_eq!(trained(&mut session, 2f32.powi(40)), before, "{optimizer}");
-        assert_ne!(trained(&mut session, 1024.0), before, "{optimizer} goes on");
+        assert_eq!(run_steps(&mut session, 2f32.powi(40)), before, "{optimizer}");
+        assert_ne!(run_steps(&mut session, 1024.0), before, "{optimizer} goes on");
     }
 }
 
@@ -119,8 +122,8 @@ impl Batch {
     /// Returns the feeds of a run, with `x` in place or as a tensor.
     fn feeds<'a>(&'a self, in_place: bool, rate: &'a Tensor, scale: &'a Tensor) -> Vec<(&'a str, Feed<'a>)> {
         let lent = Lent { dtype: DType::F32, dims: &DIMS, memory: &self.memory };
-        let x: Feed<'_> = if in_place { lent.into() } else { Given::from(&self.x).into() };
-        let other = |tensor: &'a Tensor| Feed::from(Given::from(tensor));
+        let x: Feed<'_> = if in_place { lent.into() } else { RunInput::from(&self.x).into() };
+        let other = |tensor: &'a Tensor| Feed::from(RunInput::from(tensor));
         vec![
             ("x", x),
             ("labels", other(&self.labels)),
@@ -131,7 +134,7 @@ impl Batch {
 }
 
 #[test]
-fn a_run_reads_values_where_they_lie() {
+fn run_reads_inputs_in_place() {
     let batch = Batch::new();
     let (rate, scale) = (Tensor::f32(&[1], &[0.01]), Tensor::f32(&[1], &[1024.0]));
     let restricted = RunOptions { only_execute_path_to_fetches: true, ..RunOptions::default() };
@@ -163,7 +166,7 @@ fn a_run_reads_values_where_they_lie() {
 }
 
 #[test]
-fn a_value_that_the_run_writes_to_is_copied() {
+fn written_inputs_are_copied() {
     let batch = Batch::new();
     let (rate, scale) = (Tensor::f32(&[1], &[0.01]), Tensor::f32(&[1], &[1.0]));
     let mut session = session("SGDOptimizer", &WEIGHTS, None);
@@ -182,7 +185,7 @@ fn a_value_that_the_run_writes_to_is_copied() {
 }
 
 #[test]
-fn a_training_goes_on_in_the_middle_of_a_window() {
+fn training_resumes_within_window() {
     let make = || {
         let mut parameters = TrainingParameters::new("loss").optimizer("AdamOptimizer").train(WEIGHTS);
         parameters.gradient_accumulation_steps = 3;
@@ -210,21 +213,26 @@ fn a_training_goes_on_in_the_middle_of_a_window() {
         run(&mut first, 0..stop);
         let mut second = make();
         second.load_state(&first.state().expect("it is whole"), true).expect("it fits");
-        second.load_gathered(&first.gathered().expect("it is there")).expect("it fits");
+        second
+            .load_accumulated_gradients(&first.accumulated_gradients().expect("it is there"))
+            .expect("it fits");
         second.set_train_steps(first.train_steps());
-        assert_eq!(first.gathered().expect("it is there").is_empty(), stop % 3 == 0);
+        assert_eq!(first.accumulated_gradients().expect("it is there").is_empty(), stop % 3 == 0);
         run(&mut second, stop..7);
         assert_eq!(second.state().expect("it is whole"), whole.state().expect("it is whole"), "after {stop}");
-        assert_eq!(second.gathered().expect("it is there"), whole.gathered().expect("it is there"));
+        assert_eq!(
+            second.accumulated_gradients().expect("it is there"),
+            whole.accumulated_gradients().expect("it is there")
+        );
     }
 }
 
 #[test]
-fn sums_that_do_not_fit_are_refused() {
+fn rejects_invalid_accumulated_gradients() {
     let mut session = session("SGDOptimizer", &WEIGHTS[..1], None);
     let sums = |name: &str, len: usize| [(name.to_owned(), Tensor::f32(&[len], &vec![0.0; len]))].into();
     let refused = |session: &mut TrainingSession, sums| {
-        session.load_gathered(&sums).err().map(|error| error.to_string())
+        session.load_accumulated_gradients(&sums).err().map(|error| error.to_string())
     };
     let every =
         "sums of gradients were given, but gradient_accumulation_steps is 1: every run makes an update";

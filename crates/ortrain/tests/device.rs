@@ -12,9 +12,9 @@ use std::sync::Arc;
 use ortrain::classic::{RunOptions, TrainingParameters};
 use ortrain::optim::{OPTIMIZERS, OptimizerSpec, optimizer_model};
 use ortrain::{
-    Backend, CheckpointState, DType, Error, ForwardBackward, ForwardBackwardOptions, Given, InferenceSession,
-    ModelSource, Module, ModuleOptions, Optimizer, RunError, SessionOptions, Tensor, TrainingSession,
-    backend, collect,
+    Backend, CheckpointState, DType, Error, ForwardBackward, ForwardBackwardOptions, InferenceSession,
+    ModelSource, Module, ModuleOptions, Optimizer, RunError, RunInput, SessionOptions, Tensor,
+    TrainingSession, backend, collect,
 };
 use ortrain_testkit::Remote;
 
@@ -45,7 +45,7 @@ fn optimizer(state: &mut CheckpointState, module: &Module) -> Optimizer {
 /// Runs a training step and an optimizer step; returns the loss.
 fn step(state: &mut CheckpointState, module: &mut Module, optimizer: &mut Optimizer) -> Tensor {
     let batch = setup::batch();
-    let inputs = batch.each_ref().map(Given::from);
+    let inputs = batch.each_ref().map(RunInput::from);
     let mut results = collect(|deliver| module.train_step(state, &inputs, deliver)).unwrap();
     optimizer.step(state, module).unwrap();
     module.lazy_reset_grad();
@@ -58,7 +58,7 @@ fn parameters(state: &CheckpointState) -> BTreeMap<String, Tensor> {
 }
 
 #[test]
-fn a_training_has_the_bits_of_the_host_and_goes_on_there() {
+fn device_training_matches_host_and_resumes() {
     let run = |first: &Arc<dyn Backend>, then: &Arc<dyn Backend>| {
         let mut state = setup::state().unwrap();
         let mut module_there = module(&mut state, first).unwrap();
@@ -67,7 +67,7 @@ fn a_training_has_the_bits_of_the_host_and_goes_on_there() {
             (0..3).map(|_| step(&mut state, &mut module_there, &mut optimizer_there)).collect();
         assert_eq!(state.device(), first.device());
         let batch = setup::batch();
-        let inputs = batch.each_ref().map(Given::from);
+        let inputs = batch.each_ref().map(RunInput::from);
         losses.extend(collect(|deliver| module_there.eval_step(&state, &inputs, deliver)).unwrap());
         let packed = module_there.copy_parameters_to_buffer(&state, false).unwrap();
         losses.push(Tensor::f32(&[packed.len()], &packed));
@@ -107,7 +107,7 @@ fn every_optimizer_steps_on_a_device() {
 }
 
 #[test]
-fn views_and_planes_stay_where_they_were_taken() {
+fn existing_views_keep_their_memory() {
     let mut state = setup::state().unwrap();
     let before = parameters(&state);
     let (view, plane) = (state.parameter("fc2.bias").unwrap(), state.trainable_planes()[0].clone());
@@ -146,7 +146,7 @@ fn a_state_is_on_one_device() {
     // After an explicit move of the state, its module cannot be used.
     state.to(&remote()).unwrap();
     let batch = setup::batch();
-    let inputs = batch.each_ref().map(Given::from);
+    let inputs = batch.each_ref().map(RunInput::from);
     let error = first.train_step(&mut state, &inputs, &mut |_, _, _, _| Ok(())).unwrap_err().to_string();
     assert!(error.contains("lies on the device \"remote\" now"), "{error}");
     let error = of_first.step(&mut state, &first).unwrap_err().to_string();
@@ -164,7 +164,7 @@ fn a_device_with_too_little_memory_changes_nothing() {
     let before = parameters(&state);
     for bytes in [0, 4096, 8192, 30_000] {
         let device = Remote::new();
-        device.leave(bytes);
+        device.limit_memory(bytes);
         let backend: Arc<dyn Backend> = Arc::new(device.clone());
         let error = module(&mut state, &backend).unwrap_err();
         assert!(error.to_string().contains("bytes of memory"), "{error}");
@@ -183,7 +183,7 @@ fn a_device_with_too_little_memory_changes_nothing() {
 }
 
 #[test]
-fn a_device_that_is_lost_says_so_from_then_on() {
+fn lost_device_reports_every_call() {
     let device = Remote::new();
     let backend: Arc<dyn Backend> = Arc::new(device.clone());
     let mut state = setup::state().unwrap();
@@ -195,9 +195,9 @@ fn a_device_that_is_lost_says_so_from_then_on() {
     state.save(&path, true).unwrap();
     let saved = std::fs::read(&path).unwrap();
     let batch = setup::batch();
-    let inputs = batch.each_ref().map(Given::from);
+    let inputs = batch.each_ref().map(RunInput::from);
     module.train_step(&mut state, &inputs, &mut |_, _, _, _| Ok(())).unwrap();
-    device.lose();
+    device.fail_all();
     let lost = |error: Error| match error {
         Error::Run(RunError::Device(error)) => assert_eq!(error.device, "remote"),
         error => panic!("{error}"),
@@ -216,9 +216,9 @@ fn a_device_that_is_lost_says_so_from_then_on() {
 }
 
 #[test]
-fn other_faces_compute_on_a_device() {
+fn other_interfaces_run_on_device() {
     let batch = setup::batch();
-    let x = [Given::from(&batch[0])];
+    let x = [RunInput::from(&batch[0])];
     let faces = |backend: &Arc<dyn Backend>| {
         let mut results = Vec::new();
         let options = SessionOptions::default().backend(backend.clone());
@@ -228,18 +228,18 @@ fn other_faces_compute_on_a_device() {
         let both = ForwardBackwardOptions::default().session(options);
         let both = ForwardBackward::new(setup::MODEL.into(), both).unwrap();
         let memories: Vec<_> = both.weights().iter().map(|weight| weight.to_memory().unwrap()).collect();
-        let rooms: Vec<_> = both.weights().iter().map(|weight| weight.room().unwrap()).collect();
+        let rooms: Vec<_> = both.weights().iter().map(|weight| weight.allocate_gradient().unwrap()).collect();
         let mut logits = Vec::new();
         let mut live = both
-            .forward(&both.lent(&memories), &x, &mut |_, dtype, dims, value| {
+            .forward(&both.lend(&memories), &x, &mut |_, dtype, dims, value| {
                 let mut bytes = vec![0; dims.iter().product::<usize>() * dtype.size()];
                 value.copy_to(&mut bytes)?;
                 logits.push(Tensor::new(dtype, dims.to_vec(), bytes.into()).unwrap());
                 Ok(())
             })
             .unwrap();
-        let gradient = [Given::from(&logits[0])];
-        let of_inputs = collect(|deliver| both.backward(&mut live, &gradient, &both.lent(&rooms), deliver));
+        let gradient = [RunInput::from(&logits[0])];
+        let of_inputs = collect(|deliver| both.backward(&mut live, &gradient, &both.lend(&rooms), deliver));
         results.extend(of_inputs.unwrap());
         results.extend(rooms.iter().map(|room| {
             let bytes = room.to_vec(0, room.len()).unwrap();
@@ -250,8 +250,8 @@ fn other_faces_compute_on_a_device() {
         let model = setup::model_with_loss().unwrap();
         let mut classic = ortrain::classic::TrainingSession::new(model, &parameters, on(backend)).unwrap();
         let rate = Tensor::f32(&[1], &[0.1]);
-        let [x, labels] = batch.each_ref().map(Given::from);
-        let feeds = [("x", x), ("labels", labels), ("Learning_Rate", Given::from(&rate))];
+        let [x, labels] = batch.each_ref().map(RunInput::from);
+        let feeds = [("x", x), ("labels", labels), ("Learning_Rate", RunInput::from(&rate))];
         for _ in 0..2 {
             results.extend(classic.run_tensors(&feeds, &[], RunOptions::default()).unwrap());
         }

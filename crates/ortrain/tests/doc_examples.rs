@@ -60,7 +60,7 @@ fn every_public_item_has_an_example() {
 }
 
 #[test]
-fn what_has_none_is_found() {
+fn finds_items_without_example() {
     let text = "/// A sum:
         ///
         /// ```text

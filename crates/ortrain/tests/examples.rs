@@ -7,20 +7,20 @@ mod custom_gradient;
 #[path = "../examples/custom_operator.rs"]
 mod custom_operator;
 
-fn falls(losses: &[f32]) -> bool {
+fn decreases(losses: &[f32]) -> bool {
     losses.iter().all(|loss| loss.is_finite()) && losses[losses.len() - 1] < 0.8 * losses[0]
 }
 
 #[test]
-fn an_operator() {
+fn custom_operator_trains() {
     let folder = tempfile::tempdir().unwrap();
     let losses = custom_operator::train(&folder.path().join("trained.onnx")).unwrap();
-    assert!(falls(&losses), "{losses:?}");
+    assert!(decreases(&losses), "{losses:?}");
 }
 
 #[test]
-fn a_gradient() {
+fn custom_gradient_trains() {
     let folder = tempfile::tempdir().unwrap();
     let losses = custom_gradient::train(&folder.path().join("trained.onnx")).unwrap();
-    assert!(falls(&losses), "{losses:?}");
+    assert!(decreases(&losses), "{losses:?}");
 }

@@ -6,11 +6,11 @@ mod common;
 
 use std::sync::Arc;
 
-use common::{Workload, batch, collect, given, module_on, recorded, state_of};
+use common::{Workload, batch, collect, module_on, recorded, run_input, state_of};
 use ortrain::artifacts::BatchNormMode;
 use ortrain::{
-    Backend, CheckpointState, DType, ErrorKind, ForwardBackward, ForwardBackwardOptions, Given, Lent,
-    LiveForward, Memory, ModelSource, Module, ModuleOptions, Result, SessionOptions, Tensor, backend,
+    Backend, CheckpointState, DType, ErrorKind, ForwardBackward, ForwardBackwardOptions, Lent, LiveForward,
+    Memory, ModelSource, Module, ModuleOptions, Result, RunInput, SessionOptions, Tensor, backend,
 };
 
 /// Returns a model with loss and embedded weights, from the models of a training.
@@ -20,22 +20,22 @@ fn with_loss(module: &Module, state: &CheckpointState) -> ModelSource {
 }
 
 /// Weights in memory of the caller, and buffers for their gradients.
-struct Hands {
+struct CallerMemory {
     weights: Vec<Arc<Memory>>,
     rooms: Vec<Arc<Memory>>,
 }
 
-impl Hands {
-    fn new(both: &ForwardBackward) -> Hands {
+impl CallerMemory {
+    fn new(both: &ForwardBackward) -> CallerMemory {
         let weights = both.weights().iter().map(|weight| weight.to_memory().unwrap()).collect();
-        let rooms = both.weights().iter().map(|weight| weight.room().unwrap()).collect();
-        Hands { weights, rooms }
+        let rooms = both.weights().iter().map(|weight| weight.allocate_gradient().unwrap()).collect();
+        CallerMemory { weights, rooms }
     }
 
-    fn forward(&self, both: &ForwardBackward, inputs: &[Given<'_>]) -> Result<(LiveForward, Vec<Tensor>)> {
+    fn forward(&self, both: &ForwardBackward, inputs: &[RunInput<'_>]) -> Result<(LiveForward, Vec<Tensor>)> {
         let mut live = None;
         let outputs = collect(|deliver| {
-            live = Some(both.forward(&both.lent(&self.weights), inputs, deliver)?);
+            live = Some(both.forward(&both.lend(&self.weights), inputs, deliver)?);
             Ok(())
         })?;
         Ok((live.unwrap(), outputs))
@@ -47,8 +47,8 @@ impl Hands {
         live: &mut LiveForward,
         seeds: &[Tensor],
     ) -> Result<Vec<Tensor>> {
-        let seeds: Vec<Given<'_>> = seeds.iter().map(given).collect();
-        collect(|deliver| both.backward(live, &seeds, &both.lent(&self.rooms), deliver))
+        let seeds: Vec<RunInput<'_>> = seeds.iter().map(run_input).collect();
+        collect(|deliver| both.backward(live, &seeds, &both.lend(&self.rooms), deliver))
     }
 
     /// Returns the gradient of each weight.
@@ -73,10 +73,10 @@ fn same_bits(net: &mut Workload, options: ForwardBackwardOptions, module: Module
     let trained: Vec<&String> = net.trained.iter().collect();
     let options = options.weights(trained.into_iter().cloned()).inputs(Vec::<String>::new());
     let both = ForwardBackward::new(with_loss(&joint, &net.state), options).unwrap();
-    let hands = Hands::new(&both);
+    let hands = CallerMemory::new(&both);
     for seed in 0..3 {
         let (x, labels) = net.batch(seed);
-        let inputs = [given(&x), given(&labels)];
+        let inputs = [run_input(&x), run_input(&labels)];
         let want = collect(|deliver| joint.train_step(&mut net.state, &inputs, deliver)).unwrap();
         let (mut live, got) = hands.forward(&both, &inputs).unwrap();
         assert_eq!(got[0].data(), want[0].data(), "{name}: loss of step {seed}");
@@ -95,7 +95,7 @@ fn same_bits(net: &mut Workload, options: ForwardBackwardOptions, module: Module
 }
 
 #[test]
-fn two_calls_have_the_bits_of_one_step() {
+fn two_calls_match_joint_step() {
     for name in ["lenet", "mobilenetv2_96"] {
         let options = || ForwardBackwardOptions::default().training(BatchNormMode::Auto);
         same_bits(&mut Workload::new(name, 2), options(), ModuleOptions::default(), name);
@@ -108,7 +108,7 @@ fn two_calls_have_the_bits_of_one_step() {
 }
 
 #[test]
-fn a_limit_changes_no_bit() {
+fn memory_limit_preserves_results() {
     let mut net = Workload::new("mobilenetv2_96", 4);
     let both = {
         let train = ModelSource::from_proto(&net.made.training_model).unwrap();
@@ -119,7 +119,7 @@ fn a_limit_changes_no_bit() {
         ForwardBackward::new(with_loss(&joint, &net.state), options.weights(net.trained.clone())).unwrap()
     };
     let (x, labels) = net.batch(1);
-    let (live, _) = Hands::new(&both).forward(&both, &[given(&x), given(&labels)]).unwrap();
+    let (live, _) = CallerMemory::new(&both).forward(&both, &[run_input(&x), run_input(&labels)]).unwrap();
     let weights: usize = both.weights().iter().map(|weight| 2 * weight.initial.data().len()).sum();
     let limit = weights + live.bytes() * 8 / 10 + (1 << 20);
     drop(live);
@@ -139,13 +139,14 @@ fn perceptron(options: ForwardBackwardOptions) -> (CheckpointState, Module, Forw
 #[test]
 fn live_passes_of_other_sizes_end_in_any_order() {
     let (mut state, mut module, both) = perceptron(ForwardBackwardOptions::default());
-    let hands = Hands::new(&both);
+    let hands = CallerMemory::new(&both);
     let batches = [batch(4, 1), batch(7, 2)];
     let want: Vec<Vec<Vec<u8>>> = batches
         .iter()
         .map(|(x, labels)| {
             module.lazy_reset_grad();
-            collect(|deliver| module.train_step(&mut state, &[given(x), given(labels)], deliver)).unwrap();
+            collect(|deliver| module.train_step(&mut state, &[run_input(x), run_input(labels)], deliver))
+                .unwrap();
             let gradient = |name: &str| module.gradient(name).unwrap().to_tensor().unwrap().data().to_vec();
             both.weights().iter().map(|weight| gradient(&weight.name)).collect()
         })
@@ -153,7 +154,7 @@ fn live_passes_of_other_sizes_end_in_any_order() {
     for order in [[0, 1], [1, 0]] {
         let mut live: Vec<LiveForward> = batches
             .iter()
-            .map(|(x, labels)| hands.forward(&both, &[given(x), given(labels)]).unwrap().0)
+            .map(|(x, labels)| hands.forward(&both, &[run_input(x), run_input(labels)]).unwrap().0)
             .collect();
         assert_eq!(both.live_bytes(), live[0].bytes() + live[1].bytes());
         for k in order {
@@ -167,44 +168,44 @@ fn live_passes_of_other_sizes_end_in_any_order() {
 }
 
 #[test]
-fn passes_that_are_dropped_leave_nothing() {
+fn dropped_passes_free_memory() {
     let (_, _, both) = perceptron(ForwardBackwardOptions::default());
-    let hands = Hands::new(&both);
+    let hands = CallerMemory::new(&both);
     let (x, labels) = batch(8, 3);
     for _ in 0..1000 {
-        hands.forward(&both, &[given(&x), given(&labels)]).unwrap();
+        hands.forward(&both, &[run_input(&x), run_input(&labels)]).unwrap();
     }
     assert_eq!(both.live_bytes(), 0);
     assert!(hands.weights.iter().all(|memory| Arc::strong_count(memory) == 1), "nothing keeps the weights");
     let live: Vec<LiveForward> =
-        (0..20).map(|_| hands.forward(&both, &[given(&x), given(&labels)]).unwrap().0).collect();
+        (0..20).map(|_| hands.forward(&both, &[run_input(&x), run_input(&labels)]).unwrap().0).collect();
     assert_eq!(both.live_bytes(), live.iter().map(LiveForward::bytes).sum::<usize>());
     drop(live);
     assert_eq!(both.live_bytes(), 0);
 }
 
 #[test]
-fn an_evaluation_is_the_model_as_it_is() {
+fn evaluation_matches_model() {
     let (state, mut module, both) = perceptron(ForwardBackwardOptions::default());
-    let hands = Hands::new(&both);
+    let hands = CallerMemory::new(&both);
     let (x, labels) = batch(5, 4);
-    let inputs = [given(&x), given(&labels)];
+    let inputs = [run_input(&x), run_input(&labels)];
     let want = collect(|deliver| module.eval_step(&state, &inputs, deliver)).unwrap();
-    let got = collect(|deliver| both.evaluate(&both.lent(&hands.weights), &inputs, deliver)).unwrap();
+    let got = collect(|deliver| both.evaluate(&both.lend(&hands.weights), &inputs, deliver)).unwrap();
     assert_eq!(got[0].data(), want[0].data());
     // Other weights give another loss.
     hands.weights[0].write(0, &1.0_f32.to_le_bytes()).unwrap();
-    let other = collect(|deliver| both.evaluate(&both.lent(&hands.weights), &inputs, deliver)).unwrap();
+    let other = collect(|deliver| both.evaluate(&both.lend(&hands.weights), &inputs, deliver)).unwrap();
     assert_ne!(got[0].data(), other[0].data());
 }
 
 #[test]
-fn what_does_not_fit_is_refused_and_changes_nothing() {
+fn rejects_invalid_buffers_without_changes() {
     let (_, _, both) = perceptron(ForwardBackwardOptions::default());
-    let hands = Hands::new(&both);
+    let hands = CallerMemory::new(&both);
     let (x, labels) = batch(4, 1);
-    let inputs = [given(&x), given(&labels)];
-    let weights = both.lent(&hands.weights);
+    let inputs = [run_input(&x), run_input(&labels)];
+    let weights = both.lend(&hands.weights);
     let message = |error: ortrain::Error| {
         assert!(matches!(error.kind(), ErrorKind::InvalidArgument | ErrorKind::Fail), "{error}");
         error.to_string()
@@ -237,22 +238,22 @@ fn what_does_not_fit_is_refused_and_changes_nothing() {
     let bytes = |k: &usize| both.weights()[*k].initial.data().len();
     let (least, most) = ((0..4).min_by_key(bytes).unwrap(), (0..4).max_by_key(bytes).unwrap());
     for (at, there) in [(0, &hands.weights[0]), (least, &hands.weights[most]), (least, &hands.rooms[most])] {
-        let mut shared = both.lent(&hands.rooms);
+        let mut shared = both.lend(&hands.rooms);
         shared[at].memory = there;
-        let error = message(both.backward(&mut live, &[given(&one)], &shared, nothing).unwrap_err());
+        let error = message(both.backward(&mut live, &[run_input(&one)], &shared, nothing).unwrap_err());
         assert!(error.contains("share memory; give each gradient memory of its own"), "{error}");
     }
     hands.backward(&both, &mut live, std::slice::from_ref(&one)).unwrap();
     let error = message(hands.backward(&both, &mut live, std::slice::from_ref(&one)).unwrap_err());
     assert!(error.contains("has run already; run the model forward again"), "{error}");
     let (_, _, other) = perceptron(ForwardBackwardOptions::default());
-    let (mut foreign, _) = Hands::new(&other).forward(&other, &inputs).unwrap();
+    let (mut foreign, _) = CallerMemory::new(&other).forward(&other, &inputs).unwrap();
     let error = message(hands.backward(&both, &mut foreign, &[one]).unwrap_err());
     assert!(error.contains("forward pass"), "{error}");
 }
 
 #[test]
-fn names_that_are_not_there_are_refused() {
+fn rejects_unknown_names() {
     let model = || ModelSource::from(recorded("mlp_adamw_ce", "forward.onnx"));
     let refused =
         |options: ForwardBackwardOptions| ForwardBackward::new(model(), options).unwrap_err().to_string();
@@ -274,13 +275,13 @@ fn names_that_are_not_there_are_refused() {
 fn live_passes_count_towards_the_limit() {
     let (_, _, free) = perceptron(ForwardBackwardOptions::default());
     let (x, labels) = batch(64, 1);
-    let inputs = [given(&x), given(&labels)];
-    let (live, _) = Hands::new(&free).forward(&free, &inputs).unwrap();
+    let inputs = [run_input(&x), run_input(&labels)];
+    let (live, _) = CallerMemory::new(&free).forward(&free, &inputs).unwrap();
     let weights: usize = free.weights().iter().map(|weight| 2 * weight.initial.data().len()).sum();
     let limit = weights + live.bytes() * 5 / 2 + (1 << 16);
     let (_, _, both) =
         perceptron(ForwardBackwardOptions::default().session(SessionOptions::default().memory_limit(limit)));
-    let hands = Hands::new(&both);
+    let hands = CallerMemory::new(&both);
     let mut live = Vec::new();
     let error = loop {
         match hands.forward(&both, &inputs) {
@@ -298,16 +299,16 @@ fn live_passes_count_towards_the_limit() {
 
 /// A function on the host in the middle: the passes are schedules of several segments.
 #[test]
-fn host_functions_and_control_flow_stand_on_both_sides() {
+fn host_functions_and_control_flow_in_both_passes() {
     for name in ["cpu", "reference"] {
         let backend: Arc<dyn Backend> = backend(name, 0).unwrap();
         let options = ForwardBackwardOptions::default().session(SessionOptions::default().backend(backend));
         let both = ForwardBackward::new(common::branching(), options).unwrap();
         assert_eq!(both.weights().iter().map(|weight| weight.name.as_str()).collect::<Vec<_>>(), ["w"]);
-        let hands = Hands::new(&both);
+        let hands = CallerMemory::new(&both);
         for sign in [1.0_f32, -1.0] {
             let x = Tensor::f32(&[4], &[sign, 0.0, 2.0 * sign, 0.0]);
-            let (mut live, outputs) = hands.forward(&both, &[given(&x)]).unwrap();
+            let (mut live, outputs) = hands.forward(&both, &[run_input(&x)]).unwrap();
             // If the sum of x is positive, x w is doubled, otherwise negated; then the nonzero elements are
             // selected.
             let factor = if sign > 0.0 { 2.0 } else { -1.0 };
@@ -323,14 +324,14 @@ fn host_functions_and_control_flow_stand_on_both_sides() {
 }
 
 #[test]
-fn the_training_model_is_run_in_two_parts_only() {
+fn training_model_requires_two_calls() {
     let (_, _, both) = perceptron(ForwardBackwardOptions::default());
     let source = ModelSource::from_proto(&both.training_model().unwrap()).unwrap();
     let mut session = ortrain::InferenceSession::new(source, ortrain::SessionOptions::default()).unwrap();
     let (x, labels) = batch(4, 1);
-    let hands = Hands::new(&both);
+    let hands = CallerMemory::new(&both);
     let weights: Vec<Tensor> = both.weights().iter().map(|weight| weight.initial.clone()).collect();
-    let inputs: Vec<Given<'_>> = [&x, &labels].into_iter().chain(&weights).map(given).collect();
+    let inputs: Vec<RunInput<'_>> = [&x, &labels].into_iter().chain(&weights).map(run_input).collect();
     let error = session.run(&inputs, &mut |_, _, _, _| Ok(())).unwrap_err().to_string();
     assert!(error.contains("hands over to the caller"), "{error}");
     drop(hands);

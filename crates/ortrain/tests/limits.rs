@@ -17,20 +17,20 @@ use std::time::{Duration, Instant};
 use ortrain_graph::{Attr, AttrError, DType, Graph, Tensor, ValueType};
 use ortrain_ops::passes::{differentiate::backpropagate, infer::infer, versions::upgrade};
 use ortrain_ops::{Error, OpError, Registry, Role, Specialiser};
-use ortrain_program::{Bindings, Given, GradientMode, RunContext, Scalars, ScheduleExecutor, Workspace};
+use ortrain_program::{Bindings, GradientMode, RunContext, RunInput, Scalars, ScheduleExecutor, Workspace};
 
 /// Maximum additional memory of a node, in bytes.
-const MEMORY: usize = 64 << 20;
+const MAX_MEMORY_BYTES: usize = 64 << 20;
 
 /// Maximum time of a node: one second in a release build, more here without optimization and beside other
 /// tests.
-const TIME: Duration = Duration::from_secs(5);
+const MAX_NODE_TIME: Duration = Duration::from_secs(5);
 
 /// Maximum time of a process at one node before it counts as hanging.
-const PATIENCE: Duration = Duration::from_secs(20);
+const HANG_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Extreme numbers; their negatives are used, too.
-const NUMBERS: [i64; 3] = [1 << 31, 1 << 40, 1 << 62];
+const EXTREME_NUMBERS: [i64; 3] = [1 << 31, 1 << 40, 1 << 62];
 
 /// Number of processes.
 const SHARDS: usize = 2;
@@ -78,7 +78,7 @@ unsafe impl GlobalAlloc for Limited {
 static ALLOCATOR: Limited = Limited;
 
 /// Returns the quoted words in the sources of the operators, which include the names of all attributes.
-fn words() -> BTreeSet<String> {
+fn quoted_words() -> BTreeSet<String> {
     fn read(folder: &Path, words: &mut BTreeSet<String>) {
         for entry in std::fs::read_dir(folder).unwrap() {
             let path = entry.unwrap().path();
@@ -133,7 +133,7 @@ fn attributes(sample: &Graph, words: &BTreeSet<String>) -> Vec<(String, &'static
 }
 
 /// Returns variants of a sample with one or two changed numbers, each with a description of the change.
-fn changed(sample: &Graph, words: &BTreeSet<String>) -> Vec<(String, Graph)> {
+fn changed_graphs(sample: &Graph, words: &BTreeSet<String>) -> Vec<(String, Graph)> {
     let mut kinds = attributes(sample, words);
     kinds.retain(|(_, kind)| matches!(*kind, "INT" | "INTS" | "FLOAT" | "FLOATS"));
     let spatial = sample
@@ -157,7 +157,7 @@ fn changed(sample: &Graph, words: &BTreeSet<String>) -> Vec<(String, Graph)> {
         graph.nodes[0].attrs.0.insert(name.clone(), attr);
     };
     let mut cases = Vec::new();
-    for number in NUMBERS.into_iter().flat_map(|number| [number, -number]) {
+    for number in EXTREME_NUMBERS.into_iter().flat_map(|number| [number, -number]) {
         for (k, first) in kinds.iter().enumerate() {
             let mut one = sample.clone();
             with(&mut one, first, number);
@@ -231,10 +231,11 @@ fn run(graph: &Graph, inputs: &[Tensor]) -> Option<Vec<(DType, Vec<usize>)>> {
     let roles = vec![Role::User; graph.inputs.len()];
     let schedule = Specialiser::new(graph.clone(), roles).schedule(inputs).ok()?;
     let backend = ortrain::default_backend().ok()?;
-    let mut work = Workspace::limited(backend.clone(), Some(MEMORY / 2), 0).iteration_limit(1000);
+    let mut work =
+        Workspace::with_limit(backend.clone(), Some(MAX_MEMORY_BYTES / 2), 0).iteration_limit(1000);
     ScheduleExecutor::check(&schedule, &work).ok()?;
     let runner = ScheduleExecutor::within(backend, schedule.schedule().clone(), &work).ok()?;
-    let given: Vec<Given<'_>> = inputs.iter().map(Given::from).collect();
+    let given: Vec<RunInput<'_>> = inputs.iter().map(RunInput::from).collect();
     let mut types = Vec::new();
     let bindings = Bindings { planes: &[] };
     let (entry, scalars) = (GradientMode::Overwrite, Scalars::default());
@@ -248,20 +249,20 @@ fn run(graph: &Graph, inputs: &[Tensor]) -> Option<Vec<(DType, Vec<usize>)>> {
 }
 
 /// Runs all nodes with extreme numbers, one after the other; `progress` records the current node.
-fn child(shard: usize, skipped: usize, progress: &Path) {
+fn run_shard(shard: usize, skipped: usize, progress: &Path) {
     let mut progress =
         std::fs::OpenOptions::new().write(true).create(true).truncate(false).open(progress).unwrap();
-    let words = words();
+    let words = quoted_words();
     let mut count = 0;
     let mut slow = Vec::new();
     // Resources that all nodes share.
     let _ = ortrain::default_backend();
-    for (k, definition) in Registry::standard().all().iter().enumerate() {
+    for (k, definition) in Registry::standard().file_definitions().iter().enumerate() {
         if k % SHARDS != shard {
             continue;
         }
         for (version, sample) in definition.samples().into_iter().enumerate() {
-            for (what, graph) in changed(&sample, &words) {
+            for (what, graph) in changed_graphs(&sample, &words) {
                 count += 1;
                 if count <= skipped {
                     continue;
@@ -271,10 +272,10 @@ fn child(shard: usize, skipped: usize, progress: &Path) {
                 progress.seek(SeekFrom::Start(0)).unwrap();
                 progress.write_all(format!("{name:<200}\n").as_bytes()).unwrap();
                 let start = Instant::now();
-                LIMIT.store(LIVE.load(Ordering::Relaxed) + MEMORY, Ordering::Relaxed);
+                LIMIT.store(LIVE.load(Ordering::Relaxed) + MAX_MEMORY_BYTES, Ordering::Relaxed);
                 let _ = attempt(graph);
                 LIMIT.store(usize::MAX, Ordering::Relaxed);
-                if start.elapsed() > TIME {
+                if start.elapsed() > MAX_NODE_TIME {
                     slow.push(format!("{name} takes {:?}", start.elapsed()));
                 }
             }
@@ -287,7 +288,7 @@ fn child(shard: usize, skipped: usize, progress: &Path) {
 }
 
 /// Runs a process until it ends or aborts, and returns its report.
-fn watch(shard: usize, skipped: usize, progress: &Path) -> Result<String, String> {
+fn run_child_process(shard: usize, skipped: usize, progress: &Path) -> Result<String, String> {
     let name = "every_attribute_of_every_operator_has_a_limit";
     // Empty until the process reaches the node at which the previous one aborted.
     std::fs::write(progress, "").unwrap();
@@ -313,7 +314,7 @@ fn watch(shard: usize, skipped: usize, progress: &Path) -> Result<String, String
         let now = at();
         if now != last {
             (last, since) = (now, Instant::now());
-        } else if since.elapsed() > PATIENCE && !last.is_empty() {
+        } else if since.elapsed() > HANG_TIMEOUT && !last.is_empty() {
             process.kill().unwrap();
             process.wait().unwrap();
             return Err(format!("{} does not end", last.trim()));
@@ -326,7 +327,7 @@ fn watch(shard: usize, skipped: usize, progress: &Path) -> Result<String, String
 fn every_attribute_of_every_operator_has_a_limit() {
     if let Ok(told) = std::env::var("ORTRAIN_LIMITS") {
         let words: Vec<&str> = told.splitn(3, ' ').collect();
-        return child(words[0].parse().unwrap(), words[1].parse().unwrap(), Path::new(words[2]));
+        return run_shard(words[0].parse().unwrap(), words[1].parse().unwrap(), Path::new(words[2]));
     }
     let folder = Arc::new(tempfile::tempdir().unwrap());
     let shards = (0..SHARDS).map(|shard| {
@@ -335,7 +336,7 @@ fn every_attribute_of_every_operator_has_a_limit() {
             let progress = folder.path().join(format!("progress_{shard}"));
             let (mut skipped, mut faults, mut tried) = (0, Vec::new(), 0);
             loop {
-                match watch(shard, skipped, &progress) {
+                match run_child_process(shard, skipped, &progress) {
                     Ok(text) => {
                         let slow = text.lines().filter_map(|line| line.split("SLOW ").nth(1));
                         faults.extend(slow.map(str::to_owned));
@@ -363,8 +364,8 @@ fn every_attribute_of_every_operator_has_a_limit() {
 
 /// The names of attributes are found.
 #[test]
-fn attributes_are_found_by_asking() {
-    let words = words();
+fn attributes_are_found_by_probing() {
+    let words = quoted_words();
     let of = |name: &str| -> BTreeSet<String> {
         let definition = Registry::standard().find("", name).unwrap();
         let samples = definition.samples();

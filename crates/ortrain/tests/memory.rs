@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{batch, collect, given, recorded, state_of, train};
+use common::{batch, collect, recorded, run_input, state_of, train};
 use ortrain::{
     CheckpointState, Error, ErrorKind, InferenceSession, Module, ModuleOptions, OverLimit, Result,
     SessionOptions, Tensor,
@@ -29,16 +29,16 @@ fn over_limit<T>(result: Result<T>) -> OverLimit {
 }
 
 #[test]
-fn a_limit_is_kept_to_the_byte() {
+fn memory_limit_is_exact() {
     let data = batch(48, 3);
-    let inputs = [given(&data.0), given(&data.1)];
+    let inputs = [run_input(&data.0), run_input(&data.1)];
     let mut state = state_of(CASE);
     let mut free = module(&mut state, None).unwrap();
     let need = free.memory_need(&inputs, true).unwrap();
     assert_eq!(free.memory().work, 0, "nothing is allocated yet");
     let loss = train(&mut free, &mut state, &data);
     let memory = free.memory();
-    assert_eq!(need.held, memory.parameters + memory.gradients);
+    assert_eq!(need.state, memory.parameters + memory.gradients);
     assert_eq!((need.work, need.scratch), (memory.work, memory.scratch));
     assert_eq!(need.total(), memory.total() + need.constants);
 
@@ -68,9 +68,9 @@ fn a_limit_is_kept_to_the_byte() {
 }
 
 #[test]
-fn the_sentence_names_what_is_large() {
+fn error_lists_largest_buffers() {
     let data = batch(1000, 3);
-    let inputs = [given(&data.0), given(&data.1)];
+    let inputs = [run_input(&data.0), run_input(&data.1)];
     let mut state = state_of(CASE);
     let mut short = module(&mut state, Some(20_000)).unwrap();
     let result = short.train_step(&mut state, &inputs, &mut |_, _, _, _| Ok(()));
@@ -85,10 +85,10 @@ fn the_sentence_names_what_is_large() {
 }
 
 #[test]
-fn parameters_alone_may_be_too_many() {
+fn parameters_alone_may_exceed_limit() {
     let mut state = state_of(CASE);
     let error = over_limit(module(&mut state, Some(1000)));
-    assert_eq!(error.need.total(), error.need.held);
+    assert_eq!(error.need.total(), error.need.state);
     assert_eq!(error.largest[0].label, "fc1.weight");
     assert!(error.to_string().ends_with("this model does not fit at any batch size"), "{error}");
 }
@@ -96,7 +96,7 @@ fn parameters_alone_may_be_too_many() {
 /// Batches of two sizes alternate. Each fits by itself, but not while the arena of the larger one remains
 /// allocated.
 #[test]
-fn an_arena_that_is_too_large_is_given_back() {
+fn oversized_arena_is_freed() {
     let session = |limit: Option<usize>| {
         let mut options = SessionOptions::default();
         options.memory_limit = limit;
@@ -104,19 +104,19 @@ fn an_arena_that_is_too_large_is_given_back() {
     };
     let inputs = [4, 300].map(|rows| Tensor::f32(&[rows, 10], &vec![0.5; rows * 10]));
     let mut free = session(None);
-    let want = inputs.each_ref().map(|x| collect(|deliver| free.run(&[given(x)], deliver)).unwrap());
+    let want = inputs.each_ref().map(|x| collect(|deliver| free.run(&[run_input(x)], deliver)).unwrap());
     let mut least = 0;
     // Find the smallest limit at which the larger batch runs.
     for bits in (0..24).rev() {
         let tried = least + (1 << bits);
-        let fails = session(Some(tried)).run(&[given(&inputs[1])], &mut |_, _, _, _| Ok(())).is_err();
+        let fails = session(Some(tried)).run(&[run_input(&inputs[1])], &mut |_, _, _, _| Ok(())).is_err();
         least = if fails { tried } else { least };
     }
     let mut limited = session(Some(least + 1));
     for _ in 0..3 {
         for (x, want) in inputs.iter().zip(&want) {
-            assert_eq!(&collect(|deliver| limited.run(&[given(x)], deliver)).unwrap(), want);
+            assert_eq!(&collect(|deliver| limited.run(&[run_input(x)], deliver)).unwrap(), want);
         }
     }
-    over_limit(session(Some(least)).run(&[given(&inputs[1])], &mut |_, _, _, _| Ok(())));
+    over_limit(session(Some(least)).run(&[run_input(&inputs[1])], &mut |_, _, _, _| Ok(())));
 }

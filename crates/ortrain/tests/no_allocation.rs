@@ -6,10 +6,10 @@ mod common;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use common::{Workload, batch, given, module_on, optimizer_on, recorded, state_of};
+use common::{Workload, batch, module_on, optimizer_on, recorded, run_input, state_of};
 use ortrain::{
-    CheckpointState, DType, Delivered, Destination, ForwardBackward, ForwardBackwardOptions, Given,
-    ModelSource, Module, ModuleOptions, Tensor, TrainingSession, backend,
+    CheckpointState, DType, Delivered, Destination, ForwardBackward, ForwardBackwardOptions, ModelSource,
+    Module, ModuleOptions, RunInput, Tensor, TrainingSession, backend,
 };
 
 static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
@@ -36,7 +36,7 @@ unsafe impl GlobalAlloc for Counting {
 static ALLOCATOR: Counting = Counting;
 
 /// Returns the number of allocations in the last of some rounds of `round`.
-fn counted(mut round: impl FnMut() -> f32) -> usize {
+fn count_allocations(mut round: impl FnMut() -> f32) -> usize {
     let mut count = 0;
     for _ in 0..4 {
         let before = ALLOCATIONS.load(Ordering::Relaxed);
@@ -50,7 +50,7 @@ fn counted(mut round: impl FnMut() -> f32) -> usize {
 /// Runs a training step with a loss on the stack.
 fn step(module: &mut Module, state: &mut CheckpointState, batch: &(Tensor, Tensor)) -> f32 {
     let mut loss = [0; 4];
-    let inputs = [given(&batch.0), given(&batch.1)];
+    let inputs = [run_input(&batch.0), run_input(&batch.1)];
     module.train_step(state, &inputs, &mut |_, _, _, value| value.copy_to(&mut loss)).unwrap();
     f32::from_le_bytes(loss)
 }
@@ -105,7 +105,7 @@ fn a_warm_step_allocates_nothing() {
         module.lazy_reset_grad();
         loss
     };
-    assert_eq!(counted(round), 0);
+    assert_eq!(count_allocations(round), 0);
 
     let train = recorded(case, "training_model.onnx").into();
     let optimizer = recorded(case, "optimizer_model.onnx").into();
@@ -113,13 +113,13 @@ fn a_warm_step_allocates_nothing() {
         TrainingSession::new(state, train, None, Some(optimizer), ModuleOptions::default()).unwrap();
     let round = || {
         let mut loss = [0.0];
-        let inputs = [given(&batches[0].0), given(&batches[0].1)];
+        let inputs = [run_input(&batches[0].0), run_input(&batches[0].1)];
         session.train_step_into(&inputs, &mut [Destination::f32(&[], &mut loss)]).unwrap();
         session.optimizer_step().unwrap();
         session.lazy_reset_grad();
         loss[0]
     };
-    assert_eq!(counted(round), 0, "a session");
+    assert_eq!(count_allocations(round), 0, "a session");
 
     // Forward and backward as two calls, with weights and gradients of the caller.
     let mut state = state_of(case);
@@ -130,30 +130,30 @@ fn a_warm_step_allocates_nothing() {
         .session(ortrain::SessionOptions::default().backend(backend("cpu", 2).unwrap()));
     let both = ForwardBackward::new(ModelSource::from_proto(&model).unwrap(), options).unwrap();
     let memories: Vec<_> = both.weights().iter().map(|weight| weight.to_memory().unwrap()).collect();
-    let rooms: Vec<_> = both.weights().iter().map(|weight| weight.room().unwrap()).collect();
-    let (weights, gradients) = (both.lent(&memories), both.lent(&rooms));
+    let rooms: Vec<_> = both.weights().iter().map(|weight| weight.allocate_gradient().unwrap()).collect();
+    let (weights, gradients) = (both.lend(&memories), both.lend(&rooms));
     let round = || {
         let mut sum = 0.0;
         for (x, labels) in &batches {
             let mut loss = [0; 4];
-            let inputs = [given(x), given(labels)];
+            let inputs = [run_input(x), run_input(labels)];
             let mut live =
                 both.forward(&weights, &inputs, &mut |_, _, _, value| value.copy_to(&mut loss)).unwrap();
-            let seed = Given { dtype: DType::F32, dims: &[], bytes: &1.0_f32.to_le_bytes() };
+            let seed = RunInput { dtype: DType::F32, dims: &[], bytes: &1.0_f32.to_le_bytes() };
             both.backward(&mut live, &[seed], &gradients, &mut |_, _, _, _| Ok(())).unwrap();
             sum += f32::from_le_bytes(loss);
         }
         sum
     };
-    assert_eq!(counted(round), 0, "forward and backward");
+    assert_eq!(count_allocations(round), 0, "forward and backward");
 
     // Allocations of a Scan do not depend on its number of iterations.
     let mut session = sums();
     let start = Tensor::f32(&[64], &[0.0; 64]);
     let counts = [3000, 5000].map(|rows| {
         let steps = Tensor::f32(&[rows, 64], &vec![0.5; rows * 64]);
-        let inputs = [given(&start), given(&steps)];
-        counted(|| {
+        let inputs = [run_input(&start), run_input(&steps)];
+        count_allocations(|| {
             let mut first = [0; 4];
             let deliver = &mut |k, _: DType, _: &[usize], value: Delivered<'_>| {
                 let mut bytes = vec![0; if k == 0 { 64 * 4 } else { rows * 64 * 4 }];
@@ -179,7 +179,7 @@ fn a_warm_step_allocates_nothing() {
             run.module.lazy_reset_grad();
             loss
         };
-        assert_eq!(counted(round), 0, "{name}");
+        assert_eq!(count_allocations(round), 0, "{name}");
     }
 
     let with_dropout = Workload::with_dropout("mlp", 256);
@@ -193,6 +193,6 @@ fn a_warm_step_allocates_nothing() {
             run.module.lazy_reset_grad();
             loss
         };
-        assert_eq!(counted(round), 0, "{name}");
+        assert_eq!(count_allocations(round), 0, "{name}");
     }
 }

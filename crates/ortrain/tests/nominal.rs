@@ -53,7 +53,7 @@ fn load(
 
 /// Every order of events ends in the same run, bit-identical to a state that was never nominal.
 #[test]
-fn what_was_loaded_trains() {
+fn loaded_values_train() {
     let mut full = state_of(CASE);
     let wanted = values(&full);
     let mut module = module_on(CASE, &mut full);
@@ -96,7 +96,7 @@ fn what_was_loaded_trains() {
 
 /// A file without all parameters is rejected, even if not strict, and the state can still load them.
 #[test]
-fn a_part_is_refused() {
+fn rejects_incomplete_files() {
     let wanted = values(&state_of(CASE));
     for (module_first, safe, strict) in [false, true]
         .into_iter()
@@ -181,7 +181,7 @@ fn types_and_shapes_are_those_of_checkpoint_and_model() {
 
 /// After a module has determined the layout, other parameters have no memory.
 #[test]
-fn a_parameter_that_the_model_does_not_have() {
+fn rejects_parameters_missing_in_model() {
     let spare = NamedTensor::new("spare", Tensor::f32(&[2], &[1.0, 2.0]));
     let wanted = [&values(&state_of(CASE))[..], std::slice::from_ref(&spare)].concat();
     let state = || {

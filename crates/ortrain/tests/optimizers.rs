@@ -37,7 +37,7 @@ fn instructions(spec: OptimizerSpec, layers: usize) -> usize {
 
 /// Muon is excluded: its products are separate instructions.
 #[test]
-fn a_step_has_as_many_instructions_for_many_parameters_as_for_few() {
+fn step_size_is_independent_of_parameter_count() {
     for row in OPTIMIZERS.iter().filter(|row| row.name != "Muon") {
         let [few, many] = [3, 40].map(|layers| instructions(OptimizerSpec::of_row(row), layers));
         assert!(many <= few, "{} takes {few} and {many}", row.name);

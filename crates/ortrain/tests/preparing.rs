@@ -22,7 +22,7 @@ fn networks_of_many_nodes_are_prepared() {
 
 /// One weight with more uses than the maximum number of inputs of a Sum.
 #[test]
-fn gradients_of_many_uses_are_added_up_in_parts() {
+fn gradients_of_many_uses_are_summed_in_parts() {
     let made = long::artifacts(&long::model("product", 2_100, WIDTH));
     let sums = |name: &str| {
         let graph = made.training_model.graph.as_ref().unwrap();

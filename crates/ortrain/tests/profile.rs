@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{batch, collect, given, gradient, module_on, recorded, state_of, train};
+use common::{batch, collect, gradient, module_on, recorded, run_input, state_of, train};
 use ortrain::{Module, ModuleOptions, Profile, ProfileOptions, backend};
 
 const CASE: &str = "mlp_adamw_ce";
@@ -14,7 +14,7 @@ fn profile(backend_name: &str, training: bool) -> Profile {
     let [train, eval] = ["training_model.onnx", "eval_model.onnx"].map(|file| recorded(CASE, file).into());
     let mut module = Module::new(train, &mut state, Some(eval), options).unwrap();
     let data = batch(8, 3);
-    let inputs = [given(&data.0), given(&data.1)];
+    let inputs = [run_input(&data.0), run_input(&data.1)];
     let options = ProfileOptions::default().steps(3).training(training);
     module.profile(&state, &inputs, options, &mut |_, _, _, _| Ok(())).unwrap()
 }
@@ -22,7 +22,7 @@ fn profile(backend_name: &str, training: bool) -> Profile {
 #[test]
 fn a_profiled_step_has_the_same_results_and_changes_nothing() {
     let data = batch(16, 3);
-    let inputs = [given(&data.0), given(&data.1)];
+    let inputs = [run_input(&data.0), run_input(&data.1)];
     let mut state = state_of(CASE);
     let mut module = module_on(CASE, &mut state);
     train(&mut module, &mut state, &data);
@@ -69,7 +69,7 @@ fn every_instruction_is_listed() {
 }
 
 #[test]
-fn the_table_sums_up() {
+fn table_totals_match() {
     let found = profile("cpu", true);
     let table = found.to_string();
     let lines: Vec<&str> = table.lines().collect();

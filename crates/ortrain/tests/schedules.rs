@@ -9,7 +9,7 @@ mod setup {
 }
 
 /// Returns the error of resuming from a checkpoint with a changed scheduler.
-fn refused(change: impl FnOnce(&mut ortrain_checkpoint::Scheduler)) -> String {
+fn resume_error(change: impl FnOnce(&mut ortrain_checkpoint::Scheduler)) -> String {
     let (mut state, _, _) = setup::training().unwrap();
     LrScheduler::new(&mut state, "Warmup(steps=2, then=Linear(total=9))".parse().unwrap(), 0.5).unwrap();
     let mut checkpoint = state.to_checkpoint(true).unwrap();
@@ -19,7 +19,7 @@ fn refused(change: impl FnOnce(&mut ortrain_checkpoint::Scheduler)) -> String {
 }
 
 #[test]
-fn damaged_schedules_are_refused_by_a_sentence() {
+fn damaged_schedules_report_errors() {
     let start = "the schedule in the state is damaged; make a new scheduler: ";
     let table = [
         ("cosine", "a schedule is written like \"Linear(total=100)\", but '(' is expected in front of \"\""),
@@ -29,9 +29,9 @@ fn damaged_schedules_are_refused_by_a_sentence() {
         ("ReduceOnPlateau() Memory(decided=nan)", "what it remembers has decided=NaN"),
     ];
     for (kind, sentence) in table {
-        assert_eq!(refused(|record| record.kind = kind.into()), format!("{start}{sentence}"));
+        assert_eq!(resume_error(|record| record.kind = kind.into()), format!("{start}{sentence}"));
     }
-    let rate = refused(|record| record.initial_learning_rate = f32::NAN);
+    let rate = resume_error(|record| record.initial_learning_rate = f32::NAN);
     assert_eq!(
         rate,
         format!(
@@ -51,7 +51,7 @@ fn a_damaged_schedule_is_no_text() {
 }
 
 #[test]
-fn a_step_that_fails_leaves_everything() {
+fn failed_step_changes_nothing() {
     let (mut state, _, optimizer) = setup::training().unwrap();
     let mut scheduler = LrScheduler::new(&mut state, Schedule::Function {}, 0.5).unwrap();
     scheduler.step_with(&mut state, 0.5).unwrap();
@@ -74,7 +74,7 @@ fn a_state_without_an_optimizer_has_no_scheduler() {
 }
 
 #[test]
-fn any_text_is_a_schedule_or_refused() {
+fn any_text_parses_or_fails() {
     let value = |setting: &str| match setting {
         "milestones" => "[3, 9]",
         "then" => "Exponential(gamma=0.5)",

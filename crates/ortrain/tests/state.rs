@@ -52,7 +52,7 @@ fn planes_are_sorted_aligned_and_padded_with_zeros() {
 }
 
 #[test]
-fn a_count_of_steps_needs_no_slots() {
+fn step_counter_needs_no_slots() {
     let weight = || ("w".to_owned(), Tensor::f32(&[2], &[1.0, 2.0]), true);
     let counted = OptimizerValues { step: 3, train_step: 5, ..OptimizerValues::default() };
     let state = CheckpointState::from_values([weight()], counted).unwrap();
@@ -76,7 +76,7 @@ fn views_are_live_and_outlive_the_state() {
 }
 
 #[test]
-fn a_frozen_parameter_that_is_set_makes_what_was_made_of_it_stale() {
+fn setting_frozen_parameters_changes_generation() {
     let mut state = state(&[("w", Tensor::f32(&[1], &[1.0]))], &[("f", Tensor::f32(&[1], &[1.0]))]);
     state.set_parameter("w", &Tensor::f32(&[1], &[2.0])).unwrap();
     assert_eq!(state.generation(), 0);
@@ -102,7 +102,7 @@ fn errors_say_what_was_expected() {
 }
 
 #[test]
-fn files_keep_everything() {
+fn files_round_trip() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("checkpoint");
     let mut state = state(&[("w", Tensor::f32(&[2], &[1.0, 2.0]))], &[("f", Tensor::i64(&[1], &[3]))]);

@@ -8,7 +8,7 @@ use ortrain::backend;
 const ROWS: usize = 20_000;
 
 /// Returns the bits of losses and parameters after some steps.
-fn trained(threads: usize) -> Vec<u32> {
+fn train_bits(threads: usize) -> Vec<u32> {
     backend("cpu", threads).expect("there is a CPU");
     let case = "mlp_adamw_ce";
     let mut state = common::state_of(case);
@@ -27,10 +27,10 @@ fn trained(threads: usize) -> Vec<u32> {
 
 #[test]
 fn same_bits_at_every_thread_count() {
-    let one = trained(1);
-    assert_eq!(one, trained(1), "two runs differ");
+    let one = train_bits(1);
+    assert_eq!(one, train_bits(1), "two runs differ");
     for threads in [2, 3] {
-        assert_eq!(one, trained(threads), "{threads} threads differ from one");
+        assert_eq!(one, train_bits(threads), "{threads} threads differ from one");
     }
 }
 
@@ -51,7 +51,7 @@ fn trained_with_dropout(threads: usize) -> (Vec<u32>, String) {
 }
 
 #[test]
-fn same_bits_where_masks_wait_as_bits() {
+fn same_bits_with_bit_masks() {
     let (one, dump) = trained_with_dropout(1);
     // 300 rows of 512.
     assert!(dump.contains("uint8[19200] work@"), "{dump}");
@@ -61,7 +61,7 @@ fn same_bits_where_masks_wait_as_bits() {
 }
 
 /// Returns the bits of parameters and slots after some optimizer steps.
-fn optimized(optimizer: &ortrain::ModelSource, threads: usize) -> Vec<Vec<u8>> {
+fn optimizer_bits(optimizer: &ortrain::ModelSource, threads: usize) -> Vec<Vec<u8>> {
     backend("cpu", threads).expect("there is a CPU");
     let mut run = common::Workload::new("mlp", 16);
     let mut optimizer = ortrain::Optimizer::replacing(optimizer.clone(), &mut run.state, &run.module)
@@ -95,9 +95,9 @@ fn same_bits_of_every_optimizer() {
     let run = common::Workload::new("mlp", 16);
     let first = run.state.names().next().expect("there is one").to_owned();
     for (name, optimizer) in common::optimizers(&first) {
-        let one = optimized(&optimizer, 1);
+        let one = optimizer_bits(&optimizer, 1);
         for threads in [2, 4] {
-            assert!(one == optimized(&optimizer, threads), "{name}: {threads} threads differ from one");
+            assert!(one == optimizer_bits(&optimizer, threads), "{name}: {threads} threads differ from one");
         }
     }
 }

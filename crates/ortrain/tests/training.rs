@@ -4,7 +4,8 @@
 mod common;
 
 use common::{
-    batch, collect, evaluate, given, gradient, module_on, numbers, optimizer_on, recorded, state_of, train,
+    batch, collect, evaluate, gradient, module_on, numbers, optimizer_on, recorded, run_input, state_of,
+    train,
 };
 use ortrain::{
     Checkpoint, CheckpointState, ErrorKind, InferenceSession, LinearLRScheduler, Module, ModuleOptions,
@@ -39,7 +40,7 @@ fn a_model_learns() {
 }
 
 #[test]
-fn an_optimizer_goes_on_from_a_count_alone() {
+fn optimizer_resumes_from_step_counter() {
     let stored = state_of(CASE);
     let values =
         NAMES.map(|name| (name.to_owned(), stored.parameter(name).unwrap().to_tensor().unwrap(), true));
@@ -161,12 +162,12 @@ fn two_modules_on_one_state_have_gradients_of_their_own() {
 }
 
 #[test]
-fn what_is_given_is_checked() {
+fn inputs_are_checked() {
     let mut state = state_of(CASE);
     let mut module = module_on(CASE, &mut state);
     let (x, labels) = batch(4, 1);
     let mut sentence = |inputs: &[Tensor]| {
-        let inputs: Vec<_> = inputs.iter().map(given).collect();
+        let inputs: Vec<_> = inputs.iter().map(run_input).collect();
         let error = module.train_step(&mut state, &inputs, &mut |_, _, _, _| Ok(())).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidArgument);
         error.to_string()
@@ -201,7 +202,7 @@ fn a_step_that_fails_changes_nothing() {
     module.lazy_reset_grad();
     let (x, _) = batch(4, 2);
     let labels = Tensor::i64(&[4], &[0, -7, 2, 3]);
-    let inputs = [given(&x), given(&labels)];
+    let inputs = [run_input(&x), run_input(&labels)];
     module.train_step(&mut state, &inputs, &mut |_, _, _, _| Ok(())).unwrap_err();
     let after: Vec<Vec<f32>> = NAMES.iter().map(|name| gradient(&module, name)).collect();
     assert_eq!(before, after);
@@ -275,7 +276,7 @@ fn another_state_is_refused() {
     let mut optimizer = optimizer_on(CASE, &mut state, &module);
     let mut other = state_of("mlp_l1");
     let (x, labels) = batch(4, 1);
-    let inputs = [given(&x), given(&labels)];
+    let inputs = [run_input(&x), run_input(&labels)];
     let error = module.train_step(&mut other, &inputs, &mut |_, _, _, _| Ok(())).unwrap_err();
     assert_eq!(
         error.to_string(),
@@ -285,7 +286,7 @@ fn another_state_is_refused() {
 }
 
 #[test]
-fn a_missing_file_and_a_wrong_model_are_told_apart() {
+fn distinguishes_missing_file_from_wrong_model() {
     let mut state = state_of(CASE);
     let missing =
         Module::new("/nonexistent.onnx".into(), &mut state, None, ModuleOptions::default()).unwrap_err();
@@ -307,7 +308,7 @@ fn a_missing_file_and_a_wrong_model_are_told_apart() {
 }
 
 #[test]
-fn optimizers_share_what_they_keep() {
+fn optimizers_share_state() {
     let mut state = state_of(CASE);
     let mut module = module_on(CASE, &mut state);
     let mut first = optimizer_on(CASE, &mut state, &module);
@@ -333,7 +334,7 @@ fn optimizers_share_what_they_keep() {
 }
 
 #[test]
-fn the_scheduler_does_as_documented() {
+fn scheduler_follows_documentation() {
     let mut state = state_of(CASE);
     let no_optimizer = LinearLRScheduler::new(&mut state, 2, 10, 0.1).unwrap_err();
     assert_eq!(no_optimizer.kind(), ErrorKind::Fail);
@@ -383,7 +384,7 @@ fn a_nominal_state_is_completed_by_a_buffer() {
     let mut optimizer = optimizer_on(case, &mut state, &module);
     assert_eq!(module.parameters_size(&state, false), 389);
     let (x, labels) = batch(4, 1);
-    let inputs = [given(&x), given(&labels)];
+    let inputs = [run_input(&x), run_input(&labels)];
     let error = module.train_step(&mut state, &inputs, &mut |_, _, _, _| Ok(())).unwrap_err();
     assert!(error.to_string().starts_with("the state is nominal"), "{error}");
     optimizer.step(&mut state, &module).unwrap_err();
@@ -413,7 +414,7 @@ fn the_exported_model_computes_what_evaluation_does() {
     assert_eq!(names(session.inputs()), ["x"]);
     assert_eq!(names(session.outputs()), ["logits", "a1"]);
     let logits =
-        collect(|deliver| session.run(&[given(&data.0)], deliver)).unwrap().remove(0).to_vec::<f32>();
+        collect(|deliver| session.run(&[run_input(&data.0)], deliver)).unwrap().remove(0).to_vec::<f32>();
     let labels: Vec<i64> = data.1.to_vec();
     let loss: f64 = logits
         .chunks(5)
@@ -434,7 +435,7 @@ fn the_exported_model_computes_what_evaluation_does() {
 }
 
 #[test]
-fn a_frozen_parameter_stays_as_it_is() {
+fn frozen_parameters_are_unchanged() {
     let case = "frozen_params";
     let mut state = state_of(case);
     let mut module = module_on(case, &mut state);
@@ -457,7 +458,7 @@ fn an_empty_checkpoint_has_nothing_to_train() {
 
 /// Slots of a damaged file, or of another model, are rejected by name, and the state remains unchanged.
 #[test]
-fn slots_that_do_not_fit_are_refused() {
+fn rejects_mismatched_slots() {
     use ortrain::optim::{OptimizerSpec, optimizer_model};
     use ortrain::{DType, ModelSource};
 

@@ -8,8 +8,8 @@ use std::borrow::BorrowMut;
 use common::{batch, module_on, optimizer_on, recorded, state_of, train};
 use ortrain::artifacts::{ArtifactOptions, Loss, generate};
 use ortrain::{
-    CheckpointState, DType, Destination, ErrorKind, Given, InferenceSession, LinearLRScheduler, ModelSource,
-    ModuleOptions, Result, SessionOptions, Tensor, TrainingSession,
+    CheckpointState, DType, Destination, ErrorKind, InferenceSession, LinearLRScheduler, ModelSource,
+    ModuleOptions, Result, RunInput, SessionOptions, Tensor, TrainingSession,
 };
 use ortrain_onnx::{LoadedModel, NodeProto};
 
@@ -39,8 +39,8 @@ fn session_on(case: &str) -> TrainingSession {
     session_with(case, state_of(case), ALL)
 }
 
-fn inputs(batch: &(Tensor, Tensor)) -> [Given<'_>; 2] {
-    [Given::from(&batch.0), Given::from(&batch.1)]
+fn inputs(batch: &(Tensor, Tensor)) -> [RunInput<'_>; 2] {
+    [RunInput::from(&batch.0), RunInput::from(&batch.1)]
 }
 
 fn loss_of(outputs: &[Tensor]) -> f32 {
@@ -53,7 +53,7 @@ fn sentence<T: std::fmt::Debug>(result: Result<T>) -> (ErrorKind, String) {
 }
 
 #[test]
-fn a_session_trains_with_the_bits_of_its_parts() {
+fn session_matches_its_parts() {
     let mut state = state_of(CASE);
     let mut module = module_on(CASE, &mut state);
     let mut optimizer = optimizer_on(CASE, &mut state, &module);
@@ -126,7 +126,7 @@ fn another_state_is_refused() {
 }
 
 #[test]
-fn outputs_go_where_they_are_wanted() {
+fn outputs_are_written_to_destinations() {
     let case = "mlp_adamw_clip_outputs";
     let (mut session, mut other) = (session_on(case), session_on(case));
     assert_eq!(session.output_names(true)[1..], ["logits", "a1"]);
@@ -289,7 +289,7 @@ fn a_scheduler_is_in_a_checkpoint_from_its_registration_on() {
 }
 
 #[test]
-fn calls_that_come_too_early_or_lack_a_model() {
+fn reports_early_calls_and_missing_models() {
     let fail = |text: &str| (ErrorKind::Fail, text.to_owned());
     let data = batch(4, 1);
     let mut bare = session_with(CASE, state_of(CASE), Models { eval: false, optimizer: false });
@@ -337,7 +337,7 @@ fn calls_that_come_too_early_or_lack_a_model() {
 }
 
 #[test]
-fn a_session_that_cannot_be_made_leaves_the_state_as_it_was() {
+fn failed_construction_keeps_state() {
     let mut state = state_of(CASE);
     let mut session = session_with(CASE, &mut state, ALL);
     session.train_step(&inputs(&batch(4, 1))).unwrap();

@@ -66,7 +66,7 @@ fn an_optimizer_model_takes_sequences() {
 }
 
 #[test]
-fn what_does_not_fit_is_said() {
+fn reports_invalid_inputs() {
     let mut session = session(recorded(CASE, "optimizer_model.onnx").into());
     let mut sentence = |change: &dyn Fn(&mut Vec<Value>), only: Option<&[usize]>| {
         let mut inputs = inputs(&[&[3]]);

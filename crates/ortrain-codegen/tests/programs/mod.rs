@@ -5,7 +5,7 @@ use ortrain_program::{GradientModes, Instruction, Load, MatMul, Nest, Operand, P
 
 /// Builds a program of float32 matrix products at a precision, each with its own right factor.
 pub(crate) fn products(count: usize, [m, n, k]: [usize; 3], precision: Precision) -> Program {
-    let mut b = ProgramBuilder::new().precision(precision);
+    let mut b = ProgramBuilder::new().with_precision(precision);
     let a = b.work("a", DType::F32, m * k);
     let mut inputs = vec![a];
     let mut outputs = Vec::new();
@@ -17,15 +17,15 @@ pub(crate) fn products(count: usize, [m, n, k]: [usize; 3], precision: Precision
             [m, n].into_iter().collect(),
             vec![Load::Accumulator(DType::F32)],
             expr.finish(&[sum]),
-            vec![Operand::whole(to, DType::F32, &[m, n])],
+            vec![Operand::contiguous(to, DType::F32, &[m, n])],
         );
         let product = MatMul {
             batch: Dims::new(),
             m,
             n,
             k,
-            a: Operand::whole(a, DType::F32, &[m, k]),
-            b: Operand::whole(right, DType::F32, &[k, n]),
+            a: Operand::contiguous(a, DType::F32, &[m, k]),
+            b: Operand::contiguous(right, DType::F32, &[k, n]),
             rounded: [None; 2],
             precision,
             epilogue,

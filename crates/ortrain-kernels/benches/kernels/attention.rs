@@ -41,7 +41,7 @@ fn case(what: &str, sizes: [usize; 4], scores: Scores, backward: bool) -> Case {
     let desc = desc(sizes, scores, backward);
     let (inputs, outputs) = if backward { (4, 3) } else { (3, 1) };
     let mut bytes = vec![desc.q.len * 4; inputs];
-    bytes.extend(desc.scores.loaded().map(|mask| mask.len * 4));
+    bytes.extend(desc.scores.load_operands().map(|mask| mask.len * 4));
     bytes.resize(bytes.len() + outputs, desc.q.len * 4);
     let kind = match scores {
         Scores::Plain => "plain",
@@ -110,7 +110,7 @@ fn desc(sizes: [usize; 4], scores: Scores, backward: bool) -> AttentionDesc {
     });
     let pass = if backward {
         AttentionPass::Gradients(Box::new(AttentionGradients {
-            given: operand.clone(),
+            output_gradient: operand.clone(),
             weights: nest(&square, 2, None, |_, x| x[0]),
             softmax: nest(&square, 1, None, |_, x| x[0]),
             scores: back,

@@ -23,7 +23,7 @@ struct Layer {
 
 /// Epilogue of the result in a network.
 #[derive(Clone, Copy, PartialEq)]
-enum Tail {
+enum Epilogue {
     /// The result is stored.
     Plain,
     /// Bias for each channel, then Relu.
@@ -96,44 +96,45 @@ pub(crate) fn cases() -> Vec<Case> {
         layer("patches", 2, [1, 3, 192], 224, 16, 16, 0),
     ];
     let passes = [ConvPass::Output, ConvPass::InputGradient, ConvPass::FilterGradient];
-    let plain =
-        layers.iter().flat_map(|&layer| passes.map(|pass| case(layer, pass, Tail::Plain, Precision::F32)));
+    let plain = layers
+        .iter()
+        .flat_map(|&layer| passes.map(|pass| case(layer, pass, Epilogue::Plain, Precision::F32)));
     // Epilogues of networks.
     let tails = [
-        (layer("lenet", 64, [1, 1, 16], 28, 5, 1, 2), ConvPass::Output, Tail::Bias),
-        (layer("lenet", 64, [1, 16, 32], 14, 5, 1, 0), ConvPass::Output, Tail::Bias),
-        (layer("mobilenet", 8, [1, 32, 16], 48, 1, 1, 0), ConvPass::InputGradient, Tail::Norm),
-        (layer("mobilenet", 8, [1, 96, 24], 24, 1, 1, 0), ConvPass::InputGradient, Tail::Norm),
-        (layer("mobilenet", 8, [1, 144, 24], 24, 1, 1, 0), ConvPass::InputGradient, Tail::Norm),
-        (layer("mobilenet", 8, [1, 192, 32], 12, 1, 1, 0), ConvPass::InputGradient, Tail::Norm),
-        (layer("mobilenet", 8, [1, 576, 96], 6, 1, 1, 0), ConvPass::InputGradient, Tail::Mask),
-        (layer("mobilenet", 8, [1, 960, 160], 3, 1, 1, 0), ConvPass::InputGradient, Tail::Mask),
-        (layer("mobilenet", 8, [1, 960, 320], 3, 1, 1, 0), ConvPass::InputGradient, Tail::Mask),
-        (layer("mobilenet large", 4, [1, 16, 96], 112, 1, 1, 0), ConvPass::Output, Tail::Clip),
-        (layer("mobilenet large", 4, [1, 24, 144], 56, 1, 1, 0), ConvPass::Output, Tail::Clip),
-        (layer("mobilenet large", 4, [1, 32, 192], 28, 1, 1, 0), ConvPass::Output, Tail::Clip),
-        (layer("mobilenet large", 4, [1, 96, 576], 14, 1, 1, 0), ConvPass::Output, Tail::Clip),
-        (layer("mobilenet large", 4, [1, 160, 960], 7, 1, 1, 0), ConvPass::Output, Tail::Clip),
-        (layer("depthwise large", 4, [144, 1, 1], 56, 3, 1, 1), ConvPass::Output, Tail::Clip),
-        (layer("depthwise large", 4, [192, 1, 1], 28, 3, 1, 1), ConvPass::Output, Tail::Clip),
-        (layer("depthwise large", 4, [576, 1, 1], 14, 3, 1, 1), ConvPass::Output, Tail::Clip),
-        (layer("mobilenet large", 4, [1, 144, 24], 56, 1, 1, 0), ConvPass::InputGradient, Tail::Norm),
-        (layer("mobilenet large", 4, [1, 192, 32], 28, 1, 1, 0), ConvPass::InputGradient, Tail::Norm),
-        (layer("mobilenet large", 4, [1, 576, 96], 14, 1, 1, 0), ConvPass::InputGradient, Tail::Norm),
-        (depthwise("depthwise", 32, 48, 1), ConvPass::InputGradient, Tail::Norm),
-        (depthwise("depthwise", 96, 48, 2), ConvPass::InputGradient, Tail::Norm),
-        (depthwise("depthwise", 144, 24, 1), ConvPass::InputGradient, Tail::Norm),
-        (depthwise("depthwise", 192, 12, 1), ConvPass::InputGradient, Tail::Norm),
-        (depthwise("depthwise", 960, 3, 1), ConvPass::InputGradient, Tail::Mask),
+        (layer("lenet", 64, [1, 1, 16], 28, 5, 1, 2), ConvPass::Output, Epilogue::Bias),
+        (layer("lenet", 64, [1, 16, 32], 14, 5, 1, 0), ConvPass::Output, Epilogue::Bias),
+        (layer("mobilenet", 8, [1, 32, 16], 48, 1, 1, 0), ConvPass::InputGradient, Epilogue::Norm),
+        (layer("mobilenet", 8, [1, 96, 24], 24, 1, 1, 0), ConvPass::InputGradient, Epilogue::Norm),
+        (layer("mobilenet", 8, [1, 144, 24], 24, 1, 1, 0), ConvPass::InputGradient, Epilogue::Norm),
+        (layer("mobilenet", 8, [1, 192, 32], 12, 1, 1, 0), ConvPass::InputGradient, Epilogue::Norm),
+        (layer("mobilenet", 8, [1, 576, 96], 6, 1, 1, 0), ConvPass::InputGradient, Epilogue::Mask),
+        (layer("mobilenet", 8, [1, 960, 160], 3, 1, 1, 0), ConvPass::InputGradient, Epilogue::Mask),
+        (layer("mobilenet", 8, [1, 960, 320], 3, 1, 1, 0), ConvPass::InputGradient, Epilogue::Mask),
+        (layer("mobilenet large", 4, [1, 16, 96], 112, 1, 1, 0), ConvPass::Output, Epilogue::Clip),
+        (layer("mobilenet large", 4, [1, 24, 144], 56, 1, 1, 0), ConvPass::Output, Epilogue::Clip),
+        (layer("mobilenet large", 4, [1, 32, 192], 28, 1, 1, 0), ConvPass::Output, Epilogue::Clip),
+        (layer("mobilenet large", 4, [1, 96, 576], 14, 1, 1, 0), ConvPass::Output, Epilogue::Clip),
+        (layer("mobilenet large", 4, [1, 160, 960], 7, 1, 1, 0), ConvPass::Output, Epilogue::Clip),
+        (layer("depthwise large", 4, [144, 1, 1], 56, 3, 1, 1), ConvPass::Output, Epilogue::Clip),
+        (layer("depthwise large", 4, [192, 1, 1], 28, 3, 1, 1), ConvPass::Output, Epilogue::Clip),
+        (layer("depthwise large", 4, [576, 1, 1], 14, 3, 1, 1), ConvPass::Output, Epilogue::Clip),
+        (layer("mobilenet large", 4, [1, 144, 24], 56, 1, 1, 0), ConvPass::InputGradient, Epilogue::Norm),
+        (layer("mobilenet large", 4, [1, 192, 32], 28, 1, 1, 0), ConvPass::InputGradient, Epilogue::Norm),
+        (layer("mobilenet large", 4, [1, 576, 96], 14, 1, 1, 0), ConvPass::InputGradient, Epilogue::Norm),
+        (depthwise("depthwise", 32, 48, 1), ConvPass::InputGradient, Epilogue::Norm),
+        (depthwise("depthwise", 96, 48, 2), ConvPass::InputGradient, Epilogue::Norm),
+        (depthwise("depthwise", 144, 24, 1), ConvPass::InputGradient, Epilogue::Norm),
+        (depthwise("depthwise", 192, 12, 1), ConvPass::InputGradient, Epilogue::Norm),
+        (depthwise("depthwise", 960, 3, 1), ConvPass::InputGradient, Epilogue::Mask),
     ];
     let network = layer("network", 8, [1, 64, 64], 28, 3, 1, 1);
     let all = Precision::ALL[1..].iter().flat_map(|&precision| passes.map(|pass| (precision, pass)));
-    let rounded = all.map(|(precision, pass)| case(network, pass, Tail::Plain, precision));
+    let rounded = all.map(|(precision, pass)| case(network, pass, Epilogue::Plain, precision));
     let tails = tails.map(|(layer, pass, tail)| case(layer, pass, tail, Precision::F32));
     plain.chain(tails).chain(rounded).collect()
 }
 
-fn epilogue(shape: &ConvShape, tail: Tail) -> Nest {
+fn epilogue(shape: &ConvShape, tail: Epilogue) -> Nest {
     let [_, _, dims] = shape.operands();
     let plane = Access::contiguous(DType::F32, &dims);
     let channel = Access {
@@ -146,13 +147,13 @@ fn epilogue(shape: &ConvShape, tail: Tail) -> Nest {
     let result = b.load(0, Type::F32);
     let (zero, six) = (b.constant(Type::F32, 0.0), b.constant(Type::F32, 6.0));
     let (value, others) = match tail {
-        Tail::Plain => (result, vec![]),
-        Tail::Bias => {
+        Epilogue::Plain => (result, vec![]),
+        Epilogue::Bias => {
             let bias = b.load(1, Type::F32);
             let sum = b.add(result, bias);
             (b.binary(BinaryOp::Max, sum, zero), vec![channel])
         }
-        Tail::Clip => {
+        Epilogue::Clip => {
             let [mean, scale, shift] = [1, 2, 3].map(|slot| b.load(slot, Type::F32));
             let moved = b.binary(BinaryOp::Sub, result, mean);
             let scaled = b.mul(moved, scale);
@@ -160,10 +161,10 @@ fn epilogue(shape: &ConvShape, tail: Tail) -> Nest {
             let above = b.binary(BinaryOp::Max, sum, zero);
             (b.binary(BinaryOp::Min, above, six), vec![channel.clone(), channel.clone(), channel])
         }
-        Tail::Mask | Tail::Norm => {
+        Epilogue::Mask | Epilogue::Norm => {
             let mut other = b.load(1, Type::F32);
             let mut others = vec![plane.clone()];
-            if tail == Tail::Norm {
+            if tail == Epilogue::Norm {
                 let [mean, scale, shift] = [2, 3, 4].map(|slot| b.load(slot, Type::F32));
                 other = b.binary(BinaryOp::Sub, other, mean);
                 other = b.mul(other, scale);
@@ -188,7 +189,7 @@ fn epilogue(shape: &ConvShape, tail: Tail) -> Nest {
     }
 }
 
-fn case(layer: Layer, pass: ConvPass, tail: Tail, precision: Precision) -> Case {
+fn case(layer: Layer, pass: ConvPass, tail: Epilogue, precision: Precision) -> Case {
     let Layer {
         name,
         batch,
@@ -200,7 +201,7 @@ fn case(layer: Layer, pass: ConvPass, tail: Tail, precision: Precision) -> Case 
         dilation,
     } = layer;
     let output = (size + 2 * pad - dilation * (kernel - 1) - 1) / stride + 1;
-    let axis = SlidingAxis { input: size, output, kernel, stride, dilation, before: pad as isize };
+    let axis = SlidingAxis { input: size, output, kernel, stride, dilation, padding_before: pad as isize };
     let axes = [axis; 2].into_iter().collect();
     let shape = ConvShape { pass, batch, groups, channels_in, channels_out, axes };
     // Products with padding are not necessary.
@@ -223,11 +224,11 @@ fn case(layer: Layer, pass: ConvPass, tail: Tail, precision: Precision) -> Case 
         format!("{channels_in}-{channels_out}")
     };
     let with = match tail {
-        Tail::Plain => "",
-        Tail::Bias => " +bias",
-        Tail::Clip => " +clip",
-        Tail::Mask => " +mask",
-        Tail::Norm => " +norm",
+        Epilogue::Plain => "",
+        Epilogue::Bias => " +bias",
+        Epilogue::Clip => " +clip",
+        Epilogue::Mask => " +mask",
+        Epilogue::Norm => " +norm",
     };
     let made = if precision == Precision::F32 { String::new() } else { format!(" {precision}") };
     Case {

@@ -14,18 +14,18 @@ struct Product {
     precision: Precision,
     /// True if the whole batch shares one B.
     shared: bool,
-    after: After,
+    epilogue: Epilogue,
 }
 
 /// Epilogue of a product.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum After {
+enum Epilogue {
     /// The product is stored.
     Nothing,
     /// The product is stored transposed, as the gradient of a weight that is used transposed.
-    Turn,
+    Transpose,
     /// The product is added, transposed, to the old value.
-    TurnAndAdd,
+    TransposeAndAdd,
     /// Bias and Relu.
     Relu,
     /// Bias and residual connection.
@@ -47,7 +47,7 @@ pub(crate) fn cases() -> Vec<Case> {
                 dtype: DType::F32,
                 precision: Precision::F32,
                 shared: false,
-                after: After::Nothing,
+                epilogue: Epilogue::Nothing,
             },
         )
     };
@@ -65,7 +65,7 @@ pub(crate) fn cases() -> Vec<Case> {
         dtype: DType::F64,
         precision: Precision::F32,
         shared: false,
-        after: After::Nothing,
+        epilogue: Epilogue::Nothing,
     };
     cases.push(case("square", double));
     // A perceptron of 784-512-256-10 at batch 64: forward, gradient of the input, gradient of the weight.
@@ -76,7 +76,7 @@ pub(crate) fn cases() -> Vec<Case> {
             dtype: DType::F32,
             precision: Precision::F32,
             shared: false,
-            after: After::Relu,
+            epilogue: Epilogue::Relu,
         };
         cases.push(case("mlp forward", product));
         cases.push(plain("mlp input gradient", [1, 64, inputs, outputs], nn));
@@ -105,19 +105,19 @@ pub(crate) fn cases() -> Vec<Case> {
         dtype: DType::F32,
         precision: Precision::F32,
         shared: true,
-        after: After::Nothing,
+        epilogue: Epilogue::Nothing,
     };
     cases.push(case("one B", product));
     cases.push(plain("pointwise", [8, 96, 576, 24], nn));
     cases.push(plain("pointwise", [8, 320, 9, 960], nn));
     cases.push(plain("pointwise", [4, 512, 49, 512], nn));
-    cases.extend(layers());
-    cases.extend(rounded());
+    cases.extend(network_cases());
+    cases.extend(bf16_cases());
     cases
 }
 
 /// Returns products in bfloat16, by the best unit of the machine.
-fn rounded() -> Vec<Case> {
+fn bf16_cases() -> Vec<Case> {
     let (nn, nt, tn) = ((false, false), (false, true), (true, false));
     let shapes = [
         ("square", [1, 1024, 1024, 1024], nn),
@@ -130,67 +130,90 @@ fn rounded() -> Vec<Case> {
     let case = |(precision, (what, dims, transposed))| {
         case(
             what,
-            Product { dims, transposed, dtype: DType::F32, precision, shared: false, after: After::Nothing },
+            Product {
+                dims,
+                transposed,
+                dtype: DType::F32,
+                precision,
+                shared: false,
+                epilogue: Epilogue::Nothing,
+            },
         )
     };
     all.map(case).collect()
 }
 
 /// Returns products of networks, as in their programs.
-fn layers() -> Vec<Case> {
+fn network_cases() -> Vec<Case> {
     let layer = |what: &str, dims: [usize; 4], transposed: (bool, bool), after| {
         let shared = dims[0] > 1;
-        case(what, Product { dims, transposed, dtype: DType::F32, precision: Precision::F32, shared, after })
+        case(
+            what,
+            Product {
+                dims,
+                transposed,
+                dtype: DType::F32,
+                precision: Precision::F32,
+                shared,
+                epilogue: after,
+            },
+        )
     };
     let (nn, nt, tn) = ((false, false), (false, true), (true, false));
     let mut cases = Vec::new();
     for (what, batch, length, width) in [("bert_mini", 8, 128, 256), ("gpt2_small6", 4, 256, 384)] {
         let (tokens, wide) = (batch * length, 4 * width);
         let name = |part: &str| format!("{what} {part}");
-        cases.push(layer(&name("in"), [batch, length, width, width], nt, After::Nothing));
-        cases.push(layer(&name("out"), [batch, length, width, width], nt, After::Residual));
-        cases.push(layer(&name("up"), [batch, length, wide, width], nt, After::Gelu));
-        cases.push(layer(&name("down"), [batch, length, width, wide], nt, After::Residual));
-        cases.push(layer(&name("in, to input"), [batch, length, width, width], nn, After::Nothing));
-        cases.push(layer(&name("down, to input"), [batch, length, wide, width], nn, After::Nothing));
-        cases.push(layer(&name("up, to input"), [batch, length, width, wide], nn, After::Nothing));
-        cases.push(layer(&name("in, to weight"), [1, width, width, tokens], tn, After::Turn));
-        cases.push(layer(&name("up, to weight"), [1, width, wide, tokens], tn, After::Turn));
-        cases.push(layer(&name("down, to weight"), [1, wide, width, tokens], tn, After::Turn));
-        cases.push(layer(&name("down, to weight, adding"), [1, wide, width, tokens], tn, After::TurnAndAdd));
+        cases.push(layer(&name("in"), [batch, length, width, width], nt, Epilogue::Nothing));
+        cases.push(layer(&name("out"), [batch, length, width, width], nt, Epilogue::Residual));
+        cases.push(layer(&name("up"), [batch, length, wide, width], nt, Epilogue::Gelu));
+        cases.push(layer(&name("down"), [batch, length, width, wide], nt, Epilogue::Residual));
+        cases.push(layer(&name("in, to input"), [batch, length, width, width], nn, Epilogue::Nothing));
+        cases.push(layer(&name("down, to input"), [batch, length, wide, width], nn, Epilogue::Nothing));
+        cases.push(layer(&name("up, to input"), [batch, length, width, wide], nn, Epilogue::Nothing));
+        cases.push(layer(&name("in, to weight"), [1, width, width, tokens], tn, Epilogue::Transpose));
+        cases.push(layer(&name("up, to weight"), [1, width, wide, tokens], tn, Epilogue::Transpose));
+        cases.push(layer(&name("down, to weight"), [1, wide, width, tokens], tn, Epilogue::Transpose));
+        cases.push(layer(
+            &name("down, to weight, adding"),
+            [1, wide, width, tokens],
+            tn,
+            Epilogue::TransposeAndAdd,
+        ));
     }
-    cases.push(layer("gpt2_small6 words", [4, 256, 8000, 384], nt, After::Nothing));
-    cases.push(layer("gpt2_small6 words, to input", [4, 256, 384, 8000], nn, After::Nothing));
-    cases.push(layer("gpt2_small6 words, to weight", [1, 384, 8000, 1024], tn, After::Turn));
-    cases.push(layer("bert_base in", [2, 128, 768, 768], nt, After::Nothing));
-    cases.push(layer("bert_base out", [2, 128, 768, 768], nt, After::Residual));
-    cases.push(layer("bert_base up", [2, 128, 3072, 768], nt, After::Gelu));
-    cases.push(layer("bert_base down", [2, 128, 768, 3072], nt, After::Residual));
-    cases.push(layer("bert_base in, to input", [2, 128, 768, 768], nn, After::Nothing));
-    cases.push(layer("bert_base up, to input", [2, 128, 768, 3072], nn, After::Nothing));
-    cases.push(layer("bert_base down, to input", [2, 128, 3072, 768], nn, After::Nothing));
-    cases.push(layer("bert_base down, to weight", [1, 3072, 768, 256], tn, After::Turn));
+    cases.push(layer("gpt2_small6 words", [4, 256, 8000, 384], nt, Epilogue::Nothing));
+    cases.push(layer("gpt2_small6 words, to input", [4, 256, 384, 8000], nn, Epilogue::Nothing));
+    cases.push(layer("gpt2_small6 words, to weight", [1, 384, 8000, 1024], tn, Epilogue::Transpose));
+    cases.push(layer("bert_base in", [2, 128, 768, 768], nt, Epilogue::Nothing));
+    cases.push(layer("bert_base out", [2, 128, 768, 768], nt, Epilogue::Residual));
+    cases.push(layer("bert_base up", [2, 128, 3072, 768], nt, Epilogue::Gelu));
+    cases.push(layer("bert_base down", [2, 128, 768, 3072], nt, Epilogue::Residual));
+    cases.push(layer("bert_base in, to input", [2, 128, 768, 768], nn, Epilogue::Nothing));
+    cases.push(layer("bert_base up, to input", [2, 128, 768, 3072], nn, Epilogue::Nothing));
+    cases.push(layer("bert_base down, to input", [2, 128, 3072, 768], nn, Epilogue::Nothing));
+    cases.push(layer("bert_base down, to weight", [1, 3072, 768, 256], tn, Epilogue::Transpose));
     for (m, n, k, transposed) in [(1024, 8, 256, nn), (1024, 256, 8, nn), (256, 8, 1024, tn)] {
-        cases.push(layer("bert_mini_lora8", [1, m, n, k], transposed, After::Nothing));
+        cases.push(layer("bert_mini_lora8", [1, m, n, k], transposed, Epilogue::Nothing));
     }
     for (inputs, outputs) in [(800, 120), (120, 84), (84, 10)] {
-        cases.push(layer("lenet forward", [1, 64, outputs, inputs], nt, After::Relu));
-        cases.push(layer("lenet, to input", [1, 64, inputs, outputs], nn, After::Nothing));
-        cases.push(layer("lenet, to weight", [1, outputs, inputs, 64], tn, After::Nothing));
+        cases.push(layer("lenet forward", [1, 64, outputs, inputs], nt, Epilogue::Relu));
+        cases.push(layer("lenet, to input", [1, 64, inputs, outputs], nn, Epilogue::Nothing));
+        cases.push(layer("lenet, to weight", [1, outputs, inputs, 64], tn, Epilogue::Nothing));
     }
-    cases.push(layer("lstm inputs", [1, 1024, 1024, 128], nt, After::Relu));
-    cases.push(layer("lstm to inputs", [1, 1024, 128, 1024], nn, After::Nothing));
-    cases.push(layer("lstm to weight", [1, 1024, 128, 1024], tn, After::Nothing));
-    cases.push(layer("lstm to weight", [1, 1024, 256, 1008], tn, After::Nothing));
-    cases.push(layer("lstm step", [1, 16, 1024, 256], nn, After::Nothing));
-    cases.push(in_panels("lstm step", [16, 1024, 256]));
-    cases.push(layer("lstm step back", [1, 16, 256, 1024], nn, After::Nothing));
-    cases.push(in_panels("lstm step back", [16, 256, 1024]));
+    cases.push(layer("lstm inputs", [1, 1024, 1024, 128], nt, Epilogue::Relu));
+    cases.push(layer("lstm to inputs", [1, 1024, 128, 1024], nn, Epilogue::Nothing));
+    cases.push(layer("lstm to weight", [1, 1024, 128, 1024], tn, Epilogue::Nothing));
+    cases.push(layer("lstm to weight", [1, 1024, 256, 1008], tn, Epilogue::Nothing));
+    cases.push(layer("lstm step", [1, 16, 1024, 256], nn, Epilogue::Nothing));
+    cases.push(case_in_panels("lstm step", [16, 1024, 256]));
+    cases.push(layer("lstm step back", [1, 16, 256, 1024], nn, Epilogue::Nothing));
+    cases.push(case_in_panels("lstm step back", [16, 256, 1024]));
     cases
 }
 
 fn case(what: &str, product: Product) -> Case {
-    let Product { dims: [batch, m, n, k], transposed: (ta, tb), dtype, precision, shared, after } = product;
+    let Product { dims: [batch, m, n, k], transposed: (ta, tb), dtype, precision, shared, epilogue: after } =
+        product;
     let letter = |transposed| if transposed { 'T' } else { 'N' };
     let size = dtype.size();
     let b_elements = if shared { k * n } else { batch * k * n };
@@ -210,7 +233,7 @@ fn case(what: &str, product: Product) -> Case {
                 k,
                 a: operand(dtype, [batch, m, k], ta, false),
                 b: operand(dtype, [batch, k, n], tb, shared),
-                rounded: [None; 2],
+                rounded_to: [None; 2],
                 products: Products { precision, unit: Bf16Unit::detect(isa) },
                 epilogue: nest(dtype, [batch, m, n], after),
             };
@@ -220,7 +243,7 @@ fn case(what: &str, product: Product) -> Case {
             let mut buffers = Buffers::new(&sizes, kernel.scratch_bytes(threads));
             Box::new(move |pool| {
                 let mut bases = buffers.bases();
-                if after == After::TurnAndAdd {
+                if after == Epilogue::TransposeAndAdd {
                     bases[3] = bases[2];
                 }
                 // SAFETY: buffers have the lengths of the accesses, and belong to this case.
@@ -235,7 +258,7 @@ fn case(what: &str, product: Product) -> Case {
 const PANEL: usize = 16;
 
 /// Returns a product of few rows with a matrix that is stored in panels: for each panel, k rows of its columns.
-fn in_panels(what: &str, [m, n, k]: [usize; 3]) -> Case {
+fn case_in_panels(what: &str, [m, n, k]: [usize; 3]) -> Case {
     let elements = [m * k, k * n, m * n];
     let dims = [n / PANEL, m, PANEL];
     let access = |len: usize, strides: [usize; 3]| Access {
@@ -248,11 +271,11 @@ fn in_panels(what: &str, [m, n, k]: [usize; 3]) -> Case {
         k,
         a: access(m * k, [0, k, 1]),
         b: access(k * n, [k * PANEL, PANEL, 1]),
-        rounded: [None; 2],
+        rounded_to: [None; 2],
         products: Products::F32,
         epilogue: Nest {
             stores: vec![access(m * n, [PANEL, n, 1])],
-            ..nest(DType::F32, [dims[0], m, PANEL], After::Nothing)
+            ..nest(DType::F32, [dims[0], m, PANEL], Epilogue::Nothing)
         },
     };
     Case {
@@ -287,38 +310,38 @@ fn operand(dtype: DType, dims: [usize; 3], transposed: bool, shared: bool) -> Ac
     access
 }
 
-fn nest(dtype: DType, dims: [usize; 3], after: After) -> Nest {
+fn nest(dtype: DType, dims: [usize; 3], after: Epilogue) -> Nest {
     let ty = Type::of(dtype);
     let mut b = Builder::new();
     let mut result = b.load(0, ty);
     let mut loads = vec![Load::Accumulator(dtype)];
     let mut stores = vec![Access::contiguous(dtype, &dims)];
     let mut others = Vec::new();
-    if matches!(after, After::Relu | After::Residual | After::Gelu) {
+    if matches!(after, Epilogue::Relu | Epilogue::Residual | Epilogue::Gelu) {
         loads.push(Load::Buffer(Access::broadcast(dtype, &[dims[2]], &dims)));
         let bias = b.load(1, ty);
         result = b.add(result, bias);
     }
     match after {
-        After::Nothing => {}
-        After::Turn | After::TurnAndAdd => {
+        Epilogue::Nothing => {}
+        Epilogue::Transpose | Epilogue::TransposeAndAdd => {
             stores = vec![operand(dtype, dims, true, false)];
-            if after == After::TurnAndAdd {
+            if after == Epilogue::TransposeAndAdd {
                 loads.push(Load::Buffer(stores[0].clone()));
                 let old = b.load(1, ty);
                 result = b.add(old, result);
             }
         }
-        After::Relu => {
+        Epilogue::Relu => {
             let zero = b.constant(ty, 0.0);
             result = b.binary(BinaryOp::Max, result, zero);
         }
-        After::Residual => {
+        Epilogue::Residual => {
             loads.push(Load::Buffer(stores[0].clone()));
             let around = b.load(2, ty);
             result = b.add(around, result);
         }
-        After::Gelu => {
+        Epilogue::Gelu => {
             let [root, one, half] = [2f64.sqrt(), 1.0, 0.5].map(|value| b.constant(ty, value));
             let x = result;
             let scaled = b.binary(BinaryOp::Div, x, root);

@@ -24,12 +24,12 @@ use ortrain_expr::Precision;
 use ortrain_kernels::{Bf16Unit, Isa, Pool, limits};
 
 /// Duration of a case.
-const PATIENCE: Duration = Duration::from_millis(150);
+const CASE_TIME: Duration = Duration::from_millis(150);
 /// Duration of a round. The best time of a case in a round is compared with the rate of multiply-adds in the same
 /// round.
-const ROUND: Duration = Duration::from_millis(6);
+const ROUND_TIME: Duration = Duration::from_millis(6);
 /// Working sets for the measurement of bandwidth, in bytes.
-const SETS: [usize; 6] = [256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 192 << 20];
+const WORKING_SETS: [usize; 6] = [256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 192 << 20];
 
 fn cases() -> Vec<Case> {
     [gemm::cases(), attention::cases(), conv::cases(), window::cases(), nests::cases(), rows::cases()]
@@ -51,9 +51,9 @@ fn main() {
     let cases = cases();
     for threads in threads {
         let pool = Pool::new(threads);
-        let bandwidth = SETS.map(|bytes| limits::bandwidth(isa, &pool, bytes));
-        let rate = limits::flops(isa, &pool, PATIENCE);
-        let sets = SETS.iter().zip(bandwidth).map(|(bytes, rate)| {
+        let bandwidth = WORKING_SETS.map(|bytes| limits::measure_bandwidth(isa, &pool, bytes));
+        let rate = limits::measure_flops(isa, &pool, CASE_TIME);
+        let sets = WORKING_SETS.iter().zip(bandwidth).map(|(bytes, rate)| {
             let size = if *bytes < 1 << 20 {
                 format!("{} KiB", bytes >> 10)
             } else {
@@ -72,7 +72,10 @@ fn main() {
             if words.iter().any(|word| !line.contains(&word.to_lowercase())) {
                 continue;
             }
-            let set = SETS.iter().position(|&bytes| case.bytes <= bytes as f64).unwrap_or(SETS.len() - 1);
+            let set = WORKING_SETS
+                .iter()
+                .position(|&bytes| case.bytes <= bytes as f64)
+                .unwrap_or(WORKING_SETS.len() - 1);
             let memory = case.bytes / bandwidth[set];
             let Measure { seconds, share, compute } = measure(case, isa, &pool, memory);
             println!(
@@ -100,10 +103,11 @@ struct Measure {
 
 /// Returns the peak rate of the operations of a case on registers: in f32, or in the best bfloat16 unit, which computes
 /// several products of terms for each operation.
-fn rate(case: &Case, isa: Isa, pool: &Pool) -> f64 {
+fn peak_rate(case: &Case, isa: Isa, pool: &Pool) -> f64 {
     let rounded = case.precision != Precision::F32;
-    let unit = rounded.then(|| limits::bf16_flops(Bf16Unit::detect(isa), pool, ROUND / 8)).flatten();
-    let rate = unit.unwrap_or_else(|| limits::flops(isa, pool, ROUND / 8));
+    let unit =
+        rounded.then(|| limits::measure_bf16_flops(Bf16Unit::detect(isa), pool, ROUND_TIME / 8)).flatten();
+    let rate = unit.unwrap_or_else(|| limits::measure_flops(isa, pool, ROUND_TIME / 8));
     case.rate * rate / case.precision.products().len() as f64
 }
 
@@ -114,11 +118,11 @@ fn measure(case: &Case, isa: Isa, pool: &Pool, memory: f64) -> Measure {
     run(pool);
     let begin = Instant::now();
     let mut rounds = Vec::new();
-    while rounds.len() < 3 || begin.elapsed() < PATIENCE {
-        let compute = case.flops / rate(case, isa, pool);
+    while rounds.len() < 3 || begin.elapsed() < CASE_TIME {
+        let compute = case.flops / peak_rate(case, isa, pool);
         let round = Instant::now();
         let mut best = f64::INFINITY;
-        while best == f64::INFINITY || round.elapsed() < ROUND {
+        while best == f64::INFINITY || round.elapsed() < ROUND_TIME {
             let start = Instant::now();
             run(pool);
             best = best.min(start.elapsed().as_secs_f64());

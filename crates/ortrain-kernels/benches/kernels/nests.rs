@@ -57,8 +57,8 @@ pub(crate) fn cases() -> Vec<Case> {
     // Statistics of the channels of images, as in BatchNormalization.
     cases.push(channels([8, 96, 24 * 24]));
     cases.push(channels([4, 64, 56 * 56]));
-    cases.push(gates(16, 256));
-    cases.push(gates_back(16, 256));
+    cases.push(lstm_gates(16, 256));
+    cases.push(gates_gradient(16, 256));
     for dims in [[1024, 256], [512, 500], [2000, 1000]] {
         cases.push(transposed(dims));
     }
@@ -374,7 +374,7 @@ fn columns(rows: usize, wide: usize, first: usize) -> Access {
 }
 
 /// Step of an LSTM after its products: gates of data, state and bias, the new cell, and the new state.
-fn gates(batch: usize, hidden: usize) -> Case {
+fn lstm_gates(batch: usize, hidden: usize) -> Case {
     let dims = [batch, hidden];
     let mut b = Builder::new();
     let mut loads = Vec::new();
@@ -415,7 +415,7 @@ fn gates(batch: usize, hidden: usize) -> Case {
 }
 
 /// Gradient of [`gates`].
-fn gates_back(batch: usize, hidden: usize) -> Case {
+fn gates_gradient(batch: usize, hidden: usize) -> Case {
     let dims = [batch, hidden];
     let mut b = Builder::new();
     let mut loads = vec![Load::Buffer(Access::contiguous(F32, &dims)); 4];
@@ -530,7 +530,7 @@ fn sums(dims: &[usize], inner: usize, load: Access, ops: &[ReduceOp]) -> Nest {
 }
 
 fn scatter([outer, size, count, inner]: [usize; 4]) -> Case {
-    let desc = ScatterDesc { outer, size, count, inner, dtype: F32, index: DType::I64, last: false };
+    let desc = ScatterDesc { outer, size, count, inner, dtype: F32, index: DType::I64, overwrites: false };
     let moved = outer * count * inner;
     Case {
         name: format!("scatter {outer}x{count}x{inner} into {size}"),

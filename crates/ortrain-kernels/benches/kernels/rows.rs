@@ -60,18 +60,18 @@ impl Body {
     }
 
     /// Adds a load of all elements.
-    fn plane(&mut self) -> Reg {
+    fn load_plane(&mut self) -> Reg {
         let access = Access::contiguous(F32, &self.dims);
         self.load(access)
     }
 
     /// Adds a load with one element per position along some axes.
-    fn along(&mut self, axes: &[usize], dtype: DType) -> Reg {
-        let access = self.kept(axes, dtype);
+    fn load_along(&mut self, axes: &[usize], dtype: DType) -> Reg {
+        let access = self.access_along(axes, dtype);
         self.load(access)
     }
 
-    fn kept(&self, axes: &[usize], dtype: DType) -> Access {
+    fn access_along(&self, axes: &[usize], dtype: DType) -> Access {
         let own: Vec<usize> =
             (0..self.dims.len()).map(|axis| if axes.contains(&axis) { self.dims[axis] } else { 1 }).collect();
         Access::broadcast(dtype, &own, &self.dims)
@@ -117,14 +117,14 @@ impl Body {
 }
 
 /// Returns a name with sizes.
-fn named(what: &str, dims: &[usize]) -> String {
+fn case_name(what: &str, dims: &[usize]) -> String {
     let sizes: Vec<String> = dims.iter().map(usize::to_string).collect();
     format!("nest {what} {}", sizes.join("x"))
 }
 
 fn layer_norm(dims: [usize; 2]) -> Case {
     let mut body = Body::new(&dims);
-    let (x, scale, bias) = (body.plane(), body.along(&[1], F32), body.along(&[1], F32));
+    let (x, scale, bias) = (body.load_plane(), body.load_along(&[1], F32), body.load_along(&[1], F32));
     let mean = body.mean(x, dims[1]);
     let distance = body.b.sub(x, mean);
     let square = body.b.mul(distance, distance);
@@ -136,14 +136,14 @@ fn layer_norm(dims: [usize; 2]) -> Case {
     let scaled = body.b.mul(normal, scale);
     let y = body.b.add(scaled, bias);
     let plane = Access::contiguous(F32, &dims);
-    body.case(&named("layer norm", &dims), 8.0, 1, &[(y, plane)])
+    body.case(&case_name("layer norm", &dims), 8.0, 1, &[(y, plane)])
 }
 
 /// Gradient of the input of the normalization.
 fn layer_norm_gradient(dims: [usize; 2]) -> Case {
     let mut body = Body::new(&dims);
-    let (x, dy, scale) = (body.plane(), body.plane(), body.along(&[1], F32));
-    let (mean, inverse) = (body.along(&[0], F32), body.along(&[0], F32));
+    let (x, dy, scale) = (body.load_plane(), body.load_plane(), body.load_along(&[1], F32));
+    let (mean, inverse) = (body.load_along(&[0], F32), body.load_along(&[0], F32));
     let distance = body.b.sub(x, mean);
     let normal = body.b.mul(distance, inverse);
     let g = body.b.mul(dy, scale);
@@ -154,7 +154,7 @@ fn layer_norm_gradient(dims: [usize; 2]) -> Case {
     let rest = body.b.sub(rest, tilted);
     let dx = body.b.mul(rest, inverse);
     let plane = Access::contiguous(F32, &dims);
-    body.case(&named("layer norm gradient", &dims), 9.0, 1, &[(dx, plane)])
+    body.case(&case_name("layer norm gradient", &dims), 9.0, 1, &[(dx, plane)])
 }
 
 /// Gradients of scale and bias: sums over rows.
@@ -164,25 +164,30 @@ fn layer_norm_weights([rows, width]: [usize; 2]) -> Case {
     let mut turned = Access::contiguous(F32, &[rows, width]);
     turned.strides.reverse();
     let (x, dy) = (body.load(turned.clone()), body.load(turned));
-    let (mean, inverse) = (body.along(&[1], F32), body.along(&[1], F32));
+    let (mean, inverse) = (body.load_along(&[1], F32), body.load_along(&[1], F32));
     let distance = body.b.sub(x, mean);
     let normal = body.b.mul(distance, inverse);
     let along = body.b.mul(dy, normal);
     let (bias, scale) = (body.reduce(ReduceOp::Sum, dy), body.reduce(ReduceOp::Sum, along));
-    let store = body.kept(&[0], F32);
-    body.case(&named("layer norm weights", &[rows, width]), 5.0, 1, &[(scale, store.clone()), (bias, store)])
+    let store = body.access_along(&[0], F32);
+    body.case(
+        &case_name("layer norm weights", &[rows, width]),
+        5.0,
+        1,
+        &[(scale, store.clone()), (bias, store)],
+    )
 }
 
 /// Normalization with known statistics, and Relu.
 fn batch_norm(dims: [usize; 3]) -> Case {
     let mut body = Body::new(&dims);
-    let (x, scale, shift) = (body.plane(), body.along(&[1], F32), body.along(&[1], F32));
+    let (x, scale, shift) = (body.load_plane(), body.load_along(&[1], F32), body.load_along(&[1], F32));
     let scaled = body.b.mul(x, scale);
     let sum = body.b.add(scaled, shift);
     let zero = body.number(0.0);
     let y = body.b.binary(BinaryOp::Max, sum, zero);
     let plane = Access::contiguous(F32, &dims);
-    body.case(&named("batch norm and relu", &dims), 3.0, 0, &[(y, plane)])
+    body.case(&case_name("batch norm and relu", &dims), 3.0, 0, &[(y, plane)])
 }
 
 /// Gradients of scale and bias, through Relu: sums of each channel.
@@ -190,7 +195,7 @@ fn batch_norm_sums([batch, channels, places]: [usize; 3]) -> Case {
     let dims = [channels, batch, places];
     let mut body = Body::new(&dims);
     let [x, dy, y] = [(); 3].map(|()| body.load(image([batch, channels, places])));
-    let (mean, inverse) = (body.along(&[0], F32), body.along(&[0], F32));
+    let (mean, inverse) = (body.load_along(&[0], F32), body.load_along(&[0], F32));
     let zero = body.number(0.0);
     let passes = body.b.compare(CompareOp::Lt, zero, y);
     let g = body.b.select(passes, dy, zero);
@@ -198,16 +203,16 @@ fn batch_norm_sums([batch, channels, places]: [usize; 3]) -> Case {
     let normal = body.b.mul(distance, inverse);
     let along = body.b.mul(g, normal);
     let (bias, scale) = (body.reduce(ReduceOp::Sum, g), body.reduce(ReduceOp::Sum, along));
-    let store = body.kept(&[0], F32);
-    let name = named("batch norm and relu weights", &[batch, channels, places]);
+    let store = body.access_along(&[0], F32);
+    let name = case_name("batch norm and relu weights", &[batch, channels, places]);
     body.case(&name, 6.0, 2, &[(scale, store.clone()), (bias, store)])
 }
 
 /// Gradient of the input of the normalization, through Relu, from these sums.
 fn batch_norm_gradient(dims: [usize; 3]) -> Case {
     let mut body = Body::new(&dims);
-    let (x, dy, y) = (body.plane(), body.plane(), body.plane());
-    let [a, b, c] = [(); 3].map(|()| body.along(&[1], F32));
+    let (x, dy, y) = (body.load_plane(), body.load_plane(), body.load_plane());
+    let [a, b, c] = [(); 3].map(|()| body.load_along(&[1], F32));
     let zero = body.number(0.0);
     let passes = body.b.compare(CompareOp::Lt, zero, y);
     let g = body.b.select(passes, dy, zero);
@@ -216,7 +221,7 @@ fn batch_norm_gradient(dims: [usize; 3]) -> Case {
     let sum = body.b.add(g, tilted);
     let dx = body.b.add(sum, c);
     let plane = Access::contiguous(F32, &dims);
-    body.case(&named("batch norm and relu gradient", &dims), 5.0, 0, &[(dx, plane)])
+    body.case(&case_name("batch norm and relu gradient", &dims), 5.0, 0, &[(dx, plane)])
 }
 
 /// Returns the access to images, with channels as the first axis.
@@ -231,7 +236,7 @@ fn batch_norm_training(sizes: [usize; 3]) -> Case {
     let [batch, channels, places] = sizes;
     let mut body = Body::new(&[channels, batch, places]);
     let x = body.load(image(sizes));
-    let (scale, shift) = (body.along(&[0], F32), body.along(&[0], F32));
+    let (scale, shift) = (body.load_along(&[0], F32), body.load_along(&[0], F32));
     let mean = body.mean(x, batch * places);
     let distance = body.b.sub(x, mean);
     let square = body.b.mul(distance, distance);
@@ -245,9 +250,9 @@ fn batch_norm_training(sizes: [usize; 3]) -> Case {
     let (zero, six) = (body.number(0.0), body.number(6.0));
     let y = body.b.binary(BinaryOp::Max, sum, zero);
     let y = body.b.binary(BinaryOp::Min, y, six);
-    let kept = body.kept(&[0], F32);
+    let kept = body.access_along(&[0], F32);
     let outputs = [(mean, kept.clone()), (inverse, kept), (sum, image(sizes)), (y, image(sizes))];
-    body.case(&named("batch norm in training", &sizes), 10.0, 2, &outputs)
+    body.case(&case_name("batch norm in training", &sizes), 10.0, 2, &outputs)
 }
 
 /// Gradients of scale, bias and input, through Clip, in one nest.
@@ -255,7 +260,7 @@ fn batch_norm_training_gradient(sizes: [usize; 3]) -> Case {
     let [batch, channels, places] = sizes;
     let mut body = Body::new(&[channels, batch, places]);
     let (dy, x) = (body.load(image(sizes)), body.load(image(sizes)));
-    let [mean, inverse, scale] = [(); 3].map(|()| body.along(&[0], F32));
+    let [mean, inverse, scale] = [(); 3].map(|()| body.load_along(&[0], F32));
     let distance = body.b.sub(x, mean);
     let along = body.b.mul(dy, distance);
     let (flat, tilt) = (body.reduce(ReduceOp::Sum, dy), body.reduce(ReduceOp::Sum, along));
@@ -268,15 +273,15 @@ fn batch_norm_training_gradient(sizes: [usize; 3]) -> Case {
     let rest = body.b.sub(dy, level);
     let rest = body.b.sub(rest, tilted);
     let dx = body.b.mul(factor, rest);
-    let kept = body.kept(&[0], F32);
+    let kept = body.access_along(&[0], F32);
     let outputs = [(tilt, kept.clone()), (flat, kept), (dx, image(sizes))];
-    body.case(&named("batch norm in training, gradient", &sizes), 10.0, 2, &outputs)
+    body.case(&case_name("batch norm in training, gradient", &sizes), 10.0, 2, &outputs)
 }
 
 /// Loss of each row, and the logarithm of its sum of exponentials.
 fn cross_entropy(dims: [usize; 2]) -> Case {
     let mut body = Body::new(&dims);
-    let (x, label) = (body.plane(), body.along(&[0], DType::I64));
+    let (x, label) = (body.load_plane(), body.load_along(&[0], DType::I64));
     let most = body.reduce(ReduceOp::Max, x);
     let shifted = body.b.sub(x, most);
     let e = body.b.unary(UnaryOp::Exp, shifted);
@@ -289,14 +294,14 @@ fn cross_entropy(dims: [usize; 2]) -> Case {
     let log = body.b.unary(UnaryOp::Log, total);
     let log = body.b.add(log, most);
     let loss = body.b.sub(log, score);
-    let store = body.kept(&[0], F32);
-    body.case(&named("cross-entropy", &dims), 25.0, 1, &[(loss, store.clone()), (log, store)])
+    let store = body.access_along(&[0], F32);
+    body.case(&case_name("cross-entropy", &dims), 25.0, 1, &[(loss, store.clone()), (log, store)])
 }
 
 /// Softmax minus the one-hot label.
 fn cross_entropy_gradient(dims: [usize; 2]) -> Case {
     let mut body = Body::new(&dims);
-    let (x, log, label) = (body.plane(), body.along(&[0], F32), body.along(&[0], DType::I64));
+    let (x, log, label) = (body.load_plane(), body.load_along(&[0], F32), body.load_along(&[0], DType::I64));
     let shifted = body.b.sub(x, log);
     let share = body.b.unary(UnaryOp::Exp, shifted);
     let place = body.b.coordinate(1);
@@ -307,14 +312,14 @@ fn cross_entropy_gradient(dims: [usize; 2]) -> Case {
     let part = body.number(1.0 / dims[0] as f64);
     let dx = body.b.mul(rest, part);
     let plane = Access::contiguous(F32, &dims);
-    body.case(&named("cross-entropy gradient", &dims), 24.0, 0, &[(dx, plane)])
+    body.case(&case_name("cross-entropy gradient", &dims), 24.0, 0, &[(dx, plane)])
 }
 
 /// Gathered rows of a table. Indices are computed from floats, so that they are in range without a special buffer.
 fn gather([count, rows, width]: [usize; 3]) -> Case {
     let dims = [count, width];
     let mut body = Body::new(&dims);
-    let where_ = body.along(&[0], F32);
+    let where_ = body.load_along(&[0], F32);
     // Floats are between 0.5 and 1.5.
     let (half, size) = (body.number(0.5), body.number(rows as f64 * 0.999));
     let share = body.b.sub(where_, half);

@@ -55,13 +55,13 @@ pub(crate) fn cases() -> Vec<Case> {
 fn case(layer: Layer, (what, pass, index): (&str, WindowPass, Index)) -> Case {
     let Layer { name, batch, channels, size, kernel, stride, pad } = layer;
     let output = (size + 2 * pad - kernel) / stride + 1;
-    let axis = SlidingAxis { input: size, output, kernel, stride, dilation: 1, before: pad as isize };
+    let axis = SlidingAxis { input: size, output, kernel, stride, dilation: 1, padding_before: pad as isize };
     let shape = WindowShape { pass, planes: batch * channels, axes: [axis; 2].into_iter().collect() };
     // Cells over padding need no work.
-    let inside: usize = (0..output).map(|o| axis.cells(o).len()).sum();
+    let inside: usize = (0..output).map(|o| axis.cells_over_input(o).len()).sum();
     let [source, target] = shape.operands();
-    let positions = shape.planes * shape.outputs() * index.map_or(0, |(_, dtype)| dtype.size());
-    let each = if pass == WindowPass::MaxGradient { shape.outputs() } else { inside * inside };
+    let positions = shape.planes * shape.plane_outputs() * index.map_or(0, |(_, dtype)| dtype.size());
+    let each = if pass == WindowPass::MaxGradient { shape.plane_outputs() } else { inside * inside };
     Case {
         name: format!("window {what} {name} {batch}x{channels} {size}x{size} k{kernel} s{stride}"),
         flops: (shape.planes * each) as f64,

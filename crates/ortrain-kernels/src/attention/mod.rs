@@ -19,10 +19,10 @@ use ortrain_expr::{Access, BinaryOp, DType, Inst, Load, Nest, Reg, Scalar, Type}
 use crate::gemm::micro::{Micro, Real};
 use crate::isa::Isa;
 use crate::pool::Pool;
-use crate::scratch::{Parts, RunScalars, Scratch};
+use crate::scratch::{RunScalars, Scratch, ScratchParts};
 use crate::tile::number::Float;
 use crate::tile::strided_iter::StridedIter;
-use crate::tile::{ALIGN, Compiler, LoopOrder, Plan, TileProgram};
+use crate::tile::{ALIGN, Compiler, LoopOrder, LoopPlan, TileProgram};
 
 /// Attention, or the gradients of its operands.
 ///
@@ -63,7 +63,7 @@ pub enum AttentionPass {
 #[derive(Clone, Debug)]
 pub struct AttentionGradients {
     /// Gradient of the sums, over the batch axes, queries and `width`.
-    pub given: Access,
+    pub output_gradient: Access,
     /// Gradient of the softmax, from the gradient of the weights (first accumulator) and the softmax (second
     /// accumulator).
     pub weights: Nest,
@@ -80,10 +80,10 @@ pub struct AttentionGradients {
 }
 
 /// Approximate number of elements of a block of scores: several such blocks stay in the second-level cache.
-const SCORES: usize = 16 << 10;
+const BLOCK_SCORES: usize = 16 << 10;
 /// Number of elements of a block of scores if a mask differs between queries. With fewer queries in a block, the mask
 /// hides more keys from all of them.
-const MASKED_SCORES: usize = 4 << 10;
+const MASKED_BLOCK_SCORES: usize = 4 << 10;
 /// Minimum number of multiplications of a task.
 const MIN_TASK_WORK: usize = 1 << 19;
 /// Maximum number of tasks: enough for any number of cores.
@@ -91,10 +91,10 @@ const MAX_TASKS: usize = 16;
 /// Maximum number of buffers of a nest.
 const MAX_BUFFERS: usize = 64;
 /// Bias at or below which a key is masked, and at or above which it is visible. If the magnitudes of all scores without
-/// bias are at most [`BOUND`], a masked score is far below a visible one, and its exponential is zero.
-const HIDDEN: f64 = -1e4;
-const OPEN: f64 = -1e3;
-const BOUND: f64 = 4e3;
+/// bias are at most [`MAX_UNBIASED_SCORE`], a masked score is far below a visible one, and its exponential is zero.
+const MASKED_BIAS: f64 = -1e4;
+const VISIBLE_BIAS: f64 = -1e3;
+const MAX_UNBIASED_SCORE: f64 = 4e3;
 
 /// Compute type of an attention.
 trait Computed: Real + Float {
@@ -128,10 +128,10 @@ impl fmt::Debug for AttentionKernel {
 }
 
 trait Engine: Send + Sync {
-    fn cut(&self) -> &Cut;
+    fn partition(&self) -> &Partition;
     /// # Safety
     /// The contract of [`AttentionKernel::run`].
-    unsafe fn run(&self, bases: &[*mut u8], scalars: RunScalars, pool: &Pool, parts: Parts);
+    unsafe fn run(&self, bases: &[*mut u8], scalars: RunScalars, pool: &Pool, parts: ScratchParts);
 }
 
 impl AttentionKernel {
@@ -153,10 +153,17 @@ impl AttentionKernel {
         Ok(AttentionKernel { engine })
     }
 
+    /// Describes the algorithm.
+    #[must_use]
+    pub fn describe(&self) -> String {
+        let Partition { heads, rows, parts, .. } = *self.engine.partition();
+        format!("{heads} heads, each in {parts} parts, blocks of {rows} queries")
+    }
+
     /// Returns the bytes of scratch memory for a run on `threads` threads.
     #[must_use]
     pub fn scratch_bytes(&self, threads: usize) -> usize {
-        let cut = self.engine.cut();
+        let cut = self.engine.partition();
         cut.shared + threads.max(1) * cut.bytes
     }
 
@@ -171,9 +178,9 @@ impl AttentionKernel {
     /// # Safety
     /// The contract of [`crate::NestKernel::run`]. The operands are loads too, and no store overlaps them.
     pub unsafe fn run(&self, bases: &[*mut u8], scalars: RunScalars, pool: &Pool, scratch: Scratch) {
-        let cut = self.engine.cut();
+        let cut = self.engine.partition();
         assert_eq!(bases.len(), cut.buffers, "one pointer for each buffer");
-        let parts = scratch.part(cut.shared, cut.bytes, pool);
+        let parts = scratch.split(cut.shared, cut.bytes, pool);
         // SAFETY: the caller's contract.
         unsafe { self.engine.run(bases, scalars, pool, parts) }
     }
@@ -181,7 +188,7 @@ impl AttentionKernel {
 
 /// Partition of the work, and size of the scratch memory.
 #[derive(Debug)]
-struct Cut {
+struct Partition {
     /// Number of matrices of scores.
     heads: usize,
     queries: usize,
@@ -201,9 +208,9 @@ struct Cut {
     bytes: usize,
 }
 
-impl Cut {
+impl Partition {
     /// Creates a partition with blocks of about `scores` scores.
-    fn new(heads: usize, [queries, keys, size, width]: [usize; 4], scores: usize, mr: usize) -> Cut {
+    fn new(heads: usize, [queries, keys, size, width]: [usize; 4], scores: usize, mr: usize) -> Partition {
         let one = (queries * keys).saturating_mul(size + width);
         let wanted = (one.saturating_mul(heads) / MIN_TASK_WORK).clamp(1, MAX_TASKS).div_ceil(heads);
         let most = (scores / keys).max(mr).min(queries.div_ceil(wanted).max(mr));
@@ -213,11 +220,24 @@ impl Cut {
         let part = blocks.div_ceil(wanted.min(blocks)) * rows;
         let parts = queries.div_ceil(part);
         let group = (MIN_TASK_WORK / 2 / (one / parts).max(1)).max(1);
-        Cut { heads, queries, keys, size, width, rows, parts, part, group, buffers: 0, shared: 0, bytes: 0 }
+        Partition {
+            heads,
+            queries,
+            keys,
+            size,
+            width,
+            rows,
+            parts,
+            part,
+            group,
+            buffers: 0,
+            shared: 0,
+            bytes: 0,
+        }
     }
 
     /// Reserves `bytes` of a worker's scratch memory; returns the offset.
-    fn room(&mut self, bytes: usize) -> usize {
+    fn reserve(&mut self, bytes: usize) -> usize {
         let at = self.bytes;
         self.bytes += bytes.next_multiple_of(ALIGN);
         at
@@ -239,24 +259,24 @@ struct Operand {
 /// Operation on each score.
 #[derive(Debug)]
 enum Pointwise {
-    Nothing,
+    Identity,
     /// Multiplication by a constant.
     Scale(f64),
     /// Multiplication by a constant, then addition of an element of a buffer. Elements are adjacent.
     Added(f64, Operand),
-    Tape(Box<Taped>),
+    Program(Box<CompiledNest>),
 }
 
 /// Nest that runs over a block while the block is in cache.
 #[derive(Debug)]
-struct Taped {
-    tape: TileProgram,
+struct CompiledNest {
+    program: TileProgram,
     /// Number of elements of a line of its space, and of all lines of a head.
     elements: usize,
-    whole: usize,
+    head_elements: usize,
     /// Number of loads, and the number of loads without a buffer, which are the first ones.
     loads: usize,
-    given: usize,
+    num_accumulators: usize,
     /// True if the nest has no store, and its result goes to a block.
     to_block: bool,
     /// First buffer of the nest, and number of its buffers.
@@ -265,21 +285,21 @@ struct Taped {
     /// Offset of its frame in scratch memory.
     frame: usize,
     /// Destination of its lines, if the nest only stores them, with adjacent elements.
-    place: Option<Operand>,
+    direct_store: Option<Operand>,
 }
 
 /// Offsets in a worker's scratch memory (or, for sums of parts, in the shared memory).
 #[derive(Debug, Default)]
 struct Layout {
     /// Kᵀ and Vᵀ as right factors, for scores and gradients of weights.
-    k_turned: usize,
-    v_turned: usize,
+    k_transposed: usize,
+    v_transposed: usize,
     /// K and V as right factors.
     k: usize,
     v: usize,
     /// Queries and gradients of the sums of a block, as right factors.
     q_block: usize,
-    given_block: usize,
+    output_gradient_block: usize,
     /// Blocks of scores: the softmax, the weights of the values, and gradients.
     softmax: usize,
     weights: usize,
@@ -294,25 +314,25 @@ struct Layout {
 
 #[derive(Debug)]
 struct Gradients {
-    given: Operand,
+    output_gradient: Operand,
     weights: Pointwise,
     softmax: Pointwise,
     scores: Pointwise,
-    q: Option<Taped>,
-    k: Option<Taped>,
-    v: Option<Taped>,
+    q: Option<CompiledNest>,
+    k: Option<CompiledNest>,
+    v: Option<CompiledNest>,
 }
 
 #[derive(Debug)]
 enum Pass {
-    Output(Box<Taped>),
+    Output(Box<CompiledNest>),
     Gradients(Box<Gradients>),
 }
 
 struct Kernel<T: 'static> {
     isa: Isa,
     micro: Micro<T>,
-    cut: Cut,
+    cut: Partition,
     q: Operand,
     k: Operand,
     v: Operand,
@@ -323,31 +343,31 @@ struct Kernel<T: 'static> {
 }
 
 /// Builder of a kernel.
-struct Making<'a> {
+struct KernelBuilder<'a> {
     compiler: Compiler<'a>,
     real: DType,
     batch: &'a [usize],
-    cut: Cut,
+    cut: Partition,
 }
 
-impl Making<'_> {
-    fn operand(&mut self, access: &Access, lines: usize, elements: usize) -> Result<Operand, String> {
+impl KernelBuilder<'_> {
+    fn add_operand(&mut self, access: &Access, lines: usize, elements: usize) -> Result<Operand, String> {
         let dims: Vec<usize> = self.batch.iter().copied().chain([lines, elements]).collect();
         if access.dtype != self.real || access.strides.len() != dims.len() {
             return Err(format!("an operand {access:?} of an attention over {dims:?} of {}", self.real));
         }
-        if let Some((low, high)) = access.reach(&dims)
+        if let Some((low, high)) = access.position_range(&dims)
             && (low < 0 || high >= access.len as isize)
         {
             return Err(format!("elements {low}..={high} of a buffer of {}", access.len));
         }
         let buffer = self.cut.buffers;
         self.cut.buffers += 1;
-        self.lines(access, buffer)
+        self.operand_lines(access, buffer)
     }
 
     /// Returns an operand for the lines of an access.
-    fn lines(&self, access: &Access, buffer: usize) -> Result<Operand, String> {
+    fn operand_lines(&self, access: &Access, buffer: usize) -> Result<Operand, String> {
         let axes = self.batch.len();
         let batch = self.batch.iter().copied().zip(access.strides.iter().copied());
         Ok(Operand {
@@ -360,13 +380,13 @@ impl Making<'_> {
     }
 
     /// Compiles a nest with `given` accumulators. Its result goes to its store, or to a block.
-    fn taped(
+    fn compile_nest(
         &mut self,
         nest: &Nest,
         [lines, elements]: [usize; 2],
         given: usize,
         to_block: bool,
-    ) -> Result<Taped, String> {
+    ) -> Result<CompiledNest, String> {
         let axes = self.batch.len();
         let dims = self.batch.iter().copied().chain([lines, elements]);
         if !dims.eq(nest.dims.iter().copied()) || nest.inner != 0 || nest.expr.can_fail() {
@@ -375,7 +395,7 @@ impl Making<'_> {
         let (loads, stores) = (nest.loads.len(), nest.stores.len());
         let accumulators =
             nest.loads.iter().take_while(|load| **load == Load::Accumulator(self.real)).count();
-        if accumulators != given || nest.accumulators() != given {
+        if accumulators != given || nest.num_accumulators() != given {
             return Err(format!("what a nest is given is not {given} times {}", self.real));
         }
         let mut nest = Cow::Borrowed(nest);
@@ -388,24 +408,38 @@ impl Making<'_> {
             return Err(format!("more than {MAX_BUFFERS} buffers"));
         }
         let outside: Vec<usize> = (0..axes).collect();
-        let plan = Plan { nest, drive: LoopOrder::Map, outside: &outside, along: &[axes, axes + 1] };
+        let plan =
+            LoopPlan { nest, loop_order: LoopOrder::Map, outer_axes: &outside, tile_axes: &[axes, axes + 1] };
         let tape = TileProgram::new(&plan, self.compiler)?;
-        let frame = self.cut.room(tape.frame);
+        let frame = self.cut.reserve(tape.frame);
         let (buffer, buffers) = (self.cut.buffers, loads - given + stores);
         self.cut.buffers += buffers;
         let whole = lines * elements;
         let plain = (loads, stores) == (1, 1)
             && nest.stores.iter().all(|store| store.dtype == self.real && store.strides[axes + 1] == 1);
-        let place = match plain.then(|| simple(nest, self.real)).flatten() {
-            Some(Simple { factor: None, added: None }) => Some(self.lines(&nest.stores[0], buffer)?),
+        let place = match plain.then(|| match_scale_and_add(nest, self.real)).flatten() {
+            Some(ScaleAndAdd { factor: None, added: None }) => {
+                Some(self.operand_lines(&nest.stores[0], buffer)?)
+            }
             _ => None,
         };
-        Ok(Taped { tape, elements, whole, loads, given, to_block, buffer, buffers, frame, place })
+        Ok(CompiledNest {
+            program: tape,
+            elements,
+            head_elements: whole,
+            loads,
+            num_accumulators: given,
+            to_block,
+            buffer,
+            buffers,
+            frame,
+            direct_store: place,
+        })
     }
 
     /// Compiles a nest over scores. It needs no tile program if it multiplies by a constant and is `scalable`, or if it
     /// adds a buffer and is `addable`.
-    fn pointwise(
+    fn compile_pointwise(
         &mut self,
         nest: &Nest,
         given: usize,
@@ -414,30 +448,31 @@ impl Making<'_> {
         if !nest.stores.is_empty() || nest.expr.outputs().len() != 1 {
             return Err("scores that are not passed on one by one".to_owned());
         }
-        let taped = self.taped(nest, [self.cut.queries, self.cut.keys], given, true)?;
+        let taped = self.compile_nest(nest, [self.cut.queries, self.cut.keys], given, true)?;
         let side_by_side = |access: &Access| access.dtype == self.real && access.strides.last() == Some(&1);
-        Ok(match simple(nest, self.real) {
-            Some(Simple { factor: None, added: None }) => Pointwise::Nothing,
-            Some(Simple { factor: Some(factor), added: None }) if scalable => Pointwise::Scale(factor),
-            Some(Simple { factor, added: Some(slot) }) if addable && slot == given => match &nest.loads[slot]
-            {
-                Load::Buffer(access) if side_by_side(access) => {
-                    Pointwise::Added(factor.unwrap_or(1.0), self.lines(access, taped.buffer)?)
+        Ok(match match_scale_and_add(nest, self.real) {
+            Some(ScaleAndAdd { factor: None, added: None }) => Pointwise::Identity,
+            Some(ScaleAndAdd { factor: Some(factor), added: None }) if scalable => Pointwise::Scale(factor),
+            Some(ScaleAndAdd { factor, added: Some(slot) }) if addable && slot == given => {
+                match &nest.loads[slot] {
+                    Load::Buffer(access) if side_by_side(access) => {
+                        Pointwise::Added(factor.unwrap_or(1.0), self.operand_lines(access, taped.buffer)?)
+                    }
+                    _ => Pointwise::Program(Box::new(taped)),
                 }
-                _ => Pointwise::Tape(Box::new(taped)),
-            },
-            _ => Pointwise::Tape(Box::new(taped)),
+            }
+            _ => Pointwise::Program(Box::new(taped)),
         })
     }
 }
 
 /// Operation of a simple nest on its accumulator: multiplication by a constant, then addition of another load.
-struct Simple {
+struct ScaleAndAdd {
     factor: Option<f64>,
     added: Option<usize>,
 }
 
-fn simple(nest: &Nest, real: DType) -> Option<Simple> {
+fn match_scale_and_add(nest: &Nest, real: DType) -> Option<ScaleAndAdd> {
     let insts = nest.expr.insts();
     let inst = |reg: Reg| insts[usize::from(reg.0)];
     let given = |reg: Reg| inst(reg) == (Inst::Load(0), Type::of(real));
@@ -448,7 +483,7 @@ fn simple(nest: &Nest, real: DType) -> Option<Simple> {
     };
     let scaled = |reg: Reg, added: Option<usize>| {
         if given(reg) {
-            return Some(Simple { factor: None, added });
+            return Some(ScaleAndAdd { factor: None, added });
         }
         let factor = match inst(reg).0 {
             Inst::Binary(BinaryOp::Mul, x, c) if given(x) => constant(c),
@@ -459,7 +494,7 @@ fn simple(nest: &Nest, real: DType) -> Option<Simple> {
                 .map(|c| 1.0 / c),
             _ => None,
         };
-        factor.map(|factor| Simple { factor: Some(factor), added })
+        factor.map(|factor| ScaleAndAdd { factor: Some(factor), added })
     };
     let result = nest.expr.outputs()[0];
     let sum = |x: Reg, y: Reg| match inst(y) {
@@ -489,33 +524,45 @@ impl<T: Computed> Kernel<T> {
         let Micro { mr, nr, .. } = micro;
         let heads = dims[..axes].iter().product();
         let differs = |mask: &Access| mask.strides.get(axes).is_some_and(|&stride| stride != 0);
-        let masked = desc.scores.loaded().any(differs);
-        let scores = if masked { MASKED_SCORES } else { SCORES };
-        let cut = Cut::new(heads, [queries, keys, size, width], scores, mr);
-        let mut making = Making { compiler, real, batch: &dims[..axes], cut };
-        let q = making.operand(&desc.q, queries, size)?;
-        let k = making.operand(&desc.k, keys, size)?;
-        let v = making.operand(&desc.v, keys, width)?;
+        let masked = desc.scores.load_operands().any(differs);
+        let scores = if masked { MASKED_BLOCK_SCORES } else { BLOCK_SCORES };
+        let cut = Partition::new(heads, [queries, keys, size, width], scores, mr);
+        let mut making = KernelBuilder { compiler, real, batch: &dims[..axes], cut };
+        let q = making.add_operand(&desc.q, queries, size)?;
+        let k = making.add_operand(&desc.k, keys, size)?;
+        let v = making.add_operand(&desc.v, keys, width)?;
         let given = match &desc.pass {
-            AttentionPass::Gradients(gradients) => Some(making.operand(&gradients.given, queries, width)?),
+            AttentionPass::Gradients(gradients) => {
+                Some(making.add_operand(&gradients.output_gradient, queries, width)?)
+            }
             AttentionPass::Output(_) => None,
         };
-        let scores = making.pointwise(&desc.scores, 1, [true, true])?;
-        let weights = making.pointwise(&desc.weights, 1, [false, false])?;
+        let scores = making.compile_pointwise(&desc.scores, 1, [true, true])?;
+        let weights = making.compile_pointwise(&desc.weights, 1, [false, false])?;
         let pass = match (&desc.pass, given) {
             (AttentionPass::Output(nest), _) => {
-                Pass::Output(Box::new(making.taped(nest, [queries, width], 1, false)?))
+                Pass::Output(Box::new(making.compile_nest(nest, [queries, width], 1, false)?))
             }
             (AttentionPass::Gradients(gradients), Some(given)) => {
                 let AttentionGradients { weights, softmax, scores, q, k, v, .. } = &**gradients;
-                let weights = making.pointwise(weights, 2, [false, false])?;
-                let softmax = making.pointwise(softmax, 1, [false, false])?;
-                let scores = making.pointwise(scores, 1, [true, false])?;
+                let weights = making.compile_pointwise(weights, 2, [false, false])?;
+                let softmax = making.compile_pointwise(softmax, 1, [false, false])?;
+                let scores = making.compile_pointwise(scores, 1, [true, false])?;
                 let mut result = |nest: &Option<Nest>, lines, elements| {
-                    nest.as_ref().map(|nest| making.taped(nest, [lines, elements], 1, false)).transpose()
+                    nest.as_ref()
+                        .map(|nest| making.compile_nest(nest, [lines, elements], 1, false))
+                        .transpose()
                 };
                 let (q, k, v) = (result(q, queries, size)?, result(k, keys, size)?, result(v, keys, width)?);
-                Pass::Gradients(Box::new(Gradients { given, weights, softmax, scores, q, k, v }))
+                Pass::Gradients(Box::new(Gradients {
+                    output_gradient: given,
+                    weights,
+                    softmax,
+                    scores,
+                    q,
+                    k,
+                    v,
+                }))
             }
             (AttentionPass::Gradients(_), None) => unreachable!("the given gradient was made above"),
         };
@@ -524,24 +571,24 @@ impl<T: Computed> Kernel<T> {
         let rows = cut.rows;
         let packed = |lines: usize, depth: usize| lines.next_multiple_of(nr) * depth * T::BYTES;
         let mut layout = Layout {
-            k_turned: cut.room(packed(keys, size)),
-            softmax: cut.room(rows * keys * T::BYTES),
-            result: cut.room(rows * size.max(width) * T::BYTES),
-            corner: cut.room(mr * nr * T::BYTES),
+            k_transposed: cut.reserve(packed(keys, size)),
+            softmax: cut.reserve(rows * keys * T::BYTES),
+            result: cut.reserve(rows * size.max(width) * T::BYTES),
+            corner: cut.reserve(mr * nr * T::BYTES),
             ..Layout::default()
         };
         // Without an operation on the softmax, the softmax is the weights of the values.
         layout.weights = layout.softmax;
         match &pass {
-            Pass::Output(_) => layout.v = cut.room(packed(width, keys)),
+            Pass::Output(_) => layout.v = cut.reserve(packed(width, keys)),
             Pass::Gradients(gradients) => {
-                layout.v_turned = cut.room(packed(keys, width));
-                layout.k = cut.room(packed(size, keys));
-                layout.q_block = cut.room(packed(size, rows));
-                layout.given_block = cut.room(packed(width, rows));
-                layout.gradients = cut.room(rows * keys * T::BYTES);
-                if !matches!(weights, Pointwise::Nothing) {
-                    layout.weights = cut.room(rows * keys * T::BYTES);
+                layout.v_transposed = cut.reserve(packed(keys, width));
+                layout.k = cut.reserve(packed(size, keys));
+                layout.q_block = cut.reserve(packed(size, rows));
+                layout.output_gradient_block = cut.reserve(packed(width, rows));
+                layout.gradients = cut.reserve(rows * keys * T::BYTES);
+                if !matches!(weights, Pointwise::Identity) {
+                    layout.weights = cut.reserve(rows * keys * T::BYTES);
                 }
                 for (taped, at, elements) in
                     [(&gradients.k, &mut layout.k_sums, size), (&gradients.v, &mut layout.v_sums, width)]
@@ -549,7 +596,7 @@ impl<T: Computed> Kernel<T> {
                     let bytes = keys * elements * T::BYTES;
                     match taped {
                         None => {}
-                        Some(_) if cut.parts == 1 => *at = cut.room(bytes),
+                        Some(_) if cut.parts == 1 => *at = cut.reserve(bytes),
                         Some(_) => {
                             *at = cut.shared;
                             cut.shared += (heads * cut.parts * bytes).next_multiple_of(ALIGN);

@@ -4,21 +4,21 @@ use crate::gemm::micro::{Factor, Micro, Real, Target};
 use crate::isa::Isa;
 
 /// Depths of a chunk: a panel of the right factor stays in the first-level cache.
-const DEPTH: usize = 256;
+const CHUNK_DEPTH: usize = 256;
 
 /// Left factor, a matrix that is read in place.
 #[derive(Clone, Copy)]
-pub(super) struct Left<T> {
+pub(super) struct LeftFactor<T> {
     pub(super) at: *const T,
     /// Steps from row to row and along the depth.
     pub(super) row: isize,
     pub(super) depth: isize,
 }
 
-impl<T> Left<T> {
+impl<T> LeftFactor<T> {
     /// Returns the transposed matrix.
-    pub(super) fn transpose(self) -> Left<T> {
-        Left { row: self.depth, depth: self.row, ..self }
+    pub(super) fn transpose(self) -> LeftFactor<T> {
+        LeftFactor { row: self.depth, depth: self.row, ..self }
     }
 }
 
@@ -27,7 +27,7 @@ pub(super) struct Product<T> {
     pub(super) rows: usize,
     pub(super) cols: usize,
     pub(super) depth: usize,
-    pub(super) a: Left<T>,
+    pub(super) a: LeftFactor<T>,
     /// B in panels of the micro-kernel's columns, and the depths of a panel: at least `depth`.
     pub(super) b: *const T,
     pub(super) pitch: usize,
@@ -44,9 +44,9 @@ impl<T: Real> Product<T> {
     pub(super) unsafe fn run(&self, isa: Isa, micro: Micro<T>) {
         let &Product { rows, cols, depth, a, b, pitch, c, add, corner } = self;
         let nr = micro.nr;
-        let height = micro.height(rows);
-        for p in (0..depth).step_by(DEPTH) {
-            let n = DEPTH.min(depth - p);
+        let height = micro.panel_rows(rows);
+        for p in (0..depth).step_by(CHUNK_DEPTH) {
+            let n = CHUNK_DEPTH.min(depth - p);
             let add = add || p > 0;
             for j in (0..cols).step_by(nr) {
                 let there = nr.min(cols - j);
@@ -59,7 +59,7 @@ impl<T: Real> Product<T> {
                     let at = c.at.wrapping_offset(i as isize * c.row).wrapping_add(j);
                     let to = Target { at, row: c.row };
                     // SAFETY: rows before `rows` are valid, and panels of B are padded.
-                    unsafe { micro.multiply_some(isa, (count, there), n, a, b, to, add, corner) };
+                    unsafe { micro.multiply_partial(isa, (count, there), n, a, b, to, add, corner) };
                 }
             }
         }

@@ -10,12 +10,12 @@ use crate::tile::number::Float;
 const LANES: usize = 32;
 /// Maximum number of rows that go through the passes together, and their approximate number of elements, which fit the
 /// first-level cache.
-const GROUP: usize = 8;
-const ELEMENTS: usize = 2048;
+const MAX_GROUP_ROWS: usize = 8;
+const GROUP_ELEMENTS: usize = 2048;
 
 /// Reduces the chains to one value, as a tree.
 #[inline(always)]
-fn joined<T: Copy>(mut lanes: [T; LANES], join: impl Fn(T, T) -> T) -> T {
+fn join_lanes<T: Copy>(mut lanes: [T; LANES], join: impl Fn(T, T) -> T) -> T {
     let mut width = LANES / 2;
     while width > 0 {
         for lane in 0..width {
@@ -28,7 +28,7 @@ fn joined<T: Copy>(mut lanes: [T; LANES], join: impl Fn(T, T) -> T) -> T {
 
 /// Returns the last elements of a row, padded to a whole tile.
 #[inline(always)]
-fn tile<T: Copy>(rest: &[T], padding: T) -> [T; LANES] {
+fn pad_to_tile<T: Copy>(rest: &[T], padding: T) -> [T; LANES] {
     let mut tile = [padding; LANES];
     tile[..rest.len()].copy_from_slice(rest);
     tile
@@ -36,26 +36,26 @@ fn tile<T: Copy>(rest: &[T], padding: T) -> [T; LANES] {
 
 /// Returns the larger value. If `a` is NaN, returns `b`.
 #[inline(always)]
-fn larger<T: Float>(a: T, b: T) -> T {
+fn max_ignoring_nan<T: Float>(a: T, b: T) -> T {
     if a > b { a } else { b }
 }
 
 /// Returns the largest element times `scale`, ignoring NaN: the exponential of NaN, and the sum with it, are NaN
 /// anyway.
 #[inline(always)]
-fn largest<T: Float>(row: &[T], scale: T) -> T {
+fn scaled_max<T: Float>(row: &[T], scale: T) -> T {
     let mut lanes = [T::LOWEST; LANES];
     let mut take = |tile: &[T; LANES]| {
         for (lane, &x) in lanes.iter_mut().zip(tile) {
-            *lane = larger(x.mul(scale), *lane);
+            *lane = max_ignoring_nan(x.mul(scale), *lane);
         }
     };
     let (tiles, rest) = row.as_chunks::<LANES>();
     tiles.iter().for_each(&mut take);
     if let Some(&last) = rest.last() {
-        take(&tile(rest, last));
+        take(&pad_to_tile(rest, last));
     }
-    joined(lanes, larger)
+    join_lanes(lanes, max_ignoring_nan)
 }
 
 #[inline(always)]
@@ -69,9 +69,9 @@ fn sum<T: Float>(row: &[T]) -> T {
     let (tiles, rest) = row.as_chunks::<LANES>();
     tiles.iter().for_each(&mut take);
     if !rest.is_empty() {
-        take(&tile(rest, T::ZERO));
+        take(&pad_to_tile(rest, T::ZERO));
     }
-    joined(lanes, T::add)
+    join_lanes(lanes, T::add)
 }
 
 /// Returns the sum of products of two rows.
@@ -86,9 +86,9 @@ fn dot<T: Float>(a: &[T], b: &[T]) -> T {
     let ((a_tiles, a_rest), (b_tiles, b_rest)) = (a.as_chunks::<LANES>(), b.as_chunks::<LANES>());
     a_tiles.iter().zip(b_tiles).for_each(|(a, b)| take(a, b));
     if !a_rest.is_empty() {
-        take(&tile(a_rest, T::ZERO), &tile(b_rest, T::ZERO));
+        take(&pad_to_tile(a_rest, T::ZERO), &pad_to_tile(b_rest, T::ZERO));
     }
-    joined(lanes, T::add)
+    join_lanes(lanes, T::add)
 }
 
 /// Rows of scores in memory.
@@ -112,7 +112,7 @@ impl<T> Rows<T> {
 
     /// Yields for each group of rows that go through the passes together its first row and its end.
     fn groups(self) -> impl Iterator<Item = (usize, usize)> {
-        let group = (ELEMENTS / self.keys).clamp(1, GROUP);
+        let group = (GROUP_ELEMENTS / self.keys).clamp(1, MAX_GROUP_ROWS);
         (0..self.rows).step_by(group).map(move |first| (first, self.rows.min(first + group)))
     }
 }
@@ -120,20 +120,20 @@ impl<T> Rows<T> {
 /// Element in memory of callers, at any alignment.
 #[repr(C, packed)]
 #[derive(Clone, Copy)]
-struct Anywhere<T>(T);
+struct Unaligned<T>(T);
 
 /// Rows in memory of callers, such as a bias of the scores: elements of a row are adjacent.
 #[derive(Clone, Copy)]
-pub(super) struct Added<T> {
+pub(super) struct BiasRows<T> {
     pub(super) at: *const T,
     pub(super) row: isize,
 }
 
-impl<T> Added<T> {
+impl<T> BiasRows<T> {
     /// # Safety
     /// The row has `keys` elements, and no other code writes to them.
     #[inline(always)]
-    unsafe fn row<'a>(self, i: usize, keys: usize) -> &'a [Anywhere<T>] {
+    unsafe fn row<'a>(self, i: usize, keys: usize) -> &'a [Unaligned<T>] {
         // SAFETY: the caller's contract.
         unsafe { std::slice::from_raw_parts(self.at.wrapping_offset(i as isize * self.row).cast(), keys) }
     }
@@ -144,7 +144,7 @@ impl<T> Added<T> {
 pub(super) struct Softmax<T> {
     pub(super) rows: Rows<T>,
     pub(super) scale: T,
-    pub(super) added: Option<Added<T>>,
+    pub(super) added: Option<BiasRows<T>>,
 }
 
 impl<T: Float> Work for Softmax<T> {
@@ -157,19 +157,19 @@ impl<T: Float> Work for Softmax<T> {
         // The bias is added after scaling, so the later passes need no scale.
         let later = if added.is_some() { T::ONE } else { scale };
         for (first, end) in rows.groups() {
-            let mut most = [T::ZERO; GROUP];
+            let mut most = [T::ZERO; MAX_GROUP_ROWS];
             for (i, most) in (first..end).zip(&mut most) {
                 let row = row(i);
                 if let Some(added) = added {
                     // SAFETY: as above.
                     let added = unsafe { added.row(i, rows.keys) };
-                    for (x, &Anywhere(y)) in row.iter_mut().zip(added) {
+                    for (x, &Unaligned(y)) in row.iter_mut().zip(added) {
                         *x = x.mul(scale).add(y);
                     }
                 }
-                *most = largest(row, later);
+                *most = scaled_max(row, later);
             }
-            let mut sums = [T::ZERO; GROUP];
+            let mut sums = [T::ZERO; MAX_GROUP_ROWS];
             for ((i, &most), total) in (first..end).zip(&most).zip(&mut sums) {
                 let row = row(i);
                 for x in &mut *row {
@@ -203,7 +203,7 @@ impl<T: Float> Work for SoftmaxGradient<T> {
         // SAFETY: guaranteed by the creator of the work, and only one pair of rows is borrowed at a time.
         let both = |i: usize| unsafe { (&*softmax.row(i), gradients.row(i)) };
         for (first, end) in gradients.groups() {
-            let mut sums = [T::ZERO; GROUP];
+            let mut sums = [T::ZERO; MAX_GROUP_ROWS];
             for (i, sum) in (first..end).zip(&mut sums) {
                 let (softmax, gradients) = both(i);
                 *sum = dot(softmax, gradients);
@@ -219,17 +219,17 @@ impl<T: Float> Work for SoftmaxGradient<T> {
 }
 
 /// Largest magnitude of rows, which are only read. NaN, if an element is NaN or infinite.
-pub(super) struct Magnitude<T>(pub(super) Added<T>, pub(super) [usize; 2]);
+pub(super) struct MaxMagnitude<T>(pub(super) BiasRows<T>, pub(super) [usize; 2]);
 
-impl<T: Float> Work for Magnitude<T> {
+impl<T: Float> Work for MaxMagnitude<T> {
     type Out = T;
     #[inline(always)]
     fn work<L: Level>(self) -> T {
-        let Magnitude(from, [rows, elements]) = self;
+        let MaxMagnitude(from, [rows, elements]) = self;
         let (mut most, mut wrong) = ([T::ZERO; LANES], [T::ZERO; LANES]);
-        let mut take = |tile: &[Anywhere<T>; LANES]| {
-            for ((most, wrong), &Anywhere(x)) in most.iter_mut().zip(&mut wrong).zip(tile) {
-                *most = larger(x.magnitude(), *most);
+        let mut take = |tile: &[Unaligned<T>; LANES]| {
+            for ((most, wrong), &Unaligned(x)) in most.iter_mut().zip(&mut wrong).zip(tile) {
+                *most = max_ignoring_nan(x.magnitude(), *most);
                 *wrong = wrong.add(x.mul(T::ZERO));
             }
         };
@@ -238,17 +238,17 @@ impl<T: Float> Work for Magnitude<T> {
             let (tiles, rest) = unsafe { from.row(i, elements) }.as_chunks::<LANES>();
             tiles.iter().for_each(&mut take);
             if !rest.is_empty() {
-                take(&tile(rest, Anywhere(T::ZERO)));
+                take(&pad_to_tile(rest, Unaligned(T::ZERO)));
             }
         }
-        joined(most, larger).add(joined(wrong, T::add))
+        join_lanes(most, max_ignoring_nan).add(join_lanes(wrong, T::add))
     }
 }
 
 /// Number of first keys that any row sees: the bias of all later keys is at most `hidden`. Returns all keys if some row
 /// has no bias of at least `open`, or has a bias that is not at most `most`.
-pub(super) struct Seen<T> {
-    pub(super) added: Added<T>,
+pub(super) struct VisibleKeys<T> {
+    pub(super) added: BiasRows<T>,
     pub(super) rows: usize,
     pub(super) keys: usize,
     pub(super) hidden: T,
@@ -256,11 +256,11 @@ pub(super) struct Seen<T> {
     pub(super) most: T,
 }
 
-impl<T: Float> Work for Seen<T> {
+impl<T: Float> Work for VisibleKeys<T> {
     type Out = usize;
     #[inline(always)]
     fn work<L: Level>(self) -> usize {
-        let Seen { added, rows, keys, hidden, open, most } = self;
+        let VisibleKeys { added, rows, keys, hidden, open, most } = self;
         let mut seen = 0;
         for i in 0..rows {
             let (mut any, mut all) = (false, true);
@@ -268,7 +268,7 @@ impl<T: Float> Work for Seen<T> {
             let row = unsafe { added.row(i, keys) };
             for (tile, end) in row.chunks(LANES / 2).zip((LANES / 2..).step_by(LANES / 2)) {
                 let mut sees = false;
-                for &Anywhere(x) in tile {
+                for &Unaligned(x) in tile {
                     // NaN counts as visible.
                     let hides = x <= hidden;
                     sees |= !hides;

@@ -1,16 +1,16 @@
 //! Execution of an attention.
 
-use super::product::{Left, Product};
-use super::rows::{Added, Magnitude, Rows, Seen, Softmax, SoftmaxGradient};
+use super::product::{LeftFactor, Product};
+use super::rows::{BiasRows, MaxMagnitude, Rows, Softmax, SoftmaxGradient, VisibleKeys};
 use super::{
-    BOUND, Computed, Cut, Engine, Gradients, HIDDEN, Kernel, MAX_BUFFERS, OPEN, Operand, Pass, Pointwise,
-    Taped,
+    CompiledNest, Computed, Engine, Gradients, Kernel, MASKED_BIAS, MAX_BUFFERS, MAX_UNBIASED_SCORE, Operand,
+    Partition, Pass, Pointwise, VISIBLE_BIAS,
 };
 use crate::gemm::micro::Target;
 use crate::gemm::pack::{Block, pack};
 use crate::isa::{Level, Work};
 use crate::pool::Pool;
-use crate::scratch::{Bases, Parts, RunScalars};
+use crate::scratch::{BaseAddresses, RunScalars, ScratchParts};
 use crate::tile::ExecContext;
 use crate::tile::number::Number;
 
@@ -32,29 +32,29 @@ impl Task<'_> {
 }
 
 impl<T: Computed + Send + Sync> Engine for Kernel<T> {
-    fn cut(&self) -> &Cut {
+    fn partition(&self) -> &Partition {
         &self.cut
     }
 
-    unsafe fn run(&self, bases: &[*mut u8], scalars: RunScalars, pool: &Pool, parts: Parts) {
-        let &Cut { heads, queries, keys, parts: count, part, group, .. } = &self.cut;
-        let bases = Bases(bases);
+    unsafe fn run(&self, bases: &[*mut u8], scalars: RunScalars, pool: &Pool, parts: ScratchParts) {
+        let &Partition { heads, queries, keys, parts: count, part, group, .. } = &self.cut;
+        let bases = BaseAddresses(bases);
         let pieces = heads * count;
         pool.run(pieces.div_ceil(group), parts.workers, &|task, worker| {
             let bases = { bases }.0;
             for piece in task * group..pieces.min((task + 1) * group) {
                 let (head, number) = (piece / count, piece % count);
-                let task = Task { bases, scalars, scratch: parts.of(worker), head };
+                let task = Task { bases, scalars, scratch: parts.worker_part(worker), head };
                 let first = number * part;
                 let end = queries.min(first + part);
                 // SAFETY: the caller's contract; pieces have distinct results, and each worker has its own scratch
                 // memory.
                 unsafe {
                     match &self.pass {
-                        Pass::Output(output) => self.output(&task, output, (first, end)),
+                        Pass::Output(output) => self.compute_output(&task, output, (first, end)),
                         Pass::Gradients(gradients) => {
-                            let sums = if count > 1 { parts.shared() } else { task.scratch };
-                            self.gradients(&task, gradients, (first, end), (sums, piece));
+                            let sums = if count > 1 { parts.shared_part() } else { task.scratch };
+                            self.compute_gradients(&task, gradients, (first, end), (sums, piece));
                         }
                     }
                 }
@@ -65,19 +65,19 @@ impl<T: Computed + Send + Sync> Engine for Kernel<T> {
             return;
         }
         pool.run(heads, parts.workers, &|head, worker| {
-            let task = Task { bases: { bases }.0, scalars, scratch: parts.of(worker), head };
-            for (taped, at, elements) in self.summed(gradients) {
+            let task = Task { bases: { bases }.0, scalars, scratch: parts.worker_part(worker), head };
+            for (taped, at, elements) in self.summed_gradients(gradients) {
                 let Some(taped) = taped else { continue };
                 let len = keys * elements;
                 // SAFETY: all tasks are done, and only this task accesses these sums.
                 unsafe {
-                    let sums = parts.shared().add(at).cast::<T>().add(head * count * len);
+                    let sums = parts.shared_part().add(at).cast::<T>().add(head * count * len);
                     let all = std::slice::from_raw_parts_mut(sums, count * len);
                     let (total, more) = all.split_at_mut(len);
                     for part in more.chunks_exact(len) {
-                        self.isa.run(Add { to: total, from: part });
+                        self.isa.run(AddRow { to: total, from: part });
                     }
-                    self.tape(&task, taped, (0, keys), sums, std::ptr::null(), std::ptr::null_mut());
+                    self.run_nest(&task, taped, (0, keys), sums, std::ptr::null(), std::ptr::null_mut());
                 }
             }
         });
@@ -85,12 +85,12 @@ impl<T: Computed + Send + Sync> Engine for Kernel<T> {
 }
 
 /// Adds one row of numbers to another.
-struct Add<'a, T> {
+struct AddRow<'a, T> {
     to: &'a mut [T],
     from: &'a [T],
 }
 
-impl<T: Number> Work for Add<'_, T> {
+impl<T: Number> Work for AddRow<'_, T> {
     type Out = ();
     #[inline(always)]
     fn work<L: Level>(self) {
@@ -103,7 +103,10 @@ impl<T: Number> Work for Add<'_, T> {
 impl<T: Computed> Kernel<T> {
     /// Returns the gradients that are sums over queries, with the offset of the sums and the number of elements of a
     /// key or value.
-    fn summed<'a>(&self, gradients: &'a Gradients) -> [(Option<&'a Taped>, usize, usize); 2] {
+    fn summed_gradients<'a>(
+        &self,
+        gradients: &'a Gradients,
+    ) -> [(Option<&'a CompiledNest>, usize, usize); 2] {
         [
             (gradients.k.as_ref(), self.layout.k_sums, self.cut.size),
             (gradients.v.as_ref(), self.layout.v_sums, self.cut.width),
@@ -111,7 +114,7 @@ impl<T: Computed> Kernel<T> {
     }
 
     /// Returns the address of the first element of a query (or key) of an operand.
-    fn line(&self, task: &Task<'_>, operand: &Operand, line: usize) -> *const T {
+    fn line_address(&self, task: &Task<'_>, operand: &Operand, line: usize) -> *const T {
         let at = operand.offset + operand.batch.offset(task.head) + line as isize * operand.line;
         task.bases[operand.buffer].cast::<T>().wrapping_offset(at).cast_const()
     }
@@ -120,7 +123,7 @@ impl<T: Computed> Kernel<T> {
     ///
     /// # Safety
     /// The operand has the lines, and `to` has the capacity of whole panels.
-    unsafe fn pack(
+    unsafe fn pack_factor(
         &self,
         task: &Task<'_>,
         operand: &Operand,
@@ -129,7 +132,7 @@ impl<T: Computed> Kernel<T> {
         turned: bool,
         to: usize,
     ) {
-        let at = self.line(task, operand, first).cast();
+        let at = self.line_address(task, operand, first).cast();
         let &Operand { line, step, .. } = operand;
         let block = if turned {
             Block { at, line_step: line, depth_step: step, lines, depth: elements }
@@ -148,7 +151,7 @@ impl<T: Computed> Kernel<T> {
         &self,
         task: &Task<'_>,
         [rows, cols, depth]: [usize; 3],
-        a: Left<T>,
+        a: LeftFactor<T>,
         (b, pitch): (usize, usize),
         (c, add): (Target<T>, bool),
     ) {
@@ -158,9 +161,15 @@ impl<T: Computed> Kernel<T> {
     }
 
     /// Returns the destination of a result from line `line` on: the store, or a block until its epilogue has run.
-    fn target(&self, task: &Task<'_>, taped: &Taped, line: usize, block: *mut T) -> Target<T> {
-        match &taped.place {
-            Some(place) => Target { at: self.line(task, place, line).cast_mut(), row: place.line },
+    fn result_destination(
+        &self,
+        task: &Task<'_>,
+        taped: &CompiledNest,
+        line: usize,
+        block: *mut T,
+    ) -> Target<T> {
+        match &taped.direct_store {
+            Some(place) => Target { at: self.line_address(task, place, line).cast_mut(), row: place.line },
             None => Target { at: block, row: taped.elements as isize },
         }
     }
@@ -169,21 +178,27 @@ impl<T: Computed> Kernel<T> {
     ///
     /// # Safety
     /// As [`Kernel::tape`].
-    unsafe fn finish(&self, task: &Task<'_>, taped: &Taped, lines: (usize, usize), block: *const T) {
-        if taped.place.is_none() {
+    unsafe fn run_epilogue(
+        &self,
+        task: &Task<'_>,
+        taped: &CompiledNest,
+        lines: (usize, usize),
+        block: *const T,
+    ) {
+        if taped.direct_store.is_none() {
             // SAFETY: the caller's contract.
-            unsafe { self.tape(task, taped, lines, block, std::ptr::null(), std::ptr::null_mut()) };
+            unsafe { self.run_nest(task, taped, lines, block, std::ptr::null(), std::ptr::null_mut()) };
         }
     }
 
     /// Returns the scores of a block, limited to the first `keys` keys.
-    fn rows(&self, at: *mut T, rows: usize, keys: usize) -> Rows<T> {
+    fn score_rows(&self, at: *mut T, rows: usize, keys: usize) -> Rows<T> {
         Rows { at, rows, pitch: self.cut.keys, keys }
     }
 
     /// Returns lines of an operand with adjacent elements.
-    fn added(&self, task: &Task<'_>, operand: &Operand, line: usize) -> Added<T> {
-        Added { at: self.line(task, operand, line), row: operand.line }
+    fn bias_rows(&self, task: &Task<'_>, operand: &Operand, line: usize) -> BiasRows<T> {
+        BiasRows { at: self.line_address(task, operand, line), row: operand.line }
     }
 
     /// Returns true if masked keys have weight zero for their query, and contribute nothing to gradients: the other
@@ -191,27 +206,27 @@ impl<T: Computed> Kernel<T> {
     ///
     /// # Safety
     /// The contract of [`super::AttentionKernel::run`].
-    unsafe fn hides(
+    unsafe fn can_skip_masked_keys(
         &self,
         task: &Task<'_>,
         (first, end): (usize, usize),
         gradients: Option<&Gradients>,
     ) -> bool {
-        let &Cut { keys, size, width, .. } = &self.cut;
-        let (Pointwise::Added(scale, _), Pointwise::Nothing) = (&self.scores, &self.weights) else {
+        let &Partition { keys, size, width, .. } = &self.cut;
+        let (Pointwise::Added(scale, _), Pointwise::Identity) = (&self.scores, &self.weights) else {
             return false;
         };
         let one_by_one = |gradients: &Gradients| {
-            matches!((&gradients.weights, &gradients.softmax), (Pointwise::Nothing, Pointwise::Nothing))
-                && !matches!(gradients.scores, Pointwise::Tape(_))
+            matches!((&gradients.weights, &gradients.softmax), (Pointwise::Identity, Pointwise::Identity))
+                && !matches!(gradients.scores, Pointwise::Program(_))
         };
-        let given = gradients.map(|gradients| &gradients.given);
+        let given = gradients.map(|gradients| &gradients.output_gradient);
         let mut operands = [&self.q, &self.k, &self.v].into_iter().chain(given);
         if !gradients.is_none_or(one_by_one) || operands.any(|operand| operand.step != 1) {
             return false;
         }
         let most = |operand: &Operand, (first, end): (usize, usize), elements: usize| {
-            self.isa.run(Magnitude(self.added(task, operand, first), [end - first, elements]))
+            self.isa.run(MaxMagnitude(self.bias_rows(task, operand, first), [end - first, elements]))
         };
         let number = T::from_constant;
         let scores = most(&self.q, (first, end), size).mul(most(&self.k, (0, keys), size));
@@ -219,7 +234,8 @@ impl<T: Computed> Kernel<T> {
         // Difference of two sums of `width` products each.
         let sums = given.map_or(T::ONE, |given| most(given, (first, end), width)).mul(values);
         let sums = sums.mul(number(4.0 * width as f64));
-        scores.mul(number(scale.abs() * size as f64)) <= number(BOUND) && sums.mul(T::ZERO) == T::ZERO
+        scores.mul(number(scale.abs() * size as f64)) <= number(MAX_UNBIASED_SCORE)
+            && sums.mul(T::ZERO) == T::ZERO
     }
 
     /// Returns the number of first keys that the queries of a block see. Returns all keys if that is unknown, or if
@@ -227,13 +243,18 @@ impl<T: Computed> Kernel<T> {
     ///
     /// # Safety
     /// As [`Kernel::hides`].
-    unsafe fn seen(&self, task: &Task<'_>, (first, rows): (usize, usize), hides: bool) -> usize {
+    unsafe fn count_visible_keys(
+        &self,
+        task: &Task<'_>,
+        (first, rows): (usize, usize),
+        hides: bool,
+    ) -> usize {
         let keys = self.cut.keys;
         let (Pointwise::Added(_, operand), true) = (&self.scores, hides) else { return keys };
-        let [hidden, open, most] = [HIDDEN, OPEN, -HIDDEN].map(T::from_constant);
-        let added = self.added(task, operand, first);
+        let [hidden, open, most] = [MASKED_BIAS, VISIBLE_BIAS, -MASKED_BIAS].map(T::from_constant);
+        let added = self.bias_rows(task, operand, first);
         let rows = if added.row == 0 { 1 } else { rows };
-        self.isa.run(Seen { added, rows, keys, hidden, open, most })
+        self.isa.run(VisibleKeys { added, rows, keys, hidden, open, most })
     }
 
     /// Runs a nest over some lines of its space, with values in a block. The second accumulator (`next`), and the
@@ -242,30 +263,31 @@ impl<T: Computed> Kernel<T> {
     /// # Safety
     /// The contract of [`super::AttentionKernel::run`]; the blocks have elements for all lines, and `to` may be
     /// `block`.
-    unsafe fn tape(
+    unsafe fn run_nest(
         &self,
         task: &Task<'_>,
-        taped: &Taped,
+        taped: &CompiledNest,
         (first, lines): (usize, usize),
         block: *const T,
         next: *const T,
         to: *mut T,
     ) {
-        let tape = &taped.tape;
+        let tape = &taped.program;
         let elements = taped.elements;
         let (first, count) = (first * elements, lines * elements);
         let mut slots = [std::ptr::null_mut(); MAX_BUFFERS];
-        slots[taped.given..][..taped.buffers].copy_from_slice(&task.bases[taped.buffer..][..taped.buffers]);
+        slots[taped.num_accumulators..][..taped.buffers]
+            .copy_from_slice(&task.bases[taped.buffer..][..taped.buffers]);
         // Accesses count from the first element of all heads.
-        let before = task.head * taped.whole + first;
-        if taped.given > 1 {
+        let before = task.head * taped.head_elements + first;
+        if taped.num_accumulators > 1 {
             slots[1] = next.wrapping_sub(before).cast_mut().cast();
         }
         if taped.to_block {
             slots[taped.loads] = to.wrapping_sub(before).cast();
         }
         let site = |product: *const T| ExecContext {
-            tape,
+            program: tape,
             bases: &slots,
             scalars: task.scalars,
             frame: task.at(taped.frame),
@@ -286,70 +308,74 @@ impl<T: Computed> Kernel<T> {
     ///
     /// # Safety
     /// The contract of [`super::AttentionKernel::run`]; the keys are packed.
-    unsafe fn weigh(&self, task: &Task<'_>, block: (usize, usize), seen: usize) {
-        let (Cut { keys, size, .. }, layout) = (&self.cut, &self.layout);
+    unsafe fn compute_weights(&self, task: &Task<'_>, block: (usize, usize), seen: usize) {
+        let (Partition { keys, size, .. }, layout) = (&self.cut, &self.layout);
         let (first, rows) = block;
         let softmax: *mut T = task.at(layout.softmax);
         // SAFETY: the caller's contract, and the layout of `Kernel::new`.
         unsafe {
-            let a = Left { at: self.line(task, &self.q, first), row: self.q.line, depth: self.q.step };
+            let a = LeftFactor {
+                at: self.line_address(task, &self.q, first),
+                row: self.q.line,
+                depth: self.q.step,
+            };
             let c = Target { at: softmax, row: *keys as isize };
-            self.multiply(task, [rows, seen, *size], a, (layout.k_turned, *size), (c, false));
+            self.multiply(task, [rows, seen, *size], a, (layout.k_transposed, *size), (c, false));
             let (scale, added) = match &self.scores {
-                Pointwise::Nothing => (T::ONE, None),
+                Pointwise::Identity => (T::ONE, None),
                 Pointwise::Scale(factor) => (T::from_constant(*factor), None),
                 Pointwise::Added(factor, operand) => {
-                    (T::from_constant(*factor), Some(self.added(task, operand, first)))
+                    (T::from_constant(*factor), Some(self.bias_rows(task, operand, first)))
                 }
-                Pointwise::Tape(taped) => {
-                    self.tape(task, taped, block, softmax, std::ptr::null(), softmax);
+                Pointwise::Program(taped) => {
+                    self.run_nest(task, taped, block, softmax, std::ptr::null(), softmax);
                     (T::ONE, None)
                 }
             };
-            self.isa.run(Softmax { rows: self.rows(softmax, rows, seen), scale, added });
-            if let Pointwise::Tape(taped) = &self.weights {
-                self.tape(task, taped, block, softmax, std::ptr::null(), task.at(layout.weights));
+            self.isa.run(Softmax { rows: self.score_rows(softmax, rows, seen), scale, added });
+            if let Pointwise::Program(taped) = &self.weights {
+                self.run_nest(task, taped, block, softmax, std::ptr::null(), task.at(layout.weights));
             }
         }
     }
 
     /// Computes the output for some queries of a head: first query and end.
-    unsafe fn output(&self, task: &Task<'_>, output: &Taped, (first, end): (usize, usize)) {
-        let (&Cut { keys, size, width, rows, .. }, layout) = (&self.cut, &self.layout);
+    unsafe fn compute_output(&self, task: &Task<'_>, output: &CompiledNest, (first, end): (usize, usize)) {
+        let (&Partition { keys, size, width, rows, .. }, layout) = (&self.cut, &self.layout);
         // SAFETY: the caller's contract, and the layout of `Kernel::new`.
         unsafe {
-            let hides = self.hides(task, (first, end), None);
-            self.pack(task, &self.k, (0, keys), size, true, layout.k_turned);
-            self.pack(task, &self.v, (0, keys), width, false, layout.v);
+            let hides = self.can_skip_masked_keys(task, (first, end), None);
+            self.pack_factor(task, &self.k, (0, keys), size, true, layout.k_transposed);
+            self.pack_factor(task, &self.v, (0, keys), width, false, layout.v);
             for at in (first..end).step_by(rows) {
                 let block = (at, rows.min(end - at));
-                let seen = self.seen(task, block, hides);
-                self.weigh(task, block, seen);
-                let (a, result) = (self.weights(task), task.at(layout.result));
-                let to = self.target(task, output, at, result);
+                let seen = self.count_visible_keys(task, block, hides);
+                self.compute_weights(task, block, seen);
+                let (a, result) = (self.weights_factor(task), task.at(layout.result));
+                let to = self.result_destination(task, output, at, result);
                 self.multiply(task, [block.1, width, seen], a, (layout.v, keys), (to, false));
-                self.finish(task, output, block, result);
+                self.run_epilogue(task, output, block, result);
             }
         }
     }
 
     /// Returns the weights of the values as a left factor.
-    fn weights(&self, task: &Task<'_>) -> Left<T> {
+    fn weights_factor(&self, task: &Task<'_>) -> LeftFactor<T> {
         let at = task.at::<T>(self.layout.weights).cast_const();
-        Left { at, row: self.cut.keys as isize, depth: 1 }
+        LeftFactor { at, row: self.cut.keys as isize, depth: 1 }
     }
 
     /// Computes the gradients for some queries of a head. `sums` is the memory for the sums of the gradients of keys
     /// and values, and the index of this task's sums in it.
-    unsafe fn gradients(
+    unsafe fn compute_gradients(
         &self,
         task: &Task<'_>,
         gradients: &Gradients,
         (first, end): (usize, usize),
         (sums, piece): (*mut u8, usize),
     ) {
-        let (&Cut { keys, size, width, rows, parts, .. }, layout) = (&self.cut, &self.layout);
-        let given = &gradients.given;
+        let (&Partition { keys, size, width, rows, parts, .. }, layout) = (&self.cut, &self.layout);
+        let given = &gradients.output_gradient;
         let piece = if parts > 1 { piece } else { 0 };
         let sums_at = |place: usize, elements: usize| {
             sums.wrapping_add(place).cast::<T>().wrapping_add(piece * keys * elements)
@@ -358,66 +384,67 @@ impl<T: Computed> Kernel<T> {
         let needs_scores = gradients.q.is_some() || gradients.k.is_some();
         let hides = {
             // SAFETY: the caller's contract.
-            unsafe { self.hides(task, (first, end), Some(gradients)) }
+            unsafe { self.can_skip_masked_keys(task, (first, end), Some(gradients)) }
         };
         // Adds to the gradients of the visible keys. The first block sets the gradients of the other keys to zero.
-        let add_up = |[seen, elements, rows]: [usize; 3], a: Left<T>, b: usize, to: Target<T>, add: bool| {
-            // SAFETY: the caller's contract, and the layout of `Kernel::new`.
-            unsafe {
-                self.multiply(task, [seen, elements, rows], a, (b, rows), (to, add));
-                for line in if add { keys..keys } else { seen..keys } {
-                    let at = to.at.wrapping_offset(line as isize * to.row);
-                    (0..elements).for_each(|i| at.add(i).write_unaligned(T::ZERO));
+        let add_up =
+            |[seen, elements, rows]: [usize; 3], a: LeftFactor<T>, b: usize, to: Target<T>, add: bool| {
+                // SAFETY: the caller's contract, and the layout of `Kernel::new`.
+                unsafe {
+                    self.multiply(task, [seen, elements, rows], a, (b, rows), (to, add));
+                    for line in if add { keys..keys } else { seen..keys } {
+                        let at = to.at.wrapping_offset(line as isize * to.row);
+                        (0..elements).for_each(|i| at.add(i).write_unaligned(T::ZERO));
+                    }
                 }
-            }
-        };
-        let sums_to = |taped: &Taped, sums: *mut T| match parts {
-            1 => self.target(task, taped, 0, sums),
+            };
+        let sums_to = |taped: &CompiledNest, sums: *mut T| match parts {
+            1 => self.result_destination(task, taped, 0, sums),
             _ => Target { at: sums, row: taped.elements as isize },
         };
         // SAFETY: the caller's contract, and the layout of `Kernel::new`.
         unsafe {
-            self.pack(task, &self.k, (0, keys), size, true, layout.k_turned);
+            self.pack_factor(task, &self.k, (0, keys), size, true, layout.k_transposed);
             if needs_scores {
-                self.pack(task, &self.v, (0, keys), width, true, layout.v_turned);
+                self.pack_factor(task, &self.v, (0, keys), width, true, layout.v_transposed);
             }
             if gradients.q.is_some() {
-                self.pack(task, &self.k, (0, keys), size, false, layout.k);
+                self.pack_factor(task, &self.k, (0, keys), size, false, layout.k);
             }
             for at in (first..end).step_by(rows) {
                 let block = (at, rows.min(end - at));
                 let rows = block.1;
-                let seen = self.seen(task, block, hides);
-                self.weigh(task, block, seen);
-                let weights = self.weights(task);
+                let seen = self.count_visible_keys(task, block, hides);
+                self.compute_weights(task, block, seen);
+                let weights = self.weights_factor(task);
                 let add = at > first;
                 if let Some(taped) = &gradients.v {
-                    self.pack(task, given, block, width, false, layout.given_block);
+                    self.pack_factor(task, given, block, width, false, layout.output_gradient_block);
                     let to = sums_to(taped, v_sums);
-                    add_up([seen, width, rows], weights.transpose(), layout.given_block, to, add);
+                    add_up([seen, width, rows], weights.transpose(), layout.output_gradient_block, to, add);
                 }
                 if !needs_scores {
                     continue;
                 }
-                self.scores_gradient(task, gradients, block, seen);
+                self.compute_scores_gradient(task, gradients, block, seen);
                 let at = task.at::<T>(layout.gradients).cast_const();
-                let scores = Left { at, row: keys as isize, depth: 1 };
+                let scores = LeftFactor { at, row: keys as isize, depth: 1 };
                 if let Some(taped) = &gradients.k {
-                    self.pack(task, &self.q, block, size, false, layout.q_block);
+                    self.pack_factor(task, &self.q, block, size, false, layout.q_block);
                     let to = sums_to(taped, k_sums);
                     add_up([seen, size, rows], scores.transpose(), layout.q_block, to, add);
                 }
                 if let Some(taped) = &gradients.q {
                     let result = task.at(layout.result);
-                    let to = self.target(task, taped, block.0, result);
+                    let to = self.result_destination(task, taped, block.0, result);
                     self.multiply(task, [rows, size, seen], scores, (layout.k, keys), (to, false));
-                    self.finish(task, taped, block, result);
+                    self.run_epilogue(task, taped, block, result);
                 }
             }
             if parts == 1 {
                 for (taped, sums) in [(&gradients.k, k_sums), (&gradients.v, v_sums)] {
                     if let Some(taped) = taped {
-                        self.finish(task, taped, (0, keys), sums);
+                        self.run_epilogue(task, taped, (0, keys), sums);
                     }
                 }
             }
@@ -425,37 +452,38 @@ impl<T: Computed> Kernel<T> {
     }
 
     /// Computes the gradients of the products of a block of queries and the keys that they see, in scratch memory.
-    unsafe fn scores_gradient(
+    unsafe fn compute_scores_gradient(
         &self,
         task: &Task<'_>,
         gradients: &Gradients,
         block: (usize, usize),
         seen: usize,
     ) {
-        let (&Cut { keys, width, .. }, layout) = (&self.cut, &self.layout);
+        let (&Partition { keys, width, .. }, layout) = (&self.cut, &self.layout);
         let (first, rows) = block;
-        let given = &gradients.given;
+        let given = &gradients.output_gradient;
         let (softmax, to) = (task.at::<T>(layout.softmax), task.at::<T>(layout.gradients));
         // SAFETY: the caller's contract, and the layout of `Kernel::new`.
         unsafe {
-            let a = Left { at: self.line(task, given, first), row: given.line, depth: given.step };
+            let a =
+                LeftFactor { at: self.line_address(task, given, first), row: given.line, depth: given.step };
             let c = Target { at: to, row: keys as isize };
-            self.multiply(task, [rows, seen, width], a, (layout.v_turned, width), (c, false));
-            if let Pointwise::Tape(taped) = &gradients.weights {
-                self.tape(task, taped, block, to, softmax, to);
+            self.multiply(task, [rows, seen, width], a, (layout.v_transposed, width), (c, false));
+            if let Pointwise::Program(taped) = &gradients.weights {
+                self.run_nest(task, taped, block, to, softmax, to);
             }
             // The weights of the values, which may use the same memory, are no longer needed.
-            if let Pointwise::Tape(taped) = &gradients.softmax {
-                self.tape(task, taped, block, softmax, std::ptr::null(), softmax);
+            if let Pointwise::Program(taped) = &gradients.softmax {
+                self.run_nest(task, taped, block, softmax, std::ptr::null(), softmax);
             }
             let scale = match &gradients.scores {
                 Pointwise::Scale(factor) => T::from_constant(*factor),
                 _ => T::ONE,
             };
-            let (softmax, to_rows) = (self.rows(softmax, rows, seen), self.rows(to, rows, seen));
+            let (softmax, to_rows) = (self.score_rows(softmax, rows, seen), self.score_rows(to, rows, seen));
             self.isa.run(SoftmaxGradient { softmax, gradients: to_rows, scale });
-            if let Pointwise::Tape(taped) = &gradients.scores {
-                self.tape(task, taped, block, to, std::ptr::null(), to);
+            if let Pointwise::Program(taped) = &gradients.scores {
+                self.run_nest(task, taped, block, to, std::ptr::null(), to);
             }
         }
     }

@@ -8,41 +8,41 @@ use std::sync::Arc;
 
 use ortrain_expr::{ConvPass, ConvShape, DType, OutOfRange, SlidingAxis};
 
-use super::copy::{lines, total};
-use super::depthwise_3x3::Three;
-use super::epilogue::{Finish, Rect};
+use super::copy::{add_parts, copy_lines};
+use super::depthwise_3x3::Kernels3x3;
+use super::epilogue::{Epilogue, Rect};
 use super::implicit_gemm::{MAX_TASKS, MIN_TASK_WORK};
-use super::padding_fixup::PaddedInput;
+use super::padding_fixup::RunSettings;
 use super::partition::Partition;
 use super::{ConvDesc, Engine};
 use crate::gemm::micro::Real;
 use crate::gemm::pack::transpose;
 use crate::isa::{Isa, Level, Work};
 use crate::pool::Pool;
-use crate::scratch::{Bases, Scratch};
+use crate::scratch::{BaseAddresses, Scratch};
 use crate::tile::ALIGN;
 
 /// Number of channels that are computed together.
 const LANES: usize = 32;
 /// Maximum number of positions of a plane for this engine: with stride 1, and with larger strides.
-const PLACES: [usize; 2] = [256, 2400];
+const MAX_POSITIONS: [usize; 2] = [256, 2400];
 /// The same maximum, if another engine has kernels for the windows.
-const PLACES_OF_THREE: usize = 100;
+const MAX_POSITIONS_3X3: usize = 100;
 /// Maximum number of listed products of a plane.
-const PRODUCTS: usize = 1 << 14;
+const MAX_PRODUCTS: usize = 1 << 14;
 /// Minimum number of channels that fills the lanes well enough.
-const CHANNELS: usize = 12;
+const MIN_CHANNELS: usize = 12;
 
-pub(super) struct Lanes<T> {
-    finish: Arc<Finish>,
+pub(super) struct ChannelVectors<T> {
+    epilogue: Arc<Epilogue>,
     isa: Isa,
     dtypes: [DType; 2],
     batch: usize,
     channels: usize,
     /// True if the result is the gradient of the filter, a sum over the images.
-    filter: bool,
+    is_filter_gradient: bool,
     /// Number of positions in the planes of A, B and the result.
-    places: [usize; 3],
+    positions: [usize; 3],
     /// For each position of the result, the end of its products in the list.
     ends: Vec<u32>,
     /// Positions in A and B.
@@ -65,7 +65,7 @@ struct Layout {
 
 /// Lists every product of an input and a filter element, with its output element, as positions in their planes. Returns
 /// `None` if there are too many products.
-fn products(shape: &ConvShape) -> Option<Vec<[usize; 3]>> {
+fn list_products(shape: &ConvShape) -> Option<Vec<[usize; 3]>> {
     let mut list = vec![[0; 3]];
     for axis in &shape.axes {
         let mut along = Vec::new();
@@ -75,11 +75,11 @@ fn products(shape: &ConvShape) -> Option<Vec<[usize; 3]>> {
                     along.push([input, tap, output]);
                 }
             }
-            if along.len() > PRODUCTS {
+            if along.len() > MAX_PRODUCTS {
                 return None;
             }
         }
-        if list.len() * along.len() > PRODUCTS {
+        if list.len() * along.len() > MAX_PRODUCTS {
             return None;
         }
         let sizes = [axis.input, axis.kernel, axis.output];
@@ -91,18 +91,18 @@ fn products(shape: &ConvShape) -> Option<Vec<[usize; 3]>> {
     Some(list)
 }
 
-impl<T: Real> Lanes<T> {
+impl<T: Real> ChannelVectors<T> {
     /// Returns `None` if another engine is better.
-    pub(super) fn new(desc: &ConvDesc, isa: Isa, finish: &Arc<Finish>) -> Option<Lanes<T>> {
+    pub(super) fn new(desc: &ConvDesc, isa: Isa, finish: &Arc<Epilogue>) -> Option<ChannelVectors<T>> {
         let shape = &desc.shape;
         let dims = shape.operands();
         let places = dims.each_ref().map(|dims| dims[2..].iter().product::<usize>());
-        let depthwise = shape.channels_in == 1 && shape.channels_out == 1 && shape.groups >= CHANNELS;
+        let depthwise = shape.channels_in == 1 && shape.channels_out == 1 && shape.groups >= MIN_CHANNELS;
         let moves = usize::from(shape.axes.iter().any(|axis| axis.stride > 1));
         let by_three = |axis: &SlidingAxis| axis.kernel == 3 && axis.stride == 1 && axis.dilation == 1;
         let three =
-            shape.axes.len() == 2 && shape.axes.iter().all(by_three) && Three::new::<T>(isa).is_some();
-        let most = if three { PLACES_OF_THREE } else { PLACES[moves] };
+            shape.axes.len() == 2 && shape.axes.iter().all(by_three) && Kernels3x3::new::<T>(isa).is_some();
+        let most = if three { MAX_POSITIONS_3X3 } else { MAX_POSITIONS[moves] };
         if !depthwise || places.iter().any(|&count| count > most) {
             return None;
         }
@@ -114,7 +114,7 @@ impl<T: Real> Lanes<T> {
         };
         // Positions fit into 16 bits, so one number encodes all three, and numbers are sorted quickly.
         let number = |product: [usize; 3]| order.iter().fold(0u64, |all, &i| all << 16 | product[i] as u64);
-        let mut list: Vec<u64> = products(shape)?.into_iter().map(number).collect();
+        let mut list: Vec<u64> = list_products(shape)?.into_iter().map(number).collect();
         list.sort_unstable();
         let ends = (0..places[2] as u64).map(|place| list.partition_point(|all| all >> 32 <= place) as u32);
         let ends = ends.collect();
@@ -138,14 +138,14 @@ impl<T: Real> Lanes<T> {
             let sums = parts.parts * blocks * places[2] * LANES * T::BYTES;
             layout.shared = sums.next_multiple_of(ALIGN);
         }
-        Some(Lanes {
-            finish: Arc::clone(finish),
+        Some(ChannelVectors {
+            epilogue: Arc::clone(finish),
             isa,
             dtypes: [desc.a, desc.b],
             batch: shape.batch,
             channels: shape.groups,
-            filter,
-            places,
+            is_filter_gradient: filter,
+            positions: places,
             ends,
             products,
             parts,
@@ -155,8 +155,15 @@ impl<T: Real> Lanes<T> {
     }
 
     /// Transposes the planes of some channels of operand `i`.
-    unsafe fn load(&self, bases: &[*mut u8], i: usize, first: usize, count: usize, scratch: *mut u8) {
-        let (places, dtype) = (self.places[i], self.dtypes[i]);
+    unsafe fn transpose_operand(
+        &self,
+        bases: &[*mut u8],
+        i: usize,
+        first: usize,
+        count: usize,
+        scratch: *mut u8,
+    ) {
+        let (places, dtype) = (self.positions[i], self.dtypes[i]);
         let real = if T::BYTES == 8 { DType::F64 } else { DType::F32 };
         let from = bases[i].wrapping_add(first * places * dtype.size()).cast_const();
         // SAFETY: the planes belong to the operand, and the layout that `new` computed has capacity for them.
@@ -166,7 +173,7 @@ impl<T: Real> Lanes<T> {
             if dtype != real {
                 let decoded = scratch.add(self.layout.lines).cast::<T>();
                 let all = count * places;
-                lines(self.isa, dtype, from.cast(), (all, 0), 1, (0, all), decoded, all);
+                copy_lines(self.isa, dtype, from.cast(), (all, 0), 1, (0, all), decoded, all);
                 from = decoded;
             }
             transpose(self.isa, from, places, (count, places), to, LANES);
@@ -174,16 +181,29 @@ impl<T: Real> Lanes<T> {
     }
 
     /// Computes the result of some channels of an image, before the epilogue.
-    unsafe fn image(&self, bases: &[*mut u8], block: usize, image: usize, to: *mut T, scratch: *mut u8) {
-        let &Lanes { ref layout, channels, .. } = self;
-        let (first, count) = self.channels(block);
+    unsafe fn compute_image(
+        &self,
+        bases: &[*mut u8],
+        block: usize,
+        image: usize,
+        to: *mut T,
+        scratch: *mut u8,
+    ) {
+        let &ChannelVectors { ref layout, channels, .. } = self;
+        let (first, count) = self.block_channels(block);
         // SAFETY: scratch memory has the layout that `new` computed, and the caller's contract.
         unsafe {
             let plane = |i: usize| scratch.add(layout.planes[i]).cast::<T>();
-            self.load(bases, 0, image * channels + first, count, scratch);
-            self.load(bases, 1, if self.filter { image * channels } else { 0 } + first, count, scratch);
+            self.transpose_operand(bases, 0, image * channels + first, count, scratch);
+            self.transpose_operand(
+                bases,
+                1,
+                if self.is_filter_gradient { image * channels } else { 0 } + first,
+                count,
+                scratch,
+            );
             let (ends, products) = (&self.ends, &self.products);
-            self.isa.run(Sums { ends, products, a: plane(0), b: plane(1), to, add: self.filter });
+            self.isa.run(Sums { ends, products, a: plane(0), b: plane(1), to, add: self.is_filter_gradient });
         }
     }
 
@@ -191,39 +211,39 @@ impl<T: Real> Lanes<T> {
     /// values could make that slow.
     unsafe fn clear(&self, block: usize, scratch: *mut u8) {
         let [first, ..] = self.layout.planes;
-        if self.channels(block).1 < LANES {
+        if self.block_channels(block).1 < LANES {
             // SAFETY: the planes are stored between `first` and `layout.lines`.
             unsafe { scratch.add(first).write_bytes(0, self.layout.lines - first) };
         }
     }
 
     /// Runs the epilogue over the result of some channels of an image.
-    unsafe fn store(
+    unsafe fn store_image(
         &self,
         bases: &[*mut u8],
-        given: PaddedInput,
+        given: RunSettings,
         (block, image): (usize, usize),
         from: *const T,
         scratch: *mut u8,
     ) {
-        let places = self.places[2];
-        let channels = self.channels(block);
-        let rect = Rect { image, channels, places: (0, places) };
+        let places = self.positions[2];
+        let channels = self.block_channels(block);
+        let rect = Rect { image, channels, positions: (0, places) };
         // SAFETY: scratch memory has the layout that `new` computed, and the caller's contract.
         unsafe {
-            if self.finish.is_direct() {
-                let to = self.finish.target::<T>(bases, rect);
+            if self.epilogue.is_direct() {
+                let to = self.epilogue.target::<T>(bases, rect);
                 transpose(self.isa, from, LANES, (places, channels.1), to, places);
                 return;
             }
             let to = scratch.add(self.layout.lines).cast::<T>();
             transpose(self.isa, from, LANES, (places, channels.1), to, places);
-            self.finish.run(bases, given, scratch, rect, to, places);
+            self.epilogue.run(bases, given, scratch, rect, to, places);
         }
     }
 
     /// Returns the first channel of a block, and the number of its channels.
-    fn channels(&self, block: usize) -> (usize, usize) {
+    fn block_channels(&self, block: usize) -> (usize, usize) {
         let first = block * LANES;
         (first, LANES.min(self.channels - first))
     }
@@ -255,7 +275,7 @@ impl<T: Real> Work for Sums<'_, T> {
                     let a = self.a.add(a as usize * LANES).cast::<[T; LANES]>().read();
                     let b = self.b.add(b as usize * LANES).cast::<[T; LANES]>().read();
                     for l in 0..LANES {
-                        sums[l] = T::fused::<L>(a[l], b[l], sums[l]);
+                        sums[l] = T::mul_add_at::<L>(a[l], b[l], sums[l]);
                     }
                 }
                 let to = self.to.add(place * LANES).cast::<[T; LANES]>();
@@ -272,9 +292,13 @@ impl<T: Real> Work for Sums<'_, T> {
     }
 }
 
-impl<T: Real + Send + Sync> Engine for Lanes<T> {
-    fn finish(&self) -> &Finish {
-        &self.finish
+impl<T: Real + Send + Sync> Engine for ChannelVectors<T> {
+    fn name(&self) -> &'static str {
+        "depthwise, vectors of channels"
+    }
+
+    fn epilogue(&self) -> &Epilogue {
+        &self.epilogue
     }
 
     fn scratch(&self) -> (usize, usize) {
@@ -284,28 +308,28 @@ impl<T: Real + Send + Sync> Engine for Lanes<T> {
     unsafe fn run(
         &self,
         bases: &[*mut u8],
-        given: PaddedInput,
+        given: RunSettings,
         pool: &Pool,
         scratch: Scratch,
     ) -> Result<(), OutOfRange> {
         let Layout { planes: [.., result], each, shared, .. } = self.layout;
-        let parts = scratch.part(shared, each, pool);
-        let bases = Bases(bases);
+        let parts = scratch.split(shared, each, pool);
+        let bases = BaseAddresses(bases);
         let blocks = self.channels.div_ceil(LANES);
-        let elements = self.places[2] * LANES;
+        let elements = self.positions[2] * LANES;
         // SAFETY: scratch memory has the layout that `new` computed. Tasks have separate channels, images and sums.
-        unsafe { self.finish.open(parts) };
-        if !self.filter {
+        unsafe { self.epilogue.init_frames(parts) };
+        if !self.is_filter_gradient {
             pool.run(blocks * self.batch, parts.workers, &|task, worker| {
                 let bases = &{ bases };
                 let (block, image) = (task % blocks, task / blocks);
-                let scratch = parts.of(worker);
+                let scratch = parts.worker_part(worker);
                 // SAFETY: as above.
                 unsafe {
                     let to = scratch.add(result).cast::<T>();
                     self.clear(block, scratch);
-                    self.image(bases.0, block, image, to, scratch);
-                    self.store(bases.0, given, (block, image), to, scratch);
+                    self.compute_image(bases.0, block, image, to, scratch);
+                    self.store_image(bases.0, given, (block, image), to, scratch);
                 }
             });
         } else {
@@ -314,39 +338,39 @@ impl<T: Real + Send + Sync> Engine for Lanes<T> {
                 let bases = &{ bases };
                 let (block, part) = (task % blocks, task / blocks);
                 let (begin, end) = if self.parts.parts == 0 { (0, 0) } else { self.parts.part(part) };
-                let scratch = parts.of(worker);
+                let scratch = parts.worker_part(worker);
                 // SAFETY: as above.
                 unsafe {
                     let to = if shared > 0 {
-                        parts.shared().cast::<T>().add(task * elements)
+                        parts.shared_part().cast::<T>().add(task * elements)
                     } else {
                         scratch.add(result).cast::<T>()
                     };
                     self.clear(block, scratch);
                     to.cast::<u8>().write_bytes(0, elements * T::BYTES);
                     for image in begin..end {
-                        self.image(bases.0, block, image, to, scratch);
+                        self.compute_image(bases.0, block, image, to, scratch);
                     }
                     if shared == 0 {
-                        self.store(bases.0, given, (block, 0), to, scratch);
+                        self.store_image(bases.0, given, (block, 0), to, scratch);
                     }
                 }
             });
             if shared > 0 {
                 pool.run(blocks, parts.workers, &|block, worker| {
-                    let scratch = parts.of(worker);
+                    let scratch = parts.worker_part(worker);
                     // SAFETY: as above; all sums are complete.
                     unsafe {
-                        let from = parts.shared().cast::<T>().add(block * elements).cast_const();
+                        let from = parts.shared_part().cast::<T>().add(block * elements).cast_const();
                         let to = scratch.add(result).cast::<T>();
                         let sums = (count, blocks * elements);
-                        total(self.isa, from, LANES, sums, (self.places[2], LANES), to, LANES);
-                        self.store({ bases }.0, given, (block, 0), to, scratch);
+                        add_parts(self.isa, from, LANES, sums, (self.positions[2], LANES), to, LANES);
+                        self.store_image({ bases }.0, given, (block, 0), to, scratch);
                     }
                 });
             }
         }
         // SAFETY: all tasks are done.
-        unsafe { self.finish.close(parts) }
+        unsafe { self.epilogue.first_failure(parts) }
     }
 }

@@ -14,7 +14,7 @@ const WIDE: usize = 16;
 const NARROW: usize = 8;
 
 /// Copies the elements of some channels that a range of positions sees into strips.
-struct Fill<'a, S: Stored> {
+struct FillStrips<'a, S: Stored> {
     patches: &'a Patches,
     positions: (usize, usize),
     /// Plane of the first channel, and number of channels.
@@ -28,7 +28,7 @@ struct Fill<'a, S: Stored> {
 /// # Safety
 /// The elements, and the elements between them, are valid for reads.
 #[inline(always)]
-unsafe fn every_second<S: Stored>(from: *const S) -> [S::Computed; WIDE] {
+unsafe fn load_every_second<S: Stored>(from: *const S) -> [S::Computed; WIDE] {
     // SAFETY: the caller's contract.
     unsafe {
         let low = from.cast::<[S; WIDE]>().read_unaligned();
@@ -61,7 +61,7 @@ unsafe fn gather<S: Stored>(from: *const S, step: usize, count: usize, to: *mut 
         1 if count >= NARROW => {
             vectors!(NARROW, |from: *const S| from.cast::<[S; NARROW]>().read_unaligned().map(S::decode));
         }
-        2 if count >= WIDE => vectors!(WIDE, |from| every_second::<S>(from)),
+        2 if count >= WIDE => vectors!(WIDE, |from| load_every_second::<S>(from)),
         _ => {
             for i in 0..count {
                 // SAFETY: the caller's contract.
@@ -110,7 +110,7 @@ unsafe fn copy_band<S: Stored>(band: &Band, from: *const S, to: *mut S::Computed
 /// # Safety
 /// As [`copy_band`], for the elements of both runs.
 #[inline(always)]
-unsafe fn part<S: Stored>(pair: &[(usize, Run); 2], from: *const S, to: *mut S::Computed) {
+unsafe fn split_even_odd<S: Stored>(pair: &[(usize, Run); 2], from: *const S, to: *mut S::Computed) {
     let [(even, evens), (odd, odds)] = pair;
     let from = from.wrapping_add(evens.first);
     let (even, odd) = (to.wrapping_add(*even), to.wrapping_add(*odd));
@@ -133,13 +133,13 @@ unsafe fn part<S: Stored>(pair: &[(usize, Run); 2], from: *const S, to: *mut S::
     }
 }
 
-impl<S: Stored> Work for Fill<'_, S> {
+impl<S: Stored> Work for FillStrips<'_, S> {
     type Out = ();
     #[inline(always)]
     fn work<L: Level>(self) {
-        let Fill { patches, positions: (begin, end), from, channels, to } = self;
+        let FillStrips { patches, positions: (begin, end), from, channels, to } = self;
         let band = patches.band(begin, end).filter(|band| band.count >= NARROW);
-        let pair = patches.pair();
+        let pair = patches.even_odd_runs();
         for c in 0..channels {
             let from = from.wrapping_add(c * patches.plane);
             let to = to.wrapping_add(c * patches.strip.elements);
@@ -148,13 +148,13 @@ impl<S: Stored> Work for Fill<'_, S> {
                 unsafe { copy_band(&band, from, to) };
                 continue;
             }
-            patches.strip_rows(begin, end, |at, row| {
+            patches.for_each_strip_row(begin, end, |at, row| {
                 if let Some(pair) = pair {
                     // SAFETY: as below.
-                    unsafe { part(&pair, from.wrapping_add(row), to.wrapping_add(at)) };
+                    unsafe { split_even_odd(&pair, from.wrapping_add(row), to.wrapping_add(at)) };
                     return;
                 }
-                patches.row_runs(begin, end, |offset, run| {
+                patches.for_each_run(begin, end, |offset, run| {
                     let to = to.wrapping_add(at + offset + run.zeros);
                     // SAFETY: the strip has capacity for its rows, and runs are inside of the tensor's rows.
                     unsafe { gather(from.wrapping_add(row + run.first), patches.cols.step, run.count, to) };
@@ -171,7 +171,7 @@ impl<S: Stored> Work for Fill<'_, S> {
 /// # Safety
 /// The planes are valid for reads in each image of the range. `to` has capacity for the strips. The compute type of
 /// `dtype` is `T`.
-pub(super) unsafe fn fill<T: Real>(
+pub(super) unsafe fn fill_strips<T: Real>(
     isa: Isa,
     dtype: DType,
     patches: &Patches,
@@ -182,7 +182,7 @@ pub(super) unsafe fn fill<T: Real>(
 ) {
     macro_rules! go {
         ($s:ty) => {
-            isa.run(Fill::<$s> { patches, positions, from: from.cast(), channels, to: to.cast() })
+            isa.run(FillStrips::<$s> { patches, positions, from: from.cast(), channels, to: to.cast() })
         };
     }
     match dtype {
@@ -196,7 +196,7 @@ pub(super) unsafe fn fill<T: Real>(
 
 /// Rows of a product: one for each channel and tap, each copied from segments.
 #[derive(Clone, Copy)]
-pub(super) struct Rows<'a, T> {
+pub(super) struct RowCopy<'a, T> {
     /// Strip or plane of the first channel, number of elements that may be read from there on, and step from channel to
     /// channel.
     pub(super) from: *const T,
@@ -205,7 +205,7 @@ pub(super) struct Rows<'a, T> {
     pub(super) channels: usize,
     pub(super) taps: &'a [isize],
     /// True if taps change faster than channels from row to row.
-    pub(super) taps_inside: bool,
+    pub(super) taps_are_inner: bool,
     pub(super) segments: &'a [Segment],
     /// Elements at the end of each row that are set to zero: their start, and their number.
     pub(super) tail: (usize, usize),
@@ -226,21 +226,21 @@ struct Pick {
 }
 
 /// Number of elements that a pick can reach.
-const NEAR: usize = 2 * WIDE;
+const PICK_REACH: usize = 2 * WIDE;
 /// Maximum number of picks of a row.
 const MAX_PICKS: usize = 80;
 
-impl<T: Real> Rows<'_, T> {
+impl<T: Real> RowCopy<'_, T> {
     /// Converts the segments into picks. Returns the number of picks, if they are less work.
     #[inline(always)]
-    fn picks(&self, picks: &mut [Pick; MAX_PICKS]) -> Option<usize> {
+    fn make_picks(&self, picks: &mut [Pick; MAX_PICKS]) -> Option<usize> {
         let mut pick = Pick { from: 0, to: 0, len: 0, index: [0; WIDE] };
         let (mut count, mut vectors) = (0, 0);
         for segment in self.segments {
             vectors += segment.len.div_ceil(WIDE as u32) as usize;
             for i in 0..segment.len {
                 let (from, to) = (segment.from + i as isize, segment.to + i);
-                let near = from >= pick.from && from < pick.from + NEAR as isize;
+                let near = from >= pick.from && from < pick.from + PICK_REACH as isize;
                 if pick.len == WIDE as u32 || !near || to != pick.to + pick.len {
                     if pick.len > 0 {
                         *picks.get_mut(count)? = pick;
@@ -258,20 +258,20 @@ impl<T: Real> Rows<'_, T> {
         (2 * count < 3 * self.segments.len() + vectors).then_some(count)
     }
 
-    /// Copies one row from picks. Reads [`NEAR`] elements from the first element of each pick on.
+    /// Copies one row from picks. Reads [`PICK_REACH`] elements from the first element of each pick on.
     #[inline(always)]
-    unsafe fn picked<L: Level>(&self, picks: &[Pick], from: *const T, to: *mut T) {
+    unsafe fn copy_picks<L: Level>(&self, picks: &[Pick], from: *const T, to: *mut T) {
         for pick in picks {
             let (from, to) = (from.wrapping_offset(pick.from), to.wrapping_add(pick.to as usize));
             // SAFETY: the caller's contract; picks exist for f32 only.
-            unsafe { L::pick(from.cast(), &pick.index, to.cast()) };
+            unsafe { L::select_16_of_32(from.cast(), &pick.index, to.cast()) };
         }
-        self.finish(to);
+        self.zero_tail(to);
     }
 
     /// Copies one row. `EXACT`: reads and writes nothing but the copied elements.
     #[inline(always)]
-    unsafe fn row<const EXACT: bool>(&self, from: *const T, to: *mut T) {
+    unsafe fn copy_row<const EXACT: bool>(&self, from: *const T, to: *mut T) {
         for segment in self.segments {
             let (from, to) = (from.wrapping_offset(segment.from), to.wrapping_add(segment.to as usize));
             let len = segment.len as usize;
@@ -294,12 +294,12 @@ impl<T: Real> Rows<'_, T> {
                 }
             }
         }
-        self.finish(to);
+        self.zero_tail(to);
     }
 
     /// Zeroes the end of a row.
     #[inline(always)]
-    fn finish(&self, to: *mut T) {
+    fn zero_tail(&self, to: *mut T) {
         let (at, count) = self.tail;
         for i in at..at + count {
             // SAFETY: the row has these elements.
@@ -308,19 +308,20 @@ impl<T: Real> Rows<'_, T> {
     }
 }
 
-impl<T: Real> Work for Rows<'_, T> {
+impl<T: Real> Work for RowCopy<'_, T> {
     type Out = ();
     #[inline(always)]
     fn work<L: Level>(self) {
         let mut picks = [Pick { from: 0, to: 0, len: 0, index: [0; WIDE] }; MAX_PICKS];
-        let picked = if L::PICKS && TypeId::of::<T>() == TypeId::of::<f32>() && !self.segments.is_empty() {
-            self.picks(&mut picks).unwrap_or(0)
-        } else {
-            0
-        };
+        let picked =
+            if L::HAS_FAST_SELECT && TypeId::of::<T>() == TypeId::of::<f32>() && !self.segments.is_empty() {
+                self.make_picks(&mut picks).unwrap_or(0)
+            } else {
+                0
+            };
         let picks = &picks[..picked];
         let reach = if picked > 0 {
-            picks.iter().map(|pick| pick.from as usize + NEAR).max()
+            picks.iter().map(|pick| pick.from as usize + PICK_REACH).max()
         } else {
             let vectors = |len: usize| len.next_multiple_of(if len > NARROW { WIDE } else { NARROW });
             self.segments.iter().map(|segment| segment.from as usize + vectors(segment.len as usize)).max()
@@ -335,14 +336,14 @@ impl<T: Real> Work for Rows<'_, T> {
             // SAFETY: by the contract of `rows` segments are inside of the strip or the tensor.
             unsafe {
                 if offset as usize + reach > self.limit {
-                    self.row::<true>(from, to);
+                    self.copy_row::<true>(from, to);
                 } else if picked > 0 {
-                    self.picked::<L>(picks, from, to);
+                    self.copy_picks::<L>(picks, from, to);
                 } else {
-                    self.row::<false>(from, to);
+                    self.copy_row::<false>(from, to);
                 }
             }
-            if self.taps_inside {
+            if self.taps_are_inner {
                 tap += 1;
                 if tap == self.taps.len() {
                     (tap, channel) = (0, channel + 1);
@@ -362,13 +363,13 @@ impl<T: Real> Work for Rows<'_, T> {
 /// # Safety
 /// Segments are inside of the strips or planes. After the last row of `to` there is capacity for [`SLACK`] more
 /// elements.
-pub(super) unsafe fn rows<T: Real>(isa: Isa, rows: Rows<'_, T>) {
-    const { assert!(WIDE <= SLACK && NEAR <= SLACK) };
+pub(super) unsafe fn copy_rows<T: Real>(isa: Isa, rows: RowCopy<'_, T>) {
+    const { assert!(WIDE <= SLACK && PICK_REACH <= SLACK) };
     isa.run(rows);
 }
 
 /// Copies a range of positions of some channels, line by line.
-struct Lines<S: Stored> {
+struct LineCopy<S: Stored> {
     from: *const S,
     /// Elements from channel to channel, and from image to image.
     plane: usize,
@@ -379,11 +380,11 @@ struct Lines<S: Stored> {
     pitch: usize,
 }
 
-impl<S: Stored<Computed: Number>> Work for Lines<S> {
+impl<S: Stored<Computed: Number>> Work for LineCopy<S> {
     type Out = ();
     #[inline(always)]
     fn work<L: Level>(self) {
-        let Lines { from, plane, image, count, positions: (begin, end), to, pitch } = self;
+        let LineCopy { from, plane, image, count, positions: (begin, end), to, pitch } = self;
         let zero = <S::Computed as Number>::ZERO;
         for line in 0..count {
             let to = to.wrapping_add(line * pitch);
@@ -411,7 +412,7 @@ impl<S: Stored<Computed: Number>> Work for Lines<S> {
 /// # Safety
 /// The elements are valid for reads. `to` is aligned, and has capacity for `count` lines of `pitch` elements. The
 /// compute type of `dtype` is `T`.
-pub(super) unsafe fn lines<T: Real>(
+pub(super) unsafe fn copy_lines<T: Real>(
     isa: Isa,
     dtype: DType,
     from: *const u8,
@@ -423,7 +424,15 @@ pub(super) unsafe fn lines<T: Real>(
 ) {
     macro_rules! go {
         ($s:ty) => {
-            isa.run(Lines::<$s> { from: from.cast(), plane, image, count, positions, to: to.cast(), pitch })
+            isa.run(LineCopy::<$s> {
+                from: from.cast(),
+                plane,
+                image,
+                count,
+                positions,
+                to: to.cast(),
+                pitch,
+            })
         };
     }
     match dtype {
@@ -435,7 +444,7 @@ pub(super) unsafe fn lines<T: Real>(
     }
 }
 
-struct Total<T> {
+struct AddParts<T> {
     from: *const T,
     from_step: usize,
     parts: usize,
@@ -446,11 +455,11 @@ struct Total<T> {
     to_step: usize,
 }
 
-impl<T: Real> Work for Total<T> {
+impl<T: Real> Work for AddParts<T> {
     type Out = ();
     #[inline(always)]
     fn work<L: Level>(self) {
-        let Total { from, from_step, parts, part_step, lines, len, to, to_step } = self;
+        let AddParts { from, from_step, parts, part_step, lines, len, to, to_step } = self;
         for line in 0..lines {
             let (from, to) = (from.wrapping_add(line * from_step), to.wrapping_add(line * to_step));
             for start in (0..len).step_by(WIDE) {
@@ -484,7 +493,7 @@ impl<T: Real> Work for Total<T> {
 ///
 /// # Safety
 /// The elements of all parts are valid for reads, and `to` is valid for writes of the lines. Both are aligned.
-pub(super) unsafe fn total<T: Real>(
+pub(super) unsafe fn add_parts<T: Real>(
     isa: Isa,
     from: *const T,
     from_step: usize,
@@ -493,5 +502,5 @@ pub(super) unsafe fn total<T: Real>(
     to: *mut T,
     to_step: usize,
 ) {
-    isa.run(Total { from, from_step, parts, part_step, lines, len, to, to_step });
+    isa.run(AddParts { from, from_step, parts, part_step, lines, len, to, to_step });
 }

@@ -9,37 +9,37 @@ use std::sync::Arc;
 
 use ortrain_expr::{ConvPass, DType, OutOfRange};
 
-use super::copy::{fill, lines};
-use super::depthwise_3x3::{self, Grid, NINE, Three};
-use super::epilogue::{Finish, Rect};
+use super::copy::{copy_lines, fill_strips};
+use super::depthwise_3x3::{self, Grid, Kernels3x3, NINE};
+use super::epilogue::{Epilogue, Rect};
 use super::im2col::Patches;
 use super::implicit_gemm::MAX_TASKS;
-use super::interleave::{Strands, Weave};
-use super::padding_fixup::PaddedInput;
-use super::partition::{Blocks, Partition, Unit};
+use super::interleave::{PhaseInterleaver, PhaseTable};
+use super::padding_fixup::RunSettings;
+use super::partition::{BlockUnit, Blocks, Partition};
 use super::{ConvDesc, Engine};
 use crate::gemm::micro::Real;
 use crate::isa::{Isa, Level, Work};
 use crate::pool::Pool;
-use crate::scratch::{Bases, Scratch};
+use crate::scratch::{BaseAddresses, Scratch};
 use crate::tile::ALIGN;
 
 /// Maximum number of output channels per group for this engine.
 const MAX_OUTPUTS_OF_GROUP: usize = 4;
 /// Maximum number of positions of a block, and of elements of a block of several planes. A block and its strips fit
 /// into the first-level cache.
-const POSITIONS: usize = 16 << 10;
-const BLOCK: usize = 4 << 10;
+const BLOCK_POSITIONS: usize = 16 << 10;
+const BLOCK_ELEMENTS: usize = 4 << 10;
 /// Minimum number of elements of a task.
 const MIN_TASK_WORK: usize = 16 << 10;
 
 /// Returns true if the kernels of this module support a convolution.
-fn fits(desc: &ConvDesc, patches: &Patches) -> bool {
+fn is_supported(desc: &ConvDesc, patches: &Patches) -> bool {
     let shape = &desc.shape;
     shape.channels_in == 1
         && shape.channels_out <= MAX_OUTPUTS_OF_GROUP
         && patches.outer.is_empty()
-        && !patches.aligned
+        && !patches.is_aligned
 }
 
 /// A tap: index of its weight, and its offset in the strips.
@@ -47,14 +47,14 @@ type Tap = (usize, isize);
 
 /// The output, or the gradient of the input.
 pub(super) struct Depthwise<T> {
-    finish: Arc<Finish>,
+    epilogue: Arc<Epilogue>,
     isa: Isa,
     patches: Patches,
-    strands: Strands,
+    phase_table: PhaseTable,
     dtypes: [DType; 2],
     /// Number of planes that contribute to a channel of the result, and number of channels that share a plane.
-    sources: usize,
-    sharing: usize,
+    planes_per_channel: usize,
+    channels_per_plane: usize,
     /// Number of filter elements for one plane.
     taps: usize,
     /// For each phase: its taps.
@@ -63,9 +63,9 @@ pub(super) struct Depthwise<T> {
     blocks: Blocks,
     parts: Partition,
     planes: usize,
-    single: bool,
+    has_single_phase: bool,
     /// Faster kernels, for windows of 3×3 with stride 1.
-    three: Option<(Three, Grid)>,
+    kernels_3x3: Option<(Kernels3x3, Grid)>,
     layout: Layout,
     real: PhantomData<fn() -> T>,
 }
@@ -81,7 +81,7 @@ struct Layout {
 }
 
 impl Layout {
-    fn room<T: Real>(&mut self, elements: usize) -> usize {
+    fn reserve<T: Real>(&mut self, elements: usize) -> usize {
         let at = self.each;
         self.each += (elements * T::BYTES).next_multiple_of(ALIGN);
         at
@@ -90,10 +90,10 @@ impl Layout {
 
 impl<T: Real> Depthwise<T> {
     /// Returns `None` if another engine is better.
-    pub(super) fn new(desc: &ConvDesc, isa: Isa, finish: &Arc<Finish>) -> Option<Depthwise<T>> {
+    pub(super) fn new(desc: &ConvDesc, isa: Isa, finish: &Arc<Epilogue>) -> Option<Depthwise<T>> {
         let shape = &desc.shape;
         let mut patches = Patches::new(shape, false)?;
-        if !fits(desc, &patches) || patches.positions() == 0 {
+        if !is_supported(desc, &patches) || patches.positions() == 0 {
             return None;
         }
         let (groups, many) = (shape.groups, shape.channels_out);
@@ -104,14 +104,14 @@ impl<T: Real> Depthwise<T> {
         }
         let taps = shape.axes.iter().map(|axis| axis.kernel).product();
         let positions = patches.positions();
-        let blocks = Blocks::new(positions, patches.cols.count, Unit::Rows(16), POSITIONS, 1);
-        patches.lay_out(blocks.most, blocks.split(), true);
+        let blocks = Blocks::new(positions, patches.cols.count, BlockUnit::Rows(16), BLOCK_POSITIONS, 1);
+        patches.plan_strip(blocks.max_positions, blocks.is_split_by_rows(), true);
         let count = patches.phases.len();
         let spread = patches.rows.spread * patches.cols.spread;
         let single = count == 1 && spread == 1;
         let grid =
             (single && sources == 1).then(|| Grid::new(&patches.phases[0].offsets, patches.strip.row_step));
-        let three = Three::new::<T>(isa).zip(grid.flatten());
+        let three = Kernels3x3::new::<T>(isa).zip(grid.flatten());
         let copies = if single { 1 } else { count + spread };
         let elements = patches.strip.elements as isize;
         let phases = patches.phases.iter().map(|phase| {
@@ -124,31 +124,31 @@ impl<T: Real> Depthwise<T> {
             (0..sources).flat_map(of).collect()
         });
         let phases: Vec<Vec<Tap>> = phases.collect();
-        let sizes = (blocks.most * copies).max(patches.strip.elements * sources.max(1));
-        let planes = (BLOCK / sizes).clamp(1, channels.max(1));
+        let sizes = (blocks.max_positions * copies).max(patches.strip.elements * sources.max(1));
+        let planes = (BLOCK_ELEMENTS / sizes).clamp(1, channels.max(1));
         let all = shape.batch.saturating_mul(channels).saturating_mul(positions);
         let wanted = (all / MIN_TASK_WORK).clamp(1, MAX_TASKS).div_ceil((shape.batch * blocks.count).max(1));
         let parts = Partition::new(channels, 1, wanted);
         let mut layout = Layout { each: finish.frame, ..Layout::default() };
-        layout.strips = layout.room::<T>(patches.strip.elements * sources * planes);
-        layout.weights = layout.room::<T>(taps * sources * parts.most());
-        layout.block = layout.room::<T>(planes * blocks.most * count + NARROW);
-        layout.line = layout.room::<T>(if single { 0 } else { planes * blocks.most * spread });
+        layout.strips = layout.reserve::<T>(patches.strip.elements * sources * planes);
+        layout.weights = layout.reserve::<T>(taps * sources * parts.max_size());
+        layout.block = layout.reserve::<T>(planes * blocks.max_positions * count + NARROW);
+        layout.line = layout.reserve::<T>(if single { 0 } else { planes * blocks.max_positions * spread });
         Some(Depthwise {
-            finish: Arc::clone(finish),
+            epilogue: Arc::clone(finish),
             isa,
-            strands: Strands::new(&patches),
+            phase_table: PhaseTable::new(&patches),
             patches,
             dtypes: [desc.a, desc.b],
-            sources,
-            sharing,
+            planes_per_channel: sources,
+            channels_per_plane: sharing,
             taps,
             phases,
             blocks,
             parts,
             planes,
-            single,
-            three,
+            has_single_phase: single,
+            kernels_3x3: three,
             layout,
             real: PhantomData,
         })
@@ -158,7 +158,7 @@ impl<T: Real> Depthwise<T> {
     unsafe fn task(
         &self,
         bases: &[*mut u8],
-        given: PaddedInput,
+        given: RunSettings,
         image: usize,
         (channel, channel_end): (usize, usize),
         (begin, end): (usize, usize),
@@ -168,40 +168,42 @@ impl<T: Real> Depthwise<T> {
         let size = end - begin;
         let start = image * patches.positions();
         let positions = (start + begin, start + end);
-        let split = self.blocks.split();
+        let split = self.blocks.is_split_by_rows();
         let (rows, cols) = if split { (1, size) } else { (size / patches.cols.count, patches.cols.count) };
         // SAFETY: scratch memory has the layout that `new` computed, and the caller's contract.
         unsafe {
             let at = |place: usize| scratch.add(place).cast::<T>();
             let (strips, weights) = (at(layout.strips), at(layout.weights));
-            let each = self.taps * self.sources;
+            let each = self.taps * self.planes_per_channel;
             let filter = bases[1].wrapping_add(channel * each * self.dtypes[1].size()).cast_const();
             let all = (channel_end - channel) * each;
-            lines(self.isa, self.dtypes[1], filter, (all, 0), 1, (0, all), weights, all);
-            let strip = patches.strip.elements * self.sources;
+            copy_lines(self.isa, self.dtypes[1], filter, (all, 0), 1, (0, all), weights, all);
+            let strip = patches.strip.elements * self.planes_per_channel;
             scratch.add(layout.strips).write_bytes(0, self.planes * strip * T::BYTES);
             for first in (channel..channel_end).step_by(self.planes) {
                 let count = self.planes.min(channel_end - first);
-                let rect = Rect { image, channels: (first, count), places: (begin, size) };
-                let straight = self.single && self.finish.is_direct();
+                let rect = Rect { image, channels: (first, count), positions: (begin, size) };
+                let straight = self.has_single_phase && self.epilogue.is_direct();
                 let (block, step) = if straight {
-                    (self.finish.target::<T>(bases, rect), self.finish.plane)
+                    (self.epilogue.target::<T>(bases, rect), self.epilogue.plane)
                 } else {
                     (at(layout.block), size)
                 };
-                let (source, last) = (first / self.sharing, (first + count - 1) / self.sharing);
-                let from = source * self.sources * patches.plane * self.dtypes[0].size();
+                let (source, last) =
+                    (first / self.channels_per_plane, (first + count - 1) / self.channels_per_plane);
+                let from = source * self.planes_per_channel * patches.plane * self.dtypes[0].size();
                 let from = bases[0].wrapping_add(from).cast_const();
-                let sources = (last + 1 - source) * self.sources;
-                fill(self.isa, self.dtypes[0], patches, positions, from, sources, strips);
+                let sources = (last + 1 - source) * self.planes_per_channel;
+                fill_strips(self.isa, self.dtypes[0], patches, positions, from, sources, strips);
                 for (phase, taps) in self.phases.iter().enumerate() {
                     let plane = |i: usize| {
-                        let from = strips.add(((first + i) / self.sharing - source) * strip).cast_const();
+                        let from =
+                            strips.add(((first + i) / self.channels_per_plane - source) * strip).cast_const();
                         let weights = weights.add((first + i - channel) * each).cast_const();
                         (weights, from, block.wrapping_add((phase * count + i) * step))
                     };
                     let step = patches.strip.row_step;
-                    if let Some((three, grid)) = &self.three {
+                    if let Some((three, grid)) = &self.kernels_3x3 {
                         for i in 0..count {
                             let (weights, from, to) = plane(i);
                             let weights = weights.cast::<f32>();
@@ -216,15 +218,15 @@ impl<T: Real> Depthwise<T> {
                 if straight {
                     continue;
                 }
-                if self.single {
-                    self.finish.run(bases, given, scratch, rect, block, size);
+                if self.has_single_phase {
+                    self.epilogue.run(bases, given, scratch, rect, block, size);
                     continue;
                 }
-                let weave = Weave {
+                let weave = PhaseInterleaver {
                     patches,
-                    strands: &self.strands,
-                    finish: &self.finish,
-                    split,
+                    phase_table: &self.phase_table,
+                    epilogue: &self.epilogue,
+                    is_split_by_rows: split,
                     phase: count * size,
                     pitch: size,
                 };
@@ -277,7 +279,7 @@ impl<T: Real> Plane<'_, T> {
                 for (r, sums) in sums.iter_mut().enumerate() {
                     let seen = from.wrapping_add(r * self.step).cast::<[T; V]>().read_unaligned();
                     for (sum, seen) in sums.iter_mut().zip(seen) {
-                        *sum = T::fused::<L>(weight, seen, *sum);
+                        *sum = T::mul_add_at::<L>(weight, seen, *sum);
                     }
                 }
             }
@@ -336,20 +338,20 @@ impl<T: Real, F: Fn(usize) -> (*const T, *const T, *mut T)> Work for Correlate<'
     type Out = ();
     #[inline(always)]
     fn work<L: Level>(self) {
-        const MANY: usize = 8;
-        const FEW: usize = 4;
+        const ROWS_8: usize = 8;
+        const ROWS_4: usize = 4;
         let Correlate { taps, plane, count, step, rows, cols } = self;
-        let (many, few) = (rows - rows % MANY, rows - rows % FEW);
+        let (many, few) = (rows - rows % ROWS_8, rows - rows % ROWS_4);
         for i in 0..count {
             let (weights, from, to) = plane(i);
             let plane = Plane { taps, weights, from, step, rows, cols, to };
             // SAFETY: `Depthwise::task` has filled the struct's fields as their comments require.
             unsafe {
-                for y in (0..many).step_by(MANY) {
-                    plane.rows::<L, MANY>(y);
+                for y in (0..many).step_by(ROWS_8) {
+                    plane.rows::<L, ROWS_8>(y);
                 }
-                for y in (many..few).step_by(FEW) {
-                    plane.rows::<L, FEW>(y);
+                for y in (many..few).step_by(ROWS_4) {
+                    plane.rows::<L, ROWS_4>(y);
                 }
                 for y in few..rows {
                     plane.rows::<L, 1>(y);
@@ -360,8 +362,12 @@ impl<T: Real, F: Fn(usize) -> (*const T, *const T, *mut T)> Work for Correlate<'
 }
 
 impl<T: Real + Send + Sync> Engine for Depthwise<T> {
-    fn finish(&self) -> &Finish {
-        &self.finish
+    fn name(&self) -> &'static str {
+        "depthwise"
+    }
+
+    fn epilogue(&self) -> &Epilogue {
+        &self.epilogue
     }
 
     fn scratch(&self) -> (usize, usize) {
@@ -371,14 +377,14 @@ impl<T: Real + Send + Sync> Engine for Depthwise<T> {
     unsafe fn run(
         &self,
         bases: &[*mut u8],
-        given: PaddedInput,
+        given: RunSettings,
         pool: &Pool,
         scratch: Scratch,
     ) -> Result<(), OutOfRange> {
-        let parts = scratch.part(0, self.layout.each, pool);
-        let bases = Bases(bases);
+        let parts = scratch.split(0, self.layout.each, pool);
+        let bases = BaseAddresses(bases);
         // SAFETY: scratch memory has the layout that `new` computed, and tasks have separate blocks.
-        unsafe { self.finish.open(parts) };
+        unsafe { self.epilogue.init_frames(parts) };
         let tasks = self.patches.batch * self.parts.parts * self.blocks.count;
         pool.run(tasks, parts.workers, &|task, worker| {
             let bases = &{ bases };
@@ -386,76 +392,81 @@ impl<T: Real + Send + Sync> Engine for Depthwise<T> {
             let (part, image) = (rest % self.parts.parts, rest / self.parts.parts);
             let (channels, positions) = (self.parts.part(part), self.blocks.block(block));
             // SAFETY: as above.
-            unsafe { self.task(bases.0, given, image, channels, positions, parts.of(worker)) };
+            unsafe { self.task(bases.0, given, image, channels, positions, parts.worker_part(worker)) };
         });
         // SAFETY: all tasks are done.
-        unsafe { self.finish.close(parts) }
+        unsafe { self.epilogue.first_failure(parts) }
     }
 }
 
 /// Number of independent partial sums.
 const LANES: usize = depthwise_3x3::LANES;
 /// Number of channels with a common run of the epilogue.
-const FILTERS: usize = 64;
+const EPILOGUE_CHANNELS: usize = 64;
 
 /// The gradient of the filter.
-pub(super) struct DepthwiseFilter<T> {
-    finish: Arc<Finish>,
+pub(super) struct DepthwiseFilterGradient<T> {
+    epilogue: Arc<Epilogue>,
     isa: Isa,
     patches: Patches,
     dtypes: [DType; 2],
     groups: usize,
     /// Number of output channels of a group.
-    many: usize,
+    outputs_per_group: usize,
     taps: usize,
     blocks: Blocks,
     parts: Partition,
     /// True if the output's gradient is read in place.
     in_place: bool,
     /// Faster kernels for nine taps. They read the gradient in place, for rows of any length.
-    nine: Option<Three>,
+    kernels_3x3: Option<Kernels3x3>,
     layout: Layout,
     real: PhantomData<fn() -> T>,
 }
 
-impl<T: Real> DepthwiseFilter<T> {
+impl<T: Real> DepthwiseFilterGradient<T> {
     /// Returns `None` if another engine is better.
-    pub(super) fn new(desc: &ConvDesc, isa: Isa, finish: &Arc<Finish>) -> Option<DepthwiseFilter<T>> {
+    pub(super) fn new(
+        desc: &ConvDesc,
+        isa: Isa,
+        finish: &Arc<Epilogue>,
+    ) -> Option<DepthwiseFilterGradient<T>> {
         let shape = &desc.shape;
         let mut patches = Patches::new(shape, false)?;
-        if !fits(desc, &patches) || patches.positions() == 0 {
+        if !is_supported(desc, &patches) || patches.positions() == 0 {
             return None;
         }
         let (groups, many) = (shape.groups, shape.channels_out);
         let taps = shape.axes.iter().map(|axis| axis.kernel).product();
-        let blocks = Blocks::new(patches.positions(), patches.cols.count, Unit::Rows(16), POSITIONS, 1);
-        patches.lay_out(blocks.most, blocks.split(), true);
+        let blocks =
+            Blocks::new(patches.positions(), patches.cols.count, BlockUnit::Rows(16), BLOCK_POSITIONS, 1);
+        patches.plan_strip(blocks.max_positions, blocks.is_split_by_rows(), true);
         let all = shape.batch.saturating_mul(groups * many).saturating_mul(patches.positions());
         let parts = Partition::new(groups, 1, (all / MIN_TASK_WORK).clamp(1, MAX_TASKS));
-        let cols = if blocks.split() { blocks.most } else { patches.cols.count };
+        let cols = if blocks.is_split_by_rows() { blocks.max_positions } else { patches.cols.count };
         let real = if T::BYTES == 8 { DType::F64 } else { DType::F32 };
-        let nine = Three::new::<T>(isa).filter(|_| {
+        let nine = Kernels3x3::new::<T>(isa).filter(|_| {
             desc.a == real && patches.phases.first().is_some_and(|phase| phase.taps.len() == NINE)
         });
-        let in_place = cols.is_multiple_of(LANES) && !blocks.split() && desc.a == real;
+        let in_place = cols.is_multiple_of(LANES) && !blocks.is_split_by_rows() && desc.a == real;
         let mut layout = Layout { each: finish.frame, ..Layout::default() };
-        layout.strips = layout.room::<T>(patches.strip.elements);
-        layout.block = layout.room::<T>(blocks.most / cols * cols.next_multiple_of(LANES));
-        let filters = FILTERS.min(parts.most()) * many * taps;
-        layout.weights = layout.room::<T>(filters * LANES);
-        layout.line = layout.room::<T>(filters);
-        Some(DepthwiseFilter {
-            finish: Arc::clone(finish),
+        layout.strips = layout.reserve::<T>(patches.strip.elements);
+        layout.block = layout.reserve::<T>(blocks.max_positions / cols * cols.next_multiple_of(LANES));
+        let filters = EPILOGUE_CHANNELS.min(parts.max_size()) * many * taps;
+        layout.weights = layout.reserve::<T>(filters * LANES);
+        layout.line = layout.reserve::<T>(filters);
+        Some(DepthwiseFilterGradient {
+            epilogue: Arc::clone(finish),
             isa,
             patches,
             dtypes: [desc.a, desc.b],
             groups,
-            many,
+            outputs_per_group: many,
             taps,
             blocks,
             parts,
             in_place,
-            nine,
+            kernels_3x3: nine,
             layout,
             real: PhantomData,
         })
@@ -465,17 +476,17 @@ impl<T: Real> DepthwiseFilter<T> {
     unsafe fn task(
         &self,
         bases: &[*mut u8],
-        given: PaddedInput,
+        given: RunSettings,
         (group, group_end): (usize, usize),
         scratch: *mut u8,
     ) {
-        let &DepthwiseFilter { ref layout, many, taps, .. } = self;
+        let &DepthwiseFilterGradient { ref layout, outputs_per_group: many, taps, .. } = self;
         let phase = self.patches.phases.first();
         // SAFETY: scratch memory has the layout that `new` computed, and the caller's contract.
         unsafe {
             let at = |place: usize| scratch.add(place).cast::<T>();
-            for first in (group..group_end).step_by(FILTERS) {
-                let count = FILTERS.min(group_end - first);
+            for first in (group..group_end).step_by(EPILOGUE_CHANNELS) {
+                let count = EPILOGUE_CHANNELS.min(group_end - first);
                 let line = at(layout.line);
                 (0..count * many * taps).for_each(|i| line.add(i).write(T::ZERO));
                 if let Some(phase) = phase {
@@ -508,8 +519,8 @@ impl<T: Real> DepthwiseFilter<T> {
                     }
                 }
                 let channels = (first * many, count * many);
-                let rect = Rect { image: 0, channels, places: (0, taps) };
-                self.finish.run(bases, given, scratch, rect, line, taps);
+                let rect = Rect { image: 0, channels, positions: (0, taps) };
+                self.epilogue.run(bases, given, scratch, rect, line, taps);
             }
         }
     }
@@ -523,14 +534,14 @@ impl<T: Real> DepthwiseFilter<T> {
         scratch: *mut u8,
         sums: *mut [T; LANES],
     ) {
-        let DepthwiseFilter { patches, layout, .. } = self;
+        let DepthwiseFilterGradient { patches, layout, .. } = self;
         let plane = patches.positions();
         // SAFETY: scratch memory has the layout that `new` computed, and the caller's contract.
         unsafe {
             let at = |place: usize| scratch.add(place).cast::<T>();
             for block in 0..self.blocks.count {
                 let (begin, end) = self.blocks.block(block);
-                let split = self.blocks.split();
+                let split = self.blocks.is_split_by_rows();
                 let cols = if split { end - begin } else { patches.cols.count };
                 let rows = (end - begin) / cols;
                 let from = group * patches.plane * self.dtypes[1].size();
@@ -539,13 +550,13 @@ impl<T: Real> DepthwiseFilter<T> {
                 if self.blocks.count > 1 {
                     scratch.add(layout.strips).write_bytes(0, patches.strip.elements * T::BYTES);
                 }
-                fill(self.isa, self.dtypes[1], patches, positions, from, 1, at(layout.strips));
-                for m in 0..self.many {
-                    let channel = (image * self.groups + group) * self.many + m;
+                fill_strips(self.isa, self.dtypes[1], patches, positions, from, 1, at(layout.strips));
+                for m in 0..self.outputs_per_group {
+                    let channel = (image * self.groups + group) * self.outputs_per_group + m;
                     let from = (channel * plane + begin) * self.dtypes[0].size();
                     let from = bases[0].wrapping_add(from).cast_const();
                     let sums = sums.add(m * offsets.len());
-                    if let Some(nine) = &self.nine {
+                    if let Some(nine) = &self.kernels_3x3 {
                         let strip = at(layout.strips).cast_const().cast::<f32>();
                         let see = std::array::from_fn(|tap| strip.wrapping_offset(offsets[tap]));
                         let sums = &mut *sums.cast::<[[f32; LANES]; NINE]>();
@@ -557,7 +568,7 @@ impl<T: Real> DepthwiseFilter<T> {
                         from.cast::<T>()
                     } else {
                         let to = at(layout.block);
-                        lines(self.isa, self.dtypes[0], from, (cols, 0), rows, (0, cols), to, pitch);
+                        copy_lines(self.isa, self.dtypes[0], from, (cols, 0), rows, (0, cols), to, pitch);
                         to.cast_const()
                     };
                     self.isa.run(Dots {
@@ -605,7 +616,7 @@ impl<T: Real> Dots<'_, T> {
                     for (sums, offset) in sums.iter_mut().zip(offsets) {
                         let seen = from.add(x).wrapping_offset(offset).cast::<[T; LANES]>().read_unaligned();
                         for l in 0..LANES {
-                            sums[l] = T::fused::<L>(scale[l], seen[l], sums[l]);
+                            sums[l] = T::mul_add_at::<L>(scale[l], seen[l], sums[l]);
                         }
                     }
                 }
@@ -617,7 +628,7 @@ impl<T: Real> Dots<'_, T> {
                         for l in 0..LANES {
                             // Elements after the row may have any value.
                             let seen = if l < rest { seen[l] } else { T::ZERO };
-                            sums[l] = T::fused::<L>(scale[l], seen, sums[l]);
+                            sums[l] = T::mul_add_at::<L>(scale[l], seen, sums[l]);
                         }
                     }
                 }
@@ -637,7 +648,7 @@ impl<T: Real> Work for Dots<'_, T> {
     fn work<L: Level>(self) {
         let mut tap = 0;
         while tap < self.offsets.len() {
-            // SAFETY: `DepthwiseFilter::sum` has filled the struct's fields as their comments require.
+            // SAFETY: `DepthwiseFilterGradient::sum` has filled the struct's fields as their comments require.
             unsafe {
                 match self.offsets.len() - tap {
                     1 | 2 => {
@@ -662,9 +673,13 @@ impl<T: Real> Work for Dots<'_, T> {
     }
 }
 
-impl<T: Real + Send + Sync> Engine for DepthwiseFilter<T> {
-    fn finish(&self) -> &Finish {
-        &self.finish
+impl<T: Real + Send + Sync> Engine for DepthwiseFilterGradient<T> {
+    fn name(&self) -> &'static str {
+        "depthwise filter gradient"
+    }
+
+    fn epilogue(&self) -> &Epilogue {
+        &self.epilogue
     }
 
     fn scratch(&self) -> (usize, usize) {
@@ -674,20 +689,20 @@ impl<T: Real + Send + Sync> Engine for DepthwiseFilter<T> {
     unsafe fn run(
         &self,
         bases: &[*mut u8],
-        given: PaddedInput,
+        given: RunSettings,
         pool: &Pool,
         scratch: Scratch,
     ) -> Result<(), OutOfRange> {
-        let parts = scratch.part(0, self.layout.each, pool);
-        let bases = Bases(bases);
+        let parts = scratch.split(0, self.layout.each, pool);
+        let bases = BaseAddresses(bases);
         // SAFETY: scratch memory has the layout that `new` computed, and tasks have separate groups.
-        unsafe { self.finish.open(parts) };
+        unsafe { self.epilogue.init_frames(parts) };
         pool.run(self.parts.parts, parts.workers, &|task, worker| {
             let bases = &{ bases };
             // SAFETY: as above.
-            unsafe { self.task(bases.0, given, self.parts.part(task), parts.of(worker)) };
+            unsafe { self.task(bases.0, given, self.parts.part(task), parts.worker_part(worker)) };
         });
         // SAFETY: all tasks are done.
-        unsafe { self.finish.close(parts) }
+        unsafe { self.epilogue.first_failure(parts) }
     }
 }

@@ -17,7 +17,7 @@ pub(super) const LANES: usize = 8;
 
 /// Kernels of an instruction-set level, for f32.
 #[derive(Clone, Copy)]
-pub(super) struct Three {
+pub(super) struct Kernels3x3 {
     pub(super) correlate: Correlate,
     pub(super) dots: Dots,
 }
@@ -61,18 +61,18 @@ impl Grid {
     }
 }
 
-impl Three {
+impl Kernels3x3 {
     /// Returns the kernels of a level, or `None` if the level or the type has no kernels.
-    pub(super) fn new<T: Real>(isa: Isa) -> Option<Three> {
+    pub(super) fn new<T: Real>(isa: Isa) -> Option<Kernels3x3> {
         if TypeId::of::<T>() != TypeId::of::<f32>() {
             return None;
         }
         match isa.kind() {
             #[cfg(target_arch = "x86_64")]
-            Kind::Avx2 => Some(Three { correlate: x86::avx2, dots: x86::dots }),
+            Kind::Avx2 => Some(Kernels3x3 { correlate: x86::avx2, dots: x86::dots }),
             #[cfg(target_arch = "x86_64")]
             // AVX-512 machines support AVX2.
-            Kind::Avx512 => Some(Three { correlate: x86::avx512, dots: x86::dots }),
+            Kind::Avx512 => Some(Kernels3x3 { correlate: x86::avx512, dots: x86::dots }),
             _ => None,
         }
     }
@@ -188,7 +188,7 @@ mod x86 {
     );
 
     /// Mask words: the `LANES` words from index `LANES - n` on select the first `n` lanes.
-    static LANES_THERE: [i32; 2 * LANES] = {
+    static LANE_MASKS: [i32; 2 * LANES] = {
         let mut words = [0; 2 * LANES];
         let mut i = 0;
         while i < LANES {
@@ -204,7 +204,7 @@ mod x86 {
     /// The contract of [`super::Dots`].
     #[inline]
     #[target_feature(enable = "avx2,fma")]
-    unsafe fn grid<const R: usize, const CUT: bool>(
+    unsafe fn add_grid_rows<const R: usize, const CUT: bool>(
         from: *const f32,
         step: usize,
         scale: *const f32,
@@ -238,7 +238,7 @@ mod x86 {
     /// The contract of [`super::Dots`].
     #[inline]
     #[target_feature(enable = "avx2,fma")]
-    unsafe fn nine<const CUT: bool>(
+    unsafe fn add_row<const CUT: bool>(
         from: &[*const f32; NINE],
         at: usize,
         scale: *const f32,
@@ -270,35 +270,49 @@ mod x86 {
         let is_grid = (0..NINE).all(|k| from[k] == from[0].wrapping_add(k / 3 * step + k % 3));
         // SAFETY: the caller's contract. Elements after a row are not read, because they may have any value.
         unsafe {
-            let mask = _mm256_loadu_si256(LANES_THERE.as_ptr().add(LANES - rest).cast());
+            let mask = _mm256_loadu_si256(LANE_MASKS.as_ptr().add(LANES - rest).cast());
             if is_grid {
                 let (first, two) = (from[0], rows - rows % TWO);
                 for y in (0..two).step_by(TWO) {
                     let (from, scale) = (first.add(y * step), scale.add(y * cols));
                     for x in (0..whole).step_by(LANES) {
-                        grid::<TWO, false>(from.add(x), step, scale.add(x), cols, mask, &mut sums);
+                        add_grid_rows::<TWO, false>(from.add(x), step, scale.add(x), cols, mask, &mut sums);
                     }
                     if rest > 0 {
-                        grid::<TWO, true>(from.add(whole), step, scale.add(whole), cols, mask, &mut sums);
+                        add_grid_rows::<TWO, true>(
+                            from.add(whole),
+                            step,
+                            scale.add(whole),
+                            cols,
+                            mask,
+                            &mut sums,
+                        );
                     }
                 }
                 if two < rows {
                     let (from, scale) = (first.add(two * step), scale.add(two * cols));
                     for x in (0..whole).step_by(LANES) {
-                        grid::<1, false>(from.add(x), step, scale.add(x), cols, mask, &mut sums);
+                        add_grid_rows::<1, false>(from.add(x), step, scale.add(x), cols, mask, &mut sums);
                     }
                     if rest > 0 {
-                        grid::<1, true>(from.add(whole), step, scale.add(whole), cols, mask, &mut sums);
+                        add_grid_rows::<1, true>(
+                            from.add(whole),
+                            step,
+                            scale.add(whole),
+                            cols,
+                            mask,
+                            &mut sums,
+                        );
                     }
                 }
             } else {
                 for y in 0..rows {
                     let (at, scale) = (y * step, scale.add(y * cols));
                     for x in (0..whole).step_by(LANES) {
-                        nine::<false>(from, at + x, scale.add(x), mask, &mut sums);
+                        add_row::<false>(from, at + x, scale.add(x), mask, &mut sums);
                     }
                     if rest > 0 {
-                        nine::<true>(from, at + whole, scale.add(whole), mask, &mut sums);
+                        add_row::<true>(from, at + whole, scale.add(whole), mask, &mut sums);
                     }
                 }
             }

@@ -10,61 +10,61 @@ use std::sync::Arc;
 
 use ortrain_expr::{ConvPass, DType, OutOfRange};
 
-use super::copy::fill;
-use super::epilogue::{Finish, Rect};
+use super::copy::fill_strips;
+use super::epilogue::{Epilogue, Rect};
 use super::im2col::Patches;
-use super::implicit_gemm::{MAX_TASKS, STRIPS};
-use super::padding_fixup::PaddedInput;
-use super::partition::{Blocks, Partition, Unit};
-use super::tiles::{ChannelTiles, NEIGHBOURS, Tiles, VECTORS};
+use super::implicit_gemm::{MAX_STRIP_ELEMENTS, MAX_TASKS};
+use super::padding_fixup::RunSettings;
+use super::partition::{BlockUnit, Blocks, Partition};
+use super::tiles::{ChannelKernels, LATENCY_POSITIONS, MAX_VECTORS, PositionKernels};
 use super::{ConvDesc, Engine};
 use crate::gemm::pack::transpose;
-use crate::isa::{CACHE_LINE, Isa};
+use crate::isa::{CACHE_LINE_BYTES, Isa};
 use crate::pool::Pool;
-use crate::scratch::{Bases, Parts, Scratch};
+use crate::scratch::{BaseAddresses, Scratch, ScratchParts};
 use crate::tile::ALIGN;
 
 /// Maximum number of elements of a block of the result.
-const BLOCK: usize = 64 << 10;
+const MAX_BLOCK_ELEMENTS: usize = 64 << 10;
 /// Cost of packing a vector, in multiplications of a vector.
-const PACKING: usize = 8;
+const PACKING_COST: usize = 8;
 /// Minimum number of channels of the result for this engine.
-const CHANNELS: usize = 4;
+const MIN_CHANNELS: usize = 4;
 /// Maximum bytes of the elements that some vectors of positions see of some channels. These elements stay in the
 /// first-level cache while all channels of the result are computed, beside the weights that stream through it.
-const SEEN: usize = 12 << 10;
+const MAX_WINDOW_BYTES: usize = 12 << 10;
 /// Maximum bytes of the weights of a tile of channels. The weights stay in the first-level cache while all positions of
 /// the block are computed.
-const WEIGHTS: usize = 12 << 10;
+const MAX_WEIGHT_BYTES: usize = 12 << 10;
 /// Vectors of channels must save one part in this number, because their weights are read more often.
-const SAVED: usize = 16;
+const MIN_SAVING: usize = 16;
 
 /// Contents of a vector.
 #[derive(Clone, Copy)]
-enum Lanes {
+enum VectorAxis {
     /// Consecutive positions of a row.
-    Positions(Tiles),
+    Positions(PositionKernels),
     /// Weights of channels of the result.
-    Channels(ChannelTiles),
+    Channels(ChannelKernels),
 }
 
-impl Lanes {
+impl VectorAxis {
     /// Returns the number of channels of the result that are computed together.
     fn height(self) -> usize {
         match self {
-            Lanes::Positions(tiles) => tiles.rows,
-            Lanes::Channels(tiles) => tiles.channels,
+            VectorAxis::Positions(tiles) => tiles.rows,
+            VectorAxis::Channels(tiles) => tiles.channels,
         }
     }
 
     /// Returns the number of products for a row of positions, in products of one channel.
     fn work(self, m: usize, cols: usize) -> usize {
         let each = match self {
-            Lanes::Positions(tiles) => cols.next_multiple_of(tiles.lanes),
-            Lanes::Channels(tiles) => {
-                let parts = Partition::at_most(cols, 1, tiles.run.len());
+            VectorAxis::Positions(tiles) => cols.next_multiple_of(tiles.lanes),
+            VectorAxis::Channels(tiles) => {
+                let parts = Partition::with_max_size(cols, 1, tiles.run.len());
                 let part = |i| parts.part(i);
-                (0..parts.parts).map(part).map(|(from, to)| (to - from).max(NEIGHBOURS)).sum()
+                (0..parts.parts).map(part).map(|(from, to)| (to - from).max(LATENCY_POSITIONS)).sum()
             }
         };
         m.next_multiple_of(self.height()).saturating_mul(each)
@@ -72,9 +72,9 @@ impl Lanes {
 }
 
 pub(super) struct Direct {
-    finish: Arc<Finish>,
+    epilogue: Arc<Epilogue>,
     isa: Isa,
-    lanes: Lanes,
+    vector_axis: VectorAxis,
     patches: Patches,
     dtypes: [DType; 2],
     /// Number of channels of the result, and of a sum.
@@ -100,7 +100,7 @@ struct Layout {
     strip_bytes: usize,
     block: usize,
     /// The block with adjacent channels, if vectors have channels.
-    turned: usize,
+    transposed: usize,
     each: usize,
     shared: usize,
     /// Elements from row to row of a block.
@@ -109,7 +109,7 @@ struct Layout {
 
 impl Direct {
     /// Returns `None` if another engine is better.
-    pub(super) fn new(desc: &ConvDesc, isa: Isa, finish: &Arc<Finish>) -> Option<Direct> {
+    pub(super) fn new(desc: &ConvDesc, isa: Isa, finish: &Arc<Epilogue>) -> Option<Direct> {
         const BYTES: usize = size_of::<f32>();
         let shape = &desc.shape;
         let mut patches = Patches::new(shape, false)?;
@@ -122,28 +122,30 @@ impl Direct {
             ConvPass::FilterGradient => return None,
         };
         let plain = patches.rows.spread * patches.cols.spread == 1 && patches.outer.is_empty();
-        let several = phase.taps.len() > 1 && shape.groups == 1 && m >= CHANNELS && channels > 0;
+        let several = phase.taps.len() > 1 && shape.groups == 1 && m >= MIN_CHANNELS && channels > 0;
         if !plain || !several || desc.b != DType::F32 || patches.positions() == 0 {
             return None;
         }
         // Compares the cost of unused lanes and rows with the cost of packing.
         let cols = patches.cols.count;
-        let tiles = Tiles::new(isa);
-        let [positions, across] = [Lanes::Positions(tiles), Lanes::Channels(ChannelTiles::new(isa, m))];
+        let tiles = PositionKernels::new(isa);
+        let [positions, across] =
+            [VectorAxis::Positions(tiles), VectorAxis::Channels(ChannelKernels::new(isa, m))];
         let [spent, spent_across] = [positions, across].map(|lanes| lanes.work(m, cols));
-        let spent_across = spent_across + spent_across / SAVED;
+        let spent_across = spent_across + spent_across / MIN_SAVING;
         let (lanes, spent) = if spent_across < spent { (across, spent_across) } else { (positions, spent) };
         let height = lanes.height();
-        if spent > (m + PACKING).saturating_mul(cols) || m.saturating_mul(cols) > 2 * BLOCK {
+        if spent > (m + PACKING_COST).saturating_mul(cols) || m.saturating_mul(cols) > 2 * MAX_BLOCK_ELEMENTS
+        {
             return None;
         }
 
-        let rows = (BLOCK / (m * cols)).max(1);
+        let rows = (MAX_BLOCK_ELEMENTS / (m * cols)).max(1);
         let wanted = MAX_TASKS.div_ceil(patches.batch.max(1));
-        let blocks = Blocks::new(patches.positions(), cols, Unit::Rows(1), rows * cols, wanted);
-        patches.lay_out(blocks.most, blocks.split(), true);
+        let blocks = Blocks::new(patches.positions(), cols, BlockUnit::Rows(1), rows * cols, wanted);
+        patches.plan_strip(blocks.max_positions, blocks.is_split_by_rows(), true);
         let elements = patches.strip.elements;
-        if blocks.split() || channels.saturating_mul(elements) > STRIPS {
+        if blocks.is_split_by_rows() || channels.saturating_mul(elements) > MAX_STRIP_ELEMENTS {
             return None;
         }
 
@@ -153,12 +155,13 @@ impl Direct {
         let mut order: Vec<usize> = (0..phase.taps.len()).collect();
         order.sort_by_key(|&tap| phase.row_offset(tap));
         let lines = order.chunk_by(|&a, &b| phase.row_offset(a) == phase.row_offset(b));
-        let line = (tiles.run.len() * tiles.lanes * BYTES).next_multiple_of(CACHE_LINE) + CACHE_LINE;
+        let line =
+            (tiles.run.len() * tiles.lanes * BYTES).next_multiple_of(CACHE_LINE_BYTES) + CACHE_LINE_BYTES;
         let at_once = match lanes {
-            Lanes::Positions(_) => SEEN / (lines.clone().count() * line),
-            Lanes::Channels(_) => WEIGHTS / (phase.taps.len() * height * BYTES),
+            VectorAxis::Positions(_) => MAX_WINDOW_BYTES / (lines.clone().count() * line),
+            VectorAxis::Channels(_) => MAX_WEIGHT_BYTES / (phase.taps.len() * height * BYTES),
         };
-        let chunks = Partition::at_most(channels, 1, at_once.max(1));
+        let chunks = Partition::with_max_size(channels, 1, at_once.max(1));
         let (mut offsets, mut terms, mut rows) = (Vec::new(), Vec::new(), Vec::new());
         for chunk in 0..chunks.parts {
             let (first, end) = chunks.part(chunk);
@@ -177,7 +180,8 @@ impl Direct {
             rows.push(begins);
         }
 
-        let mut layout = Layout { each: finish.frame, pitch: blocks.most + tiles.lanes, ..Layout::default() };
+        let mut layout =
+            Layout { each: finish.frame, pitch: blocks.max_positions + tiles.lanes, ..Layout::default() };
         let all = m.next_multiple_of(height);
         layout.strip_bytes = channels * elements * BYTES;
         let mut room = |bytes: usize| {
@@ -187,15 +191,15 @@ impl Direct {
         };
         layout.strips = room(layout.strip_bytes);
         layout.block = room(all * layout.pitch * BYTES);
-        if matches!(lanes, Lanes::Channels(_)) {
-            layout.turned = room(all * blocks.most * BYTES);
+        if matches!(lanes, VectorAxis::Channels(_)) {
+            layout.transposed = room(all * blocks.max_positions * BYTES);
         }
         let weights = all * offsets.len();
         layout.shared = (weights * BYTES).next_multiple_of(ALIGN);
         Some(Direct {
-            finish: Arc::clone(finish),
+            epilogue: Arc::clone(finish),
             isa,
-            lanes,
+            vector_axis: lanes,
             patches,
             dtypes: [desc.a, desc.b],
             m,
@@ -211,7 +215,7 @@ impl Direct {
 
     /// Packs the weights of a tile's channels of the result. Channels that do not exist get zeros.
     unsafe fn pack(&self, filter: *const f32, tile: usize, to: *mut f32) {
-        let height = self.lanes.height();
+        let height = self.vector_axis.height();
         let [line, plane] = self.filter;
         for (k, &(channel, tap)) in self.terms.iter().enumerate() {
             for i in 0..height {
@@ -230,7 +234,7 @@ impl Direct {
     }
 
     /// Returns the range of terms in a list of rows of windows that see something at some rows of positions.
-    fn terms(&self, rows: &[(isize, usize)], first: usize, last: usize) -> (usize, usize) {
+    fn visible_terms(&self, rows: &[(isize, usize)], first: usize, last: usize) -> (usize, usize) {
         let axis = &self.patches.rows;
         let [first, last] = [first, last].map(|row| (row * axis.step) as isize);
         let lines = &rows[..rows.len() - 1];
@@ -243,21 +247,21 @@ impl Direct {
     unsafe fn task(
         &self,
         bases: &[*mut u8],
-        given: PaddedInput,
+        given: RunSettings,
         image: usize,
         (begin, end): (usize, usize),
-        parts: Parts,
+        parts: ScratchParts,
         worker: usize,
     ) {
         let Direct { patches, layout, .. } = self;
         let start = image * patches.positions();
-        let scratch = parts.of(worker);
+        let scratch = parts.worker_part(worker);
         // SAFETY: scratch memory has the layout that `new` computed, and the caller's contract.
         unsafe {
             let strips = scratch.add(layout.strips).cast::<f32>();
             strips.cast::<u8>().write_bytes(0, layout.strip_bytes);
             let from = bases[0].cast_const();
-            fill(
+            fill_strips(
                 self.isa,
                 self.dtypes[0],
                 patches,
@@ -267,20 +271,20 @@ impl Direct {
                 strips,
             );
             let block = scratch.add(layout.block).cast::<f32>();
-            let weights = parts.shared().cast::<f32>().cast_const();
-            match &self.lanes {
-                Lanes::Positions(tiles) => {
+            let weights = parts.shared_part().cast::<f32>().cast_const();
+            match &self.vector_axis {
+                VectorAxis::Positions(tiles) => {
                     self.vectors_of_positions(tiles, bases, image, (begin, end), weights, strips, block);
                 }
-                Lanes::Channels(tiles) => {
-                    let turned = scratch.add(layout.turned).cast::<f32>();
+                VectorAxis::Channels(tiles) => {
+                    let turned = scratch.add(layout.transposed).cast::<f32>();
                     self.vectors_of_channels(tiles, (begin, end), weights, strips, turned);
                     let pitch = self.m.next_multiple_of(tiles.channels);
                     transpose(self.isa, turned, pitch, (end - begin, self.m), block, layout.pitch);
                 }
             }
-            let rect = Rect { image, channels: (0, self.m), places: (begin, end - begin) };
-            self.finish.run(bases, given, scratch, rect, block, layout.pitch);
+            let rect = Rect { image, channels: (0, self.m), positions: (begin, end - begin) };
+            self.epilogue.run(bases, given, scratch, rect, block, layout.pitch);
         }
     }
 
@@ -291,7 +295,7 @@ impl Direct {
     /// that exceeds its row is stored before the next row, or into the unused capacity at the end of a line.
     unsafe fn vectors_of_positions(
         &self,
-        tiles: &Tiles,
+        tiles: &PositionKernels,
         bases: &[*mut u8],
         image: usize,
         (begin, end): (usize, usize),
@@ -308,7 +312,7 @@ impl Direct {
             let vector = |i: usize| (i / across, i % across * lanes);
             for first in (0..rows * across).step_by(tiles.run.len()) {
                 let count = tiles.run.len().min(rows * across - first);
-                let (mut froms, mut places) = ([strips.cast_const(); VECTORS], [0; VECTORS]);
+                let (mut froms, mut places) = ([strips.cast_const(); MAX_VECTORS], [0; MAX_VECTORS]);
                 for (v, (from, place)) in froms.iter_mut().zip(&mut places).take(count).enumerate() {
                     let (y, x) = vector(first + v);
                     *from = strips.add(y * patches.strip.row_step + x);
@@ -316,13 +320,13 @@ impl Direct {
                 }
                 let (top, bottom) = (row + vector(first).0, row + vector(first + count - 1).0);
                 for (chunk, lines) in self.rows.iter().enumerate() {
-                    let (low, high) = self.terms(lines, top, bottom);
+                    let (low, high) = self.visible_terms(lines, top, bottom);
                     for tile in 0..self.m.div_ceil(tiles.rows) {
                         if chunk + 1 == self.rows.len() {
                             let channel = tile * tiles.rows;
                             let channels = (channel, tiles.rows.min(self.m - channel));
-                            let rect = Rect { image, channels, places: (begin + places[0], 1) };
-                            self.finish.expect(bases, rect);
+                            let rect = Rect { image, channels, positions: (begin + places[0], 1) };
+                            self.epilogue.prefetch_rect(bases, rect);
                         }
                         tiles.run[count - 1](
                             high - low,
@@ -346,7 +350,7 @@ impl Direct {
     /// Scratch memory has the layout that `new` computed, the weights are packed, and the strips are filled.
     unsafe fn vectors_of_channels(
         &self,
-        tiles: &ChannelTiles,
+        tiles: &ChannelKernels,
         (begin, end): (usize, usize),
         weights: *const f32,
         strips: *const f32,
@@ -355,12 +359,12 @@ impl Direct {
         let Direct { patches, .. } = self;
         let cols = patches.cols.count;
         let (row, rows) = (begin / cols, (end - begin) / cols);
-        let parts = Partition::at_most(cols, 1, tiles.run.len());
+        let parts = Partition::with_max_size(cols, 1, tiles.run.len());
         let pitch = self.m.next_multiple_of(tiles.channels);
         for (chunk, lines) in self.rows.iter().enumerate() {
             for tile in 0..self.m.div_ceil(tiles.channels) {
                 for y in 0..rows {
-                    let (low, high) = self.terms(lines, row + y, row + y);
+                    let (low, high) = self.visible_terms(lines, row + y, row + y);
                     for (x, x_end) in (0..parts.parts).map(|i| parts.part(i)) {
                         // SAFETY: the caller's contract.
                         unsafe {
@@ -382,8 +386,12 @@ impl Direct {
 }
 
 impl Engine for Direct {
-    fn finish(&self) -> &Finish {
-        &self.finish
+    fn name(&self) -> &'static str {
+        "direct, without packing"
+    }
+
+    fn epilogue(&self) -> &Epilogue {
+        &self.epilogue
     }
 
     fn scratch(&self) -> (usize, usize) {
@@ -393,20 +401,20 @@ impl Engine for Direct {
     unsafe fn run(
         &self,
         bases: &[*mut u8],
-        given: PaddedInput,
+        given: RunSettings,
         pool: &Pool,
         scratch: Scratch,
     ) -> Result<(), OutOfRange> {
-        let parts = scratch.part(self.layout.shared, self.layout.each, pool);
-        let bases = Bases(bases);
+        let parts = scratch.split(self.layout.shared, self.layout.each, pool);
+        let bases = BaseAddresses(bases);
         // SAFETY: scratch memory has the layout that `new` computed, and tasks have separate blocks.
-        unsafe { self.finish.open(parts) };
-        let height = self.lanes.height();
+        unsafe { self.epilogue.init_frames(parts) };
+        let height = self.vector_axis.height();
         pool.run(self.m.div_ceil(height), parts.workers, &|tile, _| {
             let filter = { bases }.0[1].cast::<f32>().cast_const();
             // SAFETY: as above.
             unsafe {
-                let to = parts.shared().cast::<f32>().add(tile * self.offsets.len() * height);
+                let to = parts.shared_part().cast::<f32>().add(tile * self.offsets.len() * height);
                 self.pack(filter, tile, to);
             }
         });
@@ -417,7 +425,7 @@ impl Engine for Direct {
             unsafe { self.task(bases.0, given, image, self.blocks.block(block), parts, worker) };
         });
         // SAFETY: all tasks are done.
-        unsafe { self.finish.close(parts) }
+        unsafe { self.epilogue.first_failure(parts) }
     }
 }
 
@@ -430,9 +438,15 @@ mod tests {
 
     /// Returns the chosen vectors for windows of 5×5 over images of `columns` columns, between `from` and `to`
     /// channels.
-    fn lanes(isa: Isa, [from, to]: [usize; 2], columns: usize) -> Option<Lanes> {
-        let axis =
-            SlidingAxis { input: columns + 4, output: columns, kernel: 5, stride: 1, dilation: 1, before: 0 };
+    fn chosen_vector_axis(isa: Isa, [from, to]: [usize; 2], columns: usize) -> Option<VectorAxis> {
+        let axis = SlidingAxis {
+            input: columns + 4,
+            output: columns,
+            kernel: 5,
+            stride: 1,
+            dilation: 1,
+            padding_before: 0,
+        };
         let shape = ConvShape {
             pass: ConvPass::Output,
             batch: 2,
@@ -454,18 +468,18 @@ mod tests {
             dims,
         };
         let desc = ConvDesc { shape, a: DType::F32, b: DType::F32, products: Products::F32, epilogue };
-        let finish = Arc::new(Finish::new::<f32>(&desc, isa.into()).expect("a good description"));
-        Direct::new(&desc, isa, &finish).map(|direct| direct.lanes)
+        let finish = Arc::new(Epilogue::new::<f32>(&desc, isa.into()).expect("a good description"));
+        Direct::new(&desc, isa, &finish).map(|direct| direct.vector_axis)
     }
 
     #[test]
-    fn vectors_hold_what_fills_them() {
+    fn vector_axis_follows_the_shape() {
         for isa in Isa::available() {
-            let all = ChannelTiles::new(isa, 32).channels;
-            assert!(matches!(lanes(isa, [16, all], 10), Some(Lanes::Channels(_))), "{isa}");
-            assert!(matches!(lanes(isa, [16, 18], 64), Some(Lanes::Positions(_))), "{isa}");
+            let all = ChannelKernels::new(isa, 32).channels;
+            assert!(matches!(chosen_vector_axis(isa, [16, all], 10), Some(VectorAxis::Channels(_))), "{isa}");
+            assert!(matches!(chosen_vector_axis(isa, [16, 18], 64), Some(VectorAxis::Positions(_))), "{isa}");
             // Packing costs less than one part in a hundred here.
-            assert!(lanes(isa, [16, 800], 10).is_none(), "{isa}");
+            assert!(chosen_vector_axis(isa, [16, 800], 10).is_none(), "{isa}");
         }
     }
 }

@@ -3,39 +3,39 @@
 use ortrain_expr::{Access, ConvPass, DType, Inst, Load, OutOfRange, Type};
 
 use super::ConvDesc;
-use super::copy::lines;
-use super::padding_fixup::{Edges, PaddedInput};
+use super::copy::copy_lines;
+use super::padding_fixup::{PaddingFixup, RunSettings};
 use crate::gemm::micro::Real;
-use crate::isa::{CACHE_LINE, prefetch_early};
-use crate::scratch::Parts;
-use crate::tile::{ALIGN, Compiler, ExecContext, Failure, LoopOrder, Plan, TileProgram};
+use crate::isa::{CACHE_LINE_BYTES, prefetch_l2};
+use crate::scratch::ScratchParts;
+use crate::tile::{ALIGN, Compiler, ExecContext, Failure, LoopOrder, LoopPlan, TileProgram};
 
 /// Minimum number of elements of a plane to run along single planes: a value per channel is then uniform. Shorter
 /// planes are processed several channels at a time.
-const LONG: usize = 96;
+const MIN_LONG_PLANE: usize = 96;
 
 /// Epilogue over the result as rows: `images × channels` planes of `plane` adjacent elements.
 #[derive(Debug)]
-pub(super) struct Finish {
-    pub(super) tape: TileProgram,
+pub(super) struct Epilogue {
+    pub(super) program: TileProgram,
     /// Bytes of a worker's frame: the frame of the tile program, then a line of short planes.
     pub(super) frame: usize,
     /// True if the tile program runs along planes, not along the whole result.
-    long: bool,
+    runs_along_planes: bool,
     /// The compute type.
-    real: DType,
+    compute_dtype: DType,
     /// Channels of an image (or rows of a filter's gradient).
     pub(super) channels: usize,
     /// Elements of a plane (or of a row).
     pub(super) plane: usize,
     /// Buffers that the tile program loads and stores in the order of the result. For each: index of the buffer counted
     /// from A, offset of its first element, and bytes of an element.
-    beside: Vec<(usize, isize, usize)>,
+    row_major_buffers: Vec<(usize, isize, usize)>,
     /// Offset of the result in the only store, if the result is stored unchanged.
-    direct: Option<isize>,
+    direct_offset: Option<isize>,
     store: usize,
     /// Correction of sums that padding may turn into NaN.
-    pub(super) edges: Option<Edges>,
+    pub(super) padding_fixup: Option<PaddingFixup>,
 }
 
 /// A rectangle of the result: a range of channels of one image, and a range of positions in the plane of each channel.
@@ -43,11 +43,11 @@ pub(super) struct Finish {
 pub(super) struct Rect {
     pub(super) image: usize,
     pub(super) channels: (usize, usize),
-    pub(super) places: (usize, usize),
+    pub(super) positions: (usize, usize),
 }
 
-impl Finish {
-    pub(super) fn new<T: Real>(desc: &ConvDesc, compiler: Compiler<'_>) -> Result<Finish, String> {
+impl Epilogue {
+    pub(super) fn new<T: Real>(desc: &ConvDesc, compiler: Compiler<'_>) -> Result<Epilogue, String> {
         let nest = &desc.epilogue;
         let [_, _, dims] = desc.shape.operands();
         if nest.dims != dims {
@@ -61,7 +61,7 @@ impl Finish {
             return Err("an epilogue reduces nothing".to_owned());
         }
         let real = if T::BYTES == 8 { DType::F64 } else { DType::F32 };
-        if nest.loads.first() != Some(&Load::Accumulator(real)) || nest.accumulators() != 1 {
+        if nest.loads.first() != Some(&Load::Accumulator(real)) || nest.num_accumulators() != 1 {
             return Err(format!("the accumulator of the epilogue is the result, of type {real}"));
         }
         let of_plane = match desc.shape.pass {
@@ -69,11 +69,11 @@ impl Finish {
             ConvPass::FilterGradient => 1,
         };
         let (channels, plane) = (dims[of_plane - 1], dims[of_plane..].iter().product());
-        let long = plane >= LONG;
+        let long = plane >= MIN_LONG_PLANE;
         let axes: Vec<usize> = (0..dims.len()).collect();
         let (outside, along) = axes.split_at(if long { of_plane } else { 0 });
-        let edges = Edges::new(desc, compiler.isa());
-        let plan = Plan { nest, drive: LoopOrder::Map, outside, along };
+        let edges = PaddingFixup::new(desc, compiler.isa());
+        let plan = LoopPlan { nest, loop_order: LoopOrder::Map, outer_axes: outside, tile_axes: along };
         let tape = TileProgram::new(&plan, compiler)?;
         let row_major = |access: &Access| {
             let mut step = 1;
@@ -94,52 +94,65 @@ impl Finish {
                 direct = Some(store.offset as isize);
             }
         }
-        let line = if long || direct.is_some() { 0 } else { tape.tile.max(LONG) * T::BYTES };
+        let line = if long || direct.is_some() { 0 } else { tape.tile.max(MIN_LONG_PLANE) * T::BYTES };
         let frame = tape.frame + line.next_multiple_of(ALIGN);
         let store = 1 + nest.loads.len();
-        Ok(Finish { tape, frame, long, real, channels, plane, beside, direct, store, edges })
+        Ok(Epilogue {
+            program: tape,
+            frame,
+            runs_along_planes: long,
+            compute_dtype: real,
+            channels,
+            plane,
+            row_major_buffers: beside,
+            direct_offset: direct,
+            store,
+            padding_fixup: edges,
+        })
     }
 
     /// Returns true if the result is stored unchanged, so that no blocks are needed.
     pub(super) fn is_direct(&self) -> bool {
-        self.direct.is_some()
+        self.direct_offset.is_some()
     }
 
-    /// Returns the destination of the rectangle's first element if [`Finish::is_direct`]. The step from channel to
+    /// Returns the destination of the rectangle's first element if [`Epilogue::is_direct`]. The step from channel to
     /// channel is a plane.
     pub(super) fn target<T: Real>(&self, bases: &[*mut u8], rect: Rect) -> *mut T {
-        let offset = self.direct.unwrap_or(0);
-        let first = self.linear(rect.image, rect.channels.0, rect.places.0) as isize;
+        let offset = self.direct_offset.unwrap_or(0);
+        let first = self.linear_index(rect.image, rect.channels.0, rect.positions.0) as isize;
         bases[self.store].cast::<T>().wrapping_offset(offset + first)
     }
 
-    /// Stores a rectangle unchanged, if [`Finish::is_direct`]. Otherwise see [`Finish::run`].
+    /// Stores a rectangle unchanged, if [`Epilogue::is_direct`]. Otherwise see [`Epilogue::run`].
     ///
     /// # Safety
-    /// As [`Finish::run`].
+    /// As [`Epilogue::run`].
     pub(super) unsafe fn copy<T: Real>(&self, bases: &[*mut u8], rect: Rect, block: *const T, step: usize) {
         let to = self.target::<T>(bases, rect);
         for c in 0..rect.channels.1 {
             let (from, to) = (block.wrapping_add(c * step), to.wrapping_add(c * self.plane));
             // SAFETY: the caller's contract, for elements of the block and of the store.
-            unsafe { std::ptr::copy_nonoverlapping(from.cast::<u8>(), to.cast(), rect.places.1 * T::BYTES) };
+            unsafe {
+                std::ptr::copy_nonoverlapping(from.cast::<u8>(), to.cast(), rect.positions.1 * T::BYTES)
+            };
         }
     }
 
-    fn linear(&self, image: usize, channel: usize, place: usize) -> usize {
+    fn linear_index(&self, image: usize, channel: usize, place: usize) -> usize {
         (image * self.channels + channel) * self.plane + place
     }
 
     /// Prefetches each channel's part of a rectangle that will run soon. If planes are large, every row of a block is
     /// on a separate page, which hardware prefetchers do not reach.
     #[inline]
-    pub(super) fn expect(&self, bases: &[*mut u8], rect: Rect) {
-        let first = self.linear(rect.image, rect.channels.0, rect.places.0);
-        for &(buffer, offset, size) in &self.beside {
+    pub(super) fn prefetch_rect(&self, bases: &[*mut u8], rect: Rect) {
+        let first = self.linear_index(rect.image, rect.channels.0, rect.positions.0);
+        for &(buffer, offset, size) in &self.row_major_buffers {
             let at = bases[buffer].wrapping_offset((offset + first as isize) * size as isize);
-            for line in 0..(rect.places.1 * size).div_ceil(CACHE_LINE) {
-                let at = at.wrapping_add(line * CACHE_LINE);
-                (0..rect.channels.1).for_each(|c| prefetch_early(at.wrapping_add(c * self.plane * size)));
+            for line in 0..(rect.positions.1 * size).div_ceil(CACHE_LINE_BYTES) {
+                let at = at.wrapping_add(line * CACHE_LINE_BYTES);
+                (0..rect.channels.1).for_each(|c| prefetch_l2(at.wrapping_add(c * self.plane * size)));
             }
         }
     }
@@ -148,20 +161,21 @@ impl Finish {
     ///
     /// # Safety
     /// The piece of each worker begins with a frame.
-    pub(super) unsafe fn open(&self, parts: Parts) {
+    pub(super) unsafe fn init_frames(&self, parts: ScratchParts) {
         for worker in 0..parts.workers {
             // SAFETY: a frame begins with a failure.
-            unsafe { parts.of(worker).cast::<Failure>().write(Failure::NONE) };
+            unsafe { parts.worker_part(worker).cast::<Failure>().write(Failure::NONE) };
         }
     }
 
     /// Returns the first failure, after the last task of a run.
     ///
     /// # Safety
-    /// As [`Finish::open`], and all tasks have finished.
-    pub(super) unsafe fn close(&self, parts: Parts) -> Result<(), OutOfRange> {
+    /// As [`Epilogue::open`], and all tasks have finished.
+    pub(super) unsafe fn first_failure(&self, parts: ScratchParts) -> Result<(), OutOfRange> {
         // SAFETY: the caller's contract.
-        let failures = (0..parts.workers).map(|worker| unsafe { parts.of(worker).cast::<Failure>().read() });
+        let failures =
+            (0..parts.workers).map(|worker| unsafe { parts.worker_part(worker).cast::<Failure>().read() });
         failures.min().unwrap_or(Failure::NONE).result()
     }
 
@@ -174,25 +188,25 @@ impl Finish {
     pub(super) unsafe fn run<T: Real>(
         &self,
         bases: &[*mut u8],
-        given: PaddedInput,
+        given: RunSettings,
         frame: *mut u8,
         rect: Rect,
         block: *mut T,
         step: usize,
     ) {
-        let tape = &self.tape;
+        let tape = &self.program;
         if self.is_direct() {
             // SAFETY: the caller's contract.
             unsafe { self.copy(bases, rect, block.cast_const(), step) };
             return;
         }
-        if let Some(edges) = self.edges.as_ref().filter(|_| given.doubtful) {
+        if let Some(edges) = self.padding_fixup.as_ref().filter(|_| given.may_need_fixup) {
             // SAFETY: the caller's contract.
             unsafe { edges.recompute(bases, rect, (self.channels, self.plane), block, step) };
         }
         let block = block.cast_const();
         let site = |product: *const T| ExecContext {
-            tape,
+            program: tape,
             // Slot 0 is the accumulator and never read from `bases`, so that slots count from B on.
             bases: &bases[1..],
             scalars: given.scalars,
@@ -212,9 +226,9 @@ impl Finish {
         // SAFETY: the caller's contract. These operations load from index zero only, and the iteration space has an
         // index zero.
         unsafe { site(std::ptr::null()).run(&tape.once, 0, 0, tape.tile) };
-        let Rect { image, channels: (channel, channels), places: (place, count) } = rect;
-        let first = self.linear(image, channel, place);
-        if self.long {
+        let Rect { image, channels: (channel, channels), positions: (place, count) } = rect;
+        let first = self.linear_index(image, channel, place);
+        if self.runs_along_planes {
             for c in 0..channels {
                 run(image * self.channels + channel + c, place, count, block.wrapping_add(c * step));
             }
@@ -232,7 +246,16 @@ impl Finish {
                 unsafe {
                     let line = frame.add(tape.frame).cast::<T>();
                     let from = block.wrapping_add(c * step).cast();
-                    lines(tape.isa, self.real, from, (step, 0), channels, (0, count), line, count);
+                    copy_lines(
+                        tape.isa,
+                        self.compute_dtype,
+                        from,
+                        (step, 0),
+                        channels,
+                        (0, count),
+                        line,
+                        count,
+                    );
                     run(0, first + c * count, channels * count, line.cast_const());
                 }
             }

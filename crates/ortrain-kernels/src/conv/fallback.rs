@@ -5,25 +5,25 @@ use std::sync::Arc;
 
 use ortrain_expr::{ConvPass, ConvShape, DType, OutOfRange};
 
-use super::epilogue::{Finish, Rect};
-use super::padding_fixup::PaddedInput;
+use super::epilogue::{Epilogue, Rect};
+use super::padding_fixup::RunSettings;
 use super::{ConvDesc, Engine};
 use crate::gemm::micro::{Factor, Micro, Real, Target};
 use crate::gemm::tiles::{Session, Side};
 use crate::isa::Isa;
 use crate::pool::Pool;
-use crate::scratch::{Bases, Scratch};
+use crate::scratch::{BaseAddresses, Scratch};
 use crate::tile::ALIGN;
 use crate::tile::number::{Bf16, F16, Stored};
 
-const DEPTH: usize = 256;
+const PANEL_DEPTH: usize = 256;
 const ROW_PANELS: usize = 16;
-const COLUMNS: usize = 256;
+const BLOCK_COLUMNS: usize = 256;
 
-pub(super) struct General<T: 'static> {
+pub(super) struct Fallback<T: 'static> {
     shape: ConvShape,
     dtypes: [DType; 2],
-    finish: Arc<Finish>,
+    epilogue: Arc<Epilogue>,
     isa: Isa,
     micro: Micro<T>,
     /// Rows, columns and depth of a group's product.
@@ -36,27 +36,27 @@ pub(super) struct General<T: 'static> {
     real: PhantomData<T>,
 }
 
-impl<T: Real> General<T> {
-    pub(super) fn new(desc: &ConvDesc, isa: Isa, finish: Arc<Finish>) -> General<T> {
+impl<T: Real> Fallback<T> {
+    pub(super) fn new(desc: &ConvDesc, isa: Isa, finish: Arc<Epilogue>) -> Fallback<T> {
         let shape = &desc.shape;
         let [a, b] = [desc.a, desc.b];
         let dtypes = if shape.pass == ConvPass::FilterGradient { [a, b] } else { [b, a] };
-        let micro: Micro<T> = super::micro(desc, isa, dtypes);
+        let micro: Micro<T> = super::choose_micro_kernel(desc, isa, dtypes);
         let [m, n, k] = shape.product_sides();
         let rows = (ROW_PANELS * micro.mr).min(m.next_multiple_of(micro.mr)).max(micro.mr);
-        let cols = COLUMNS.min(n.next_multiple_of(micro.nr)).max(micro.nr);
-        let depth = k.min(DEPTH);
+        let cols = BLOCK_COLUMNS.min(n.next_multiple_of(micro.nr)).max(micro.nr);
+        let depth = k.min(PANEL_DEPTH);
         let tiles = if micro.tiles.is_some() {
-            micro.packed(Side::A, rows, depth) + micro.packed(Side::B, cols, depth)
+            micro.packed_len(Side::A, rows, depth) + micro.packed_len(Side::B, cols, depth)
         } else {
             0
         };
         let elements = (rows + cols) * depth + rows * cols + tiles;
         let bytes = finish.frame + (elements * T::BYTES).next_multiple_of(ALIGN);
-        General {
+        Fallback {
             shape: shape.clone(),
             dtypes: [desc.a, desc.b],
-            finish,
+            epilogue: finish,
             isa,
             micro,
             m,
@@ -85,8 +85,8 @@ impl<T: Real> General<T> {
     fn output_at(&self, mut input: usize, mut tap: usize) -> Option<usize> {
         let (mut place, mut step) = (0, 1);
         for axis in self.shape.axes.iter().rev() {
-            let at =
-                (input % axis.input) as isize + axis.before - (tap % axis.kernel * axis.dilation) as isize;
+            let at = (input % axis.input) as isize + axis.padding_before
+                - (tap % axis.kernel * axis.dilation) as isize;
             let at = usize::try_from(at).ok()?;
             if at % axis.stride != 0 || at / axis.stride >= axis.output {
                 return None;
@@ -100,7 +100,7 @@ impl<T: Real> General<T> {
     }
 
     /// Returns the element of the first matrix at a row and a depth of a group's product.
-    fn a_at(&self, group: usize, row: usize, depth: usize) -> Option<usize> {
+    fn a_element(&self, group: usize, row: usize, depth: usize) -> Option<usize> {
         let ConvShape { groups, channels_in, channels_out, .. } = self.shape;
         let taps: usize = self.shape.axes.iter().map(|axis| axis.kernel).product();
         let outputs: usize = self.shape.axes.iter().map(|axis| axis.output).product();
@@ -118,7 +118,7 @@ impl<T: Real> General<T> {
     }
 
     /// Returns the element of the second matrix at a column and a depth of a group's product; `None` in the padding.
-    fn b_at(&self, group: usize, column: usize, depth: usize) -> Option<usize> {
+    fn b_element(&self, group: usize, column: usize, depth: usize) -> Option<usize> {
         let ConvShape { groups, channels_in, channels_out, .. } = self.shape;
         let taps: usize = self.shape.axes.iter().map(|axis| axis.kernel).product();
         let inputs: usize = self.shape.axes.iter().map(|axis| axis.input).product();
@@ -182,9 +182,13 @@ unsafe fn read<T: Real>(base: *const u8, dtype: DType, element: usize) -> T {
     }
 }
 
-impl<T: Real + Send + Sync> Engine for General<T> {
-    fn finish(&self) -> &Finish {
-        &self.finish
+impl<T: Real + Send + Sync> Engine for Fallback<T> {
+    fn name(&self) -> &'static str {
+        "operands packed element by element"
+    }
+
+    fn epilogue(&self) -> &Epilogue {
+        &self.epilogue
     }
 
     fn scratch(&self) -> (usize, usize) {
@@ -194,58 +198,58 @@ impl<T: Real + Send + Sync> Engine for General<T> {
     unsafe fn run(
         &self,
         bases: &[*mut u8],
-        given: PaddedInput,
+        given: RunSettings,
         pool: &Pool,
         scratch: Scratch,
     ) -> Result<(), OutOfRange> {
-        let parts = scratch.part(0, self.bytes, pool);
-        let bases = Bases(bases);
+        let parts = scratch.split(0, self.bytes, pool);
+        let bases = BaseAddresses(bases);
         let (isa, micro) = (self.isa, self.micro);
         let Micro { mr, nr, .. } = micro;
         let (row_blocks, col_blocks) = (self.m.div_ceil(self.rows), self.n.div_ceil(self.cols));
         // SAFETY: scratch memory has the layout that `new` computed.
-        unsafe { self.finish.open(parts) };
+        unsafe { self.epilogue.init_frames(parts) };
         pool.run(self.shape.groups * row_blocks * col_blocks, parts.workers, &|task, worker| {
             let bases = &{ bases };
             let _session = Session::open(micro.tiles.as_ref());
             let (row, rest) = (task % row_blocks * self.rows, task / row_blocks);
             let (col, group) = (rest % col_blocks * self.cols, rest / col_blocks);
             let (rows, cols) = (self.rows.min(self.m - row), self.cols.min(self.n - col));
-            let frame = parts.of(worker);
+            let frame = parts.worker_part(worker);
             // SAFETY: scratch memory has the layout that `new` computed, and the elements are inside of the operands'
             // tensors.
             unsafe {
-                let a = frame.add(self.finish.frame).cast::<T>();
-                let b = a.add(self.rows * self.k.min(DEPTH));
-                let c = b.add(self.cols * self.k.min(DEPTH));
+                let a = frame.add(self.epilogue.frame).cast::<T>();
+                let b = a.add(self.rows * self.k.min(PANEL_DEPTH));
+                let c = b.add(self.cols * self.k.min(PANEL_DEPTH));
                 if self.k == 0 {
                     c.cast::<u8>().write_bytes(0, self.rows * self.cols * T::BYTES);
                 }
-                for depth in (0..self.k).step_by(DEPTH) {
-                    let n = DEPTH.min(self.k - depth);
+                for depth in (0..self.k).step_by(PANEL_DEPTH) {
+                    let n = PANEL_DEPTH.min(self.k - depth);
                     // The filter is the first matrix, and the windows are the second.
                     let swap = usize::from(self.shape.pass != ConvPass::FilterGradient);
                     let operand = |i: usize| (bases.0[i ^ swap].cast_const(), self.dtypes[i ^ swap]);
-                    self.pack(operand(0), mr, (row, rows), (depth, n), a, |i, p| self.a_at(group, i, p));
-                    self.pack(operand(1), nr, (col, cols), (depth, n), b, |j, p| self.b_at(group, j, p));
+                    self.pack(operand(0), mr, (row, rows), (depth, n), a, |i, p| self.a_element(group, i, p));
+                    self.pack(operand(1), nr, (col, cols), (depth, n), b, |j, p| self.b_element(group, j, p));
                     let (mut left, mut right) = (a, b);
                     if micro.tiles.is_some() {
                         left = c.add(self.rows * self.cols);
-                        right = left.add(micro.packed(Side::A, self.rows, self.k.min(DEPTH)));
+                        right = left.add(micro.packed_len(Side::A, self.rows, self.k.min(PANEL_DEPTH)));
                         for i in (0..rows).step_by(mr) {
-                            let to = left.add(micro.packed(Side::A, i, n));
-                            micro.settle(isa, Side::A, a.add(i * n), mr, (mr.min(rows - i), n), to);
+                            let to = left.add(micro.packed_len(Side::A, i, n));
+                            micro.pack_from_panel(isa, Side::A, a.add(i * n), mr, (mr.min(rows - i), n), to);
                         }
                         for j in (0..cols).step_by(nr) {
-                            let to = right.add(micro.packed(Side::B, j, n));
-                            micro.settle(isa, Side::B, b.add(j * n), nr, (nr.min(cols - j), n), to);
+                            let to = right.add(micro.packed_len(Side::B, j, n));
+                            micro.pack_from_panel(isa, Side::B, b.add(j * n), nr, (nr.min(cols - j), n), to);
                         }
                     }
                     for j in (0..cols).step_by(nr) {
                         for i in (0..rows).step_by(mr) {
-                            let at = left.add(micro.packed(Side::A, i, n)).cast_const();
+                            let at = left.add(micro.packed_len(Side::A, i, n)).cast_const();
                             let a = Factor { at, line: 1, depth: mr as isize };
-                            let at = right.add(micro.packed(Side::B, j, n)).cast_const();
+                            let at = right.add(micro.packed_len(Side::B, j, n)).cast_const();
                             let b = Factor { at, line: 1, depth: nr as isize };
                             let c = Target { at: c.add(i * self.cols + j), row: self.cols as isize };
                             let size = (mr.min(rows - i), nr.min(cols - j));
@@ -255,18 +259,18 @@ impl<T: Real + Send + Sync> Engine for General<T> {
                 }
                 let channel = group * self.m + row;
                 let plane =
-                    if self.shape.pass == ConvPass::FilterGradient { self.n } else { self.finish.plane };
+                    if self.shape.pass == ConvPass::FilterGradient { self.n } else { self.epilogue.plane };
                 let mut j = 0;
                 while j < cols {
                     let (image, place) = ((col + j) / plane, (col + j) % plane);
                     let count = (plane - place).min(cols - j);
-                    let rect = Rect { image, channels: (channel, rows), places: (place, count) };
-                    self.finish.run(bases.0, given, frame, rect, c.add(j), self.cols);
+                    let rect = Rect { image, channels: (channel, rows), positions: (place, count) };
+                    self.epilogue.run(bases.0, given, frame, rect, c.add(j), self.cols);
                     j += count;
                 }
             }
         });
         // SAFETY: all tasks are done.
-        unsafe { self.finish.close(parts) }
+        unsafe { self.epilogue.first_failure(parts) }
     }
 }

@@ -9,30 +9,30 @@ use std::sync::Arc;
 
 use ortrain_expr::{DType, OutOfRange};
 
-use super::copy::{Rows, fill, lines, rows, total};
-use super::epilogue::{Finish, Rect};
+use super::copy::{RowCopy, add_parts, copy_lines, copy_rows, fill_strips};
+use super::epilogue::{Epilogue, Rect};
 use super::im2col::{Patches, SLACK, Segment};
-use super::implicit_gemm::{DEPTH, MAX_TASKS, MIN_TASK_WORK, STRIPS};
-use super::padding_fixup::PaddedInput;
-use super::partition::{Blocks, Partition, Unit};
+use super::implicit_gemm::{MAX_STRIP_ELEMENTS, MAX_TASKS, MIN_TASK_WORK, PANEL_DEPTH};
+use super::padding_fixup::RunSettings;
+use super::partition::{BlockUnit, Blocks, Partition};
 use super::{ConvDesc, Engine};
 use crate::gemm::micro::{Factor, Micro, Real, Target};
 use crate::gemm::pack::{Block, transpose};
 use crate::gemm::tiles::{Session, Side};
 use crate::isa::Isa;
 use crate::pool::Pool;
-use crate::scratch::{Bases, Parts, Scratch};
+use crate::scratch::{BaseAddresses, Scratch, ScratchParts};
 use crate::tile::ALIGN;
 
 /// Maximum number of elements of a task's sums.
-const SUMS: usize = 256 << 10;
+const MAX_SUM_ELEMENTS: usize = 256 << 10;
 /// Maximum number of elements of all parts of the sums.
-const PARTIAL: usize = 1 << 20;
+const MAX_PARTIAL_ELEMENTS: usize = 1 << 20;
 /// Maximum number of rows of windows that are copied at a time: as rows of the product, and as its columns.
-const ROWS: usize = 128;
-const COLUMNS: usize = 512;
+const MAX_WINDOW_ROWS: usize = 128;
+const MAX_WINDOW_COLUMNS: usize = 512;
 /// Number of output channels that are transposed at a time: a cache line.
-const TILE: usize = 16;
+const TRANSPOSED_CHANNELS: usize = 16;
 
 /// Some rows of windows: all taps of some channels, or some taps of one channel.
 #[derive(Clone, Copy, Debug)]
@@ -50,7 +50,7 @@ impl Step {
 }
 
 pub(super) struct FilterGradient<T: 'static> {
-    finish: Arc<Finish>,
+    epilogue: Arc<Epilogue>,
     micro: Micro<T>,
     isa: Isa,
     patches: Patches,
@@ -58,13 +58,13 @@ pub(super) struct FilterGradient<T: 'static> {
     groups: usize,
     /// Number of channels of the output and of the input, and of taps of the filter.
     m: usize,
-    c: usize,
+    channels_in: usize,
     taps: usize,
     /// Number of positions of an image.
     plane: usize,
     /// True if the product's columns are output channels, and its rows are input channels and taps. Otherwise the roles
     /// are swapped.
-    wide: bool,
+    columns_are_outputs: bool,
     blocks: Blocks,
     /// Parts of the sums, of the output's channels, and of the input's channels.
     parts: Partition,
@@ -98,9 +98,9 @@ struct Layout {
 
 impl<T: Real> FilterGradient<T> {
     /// Returns `None` if another engine is better.
-    pub(super) fn new(desc: &ConvDesc, isa: Isa, finish: &Arc<Finish>) -> Option<FilterGradient<T>> {
+    pub(super) fn new(desc: &ConvDesc, isa: Isa, finish: &Arc<Epilogue>) -> Option<FilterGradient<T>> {
         let shape = &desc.shape;
-        let micro: Micro<T> = super::micro(desc, isa, [desc.a, desc.b]);
+        let micro: Micro<T> = super::choose_micro_kernel(desc, isa, [desc.a, desc.b]);
         let Micro { mr, nr, .. } = micro;
         let real = if T::BYTES == 8 { DType::F64 } else { DType::F32 };
         let mut patches = Patches::new(shape, desc.b == real)?;
@@ -112,47 +112,49 @@ impl<T: Real> FilterGradient<T> {
             return None;
         }
         let alive = patches.phases[0].taps.len();
-        let narrow = micro.narrow();
+        let narrow = micro.column_unit();
         let cost =
             |rows: usize, columns: usize| 10 * rows * columns.div_ceil(narrow) * narrow / nr + 4 * columns;
         let wide = cost(c * alive, m) <= cost(m, c * alive);
-        let micro = if wide { super::micro(desc, isa, [desc.b, desc.a]) } else { micro };
+        let micro = if wide { super::choose_micro_kernel(desc, isa, [desc.b, desc.a]) } else { micro };
 
         // Positions that are processed at a time.
         let row = patches.cols.count;
-        let unit = if patches.aligned && row < DEPTH / 3 { Unit::Any(1) } else { Unit::Rows(8) };
-        let most = if patches.aligned && row >= DEPTH / 3 { row.min(DEPTH) } else { DEPTH };
+        let unit =
+            if patches.is_aligned && row < PANEL_DEPTH / 3 { BlockUnit::Any(1) } else { BlockUnit::Rows(8) };
+        let most =
+            if patches.is_aligned && row >= PANEL_DEPTH / 3 { row.min(PANEL_DEPTH) } else { PANEL_DEPTH };
         let blocks = Blocks::new(n, row, unit, most, 1);
-        patches.lay_out(blocks.most, blocks.split(), false);
+        patches.plan_strip(blocks.max_positions, blocks.is_split_by_rows(), false);
 
         // Division of the work.
         let (ct_unit, m_unit) = if wide { (mr, nr) } else { (nr, mr) };
         let work = n.saturating_mul(m).saturating_mul(c * alive).saturating_mul(groups);
         let wanted = (work / MIN_TASK_WORK).clamp(1, MAX_TASKS).div_ceil(groups);
         let padded = m.next_multiple_of(m_unit) * (c * alive).next_multiple_of(ct_unit);
-        let ins = padded.div_ceil(SUMS).min(c);
-        let outs = padded.div_ceil(ins).div_ceil(SUMS);
-        let most_parts = (PARTIAL / (groups * padded)).min(n / DEPTH).max(1);
+        let ins = padded.div_ceil(MAX_SUM_ELEMENTS).min(c);
+        let outs = padded.div_ceil(ins).div_ceil(MAX_SUM_ELEMENTS);
+        let most_parts = (MAX_PARTIAL_ELEMENTS / (groups * padded)).min(n / PANEL_DEPTH).max(1);
         let parts = Partition::new(blocks.count, 1, wanted.div_ceil(ins * outs).min(most_parts));
         let left = wanted.div_ceil(parts.parts);
-        let ins = Partition::new(c, 1, ins.max(left.min(c * alive / ROWS)));
+        let ins = Partition::new(c, 1, ins.max(left.min(c * alive / MAX_WINDOW_ROWS)));
         let left = left.div_ceil(ins.parts);
         let outs = Partition::new(m, m_unit, outs.max(left.min(m / (4 * m_unit))));
 
-        let (in_rows, out_rows) = (ins.most() * alive, outs.most());
+        let (in_rows, out_rows) = (ins.max_size() * alive, outs.max_size());
         // A pitch that is no power of two avoids cache conflicts between columns.
         let (sum_rows, pitch) = if wide {
             (in_rows, out_rows.next_multiple_of(nr) + 16)
         } else {
             // The columns of every step are padded.
-            let steps = steps(ins.most(), alive, COLUMNS, &patches).count();
+            let steps = divide_into_steps(ins.max_size(), alive, MAX_WINDOW_COLUMNS, &patches).count();
             (out_rows, in_rows + steps * nr + 16)
         };
-        let at_once = if wide { ROWS } else { COLUMNS };
+        let at_once = if wide { MAX_WINDOW_ROWS } else { MAX_WINDOW_COLUMNS };
         // Fewer channels may have fewer, but larger steps.
         let (mut most_rows, mut most_channels) = (0, 0);
         for channels in ins.sizes() {
-            for step in steps(channels, alive, at_once, &patches) {
+            for step in divide_into_steps(channels, alive, at_once, &patches) {
                 most_rows = most_rows.max(step.rows());
                 most_channels = most_channels.max(step.channels);
             }
@@ -173,36 +175,42 @@ impl<T: Real> FilterGradient<T> {
             at
         };
         let segment = size_of::<Segment>().div_ceil(T::BYTES);
-        layout.segments = room(patches.most_segments(blocks.most, blocks.most) * segment);
+        layout.segments = room(patches.max_segments(blocks.max_positions, blocks.max_positions) * segment);
         let strips = patches.strip.elements * most_channels;
         layout.strips = room(strips);
-        layout.rows = room(most_rows * blocks.most + SLACK);
-        layout.lines = room(out_rows * blocks.most);
+        layout.rows = room(most_rows * blocks.max_positions + SLACK);
+        layout.lines = room(out_rows * blocks.max_positions);
         let lefts = if wide { most_rows } else { out_rows }.next_multiple_of(mr);
-        layout.lefts =
-            room(if micro.tiles.is_some() { micro.packed(Side::A, lefts, blocks.most) } else { 0 });
-        layout.panels = room(micro.packed(Side::B, columns.next_multiple_of(nr), blocks.most));
+        layout.lefts = room(if micro.tiles.is_some() {
+            micro.packed_len(Side::A, lefts, blocks.max_positions)
+        } else {
+            0
+        });
+        layout.panels = room(micro.packed_len(Side::B, columns.next_multiple_of(nr), blocks.max_positions));
         layout.sums = if parts.parts > 1 { 0 } else { room(size) };
-        layout.tile =
-            if parts.parts > 1 { room(if wide { in_rows * TILE } else { TILE * pitch }) } else { 0 };
-        layout.line = room(TILE * ins.most() * taps);
+        layout.tile = if parts.parts > 1 {
+            room(if wide { in_rows * TRANSPOSED_CHANNELS } else { TRANSPOSED_CHANNELS * pitch })
+        } else {
+            0
+        };
+        layout.line = room(TRANSPOSED_CHANNELS * ins.max_size() * taps);
         layout.strip_bytes = strips * T::BYTES;
         if parts.parts > 1 {
             let tasks = parts.parts * groups * ins.parts * outs.parts;
             layout.shared = (tasks * size * T::BYTES).next_multiple_of(ALIGN);
         }
         Some(FilterGradient {
-            finish: Arc::clone(finish),
+            epilogue: Arc::clone(finish),
             micro,
             isa,
             patches,
             dtypes: [desc.a, desc.b],
             groups,
             m,
-            c,
+            channels_in: c,
             taps,
             plane,
-            wide,
+            columns_are_outputs: wide,
             blocks,
             parts,
             outs,
@@ -213,11 +221,16 @@ impl<T: Real> FilterGradient<T> {
 
     fn steps(&self, channels: usize) -> impl Iterator<Item = Step> {
         let alive = self.patches.phases[0].taps.len();
-        steps(channels, alive, if self.wide { ROWS } else { COLUMNS }, &self.patches)
+        divide_into_steps(
+            channels,
+            alive,
+            if self.columns_are_outputs { MAX_WINDOW_ROWS } else { MAX_WINDOW_COLUMNS },
+            &self.patches,
+        )
     }
 
     /// Multiplies the positions of some blocks, and stores the sums in `sums`.
-    unsafe fn sum(
+    unsafe fn sum_blocks(
         &self,
         bases: &[*mut u8],
         group: usize,
@@ -227,7 +240,8 @@ impl<T: Real> FilterGradient<T> {
         scratch: *mut u8,
         sums: *mut T,
     ) {
-        let &FilterGradient { ref layout, ref patches, micro, isa, wide, plane, .. } = self;
+        let &FilterGradient { ref layout, ref patches, micro, isa, columns_are_outputs: wide, plane, .. } =
+            self;
         let nr = micro.nr;
         let out_rows = outs.1 - outs.0;
         let offsets = &patches.phases[0].offsets;
@@ -251,7 +265,7 @@ impl<T: Real> FilterGradient<T> {
                     let image = self.groups * self.m * plane;
                     let from =
                         bases[0].wrapping_add((group * self.m + outs.0) * plane * self.dtypes[0].size());
-                    lines(
+                    copy_lines(
                         isa,
                         self.dtypes[0],
                         from,
@@ -290,7 +304,7 @@ impl<T: Real> FilterGradient<T> {
                 scratch.add(layout.strips).write_bytes(0, layout.strip_bytes);
                 let segments = scratch.add(layout.segments).cast::<Segment>();
                 let mut count = 0;
-                patches.segments((begin, end), depth, 0, |segment| {
+                patches.for_each_segment((begin, end), depth, 0, |segment| {
                     segments.add(count).write(segment);
                     count += 1;
                 });
@@ -299,34 +313,34 @@ impl<T: Real> FilterGradient<T> {
                 for step in self.steps(ins.1 - ins.0) {
                     let rows_here = step.rows();
                     debug_assert!(rows_here <= layout.step_rows && step.channels <= layout.step_channels);
-                    let first_channel = (group * self.c + ins.0 + step.channel) * patches.plane;
+                    let first_channel = (group * self.channels_in + ins.0 + step.channel) * patches.plane;
                     let source = bases[1].wrapping_add(first_channel * self.dtypes[1].size()).cast_const();
-                    let (windows, windows_step) = if patches.aligned && one_image {
+                    let (windows, windows_step) = if patches.is_aligned && one_image {
                         (source.cast::<T>().wrapping_add(image * patches.image + place), patches.plane)
                     } else {
                         let strips = at(layout.strips);
-                        let (from, limit, channel) = if patches.aligned {
+                        let (from, limit, channel) = if patches.is_aligned {
                             (source.cast(), patches.batch * patches.image - first_channel, patches.plane)
                         } else {
                             if step.tap == 0 {
                                 let (dtype, count) = (self.dtypes[1], step.channels);
-                                fill(isa, dtype, patches, (begin, end), source, count, strips);
+                                fill_strips(isa, dtype, patches, (begin, end), source, count, strips);
                             }
                             (strips.cast_const(), usize::MAX, patches.strip.elements)
                         };
-                        let made = Rows {
+                        let made = RowCopy {
                             from,
                             limit,
                             channel,
                             channels: step.channels,
                             taps: &offsets[step.tap..step.tap + step.taps],
-                            taps_inside: true,
+                            taps_are_inner: true,
                             segments,
                             tail: (0, 0),
                             pitch: depth,
                             to: at(layout.rows),
                         };
-                        rows(isa, made);
+                        copy_rows(isa, made);
                         (at(layout.rows).cast_const(), depth)
                     };
                     let windows = lines_of(windows.cast(), windows_step as isize, rows_here);
@@ -356,11 +370,11 @@ impl<T: Real> FilterGradient<T> {
         add: bool,
     ) {
         let (isa, micro, pitch) = (self.isa, self.micro, self.layout.pitch);
-        let (nr, height) = (micro.nr, micro.height(m));
+        let (nr, height) = (micro.nr, micro.panel_rows(m));
         for j in (0..n).step_by(nr) {
             // SAFETY: the caller's contract: lines and panels are valid for reads, and sums have capacity for whole
             // panels.
-            let at = unsafe { panels.add(micro.packed(Side::B, j, depth)) };
+            let at = unsafe { panels.add(micro.packed_len(Side::B, j, depth)) };
             let b = Factor { at, line: 1, depth: nr as isize };
             for i in (0..m).step_by(height) {
                 let size = (height.min(m - i), nr.min(n - j));
@@ -378,10 +392,10 @@ impl<T: Real> FilterGradient<T> {
     ///
     /// `sums` has the sums of these channels only: rows of channels and taps if [`FilterGradient::wide`], otherwise a
     /// row for each channel.
-    unsafe fn finish(
+    unsafe fn run_epilogue(
         &self,
         bases: &[*mut u8],
-        given: PaddedInput,
+        given: RunSettings,
         group: usize,
         (out, out_end): (usize, usize),
         ins: (usize, usize),
@@ -395,7 +409,9 @@ impl<T: Real> FilterGradient<T> {
         let nr = self.micro.nr;
         // With every tap present, rows have the order of the filter's elements.
         let in_order = alive == self.taps;
-        let columns = |step: &Step| if self.wide { step.rows() } else { step.rows().next_multiple_of(nr) };
+        let columns = |step: &Step| {
+            if self.columns_are_outputs { step.rows() } else { step.rows().next_multiple_of(nr) }
+        };
         // True if there is no gap between the columns of two steps.
         let whole = || {
             self.steps(channels).scan(0, |end, step| {
@@ -403,16 +419,16 @@ impl<T: Real> FilterGradient<T> {
                 Some(begin == step.channel * self.taps + step.tap)
             })
         };
-        let stays = !self.wide && in_order && whole().all(|whole| whole);
+        let stays = !self.columns_are_outputs && in_order && whole().all(|whole| whole);
         // SAFETY: scratch memory has the layout that `new` computed, and the caller's contract.
         unsafe {
             let line = scratch.add(self.layout.line).cast::<T>();
-            for tile in (out..out_end).step_by(TILE) {
-                let count = TILE.min(out_end - tile);
+            for tile in (out..out_end).step_by(TRANSPOSED_CHANNELS) {
+                let count = TRANSPOSED_CHANNELS.min(out_end - tile);
                 let mut block = (line, width);
                 if stays {
                     block = (sums.add((tile - out) * pitch).cast_mut(), pitch);
-                } else if self.wide && in_order {
+                } else if self.columns_are_outputs && in_order {
                     transpose(self.isa, sums.add(tile - out), pitch, (width, count), line, width);
                 } else if in_order {
                     let mut column = 0;
@@ -432,7 +448,7 @@ impl<T: Real> FilterGradient<T> {
                             let (channel, tap) = (step.channel + i / step.taps, step.tap + i % step.taps);
                             let to = line.add(channel * self.taps + phase.taps[tap]);
                             for row in 0..count {
-                                let from = if self.wide {
+                                let from = if self.columns_are_outputs {
                                     sums.add((column + i) * pitch + tile - out + row)
                                 } else {
                                     sums.add((tile - out + row) * pitch + column + i)
@@ -446,57 +462,64 @@ impl<T: Real> FilterGradient<T> {
                 let rect = Rect {
                     image: 0,
                     channels: (group * self.m + tile, count),
-                    places: (ins.0 * self.taps, width),
+                    positions: (ins.0 * self.taps, width),
                 };
-                self.finish.run(bases, given, scratch, rect, block.0, block.1);
+                self.epilogue.run(bases, given, scratch, rect, block.0, block.1);
             }
         }
     }
 
     /// Adds the parts of the sums of some output channels, and runs the epilogue.
-    unsafe fn join(
+    unsafe fn add_parts(
         &self,
         bases: &[*mut u8],
-        given: PaddedInput,
+        given: RunSettings,
         (group, out, in_): (usize, usize, usize),
         tile: usize,
-        parts: Parts,
+        parts: ScratchParts,
         worker: usize,
     ) {
         let (outs, ins) = (self.outs.part(out), self.ins.part(in_));
-        let (begin, end) = (outs.0 + tile * TILE, outs.1.min(outs.0 + (tile + 1) * TILE));
+        let (begin, end) =
+            (outs.0 + tile * TRANSPOSED_CHANNELS, outs.1.min(outs.0 + (tile + 1) * TRANSPOSED_CHANNELS));
         if begin >= end {
             return;
         }
         let Layout { size, pitch, .. } = self.layout;
         let alive = self.patches.phases[0].taps.len();
-        let scratch = parts.of(worker);
-        let (first, rows, width, to_pitch) = if self.wide {
-            (begin - outs.0, (ins.1 - ins.0) * alive, end - begin, TILE)
+        let scratch = parts.worker_part(worker);
+        let (first, rows, width, to_pitch) = if self.columns_are_outputs {
+            (begin - outs.0, (ins.1 - ins.0) * alive, end - begin, TRANSPOSED_CHANNELS)
         } else {
             ((begin - outs.0) * pitch, end - begin, pitch, pitch)
         };
         // SAFETY: scratch memory has the layout that `new` computed, and all parts are complete.
         unsafe {
             let to = scratch.add(self.layout.tile).cast::<T>();
-            let from = parts.shared().cast::<T>().add(self.place(0, group, out, in_) * size + first);
-            let step = self.place(1, 0, 0, 0) * size;
-            total(self.isa, from, pitch, (self.parts.parts, step), (rows, width), to, to_pitch);
-            self.finish(bases, given, group, (begin, end), ins, to, to_pitch, scratch);
+            let from =
+                parts.shared_part().cast::<T>().add(self.task_index(0, group, out, in_) * size + first);
+            let step = self.task_index(1, 0, 0, 0) * size;
+            add_parts(self.isa, from, pitch, (self.parts.parts, step), (rows, width), to, to_pitch);
+            self.run_epilogue(bases, given, group, (begin, end), ins, to, to_pitch, scratch);
         }
     }
 
     /// Returns the index of a task.
-    fn place(&self, part: usize, group: usize, out: usize, in_: usize) -> usize {
+    fn task_index(&self, part: usize, group: usize, out: usize, in_: usize) -> usize {
         ((part * self.groups + group) * self.outs.parts + out) * self.ins.parts + in_
     }
 }
 
 /// Divides some channels into steps of about `most` rows each.
-fn steps(channels: usize, taps: usize, most: usize, patches: &Patches) -> impl Iterator<Item = Step> + use<> {
-    let at_once = (most / taps).min(STRIPS / patches.strip.elements.max(1)).max(1);
-    let cut = Partition::at_most(channels, 1, at_once);
-    let ranges = Partition::at_most(taps, 1, if taps > most { most } else { taps });
+fn divide_into_steps(
+    channels: usize,
+    taps: usize,
+    most: usize,
+    patches: &Patches,
+) -> impl Iterator<Item = Step> + use<> {
+    let at_once = (most / taps).min(MAX_STRIP_ELEMENTS / patches.strip.elements.max(1)).max(1);
+    let cut = Partition::with_max_size(channels, 1, at_once);
+    let ranges = Partition::with_max_size(taps, 1, if taps > most { most } else { taps });
     (0..cut.parts).flat_map(move |i| {
         let (begin, end) = cut.part(i);
         (0..ranges.parts).map(move |range| {
@@ -507,8 +530,12 @@ fn steps(channels: usize, taps: usize, most: usize, patches: &Patches) -> impl I
 }
 
 impl<T: Real + Send + Sync> Engine for FilterGradient<T> {
-    fn finish(&self) -> &Finish {
-        &self.finish
+    fn name(&self) -> &'static str {
+        "implicit GEMM of the filter gradient"
+    }
+
+    fn epilogue(&self) -> &Epilogue {
+        &self.epilogue
     }
 
     fn scratch(&self) -> (usize, usize) {
@@ -518,17 +545,17 @@ impl<T: Real + Send + Sync> Engine for FilterGradient<T> {
     unsafe fn run(
         &self,
         bases: &[*mut u8],
-        given: PaddedInput,
+        given: RunSettings,
         pool: &Pool,
         scratch: Scratch,
     ) -> Result<(), OutOfRange> {
         let layout = &self.layout;
-        let parts = scratch.part(layout.shared, layout.each, pool);
-        let bases = Bases(bases);
+        let parts = scratch.split(layout.shared, layout.each, pool);
+        let bases = BaseAddresses(bases);
         let split = self.parts.parts > 1;
         // SAFETY: scratch memory has the layout that `new` computed, and tasks have separate sums.
-        unsafe { self.finish.open(parts) };
-        let tasks = self.place(self.parts.parts, 0, 0, 0);
+        unsafe { self.epilogue.init_frames(parts) };
+        let tasks = self.task_index(self.parts.parts, 0, 0, 0);
         pool.run(tasks, parts.workers, &|task, worker| {
             let bases = &{ bases };
             let _session = Session::open(self.micro.tiles.as_ref());
@@ -536,31 +563,31 @@ impl<T: Real + Send + Sync> Engine for FilterGradient<T> {
             let (out, rest) = (rest % self.outs.parts, rest / self.outs.parts);
             let (group, part) = (rest % self.groups, rest / self.groups);
             let (outs, ins) = (self.outs.part(out), self.ins.part(in_));
-            let scratch = parts.of(worker);
+            let scratch = parts.worker_part(worker);
             // SAFETY: as above.
             unsafe {
                 let sums = if split {
-                    parts.shared().cast::<T>().add(task * layout.size)
+                    parts.shared_part().cast::<T>().add(task * layout.size)
                 } else {
                     scratch.add(layout.sums).cast::<T>()
                 };
-                self.sum(bases.0, group, self.parts.part(part), outs, ins, scratch, sums);
+                self.sum_blocks(bases.0, group, self.parts.part(part), outs, ins, scratch, sums);
                 if !split {
-                    self.finish(bases.0, given, group, outs, ins, sums, layout.pitch, scratch);
+                    self.run_epilogue(bases.0, given, group, outs, ins, sums, layout.pitch, scratch);
                 }
             }
         });
         if split {
-            let tiles = self.outs.most().div_ceil(TILE);
-            pool.run(self.place(1, 0, 0, 0) * tiles, parts.workers, &|task, worker| {
+            let tiles = self.outs.max_size().div_ceil(TRANSPOSED_CHANNELS);
+            pool.run(self.task_index(1, 0, 0, 0) * tiles, parts.workers, &|task, worker| {
                 let (tile, rest) = (task % tiles, task / tiles);
                 let (in_, rest) = (rest % self.ins.parts, rest / self.ins.parts);
                 let (out, group) = (rest % self.outs.parts, rest / self.outs.parts);
                 // SAFETY: as above.
-                unsafe { self.join({ bases }.0, given, (group, out, in_), tile, parts, worker) };
+                unsafe { self.add_parts({ bases }.0, given, (group, out, in_), tile, parts, worker) };
             });
         }
         // SAFETY: all tasks are done.
-        unsafe { self.finish.close(parts) }
+        unsafe { self.epilogue.first_failure(parts) }
     }
 }

@@ -68,7 +68,7 @@ pub(super) struct Patches {
     pub(super) cols: Axis,
     pub(super) phases: Vec<Phase>,
     /// True if every position is one element, in order, so that no copy is needed.
-    pub(super) aligned: bool,
+    pub(super) is_aligned: bool,
     /// Layout of strips.
     pub(super) strip: Strip,
 }
@@ -79,10 +79,10 @@ pub(super) struct Patches {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Strip {
     /// True if a range of positions is inside of one row.
-    split: bool,
+    is_split_by_rows: bool,
     outer: Vec<Vec<isize>>,
-    row: Slots,
-    col: Slots,
+    row: Remainders,
+    col: Remainders,
     /// Elements from a row to the next row of its phase, between row phases, between column phases, and between
     /// combinations.
     pub(super) row_step: usize,
@@ -97,15 +97,15 @@ pub(super) struct Strip {
 
 /// Offsets along an axis, grouped by their remainders modulo the step.
 #[derive(Clone, Debug, Default)]
-struct Slots {
+struct Remainders {
     remainders: Vec<usize>,
     /// Smallest quotient, and difference between the largest and the smallest quotient.
     low: isize,
     span: usize,
 }
 
-impl Slots {
-    fn new(step: usize, offsets: impl Iterator<Item = isize> + Clone) -> Slots {
+impl Remainders {
+    fn new(step: usize, offsets: impl Iterator<Item = isize> + Clone) -> Remainders {
         let step = step as isize;
         let mut remainders: Vec<usize> =
             offsets.clone().map(|offset| offset.rem_euclid(step) as usize).collect();
@@ -114,7 +114,7 @@ impl Slots {
         let quotients = offsets.map(|offset| offset.div_euclid(step));
         let low = quotients.clone().min().unwrap_or(0);
         let span = (quotients.max().unwrap_or(0) - low) as usize;
-        Slots { remainders, low, span }
+        Remainders { remainders, low, span }
     }
 
     fn find(&self, step: usize, offset: isize) -> (usize, usize) {
@@ -171,7 +171,7 @@ pub(super) const SLACK: usize = 32;
 
 impl Axis {
     /// Returns the axis of a missing dimension: one position with one tap.
-    fn none() -> Axis {
+    fn single_position() -> Axis {
         let phases = vec![AxisPhase { place: 0, taps: vec![(0, 0)] }];
         Axis { count: 1, source: 1, step: 1, spread: 1, result: 1, phases }
     }
@@ -179,7 +179,7 @@ impl Axis {
     /// Returns the axis of the input, for the output or the gradient of the filter. Taps are `unit` elements of the
     /// filter apart.
     fn forward(axis: &SlidingAxis, unit: usize) -> Axis {
-        let offset = |k: usize| (k * axis.dilation) as isize - axis.before;
+        let offset = |k: usize| (k * axis.dilation) as isize - axis.padding_before;
         let taps = (0..axis.kernel).map(|k| (k * unit, offset(k))).collect();
         Axis {
             count: axis.output,
@@ -189,7 +189,7 @@ impl Axis {
             result: axis.output,
             phases: vec![AxisPhase { place: 0, taps }],
         }
-        .alive()
+        .without_dead_taps()
     }
 
     /// Returns the axis of the output's gradient, for the gradient of the input.
@@ -197,7 +197,7 @@ impl Axis {
         let stride = axis.stride as isize;
         let mut phases: Vec<AxisPhase> = Vec::new();
         for k in 0..axis.kernel {
-            let shift = axis.before - (k * axis.dilation) as isize;
+            let shift = axis.padding_before - (k * axis.dilation) as isize;
             let place = (-shift).rem_euclid(stride);
             let tap = (k * unit, (place + shift) / stride);
             let place = place as usize;
@@ -218,11 +218,11 @@ impl Axis {
             result: axis.input,
             phases,
         }
-        .alive()
+        .without_dead_taps()
     }
 
     /// Drops taps that see only padding.
-    fn alive(mut self) -> Axis {
+    fn without_dead_taps(mut self) -> Axis {
         let Axis { count, source, step, .. } = self;
         let sees = |offset: isize| {
             let first = if offset < 0 { offset.unsigned_abs().div_ceil(step) } else { 0 };
@@ -243,7 +243,7 @@ impl Axis {
     }
 
     /// Merges both axes, if windows cover the whole inner axis, element by element.
-    fn merged(&self, inner: &Axis) -> Option<Axis> {
+    fn merge_inner(&self, inner: &Axis) -> Option<Axis> {
         let ([outer_phase], [inner_phase]) = (self.phases.as_slice(), inner.phases.as_slice()) else {
             return None;
         };
@@ -277,7 +277,7 @@ impl Patches {
         for axis in shape.axes.iter().rev() {
             let made = if back { Axis::backward(axis, unit) } else { Axis::forward(axis, unit) };
             unit *= axis.kernel;
-            match axes.last().and_then(|inner| made.merged(inner)) {
+            match axes.last().and_then(|inner| made.merge_inner(inner)) {
                 Some(merged) => *axes.last_mut()? = merged,
                 None => axes.push(made),
             }
@@ -291,16 +291,16 @@ impl Patches {
         let channels = if back { shape.channels_out } else { shape.channels_in };
         let plane: usize = axes.iter().map(|axis| axis.source).product();
         let mut axes = axes.into_iter();
-        let cols = axes.next().unwrap_or_else(Axis::none);
-        let mut rows = axes.next().unwrap_or_else(Axis::none);
+        let cols = axes.next().unwrap_or_else(Axis::single_position);
+        let mut rows = axes.next().unwrap_or_else(Axis::single_position);
         let mut outer: Vec<Axis> = axes.rev().collect();
         let offsets = |axis: &Axis| -> Vec<isize> {
             axis.phases.iter().flat_map(|phase| phase.taps.iter().map(|tap| tap.1)).collect()
         };
         // Rows that are far apart are copied for each tap, without the rows between them.
-        let slots = Slots::new(rows.step, offsets(&rows).into_iter());
+        let slots = Remainders::new(rows.step, offsets(&rows).into_iter());
         if slots.span > 32 && slots.span > 2 * offsets(&rows).len() {
-            outer.push(std::mem::replace(&mut rows, Axis::none()));
+            outer.push(std::mem::replace(&mut rows, Axis::single_position()));
         }
         let mut phases = vec![(Vec::new(), vec![(0usize, Vec::new())])];
         for axis in outer.iter().chain([&rows, &cols]) {
@@ -333,7 +333,7 @@ impl Patches {
             outer,
             rows,
             cols,
-            aligned,
+            is_aligned: aligned,
             strip: Strip::default(),
         })
     }
@@ -345,15 +345,15 @@ impl Patches {
 
     /// Chooses the layout of strips for ranges of at most `most` positions. `split`: each range is inside of one row.
     /// `planar`: each range is inside of one image, and there are no outer axes.
-    pub(super) fn lay_out(&mut self, most: usize, split: bool, planar: bool) {
+    pub(super) fn plan_strip(&mut self, most: usize, split: bool, planar: bool) {
         let rank = self.outer.len();
         let offsets = |axis: usize| {
             self.phases.iter().flat_map(move |phase| phase.along.iter().map(move |along| along[axis]))
         };
-        let row = Slots::new(self.rows.step, offsets(rank));
-        let col = Slots::new(self.cols.step, offsets(rank + 1));
+        let row = Remainders::new(self.rows.step, offsets(rank));
+        let col = Remainders::new(self.cols.step, offsets(rank + 1));
         let mut outer: Vec<Vec<isize>> = Vec::new();
-        if !self.aligned {
+        if !self.is_aligned {
             let every =
                 self.phases.iter().flat_map(|phase| phase.along.iter().map(|along| along[..rank].to_vec()));
             outer.extend(every);
@@ -378,7 +378,7 @@ impl Patches {
         };
         for phase in &mut self.phases {
             let offset = |along: &Vec<isize>| {
-                if self.aligned {
+                if self.is_aligned {
                     return 0;
                 }
                 let combination = outer.binary_search_by(|other| other[..].cmp(&along[..rank])).unwrap_or(0);
@@ -389,9 +389,9 @@ impl Patches {
             };
             phase.offsets = phase.along.iter().map(offset).collect();
         }
-        let elements = if self.aligned { 0 } else { elements + SLACK };
+        let elements = if self.is_aligned { 0 } else { elements + SLACK };
         self.strip = Strip {
-            split,
+            is_split_by_rows: split,
             outer,
             row,
             col,
@@ -403,13 +403,13 @@ impl Patches {
             runs: Vec::new(),
         };
         if !split {
-            let run = |&remainder: &usize| self.run(remainder, 0, self.cols.count);
+            let run = |&remainder: &usize| self.column_run(remainder, 0, self.cols.count);
             self.strip.runs = self.strip.col.remainders.iter().map(run).collect();
         }
     }
 
     /// Returns the source of a column phase, for `count` positions from column `x` on.
-    fn run(&self, remainder: usize, x: usize, count: usize) -> Run {
+    fn column_run(&self, remainder: usize, x: usize, count: usize) -> Run {
         let step = self.cols.step as isize;
         let begin = (x as isize + self.strip.col.low) * step + remainder as isize;
         let whole = count + self.strip.col.span;
@@ -422,7 +422,7 @@ impl Patches {
 
     /// Calls `f` for each piece of a range of positions.
     #[inline(always)]
-    pub(super) fn pieces(&self, begin: usize, end: usize, mut f: impl FnMut(Piece)) {
+    pub(super) fn for_each_piece(&self, begin: usize, end: usize, mut f: impl FnMut(Piece)) {
         let (high, wide) = (self.rows.count, self.cols.count);
         let outer: usize = self.outer.iter().map(|axis| axis.count).product();
         let (mut row, last) = (begin / wide, (end - 1) / wide);
@@ -434,13 +434,13 @@ impl Patches {
     }
 
     /// Returns the maximum number of segments of a range of `most` positions, divided into panels.
-    pub(super) fn most_segments(&self, most: usize, panel: usize) -> usize {
+    pub(super) fn max_segments(&self, most: usize, panel: usize) -> usize {
         most / self.cols.count.max(1) + 2 + most.div_ceil(panel)
     }
 
     /// Calls `f` for the segments of the positions `begin..end`, in order. Segments are divided into panels of `panel`
     /// positions, with `pitch` elements from panel to panel.
-    pub(super) fn segments(
+    pub(super) fn for_each_segment(
         &self,
         (begin, end): (usize, usize),
         panel: usize,
@@ -458,7 +458,7 @@ impl Patches {
             }
         };
         let wide = self.cols.count;
-        if self.aligned {
+        if self.is_aligned {
             let mut place = begin;
             while place < end {
                 let len = (wide - place % wide).min(end - place);
@@ -467,10 +467,10 @@ impl Patches {
             }
             return;
         }
-        let Strip { split, ref outer, ref row, row_step, plane, .. } = self.strip;
+        let Strip { is_split_by_rows: split, ref outer, ref row, row_step, plane, .. } = self.strip;
         let start = if split { begin % wide } else { 0 };
         let (mut base, mut place) = (0, begin);
-        self.pieces(begin, end, |piece| {
+        self.for_each_piece(begin, end, |piece| {
             for y in 0..piece.rows {
                 let len = (wide - place % wide).min(end - place);
                 cut((base + y * row_step + place % wide - start) as isize, len);
@@ -483,12 +483,12 @@ impl Patches {
     /// Calls `f(to, from)` for each row of the strip of the positions `begin..end` that is not padding: its start in
     /// the strip, and its start in a channel.
     #[inline(always)]
-    pub(super) fn strip_rows(&self, begin: usize, end: usize, mut f: impl FnMut(usize, usize)) {
+    pub(super) fn for_each_strip_row(&self, begin: usize, end: usize, mut f: impl FnMut(usize, usize)) {
         let Strip { ref outer, ref row, row_step, row_phase, plane, .. } = self.strip;
         let mut base = 0;
-        self.pieces(begin, end, |piece| {
+        self.for_each_piece(begin, end, |piece| {
             for offsets in outer {
-                if let Some(place) = self.outer_place(piece.outer, offsets) {
+                if let Some(place) = self.outer_index(piece.outer, offsets) {
                     let from = piece.image * self.image + place * self.rows.source * self.cols.source;
                     // In memory order.
                     for quotient in 0..piece.rows + row.span {
@@ -507,11 +507,11 @@ impl Patches {
         });
     }
 
-    /// Returns the band with the elements of [`Patches::strip_rows`] and [`Patches::row_runs`], if there is one:
+    /// Returns the band with the elements of [`Patches::for_each_strip_row`] and [`Patches::for_each_run`], if there is one:
     /// positions of one image, with adjacent columns.
     pub(super) fn band(&self, begin: usize, end: usize) -> Option<Band> {
         let (wide, high) = (self.cols.count, self.rows.count);
-        let Strip { split, ref row, row_step, ref runs, .. } = self.strip;
+        let Strip { is_split_by_rows: split, ref row, row_step, ref runs, .. } = self.strip;
         let ([run], &[remainder]) = (runs.as_slice(), row.remainders.as_slice()) else { return None };
         let (first, last) = (begin / wide, (end - 1) / wide);
         if split || !self.outer.is_empty() || self.cols.step != 1 || first / high != last / high {
@@ -534,14 +534,14 @@ impl Patches {
 
     /// Returns the runs of the even and of the odd columns, if the column step is two and the odd run begins one
     /// element later. Each has its start in a row of the strip, and its elements.
-    pub(super) fn pair(&self) -> Option<[(usize, Run); 2]> {
+    pub(super) fn even_odd_runs(&self) -> Option<[(usize, Run); 2]> {
         let &[even, odd] = self.strip.runs.as_slice() else { return None };
         let next = self.cols.step == 2 && odd.first == even.first + 1;
         next.then_some([(even.zeros, even), (self.strip.col_phase + odd.zeros, odd)])
     }
 
     /// Returns the linear index of the outer element under a tap at an outer position.
-    fn outer_place(&self, mut position: usize, offsets: &[isize]) -> Option<usize> {
+    fn outer_index(&self, mut position: usize, offsets: &[isize]) -> Option<usize> {
         let (mut place, mut unit) = (0, 1);
         for (axis, &offset) in self.outer.iter().zip(offsets).rev() {
             let at = (position % axis.count * axis.step) as isize + offset;
@@ -555,7 +555,7 @@ impl Patches {
     /// Calls `f(spread, place)` for each outer element of the result at an outer position: its linear index within the
     /// spread, and its linear index in the result.
     #[inline(always)]
-    pub(super) fn outer_places(&self, position: usize, mut f: impl FnMut(usize, usize)) {
+    pub(super) fn for_each_outer_index(&self, position: usize, mut f: impl FnMut(usize, usize)) {
         let axes = &self.outer;
         let all: usize = axes.iter().map(|axis| axis.spread).product();
         for spread in 0..all {
@@ -575,11 +575,11 @@ impl Patches {
 
     /// Calls `f(offset, run)` for each column phase of a strip's row, for a range of positions.
     #[inline(always)]
-    pub(super) fn row_runs(&self, begin: usize, end: usize, mut f: impl FnMut(usize, Run)) {
+    pub(super) fn for_each_run(&self, begin: usize, end: usize, mut f: impl FnMut(usize, Run)) {
         for (i, &remainder) in self.strip.col.remainders.iter().enumerate() {
             let run = match self.strip.runs.get(i) {
                 Some(&run) => run,
-                None => self.run(remainder, begin % self.cols.count, end - begin),
+                None => self.column_run(remainder, begin % self.cols.count, end - begin),
             };
             f(i * self.strip.col_phase, run);
         }

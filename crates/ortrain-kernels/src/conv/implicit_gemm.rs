@@ -13,46 +13,46 @@ use std::sync::Arc;
 
 use ortrain_expr::{ConvPass, DType, OutOfRange};
 
-use super::copy::{Rows, fill, rows};
-use super::epilogue::{Finish, Rect};
+use super::copy::{RowCopy, copy_rows, fill_strips};
+use super::epilogue::{Epilogue, Rect};
 use super::im2col::{Patches, SLACK, Segment};
-use super::interleave::{Strands, Weave};
-use super::padding_fixup::PaddedInput;
-use super::partition::{Blocks, Partition, Unit};
+use super::interleave::{PhaseInterleaver, PhaseTable};
+use super::padding_fixup::RunSettings;
+use super::partition::{BlockUnit, Blocks, Partition};
 use super::{ConvDesc, Engine};
 use crate::gemm::micro::{Factor, Micro, Real, Target};
 use crate::gemm::pack::{Block, pack};
 use crate::gemm::tiles::{Session, Side};
 use crate::isa::Isa;
 use crate::pool::Pool;
-use crate::scratch::{Bases, Parts, Scratch};
+use crate::scratch::{BaseAddresses, Scratch, ScratchParts};
 use crate::tile::ALIGN;
 
 /// Depth of a panel, which stays in the first-level cache.
-pub(super) const DEPTH: usize = 256;
+pub(super) const PANEL_DEPTH: usize = 256;
 /// Number of columns of a block.
-const COLUMNS: usize = 256;
+const BLOCK_COLUMNS: usize = 256;
 /// Maximum number of elements of a block's packed panels, if it has more columns than [`COLUMNS`].
-const PANELS: usize = 64 << 10;
+const MAX_PANEL_ELEMENTS: usize = 64 << 10;
 /// Minimum number of images for blocks of whole images.
-const FEW_IMAGES: usize = 8;
+const MIN_WHOLE_IMAGES: usize = 8;
 /// Maximum number of elements of a block of the result, with all phases and their interleaved form.
-const BLOCK: usize = 256 << 10;
+const MAX_BLOCK_ELEMENTS: usize = 256 << 10;
 /// Maximum number of elements of the strips that are filled at a time.
-pub(super) const STRIPS: usize = 96 << 10;
+pub(super) const MAX_STRIP_ELEMENTS: usize = 96 << 10;
 /// Minimum number of multiplications of a task.
 pub(super) const MIN_TASK_WORK: usize = 1 << 19;
 /// Maximum number of tasks.
 pub(super) const MAX_TASKS: usize = 16;
 /// Maximum bytes of packed weights, and of packed windows, that all tasks share.
-const SHARED_WEIGHTS: usize = 4 << 20;
-const SHARED_WINDOWS: usize = 8 << 20;
+const MAX_SHARED_WEIGHT_BYTES: usize = 4 << 20;
+const MAX_SHARED_WINDOW_BYTES: usize = 8 << 20;
 /// Maximum bytes of windows, and minimum number of rows of a task, to share many columns. All rows of a task pass over
 /// all windows, which should be in the second-level cache.
-const NEAR_WINDOWS: usize = 512 << 10;
-const MANY_ROWS: usize = 24;
+const MAX_CACHED_WINDOW_BYTES: usize = 512 << 10;
+const MIN_TASK_ROWS: usize = 24;
 /// Maximum number of columns that one task packs.
-const PACKED: usize = 128;
+const MAX_PACKED_COLUMNS: usize = 128;
 
 /// Access to the elements of the filter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -86,8 +86,8 @@ impl Step {
     }
 }
 
-pub(super) struct Product<T: 'static> {
-    finish: Arc<Finish>,
+pub(super) struct ImplicitGemm<T: 'static> {
+    epilogue: Arc<Epilogue>,
     micro: Micro<T>,
     isa: Isa,
     patches: Patches,
@@ -101,19 +101,19 @@ pub(super) struct Product<T: 'static> {
     /// Steps through the filter: from row to row, from channel to channel, from group to group.
     filter: [usize; 3],
     /// True if the depths of a phase follow the order of the filter.
-    natural: bool,
+    is_filter_order: bool,
     weights: Weights,
     blocks: Blocks,
     rows: Partition,
     /// True if windows are packed once for all tasks.
-    shared: bool,
+    shares_windows: bool,
     /// For each range of channels: its steps.
     steps: Vec<Vec<Step>>,
-    strands: Strands,
+    phase_table: PhaseTable,
     /// True if the result has one phase, in order.
-    single: bool,
+    has_single_phase: bool,
     /// True if blocks are written directly to the result.
-    direct: bool,
+    stores_directly: bool,
     layout: Layout,
 }
 
@@ -138,16 +138,16 @@ struct Layout {
 }
 
 /// Returns the number of elements from panel to panel of windows.
-fn panel<T: Real>(micro: &Micro<T>, depth: usize) -> usize {
+fn panel_elements<T: Real>(micro: &Micro<T>, depth: usize) -> usize {
     let slack = if micro.tiles.is_some() { 0 } else { SLACK };
-    micro.packed(Side::B, micro.nr, depth) + slack
+    micro.packed_len(Side::B, micro.nr, depth) + slack
 }
 
-impl<T: Real> Product<T> {
+impl<T: Real> ImplicitGemm<T> {
     /// Returns `None` if another engine is better.
-    pub(super) fn new(desc: &ConvDesc, isa: Isa, finish: &Arc<Finish>) -> Option<Product<T>> {
+    pub(super) fn new(desc: &ConvDesc, isa: Isa, finish: &Arc<Epilogue>) -> Option<ImplicitGemm<T>> {
         let shape = &desc.shape;
-        let micro: Micro<T> = super::micro(desc, isa, [desc.b, desc.a]);
+        let micro: Micro<T> = super::choose_micro_kernel(desc, isa, [desc.b, desc.a]);
         let Micro { mr, nr, .. } = micro;
         let tiled = micro.tiles.is_some();
         let real = if T::BYTES == 8 { DType::F64 } else { DType::F32 };
@@ -169,7 +169,7 @@ impl<T: Real> Product<T> {
         let spread: usize = axes().map(|axis| axis.spread).product();
         let single = phases == 1 && spread == 1;
         let natural = !back && phases == 1 && patches.phases[0].taps.len() == taps;
-        let height = micro.height(m);
+        let height = micro.panel_rows(m);
         let row_panels = m.div_ceil(height);
 
         // Amount of work, and its division into tasks.
@@ -178,47 +178,49 @@ impl<T: Real> Product<T> {
         let work = n.saturating_mul(m).saturating_mul(depth).saturating_mul(groups);
         let wanted = (work / MIN_TASK_WORK).clamp(1, MAX_TASKS);
         let copies = if single { 1 } else { phases + spread };
-        let windows = micro.packed(Side::B, n.next_multiple_of(nr), depth).saturating_mul(T::BYTES);
-        let near = single && windows <= NEAR_WINDOWS && m >= MANY_ROWS * wanted;
-        let few = near || n <= MAX_TASKS * nr && (single || patches.cols.count <= COLUMNS);
-        let shared = groups == 1 && few && m >= 2 * mr && wanted > 1 && windows <= SHARED_WINDOWS;
+        let windows = micro.packed_len(Side::B, n.next_multiple_of(nr), depth).saturating_mul(T::BYTES);
+        let near = single && windows <= MAX_CACHED_WINDOW_BYTES && m >= MIN_TASK_ROWS * wanted;
+        let few = near || n <= MAX_TASKS * nr && (single || patches.cols.count <= BLOCK_COLUMNS);
+        let shared = groups == 1 && few && m >= 2 * mr && wanted > 1 && windows <= MAX_SHARED_WINDOW_BYTES;
         let (rows, blocks);
         if shared {
-            let most = (BLOCK / (copies * n.next_multiple_of(nr))).max(1);
-            let parts = Partition::at_most(m, height, most).parts.max(wanted);
+            let most = (MAX_BLOCK_ELEMENTS / (copies * n.next_multiple_of(nr))).max(1);
+            let parts = Partition::with_max_size(m, height, most).parts.max(wanted);
             rows = Partition::new(m, height, parts);
-            blocks = Blocks::new(n, n, Unit::Any(n), n, 1);
+            blocks = Blocks::new(n, n, BlockUnit::Any(n), n, 1);
         } else {
-            let least = (2 * nr).max(if single { 0 } else { patches.cols.count.min(COLUMNS) });
-            rows = Partition::at_most(m, height, (BLOCK / copies / least).max(height));
+            let least = (2 * nr).max(if single { 0 } else { patches.cols.count.min(BLOCK_COLUMNS) });
+            rows = Partition::with_max_size(m, height, (MAX_BLOCK_ELEMENTS / copies / least).max(height));
             let deepest = patches.phases.iter().map(|phase| phase.taps.len() * channels).max();
-            let columns = (PANELS / deepest.unwrap_or(1).clamp(1, DEPTH)).clamp(COLUMNS, 4 * COLUMNS);
-            let most = (BLOCK / copies / rows.most().max(1)).clamp(nr, columns) / nr * nr;
+            let columns = (MAX_PANEL_ELEMENTS / deepest.unwrap_or(1).clamp(1, PANEL_DEPTH))
+                .clamp(BLOCK_COLUMNS, 4 * BLOCK_COLUMNS);
+            let most = (MAX_BLOCK_ELEMENTS / copies / rows.max_size().max(1)).clamp(nr, columns) / nr * nr;
             // Whole images: contiguous elements are read and written at once.
-            let images = single && patches.batch >= FEW_IMAGES && patches.positions() <= most;
-            let unit = match (single, patches.aligned) {
-                _ if images => Unit::Any(patches.positions().max(1)),
-                (true, true) => Unit::Any(nr),
-                (true, false) => Unit::Within(nr),
-                (false, _) => Unit::Rows(nr),
+            let images = single && patches.batch >= MIN_WHOLE_IMAGES && patches.positions() <= most;
+            let unit = match (single, patches.is_aligned) {
+                _ if images => BlockUnit::Any(patches.positions().max(1)),
+                (true, true) => BlockUnit::Any(nr),
+                (true, false) => BlockUnit::Within(nr),
+                (false, _) => BlockUnit::Rows(nr),
             };
             let wanted = wanted.div_ceil(groups.max(1)).min(n.div_ceil(2 * nr).max(1));
             blocks = Blocks::new(n, patches.cols.count, unit, most, wanted);
         }
-        let cols = blocks.most.next_multiple_of(nr);
-        patches.lay_out(blocks.most, blocks.split(), false);
+        let cols = blocks.max_positions.next_multiple_of(nr);
+        patches.plan_strip(blocks.max_positions, blocks.is_split_by_rows(), false);
 
         // Some channels at a time.
         let most_taps = patches.phases.iter().map(|phase| phase.taps.len()).max().unwrap_or(1);
-        let at_once = (DEPTH / most_taps).min(STRIPS / patches.strip.elements.max(1)).max(1);
-        let chunks = Partition::at_most(if phases == 0 { 0 } else { channels }, 1, at_once);
+        let at_once =
+            (PANEL_DEPTH / most_taps).min(MAX_STRIP_ELEMENTS / patches.strip.elements.max(1)).max(1);
+        let chunks = Partition::with_max_size(if phases == 0 { 0 } else { channels }, 1, at_once);
         let mut steps = Vec::new();
         let (mut panels, mut packed, mut deepest) = (0, 0usize, 0);
         for i in 0..chunks.parts {
             let (begin, end) = chunks.part(i);
             let mut group = Vec::new();
             for (index, phase) in patches.phases.iter().enumerate() {
-                let ranges = Partition::at_most(phase.taps.len(), 1, DEPTH / (end - begin));
+                let ranges = Partition::with_max_size(phase.taps.len(), 1, PANEL_DEPTH / (end - begin));
                 for range in 0..ranges.parts {
                     let (from, to) = ranges.part(range);
                     let step = Step {
@@ -232,9 +234,9 @@ impl<T: Real> Product<T> {
                         weights: packed,
                     };
                     deepest = deepest.max(step.depth());
-                    panels += cols / nr * panel(&micro, step.depth());
+                    panels += cols / nr * panel_elements(&micro, step.depth());
                     packed = row_panels
-                        .saturating_mul(micro.packed(Side::A, mr, step.depth()))
+                        .saturating_mul(micro.packed_len(Side::A, mr, step.depth()))
                         .saturating_add(packed);
                     group.push(step);
                 }
@@ -244,7 +246,7 @@ impl<T: Real> Product<T> {
         let packed = packed.saturating_mul(T::BYTES);
         let weights = if natural && desc.b == real && !tiled {
             Weights::InPlace
-        } else if groups == 1 && blocks.count > 1 && packed <= SHARED_WEIGHTS {
+        } else if groups == 1 && blocks.count > 1 && packed <= MAX_SHARED_WEIGHT_BYTES {
             Weights::Shared
         } else {
             Weights::Local
@@ -252,24 +254,25 @@ impl<T: Real> Product<T> {
         let direct = single && steps.len() == 1 && steps[0].len() == 1 && finish.is_direct();
 
         let pitch = cols + 16;
-        let phase = rows.most() * pitch;
+        let phase = rows.max_size() * pitch;
         let mut layout = Layout { pitch, phase, each: finish.frame, ..Layout::default() };
         let mut room = |bytes: usize| {
             let at = layout.each;
             layout.each += bytes.next_multiple_of(ALIGN);
             at
         };
-        layout.segments = room(patches.most_segments(blocks.most, nr) * size_of::<Segment>());
-        let strip_bytes = patches.strip.elements * chunks.most() * T::BYTES;
+        layout.segments = room(patches.max_segments(blocks.max_positions, nr) * size_of::<Segment>());
+        let strip_bytes = patches.strip.elements * chunks.max_size() * T::BYTES;
         layout.strips = room(strip_bytes);
         let panels_of = |each: usize| cols / nr * each * T::BYTES;
         layout.windows = room(if shared && !tiled { 0 } else { panels_of(deepest * nr + SLACK) });
-        layout.tiles = room(if tiled && !shared { panels_of(panel(&micro, deepest)) } else { 0 });
-        let local = if weights == Weights::Local { rows.most().div_ceil(height) } else { 0 };
-        layout.weights = room(local * micro.packed(Side::A, mr, deepest) * T::BYTES);
+        layout.tiles = room(if tiled && !shared { panels_of(panel_elements(&micro, deepest)) } else { 0 });
+        let local = if weights == Weights::Local { rows.max_size().div_ceil(height) } else { 0 };
+        layout.weights = room(local * micro.packed_len(Side::A, mr, deepest) * T::BYTES);
         layout.plain = room(if tiled { mr * deepest * T::BYTES } else { 0 });
         layout.block = room(if direct { mr * nr } else { phase * phases } * T::BYTES);
-        let line = if single || finish.is_direct() { 0 } else { blocks.most * spread * rows.most() };
+        let line =
+            if single || finish.is_direct() { 0 } else { blocks.max_positions * spread * rows.max_size() };
         layout.line = room(line * T::BYTES);
         let bytes = match (shared, weights) {
             (true, _) => panels * T::BYTES,
@@ -279,9 +282,9 @@ impl<T: Real> Product<T> {
         layout.shared = bytes.next_multiple_of(ALIGN);
         layout.strip_bytes = strip_bytes;
 
-        let strands = Strands::new(&patches);
-        Some(Product {
-            finish: Arc::clone(finish),
+        let strands = PhaseTable::new(&patches);
+        Some(ImplicitGemm {
+            epilogue: Arc::clone(finish),
             micro,
             isa,
             patches,
@@ -291,21 +294,28 @@ impl<T: Real> Product<T> {
             height,
             channels,
             filter,
-            natural,
+            is_filter_order: natural,
             weights,
             blocks,
             rows,
-            shared,
+            shares_windows: shared,
             steps,
-            strands,
-            single,
-            direct,
+            phase_table: strands,
+            has_single_phase: single,
+            stores_directly: direct,
             layout,
         })
     }
 
     /// Returns the address of the filter element of a row, a channel and a tap.
-    fn weight(&self, base: *const u8, group: usize, row: usize, channel: usize, tap: usize) -> *const u8 {
+    fn weight_address(
+        &self,
+        base: *const u8,
+        group: usize,
+        row: usize,
+        channel: usize,
+        tap: usize,
+    ) -> *const u8 {
         let [line, plane, all] = self.filter;
         base.wrapping_add((group * all + row * line + channel * plane + tap) * self.dtypes[1].size())
     }
@@ -324,7 +334,7 @@ impl<T: Real> Product<T> {
         let [line, plane, _] = self.filter.map(|step| step as isize);
         let (isa, dtype, micro) = (self.isa, self.dtypes[1], self.micro);
         let block = |tap: usize, depth_step: isize, depth: usize| Block {
-            at: self.weight(base, group, row, step.channel, taps[tap]),
+            at: self.weight_address(base, group, row, step.channel, taps[tap]),
             line_step: line,
             depth_step,
             lines: end - row,
@@ -332,7 +342,7 @@ impl<T: Real> Product<T> {
         };
         // SAFETY: the filter has these elements, and the caller has capacity for the panel.
         unsafe {
-            if self.natural {
+            if self.is_filter_order {
                 micro.pack(isa, dtype, block(step.tap, 1, step.depth()), Side::A, to);
                 return;
             }
@@ -341,16 +351,16 @@ impl<T: Real> Product<T> {
                 let to = plain.add(tap * step.channels * micro.mr);
                 pack(isa, dtype, block(step.tap + tap, plane, step.channels), micro.mr, to);
             }
-            micro.settle(isa, Side::A, plain, micro.mr, (end - row, step.depth()), to);
+            micro.pack_from_panel(isa, Side::A, plain, micro.mr, (end - row, step.depth()), to);
         }
     }
 
     /// Writes the segments of a block, and returns their number.
-    unsafe fn list(&self, positions: (usize, usize), depth: usize, to: *mut Segment) -> usize {
+    unsafe fn list_segments(&self, positions: (usize, usize), depth: usize, to: *mut Segment) -> usize {
         let nr = self.micro.nr;
         let mut count = 0;
-        self.patches.segments(positions, nr, depth * nr + SLACK, |segment| {
-            // SAFETY: `most_segments` is the maximum number of segments.
+        self.patches.for_each_segment(positions, nr, depth * nr + SLACK, |segment| {
+            // SAFETY: `max_segments` is the maximum number of segments.
             unsafe { to.add(count).write(segment) };
             count += 1;
         });
@@ -365,13 +375,13 @@ impl<T: Real> Product<T> {
 
     /// Fills the strips for a range of channels.
     unsafe fn fill(&self, base: *const u8, group: usize, step: &Step, positions: (usize, usize), to: *mut T) {
-        if self.patches.aligned {
+        if self.patches.is_aligned {
             return;
         }
         let first = (group * self.channels + step.channel) * self.patches.plane;
         let from = base.wrapping_add(first * self.dtypes[0].size());
         // SAFETY: the planes are parts of the tensor, and the layout has capacity for the strips.
-        unsafe { fill(self.isa, self.dtypes[0], &self.patches, positions, from, step.channels, to) };
+        unsafe { fill_strips(self.isa, self.dtypes[0], &self.patches, positions, from, step.channels, to) };
     }
 
     /// Packs the panels of a step for a block of columns.
@@ -384,14 +394,14 @@ impl<T: Real> Product<T> {
         scratch: *mut u8,
         to: *mut T,
     ) {
-        let Product { patches, layout, .. } = self;
+        let ImplicitGemm { patches, layout, .. } = self;
         let nr = self.micro.nr;
         // SAFETY: scratch memory has the layout that `new` computed.
         unsafe {
             let segments = scratch.add(layout.segments).cast::<Segment>();
-            let count = self.list((begin, end), step.depth(), segments);
+            let count = self.list_segments((begin, end), step.depth(), segments);
             let first = (group * self.channels + step.channel) * patches.plane;
-            let (from, limit, channel) = if patches.aligned {
+            let (from, limit, channel) = if patches.is_aligned {
                 let all = patches.batch * patches.image;
                 (base.cast::<T>().wrapping_add(first), all - first, patches.plane)
             } else {
@@ -403,15 +413,15 @@ impl<T: Real> Product<T> {
             let tail = (end - begin) / nr * (depth * nr + SLACK) + last;
             let tiled = self.micro.tiles.is_some();
             let plain = if tiled { scratch.add(layout.windows).cast::<T>() } else { to };
-            rows(
+            copy_rows(
                 self.isa,
-                Rows {
+                RowCopy {
                     from,
                     limit,
                     channel,
                     channels: step.channels,
                     taps: &patches.phases[step.phase].offsets[step.tap..step.tap + step.taps],
-                    taps_inside: self.natural,
+                    taps_are_inner: self.is_filter_order,
                     segments: std::slice::from_raw_parts(segments, count),
                     tail: (tail, if last == 0 { 0 } else { nr - last }),
                     pitch: nr,
@@ -421,40 +431,40 @@ impl<T: Real> Product<T> {
             if tiled {
                 for (p, col) in (begin..end).step_by(nr).enumerate() {
                     let from = plain.add(p * (depth * nr + SLACK));
-                    let to = to.add(p * panel(&self.micro, depth));
-                    self.micro.settle(self.isa, Side::B, from, nr, (nr.min(end - col), depth), to);
+                    let to = to.add(p * panel_elements(&self.micro, depth));
+                    self.micro.pack_from_panel(self.isa, Side::B, from, nr, (nr.min(end - col), depth), to);
                 }
             }
         }
     }
 
     /// Runs one task: a block of columns, for a range of rows.
-    unsafe fn task(
+    unsafe fn run_task(
         &self,
         bases: &[*mut u8],
-        given: PaddedInput,
+        given: RunSettings,
         group: usize,
         positions: (usize, usize),
         rows: (usize, usize),
-        parts: Parts,
+        parts: ScratchParts,
         worker: usize,
     ) {
         let layout = &self.layout;
-        let scratch = parts.of(worker);
+        let scratch = parts.worker_part(worker);
         let (a, b) = (bases[0].cast_const(), bases[1].cast_const());
         // SAFETY: scratch memory has the layout that `new` computed, and the caller's contract.
         unsafe {
             let strips = scratch.add(layout.strips).cast::<T>();
-            if !self.shared {
+            if !self.shares_windows {
                 self.clear(strips);
             }
             for steps in &self.steps {
-                if !self.shared {
+                if !self.shares_windows {
                     self.fill(a, group, &steps[0], positions, strips);
                 }
                 for step in steps {
-                    let windows = if self.shared {
-                        parts.shared().cast::<T>().add(step.panels)
+                    let windows = if self.shares_windows {
+                        parts.shared_part().cast::<T>().add(step.panels)
                     } else {
                         let tiled = self.micro.tiles.is_some();
                         let at = if tiled { layout.tiles } else { layout.windows };
@@ -465,14 +475,14 @@ impl<T: Real> Product<T> {
                     self.multiply(bases, b, group, step, positions, rows, windows, parts, worker);
                 }
             }
-            if self.single && !self.direct {
+            if self.has_single_phase && !self.stores_directly {
                 self.store(bases, given, group, positions, rows, scratch);
-            } else if !self.direct {
-                let weave = Weave {
+            } else if !self.stores_directly {
+                let weave = PhaseInterleaver {
                     patches: &self.patches,
-                    strands: &self.strands,
-                    finish: &self.finish,
-                    split: self.blocks.split(),
+                    phase_table: &self.phase_table,
+                    epilogue: &self.epilogue,
+                    is_split_by_rows: self.blocks.is_split_by_rows(),
                     phase: layout.phase,
                     pitch: layout.pitch,
                 };
@@ -494,28 +504,30 @@ impl<T: Real> Product<T> {
         (begin, end): (usize, usize),
         (row, row_end): (usize, usize),
         windows: *const T,
-        parts: Parts,
+        parts: ScratchParts,
         worker: usize,
     ) {
-        let &Product { layout: Layout { pitch, .. }, height, .. } = self;
+        let &ImplicitGemm { layout: Layout { pitch, .. }, height, .. } = self;
         let (isa, micro) = (self.isa, self.micro);
         let Micro { mr, nr, .. } = micro;
-        let scratch = parts.of(worker);
+        let scratch = parts.worker_part(worker);
         let depth = step.depth();
-        let plane = self.finish.plane;
+        let plane = self.epilogue.plane;
         // SAFETY: scratch memory has the layout that `new` computed. Weights and windows are packed for all depths of
         // the step.
         unsafe {
-            let each = micro.packed(Side::A, mr, depth);
+            let each = micro.packed_len(Side::A, mr, depth);
             let packed =
                 |at: *mut T| (Factor { at: at.cast_const(), line: 1, depth: mr as isize }, each as isize);
             let (weights, next) = match self.weights {
                 Weights::InPlace => {
-                    let at = self.weight(filter, group, row, step.channel, step.tap).cast::<T>();
+                    let at = self.weight_address(filter, group, row, step.channel, step.tap).cast::<T>();
                     let line = self.filter[0] as isize;
                     (Factor { at, line, depth: 1 }, height as isize * line)
                 }
-                Weights::Shared => packed(parts.shared().cast::<T>().add(step.weights + row / height * each)),
+                Weights::Shared => {
+                    packed(parts.shared_part().cast::<T>().add(step.weights + row / height * each))
+                }
                 Weights::Local => {
                     let to = scratch.add(self.layout.weights).cast::<T>();
                     for (i, row) in (row..row_end).step_by(height).enumerate() {
@@ -527,9 +539,15 @@ impl<T: Real> Product<T> {
             };
             let block = scratch.add(self.layout.block).cast::<T>();
             let last = self.steps.last().and_then(|steps| steps.last());
-            let finishes = self.single && !self.direct && last.is_some_and(|last| std::ptr::eq(last, step));
+            let finishes = self.has_single_phase
+                && !self.stores_directly
+                && last.is_some_and(|last| std::ptr::eq(last, step));
             for (p, col) in (begin..end).step_by(nr).enumerate() {
-                let b = Factor { at: windows.add(p * panel(&micro, depth)), line: 1, depth: nr as isize };
+                let b = Factor {
+                    at: windows.add(p * panel_elements(&micro, depth)),
+                    line: 1,
+                    depth: nr as isize,
+                };
                 let there = nr.min(end - col);
                 let (image, place) = (col / plane.max(1), col % plane.max(1));
                 let whole = there == nr && place + nr <= plane;
@@ -542,17 +560,18 @@ impl<T: Real> Product<T> {
                     };
                     if finishes {
                         let channels = (group * self.m + row, count);
-                        self.finish.expect(bases, Rect { image, channels, places: (place, there) });
+                        self.epilogue
+                            .prefetch_rect(bases, Rect { image, channels, positions: (place, there) });
                     }
-                    if !self.direct {
+                    if !self.stores_directly {
                         let block = block.add(step.phase * self.layout.phase);
                         multiply(block.add(i * height * pitch + p * nr), pitch, !step.first);
                         continue;
                     }
                     let channels = (group * self.m + row, count);
                     if whole {
-                        let rect = Rect { image, channels, places: (place, nr) };
-                        multiply(self.finish.target::<T>(bases, rect), plane, false);
+                        let rect = Rect { image, channels, positions: (place, nr) };
+                        multiply(self.epilogue.target::<T>(bases, rect), plane, false);
                         continue;
                     }
                     multiply(block, nr, false);
@@ -560,8 +579,8 @@ impl<T: Real> Product<T> {
                     while done < there {
                         let (image, place) = ((col + done) / plane, (col + done) % plane);
                         let now = (plane - place).min(there - done);
-                        let rect = Rect { image, channels, places: (place, now) };
-                        self.finish.copy(bases, rect, block.add(done), nr);
+                        let rect = Rect { image, channels, positions: (place, now) };
+                        self.epilogue.copy(bases, rect, block.add(done), nr);
                         done += now;
                     }
                 }
@@ -573,31 +592,36 @@ impl<T: Real> Product<T> {
     unsafe fn store(
         &self,
         bases: &[*mut u8],
-        given: PaddedInput,
+        given: RunSettings,
         group: usize,
         (begin, end): (usize, usize),
         (row, row_end): (usize, usize),
         scratch: *mut u8,
     ) {
-        let plane = self.finish.plane;
+        let plane = self.epilogue.plane;
         let mut col = begin;
         while col < end {
             let (image, place) = (col / plane, col % plane);
             let now = (plane - place).min(end - col);
-            let rect = Rect { image, channels: (group * self.m + row, row_end - row), places: (place, now) };
+            let rect =
+                Rect { image, channels: (group * self.m + row, row_end - row), positions: (place, now) };
             // SAFETY: the caller's contract; the block is complete.
             unsafe {
                 let block = scratch.add(self.layout.block).cast::<T>().add(col - begin);
-                self.finish.run(bases, given, scratch, rect, block, self.layout.pitch);
+                self.epilogue.run(bases, given, scratch, rect, block, self.layout.pitch);
             }
             col += now;
         }
     }
 }
 
-impl<T: Real + Send + Sync> Engine for Product<T> {
-    fn finish(&self) -> &Finish {
-        &self.finish
+impl<T: Real + Send + Sync> Engine for ImplicitGemm<T> {
+    fn name(&self) -> &'static str {
+        "implicit GEMM"
+    }
+
+    fn epilogue(&self) -> &Epilogue {
+        &self.epilogue
     }
 
     fn scratch(&self) -> (usize, usize) {
@@ -607,21 +631,21 @@ impl<T: Real + Send + Sync> Engine for Product<T> {
     unsafe fn run(
         &self,
         bases: &[*mut u8],
-        given: PaddedInput,
+        given: RunSettings,
         pool: &Pool,
         scratch: Scratch,
     ) -> Result<(), OutOfRange> {
-        let parts = scratch.part(self.layout.shared, self.layout.each, pool);
-        let bases = Bases(bases);
+        let parts = scratch.split(self.layout.shared, self.layout.each, pool);
+        let bases = BaseAddresses(bases);
         // SAFETY: scratch memory has the layout that `new` computed. Tasks have separate blocks.
-        unsafe { self.finish.open(parts) };
-        if self.shared {
+        unsafe { self.epilogue.init_frames(parts) };
+        if self.shares_windows {
             let (begin, end) = self.blocks.block(0);
             let nr = self.micro.nr;
-            let cut = Partition::at_most(end - begin, nr, PACKED);
+            let cut = Partition::with_max_size(end - begin, nr, MAX_PACKED_COLUMNS);
             pool.run(self.steps.len() * cut.parts, parts.workers, &|task, worker| {
                 let a = { bases }.0[0].cast_const();
-                let scratch = parts.of(worker);
+                let scratch = parts.worker_part(worker);
                 let (steps, positions) = (&self.steps[task / cut.parts], cut.part(task % cut.parts));
                 // SAFETY: as above; parts are whole panels.
                 unsafe {
@@ -629,8 +653,8 @@ impl<T: Real + Send + Sync> Engine for Product<T> {
                     self.clear(strips);
                     self.fill(a, 0, &steps[0], positions, strips);
                     for step in steps {
-                        let panels = positions.0 / nr * panel(&self.micro, step.depth());
-                        let to = parts.shared().cast::<T>().add(step.panels + panels);
+                        let panels = positions.0 / nr * panel_elements(&self.micro, step.depth());
+                        let to = parts.shared_part().cast::<T>().add(step.panels + panels);
                         self.pack_windows(a, 0, step, positions, scratch, to);
                     }
                 }
@@ -640,11 +664,12 @@ impl<T: Real + Send + Sync> Engine for Product<T> {
                 let filter = { bases }.0[1].cast_const();
                 let rows = (task * self.height, self.m.min((task + 1) * self.height));
                 for step in self.steps.iter().flatten() {
-                    let at = step.weights + task * self.micro.packed(Side::A, self.micro.mr, step.depth());
+                    let at =
+                        step.weights + task * self.micro.packed_len(Side::A, self.micro.mr, step.depth());
                     // SAFETY: as above.
                     unsafe {
-                        let to = parts.shared().cast::<T>().add(at);
-                        self.pack_weights(filter, 0, step, rows, parts.of(worker), to);
+                        let to = parts.shared_part().cast::<T>().add(at);
+                        self.pack_weights(filter, 0, step, rows, parts.worker_part(worker), to);
                     }
                 }
             });
@@ -657,9 +682,9 @@ impl<T: Real + Send + Sync> Engine for Product<T> {
             let (block, group) = (rest % self.blocks.count, rest / self.blocks.count);
             let (positions, rows) = (self.blocks.block(block), self.rows.part(row));
             // SAFETY: as above.
-            unsafe { self.task(bases.0, given, group, positions, rows, parts, worker) };
+            unsafe { self.run_task(bases.0, given, group, positions, rows, parts, worker) };
         });
         // SAFETY: all tasks are done.
-        unsafe { self.finish.close(parts) }
+        unsafe { self.epilogue.first_failure(parts) }
     }
 }

@@ -1,14 +1,14 @@
 //! Interleaving of the phases of a block into rows of the result.
 
-use super::epilogue::{Finish, Rect};
+use super::epilogue::{Epilogue, Rect};
 use super::im2col::Patches;
-use super::padding_fixup::PaddedInput;
+use super::padding_fixup::RunSettings;
 use crate::gemm::micro::Real;
 use crate::isa::{Level, Work};
 
 /// The phases that form a row of the result.
 #[derive(Debug)]
-struct Strand {
+struct RowPhases {
     /// Linear position within the spread of the outer axes, and position within the spread of rows.
     outer: usize,
     row: usize,
@@ -18,20 +18,20 @@ struct Strand {
 
 /// The phases of all rows.
 #[derive(Debug)]
-pub(super) struct Strands(Vec<Strand>);
+pub(super) struct PhaseTable(Vec<RowPhases>);
 
-impl Strands {
-    pub(super) fn new(patches: &Patches) -> Strands {
-        let mut strands: Vec<Strand> = Vec::new();
+impl PhaseTable {
+    pub(super) fn new(patches: &Patches) -> PhaseTable {
+        let mut strands: Vec<RowPhases> = Vec::new();
         for (index, phase) in patches.phases.iter().enumerate() {
             let places = patches.outer.iter().zip(&phase.outer);
             let outer = places.fold(0, |linear, (axis, &place)| linear * axis.spread + place);
             match strands.iter_mut().find(|strand| strand.outer == outer && strand.row == phase.row) {
                 Some(strand) => strand.phases.push((phase.col, index)),
-                None => strands.push(Strand { outer, row: phase.row, phases: vec![(phase.col, index)] }),
+                None => strands.push(RowPhases { outer, row: phase.row, phases: vec![(phase.col, index)] }),
             }
         }
-        Strands(strands)
+        PhaseTable(strands)
     }
 
     /// Returns the phases of the rows at a position within the spread. Without phases the rows are zero.
@@ -42,41 +42,48 @@ impl Strands {
 }
 
 /// Conversion of a block of all phases into a block of the result.
-pub(super) struct Weave<'a> {
+pub(super) struct PhaseInterleaver<'a> {
     pub(super) patches: &'a Patches,
-    pub(super) strands: &'a Strands,
-    pub(super) finish: &'a Finish,
+    pub(super) phase_table: &'a PhaseTable,
+    pub(super) epilogue: &'a Epilogue,
     /// True if the block is inside of one row.
-    pub(super) split: bool,
+    pub(super) is_split_by_rows: bool,
     /// Elements from phase to phase and from channel to channel of the block.
     pub(super) phase: usize,
     pub(super) pitch: usize,
 }
 
-impl Weave<'_> {
+impl PhaseInterleaver<'_> {
     /// Interleaves the phases of some channels at the positions `begin..end`, and runs the epilogue over the result.
     ///
     /// # Safety
-    /// As [`Finish::run`]. `block` has the values of all phases. `line` has capacity for the result of one piece,
-    /// unless [`Finish::is_direct`].
+    /// As [`Epilogue::run`]. `block` has the values of all phases. `line` has capacity for the result of one piece,
+    /// unless [`Epilogue::is_direct`].
     pub(super) unsafe fn run<T: Real>(
         &self,
         bases: &[*mut u8],
-        given: PaddedInput,
+        given: RunSettings,
         channels: (usize, usize),
         (begin, end): (usize, usize),
         block: *const T,
         line: *mut T,
         frame: *mut u8,
     ) {
-        let &Weave { patches, strands, finish, split, phase, pitch } = self;
+        let &PhaseInterleaver {
+            patches,
+            phase_table: strands,
+            epilogue: finish,
+            is_split_by_rows: split,
+            phase,
+            pitch,
+        } = self;
         let (high, wide) = (&patches.rows, &patches.cols);
         let x = if split { begin % wide.count } else { 0 };
         let cols = if split { end - begin } else { wide.count };
         let xs = (x * wide.spread, ((x + cols) * wide.spread).min(wide.result));
         let mut col = 0;
-        patches.pieces(begin, end, |piece| {
-            patches.outer_places(piece.outer, |outer, place| {
+        patches.for_each_piece(begin, end, |piece| {
+            patches.for_each_outer_index(piece.outer, |outer, place| {
                 // A part of one row, or whole rows.
                 let whole = xs == (0, wide.result);
                 let ys = (piece.row * high.spread, ((piece.row + piece.rows) * high.spread).min(high.result));
@@ -84,13 +91,13 @@ impl Weave<'_> {
                 for y in (ys.0..ys.1).step_by(at_once) {
                     let count = at_once * (xs.1 - xs.0);
                     let place = (place * high.result + y) * wide.result + xs.0;
-                    let rect = Rect { image: piece.image, channels, places: (place, count) };
+                    let rect = Rect { image: piece.image, channels, positions: (place, count) };
                     let (to, step) = if finish.is_direct() {
                         (finish.target::<T>(bases, rect), finish.plane)
                     } else {
                         (line, count)
                     };
-                    finish.tape.isa.run(Interleave {
+                    finish.program.isa.run(Interleave {
                         patches,
                         strands,
                         phase,
@@ -119,7 +126,7 @@ impl Weave<'_> {
 /// Interleaves a block's phases into rows of the result.
 struct Interleave<'a, T: 'static> {
     patches: &'a Patches,
-    strands: &'a Strands,
+    strands: &'a PhaseTable,
     phase: usize,
     pitch: usize,
     /// Position within the spread of the outer axes.

@@ -31,14 +31,14 @@ use crate::isa::Isa;
 use crate::pool::Pool;
 use crate::scratch::{RunScalars, Scratch};
 use crate::tile::Compiler;
-use channel_vectors::Lanes;
-use depthwise::{Depthwise, DepthwiseFilter};
+use channel_vectors::ChannelVectors;
+use depthwise::{Depthwise, DepthwiseFilterGradient};
 use direct::Direct;
-use epilogue::{Finish, Rect};
-use fallback::General;
+use epilogue::{Epilogue, Rect};
+use fallback::Fallback;
 use filter_gradient::FilterGradient;
-use implicit_gemm::Product;
-use padding_fixup::PaddedInput;
+use implicit_gemm::ImplicitGemm;
+use padding_fixup::RunSettings;
 use winograd::Winograd;
 
 /// A convolution, or the gradient of one.
@@ -61,8 +61,8 @@ pub struct ConvDesc {
 pub struct ConvKernel {
     engine: Box<dyn Engine>,
     /// A faster algorithm, for operands without infinite, NaN or huge elements.
-    transformed: Option<Winograd>,
-    double: bool,
+    winograd: Option<Winograd>,
+    is_f64: bool,
     buffers: usize,
 }
 
@@ -74,7 +74,9 @@ impl fmt::Debug for ConvKernel {
 
 /// An algorithm for convolutions.
 trait Engine: Send + Sync {
-    fn finish(&self) -> &Finish;
+    /// Returns the name of the algorithm.
+    fn name(&self) -> &'static str;
+    fn epilogue(&self) -> &Epilogue;
     /// Bytes of scratch memory: shared by all workers, and for each worker.
     fn scratch(&self) -> (usize, usize);
     /// # Safety
@@ -82,7 +84,7 @@ trait Engine: Send + Sync {
     unsafe fn run(
         &self,
         bases: &[*mut u8],
-        given: PaddedInput,
+        given: RunSettings,
         pool: &Pool,
         scratch: Scratch,
     ) -> Result<(), OutOfRange>;
@@ -112,17 +114,30 @@ impl ConvKernel {
             (a, b) if Type::of(a) == Type::F32 && Type::of(b) == Type::F32 => false,
             (a, b) => return Err(format!("a convolution of {a} and {b}")),
         };
-        let (engine, transformed) =
-            if double { choose::<f64>(desc, compiler)? } else { choose::<f32>(desc, compiler)? };
+        let (engine, transformed) = if double {
+            choose_engine::<f64>(desc, compiler)?
+        } else {
+            choose_engine::<f32>(desc, compiler)?
+        };
         let nest = &desc.epilogue;
         let buffers = 1 + nest.loads.len() + nest.stores.len();
-        Ok(ConvKernel { engine, transformed, double, buffers })
+        Ok(ConvKernel { engine, winograd: transformed, is_f64: double, buffers })
+    }
+
+    /// Describes the algorithm.
+    #[must_use]
+    pub fn describe(&self) -> String {
+        let name = self.engine.name();
+        match self.winograd {
+            Some(_) => format!("Winograd F(2x2, 3x3); for operands with infinite, NaN or huge elements: {name}"),
+            None => name.to_owned(),
+        }
     }
 
     /// Returns true if a run can fail, because the epilogue has a guard.
     #[must_use]
     pub fn can_fail(&self) -> bool {
-        self.engine.finish().tape.can_fail
+        self.engine.epilogue().program.can_fail
     }
 
     /// Returns the bytes of scratch memory for a run on `threads` threads.
@@ -134,7 +149,7 @@ impl ConvKernel {
 
     /// Returns the bytes that all workers share, and the bytes of each worker. They suffice for both algorithms.
     fn scratch(&self) -> (usize, usize) {
-        let (a, b) = (self.engine.scratch(), self.transformed.as_ref().map_or((0, 0), Winograd::scratch));
+        let (a, b) = (self.engine.scratch(), self.winograd.as_ref().map_or((0, 0), Winograd::scratch));
         (a.0.max(b.0), a.1.max(b.1))
     }
 
@@ -160,26 +175,30 @@ impl ConvKernel {
     ) -> Result<(), OutOfRange> {
         assert_eq!(bases.len(), self.buffers, "one pointer for each buffer");
         let (shared, each) = self.scratch();
-        let workers = scratch.part(shared, each, pool).workers;
-        let finish = self.engine.finish();
-        let mut given = PaddedInput { scalars, doubtful: true };
-        if let Some(transformed) = &self.transformed {
-            if !transformed.is_odd(bases, pool, workers) {
-                given.doubtful = false;
+        let workers = scratch.split(shared, each, pool).workers;
+        let finish = self.engine.epilogue();
+        let mut given = RunSettings { scalars, may_need_fixup: true };
+        if let Some(transformed) = &self.winograd {
+            if !transformed.has_unsupported_elements(bases, pool, workers) {
+                given.may_need_fixup = false;
                 // SAFETY: the caller's contract.
                 return unsafe { transformed.run(bases, given, pool, scratch) };
             }
         } else {
-            given.doubtful =
-                finish.edges.as_ref().is_some_and(|edges| edges.may_be_nonfinite(bases, pool, workers));
+            given.may_need_fixup = finish
+                .padding_fixup
+                .as_ref()
+                .is_some_and(|edges| edges.may_be_nonfinite(bases, pool, workers));
         }
         // SAFETY: the caller's contract.
         unsafe { self.engine.run(bases, given, pool, scratch) }?;
-        if let Some(edges) = finish.edges.as_ref().filter(|_| given.doubtful && finish.is_direct()) {
-            let all = Rect { image: 0, channels: (0, 0), places: (0, 0) };
+        if let Some(edges) =
+            finish.padding_fixup.as_ref().filter(|_| given.may_need_fixup && finish.is_direct())
+        {
+            let all = Rect { image: 0, channels: (0, 0), positions: (0, 0) };
             // SAFETY: the caller's contract; the result is stored unchanged, so the store has the sums.
             unsafe {
-                if self.double {
+                if self.is_f64 {
                     edges.recompute_all(bases, finish.target::<f64>(bases, all), pool, workers);
                 } else {
                     edges.recompute_all(bases, finish.target::<f32>(bases, all), pool, workers);
@@ -192,24 +211,24 @@ impl ConvKernel {
 
 /// Returns the micro-kernel for the products of a group. `dtypes`: first the operand of the rows, then the other
 /// operand.
-fn micro<T: Real>(desc: &ConvDesc, isa: Isa, dtypes: [DType; 2]) -> Micro<T> {
-    Micro::choose(isa, desc.products, dtypes)
+fn choose_micro_kernel<T: Real>(desc: &ConvDesc, isa: Isa, dtypes: [DType; 2]) -> Micro<T> {
+    Micro::select(isa, desc.products, dtypes)
 }
 
 /// Chooses the engine for a shape: the first one that supports the shape and is not slower than the engines after it.
 /// Also chooses Winograd's algorithm if that is faster.
-fn choose<T: Real + Send + Sync>(
+fn choose_engine<T: Real + Send + Sync>(
     desc: &ConvDesc,
     compiler: Compiler<'_>,
 ) -> Result<(Box<dyn Engine>, Option<Winograd>), String> {
     let isa = compiler.isa();
-    let finish = Arc::new(Finish::new::<T>(desc, compiler)?);
+    let finish = Arc::new(Epilogue::new::<T>(desc, compiler)?);
     fn boxed<E: Engine + 'static>(engine: E) -> Box<dyn Engine> {
         Box::new(engine)
     }
     // Engines without packing, and engines that transform windows, multiply the operands unchanged.
-    let as_they_are = micro::<T>(desc, isa, [desc.a, desc.b]).tiles.is_none();
-    let engine = as_they_are.then(|| Lanes::<T>::new(desc, isa, &finish).map(boxed)).flatten();
+    let as_they_are = choose_micro_kernel::<T>(desc, isa, [desc.a, desc.b]).tiles.is_none();
+    let engine = as_they_are.then(|| ChannelVectors::<T>::new(desc, isa, &finish).map(boxed)).flatten();
     let engine = engine.or_else(|| match desc.shape.pass {
         ConvPass::Output | ConvPass::InputGradient => as_they_are
             .then(|| {
@@ -217,13 +236,13 @@ fn choose<T: Real + Send + Sync>(
                 Depthwise::<T>::new(desc, isa, &finish).map(boxed).or_else(direct)
             })
             .flatten()
-            .or_else(|| Product::<T>::new(desc, isa, &finish).map(boxed)),
+            .or_else(|| ImplicitGemm::<T>::new(desc, isa, &finish).map(boxed)),
         ConvPass::FilterGradient => as_they_are
-            .then(|| DepthwiseFilter::<T>::new(desc, isa, &finish).map(boxed))
+            .then(|| DepthwiseFilterGradient::<T>::new(desc, isa, &finish).map(boxed))
             .flatten()
             .or_else(|| FilterGradient::<T>::new(desc, isa, &finish).map(boxed)),
     });
-    let engine = engine.unwrap_or_else(|| boxed(General::<T>::new(desc, isa, Arc::clone(&finish))));
+    let engine = engine.unwrap_or_else(|| boxed(Fallback::<T>::new(desc, isa, Arc::clone(&finish))));
     let fits = T::BYTES == 4 && as_they_are;
     Ok((engine, fits.then(|| Winograd::new(desc, isa, &finish)).flatten()))
 }

@@ -18,29 +18,29 @@ use super::epilogue::Rect;
 use crate::gemm::micro::Real;
 use crate::isa::{Isa, Level, Work};
 use crate::pool::Pool;
-use crate::scratch::{Bases, RunScalars};
+use crate::scratch::{BaseAddresses, RunScalars};
 use crate::tile::number::{Bf16, F16, Stored};
 
 /// Number of elements that are scanned at a time.
-pub(super) const PIECE: usize = 1 << 15;
+pub(super) const SCAN_PIECE: usize = 1 << 15;
 
 /// Settings of a run of an engine, in addition to buffers and memory.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct PaddedInput {
+pub(super) struct RunSettings {
     pub(super) scalars: RunScalars,
     /// True if padding may have turned sums into NaN.
-    pub(super) doubtful: bool,
+    pub(super) may_need_fixup: bool,
 }
 
 /// The sums of a convolution with windows that reach over an edge.
 #[derive(Debug)]
-pub(super) struct Edges {
+pub(super) struct PaddingFixup {
     shape: ConvShape,
     dtypes: [DType; 2],
     precision: Precision,
     isa: Isa,
     /// Index of the operand without padding, and the number of its elements.
-    bare: (usize, usize),
+    unpadded: (usize, usize),
     /// Number of elements of the result.
     results: usize,
 }
@@ -51,7 +51,7 @@ struct Sum {
     outer: usize,
     inner: usize,
     /// First element of the unpadded operand, and the step from one outer index to the next.
-    bare: (usize, usize),
+    unpadded: (usize, usize),
     /// The same for the padded operand.
     padded: (usize, usize),
 }
@@ -59,26 +59,26 @@ struct Sum {
 /// Slices of the unpadded operand, from the first nonfinite one to the last, for sums over the same slices.
 /// Neighbouring sums share their slices.
 #[derive(Clone, Copy, Default)]
-struct OddSlices {
+struct NonfiniteSlices {
     /// First element of the slices.
     of: Option<usize>,
     range: (usize, usize),
 }
 
-impl Edges {
+impl PaddingFixup {
     /// Returns `None` if no window reaches over an edge.
-    pub(super) fn new(desc: &ConvDesc, isa: Isa) -> Option<Edges> {
+    pub(super) fn new(desc: &ConvDesc, isa: Isa) -> Option<PaddingFixup> {
         let shape = &desc.shape;
         let [a, b, results] = shape.operands().map(|dims| dims.iter().product());
         let bare = if shape.pass == ConvPass::FilterGradient { (0, a) } else { (1, b) };
-        let inside = shape.axes.iter().all(|axis| is_inside(axis, shape.pass));
+        let inside = shape.axes.iter().all(|axis| has_no_padding(axis, shape.pass));
         let shape = shape.clone();
-        (!inside && bare.1 > 0).then_some(Edges {
+        (!inside && bare.1 > 0).then_some(PaddingFixup {
             shape,
             dtypes: [desc.a, desc.b],
             precision: desc.products.precision,
             isa,
-            bare,
+            unpadded: bare,
             results,
         })
     }
@@ -86,17 +86,21 @@ impl Edges {
     /// Returns true if padding may turn sums into NaN: the unpadded operand has a nonfinite element. Also returns true
     /// if the operand has more elements than there are sums, because then the sums are checked directly.
     pub(super) fn may_be_nonfinite(&self, bases: &[*mut u8], pool: &Pool, workers: usize) -> bool {
-        let (operand, len) = self.bare;
+        let (operand, len) = self.unpadded;
         let dtype = self.dtypes[operand];
         if len > self.results || dtype != DType::F32 {
             return true;
         }
-        let bases = Bases(bases);
+        let bases = BaseAddresses(bases);
         let odd = AtomicBool::new(false);
-        pool.run(len.div_ceil(PIECE), workers, &|piece, _| {
+        pool.run(len.div_ceil(SCAN_PIECE), workers, &|piece, _| {
             let bases = &{ bases };
-            let from = bases.0[operand].cast::<f32>().wrapping_add(piece * PIECE).cast_const();
-            if self.isa.run(Odd { from, len: PIECE.min(len - piece * PIECE), least: self.least() }) {
+            let from = bases.0[operand].cast::<f32>().wrapping_add(piece * SCAN_PIECE).cast_const();
+            if self.isa.run(MagnitudeScan {
+                from,
+                len: SCAN_PIECE.min(len - piece * SCAN_PIECE),
+                threshold_bits: self.nonfinite_bits(),
+            }) {
                 odd.store(true, Ordering::Relaxed);
             }
         });
@@ -104,7 +108,7 @@ impl Edges {
     }
 
     /// Returns the bits of the smallest magnitude that is infinite as a factor.
-    fn least(&self) -> u32 {
+    fn nonfinite_bits(&self) -> u32 {
         if self.precision == Precision::Bf16 { ROUNDED_TO_INFINITY } else { INFINITE }
     }
 
@@ -120,23 +124,23 @@ impl Edges {
         block: *mut T,
         step: usize,
     ) {
-        let mut known = OddSlices::default();
+        let mut known = NonfiniteSlices::default();
         for c in 0..rect.channels.1 {
             let line = block.wrapping_add(c * step);
-            let len = rect.places.1;
+            let len = rect.positions.1;
             // SAFETY: the caller's contract.
-            if !unsafe { is_doubtful(self.isa, line, len) } {
+            if !unsafe { may_have_nan(self.isa, line, len) } {
                 continue;
             }
-            let first = (rect.image * channels + rect.channels.0 + c) * plane + rect.places.0;
+            let first = (rect.image * channels + rect.channels.0 + c) * plane + rect.positions.0;
             for i in 0..len {
                 // SAFETY: as above.
                 unsafe {
                     let at = line.add(i);
-                    if at.read_unaligned().is_no_number()
-                        && let Some(sum) = self.again(bases, first + i, &mut known)
+                    if at.read_unaligned().is_nan_value()
+                        && let Some(sum) = self.recompute_sum(bases, first + i, &mut known)
                     {
-                        at.write_unaligned(T::nearest(sum));
+                        at.write_unaligned(T::round_from_f64(sum));
                     }
                 }
             }
@@ -146,7 +150,7 @@ impl Edges {
     /// Recomputes the spoiled sums of a result that is stored unchanged, from `result` on.
     ///
     /// # Safety
-    /// As [`Edges::recompute`], for all elements of the result.
+    /// As [`PaddingFixup::recompute`], for all elements of the result.
     pub(super) unsafe fn recompute_all<T: Real>(
         &self,
         bases: &[*mut u8],
@@ -154,12 +158,13 @@ impl Edges {
         pool: &Pool,
         workers: usize,
     ) {
-        let shared = Bases(bases);
-        let to = Bases(&[result.cast()]);
-        pool.run(self.results.div_ceil(PIECE), workers, &|piece, _| {
+        let shared = BaseAddresses(bases);
+        let to = BaseAddresses(&[result.cast()]);
+        pool.run(self.results.div_ceil(SCAN_PIECE), workers, &|piece, _| {
             let (shared, to) = (&{ shared }, &{ to });
-            let first = piece * PIECE;
-            let rect = Rect { image: 0, channels: (0, 1), places: (first, PIECE.min(self.results - first)) };
+            let first = piece * SCAN_PIECE;
+            let rect =
+                Rect { image: 0, channels: (0, 1), positions: (first, SCAN_PIECE.min(self.results - first)) };
             let block = to.0[0].cast::<T>().wrapping_add(first);
             // SAFETY: the caller's contract; pieces share no elements.
             unsafe { self.recompute(shared.0, rect, (1, self.results), block, 0) };
@@ -167,27 +172,32 @@ impl Edges {
     }
 
     /// Returns the sum for an element of the result, by the definition, if padding has spoiled that sum.
-    unsafe fn again(&self, bases: &[*mut u8], element: usize, known: &mut OddSlices) -> Option<f64> {
+    unsafe fn recompute_sum(
+        &self,
+        bases: &[*mut u8],
+        element: usize,
+        known: &mut NonfiniteSlices,
+    ) -> Option<f64> {
         let (sum, places) = self.sum_of(element);
-        let is_whole = |(i, axis)| self.inside(i, places[i]) == (0..self.sizes(axis).0);
+        let is_whole = |(i, axis)| self.inside_range(i, places[i]) == (0..self.sizes(axis).0);
         if !self.has_gaps() && self.shape.axes.iter().enumerate().all(is_whole) {
             return None;
         }
-        let slice = |s: usize| sum.bare.0 + s * sum.bare.1;
-        if known.of != Some(sum.bare.0) {
+        let slice = |s: usize| sum.unpadded.0 + s * sum.unpadded.1;
+        if known.of != Some(sum.unpadded.0) {
             // SAFETY: elements of the unpadded operand.
-            let is_odd = |&s: &usize| unsafe { self.is_odd(bases, slice(s), sum.inner) };
+            let is_odd = |&s: &usize| unsafe { self.has_nonfinite(bases, slice(s), sum.inner) };
             let first = (0..sum.outer).find(is_odd).unwrap_or(sum.outer);
             let end = (first..sum.outer).rfind(is_odd).map_or(first, |last| last + 1);
-            *known = OddSlices { of: Some(sum.bare.0), range: (first, end) };
+            *known = NonfiniteSlices { of: Some(sum.unpadded.0), range: (first, end) };
         }
         // SAFETY: as above.
         let is_spoiled = |&s: &usize| unsafe {
             if self.has_gaps() {
-                let mut meets = Meets::new(self, &places);
-                (0..sum.inner).any(|t| meets.next().is_none() && self.is_odd(bases, slice(s) + t, 1))
+                let mut meets = MeetingPositions::new(self, &places);
+                (0..sum.inner).any(|t| meets.next().is_none() && self.has_nonfinite(bases, slice(s) + t, 1))
             } else {
-                self.is_odd_outside(bases, slice(s), 0, &places)
+                self.has_nonfinite_in_padding(bases, slice(s), 0, &places)
             }
         };
         // Nonfinite elements are often neighbours, so a product that makes the true sum NaN is often near the first
@@ -195,13 +205,14 @@ impl Edges {
         let first = (known.range.0..known.range.1).find(is_spoiled)?;
         let mut total = 0.0;
         for s in (first..sum.outer).chain(0..first) {
-            let mut meets = Meets::new(self, &places);
+            let mut meets = MeetingPositions::new(self, &places);
             for t in 0..sum.inner {
                 if let Some(place) = meets.next() {
                     let at = sum.padded.0 + s * sum.padded.1 + place;
                     // SAFETY: elements of the operands.
                     total += unsafe {
-                        self.read(bases, self.bare.0, slice(s) + t) * self.read(bases, 1 - self.bare.0, at)
+                        self.read(bases, self.unpadded.0, slice(s) + t)
+                            * self.read(bases, 1 - self.unpadded.0, at)
                     };
                     if total.is_nan() {
                         return None;
@@ -213,30 +224,38 @@ impl Edges {
     }
 
     /// Returns true if some elements of the unpadded operand are not finite as factors.
-    unsafe fn is_odd(&self, bases: &[*mut u8], at: usize, len: usize) -> bool {
+    unsafe fn has_nonfinite(&self, bases: &[*mut u8], at: usize, len: usize) -> bool {
         if len == 0 {
             return false;
         }
-        if self.dtypes[self.bare.0] == DType::F32 {
-            let from = bases[self.bare.0].cast::<f32>().wrapping_add(at).cast_const();
-            return self.isa.run(Odd { from, len, least: self.least() });
+        if self.dtypes[self.unpadded.0] == DType::F32 {
+            let from = bases[self.unpadded.0].cast::<f32>().wrapping_add(at).cast_const();
+            return self.isa.run(MagnitudeScan { from, len, threshold_bits: self.nonfinite_bits() });
         }
         // SAFETY: the caller's contract.
-        (at..at + len).any(|at| unsafe { !self.read(bases, self.bare.0, at).is_finite() })
+        (at..at + len).any(|at| unsafe { !self.read(bases, self.unpadded.0, at).is_finite() })
     }
 
     /// Returns true if an element of a block is not finite and meets padding. The block covers the axes from `axis` on,
     /// and begins at `at`.
-    unsafe fn is_odd_outside(&self, bases: &[*mut u8], at: usize, axis: usize, places: &Dims) -> bool {
+    unsafe fn has_nonfinite_in_padding(
+        &self,
+        bases: &[*mut u8],
+        at: usize,
+        axis: usize,
+        places: &Dims,
+    ) -> bool {
         let Some((first, rest)) = self.shape.axes[axis..].split_first() else { return false };
         let block: usize = rest.iter().map(|axis| self.sizes(axis).0).product();
-        let (inside, size) = (self.inside(axis, places[axis]), self.sizes(first).0);
+        let (inside, size) = (self.inside_range(axis, places[axis]), self.sizes(first).0);
         let after = at + inside.end * block;
         // SAFETY: the caller's contract, for parts of the block.
         unsafe {
-            self.is_odd(bases, at, inside.start * block)
-                || self.is_odd(bases, after, (size - inside.end) * block)
-                || inside.into_iter().any(|k| self.is_odd_outside(bases, at + k * block, axis + 1, places))
+            self.has_nonfinite(bases, at, inside.start * block)
+                || self.has_nonfinite(bases, after, (size - inside.end) * block)
+                || inside
+                    .into_iter()
+                    .any(|k| self.has_nonfinite_in_padding(bases, at + k * block, axis + 1, places))
         }
     }
 
@@ -257,16 +276,20 @@ impl Edges {
 
     /// Returns the elements along an axis that meet an element of the other operand, for a position of the result.
     /// Requires an axis without gaps.
-    fn inside(&self, i: usize, place: usize) -> Range<usize> {
+    fn inside_range(&self, i: usize, place: usize) -> Range<usize> {
         let axis = &self.shape.axes[i];
         let (size, other) = self.sizes(axis);
         let place = place as isize;
         // Position that element zero meets. The position advances by `step` from element to element.
         let (start, step) = match self.shape.pass {
-            ConvPass::Output => (place * axis.stride as isize - axis.before, axis.dilation as isize),
-            ConvPass::FilterGradient => (place * axis.dilation as isize - axis.before, axis.stride as isize),
+            ConvPass::Output => (place * axis.stride as isize - axis.padding_before, axis.dilation as isize),
+            ConvPass::FilterGradient => {
+                (place * axis.dilation as isize - axis.padding_before, axis.stride as isize)
+            }
             // Backwards: positions are counted from the end.
-            ConvPass::InputGradient => (other as isize - 1 - place - axis.before, axis.dilation as isize),
+            ConvPass::InputGradient => {
+                (other as isize - 1 - place - axis.padding_before, axis.dilation as isize)
+            }
         };
         let reached =
             |position: isize| ((position - start).max(0) as usize).div_ceil(step as usize).min(size);
@@ -297,7 +320,7 @@ impl Edges {
                 Sum {
                     outer: channels_in,
                     inner: taps,
-                    bare: (row * channels_in * taps, taps),
+                    unpadded: (row * channels_in * taps, taps),
                     padded: (input * inputs, inputs),
                 }
             }
@@ -308,7 +331,7 @@ impl Edges {
                 Sum {
                     outer: channels_out,
                     inner: taps,
-                    bare: ((group * channels_out * channels_in + channel) * taps, channels_in * taps),
+                    unpadded: ((group * channels_out * channels_in + channel) * taps, channels_in * taps),
                     padded: (output * outputs, outputs),
                 }
             }
@@ -318,7 +341,7 @@ impl Edges {
                 Sum {
                     outer: batch,
                     inner: outputs,
-                    bare: (row * outputs, groups * channels_out * outputs),
+                    unpadded: (row * outputs, groups * channels_out * outputs),
                     padded: (input * inputs, groups * channels_in * inputs),
                 }
             }
@@ -352,7 +375,7 @@ impl Edges {
 
 /// Returns true if every element of the unpadded operand along an axis meets an element of the other operand, for each
 /// element of the result.
-fn is_inside(axis: &SlidingAxis, pass: ConvPass) -> bool {
+fn has_no_padding(axis: &SlidingAxis, pass: ConvPass) -> bool {
     if axis.kernel == 0 || axis.output == 0 || axis.input == 0 {
         return true;
     }
@@ -374,24 +397,24 @@ fn zeros(shape: &ConvShape) -> Dims {
 
 /// Returns the output position of the window that has `cell` over an input position.
 fn output_at(axis: &SlidingAxis, input: usize, cell: usize) -> Option<usize> {
-    let at = input as isize + axis.before - (cell * axis.dilation) as isize;
+    let at = input as isize + axis.padding_before - (cell * axis.dilation) as isize;
     let at = usize::try_from(at).ok()?;
     (at.is_multiple_of(axis.stride) && at / axis.stride < axis.output).then_some(at / axis.stride)
 }
 
 /// Iterator over the elements of the unpadded operand, each with the position that it meets in the other operand.
-struct Meets<'a> {
-    edges: &'a Edges,
+struct MeetingPositions<'a> {
+    edges: &'a PaddingFixup,
     places: &'a Dims,
     index: Dims,
     /// Linear position along all axes but the last, if it is inside.
     outside: Option<usize>,
 }
 
-impl<'a> Meets<'a> {
-    fn new(edges: &'a Edges, places: &'a Dims) -> Meets<'a> {
-        let mut meets = Meets { edges, places, index: zeros(&edges.shape), outside: None };
-        meets.outside = meets.met(edges.shape.axes.len().saturating_sub(1));
+impl<'a> MeetingPositions<'a> {
+    fn new(edges: &'a PaddingFixup, places: &'a Dims) -> MeetingPositions<'a> {
+        let mut meets = MeetingPositions { edges, places, index: zeros(&edges.shape), outside: None };
+        meets.outside = meets.linear_position(edges.shape.axes.len().saturating_sub(1));
         meets
     }
 
@@ -400,7 +423,7 @@ impl<'a> Meets<'a> {
     }
 
     /// Returns the linear position along the first axes, if it is inside.
-    fn met(&self, axes: usize) -> Option<usize> {
+    fn linear_position(&self, axes: usize) -> Option<usize> {
         (0..axes)
             .try_fold(0, |place, i| Some(place * self.sizes(&self.edges.shape.axes[i]).1 + self.along(i)?))
     }
@@ -431,7 +454,7 @@ impl<'a> Meets<'a> {
                 }
                 self.index[i] = 0;
             }
-            self.outside = self.met(last);
+            self.outside = self.linear_position(last);
         }
         found
     }
@@ -444,13 +467,13 @@ const ROUNDED_TO_INFINITY: u32 = 0x7f7f_8000;
 
 /// Test if a number has a magnitude of these bits or more. Infinities and NaN have larger bits than every finite
 /// number.
-pub(super) struct Odd {
+pub(super) struct MagnitudeScan {
     pub(super) from: *const f32,
     pub(super) len: usize,
-    pub(super) least: u32,
+    pub(super) threshold_bits: u32,
 }
 
-impl Work for Odd {
+impl Work for MagnitudeScan {
     type Out = bool;
     #[inline(always)]
     fn work<L: Level>(self) -> bool {
@@ -459,23 +482,23 @@ impl Work for Odd {
             let value = unsafe { self.from.add(i).read_unaligned() };
             most.max(value.to_bits() & !(1 << 31))
         });
-        most >= self.least
+        most >= self.threshold_bits
     }
 }
 
 /// Returns true if some of the sums may be NaN.
-unsafe fn is_doubtful<T: Real>(isa: Isa, from: *const T, len: usize) -> bool {
+unsafe fn may_have_nan<T: Real>(isa: Isa, from: *const T, len: usize) -> bool {
     // SAFETY: the caller's contract.
-    T::BYTES != 4 || isa.run(Odd { from: from.cast(), len, least: INFINITE + 1 })
+    T::BYTES != 4 || isa.run(MagnitudeScan { from: from.cast(), len, threshold_bits: INFINITE + 1 })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// `Edges::inside` returns exactly the elements that meet an element of the other operand.
+    /// `PaddingFixup::inside` returns exactly the elements that meet an element of the other operand.
     #[test]
-    fn what_lies_inside_meets_something() {
+    fn inside_range_matches_meeting_positions() {
         for (kernel, stride, dilation, before) in [
             (3, 1, 1, 1),
             (3, 1, 2, 3),
@@ -489,15 +512,16 @@ mod tests {
                 if pass == ConvPass::InputGradient && stride > 1 {
                     continue;
                 }
-                let axis = SlidingAxis { input: 6, output: 5, kernel, stride, dilation, before };
+                let axis =
+                    SlidingAxis { input: 6, output: 5, kernel, stride, dilation, padding_before: before };
                 let axes = std::iter::once(axis).collect();
                 let shape = ConvShape { pass, batch: 1, groups: 1, channels_in: 1, channels_out: 1, axes };
-                let edges = Edges {
+                let edges = PaddingFixup {
                     shape,
                     dtypes: [DType::F32; 2],
                     precision: Precision::F32,
                     isa: Isa::detect().expect("the level of the machine"),
-                    bare: (1, 1),
+                    unpadded: (1, 1),
                     results: 1,
                 };
                 let places = match pass {
@@ -507,8 +531,8 @@ mod tests {
                 };
                 for place in 0..places {
                     let at = Dims::from_elem(place, 1);
-                    let mut meets = Meets::new(&edges, &at);
-                    let inside = edges.inside(0, place);
+                    let mut meets = MeetingPositions::new(&edges, &at);
+                    let inside = edges.inside_range(0, place);
                     for k in 0..edges.sizes(&axis).0 {
                         assert_eq!(
                             inside.contains(&k),

@@ -16,7 +16,7 @@ impl Partition {
     }
 
     /// Divides `size` into parts of at most `most`, or of one unit.
-    pub(super) fn at_most(size: usize, unit: usize, most: usize) -> Partition {
+    pub(super) fn with_max_size(size: usize, unit: usize, most: usize) -> Partition {
         let units = (most / unit.max(1)).max(1);
         Partition::new(size, unit, size.div_ceil(unit.max(1)).div_ceil(units))
     }
@@ -35,7 +35,7 @@ impl Partition {
     }
 
     /// Returns the size of the largest part.
-    pub(super) fn most(&self) -> usize {
+    pub(super) fn max_size(&self) -> usize {
         (self.size.div_ceil(self.unit).div_ceil(self.parts.max(1)) * self.unit).min(self.size)
     }
 }
@@ -43,52 +43,57 @@ impl Partition {
 /// Positions divided into blocks.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Blocks {
-    cut: Partition,
+    partition: Partition,
     /// Length of a row, if each block is inside of one row.
     row: Option<usize>,
     pub(super) count: usize,
     /// Number of positions of the largest block.
-    pub(super) most: usize,
+    pub(super) max_positions: usize,
 }
 
 impl Blocks {
     /// Divides `positions` positions, in rows of `row`, into blocks of at most `most` positions. A block consists of
     /// whole units: of `unit` positions, of rows, or inside of one row if rows are long. Makes about `wanted` blocks if
     /// that is more.
-    pub(super) fn new(positions: usize, row: usize, unit: Unit, most: usize, wanted: usize) -> Blocks {
+    pub(super) fn new(positions: usize, row: usize, unit: BlockUnit, most: usize, wanted: usize) -> Blocks {
         let unit = match unit {
-            Unit::Any(unit) => unit,
-            Unit::Rows(_) if row <= most => row,
-            Unit::Within(unit) if row <= most => unit,
-            Unit::Rows(unit) | Unit::Within(unit) => {
+            BlockUnit::Any(unit) => unit,
+            BlockUnit::Rows(_) if row <= most => row,
+            BlockUnit::Within(unit) if row <= most => unit,
+            BlockUnit::Rows(unit) | BlockUnit::Within(unit) => {
                 let rows = positions.checked_div(row).unwrap_or(0);
-                let parts = Partition::at_most(row, unit, most).parts.max(wanted.div_ceil(rows.max(1)));
+                let parts = Partition::with_max_size(row, unit, most).parts.max(wanted.div_ceil(rows.max(1)));
                 let cut = Partition::new(row, unit, parts);
-                return Blocks { cut, row: Some(row), count: rows * cut.parts, most: cut.most() };
+                return Blocks {
+                    partition: cut,
+                    row: Some(row),
+                    count: rows * cut.parts,
+                    max_positions: cut.max_size(),
+                };
             }
         };
-        let parts = Partition::at_most(positions, unit, most).parts.max(wanted);
+        let parts = Partition::with_max_size(positions, unit, most).parts.max(wanted);
         let cut = Partition::new(positions, unit, parts);
-        Blocks { cut, row: None, count: cut.parts, most: cut.most() }
+        Blocks { partition: cut, row: None, count: cut.parts, max_positions: cut.max_size() }
     }
 
     /// Returns true if each block is inside of one row.
-    pub(super) fn split(&self) -> bool {
+    pub(super) fn is_split_by_rows(&self) -> bool {
         self.row.is_some()
     }
 
     /// Returns the positions of a block.
     pub(super) fn block(&self, i: usize) -> (usize, usize) {
-        let Some(row) = self.row else { return self.cut.part(i) };
-        let start = i / self.cut.parts * row;
-        let (begin, end) = self.cut.part(i % self.cut.parts);
+        let Some(row) = self.row else { return self.partition.part(i) };
+        let start = i / self.partition.parts * row;
+        let (begin, end) = self.partition.part(i % self.partition.parts);
         (start + begin, start + end)
     }
 }
 
 /// Allowed begins of blocks of positions.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Unit {
+pub(super) enum BlockUnit {
     /// At multiples of the unit.
     Any(usize),
     /// At rows, or at multiples inside of one row.
@@ -111,11 +116,11 @@ mod tests {
                     for i in 0..cut.parts {
                         let (begin, end) = cut.part(i);
                         assert!(begin == next && end > begin && begin % unit == 0);
-                        assert!(end - begin <= cut.most());
+                        assert!(end - begin <= cut.max_size());
                         next = end;
                     }
                     assert_eq!(next, size);
-                    assert!(Partition::at_most(size, unit, parts).most() <= parts.max(unit));
+                    assert!(Partition::with_max_size(size, unit, parts).max_size() <= parts.max(unit));
                 }
             }
         }
@@ -126,14 +131,14 @@ mod tests {
         for row in 1..9 {
             for rows in 0..5 {
                 for most in 1..20 {
-                    for unit in [Unit::Any(2), Unit::Rows(2), Unit::Within(3)] {
+                    for unit in [BlockUnit::Any(2), BlockUnit::Rows(2), BlockUnit::Within(3)] {
                         for wanted in [1, 3, 30] {
                             let blocks = Blocks::new(row * rows, row, unit, most, wanted);
                             let mut next = 0;
                             for i in 0..blocks.count {
                                 let (begin, end) = blocks.block(i);
-                                assert!(begin == next && end > begin && end - begin <= blocks.most);
-                                if blocks.split() {
+                                assert!(begin == next && end > begin && end - begin <= blocks.max_positions);
+                                if blocks.is_split_by_rows() {
                                     assert_eq!(begin / row, (end - 1) / row);
                                 }
                                 next = end;

@@ -8,12 +8,12 @@ use crate::isa::{Isa, Kind};
 
 /// Micro-kernels that multiply the weights of a few rows with a few vectors, and hold the sums in registers.
 #[derive(Clone, Copy)]
-pub(super) struct Tiles {
+pub(super) struct PositionKernels {
     /// Number of rows, and number of elements of a vector.
     pub(super) rows: usize,
     pub(super) lanes: usize,
     /// Functions for 1, 2, ... vectors.
-    pub(super) run: &'static [Run],
+    pub(super) run: &'static [PositionKernel],
 }
 
 /// Arguments, in this order:
@@ -31,25 +31,27 @@ pub(super) struct Tiles {
 /// # Safety
 /// The elements are valid for reads, and the elements of the result for writes. The machine has the instruction-set
 /// level.
-pub(super) type Run =
+pub(super) type PositionKernel =
     unsafe fn(usize, *const u32, *const f32, *const *const f32, *const usize, *mut f32, usize, bool);
 
 /// Maximum number of vectors of a function, at any level.
-pub(super) const VECTORS: usize = 3;
+pub(super) const MAX_VECTORS: usize = 3;
 
-impl Tiles {
-    pub(super) fn new(isa: Isa) -> Tiles {
+impl PositionKernels {
+    pub(super) fn new(isa: Isa) -> PositionKernels {
         match isa.kind() {
             Kind::Portable => {
-                Tiles { rows: 4, lanes: LANES, run: &[portable::<1>, portable::<2>, portable::<3>] }
+                PositionKernels { rows: 4, lanes: LANES, run: &[portable::<1>, portable::<2>, portable::<3>] }
             }
             #[cfg(target_arch = "x86_64")]
             // One more vector with fewer rows would need every register, and one sum would be spilled to memory.
-            Kind::Avx2 => Tiles { rows: 6, lanes: 8, run: &[x86::avx2::<1>, x86::avx2::<2>] },
+            Kind::Avx2 => PositionKernels { rows: 6, lanes: 8, run: &[x86::avx2::<1>, x86::avx2::<2>] },
             #[cfg(target_arch = "x86_64")]
-            Kind::Avx512 => {
-                Tiles { rows: 8, lanes: 16, run: &[x86::avx512::<1>, x86::avx512::<2>, x86::avx512::<3>] }
-            }
+            Kind::Avx512 => PositionKernels {
+                rows: 8,
+                lanes: 16,
+                run: &[x86::avx512::<1>, x86::avx512::<2>, x86::avx512::<3>],
+            },
         }
     }
 }
@@ -57,11 +59,11 @@ impl Tiles {
 /// Micro-kernels that multiply the weights of a few vectors of channels with a few neighbouring positions, and hold the
 /// sums in registers.
 #[derive(Clone, Copy)]
-pub(super) struct ChannelTiles {
+pub(super) struct ChannelKernels {
     /// Number of channels of the result: lanes of all vectors.
     pub(super) channels: usize,
     /// Functions for 1, 2, ... positions.
-    pub(super) run: &'static [RunChannels],
+    pub(super) run: &'static [ChannelKernel],
 }
 
 /// Arguments, in this order:
@@ -77,10 +79,10 @@ pub(super) struct ChannelTiles {
 /// # Safety
 /// The elements are valid for reads, and the elements of the result for writes. The machine has the instruction-set
 /// level.
-pub(super) type RunChannels = unsafe fn(usize, *const u32, *const f32, *const f32, *mut f32, usize, bool);
+pub(super) type ChannelKernel = unsafe fn(usize, *const u32, *const f32, *const f32, *mut f32, usize, bool);
 
 /// Minimum number of positions that hides the latency of additions. Fewer positions take as long as this number.
-pub(super) const NEIGHBOURS: usize = 4;
+pub(super) const LATENCY_POSITIONS: usize = 4;
 
 /// One function for each number of positions.
 macro_rules! neighbours {
@@ -89,12 +91,12 @@ macro_rules! neighbours {
     };
 }
 
-impl ChannelTiles {
+impl ChannelKernels {
     /// Returns the micro-kernels for a result of `channels` channels.
-    pub(super) fn new(isa: Isa, channels: usize) -> ChannelTiles {
-        let tiles = |lanes: usize, [one, two]: [&'static [RunChannels]; 2]| match channels <= lanes {
-            true => ChannelTiles { channels: lanes, run: one },
-            false => ChannelTiles { channels: 2 * lanes, run: two },
+    pub(super) fn new(isa: Isa, channels: usize) -> ChannelKernels {
+        let tiles = |lanes: usize, [one, two]: [&'static [ChannelKernel]; 2]| match channels <= lanes {
+            true => ChannelKernels { channels: lanes, run: one },
+            false => ChannelKernels { channels: 2 * lanes, run: two },
         };
         match isa.kind() {
             Kind::Portable => tiles(
@@ -122,7 +124,7 @@ impl ChannelTiles {
 const LANES: usize = 8;
 
 /// # Safety
-/// The contract of [`RunChannels`].
+/// The contract of [`ChannelKernel`].
 unsafe fn portable_channels<const P: usize, const V: usize>(
     count: usize,
     offsets: *const u32,
@@ -248,7 +250,7 @@ mod x86 {
             }
 
             /// # Safety
-            /// The contract of [`super::RunChannels`].
+            /// The contract of [`super::ChannelKernel`].
             #[target_feature(enable = $features)]
             pub(super) unsafe fn $channels<const P: usize, const V: usize>(
                 count: usize,

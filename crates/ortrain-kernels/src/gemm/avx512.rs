@@ -2,7 +2,9 @@
 
 use std::arch::x86_64::*;
 
-use super::micro::{DEPTHS, Dots, Micro, dots, dots_kernel, lie, micro_kernel, prefetch, rows};
+use super::micro::{
+    DotKernels, Micro, UNROLLED_DEPTHS, dots, dots_kernel, micro_kernel, operand_layout, prefetch, rows,
+};
 
 micro_kernel!(
     f32_rows,
@@ -37,7 +39,7 @@ pub(super) const F32: Micro<f32> = Micro {
     mr: 14,
     nr: 32,
     run: rows!(f32_rows, 2, 1 2 3 4 5 6 7 8 9 10 11 12 13 14),
-    half: Some(rows!(f32_rows, 1, 1 2 3 4 5 6 7 8 9 10 11 12 13 14)),
+    half_width: Some(rows!(f32_rows, 1, 1 2 3 4 5 6 7 8 9 10 11 12 13 14)),
     tiles: None,
 };
 
@@ -45,7 +47,7 @@ pub(super) const F64: Micro<f64> = Micro {
     mr: 14,
     nr: 16,
     run: rows!(f64_rows, 2, 1 2 3 4 5 6 7 8 9 10 11 12 13 14),
-    half: Some(rows!(f64_rows, 1, 1 2 3 4 5 6 7 8 9 10 11 12 13 14)),
+    half_width: Some(rows!(f64_rows, 1, 1 2 3 4 5 6 7 8 9 10 11 12 13 14)),
     tiles: None,
 };
 
@@ -82,7 +84,8 @@ dots_kernel!(
     _mm512_fmadd_ps,
     f32_join
 );
-pub(super) const F32_DOTS: Dots<f32> = Dots { one: dots!(f32_dots, 1), many: dots!(f32_dots, 4), width: 4 };
+pub(super) const F32_DOTS: DotKernels<f32> =
+    DotKernels { one: dots!(f32_dots, 1), many: dots!(f32_dots, 4), width: 4 };
 
 dots_kernel!(
     f64_dots,
@@ -96,4 +99,5 @@ dots_kernel!(
     _mm512_fmadd_pd,
     f64_join
 );
-pub(super) const F64_DOTS: Dots<f64> = Dots { one: dots!(f64_dots, 1), many: dots!(f64_dots, 4), width: 4 };
+pub(super) const F64_DOTS: DotKernels<f64> =
+    DotKernels { one: dots!(f64_dots, 1), many: dots!(f64_dots, 4), width: 4 };

@@ -4,7 +4,7 @@ use ortrain_expr::DType;
 
 use super::Products;
 use super::pack::{Block, Elements, pack};
-use super::run::Spill;
+use super::run::CornerCopy;
 use super::tiles::{self, Side, Tiles};
 #[cfg(target_arch = "x86_64")]
 pub(super) use crate::isa::prefetch;
@@ -19,9 +19,9 @@ pub(crate) struct Micro<T: 'static> {
     /// Number of columns, always all of them.
     pub(crate) nr: usize,
     /// One function for each number of rows from 1 on.
-    pub(crate) run: &'static [Run<T>],
+    pub(crate) run: &'static [MicroKernelFn<T>],
     /// Functions for half of the columns, if they are faster.
-    pub(crate) half: Option<&'static [Run<T>]>,
+    pub(crate) half_width: Option<&'static [MicroKernelFn<T>]>,
     /// bfloat16 products instead of the functions: both operands are packed into tiles.
     pub(crate) tiles: Option<Tiles>,
 }
@@ -44,32 +44,32 @@ pub(crate) struct Target<T> {
 
 impl<T: Real> Micro<T> {
     /// Selects the micro-kernel for operands of two types.
-    pub(crate) fn choose(isa: Isa, products: Products, dtypes: [DType; 2]) -> Micro<T> {
-        match products.tiles::<T>(dtypes) {
+    pub(crate) fn select(isa: Isa, products: Products, dtypes: [DType; 2]) -> Micro<T> {
+        match products.bf16_tiles::<T>(dtypes) {
             Some(tiles) => {
-                Micro { mr: tiles::SIDE, nr: tiles::SIDE, run: &[], half: None, tiles: Some(tiles) }
+                Micro { mr: tiles::SIDE, nr: tiles::SIDE, run: &[], half_width: None, tiles: Some(tiles) }
             }
             None => T::micro(isa),
         }
     }
 
     /// Returns the unit of rows of a block, and the unit of the depth of a chunk.
-    pub(crate) fn units(&self) -> (usize, usize) {
+    pub(crate) fn block_units(&self) -> (usize, usize) {
         if self.tiles.is_some() { (tiles::LINES, tiles::DEPTHS) } else { (1, 8) }
     }
 
     /// Returns the number of rows of the panels into which `m` rows are cut: as even as possible.
-    pub(crate) fn height(&self, m: usize) -> usize {
+    pub(crate) fn panel_rows(&self, m: usize) -> usize {
         if self.tiles.is_some() { self.mr } else { m.div_ceil(m.div_ceil(self.mr).max(1)).max(1) }
     }
 
     /// Returns the unit in which the columns of a narrow panel cost time.
-    pub(crate) fn narrow(&self) -> usize {
-        if self.tiles.is_some() || self.half.is_some() { self.nr / 2 } else { self.nr }
+    pub(crate) fn column_unit(&self) -> usize {
+        if self.tiles.is_some() || self.half_width.is_some() { self.nr / 2 } else { self.nr }
     }
 
     /// Returns the number of elements of packed panels of `lines` lines, a number of whole panels.
-    pub(crate) fn packed(&self, side: Side, lines: usize, depth: usize) -> usize {
+    pub(crate) fn packed_len(&self, side: Side, lines: usize, depth: usize) -> usize {
         match self.tiles {
             None => lines.saturating_mul(depth),
             // Each term has two bytes.
@@ -84,7 +84,7 @@ impl<T: Real> Micro<T> {
     pub(crate) fn at_line(&self, operand: Factor<T>, side: Side, first: usize, depth: usize) -> Factor<T> {
         let step = match self.tiles {
             None => first as isize * operand.line,
-            Some(_) => self.packed(side, first, depth) as isize,
+            Some(_) => self.packed_len(side, first, depth) as isize,
         };
         Factor { at: operand.at.wrapping_offset(step), ..operand }
     }
@@ -118,8 +118,8 @@ impl<T: Real> Micro<T> {
     /// Does nothing if plain elements are multiplied as they are.
     ///
     /// # Safety
-    /// As [`tiles::settle`].
-    pub(crate) unsafe fn settle(
+    /// As [`tiles::pack_from_panel`].
+    pub(crate) unsafe fn pack_from_panel(
         &self,
         isa: Isa,
         side: Side,
@@ -130,20 +130,20 @@ impl<T: Real> Micro<T> {
     ) {
         if let Some(made) = self.tiles {
             // SAFETY: the caller's contract; tiles exist for products in f32 only.
-            unsafe { tiles::settle(isa, (side, made.terms(side)), from.cast(), pitch, size, to.cast()) };
+            unsafe { tiles::pack_panel(isa, (side, made.terms(side)), from.cast(), pitch, size, to.cast()) };
         }
     }
 
     /// Returns true if panels of `cols` columns are nearly full.
-    pub(crate) fn columns_fit(&self, cols: usize) -> bool {
+    pub(crate) fn fills_panels(&self, cols: usize) -> bool {
         let narrow = cols % self.nr;
-        let rest = if narrow == 0 { 0 } else { self.columns(narrow) };
+        let rest = if narrow == 0 { 0 } else { self.written_columns(narrow) };
         8 * (cols - narrow + rest) <= 9 * cols
     }
 
     /// Returns the number of columns that [`Micro::multiply`] writes for `cols` columns.
-    pub(crate) fn columns(&self, cols: usize) -> usize {
-        match self.half {
+    pub(crate) fn written_columns(&self, cols: usize) -> usize {
+        match self.half_width {
             _ if self.tiles.is_some() => cols,
             Some(_) if 2 * cols <= self.nr => self.nr / 2,
             _ => self.nr,
@@ -173,7 +173,7 @@ impl<T: Real> Micro<T> {
                 tiles.multiply(isa, (rows, cols), depth, factors, c.at.cast(), c.row, add);
                 return;
             }
-            let run = self.half.filter(|_| 2 * cols <= self.nr).unwrap_or(self.run);
+            let run = self.half_width.filter(|_| 2 * cols <= self.nr).unwrap_or(self.run);
             run[rows - 1](depth, a.at, a.line, a.depth, b.at, b.depth, c.at, c.row, add);
         }
     }
@@ -183,7 +183,7 @@ impl<T: Real> Micro<T> {
     ///
     /// # Safety
     /// As [`Micro::multiply`]; the corner is valid for writes.
-    pub(crate) unsafe fn multiply_some(
+    pub(crate) unsafe fn multiply_partial(
         &self,
         isa: Isa,
         (rows, cols): (usize, usize),
@@ -196,13 +196,13 @@ impl<T: Real> Micro<T> {
     ) {
         // SAFETY: the caller's contract.
         unsafe {
-            if self.columns(cols) == cols {
+            if self.written_columns(cols) == cols {
                 self.multiply(isa, (rows, cols), depth, a, b, c, add);
             } else {
                 let some = Target { at: corner, row: self.nr as isize };
                 self.multiply(isa, (rows, cols), depth, a, b, some, false);
                 let (to, to_row) = (c.at, c.row);
-                isa.run(Spill { from: corner, from_row: self.nr, to, to_row, size: (rows, cols), add });
+                isa.run(CornerCopy { from: corner, from_row: self.nr, to, to_row, size: (rows, cols), add });
             }
         }
     }
@@ -215,15 +215,16 @@ impl<T: Real> Micro<T> {
 /// # Safety
 /// The elements of A, B and C that the sizes and steps address are valid for reads, and the elements of C for writes.
 /// The machine has the level of the kernel.
-pub(crate) type Run<T> = unsafe fn(usize, *const T, isize, isize, *const T, isize, *mut T, isize, bool);
+pub(crate) type MicroKernelFn<T> =
+    unsafe fn(usize, *const T, isize, isize, *const T, isize, *mut T, isize, bool);
 
 /// Dot products of a few lines with a few lines, both with elements adjacent along k. The sums are in registers.
 #[derive(Clone, Copy)]
-pub(crate) struct Dots<T: 'static> {
+pub(crate) struct DotKernels<T: 'static> {
     /// Functions for 1, 2, ... lines of the first operand and one line of the second.
-    pub(crate) one: &'static [RunDots<T>],
+    pub(crate) one: &'static [DotKernelFn<T>],
     /// Functions for 1, 2, ... lines of the first operand and `width` lines of the second.
-    pub(crate) many: &'static [RunDots<T>],
+    pub(crate) many: &'static [DotKernelFn<T>],
     pub(crate) width: usize,
 }
 
@@ -232,22 +233,23 @@ pub(crate) struct Dots<T: 'static> {
 ///
 /// # Safety
 /// As [`Run`].
-pub(crate) type RunDots<T> = unsafe fn(usize, *const T, isize, *const T, isize, *mut T, isize, isize, bool);
+pub(crate) type DotKernelFn<T> =
+    unsafe fn(usize, *const T, isize, *const T, isize, *mut T, isize, isize, bool);
 
 /// Memory layouts of A and B with specialized loops in micro-kernels: constant steps need no arithmetic.
 #[cfg(target_arch = "x86_64")]
-pub(super) mod lie {
+pub(super) mod operand_layout {
     /// Any layout.
-    pub(in super::super) const ANYHOW: u8 = 0;
+    pub(in super::super) const ANY: u8 = 0;
     /// Packed into panels.
     pub(in super::super) const PACKED: u8 = 1;
     /// Adjacent along k: for A only.
-    pub(in super::super) const ALONG: u8 = 2;
+    pub(in super::super) const ADJACENT_ALONG_K: u8 = 2;
 }
 
 /// Unroll factor: number of depths per iteration of a micro-kernel.
 #[cfg(target_arch = "x86_64")]
-pub(super) const DEPTHS: usize = 4;
+pub(super) const UNROLLED_DEPTHS: usize = 4;
 
 /// Defines a micro-kernel of `M` rows and `V` registers of columns, for panels of `$mr` rows.
 #[cfg(target_arch = "x86_64")]
@@ -271,10 +273,12 @@ macro_rules! micro_kernel {
             add: bool,
         ) {
             let run = match (a_row, a_col, b_row == (V * $lanes) as isize) {
-                (1, $mr, true) => $lying::<M, V, { lie::PACKED }, { lie::PACKED }>,
-                (1, $mr, false) => $lying::<M, V, { lie::PACKED }, { lie::ANYHOW }>,
-                (_, 1, true) => $lying::<M, V, { lie::ALONG }, { lie::PACKED }>,
-                _ => $lying::<M, V, { lie::ANYHOW }, { lie::ANYHOW }>,
+                (1, $mr, true) => $lying::<M, V, { operand_layout::PACKED }, { operand_layout::PACKED }>,
+                (1, $mr, false) => $lying::<M, V, { operand_layout::PACKED }, { operand_layout::ANY }>,
+                (_, 1, true) => {
+                    $lying::<M, V, { operand_layout::ADJACENT_ALONG_K }, { operand_layout::PACKED }>
+                }
+                _ => $lying::<M, V, { operand_layout::ANY }, { operand_layout::ANY }>,
             };
             // SAFETY: the caller's contract; the steps have the values that the function assumes.
             unsafe { run(k, a, a_row, a_col, b, b_row, c, c_row, add) }
@@ -297,11 +301,11 @@ macro_rules! micro_kernel {
             add: bool,
         ) {
             let (a_row, a_col) = match A {
-                lie::PACKED => (1, $mr),
-                lie::ALONG => (a_row, 1),
+                operand_layout::PACKED => (1, $mr),
+                operand_layout::ADJACENT_ALONG_K => (a_row, 1),
                 _ => (a_row, a_col),
             };
-            let b_row = if B == lie::PACKED { (V * $lanes) as isize } else { b_row };
+            let b_row = if B == operand_layout::PACKED { (V * $lanes) as isize } else { b_row };
             // SAFETY: the caller's contract: all elements that the strides address are valid.
             unsafe {
                 let mut sums = [[$zero(); V]; M];
@@ -323,14 +327,14 @@ macro_rules! micro_kernel {
                         }
                     }
                 };
-                for _ in 0..k / DEPTHS {
-                    for p in 0..DEPTHS as isize {
+                for _ in 0..k / UNROLLED_DEPTHS {
+                    for p in 0..UNROLLED_DEPTHS as isize {
                         step(&mut sums, a.wrapping_offset(p * a_col), b.wrapping_offset(p * b_row));
                     }
-                    a = a.wrapping_offset(DEPTHS as isize * a_col);
-                    b = b.wrapping_offset(DEPTHS as isize * b_row);
+                    a = a.wrapping_offset(UNROLLED_DEPTHS as isize * a_col);
+                    b = b.wrapping_offset(UNROLLED_DEPTHS as isize * b_row);
                 }
-                for _ in 0..k % DEPTHS {
+                for _ in 0..k % UNROLLED_DEPTHS {
                     step(&mut sums, a, b);
                     a = a.wrapping_offset(a_col);
                     b = b.wrapping_offset(b_row);
@@ -356,7 +360,7 @@ macro_rules! dots_kernel {
         $zero:ident, $load:ident, $store:ident, $fma:ident, $join:ident
     ) => {
         /// # Safety
-        /// The contract of [`super::micro::RunDots`].
+        /// The contract of [`super::micro::DotKernelFn`].
         #[target_feature(enable = $features)]
         unsafe fn $name<const M: usize, const N: usize>(
             k: usize,
@@ -440,13 +444,13 @@ pub(crate) trait Real: Number {
     const BYTES: usize = size_of::<Self>();
     fn micro(isa: Isa) -> Micro<Self>;
     /// Returns the dot products, for lines of both operands that are adjacent along k.
-    fn dots(isa: Isa) -> Option<Dots<Self>>;
+    fn dots(isa: Isa) -> Option<DotKernels<Self>>;
     /// Computes `a * b + c`, as the level does.
-    fn fused<L: Level>(a: Self, b: Self, c: Self) -> Self;
+    fn mul_add_at<L: Level>(a: Self, b: Self, c: Self) -> Self;
     /// Returns true for NaN.
-    fn is_no_number(self) -> bool;
+    fn is_nan_value(self) -> bool;
     /// Returns the nearest value to `number`.
-    fn nearest(number: f64) -> Self;
+    fn round_from_f64(number: f64) -> Self;
 }
 
 impl Real for f32 {
@@ -460,7 +464,7 @@ impl Real for f32 {
         }
     }
 
-    fn dots(isa: Isa) -> Option<Dots<f32>> {
+    fn dots(isa: Isa) -> Option<DotKernels<f32>> {
         match isa.kind() {
             Kind::Portable => None,
             #[cfg(target_arch = "x86_64")]
@@ -471,15 +475,15 @@ impl Real for f32 {
     }
 
     #[inline(always)]
-    fn fused<L: Level>(a: f32, b: f32, c: f32) -> f32 {
+    fn mul_add_at<L: Level>(a: f32, b: f32, c: f32) -> f32 {
         L::mul_add(a, b, c)
     }
 
-    fn is_no_number(self) -> bool {
+    fn is_nan_value(self) -> bool {
         self.is_nan()
     }
 
-    fn nearest(number: f64) -> f32 {
+    fn round_from_f64(number: f64) -> f32 {
         number as f32
     }
 }
@@ -495,7 +499,7 @@ impl Real for f64 {
         }
     }
 
-    fn dots(isa: Isa) -> Option<Dots<f64>> {
+    fn dots(isa: Isa) -> Option<DotKernels<f64>> {
         match isa.kind() {
             Kind::Portable => None,
             #[cfg(target_arch = "x86_64")]
@@ -506,15 +510,15 @@ impl Real for f64 {
     }
 
     #[inline(always)]
-    fn fused<L: Level>(a: f64, b: f64, c: f64) -> f64 {
+    fn mul_add_at<L: Level>(a: f64, b: f64, c: f64) -> f64 {
         L::mul_add64(a, b, c)
     }
 
-    fn is_no_number(self) -> bool {
+    fn is_nan_value(self) -> bool {
         self.is_nan()
     }
 
-    fn nearest(number: f64) -> f64 {
+    fn round_from_f64(number: f64) -> f64 {
         number
     }
 }

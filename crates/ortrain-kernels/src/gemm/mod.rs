@@ -26,10 +26,10 @@ use ortrain_expr::{Access, DType, Nest, OutOfRange, Precision, Type, UnaryOp};
 
 use crate::isa::Bf16Unit;
 use crate::pool::Pool;
-use crate::scratch::{Parts, RunScalars, Scratch};
+use crate::scratch::{RunScalars, Scratch, ScratchParts};
 use crate::tile::Compiler;
 use micro::Real;
-use plan::Shape;
+use plan::ProductPlan;
 use run::Product;
 use tiles::Tiles;
 
@@ -55,7 +55,7 @@ impl Products {
     pub const F32: Products = Products { precision: Precision::F32, unit: Bf16Unit::EMULATED };
 
     /// Returns the bfloat16 tiles for products of operands of these types, if the precision needs them.
-    fn tiles<T: Real>(self, dtypes: [DType; 2]) -> Option<Tiles> {
+    fn bf16_tiles<T: Real>(self, dtypes: [DType; 2]) -> Option<Tiles> {
         let rounded = self.precision != Precision::F32 && T::BYTES == 4;
         rounded.then(|| Tiles::new(self.precision, self.unit, dtypes))
     }
@@ -74,7 +74,7 @@ pub struct GemmDesc {
     pub b: Access,
     /// 16-bit float to which the elements of each operand (then `F32`) are rounded before the multiplication. The
     /// results equal the results for an operand stored in that type.
-    pub rounded: [Option<DType>; 2],
+    pub rounded_to: [Option<DType>; 2],
     /// Precision and unit of the products inside of the sums.
     pub products: Products,
     /// Epilogue. Its accumulator is the product: an `F32`, or an `F64` if both operands are.
@@ -93,7 +93,9 @@ impl fmt::Debug for GemmKernel {
 }
 
 trait Engine: Send + Sync {
-    fn shape(&self) -> &Shape;
+    fn shape(&self) -> &ProductPlan;
+    /// Describes the algorithm.
+    fn describe(&self) -> String;
     /// # Safety
     /// The contract of [`GemmKernel::run`].
     unsafe fn run(
@@ -101,7 +103,7 @@ trait Engine: Send + Sync {
         bases: &[*mut u8],
         scalars: RunScalars,
         pool: &Pool,
-        parts: Parts,
+        parts: ScratchParts,
     ) -> Result<(), OutOfRange>;
 }
 
@@ -118,7 +120,7 @@ impl GemmKernel {
             (a, b) if Type::of(a) == Type::F32 && Type::of(b) == Type::F32 => false,
             (a, b) => return Err(format!("a product of {a} and {b}")),
         };
-        for (operand, to) in [&desc.a, &desc.b].into_iter().zip(desc.rounded) {
+        for (operand, to) in [&desc.a, &desc.b].into_iter().zip(desc.rounded_to) {
             let fits = |to| operand.dtype == DType::F32 && UnaryOp::rounding_to(to).is_some();
             if let Some(to) = to.filter(|&to| !fits(to)) {
                 return Err(format!("a matrix of {} rounded to {to}", operand.dtype));
@@ -132,10 +134,16 @@ impl GemmKernel {
         Ok(GemmKernel { engine })
     }
 
+    /// Describes the algorithm: the blocks, the packing of the operands, and the epilogue.
+    #[must_use]
+    pub fn describe(&self) -> String {
+        self.engine.describe()
+    }
+
     /// Returns true if a run can fail (the epilogue contains a guard).
     #[must_use]
     pub fn can_fail(&self) -> bool {
-        self.engine.shape().tape.can_fail
+        self.engine.shape().epilogue.can_fail
     }
 
     /// Returns the bytes of scratch memory for a run on `threads` threads.
@@ -166,7 +174,7 @@ impl GemmKernel {
     ) -> Result<(), OutOfRange> {
         let shape = self.engine.shape();
         assert_eq!(bases.len(), shape.buffers, "one pointer for each buffer");
-        let parts = scratch.part(shape.shared, shape.bytes, pool);
+        let parts = scratch.split(shape.shared, shape.bytes, pool);
         // SAFETY: the caller's contract.
         unsafe { self.engine.run(bases, scalars, pool, parts) }
     }

@@ -5,8 +5,8 @@ use std::any::TypeId;
 use ortrain_expr::DType;
 
 use super::micro::Real;
-use crate::isa::{CACHE_LINE, Isa, Level, Work, prefetch};
-use crate::tile::number::{Bf16, F16, Rounded, Stored};
+use crate::isa::{CACHE_LINE_BYTES, Isa, Level, Work, prefetch};
+use crate::tile::number::{Bf16, F16, RoundedF32, Stored};
 
 /// Storage type of the elements of a matrix, and the 16-bit float to which they are rounded when they are read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,12 +17,12 @@ pub(crate) struct Elements {
 
 impl Elements {
     /// Returns true if elements are read as stored, in type `real`.
-    pub(crate) fn are(self, real: DType) -> bool {
+    pub(crate) fn are_stored_as(self, real: DType) -> bool {
         self == Elements::from(real)
     }
 
     /// Returns the type of the numbers after reading.
-    pub(crate) fn numbers(self) -> DType {
+    pub(crate) fn loaded_dtype(self) -> DType {
         self.rounded.unwrap_or(self.stored)
     }
 
@@ -48,7 +48,7 @@ pub(crate) struct Block {
     pub(crate) depth: usize,
 }
 
-struct Pack<S: Stored> {
+struct PackPanels<S: Stored> {
     block: Block,
     /// Number of lines of a panel.
     panel: usize,
@@ -58,32 +58,32 @@ struct Pack<S: Stored> {
 
 /// Number of depths for which adjacent lines are copied into all panels before the next depths: whole cache lines are
 /// read in order.
-const SLICE: usize = 8;
+const SLICE_DEPTHS: usize = 8;
 /// Prefetch distance along a line, in elements.
-const AHEAD: usize = 64;
+const PREFETCH_ELEMENTS: usize = 64;
 
-impl<S: Stored> Pack<S> {
+impl<S: Stored> PackPanels<S> {
     /// Returns the address of line `first` at depth `p`.
     #[inline(always)]
-    fn from(&self, first: usize, p: usize) -> *const S {
+    fn element_ptr(&self, first: usize, p: usize) -> *const S {
         let Block { at, line_step, depth_step, .. } = self.block;
         at.cast::<S>().wrapping_offset(first as isize * line_step + p as isize * depth_step)
     }
 
     #[inline(always)]
-    fn panels<L: Level, const PANEL: usize>(&self) {
+    fn pack_panels<L: Level, const PANEL: usize>(&self) {
         let Block { line_step, depth_step, lines, depth, .. } = self.block;
         let whole = lines - lines % PANEL;
         let to = |first: usize, p: usize| self.to.wrapping_add(first * depth + p * PANEL);
         if line_step == 1 {
             let rest = lines - whole;
-            for slice in (0..depth).step_by(SLICE) {
-                let depths = slice..depth.min(slice + SLICE);
+            for slice in (0..depth).step_by(SLICE_DEPTHS) {
+                let depths = slice..depth.min(slice + SLICE_DEPTHS);
                 // Prefetches lines of the next slice: they are a page apart, and the hardware does not predict them.
                 let ask_ahead = |first: usize, p: usize| {
-                    let ahead = self.from(first, p + SLICE);
+                    let ahead = self.element_ptr(first, p + SLICE_DEPTHS);
                     (0..PANEL)
-                        .step_by(CACHE_LINE / size_of::<S>())
+                        .step_by(CACHE_LINE_BYTES / size_of::<S>())
                         .for_each(|i| prefetch(ahead.wrapping_add(i)));
                 };
                 for first in (0..whole).step_by(PANEL) {
@@ -91,7 +91,7 @@ impl<S: Stored> Pack<S> {
                         ask_ahead(first, p);
                         // SAFETY: lines before `lines` and depths before `depth` are elements of the matrix; `to` has
                         // the capacity of whole panels (contract of `pack`).
-                        unsafe { copy::<S, PANEL>(self.from(first, p), to(first, p)) };
+                        unsafe { copy_adjacent::<S, PANEL>(self.element_ptr(first, p), to(first, p)) };
                     }
                 }
                 if rest == 0 {
@@ -102,20 +102,23 @@ impl<S: Stored> Pack<S> {
                     // SAFETY: as above.
                     unsafe {
                         to(whole, p).cast::<[S::Computed; PANEL]>().write([self.zero; PANEL]);
-                        copy_few(self.from(whole, p), rest, to(whole, p));
+                        copy_any_number(self.element_ptr(whole, p), rest, to(whole, p));
                     }
                 }
             }
             return;
         }
         for first in (0..whole).step_by(PANEL) {
-            let turned =
-                if depth_step == 1 { self.turn::<L, PANEL>((first, PANEL), to(first, 0)) } else { 0 };
+            let turned = if depth_step == 1 {
+                self.pack_by_transposition::<L, PANEL>((first, PANEL), to(first, 0))
+            } else {
+                0
+            };
             for p in turned..depth {
                 for i in 0..PANEL {
                     // SAFETY: as above.
                     unsafe {
-                        let from = self.from(first + i, p).read_unaligned().decode();
+                        let from = self.element_ptr(first + i, p).read_unaligned().decode();
                         to(first, p).add(i).write(from);
                     }
                 }
@@ -129,16 +132,22 @@ impl<S: Stored> Pack<S> {
             let rest = lines - whole;
             let one = |i: usize, p: usize| {
                 // SAFETY: as above.
-                unsafe { to(whole, p).add(i).write(self.from(whole + i, p).read_unaligned().decode()) };
+                unsafe {
+                    to(whole, p).add(i).write(self.element_ptr(whole + i, p).read_unaligned().decode())
+                };
             };
-            let turned = if depth_step == 1 { self.turn::<L, PANEL>((whole, rest), to(whole, 0)) } else { 0 };
+            let turned = if depth_step == 1 {
+                self.pack_by_transposition::<L, PANEL>((whole, rest), to(whole, 0))
+            } else {
+                0
+            };
             (0..rest).for_each(|i| (turned..depth).for_each(|p| one(i, p)));
         }
     }
 
     /// Packs lines with adjacent depths into a panel by transposing small squares. Returns the number of packed depths.
     #[inline(always)]
-    fn turn<L: Level, const PANEL: usize>(
+    fn pack_by_transposition<L: Level, const PANEL: usize>(
         &self,
         (first, lines): (usize, usize),
         to: *mut S::Computed,
@@ -160,8 +169,9 @@ impl<S: Stored> Pack<S> {
             if is_f32 && PANEL == 6 && lines == 6 {
                 let whole = depth - depth % 8;
                 for p in (0..whole).step_by(8) {
-                    (first..first + lines).for_each(|line| prefetch(self.from(line, p + AHEAD)));
-                    L::turn6(self.from(first, p).cast(), line_step, to.add(p * PANEL).cast());
+                    (first..first + lines)
+                        .for_each(|line| prefetch(self.element_ptr(line, p + PREFETCH_ELEMENTS)));
+                    L::transpose_6(self.element_ptr(first, p).cast(), line_step, to.add(p * PANEL).cast());
                     read(p, 8);
                 }
                 return whole;
@@ -173,9 +183,9 @@ impl<S: Stored> Pack<S> {
                         let to = to.add(p * PANEL + i).cast::<f32>();
                         let count = (lines - i).min(16);
                         for line in i..i + count {
-                            prefetch(self.from(first + line, p + AHEAD));
+                            prefetch(self.element_ptr(first + line, p + PREFETCH_ELEMENTS));
                         }
-                        L::turn16(self.from(first + i, p).cast(), line_step, to, PANEL, count);
+                        L::transpose_16(self.element_ptr(first + i, p).cast(), line_step, to, PANEL, count);
                     }
                     read(p, 16);
                 }
@@ -188,7 +198,7 @@ impl<S: Stored> Pack<S> {
             for p in (0..whole).step_by(4) {
                 for i in (0..lines).step_by(4) {
                     let i = i.min(lines - 4);
-                    turn4(self.from(first + i, p), line_step, to.add(p * PANEL + i), PANEL);
+                    transpose_4x4(self.element_ptr(first + i, p), line_step, to.add(p * PANEL + i), PANEL);
                 }
             }
             whole
@@ -201,7 +211,7 @@ impl<S: Stored> Pack<S> {
 /// # Safety
 /// `from` is valid for reads of `COUNT` elements, and `to` for writes.
 #[inline(always)]
-unsafe fn copy<S: Stored, const COUNT: usize>(from: *const S, to: *mut S::Computed) {
+unsafe fn copy_adjacent<S: Stored, const COUNT: usize>(from: *const S, to: *mut S::Computed) {
     // SAFETY: the caller's contract.
     unsafe {
         let from = from.cast::<[S; COUNT]>().read_unaligned();
@@ -214,15 +224,15 @@ unsafe fn copy<S: Stored, const COUNT: usize>(from: *const S, to: *mut S::Comput
 /// # Safety
 /// As [`copy`], for `count` elements.
 #[inline(always)]
-unsafe fn copy_few<S: Stored>(from: *const S, count: usize, to: *mut S::Computed) {
+unsafe fn copy_any_number<S: Stored>(from: *const S, count: usize, to: *mut S::Computed) {
     let pieces = |size: usize| (0..count).step_by(size).map(move |i| i.min(count - size));
     // SAFETY: the caller's contract; pieces are inside of `count` elements.
     unsafe {
         match count {
-            16.. => pieces(16).for_each(|i| copy::<S, 16>(from.add(i), to.add(i))),
-            8.. => pieces(8).for_each(|i| copy::<S, 8>(from.add(i), to.add(i))),
-            4.. => pieces(4).for_each(|i| copy::<S, 4>(from.add(i), to.add(i))),
-            _ => (0..count).for_each(|i| copy::<S, 1>(from.add(i), to.add(i))),
+            16.. => pieces(16).for_each(|i| copy_adjacent::<S, 16>(from.add(i), to.add(i))),
+            8.. => pieces(8).for_each(|i| copy_adjacent::<S, 8>(from.add(i), to.add(i))),
+            4.. => pieces(4).for_each(|i| copy_adjacent::<S, 4>(from.add(i), to.add(i))),
+            _ => (0..count).for_each(|i| copy_adjacent::<S, 1>(from.add(i), to.add(i))),
         }
     }
 }
@@ -232,7 +242,7 @@ unsafe fn copy_few<S: Stored>(from: *const S, count: usize, to: *mut S::Computed
 /// # Safety
 /// The elements of `from` are valid for reads, and the elements of `to` for writes.
 #[inline(always)]
-unsafe fn turn4<S: Stored>(from: *const S, from_step: isize, to: *mut S::Computed, to_step: usize) {
+unsafe fn transpose_4x4<S: Stored>(from: *const S, from_step: isize, to: *mut S::Computed, to_step: usize) {
     // SAFETY: the caller's contract.
     unsafe {
         let lines: [[S; 4]; 4] = std::array::from_fn(|i| {
@@ -246,18 +256,18 @@ unsafe fn turn4<S: Stored>(from: *const S, from_step: isize, to: *mut S::Compute
     }
 }
 
-impl<S: Stored> Work for Pack<S> {
+impl<S: Stored> Work for PackPanels<S> {
     type Out = ();
     #[inline(always)]
     fn work<L: Level>(self) {
         match self.panel {
-            1 => self.panels::<L, 1>(),
-            4 => self.panels::<L, 4>(),
-            6 => self.panels::<L, 6>(),
-            8 => self.panels::<L, 8>(),
-            14 => self.panels::<L, 14>(),
-            16 => self.panels::<L, 16>(),
-            32 => self.panels::<L, 32>(),
+            1 => self.pack_panels::<L, 1>(),
+            4 => self.pack_panels::<L, 4>(),
+            6 => self.pack_panels::<L, 6>(),
+            8 => self.pack_panels::<L, 8>(),
+            14 => self.pack_panels::<L, 14>(),
+            16 => self.pack_panels::<L, 16>(),
+            32 => self.pack_panels::<L, 32>(),
             other => unreachable!("no micro-kernel has panels of {other} lines"),
         }
     }
@@ -277,14 +287,14 @@ pub(crate) unsafe fn pack<T: Real>(
 ) {
     macro_rules! go {
         ($s:ty, $zero:literal) => {
-            isa.run(Pack::<$s> { block, panel, to: to.cast(), zero: $zero })
+            isa.run(PackPanels::<$s> { block, panel, to: to.cast(), zero: $zero })
         };
     }
     let Elements { stored, rounded } = elements.into();
     match (stored, rounded) {
         (DType::F32, None) => go!(f32, 0.0),
-        (DType::F32, Some(DType::F16)) => go!(Rounded<F16>, 0.0),
-        (DType::F32, Some(DType::BF16)) => go!(Rounded<Bf16>, 0.0),
+        (DType::F32, Some(DType::F16)) => go!(RoundedF32<F16>, 0.0),
+        (DType::F32, Some(DType::BF16)) => go!(RoundedF32<Bf16>, 0.0),
         (DType::F64, None) => go!(f64, 0.0),
         (DType::F16, None) => go!(F16, 0.0),
         (DType::BF16, None) => go!(Bf16, 0.0),

@@ -7,66 +7,66 @@ use super::micro::{Micro, Real};
 use super::pack::Elements;
 use super::small_m;
 use super::tiles::Side;
-use crate::isa::CACHE_LINE;
+use crate::isa::CACHE_LINE_BYTES;
 use crate::tile::strided_iter::StridedIter;
-use crate::tile::{ALIGN, Compiler, LoopOrder, Plan, TileProgram};
+use crate::tile::{ALIGN, Compiler, LoopOrder, LoopPlan, TileProgram};
 
 /// Maximum depth of a chunk: a panel of A of this depth stays in the first-level cache while panels of B stream
 /// through.
-const DEPTH: usize = 384;
+const MAX_CHUNK_DEPTH: usize = 384;
 /// Maximum depth of a chunk of dot products.
-const FEW_DEPTH: usize = 512;
+const MAX_DOT_CHUNK_DEPTH: usize = 512;
 /// Minimum and maximum depth of a chunk of few long sums.
-const LONG_DEPTHS: (usize, usize) = (64, 256);
+const SPLIT_K_CHUNK_DEPTHS: (usize, usize) = (64, 256);
 /// Panels of A in a block: together with a panel of B they stay in the second-level cache.
-const ROW_PANELS: usize = 16;
+const BLOCK_ROW_PANELS: usize = 16;
 /// Columns of a block.
-const COLUMNS: usize = 256;
+const BLOCK_COLUMNS: usize = 256;
 /// Columns of a block if A is too long to be kept packed: each further block of columns would pack A again.
-const MANY_COLUMNS: usize = 1024;
+const WIDE_BLOCK_COLUMNS: usize = 1024;
 /// Maximum number of bytes of an operand's block that is kept packed over all of k. It is packed once, so it may exceed
 /// the second-level cache.
-const KEEP: usize = 2 << 20;
+const MAX_REUSED_BLOCK_BYTES: usize = 2 << 20;
 /// Bytes of B that are packed at a time for all threads.
-const SHARED: usize = 8 << 20;
+const SHARED_STRIP_BYTES: usize = 8 << 20;
 /// Minimum number of multiplications of a task.
 const MIN_TASK_WORK: usize = 1 << 18;
 /// Maximum number of tasks: enough for any number of cores.
 const MAX_TASKS: usize = 16;
 /// Number of tasks below which even blocks with more operand traffic are split.
-const FEW_TASKS: usize = 4;
+const MIN_TASKS: usize = 4;
 /// Maximum number of panels of B for which A is read in place with any strides.
-const FEW_COLUMNS: usize = 2;
+const MAX_B_PANELS_FOR_UNPACKED_A: usize = 2;
 /// Maximum number of panels of A for which B is read in place, if columns are adjacent. The second constant is the
 /// number of bytes of a row of a panel (two cache lines) from which B is read in place for any number of panels.
-const FEW_ROWS: usize = 10;
-const WIDE_ROW: usize = 2 * CACHE_LINE;
+const MAX_A_PANELS_FOR_UNPACKED_B: usize = 10;
+const MIN_UNPACKED_ROW_BYTES: usize = 2 * CACHE_LINE_BYTES;
 /// Maximum number of bytes of results for a separate pass of the epilogue over all results, if blocks are narrow.
-const APART: usize = 1 << 20;
+const MAX_SEPARATE_EPILOGUE_BYTES: usize = 1 << 20;
 /// Number of columns below which an epilogue is inefficient, because it processes one piece of a row at a time.
-const NARROW: usize = 512;
+const NARROW_COLUMNS: usize = 512;
 /// Maximum number of elements of results for split-K.
-const SMALL: usize = 128 * 128;
+const MAX_SPLIT_K_ELEMENTS: usize = 128 * 128;
 /// Maximum numbers of rows and of columns of a product computed by dot products.
-const FEW_LINES: (usize, usize) = (16, 12);
+const MAX_DOT_LINES: (usize, usize) = (16, 12);
 /// Minimum depth for dot products with few rows; with few columns twice as much.
-const SHORT: usize = 64;
+const MIN_DOT_DEPTH: usize = 64;
 /// Minimum depth of a part of split-K.
-const LONG: usize = 512;
+const MIN_SPLIT_K_DEPTH: usize = 512;
 /// Bytes of chunks that stay in the first-level cache beside sums.
-const CACHE: usize = 32 << 10;
+const L1_CHUNK_BYTES: usize = 32 << 10;
 /// Maximum number of elements of all partial results of split-K.
-const PARTIAL: usize = 1 << 19;
+const MAX_PARTIAL_ELEMENTS: usize = 1 << 19;
 
 /// Minimum ratio of the elements of B to the elements of A and of the results for a swapped product, in halves. The
 /// first value applies if B then needs no packing, the second otherwise.
-const SWAPPED: (usize, usize) = (3, 4);
+const MIN_SWAP_RATIO_HALVES: (usize, usize) = (3, 4);
 
 /// Partition of the product, and layout of scratch memory.
 #[derive(Debug)]
-pub(super) struct Shape {
+pub(super) struct ProductPlan {
     /// True if the operands are swapped: the kernel computes blocks of `Cᵀ = Bᵀ·Aᵀ`, and transposes finished blocks.
-    pub(super) swapped: bool,
+    pub(super) is_swapped: bool,
     pub(super) batch: usize,
     pub(super) m: usize,
     pub(super) n: usize,
@@ -80,7 +80,7 @@ pub(super) struct Shape {
     pub(super) parts: usize,
     pub(super) part: usize,
     /// True if blocks are first stored in shared memory, to be summed or finished in a separate pass.
-    pub(super) apart: bool,
+    pub(super) has_separate_epilogue: bool,
     /// Columns that are processed together: B is packed for all threads for these columns.
     pub(super) strip: usize,
     /// Axes of the blocks from the slowest to the fastest: 0 is the batch, 1 rows, 2 columns.
@@ -90,14 +90,14 @@ pub(super) struct Shape {
     pub(super) a: Operand,
     pub(super) b: Operand,
     pub(super) buffers: usize,
-    pub(super) tape: TileProgram,
+    pub(super) epilogue: TileProgram,
     /// Destination of the micro-kernel, if the epilogue only stores the product, and columns are adjacent.
-    pub(super) direct: Option<Direct>,
+    pub(super) direct: Option<DirectStore>,
     /// True if the product has few rows, and is computed without packing B.
-    pub(super) thin: bool,
+    pub(super) has_few_rows: bool,
     /// Operand with few rows or few columns, if the product is computed as dot products with lines of the other operand
     /// in place.
-    pub(super) few: Option<SkinnyOperand>,
+    pub(super) skinny_operand: Option<SkinnyOperand>,
     /// Bytes of shared scratch memory, and the offset of the partial results of split-K.
     pub(super) shared: usize,
     pub(super) partial_at: usize,
@@ -113,11 +113,21 @@ pub(super) struct Shape {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Packing {
     /// Read in place.
-    There,
+    InPlace,
     /// Packed by each task. If `whole`, the block covers all of a part's depth, and the next task may reuse it.
-    Own { whole: bool },
+    PerTask { full_depth: bool },
     /// Packed once for all tasks.
     Shared,
+}
+
+impl Packing {
+    fn describe(self) -> &'static str {
+        match self {
+            Packing::InPlace => "in place",
+            Packing::PerTask { .. } => "packed by each task",
+            Packing::Shared => "packed once",
+        }
+    }
 }
 
 /// Operand with few lines, in a product computed as dot products.
@@ -131,10 +141,10 @@ pub(super) enum SkinnyOperand {
 
 impl SkinnyOperand {
     fn of((m, n, k): (usize, usize, usize), real: DType, a: &Operand, b: &Operand) -> Option<SkinnyOperand> {
-        let along = |operand: &Operand| operand.elements.are(real) && operand.depth == 1;
-        if m <= FEW_LINES.0 && k >= SHORT && along(b) {
+        let along = |operand: &Operand| operand.elements.are_stored_as(real) && operand.depth == 1;
+        if m <= MAX_DOT_LINES.0 && k >= MIN_DOT_DEPTH && along(b) {
             Some(SkinnyOperand::A)
-        } else if n <= FEW_LINES.1 && k >= 2 * SHORT && along(a) {
+        } else if n <= MAX_DOT_LINES.1 && k >= 2 * MIN_DOT_DEPTH && along(a) {
             Some(SkinnyOperand::B)
         } else {
             None
@@ -153,7 +163,7 @@ pub(super) struct Operand {
     /// Steps across the panels and along k.
     pub(super) line: isize,
     pub(super) depth: isize,
-    pub(super) way: Packing,
+    pub(super) packing: Packing,
     /// Offset of the packed block in scratch memory.
     pub(super) at: usize,
 }
@@ -173,7 +183,7 @@ impl Operand {
         if access.strides.len() != dims.len() {
             return Err(format!("strides {:?} for {} axes", access.strides, dims.len()));
         }
-        if let Some((low, high)) = access.reach(&dims)
+        if let Some((low, high)) = access.position_range(&dims)
             && (low < 0 || high >= access.len as isize)
         {
             return Err(format!("elements {low}..={high} of a buffer of {}", access.len));
@@ -186,19 +196,19 @@ impl Operand {
             batch: StridedIter::new(batch)?,
             line: access.strides[across],
             depth: access.strides[along],
-            way: Packing::There,
+            packing: Packing::InPlace,
             at: 0,
         })
     }
 
     /// Returns true if a micro-kernel can read the lines in place like lines of A: elements are adjacent along k.
-    fn lies_along(&self, real: DType) -> bool {
-        self.elements.are(real) && self.depth == 1 && !paged(self.line, real.size(), 4096)
+    fn is_adjacent_along_k(&self, real: DType) -> bool {
+        self.elements.are_stored_as(real) && self.depth == 1 && !has_page_stride(self.line, real.size(), 4096)
     }
 }
 
 /// Returns true if the distance between lines is a multiple of a page: the lines then conflict in the caches.
-fn paged(step: isize, bytes: usize, page: isize) -> bool {
+fn has_page_stride(step: isize, bytes: usize, page: isize) -> bool {
     step.wrapping_mul(bytes as isize) % page == 0
 }
 
@@ -207,7 +217,7 @@ fn paged(step: isize, bytes: usize, page: isize) -> bool {
 /// If results are adjacent along m, the product is transposed: `Cᵀ = Bᵀ·Aᵀ`. Batch axes that only one operand has
 /// become additional lines of it, if their step continues the step of its lines.
 struct Axes {
-    turned: bool,
+    is_transposed: bool,
     outside: Vec<usize>,
     rows: Vec<usize>,
     cols: Vec<usize>,
@@ -224,7 +234,8 @@ impl Axes {
         let turned = nest.dims[m] > 1
             && !nest.stores.is_empty()
             && nest.stores.iter().all(|store| adjacent(store, m, n));
-        let mut found = Axes { turned, outside: (0..axes).collect(), rows: vec![m], cols: vec![n] };
+        let mut found =
+            Axes { is_transposed: turned, outside: (0..axes).collect(), rows: vec![m], cols: vec![n] };
         while let Some(&axis) = found.outside.last() {
             // Tests the strides along the axis: constant, or equal to the step that continues the lines.
             let stays = |access: &Access| access.strides.get(axis) == Some(&0);
@@ -253,14 +264,17 @@ impl Axes {
 }
 
 #[derive(Debug)]
-pub(super) struct Direct {
+pub(super) struct DirectStore {
     pub(super) offset: isize,
     pub(super) batch: StridedIter,
     pub(super) row: isize,
 }
 
-impl Shape {
-    pub(super) fn new<T: Real>(desc: &GemmDesc, compiler: Compiler<'_>) -> Result<(Shape, Micro<T>), String> {
+impl ProductPlan {
+    pub(super) fn new<T: Real>(
+        desc: &GemmDesc,
+        compiler: Compiler<'_>,
+    ) -> Result<(ProductPlan, Micro<T>), String> {
         let isa = compiler.isa();
         let nest = &desc.epilogue;
         let Some(axes) = nest.dims.len().checked_sub(2) else {
@@ -270,24 +284,25 @@ impl Shape {
             return Err("an epilogue reduces nothing".to_owned());
         }
         let real = if T::BYTES == 8 { DType::F64 } else { DType::F32 };
-        if nest.loads.first() != Some(&Load::Accumulator(real)) || nest.accumulators() != 1 {
+        if nest.loads.first() != Some(&Load::Accumulator(real)) || nest.num_accumulators() != 1 {
             return Err(format!("the accumulator of the epilogue is the product, of type {real}"));
         }
-        let Axes { turned, outside, rows, cols } = Axes::new(desc);
+        let Axes { is_transposed: turned, outside, rows, cols } = Axes::new(desc);
         let k = desc.k;
         let size = |list: &[usize]| list.iter().map(|&axis| nest.dims[axis]).product::<usize>();
         let (batch, m, n) = (size(&outside), size(&rows), size(&cols));
         let along = [rows.as_slice(), &cols].concat();
-        let plan = Plan { nest, drive: LoopOrder::Map, outside: &outside, along: &along };
+        let plan = LoopPlan { nest, loop_order: LoopOrder::Map, outer_axes: &outside, tile_axes: &along };
         let tape = TileProgram::new(&plan, compiler)?;
-        let of_a = Operand::new((&desc.a, desc.rounded[0], 0), nest, k, &outside, (axes, axes + 1))?;
-        let of_b = Operand::new((&desc.b, desc.rounded[1], 1), nest, k, &outside, (axes + 1, axes))?;
+        let of_a = Operand::new((&desc.a, desc.rounded_to[0], 0), nest, k, &outside, (axes, axes + 1))?;
+        let of_b = Operand::new((&desc.b, desc.rounded_to[1], 1), nest, k, &outside, (axes + 1, axes))?;
         let (mut a, mut b) = if turned { (of_b, of_a) } else { (of_a, of_b) };
         let micro: Micro<T> =
-            Micro::choose(isa, desc.products, [&a, &b].map(|operand| operand.elements.numbers()));
+            Micro::select(isa, desc.products, [&a, &b].map(|operand| operand.elements.loaded_dtype()));
         let Micro { mr, nr, .. } = micro;
-        let (mut row_unit, depth_unit) = micro.units();
-        let mut direct = direct(nest, &outside, if turned { (axes + 1, axes) } else { (axes, axes + 1) })?;
+        let (mut row_unit, depth_unit) = micro.block_units();
+        let mut direct =
+            direct_store(nest, &outside, if turned { (axes + 1, axes) } else { (axes, axes + 1) })?;
 
         // Paths without packing need operands as they are; bfloat16 tiles are always packed.
         let as_they_are = micro.tiles.is_none();
@@ -295,21 +310,22 @@ impl Shape {
         let few = if dots { SkinnyOperand::of((m, n, k), real, &a, &b) } else { None };
         let thin = as_they_are
             && few.is_none()
-            && m <= small_m::ROWS
+            && m <= small_m::MAX_ROWS
             && (b.line == 1 || b.depth == 1)
-            && (m * T::BYTES).saturating_mul(k) <= KEEP;
-        let small = batch * m * n <= SMALL && k >= 2 * LONG;
+            && (m * T::BYTES).saturating_mul(k) <= MAX_REUSED_BLOCK_BYTES;
+        let small = batch * m * n <= MAX_SPLIT_K_ELEMENTS && k >= 2 * MIN_SPLIT_K_DEPTH;
         let keeps = |side: Side, lines: usize, depths: usize| {
-            micro.packed(side, lines, depths).saturating_mul(T::BYTES) <= KEEP
+            micro.packed_len(side, lines, depths).saturating_mul(T::BYTES) <= MAX_REUSED_BLOCK_BYTES
         };
-        let halves = if b.lies_along(real) { SWAPPED.0 } else { SWAPPED.1 };
+        let halves =
+            if b.is_adjacent_along_k(real) { MIN_SWAP_RATIO_HALVES.0 } else { MIN_SWAP_RATIO_HALVES.1 };
         let swapped = as_they_are
             && few.is_none()
             && !thin
             && !small
-            && b.elements.are(real)
+            && b.elements.are_stored_as(real)
             && (b.depth == 1 || b.line == 1)
-            && micro.columns_fit(m)
+            && micro.fills_panels(m)
             && 2usize.saturating_mul(n).saturating_mul(k)
                 >= halves.saturating_mul(m).saturating_mul(k.saturating_add(n));
         let (mut m, mut n) = (m, n);
@@ -320,17 +336,19 @@ impl Shape {
             // All panels of the larger operand are full, except for the last one.
             row_unit = mr;
         }
-        let mut cut = Cut::new(batch, m, n, k, (mr, nr), row_unit);
-        if !thin && small && cut.tasks() < cut.wanted {
-            cut.parts =
-                (cut.wanted / cut.tasks().max(1)).min(k / LONG).min(PARTIAL / (batch * m * n).max(1)).max(1);
+        let mut cut = BlockPartition::new(batch, m, n, k, (mr, nr), row_unit);
+        if !thin && small && cut.tasks() < cut.target_tasks {
+            cut.parts = (cut.target_tasks / cut.tasks().max(1))
+                .min(k / MIN_SPLIT_K_DEPTH)
+                .min(MAX_PARTIAL_ELEMENTS / (batch * m * n).max(1))
+                .max(1);
         }
         if cut.parts == 1 {
             let panels = few.is_none() && !thin;
             if swapped {
                 cut.refine(true, false);
             } else if panels && !keeps(Side::A, cut.rows.div_ceil(2), k) {
-                cut.cols = even(n, MANY_COLUMNS, nr);
+                cut.cols = even_block_size(n, WIDE_BLOCK_COLUMNS, nr);
                 cut.refine(true, false);
             } else {
                 cut.refine(!thin && few != Some(SkinnyOperand::A), few != Some(SkinnyOperand::B));
@@ -338,22 +356,23 @@ impl Shape {
         }
         // With few long sums, a chunk of both operands stays in the first-level cache.
         let most = if few.is_some() {
-            FEW_DEPTH
+            MAX_DOT_CHUNK_DEPTH
         } else if cut.parts > 1 {
-            (CACHE / ((m + n) * T::BYTES).max(1)).clamp(LONG_DEPTHS.0, LONG_DEPTHS.1)
+            (L1_CHUNK_BYTES / ((m + n) * T::BYTES).max(1))
+                .clamp(SPLIT_K_CHUNK_DEPTHS.0, SPLIT_K_CHUNK_DEPTHS.1)
         } else {
-            DEPTH
+            MAX_CHUNK_DEPTH
         };
         let chunks = k.div_ceil(most).max(1);
         let depth = k.div_ceil(chunks).next_multiple_of(depth_unit).max(depth_unit);
         let chunks = k.div_ceil(depth).max(1);
         let part = chunks.div_ceil(cut.parts) * depth;
         let parts = k.div_ceil(part).max(1);
-        let Cut { rows, cols, .. } = cut;
-        let small = (batch * m * n).saturating_mul(T::BYTES) <= APART;
+        let BlockPartition { rows, cols, .. } = cut;
+        let small = (batch * m * n).saturating_mul(T::BYTES) <= MAX_SEPARATE_EPILOGUE_BYTES;
         // Length of a piece of a row of results, and of the row.
         let (piece, row) = if swapped { (rows, m) } else { (cols, n) };
-        let apart = parts > 1 || direct.is_none() && !thin && piece < row.min(NARROW) && small;
+        let apart = parts > 1 || direct.is_none() && !thin && piece < row.min(NARROW_COLUMNS) && small;
         if apart {
             direct = None;
         }
@@ -361,24 +380,24 @@ impl Shape {
             _ if thin => n.next_multiple_of(cols).max(cols),
             Some(few) => {
                 let operand = if few == SkinnyOperand::A { &mut a } else { &mut b };
-                if !operand.elements.are(real) || operand.depth != 1 {
-                    operand.way = Packing::Own { whole: true };
+                if !operand.elements.are_stored_as(real) || operand.depth != 1 {
+                    operand.packing = Packing::PerTask { full_depth: true };
                 }
                 n.next_multiple_of(cols).max(cols)
             }
             None => {
-                let blocks = Blocks { m, n, k, batch, rows, cols, bytes: T::BYTES };
+                let blocks = BlockSizes { m, n, k, batch, rows, cols, bytes: T::BYTES };
                 let part = part.min(k);
                 let whole = (keeps(Side::A, rows, part), keeps(Side::B, cols, part));
-                blocks.ways(micro, real, (&mut a, whole.0), (&mut b, whole.1))
+                blocks.choose_packing(micro, real, (&mut a, whole.0), (&mut b, whole.1))
             }
         };
         // An operand that tasks pack for themselves has its axis in an outer loop: each packed block is then used by
         // all blocks of the other operand.
-        let order = match (a.way, b.way) {
-            (_, Packing::Own { .. }) if b.batch.stays() => [2, 0, 1],
-            (_, Packing::Own { .. }) => [0, 2, 1],
-            (Packing::Own { .. }, _) if a.batch.stays() => [1, 0, 2],
+        let order = match (a.packing, b.packing) {
+            (_, Packing::PerTask { .. }) if b.batch.is_constant() => [2, 0, 1],
+            (_, Packing::PerTask { .. }) => [0, 2, 1],
+            (Packing::PerTask { .. }, _) if a.batch.is_constant() => [1, 0, 2],
             _ => [0, 1, 2],
         };
         let work = (rows.min(m) * cols.min(n)).saturating_mul(part.min(k)).max(1);
@@ -389,7 +408,7 @@ impl Shape {
             shared += (elements * T::BYTES).next_multiple_of(ALIGN);
             at
         };
-        let mut bytes = tape.frame + size_of::<Kept>().next_multiple_of(ALIGN);
+        let mut bytes = tape.frame + size_of::<PackedBlocks>().next_multiple_of(ALIGN);
         let mut room = |elements: usize| {
             let at = bytes;
             bytes += (elements * T::BYTES).next_multiple_of(ALIGN);
@@ -400,14 +419,16 @@ impl Shape {
         } else {
             let (rows, cols) = (rows.next_multiple_of(mr), cols.next_multiple_of(nr));
             for (operand, side, lines) in [(&mut a, Side::A, rows), (&mut b, Side::B, cols)] {
-                operand.at = match operand.way {
-                    Packing::Own { whole: true } => room(micro.packed(side, lines, part.min(k))),
-                    Packing::Own { whole: false } => room(micro.packed(side, lines, depth.min(k))),
+                operand.at = match operand.packing {
+                    Packing::PerTask { full_depth: true } => room(micro.packed_len(side, lines, part.min(k))),
+                    Packing::PerTask { full_depth: false } => {
+                        room(micro.packed_len(side, lines, depth.min(k)))
+                    }
                     // Even if B is read in place, its last, narrow panel is packed.
-                    Packing::There => room(nr * depth.min(k)),
+                    Packing::InPlace => room(nr * depth.min(k)),
                     Packing::Shared => {
-                        let copies = if operand.batch.stays() { 1 } else { batch };
-                        room_for_all(copies * micro.packed(side, strip, k))
+                        let copies = if operand.batch.is_constant() { 1 } else { batch };
+                        room_for_all(copies * micro.packed_len(side, strip, k))
                     }
                 };
             }
@@ -417,8 +438,8 @@ impl Shape {
         let block_at = room(if apart { tape.tile } else { block });
         let swapped_at = room(if swapped { rows * cols } else { 0 });
         let corner_at = room(mr * nr);
-        let shape = Shape {
-            swapped,
+        let shape = ProductPlan {
+            is_swapped: swapped,
             batch,
             m,
             n,
@@ -428,17 +449,17 @@ impl Shape {
             depth,
             parts,
             part,
-            apart,
+            has_separate_epilogue: apart,
             strip,
             order,
             group: (MIN_TASK_WORK / 2 / work).max(1),
             a,
             b,
             buffers: 1 + nest.loads.len() + nest.stores.len(),
-            tape,
+            epilogue: tape,
             direct,
-            thin,
-            few,
+            has_few_rows: thin,
+            skinny_operand: few,
             shared,
             partial_at,
             block_at,
@@ -450,8 +471,35 @@ impl Shape {
     }
 }
 
+impl ProductPlan {
+    /// Describes the algorithm: the micro-kernel, the packing of the operands, the split of k, and the epilogue.
+    pub(super) fn describe<T>(&self, micro: &Micro<T>) -> String {
+        let mut text = match (self.skinny_operand, self.has_few_rows) {
+            (Some(SkinnyOperand::A), _) => "dot products of few rows".to_owned(),
+            (Some(SkinnyOperand::B), _) => "dot products of few columns".to_owned(),
+            (None, true) => "few rows, B in place".to_owned(),
+            (None, false) => {
+                let tiles = if micro.tiles.is_some() { "bfloat16 tiles" } else { "panels" };
+                let [a, b] = [&self.a, &self.b].map(|operand| operand.packing.describe());
+                format!("{tiles} of {}x{}, A {a}, B {b}", micro.mr, micro.nr)
+            }
+        };
+        if self.is_swapped {
+            text += ", operands swapped";
+        }
+        if self.parts > 1 {
+            text += &format!(", split-K in {} parts", self.parts);
+        }
+        text + match (&self.direct, self.has_separate_epilogue) {
+            (Some(_), _) => ", sums stored directly",
+            (None, true) => ", epilogue after all blocks",
+            (None, false) => ", epilogue after each block",
+        }
+    }
+}
+
 /// A product of panels, and its blocks.
-struct Blocks {
+struct BlockSizes {
     m: usize,
     n: usize,
     k: usize,
@@ -462,33 +510,33 @@ struct Blocks {
     bytes: usize,
 }
 
-impl Blocks {
+impl BlockSizes {
     /// Chooses the storage of A and B for the micro-kernels. The flags are true if a packed block of the operand can be
     /// kept. Returns the number of columns of a strip.
-    fn ways<T: Real>(
+    fn choose_packing<T: Real>(
         &self,
         micro: Micro<T>,
         real: DType,
         (a, a_whole): (&mut Operand, bool),
         (b, b_whole): (&mut Operand, bool),
     ) -> usize {
-        let &Blocks { m, n, k, batch, rows, cols, bytes } = self;
+        let &BlockSizes { m, n, k, batch, rows, cols, bytes } = self;
         let Micro { mr, nr, tiles, .. } = micro;
-        let packs = |operand: &Operand| !operand.elements.are(real) || tiles.is_some();
-        if packs(a) || n.div_ceil(nr) > FEW_COLUMNS && !a.lies_along(real) {
-            a.way = Packing::Own { whole: a_whole };
+        let packs = |operand: &Operand| !operand.elements.are_stored_as(real) || tiles.is_some();
+        if packs(a) || n.div_ceil(nr) > MAX_B_PANELS_FOR_UNPACKED_A && !a.is_adjacent_along_k(real) {
+            a.packing = Packing::PerTask { full_depth: a_whole };
         }
         let mut strip = n.next_multiple_of(cols).max(cols);
-        let many_rows =
-            m.div_ceil(mr) > FEW_ROWS && nr * bytes < WIDE_ROW || m > mr && paged(b.depth, bytes, 8192);
+        let many_rows = m.div_ceil(mr) > MAX_A_PANELS_FOR_UNPACKED_B && nr * bytes < MIN_UNPACKED_ROW_BYTES
+            || m > mr && has_page_stride(b.depth, bytes, 8192);
         if packs(b) || b.line != 1 || many_rows {
-            let again = m.div_ceil(rows) > 1 || batch > 1 && b.batch.stays();
-            let copies = if b.batch.stays() { 1 } else { batch };
-            let column = micro.packed(Side::B, 1, k).saturating_mul(copies * bytes);
-            let room = SHARED / column.max(1) / cols * cols;
-            b.way = Packing::Own { whole: b_whole };
-            if again && (room >= n || copies == 1 && room >= 2 * COLUMNS) {
-                b.way = Packing::Shared;
+            let again = m.div_ceil(rows) > 1 || batch > 1 && b.batch.is_constant();
+            let copies = if b.batch.is_constant() { 1 } else { batch };
+            let column = micro.packed_len(Side::B, 1, k).saturating_mul(copies * bytes);
+            let room = SHARED_STRIP_BYTES / column.max(1) / cols * cols;
+            b.packing = Packing::PerTask { full_depth: b_whole };
+            if again && (room >= n || copies == 1 && room >= 2 * BLOCK_COLUMNS) {
+                b.packing = Packing::Shared;
                 strip = strip.min(room.max(cols));
             }
         }
@@ -497,7 +545,7 @@ impl Blocks {
 }
 
 /// Partition of the product into blocks.
-struct Cut {
+struct BlockPartition {
     sizes: [usize; 3],
     units: (usize, usize),
     /// The number of rows of a block is a multiple of this.
@@ -505,21 +553,28 @@ struct Cut {
     rows: usize,
     cols: usize,
     parts: usize,
-    wanted: usize,
+    target_tasks: usize,
 }
 
-impl Cut {
+impl BlockPartition {
     /// Creates the partition into the largest blocks.
-    fn new(batch: usize, m: usize, n: usize, k: usize, (mr, nr): (usize, usize), row_unit: usize) -> Cut {
+    fn new(
+        batch: usize,
+        m: usize,
+        n: usize,
+        k: usize,
+        (mr, nr): (usize, usize),
+        row_unit: usize,
+    ) -> BlockPartition {
         let work = (batch * m * n).saturating_mul(k);
-        Cut {
+        BlockPartition {
             sizes: [batch, m, n],
             units: (mr, nr),
             row_unit,
-            rows: even(m, mr * ROW_PANELS, row_unit),
-            cols: even(n, COLUMNS, nr),
+            rows: even_block_size(m, mr * BLOCK_ROW_PANELS, row_unit),
+            cols: even_block_size(n, BLOCK_COLUMNS, nr),
             parts: 1,
-            wanted: (work / MIN_TASK_WORK).clamp(1, MAX_TASKS),
+            target_tasks: (work / MIN_TASK_WORK).clamp(1, MAX_TASKS),
         }
     }
 
@@ -533,10 +588,12 @@ impl Cut {
     /// panel.
     fn refine(&mut self, along_rows: bool, along_cols: bool) {
         let ([_, m, n], (mr, nr)) = (self.sizes, self.units);
-        while self.tasks() < self.wanted {
-            let few = self.tasks() < self.wanted.min(FEW_TASKS);
-            let (rows, cols) =
-                (even(m, self.rows.div_ceil(2), self.row_unit), even(n, self.cols.div_ceil(2), nr));
+        while self.tasks() < self.target_tasks {
+            let few = self.tasks() < self.target_tasks.min(MIN_TASKS);
+            let (rows, cols) = (
+                even_block_size(m, self.rows.div_ceil(2), self.row_unit),
+                even_block_size(n, self.cols.div_ceil(2), nr),
+            );
             let split_rows = along_rows && rows < self.rows && (rows >= 4 * mr || few && 2 * rows >= mr);
             let split_cols = along_cols && cols < self.cols && (cols >= 2 * nr || few);
             // If there are few rows, each task packs its own block of columns.
@@ -552,27 +609,31 @@ impl Cut {
 }
 
 /// Returns the size of blocks of whole units, about equal and about `most` each, that cover `size`.
-fn even(size: usize, most: usize, unit: usize) -> usize {
+fn even_block_size(size: usize, most: usize, unit: usize) -> usize {
     let blocks = size.div_ceil(most.max(unit)).max(1);
     size.div_ceil(blocks).next_multiple_of(unit).max(unit)
 }
 
 /// Blocks that a worker has packed, for reuse by its next task: matrix, first line, first depth.
 #[repr(C)]
-pub(super) struct Kept {
-    pub(super) a: Key,
-    pub(super) b: Key,
+pub(super) struct PackedBlocks {
+    pub(super) a: BlockKey,
+    pub(super) b: BlockKey,
 }
 
-pub(super) type Key = (isize, usize, usize);
+pub(super) type BlockKey = (isize, usize, usize);
 
-impl Kept {
+impl PackedBlocks {
     /// Keys that match no block.
-    pub(super) const NOTHING: Kept = Kept { a: (0, usize::MAX, 0), b: (0, usize::MAX, 0) };
+    pub(super) const NONE: PackedBlocks = PackedBlocks { a: (0, usize::MAX, 0), b: (0, usize::MAX, 0) };
 }
 
 /// Returns the destination of the micro-kernel, if the epilogue only stores the product.
-fn direct(nest: &Nest, outside: &[usize], (row, col): (usize, usize)) -> Result<Option<Direct>, String> {
+fn direct_store(
+    nest: &Nest,
+    outside: &[usize],
+    (row, col): (usize, usize),
+) -> Result<Option<DirectStore>, String> {
     let [store] = nest.stores.as_slice() else { return Ok(None) };
     let product = nest.expr.outputs()[0];
     let (inst, ty) = nest.expr.insts()[usize::from(product.0)];
@@ -586,7 +647,7 @@ fn direct(nest: &Nest, outside: &[usize], (row, col): (usize, usize)) -> Result<
         return Ok(None);
     }
     let batch = outside.iter().map(|&axis| (nest.dims[axis], store.strides[axis]));
-    Ok(Some(Direct {
+    Ok(Some(DirectStore {
         offset: store.offset as isize,
         batch: StridedIter::new(batch)?,
         row: store.strides[row],

@@ -48,13 +48,13 @@ pub(super) const F32: Micro<f32> = Micro {
     mr: 4,
     nr: 8,
     run: &[kernel::<f32, 1, 8>, kernel::<f32, 2, 8>, kernel::<f32, 3, 8>, kernel::<f32, 4, 8>],
-    half: None,
+    half_width: None,
     tiles: None,
 };
 pub(super) const F64: Micro<f64> = Micro {
     mr: 4,
     nr: 4,
     run: &[kernel::<f64, 1, 4>, kernel::<f64, 2, 4>, kernel::<f64, 3, 4>, kernel::<f64, 4, 4>],
-    half: None,
+    half_width: None,
     tiles: None,
 };

@@ -2,28 +2,28 @@
 
 use ortrain_expr::OutOfRange;
 
-use super::micro::{Dots, Factor, Micro, Real, Target};
+use super::micro::{DotKernels, Factor, Micro, Real, Target};
 use super::pack::{Block, pack, transpose};
-use super::plan::{Kept, Key, Operand, Packing, Shape, SkinnyOperand};
-use super::small_m::{self, Thin};
+use super::plan::{BlockKey, Operand, PackedBlocks, Packing, ProductPlan, SkinnyOperand};
+use super::small_m::{self, FewRowsBlock};
 use super::tiles::{Session, Side};
 use super::{Engine, GemmDesc};
 use crate::isa::{Level, Work};
 use crate::pool::{Pool, pause};
-use crate::scratch::{Bases, Parts, RunScalars};
+use crate::scratch::{BaseAddresses, RunScalars, ScratchParts};
 use crate::tile::{Compiler, ExecContext, Failure};
 
 /// Approximate minimum and maximum number of elements of a packing task for all threads.
-const PACK: (usize, usize) = (1 << 13, 1 << 15);
+const PACK_TASK_ELEMENTS: (usize, usize) = (1 << 13, 1 << 15);
 /// Number of packing tasks for all threads, unless they would be too large or too small.
-const PIECES: usize = 8;
+const PACK_TASKS: usize = 8;
 /// Approximate number of elements of partial results that one task adds.
-const COMBINE: usize = 1 << 15;
+const COMBINE_TASK_ELEMENTS: usize = 1 << 15;
 
 pub(super) struct Product<T: 'static> {
     micro: Micro<T>,
-    dots: Option<Dots<T>>,
-    shape: Shape,
+    dots: Option<DotKernels<T>>,
+    shape: ProductPlan,
 }
 
 /// One block, over a range of depths.
@@ -45,8 +45,12 @@ struct Task<'a, T> {
 }
 
 impl<T: Real + Send + Sync> Engine for Product<T> {
-    fn shape(&self) -> &Shape {
+    fn shape(&self) -> &ProductPlan {
         &self.shape
+    }
+
+    fn describe(&self) -> String {
+        self.shape.describe(&self.micro)
     }
 
     unsafe fn run(
@@ -54,20 +58,24 @@ impl<T: Real + Send + Sync> Engine for Product<T> {
         bases: &[*mut u8],
         scalars: RunScalars,
         pool: &Pool,
-        parts: Parts,
+        parts: ScratchParts,
     ) -> Result<(), OutOfRange> {
         let shape = &self.shape;
         for worker in 0..parts.workers {
             // SAFETY: both values are at the start of the worker's scratch memory.
             unsafe {
-                parts.of(worker).cast::<Failure>().write(Failure::NONE);
-                parts.of(worker).add(shape.tape.frame).cast::<Kept>().write(Kept::NOTHING);
+                parts.worker_part(worker).cast::<Failure>().write(Failure::NONE);
+                parts
+                    .worker_part(worker)
+                    .add(shape.epilogue.frame)
+                    .cast::<PackedBlocks>()
+                    .write(PackedBlocks::NONE);
             }
         }
-        let bases = Bases(bases);
+        let bases = BaseAddresses(bases);
         for strip in (0..shape.n).step_by(shape.strip) {
             let cols = shape.strip.min(shape.n - strip);
-            if shape.b.way == Packing::Shared {
+            if shape.b.packing == Packing::Shared {
                 // SAFETY: the caller's contract.
                 unsafe { self.pack_strip(&bases, (strip, cols), pool, parts) };
             }
@@ -86,35 +94,42 @@ impl<T: Real + Send + Sync> Engine for Product<T> {
                     index[slow] = rest % sizes[slow];
                     let part = rest / sizes[slow];
                     // SAFETY: tasks have distinct blocks, and each worker has its own scratch memory.
-                    unsafe { self.block(&{ bases }, scalars, index, part, (strip, cols), parts, worker) };
+                    unsafe { self.run_block(&{ bases }, scalars, index, part, (strip, cols), parts, worker) };
                 }
             });
         }
-        if shape.apart {
+        if shape.has_separate_epilogue {
             // SAFETY: the caller's contract, and all partial results are complete.
-            unsafe { self.combine(&bases, scalars, pool, parts) };
+            unsafe { self.combine_partials(&bases, scalars, pool, parts) };
         }
         // SAFETY: all tasks are done.
-        let failures = (0..parts.workers).map(|worker| unsafe { parts.of(worker).cast::<Failure>().read() });
+        let failures =
+            (0..parts.workers).map(|worker| unsafe { parts.worker_part(worker).cast::<Failure>().read() });
         failures.min().unwrap_or(Failure::NONE).result()
     }
 }
 
 impl<T: Real> Product<T> {
     pub(super) fn new(desc: &GemmDesc, compiler: Compiler<'_>) -> Result<Product<T>, String> {
-        let (shape, micro) = Shape::new(desc, compiler)?;
+        let (shape, micro) = ProductPlan::new(desc, compiler)?;
         Ok(Product { micro, dots: T::dots(compiler.isa()), shape })
     }
 
     /// Packs B for all tasks of a strip.
-    unsafe fn pack_strip(&self, bases: &Bases<'_>, (first, cols): (usize, usize), pool: &Pool, parts: Parts) {
-        let Shape { batch, k, depth, ref b, .. } = self.shape;
+    unsafe fn pack_strip(
+        &self,
+        bases: &BaseAddresses<'_>,
+        (first, cols): (usize, usize),
+        pool: &Pool,
+        parts: ScratchParts,
+    ) {
+        let ProductPlan { batch, k, depth, ref b, .. } = self.shape;
         let micro = self.micro;
         let nr = micro.nr;
         let padded = cols.next_multiple_of(nr);
-        let copies = if b.batch.stays() { 1 } else { batch };
+        let copies = if b.batch.is_constant() { 1 } else { batch };
         // Pieces are as wide as possible: if columns are adjacent, the columns of a piece are read in order.
-        let piece = (copies * padded * k / PIECES).clamp(PACK.0, PACK.1);
+        let piece = (copies * padded * k / PACK_TASKS).clamp(PACK_TASK_ELEMENTS.0, PACK_TASK_ELEMENTS.1);
         let some = (piece / depth.min(k.max(1))).next_multiple_of(nr).clamp(nr, padded);
         let (chunks, groups) = (k.div_ceil(depth), padded.div_ceil(some));
         pool.run(copies * chunks * groups, parts.workers, &|task, _| {
@@ -123,7 +138,7 @@ impl<T: Real> Product<T> {
             let (start, lines) = (group * some, some.min(cols - group * some));
             let (p, n) = (chunk * depth, depth.min(k - chunk * depth));
             let block = Block {
-                at: element(b, bases.0[b.slot], copy, first + start, p),
+                at: element_address(b, bases.0[b.slot], copy, first + start, p),
                 line_step: b.line,
                 depth_step: b.depth,
                 lines,
@@ -131,23 +146,23 @@ impl<T: Real> Product<T> {
             };
             // SAFETY: the layout of `Shape::new`; tasks have distinct panels.
             unsafe {
-                let packed = |lines, depth| micro.packed(Side::B, lines, depth);
+                let packed = |lines, depth| micro.packed_len(Side::B, lines, depth);
                 let at = copy * packed(padded, k) + packed(padded, p) + packed(start, n);
-                let to = parts.shared().add(b.at).cast::<T>().add(at);
-                micro.pack(self.shape.tape.isa, b.elements, block, Side::B, to);
+                let to = parts.shared_part().add(b.at).cast::<T>().add(at);
+                micro.pack(self.shape.epilogue.isa, b.elements, block, Side::B, to);
             }
         });
     }
 
     /// Computes a block, or a part of its sums. Finishes the block, unless it is only a part.
-    unsafe fn block(
+    unsafe fn run_block(
         &self,
-        bases: &Bases<'_>,
+        bases: &BaseAddresses<'_>,
         scalars: RunScalars,
         [batch, row, col]: [usize; 3],
         part: usize,
         (strip, strip_cols): (usize, usize),
-        parts: Parts,
+        parts: ScratchParts,
         worker: usize,
     ) {
         let shape = &self.shape;
@@ -156,13 +171,13 @@ impl<T: Real> Product<T> {
         let (col, count) = range(col, shape.cols, strip_cols);
         let cols = (strip + col, count);
         let depths = if shape.k == 0 { (0, 0) } else { range(part, shape.part, shape.k) };
-        let scratch = parts.of(worker);
+        let scratch = parts.worker_part(worker);
         // SAFETY: the caller's contract, and the layout of `Shape::new`.
         unsafe {
             let (c, c_row) = match &shape.direct {
-                _ if shape.swapped => (scratch.add(shape.swapped_at).cast::<T>(), cols.1 as isize),
-                _ if shape.apart => {
-                    let partial = parts.shared().add(shape.partial_at).cast::<T>();
+                _ if shape.is_swapped => (scratch.add(shape.swapped_at).cast::<T>(), cols.1 as isize),
+                _ if shape.has_separate_epilogue => {
+                    let partial = parts.shared_part().add(shape.partial_at).cast::<T>();
                     let row = ((part * shape.batch + batch) * shape.m + rows.0) * shape.n;
                     (partial.add(row + cols.0), shape.n as isize)
                 }
@@ -173,31 +188,33 @@ impl<T: Real> Product<T> {
                 }
                 None => (scratch.add(shape.block_at).cast::<T>(), cols.1 as isize),
             };
-            let shared = parts.shared();
+            let shared = parts.shared_part();
             let task = Task { batch, rows, cols, depths, strip, shared, scratch, bases: bases.0, c, c_row };
-            if shape.thin {
-                self.multiply_thin(&task);
-            } else if let (Some(few), Some(dots)) = (shape.few, self.dots) {
-                self.multiply_lines(&task, few, dots);
+            if shape.has_few_rows {
+                self.multiply_few_rows(&task);
+            } else if let (Some(few), Some(dots)) = (shape.skinny_operand, self.dots) {
+                self.multiply_by_dots(&task, few, dots);
             } else {
                 self.multiply(&task);
             }
-            let task = if shape.swapped { self.unswapped(task, parts) } else { task };
-            if shape.direct.is_none() && !shape.apart {
-                self.finish(&task, scalars);
+            let task = if shape.is_swapped { self.transpose_block(task, parts) } else { task };
+            if shape.direct.is_none() && !shape.has_separate_epilogue {
+                self.finish_block(&task, scalars);
             }
         }
     }
 
     /// Transposes a block of a swapped product into a block of the product itself.
-    unsafe fn unswapped<'a>(&self, task: Task<'a, T>, parts: Parts) -> Task<'a, T> {
-        let Shape { m, n, apart, partial_at, block_at, ref tape, .. } = self.shape;
+    unsafe fn transpose_block<'a>(&self, task: Task<'a, T>, parts: ScratchParts) -> Task<'a, T> {
+        let ProductPlan {
+            m, n, has_separate_epilogue: apart, partial_at, block_at, epilogue: ref tape, ..
+        } = self.shape;
         let (rows, cols) = (task.cols, task.rows);
         // SAFETY: the caller's contract, and the layout of `Shape::new`. The destination has the capacity of the block,
         // or of all results, in rows of `m` elements: the number of rows of the swapped product.
         unsafe {
             let (c, c_row) = if apart {
-                let all = parts.shared().add(partial_at).cast::<T>();
+                let all = parts.shared_part().add(partial_at).cast::<T>();
                 (all.add((task.batch * n + rows.0) * m + cols.0), m)
             } else {
                 (task.scratch.add(block_at).cast::<T>(), cols.1)
@@ -208,23 +225,23 @@ impl<T: Real> Product<T> {
     }
 
     /// Computes a block of a product with few rows.
-    unsafe fn multiply_thin(&self, task: &Task<'_, T>) {
-        let Shape { k, a, b, tape, block_at, direct, .. } = &self.shape;
+    unsafe fn multiply_few_rows(&self, task: &Task<'_, T>) {
+        let ProductPlan { k, a, b, epilogue: tape, block_at, direct, .. } = &self.shape;
         let &Task { rows, cols, scratch, .. } = task;
         // SAFETY: the caller's contract, and the layout of `Shape::new`.
         unsafe {
-            let kept = &mut (*scratch.add(tape.frame).cast::<Kept>()).a;
+            let kept = &mut (*scratch.add(tape.frame).cast::<PackedBlocks>()).a;
             let (packed, block) = (scratch.add(a.at).cast::<T>(), scratch.add(*block_at).cast::<T>());
             let key = (a.offset + a.batch.offset(task.batch), rows.0, 0);
             if *kept != key {
-                let at = element(a, task.bases[a.slot], task.batch, rows.0, 0);
+                let at = element_address(a, task.bases[a.slot], task.batch, rows.0, 0);
                 let lines = Block { at, line_step: a.line, depth_step: a.depth, lines: rows.1, depth: *k };
                 pack(tape.isa, a.elements, lines, 1, packed);
                 *kept = key;
             }
-            let thin = Thin {
+            let thin = FewRowsBlock {
                 a: packed.cast_const(),
-                b: element(b, task.bases[b.slot], task.batch, cols.0, 0),
+                b: element_address(b, task.bases[b.slot], task.batch, cols.0, 0),
                 line: b.line,
                 depth: b.depth,
                 rows: rows.1,
@@ -244,19 +261,19 @@ impl<T: Real> Product<T> {
 
     /// Computes a block of a product as dot products. Few lines of one operand, which stay in the first-level cache,
     /// are multiplied with the lines of the other operand.
-    unsafe fn multiply_lines(&self, task: &Task<'_, T>, few: SkinnyOperand, dots: Dots<T>) {
-        let Shape { depth, ref tape, ref a, ref b, .. } = self.shape;
+    unsafe fn multiply_by_dots(&self, task: &Task<'_, T>, few: SkinnyOperand, dots: DotKernels<T>) {
+        let ProductPlan { depth, epilogue: ref tape, ref a, ref b, .. } = self.shape;
         let &Task { rows, cols, depths, scratch, c, c_row, .. } = task;
         let (operand, other, lines, others, line_step, other_step) = match few {
             SkinnyOperand::A => (a, b, rows, cols, c_row, 1),
             SkinnyOperand::B => (b, a, cols, rows, 1, c_row),
         };
-        let first = element(operand, task.bases[operand.slot], task.batch, lines.0, depths.0);
+        let first = element_address(operand, task.bases[operand.slot], task.batch, lines.0, depths.0);
         let (mut at, mut line) = (first.cast::<T>(), operand.line);
         // SAFETY: the caller's contract, and the layout of `Shape::new`.
         unsafe {
-            if operand.way != Packing::There {
-                let kept = &mut (*scratch.add(tape.frame).cast::<Kept>()).a;
+            if operand.packing != Packing::InPlace {
+                let kept = &mut (*scratch.add(tape.frame).cast::<PackedBlocks>()).a;
                 let packed = scratch.add(operand.at).cast::<T>();
                 let key = (operand.offset + operand.batch.offset(task.batch), lines.0, depths.0);
                 if *kept != key {
@@ -279,8 +296,13 @@ impl<T: Real> Product<T> {
                 while j < others.1 {
                     let whole = others.1 - j >= dots.width;
                     let run = if whole { dots.many } else { dots.one };
-                    let line_of_other =
-                        element(other, task.bases[other.slot], task.batch, others.0 + j, depths.0 + p);
+                    let line_of_other = element_address(
+                        other,
+                        task.bases[other.slot],
+                        task.batch,
+                        others.0 + j,
+                        depths.0 + p,
+                    );
                     for i in (0..lines.1).step_by(run.len()) {
                         let count = run.len().min(lines.1 - i);
                         let c = c.wrapping_offset(i as isize * line_step + j as isize * other_step);
@@ -305,7 +327,7 @@ impl<T: Real> Product<T> {
 
     /// Computes a block of the product.
     unsafe fn multiply(&self, task: &Task<'_, T>) {
-        let Shape { depth, a, b, tape, .. } = &self.shape;
+        let ProductPlan { depth, a, b, epilogue: tape, .. } = &self.shape;
         let &Task { rows, cols, depths, scratch, c, c_row, .. } = task;
         if depths.1 == 0 {
             for i in 0..rows.1 {
@@ -318,34 +340,34 @@ impl<T: Real> Product<T> {
             return;
         }
         // SAFETY: the layout of `Shape::new`.
-        let kept = unsafe { &mut *scratch.add(tape.frame).cast::<Kept>() };
+        let kept = unsafe { &mut *scratch.add(tape.frame).cast::<PackedBlocks>() };
         let end = depths.0 + depths.1;
         for p in (depths.0..end).step_by(*depth) {
             pause();
             let n = (*depth).min(end - p);
             // SAFETY: the caller's contract.
             unsafe {
-                let a = self.prepare(task, a, rows, (p, n), &mut kept.a, Side::A);
-                let b = self.prepare(task, b, cols, (p, n), &mut kept.b, Side::B);
-                self.panels(task, a, b, n, p > depths.0);
+                let a = self.operand_panels(task, a, rows, (p, n), &mut kept.a, Side::A);
+                let b = self.operand_panels(task, b, cols, (p, n), &mut kept.b, Side::B);
+                self.multiply_panels(task, a, b, n, p > depths.0);
             }
         }
     }
 
     /// Returns an operand's block over a range of depths, packed if necessary.
-    unsafe fn prepare(
+    unsafe fn operand_panels(
         &self,
         task: &Task<'_, T>,
         operand: &Operand,
         (first, lines): (usize, usize),
         (depth, n): (usize, usize),
-        kept: &mut Key,
+        kept: &mut BlockKey,
         side: Side,
-    ) -> Lines<T> {
+    ) -> OperandPanels<T> {
         let micro = self.micro;
         let panel = if side == Side::A { micro.mr } else { micro.nr };
-        let size = |lines: usize, depth: usize| micro.packed(side, lines, depth);
-        let packed_at = |at: *mut T| Lines {
+        let size = |lines: usize, depth: usize| micro.packed_len(side, lines, depth);
+        let packed_at = |at: *mut T| OperandPanels {
             at: at.cast_const(),
             line: 1,
             depth: panel as isize,
@@ -354,9 +376,9 @@ impl<T: Real> Product<T> {
         };
         let Operand { slot, elements, line, depth: step, .. } = *operand;
         let base = task.bases[slot];
-        let isa = self.shape.tape.isa;
+        let isa = self.shape.epilogue.isa;
         let block = |first, lines, depth, n| Block {
-            at: element(operand, base, task.batch, first, depth),
+            at: element_address(operand, base, task.batch, first, depth),
             line_step: line,
             depth_step: step,
             lines,
@@ -366,16 +388,16 @@ impl<T: Real> Product<T> {
         // SAFETY: the elements belong to the operand, and the destination has the capacity of whole panels (layout of
         // `Shape::new`).
         unsafe {
-            match operand.way {
+            match operand.packing {
                 Packing::Shared => {
-                    let Shape { n: all, k, strip, .. } = self.shape;
+                    let ProductPlan { n: all, k, strip, .. } = self.shape;
                     let padded = strip.min(all - task.strip).next_multiple_of(panel);
-                    let copy = if operand.batch.stays() { 0 } else { task.batch };
+                    let copy = if operand.batch.is_constant() { 0 } else { task.batch };
                     let packed = task.shared.add(operand.at).cast::<T>();
                     let before = size(padded, depth) + size(first - task.strip, n);
                     packed_at(packed.add(copy * size(padded, k) + before))
                 }
-                Packing::Own { whole: true } => {
+                Packing::PerTask { full_depth: true } => {
                     let packed = task.scratch.add(operand.at).cast::<T>();
                     let (from, depths) = task.depths;
                     let key = (operand.offset + operand.batch.offset(task.batch), first, from);
@@ -389,14 +411,14 @@ impl<T: Real> Product<T> {
                     }
                     packed_at(packed.add(size(padded, depth - from)))
                 }
-                Packing::Own { whole: false } => {
+                Packing::PerTask { full_depth: false } => {
                     let packed = task.scratch.add(operand.at).cast::<T>();
                     micro.pack(isa, elements, block(first, lines, depth, n), side, packed);
                     packed_at(packed)
                 }
-                Packing::There => {
-                    let mut found = Lines {
-                        at: element(operand, base, task.batch, first, depth).cast(),
+                Packing::InPlace => {
+                    let mut found = OperandPanels {
+                        at: element_address(operand, base, task.batch, first, depth).cast(),
                         line,
                         depth: step,
                         panel: panel as isize * line,
@@ -404,7 +426,7 @@ impl<T: Real> Product<T> {
                     };
                     // A micro-kernel reads whole panels of B, or halves of them.
                     let narrow = lines % panel;
-                    if side == Side::B && narrow > 0 && micro.columns(narrow) != narrow {
+                    if side == Side::B && narrow > 0 && micro.written_columns(narrow) != narrow {
                         let packed = task.scratch.add(operand.at).cast::<T>();
                         micro.pack(
                             isa,
@@ -422,7 +444,14 @@ impl<T: Real> Product<T> {
     }
 
     /// Multiplies panel by panel.
-    unsafe fn panels(&self, task: &Task<'_, T>, a: Lines<T>, b: Lines<T>, depth: usize, add: bool) {
+    unsafe fn multiply_panels(
+        &self,
+        task: &Task<'_, T>,
+        a: OperandPanels<T>,
+        b: OperandPanels<T>,
+        depth: usize,
+        add: bool,
+    ) {
         let Micro { mr, nr, .. } = self.micro;
         let (rows, cols) = (task.rows.1, task.cols.1);
         // SAFETY: the layout of `Shape::new`.
@@ -442,22 +471,29 @@ impl<T: Real> Product<T> {
                 let at = task.c.wrapping_offset(i as isize * task.c_row).wrapping_add(j);
                 let c = Target { at, row: task.c_row };
                 // SAFETY: rows before `rows` are valid, and columns are padded in B.
-                unsafe { self.micro.multiply_some(self.shape.tape.isa, size, depth, a, b, c, add, corner) };
+                unsafe {
+                    self.micro.multiply_partial(self.shape.epilogue.isa, size, depth, a, b, c, add, corner)
+                };
             }
         }
     }
 
     /// Runs the epilogue over a finished block.
-    unsafe fn finish(&self, task: &Task<'_, T>, scalars: RunScalars) {
-        let n = if self.shape.swapped { self.shape.m } else { self.shape.n };
+    unsafe fn finish_block(&self, task: &Task<'_, T>, scalars: RunScalars) {
+        let n = if self.shape.is_swapped { self.shape.m } else { self.shape.n };
         let (rows, cols) = (task.rows, task.cols);
         // SAFETY: the caller's contract.
         unsafe {
-            self.open(task.bases, scalars, task.scratch);
+            self.start_epilogue(task.bases, scalars, task.scratch);
             let run = |first: usize, count: usize, product: *const T| {
-                self.tiles(task.bases, scalars, task.scratch, task.batch, (first, count), |start| {
-                    product.add(start - first)
-                });
+                self.run_epilogue_tiles(
+                    task.bases,
+                    scalars,
+                    task.scratch,
+                    task.batch,
+                    (first, count),
+                    |start| product.add(start - first),
+                );
             };
             if cols.1 == n {
                 run(rows.0 * n, rows.1 * n, task.c);
@@ -470,26 +506,39 @@ impl<T: Real> Product<T> {
     }
 
     /// Adds the partial results in order, if there are several parts, and runs the epilogue.
-    unsafe fn combine(&self, bases: &Bases<'_>, scalars: RunScalars, pool: &Pool, parts: Parts) {
-        let Shape { batch, m, n, parts: count, ref tape, partial_at, block_at, .. } = self.shape;
-        let some = (COMBINE / count).next_multiple_of(tape.tile);
+    unsafe fn combine_partials(
+        &self,
+        bases: &BaseAddresses<'_>,
+        scalars: RunScalars,
+        pool: &Pool,
+        parts: ScratchParts,
+    ) {
+        let ProductPlan { batch, m, n, parts: count, epilogue: ref tape, partial_at, block_at, .. } =
+            self.shape;
+        let some = (COMBINE_TASK_ELEMENTS / count).next_multiple_of(tape.tile);
         let pieces = (m * n).div_ceil(some);
         pool.run(batch * pieces, parts.workers, &|task, worker| {
             let bases = &{ *bases };
             let (batch_at, piece) = (task / pieces, task % pieces);
-            let scratch = parts.of(worker);
+            let scratch = parts.worker_part(worker);
             // SAFETY: the caller's contract, and the layout of `Shape::new`; tasks have distinct elements.
             unsafe {
-                let partial = parts.shared().add(partial_at).cast::<T>().add(batch_at * m * n);
+                let partial = parts.shared_part().add(partial_at).cast::<T>().add(batch_at * m * n);
                 let sums = scratch.add(block_at).cast::<T>();
-                self.open(bases.0, scalars, scratch);
+                self.start_epilogue(bases.0, scalars, scratch);
                 let range = (piece * some, some.min(m * n - piece * some));
-                self.tiles(bases.0, scalars, scratch, batch_at, range, |start| {
+                self.run_epilogue_tiles(bases.0, scalars, scratch, batch_at, range, |start| {
                     if count == 1 {
                         return partial.add(start).cast_const();
                     }
                     let len = tape.tile.min(m * n - start);
-                    tape.isa.run(Sum { from: partial.add(start), step: batch * m * n, count, to: sums, len });
+                    tape.isa.run(PartialSum {
+                        from: partial.add(start),
+                        step: batch * m * n,
+                        count,
+                        to: sums,
+                        len,
+                    });
                     sums.cast_const()
                 });
             }
@@ -497,16 +546,17 @@ impl<T: Real> Product<T> {
     }
 
     /// Runs the operations of the epilogue that run once per task.
-    unsafe fn open(&self, bases: &[*mut u8], scalars: RunScalars, frame: *mut u8) {
-        let tape = &self.shape.tape;
-        let site = ExecContext { tape, bases: &bases[1..], scalars, frame, product: std::ptr::null() };
+    unsafe fn start_epilogue(&self, bases: &[*mut u8], scalars: RunScalars, frame: *mut u8) {
+        let tape = &self.shape.epilogue;
+        let site =
+            ExecContext { program: tape, bases: &bases[1..], scalars, frame, product: std::ptr::null() };
         // SAFETY: the caller's contract.
         unsafe { site.run(&tape.once, 0, 0, tape.tile) };
     }
 
     /// Runs the epilogue over a range of a matrix: first index and number. `product` returns the address of the product
     /// of a tile.
-    unsafe fn tiles(
+    unsafe fn run_epilogue_tiles(
         &self,
         bases: &[*mut u8],
         scalars: RunScalars,
@@ -515,11 +565,16 @@ impl<T: Real> Product<T> {
         (first, count): (usize, usize),
         product: impl Fn(usize) -> *const T,
     ) {
-        let tape = &self.shape.tape;
+        let tape = &self.shape.epilogue;
         for (start, n) in tape.tiles(first, first + count) {
             // Slot 0 is never read from `bases`, so slots start at B.
-            let site =
-                ExecContext { tape, bases: &bases[1..], scalars, frame, product: product(start).cast() };
+            let site = ExecContext {
+                program: tape,
+                bases: &bases[1..],
+                scalars,
+                frame,
+                product: product(start).cast(),
+            };
             // SAFETY: the caller's contract.
             unsafe { site.run(&tape.stages[0].body, batch, start, n) };
         }
@@ -527,7 +582,7 @@ impl<T: Real> Product<T> {
 }
 
 /// Returns the address of an element of an operand.
-fn element(operand: &Operand, base: *mut u8, batch: usize, line: usize, depth: usize) -> *const u8 {
+fn element_address(operand: &Operand, base: *mut u8, batch: usize, line: usize, depth: usize) -> *const u8 {
     let matrix = operand.offset + operand.batch.offset(batch);
     let element = matrix + line as isize * operand.line + depth as isize * operand.depth;
     base.wrapping_offset(element * operand.elements.size() as isize).cast_const()
@@ -535,7 +590,7 @@ fn element(operand: &Operand, base: *mut u8, batch: usize, line: usize, depth: u
 
 /// Panels of an operand's block.
 #[derive(Clone, Copy)]
-struct Lines<T> {
+struct OperandPanels<T> {
     at: *const T,
     /// Steps from line to line and from depth to depth within a panel, and from panel to panel.
     line: isize,
@@ -546,7 +601,7 @@ struct Lines<T> {
 }
 
 /// Copies the valid part of a narrow block to its destination.
-pub(crate) struct Spill<T> {
+pub(crate) struct CornerCopy<T> {
     pub(crate) from: *const T,
     pub(crate) from_row: usize,
     pub(crate) to: *mut T,
@@ -555,7 +610,7 @@ pub(crate) struct Spill<T> {
     pub(crate) add: bool,
 }
 
-impl<T: Real> Work for Spill<T> {
+impl<T: Real> Work for CornerCopy<T> {
     type Out = ();
     #[inline(always)]
     fn work<L: Level>(self) {
@@ -573,7 +628,7 @@ impl<T: Real> Work for Spill<T> {
 }
 
 /// Adds partial results: `count` of them, with a distance of `step` elements.
-struct Sum<T> {
+struct PartialSum<T> {
     from: *const T,
     step: usize,
     count: usize,
@@ -581,7 +636,7 @@ struct Sum<T> {
     len: usize,
 }
 
-impl<T: Real> Work for Sum<T> {
+impl<T: Real> Work for PartialSum<T> {
     type Out = ();
     #[inline(always)]
     fn work<L: Level>(self) {

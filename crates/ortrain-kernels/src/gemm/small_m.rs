@@ -5,14 +5,14 @@ use ortrain_expr::DType;
 use super::micro::Real;
 use super::pack::Elements;
 use crate::isa::{Isa, Level, Work};
-use crate::tile::number::{Bf16, F16, Number, Rounded, Stored};
+use crate::tile::number::{Bf16, F16, Number, RoundedF32, Stored};
 
 /// Maximum number of rows of a product with few rows.
-pub(super) const ROWS: usize = 8;
+pub(super) const MAX_ROWS: usize = 8;
 
 /// Block of a product with few rows.
 #[derive(Clone, Copy)]
-pub(super) struct Thin<T> {
+pub(super) struct FewRowsBlock<T> {
     /// A: `rows` rows of `k` adjacent elements.
     pub(super) a: *const T,
     /// B, as stored: steps along n and along k, one of which is 1.
@@ -29,16 +29,16 @@ pub(super) struct Thin<T> {
 /// Independent chains of a sum along k.
 const LANES: usize = 16;
 /// Rows, or depths, that share a load of B or of C.
-const GROUP: usize = 4;
+const GROUP_SIZE: usize = 4;
 
-struct Run<S: Stored>(Thin<S::Computed>);
+struct MultiplyFewRows<S: Stored>(FewRowsBlock<S::Computed>);
 
-impl<S: Stored<Computed: Real>> Run<S> {
+impl<S: Stored<Computed: Real>> MultiplyFewRows<S> {
     /// Computes `M` rows from row `i` on, if elements of B are adjacent along k: sums in [`LANES`] chains, joined as a
     /// tree.
     #[inline(always)]
-    fn dots<L: Level, const M: usize>(&self, i: usize) {
-        let Thin { a, b, line, cols, k, c, .. } = self.0;
+    fn dot_products<L: Level, const M: usize>(&self, i: usize) {
+        let FewRowsBlock { a, b, line, cols, k, c, .. } = self.0;
         let zero = <S::Computed as Number>::ZERO;
         for j in 0..cols {
             let b = b.cast::<S>().wrapping_offset(j as isize * line);
@@ -51,7 +51,7 @@ impl<S: Stored<Computed: Real>> Run<S> {
                     for (m, sums) in sums.iter_mut().enumerate() {
                         let x = a.add((i + m) * k + p).cast::<[S::Computed; LANES]>().read_unaligned();
                         for l in 0..LANES {
-                            sums[l] = Real::fused::<L>(x[l], y[l].decode(), sums[l]);
+                            sums[l] = Real::mul_add_at::<L>(x[l], y[l].decode(), sums[l]);
                         }
                     }
                 }
@@ -59,7 +59,7 @@ impl<S: Stored<Computed: Real>> Run<S> {
                     let y = b.add(p).read_unaligned().decode();
                     for (m, sums) in sums.iter_mut().enumerate() {
                         let x = a.add((i + m) * k + p).read_unaligned();
-                        sums[p - whole] = Real::fused::<L>(x, y, sums[p - whole]);
+                        sums[p - whole] = Real::mul_add_at::<L>(x, y, sums[p - whole]);
                     }
                 }
                 for (m, sums) in sums.iter_mut().enumerate() {
@@ -78,25 +78,25 @@ impl<S: Stored<Computed: Real>> Run<S> {
 
     /// Computes all rows, if elements of B are adjacent along n: scaled rows of B are added to rows of C in order.
     #[inline(always)]
-    fn sums<L: Level>(&self) {
-        let Thin { a, b, depth, rows, cols, k, c, .. } = self.0;
+    fn add_scaled_rows<L: Level>(&self) {
+        let FewRowsBlock { a, b, depth, rows, cols, k, c, .. } = self.0;
         let zero = <S::Computed as Number>::ZERO;
         // SAFETY: C is scratch memory of this worker, with capacity for these elements.
         let c = unsafe { std::slice::from_raw_parts_mut(c, rows * cols) };
         c.fill(zero);
         let row = |p: usize| b.cast::<S>().wrapping_offset(p as isize * depth);
-        let whole = k - k % GROUP;
-        for p in (0..whole).step_by(GROUP) {
-            let b: [*const S; GROUP] = std::array::from_fn(|g| row(p + g));
+        let whole = k - k % GROUP_SIZE;
+        for p in (0..whole).step_by(GROUP_SIZE) {
+            let b: [*const S; GROUP_SIZE] = std::array::from_fn(|g| row(p + g));
             for (i, c) in c.chunks_exact_mut(cols).enumerate() {
                 // SAFETY: each row of A has `k` elements, each row of B has `cols`.
                 unsafe {
-                    let x: [S::Computed; GROUP] =
-                        a.add(i * k + p).cast::<[S::Computed; GROUP]>().read_unaligned();
+                    let x: [S::Computed; GROUP_SIZE] =
+                        a.add(i * k + p).cast::<[S::Computed; GROUP_SIZE]>().read_unaligned();
                     for (j, c) in c.iter_mut().enumerate() {
                         let mut sum = *c;
-                        for g in 0..GROUP {
-                            sum = Real::fused::<L>(x[g], b[g].add(j).read_unaligned().decode(), sum);
+                        for g in 0..GROUP_SIZE {
+                            sum = Real::mul_add_at::<L>(x[g], b[g].add(j).read_unaligned().decode(), sum);
                         }
                         *c = sum;
                     }
@@ -109,7 +109,7 @@ impl<S: Stored<Computed: Real>> Run<S> {
                 unsafe {
                     let x = a.add(i * k + p).read_unaligned();
                     for (j, c) in c.iter_mut().enumerate() {
-                        *c = Real::fused::<L>(x, row(p).add(j).read_unaligned().decode(), *c);
+                        *c = Real::mul_add_at::<L>(x, row(p).add(j).read_unaligned().decode(), *c);
                     }
                 }
             }
@@ -117,19 +117,19 @@ impl<S: Stored<Computed: Real>> Run<S> {
     }
 }
 
-impl<S: Stored<Computed: Real>> Work for Run<S> {
+impl<S: Stored<Computed: Real>> Work for MultiplyFewRows<S> {
     type Out = ();
     #[inline(always)]
     fn work<L: Level>(self) {
         if self.0.depth != 1 {
-            return self.sums::<L>();
+            return self.add_scaled_rows::<L>();
         }
-        for i in (0..self.0.rows).step_by(GROUP) {
+        for i in (0..self.0.rows).step_by(GROUP_SIZE) {
             match self.0.rows - i {
-                1 => self.dots::<L, 1>(i),
-                2 => self.dots::<L, 2>(i),
-                3 => self.dots::<L, 3>(i),
-                _ => self.dots::<L, GROUP>(i),
+                1 => self.dot_products::<L, 1>(i),
+                2 => self.dot_products::<L, 2>(i),
+                3 => self.dot_products::<L, 3>(i),
+                _ => self.dot_products::<L, GROUP_SIZE>(i),
             }
         }
     }
@@ -140,17 +140,26 @@ impl<S: Stored<Computed: Real>> Work for Run<S> {
 /// # Safety
 /// A and B are valid for reads, and C for writes, of the elements that sizes and steps address. No other thread
 /// accesses C. `elements` describes B, and its compute type is `T`.
-pub(super) unsafe fn multiply<T: Real>(isa: Isa, elements: Elements, thin: Thin<T>) {
+pub(super) unsafe fn multiply<T: Real>(isa: Isa, elements: Elements, thin: FewRowsBlock<T>) {
     macro_rules! go {
         ($s:ty, $t:ty) => {{
-            let Thin { a, b, line, depth, rows, cols, k, c } = thin;
-            isa.run(Run::<$s>(Thin::<$t> { a: a.cast(), b, line, depth, rows, cols, k, c: c.cast() }))
+            let FewRowsBlock { a, b, line, depth, rows, cols, k, c } = thin;
+            isa.run(MultiplyFewRows::<$s>(FewRowsBlock::<$t> {
+                a: a.cast(),
+                b,
+                line,
+                depth,
+                rows,
+                cols,
+                k,
+                c: c.cast(),
+            }))
         }};
     }
     match (elements.stored, elements.rounded) {
         (DType::F32, None) => go!(f32, f32),
-        (DType::F32, Some(DType::F16)) => go!(Rounded<F16>, f32),
-        (DType::F32, Some(DType::BF16)) => go!(Rounded<Bf16>, f32),
+        (DType::F32, Some(DType::F16)) => go!(RoundedF32<F16>, f32),
+        (DType::F32, Some(DType::BF16)) => go!(RoundedF32<Bf16>, f32),
         (DType::F64, None) => go!(f64, f64),
         (DType::F16, None) => go!(F16, f32),
         (DType::BF16, None) => go!(Bf16, f32),

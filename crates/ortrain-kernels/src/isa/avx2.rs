@@ -39,9 +39,9 @@ impl Level for Avx2 {
     }
 
     #[inline(always)]
-    unsafe fn turn6(from: *const f32, from_step: isize, to: *mut f32) {
+    unsafe fn transpose_6(from: *const f32, from_step: isize, to: *mut f32) {
         // SAFETY: as above.
-        unsafe { turn6(from, from_step, to) }
+        unsafe { transpose_6(from, from_step, to) }
     }
 }
 
@@ -85,7 +85,7 @@ pub(crate) unsafe fn transpose_8x8(from: *const f32, from_step: isize, to: *mut 
         let half = |i: isize| unsafe { _mm_loadu_ps(from.wrapping_offset(i * from_step).wrapping_add(p)) };
         // Lines i and i + 4 share a register, each in one half.
         let lines = [0, 1, 2, 3].map(|i| _mm256_set_m128(half(i + 4), half(i)));
-        for (q, line) in turn4(lines).into_iter().enumerate() {
+        for (q, line) in transpose_4x4_halves(lines).into_iter().enumerate() {
             // SAFETY: the caller's contract.
             unsafe { _mm256_storeu_ps(to.wrapping_add((p + q) * to_step), line) };
         }
@@ -95,7 +95,7 @@ pub(crate) unsafe fn transpose_8x8(from: *const f32, from_step: isize, to: *mut 
 /// Transposes the squares of 4×4 in the halves of four registers.
 #[inline]
 #[target_feature(enable = "avx2")]
-fn turn4([a, b, c, d]: [__m256; 4]) -> [__m256; 4] {
+fn transpose_4x4_halves([a, b, c, d]: [__m256; 4]) -> [__m256; 4] {
     let (low_ab, high_ab) = (_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b));
     let (low_cd, high_cd) = (_mm256_unpacklo_ps(c, d), _mm256_unpackhi_ps(c, d));
     [
@@ -106,13 +106,13 @@ fn turn4([a, b, c, d]: [__m256; 4]) -> [__m256; 4] {
     ]
 }
 
-/// Transposes six lines of 8; see [`Level::turn6`].
+/// Transposes six lines of 8; see [`Level::transpose_6`].
 ///
 /// # Safety
 /// The contract of the method, and the machine must have AVX2.
 #[inline]
 #[target_feature(enable = "avx2")]
-unsafe fn turn6(from: *const f32, from_step: isize, to: *mut f32) {
+unsafe fn transpose_6(from: *const f32, from_step: isize, to: *mut f32) {
     for p in [0, 4] {
         // SAFETY: the caller's contract.
         let half = |i: isize| unsafe { _mm_loadu_ps(from.wrapping_offset(i * from_step).wrapping_add(p)) };
@@ -123,7 +123,7 @@ unsafe fn turn6(from: *const f32, from_step: isize, to: *mut f32) {
             _mm256_set_m128(zero, half(2)),
             _mm256_set_m128(zero, half(3)),
         ];
-        for (q, line) in turn4(lines).into_iter().enumerate() {
+        for (q, line) in transpose_4x4_halves(lines).into_iter().enumerate() {
             let to = to.wrapping_add(6 * (p + q));
             // SAFETY: the caller's contract. All lines but the last one have two more elements of `to` after them,
             // which the next line overwrites.

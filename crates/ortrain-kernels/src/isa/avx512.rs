@@ -39,17 +39,17 @@ impl Level for Avx512 {
     }
 
     #[inline(always)]
-    unsafe fn turn16(from: *const f32, from_step: isize, to: *mut f32, to_step: usize, lines: usize) {
+    unsafe fn transpose_16(from: *const f32, from_step: isize, to: *mut f32, to_step: usize, lines: usize) {
         // SAFETY: as above.
-        unsafe { turn16(from, from_step, to, to_step, lines) }
+        unsafe { transpose_16(from, from_step, to, to_step, lines) }
     }
 
-    const PICKS: bool = true;
+    const HAS_FAST_SELECT: bool = true;
 
     #[inline(always)]
-    unsafe fn pick(from: *const f32, index: &[u32; 16], to: *mut f32) {
+    unsafe fn select_16_of_32(from: *const f32, index: &[u32; 16], to: *mut f32) {
         // SAFETY: as above.
-        unsafe { pick(from, index, to) }
+        unsafe { select_16_of_32(from, index, to) }
     }
 }
 
@@ -57,7 +57,7 @@ impl Level for Avx512 {
 /// The contract of [`Level::pick`], and the machine must have AVX-512 F.
 #[inline]
 #[target_feature(enable = "avx512f")]
-unsafe fn pick(from: *const f32, index: &[u32; 16], to: *mut f32) {
+unsafe fn select_16_of_32(from: *const f32, index: &[u32; 16], to: *mut f32) {
     // SAFETY: the caller's contract.
     unsafe {
         let index = _mm512_loadu_epi32(index.as_ptr().cast());
@@ -112,13 +112,13 @@ pub(crate) unsafe fn multiply_add_bf16(rounds: usize) {
     black_box(sums);
 }
 
-/// Transposes lines of 16; see [`Level::turn16`].
+/// Transposes lines of 16; see [`Level::transpose_16`].
 ///
 /// # Safety
 /// The contract of the method, and the machine must have AVX-512 F.
 #[inline]
 #[target_feature(enable = "avx512f")]
-unsafe fn turn16(from: *const f32, from_step: isize, to: *mut f32, to_step: usize, lines: usize) {
+unsafe fn transpose_16(from: *const f32, from_step: isize, to: *mut f32, to_step: usize, lines: usize) {
     // Lines beyond `lines` are read as the last line, and not written.
     let line = |i: usize| {
         // SAFETY: the caller's contract.

@@ -109,10 +109,10 @@ mod amx {
     /// Returns true if AMX exists and Linux permits its use. Asks once per process.
     pub(super) fn is_granted() -> bool {
         static GRANTED: OnceLock<bool> = OnceLock::new();
-        *GRANTED.get_or_init(|| is_there() && ask())
+        *GRANTED.get_or_init(|| has_amx() && request_permission())
     }
 
-    fn is_there() -> bool {
+    fn has_amx() -> bool {
         // Tile shape of leaf 0x1d: eight tiles of sixteen rows of 64 bytes, as the kernels need.
         if __cpuid(0).eax < 0x1d || __cpuid(1).ecx & OSXSAVE == 0 {
             return false;
@@ -136,7 +136,7 @@ mod amx {
 
     /// Asks Linux (5.16 and later) for the permission. Linux refuses if a thread's signal stack is too small for the
     /// state.
-    fn ask() -> bool {
+    fn request_permission() -> bool {
         let answer: isize;
         // SAFETY: a system call that accesses no memory of this process; it overwrites two registers.
         unsafe {

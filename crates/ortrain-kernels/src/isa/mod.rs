@@ -176,7 +176,7 @@ pub(crate) trait Level: Copy {
     /// # Safety
     /// As [`Level::transpose_8x8`].
     #[inline(always)]
-    unsafe fn turn16(from: *const f32, from_step: isize, to: *mut f32, to_step: usize, lines: usize) {
+    unsafe fn transpose_16(from: *const f32, from_step: isize, to: *mut f32, to_step: usize, lines: usize) {
         let line = |i: usize| from.wrapping_offset(i as isize * from_step);
         // SAFETY: the caller's contract; the last squares may overlap.
         unsafe {
@@ -204,7 +204,7 @@ pub(crate) trait Level: Copy {
     /// # Safety
     /// As [`Level::transpose_8x8`].
     #[inline(always)]
-    unsafe fn turn6(from: *const f32, from_step: isize, to: *mut f32) {
+    unsafe fn transpose_6(from: *const f32, from_step: isize, to: *mut f32) {
         for i in 0..6 {
             let line = from.wrapping_offset(i as isize * from_step);
             // SAFETY: the caller's contract.
@@ -213,14 +213,14 @@ pub(crate) trait Level: Copy {
     }
 
     /// True if [`Level::pick`] is faster than copies piece by piece.
-    const PICKS: bool = false;
+    const HAS_FAST_SELECT: bool = false;
     /// Copies sixteen of the thirty-two elements at `from`.
     ///
     /// # Safety
     /// The thirty-two elements are valid for reads, indices are less than thirty-two, and sixteen elements at `to` are
     /// valid for writes.
     #[inline(always)]
-    unsafe fn pick(from: *const f32, index: &[u32; 16], to: *mut f32) {
+    unsafe fn select_16_of_32(from: *const f32, index: &[u32; 16], to: *mut f32) {
         for (i, &index) in index.iter().enumerate() {
             // SAFETY: the caller's contract.
             unsafe { to.add(i).write_unaligned(from.add(index as usize).read_unaligned()) };
@@ -229,7 +229,7 @@ pub(crate) trait Level: Copy {
 }
 
 /// Size of a cache line in bytes.
-pub(crate) const CACHE_LINE: usize = 64;
+pub(crate) const CACHE_LINE_BYTES: usize = 64;
 
 /// Prefetches the cache line at an address, which may be invalid, into the first-level cache.
 #[inline(always)]
@@ -239,7 +239,7 @@ pub(crate) fn prefetch<T>(at: *const T) {
 
 /// Prefetches into the second-level cache, for data that is used later.
 #[inline(always)]
-pub(crate) fn prefetch_early<T>(at: *const T) {
+pub(crate) fn prefetch_l2<T>(at: *const T) {
     prefetch_into::<2, T>(at);
 }
 

@@ -43,7 +43,7 @@ impl StridedView {
 
     /// Returns the address of the element at index (`outside`, 0).
     #[inline(always)]
-    fn start(&self, base: *const u8, outside: usize) -> *const u8 {
+    fn outer_address(&self, base: *const u8, outside: usize) -> *const u8 {
         // Without a promise of being in bounds: along a reversed axis, the element of index zero need not be the lowest
         // one. Elements are read at valid indices only.
         base.wrapping_offset((self.offset + self.outside.offset(outside)) * self.dtype.size() as isize)
@@ -51,23 +51,23 @@ impl StridedView {
 
     /// Returns the address of the element at index (`outside`, `start`), the first of contiguous elements.
     #[inline(always)]
-    pub(crate) fn at(&self, base: *const u8, outside: usize, start: usize) -> *const u8 {
+    pub(crate) fn address(&self, base: *const u8, outside: usize, start: usize) -> *const u8 {
         let step = self.along.offset(start) * self.dtype.size() as isize;
-        self.start(base, outside).wrapping_offset(step)
+        self.outer_address(base, outside).wrapping_offset(step)
     }
 
     /// Returns the length of the contiguous pieces along a tile, if the storage type is the compute type.
-    pub(crate) fn piece(&self) -> Option<usize> {
+    pub(crate) fn contiguous_len(&self) -> Option<usize> {
         let as_computed =
             matches!(self.dtype, DType::F32 | DType::F64 | DType::I32 | DType::I64 | DType::U32 | DType::U64);
-        self.along.piece().filter(|_| as_computed)
+        self.along.contiguous_len().filter(|_| as_computed)
     }
 
     /// Returns the bytes from an element to the element at the same position of the next piece. `None` if pieces have
     /// another length, or follow each other directly.
     #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "only machine code asks ahead"))]
-    pub(crate) fn step(&self, piece: usize) -> Option<i32> {
-        let step = self.along.step().filter(|_| self.piece() == Some(piece))?;
+    pub(crate) fn piece_stride_bytes(&self, piece: usize) -> Option<i32> {
+        let step = self.along.piece_stride().filter(|_| self.contiguous_len() == Some(piece))?;
         i32::try_from(step * self.dtype.size() as isize).ok().filter(|&step| step != 0)
     }
 
@@ -86,7 +86,7 @@ impl StridedView {
         d: *mut u8,
         n: usize,
     ) {
-        let at = self.start(base, outside);
+        let at = self.outer_address(base, outside);
         with_stored!(self.dtype, S => {
             let d = d.cast::<<S as Stored>::Computed>();
             isa.run(Load::<S> { walk: &self.along, at: at.cast(), start, d, n });
@@ -109,7 +109,7 @@ impl StridedView {
         a: *const u8,
         n: usize,
     ) {
-        let at = self.start(base, outside).cast_mut();
+        let at = self.outer_address(base, outside).cast_mut();
         with_stored!(self.dtype, S => {
             let a = a.cast::<<S as Stored>::Computed>();
             isa.run(Store::<S> { walk: &self.along, at: at.cast(), start, a, n });
@@ -143,7 +143,7 @@ impl StridedView {
         let (begin, end) = (inside(0), inside(count));
         with_stored!(self.dtype, S => {
             let d = d.cast::<<S as Stored>::Computed>();
-            isa.run(LoadFrom::<S> { at: at.cast(), first, there: begin..end.max(begin), d, n });
+            isa.run(LoadFrom::<S> { at: at.cast(), first, in_bounds: begin..end.max(begin), d, n });
         });
     }
 }
@@ -171,7 +171,7 @@ impl<S: Stored> Work for Load<'_, S> {
     fn work<L: Level>(self) {
         // A cyclic access is read for one period, and then copied.
         let read = self.walk.period().map_or(self.n, |period| period.min(self.n));
-        self.walk.pieces(self.start, read, |position, offset, len, stride| {
+        self.walk.for_each_piece(self.start, read, |position, offset, len, stride| {
             // SAFETY: by the contract of `StridedView::load` the elements are in the buffer, and `d` has capacity for
             // `n` values.
             unsafe {
@@ -259,7 +259,7 @@ impl<S: Stored> Work for Store<'_, S> {
     type Out = ();
     #[inline(always)]
     fn work<L: Level>(self) {
-        self.walk.pieces(self.start, self.n, |position, offset, len, stride| {
+        self.walk.for_each_piece(self.start, self.n, |position, offset, len, stride| {
             // SAFETY: by the contract of `StridedView::store` the elements are in the buffer, and `a` has their values.
             unsafe {
                 let to = self.at.wrapping_offset(offset);
@@ -289,7 +289,7 @@ struct LoadFrom<S: Stored> {
     at: *const S,
     first: i64,
     /// The elements that are inside of the buffer.
-    there: Range<usize>,
+    in_bounds: Range<usize>,
     d: *mut S::Computed,
     n: usize,
 }
@@ -298,7 +298,7 @@ impl<S: Stored> Work for LoadFrom<S> {
     type Out = ();
     #[inline(always)]
     fn work<L: Level>(self) {
-        let LoadFrom { at, first, there: Range { start, end }, d, n } = self;
+        let LoadFrom { at, first, in_bounds: Range { start, end }, d, n } = self;
         // SAFETY: by the contract of `StridedView::load_from` the register has `n` values, and the buffer has the
         // elements in `there`. All-zero bytes are a value of every compute type.
         unsafe {

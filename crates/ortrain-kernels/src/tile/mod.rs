@@ -28,24 +28,24 @@ use memory::{StridedView, width};
 pub use shared::{Compiler, with_shared_code};
 
 /// A register. Before allocation: the index of the register. After allocation: the byte offset in a worker's frame.
-/// Operands that are read directly from callers' memory ([`Size::There`], [`Size::Single`]) have the bit [`THERE`] set,
+/// Operands that are read directly from callers' memory ([`Size::Direct`], [`Size::Single`]) have the bit [`DIRECT_BIT`] set,
 /// and the index of the load instead.
 type Slot = u32;
 
 /// Bit of a [`Slot`] that is read directly from callers' memory.
-const THERE: Slot = 1 << 31;
+const DIRECT_BIT: Slot = 1 << 31;
 /// The completed block of a matrix product, read directly.
-const PRODUCT: Slot = Slot::MAX;
+const DIRECT_PRODUCT: Slot = Slot::MAX;
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Op {
     kind: Kind,
     /// True if the operation computes one value, not one for each index of the tile.
-    one: bool,
+    is_uniform: bool,
     d: Slot,
     a: [Slot; 3],
     /// For an operation that computes a value for each index: the operands that are one value for the whole tile.
-    ones: [bool; 3],
+    uniform_operands: [bool; 3],
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -63,7 +63,7 @@ enum Kind {
     Copy(Type),
     LoadAt(u16),
     /// Loads consecutive elements from an index on that is the same for the whole row.
-    LoadFrom(u16),
+    LoadRow(u16),
     Unary(UnaryOp, Type),
     Binary(BinaryOp, Type),
     Compare(CompareOp, Type),
@@ -101,21 +101,21 @@ pub(crate) enum LoopOrder {
 }
 
 /// Assignment of the axes of a nest to loops.
-pub(crate) struct Plan<'a> {
+pub(crate) struct LoopPlan<'a> {
     pub(crate) nest: &'a Nest,
-    pub(crate) drive: LoopOrder,
+    pub(crate) loop_order: LoopOrder,
     /// Axes that the driver steps through.
-    pub(crate) outside: &'a [usize],
+    pub(crate) outer_axes: &'a [usize],
     /// Axes that tiles run along.
-    pub(crate) along: &'a [usize],
+    pub(crate) tile_axes: &'a [usize],
 }
 
-impl Plan<'_> {
+impl LoopPlan<'_> {
     /// Selects the work that the first stage does for later stages, over segments. `overlaps` tells for a store and a
     /// load if the two may share elements.
-    fn ahead(&self, overlaps: &dyn Fn(usize, usize) -> bool) -> Ahead {
+    fn first_stage_outputs(&self, overlaps: &dyn Fn(usize, usize) -> bool) -> FirstStageOutputs {
         let nest = self.nest;
-        let mut ahead = Ahead::default();
+        let mut ahead = FirstStageOutputs::default();
         let Some(segments) = &nest.segments else { return ahead };
         if nest.reductions.is_empty() || nest.expr.can_fail() {
             return ahead;
@@ -154,9 +154,9 @@ impl Plan<'_> {
         ahead.stored = (0..outputs.len()).filter(is_early).collect();
         loop {
             // Marks the instructions that later stages need, from their outputs back to their loads.
-            ahead.kept.clear();
+            ahead.saved.clear();
             let stored = ahead.stored.iter().map(|&store| outputs[store]);
-            let at_hand = nest.expr.needed_by(&early.iter().copied().chain(stored).collect::<Vec<_>>());
+            let at_hand = nest.expr.dependencies_of(&early.iter().copied().chain(stored).collect::<Vec<_>>());
             let mut needed = vec![false; insts.len()];
             let later = (0..outputs.len()).filter(|store| !ahead.stored.contains(store));
             for root in late.iter().copied().chain(later.map(|store| outputs[store])) {
@@ -167,13 +167,13 @@ impl Plan<'_> {
                     continue;
                 }
                 let is_slow = matches!(about[i], (true, false, true)) && ty == Type::F32;
-                if is_slow && at_hand[i] && segments.longest() <= KEPT {
-                    ahead.kept.push(Reg(i as u16));
+                if is_slow && at_hand[i] && segments.max_len() <= MAX_SAVED_SEGMENT {
+                    ahead.saved.push(Reg(i as u16));
                 } else {
                     inst.operands().for_each(|operand| needed[usize::from(operand.0)] = true);
                 }
             }
-            let kept = |i: usize| ahead.kept.iter().any(|reg| usize::from(reg.0) == i);
+            let kept = |i: usize| ahead.saved.iter().any(|reg| usize::from(reg.0) == i);
             let read: Vec<usize> = (insts.iter().enumerate())
                 .filter(|&(i, _)| needed[i] && !kept(i))
                 .filter_map(|(_, &(inst, _))| match inst {
@@ -198,16 +198,16 @@ impl Plan<'_> {
     }
 
     fn has_product(&self) -> bool {
-        self.nest.accumulators() > 0
+        self.nest.num_accumulators() > 0
     }
 }
 
 /// Work that the first stage does for later stages.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub(crate) struct Ahead {
+pub(crate) struct FirstStageOutputs {
     /// Values that later stages load instead of recomputing them, because they need a division, a root or the like. No
     /// register keeps them between stages, and storing and loading them costs less.
-    kept: SmallVec<[Reg; 2]>,
+    saved: SmallVec<[Reg; 2]>,
     /// Stores of the nest that need no reduction, if no later stage reads their elements. Their operands are already
     /// computed in the first stage.
     stored: SmallVec<[usize; 4]>,
@@ -215,11 +215,11 @@ pub(crate) struct Ahead {
 
 /// A reduction inside a stage.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Total {
+pub(crate) struct StageReduction {
     pub(crate) op: ReduceOp,
     pub(crate) ty: Type,
     /// Index of the reduction in the nest.
-    pub(crate) k: usize,
+    pub(crate) reduction_index: usize,
     /// `Row`: a [`PairwiseSum`]. `Col`: the tile that accumulates the values.
     pub(crate) state: Slot,
     /// Register of the result: one value (`Row`) or a tile (`Col`).
@@ -233,7 +233,7 @@ pub(crate) struct Stage {
     pub(crate) pre: Vec<Op>,
     /// Runs for each tile of the reduced axes (`Row`), for each reduced index (`Col`), or for each tile (`Map`).
     pub(crate) body: Vec<Op>,
-    pub(crate) totals: Vec<Total>,
+    pub(crate) reductions: Vec<StageReduction>,
 }
 
 /// A compiled expression, with the memory accesses of its loads and stores.
@@ -244,6 +244,26 @@ pub(crate) struct TileProgram {
     /// Linear index in the index order of the nest.
     index: StridedView,
     code: Arc<Code>,
+}
+
+/// Returns a number with its noun, for example `2 tasks`.
+pub(crate) fn counted(number: usize, noun: &str) -> String {
+    format!("{number} {noun}{}", if number == 1 { "" } else { "s" })
+}
+
+impl Code {
+    /// Describes the size of a tile, and the execution of the operations.
+    pub(crate) fn describe(&self) -> String {
+        let of_stages = self.stages.iter().flat_map(|stage| stage.pre.iter().chain(&stage.body));
+        let ops = || self.once.iter().chain(of_stages.clone()).chain(&self.post);
+        let functions = ops().filter(|op| matches!(op.kind, Kind::Native(_))).count();
+        format!(
+            "tiles of {}, {}, {}",
+            counted(self.tile, "element"),
+            counted(ops().count() - functions, "interpreted operation"),
+            counted(functions, "machine-code function")
+        )
+    }
 }
 
 impl Deref for TileProgram {
@@ -274,7 +294,7 @@ pub(crate) struct Code {
     pub(crate) frame: usize,
     /// Number of values that the first stage saves for later stages, in buffers of the driver. Each has one load after
     /// the loads of the nest, and one store after the stores of the nest.
-    pub(crate) kept: usize,
+    pub(crate) num_saved: usize,
     /// True if a guard may fail.
     pub(crate) can_fail: bool,
     /// Work per element of the last axis, in additions.
@@ -284,15 +304,15 @@ pub(crate) struct Code {
 /// Alignment of frames and registers.
 pub(crate) const ALIGN: usize = 64;
 /// Bytes of tile registers that fit into the first-level cache.
-const CACHE: usize = 24 * 1024;
+const TILE_CACHE_BYTES: usize = 24 * 1024;
 /// Maximum bytes of tile registers to keep a whole row between the stages, instead of recomputing it.
-const FUSED: usize = 96 * 1024;
+const MAX_FUSED_ROW_BYTES: usize = 96 * 1024;
 /// Bytes of 16 partial results.
-const LANES: usize = 64;
+const LANES_BYTES: usize = 64;
 const MAX_TILE: usize = 1024;
 /// Maximum number of elements of a segment with values saved between stages: 16 MiB of working memory for each value. A
 /// longer segment fits no cache, and neither would its saved values.
-const KEPT: usize = 4 << 20;
+const MAX_SAVED_SEGMENT: usize = 4 << 20;
 const MIN_TILE: usize = 64;
 
 /// The first guard that failed, at the start of each frame. All zero bits do not mean "no failure": see
@@ -309,15 +329,15 @@ pub(crate) struct Failure {
 /// Header of a worker's frame.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
-pub(crate) struct Head {
+pub(crate) struct FrameHeader {
     failure: Failure,
     /// The frame has the values before the body of this stage, for this long segment.
-    pub(crate) before: Option<(usize, usize)>,
+    pub(crate) prepared: Option<(usize, usize)>,
 }
 
-impl Default for Head {
-    fn default() -> Head {
-        Head { failure: Failure::NONE, before: None }
+impl Default for FrameHeader {
+    fn default() -> FrameHeader {
+        FrameHeader { failure: Failure::NONE, prepared: None }
     }
 }
 
@@ -350,7 +370,7 @@ impl PairwiseSum {
     pub(crate) fn push(&mut self, op: ReduceOp, ty: Type, mut value: u64) {
         let mut level = 0;
         while self.count >> level & 1 != 0 {
-            value = join(op, ty, self.levels[level], value);
+            value = combine_bits(op, ty, self.levels[level], value);
             level += 1;
         }
         self.levels[level] = value;
@@ -362,21 +382,21 @@ impl PairwiseSum {
         let mut left = self.count;
         while left != 0 {
             let earlier = self.levels[left.trailing_zeros() as usize];
-            result = Some(result.map_or(earlier, |later| join(op, ty, earlier, later)));
+            result = Some(result.map_or(earlier, |later| combine_bits(op, ty, earlier, later)));
             left &= left - 1;
         }
-        result.unwrap_or_else(|| neutral(op, ty))
+        result.unwrap_or_else(|| neutral_bits(op, ty))
     }
 }
 
-fn neutral(op: ReduceOp, ty: Type) -> u64 {
+fn neutral_bits(op: ReduceOp, ty: Type) -> u64 {
     let mut value = 0u64;
     // SAFETY: `value` has eight bytes, and one number of any type fits into eight bytes.
     unsafe { ops::neutral(op, ty, (&raw mut value).cast(), 1) };
     value
 }
 
-fn join(op: ReduceOp, ty: Type, a: u64, b: u64) -> u64 {
+fn combine_bits(op: ReduceOp, ty: Type, a: u64, b: u64) -> u64 {
     let mut value = a;
     // SAFETY: `value` and `b` have eight bytes each, and one number of any type fits into eight bytes.
     unsafe { ops::accumulate(Isa::PORTABLE, op, ty, (&raw const b).cast(), (&raw mut value).cast(), 1) };
@@ -385,8 +405,8 @@ fn join(op: ReduceOp, ty: Type, a: u64, b: u64) -> u64 {
 
 impl TileProgram {
     /// Returns the number of loads of the nest itself, without the loads of saved values.
-    pub(crate) fn loads(&self) -> usize {
-        self.loads.len() - self.code.kept
+    pub(crate) fn num_loads(&self) -> usize {
+        self.loads.len() - self.code.num_saved
     }
 
     /// Iterates over the tiles of the indices `begin..end`: start and number of indices of each tile.
@@ -402,7 +422,7 @@ impl TileProgram {
 
 /// Context in which one worker executes a tile program.
 pub(crate) struct ExecContext<'a> {
-    pub(crate) tape: &'a TileProgram,
+    pub(crate) program: &'a TileProgram,
     pub(crate) bases: &'a [*mut u8],
     pub(crate) scalars: RunScalars,
     pub(crate) frame: *mut u8,
@@ -428,7 +448,7 @@ impl ExecContext<'_> {
                 return;
             };
             // SAFETY: as above.
-            unsafe { self.native(k, op.one, outside, start, n) };
+            unsafe { self.run_function(k, op.is_uniform, outside, start, n) };
             list = rest;
         }
     }
@@ -438,10 +458,10 @@ impl ExecContext<'_> {
     /// # Safety
     /// As [`ExecContext::run`].
     #[inline(always)]
-    unsafe fn native(&self, k: u16, one: bool, outside: usize, start: usize, n: usize) {
+    unsafe fn run_function(&self, k: u16, one: bool, outside: usize, start: usize, n: usize) {
         let n = if one { 1 } else { n };
         // SAFETY: the caller's contract.
-        unsafe { self.tape.functions.run(k, self, outside, start, n) };
+        unsafe { self.program.functions.run(k, self, outside, start, n) };
     }
 
     /// Interprets operations one by one.
@@ -450,22 +470,22 @@ impl ExecContext<'_> {
     /// As [`ExecContext::run`].
     #[inline(never)]
     unsafe fn interpret(&self, list: &[Op], outside: usize, start: usize, n: usize) {
-        let isa = self.tape.isa;
+        let isa = self.program.isa;
         let count = n;
         for op in list {
-            let n = if op.one { 1 } else { count };
+            let n = if op.is_uniform { 1 } else { count };
             if let Kind::Native(k) = op.kind {
                 // SAFETY: the caller's contract.
-                unsafe { self.native(k, op.one, outside, start, n) };
+                unsafe { self.run_function(k, op.is_uniform, outside, start, n) };
                 continue;
             }
             // SAFETY: slots are offsets in the frame (see `TileCompiler::place`). A result shares bytes with no
             // operand.
             let (d, a, b, c) = unsafe {
-                let at = |place: Slot| self.operand(place, outside, start);
+                let at = |place: Slot| self.operand_address(place, outside, start);
                 (self.frame.add(op.d as usize), at(op.a[0]), at(op.a[1]), at(op.a[2]))
             };
-            let with = |at: *const u8, k: usize| ops::Operand { at, one: op.ones[k] };
+            let with = |at: *const u8, k: usize| ops::Operand { at, one: op.uniform_operands[k] };
             // SAFETY: registers have `n` values of the operation's types, as compiled. Accesses stay inside of their
             // buffers, by the caller's contract.
             unsafe {
@@ -477,25 +497,25 @@ impl ExecContext<'_> {
                         *d.cast::<i64>() = (outside / after % dim) as i64;
                     }
                     Kind::Coordinate { along: true, after, dim } => {
-                        coordinates(start, after, dim, ops::values_mut::<i64>(d, n));
+                        write_coordinates(start, after, dim, ops::values_mut::<i64>(d, n));
                     }
                     Kind::CompareCoordinate { op, first, after, dim } => {
-                        let among = among(op, first, *a.cast::<i64>());
-                        compare_coordinates(start, after, dim, &among, ops::values_mut(d, n));
+                        let among = matching_range(op, first, *a.cast::<i64>());
+                        test_coordinates(start, after, dim, &among, ops::values_mut(d, n));
                     }
                     Kind::Load(slot) => {
                         let base = self.bases[usize::from(slot)];
-                        self.tape.loads[usize::from(slot)].load(isa, base, outside, start, d, n);
+                        self.program.loads[usize::from(slot)].load(isa, base, outside, start, d, n);
                     }
                     Kind::Copy(ty) => std::ptr::copy_nonoverlapping(a, d, n * width(ty)),
                     Kind::LoadAt(slot) => {
                         let base = self.bases[usize::from(slot)];
-                        self.tape.loads[usize::from(slot)].load_at(isa, base, a, d, n);
+                        self.program.loads[usize::from(slot)].load_at(isa, base, a, d, n);
                     }
-                    Kind::LoadFrom(slot) => {
+                    Kind::LoadRow(slot) => {
                         let (base, first) = (self.bases[usize::from(slot)], *a.cast::<i64>());
                         let first = first.wrapping_add(start as i64);
-                        self.tape.loads[usize::from(slot)].load_from(isa, base, first, d, n);
+                        self.program.loads[usize::from(slot)].load_from(isa, base, first, d, n);
                     }
                     Kind::Unary(op, ty) => ops::unary(isa, op, ty, a, d, n),
                     Kind::Binary(op, ty) => ops::binary(isa, op, ty, with(a, 0), with(b, 1), d, n),
@@ -503,13 +523,13 @@ impl ExecContext<'_> {
                     Kind::Select(ty) => ops::select(isa, width(ty), a, with(b, 1), with(c, 2), d, n),
                     Kind::Convert(from, to) => ops::convert(isa, from, to, a, d, n),
                     Kind::Guard(inst) => {
-                        self.guard(inst, outside, start, ops::values(a, n), ops::values(b, n), d);
+                        self.check_bounds(inst, outside, start, ops::values(a, n), ops::values(b, n), d);
                     }
                     Kind::Random => ops::random(isa, a, b, c, d, n),
                     Kind::Splat(ty) => ops::splat(width(ty), a, d, n),
                     Kind::Store(slot) => {
-                        let base = self.bases[self.tape.loads.len() + usize::from(slot)];
-                        self.tape.stores[usize::from(slot)].store(isa, base, outside, start, a, n);
+                        let base = self.bases[self.program.loads.len() + usize::from(slot)];
+                        self.program.stores[usize::from(slot)].store(isa, base, outside, start, a, n);
                     }
                     Kind::Fold(op, ty) => {
                         let mut partial = 0u64;
@@ -528,23 +548,23 @@ impl ExecContext<'_> {
     /// # Safety
     /// As [`ExecContext::run`].
     #[inline(always)]
-    unsafe fn operand(&self, place: Slot, outside: usize, start: usize) -> *const u8 {
-        if place & THERE == 0 {
+    unsafe fn operand_address(&self, place: Slot, outside: usize, start: usize) -> *const u8 {
+        if place & DIRECT_BIT == 0 {
             // SAFETY: slots are offsets in the frame.
             return unsafe { self.frame.add(place as usize) };
         }
-        if place == PRODUCT {
+        if place == DIRECT_PRODUCT {
             return self.product;
         }
-        let slot = (place & !THERE) as usize;
-        self.tape.loads[slot].at(self.bases[slot], outside, start)
+        let slot = (place & !DIRECT_BIT) as usize;
+        self.program.loads[slot].address(self.bases[slot], outside, start)
     }
 
     /// Records the first index that is out of bounds. Passes valid indices on, and replaces invalid ones by 0.
     ///
     /// # Safety
     /// The contract of [`ExecContext::run`], and `d` is a register with a value for each value of `index`.
-    unsafe fn guard(
+    unsafe fn check_bounds(
         &self,
         inst: u16,
         outside: usize,
@@ -561,7 +581,7 @@ impl ExecContext<'_> {
                 continue;
             }
             *d = 0;
-            let place = &self.tape.index;
+            let place = &self.program.index;
             let linear = (place.outside.offset(outside) + place.along.offset(start + i)) as u64;
             let failure = Failure { linear, inst: u64::from(inst), index, bound };
             // SAFETY: every frame starts with a failure.
@@ -578,14 +598,14 @@ impl ExecContext<'_> {
     ///
     /// # Safety
     /// `place` is the slot of a `T`, and no other reference to that `T` is alive.
-    pub(crate) unsafe fn at<T>(&self, place: Slot) -> *mut T {
+    pub(crate) unsafe fn register_ptr<T>(&self, place: Slot) -> *mut T {
         // SAFETY: slots are offsets in the frame.
         unsafe { self.frame.add(place as usize).cast() }
     }
 }
 
-fn coordinates(start: usize, after: usize, dim: usize, d: &mut [i64]) {
-    runs(start, after, dim, d, |coordinate, now| {
+fn write_coordinates(start: usize, after: usize, dim: usize, d: &mut [i64]) {
+    for_each_run(start, after, dim, d, |coordinate, now| {
         if after == 1 {
             for (i, d) in now.iter_mut().enumerate() {
                 *d = (coordinate + i) as i64;
@@ -597,7 +617,7 @@ fn coordinates(start: usize, after: usize, dim: usize, d: &mut [i64]) {
 }
 
 /// Returns the coordinates for which the comparison with `one` is true. `first`: the coordinate is the first operand.
-fn among(op: CompareOp, first: bool, one: i64) -> Range<i64> {
+fn matching_range(op: CompareOp, first: bool, one: i64) -> Range<i64> {
     let behind = one.saturating_add(1);
     match (op, first) {
         (CompareOp::Eq, _) => one..behind,
@@ -609,8 +629,8 @@ fn among(op: CompareOp, first: bool, one: i64) -> Range<i64> {
 }
 
 /// Tests for each index if its coordinate is in a range.
-fn compare_coordinates(start: usize, after: usize, dim: usize, among: &Range<i64>, d: &mut [u8]) {
-    runs(start, after, dim, d, |coordinate, now| {
+fn test_coordinates(start: usize, after: usize, dim: usize, among: &Range<i64>, d: &mut [u8]) {
+    for_each_run(start, after, dim, d, |coordinate, now| {
         if after == 1 {
             let index =
                 |bound: i64| bound.saturating_sub(coordinate as i64).clamp(0, now.len() as i64) as usize;
@@ -625,7 +645,7 @@ fn compare_coordinates(start: usize, after: usize, dim: usize, among: &Range<i64
 
 /// Calls `f` with the first coordinate and the elements of each run. In a run the coordinate is constant, or counts up
 /// if `after` is 1, as for the last axis.
-fn runs<T>(start: usize, after: usize, dim: usize, d: &mut [T], mut f: impl FnMut(usize, &mut [T])) {
+fn for_each_run<T>(start: usize, after: usize, dim: usize, d: &mut [T], mut f: impl FnMut(usize, &mut [T])) {
     let mut coordinate = start / after % dim;
     let mut left = if after == 1 { dim - coordinate } else { after - start % after };
     let mut rest = d;
@@ -651,36 +671,36 @@ enum Section {
 
 /// Storage of a register.
 #[derive(Clone, Copy)]
-enum Size {
+enum RegisterKind {
     /// One value.
-    One,
+    Uniform,
     /// A value per index of a tile.
     Tile(Type),
     /// A [`PairwiseSum`].
-    Chain,
+    PairwiseSum,
     /// 16 partial results of a fold.
     Lanes,
     /// No bytes: contiguous elements are read directly at this slot.
-    There(Slot),
+    Direct(Slot),
     /// No bytes: one value is read directly at this slot.
-    Single(Slot),
+    DirectUniform(Slot),
 }
 
 struct TileCompiler<'a> {
-    plan: &'a Plan<'a>,
+    plan: &'a LoopPlan<'a>,
     expr: &'a Expr,
     loads: &'a [StridedView],
     piece: usize,
     /// Values that the first stage saves and later stages load.
-    kept: &'a [Reg],
+    saved: &'a [Reg],
     /// For each instruction: true if its value varies along the tile, and true if it varies with the outer index.
     varies: Vec<(bool, bool)>,
-    registers: Vec<(Size, Section)>,
+    registers: Vec<(RegisterKind, Section)>,
     lists: Vec<(Section, Vec<Op>)>,
     /// Register of each instruction that is already emitted, and register of its copy over a tile.
     value: Vec<Option<Slot>>,
     splat: Vec<Option<Slot>>,
-    totals: Vec<Vec<Total>>,
+    totals: Vec<Vec<StageReduction>>,
     /// Type and register of the result of each reduction.
     reduced: Vec<Option<(Type, Slot)>>,
     groups: Vec<Group>,
@@ -690,20 +710,23 @@ struct TileCompiler<'a> {
 
 impl TileProgram {
     /// Compiles an expression.
-    pub(crate) fn new<'a>(plan: &Plan<'_>, compiler: impl Into<Compiler<'a>>) -> Result<TileProgram, String> {
-        TileProgram::in_place(plan, compiler, &|_, _| true)
+    pub(crate) fn new<'a>(
+        plan: &LoopPlan<'_>,
+        compiler: impl Into<Compiler<'a>>,
+    ) -> Result<TileProgram, String> {
+        TileProgram::with_overlaps(plan, compiler, &|_, _| true)
     }
 
     /// Compiles an expression. `overlaps` tells for a store and a load if the two may share elements.
-    pub(crate) fn in_place<'a>(
-        plan: &Plan<'_>,
+    pub(crate) fn with_overlaps<'a>(
+        plan: &LoopPlan<'_>,
         compiler: impl Into<Compiler<'a>>,
         overlaps: &dyn Fn(usize, usize) -> bool,
     ) -> Result<TileProgram, String> {
         let compiler = compiler.into();
         let nest = plan.nest;
         check(nest)?;
-        if nest.segments.is_some() && (plan.has_product() || plan.drive != LoopOrder::Row) {
+        if nest.segments.is_some() && (plan.has_product() || plan.loop_order != LoopOrder::Row) {
             return Err("segments where rows of any length do not fit".to_owned());
         }
         let mut dims = nest.dims.clone();
@@ -712,29 +735,29 @@ impl TileProgram {
             // axis.
             dims[1] = dims[1].max(2);
         }
-        let reach = |access: &Access| StridedView::new(access, &dims, plan.outside, plan.along);
+        let reach = |access: &Access| StridedView::new(access, &dims, plan.outer_axes, plan.tile_axes);
         let load = |load: &Load| match load {
             Load::Buffer(access) => reach(access),
             Load::Accumulator(dtype) => reach(&Access::contiguous(*dtype, &nest.dims)),
         };
         let mut loads = nest.loads.iter().map(load).collect::<Result<Vec<_>, _>>()?;
         let mut stores = nest.stores.iter().map(reach).collect::<Result<Vec<_>, _>>()?;
-        let ahead = plan.ahead(overlaps);
+        let ahead = plan.first_stage_outputs(overlaps);
         if let [_, along] = *nest.dims {
             let place = Access {
                 strides: [0, 1].into_iter().collect(),
                 ..Access::contiguous(DType::F32, &[1, along])
             };
-            for _ in &ahead.kept {
+            for _ in &ahead.saved {
                 loads.push(reach(&place)?);
                 stores.push(reach(&place)?);
             }
         }
         let index = reach(&Access::contiguous(DType::U8, &nest.dims))?;
         let make = |memory: Option<&_>| Code::new(plan, compiler.isa(), memory, (&loads, &stores), &ahead);
-        let code = compiler.code(plan, &ahead, make)?;
-        loads.truncate(nest.loads.len() + code.kept);
-        stores.truncate(nest.stores.len() + code.kept);
+        let code = compiler.get_or_compile(plan, &ahead, make)?;
+        loads.truncate(nest.loads.len() + code.num_saved);
+        stores.truncate(nest.stores.len() + code.num_saved);
         Ok(TileProgram { loads, stores, index, code })
     }
 }
@@ -742,39 +765,39 @@ impl TileProgram {
 impl Code {
     /// Compiles a plan, with machine code if there is memory for it.
     fn new(
-        plan: &Plan<'_>,
+        plan: &LoopPlan<'_>,
         isa: Isa,
         memory: Option<&Arc<CodeMemory>>,
         (loads, stores): (&[StridedView], &[StridedView]),
-        ahead: &Ahead,
+        ahead: &FirstStageOutputs,
     ) -> Result<Code, String> {
         let nest = plan.nest;
         let along = match &nest.segments {
-            Some(segments) => segments.longest(),
-            None => plan.along.iter().map(|&axis| nest.dims[axis]).product(),
+            Some(segments) => segments.max_len(),
+            None => plan.tile_axes.iter().map(|&axis| nest.dims[axis]).product(),
         };
 
         // A row that fits is computed once, and its tile registers keep it through all stages.
-        if plan.drive == LoopOrder::Row && !nest.reductions.is_empty() && along <= 4 * MAX_TILE {
+        if plan.loop_order == LoopOrder::Row && !nest.reductions.is_empty() && along <= 4 * MAX_TILE {
             let draft = TileCompiler::new(plan, (loads, stores), usize::MAX, None)?;
             let tile = along.next_multiple_of(16).max(16);
-            if along <= MIN_TILE || draft.bytes(tile, draft.slots().1) <= FUSED {
+            if along <= MIN_TILE || draft.bytes(tile, draft.assign_slots().1) <= MAX_FUSED_ROW_BYTES {
                 return Ok(draft.finish(isa, memory, stores, tile));
             }
         }
         // Pieces shorter than this are better copied together into a tile.
         const LONG_PIECE: usize = 192;
-        let pieces = loads.iter().filter_map(StridedView::piece);
+        let pieces = loads.iter().filter_map(StridedView::contiguous_len);
         // The drivers of matrix products and of `Col` split their tiles themselves, without `TileProgram::tiles`.
-        let cut_elsewhere = plan.has_product() || plan.drive == LoopOrder::Col;
+        let cut_elsewhere = plan.has_product() || plan.loop_order == LoopOrder::Col;
         let piece = if cut_elsewhere { usize::MAX } else { pieces.min().unwrap_or(usize::MAX) };
         let piece = if piece < LONG_PIECE { usize::MAX } else { piece };
         let draft = TileCompiler::new(plan, (loads, stores), piece, Some(ahead))?;
         // The difference of two slot sizes gives the bytes that one index of a tile takes.
-        let slots = draft.slots().1;
+        let slots = draft.assign_slots().1;
         let bytes = slots * (draft.slot_bytes(2 * MIN_TILE) - draft.slot_bytes(MIN_TILE));
         let per_index = bytes.div_ceil(MIN_TILE).max(1);
-        let tile = (CACHE / per_index).clamp(MIN_TILE, MAX_TILE) / MIN_TILE * MIN_TILE;
+        let tile = (TILE_CACHE_BYTES / per_index).clamp(MIN_TILE, MAX_TILE) / MIN_TILE * MIN_TILE;
         Ok(draft.finish(isa, memory, stores, tile.min(along.next_multiple_of(16).max(16))))
     }
 }
@@ -782,10 +805,10 @@ impl Code {
 impl<'a> TileCompiler<'a> {
     /// `piece`: see [`Code::piece`]. `ahead`: `None` if later stages reuse the values of a body.
     fn new(
-        plan: &'a Plan<'a>,
+        plan: &'a LoopPlan<'a>,
         (loads, stores): (&'a [StridedView], &[StridedView]),
         piece: usize,
-        ahead: Option<&'a Ahead>,
+        ahead: Option<&'a FirstStageOutputs>,
     ) -> Result<TileCompiler<'a>, String> {
         let nest = plan.nest;
         let expr = &nest.expr;
@@ -795,7 +818,7 @@ impl<'a> TileCompiler<'a> {
             expr,
             loads,
             piece,
-            kept: ahead.map_or(&[], |ahead| ahead.kept.as_slice()),
+            saved: ahead.map_or(&[], |ahead| ahead.saved.as_slice()),
             varies: Vec::with_capacity(count),
             registers: Vec::new(),
             lists: vec![(Section::Once, Vec::new())],
@@ -808,13 +831,13 @@ impl<'a> TileCompiler<'a> {
         };
 
         for &(inst, _) in expr.insts() {
-            let varies = draft.variation(inst);
+            let varies = draft.variance(inst);
             draft.varies.push(varies);
         }
         // A reduction runs in the stage after the reductions that it needs.
         let mut reduction_stage: Vec<usize> = Vec::new();
         for reduction in &nest.reductions {
-            let needed = expr.needed_by(&[reduction.value]);
+            let needed = expr.dependencies_of(&[reduction.value]);
             let before = expr.insts().iter().zip(&needed).filter_map(|(&(inst, _), &needed)| match inst {
                 Inst::Reduced(k) if needed => Some(reduction_stage[usize::from(k)] + 1),
                 _ => None,
@@ -827,7 +850,7 @@ impl<'a> TileCompiler<'a> {
 
         let whole_row: Vec<bool> = stores[..nest.stores.len()]
             .iter()
-            .map(|store| plan.drive != LoopOrder::Map && draft.stays_in_row(store))
+            .map(|store| plan.loop_order != LoopOrder::Map && draft.is_per_row(store))
             .collect();
         for stage in 0..=last {
             draft.totals.push(Vec::new());
@@ -844,7 +867,7 @@ impl<'a> TileCompiler<'a> {
                 let is_ahead = stored_ahead.contains(slot);
                 stage == 0 && is_ahead || stage == last && !is_ahead
             });
-            roots.extend(draft.kept.iter().filter(|_| stage == 0));
+            roots.extend(draft.saved.iter().filter(|_| stage == 0));
             roots.extend(slots.clone().map(|slot| expr.outputs()[slot]));
             if stage == last {
                 // A guard is a side effect, and runs even if its result is unused.
@@ -867,35 +890,38 @@ impl<'a> TileCompiler<'a> {
             let mut made = Vec::new();
             for slot in slots {
                 let reg = expr.outputs()[slot];
-                made.push(draft.result(stage, slot, &stores[slot], reg, whole_row[slot])?);
+                made.push(draft.emit_output(stage, slot, &stores[slot], reg, whole_row[slot])?);
             }
-            for (k, reg) in draft.kept.iter().enumerate().filter(|_| stage == 0) {
+            for (k, reg) in draft.saved.iter().enumerate().filter(|_| stage == 0) {
                 let a = draft.value[usize::from(reg.0)].expect("a value of the first stage");
                 let kind = Kind::Store((nest.stores.len() + k) as u16);
-                made.push((Section::Body(0), Op { kind, one: false, d: a, a: [a, 0, 0], ones: [false; 3] }));
+                made.push((
+                    Section::Body(0),
+                    Op { kind, is_uniform: false, d: a, a: [a, 0, 0], uniform_operands: [false; 3] },
+                ));
             }
             // Stores come after all loads, because a store may overwrite an element that is loaded through an equal
             // access.
             for (section, op) in made {
-                draft.list(section).push(op);
+                draft.section_ops(section).push(op);
             }
             if ahead.is_some() {
-                draft.forget(Section::Body(stage));
+                draft.forget_section(Section::Body(stage));
             }
         }
         let bodies = draft.lists.iter().filter(|(section, _)| matches!(section, Section::Body(_)));
-        let work = bodies.flat_map(|(_, list)| list).filter(|op| !op.one).map(|op| op.kind.cost());
+        let work = bodies.flat_map(|(_, list)| list).filter(|op| !op.is_uniform).map(|op| op.kind.cost());
         draft.cost = work.sum::<usize>().max(1);
         Ok(draft)
     }
 
-    fn variation(&self, inst: Inst) -> (bool, bool) {
-        let Plan { nest, drive, along, .. } = *self.plan;
+    fn variance(&self, inst: Inst) -> (bool, bool) {
+        let LoopPlan { nest, loop_order: drive, tile_axes: along, .. } = *self.plan;
         match inst {
             Inst::Load(slot) if self.plan.is_product(slot) => (true, true),
             Inst::Load(slot) => {
                 let reach = &self.loads[usize::from(slot)];
-                (!reach.along.stays(), !reach.outside.stays())
+                (!reach.along.is_constant(), !reach.outside.is_constant())
             }
             Inst::Coordinate(axis) if nest.dims[usize::from(axis)] == 1 => (false, false),
             Inst::Coordinate(axis) => {
@@ -913,29 +939,29 @@ impl<'a> TileCompiler<'a> {
     }
 
     /// Returns true if a store writes the same element for all indices of the reduced axes.
-    fn stays_in_row(&self, store: &StridedView) -> bool {
-        match self.plan.drive {
+    fn is_per_row(&self, store: &StridedView) -> bool {
+        match self.plan.loop_order {
             LoopOrder::Map => false,
-            LoopOrder::Row => store.along.stays(),
-            LoopOrder::Col => store.outside.stays(),
+            LoopOrder::Row => store.along.is_constant(),
+            LoopOrder::Col => store.outside.is_constant(),
         }
     }
 
     /// Returns the section of an instruction that is first needed in `stage`.
-    fn section(&self, inst: usize, stage: usize) -> Section {
-        match (self.plan.drive, self.varies[inst]) {
+    fn section_of(&self, inst: usize, stage: usize) -> Section {
+        match (self.plan.loop_order, self.varies[inst]) {
             (_, (false, false)) => Section::Once,
             (LoopOrder::Row, (false, true)) | (LoopOrder::Col, (true, false)) => Section::Pre(stage),
             _ => Section::Body(stage),
         }
     }
 
-    fn list(&mut self, section: Section) -> &mut Vec<Op> {
+    fn section_ops(&mut self, section: Section) -> &mut Vec<Op> {
         let found = self.lists.iter_mut().find(|(at, _)| *at == section);
         &mut found.expect("sections are made with their stage").1
     }
 
-    fn register(&mut self, size: Size, section: Section) -> Slot {
+    fn new_register(&mut self, size: RegisterKind, section: Section) -> Slot {
         self.registers.push((size, section));
         (self.registers.len() - 1) as Slot
     }
@@ -953,8 +979,8 @@ impl<'a> TileCompiler<'a> {
         a: [Slot; 3],
         ones: [bool; 3],
     ) -> Slot {
-        let d = self.register(if one { Size::One } else { Size::Tile(ty) }, section);
-        self.list(section).push(Op { kind, one, d, a, ones });
+        let d = self.new_register(if one { RegisterKind::Uniform } else { RegisterKind::Tile(ty) }, section);
+        self.section_ops(section).push(Op { kind, is_uniform: one, d, a, uniform_operands: ones });
         d
     }
 
@@ -966,12 +992,12 @@ impl<'a> TileCompiler<'a> {
         }
         // Load of a value that the first stage has saved.
         let kept = |i: usize| {
-            let k = self.kept.iter().position(|reg| usize::from(reg.0) == i).filter(|_| stage > 0)?;
+            let k = self.saved.iter().position(|reg| usize::from(reg.0) == i).filter(|_| stage > 0)?;
             Some(Inst::Load((self.plan.nest.loads.len() + k) as u16))
         };
         let kept: Vec<Option<Inst>> = (0..needed.len()).map(kept).collect();
         for (i, (inst, _)) in self.expr.insts().iter().enumerate().rev() {
-            let numbers = matches!(inst, Inst::Binary(..)) && self.numbers(Reg(i as u16)).is_some();
+            let numbers = matches!(inst, Inst::Binary(..)) && self.linear_index_axes(Reg(i as u16)).is_some();
             if needed[i] && self.value[i].is_none() && !numbers && kept[i].is_none() {
                 for operand in inst.operands() {
                     needed[usize::from(operand.0)] = true;
@@ -980,7 +1006,7 @@ impl<'a> TileCompiler<'a> {
         }
         for (i, &(inst, ty)) in self.expr.insts().iter().enumerate() {
             if needed[i] && self.value[i].is_none() {
-                let section = self.section(i, stage);
+                let section = self.section_of(i, stage);
                 let value = self.emit(i, kept[i].unwrap_or(inst), ty, section, stage);
                 self.value[i] = Some(value);
             }
@@ -989,11 +1015,11 @@ impl<'a> TileCompiler<'a> {
 
     /// Returns the axes, as positions along a tile, that have their elements numbered by `reg` in row-major order, as
     /// in `(i * size + j) * size + k`.
-    fn numbers(&self, reg: Reg) -> Option<Range<usize>> {
+    fn linear_index_axes(&self, reg: Reg) -> Option<Range<usize>> {
         let inst = |reg: Reg| self.expr.insts()[usize::from(reg.0)].0;
         match inst(reg) {
             Inst::Coordinate(axis) => {
-                let at = self.plan.along.iter().position(|&other| other == usize::from(axis))?;
+                let at = self.plan.tile_axes.iter().position(|&other| other == usize::from(axis))?;
                 Some(at..at + 1)
             }
             Inst::Binary(BinaryOp::Add, before, last) => {
@@ -1003,7 +1029,7 @@ impl<'a> TileCompiler<'a> {
                     return None;
                 };
                 let Inst::Const(Scalar::I64(size)) = inst(size) else { return None };
-                let (before, last) = (self.numbers(before)?, self.numbers(last)?);
+                let (before, last) = (self.linear_index_axes(before)?, self.linear_index_axes(last)?);
                 let dim = self.plan.nest.dims[usize::from(axis)];
                 (usize::try_from(size) == Ok(dim) && before.end == last.start)
                     .then_some(before.start..last.end)
@@ -1013,7 +1039,7 @@ impl<'a> TileCompiler<'a> {
     }
 
     /// Returns the operation for the linear index over the axes `of` among `axes`.
-    fn coordinate(&self, axes: &[usize], of: Range<usize>, along: bool) -> Kind {
+    fn coordinate_op(&self, axes: &[usize], of: Range<usize>, along: bool) -> Kind {
         let size = |axes: &[usize]| axes.iter().map(|&axis| self.plan.nest.dims[axis]).product::<usize>();
         // An axis with one index has coordinate zero. An axis without indices never runs.
         let dim = size(&axes[of.clone()]).max(1);
@@ -1024,8 +1050,8 @@ impl<'a> TileCompiler<'a> {
     /// Emits one instruction, after its operands.
     fn emit(&mut self, i: usize, inst: Inst, ty: Type, section: Section, stage: usize) -> Slot {
         let one = !self.varies[i].0;
-        if let (Inst::Binary(..), Some(axes)) = (inst, self.numbers(Reg(i as u16))) {
-            let kind = self.coordinate(self.plan.along, axes, !one);
+        if let (Inst::Binary(..), Some(axes)) = (inst, self.linear_index_axes(Reg(i as u16))) {
+            let kind = self.coordinate_op(self.plan.tile_axes, axes, !one);
             return self.push(section, kind, one, ty, [0; 3]);
         }
         let mut a = [0; 3];
@@ -1045,10 +1071,10 @@ impl<'a> TileCompiler<'a> {
             Inst::Const(value) => (Kind::Const(value.convert(ty).bits()), ty),
             Inst::Run(scalar) => (Kind::Run(scalar), Type::U64),
             Inst::Coordinate(axis) => {
-                let along = self.plan.along.contains(&usize::from(axis));
-                let axes = if along { self.plan.along } else { self.plan.outside };
+                let along = self.plan.tile_axes.contains(&usize::from(axis));
+                let axes = if along { self.plan.tile_axes } else { self.plan.outer_axes };
                 let at = axes.iter().take_while(|&&other| other != usize::from(axis)).count();
-                (self.coordinate(axes, at..at + 1, along && !one), Type::I64)
+                (self.coordinate_op(axes, at..at + 1, along && !one), Type::I64)
             }
             Inst::Load(slot) => {
                 let load = &self.loads[usize::from(slot)];
@@ -1056,23 +1082,26 @@ impl<'a> TileCompiler<'a> {
                 // A value that each row has once is read directly by its users: in machine code, often by one function.
                 // If rows have several elements, a store to such a value has one element per row too, and runs after
                 // all loads.
-                let several = self.plan.along.iter().any(|&axis| self.plan.nest.dims[axis] > 1);
+                let several = self.plan.tile_axes.iter().any(|&axis| self.plan.nest.dims[axis] > 1);
                 let plain = load.dtype == DType::F32 && ty == Type::F32;
                 if one && plain && several && section != Section::Once {
-                    return self.register(Size::Single(THERE | Slot::from(slot)), section);
+                    return self
+                        .new_register(RegisterKind::DirectUniform(DIRECT_BIT | Slot::from(slot)), section);
                 }
                 let there = match slot {
-                    _ if self.plan.is_product(slot) => Some(PRODUCT),
+                    _ if self.plan.is_product(slot) => Some(DIRECT_PRODUCT),
                     _ => {
-                        let there =
-                            !one && load.piece().is_some_and(|piece| piece.is_multiple_of(self.piece));
-                        there.then_some(THERE | Slot::from(slot))
+                        let there = !one
+                            && load.contiguous_len().is_some_and(|piece| piece.is_multiple_of(self.piece));
+                        there.then_some(DIRECT_BIT | Slot::from(slot))
                     }
                 };
                 match there {
-                    Some(there) if stored == ty => return self.register(Size::There(there), section),
+                    Some(there) if stored == ty => {
+                        return self.new_register(RegisterKind::Direct(there), section);
+                    }
                     Some(there) => {
-                        a[0] = self.register(Size::There(there), section);
+                        a[0] = self.new_register(RegisterKind::Direct(there), section);
                         (Kind::Copy(stored), stored)
                     }
                     None => (Kind::Load(slot), stored),
@@ -1110,7 +1139,7 @@ impl<'a> TileCompiler<'a> {
         if let Some(splat) = self.splat[i] {
             return splat;
         }
-        let section = self.section(i, stage);
+        let section = self.section_of(i, stage);
         let ty = self.expr.ty(reg);
         let splat = self.push(section, Kind::Splat(ty), false, ty, [value, 0, 0]);
         self.splat[i] = Some(splat);
@@ -1120,26 +1149,26 @@ impl<'a> TileCompiler<'a> {
     fn reduce(&mut self, stage: usize, k: usize, op: ReduceOp, value: Reg) {
         let ty = self.expr.ty(value);
         let a = self.operand(value, false, stage);
-        let (kind, state, result) = match self.plan.drive {
-            LoopOrder::Col => (Kind::Accumulate(op, ty), Size::Tile(ty), Size::Tile(ty)),
-            _ => (Kind::Fold(op, ty), Size::Chain, Size::One),
+        let (kind, state, result) = match self.plan.loop_order {
+            LoopOrder::Col => (Kind::Accumulate(op, ty), RegisterKind::Tile(ty), RegisterKind::Tile(ty)),
+            _ => (Kind::Fold(op, ty), RegisterKind::PairwiseSum, RegisterKind::Uniform),
         };
         // State and result live as long as the whole tile program.
-        let state = self.register(state, Section::Once);
-        let result = self.register(result, Section::Once);
-        self.list(Section::Body(stage)).push(Op {
+        let state = self.new_register(state, Section::Once);
+        let result = self.new_register(result, Section::Once);
+        self.section_ops(Section::Body(stage)).push(Op {
             kind,
-            one: false,
+            is_uniform: false,
             d: state,
             a: [a, 0, 0],
-            ones: [false; 3],
+            uniform_operands: [false; 3],
         });
-        self.totals[stage].push(Total { op, ty, k, state, result });
+        self.totals[stage].push(StageReduction { op, ty, reduction_index: k, state, result });
         self.reduced[k] = Some((ty, result));
     }
 
     /// Emits an output into a register. Returns the operation that stores it, and the section of that operation.
-    fn result(
+    fn emit_output(
         &mut self,
         stage: usize,
         slot: usize,
@@ -1149,7 +1178,7 @@ impl<'a> TileCompiler<'a> {
     ) -> Result<(Section, Op), String> {
         let (along, outside) = self.varies[usize::from(reg.0)];
         let section = if whole_row { Section::Post } else { Section::Body(stage) };
-        let one = whole_row && self.plan.drive == LoopOrder::Row;
+        let one = whole_row && self.plan.loop_order == LoopOrder::Row;
         if whole_row && (if one { along } else { outside }) {
             return Err(format!("store {slot} has one element per row, but its value changes along the row"));
         }
@@ -1157,11 +1186,23 @@ impl<'a> TileCompiler<'a> {
         let (ty, stored) = (self.expr.ty(reg), Type::of(store.dtype));
         if ty != stored {
             a = self.push(section, Kind::Convert(ty, stored), one, stored, [a, 0, 0]);
-        } else if matches!(self.registers[a as usize].0, Size::There(_) | Size::Single(_)) {
+        } else if matches!(
+            self.registers[a as usize].0,
+            RegisterKind::Direct(_) | RegisterKind::DirectUniform(_)
+        ) {
             a = self.push(section, Kind::Copy(ty), one, ty, [a, 0, 0]);
         }
         // A store produces no value; its result register is never written.
-        Ok((section, Op { kind: Kind::Store(slot as u16), one, d: a, a: [a, 0, 0], ones: [false; 3] }))
+        Ok((
+            section,
+            Op {
+                kind: Kind::Store(slot as u16),
+                is_uniform: one,
+                d: a,
+                a: [a, 0, 0],
+                uniform_operands: [false; 3],
+            },
+        ))
     }
 
     /// Finishes the code, with machine code if there is memory for it. Tiles and the order of sums do not depend on
@@ -1174,9 +1215,9 @@ impl<'a> TileCompiler<'a> {
         tile: usize,
     ) -> Code {
         self.compare_coordinates();
-        self.load_rows();
+        self.gather_to_row_loads();
         if memory.is_some() {
-            self.make_groups(isa, stores, tile);
+            self.group_sections(isa, stores, tile);
         }
         self.place(isa, memory, tile)
     }
@@ -1201,24 +1242,24 @@ impl<'a> TileCompiler<'a> {
             op.kind = Kind::CompareCoordinate { op: compare, first, after, dim };
             op.a = [one, 0, 0];
         }
-        self.drop_unread(&made);
+        self.drop_unread_ops(&made);
     }
 
     /// Loads a row of consecutive elements from its first index, instead of writing the index of every element over a
     /// tile first. Examples are embeddings and the steps of a sequence.
-    fn load_rows(&mut self) {
-        let Plan { nest, along, .. } = *self.plan;
+    fn gather_to_row_loads(&mut self) {
+        let LoopPlan { nest, tile_axes: along, .. } = *self.plan;
         let whole: usize = along.iter().map(|&axis| nest.dims[axis]).product();
         let mut made: FxHashMap<Slot, Op> = FxHashMap::default();
         let mut sums: FxHashMap<Slot, Op> = FxHashMap::default();
-        for op in self.lists.iter().flat_map(|(_, list)| list).filter(|op| !op.one) {
+        for op in self.lists.iter().flat_map(|(_, list)| list).filter(|op| !op.is_uniform) {
             match op.kind {
                 Kind::Coordinate { along: true, .. } | Kind::Splat(Type::I64) => _ = made.insert(op.d, *op),
                 Kind::Binary(BinaryOp::Add, Type::I64) => _ = sums.insert(op.d, *op),
                 _ => {}
             }
         }
-        for op in self.lists.iter_mut().flat_map(|(_, list)| list).filter(|op| !op.one) {
+        for op in self.lists.iter_mut().flat_map(|(_, list)| list).filter(|op| !op.is_uniform) {
             let (Kind::LoadAt(slot), Some(sum)) = (op.kind, sums.get(&op.a[0])) else { continue };
             let [a, b] =
                 [sum.a[0], sum.a[1]].map(|place| made.get(&place).map(|made| (made.kind, made.a[0])));
@@ -1227,16 +1268,16 @@ impl<'a> TileCompiler<'a> {
             // Only the linear index along the whole tile counts up by one from element to element.
             let counts = |kind: Kind| matches!(kind, Kind::Coordinate { after: 1, dim, .. } if dim == whole);
             if let (Some((_, first)), true) = (first, terms().any(|(kind, _)| counts(kind))) {
-                op.kind = Kind::LoadFrom(slot);
+                op.kind = Kind::LoadRow(slot);
                 op.a = [first, 0, 0];
             }
         }
-        self.drop_unread(&sums);
-        self.drop_unread(&made);
+        self.drop_unread_ops(&sums);
+        self.drop_unread_ops(&made);
     }
 
     /// Drops each operation of `some` if its result is not read any more.
-    fn drop_unread(&mut self, some: &FxHashMap<Slot, Op>) {
+    fn drop_unread_ops(&mut self, some: &FxHashMap<Slot, Op>) {
         if some.is_empty() {
             return;
         }
@@ -1248,7 +1289,7 @@ impl<'a> TileCompiler<'a> {
     }
 
     /// Groups the operations that machine code supports.
-    fn make_groups(&mut self, isa: Isa, stores: &[StridedView], tile: usize) {
+    fn group_sections(&mut self, isa: Isa, stores: &[StridedView], tile: usize) {
         let mut readers: FxHashMap<Slot, usize> = FxHashMap::default();
         let mut constants: FxHashMap<Slot, u64> = FxHashMap::default();
         for op in self.lists.iter().flat_map(|(_, list)| list) {
@@ -1261,13 +1302,13 @@ impl<'a> TileCompiler<'a> {
         }
         for index in 0..self.lists.len() {
             let list = std::mem::take(&mut self.lists[index].1);
-            let list = self.group(isa, (stores, tile), list, &readers, &constants);
+            let list = self.group_ops(isa, (stores, tile), list, &readers, &constants);
             self.lists[index].1 = list;
         }
     }
 
     /// Groups the operations of a list, each group as large as the dependencies allow.
-    fn group(
+    fn group_ops(
         &mut self,
         isa: Isa,
         (stores, tile): (&[StridedView], usize),
@@ -1275,7 +1316,7 @@ impl<'a> TileCompiler<'a> {
         readers: &FxHashMap<Slot, usize>,
         constants: &FxHashMap<Slot, u64>,
     ) -> Vec<Op> {
-        let sizes: Vec<Size> = self.registers.iter().map(|(size, _)| *size).collect();
+        let sizes: Vec<RegisterKind> = self.registers.iter().map(|(size, _)| *size).collect();
         let context = Context {
             isa,
             sizes: &|place| sizes[place as usize],
@@ -1288,7 +1329,7 @@ impl<'a> TileCompiler<'a> {
         };
         let is_store = |op: &Op| matches!(op.kind, Kind::Store(_));
         let (stores, mut rest): (Vec<Op>, Vec<Op>) = list.into_iter().partition(is_store);
-        let mut missing: Vec<Slot> = rest.iter().filter(|op| op.kind.makes()).map(|op| op.d).collect();
+        let mut missing: Vec<Slot> = rest.iter().filter(|op| op.kind.has_result()).map(|op| op.d).collect();
         let ready = |op: &Op, missing: &[Slot]| {
             op.a[..op.kind.operands()].iter().all(|place| !missing.contains(place))
         };
@@ -1308,58 +1349,64 @@ impl<'a> TileCompiler<'a> {
             for one in [true, false] {
                 rest = Vec::new();
                 for op in std::mem::take(&mut later) {
-                    if op.one == one && jit::takes(&op, &context) && ready(&op, &missing) {
-                        missing.retain(|&place| place != op.d || !op.kind.makes());
+                    if op.is_uniform == one && jit::takes(&op, &context) && ready(&op, &missing) {
+                        missing.retain(|&place| place != op.d || !op.kind.has_result());
                         group.push(op);
                     } else {
                         rest.push(op);
                     }
                 }
                 if one {
-                    self.close(std::mem::take(&mut group), &context, &mut done);
+                    self.compile_group(std::mem::take(&mut group), &context, &mut done);
                     later = std::mem::take(&mut rest);
                 }
             }
             if !rest.is_empty() {
-                self.close(std::mem::take(&mut group), &context, &mut done);
+                self.compile_group(std::mem::take(&mut group), &context, &mut done);
             }
         }
         // All loads come before all stores.
         let (together, apart): (Vec<Op>, Vec<Op>) =
             stores.into_iter().partition(|op| jit::takes(op, &context));
         group.extend(together);
-        self.close(group, &context, &mut done);
+        self.compile_group(group, &context, &mut done);
         done.extend(apart);
         done
     }
 
     /// Compiles a list of operations to one function. If that fails, tries each half; a single operation stays
     /// interpreted.
-    fn close(&mut self, list: Vec<Op>, context: &Context<'_>, done: &mut Vec<Op>) {
+    fn compile_group(&mut self, list: Vec<Op>, context: &Context<'_>, done: &mut Vec<Op>) {
         if list.is_empty() {
             return;
         }
         let registers = &mut self.registers;
         let lanes_of = || {
-            registers.push((Size::Lanes, Section::Once));
+            registers.push((RegisterKind::Lanes, Section::Once));
             (registers.len() - 1) as Slot
         };
         if let Some(group) = Group::new(&list, context, lanes_of) {
             let kind = Kind::Native(self.groups.len() as u16);
             self.groups.push(group);
-            done.push(Op { kind, one: list[0].one, d: 0, a: [0; 3], ones: [false; 3] });
+            done.push(Op {
+                kind,
+                is_uniform: list[0].is_uniform,
+                d: 0,
+                a: [0; 3],
+                uniform_operands: [false; 3],
+            });
         } else if list.len() == 1 {
             done.extend(list);
         } else {
             let mut first = list;
             let second = first.split_off(first.len() / 2);
-            self.close(first, context, done);
-            self.close(second, context, done);
+            self.compile_group(first, context, done);
+            self.compile_group(second, context, done);
         }
     }
 
     /// Forgets the values that a section has computed.
-    fn forget(&mut self, section: Section) {
+    fn forget_section(&mut self, section: Section) {
         for place in self.value.iter_mut().chain(&mut self.splat) {
             if place.is_some_and(|place| self.registers[place as usize].1 == section) {
                 *place = None;
@@ -1395,7 +1442,8 @@ impl<'a> TileCompiler<'a> {
                 }
             }
         }
-        let tiles = self.registers.iter().enumerate().filter(|(_, (size, _))| matches!(size, Size::Tile(_)));
+        let tiles =
+            self.registers.iter().enumerate().filter(|(_, (size, _))| matches!(size, RegisterKind::Tile(_)));
         tiles
             .map(|(i, (_, section))| match section {
                 // Computed once for many passes through the other sections.
@@ -1406,7 +1454,7 @@ impl<'a> TileCompiler<'a> {
     }
 
     /// Assigns a slot to each tile register. Returns the slots, and the number of slots in use.
-    fn slots(&self) -> (Vec<usize>, usize) {
+    fn assign_slots(&self) -> (Vec<usize>, usize) {
         let mut lifetimes = self.lifetimes();
         lifetimes.sort_by_key(|&(register, first, _)| (first, register));
         let mut slots = vec![0; self.registers.len()];
@@ -1426,7 +1474,7 @@ impl<'a> TileCompiler<'a> {
     /// Returns the bytes of one slot.
     fn slot_bytes(&self, tile: usize) -> usize {
         let widths = self.registers.iter().map(|(size, _)| match size {
-            Size::Tile(ty) => width(*ty),
+            RegisterKind::Tile(ty) => width(*ty),
             _ => 0,
         });
         // Slots at distances of 4096 bytes would alias in the store buffer.
@@ -1435,12 +1483,12 @@ impl<'a> TileCompiler<'a> {
 
     fn fixed_bytes(&self) -> usize {
         let sizes = self.registers.iter().map(|(size, _)| match size {
-            Size::One => 8,
-            Size::Tile(_) | Size::There(_) | Size::Single(_) => 0,
-            Size::Chain => size_of::<PairwiseSum>(),
-            Size::Lanes => LANES,
+            RegisterKind::Uniform => 8,
+            RegisterKind::Tile(_) | RegisterKind::Direct(_) | RegisterKind::DirectUniform(_) => 0,
+            RegisterKind::PairwiseSum => size_of::<PairwiseSum>(),
+            RegisterKind::Lanes => LANES_BYTES,
         });
-        (size_of::<Head>() + sizes.sum::<usize>()).next_multiple_of(ALIGN)
+        (size_of::<FrameHeader>() + sizes.sum::<usize>()).next_multiple_of(ALIGN)
     }
 
     fn bytes(&self, tile: usize, slots: usize) -> usize {
@@ -1449,29 +1497,29 @@ impl<'a> TileCompiler<'a> {
 
     /// Assigns an offset in the frame to every register.
     fn place(self, isa: Isa, memory: Option<&Arc<CodeMemory>>, tile: usize) -> Code {
-        let (slots, count) = self.slots();
+        let (slots, count) = self.assign_slots();
         let frame = self.bytes(tile, count);
         let (slot_bytes, tiles) = (self.slot_bytes(tile), self.fixed_bytes());
-        let mut fixed = size_of::<Head>();
+        let mut fixed = size_of::<FrameHeader>();
         let places: Vec<Slot> = self
             .registers
             .iter()
             .zip(&slots)
             .map(|((size, _), &slot)| {
                 let place = match size {
-                    Size::There(there) | Size::Single(there) => return *there,
-                    Size::Tile(_) => tiles + slot * slot_bytes,
-                    Size::One => {
+                    RegisterKind::Direct(there) | RegisterKind::DirectUniform(there) => return *there,
+                    RegisterKind::Tile(_) => tiles + slot * slot_bytes,
+                    RegisterKind::Uniform => {
                         fixed += 8;
                         fixed - 8
                     }
-                    Size::Chain => {
+                    RegisterKind::PairwiseSum => {
                         fixed += size_of::<PairwiseSum>();
                         fixed - size_of::<PairwiseSum>()
                     }
-                    Size::Lanes => {
-                        fixed += LANES;
-                        fixed - LANES
+                    RegisterKind::Lanes => {
+                        fixed += LANES_BYTES;
+                        fixed - LANES_BYTES
                     }
                 };
                 place as Slot
@@ -1488,7 +1536,7 @@ impl<'a> TileCompiler<'a> {
             tile,
             piece: self.piece,
             frame,
-            kept: self.kept.len(),
+            num_saved: self.saved.len(),
             can_fail: self.expr.can_fail(),
             cost: self.cost,
         };
@@ -1505,9 +1553,13 @@ impl<'a> TileCompiler<'a> {
             }
         }
         for (stage, totals) in made.stages.iter_mut().zip(self.totals) {
-            stage.totals = totals
+            stage.reductions = totals
                 .into_iter()
-                .map(|total| Total { state: place(total.state), result: place(total.result), ..total })
+                .map(|total| StageReduction {
+                    state: place(total.state),
+                    result: place(total.result),
+                    ..total
+                })
                 .collect();
         }
         made
@@ -1521,7 +1573,7 @@ impl Kind {
             Kind::Const(_) | Kind::Run(_) | Kind::Coordinate { .. } | Kind::Load(_) | Kind::Native(_) => 0,
             Kind::Copy(_)
             | Kind::LoadAt(_)
-            | Kind::LoadFrom(_)
+            | Kind::LoadRow(_)
             | Kind::CompareCoordinate { .. }
             | Kind::Unary(..)
             | Kind::Convert(..)
@@ -1535,7 +1587,7 @@ impl Kind {
     }
 
     /// Returns true if the operation defines its result register.
-    fn makes(self) -> bool {
+    fn has_result(self) -> bool {
         !matches!(self, Kind::Store(_) | Kind::Fold(..) | Kind::Accumulate(..))
     }
 
@@ -1648,7 +1700,7 @@ fn check(nest: &Nest) -> Result<(), String> {
         if expr.ty(reduction.value) == Type::Bool {
             return Err(format!("reduction {k} is of truth values"));
         }
-        let needed = expr.needed_by(&[reduction.value]);
+        let needed = expr.dependencies_of(&[reduction.value]);
         let later = |inst: Inst| matches!(inst, Inst::Reduced(other) if usize::from(other) >= k);
         if insts.iter().zip(&needed).any(|(&(inst, _), &needed)| needed && later(inst)) {
             return Err(format!("reduction {k} needs a later one"));

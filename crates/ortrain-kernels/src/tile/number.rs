@@ -38,10 +38,10 @@ pub(crate) trait Float: Number {
     fn sin<L: Level>(self) -> Self;
     /// Cosine, undefined if the argument [is far](Float::is_far) from zero.
     fn cos<L: Level>(self) -> Self;
-    /// Returns true if sine and cosine need [`Float::sin_far`] and [`Float::cos_far`], which do not become vector code.
-    fn is_far(self) -> bool;
-    fn sin_far(self) -> Self;
-    fn cos_far(self) -> Self;
+    /// Returns true if sine and cosine need [`Float::sin_large`] and [`Float::cos_large`], which do not become vector code.
+    fn needs_range_reduction(self) -> bool;
+    fn sin_large(self) -> Self;
+    fn cos_large(self) -> Self;
     fn atan<L: Level>(self) -> Self;
     fn erf<L: Level>(self) -> Self;
     fn tanh<L: Level>(self) -> Self;
@@ -216,14 +216,14 @@ impl Float for f32 {
         vecmath::cos::<L>(self)
     }
     #[inline(always)]
-    fn is_far(self) -> bool {
-        vecmath::is_far(self)
+    fn needs_range_reduction(self) -> bool {
+        vecmath::is_large_angle(self)
     }
-    fn sin_far(self) -> f32 {
-        vecmath::sin_far(self)
+    fn sin_large(self) -> f32 {
+        vecmath::sin_large(self)
     }
-    fn cos_far(self) -> f32 {
-        vecmath::cos_far(self)
+    fn cos_large(self) -> f32 {
+        vecmath::cos_large(self)
     }
     #[inline(always)]
     fn atan<L: Level>(self) -> f32 {
@@ -269,13 +269,13 @@ impl Float for f64 {
         libm::cos(self)
     }
     #[inline(always)]
-    fn is_far(self) -> bool {
+    fn needs_range_reduction(self) -> bool {
         false
     }
-    fn sin_far(self) -> f64 {
+    fn sin_large(self) -> f64 {
         libm::sin(self)
     }
-    fn cos_far(self) -> f64 {
+    fn cos_large(self) -> f64 {
         libm::cos(self)
     }
     #[inline(always)]
@@ -403,12 +403,12 @@ impl Stored for Bf16 {
 }
 
 /// A 16-bit float.
-pub(crate) trait Narrow: Stored<Computed = f32> {
+pub(crate) trait Float16: Stored<Computed = f32> {
     /// Returns the number that a store of `value` and a load read back, without memory.
     fn nearest(value: f32) -> f32;
 }
 
-impl Narrow for F16 {
+impl Float16 for F16 {
     #[inline(always)]
     fn nearest(value: f32) -> f32 {
         let bits = value.to_bits();
@@ -424,7 +424,7 @@ impl Narrow for F16 {
     }
 }
 
-impl Narrow for Bf16 {
+impl Float16 for Bf16 {
     #[inline(always)]
     fn nearest(value: f32) -> f32 {
         Bf16::encode(value).decode()
@@ -434,9 +434,9 @@ impl Narrow for Bf16 {
 /// A number stored as `f32`, and read as the nearest number of a narrower type.
 #[derive(Clone, Copy)]
 #[repr(transparent)]
-pub(crate) struct Rounded<N>(f32, PhantomData<N>);
+pub(crate) struct RoundedF32<N>(f32, PhantomData<N>);
 
-impl<N: Narrow> Stored for Rounded<N> {
+impl<N: Float16> Stored for RoundedF32<N> {
     type Computed = f32;
 
     #[inline(always)]
@@ -445,8 +445,8 @@ impl<N: Narrow> Stored for Rounded<N> {
     }
 
     #[inline(always)]
-    fn encode(value: f32) -> Rounded<N> {
-        Rounded(value, PhantomData)
+    fn encode(value: f32) -> RoundedF32<N> {
+        RoundedF32(value, PhantomData)
     }
 }
 
@@ -550,7 +550,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn half_precision_agrees_with_the_half_crate() {
+    fn conversions_match_the_half_crate() {
         for bits in 0..=u16::MAX {
             let (ours, theirs) = (F16(bits).decode(), half::f16::from_bits(bits).to_f32());
             assert!(ours.to_bits() == theirs.to_bits() || (ours.is_nan() && theirs.is_nan()), "{bits:#x}");
@@ -578,7 +578,7 @@ mod tests {
             let [half, brain] = [F16::encode(value).decode(), Bf16::encode(value).decode()];
             assert_eq!(F16::nearest(value).to_bits(), half.to_bits(), "f16 of {value:e}");
             assert_eq!(
-                Rounded::<Bf16>::encode(value).decode().to_bits(),
+                RoundedF32::<Bf16>::encode(value).decode().to_bits(),
                 brain.to_bits(),
                 "bf16 of {value:e}"
             );

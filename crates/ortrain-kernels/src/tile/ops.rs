@@ -7,7 +7,7 @@ use std::marker::PhantomData;
 
 use ortrain_expr::{BinaryOp, CompareOp, ReduceOp, Type, UnaryOp, philox4x32_10_blocks, random_bits};
 
-use super::number::{Bf16, F16, Float, Narrow, Number, with_number};
+use super::number::{Bf16, F16, Float, Float16, Number, with_number};
 use crate::isa::portable::Portable;
 use crate::isa::{Isa, Level, Work};
 
@@ -108,9 +108,9 @@ impl<F: Function2, const A: bool, const B: bool> Work for Loop2<'_, F, A, B> {
 }
 
 /// `d = F(d, b)`.
-struct Onto<'a, F: Function2<Out = <F as Function2>::A>>(Values<F::A, false>, &'a mut [F::A]);
+struct AccumulateLoop<'a, F: Function2<Out = <F as Function2>::A>>(Values<F::A, false>, &'a mut [F::A]);
 
-impl<F: Function2<Out = <F as Function2>::A>> Work for Onto<'_, F> {
+impl<F: Function2<Out = <F as Function2>::A>> Work for AccumulateLoop<'_, F> {
     type Out = ();
     #[inline(always)]
     fn work<L: Level>(self) {
@@ -175,14 +175,14 @@ macro_rules! circular {
             const HAS_RARE: bool = true;
             #[inline(always)]
             fn rare(a: T) -> Option<T> {
-                a.is_far().then(|| a.$far())
+                a.needs_range_reduction().then(|| a.$far())
             }
         }
     };
 }
 
-circular!(Sin, sin, sin_far);
-circular!(Cos, cos, cos_far);
+circular!(Sin, sin, sin_large);
+circular!(Cos, cos, cos_large);
 
 function2!(Add, T => T, |a, b| a.add(b));
 function2!(Sub, T => T, |a, b| a.sub(b));
@@ -246,8 +246,8 @@ impl Function1 for Not {
     }
 }
 
-struct Nearest<N>(PhantomData<N>);
-impl<N: Narrow> Function1 for Nearest<N> {
+struct RoundTo<N>(PhantomData<N>);
+impl<N: Float16> Function1 for RoundTo<N> {
     type A = f32;
     type Out = f32;
     #[inline(always)]
@@ -324,8 +324,8 @@ pub(crate) unsafe fn unary(isa: Isa, op: UnaryOp, ty: Type, a: *const u8, d: *mu
         UnaryOp::Erf => float!(Erf),
         UnaryOp::Tanh => float!(Tanh),
         UnaryOp::Sigmoid => float!(Sigmoid),
-        UnaryOp::ToF16 => go!(Nearest<F16>),
-        UnaryOp::ToBf16 => go!(Nearest<Bf16>),
+        UnaryOp::ToF16 => go!(RoundTo<F16>),
+        UnaryOp::ToBf16 => go!(RoundTo<Bf16>),
         UnaryOp::Not => go!(Not),
     }
 }
@@ -614,13 +614,13 @@ struct Philox<'a> {
 }
 
 /// Number of Philox blocks that are computed at once, as vector code.
-const BLOCKS: usize = 8;
+const PHILOX_BLOCKS: usize = 8;
 
 impl Philox<'_> {
     /// Returns the key, the stream and the first index if all keys and all streams are equal and indices count up by
     /// one. This is the case over tensors.
     #[inline(always)]
-    fn consecutive(&self) -> Option<[u64; 3]> {
+    fn consecutive_indices(&self) -> Option<[u64; 3]> {
         let (&key, &stream, &first) = (self.keys.first()?, self.streams.first()?, self.indices.first()?);
         first.checked_add(self.d.len() as u64)?;
         let differ =
@@ -639,7 +639,7 @@ impl Work for Philox<'_> {
     type Out = ();
     #[inline(always)]
     fn work<L: Level>(self) {
-        let Some([key, stream, first]) = self.consecutive() else {
+        let Some([key, stream, first]) = self.consecutive_indices() else {
             let arguments = self.keys.iter().zip(self.streams).zip(self.indices);
             for (d, ((&key, &stream), &index)) in self.d.iter_mut().zip(arguments) {
                 *d = random_bits(key, stream, index);
@@ -650,12 +650,12 @@ impl Work for Philox<'_> {
         let (mut block, mut skipped) = (first / 4, (first % 4) as usize);
         let mut rest = self.d;
         while !rest.is_empty() {
-            let words = philox4x32_10_blocks::<BLOCKS>(key, stream, block);
+            let words = philox4x32_10_blocks::<PHILOX_BLOCKS>(key, stream, block);
             let words = &words.as_flattened()[skipped..];
             let n = words.len().min(rest.len());
             let (d, more) = rest.split_at_mut(n);
             d.copy_from_slice(&words[..n]);
-            (rest, skipped, block) = (more, 0, block + BLOCKS as u64);
+            (rest, skipped, block) = (more, 0, block + PHILOX_BLOCKS as u64);
         }
     }
 }
@@ -712,7 +712,7 @@ pub(crate) unsafe fn random(
 /// Number of partial results of a reduction inside of a tile: independent chains, joined as a tree.
 const LANES: usize = 16;
 /// Number of partial results that keeps the adders busy, if a tile has enough values.
-const MANY_LANES: usize = 2 * LANES;
+const WIDE_LANES: usize = 2 * LANES;
 
 struct Fold<T: Copy, F> {
     values: Values<T, false>,
@@ -739,7 +739,7 @@ impl<T: Number, F: Function2<A = T, Out = T>> Fold<T, F> {
 
 /// Halves the lanes until `left` remain.
 #[inline(always)]
-fn halve<L: Level, F: Function2<Out = <F as Function2>::A>>(lanes: &mut [F::A], left: usize) {
+fn fold_lanes<L: Level, F: Function2<Out = <F as Function2>::A>>(lanes: &mut [F::A], left: usize) {
     let mut width = lanes.len() / 2;
     while width >= left {
         for i in 0..width {
@@ -755,10 +755,10 @@ impl<T: Number, F: Function2<A = T, Out = T>> Work for Fold<T, F> {
     fn work<L: Level>(self) -> T {
         let mut lanes = [self.neutral; LANES];
         let mut done = 0;
-        if self.n >= 2 * MANY_LANES {
-            let mut many = [self.neutral; MANY_LANES];
-            done = self.add::<L, MANY_LANES>(0, &mut many);
-            halve::<L, F>(&mut many, LANES);
+        if self.n >= 2 * WIDE_LANES {
+            let mut many = [self.neutral; WIDE_LANES];
+            done = self.add::<L, WIDE_LANES>(0, &mut many);
+            fold_lanes::<L, F>(&mut many, LANES);
             lanes.copy_from_slice(&many[..LANES]);
         }
         done = self.add::<L, LANES>(done, &mut lanes);
@@ -766,7 +766,7 @@ impl<T: Number, F: Function2<A = T, Out = T>> Work for Fold<T, F> {
             // SAFETY: the fold has `n` values.
             *lane = F::call::<L>(*lane, unsafe { self.values.get(i) });
         }
-        halve::<L, F>(&mut lanes, 1);
+        fold_lanes::<L, F>(&mut lanes, 1);
         lanes[0]
     }
 }
@@ -807,10 +807,10 @@ pub(crate) fn sum<L: Level>(numbers: &[f32]) -> f32 {
 #[inline]
 pub(crate) fn join_lanes(op: ReduceOp, mut lanes: [f32; LANES]) -> f32 {
     match op {
-        ReduceOp::Sum => halve::<Portable, Add<f32>>(&mut lanes, 1),
-        ReduceOp::Prod => halve::<Portable, Mul<f32>>(&mut lanes, 1),
-        ReduceOp::Max => halve::<Portable, Max<f32>>(&mut lanes, 1),
-        ReduceOp::Min => halve::<Portable, Min<f32>>(&mut lanes, 1),
+        ReduceOp::Sum => fold_lanes::<Portable, Add<f32>>(&mut lanes, 1),
+        ReduceOp::Prod => fold_lanes::<Portable, Mul<f32>>(&mut lanes, 1),
+        ReduceOp::Max => fold_lanes::<Portable, Max<f32>>(&mut lanes, 1),
+        ReduceOp::Min => fold_lanes::<Portable, Min<f32>>(&mut lanes, 1),
     }
     lanes[0]
 }
@@ -823,7 +823,7 @@ pub(crate) unsafe fn accumulate(isa: Isa, op: ReduceOp, ty: Type, b: *const u8, 
     with_reduction!(op, ty, T, F, _NEUTRAL => {
         // SAFETY: the caller's contract.
         let d = unsafe { values_mut::<T>(d, n) };
-        isa.run(Onto::<F>(Values::new(Operand { at: b, one: false }), d));
+        isa.run(AccumulateLoop::<F>(Values::new(Operand { at: b, one: false }), d));
     });
 }
 

@@ -9,7 +9,7 @@ use ortrain_expr::{Access, Nest};
 use rustc_hash::FxHashMap;
 
 use super::jit::CodeMemory;
-use super::{Ahead, Code, LoopOrder, Plan};
+use super::{Code, FirstStageOutputs, LoopOrder, LoopPlan};
 use crate::isa::Isa;
 
 /// Everything that code depends on.
@@ -20,23 +20,23 @@ struct Key {
     drive: LoopOrder,
     outside: Vec<usize>,
     along: Vec<usize>,
-    ahead: Ahead,
+    ahead: FirstStageOutputs,
     isa: Isa,
 }
 
 impl Key {
-    fn new(plan: &Plan<'_>, ahead: &Ahead, isa: Isa) -> Key {
+    fn new(plan: &LoopPlan<'_>, ahead: &FirstStageOutputs, isa: Isa) -> Key {
         let nowhere = |access: &Access| Access { offset: 0, len: 0, ..access.clone() };
-        let Plan { nest, drive, outside, along } = *plan;
+        let LoopPlan { nest, loop_order: drive, outer_axes: outside, tile_axes: along } = *plan;
         let (outside, along) = (outside.to_vec(), along.to_vec());
-        Key { nest: nest.map(nowhere), drive, outside, along, ahead: ahead.clone(), isa }
+        Key { nest: nest.map_operands(nowhere), drive, outside, along, ahead: ahead.clone(), isa }
     }
 }
 
 /// Code shared by the kernels of a program.
 #[derive(Debug, Default)]
-struct Codes {
-    known: Mutex<FxHashMap<Key, Arc<Code>>>,
+struct CodeCache {
+    entries: Mutex<FxHashMap<Key, Arc<Code>>>,
     memory: Arc<CodeMemory>,
 }
 
@@ -47,12 +47,12 @@ struct Codes {
 /// # Errors
 /// The errors of `make`.
 pub fn with_shared_code<T, E>(isa: Isa, make: impl Fn(Compiler<'_>) -> Result<T, E>) -> Result<T, E> {
-    let codes = Codes::default();
-    let made = make(Compiler { isa, native: true, codes: Some(&codes) })?;
+    let codes = CodeCache::default();
+    let made = make(Compiler { isa, uses_machine_code: true, cache: Some(&codes) })?;
     if codes.memory.finish() {
         return Ok(made);
     }
-    make(Compiler { isa, native: false, codes: Some(&Codes::default()) })
+    make(Compiler { isa, uses_machine_code: false, cache: Some(&CodeCache::default()) })
 }
 
 /// Compiler of kernels: an instruction-set level, for one kernel or for [several kernels](with_shared_code).
@@ -60,13 +60,13 @@ pub fn with_shared_code<T, E>(isa: Isa, make: impl Fn(Compiler<'_>) -> Result<T,
 pub struct Compiler<'a> {
     isa: Isa,
     /// True if kernels use machine code.
-    native: bool,
-    codes: Option<&'a Codes>,
+    uses_machine_code: bool,
+    cache: Option<&'a CodeCache>,
 }
 
 impl From<Isa> for Compiler<'_> {
     fn from(isa: Isa) -> Self {
-        Compiler { isa, native: true, codes: None }
+        Compiler { isa, uses_machine_code: true, cache: None }
     }
 }
 
@@ -79,30 +79,30 @@ impl Compiler<'_> {
 
     /// Returns a compiler without machine code.
     #[cfg(test)]
-    pub(super) fn without_code(isa: Isa) -> Self {
-        Compiler { native: false, ..isa.into() }
+    pub(super) fn without_machine_code(isa: Isa) -> Self {
+        Compiler { uses_machine_code: false, ..isa.into() }
     }
 
     /// Returns the cached code of an equal plan, or the code that `make` compiles. `make` receives memory for machine
     /// code, if the compiler uses machine code.
-    pub(super) fn code(
+    pub(super) fn get_or_compile(
         self,
-        plan: &Plan<'_>,
-        ahead: &Ahead,
+        plan: &LoopPlan<'_>,
+        ahead: &FirstStageOutputs,
         make: impl Fn(Option<&Arc<CodeMemory>>) -> Result<Code, String>,
     ) -> Result<Arc<Code>, String> {
-        let Some(codes) = self.codes else {
+        let Some(codes) = self.cache else {
             let memory = Arc::default();
-            let code = make(self.native.then_some(&memory))?;
+            let code = make(self.uses_machine_code.then_some(&memory))?;
             return if memory.finish() { Ok(code) } else { make(None) }.map(Arc::new);
         };
         let key = Key::new(plan, ahead, self.isa);
-        let known = || codes.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = || codes.entries.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(code) = known().get(&key) {
             return Ok(Arc::clone(code));
         }
         // Another thread may compile an equal plan at the same time: the first one to finish is shared.
-        let code = Arc::new(make(self.native.then_some(&codes.memory))?);
+        let code = Arc::new(make(self.uses_machine_code.then_some(&codes.memory))?);
         Ok(Arc::clone(known().entry(key).or_insert(code)))
     }
 }
@@ -118,7 +118,12 @@ mod tests {
 
     /// `to = from * factor` over matrices of `columns` columns, in buffers with data from the offsets `from` and `to`
     /// on.
-    fn tape(compiler: Compiler<'_>, columns: usize, factor: f64, (from, to): (usize, usize)) -> TileProgram {
+    fn scale_program(
+        compiler: Compiler<'_>,
+        columns: usize,
+        factor: f64,
+        (from, to): (usize, usize),
+    ) -> TileProgram {
         let dims = [6, columns];
         let access = |offset: usize| Access {
             offset,
@@ -138,39 +143,42 @@ mod tests {
             reductions: Vec::new(),
             stores: vec![access(to)],
         };
-        let plan = Plan { nest: &nest, drive: LoopOrder::Map, outside: &[], along: &[0, 1] };
+        let plan = LoopPlan { nest: &nest, loop_order: LoopOrder::Map, outer_axes: &[], tile_axes: &[0, 1] };
         TileProgram::new(&plan, compiler).expect("a good nest")
     }
 
     #[test]
-    fn nests_that_differ_in_places_alone_share_their_code() {
+    fn nests_at_other_offsets_share_code() {
         let isa = Isa::detect().unwrap();
         let tapes = with_shared_code(isa, |compiler| {
             let others = [((17, 300), 50, 2.0), ((0, 0), 51, 2.0), ((0, 0), 50, -2.0)];
-            let first = tape(compiler, 50, 2.0, (0, 0));
+            let first = scale_program(compiler, 50, 2.0, (0, 0));
             Ok::<_, String>((
                 first,
-                others.map(|(places, columns, factor)| tape(compiler, columns, factor, places)),
+                others.map(|(places, columns, factor)| scale_program(compiler, columns, factor, places)),
             ))
         });
         let (first, [moved, wider, negated]) = tapes.expect("good nests");
-        for (other, shared) in
-            [(moved, true), (wider, false), (negated, false), (tape(isa.into(), 50, 2.0, (0, 0)), false)]
-        {
+        for (other, shared) in [
+            (moved, true),
+            (wider, false),
+            (negated, false),
+            (scale_program(isa.into(), 50, 2.0, (0, 0)), false),
+        ] {
             assert_eq!(Arc::ptr_eq(&first.code, &other.code), shared);
         }
     }
 
     #[test]
-    fn without_memory_for_code_kernels_are_made_without_it() {
+    fn kernels_are_interpreted_without_code_memory() {
         let isa = Isa::detect().unwrap();
         let tapes = RefCell::new(Vec::new());
         let made = with_shared_code(isa, |compiler| {
-            let made = tape(compiler, 50, 2.0, (0, 0));
+            let made = scale_program(compiler, 50, 2.0, (0, 0));
             // Executable memory accepts no more code, so the system refuses at the end.
-            if let Some(codes) = compiler.codes.filter(|_| compiler.native) {
+            if let Some(codes) = compiler.cache.filter(|_| compiler.uses_machine_code) {
                 assert!(codes.memory.finish());
-                tapes.borrow_mut().push(tape(compiler, 51, 2.0, (0, 0)));
+                tapes.borrow_mut().push(scale_program(compiler, 51, 2.0, (0, 0)));
             }
             Ok::<_, String>(made)
         });

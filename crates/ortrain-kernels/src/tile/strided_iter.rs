@@ -66,12 +66,12 @@ impl StridedIter {
     }
 
     /// Returns true if the access reads the same element at every index.
-    pub(crate) fn stays(&self) -> bool {
+    pub(crate) fn is_constant(&self) -> bool {
         self.strides.iter().all(|&stride| stride == 0)
     }
 
     /// Returns the length of the pieces that are contiguous, index by index. `None` if there are no such pieces.
-    pub(crate) fn piece(&self) -> Option<usize> {
+    pub(crate) fn contiguous_len(&self) -> Option<usize> {
         match (self.dims.as_slice(), self.strides.as_slice()) {
             ([_], [1]) => Some(usize::MAX),
             ([.., piece], [.., 1]) => Some(piece.size),
@@ -81,7 +81,7 @@ impl StridedIter {
 
     /// Returns the number of elements from one piece to the next, along the axis before the axis of the pieces.
     #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "only machine code asks ahead"))]
-    pub(crate) fn step(&self) -> Option<isize> {
+    pub(crate) fn piece_stride(&self) -> Option<isize> {
         self.strides.len().checked_sub(2).map(|before| self.strides[before])
     }
 
@@ -116,7 +116,12 @@ impl StridedIter {
     /// Calls `f(position, offset, len, stride)` for each evenly spaced piece of the indices `start..start + n`.
     /// `position` counts from `start`, and `offset` is the offset of the piece's first element.
     #[inline(always)]
-    pub(crate) fn pieces(&self, start: usize, n: usize, mut f: impl FnMut(usize, isize, usize, isize)) {
+    pub(crate) fn for_each_piece(
+        &self,
+        start: usize,
+        n: usize,
+        mut f: impl FnMut(usize, isize, usize, isize),
+    ) {
         let rank = self.dims.len();
         if n == 0 {
             return;
@@ -176,7 +181,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn dims_divide_as_the_processor_does() {
+    fn reciprocal_division_is_exact() {
         let edges = |size: usize| [0, 1, size - 1, size, size + 1, 7 * size - 1, 7 * size];
         let ends = [u32::MAX as usize - 1, u32::MAX as usize, 1 << 32, (1 << 40) + 17];
         for size in (2..70).chain([192, 1000, 12544, (1 << 31) - 1, 1 << 31, (1 << 32) - 1, 1 << 33]) {
@@ -192,11 +197,11 @@ mod tests {
     }
 
     #[test]
-    fn neighbours_merge() {
+    fn adjacent_axes_merge() {
         let walk = |axes: &[(usize, isize)]| StridedIter::new(axes.iter().copied()).expect("few axes");
         assert_eq!(walk(&[(2, 12), (3, 4), (4, 1)]), walk(&[(24, 1)]));
         assert_eq!(walk(&[(1, 99), (4, 1)]), walk(&[(4, 1)]));
-        assert!(walk(&[(3, 0), (4, 0)]).stays());
+        assert!(walk(&[(3, 0), (4, 0)]).is_constant());
         assert_eq!(walk(&[(3, 0), (4, 1)]).period(), Some(4));
         assert_eq!(walk(&[(5, 1), (1, 7)]), walk(&[(5, 1)]));
     }
@@ -211,7 +216,7 @@ mod tests {
             for start in 0..count {
                 for n in 0..=count - start {
                     let mut next = 0;
-                    walk.pieces(start, n, |position, offset, len, stride| {
+                    walk.for_each_piece(start, n, |position, offset, len, stride| {
                         assert_eq!(position, next);
                         for i in 0..len {
                             assert_eq!(offset + i as isize * stride, walk.offset(start + position + i));

@@ -56,14 +56,24 @@ fn functions() -> [Function; 9] {
         function("sigmoid", SIGMOID_MAX_ULP, |x| 1.0 / (1.0 + libm::exp(-x)), run!(|x| sigmoid::<L>(x))),
         function("erf", ERF_MAX_ULP, libm::erf, run!(|x| erf::<L>(x))),
         function("rsqrt", RSQRT_MAX_ULP, |x| 1.0 / x.sqrt(), run!(|x| rsqrt(x))),
-        function("sin", SIN_MAX_ULP, libm::sin, run!(|x| if is_far(x) { sin_far(x) } else { sin::<L>(x) })),
-        function("cos", COS_MAX_ULP, libm::cos, run!(|x| if is_far(x) { cos_far(x) } else { cos::<L>(x) })),
+        function(
+            "sin",
+            SIN_MAX_ULP,
+            libm::sin,
+            run!(|x| if is_large_angle(x) { sin_large(x) } else { sin::<L>(x) }),
+        ),
+        function(
+            "cos",
+            COS_MAX_ULP,
+            libm::cos,
+            run!(|x| if is_large_angle(x) { cos_large(x) } else { cos::<L>(x) }),
+        ),
         function("atan", ATAN_MAX_ULP, libm::atan, run!(|x| atan::<L>(x))),
     ]
 }
 
 /// Returns the largest error at each level, and its argument.
-fn worst(function: &Function, levels: &[Isa], x: &[f32]) -> Vec<(u32, f32)> {
+fn max_errors(function: &Function, levels: &[Isa], x: &[f32]) -> Vec<(u32, f32)> {
     let exact: Vec<f32> = x.iter().map(|&x| (function.exact)(f64::from(x)) as f32).collect();
     let mut y = vec![0.0; x.len()];
     let mut found = Vec::new();
@@ -75,7 +85,7 @@ fn worst(function: &Function, levels: &[Isa], x: &[f32]) -> Vec<(u32, f32)> {
     found
 }
 
-fn some() -> Vec<f32> {
+fn sample_arguments() -> Vec<f32> {
     let mut values: Vec<f32> = (0..u32::MAX).step_by(1021).map(f32::from_bits).collect();
     // Dense samples where the functions bend.
     values.extend((0..2_000_000).map(|i| (i as f32 - 1_000_000.0) * 1.1e-4));
@@ -98,7 +108,7 @@ fn some() -> Vec<f32> {
         1e-45,
         1.2e-38,
         3.4e38,
-        FAR,
+        MIN_LARGE_ANGLE,
     ];
     for edge in edges {
         for delta in -3i32..=3 {
@@ -111,12 +121,16 @@ fn some() -> Vec<f32> {
 }
 
 #[test]
-fn errors_are_as_stated() {
+fn errors_are_within_the_stated_bounds() {
     let levels = Isa::available();
     let all = std::env::var("ORTRAIN_ALL_F32").is_ok_and(|value| value == "1");
-    let some = some();
+    let some = sample_arguments();
     for function in functions() {
-        let found = if all { over_all(&function, &levels) } else { worst(&function, &levels, &some) };
+        let found = if all {
+            max_errors_over_all_f32(&function, &levels)
+        } else {
+            max_errors(&function, &levels, &some)
+        };
         let Function { name, bound, .. } = function;
         for (isa, (error, x)) in levels.iter().zip(&found) {
             assert!(*error <= bound, "{isa}: {name}({x:e}) is {error} ULP off");
@@ -128,14 +142,14 @@ fn errors_are_as_stated() {
 
 /// Checks every f32; the cores share the work.
 #[allow(clippy::print_stderr, reason = "what came out is of interest")]
-fn over_all(function: &Function, levels: &[Isa]) -> Vec<(u32, f32)> {
+fn max_errors_over_all_f32(function: &Function, levels: &[Isa]) -> Vec<(u32, f32)> {
     const CHUNK: u32 = 1 << 20;
     let cores = std::thread::available_parallelism().map_or(1, usize::from) as u32;
     let of_core = |core: u32| {
         let mut most = vec![(0, 0.0); levels.len()];
         for chunk in (core..=u32::MAX / CHUNK).step_by(cores as usize) {
             let x: Vec<f32> = (0..CHUNK).map(|i| f32::from_bits(chunk * CHUNK + i)).collect();
-            for (most, found) in most.iter_mut().zip(worst(function, levels, &x)) {
+            for (most, found) in most.iter_mut().zip(max_errors(function, levels, &x)) {
                 *most = if found.0 > most.0 { found } else { *most };
             }
         }
@@ -169,7 +183,7 @@ fn zeros_keep_their_sign() {
 }
 
 #[test]
-fn powers() {
+fn pow_is_within_its_bound() {
     let mut bases: Vec<f32> = (0..u32::MAX).step_by(15_000_017).map(f32::from_bits).collect();
     bases.extend((0..400).map(|i| 0.9 + i as f32 * 5e-4));
     let mut exponents: Vec<f32> = (0..u32::MAX).step_by(25_000_009).map(f32::from_bits).collect();

@@ -4,17 +4,17 @@ use std::marker::PhantomData;
 
 use ortrain_expr::{DType, WindowShape};
 
-use super::{AXES, Buffers, Element, MIN_TASK_WORK, PLANES, Part, Plan, Positions, Tasks};
+use super::{Buffers, Element, MAX_AXES, MIN_TASK_WORK, MIN_WHOLE_PLANES, Part, Plan, Positions, Tasks};
 use crate::isa::{Level, Work};
 use crate::tile::number::{Number, Stored};
 
 /// Plan of the gradient over planes.
 #[derive(Clone, Debug)]
-pub(super) struct Spread {
+pub(super) struct MaxBackward {
     /// True if sums have a wider type than the storage type.
-    narrow: bool,
+    has_wide_sums: bool,
     /// If positions are numbers of cells: for each number of their type, the element of the target under that cell of
-    /// the plane's first window. Elements are counted from the start of the plane. [`NOWHERE`] if there is no such
+    /// the plane's first window. Elements are counted from the start of the plane. [`NO_CELL`] if there is no such
     /// cell.
     cells: Vec<isize>,
     /// The smallest and the largest element in `cells`.
@@ -24,23 +24,23 @@ pub(super) struct Spread {
 /// Number of windows with elements that are looked up before gradients are added, so that loads wait for no store.
 const BATCH: usize = 4;
 /// Maximum number of elements of a part with separate sums.
-const NARROW: usize = 16 * 1024;
+const MAX_NARROW_ELEMENTS: usize = 16 * 1024;
 /// Offset outside of every plane, from any start.
-const NOWHERE: isize = isize::MIN / 2;
+const NO_CELL: isize = isize::MIN / 2;
 
-impl Spread {
+impl MaxBackward {
     /// Plans the gradient for elements of type `dtype`.
-    pub(super) fn new(dtype: DType, shape: &WindowShape, positions: &Positions) -> Spread {
+    pub(super) fn new(dtype: DType, shape: &WindowShape, positions: &Positions) -> MaxBackward {
         let narrow = matches!(dtype, DType::F16 | DType::BF16);
         let numbers = match positions.dtype() {
             Some(DType::U8) => 0x100,
             Some(DType::U16) => 0x1_0000,
-            _ => return Spread { narrow, cells: Vec::new(), reach: (0, 0) },
+            _ => return MaxBackward { has_wide_sums: narrow, cells: Vec::new(), reach: (0, 0) },
         };
         let under = |number: usize| {
             let (mut rest, mut at, mut stride) = (number, 0isize, 1isize);
             for axis in shape.axes.iter().rev() {
-                let own = (rest % axis.kernel * axis.dilation) as isize - axis.before;
+                let own = (rest % axis.kernel * axis.dilation) as isize - axis.padding_before;
                 at = at.saturating_add(own.saturating_mul(stride));
                 stride = stride.saturating_mul(axis.input as isize);
                 rest /= axis.kernel;
@@ -48,17 +48,17 @@ impl Spread {
             (rest == 0).then_some(at)
         };
         let reach = (0..numbers).filter_map(under).fold((0, 0), |(a, b), at| (at.min(a), at.max(b)));
-        let cells = (0..numbers).map(|number| under(number).unwrap_or(NOWHERE)).collect();
-        Spread { narrow, cells, reach }
+        let cells = (0..numbers).map(|number| under(number).unwrap_or(NO_CELL)).collect();
+        MaxBackward { has_wide_sums: narrow, cells, reach }
     }
 
     /// Divides the work. Every part of a plane reads all positions of the plane, and adds at the positions in the part.
     pub(super) fn tasks(&self, planes: usize, source: usize, target: usize) -> Tasks {
         let work = source.saturating_add(target);
-        let wanted = if planes < PLANES { PLANES.div_ceil(planes.max(1)) } else { 1 };
+        let wanted = if planes < MIN_WHOLE_PLANES { MIN_WHOLE_PLANES.div_ceil(planes.max(1)) } else { 1 };
         let parts = wanted
             .min(target / MIN_TASK_WORK)
-            .max(if self.narrow { target.div_ceil(NARROW) } else { 1 })
+            .max(if self.has_wide_sums { target.div_ceil(MAX_NARROW_ELEMENTS) } else { 1 })
             .max(1);
         let rows = target.div_ceil(parts);
         let whole = if parts == 1 { (MIN_TASK_WORK / work.max(1)).clamp(1, planes.max(1)) } else { 1 };
@@ -67,14 +67,14 @@ impl Spread {
 
     /// Returns the bytes of scratch memory of a worker.
     pub(super) fn scratch(&self, tasks: &Tasks) -> usize {
-        if self.narrow { tasks.rows * size_of::<f32>() } else { 0 }
+        if self.has_wide_sums { tasks.rows * size_of::<f32>() } else { 0 }
     }
 }
 
 /// A part of the gradient of a maximum: elements `part.rows` of the planes.
 pub(super) struct Run<'a, S> {
     plan: &'a Plan,
-    spread: &'a Spread,
+    spread: &'a MaxBackward,
     buffers: Buffers,
     part: Part,
     stored: PhantomData<S>,
@@ -82,7 +82,7 @@ pub(super) struct Run<'a, S> {
 
 /// The gradients for a part of a plane.
 #[derive(Clone, Copy)]
-struct Arriving<S, I> {
+struct PlaneGradient<S, I> {
     /// The gradient of the plane's output, and the positions or the numbers of cells.
     gradient: *const S,
     index: *const I,
@@ -92,13 +92,13 @@ struct Arriving<S, I> {
 }
 
 impl<'a, S: Element> Run<'a, S> {
-    pub(super) fn new(plan: &'a Plan, spread: &'a Spread, buffers: Buffers, part: Part) -> Self {
+    pub(super) fn new(plan: &'a Plan, spread: &'a MaxBackward, buffers: Buffers, part: Part) -> Self {
         Run { plan, spread, buffers, part, stored: PhantomData }
     }
 
     /// Zeroes the sums of each plane, calls `add` with the gradients, the sums and their number, and stores the sums.
     #[inline(always)]
-    fn planes<I>(&self, add: impl Fn(Arriving<S, I>, *mut S::Sum, usize)) {
+    fn for_each_plane<I>(&self, add: impl Fn(PlaneGradient<S, I>, *mut S::Sum, usize)) {
         let Plan { source, target, .. } = *self.plan;
         let (start, end) = self.part.rows;
         let count = end - start;
@@ -113,7 +113,7 @@ impl<'a, S: Element> Run<'a, S> {
                 // SAFETY: there are `count` sums, and only this task uses them.
                 unsafe { sums.add(i).write_unaligned(S::Sum::encode(S::Computed::ZERO)) };
             }
-            add(Arriving { gradient, index, start, first }, sums, count);
+            add(PlaneGradient { gradient, index, start, first }, sums, count);
             for i in 0..if narrow { count } else { 0 } {
                 // SAFETY: there are `count` sums, and the target has these elements. Only this task uses both.
                 unsafe { to.add(i).write_unaligned(S::encode(sums.add(i).read().decode())) };
@@ -126,7 +126,7 @@ impl<'a, S: Element> Run<'a, S> {
     /// # Safety
     /// `from` is valid for reads. `sums` has `count` sums, and only this task uses them.
     #[inline(always)]
-    unsafe fn give(from: *const S, sums: *mut S::Sum, at: usize, count: usize) {
+    unsafe fn add_gradient(from: *const S, sums: *mut S::Sum, at: usize, count: usize) {
         if at < count {
             // SAFETY: the caller's contract.
             unsafe {
@@ -140,38 +140,38 @@ impl<'a, S: Element> Run<'a, S> {
     // Separate functions: in a single function, each would spill the registers of the others.
 
     #[inline(never)]
-    fn by_positions(&self) {
+    fn add_by_positions(&self) {
         let outputs = self.plan.source;
-        self.planes(|arriving: Arriving<S, i64>, sums, count| {
+        self.for_each_plane(|arriving: PlaneGradient<S, i64>, sums, count| {
             for o in 0..outputs {
                 // SAFETY: by the contract of `WindowKernel::run` the gradient and the positions have these elements.
                 unsafe {
                     let position = arriving.index.add(o).read_unaligned() as u64;
                     let at = position.wrapping_sub(arriving.first as u64);
                     let at = usize::try_from(at).unwrap_or(usize::MAX);
-                    Self::give(arriving.gradient.add(o), sums, at, count);
+                    Self::add_gradient(arriving.gradient.add(o), sums, at, count);
                 }
             }
         });
     }
 
     #[inline(never)]
-    fn by_cells<I: Copy + Into<usize>, const NUMBERS: usize>(&self) {
+    fn add_by_cells<I: Copy + Into<usize>, const NUMBERS: usize>(&self) {
         let Plan { ref axes, .. } = *self.plan;
         let Some(cells) = self.spread.cells.first_chunk::<NUMBERS>() else { return };
         // Number of windows along each axis, and elements from one window to the next.
-        let mut along = [(1usize, 0isize); AXES];
+        let mut along = [(1usize, 0isize); MAX_AXES];
         let mut stride = 1;
-        for (axis, along) in axes.iter().zip(&mut along[AXES - axes.len()..]).rev() {
+        for (axis, along) in axes.iter().zip(&mut along[MAX_AXES - axes.len()..]).rev() {
             // A single window has no next one, so its step may overflow.
             *along = (axis.output, axis.stride.wrapping_mul(stride) as isize);
             stride *= axis.input;
         }
         let [.., rows, row] = along;
-        let outer = &along[(AXES - axes.len()).min(AXES - 2)..AXES - 2];
+        let outer = &along[(MAX_AXES - axes.len()).min(MAX_AXES - 2)..MAX_AXES - 2];
         let blocks: usize = outer.iter().map(|along| along.0).product();
         let windows = rows.0 * row.0;
-        self.planes(|arriving: Arriving<S, I>, sums, count| {
+        self.for_each_plane(|arriving: PlaneGradient<S, I>, sums, count| {
             for block in 0..blocks {
                 // Start of the first window, relative to the start of the part.
                 let mut begin = -(arriving.start as isize);
@@ -185,7 +185,7 @@ impl<'a, S: Element> Run<'a, S> {
                 unsafe {
                     let gradient = arriving.gradient.add(block * windows);
                     let index = arriving.index.add(block * windows);
-                    self.follow::<I, NUMBERS>((rows, row), begin, cells, (gradient, index), (sums, count));
+                    self.add_rows::<I, NUMBERS>((rows, row), begin, cells, (gradient, index), (sums, count));
                 }
             }
         });
@@ -197,7 +197,7 @@ impl<'a, S: Element> Run<'a, S> {
     /// # Safety
     /// The gradient and the numbers have all the windows. There are `count` sums, and only this task uses them.
     #[inline(never)]
-    unsafe fn follow<I: Copy + Into<usize>, const NUMBERS: usize>(
+    unsafe fn add_rows<I: Copy + Into<usize>, const NUMBERS: usize>(
         &self,
         ((rows, row_step), (width, step)): ((usize, isize), (usize, isize)),
         mut begin: isize,
@@ -219,7 +219,7 @@ impl<'a, S: Element> Run<'a, S> {
                         let at: [usize; BATCH] =
                             std::array::from_fn(|l| under(numbers[l], from + l as isize * step));
                         for (l, at) in at.into_iter().enumerate() {
-                            Self::give(gradient.add(o + l), sums, at, count);
+                            Self::add_gradient(gradient.add(o + l), sums, at, count);
                         }
                     }
                     from = from.wrapping_add(step.wrapping_mul(BATCH as isize));
@@ -228,7 +228,7 @@ impl<'a, S: Element> Run<'a, S> {
                     // SAFETY: the caller's contract.
                     unsafe {
                         let at = under(index.add(o).read_unaligned(), from);
-                        Self::give(gradient.add(o), sums, at, count);
+                        Self::add_gradient(gradient.add(o), sums, at, count);
                     }
                     from = from.wrapping_add(step);
                 }
@@ -245,9 +245,9 @@ impl<S: Element> Work for Run<'_, S> {
     #[inline(always)]
     fn work<L: Level>(self) {
         match self.plan.positions.dtype() {
-            Some(DType::U8) => self.by_cells::<u8, 0x100>(),
-            Some(DType::U16) => self.by_cells::<u16, 0x1_0000>(),
-            _ => self.by_positions(),
+            Some(DType::U8) => self.add_by_cells::<u8, 0x100>(),
+            Some(DType::U16) => self.add_by_cells::<u16, 0x1_0000>(),
+            _ => self.add_by_positions(),
         }
     }
 }

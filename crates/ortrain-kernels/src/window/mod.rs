@@ -31,13 +31,13 @@ use smallvec::SmallVec;
 
 use crate::isa::{Isa, portable};
 use crate::pool::Pool;
-use crate::scratch::{Bases, Scratch};
+use crate::scratch::{BaseAddresses, Scratch};
 use crate::tile::number::{Bf16, F16, Number, Stored};
-use max_backward::Spread;
-use nonoverlapping::Apart;
-use plane_vectors::Planes;
-use row_vectors::Lines;
-use sum_backward::Covers;
+use max_backward::MaxBackward;
+use nonoverlapping::NonOverlapping;
+use plane_vectors::PlaneVectors;
+use row_vectors::RowVectors;
+use sum_backward::SumBackward;
 
 /// A pooling, as [`WindowShape`] defines it. Results have the type of the source.
 #[derive(Clone, Debug)]
@@ -52,11 +52,11 @@ pub struct WindowDesc {
 }
 
 /// Maximum number of axes that a window slides along. Axes with a single position do not count.
-const AXES: usize = 8;
+const MAX_AXES: usize = 8;
 /// Approximate number of elements of a task.
 const MIN_TASK_WORK: usize = 16 * 1024;
 /// Minimum number of planes for tasks with whole planes.
-const PLANES: usize = 16;
+const MIN_WHOLE_PLANES: usize = 16;
 
 /// A compiled [`WindowDesc`].
 #[derive(Clone, Debug)]
@@ -82,7 +82,7 @@ struct Plan {
     source: usize,
     target: usize,
     positions: Positions,
-    way: Algorithm,
+    algorithm: Algorithm,
 }
 
 /// Encoding of the positions of maxima.
@@ -112,7 +112,7 @@ impl Positions {
             if !trivial(axis) {
                 units.push(unit);
             } else if numbered {
-                base += axis.cells(0).start * unit;
+                base += axis.cells_over_input(0).start * unit;
             }
             cells = cells.saturating_mul(axis.kernel);
             elements = elements.saturating_mul(axis.input);
@@ -124,7 +124,7 @@ impl Positions {
         Positions { index, units, base }
     }
 
-    fn wanted(&self) -> bool {
+    fn are_needed(&self) -> bool {
         self.index.is_some()
     }
 
@@ -135,7 +135,7 @@ impl Positions {
 
     /// Returns true if positions are numbers of cells.
     #[inline(always)]
-    fn numbered(&self) -> bool {
+    fn are_cell_numbers(&self) -> bool {
         matches!(self.index, Some((IndexKind::Cell, _)))
     }
 
@@ -181,12 +181,12 @@ type Axes = SmallVec<[SlidingAxis; 4]>;
 
 #[derive(Clone, Debug)]
 enum Algorithm {
-    Planes(Planes),
-    Lines(Lines),
-    Cells,
-    Apart(Apart),
-    Covers(Covers),
-    Spread(Spread),
+    PlaneVectors(PlaneVectors),
+    RowVectors(RowVectors),
+    PerWindow,
+    NonOverlapping(NonOverlapping),
+    SumBackward(SumBackward),
+    MaxBackward(MaxBackward),
 }
 
 /// Division of the work, by shapes alone.
@@ -196,7 +196,7 @@ struct Tasks {
     planes: usize,
     /// Parts of a plane.
     parts: usize,
-    /// Rows of the target (elements for [`Algorithm::Spread`], steps for [`Algorithm::Apart`]) of a part.
+    /// Rows of the target (elements for [`Algorithm::MaxBackward`], steps for [`Algorithm::NonOverlapping`]) of a part.
     rows: usize,
 }
 
@@ -299,7 +299,7 @@ fn sources(axis: &SlidingAxis, gradient: bool, t: usize) -> Progression {
 /// Returns the number of steps that cover a distance; the last step may exceed it. Returns zero for a negative
 /// distance.
 #[inline(always)]
-fn steps(distance: isize, step: usize) -> usize {
+fn steps_to_cover(distance: isize, step: usize) -> usize {
     let distance = distance.max(0).unsigned_abs();
     // Divisions would take longer than the other work for a short row.
     match step {
@@ -312,9 +312,9 @@ fn steps(distance: isize, step: usize) -> usize {
 /// Returns the input positions under the window at output position `o`.
 #[inline(always)]
 fn cells_under(axis: &SlidingAxis, o: usize) -> Progression {
-    let start = (o * axis.stride) as isize - axis.before;
-    let end = steps(axis.input as isize - start, axis.dilation).min(axis.kernel);
-    let first = steps(-start, axis.dilation).min(end);
+    let start = (o * axis.stride) as isize - axis.padding_before;
+    let end = steps_to_cover(axis.input as isize - start, axis.dilation).min(axis.kernel);
+    let first = steps_to_cover(-start, axis.dilation).min(end);
     let position = start.wrapping_add((first * axis.dilation) as isize) as usize;
     Progression { first: position, step: axis.dilation, count: end - first, skipped: first }
 }
@@ -322,7 +322,7 @@ fn cells_under(axis: &SlidingAxis, o: usize) -> Progression {
 /// Returns the output positions of the windows that cover input position `i`.
 #[inline(always)]
 fn windows_over(axis: &SlidingAxis, i: usize) -> Progression {
-    let SlidingAxis { output, kernel, stride, dilation, before, .. } = *axis;
+    let SlidingAxis { output, kernel, stride, dilation, padding_before: before, .. } = *axis;
     let none = Progression::default();
     // Distance from the start of window 0.
     let Ok(far) = usize::try_from(i as isize + before) else { return none };
@@ -330,8 +330,8 @@ fn windows_over(axis: &SlidingAxis, i: usize) -> Progression {
         return none;
     }
     let reach = (kernel - 1) * dilation;
-    let low = steps(far as isize - reach as isize, stride);
-    let end = steps(far as isize + 1, stride).min(output);
+    let low = steps_to_cover(far as isize - reach as isize, stride);
+    let end = steps_to_cover(far as isize + 1, stride).min(output);
     // One in `step` windows has a cell on the position.
     let step = if dilation == 1 { 1 } else { dilation / common_divisor(stride, dilation) };
     let first =
@@ -343,7 +343,7 @@ fn windows_over(axis: &SlidingAxis, i: usize) -> Progression {
 }
 
 /// Returns the maximum number of positions of the source that a position of the target can depend on, along an axis.
-fn most_sources(axis: &SlidingAxis, gradient: bool) -> usize {
+fn max_sources(axis: &SlidingAxis, gradient: bool) -> usize {
     let SlidingAxis { input, output, kernel, stride, dilation, .. } = *axis;
     if gradient {
         // Among the windows that reach a position, one in `step` has a cell on it.
@@ -364,10 +364,10 @@ fn common_divisor(a: usize, b: usize) -> usize {
 #[derive(Clone, Copy)]
 struct Rows {
     axes: usize,
-    along: [Progression; AXES],
+    along: [Progression; MAX_AXES],
     /// Elements of the source from one position of an axis to the next.
-    strides: [usize; AXES],
-    at: [usize; AXES],
+    strides: [usize; MAX_AXES],
+    at: [usize; MAX_AXES],
     done: bool,
 }
 
@@ -378,9 +378,9 @@ impl Rows {
         let outer = axes.len() - 1;
         let mut rows = Rows {
             axes: outer,
-            along: [Progression::default(); AXES],
-            strides: [0; AXES],
-            at: [0; AXES],
+            along: [Progression::default(); MAX_AXES],
+            strides: [0; MAX_AXES],
+            at: [0; MAX_AXES],
             done: false,
         };
         let sides =
@@ -406,7 +406,7 @@ impl Rows {
     /// Returns the offset of the next row's cells from the start of the window, without the last axis, in units of
     /// positions.
     #[inline(always)]
-    fn behind(&self, positions: &Positions) -> usize {
+    fn offset_from_window(&self, positions: &Positions) -> usize {
         let along = |k: usize| (self.along[k].skipped + self.at[k]) * positions.units[k];
         (0..self.axes).map(along).sum::<usize>() + positions.base
     }
@@ -449,8 +449,8 @@ struct Buffers {
     scratch: *mut u8,
 }
 
-/// The part of the target that a task computes: rows (elements for [`Algorithm::Spread`], steps for
-/// [`Algorithm::Apart`]) of some planes.
+/// The part of the target that a task computes: rows (elements for [`Algorithm::MaxBackward`], steps for
+/// [`Algorithm::NonOverlapping`]) of some planes.
 #[derive(Clone, Copy)]
 struct Part {
     planes: (usize, usize),
@@ -458,6 +458,19 @@ struct Part {
 }
 
 impl WindowKernel {
+    /// Returns the name of the algorithm.
+    #[must_use]
+    pub fn describe(&self) -> &'static str {
+        match self.plan.algorithm {
+            Algorithm::PlaneVectors(_) => "vectors of the windows of a plane",
+            Algorithm::RowVectors(_) => "vectors of windows along the last axis",
+            Algorithm::PerWindow => "one window at a time",
+            Algorithm::NonOverlapping(_) => "gradient of windows that do not overlap",
+            Algorithm::SumBackward(_) => "gradient of sums",
+            Algorithm::MaxBackward(_) => "gradient of maxima, added at their positions",
+        }
+    }
+
     /// Compiles a pooling.
     ///
     /// # Errors
@@ -485,27 +498,35 @@ impl WindowKernel {
             _ => {}
         }
         // A window with one cell, over one position, does not slide.
-        let trivial = |axis: &SlidingAxis| axis.input == 1 && axis.output == 1 && axis.cells(0).len() == 1;
+        let trivial =
+            |axis: &SlidingAxis| axis.input == 1 && axis.output == 1 && axis.cells_over_input(0).len() == 1;
         let mut axes: Axes = shape.axes.iter().filter(|axis| !trivial(axis)).copied().collect();
         if axes.is_empty() {
-            axes.push(SlidingAxis { input: 1, output: 1, kernel: 1, stride: 1, dilation: 1, before: 0 });
+            axes.push(SlidingAxis {
+                input: 1,
+                output: 1,
+                kernel: 1,
+                stride: 1,
+                dilation: 1,
+                padding_before: 0,
+            });
         }
-        if axes.len() > AXES {
-            return Err(format!("a window over {} axes, {AXES} are the most", axes.len()));
+        if axes.len() > MAX_AXES {
+            return Err(format!("a window over {} axes, {MAX_AXES} are the most", axes.len()));
         }
         let mut positions = Positions::new(index, &shape.axes, trivial);
         let gradient = matches!(pass, WindowPass::MaxGradient | WindowPass::SumGradient);
         // A single window as large as the plane: its cells have the order of the elements.
         let whole = |axis: &SlidingAxis| {
-            axis.output == 1 && axis.kernel == axis.input && axis.dilation == 1 && axis.before == 0
+            axis.output == 1 && axis.kernel == axis.input && axis.dilation == 1 && axis.padding_before == 0
         };
         if gradient && shape.axes.iter().all(whole) {
-            let all = shape.inputs();
+            let all = shape.plane_inputs();
             axes = Axes::from_slice(&[SlidingAxis { input: all, kernel: all, ..axes[0] }]);
             positions.units = SmallVec::from_slice(&[1]);
         }
         let (planes, last) = (shape.planes, axes[axes.len() - 1]);
-        let (inputs, outputs) = (shape.inputs(), shape.outputs());
+        let (inputs, outputs) = (shape.plane_inputs(), shape.plane_outputs());
         let (source, target) = if gradient { (outputs, inputs) } else { (inputs, outputs) };
         let width = if gradient { last.input } else { last.output };
         let too_large = || "tensors that are too large to count".to_owned();
@@ -514,52 +535,55 @@ impl WindowKernel {
         }
         if planes * target == 0 {
             // Nothing is written.
-            let way = Algorithm::Cells;
-            let plan = Plan { pass, planes, axes, last, width, source, target, positions, way };
+            let way = Algorithm::PerWindow;
+            let plan = Plan { pass, planes, axes, last, width, source, target, positions, algorithm: way };
             let tasks = Tasks { planes: 1, parts: 1, rows: 0 };
             return Ok(WindowKernel { plan, dtype, isa, tasks, scratch: 0 });
         }
-        let mut apart = if gradient { Apart::new(pass, &axes, dtype, &positions, target) } else { None };
+        let mut apart =
+            if gradient { NonOverlapping::new(pass, &axes, dtype, &positions, target) } else { None };
         // True if all cells are over the input.
         let inside = |axis: &SlidingAxis| {
-            axis.output > 0 && [0, axis.output - 1].iter().all(|&o| axis.cells(o) == (0..axis.kernel))
+            axis.output > 0
+                && [0, axis.output - 1].iter().all(|&o| axis.cells_over_input(o) == (0..axis.kernel))
         };
         let own =
             index.is_none() || index == Some((IndexKind::Cell, DType::U8)) && shape.axes.iter().all(inside);
         let (way, tasks, scratch) = if let Some(apart) = apart.take_if(|_| own) {
             let (tasks, scratch) = (apart.tasks(planes, target), apart.scratch());
-            (Algorithm::Apart(apart), tasks, scratch)
+            (Algorithm::NonOverlapping(apart), tasks, scratch)
         } else if pass == WindowPass::MaxGradient {
-            let spread = Spread::new(dtype, shape, &positions);
+            let spread = MaxBackward::new(dtype, shape, &positions);
             let tasks = spread.tasks(planes, source, target);
             let scratch = spread.scratch(&tasks);
             match apart {
                 // This fallback needs tasks with whole planes.
                 Some(apart) if tasks.parts == 1 => {
-                    let apart = apart.or(spread, scratch);
+                    let apart = apart.with_fallback(spread, scratch);
                     let scratch = apart.scratch();
-                    (Algorithm::Apart(apart), tasks, scratch)
+                    (Algorithm::NonOverlapping(apart), tasks, scratch)
                 }
-                _ => (Algorithm::Spread(spread), tasks, scratch),
+                _ => (Algorithm::MaxBackward(spread), tasks, scratch),
             }
         } else {
-            let tasks = by_rows(planes, &axes, gradient, width, target);
-            let covers = if gradient { Covers::new(&axes, dtype, target / width.max(1)) } else { None };
-            let whole = if tasks.parts == 1 { Planes::new(pass, &axes, dtype, &positions) } else { None };
+            let tasks = divide_into_rows(planes, &axes, gradient, width, target);
+            let covers = if gradient { SumBackward::new(&axes, dtype, target / width.max(1)) } else { None };
+            let whole =
+                if tasks.parts == 1 { PlaneVectors::new(pass, &axes, dtype, &positions) } else { None };
             if let Some(planes) = whole {
                 let scratch = planes.scratch();
-                (Algorithm::Planes(planes), tasks, scratch)
+                (Algorithm::PlaneVectors(planes), tasks, scratch)
             } else if let Some(covers) = covers {
                 let scratch = covers.scratch();
-                (Algorithm::Covers(covers), tasks, scratch)
-            } else if let Some(lines) = Lines::new(pass, &axes, dtype, &positions) {
+                (Algorithm::SumBackward(covers), tasks, scratch)
+            } else if let Some(lines) = RowVectors::new(pass, &axes, dtype, &positions) {
                 let scratch = lines.scratch();
-                (Algorithm::Lines(lines), tasks, scratch)
+                (Algorithm::RowVectors(lines), tasks, scratch)
             } else {
-                (Algorithm::Cells, tasks, 0)
+                (Algorithm::PerWindow, tasks, 0)
             }
         };
-        let plan = Plan { pass, planes, axes, last, width, source, target, positions, way };
+        let plan = Plan { pass, planes, axes, last, width, source, target, positions, algorithm: way };
         let scratch = scratch.next_multiple_of(Scratch::ALIGN);
         Ok(WindowKernel { plan, dtype, isa, tasks, scratch })
     }
@@ -600,24 +624,24 @@ impl WindowKernel {
             return;
         }
         let Tasks { planes: whole, parts, rows } = self.tasks;
-        let last = match self.plan.way {
-            Algorithm::Apart(ref apart) => apart.steps(),
-            Algorithm::Spread(_) => elements,
+        let last = match self.plan.algorithm {
+            Algorithm::NonOverlapping(ref apart) => apart.steps(),
+            Algorithm::MaxBackward(_) => elements,
             _ => self.plan.target_rows(),
         };
         let pointers = [source.cast_mut(), index, target];
-        let bases = Bases(&pointers);
+        let bases = BaseAddresses(&pointers);
         let (memory, limit) = match self.scratch {
             0 => (None, usize::MAX),
             each => {
-                let parts = scratch.part(0, each, pool);
+                let parts = scratch.split(0, each, pool);
                 (Some(parts), parts.workers)
             }
         };
         let tasks = if parts == 1 { planes.div_ceil(whole) } else { planes * parts };
         pool.run(tasks, limit, &|task, worker| {
             let [source, index, target] = *{ bases }.0 else { unreachable!("three buffers") };
-            let scratch = memory.map_or(std::ptr::null_mut(), |memory| memory.of(worker));
+            let scratch = memory.map_or(std::ptr::null_mut(), |memory| memory.worker_part(worker));
             let buffers = Buffers { source: source.cast_const(), index, target, scratch };
             let part = if parts == 1 {
                 Part { planes: (task * whole, ((task + 1) * whole).min(planes)), rows: (0, last) }
@@ -625,17 +649,17 @@ impl WindowKernel {
                 let (plane, part) = (task / parts, task % parts);
                 Part { planes: (plane, plane + 1), rows: (part * rows, ((part + 1) * rows).min(last)) }
             };
-            self.part(buffers, part);
+            self.compute_part(buffers, part);
         });
     }
 
     /// Computes a part of the target. Requires the contract of [`WindowKernel::run`], and that no other task uses the
     /// part.
-    fn part(&self, buffers: Buffers, part: Part) {
+    fn compute_part(&self, buffers: Buffers, part: Part) {
         let (plan, isa) = (&self.plan, self.isa);
         macro_rules! laid {
             ($way:ident, $laid:ident) => {
-                with_float!(self.dtype, S => match (plan.pass, plan.positions.wanted()) {
+                with_float!(self.dtype, S => match (plan.pass, plan.positions.are_needed()) {
                     (WindowPass::Max, true) => {
                         isa.run($way::Run::<S, true, true>::new(plan, $laid, buffers, part))
                     }
@@ -647,22 +671,22 @@ impl WindowKernel {
             };
         }
         // Algorithms that go element by element gain nothing from vectors.
-        match &plan.way {
-            Algorithm::Planes(planes) => laid!(plane_vectors, planes),
-            Algorithm::Lines(lines) => laid!(row_vectors, lines),
-            Algorithm::Cells if plan.pass == WindowPass::Max => with_element!(self.dtype, S => {
+        match &plan.algorithm {
+            Algorithm::PlaneVectors(planes) => laid!(plane_vectors, planes),
+            Algorithm::RowVectors(lines) => laid!(row_vectors, lines),
+            Algorithm::PerWindow if plan.pass == WindowPass::Max => with_element!(self.dtype, S => {
                 portable::enter(per_window::Run::<S, true>::new(plan, buffers, part));
             }),
-            Algorithm::Cells => with_element!(self.dtype, S => {
+            Algorithm::PerWindow => with_element!(self.dtype, S => {
                 portable::enter(per_window::Run::<S, false>::new(plan, buffers, part));
             }),
-            Algorithm::Apart(apart) => {
+            Algorithm::NonOverlapping(apart) => {
                 with_float!(self.dtype, S => nonoverlapping::Run::<S>::new(plan, apart, buffers, part).run(isa));
             }
-            Algorithm::Covers(covers) => {
+            Algorithm::SumBackward(covers) => {
                 with_float!(self.dtype, S => sum_backward::Run::<S>::new(plan, covers, buffers, part).run(isa));
             }
-            Algorithm::Spread(spread) => with_element!(self.dtype, S => {
+            Algorithm::MaxBackward(spread) => with_element!(self.dtype, S => {
                 portable::enter(max_backward::Run::<S>::new(plan, spread, buffers, part));
             }),
         }
@@ -671,7 +695,7 @@ impl WindowKernel {
 
 impl Plan {
     #[inline(always)]
-    fn gradient(&self) -> bool {
+    fn is_gradient(&self) -> bool {
         matches!(self.pass, WindowPass::MaxGradient | WindowPass::SumGradient)
     }
 
@@ -682,12 +706,18 @@ impl Plan {
 }
 
 /// Divides planes into rows if there are few planes, and combines small planes.
-fn by_rows(planes: usize, axes: &[SlidingAxis], gradient: bool, width: usize, target: usize) -> Tasks {
+fn divide_into_rows(
+    planes: usize,
+    axes: &[SlidingAxis],
+    gradient: bool,
+    width: usize,
+    target: usize,
+) -> Tasks {
     // Maximum number of elements that are read for one written element.
-    let cells = axes.iter().fold(1usize, |n, axis| n.saturating_mul(most_sources(axis, gradient)));
+    let cells = axes.iter().fold(1usize, |n, axis| n.saturating_mul(max_sources(axis, gradient)));
     let work = target.saturating_mul(cells);
     let rows = target / width.max(1);
-    if planes < PLANES && work > MIN_TASK_WORK {
+    if planes < MIN_WHOLE_PLANES && work > MIN_TASK_WORK {
         let per_row = width.saturating_mul(cells).max(1);
         let rows_of_part = (MIN_TASK_WORK / per_row).max(1);
         return Tasks { planes: 1, parts: rows.div_ceil(rows_of_part), rows: rows_of_part };

@@ -8,9 +8,10 @@ use std::marker::PhantomData;
 
 use ortrain_expr::{DType, SlidingAxis, WindowPass};
 
-use super::max_backward::{self, Spread};
+use super::max_backward::{self, MaxBackward};
 use super::{
-    Buffers, Element, MIN_TASK_WORK, PLANES, Part, Plan, Positions, Rows, Tasks, computed_bytes, windows_over,
+    Buffers, Element, MIN_TASK_WORK, MIN_WHOLE_PLANES, Part, Plan, Positions, Rows, Tasks, computed_bytes,
+    windows_over,
 };
 use crate::isa::{Isa, Level, Work, portable};
 use crate::tile::number::Number;
@@ -23,18 +24,18 @@ const QUARTER: usize = LANES / 4;
 const SPLAT: usize = 8;
 /// Maximum number of rows of a plane, because rows are planned one by one. Maximum number of elements of a row, and of
 /// the stride.
-const ROWS: usize = 256 * 1024;
-const WIDTH: usize = 64 * 1024;
+const MAX_ROWS: usize = 256 * 1024;
+const MAX_WIDTH: usize = 64 * 1024;
 /// Marks a row that no window covers.
-const NONE: u32 = u32::MAX;
+const NO_WINDOWS: u32 = u32::MAX;
 /// A number that no window has.
-const NEVER: i32 = i32::MIN;
+const NO_NUMBER: i32 = i32::MIN;
 
 /// Rows of the target that are computed at once.
 #[derive(Clone, Copy, Debug)]
 struct Step {
     /// Begin of the first row in the plane, and number of rows: one or two.
-    at: u32,
+    start: u32,
     rows: u32,
     /// The row of windows over these rows, or [`NONE`].
     windows: u32,
@@ -45,33 +46,33 @@ struct Step {
 /// Arrangement of the windows along the last axis.
 #[derive(Clone, Copy, Debug)]
 #[repr(u8)]
-enum Along {
+enum WindowArrangement {
     /// A single window.
-    One = 0,
+    Single = 0,
     /// Each window covers a pair of elements, from the first element of the row on.
     Pairs,
     /// Windows are expanded over the elements first.
-    Any,
+    Expanded,
 }
 
 /// Plan of the gradient over planes.
 #[derive(Clone, Debug)]
-pub(super) struct Apart {
+pub(super) struct NonOverlapping {
     steps: Vec<Step>,
     /// For each element of a row, rounded up to whole vectors: the number of the cell over it, minus the number of the
-    /// row. [`NEVER`] if no window covers the element.
+    /// row. [`NO_NUMBER`] if no window covers the element.
     cells: Vec<i32>,
-    along: Along,
+    along: WindowArrangement,
     /// Plan for planes with positions outside of their windows, if there may be such positions.
-    astray: Option<Spread>,
+    fallback: Option<MaxBackward>,
     /// Elements of each of the two lines with expanded windows.
-    room: usize,
+    line_len: usize,
     bytes: usize,
-    /// Bytes of scratch memory for `astray`.
-    also: usize,
+    /// Bytes of scratch memory for `fallback`.
+    fallback_bytes: usize,
 }
 
-impl Apart {
+impl NonOverlapping {
     /// Plans the gradient of a maximum or of a sum over planes of `target` elements, if windows do not overlap. Maxima
     /// must have cell numbers, because comparisons of bytes are faster than comparisons of positions.
     pub(super) fn new(
@@ -80,31 +81,31 @@ impl Apart {
         dtype: DType,
         positions: &Positions,
         target: usize,
-    ) -> Option<Apart> {
+    ) -> Option<NonOverlapping> {
         let apart = |axis: &SlidingAxis| {
             let reach = axis.kernel.saturating_sub(1).saturating_mul(axis.dilation);
             axis.kernel > 0 && (axis.output <= 1 || reach < axis.stride)
         };
         let last = *axes.last()?;
         let rows = target.checked_div(last.input)?;
-        let fits = i32::try_from(target).is_ok() && rows <= ROWS && last.input <= WIDTH;
-        if !(pass == WindowPass::SumGradient || positions.numbered()) || !dtype.is_float() || !fits {
+        let fits = i32::try_from(target).is_ok() && rows <= MAX_ROWS && last.input <= MAX_WIDTH;
+        if !(pass == WindowPass::SumGradient || positions.are_cell_numbers()) || !dtype.is_float() || !fits {
             return None;
         }
         if !axes.iter().all(apart) || axes.iter().any(|axis| axis.output == 0) {
             return None;
         }
         let along = match last {
-            SlidingAxis { output: 1, .. } => Along::One,
-            SlidingAxis { stride: 2, before: 0, .. } => Along::Pairs,
-            SlidingAxis { stride: ..=WIDTH, .. } => Along::Any,
+            SlidingAxis { output: 1, .. } => WindowArrangement::Single,
+            SlidingAxis { stride: 2, padding_before: 0, .. } => WindowArrangement::Pairs,
+            SlidingAxis { stride: ..=MAX_WIDTH, .. } => WindowArrangement::Expanded,
             _ => return None,
         };
         let sum = pass == WindowPass::SumGradient;
         // All cells of a sum's window receive the gradient, so all of them have number 0.
         let of_cell = |axis: &SlidingAxis, unit: usize, i: usize| {
             let over = windows_over(axis, i);
-            let from_start = i as isize + axis.before - (over.first * axis.stride) as isize;
+            let from_start = i as isize + axis.padding_before - (over.first * axis.stride) as isize;
             let cell = from_start.unsigned_abs() / axis.dilation;
             (over.count > 0).then_some(if sum { 0 } else { cell * unit })
         };
@@ -116,34 +117,48 @@ impl Apart {
                 number += of_cell(axis, unit(k), rest % axis.input)?;
                 rest /= axis.input;
             }
-            let windows = u32::try_from(windows).ok().filter(|&windows| windows != NONE)?;
+            let windows = u32::try_from(windows).ok().filter(|&windows| windows != NO_WINDOWS)?;
             Some((windows, i32::try_from(number).ok()?))
         };
         let mut steps: Vec<Step> = Vec::new();
         for r in 0..rows {
-            let (windows, number) = row(r).unwrap_or((NONE, 0));
+            let (windows, number) = row(r).unwrap_or((NO_WINDOWS, 0));
             match steps.last_mut() {
                 Some(Step { rows: rows @ 1, windows: same, numbers, .. }) if *same == windows => {
                     (*rows, numbers[1]) = (2, number);
                 }
-                _ => steps.push(Step { at: (r * last.input) as u32, rows: 1, windows, numbers: [number; 2] }),
+                _ => steps.push(Step {
+                    start: (r * last.input) as u32,
+                    rows: 1,
+                    windows,
+                    numbers: [number; 2],
+                }),
             }
         }
         let cells = (0..last.input.next_multiple_of(LANES)).map(|x| {
             let own = if x < last.input { of_cell(&last, unit(axes.len() - 1), x) } else { None };
-            own.and_then(|own| i32::try_from(own).ok()).unwrap_or(NEVER)
+            own.and_then(|own| i32::try_from(own).ok()).unwrap_or(NO_NUMBER)
         });
-        let room = last.input.next_multiple_of(LANES) + 2 * last.stride.min(WIDTH) + SPLAT;
-        let room = if matches!(along, Along::Any) { room.next_multiple_of(LANES) } else { 0 };
+        let room = last.input.next_multiple_of(LANES) + 2 * last.stride.min(MAX_WIDTH) + SPLAT;
+        let room =
+            if matches!(along, WindowArrangement::Expanded) { room.next_multiple_of(LANES) } else { 0 };
         let written = last.input.next_multiple_of(LANES);
         let bytes = room * (computed_bytes(dtype) + size_of::<i32>()) + written * dtype.size();
-        Some(Apart { steps, cells: cells.collect(), along, astray: None, room, bytes, also: 0 })
+        Some(NonOverlapping {
+            steps,
+            cells: cells.collect(),
+            along,
+            fallback: None,
+            line_len: room,
+            bytes,
+            fallback_bytes: 0,
+        })
     }
 
     /// Adds a plan for positions outside of their windows. Planes with such positions are computed by `spread`, with
     /// `scratch` bytes of memory.
-    pub(super) fn or(mut self, spread: Spread, scratch: usize) -> Apart {
-        (self.astray, self.also) = (Some(spread), scratch);
+    pub(super) fn with_fallback(mut self, spread: MaxBackward, scratch: usize) -> NonOverlapping {
+        (self.fallback, self.fallback_bytes) = (Some(spread), scratch);
         self
     }
 
@@ -155,7 +170,7 @@ impl Apart {
     /// Divides planes of `target` elements if there are few planes, and combines small planes.
     pub(super) fn tasks(&self, planes: usize, target: usize) -> Tasks {
         let steps = self.steps.len();
-        if planes < PLANES && target > MIN_TASK_WORK {
+        if planes < MIN_WHOLE_PLANES && target > MIN_TASK_WORK {
             let rows = (MIN_TASK_WORK * steps / target).max(1);
             return Tasks { planes: 1, parts: steps.div_ceil(rows), rows };
         }
@@ -164,7 +179,7 @@ impl Apart {
 
     /// Returns the bytes of scratch memory of a worker.
     pub(super) fn scratch(&self) -> usize {
-        self.bytes.max(self.also)
+        self.bytes.max(self.fallback_bytes)
     }
 }
 
@@ -221,16 +236,16 @@ impl<S: Element, I: Cell> Windows<S, I> {
 #[derive(Clone, Copy)]
 struct Row<S: Element> {
     last: SlidingAxis,
-    /// [`Apart::cells`], and the number of vectors in it.
+    /// [`NonOverlapping::cells`], and the number of vectors in it.
     cells: *const i32,
     vectors: usize,
-    along: Along,
+    along: WindowArrangement,
     /// The lines with windows expanded over the elements: gradients and numbers. They begin a stride before the first
     /// element.
     values: *mut S::Computed,
     numbers: *mut i32,
     /// Capacity for a row of whole vectors.
-    written: *mut S,
+    row_buffer: *mut S,
 }
 
 impl<S: Element> Row<S> {
@@ -239,8 +254,8 @@ impl<S: Element> Row<S> {
     /// # Safety
     /// The windows are valid for reads, and only this task uses the lines.
     #[inline(always)]
-    unsafe fn write_down<I: Cell>(self, windows: Windows<S, I>) {
-        let SlidingAxis { input, output, stride, before, .. } = self.last;
+    unsafe fn expand<I: Cell>(self, windows: Windows<S, I>) {
+        let SlidingAxis { input, output, stride, padding_before: before, .. } = self.last;
         for o in 0..output {
             let at = (o * stride) as isize - before;
             if at <= -(stride as isize) {
@@ -266,18 +281,22 @@ impl<S: Element> Row<S> {
     ///
     /// # Safety
     /// The windows are valid for reads, and so are the windows after the row that whole vectors read. With
-    /// [`Along::Any`] the windows have been expanded.
+    /// [`WindowArrangement::Any`] the windows have been expanded.
     #[inline(always)]
-    unsafe fn over<I: Cell>(self, windows: Windows<S, I>, x: usize) -> ([S::Computed; LANES], [i32; LANES]) {
+    unsafe fn load_windows<I: Cell>(
+        self,
+        windows: Windows<S, I>,
+        x: usize,
+    ) -> ([S::Computed; LANES], [i32; LANES]) {
         // Plain loops without closures: code that is not inlined is not compiled for the level.
         let (mut values, mut numbers) = ([S::Computed::ZERO; LANES], [0; LANES]);
         match self.along {
-            Along::One => {
+            WindowArrangement::Single => {
                 // SAFETY: the caller's contract.
                 let (value, number) = unsafe { windows.at(0) };
                 (values, numbers) = ([value; LANES], [number; LANES]);
             }
-            Along::Pairs => {
+            WindowArrangement::Pairs => {
                 // In quarters of vectors, because the elements are widened.
                 for part in 0..2 {
                     let o = x / 2 + part * QUARTER;
@@ -294,7 +313,7 @@ impl<S: Element> Row<S> {
                     }
                 }
             }
-            Along::Any => {
+            WindowArrangement::Expanded => {
                 let at = self.last.stride + x;
                 // SAFETY: the lines have capacity for a row of whole vectors from the first element on.
                 unsafe {
@@ -314,7 +333,7 @@ impl<S: Element> Row<S> {
     /// - The rows are valid for writes, and so are the elements after the last row that whole vectors write.
     /// - Only this task uses these elements, and the elements after the last row are written later.
     #[inline(always)]
-    unsafe fn write<I: Cell, const ASTRAY: bool, const R: usize>(
+    unsafe fn write_rows<I: Cell, const ASTRAY: bool, const R: usize>(
         self,
         windows: Windows<S, I>,
         firsts: [i32; R],
@@ -329,7 +348,7 @@ impl<S: Element> Row<S> {
             // SAFETY: the windows and the elements are valid by the caller's contract, and `cells` has whole vectors.
             unsafe {
                 let cells = self.cells.add(x).cast::<[i32; LANES]>().read_unaligned();
-                let (values, numbers) = self.over(windows, x);
+                let (values, numbers) = self.load_windows(windows, x);
                 for (r, &first) in firsts.iter().enumerate() {
                     let mut of_row = [S::encode(S::Computed::ZERO); LANES];
                     for l in 0..LANES {
@@ -350,21 +369,21 @@ impl<S: Element> Row<S> {
     /// # Safety
     /// The windows of the row are valid for reads. The row is valid for writes, and only this task uses it.
     #[inline(never)]
-    unsafe fn write_last<I: Cell>(
+    unsafe fn write_row_scalar<I: Cell>(
         self,
         windows: Windows<S, I>,
         first: i32,
         to: *mut S,
         found: &mut [i32; LANES],
     ) {
-        let SlidingAxis { input, output, stride, before, .. } = self.last;
+        let SlidingAxis { input, output, stride, padding_before: before, .. } = self.last;
         for x in 0..input {
             // SAFETY: the row has this cell and this element. The row of windows has the window if the cell has a
             // number.
             unsafe {
                 let cell = self.cells.add(x).read();
                 let mut value = S::Computed::ZERO;
-                if cell != NEVER {
+                if cell != NO_NUMBER {
                     let o = if output == 1 { 0 } else { (x as isize + before).unsigned_abs() / stride };
                     let (arrives, number) = windows.at(o);
                     if number == cell.wrapping_add(first) {
@@ -381,22 +400,22 @@ impl<S: Element> Row<S> {
 /// A part of the gradient of a maximum or a sum: steps `part.rows` of the planes.
 pub(super) struct Run<'a, S> {
     plan: &'a Plan,
-    apart: &'a Apart,
+    apart: &'a NonOverlapping,
     buffers: Buffers,
     part: Part,
     stored: PhantomData<S>,
 }
 
 impl<'a, S: Element> Run<'a, S> {
-    pub(super) fn new(plan: &'a Plan, apart: &'a Apart, buffers: Buffers, part: Part) -> Self {
+    pub(super) fn new(plan: &'a Plan, apart: &'a NonOverlapping, buffers: Buffers, part: Part) -> Self {
         Run { plan, apart, buffers, part, stored: PhantomData }
     }
 
     /// Computes all planes of the part.
     #[inline(always)]
-    fn planes<I: Cell, const ASTRAY: bool>(&self, along: Along) {
+    fn compute_planes<I: Cell, const ASTRAY: bool>(&self, along: WindowArrangement) {
         let Plan { source, target, width, planes, last, .. } = *self.plan;
-        let Apart { ref steps, ref cells, room, .. } = *self.apart;
+        let NonOverlapping { ref steps, ref cells, line_len: room, .. } = *self.apart;
         let (first_plane, end_plane) = self.part.planes;
         let values = self.buffers.scratch.cast::<S::Computed>();
         let numbers = values.wrapping_add(room).cast::<i32>();
@@ -410,15 +429,16 @@ impl<'a, S: Element> Run<'a, S> {
         }
         let vectors = cells.len() / LANES;
         let written = numbers.wrapping_add(room).cast();
-        let row = Row::<S> { last, cells: cells.as_ptr(), vectors, along, values, numbers, written };
+        let row =
+            Row::<S> { last, cells: cells.as_ptr(), vectors, along, values, numbers, row_buffer: written };
         let steps = &steps[self.part.rows.0..self.part.rows.1];
-        let of_part = steps.last().map_or(0, |last| last.at as usize + last.rows as usize * width);
+        let of_part = steps.last().map_or(0, |last| last.start as usize + last.rows as usize * width);
         let end = (end_plane - 1) * target + of_part;
-        let read = if matches!(along, Along::Pairs) { cells.len() / 2 } else { 1 };
+        let read = if matches!(along, WindowArrangement::Pairs) { cells.len() / 2 } else { 1 };
         // True if whole vectors fit into the buffers after a step of a plane.
         let fits = |plane: usize, step: &Step| {
-            let windows = if step.windows == NONE { 0 } else { step.windows as usize };
-            let behind = step.at as usize + (step.rows as usize - 1) * width + cells.len();
+            let windows = if step.windows == NO_WINDOWS { 0 } else { step.windows as usize };
+            let behind = step.start as usize + (step.rows as usize - 1) * width + cells.len();
             plane * target + behind <= end && plane * source + windows + read <= planes * source
         };
         // Whole vectors fit in every plane that has `others - 1` more planes after it.
@@ -433,12 +453,12 @@ impl<'a, S: Element> Run<'a, S> {
             } else {
                 steps.iter().position(|step| !fits(plane, step)).unwrap_or(steps.len())
             };
-            let mut down = NONE;
-            for &Step { at, rows, windows, numbers } in &steps[..ample] {
+            let mut down = NO_WINDOWS;
+            for &Step { start: at, rows, windows, numbers } in &steps[..ample] {
                 let to = to.wrapping_add(at as usize);
-                if windows == NONE {
+                if windows == NO_WINDOWS {
                     // SAFETY: the target has these rows, and only this task uses them.
-                    unsafe { clear(to, rows as usize * width) };
+                    unsafe { write_zeros(to, rows as usize * width) };
                     continue;
                 }
                 let first = windows as usize;
@@ -447,42 +467,42 @@ impl<'a, S: Element> Run<'a, S> {
                 // SAFETY: the windows are in the buffers. There is capacity after the rows, and rows are written in
                 // order.
                 unsafe {
-                    if matches!(along, Along::Any) && down != windows {
-                        row.write_down(of_row);
+                    if matches!(along, WindowArrangement::Expanded) && down != windows {
+                        row.expand(of_row);
                         down = windows;
                     }
                     if rows == 2 {
-                        row.write::<I, ASTRAY, 2>(of_row, numbers, to, &mut found);
+                        row.write_rows::<I, ASTRAY, 2>(of_row, numbers, to, &mut found);
                     } else {
-                        row.write::<I, ASTRAY, 1>(of_row, [numbers[0]], to, &mut found);
+                        row.write_rows::<I, ASTRAY, 1>(of_row, [numbers[0]], to, &mut found);
                     }
                 }
             }
             for step in &steps[ample..] {
-                let to = to.wrapping_add(step.at as usize);
-                if step.windows == NONE {
+                let to = to.wrapping_add(step.start as usize);
+                if step.windows == NO_WINDOWS {
                     // SAFETY: as above.
-                    unsafe { clear(to, step.rows as usize * width) };
+                    unsafe { write_zeros(to, step.rows as usize * width) };
                     continue;
                 }
                 let first = step.windows as usize;
                 let of_row =
                     Windows { gradient: gradient.wrapping_add(first), index: index.wrapping_add(first) };
                 let whole = plane * source + first + read <= planes * source;
-                if matches!(along, Along::Any) {
+                if matches!(along, WindowArrangement::Expanded) {
                     // SAFETY: the windows are in the buffers.
-                    unsafe { row.write_down(of_row) };
+                    unsafe { row.expand(of_row) };
                 }
                 for (r, &first) in step.numbers.iter().enumerate().take(step.rows as usize) {
                     let to = to.wrapping_add(r * width);
                     // SAFETY: as above. A row is first written to `row.written`.
                     unsafe {
                         if whole {
-                            row.write::<I, ASTRAY, 1>(of_row, [first], row.written, &mut found);
+                            row.write_rows::<I, ASTRAY, 1>(of_row, [first], row.row_buffer, &mut found);
                             let bytes = width * size_of::<S>();
-                            row.written.cast::<u8>().copy_to_nonoverlapping(to.cast(), bytes);
+                            row.row_buffer.cast::<u8>().copy_to_nonoverlapping(to.cast(), bytes);
                         } else {
-                            row.write_last(of_row, first, to, &mut found);
+                            row.write_row_scalar(of_row, first, to, &mut found);
                         }
                     }
                 }
@@ -490,15 +510,15 @@ impl<'a, S: Element> Run<'a, S> {
         }
         let all = source * (end_plane - first_plane);
         if ASTRAY && found.iter().map(|&found| found as u32 as usize).sum::<usize>() < all {
-            self.follow();
+            self.recompute_planes();
         }
     }
 
     /// Recomputes planes that have windows with a position outside of the window.
     #[cold]
     #[inline(never)]
-    fn follow(&self) {
-        if let Some(spread) = &self.apart.astray {
+    fn recompute_planes(&self) {
+        if let Some(spread) = &self.apart.fallback {
             let part = Part { rows: (0, self.plan.target), ..self.part };
             portable::enter(max_backward::Run::<S>::new(self.plan, spread, self.buffers, part));
         }
@@ -506,19 +526,25 @@ impl<'a, S: Element> Run<'a, S> {
 
     /// Computes the part.
     pub(super) fn run(self, isa: Isa) {
-        match (self.plan.positions.dtype(), self.apart.astray.is_some()) {
-            (None, _) => self.at_level::<(), false>(isa),
-            (Some(DType::U8), false) => self.at_level::<u8, false>(isa),
-            (Some(DType::U8), true) => self.at_level::<u8, true>(isa),
-            _ => self.at_level::<u16, true>(isa),
+        match (self.plan.positions.dtype(), self.apart.fallback.is_some()) {
+            (None, _) => self.run_loop::<(), false>(isa),
+            (Some(DType::U8), false) => self.run_loop::<u8, false>(isa),
+            (Some(DType::U8), true) => self.run_loop::<u8, true>(isa),
+            _ => self.run_loop::<u16, true>(isa),
         }
     }
 
-    fn at_level<I: Cell, const ASTRAY: bool>(self, isa: Isa) {
+    fn run_loop<I: Cell, const ASTRAY: bool>(self, isa: Isa) {
         match self.apart.along {
-            Along::One => isa.run(Loop::<S, I, ASTRAY, { Along::One as u8 }>(self, PhantomData)),
-            Along::Pairs => isa.run(Loop::<S, I, ASTRAY, { Along::Pairs as u8 }>(self, PhantomData)),
-            Along::Any => isa.run(Loop::<S, I, ASTRAY, { Along::Any as u8 }>(self, PhantomData)),
+            WindowArrangement::Single => {
+                isa.run(Loop::<S, I, ASTRAY, { WindowArrangement::Single as u8 }>(self, PhantomData))
+            }
+            WindowArrangement::Pairs => {
+                isa.run(Loop::<S, I, ASTRAY, { WindowArrangement::Pairs as u8 }>(self, PhantomData))
+            }
+            WindowArrangement::Expanded => {
+                isa.run(Loop::<S, I, ASTRAY, { WindowArrangement::Expanded as u8 }>(self, PhantomData))
+            }
         }
     }
 }
@@ -530,8 +556,8 @@ impl<S: Element, I: Cell, const ASTRAY: bool, const ALONG: u8> Work for Loop<'_,
     type Out = ();
     #[inline(always)]
     fn work<L: Level>(self) {
-        let alongs = [Along::One, Along::Pairs, Along::Any];
-        self.0.planes::<I, ASTRAY>(alongs[usize::from(ALONG)]);
+        let alongs = [WindowArrangement::Single, WindowArrangement::Pairs, WindowArrangement::Expanded];
+        self.0.compute_planes::<I, ASTRAY>(alongs[usize::from(ALONG)]);
     }
 }
 
@@ -540,7 +566,7 @@ impl<S: Element, I: Cell, const ASTRAY: bool, const ALONG: u8> Work for Loop<'_,
 /// # Safety
 /// `to` is valid for writes of `count` elements.
 #[inline(always)]
-unsafe fn clear<S: Element>(to: *mut S, count: usize) {
+unsafe fn write_zeros<S: Element>(to: *mut S, count: usize) {
     for i in 0..count {
         // SAFETY: the caller's contract.
         unsafe { to.add(i).write_unaligned(S::encode(S::Computed::ZERO)) };

@@ -24,13 +24,13 @@ impl<'a, S: Element, const MAX: bool> Run<'a, S, MAX> {
     /// Computes the target's element at `x` of row `row`. Also returns the position of a maximum: the element of the
     /// source's plane, or with `NUMBERED` the number of the cell.
     #[inline(always)]
-    fn element<const NUMBERED: bool>(
+    fn compute_element<const NUMBERED: bool>(
         &self,
         source: *const S,
         row: usize,
         x: usize,
     ) -> (S::Computed, Option<usize>) {
-        let gradient = self.plan.gradient();
+        let gradient = self.plan.is_gradient();
         let along = sources(&self.plan.last, gradient, x);
         let mut value = if MAX { S::LOWEST } else { S::Computed::ZERO };
         let mut at = None;
@@ -38,7 +38,8 @@ impl<'a, S: Element, const MAX: bool> Run<'a, S, MAX> {
         let unit = positions.units[self.plan.axes.len() - 1];
         let mut rows = Rows::new(&self.plan.axes, gradient, row);
         loop {
-            let mut number = if NUMBERED { rows.behind(positions) + along.skipped * unit } else { 0 };
+            let mut number =
+                if NUMBERED { rows.offset_from_window(positions) + along.skipped * unit } else { 0 };
             let Some(line) = rows.next() else { break };
             let mut position = line.wrapping_add(along.first);
             for _ in 0..along.count {
@@ -46,7 +47,7 @@ impl<'a, S: Element, const MAX: bool> Run<'a, S, MAX> {
                 let next = unsafe { source.add(position).read_unaligned() }.decode();
                 if MAX {
                     // The first of equal elements wins. NaN wins over every number, and the first NaN stays.
-                    if at.is_none() || (beats(next, value) && !is_nan(value)) {
+                    if at.is_none() || (is_larger_or_nan(next, value) && !is_nan(value)) {
                         (value, at) = (next, Some(if NUMBERED { number } else { position }));
                     }
                 } else {
@@ -68,13 +69,13 @@ impl<'a, S: Element, const MAX: bool> Run<'a, S, MAX> {
             for row in self.part.rows.0..self.part.rows.1 {
                 let first = plane * target + row * width;
                 for x in 0..width {
-                    let (value, at) = self.element::<NUMBERED>(from, row, x);
+                    let (value, at) = self.compute_element::<NUMBERED>(from, row, x);
                     // SAFETY: by the contract of `WindowKernel::run` the target has this element, and only this task
                     // uses it.
                     unsafe {
                         self.buffers.target.cast::<S>().add(first + x).write_unaligned(S::encode(value));
                     };
-                    if !MAX || !positions.wanted() {
+                    if !MAX || !positions.are_needed() {
                         continue;
                     }
                     let (index, at) = (self.buffers.index, at.unwrap_or(0));
@@ -98,7 +99,7 @@ impl<'a, S: Element, const MAX: bool> Run<'a, S, MAX> {
 /// Returns true if `a` is larger than `b`, or if one of them is NaN.
 #[inline(always)]
 #[allow(clippy::neg_cmp_op_on_partial_ord, reason = "NaN is neither")]
-pub(super) fn beats<T: PartialOrd + Copy>(a: T, b: T) -> bool {
+pub(super) fn is_larger_or_nan<T: PartialOrd + Copy>(a: T, b: T) -> bool {
     !(a <= b)
 }
 
@@ -114,7 +115,7 @@ pub(super) const LANES: usize = 16;
 /// Combines one cell of adjacent windows with their results: the larger element (`MAX`), with its position `here` if
 /// `INDEX`, or the sum.
 #[inline(always)]
-pub(super) fn take<S: Element, const MAX: bool, const INDEX: bool>(
+pub(super) fn combine<S: Element, const MAX: bool, const INDEX: bool>(
     values: &mut [S::Computed; LANES],
     at: &mut [i32; LANES],
     next: [S::Computed; LANES],
@@ -122,7 +123,7 @@ pub(super) fn take<S: Element, const MAX: bool, const INDEX: bool>(
 ) {
     for l in 0..LANES {
         if MAX {
-            let better = beats(next[l], values[l]) & !is_nan(values[l]);
+            let better = is_larger_or_nan(next[l], values[l]) & !is_nan(values[l]);
             values[l] = if better { next[l] } else { values[l] };
             if INDEX {
                 at[l] = if better { here } else { at[l] };
@@ -140,7 +141,7 @@ pub(super) fn take<S: Element, const MAX: bool, const INDEX: bool>(
 /// With `n` the larger of `whole` and `count`: `n` pairs at `from` are valid for reads. `firsts` and `seconds` are
 /// aligned, and valid for writes of `n` elements each.
 #[inline(always)]
-pub(super) unsafe fn part_pairs<S: Element>(
+pub(super) unsafe fn split_pairs<S: Element>(
     from: *const S,
     (whole, count): (usize, usize),
     firsts: *mut S::Computed,
@@ -169,6 +170,6 @@ impl<S: Element, const MAX: bool> Work for Run<'_, S, MAX> {
     type Out = ();
     #[inline(always)]
     fn work<L: Level>(self) {
-        if MAX && self.plan.positions.numbered() { self.fill::<true>() } else { self.fill::<false>() }
+        if MAX && self.plan.positions.are_cell_numbers() { self.fill::<true>() } else { self.fill::<false>() }
     }
 }

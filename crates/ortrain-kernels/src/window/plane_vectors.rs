@@ -11,17 +11,17 @@ use std::marker::PhantomData;
 use ortrain_expr::{DType, SlidingAxis, WindowPass};
 use smallvec::SmallVec;
 
-use super::per_window::{LANES, part_pairs, take};
-use super::{AXES, Buffers, Element, Part, Plan, Positions, computed_bytes, steps};
+use super::per_window::{LANES, combine, split_pairs};
+use super::{Buffers, Element, MAX_AXES, Part, Plan, Positions, computed_bytes, steps_to_cover};
 use crate::isa::{Level, Work};
 use crate::tile::number::Number;
 
 /// Maximum number of elements of the blocks. Also limits the entries of the line.
 const MAX_ELEMENTS: usize = 32 * 1024;
 /// Maximum number of cells of a window.
-const CELLS: usize = 256;
+const MAX_CELLS: usize = 256;
 /// Minimum number of windows for this algorithm.
-const FEWEST: usize = 4;
+const MIN_WINDOWS: usize = 4;
 /// Marks a row that no window covers.
 const NONE: u32 = u32::MAX;
 
@@ -31,7 +31,7 @@ struct Cell {
     /// Offset of the first window's element among the blocks.
     offset: usize,
     /// Distance of the cell from the start of the window, in units of positions.
-    behind: i32,
+    window_offset: i32,
 }
 
 /// The elements of a row that are copied into one block.
@@ -46,9 +46,9 @@ struct Phase {
 
 /// Layout of a plane.
 #[derive(Clone, Debug)]
-pub(super) struct Planes {
+pub(super) struct PlaneVectors {
     /// Entries of the line, in whole vectors.
-    room: usize,
+    line_len: usize,
     /// Elements of all blocks.
     blocks: usize,
     cells: Vec<Cell>,
@@ -58,9 +58,9 @@ pub(super) struct Planes {
     phases: SmallVec<[Phase; 4]>,
     step: usize,
     /// True if the elements of both phases alternate, beginning with the first phase.
-    paired: bool,
+    phases_alternate: bool,
     /// True if rows fill the blocks: elements that are written after a row are overwritten by the next row.
-    full: bool,
+    rows_fill_blocks: bool,
     /// For each row of the target: entry of its first window, and start of that window in the plane of the source.
     starts: Vec<(usize, i64)>,
     /// For each entry the first cell inside of the input, as [`Cell::behind`]. -1 without such a cell. Empty if no
@@ -70,7 +70,7 @@ pub(super) struct Planes {
 }
 
 /// Layout along an axis.
-struct Laid {
+struct AxisLayout {
     axis: SlidingAxis,
     /// Remainders of the positions under cells.
     remainders: SmallVec<[usize; 4]>,
@@ -81,10 +81,10 @@ struct Laid {
     source_stride: usize,
 }
 
-impl Laid {
+impl AxisLayout {
     /// Returns the index of a padded position's remainder, and its quotient by the stride. Returns `None` if no block
     /// has the position.
-    fn place(&self, position: usize) -> Option<(usize, usize)> {
+    fn block_position(&self, position: usize) -> Option<(usize, usize)> {
         let stride = self.axis.stride;
         let remainder = self.remainders.binary_search(&(position % stride)).ok()?;
         Some((remainder, position / stride)).filter(|&(_, shift)| shift < self.pitch)
@@ -92,11 +92,11 @@ impl Laid {
 }
 
 /// Calls `f` with every index of a space, in row-major order.
-fn each_index(dims: &[usize], mut f: impl FnMut(&[usize])) {
+fn for_each_index(dims: &[usize], mut f: impl FnMut(&[usize])) {
     if dims.contains(&0) {
         return;
     }
-    let mut at: SmallVec<[usize; AXES]> = dims.iter().map(|_| 0).collect();
+    let mut at: SmallVec<[usize; MAX_AXES]> = dims.iter().map(|_| 0).collect();
     loop {
         f(&at);
         let Some(k) = (0..dims.len()).rev().find(|&k| at[k] + 1 < dims[k]) else { return };
@@ -105,27 +105,27 @@ fn each_index(dims: &[usize], mut f: impl FnMut(&[usize])) {
     }
 }
 
-impl Planes {
+impl PlaneVectors {
     /// Plans the layout of a plane, if the sizes are suitable.
     pub(super) fn new(
         pass: WindowPass,
         axes: &[SlidingAxis],
         dtype: DType,
         positions: &Positions,
-    ) -> Option<Planes> {
+    ) -> Option<PlaneVectors> {
         let forward = matches!(pass, WindowPass::Max | WindowPass::Sum);
         let product = |size: &dyn Fn(&SlidingAxis) -> usize| {
             axes.iter().fold(1usize, |n, axis| n.saturating_mul(size(axis)))
         };
         let (inputs, outputs) = (product(&|axis| axis.input), product(&|axis| axis.output));
         let cells = product(&|axis| axis.kernel);
-        if !forward || !dtype.is_float() || cells == 0 || cells > CELLS || inputs == 0 {
+        if !forward || !dtype.is_float() || cells == 0 || cells > MAX_CELLS || inputs == 0 {
             return None;
         }
-        if !(FEWEST..=MAX_ELEMENTS).contains(&outputs) || inputs > 4 * MAX_ELEMENTS {
+        if !(MIN_WINDOWS..=MAX_ELEMENTS).contains(&outputs) || inputs > 4 * MAX_ELEMENTS {
             return None;
         }
-        let mut laid: SmallVec<[Laid; AXES]> = SmallVec::new();
+        let mut laid: SmallVec<[AxisLayout; MAX_AXES]> = SmallVec::new();
         let (mut block, mut source) = (1usize, 1usize);
         for &axis in axes.iter().rev() {
             let far = |k: usize| k.saturating_mul(axis.dilation);
@@ -134,7 +134,7 @@ impl Planes {
                 (0..axis.kernel).map(|k| far(k) % axis.stride).collect();
             remainders.sort_unstable();
             remainders.dedup();
-            laid.push(Laid { axis, remainders, pitch, block_stride: block, source_stride: source });
+            laid.push(AxisLayout { axis, remainders, pitch, block_stride: block, source_stride: source });
             block = block.saturating_mul(pitch);
             source *= axis.input;
         }
@@ -155,9 +155,9 @@ impl Planes {
                 (number * l.remainders.len() + remainder, element + shift * l.block_stride)
             })
         };
-        let kernel: SmallVec<[usize; AXES]> = axes.iter().map(|axis| axis.kernel).collect();
+        let kernel: SmallVec<[usize; MAX_AXES]> = axes.iter().map(|axis| axis.kernel).collect();
         let mut of_cells = Vec::with_capacity(cells);
-        each_index(&kernel, |at| {
+        for_each_index(&kernel, |at| {
             let far = |k: usize| at[k] * laid[k].axis.dilation;
             let strides = |k: usize| {
                 (laid[k].axis.stride, laid[k].remainders.binary_search(&(far(k) % laid[k].axis.stride)))
@@ -170,27 +170,27 @@ impl Planes {
         });
         let cells = of_cells
             .into_iter()
-            .map(|(offset, behind)| Some(Cell { offset, behind: i32::try_from(behind).ok()? }))
+            .map(|(offset, behind)| Some(Cell { offset, window_offset: i32::try_from(behind).ok()? }))
             .collect::<Option<Vec<Cell>>>()?;
 
         let (last, outer) = laid.split_last()?;
         let mut rows = Vec::new();
-        let sizes: SmallVec<[usize; AXES]> = outer.iter().map(|l| l.axis.input).collect();
-        each_index(&sizes, |at| {
-            let padded = |k: usize| usize::try_from(at[k] as isize + outer[k].axis.before).ok();
-            let found: Option<SmallVec<[(usize, usize); AXES]>> =
-                (0..at.len()).map(|k| outer[k].place(padded(k)?)).collect();
+        let sizes: SmallVec<[usize; MAX_AXES]> = outer.iter().map(|l| l.axis.input).collect();
+        for_each_index(&sizes, |at| {
+            let padded = |k: usize| usize::try_from(at[k] as isize + outer[k].axis.padding_before).ok();
+            let found: Option<SmallVec<[(usize, usize); MAX_AXES]>> =
+                (0..at.len()).map(|k| outer[k].block_position(padded(k)?)).collect();
             rows.push(found.map_or(NONE, |found| {
                 let (number, element) = among(&mut found.into_iter());
                 (number * last.remainders.len() * whole + element) as u32
             }));
         });
-        let SlidingAxis { input, output, stride: step, before, .. } = last.axis;
+        let SlidingAxis { input, output, stride: step, padding_before: before, .. } = last.axis;
         let mut phases: SmallVec<[Phase; 4]> = SmallVec::new();
         for (j, &remainder) in last.remainders.iter().enumerate() {
             let behind = before - remainder as isize;
-            let end = steps(input as isize + behind, step).min(last.pitch);
-            let low = steps(behind, step).min(end);
+            let end = steps_to_cover(input as isize + behind, step).min(last.pitch);
+            let low = steps_to_cover(behind, step).min(end);
             // Without elements the first position is not used.
             let first = usize::try_from((low * step) as isize - behind).unwrap_or(0);
             phases.push(Phase { first, to: j * whole + low, count: end - low });
@@ -208,13 +208,13 @@ impl Planes {
         }
 
         let mut starts = Vec::new();
-        let index = pass == WindowPass::Max && positions.wanted();
+        let index = pass == WindowPass::Max && positions.are_needed();
         let mut inside = vec![-1; if index { room } else { 0 }];
-        let sizes: SmallVec<[usize; AXES]> = outer.iter().map(|l| l.axis.output).collect();
-        each_index(&sizes, |at| {
+        let sizes: SmallVec<[usize; MAX_AXES]> = outer.iter().map(|l| l.axis.output).collect();
+        for_each_index(&sizes, |at| {
             let start: usize = (0..at.len()).map(|k| at[k] * outer[k].block_stride).sum();
-            let origin = |l: &Laid, o: usize| {
-                ((o * l.axis.stride) as isize - l.axis.before) as i64 * l.source_stride as i64
+            let origin = |l: &AxisLayout, o: usize| {
+                ((o * l.axis.stride) as isize - l.axis.padding_before) as i64 * l.source_stride as i64
             };
             let begin = (0..at.len()).map(|k| origin(&outer[k], at[k])).sum::<i64>() + origin(last, 0);
             starts.push((start, begin));
@@ -222,7 +222,7 @@ impl Planes {
                 return;
             }
             let first = |k: usize, o: usize| {
-                let cells = laid[k].axis.cells(o);
+                let cells = laid[k].axis.cells_over_input(o);
                 (!cells.is_empty()).then(|| (cells.start * positions.units[k]) as i32)
             };
             let behind: Option<i32> = (0..at.len()).map(|k| first(k, at[k])).sum();
@@ -234,7 +234,19 @@ impl Planes {
         });
         let elements = blocks + room;
         let bytes = elements * computed_bytes(dtype) + if index { room * size_of::<i32>() } else { 0 };
-        Some(Planes { room, blocks, cells, rows, phases, step, paired, full, starts, inside, bytes })
+        Some(PlaneVectors {
+            line_len: room,
+            blocks,
+            cells,
+            rows,
+            phases,
+            step,
+            phases_alternate: paired,
+            rows_fill_blocks: full,
+            starts,
+            inside,
+            bytes,
+        })
     }
 
     /// Returns the bytes of scratch memory of a worker.
@@ -246,33 +258,34 @@ impl Planes {
 /// Planes of a maximum (`MAX`), with positions (`INDEX`) or without, or of a sum.
 pub(super) struct Run<'a, S: Element, const MAX: bool, const INDEX: bool> {
     plan: &'a Plan,
-    planes: &'a Planes,
+    planes: &'a PlaneVectors,
     buffers: Buffers,
     part: Part,
     stored: PhantomData<S>,
 }
 
 impl<'a, S: Element, const MAX: bool, const INDEX: bool> Run<'a, S, MAX, INDEX> {
-    pub(super) fn new(plan: &'a Plan, planes: &'a Planes, buffers: Buffers, part: Part) -> Self {
+    pub(super) fn new(plan: &'a Plan, planes: &'a PlaneVectors, buffers: Buffers, part: Part) -> Self {
         Run { plan, planes, buffers, part, stored: PhantomData }
     }
 
     /// Returns the number of elements of the source from `at` on.
     #[inline(always)]
-    fn rest(&self, at: *const S) -> usize {
+    fn remaining_elements(&self, at: *const S) -> usize {
         let bytes = self.plan.planes * self.plan.source * size_of::<S>();
         (bytes - (at.addr() - self.buffers.source.addr())) / size_of::<S>()
     }
 
     /// Lays out a row of the source.
     #[inline(always)]
-    fn lay(&self, row: *const S, to: *mut S::Computed) {
-        let Planes { step, paired, full, ref phases, .. } = *self.planes;
+    fn lay_out_row(&self, row: *const S, to: *mut S::Computed) {
+        let PlaneVectors { step, phases_alternate: paired, rows_fill_blocks: full, ref phases, .. } =
+            *self.planes;
         // Number of elements that are copied as whole vectors. Includes the last, partial vector if the row fills its
         // block and the source has enough elements.
         let vectors = |from: *const S, count: usize, span: usize| {
             let more = count.next_multiple_of(LANES);
-            if full && more * span <= self.rest(from) { more } else { count - count % LANES }
+            if full && more * span <= self.remaining_elements(from) { more } else { count - count % LANES }
         };
         if paired {
             let (a, b) = (phases[0], phases[1]);
@@ -281,7 +294,7 @@ impl<'a, S: Element, const MAX: bool, const INDEX: bool> Run<'a, S, MAX, INDEX> 
             let count = a.count.min(b.count);
             let whole = vectors(from, count, 2);
             // SAFETY: all positions are inside of the source, and both blocks have these elements.
-            unsafe { part_pairs(from, (whole, count), to_a, to_b) };
+            unsafe { split_pairs(from, (whole, count), to_a, to_b) };
             for (phase, to) in [(a, to_a), (b, to_b)] {
                 for j in count..phase.count {
                     // SAFETY: the position is inside of the row, and the block has this element.
@@ -313,8 +326,8 @@ impl<'a, S: Element, const MAX: bool, const INDEX: bool> Run<'a, S, MAX, INDEX> 
 
     /// Computes all windows of the plane that is laid out at `memory`.
     #[inline(always)]
-    fn fold(&self, memory: *mut S::Computed) {
-        let Planes { room, blocks, ref cells, ref inside, .. } = *self.planes;
+    fn compute_windows(&self, memory: *mut S::Computed) {
+        let PlaneVectors { line_len: room, blocks, ref cells, ref inside, .. } = *self.planes;
         let results = memory.wrapping_add(blocks);
         let found = results.wrapping_add(room).cast::<i32>();
         let first = if MAX { S::LOWEST } else { S::Computed::ZERO };
@@ -342,7 +355,7 @@ impl<'a, S: Element, const MAX: bool, const INDEX: bool> Run<'a, S, MAX, INDEX> 
                 // one.
                 let next =
                     unsafe { memory.add(cell.offset + i).cast::<[S::Computed; LANES]>().read_unaligned() };
-                take::<S, MAX, INDEX>(&mut values, &mut at, next, cell.behind);
+                combine::<S, MAX, INDEX>(&mut values, &mut at, next, cell.window_offset);
             }
             // SAFETY: results and positions have `room` elements.
             unsafe {
@@ -356,8 +369,8 @@ impl<'a, S: Element, const MAX: bool, const INDEX: bool> Run<'a, S, MAX, INDEX> 
 
     /// Writes the results of a plane.
     #[inline(always)]
-    fn store(&self, memory: *mut S::Computed, plane: usize) {
-        let Planes { room, blocks, ref starts, .. } = *self.planes;
+    fn store_plane(&self, memory: *mut S::Computed, plane: usize) {
+        let PlaneVectors { line_len: room, blocks, ref starts, .. } = *self.planes;
         let Plan { width, source, target, last, .. } = *self.plan;
         let results = memory.wrapping_add(blocks);
         let found = results.wrapping_add(room).cast::<i32>();
@@ -386,7 +399,7 @@ impl<S: Element, const MAX: bool, const INDEX: bool> Work for Run<'_, S, MAX, IN
     type Out = ();
     #[inline(always)]
     fn work<L: Level>(self) {
-        let Planes { blocks, ref rows, .. } = *self.planes;
+        let PlaneVectors { blocks, ref rows, .. } = *self.planes;
         let memory = self.buffers.scratch.cast::<S::Computed>();
         let padding = if MAX { S::LOWEST } else { S::Computed::ZERO };
         // Padding has the same positions in every plane.
@@ -399,11 +412,11 @@ impl<S: Element, const MAX: bool, const INDEX: bool> Work for Run<'_, S, MAX, IN
             let from = self.buffers.source.cast::<S>().wrapping_add(plane * self.plan.source);
             for (row, &to) in rows.iter().enumerate() {
                 if to != NONE {
-                    self.lay(from.wrapping_add(row * input), memory.wrapping_add(to as usize));
+                    self.lay_out_row(from.wrapping_add(row * input), memory.wrapping_add(to as usize));
                 }
             }
-            self.fold(memory);
-            self.store(memory, plane);
+            self.compute_windows(memory);
+            self.store_plane(memory, plane);
         }
     }
 }

@@ -9,22 +9,22 @@ use std::marker::PhantomData;
 
 use ortrain_expr::{DType, SlidingAxis, WindowPass};
 
-use super::per_window::{LANES, part_pairs, take};
-use super::{Buffers, Element, Part, Plan, Positions, Rows, computed_bytes, most_sources, steps};
+use super::per_window::{LANES, combine, split_pairs};
+use super::{Buffers, Element, Part, Plan, Positions, Rows, computed_bytes, max_sources, steps_to_cover};
 use crate::isa::{Level, Work};
 use crate::tile::number::Number;
 
 /// Maximum number of rows that a window covers.
-const ROWS: usize = 32;
+const MAX_ROWS: usize = 32;
 /// Maximum number of elements of the cached lines, and of the lines of one row.
-const KEPT: usize = 32 * 1024;
-const LINE: usize = 4 * 1024;
+const MAX_CACHED_ELEMENTS: usize = 32 * 1024;
+const MAX_LINE_ELEMENTS: usize = 4 * 1024;
 /// Maximum number of windows of a tile.
-const TILE: usize = 2048;
+const MAX_TILE_WINDOWS: usize = 2048;
 /// Maximum number of cells along the last axis.
-const CELLS: usize = 1024;
+const MAX_CELLS: usize = 1024;
 /// Minimum number of adjacent windows for this algorithm.
-const NARROW: usize = 4;
+const MIN_WINDOWS: usize = 4;
 
 /// A cell of the window along the last axis.
 #[derive(Clone, Copy, Debug)]
@@ -32,12 +32,12 @@ struct Cell {
     /// Offset of the element for the tile's first window, among a row's lines.
     offset: usize,
     /// Distance of the cell from the start of the window, in units of positions.
-    behind: i32,
+    window_offset: i32,
 }
 
 /// Layout of rows along the last axis.
 #[derive(Clone, Debug)]
-pub(super) struct Lines {
+pub(super) struct RowVectors {
     /// Maximum number of windows of a tile.
     tile: usize,
     /// Elements of one line: enough for a tile of whole vectors and the reach of the cells.
@@ -56,18 +56,18 @@ pub(super) struct Lines {
     bytes: usize,
 }
 
-impl Lines {
+impl RowVectors {
     /// Plans the layout of rows, if the sizes are suitable.
     pub(super) fn new(
         pass: WindowPass,
         axes: &[SlidingAxis],
         dtype: DType,
         positions: &Positions,
-    ) -> Option<Lines> {
+    ) -> Option<RowVectors> {
         let last = axes.last()?;
-        let SlidingAxis { input, output, kernel, stride, dilation, before } = *last;
+        let SlidingAxis { input, output, kernel, stride, dilation, padding_before: before } = *last;
         let forward = matches!(pass, WindowPass::Max | WindowPass::Sum);
-        if !forward || !dtype.is_float() || kernel == 0 || kernel > CELLS || kernel > 64 + 4 * input {
+        if !forward || !dtype.is_float() || kernel == 0 || kernel > MAX_CELLS || kernel > 64 + 4 * input {
             return None;
         }
         // Positions relative to the start of the window must fit into 32 bits.
@@ -83,7 +83,7 @@ impl Lines {
         let far = |k: usize| k * dilation;
         let unit = *positions.units.last()?;
         let most = far(kernel - 1) / stride;
-        if output < NARROW {
+        if output < MIN_WINDOWS {
             return None;
         }
         // Remainders of the positions under cells.
@@ -92,26 +92,28 @@ impl Lines {
         remainders.dedup();
         let lines = remainders.len();
         let outer = &axes[..axes.len() - 1];
-        let rows = outer.iter().fold(1usize, |n, axis| n.saturating_mul(most_sources(axis, false)));
-        if rows > ROWS {
+        let rows = outer.iter().fold(1usize, |n, axis| n.saturating_mul(max_sources(axis, false)));
+        if rows > MAX_ROWS {
             return None;
         }
-        let room = LINE.min(KEPT / rows.max(1)) / lines;
-        let tile = (room.checked_sub(most)? / LANES * LANES).min(TILE).min(output.next_multiple_of(LANES));
+        let room = MAX_LINE_ELEMENTS.min(MAX_CACHED_ELEMENTS / rows.max(1)) / lines;
+        let tile = (room.checked_sub(most)? / LANES * LANES)
+            .min(MAX_TILE_WINDOWS)
+            .min(output.next_multiple_of(LANES));
         if tile == 0 {
             return None;
         }
         let line = tile + most;
         let cell = |k: usize| Cell {
             offset: remainders.binary_search(&(far(k) % stride)).unwrap_or(0) * line + far(k) / stride,
-            behind: (k * unit) as i32,
+            window_offset: (k * unit) as i32,
         };
         let cells = (0..kernel).map(cell).collect();
         let firsts = remainders.iter().map(|&remainder| remainder as isize - before).collect();
-        let index = pass == WindowPass::Max && positions.wanted();
+        let index = pass == WindowPass::Max && positions.are_needed();
         let inside = if index {
             let first = |o: usize| {
-                let cells = if o < output { last.cells(o) } else { 0..0 };
+                let cells = if o < output { last.cells_over_input(o) } else { 0..0 };
                 if cells.is_empty() { -1 } else { (cells.start * unit) as i32 }
             };
             (0..output.next_multiple_of(LANES)).map(first).collect()
@@ -120,7 +122,7 @@ impl Lines {
         };
         let elements = rows * lines * line + tile;
         let bytes = elements * computed_bytes(dtype) + if index { tile * size_of::<i32>() } else { 0 };
-        Some(Lines { tile, line, reach: most, firsts, step: stride, cells, rows, inside, bytes })
+        Some(RowVectors { tile, line, reach: most, firsts, step: stride, cells, rows, inside, bytes })
     }
 
     /// Returns the bytes of scratch memory of a worker.
@@ -132,26 +134,26 @@ impl Lines {
 /// A part of a maximum (`MAX`), with positions (`INDEX`) or without, or of a sum.
 pub(super) struct Run<'a, S: Element, const MAX: bool, const INDEX: bool> {
     plan: &'a Plan,
-    lines: &'a Lines,
+    lines: &'a RowVectors,
     buffers: Buffers,
     part: Part,
     stored: PhantomData<S>,
 }
 
 /// The cached rows.
-struct Kept {
-    rows: [usize; ROWS],
+struct RowCache {
+    rows: [usize; MAX_ROWS],
     next: usize,
 }
 
 const NONE: usize = usize::MAX;
 
 /// The rows that the windows of a row of the target cover.
-struct Covered<T> {
+struct CoveredRows<T> {
     count: usize,
-    lines: [*const T; ROWS],
+    lines: [*const T; MAX_ROWS],
     /// Distance of the cells over each row from the start of the windows, in units of positions.
-    behind: [i32; ROWS],
+    window_offsets: [i32; MAX_ROWS],
 }
 
 /// The windows `q..q + count` of a row of the target, in a plane.
@@ -164,7 +166,7 @@ struct Tile {
 }
 
 impl<'a, S: Element, const MAX: bool, const INDEX: bool> Run<'a, S, MAX, INDEX> {
-    pub(super) fn new(plan: &'a Plan, lines: &'a Lines, buffers: Buffers, part: Part) -> Self {
+    pub(super) fn new(plan: &'a Plan, lines: &'a RowVectors, buffers: Buffers, part: Part) -> Self {
         Run { plan, lines, buffers, part, stored: PhantomData }
     }
 
@@ -176,21 +178,21 @@ impl<'a, S: Element, const MAX: bool, const INDEX: bool> Run<'a, S, MAX, INDEX> 
 
     /// Returns the number of elements of the source from `at` on.
     #[inline(always)]
-    fn rest(&self, at: *const S) -> usize {
+    fn remaining_elements(&self, at: *const S) -> usize {
         let bytes = self.plan.planes * self.plan.source * size_of::<S>();
         (bytes - (at.addr() - self.buffers.source.addr())) / size_of::<S>()
     }
 
     /// Lays out a row: writes `len` elements of each line, for the windows from `q` on.
     #[inline(always)]
-    fn lay(&self, row: *const S, to: *mut S::Computed, q: isize, len: usize) {
-        let Lines { step, line, ref firsts, .. } = *self.lines;
+    fn lay_out_row(&self, row: *const S, to: *mut S::Computed, q: isize, len: usize) {
+        let RowVectors { step, line, ref firsts, .. } = *self.lines;
         let padding = if MAX { S::LOWEST } else { S::Computed::ZERO };
         let width = self.source_width() as isize;
         // Range of elements inside of the row, for a line that begins at position `first`.
         let inside = |first: isize| {
-            let low = steps(-first, step).min(len);
-            (low, steps(width - first, step).clamp(low, len))
+            let low = steps_to_cover(-first, step).min(len);
+            (low, steps_to_cover(width - first, step).clamp(low, len))
         };
         let pad = |to: *mut S::Computed, start: usize, end: usize| {
             for j in start..end {
@@ -202,7 +204,11 @@ impl<'a, S: Element, const MAX: bool, const INDEX: bool> Run<'a, S, MAX, INDEX> 
         // Rounds up to whole vectors if the source has enough elements. Elements after the row are overwritten.
         let rounded = |from: *const S, start: usize, end: usize, span: usize| {
             let count = (end - start).next_multiple_of(LANES).min(len - start);
-            if end > start && (count - 1) * span + span <= self.rest(from) { count } else { end - start }
+            if end > start && (count - 1) * span + span <= self.remaining_elements(from) {
+                count
+            } else {
+                end - start
+            }
         };
         if step == 2 && firsts.len() == 2 {
             // Both lines at once: a pair of elements is adjacent.
@@ -216,7 +222,7 @@ impl<'a, S: Element, const MAX: bool, const INDEX: bool> Run<'a, S, MAX, INDEX> 
             let (to_even, to_odd) = (evens.wrapping_add(start), odds.wrapping_add(start));
             let whole = count - count % LANES;
             // SAFETY: all positions are inside of the source, and both lines have these elements.
-            unsafe { part_pairs(from, (whole, count), to_even, to_odd) };
+            unsafe { split_pairs(from, (whole, count), to_even, to_odd) };
             // One of the two lines may begin earlier or end later.
             let ends = |line: *mut S::Computed, first: isize, low: usize, high: usize| {
                 pad(line, 0, low);
@@ -258,15 +264,15 @@ impl<'a, S: Element, const MAX: bool, const INDEX: bool> Run<'a, S, MAX, INDEX> 
     /// Returns the lines of the row that starts at element `start` of a plane, with `len` elements each, from window
     /// `q` on. The lines are in place, in the cache, or laid out now. `used` marks the cached rows that must stay.
     #[inline(always)]
-    fn lines_of(
+    fn row_lines(
         &self,
         plane: *const S,
         start: usize,
         (q, len): (isize, usize),
-        kept: &mut Kept,
+        kept: &mut RowCache,
         used: &mut u32,
     ) -> *const S::Computed {
-        let Lines { step, rows, line, ref firsts, .. } = *self.lines;
+        let RowVectors { step, rows, line, ref firsts, .. } = *self.lines;
         let row = plane.wrapping_add(start);
         if S::PLAIN && step == 1 && firsts.len() == 1 {
             // In place, if the row needs no padding.
@@ -290,13 +296,13 @@ impl<'a, S: Element, const MAX: bool, const INDEX: bool> Run<'a, S, MAX, INDEX> 
         kept.next = (slot + 1) % rows;
         kept.rows[slot] = start;
         *used |= 1 << slot;
-        self.lay(row, at(slot), q, len);
+        self.lay_out_row(row, at(slot), q, len);
         at(slot)
     }
 
     /// Finds or lays out the rows that the windows of a tile cover.
     #[inline(always)]
-    fn cover(&self, tile: Tile, kept: &mut Kept, covered: &mut Covered<S::Computed>) {
+    fn find_covered_rows(&self, tile: Tile, kept: &mut RowCache, covered: &mut CoveredRows<S::Computed>) {
         let plan = self.plan;
         let len = tile.count.next_multiple_of(LANES) + self.lines.reach;
         let plane = self.buffers.source.cast::<S>().wrapping_add(tile.plane * plan.source);
@@ -304,10 +310,10 @@ impl<'a, S: Element, const MAX: bool, const INDEX: bool> Run<'a, S, MAX, INDEX> 
         covered.count = 0;
         let mut rows = Rows::new(&plan.axes, false, tile.row);
         loop {
-            let behind = if INDEX { rows.behind(&plan.positions) as i32 } else { 0 };
+            let behind = if INDEX { rows.offset_from_window(&plan.positions) as i32 } else { 0 };
             let Some(start) = rows.next() else { break };
-            covered.lines[covered.count] = self.lines_of(plane, start, (tile.q, len), kept, &mut used);
-            covered.behind[covered.count] = behind;
+            covered.lines[covered.count] = self.row_lines(plane, start, (tile.q, len), kept, &mut used);
+            covered.window_offsets[covered.count] = behind;
             covered.count += 1;
         }
     }
@@ -315,16 +321,16 @@ impl<'a, S: Element, const MAX: bool, const INDEX: bool> Run<'a, S, MAX, INDEX> 
     /// Returns the results of a tile, and the positions of its maxima. Positions are relative to the start of their
     /// window, and -1 if nothing was found.
     #[inline(always)]
-    fn results(&self) -> (*mut S::Computed, *mut i32) {
-        let Lines { rows, line, tile, ref firsts, .. } = *self.lines;
+    fn result_buffers(&self) -> (*mut S::Computed, *mut i32) {
+        let RowVectors { rows, line, tile, ref firsts, .. } = *self.lines;
         let results = self.buffers.scratch.cast::<S::Computed>().wrapping_add(rows * firsts.len() * line);
         (results, results.wrapping_add(tile).cast())
     }
 
     /// Combines the elements under `cells` with the results of `room` windows.
     #[inline(always)]
-    fn fold(
-        covered: &Covered<S::Computed>,
+    fn combine_cells(
+        covered: &CoveredRows<S::Computed>,
         cells: &[Cell],
         room: usize,
         results: *mut S::Computed,
@@ -343,12 +349,12 @@ impl<'a, S: Element, const MAX: bool, const INDEX: bool> Run<'a, S, MAX, INDEX> 
                 to.cast::<[S::Computed; LANES]>().read_unaligned()
             };
             for r in 0..covered.count {
-                let (row, behind) = (covered.lines[r].wrapping_add(start), covered.behind[r]);
+                let (row, behind) = (covered.lines[r].wrapping_add(start), covered.window_offsets[r]);
                 for cell in cells {
                     // SAFETY: the lines have an element for each of these windows and each cell.
                     let next =
                         unsafe { row.add(cell.offset).cast::<[S::Computed; LANES]>().read_unaligned() };
-                    take::<S, MAX, INDEX>(&mut values, &mut at, next, behind + cell.behind);
+                    combine::<S, MAX, INDEX>(&mut values, &mut at, next, behind + cell.window_offset);
                 }
             }
             // SAFETY: as above.
@@ -364,13 +370,13 @@ impl<'a, S: Element, const MAX: bool, const INDEX: bool> Run<'a, S, MAX, INDEX> 
 
     /// Computes a tile.
     #[inline(always)]
-    fn tile(&self, tile: Tile, kept: &mut Kept, covered: &mut Covered<S::Computed>) {
+    fn compute_tile(&self, tile: Tile, kept: &mut RowCache, covered: &mut CoveredRows<S::Computed>) {
         let plan = self.plan;
-        let Lines { ref cells, ref inside, .. } = *self.lines;
+        let RowVectors { ref cells, ref inside, .. } = *self.lines;
         let Tile { plane, row, q, count } = tile;
-        self.cover(tile, kept, covered);
+        self.find_covered_rows(tile, kept, covered);
         let room = count.next_multiple_of(LANES);
-        let (results, found) = self.results();
+        let (results, found) = self.result_buffers();
         let start = if MAX { S::LOWEST } else { S::Computed::ZERO };
         for i in 0..room {
             // SAFETY: results have capacity for a tile of whole vectors.
@@ -379,14 +385,14 @@ impl<'a, S: Element, const MAX: bool, const INDEX: bool> Run<'a, S, MAX, INDEX> 
         if INDEX {
             // The first cell inside of the input, for any element under it.
             let inside = &inside[q.unsigned_abs()..][..room];
-            let behind = covered.behind[0];
+            let behind = covered.window_offsets[0];
             for (i, &cell) in inside.iter().enumerate() {
                 let first = if cell < 0 || covered.count == 0 { -1 } else { cell + behind };
                 // SAFETY: as above.
                 unsafe { found.add(i).write(first) };
             }
         }
-        Self::fold(covered, cells, room, results, found);
+        Self::combine_cells(covered, cells, room, results, found);
         let first = plane * plan.target + row * plan.width;
         let target = self.buffers.target.cast::<S>().wrapping_add(first);
         let target = target.wrapping_offset(q);
@@ -397,8 +403,8 @@ impl<'a, S: Element, const MAX: bool, const INDEX: bool> Run<'a, S, MAX, INDEX> 
         if INDEX {
             let step = plan.last.stride;
             let nowhere = (plane * plan.source) as i64;
-            let own = if plan.positions.numbered() { 0 } else { self.origin(row) as i64 };
-            let start = nowhere + own + q as i64 * step as i64 - plan.last.before as i64;
+            let own = if plan.positions.are_cell_numbers() { 0 } else { self.row_origin(row) as i64 };
+            let start = nowhere + own + q as i64 * step as i64 - plan.last.padding_before as i64;
             let windows = first.wrapping_add_signed(q);
             // SAFETY: as above, for the positions.
             unsafe {
@@ -409,13 +415,13 @@ impl<'a, S: Element, const MAX: bool, const INDEX: bool> Run<'a, S, MAX, INDEX> 
 
     /// Returns the start of the windows of a row in the plane, without the last axis. May be outside of the plane.
     #[inline(always)]
-    fn origin(&self, row: usize) -> isize {
+    fn row_origin(&self, row: usize) -> isize {
         let axes = &self.plan.axes;
         let (mut rest, mut stride) = (row, axes[axes.len() - 1].input);
         let mut origin = 0;
         for axis in axes[..axes.len() - 1].iter().rev() {
             let at = if rest < axis.output { rest } else { rest % axis.output };
-            origin += ((at * axis.stride) as isize - axis.before) * stride as isize;
+            origin += ((at * axis.stride) as isize - axis.padding_before) * stride as isize;
             rest = if rest < axis.output { 0 } else { rest / axis.output };
             stride *= axis.input;
         }
@@ -429,8 +435,9 @@ impl<S: Element, const MAX: bool, const INDEX: bool> Work for Run<'_, S, MAX, IN
     fn work<L: Level>(self) {
         let (tile, end) = (self.lines.tile, self.plan.width as isize);
         let plain = S::PLAIN && self.lines.step == 1 && self.lines.firsts.len() == 1;
-        let mut kept = Kept { rows: [NONE; ROWS], next: 0 };
-        let mut covered = Covered { count: 0, lines: [std::ptr::null(); ROWS], behind: [0; ROWS] };
+        let mut kept = RowCache { rows: [NONE; MAX_ROWS], next: 0 };
+        let mut covered =
+            CoveredRows { count: 0, lines: [std::ptr::null(); MAX_ROWS], window_offsets: [0; MAX_ROWS] };
         for plane in self.part.planes.0..self.part.planes.1 {
             let mut q = 0;
             while q < end {
@@ -443,7 +450,7 @@ impl<S: Element, const MAX: bool, const INDEX: bool> Work for Run<'_, S, MAX, IN
                     kept.rows[slot] = NONE;
                 }
                 for row in self.part.rows.0..self.part.rows.1 {
-                    self.tile(Tile { plane, row, q, count }, &mut kept, &mut covered);
+                    self.compute_tile(Tile { plane, row, q, count }, &mut kept, &mut covered);
                 }
                 q += count as isize;
             }

@@ -10,7 +10,7 @@ use std::marker::PhantomData;
 
 use ortrain_expr::{DType, SlidingAxis};
 
-use super::{Buffers, Element, Part, Plan, computed_bytes, most_sources};
+use super::{Buffers, Element, Part, Plan, computed_bytes, max_sources};
 use crate::isa::{Isa, Level, Work};
 use crate::tile::number::Number;
 
@@ -18,28 +18,28 @@ use crate::tile::number::Number;
 const LANES: usize = 16;
 /// Number of copies of a window's gradient that are written at once.
 const SPLAT: usize = 8;
-/// Maximum number of elements of the rows that are laid out at once. One row of the target may need `SPAN` elements. At
+/// Maximum number of elements of the rows that are laid out at once. One row of the target may need `MAX_ROW_ELEMENTS` elements. At
 /// most `TILE` elements of a row are computed at once.
 const MAX_ELEMENTS: usize = 16 * 1024;
-const SPAN: usize = 64 * 1024;
-const TILE: usize = 2048;
+const MAX_ROW_ELEMENTS: usize = 64 * 1024;
+const MAX_TILE_ELEMENTS: usize = 2048;
 /// Maximum number of rows of windows in the plan, and maximum number of rows, and of windows along the last axis, over
 /// an element.
-const ROWS: usize = 256 * 1024;
-const COVERING: usize = 256;
+const MAX_ROWS: usize = 256 * 1024;
+const MAX_COVERING: usize = 256;
 
 /// A window that may cover an element, by its distance from the last such window.
 #[derive(Clone, Copy, Debug)]
 struct Tap {
     /// Offset of its gradient in the layout, for the first element.
     offset: usize,
-    /// `None` if the window covers all elements. Otherwise the begin of its mask among [`Covers::masks`].
+    /// `None` if the window covers all elements. Otherwise the begin of its mask among [`SumBackward::masks`].
     mask: Option<usize>,
 }
 
 /// Plan of the gradient over planes.
 #[derive(Clone, Debug)]
-pub(super) struct Covers {
+pub(super) struct SumBackward {
     /// The rows of windows that cover each row of the target, in order, concatenated; and the begin for each row.
     covering: Vec<u32>,
     starts: Vec<u32>,
@@ -51,34 +51,34 @@ pub(super) struct Covers {
     tile: usize,
     /// Elements of a row's layout, and number of elements by which the layout begins before a tile.
     pitch: usize,
-    lead: isize,
+    leading_elements: isize,
     /// Maximum number of rows that are laid out at once.
     rows: usize,
     bytes: usize,
 }
 
-impl Covers {
+impl SumBackward {
     /// Plans the gradient of a sum over planes with `rows` rows, if the sizes are suitable.
-    pub(super) fn new(axes: &[SlidingAxis], dtype: DType, rows: usize) -> Option<Covers> {
+    pub(super) fn new(axes: &[SlidingAxis], dtype: DType, rows: usize) -> Option<SumBackward> {
         let (last, outer) = axes.split_last()?;
-        let SlidingAxis { input, output, kernel, stride, dilation, before } = *last;
-        let most = outer.iter().fold(1usize, |n, axis| n.saturating_mul(most_sources(axis, true)));
+        let SlidingAxis { input, output, kernel, stride, dilation, padding_before: before } = *last;
+        let most = outer.iter().fold(1usize, |n, axis| n.saturating_mul(max_sources(axis, true)));
         if !dtype.is_float()
             || kernel == 0
             || output == 0
-            || most > COVERING
-            || rows.checked_mul(most)? > ROWS
+            || most > MAX_COVERING
+            || rows.checked_mul(most)? > MAX_ROWS
         {
             return None;
         }
         let reach = (kernel - 1).checked_mul(dilation)?;
         let count = reach / stride + 1;
-        if count > COVERING || stride > TILE / LANES {
+        if count > MAX_COVERING || stride > MAX_TILE_ELEMENTS / LANES {
             return None;
         }
         // Tiles begin at multiples of the stride, because all tiles share the masks of one tile.
         let step = if stride.is_multiple_of(LANES) { stride } else { stride * LANES };
-        let tile = (TILE / step * step).min(input.next_multiple_of(LANES));
+        let tile = (MAX_TILE_ELEMENTS / step * step).min(input.next_multiple_of(LANES));
         let whole = tile == input.next_multiple_of(LANES);
         debug_assert!(whole || tile.is_multiple_of(stride), "masks repeat");
         let (mut taps, mut masks) = (Vec::new(), Vec::new());
@@ -109,11 +109,11 @@ impl Covers {
         }
         let all = outer.iter().fold(1usize, |n, axis| n.saturating_mul(axis.output));
         let rows = (MAX_ELEMENTS / pitch).min(all).max(span).max(1);
-        if rows.checked_mul(pitch)? > SPAN {
+        if rows.checked_mul(pitch)? > MAX_ROW_ELEMENTS {
             return None;
         }
         let bytes = (rows * pitch + stride + LANES).next_multiple_of(LANES) * computed_bytes(dtype);
-        Some(Covers { covering, starts, taps, masks, tile, pitch, lead, rows, bytes })
+        Some(SumBackward { covering, starts, taps, masks, tile, pitch, leading_elements: lead, rows, bytes })
     }
 
     /// Returns the bytes of scratch memory of a worker.
@@ -123,7 +123,7 @@ impl Covers {
 
     /// Returns the rows of windows that cover a row of the target.
     #[inline(always)]
-    fn over(&self, row: usize) -> &[u32] {
+    fn covering_rows(&self, row: usize) -> &[u32] {
         &self.covering[self.starts[row] as usize..self.starts[row + 1] as usize]
     }
 }
@@ -143,7 +143,7 @@ struct Layout {
 /// A part of the gradient of a sum: rows `part.rows` of the planes.
 pub(super) struct Run<'a, S> {
     plan: &'a Plan,
-    covers: &'a Covers,
+    covers: &'a SumBackward,
     buffers: Buffers,
     part: Part,
     stored: PhantomData<S>,
@@ -168,7 +168,7 @@ struct Rows<C, const TAPS: usize, const MASKED: bool> {
 /// # Safety
 /// `at` and `mask` are aligned, and valid for reads of [`LANES`] elements each.
 #[inline(always)]
-unsafe fn masked<C: Number>(at: *const C, mask: *const i32) -> [C; LANES] {
+unsafe fn load_masked<C: Number>(at: *const C, mask: *const i32) -> [C; LANES] {
     // Plain loops without closures: code that is not inlined is not compiled for the level.
     // SAFETY: the caller's contract.
     unsafe {
@@ -188,11 +188,11 @@ impl<C: Number, const TAPS: usize, const MASKED: bool> Rows<C, TAPS, MASKED> {
     /// # Safety
     /// The row has been laid out.
     #[inline(always)]
-    unsafe fn add(self, row: *const C, x: usize, from: usize, mut sums: [C; LANES]) -> [C; LANES] {
+    unsafe fn add_row(self, row: *const C, x: usize, from: usize, mut sums: [C; LANES]) -> [C; LANES] {
         if TAPS > 0 {
             for j in from..TAPS {
                 // SAFETY: the caller's contract.
-                let values = unsafe { self.fixed(row, x, j) };
+                let values = unsafe { self.load_fixed_tap(row, x, j) };
                 for l in 0..LANES {
                     sums[l] = sums[l].add(values[l]);
                 }
@@ -200,7 +200,7 @@ impl<C: Number, const TAPS: usize, const MASKED: bool> Rows<C, TAPS, MASKED> {
         } else {
             for j in from..self.count {
                 // SAFETY: as above, and there are `count` taps.
-                let values = unsafe { self.any(row, x, j) };
+                let values = unsafe { self.load_listed_tap(row, x, j) };
                 for l in 0..LANES {
                     sums[l] = sums[l].add(values[l]);
                 }
@@ -214,11 +214,11 @@ impl<C: Number, const TAPS: usize, const MASKED: bool> Rows<C, TAPS, MASKED> {
     /// # Safety
     /// As [`Rows::add`].
     #[inline(always)]
-    unsafe fn fixed(self, row: *const C, x: usize, j: usize) -> [C; LANES] {
+    unsafe fn load_fixed_tap(self, row: *const C, x: usize, j: usize) -> [C; LANES] {
         // SAFETY: the caller's contract.
         unsafe {
             let at = row.add(self.offsets[j]);
-            if MASKED && j == 0 { masked(at, self.masks.add(x)) } else { at.cast::<[C; LANES]>().read() }
+            if MASKED && j == 0 { load_masked(at, self.masks.add(x)) } else { at.cast::<[C; LANES]>().read() }
         }
     }
 
@@ -227,13 +227,13 @@ impl<C: Number, const TAPS: usize, const MASKED: bool> Rows<C, TAPS, MASKED> {
     /// # Safety
     /// As [`Rows::add`], and there are more than `j` taps.
     #[inline(always)]
-    unsafe fn any(self, row: *const C, x: usize, j: usize) -> [C; LANES] {
+    unsafe fn load_listed_tap(self, row: *const C, x: usize, j: usize) -> [C; LANES] {
         // SAFETY: the caller's contract.
         unsafe {
             let Tap { offset, mask } = self.taps.add(j).read();
             let at = row.add(offset);
             match mask {
-                Some(mask) => masked(at, self.masks.add(mask + x)),
+                Some(mask) => load_masked(at, self.masks.add(mask + x)),
                 None => at.cast::<[C; LANES]>().read(),
             }
         }
@@ -245,38 +245,42 @@ impl<C: Number, const TAPS: usize, const MASKED: bool> Rows<C, TAPS, MASKED> {
     /// # Safety
     /// The rows have been laid out.
     #[inline(always)]
-    unsafe fn sums(self, x: usize, rows: &[u32], low: u32) -> [C; LANES] {
+    unsafe fn sum_rows(self, x: usize, rows: &[u32], low: u32) -> [C; LANES] {
         let place = |row: u32| self.memory.wrapping_add((row - low) as usize * self.pitch + x);
         let Some((&row, rows)) = rows.split_first() else { return [C::ZERO; LANES] };
         // SAFETY: the caller's contract, and there is at least one tap.
         let mut sums = unsafe {
-            let first = if TAPS > 0 { self.fixed(place(row), x, 0) } else { self.any(place(row), x, 0) };
-            self.add(place(row), x, 1, first)
+            let first = if TAPS > 0 {
+                self.load_fixed_tap(place(row), x, 0)
+            } else {
+                self.load_listed_tap(place(row), x, 0)
+            };
+            self.add_row(place(row), x, 1, first)
         };
         for &row in rows {
             // SAFETY: as above.
-            sums = unsafe { self.add(place(row), x, 0, sums) };
+            sums = unsafe { self.add_row(place(row), x, 0, sums) };
         }
         sums
     }
 }
 
 impl<'a, S: Element> Run<'a, S> {
-    pub(super) fn new(plan: &'a Plan, covers: &'a Covers, buffers: Buffers, part: Part) -> Self {
+    pub(super) fn new(plan: &'a Plan, covers: &'a SumBackward, buffers: Buffers, part: Part) -> Self {
         Run { plan, covers, buffers, part, stored: PhantomData }
     }
 
     /// Returns a gradient as if it were added to zero, because sums begin with the first term.
     #[inline(always)]
-    fn arrives(gradient: S) -> S::Computed {
+    fn gradient_term(gradient: S) -> S::Computed {
         S::Computed::ZERO.add(gradient.decode())
     }
 
     /// Returns the layout of windows for the elements from `x` on.
     #[inline(always)]
     fn layout(&self, x: usize) -> Layout {
-        let SlidingAxis { output, stride, before, .. } = self.plan.last;
-        let Covers { pitch, lead, .. } = *self.covers;
+        let SlidingAxis { output, stride, padding_before: before, .. } = self.plan.last;
+        let SumBackward { pitch, leading_elements: lead, .. } = *self.covers;
         let low = x as isize + before - lead;
         let first = low.div_euclid(stride as isize).max(0).unsigned_abs().min(output);
         let end = (low + pitch as isize).max(0).unsigned_abs().div_ceil(stride).clamp(first, output);
@@ -289,7 +293,7 @@ impl<'a, S: Element> Run<'a, S> {
     /// The windows are valid for reads. `to` has capacity for a row, and for a stride and [`LANES`] elements after it.
     /// The elements after the row are laid out later or never.
     #[inline(always)]
-    unsafe fn lay(from: *const S, left: usize, layout: Layout, to: *mut S::Computed) {
+    unsafe fn lay_out_row(from: *const S, left: usize, layout: Layout, to: *mut S::Computed) {
         let Layout { stride, pitch, low, first, end } = layout;
         let place = |o: usize| (o * stride) as isize - low;
         let whole = first + usize::from(first < end && place(first) < 0);
@@ -303,7 +307,7 @@ impl<'a, S: Element> Run<'a, S> {
         if whole > first {
             // The window begins before the row.
             // SAFETY: the buffer has the window.
-            let value = Self::arrives(unsafe { from.add(first).read_unaligned() });
+            let value = Self::gradient_term(unsafe { from.add(first).read_unaligned() });
             for i in 0..place(whole).min(pitch as isize) {
                 // SAFETY: the row has this element.
                 unsafe { to.offset(i).write(value) };
@@ -320,14 +324,14 @@ impl<'a, S: Element> Run<'a, S> {
                         let values = from.add(o).cast::<[S; LANES]>().read_unaligned();
                         let mut all = [S::Computed::ZERO; LANES];
                         for l in 0..LANES {
-                            all[l] = Self::arrives(values[l]);
+                            all[l] = Self::gradient_term(values[l]);
                         }
                         to.cast::<[S::Computed; LANES]>().write(all);
                     } else {
                         let values = from.add(o).cast::<[S; LANES / 2]>().read_unaligned();
                         let mut all = [S::Computed::ZERO; LANES];
                         for l in 0..LANES {
-                            all[l] = Self::arrives(values[l / 2]);
+                            all[l] = Self::gradient_term(values[l / 2]);
                         }
                         to.cast::<[S::Computed; LANES]>().write(all);
                     }
@@ -338,7 +342,7 @@ impl<'a, S: Element> Run<'a, S> {
         for o in o..end {
             // SAFETY: the buffer has the window, and after the row there is capacity for a stride.
             unsafe {
-                let value = Self::arrives(from.add(o).read_unaligned());
+                let value = Self::gradient_term(from.add(o).read_unaligned());
                 let to = to.offset(place(o));
                 for i in (0..stride).step_by(SPLAT) {
                     to.add(i).cast::<[S::Computed; SPLAT]>().write([value; SPLAT]);
@@ -350,9 +354,9 @@ impl<'a, S: Element> Run<'a, S> {
 
     /// Computes rows of the elements `x..x + tile` of a plane.
     #[inline(always)]
-    fn tile<const TAPS: usize, const MASKED: bool>(&self, plane: usize, x: usize) {
+    fn compute_tile<const TAPS: usize, const MASKED: bool>(&self, plane: usize, x: usize) {
         let Plan { source, target, width, planes, ref last, .. } = *self.plan;
-        let Covers { tile, pitch, rows: most, ref taps, ref masks, .. } = *self.covers;
+        let SumBackward { tile, pitch, rows: most, ref taps, ref masks, .. } = *self.covers;
         let (mut row, end_row) = self.part.rows;
         let memory = self.buffers.scratch.cast::<S::Computed>();
         let rows = Rows::<S::Computed, TAPS, MASKED> {
@@ -372,7 +376,7 @@ impl<'a, S: Element> Run<'a, S> {
             // Takes rows of the target while the rows of windows that cover them can be laid out at once.
             let (mut low, mut high, mut until) = (u32::MAX, 0, row);
             while until < end_row {
-                let over = self.covers.over(until);
+                let over = self.covers.covering_rows(until);
                 if let (Some(&first), Some(&last)) = (over.first(), over.last()) {
                     let (new_low, new_high) = (low.min(first), high.max(last + 1));
                     if (new_high - new_low) as usize > most {
@@ -386,17 +390,17 @@ impl<'a, S: Element> Run<'a, S> {
                 let first = plane * source + windows as usize * last.output;
                 let from = self.buffers.source.cast::<S>().wrapping_add(first);
                 // SAFETY: the windows are in the buffer, and there is capacity for `most` layouts.
-                unsafe { Self::lay(from, planes * source - first, layout, memory.add(i * pitch)) };
+                unsafe { Self::lay_out_row(from, planes * source - first, layout, memory.add(i * pitch)) };
             }
             for row in row..until {
-                let over = self.covers.over(row);
+                let over = self.covers.covering_rows(row);
                 let at = plane * target + row * width + x;
                 // Elements that are written after a row are overwritten, unless there are several tiles.
                 let room = if tile < width { count } else { end - at };
                 let to = self.buffers.target.cast::<S>().wrapping_add(at);
                 for i in (0..count).step_by(LANES) {
                     // SAFETY: the rows have been laid out.
-                    let sums = unsafe { rows.sums(i, over, low) };
+                    let sums = unsafe { rows.sum_rows(i, over, low) };
                     let mut all = [S::encode(S::Computed::ZERO); LANES];
                     for l in 0..LANES {
                         all[l] = S::encode(sums[l]);
@@ -447,7 +451,7 @@ impl<S: Element, const TAPS: usize, const MASKED: bool> Work for Loop<'_, S, TAP
         let run = self.0;
         for plane in run.part.planes.0..run.part.planes.1 {
             for x in (0..run.plan.width).step_by(run.covers.tile) {
-                run.tile::<TAPS, MASKED>(plane, x);
+                run.compute_tile::<TAPS, MASKED>(plane, x);
             }
         }
     }

@@ -32,20 +32,20 @@ struct Case {
     dtype: DType,
     scores: Scores,
     /// True if dropout is applied to the weights.
-    dropped: bool,
+    has_dropout: bool,
     /// True if NaN in the softmax, for queries that see no key, is replaced by zero.
-    cleared: bool,
+    replaces_nan: bool,
     /// True if the axis of heads is between positions and elements in memory.
-    interleaved: bool,
+    has_interleaved_heads: bool,
     /// True if all heads of a batch element have the same keys and values.
-    shared: bool,
+    has_shared_keys: bool,
 }
 
 /// Returns the access to a tensor `[batch, heads, lines, elements]`.
 fn operand(case: Case, lines: usize, elements: usize, shared: bool) -> Access {
     let [batch, heads, ..] = case.sizes;
     let own = if shared { 1 } else { heads };
-    let strides: [usize; 4] = if case.interleaved {
+    let strides: [usize; 4] = if case.has_interleaved_heads {
         [lines * own * elements, elements, own * elements, 1]
     } else {
         [own * lines * elements, lines * elements, elements, 1]
@@ -84,7 +84,7 @@ fn nest(
 }
 
 /// Returns twice the value or zero, at random.
-fn dropped(b: &mut Builder, dims: &[usize], x: Reg) -> Reg {
+fn apply_dropout(b: &mut Builder, dims: &[usize], x: Reg) -> Reg {
     let ty = b.ty(x);
     let index = b.element_number(dims);
     let index = b.convert(index, Type::U64);
@@ -99,7 +99,7 @@ fn dropped(b: &mut Builder, dims: &[usize], x: Reg) -> Reg {
 }
 
 /// Returns the value, or zero if the softmax is NaN.
-fn cleared(b: &mut Builder, value: Reg, softmax: Reg) -> Reg {
+fn replace_nan(b: &mut Builder, value: Reg, softmax: Reg) -> Reg {
     let zero = b.constant(b.ty(value), 0.0);
     let number = b.compare(CompareOp::Eq, softmax, softmax);
     b.select(number, value, zero)
@@ -159,14 +159,14 @@ impl Case {
         nest(self.dtype, &dims, given, Vec::new(), None, |b, regs| {
             let (mut value, softmax) = (regs[0], regs[given - 1]);
             // Gradients pass the operations in reverse order: dropout first, then the replacement of NaN.
-            if self.dropped && given == 2 {
-                value = dropped(b, &dims, value);
+            if self.has_dropout && given == 2 {
+                value = apply_dropout(b, &dims, value);
             }
-            if self.cleared {
-                value = cleared(b, value, softmax);
+            if self.replaces_nan {
+                value = replace_nan(b, value, softmax);
             }
-            if self.dropped && given == 1 {
-                value = dropped(b, &dims, value);
+            if self.has_dropout && given == 1 {
+                value = apply_dropout(b, &dims, value);
             }
             value
         })
@@ -175,7 +175,7 @@ impl Case {
     fn softmax(self) -> Nest {
         let [batch, heads, queries, keys, ..] = self.sizes;
         nest(self.dtype, &[batch, heads, queries, keys], 1, Vec::new(), None, |b, regs| {
-            if self.cleared { cleared(b, regs[0], regs[0]) } else { regs[0] }
+            if self.replaces_nan { replace_nan(b, regs[0], regs[0]) } else { regs[0] }
         })
     }
 
@@ -190,7 +190,7 @@ impl Case {
         let [_, _, queries, keys, size, width] = self.sizes;
         let pass = if backward {
             AttentionPass::Gradients(Box::new(AttentionGradients {
-                given: operand(self, queries, width, false),
+                output_gradient: operand(self, queries, width, false),
                 weights: self.weights(2),
                 softmax: self.softmax(),
                 scores: self.scores_gradient(),
@@ -205,8 +205,8 @@ impl Case {
             size,
             width,
             q: operand(self, queries, size, false),
-            k: operand(self, keys, size, self.shared),
-            v: operand(self, keys, width, self.shared),
+            k: operand(self, keys, size, self.has_shared_keys),
+            v: operand(self, keys, width, self.has_shared_keys),
             scores: self.scores(),
             weights: self.weights(1),
             pass,
@@ -262,14 +262,14 @@ impl Case {
 }
 
 /// One point of a nest over scores.
-struct Here<'a> {
+struct PointOfScores<'a> {
     nest: &'a Nest,
     given: &'a [f64],
     mask: Option<&'a Vec<u8>>,
     index: &'a [usize],
 }
 
-impl Evaluation for Here<'_> {
+impl Evaluation for PointOfScores<'_> {
     fn load(&mut self, slot: usize) -> Scalar {
         let Some(access) = self.nest.loads[slot].access() else {
             return Scalar::F64(self.given[slot]);
@@ -303,7 +303,7 @@ fn expected(case: Case, inputs: &[Vec<u8>]) -> [Vec<f64>; 4] {
     let [batch, heads, queries, keys, size, width] = case.sizes;
     let desc = case.desc(true);
     let AttentionPass::Gradients(gradients) = &desc.pass else { unreachable!() };
-    let AttentionGradients { given, weights, softmax: kept, scores, .. } = &**gradients;
+    let AttentionGradients { output_gradient: given, weights, softmax: kept, scores, .. } = &**gradients;
     let element = |access: &Access, k: usize, index: [usize; 4]| {
         let at: isize = access.strides.iter().zip(index).map(|(&s, i)| s * i as isize).sum();
         get(&inputs[k], case.dtype, at as usize).to_f64()
@@ -319,7 +319,7 @@ fn expected(case: Case, inputs: &[Vec<u8>]) -> [Vec<f64>; 4] {
         for h in 0..heads {
             for i in 0..queries {
                 let value = |nest: &Nest, given: &[f64], j: usize| {
-                    let mut at = Here { nest, given, mask: inputs.get(4), index: &[b, h, i, j] };
+                    let mut at = PointOfScores { nest, given, mask: inputs.get(4), index: &[b, h, i, j] };
                     nest.expr.evaluate(Mode::Widened, &mut at).unwrap()[0].to_f64()
                 };
                 let dot = |j: usize| {
@@ -411,14 +411,14 @@ const PLAIN: Case = Case {
     sizes: [1, 1, 1, 1, 1, 1],
     dtype: DType::F32,
     scores: Scores::Scaled,
-    dropped: false,
-    cleared: false,
-    interleaved: true,
-    shared: false,
+    has_dropout: false,
+    replaces_nan: false,
+    has_interleaved_heads: true,
+    has_shared_keys: false,
 };
 
 #[test]
-fn odd_sizes() {
+fn irregular_sizes() {
     let lengths = [(1, 1), (7, 7), (33, 33), (129, 129), (1, 33), (33, 1), (7, 129), (129, 7)];
     for (queries, keys) in lengths {
         for (size, width) in [(3, 3), (16, 16), (64, 64), (80, 80), (16, 5), (33, 64)] {
@@ -434,7 +434,15 @@ fn masks_and_dropout() {
             for (interleaved, shared) in [(true, false), (false, true)] {
                 for dtype in [DType::F32, DType::F64] {
                     let sizes = [2, 3, 9, 35, 8, 12];
-                    check(Case { sizes, dtype, scores, dropped, cleared: false, interleaved, shared });
+                    check(Case {
+                        sizes,
+                        dtype,
+                        scores,
+                        has_dropout: dropped,
+                        replaces_nan: false,
+                        has_interleaved_heads: interleaved,
+                        has_shared_keys: shared,
+                    });
                 }
             }
         }
@@ -443,12 +451,13 @@ fn masks_and_dropout() {
 
 /// The softmax of queries that see no key is NaN. If NaN is replaced by zero, all gradients are finite.
 #[test]
-fn queries_that_see_nothing() {
+fn queries_without_visible_keys() {
     for scores in [Scores::Pairs, Scores::Keys, Scores::Scaled] {
         for dropped in [false, true] {
             for dtype in [DType::F32, DType::F64] {
                 for sizes in [[2, 3, 9, 35, 8, 12], [1, 2, 5, 1, 4, 4]] {
-                    let case = Case { sizes, dtype, scores, dropped, cleared: true, ..PLAIN };
+                    let case =
+                        Case { sizes, dtype, scores, has_dropout: dropped, replaces_nan: true, ..PLAIN };
                     check(case);
                     let want = expected(case, &case.inputs(&mut Random(3)));
                     assert!(want.iter().flatten().all(|value| value.is_finite()), "{case:?}");
@@ -457,23 +466,23 @@ fn queries_that_see_nothing() {
         }
     }
     // Several parts of queries.
-    check(Case { sizes: [1, 1, 260, 130, 20, 36], scores: Scores::Pairs, cleared: true, ..PLAIN });
+    check(Case { sizes: [1, 1, 260, 130, 20, 36], scores: Scores::Pairs, replaces_nan: true, ..PLAIN });
 }
 
 /// With few heads, queries and the sums of the gradients of keys and values are divided into parts. Many heads are
 /// grouped.
 #[test]
-fn few_heads_and_many() {
+fn heads_are_split_or_grouped() {
     for scores in [Scores::Scaled, Scores::Pairs] {
         check(Case { sizes: [1, 1, 500, 260, 20, 36], scores, ..PLAIN });
-        check(Case { sizes: [1, 3, 130, 140, 64, 64], scores, dropped: true, ..PLAIN });
-        check(Case { sizes: [30, 5, 5, 6, 4, 4], scores, dropped: true, ..PLAIN });
+        check(Case { sizes: [1, 3, 130, 140, 64, 64], scores, has_dropout: true, ..PLAIN });
+        check(Case { sizes: [30, 5, 5, 6, 4, 4], scores, has_dropout: true, ..PLAIN });
     }
     check(Case { sizes: [1, 1, 1, 2000, 8, 8], ..PLAIN });
 }
 
 #[test]
-fn what_is_not_a_number_flows_to_its_query_and_no_other() {
+fn nan_stays_in_its_query() {
     let case = Case { sizes: [1, 2, 9, 40, 8, 8], scores: Scores::Scaled, ..PLAIN };
     let mut inputs = case.inputs(&mut Random(3));
     let desc = case.desc(false);
@@ -492,7 +501,7 @@ fn what_is_not_a_number_flows_to_its_query_and_no_other() {
 
 /// Blocks skip keys that a mask hides, with and without parts of heads.
 #[test]
-fn hidden_keys() {
+fn masked_keys_are_skipped() {
     let scores = Scores::Later;
     for sizes in
         [[2, 3, 40, 40, 8, 12], [1, 1, 500, 260, 20, 36], [1, 2, 150, 333, 8, 8], [9, 2, 260, 270, 8, 8]]
@@ -500,12 +509,12 @@ fn hidden_keys() {
         check(Case { sizes, scores, ..PLAIN });
     }
     check(Case { sizes: [1, 2, 300, 300, 8, 8], scores, dtype: DType::F64, ..PLAIN });
-    check(Case { sizes: [1, 2, 150, 150, 8, 8], scores, dropped: true, ..PLAIN });
+    check(Case { sizes: [1, 2, 150, 150, 8, 8], scores, has_dropout: true, ..PLAIN });
 }
 
 /// Zero times NaN or infinity is NaN, so keys are skipped only if all values are finite.
 #[test]
-fn what_is_hidden_and_not_finite_shows() {
+fn masked_nonfinite_values_propagate() {
     let case = Case { sizes: [1, 1, 150, 150, 4, 4], scores: Scores::Later, ..PLAIN };
     let last = 149 * 4;
     for (operand, value) in
@@ -530,8 +539,8 @@ fn what_is_hidden_and_not_finite_shows() {
 }
 
 #[test]
-fn only_what_is_wanted() {
-    let case = Case { sizes: [1, 2, 9, 40, 8, 8], dropped: true, ..PLAIN };
+fn only_required_gradients_are_computed() {
+    let case = Case { sizes: [1, 2, 9, 40, 8, 8], has_dropout: true, ..PLAIN };
     let inputs = case.inputs(&mut Random(5));
     let all = case.desc(true);
     let sizes: Vec<usize> = expected(case, &inputs)[1..].iter().map(|values| values.len() * 4).collect();
@@ -559,7 +568,7 @@ fn only_what_is_wanted() {
 }
 
 #[test]
-fn what_does_not_fit_is_refused() {
+fn invalid_descriptions_are_rejected() {
     let good = Case { sizes: [2, 3, 9, 35, 8, 12], ..PLAIN }.desc(true);
     let refused = |change: &dyn Fn(&mut AttentionDesc)| {
         let mut desc = good.clone();
@@ -581,7 +590,7 @@ fn what_does_not_fit_is_refused() {
 
 /// Each nest has one accumulator; the gradient of the weights has two.
 #[test]
-fn nests_have_the_accumulators_that_they_are_given() {
+fn accumulator_counts_are_checked() {
     let case = Case { sizes: [2, 3, 9, 35, 8, 12], ..PLAIN };
     let (forward, backward) = (case.desc(false), case.desc(true));
     let refused = |desc: &AttentionDesc, change: &dyn Fn(&mut AttentionDesc)| {

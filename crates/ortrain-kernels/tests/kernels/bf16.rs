@@ -20,7 +20,7 @@ fn operand(dtype: DType, rows: usize, columns: usize, transposed: bool) -> Acces
 }
 
 /// Returns an epilogue that only stores the product.
-fn stored(dtype: DType, dims: &[usize]) -> Nest {
+fn plain_epilogue(dtype: DType, dims: &[usize]) -> Nest {
     let mut b = Builder::new();
     let product = b.load(0, Type::of(dtype));
     Nest {
@@ -39,9 +39,9 @@ fn gemm([m, n, k]: [usize; 3], dtypes: [DType; 2], turned: [bool; 2], products: 
         k,
         a: operand(dtypes[0], m, k, turned[0]),
         b: operand(dtypes[1], k, n, turned[1]),
-        rounded: [None; 2],
+        rounded_to: [None; 2],
         products,
-        epilogue: stored(if dtypes == [DType::F64; 2] { DType::F64 } else { DType::F32 }, &[m, n]),
+        epilogue: plain_epilogue(if dtypes == [DType::F64; 2] { DType::F64 } else { DType::F32 }, &[m, n]),
     }
 }
 
@@ -70,7 +70,7 @@ fn multiply([m, n, k]: [usize; 3], a: &[f64], b: &[f64]) -> Vec<f64> {
 }
 
 /// Returns the elements of a matrix in memory order.
-fn laid_out(values: &[f64], rows: usize, turned: bool) -> Vec<f64> {
+fn in_memory_order(values: &[f64], rows: usize, turned: bool) -> Vec<f64> {
     let columns = values.len() / rows;
     if !turned {
         return values.to_vec();
@@ -105,10 +105,10 @@ fn products_of_small_integers_are_exact() {
                 |len: usize| -> Vec<f64> { (0..len).map(|_| random.below(17) as f64 - 8.0).collect() };
             let (a, b) = (whole(m * k), whole(k * n));
             let want = multiply(sides, &a, &b);
-            let a = buffer_of(dtypes[0], &laid_out(&a, m, turned[0]));
-            let b = buffer_of(dtypes[1], &laid_out(&b, k, turned[1]));
+            let a = buffer_of(dtypes[0], &in_memory_order(&a, m, turned[0]));
+            let b = buffer_of(dtypes[1], &in_memory_order(&b, k, turned[1]));
             for precision in ROUNDED {
-                for (isa, products) in machines(precision) {
+                for (isa, products) in machines_for(precision) {
                     let got = run_gemm(&gemm(sides, dtypes, turned, products), isa, [&a, &b]);
                     let same = got.iter().zip(&want).all(|(&got, &want)| got == want);
                     assert!(
@@ -131,7 +131,7 @@ fn long_sums_of_integers_are_exact() {
     let (a, b) = (whole(m * k), whole(k * n));
     let want = multiply(sides, &a, &b);
     let (a, b) = (buffer_of(DType::F32, &a), buffer_of(DType::F32, &b));
-    for (isa, products) in machines(Precision::Bf16) {
+    for (isa, products) in machines_for(Precision::Bf16) {
         let got = run_gemm(&gemm(sides, [DType::F32; 2], [false; 2], products), isa, [&a, &b]);
         assert!(got.iter().zip(&want).all(|(&got, &want)| got == want), "{products:?} at {isa}");
     }
@@ -139,7 +139,7 @@ fn long_sums_of_integers_are_exact() {
 
 /// Products have the terms of `Precision::split`: factors of 24 bits, sums of one product and zeros.
 #[test]
-fn a_product_is_the_sum_of_its_terms_products() {
+fn products_sum_the_products_of_terms() {
     let mut random = Random(13);
     let (m, n, k) = (17, 18, 17);
     let mut factors = |len: usize| -> Vec<f32> { (0..len).map(|_| random.unit() as f32).collect() };
@@ -150,7 +150,7 @@ fn a_product_is_the_sum_of_its_terms_products() {
     (0..m).for_each(|i| a[i * k + 5] = x[i]);
     (0..n).for_each(|j| b[5 * n + j] = y[j]);
     for precision in ROUNDED {
-        for (isa, products) in machines(precision) {
+        for (isa, products) in machines_for(precision) {
             let desc = gemm([m, n, k], [DType::F32; 2], [false; 2], products);
             let got = run_gemm(&desc, isa, [&bytes_of(&a), &bytes_of(&b)]);
             for (i, &got) in got.iter().enumerate() {
@@ -177,7 +177,7 @@ const ROOT_MEAN_SQUARES: [(Precision, f64, f64); 3] = [
 ];
 
 #[test]
-fn each_precision_loses_what_it_says() {
+fn errors_match_each_precision() {
     let mut random = Random(14);
     let sides = [20, 24, 1024];
     let [m, n, k] = sides;
@@ -188,7 +188,7 @@ fn each_precision_loses_what_it_says() {
     let size = want.iter().map(|want| want * want).sum::<f64>();
     let (a, b) = (buffer_of(DType::F32, &a), buffer_of(DType::F32, &b));
     for (precision, least, most) in ROOT_MEAN_SQUARES {
-        for (isa, products) in machines(precision) {
+        for (isa, products) in machines_for(precision) {
             let got = run_gemm(&gemm(sides, [DType::F32; 2], [false; 2], products), isa, [&a, &b]);
             let off = got.iter().zip(&want).map(|(&got, want)| (got - want).powi(2)).sum::<f64>();
             let error = (off / size).sqrt();
@@ -200,7 +200,7 @@ fn each_precision_loses_what_it_says() {
 
 /// Infinities and NaN meet zeros, small numbers and each other, in full blocks and at their edges.
 #[test]
-fn infinity_and_nan_come_out_as_in_f32() {
+fn infinity_and_nan_equal_f32() {
     let (inf, nan) = (f64::INFINITY, f64::NAN);
     let largest = f64::from(f32::MAX);
     for sides in [[17, 17, 17], [32, 32, 40], [40, 50, 400]] {
@@ -220,7 +220,7 @@ fn infinity_and_nan_come_out_as_in_f32() {
         let want = multiply(sides, &a, &b);
         let (a, b) = (buffer_of(DType::F32, &a), buffer_of(DType::F32, &b));
         for precision in ROUNDED {
-            for (isa, products) in machines(precision) {
+            for (isa, products) in machines_for(precision) {
                 let got = run_gemm(&gemm(sides, [DType::F32; 2], [false; 2], products), isa, [&a, &b]);
                 for (i, (&got, &want)) in got.iter().zip(&want).enumerate() {
                     let row = i / n;
@@ -250,7 +250,7 @@ fn conv(
     let shape =
         ConvShape { pass, batch, groups, channels_in, channels_out, axes: axes.iter().copied().collect() };
     let [_, _, dims] = shape.operands();
-    ConvDesc { shape, a: dtype, b: dtype, products, epilogue: stored(dtype, &dims) }
+    ConvDesc { shape, a: dtype, b: dtype, products, epilogue: plain_epilogue(dtype, &dims) }
 }
 
 fn run_conv(desc: &ConvDesc, isa: Isa, inputs: &[Vec<u8>; 2]) -> Vec<f64> {
@@ -272,7 +272,7 @@ fn convolutions_of_small_integers_are_exact() {
     let axis = |input: usize, kernel: usize, stride: usize, dilation: usize, pad: isize| {
         let window = (dilation * (kernel - 1) + 1) as isize;
         let output = (input as isize + 2 * pad - window) as usize / stride + 1;
-        SlidingAxis { input, output, kernel, stride, dilation, before: pad }
+        SlidingAxis { input, output, kernel, stride, dilation, padding_before: pad }
     };
     for (batch, channels, axes) in [
         (2, [1, 20, 36], [axis(7, 3, 1, 1, 1); 2]),
@@ -292,7 +292,7 @@ fn convolutions_of_small_integers_are_exact() {
                 .map(|dtype| inputs.each_ref().map(|values| buffer_of(dtype, values)));
             let want = run_conv(&plain, Isa::detect().unwrap(), &doubles);
             for precision in ROUNDED {
-                for (isa, products) in machines(precision) {
+                for (isa, products) in machines_for(precision) {
                     let got =
                         run_conv(&conv(pass, batch, channels, &axes, DType::F32, products), isa, &inputs);
                     assert!(got == want, "{:?} {products:?} at {isa}: {got:?}, not {want:?}", plain.shape);
@@ -304,9 +304,9 @@ fn convolutions_of_small_integers_are_exact() {
 
 /// Factors of 24 bits are rounded in convolutions, too, and errors stay within the bounds.
 #[test]
-fn convolutions_lose_what_products_lose() {
+fn conv_errors_are_within_product_bounds() {
     let mut random = Random(17);
-    let axis = SlidingAxis { input: 10, output: 10, kernel: 3, stride: 1, dilation: 1, before: 1 };
+    let axis = SlidingAxis { input: 10, output: 10, kernel: 3, stride: 1, dilation: 1, padding_before: 1 };
     for pass in [ConvPass::Output, ConvPass::InputGradient, ConvPass::FilterGradient] {
         let plain = conv(pass, 2, [1, 24, 20], &[axis; 2], DType::F64, Products::F32);
         let [a, b, _] = plain.shape.operands().map(|dims| dims.iter().product::<usize>());
@@ -318,7 +318,7 @@ fn convolutions_lose_what_products_lose() {
         let want = run_conv(&plain, Isa::detect().unwrap(), &doubles);
         let size = want.iter().map(|want| want * want).sum::<f64>();
         for (precision, least, most) in ROOT_MEAN_SQUARES {
-            for (isa, products) in machines(precision) {
+            for (isa, products) in machines_for(precision) {
                 let got =
                     run_conv(&conv(pass, 2, [1, 24, 20], &[axis; 2], DType::F32, products), isa, &inputs);
                 let off = got.iter().zip(&want).map(|(&got, &want)| (got - want).powi(2)).sum::<f64>();
@@ -330,7 +330,7 @@ fn convolutions_lose_what_products_lose() {
 }
 
 #[test]
-fn doubles_are_multiplied_as_they_are() {
+fn f64_operands_ignore_the_precision() {
     let mut random = Random(18);
     let sides = [20, 20, 20];
     let products = Products { precision: Precision::Bf16, unit: Bf16Unit::EMULATED };

@@ -15,7 +15,7 @@ const F32_ERROR: f64 = 3e-6;
 
 /// Returns the maximum error of a sum of products in a precision, relative to the sum of the magnitudes: the rounding
 /// error of the factors, and the error of sums in f32.
-pub(crate) fn worst(precision: Precision) -> f64 {
+pub(crate) fn max_relative_error(precision: Precision) -> f64 {
     let lost = match precision {
         Precision::F32 => 0.0,
         // The last of 8 bits is 2⁻⁷, and rounding may lose half of it in each factor.
@@ -32,7 +32,7 @@ pub(crate) fn worst(precision: Precision) -> f64 {
 
 /// Returns every level of this machine with each bfloat16 unit for a precision: all levels with the emulated unit, the
 /// best level also with the units of the processor.
-pub(crate) fn machines(precision: Precision) -> Vec<(Isa, Products)> {
+pub(crate) fn machines_for(precision: Precision) -> Vec<(Isa, Products)> {
     let levels = Isa::available();
     let best = *levels.last().unwrap();
     let emulated = levels.into_iter().map(|isa| (isa, Bf16Unit::EMULATED));
@@ -231,7 +231,7 @@ fn outer_indices(nest: &Nest) -> Vec<Vec<usize>> {
 }
 
 /// Returns the indices of the points with an outer index, in order.
-fn row(nest: &Nest, outer: &[usize]) -> Vec<Vec<usize>> {
+fn row_indices(nest: &Nest, outer: &[usize]) -> Vec<Vec<usize>> {
     match (&nest.segments, outer) {
         (Some(segments), &[k]) => segments.range(k).map(|i| vec![k, i]).collect(),
         _ => indices(nest.inner_dims()).iter().map(|inner| [outer, inner].concat()).collect(),
@@ -282,13 +282,13 @@ pub(crate) fn reference(
     };
     let mut regs = Vec::new();
     for outer in outer_indices(nest) {
-        let points = row(nest, &outer);
+        let points = row_indices(nest, &outer);
         let mut reduced: Vec<Scalar> = Vec::new();
         for reduction in &nest.reductions {
             let ty = expr.ty(reduction.value);
             let wide = if ty == Type::F32 { Type::F64 } else { ty };
             let mut total = neutral(reduction.op, wide);
-            let needed = expr.needed_by(&[reduction.value]);
+            let needed = expr.dependencies_of(&[reduction.value]);
             for index in &points {
                 let mut at = Point { nest, loads, index, reduced: &reduced };
                 expr.evaluate_into(Mode::Exact, &needed, &mut at, &mut regs)?;
@@ -308,7 +308,7 @@ pub(crate) fn reference(
             for (slot, access) in nest.stores.iter().enumerate().filter(|(_, access)| row_store(access)) {
                 let root: Reg = expr.outputs()[slot];
                 let mut at = Point { nest, loads, index: &index, reduced: &reduced };
-                expr.evaluate_into(Mode::Exact, &expr.needed_by(&[root]), &mut at, &mut regs)?;
+                expr.evaluate_into(Mode::Exact, &expr.dependencies_of(&[root]), &mut at, &mut regs)?;
                 put(&mut outs[slot], access.dtype, element(access, &index), regs[usize::from(root.0)]);
             }
         }
@@ -389,6 +389,7 @@ pub(crate) fn random_access(
     let mut access = Access { dtype, offset, strides, len: offset + random.below(4) };
     // An operand that is constant along a row exists even if the row is empty.
     let dims: Vec<usize> = dims.iter().map(|&dim| dim.max(1)).collect();
-    access.len = access.reach(&dims).map_or(access.len, |(_, high)| high as usize + 1 + random.below(4));
+    access.len =
+        access.position_range(&dims).map_or(access.len, |(_, high)| high as usize + 1 + random.below(4));
     access
 }

@@ -2,7 +2,7 @@
 
 use ortrain_expr::{
     Access, BinaryOp, Builder, ConvPass, ConvShape, DType, Load, Nest, OutOfRange, Precision, Scalar,
-    SlidingAxis, Type, element_of,
+    SlidingAxis, Type, flat_index_of,
 };
 use ortrain_kernels::{ConvDesc, ConvKernel, Isa, Pool, Products};
 use proptest::prelude::*;
@@ -16,7 +16,7 @@ fn axis(input: usize, kernel: usize, stride: usize, dilation: usize, pads: [isiz
     let padded = input as isize + pads[0] + pads[1];
     let window = (dilation * (kernel.max(1) - 1) + 1) as isize;
     let output = if padded < window { 0 } else { (padded - window) as usize / stride + 1 };
-    SlidingAxis { input, output, kernel, stride, dilation, before: pads[0] }
+    SlidingAxis { input, output, kernel, stride, dilation, padding_before: pads[0] }
 }
 
 fn shape(pass: ConvPass, batch: usize, channels: [usize; 3], axes: &[SlidingAxis]) -> ConvShape {
@@ -44,9 +44,9 @@ fn convolve(desc: &ConvDesc, inputs: &[Vec<u8>]) -> (Vec<f64>, Vec<f64>) {
             let places = axes.iter().zip(&output).zip(&cell).map(|((axis, &o), &k)| axis.input_at(o, k));
             if let Some(input) = places.collect::<Option<Vec<_>>>() {
                 triples.push((
-                    element_of(&inputs, &input),
-                    element_of(&outputs, &output),
-                    element_of(&kernels, &cell),
+                    flat_index_of(&inputs, &input),
+                    flat_index_of(&outputs, &output),
+                    flat_index_of(&kernels, &cell),
                 ));
             }
         }
@@ -124,10 +124,10 @@ fn check(desc: &ConvDesc, random: &mut Random, what: &str) {
     let (sums, scale) = convolve(desc, &inputs);
     let epsilon = match (store.dtype, desc.epilogue.loads[0].dtype()) {
         (DType::F64, DType::F64) => 1e-14,
-        (DType::F16, _) => 1e-3 + worst(desc.products.precision),
-        _ => worst(desc.products.precision),
+        (DType::F16, _) => 1e-3 + max_relative_error(desc.products.precision),
+        _ => max_relative_error(desc.products.precision),
     };
-    for (isa, products) in machines(desc.products.precision) {
+    for (isa, products) in machines_for(desc.products.precision) {
         let desc = &ConvDesc { products, ..desc.clone() };
         let what = &format!("{what} by {:?}", products.unit);
         let got = run_conv(desc, isa, 1, &inputs, &outs).unwrap();
@@ -262,7 +262,8 @@ fn sizes_zero_and_one() {
     // Output beyond the input, and input that no window covers.
     for before in [-7, -2, 0, 3, 20] {
         for stride in 1..4 {
-            let far = SlidingAxis { input: 5, output: 9, kernel: 2, stride, dilation: 2, before };
+            let far =
+                SlidingAxis { input: 5, output: 9, kernel: 2, stride, dilation: 2, padding_before: before };
             check_passes(2, [1, 2, 3], &[far, one, far], &mut random);
             check_passes(2, [2, 1, 1], &[far, far], &mut random);
         }
@@ -270,7 +271,7 @@ fn sizes_zero_and_one() {
 }
 
 #[test]
-fn windows_that_reach_far() {
+fn windows_far_beyond_the_input() {
     let mut random = Random(3);
     let far = SlidingAxis {
         input: 4,
@@ -278,7 +279,7 @@ fn windows_that_reach_far() {
         kernel: 3,
         stride: 1,
         dilation: 1_000_000_000,
-        before: 1_000_000_001,
+        padding_before: 1_000_000_001,
     };
     check_passes(2, [1, 2, 2], &[far], &mut random);
     check_passes(2, [2, 1, 1], &[far, far], &mut random);
@@ -295,7 +296,7 @@ fn any_axis(random: &mut Random) -> SlidingAxis {
         axis.output = random.below(9);
     }
     if random.chance(10) {
-        axis.before = random.below(12) as isize - 6;
+        axis.padding_before = random.below(12) as isize - 6;
     }
     axis
 }
@@ -407,13 +408,18 @@ fn transformed_tiles_are_as_accurate_as_sums() {
 
 /// Runs a description on operands with one element that is infinite or NaN. This element must reach exactly the results
 /// with a product of it in their sum. Padding has no products, so zero times infinity never occurs.
-fn check_odd(desc: &ConvDesc, (operand, at, odd): (usize, usize, f32), random: &mut Random, what: &str) {
+fn check_nonfinite(
+    desc: &ConvDesc,
+    (operand, at, odd): (usize, usize, f32),
+    random: &mut Random,
+    what: &str,
+) {
     let mut inputs = operands(desc, random);
     put(&mut inputs[operand], [desc.a, desc.b][operand], at, Scalar::F64(odd.into()));
     let (sums, scale) = convolve(desc, &inputs);
     let store = &desc.epilogue.stores[0];
-    let epsilon = worst(desc.products.precision);
-    for (isa, products) in machines(desc.products.precision) {
+    let epsilon = max_relative_error(desc.products.precision);
+    for (isa, products) in machines_for(desc.products.precision) {
         let desc = &ConvDesc { products, ..desc.clone() };
         let outs = [vec![0; store.len * store.dtype.size()]];
         let got = run_conv(desc, isa, 1, &inputs, &outs).unwrap();
@@ -435,7 +441,7 @@ fn check_odd(desc: &ConvDesc, (operand, at, odd): (usize, usize, f32), random: &
 }
 
 #[test]
-fn what_is_no_number_reaches_the_sums_that_hold_it() {
+fn nan_reaches_the_sums_that_contain_it() {
     let mut random = Random(5);
     let layers = networks().into_iter().chain([(2, [1, 48, 48], square(16, 3, 1, 1))]);
     for (batch, channels, axes) in layers {
@@ -447,7 +453,7 @@ fn what_is_no_number_reaches_the_sums_that_hold_it() {
                 let len = desc.shape.operands()[operand].iter().product::<usize>();
                 desc.products.precision = random.pick(&[Precision::F32, Precision::F32, Precision::Bf16x3]);
                 for (at, odd) in [(0, f32::NAN), (random.below(len), f32::INFINITY)] {
-                    check_odd(&desc, (operand, at, odd), &mut random, &what);
+                    check_nonfinite(&desc, (operand, at, odd), &mut random, &what);
                 }
             }
         }
@@ -456,13 +462,13 @@ fn what_is_no_number_reaches_the_sums_that_hold_it() {
 
 /// Sums of tiles with one huge element.
 #[test]
-fn what_is_huge_reaches_the_sums_that_hold_it() {
+fn huge_values_reach_the_sums_that_contain_them() {
     let mut random = Random(5);
     for pass in PASSES {
         let desc = plain(shape(pass, 2, [1, 48, 48], &square(16, 3, 1, 1)), [DType::F32; 2], None);
         for operand in [0, 1] {
             let len = desc.shape.operands()[operand].iter().product::<usize>();
-            check_odd(&desc, (operand, random.below(len), f32::MAX), &mut random, &format!("{pass:?}"));
+            check_nonfinite(&desc, (operand, random.below(len), f32::MAX), &mut random, &format!("{pass:?}"));
         }
     }
 }
@@ -471,7 +477,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn what_is_no_number_in_any_shape(seed: u64) {
+    fn nan_in_any_shape(seed: u64) {
         let mut random = Random(seed);
         let mut desc = any_desc(&mut random);
         desc.epilogue = plain(desc.shape.clone(), [desc.a, desc.b], None).epilogue;
@@ -480,14 +486,14 @@ proptest! {
         if len > 0 {
             let odd = random.pick(&[f32::NAN, f32::INFINITY, f32::NEG_INFINITY]);
             let at = random.below(len);
-            check_odd(&desc, (operand, at, odd), &mut random, &format!("{desc:?}"));
+            check_nonfinite(&desc, (operand, at, odd), &mut random, &format!("{desc:?}"));
         }
     }
 }
 
 /// An epilogue that reads the buffer that it overwrites, for sums of which some are computed twice.
 #[test]
-fn what_is_no_number_in_a_sum_that_is_added() {
+fn nan_in_in_place_epilogues() {
     let mut random = Random(11);
     for (batch, channels, axes) in [
         (2, [1, 5, 7], square(9, 3, 1, 1)),
@@ -542,7 +548,7 @@ fn what_is_no_number_in_a_sum_that_is_added() {
 }
 
 /// `relu(result * 0.5 + bias[channel]) + 2 * old`, in place, and the result itself in half precision.
-fn with_everything(shape: ConvShape) -> ConvDesc {
+fn desc_with_full_epilogue(shape: ConvShape) -> ConvDesc {
     let [_, _, dims] = shape.operands();
     let f32 = Access::contiguous(DType::F32, &dims);
     let strides = (0..dims.len()).map(|axis| isize::from(axis == 1)).collect();
@@ -573,7 +579,7 @@ fn with_everything(shape: ConvShape) -> ConvDesc {
 }
 
 #[test]
-fn an_epilogue_has_everything_a_nest_has() {
+fn epilogues_support_all_nest_features() {
     let mut random = Random(9);
     for (batch, channels, axes) in [
         (2, [1, 5, 7], square(9, 3, 1, 1)),
@@ -588,7 +594,7 @@ fn an_epilogue_has_everything_a_nest_has() {
         (8, [1, 40, 70], square(6, 1, 1, 0)),
     ] {
         for pass in PASSES {
-            let desc = with_everything(shape(pass, batch, channels, &axes));
+            let desc = desc_with_full_epilogue(shape(pass, batch, channels, &axes));
             let dims = &desc.epilogue.dims;
             let count: usize = dims.iter().product();
             let (plane, width) = (dims[2..].iter().product::<usize>(), dims[dims.len() - 1]);
@@ -662,7 +668,7 @@ fn a_guard_in_an_epilogue_reports_the_first_index() {
 }
 
 #[test]
-fn wrong_descriptions_are_refused() {
+fn invalid_descriptions_are_rejected() {
     let good = plain(shape(ConvPass::Output, 1, [1, 2, 3], &square(5, 3, 1, 1)), [DType::F32; 2], None);
     let refuse = |change: &dyn Fn(&mut ConvDesc), what: &str| {
         let mut desc = good.clone();

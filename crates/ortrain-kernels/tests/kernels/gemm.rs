@@ -85,7 +85,7 @@ fn element(access: &Access, index: [usize; 3]) -> usize {
 }
 
 /// Maximum number of multiplications of a test. Of larger products, a test checks the edges and some other elements.
-const PATIENCE: usize = 8_000_000;
+const MAX_CHECKED_MULTIPLICATIONS: usize = 8_000_000;
 
 /// Computes the product in f64, row-major, and the sums of magnitudes for error bounds; NaN marks elements that are not
 /// checked.
@@ -96,7 +96,7 @@ fn product(desc: &GemmDesc, inputs: &[Vec<u8>]) -> (Vec<f64>, Vec<f64>) {
         (0..access.len).map(|i| get(bytes, access.dtype, i).to_f64()).collect()
     };
     let (a, b) = (decode(&desc.a, &inputs[0]), decode(&desc.b, &inputs[1]));
-    let every = (batch * m * n * desc.k / PATIENCE) | 1;
+    let every = (batch * m * n * desc.k / MAX_CHECKED_MULTIPLICATIONS) | 1;
     for z in 0..batch {
         for i in 0..m {
             for j in 0..n {
@@ -134,10 +134,10 @@ fn check(desc: &GemmDesc, random: &mut Random, what: &str) {
     let (c, scale) = product(desc, &inputs);
     let epsilon = match (store.dtype, desc.epilogue.loads[0].dtype()) {
         (DType::F64, DType::F64) => 1e-14,
-        (DType::F16, _) => 1e-3 + worst(desc.products.precision),
-        _ => worst(desc.products.precision),
+        (DType::F16, _) => 1e-3 + max_relative_error(desc.products.precision),
+        _ => max_relative_error(desc.products.precision),
     };
-    for (isa, products) in machines(desc.products.precision) {
+    for (isa, products) in machines_for(desc.products.precision) {
         let desc = &GemmDesc { products, ..desc.clone() };
         let what = &format!("{what} by {:?}", products.unit);
         let got = run_gemm(desc, isa, 1, &inputs, &outs).unwrap();
@@ -176,7 +176,7 @@ fn plain(sizes: Sizes, dtype: DType, ta: bool, tb: bool) -> GemmDesc {
         k,
         a: operand(dtype, [batch, m, k], ta),
         b: operand(dtype, [batch, k, n], tb),
-        rounded: [None; 2],
+        rounded_to: [None; 2],
         products: Products::F32,
         epilogue: epilogue(
             sizes.dims(),
@@ -246,7 +246,7 @@ fn large_products_are_cut_into_many_blocks() {
 
 /// Operands that are rounded at loading give the bits of copies in the narrow type, for every partition of a product.
 #[test]
-fn rounded_operands_are_those_of_the_narrow_type() {
+fn rounded_operands_equal_narrow_operands() {
     let mut random = Random(11);
     for (batch, m, n, k) in [
         (2, 3, 4, 0),
@@ -288,10 +288,10 @@ fn rounded_operands_are_those_of_the_narrow_type() {
             });
             let outs = [vec![0xee; batch * m * n * 4]];
             for rounds in [[true, false], [false, true], [true, true]] {
-                for (isa, products) in machines(precision) {
+                for (isa, products) in machines_for(precision) {
                     let (mut rounded, mut stored) = (wide.clone(), wide.clone());
                     (rounded.products, stored.products) = (products, products);
-                    rounded.rounded = rounds.map(|rounds| rounds.then_some(narrow));
+                    rounded.rounded_to = rounds.map(|rounds| rounds.then_some(narrow));
                     let mut read = inputs.clone();
                     for (k, access) in [&mut stored.a, &mut stored.b].into_iter().enumerate() {
                         if rounds[k] {
@@ -312,7 +312,7 @@ fn rounded_operands_are_those_of_the_narrow_type() {
         }
     }
     let mut wrong = plain(Sizes { batch: 1, m: 2, n: 2, k: 2 }, DType::F64, false, false);
-    wrong.rounded[1] = Some(DType::F16);
+    wrong.rounded_to[1] = Some(DType::F16);
     let error = GemmKernel::new(&wrong, Isa::PORTABLE).unwrap_err();
     assert_eq!(error, "a matrix of float64 rounded to float16");
 }
@@ -336,7 +336,7 @@ fn large_products_of_bfloat16_are_cut_into_many_blocks() {
 }
 
 #[test]
-fn one_matrix_may_serve_a_batch() {
+fn batches_may_share_a_matrix() {
     let mut random = Random(3);
     for (m, n, k) in [(5, 40, 30), (20, 300, 64), (160, 70, 90), (300, 33, 600)] {
         for (shared_a, shared_b) in [(true, false), (false, true), (true, true)] {
@@ -354,7 +354,7 @@ fn one_matrix_may_serve_a_batch() {
 }
 
 #[test]
-fn results_may_lie_transposed() {
+fn results_may_be_transposed() {
     let mut random = Random(4);
     for (batch, m, n, k) in
         [(1, 1, 9, 5), (1, 40, 1, 70), (1, 33, 70, 20), (2, 130, 45, 300), (1, 60, 50, 2100)]
@@ -370,7 +370,7 @@ fn results_may_lie_transposed() {
 
 /// Weights that are much larger than the other operand; the lines of the last shapes are a page apart.
 #[test]
-fn columns_may_be_many_beside_rows() {
+fn products_with_few_rows_and_many_columns() {
     let mut random = Random(7);
     for (batch, m, n, k) in
         [(1, 30, 150, 96), (1, 45, 1030, 97), (2, 62, 400, 801), (1, 125, 1300, 600), (1, 48, 200, 1024)]
@@ -398,7 +398,7 @@ fn columns_may_be_many_beside_rows() {
 }
 
 #[test]
-fn a_batch_may_be_lines_of_one_operand() {
+fn batch_axes_merge_into_rows_or_columns() {
     let mut random = Random(5);
     for (batch, m, n, k) in [(3, 7, 40, 30), (4, 100, 33, 90), (2, 30, 200, 600)] {
         let sizes = Sizes { batch, m, n, k };
@@ -441,7 +441,7 @@ proptest! {
             k,
             a: random_access(&mut random, at, &[batch, m, k], false, &[]),
             b: random_access(&mut random, bt, &[batch, k, n], false, &[]),
-            rounded: [None; 2],
+            rounded_to: [None; 2],
             products: Products { precision, ..Products::F32 },
             epilogue: epilogue(sizes.dims(), double, Vec::new(), vec![store], |_, product| vec![product]),
         };
@@ -450,7 +450,7 @@ proptest! {
 }
 
 #[test]
-fn an_epilogue_has_everything_a_nest_has() {
+fn epilogues_support_all_nest_features() {
     // relu(alpha * A·B + bias) + beta * old, in place, and the product itself in half precision.
     let mut random = Random(9);
     let sizes = [
@@ -472,7 +472,7 @@ fn an_epilogue_has_everything_a_nest_has() {
             k,
             a: operand(DType::F32, [1, m, k], false),
             b: operand(DType::F32, [1, k, n], transposed),
-            rounded: [None; 2],
+            rounded_to: [None; 2],
             products: Products::F32,
             epilogue: epilogue(
                 dims,
@@ -546,7 +546,7 @@ fn a_guard_in_an_epilogue_reports_the_first_index() {
         k,
         a: operand(DType::F32, [1, m, k], false),
         b: operand(DType::F32, [1, k, n], false),
-        rounded: [None; 2],
+        rounded_to: [None; 2],
         products: Products::F32,
         epilogue: epilogue(
             dims,
@@ -578,7 +578,7 @@ fn a_guard_in_an_epilogue_reports_the_first_index() {
 }
 
 #[test]
-fn not_a_number_times_zero_is_not_zero() {
+fn nan_times_zero_is_nan() {
     let desc = plain(Sizes { batch: 1, m: 2, n: 2, k: 2 }, DType::F32, false, false);
     let a = bytes_of(&[f32::NAN, 0.0, 1.0, 1.0]);
     let b = bytes_of(&[0.0, 0.0, f32::INFINITY, 1.0]);
@@ -589,7 +589,7 @@ fn not_a_number_times_zero_is_not_zero() {
 }
 
 #[test]
-fn wrong_descriptions_are_refused() {
+fn invalid_descriptions_are_rejected() {
     let good = plain(Sizes { batch: 1, m: 4, n: 5, k: 6 }, DType::F32, false, false);
     let refuse = |change: &dyn Fn(&mut GemmDesc), what: &str| {
         let mut desc = good.clone();

@@ -142,7 +142,7 @@ fn random_map(random: &mut Random) -> Nest {
             random_access(random, dtype, &dims, true, &[])
         })
         .collect();
-    still_where_gathered(Nest {
+    without_gathered_strides(Nest {
         dims: dims.into_iter().collect(),
         inner: 0,
         segments: None,
@@ -154,7 +154,7 @@ fn random_map(random: &mut Random) -> Nest {
 }
 
 /// Returns the nest with zero strides for gathered loads.
-pub(crate) fn still_where_gathered(mut nest: Nest) -> Nest {
+pub(crate) fn without_gathered_strides(mut nest: Nest) -> Nest {
     for slot in 0..nest.loads.len() {
         if nest.is_gathered(slot)
             && let Some(access) = nest.loads[slot].operand_mut()
@@ -166,7 +166,7 @@ pub(crate) fn still_where_gathered(mut nest: Nest) -> Nest {
 }
 
 pub(crate) fn buffers(random: &mut Random, nest: &Nest) -> (Vec<Vec<u8>>, Vec<Vec<u8>>) {
-    let loads = nest.loaded().map(|a| buffer(random, a.dtype, a.len)).collect();
+    let loads = nest.load_operands().map(|a| buffer(random, a.dtype, a.len)).collect();
     let outs = nest.stores.iter().map(|a| buffer(random, a.dtype, a.len)).collect();
     (loads, outs)
 }
@@ -204,7 +204,7 @@ fn map(n: usize, loads: Vec<Access>, stores: Vec<Access>, build: impl Fn(&mut Bu
 }
 
 #[test]
-fn every_size() {
+fn maps_of_every_size() {
     for n in (0..70).chain([127, 128, 129, 1023, 1024, 1025, 2049, 5000]) {
         let access = Access::contiguous(DType::F32, &[n]);
         let nest = map(n, vec![access.clone()], vec![access], |b| {
@@ -224,7 +224,7 @@ fn every_size() {
 }
 
 #[test]
-fn a_buffer_may_be_loaded_and_stored() {
+fn maps_run_in_place() {
     let n = 100_000;
     let access = Access::contiguous(DType::F32, &[n]);
     let nest = map(n, vec![access.clone()], vec![access], |b| {
@@ -244,7 +244,7 @@ fn a_buffer_may_be_loaded_and_stored() {
 }
 
 #[test]
-fn the_first_guard_that_fails_is_reported() {
+fn first_failing_guard_is_reported() {
     let n = 300_000;
     let access = Access::contiguous(DType::I64, &[n]);
     let nest = map(n, vec![access.clone()], vec![access], |b| {
@@ -275,7 +275,7 @@ fn the_first_guard_that_fails_is_reported() {
 }
 
 #[test]
-fn an_unused_guard_still_guards() {
+fn unused_guards_are_checked() {
     let access = Access::contiguous(DType::I64, &[5]);
     let nest = map(5, vec![access.clone()], vec![access], |b| {
         let x = b.load(0, Type::I64);
@@ -288,7 +288,7 @@ fn an_unused_guard_still_guards() {
 }
 
 #[test]
-fn one_element_is_not_stored_twice() {
+fn stores_to_the_same_element_are_rejected() {
     let nest = map(
         5,
         vec![Access::contiguous(DType::F32, &[5])],
@@ -323,7 +323,7 @@ fn less_scratch_memory_means_fewer_threads() {
 }
 
 #[test]
-fn scalars_of_a_space_without_axes() {
+fn maps_without_axes() {
     let nest = Nest {
         dims: [].into_iter().collect(),
         inner: 0,
@@ -344,7 +344,7 @@ fn scalars_of_a_space_without_axes() {
 }
 
 #[test]
-fn what_is_overwritten_is_read_before() {
+fn overwritten_values_are_read_first() {
     // new = scale[channel] * old in place, and a copy of the old value elsewhere, with both orders of the stores.
     for [images, channels, pixels] in [[1, 1, 5], [2, 3, 70], [4, 16, 300], [3, 40, 1500]] {
         let dims = [images, channels, pixels];
@@ -398,7 +398,7 @@ fn compare(nest: &Nest, loads: &[Vec<u8>], what: &str) {
 }
 
 #[test]
-fn rows_are_taken_by_their_indices() {
+fn rows_are_gathered_by_index() {
     let (rows, table_rows) = (40, 9);
     for dtype in [DType::F32, DType::F16, DType::I64] {
         for (width, offset) in [(1, 0), (17, 5), (128, 0), (128, 3), (700, 0), (2500, 1)] {
@@ -441,7 +441,7 @@ fn rows_are_taken_by_their_indices() {
 }
 
 #[test]
-fn rows_that_lie_apart() {
+fn rows_with_gaps() {
     // More buffers than machine code has registers, and rows around the length of a tile.
     for (rows, width, gap) in [(16, 256, 16), (3, 200, 1), (20, 256, 768), (5, 1024, 8), (4, 1100, 9)] {
         let dims = [rows, width];
@@ -472,7 +472,7 @@ fn rows_that_lie_apart() {
 /// Copies from a buffer with adjacent elements along one axis to a buffer with adjacent elements along another axis,
 /// between other axes and with gaps.
 #[test]
-fn matrices_are_turned() {
+fn matrices_are_transposed() {
     let sizes = [7, 8, 9, 15, 16, 17, 40, 131];
     for (lines, len) in sizes.into_iter().flat_map(|lines| sizes.map(|len| (lines, len))) {
         for (dtype, gap, outer) in [(DType::F32, 0, 1), (DType::F32, 3, 5), (DType::F64, 1, 2)] {
@@ -509,7 +509,7 @@ fn matrices_are_turned() {
 }
 
 #[test]
-fn a_nest_that_finishes_nothing_has_no_accumulator() {
+fn accumulators_are_rejected() {
     let access = Access::contiguous(DType::F32, &[5]);
     let mut nest = map(5, Vec::new(), vec![access.clone()], |b| vec![b.load(0, Type::F32)]);
     let (buffer, accumulator) = (Load::Buffer(access), Load::Accumulator(DType::F32));

@@ -151,7 +151,7 @@ fn unary() {
 }
 
 /// Returns f32 numbers around all numbers of `dtype`, a 16-bit float, and around the midpoints between them.
-fn around_all(dtype: DType) -> Vec<u8> {
+fn numbers_around_all(dtype: DType) -> Vec<u8> {
     let dropped = if dtype == DType::F16 { 13 } else { 16 };
     let near = [0i32, -1, 1].map(|delta| [delta, delta + (1 << (dropped - 1))]).concat();
     let mut bytes = Vec::new();
@@ -165,9 +165,9 @@ fn around_all(dtype: DType) -> Vec<u8> {
 }
 
 #[test]
-fn rounding_is_a_store_and_a_load() {
+fn rounding_equals_a_store_and_a_load() {
     for (op, narrow) in [(UnaryOp::ToF16, DType::F16), (UnaryOp::ToBf16, DType::BF16)] {
-        let from = around_all(narrow);
+        let from = numbers_around_all(narrow);
         let n = from.len() / 4;
         let map = |op: Option<UnaryOp>, [from, to]: [DType; 2]| {
             let mut b = Builder::new();
@@ -242,7 +242,7 @@ fn convert_load_and_store() {
 }
 
 #[test]
-fn a_load_may_name_another_type() {
+fn loads_convert_types() {
     for from in DType::ALL {
         for ty in TYPES.map(Type::of) {
             check(|b, _, _| b.load(0, ty), from, from, 0, &format!("load as {ty:?}"));
@@ -282,7 +282,7 @@ fn constants_coordinates_and_run_scalars() {
 
 /// Row-major element numbers, over all axes and over some, and similar sums that are no element numbers.
 #[test]
-fn numbers_of_elements() {
+fn element_numbers() {
     for dims in [[3, 5, 7], [1, 40, 33], [6, 1, 129], [300, 2, 1]] {
         let mut b = Builder::new();
         let axes = [0, 1, 2].map(|axis| b.coordinate(axis));
@@ -322,7 +322,7 @@ fn numbers_of_elements() {
 
 /// Consecutive numbers from any start, also with wrapping; other numbers; and varying streams and keys.
 #[test]
-fn random_bits_are_those_of_the_reference() {
+fn random_bits_equal_the_reference() {
     for n in [1, 7, 31, 32, 33, 3000] {
         let mut b = Builder::new();
         let (seed, index) = (b.run_scalar(RunScalar::Seed), b.coordinate(0));
@@ -360,7 +360,7 @@ fn random_bits_are_those_of_the_reference() {
 
 /// Divisors: one power of two, one other number, varying numbers, zero.
 #[test]
-fn quotients_of_unsigned_numbers() {
+fn unsigned_division() {
     let n = 100;
     let mut b = Builder::new();
     let x = b.load(0, Type::U32);
@@ -389,7 +389,7 @@ fn quotients_of_unsigned_numbers() {
 }
 
 #[test]
-fn ill_typed_expressions_are_refused() {
+fn ill_typed_expressions_are_rejected() {
     let refuse = |build: &dyn Fn(&mut Builder) -> Reg| {
         let mut b = Builder::new();
         let result = build(&mut b);

@@ -7,7 +7,7 @@ use ortrain_kernels::{Isa, NestKernel, Order};
 use proptest::prelude::*;
 
 use crate::common::*;
-use crate::maps::{buffers, random_dims, random_expr, still_where_gathered};
+use crate::maps::{buffers, random_dims, random_expr, without_gathered_strides};
 
 const ORDERS: [Order; 3] = [Order::Auto, Order::Row, Order::Col];
 
@@ -75,7 +75,7 @@ fn random_reduction(random: &mut Random) -> Nest {
     for (reduction, value) in reductions.iter_mut().zip(moved) {
         reduction.value = value;
     }
-    still_where_gathered(Nest {
+    without_gathered_strides(Nest {
         dims: dims.into_iter().collect(),
         inner,
         segments: None,
@@ -113,7 +113,7 @@ proptest! {
 }
 
 /// Returns a nest over `[outer, inner]`, or over the transposed memory.
-fn over(
+fn nest_of_rows(
     (outer, inner): (usize, usize),
     transposed: bool,
     dtype: DType,
@@ -206,8 +206,8 @@ fn softmax_and_normalisation_of_every_shape() {
                     _ => 1e-3,
                 };
                 let nests = [
-                    over(shape, transposed, dtype, |b| softmax(b, ty)),
-                    over(shape, transposed, dtype, |b| normalise(b, ty, shape.1)),
+                    nest_of_rows(shape, transposed, dtype, |b| softmax(b, ty)),
+                    nest_of_rows(shape, transposed, dtype, |b| normalise(b, ty, shape.1)),
                 ];
                 for nest in nests {
                     let n = shape.0 * shape.1;
@@ -249,7 +249,7 @@ fn long_sums_are_exact_to_the_last_bits() {
         // All values are positive, so that the sum is as large as its terms together.
         let values: Vec<f32> = (0..outer * inner).map(|_| random.unit().abs() as f32).collect();
         for transposed in [false, true] {
-            let nest = over((outer, inner), transposed, DType::F32, sums);
+            let nest = nest_of_rows((outer, inner), transposed, DType::F32, sums);
             let at = |o: usize, i: usize| {
                 f64::from(values[if transposed { i * outer + o } else { o * inner + i }])
             };
@@ -286,7 +286,7 @@ fn bits_do_not_depend_on_the_number_of_threads() {
         for build in
             [sums, |b: &mut Builder| softmax(b, Type::F32), |b: &mut Builder| normalise(b, Type::F32, 1000)]
         {
-            let nest = over(shape, transposed, DType::F32, build);
+            let nest = nest_of_rows(shape, transposed, DType::F32, build);
             let outs: Vec<Vec<u8>> = nest.stores.iter().map(|store| vec![0; store.len * 4]).collect();
             for isa in Isa::available() {
                 let one = run(&nest, isa, Order::Auto, 1, std::slice::from_ref(&load), &outs).unwrap();
@@ -301,10 +301,10 @@ fn bits_do_not_depend_on_the_number_of_threads() {
 }
 
 #[test]
-fn nothing_reduced_gives_the_neutral_element() {
+fn empty_reductions_give_the_neutral_element() {
     for op in [ReduceOp::Sum, ReduceOp::Prod, ReduceOp::Max, ReduceOp::Min] {
         for order in ORDERS {
-            let nest = over((4, 0), false, DType::F32, |b| {
+            let nest = nest_of_rows((4, 0), false, DType::F32, |b| {
                 let x = b.load(0, Type::F32);
                 (vec![Reduction { op, value: x }], vec![b.reduced(0, Type::F32)], Vec::new())
             });
@@ -321,17 +321,20 @@ fn nothing_reduced_gives_the_neutral_element() {
 }
 
 #[test]
-fn a_value_that_changes_along_the_row_is_not_stored_once() {
-    let nest = over((4, 3), false, DType::F32, |b| (Vec::new(), vec![b.load(0, Type::F32)], Vec::new()));
+fn row_stores_of_varying_values_are_rejected() {
+    let nest =
+        nest_of_rows((4, 3), false, DType::F32, |b| (Vec::new(), vec![b.load(0, Type::F32)], Vec::new()));
     for order in ORDERS {
         NestKernel::with_order(&nest, Isa::PORTABLE, order).expect_err("which one should it be?");
     }
 }
 
 #[test]
-fn rows_and_columns_are_told_apart() {
+fn order_follows_the_memory_layout() {
     let order = |shape, transposed| {
-        NestKernel::new(&over(shape, transposed, DType::F32, sums), Isa::detect().unwrap()).unwrap().order()
+        NestKernel::new(&nest_of_rows(shape, transposed, DType::F32, sums), Isa::detect().unwrap())
+            .unwrap()
+            .order()
     };
     assert_eq!(order((100, 1000), false), Order::Row);
     assert_eq!(order((100, 1000), true), Order::Col);
@@ -410,7 +413,7 @@ fn running_statistics_are_updated_in_place() {
     // new = 0.9 old + 0.1 mean, where old is loaded and stored through equal accesses, for every partition of rows.
     for (outer, inner) in [(4, 100), (2, 2_000_000), (70, 20_000)] {
         for transposed in [false, true] {
-            let mut nest = over((outer, inner), transposed, DType::F32, |b| {
+            let mut nest = nest_of_rows((outer, inner), transposed, DType::F32, |b| {
                 let x = b.load(0, Type::F32);
                 let old = b.load(1, Type::F32);
                 let sum = b.reduced(0, Type::F32);
@@ -440,7 +443,7 @@ fn running_statistics_are_updated_in_place() {
 /// A value of a row that the first store overwrites. The value is also used before and after the reduction, in rows and
 /// in values that are stored once per row. All uses must read the old value.
 #[test]
-fn what_a_row_is_stored_over_is_read_before() {
+fn overwritten_row_values_are_read_first() {
     for (outer, inner) in [(7, 1), (5, 33), (4, 100), (40, 700), (70, 6000), (2, 900_000)] {
         let mut b = Builder::new();
         let (x, old) = (b.load(0, Type::F32), b.load(1, Type::F32));
@@ -495,7 +498,7 @@ fn nan_wins() {
     values[1234] = f32::NAN;
     for op in [ReduceOp::Max, ReduceOp::Min] {
         for order in ORDERS {
-            let nest = over((2, 1000), false, DType::F32, |b| {
+            let nest = nest_of_rows((2, 1000), false, DType::F32, |b| {
                 let x = b.load(0, Type::F32);
                 (vec![Reduction { op, value: x }], vec![b.push(Inst::Reduced(0), Type::F32)], Vec::new())
             });

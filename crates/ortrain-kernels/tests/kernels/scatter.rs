@@ -27,13 +27,13 @@ fn run_scatter(
 }
 
 #[test]
-fn sums_are_made_in_order_of_the_indices() {
+fn sums_are_in_index_order() {
     let types = [DType::F32, DType::F64, DType::F16, DType::BF16, DType::I32, DType::I64];
     check(&types, false);
 }
 
 #[test]
-fn the_last_one_that_is_written_stays() {
+fn last_write_wins() {
     let types = [DType::F32, DType::F64, DType::F16, DType::I64, DType::U8, DType::I16, DType::Bool];
     check(&types, true);
 }
@@ -53,7 +53,7 @@ fn check(types: &[DType], last: bool) {
     ] {
         for &dtype in types {
             for index in [DType::I32, DType::I64] {
-                let desc = ScatterDesc { outer, size, count, inner, dtype, index, last };
+                let desc = ScatterDesc { outer, size, count, inner, dtype, index, overwrites: last };
                 let indices: Vec<i64> =
                     (0..count).map(|_| random.below(2 * size + 3) as i64 - size as i64 - 1).collect();
                 let fill = |random: &mut Random, n: usize| {
@@ -92,9 +92,9 @@ fn check(types: &[DType], last: bool) {
 }
 
 #[test]
-fn wrong_types_are_refused() {
+fn unsupported_types_are_rejected() {
     let (dtype, index) = (DType::F32, DType::I64);
-    let good = ScatterDesc { outer: 1, size: 2, count: 3, inner: 4, dtype, index, last: false };
+    let good = ScatterDesc { outer: 1, size: 2, count: 3, inner: 4, dtype, index, overwrites: false };
     ScatterKernel::new(good, Isa::PORTABLE).unwrap();
     for desc in [
         ScatterDesc { dtype: DType::Bool, ..good },

@@ -11,7 +11,7 @@ use ortrain_kernels::{Isa, NestKernel, Order, Pool};
 use proptest::prelude::*;
 
 use crate::common::*;
-use crate::maps::{buffers, random_expr, still_where_gathered};
+use crate::maps::{buffers, random_expr, without_gathered_strides};
 
 /// Returns segments of random lengths, some with gaps between them, and the length of the plane.
 fn random_segments(random: &mut Random) -> (Vec<Range<usize>>, usize) {
@@ -37,10 +37,15 @@ fn random_segments(random: &mut Random) -> (Vec<Range<usize>>, usize) {
 }
 
 /// Returns an access with these strides and a random offset.
-fn placed(random: &mut Random, dtype: DType, dims: [usize; 2], strides: [isize; 2]) -> Access {
+fn access_at_random_offset(
+    random: &mut Random,
+    dtype: DType,
+    dims: [usize; 2],
+    strides: [isize; 2],
+) -> Access {
     let mut access = Access { dtype, offset: 0, strides: strides.into_iter().collect(), len: 0 };
     let dims = dims.map(|dim| dim.max(1));
-    let (low, high) = access.reach(&dims).unwrap();
+    let (low, high) = access.position_range(&dims).unwrap();
     access.offset = (random.below(3) as isize - low) as usize;
     access.len = (access.offset as isize + high) as usize + 1 + random.below(4);
     access
@@ -61,7 +66,7 @@ fn random_access_of_segments(random: &mut Random, dims: [usize; 2], along: bool,
         (false, 3) => [8, 0],
         (false, _) => [1, 0],
     };
-    placed(random, dtype, dims, strides)
+    access_at_random_offset(random, dtype, dims, strides)
 }
 
 /// Returns a nest with exact results: sums of integers, minima and maxima of any type, or no reductions.
@@ -112,7 +117,7 @@ fn random_nest(random: &mut Random) -> Nest {
         // One element for each position, independent of the segment.
         store.strides[0] = 0;
     }
-    still_where_gathered(Nest {
+    without_gathered_strides(Nest {
         dims: dims.into_iter().collect(),
         inner,
         segments: Some(Segments::new(segments)),
@@ -156,7 +161,7 @@ fn access(dtype: DType, strides: [isize; 2], offset: usize, len: usize) -> Acces
 }
 
 /// Returns segments with the lengths of tensors of a model, with gaps up to multiples of 64 elements.
-fn tensors(lengths: &[usize]) -> (Segments, usize) {
+fn segments_of_tensors(lengths: &[usize]) -> (Segments, usize) {
     let mut start = 0;
     let segments = Segments::new(lengths.iter().map(|&length| {
         let range = start..start + length;
@@ -167,10 +172,15 @@ fn tensors(lengths: &[usize]) -> (Segments, usize) {
 }
 
 /// Returns the planes of several models: one tensor, tensors of all sizes, many tiny ones, some without elements.
-fn models() -> Vec<(Segments, usize)> {
+fn segments_of_models() -> Vec<(Segments, usize)> {
     let tiny: Vec<usize> = (0..1000).map(|k| 1 + k * 7 % 64).collect();
     let mixed = [64, 0, 30_000, 1, 10_000, 70_001, 17, 0, 64, 6_536, 3, 1000];
-    vec![tensors(&[100_000]), tensors(&mixed), tensors(&tiny), tensors(&[0, 0, 5, 0])]
+    vec![
+        segments_of_tensors(&[100_000]),
+        segments_of_tensors(&mixed),
+        segments_of_tensors(&tiny),
+        segments_of_tensors(&[0, 0, 5, 0]),
+    ]
 }
 
 /// Update in place, like AdamW, with two settings for each segment, some of them with powers.
@@ -213,7 +223,7 @@ fn adamw((segments, len): &(Segments, usize), dtype: DType) -> Nest {
 
 /// Two dependent sums of each segment: the sum, and the sum of the squared differences to the mean. Both are stored,
 /// and the plane is divided by the root of the second sum in place. A state of each segment is updated in place.
-fn normalized((segments, len): &(Segments, usize), dtype: DType) -> Nest {
+fn normalization((segments, len): &(Segments, usize), dtype: DType) -> Nest {
     let ty = Type::of(dtype);
     let (plane, count) = (access(dtype, [0, 1], 0, *len), segments.len());
     let table = |k: usize| access(F32, [2, 0], k, 2 * count);
@@ -288,7 +298,7 @@ fn lamb((segments, len): &(Segments, usize), dtype: DType) -> Nest {
 
 /// Updates in place that all need the sum first. The last one reads a plane that the first one stores, and the first
 /// one reads a plane that the second one stores.
-fn chained((segments, len): &(Segments, usize), dtype: DType) -> Nest {
+fn chained_updates((segments, len): &(Segments, usize), dtype: DType) -> Nest {
     let ty = Type::of(dtype);
     let plane = access(dtype, [0, 1], 0, *len);
     let mut b = Builder::new();
@@ -336,7 +346,7 @@ fn numbers(random: &mut Random, dtype: DType, len: usize) -> Vec<u8> {
 
 /// Asserts that elements of a plane outside of segments are unchanged.
 #[track_caller]
-fn assert_gaps_stay(segments: &Segments, dtype: DType, before: &[u8], after: &[u8]) {
+fn assert_gaps_unchanged(segments: &Segments, dtype: DType, before: &[u8], after: &[u8]) {
     let mut start = 0;
     let ends = segments.iter().chain(std::iter::once(before.len() / dtype.size()..0));
     for range in ends {
@@ -360,7 +370,7 @@ fn assert_updates_planes(
     (narrow, share): (f64, f64),
 ) {
     let mut random = Random(seed);
-    let lens = nest.loaded().map(|load| (load.dtype, load.len));
+    let lens = nest.load_operands().map(|load| (load.dtype, load.len));
     let before: Vec<Vec<u8>> = lens.map(|(dtype, len)| numbers(&mut random, dtype, len)).collect();
     let want = reference(nest, &before, &before[..3]).unwrap();
     // Functions are exact to a few units in the last place.
@@ -375,7 +385,7 @@ fn assert_updates_planes(
             assert_close(dtype, got, want, relative, share * relative, &format!("{dtype} at {isa}"));
         }
         for (before, after) in before.iter().zip(&one).take(3) {
-            assert_gaps_stay(segments, dtype, before, after);
+            assert_gaps_unchanged(segments, dtype, before, after);
         }
         for threads in [2, 4] {
             assert_eq!(run_in_place(nest, isa, threads, 3, &before), one, "{threads} at {isa}");
@@ -385,7 +395,7 @@ fn assert_updates_planes(
 
 #[test]
 fn a_map_updates_planes_in_place() {
-    for model in models() {
+    for model in segments_of_models() {
         for dtype in FLOATS {
             assert_updates_planes(&model.0, &adamw(&model, dtype), dtype, 9, (2e-2, 1e-4));
         }
@@ -393,10 +403,11 @@ fn a_map_updates_planes_in_place() {
 }
 
 #[test]
-fn what_stages_keep_is_what_they_would_compute() {
+fn saved_values_equal_recomputed_values() {
     // Planes of one task, planes of several waves, and a plane with a segment that is too long for saved values.
-    let long = [tensors(&[7, 600_000, 3, 500_000, 9]), tensors(&[5, (4 << 20) + 1, 3000])];
-    for model in models().into_iter().chain(long) {
+    let long =
+        [segments_of_tensors(&[7, 600_000, 3, 500_000, 9]), segments_of_tensors(&[5, (4 << 20) + 1, 3000])];
+    for model in segments_of_models().into_iter().chain(long) {
         // The reference takes long.
         let dtypes: &[DType] = if model.1 > 1 << 20 { &[F32] } else { &[F32, DType::F16, DType::F64] };
         for &dtype in dtypes {
@@ -406,13 +417,13 @@ fn what_stages_keep_is_what_they_would_compute() {
 }
 
 #[test]
-fn nothing_is_stored_over_what_is_read_later() {
-    for model in models() {
+fn overwritten_planes_are_read_first() {
+    for model in segments_of_models() {
         for dtype in FLOATS {
-            let nest = chained(&model, dtype);
+            let nest = chained_updates(&model, dtype);
             let mut random = Random(12);
             let before: Vec<Vec<u8>> =
-                nest.loaded().map(|load| numbers(&mut random, load.dtype, load.len)).collect();
+                nest.load_operands().map(|load| numbers(&mut random, load.dtype, load.len)).collect();
             let want = reference(&nest, &before, &before).unwrap();
             for isa in Isa::available() {
                 for threads in [1, 3] {
@@ -429,13 +440,15 @@ fn nothing_is_stored_over_what_is_read_later() {
 #[test]
 fn sums_of_segments_are_the_same_on_any_threads() {
     // The segments of the last plane are so long that they run in several waves; the reference takes long.
-    for model in models().into_iter().chain([tensors(&[7, 1_100_000, 3, 1_050_000, 9])]) {
+    for model in
+        segments_of_models().into_iter().chain([segments_of_tensors(&[7, 1_100_000, 3, 1_050_000, 9])])
+    {
         let dtypes = if model.1 > 1 << 20 { &[DType::F64][..] } else { &FLOATS };
         for &dtype in dtypes {
-            let nest = normalized(&model, dtype);
+            let nest = normalization(&model, dtype);
             let mut random = Random(10);
             let mut before: Vec<Vec<u8>> =
-                nest.loaded().map(|load| numbers(&mut random, load.dtype, load.len)).collect();
+                nest.load_operands().map(|load| numbers(&mut random, load.dtype, load.len)).collect();
             let table = numbers(&mut random, F32, nest.stores[2].len);
             before.extend([table.clone(), table]);
             let outs = [before[0].clone(), before[1].clone(), before[2].clone(), before[3].clone()];
@@ -451,7 +464,7 @@ fn sums_of_segments_are_the_same_on_any_threads() {
                     let what = format!("{dtype} at {isa}");
                     assert_close(store.dtype, got, want, relative, relative, &what);
                 }
-                assert_gaps_stay(&model.0, dtype, &before[0], &one[0]);
+                assert_gaps_unchanged(&model.0, dtype, &before[0], &one[0]);
                 for threads in [2, 4] {
                     assert_eq!(run_in_place(&nest, isa, threads, 2, &before), one, "{threads} at {isa}");
                 }
@@ -461,7 +474,7 @@ fn sums_of_segments_are_the_same_on_any_threads() {
 }
 
 #[test]
-fn sums_are_exact_as_those_of_rows() {
+fn sums_of_long_segments_are_exact() {
     // One tenth, so often that a plain sum in f32 loses four digits.
     let len = 5_000_000;
     let segments = Segments::new([1..len, len..len + 3]);
@@ -490,8 +503,8 @@ fn sums_are_exact_as_those_of_rows() {
 }
 
 #[test]
-fn the_first_guard_of_segments_that_fails_is_reported() {
-    let model = tensors(&[100, 0, 50_000, 30]);
+fn first_failing_guard_of_segments_is_reported() {
+    let model = segments_of_tensors(&[100, 0, 50_000, 30]);
     let (segments, len) = &model;
     let plane = access(DType::I64, [0, 1], 0, *len);
     let mut b = Builder::new();
@@ -525,8 +538,8 @@ fn the_first_guard_of_segments_that_fails_is_reported() {
 }
 
 #[test]
-fn what_is_no_nest_of_segments_is_refused() {
-    let (segments, len) = tensors(&[5, 6]);
+fn invalid_segments_are_rejected() {
+    let (segments, len) = segments_of_tensors(&[5, 6]);
     let mut nest = adamw(&(segments, len), F32);
     nest.dims[0] = 3;
     let fault = NestKernel::new(&nest, Isa::detect().unwrap()).unwrap_err();

@@ -29,10 +29,10 @@ fn shape(pass: WindowPass, planes: usize, axes: &[SlidingAxis]) -> WindowShape {
 fn axis(input: usize, [kernel, stride, dilation, before, behind]: [usize; 5]) -> SlidingAxis {
     let reach = (kernel - 1) * dilation + 1;
     let output = (input + before + behind).checked_sub(reach).map_or(0, |room| room / stride + 1);
-    SlidingAxis { input, output, kernel, stride, dilation, before: before as isize }
+    SlidingAxis { input, output, kernel, stride, dilation, padding_before: before as isize }
 }
 
-fn least(dtype: DType) -> Scalar {
+fn least_value(dtype: DType) -> Scalar {
     match dtype {
         DType::I8 => Scalar::I64(i8::MIN.into()),
         DType::I16 => Scalar::I64(i16::MIN.into()),
@@ -49,7 +49,7 @@ fn add(a: Scalar, b: Scalar) -> Scalar {
 }
 
 /// Returns true if `b` replaces the maximum `a`.
-fn takes_over(a: Scalar, b: Scalar) -> bool {
+fn replaces_maximum(a: Scalar, b: Scalar) -> bool {
     match (a, b) {
         (Scalar::I64(a), Scalar::I64(b)) => b > a,
         (Scalar::U64(a), Scalar::U64(b)) => b > a,
@@ -58,10 +58,10 @@ fn takes_over(a: Scalar, b: Scalar) -> bool {
 }
 
 /// Positions as elements of the whole tensor.
-const ELEMENTS: (IndexKind, DType) = (IndexKind::Element, DType::I64);
+const ELEMENT_POSITIONS: (IndexKind, DType) = (IndexKind::Element, DType::I64);
 
 /// Computes the target and the positions of maxima by the definition, or with `numbered` the numbers of their cells.
-fn naive(
+fn pool_by_definition(
     shape: &WindowShape,
     dtype: DType,
     source: &[u8],
@@ -72,10 +72,10 @@ fn naive(
     let sizes = |size: fn(&SlidingAxis) -> usize| axes.iter().map(size).collect::<Vec<usize>>();
     let (inputs, outputs, kernels) =
         (sizes(|axis| axis.input), indices(&sizes(|axis| axis.output)), indices(&sizes(|axis| axis.kernel)));
-    let per_input = shape.inputs();
+    let per_input = shape.plane_inputs();
     let [_, count] = shape.operands();
     let zero = Scalar::I64(0).convert(Type::of(dtype));
-    let mut target = vec![if shape.pass == WindowPass::Max { least(dtype) } else { zero }; count];
+    let mut target = vec![if shape.pass == WindowPass::Max { least_value(dtype) } else { zero }; count];
     let mut found = Vec::new();
     for plane in 0..shape.planes {
         for (o, output) in outputs.iter().enumerate() {
@@ -86,7 +86,7 @@ fn naive(
                 };
                 // Cells over padding, too, have the position that follows from the order of the elements.
                 let i = axes.iter().zip(output).zip(cell).fold(0, |at, ((axis, &o), &k)| {
-                    let place = (o * axis.stride + k * axis.dilation) as isize - axis.before;
+                    let place = (o * axis.stride + k * axis.dilation) as isize - axis.padding_before;
                     at * axis.input as isize + place
                 });
                 if (0..per_input as isize).contains(&i) {
@@ -111,7 +111,7 @@ fn naive(
                 match shape.pass {
                     WindowPass::Max => {
                         let next = get(source, dtype, i);
-                        if best.is_none() || takes_over(target[o], next) {
+                        if best.is_none() || replaces_maximum(target[o], next) {
                             (target[o], best) = (next, Some(if numbered { number } else { i }));
                         }
                     }
@@ -136,7 +136,7 @@ fn run_window(
     index: &[i64],
 ) -> (Vec<u8>, Vec<i64>) {
     let kernel = WindowKernel::new(desc, isa).unwrap_or_else(|fault| panic!("{fault}: {desc:?}"));
-    let outputs = desc.shape.planes * desc.shape.outputs();
+    let outputs = desc.shape.planes * desc.shape.plane_outputs();
     let mut memory = Memory::new(kernel.scratch_bytes(threads));
     let unaligned = |bytes: &[u8]| [&[0x55], bytes].concat();
     let mut target = unaligned(&vec![0xa5; desc.shape.operands()[1] * desc.dtype.size()]);
@@ -166,13 +166,13 @@ fn run_window(
 /// Runs a pooling with each kind of positions and compares the results.
 fn check(shape: &WindowShape, dtype: DType, random: &mut Random, threads: &[usize]) {
     let source = buffer(random, dtype, shape.operands()[0]);
-    let outputs = shape.planes * shape.outputs();
+    let outputs = shape.planes * shape.plane_outputs();
     let gradient = shape.pass == WindowPass::MaxGradient;
     let numbers = [DType::U8, DType::U16].map(|dtype| (IndexKind::Cell, dtype));
     let numbers = numbers.into_iter().filter(|&(kind, dtype)| shape.has_positions(kind, dtype));
     let ways: Vec<Option<(IndexKind, DType)>> = match shape.pass {
-        WindowPass::Max => [None, Some(ELEMENTS)].into_iter().chain(numbers.map(Some)).collect(),
-        WindowPass::MaxGradient => [Some(ELEMENTS)].into_iter().chain(numbers.map(Some)).collect(),
+        WindowPass::Max => [None, Some(ELEMENT_POSITIONS)].into_iter().chain(numbers.map(Some)).collect(),
+        WindowPass::MaxGradient => [Some(ELEMENT_POSITIONS)].into_iter().chain(numbers.map(Some)).collect(),
         _ => vec![None],
     };
     for index_type in ways {
@@ -182,7 +182,7 @@ fn check(shape: &WindowShape, dtype: DType, random: &mut Random, threads: &[usiz
             let cells = shape.axes.iter().map(|axis| axis.kernel).product::<usize>();
             (cells, vec![cells as i64, 0xff, 0xffff])
         } else {
-            let total = shape.planes * shape.inputs();
+            let total = shape.planes * shape.plane_inputs();
             (total, vec![i64::MIN, -1, total as i64, i64::MAX])
         };
         let index: Vec<i64> = (0..if gradient { outputs } else { 0 })
@@ -196,9 +196,9 @@ fn check(shape: &WindowShape, dtype: DType, random: &mut Random, threads: &[usiz
         // Also the positions of real maxima, each under its own window.
         let forward = WindowShape { pass: WindowPass::Max, ..shape.clone() };
         let image = buffer(random, dtype, if gradient { forward.operands()[0] } else { 0 });
-        let own = gradient.then(|| naive(&forward, dtype, &image, &[], numbered).1);
+        let own = gradient.then(|| pool_by_definition(&forward, dtype, &image, &[], numbered).1);
         for index in [index].into_iter().chain(own) {
-            let (want, positions) = naive(shape, dtype, &source, &index, numbered);
+            let (want, positions) = pool_by_definition(shape, dtype, &source, &index, numbered);
             for isa in Isa::available() {
                 for &threads in threads {
                     let desc = WindowDesc { shape: shape.clone(), dtype, index: index_type };
@@ -251,7 +251,7 @@ fn pooling_by_the_definition() {
             2,
             vec![
                 SlidingAxis { output: 5, ..axis(8, [2, 2, 1, 0, 0]) },
-                SlidingAxis { output: 30, before: -3, ..axis(40, [3, 1, 1, 0, 0]) },
+                SlidingAxis { output: 30, padding_before: -3, ..axis(40, [3, 1, 1, 0, 0]) },
             ],
         ),
         // More cells than a byte can number, and an axis of one position under a window with padding.
@@ -300,7 +300,7 @@ fn pooling_by_the_definition() {
 
 /// Few large planes, which are cut, and rows that are wider than a tile.
 #[test]
-fn large_planes_are_cut_without_a_difference() {
+fn large_planes_are_cut_with_equal_results() {
     let mut random = Random(5);
     for (planes, axes) in [
         (1, vec![axis(130, [3, 2, 1, 1, 1]), axis(200, [3, 2, 1, 1, 1])]),
@@ -331,8 +331,11 @@ fn ties_and_nan_go_to_the_first() {
         3., 3., nan, 6., 8., 8., 1., nan,
     ];
     let source = bytes_of(&plane);
-    let desc =
-        WindowDesc { shape: shape(WindowPass::Max, 1, &axes), dtype: DType::F32, index: Some(ELEMENTS) };
+    let desc = WindowDesc {
+        shape: shape(WindowPass::Max, 1, &axes),
+        dtype: DType::F32,
+        index: Some(ELEMENT_POSITIONS),
+    };
     for isa in Isa::available() {
         let (got, found) = run_window(&desc, isa, 1, &source, &[]);
         assert_eq!(found, [0, 2, 4, 6, 17, 19, 21, 23], "{isa}");
@@ -351,11 +354,11 @@ fn ties_and_nan_go_to_the_first() {
 }
 
 #[test]
-fn what_cannot_be_computed_is_refused() {
+fn invalid_descriptions_are_rejected() {
     let good = WindowDesc {
         shape: shape(WindowPass::Max, 2, &[axis(8, [2, 2, 1, 0, 0])]),
         dtype: DType::F32,
-        index: Some(ELEMENTS),
+        index: Some(ELEMENT_POSITIONS),
     };
     let with = |shape: WindowShape| WindowDesc { shape, ..good.clone() };
     let huge = SlidingAxis { kernel: usize::MAX / 2, dilation: 3, ..good.shape.axes[0] };
@@ -392,9 +395,15 @@ fn what_cannot_be_computed_is_refused() {
 
 /// Windows and paddings far larger than the image cost no more than the image.
 #[test]
-fn enormous_windows_take_no_memory_and_no_time() {
-    let enormous =
-        SlidingAxis { input: 5, output: 3, kernel: 1 << 40, stride: 1 << 20, dilation: 1, before: 1 << 39 };
+fn enormous_windows_are_cheap() {
+    let enormous = SlidingAxis {
+        input: 5,
+        output: 3,
+        kernel: 1 << 40,
+        stride: 1 << 20,
+        dilation: 1,
+        padding_before: 1 << 39,
+    };
     let mut random = Random(6);
     for pass in PASSES {
         let shape = shape(pass, 2, &[enormous, enormous]);
@@ -409,7 +418,7 @@ fn enormous_windows_take_no_memory_and_no_time() {
 
 /// Returns `I64` positions for the passes with positions.
 fn positions_of(pass: WindowPass) -> Option<(IndexKind, DType)> {
-    matches!(pass, WindowPass::Max | WindowPass::MaxGradient).then_some(ELEMENTS)
+    matches!(pass, WindowPass::Max | WindowPass::MaxGradient).then_some(ELEMENT_POSITIONS)
 }
 
 fn any_axis() -> impl Strategy<Value = SlidingAxis> {
@@ -420,7 +429,7 @@ fn any_axis() -> impl Strategy<Value = SlidingAxis> {
             kernel,
             stride,
             dilation,
-            before,
+            padding_before: before,
         },
     )
 }

@@ -27,11 +27,11 @@ const GELU_TANH_CUBIC: f64 = 0.044_715;
 const NORMAL_DENSITY: f64 = 0.398_942_280_401_432_7;
 
 /// Bound of `|x|` beyond which Gelu is 0 or the identity in every float type, and the slope of both forms is 0 or 1.
-const GELU_END: f64 = 1000.0;
+const GELU_SATURATION: f64 = 1000.0;
 
 /// Clamps `x` from below where Gelu is 0: minus infinity times 0 then gives the limit, 0.
-fn gelu_input(b: &mut Builder, x: Reg) -> Reg {
-    let end = b.constant(b.ty(x), -GELU_END);
+fn clamp_gelu_input(b: &mut Builder, x: Reg) -> Reg {
+    let end = b.constant(b.ty(x), -GELU_SATURATION);
     let below = b.compare(CompareOp::Lt, x, end);
     b.select(below, end, x)
 }
@@ -39,7 +39,7 @@ fn gelu_input(b: &mut Builder, x: Reg) -> Reg {
 /// Computes `x * (1 + erf(x / sqrt 2)) / 2`.
 fn gelu_erf(b: &mut Builder, x: Reg) -> Reg {
     let ty = b.ty(x);
-    let x = gelu_input(b, x);
+    let x = clamp_gelu_input(b, x);
     let (scale, one, half) = (b.constant(ty, SQRT_HALF), b.constant(ty, 1.0), b.constant(ty, 0.5));
     let scaled = b.mul(x, scale);
     let erf = b.unary(UnaryOp::Erf, scaled);
@@ -63,7 +63,7 @@ fn gelu_inner_tanh(b: &mut Builder, x: Reg) -> Reg {
 
 fn gelu_tanh(b: &mut Builder, x: Reg) -> Reg {
     let ty = b.ty(x);
-    let x = gelu_input(b, x);
+    let x = clamp_gelu_input(b, x);
     let (one, half) = (b.constant(ty, 1.0), b.constant(ty, 0.5));
     let tanh = gelu_inner_tanh(b, x);
     let sum = b.add(tanh, one);
@@ -84,7 +84,7 @@ fn gelu(b: &mut Builder, x: &[Reg], attrs: &Attrs) -> Result<Reg, OpError> {
 /// Computes `g (cdf(x) + x pdf(x))` of the normal distribution.
 fn gelu_slope(b: &mut Builder, g: Reg, x: Reg) -> Reg {
     let ty = b.ty(x);
-    let x = within(b, x, GELU_END);
+    let x = clamp_symmetric(b, x, GELU_SATURATION);
     let (scale, one, half) = (b.constant(ty, SQRT_HALF), b.constant(ty, 1.0), b.constant(ty, 0.5));
     let scaled = b.mul(x, scale);
     let erf = b.unary(UnaryOp::Erf, scaled);
@@ -103,7 +103,7 @@ fn gelu_slope(b: &mut Builder, g: Reg, x: Reg) -> Reg {
 /// Computes the gradient of the tanh form of Gelu.
 fn fast_gelu_slope(b: &mut Builder, g: Reg, x: Reg) -> Reg {
     let ty = b.ty(x);
-    let x = within(b, x, GELU_END);
+    let x = clamp_symmetric(b, x, GELU_SATURATION);
     let (one, half) = (b.constant(ty, 1.0), b.constant(ty, 0.5));
     let (scale, cubic) = (b.constant(ty, GELU_TANH_SCALE), b.constant(ty, 3.0 * GELU_TANH_CUBIC));
     let tanh = gelu_inner_tanh(b, x);
@@ -133,25 +133,25 @@ fn sigmoid_weighted(b: &mut Builder, x: Reg, alpha: f64) -> Reg {
 }
 
 fn quick_gelu(b: &mut Builder, x: &[Reg], attrs: &Attrs) -> Result<Reg, OpError> {
-    Ok(sigmoid_weighted(b, x[0], attribute(attrs, ALPHA, QUICK_SLOPE)?))
+    Ok(sigmoid_weighted(b, x[0], float_attr(attrs, ALPHA, DEFAULT_QUICK_GELU_ALPHA)?))
 }
 
 fn swish(b: &mut Builder, x: &[Reg], attrs: &Attrs) -> Result<Reg, OpError> {
-    Ok(sigmoid_weighted(b, x[0], attribute(attrs, ALPHA, 1.0)?))
+    Ok(sigmoid_weighted(b, x[0], float_attr(attrs, ALPHA, 1.0)?))
 }
 
 fn swish_gradient(b: &mut Builder, x: Reg, g: Reg, attrs: &Attrs) -> Result<Reg, OpError> {
-    Ok(sigmoid_weighted_slope(b, g, x, attribute(attrs, ALPHA, 1.0)?))
+    Ok(sigmoid_weighted_slope(b, g, x, float_attr(attrs, ALPHA, 1.0)?))
 }
 
 fn quick_gelu_op(attrs: &Attrs) -> Result<Option<GradOp>, OpError> {
-    let alpha = attrs.float(ALPHA)?.unwrap_or(QUICK_SLOPE);
+    let alpha = attrs.float(ALPHA)?.unwrap_or(DEFAULT_QUICK_GELU_ALPHA);
     Ok(Some(GradOp::of_input("QuickGeluGrad").with(Attrs::new().with(ALPHA, alpha))))
 }
 
 /// Computes `g s (1 + alpha x (1 - s))` with the sigmoid `s`.
 fn sigmoid_weighted_slope(b: &mut Builder, g: Reg, x: Reg, alpha: f64) -> Reg {
-    let x = within(b, x, FAR);
+    let x = clamp_symmetric(b, x, SIGMOID_SATURATION);
     let (alpha, one) = (b.constant(b.ty(x), alpha), b.constant(b.ty(x), 1.0));
     let scaled = b.mul(x, alpha);
     let weight = b.unary(UnaryOp::Sigmoid, scaled);
@@ -163,7 +163,7 @@ fn sigmoid_weighted_slope(b: &mut Builder, g: Reg, x: Reg, alpha: f64) -> Reg {
 }
 
 fn quick_gelu_grad(b: &mut Builder, x: &[Reg], attrs: &Attrs) -> Result<Reg, OpError> {
-    Ok(sigmoid_weighted_slope(b, x[0], x[1], attribute(attrs, ALPHA, QUICK_SLOPE)?))
+    Ok(sigmoid_weighted_slope(b, x[0], x[1], float_attr(attrs, ALPHA, DEFAULT_QUICK_GELU_ALPHA)?))
 }
 
 pub(super) fn relu(b: &mut Builder, x: &[Reg], _: &Attrs) -> Result<Reg, OpError> {
@@ -194,18 +194,18 @@ fn tanh_grad(b: &mut Builder, x: &[Reg], _: &Attrs) -> Result<Reg, OpError> {
 }
 
 /// Reads a float attribute.
-fn attribute(attrs: &Attrs, name: &str, default: f32) -> Result<f64, OpError> {
+fn float_attr(attrs: &Attrs, name: &str, default: f32) -> Result<f64, OpError> {
     Ok(f64::from(attrs.float(name)?.unwrap_or(default)))
 }
 
 /// Returns the truth value of `x > 0`.
-fn positive(b: &mut Builder, x: Reg) -> Reg {
+fn is_positive(b: &mut Builder, x: Reg) -> Reg {
     let zero = b.constant(b.ty(x), 0.0);
     b.compare(CompareOp::Lt, zero, x)
 }
 
 /// Clamps `x` to `-end..=end`. `end` must be so large that the clamp does not change the final result.
-fn within(b: &mut Builder, x: Reg, end: f64) -> Reg {
+fn clamp_symmetric(b: &mut Builder, x: Reg, end: f64) -> Reg {
     let ty = b.ty(x);
     let (low, high) = (b.constant(ty, -end), b.constant(ty, end));
     let (below, above) = (b.compare(CompareOp::Lt, x, low), b.compare(CompareOp::Lt, high, x));
@@ -215,45 +215,45 @@ fn within(b: &mut Builder, x: Reg, end: f64) -> Reg {
 
 const ALPHA: &str = "alpha";
 /// Default slope inside the sigmoid of QuickGelu.
-const QUICK_SLOPE: f32 = 1.702;
+const DEFAULT_QUICK_GELU_ALPHA: f32 = 1.702;
 /// Default slope of LeakyRelu below 0.
-const LEAK: f32 = 0.01;
+const DEFAULT_LEAKY_RELU_ALPHA: f32 = 0.01;
 
 /// Multiplies `x` by 1 where `of` is above 0, and by `alpha` elsewhere. The factor is selected instead of the product,
 /// so that the derivative is the factor.
-fn leaky(b: &mut Builder, x: Reg, alpha: Reg, of: Reg) -> Reg {
+fn leaky_product(b: &mut Builder, x: Reg, alpha: Reg, of: Reg) -> Reg {
     let one = b.constant(b.ty(x), 1.0);
-    let above = positive(b, of);
+    let above = is_positive(b, of);
     let factor = b.select(above, one, alpha);
     b.mul(x, factor)
 }
 
 pub(super) fn leaky_relu(b: &mut Builder, x: &[Reg], attrs: &Attrs) -> Result<Reg, OpError> {
-    let alpha = attribute(attrs, ALPHA, LEAK)?;
+    let alpha = float_attr(attrs, ALPHA, DEFAULT_LEAKY_RELU_ALPHA)?;
     let alpha = b.constant(b.ty(x[0]), alpha);
-    Ok(leaky(b, x[0], alpha, x[0]))
+    Ok(leaky_product(b, x[0], alpha, x[0]))
 }
 
 /// Returns the gradient operator, unless the slope is negative. The operator reads the output. Output and input have
 /// the same sign only if the slope is not negative.
 fn leaky_relu_op(attrs: &Attrs) -> Result<Option<GradOp>, OpError> {
-    let alpha = attrs.float(ALPHA)?.unwrap_or(LEAK);
+    let alpha = attrs.float(ALPHA)?.unwrap_or(DEFAULT_LEAKY_RELU_ALPHA);
     Ok((alpha >= 0.0).then(|| GradOp::of_output("LeakyReluGrad").with(Attrs::new().with(ALPHA, alpha))))
 }
 
 fn leaky_relu_grad(b: &mut Builder, x: &[Reg], attrs: &Attrs) -> Result<Reg, OpError> {
-    let alpha = attribute(attrs, ALPHA, LEAK)?;
+    let alpha = float_attr(attrs, ALPHA, DEFAULT_LEAKY_RELU_ALPHA)?;
     let alpha = b.constant(b.ty(x[0]), alpha);
-    Ok(leaky(b, x[0], alpha, x[1]))
+    Ok(leaky_product(b, x[0], alpha, x[1]))
 }
 
 fn prelu(b: &mut Builder, x: &[Reg], _: &Attrs) -> Result<Reg, OpError> {
-    Ok(leaky(b, x[0], x[1], x[0]))
+    Ok(leaky_product(b, x[0], x[1], x[0]))
 }
 
 /// Computes `exp(x) - 1` without cancellation near 0: `2 t / (1 - t)` with `t = tanh(x / 2)`. Up to `x = 1`, `1 - t`
 /// does not cancel either. `large` is true if `x` may be above 1.
-fn exp_less_one(b: &mut Builder, x: Reg, large: bool) -> Reg {
+fn exp_minus_one(b: &mut Builder, x: Reg, large: bool) -> Reg {
     let ty = b.ty(x);
     let (one, half, two) = (b.constant(ty, 1.0), b.constant(ty, 0.5), b.constant(ty, 2.0));
     let halved = b.mul(x, half);
@@ -270,28 +270,28 @@ fn exp_less_one(b: &mut Builder, x: Reg, large: bool) -> Reg {
 }
 
 /// Coefficients of `scale * (x above 0, alpha (exp(x / width) - 1) elsewhere)`.
-struct Exponential {
+struct ExponentialUnit {
     scale: f64,
     alpha: f64,
     width: f64,
 }
 
-impl Exponential {
-    fn elu(attrs: &Attrs) -> Result<Exponential, OpError> {
-        Ok(Exponential { scale: 1.0, alpha: attribute(attrs, ALPHA, 1.0)?, width: 1.0 })
+impl ExponentialUnit {
+    fn elu(attrs: &Attrs) -> Result<ExponentialUnit, OpError> {
+        Ok(ExponentialUnit { scale: 1.0, alpha: float_attr(attrs, ALPHA, 1.0)?, width: 1.0 })
     }
 
-    fn selu(attrs: &Attrs) -> Result<Exponential, OpError> {
-        let alpha = attribute(attrs, ALPHA, 1.673_263_2)?;
-        Ok(Exponential { scale: attribute(attrs, "gamma", 1.050_701)?, alpha, width: 1.0 })
+    fn selu(attrs: &Attrs) -> Result<ExponentialUnit, OpError> {
+        let alpha = float_attr(attrs, ALPHA, 1.673_263_2)?;
+        Ok(ExponentialUnit { scale: float_attr(attrs, "gamma", 1.050_701)?, alpha, width: 1.0 })
     }
 
-    fn celu(attrs: &Attrs) -> Result<Exponential, OpError> {
-        let alpha = attribute(attrs, ALPHA, 1.0)?;
+    fn celu(attrs: &Attrs) -> Result<ExponentialUnit, OpError> {
+        let alpha = float_attr(attrs, ALPHA, 1.0)?;
         if alpha == 0.0 {
             return Err(OpError::invalid("alpha is 0, by which it divides"));
         }
-        Ok(Exponential { scale: 1.0, alpha, width: alpha })
+        Ok(ExponentialUnit { scale: 1.0, alpha, width: alpha })
     }
 
     fn value(&self, b: &mut Builder, x: Reg) -> Reg {
@@ -300,9 +300,9 @@ impl Exponential {
             (b.constant(ty, self.scale), b.constant(ty, self.alpha), b.constant(ty, self.width));
         let inner = b.div(x, width);
         // For a negative width the exponent is positive where this branch is selected.
-        let bent = exp_less_one(b, inner, self.width < 0.0);
+        let bent = exp_minus_one(b, inner, self.width < 0.0);
         let scaled = b.mul(bent, alpha);
-        let above = positive(b, x);
+        let above = is_positive(b, x);
         let chosen = b.select(above, x, scaled);
         b.mul(chosen, scale)
     }
@@ -316,14 +316,14 @@ impl Exponential {
         // The exponential may be infinite above 0. It is selected instead of multiplied by zero.
         let exp = b.unary(UnaryOp::Exp, inner);
         let bent = b.mul(exp, left);
-        let above = positive(b, x);
+        let above = is_positive(b, x);
         let slope = b.select(above, right, bent);
         b.mul(g, slope)
     }
 }
 
 pub(super) fn elu(b: &mut Builder, x: &[Reg], attrs: &Attrs) -> Result<Reg, OpError> {
-    Ok(Exponential::elu(attrs)?.value(b, x[0]))
+    Ok(ExponentialUnit::elu(attrs)?.value(b, x[0]))
 }
 
 /// Computes `log(1 + t)` without loss of precision (Kahan's method). `1 + t` rounds; multiplying by `t / ((1 + t) - 1)`
@@ -362,11 +362,11 @@ fn softplus_gradient(b: &mut Builder, x: Reg, g: Reg, _: &Attrs) -> Result<Reg, 
 }
 
 /// Bound of `|x|` beyond which `|x| / (1 + |x|)` and the sigmoid of `|x|` are 1 in every float type.
-const FAR: f64 = 1e30;
+const SIGMOID_SATURATION: f64 = 1e30;
 
 pub(super) fn softsign(b: &mut Builder, x: &[Reg], _: &Attrs) -> Result<Reg, OpError> {
     let one = b.constant(b.ty(x[0]), 1.0);
-    let x = within(b, x[0], FAR);
+    let x = clamp_symmetric(b, x[0], SIGMOID_SATURATION);
     let size = b.unary(UnaryOp::Abs, x);
     let below = b.add(one, size);
     Ok(b.div(x, below))
@@ -382,15 +382,15 @@ fn softsign_gradient(b: &mut Builder, x: Reg, g: Reg, _: &Attrs) -> Result<Reg, 
 }
 
 /// Returns `alpha x + beta`, and `alpha`.
-fn hard_line(b: &mut Builder, x: Reg, attrs: &Attrs) -> Result<(Reg, Reg), OpError> {
-    let (alpha, beta) = (attribute(attrs, ALPHA, 0.2)?, attribute(attrs, "beta", 0.5)?);
+fn hard_sigmoid_line(b: &mut Builder, x: Reg, attrs: &Attrs) -> Result<(Reg, Reg), OpError> {
+    let (alpha, beta) = (float_attr(attrs, ALPHA, 0.2)?, float_attr(attrs, "beta", 0.5)?);
     let (alpha, beta) = (b.constant(b.ty(x), alpha), b.constant(b.ty(x), beta));
     let scaled = b.mul(x, alpha);
     Ok((b.add(scaled, beta), alpha))
 }
 
 pub(super) fn hard_sigmoid(b: &mut Builder, x: &[Reg], attrs: &Attrs) -> Result<Reg, OpError> {
-    let (line, _) = hard_line(b, x[0], attrs)?;
+    let (line, _) = hard_sigmoid_line(b, x[0], attrs)?;
     let (zero, one) = (b.constant(b.ty(line), 0.0), b.constant(b.ty(line), 1.0));
     let (below, above) = (b.compare(CompareOp::Lt, line, zero), b.compare(CompareOp::Lt, one, line));
     let cut = b.select(above, one, line);
@@ -399,7 +399,7 @@ pub(super) fn hard_sigmoid(b: &mut Builder, x: &[Reg], attrs: &Attrs) -> Result<
 
 /// Computes `g alpha` where the line is inside (0, 1), and 0 elsewhere, including at both ends.
 fn hard_sigmoid_gradient(b: &mut Builder, x: Reg, g: Reg, attrs: &Attrs) -> Result<Reg, OpError> {
-    let (line, alpha) = hard_line(b, x, attrs)?;
+    let (line, alpha) = hard_sigmoid_line(b, x, attrs)?;
     let (zero, one) = (b.constant(b.ty(line), 0.0), b.constant(b.ty(line), 1.0));
     let (after, before) = (b.compare(CompareOp::Lt, zero, line), b.compare(CompareOp::Lt, line, one));
     let scaled = b.mul(g, alpha);
@@ -435,7 +435,7 @@ fn hard_swish_gradient(b: &mut Builder, x: Reg, g: Reg, _: &Attrs) -> Result<Reg
 }
 
 /// Bound of `|x|` beyond which `exp(-|x|)` is 0 in every float type.
-const MISH_END: f64 = 1000.0;
+const MISH_SATURATION: f64 = 1000.0;
 
 /// Computes `tanh(log(1 + exp(x)))` as a fraction. With `w = exp(-|x|)` the fraction is `(1 + 2 w) / (1 + 2 w + 2 w^2)`
 /// above 0 and `(w^2 + 2 w) / (w^2 + 2 w + 2)` below. Returns numerator, denominator, and their difference.
@@ -446,7 +446,7 @@ fn mish_fraction(b: &mut Builder, x: Reg) -> (Reg, Reg, Reg) {
     let minus = b.unary(UnaryOp::Neg, size);
     let w = b.unary(UnaryOp::Exp, minus);
     let (square, twice) = (b.mul(w, w), b.mul(w, two));
-    let above = positive(b, x);
+    let above = is_positive(b, x);
     let (right, left) = (b.add(one, twice), b.add(square, twice));
     let top = b.select(above, right, left);
     let difference = b.mul(square, two);
@@ -458,7 +458,7 @@ fn mish(b: &mut Builder, x: &[Reg], _: &Attrs) -> Result<Reg, OpError> {
     let (top, bottom, _) = mish_fraction(b, x[0]);
     let tanh = b.div(top, bottom);
     // Minus infinity times 0 gives the limit, 0.
-    let end = b.constant(b.ty(x[0]), -MISH_END);
+    let end = b.constant(b.ty(x[0]), -MISH_SATURATION);
     let below = b.compare(CompareOp::Lt, x[0], end);
     let x = b.select(below, end, x[0]);
     Ok(b.mul(x, tanh))
@@ -472,7 +472,7 @@ fn mish_gradient(b: &mut Builder, x: Reg, g: Reg, _: &Attrs) -> Result<Reg, OpEr
     let sum = b.add(bottom, top);
     let (one, other) = (b.div(difference, bottom), b.div(sum, bottom));
     let rest = b.mul(one, other);
-    let x = within(b, x, MISH_END);
+    let x = clamp_symmetric(b, x, MISH_SATURATION);
     let sigmoid = b.unary(UnaryOp::Sigmoid, x);
     let steep = b.mul(sigmoid, rest);
     let bent = b.mul(x, steep);
@@ -481,7 +481,7 @@ fn mish_gradient(b: &mut Builder, x: Reg, g: Reg, _: &Attrs) -> Result<Reg, OpEr
 }
 
 pub(super) fn thresholded_relu(b: &mut Builder, x: &[Reg], attrs: &Attrs) -> Result<Reg, OpError> {
-    let alpha = attribute(attrs, ALPHA, 1.0)?;
+    let alpha = float_attr(attrs, ALPHA, 1.0)?;
     let (alpha, zero) = (b.constant(b.ty(x[0]), alpha), b.constant(b.ty(x[0]), 0.0));
     // A comparison, so that NaN passes.
     let below = b.compare(CompareOp::Le, x[0], alpha);
@@ -489,7 +489,7 @@ pub(super) fn thresholded_relu(b: &mut Builder, x: &[Reg], attrs: &Attrs) -> Res
 }
 
 fn thresholded_relu_gradient(b: &mut Builder, x: Reg, g: Reg, attrs: &Attrs) -> Result<Reg, OpError> {
-    let alpha = attribute(attrs, ALPHA, 1.0)?;
+    let alpha = float_attr(attrs, ALPHA, 1.0)?;
     let (alpha, zero) = (b.constant(b.ty(g), alpha), b.constant(b.ty(g), 0.0));
     let above = b.compare(CompareOp::Lt, alpha, x);
     Ok(b.select(above, g, zero))
@@ -500,7 +500,7 @@ fn shrink(b: &mut Builder, x: &[Reg], attrs: &Attrs) -> Result<Reg, OpError> {
     let own = b.ty(x[0]);
     let ty = if own.is_float() { own } else { Type::F64 };
     let x = b.convert(x[0], ty);
-    let (bias, end) = (attribute(attrs, "bias", 0.0)?, attribute(attrs, "lambd", 0.5)?);
+    let (bias, end) = (float_attr(attrs, "bias", 0.0)?, float_attr(attrs, "lambd", 0.5)?);
     let (low, high, zero) = (b.constant(ty, -end), b.constant(ty, end), b.constant(ty, 0.0));
     let bias = b.constant(ty, bias);
     let (raised, lowered) = (b.add(x, bias), b.sub(x, bias));
@@ -528,11 +528,11 @@ pub(super) static ROWS: &[Row] = &[
     row("LeakyRelu", &[6, 16], 1, TypeConstraint::Float, leaky_relu).grad_op(leaky_relu_op),
     row("PRelu", &[7, 9, 16], 2, TypeConstraint::Number, prelu).broadcast_to_first(),
     row("Elu", &[6, 22], 1, TypeConstraint::Float, elu)
-        .backward(|b, x, g, attrs| Ok(Exponential::elu(attrs)?.gradient(b, x, g))),
-    row("Selu", &[6, 22], 1, TypeConstraint::Float, |b, x, attrs| Ok(Exponential::selu(attrs)?.value(b, x[0])))
-        .backward(|b, x, g, attrs| Ok(Exponential::selu(attrs)?.gradient(b, x, g))),
-    row("Celu", &[12, 28], 1, TypeConstraint::Float, |b, x, attrs| Ok(Exponential::celu(attrs)?.value(b, x[0])))
-        .backward(|b, x, g, attrs| Ok(Exponential::celu(attrs)?.gradient(b, x, g))),
+        .backward(|b, x, g, attrs| Ok(ExponentialUnit::elu(attrs)?.gradient(b, x, g))),
+    row("Selu", &[6, 22], 1, TypeConstraint::Float, |b, x, attrs| Ok(ExponentialUnit::selu(attrs)?.value(b, x[0])))
+        .backward(|b, x, g, attrs| Ok(ExponentialUnit::selu(attrs)?.gradient(b, x, g))),
+    row("Celu", &[12, 28], 1, TypeConstraint::Float, |b, x, attrs| Ok(ExponentialUnit::celu(attrs)?.value(b, x[0])))
+        .backward(|b, x, g, attrs| Ok(ExponentialUnit::celu(attrs)?.gradient(b, x, g))),
     row("Softplus", &[1, 22], 1, TypeConstraint::Float, softplus).backward(softplus_gradient),
     row("Softsign", &[1, 22], 1, TypeConstraint::Float, softsign).backward(softsign_gradient),
     row("HardSigmoid", &[6, 22], 1, TypeConstraint::Float, hard_sigmoid).backward(hard_sigmoid_gradient),
@@ -570,8 +570,8 @@ mod tests {
     use crate::passes;
     use crate::registry::NEWEST_OPSET;
     use crate::testing::{
-        Failure, check_decomposition, check_downgrade, check_gradients, f64s, gradient_graph, one_node, run,
-        run_node, spread,
+        Failure, check_decomposition, check_downgrade, check_gradients, f64s, generic_tensor, gradient_graph,
+        one_node_graph, run, run_node,
     };
 
     const INF: f64 = f64::INFINITY;
@@ -580,7 +580,7 @@ mod tests {
     fn graph_of(op: &str, inputs: &[&Tensor], attrs: &Attrs) -> Graph {
         let inputs: Vec<Option<&Tensor>> = inputs.iter().copied().map(Some).collect();
         let domain = if op == "QuickGelu" { "com.microsoft" } else { "" };
-        one_node(NEWEST_OPSET, (domain, op), &inputs, 1, attrs.clone()).expect("valid")
+        one_node_graph(NEWEST_OPSET, (domain, op), &inputs, 1, attrs.clone()).expect("valid")
     }
 
     fn alpha(value: f32) -> Attrs {
@@ -588,7 +588,7 @@ mod tests {
     }
 
     /// Returns values and slopes of an operator at the points `x`.
-    fn curve(op: &str, attrs: &Attrs, x: &Tensor) -> (Vec<f64>, Vec<f64>) {
+    fn values_and_slopes(op: &str, attrs: &Attrs, x: &Tensor) -> (Vec<f64>, Vec<f64>) {
         let graph = graph_of(op, &[x], attrs);
         let ones = Tensor::filled(x.dtype(), x.dims(), 1.0);
         let gradient = gradient_graph(&graph, &[Some(ones)], &[0]);
@@ -611,7 +611,7 @@ mod tests {
     type Sample = (f64, f64, f64);
 
     #[test]
-    fn values_and_slopes_far_out_and_at_kinks() {
+    fn values_and_slopes_at_limits_and_kinks() {
         let e = f64::exp(-100.0);
         let (sigmoid, tanh) = (1.0 / (1.0 + f64::exp(-1.0)), f64::ln_1p(f64::exp(1.0)).tanh());
         let mish = tanh + sigmoid * (1.0 - tanh * tanh);
@@ -793,7 +793,7 @@ mod tests {
                 };
                 // Attributes, and constants of float32 expressions, have 24 bits.
                 let tolerance = if dtype == DType::F64 { 1e-14 } else { 4e-7 };
-                let (values, slopes) = curve(op, attrs, &x);
+                let (values, slopes) = values_and_slopes(op, attrs, &x);
                 for (k, &(x, y, slope)) in samples.iter().enumerate() {
                     // Subnormal numbers of float32 have few digits.
                     let wanted = |value: f64, got: f64| {
@@ -812,29 +812,29 @@ mod tests {
     }
 
     #[test]
-    fn small_numbers_keep_their_digits() {
+    fn small_inputs_keep_precision() {
         let x = Tensor::f32(&[4], &[-1e-6, -1e-3, -1e-2, -0.3]);
         let wide = x.to_f64();
         for (op, attrs, f) in [
             ("Elu", Attrs::new(), (|x| f64::exp_m1(x)) as fn(f64) -> f64),
             ("Celu", alpha(0.5), |x| 0.5 * f64::exp_m1(x / 0.5)),
         ] {
-            for (k, got) in curve(op, &attrs, &x).0.into_iter().enumerate() {
+            for (k, got) in values_and_slopes(op, &attrs, &x).0.into_iter().enumerate() {
                 assert_near(got, f(wide[k]), 4e-7, op);
             }
         }
         let x = Tensor::f32(&[5], &[-80.0, -20.0, -15.0, -5.0, -0.1]);
-        for (k, got) in curve("Softplus", &Attrs::new(), &x).0.into_iter().enumerate() {
+        for (k, got) in values_and_slopes("Softplus", &Attrs::new(), &x).0.into_iter().enumerate() {
             assert_near(got, f64::ln_1p(f64::exp(x.to_f64()[k])), 4e-7, "Softplus");
         }
-        for (k, got) in curve("Mish", &Attrs::new(), &x).0.into_iter().enumerate() {
+        for (k, got) in values_and_slopes("Mish", &Attrs::new(), &x).0.into_iter().enumerate() {
             let x = x.to_f64()[k];
             assert_near(got, x * f64::ln_1p(f64::exp(x)).tanh(), 1e-6, "Mish");
         }
     }
 
     /// Returns the operators with one input, each with several values of its attributes.
-    fn smooth() -> Vec<(&'static str, Attrs)> {
+    fn attribute_cases() -> Vec<(&'static str, Attrs)> {
         let mut all: Vec<(&str, Attrs)> = ["Softplus", "Softsign", "HardSwish", "Mish", "Sigmoid", "Tanh"]
             .into_iter()
             .map(|op| (op, Attrs::new()))
@@ -850,23 +850,23 @@ mod tests {
 
     #[test]
     fn gradients() {
-        let x = f64s(&[2, 8], &spread(&[16], 3).to_f64().iter().map(|x| 2.3 * x).collect::<Vec<_>>());
-        for (op, attrs) in smooth() {
+        let x = f64s(&[2, 8], &generic_tensor(&[16], 3).to_f64().iter().map(|x| 2.3 * x).collect::<Vec<_>>());
+        for (op, attrs) in attribute_cases() {
             let graph = graph_of(op, &[&x], &attrs);
             check_gradients(&graph, std::slice::from_ref(&x), &[0], &[0]);
-            let gradient = gradient_graph(&graph, &[Some(spread(&[2, 8], 9))], &[0]);
+            let gradient = gradient_graph(&graph, &[Some(generic_tensor(&[2, 8], 9))], &[0]);
             check_decomposition(&gradient, std::slice::from_ref(&x), 1e-12);
         }
     }
 
     #[test]
-    fn quick_gelus() {
-        let x = f64s(&[2, 8], &spread(&[16], 3).to_f64().iter().map(|x| 2.3 * x).collect::<Vec<_>>());
+    fn quick_gelu_gradients() {
+        let x = f64s(&[2, 8], &generic_tensor(&[16], 3).to_f64().iter().map(|x| 2.3 * x).collect::<Vec<_>>());
         for attrs in [Attrs::new(), alpha(0.4), alpha(-1.3)] {
             let graph = graph_of("QuickGelu", &[&x], &attrs);
             check_gradients(&graph, std::slice::from_ref(&x), &[0], &[0]);
             check_decomposition(&graph, std::slice::from_ref(&x), 1e-12);
-            let gradient = gradient_graph(&graph, &[Some(spread(&[2, 8], 9))], &[0]);
+            let gradient = gradient_graph(&graph, &[Some(generic_tensor(&[2, 8], 9))], &[0]);
             assert_eq!(&*gradient.nodes[0].op, "QuickGeluGrad", "{gradient}");
             check_decomposition(&gradient, std::slice::from_ref(&x), 1e-12);
             check_downgrade(&gradient, std::slice::from_ref(&x), 7);
@@ -875,9 +875,9 @@ mod tests {
 
     /// The operators of ONNX Runtime that first add a bias equal the operators without a bias on the sum.
     #[test]
-    fn gelus_with_a_bias() {
+    fn biased_gelus_equal_gelu_of_sum() {
         const DOMAIN: &str = "com.microsoft";
-        let (x, bias, g) = (spread(&[3, 4], 1), spread(&[4], 2), spread(&[3, 4], 3));
+        let (x, bias, g) = (generic_tensor(&[3, 4], 1), generic_tensor(&[4], 2), generic_tensor(&[3, 4], 3));
         let one = |domain: &str, op: &str, inputs: &[&Tensor]| {
             let ports: Vec<Option<&Tensor>> = inputs.iter().copied().map(Some).collect();
             run_node((domain, op), &ports, 1, Attrs::new()).expect("it runs").remove(0)
@@ -891,22 +891,22 @@ mod tests {
             assert_eq!(one(DOMAIN, grad, &[&g, &x, &bias]), one(DOMAIN, plain_grad, &[&g, &sum]));
             let inputs = [x.clone(), bias.clone()];
             let ports = [Some(&x), Some(&bias)];
-            let graph = one_node(NEWEST_OPSET, (DOMAIN, op), &ports, 1, Attrs::new()).expect("valid");
+            let graph = one_node_graph(NEWEST_OPSET, (DOMAIN, op), &ports, 1, Attrs::new()).expect("valid");
             check_gradients(&graph, &inputs, &[0, 1], &[0]);
             let seen = [g.clone(), x.clone(), bias.clone()];
             let ports = [Some(&g), Some(&x), Some(&bias)];
-            let graph = one_node(NEWEST_OPSET, (DOMAIN, grad), &ports, 1, Attrs::new()).expect("valid");
+            let graph = one_node_graph(NEWEST_OPSET, (DOMAIN, grad), &ports, 1, Attrs::new()).expect("valid");
             check_decomposition(&graph, &seen, 1e-12);
         }
-        let wide = spread(&[2, 3, 4], 4);
+        let wide = generic_tensor(&[2, 3, 4], 4);
         let ports = [Some(&g), Some(&x), Some(&wide)];
-        let error = one_node(NEWEST_OPSET, (DOMAIN, "BiasGeluGrad_dX"), &ports, 1, Attrs::new());
+        let error = one_node_graph(NEWEST_OPSET, (DOMAIN, "BiasGeluGrad_dX"), &ports, 1, Attrs::new());
         assert!(error.expect_err("refused").to_string().contains("does not broadcast to [3, 4]"));
     }
 
     /// A slope that is set to 0 also stops an infinite gradient.
     #[test]
-    fn what_is_cut_off_does_not_leak() {
+    fn zero_slopes_stop_infinite_gradients() {
         let x = f64s(&[2], &[-5.0, 5.0]);
         for (op, stops) in
             [("HardSigmoid", [true, true]), ("HardSwish", [true, false]), ("ThresholdedRelu", [true, false])]
@@ -922,7 +922,7 @@ mod tests {
     }
 
     #[test]
-    fn prelu_and_the_gradient_of_its_slope() {
+    fn prelu_values_and_gradients() {
         let x = f64s(&[2, 3], &[1.0, -2.0, 0.0, -0.5, 4.0, INF]);
         let slope = f64s(&[3], &[0.5, -1.0, 2.0]);
         let graph = graph_of("PRelu", &[&x, &slope], &Attrs::new());
@@ -935,7 +935,7 @@ mod tests {
         assert_eq!(got[0], f64s(&[2, 3], &[1.0, -1.0, 2.0, 0.5, 1.0, 1.0]));
         assert_eq!(got[1], f64s(&[3], &[-0.5, -2.0, 0.0]));
         for dims in [&[][..], &[1], &[3, 1], &[2, 3, 4], &[1, 4]] {
-            let (x, slope) = (spread(&[2, 3, 4], 1), spread(dims, 2));
+            let (x, slope) = (generic_tensor(&[2, 3, 4], 1), generic_tensor(dims, 2));
             let graph = graph_of("PRelu", &[&x, &slope], &Attrs::new());
             check_gradients(&graph, &[x, slope], &[0, 1], &[0]);
         }
@@ -950,7 +950,7 @@ mod tests {
 
     /// A slope of unknown sizes may broadcast. The check takes place once the sizes are known.
     #[test]
-    fn slopes_of_open_sizes() {
+    fn prelu_slopes_of_unknown_sizes() {
         use ortrain_graph::{Dim, Shape, ValueType};
         let sizes = |dims: &[&str]| -> Shape {
             dims.iter().map(|dim| dim.parse().map_or_else(|_| Dim::symbol(dim), Dim::Known)).collect()
@@ -962,7 +962,7 @@ mod tests {
             (&["2", "3", "4"], &["a", "b", "c"], [2, 3, 4], &[1, 3, 4]),
             (&["1", "1", "1"], &["a"], [1, 1, 1], &[1]),
         ] {
-            let inputs = [spread(&x_dims, 1), spread(slope_dims, 2)];
+            let inputs = [generic_tensor(&x_dims, 1), generic_tensor(slope_dims, 2)];
             let mut graph = graph_of("PRelu", &[&inputs[0], &inputs[1]], &Attrs::new());
             for (k, open) in [x, slope].into_iter().enumerate() {
                 let id = graph.inputs[k];
@@ -973,35 +973,39 @@ mod tests {
             passes::infer::infer(&mut graph).expect("it may fit");
             assert_eq!(graph.value(y).ty.shape(), Some(&sizes(x)));
             check_gradients(&graph, &inputs, &[0, 1], &[0]);
-            let wide = [inputs[0].clone(), spread(&[5, 5, 5], 3)];
+            let wide = [inputs[0].clone(), generic_tensor(&[5, 5, 5], 3)];
             assert!(run(&graph, &wide).is_err(), "it does not fit");
         }
     }
 
     #[test]
-    fn a_slope_that_is_larger_is_refused() {
+    fn rejects_larger_prelu_slopes() {
         for (x, slope) in [(&[2, 1][..], &[3][..]), (&[3], &[2, 3]), (&[], &[1, 1])] {
-            let failure =
-                run_node(("", "PRelu"), &[Some(&spread(x, 1)), Some(&spread(slope, 2))], 1, Attrs::new());
+            let failure = run_node(
+                ("", "PRelu"),
+                &[Some(&generic_tensor(x, 1)), Some(&generic_tensor(slope, 2))],
+                1,
+                Attrs::new(),
+            );
             let Failure::Prepare(error) = failure.expect_err("refused") else { panic!("prepared") };
             assert!(error.to_string().contains("does not broadcast to"), "{error}");
         }
     }
 
     #[test]
-    fn the_gradient_operator_of_leaky_relu() {
-        let x = spread(&[5], 4);
+    fn leaky_relu_gradient_operator() {
+        let x = generic_tensor(&[5], 4);
         for (value, expected) in [(0.3, true), (0.0, true), (-0.3, false)] {
             let graph = graph_of("LeakyRelu", &[&x], &alpha(value));
-            let gradient = gradient_graph(&graph, &[Some(spread(&[5], 5))], &[0]);
+            let gradient = gradient_graph(&graph, &[Some(generic_tensor(&[5], 5))], &[0]);
             let found = gradient.nodes.iter().find(|node| &*node.op == "LeakyReluGrad");
             assert_eq!(found.map(|node| node.attrs.clone()), expected.then(|| alpha(value)));
         }
     }
 
     #[test]
-    fn wrong_attributes_and_types_are_refused() {
-        let x = spread(&[2], 1);
+    fn rejects_invalid_attributes_and_types() {
+        let x = generic_tensor(&[2], 1);
         for (op, attrs, sentence) in [
             ("Celu", alpha(0.0), "alpha is 0, by which it divides"),
             ("Elu", Attrs::new().with(ALPHA, 1i64), "should be FLOAT"),
@@ -1017,19 +1021,19 @@ mod tests {
     /// Most activations are older than the operator Where: their gradients must decompose without Where for old opsets.
     #[test]
     fn gradients_of_every_opset() {
-        let x = spread(&[2, 4], 6);
-        for (op, attrs) in smooth() {
+        let x = generic_tensor(&[2, 4], 6);
+        for (op, attrs) in attribute_cases() {
             let graph = graph_of(op, &[&x], &attrs);
-            let mut gradient = gradient_graph(&graph, &[Some(spread(&[2, 4], 7))], &[0]);
+            let mut gradient = gradient_graph(&graph, &[Some(generic_tensor(&[2, 4], 7))], &[0]);
             passes::infer::infer(&mut gradient).expect("valid");
             let oldest = crate::Registry::standard().find("", op).expect("known").since[0].max(7);
             for opset in [oldest, 9.max(oldest), 11.max(oldest), 12.max(oldest), 22] {
                 check_downgrade(&gradient, std::slice::from_ref(&x), opset);
             }
         }
-        let (x, slope) = (spread(&[2, 3], 8), spread(&[3], 9));
+        let (x, slope) = (generic_tensor(&[2, 3], 8), generic_tensor(&[3], 9));
         let graph = graph_of("PRelu", &[&x, &slope], &Attrs::new());
-        let mut gradient = gradient_graph(&graph, &[Some(spread(&[2, 3], 7))], &[0, 1]);
+        let mut gradient = gradient_graph(&graph, &[Some(generic_tensor(&[2, 3], 7))], &[0, 1]);
         passes::infer::infer(&mut gradient).expect("valid");
         for opset in [7, 8, 9, 16] {
             check_downgrade(&gradient, &[x.clone(), slope.clone()], opset);

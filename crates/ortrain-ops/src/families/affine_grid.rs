@@ -9,9 +9,10 @@
 
 use ortrain_graph::{DType, Dim, Graph, Node, Shape, Tensor, ValueId, ValueType};
 
-use super::norm::wide;
+use super::batch_norm::arithmetic_dtype;
 use super::sizes::{
-    Size, apply, as_number, cast, counted, dtype_of, minus, number, part, reshaped, shape_of,
+    Size, add_op, as_number, cast, dtype_of, number, range_positions, reshape_to, shape_of, slice_axis,
+    subtract_sizes,
 };
 use crate::OpError;
 use crate::infer::Infer;
@@ -25,7 +26,7 @@ const SIZE: usize = 1;
 struct AffineGrid;
 
 /// Returns the number of spatial axes, from the shape of the matrices.
-fn axes_of(theta: &Shape) -> Result<usize, OpError> {
+fn axis_count(theta: &Shape) -> Result<usize, OpError> {
     let wrong = || {
         OpError::invalid(format!(
             "input 0 has shape {theta}; [N, 2, 3] or [N, 3, 4] is needed, one matrix each"
@@ -42,9 +43,9 @@ fn axes_of(theta: &Shape) -> Result<usize, OpError> {
 
 impl Op for AffineGrid {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
-        cx.arity(2, 2, 1)?;
-        let dtype = cx.dtype_where(THETA, "a float type", DType::is_float)?;
-        cx.dtype_where(SIZE, "int64", |dtype| dtype == DType::I64)?;
+        cx.check_arity(2, 2, 1)?;
+        let dtype = cx.expect_dtype(THETA, "a float type", DType::is_float)?;
+        cx.expect_dtype(SIZE, "int64", |dtype| dtype == DType::I64)?;
         if let Some(bad) = cx.ints(SIZE).and_then(|sizes| sizes.into_iter().find(|&size| size < 0)) {
             return Err(OpError::invalid(format!("{bad} is not a size")));
         }
@@ -52,10 +53,10 @@ impl Op for AffineGrid {
             return Err(OpError::invalid(format!("input 1 has shape {shape}; a list of sizes is needed")));
         }
         let Some(theta) = cx.shape(THETA) else {
-            cx.output(0, dtype, None);
+            cx.set_output(0, dtype, None);
             return Ok(());
         };
-        let axes = axes_of(theta)?;
+        let axes = axis_count(theta)?;
         let sizes = cx.sizes(SIZE);
         let given = sizes.as_ref().map(Vec::len).or_else(|| cx.shape(SIZE)?.first()?.known());
         if let Some(given) = given.filter(|&given| given != axes + 2) {
@@ -76,57 +77,57 @@ impl Op for AffineGrid {
             .chain((0..axes).map(size))
             .chain(std::iter::once(Dim::Known(axes)))
             .collect();
-        cx.output(0, dtype, Some(shape));
+        cx.set_output(0, dtype, Some(shape));
         Ok(())
     }
 }
 
 fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let aligned = rw.attrs().int("align_corners")?.unwrap_or(0) != 0;
-    let (theta, size) = (rw.required(THETA)?, rw.required(SIZE)?);
-    let axes = axes_of(&shape_of(rw, theta, "the matrices")?)?;
+    let (theta, size) = (rw.required_input(THETA)?, rw.required_input(SIZE)?);
+    let axes = axis_count(&shape_of(rw, theta, "the matrices")?)?;
     let dtype = dtype_of(rw, theta, "the matrices")?;
-    let ty = wide(dtype);
+    let ty = arithmetic_dtype(dtype);
     let theta = cast(rw, theta, dtype, ty);
     let known = rw.constant_of(size).and_then(Tensor::to_i64);
     // One column of all matrices: `[N, 1, ..., 1, axes]`.
     let column = |rw: &mut Rewrite<'_>, k: usize| {
-        let column = part(rw, theta, 2, k as i64, k as i64 + 1, 1);
+        let column = slice_axis(rw, theta, 2, k as i64, k as i64 + 1, 1);
         let mut shape = vec![Size::Number(1); axes + 2];
-        (shape[0], shape[axes + 1]) = (Size::Kept, Size::Number(axes as i64));
-        reshaped(rw, column, &shape)
+        (shape[0], shape[axes + 1]) = (Size::SameAxis, Size::Number(axes as i64));
+        reshape_to(rw, column, &shape)
     };
     let mut sum: ValueId = column(rw, axes);
     for axis in 0..axes {
         let at = 2 + axis as i64;
         let count = match known.as_ref().and_then(|known| known.get(2 + axis)) {
             Some(&count) => Size::Number(count),
-            None => Size::Value(part(rw, size, 0, at, at + 1, 1)),
+            None => Size::Value(slice_axis(rw, size, 0, at, at + 1, 1)),
         };
         // Coordinate: twice the distance from the middle, in steps, over the number of steps.
-        let along = counted(rw, count);
+        let along = range_positions(rw, count);
         let along = cast(rw, along, DType::I64, ty);
         let two = number(rw, ty, 2.0);
-        let twice = apply(rw, "Mul", &[along, two]);
-        let steps = minus(rw, count, Size::Number(1));
+        let twice = add_op(rw, "Mul", &[along, two]);
+        let steps = subtract_sizes(rw, count, Size::Number(1));
         let steps = as_number(rw, steps, ty);
-        let from_middle = apply(rw, "Sub", &[twice, steps]);
+        let from_middle = add_op(rw, "Sub", &[twice, steps]);
         let all = if aligned {
             let one = number(rw, ty, 1.0);
-            apply(rw, "Max", &[steps, one])
+            add_op(rw, "Max", &[steps, one])
         } else {
             as_number(rw, count, ty)
         };
-        let places = apply(rw, "Div", &[from_middle, all]);
+        let places = add_op(rw, "Div", &[from_middle, all]);
         let behind: Vec<i64> = (1..=(axes - axis) as i64).collect();
-        let places = super::sizes::unsqueezed(rw, places, &behind);
+        let places = super::sizes::insert_axes(rw, places, &behind);
         // The first column belongs to the last axis.
         let column = column(rw, axes - 1 - axis);
-        let product = apply(rw, "Mul", &[places, column]);
-        sum = apply(rw, "Add", &[sum, product]);
+        let product = add_op(rw, "Mul", &[places, column]);
+        sum = add_op(rw, "Add", &[sum, product]);
     }
     let result = cast(rw, sum, ty, dtype);
-    rw.output(0, result);
+    rw.replace_output(0, result);
     Ok(())
 }
 
@@ -157,8 +158,8 @@ mod tests {
     use super::*;
     use crate::registry::NEWEST_OPSET;
     use crate::testing::{
-        Failure, assert_close, check_decomposition, check_downgrade, check_gradients, f64s, graph, one_node,
-        run, run_node, spread,
+        Failure, assert_close, check_decomposition, check_downgrade, check_gradients, f64s, generic_tensor,
+        graph, one_node_graph, run, run_node,
     };
 
     const OP: (&str, &str) = ("", "AffineGrid");
@@ -204,12 +205,12 @@ mod tests {
             (vec![1, 1, 2, 1, 3], false),
         ] {
             let axes = size.len() - 2;
-            let theta = spread(&[size[0], axes, axes + 1], 1);
+            let theta = generic_tensor(&[size[0], axes, axes + 1], 1);
             let numbers: Vec<i64> = size.iter().map(|&size| size as i64).collect();
             let inputs = [theta.clone(), Tensor::i64(&[size.len()], &numbers)];
             let ports = [Some(&inputs[0]), Some(&inputs[1])];
             let attrs = Attrs::new().with("align_corners", i64::from(aligned));
-            let graph = one_node(NEWEST_OPSET, OP, &ports, 1, attrs).expect("valid");
+            let graph = one_node_graph(NEWEST_OPSET, OP, &ports, 1, attrs).expect("valid");
             assert_close(
                 &run(&graph, &inputs).expect("it runs")[0],
                 &expected(&theta, &size, aligned),
@@ -223,8 +224,8 @@ mod tests {
     }
 
     #[test]
-    fn sizes_that_are_known_beforehand() {
-        let theta = spread(&[2, 2, 3], 3);
+    fn constant_sizes() {
+        let theta = generic_tensor(&[2, 2, 3], 3);
         let (mut known, ids) = graph(&[&theta]);
         let size = known.add_constant("size", Tensor::i64(&[4], &[2, 1, 3, 2]));
         crate::testing::add(&mut known, OP, "y", &[Some(ids[0]), Some(size)], 1, Attrs::new());
@@ -239,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_refused() {
+    fn rejects_mismatched_inputs() {
         for (theta, size, message) in [
             (vec![2, 2, 2], vec![2, 1, 3, 3], "[N, 2, 3] or [N, 3, 4] is needed"),
             (vec![2, 2, 3], vec![2, 1, 3, 3, 3], "input 1 holds 5 sizes"),
@@ -247,7 +248,7 @@ mod tests {
             (vec![2, 2, 3], vec![2, 1, -3, 3], "-3 is not a size"),
         ] {
             let size = Tensor::i64(&[size.len()], &size);
-            let failure = run_node(OP, &[Some(&spread(&theta, 1)), Some(&size)], 1, Attrs::new());
+            let failure = run_node(OP, &[Some(&generic_tensor(&theta, 1)), Some(&size)], 1, Attrs::new());
             let Failure::Prepare(error) = failure.expect_err("refused") else { panic!("prepared") };
             assert!(error.to_string().contains(message), "{error}");
         }

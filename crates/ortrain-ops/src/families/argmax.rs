@@ -12,7 +12,7 @@ use super::softmax;
 use crate::OpError;
 use crate::grad::Grad;
 use crate::infer::{Infer, normalize_axis};
-use crate::lower::{Lower, NestBuilder, around};
+use crate::lower::{Lower, NestBuilder, split_at_axis};
 use crate::op::{Definition, Op};
 
 /// Position of the maximum or minimum along an axis.
@@ -30,13 +30,13 @@ struct Hardmax {
 
 /// Returns the space of a nest over the rows along `axis`, and the strides of a tensor of shape `dims` in it. The last
 /// axis of the nest is `axis`.
-fn strides(dims: &[usize], axis: usize) -> ([usize; 3], Strides) {
-    let (before, size, after) = around(dims, axis);
+fn row_space_and_strides(dims: &[usize], axis: usize) -> ([usize; 3], Strides) {
+    let (before, size, after) = split_at_axis(dims, axis);
     ([before, after, size], [(size * after) as isize, 1, after as isize].into_iter().collect())
 }
 
 /// Returns the position of the extreme of `x` along the third axis of a nest.
-fn position(nest: &mut NestBuilder, x: Reg, size: usize, smallest: bool, last: bool) -> Reg {
+fn extreme_position(nest: &mut NestBuilder, x: Reg, size: usize, smallest: bool, last: bool) -> Reg {
     let extreme = nest.reduce(if smallest { ReduceOp::Min } else { ReduceOp::Max }, x);
     let b = &mut nest.b;
     let equal = b.compare(CompareOp::Eq, x, extreme);
@@ -54,10 +54,10 @@ fn position(nest: &mut NestBuilder, x: Reg, size: usize, smallest: bool, last: b
 
 impl Op for ArgExtreme {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
-        cx.arity(1, 1, 1)?;
-        cx.dtype_where(0, "a number type", |dtype| dtype != DType::Bool)?;
+        cx.check_arity(1, 1, 1)?;
+        cx.expect_dtype(0, "a number type", |dtype| dtype != DType::Bool)?;
         let Some(shape) = cx.shape(0) else {
-            cx.output(0, DType::I64, None);
+            cx.set_output(0, DType::I64, None);
             return Ok(());
         };
         let axis = normalize_axis(self.axis, shape.rank())?;
@@ -70,17 +70,17 @@ impl Op for ArgExtreme {
         } else {
             dims.0.remove(axis);
         }
-        cx.output(0, DType::I64, Some(dims));
+        cx.set_output(0, DType::I64, Some(dims));
         Ok(())
     }
 
     fn lower(&self, cx: &mut Lower<'_>) -> Result<(), OpError> {
         let dims = cx.dims(0);
-        let (space, strides) = strides(&dims, normalize_axis(self.axis, dims.len())?);
+        let (space, strides) = row_space_and_strides(&dims, normalize_axis(self.axis, dims.len())?);
         let (input, output) = (cx.input(0), cx.output(0));
         let mut nest = cx.nest(&space, 1);
         let x = nest.load_strided(cx, input, 0, &strides);
-        let at = position(&mut nest, x, space[2], self.smallest, self.last);
+        let at = extreme_position(&mut nest, x, space[2], self.smallest, self.last);
         nest.store_outer(cx, output, at);
         cx.emit(nest.instruction())
     }
@@ -88,10 +88,10 @@ impl Op for ArgExtreme {
 
 impl Op for Hardmax {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
-        cx.arity(1, 1, 1)?;
-        let dtype = cx.dtype_where(0, "a float type", DType::is_float)?;
+        cx.check_arity(1, 1, 1)?;
+        let dtype = cx.expect_dtype(0, "a float type", DType::is_float)?;
         cx.shape(0).map(|shape| normalize_axis(self.axis, shape.rank())).transpose()?;
-        cx.output(0, dtype, cx.shape(0).cloned());
+        cx.set_output(0, dtype, cx.shape(0).cloned());
         Ok(())
     }
 
@@ -102,11 +102,11 @@ impl Op for Hardmax {
 
     fn lower(&self, cx: &mut Lower<'_>) -> Result<(), OpError> {
         let dims = cx.dims(0);
-        let (space, strides) = strides(&dims, normalize_axis(self.axis, dims.len())?);
+        let (space, strides) = row_space_and_strides(&dims, normalize_axis(self.axis, dims.len())?);
         let (input, output) = (cx.input(0), cx.output(0));
         let mut nest = cx.nest(&space, 1);
         let x = nest.load_strided(cx, input, 0, &strides);
-        let at = position(&mut nest, x, space[2], false, false);
+        let at = extreme_position(&mut nest, x, space[2], false, false);
         let here = nest.b.coordinate(2);
         let chosen = nest.b.compare(CompareOp::Eq, here, at);
         let one = nest.b.convert(chosen, Type::of(cx.dtype(0)));
@@ -129,7 +129,7 @@ fn build_hardmax(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
 }
 
 /// Returns true if an operator's derivative is zero almost everywhere.
-pub(crate) fn is_flat(domain: &str, name: &str) -> bool {
+pub(crate) fn has_zero_derivative(domain: &str, name: &str) -> bool {
     domain.is_empty() && name == "Hardmax"
 }
 
@@ -150,7 +150,7 @@ mod tests {
 
     use super::*;
     use crate::registry::NEWEST_OPSET;
-    use crate::testing::{check_downgrade, f64s, one_node, run, run_node};
+    use crate::testing::{check_downgrade, f64s, one_node_graph, run, run_node};
 
     fn positions(op: &str, x: &Tensor, attrs: Attrs) -> Tensor {
         run_node(("", op), &[Some(x)], 1, attrs).expect("it runs").remove(0)
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_axis_has_no_extreme() {
+    fn rejects_empty_axis() {
         let error =
             run_node(("", "ArgMax"), &[Some(&Tensor::f32(&[2, 0], &[]))], 1, Attrs::new().with("axis", 1i64));
         assert!(format!("{:?}", error.expect_err("refused")).contains("nothing is the largest"));
@@ -185,12 +185,12 @@ mod tests {
     #[test]
     fn older_forms_of_hardmax() {
         let x = f64s(&[2, 2, 2], &[1.0, 2.0, 4.0, 3.0, -1.0, -2.0, -4.0, -3.0]);
-        let old = one_node(11, ("", "Hardmax"), &[Some(&x)], 1, Attrs::new()).expect("it is read");
+        let old = one_node_graph(11, ("", "Hardmax"), &[Some(&x)], 1, Attrs::new()).expect("it is read");
         let got = run(&old, std::slice::from_ref(&x)).expect("it runs").remove(0);
         assert_eq!(got.to_f64(), [0., 0., 1., 0., 1., 0., 0., 0.]);
         for axis in [0i64, 1, 2] {
             let attrs = Attrs::new().with("axis", axis);
-            let graph = one_node(NEWEST_OPSET, ("", "Hardmax"), &[Some(&x)], 1, attrs).expect("valid");
+            let graph = one_node_graph(NEWEST_OPSET, ("", "Hardmax"), &[Some(&x)], 1, attrs).expect("valid");
             check_downgrade(&graph, std::slice::from_ref(&x), 12);
             check_downgrade(&graph, std::slice::from_ref(&x), 13);
         }

@@ -23,7 +23,7 @@ struct BitCast {
 
 impl Op for BitCast {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
-        cx.arity(1, 1, 1)?;
+        cx.check_arity(1, 1, 1)?;
         let from = cx.dtype(0)?;
         if from.size() != self.to.size() {
             return Err(OpError::invalid(format!(
@@ -33,7 +33,7 @@ impl Op for BitCast {
                 8 * self.to.size()
             )));
         }
-        cx.output(0, self.to, cx.shape(0).cloned());
+        cx.set_output(0, self.to, cx.shape(0).cloned());
         Ok(())
     }
 
@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn bits_stay_what_they_are() {
+    fn bits_are_preserved() {
         let x = Tensor::f32(&[2, 2], &[1.0, -0.0, f32::NAN, f32::MIN_POSITIVE / 2.0]);
         let bits = run_node(OP, &[Some(&x)], 1, to(DType::U32)).expect("it runs").remove(0);
         assert_eq!((bits.dtype(), bits.dims(), bits.data()), (DType::U32, x.dims(), x.data()));
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn other_widths_and_types_are_refused() {
+    fn rejects_other_widths_and_types() {
         let x = f64s(&[1], &[1.0]);
         for (attrs, message) in [
             (to(DType::F32), "64 bits an element, but float32 has 32"),

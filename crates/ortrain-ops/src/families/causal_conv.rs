@@ -12,8 +12,8 @@
 
 use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, ValueId};
 
-use super::norm::wide;
-use super::sizes::{Size, apply, cast, dtype_of, minus, part_between, size_of, vector};
+use super::batch_norm::arithmetic_dtype;
+use super::sizes::{Size, add_op, cast, concat_sizes, dtype_of, size_of, slice_between, subtract_sizes};
 use crate::OpError;
 use crate::infer::Infer;
 use crate::op::{Definition, Op};
@@ -38,9 +38,9 @@ fn is_activated(attrs: &Attrs) -> Result<bool, OpError> {
 
 impl Op for CausalConv {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
-        cx.arity(2, 4, 2)?;
-        let dtype = cx.dtype_where(0, "a float type", DType::is_float)?;
-        cx.same_dtype(0..4)?;
+        cx.check_arity(2, 4, 2)?;
+        let dtype = cx.expect_dtype(0, "a float type", DType::is_float)?;
+        cx.expect_same_dtype(0..4)?;
         let (x, weight) = (cx.shape(0), cx.shape(WEIGHT));
         let wrong = |what: &str| {
             let list: Vec<String> =
@@ -77,17 +77,17 @@ impl Op for CausalConv {
             let last = kernel.map_or_else(|| cx.unknown_dim(1, 2), |kernel| Dim::Known(kernel - 1));
             x.map(|x| [x[0].clone(), x[1].clone(), last].into_iter().collect())
         });
-        cx.output(0, dtype, x.cloned());
-        cx.output(1, dtype, past);
+        cx.set_output(0, dtype, x.cloned());
+        cx.set_output(1, dtype, past);
         Ok(())
     }
 }
 
 fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let activated = is_activated(rw.attrs())?;
-    let (x, weight) = (rw.required(0)?, rw.required(WEIGHT)?);
+    let (x, weight) = (rw.required_input(0)?, rw.required_input(WEIGHT)?);
     let dtype = dtype_of(rw, x, "its input 0")?;
-    let channels = [size_of(rw, x, 1), size_of(rw, weight, 0)].into_iter().find_map(Size::number);
+    let channels = [size_of(rw, x, 1), size_of(rw, weight, 0)].into_iter().find_map(Size::scalar_constant);
     let channels = channels.ok_or_else(|| {
         OpError::unsupported("the number of channels must be known; declare it in the model")
     })?;
@@ -95,28 +95,28 @@ fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
         Some(past) => rw.add("Concat", &[past, x], Attrs::new().with("axis", 2i64)),
         None => {
             let kernel = size_of(rw, weight, 2);
-            let before = minus(rw, kernel, Size::Number(1));
+            let before = subtract_sizes(rw, kernel, Size::Number(1));
             let none = Size::Number(0);
-            let pads = vector(rw, &[none, none, before, none, none, none]);
-            apply(rw, "Pad", &[x, pads])
+            let pads = concat_sizes(rw, &[none, none, before, none, none, none]);
+            add_op(rw, "Pad", &[x, pads])
         }
     };
     let inputs: Vec<Option<ValueId>> =
         [Some(behind), Some(weight)].into_iter().chain(rw.input(BIAS).map(Some)).collect();
     let mut result = rw.add_node("", "Conv", &inputs, 1, Attrs::new().with("group", channels))[0];
     if activated {
-        let data = cast(rw, result, dtype, wide(dtype));
-        let gate = apply(rw, "Sigmoid", &[data]);
-        let product = apply(rw, "Mul", &[data, gate]);
-        result = cast(rw, product, wide(dtype), dtype);
+        let data = cast(rw, result, dtype, arithmetic_dtype(dtype));
+        let gate = add_op(rw, "Sigmoid", &[data]);
+        let product = add_op(rw, "Mul", &[data, gate]);
+        result = cast(rw, product, arithmetic_dtype(dtype), dtype);
     }
     if rw.has_output(1) {
         // The state has the length of `past_state`: everything after the first `length` elements.
         let length = size_of(rw, x, 2);
-        let present = part_between(rw, behind, 2, length, Size::Number(i64::MAX));
-        rw.output(1, present);
+        let present = slice_between(rw, behind, 2, length, Size::Number(i64::MAX));
+        rw.replace_output(1, present);
     }
-    rw.output(0, result);
+    rw.replace_output(0, result);
     Ok(())
 }
 
@@ -146,8 +146,8 @@ mod tests {
     use super::*;
     use crate::registry::NEWEST_OPSET;
     use crate::testing::{
-        Failure, add, assert_close, check_decomposition, check_downgrade, check_gradients, f64s, graph,
-        one_node, run, run_node, spread,
+        Failure, add, assert_close, check_decomposition, check_downgrade, check_gradients, f64s,
+        generic_tensor, graph, one_node_graph, run, run_node,
     };
 
     const OP: (&str, &str) = ("", "CausalConvWithState");
@@ -157,10 +157,10 @@ mod tests {
     /// Returns data, kernels, bias and past state.
     fn inputs(length: usize, kernel: usize, bias: bool, past: bool) -> [Option<Tensor>; 4] {
         [
-            Some(spread(&[BATCH, CHANNELS, length], 1)),
-            Some(spread(&[CHANNELS, 1, kernel], 2)),
-            bias.then(|| spread(&[CHANNELS], 3)),
-            past.then(|| spread(&[BATCH, CHANNELS, kernel - 1], 4)),
+            Some(generic_tensor(&[BATCH, CHANNELS, length], 1)),
+            Some(generic_tensor(&[CHANNELS, 1, kernel], 2)),
+            bias.then(|| generic_tensor(&[CHANNELS], 3)),
+            past.then(|| generic_tensor(&[BATCH, CHANNELS, kernel - 1], 4)),
         ]
     }
 
@@ -189,14 +189,14 @@ mod tests {
     }
 
     #[test]
-    fn every_form_and_its_gradients() {
+    fn all_variants_and_gradients() {
         for (length, kernel) in [(5, 3), (1, 4), (4, 1)] {
             for (bias, past) in [(false, false), (true, false), (false, true), (true, true)] {
                 for activation in ["none", "silu", "swish"] {
                     let given = inputs(length, kernel, bias, past);
                     let ports: Vec<Option<&Tensor>> = given.iter().map(Option::as_ref).collect();
                     let attrs = Attrs::new().with("activation", activation);
-                    let graph = one_node(NEWEST_OPSET, OP, &ports, 2, attrs).expect("valid");
+                    let graph = one_node_graph(NEWEST_OPSET, OP, &ports, 2, attrs).expect("valid");
                     let inputs: Vec<Tensor> = given.iter().flatten().cloned().collect();
                     let got = run(&graph, &inputs).expect("it runs");
                     for (got, want) in got.iter().zip(&expected(&given, activation != "none")) {
@@ -215,7 +215,7 @@ mod tests {
 
     /// Symbolic batch and length, with the gradient through the next state.
     #[test]
-    fn a_past_and_a_length_that_is_not_known() {
+    fn symbolic_batch_and_length() {
         let given = inputs(2, 4, true, true);
         let inputs: Vec<Tensor> = given.iter().flatten().cloned().collect();
         let (mut symbolic, ids) = graph(&inputs.iter().collect::<Vec<_>>());
@@ -233,9 +233,9 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_refused() {
+    fn rejects_mismatched_inputs() {
         let none = Attrs::new;
-        let x = spread(&[2, 3, 4], 1);
+        let x = generic_tensor(&[2, 3, 4], 1);
         for (weight, bias, past, attrs, message) in [
             (vec![3, 2, 2], vec![3], vec![2, 3, 1], none(), "the kernels must be [C, 1, k], k at least 1"),
             (vec![4, 1, 2], vec![3], vec![2, 3, 1], none(), "a kernel, and a bias, for each channel"),
@@ -250,7 +250,7 @@ mod tests {
                 "\"gelu\" is not defined",
             ),
         ] {
-            let others = [spread(&weight, 2), spread(&bias, 3), spread(&past, 4)];
+            let others = [generic_tensor(&weight, 2), generic_tensor(&bias, 3), generic_tensor(&past, 4)];
             let ports = [Some(&x), Some(&others[0]), Some(&others[1]), Some(&others[2])];
             let failure = run_node(OP, &ports, 2, attrs).expect_err("refused");
             let Failure::Prepare(error) = failure else { panic!("{failure:?}") };

@@ -28,14 +28,14 @@ impl CenterCropPad {
 
 impl Op for CenterCropPad {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
-        cx.arity(2, 2, 1)?;
+        cx.check_arity(2, 2, 1)?;
         let dtype = cx.dtype(0)?;
-        cx.dtype_where(1, "int32 or int64", |dtype| matches!(dtype, DType::I32 | DType::I64))?;
+        cx.expect_dtype(1, "int32 or int64", |dtype| matches!(dtype, DType::I32 | DType::I64))?;
         if let Some(bad) = cx.ints(1).and_then(|sizes| sizes.into_iter().find(|&size| size < 0)) {
             return Err(OpError::invalid(format!("{bad} is not a size")));
         }
         let Some(shape) = cx.shape(0) else {
-            cx.output(0, dtype, None);
+            cx.set_output(0, dtype, None);
             return Ok(());
         };
         let axes = self.axes(shape.rank())?;
@@ -52,13 +52,13 @@ impl Op for CenterCropPad {
             let size = sizes.as_ref().map(|sizes| sizes[k].clone());
             dims.0[axis] = size.unwrap_or_else(|| cx.unknown_dim(0, axis));
         }
-        cx.output(0, dtype, Some(dims));
+        cx.set_output(0, dtype, Some(dims));
         Ok(())
     }
 }
 
 fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
-    let (x, wanted) = (rw.required(0)?, rw.required(1)?);
+    let (x, wanted) = (rw.required_input(0)?, rw.required_input(1)?);
     let Some(rank) = rw.shape(x).map(Shape::rank) else {
         return Err(OpError::unsupported("the rank of its input must be known; declare its shape"));
     };
@@ -77,7 +77,7 @@ fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let pads = rw.add("Concat", &[before, behind], Attrs::new().with("axis", 0i64));
     let inputs = [Some(x), Some(pads), None, Some(axes)];
     let result = rw.add_node("", "Pad", &inputs, 1, Attrs::new())[0];
-    rw.output(0, result);
+    rw.replace_output(0, result);
     Ok(())
 }
 
@@ -95,12 +95,14 @@ mod tests {
 
     use super::*;
     use crate::registry::NEWEST_OPSET;
-    use crate::testing::{Failure, assert_close, check_gradients, f64s, one_node, run_node, spread};
+    use crate::testing::{
+        Failure, assert_close, check_gradients, f64s, generic_tensor, one_node_graph, run_node,
+    };
 
     const OP: (&str, &str) = ("", "CenterCropPad");
 
     #[test]
-    fn what_is_odd_is_at_the_end() {
+    fn extra_element_is_at_the_end() {
         let x = f64s(&[1, 4], &[1.0, 2.0, 3.0, 4.0]);
         let get = |size: i64| {
             let sizes = Tensor::i64(&[1], &[size]);
@@ -115,19 +117,19 @@ mod tests {
 
     #[test]
     fn gradients() {
-        let inputs = [spread(&[3, 4, 2], 1), Tensor::from_slice(DType::I32, &[3], &[4i32, 1, 2])];
+        let inputs = [generic_tensor(&[3, 4, 2], 1), Tensor::from_slice(DType::I32, &[3], &[4i32, 1, 2])];
         let ports = [Some(&inputs[0]), Some(&inputs[1])];
-        let graph = one_node(NEWEST_OPSET, OP, &ports, 1, Attrs::new()).expect("valid");
+        let graph = one_node_graph(NEWEST_OPSET, OP, &ports, 1, Attrs::new()).expect("valid");
         check_gradients(&graph, &inputs, &[0], &[0]);
     }
 
     #[test]
-    fn sizes_that_do_not_fit_are_refused() {
+    fn rejects_invalid_sizes() {
         for (sizes, message) in
             [(&[2i64][..], "1 sizes for 2 axes of [2, 2]"), (&[2, -1], "-1 is not a size")]
         {
             let sizes = Tensor::i64(&[sizes.len()], sizes);
-            let failure = run_node(OP, &[Some(&spread(&[2, 2], 1)), Some(&sizes)], 1, Attrs::new());
+            let failure = run_node(OP, &[Some(&generic_tensor(&[2, 2], 1)), Some(&sizes)], 1, Attrs::new());
             let Failure::Prepare(error) = failure.expect_err("refused") else { panic!("prepared") };
             assert!(error.to_string().contains(message), "{error}");
         }

@@ -67,12 +67,12 @@ impl Bounds {
                 [from, to]
             }
         };
-        chosen(b, conditions, g, zero)
+        select_where_all(b, conditions, g, zero)
     }
 }
 
 /// Returns `g` where all conditions hold, and `zero` elsewhere.
-fn chosen(b: &mut Builder, conditions: [Option<Reg>; 2], g: Reg, zero: Reg) -> Reg {
+fn select_where_all(b: &mut Builder, conditions: [Option<Reg>; 2], g: Reg, zero: Reg) -> Reg {
     match conditions {
         [Some(one), Some(other)] => {
             let both = b.binary(BinaryOp::And, one, other);
@@ -85,16 +85,16 @@ fn chosen(b: &mut Builder, conditions: [Option<Reg>; 2], g: Reg, zero: Reg) -> R
 
 impl Op for Clip {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
-        cx.arity(1, 3, 1)?;
-        cx.dtype_where(0, "a number type", |dtype| dtype != DType::Bool)?;
-        let dtype = cx.same_dtype(0..3)?;
+        cx.check_arity(1, 3, 1)?;
+        cx.expect_dtype(0, "a number type", |dtype| dtype != DType::Bool)?;
+        let dtype = cx.expect_same_dtype(0..3)?;
         for k in [LOW, HIGH] {
             let Some(shape) = cx.shape(k) else { continue };
             if shape.rank() > 1 || shape.iter().any(|dim| dim.known().is_some_and(|size| size != 1)) {
                 return Err(OpError::invalid(format!("input {k} has shape {shape}; one number is needed")));
             }
         }
-        cx.output(0, dtype, cx.shape(0).cloned());
+        cx.set_output(0, dtype, cx.shape(0).cloned());
         Ok(())
     }
 
@@ -111,7 +111,7 @@ impl Op for Clip {
             };
         }
         for k in 0..3 {
-            if !cx.wants(k) {
+            if !cx.needs_grad(k) {
                 continue;
             }
             let mut b = Builder::new();
@@ -127,12 +127,12 @@ impl Op for Clip {
             let regs = Bounds { low: load(bounds[LOW]), high: load(bounds[HIGH]) };
             let gradient = regs.gradient(&mut b, k, value, arriving);
             if gradient == arriving {
-                cx.give(k, g);
+                cx.set_grad(k, g);
                 continue;
             }
             let gradient = cx.emit_as_onnx(&b.finish(&[gradient]), &loads, dtype)?;
             let gradient = cx.sum_to(gradient, cx.input(k)?, y)?;
-            cx.give(k, gradient);
+            cx.set_grad(k, gradient);
         }
         Ok(())
     }
@@ -146,20 +146,20 @@ impl Op for Clip {
         let mut bound = |cx: &mut Lower<'_>, k: usize| {
             let known: Option<Scalar> = match (cx.constant(k), self.attributes[k]) {
                 (Some(tensor), _) => Scalar::read_all(dtype, tensor.data()).pop(),
-                (None, Some(value)) if !cx.has(k) => Some(Scalar::from_f64(ty, f64::from(value))),
+                (None, Some(value)) if !cx.has_input(k) => Some(Scalar::from_f64(ty, f64::from(value))),
                 _ => None,
             };
             if let Some(known) = known {
                 return Some(nest.b.push(Inst::Const(known.convert(ty)), ty));
             }
-            cx.has(k).then(|| {
+            cx.has_input(k).then(|| {
                 let buffer = cx.input(k);
                 nest.load_strided(cx, buffer, 0, &vec![0; dims.len()])
             })
         };
         let bounds = Bounds { low: bound(cx, LOW), high: bound(cx, HIGH) };
         let y = bounds.clip(&mut nest.b, x);
-        nest.store_whole(cx, output, y);
+        nest.store_contiguous(cx, output, y);
         cx.emit(nest.instruction())
     }
 }
@@ -173,15 +173,15 @@ fn upgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     if rw.version() >= 11 {
         return Ok(());
     }
-    let x = rw.required(0)?;
+    let x = rw.required_input(0)?;
     let bound = |name: &str, default: f32| Ok::<_, OpError>(rw.attrs().float(name)?.unwrap_or(default));
     let attrs = Attrs::new().with("min", bound("min", f32::MIN)?).with("max", bound("max", f32::MAX)?);
-    rw.same(&[Some(x)], attrs);
+    rw.emit_same_op(&[Some(x)], attrs);
     Ok(())
 }
 
 fn downgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
-    let x = rw.required(0)?;
+    let x = rw.required_input(0)?;
     let mut attrs = Attrs::new();
     let mut inputs = vec![Some(x)];
     for (k, name) in [(LOW, "min"), (HIGH, "max")] {
@@ -218,7 +218,7 @@ fn downgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
         return Err(OpError::unsupported("bounds of integers need opset 12 or newer"));
     }
     if inputs.as_slice() != rw.node().inputs.as_slice() || attrs != *rw.attrs() {
-        rw.same(&inputs, attrs);
+        rw.emit_same_op(&inputs, attrs);
     }
     Ok(())
 }
@@ -233,8 +233,8 @@ mod tests {
     use crate::passes;
     use crate::registry::NEWEST_OPSET;
     use crate::testing::{
-        Failure, check_decomposition, check_downgrade, check_gradients, f64s, gradient_graph, one_node, run,
-        run_node, spread,
+        Failure, check_decomposition, check_downgrade, check_gradients, f64s, generic_tensor, gradient_graph,
+        one_node_graph, run, run_node,
     };
 
     const CLIP: (&str, &str) = ("", "Clip");
@@ -242,7 +242,7 @@ mod tests {
     const INF: f64 = f64::INFINITY;
 
     fn graph_of(inputs: &[Option<&Tensor>]) -> Graph {
-        one_node(NEWEST_OPSET, CLIP, inputs, 1, Attrs::new()).expect("valid")
+        one_node_graph(NEWEST_OPSET, CLIP, inputs, 1, Attrs::new()).expect("valid")
     }
 
     /// Returns the graph with constant bounds, as in most models.
@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn bounds_that_are_there_and_not() {
+    fn optional_bounds() {
         let x = f64s(&[5], &[-2.0, -0.5, 0.0, 3.0, NAN]);
         let (low, high) = (f64s(&[], &[-1.0]), f64s(&[1], &[2.0]));
         for (bounds, want) in [
@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn integers_keep_every_digit() {
+    fn integers_are_exact() {
         let (low, high) = (i64::MIN + 1, i64::MAX - 1);
         let x = Tensor::i64(&[3], &[i64::MIN, 5, i64::MAX]);
         let (low, high) = (Tensor::i64(&[], &[low]), Tensor::i64(&[], &[high]));
@@ -297,7 +297,7 @@ mod tests {
 
     #[test]
     fn gradients() {
-        let x = spread(&[3, 4], 1);
+        let x = generic_tensor(&[3, 4], 1);
         let (low, high) = (f64s(&[], &[-0.6]), f64s(&[1], &[0.9]));
         for bounds in [[None, None], [Some(&low), None], [None, Some(&high)], [Some(&low), Some(&high)]] {
             let inputs = [Some(&x), bounds[0], bounds[1]];
@@ -305,7 +305,7 @@ mod tests {
             let graph = graph_of(&inputs);
             let targets: Vec<usize> = (0..given.len()).collect();
             check_gradients(&graph, &given, &targets, &[0]);
-            let weights = [Some(spread(&[3, 4], 2))];
+            let weights = [Some(generic_tensor(&[3, 4], 2))];
             check_decomposition(&gradient_graph(&graph, &weights, &targets), &given, 0.0);
             let present: Vec<&Tensor> = bounds.iter().copied().flatten().collect();
             check_gradients(&with_constant_bounds(&graph, &present), &given[..1], &[0], &[0]);
@@ -338,7 +338,7 @@ mod tests {
 
     #[test]
     fn older_versions() {
-        let x = spread(&[6], 3);
+        let x = generic_tensor(&[6], 3);
         let bounded = |value: &str, bound: f32| Attrs::new().with(value, bound);
         for (attrs, low, high) in [
             (bounded("min", -0.5).with("max", 0.5f32), -0.5, 0.5),
@@ -347,7 +347,8 @@ mod tests {
             (Attrs::new(), -INF, INF),
         ] {
             for opset in [7, 10] {
-                let graph = one_node(opset, CLIP, &[Some(&x)], 1, attrs.clone()).expect("it can be read");
+                let graph =
+                    one_node_graph(opset, CLIP, &[Some(&x)], 1, attrs.clone()).expect("it can be read");
                 let got = run(&graph, std::slice::from_ref(&x)).expect("it runs").remove(0);
                 let want: Vec<f64> = x.to_f64().iter().map(|x| x.clamp(low, high)).collect();
                 assert_eq!(got.to_f64(), want);
@@ -363,7 +364,7 @@ mod tests {
         }
         // The missing bound is the largest finite number, so infinity is clamped.
         let far = Tensor::f32(&[1], &[f32::INFINITY]);
-        let graph = one_node(7, CLIP, &[Some(&far)], 1, Attrs::new()).expect("it can be read");
+        let graph = one_node_graph(7, CLIP, &[Some(&far)], 1, Attrs::new()).expect("it can be read");
         assert_eq!(run(&graph, &[far]).expect("it runs")[0], Tensor::f32(&[1], &[f32::MAX]));
 
         let low = f64s(&[], &[0.5]);
@@ -376,9 +377,9 @@ mod tests {
     }
 
     #[test]
-    fn wrong_bounds_are_refused() {
-        let x = spread(&[2], 1);
-        let (two, other) = (spread(&[2], 2), Tensor::f32(&[], &[0.0]));
+    fn rejects_invalid_bounds() {
+        let x = generic_tensor(&[2], 1);
+        let (two, other) = (generic_tensor(&[2], 2), Tensor::f32(&[], &[0.0]));
         for (bound, sentence) in
             [(&two, "input 1 has shape [2]; one number is needed"), (&other, "insert a Cast")]
         {

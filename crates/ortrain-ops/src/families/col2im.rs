@@ -11,8 +11,8 @@
 use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId};
 
 use super::sizes::{
-    Size, apply, as_vector, counted, dtype_of, minus, over, part, part_between, permuted, plus, reshaped,
-    size_of, times, unsqueezed, vector,
+    Size, add_op, add_sizes, as_vector, concat_sizes, divide_sizes, dtype_of, insert_axes, multiply_sizes,
+    permute_axes, range_positions, reshape_to, size_of, slice_axis, slice_between, subtract_sizes,
 };
 use crate::OpError;
 use crate::infer::Infer;
@@ -24,7 +24,7 @@ const IMAGE: usize = 1;
 const BLOCK: usize = 2;
 
 /// Positions of the blocks in the image, by axis.
-struct Col2Im {
+struct BlockGeometry {
     strides: Vec<i64>,
     dilations: Vec<i64>,
     /// Padding before each axis, followed by the padding after each axis.
@@ -32,10 +32,10 @@ struct Col2Im {
 }
 
 /// Exclusive limit of sizes, strides, dilations and pads. Positions computed from smaller numbers do not overflow.
-const FARTHEST: i64 = 1 << 31;
+const MAX_EXTENT: i64 = 1 << 31;
 
-impl Col2Im {
-    fn read(attrs: &Attrs, axes: usize) -> Result<Col2Im, OpError> {
+impl BlockGeometry {
+    fn read(attrs: &Attrs, axes: usize) -> Result<BlockGeometry, OpError> {
         let list = |name: &str, count: usize, least: i64| -> Result<Vec<i64>, OpError> {
             let Some(list) = attrs.ints(name)? else { return Ok(vec![least; count]) };
             if list.len() != count {
@@ -44,12 +44,12 @@ impl Col2Im {
                     list.len()
                 )));
             }
-            match list.iter().find(|number| !(least..FARTHEST).contains(number)) {
+            match list.iter().find(|number| !(least..MAX_EXTENT).contains(number)) {
                 Some(bad) => Err(OpError::invalid(format!("{bad} cannot be one of the {name}"))),
                 None => Ok(list.to_vec()),
             }
         };
-        Ok(Col2Im {
+        Ok(BlockGeometry {
             strides: list("strides", axes, 1)?,
             dilations: list("dilations", axes, 1)?,
             pads: list("pads", 2 * axes, 0)?,
@@ -57,7 +57,7 @@ impl Col2Im {
     }
 
     /// Returns the number of blocks along an axis; 0 if no block fits.
-    fn count(&self, axis: usize, image: i64, block: i64) -> i64 {
+    fn block_count(&self, axis: usize, image: i64, block: i64) -> i64 {
         let axes = self.strides.len();
         let padded = image.saturating_add(self.pads[axis]).saturating_add(self.pads[axes + axis]);
         let reach = self.dilations[axis].saturating_mul(block - 1).saturating_add(1);
@@ -65,10 +65,10 @@ impl Col2Im {
     }
 }
 
-struct Blocks;
+struct Col2ImOp;
 
 /// Returns the number of axes of the image.
-fn axes_of(image: Option<&Shape>, block: Option<&Shape>) -> Result<Option<usize>, OpError> {
+fn axis_count(image: Option<&Shape>, block: Option<&Shape>) -> Result<Option<usize>, OpError> {
     for shape in [image, block].into_iter().flatten() {
         if shape.rank() != 1 {
             return Err(OpError::invalid(format!("a list of sizes has shape {shape}; one axis is needed")));
@@ -84,25 +84,25 @@ fn axes_of(image: Option<&Shape>, block: Option<&Shape>) -> Result<Option<usize>
     }
 }
 
-impl Op for Blocks {
+impl Op for Col2ImOp {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
-        cx.arity(3, 3, 1)?;
-        let dtype = cx.dtype_where(DATA, "a number", |dtype| dtype != DType::Bool)?;
+        cx.check_arity(3, 3, 1)?;
+        let dtype = cx.expect_dtype(DATA, "a number", |dtype| dtype != DType::Bool)?;
         for k in [IMAGE, BLOCK] {
-            cx.dtype_where(k, "int64", |dtype| dtype == DType::I64)?;
+            cx.expect_dtype(k, "int64", |dtype| dtype == DType::I64)?;
         }
         if let Some(shape) = cx.shape(DATA).filter(|shape| shape.rank() != 3) {
             return Err(OpError::invalid(format!(
                 "input 0 has shape {shape}; [N, C * elements of a block, blocks] is needed"
             )));
         }
-        let Some(axes) = axes_of(cx.shape(IMAGE), cx.shape(BLOCK))? else {
-            cx.output(0, dtype, None);
+        let Some(axes) = axis_count(cx.shape(IMAGE), cx.shape(BLOCK))? else {
+            cx.set_output(0, dtype, None);
             return Ok(());
         };
-        let op = Col2Im::read(&cx.node().attrs, axes)?;
+        let op = BlockGeometry::read(&cx.node().attrs, axes)?;
         let numbers = |k: usize, least: i64| match cx.ints(k) {
-            Some(sizes) => match sizes.iter().find(|&&size| !(least..FARTHEST).contains(&size)) {
+            Some(sizes) => match sizes.iter().find(|&&size| !(least..MAX_EXTENT).contains(&size)) {
                 Some(bad) => Err(OpError::invalid(format!("{bad} in input {k} is no size"))),
                 None => Ok(Some(sizes)),
             },
@@ -125,7 +125,8 @@ impl Op for Blocks {
         if let (Some(image), Some(block)) = (&image, &block)
             && let Some(found) = data.and_then(|data| data[2].known())
         {
-            let counts: Vec<i64> = (0..axes).map(|axis| op.count(axis, image[axis], block[axis])).collect();
+            let counts: Vec<i64> =
+                (0..axes).map(|axis| op.block_count(axis, image[axis], block[axis])).collect();
             let wanted = counts.iter().fold(1i64, |all, &count| all.saturating_mul(count));
             if found as i64 != wanted {
                 return Err(OpError::invalid(format!(
@@ -140,32 +141,32 @@ impl Op for Blocks {
             Some(sizes) => sizes[axis].clone(),
             None => cx.unknown_dim(0, 2 + axis),
         };
-        cx.output(0, dtype, Some([batch, channels].into_iter().chain((0..axes).map(size)).collect()));
+        cx.set_output(0, dtype, Some([batch, channels].into_iter().chain((0..axes).map(size)).collect()));
         Ok(())
     }
 }
 
 /// Returns the elements of a list of sizes.
-fn sizes_in(rw: &mut Rewrite<'_>, k: usize, axes: usize) -> Result<Vec<Size>, OpError> {
-    let list = rw.required(k)?;
+fn read_sizes(rw: &mut Rewrite<'_>, k: usize, axes: usize) -> Result<Vec<Size>, OpError> {
+    let list = rw.required_input(k)?;
     if let Some(known) = rw.constant_of(list).and_then(Tensor::to_i64) {
         return Ok(known.into_iter().map(Size::Number).collect());
     }
     let at = |axis: usize| axis as i64;
-    Ok((0..axes).map(|axis| Size::Value(part(rw, list, 0, at(axis), at(axis) + 1, 1))).collect())
+    Ok((0..axes).map(|axis| Size::Value(slice_axis(rw, list, 0, at(axis), at(axis) + 1, 1))).collect())
 }
 
 fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
-    let data = rw.required(DATA)?;
+    let data = rw.required_input(DATA)?;
     let shape = |k: usize| rw.input(k).and_then(|id| rw.shape(id));
-    let axes = axes_of(shape(IMAGE), shape(BLOCK))?.ok_or_else(|| {
+    let axes = axis_count(shape(IMAGE), shape(BLOCK))?.ok_or_else(|| {
         OpError::unsupported("how many axes the image has must be known; declare the shape of its sizes")
     })?;
-    let op = Col2Im::read(rw.attrs(), axes)?;
+    let op = BlockGeometry::read(rw.attrs(), axes)?;
     let dtype = dtype_of(rw, data, "its input 0")?;
-    let (image, block) = (sizes_in(rw, IMAGE, axes)?, sizes_in(rw, BLOCK, axes)?);
+    let (image, block) = (read_sizes(rw, IMAGE, axes)?, read_sizes(rw, BLOCK, axes)?);
     let product = |rw: &mut Rewrite<'_>, sizes: &[Size]| {
-        sizes.iter().fold(Size::Number(1), |all, &size| times(rw, all, size))
+        sizes.iter().fold(Size::Number(1), |all, &size| multiply_sizes(rw, all, size))
     };
     let (elements, pixels) = (product(rw, &block), product(rw, &image));
 
@@ -175,67 +176,67 @@ fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let (mut rows, mut columns) = (Size::Number(1), Size::Number(1));
     for axis in 0..axes {
         let spread = op.dilations[axis];
-        let less = minus(rw, block[axis], Size::Number(1));
-        let reach = times(rw, less, Size::Number(spread));
-        let padded = plus(rw, image[axis], Size::Number(op.pads[axis] + op.pads[axes + axis] - 1));
-        let room = minus(rw, padded, reach);
-        let steps = over(rw, room, Size::Number(op.strides[axis]));
-        let count = plus(rw, steps, Size::Number(1));
+        let less = subtract_sizes(rw, block[axis], Size::Number(1));
+        let reach = multiply_sizes(rw, less, Size::Number(spread));
+        let padded = add_sizes(rw, image[axis], Size::Number(op.pads[axis] + op.pads[axes + axis] - 1));
+        let room = subtract_sizes(rw, padded, reach);
+        let steps = divide_sizes(rw, room, Size::Number(op.strides[axis]));
+        let count = add_sizes(rw, steps, Size::Number(1));
         let scaled = |rw: &mut Rewrite<'_>, size: Size, by: i64| {
-            let along = counted(rw, size);
+            let along = range_positions(rw, size);
             let by = rw.constant("step", Tensor::i64(&[], &[by]));
-            apply(rw, "Mul", &[along, by])
+            add_op(rw, "Mul", &[along, by])
         };
         let within = scaled(rw, block[axis], spread);
-        let within = unsqueezed(rw, within, &[1]);
+        let within = insert_axes(rw, within, &[1]);
         let starts = scaled(rw, count, op.strides[axis]);
-        let padded = apply(rw, "Add", &[within, starts]);
+        let padded = add_op(rw, "Add", &[within, starts]);
         let before = rw.constant("before", Tensor::i64(&[], &[op.pads[axis]]));
-        let at = apply(rw, "Sub", &[padded, before]);
+        let at = add_op(rw, "Sub", &[padded, before]);
         let (least, size) = (rw.constant("least", Tensor::i64(&[], &[-1])), as_vector(rw, image[axis]));
-        let (from, to) = (apply(rw, "Less", &[least, at]), apply(rw, "Less", &[at, size]));
-        let inside = apply(rw, "And", &[from, to]);
-        (rows, columns) = (times(rw, rows, block[axis]), times(rw, columns, count));
+        let (from, to) = (add_op(rw, "Less", &[least, at]), add_op(rw, "Less", &[at, size]));
+        let inside = add_op(rw, "And", &[from, to]);
+        (rows, columns) = (multiply_sizes(rw, rows, block[axis]), multiply_sizes(rw, columns, count));
         let Some((all_at, all_inside)) = place else {
             place = Some((at, inside));
             continue;
         };
         // Combines the positions of the previous axes with each position of this axis.
         let both = |rw: &mut Rewrite<'_>, name: &str, a: ValueId, b: ValueId| {
-            let (a, b) = (unsqueezed(rw, a, &[1, 3]), unsqueezed(rw, b, &[0, 2]));
-            let pairs = apply(rw, name, &[a, b]);
-            reshaped(rw, pairs, &[rows, columns])
+            let (a, b) = (insert_axes(rw, a, &[1, 3]), insert_axes(rw, b, &[0, 2]));
+            let pairs = add_op(rw, name, &[a, b]);
+            reshape_to(rw, pairs, &[rows, columns])
         };
-        let lines = apply(rw, "Mul", &[all_at, size]);
+        let lines = add_op(rw, "Mul", &[all_at, size]);
         place = Some((both(rw, "Add", lines, at), both(rw, "And", all_inside, inside)));
     }
     let Some((at, inside)) = place else { return Err(OpError::invalid("the image has no axes")) };
     let beyond = as_vector(rw, pixels);
-    let row = apply(rw, "Where", &[inside, at, beyond]);
-    let taken = times(rw, rows, columns);
-    let row = reshaped(rw, row, &[taken]);
-    let row = unsqueezed(rw, row, &[1]);
+    let row = add_op(rw, "Where", &[inside, at, beyond]);
+    let taken = multiply_sizes(rw, rows, columns);
+    let row = reshape_to(rw, row, &[taken]);
+    let row = insert_axes(rw, row, &[1]);
 
     let (batch, found) = (size_of(rw, data, 0), size_of(rw, data, 1));
-    let channels = over(rw, found, elements);
-    let parts = reshaped(rw, data, &[batch, channels, rows, columns]);
-    let parts = permuted(rw, parts, &[2, 3, 0, 1]);
-    let updates = reshaped(rw, parts, &[taken, batch, channels]);
-    let all = plus(rw, pixels, Size::Number(1));
-    let empty = vector(rw, &[all, batch, channels]);
+    let channels = divide_sizes(rw, found, elements);
+    let parts = reshape_to(rw, data, &[batch, channels, rows, columns]);
+    let parts = permute_axes(rw, parts, &[2, 3, 0, 1]);
+    let updates = reshape_to(rw, parts, &[taken, batch, channels]);
+    let all = add_sizes(rw, pixels, Size::Number(1));
+    let empty = concat_sizes(rw, &[all, batch, channels]);
     let zero = Attrs::new().with("value", Tensor::filled(dtype, &[1], 0.0));
     let empty = rw.add("ConstantOfShape", &[empty], zero);
     let summed = rw.add("ScatterND", &[empty, row, updates], Attrs::new().with("reduction", "add"));
-    let kept = part_between(rw, summed, 0, Size::Number(0), pixels);
-    let kept = permuted(rw, kept, &[1, 2, 0]);
+    let kept = slice_between(rw, summed, 0, Size::Number(0), pixels);
+    let kept = permute_axes(rw, kept, &[1, 2, 0]);
     let shape: Vec<Size> = [batch, channels].into_iter().chain(image).collect();
-    let result = reshaped(rw, kept, &shape);
-    rw.output(0, result);
+    let result = reshape_to(rw, kept, &shape);
+    rw.replace_output(0, result);
     Ok(())
 }
 
 fn build(_: &Graph, _: &Node) -> Result<Box<dyn Op>, OpError> {
-    Ok(Box::new(Blocks))
+    Ok(Box::new(Col2ImOp))
 }
 
 /// Decomposes the operator for opsets 16 and 17. The decomposition needs sums of scatters, which opset 16 introduced.
@@ -252,8 +253,8 @@ mod tests {
     use super::*;
     use crate::registry::NEWEST_OPSET;
     use crate::testing::{
-        Failure, add, assert_close, check_decomposition, check_downgrade, check_gradients, f64s, graph,
-        one_node, run, run_node, spread, typed,
+        Failure, add, assert_close, cast_tensor, check_decomposition, check_downgrade, check_gradients, f64s,
+        generic_tensor, graph, one_node_graph, run, run_node,
     };
 
     const OP: (&str, &str) = ("", "Col2Im");
@@ -285,14 +286,16 @@ mod tests {
         }
 
         fn counts(&self) -> Vec<i64> {
-            let op = Col2Im::read(&self.attrs(), self.image.len()).expect("valid");
-            (0..self.image.len()).map(|axis| op.count(axis, self.image[axis], self.block[axis])).collect()
+            let op = BlockGeometry::read(&self.attrs(), self.image.len()).expect("valid");
+            (0..self.image.len())
+                .map(|axis| op.block_count(axis, self.image[axis], self.block[axis]))
+                .collect()
         }
 
         fn inputs(&self, batch: usize, channels: usize) -> [Tensor; 3] {
             let all = |sizes: &[i64]| sizes.iter().product::<i64>() as usize;
             let list = |sizes: &[i64]| Tensor::i64(&[sizes.len()], sizes);
-            let data = spread(&[batch, channels * all(self.block), all(&self.counts())], 1);
+            let data = generic_tensor(&[batch, channels * all(self.block), all(&self.counts())], 1);
             [data, list(self.image), list(self.block)]
         }
 
@@ -334,7 +337,7 @@ mod tests {
         for case in &CASES {
             let inputs = case.inputs(2, 3);
             let ports = [Some(&inputs[0]), Some(&inputs[1]), Some(&inputs[2])];
-            let graph = one_node(NEWEST_OPSET, OP, &ports, 1, case.attrs()).expect("valid");
+            let graph = one_node_graph(NEWEST_OPSET, OP, &ports, 1, case.attrs()).expect("valid");
             let want = case.expected(&inputs[0], 3);
             assert_close(&run(&graph, &inputs).expect("it runs")[0], &want, 1e-14);
             check_gradients(&graph, &inputs, &[0], &[0]);
@@ -350,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_known_beforehand_and_a_batch_that_is_not() {
+    fn constant_sizes_and_symbolic_batch() {
         let case = &CASES[1];
         let inputs = case.inputs(2, 3);
         let (mut symbolic, ids) = graph(&[&inputs[0]]);
@@ -367,21 +370,21 @@ mod tests {
     }
 
     #[test]
-    fn every_kind_of_number() {
+    fn all_number_types() {
         let case = &CASES[1];
         for dtype in [DType::I32, DType::U8, DType::I64, DType::F16, DType::BF16, DType::F32] {
             let mut inputs = case.inputs(1, 2);
             let whole: Vec<f64> = (0..inputs[0].len()).map(|k| (k % 5) as f64).collect();
             inputs[0] = f64s(inputs[0].dims(), &whole);
-            let want = typed(&case.expected(&inputs[0], 2), dtype);
-            inputs[0] = typed(&inputs[0], dtype);
+            let want = cast_tensor(&case.expected(&inputs[0], 2), dtype);
+            inputs[0] = cast_tensor(&inputs[0], dtype);
             let ports = [Some(&inputs[0]), Some(&inputs[1]), Some(&inputs[2])];
             assert_eq!(run_node(OP, &ports, 1, case.attrs()).expect("it runs")[0], want);
         }
     }
 
     #[test]
-    fn what_does_not_fit_is_refused() {
+    fn rejects_mismatched_inputs() {
         let none = Attrs::new;
         for (data, image, block, attrs, message) in [
             (vec![1, 6], vec![4, 4], vec![2, 2], none(), "[N, C * elements of a block, blocks] is needed"),
@@ -419,7 +422,7 @@ mod tests {
             ),
         ] {
             let list = |sizes: &[i64]| Tensor::i64(&[sizes.len()], sizes);
-            let inputs = [spread(&data, 1), list(&image), list(&block)];
+            let inputs = [generic_tensor(&data, 1), list(&image), list(&block)];
             let ports = [Some(&inputs[0]), Some(&inputs[1]), Some(&inputs[2])];
             let failure = run_node(OP, &ports, 1, attrs).expect_err("refused");
             let Failure::Prepare(error) = failure else { panic!("{failure:?}") };

@@ -21,13 +21,13 @@ struct Concat {
 impl Op for Concat {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
         let count = cx.node().inputs.len();
-        cx.arity(count.max(1), count.max(1), 2)?;
-        let dtype = cx.same_dtype(0..count)?;
-        cx.output(1, DType::I64, Some(Shape::known(&[count])));
+        cx.check_arity(count.max(1), count.max(1), 2)?;
+        let dtype = cx.expect_same_dtype(0..count)?;
+        cx.set_output(1, DType::I64, Some(Shape::known(&[count])));
         let shapes: Option<Vec<&Shape>> = (0..count).map(|k| cx.shape(k)).collect();
         let Some(shapes) = shapes else {
             let rank = (0..count).find_map(|k| cx.shape(k)).map(Shape::rank);
-            cx.output(0, dtype, rank.map(|rank| cx.unknown_shape(0, rank)));
+            cx.set_output(0, dtype, rank.map(|rank| cx.unknown_shape(0, rank)));
             return Ok(());
         };
         let mut shape = shapes[0].clone();
@@ -65,12 +65,12 @@ impl Op for Concat {
             shape[axis] = shapes[0][axis].clone();
         }
         let vector = shape.rank() == 1 && dtype == DType::I64;
-        cx.output(0, dtype, Some(shape));
+        cx.set_output(0, dtype, Some(shape));
         let lengths = shapes.iter().map(|shape| shape[axis].clone()).collect();
-        cx.output_sizes(1, Some(lengths));
+        cx.set_output_sizes(1, Some(lengths));
         if vector {
             let parts: Option<Vec<Vec<Dim>>> = (0..count).map(|k| cx.sizes(k)).collect();
-            cx.output_sizes(0, parts.map(|parts| parts.concat()));
+            cx.set_output_sizes(0, parts.map(|parts| parts.concat()));
         }
         Ok(())
     }
@@ -102,8 +102,8 @@ impl Op for Concat {
         let attrs = Attrs::new().with("axis", axis as i64);
         let parts = cx.add_node("com.microsoft", "SplitTraining", &[Some(g), Some(lengths)], count, attrs);
         for (k, part) in parts.into_iter().enumerate() {
-            if cx.wants(k) {
-                cx.give(k, part);
+            if cx.needs_grad(k) {
+                cx.set_grad(k, part);
             }
         }
         Ok(())
@@ -129,7 +129,7 @@ impl Op for Concat {
             start += dims[axis];
             lengths.push(dims[axis] as i64);
         }
-        if cx.wants(1) {
+        if cx.has_output(1) {
             let buffer = cx.constant_buffer("lengths", &Tensor::i64(&[lengths.len()], &lengths));
             cx.alias_buffer(1, buffer);
         }
@@ -145,12 +145,12 @@ struct SplitTraining {
 impl Op for SplitTraining {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
         let count = cx.node().outputs.len();
-        cx.arity(2, 2, count)?;
+        cx.check_arity(2, 2, count)?;
         let dtype = cx.dtype(0)?;
-        cx.dtype_where(1, "int64", |dtype| dtype == DType::I64)?;
+        cx.expect_dtype(1, "int64", |dtype| dtype == DType::I64)?;
         let Some(shape) = cx.shape(0) else {
             for k in 0..count {
-                cx.output(k, dtype, None);
+                cx.set_output(k, dtype, None);
             }
             return Ok(());
         };
@@ -173,13 +173,13 @@ impl Op for SplitTraining {
             let mut part = shape.clone();
             part[axis] =
                 lengths.as_ref().map_or_else(|| cx.unknown_dim(k, axis), |lengths| lengths[k].clone());
-            cx.output(k, dtype, Some(part));
+            cx.set_output(k, dtype, Some(part));
         }
         Ok(())
     }
 
     fn grad(&self, cx: &mut Grad<'_>) -> Result<(), OpError> {
-        if !cx.wants(0) {
+        if !cx.needs_grad(0) {
             return Ok(());
         }
         let mut parts = Vec::new();
@@ -196,7 +196,7 @@ impl Op for SplitTraining {
             });
         }
         let gradient = cx.add("Concat", &parts, Attrs::new().with("axis", self.axis));
-        cx.give(0, gradient);
+        cx.set_grad(0, gradient);
         Ok(())
     }
 
@@ -207,7 +207,7 @@ impl Op for SplitTraining {
         let strides = Access::contiguous(cx.dtype(0), &whole).strides;
         let mut start = 0;
         for k in 0..cx.node().outputs.len() {
-            if !cx.wants(k) {
+            if !cx.has_output(k) {
                 // The length of an unused part is unknown, so every part must have an output.
                 return Err(OpError::unsupported("every part must be used"));
             }
@@ -216,7 +216,7 @@ impl Op for SplitTraining {
             if !dims.contains(&0) {
                 let mut nest = cx.nest(&dims, 0);
                 let value = nest.load_strided(cx, buffer, start * strides[axis] as usize, &strides);
-                nest.store_whole(cx, output, value);
+                nest.store_contiguous(cx, output, value);
                 cx.emit(nest.instruction())?;
             }
             start += dims[axis];
@@ -225,7 +225,7 @@ impl Op for SplitTraining {
     }
 }
 
-fn axis_of(node: &Node) -> Result<i64, OpError> {
+fn read_axis(node: &Node) -> Result<i64, OpError> {
     Ok(node.attrs.int("axis")?.unwrap_or(0))
 }
 
@@ -236,14 +236,14 @@ fn build_concat(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
 
 /// Replaces the node by one Slice per part, between cumulative sums of the lengths.
 fn decompose_split(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
-    let (x, lengths) = (rw.required(0)?, rw.required(1)?);
-    let axis = axis_of(rw.node())?;
+    let (x, lengths) = (rw.required_input(0)?, rw.required_input(1)?);
+    let axis = read_axis(rw.node())?;
     if let Some(known) = rw.sizes_of(lengths) {
         // Older opsets have a Split of known lengths, but no Slice between computed positions.
         let known = rw.ints("lengths", &known);
         let (inputs, outputs) = ([Some(x), Some(known)], rw.node().outputs.len());
         let parts = rw.add_node("", "Split", &inputs, outputs, Attrs::new().with("axis", axis));
-        parts.into_iter().enumerate().for_each(|(k, part)| rw.output(k, part));
+        parts.into_iter().enumerate().for_each(|(k, part)| rw.replace_output(k, part));
         return Ok(());
     }
     let axes = rw.ints("axes", &[axis]);
@@ -253,17 +253,17 @@ fn decompose_split(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
         let length = rw.add("Gather", &[lengths, at], Attrs::new());
         let end = rw.add("Add", &[start, length], Attrs::new());
         let part = rw.add("Slice", &[x, start, end, axes], Attrs::new());
-        rw.output(k, part);
+        rw.replace_output(k, part);
         start = end;
     }
     Ok(())
 }
 
 fn decompose_concat(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
-    let axis = axis_of(rw.node())?;
+    let axis = read_axis(rw.node())?;
     let inputs: Vec<_> = rw.node().present_inputs().collect();
     let joined = rw.add("Concat", &inputs, Attrs::new().with("axis", axis));
-    rw.output(0, joined);
+    rw.replace_output(0, joined);
     if rw.has_output(1) {
         let at = rw.ints("axis", &[axis]);
         let mut lengths = Vec::new();
@@ -272,7 +272,7 @@ fn decompose_concat(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
             lengths.push(rw.add("Gather", &[shape, at], Attrs::new().with("axis", 0i64)));
         }
         let lengths = rw.add("Concat", &lengths, Attrs::new().with("axis", 0i64));
-        rw.output(1, lengths);
+        rw.replace_output(1, lengths);
     }
     Ok(())
 }
@@ -282,7 +282,7 @@ pub(crate) fn definitions() -> Vec<Definition> {
         Definition::new("", "Concat", &[4, 11, 13], build_concat),
         Definition::new("com.microsoft", "ConcatTraining", &[1], build_concat).decompose(decompose_concat),
         Definition::new("com.microsoft", "SplitTraining", &[1], |_, node| {
-            Ok(Box::new(SplitTraining { axis: axis_of(node)? }))
+            Ok(Box::new(SplitTraining { axis: read_axis(node)? }))
         })
         .decompose(decompose_split),
     ]

@@ -11,8 +11,8 @@ use ortrain_expr::{ConvPass, ConvShape};
 use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, ValueId};
 
 use super::conv_shared::{
-    Window, channel_sums, check_bias, common_rank, conv_shape, emit, emit_channel_sums, filter_gradient,
-    image_gradient, infer_gradients, kernel_dims, pads, read_groups,
+    SlidingWindow, check_bias, common_rank, conv_shape, emit_channel_sums, emit_conv, filter_gradient,
+    image_gradient, infer_gradients, kernel_dims, pads_attr, read_groups, sum_over_channels,
 };
 use crate::OpError;
 use crate::grad::Grad;
@@ -39,7 +39,7 @@ impl Conv {
     }
 
     /// Returns the shape of the result for image `x` and filter `w`; `None` if its rank is unknown.
-    fn result(&self, cx: &Infer<'_>, x: usize, w: usize) -> Result<Option<Shape>, OpError> {
+    fn result_shape(&self, cx: &Infer<'_>, x: usize, w: usize) -> Result<Option<Shape>, OpError> {
         let Some(rank) = common_rank(cx, x, w)? else { return Ok(None) };
         let (image, filter) = (cx.shape(x), cx.shape(w));
         self.sliding.check(image.or(filter).expect("one of them has a rank"))?;
@@ -69,17 +69,17 @@ impl Conv {
             filter.map_or_else(|| unknown(1), |filter| filter[0].clone()),
         ];
         match image {
-            Some(image) => dims.extend(self.sliding.outputs(&kernel, image, unknown)?),
+            Some(image) => dims.extend(self.sliding.output_sizes(&kernel, image, unknown)?),
             None => dims.extend((2..rank).map(unknown)),
         }
         Ok(Some(dims.into_iter().collect()))
     }
 
     /// Returns the type and shape of the result. The first inputs are image, filter and an optional bias.
-    pub(super) fn result_of(&self, cx: &Infer<'_>) -> Result<(DType, Option<Shape>), OpError> {
-        cx.dtype_where(0, "a float type", DType::is_float)?;
-        let dtype = cx.same_dtype([0, 1, 2])?;
-        let shape = self.result(cx, 0, 1)?;
+    pub(super) fn infer_result(&self, cx: &Infer<'_>) -> Result<(DType, Option<Shape>), OpError> {
+        cx.expect_dtype(0, "a float type", DType::is_float)?;
+        let dtype = cx.expect_same_dtype([0, 1, 2])?;
+        let shape = self.result_shape(cx, 0, 1)?;
         if let Some(shape) = &shape {
             check_bias(cx, 2, &shape[1])?;
         }
@@ -87,7 +87,7 @@ impl Conv {
     }
 
     /// Returns the window of each axis with explicit padding. `None` if `auto_pad` needs sizes that are unknown.
-    fn windows(&self, image: Option<&Shape>, kernel: &[Dim]) -> Option<Vec<Window>> {
+    fn explicit_windows(&self, image: Option<&Shape>, kernel: &[Dim]) -> Option<Vec<SlidingWindow>> {
         let count = kernel.len();
         let one = |k: usize| {
             let (stride, dilation) = (self.sliding.stride(k), self.sliding.dilation(k));
@@ -104,16 +104,16 @@ impl Conv {
                     let axis = self.sliding.axis((k, count), cells, size).ok()?;
                     let needed = axis.output.checked_sub(1)? * axis.stride + (cells - 1) * axis.dilation + 1;
                     let padding = needed.saturating_sub(size) as i64;
-                    (axis.before as i64, padding - axis.before as i64)
+                    (axis.padding_before as i64, padding - axis.padding_before as i64)
                 }
             };
-            Some(Window { stride, dilation, before, behind })
+            Some(SlidingWindow { stride, dilation, before, after: behind })
         };
         (0..count).map(one).collect()
     }
 
     /// Returns the attributes, with explicit padding if it can be computed.
-    fn explicit(
+    fn explicit_padding_attrs(
         &self,
         attrs: &Attrs,
         image: Option<&Shape>,
@@ -124,8 +124,8 @@ impl Conv {
             return Ok(attrs.clone());
         }
         let kernel = kernel_dims(&self.sliding, filter, rank)?;
-        let Some(windows) = self.windows(image, &kernel) else { return Ok(attrs.clone()) };
-        Ok(attrs.clone().with("auto_pad", "NOTSET").with("pads", pads(&windows)))
+        let Some(windows) = self.explicit_windows(image, &kernel) else { return Ok(attrs.clone()) };
+        Ok(attrs.clone().with("auto_pad", "NOTSET").with("pads", pads_attr(&windows)))
     }
 
     /// Returns the sizes of a convolution of an image and a filter of these shapes.
@@ -137,9 +137,9 @@ impl Conv {
 
 impl Op for Conv {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
-        cx.arity(2, 3, 1)?;
-        let (dtype, shape) = self.result_of(cx)?;
-        cx.output(0, dtype, shape);
+        cx.check_arity(2, 3, 1)?;
+        let (dtype, shape) = self.infer_result(cx)?;
+        cx.set_output(0, dtype, shape);
         Ok(())
     }
 
@@ -147,12 +147,18 @@ impl Op for Conv {
         let Some(g) = cx.output_grad(0) else { return Ok(()) };
         let (x, w) = (cx.input(0)?, cx.input(1)?);
         // The reference computes wrong gradients with `auto_pad`, so the padding becomes explicit.
-        let attrs = self.explicit(&cx.node().attrs, cx.shape(x), cx.shape(w))?;
-        let wanted = [cx.wants(0), cx.wants(1), cx.wants(2)];
-        let gradients = cx.add_wanted("com.microsoft", "ConvGrad", &[g, x, w].map(Some), &wanted, attrs);
+        let attrs = self.explicit_padding_attrs(&cx.node().attrs, cx.shape(x), cx.shape(w))?;
+        let wanted = [cx.needs_grad(0), cx.needs_grad(1), cx.needs_grad(2)];
+        let gradients = cx.add_node_with_optional_outputs(
+            "com.microsoft",
+            "ConvGrad",
+            &[g, x, w].map(Some),
+            &wanted,
+            attrs,
+        );
         for (k, gradient) in gradients.into_iter().enumerate() {
             if let Some(gradient) = gradient {
-                cx.give(k, gradient);
+                cx.set_grad(k, gradient);
             }
         }
         Ok(())
@@ -161,17 +167,17 @@ impl Op for Conv {
     fn lower(&self, cx: &mut Lower<'_>) -> Result<(), OpError> {
         let shape = self.shape(ConvPass::Output, &cx.dims(0), &cx.dims(1))?;
         let (image, filter) = (cx.input(0), cx.input(1));
-        let bias = cx.has(2).then(|| cx.input(2));
-        emit(cx, 0, shape, image, filter, bias)
+        let bias = cx.has_input(2).then(|| cx.input(2));
+        emit_conv(cx, 0, shape, image, filter, bias)
     }
 }
 
 impl Op for ConvGrad {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
-        cx.arity(3, 3, 3)?;
-        cx.dtype_where(0, "a float type", DType::is_float)?;
-        let dtype = cx.same_dtype([0, 1, 2])?;
-        let result = self.0.result(cx, 1, 2)?;
+        cx.check_arity(3, 3, 3)?;
+        cx.expect_dtype(0, "a float type", DType::is_float)?;
+        let dtype = cx.expect_same_dtype([0, 1, 2])?;
+        let result = self.0.result_shape(cx, 1, 2)?;
         infer_gradients(cx, dtype, result.as_ref())
     }
 
@@ -179,9 +185,9 @@ impl Op for ConvGrad {
     /// convolutions again.
     fn grad(&self, cx: &mut Grad<'_>) -> Result<(), OpError> {
         let (dy, x, w) = (cx.input(0)?, cx.input(1)?, cx.input(2)?);
-        let attrs = self.0.explicit(&cx.node().attrs, cx.shape(x), cx.shape(w))?;
+        let attrs = self.0.explicit_padding_attrs(&cx.node().attrs, cx.shape(x), cx.shape(w))?;
         let [gx, gw, gb] = [0, 1, 2].map(|k| cx.output_grad(k));
-        if cx.wants(0) {
+        if cx.needs_grad(0) {
             let mut parts = Vec::new();
             if let Some(gx) = gx {
                 let inputs: Vec<ValueId> = [gx, w].into_iter().chain(gb).collect();
@@ -207,22 +213,28 @@ impl Op for ConvGrad {
                 _ => Some(cx.add("Sum", &parts, Attrs::new())),
             };
             if let Some(gradient) = gradient {
-                cx.give(0, gradient);
+                cx.set_grad(0, gradient);
             }
         }
         let of_conv = |cx: &mut Grad<'_>, inputs: [ValueId; 3], k: usize| {
             let mut wanted = [false; 3];
             wanted[k] = true;
-            let made = cx.add_wanted("com.microsoft", "ConvGrad", &inputs.map(Some), &wanted, attrs.clone());
+            let made = cx.add_node_with_optional_outputs(
+                "com.microsoft",
+                "ConvGrad",
+                &inputs.map(Some),
+                &wanted,
+                attrs.clone(),
+            );
             made[k].expect("it was asked for")
         };
-        if let (true, Some(gw)) = (cx.wants(1), gw) {
+        if let (true, Some(gw)) = (cx.needs_grad(1), gw) {
             let gradient = of_conv(cx, [dy, x, gw], 0);
-            cx.give(1, gradient);
+            cx.set_grad(1, gradient);
         }
-        if let (true, Some(gx)) = (cx.wants(2), gx) {
+        if let (true, Some(gx)) = (cx.needs_grad(2), gx) {
             let gradient = of_conv(cx, [dy, gx, w], 1);
-            cx.give(2, gradient);
+            cx.set_grad(2, gradient);
         }
         Ok(())
     }
@@ -230,13 +242,13 @@ impl Op for ConvGrad {
     fn lower(&self, cx: &mut Lower<'_>) -> Result<(), OpError> {
         let (image, filter) = (cx.dims(1), cx.dims(2));
         let [dy, x, w] = [0, 1, 2].map(|k| cx.input(k));
-        if cx.wants(0) {
-            emit(cx, 0, self.0.shape(ConvPass::InputGradient, &image, &filter)?, dy, w, None)?;
+        if cx.has_output(0) {
+            emit_conv(cx, 0, self.0.shape(ConvPass::InputGradient, &image, &filter)?, dy, w, None)?;
         }
-        if cx.wants(1) {
-            emit(cx, 1, self.0.shape(ConvPass::FilterGradient, &image, &filter)?, dy, x, None)?;
+        if cx.has_output(1) {
+            emit_conv(cx, 1, self.0.shape(ConvPass::FilterGradient, &image, &filter)?, dy, x, None)?;
         }
-        if cx.wants(2) {
+        if cx.has_output(2) {
             emit_channel_sums(cx, 2, 0)?;
         }
         Ok(())
@@ -246,13 +258,13 @@ impl Op for ConvGrad {
 /// Decomposes `ConvGrad` into ConvTranspose, Conv and ReduceSum.
 fn decompose_grad(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let conv = Conv::read(rw.node())?;
-    let (dy, x, w) = (rw.required(0)?, rw.required(1)?, rw.required(2)?);
+    let (dy, x, w) = (rw.required_input(0)?, rw.required_input(1)?, rw.required_input(2)?);
     let (image, filter) = (rw.shape(x).cloned(), rw.shape(w).cloned());
     let filter = filter.ok_or_else(|| OpError::unsupported("the rank of the filter must be known"))?;
     let rank = filter.rank();
     let kernel = kernel_dims(&conv.sliding, Some(&filter), rank)?;
     if rw.has_output(0) || rw.has_output(1) {
-        let windows = conv.windows(image.as_ref(), &kernel).ok_or_else(|| {
+        let windows = conv.explicit_windows(image.as_ref(), &kernel).ok_or_else(|| {
             OpError::unsupported(
                 "where auto_pad chooses the padding, the sizes of image and filter must be known to write the gradient \
                  in plain ONNX",
@@ -260,16 +272,16 @@ fn decompose_grad(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
         })?;
         if rw.has_output(0) {
             let gradient = image_gradient(rw, (dy, x, w), &kernel, conv.groups, &windows);
-            rw.output(0, gradient);
+            rw.replace_output(0, gradient);
         }
         if rw.has_output(1) {
             let gradient = filter_gradient(rw, (dy, x), &filter, conv.groups, &windows)?;
-            rw.output(1, gradient);
+            rw.replace_output(1, gradient);
         }
     }
     if rw.has_output(2) {
-        let gradient = channel_sums(rw, dy, rank);
-        rw.output(2, gradient);
+        let gradient = sum_over_channels(rw, dy, rank);
+        rw.replace_output(2, gradient);
     }
     Ok(())
 }
@@ -298,8 +310,8 @@ pub(super) mod tests {
     use super::*;
     use crate::passes;
     use crate::testing::{
-        add, assert_close, check_decomposition, check_downgrade, check_gradients, f64s, gradient_graph,
-        graph, one_node, run, run_node, spread,
+        add, assert_close, check_decomposition, check_downgrade, check_gradients, f64s, generic_tensor,
+        gradient_graph, graph, one_node_graph, run, run_node,
     };
 
     const CONV: (&str, &str) = ("", "Conv");
@@ -311,7 +323,13 @@ pub(super) mod tests {
 
     /// Computes a convolution by the definition, with a padded copy of the image. `pads` are before and after each
     /// axis.
-    fn naive(x: &Tensor, w: &Tensor, groups: usize, steps: &[[usize; 2]], pads: &[[usize; 2]]) -> Tensor {
+    fn reference_conv(
+        x: &Tensor,
+        w: &Tensor,
+        groups: usize,
+        steps: &[[usize; 2]],
+        pads: &[[usize; 2]],
+    ) -> Tensor {
         let (xd, wd) = (x.dims(), w.dims());
         let axes = xd.len() - 2;
         let flat = |dims: &[usize], at: &[usize]| dims.iter().zip(at).fold(0, |p, (dim, i)| p * dim + i);
@@ -355,18 +373,18 @@ pub(super) mod tests {
         f64s(&yd, &values)
     }
 
-    fn one(node: (&str, &str), inputs: &[&Tensor], outputs: usize, attrs: Attrs) -> Graph {
+    fn node_graph(node: (&str, &str), inputs: &[&Tensor], outputs: usize, attrs: Attrs) -> Graph {
         let inputs: Vec<Option<&Tensor>> = inputs.iter().copied().map(Some).collect();
-        one_node(28, node, &inputs, outputs, attrs).expect("valid")
+        one_node_graph(28, node, &inputs, outputs, attrs).expect("valid")
     }
 
-    fn refusal(node: (&str, &str), inputs: &[&Tensor], attrs: Attrs) -> String {
+    fn error_message(node: (&str, &str), inputs: &[&Tensor], attrs: Attrs) -> String {
         let inputs: Vec<Option<&Tensor>> = inputs.iter().copied().map(Some).collect();
-        one_node(28, node, &inputs, 1, attrs).expect_err("refused").to_string()
+        one_node_graph(28, node, &inputs, 1, attrs).expect_err("refused").to_string()
     }
 
     #[test]
-    fn by_hand() {
+    fn hand_computed_values() {
         let x = f64s(&[1, 1, 4], &[1.0, 2.0, 3.0, 4.0]);
         let w = f64s(&[2, 1, 2], &[1.0, 10.0, 0.0, -1.0]);
         let b = f64s(&[2], &[100.0, 0.5]);
@@ -406,10 +424,10 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn every_attribute_as_defined() {
+    fn all_attributes_match_reference() {
         for case in CASES {
-            let (x, w) = (spread(case.0, 1), spread(case.1, 2));
-            let want = naive(&x, &w, case.2, case.3, case.4);
+            let (x, w) = (generic_tensor(case.0, 1), generic_tensor(case.1, 2));
+            let want = reference_conv(&x, &w, case.2, case.3, case.4);
             let y = run_node(CONV, &[Some(&x), Some(&w)], 1, attrs_of(&case)).expect("it runs");
             assert_close(&y[0], &want, 1e-12);
         }
@@ -418,8 +436,9 @@ pub(super) mod tests {
     #[test]
     fn gradients_are_those_of_central_differences() {
         for case in CASES {
-            let (x, w, b) = (spread(case.0, 1), spread(case.1, 2), spread(&case.1[..1], 3));
-            let conv = one(CONV, &[&x, &w, &b], 1, attrs_of(&case));
+            let (x, w, b) =
+                (generic_tensor(case.0, 1), generic_tensor(case.1, 2), generic_tensor(&case.1[..1], 3));
+            let conv = node_graph(CONV, &[&x, &w, &b], 1, attrs_of(&case));
             check_gradients(&conv, &[x, w, b], &[0, 1, 2], &[0]);
         }
     }
@@ -427,11 +446,11 @@ pub(super) mod tests {
     #[test]
     fn gradients_of_gradients() {
         for case in CASES {
-            let (x, w) = (spread(case.0, 1), spread(case.1, 2));
-            let dy = spread(naive(&x, &w, case.2, case.3, case.4).dims(), 3);
+            let (x, w) = (generic_tensor(case.0, 1), generic_tensor(case.1, 2));
+            let dy = generic_tensor(reference_conv(&x, &w, case.2, case.3, case.4).dims(), 3);
             let given = [dy, x, w];
             let inputs: Vec<&Tensor> = given.iter().collect();
-            let grad = one(GRAD, &inputs, 3, attrs_of(&case));
+            let grad = node_graph(GRAD, &inputs, 3, attrs_of(&case));
             check_gradients(&grad, &given, &[0, 1, 2], &[0, 1, 2]);
             if case.0.len() == 3 {
                 check_gradients(&grad, &given, &[0, 1], &[1, 2]);
@@ -441,19 +460,19 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn gradients_in_plain_onnx() {
+    fn gradients_decompose_into_plain_onnx() {
         for case in CASES {
-            let (x, w) = (spread(case.0, 1), spread(case.1, 2));
-            let dy = spread(naive(&x, &w, case.2, case.3, case.4).dims(), 3);
+            let (x, w) = (generic_tensor(case.0, 1), generic_tensor(case.1, 2));
+            let dy = generic_tensor(reference_conv(&x, &w, case.2, case.3, case.4).dims(), 3);
             let given = [dy, x, w];
             let inputs: Vec<&Tensor> = given.iter().collect();
-            let grad = one(GRAD, &inputs, 3, attrs_of(&case));
+            let grad = node_graph(GRAD, &inputs, 3, attrs_of(&case));
             check_decomposition(&grad, &given, 1e-12);
         }
     }
 
     /// Returns the graph with symbols for the sizes of input `k` along `axes`.
-    pub(in super::super) fn with_names(graph: &Graph, k: usize, axes: &[usize]) -> Graph {
+    pub(in super::super) fn with_symbolic_sizes(graph: &Graph, k: usize, axes: &[usize]) -> Graph {
         let mut graph = graph.clone();
         for node in graph.nodes.clone() {
             for output in node.present_outputs() {
@@ -471,18 +490,19 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn sizes_may_be_names() {
+    fn symbolic_sizes() {
         for case in CASES {
-            let (x, w, b) = (spread(case.0, 1), spread(case.1, 2), spread(&case.1[..1], 3));
-            let conv = one(CONV, &[&x, &w, &b], 1, attrs_of(&case));
+            let (x, w, b) =
+                (generic_tensor(case.0, 1), generic_tensor(case.1, 2), generic_tensor(&case.1[..1], 3));
+            let conv = node_graph(CONV, &[&x, &w, &b], 1, attrs_of(&case));
             let given = [x, w, b];
             let y = run(&conv, &given).expect("it runs").remove(0);
-            let want = gradient_graph(&conv, &[Some(spread(y.dims(), 4))], &[0, 1, 2]);
+            let want = gradient_graph(&conv, &[Some(generic_tensor(y.dims(), 4))], &[0, 1, 2]);
             let want = run(&want, &given).expect("it runs");
             let all: Vec<usize> = (0..case.0.len()).filter(|&axis| axis != 1).collect();
             for axes in [&all[..1], &all[1..], &all] {
-                let named = with_names(&conv, 0, axes);
-                let mut plain = gradient_graph(&named, &[Some(spread(y.dims(), 4))], &[0, 1, 2]);
+                let named = with_symbolic_sizes(&conv, 0, axes);
+                let mut plain = gradient_graph(&named, &[Some(generic_tensor(y.dims(), 4))], &[0, 1, 2]);
                 assert_eq!(run(&plain, &given).expect("it runs"), want);
                 passes::decompose::standardise(&mut plain).expect("it decomposes");
                 for (got, want) in run(&plain, &given).expect("plain runs").iter().zip(&want) {
@@ -494,7 +514,7 @@ pub(super) mod tests {
 
     #[test]
     fn padding_is_explicit_in_gradients() {
-        let (x, w) = (spread(&[1, 1, 6, 5], 1), spread(&[1, 1, 3, 2], 2));
+        let (x, w) = (generic_tensor(&[1, 1, 6, 5], 1), generic_tensor(&[1, 1, 3, 2], 2));
         for (mode, steps, pads) in [
             ("SAME_UPPER", [1, 1], [1, 0, 1, 1]),
             ("SAME_LOWER", [1, 1], [1, 1, 1, 0]),
@@ -503,11 +523,11 @@ pub(super) mod tests {
             ("VALID", [1, 2], [0, 0, 0, 0]),
         ] {
             let attrs = ints(&[("strides", &steps)]).with("auto_pad", mode);
-            let conv = one(CONV, &[&x, &w], 1, attrs.clone());
+            let conv = node_graph(CONV, &[&x, &w], 1, attrs.clone());
             let given = [x.clone(), w.clone()];
             check_gradients(&conv, &given, &[0, 1], &[0]);
             let y = run(&conv, &given).expect("it runs").remove(0);
-            let seed = [Some(spread(y.dims(), 3))];
+            let seed = [Some(generic_tensor(y.dims(), 3))];
             let emitted = |graph: &Graph| {
                 let made = gradient_graph(graph, &seed, &[0, 1]);
                 let attrs =
@@ -518,22 +538,23 @@ pub(super) mod tests {
             assert_eq!(found.ints("pads").expect("ints"), Some(&pads[..]), "{mode} {steps:?}");
             assert_eq!(found.string("auto_pad").expect("a text"), Some("NOTSET"));
             // Without the sizes, the padding is only known for stride 1.
-            let named = emitted(&with_names(&conv, 0, &[2, 3]));
+            let named = emitted(&with_symbolic_sizes(&conv, 0, &[2, 3]));
             let told = steps == [1, 1] || mode == "VALID";
             assert_eq!(named.string("auto_pad").expect("a text") == Some("NOTSET"), told, "{mode} {steps:?}");
-            let mut plain = gradient_graph(&with_names(&conv, 0, &[2, 3]), &seed, &[0, 1]);
+            let mut plain = gradient_graph(&with_symbolic_sizes(&conv, 0, &[2, 3]), &seed, &[0, 1]);
             assert_eq!(passes::decompose::standardise(&mut plain).is_ok(), told, "{mode} {steps:?}");
         }
     }
 
     #[test]
-    fn only_what_is_wanted_is_computed() {
-        let (x, w, b) = (spread(&[1, 2, 4], 1), spread(&[2, 2, 3], 2), spread(&[2], 3));
-        let conv = one(CONV, &[&x, &w, &b], 1, Attrs::new());
+    fn computes_only_required_gradients() {
+        let (x, w, b) =
+            (generic_tensor(&[1, 2, 4], 1), generic_tensor(&[2, 2, 3], 2), generic_tensor(&[2], 3));
+        let conv = node_graph(CONV, &[&x, &w, &b], 1, Attrs::new());
         for (targets, made) in
             [(&[0][..], [true, false, false]), (&[1], [false, true, false]), (&[2], [false, false, true])]
         {
-            let graph = gradient_graph(&conv, &[Some(spread(&[1, 2, 2], 4))], targets);
+            let graph = gradient_graph(&conv, &[Some(generic_tensor(&[1, 2, 2], 4))], targets);
             let node = graph.nodes.iter().find(|node| &*node.op == "ConvGrad").expect("it is emitted");
             let outputs: Vec<bool> =
                 (0..3).map(|k| node.outputs.get(k).is_some_and(Option::is_some)).collect();
@@ -542,21 +563,22 @@ pub(super) mod tests {
     }
 
     /// Returns the names of the instructions that a graph is lowered to.
-    fn instructions(graph: &Graph, given: &[Tensor]) -> Vec<&'static str> {
+    fn instruction_names(graph: &Graph, given: &[Tensor]) -> Vec<&'static str> {
         let roles = vec![crate::Role::User; given.len()];
         let schedule = crate::Specialiser::new(graph.clone(), roles).schedule(given).expect("it is made");
-        let program = schedule.single().expect("one program");
+        let program = schedule.single_program().expect("one program");
         program.instructions.iter().map(|scheduled| scheduled.instruction.name()).collect()
     }
 
     #[test]
-    fn no_instruction_is_wasted() {
-        let (x, w, b) = (spread(&[2, 2, 4], 1), spread(&[2, 2, 3], 2), spread(&[2], 3));
+    fn emits_minimal_instructions() {
+        let (x, w, b) =
+            (generic_tensor(&[2, 2, 4], 1), generic_tensor(&[2, 2, 3], 2), generic_tensor(&[2], 3));
         let given = [x, w, b];
-        let mut conv = one(CONV, &[&given[0], &given[1], &given[2]], 1, Attrs::new());
+        let mut conv = node_graph(CONV, &[&given[0], &given[1], &given[2]], 1, Attrs::new());
         let gradients = |targets: &[usize]| {
-            let graph = gradient_graph(&conv, &[Some(spread(&[2, 2, 2], 4))], targets);
-            instructions(&graph, &given)
+            let graph = gradient_graph(&conv, &[Some(generic_tensor(&[2, 2, 2], 4))], targets);
+            instruction_names(&graph, &given)
         };
         assert_eq!(gradients(&[0]), ["Conv"]);
         assert_eq!(gradients(&[1]), ["Conv"]);
@@ -565,7 +587,7 @@ pub(super) mod tests {
         let y = conv.outputs[0];
         conv.outputs.clear();
         add(&mut conv, ("", "Relu"), "relu", &[Some(y)], 1, Attrs::new());
-        assert_eq!(instructions(&conv, &given), ["Conv"]);
+        assert_eq!(instruction_names(&conv, &given), ["Conv"]);
     }
 
     #[test]
@@ -586,17 +608,21 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn an_empty_batch_has_zeros_as_gradients() {
+    fn empty_batch_gradients_are_zero() {
         for groups in [1, 2] {
-            let (x, w, b) = (spread(&[0, 2, 4], 1), spread(&[2, 2 / groups, 3], 2), spread(&[2], 3));
-            let conv = one(CONV, &[&x, &w, &b], 1, Attrs::new().with("group", groups as i64));
+            let (x, w, b) = (
+                generic_tensor(&[0, 2, 4], 1),
+                generic_tensor(&[2, 2 / groups, 3], 2),
+                generic_tensor(&[2], 3),
+            );
+            let conv = node_graph(CONV, &[&x, &w, &b], 1, Attrs::new().with("group", groups as i64));
             let zeros = f64s(w.dims(), &vec![0.0; w.len()]);
             let given = [x, w, b];
             assert_eq!(run(&conv, &given).expect("it runs")[0].dims(), [0, 2, 2]);
             let want = [f64s(&[0, 2, 4], &[]), zeros, f64s(&[2], &[0.0; 2])];
             for named in [&[][..], &[0]] {
-                let conv = with_names(&conv, 0, named);
-                let mut graph = gradient_graph(&conv, &[Some(spread(&[0, 2, 2], 4))], &[0, 1, 2]);
+                let conv = with_symbolic_sizes(&conv, 0, named);
+                let mut graph = gradient_graph(&conv, &[Some(generic_tensor(&[0, 2, 2], 4))], &[0, 1, 2]);
                 assert_eq!(run(&graph, &given).expect("it runs"), want);
                 passes::decompose::standardise(&mut graph).expect("it decomposes");
                 assert_eq!(run(&graph, &given).expect("plain runs"), want);
@@ -605,9 +631,9 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn every_version_reads_the_same() {
-        let (x, w) = (spread(&[1, 2, 5], 1), spread(&[2, 2, 3], 2));
-        let conv = one(CONV, &[&x, &w], 1, ints(&[("pads", &[1, 1])]));
+    fn all_opsets_are_equivalent() {
+        let (x, w) = (generic_tensor(&[1, 2, 5], 1), generic_tensor(&[2, 2, 3], 2));
+        let conv = node_graph(CONV, &[&x, &w], 1, ints(&[("pads", &[1, 1])]));
         for opset in [7, 10, 11, 21] {
             let old = check_downgrade(&conv, &[x.clone(), w.clone()], opset);
             assert_eq!(&*old.nodes[0].op, "Conv");
@@ -615,30 +641,33 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn shapes_of_which_parts_are_known() {
-        let (x, w) = (spread(&[2, 2, 5, 6], 1), spread(&[4, 2, 3, 3], 2));
+    fn partially_known_shapes() {
+        let (x, w) = (generic_tensor(&[2, 2, 5, 6], 1), generic_tensor(&[4, 2, 3, 3], 2));
         let attrs = ints(&[("pads", &[1, 0, 1, 0]), ("strides", &[1, 2])]);
-        let named = with_names(&one(CONV, &[&x, &w], 1, attrs), 0, &[0, 2, 3]);
+        let named = with_symbolic_sizes(&node_graph(CONV, &[&x, &w], 1, attrs), 0, &[0, 2, 3]);
         let shape = named.value(named.outputs[0]).ty.shape().expect("a rank").to_string();
         assert_eq!(shape, "[s0, 4, s2, y.3]");
     }
 
     #[test]
-    fn bad_shapes_are_refused() {
-        let x = spread(&[1, 4, 5, 5], 1);
-        let w = spread(&[6, 4, 3, 3], 2);
-        let refused = |x: &Tensor, w: &Tensor, attrs: Attrs| refusal(CONV, &[x, w], attrs);
+    fn rejects_invalid_shapes() {
+        let x = generic_tensor(&[1, 4, 5, 5], 1);
+        let w = generic_tensor(&[6, 4, 3, 3], 2);
+        let refused = |x: &Tensor, w: &Tensor, attrs: Attrs| error_message(CONV, &[x, w], attrs);
         for (message, needle) in [
-            (refused(&x, &spread(&[6, 4, 3], 2), Attrs::new()), "both need as many axes"),
-            (refused(&spread(&[4, 4], 1), &spread(&[4, 4], 2), Attrs::new()), "at least one spatial axis"),
+            (refused(&x, &generic_tensor(&[6, 4, 3], 2), Attrs::new()), "both need as many axes"),
             (
-                refused(&x, &spread(&[6, 3, 3, 3], 2), Attrs::new()),
+                refused(&generic_tensor(&[4, 4], 1), &generic_tensor(&[4, 4], 2), Attrs::new()),
+                "at least one spatial axis",
+            ),
+            (
+                refused(&x, &generic_tensor(&[6, 3, 3, 3], 2), Attrs::new()),
                 "an image of shape [1, 4, 5, 5] has 4 channels, but a filter of shape [6, 3, 3, 3] takes 3 in each of 1 \
                  group",
             ),
             (refused(&x, &w, Attrs::new().with("group", 2i64)), "takes 4 in each of 2 groups"),
             (
-                refused(&x, &spread(&[5, 2, 3, 3], 2), Attrs::new().with("group", 2i64)),
+                refused(&x, &generic_tensor(&[5, 2, 3, 3], 2), Attrs::new().with("group", 2i64)),
                 "5 result channels cannot be divided into 2 groups",
             ),
             (refused(&x, &w, Attrs::new().with("group", 0i64)), "group 0: 1 is the least"),
@@ -648,13 +677,13 @@ pub(super) mod tests {
                 "kernel_shape [3, 2] for a filter of shape",
             ),
             (refused(&x, &w, ints(&[("kernel_shape", &[3])])), "need 2"),
-            (refused(&x, &spread(&[6, 4, 3, 0], 2), Attrs::new()), "has no cells"),
+            (refused(&x, &generic_tensor(&[6, 4, 3, 0], 2), Attrs::new()), "has no cells"),
             (
-                refused(&x, &spread(&[1, 4, 1, (1 << 20) + 1], 2), Attrs::new()),
+                refused(&x, &generic_tensor(&[1, 4, 1, (1 << 20) + 1], 2), Attrs::new()),
                 "a filter has 1048577 cells for each channel, [1, 1048577]; 1048576 are the most",
             ),
-            (refused(&x, &spread(&[6, 4, 6, 1], 2), Attrs::new()), "a window of 6 does not fit 5"),
-            (refused(&spread(&[1, 4, 1, 1], 1), &w, Attrs::new()), "a window of 3 does not fit 1"),
+            (refused(&x, &generic_tensor(&[6, 4, 6, 1], 2), Attrs::new()), "a window of 6 does not fit 5"),
+            (refused(&generic_tensor(&[1, 4, 1, 1], 1), &w, Attrs::new()), "a window of 3 does not fit 1"),
             (refused(&x, &w, ints(&[("dilations", &[3, 1])])), "a window of 3, dilated by 3, does not fit 5"),
             (refused(&x, &w, ints(&[("dilations", &[i64::MAX, 1])])), "does not fit 5"),
             (refused(&x, &w, ints(&[("strides", &[0, 1])])), "strides [0, 1]: 1 is the least"),
@@ -666,11 +695,17 @@ pub(super) mod tests {
                 refused(&x, &w, ints(&[("pads", &[1 << 40, 1 << 40, 0, 0])])),
                 "16777216 are the most at one end",
             ),
-            (refusal(CONV, &[&x, &w, &spread(&[5], 3)], Attrs::new()), "a bias of shape [5] for 6 channels"),
-            (refusal(CONV, &[&x, &w, &spread(&[6, 1], 3)], Attrs::new()), "a bias of shape [6, 1]"),
-            (refusal(CONV, &[&x], Attrs::new()), "it takes 2 to 3 inputs but has 1"),
             (
-                refusal(GRAD, &[&spread(&[1, 6, 3, 2], 3), &x, &w], Attrs::new()),
+                error_message(CONV, &[&x, &w, &generic_tensor(&[5], 3)], Attrs::new()),
+                "a bias of shape [5] for 6 channels",
+            ),
+            (
+                error_message(CONV, &[&x, &w, &generic_tensor(&[6, 1], 3)], Attrs::new()),
+                "a bias of shape [6, 1]",
+            ),
+            (error_message(CONV, &[&x], Attrs::new()), "it takes 2 to 3 inputs but has 1"),
+            (
+                error_message(GRAD, &[&generic_tensor(&[1, 6, 3, 2], 3), &x, &w], Attrs::new()),
                 "a gradient of shape [1, 6, 3, 2] for a result of shape [1, 6, 3, 3]",
             ),
         ] {

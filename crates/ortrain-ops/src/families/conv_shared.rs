@@ -54,17 +54,17 @@ pub(super) fn kernel_dims(
     };
     let kernel: Vec<Dim> = (0..rank.saturating_sub(2)).map(one).collect::<Result<_, _>>()?;
     let cells = kernel.iter().filter_map(Dim::known).fold(1, usize::saturating_mul);
-    if cells > MAX_CELLS {
+    if cells > MAX_KERNEL_CELLS {
         let shape = kernel.iter().cloned().collect::<Shape>();
         return Err(OpError::unsupported(format!(
-            "a filter has {cells} cells for each channel, {shape}; {MAX_CELLS} are the most"
+            "a filter has {cells} cells for each channel, {shape}; {MAX_KERNEL_CELLS} are the most"
         )));
     }
     Ok(kernel)
 }
 
 /// Maximum number of cells of a filter per channel. Kernels keep tables of the cells.
-const MAX_CELLS: usize = 1 << 20;
+const MAX_KERNEL_CELLS: usize = 1 << 20;
 
 /// Checks that a bias, input `k`, has `channels` elements.
 pub(super) fn check_bias(cx: &Infer<'_>, k: usize, channels: &Dim) -> Result<(), OpError> {
@@ -96,14 +96,14 @@ pub(super) fn infer_gradients(
     }
     let channels = result.or(gradient).and_then(|shape| shape.get(1).cloned());
     let channels = channels.unwrap_or_else(|| cx.unknown_dim(2, 0));
-    cx.output(0, dtype, cx.shape(1).cloned());
-    cx.output(1, dtype, cx.shape(2).cloned());
-    cx.output(2, dtype, Some([channels].into_iter().collect()));
+    cx.set_output(0, dtype, cx.shape(1).cloned());
+    cx.set_output(1, dtype, cx.shape(2).cloned());
+    cx.set_output(2, dtype, Some([channels].into_iter().collect()));
     Ok(())
 }
 
 /// Emits a convolution with an optional bias per channel. Its result is output `k`.
-pub(super) fn emit(
+pub(super) fn emit_conv(
     cx: &mut Lower<'_>,
     k: usize,
     shape: ConvShape,
@@ -123,7 +123,7 @@ pub(super) fn emit(
         let bias = nest.load_broadcast(bias, dtype, &per_channel);
         value = nest.b.add(value, bias);
     }
-    nest.store_whole(cx, output, value);
+    nest.store_contiguous(cx, output, value);
     cx.emit(nest.conv(shape, cx.operand(a, &a_dims), cx.operand(b, &b_dims)))
 }
 
@@ -153,30 +153,30 @@ pub(super) fn conv_shape(
 
 /// Sliding window along one axis, with explicit padding.
 #[derive(Clone, Debug)]
-pub(super) struct Window {
+pub(super) struct SlidingWindow {
     pub(super) stride: i64,
     pub(super) dilation: i64,
     pub(super) before: i64,
-    pub(super) behind: i64,
+    pub(super) after: i64,
 }
 
 /// Returns the attributes of a convolution with explicit padding.
-pub(super) fn explicit_attrs(groups: usize, windows: &[Window]) -> Attrs {
-    let list = |value: fn(&Window) -> i64| windows.iter().map(value).collect::<Vec<i64>>();
+pub(super) fn explicit_attrs(groups: usize, windows: &[SlidingWindow]) -> Attrs {
+    let list = |value: fn(&SlidingWindow) -> i64| windows.iter().map(value).collect::<Vec<i64>>();
     Attrs::new()
         .with("group", groups as i64)
         .with("strides", list(|window| window.stride))
         .with("dilations", list(|window| window.dilation))
-        .with("pads", pads(windows))
+        .with("pads", pads_attr(windows))
 }
 
 /// Returns the attribute `pads`: the padding before each axis, then the padding after each axis.
-pub(super) fn pads(windows: &[Window]) -> Vec<i64> {
+pub(super) fn pads_attr(windows: &[SlidingWindow]) -> Vec<i64> {
     let before = windows.iter().map(|window| window.before);
-    before.chain(windows.iter().map(|window| window.behind)).collect()
+    before.chain(windows.iter().map(|window| window.after)).collect()
 }
 /// Returns a shape of the leading axes `lead` (at most one may be -1) and the spatial axes of a value.
-fn with_lead(rw: &mut Rewrite<'_>, value: ValueId, lead: &[i64]) -> ValueId {
+fn shape_with_leading_axes(rw: &mut Rewrite<'_>, value: ValueId, lead: &[i64]) -> ValueId {
     let size = |dim: &Dim| dim.known().map(|size| size as i64);
     let space = rw.shape(value).and_then(|shape| shape[2..].iter().map(size).collect::<Option<Vec<i64>>>());
     if let Some(space) = space {
@@ -195,7 +195,7 @@ fn spatial_sizes(rw: &mut Rewrite<'_>, value: ValueId) -> ValueId {
 }
 
 /// Returns the first `sizes` elements of a value along its spatial axes.
-fn crop(rw: &mut Rewrite<'_>, value: ValueId, sizes: ValueId, count: usize) -> ValueId {
+fn crop_spatial(rw: &mut Rewrite<'_>, value: ValueId, sizes: ValueId, count: usize) -> ValueId {
     let starts = rw.ints("starts", &vec![0; count]);
     let axes: Vec<i64> = (2..count as i64 + 2).collect();
     let axes = rw.ints("axes", &axes);
@@ -203,14 +203,14 @@ fn crop(rw: &mut Rewrite<'_>, value: ValueId, sizes: ValueId, count: usize) -> V
 }
 
 /// Swaps the first two axes of a value.
-fn swap_lead(rw: &mut Rewrite<'_>, value: ValueId, rank: usize) -> ValueId {
+fn swap_leading_axes(rw: &mut Rewrite<'_>, value: ValueId, rank: usize) -> ValueId {
     let mut perm: Vec<i64> = (0..rank as i64).collect();
     perm.swap(0, 1);
     rw.add("Transpose", &[value], Attrs::new().with("perm", perm))
 }
 
 /// Sums a gradient over all axes except the channels, in plain ONNX.
-pub(super) fn channel_sums(rw: &mut Rewrite<'_>, gradient: ValueId, rank: usize) -> ValueId {
+pub(super) fn sum_over_channels(rw: &mut Rewrite<'_>, gradient: ValueId, rank: usize) -> ValueId {
     let axes: Vec<i64> = (0..rank as i64).filter(|&axis| axis != 1).collect();
     let axes = rw.ints("axes", &axes);
     rw.add("ReduceSum", &[gradient, axes], Attrs::new().with("keepdims", 0i64))
@@ -226,7 +226,7 @@ pub(super) fn filter_gradient(
     (dy, x): (ValueId, ValueId),
     filter: &Shape,
     groups: usize,
-    windows: &[Window],
+    windows: &[SlidingWindow],
 ) -> Result<ValueId, OpError> {
     let kernel =
         filter[2..].iter().map(|dim| dim.known().map(|size| size as i64)).collect::<Option<Vec<i64>>>();
@@ -237,7 +237,7 @@ pub(super) fn filter_gradient(
     };
     let (rank, count) = (filter.rank(), windows.len());
     let batch_of_channels = if groups == 1 {
-        swap_lead(rw, x, rank)
+        swap_leading_axes(rw, x, rank)
     } else {
         let (groups, each) = (groups as i64, each as i64);
         // Known sizes replace -1, which is ambiguous for an empty image.
@@ -245,24 +245,24 @@ pub(super) fn filter_gradient(
         let batch = batch.map_or(-1, |batch| batch as i64);
         let channels = if batch < 0 { -1 } else { groups * batch };
         let exact = if batch < 0 { Attrs::new() } else { Attrs::new().with("allowzero", 1i64) };
-        let apart = with_lead(rw, x, &[batch, groups, each]);
+        let apart = shape_with_leading_axes(rw, x, &[batch, groups, each]);
         let apart = rw.add("Reshape", &[x, apart], exact.clone());
         let mut perm: Vec<i64> = (0..=rank as i64).collect();
         perm.swap(0, 2);
         let turned = rw.add("Transpose", &[apart], Attrs::new().with("perm", perm));
-        let together = with_lead(rw, x, &[each, channels]);
+        let together = shape_with_leading_axes(rw, x, &[each, channels]);
         rw.add("Reshape", &[turned, together], exact)
     };
-    let filters = swap_lead(rw, dy, rank);
-    let turned: Vec<Window> = windows
+    let filters = swap_leading_axes(rw, dy, rank);
+    let turned: Vec<SlidingWindow> = windows
         .iter()
-        .map(|window| Window { stride: window.dilation, dilation: window.stride, ..window.clone() })
+        .map(|window| SlidingWindow { stride: window.dilation, dilation: window.stride, ..window.clone() })
         .collect();
     let attrs = explicit_attrs(groups, &turned);
     let sums = rw.add("Conv", &[batch_of_channels, filters], attrs);
     let kernel = rw.ints("kernel", &kernel);
-    let cells = crop(rw, sums, kernel, count);
-    Ok(swap_lead(rw, cells, rank))
+    let cells = crop_spatial(rw, sums, kernel, count);
+    Ok(swap_leading_axes(rw, cells, rank))
 }
 
 /// Computes the gradient of an image in plain ONNX: a transposed convolution. Positions after the last window get
@@ -272,14 +272,14 @@ pub(super) fn image_gradient(
     (dy, x, w): (ValueId, ValueId, ValueId),
     kernel: &[Dim],
     groups: usize,
-    windows: &[Window],
+    windows: &[SlidingWindow],
 ) -> ValueId {
     let image = rw.shape(x).cloned();
     // Number of positions after the last window. If it is unknown, the largest possible number is used and the result
     // is cropped.
     let mut certain = true;
     let mut left_over = |k: usize| {
-        let Window { stride, dilation, before, behind } = windows[k];
+        let SlidingWindow { stride, dilation, before, after: behind } = windows[k];
         match (image.as_ref().and_then(|image| image[k + 2].known()), kernel[k].known()) {
             _ if stride == 1 => 0,
             (Some(size), Some(cells)) => {
@@ -298,5 +298,5 @@ pub(super) fn image_gradient(
         return gradient;
     }
     let sizes = spatial_sizes(rw, x);
-    crop(rw, gradient, sizes, windows.len())
+    crop_spatial(rw, gradient, sizes, windows.len())
 }

@@ -15,8 +15,8 @@ use ortrain_expr::{ConvPass, ConvShape, SlidingAxes, SlidingAxis};
 use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape};
 
 use super::conv_shared::{
-    Window, channel_sums, check_bias, common_rank, conv_shape, emit, emit_channel_sums, explicit_attrs,
-    filter_gradient, infer_gradients, kernel_dims, read_groups,
+    SlidingWindow, check_bias, common_rank, conv_shape, emit_channel_sums, emit_conv, explicit_attrs,
+    filter_gradient, infer_gradients, kernel_dims, read_groups, sum_over_channels,
 };
 use crate::OpError;
 use crate::grad::Grad;
@@ -45,16 +45,16 @@ struct Extent {
     size: Option<i128>,
     /// Numbers of positions removed from the start and the end.
     before: i128,
-    behind: i128,
+    after: i128,
     /// Number of positions at the end, before any are removed, that no window reaches.
     untouched: i128,
 }
 
 /// Convolution that is the adjoint of a transposed convolution: the transposed convolution is its image gradient.
 struct Adjoint {
-    windows: Vec<Window>,
+    windows: Vec<SlidingWindow>,
     /// Number of positions at the end of each axis of the image that must be removed before the convolution.
-    left_out: Vec<i64>,
+    trimmed: Vec<i64>,
 }
 
 impl ConvTranspose {
@@ -107,14 +107,14 @@ impl ConvTranspose {
                 let (before, behind) = self.sliding.padding(k, axes);
                 let (before, behind) = (i128::from(before), i128::from(behind));
                 let size = input.map(|input| natural(input) - before - behind);
-                return Some(Extent { size, before, behind, untouched: extra });
+                return Some(Extent { size, before, after: behind, untouched: extra });
             }
         };
         let cut = over.max(0);
         let upper = self.sliding.auto_pad == AutoPad::SameUpper;
         let before = if upper { cut / 2 } else { cut - cut / 2 };
         let size = asked.or(input.map(|input| input * stride));
-        Some(Extent { size, before, behind: cut - before, untouched: extra + cut - over })
+        Some(Extent { size, before, after: cut - before, untouched: extra + cut - over })
     }
 
     /// Returns the size of the result along an axis.
@@ -132,9 +132,9 @@ impl ConvTranspose {
             _ => Err(OpError::invalid(format!(
                 "along spatial axis {k} nothing is left: windows of {kernel} at {input} positions make {} positions, of \
                  which {} are cut off the start and {} off the end",
-                size + extent.before + extent.behind,
+                size + extent.before + extent.after,
                 extent.before,
-                extent.behind
+                extent.after
             ))),
         }
     }
@@ -155,7 +155,14 @@ impl ConvTranspose {
                 )));
             }
             let (stride, dilation) = (stride as usize, dilation as usize);
-            Ok(SlidingAxis { input, output, kernel: cells, stride, dilation, before: before as isize })
+            Ok(SlidingAxis {
+                input,
+                output,
+                kernel: cells,
+                stride,
+                dilation,
+                padding_before: before as isize,
+            })
         };
         (0..count).map(one).collect()
     }
@@ -166,7 +173,7 @@ impl ConvTranspose {
     }
 
     /// Returns the shape of the result for features `x` and filter `w`; `None` if its rank is unknown.
-    fn result(&self, cx: &Infer<'_>, x: usize, w: usize) -> Result<Option<Shape>, OpError> {
+    fn result_shape(&self, cx: &Infer<'_>, x: usize, w: usize) -> Result<Option<Shape>, OpError> {
         let Some(rank) = common_rank(cx, x, w)? else { return Ok(None) };
         let (features, filter) = (cx.shape(x), cx.shape(w));
         self.check(features.or(filter).expect("one of them has a rank"))?;
@@ -234,7 +241,7 @@ impl ConvTranspose {
     /// Returns the convolution that computes the gradient of the features from the gradient of the result.
     fn adjoint(&self, features: Option<&Shape>, kernel: &[Dim]) -> Result<Adjoint, OpError> {
         let count = kernel.len();
-        let mut adjoint = Adjoint { windows: Vec::with_capacity(count), left_out: Vec::with_capacity(count) };
+        let mut adjoint = Adjoint { windows: Vec::with_capacity(count), trimmed: Vec::with_capacity(count) };
         for (k, cells) in kernel.iter().enumerate() {
             let input = features.and_then(|features| features[k + 2].known());
             let extent = cells.known().and_then(|cells| self.extent((k, count), cells, input)).ok_or_else(|| {
@@ -247,15 +254,15 @@ impl ConvTranspose {
             // Untouched positions of a full stride would become additional positions of the features. They are
             // excluded.
             let spare = extent.untouched - extent.untouched % i128::from(stride);
-            let behind = extent.behind - spare;
+            let behind = extent.after - spare;
             let number = |value: i128| {
                 i64::try_from(value)
                     .map_err(|_| OpError::invalid(format!("padding of {value} cannot be counted")))
             };
             let (before, left_out) = (number(extent.before)?, number((-behind).max(0))?);
             let behind = number(behind.max(0))?;
-            adjoint.windows.push(Window { stride, dilation, before, behind });
-            adjoint.left_out.push(left_out);
+            adjoint.windows.push(SlidingWindow { stride, dilation, before, after: behind });
+            adjoint.trimmed.push(left_out);
         }
         Ok(adjoint)
     }
@@ -266,7 +273,7 @@ impl Adjoint {
     /// are no such positions.
     fn slice(&self) -> Option<(Vec<i64>, Vec<i64>)> {
         let cut: Vec<(usize, &i64)> =
-            self.left_out.iter().enumerate().filter(|(_, count)| **count > 0).collect();
+            self.trimmed.iter().enumerate().filter(|(_, count)| **count > 0).collect();
         let axes: Vec<i64> = cut.iter().map(|(k, _)| *k as i64 + 2).collect();
         (!cut.is_empty()).then(|| (cut.iter().map(|(_, count)| -**count).collect(), axes))
     }
@@ -274,14 +281,14 @@ impl Adjoint {
 
 impl Op for ConvTranspose {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
-        cx.arity(2, 3, 1)?;
-        cx.dtype_where(0, "a float type", DType::is_float)?;
-        let dtype = cx.same_dtype([0, 1, 2])?;
-        let shape = self.result(cx, 0, 1)?;
+        cx.check_arity(2, 3, 1)?;
+        cx.expect_dtype(0, "a float type", DType::is_float)?;
+        let dtype = cx.expect_same_dtype([0, 1, 2])?;
+        let shape = self.result_shape(cx, 0, 1)?;
         if let Some(shape) = &shape {
             check_bias(cx, 2, &shape[1])?;
         }
-        cx.output(0, dtype, shape);
+        cx.set_output(0, dtype, shape);
         Ok(())
     }
 
@@ -291,13 +298,13 @@ impl Op for ConvTranspose {
         let Some(rank) = cx.shape(x).or(cx.shape(w)).map(Shape::rank) else {
             return Err(OpError::unsupported("the rank of its input must be known"));
         };
-        if cx.wants(2) {
+        if cx.needs_grad(2) {
             let axes: Vec<i64> = (0..rank as i64).filter(|&axis| axis != 1).collect();
             let axes = cx.ints("axes", &axes);
             let gradient = cx.add("ReduceSum", &[g, axes], Attrs::new().with("keepdims", 0i64));
-            cx.give(2, gradient);
+            cx.set_grad(2, gradient);
         }
-        if !cx.wants(0) && !cx.wants(1) {
+        if !cx.needs_grad(0) && !cx.needs_grad(1) {
             return Ok(());
         }
         let kernel = kernel_dims(&self.sliding, cx.shape(w), rank)?;
@@ -308,15 +315,20 @@ impl Op for ConvTranspose {
             g = cx.add("Slice", &[g, starts, ends, axes], Attrs::new());
         }
         let attrs = explicit_attrs(self.groups, &adjoint.windows);
-        if cx.wants(0) {
+        if cx.needs_grad(0) {
             let gradient = cx.add("Conv", &[g, w], attrs.clone());
-            cx.give(0, gradient);
+            cx.set_grad(0, gradient);
         }
-        if cx.wants(1) {
+        if cx.needs_grad(1) {
             // Features and image are swapped.
-            let made =
-                cx.add_wanted("com.microsoft", "ConvGrad", &[x, g, w].map(Some), &[false, true], attrs);
-            cx.give(1, made[1].expect("it was asked for"));
+            let made = cx.add_node_with_optional_outputs(
+                "com.microsoft",
+                "ConvGrad",
+                &[x, g, w].map(Some),
+                &[false, true],
+                attrs,
+            );
+            cx.set_grad(1, made[1].expect("it was asked for"));
         }
         Ok(())
     }
@@ -324,30 +336,30 @@ impl Op for ConvTranspose {
     fn lower(&self, cx: &mut Lower<'_>) -> Result<(), OpError> {
         let shape = self.shape(ConvPass::InputGradient, &cx.dims(0), &cx.dims(1))?;
         let (features, filter) = (cx.input(0), cx.input(1));
-        let bias = cx.has(2).then(|| cx.input(2));
-        emit(cx, 0, shape, features, filter, bias)
+        let bias = cx.has_input(2).then(|| cx.input(2));
+        emit_conv(cx, 0, shape, features, filter, bias)
     }
 }
 
 impl Op for ConvTransposeGrad {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
-        cx.arity(3, 3, 3)?;
-        cx.dtype_where(0, "a float type", DType::is_float)?;
-        let dtype = cx.same_dtype([0, 1, 2])?;
-        let result = self.0.result(cx, 1, 2)?;
+        cx.check_arity(3, 3, 3)?;
+        cx.expect_dtype(0, "a float type", DType::is_float)?;
+        let dtype = cx.expect_same_dtype([0, 1, 2])?;
+        let result = self.0.result_shape(cx, 1, 2)?;
         infer_gradients(cx, dtype, result.as_ref())
     }
 
     fn lower(&self, cx: &mut Lower<'_>) -> Result<(), OpError> {
         let (features, filter) = (cx.dims(1), cx.dims(2));
         let [dy, x, w] = [0, 1, 2].map(|k| cx.input(k));
-        if cx.wants(0) {
-            emit(cx, 0, self.0.shape(ConvPass::Output, &features, &filter)?, dy, w, None)?;
+        if cx.has_output(0) {
+            emit_conv(cx, 0, self.0.shape(ConvPass::Output, &features, &filter)?, dy, w, None)?;
         }
-        if cx.wants(1) {
-            emit(cx, 1, self.0.shape(ConvPass::FilterGradient, &features, &filter)?, x, dy, None)?;
+        if cx.has_output(1) {
+            emit_conv(cx, 1, self.0.shape(ConvPass::FilterGradient, &features, &filter)?, x, dy, None)?;
         }
-        if cx.wants(2) {
+        if cx.has_output(2) {
             emit_channel_sums(cx, 2, 0)?;
         }
         Ok(())
@@ -357,13 +369,13 @@ impl Op for ConvTransposeGrad {
 /// Decomposes `ConvTransposeGrad` into Conv and ReduceSum.
 fn decompose_grad(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let transposed = ConvTranspose::read(rw.node())?;
-    let (mut dy, x, w) = (rw.required(0)?, rw.required(1)?, rw.required(2)?);
+    let (mut dy, x, w) = (rw.required_input(0)?, rw.required_input(1)?, rw.required_input(2)?);
     let (features, filter) = (rw.shape(x).cloned(), rw.shape(w).cloned());
     let filter = filter.ok_or_else(|| OpError::unsupported("the rank of the filter must be known"))?;
     let rank = filter.rank();
     if rw.has_output(2) {
-        let gradient = channel_sums(rw, dy, rank);
-        rw.output(2, gradient);
+        let gradient = sum_over_channels(rw, dy, rank);
+        rw.replace_output(2, gradient);
     }
     let kernel = kernel_dims(&transposed.sliding, Some(&filter), rank)?;
     let adjoint = transposed.adjoint(features.as_ref(), &kernel)?;
@@ -375,11 +387,11 @@ fn decompose_grad(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     if rw.has_output(0) {
         let attrs = explicit_attrs(transposed.groups, &adjoint.windows);
         let gradient = rw.add("Conv", &[dy, w], attrs);
-        rw.output(0, gradient);
+        rw.replace_output(0, gradient);
     }
     if rw.has_output(1) {
         let gradient = filter_gradient(rw, (x, dy), &filter, transposed.groups, &adjoint.windows)?;
-        rw.output(1, gradient);
+        rw.replace_output(1, gradient);
     }
     Ok(())
 }
@@ -406,24 +418,24 @@ pub(crate) fn definitions() -> Vec<Definition> {
 mod tests {
     use ortrain_graph::Tensor;
 
-    use super::super::conv::tests::{ints, with_names};
+    use super::super::conv::tests::{ints, with_symbolic_sizes};
     use super::*;
     use crate::passes;
     use crate::testing::{
-        assert_close, check_decomposition, check_downgrade, check_gradients, f64s, gradient_graph, one_node,
-        run, run_node, spread,
+        assert_close, check_decomposition, check_downgrade, check_gradients, f64s, generic_tensor,
+        gradient_graph, one_node_graph, run, run_node,
     };
 
     const TRANSPOSED: (&str, &str) = ("", "ConvTranspose");
     const GRAD: (&str, &str) = ("com.microsoft", "ConvTransposeGrad");
 
-    fn one(node: (&str, &str), inputs: &[&Tensor], outputs: usize, attrs: Attrs) -> Graph {
+    fn node_graph(node: (&str, &str), inputs: &[&Tensor], outputs: usize, attrs: Attrs) -> Graph {
         let inputs: Vec<Option<&Tensor>> = inputs.iter().copied().map(Some).collect();
-        one_node(28, node, &inputs, outputs, attrs).expect("valid")
+        one_node_graph(28, node, &inputs, outputs, attrs).expect("valid")
     }
 
     /// Returns the result for the features 1, 2, 3 and a filter of 1, 10, 100, ...
-    fn digits(cells: usize, attrs: Attrs) -> Vec<f64> {
+    fn digit_result(cells: usize, attrs: Attrs) -> Vec<f64> {
         let x = f64s(&[1, 1, 3], &[1.0, 2.0, 3.0]);
         let powers: Vec<f64> = (0..cells).map(|k| 10f64.powi(k as i32)).collect();
         let w = f64s(&[1, 1, cells], &powers);
@@ -455,14 +467,14 @@ mod tests {
             (with("output_shape", &[9]).with("auto_pad", upper), 0, 9),
             (with("output_shape", &[9]).with("auto_pad", lower), 1, 10),
         ] {
-            assert_eq!(digits(4, attrs.clone()), whole[from..to], "{attrs:?}");
+            assert_eq!(digit_result(4, attrs.clone()), whole[from..to], "{attrs:?}");
         }
         // Windows with gaps between them.
         let gaps = [1.0, 0.0, 0.0, 2.0, 0.0, 0.0, 3.0, 0.0, 0.0];
-        assert_eq!(digits(1, three.clone()), gaps[..7]);
+        assert_eq!(digit_result(1, three.clone()), gaps[..7]);
         // The size follows the text of the standard. onnxruntime omits the last two positions.
-        assert_eq!(digits(1, three.clone().with("auto_pad", upper)), gaps);
-        assert_eq!(digits(2, ints(&[("dilations", &[2])])), [1.0, 2.0, 13.0, 20.0, 30.0]);
+        assert_eq!(digit_result(1, three.clone().with("auto_pad", upper)), gaps);
+        assert_eq!(digit_result(2, ints(&[("dilations", &[2])])), [1.0, 2.0, 13.0, 20.0, 30.0]);
     }
 
     #[test]
@@ -507,39 +519,39 @@ mod tests {
     #[test]
     fn gradients_are_those_of_central_differences() {
         for case in CASES {
-            let (x, w) = (spread(case.0, 1), spread(case.1, 2));
-            let b = spread(&[case.1[1] * case.2 as usize], 3);
-            let transposed = one(TRANSPOSED, &[&x, &w, &b], 1, attrs_of(&case));
+            let (x, w) = (generic_tensor(case.0, 1), generic_tensor(case.1, 2));
+            let b = generic_tensor(&[case.1[1] * case.2 as usize], 3);
+            let transposed = node_graph(TRANSPOSED, &[&x, &w, &b], 1, attrs_of(&case));
             check_gradients(&transposed, &[x, w, b], &[0, 1, 2], &[0]);
         }
         for (mode, cells, more) in
             [("SAME_UPPER", 2, 0), ("SAME_LOWER", 5, 2), ("SAME_UPPER", 4, 0), ("VALID", 2, 1)]
         {
-            let (x, w) = (spread(&[1, 1, 3], 1), spread(&[1, 2, cells], 2));
+            let (x, w) = (generic_tensor(&[1, 1, 3], 1), generic_tensor(&[1, 2, cells], 2));
             let attrs = ints(&[("strides", &[3]), ("output_padding", &[more])]).with("auto_pad", mode);
-            check_gradients(&one(TRANSPOSED, &[&x, &w], 1, attrs), &[x, w], &[0, 1], &[0]);
+            check_gradients(&node_graph(TRANSPOSED, &[&x, &w], 1, attrs), &[x, w], &[0, 1], &[0]);
         }
     }
 
     /// A transposed convolution is linear in its features, so `<dy, y>` equals `<dx, x>` for any `dy`. The same holds
     /// for the filter.
     #[test]
-    fn the_gradient_operator_of_onnxruntime() {
+    fn onnxruntime_gradient_operator() {
         for case in CASES {
-            let (x, w) = (spread(case.0, 1), spread(case.1, 2));
+            let (x, w) = (generic_tensor(case.0, 1), generic_tensor(case.1, 2));
             let attrs = attrs_of(&case);
             let y = run_node(TRANSPOSED, &[Some(&x), Some(&w)], 1, attrs.clone()).expect("it runs").remove(0);
-            let dy = spread(y.dims(), 3);
+            let dy = generic_tensor(y.dims(), 3);
             let given = [dy.clone(), x.clone(), w.clone()];
             let inputs: Vec<&Tensor> = given.iter().collect();
-            let grad = one(GRAD, &inputs, 3, attrs.clone());
+            let grad = node_graph(GRAD, &inputs, 3, attrs.clone());
             let found = run(&grad, &given).expect("it runs");
             let total = sum_of_products(&y, &dy);
             assert!((sum_of_products(&found[0], &x) - total).abs() < 1e-10, "{case:?}");
             assert!((sum_of_products(&found[1], &w) - total).abs() < 1e-10, "{case:?}");
-            let biased = one(TRANSPOSED, &[&x, &w, &spread(found[2].dims(), 4)], 1, attrs);
+            let biased = node_graph(TRANSPOSED, &[&x, &w, &generic_tensor(found[2].dims(), 4)], 1, attrs);
             let own = gradient_graph(&biased, &[Some(dy)], &[0, 1, 2]);
-            let own = run(&own, &[x, w, spread(found[2].dims(), 4)]).expect("it runs");
+            let own = run(&own, &[x, w, generic_tensor(found[2].dims(), 4)]).expect("it runs");
             for (found, own) in found.iter().zip(&own) {
                 assert_close(found, own, 1e-12);
             }
@@ -548,22 +560,22 @@ mod tests {
     }
 
     #[test]
-    fn sizes_may_be_names() {
+    fn symbolic_sizes() {
         for case in CASES {
-            let (x, w) = (spread(case.0, 1), spread(case.1, 2));
-            let transposed = one(TRANSPOSED, &[&x, &w], 1, attrs_of(&case));
+            let (x, w) = (generic_tensor(case.0, 1), generic_tensor(case.1, 2));
+            let transposed = node_graph(TRANSPOSED, &[&x, &w], 1, attrs_of(&case));
             let given = [x, w];
             let y = run(&transposed, &given).expect("it runs").remove(0);
-            let seed = [Some(spread(y.dims(), 4))];
+            let seed = [Some(generic_tensor(y.dims(), 4))];
             let want = run(&gradient_graph(&transposed, &seed, &[0, 1]), &given).expect("it runs");
             let all: Vec<usize> = (0..case.0.len()).filter(|&axis| axis != 1).collect();
             for axes in [&all[..1], &all] {
-                let named = with_names(&transposed, 0, axes);
+                let named = with_symbolic_sizes(&transposed, 0, axes);
                 if axes.len() > 1 && case.3.iter().any(|(name, _)| *name == "output_shape") {
                     // The padding depends on the size: the graph runs, but has no gradient.
                     assert_close(&run(&named, &given).expect("it runs")[0], &y, 0.0);
                     let mut graph = named.clone();
-                    let seed = graph.add_constant("seed", spread(y.dims(), 4));
+                    let seed = graph.add_constant("seed", generic_tensor(y.dims(), 4));
                     let (output, target) = (graph.outputs[0], graph.inputs[0]);
                     let error =
                         passes::differentiate::backpropagate(&mut graph, &[(output, seed)], &[target]);
@@ -585,21 +597,21 @@ mod tests {
     }
 
     #[test]
-    fn shapes_of_which_parts_are_known() {
-        let (x, w) = (spread(&[2, 4, 5, 6], 1), spread(&[4, 2, 3, 3], 2));
+    fn partially_known_shapes() {
+        let (x, w) = (generic_tensor(&[2, 4, 5, 6], 1), generic_tensor(&[4, 2, 3, 3], 2));
         let attrs = ints(&[("pads", &[1, 0, 1, 0]), ("strides", &[1, 2])]).with("group", 2i64);
-        let named = with_names(&one(TRANSPOSED, &[&x, &w], 1, attrs), 0, &[0, 2, 3]);
+        let named = with_symbolic_sizes(&node_graph(TRANSPOSED, &[&x, &w], 1, attrs), 0, &[0, 2, 3]);
         let shape = |graph: &Graph| graph.value(graph.outputs[0]).ty.shape().expect("a rank").to_string();
         assert_eq!(shape(&named), "[s0, 4, s2, y.3]");
         let attrs = ints(&[("output_shape", &[7, 9])]).with("group", 2i64);
-        let named = with_names(&one(TRANSPOSED, &[&x, &w], 1, attrs), 0, &[0, 2, 3]);
+        let named = with_symbolic_sizes(&node_graph(TRANSPOSED, &[&x, &w], 1, attrs), 0, &[0, 2, 3]);
         assert_eq!(shape(&named), "[s0, 4, 7, 9]");
     }
 
     #[test]
-    fn every_version_reads_the_same() {
-        let (x, w) = (spread(&[1, 2, 5], 1), spread(&[2, 2, 3], 2));
-        let transposed = one(TRANSPOSED, &[&x, &w], 1, ints(&[("pads", &[1, 1])]));
+    fn all_opsets_are_equivalent() {
+        let (x, w) = (generic_tensor(&[1, 2, 5], 1), generic_tensor(&[2, 2, 3], 2));
+        let transposed = node_graph(TRANSPOSED, &[&x, &w], 1, ints(&[("pads", &[1, 1])]));
         for opset in [7, 10, 11, 21] {
             let old = check_downgrade(&transposed, &[x.clone(), w.clone()], opset);
             assert_eq!(&*old.nodes[0].op, "ConvTranspose");
@@ -607,17 +619,20 @@ mod tests {
     }
 
     #[test]
-    fn bad_shapes_are_refused() {
-        let (x, w) = (spread(&[1, 4, 5, 5], 1), spread(&[4, 3, 3, 3], 2));
+    fn rejects_invalid_shapes() {
+        let (x, w) = (generic_tensor(&[1, 4, 5, 5], 1), generic_tensor(&[4, 3, 3, 3], 2));
         let refusal = |x: &Tensor, w: &Tensor, attrs: Attrs| {
-            let found = one_node(28, TRANSPOSED, &[Some(x), Some(w)], 1, attrs);
+            let found = one_node_graph(28, TRANSPOSED, &[Some(x), Some(w)], 1, attrs);
             found.expect_err("refused").to_string()
         };
         for (message, needle) in [
-            (refusal(&x, &spread(&[4, 3, 3], 2), Attrs::new()), "both need as many axes"),
-            (refusal(&spread(&[4, 4], 1), &spread(&[4, 4], 2), Attrs::new()), "at least one spatial axis"),
+            (refusal(&x, &generic_tensor(&[4, 3, 3], 2), Attrs::new()), "both need as many axes"),
             (
-                refusal(&x, &spread(&[3, 4, 3, 3], 2), Attrs::new()),
+                refusal(&generic_tensor(&[4, 4], 1), &generic_tensor(&[4, 4], 2), Attrs::new()),
+                "at least one spatial axis",
+            ),
+            (
+                refusal(&x, &generic_tensor(&[3, 4, 3, 3], 2), Attrs::new()),
                 "an input of shape [1, 4, 5, 5] has 4 channels, but a filter of shape [3, 4, 3, 3] takes 3",
             ),
             (
@@ -628,8 +643,11 @@ mod tests {
                 refusal(&x, &w, ints(&[("kernel_shape", &[2, 3])])),
                 "kernel_shape [2, 3] for a filter of shape",
             ),
-            (refusal(&x, &spread(&[4, 3, 0, 3], 2), Attrs::new()), "has no cells"),
-            (refusal(&spread(&[1, 4, 0, 5], 1), &w, Attrs::new()), "no positions along spatial axis 0"),
+            (refusal(&x, &generic_tensor(&[4, 3, 0, 3], 2), Attrs::new()), "has no cells"),
+            (
+                refusal(&generic_tensor(&[1, 4, 0, 5], 1), &w, Attrs::new()),
+                "no positions along spatial axis 0",
+            ),
             (refusal(&x, &w, ints(&[("output_padding", &[1])])), "need 2"),
             (refusal(&x, &w, ints(&[("output_padding", &[1, -1])])), "0 is the least"),
             (refusal(&x, &w, ints(&[("output_shape", &[1, 3, 5, 5])])), "need 2"),
@@ -650,7 +668,7 @@ mod tests {
         }
         // Each position of the window is addressable, but their common origin is not.
         let attrs = ints(&[("dilations", &[i64::MAX, 1]), ("output_shape", &[5, 5])]);
-        let graph = one(TRANSPOSED, &[&x, &w], 1, attrs);
+        let graph = node_graph(TRANSPOSED, &[&x, &w], 1, attrs);
         let message = format!("{:?}", run(&graph, &[x, w]).expect_err("refused"));
         assert!(message.contains("too large to count"), "{message}");
     }

@@ -17,8 +17,8 @@ use ortrain_program::BufferId;
 use crate::OpError;
 use crate::grad::Grad;
 use crate::infer::{Infer, normalize_axis};
-use crate::lower::{Lower, around};
-use crate::op::{Definition, Need, Op};
+use crate::lower::{Lower, split_at_axis};
+use crate::op::{Definition, Op, ValueRequirement};
 use crate::rewrite::Rewrite;
 
 /// Cumulative sum or product. The inputs are the elements and the axis.
@@ -56,7 +56,7 @@ impl Cumulative {
         let mut nest = cx.nest(&[before, size, after], 0);
         let dtype = cx.buffer_dtype(source);
         let ty = Type::of(dtype);
-        let own = nest.load(source, cx.whole(source, &[before, size, after]));
+        let own = nest.load(source, cx.contiguous_access(source, &[before, size, after]));
         let b = &mut nest.b;
         let (outer, at, inner) = (b.coordinate(0), b.coordinate(1), b.coordinate(2));
         let (step, zero) = (b.int(distance as i64), b.int(0));
@@ -80,7 +80,7 @@ impl Cumulative {
             (b.binary(if self.product { BinaryOp::Mul } else { BinaryOp::Add }, own, other), own)
         };
         let result = b.select(inside, value, alone);
-        nest.store_whole(cx, target, result);
+        nest.store_contiguous(cx, target, result);
         cx.emit(nest.instruction())
     }
 
@@ -89,7 +89,12 @@ impl Cumulative {
     ///
     /// Gradient of element `i`: the sum over all `k >= i` of `g[k]` times the product of all elements up to `k` except
     /// `i`.
-    fn along_last(cx: &mut Grad<'_>, (x, g): (ValueId, ValueId), rank: usize, dtype: DType) -> ValueId {
+    fn forward_product_gradient(
+        cx: &mut Grad<'_>,
+        (x, g): (ValueId, ValueId),
+        rank: usize,
+        dtype: DType,
+    ) -> ValueId {
         let number = |cx: &mut Grad<'_>, value: f64| cx.constant("number", Tensor::scalar(dtype, value));
         let scalar = |cx: &mut Grad<'_>, value: i64| cx.constant("index", Tensor::i64(&[], &[value]));
         let shape = cx.add("Shape", &[x], Attrs::new());
@@ -150,7 +155,7 @@ impl Cumulative {
         if self.exclusive {
             elements = moved(cx, elements, 1, 1.0);
         }
-        let mut gradient = Cumulative::along_last(cx, (elements, arriving), rank, dtype);
+        let mut gradient = Cumulative::forward_product_gradient(cx, (elements, arriving), rank, dtype);
         if self.exclusive {
             gradient = moved(cx, gradient, -1, 0.0);
         }
@@ -158,28 +163,28 @@ impl Cumulative {
             gradient = flipped(cx, gradient);
         }
         let gradient = turned(cx, gradient);
-        cx.give(0, gradient);
+        cx.set_grad(0, gradient);
         Ok(())
     }
 }
 
 impl Op for Cumulative {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
-        cx.arity(2, 2, 1)?;
-        let dtype = cx.dtype_where(0, "a number type", |dtype| dtype != DType::Bool)?;
-        cx.dtype_where(1, "int32 or int64", |dtype| matches!(dtype, DType::I32 | DType::I64))?;
+        cx.check_arity(2, 2, 1)?;
+        let dtype = cx.expect_dtype(0, "a number type", |dtype| dtype != DType::Bool)?;
+        cx.expect_dtype(1, "int32 or int64", |dtype| matches!(dtype, DType::I32 | DType::I64))?;
         if let Some(axis) = cx.constant(1).and_then(Tensor::to_i64) {
             let &[axis] = axis.as_slice() else {
                 return Err(OpError::invalid(format!("the axis has {} elements; one is needed", axis.len())));
             };
             cx.shape(0).map(|shape| normalize_axis(axis, shape.rank())).transpose()?;
         }
-        cx.output(0, dtype, cx.shape(0).cloned());
+        cx.set_output(0, dtype, cx.shape(0).cloned());
         Ok(())
     }
 
-    fn needs_value(&self, k: usize, _: DType) -> Need {
-        if k == 1 { Need::Always } else { Need::Never }
+    fn needs_value(&self, k: usize, _: DType) -> ValueRequirement {
+        if k == 1 { ValueRequirement::Always } else { ValueRequirement::Never }
     }
 
     fn grad(&self, cx: &mut Grad<'_>) -> Result<(), OpError> {
@@ -190,7 +195,7 @@ impl Op for Cumulative {
         let axis = cx.input(1)?;
         let other_end = Cumulative { reverse: !self.reverse, ..*self };
         let gradient = cx.add("CumSum", &[g, axis], other_end.attrs());
-        cx.give(0, gradient);
+        cx.set_grad(0, gradient);
         Ok(())
     }
 
@@ -200,7 +205,7 @@ impl Op for Cumulative {
         let axis = axis.ok_or_else(|| {
             OpError::unsupported("the axis depends on values that are computed while the model runs")
         })?;
-        let space = around(&dims, normalize_axis(axis, dims.len())?);
+        let space = split_at_axis(&dims, normalize_axis(axis, dims.len())?);
         let size = space.1;
         let mut passes: Vec<(usize, bool)> = Vec::new();
         passes.extend(self.exclusive.then_some((1, true)));
@@ -221,7 +226,7 @@ impl Op for Cumulative {
         for (k, &(distance, shifts)) in passes.iter().enumerate() {
             let target = match k + 1 == passes.len() {
                 true => output,
-                false => cx.temp(&format!("pass_{k}"), wide, dims.iter().product()),
+                false => cx.alloc_temp(&format!("pass_{k}"), wide, dims.iter().product()),
             };
             self.pass(cx, (source, target), space, distance, shifts)?;
             source = target;
@@ -236,11 +241,11 @@ fn build(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
 
 /// Maximum length of an axis for which [`downgrade_product`] computes each result as a separate product. The number of
 /// multiplied elements is the square of the length.
-const LONGEST_SQUARED: usize = 256;
+const MAX_PAIRWISE_LENGTH: usize = 256;
 
 /// Writes the product in passes, as [`Cumulative::pass`] does. Each pass multiplies the elements by elements at a
 /// distance, which doubles from pass to pass.
-fn in_passes(
+fn product_in_passes(
     rw: &mut Rewrite<'_>,
     of: &Cumulative,
     x: ValueId,
@@ -280,7 +285,7 @@ fn downgrade_product(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
         return Ok(());
     }
     let of = Cumulative::read(rw.node())?;
-    let (x, axis) = (rw.required(0)?, rw.required(1)?);
+    let (x, axis) = (rw.required_input(0)?, rw.required_input(1)?);
     let axis = rw.constant_of(axis).and_then(Tensor::to_i64).and_then(|axis| axis.first().copied());
     let (Some(rank), Some(dtype), Some(axis)) = (rw.shape(x).map(Shape::rank), rw.dtype(x), axis) else {
         return Err(OpError::unsupported(
@@ -289,9 +294,9 @@ fn downgrade_product(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     };
     let axis = normalize_axis(axis, rank)?;
     let size = rw.shape(x).and_then(|shape| shape[axis].known());
-    if let Some(size) = size.filter(|&size| size > LONGEST_SQUARED) {
-        let result = in_passes(rw, &of, x, (axis, rank), size);
-        rw.output(0, result);
+    if let Some(size) = size.filter(|&size| size > MAX_PAIRWISE_LENGTH) {
+        let result = product_in_passes(rw, &of, x, (axis, rank), size);
+        rw.replace_output(0, result);
         return Ok(());
     }
     let mut perm: Vec<i64> = (0..rank as i64).collect();
@@ -320,7 +325,7 @@ fn downgrade_product(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     if axis + 1 != rank {
         result = rw.add("Transpose", &[result], perm);
     }
-    rw.output(0, result);
+    rw.replace_output(0, result);
     Ok(())
 }
 
@@ -336,8 +341,8 @@ mod tests {
     use super::*;
     use crate::registry::NEWEST_OPSET;
     use crate::testing::{
-        Failure, assert_close, check_downgrade, check_gradients, f64s, gradient_graph, one_node, run,
-        run_node, spread,
+        Failure, assert_close, check_downgrade, check_gradients, f64s, generic_tensor, gradient_graph,
+        one_node_graph, run, run_node,
     };
 
     fn attrs(exclusive: i64, reverse: i64) -> Attrs {
@@ -347,14 +352,15 @@ mod tests {
     /// Returns a graph with a constant axis.
     fn graph_of(op: &str, x: &Tensor, axis: i64, attrs: Attrs) -> Graph {
         let axis = Tensor::i64(&[], &[axis]);
-        let mut graph = one_node(NEWEST_OPSET, ("", op), &[Some(x), Some(&axis)], 1, attrs).expect("valid");
+        let mut graph =
+            one_node_graph(NEWEST_OPSET, ("", op), &[Some(x), Some(&axis)], 1, attrs).expect("valid");
         let id = graph.inputs.pop().expect("the axis");
         graph.value_mut(id).constant = Some(axis);
         graph
     }
 
     #[test]
-    fn every_end_with_and_without_the_own_element() {
+    fn all_directions_and_exclusive() {
         let x = Tensor::i64(&[5], &[2, 3, 5, 7, 11]);
         let get = |op: &str, exclusive: i64, reverse: i64| {
             let axis = Tensor::from_slice(DType::I32, &[], &[-1i32]);
@@ -372,7 +378,7 @@ mod tests {
     }
 
     #[test]
-    fn narrow_floats_are_computed_wide() {
+    fn narrow_floats_accumulate_in_float32() {
         let ones = Tensor::filled(DType::F16, &[2050], 1.0);
         let graph = graph_of("CumSum", &ones, 0, Attrs::new());
         let got = run(&graph, &[ones]).expect("it runs").remove(0).to_f64();
@@ -382,7 +388,7 @@ mod tests {
     /// The decomposition of a long product for older opsets has no matrix of all pairs of elements.
     #[test]
     fn long_products_are_written_in_passes() {
-        for (dims, axis) in [(&[700][..], 0), (&[2, 300, 3], 1), (&[3, LONGEST_SQUARED + 1], -1)] {
+        for (dims, axis) in [(&[700][..], 0), (&[2, 300, 3], 1), (&[3, MAX_PAIRWISE_LENGTH + 1], -1)] {
             let count = dims.iter().product::<usize>();
             let near_one: Vec<f64> = (0..count).map(|k| 0.99 + 0.004 * ((k * 7) % 6) as f64).collect();
             let x = f64s(dims, &near_one);
@@ -399,11 +405,11 @@ mod tests {
     }
 
     #[test]
-    fn gradients_and_older_spellings() {
+    fn gradients_and_downgrades() {
         for op in ["CumSum", "CumProd"] {
             for (dims, axis) in [(&[5][..], 0), (&[2, 4, 3], 1), (&[2, 3], -1), (&[3, 1], 1), (&[3, 2], 0)] {
                 for (exclusive, reverse) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
-                    let x = spread(dims, 5);
+                    let x = generic_tensor(dims, 5);
                     let graph = graph_of(op, &x, axis, attrs(exclusive, reverse));
                     check_gradients(&graph, std::slice::from_ref(&x), &[0], &[0]);
                     if op == "CumProd" {
@@ -416,7 +422,7 @@ mod tests {
     }
 
     #[test]
-    fn zeros_get_the_products_of_the_others() {
+    fn gradient_at_zero_is_product_of_others() {
         let x = f64s(&[4], &[2.0, 0.0, 3.0, 0.0]);
         let graph = graph_of("CumProd", &x, 0, Attrs::new());
         let ones = Tensor::filled(DType::F64, &[4], 1.0);
@@ -426,8 +432,8 @@ mod tests {
     }
 
     #[test]
-    fn an_axis_outside_is_refused() {
-        let x = spread(&[2, 3], 1);
+    fn rejects_axis_out_of_range() {
+        let x = generic_tensor(&[2, 3], 1);
         let axis = Tensor::i64(&[], &[2]);
         let failure =
             run_node(("", "CumSum"), &[Some(&x), Some(&axis)], 1, Attrs::new()).expect_err("refused");

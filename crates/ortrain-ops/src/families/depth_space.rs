@@ -23,7 +23,7 @@ struct Blocks {
     to_depth: bool,
     size: usize,
     /// True if the channels of a block are adjacent (mode `CRD`).
-    together: bool,
+    adjacent_channels: bool,
 }
 
 impl Blocks {
@@ -43,12 +43,12 @@ impl Blocks {
                 return Err(OpError::invalid(format!("mode is {other:?}; \"DCR\" and \"CRD\" are defined")));
             }
         };
-        Ok(Blocks { to_depth: &*node.op == TO_DEPTH, size, together })
+        Ok(Blocks { to_depth: &*node.op == TO_DEPTH, size, adjacent_channels: together })
     }
 
     fn attrs(&self) -> Attrs {
         let attrs = Attrs::new().with("blocksize", self.size as i64);
-        if self.together { attrs.with("mode", "CRD") } else { attrs }
+        if self.adjacent_channels { attrs.with("mode", "CRD") } else { attrs }
     }
 
     fn shape(&self, cx: &Infer<'_>, shape: &Shape) -> Result<Shape, OpError> {
@@ -87,17 +87,17 @@ impl Blocks {
 
 impl Op for Blocks {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
-        cx.arity(1, 1, 1)?;
+        cx.check_arity(1, 1, 1)?;
         let dtype = cx.dtype(0)?;
         let shape = cx.shape(0).map(|shape| self.shape(cx, shape)).transpose()?;
-        cx.output(0, dtype, Some(shape.unwrap_or_else(|| cx.unknown_shape(0, 4))));
+        cx.set_output(0, dtype, Some(shape.unwrap_or_else(|| cx.unknown_shape(0, 4))));
         Ok(())
     }
 
     fn grad(&self, cx: &mut Grad<'_>) -> Result<(), OpError> {
         let Some(g) = cx.output_grad(0) else { return Ok(()) };
         let gradient = cx.add(if self.to_depth { TO_SPACE } else { TO_DEPTH }, &[g], self.attrs());
-        cx.give(0, gradient);
+        cx.set_grad(0, gradient);
         Ok(())
     }
 
@@ -113,7 +113,7 @@ impl Op for Blocks {
         let to_strides = |strides: [usize; 6]| -> Strides { strides.iter().map(|&s| s as isize).collect() };
         let in_image = to_strides([c * high * wide, high * wide, b * wide, wide, b, 1]);
         let plane = h * w;
-        let in_depth = to_strides(if self.together {
+        let in_depth = to_strides(if self.adjacent_channels {
             [b * b * c * plane, b * b * plane, w, b * plane, 1, plane]
         } else {
             [b * b * c * plane, plane, w, b * c * plane, 1, c * plane]
@@ -138,10 +138,10 @@ fn downgrade_to_depth(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     if rw.version() >= 28 {
         return Ok(());
     }
-    if !blocks.together {
+    if !blocks.adjacent_channels {
         if rw.attrs().0.contains_key("mode") {
             let inputs = rw.node().inputs.to_vec();
-            rw.same(&inputs, blocks.attrs());
+            rw.emit_same_op(&inputs, blocks.attrs());
         }
         return Ok(());
     }
@@ -153,7 +153,7 @@ fn downgrade_to_depth(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let turn = |rw: &mut Rewrite<'_>, value: ValueId, perm: &[i64]| {
         rw.add("Transpose", &[value], Attrs::new().with("perm", perm.to_vec()))
     };
-    let x = rw.required(0)?;
+    let x = rw.required_input(0)?;
     // [N, C, H, w, b]; then the rows become the last axis and are split as well.
     let columns = reshape(rw, x, &[0, 0, 0, -1, b]);
     let turned = turn(rw, columns, &[0, 1, 3, 4, 2]);
@@ -162,7 +162,7 @@ fn downgrade_to_depth(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let last = turn(rw, cut, &[0, 4, 2, 1, 5, 3]);
     let joined = reshape(rw, last, &[0, 0, 0, -1]);
     let result = turn(rw, joined, &[0, 3, 1, 2]);
-    rw.output(0, result);
+    rw.replace_output(0, result);
     Ok(())
 }
 
@@ -172,11 +172,11 @@ fn downgrade_to_space(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     if rw.version() >= 11 || !rw.attrs().0.contains_key("mode") {
         return Ok(());
     }
-    if blocks.together {
+    if blocks.adjacent_channels {
         return Err(OpError::unsupported("the mode \"CRD\" needs opset 11 or newer"));
     }
     let inputs = rw.node().inputs.to_vec();
-    rw.same(&inputs, blocks.attrs());
+    rw.emit_same_op(&inputs, blocks.attrs());
     Ok(())
 }
 
@@ -193,14 +193,16 @@ mod tests {
 
     use super::*;
     use crate::registry::NEWEST_OPSET;
-    use crate::testing::{Failure, check_downgrade, check_gradients, one_node, run, run_node, spread};
+    use crate::testing::{
+        Failure, check_downgrade, check_gradients, generic_tensor, one_node_graph, run, run_node,
+    };
 
     fn attrs(size: i64, mode: &str) -> Attrs {
         Attrs::new().with("blocksize", size).with("mode", mode)
     }
 
     #[test]
-    fn channels_apart_and_side_by_side() {
+    fn dcr_and_crd_channel_order() {
         let x = Tensor::f32(&[1, 8, 1, 1], &(0..8).map(|k| k as f32).collect::<Vec<_>>());
         let get =
             |mode| run_node(("", TO_SPACE), &[Some(&x)], 1, attrs(2, mode)).expect("it runs")[0].to_f64();
@@ -209,11 +211,12 @@ mod tests {
     }
 
     #[test]
-    fn there_and_back_with_gradients_and_versions() {
+    fn round_trip_gradients_and_downgrades() {
         for mode in ["DCR", "CRD"] {
             for (op, dims) in [(TO_DEPTH, [2, 3, 4, 6]), (TO_SPACE, [2, 8, 2, 3])] {
-                let x = spread(&dims, 1);
-                let graph = one_node(NEWEST_OPSET, ("", op), &[Some(&x)], 1, attrs(2, mode)).expect("valid");
+                let x = generic_tensor(&dims, 1);
+                let graph =
+                    one_node_graph(NEWEST_OPSET, ("", op), &[Some(&x)], 1, attrs(2, mode)).expect("valid");
                 check_gradients(&graph, std::slice::from_ref(&x), &[0], &[0]);
                 let y = run(&graph, std::slice::from_ref(&x)).expect("it runs").remove(0);
                 let other = if op == TO_DEPTH { TO_SPACE } else { TO_DEPTH };
@@ -228,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_that_do_not_fit_are_refused() {
+    fn rejects_invalid_sizes() {
         for (op, dims, attrs, message) in [
             (TO_DEPTH, &[1, 1, 3, 2][..], attrs(2, "DCR"), "axis 2 of [1, 1, 3, 2] is not a multiple of 2"),
             (TO_SPACE, &[1, 6, 1, 1], attrs(2, "DCR"), "axis 1 of [1, 6, 1, 1] is not a multiple of 4"),
@@ -236,7 +239,8 @@ mod tests {
             (TO_DEPTH, &[1, 1, 2, 2], attrs(0, "DCR"), "blocksize is 0"),
             (TO_DEPTH, &[1, 1, 2, 2], attrs(2, "RCD"), "mode is \"RCD\""),
         ] {
-            let failure = run_node(("", op), &[Some(&spread(dims, 1))], 1, attrs).expect_err("refused");
+            let failure =
+                run_node(("", op), &[Some(&generic_tensor(dims, 1))], 1, attrs).expect_err("refused");
             let Failure::Prepare(error) = failure else { panic!("{failure:?}") };
             assert!(error.to_string().contains(message), "{error}");
         }

@@ -11,8 +11,10 @@
 
 use ortrain_graph::{Attrs, DType, Graph, Node, Shape, Tensor, ValueId};
 
-use super::norm::wide;
-use super::sizes::{Size, apply, cast, dtype_of, number, reshaped, shape_of, squeezed, summed, unsqueezed};
+use super::batch_norm::arithmetic_dtype;
+use super::sizes::{
+    Size, add_op, cast, dtype_of, insert_axes, number, reduce_sum_axes, remove_axes, reshape_to, shape_of,
+};
 use crate::OpError;
 use crate::infer::Infer;
 use crate::op::{Definition, Op};
@@ -24,7 +26,7 @@ const MAX_SIZE: usize = 64;
 struct Det;
 
 /// Returns the size of the matrices.
-fn size_of(shape: &Shape) -> Result<Option<usize>, OpError> {
+fn matrix_size(shape: &Shape) -> Result<Option<usize>, OpError> {
     let [.., rows, columns] = &shape[..] else {
         return Err(OpError::invalid(format!("input 0 has shape {shape}; matrices are needed")));
     };
@@ -38,42 +40,42 @@ fn size_of(shape: &Shape) -> Result<Option<usize>, OpError> {
 
 impl Op for Det {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
-        cx.arity(1, 1, 1)?;
-        let dtype = cx.dtype_where(0, "a float type", DType::is_float)?;
+        cx.check_arity(1, 1, 1)?;
+        let dtype = cx.expect_dtype(0, "a float type", DType::is_float)?;
         let shape = cx.shape(0);
-        if let Some(size) = shape.map(size_of).transpose()?.flatten().filter(|&size| size > MAX_SIZE) {
+        if let Some(size) = shape.map(matrix_size).transpose()?.flatten().filter(|&size| size > MAX_SIZE) {
             return Err(OpError::unsupported(format!(
                 "the determinant of matrices of size {size}; {MAX_SIZE} is the largest"
             )));
         }
-        cx.output(0, dtype, shape.map(|shape| shape[..shape.rank() - 2].iter().cloned().collect()));
+        cx.set_output(0, dtype, shape.map(|shape| shape[..shape.rank() - 2].iter().cloned().collect()));
         Ok(())
     }
 }
 
 /// Returns the number of inversions of the permutation `taken` of row or column indices. `taken` has shape
 /// `[..., steps]`.
-fn inversions(rw: &mut Rewrite<'_>, taken: ValueId, rank: usize, size: usize) -> ValueId {
+fn count_inversions(rw: &mut Rewrite<'_>, taken: ValueId, rank: usize, size: usize) -> ValueId {
     let last = rank as i64 - 1;
-    let (earlier, later) = (unsqueezed(rw, taken, &[last]), unsqueezed(rw, taken, &[last - 1]));
+    let (earlier, later) = (insert_axes(rw, taken, &[last]), insert_axes(rw, taken, &[last - 1]));
     // Element `[j, i]`: true if the index of step i is larger than the index of step j.
-    let swapped = apply(rw, "Less", &[later, earlier]);
+    let swapped = add_op(rw, "Less", &[later, earlier]);
     let behind: Vec<u8> = (0..size * size).map(|k| u8::from(k % size > k / size)).collect();
     let behind = rw.constant("behind", Tensor::from_slice(DType::Bool, &[size, size], &behind));
-    let counted = apply(rw, "And", &[swapped, behind]);
+    let counted = add_op(rw, "And", &[swapped, behind]);
     let counted = cast(rw, counted, DType::Bool, DType::I64);
-    summed(rw, counted, &[last - 1, last])
+    reduce_sum_axes(rw, counted, &[last - 1, last])
 }
 
 fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
-    let x = rw.required(0)?;
+    let x = rw.required_input(0)?;
     let shape = shape_of(rw, x, "the matrices")?;
     let rank = shape.rank();
-    let size = size_of(&shape)?.ok_or_else(|| {
+    let size = matrix_size(&shape)?.ok_or_else(|| {
         OpError::unsupported("the size of the matrices must be known; declare it in the model")
     })?;
     let dtype = dtype_of(rw, x, "the matrices")?;
-    let ty = wide(dtype);
+    let ty = arithmetic_dtype(dtype);
     let (row_axis, column_axis) = (rank as i64 - 2, rank as i64 - 1);
     let whole = |rw: &mut Rewrite<'_>, op: &str, value: ValueId, axes: &[i64], keep: bool| {
         let axes = rw.ints("axes", axes);
@@ -84,7 +86,7 @@ fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
         // One element, or an empty product.
         let result = whole(rw, "ReduceProd", rest, &[row_axis, column_axis], false);
         let result = cast(rw, result, ty, dtype);
-        rw.output(0, result);
+        rw.replace_output(0, result);
         return Ok(());
     }
     let (zero, one, taken) = (number(rw, ty, 0.0), number(rw, ty, 1.0), number(rw, ty, -1.0));
@@ -92,29 +94,29 @@ fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let numbers: Vec<i64> = (0..size as i64).collect();
     let (rows, columns) = (Tensor::i64(&[size, 1], &numbers), Tensor::i64(&[1, size], &numbers));
     let (rows, columns) = (rw.constant("rows", rows), rw.constant("columns", columns));
-    let mut flat = vec![Size::Kept; rank - 2];
+    let mut flat = vec![Size::SameAxis; rank - 2];
     flat.push(Size::Number((size * size) as i64));
 
     // Mask of the elements in remaining rows and columns; `None`: all elements.
     let mut left: Option<ValueId> = None;
     let (mut pivots, mut pivot_rows, mut pivot_columns) = (Vec::new(), Vec::new(), Vec::new());
     for step in 0..size {
-        let mut sizes = apply(rw, "Abs", &[rest]);
+        let mut sizes = add_op(rw, "Abs", &[rest]);
         if let Some(left) = left {
-            sizes = apply(rw, "Where", &[left, sizes, taken]);
+            sizes = add_op(rw, "Where", &[left, sizes, taken]);
         }
-        let sizes = reshaped(rw, sizes, &flat);
+        let sizes = reshape_to(rw, sizes, &flat);
         let attrs = Attrs::new().with("axis", -1i64).with("keepdims", 1i64);
         let at = rw.add("ArgMax", &[sizes], attrs);
-        let p = apply(rw, "Div", &[at, width]);
-        let before = apply(rw, "Mul", &[p, width]);
-        let q = apply(rw, "Sub", &[at, before]);
-        let (of_row, of_column) = (unsqueezed(rw, p, &[column_axis]), unsqueezed(rw, q, &[column_axis]));
+        let p = add_op(rw, "Div", &[at, width]);
+        let before = add_op(rw, "Mul", &[p, width]);
+        let q = add_op(rw, "Sub", &[at, before]);
+        let (of_row, of_column) = (insert_axes(rw, p, &[column_axis]), insert_axes(rw, q, &[column_axis]));
         let (in_row, in_column) =
-            (apply(rw, "Equal", &[of_row, rows]), apply(rw, "Equal", &[of_column, columns]));
-        let chosen = apply(rw, "Where", &[in_row, rest, zero]);
+            (add_op(rw, "Equal", &[of_row, rows]), add_op(rw, "Equal", &[of_column, columns]));
+        let chosen = add_op(rw, "Where", &[in_row, rest, zero]);
         let row = whole(rw, "ReduceSum", chosen, &[row_axis], true);
-        let chosen = apply(rw, "Where", &[in_column, row, zero]);
+        let chosen = add_op(rw, "Where", &[in_column, row, zero]);
         let pivot = whole(rw, "ReduceSum", chosen, &[column_axis], true);
         pivots.push(pivot);
         pivot_rows.push(p);
@@ -122,41 +124,41 @@ fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
         if step + 1 == size {
             break;
         }
-        let chosen = apply(rw, "Where", &[in_column, rest, zero]);
+        let chosen = add_op(rw, "Where", &[in_column, rest, zero]);
         let column = whole(rw, "ReduceSum", chosen, &[column_axis], true);
         // If the largest element is zero, all remaining elements are zero and nothing is eliminated.
-        let nothing = apply(rw, "Equal", &[pivot, zero]);
-        let divisor = apply(rw, "Where", &[nothing, one, pivot]);
-        let factors = apply(rw, "Div", &[row, divisor]);
-        let product = apply(rw, "Mul", &[column, factors]);
-        let difference = apply(rw, "Sub", &[rest, product]);
-        let gone = apply(rw, "Or", &[in_row, in_column]);
-        let mut still = apply(rw, "Not", &[gone]);
+        let nothing = add_op(rw, "Equal", &[pivot, zero]);
+        let divisor = add_op(rw, "Where", &[nothing, one, pivot]);
+        let factors = add_op(rw, "Div", &[row, divisor]);
+        let product = add_op(rw, "Mul", &[column, factors]);
+        let difference = add_op(rw, "Sub", &[rest, product]);
+        let gone = add_op(rw, "Or", &[in_row, in_column]);
+        let mut still = add_op(rw, "Not", &[gone]);
         if let Some(left) = left {
-            still = apply(rw, "And", &[left, still]);
+            still = add_op(rw, "And", &[left, still]);
         }
-        rest = apply(rw, "Where", &[still, difference, zero]);
+        rest = add_op(rw, "Where", &[still, difference, zero]);
         left = Some(still);
     }
     let joined =
         |rw: &mut Rewrite<'_>, parts: &[ValueId]| rw.add("Concat", parts, Attrs::new().with("axis", -1i64));
     let pivots = joined(rw, &pivots);
     let product = whole(rw, "ReduceProd", pivots, &[column_axis], false);
-    let product = squeezed(rw, product, &[row_axis]);
+    let product = remove_axes(rw, product, &[row_axis]);
     let orders = [pivot_rows, pivot_columns].map(|taken| {
         let taken = joined(rw, &taken);
-        inversions(rw, taken, rank, size)
+        count_inversions(rw, taken, rank, size)
     });
-    let swaps = apply(rw, "Add", &orders);
+    let swaps = add_op(rw, "Add", &orders);
     let two = rw.constant("two", Tensor::i64(&[], &[2]));
-    let pairs = apply(rw, "Div", &[swaps, two]);
-    let even = apply(rw, "Mul", &[pairs, two]);
-    let odd = apply(rw, "Sub", &[swaps, even]);
+    let pairs = add_op(rw, "Div", &[swaps, two]);
+    let even = add_op(rw, "Mul", &[pairs, two]);
+    let odd = add_op(rw, "Sub", &[swaps, even]);
     let odd = cast(rw, odd, DType::I64, DType::Bool);
-    let negative = apply(rw, "Neg", &[product]);
-    let result = apply(rw, "Where", &[odd, negative, product]);
+    let negative = add_op(rw, "Neg", &[product]);
+    let result = add_op(rw, "Where", &[odd, negative, product]);
     let result = cast(rw, result, ty, dtype);
-    rw.output(0, result);
+    rw.replace_output(0, result);
     Ok(())
 }
 
@@ -183,23 +185,24 @@ mod tests {
     use super::*;
     use crate::registry::NEWEST_OPSET;
     use crate::testing::{
-        Failure, assert_close, check_decomposition, check_downgrade, check_gradients, f64s, gradient_graph,
-        one_node, run, run_node, spread, typed,
+        Failure, assert_close, cast_tensor, check_decomposition, check_downgrade, check_gradients, f64s,
+        generic_tensor, gradient_graph, one_node_graph, run, run_node,
     };
 
     const OP: (&str, &str) = ("", "Det");
 
     /// Computes a determinant by expansion along the first row.
-    fn by_cofactors(matrix: &[f64], size: usize) -> f64 {
+    fn cofactor_determinant(matrix: &[f64], size: usize) -> f64 {
         if size == 0 {
             return 1.0;
         }
-        let minor = |column: usize| by_cofactors(&without(matrix, size, 0, column), size - 1);
+        let minor =
+            |column: usize| cofactor_determinant(&remove_row_and_column(matrix, size, 0, column), size - 1);
         (0..size).map(|k| matrix[k] * minor(k) * if k % 2 == 0 { 1.0 } else { -1.0 }).sum()
     }
 
     /// Returns a matrix without one row and one column.
-    fn without(matrix: &[f64], size: usize, row: usize, column: usize) -> Vec<f64> {
+    fn remove_row_and_column(matrix: &[f64], size: usize, row: usize, column: usize) -> Vec<f64> {
         let stays = |&(k, _): &(usize, &f64)| k / size != row && k % size != column;
         matrix.iter().enumerate().filter(stays).map(|(_, &x)| x).collect()
     }
@@ -208,12 +211,14 @@ mod tests {
     fn determinants_and_their_gradients() {
         for dims in [vec![0, 0], vec![1, 1], vec![2, 2], vec![3, 2, 2], vec![2, 1, 4, 4], vec![5, 5]] {
             let size = dims[dims.len() - 1];
-            let x = spread(&dims, 3);
+            let x = generic_tensor(&dims, 3);
             let each: Vec<f64> = match size {
                 0 => vec![1.0],
-                _ => x.to_f64().chunks(size * size).map(|matrix| by_cofactors(matrix, size)).collect(),
+                _ => {
+                    x.to_f64().chunks(size * size).map(|matrix| cofactor_determinant(matrix, size)).collect()
+                }
             };
-            let graph = one_node(NEWEST_OPSET, OP, &[Some(&x)], 1, Attrs::new()).expect("valid");
+            let graph = one_node_graph(NEWEST_OPSET, OP, &[Some(&x)], 1, Attrs::new()).expect("valid");
             let inputs = [x.clone()];
             let want = f64s(&dims[..dims.len() - 2], &each);
             assert_close(&run(&graph, &inputs).expect("it runs")[0], &want, 1e-13);
@@ -222,10 +227,10 @@ mod tests {
             assert_eq!(check_downgrade(&graph, &inputs, 11).nodes.len(), 1);
             check_downgrade(&graph, &inputs, 9);
             for dtype in [DType::F32, DType::F16, DType::BF16] {
-                let narrow = typed(&x, dtype);
+                let narrow = cast_tensor(&x, dtype);
                 let got = run_node(OP, &[Some(&narrow)], 1, Attrs::new()).expect("it runs").remove(0);
                 let tolerance = if dtype == DType::F32 { 1e-5 } else { 0.2 };
-                assert_close(&got, &typed(&want, dtype), tolerance);
+                assert_close(&got, &cast_tensor(&want, dtype), tolerance);
             }
         }
         let empty = Tensor::filled(DType::F64, &[0, 3, 3], 1.0);
@@ -245,13 +250,13 @@ mod tests {
             (4, vec![1., 0., 0., 0., 0., 1., 0., 0., 0., 0., 1., 0., 0., 0., 0., 0.]),
         ] {
             let x = f64s(&[size, size], &matrix);
-            let graph = one_node(NEWEST_OPSET, OP, &[Some(&x)], 1, Attrs::new()).expect("valid");
+            let graph = one_node_graph(NEWEST_OPSET, OP, &[Some(&x)], 1, Attrs::new()).expect("valid");
             let gradient = gradient_graph(&graph, &[Some(f64s(&[], &[2.0]))], &[0]);
             let got = run(&gradient, &[x]).expect("it runs").remove(0);
             let cofactor = |k: usize| {
                 let (row, column) = (k / size, k % size);
                 let sign = if (row + column) % 2 == 0 { 2.0 } else { -2.0 };
-                sign * by_cofactors(&without(&matrix, size, row, column), size - 1)
+                sign * cofactor_determinant(&remove_row_and_column(&matrix, size, row, column), size - 1)
             };
             let want: Vec<f64> = (0..size * size).map(cofactor).collect();
             assert_close(&got, &f64s(&[size, size], &want), 1e-12);
@@ -259,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn large_ones_and_what_is_no_number() {
+    fn large_matrices_and_nan() {
         let size = 24;
         let upper: Vec<f64> = (0..size * size)
             .map(|k| match (k / size).cmp(&(k % size)) {
@@ -276,13 +281,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_square_is_refused() {
+    fn rejects_invalid_shapes() {
         for (dims, message) in [
             (vec![3], "matrices are needed"),
             (vec![2, 3], "square matrices are needed"),
             (vec![65, 65], "64 is the largest"),
         ] {
-            let failure = run_node(OP, &[Some(&spread(&dims, 1))], 1, Attrs::new()).expect_err("refused");
+            let failure =
+                run_node(OP, &[Some(&generic_tensor(&dims, 1))], 1, Attrs::new()).expect_err("refused");
             let Failure::Prepare(error) = failure else { panic!("{failure:?}") };
             assert!(error.to_string().contains(message), "{error}");
         }

@@ -15,14 +15,15 @@ use std::f64::consts::TAU;
 
 use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId};
 
-use super::norm::wide;
+use super::batch_norm::arithmetic_dtype;
 use super::sizes::{
-    Size, apply, as_number, as_vector, cast, counted, dtype_of, minus, number, over, part, part_between,
-    permuted, plus, shape_of, size_of, squeezed, times, unsqueezed,
+    Size, add_op, add_sizes, as_number, as_vector, cast, divide_sizes, dtype_of, insert_axes, multiply_sizes,
+    number, permute_axes, range_positions, remove_axes, shape_of, size_of, slice_axis, slice_between,
+    subtract_sizes,
 };
 use crate::OpError;
 use crate::infer::{Infer, normalize_axis};
-use crate::op::{Definition, Need, Op};
+use crate::op::{Definition, Op, ValueRequirement};
 use crate::rewrite::Rewrite;
 
 const LENGTH: usize = 1;
@@ -42,7 +43,7 @@ impl Dft {
 
     /// Checks the number of parts of the input, 1 (real) or 2 (complex). Returns the numbers of parts of input and
     /// result.
-    fn parts(self, shape: &Shape) -> Result<[usize; 2], OpError> {
+    fn part_counts(self, shape: &Shape) -> Result<[usize; 2], OpError> {
         let parts = match shape.last().map(Dim::known) {
             Some(Some(parts @ (1 | 2))) if shape.rank() > 1 => parts,
             Some(None) if shape.rank() > 1 => {
@@ -66,7 +67,7 @@ impl Dft {
 }
 
 /// Returns the axis of the signal. The last axis contains the real and imaginary parts.
-fn axis_of(axis: Option<i64>, rank: usize) -> Result<usize, OpError> {
+fn signal_axis(axis: Option<i64>, rank: usize) -> Result<usize, OpError> {
     let axis = normalize_axis(axis.unwrap_or(-2), rank)?;
     if axis + 1 == rank {
         return Err(OpError::invalid(
@@ -77,17 +78,17 @@ fn axis_of(axis: Option<i64>, rank: usize) -> Result<usize, OpError> {
 }
 
 /// Returns the only integer of a tensor; `None` if it has more or fewer elements.
-fn single(tensor: &Tensor) -> Option<i64> {
+fn single_int(tensor: &Tensor) -> Option<i64> {
     tensor.to_i64().filter(|list| list.len() == 1).map(|list| list[0])
 }
 
 impl Op for Dft {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
-        cx.arity(1, 3, 1)?;
-        let dtype = cx.dtype_where(0, "a float type", DType::is_float)?;
+        cx.check_arity(1, 3, 1)?;
+        let dtype = cx.expect_dtype(0, "a float type", DType::is_float)?;
         for k in [LENGTH, AXIS] {
-            if cx.has(k) {
-                cx.dtype_where(k, "int32 or int64", |dtype| matches!(dtype, DType::I32 | DType::I64))?;
+            if cx.has_input(k) {
+                cx.expect_dtype(k, "int32 or int64", |dtype| matches!(dtype, DType::I32 | DType::I64))?;
             }
             if let Some(shape) = cx.shape(k)
                 && shape.iter().any(|dim| dim.known().is_some_and(|size| size != 1))
@@ -95,22 +96,22 @@ impl Op for Dft {
                 return Err(OpError::invalid(format!("input {k} has shape {shape}; one number is needed")));
             }
         }
-        let length = cx.constant(LENGTH).and_then(single);
+        let length = cx.constant(LENGTH).and_then(single_int);
         if let Some(bad) = length.filter(|&length| length < 1) {
             return Err(OpError::invalid(format!("{bad} is no length of a signal")));
         }
-        let axis = cx.constant(AXIS).and_then(single);
-        let (Some(shape), true) = (cx.shape(0), axis.is_some() || !cx.has(AXIS)) else {
+        let axis = cx.constant(AXIS).and_then(single_int);
+        let (Some(shape), true) = (cx.shape(0), axis.is_some() || !cx.has_input(AXIS)) else {
             let shape = cx.shape(0).map(|shape| cx.unknown_shape(0, shape.rank()));
-            cx.output(0, dtype, shape);
+            cx.set_output(0, dtype, shape);
             return Ok(());
         };
-        let [_, parts] = self.parts(shape)?;
-        let axis = axis_of(axis, shape.rank())?;
+        let [_, parts] = self.part_counts(shape)?;
+        let axis = signal_axis(axis, shape.rank())?;
         let size = shape[axis].known();
         let length = match (length, size) {
             (Some(length), _) => Some(length as usize),
-            (None, _) if cx.has(LENGTH) => None,
+            (None, _) if cx.has_input(LENGTH) => None,
             (None, Some(size)) if self.inverse && self.onesided => Some(2 * size.saturating_sub(1)),
             (None, size) => size,
         };
@@ -124,60 +125,60 @@ impl Op for Dft {
         result.0[axis] = match length {
             Some(length) if self.onesided && !self.inverse => Dim::Known(length / 2 + 1),
             Some(length) => Dim::Known(length),
-            None if !self.onesided && !cx.has(LENGTH) => shape[axis].clone(),
+            None if !self.onesided && !cx.has_input(LENGTH) => shape[axis].clone(),
             None => cx.unknown_dim(0, axis),
         };
         result.0[last] = Dim::Known(parts);
-        cx.output(0, dtype, Some(result));
+        cx.set_output(0, dtype, Some(result));
         Ok(())
     }
 
-    fn needs_value(&self, k: usize, _: DType) -> Need {
+    fn needs_value(&self, k: usize, _: DType) -> ValueRequirement {
         match k {
-            0 => Need::Never,
-            LENGTH => Need::ForShapes,
-            _ => Need::Always,
+            0 => ValueRequirement::Never,
+            LENGTH => ValueRequirement::ForShapes,
+            _ => ValueRequirement::Always,
         }
     }
 }
 
 fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let op = Dft::read(rw.attrs())?;
-    let x = rw.required(0)?;
+    let x = rw.required_input(0)?;
     let shape = shape_of(rw, x, "its input 0")?;
     let rank = shape.rank();
     let dtype = dtype_of(rw, x, "its input 0")?;
-    let ty = wide(dtype);
-    let [parts, _] = op.parts(&shape)?;
+    let ty = arithmetic_dtype(dtype);
+    let [parts, _] = op.part_counts(&shape)?;
     let axis = match rw.input(AXIS) {
         None => None,
         Some(axis) => Some(
             rw.constant_of(axis)
-                .and_then(single)
+                .and_then(single_int)
                 .ok_or_else(|| OpError::unsupported("the axis of its signal must be a constant"))?,
         ),
     };
-    let axis = axis_of(axis, rank)?;
+    let axis = signal_axis(axis, rank)?;
     let size = size_of(rw, x, axis);
     let length = match rw.input(LENGTH) {
-        Some(length) => match rw.constant_of(length).and_then(single) {
+        Some(length) => match rw.constant_of(length).and_then(single_int) {
             Some(length) => Size::Number(length),
             None => {
                 let dtype = dtype_of(rw, length, "dft_length")?;
                 let length = cast(rw, length, dtype, DType::I64);
                 let one = rw.ints("one", &[1]);
-                Size::Value(apply(rw, "Reshape", &[length, one]))
+                Size::Value(add_op(rw, "Reshape", &[length, one]))
             }
         },
         None if op.inverse && op.onesided => {
-            let less = minus(rw, size, Size::Number(1));
-            times(rw, less, Size::Number(2))
+            let less = subtract_sizes(rw, size, Size::Number(1));
+            multiply_sizes(rw, less, Size::Number(2))
         }
         None => size,
     };
     let half = |rw: &mut Rewrite<'_>| {
-        let half = over(rw, length, Size::Number(2));
-        plus(rw, half, Size::Number(1))
+        let half = divide_sizes(rw, length, Size::Number(2));
+        add_sizes(rw, half, Size::Number(1))
     };
     // Numbers of elements along the axis, of the input and of the result.
     let most = if op.onesided && op.inverse { half(rw) } else { length };
@@ -185,39 +186,39 @@ fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
         (Size::Number(size), Size::Number(most)) => Size::Number(size.min(most)),
         (size, most) => {
             let both = [as_vector(rw, size), as_vector(rw, most)];
-            Size::Value(apply(rw, "Min", &both))
+            Size::Value(add_op(rw, "Min", &both))
         }
     };
     let wanted = if op.onesided && !op.inverse { half(rw) } else { length };
 
     // Angles `[given, wanted]`. Full turns are removed before any rounding.
-    let (rows, columns) = (counted(rw, given), counted(rw, wanted));
-    let rows_down = unsqueezed(rw, rows, &[1]);
-    let products = apply(rw, "Mul", &[rows_down, columns]);
+    let (rows, columns) = (range_positions(rw, given), range_positions(rw, wanted));
+    let rows_down = insert_axes(rw, rows, &[1]);
+    let products = add_op(rw, "Mul", &[rows_down, columns]);
     let modulus = as_vector(rw, length);
-    let turns = apply(rw, "Mod", &[products, modulus]);
+    let turns = add_op(rw, "Mod", &[products, modulus]);
     let turns = cast(rw, turns, DType::I64, DType::F64);
     let whole = as_number(rw, length, DType::F64);
-    let turns = apply(rw, "Div", &[turns, whole]);
+    let turns = add_op(rw, "Div", &[turns, whole]);
     let circle = number(rw, DType::F64, TAU);
-    let angles = apply(rw, "Mul", &[turns, circle]);
+    let angles = add_op(rw, "Mul", &[turns, circle]);
     let scale = op.inverse.then(|| {
         if !op.onesided {
             return whole;
         }
         // A frequency stands for itself and its conjugate, except the first, and the last of an even length.
-        let twice = apply(rw, "Add", &[rows_down, rows_down]);
+        let twice = add_op(rw, "Add", &[rows_down, rows_down]);
         let first = rw.constant("first", Tensor::i64(&[], &[0]));
-        let alone = [apply(rw, "Equal", &[rows_down, first]), apply(rw, "Equal", &[twice, modulus])];
-        let alone = apply(rw, "Or", &alone);
+        let alone = [add_op(rw, "Equal", &[rows_down, first]), add_op(rw, "Equal", &[twice, modulus])];
+        let alone = add_op(rw, "Or", &alone);
         let halved = number(rw, DType::F64, 0.5);
-        let half_length = apply(rw, "Mul", &[whole, halved]);
-        apply(rw, "Where", &[alone, whole, half_length])
+        let half_length = add_op(rw, "Mul", &[whole, halved]);
+        add_op(rw, "Where", &[alone, whole, half_length])
     });
     let [cosines, sines] = ["Cos", "Sin"].map(|function| {
-        let mut matrix = apply(rw, function, &[angles]);
+        let mut matrix = add_op(rw, function, &[angles]);
         if let Some(scale) = scale {
-            matrix = apply(rw, "Div", &[matrix, scale]);
+            matrix = add_op(rw, "Div", &[matrix, scale]);
         }
         cast(rw, matrix, DType::F64, ty)
     });
@@ -226,34 +227,34 @@ fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let mut order: Vec<usize> = (0..rank - 1).filter(|&other| other != axis).collect();
     order.extend([axis, rank - 1]);
     let data = cast(rw, x, dtype, ty);
-    let data = permuted(rw, data, &order);
-    let data = part_between(rw, data, rank as i64 - 2, Size::Number(0), given);
+    let data = permute_axes(rw, data, &order);
+    let data = slice_between(rw, data, rank as i64 - 2, Size::Number(0), given);
     let last = rank as i64 - 1;
     let pieces: Vec<ValueId> = (0..parts as i64)
         .map(|k| {
-            let piece = part(rw, data, last, k, k + 1, 1);
-            squeezed(rw, piece, &[last])
+            let piece = slice_axis(rw, data, last, k, k + 1, 1);
+            remove_axes(rw, piece, &[last])
         })
         .collect();
     let times_matrix =
-        |rw: &mut Rewrite<'_>, piece: ValueId, matrix: ValueId| apply(rw, "MatMul", &[piece, matrix]);
+        |rw: &mut Rewrite<'_>, piece: ValueId, matrix: ValueId| add_op(rw, "MatMul", &[piece, matrix]);
     // (a + bi)(cos - i sin), or (a + bi)(cos + i sin) for the inverse.
     let mut real = times_matrix(rw, pieces[0], cosines);
     let mut imaginary = (!(op.inverse && op.onesided)).then(|| {
         let product = times_matrix(rw, pieces[0], sines);
-        if op.inverse { product } else { apply(rw, "Neg", &[product]) }
+        if op.inverse { product } else { add_op(rw, "Neg", &[product]) }
     });
     if let Some(&b) = pieces.get(1) {
         let crossed = times_matrix(rw, b, sines);
-        real = apply(rw, if op.inverse { "Sub" } else { "Add" }, &[real, crossed]);
+        real = add_op(rw, if op.inverse { "Sub" } else { "Add" }, &[real, crossed]);
         if let Some(before) = imaginary {
             let straight = times_matrix(rw, b, cosines);
-            imaginary = Some(apply(rw, "Add", &[before, straight]));
+            imaginary = Some(add_op(rw, "Add", &[before, straight]));
         }
     }
-    let mut results = vec![unsqueezed(rw, real, &[last])];
+    let mut results = vec![insert_axes(rw, real, &[last])];
     if let Some(imaginary) = imaginary {
-        results.push(unsqueezed(rw, imaginary, &[last]));
+        results.push(insert_axes(rw, imaginary, &[last]));
     }
     let result = match results[..] {
         [only] => only,
@@ -261,9 +262,9 @@ fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     };
     let back: Vec<usize> =
         (0..rank).filter_map(|axis| order.iter().position(|&other| other == axis)).collect();
-    let result = permuted(rw, result, &back);
+    let result = permute_axes(rw, result, &back);
     let result = cast(rw, result, ty, dtype);
-    rw.output(0, result);
+    rw.replace_output(0, result);
     Ok(())
 }
 
@@ -277,7 +278,7 @@ fn upgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let mut attrs = rw.attrs().clone();
     attrs.0.remove("axis");
     let inputs = [rw.input(0), rw.input(LENGTH), Some(axis)];
-    rw.same(&inputs, attrs);
+    rw.emit_same_op(&inputs, attrs);
     Ok(())
 }
 
@@ -290,7 +291,7 @@ fn downgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
         _ => {
             let axis = match rw.input(AXIS) {
                 None => -2,
-                Some(axis) => rw.constant_of(axis).and_then(single).ok_or_else(|| {
+                Some(axis) => rw.constant_of(axis).and_then(single_int).ok_or_else(|| {
                     OpError::unsupported(
                         "the axis is computed at run time, which opsets before 20 cannot express",
                     )
@@ -300,7 +301,7 @@ fn downgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
                 .into_iter()
                 .take(if rw.input(LENGTH).is_some() { 2 } else { 1 })
                 .collect();
-            rw.same(&inputs, rw.attrs().clone().with("axis", axis));
+            rw.emit_same_op(&inputs, rw.attrs().clone().with("axis", axis));
             Ok(())
         }
     }
@@ -325,8 +326,8 @@ mod tests {
 
     use super::*;
     use crate::testing::{
-        Failure, add, assert_close, check_decomposition, check_downgrade, check_gradients, f64s, graph,
-        one_node, run, run_node, spread, typed,
+        Failure, add, assert_close, cast_tensor, check_decomposition, check_downgrade, check_gradients, f64s,
+        generic_tensor, graph, one_node_graph, run, run_node,
     };
 
     const OP: (&str, &str) = ("", "DFT");
@@ -374,7 +375,7 @@ mod tests {
         /// Computes the transform by the definition, with the other half of the frequencies restored first.
         fn expected(&self, x: &Tensor) -> Tensor {
             let dims = self.dims;
-            let axis = axis_of(Some(self.axis), dims.len()).expect("valid");
+            let axis = signal_axis(Some(self.axis), dims.len()).expect("valid");
             let parts = dims[dims.len() - 1];
             let behind: usize = dims[axis + 1..dims.len() - 1].iter().product();
             let before: usize = dims[..axis].iter().product();
@@ -445,9 +446,9 @@ mod tests {
     }
 
     #[test]
-    fn transforms_of_every_kind() {
+    fn all_transforms() {
         for case in &CASES {
-            let x = spread(case.dims, 1);
+            let x = generic_tensor(case.dims, 1);
             let (inputs, want) = ([x.clone()], case.expected(&x));
             for symbolic in [false, true] {
                 let graph = case.graph(&x, symbolic);
@@ -464,27 +465,31 @@ mod tests {
     }
 
     #[test]
-    fn older_attributes_and_lengths_that_are_given() {
-        let x = spread(&[2, 5, 3, 1], 1);
+    fn opset_17_and_length_inputs() {
+        let x = generic_tensor(&[2, 5, 3, 1], 1);
         let case = case(&[2, 5, 3, 1], 1, Some(4), false, true);
         let length = Tensor::from_slice(DType::I32, &[], &[4i32]);
         let inputs = [x.clone(), length];
         let ports = [Some(&inputs[0]), Some(&inputs[1])];
-        let graph = one_node(17, OP, &ports, 1, case.attrs()).expect("it is read");
+        let graph = one_node_graph(17, OP, &ports, 1, case.attrs()).expect("it is read");
         assert_close(&run(&graph, &inputs).expect("it runs")[0], &case.expected(&x), 1e-13);
         check_gradients(&graph, &inputs, &[0], &[0]);
         for (dtype, tolerance) in [(DType::F32, 1e-6), (DType::F16, 4e-3), (DType::BF16, 3e-2)] {
-            let narrow = typed(&x, dtype);
+            let narrow = cast_tensor(&x, dtype);
             let axis = Tensor::i64(&[], &[1]);
             let ports = [Some(&narrow), Some(&inputs[1]), Some(&axis)];
             let got = run_node(OP, &ports, 1, case.attrs()).expect("it runs").remove(0);
-            assert_close(&got, &typed(&case.expected(&typed(&narrow, DType::F64)), dtype), tolerance);
+            assert_close(
+                &got,
+                &cast_tensor(&case.expected(&cast_tensor(&narrow, DType::F64)), dtype),
+                tolerance,
+            );
         }
     }
 
     #[test]
-    fn lists_are_no_lengths() {
-        let (x, list) = (spread(&[2, 3, 2], 1), Tensor::i64(&[2], &[3, 3]));
+    fn rejects_lists_as_length_or_axis() {
+        let (x, list) = (generic_tensor(&[2, 3, 2], 1), Tensor::i64(&[2], &[3, 3]));
         for ports in [[Some(&x), Some(&list), None], [Some(&x), None, Some(&list)]] {
             let failure = run_node(OP, &ports, 1, Attrs::new()).expect_err("refused");
             let Failure::Prepare(error) = failure else { panic!("{failure:?}") };
@@ -493,7 +498,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_refused() {
+    fn rejects_mismatched_inputs() {
         let flags =
             |inverse: i64, onesided: i64| Attrs::new().with("inverse", inverse).with("onesided", onesided);
         let number = |value: i64| Some(Tensor::i64(&[], &[value]));
@@ -512,7 +517,7 @@ mod tests {
             (vec![2, 3, 2], number(0), None, flags(0, 0), "0 is no length of a signal"),
             (vec![2, 1, 2], None, None, flags(1, 1), "has no signal along axis 1"),
         ] {
-            let x = spread(&dims, 1);
+            let x = generic_tensor(&dims, 1);
             let ports = [Some(&x), length.as_ref(), axis.as_ref()];
             let failure = run_node(OP, &ports, 1, attrs).expect_err("refused");
             let Failure::Prepare(error) = failure else { panic!("{failure:?}") };

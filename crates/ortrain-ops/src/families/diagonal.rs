@@ -10,7 +10,7 @@ use crate::OpError;
 use crate::grad::Grad;
 use crate::infer::Infer;
 use crate::lower::Lower;
-use crate::op::{Definition, Need, Op};
+use crate::op::{Definition, Op, ValueRequirement};
 use crate::rewrite::Rewrite;
 
 /// Upper or lower triangular part, with zeros elsewhere. The inputs are the matrices and an optional diagonal, 0 by
@@ -21,34 +21,34 @@ struct Trilu {
 }
 
 /// Returns the column minus the row of a point of a nest.
-fn diagonal(b: &mut Builder, rank: usize) -> Reg {
+fn column_minus_row(b: &mut Builder, rank: usize) -> Reg {
     let (row, column) = (b.coordinate(rank - 2), b.coordinate(rank - 1));
     b.sub(column, row)
 }
 
 impl Op for Trilu {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
-        cx.arity(1, 2, 1)?;
+        cx.check_arity(1, 2, 1)?;
         let dtype = cx.dtype(0)?;
         if let Some(shape) = cx.shape(0)
             && shape.rank() < 2
         {
             return Err(OpError::invalid(format!("input 0 has shape {shape}; matrices are needed")));
         }
-        if cx.has(1) {
-            cx.dtype_where(1, "int64", |dtype| dtype == DType::I64)?;
+        if cx.has_input(1) {
+            cx.expect_dtype(1, "int64", |dtype| dtype == DType::I64)?;
             if let Some(shape) = cx.shape(1)
                 && shape.iter().any(|dim| dim.known().is_some_and(|size| size != 1))
             {
                 return Err(OpError::invalid(format!("k has shape {shape}; one number is needed")));
             }
         }
-        cx.output(0, dtype, cx.shape(0).cloned());
+        cx.set_output(0, dtype, cx.shape(0).cloned());
         Ok(())
     }
 
-    fn needs_value(&self, _: usize, _: DType) -> Need {
-        Need::Never
+    fn needs_value(&self, _: usize, _: DType) -> ValueRequirement {
+        ValueRequirement::Never
     }
 
     fn grad(&self, cx: &mut Grad<'_>) -> Result<(), OpError> {
@@ -57,26 +57,26 @@ impl Op for Trilu {
         let present = if inputs[1].is_some() { 2 } else { 1 };
         let attrs = cx.node().attrs.clone();
         let gradient = cx.add_node(self.domain, "Trilu", &inputs[..present], 1, attrs)[0];
-        cx.give(0, gradient);
+        cx.set_grad(0, gradient);
         Ok(())
     }
 
     fn lower(&self, cx: &mut Lower<'_>) -> Result<(), OpError> {
         let dims = cx.dims(0);
         let (input, output) = (cx.input(0), cx.output(0));
-        let k = cx.has(1).then(|| cx.input(1));
+        let k = cx.has_input(1).then(|| cx.input(1));
         let mut nest = cx.nest(&dims, 0);
-        let value = nest.load(input, cx.whole(input, &dims));
+        let value = nest.load(input, cx.contiguous_access(input, &dims));
         let k = match k {
             Some(k) => nest.load_strided(cx, k, 0, &vec![0; dims.len()]),
             None => nest.b.int(0),
         };
-        let own = diagonal(&mut nest.b, dims.len());
+        let own = column_minus_row(&mut nest.b, dims.len());
         let (low, high) = if self.upper { (k, own) } else { (own, k) };
         let kept = nest.b.compare(CompareOp::Le, low, high);
         let zero = nest.b.constant(nest.b.ty(value), 0.0);
         let value = nest.b.select(kept, value, zero);
-        nest.store_whole(cx, output, value);
+        nest.store_contiguous(cx, output, value);
         cx.emit(nest.instruction())
     }
 }
@@ -89,14 +89,14 @@ struct EyeLike {
 
 impl Op for EyeLike {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
-        cx.arity(1, 1, 1)?;
+        cx.check_arity(1, 1, 1)?;
         let dtype = cx.dtype(0)?;
         if let Some(shape) = cx.shape(0)
             && shape.rank() != 2
         {
             return Err(OpError::invalid(format!("input 0 has shape {shape}; a matrix is needed")));
         }
-        cx.output(
+        cx.set_output(
             0,
             self.dtype.unwrap_or(dtype),
             Some(cx.shape(0).cloned().unwrap_or_else(|| cx.unknown_shape(0, 2))),
@@ -104,8 +104,8 @@ impl Op for EyeLike {
         Ok(())
     }
 
-    fn needs_value(&self, _: usize, _: DType) -> Need {
-        Need::Never
+    fn needs_value(&self, _: usize, _: DType) -> ValueRequirement {
+        ValueRequirement::Never
     }
 
     /// Sets no gradient: the result only depends on the shape of the input.
@@ -117,10 +117,10 @@ impl Op for EyeLike {
         let (dims, dtype) = (cx.out_dims(0), cx.out_dtype(0));
         let output = cx.output(0);
         let mut nest = cx.nest(&dims, 0);
-        let (own, k) = (diagonal(&mut nest.b, 2), nest.b.int(self.k));
+        let (own, k) = (column_minus_row(&mut nest.b, 2), nest.b.int(self.k));
         let here = nest.b.compare(CompareOp::Eq, own, k);
         let one = nest.b.convert(here, Type::of(dtype));
-        nest.store_whole(cx, output, one);
+        nest.store_contiguous(cx, output, one);
         cx.emit(nest.instruction())
     }
 }
@@ -146,12 +146,12 @@ fn build_eye(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
 
 fn decompose_trilu(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let inputs = rw.node().inputs.to_vec();
-    rw.renamed("", "Trilu", &inputs, rw.attrs().clone());
+    rw.emit_op("", "Trilu", &inputs, rw.attrs().clone());
     Ok(())
 }
 
 /// Returns true if an operator's result does not depend on the elements of its input.
-pub(crate) fn is_flat(domain: &str, name: &str) -> bool {
+pub(crate) fn has_zero_derivative(domain: &str, name: &str) -> bool {
     domain.is_empty() && name == "EyeLike"
 }
 
@@ -169,7 +169,9 @@ mod tests {
 
     use super::*;
     use crate::registry::NEWEST_OPSET;
-    use crate::testing::{check_decomposition, check_gradients, f64s, one_node, run, run_node, spread};
+    use crate::testing::{
+        check_decomposition, check_gradients, f64s, generic_tensor, one_node_graph, run, run_node,
+    };
 
     #[test]
     fn both_sides_of_every_diagonal() {
@@ -192,10 +194,10 @@ mod tests {
     fn gradients_in_both_domains() {
         for domain in ["", "com.microsoft"] {
             for (upper, k) in [(1i64, 0), (0, 1), (1, -2)] {
-                let inputs = [spread(&[2, 3, 4], 1), Tensor::i64(&[], &[k])];
+                let inputs = [generic_tensor(&[2, 3, 4], 1), Tensor::i64(&[], &[k])];
                 let ports = [Some(&inputs[0]), Some(&inputs[1])];
                 let attrs = Attrs::new().with("upper", upper);
-                let graph = one_node(NEWEST_OPSET, (domain, "Trilu"), &ports, 1, attrs).expect("valid");
+                let graph = one_node_graph(NEWEST_OPSET, (domain, "Trilu"), &ports, 1, attrs).expect("valid");
                 check_gradients(&graph, &inputs, &[0], &[0]);
                 check_decomposition(&graph, &inputs, 0.0);
             }
@@ -204,8 +206,8 @@ mod tests {
 
     /// The result is constant even if the input is trained.
     #[test]
-    fn an_eye_passes_nothing_back() {
-        let x = spread(&[2, 3], 1);
+    fn eye_like_has_no_gradient() {
+        let x = generic_tensor(&[2, 3], 1);
         let (mut graph, ids) = crate::testing::graph(&[&x]);
         let eye = crate::testing::add(&mut graph, ("", "EyeLike"), "eye", &[Some(ids[0])], 1, Attrs::new());
         let ports = [Some(eye[0]), Some(ids[0])];
@@ -219,13 +221,13 @@ mod tests {
     fn eyes() {
         let x = Tensor::i64(&[2, 3], &[0; 6]);
         let get = |attrs: Attrs| {
-            let graph = one_node(NEWEST_OPSET, ("", "EyeLike"), &[Some(&x)], 1, attrs).expect("valid");
+            let graph = one_node_graph(NEWEST_OPSET, ("", "EyeLike"), &[Some(&x)], 1, attrs).expect("valid");
             run(&graph, std::slice::from_ref(&x)).expect("it runs").remove(0)
         };
         assert_eq!(get(Attrs::new()), Tensor::i64(&[2, 3], &[1, 0, 0, 0, 1, 0]));
         let attrs = Attrs::new().with("k", 1i64).with("dtype", i64::from(DType::F32.to_onnx()));
         assert_eq!(get(attrs), Tensor::f32(&[2, 3], &[0., 1., 0., 0., 0., 1.]));
-        assert!(run_node(("", "EyeLike"), &[Some(&spread(&[2], 1))], 1, Attrs::new()).is_err());
-        assert!(run_node(("", "Trilu"), &[Some(&spread(&[2], 1))], 1, Attrs::new()).is_err());
+        assert!(run_node(("", "EyeLike"), &[Some(&generic_tensor(&[2], 1))], 1, Attrs::new()).is_err());
+        assert!(run_node(("", "Trilu"), &[Some(&generic_tensor(&[2], 1))], 1, Attrs::new()).is_err());
     }
 }

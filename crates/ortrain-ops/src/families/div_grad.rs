@@ -15,9 +15,9 @@ struct DivGrad;
 
 impl Op for DivGrad {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
-        cx.arity(3, 3, 2)?;
-        cx.dtype_where(0, "a float type", DType::is_float)?;
-        let dtype = cx.same_dtype(0..3)?;
+        cx.check_arity(3, 3, 2)?;
+        cx.expect_dtype(0, "a float type", DType::is_float)?;
+        let dtype = cx.expect_same_dtype(0..3)?;
         if let (Some(a), Some(b), Some(g)) = (cx.shape(1), cx.shape(2), cx.shape(0)) {
             let common = broadcast(a, b)?;
             let differs = |(x, y): (Option<usize>, Option<usize>)| x.zip(y).is_some_and(|(x, y)| x != y);
@@ -29,26 +29,26 @@ impl Op for DivGrad {
             }
         }
         for k in 0..2 {
-            cx.output(k, dtype, cx.shape(k + 1).cloned());
+            cx.set_output(k, dtype, cx.shape(k + 1).cloned());
         }
         Ok(())
     }
 }
 
 fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
-    let (g, a, b) = (rw.required(0)?, rw.required(1)?, rw.required(2)?);
+    let (g, a, b) = (rw.required_input(0)?, rw.required_input(1)?, rw.required_input(2)?);
     // The gradient of `A` before its summation is a factor of the gradient of `B`.
     let share = rw.add("Div", &[g, b], Attrs::new());
     if rw.has_output(0) {
         let of_a = rw.sum_to(share, a, g)?;
-        rw.output(0, of_a);
+        rw.replace_output(0, of_a);
     }
     if rw.has_output(1) {
         let quotient = rw.add("Div", &[a, b], Attrs::new());
         let product = rw.add("Mul", &[share, quotient], Attrs::new());
         let each = rw.add("Neg", &[product], Attrs::new());
         let of_b = rw.sum_to(each, b, g)?;
-        rw.output(1, of_b);
+        rw.replace_output(1, of_b);
     }
     Ok(())
 }
@@ -65,12 +65,14 @@ pub(crate) fn definitions() -> Vec<Definition> {
 mod tests {
     use super::*;
     use crate::registry::NEWEST_OPSET;
-    use crate::testing::{Failure, assert_close, check_decomposition, f64s, one_node, run_node, spread};
+    use crate::testing::{
+        Failure, assert_close, check_decomposition, f64s, generic_tensor, one_node_graph, run_node,
+    };
 
     const OP: (&str, &str) = ("com.microsoft", "DivGrad");
 
     #[test]
-    fn both_operands_where_either_is_broadcast() {
+    fn gradients_with_broadcast_operands() {
         let (wide, row) = (f64s(&[2, 2], &[1.0, 2.0, 3.0, 4.0]), f64s(&[2], &[2.0, -4.0]));
         let g = f64s(&[2, 2], &[1.0, 1.0, 2.0, 0.5]);
         let got = run_node(OP, &[Some(&g), Some(&wide), Some(&row)], 2, Attrs::new()).expect("it runs");
@@ -83,23 +85,23 @@ mod tests {
     }
 
     #[test]
-    fn in_plain_onnx() {
+    fn decomposes_into_plain_onnx() {
         for dims in [&[3, 4][..], &[4], &[3, 1], &[1, 1, 1]] {
-            let inputs = [spread(&[3, 4], 1), spread(&[3, 4], 2), spread(dims, 3)];
+            let inputs = [generic_tensor(&[3, 4], 1), generic_tensor(&[3, 4], 2), generic_tensor(dims, 3)];
             let inputs = if dims.len() == 3 {
-                [spread(&[1, 3, 4], 1), spread(&[3, 4], 2), spread(dims, 3)]
+                [generic_tensor(&[1, 3, 4], 1), generic_tensor(&[3, 4], 2), generic_tensor(dims, 3)]
             } else {
                 inputs
             };
             let ports = [Some(&inputs[0]), Some(&inputs[1]), Some(&inputs[2])];
-            let graph = one_node(NEWEST_OPSET, OP, &ports, 2, Attrs::new()).expect("valid");
+            let graph = one_node_graph(NEWEST_OPSET, OP, &ports, 2, Attrs::new()).expect("valid");
             check_decomposition(&graph, &inputs, 0.0);
         }
     }
 
     #[test]
-    fn a_gradient_of_another_shape_is_refused() {
-        let (wide, row) = (spread(&[2, 2], 1), spread(&[2], 2));
+    fn rejects_mismatched_gradient_shape() {
+        let (wide, row) = (generic_tensor(&[2, 2], 1), generic_tensor(&[2], 2));
         let failure = run_node(OP, &[Some(&row), Some(&wide), Some(&row)], 2, Attrs::new());
         let Failure::Prepare(error) = failure.expect_err("refused") else { panic!("prepared") };
         let message = "the gradient has shape [2]; the quotient of [2, 2] and [2] has shape [2, 2]";

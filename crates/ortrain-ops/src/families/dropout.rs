@@ -30,7 +30,7 @@ use crate::op::{Definition, Op};
 use crate::rewrite::Rewrite;
 
 /// Default ratio.
-const RATIO: f64 = 0.5;
+const DEFAULT_RATIO: f64 = 0.5;
 
 /// Odd number next to `2^64 / golden ratio`: different steps have different streams.
 const STEP_STRIDE: u64 = 0x9E37_79B9_7F4A_7C15;
@@ -44,28 +44,28 @@ pub(crate) fn fnv1a64(bytes: impl IntoIterator<Item = u8>) -> u64 {
 
 /// Condition for dropping elements.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Training {
+enum TrainingMode {
     Never,
     Always,
     /// Elements are dropped if this input is true at run time.
-    If(usize),
+    IfInput(usize),
 }
 
-impl Training {
+impl TrainingMode {
     /// Reads the condition from input `k`: `has` is true if the input is present, `constant` is its content if it is
     /// constant.
-    fn read(has: bool, constant: Option<&Tensor>, k: usize) -> Training {
+    fn read(has: bool, constant: Option<&Tensor>, k: usize) -> TrainingMode {
         match constant {
-            _ if !has => Training::Never,
-            None => Training::If(k),
-            Some(flag) if flag.to_f64().first() == Some(&1.0) => Training::Always,
-            Some(_) => Training::Never,
+            _ if !has => TrainingMode::Never,
+            None => TrainingMode::IfInput(k),
+            Some(flag) if flag.to_f64().first() == Some(&1.0) => TrainingMode::Always,
+            Some(_) => TrainingMode::Never,
         }
     }
 
     /// Loads the flag into a register, if it is only known at run time.
-    fn flag(self, cx: &mut Lower<'_>, nest: &mut NestBuilder) -> Option<Reg> {
-        let Training::If(k) = self else { return None };
+    fn load_flag(self, cx: &mut Lower<'_>, nest: &mut NestBuilder) -> Option<Reg> {
+        let TrainingMode::IfInput(k) = self else { return None };
         let buffer = cx.input(k);
         let strides: Vec<isize> = vec![0; nest.dims().len()];
         Some(nest.load_strided(cx, buffer, 0, &strides))
@@ -73,12 +73,12 @@ impl Training {
 }
 
 /// Checks ratio (input `k`) and training mode (input `k + 1`).
-fn check_settings(cx: &Infer<'_>, k: usize) -> Result<(), OpError> {
-    if cx.has(k) {
-        cx.dtype_where(k, "a float type", DType::is_float)?;
+fn check_ratio_and_mode(cx: &Infer<'_>, k: usize) -> Result<(), OpError> {
+    if cx.has_input(k) {
+        cx.expect_dtype(k, "a float type", DType::is_float)?;
     }
-    if cx.has(k + 1) {
-        cx.dtype_where(k + 1, "bool", |dtype| dtype == DType::Bool)?;
+    if cx.has_input(k + 1) {
+        cx.expect_dtype(k + 1, "bool", |dtype| dtype == DType::Bool)?;
     }
     for (input, what) in [(k, "the ratio"), (k + 1, "training_mode")] {
         if let Some(shape) = cx.shape(input)
@@ -96,9 +96,9 @@ fn check_settings(cx: &Infer<'_>, k: usize) -> Result<(), OpError> {
 }
 
 /// Loads the ratio (input `k`) into a register.
-fn ratio(cx: &mut Lower<'_>, nest: &mut NestBuilder, k: usize, ty: Type) -> Reg {
-    if !cx.has(k) {
-        return nest.b.constant(ty, RATIO);
+fn load_ratio(cx: &mut Lower<'_>, nest: &mut NestBuilder, k: usize, ty: Type) -> Reg {
+    if !cx.has_input(k) {
+        return nest.b.constant(ty, DEFAULT_RATIO);
     }
     if let Some(ratio) = cx.constant(k) {
         let value = ratio.to_f64()[0];
@@ -111,7 +111,7 @@ fn ratio(cx: &mut Lower<'_>, nest: &mut NestBuilder, k: usize, ty: Type) -> Reg 
 }
 
 /// Computes `x / (1 - ratio)` where `keep` is true, and 0 elsewhere.
-fn dropped(nest: &mut NestBuilder, x: Reg, ratio: Reg, keep: Reg) -> Reg {
+fn mask_and_scale(nest: &mut NestBuilder, x: Reg, ratio: Reg, keep: Reg) -> Reg {
     let ty = nest.b.ty(x);
     let (zero, one) = (nest.b.constant(ty, 0.0), nest.b.constant(ty, 1.0));
     let kept = nest.b.sub(one, ratio);
@@ -134,84 +134,84 @@ impl Dropout {
 
 impl Op for Dropout {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
-        cx.arity(1, 3, 2)?;
-        let dtype = cx.dtype_where(0, "a float type", DType::is_float)?;
-        check_settings(cx, 1)?;
-        cx.output(0, dtype, cx.shape(0).cloned());
-        cx.output(1, DType::Bool, cx.shape(0).cloned());
+        cx.check_arity(1, 3, 2)?;
+        let dtype = cx.expect_dtype(0, "a float type", DType::is_float)?;
+        check_ratio_and_mode(cx, 1)?;
+        cx.set_output(0, dtype, cx.shape(0).cloned());
+        cx.set_output(1, DType::Bool, cx.shape(0).cloned());
         Ok(())
     }
 
     fn grad(&self, cx: &mut Grad<'_>) -> Result<(), OpError> {
         let Some(g) = cx.output_grad(0) else { return Ok(()) };
         let flag = cx.optional_input(2);
-        let training = Training::read(flag.is_some(), flag.and_then(|flag| cx.constant_of(flag)), 2);
+        let training = TrainingMode::read(flag.is_some(), flag.and_then(|flag| cx.constant_of(flag)), 2);
         let mut ratio = cx.optional_input(1);
-        if training == Training::Never {
-            cx.give(0, g);
+        if training == TrainingMode::Never {
+            cx.set_grad(0, g);
             return Ok(());
         }
-        if let (Training::If(_), Some(flag)) = (training, flag) {
+        if let (TrainingMode::IfInput(_), Some(flag)) = (training, flag) {
             // ONNX Runtime's operator ignores the flag. A ratio of 0 has the same effect.
             let dtype = ratio.map_or(Ok(DType::F32), |ratio| cx.dtype(ratio))?;
-            let given = ratio.unwrap_or_else(|| cx.constant("ratio", Tensor::scalar(dtype, RATIO)));
+            let given = ratio.unwrap_or_else(|| cx.constant("ratio", Tensor::scalar(dtype, DEFAULT_RATIO)));
             let nothing = cx.constant("nothing", Tensor::scalar(dtype, 0.0));
             ratio = Some(cx.add("Where", &[flag, given, nothing], Attrs::new()));
         }
         let mask = cx.output(1, "mask");
         let inputs = [Some(g), Some(mask), ratio, flag];
         let gradient = cx.add_node("com.microsoft", "DropoutGrad", &inputs, 1, Attrs::new())[0];
-        cx.give(0, gradient);
+        cx.set_grad(0, gradient);
         Ok(())
     }
 
     fn lower(&self, cx: &mut Lower<'_>) -> Result<(), OpError> {
-        let training = Training::read(cx.has(2), cx.constant(2), 2);
+        let training = TrainingMode::read(cx.has_input(2), cx.constant(2), 2);
         let dims = cx.dims(0);
-        if training == Training::Never {
+        if training == TrainingMode::Never {
             cx.alias(0, 0);
-            if cx.wants(1) {
+            if cx.has_output(1) {
                 let mask = cx.output(1);
                 let mut nest = cx.nest(&dims, 0);
                 let yes = nest.b.constant(Type::Bool, 1.0);
-                nest.store_whole(cx, mask, yes);
+                nest.store_contiguous(cx, mask, yes);
                 cx.emit(nest.instruction())?;
             }
             return Ok(());
         }
-        let first = if cx.wants(0) { 0 } else { 1 };
+        let first = if cx.has_output(0) { 0 } else { 1 };
         let stream = self.stream(cx.output_name(first));
         let mut nest = cx.nest(&dims, 0);
-        let uniform = uniform(cx, &mut nest, stream);
-        let limit = ratio(cx, &mut nest, 1, Type::F32);
+        let uniform = draw_uniform(cx, &mut nest, stream);
+        let limit = load_ratio(cx, &mut nest, 1, Type::F32);
         let mut keep = nest.b.compare(CompareOp::Le, limit, uniform);
-        let flag = training.flag(cx, &mut nest);
-        if cx.wants(0) {
+        let flag = training.load_flag(cx, &mut nest);
+        if cx.has_output(0) {
             let (input, output) = (cx.input(0), cx.output(0));
-            let access = cx.whole(input, &dims);
+            let access = cx.contiguous_access(input, &dims);
             let x = nest.load(input, access);
             let ty = nest.b.ty(x);
-            let ratio = ratio(cx, &mut nest, 1, ty);
-            let mut y = dropped(&mut nest, x, ratio, keep);
+            let ratio = load_ratio(cx, &mut nest, 1, ty);
+            let mut y = mask_and_scale(&mut nest, x, ratio, keep);
             if let Some(flag) = flag {
                 y = nest.b.select(flag, y, x);
             }
-            nest.store_whole(cx, output, y);
+            nest.store_contiguous(cx, output, y);
         }
-        if cx.wants(1) {
+        if cx.has_output(1) {
             if let Some(flag) = flag {
                 let idle = nest.b.unary(UnaryOp::Not, flag);
                 keep = nest.b.binary(BinaryOp::Or, idle, keep);
             }
             let mask = cx.output(1);
-            nest.store_whole(cx, mask, keep);
+            nest.store_contiguous(cx, mask, keep);
         }
         cx.emit(nest.instruction())
     }
 }
 
 /// Draws a uniform number in [0, 1) for each element of a nest over a complete tensor.
-fn uniform(cx: &Lower<'_>, nest: &mut NestBuilder, stream: u64) -> Reg {
+fn draw_uniform(cx: &Lower<'_>, nest: &mut NestBuilder, stream: u64) -> Reg {
     let dims = nest.dims().to_vec();
     let b = &mut nest.b;
     let index = b.element_number(&dims);
@@ -237,10 +237,10 @@ struct DropoutGrad;
 
 impl Op for DropoutGrad {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
-        cx.arity(2, 4, 1)?;
-        let dtype = cx.dtype_where(0, "a float type", DType::is_float)?;
-        cx.dtype_where(1, "bool", |dtype| dtype == DType::Bool)?;
-        check_settings(cx, 2)?;
+        cx.check_arity(2, 4, 1)?;
+        let dtype = cx.expect_dtype(0, "a float type", DType::is_float)?;
+        cx.expect_dtype(1, "bool", |dtype| dtype == DType::Bool)?;
+        check_ratio_and_mode(cx, 2)?;
         if let (Some(g), Some(mask)) = (cx.shape(0), cx.shape(1)) {
             let differ =
                 |(a, b): (&Dim, &Dim)| matches!((a.known(), b.known()), (Some(a), Some(b)) if a != b);
@@ -248,29 +248,29 @@ impl Op for DropoutGrad {
                 return Err(OpError::invalid(format!("a gradient of shape {g} for a mask of shape {mask}")));
             }
         }
-        cx.output(0, dtype, cx.shape(0).cloned());
+        cx.set_output(0, dtype, cx.shape(0).cloned());
         Ok(())
     }
 
     fn lower(&self, cx: &mut Lower<'_>) -> Result<(), OpError> {
-        let training = Training::read(cx.has(3), cx.constant(3), 3);
-        if training == Training::Never {
+        let training = TrainingMode::read(cx.has_input(3), cx.constant(3), 3);
+        if training == TrainingMode::Never {
             cx.alias(0, 0);
             return Ok(());
         }
         let dims = cx.dims(0);
         let mut nest = cx.nest(&dims, 0);
         let (gradient, mask, output) = (cx.input(0), cx.input(1), cx.output(0));
-        let access = cx.whole(gradient, &dims);
+        let access = cx.contiguous_access(gradient, &dims);
         let g = nest.load(gradient, access);
         let keep = nest.load(mask, Access::contiguous(DType::Bool, &dims));
         let ty = nest.b.ty(g);
-        let ratio = ratio(cx, &mut nest, 2, ty);
-        let mut value = dropped(&mut nest, g, ratio, keep);
-        if let Some(flag) = training.flag(cx, &mut nest) {
+        let ratio = load_ratio(cx, &mut nest, 2, ty);
+        let mut value = mask_and_scale(&mut nest, g, ratio, keep);
+        if let Some(flag) = training.load_flag(cx, &mut nest) {
             value = nest.b.select(flag, value, g);
         }
-        nest.store_whole(cx, output, value);
+        nest.store_contiguous(cx, output, value);
         cx.emit(nest.instruction())
     }
 }
@@ -280,11 +280,11 @@ impl Op for DropoutGrad {
 fn upgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     if rw.version() >= 12 {
         let inputs = rw.node().inputs.clone();
-        rw.same(&inputs, rw.attrs().clone());
+        rw.emit_same_op(&inputs, rw.attrs().clone());
         return Ok(());
     }
-    let x = rw.required(0)?;
-    let ratio = rw.attrs().float("ratio")?.unwrap_or(RATIO as f32);
+    let x = rw.required_input(0)?;
+    let ratio = rw.attrs().float("ratio")?.unwrap_or(DEFAULT_RATIO as f32);
     let ratio = rw.constant("ratio", Tensor::f32(&[], &[ratio]));
     let inputs = [Some(x), Some(ratio)];
     if rw.version() < 10 && rw.is_output_used(1) {
@@ -300,17 +300,17 @@ fn upgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
                 rw.add("Where", &[outputs[1], ones, zeros], Attrs::new())
             }
         };
-        rw.output(0, outputs[0]);
-        rw.output(1, mask);
+        rw.replace_output(0, outputs[0]);
+        rw.replace_output(1, mask);
         return Ok(());
     }
     if rw.version() < 10 && rw.has_output(1) {
         // The unused mask would now have another type, so it is removed.
         let outputs = rw.add_node("", "Dropout", &inputs, 1, Attrs::new());
-        rw.output(0, outputs[0]);
+        rw.replace_output(0, outputs[0]);
         return Ok(());
     }
-    rw.same(&inputs, Attrs::new());
+    rw.emit_same_op(&inputs, Attrs::new());
     Ok(())
 }
 
@@ -320,8 +320,8 @@ fn downgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
         return Ok(());
     }
     let flag = rw.input(2);
-    let training = Training::read(flag.is_some(), flag.and_then(|flag| rw.constant_of(flag)), 2);
-    if training != Training::Never {
+    let training = TrainingMode::read(flag.is_some(), flag.and_then(|flag| rw.constant_of(flag)), 2);
+    if training != TrainingMode::Never {
         return Err(OpError::unsupported("a Dropout that drops elements needs opset 12 or newer"));
     }
     let ratio =
@@ -330,34 +330,34 @@ fn downgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     if rw.version() < 10 && rw.has_output(1) {
         let outputs = rw.add_node("", "Dropout", &[rw.input(0)], 2, attrs);
         let mask = rw.add("Cast", &[outputs[1]], Attrs::new().with("to", i64::from(DType::Bool.to_onnx())));
-        rw.output(0, outputs[0]);
-        rw.output(1, mask);
+        rw.replace_output(0, outputs[0]);
+        rw.replace_output(1, mask);
         return Ok(());
     }
-    rw.same(&[rw.input(0)], attrs);
+    rw.emit_same_op(&[rw.input(0)], attrs);
     Ok(())
 }
 
 /// Decomposes the gradient into operators of `ai.onnx`.
 fn decompose_grad(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
-    let (g, mask) = (rw.required(0)?, rw.required(1)?);
+    let (g, mask) = (rw.required_input(0)?, rw.required_input(1)?);
     let flag = rw.input(3);
-    let training = Training::read(flag.is_some(), flag.and_then(|flag| rw.constant_of(flag)), 3);
-    if training == Training::Never {
+    let training = TrainingMode::read(flag.is_some(), flag.and_then(|flag| rw.constant_of(flag)), 3);
+    if training == TrainingMode::Never {
         let result = rw.add("Identity", &[g], Attrs::new());
-        rw.output(0, result);
+        rw.replace_output(0, result);
         return Ok(());
     }
     let dtype = rw.dtype(g).ok_or_else(|| OpError::invalid("the type of the gradient is not known"))?;
     let constant = match rw.input(2) {
-        None => Some(RATIO),
+        None => Some(DEFAULT_RATIO),
         Some(ratio) => rw.constant_of(ratio).and_then(|ratio| ratio.to_f64().first().copied()),
     };
     let kept: ValueId = match constant {
         Some(ratio) => rw.constant("kept", Tensor::scalar(dtype, 1.0 - ratio)),
         None => {
             let to = Attrs::new().with("to", i64::from(dtype.to_onnx()));
-            let ratio = rw.add("Cast", &[rw.required(2)?], to);
+            let ratio = rw.add("Cast", &[rw.required_input(2)?], to);
             let one = rw.constant("one", Tensor::scalar(dtype, 1.0));
             rw.add("Sub", &[one, ratio], Attrs::new())
         }
@@ -365,10 +365,10 @@ fn decompose_grad(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let zero = rw.constant("zero", Tensor::scalar(dtype, 0.0));
     let enlarged = rw.add("Div", &[g, kept], Attrs::new());
     let mut result = rw.add("Where", &[mask, enlarged, zero], Attrs::new());
-    if let (Training::If(_), Some(flag)) = (training, flag) {
+    if let (TrainingMode::IfInput(_), Some(flag)) = (training, flag) {
         result = rw.add("Where", &[flag, result, g], Attrs::new());
     }
-    rw.output(0, result);
+    rw.replace_output(0, result);
     Ok(())
 }
 
@@ -390,8 +390,8 @@ mod tests {
 
     use super::*;
     use crate::testing::{
-        add, assert_close, check_decomposition, check_downgrade, f64s, gradient_graph, graph, one_node, run,
-        run_node, run_with, spread,
+        add, assert_close, check_decomposition, check_downgrade, f64s, generic_tensor, gradient_graph, graph,
+        one_node_graph, run, run_node, run_with,
     };
 
     const NEWEST: i64 = crate::NEWEST_OPSET;
@@ -421,8 +421,8 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_dropped_outside_training() {
-        let x = spread(&[3, 4], 1);
+    fn inference_drops_nothing() {
+        let x = generic_tensor(&[3, 4], 1);
         let ratio = Tensor::scalar(DType::F32, 0.5);
         let off = flag(false);
         for ports in [&[Some(&x)][..], &[Some(&x), Some(&ratio)], &[Some(&x), Some(&ratio), Some(&off)]] {
@@ -436,7 +436,7 @@ mod tests {
     }
 
     #[test]
-    fn old_masks_have_the_type_of_the_data_declared_or_not() {
+    fn old_masks_have_the_data_type() {
         for x in [f64s(&[3], &[f64::NAN, 2.0, f64::INFINITY]), Tensor::f32(&[3], &[1.0, 0.0, -2.0])] {
             let (mut old, ids) = graph(&[&x]);
             // The type of this value is not declared.
@@ -475,7 +475,7 @@ mod tests {
     }
 
     #[test]
-    fn bits_are_those_documented() {
+    fn random_bits_match_documentation() {
         let x = Tensor::filled(DType::F32, &[2, 3], 1.0);
         let graph = constant_dropout(&x, 0.5, true, Attrs::new());
         let scalars = Scalars { seed: 42, train_step: 9 };
@@ -491,8 +491,8 @@ mod tests {
     }
 
     #[test]
-    fn settings_at_run_time() {
-        let x = spread(&[4, 5], 2);
+    fn ratio_and_mode_at_run_time() {
+        let x = generic_tensor(&[4, 5], 2);
         for (ratio, training) in [(0.5, true), (0.5, false), (0.0, true), (1.0, true)] {
             let (rate, mode) = (Tensor::scalar(DType::F64, ratio), flag(training));
             let ports = [Some(&x), Some(&rate), Some(&mode)];
@@ -518,7 +518,7 @@ mod tests {
         for single in [false, true] {
             for (ratio, training) in [(0.25, true), (0.25, false), (1.0, true)] {
                 let mut forward = constant_dropout(&x, ratio, training, Attrs::new());
-                let g = spread(&[4, 5], 3);
+                let g = generic_tensor(&[4, 5], 3);
                 let y =
                     run_with(&forward, std::slice::from_ref(&x), scalars).expect("it runs").swap_remove(0);
                 if single {
@@ -537,15 +537,15 @@ mod tests {
     }
 
     #[test]
-    fn gradient_with_settings_at_run_time() {
+    fn gradient_with_ratio_and_mode_at_run_time() {
         let x = Tensor::filled(DType::F64, &[4, 5], 3.0);
         for training in [false, true] {
             for with_ratio in [false, true] {
                 let (rate, mode) = (Tensor::scalar(DType::F32, 0.25), flag(training));
                 let ports = [Some(&x), with_ratio.then_some(&rate), Some(&mode)];
-                let forward = one_node(NEWEST, DROPOUT, &ports, 1, Attrs::new()).expect("it is read");
+                let forward = one_node_graph(NEWEST, DROPOUT, &ports, 1, Attrs::new()).expect("it is read");
                 let inputs: Vec<Tensor> = ports.iter().copied().flatten().cloned().collect();
-                let g = spread(&[4, 5], 4);
+                let g = generic_tensor(&[4, 5], 4);
                 let y = run(&forward, &inputs).expect("it runs").swap_remove(0);
                 let got = run(&gradient_graph(&forward, &[Some(g.clone())], &[0]), &inputs).expect("it runs");
                 let want: Vec<f64> = y.to_f64().iter().zip(g.to_f64()).map(|(y, g)| y / 3.0 * g).collect();
@@ -576,7 +576,7 @@ mod tests {
             for ratio in [None, Some(&ratio)] {
                 let ports = [Some(&g), Some(&mask), ratio, Some(mode)];
                 let inputs: Vec<Tensor> = ports.iter().copied().flatten().cloned().collect();
-                let graph = one_node(NEWEST, GRAD, &ports, 1, Attrs::new()).expect("it is read");
+                let graph = one_node_graph(NEWEST, GRAD, &ports, 1, Attrs::new()).expect("it is read");
                 check_decomposition(&graph, &inputs, 1e-12);
                 let mut constant = graph.clone();
                 let id = *constant.inputs.last().expect("inputs");
@@ -589,16 +589,16 @@ mod tests {
 
     #[test]
     fn older_opsets_drop_nothing() {
-        let x = spread(&[2, 3], 5);
+        let x = generic_tensor(&[2, 3], 5);
         let attrs = Attrs::new().with("ratio", 0.3f32);
         for opset in [7, 10] {
-            let graph = one_node(opset, DROPOUT, &[Some(&x)], 1, attrs.clone()).expect("it is read");
+            let graph = one_node_graph(opset, DROPOUT, &[Some(&x)], 1, attrs.clone()).expect("it is read");
             assert_eq!(run(&graph, std::slice::from_ref(&x)).expect("it runs")[0], x);
             let old = check_downgrade(&graph, std::slice::from_ref(&x), opset);
             assert_eq!(old.nodes[0].attrs, attrs);
             assert_eq!(old.nodes[0].inputs.len(), 1);
         }
-        let got = one_node(7, DROPOUT, &[Some(&x)], 2, attrs).expect("it is read");
+        let got = one_node_graph(7, DROPOUT, &[Some(&x)], 2, attrs).expect("it is read");
         let got = run(&got, std::slice::from_ref(&x)).expect("it runs");
         assert_eq!(got[1], Tensor::filled(DType::F64, &[2, 3], 1.0), "a mask of the type of the data");
 
@@ -607,7 +607,7 @@ mod tests {
         for opset in [7, 10] {
             check_downgrade(&newest, std::slice::from_ref(&x), opset);
         }
-        let mut unused = one_node(28, DROPOUT, &[Some(&x)], 2, Attrs::new()).expect("it is read");
+        let mut unused = one_node_graph(28, DROPOUT, &[Some(&x)], 2, Attrs::new()).expect("it is read");
         unused.outputs.pop();
         unused.opsets.insert(String::new(), 9);
         crate::passes::versions::upgrade(&mut unused).expect("known");
@@ -619,8 +619,8 @@ mod tests {
     }
 
     #[test]
-    fn ratios_outside_are_refused() {
-        let x = spread(&[2], 6);
+    fn rejects_ratio_out_of_range() {
+        let x = generic_tensor(&[2], 6);
         for ratio in [-0.1, 1.5, f64::NAN] {
             let (mut graph, ids) = graph(&[&x]);
             let ratio = graph.add_constant("ratio", Tensor::scalar(DType::F32, ratio));

@@ -90,7 +90,7 @@ pub(super) struct Row {
     name: &'static str,
     since: &'static [i64],
     inputs: usize,
-    takes: TypeConstraint,
+    accepted_types: TypeConstraint,
     /// True if the result is `bool` for all input types.
     bool_output: bool,
     /// True if the other inputs broadcast to the first, which has the shape of the result.
@@ -100,9 +100,9 @@ pub(super) struct Row {
     /// Gradient in closed form.
     backward: Option<BackwardFn>,
     /// True if the derivative is zero almost everywhere.
-    flat: bool,
+    zero_derivative: bool,
     /// True if the result is one of the inputs. Equal inputs share the gradient.
-    chooses: bool,
+    selects_input: bool,
 }
 
 pub(super) const fn row(
@@ -117,14 +117,14 @@ pub(super) const fn row(
         name,
         since,
         inputs,
-        takes,
+        accepted_types: takes,
         bool_output: false,
         broadcast_to_first: false,
         expr,
         grad_op: None,
         backward: None,
-        flat: false,
-        chooses: false,
+        zero_derivative: false,
+        selects_input: false,
     }
 }
 
@@ -141,7 +141,7 @@ impl Row {
 
     const fn bool_output(mut self) -> Row {
         self.bool_output = true;
-        self.flat = true;
+        self.zero_derivative = true;
         self
     }
 
@@ -151,12 +151,12 @@ impl Row {
     }
 
     const fn zero_gradient(mut self) -> Row {
-        self.flat = true;
+        self.zero_derivative = true;
         self
     }
 
     const fn selects(mut self) -> Row {
-        self.chooses = true;
+        self.selects_input = true;
         self
     }
 
@@ -248,7 +248,7 @@ fn is_inf(b: &mut Builder, x: &[Reg], attrs: &Attrs) -> Result<Reg, OpError> {
 }
 
 /// Inverts all bits: `-x - 1`.
-fn inverted(b: &mut Builder, x: Reg) -> Reg {
+fn invert_bits(b: &mut Builder, x: Reg) -> Reg {
     let (ty, minus) = (b.ty(x), b.unary(UnaryOp::Neg, x));
     let one = b.constant(ty, 1.0);
     b.sub(minus, one)
@@ -266,10 +266,10 @@ fn shift(b: &mut Builder, x: &[Reg], attrs: &Attrs) -> Result<Reg, OpError> {
         "LEFT" => Ok(b.mul(x[0], power)),
         "RIGHT" => {
             let negative = b.compare(CompareOp::Lt, x[0], zero);
-            let upside_down = inverted(b, x[0]);
+            let upside_down = invert_bits(b, x[0]);
             let bits = b.select(negative, upside_down, x[0]);
             let quotient = b.div(bits, power);
-            let back = inverted(b, quotient);
+            let back = invert_bits(b, quotient);
             Ok(b.select(negative, back, quotient))
         }
         other => Err(OpError::invalid(format!("direction is {other:?}; \"LEFT\" and \"RIGHT\" are defined"))),
@@ -277,12 +277,12 @@ fn shift(b: &mut Builder, x: &[Reg], attrs: &Attrs) -> Result<Reg, OpError> {
 }
 
 fn mean(b: &mut Builder, x: &[Reg], _: &Attrs) -> Result<Reg, OpError> {
-    let sum = clamped(BinaryOp::Add)(b, x);
+    let sum = fold_operands(BinaryOp::Add)(b, x);
     let count = b.constant(b.ty(sum), x.len() as f64);
     Ok(b.div(sum, count))
 }
 
-fn clamped(op: BinaryOp) -> impl Fn(&mut Builder, &[Reg]) -> Reg {
+fn fold_operands(op: BinaryOp) -> impl Fn(&mut Builder, &[Reg]) -> Reg {
     move |b, x| {
         let mut all = x[0];
         for &other in &x[1..] {
@@ -322,16 +322,16 @@ static ROWS: &[Row] = &[
     row("Sin", &[7, 22], 1, TypeConstraint::Float, unary!(Sin)),
     row("Cos", &[7, 22], 1, TypeConstraint::Float, unary!(Cos)),
     row("Erf", &[9, 13], 1, TypeConstraint::Float, unary!(Erf)),
-    row("Min", &[6, 8, 12, 13], VARIADIC, TypeConstraint::Number, |b, x, _| Ok(clamped(BinaryOp::Min)(b, x))).selects(),
-    row("Max", &[6, 8, 12, 13], VARIADIC, TypeConstraint::Number, |b, x, _| Ok(clamped(BinaryOp::Max)(b, x))).selects(),
-    row("Sum", &[6, 8, 13], VARIADIC, TypeConstraint::Float, |b, x, _| Ok(clamped(BinaryOp::Add)(b, x))),
+    row("Min", &[6, 8, 12, 13], VARIADIC, TypeConstraint::Number, |b, x, _| Ok(fold_operands(BinaryOp::Min)(b, x))).selects(),
+    row("Max", &[6, 8, 12, 13], VARIADIC, TypeConstraint::Number, |b, x, _| Ok(fold_operands(BinaryOp::Max)(b, x))).selects(),
+    row("Sum", &[6, 8, 13], VARIADIC, TypeConstraint::Float, |b, x, _| Ok(fold_operands(BinaryOp::Add)(b, x))),
     row("Mean", &[6, 8, 13], VARIADIC, TypeConstraint::Float, mean),
     row("IsNaN", &[9, 13, 20], 1, TypeConstraint::Float, is_nan).bool_output(),
     row("IsInf", &[10, 20], 1, TypeConstraint::Float, is_inf).bool_output(),
     row("BitwiseAnd", &[18], 2, TypeConstraint::Integer, binary!(And)).zero_gradient(),
     row("BitwiseOr", &[18], 2, TypeConstraint::Integer, binary!(Or)).zero_gradient(),
     row("BitwiseXor", &[18], 2, TypeConstraint::Integer, binary!(Xor)).zero_gradient(),
-    row("BitwiseNot", &[18], 1, TypeConstraint::Integer, |b, x, _| Ok(inverted(b, x[0]))).zero_gradient(),
+    row("BitwiseNot", &[18], 1, TypeConstraint::Integer, |b, x, _| Ok(invert_bits(b, x[0]))).zero_gradient(),
     row("BitShift", &[11, 28], 2, TypeConstraint::Integer, shift).zero_gradient(),
     row("And", &[7], 2, TypeConstraint::Bool, binary!(And)).bool_output(),
     row("Or", &[7], 2, TypeConstraint::Bool, binary!(Or)).bool_output(),
@@ -345,12 +345,12 @@ static ROWS: &[Row] = &[
 ];
 
 /// Returns all rows.
-fn rows() -> impl Iterator<Item = &'static Row> {
+fn all_rows() -> impl Iterator<Item = &'static Row> {
     ROWS.iter().chain(super::activations::ROWS).chain(super::trigonometry::ROWS)
 }
 
-fn find(domain: &str, name: &str) -> Result<&'static Row, OpError> {
-    let found = rows().find(|row| row.name == name && row.domain == domain);
+fn find_row(domain: &str, name: &str) -> Result<&'static Row, OpError> {
+    let found = all_rows().find(|row| row.name == name && row.domain == domain);
     found.ok_or_else(|| OpError::unsupported("it is not in the table of element-wise operators"))
 }
 
@@ -375,8 +375,8 @@ impl Elementwise {
     /// Returns the gradient of input `k`, as an expression of the inputs, the result and the gradient of the result.
     /// `None` if the gradient is zero everywhere.
     fn derivative(&self, ty: Type, count: usize, k: usize) -> Result<Option<Expr>, OpError> {
-        if self.row.chooses && count > 2 {
-            return Ok(Some(share_of(ty, count, k)));
+        if self.row.selects_input && count > 2 {
+            return Ok(Some(split_gradient_among_ties(ty, count, k)));
         }
         let Some(backward) = self.row.backward else {
             return Ok(derive(&self.expr(ty, count)?, count, k));
@@ -391,7 +391,7 @@ impl Elementwise {
 
 /// Returns the gradient of input `k` of an operator that selects one of several inputs. All inputs that equal the
 /// result get the same share. (For two inputs `derive` gives the same result in fewer operations.)
-fn share_of(ty: Type, count: usize, k: usize) -> Expr {
+fn split_gradient_among_ties(ty: Type, count: usize, k: usize) -> Expr {
     let mut b = Builder::new();
     let (y, g) = (b.load(count, ty), b.load(count + 1, ty));
     let (zero, one) = (b.constant(ty, 0.0), b.constant(ty, 1.0));
@@ -414,14 +414,16 @@ fn share_of(ty: Type, count: usize, k: usize) -> Expr {
 impl Op for Elementwise {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
         let count = self.count(cx.node());
-        cx.arity(count.max(1), count.max(1), 1)?;
+        cx.check_arity(count.max(1), count.max(1), 1)?;
         if count > MAX_OPERANDS {
             return Err(OpError::unsupported(format!("it has {count} inputs; {MAX_OPERANDS} are the most")));
         }
         for k in 0..count {
-            cx.dtype_where(k, self.row.takes.describe(), |dtype| self.row.takes.accepts(dtype))?;
+            cx.expect_dtype(k, self.row.accepted_types.describe(), |dtype| {
+                self.row.accepted_types.accepts(dtype)
+            })?;
         }
-        let dtype = cx.same_dtype(0..count)?;
+        let dtype = cx.expect_same_dtype(0..count)?;
         // Invalid attributes are reported here, not during the first run.
         self.expr(Type::of(dtype), count)?;
         let shape = cx.broadcast(0..count)?;
@@ -439,14 +441,14 @@ impl Op for Elementwise {
             )));
         }
         let shape = if self.row.broadcast_to_first { cx.shape(0).cloned() } else { shape };
-        cx.output(0, if self.row.bool_output { DType::Bool } else { dtype }, shape);
-        crate::families::shape::arithmetic_on_sizes(cx, self.row.name);
+        cx.set_output(0, if self.row.bool_output { DType::Bool } else { dtype }, shape);
+        crate::families::shape::infer_size_arithmetic(cx, self.row.name);
         Ok(())
     }
 
     fn grad(&self, cx: &mut Grad<'_>) -> Result<(), OpError> {
         let Some(g) = cx.output_grad(0) else { return Ok(()) };
-        if self.row.flat {
+        if self.row.zero_derivative {
             return Ok(());
         }
         let count = self.count(cx.node());
@@ -458,11 +460,11 @@ impl Op for Elementwise {
         {
             let seen = if op.of_output { y } else { inputs[0] };
             let gradient = cx.add_in("com.microsoft", op.name, &[g, seen], op.attrs);
-            cx.give(0, gradient);
+            cx.set_grad(0, gradient);
             return Ok(());
         }
         for k in 0..count {
-            if !cx.wants(k) {
+            if !cx.needs_grad(k) {
                 continue;
             }
             let Some(derivative) = self.derivative(Type::of(dtype), count, k)? else { continue };
@@ -470,7 +472,7 @@ impl Op for Elementwise {
             loads.extend([y, g]);
             let gradient = cx.emit_as_onnx(&derivative, &loads, dtype)?;
             let gradient = cx.sum_to(gradient, inputs[k], y)?;
-            cx.give(k, gradient);
+            cx.set_grad(k, gradient);
         }
         Ok(())
     }
@@ -485,24 +487,24 @@ impl Op for Elementwise {
         }
         let result = (self.row.expr)(&mut nest.b, &loads, &self.attrs)?;
         let output = cx.output(0);
-        nest.store_whole(cx, output, result);
+        nest.store_contiguous(cx, output, result);
         cx.emit(nest.instruction())
     }
 }
 
 fn build(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
-    Ok(Box::new(Elementwise { row: find(&node.domain, &node.op)?, attrs: node.attrs.clone() }))
+    Ok(Box::new(Elementwise { row: find_row(&node.domain, &node.op)?, attrs: node.attrs.clone() }))
 }
 
 /// Decomposes a gradient operator into operators of `ai.onnx`.
 fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let (node, attrs) = (rw.node(), rw.attrs().clone());
-    let row = find(&node.domain, &node.op)?;
-    let inputs: Vec<_> = (0..row.inputs).map(|k| rw.required(k)).collect::<Result<_, _>>()?;
+    let row = find_row(&node.domain, &node.op)?;
+    let inputs: Vec<_> = (0..row.inputs).map(|k| rw.required_input(k)).collect::<Result<_, _>>()?;
     let dtype = rw.dtype(inputs[0]).ok_or_else(|| OpError::invalid("the type of input 0 is not known"))?;
     let expr = Elementwise { row, attrs }.expr(Type::of(dtype), row.inputs)?;
     let result = emit_as_onnx(&expr, dtype, rw.patch().1, |_, slot| inputs[slot])?;
-    rw.output(0, result);
+    rw.replace_output(0, result);
     Ok(())
 }
 
@@ -510,7 +512,7 @@ fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
 fn downgrade_gelu(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     if rw.version() < 20 {
         let op = if rw.attrs().string("approximate")? == Some("tanh") { "FastGelu" } else { "Gelu" };
-        rw.renamed("com.microsoft", op, &[rw.input(0)], Attrs::new());
+        rw.emit_op("com.microsoft", op, &[rw.input(0)], Attrs::new());
     }
     Ok(())
 }
@@ -519,42 +521,42 @@ fn downgrade_gelu(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
 fn upgrade_microsoft_gelu(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let attrs =
         if &*rw.node().op == "FastGelu" { Attrs::new().with("approximate", "tanh") } else { Attrs::new() };
-    let x = rw.required(0)?;
+    let x = rw.required_input(0)?;
     let x = match rw.input(1) {
         Some(bias) => rw.add("Add", &[x, bias], Attrs::new()),
         None => x,
     };
-    rw.renamed("", "Gelu", &[Some(x)], attrs);
+    rw.emit_op("", "Gelu", &[Some(x)], attrs);
     Ok(())
 }
 
 /// Downgrades comparisons. Before opset 9 Less and Greater only accept floats: integers are compared as float64. Before
 /// 11 Equal only accepts integers and bool: floats are equal if both are numbers and neither is less.
 fn downgrade_comparison(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
-    let (a, b) = (rw.required(0)?, rw.required(1)?);
+    let (a, b) = (rw.required_input(0)?, rw.required_input(1)?);
     // The values of a comparison that a rewrite created have no type yet. Such a comparison is already valid.
     let Some(dtype) = rw.dtype(a).or(rw.dtype(b)) else { return Ok(()) };
     let equal = &*rw.node().op == "Equal";
     if equal && dtype.is_float() && rw.version() < 11 {
         let result = equal_floats(rw, a, b, dtype);
-        rw.output(0, result);
+        rw.replace_output(0, result);
     } else if !equal && !dtype.is_float() && rw.version() < 9 {
         let cast = Attrs::new().with("to", i64::from(DType::F64.to_onnx()));
         let (x, y) = (rw.add("Cast", &[a], cast.clone()), rw.add("Cast", &[b], cast));
-        rw.same(&[Some(x), Some(y)], Attrs::new());
+        rw.emit_same_op(&[Some(x), Some(y)], Attrs::new());
     }
     Ok(())
 }
 
 /// Downgrades LessOrEqual and GreaterOrEqual to the disjunction of a strict comparison and Equal, before opset 12.
-fn downgrade_or_equal(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
+fn downgrade_non_strict_comparison(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     if rw.version() < 12 {
-        let (a, b) = (rw.required(0)?, rw.required(1)?);
+        let (a, b) = (rw.required_input(0)?, rw.required_input(1)?);
         let strict = if &*rw.node().op == "LessOrEqual" { "Less" } else { "Greater" };
         let (differs, equal) =
             (rw.add(strict, &[a, b], Attrs::new()), rw.add("Equal", &[a, b], Attrs::new()));
         let either = rw.add("Or", &[differs, equal], Attrs::new());
-        rw.output(0, either);
+        rw.replace_output(0, either);
     }
     Ok(())
 }
@@ -581,7 +583,7 @@ fn equal_floats(rw: &mut Rewrite<'_>, a: ValueId, b: ValueId, dtype: DType) -> V
 
 /// Downgrades Sign. Before opset 9 it becomes `(x > 0) - (x < 0)`.
 fn downgrade_sign(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
-    let x = rw.required(0)?;
+    let x = rw.required_input(0)?;
     let Some(dtype) = rw.dtype(x).filter(|dtype| rw.version() < 9 && dtype.is_float()) else { return Ok(()) };
     let zero = rw.constant("zero", Tensor::scalar(dtype, 0.0));
     let [above, below] = ["Greater", "Less"].map(|op| {
@@ -589,7 +591,7 @@ fn downgrade_sign(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
         rw.add("Cast", &[flag], Attrs::new().with("to", i64::from(dtype.to_onnx())))
     });
     let sign = rw.add("Sub", &[above, below], Attrs::new());
-    rw.output(0, sign);
+    rw.replace_output(0, sign);
     Ok(())
 }
 
@@ -598,9 +600,9 @@ struct SwiGlu;
 
 impl Op for SwiGlu {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
-        cx.arity(2, 2, 1)?;
-        cx.dtype_where(0, "a float type", DType::is_float)?;
-        let dtype = cx.same_dtype(0..2)?;
+        cx.check_arity(2, 2, 1)?;
+        cx.expect_dtype(0, "a float type", DType::is_float)?;
+        let dtype = cx.expect_same_dtype(0..2)?;
         if let (Some(gate), Some(value)) = (cx.shape(0), cx.shape(1)) {
             let differ =
                 |(a, b): (&Dim, &Dim)| matches!((a.known(), b.known()), (Some(a), Some(b)) if a != b);
@@ -610,43 +612,43 @@ impl Op for SwiGlu {
                 )));
             }
         }
-        cx.output(0, dtype, cx.shape(0).or(cx.shape(1)).cloned());
+        cx.set_output(0, dtype, cx.shape(0).or(cx.shape(1)).cloned());
         Ok(())
     }
 }
 
 fn decompose_swi_glu(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
-    let (gate, value) = (rw.required(0)?, rw.required(1)?);
+    let (gate, value) = (rw.required_input(0)?, rw.required_input(1)?);
     let weight = rw.add("Swish", &[gate], rw.attrs().clone());
     let result = rw.add("Mul", &[weight, value], Attrs::new());
-    rw.output(0, result);
+    rw.replace_output(0, result);
     Ok(())
 }
 
-struct Unrunnable;
+struct RewrittenOnRead;
 
-impl Op for Unrunnable {
+impl Op for RewrittenOnRead {
     fn infer(&self, _: &mut Infer<'_>) -> Result<(), OpError> {
         Err(OpError::unsupported("it is rewritten when a model is read and cannot stand in a graph"))
     }
 }
 
 /// Builds an operator for definitions that are rewritten to other operators when a model is read.
-pub(crate) fn build_unrunnable(_: &Graph, _: &Node) -> Result<Box<dyn Op>, OpError> {
-    Ok(Box::new(Unrunnable))
+pub(crate) fn build_rewritten_on_read(_: &Graph, _: &Node) -> Result<Box<dyn Op>, OpError> {
+    Ok(Box::new(RewrittenOnRead))
 }
 
 pub(crate) fn definitions() -> Vec<Definition> {
-    let mut all: Vec<Definition> = rows()
+    let mut all: Vec<Definition> = all_rows()
         .map(|row| {
-            let definition = Definition::new(row.domain, row.name, row.since, build).row();
+            let definition = Definition::new(row.domain, row.name, row.since, build).elementwise_row();
             match row.name {
                 "BitShift" => definition.sample(|_| Sample::of(Attrs::new().with("direction", "LEFT"))),
                 "Gelu" => definition.downgrade(downgrade_gelu).decomposed_before(20, decompose),
                 "PRelu" => definition.weights(&[1]),
                 "Sign" => definition.downgrade(downgrade_sign),
                 "Less" | "Greater" | "Equal" => definition.downgrade(downgrade_comparison),
-                "LessOrEqual" | "GreaterOrEqual" => definition.downgrade(downgrade_or_equal),
+                "LessOrEqual" | "GreaterOrEqual" => definition.downgrade(downgrade_non_strict_comparison),
                 _ if row.domain == "com.microsoft" => definition.decompose(decompose),
                 _ => definition,
             }
@@ -659,14 +661,14 @@ pub(crate) fn definitions() -> Vec<Definition> {
     all.push(swi_glu.composition(decompose_swi_glu));
     // Read as Gelu of ai.onnx. With "since 1, 2" every node of a model has an old version and is upgraded.
     for name in ["Gelu", "FastGelu", "BiasGelu"] {
-        let definition = Definition::new("com.microsoft", name, &[1, 2], build_unrunnable);
-        all.push(definition.rewritten(upgrade_microsoft_gelu));
+        let definition = Definition::new("com.microsoft", name, &[1, 2], build_rewritten_on_read);
+        all.push(definition.always_rewritten(upgrade_microsoft_gelu));
     }
     all
 }
 
-pub(crate) fn is_flat(domain: &str, name: &str) -> bool {
-    rows().any(|row| row.flat && row.domain == domain && row.name == name)
+pub(crate) fn has_zero_derivative(domain: &str, name: &str) -> bool {
+    all_rows().any(|row| row.zero_derivative && row.domain == domain && row.name == name)
 }
 
 #[cfg(test)]
@@ -675,8 +677,8 @@ mod tests {
     use crate::passes;
     use crate::registry::NEWEST_OPSET;
     use crate::testing::{
-        Failure, assert_close, check_downgrade, check_gradients, f64s, gradient_graph, one_node, run,
-        run_node, spread,
+        Failure, assert_close, check_downgrade, check_gradients, f64s, generic_tensor, gradient_graph,
+        one_node_graph, run, run_node,
     };
 
     const INF: f64 = f64::INFINITY;
@@ -684,16 +686,16 @@ mod tests {
 
     fn graph_of(op: &str, inputs: &[&Tensor], attrs: Attrs) -> Graph {
         let ports: Vec<Option<&Tensor>> = inputs.iter().copied().map(Some).collect();
-        one_node(NEWEST_OPSET, ("", op), &ports, 1, attrs).expect("valid")
+        one_node_graph(NEWEST_OPSET, ("", op), &ports, 1, attrs).expect("valid")
     }
 
-    fn values(op: &str, inputs: &[&Tensor], attrs: Attrs) -> Tensor {
+    fn run_op(op: &str, inputs: &[&Tensor], attrs: Attrs) -> Tensor {
         let ports: Vec<Option<&Tensor>> = inputs.iter().copied().map(Some).collect();
         run_node(("", op), &ports, 1, attrs).expect("it runs").remove(0)
     }
 
     /// Returns the gradients of all inputs, for a gradient of ones.
-    fn slopes(op: &str, inputs: &[&Tensor], attrs: Attrs) -> Vec<Vec<f64>> {
+    fn gradients_for_ones(op: &str, inputs: &[&Tensor], attrs: Attrs) -> Vec<Vec<f64>> {
         let graph = graph_of(op, inputs, attrs);
         let dims = graph.value(graph.outputs[0]).ty.shape().and_then(ortrain_graph::Shape::concrete);
         let ones = Tensor::filled(DType::F64, &dims.expect("known"), 1.0);
@@ -704,80 +706,80 @@ mod tests {
     }
 
     #[test]
-    fn inputs_that_tie_share_equally() {
+    fn tied_inputs_share_gradient() {
         let (a, b, c) =
             (f64s(&[4], &[1.0, 2.0, 3.0, INF]), f64s(&[4], &[1.0, 5.0, 3.0, INF]), f64s(&[1], &[3.0]));
         let third = 1.0 / 3.0;
-        let got = slopes("Max", &[&a, &b, &c], Attrs::new());
+        let got = gradients_for_ones("Max", &[&a, &b, &c], Attrs::new());
         assert_eq!(got, [vec![0.0, 0.0, third, 0.5], vec![0.0, 1.0, third, 0.5], vec![1.0 + third]]);
-        let got = slopes("Min", &[&a, &b, &c], Attrs::new());
+        let got = gradients_for_ones("Min", &[&a, &b, &c], Attrs::new());
         assert_eq!(got, [vec![0.5, 1.0, third, 0.0], vec![0.5, 0.0, third, 0.0], vec![third + 1.0]]);
-        assert_eq!(slopes("Max", &[&a, &b], Attrs::new())[0], [0.5, 0.0, 0.5, 0.5]);
+        assert_eq!(gradients_for_ones("Max", &[&a, &b], Attrs::new())[0], [0.5, 0.0, 0.5, 0.5]);
         for op in ["Max", "Min", "Mean", "Sum"] {
-            assert_eq!(slopes(op, &[&a], Attrs::new()), [vec![1.0; 4]], "{op} of one is itself");
+            assert_eq!(gradients_for_ones(op, &[&a], Attrs::new()), [vec![1.0; 4]], "{op} of one is itself");
         }
         for op in ["Max", "Min", "Mean"] {
-            let inputs = [spread(&[2, 3], 1), spread(&[3], 2), spread(&[2, 1], 3)];
+            let inputs = [generic_tensor(&[2, 3], 1), generic_tensor(&[3], 2), generic_tensor(&[2, 1], 3)];
             let graph = graph_of(op, &[&inputs[0], &inputs[1], &inputs[2]], Attrs::new());
             check_gradients(&graph, &inputs, &[0, 1, 2], &[0]);
-            let mut gradient = gradient_graph(&graph, &[Some(spread(&[2, 3], 4))], &[0, 1, 2]);
+            let mut gradient = gradient_graph(&graph, &[Some(generic_tensor(&[2, 3], 4))], &[0, 1, 2]);
             passes::infer::infer(&mut gradient).expect("valid");
             check_downgrade(&gradient, &inputs, 8);
         }
     }
 
     #[test]
-    fn rounding_to_even_and_up() {
+    fn round_and_ceil() {
         let x = [-2.5, -1.5, -0.5, -0.3, 0.0, 0.5, 1.5, 2.5, 2.6, 1e18, INF, -INF, NAN];
         let want = [-2.0, -2.0, 0.0, 0.0, 0.0, 0.0, 2.0, 2.0, 3.0, 1e18, INF, -INF, NAN];
         let up = [-2.0, -1.0, 0.0, 0.0, 0.0, 1.0, 2.0, 3.0, 3.0, 1e18, INF, -INF, NAN];
         for dtype in [DType::F64, DType::F32] {
             let x = Tensor::from_f64(dtype, vec![x.len()], &x);
             assert_close(
-                &values("Round", &[&x], Attrs::new()),
+                &run_op("Round", &[&x], Attrs::new()),
                 &Tensor::from_f64(dtype, vec![13], &want),
                 0.0,
             );
-            assert_close(&values("Ceil", &[&x], Attrs::new()), &Tensor::from_f64(dtype, vec![13], &up), 0.0);
+            assert_close(&run_op("Ceil", &[&x], Attrs::new()), &Tensor::from_f64(dtype, vec![13], &up), 0.0);
         }
         let near = Tensor::f32(&[3], &[0.499_999_97, -0.499_999_97, 8_388_609.0]);
-        assert_eq!(values("Round", &[&near], Attrs::new()).to_f64(), [0.0, 0.0, 8_388_609.0]);
+        assert_eq!(run_op("Round", &[&near], Attrs::new()).to_f64(), [0.0, 0.0, 8_388_609.0]);
     }
 
     #[test]
-    fn what_is_no_number() {
+    fn is_nan_and_is_inf() {
         let x = f64s(&[4], &[1.0, NAN, INF, -INF]);
-        assert_eq!(values("IsNaN", &[&x], Attrs::new()).to_f64(), [0.0, 1.0, 0.0, 0.0]);
+        assert_eq!(run_op("IsNaN", &[&x], Attrs::new()).to_f64(), [0.0, 1.0, 0.0, 0.0]);
         let only = |name: &str| Attrs::new().with(name, 0i64);
-        assert_eq!(values("IsInf", &[&x], Attrs::new()).to_f64(), [0.0, 0.0, 1.0, 1.0]);
-        assert_eq!(values("IsInf", &[&x], only("detect_negative")).to_f64(), [0.0, 0.0, 1.0, 0.0]);
-        assert_eq!(values("IsInf", &[&x], only("detect_positive")).to_f64(), [0.0, 0.0, 0.0, 1.0]);
+        assert_eq!(run_op("IsInf", &[&x], Attrs::new()).to_f64(), [0.0, 0.0, 1.0, 1.0]);
+        assert_eq!(run_op("IsInf", &[&x], only("detect_negative")).to_f64(), [0.0, 0.0, 1.0, 0.0]);
+        assert_eq!(run_op("IsInf", &[&x], only("detect_positive")).to_f64(), [0.0, 0.0, 0.0, 1.0]);
     }
 
     #[test]
     fn bits_of_every_integer_type() {
         let byte = |values: &[u8]| Tensor::from_slice(DType::U8, &[values.len()], values);
         let (a, b) = (byte(&[0b1100, 0xff]), byte(&[0b1010, 0x0f]));
-        assert_eq!(values("BitwiseAnd", &[&a, &b], Attrs::new()), byte(&[0b1000, 0x0f]));
-        assert_eq!(values("BitwiseOr", &[&a, &b], Attrs::new()), byte(&[0b1110, 0xff]));
-        assert_eq!(values("BitwiseXor", &[&a, &b], Attrs::new()), byte(&[0b0110, 0xf0]));
-        assert_eq!(values("BitwiseNot", &[&a], Attrs::new()), byte(&[0xf3, 0]));
+        assert_eq!(run_op("BitwiseAnd", &[&a, &b], Attrs::new()), byte(&[0b1000, 0x0f]));
+        assert_eq!(run_op("BitwiseOr", &[&a, &b], Attrs::new()), byte(&[0b1110, 0xff]));
+        assert_eq!(run_op("BitwiseXor", &[&a, &b], Attrs::new()), byte(&[0b0110, 0xf0]));
+        assert_eq!(run_op("BitwiseNot", &[&a], Attrs::new()), byte(&[0xf3, 0]));
         let wide = Tensor::i64(&[2], &[i64::MIN, -1]);
-        assert_eq!(values("BitwiseNot", &[&wide], Attrs::new()).to_i64(), Some(vec![i64::MAX, 0]));
-        assert!(run_node(("", "BitwiseNot"), &[Some(&spread(&[2], 1))], 1, Attrs::new()).is_err());
+        assert_eq!(run_op("BitwiseNot", &[&wide], Attrs::new()).to_i64(), Some(vec![i64::MAX, 0]));
+        assert!(run_node(("", "BitwiseNot"), &[Some(&generic_tensor(&[2], 1))], 1, Attrs::new()).is_err());
     }
 
     #[test]
-    fn shifts_keep_the_sign_and_end() {
+    fn shifts_of_signed_and_large_amounts() {
         let way = |name: &str| Attrs::new().with("direction", name);
         let signed = |values: &[i8]| Tensor::from_slice(DType::I8, &[values.len()], values);
         let (x, by) = (signed(&[-128, -1, 127, 5, -5, 3]), signed(&[1, 7, 3, 8, 9, -1]));
-        assert_eq!(values("BitShift", &[&x, &by], way("RIGHT")), signed(&[-64, -1, 15, 0, -1, 0]));
-        assert_eq!(values("BitShift", &[&x, &by], way("LEFT")), signed(&[0, -128, -8, 0, 0, 0]));
+        assert_eq!(run_op("BitShift", &[&x, &by], way("RIGHT")), signed(&[-64, -1, 15, 0, -1, 0]));
+        assert_eq!(run_op("BitShift", &[&x, &by], way("LEFT")), signed(&[0, -128, -8, 0, 0, 0]));
         let wide = |values: &[u64]| Tensor::from_slice(DType::U64, &[values.len()], values);
         let (x, by) = (wide(&[u64::MAX, 1, u64::MAX]), wide(&[63, 63, 64]));
-        assert_eq!(values("BitShift", &[&x, &by], way("RIGHT")), wide(&[1, 0, 0]));
-        assert_eq!(values("BitShift", &[&x, &by], way("LEFT")), wide(&[1 << 63, 1 << 63, 0]));
+        assert_eq!(run_op("BitShift", &[&x, &by], way("RIGHT")), wide(&[1, 0, 0]));
+        assert_eq!(run_op("BitShift", &[&x, &by], way("LEFT")), wide(&[1 << 63, 1 << 63, 0]));
         for attrs in [Attrs::new(), way("UP")] {
             let failure = run_node(("", "BitShift"), &[Some(&x), Some(&by)], 1, attrs).expect_err("refused");
             let Failure::Prepare(error) = failure else { panic!("{failure:?}") };
@@ -786,34 +788,35 @@ mod tests {
     }
 
     #[test]
-    fn remainders_of_both_kinds() {
+    fn mod_with_and_without_fmod() {
         let (a, b) =
             (f64s(&[6], &[5.3, -5.3, 5.3, 0.0, 3.0, INF]), f64s(&[6], &[2.0, 2.0, -2.0, -2.0, INF, 2.0]));
         let fmod = Attrs::new().with("fmod", 1i64);
         let close = |got: Tensor, want: [f64; 6]| assert_close(&got, &f64s(&[6], &want), 1e-15);
-        close(values("Mod", &[&a, &b], Attrs::new()), [1.3, 0.7, -0.7, 0.0, 3.0, NAN]);
-        close(values("Mod", &[&a, &b], fmod.clone()), [1.3, -1.3, 1.3, 0.0, 3.0, NAN]);
+        close(run_op("Mod", &[&a, &b], Attrs::new()), [1.3, 0.7, -0.7, 0.0, 3.0, NAN]);
+        close(run_op("Mod", &[&a, &b], fmod.clone()), [1.3, -1.3, 1.3, 0.0, 3.0, NAN]);
         let (a, b) = (f64s(&[3], &[5.3, -5.3, 5.3]), f64s(&[3], &[2.0, 2.0, -2.0]));
         for (attrs, quotients) in [(Attrs::new(), [-2.0, 3.0, 3.0]), (fmod, [-2.0, 2.0, 2.0])] {
-            let got = slopes("Mod", &[&a, &b], attrs);
+            let got = gradients_for_ones("Mod", &[&a, &b], attrs);
             assert_eq!(got[0], [1.0; 3]);
             assert_close(&f64s(&[3], &got[1]), &f64s(&[3], &quotients), 1e-14);
         }
     }
 
     #[test]
-    fn the_slope_of_a_reciprocal_of_nothing_is_infinite() {
+    fn reciprocal_gradient_at_zero_is_infinite() {
         let x = f64s(&[2], &[0.0, 4.0]);
-        assert_eq!(slopes("Reciprocal", &[&x], Attrs::new()), [vec![-INF, -0.0625]]);
+        assert_eq!(gradients_for_ones("Reciprocal", &[&x], Attrs::new()), [vec![-INF, -0.0625]]);
     }
 
     #[test]
-    fn gates() {
-        let inputs = [spread(&[2, 3], 1), spread(&[2, 3], 2)];
+    fn swi_glu_gradients() {
+        let inputs = [generic_tensor(&[2, 3], 1), generic_tensor(&[2, 3], 2)];
         let attrs = Attrs::new().with("alpha", 0.7f32);
         let graph = graph_of("SwiGLU", &[&inputs[0], &inputs[1]], attrs);
         check_gradients(&graph, &inputs, &[0, 1], &[0]);
-        let failure = run_node(("", "SwiGLU"), &[Some(&inputs[0]), Some(&spread(&[3], 1))], 1, Attrs::new());
+        let failure =
+            run_node(("", "SwiGLU"), &[Some(&inputs[0]), Some(&generic_tensor(&[3], 1))], 1, Attrs::new());
         let Failure::Prepare(error) = failure.expect_err("refused") else { panic!("prepared") };
         assert!(error.to_string().contains("nothing is broadcast"), "{error}");
     }

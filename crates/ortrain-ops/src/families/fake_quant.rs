@@ -22,9 +22,9 @@ struct FakeQuant;
 
 impl Op for FakeQuant {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
-        cx.arity(3, 3, 2)?;
-        cx.dtype_where(0, "a float type", DType::is_float)?;
-        let dtype = cx.same_dtype(0..3)?;
+        cx.check_arity(3, 3, 2)?;
+        cx.expect_dtype(0, "a float type", DType::is_float)?;
+        let dtype = cx.expect_same_dtype(0..3)?;
         for (k, name) in [(1, "the scale"), (2, "the zero point")] {
             if let Some(shape) = cx.shape(k)
                 && !shape.iter().all(|dim| dim.known().is_none_or(|size| size == 1))
@@ -32,16 +32,16 @@ impl Op for FakeQuant {
                 return Err(OpError::invalid(format!("{name} has shape {shape}; one number is needed")));
             }
         }
-        cx.output(0, dtype, cx.shape(0).cloned());
-        cx.output(1, DType::Bool, cx.shape(0).cloned());
+        cx.set_output(0, dtype, cx.shape(0).cloned());
+        cx.set_output(1, DType::Bool, cx.shape(0).cloned());
         Ok(())
     }
 
     fn grad(&self, cx: &mut Grad<'_>) -> Result<(), OpError> {
-        if let (Some(g), true) = (cx.output_grad(0), cx.wants(0)) {
+        if let (Some(g), true) = (cx.output_grad(0), cx.needs_grad(0)) {
             let mask = cx.output(1, "mask");
             let gradient = cx.add_in("com.microsoft", "FakeQuantGrad", &[g, mask], Attrs::new());
-            cx.give(0, gradient);
+            cx.set_grad(0, gradient);
         }
         Ok(())
     }
@@ -52,22 +52,23 @@ struct FakeQuantGrad;
 
 impl Op for FakeQuantGrad {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
-        cx.arity(2, 2, 1)?;
-        let dtype = cx.dtype_where(0, "a float type", DType::is_float)?;
-        cx.dtype_where(1, "bool", |dtype| dtype == DType::Bool)?;
+        cx.check_arity(2, 2, 1)?;
+        let dtype = cx.expect_dtype(0, "a float type", DType::is_float)?;
+        cx.expect_dtype(1, "bool", |dtype| dtype == DType::Bool)?;
         if let (Some(g), Some(mask)) =
             (cx.shape(0).and_then(Shape::concrete), cx.shape(1).and_then(Shape::concrete))
             && g != mask
         {
             return Err(OpError::invalid(format!("the gradient has shape {g:?}, the mask {mask:?}")));
         }
-        cx.output(0, dtype, cx.shape(0).cloned());
+        cx.set_output(0, dtype, cx.shape(0).cloned());
         Ok(())
     }
 }
 
 fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
-    let (x, mut scale, mut zero_point) = (rw.required(0)?, rw.required(1)?, rw.required(2)?);
+    let (x, mut scale, mut zero_point) =
+        (rw.required_input(0)?, rw.required_input(1)?, rw.required_input(2)?);
     let dtype = rw.dtype(x).ok_or_else(|| OpError::invalid("the type of input 0 is not known"))?;
     let bound = |name: &str, default: i64| Ok(rw.attrs().int(name)?.unwrap_or(default) as f64);
     let (least, most): (Result<f64, OpError>, Result<f64, OpError>) =
@@ -88,23 +89,23 @@ fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
         let clamped = rw.add("Clip", &[moved, least, most], Attrs::new());
         let back = rw.add("Sub", &[clamped, zero_point], Attrs::new());
         let result = rw.add("Mul", &[back, scale], Attrs::new());
-        rw.output(0, result);
+        rw.replace_output(0, result);
     }
     if rw.has_output(1) {
         let above = rw.add("GreaterOrEqual", &[moved, least], Attrs::new());
         let below = rw.add("LessOrEqual", &[moved, most], Attrs::new());
         let mask = rw.add("And", &[above, below], Attrs::new());
-        rw.output(1, mask);
+        rw.replace_output(1, mask);
     }
     Ok(())
 }
 
 fn decompose_grad(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
-    let (g, mask) = (rw.required(0)?, rw.required(1)?);
+    let (g, mask) = (rw.required_input(0)?, rw.required_input(1)?);
     let dtype = rw.dtype(g).ok_or_else(|| OpError::invalid("the type of input 0 is not known"))?;
     let zero = rw.constant("zero", Tensor::scalar(dtype, 0.0));
     let gradient = rw.add("Where", &[mask, g, zero], Attrs::new());
-    rw.output(0, gradient);
+    rw.replace_output(0, gradient);
     Ok(())
 }
 
@@ -130,7 +131,7 @@ mod tests {
     use super::*;
     use crate::registry::NEWEST_OPSET;
     use crate::testing::{
-        Failure, assert_close, check_decomposition, f64s, gradient_graph, one_node, run, run_node,
+        Failure, assert_close, check_decomposition, f64s, gradient_graph, one_node_graph, run, run_node,
     };
 
     const OP: (&str, &str) = ("com.microsoft", "FakeQuant");
@@ -141,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn rounded_and_clamped() {
+    fn rounds_and_clamps() {
         let [x, scale, zero_point] = inputs();
         let ports = [Some(&x), Some(&scale), Some(&zero_point)];
         let got = run_node(OP, &ports, 2, Attrs::new()).expect("it runs");
@@ -153,29 +154,31 @@ mod tests {
     }
 
     #[test]
-    fn the_gradient_goes_straight_through() {
+    fn gradient_is_straight_through() {
         let [x, scale, zero_point] = inputs();
         let ports = [Some(&x), Some(&scale), Some(&zero_point)];
-        let graph = one_node(NEWEST_OPSET, OP, &ports, 1, Attrs::new()).expect("valid");
+        let graph = one_node_graph(NEWEST_OPSET, OP, &ports, 1, Attrs::new()).expect("valid");
         let backward = gradient_graph(&graph, &[Some(f64s(&[6], &[1.0; 6]))], &[0]);
         let got = run(&backward, &inputs()).expect("it runs");
         assert_eq!(got.last().expect("a gradient").to_f64(), [0.0, 1.0, 1.0, 1.0, 0.0, 0.0]);
     }
 
     #[test]
-    fn in_plain_onnx() {
+    fn decomposes_into_plain_onnx() {
         let [x, scale, zero_point] = inputs();
-        let graph = one_node(NEWEST_OPSET, OP, &[Some(&x), Some(&scale), Some(&zero_point)], 2, Attrs::new())
-            .expect("valid");
+        let graph =
+            one_node_graph(NEWEST_OPSET, OP, &[Some(&x), Some(&scale), Some(&zero_point)], 2, Attrs::new())
+                .expect("valid");
         check_decomposition(&graph, &inputs(), 0.0);
         let (g, mask) = (f64s(&[2], &[3.0, 4.0]), Tensor::from_slice(DType::Bool, &[2], &[1u8, 0]));
         let op = ("com.microsoft", "FakeQuantGrad");
-        let graph = one_node(NEWEST_OPSET, op, &[Some(&g), Some(&mask)], 1, Attrs::new()).expect("valid");
+        let graph =
+            one_node_graph(NEWEST_OPSET, op, &[Some(&g), Some(&mask)], 1, Attrs::new()).expect("valid");
         check_decomposition(&graph, &[g, mask], 0.0);
     }
 
     #[test]
-    fn what_makes_no_sense_is_refused() {
+    fn rejects_invalid_inputs() {
         let [x, scale, zero_point] = inputs();
         let bounds = Attrs::new().with("quant_min", 9i64).with("quant_max", 7i64);
         for (scale, attrs, message) in [

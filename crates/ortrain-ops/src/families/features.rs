@@ -18,7 +18,7 @@
 
 use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId, ValueType};
 
-use super::norm::cast;
+use super::batch_norm::cast;
 use crate::OpError;
 use crate::infer::Infer;
 use crate::introspect::Sample;
@@ -26,10 +26,10 @@ use crate::op::{Definition, Op};
 use crate::rewrite::Rewrite;
 
 /// Domain of the operators of classical machine learning.
-pub(crate) const DOMAIN: &str = "ai.onnx.ml";
+pub(crate) const ML_DOMAIN: &str = "ai.onnx.ml";
 
 /// Returns the type of the arithmetic for inputs of type `dtype`; the float32 result is rounded from it.
-fn computed(dtype: DType) -> DType {
+fn arithmetic_dtype(dtype: DType) -> DType {
     if dtype == DType::F64 { DType::F64 } else { DType::F32 }
 }
 
@@ -47,7 +47,7 @@ fn add(rw: &mut Rewrite<'_>, op: &str, inputs: &[ValueId]) -> ValueId {
 
 /// Checks that input 0 is a vector `[features]` or a matrix `[batch, features]`. Returns the number of features, if
 /// known.
-pub(crate) fn features(cx: &Infer<'_>) -> Result<Option<usize>, OpError> {
+pub(crate) fn feature_count(cx: &Infer<'_>) -> Result<Option<usize>, OpError> {
     let Some(shape) = cx.shape(0) else { return Ok(None) };
     match shape.rank() {
         1 | 2 => Ok(shape[shape.rank() - 1].known()),
@@ -58,7 +58,7 @@ pub(crate) fn features(cx: &Infer<'_>) -> Result<Option<usize>, OpError> {
 }
 
 /// Checks that a list of `count` floats has one element, or one for each feature.
-fn one_or_each(what: &str, count: usize, features: Option<usize>) -> Result<(), OpError> {
+fn check_list_length(what: &str, count: usize, features: Option<usize>) -> Result<(), OpError> {
     match features {
         _ if count == 1 => Ok(()),
         Some(features) if features != count => Err(OpError::invalid(format!(
@@ -78,7 +78,7 @@ struct Scaler {
 }
 
 impl Scaler {
-    fn of(attrs: &Attrs) -> Result<Scaler, OpError> {
+    fn from_attrs(attrs: &Attrs) -> Result<Scaler, OpError> {
         let list = |name: &str, otherwise: f32| -> Result<Vec<f32>, OpError> {
             Ok(attrs.floats(name)?.map_or_else(|| vec![otherwise], <[f32]>::to_vec))
         };
@@ -88,45 +88,45 @@ impl Scaler {
 
 impl Op for Scaler {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
-        cx.arity(1, 1, 1)?;
-        cx.dtype_where(0, "a number", is_number)?;
-        let features = features(cx)?;
-        one_or_each("offset", self.offset.len(), features)?;
-        one_or_each("scale", self.scale.len(), features)?;
-        cx.output(0, DType::F32, cx.shape(0).cloned());
+        cx.check_arity(1, 1, 1)?;
+        cx.expect_dtype(0, "a number", is_number)?;
+        let features = feature_count(cx)?;
+        check_list_length("offset", self.offset.len(), features)?;
+        check_list_length("scale", self.scale.len(), features)?;
+        cx.set_output(0, DType::F32, cx.shape(0).cloned());
         Ok(())
     }
 }
 
 /// Adds the floats of an attribute as a constant of type `dtype`. A single float becomes a scalar, which broadcasts.
-fn constant(rw: &mut Rewrite<'_>, name: &str, values: &[f32], dtype: DType) -> ValueId {
+fn add_float_constant(rw: &mut Rewrite<'_>, name: &str, values: &[f32], dtype: DType) -> ValueId {
     let dims: &[usize] = if values.len() == 1 { &[] } else { &[values.len()] };
     rw.constant(name, Tensor::f32(dims, values).converted(dtype))
 }
 
 fn decompose_scaler(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
-    let (x, scaler) = (rw.required(0)?, Scaler::of(rw.attrs())?);
+    let (x, scaler) = (rw.required_input(0)?, Scaler::from_attrs(rw.attrs())?);
     let dtype = dtype_of(rw, x)?;
-    let wide = computed(dtype);
+    let wide = arithmetic_dtype(dtype);
     let x = cast(rw.patch().1, x, dtype, wide);
-    let offset = constant(rw, "offset", &scaler.offset, wide);
-    let scale = constant(rw, "scale", &scaler.scale, wide);
+    let offset = add_float_constant(rw, "offset", &scaler.offset, wide);
+    let scale = add_float_constant(rw, "scale", &scaler.scale, wide);
     let centred = add(rw, "Sub", &[x, offset]);
     let scaled = add(rw, "Mul", &[centred, scale]);
     let scaled = cast(rw.patch().1, scaled, wide, DType::F32);
-    rw.output(0, scaled);
+    rw.replace_output(0, scaled);
     Ok(())
 }
 
 fn build_scaler(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
-    Ok(Box::new(Scaler::of(&node.attrs)?))
+    Ok(Box::new(Scaler::from_attrs(&node.attrs)?))
 }
 
 /// Normalizer: divides each row by its norm.
 struct Normalizer;
 
 /// Returns the name of the reduction that computes the norm.
-fn norm_of(attrs: &Attrs) -> Result<&'static str, OpError> {
+fn norm_reduction(attrs: &Attrs) -> Result<&'static str, OpError> {
     match attrs.string("norm")?.unwrap_or("MAX") {
         "MAX" => Ok("ReduceMax"),
         "L1" => Ok("ReduceL1"),
@@ -137,18 +137,18 @@ fn norm_of(attrs: &Attrs) -> Result<&'static str, OpError> {
 
 impl Op for Normalizer {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
-        cx.arity(1, 1, 1)?;
-        cx.dtype_where(0, "a number", is_number)?;
-        features(cx)?;
-        cx.output(0, DType::F32, cx.shape(0).cloned());
+        cx.check_arity(1, 1, 1)?;
+        cx.expect_dtype(0, "a number", is_number)?;
+        feature_count(cx)?;
+        cx.set_output(0, DType::F32, cx.shape(0).cloned());
         Ok(())
     }
 }
 
 fn decompose_normalizer(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
-    let (x, norm) = (rw.required(0)?, norm_of(rw.attrs())?);
+    let (x, norm) = (rw.required_input(0)?, norm_reduction(rw.attrs())?);
     let dtype = dtype_of(rw, x)?;
-    let wide = computed(dtype);
+    let wide = arithmetic_dtype(dtype);
     let x = cast(rw.patch().1, x, dtype, wide);
     let axes = rw.ints("axes", &[-1]);
     let norm = add(rw, norm, &[x, axes]);
@@ -158,12 +158,12 @@ fn decompose_normalizer(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let safe = add(rw, "Where", &[nothing, one, norm]);
     let quotient = add(rw, "Div", &[x, safe]);
     let quotient = cast(rw.patch().1, quotient, wide, DType::F32);
-    rw.output(0, quotient);
+    rw.replace_output(0, quotient);
     Ok(())
 }
 
 fn build_normalizer(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
-    norm_of(&node.attrs)?;
+    norm_reduction(&node.attrs)?;
     Ok(Box::new(Normalizer))
 }
 
@@ -172,7 +172,7 @@ struct Imputer(Attrs);
 
 /// Returns the replacement values and the value to replace, from the float or the integer attributes, by the type of
 /// the input.
-fn imputed(attrs: &Attrs, dtype: DType) -> Result<(Tensor, f64), OpError> {
+fn read_imputation(attrs: &Attrs, dtype: DType) -> Result<(Tensor, f64), OpError> {
     let needed =
         |name: &str| OpError::invalid(format!("it has no {name}, which inputs of type {dtype} need"));
     if dtype.is_float() {
@@ -187,20 +187,20 @@ fn imputed(attrs: &Attrs, dtype: DType) -> Result<(Tensor, f64), OpError> {
 
 impl Op for Imputer {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
-        cx.arity(1, 1, 1)?;
-        let dtype = cx.dtype_where(0, "a number", is_number)?;
-        let features = features(cx)?;
-        let (values, _) = imputed(&self.0, dtype)?;
-        one_or_each("what is imputed", values.len(), features)?;
-        cx.output(0, dtype, cx.shape(0).cloned());
+        cx.check_arity(1, 1, 1)?;
+        let dtype = cx.expect_dtype(0, "a number", is_number)?;
+        let features = feature_count(cx)?;
+        let (values, _) = read_imputation(&self.0, dtype)?;
+        check_list_length("what is imputed", values.len(), features)?;
+        cx.set_output(0, dtype, cx.shape(0).cloned());
         Ok(())
     }
 }
 
 fn decompose_imputer(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
-    let x = rw.required(0)?;
+    let x = rw.required_input(0)?;
     let dtype = dtype_of(rw, x)?;
-    let (values, replaced) = imputed(rw.attrs(), dtype)?;
+    let (values, replaced) = read_imputation(rw.attrs(), dtype)?;
     let values = rw.constant("imputed", values);
     let missing = if replaced.is_nan() {
         add(rw, "IsNaN", &[x])
@@ -209,7 +209,7 @@ fn decompose_imputer(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
         add(rw, "Equal", &[x, replaced])
     };
     let filled = add(rw, "Where", &[missing, values, x]);
-    rw.output(0, filled);
+    rw.replace_output(0, filled);
     Ok(())
 }
 
@@ -218,13 +218,13 @@ fn build_imputer(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
 }
 
 /// ArrayFeatureExtractor: gathers elements of the last axis by index.
-struct Extractor;
+struct ArrayFeatureExtractor;
 
-impl Op for Extractor {
+impl Op for ArrayFeatureExtractor {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
-        cx.arity(2, 2, 1)?;
+        cx.check_arity(2, 2, 1)?;
         let dtype = cx.dtype(0)?;
-        cx.dtype_where(1, "int64", |dtype| dtype == DType::I64)?;
+        cx.expect_dtype(1, "int64", |dtype| dtype == DType::I64)?;
         let shape = cx.shape(0).cloned();
         if let Some(shape) = &shape
             && shape.rank() == 0
@@ -249,13 +249,13 @@ impl Op for Extractor {
             dims.push(count);
             dims.into_iter().collect::<Shape>()
         });
-        cx.output(0, dtype, result);
+        cx.set_output(0, dtype, result);
         Ok(())
     }
 }
 
 fn decompose_extractor(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
-    let (x, positions) = (rw.required(0)?, rw.required(1)?);
+    let (x, positions) = (rw.required_input(0)?, rw.required_input(1)?);
     let missing = || OpError::unsupported("the rank of input 0 must be known for this; declare it");
     let rank = rw.shape(x).ok_or_else(missing)?.rank();
     let flat = rw.ints("flat", &[-1]);
@@ -265,16 +265,16 @@ fn decompose_extractor(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
         let axis = rw.ints("axis", &[0]);
         taken = add(rw, "Unsqueeze", &[taken, axis]);
     }
-    rw.output(0, taken);
+    rw.replace_output(0, taken);
     Ok(())
 }
 
 fn build_extractor(_: &Graph, _: &Node) -> Result<Box<dyn Op>, OpError> {
-    Ok(Box::new(Extractor))
+    Ok(Box::new(ArrayFeatureExtractor))
 }
 
 /// LabelEncoder: maps keys to values by a table.
-struct Encoder {
+struct LabelEncoder {
     keys: Tensor,
     values: Tensor,
     /// Value for inputs that equal no key.
@@ -282,7 +282,7 @@ struct Encoder {
 }
 
 /// Reads the list of keys or values (`what`) from the attribute that the version and the type use.
-fn table(attrs: &Attrs, what: &str) -> Result<Tensor, OpError> {
+fn read_table(attrs: &Attrs, what: &str) -> Result<Tensor, OpError> {
     if let Some(tensor) = attrs.tensor(&format!("{what}_tensor"))? {
         return Ok(tensor.clone());
     }
@@ -305,9 +305,9 @@ fn table(attrs: &Attrs, what: &str) -> Result<Tensor, OpError> {
     )))
 }
 
-impl Encoder {
-    fn of(attrs: &Attrs) -> Result<Encoder, OpError> {
-        let (keys, values) = (table(attrs, "keys")?, table(attrs, "values")?);
+impl LabelEncoder {
+    fn from_attrs(attrs: &Attrs) -> Result<LabelEncoder, OpError> {
+        let (keys, values) = (read_table(attrs, "keys")?, read_table(attrs, "values")?);
         if keys.len() != values.len() || keys.is_empty() {
             let (keys, values) = (keys.len(), values.len());
             return Err(OpError::invalid(format!(
@@ -326,24 +326,24 @@ impl Encoder {
             }
             None => Tensor::i64(&[1], &[attrs.int("default_int64")?.unwrap_or(-1)]).converted(values.dtype()),
         };
-        Ok(Encoder { keys, values, default })
+        Ok(LabelEncoder { keys, values, default })
     }
 }
 
-impl Op for Encoder {
+impl Op for LabelEncoder {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
-        cx.arity(1, 1, 1)?;
+        cx.check_arity(1, 1, 1)?;
         let (dtype, keys) = (cx.dtype(0)?, self.keys.dtype());
         if dtype != keys {
             return Err(OpError::invalid(format!("input 0 is of type {dtype}, but the keys are {keys}")));
         }
-        cx.output(0, self.values.dtype(), cx.shape(0).cloned());
+        cx.set_output(0, self.values.dtype(), cx.shape(0).cloned());
         Ok(())
     }
 }
 
 fn decompose_encoder(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
-    let (x, encoder) = (rw.required(0)?, Encoder::of(rw.attrs())?);
+    let (x, encoder) = (rw.required_input(0)?, LabelEncoder::from_attrs(rw.attrs())?);
     let (count, keys) = (encoder.keys.len(), encoder.keys.dtype());
     // Compares each element with each key.
     let axis = rw.ints("axis", &[-1]);
@@ -368,12 +368,12 @@ fn decompose_encoder(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let values = values.map_err(|error| OpError::invalid(error.to_string()))?;
     let values = rw.constant("values", values);
     let found = add(rw, "Gather", &[values, position]);
-    rw.output(0, found);
+    rw.replace_output(0, found);
     Ok(())
 }
 
 fn build_encoder(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
-    Ok(Box::new(Encoder::of(&node.attrs)?))
+    Ok(Box::new(LabelEncoder::from_attrs(&node.attrs)?))
 }
 
 fn sample_extractor(_: &Definition) -> Sample {
@@ -394,7 +394,7 @@ fn sample_imputer(_: &Definition) -> Sample {
 }
 
 pub(crate) fn definitions() -> Vec<Definition> {
-    let new = |name, since, build| Definition::new(DOMAIN, name, since, build);
+    let new = |name, since, build| Definition::new(ML_DOMAIN, name, since, build);
     vec![
         new("ArrayFeatureExtractor", &[1], build_extractor)
             .composition(decompose_extractor)
@@ -413,31 +413,32 @@ mod tests {
     use super::*;
     use crate::registry::NEWEST_OPSET;
     use crate::testing::{
-        Failure, assert_close, check_gradients, f64s, gradient_graph, one_node, run, run_node, spread,
+        Failure, assert_close, check_gradients, f64s, generic_tensor, gradient_graph, one_node_graph, run,
+        run_node,
     };
 
     /// Runs an operator on one tensor and returns the result.
-    fn made(op: &str, x: &Tensor, attrs: &Attrs) -> Tensor {
-        run_node((DOMAIN, op), &[Some(x)], 1, attrs.clone()).expect("it runs").remove(0)
+    fn run_op(op: &str, x: &Tensor, attrs: &Attrs) -> Tensor {
+        run_node((ML_DOMAIN, op), &[Some(x)], 1, attrs.clone()).expect("it runs").remove(0)
     }
 
-    fn said(op: &str, x: &Tensor, attrs: &Attrs) -> String {
-        match run_node((DOMAIN, op), &[Some(x)], 1, attrs.clone()) {
+    fn error_message(op: &str, x: &Tensor, attrs: &Attrs) -> String {
+        match run_node((ML_DOMAIN, op), &[Some(x)], 1, attrs.clone()) {
             Err(Failure::Prepare(error)) => error.to_string(),
             other => panic!("{op}: {other:?}"),
         }
     }
 
     #[test]
-    fn float64_is_rounded_at_the_end() {
+    fn float64_input_is_rounded_after_arithmetic() {
         // Neither number is representable in float32, but their difference is.
         let x = f64s(&[1, 2], &[16_777_217.0, 16_777_219.0]);
         let attrs = Attrs::new().with("offset", vec![16_777_216.0f32]).with("scale", vec![0.5f32, 0.25]);
-        assert_eq!(made("Scaler", &x, &attrs), Tensor::f32(&[1, 2], &[0.5, 0.75]));
+        assert_eq!(run_op("Scaler", &x, &attrs), Tensor::f32(&[1, 2], &[0.5, 0.75]));
     }
 
     #[test]
-    fn rows_without_a_norm_stay_and_pass_gradients_back() {
+    fn zero_norm_rows_are_unchanged_with_finite_gradients() {
         let x = f64s(&[3, 2], &[0.0, 0.0, -1.0, 0.0, 3.0, -4.0]);
         for (norm, want) in [
             ("MAX", [0.0, 0.0, -1.0, 0.0, 1.0, -4.0 / 3.0]),
@@ -446,8 +447,9 @@ mod tests {
         ] {
             let attrs = Attrs::new().with("norm", norm);
             let want: Vec<f32> = want.iter().map(|&x: &f64| x as f32).collect();
-            assert_close(&made("Normalizer", &x, &attrs), &Tensor::f32(&[3, 2], &want), 1e-6);
-            let graph = one_node(NEWEST_OPSET, (DOMAIN, "Normalizer"), &[Some(&x)], 1, attrs).expect("valid");
+            assert_close(&run_op("Normalizer", &x, &attrs), &Tensor::f32(&[3, 2], &want), 1e-6);
+            let graph = one_node_graph(NEWEST_OPSET, (ML_DOMAIN, "Normalizer"), &[Some(&x)], 1, attrs)
+                .expect("valid");
             let given = Tensor::f32(&[3, 2], &[1.0, 2.0, 1.0, 2.0, 1.0, 2.0]);
             let gradient = gradient_graph(&graph, &[Some(given)], &[0]);
             let got = run(&gradient, std::slice::from_ref(&x)).expect("it runs").remove(0).to_f64();
@@ -456,32 +458,33 @@ mod tests {
     }
 
     #[test]
-    fn gradients_of_what_is_extracted_and_filled_in() {
-        let x = spread(&[3, 4], 2);
+    fn gradients_of_extractor_and_imputer() {
+        let x = generic_tensor(&[3, 4], 2);
         let attrs =
             Attrs::new().with("imputed_value_floats", vec![1.0f32]).with("replaced_value_float", 9.0f32);
-        let graph = one_node(NEWEST_OPSET, (DOMAIN, "Imputer"), &[Some(&x)], 1, attrs).expect("valid");
+        let graph =
+            one_node_graph(NEWEST_OPSET, (ML_DOMAIN, "Imputer"), &[Some(&x)], 1, attrs).expect("valid");
         check_gradients(&graph, std::slice::from_ref(&x), &[0], &[0]);
         let positions = Tensor::i64(&[1, 3], &[3, 0, 3]);
         let ports = [Some(&x), Some(&positions)];
-        let op = (DOMAIN, "ArrayFeatureExtractor");
-        let graph = one_node(NEWEST_OPSET, op, &ports, 1, Attrs::new()).expect("valid");
+        let op = (ML_DOMAIN, "ArrayFeatureExtractor");
+        let graph = one_node_graph(NEWEST_OPSET, op, &ports, 1, Attrs::new()).expect("valid");
         check_gradients(&graph, &[x, positions], &[0], &[0]);
     }
 
     #[test]
-    fn the_first_of_equal_keys_is_found_and_nan_too() {
+    fn label_encoder_matches_first_key_and_nan() {
         let nan = f32::NAN;
         let attrs =
             Attrs::new().with("keys_floats", vec![2.0f32, nan, 2.0]).with("values_int64s", vec![5i64, 6, 7]);
         let x = Tensor::f32(&[2, 2], &[nan, 2.0, 0.0, -2.0]);
-        assert_eq!(made("LabelEncoder", &x, &attrs), Tensor::i64(&[2, 2], &[6, 5, -1, -1]));
+        assert_eq!(run_op("LabelEncoder", &x, &attrs), Tensor::i64(&[2, 2], &[6, 5, -1, -1]));
         let attrs = attrs.with("default_int64", 9i64);
-        assert_eq!(made("LabelEncoder", &x, &attrs).to_i64().expect("integers")[2..], [9, 9]);
+        assert_eq!(run_op("LabelEncoder", &x, &attrs).to_i64().expect("integers")[2..], [9, 9]);
     }
 
     #[test]
-    fn wrong_attributes_are_refused() {
+    fn rejects_invalid_attributes() {
         let x = Tensor::f32(&[2, 3], &[0.0; 6]);
         for (op, attrs, message) in [
             (
@@ -497,11 +500,14 @@ mod tests {
                 "it has 1 keys for 2 values; one for each is needed",
             ),
         ] {
-            let said = said(op, &x, &attrs);
+            let said = error_message(op, &x, &attrs);
             assert!(said.contains(message), "{op}: {said}");
         }
         let number = Tensor::f32(&[], &[1.0]);
         let attrs = Attrs::new();
-        assert!(said("Normalizer", &number, &attrs).contains("[features] or [batch, features] is needed"));
+        assert!(
+            error_message("Normalizer", &number, &attrs)
+                .contains("[features] or [batch, features] is needed")
+        );
     }
 }

@@ -35,7 +35,7 @@ const ACTIVATIONS: [(&str, &[&str]); 10] = [
 /// Activation after the product or convolution.
 #[derive(Clone, Debug, PartialEq)]
 enum Activation {
-    Nothing,
+    Identity,
     /// An ONNX operator with its attributes.
     Operator(&'static str, Attrs),
     Clip {
@@ -52,7 +52,7 @@ impl Activation {
         number: impl Fn(usize, &str) -> Result<Option<f32>, OpError>,
     ) -> Result<Activation, OpError> {
         let name = match node.attrs.string("activation")? {
-            None | Some("") => return Ok(Activation::Nothing),
+            None | Some("") => return Ok(Activation::Identity),
             Some("Clip") => {
                 let bound = |k: usize, name: &str| {
                     number(k, name)?.ok_or_else(|| OpError::invalid("the bounds of its Clip are not given"))
@@ -77,21 +77,21 @@ impl Activation {
         Ok(Activation::Operator(known, attrs))
     }
 
-    fn of_gemm(node: &Node) -> Result<Activation, OpError> {
+    fn read_gemm(node: &Node) -> Result<Activation, OpError> {
         Activation::read(node, |_, name| Ok(node.attrs.float(&format!("activation_{name}"))?))
     }
 
-    fn of_conv(node: &Node) -> Result<Activation, OpError> {
+    fn read_conv(node: &Node) -> Result<Activation, OpError> {
         let numbers = node.attrs.floats("activation_params")?.unwrap_or_default();
         Activation::read(node, |k, _| Ok(numbers.get(k).copied()))
     }
 
     fn apply(self, rw: &mut Rewrite<'_>, value: ValueId) -> Result<ValueId, OpError> {
         Ok(match self {
-            Activation::Nothing => value,
+            Activation::Identity => value,
             Activation::Operator(name, attrs) => rw.add(name, &[value], attrs),
             Activation::Clip { low, high } => {
-                let dtype = rw.required(0).ok().and_then(|x| rw.dtype(x));
+                let dtype = rw.required_input(0).ok().and_then(|x| rw.dtype(x));
                 let dtype = dtype.ok_or_else(|| OpError::invalid("the type of input 0 is not known"))?;
                 let [low, high] = [("low", low), ("high", high)]
                     .map(|(name, bound)| rw.constant(name, Tensor::scalar(dtype, f64::from(bound))));
@@ -115,9 +115,9 @@ struct FusedConv {
 
 impl Op for FusedConv {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
-        cx.arity(2, 4, 1)?;
-        let (dtype, shape) = self.conv.result_of(cx)?;
-        cx.same_dtype([0, 3])?;
+        cx.check_arity(2, 4, 1)?;
+        let (dtype, shape) = self.conv.infer_result(cx)?;
+        cx.expect_same_dtype([0, 3])?;
         if let (Some(shape), Some(summand)) = (&shape, cx.shape(3))
             && broadcast(shape, summand)?.rank() != shape.rank()
         {
@@ -125,7 +125,7 @@ impl Op for FusedConv {
                 "input 3 has shape {summand}; it is added to a result of shape {shape}"
             )));
         }
-        cx.output(0, dtype, shape);
+        cx.set_output(0, dtype, shape);
         Ok(())
     }
 }
@@ -137,8 +137,8 @@ fn decompose_conv(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     if let Some(summand) = rw.input(3) {
         result = rw.add("Add", &[result, summand], Attrs::new());
     }
-    let result = Activation::of_conv(rw.node())?.apply(rw, result)?;
-    rw.output(0, result);
+    let result = Activation::read_conv(rw.node())?.apply(rw, result)?;
+    rw.replace_output(0, result);
     Ok(())
 }
 
@@ -157,18 +157,18 @@ fn decompose_gemm(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let inputs: Vec<Option<ValueId>> = (0..3).map(|k| rw.input(k)).collect();
     let attrs = without_activation(rw.node());
     let product = rw.add_node("", "Gemm", &inputs, 1, attrs)[0];
-    let result = Activation::of_gemm(rw.node())?.apply(rw, product)?;
-    rw.output(0, result);
+    let result = Activation::read_gemm(rw.node())?.apply(rw, product)?;
+    rw.replace_output(0, result);
     Ok(())
 }
 
 fn build_fused_conv(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
-    Activation::of_conv(node)?;
+    Activation::read_conv(node)?;
     Ok(Box::new(FusedConv { conv: Conv::read(node)? }))
 }
 
 fn build_fused_gemm(graph: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
-    Activation::of_gemm(node)?;
+    Activation::read_gemm(node)?;
     Ok(Box::new(FusedGemm { gemm: build_gemm(graph, node)? }))
 }
 
@@ -190,7 +190,8 @@ mod tests {
     use super::*;
     use crate::registry::NEWEST_OPSET;
     use crate::testing::{
-        Failure, assert_close, check_decomposition, check_gradients, one_node, run, run_node, spread,
+        Failure, assert_close, check_decomposition, check_gradients, generic_tensor, one_node_graph, run,
+        run_node,
     };
 
     const CONV: (&str, &str) = (MICROSOFT, "FusedConv");
@@ -201,8 +202,8 @@ mod tests {
     }
 
     #[test]
-    fn are_the_operators_one_after_the_other() {
-        let (x, w, b) = (spread(&[2, 3], 1), spread(&[4, 3], 2), spread(&[4], 3));
+    fn fused_gemm_equals_gemm_then_activation() {
+        let (x, w, b) = (generic_tensor(&[2, 3], 1), generic_tensor(&[4, 3], 2), generic_tensor(&[4], 3));
         for (name, own) in ACTIVATIONS {
             let numbers: Vec<(&str, f32)> = own.iter().copied().zip([0.3, 0.4]).collect();
             let plain = numbers.iter().fold(Attrs::new(), |attrs, &(name, value)| attrs.with(name, value));
@@ -213,7 +214,7 @@ mod tests {
             let named =
                 |attrs: Attrs, &(name, value): &(&str, f32)| attrs.with(&format!("activation_{name}"), value);
             let attrs = numbers.iter().fold(gemm.with("activation", name), named);
-            let graph = one_node(NEWEST_OPSET, GEMM, &[Some(&x), Some(&w), Some(&b)], 1, attrs);
+            let graph = one_node_graph(NEWEST_OPSET, GEMM, &[Some(&x), Some(&w), Some(&b)], 1, attrs);
             let graph = graph.expect("it is read");
             let inputs = [x.clone(), w.clone(), b.clone()];
             assert_close(&run(&graph, &inputs).expect("it runs")[0], &want, 1e-12);
@@ -223,15 +224,19 @@ mod tests {
     }
 
     #[test]
-    fn a_sum_comes_before_the_activation() {
-        let inputs =
-            [spread(&[2, 2, 4, 4], 1), spread(&[3, 2, 3, 3], 2), spread(&[3], 3), spread(&[2, 3, 2, 2], 4)];
+    fn fused_conv_adds_before_activation() {
+        let inputs = [
+            generic_tensor(&[2, 2, 4, 4], 1),
+            generic_tensor(&[3, 2, 3, 3], 2),
+            generic_tensor(&[3], 3),
+            generic_tensor(&[2, 3, 2, 2], 4),
+        ];
         for (name, numbers) in
             [("Relu", &[][..]), ("LeakyRelu", &[0.1]), ("HardSigmoid", &[0.3, 0.4]), ("Clip", &[-0.7, 1.2])]
         {
             let attrs = Attrs::new().with("activation", name).with("activation_params", floats(numbers));
             let ports: Vec<_> = inputs.iter().map(Some).collect();
-            let graph = one_node(NEWEST_OPSET, CONV, &ports, 1, attrs).expect("it is read");
+            let graph = one_node_graph(NEWEST_OPSET, CONV, &ports, 1, attrs).expect("it is read");
             let got = run(&graph, &inputs).expect("it runs");
             let conv = run_node(("", "Conv"), &ports[..3], 1, Attrs::new()).expect("it runs");
             let sum = run_node(("", "Add"), &[Some(&conv[0]), Some(&inputs[3])], 1, Attrs::new());
@@ -261,8 +266,8 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_refused() {
-        let (x, w) = (spread(&[1, 2, 4, 4], 1), spread(&[3, 2, 3, 3], 2));
+    fn rejects_invalid_nodes() {
+        let (x, w) = (generic_tensor(&[1, 2, 4, 4], 1), generic_tensor(&[3, 2, 3, 3], 2));
         let message = |op, ports: &[Option<&Tensor>], attrs: Attrs| match run_node(op, ports, 1, attrs) {
             Err(Failure::Prepare(error)) => error.to_string(),
             other => panic!("{other:?}"),
@@ -272,7 +277,7 @@ mod tests {
         assert!(found.contains("\"Swish\" is not known; there are Elu"), "{found}");
         let found = message(CONV, &[Some(&x), Some(&w)], named("Clip"));
         assert!(found.contains("the bounds of its Clip are not given"), "{found}");
-        let summand = spread(&[5], 3);
+        let summand = generic_tensor(&[5], 3);
         let found = message(CONV, &[Some(&x), Some(&w), None, Some(&summand)], named("Relu"));
         assert!(found.contains("[5]") && found.contains("[1, 3, 2, 2]"), "{found}");
         let found = message(GEMM, &[Some(&x), Some(&w)], named("Relu"));

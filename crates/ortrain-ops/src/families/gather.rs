@@ -14,7 +14,7 @@ use ortrain_program::{BufferId, Instruction, ScatterAdd};
 use crate::OpError;
 use crate::grad::Grad;
 use crate::infer::{Infer, normalize_axis};
-use crate::lower::{Lower, around};
+use crate::lower::{Lower, split_at_axis};
 use crate::op::{Definition, Op};
 use crate::rewrite::Rewrite;
 
@@ -29,7 +29,7 @@ struct GatherGrad {
 }
 
 /// Converts an index that may be negative (counted from the end) to an index counted from the start.
-pub(super) fn from_front(b: &mut Builder, index: Reg, rows: usize) -> Reg {
+pub(super) fn wrap_negative_index(b: &mut Builder, index: Reg, rows: usize) -> Reg {
     let (zero, rows) = (b.int(0), b.int(rows as i64));
     let negative = b.compare(CompareOp::Lt, index, zero);
     let wrapped = b.add(index, rows);
@@ -48,14 +48,14 @@ pub(super) fn guard_indices(cx: &mut Lower<'_>, k: usize, rows: usize) -> Result
     let mut nest = cx.nest(&dims, 0);
     let loaded = nest.load_strided(cx, buffer, 0, &strides);
     let index = nest.b.convert(loaded, Type::I64);
-    let normal = from_front(&mut nest.b, index, rows);
-    guarded(&mut nest.b, index, normal, rows);
+    let normal = wrap_negative_index(&mut nest.b, index, rows);
+    guard_index(&mut nest.b, index, normal, rows);
     cx.emit(nest.instruction())
 }
 
 /// Returns `row` with a check that makes the run fail if `row` is out of range. `row` was computed from `index`. The
 /// message shows `index` if `row` is negative.
-pub(super) fn guarded(b: &mut Builder, index: Reg, row: Reg, rows: usize) -> Reg {
+pub(super) fn guard_index(b: &mut Builder, index: Reg, row: Reg, rows: usize) -> Reg {
     let zero = b.int(0);
     let below = b.compare(CompareOp::Lt, row, zero);
     let shown = b.select(below, index, row);
@@ -63,7 +63,7 @@ pub(super) fn guarded(b: &mut Builder, index: Reg, row: Reg, rows: usize) -> Reg
 }
 
 /// Returns the first row and the step from row to row, if the indices in input `k` are constant and have one step.
-fn even_rows(cx: &Lower<'_>, k: usize, rows: usize) -> Option<(usize, isize)> {
+fn constant_row_stride(cx: &Lower<'_>, k: usize, rows: usize) -> Option<(usize, isize)> {
     let indices = cx.constant(k).and_then(Tensor::to_i64)?;
     let from_front = |index: i64| if index < 0 { index + rows as i64 } else { index };
     let mut picked = indices.into_iter().map(from_front);
@@ -77,8 +77,8 @@ fn even_rows(cx: &Lower<'_>, k: usize, rows: usize) -> Option<(usize, isize)> {
 /// Target rows of a scatter: source row `j` of `count` is written to row `row_indices[j]` of `rows`. Each row has
 /// `inner` elements.
 #[derive(Clone, Copy)]
-pub(super) struct Places {
-    pub(super) place: BufferId,
+pub(super) struct ScatterRows {
+    pub(super) row_indices: BufferId,
     pub(super) rows: usize,
     pub(super) count: usize,
     pub(super) inner: usize,
@@ -87,57 +87,66 @@ pub(super) struct Places {
 /// Adds rows of `source` to rows of `target`, a buffer of the same type.
 pub(super) fn scatter_add(
     cx: &mut Lower<'_>,
-    places: &Places,
+    places: &ScatterRows,
     source: BufferId,
     target: BufferId,
 ) -> Result<(), OpError> {
-    scatter(cx, places, source, target, false)
+    emit_scatter(cx, places, source, target, false)
 }
 
 /// Overwrites rows of `target`, a buffer of the same type, by rows of `source`. Of several rows with equal index the
 /// last is written.
-pub(super) fn scatter_last(
+pub(super) fn scatter_overwrite(
     cx: &mut Lower<'_>,
-    places: &Places,
+    places: &ScatterRows,
     source: BufferId,
     target: BufferId,
 ) -> Result<(), OpError> {
-    scatter(cx, places, source, target, true)
+    emit_scatter(cx, places, source, target, true)
 }
 
 /// Emits the scatter instruction, which adds or overwrites (`last`).
-fn scatter(
+fn emit_scatter(
     cx: &mut Lower<'_>,
-    places: &Places,
+    places: &ScatterRows,
     source: BufferId,
     target: BufferId,
     last: bool,
 ) -> Result<(), OpError> {
-    let &Places { place, rows, count, inner } = places;
+    let &ScatterRows { row_indices: place, rows, count, inner } = places;
     let outer = 1;
-    let [source, index, target] = [source, place, target].map(|buffer| cx.flat(buffer));
-    cx.emit(Instruction::from(ScatterAdd { outer, rows, count, inner, source, index, target, last }))
+    let [source, index, target] = [source, place, target].map(|buffer| cx.flat_operand(buffer));
+    cx.emit(Instruction::from(ScatterAdd {
+        outer,
+        rows,
+        count,
+        inner,
+        source,
+        index,
+        target,
+        overwrites: last,
+    }))
 }
 
 /// Writes `to`, or zeros, plus the scattered rows of `source` into `target`. float16 and bfloat16 are summed in
 /// float32.
-pub(super) fn add_at(
+pub(super) fn emit_scatter_sum(
     cx: &mut Lower<'_>,
-    places: &Places,
+    places: &ScatterRows,
     source: BufferId,
     to: Option<BufferId>,
     target: BufferId,
 ) -> Result<(), OpError> {
-    let source = widened(cx, source, "wide_source")?;
+    let source = convert_to_accumulation(cx, source, "wide_source")?;
     let dtype = cx.buffer_dtype(source);
     let narrow = cx.buffer_dtype(target) != dtype;
-    let sum = if narrow { cx.temp("wide", dtype, cx.buffer_len(target)) } else { target };
+    let sum = if narrow { cx.alloc_temp("wide", dtype, cx.buffer_len(target)) } else { target };
     match to {
-        Some(data) => copy(cx, data, sum)?,
-        None => fill(cx, sum, 0.0)?,
+        Some(data) => emit_copy(cx, data, sum)?,
+        None => emit_fill(cx, sum, 0.0)?,
     }
     scatter_add(cx, places, source, sum)?;
-    if narrow { copy(cx, sum, target) } else { Ok(()) }
+    if narrow { emit_copy(cx, sum, target) } else { Ok(()) }
 }
 
 /// Returns true if the shape is known and has elements.
@@ -147,7 +156,7 @@ pub(super) fn has_elements(shape: &Shape) -> bool {
 
 /// Checks the type of the indices, and the range `-rows..rows` if the indices are constant.
 pub(super) fn check_indices(cx: &Infer<'_>, k: usize, rows: Option<&Dim>) -> Result<(), OpError> {
-    cx.dtype_where(k, "int32 or int64", |dtype| matches!(dtype, DType::I32 | DType::I64))?;
+    cx.expect_dtype(k, "int32 or int64", |dtype| matches!(dtype, DType::I32 | DType::I64))?;
     if rows.and_then(Dim::known) == Some(0) && cx.shape(k).is_some_and(has_elements) {
         return Err(OpError::invalid("there are indices, but the axis they are for is empty"));
     }
@@ -163,21 +172,21 @@ pub(super) fn check_indices(cx: &Infer<'_>, k: usize, rows: Option<&Dim>) -> Res
 }
 
 /// Returns the shape of the gathered result.
-fn gathered(data: &Shape, indices: &Shape, axis: usize) -> Shape {
+fn gathered_shape(data: &Shape, indices: &Shape, axis: usize) -> Shape {
     data[..axis].iter().chain(indices.iter()).chain(&data[axis + 1..]).cloned().collect()
 }
 
 impl Op for Gather {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
-        cx.arity(2, 2, 1)?;
+        cx.check_arity(2, 2, 1)?;
         let dtype = cx.dtype(0)?;
         let axis = cx.shape(0).map(|data| normalize_axis(self.axis, data.rank())).transpose()?;
         check_indices(cx, 1, axis.and_then(|axis| cx.shape(0).map(|data| &data[axis])))?;
         let (Some(data), Some(axis), Some(indices)) = (cx.shape(0), axis, cx.shape(1)) else {
-            cx.output(0, dtype, None);
+            cx.set_output(0, dtype, None);
             return Ok(());
         };
-        cx.output(0, dtype, Some(gathered(data, indices, axis)));
+        cx.set_output(0, dtype, Some(gathered_shape(data, indices, axis)));
         // Propagates sizes through chains of Shape, Gather, Concat and Reshape.
         if let (DType::I64, 1, Some(sizes), true, Some(picked)) =
             (dtype, data.rank(), cx.sizes(0), indices.rank() <= 1, cx.constant(1).and_then(Tensor::to_i64))
@@ -187,7 +196,7 @@ impl Op for Gather {
                 let normal = if index < 0 { index + count } else { index };
                 usize::try_from(normal).ok().and_then(|at| sizes.get(at).cloned())
             };
-            cx.output_sizes(0, picked.into_iter().map(pick).collect());
+            cx.set_output_sizes(0, picked.into_iter().map(pick).collect());
         }
         Ok(())
     }
@@ -198,28 +207,28 @@ impl Op for Gather {
         let shape = cx.shape_of(data);
         let attrs = Attrs::new().with("axis", self.axis);
         let gradient = cx.add_in("com.microsoft", "GatherGrad", &[shape, indices, g], attrs);
-        cx.give(0, gradient);
+        cx.set_grad(0, gradient);
         Ok(())
     }
 
     fn lower(&self, cx: &mut Lower<'_>) -> Result<(), OpError> {
         let dims = cx.dims(0);
         let axis = normalize_axis(self.axis, dims.len())?;
-        let (before, rows, after) = around(&dims, axis);
+        let (before, rows, after) = split_at_axis(&dims, axis);
         let count: usize = cx.dims(1).iter().product();
         let (data, indices, output) = (cx.input(0), cx.input(1), cx.output(0));
-        if let Some((first, step)) = even_rows(cx, 1, rows) {
+        if let Some((first, step)) = constant_row_stride(cx, 1, rows) {
             let mut nest = cx.nest(&[before, count, after], 0);
             let strides = [(rows * after) as isize, step * after as isize, 1];
             let value = nest.load_strided(cx, data, first * after, &strides);
-            nest.store_whole(cx, output, value);
+            nest.store_contiguous(cx, output, value);
             return cx.emit(nest.instruction());
         }
         guard_indices(cx, 1, rows)?;
         let mut nest = cx.nest(&[before, count, after], 0);
         let loaded = nest.load_strided(cx, indices, 0, &[0, 1, 0]);
         let index = nest.b.convert(loaded, Type::I64);
-        let row = from_front(&mut nest.b, index, rows);
+        let row = wrap_negative_index(&mut nest.b, index, rows);
         let (outer, inner) = (nest.b.coordinate(0), nest.b.coordinate(2));
         let (rows, after) = (nest.b.int(rows as i64), nest.b.int(after as i64));
         let start = nest.b.mul(outer, rows);
@@ -227,13 +236,13 @@ impl Op for Gather {
         let start = nest.b.mul(row, after);
         let at = nest.b.add(start, inner);
         let value = nest.gather(cx, data, at);
-        nest.store_whole(cx, output, value);
+        nest.store_contiguous(cx, output, value);
         cx.emit(nest.instruction())
     }
 }
 
 /// Returns the accumulation type for elements of type `dtype`.
-fn summed_in(dtype: DType) -> DType {
+fn accumulation_dtype(dtype: DType) -> DType {
     match dtype {
         DType::F16 | DType::BF16 => DType::F32,
         DType::Bool => DType::I32,
@@ -242,49 +251,53 @@ fn summed_in(dtype: DType) -> DType {
 }
 
 /// Converts a buffer to its accumulation type. Returns the buffer itself if the types are equal.
-pub(super) fn widened(cx: &mut Lower<'_>, buffer: BufferId, name: &str) -> Result<BufferId, OpError> {
-    let dtype = summed_in(cx.buffer_dtype(buffer));
+pub(super) fn convert_to_accumulation(
+    cx: &mut Lower<'_>,
+    buffer: BufferId,
+    name: &str,
+) -> Result<BufferId, OpError> {
+    let dtype = accumulation_dtype(cx.buffer_dtype(buffer));
     if dtype == cx.buffer_dtype(buffer) {
         return Ok(buffer);
     }
     let len = cx.buffer_len(buffer);
-    let wide = cx.temp(name, dtype, len);
-    copy(cx, buffer, wide)?;
+    let wide = cx.alloc_temp(name, dtype, len);
+    emit_copy(cx, buffer, wide)?;
     Ok(wide)
 }
 
 /// Copies the elements of a buffer to another, converted to the type of the target.
-pub(super) fn copy(cx: &mut Lower<'_>, from: BufferId, to: BufferId) -> Result<(), OpError> {
+pub(super) fn emit_copy(cx: &mut Lower<'_>, from: BufferId, to: BufferId) -> Result<(), OpError> {
     let mut nest = cx.nest(&[cx.buffer_len(from)], 0);
     let value = nest.load_strided(cx, from, 0, &[1]);
-    nest.store_whole(cx, to, value);
+    nest.store_contiguous(cx, to, value);
     cx.emit(nest.instruction())
 }
 
 /// Fills a buffer with one value.
-pub(super) fn fill(cx: &mut Lower<'_>, buffer: BufferId, value: f64) -> Result<(), OpError> {
+pub(super) fn emit_fill(cx: &mut Lower<'_>, buffer: BufferId, value: f64) -> Result<(), OpError> {
     let mut nest = cx.nest(&[cx.buffer_len(buffer)], 0);
     let value = nest.b.constant(Type::of(cx.buffer_dtype(buffer)), value);
-    nest.store_whole(cx, buffer, value);
+    nest.store_contiguous(cx, buffer, value);
     cx.emit(nest.instruction())
 }
 
 impl Op for GatherGrad {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
-        cx.arity(3, 3, 1)?;
-        cx.dtype_where(0, "int64", |dtype| dtype == DType::I64)?;
-        let dtype = cx.dtype_where(2, "a float type", DType::is_float)?;
+        cx.check_arity(3, 3, 1)?;
+        cx.expect_dtype(0, "int64", |dtype| dtype == DType::I64)?;
+        let dtype = cx.expect_dtype(2, "a float type", DType::is_float)?;
         let shape: Option<Shape> = cx.sizes(0).map(|sizes| sizes.into_iter().collect());
         let Some(shape) = shape else {
             check_indices(cx, 1, None)?;
             let rank = cx.shape(0).and_then(|shape| shape.first().and_then(Dim::known));
-            cx.output(0, dtype, rank.map(|rank| cx.unknown_shape(0, rank)));
+            cx.set_output(0, dtype, rank.map(|rank| cx.unknown_shape(0, rank)));
             return Ok(());
         };
         let axis = normalize_axis(self.axis, shape.rank())?;
         check_indices(cx, 1, Some(&shape[axis]))?;
         if let (Some(indices), Some(g)) = (cx.shape(1), cx.shape(2)) {
-            let expected = gathered(&shape, indices, axis);
+            let expected = gathered_shape(&shape, indices, axis);
             let differ =
                 |(a, b): (&Dim, &Dim)| matches!((a.known(), b.known()), (Some(a), Some(b)) if a != b);
             if g.rank() != expected.rank() || g.iter().zip(expected.iter()).any(differ) {
@@ -293,13 +306,13 @@ impl Op for GatherGrad {
                 )));
             }
         }
-        cx.output(0, dtype, Some(shape));
+        cx.set_output(0, dtype, Some(shape));
         Ok(())
     }
 
     fn lower(&self, cx: &mut Lower<'_>) -> Result<(), OpError> {
         let dims = cx.out_dims(0);
-        let (outer, rows, inner) = around(&dims, normalize_axis(self.axis, dims.len())?);
+        let (outer, rows, inner) = split_at_axis(&dims, normalize_axis(self.axis, dims.len())?);
         let count: usize = cx.dims(1).iter().product();
         let constant = cx.constant(1).and_then(Tensor::to_i64);
         if count == rows && constant.is_some_and(|indices| indices.into_iter().eq(0..rows as i64)) {
@@ -310,27 +323,27 @@ impl Op for GatherGrad {
         guard_indices(cx, 1, rows)?;
         let output = cx.output(0);
         let gradient = cx.input(2);
-        if let Some((first, step)) = even_rows(cx, 1, rows).filter(|&(_, step)| step != 0) {
+        if let Some((first, step)) = constant_row_stride(cx, 1, rows).filter(|&(_, step)| step != 0) {
             // No row occurs twice, so no sum is necessary.
-            fill(cx, output, 0.0)?;
+            emit_fill(cx, output, 0.0)?;
             let mut nest = cx.nest(&[outer, count, inner], 0);
             let value = nest.load_broadcast(gradient, cx.dtype(2), &[outer, count, inner]);
             let strides = [(rows * inner) as isize, step * inner as isize, 1];
             nest.store_strided(cx, output, first * inner, strides.into_iter().collect(), value);
             return cx.emit(nest.instruction());
         }
-        let source = widened(cx, gradient, "wide_source")?;
+        let source = convert_to_accumulation(cx, gradient, "wide_source")?;
         let dtype = cx.buffer_dtype(source);
         let narrow = cx.buffer_dtype(output) != dtype;
-        let target = if narrow { cx.temp("wide", dtype, cx.buffer_len(output)) } else { output };
-        fill(cx, target, 0.0)?;
+        let target = if narrow { cx.alloc_temp("wide", dtype, cx.buffer_len(output)) } else { output };
+        emit_fill(cx, target, 0.0)?;
         let sums = {
-            let [source, index, target] = [source, cx.input(1), target].map(|buffer| cx.flat(buffer));
-            ScatterAdd { outer, rows, count, inner, source, index, target, last: false }
+            let [source, index, target] = [source, cx.input(1), target].map(|buffer| cx.flat_operand(buffer));
+            ScatterAdd { outer, rows, count, inner, source, index, target, overwrites: false }
         };
         cx.emit(Instruction::from(sums))?;
         if narrow {
-            copy(cx, target, output)?;
+            emit_copy(cx, target, output)?;
         }
         Ok(())
     }
@@ -338,14 +351,14 @@ impl Op for GatherGrad {
 
 /// Decomposes into a ScatterElements that adds to zeros. The indices are expanded over the elements of the rows.
 fn decompose_grad(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
-    let (shape, indices, g) = (rw.required(0)?, rw.required(1)?, rw.required(2)?);
+    let (shape, indices, g) = (rw.required_input(0)?, rw.required_input(1)?, rw.required_input(2)?);
     let rank =
         rw.node().outputs.first().copied().flatten().and_then(|output| rw.shape(output)).map(Shape::rank);
     let (Some(rank), Some(dtype)) = (rank, rw.dtype(g)) else {
         return Err(OpError::unsupported("the rank and the type of what was gathered from must be known"));
     };
     let axis = normalize_axis(rw.attrs().int("axis")?.unwrap_or(0), rank)?;
-    if rw.version() < SUMMED {
+    if rw.version() < SCATTER_ADD_OPSET {
         return decompose_grad_as_product(rw, axis, dtype);
     }
     let zeros = Attrs::new().with("value", Tensor::filled(dtype, &[1], 0.0));
@@ -375,18 +388,18 @@ fn decompose_grad(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let indices = rw.add("Expand", &[indices, rows], Attrs::new());
     let attrs = Attrs::new().with("axis", axis as i64).with("reduction", "add");
     let result = rw.add("ScatterElements", &[zeros, indices, updates], attrs);
-    rw.output(0, result);
+    rw.replace_output(0, result);
     Ok(())
 }
 
 /// First opset with the scatter reduction `add`.
-const SUMMED: i64 = 16;
+const SCATTER_ADD_OPSET: i64 = 16;
 
 /// Decomposes `GatherGrad` for older opsets into a product of a one-hot matrix of the indices with the gradient.
 ///
 /// An infinite gradient makes NaN of the rows that it does not belong to.
 fn decompose_grad_as_product(rw: &mut Rewrite<'_>, axis: usize, dtype: DType) -> Result<(), OpError> {
-    let (shape, indices, g) = (rw.required(0)?, rw.required(1)?, rw.required(2)?);
+    let (shape, indices, g) = (rw.required_input(0)?, rw.required_input(1)?, rw.required_input(2)?);
     let output = rw.node().present_outputs().next();
     let sizes = output.and_then(|output| rw.shape(output)).cloned();
     let sizes: Vec<Dim> = sizes.iter().flat_map(|shape| shape.iter().cloned()).collect();
@@ -432,7 +445,7 @@ fn decompose_grad_as_product(rw: &mut Rewrite<'_>, axis: usize, dtype: DType) ->
     let updates = rw.add("Reshape", &[g, blocks], Attrs::new().with("allowzero", 1i64));
     let summed = rw.add("MatMul", &[ones, updates], Attrs::new());
     let result = rw.add("Reshape", &[summed, shape], Attrs::new().with("allowzero", 1i64));
-    rw.output(0, result);
+    rw.replace_output(0, result);
     Ok(())
 }
 
@@ -440,7 +453,7 @@ fn decompose_grad_as_product(rw: &mut Rewrite<'_>, axis: usize, dtype: DType) ->
 /// the input.
 fn decompose_shrunken(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let inputs = rw.node().inputs.to_vec();
-    rw.renamed("", "Gather", &inputs, rw.attrs().clone());
+    rw.emit_op("", "Gather", &inputs, rw.attrs().clone());
     Ok(())
 }
 
@@ -467,8 +480,8 @@ mod tests {
 
     use super::*;
     use crate::testing::{
-        Failure, add, check_decomposed_gradients, check_decomposition, check_gradients, graph, one_node, run,
-        run_node, spread,
+        Failure, add, check_decomposed_gradients, check_decomposition, check_gradients, generic_tensor,
+        graph, one_node_graph, run, run_node,
     };
 
     const NEWEST: i64 = crate::NEWEST_OPSET;
@@ -481,12 +494,12 @@ mod tests {
 
     /// Opsets without a scatter that adds.
     #[test]
-    fn gradients_as_products() {
-        let x = spread(&[3, 4, 2], 1);
+    fn gradients_before_scatter_reduction() {
+        let x = generic_tensor(&[3, 4, 2], 1);
         let indices = Tensor::i64(&[2, 2], &[1, -1, 0, 1]);
         for along in 0..3 {
             let gathered =
-                one_node(NEWEST, GATHER, &[Some(&x), Some(&indices)], 1, axis(along)).expect("valid");
+                one_node_graph(NEWEST, GATHER, &[Some(&x), Some(&indices)], 1, axis(along)).expect("valid");
             for opset in [15, 13, 9, 7] {
                 check_decomposed_gradients(&gathered, &[x.clone(), indices.clone()], &[0], opset);
             }
@@ -509,7 +522,7 @@ mod tests {
     }
 
     #[test]
-    fn every_type_keeps_its_bits() {
+    fn gathers_every_dtype_bit_exactly() {
         let indices = Tensor::i64(&[2], &[2, 0]);
         for dtype in DType::ALL {
             let bytes: Vec<u8> = (0..3 * dtype.size())
@@ -524,8 +537,8 @@ mod tests {
     }
 
     #[test]
-    fn indices_outside() {
-        let x = spread(&[3, 2], 1);
+    fn out_of_range_indices_fail() {
+        let x = generic_tensor(&[3, 2], 1);
         for bad in [3, -4] {
             let indices = Tensor::i64(&[2], &[0, bad]);
             let failure =
@@ -535,10 +548,11 @@ mod tests {
             };
             assert!(node.contains("Gather"), "{node}");
             assert_eq!((at, index, bound), (vec![1], bad, 3));
-            let (mut gradient, ids) = graph(&[&indices, &spread(&[2, 2], 2)]);
+            let (mut gradient, ids) = graph(&[&indices, &generic_tensor(&[2, 2], 2)]);
             let shape = gradient.add_constant("shape", Tensor::i64(&[2], &[3, 2]));
             add(&mut gradient, GRAD, "dx", &[Some(shape), Some(ids[0]), Some(ids[1])], 1, Attrs::new());
-            let failure = run(&gradient, &[indices.clone(), spread(&[2, 2], 2)]).expect_err("outside");
+            let failure =
+                run(&gradient, &[indices.clone(), generic_tensor(&[2, 2], 2)]).expect_err("outside");
             assert!(
                 matches!(failure, Failure::Run(RunError::IndexOutOfRange { bound: 3, .. })),
                 "{failure:?}"
@@ -555,8 +569,8 @@ mod tests {
     }
 
     #[test]
-    fn sizes_stay_known() {
-        let (mut graph, ids) = graph(&[&spread(&[2, 3], 3)]);
+    fn propagates_sizes() {
+        let (mut graph, ids) = graph(&[&generic_tensor(&[2, 3], 3)]);
         graph.value_mut(ids[0]).ty = ortrain_graph::ValueType::Tensor(
             DType::F64,
             Some([Dim::symbol("N"), Dim::Known(3)].into_iter().collect()),
@@ -577,19 +591,19 @@ mod tests {
     fn gradients() {
         let indices = Tensor::i64(&[2, 2], &[1, -1, 0, 1]);
         for k in 0..3 {
-            let inputs = [spread(&[2, 3, 2], 4), indices.clone()];
+            let inputs = [generic_tensor(&[2, 3, 2], 4), indices.clone()];
             let ports = [Some(&inputs[0]), Some(&inputs[1])];
-            let graph = one_node(NEWEST, GATHER, &ports, 1, axis(k)).expect("it is read");
+            let graph = one_node_graph(NEWEST, GATHER, &ports, 1, axis(k)).expect("it is read");
             check_gradients(&graph, &inputs, &[0], &[0]);
         }
-        let inputs = [spread(&[3], 5), Tensor::i64(&[], &[-1])];
+        let inputs = [generic_tensor(&[3], 5), Tensor::i64(&[], &[-1])];
         let ports = [Some(&inputs[0]), Some(&inputs[1])];
-        let graph = one_node(NEWEST, GATHER, &ports, 1, axis(0)).expect("it is read");
+        let graph = one_node_graph(NEWEST, GATHER, &ports, 1, axis(0)).expect("it is read");
         check_gradients(&graph, &inputs, &[0], &[0]);
     }
 
     #[test]
-    fn narrow_gradients_are_summed_wide() {
+    fn float16_gradients_accumulate_in_float32() {
         // In half precision 2048 + 1 is 2048.
         let count = 2049;
         let g = Tensor::filled(DType::F16, &[count], 1.0);
@@ -605,13 +619,13 @@ mod tests {
     }
 
     #[test]
-    fn gradient_in_plain_onnx() {
+    fn gradient_decomposes_into_plain_onnx() {
         for k in 0..3i64 {
-            let (mut graph, ids) = graph(&[&Tensor::i64(&[2, 2], &[0; 4]), &spread(&[1], 0)]);
+            let (mut graph, ids) = graph(&[&Tensor::i64(&[2, 2], &[0; 4]), &generic_tensor(&[1], 0)]);
             let shape = graph.add_constant("shape", Tensor::i64(&[3], &[3, 2, 4]));
             let mut dims = vec![3, 2, 4];
             dims.splice(k as usize..=k as usize, [2, 2]);
-            let g = spread(&dims, 6);
+            let g = generic_tensor(&dims, 6);
             graph.value_mut(ids[1]).ty = ortrain_graph::ValueType::tensor(DType::F64, &dims);
             add(&mut graph, GRAD, "y", &[Some(shape), Some(ids[0]), Some(ids[1])], 1, axis(k));
             crate::passes::infer::infer(&mut graph).expect("it is right");
@@ -620,14 +634,14 @@ mod tests {
     }
 
     #[test]
-    fn a_gather_of_fewer_rows() {
-        let (x, indices) = (spread(&[4, 3], 1), Tensor::i64(&[2], &[2, -2]));
+    fn shrunken_gather_equals_gather() {
+        let (x, indices) = (generic_tensor(&[4, 3], 1), Tensor::i64(&[2], &[2, -2]));
         let ports = [Some(&x), Some(&indices)];
         let op = ("com.microsoft", "ShrunkenGather");
         for axis in [axis(0), axis(1)] {
             let want = run_node(GATHER, &ports, 1, axis.clone()).expect("it runs");
             assert_eq!(run_node(op, &ports, 1, axis.clone()).expect("it runs"), want);
-            let graph = one_node(NEWEST, op, &ports, 1, axis).expect("valid");
+            let graph = one_node_graph(NEWEST, op, &ports, 1, axis).expect("valid");
             let given = [x.clone(), indices.clone()];
             check_gradients(&graph, &given, &[0], &[0]);
             check_decomposition(&graph, &given, 0.0);

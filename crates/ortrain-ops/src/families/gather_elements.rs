@@ -11,7 +11,9 @@
 use ortrain_expr::{Reg, Type};
 use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, ValueId};
 
-use super::gather::{Places, add_at, check_indices, from_front, guard_indices, has_elements};
+use super::gather::{
+    ScatterRows, check_indices, emit_scatter_sum, guard_indices, has_elements, wrap_negative_index,
+};
 use crate::OpError;
 use crate::grad::Grad;
 use crate::infer::{Infer, normalize_axis};
@@ -38,7 +40,7 @@ pub(super) fn check_elements(data: &Shape, indices: Option<&Shape>, axis: i64) -
 }
 
 /// Returns the flat index in `dims` of the nest's coordinates, with `row` as the coordinate along `axis`.
-pub(super) fn position(nest: &mut NestBuilder, dims: &[usize], axis: usize, row: Reg) -> Reg {
+pub(super) fn flat_index(nest: &mut NestBuilder, dims: &[usize], axis: usize, row: Reg) -> Reg {
     let mut at = nest.b.int(0);
     for (k, &size) in dims.iter().enumerate() {
         let size = nest.b.int(size as i64);
@@ -50,25 +52,25 @@ pub(super) fn position(nest: &mut NestBuilder, dims: &[usize], axis: usize, row:
 }
 
 /// Computes the flat indices of elements in data of shape `dims`. Input `k` has the indices along `axis`.
-pub(super) fn places_of_elements(
+pub(super) fn compute_element_indices(
     cx: &mut Lower<'_>,
     k: usize,
     dims: &[usize],
     axis: usize,
-) -> Result<Places, OpError> {
+) -> Result<ScatterRows, OpError> {
     let taken = cx.dims(k);
     guard_indices(cx, k, dims[axis])?;
     let count = taken.iter().product();
-    let place = cx.temp("place", DType::I64, count);
+    let place = cx.alloc_temp("place", DType::I64, count);
     let indices = cx.input(k);
     let mut nest = cx.nest(&taken, 0);
-    let loaded = nest.load(indices, cx.whole(indices, &taken));
+    let loaded = nest.load(indices, cx.contiguous_access(indices, &taken));
     let index = nest.b.convert(loaded, Type::I64);
-    let row = from_front(&mut nest.b, index, dims[axis]);
-    let at = position(&mut nest, dims, axis, row);
-    nest.store_whole(cx, place, at);
+    let row = wrap_negative_index(&mut nest.b, index, dims[axis]);
+    let at = flat_index(&mut nest, dims, axis, row);
+    nest.store_contiguous(cx, place, at);
     cx.emit(nest.instruction())?;
-    Ok(Places { place, rows: dims.iter().product(), count, inner: 1 })
+    Ok(ScatterRows { row_indices: place, rows: dims.iter().product(), count, inner: 1 })
 }
 
 /// GatherElements: elements of one tensor at the indices in another, along an axis.
@@ -78,19 +80,19 @@ struct GatherElements {
 
 impl Op for GatherElements {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
-        cx.arity(2, 2, 1)?;
+        cx.check_arity(2, 2, 1)?;
         let dtype = cx.dtype(0)?;
         let axis = cx.shape(0).map(|data| check_elements(data, cx.shape(1), self.axis)).transpose()?;
         check_indices(cx, 1, axis.and_then(|axis| cx.shape(0).map(|data| &data[axis])))?;
-        cx.output(0, dtype, cx.shape(1).cloned());
+        cx.set_output(0, dtype, cx.shape(1).cloned());
         Ok(())
     }
 
     fn grad(&self, cx: &mut Grad<'_>) -> Result<(), OpError> {
         let Some(g) = cx.output_grad(0) else { return Ok(()) };
         let (data, indices) = (cx.input(0)?, cx.input(1)?);
-        let gradient = elements_gradient(cx, g, data, indices, self.axis);
-        cx.give(0, gradient);
+        let gradient = add_elements_gradient(cx, g, data, indices, self.axis);
+        cx.set_grad(0, gradient);
         Ok(())
     }
 
@@ -100,18 +102,18 @@ impl Op for GatherElements {
         guard_indices(cx, 1, dims[axis])?;
         let (data, indices, output) = (cx.input(0), cx.input(1), cx.output(0));
         let mut nest = cx.nest(&taken, 0);
-        let loaded = nest.load(indices, cx.whole(indices, &taken));
+        let loaded = nest.load(indices, cx.contiguous_access(indices, &taken));
         let index = nest.b.convert(loaded, Type::I64);
-        let row = from_front(&mut nest.b, index, dims[axis]);
-        let at = position(&mut nest, &dims, axis, row);
+        let row = wrap_negative_index(&mut nest.b, index, dims[axis]);
+        let at = flat_index(&mut nest, &dims, axis, row);
         let value = nest.gather(cx, data, at);
-        nest.store_whole(cx, output, value);
+        nest.store_contiguous(cx, output, value);
         cx.emit(nest.instruction())
     }
 }
 
 /// Adds the gradient of the data that elements were gathered from.
-pub(super) fn elements_gradient(
+pub(super) fn add_elements_gradient(
     cx: &mut Grad<'_>,
     g: ValueId,
     data: ValueId,
@@ -129,34 +131,38 @@ struct GatherElementsGrad {
 
 impl Op for GatherElementsGrad {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
-        cx.arity(3, 3, 1)?;
-        let dtype = cx.dtype_where(0, "a float type", DType::is_float)?;
-        cx.dtype_where(1, "int64", |dtype| dtype == DType::I64)?;
-        let shape = shape_in(cx, 1);
+        cx.check_arity(3, 3, 1)?;
+        let dtype = cx.expect_dtype(0, "a float type", DType::is_float)?;
+        cx.expect_dtype(1, "int64", |dtype| dtype == DType::I64)?;
+        let shape = shape_from_input(cx, 1);
         let axis = shape.as_ref().map(|data| check_elements(data, cx.shape(2), self.axis)).transpose()?;
         check_indices(cx, 2, axis.and_then(|axis| shape.as_ref().map(|data| &data[axis])))?;
-        check_alike(cx, 0, cx.shape(2))?;
+        check_compatible_shape(cx, 0, cx.shape(2))?;
         let rank = cx.shape(2).map(Shape::rank);
-        cx.output(0, dtype, shape.or_else(|| rank.map(|rank| cx.unknown_shape(0, rank))));
+        cx.set_output(0, dtype, shape.or_else(|| rank.map(|rank| cx.unknown_shape(0, rank))));
         Ok(())
     }
 
     fn lower(&self, cx: &mut Lower<'_>) -> Result<(), OpError> {
         let dims = cx.out_dims(0);
         let axis = normalize_axis(self.axis, dims.len())?;
-        let places = places_of_elements(cx, 2, &dims, axis)?;
+        let places = compute_element_indices(cx, 2, &dims, axis)?;
         let (source, target) = (cx.input(0), cx.output(0));
-        add_at(cx, &places, source, None, target)
+        emit_scatter_sum(cx, &places, source, None, target)
     }
 }
 
 /// Returns the shape that input `k` contains, if it is known.
-fn shape_in(cx: &Infer<'_>, k: usize) -> Option<Shape> {
+fn shape_from_input(cx: &Infer<'_>, k: usize) -> Option<Shape> {
     cx.sizes(k).map(|sizes| sizes.into_iter().collect())
 }
 
 /// Checks that the shape of input `k` can equal the required shape.
-pub(super) fn check_alike(cx: &Infer<'_>, k: usize, wanted: Option<&Shape>) -> Result<(), OpError> {
+pub(super) fn check_compatible_shape(
+    cx: &Infer<'_>,
+    k: usize,
+    wanted: Option<&Shape>,
+) -> Result<(), OpError> {
     let (Some(found), Some(wanted)) = (cx.shape(k), wanted) else { return Ok(()) };
     let differ = |(a, b): (&Dim, &Dim)| matches!((a.known(), b.known()), (Some(a), Some(b)) if a != b);
     if found.rank() != wanted.rank() || found.iter().zip(wanted.iter()).any(differ) {
@@ -169,11 +175,11 @@ pub(super) fn check_alike(cx: &Infer<'_>, k: usize, wanted: Option<&Shape>) -> R
 
 /// GatherND: the last axis of the indices has the coordinates of a slice along the axes after the first `batch` axes.
 struct GatherNd {
-    batch: i64,
+    batch_dims: i64,
 }
 
 /// Checks the shapes of the data and the coordinates, and returns the shape of the result.
-pub(super) fn shape_of_slices(data: &Shape, indices: &Shape, batch: i64) -> Result<Shape, OpError> {
+pub(super) fn infer_slices_shape(data: &Shape, indices: &Shape, batch: i64) -> Result<Shape, OpError> {
     let wrong = |what: &str| {
         OpError::invalid(format!(
             "indices of shape {indices} for data of shape {data}, batch_dims {batch}: {what}"
@@ -200,46 +206,46 @@ pub(super) fn shape_of_slices(data: &Shape, indices: &Shape, batch: i64) -> Resu
 
 /// Computes the row that each coordinate vector of input `k` selects. The axes of the batch and the coordinates count
 /// as one axis of rows. Makes the run fail if a coordinate is out of range.
-pub(super) fn places_of_slices(
+pub(super) fn compute_slice_indices(
     cx: &mut Lower<'_>,
     k: usize,
     dims: &[usize],
     batch: usize,
-) -> Result<Places, OpError> {
+) -> Result<ScatterRows, OpError> {
     let taken = cx.dims(k);
     let depth = taken.last().copied().unwrap_or(1);
     let each: usize = taken[batch..taken.len() - 1].iter().product();
     let batches: usize = dims[..batch].iter().product();
     let count = batches * each;
-    let place = cx.temp("place", DType::I64, count);
+    let place = cx.alloc_temp("place", DType::I64, count);
     let indices = cx.input(k);
     let mut nest = cx.nest(&[batches, each], 0);
     let mut at = nest.b.coordinate(0);
     for (d, &size) in dims[batch..batch + depth].iter().enumerate() {
         let loaded = nest.load_strided(cx, indices, d, &[(each * depth) as isize, depth as isize]);
         let index = nest.b.convert(loaded, Type::I64);
-        let row = from_front(&mut nest.b, index, size);
-        let row = super::gather::guarded(&mut nest.b, index, row, size);
+        let row = wrap_negative_index(&mut nest.b, index, size);
+        let row = super::gather::guard_index(&mut nest.b, index, row, size);
         let size = nest.b.int(size as i64);
         let scaled = nest.b.mul(at, size);
         at = nest.b.add(scaled, row);
     }
-    nest.store_whole(cx, place, at);
+    nest.store_contiguous(cx, place, at);
     cx.emit(nest.instruction())?;
     let rows = dims[..batch + depth].iter().product();
-    Ok(Places { place, rows, count, inner: dims[batch + depth..].iter().product() })
+    Ok(ScatterRows { row_indices: place, rows, count, inner: dims[batch + depth..].iter().product() })
 }
 
 impl Op for GatherNd {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
-        cx.arity(2, 2, 1)?;
+        cx.check_arity(2, 2, 1)?;
         let dtype = cx.dtype(0)?;
-        cx.dtype_where(1, "int64", |dtype| dtype == DType::I64)?;
+        cx.expect_dtype(1, "int64", |dtype| dtype == DType::I64)?;
         let shape = match (cx.shape(0), cx.shape(1)) {
-            (Some(data), Some(indices)) => Some(shape_of_slices(data, indices, self.batch)?),
+            (Some(data), Some(indices)) => Some(infer_slices_shape(data, indices, self.batch_dims)?),
             _ => None,
         };
-        cx.output(0, dtype, shape);
+        cx.set_output(0, dtype, shape);
         Ok(())
     }
 
@@ -247,79 +253,79 @@ impl Op for GatherNd {
         let Some(g) = cx.output_grad(0) else { return Ok(()) };
         let (data, indices) = (cx.input(0)?, cx.input(1)?);
         let shape = cx.shape_of(data);
-        let attrs = Attrs::new().with("batch_dims", self.batch);
+        let attrs = Attrs::new().with("batch_dims", self.batch_dims);
         let gradient = cx.add_in(MICROSOFT, "GatherNDGrad", &[shape, indices, g], attrs);
-        cx.give(0, gradient);
+        cx.set_grad(0, gradient);
         Ok(())
     }
 
     fn lower(&self, cx: &mut Lower<'_>) -> Result<(), OpError> {
         let dims = cx.dims(0);
-        let batch = usize::try_from(self.batch).unwrap_or(0);
-        let places = places_of_slices(cx, 1, &dims, batch)?;
+        let batch = usize::try_from(self.batch_dims).unwrap_or(0);
+        let places = compute_slice_indices(cx, 1, &dims, batch)?;
         let (data, output) = (cx.input(0), cx.output(0));
         let mut nest = cx.nest(&[places.count, places.inner], 0);
-        let row = nest.load_strided(cx, places.place, 0, &[1, 0]);
+        let row = nest.load_strided(cx, places.row_indices, 0, &[1, 0]);
         let inner = nest.b.int(places.inner as i64);
         let start = nest.b.mul(row, inner);
         let here = nest.b.coordinate(1);
         let at = nest.b.add(start, here);
         let value = nest.gather(cx, data, at);
-        nest.store_whole(cx, output, value);
+        nest.store_contiguous(cx, output, value);
         cx.emit(nest.instruction())
     }
 }
 
 /// Gradient of [`GatherNd`].
 struct GatherNdGrad {
-    batch: i64,
+    batch_dims: i64,
 }
 
 impl Op for GatherNdGrad {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
-        cx.arity(3, 3, 1)?;
-        cx.dtype_where(0, "int64", |dtype| dtype == DType::I64)?;
-        cx.dtype_where(1, "int64", |dtype| dtype == DType::I64)?;
-        let dtype = cx.dtype_where(2, "a float type", DType::is_float)?;
-        let shape = shape_in(cx, 0);
+        cx.check_arity(3, 3, 1)?;
+        cx.expect_dtype(0, "int64", |dtype| dtype == DType::I64)?;
+        cx.expect_dtype(1, "int64", |dtype| dtype == DType::I64)?;
+        let dtype = cx.expect_dtype(2, "a float type", DType::is_float)?;
+        let shape = shape_from_input(cx, 0);
         if let (Some(data), Some(indices)) = (&shape, cx.shape(1)) {
-            let wanted = shape_of_slices(data, indices, self.batch)?;
-            check_alike(cx, 2, Some(&wanted))?;
+            let wanted = infer_slices_shape(data, indices, self.batch_dims)?;
+            check_compatible_shape(cx, 2, Some(&wanted))?;
         }
         let rank = cx.shape(0).and_then(|shape| shape.first().and_then(Dim::known));
-        cx.output(0, dtype, shape.or_else(|| rank.map(|rank| cx.unknown_shape(0, rank))));
+        cx.set_output(0, dtype, shape.or_else(|| rank.map(|rank| cx.unknown_shape(0, rank))));
         Ok(())
     }
 
     fn lower(&self, cx: &mut Lower<'_>) -> Result<(), OpError> {
         let dims = cx.out_dims(0);
-        let places = places_of_slices(cx, 1, &dims, usize::try_from(self.batch).unwrap_or(0))?;
+        let places = compute_slice_indices(cx, 1, &dims, usize::try_from(self.batch_dims).unwrap_or(0))?;
         let (source, target) = (cx.input(2), cx.output(0));
-        add_at(cx, &places, source, None, target)
+        emit_scatter_sum(cx, &places, source, None, target)
     }
 }
 
 /// Adds zeros of a shape, with the type of the gradient `g`.
-fn zeros(rw: &mut Rewrite<'_>, shape: ValueId, g: ValueId) -> Result<ValueId, OpError> {
+fn add_zeros(rw: &mut Rewrite<'_>, shape: ValueId, g: ValueId) -> Result<ValueId, OpError> {
     let dtype = rw.dtype(g).ok_or_else(|| OpError::invalid("the type of the gradient is not known"))?;
     let zero = Attrs::new().with("value", ortrain_graph::Tensor::filled(dtype, &[1], 0.0));
     Ok(rw.add("ConstantOfShape", &[shape], zero))
 }
 
 fn decompose_elements(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
-    let (g, shape, indices) = (rw.required(0)?, rw.required(1)?, rw.required(2)?);
-    let zeros = zeros(rw, shape, g)?;
+    let (g, shape, indices) = (rw.required_input(0)?, rw.required_input(1)?, rw.required_input(2)?);
+    let zeros = add_zeros(rw, shape, g)?;
     let axis = rw.attrs().int("axis")?.unwrap_or(0);
     let attrs = Attrs::new().with("axis", axis).with("reduction", "add");
     let result = rw.add("ScatterElements", &[zeros, indices, g], attrs);
-    rw.output(0, result);
+    rw.replace_output(0, result);
     Ok(())
 }
 
 /// Decomposes into ScatterND, which has no batch axes: the batch coordinates are inserted before the others.
 fn decompose_slices(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
-    let (shape, mut indices, g) = (rw.required(0)?, rw.required(1)?, rw.required(2)?);
-    let zeros = zeros(rw, shape, g)?;
+    let (shape, mut indices, g) = (rw.required_input(0)?, rw.required_input(1)?, rw.required_input(2)?);
+    let zeros = add_zeros(rw, shape, g)?;
     let batch = usize::try_from(rw.attrs().int("batch_dims")?.unwrap_or(0)).unwrap_or(0);
     if batch > 0 {
         let Some(rank) = rw.shape(indices).map(Shape::rank) else {
@@ -345,32 +351,32 @@ fn decompose_slices(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
         indices = rw.add("Concat", &parts, Attrs::new().with("axis", rank as i64 - 1));
     }
     let result = rw.add("ScatterND", &[zeros, indices, g], Attrs::new().with("reduction", "add"));
-    rw.output(0, result);
+    rw.replace_output(0, result);
     Ok(())
 }
 
-fn axis_of(node: &Node) -> Result<i64, OpError> {
+fn read_axis(node: &Node) -> Result<i64, OpError> {
     Ok(node.attrs.int("axis")?.unwrap_or(0))
 }
 
-fn batch_of(node: &Node) -> Result<i64, OpError> {
+fn read_batch_dims(node: &Node) -> Result<i64, OpError> {
     Ok(node.attrs.int("batch_dims")?.unwrap_or(0))
 }
 
 fn build_elements(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
-    Ok(Box::new(GatherElements { axis: axis_of(node)? }))
+    Ok(Box::new(GatherElements { axis: read_axis(node)? }))
 }
 
 fn build_elements_grad(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
-    Ok(Box::new(GatherElementsGrad { axis: axis_of(node)? }))
+    Ok(Box::new(GatherElementsGrad { axis: read_axis(node)? }))
 }
 
 fn build_nd(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
-    Ok(Box::new(GatherNd { batch: batch_of(node)? }))
+    Ok(Box::new(GatherNd { batch_dims: read_batch_dims(node)? }))
 }
 
 fn build_nd_grad(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
-    Ok(Box::new(GatherNdGrad { batch: batch_of(node)? }))
+    Ok(Box::new(GatherNdGrad { batch_dims: read_batch_dims(node)? }))
 }
 
 pub(crate) fn definitions() -> Vec<Definition> {
@@ -391,7 +397,8 @@ mod tests {
     use super::*;
     use crate::registry::NEWEST_OPSET;
     use crate::testing::{
-        Failure, check_decomposition, check_gradients, f64s, gradient_graph, one_node, run_node, spread,
+        Failure, check_decomposition, check_gradients, f64s, generic_tensor, gradient_graph, one_node_graph,
+        run_node,
     };
 
     const ELEMENTS: (&str, &str) = ("", "GatherElements");
@@ -399,26 +406,26 @@ mod tests {
 
     /// Checks the gradients, and the decomposition of the gradient graph into plain ONNX.
     #[track_caller]
-    fn check(op: (&str, &str), data: &[usize], indices: Tensor, attrs: Attrs) {
-        let inputs = [spread(data, 1), indices];
+    fn check_gradient(op: (&str, &str), data: &[usize], indices: Tensor, attrs: Attrs) {
+        let inputs = [generic_tensor(data, 1), indices];
         let ports = [Some(&inputs[0]), Some(&inputs[1])];
-        let graph = one_node(NEWEST_OPSET, op, &ports, 1, attrs).expect("valid");
+        let graph = one_node_graph(NEWEST_OPSET, op, &ports, 1, attrs).expect("valid");
         check_gradients(&graph, &inputs, &[0], &[0]);
         let y = graph.value(graph.outputs[0]).ty.shape().and_then(Shape::concrete).expect("known");
-        let gradient = gradient_graph(&graph, &[Some(spread(&y, 2))], &[0]);
+        let gradient = gradient_graph(&graph, &[Some(generic_tensor(&y, 2))], &[0]);
         // The gradient only uses the indices.
         let given: Vec<Tensor> = inputs.to_vec();
         check_decomposition(&gradient, &given, 1e-12);
     }
 
     #[test]
-    fn elements_by_their_indices() {
+    fn gathers_elements() {
         let x = f64s(&[2, 3], &[0.0, 1.0, 2.0, 10.0, 11.0, 12.0]);
         let indices = Tensor::from_slice(DType::I32, &[2, 2], &[-1i32, 0, 1, 1]);
         let got = run_node(ELEMENTS, &[Some(&x), Some(&indices)], 1, Attrs::new().with("axis", 1i64));
         assert_eq!(got.expect("it runs")[0].to_f64(), [2.0, 0.0, 11.0, 11.0]);
-        check(ELEMENTS, &[2, 3], Tensor::i64(&[4, 2], &[0, 1, -1, -2, 1, 1, 0, 0]), Attrs::new());
-        check(
+        check_gradient(ELEMENTS, &[2, 3], Tensor::i64(&[4, 2], &[0, 1, -1, -2, 1, 1, 0, 0]), Attrs::new());
+        check_gradient(
             ELEMENTS,
             &[2, 3, 2],
             Tensor::i64(&[1, 2, 2], &[2, 0, -1, 0]),
@@ -427,7 +434,7 @@ mod tests {
     }
 
     #[test]
-    fn slices_by_their_coordinates() {
+    fn gathers_slices() {
         let x = f64s(&[2, 2, 2], &[0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]);
         let get = |indices: Tensor, batch: i64| {
             let attrs = Attrs::new().with("batch_dims", batch);
@@ -440,15 +447,25 @@ mod tests {
         );
         assert_eq!(get(Tensor::i64(&[2, 3], &[0, 0, -1, 1, 1, 0]), 0), (vec![2], vec![1.0, 6.0]));
         assert_eq!(get(Tensor::i64(&[2, 1], &[1, 0]), 1), (vec![2, 2], vec![2.0, 3.0, 4.0, 5.0]));
-        check(ND, &[3, 2, 2], Tensor::i64(&[3, 1], &[2, 0, 2]), Attrs::new());
-        check(ND, &[3, 2, 2], Tensor::i64(&[2, 2, 2], &[2, 1, 0, 0, 2, 1, -1, -1]), Attrs::new());
-        check(ND, &[2, 3, 2], Tensor::i64(&[2, 2, 1], &[2, 0, 1, -2]), Attrs::new().with("batch_dims", 1i64));
-        check(ND, &[2, 2, 3], Tensor::i64(&[2, 2, 1], &[2, 0, 0, -1]), Attrs::new().with("batch_dims", 2i64));
+        check_gradient(ND, &[3, 2, 2], Tensor::i64(&[3, 1], &[2, 0, 2]), Attrs::new());
+        check_gradient(ND, &[3, 2, 2], Tensor::i64(&[2, 2, 2], &[2, 1, 0, 0, 2, 1, -1, -1]), Attrs::new());
+        check_gradient(
+            ND,
+            &[2, 3, 2],
+            Tensor::i64(&[2, 2, 1], &[2, 0, 1, -2]),
+            Attrs::new().with("batch_dims", 1i64),
+        );
+        check_gradient(
+            ND,
+            &[2, 2, 3],
+            Tensor::i64(&[2, 2, 1], &[2, 0, 0, -1]),
+            Attrs::new().with("batch_dims", 2i64),
+        );
     }
 
     #[test]
-    fn what_does_not_fit_is_refused() {
-        let x = spread(&[2, 3], 1);
+    fn rejects_mismatched_shapes_and_indices() {
+        let x = generic_tensor(&[2, 3], 1);
         for (op, indices, attrs, message) in [
             (
                 ELEMENTS,

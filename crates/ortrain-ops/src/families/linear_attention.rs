@@ -17,8 +17,11 @@
 
 use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId, ValueType};
 
-use super::norm::wide;
-use super::sizes::{Size, apply, as_number, cast, dtype_of, number, over, reshaped, size_of, times, vector};
+use super::batch_norm::arithmetic_dtype;
+use super::sizes::{
+    Size, add_op, as_number, cast, concat_sizes, divide_sizes, dtype_of, multiply_sizes, number, reshape_to,
+    size_of,
+};
 use crate::OpError;
 use crate::infer::Infer;
 use crate::introspect::Sample;
@@ -34,9 +37,9 @@ const BETA: usize = 5;
 
 struct LinearAttention {
     query_heads: usize,
-    heads: usize,
-    gated: bool,
-    delta: bool,
+    kv_heads: usize,
+    is_gated: bool,
+    is_delta: bool,
     /// Factor of the results. `None` means `1 / sqrt(key size)`.
     scale: Option<f32>,
 }
@@ -69,23 +72,23 @@ impl LinearAttention {
             }
         };
         let scale = attrs.float("scale")?.filter(|&scale| scale != 0.0);
-        Ok(LinearAttention { query_heads, heads, gated, delta, scale })
+        Ok(LinearAttention { query_heads, kv_heads: heads, is_gated: gated, is_delta: delta, scale })
     }
 }
 
 impl Op for LinearAttention {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
-        cx.arity(3, 6, 2)?;
-        let dtype = cx.dtype_where(QUERY, "a float type", DType::is_float)?;
-        cx.same_dtype([QUERY, KEY, VALUE, DECAY, BETA])?;
-        for (k, wanted, name) in [(DECAY, self.gated, "decay"), (BETA, self.delta, "beta")] {
-            if cx.has(k) != wanted {
+        cx.check_arity(3, 6, 2)?;
+        let dtype = cx.expect_dtype(QUERY, "a float type", DType::is_float)?;
+        cx.expect_same_dtype([QUERY, KEY, VALUE, DECAY, BETA])?;
+        for (k, wanted, name) in [(DECAY, self.is_gated, "decay"), (BETA, self.is_delta, "beta")] {
+            if cx.has_input(k) != wanted {
                 let what = if wanted { "needs" } else { "has no" };
                 return Err(OpError::invalid(format!("its update_rule {what} {name}, input {k}")));
             }
         }
-        let state = match cx.has(PAST) {
-            true => cx.dtype_where(PAST, "a float type", DType::is_float)?,
+        let state = match cx.has_input(PAST) {
+            true => cx.expect_dtype(PAST, "a float type", DType::is_float)?,
             false => dtype,
         };
         let wrong = |k: usize, shape: &Shape, wanted: &str| {
@@ -112,8 +115,8 @@ impl Op for LinearAttention {
                 width => Ok(width.map(|width| width / heads)),
             }
         };
-        let (of_query, of_key) = (packed(QUERY, self.query_heads)?, packed(KEY, self.heads)?);
-        let (of_value, of_decay) = (packed(VALUE, self.heads)?, packed(DECAY, self.heads)?);
+        let (of_query, of_key) = (packed(QUERY, self.query_heads)?, packed(KEY, self.kv_heads)?);
+        let (of_value, of_decay) = (packed(VALUE, self.kv_heads)?, packed(DECAY, self.kv_heads)?);
         packed(BETA, 1)?;
         let size = of_query.or(of_key);
         if let (Some(a), Some(b)) = (of_query, of_key)
@@ -130,7 +133,7 @@ impl Op for LinearAttention {
             return Err(wrong(DECAY, shape, "one number for each head, or each element of a key,"));
         }
         if let Some(shape) = cx.shape(BETA)
-            && shape[2].known().is_some_and(|count| count != 1 && count != self.heads)
+            && shape[2].known().is_some_and(|count| count != 1 && count != self.kv_heads)
         {
             return Err(wrong(BETA, shape, "one number, or one for each head,"));
         }
@@ -138,7 +141,7 @@ impl Op for LinearAttention {
             |size: Option<usize>, axis: usize| size.map_or_else(|| cx.unknown_dim(1, axis), Dim::Known);
         let wanted: Shape = [
             batch.clone().unwrap_or_else(|| cx.unknown_dim(1, 0)),
-            Dim::Known(self.heads),
+            Dim::Known(self.kv_heads),
             known(size, 2),
             known(of_value, 3),
         ]
@@ -152,8 +155,8 @@ impl Op for LinearAttention {
         }
         let width = of_value.map_or_else(|| cx.unknown_dim(0, 2), |size| Dim::Known(size * self.query_heads));
         let shape = batch.zip(length).map(|(batch, length)| [batch, length, width].into_iter().collect());
-        cx.output(0, dtype, shape);
-        cx.output(1, state, Some(wanted));
+        cx.set_output(0, dtype, shape);
+        cx.set_output(1, state, Some(wanted));
         Ok(())
     }
 
@@ -166,10 +169,10 @@ impl Op for LinearAttention {
 /// position.
 ///
 /// All names begin with `prefix`, so that they are unique in the outer graph.
-fn step(op: &LinearAttention, prefix: &str) -> Graph {
+fn build_scan_body(op: &LinearAttention, prefix: &str) -> Graph {
     let mut body = Graph::new("position");
     let names = ["state", "query", "key", "key_down", "value"].into_iter();
-    let names = names.chain(op.gated.then_some("decay")).chain(op.delta.then_some("beta"));
+    let names = names.chain(op.is_gated.then_some("decay")).chain(op.is_delta.then_some("beta"));
     let named = |name: &str| format!("{prefix}/{name}");
     let inputs: Vec<ValueId> = names.map(|name| body.add_value(&named(name), ValueType::Unknown)).collect();
     let add = |body: &mut Graph, op: &str, name: &str, inputs: [ValueId; 2]| {
@@ -178,10 +181,10 @@ fn step(op: &LinearAttention, prefix: &str) -> Graph {
         made
     };
     let [mut state, query, key, key_down, mut value] = [0, 1, 2, 3, 4].map(|k| inputs[k]);
-    if op.gated {
+    if op.is_gated {
         state = add(&mut body, "Mul", "faded", [state, inputs[5]]);
     }
-    if op.delta {
+    if op.is_delta {
         let known = add(&mut body, "MatMul", "known", [key, state]);
         let news = add(&mut body, "Sub", "news", [value, known]);
         value = add(&mut body, "Mul", "rated", [news, inputs[inputs.len() - 1]]);
@@ -196,19 +199,19 @@ fn step(op: &LinearAttention, prefix: &str) -> Graph {
 
 fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let op = LinearAttention::read(rw.node())?;
-    let (query, key, value) = (rw.required(QUERY)?, rw.required(KEY)?, rw.required(VALUE)?);
+    let (query, key, value) = (rw.required_input(QUERY)?, rw.required_input(KEY)?, rw.required_input(VALUE)?);
     let dtype = dtype_of(rw, query, "the queries")?;
-    let ty = wide(dtype);
-    let (query_heads, heads) = (Size::Number(op.query_heads as i64), Size::Number(op.heads as i64));
-    let group = Size::Number((op.query_heads / op.heads) as i64);
+    let ty = arithmetic_dtype(dtype);
+    let (query_heads, heads) = (Size::Number(op.query_heads as i64), Size::Number(op.kv_heads as i64));
+    let group = Size::Number((op.query_heads / op.kv_heads) as i64);
     let head_size = |rw: &mut Rewrite<'_>, value: ValueId, heads: Size| {
         let width = size_of(rw, value, 2);
-        over(rw, width, heads)
+        divide_sizes(rw, width, heads)
     };
     let (size, of_value) = (head_size(rw, query, query_heads), head_size(rw, value, heads));
     let one = Size::Number(1);
     let seen = |rw: &mut Rewrite<'_>, value: ValueId, last: [Size; 3]| {
-        let value = reshaped(rw, value, &[Size::Kept, Size::Kept, last[0], last[1], last[2]]);
+        let value = reshape_to(rw, value, &[Size::SameAxis, Size::SameAxis, last[0], last[1], last[2]]);
         cast(rw, value, dtype, ty)
     };
     // `[batch, length, heads, rows, columns]`.
@@ -221,7 +224,7 @@ fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     if let Some(decay) = rw.input(DECAY) {
         let rows = head_size(rw, decay, heads);
         let decay = seen(rw, decay, [heads, rows, one]);
-        scanned.push(apply(rw, "Exp", &[decay]));
+        scanned.push(add_op(rw, "Exp", &[decay]));
     }
     if let Some(beta) = rw.input(BETA) {
         let heads = size_of(rw, beta, 2);
@@ -234,7 +237,7 @@ fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
         }
         None => {
             let batch = size_of(rw, query, 0);
-            let shape = vector(rw, &[batch, heads, size, of_value]);
+            let shape = concat_sizes(rw, &[batch, heads, size, of_value]);
             let zero = Attrs::new().with("value", Tensor::filled(ty, &[1], 0.0));
             (rw.add("ConstantOfShape", &[shape], zero), dtype)
         }
@@ -246,7 +249,7 @@ fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
         .with("num_scan_inputs", count as i64)
         .with("scan_input_axes", vec![1i64; count])
         .with("scan_output_axes", vec![1i64])
-        .with("body", step(&op, &prefix));
+        .with("body", build_scan_body(&op, &prefix));
     let inputs: Vec<Option<ValueId>> = std::iter::once(state).chain(scanned).map(Some).collect();
     let made = rw.add_node("", "Scan", &inputs, 2, attrs);
     let scale = match (op.scale, size) {
@@ -254,18 +257,18 @@ fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
         (None, Size::Number(size)) => number(rw, ty, 1.0 / (size as f64).sqrt()),
         (None, size) => {
             let size = as_number(rw, size, ty);
-            let (root, one) = (apply(rw, "Sqrt", &[size]), number(rw, ty, 1.0));
-            apply(rw, "Div", &[one, root])
+            let (root, one) = (add_op(rw, "Sqrt", &[size]), number(rw, ty, 1.0));
+            add_op(rw, "Div", &[one, root])
         }
     };
-    let result = apply(rw, "Mul", &[made[1], scale]);
+    let result = add_op(rw, "Mul", &[made[1], scale]);
     let result = cast(rw, result, ty, dtype);
-    let width = times(rw, query_heads, of_value);
-    let result = reshaped(rw, result, &[Size::Kept, Size::Kept, width]);
-    rw.output(0, result);
+    let width = multiply_sizes(rw, query_heads, of_value);
+    let result = reshape_to(rw, result, &[Size::SameAxis, Size::SameAxis, width]);
+    rw.replace_output(0, result);
     if rw.has_output(1) {
         let present = cast(rw, made[0], ty, state_dtype);
-        rw.output(1, present);
+        rw.replace_output(1, present);
     }
     Ok(())
 }
@@ -298,8 +301,8 @@ mod tests {
     use super::*;
     use crate::registry::NEWEST_OPSET;
     use crate::testing::{
-        Failure, add, assert_close, check_decomposition, check_downgrade, check_gradients, f64s, graph,
-        one_node, run, run_node, spread, typed,
+        Failure, add, assert_close, cast_tensor, check_decomposition, check_downgrade, check_gradients, f64s,
+        generic_tensor, graph, one_node_graph, run, run_node,
     };
 
     const OP: (&str, &str) = ("", "LinearAttention");
@@ -309,7 +312,7 @@ mod tests {
     const QUERY_HEADS: usize = 4;
     const HEADS: usize = 2;
     const SIZE: usize = 3;
-    const OF_VALUE: usize = 2;
+    const VALUE_SIZE: usize = 2;
 
     fn attrs(rule: &str) -> Attrs {
         Attrs::new()
@@ -321,12 +324,12 @@ mod tests {
     /// Returns the inputs of an update rule. With `fine` each key element has a decay and each head a beta; otherwise
     /// each head has a decay, and beta is one number.
     fn inputs(rule: &str, past: bool, fine: bool) -> [Option<Tensor>; 6] {
-        let packed = |width: usize, seed: u32| spread(&[BATCH, LENGTH, width], seed);
+        let packed = |width: usize, seed: u32| generic_tensor(&[BATCH, LENGTH, width], seed);
         [
             Some(packed(QUERY_HEADS * SIZE, 1)),
             Some(packed(HEADS * SIZE, 2)),
-            Some(packed(HEADS * OF_VALUE, 3)),
-            past.then(|| spread(&[BATCH, HEADS, SIZE, OF_VALUE], 4)),
+            Some(packed(HEADS * VALUE_SIZE, 3)),
+            past.then(|| generic_tensor(&[BATCH, HEADS, SIZE, VALUE_SIZE], 4)),
             rule.starts_with("gated").then(|| packed(if fine { HEADS * SIZE } else { HEADS }, 5)),
             rule.ends_with("delta").then(|| packed(if fine { HEADS } else { 1 }, 6)),
         ]
@@ -337,54 +340,54 @@ mod tests {
         let elements = |k: usize| given[k].as_ref().map(Tensor::to_f64);
         let [query, key, value] = [0, 1, 2].map(|k| elements(k).expect("there"));
         let (decay, beta) = (elements(DECAY), elements(BETA));
-        let states = BATCH * HEADS * SIZE * OF_VALUE;
+        let states = BATCH * HEADS * SIZE * VALUE_SIZE;
         let mut state = elements(PAST).unwrap_or_else(|| vec![0.0; states]);
-        let mut result = vec![0.0; BATCH * LENGTH * QUERY_HEADS * OF_VALUE];
+        let mut result = vec![0.0; BATCH * LENGTH * QUERY_HEADS * VALUE_SIZE];
         for b in 0..BATCH {
             for t in 0..LENGTH {
                 let row = b * LENGTH + t;
                 for h in 0..HEADS {
-                    let at = |i: usize, j: usize| ((b * HEADS + h) * SIZE + i) * OF_VALUE + j;
+                    let at = |i: usize, j: usize| ((b * HEADS + h) * SIZE + i) * VALUE_SIZE + j;
                     let key = &key[(row * HEADS + h) * SIZE..][..SIZE];
-                    let mut value = value[(row * HEADS + h) * OF_VALUE..][..OF_VALUE].to_vec();
+                    let mut value = value[(row * HEADS + h) * VALUE_SIZE..][..VALUE_SIZE].to_vec();
                     if let Some(decay) = &decay {
                         let each = decay.len() / (BATCH * LENGTH * HEADS);
                         for i in 0..SIZE {
                             let rate = decay[(row * HEADS + h) * each + i % each];
-                            for j in 0..OF_VALUE {
+                            for j in 0..VALUE_SIZE {
                                 state[at(i, j)] *= rate.exp();
                             }
                         }
                     }
                     if let Some(beta) = &beta {
                         let count = beta.len() / (BATCH * LENGTH);
-                        for j in 0..OF_VALUE {
+                        for j in 0..VALUE_SIZE {
                             let known: f64 = (0..SIZE).map(|i| key[i] * state[at(i, j)]).sum();
                             value[j] = (value[j] - known) * beta[row * count + h % count];
                         }
                     }
                     for i in 0..SIZE {
-                        for j in 0..OF_VALUE {
+                        for j in 0..VALUE_SIZE {
                             state[at(i, j)] += key[i] * value[j];
                         }
                     }
                     for g in 0..QUERY_HEADS / HEADS {
                         let head = h * (QUERY_HEADS / HEADS) + g;
                         let query = &query[(row * QUERY_HEADS + head) * SIZE..][..SIZE];
-                        for j in 0..OF_VALUE {
+                        for j in 0..VALUE_SIZE {
                             let sum: f64 = (0..SIZE).map(|i| query[i] * state[at(i, j)]).sum();
-                            result[(row * QUERY_HEADS + head) * OF_VALUE + j] = scale * sum;
+                            result[(row * QUERY_HEADS + head) * VALUE_SIZE + j] = scale * sum;
                         }
                     }
                 }
             }
         }
-        let shape = [BATCH, LENGTH, QUERY_HEADS * OF_VALUE];
-        [f64s(&shape, &result), f64s(&[BATCH, HEADS, SIZE, OF_VALUE], &state)]
+        let shape = [BATCH, LENGTH, QUERY_HEADS * VALUE_SIZE];
+        [f64s(&shape, &result), f64s(&[BATCH, HEADS, SIZE, VALUE_SIZE], &state)]
     }
 
     #[test]
-    fn every_rule_and_its_gradients() {
+    fn update_rules_and_gradients() {
         for rule in RULES {
             for (past, fine) in [(false, false), (true, true)] {
                 let given = inputs(rule, past, fine);
@@ -393,7 +396,7 @@ mod tests {
                     true => (attrs(rule).with("scale", 0.5f32), 0.5),
                     false => (attrs(rule), 1.0 / (SIZE as f64).sqrt()),
                 };
-                let graph = one_node(NEWEST_OPSET, OP, &ports, 2, attrs).expect("valid");
+                let graph = one_node_graph(NEWEST_OPSET, OP, &ports, 2, attrs).expect("valid");
                 let inputs: Vec<Tensor> = given.iter().flatten().cloned().collect();
                 for (got, want) in run(&graph, &inputs).expect("it runs").iter().zip(&expected(&given, scale))
                 {
@@ -409,7 +412,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_that_are_found_out_when_it_runs() {
+    fn symbolic_sizes() {
         let given = inputs("gated_delta", true, false);
         let inputs: Vec<Tensor> = given.iter().flatten().cloned().collect();
         let (mut symbolic, ids) = graph(&inputs.iter().collect::<Vec<_>>());
@@ -435,25 +438,25 @@ mod tests {
     }
 
     #[test]
-    fn a_state_of_another_type() {
+    fn state_of_other_dtype() {
         let given = inputs("gated_delta", true, true);
-        let mut narrow = given.clone().map(|tensor| tensor.map(|tensor| typed(&tensor, DType::F16)));
-        narrow[PAST] = given[PAST].as_ref().map(|past| typed(past, DType::F32));
+        let mut narrow = given.clone().map(|tensor| tensor.map(|tensor| cast_tensor(&tensor, DType::F16)));
+        narrow[PAST] = given[PAST].as_ref().map(|past| cast_tensor(past, DType::F32));
         let ports: Vec<Option<&Tensor>> = narrow.iter().map(Option::as_ref).collect();
         let got = run_node(OP, &ports, 2, attrs("gated_delta")).expect("it runs");
         assert_eq!([got[0].dtype(), got[1].dtype()], [DType::F16, DType::F32]);
-        let wide = narrow.clone().map(|tensor| tensor.map(|tensor| typed(&tensor, DType::F64)));
+        let wide = narrow.clone().map(|tensor| tensor.map(|tensor| cast_tensor(&tensor, DType::F64)));
         let want = expected(&wide, 1.0 / (SIZE as f64).sqrt());
-        assert_close(&got[1], &typed(&want[1], DType::F32), 1e-5);
-        assert_close(&got[0], &typed(&want[0], DType::F16), 2e-3);
+        assert_close(&got[1], &cast_tensor(&want[1], DType::F32), 1e-5);
+        assert_close(&got[0], &cast_tensor(&want[0], DType::F16), 2e-3);
     }
 
     #[test]
-    fn what_does_not_fit_is_refused() {
+    fn rejects_invalid_nodes() {
         let with = |name: &str, value: i64| attrs("linear").with(name, value);
         let shaped = |k: usize, dims: &[usize]| {
             let mut given = inputs("gated_delta", true, true);
-            given[k] = Some(spread(dims, 1));
+            given[k] = Some(generic_tensor(dims, 1));
             given
         };
         for (given, attrs, message) in [

@@ -16,8 +16,8 @@
 
 use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId, ValueType};
 
-use super::features::{DOMAIN, features};
-use super::norm::cast;
+use super::batch_norm::cast;
+use super::features::{ML_DOMAIN, feature_count};
 use crate::OpError;
 use crate::infer::Infer;
 use crate::introspect::Sample;
@@ -30,7 +30,7 @@ pub(crate) const CLASSIFIER: &str = "LinearClassifier";
 pub(crate) const REGRESSOR: &str = "LinearRegressor";
 
 /// Magnitude up to which `SOFTMAX_ZERO` treats a score as 0.
-const NEXT_TO_ZERO: f64 = 1e-7;
+const SOFTMAX_ZERO_THRESHOLD: f64 = 1e-7;
 
 /// Function of the scores (`post_transform`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,12 +43,12 @@ pub(crate) enum PostTransform {
 
 /// Linear model, read from the attributes of a node.
 #[derive(Clone, Debug)]
-pub(crate) struct Linear {
+pub(crate) struct LinearModel {
     /// Matrix of coefficients, one row for each score.
     pub(crate) coefficients: Vec<f32>,
     pub(crate) intercepts: Vec<f32>,
     /// Number of scores.
-    pub(crate) rows: usize,
+    pub(crate) score_count: usize,
     /// Labels of the classes; `None` for a regressor.
     labels: Option<Labels>,
     pub(crate) post_transform: PostTransform,
@@ -57,21 +57,21 @@ pub(crate) struct Linear {
 /// Labels of the classes. String labels are only counted.
 #[derive(Clone, Debug)]
 enum Labels {
-    Numbers(Vec<i64>),
-    Texts(usize),
+    Integers(Vec<i64>),
+    Strings(usize),
 }
 
 impl Labels {
     fn len(&self) -> usize {
         match self {
-            Labels::Numbers(numbers) => numbers.len(),
-            Labels::Texts(count) => *count,
+            Labels::Integers(numbers) => numbers.len(),
+            Labels::Strings(count) => *count,
         }
     }
 }
 
-impl Linear {
-    pub(crate) fn of(node: &Node) -> Result<Linear, OpError> {
+impl LinearModel {
+    pub(crate) fn from_node(node: &Node) -> Result<LinearModel, OpError> {
         let attrs = &node.attrs;
         let coefficients = Attrs::required("coefficients", attrs.floats("coefficients")?)?.to_vec();
         let mut intercepts = attrs.floats("intercepts")?.unwrap_or(&[]).to_vec();
@@ -96,7 +96,7 @@ impl Linear {
         let rows = if &*node.op == CLASSIFIER {
             let numbers = attrs.ints("classlabels_ints")?.unwrap_or(&[]);
             let texts = attrs.strings("classlabels_strings")?.unwrap_or(&[]).len();
-            let found = if texts > 0 { Labels::Texts(texts) } else { Labels::Numbers(numbers.to_vec()) };
+            let found = if texts > 0 { Labels::Strings(texts) } else { Labels::Integers(numbers.to_vec()) };
             let rows = if intercepts.is_empty() { found.len().max(1) } else { intercepts.len() };
             let count = found.len();
             if count != rows && !(rows == 1 && (count == 0 || count == 2)) {
@@ -126,44 +126,44 @@ impl Linear {
             )));
         }
         intercepts.resize(rows, 0.0);
-        Ok(Linear { coefficients, intercepts, rows, labels, post_transform })
+        Ok(LinearModel { coefficients, intercepts, score_count: rows, labels, post_transform })
     }
 
-    fn features(&self) -> usize {
-        self.coefficients.len() / self.rows
+    fn feature_count(&self) -> usize {
+        self.coefficients.len() / self.score_count
     }
 
     /// Returns true if one score represents two classes.
     fn is_binary(&self) -> bool {
-        self.rows == 1 && self.labels.as_ref().is_some_and(|labels| labels.len() == 2)
+        self.score_count == 1 && self.labels.as_ref().is_some_and(|labels| labels.len() == 2)
     }
 }
 
-impl Op for Linear {
+impl Op for LinearModel {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
         let outputs = if self.labels.is_some() { 2 } else { 1 };
-        cx.arity(1, 1, outputs)?;
-        cx.dtype_where(0, "a number", |dtype| dtype != DType::Bool)?;
-        if let Some(found) = features(cx)?.filter(|&found| found != self.features()) {
-            let (rows, each) = (self.rows, self.features());
+        cx.check_arity(1, 1, outputs)?;
+        cx.expect_dtype(0, "a number", |dtype| dtype != DType::Bool)?;
+        if let Some(found) = feature_count(cx)?.filter(|&found| found != self.feature_count()) {
+            let (rows, each) = (self.score_count, self.feature_count());
             return Err(OpError::invalid(format!(
                 "input 0 has {found} features, but it has {rows} rows of {each} coefficients"
             )));
         }
         let batch = cx.shape(0).map(|shape| if shape.rank() == 1 { Dim::Known(1) } else { shape[0].clone() });
         let of = |dims: &[Dim]| Some(dims.iter().cloned().collect::<Shape>());
-        let columns = if self.is_binary() { 2 } else { self.rows };
+        let columns = if self.is_binary() { 2 } else { self.score_count };
         if let Some(labels) = &self.labels {
-            if let (Labels::Texts(_), true) = (labels, cx.wants(0)) {
+            if let (Labels::Strings(_), true) = (labels, cx.has_output(0)) {
                 return Err(OpError::unsupported(
                     "its labels are texts (classlabels_strings), which are not supported: make an output of its \
                      probabilities alone, or fit the classifier with numbers as classes",
                 ));
             }
-            cx.output(0, DType::I64, batch.clone().and_then(|batch| of(&[batch])));
+            cx.set_output(0, DType::I64, batch.clone().and_then(|batch| of(&[batch])));
         }
         let shape = batch.and_then(|batch| of(&[batch, Dim::Known(columns)]));
-        cx.output(outputs - 1, DType::F32, shape);
+        cx.set_output(outputs - 1, DType::F32, shape);
         Ok(())
     }
 }
@@ -173,17 +173,17 @@ fn add(rw: &mut Rewrite<'_>, op: &str, inputs: &[ValueId]) -> ValueId {
 }
 
 /// Adds the weighted sums, as a value named `scores`.
-fn scores(rw: &mut Rewrite<'_>, linear: &Linear) -> Result<ValueId, OpError> {
-    let x = rw.required(0)?;
+fn add_scores(rw: &mut Rewrite<'_>, linear: &LinearModel) -> Result<ValueId, OpError> {
+    let x = rw.required_input(0)?;
     let dtype = rw.dtype(x).ok_or_else(|| OpError::invalid("the type of input 0 is not known"))?;
     let mut x = cast(rw.patch().1, x, dtype, DType::F32);
-    if rw.shape(rw.required(0)?).map(Shape::rank) == Some(1) {
+    if rw.shape(rw.required_input(0)?).map(Shape::rank) == Some(1) {
         let row = rw.ints("row", &[1, -1]);
         x = add(rw, "Reshape", &[x, row]);
     }
-    let dims = [linear.rows, linear.features()];
+    let dims = [linear.score_count, linear.feature_count()];
     let coefficients = rw.constant("coefficients", Tensor::f32(&dims, &linear.coefficients));
-    let intercepts = rw.constant("intercepts", Tensor::f32(&[linear.rows], &linear.intercepts));
+    let intercepts = rw.constant("intercepts", Tensor::f32(&[linear.score_count], &linear.intercepts));
     let (_, patch) = rw.patch();
     let prefix = patch.prefix().to_owned();
     let scores = patch.add_value(&format!("{prefix}scores"), ValueType::Unknown);
@@ -195,7 +195,7 @@ fn scores(rw: &mut Rewrite<'_>, linear: &Linear) -> Result<ValueId, OpError> {
 }
 
 /// Applies `post_transform` to the scores.
-fn transformed(rw: &mut Rewrite<'_>, linear: &Linear, scores: ValueId) -> ValueId {
+fn apply_post_transform(rw: &mut Rewrite<'_>, linear: &LinearModel, scores: ValueId) -> ValueId {
     let along = || Attrs::new().with("axis", 1i64);
     if linear.is_binary() {
         let (first, second) = if linear.post_transform == PostTransform::Logistic {
@@ -212,7 +212,7 @@ fn transformed(rw: &mut Rewrite<'_>, linear: &Linear, scores: ValueId) -> ValueI
         };
     }
     match linear.post_transform {
-        _ if linear.rows == 1 => scores,
+        _ if linear.score_count == 1 => scores,
         PostTransform::None => scores,
         PostTransform::Softmax => rw.add("Softmax", &[scores], along()),
         PostTransform::Logistic => add(rw, "Sigmoid", &[scores]),
@@ -222,7 +222,7 @@ fn transformed(rw: &mut Rewrite<'_>, linear: &Linear, scores: ValueId) -> ValueI
             let centred = add(rw, "Sub", &[scores, largest]);
             let power = add(rw, "Exp", &[centred]);
             let magnitude = add(rw, "Abs", &[scores]);
-            let least = rw.constant("next_to_zero", Tensor::scalar(DType::F32, NEXT_TO_ZERO));
+            let least = rw.constant("next_to_zero", Tensor::scalar(DType::F32, SOFTMAX_ZERO_THRESHOLD));
             let counts = add(rw, "Greater", &[magnitude, least]);
             let zero = rw.constant("zero", Tensor::scalar(DType::F32, 0.0));
             let counted = add(rw, "Where", &[counts, power, zero]);
@@ -233,8 +233,8 @@ fn transformed(rw: &mut Rewrite<'_>, linear: &Linear, scores: ValueId) -> ValueI
 }
 
 /// Adds the label of the largest score; for a single score, the label by its sign.
-fn label(rw: &mut Rewrite<'_>, linear: &Linear, scores: ValueId) -> ValueId {
-    let position = if linear.rows == 1 {
+fn add_label(rw: &mut Rewrite<'_>, linear: &LinearModel, scores: ValueId) -> ValueId {
+    let position = if linear.score_count == 1 {
         let zero = rw.constant("zero", Tensor::scalar(DType::F32, 0.0));
         let positive = add(rw, "Greater", &[scores, zero]);
         let positive = cast(rw.patch().1, positive, DType::Bool, DType::I64);
@@ -244,7 +244,7 @@ fn label(rw: &mut Rewrite<'_>, linear: &Linear, scores: ValueId) -> ValueId {
         rw.add("ArgMax", &[scores], Attrs::new().with("axis", 1i64).with("keepdims", 0i64))
     };
     match &linear.labels {
-        Some(Labels::Numbers(numbers)) if !numbers.is_empty() => {
+        Some(Labels::Integers(numbers)) if !numbers.is_empty() => {
             let numbers = rw.ints("labels", numbers);
             add(rw, "Gather", &[numbers, position])
         }
@@ -253,23 +253,23 @@ fn label(rw: &mut Rewrite<'_>, linear: &Linear, scores: ValueId) -> ValueId {
 }
 
 fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
-    let linear = Linear::of(rw.node())?;
-    let scores = scores(rw, &linear)?;
-    let result = transformed(rw, &linear, scores);
+    let linear = LinearModel::from_node(rw.node())?;
+    let scores = add_scores(rw, &linear)?;
+    let result = apply_post_transform(rw, &linear, scores);
     if linear.labels.is_none() {
-        rw.output(0, result);
+        rw.replace_output(0, result);
         return Ok(());
     }
     if rw.has_output(0) {
-        let label = label(rw, &linear, scores);
-        rw.output(0, label);
+        let label = add_label(rw, &linear, scores);
+        rw.replace_output(0, label);
     }
-    rw.output(1, result);
+    rw.replace_output(1, result);
     Ok(())
 }
 
 fn build(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
-    Ok(Box::new(Linear::of(node)?))
+    Ok(Box::new(LinearModel::from_node(node)?))
 }
 
 fn sample(definition: &Definition) -> Sample {
@@ -284,6 +284,6 @@ fn sample(definition: &Definition) -> Sample {
 
 pub(crate) fn definitions() -> Vec<Definition> {
     [CLASSIFIER, REGRESSOR]
-        .map(|name| Definition::new(DOMAIN, name, &[1], build).composition(decompose).sample(sample))
+        .map(|name| Definition::new(ML_DOMAIN, name, &[1], build).composition(decompose).sample(sample))
         .into()
 }

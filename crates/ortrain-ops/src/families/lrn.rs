@@ -19,8 +19,8 @@ struct Lrn;
 
 impl Op for Lrn {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
-        cx.arity(1, 1, 1)?;
-        let dtype = cx.dtype_where(0, "a float type", DType::is_float)?;
+        cx.check_arity(1, 1, 1)?;
+        let dtype = cx.expect_dtype(0, "a float type", DType::is_float)?;
         let shape = cx.shape(0).cloned();
         if let Some(shape) = &shape
             && shape.rank() < 2
@@ -29,12 +29,12 @@ impl Op for Lrn {
                 "input 0 has shape {shape}; batch and channels are needed"
             )));
         }
-        cx.output(0, dtype, shape);
+        cx.set_output(0, dtype, shape);
         Ok(())
     }
 }
 
-fn size_of(attrs: &Attrs) -> Result<i64, OpError> {
+fn read_size(attrs: &Attrs) -> Result<i64, OpError> {
     let size = Attrs::required("size", attrs.int("size")?)?;
     if size < 1 {
         return Err(OpError::invalid(format!("a window of {size} channels; at least one is needed")));
@@ -43,13 +43,13 @@ fn size_of(attrs: &Attrs) -> Result<i64, OpError> {
 }
 
 fn build(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
-    size_of(&node.attrs)?;
+    read_size(&node.attrs)?;
     Ok(Box::new(Lrn))
 }
 
 /// Returns the shape `[batch, 1, channels, space]`, in which a pooling window slides along the channels, and the
 /// original shape. A 0 in the shapes keeps the batch size.
-fn planes(shape: &Shape) -> Option<[Vec<i64>; 2]> {
+fn plane_shapes(shape: &Shape) -> Option<[Vec<i64>; 2]> {
     let known: Option<Vec<i64>> = shape[1..].iter().map(|dim| dim.known().map(|size| size as i64)).collect();
     let known = known?;
     let space = known[1..].iter().try_fold(1i64, |product, &size| product.checked_mul(size))?;
@@ -57,7 +57,12 @@ fn planes(shape: &Shape) -> Option<[Vec<i64>; 2]> {
 }
 
 /// Adds the average over a window of channels at each element.
-fn average(rw: &mut Rewrite<'_>, value: ValueId, shape: &Shape, size: i64) -> Result<ValueId, OpError> {
+fn add_channel_average(
+    rw: &mut Rewrite<'_>,
+    value: ValueId,
+    shape: &Shape,
+    size: i64,
+) -> Result<ValueId, OpError> {
     let (before, behind) = ((size - 1) / 2, size / 2);
     let pool = |rw: &mut Rewrite<'_>, value: ValueId, rank: usize| {
         // The first axis is the channel axis; along the other axes the window has one element.
@@ -68,7 +73,7 @@ fn average(rw: &mut Rewrite<'_>, value: ValueId, shape: &Shape, size: i64) -> Re
             Attrs::new().with("kernel_shape", kernel).with("pads", pads).with("count_include_pad", 1i64);
         rw.add("AveragePool", &[value], attrs)
     };
-    if let Some([to, back]) = planes(shape) {
+    if let Some([to, back]) = plane_shapes(shape) {
         let to = rw.ints("planes", &to);
         let flat = rw.add("Reshape", &[value, to], Attrs::new());
         let pooled = pool(rw, flat, 2);
@@ -87,12 +92,12 @@ fn average(rw: &mut Rewrite<'_>, value: ValueId, shape: &Shape, size: i64) -> Re
 }
 
 fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
-    let x = rw.required(0)?;
+    let x = rw.required_input(0)?;
     let missing =
         || OpError::unsupported("the type and rank of its input must be known for this; declare them");
     let (dtype, shape) = (rw.dtype(x).ok_or_else(missing)?, rw.shape(x).cloned().ok_or_else(missing)?);
     if shape.contains(&Dim::Known(0)) {
-        rw.output(0, x);
+        rw.replace_output(0, x);
         return Ok(());
     }
     let attrs = rw.attrs().clone();
@@ -109,7 +114,7 @@ fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     };
     let input = cast(rw, x, wide);
     let square = rw.add("Mul", &[input, input], Attrs::new());
-    let average = average(rw, square, &shape, size_of(&attrs)?)?;
+    let average = add_channel_average(rw, square, &shape, read_size(&attrs)?)?;
     let mut scalar = |name: &str, value: f64| rw.constant(name, Tensor::scalar(wide, value));
     let [alpha, beta, bias] =
         [("alpha", alpha), ("beta", beta), ("bias", bias)].map(|(name, v)| scalar(name, v));
@@ -118,7 +123,7 @@ fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let power = rw.add("Pow", &[sum, beta], Attrs::new());
     let result = rw.add("Div", &[input, power], Attrs::new());
     let result = cast(rw, result, dtype);
-    rw.output(0, result);
+    rw.replace_output(0, result);
     Ok(())
 }
 
@@ -132,8 +137,8 @@ mod tests {
 
     use super::*;
     use crate::testing::{
-        add, assert_close, check_downgrade, check_gradients, f64s, gradient_graph, graph, one_node, run,
-        run_node, spread,
+        add, assert_close, check_downgrade, check_gradients, f64s, generic_tensor, gradient_graph, graph,
+        one_node_graph, run, run_node,
     };
 
     const LRN: (&str, &str) = ("", "LRN");
@@ -159,10 +164,10 @@ mod tests {
     }
 
     #[test]
-    fn odd_and_even_windows_of_every_rank() {
+    fn all_window_sizes_and_ranks() {
         for dims in [&[2, 5][..], &[2, 4, 3], &[1, 5, 2, 2], &[2, 1, 2, 3], &[2, 3, 1, 2, 2]] {
             for size in [1, 2, 3, 4, 9] {
-                let x = spread(dims, 1);
+                let x = generic_tensor(dims, 1);
                 let got = run_node(LRN, &[Some(&x)], 1, attrs(size)).expect("it runs");
                 assert_close(&got[0], &expected(&x, size as usize), 1e-12);
             }
@@ -171,8 +176,8 @@ mod tests {
 
     /// Two nodes in one graph do not share intermediate values.
     #[test]
-    fn several_in_one_graph() {
-        let (x, z) = (spread(&[2, 5, 3], 1), spread(&[2, 5, 3], 7));
+    fn two_nodes_in_one_graph() {
+        let (x, z) = (generic_tensor(&[2, 5, 3], 1), generic_tensor(&[2, 5, 3], 7));
         let (mut both, ids) = graph(&[&x, &z]);
         add(&mut both, LRN, "a", &[Some(ids[0])], 1, attrs(3));
         add(&mut both, LRN, "b", &[Some(ids[1])], 1, attrs(1).with("alpha", 0.25f32));
@@ -186,18 +191,18 @@ mod tests {
     fn gradients() {
         for dims in [&[2, 3][..], &[2, 4, 2], &[1, 5, 2, 2]] {
             for size in [1, 2, 3, 9] {
-                let x = spread(dims, 2);
-                let graph = one_node(28, LRN, &[Some(&x)], 1, attrs(size)).expect("it is read");
+                let x = generic_tensor(dims, 2);
+                let graph = one_node_graph(28, LRN, &[Some(&x)], 1, attrs(size)).expect("it is read");
                 check_gradients(&graph, &[x], &[0], &[0]);
             }
         }
     }
 
     #[test]
-    fn it_is_differentiated_as_what_it_is_made_of() {
-        let x = spread(&[2, 3, 4], 3);
-        let graph = one_node(28, LRN, &[Some(&x)], 1, attrs(3)).expect("it is read");
-        let gradient = gradient_graph(&graph, &[Some(spread(&[2, 3, 4], 4))], &[0]);
+    fn differentiates_decomposition() {
+        let x = generic_tensor(&[2, 3, 4], 3);
+        let graph = one_node_graph(28, LRN, &[Some(&x)], 1, attrs(3)).expect("it is read");
+        let gradient = gradient_graph(&graph, &[Some(generic_tensor(&[2, 3, 4], 4))], &[0]);
         assert!(gradient.nodes.iter().all(|node| &*node.op != "LRN"), "{gradient}");
         let count = gradient.nodes.iter().filter(|node| &*node.op == "AveragePool").count();
         assert_eq!(count, 1, "the sums are computed once");
@@ -205,7 +210,7 @@ mod tests {
 
     #[test]
     fn symbolic_sizes() {
-        let x = spread(&[2, 5, 3], 4);
+        let x = generic_tensor(&[2, 5, 3], 4);
         let symbolic = |dims: [Dim; 3]| {
             let (mut graph, ids) = graph(&[&x]);
             graph.value_mut(ids[0]).ty = ValueType::Tensor(DType::F64, Some(dims.into_iter().collect()));
@@ -226,18 +231,18 @@ mod tests {
     }
 
     #[test]
-    fn nothing_to_normalize() {
+    fn empty_tensors() {
         for dims in [&[0, 3, 2][..], &[2, 0, 2], &[2, 3, 0]] {
-            let x = spread(dims, 5);
-            let graph = one_node(28, LRN, &[Some(&x)], 1, attrs(3)).expect("it is read");
+            let x = generic_tensor(dims, 5);
+            let graph = one_node_graph(28, LRN, &[Some(&x)], 1, attrs(3)).expect("it is read");
             assert_eq!(run(&graph, std::slice::from_ref(&x)).expect("it runs")[0], x);
-            let gradient = gradient_graph(&graph, &[Some(spread(dims, 1))], &[0]);
+            let gradient = gradient_graph(&graph, &[Some(generic_tensor(dims, 1))], &[0]);
             assert_eq!(run(&gradient, std::slice::from_ref(&x)).expect("it runs")[0].dims(), dims);
         }
     }
 
     #[test]
-    fn narrow_floats_do_not_overflow_on_the_way() {
+    fn float16_intermediates_do_not_overflow() {
         let elements = [300.0f32, -400.0, 500.0].map(half::f16::from_f32);
         let x = Tensor::from_slice(DType::F16, &[1, 3], &elements);
         let got = run_node(LRN, &[Some(&x)], 1, attrs(3)).expect("it runs");
@@ -248,18 +253,19 @@ mod tests {
     }
 
     #[test]
-    fn versions_and_bad_attributes() {
-        let x = spread(&[2, 3, 4], 6);
-        let graph = one_node(28, LRN, &[Some(&x)], 1, attrs(3)).expect("it is read");
+    fn versions_and_invalid_attributes() {
+        let x = generic_tensor(&[2, 3, 4], 6);
+        let graph = one_node_graph(28, LRN, &[Some(&x)], 1, attrs(3)).expect("it is read");
         assert_eq!(check_downgrade(&graph, std::slice::from_ref(&x), 7).nodes.len(), 1);
         for (attrs, words) in
             [(Attrs::new(), "attribute \"size\" is missing"), (attrs(0), "a window of 0 channels")]
         {
-            let error = one_node(28, LRN, &[Some(&x)], 1, attrs).expect_err("refused").to_string();
+            let error = one_node_graph(28, LRN, &[Some(&x)], 1, attrs).expect_err("refused").to_string();
             assert!(error.contains(words), "{error}");
         }
-        let error =
-            one_node(28, LRN, &[Some(&spread(&[3], 1))], 1, attrs(3)).expect_err("refused").to_string();
+        let error = one_node_graph(28, LRN, &[Some(&generic_tensor(&[3], 1))], 1, attrs(3))
+            .expect_err("refused")
+            .to_string();
         assert!(error.contains("batch and channels are needed"), "{error}");
     }
 }

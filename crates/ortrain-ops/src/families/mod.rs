@@ -4,6 +4,7 @@ mod activations;
 mod affine_grid;
 mod argmax;
 mod attention;
+pub(crate) mod batch_norm;
 mod bit_cast;
 mod causal_conv;
 mod center_crop_pad;
@@ -38,10 +39,9 @@ mod lrn;
 mod matmul;
 mod non_max_suppression;
 mod nonzero;
-pub(crate) mod norm;
 mod normalize;
 mod one_hot;
-pub(crate) mod optim;
+pub(crate) mod optimizer_ops;
 pub mod optimizers;
 mod pad;
 mod pool;
@@ -107,10 +107,10 @@ const FAMILIES: &[fn() -> Vec<Definition>] = &[
     matmul::definitions,
     non_max_suppression::definitions,
     nonzero::definitions,
-    norm::definitions,
+    batch_norm::definitions,
     normalize::definitions,
     one_hot::definitions,
-    optim::definitions,
+    optimizer_ops::definitions,
     optimizers::definitions,
     optimizers::definitions_of_nodes,
     training_graph::definitions,
@@ -142,11 +142,11 @@ pub(crate) fn definitions() -> Vec<Definition> {
 
 /// Returns true if the derivative of an operator is zero almost everywhere.
 pub(crate) fn has_zero_derivative(domain: &str, name: &str) -> bool {
-    let flat = [elementwise::is_flat, argmax::is_flat, diagonal::is_flat];
+    let flat = [elementwise::has_zero_derivative, argmax::has_zero_derivative, diagonal::has_zero_derivative];
     flat.iter().any(|is_flat| is_flat(domain, name))
 }
 
 /// Returns true if an operator returns another result in every run.
-pub(crate) fn draws_random_numbers(domain: &str, name: &str) -> bool {
+pub(crate) fn is_random(domain: &str, name: &str) -> bool {
     domain.is_empty() && name == "Dropout"
 }

@@ -21,8 +21,8 @@ use crate::op::{Definition, Op, Placement};
 const BOXES: usize = 0;
 const SCORES: usize = 1;
 const MAX_OUTPUT_BOXES: usize = 2;
-const OVERLAP: usize = 3;
-const MIN_SCORE: usize = 4;
+const IOU_THRESHOLD: usize = 3;
+const SCORE_THRESHOLD: usize = 4;
 
 #[derive(Clone, Copy, Debug)]
 struct NonMaxSuppression {
@@ -34,16 +34,16 @@ struct NonMaxSuppression {
 
 impl Op for NonMaxSuppression {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
-        cx.arity(2, 5, 1)?;
-        for k in [BOXES, SCORES, OVERLAP, MIN_SCORE] {
-            if cx.has(k) {
-                cx.dtype_where(k, "float32", |dtype| dtype == DType::F32)?;
+        cx.check_arity(2, 5, 1)?;
+        for k in [BOXES, SCORES, IOU_THRESHOLD, SCORE_THRESHOLD] {
+            if cx.has_input(k) {
+                cx.expect_dtype(k, "float32", |dtype| dtype == DType::F32)?;
             }
         }
-        if cx.has(MAX_OUTPUT_BOXES) {
-            cx.dtype_where(MAX_OUTPUT_BOXES, "int64", |dtype| dtype == DType::I64)?;
+        if cx.has_input(MAX_OUTPUT_BOXES) {
+            cx.expect_dtype(MAX_OUTPUT_BOXES, "int64", |dtype| dtype == DType::I64)?;
         }
-        for k in [MAX_OUTPUT_BOXES, OVERLAP, MIN_SCORE] {
+        for k in [MAX_OUTPUT_BOXES, IOU_THRESHOLD, SCORE_THRESHOLD] {
             // An input without elements is equivalent to an omitted input.
             if let Some(shape) = cx.shape(k)
                 && shape.iter().any(|dim| dim.known().is_some_and(|size| size > 1))
@@ -65,7 +65,7 @@ impl Op for NonMaxSuppression {
             }
         }
         let shape: Shape = [cx.unknown_dim(0, 0), Dim::Known(3)].into_iter().collect();
-        cx.output(0, DType::I64, Some(shape));
+        cx.set_output(0, DType::I64, Some(shape));
         Ok(())
     }
 
@@ -79,10 +79,10 @@ impl Op for NonMaxSuppression {
 }
 
 /// Start and end of a box along both axes.
-type Sides = [[f32; 2]; 2];
+type BoxSides = [[f32; 2]; 2];
 
 impl NonMaxSuppression {
-    fn sides(&self, numbers: &[f64]) -> Sides {
+    fn box_sides(&self, numbers: &[f64]) -> BoxSides {
         let n = |k: usize| numbers[k] as f32;
         if self.centered {
             let side = |middle: f32, size: f32| [middle - size / 2.0, middle + size / 2.0];
@@ -95,7 +95,7 @@ impl NonMaxSuppression {
 }
 
 /// Returns the intersection over union of two boxes.
-fn overlap(a: &Sides, b: &Sides) -> f32 {
+fn intersection_over_union(a: &BoxSides, b: &BoxSides) -> f32 {
     let mut both = 1.0;
     for axis in 0..2 {
         let shared = a[axis][1].min(b[axis][1]) - a[axis][0].max(b[axis][0]);
@@ -104,7 +104,7 @@ fn overlap(a: &Sides, b: &Sides) -> f32 {
         }
         both *= shared;
     }
-    let area = |sides: &Sides| (sides[0][1] - sides[0][0]) * (sides[1][1] - sides[1][0]);
+    let area = |sides: &BoxSides| (sides[0][1] - sides[0][0]) * (sides[1][1] - sides[1][0]);
     let (of_a, of_b) = (area(a), area(b));
     let any = of_a + of_b - both;
     if of_a <= 0.0 || of_b <= 0.0 || any <= 0.0 { 0.0 } else { both / any }
@@ -127,15 +127,15 @@ impl HostFunction for NonMaxSuppression {
         }
         let number = |k: usize| all[k].and_then(|tensor| tensor.to_f64().first().copied());
         let most = number(MAX_OUTPUT_BOXES).unwrap_or(0.0).max(0.0) as usize;
-        let most_overlap = number(OVERLAP).unwrap_or(0.0) as f32;
-        let least = number(MIN_SCORE);
+        let most_overlap = number(IOU_THRESHOLD).unwrap_or(0.0) as f32;
+        let least = number(SCORE_THRESHOLD);
         let (boxes, scores) = (boxes.to_f64(), scores.to_f64());
         let mut chosen = Vec::new();
         let steps = Steps::default();
         for image in 0..images {
-            let sides: Vec<Sides> = boxes[image * count * 4..][..count * 4]
+            let sides: Vec<BoxSides> = boxes[image * count * 4..][..count * 4]
                 .chunks(4)
-                .map(|numbers| self.sides(numbers))
+                .map(|numbers| self.box_sides(numbers))
                 .collect();
             for class in 0..classes {
                 let scores = &scores[(image * classes + class) * count..][..count];
@@ -153,7 +153,7 @@ impl HostFunction for NonMaxSuppression {
                     }
                     let overlaps = |&other: &usize| {
                         steps.step();
-                        overlap(&sides[k], &sides[other]) > most_overlap
+                        intersection_over_union(&sides[k], &sides[other]) > most_overlap
                     };
                     if !own.iter().any(overlaps) {
                         own.push(k);
@@ -189,7 +189,7 @@ mod tests {
 
     const OP: (&str, &str) = ("", "NonMaxSuppression");
 
-    fn chosen(boxes: &[f32], scores: &[f32], limits: [Option<f32>; 3], attrs: Attrs) -> Vec<i64> {
+    fn select_boxes(boxes: &[f32], scores: &[f32], limits: [Option<f32>; 3], attrs: Attrs) -> Vec<i64> {
         let boxes = Tensor::f32(&[1, boxes.len() / 4, 4], boxes);
         let scores = Tensor::f32(&[1, 1, scores.len()], scores);
         let most = limits[0].map(|most| Tensor::i64(&[1], &[most as i64]));
@@ -202,23 +202,23 @@ mod tests {
     }
 
     #[test]
-    fn the_best_of_those_that_overlap() {
+    fn selects_best_of_overlapping_boxes() {
         let boxes = [0., 0., 2., 2., 0., 1., 2., 3., 2., 2., 0., 0., 5., 5., 6., 6.];
         let scores = [0.5, 0.9, 0.5, 0.1];
         let some = |most: f32, overlap: f32| [Some(most), Some(overlap), None];
         // Box 2 equals box 0, with the other pair of corners.
-        assert_eq!(chosen(&boxes, &scores, some(9.0, 0.5), Attrs::new()), [1, 0, 3]);
-        assert_eq!(chosen(&boxes, &scores, some(9.0, 0.2), Attrs::new()), [1, 3]);
-        assert_eq!(chosen(&boxes, &scores, some(2.0, 1.0), Attrs::new()), [1, 0]);
-        assert_eq!(chosen(&boxes, &scores, [Some(9.0), None, Some(0.1)], Attrs::new()), [1]);
-        assert!(chosen(&boxes, &scores, [None, Some(0.5), None], Attrs::new()).is_empty());
+        assert_eq!(select_boxes(&boxes, &scores, some(9.0, 0.5), Attrs::new()), [1, 0, 3]);
+        assert_eq!(select_boxes(&boxes, &scores, some(9.0, 0.2), Attrs::new()), [1, 3]);
+        assert_eq!(select_boxes(&boxes, &scores, some(2.0, 1.0), Attrs::new()), [1, 0]);
+        assert_eq!(select_boxes(&boxes, &scores, [Some(9.0), None, Some(0.1)], Attrs::new()), [1]);
+        assert!(select_boxes(&boxes, &scores, [None, Some(0.5), None], Attrs::new()).is_empty());
         let centered = [1., 1., 2., 2., 2., 1., 2., 2., 9., 9., 1., 1.];
         let attrs = Attrs::new().with("center_point_box", 1i64);
-        assert_eq!(chosen(&centered, &[0.5, 0.9, f32::NAN], some(9.0, 0.2), attrs), [1]);
+        assert_eq!(select_boxes(&centered, &[0.5, 0.9, f32::NAN], some(9.0, 0.2), attrs), [1]);
     }
 
     #[test]
-    fn what_does_not_fit_is_refused() {
+    fn rejects_invalid_nodes() {
         for (boxes, scores, attrs, message) in [
             (
                 vec![1, 2, 3],

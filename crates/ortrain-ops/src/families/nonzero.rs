@@ -17,14 +17,14 @@ struct NonZero;
 
 impl Op for NonZero {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
-        cx.arity(1, 1, 1)?;
+        cx.check_arity(1, 1, 1)?;
         cx.dtype(0)?;
         if let Some(dims) = cx.shape(0).and_then(Shape::concrete) {
             check_size(&dims).map_err(OpError::unsupported)?;
         }
         let rank = cx.shape(0).map_or_else(|| cx.unknown_dim(0, 0), |shape| Dim::Known(shape.rank()));
         let shape: Shape = [rank, cx.unknown_dim(0, 1)].into_iter().collect();
-        cx.output(0, DType::I64, Some(shape));
+        cx.set_output(0, DType::I64, Some(shape));
         Ok(())
     }
 
@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn what_follows_is_compiled_for_the_count() {
+    fn consumers_are_compiled_for_the_count() {
         // x[nonzero(mask)] by Gather, then a map, a reduction, and a ConstantOfShape with a computed shape.
         let (mask, x) = (Tensor::f32(&[4], &[0.0; 4]), Tensor::f32(&[4, 2], &[0.0; 8]));
         let (mut graph, ids) = graph(&[&mask, &x]);
@@ -145,7 +145,7 @@ mod tests {
         graph.outputs = vec![y];
         let schedule = crate::Specialiser::new(graph.clone(), vec![crate::Role::User]);
         let schedule = schedule.schedule(std::slice::from_ref(&x)).expect("it compiles");
-        assert!(schedule.single().is_some(), "{}", schedule.schedule());
+        assert!(schedule.single_program().is_some(), "{}", schedule.schedule());
         assert_eq!(run(&graph, &[x]).expect("it runs")[0].dims(), [1, 2]);
     }
 }

@@ -14,7 +14,7 @@
 
 use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId};
 
-use super::norm::{cast, wide};
+use super::batch_norm::{arithmetic_dtype, cast};
 use crate::OpError;
 use crate::infer::{Infer, normalize_axes, normalize_axis};
 use crate::op::{Definition, Op};
@@ -24,16 +24,16 @@ use crate::rewrite::Rewrite;
 const DEVIATION_EPSILON: f64 = 1e-9;
 
 /// Normalization of each sample, by channels or groups of channels.
-struct Channels {
+struct ChannelNormalization {
     /// Number of groups; `None` if each channel is a group.
     groups: Option<i64>,
 }
 
-impl Op for Channels {
+impl Op for ChannelNormalization {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
-        cx.arity(3, 3, 1)?;
-        cx.dtype_where(0, "a float type", DType::is_float)?;
-        let dtype = cx.same_dtype(0..3)?;
+        cx.check_arity(3, 3, 1)?;
+        cx.expect_dtype(0, "a float type", DType::is_float)?;
+        let dtype = cx.expect_same_dtype(0..3)?;
         if let Some(shape) = cx.shape(0) {
             if shape.rank() < 2 {
                 return Err(OpError::invalid(format!(
@@ -60,7 +60,7 @@ impl Op for Channels {
                 }
             }
         }
-        cx.output(0, dtype, cx.shape(0).cloned());
+        cx.set_output(0, dtype, cx.shape(0).cloned());
         Ok(())
     }
 }
@@ -75,13 +75,13 @@ fn add(rw: &mut Rewrite<'_>, op: &str, inputs: &[ValueId]) -> ValueId {
 }
 
 /// Reshapes `x`.
-fn seen(rw: &mut Rewrite<'_>, x: ValueId, sizes: &[i64]) -> ValueId {
+fn reshape(rw: &mut Rewrite<'_>, x: ValueId, sizes: &[i64]) -> ValueId {
     let sizes = rw.ints("sizes", sizes);
     add(rw, "Reshape", &[x, sizes])
 }
 
 /// Returns the elements minus their mean along axes, and the variance.
-fn centred(rw: &mut Rewrite<'_>, x: ValueId, axes: &[i64]) -> (ValueId, ValueId) {
+fn center(rw: &mut Rewrite<'_>, x: ValueId, axes: &[i64]) -> (ValueId, ValueId) {
     let axes = rw.ints("axes", axes);
     let mean = add(rw, "ReduceMean", &[x, axes]);
     let centred = add(rw, "Sub", &[x, mean]);
@@ -90,43 +90,43 @@ fn centred(rw: &mut Rewrite<'_>, x: ValueId, axes: &[i64]) -> (ValueId, ValueId)
 }
 
 /// Normalizes each row along the last of three axes to mean 0 and deviation 1.
-fn normal_rows(rw: &mut Rewrite<'_>, x: ValueId, dtype: DType, epsilon: f32) -> ValueId {
-    let data = cast(rw.patch().1, x, dtype, wide(dtype));
-    let (centred, variance) = centred(rw, data, &[2]);
-    let epsilon = rw.constant("epsilon", Tensor::scalar(wide(dtype), f64::from(epsilon)));
+fn normalize_rows(rw: &mut Rewrite<'_>, x: ValueId, dtype: DType, epsilon: f32) -> ValueId {
+    let data = cast(rw.patch().1, x, dtype, arithmetic_dtype(dtype));
+    let (centred, variance) = center(rw, data, &[2]);
+    let epsilon = rw.constant("epsilon", Tensor::scalar(arithmetic_dtype(dtype), f64::from(epsilon)));
     let shifted = add(rw, "Add", &[variance, epsilon]);
     let deviation = add(rw, "Sqrt", &[shifted]);
     let normal = add(rw, "Div", &[centred, deviation]);
-    cast(rw.patch().1, normal, wide(dtype), dtype)
+    cast(rw.patch().1, normal, arithmetic_dtype(dtype), dtype)
 }
 
-fn epsilon_of(attrs: &Attrs) -> Result<f32, OpError> {
+fn read_epsilon(attrs: &Attrs) -> Result<f32, OpError> {
     Ok(attrs.float("epsilon")?.unwrap_or(1e-5))
 }
 
 /// Applies scale and bias of each channel to normalized elements `[batch, channels, rest]`, and sets output 0 in the
 /// shape of `x`.
-fn scaled(rw: &mut Rewrite<'_>, x: ValueId, normal: ValueId) -> Result<(), OpError> {
-    let (scale, bias) = (rw.required(1)?, rw.required(2)?);
+fn apply_scale_and_bias(rw: &mut Rewrite<'_>, x: ValueId, normal: ValueId) -> Result<(), OpError> {
+    let (scale, bias) = (rw.required_input(1)?, rw.required_input(2)?);
     let axis = rw.ints("axis", &[1]);
     let [scale, bias] = [scale, bias].map(|value| add(rw, "Unsqueeze", &[value, axis]));
     let product = add(rw, "Mul", &[normal, scale]);
     let sum = add(rw, "Add", &[product, bias]);
     let shape = add(rw, "Shape", &[x]);
     let result = rw.add("Reshape", &[sum, shape], Attrs::new().with("allowzero", 1i64));
-    rw.output(0, result);
+    rw.replace_output(0, result);
     Ok(())
 }
 
 fn decompose_instance(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
-    let (x, epsilon) = (rw.required(0)?, epsilon_of(rw.attrs())?);
+    let (x, epsilon) = (rw.required_input(0)?, read_epsilon(rw.attrs())?);
     let dtype = dtype_of(rw, x)?;
-    let rows = seen(rw, x, &[0, 0, -1]);
-    let normal = normal_rows(rw, rows, dtype, epsilon);
-    scaled(rw, x, normal)
+    let rows = reshape(rw, x, &[0, 0, -1]);
+    let normal = normalize_rows(rw, rows, dtype, epsilon);
+    apply_scale_and_bias(rw, x, normal)
 }
 
-fn groups_of(attrs: &Attrs) -> Result<i64, OpError> {
+fn read_num_groups(attrs: &Attrs) -> Result<i64, OpError> {
     let groups = Attrs::required("num_groups", attrs.int("num_groups")?)?;
     if groups < 1 {
         return Err(OpError::invalid(format!("num_groups is {groups}; 1 is the least")));
@@ -135,20 +135,21 @@ fn groups_of(attrs: &Attrs) -> Result<i64, OpError> {
 }
 
 fn decompose_group(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
-    let (x, epsilon, groups) = (rw.required(0)?, epsilon_of(rw.attrs())?, groups_of(rw.attrs())?);
+    let (x, epsilon, groups) =
+        (rw.required_input(0)?, read_epsilon(rw.attrs())?, read_num_groups(rw.attrs())?);
     let dtype = dtype_of(rw, x)?;
-    let rows = seen(rw, x, &[0, groups, -1]);
-    let normal = normal_rows(rw, rows, dtype, epsilon);
+    let rows = reshape(rw, x, &[0, groups, -1]);
+    let normal = normalize_rows(rw, rows, dtype, epsilon);
     let shape = add(rw, "Shape", &[x]);
     let whole = rw.add("Reshape", &[normal, shape], Attrs::new().with("allowzero", 1i64));
-    let normal = seen(rw, whole, &[0, 0, -1]);
-    scaled(rw, x, normal)
+    let normal = reshape(rw, whole, &[0, 0, -1]);
+    apply_scale_and_bias(rw, x, normal)
 }
 
 /// Upgrades GroupNormalization from before opset 21, which has a scale and a bias for each group: expands them to the
 /// channels.
 fn upgrade_group(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
-    let (x, groups) = (rw.required(0)?, groups_of(rw.attrs())?);
+    let (x, groups) = (rw.required_input(0)?, read_num_groups(rw.attrs())?);
     let sizes = add(rw, "Shape", &[x]);
     let (one, count) = (rw.ints("one", &[1]), rw.ints("groups", &[groups]));
     let channels = add(rw, "Gather", &[sizes, one]);
@@ -156,12 +157,12 @@ fn upgrade_group(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let spread = rw.add("Concat", &[count, each], Attrs::new().with("axis", 0i64));
     let mut inputs = vec![Some(x)];
     for k in 1..3 {
-        let value = rw.required(k)?;
-        let column = seen(rw, value, &[groups, 1]);
+        let value = rw.required_input(k)?;
+        let column = reshape(rw, value, &[groups, 1]);
         let wide = add(rw, "Expand", &[column, spread]);
-        inputs.push(Some(seen(rw, wide, &[-1])));
+        inputs.push(Some(reshape(rw, wide, &[-1])));
     }
-    rw.same(&inputs, rw.attrs().clone());
+    rw.emit_same_op(&inputs, rw.attrs().clone());
     Ok(())
 }
 
@@ -170,30 +171,32 @@ fn downgrade_group(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
 }
 
 /// Operator with a result of its input's type and shape. Inference checks the axes.
-struct Alike {
+struct AxesNormalization {
     axes: Vec<i64>,
 }
 
-impl Op for Alike {
+impl Op for AxesNormalization {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
-        cx.arity(1, 1, 1)?;
-        let dtype = cx.dtype_where(0, "a float type", DType::is_float)?;
+        cx.check_arity(1, 1, 1)?;
+        let dtype = cx.expect_dtype(0, "a float type", DType::is_float)?;
         cx.shape(0).map(|shape| normalize_axes(&self.axes, shape.rank())).transpose()?;
-        cx.output(0, dtype, cx.shape(0).cloned());
+        cx.set_output(0, dtype, cx.shape(0).cloned());
         Ok(())
     }
 }
 
-fn axes_of(attrs: &Attrs) -> Result<Vec<i64>, OpError> {
+fn read_axes(attrs: &Attrs) -> Result<Vec<i64>, OpError> {
     Ok(attrs.ints("axes")?.map_or_else(|| vec![0, 2, 3], <[i64]>::to_vec))
 }
 
-fn decompose_statistics(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
-    let (x, axes) = (rw.required(0)?, axes_of(rw.attrs())?);
+fn decompose_mean_variance(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
+    let (x, axes) = (rw.required_input(0)?, read_axes(rw.attrs())?);
     let dtype = dtype_of(rw, x)?;
-    let data = cast(rw.patch().1, x, dtype, wide(dtype));
-    let (centred, variance) = centred(rw, data, &axes);
-    let number = |rw: &mut Rewrite<'_>, value: f64| rw.constant("number", Tensor::scalar(wide(dtype), value));
+    let data = cast(rw.patch().1, x, dtype, arithmetic_dtype(dtype));
+    let (centred, variance) = center(rw, data, &axes);
+    let number = |rw: &mut Rewrite<'_>, value: f64| {
+        rw.constant("number", Tensor::scalar(arithmetic_dtype(dtype), value))
+    };
     let (zero, one, epsilon) = (number(rw, 0.0), number(rw, 1.0), number(rw, DEVIATION_EPSILON));
     // The gradient of the root at 0 would be infinite.
     let nothing = add(rw, "Equal", &[variance, zero]);
@@ -202,13 +205,13 @@ fn decompose_statistics(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let deviation = add(rw, "Where", &[nothing, zero, root]);
     let shifted = add(rw, "Add", &[deviation, epsilon]);
     let result = add(rw, "Div", &[centred, shifted]);
-    let result = cast(rw.patch().1, result, wide(dtype), dtype);
-    rw.output(0, result);
+    let result = cast(rw.patch().1, result, arithmetic_dtype(dtype), dtype);
+    rw.replace_output(0, result);
     Ok(())
 }
 
 /// Reads axis and order of LpNormalization.
-fn lp_of(attrs: &Attrs) -> Result<(i64, i64), OpError> {
+fn read_lp(attrs: &Attrs) -> Result<(i64, i64), OpError> {
     let (axis, p) = (attrs.int("axis")?.unwrap_or(-1), attrs.int("p")?.unwrap_or(2));
     match p {
         1 | 2 => Ok((axis, p)),
@@ -217,7 +220,7 @@ fn lp_of(attrs: &Attrs) -> Result<(i64, i64), OpError> {
 }
 
 fn decompose_lp(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
-    let (x, (axis, p)) = (rw.required(0)?, lp_of(rw.attrs())?);
+    let (x, (axis, p)) = (rw.required_input(0)?, read_lp(rw.attrs())?);
     let dtype = dtype_of(rw, x)?;
     let axis = match rw.shape(x).map(Shape::rank) {
         Some(rank) => normalize_axis(axis, rank)? as i64,
@@ -231,26 +234,26 @@ fn decompose_lp(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let safe = add(rw, "Where", &[nothing, one, norm]);
     let quotient = add(rw, "Div", &[x, safe]);
     let result = add(rw, "Where", &[nothing, zero, quotient]);
-    rw.output(0, result);
+    rw.replace_output(0, result);
     Ok(())
 }
 
 fn build_instance(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
-    epsilon_of(&node.attrs)?;
-    Ok(Box::new(Channels { groups: None }))
+    read_epsilon(&node.attrs)?;
+    Ok(Box::new(ChannelNormalization { groups: None }))
 }
 
 fn build_group(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
-    epsilon_of(&node.attrs)?;
-    Ok(Box::new(Channels { groups: Some(groups_of(&node.attrs)?) }))
+    read_epsilon(&node.attrs)?;
+    Ok(Box::new(ChannelNormalization { groups: Some(read_num_groups(&node.attrs)?) }))
 }
 
-fn build_statistics(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
-    Ok(Box::new(Alike { axes: axes_of(&node.attrs)? }))
+fn build_mean_variance(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
+    Ok(Box::new(AxesNormalization { axes: read_axes(&node.attrs)? }))
 }
 
 fn build_lp(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
-    Ok(Box::new(Alike { axes: vec![lp_of(&node.attrs)?.0] }))
+    Ok(Box::new(AxesNormalization { axes: vec![read_lp(&node.attrs)?.0] }))
 }
 
 pub(crate) fn definitions() -> Vec<Definition> {
@@ -263,8 +266,8 @@ pub(crate) fn definitions() -> Vec<Definition> {
             .downgrade(downgrade_group)
             .composition(decompose_group)
             .weights(&[1, 2]),
-        Definition::new("", "MeanVarianceNormalization", &[9, 13], build_statistics)
-            .composition(decompose_statistics),
+        Definition::new("", "MeanVarianceNormalization", &[9, 13], build_mean_variance)
+            .composition(decompose_mean_variance),
         Definition::new("", "LpNormalization", &[1, 22], build_lp).composition(decompose_lp),
     ]
 }
@@ -274,20 +277,20 @@ mod tests {
     use super::*;
     use crate::registry::NEWEST_OPSET;
     use crate::testing::{
-        Failure, assert_close, check_downgrade, check_gradients, f64s, gradient_graph, one_node, run,
-        run_node, spread,
+        Failure, assert_close, check_downgrade, check_gradients, f64s, generic_tensor, gradient_graph,
+        one_node_graph, run, run_node,
     };
 
     const GROUP: (&str, &str) = ("", "GroupNormalization");
     const INSTANCE: (&str, &str) = ("", "InstanceNormalization");
     const LP: (&str, &str) = ("", "LpNormalization");
 
-    fn groups(count: i64) -> Attrs {
+    fn group_attrs(count: i64) -> Attrs {
         Attrs::new().with("num_groups", count).with("epsilon", 0.01f32)
     }
 
     /// Computes the result by the formula, over all elements of a group of channels.
-    fn by_formula(x: &Tensor, groups: usize, scale: &[f64], bias: &[f64]) -> Vec<f64> {
+    fn expected(x: &Tensor, groups: usize, scale: &[f64], bias: &[f64]) -> Vec<f64> {
         let (dims, all) = (x.dims(), x.to_f64());
         let space: usize = dims[2..].iter().product();
         let row = dims[1] / groups * space;
@@ -304,35 +307,35 @@ mod tests {
     }
 
     #[test]
-    fn groups_and_instances() {
-        let x = spread(&[2, 4, 3, 2], 1);
-        let (scale, bias) = (spread(&[4], 2), spread(&[4], 3));
+    fn group_and_instance_normalization() {
+        let x = generic_tensor(&[2, 4, 3, 2], 1);
+        let (scale, bias) = (generic_tensor(&[4], 2), generic_tensor(&[4], 3));
         let inputs = [x.clone(), scale.clone(), bias.clone()];
         let ports = [Some(&inputs[0]), Some(&inputs[1]), Some(&inputs[2])];
         for count in [1, 2, 4] {
-            let graph = one_node(NEWEST_OPSET, GROUP, &ports, 1, groups(count)).expect("valid");
-            let want = f64s(x.dims(), &by_formula(&x, count as usize, &scale.to_f64(), &bias.to_f64()));
+            let graph = one_node_graph(NEWEST_OPSET, GROUP, &ports, 1, group_attrs(count)).expect("valid");
+            let want = f64s(x.dims(), &expected(&x, count as usize, &scale.to_f64(), &bias.to_f64()));
             assert_close(&run(&graph, &inputs).expect("it runs")[0], &want, 1e-13);
             check_gradients(&graph, &inputs, &[0, 1, 2], &[0]);
             check_downgrade(&graph, &inputs, 18);
             check_downgrade(&graph, &inputs, 21);
         }
         let attrs = Attrs::new().with("epsilon", 0.01f32);
-        let graph = one_node(7, INSTANCE, &ports, 1, attrs).expect("it is read");
-        let want = f64s(x.dims(), &by_formula(&x, 4, &scale.to_f64(), &bias.to_f64()));
+        let graph = one_node_graph(7, INSTANCE, &ports, 1, attrs).expect("it is read");
+        let want = f64s(x.dims(), &expected(&x, 4, &scale.to_f64(), &bias.to_f64()));
         assert_close(&run(&graph, &inputs).expect("it runs")[0], &want, 1e-13);
         check_gradients(&graph, &inputs, &[0, 1, 2], &[0]);
     }
 
     /// One scale for each group, as in opset 18.
     #[test]
-    fn scales_of_groups() {
-        let x = spread(&[2, 4, 3], 4);
+    fn group_scales_before_opset_21() {
+        let x = generic_tensor(&[2, 4, 3], 4);
         let inputs = [x.clone(), f64s(&[2], &[0.5, 2.0]), f64s(&[2], &[1.0, -1.0])];
         let ports = [Some(&inputs[0]), Some(&inputs[1]), Some(&inputs[2])];
         for opset in [18, 20] {
-            let graph = one_node(opset, GROUP, &ports, 1, groups(2)).expect("it is read");
-            let want = by_formula(&x, 2, &[0.5, 0.5, 2.0, 2.0], &[1.0, 1.0, -1.0, -1.0]);
+            let graph = one_node_graph(opset, GROUP, &ports, 1, group_attrs(2)).expect("it is read");
+            let want = expected(&x, 2, &[0.5, 0.5, 2.0, 2.0], &[1.0, 1.0, -1.0, -1.0]);
             assert_close(&run(&graph, &inputs).expect("it runs")[0], &f64s(x.dims(), &want), 1e-13);
             check_gradients(&graph, &inputs, &[0, 1, 2], &[0]);
             check_downgrade(&graph, &inputs, opset);
@@ -340,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn narrow_floats_are_computed_wide() {
+    fn float16_is_computed_in_float32() {
         let x = Tensor::from_f64(DType::F16, vec![1, 1, 4], &[1000.0, 1001.0, 1002.0, 1003.0]);
         let one = Tensor::filled(DType::F16, &[1], 1.0);
         let zero = Tensor::filled(DType::F16, &[1], 0.0);
@@ -350,11 +353,11 @@ mod tests {
     }
 
     #[test]
-    fn statistics_of_axes() {
-        let x = spread(&[2, 3, 2, 2], 5);
+    fn mean_variance_normalization() {
+        let x = generic_tensor(&[2, 3, 2, 2], 5);
         for attrs in [Attrs::new(), Attrs::new().with("axes", vec![1i64, -1])] {
             let op = ("", "MeanVarianceNormalization");
-            let graph = one_node(9, op, &[Some(&x)], 1, attrs).expect("it is read");
+            let graph = one_node_graph(9, op, &[Some(&x)], 1, attrs).expect("it is read");
             check_gradients(&graph, std::slice::from_ref(&x), &[0], &[0]);
             let got = run(&graph, std::slice::from_ref(&x)).expect("it runs").remove(0).to_f64();
             assert!(got.iter().sum::<f64>().abs() < 1e-12);
@@ -363,17 +366,17 @@ mod tests {
         // A constant input gives 0, and a gradient of 0.
         let flat = Tensor::filled(DType::F64, &[1, 1, 2, 2], 3.0);
         let op = ("", "MeanVarianceNormalization");
-        let graph = one_node(13, op, &[Some(&flat)], 1, Attrs::new()).expect("valid");
+        let graph = one_node_graph(13, op, &[Some(&flat)], 1, Attrs::new()).expect("valid");
         let gradient = gradient_graph(&graph, &[Some(f64s(&[1, 1, 2, 2], &[1.0, 1.0, 1.0, 1.0]))], &[0]);
         assert_eq!(run(&gradient, &[flat]).expect("it runs")[0].to_f64(), [0.0; 4]);
     }
 
     #[test]
-    fn norms_of_one_axis() {
+    fn lp_normalization() {
         let x = f64s(&[2, 2], &[3.0, -4.0, 0.0, 0.0]);
         for (p, want) in [(2i64, [0.6, -0.8, 0.0, 0.0]), (1, [3.0 / 7.0, -4.0 / 7.0, 0.0, 0.0])] {
             let attrs = Attrs::new().with("p", p);
-            let graph = one_node(NEWEST_OPSET, LP, &[Some(&x)], 1, attrs.clone()).expect("valid");
+            let graph = one_node_graph(NEWEST_OPSET, LP, &[Some(&x)], 1, attrs.clone()).expect("valid");
             assert_close(
                 &run(&graph, std::slice::from_ref(&x)).expect("it runs")[0],
                 &f64s(&[2, 2], &want),
@@ -384,21 +387,22 @@ mod tests {
             let got = run(&gradient, std::slice::from_ref(&x)).expect("it runs").remove(0).to_f64();
             assert!(got[2..] == [0.0, 0.0] && got[0] != 0.0, "{got:?}");
             for axis in [0i64, 1] {
-                let x = spread(&[3, 4], 6);
-                let graph =
-                    one_node(7, LP, &[Some(&x)], 1, attrs.clone().with("axis", axis)).expect("it is read");
+                let x = generic_tensor(&[3, 4], 6);
+                let graph = one_node_graph(7, LP, &[Some(&x)], 1, attrs.clone().with("axis", axis))
+                    .expect("it is read");
                 check_gradients(&graph, std::slice::from_ref(&x), &[0], &[0]);
             }
         }
     }
 
     #[test]
-    fn wrong_inputs_are_refused() {
-        let (x, three, four) = (spread(&[2, 4, 2], 1), spread(&[3], 2), spread(&[4], 3));
+    fn rejects_invalid_inputs() {
+        let (x, three, four) =
+            (generic_tensor(&[2, 4, 2], 1), generic_tensor(&[3], 2), generic_tensor(&[4], 3));
         for (op, scale, attrs, message) in [
             (INSTANCE, &three, Attrs::new(), "input 1 has shape [3] for 4 channels"),
-            (GROUP, &four, groups(3), "4 channels in 3 groups"),
-            (GROUP, &four, groups(0), "num_groups is 0"),
+            (GROUP, &four, group_attrs(3), "4 channels in 3 groups"),
+            (GROUP, &four, group_attrs(0), "num_groups is 0"),
         ] {
             let failure = run_node(op, &[Some(&x), Some(scale), Some(&four)], 1, attrs).expect_err("refused");
             let Failure::Prepare(error) = failure else { panic!("{failure:?}") };

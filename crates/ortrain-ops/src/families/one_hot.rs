@@ -12,7 +12,7 @@ use crate::OpError;
 use crate::grad::Grad;
 use crate::infer::{Infer, normalize_axis};
 use crate::lower::Lower;
-use crate::op::{Definition, Need, Op};
+use crate::op::{Definition, Op, ValueRequirement};
 
 struct OneHot {
     axis: i64,
@@ -20,9 +20,9 @@ struct OneHot {
 
 impl Op for OneHot {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
-        cx.arity(3, 3, 1)?;
+        cx.check_arity(3, 3, 1)?;
         for k in 0..2 {
-            cx.dtype_where(k, "a number type", |dtype| dtype != DType::Bool)?;
+            cx.expect_dtype(k, "a number type", |dtype| dtype != DType::Bool)?;
         }
         let dtype = cx.dtype(2)?;
         for (k, needed) in [(1, 1), (2, 2)] {
@@ -53,17 +53,17 @@ impl Op for OneHot {
             }
             None => None,
         };
-        cx.output(0, dtype, shape);
+        cx.set_output(0, dtype, shape);
         Ok(())
     }
 
-    fn needs_value(&self, k: usize, _: DType) -> Need {
-        if k == 1 { Need::ForShapes } else { Need::Never }
+    fn needs_value(&self, k: usize, _: DType) -> ValueRequirement {
+        if k == 1 { ValueRequirement::ForShapes } else { ValueRequirement::Never }
     }
 
     fn grad(&self, cx: &mut Grad<'_>) -> Result<(), OpError> {
         let Some(g) = cx.output_grad(0) else { return Ok(()) };
-        if !cx.wants(2) {
+        if !cx.needs_grad(2) {
             return Ok(());
         }
         let (indices, depth, values) = (cx.input(0)?, cx.input(1)?, cx.input(2)?);
@@ -83,7 +83,7 @@ impl Op for OneHot {
             })
             .collect();
         let gradient = cx.add("Concat", &parts, Attrs::new().with("axis", 0i64));
-        cx.give(2, gradient);
+        cx.set_grad(2, gradient);
         Ok(())
     }
 
@@ -105,7 +105,7 @@ impl Op for OneHot {
         let index = b.select(negative, wrapped, index);
         let hit = b.compare(CompareOp::Eq, here, index);
         let value = b.select(hit, on, off);
-        nest.store_whole(cx, output, value);
+        nest.store_contiguous(cx, output, value);
         cx.emit(nest.instruction())
     }
 }
@@ -122,12 +122,12 @@ pub(crate) fn definitions() -> Vec<Definition> {
 mod tests {
     use super::*;
     use crate::registry::NEWEST_OPSET;
-    use crate::testing::{Failure, check_gradients, f64s, one_node, run_node, spread};
+    use crate::testing::{Failure, check_gradients, f64s, generic_tensor, one_node_graph, run_node};
 
     const ONE_HOT: (&str, &str) = ("", "OneHot");
 
     #[test]
-    fn indices_inside_and_outside() {
+    fn indices_in_and_out_of_range() {
         let (indices, depth) = (Tensor::i64(&[4], &[1, -1, 3, -4]), Tensor::f32(&[1], &[3.0]));
         let values = Tensor::from_slice(DType::I32, &[2], &[5i32, 9]);
         let get = |axis: i64| {
@@ -147,16 +147,16 @@ mod tests {
     fn gradients_of_the_values() {
         for axis in [-1, 0, 1] {
             let inputs =
-                [Tensor::i64(&[2, 3], &[0, 1, -1, 2, 5, 1]), Tensor::i64(&[], &[3]), spread(&[2], 1)];
+                [Tensor::i64(&[2, 3], &[0, 1, -1, 2, 5, 1]), Tensor::i64(&[], &[3]), generic_tensor(&[2], 1)];
             let ports = [Some(&inputs[0]), Some(&inputs[1]), Some(&inputs[2])];
             let attrs = Attrs::new().with("axis", axis);
-            let graph = one_node(NEWEST_OPSET, ONE_HOT, &ports, 1, attrs).expect("valid");
+            let graph = one_node_graph(NEWEST_OPSET, ONE_HOT, &ports, 1, attrs).expect("valid");
             check_gradients(&graph, &inputs, &[2], &[0]);
         }
     }
 
     #[test]
-    fn wrong_inputs_are_refused() {
+    fn rejects_invalid_inputs() {
         let (indices, values) = (Tensor::i64(&[2], &[0, 1]), f64s(&[2], &[0.0, 1.0]));
         for (depth, values, axis, message) in [
             (Tensor::i64(&[], &[0]), values.clone(), -1, "the depth is 0; 1 is the least"),

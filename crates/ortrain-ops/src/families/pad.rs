@@ -14,7 +14,7 @@ use ortrain_expr::{Access, Inst, Scalar, Strides, Type};
 use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId};
 
 use crate::OpError;
-use crate::axis_map::{AxisMap, MAX_TAPS, apply};
+use crate::axis_map::{AxisMap, MAX_TAPS, apply_axis_maps};
 use crate::grad::Grad;
 use crate::infer::{Infer, normalize_axis};
 use crate::lower::{Lower, NestBuilder};
@@ -27,10 +27,10 @@ const AXES: usize = 3;
 
 /// Padding of one axis by copies: its size, the number of removed elements in front, the number of remaining elements,
 /// and the numbers of copies before and after them.
-struct Copies {
+struct AxisCopies {
     size: usize,
-    front: usize,
-    left: i64,
+    removed_front: usize,
+    remaining: i64,
     before: i64,
     after: i64,
 }
@@ -45,7 +45,7 @@ enum Mode {
 }
 
 /// Pads of one axis: the numbers of elements before and after.
-type Ends = (i64, i64);
+type AxisPads = (i64, i64);
 
 struct Pad {
     mode: Mode,
@@ -54,7 +54,7 @@ struct Pad {
 }
 
 /// Returns the pads of every axis, from the pads and axes of the node.
-fn per_axis(pads: &[i64], axes: Option<&[i64]>, rank: usize) -> Result<Vec<Ends>, OpError> {
+fn pads_per_axis(pads: &[i64], axes: Option<&[i64]>, rank: usize) -> Result<Vec<AxisPads>, OpError> {
     let count = axes.map_or(rank, <[i64]>::len);
     if pads.len() != 2 * count {
         return Err(OpError::invalid(format!(
@@ -74,7 +74,7 @@ fn per_axis(pads: &[i64], axes: Option<&[i64]>, rank: usize) -> Result<Vec<Ends>
 }
 
 /// Returns the size of an axis with its pads.
-fn padded(size: usize, (before, after): Ends, axis: usize) -> Result<usize, OpError> {
+fn padded_size(size: usize, (before, after): AxisPads, axis: usize) -> Result<usize, OpError> {
     let total = size as i128 + i128::from(before) + i128::from(after);
     if total < 0 {
         return Err(OpError::invalid(format!(
@@ -88,9 +88,9 @@ fn padded(size: usize, (before, after): Ends, axis: usize) -> Result<usize, OpEr
 
 impl Mode {
     /// Computes the padding of an axis by copies of its elements.
-    fn copies(self, size: usize, ends: Ends, axis: usize) -> Result<Copies, OpError> {
+    fn axis_copies(self, size: usize, ends: AxisPads, axis: usize) -> Result<AxisCopies, OpError> {
         let (before, after) = ends;
-        let total = padded(size, ends, axis)?;
+        let total = padded_size(size, ends, axis)?;
         if total.max(size) > MAX_TAPS {
             return Err(OpError::unsupported(format!(
                 "axis {axis} has {} elements; {MAX_TAPS} are the most that can be padded in this mode",
@@ -113,19 +113,19 @@ impl Mode {
                 most.min(left)
             )));
         }
-        Ok(Copies { size, front, left, before, after })
+        Ok(AxisCopies { size, removed_front: front, remaining: left, before, after })
     }
 
     /// Returns the index of the copied element for each position of a padded axis.
-    fn map(self, copies: &Copies) -> AxisMap {
-        let &Copies { size, front, left, before, after } = copies;
+    fn axis_map(self, copies: &AxisCopies) -> AxisMap {
+        let &AxisCopies { size, removed_front: front, remaining: left, before, after } = copies;
         let source = |place: i64| match self {
             Mode::Reflect if place < 0 => -place,
             Mode::Reflect if place >= left => 2 * (left - 1) - place,
             Mode::Wrap => place.rem_euclid(left),
             _ => place.clamp(0, left - 1),
         };
-        AxisMap::copying(size, (-before..left + after).map(|place| front + source(place) as usize))
+        AxisMap::from_copies(size, (-before..left + after).map(|place| front + source(place) as usize))
     }
 
     fn name(self) -> &'static str {
@@ -139,7 +139,7 @@ impl Mode {
 }
 
 /// Returns pads and axes, if they are known. The axes are `None` if the node has no axes, which means all axes.
-fn known(
+fn constant_pads(
     ints: impl Fn(usize) -> Option<Vec<i64>>,
     has: impl Fn(usize) -> bool,
 ) -> Option<(Vec<i64>, Option<Vec<i64>>)> {
@@ -149,11 +149,11 @@ fn known(
 
 impl Op for Pad {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
-        cx.arity(2, 4, 1)?;
-        let dtype = cx.same_dtype([0, VALUE])?;
-        cx.dtype_where(PADS, "int64", |dtype| dtype == DType::I64)?;
-        if cx.has(AXES) {
-            cx.dtype_where(AXES, "int32 or int64", |dtype| matches!(dtype, DType::I32 | DType::I64))?;
+        cx.check_arity(2, 4, 1)?;
+        let dtype = cx.expect_same_dtype([0, VALUE])?;
+        cx.expect_dtype(PADS, "int64", |dtype| dtype == DType::I64)?;
+        if cx.has_input(AXES) {
+            cx.expect_dtype(AXES, "int32 or int64", |dtype| matches!(dtype, DType::I32 | DType::I64))?;
         }
         if let Some(shape) = cx.shape(VALUE)
             && (shape.rank() > 1 || shape.iter().any(|dim| dim.known().is_some_and(|size| size != 1)))
@@ -161,15 +161,15 @@ impl Op for Pad {
             return Err(OpError::invalid(format!("the constant has shape {shape}; one element is needed")));
         }
         let Some(shape) = cx.shape(0) else {
-            cx.output(0, dtype, None);
+            cx.set_output(0, dtype, None);
             return Ok(());
         };
-        let Some((pads, axes)) = known(|k| cx.ints(k), |k| cx.has(k)) else {
+        let Some((pads, axes)) = constant_pads(|k| cx.ints(k), |k| cx.has_input(k)) else {
             let shape = cx.unknown_shape(0, shape.rank());
-            cx.output(0, dtype, Some(shape));
+            cx.set_output(0, dtype, Some(shape));
             return Ok(());
         };
-        let ends = per_axis(&pads, axes.as_deref(), shape.rank())?;
+        let ends = pads_per_axis(&pads, axes.as_deref(), shape.rank())?;
         let dims: Result<Shape, OpError> = shape
             .iter()
             .zip(&ends)
@@ -178,27 +178,27 @@ impl Op for Pad {
                 dim if ends == (0, 0) => Ok(dim.clone()),
                 Dim::Known(size) => {
                     if self.mode != Mode::Constant {
-                        self.mode.copies(*size, ends, axis)?;
+                        self.mode.axis_copies(*size, ends, axis)?;
                     }
-                    padded(*size, ends, axis).map(Dim::Known)
+                    padded_size(*size, ends, axis).map(Dim::Known)
                 }
                 Dim::Symbol(_) => Ok(cx.unknown_dim(0, axis)),
             })
             .collect();
-        cx.output(0, dtype, Some(dims?));
+        cx.set_output(0, dtype, Some(dims?));
         Ok(())
     }
 
     fn grad(&self, cx: &mut Grad<'_>) -> Result<(), OpError> {
         let Some(g) = cx.output_grad(0) else { return Ok(()) };
-        if cx.wants(0) {
+        if cx.needs_grad(0) {
             let gradient = match self.mode {
-                Mode::Constant => crop(cx, g)?,
-                _ => self.copied_gradient(cx, g)?,
+                Mode::Constant => add_crop(cx, g)?,
+                _ => self.gradient_of_copies(cx, g)?,
             };
-            cx.give(0, gradient);
+            cx.set_grad(0, gradient);
         }
-        if cx.wants(VALUE) && self.mode == Mode::Constant {
+        if cx.needs_grad(VALUE) && self.mode == Mode::Constant {
             // Zeros padded with ones mark the border.
             let (x, y) = (cx.input(0)?, cx.output(0, "y"));
             let (pads, axes, value) = (cx.input(PADS)?, cx.optional_input(AXES), cx.input(VALUE)?);
@@ -214,7 +214,7 @@ impl Op for Pad {
             let border = cx.add("Greater", &[marks, zero], Attrs::new());
             let parts = cx.add("Where", &[border, g, zero], Attrs::new());
             let gradient = cx.sum_to(parts, value, y)?;
-            cx.give(VALUE, gradient);
+            cx.set_grad(VALUE, gradient);
         }
         Ok(())
     }
@@ -225,9 +225,9 @@ impl Op for Pad {
             cx.alias(0, 0);
             return Ok(());
         }
-        let (pads, axes) = known(|k| cx.constant(k).and_then(Tensor::to_i64), |k| cx.has(k))
+        let (pads, axes) = constant_pads(|k| cx.constant(k).and_then(Tensor::to_i64), |k| cx.has_input(k))
             .ok_or_else(|| OpError::unsupported("the pads must be known when the program is made"))?;
-        let ends = per_axis(&pads, axes.as_deref(), dims.len())?;
+        let ends = pads_per_axis(&pads, axes.as_deref(), dims.len())?;
         if ends.iter().all(|&ends| ends == (0, 0)) {
             cx.alias(0, 0);
             return Ok(());
@@ -238,7 +238,7 @@ impl Op for Pad {
         let mut maps = Vec::new();
         for (axis, &ends) in ends.iter().enumerate() {
             if ends != (0, 0) {
-                maps.push((axis, self.mode.map(&self.mode.copies(dims[axis], ends, axis)?)));
+                maps.push((axis, self.mode.axis_map(&self.mode.axis_copies(dims[axis], ends, axis)?)));
             }
         }
         let (input, output) = (cx.input(0), cx.output(0));
@@ -246,7 +246,7 @@ impl Op for Pad {
             cx.alias(0, 0);
             return Ok(());
         }
-        apply(cx, (input, &dims), &maps, output)
+        apply_axis_maps(cx, (input, &dims), &maps, output)
     }
 }
 
@@ -260,7 +260,7 @@ impl Pad {
         cx: &mut Lower<'_>,
         dims: &[usize],
         out_dims: &[usize],
-        ends: &[Ends],
+        ends: &[AxisPads],
     ) -> Result<(), OpError> {
         // Region of the result with copied elements, and its start in the input.
         let (mut first, mut counts, mut source) = (Vec::new(), Vec::new(), Vec::new());
@@ -285,7 +285,7 @@ impl Pad {
                     continue;
                 }
                 let mut nest = cx.nest(&size, 0);
-                let value = self.constant(cx, &mut nest);
+                let value = self.load_constant(cx, &mut nest);
                 let offset = offset_of(&begin, &out_strides);
                 nest.store_strided(cx, output, offset, out_strides.clone(), value);
                 cx.emit(nest.instruction())?;
@@ -304,10 +304,10 @@ impl Pad {
     }
 
     /// Loads the constant in a nest.
-    fn constant(&self, cx: &mut Lower<'_>, nest: &mut NestBuilder) -> ortrain_expr::Reg {
+    fn load_constant(&self, cx: &mut Lower<'_>, nest: &mut NestBuilder) -> ortrain_expr::Reg {
         let dtype = cx.out_dtype(0);
         let ty = Type::of(dtype);
-        if !cx.has(VALUE) {
+        if !cx.has_input(VALUE) {
             return nest.b.constant(ty, self.value.map_or(0.0, f64::from));
         }
         let known = cx.constant(VALUE);
@@ -322,7 +322,7 @@ impl Pad {
 
     /// Adds the gradient of a mode that copies: along each padded axis, the gradients of copies are added to their
     /// source.
-    fn copied_gradient(&self, cx: &mut Grad<'_>, mut g: ValueId) -> Result<ValueId, OpError> {
+    fn gradient_of_copies(&self, cx: &mut Grad<'_>, mut g: ValueId) -> Result<ValueId, OpError> {
         let (x, y) = (cx.input(0)?, cx.output(0, "y"));
         let Some(shape) = cx.shape(x).cloned() else {
             return Err(OpError::unsupported("the rank of its input must be known for the gradient"));
@@ -331,8 +331,8 @@ impl Pad {
         let ints = |cx: &Grad<'_>, k: usize| {
             cx.optional_input(k).and_then(|id| cx.constant_of(id)).and_then(Tensor::to_i64)
         };
-        let given = known(|k| ints(cx, k), |k| cx.optional_input(k).is_some());
-        let ends = given.map(|(pads, axes)| per_axis(&pads, axes.as_deref(), rank)).transpose()?;
+        let given = constant_pads(|k| ints(cx, k), |k| cx.optional_input(k).is_some());
+        let ends = given.map(|(pads, axes)| pads_per_axis(&pads, axes.as_deref(), rank)).transpose()?;
         if ends.is_none() && cx.optional_input(AXES).is_some() {
             return Err(OpError::unsupported(format!(
                 "the gradient of mode {:?} needs axes and pads that are constant",
@@ -349,13 +349,11 @@ impl Pad {
         for (n, &axis) in wanted.iter().enumerate() {
             let indices = match (&ends, shape[axis].known()) {
                 (Some(ends), Some(size)) => {
-                    let map = self.mode.map(&self.mode.copies(size, ends[axis], axis)?);
+                    let map = self.mode.axis_map(&self.mode.axis_copies(size, ends[axis], axis)?);
                     let indices: Vec<i64> = (0..map.len()).map(|k| map.row(k)[0].index as i64).collect();
                     cx.ints("indices", &indices)
                 }
-                _ => {
-                    self.indices_at_run_time(cx, ends.as_ref().map(|ends| ends[axis]), axis, rank, before)?
-                }
+                _ => self.add_source_indices(cx, ends.as_ref().map(|ends| ends[axis]), axis, rank, before)?,
             };
             // After this step the processed axes have the size of the input, the others still the size of the result.
             let chosen: Vec<i64> = (0..rank)
@@ -371,10 +369,10 @@ impl Pad {
 
     /// Adds the source indices of the positions of a padded axis: the positions 0, 1, ... of the axis, padded in the
     /// same mode. `shape` is the shape of the input.
-    fn indices_at_run_time(
+    fn add_source_indices(
         &self,
         cx: &mut Grad<'_>,
-        ends: Option<Ends>,
+        ends: Option<AxisPads>,
         axis: usize,
         rank: usize,
         shape: ValueId,
@@ -399,7 +397,7 @@ impl Pad {
 }
 
 /// Removes the border by a Pad with negated pads.
-fn crop(cx: &mut Grad<'_>, g: ValueId) -> Result<ValueId, OpError> {
+fn add_crop(cx: &mut Grad<'_>, g: ValueId) -> Result<ValueId, OpError> {
     let pads = cx.input(PADS)?;
     let negative = match cx.constant_of(pads).and_then(Tensor::to_i64) {
         Some(pads) => {
@@ -438,14 +436,14 @@ fn upgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
         let pads = Attrs::required("pads", rw.attrs().ints("pads")?)?.to_vec();
         let mut attrs = rw.attrs().clone();
         attrs.0.remove("pads");
-        let inputs = [Some(rw.required(0)?), Some(rw.ints("pads", &pads))];
-        rw.same(&inputs, attrs);
+        let inputs = [Some(rw.required_input(0)?), Some(rw.ints("pads", &pads))];
+        rw.emit_same_op(&inputs, attrs);
     }
     Ok(())
 }
 
 fn downgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
-    let x = rw.required(0)?;
+    let x = rw.required_input(0)?;
     let version = rw.version();
     if version < 11 && rw.attrs().0.contains_key("pads") {
         // The node already has the old form.
@@ -460,9 +458,9 @@ fn downgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let moved = version >= 11 && attribute.is_some();
     // The opset has an input for axes, or the node has no axes.
     if version >= 18 && !moved || version >= 11 && rw.input(AXES).is_none() && !moved {
-        return old_types(rw, x, dtype);
+        return cast_bool_inputs(rw, x, dtype);
     }
-    let mut pads = rw.required(PADS)?;
+    let mut pads = rw.required_input(PADS)?;
     let mut axes = rw.input(AXES);
     if let Some(named) = axes
         && version < 18
@@ -473,7 +471,7 @@ fn downgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
         else {
             return Err(OpError::unsupported("axes that are not constant need opset 18 or newer"));
         };
-        let ends = per_axis(&some, Some(&named), rank)?;
+        let ends = pads_per_axis(&some, Some(&named), rank)?;
         let all: Vec<i64> = ends.iter().map(|ends| ends.0).chain(ends.iter().map(|ends| ends.1)).collect();
         pads = rw.ints("pads", &all);
         axes = None;
@@ -489,7 +487,7 @@ fn downgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
         while inputs.last() == Some(&None) {
             inputs.pop();
         }
-        rw.same(&inputs, attrs);
+        rw.emit_same_op(&inputs, attrs);
         return Ok(());
     }
     let message = "pads or a constant computed at run time need opset 11 or newer";
@@ -507,21 +505,21 @@ fn downgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     }
     let whole = dtype.filter(|dtype| !dtype.is_float());
     match whole {
-        None => rw.same(&[Some(x)], attrs),
+        None => rw.emit_same_op(&[Some(x)], attrs),
         // Before opset 11 Pad only accepts floats.
         Some(dtype) => {
             let cast = |to: DType| Attrs::new().with("to", i64::from(to.to_onnx()));
             let wide = rw.add("Cast", &[x], cast(DType::F64));
             let wide = rw.add_node("", "Pad", &[Some(wide)], 1, attrs)[0];
             let result = rw.add("Cast", &[wide], cast(dtype));
-            rw.output(0, result);
+            rw.replace_output(0, result);
         }
     }
     Ok(())
 }
 
 /// Casts boolean inputs for opsets before 13, which cannot pad them.
-fn old_types(rw: &mut Rewrite<'_>, x: ValueId, dtype: Option<DType>) -> Result<(), OpError> {
+fn cast_bool_inputs(rw: &mut Rewrite<'_>, x: ValueId, dtype: Option<DType>) -> Result<(), OpError> {
     if dtype != Some(DType::Bool) || rw.version() >= 13 {
         return Ok(());
     }
@@ -535,7 +533,7 @@ fn old_types(rw: &mut Rewrite<'_>, x: ValueId, dtype: Option<DType>) -> Result<(
     debug_assert_eq!(rw.input(0), Some(x));
     let whole = rw.add_node("", "Pad", &inputs, 1, rw.attrs().clone())[0];
     let result = rw.add("Cast", &[whole], cast(DType::Bool));
-    rw.output(0, result);
+    rw.replace_output(0, result);
     Ok(())
 }
 
@@ -553,8 +551,8 @@ mod tests {
     use crate::passes;
     use crate::registry::NEWEST_OPSET;
     use crate::testing::{
-        Failure, check_decomposition, check_downgrade, check_gradients, f64s, gradient_graph, one_node, run,
-        run_node, spread,
+        Failure, check_decomposition, check_downgrade, check_gradients, f64s, generic_tensor, gradient_graph,
+        one_node_graph, run, run_node,
     };
 
     const PAD: (&str, &str) = ("", "Pad");
@@ -571,7 +569,7 @@ mod tests {
     fn graph_of(x: &Tensor, pads: &[i64], value: Option<&Tensor>, axes: Option<&[i64]>, name: &str) -> Graph {
         let (pads, axes) = (ints(pads), axes.map(ints));
         let inputs = [Some(x), Some(&pads), value, axes.as_ref()];
-        let mut graph = one_node(NEWEST_OPSET, PAD, &inputs, 1, mode(name)).expect("valid");
+        let mut graph = one_node_graph(NEWEST_OPSET, PAD, &inputs, 1, mode(name)).expect("valid");
         let mut given = Vec::new();
         for (id, tensor) in std::mem::take(&mut graph.inputs).into_iter().zip(inputs.iter().flatten()) {
             if tensor.dtype() == DType::I64 && *tensor != x {
@@ -617,7 +615,7 @@ mod tests {
     }
 
     #[test]
-    fn several_axes_and_every_type() {
+    fn multiple_axes_and_dtypes() {
         for dtype in DType::ALL {
             let x = Tensor::filled(dtype, &[1, 2], 1.0);
             assert_eq!(
@@ -645,7 +643,7 @@ mod tests {
 
     #[test]
     fn gradients() {
-        let x = spread(&[3, 4, 2], 1);
+        let x = generic_tensor(&[3, 4, 2], 1);
         let value = f64s(&[], &[0.7]);
         for name in ["constant", "reflect", "edge", "wrap"] {
             for (pads, axes) in [
@@ -659,7 +657,7 @@ mod tests {
                 let graph = graph_of(&x, pads, None, axes, name);
                 check_gradients(&graph, std::slice::from_ref(&x), &[0], &[0]);
                 let y = run(&graph, std::slice::from_ref(&x)).expect("it runs").remove(0);
-                let gradient = gradient_graph(&graph, &[Some(spread(y.dims(), 2))], &[0]);
+                let gradient = gradient_graph(&graph, &[Some(generic_tensor(y.dims(), 2))], &[0]);
                 check_decomposition(&gradient, std::slice::from_ref(&x), 0.0);
                 if name == "constant" {
                     for value in [&value, &f64s(&[1], &[-1.5])] {
@@ -671,17 +669,17 @@ mod tests {
             // Pads that are only known at run time.
             let pads = ints(&[1, -1, 0, 0, 2, 1]);
             let inputs = [Some(&x), Some(&pads)];
-            let graph = one_node(NEWEST_OPSET, PAD, &inputs, 1, mode(name)).expect("valid");
+            let graph = one_node_graph(NEWEST_OPSET, PAD, &inputs, 1, mode(name)).expect("valid");
             check_gradients(&graph, &[x.clone(), pads], &[0], &[0]);
         }
         // Wraps around several times.
-        let x = spread(&[2, 3], 5);
+        let x = generic_tensor(&[2, 3], 5);
         check_gradients(&graph_of(&x, &[0, 7, 0, 11], None, None, "wrap"), &[x], &[0], &[0]);
     }
 
     #[test]
     fn gradients_of_symbolic_sizes() {
-        let x = spread(&[3, 4], 1);
+        let x = generic_tensor(&[3, 4], 1);
         for name in ["constant", "reflect", "edge", "wrap"] {
             let mut graph = graph_of(&x, &[1, 2, 0, 1], None, None, name);
             let (id, y) = (graph.inputs[0], graph.outputs[0]);
@@ -695,7 +693,7 @@ mod tests {
 
     /// An infinity or NaN in the border does not reach the gradient of the inside, and vice versa.
     #[test]
-    fn the_border_and_the_inside_are_apart() {
+    fn border_and_inside_gradients_are_independent() {
         let (x, value) = (f64s(&[2], &[1.0, 2.0]), f64s(&[], &[0.0]));
         let graph = graph_of(&x, &[1, 1], Some(&value), None, "constant");
         let seed = f64s(&[4], &[f64::INFINITY, 1.0, 2.0, 3.0]);
@@ -709,10 +707,10 @@ mod tests {
 
     #[test]
     fn older_versions() {
-        let x = spread(&[2, 3], 1);
+        let x = generic_tensor(&[2, 3], 1);
         let old = mode("constant").with("pads", vec![0i64, 1, 1, 0]).with("value", 1.5f32);
         for opset in [7, 10] {
-            let graph = one_node(opset, PAD, &[Some(&x)], 1, old.clone()).expect("it can be read");
+            let graph = one_node_graph(opset, PAD, &[Some(&x)], 1, old.clone()).expect("it can be read");
             let want = pad(&x, &[0, 1, 1, 0], Some(&f64s(&[], &[1.5])), "constant");
             assert_eq!(run(&graph, std::slice::from_ref(&x)).expect("it runs")[0], want);
             for target in [opset, 11, 18] {
@@ -720,9 +718,9 @@ mod tests {
             }
             for name in ["constant", "reflect", "edge"] {
                 let attrs = old.clone().with("mode", name);
-                let graph = one_node(opset, PAD, &[Some(&x)], 1, attrs).expect("it can be read");
+                let graph = one_node_graph(opset, PAD, &[Some(&x)], 1, attrs).expect("it can be read");
                 check_gradients(&graph, std::slice::from_ref(&x), &[0], &[0]);
-                let mut gradient = gradient_graph(&graph, &[Some(spread(&[3, 4], 2))], &[0]);
+                let mut gradient = gradient_graph(&graph, &[Some(generic_tensor(&[3, 4], 2))], &[0]);
                 passes::infer::infer(&mut gradient).expect("valid");
                 check_downgrade(&gradient, std::slice::from_ref(&x), opset);
             }
@@ -745,8 +743,8 @@ mod tests {
     }
 
     #[test]
-    fn wrong_pads_are_refused() {
-        let x = spread(&[2, 3], 1);
+    fn rejects_invalid_pads() {
+        let x = generic_tensor(&[2, 3], 1);
         for (pads, name, sentence) in [
             (&[1, 1, 1][..], "constant", "3 pads are given but 2 axes need 4: one before and one after each"),
             (&[0, -2, 0, -2], "constant", "pads -2 and -2 take more from axis 1 than the 3 elements it has"),
@@ -769,7 +767,7 @@ mod tests {
             let Failure::Prepare(error) = failure else { panic!("{failure:?}") };
             assert!(error.to_string().contains(sentence), "{error}");
         }
-        let two = spread(&[2], 1);
+        let two = generic_tensor(&[2], 1);
         let inputs = [Some(&x), Some(&ints(&[1; 4])), Some(&two)];
         assert!(run_node(PAD, &inputs, 1, Attrs::new()).is_err());
     }

@@ -11,7 +11,7 @@ use ortrain_graph::{DType, Dim, Graph, Node, Shape, Tensor};
 use crate::OpError;
 use crate::infer::Infer;
 use crate::lower::Lower;
-use crate::op::{Definition, Need, Op};
+use crate::op::{Definition, Op, ValueRequirement};
 
 struct Range;
 
@@ -19,13 +19,13 @@ struct Range;
 const MAX_ELEMENTS: f64 = 1e15;
 
 /// Returns the element of a tensor with one element.
-fn scalar(tensor: &Tensor) -> Option<Scalar> {
+fn read_scalar(tensor: &Tensor) -> Option<Scalar> {
     let one = tensor.len() == 1;
     one.then(|| Scalar::read(tensor.dtype(), tensor.data()))
 }
 
 /// Returns the number of elements.
-fn count([start, limit, delta]: [Scalar; 3]) -> Result<usize, OpError> {
+fn range_len([start, limit, delta]: [Scalar; 3]) -> Result<usize, OpError> {
     let message =
         || OpError::invalid(format!("from {start} to {limit} in steps of {delta}: that is no range"));
     if let (Scalar::I64(start), Scalar::I64(limit), Scalar::I64(delta)) = (start, limit, delta) {
@@ -46,9 +46,9 @@ fn count([start, limit, delta]: [Scalar; 3]) -> Result<usize, OpError> {
 
 impl Op for Range {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
-        cx.arity(3, 3, 1)?;
-        let dtype = cx.same_dtype(0..3)?;
-        cx.dtype_where(0, "a number type", |dtype| dtype != DType::Bool)?;
+        cx.check_arity(3, 3, 1)?;
+        let dtype = cx.expect_same_dtype(0..3)?;
+        cx.expect_dtype(0, "a number type", |dtype| dtype != DType::Bool)?;
         for k in 0..3 {
             if let Some(shape) = cx.shape(k)
                 && shape.iter().any(|dim| dim.known().is_some_and(|size| size != 1))
@@ -56,9 +56,9 @@ impl Op for Range {
                 return Err(OpError::invalid(format!("input {k} has shape {shape}; one number is needed")));
             }
         }
-        let known = [0, 1, 2].map(|k| cx.constant(k).and_then(scalar));
+        let known = [0, 1, 2].map(|k| cx.constant(k).and_then(read_scalar));
         let size = match known {
-            [Some(start), Some(limit), Some(delta)] => Dim::Known(count([start, limit, delta])?),
+            [Some(start), Some(limit), Some(delta)] => Dim::Known(range_len([start, limit, delta])?),
             // From 0 in steps of 1 the number of elements is the limit, possibly a symbolic size.
             [Some(Scalar::I64(0)), None, Some(Scalar::I64(1))] => match cx.sizes(1).as_deref() {
                 Some([size]) => size.clone(),
@@ -66,12 +66,12 @@ impl Op for Range {
             },
             _ => cx.unknown_dim(0, 0),
         };
-        cx.output(0, dtype, Some([size].into_iter().collect::<Shape>()));
+        cx.set_output(0, dtype, Some([size].into_iter().collect::<Shape>()));
         Ok(())
     }
 
-    fn needs_value(&self, _: usize, _: DType) -> Need {
-        Need::ForShapes
+    fn needs_value(&self, _: usize, _: DType) -> ValueRequirement {
+        ValueRequirement::ForShapes
     }
 
     fn lower(&self, cx: &mut Lower<'_>) -> Result<(), OpError> {
@@ -79,7 +79,7 @@ impl Op for Range {
         let output = cx.output(0);
         let ty = Type::of(dtype);
         let mut nest = cx.nest(&dims, 0);
-        let [start, delta] = [0, 2].map(|k| match cx.constant(k).and_then(scalar) {
+        let [start, delta] = [0, 2].map(|k| match cx.constant(k).and_then(read_scalar) {
             Some(value) => nest.b.push(Inst::Const(value), ty),
             None => {
                 let buffer = cx.input(k);
@@ -90,7 +90,7 @@ impl Op for Range {
         let index = nest.b.convert(index, ty);
         let moved = nest.b.mul(index, delta);
         let value = nest.b.add(start, moved);
-        nest.store_whole(cx, output, value);
+        nest.store_contiguous(cx, output, value);
         cx.emit(nest.instruction())
     }
 }
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_range_is_refused() {
+    fn rejects_invalid_ranges() {
         let int = |value: i64| Tensor::i64(&[], &[value]);
         for bad in [
             range([&int(0), &int(3), &int(0)]),
@@ -147,7 +147,7 @@ mod tests {
 
     /// Positions of a batch: the length is the symbol of the batch, and becomes known with it.
     #[test]
-    fn as_long_as_an_axis() {
+    fn length_from_symbolic_axis() {
         let x = Tensor::f32(&[4, 2], &[0.0; 8]);
         let (mut graph, ids) = graph(&[&x]);
         let symbolic = [Dim::symbol("N"), Dim::Known(2)].into_iter().collect();

@@ -47,12 +47,12 @@ enum Kind {
 
 impl Kind {
     /// Returns true if the reduction of a single element is the element.
-    fn keeps_one(self) -> bool {
+    fn is_identity_on_one_element(self) -> bool {
         matches!(self, Kind::Sum | Kind::Mean | Kind::Max | Kind::Min | Kind::Prod)
     }
 
     /// Returns true if results are computed as floats for every element type.
-    fn is_real(self) -> bool {
+    fn computes_in_float(self) -> bool {
         matches!(self, Kind::L2 | Kind::LogSum | Kind::LogSumExp)
     }
 
@@ -60,7 +60,7 @@ impl Kind {
         matches!(self, Kind::Max | Kind::Min)
     }
 
-    fn op(self) -> ReduceOp {
+    fn reduce_op(self) -> ReduceOp {
         match self {
             Kind::Max => ReduceOp::Max,
             Kind::Min => ReduceOp::Min,
@@ -71,7 +71,7 @@ impl Kind {
 }
 
 /// Returns the highest or lowest number of a type: the minimum or maximum of zero elements.
-fn end_of(dtype: DType, largest: bool) -> Scalar {
+fn type_limit(dtype: DType, largest: bool) -> Scalar {
     let bits = 8 * dtype.size() as u32;
     match Type::of(dtype) {
         Type::Bool => Scalar::Bool(largest),
@@ -95,7 +95,7 @@ struct Reduce {
 
 impl Reduce {
     /// Returns the reduced axes, ascending, from the `named` axes.
-    fn axes(&self, named: &[i64], rank: usize) -> Result<Vec<usize>, OpError> {
+    fn resolve_axes(&self, named: &[i64], rank: usize) -> Result<Vec<usize>, OpError> {
         match named {
             [] if self.noop_with_empty_axes => Ok(Vec::new()),
             [] => Ok((0..rank).collect()),
@@ -104,14 +104,14 @@ impl Reduce {
     }
 
     /// Returns the shape of the result.
-    fn shape(&self, cx: &Infer<'_>) -> Result<Option<Shape>, OpError> {
-        let named = if cx.has(1) { cx.ints(1) } else { Some(Vec::new()) };
+    fn result_shape(&self, cx: &Infer<'_>) -> Result<Option<Shape>, OpError> {
+        let named = if cx.has_input(1) { cx.ints(1) } else { Some(Vec::new()) };
         let Some(shape) = cx.shape(0) else {
             let all = named.as_deref() == Some(&[]) && !self.noop_with_empty_axes && !self.keepdims;
             return Ok(all.then(Shape::scalar));
         };
         if let Some(named) = named {
-            let axes = self.axes(&named, shape.rank())?;
+            let axes = self.resolve_axes(&named, shape.rank())?;
             let kept = shape.iter().enumerate().filter_map(|(axis, dim)| match axes.contains(&axis) {
                 false => Some(dim.clone()),
                 true => self.keepdims.then_some(Dim::Known(1)),
@@ -140,22 +140,22 @@ impl Reduce {
 
 impl Op for Reduce {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
-        cx.arity(1, 2, 1)?;
+        cx.check_arity(1, 2, 1)?;
         let dtype = if self.kind.is_extreme() {
             cx.dtype(0)?
         } else {
-            cx.dtype_where(0, "a number type", |dtype| dtype != DType::Bool)?
+            cx.expect_dtype(0, "a number type", |dtype| dtype != DType::Bool)?
         };
-        if cx.has(1) {
-            cx.dtype_where(1, "int64", |dtype| dtype == DType::I64)?;
+        if cx.has_input(1) {
+            cx.expect_dtype(1, "int64", |dtype| dtype == DType::I64)?;
             if let Some(axes) = cx.shape(1)
                 && axes.rank() != 1
             {
                 return Err(OpError::invalid(format!("axes have shape {axes}; a vector is needed")));
             }
         }
-        let shape = self.shape(cx)?;
-        cx.output(0, dtype, shape);
+        let shape = self.result_shape(cx)?;
+        cx.set_output(0, dtype, shape);
         Ok(())
     }
 
@@ -168,11 +168,11 @@ impl Op for Reduce {
             None => Some(Vec::new()),
         };
         let axes = match (&named, &shape) {
-            (Some(named), Some(shape)) => Some(self.axes(named, shape.rank())?),
+            (Some(named), Some(shape)) => Some(self.resolve_axes(named, shape.rank())?),
             _ => None,
         };
-        if axes.as_deref() == Some(&[]) && self.kind.keeps_one() {
-            cx.give(0, g);
+        if axes.as_deref() == Some(&[]) && self.kind.is_identity_on_one_element() {
+            cx.set_grad(0, g);
             return Ok(());
         }
         // A scalar from all axes can be expanded directly.
@@ -198,7 +198,7 @@ impl Op for Reduce {
             }
             _ => {}
         }
-        let mut gradient = self.with_axes_kept(cx, g, axes_value);
+        let mut gradient = self.restore_reduced_axes(cx, g, axes_value);
         if self.kind == Kind::Mean {
             let sizes = axes.zip(shape).and_then(|(axes, shape)| {
                 axes.iter().map(|&axis| shape[axis].known()).collect::<Option<Vec<usize>>>()
@@ -217,13 +217,13 @@ impl Op for Reduce {
         }
         let shape = cx.shape_of(x);
         let gradient = cx.add("Expand", &[gradient, shape], Attrs::new());
-        cx.give(0, gradient);
+        cx.set_grad(0, gradient);
         Ok(())
     }
 
     fn lower(&self, cx: &mut Lower<'_>) -> Result<(), OpError> {
         let (dims, dtype) = (cx.dims(0), cx.dtype(0));
-        let named = match (cx.has(1), cx.constant(1)) {
+        let named = match (cx.has_input(1), cx.constant(1)) {
             (false, _) => Vec::new(),
             (true, Some(axes)) => axes.to_i64().unwrap_or_default(),
             // A scalar has no axes, and an empty list names no axes.
@@ -234,17 +234,17 @@ impl Op for Reduce {
                 return Err(OpError::unsupported("the axes depend on values computed by the model"));
             }
         };
-        let axes = self.axes(&named, dims.len())?;
+        let axes = self.resolve_axes(&named, dims.len())?;
         let count: usize = axes.iter().map(|&axis| dims[axis]).product();
-        if count == 1 && self.kind.keeps_one() {
+        if count == 1 && self.kind.is_identity_on_one_element() {
             cx.alias(0, 0);
             return Ok(());
         }
         if count == 0 && self.kind.is_extreme() {
             let output = cx.output(0);
             let mut nest = cx.nest(&cx.out_dims(0), 0);
-            let end = nest.b.push(Inst::Const(end_of(dtype, self.kind == Kind::Min)), Type::of(dtype));
-            nest.store_whole(cx, output, end);
+            let end = nest.b.push(Inst::Const(type_limit(dtype, self.kind == Kind::Min)), Type::of(dtype));
+            nest.store_contiguous(cx, output, end);
             return cx.emit(nest.instruction());
         }
         let whole = Access::contiguous(dtype, &dims);
@@ -261,7 +261,7 @@ impl Op for Reduce {
             value = nest.b.convert(value, Type::I32);
         }
         let reduces = !axes.is_empty();
-        let result = self.value(&mut nest, value, reduces, count);
+        let result = self.emit_value(&mut nest, value, reduces, count);
         nest.store_outer(cx, output, result);
         cx.emit(nest.instruction())
     }
@@ -269,17 +269,17 @@ impl Op for Reduce {
 
 impl Reduce {
     /// Computes the result from an element. If `reduced` is false, applies only the element-wise part.
-    fn value(&self, nest: &mut NestBuilder, value: Reg, reduced: bool, count: usize) -> Reg {
+    fn emit_value(&self, nest: &mut NestBuilder, value: Reg, reduced: bool, count: usize) -> Reg {
         let all = |nest: &mut NestBuilder, op: ReduceOp, value: Reg| {
             if reduced { nest.reduce(op, value) } else { value }
         };
         let own = nest.b.ty(value);
-        let value = match self.kind.is_real() && !own.is_float() {
+        let value = match self.kind.computes_in_float() && !own.is_float() {
             true => nest.b.convert(value, Type::F64),
             false => value,
         };
         match self.kind {
-            Kind::Sum | Kind::Max | Kind::Min | Kind::Prod => all(nest, self.kind.op(), value),
+            Kind::Sum | Kind::Max | Kind::Min | Kind::Prod => all(nest, self.kind.reduce_op(), value),
             Kind::Mean => {
                 let sum = all(nest, ReduceOp::Sum, value);
                 let count = nest.b.constant(own, count as f64);
@@ -330,7 +330,7 @@ impl Reduce {
     ) -> Result<(), OpError> {
         let x = cx.input(0)?;
         let dtype = cx.dtype(x)?;
-        let g = self.with_axes_kept(cx, g, axes);
+        let g = self.restore_reduced_axes(cx, g, axes);
         let scalar = |cx: &mut Grad<'_>, value: f64| cx.constant("number", Tensor::scalar(dtype, value));
         let gradient = match self.kind {
             Kind::L1 => {
@@ -344,7 +344,7 @@ impl Reduce {
             }
             Kind::L2 => {
                 let y = cx.output(0, "y");
-                let y = self.with_axes_kept(cx, y, axes);
+                let y = self.restore_reduced_axes(cx, y, axes);
                 let zero = scalar(cx, 0.0);
                 let nothing = cx.add("Equal", &[y, zero], Attrs::new());
                 let share = cx.add("Div", &[g, y], Attrs::new());
@@ -353,7 +353,7 @@ impl Reduce {
             }
             Kind::LogSumExp => {
                 let y = cx.output(0, "y");
-                let y = self.with_axes_kept(cx, y, axes);
+                let y = self.restore_reduced_axes(cx, y, axes);
                 let shifted = cx.add("Sub", &[x, y], Attrs::new());
                 let slope = cx.add("Exp", &[shifted], Attrs::new());
                 cx.add("Mul", &[g, slope], Attrs::new())
@@ -368,7 +368,7 @@ impl Reduce {
                 cx.add("Expand", &[share, shape], Attrs::new())
             }
         };
-        cx.give(0, gradient);
+        cx.set_grad(0, gradient);
         Ok(())
     }
 
@@ -416,16 +416,16 @@ impl Reduce {
             }
             others = cx.add("Transpose", &[others], perm(&back));
         }
-        let g = self.with_axes_kept(cx, g, axes_value);
+        let g = self.restore_reduced_axes(cx, g, axes_value);
         let gradient = cx.add("Mul", &[g, others], Attrs::new());
-        cx.give(0, gradient);
+        cx.set_grad(0, gradient);
         Ok(())
     }
 }
 
 impl Reduce {
     /// Restores the reduced axes of a result as axes of size 1. `axes` is absent if all axes were reduced to a scalar.
-    fn with_axes_kept(&self, cx: &mut Grad<'_>, value: ValueId, axes: Option<ValueId>) -> ValueId {
+    fn restore_reduced_axes(&self, cx: &mut Grad<'_>, value: ValueId, axes: Option<ValueId>) -> ValueId {
         match axes {
             Some(axes) if !self.keepdims => cx.add("Unsqueeze", &[value, axes], Attrs::new()),
             _ => value,
@@ -436,7 +436,7 @@ impl Reduce {
     fn extreme_gradient(&self, cx: &mut Grad<'_>, g: ValueId, axes: Option<ValueId>) -> Result<(), OpError> {
         let (x, y) = (cx.input(0)?, cx.output(0, "y"));
         let dtype = cx.dtype(x)?;
-        let (g, y) = (self.with_axes_kept(cx, g, axes), self.with_axes_kept(cx, y, axes));
+        let (g, y) = (self.restore_reduced_axes(cx, g, axes), self.restore_reduced_axes(cx, y, axes));
         let equal = cx.add("Equal", &[x, y], Attrs::new());
         // A narrow float may not represent large counts.
         let wide = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
@@ -455,7 +455,7 @@ impl Reduce {
         }
         let zero = cx.constant("zero", Tensor::scalar(dtype, 0.0));
         let gradient = cx.add("Where", &[equal, share, zero], Attrs::new());
-        cx.give(0, gradient);
+        cx.set_grad(0, gradient);
         Ok(())
     }
 }
@@ -478,27 +478,27 @@ struct Scale {
 
 impl Op for Scale {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
-        cx.arity(2, 2, 1)?;
-        let dtype = cx.dtype_where(0, "a float type", DType::is_float)?;
-        cx.dtype_where(1, "a number type", |dtype| dtype != DType::Bool)?;
+        cx.check_arity(2, 2, 1)?;
+        let dtype = cx.expect_dtype(0, "a float type", DType::is_float)?;
+        cx.expect_dtype(1, "a number type", |dtype| dtype != DType::Bool)?;
         if let Some(shape) = cx.shape(1)
             && shape.iter().any(|dim| dim.known().is_some_and(|size| size != 1))
         {
             return Err(OpError::invalid(format!("the scale has shape {shape}; one number is needed")));
         }
-        cx.output(0, dtype, cx.shape(0).cloned());
+        cx.set_output(0, dtype, cx.shape(0).cloned());
         Ok(())
     }
 
     fn grad(&self, cx: &mut Grad<'_>) -> Result<(), OpError> {
         let Some(g) = cx.output_grad(0) else { return Ok(()) };
         let (x, scale) = (cx.input(0)?, cx.input(1)?);
-        if cx.wants(0) {
+        if cx.needs_grad(0) {
             let attrs = Attrs::new().with("scale_down", i64::from(self.down));
             let gradient = cx.add_in("com.microsoft", "Scale", &[g, scale], attrs);
-            cx.give(0, gradient);
+            cx.set_grad(0, gradient);
         }
-        if cx.wants(1) {
+        if cx.needs_grad(1) {
             // y = x s: sum(g x). y = x / s: -sum(g y) / s.
             let seen = if self.down { cx.output(0, "y") } else { x };
             let product = cx.add("Mul", &[g, seen], Attrs::new());
@@ -513,7 +513,7 @@ impl Op for Scale {
             }
             let shape = cx.shape_of(scale);
             let gradient = cx.add("Reshape", &[gradient, shape], Attrs::new());
-            cx.give(1, gradient);
+            cx.set_grad(1, gradient);
         }
         Ok(())
     }
@@ -527,12 +527,12 @@ impl Op for Scale {
         let s = nest.b.convert(s, Type::of(cx.dtype(0)));
         let op = if self.down { BinaryOp::Div } else { BinaryOp::Mul };
         let y = nest.b.binary(op, x, s);
-        nest.store_whole(cx, output, y);
+        nest.store_contiguous(cx, output, y);
         cx.emit(nest.instruction())
     }
 }
 
-fn reduce(node: &Node, kind: Kind) -> Result<Box<dyn Op>, OpError> {
+fn build_reduce(node: &Node, kind: Kind) -> Result<Box<dyn Op>, OpError> {
     let flag = |name: &str, default: i64| Ok::<_, OpError>(node.attrs.int(name)?.unwrap_or(default) != 0);
     Ok(Box::new(Reduce {
         kind,
@@ -542,19 +542,19 @@ fn reduce(node: &Node, kind: Kind) -> Result<Box<dyn Op>, OpError> {
 }
 
 fn build_sum(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
-    reduce(node, Kind::Sum)
+    build_reduce(node, Kind::Sum)
 }
 
 fn build_scale(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
     Ok(Box::new(Scale { down: node.attrs.int("scale_down")?.unwrap_or(0) != 0 }))
 }
 
-fn upgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
+fn upgrade_sum(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     ints_attribute_to_input(rw, "axes", 1)
 }
 
 fn upgrade_others(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
-    if rw.version() < 18 { upgrade(rw) } else { Ok(()) }
+    if rw.version() < 18 { upgrade_sum(rw) } else { Ok(()) }
 }
 
 /// Writes a reduction with axes as an attribute, for opsets older than `input_since`. These opsets have no
@@ -572,9 +572,9 @@ fn axes_to_attribute(rw: &mut Rewrite<'_>, input_since: i64) -> Result<(), OpErr
         return Ok(());
     }
     let Some(named) = named else { return ints_input_to_attribute(rw, "axes", 1) };
-    let data = rw.required(0)?;
+    let data = rw.required_input(0)?;
     if named.is_empty() && noop {
-        rw.renamed("", "Identity", &[Some(data)], Attrs::new());
+        rw.emit_op("", "Identity", &[Some(data)], Attrs::new());
         return Ok(());
     }
     let mut attrs = rw.attrs().clone();
@@ -589,7 +589,7 @@ fn axes_to_attribute(rw: &mut Rewrite<'_>, input_since: i64) -> Result<(), OpErr
         };
         attrs = attrs.with("axes", named);
     }
-    rw.same(&[Some(data)], attrs);
+    rw.emit_same_op(&[Some(data)], attrs);
     Ok(())
 }
 
@@ -608,13 +608,13 @@ fn downgrade_others(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
 /// Rewrites the node to ReduceSum, which accepts computed axes from opset 13 on.
 fn decompose_sum_training(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let inputs = rw.node().inputs.to_vec();
-    rw.renamed("", "ReduceSum", &inputs, rw.attrs().clone());
+    rw.emit_op("", "ReduceSum", &inputs, rw.attrs().clone());
     Ok(())
 }
 
 /// Rewrites `Scale` to Cast, Reshape and a product or quotient.
 fn decompose_scale(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
-    let (mut x, mut scale) = (rw.required(0)?, rw.required(1)?);
+    let (mut x, mut scale) = (rw.required_input(0)?, rw.required_input(1)?);
     let dtype = rw.dtype(x).ok_or_else(|| OpError::invalid("the type of input 0 is not known"))?;
     let cast = |to: DType| Attrs::new().with("to", i64::from(to.to_onnx()));
     // A count may be too large for a narrow float.
@@ -636,16 +636,16 @@ fn decompose_scale(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     if dtype != computed {
         result = rw.add("Cast", &[result], cast(dtype));
     }
-    rw.output(0, result);
+    rw.replace_output(0, result);
     Ok(())
 }
 
 /// Versions of reductions other than ReduceSum.
-const PLAIN: &[i64] = &[1, 11, 13, 18];
-const LOGARITHMS: &[i64] = &[1, 11, 13, 18, 28];
-const EXTREMES: &[i64] = &[1, 11, 12, 13, 18, 20];
+const PLAIN_VERSIONS: &[i64] = &[1, 11, 13, 18];
+const LOGARITHM_VERSIONS: &[i64] = &[1, 11, 13, 18, 28];
+const EXTREME_VERSIONS: &[i64] = &[1, 11, 12, 13, 18, 20];
 
-fn others(name: &'static str, since: &'static [i64], build: BuildFn) -> Definition {
+fn define_reduction(name: &'static str, since: &'static [i64], build: BuildFn) -> Definition {
     Definition::new("", name, since, build).upgrade(upgrade_others).downgrade(downgrade_others)
 }
 
@@ -654,17 +654,18 @@ struct ReduceAllL2;
 
 impl Op for ReduceAllL2 {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
-        cx.arity(1, usize::MAX, 1)?;
-        cx.dtype_where(0, "a float type", DType::is_float)?;
-        let dtype = cx.same_dtype(0..cx.node().inputs.len())?;
-        cx.output(0, dtype, Some(Shape::scalar()));
+        cx.check_arity(1, usize::MAX, 1)?;
+        cx.expect_dtype(0, "a float type", DType::is_float)?;
+        let dtype = cx.expect_same_dtype(0..cx.node().inputs.len())?;
+        cx.set_output(0, dtype, Some(Shape::scalar()));
         Ok(())
     }
 }
 
 fn decompose_all_l2(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
-    let dtype =
-        rw.dtype(rw.required(0)?).ok_or_else(|| OpError::invalid("the type of input 0 is not known"))?;
+    let dtype = rw
+        .dtype(rw.required_input(0)?)
+        .ok_or_else(|| OpError::invalid("the type of input 0 is not known"))?;
     // The squares of narrow floats are summed in float32.
     let computed = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
     let cast = |to: DType| Attrs::new().with("to", i64::from(to.to_onnx()));
@@ -672,7 +673,7 @@ fn decompose_all_l2(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let first = rw.ints("first", &[0]);
     let mut norms = Vec::new();
     for k in 0..rw.node().inputs.len() {
-        let mut x = rw.required(k)?;
+        let mut x = rw.required_input(k)?;
         if dtype != computed {
             x = rw.add("Cast", &[x], cast(computed));
         }
@@ -685,22 +686,26 @@ fn decompose_all_l2(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     if dtype != computed {
         norm = rw.add("Cast", &[norm], cast(dtype));
     }
-    rw.output(0, norm);
+    rw.replace_output(0, norm);
     Ok(())
 }
 
 pub(crate) fn definitions() -> Vec<Definition> {
     vec![
-        Definition::new("", "ReduceSum", &[1, 11, 13], build_sum).upgrade(upgrade).downgrade(downgrade_sum),
-        others("ReduceMean", PLAIN, |_, node| reduce(node, Kind::Mean)),
-        others("ReduceProd", PLAIN, |_, node| reduce(node, Kind::Prod)),
-        others("ReduceL1", PLAIN, |_, node| reduce(node, Kind::L1)),
-        others("ReduceL2", PLAIN, |_, node| reduce(node, Kind::L2)),
-        others("ReduceSumSquare", PLAIN, |_, node| reduce(node, Kind::SumSquare)),
-        others("ReduceLogSum", LOGARITHMS, |_, node| reduce(node, Kind::LogSum)),
-        others("ReduceLogSumExp", LOGARITHMS, |_, node| reduce(node, Kind::LogSumExp)),
-        others("ReduceMax", EXTREMES, |_, node| reduce(node, Kind::Max)),
-        others("ReduceMin", EXTREMES, |_, node| reduce(node, Kind::Min)),
+        Definition::new("", "ReduceSum", &[1, 11, 13], build_sum)
+            .upgrade(upgrade_sum)
+            .downgrade(downgrade_sum),
+        define_reduction("ReduceMean", PLAIN_VERSIONS, |_, node| build_reduce(node, Kind::Mean)),
+        define_reduction("ReduceProd", PLAIN_VERSIONS, |_, node| build_reduce(node, Kind::Prod)),
+        define_reduction("ReduceL1", PLAIN_VERSIONS, |_, node| build_reduce(node, Kind::L1)),
+        define_reduction("ReduceL2", PLAIN_VERSIONS, |_, node| build_reduce(node, Kind::L2)),
+        define_reduction("ReduceSumSquare", PLAIN_VERSIONS, |_, node| build_reduce(node, Kind::SumSquare)),
+        define_reduction("ReduceLogSum", LOGARITHM_VERSIONS, |_, node| build_reduce(node, Kind::LogSum)),
+        define_reduction("ReduceLogSumExp", LOGARITHM_VERSIONS, |_, node| {
+            build_reduce(node, Kind::LogSumExp)
+        }),
+        define_reduction("ReduceMax", EXTREME_VERSIONS, |_, node| build_reduce(node, Kind::Max)),
+        define_reduction("ReduceMin", EXTREME_VERSIONS, |_, node| build_reduce(node, Kind::Min)),
         Definition::new("com.microsoft", "ReduceSumTraining", &[1], build_sum)
             .differentiated_as(decompose_sum_training),
         Definition::new("com.microsoft", "Scale", &[1], build_scale).decompose(decompose_scale),
@@ -714,8 +719,8 @@ mod tests {
     use super::*;
     use crate::passes;
     use crate::testing::{
-        Failure, assert_close, check_decomposition, check_downgrade, check_gradients, f64s, gradient_graph,
-        one_node, run, run_node, spread,
+        Failure, assert_close, check_decomposition, check_downgrade, check_gradients, f64s, generic_tensor,
+        gradient_graph, one_node_graph, run, run_node,
     };
 
     const SUM: (&str, &str) = ("", "ReduceSum");
@@ -741,7 +746,7 @@ mod tests {
     /// Builds a graph with constant axes, as files have them.
     fn constant_axes(op: (&str, &str), data: &Tensor, named: &[i64], attrs: Attrs) -> Graph {
         let mut graph =
-            one_node(NEWEST, op, &[Some(data), Some(&axes(named))], 1, attrs).expect("it is valid");
+            one_node_graph(NEWEST, op, &[Some(data), Some(&axes(named))], 1, attrs).expect("it is valid");
         let id = graph.inputs.pop().expect("the axes");
         graph.value_mut(id).constant = Some(axes(named));
         let y = graph.outputs[0];
@@ -768,7 +773,7 @@ mod tests {
 
     /// Axes that arrive with the inputs of a run, for an element that keeps its shape with each choice of axes.
     #[test]
-    fn one_element() {
+    fn runtime_axes_of_one_element() {
         let data = f64s(&[1, 1], &[-3.0]);
         for (op, want) in
             [("ReduceSum", -3.0), ("ReduceMean", -3.0), ("ReduceL1", 3.0), ("ReduceSumSquare", 9.0)]
@@ -799,7 +804,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_to_reduce() {
+    fn reductions_without_reduced_axes() {
         let empty = Tensor::f32(&[2, 0], &[]);
         assert_eq!(forward(SUM, &empty, Some(&[1]), attrs(0, 0)).to_f64(), [0.0, 0.0]);
         assert!(forward(MEAN, &empty, Some(&[1]), attrs(0, 0)).to_f64().iter().all(|x| x.is_nan()));
@@ -834,7 +839,7 @@ mod tests {
     }
 
     #[test]
-    fn extremes_of_nothing() {
+    fn extremes_of_zero_elements() {
         let ends: [(DType, f64, f64); 8] = [
             (DType::F32, f64::NEG_INFINITY, f64::INFINITY),
             (DType::F16, f64::NEG_INFINITY, f64::INFINITY),
@@ -931,8 +936,10 @@ mod tests {
 
     #[test]
     fn gradients_of_norms_and_products() {
-        let data =
-            f64s(&[2, 3, 2], &spread(&[12], 1).to_f64().iter().map(|x| x.abs() + 0.1).collect::<Vec<_>>());
+        let data = f64s(
+            &[2, 3, 2],
+            &generic_tensor(&[12], 1).to_f64().iter().map(|x| x.abs() + 0.1).collect::<Vec<_>>(),
+        );
         for name in
             ["ReduceProd", "ReduceL1", "ReduceL2", "ReduceSumSquare", "ReduceLogSum", "ReduceLogSumExp"]
         {
@@ -942,7 +949,7 @@ mod tests {
                     check_gradients(&graph, std::slice::from_ref(&data), &[0], &[0]);
                     if name == "ReduceProd" && noop == 0 {
                         let dims = graph.value(graph.outputs[0]).ty.shape().and_then(Shape::concrete);
-                        let seed = spread(&dims.expect("known"), 3);
+                        let seed = generic_tensor(&dims.expect("known"), 3);
                         let mut gradient = gradient_graph(&graph, &[Some(seed)], &[0]);
                         passes::infer::infer(&mut gradient).expect("valid");
                         check_downgrade(&gradient, std::slice::from_ref(&data), 9);
@@ -954,16 +961,16 @@ mod tests {
     }
 
     #[test]
-    fn truth_values_need_opset_20() {
+    fn bool_extremes_need_opset_20() {
         let flags = Tensor::filled(DType::Bool, &[2], 1.0);
-        let graph = one_node(NEWEST, MAX, &[Some(&flags)], 1, attrs(0, 0)).expect("valid");
+        let graph = one_node_graph(NEWEST, MAX, &[Some(&flags)], 1, attrs(0, 0)).expect("valid");
         check_downgrade(&graph, std::slice::from_ref(&flags), 20);
         let error = passes::versions::downgrade(&mut graph.clone(), 19).expect_err("refused").to_string();
         assert!(error.contains("needs opset 20 or newer"), "{error}");
     }
 
     #[test]
-    fn wrong_axes_are_refused() {
+    fn rejects_invalid_axes() {
         let data = Tensor::f32(&[2, 2], &[0.0; 4]);
         for (named, message) in [(&[2][..], "axis 2 is out of range for rank 2"), (&[0, -2], "twice")] {
             let failure =
@@ -977,7 +984,7 @@ mod tests {
 
     #[test]
     fn gradients() {
-        let data = spread(&[2, 3, 4], 1);
+        let data = generic_tensor(&[2, 3, 4], 1);
         for op in [SUM, MEAN, MAX, MIN, ("com.microsoft", "ReduceSumTraining")] {
             for named in [&[][..], &[1], &[-1, 0], &[0, 1, 2]] {
                 for keep in [0, 1] {
@@ -993,14 +1000,15 @@ mod tests {
             );
             // Axes as a graph input, with values at run time.
             let named = axes(&[2, 0]);
-            let graph = one_node(NEWEST, op, &[Some(&data), Some(&named)], 1, attrs(0, 0)).expect("valid");
+            let graph =
+                one_node_graph(NEWEST, op, &[Some(&data), Some(&named)], 1, attrs(0, 0)).expect("valid");
             check_gradients(&graph, &[data.clone(), named], &[0], &[0]);
         }
     }
 
     #[test]
     fn gradient_of_a_mean_of_unknown_count() {
-        let data = spread(&[3, 2], 2);
+        let data = generic_tensor(&[3, 2], 2);
         let mut graph = constant_axes(MEAN, &data, &[0], attrs(0, 0));
         let x = graph.inputs[0];
         let symbolic: Shape = [Dim::symbol("N"), Dim::Known(2)].into_iter().collect();
@@ -1022,13 +1030,13 @@ mod tests {
 
     #[test]
     fn scale_and_its_gradient() {
-        let x = spread(&[2, 2], 3);
+        let x = generic_tensor(&[2, 2], 3);
         for down in [0i64, 1] {
             for dims in [&[][..], &[1]] {
                 let scale = f64s(dims, &[1.7]);
                 let attrs = Attrs::new().with("scale_down", down);
                 let op = ("com.microsoft", "Scale");
-                let graph = one_node(NEWEST, op, &[Some(&x), Some(&scale)], 1, attrs).expect("valid");
+                let graph = one_node_graph(NEWEST, op, &[Some(&x), Some(&scale)], 1, attrs).expect("valid");
                 let inputs = [x.clone(), scale];
                 check_gradients(&graph, &inputs, &[0, 1], &[0]);
                 check_decomposition(&graph, &inputs, 0.0);
@@ -1042,17 +1050,18 @@ mod tests {
         assert_eq!(got[0], Tensor::filled(DType::F16, &[2], 1.5));
         let count = Tensor::i64(&[1], &[100_000]);
         let attrs = Attrs::new().with("scale_down", 1i64);
-        let graph = one_node(NEWEST, ("com.microsoft", "Scale"), &[Some(&halves), Some(&count)], 1, attrs)
-            .expect("valid");
+        let graph =
+            one_node_graph(NEWEST, ("com.microsoft", "Scale"), &[Some(&halves), Some(&count)], 1, attrs)
+                .expect("valid");
         check_decomposition(&graph, &[halves, count], 0.0);
     }
 
     #[test]
     fn older_versions() {
-        let data = spread(&[2, 3], 4);
+        let data = generic_tensor(&[2, 3], 4);
         for (op, opset) in [(SUM, 7), (SUM, 12), (MEAN, 8), (MEAN, 17), (MAX, 7), (MIN, 11), (MAX, 17)] {
             let old = Attrs::new().with("axes", vec![1i64]).with("keepdims", 0i64);
-            let graph = one_node(opset, op, &[Some(&data)], 1, old).expect("it can be read");
+            let graph = one_node_graph(opset, op, &[Some(&data)], 1, old).expect("it can be read");
             let want = forward(op, &data, Some(&[1]), attrs(0, 0));
             assert_close(&run(&graph, std::slice::from_ref(&data)).expect("it runs")[0], &want, 0.0);
 
@@ -1066,30 +1075,31 @@ mod tests {
             assert_eq!(&*written.nodes[0].op, "Identity");
         }
         let named = axes(&[0]);
-        let mut graph = one_node(NEWEST, SUM, &[Some(&data), Some(&named)], 1, attrs(0, 0)).expect("valid");
+        let mut graph =
+            one_node_graph(NEWEST, SUM, &[Some(&data), Some(&named)], 1, attrs(0, 0)).expect("valid");
         assert!(passes::versions::downgrade(&mut graph.clone(), 13).is_ok());
         let error = passes::versions::downgrade(&mut graph, 12).expect_err("refused");
         assert!(error.to_string().contains("axes is computed at run time"), "{error}");
     }
 
     #[test]
-    fn the_norm_of_several_tensors() {
+    fn norm_of_several_tensors() {
         let op = ("com.microsoft", "ReduceAllL2");
         let inputs = [f64s(&[2], &[3.0, -4.0]), f64s(&[1, 1], &[12.0]), f64s(&[0], &[])];
         let ports = [Some(&inputs[0]), Some(&inputs[1]), Some(&inputs[2])];
         let got = run_node(op, &ports, 1, Attrs::new()).expect("it runs");
         assert_close(&got[0], &f64s(&[], &[13.0]), 0.0);
-        let given = [spread(&[2, 3], 1), spread(&[4], 2)];
+        let given = [generic_tensor(&[2, 3], 1), generic_tensor(&[4], 2)];
         let graph =
-            one_node(NEWEST, op, &[Some(&given[0]), Some(&given[1])], 1, Attrs::new()).expect("valid");
+            one_node_graph(NEWEST, op, &[Some(&given[0]), Some(&given[1])], 1, Attrs::new()).expect("valid");
         check_gradients(&graph, &given, &[0, 1], &[0]);
         check_decomposition(&graph, &given, 1e-12);
         let zeros = [f64s(&[2], &[0.0; 2])];
-        let graph = one_node(NEWEST, op, &[Some(&zeros[0])], 1, Attrs::new()).expect("valid");
+        let graph = one_node_graph(NEWEST, op, &[Some(&zeros[0])], 1, Attrs::new()).expect("valid");
         let backward = gradient_graph(&graph, &[Some(f64s(&[], &[1.0]))], &[0]);
         assert_eq!(run(&backward, &zeros).expect("it runs")[0].to_f64(), [0.0, 0.0]);
         // float16 can represent the norm, but not the squares.
-        let narrow = crate::testing::typed(&f64s(&[2], &[300.0, 400.0]), DType::F16);
+        let narrow = crate::testing::cast_tensor(&f64s(&[2], &[300.0, 400.0]), DType::F16);
         let got = run_node(op, &[Some(&narrow)], 1, Attrs::new()).expect("it runs");
         assert_eq!(got[0].to_f64(), [500.0]);
     }

@@ -3,60 +3,66 @@
 //! Operators of ai.onnx.ml compute results without a gradient, or results that are not tensors. Operators of
 //! `com.microsoft` occur in graphs of onnxruntime-training 1.19.2 and have a purpose outside of the model.
 
-use super::features::DOMAIN;
+use super::features::ML_DOMAIN;
 
 const MICROSOFT: &str = "com.microsoft";
 
 /// Reason for decision trees.
-const TREES: &str = "decision trees have no gradient (their results are constant between the thresholds), so no step of an \
+const TREES_REASON: &str = "decision trees have no gradient (their results are constant between the thresholds), so no step of an \
                      optimizer trains them, and they are not run here either; fit them in scikit-learn, or train a model that \
                      has a gradient: MLPClassifier, MLPRegressor, LogisticRegression, LinearRegression";
 
 /// Reason for support vector machines.
-const VECTORS: &str = "support vector machines with a kernel are fitted by choosing among samples, not by gradients, and are not \
+const SVM_REASON: &str = "support vector machines with a kernel are fitted by choosing among samples, not by gradients, and are not \
                        run here either; fit them in scikit-learn, or train a model that has a gradient: LinearSVC, LinearSVR, \
                        SGDClassifier, MLPClassifier";
 
 /// Reason for sequences of maps.
-const MAPS: &str = "its result is a sequence of maps, one from class to probability for each row, which is no tensor; the \
+const ZIPMAP_REASON: &str = "its result is a sequence of maps, one from class to probability for each row, which is no tensor; the \
                     probabilities are its input: make that an output of the model instead (skl2onnx: \
                     options={\"zipmap\": False}; of a trained model: name it in export_model_for_inferencing)";
 
 /// Reason for TensorBoard summaries.
-const SUMMARIES: &str = "its result is a text for TensorBoard, which is no tensor; make what it summarises an output of the model \
+const SUMMARY_REASON: &str = "its result is a text for TensorBoard, which is no tensor; make what it summarises an output of the model \
                          and write it where the steps are taken, with torch.utils.tensorboard or tensorboardX";
 
 /// Reason for packed activations.
-const PACKED: &str = "it keeps activations for the gradient in fewer bits, which changes the gradient; make the artifacts without it, \
+const PACKED_ACTIVATION_REASON: &str = "it keeps activations for the gradient in fewer bits, which changes the gradient; make the artifacts without it, \
                       and let SessionOptions.memory_limit keep fewer activations: results stay the same, bit for bit";
 
 /// Packers of activations: an encoder and a decoder of each.
 const PACKERS: [&str; 5] = ["GistBinarize", "GistPack1", "GistPack8", "GistPack16", "GistPackMsfp15"];
 
 /// Returns true for the name of a packer's encoder or decoder.
-fn is_half_of(packer: &str, name: &str) -> bool {
+fn is_packer_operator(packer: &str, name: &str) -> bool {
     name.strip_prefix(packer).is_some_and(|half| matches!(half, "Encoder" | "Decoder"))
 }
 
 /// Reason for calls of PyTorch functions.
-const CALLED: &str = "it calls a torch.autograd.Function in the process that exported it, and a file does not say what that computes; \
+const PYTHON_OP_REASON: &str = "it calls a torch.autograd.Function in the process that exported it, and a file does not say what that computes; \
                       write it as a function of ONNX, with a gradient of its own if it needs one (docs/extending.md)";
 
 /// Reason for events between pipeline stages.
-const EVENTS: &str = "it makes the stages of a pipeline wait for each other, and a model is run as one; leave it out: what it passes \
+const EVENT_REASON: &str = "it makes the stages of a pipeline wait for each other, and a model is run as one; leave it out: what it passes \
                       on are its inputs behind the first";
 
 /// Returns the reason why an operator is unsupported, as a part of a sentence. Returns `None` for supported and for
 /// unknown operators.
-pub(crate) fn reason(domain: &str, name: &str) -> Option<&'static str> {
+pub(crate) fn unsupported_reason(domain: &str, name: &str) -> Option<&'static str> {
     match (domain, name) {
-        (DOMAIN, "TreeEnsemble" | "TreeEnsembleClassifier" | "TreeEnsembleRegressor") => Some(TREES),
-        (DOMAIN, "SVMClassifier" | "SVMRegressor") => Some(VECTORS),
-        (DOMAIN, "ZipMap") => Some(MAPS),
-        (MICROSOFT, "SummaryScalar" | "SummaryHistogram" | "SummaryText" | "SummaryMerge") => Some(SUMMARIES),
-        (MICROSOFT, name) if PACKERS.iter().any(|&packer| is_half_of(packer, name)) => Some(PACKED),
-        (MICROSOFT, "PythonOp" | "PythonOpGrad") => Some(CALLED),
-        (MICROSOFT, "RecordEvent" | "WaitEvent") => Some(EVENTS),
+        (ML_DOMAIN, "TreeEnsemble" | "TreeEnsembleClassifier" | "TreeEnsembleRegressor") => {
+            Some(TREES_REASON)
+        }
+        (ML_DOMAIN, "SVMClassifier" | "SVMRegressor") => Some(SVM_REASON),
+        (ML_DOMAIN, "ZipMap") => Some(ZIPMAP_REASON),
+        (MICROSOFT, "SummaryScalar" | "SummaryHistogram" | "SummaryText" | "SummaryMerge") => {
+            Some(SUMMARY_REASON)
+        }
+        (MICROSOFT, name) if PACKERS.iter().any(|&packer| is_packer_operator(packer, name)) => {
+            Some(PACKED_ACTIVATION_REASON)
+        }
+        (MICROSOFT, "PythonOp" | "PythonOpGrad") => Some(PYTHON_OP_REASON),
+        (MICROSOFT, "RecordEvent" | "WaitEvent") => Some(EVENT_REASON),
         _ => None,
     }
 }

@@ -21,9 +21,9 @@ struct ReverseSequence {
 
 impl Op for ReverseSequence {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
-        cx.arity(2, 2, 1)?;
+        cx.check_arity(2, 2, 1)?;
         let dtype = cx.dtype(0)?;
-        cx.dtype_where(1, "int64", |dtype| dtype == DType::I64)?;
+        cx.expect_dtype(1, "int64", |dtype| dtype == DType::I64)?;
         let shape = cx.shape(0).cloned();
         if let Some(shape) = &shape {
             if shape.rank() < 2 {
@@ -44,7 +44,7 @@ impl Op for ReverseSequence {
                 )));
             }
         }
-        cx.output(0, dtype, shape);
+        cx.set_output(0, dtype, shape);
         Ok(())
     }
 
@@ -52,7 +52,7 @@ impl Op for ReverseSequence {
         let Some(g) = cx.output_grad(0) else { return Ok(()) };
         let (lengths, attrs) = (cx.input(1)?, cx.node().attrs.clone());
         let turned = cx.add("ReverseSequence", &[g, lengths], attrs);
-        cx.give(0, turned);
+        cx.set_grad(0, turned);
         Ok(())
     }
 
@@ -60,12 +60,12 @@ impl Op for ReverseSequence {
         let dims = cx.dims(0);
         let (data, lengths) = (cx.input(0), cx.input(1));
         let steps = dims[self.time_axis];
-        cx.guard_up_to(1, steps)?;
+        cx.guard_range(1, steps)?;
 
         let mut nest = cx.nest(&dims, 0);
         let along: Vec<isize> = (0..dims.len()).map(|axis| isize::from(axis == self.batch_axis)).collect();
         let length = nest.load_strided(cx, lengths, 0, &along);
-        let strides = cx.whole(data, &dims).strides;
+        let strides = cx.contiguous_access(data, &dims).strides;
         let b = &mut nest.b;
         let step = b.coordinate(self.time_axis);
         let one = b.int(1);
@@ -82,7 +82,7 @@ impl Op for ReverseSequence {
         }
         let value = nest.gather(cx, data, index);
         let output = cx.output(0);
-        nest.store_whole(cx, output, value);
+        nest.store_contiguous(cx, output, value);
         cx.emit(nest.instruction())
     }
 }
@@ -108,7 +108,7 @@ pub(crate) fn definitions() -> Vec<Definition> {
 mod tests {
     use ortrain_graph::{Attrs, Tensor};
 
-    use crate::testing::{Failure, check_gradients, f64s, one_node, run_node, spread};
+    use crate::testing::{Failure, check_gradients, f64s, generic_tensor, one_node_graph, run_node};
 
     const OP: (&str, &str) = ("", "ReverseSequence");
 
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn sequences_are_turned_up_to_their_ends() {
+    fn reverses_sequences_up_to_their_lengths() {
         let x = f64s(&[3, 2], &[1.0, 4.0, 2.0, 5.0, 3.0, 6.0]);
         let lengths = Tensor::i64(&[2], &[2, 3]);
         let turned = run_node(OP, &[Some(&x), Some(&lengths)], 1, axes(1, 0)).expect("it runs");
@@ -129,15 +129,16 @@ mod tests {
 
     #[test]
     fn gradients() {
-        let (x, lengths) = (spread(&[2, 3, 2], 1), Tensor::i64(&[2], &[3, 2]));
+        let (x, lengths) = (generic_tensor(&[2, 3, 2], 1), Tensor::i64(&[2], &[3, 2]));
         let inputs = [x, lengths];
-        let graph = one_node(10, OP, &[Some(&inputs[0]), Some(&inputs[1])], 1, axes(0, 1)).expect("valid");
+        let graph =
+            one_node_graph(10, OP, &[Some(&inputs[0]), Some(&inputs[1])], 1, axes(0, 1)).expect("valid");
         check_gradients(&graph, &inputs, &[0], &[0]);
     }
 
     #[test]
-    fn what_does_not_fit_is_said() {
-        let x = spread(&[3, 2], 1);
+    fn rejects_mismatched_inputs() {
+        let x = generic_tensor(&[3, 2], 1);
         for (lengths, attrs, expected) in [
             (Tensor::i64(&[2], &[4, 1]), axes(1, 0), "4"),
             (Tensor::i64(&[2], &[-1, 1]), axes(1, 0), "-1"),

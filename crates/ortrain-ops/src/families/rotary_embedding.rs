@@ -15,7 +15,8 @@
 use ortrain_graph::{Attrs, DType, Dim, Graph, Node, ValueId};
 
 use super::sizes::{
-    Size, over, part, part_between, positions, reshaped, shape_of, size_of, times, unsqueezed,
+    Size, axis_positions, divide_sizes, insert_axes, multiply_sizes, reshape_to, shape_of, size_of,
+    slice_axis, slice_between,
 };
 use crate::OpError;
 use crate::infer::Infer;
@@ -70,7 +71,7 @@ impl Rotary {
 
     /// Returns the number of heads and the size of a head for data with three axes; `None` if unknown. `half` is the
     /// last axis of a cache.
-    fn heads(&self, width: &Dim, half: Option<&Dim>) -> Result<[Option<usize>; 2], OpError> {
+    fn head_count_and_size(&self, width: &Dim, half: Option<&Dim>) -> Result<[Option<usize>; 2], OpError> {
         let width = width.known();
         if let Some(heads) = self.heads {
             let heads = heads as usize;
@@ -100,15 +101,15 @@ impl Rotary {
 impl Op for Rotary {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
         let microsoft = self.cosines != 1;
-        cx.arity(if microsoft { 4 } else { 3 }, 4, 1)?;
-        let dtype = cx.dtype_where(0, "a float type", DType::is_float)?;
-        cx.same_dtype([0, self.cosines, self.sines])?;
-        if cx.has(self.positions) {
-            cx.dtype_where(self.positions, "int64", |dtype| dtype == DType::I64)?;
+        cx.check_arity(if microsoft { 4 } else { 3 }, 4, 1)?;
+        let dtype = cx.expect_dtype(0, "a float type", DType::is_float)?;
+        cx.expect_same_dtype([0, self.cosines, self.sines])?;
+        if cx.has_input(self.positions) {
+            cx.expect_dtype(self.positions, "int64", |dtype| dtype == DType::I64)?;
         }
         let shape = cx.shape(0).cloned();
         let cache = cx.shape(self.cosines);
-        let looked_up = cx.has(self.positions);
+        let looked_up = cx.has_input(self.positions);
         for k in [self.cosines, self.sines] {
             let Some(found) = cx.shape(k) else { continue };
             let wanted = if looked_up { 2 } else { 3 };
@@ -125,7 +126,7 @@ impl Op for Rotary {
         }
         if let Some(shape) = &shape {
             let size = match &shape[..] {
-                [_, _, width] => self.heads(width, cache.and_then(|cache| cache.last()))?[1],
+                [_, _, width] => self.head_count_and_size(width, cache.and_then(|cache| cache.last()))?[1],
                 [_, _, _, size] => size.known(),
                 _ => {
                     return Err(OpError::invalid(format!(
@@ -163,14 +164,15 @@ impl Op for Rotary {
                 )));
             }
         }
-        cx.output(0, dtype, shape);
+        cx.set_output(0, dtype, shape);
         Ok(())
     }
 }
 
 fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let op = Rotary::read(rw.node())?;
-    let (x, cosines, sines) = (rw.required(0)?, rw.required(op.cosines)?, rw.required(op.sines)?);
+    let (x, cosines, sines) =
+        (rw.required_input(0)?, rw.required_input(op.cosines)?, rw.required_input(op.sines)?);
     let shape = shape_of(rw, x, "the data")?;
     let flat = shape.rank() == 3;
     // As `[batch, length, heads, size]`: cosines and sines get an axis for the heads. Data with four axes keeps its
@@ -178,20 +180,20 @@ fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let length = size_of(rw, x, if flat { 1 } else { 2 });
     let (mut value, size) = if flat {
         let half = rw.shape(cosines).and_then(|shape| shape.last().cloned());
-        let [heads, size] = op.heads(&shape[2], half.as_ref())?;
+        let [heads, size] = op.head_count_and_size(&shape[2], half.as_ref())?;
         let width = size_of(rw, x, 2);
         let number = |size: Option<usize>| size.map(|size| Size::Number(size as i64));
         let size = match (number(size), number(heads)) {
             (Some(size), _) => size,
-            (None, Some(heads)) => over(rw, width, heads),
+            (None, Some(heads)) => divide_sizes(rw, width, heads),
             (None, None) => {
                 let last = if rw.input(op.positions).is_some() { 1 } else { 2 };
                 let half = size_of(rw, cosines, last);
-                times(rw, Size::Number(2), half)
+                multiply_sizes(rw, Size::Number(2), half)
             }
         };
-        let heads = number(heads).unwrap_or_else(|| over(rw, width, size));
-        (reshaped(rw, x, &[Size::Kept, Size::Kept, heads, size]), size)
+        let heads = number(heads).unwrap_or_else(|| divide_sizes(rw, width, size));
+        (reshape_to(rw, x, &[Size::SameAxis, Size::SameAxis, heads, size]), size)
     } else {
         (x, size_of(rw, x, 3))
     };
@@ -200,9 +202,9 @@ fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let places = match rw.input(op.positions) {
         Some(given) if shape_of(rw, given, "the positions")?.rank() == 1 => {
             // The first of consecutive positions: `[1, length]`.
-            let along = positions(rw, length);
+            let along = axis_positions(rw, length);
             let places = rw.add("Add", &[along, given], Attrs::new());
-            Some(unsqueezed(rw, places, &[0]))
+            Some(insert_axes(rw, places, &[0]))
         }
         given => given,
     };
@@ -211,20 +213,20 @@ fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
             Some(places) => rw.add("Gather", &[cache, places], Attrs::new().with("axis", 0i64)),
             None => cache,
         };
-        unsqueezed(rw, own, &[heads_axis])
+        insert_axes(rw, own, &[heads_axis])
     });
 
     let rotated = op.rotated.map_or(size, Size::Number);
-    let rest = (rotated != size).then(|| part_between(rw, value, 3, rotated, Size::Number(i64::MAX)));
+    let rest = (rotated != size).then(|| slice_between(rw, value, 3, rotated, Size::Number(i64::MAX)));
     if rest.is_some() {
-        value = part_between(rw, value, 3, Size::Number(0), rotated);
+        value = slice_between(rw, value, 3, Size::Number(0), rotated);
     }
-    let half = over(rw, rotated, Size::Number(2));
+    let half = divide_sizes(rw, rotated, Size::Number(2));
     let [a, b] = if op.interleaved {
-        [0, 1].map(|first| part(rw, value, 3, first, i64::MAX, 2))
+        [0, 1].map(|first| slice_axis(rw, value, 3, first, i64::MAX, 2))
     } else {
-        let first = part_between(rw, value, 3, Size::Number(0), half);
-        [first, part_between(rw, value, 3, half, Size::Number(i64::MAX))]
+        let first = slice_between(rw, value, 3, Size::Number(0), half);
+        [first, slice_between(rw, value, 3, half, Size::Number(i64::MAX))]
     };
     let product = |rw: &mut Rewrite<'_>, x: ValueId, y: ValueId| rw.add("Mul", &[x, y], Attrs::new());
     let (a_cos, b_sin) = (product(rw, a, cosines), product(rw, b, sines));
@@ -235,9 +237,9 @@ fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
         rw.add("Concat", parts, Attrs::new().with("axis", axis))
     };
     let mut result = if op.interleaved {
-        let pairs = [real, imaginary].map(|part| unsqueezed(rw, part, &[4]));
+        let pairs = [real, imaginary].map(|part| insert_axes(rw, part, &[4]));
         let pairs = joined(rw, &pairs, 4);
-        reshaped(rw, pairs, &[Size::Kept, Size::Kept, Size::Kept, rotated])
+        reshape_to(rw, pairs, &[Size::SameAxis, Size::SameAxis, Size::SameAxis, rotated])
     } else {
         joined(rw, &[real, imaginary], 3)
     };
@@ -246,9 +248,9 @@ fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     }
     if flat {
         let width = size_of(rw, x, 2);
-        result = reshaped(rw, result, &[Size::Kept, Size::Kept, width]);
+        result = reshape_to(rw, result, &[Size::SameAxis, Size::SameAxis, width]);
     }
-    rw.output(0, result);
+    rw.replace_output(0, result);
     Ok(())
 }
 
@@ -274,8 +276,8 @@ mod tests {
 
     use super::*;
     use crate::testing::{
-        add, assert_close, check_decomposition, check_downgrade, check_gradients, f64s, graph, one_node, run,
-        spread,
+        add, assert_close, check_decomposition, check_downgrade, check_gradients, f64s, generic_tensor,
+        graph, one_node_graph, run,
     };
 
     const STANDARD: (&str, &str) = ("", ROTARY);
@@ -339,10 +341,10 @@ mod tests {
             let data: &[usize] =
                 if self.flat { &[BATCH, LENGTH, HEADS * SIZE] } else { &[BATCH, HEADS, LENGTH, SIZE] };
             let cache = |seed| match self.positions {
-                Some(_) => spread(&[5, self.half()], seed),
-                None => spread(&[BATCH, LENGTH, self.half()], seed),
+                Some(_) => generic_tensor(&[5, self.half()], seed),
+                None => generic_tensor(&[BATCH, LENGTH, self.half()], seed),
             };
-            [spread(data, 1), cache(2), cache(3)].into_iter().chain(self.positions.clone()).collect()
+            [generic_tensor(data, 1), cache(2), cache(3)].into_iter().chain(self.positions.clone()).collect()
         }
 
         fn attrs(&self) -> Attrs {
@@ -381,12 +383,12 @@ mod tests {
 
         fn graph(&self, inputs: &[Tensor]) -> Graph {
             let ports: Vec<Option<&Tensor>> = inputs.iter().map(Some).collect();
-            one_node(23, STANDARD, &ports, 1, self.attrs()).expect("valid")
+            one_node_graph(23, STANDARD, &ports, 1, self.attrs()).expect("valid")
         }
     }
 
     #[test]
-    fn every_form_and_its_gradient() {
+    fn all_forms_and_gradients() {
         for case in Case::all() {
             let inputs = case.inputs();
             let graph = case.graph(&inputs);
@@ -429,7 +431,7 @@ mod tests {
     }
 
     #[test]
-    fn the_contributed_form() {
+    fn contributed_operator() {
         let places = Tensor::i64(&[BATCH, LENGTH], &[1, 2, 1, 2]);
         for flat in [false, true] {
             let case = Case { flat, interleaved: true, count: 0, positions: Some(places.clone()) };
@@ -440,7 +442,7 @@ mod tests {
                 let ports: Vec<Option<&Tensor>> = inputs.iter().map(Some).collect();
                 let mut attrs = case.attrs();
                 attrs.0.remove("num_heads");
-                let graph = one_node(14, CONTRIBUTED, &ports, 1, attrs).expect("valid");
+                let graph = one_node_graph(14, CONTRIBUTED, &ports, 1, attrs).expect("valid");
                 assert_close(&run(&graph, &inputs).expect("it runs")[0], &case.expected(&given), TOLERANCE);
                 check_gradients(&graph, &inputs, &[0, 2, 3], &[0]);
                 check_decomposition(&graph, &inputs, TOLERANCE);
@@ -449,7 +451,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_said() {
+    fn rejects_invalid_inputs() {
         let whole = Case { flat: true, interleaved: false, count: 0, positions: None };
         let given = whole.inputs();
         let looked_up = Case { positions: Some(Tensor::i64(&[BATCH, LENGTH], &[0; 4])), ..whole };
@@ -507,7 +509,7 @@ mod tests {
             ),
             (
                 STANDARD,
-                vec![spread(&[2, 3], 1), given[1].clone(), given[2].clone()],
+                vec![generic_tensor(&[2, 3], 1), given[1].clone(), given[2].clone()],
                 none(),
                 "input 0 has shape [2, 3]; [batch, length, width] or [batch, heads, length, size] is needed",
             ),
@@ -519,7 +521,7 @@ mod tests {
             ),
         ] {
             let ports: Vec<Option<&Tensor>> = inputs.iter().map(Some).collect();
-            let error = one_node(23, op, &ports, 1, attrs).expect_err("refused").to_string();
+            let error = one_node_graph(23, op, &ports, 1, attrs).expect_err("refused").to_string();
             assert!(error.contains(words), "{error}");
             assert!(error.contains("node \"y\"") && error.contains("RotaryEmbedding"), "{error}");
         }

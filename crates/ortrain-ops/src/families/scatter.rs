@@ -17,21 +17,25 @@ use ortrain_expr::{BinaryOp, CompareOp, ReduceOp, Type};
 use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId};
 use rustc_hash::FxHashSet;
 
-use super::elementwise::build_unrunnable;
-use super::gather::{Places, add_at, check_indices, copy, from_front, guard_indices, scatter_last};
+use super::elementwise::build_rewritten_on_read;
+use super::gather::{
+    ScatterRows, check_indices, emit_copy, emit_scatter_sum, guard_indices, scatter_overwrite,
+    wrap_negative_index,
+};
 use super::gather_elements::{
-    check_alike, check_elements, places_of_elements, places_of_slices, position, shape_of_slices,
+    check_compatible_shape, check_elements, compute_element_indices, compute_slice_indices, flat_index,
+    infer_slices_shape,
 };
 use crate::OpError;
 use crate::grad::Grad;
 use crate::infer::{Infer, normalize_axis};
-use crate::lower::{Lower, around};
+use crate::lower::{Lower, split_at_axis};
 use crate::op::{Definition, Op};
 use crate::rewrite::Rewrite;
 
 /// Target of the indices.
 #[derive(Clone, Copy)]
-enum Form {
+enum IndexForm {
     /// Elements, by an index along an axis.
     Elements { axis: i64 },
     /// Slices, by coordinates along the first axes.
@@ -49,23 +53,25 @@ enum Reduction {
 }
 
 struct Scatter {
-    form: Form,
+    form: IndexForm,
     reduction: Reduction,
 }
 
 impl Scatter {
-    fn places(&self, cx: &mut Lower<'_>, dims: &[usize]) -> Result<Places, OpError> {
+    fn scatter_positions(&self, cx: &mut Lower<'_>, dims: &[usize]) -> Result<ScatterRows, OpError> {
         match self.form {
-            Form::Elements { axis } => places_of_elements(cx, 1, dims, normalize_axis(axis, dims.len())?),
-            Form::Slices => places_of_slices(cx, 1, dims, 0),
+            IndexForm::Elements { axis } => {
+                compute_element_indices(cx, 1, dims, normalize_axis(axis, dims.len())?)
+            }
+            IndexForm::Slices => compute_slice_indices(cx, 1, dims, 0),
         }
     }
 
     /// Writes the updates to a copy of the data, in their order.
-    fn overwrite(&self, cx: &mut Lower<'_>, places: &Places) -> Result<(), OpError> {
+    fn overwrite(&self, cx: &mut Lower<'_>, places: &ScatterRows) -> Result<(), OpError> {
         let (data, updates, output) = (cx.input(0), cx.input(2), cx.output(0));
-        copy(cx, data, output)?;
-        scatter_last(cx, places, updates, output)
+        emit_copy(cx, data, output)?;
+        scatter_overwrite(cx, places, updates, output)
     }
 
     /// Combines each element with its updates, through a search over the indices.
@@ -77,22 +83,22 @@ impl Scatter {
         };
         let (data, updates, output) = (cx.input(0), cx.input(2), cx.output(0));
         let (mut nest, old, update, hit) = match self.form {
-            Form::Elements { axis } => {
+            IndexForm::Elements { axis } => {
                 let axis = normalize_axis(axis, dims.len())?;
                 let taken = cx.dims(1);
                 guard_indices(cx, 1, dims[axis])?;
                 let space: Vec<usize> = dims.iter().copied().chain([taken[axis]]).collect();
                 let mut nest = cx.nest(&space, 1);
-                let mut own = cx.whole(data, dims);
+                let mut own = cx.contiguous_access(data, dims);
                 own.strides.push(0);
                 let old = nest.load(data, own);
                 // The update at the same coordinates except along the axis, if it exists.
                 let along = nest.b.coordinate(dims.len());
-                let at = position(&mut nest, &taken, axis, along);
+                let at = flat_index(&mut nest, &taken, axis, along);
                 let indices = cx.input(1);
                 let loaded = nest.gather(cx, indices, at);
                 let index = nest.b.convert(loaded, Type::I64);
-                let row = from_front(&mut nest.b, index, dims[axis]);
+                let row = wrap_negative_index(&mut nest.b, index, dims[axis]);
                 let here = nest.b.coordinate(axis);
                 let mut hit = nest.b.compare(CompareOp::Eq, here, row);
                 for (k, (&taken, &size)) in taken.iter().zip(dims).enumerate() {
@@ -105,12 +111,12 @@ impl Scatter {
                 let update = nest.gather(cx, updates, at);
                 (nest, old, update, hit)
             }
-            Form::Slices => {
-                let places = self.places(cx, dims)?;
+            IndexForm::Slices => {
+                let places = self.scatter_positions(cx, dims)?;
                 let inner = places.inner as isize;
                 let mut nest = cx.nest(&[places.rows, places.inner, places.count], 1);
                 let old = nest.load_strided(cx, data, 0, &[inner, 1, 0]);
-                let place = nest.load_strided(cx, places.place, 0, &[0, 0, 1]);
+                let place = nest.load_strided(cx, places.row_indices, 0, &[0, 0, 1]);
                 let here = nest.b.coordinate(0);
                 let hit = nest.b.compare(CompareOp::Eq, here, place);
                 let update = nest.load_strided(cx, updates, 0, &[0, 1, inner]);
@@ -132,27 +138,27 @@ impl Scatter {
 
 impl Op for Scatter {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
-        cx.arity(3, 3, 1)?;
-        let dtype = cx.same_dtype([0, 2])?;
+        cx.check_arity(3, 3, 1)?;
+        let dtype = cx.expect_same_dtype([0, 2])?;
         if self.reduction != Reduction::None && dtype == DType::Bool {
             return Err(OpError::invalid("elements of type bool cannot be combined"));
         }
         let data = cx.shape(0).cloned();
         match self.form {
-            Form::Elements { axis } => {
+            IndexForm::Elements { axis } => {
                 let axis = data.as_ref().map(|data| check_elements(data, cx.shape(1), axis)).transpose()?;
                 check_indices(cx, 1, axis.and_then(|axis| data.as_ref().map(|data| &data[axis])))?;
-                check_alike(cx, 2, cx.shape(1))?;
+                check_compatible_shape(cx, 2, cx.shape(1))?;
             }
-            Form::Slices => {
-                cx.dtype_where(1, "int64", |dtype| dtype == DType::I64)?;
+            IndexForm::Slices => {
+                cx.expect_dtype(1, "int64", |dtype| dtype == DType::I64)?;
                 if let (Some(data), Some(indices)) = (&data, cx.shape(1)) {
-                    let wanted = shape_of_slices(data, indices, 0)?;
-                    check_alike(cx, 2, Some(&wanted))?;
+                    let wanted = infer_slices_shape(data, indices, 0)?;
+                    check_compatible_shape(cx, 2, Some(&wanted))?;
                 }
             }
         }
-        cx.output(0, dtype, data);
+        cx.set_output(0, dtype, data);
         Ok(())
     }
 
@@ -160,31 +166,31 @@ impl Op for Scatter {
         let Some(g) = cx.output_grad(0) else { return Ok(()) };
         match self.reduction {
             Reduction::None => {
-                if cx.wants(0) {
+                if cx.needs_grad(0) {
                     let updates = cx.input(2)?;
                     let dtype = cx.dtype(updates)?;
                     let shape = cx.shape_of(updates);
                     let zero = Attrs::new().with("value", Tensor::filled(dtype, &[1], 0.0));
                     let zeros = cx.add("ConstantOfShape", &[shape], zero);
-                    let kept = self.scattered(cx, g, zeros, "none")?;
-                    cx.give(0, kept);
+                    let kept = self.scatter_at_indices(cx, g, zeros, "none")?;
+                    cx.set_grad(0, kept);
                 }
-                if cx.wants(2) {
-                    let mut taken = self.gathered(cx, g)?;
-                    if let Some(stays) = self.stays(cx)? {
+                if cx.needs_grad(2) {
+                    let mut taken = self.gather_at_indices(cx, g)?;
+                    if let Some(stays) = self.last_update_mask(cx)? {
                         let zero = Tensor::scalar(cx.dtype(cx.input(2)?)?, 0.0);
                         let zero = cx.constant("zero", zero);
                         taken = cx.add("Where", &[stays, taken, zero], Attrs::new());
                     }
-                    cx.give(2, taken);
+                    cx.set_grad(2, taken);
                 }
                 Ok(())
             }
             Reduction::Add => {
-                cx.give(0, g);
-                if cx.wants(2) {
-                    let taken = self.gathered(cx, g)?;
-                    cx.give(2, taken);
+                cx.set_grad(0, g);
+                if cx.needs_grad(2) {
+                    let taken = self.gather_at_indices(cx, g)?;
+                    cx.set_grad(2, taken);
                 }
                 Ok(())
             }
@@ -197,13 +203,13 @@ impl Op for Scatter {
         let dims = cx.dims(0);
         match self.reduction {
             Reduction::None => {
-                let places = self.places(cx, &dims)?;
+                let places = self.scatter_positions(cx, &dims)?;
                 self.overwrite(cx, &places)
             }
             Reduction::Add => {
-                let places = self.places(cx, &dims)?;
+                let places = self.scatter_positions(cx, &dims)?;
                 let (data, updates, output) = (cx.input(0), cx.input(2), cx.output(0));
-                add_at(cx, &places, updates, Some(data), output)
+                emit_scatter_sum(cx, &places, updates, Some(data), output)
             }
             _ => self.combine(cx, &dims),
         }
@@ -212,7 +218,7 @@ impl Op for Scatter {
 
 impl Scatter {
     /// Returns true if the indices are constant and distinct.
-    fn are_distinct(&self, cx: &Grad<'_>) -> Result<bool, OpError> {
+    fn has_distinct_indices(&self, cx: &Grad<'_>) -> Result<bool, OpError> {
         let (data, indices) = (cx.input(0)?, cx.input(1)?);
         let Some(tensor) = cx.constant_of(indices) else { return Ok(false) };
         let (Some(found), dims) = (tensor.to_i64(), tensor.dims()) else { return Ok(false) };
@@ -224,17 +230,17 @@ impl Scatter {
         };
         let mut places: FxHashSet<Vec<i64>> = FxHashSet::default();
         Ok(match self.form {
-            Form::Elements { axis } => {
+            IndexForm::Elements { axis } => {
                 let Some(axis) = rank.map(|rank| normalize_axis(axis, rank)).transpose()? else {
                     return Ok(false);
                 };
-                let (_, size, after) = around(dims, axis);
+                let (_, size, after) = split_at_axis(dims, axis);
                 found.iter().enumerate().all(|(k, &index)| {
                     let line = k / (size * after) * after + k % after;
                     from_front(index, axis).is_some_and(|row| places.insert(vec![line as i64, row]))
                 })
             }
-            Form::Slices => {
+            IndexForm::Slices => {
                 let width = dims.last().copied().unwrap_or(1).max(1);
                 found.chunks(width).all(|place| {
                     let place = place.iter().enumerate().map(|(axis, &index)| from_front(index, axis));
@@ -246,8 +252,8 @@ impl Scatter {
 
     /// Emits a mask of the updates that are not overwritten by a later update. It scatters and gathers the indices of
     /// the updates. Returns `None` if no update is overwritten.
-    fn stays(&self, cx: &mut Grad<'_>) -> Result<Option<ValueId>, OpError> {
-        if self.are_distinct(cx)? {
+    fn last_update_mask(&self, cx: &mut Grad<'_>) -> Result<Option<ValueId>, OpError> {
+        if self.has_distinct_indices(cx)? {
             return Ok(None);
         }
         let (data, updates) = (cx.input(0)?, cx.input(2)?);
@@ -257,25 +263,25 @@ impl Scatter {
         let numbers = cx.add("Range", &[zero, count, one], Attrs::new());
         let shape = cx.shape_of(updates);
         let numbers = cx.add("Reshape", &[numbers, shape], Attrs::new());
-        let nobody = Scatter::filled(cx, data, DType::I64, -1.0);
-        let last = self.scattered(cx, nobody, numbers, "none")?;
-        let last = self.gathered(cx, last)?;
+        let nobody = Scatter::filled_like(cx, data, DType::I64, -1.0);
+        let last = self.scatter_at_indices(cx, nobody, numbers, "none")?;
+        let last = self.gather_at_indices(cx, last)?;
         Ok(Some(cx.add("Equal", &[last, numbers], Attrs::new())))
     }
 
     /// Gathers the elements of `value` at the indices.
-    fn gathered(&self, cx: &mut Grad<'_>, value: ValueId) -> Result<ValueId, OpError> {
+    fn gather_at_indices(&self, cx: &mut Grad<'_>, value: ValueId) -> Result<ValueId, OpError> {
         let indices = cx.input(1)?;
         Ok(match self.form {
-            Form::Elements { axis } => {
+            IndexForm::Elements { axis } => {
                 cx.add("GatherElements", &[value, indices], Attrs::new().with("axis", axis))
             }
-            Form::Slices => cx.add("GatherND", &[value, indices], Attrs::new()),
+            IndexForm::Slices => cx.add("GatherND", &[value, indices], Attrs::new()),
         })
     }
 
     /// Scatters `updates` into `data` at the indices.
-    fn scattered(
+    fn scatter_at_indices(
         &self,
         cx: &mut Grad<'_>,
         data: ValueId,
@@ -286,15 +292,15 @@ impl Scatter {
         let attrs =
             if reduction == "none" { Attrs::new() } else { Attrs::new().with("reduction", reduction) };
         Ok(match self.form {
-            Form::Elements { axis } => {
+            IndexForm::Elements { axis } => {
                 cx.add("ScatterElements", &[data, indices, updates], attrs.with("axis", axis))
             }
-            Form::Slices => cx.add("ScatterND", &[data, indices, updates], attrs),
+            IndexForm::Slices => cx.add("ScatterND", &[data, indices, updates], attrs),
         })
     }
 
     /// Fills a tensor of the shape of `like` with one value.
-    fn filled(cx: &mut Grad<'_>, like: ValueId, dtype: DType, value: f64) -> ValueId {
+    fn filled_like(cx: &mut Grad<'_>, like: ValueId, dtype: DType, value: f64) -> ValueId {
         let shape = cx.shape_of(like);
         let value = Attrs::new().with("value", Tensor::filled(dtype, &[1], value));
         cx.add("ConstantOfShape", &[shape], value)
@@ -306,33 +312,33 @@ impl Scatter {
     fn product_gradient(&self, cx: &mut Grad<'_>, g: ValueId) -> Result<(), OpError> {
         let (data, updates) = (cx.input(0)?, cx.input(2)?);
         let dtype = cx.dtype(data)?;
-        if cx.wants(0) {
-            let ones = Scatter::filled(cx, data, dtype, 1.0);
-            let factors = self.scattered(cx, ones, updates, "mul")?;
+        if cx.needs_grad(0) {
+            let ones = Scatter::filled_like(cx, data, dtype, 1.0);
+            let factors = self.scatter_at_indices(cx, ones, updates, "mul")?;
             let gradient = cx.add("Mul", &[g, factors], Attrs::new());
-            cx.give(0, gradient);
+            cx.set_grad(0, gradient);
         }
-        if cx.wants(2) {
+        if cx.needs_grad(2) {
             let number = |cx: &mut Grad<'_>, value: f64| cx.constant("number", Tensor::scalar(dtype, value));
             let (zero, one) = (number(cx, 0.0), number(cx, 1.0));
             let is_zero = cx.add("Equal", &[updates, zero], Attrs::new());
             let present = cx.add("Where", &[is_zero, one, updates], Attrs::new());
-            let ones = Scatter::filled(cx, data, dtype, 1.0);
-            let product = self.scattered(cx, ones, present, "mul")?;
-            let product = self.gathered(cx, product)?;
+            let ones = Scatter::filled_like(cx, data, dtype, 1.0);
+            let product = self.scatter_at_indices(cx, ones, present, "mul")?;
+            let product = self.gather_at_indices(cx, product)?;
             let counted = cx.add("Cast", &[is_zero], Attrs::new().with("to", i64::from(dtype.to_onnx())));
-            let none = Scatter::filled(cx, data, dtype, 0.0);
-            let zeros = self.scattered(cx, none, counted, "add")?;
-            let zeros = self.gathered(cx, zeros)?;
+            let none = Scatter::filled_like(cx, data, dtype, 0.0);
+            let zeros = self.scatter_at_indices(cx, none, counted, "add")?;
+            let zeros = self.gather_at_indices(cx, zeros)?;
             // Number of zeros among the others.
             let others_zero = cx.add("Sub", &[zeros, counted], Attrs::new());
             let clear = cx.add("Equal", &[others_zero, zero], Attrs::new());
             let others = cx.add("Div", &[product, present], Attrs::new());
             let others = cx.add("Where", &[clear, others, zero], Attrs::new());
             let arriving = cx.add("Mul", &[g, data], Attrs::new());
-            let arriving = self.gathered(cx, arriving)?;
+            let arriving = self.gather_at_indices(cx, arriving)?;
             let gradient = cx.add("Mul", &[arriving, others], Attrs::new());
-            cx.give(2, gradient);
+            cx.set_grad(2, gradient);
         }
         Ok(())
     }
@@ -343,21 +349,21 @@ impl Scatter {
         let dtype = cx.dtype(data)?;
         let cast = Attrs::new().with("to", i64::from(dtype.to_onnx()));
         let stays = cx.add("Equal", &[data, y], Attrs::new());
-        let result = self.gathered(cx, y)?;
+        let result = self.gather_at_indices(cx, y)?;
         let chosen = cx.add("Equal", &[updates, result], Attrs::new());
         let own = cx.add("Cast", &[stays], cast.clone());
         let marks = cx.add("Cast", &[chosen], cast);
-        let ties = self.scattered(cx, own, marks, "add")?;
+        let ties = self.scatter_at_indices(cx, own, marks, "add")?;
         let share = cx.add("Div", &[g, ties], Attrs::new());
         let zero = cx.constant("zero", Tensor::scalar(dtype, 0.0));
-        if cx.wants(0) {
+        if cx.needs_grad(0) {
             let gradient = cx.add("Where", &[stays, share, zero], Attrs::new());
-            cx.give(0, gradient);
+            cx.set_grad(0, gradient);
         }
-        if cx.wants(2) {
-            let share = self.gathered(cx, share)?;
+        if cx.needs_grad(2) {
+            let share = self.gather_at_indices(cx, share)?;
             let gradient = cx.add("Where", &[chosen, share, zero], Attrs::new());
-            cx.give(2, gradient);
+            cx.set_grad(2, gradient);
         }
         Ok(())
     }
@@ -373,8 +379,8 @@ fn build(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
         other => return Err(OpError::invalid(format!("reduction {other:?} is not defined"))),
     };
     let form = match &*node.op {
-        "ScatterND" => Form::Slices,
-        _ => Form::Elements { axis: node.attrs.int("axis")?.unwrap_or(0) },
+        "ScatterND" => IndexForm::Slices,
+        _ => IndexForm::Elements { axis: node.attrs.int("axis")?.unwrap_or(0) },
     };
     Ok(Box::new(Scatter { form, reduction }))
 }
@@ -398,9 +404,9 @@ fn downgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     attrs.0.remove("reduction");
     let inputs = rw.node().inputs.to_vec();
     if version < 11 && &*rw.node().op == "ScatterElements" {
-        rw.renamed("", "Scatter", &inputs, attrs);
+        rw.emit_op("", "Scatter", &inputs, attrs);
     } else if version < 16 && reduction.is_some() {
-        rw.same(&inputs, attrs);
+        rw.emit_same_op(&inputs, attrs);
     }
     Ok(())
 }
@@ -412,7 +418,7 @@ fn decompose_sum(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     if rw.attrs().string("reduction")? != Some("add") {
         return Ok(());
     }
-    let (data, indices, updates) = (rw.required(0)?, rw.required(1)?, rw.required(2)?);
+    let (data, indices, updates) = (rw.required_input(0)?, rw.required_input(1)?, rw.required_input(2)?);
     let (Some(rank), Some(dtype)) = (rw.shape(data).map(Shape::rank), rw.dtype(data)) else { return Ok(()) };
     let summed = if &*rw.node().op == "ScatterElements" {
         let axis = normalize_axis(rw.attrs().int("axis")?.unwrap_or(0), rank)?;
@@ -424,19 +430,19 @@ fn decompose_sum(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
         sum_slices(rw, (data, indices, updates), width, rank, dtype)
     };
     let result = rw.add("Add", &[data, summed], Attrs::new());
-    rw.output(0, result);
+    rw.replace_output(0, result);
     Ok(())
 }
 
 /// First opset with an operator that writes elements at positions.
-const WRITTEN: i64 = 9;
+const SCATTER_SINCE: i64 = 9;
 
 /// Sums the updates of each element of the data; updates have indices along an axis.
 fn sum_elements(rw: &mut Rewrite<'_>, axis: usize, rank: usize, dtype: DType) -> ValueId {
     let inputs: Vec<ValueId> = rw.node().present_inputs().collect();
     let (data, indices, updates) = (inputs[0], inputs[1], inputs[2]);
     let zero = rw.constant("zero", Tensor::scalar(dtype, 0.0));
-    let single = rw.version() >= WRITTEN
+    let single = rw.version() >= SCATTER_SINCE
         && rw.shape(indices).and_then(|shape| shape.get(axis)).and_then(Dim::known) == Some(1);
     if single {
         // One update along the axis: no position is written twice.
@@ -521,9 +527,9 @@ fn sum_slices(
     rw.add("Reshape", &[summed, whole], Attrs::new().with("allowzero", 1i64))
 }
 
-fn upgrade_old_name(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
+fn upgrade_scatter(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let inputs = rw.node().inputs.to_vec();
-    rw.renamed("", "ScatterElements", &inputs, rw.attrs().clone());
+    rw.emit_op("", "ScatterElements", &inputs, rw.attrs().clone());
     Ok(())
 }
 
@@ -536,7 +542,7 @@ pub(crate) fn definitions() -> Vec<Definition> {
             .downgrade(downgrade)
             .decomposed_before(16, decompose_sum),
         // Deprecated in 11: from this opset on only the other name is written.
-        Definition::new("", "Scatter", &[9, 11], build_unrunnable).rewritten(upgrade_old_name),
+        Definition::new("", "Scatter", &[9, 11], build_rewritten_on_read).always_rewritten(upgrade_scatter),
     ]
 }
 
@@ -545,8 +551,8 @@ mod tests {
     use super::*;
     use crate::registry::NEWEST_OPSET;
     use crate::testing::{
-        Failure, assert_close, check_decomposed, check_downgrade, check_gradients, f64s, gradient_graph,
-        one_node, run, run_node, spread, typed,
+        Failure, assert_close, cast_tensor, check_decomposed, check_downgrade, check_gradients, f64s,
+        generic_tensor, gradient_graph, one_node_graph, run, run_node,
     };
 
     const ELEMENTS: (&str, &str) = ("", "ScatterElements");
@@ -558,28 +564,28 @@ mod tests {
 
     /// Before opset 16 updates are compared with positions, or are a factor of a product.
     #[test]
-    fn sums_in_older_words() {
-        let data = spread(&[3, 4], 1);
+    fn sums_before_opset_16() {
+        let data = generic_tensor(&[3, 4], 1);
         for (dims, at, axis) in [
             (vec![3, 2], vec![0, 0, -1, 2, 3, -4], 1i64),
             (vec![2, 4], vec![0, 0, -1, 2, 1, 0, 2, -3], 0),
             (vec![2, 2], vec![0, 0, -1, 2], 0),
             (vec![3, 1], vec![1, -1, 0], 1),
         ] {
-            let (indices, updates) = (Tensor::i64(&dims, &at), spread(&dims, 2));
+            let (indices, updates) = (Tensor::i64(&dims, &at), generic_tensor(&dims, 2));
             let ports = [Some(&data), Some(&indices), Some(&updates)];
             let attrs = reduction("add").with("axis", axis);
-            let sums = one_node(NEWEST_OPSET, ELEMENTS, &ports, 1, attrs).expect("valid");
+            let sums = one_node_graph(NEWEST_OPSET, ELEMENTS, &ports, 1, attrs).expect("valid");
             for opset in [15, 13, 11] {
                 check_decomposed(&sums, &[data.clone(), indices.clone(), updates.clone()], opset);
             }
         }
         for (indices, updates) in [
-            (Tensor::i64(&[3, 1], &[0, -1, 0]), spread(&[3, 4], 3)),
-            (Tensor::i64(&[2, 2, 2], &[0, 1, 2, -1, 0, 1, -3, -3]), spread(&[2, 2], 4)),
+            (Tensor::i64(&[3, 1], &[0, -1, 0]), generic_tensor(&[3, 4], 3)),
+            (Tensor::i64(&[2, 2, 2], &[0, 1, 2, -1, 0, 1, -3, -3]), generic_tensor(&[2, 2], 4)),
         ] {
             let ports = [Some(&data), Some(&indices), Some(&updates)];
-            let sums = one_node(NEWEST_OPSET, ND, &ports, 1, reduction("add")).expect("valid");
+            let sums = one_node_graph(NEWEST_OPSET, ND, &ports, 1, reduction("add")).expect("valid");
             for opset in [15, 13, 11] {
                 check_decomposed(&sums, &[data.clone(), indices.clone(), updates.clone()], opset);
             }
@@ -624,7 +630,7 @@ mod tests {
 
     /// Later reads see the last write. A written position keeps nothing of its old value, including the sign of a zero.
     #[test]
-    fn the_last_of_several_updates_stays() {
+    fn last_of_several_updates_wins() {
         let at = Tensor::i64(&[1], &[1]);
         let got = run_node(
             ELEMENTS,
@@ -634,7 +640,7 @@ mod tests {
         );
         assert!(got.expect("it runs")[0].to_f64()[1].is_sign_negative());
         for dtype in [DType::F32, DType::F64, DType::F16, DType::I64, DType::I32, DType::U8, DType::Bool] {
-            let numbers = |values: &[f64]| typed(&f64s(&[values.len()], values), dtype);
+            let numbers = |values: &[f64]| cast_tensor(&f64s(&[values.len()], values), dtype);
             let (data, updates) = (numbers(&[1., 0., 1., 0.]), numbers(&[0., 1., 0., 1., 0.]));
             let flat = Tensor::i64(&[5], &[2, 3, -1, 0, 2]);
             let got = run_node(ELEMENTS, &[Some(&data), Some(&flat), Some(&updates)], 1, Attrs::new());
@@ -651,14 +657,14 @@ mod tests {
         for (indices, distinct) in [(vec![2i64, 0], true), (vec![-1, 2], false), (vec![1, 1], false)] {
             for op in [ELEMENTS, ND] {
                 let at = Tensor::i64(if op == ND { &[2, 1] } else { &[2] }, &indices);
-                let inputs = [spread(&[3], 3), spread(&[2], 4)];
+                let inputs = [generic_tensor(&[3], 3), generic_tensor(&[2], 4)];
                 let (mut graph, ids) = crate::testing::graph(&[&inputs[0], &inputs[1]]);
                 let at = graph.add_constant("at", at);
                 let ports = [Some(ids[0]), Some(at), Some(ids[1])];
                 crate::testing::add(&mut graph, op, "y", &ports, 1, Attrs::new());
                 crate::passes::infer::infer(&mut graph).expect("valid");
                 check_gradients(&graph, &inputs, &[0, 1], &[0]);
-                let gradient = gradient_graph(&graph, &[Some(spread(&[3], 5))], &[0, 1]);
+                let gradient = gradient_graph(&graph, &[Some(generic_tensor(&[3], 5))], &[0, 1]);
                 let asks = gradient.nodes.iter().any(|node| &*node.op == "Range");
                 assert_eq!(asks, !distinct, "{indices:?}\n{gradient}");
             }
@@ -677,10 +683,10 @@ mod tests {
                 (ND, vec![3, 2], Tensor::i64(&[2, 2], &[2, 1, second, -1]), vec![2], 0),
             ];
             for (op, data, indices, updates, axis) in cases {
-                let inputs = [spread(&data, 3), indices, spread(&updates, 4)];
+                let inputs = [generic_tensor(&data, 3), indices, generic_tensor(&updates, 4)];
                 let ports = [Some(&inputs[0]), Some(&inputs[1]), Some(&inputs[2])];
                 let attrs = if op == ND { reduction(name) } else { reduction(name).with("axis", axis) };
-                let graph = one_node(NEWEST_OPSET, op, &ports, 1, attrs).expect("valid");
+                let graph = one_node_graph(NEWEST_OPSET, op, &ports, 1, attrs).expect("valid");
                 check_gradients(&graph, &inputs, &[0, 2], &[0]);
             }
         }
@@ -695,7 +701,7 @@ mod tests {
                 f64s(&[updates.len()], updates),
             ];
             let ports = [Some(&inputs[0]), Some(&inputs[1]), Some(&inputs[2])];
-            let graph = one_node(NEWEST_OPSET, ELEMENTS, &ports, 1, reduction(name)).expect("valid");
+            let graph = one_node_graph(NEWEST_OPSET, ELEMENTS, &ports, 1, reduction(name)).expect("valid");
             let ones = Tensor::filled(DType::F64, &[data.len()], 1.0);
             let got = run(&gradient_graph(&graph, &[Some(ones)], &[0, 2]), &inputs).expect("it runs");
             (got[0].to_f64(), got[1].to_f64())
@@ -712,15 +718,15 @@ mod tests {
 
     #[test]
     fn older_versions() {
-        let inputs = [spread(&[3], 1), Tensor::i64(&[2], &[2, 0]), spread(&[2], 2)];
+        let inputs = [generic_tensor(&[3], 1), Tensor::i64(&[2], &[2, 0]), generic_tensor(&[2], 2)];
         let ports = [Some(&inputs[0]), Some(&inputs[1]), Some(&inputs[2])];
-        let old = one_node(9, ("", "Scatter"), &ports, 1, Attrs::new()).expect("it is read");
+        let old = one_node_graph(9, ("", "Scatter"), &ports, 1, Attrs::new()).expect("it is read");
         assert_eq!(&*old.nodes[0].op, "ScatterElements");
         let written = check_downgrade(&old, &inputs, 9);
         assert_eq!(&*written.nodes[0].op, "Scatter");
         check_downgrade(&old, &inputs, 11);
         for (name, least) in [("add", 16), ("mul", 16), ("max", 18), ("min", 18)] {
-            let graph = one_node(NEWEST_OPSET, ELEMENTS, &ports, 1, reduction(name)).expect("valid");
+            let graph = one_node_graph(NEWEST_OPSET, ELEMENTS, &ports, 1, reduction(name)).expect("valid");
             check_downgrade(&graph, &inputs, least);
             let error =
                 crate::passes::versions::downgrade(&mut graph.clone(), least - 1).expect_err("refused");
@@ -729,23 +735,29 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_refused() {
-        let data = spread(&[2, 3], 1);
+    fn rejects_mismatched_inputs() {
+        let data = generic_tensor(&[2, 3], 1);
         let cases = [
-            (ELEMENTS, Tensor::i64(&[2, 1], &[0; 2]), spread(&[1, 2], 2), Attrs::new(), "[2, 1] is needed"),
-            (ELEMENTS, Tensor::i64(&[2], &[0; 2]), spread(&[2], 2), Attrs::new(), "do not fit data"),
-            (ND, Tensor::i64(&[2, 1], &[0; 2]), spread(&[2], 2), Attrs::new(), "[2, 3] is needed"),
+            (
+                ELEMENTS,
+                Tensor::i64(&[2, 1], &[0; 2]),
+                generic_tensor(&[1, 2], 2),
+                Attrs::new(),
+                "[2, 1] is needed",
+            ),
+            (ELEMENTS, Tensor::i64(&[2], &[0; 2]), generic_tensor(&[2], 2), Attrs::new(), "do not fit data"),
+            (ND, Tensor::i64(&[2, 1], &[0; 2]), generic_tensor(&[2], 2), Attrs::new(), "[2, 3] is needed"),
             (
                 ND,
                 Tensor::i64(&[1, 3], &[0; 3]),
-                spread(&[1], 2),
+                generic_tensor(&[1], 2),
                 Attrs::new(),
                 "one coordinate for each indexed axis",
             ),
             (
                 ND,
                 Tensor::i64(&[1, 1], &[0]),
-                spread(&[1, 3], 2),
+                generic_tensor(&[1, 3], 2),
                 reduction("mean"),
                 "reduction \"mean\" is not defined",
             ),
@@ -758,7 +770,7 @@ mod tests {
     }
 
     #[test]
-    fn narrow_sums_are_made_wide() {
+    fn narrow_sums_are_computed_in_float32() {
         let count = 2050;
         let data = Tensor::filled(DType::F16, &[1], 0.0);
         let (indices, updates) =

@@ -22,7 +22,7 @@ use crate::lower::Lower;
 use crate::op::{Definition, Op};
 use crate::rewrite::Rewrite;
 
-fn cast_to(dtype: DType) -> Attrs {
+fn cast_attrs(dtype: DType) -> Attrs {
     Attrs::new().with("to", i64::from(dtype.to_onnx()))
 }
 
@@ -31,11 +31,11 @@ struct Where;
 
 impl Op for Where {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
-        cx.arity(3, 3, 1)?;
-        cx.dtype_where(0, "bool", |dtype| dtype == DType::Bool)?;
-        let dtype = cx.same_dtype([1, 2])?;
+        cx.check_arity(3, 3, 1)?;
+        cx.expect_dtype(0, "bool", |dtype| dtype == DType::Bool)?;
+        let dtype = cx.expect_same_dtype([1, 2])?;
         let shape = cx.broadcast(0..3)?;
-        cx.output(0, dtype, shape);
+        cx.set_output(0, dtype, shape);
         Ok(())
     }
 
@@ -45,13 +45,13 @@ impl Op for Where {
         let zero = Tensor::scalar(cx.dtype(y)?, 0.0);
         let zero = cx.constant("zero", zero);
         for k in [1, 2] {
-            if !cx.wants(k) {
+            if !cx.needs_grad(k) {
                 continue;
             }
             let (yes, no) = if k == 1 { (g, zero) } else { (zero, g) };
             let chosen = cx.add("Where", &[condition, yes, no], Attrs::new());
             let gradient = cx.sum_to(chosen, cx.input(k)?, y)?;
-            cx.give(k, gradient);
+            cx.set_grad(k, gradient);
         }
         Ok(())
     }
@@ -65,7 +65,7 @@ impl Op for Where {
         }
         let chosen = nest.b.select(loads[0], loads[1], loads[2]);
         let output = cx.output(0);
-        nest.store_whole(cx, output, chosen);
+        nest.store_contiguous(cx, output, chosen);
         cx.emit(nest.instruction())
     }
 }
@@ -77,12 +77,12 @@ struct Cast {
 
 impl Op for Cast {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
-        cx.arity(1, 1, 1)?;
+        cx.check_arity(1, 1, 1)?;
         let from = cx.dtype(0)?;
-        cx.output(0, self.to, cx.shape(0).cloned());
+        cx.set_output(0, self.to, cx.shape(0).cloned());
         let whole = |dtype: DType| matches!(dtype, DType::I32 | DType::I64);
         if whole(from) && whole(self.to) {
-            cx.output_sizes(0, cx.sizes(0));
+            cx.set_output_sizes(0, cx.sizes(0));
         }
         Ok(())
     }
@@ -91,8 +91,8 @@ impl Op for Cast {
         let Some(g) = cx.output_grad(0) else { return Ok(()) };
         let from = cx.dtype(cx.input(0)?)?;
         if from.is_float() && self.to.is_float() {
-            let gradient = if from == self.to { g } else { cx.add("Cast", &[g], cast_to(from)) };
-            cx.give(0, gradient);
+            let gradient = if from == self.to { g } else { cx.add("Cast", &[g], cast_attrs(from)) };
+            cx.set_grad(0, gradient);
         }
         Ok(())
     }
@@ -106,7 +106,7 @@ impl Op for Cast {
         let (input, output) = (cx.input(0), cx.output(0));
         let mut nest = cx.nest(&dims, 0);
         let value = nest.load_broadcast(input, cx.dtype(0), &dims);
-        nest.store_whole(cx, output, value);
+        nest.store_contiguous(cx, output, value);
         cx.emit(nest.instruction())
     }
 }
@@ -116,17 +116,17 @@ struct CastLike;
 
 impl Op for CastLike {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
-        cx.arity(2, 2, 1)?;
+        cx.check_arity(2, 2, 1)?;
         cx.dtype(0)?;
-        cx.output(0, cx.dtype(1)?, cx.shape(0).cloned());
+        cx.set_output(0, cx.dtype(1)?, cx.shape(0).cloned());
         Ok(())
     }
 }
 
 fn decompose_cast_like(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
-    let (x, like) = (rw.required(0)?, rw.required(1)?);
+    let (x, like) = (rw.required_input(0)?, rw.required_input(1)?);
     let to = rw.dtype(like).ok_or_else(|| OpError::invalid("the type of input 1 is not known"))?;
-    rw.renamed("", "Cast", &[Some(x)], cast_to(to));
+    rw.emit_op("", "Cast", &[Some(x)], cast_attrs(to));
     Ok(())
 }
 
@@ -134,7 +134,7 @@ fn decompose_cast_like(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
 struct Pow;
 
 /// Emits `base ** exponent` in the compute type of the base.
-fn power(b: &mut Builder, base: Reg, exponent: Reg) -> Reg {
+fn emit_power(b: &mut Builder, base: Reg, exponent: Reg) -> Reg {
     let (ty, other) = (b.ty(base), b.ty(exponent));
     let computed = match (ty.is_float(), other.is_float()) {
         (true, _) => ty,
@@ -150,7 +150,7 @@ fn power(b: &mut Builder, base: Reg, exponent: Reg) -> Reg {
 impl Pow {
     /// Builds the power as an expression over the base's type. A constant exponent is part of the expression, which
     /// simplifies the derivative.
-    fn expr(ty: Type, exponent: Option<f64>) -> Expr {
+    fn power_expr(ty: Type, exponent: Option<f64>) -> Expr {
         let mut b = Builder::new();
         let base = b.load(0, ty);
         let exponent = match exponent {
@@ -164,11 +164,11 @@ impl Pow {
 
 impl Op for Pow {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
-        cx.arity(2, 2, 1)?;
-        let dtype = cx.dtype_where(0, "a number type", |dtype| dtype != DType::Bool)?;
-        cx.dtype_where(1, "a number type", |dtype| dtype != DType::Bool)?;
+        cx.check_arity(2, 2, 1)?;
+        let dtype = cx.expect_dtype(0, "a number type", |dtype| dtype != DType::Bool)?;
+        cx.expect_dtype(1, "a number type", |dtype| dtype != DType::Bool)?;
         let shape = cx.broadcast(0..2)?;
-        cx.output(0, dtype, shape);
+        cx.set_output(0, dtype, shape);
         Ok(())
     }
 
@@ -183,22 +183,22 @@ impl Op for Pow {
         let one = one.filter(|&value| value != 0.0);
         let mut cast: Option<ValueId> = None;
         for k in [0, 1] {
-            if !cx.wants(k) {
+            if !cx.needs_grad(k) {
                 continue;
             }
             let constant = if k == 0 { one } else { None };
-            let Some(derivative) = derive(&Pow::expr(ty, constant), 2, k) else { continue };
+            let Some(derivative) = derive(&Pow::power_expr(ty, constant), 2, k) else { continue };
             let exponent_seen = match cast {
                 _ if exponent_dtype == dtype || constant.is_some() => exponent,
                 Some(known) => known,
-                None => *cast.insert(cx.add("Cast", &[exponent], cast_to(dtype))),
+                None => *cast.insert(cx.add("Cast", &[exponent], cast_attrs(dtype))),
             };
             let gradient = cx.emit_as_onnx(&derivative, &[base, exponent_seen, y, g], dtype)?;
             let mut gradient = cx.sum_to(gradient, if k == 0 { base } else { exponent }, y)?;
             if k == 1 && exponent_dtype != dtype {
-                gradient = cx.add("Cast", &[gradient], cast_to(exponent_dtype));
+                gradient = cx.add("Cast", &[gradient], cast_attrs(exponent_dtype));
             }
-            cx.give(k, gradient);
+            cx.set_grad(k, gradient);
         }
         Ok(())
     }
@@ -218,9 +218,9 @@ impl Op for Pow {
             }
         };
         let (base, exponent) = (load(cx, 0), load(cx, 1));
-        let result = power(&mut nest.b, base, exponent);
+        let result = emit_power(&mut nest.b, base, exponent);
         let output = cx.output(0);
-        nest.store_whole(cx, output, result);
+        nest.store_contiguous(cx, output, result);
         cx.emit(nest.instruction())
     }
 }
@@ -252,7 +252,7 @@ fn build_pow(_: &Graph, _: &Node) -> Result<Box<dyn Op>, OpError> {
 /// positive, and gives 0 otherwise, even for NaN. Two of them select the halves, which are added. `ReluGrad` needs
 /// inputs of one shape, so all inputs are first broadcast to the shape of the result.
 fn downgrade_where(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
-    let (condition, yes, no) = (rw.required(0)?, rw.required(1)?, rw.required(2)?);
+    let (condition, yes, no) = (rw.required_input(0)?, rw.required_input(1)?, rw.required_input(2)?);
     let Some(dtype) = rw.dtype(yes).or(rw.dtype(no)).filter(|dtype| rw.version() < 9 && dtype.is_float())
     else {
         return Ok(());
@@ -273,7 +273,7 @@ fn downgrade_where(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
         if rw.constant_of(value).is_some_and(|tensor| tensor.to_f64().iter().all(|&x| x == 0.0)) {
             continue;
         }
-        let mask = rw.add("Cast", &[flags], cast_to(dtype));
+        let mask = rw.add("Cast", &[flags], cast_attrs(dtype));
         let value = if is_whole(rw, value) {
             value
         } else {
@@ -287,27 +287,27 @@ fn downgrade_where(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
         [one] => one,
         [a, b] => rw.add("Add", &[a, b], Attrs::new()),
         _ => {
-            let mask = rw.add("Cast", &[flags], cast_to(dtype));
+            let mask = rw.add("Cast", &[flags], cast_attrs(dtype));
             rw.add("Sub", &[mask, mask], Attrs::new())
         }
     };
-    rw.output(0, result);
+    rw.replace_output(0, result);
     Ok(())
 }
 
 /// Replaces Where in plain ONNX before opset 9, through bounds. Selected elements are limited to the range from minus
 /// to plus infinity, others to the range from zero to zero. Only an unselected NaN is not removed.
 fn decompose_where(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
-    let (condition, yes, no) = (rw.required(0)?, rw.required(1)?, rw.required(2)?);
+    let (condition, yes, no) = (rw.required_input(0)?, rw.required_input(1)?, rw.required_input(2)?);
     let Some(dtype) = rw.dtype(yes).or(rw.dtype(no)).filter(|dtype| dtype.is_float()) else { return Ok(()) };
     let one = rw.constant("one", Tensor::scalar(dtype, 1.0));
     // Max of different shapes came with opset 8: every input is broadcast to the shape of the result.
-    let chosen = rw.add("Cast", &[condition], cast_to(dtype));
+    let chosen = rw.add("Cast", &[condition], cast_attrs(dtype));
     let mut halves = Vec::with_capacity(2);
     let mut spread = rw.add("Sub", &[chosen, chosen], Attrs::new());
     for value in [yes, no] {
         let never = rw.add("Less", &[value, value], Attrs::new());
-        let zeros = rw.add("Cast", &[never], cast_to(dtype));
+        let zeros = rw.add("Cast", &[never], cast_attrs(dtype));
         spread = rw.add("Add", &[spread, zeros], Attrs::new());
     }
     let chosen = rw.add("Add", &[chosen, spread], Attrs::new());
@@ -327,7 +327,7 @@ fn decompose_where(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
         [a, b] => rw.add("Add", &[a, b], Attrs::new()),
         _ => spread,
     };
-    rw.output(0, result);
+    rw.replace_output(0, result);
     Ok(())
 }
 
@@ -347,7 +347,7 @@ fn downgrade_cast(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     }
     if attrs != *rw.attrs() {
         let inputs = rw.node().inputs.to_vec();
-        rw.same(&inputs, attrs);
+        rw.emit_same_op(&inputs, attrs);
     }
     Ok(())
 }
@@ -358,21 +358,23 @@ fn downgrade_pow(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     if rw.version() >= 12 {
         return Ok(());
     }
-    let (base, exponent) = (rw.required(0)?, rw.required(1)?);
+    let (base, exponent) = (rw.required_input(0)?, rw.required_input(1)?);
     // The values of a power that a rewrite emitted have no type yet, and need no conversion.
     let (Some(dtype), Some(other)) = (rw.dtype(base), rw.dtype(exponent)) else { return Ok(()) };
     if dtype.is_float() {
         if dtype != other {
-            let exponent = rw.add("Cast", &[exponent], cast_to(dtype));
-            rw.same(&[Some(base), Some(exponent)], Attrs::new());
+            let exponent = rw.add("Cast", &[exponent], cast_attrs(dtype));
+            rw.emit_same_op(&[Some(base), Some(exponent)], Attrs::new());
         }
         return Ok(());
     }
-    let (base, exponent) =
-        (rw.add("Cast", &[base], cast_to(DType::F64)), rw.add("Cast", &[exponent], cast_to(DType::F64)));
+    let (base, exponent) = (
+        rw.add("Cast", &[base], cast_attrs(DType::F64)),
+        rw.add("Cast", &[exponent], cast_attrs(DType::F64)),
+    );
     let result = rw.add("Pow", &[base, exponent], Attrs::new());
-    let result = rw.add("Cast", &[result], cast_to(dtype));
-    rw.output(0, result);
+    let result = rw.add("Cast", &[result], cast_attrs(dtype));
+    rw.replace_output(0, result);
     Ok(())
 }
 
@@ -395,21 +397,21 @@ mod tests {
     use crate::passes;
     use crate::registry::NEWEST_OPSET;
     use crate::testing::{
-        Failure, check_decomposed, check_downgrade, check_gradients, f64s, gradient_graph, one_node, run,
-        run_node, spread,
+        Failure, check_decomposed, check_downgrade, check_gradients, f64s, generic_tensor, gradient_graph,
+        one_node_graph, run, run_node,
     };
 
     const WHERE: (&str, &str) = ("", "Where");
 
     /// Plain ONNX before opset 9 selects floats by bounds: unselected infinities do not leak.
     #[test]
-    fn choices_by_bounds() {
+    fn decomposes_where_into_bounds() {
         let (infinite, x) =
-            (f64s(&[2, 2], &[f64::INFINITY, 1.0, f64::NEG_INFINITY, -2.0]), spread(&[1, 2], 1));
+            (f64s(&[2, 2], &[f64::INFINITY, 1.0, f64::NEG_INFINITY, -2.0]), generic_tensor(&[1, 2], 1));
         let condition = Tensor::from_slice(DType::Bool, &[2, 1], &[1u8, 0]);
         for (yes, no) in [(&infinite, &x), (&x, &infinite)] {
             let ports = [Some(&condition), Some(yes), Some(no)];
-            let chosen = one_node(NEWEST_OPSET, WHERE, &ports, 1, Attrs::new()).expect("valid");
+            let chosen = one_node_graph(NEWEST_OPSET, WHERE, &ports, 1, Attrs::new()).expect("valid");
             for opset in [8, 7] {
                 let inputs = [condition.clone(), yes.clone(), no.clone()];
                 let old = check_decomposed(&chosen, &inputs, opset);
@@ -425,13 +427,13 @@ mod tests {
         Tensor::from_slice(DType::Bool, dims, values)
     }
 
-    fn two(op: (&str, &str), a: &Tensor, b: &Tensor) -> Graph {
-        one_node(NEWEST_OPSET, op, &[Some(a), Some(b)], 1, Attrs::new()).expect("valid")
+    fn two_input_graph(op: (&str, &str), a: &Tensor, b: &Tensor) -> Graph {
+        one_node_graph(NEWEST_OPSET, op, &[Some(a), Some(b)], 1, Attrs::new()).expect("valid")
     }
 
     #[track_caller]
     fn cast(x: &Tensor, to: DType) -> Tensor {
-        run_node(CAST, &[Some(x)], 1, cast_to(to)).expect("it runs").remove(0)
+        run_node(CAST, &[Some(x)], 1, cast_attrs(to)).expect("it runs").remove(0)
     }
 
     #[track_caller]
@@ -454,16 +456,18 @@ mod tests {
     #[test]
     fn each_branch_is_reduced_to_its_own_shape() {
         let condition = flags(&[2, 3], &[1, 0, 1, 0, 0, 1]);
-        let (x, y) = (spread(&[1], 1), spread(&[2, 1], 2));
-        let graph = one_node(NEWEST_OPSET, WHERE, &[Some(&condition), Some(&x), Some(&y)], 1, Attrs::new());
+        let (x, y) = (generic_tensor(&[1], 1), generic_tensor(&[2, 1], 2));
+        let graph =
+            one_node_graph(NEWEST_OPSET, WHERE, &[Some(&condition), Some(&x), Some(&y)], 1, Attrs::new());
         check_gradients(&graph.expect("valid"), &[condition, x, y], &[1, 2], &[0]);
     }
 
     #[test]
-    fn what_was_not_chosen_does_not_leak() {
+    fn unselected_elements_do_not_leak() {
         let condition = flags(&[2], &[1, 0]);
         let (x, y) = (Tensor::f32(&[2], &[1.0, f32::NAN]), Tensor::f32(&[2], &[f32::INFINITY, 2.0]));
-        let graph = one_node(NEWEST_OPSET, WHERE, &[Some(&condition), Some(&x), Some(&y)], 1, Attrs::new());
+        let graph =
+            one_node_graph(NEWEST_OPSET, WHERE, &[Some(&condition), Some(&x), Some(&y)], 1, Attrs::new());
         let graph = graph.expect("valid");
         let seed = Tensor::f32(&[2], &[3.0, f32::NAN]);
         let gradient = gradient_graph(&graph, &[Some(seed)], &[1]);
@@ -504,13 +508,14 @@ mod tests {
     #[test]
     fn the_gradient_of_a_cast_is_a_cast() {
         let x = Tensor::f32(&[2], &[1.0, 2.0]);
-        let graph = one_node(NEWEST_OPSET, CAST, &[Some(&x)], 1, cast_to(DType::F16)).expect("valid");
+        let graph =
+            one_node_graph(NEWEST_OPSET, CAST, &[Some(&x)], 1, cast_attrs(DType::F16)).expect("valid");
         let gradient = gradient_graph(&graph, &[Some(Tensor::filled(DType::F16, &[2], 0.5))], &[0]);
         assert_eq!(run(&gradient, &[x]).expect("it runs")[0], Tensor::f32(&[2], &[0.5, 0.5]));
     }
 
     #[test]
-    fn types_that_are_not_supported_are_named() {
+    fn names_unsupported_types() {
         let x = Tensor::f32(&[1], &[1.0]);
         for (to, message) in [
             (8, "elements of type string are not supported"),
@@ -540,19 +545,19 @@ mod tests {
     #[test]
     fn gradients_of_powers() {
         let positive = |dims: &[usize], seed: u32| {
-            f64s(dims, &spread(dims, seed).to_f64().iter().map(|x| x.abs() + 0.2).collect::<Vec<_>>())
+            f64s(dims, &generic_tensor(dims, seed).to_f64().iter().map(|x| x.abs() + 0.2).collect::<Vec<_>>())
         };
         for (a, b) in [(&[2, 3][..], &[3][..]), (&[1], &[2, 2]), (&[3], &[]), (&[2, 1], &[1, 2])] {
-            let (base, exponent) = (positive(a, 5), spread(b, 6));
-            check_gradients(&two(POW, &base, &exponent), &[base, exponent], &[0, 1], &[0]);
+            let (base, exponent) = (positive(a, 5), generic_tensor(b, 6));
+            check_gradients(&two_input_graph(POW, &base, &exponent), &[base, exponent], &[0, 1], &[0]);
         }
-        let (base, exponent) = (spread(&[3], 7), Tensor::i64(&[], &[3]));
-        check_gradients(&two(POW, &base, &exponent), &[base, exponent], &[0], &[0]);
+        let (base, exponent) = (generic_tensor(&[3], 7), Tensor::i64(&[], &[3]));
+        check_gradients(&two_input_graph(POW, &base, &exponent), &[base, exponent], &[0], &[0]);
         // Constant exponents, as in files.
         for value in [-1.0, 0.0, 0.5, 1.0, 2.0, 3.0] {
             for dims in [&[][..], &[1, 1, 1]] {
                 let (base, exponent) = (positive(&[2, 2], 8), Tensor::filled(DType::F64, dims, value));
-                let mut graph = two(POW, &base, &exponent);
+                let mut graph = two_input_graph(POW, &base, &exponent);
                 let id = graph.inputs.pop().expect("the exponent");
                 graph.value_mut(id).constant = Some(exponent);
                 check_gradients(&graph, &[base], &[0], &[0]);
@@ -563,7 +568,7 @@ mod tests {
     #[test]
     fn the_gradient_of_a_square_is_a_product() {
         let base = Tensor::f32(&[2], &[-3.0, 0.0]);
-        let mut graph = two(POW, &base, &Tensor::f32(&[], &[2.0]));
+        let mut graph = two_input_graph(POW, &base, &Tensor::f32(&[], &[2.0]));
         let id = graph.inputs.pop().expect("the exponent");
         graph.value_mut(id).constant = Some(Tensor::f32(&[], &[2.0]));
         let gradient = gradient_graph(&graph, &[Some(Tensor::f32(&[2], &[1.0, 1.0]))], &[0]);
@@ -575,7 +580,7 @@ mod tests {
     fn kinks_of_powers() {
         // Base 0: the exponent's gradient is 0 for nonnegative exponents. Exponent 0: the base's gradient is 0.
         let (base, exponent) = (f64s(&[4], &[0.0, 0.0, 0.0, -2.0]), f64s(&[4], &[2.0, 0.0, 1.0, 0.5]));
-        let graph = two(POW, &base, &exponent);
+        let graph = two_input_graph(POW, &base, &exponent);
         let ones = Tensor::filled(DType::F64, &[4], 1.0);
         let got = run(&gradient_graph(&graph, &[Some(ones)], &[0, 1]), &[base, exponent]).expect("it runs");
         assert_eq!(got[0].to_f64()[..3], [0.0, 0.0, 1.0]);
@@ -586,31 +591,32 @@ mod tests {
     #[test]
     fn older_versions() {
         let (base, exponent) = (Tensor::f32(&[2], &[1.5, 2.0]), Tensor::i64(&[2], &[2, 3]));
-        let graph = two(POW, &base, &exponent);
+        let graph = two_input_graph(POW, &base, &exponent);
         assert_eq!(check_downgrade(&graph, &[base.clone(), exponent.clone()], 12).nodes.len(), 1);
         assert_eq!(check_downgrade(&graph, &[base, exponent.clone()], 11).nodes.len(), 2);
         let whole = Tensor::from_slice(DType::I32, &[2], &[3i32, -2]);
-        let graph = two(POW, &whole, &exponent);
+        let graph = two_input_graph(POW, &whole, &exponent);
         assert_eq!(check_downgrade(&graph, &[whole, exponent], 7).nodes.len(), 4);
 
         let x = Tensor::f32(&[1], &[1.5]);
-        let attrs = cast_to(DType::F16).with("saturate", 1i64).with("round_mode", "up");
-        let graph = one_node(NEWEST_OPSET, CAST, &[Some(&x)], 1, attrs).expect("valid");
+        let attrs = cast_attrs(DType::F16).with("saturate", 1i64).with("round_mode", "up");
+        let graph = one_node_graph(NEWEST_OPSET, CAST, &[Some(&x)], 1, attrs).expect("valid");
         let old = check_downgrade(&graph, std::slice::from_ref(&x), 13);
-        assert_eq!(old.nodes[0].attrs, cast_to(DType::F16));
-        let graph = one_node(NEWEST_OPSET, CAST, &[Some(&x)], 1, cast_to(DType::BF16)).expect("valid");
+        assert_eq!(old.nodes[0].attrs, cast_attrs(DType::F16));
+        let graph =
+            one_node_graph(NEWEST_OPSET, CAST, &[Some(&x)], 1, cast_attrs(DType::BF16)).expect("valid");
         assert!(passes::versions::downgrade(&mut graph.clone(), 12).is_err());
 
         let (condition, whole) = (flags(&[1], &[1]), Tensor::i64(&[1], &[1]));
         let inputs = [Some(&condition), Some(&whole), Some(&whole)];
-        let graph = one_node(NEWEST_OPSET, WHERE, &inputs, 1, Attrs::new()).expect("valid");
+        let graph = one_node_graph(NEWEST_OPSET, WHERE, &inputs, 1, Attrs::new()).expect("valid");
         let error = passes::versions::downgrade(&mut graph.clone(), 8).expect_err("refused");
         assert!(error.to_string().contains("needs opset 9"), "{error}");
     }
 
     /// Before opset 9, without Where: unselected elements do not leak, and all inputs broadcast.
     #[test]
-    fn choices_of_opset_7() {
+    fn where_at_opset_7() {
         let (nan, inf) = (f64::NAN, f64::INFINITY);
         let x = f64s(&[2, 3], &[1.0, nan, -2.0, inf, 0.5, nan]);
         for (condition, other) in [
@@ -622,7 +628,7 @@ mod tests {
             for swapped in [false, true] {
                 let (yes, no) = if swapped { (&other, &x) } else { (&x, &other) };
                 let inputs = [Some(&condition), Some(yes), Some(no)];
-                let graph = one_node(NEWEST_OPSET, WHERE, &inputs, 1, Attrs::new()).expect("valid");
+                let graph = one_node_graph(NEWEST_OPSET, WHERE, &inputs, 1, Attrs::new()).expect("valid");
                 let given = [condition.clone(), yes.clone(), no.clone()];
                 assert_eq!(check_downgrade(&graph, &given, 9).nodes.len(), 1);
                 let old = check_downgrade(&graph, &given, 7);

@@ -11,7 +11,7 @@ use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId, Valu
 
 use crate::OpError;
 use crate::grad::Grad;
-use crate::infer::{Infer, OPEN, as_sizes, broadcast, normalize_axes, normalize_axis};
+use crate::infer::{Infer, OPEN_SIZE, broadcast, normalize_axes, normalize_axis, to_sizes};
 use crate::introspect::Sample;
 use crate::lower::Lower;
 use crate::op::{Definition, Op};
@@ -26,7 +26,7 @@ enum View {
 }
 
 /// Returns the number of elements of a shape: the product of its known sizes, and its symbols.
-fn elements(dims: &[Dim]) -> (usize, Vec<&Dim>) {
+fn element_product(dims: &[Dim]) -> (usize, Vec<&Dim>) {
     let known = dims.iter().filter_map(Dim::known).fold(1usize, usize::saturating_mul);
     let mut symbols: Vec<&Dim> = dims.iter().filter(|dim| dim.known().is_none()).collect();
     symbols.sort();
@@ -39,7 +39,10 @@ impl View {
         let wanted: Vec<Result<Dim, i64>> = if let Some(ints) = cx.ints(1) {
             ints.into_iter().map(|size| usize::try_from(size).map(Dim::Known).map_err(|_| size)).collect()
         } else if let Some(sizes) = cx.sizes(1) {
-            sizes.into_iter().map(|size| if size == Dim::symbol(OPEN) { Err(-1) } else { Ok(size) }).collect()
+            sizes
+                .into_iter()
+                .map(|size| if size == Dim::symbol(OPEN_SIZE) { Err(-1) } else { Ok(size) })
+                .collect()
         } else {
             let rank = cx.shape(1).and_then(|shape| shape.first().and_then(Dim::known));
             return Ok(rank.map(|rank| cx.unknown_shape(0, rank)));
@@ -66,9 +69,9 @@ impl View {
             return Err(OpError::invalid("more than one size is -1"));
         }
         let told: Vec<Dim> = dims.iter().flatten().cloned().collect();
-        let (told_known, told_symbols) = elements(&told);
+        let (told_known, told_symbols) = element_product(&told);
         if let Some(shape) = input {
-            let (known, symbols) = elements(shape);
+            let (known, symbols) = element_product(shape);
             if symbols == told_symbols {
                 // An empty axis at the same position in both shapes does not constrain the open size.
                 let empty_in_both = |axis: usize| {
@@ -78,7 +81,7 @@ impl View {
                     let rest = |count: usize| (0..count).filter(|&axis| !empty_in_both(axis));
                     let all: Vec<Dim> = rest(shape.rank()).map(|axis| shape[axis].clone()).collect();
                     let told: Vec<Dim> = rest(dims.len()).filter_map(|axis| dims[axis].clone()).collect();
-                    (elements(&all).0, elements(&told).0)
+                    (element_product(&all).0, element_product(&told).0)
                 } else {
                     (known, told_known)
                 };
@@ -123,7 +126,7 @@ impl View {
                 } else {
                     normalize_axis(*axis, shape.rank())?
                 };
-                let product = |dims: &[Dim], k: usize| match elements(dims) {
+                let product = |dims: &[Dim], k: usize| match element_product(dims) {
                     (0, _) => Dim::Known(0),
                     (known, symbols) if symbols.is_empty() => Dim::Known(known),
                     (1, symbols) if symbols.len() == 1 => symbols[0].clone(),
@@ -133,7 +136,7 @@ impl View {
             }
             View::Squeeze => {
                 let Some(shape) = cx.shape(0) else { return Ok(None) };
-                let axes = if !cx.has(1) {
+                let axes = if !cx.has_input(1) {
                     if shape.iter().any(|dim| dim.known().is_none()) {
                         return Ok(None);
                     }
@@ -170,30 +173,30 @@ impl View {
 impl Op for View {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
         match self {
-            View::Reshape { .. } | View::Unsqueeze => cx.arity(2, 2, 1)?,
-            View::Flatten { .. } => cx.arity(1, 1, 1)?,
-            View::Squeeze => cx.arity(1, 2, 1)?,
+            View::Reshape { .. } | View::Unsqueeze => cx.check_arity(2, 2, 1)?,
+            View::Flatten { .. } => cx.check_arity(1, 1, 1)?,
+            View::Squeeze => cx.check_arity(1, 2, 1)?,
         }
         let dtype = cx.dtype(0)?;
-        if cx.has(1) {
-            cx.dtype_where(1, "int64", |dtype| dtype == DType::I64)?;
+        if cx.has_input(1) {
+            cx.expect_dtype(1, "int64", |dtype| dtype == DType::I64)?;
         }
         let shape = self.shape(cx)?;
         let keeps_vector = shape.as_ref().is_some_and(|shape| shape.rank() <= 1);
-        cx.output(0, dtype, shape);
+        cx.set_output(0, dtype, shape);
         if dtype == DType::I64 && keeps_vector {
-            cx.output_sizes(0, cx.sizes(0));
+            cx.set_output_sizes(0, cx.sizes(0));
         }
         Ok(())
     }
 
     fn grad(&self, cx: &mut Grad<'_>) -> Result<(), OpError> {
         let Some(g) = cx.output_grad(0) else { return Ok(()) };
-        if cx.wants(0) {
+        if cx.needs_grad(0) {
             let x = cx.input(0)?;
             let shape = cx.shape_of(x);
             let gradient = cx.add("Reshape", &[g, shape], Attrs::new().with("allowzero", 1i64));
-            cx.give(0, gradient);
+            cx.set_grad(0, gradient);
         }
         Ok(())
     }
@@ -222,7 +225,7 @@ impl Transpose {
 
 impl Op for Transpose {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
-        cx.arity(1, 1, 1)?;
+        cx.check_arity(1, 1, 1)?;
         let dtype = cx.dtype(0)?;
         let shape = match (cx.shape(0), &self.perm) {
             (Some(shape), _) => {
@@ -232,13 +235,13 @@ impl Op for Transpose {
             (None, Some(perm)) => Some(cx.unknown_shape(0, perm.len())),
             (None, None) => None,
         };
-        cx.output(0, dtype, shape);
+        cx.set_output(0, dtype, shape);
         Ok(())
     }
 
     fn grad(&self, cx: &mut Grad<'_>) -> Result<(), OpError> {
         let Some(g) = cx.output_grad(0) else { return Ok(()) };
-        if cx.wants(0) {
+        if cx.needs_grad(0) {
             let attrs = match &self.perm {
                 None => Attrs::new(),
                 Some(perm) => {
@@ -251,7 +254,7 @@ impl Op for Transpose {
                 }
             };
             let gradient = cx.add("Transpose", &[g], attrs);
-            cx.give(0, gradient);
+            cx.set_grad(0, gradient);
         }
         Ok(())
     }
@@ -265,7 +268,7 @@ impl Op for Transpose {
         let buffer = cx.input(0);
         let value = nest.load_strided(cx, buffer, 0, &strides);
         let output = cx.output(0);
-        nest.store_whole(cx, output, value);
+        nest.store_contiguous(cx, output, value);
         cx.emit(nest.instruction())
     }
 }
@@ -275,9 +278,9 @@ struct Expand;
 
 impl Op for Expand {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
-        cx.arity(2, 2, 1)?;
+        cx.check_arity(2, 2, 1)?;
         let dtype = cx.dtype(0)?;
-        cx.dtype_where(1, "int64", |dtype| dtype == DType::I64)?;
+        cx.expect_dtype(1, "int64", |dtype| dtype == DType::I64)?;
         if let Some(bad) = cx.ints(1).and_then(|sizes| sizes.into_iter().find(|&size| size < 0)) {
             return Err(OpError::invalid(format!("{bad} is not a size")));
         }
@@ -289,16 +292,16 @@ impl Op for Expand {
             }
             _ => None,
         };
-        cx.output(0, dtype, shape);
+        cx.set_output(0, dtype, shape);
         Ok(())
     }
 
     fn grad(&self, cx: &mut Grad<'_>) -> Result<(), OpError> {
         let Some(g) = cx.output_grad(0) else { return Ok(()) };
-        if cx.wants(0) {
+        if cx.needs_grad(0) {
             let (x, y) = (cx.input(0)?, cx.output(0, "y"));
             let gradient = cx.sum_to(g, x, y)?;
-            cx.give(0, gradient);
+            cx.set_grad(0, gradient);
         }
         Ok(())
     }
@@ -308,7 +311,7 @@ impl Op for Expand {
         let buffer = cx.input(0);
         let value = nest.load_broadcast(buffer, cx.dtype(0), &cx.dims(0));
         let output = cx.output(0);
-        nest.store_whole(cx, output, value);
+        nest.store_contiguous(cx, output, value);
         cx.emit(nest.instruction())
     }
 }
@@ -332,14 +335,14 @@ impl ShapeOf {
 
 impl Op for ShapeOf {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
-        cx.arity(1, 1, 1)?;
+        cx.check_arity(1, 1, 1)?;
         let Some(shape) = cx.shape(0) else {
-            cx.output(0, DType::I64, Some(cx.unknown_shape(0, 1)));
+            cx.set_output(0, DType::I64, Some(cx.unknown_shape(0, 1)));
             return Ok(());
         };
         let (start, end) = self.range(shape.rank());
-        cx.output(0, DType::I64, Some(Shape::known(&[end - start])));
-        cx.output_sizes(0, Some(shape[start..end].to_vec()));
+        cx.set_output(0, DType::I64, Some(Shape::known(&[end - start])));
+        cx.set_output_sizes(0, Some(shape[start..end].to_vec()));
         Ok(())
     }
 
@@ -352,7 +355,7 @@ impl Op for ShapeOf {
         Ok(())
     }
 
-    fn reads_shapes_alone(&self) -> bool {
+    fn depends_only_on_shapes(&self) -> bool {
         true
     }
 }
@@ -362,10 +365,10 @@ struct Size;
 
 impl Op for Size {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
-        cx.arity(1, 1, 1)?;
-        cx.output(0, DType::I64, Some(Shape::scalar()));
+        cx.check_arity(1, 1, 1)?;
+        cx.set_output(0, DType::I64, Some(Shape::scalar()));
         if let Some(dims) = cx.shape(0).and_then(Shape::concrete) {
-            cx.output_sizes(0, Some(vec![Dim::Known(dims.iter().product())]));
+            cx.set_output_sizes(0, Some(vec![Dim::Known(dims.iter().product())]));
         }
         Ok(())
     }
@@ -377,7 +380,7 @@ impl Op for Size {
         Ok(())
     }
 
-    fn reads_shapes_alone(&self) -> bool {
+    fn depends_only_on_shapes(&self) -> bool {
         true
     }
 }
@@ -387,19 +390,19 @@ struct Identity;
 
 impl Op for Identity {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
-        cx.arity(1, 1, 1)?;
+        cx.check_arity(1, 1, 1)?;
         if *cx.ty(0) == ValueType::Unknown {
             cx.dtype(0)?;
         }
-        cx.output_type(0, cx.ty(0).clone());
-        cx.output_sizes(0, cx.sizes(0));
+        cx.set_output_type(0, cx.ty(0).clone());
+        cx.set_output_sizes(0, cx.sizes(0));
         Ok(())
     }
 
     fn grad(&self, cx: &mut Grad<'_>) -> Result<(), OpError> {
         let Some(g) = cx.output_grad(0) else { return Ok(()) };
-        if cx.wants(0) {
-            cx.give(0, g);
+        if cx.needs_grad(0) {
+            cx.set_grad(0, g);
         }
         Ok(())
     }
@@ -420,11 +423,11 @@ struct Constant {
 
 impl Op for Constant {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
-        cx.arity(0, 0, 1)?;
-        cx.output(0, self.value.dtype(), Some(Shape::known(self.value.dims())));
-        cx.output_content(0, &self.value);
+        cx.check_arity(0, 0, 1)?;
+        cx.set_output(0, self.value.dtype(), Some(Shape::known(self.value.dims())));
+        cx.set_output_content(0, &self.value);
         if self.value.dtype() == DType::I64 && self.value.dims().len() <= 1 {
-            cx.output_sizes(0, as_sizes(self.value.to_i64().unwrap_or_default()));
+            cx.set_output_sizes(0, to_sizes(self.value.to_i64().unwrap_or_default()));
         }
         Ok(())
     }
@@ -443,8 +446,8 @@ struct ConstantOfShape {
 
 impl Op for ConstantOfShape {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
-        cx.arity(1, 1, 1)?;
-        cx.dtype_where(0, "int64", |dtype| dtype == DType::I64)?;
+        cx.check_arity(1, 1, 1)?;
+        cx.expect_dtype(0, "int64", |dtype| dtype == DType::I64)?;
         if let Some(bad) = cx.ints(0).and_then(|sizes| sizes.into_iter().find(|&size| size < 0)) {
             return Err(OpError::invalid(format!("{bad} is not a size")));
         }
@@ -455,7 +458,7 @@ impl Op for ConstantOfShape {
                 rank.map(|rank| cx.unknown_shape(0, rank))
             }
         };
-        cx.output(0, self.value.dtype(), shape);
+        cx.set_output(0, self.value.dtype(), shape);
         Ok(())
     }
 
@@ -464,7 +467,7 @@ impl Op for ConstantOfShape {
         let mut nest = cx.nest(&cx.out_dims(0), 0);
         let value = nest.load_broadcast(buffer, self.value.dtype(), &[]);
         let output = cx.output(0);
-        nest.store_whole(cx, output, value);
+        nest.store_contiguous(cx, output, value);
         cx.emit(nest.instruction())
     }
 }
@@ -473,7 +476,7 @@ impl Op for ConstantOfShape {
 struct BroadcastGradientArgs;
 
 /// Returns the axes of the common shape along which each operand was broadcast.
-fn stretched(a: &[i64], b: &[i64]) -> Result<[Vec<i64>; 2], OpError> {
+fn broadcast_axes(a: &[i64], b: &[i64]) -> Result<[Vec<i64>; 2], OpError> {
     let rank = a.len().max(b.len());
     let at = |shape: &[i64], axis: usize| {
         if axis + shape.len() < rank { 1 } else { shape[axis + shape.len() - rank] }
@@ -495,12 +498,12 @@ fn stretched(a: &[i64], b: &[i64]) -> Result<[Vec<i64>; 2], OpError> {
 
 impl Op for BroadcastGradientArgs {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
-        cx.arity(2, 2, 2)?;
+        cx.check_arity(2, 2, 2)?;
         for k in 0..2 {
-            cx.dtype_where(k, "int64", |dtype| dtype == DType::I64)?;
+            cx.expect_dtype(k, "int64", |dtype| dtype == DType::I64)?;
         }
         let axes = match (cx.ints(0), cx.ints(1)) {
-            (Some(a), Some(b)) => Some(stretched(&a, &b)?),
+            (Some(a), Some(b)) => Some(broadcast_axes(&a, &b)?),
             _ => None,
         };
         for k in 0..2 {
@@ -508,9 +511,9 @@ impl Op for BroadcastGradientArgs {
                 Some(axes) => Shape::known(&[axes[k].len()]),
                 None => cx.unknown_shape(k, 1),
             };
-            cx.output(k, DType::I64, Some(shape));
+            cx.set_output(k, DType::I64, Some(shape));
             if let Some(axes) = &axes {
-                cx.output_sizes(k, Some(axes[k].iter().map(|&axis| Dim::Known(axis as usize)).collect()));
+                cx.set_output_sizes(k, Some(axes[k].iter().map(|&axis| Dim::Known(axis as usize)).collect()));
             }
         }
         Ok(())
@@ -521,7 +524,7 @@ impl Op for BroadcastGradientArgs {
         let (Some(a), Some(b)) = (ints(0), ints(1)) else {
             return Err(OpError::unsupported("the shapes must be known when the program is made"));
         };
-        for (k, axes) in stretched(&a, &b)?.into_iter().enumerate() {
+        for (k, axes) in broadcast_axes(&a, &b)?.into_iter().enumerate() {
             let buffer = cx.constant_buffer("axes", &Tensor::i64(&[axes.len()], &axes));
             cx.alias_buffer(k, buffer);
         }
@@ -532,7 +535,7 @@ impl Op for BroadcastGradientArgs {
 /// Emits the axes where one shape has 1 and the other does not, as a vector. Axes where both have 1 need no sum,
 /// because the result is reshaped to the operand's shape.
 fn decompose_broadcast_args(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
-    let shapes = [rw.required(0)?, rw.required(1)?];
+    let shapes = [rw.required_input(0)?, rw.required_input(1)?];
     let (one, flat) = (rw.ints("one", &[1]), rw.ints("flat", &[-1]));
     let mut padded = Vec::new();
     let lengths = shapes.map(|shape| rw.add("Shape", &[shape], Attrs::new()));
@@ -551,13 +554,13 @@ fn decompose_broadcast_args(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
         let here = rw.add("And", &[is_one[k], other], Attrs::new());
         let positions = rw.add("NonZero", &[here], Attrs::new());
         let axes = rw.add("Reshape", &[positions, flat], Attrs::new());
-        rw.output(k, axes);
+        rw.replace_output(k, axes);
     }
     Ok(())
 }
 
 /// Sets the elements of an element-wise result if both operands are sizes.
-pub(crate) fn arithmetic_on_sizes(cx: &mut Infer<'_>, name: &str) {
+pub(crate) fn infer_size_arithmetic(cx: &mut Infer<'_>, name: &str) {
     let small = cx.shape(0).is_some_and(|s| s.rank() <= 1) && cx.shape(1).is_some_and(|s| s.rank() <= 1);
     let integer = cx.dtype(0).is_ok_and(|dtype| dtype == DType::I64);
     let sign = match name {
@@ -590,7 +593,7 @@ pub(crate) fn arithmetic_on_sizes(cx: &mut Infer<'_>, name: &str) {
         }
     };
     let sizes: Option<Vec<Dim>> = (0..len).map(|k| combine(at(&a, k), at(&b, k))).collect();
-    cx.output_sizes(0, sizes);
+    cx.set_output_sizes(0, sizes);
 }
 
 fn build_constant(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
@@ -629,12 +632,12 @@ fn axes_to_attribute(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     if rw.version() >= 13 {
         return Ok(());
     }
-    let x = rw.required(0)?;
+    let x = rw.required_input(0)?;
     let named = rw.input(1).and_then(|axes| rw.constant_of(axes)).and_then(Tensor::to_i64);
     if let (Some(named), Some(rank), true) = (named, rw.shape(x).map(Shape::rank), rw.version() < 11) {
         let rank = rank + if &*rw.node().op == "Unsqueeze" { named.len() } else { 0 };
         let axes: Vec<i64> = normalize_axes(&named, rank)?.into_iter().map(|axis| axis as i64).collect();
-        rw.same(&[Some(x)], Attrs::new().with("axes", axes));
+        rw.emit_same_op(&[Some(x)], Attrs::new().with("axes", axes));
         return Ok(());
     }
     ints_input_to_attribute(rw, "axes", 1)
@@ -646,7 +649,7 @@ fn zeros_of_shape(rw: &mut Rewrite<'_>, shape: ValueId, dtype: DType) -> Option<
         let dims: Option<Vec<usize>> = dims.into_iter().map(|dim| usize::try_from(dim).ok()).collect();
         return Some(rw.constant("zeros", Tensor::zeros(dtype, dims?).ok()?));
     }
-    let maker = rw.maker_of(shape).filter(|maker| &*maker.op == "Shape" && maker.attrs.0.is_empty())?;
+    let maker = rw.producer_of(shape).filter(|maker| &*maker.op == "Shape" && maker.attrs.0.is_empty())?;
     let like = maker.inputs.first().copied().flatten()?;
     // False everywhere, for any elements: NaN does not leak.
     let never = match rw.dtype(like)? {
@@ -662,18 +665,18 @@ fn zeros_of_shape(rw: &mut Rewrite<'_>, shape: ValueId, dtype: DType) -> Option<
 
 /// Replaces Expand before opset 8 by an addition of zeros of the shape.
 fn downgrade_expand(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
-    let (x, shape) = (rw.required(0)?, rw.required(1)?);
+    let (x, shape) = (rw.required_input(0)?, rw.required_input(1)?);
     let Some(dtype) = rw.dtype(x).filter(|dtype| rw.version() < 8 && dtype.is_float()) else { return Ok(()) };
     if let Some(zeros) = zeros_of_shape(rw, shape, dtype) {
         let wide = rw.add("Add", &[x, zeros], Attrs::new());
-        rw.output(0, wide);
+        rw.replace_output(0, wide);
     }
     Ok(())
 }
 
 /// Replaces ConstantOfShape before opset 9: the constant is added to zeros of the shape.
 fn downgrade_constant_of_shape(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
-    let shape = rw.required(0)?;
+    let shape = rw.required_input(0)?;
     let value = rw.attrs().tensor("value")?.cloned().unwrap_or_else(|| Tensor::scalar(DType::F32, 0.0));
     let dtype = value.dtype();
     if rw.version() >= 9 || !dtype.is_float() {
@@ -683,7 +686,7 @@ fn downgrade_constant_of_shape(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
         let value =
             rw.constant("value", Tensor::scalar(dtype, value.to_f64().first().copied().unwrap_or(0.0)));
         let filled = rw.add("Add", &[zeros, value], Attrs::new());
-        rw.output(0, filled);
+        rw.replace_output(0, filled);
     }
     Ok(())
 }
@@ -693,7 +696,7 @@ fn downgrade_constant_of_shape(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
 fn downgrade_reshape(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     if rw.version() < 14 && rw.attrs().0.contains_key("allowzero") {
         let inputs = rw.node().inputs.to_vec();
-        rw.same(&inputs, Attrs::new());
+        rw.emit_same_op(&inputs, Attrs::new());
     }
     Ok(())
 }
@@ -704,12 +707,12 @@ fn downgrade_shape(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     if rw.version() >= 15 || (start.is_none() && end.is_none()) {
         return Ok(());
     }
-    let x = rw.required(0)?;
+    let x = rw.required_input(0)?;
     let whole = rw.add("Shape", &[x], Attrs::new());
     let starts = rw.ints("start", &[start.unwrap_or(0)]);
     let ends = rw.ints("end", &[end.unwrap_or(i64::MAX)]);
     let part = rw.add("Slice", &[whole, starts, ends], Attrs::new());
-    rw.output(0, part);
+    rw.replace_output(0, part);
     Ok(())
 }
 
@@ -726,7 +729,7 @@ fn downgrade_constant(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
                 _ => return Ok(()),
             },
         };
-        rw.same(&[], Attrs::new().with("value", value));
+        rw.emit_same_op(&[], Attrs::new().with("value", value));
     }
     Ok(())
 }
@@ -776,10 +779,10 @@ mod tests {
 
     use super::*;
     use crate::passes;
-    use crate::testing::{add, graph, run, spread};
+    use crate::testing::{add, generic_tensor, graph, run};
 
     /// Reshapes `x`, which has a symbolic first axis, to its first size followed by `rest`.
-    fn split(x: &Tensor, rest: &[i64]) -> (Graph, ValueId) {
+    fn split_first_axis(x: &Tensor, rest: &[i64]) -> (Graph, ValueId) {
         let (mut graph, ids) = graph(&[x]);
         let mut dims: Vec<Dim> = x.dims().iter().map(|&dim| Dim::Known(dim)).collect();
         dims[0] = Dim::symbol("N");
@@ -797,20 +800,20 @@ mod tests {
     }
 
     #[test]
-    fn an_open_size_is_found_among_computed_ones() {
-        let (graph, y) = split(&spread(&[5, 12], 1), &[-1, 3, 2]);
+    fn infers_open_size_among_computed_sizes() {
+        let (graph, y) = split_first_axis(&generic_tensor(&[5, 12], 1), &[-1, 3, 2]);
         let shape = [Dim::symbol("N"), Dim::Known(2), Dim::Known(3), Dim::Known(2)];
         assert_eq!(graph.value(y).ty.shape(), Some(&shape.into_iter().collect()));
         for batch in [5, 1, 0] {
-            let got = run(&graph, &[spread(&[batch, 12], 1)]).expect("it runs");
+            let got = run(&graph, &[generic_tensor(&[batch, 12], 1)]).expect("it runs");
             assert_eq!(got[0].dims(), [batch, 2, 3, 2]);
         }
     }
 
     #[test]
-    fn an_open_size_that_an_empty_axis_leaves_open_is_refused() {
+    fn rejects_open_size_with_empty_axis() {
         // 0 elements are a multiple of every size, if the empty axis is at another position.
-        let (mut graph, ids) = graph(&[&spread(&[2, 0], 1)]);
+        let (mut graph, ids) = graph(&[&generic_tensor(&[2, 0], 1)]);
         let shape = graph.add_constant("shape", Tensor::i64(&[3], &[0, 0, -1]));
         let allow = Attrs::new().with("allowzero", 1i64);
         add(&mut graph, ("", "Reshape"), "y", &[Some(ids[0]), Some(shape)], 1, allow);

@@ -11,17 +11,17 @@ pub(super) enum Size {
     /// Known number.
     Number(i64),
     /// Size of the same axis of the input, for a new shape.
-    Kept,
+    SameAxis,
     /// Vector of one int64.
     Value(ValueId),
 }
 
 impl Size {
     /// Returns the number, if known.
-    pub(super) fn number(self) -> Option<i64> {
+    pub(super) fn scalar_constant(self) -> Option<i64> {
         match self {
             Size::Number(number) => Some(number),
-            Size::Kept | Size::Value(_) => None,
+            Size::SameAxis | Size::Value(_) => None,
         }
     }
 }
@@ -51,7 +51,7 @@ pub(super) fn size_of(rw: &mut Rewrite<'_>, value: ValueId, axis: usize) -> Size
     }
     let shape = rw.add("Shape", &[value], Attrs::new());
     let at = axis as i64;
-    Size::Value(part(rw, shape, 0, at, at + 1, 1))
+    Size::Value(slice_axis(rw, shape, 0, at, at + 1, 1))
 }
 
 /// Converts a size to a vector of one element.
@@ -59,12 +59,12 @@ pub(super) fn as_vector(rw: &mut Rewrite<'_>, size: Size) -> ValueId {
     match size {
         Size::Number(number) => rw.ints("size", &[number]),
         Size::Value(value) => value,
-        Size::Kept => unreachable!("only a new shape has axes that are kept"),
+        Size::SameAxis => unreachable!("only a new shape has axes that are kept"),
     }
 }
 
 /// Combines two sizes with `on_numbers`, or with the operator `op`.
-fn combined(rw: &mut Rewrite<'_>, op: &str, on_numbers: fn(i64, i64) -> i64, a: Size, b: Size) -> Size {
+fn combine_sizes(rw: &mut Rewrite<'_>, op: &str, on_numbers: fn(i64, i64) -> i64, a: Size, b: Size) -> Size {
     match (a, b) {
         (Size::Number(a), Size::Number(b)) => Size::Number(on_numbers(a, b)),
         _ => {
@@ -75,37 +75,37 @@ fn combined(rw: &mut Rewrite<'_>, op: &str, on_numbers: fn(i64, i64) -> i64, a: 
 }
 
 /// Returns the product of two sizes.
-pub(super) fn times(rw: &mut Rewrite<'_>, a: Size, b: Size) -> Size {
+pub(super) fn multiply_sizes(rw: &mut Rewrite<'_>, a: Size, b: Size) -> Size {
     match (a, b) {
         (Size::Number(1), other) | (other, Size::Number(1)) => other,
-        _ => combined(rw, "Mul", i64::saturating_mul, a, b),
+        _ => combine_sizes(rw, "Mul", i64::saturating_mul, a, b),
     }
 }
 
 /// Returns the sum of two sizes.
-pub(super) fn plus(rw: &mut Rewrite<'_>, a: Size, b: Size) -> Size {
+pub(super) fn add_sizes(rw: &mut Rewrite<'_>, a: Size, b: Size) -> Size {
     match (a, b) {
         (Size::Number(0), other) | (other, Size::Number(0)) => other,
-        _ => combined(rw, "Add", i64::saturating_add, a, b),
+        _ => combine_sizes(rw, "Add", i64::saturating_add, a, b),
     }
 }
 
 /// Returns the difference of two sizes, which may be negative.
-pub(super) fn minus(rw: &mut Rewrite<'_>, a: Size, b: Size) -> Size {
-    combined(rw, "Sub", i64::saturating_sub, a, b)
+pub(super) fn subtract_sizes(rw: &mut Rewrite<'_>, a: Size, b: Size) -> Size {
+    combine_sizes(rw, "Sub", i64::saturating_sub, a, b)
 }
 
 /// Returns the quotient of two sizes; the second must not be 0.
-pub(super) fn over(rw: &mut Rewrite<'_>, a: Size, b: Size) -> Size {
+pub(super) fn divide_sizes(rw: &mut Rewrite<'_>, a: Size, b: Size) -> Size {
     match (a, b) {
         (_, Size::Number(1)) => a,
-        _ => combined(rw, "Div", |a, b| a.checked_div(b).unwrap_or(0), a, b),
+        _ => combine_sizes(rw, "Div", |a, b| a.checked_div(b).unwrap_or(0), a, b),
     }
 }
 
 /// Concatenates sizes to one vector.
-pub(super) fn vector(rw: &mut Rewrite<'_>, sizes: &[Size]) -> ValueId {
-    let numbers: Option<Vec<i64>> = sizes.iter().map(|size| size.number()).collect();
+pub(super) fn concat_sizes(rw: &mut Rewrite<'_>, sizes: &[Size]) -> ValueId {
+    let numbers: Option<Vec<i64>> = sizes.iter().map(|size| size.scalar_constant()).collect();
     if let Some(numbers) = numbers {
         return rw.ints("shape", &numbers);
     }
@@ -117,28 +117,30 @@ pub(super) fn vector(rw: &mut Rewrite<'_>, sizes: &[Size]) -> ValueId {
 }
 
 /// Reshapes a value.
-pub(super) fn reshaped(rw: &mut Rewrite<'_>, value: ValueId, sizes: &[Size]) -> ValueId {
+pub(super) fn reshape_to(rw: &mut Rewrite<'_>, value: ValueId, sizes: &[Size]) -> ValueId {
     // In Reshape a 0 copies the axis or means an empty axis. If an axis may be empty, no axis is copied.
     let may_be_empty = |&size: &Size| matches!(size, Size::Value(_) | Size::Number(0));
     if !sizes.iter().any(may_be_empty) {
-        let numbers: Vec<i64> = sizes.iter().map(|size| size.number().unwrap_or(0)).collect();
+        let numbers: Vec<i64> = sizes.iter().map(|size| size.scalar_constant().unwrap_or(0)).collect();
         let shape = rw.ints("shape", &numbers);
         return rw.add("Reshape", &[value, shape], Attrs::new());
     }
-    let old = sizes.contains(&Size::Kept).then(|| rw.add("Shape", &[value], Attrs::new()));
+    let old = sizes.contains(&Size::SameAxis).then(|| rw.add("Shape", &[value], Attrs::new()));
     let mut told = Vec::with_capacity(sizes.len());
     for (axis, &size) in sizes.iter().enumerate() {
         told.push(match (size, old) {
-            (Size::Kept, Some(old)) => Size::Value(part(rw, old, 0, axis as i64, axis as i64 + 1, 1)),
+            (Size::SameAxis, Some(old)) => {
+                Size::Value(slice_axis(rw, old, 0, axis as i64, axis as i64 + 1, 1))
+            }
             _ => size,
         });
     }
-    let shape = vector(rw, &told);
+    let shape = concat_sizes(rw, &told);
     rw.add("Reshape", &[value, shape], Attrs::new().with("allowzero", 1i64))
 }
 
 /// Permutes the axes of a value. Returns the value itself if the order does not change.
-pub(super) fn permuted(rw: &mut Rewrite<'_>, value: ValueId, order: &[usize]) -> ValueId {
+pub(super) fn permute_axes(rw: &mut Rewrite<'_>, value: ValueId, order: &[usize]) -> ValueId {
     if order.iter().enumerate().all(|(k, &axis)| k == axis) {
         return value;
     }
@@ -147,7 +149,7 @@ pub(super) fn permuted(rw: &mut Rewrite<'_>, value: ValueId, order: &[usize]) ->
 }
 
 /// Slices a value along an axis.
-pub(super) fn part(
+pub(super) fn slice_axis(
     rw: &mut Rewrite<'_>,
     value: ValueId,
     axis: i64,
@@ -161,14 +163,20 @@ pub(super) fn part(
 }
 
 /// Slices a value along an axis, between sizes.
-pub(super) fn part_between(rw: &mut Rewrite<'_>, value: ValueId, axis: i64, from: Size, to: Size) -> ValueId {
+pub(super) fn slice_between(
+    rw: &mut Rewrite<'_>,
+    value: ValueId,
+    axis: i64,
+    from: Size,
+    to: Size,
+) -> ValueId {
     let (from, to) = (as_vector(rw, from), as_vector(rw, to));
     let axes = rw.ints("axes", &[axis]);
     rw.add("Slice", &[value, from, to, axes], Attrs::new())
 }
 
 /// Inserts axes of size 1 at these positions of the result.
-pub(super) fn unsqueezed(rw: &mut Rewrite<'_>, value: ValueId, axes: &[i64]) -> ValueId {
+pub(super) fn insert_axes(rw: &mut Rewrite<'_>, value: ValueId, axes: &[i64]) -> ValueId {
     if axes.is_empty() {
         return value;
     }
@@ -177,7 +185,7 @@ pub(super) fn unsqueezed(rw: &mut Rewrite<'_>, value: ValueId, axes: &[i64]) -> 
 }
 
 /// Removes axes of size 1.
-pub(super) fn squeezed(rw: &mut Rewrite<'_>, value: ValueId, axes: &[i64]) -> ValueId {
+pub(super) fn remove_axes(rw: &mut Rewrite<'_>, value: ValueId, axes: &[i64]) -> ValueId {
     if axes.is_empty() {
         return value;
     }
@@ -186,7 +194,7 @@ pub(super) fn squeezed(rw: &mut Rewrite<'_>, value: ValueId, axes: &[i64]) -> Va
 }
 
 /// Sums a value over axes, and removes these axes.
-pub(super) fn summed(rw: &mut Rewrite<'_>, value: ValueId, axes: &[i64]) -> ValueId {
+pub(super) fn reduce_sum_axes(rw: &mut Rewrite<'_>, value: ValueId, axes: &[i64]) -> ValueId {
     if axes.is_empty() {
         return value;
     }
@@ -196,11 +204,11 @@ pub(super) fn summed(rw: &mut Rewrite<'_>, value: ValueId, axes: &[i64]) -> Valu
 
 /// Maximum length of a constant list of positions. Longer lists are computed at run time, so that an arbitrary size in
 /// a model does not allocate memory before.
-const LONGEST_LIST: i64 = 1 << 20;
+const MAX_CONSTANT_POSITIONS: i64 = 1 << 20;
 
 /// Returns the positions 0, 1, ... of an axis of this size, as a vector of int64.
-pub(super) fn positions(rw: &mut Rewrite<'_>, size: Size) -> ValueId {
-    if let Size::Number(count @ ..=LONGEST_LIST) = size {
+pub(super) fn axis_positions(rw: &mut Rewrite<'_>, size: Size) -> ValueId {
+    if let Size::Number(count @ ..=MAX_CONSTANT_POSITIONS) = size {
         return rw.ints("positions", &(0..count).collect::<Vec<_>>());
     }
     let count = as_vector(rw, size);
@@ -209,11 +217,11 @@ pub(super) fn positions(rw: &mut Rewrite<'_>, size: Size) -> ValueId {
 
 /// Returns [`positions`] for operators that are not written before opset 11: one Range node. Its length follows both
 /// from sizes in graph inputs and from shapes.
-pub(super) fn counted(rw: &mut Rewrite<'_>, size: Size) -> ValueId {
-    let Size::Value(count) = size else { return positions(rw, size) };
-    let count = squeezed(rw, count, &[0]);
+pub(super) fn range_positions(rw: &mut Rewrite<'_>, size: Size) -> ValueId {
+    let Size::Value(count) = size else { return axis_positions(rw, size) };
+    let count = remove_axes(rw, count, &[0]);
     let [from, step] = [0, 1].map(|k| rw.constant("count", Tensor::i64(&[], &[k])));
-    apply(rw, "Range", &[from, count, step])
+    add_op(rw, "Range", &[from, count, step])
 }
 
 /// Converts a size to a scalar of an element type.
@@ -233,11 +241,11 @@ pub(super) fn number(rw: &mut Rewrite<'_>, dtype: DType, value: f64) -> ValueId 
 }
 
 /// Adds a node of `ai.onnx` without attributes.
-pub(super) fn apply(rw: &mut Rewrite<'_>, op: &str, inputs: &[ValueId]) -> ValueId {
+pub(super) fn add_op(rw: &mut Rewrite<'_>, op: &str, inputs: &[ValueId]) -> ValueId {
     rw.add(op, inputs, Attrs::new())
 }
 
 /// Converts a value to another type.
 pub(super) fn cast(rw: &mut Rewrite<'_>, value: ValueId, from: DType, wanted: DType) -> ValueId {
-    super::norm::cast(rw.patch().1, value, from, wanted)
+    super::batch_norm::cast(rw.patch().1, value, from, wanted)
 }

@@ -12,9 +12,9 @@
 
 use ortrain_graph::{Attrs, DType, Dim, Node, Shape, Tensor, ValueId, ValueType};
 
+use super::batch_norm::cast;
 use super::layer_norm::check_broadcasts;
-use super::norm::cast;
-use super::sizes::{Size, dtype_of, part_between, size_of, summed, vector};
+use super::sizes::{Size, concat_sizes, dtype_of, reduce_sum_axes, size_of, slice_between};
 use crate::OpError;
 use crate::infer::Infer;
 use crate::introspect::Sample;
@@ -41,33 +41,33 @@ fn check_vector(cx: &Infer<'_>, k: usize, width: Option<&Dim>) -> Result<(), OpE
 }
 
 /// Returns epsilon in the form of the attribute of the normalization operators.
-fn epsilon(rw: &Rewrite<'_>) -> Result<f32, OpError> {
+fn epsilon_attr(rw: &Rewrite<'_>) -> Result<f32, OpError> {
     Ok(rw.attrs().float("epsilon")?.unwrap_or(EPSILON))
 }
 
 /// Normalized sum of two inputs and a bias.
-struct Skip {
+struct SkipLayerNorm {
     /// True if the mean is subtracted, and a shift is added after the scale.
-    centred: bool,
+    subtracts_mean: bool,
 }
 
-impl Skip {
-    fn of(node: &Node) -> Skip {
-        Skip { centred: &*node.op == SKIP }
+impl SkipLayerNorm {
+    fn from_node(node: &Node) -> SkipLayerNorm {
+        SkipLayerNorm { subtracts_mean: &*node.op == SKIP }
     }
 
     /// Returns the input indices of the shift and the bias.
     fn shift_and_bias(&self) -> (Option<usize>, usize) {
-        if self.centred { (Some(3), 4) } else { (None, 3) }
+        if self.subtracts_mean { (Some(3), 4) } else { (None, 3) }
     }
 }
 
-impl Op for Skip {
+impl Op for SkipLayerNorm {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
         let (_, bias) = self.shift_and_bias();
-        cx.arity(3, bias + 1, 4)?;
-        let dtype = cx.dtype_where(0, "a float type", DType::is_float)?;
-        cx.same_dtype(0..=bias)?;
+        cx.check_arity(3, bias + 1, 4)?;
+        let dtype = cx.expect_dtype(0, "a float type", DType::is_float)?;
+        cx.expect_same_dtype(0..=bias)?;
         let shape = cx.shape(0).cloned();
         check_broadcasts(cx, 1, 0)?;
         let width = shape.as_ref().and_then(|shape| shape.last().cloned());
@@ -83,72 +83,74 @@ impl Op for Skip {
             }
             shape
         });
-        cx.output(0, dtype, shape.clone());
-        cx.output(1, DType::F32, statistics.clone());
-        cx.output(2, DType::F32, statistics);
-        cx.output(3, dtype, shape);
+        cx.set_output(0, dtype, shape.clone());
+        cx.set_output(1, DType::F32, statistics.clone());
+        cx.set_output(2, DType::F32, statistics);
+        cx.set_output(3, dtype, shape);
         Ok(())
     }
 }
 
 fn decompose_skip(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
-    let op = Skip::of(rw.node());
-    if !op.centred && rw.has_output(1) {
+    let op = SkipLayerNorm::from_node(rw.node());
+    if !op.subtracts_mean && rw.has_output(1) {
         return Err(OpError::unsupported(
             "its output mean has no meaning, since it is normalized without one",
         ));
     }
-    let (x, skip, scale) = (rw.required(0)?, rw.required(1)?, rw.required(2)?);
+    let (x, skip, scale) = (rw.required_input(0)?, rw.required_input(1)?, rw.required_input(2)?);
     let (shift, bias) = op.shift_and_bias();
     let mut sum = rw.add("Add", &[x, skip], Attrs::new());
     if let Some(bias) = rw.input(bias) {
         sum = rw.add("Add", &[sum, bias], Attrs::new());
     }
-    let attrs = Attrs::new().with("axis", -1i64).with("epsilon", epsilon(rw)?);
+    let attrs = Attrs::new().with("axis", -1i64).with("epsilon", epsilon_attr(rw)?);
     let shift = shift.and_then(|k| rw.input(k));
     let inputs: Vec<Option<ValueId>> = [Some(sum), Some(scale)].into_iter().chain(shift.map(Some)).collect();
     let (name, most) =
-        if op.centred { ("LayerNormalization", 3) } else { ("SimplifiedLayerNormalization", 2) };
+        if op.subtracts_mean { ("LayerNormalization", 3) } else { ("SimplifiedLayerNormalization", 2) };
     let wants_statistics = rw.has_output(1) || rw.has_output(2);
     let outputs = rw.add_node("", name, &inputs, if wants_statistics { most } else { 1 }, attrs);
-    rw.output(0, outputs[0]);
+    rw.replace_output(0, outputs[0]);
     if wants_statistics {
-        if op.centred {
-            rw.output(1, outputs[1]);
+        if op.subtracts_mean {
+            rw.replace_output(1, outputs[1]);
         }
-        rw.output(2, outputs[most - 1]);
+        rw.replace_output(2, outputs[most - 1]);
     }
-    rw.output(3, sum);
+    rw.replace_output(3, sum);
     Ok(())
 }
 
 const TOKENS: usize = 0;
 const SEGMENTS: usize = 1;
-const OF_TOKENS: usize = 2;
-const OF_POSITIONS: usize = 3;
-const OF_SEGMENTS: usize = 4;
+const TOKEN_EMBEDDINGS: usize = 2;
+const POSITION_EMBEDDINGS: usize = 3;
+const SEGMENT_EMBEDDINGS: usize = 4;
 const SCALE: usize = 5;
 const SHIFT: usize = 6;
 const MASK: usize = 7;
 const POSITIONS: usize = 8;
 
 /// Normalized sum of embeddings.
-struct Embed;
+struct EmbedLayerNorm;
 
-impl Op for Embed {
+impl Op for EmbedLayerNorm {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
-        cx.arity(1, 9, 3)?;
-        if let Some(missing) = [OF_TOKENS, OF_POSITIONS, SCALE, SHIFT].into_iter().find(|&k| !cx.has(k)) {
+        cx.check_arity(1, 9, 3)?;
+        if let Some(missing) =
+            [TOKEN_EMBEDDINGS, POSITION_EMBEDDINGS, SCALE, SHIFT].into_iter().find(|&k| !cx.has_input(k))
+        {
             return Err(OpError::invalid(format!("input {missing} is left out but is needed")));
         }
         for k in [TOKENS, SEGMENTS, MASK, POSITIONS] {
-            if cx.has(k) {
-                cx.dtype_where(k, "int32", |dtype| matches!(dtype, DType::I32 | DType::I64))?;
+            if cx.has_input(k) {
+                cx.expect_dtype(k, "int32", |dtype| matches!(dtype, DType::I32 | DType::I64))?;
             }
         }
-        let dtype = cx.dtype_where(OF_TOKENS, "a float type", DType::is_float)?;
-        cx.same_dtype([OF_TOKENS, OF_POSITIONS, OF_SEGMENTS, SCALE, SHIFT])?;
-        if cx.has(SEGMENTS) != cx.has(OF_SEGMENTS) {
+        let dtype = cx.expect_dtype(TOKEN_EMBEDDINGS, "a float type", DType::is_float)?;
+        cx.expect_same_dtype([TOKEN_EMBEDDINGS, POSITION_EMBEDDINGS, SEGMENT_EMBEDDINGS, SCALE, SHIFT])?;
+        if cx.has_input(SEGMENTS) != cx.has_input(SEGMENT_EMBEDDINGS) {
             return Err(OpError::invalid("segments and their embeddings are given together or not at all"));
         }
         let apart = |a: Option<&Dim>, b: Option<&Dim>| matches!((a.and_then(Dim::known), b.and_then(Dim::known)), (Some(a), Some(b)) if a != b);
@@ -172,11 +174,11 @@ impl Op for Embed {
                 }
             }
         }
-        let width = [OF_TOKENS, OF_POSITIONS]
+        let width = [TOKEN_EMBEDDINGS, POSITION_EMBEDDINGS]
             .iter()
             .find_map(|&k| cx.shape(k).and_then(|shape| shape.get(1)))
             .cloned();
-        for k in [OF_TOKENS, OF_POSITIONS, OF_SEGMENTS] {
+        for k in [TOKEN_EMBEDDINGS, POSITION_EMBEDDINGS, SEGMENT_EMBEDDINGS] {
             let Some(found) = cx.shape(k) else { continue };
             if found.rank() != 2 || apart(found.get(1), width.as_ref()) {
                 return Err(OpError::invalid(format!(
@@ -190,8 +192,8 @@ impl Op for Embed {
         }
         if let (Some(length), Some(rows), false) = (
             tokens.as_ref().and_then(|tokens| tokens[1].known()),
-            cx.shape(OF_POSITIONS).and_then(|shape| shape[0].known()),
-            cx.has(POSITIONS),
+            cx.shape(POSITION_EMBEDDINGS).and_then(|shape| shape[0].known()),
+            cx.has_input(POSITIONS),
         ) && length > rows
         {
             return Err(OpError::invalid(format!(
@@ -202,17 +204,21 @@ impl Op for Embed {
             let width = width.clone().unwrap_or_else(|| cx.unknown_dim(0, 2));
             tokens.iter().cloned().chain([width]).collect()
         });
-        cx.output(0, dtype, sums.clone());
-        cx.output(1, DType::I32, tokens.map(|tokens| tokens[..1].iter().cloned().collect()));
-        cx.output(2, dtype, sums);
+        cx.set_output(0, dtype, sums.clone());
+        cx.set_output(1, DType::I32, tokens.map(|tokens| tokens[..1].iter().cloned().collect()));
+        cx.set_output(2, dtype, sums);
         Ok(())
     }
 }
 
 fn decompose_embed(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
-    let tokens = rw.required(TOKENS)?;
-    let [of_tokens, of_positions, scale, shift] =
-        [rw.required(OF_TOKENS)?, rw.required(OF_POSITIONS)?, rw.required(SCALE)?, rw.required(SHIFT)?];
+    let tokens = rw.required_input(TOKENS)?;
+    let [of_tokens, of_positions, scale, shift] = [
+        rw.required_input(TOKEN_EMBEDDINGS)?,
+        rw.required_input(POSITION_EMBEDDINGS)?,
+        rw.required_input(SCALE)?,
+        rw.required_input(SHIFT)?,
+    ];
     let looked_up = |rw: &mut Rewrite<'_>, table: ValueId, rows: ValueId| {
         rw.add("Gather", &[table, rows], Attrs::new().with("axis", 0i64))
     };
@@ -221,17 +227,17 @@ fn decompose_embed(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
         Some(positions) => looked_up(rw, of_positions, positions),
         None => {
             let length = size_of(rw, tokens, 1);
-            part_between(rw, of_positions, 0, Size::Number(0), length)
+            slice_between(rw, of_positions, 0, Size::Number(0), length)
         }
     };
     let mut sum = rw.add("Add", &[words, places], Attrs::new());
-    if let (Some(segments), Some(table)) = (rw.input(SEGMENTS), rw.input(OF_SEGMENTS)) {
+    if let (Some(segments), Some(table)) = (rw.input(SEGMENTS), rw.input(SEGMENT_EMBEDDINGS)) {
         let rows = looked_up(rw, table, segments);
         sum = rw.add("Add", &[sum, rows], Attrs::new());
     }
-    let attrs = Attrs::new().with("axis", -1i64).with("epsilon", epsilon(rw)?);
+    let attrs = Attrs::new().with("axis", -1i64).with("epsilon", epsilon_attr(rw)?);
     let normal = rw.add("LayerNormalization", &[sum, scale, shift], attrs);
-    rw.output(0, normal);
+    rw.replace_output(0, normal);
     if rw.has_output(1) {
         let count = match rw.input(MASK) {
             Some(mask) => {
@@ -239,40 +245,40 @@ fn decompose_embed(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
                 let one = rw.constant("one", Tensor::scalar(of_mask, 1.0));
                 let ones = rw.add("Equal", &[mask, one], Attrs::new());
                 let ones = cast(rw.patch().1, ones, DType::Bool, DType::I32);
-                summed(rw, ones, &[1])
+                reduce_sum_axes(rw, ones, &[1])
             }
             None => {
                 // Without a mask the counts are zero.
                 let batch = size_of(rw, tokens, 0);
                 let zero = rw.constant("zero", Tensor::filled(DType::I32, &[1], 0.0));
-                let shape = vector(rw, &[batch]);
+                let shape = concat_sizes(rw, &[batch]);
                 rw.add("Expand", &[zero, shape], Attrs::new())
             }
         };
-        rw.output(1, count);
+        rw.replace_output(1, count);
     }
-    rw.output(2, sum);
+    rw.replace_output(2, sum);
     Ok(())
 }
 
 pub(crate) fn definitions() -> Vec<Definition> {
     let skip = |name| {
-        Definition::new(MICROSOFT, name, &[1], |_, node| Ok(Box::new(Skip::of(node))))
+        Definition::new(MICROSOFT, name, &[1], |_, node| Ok(Box::new(SkipLayerNorm::from_node(node))))
             .composition(decompose_skip)
     };
     vec![
         skip(SKIP).weights(&[2, 3, 4]),
         skip(SIMPLIFIED).weights(&[2, 3]),
-        Definition::new(MICROSOFT, EMBED, &[1], |_, _| Ok(Box::new(Embed)))
+        Definition::new(MICROSOFT, EMBED, &[1], |_, _| Ok(Box::new(EmbedLayerNorm)))
             .sample(|_| {
                 let ty = |dtype, dims: &[usize]| Some(ValueType::tensor(dtype, dims));
-                let mut inputs = vec![ty(DType::I32, &[2, 2]); OF_TOKENS];
+                let mut inputs = vec![ty(DType::I32, &[2, 2]); TOKEN_EMBEDDINGS];
                 inputs.resize(SCALE, ty(DType::F32, &[2, 2]));
                 inputs.resize(SHIFT + 1, ty(DType::F32, &[2]));
                 Sample { inputs, ..Sample::default() }
             })
             .composition(decompose_embed)
-            .weights(&[OF_TOKENS, OF_POSITIONS, OF_SEGMENTS, SCALE, SHIFT]),
+            .weights(&[TOKEN_EMBEDDINGS, POSITION_EMBEDDINGS, SEGMENT_EMBEDDINGS, SCALE, SHIFT]),
     ]
 }
 
@@ -280,7 +286,8 @@ pub(crate) fn definitions() -> Vec<Definition> {
 mod tests {
     use super::*;
     use crate::testing::{
-        assert_close, check_decomposition, check_gradients, f64s, one_node, run, run_node, spread,
+        assert_close, check_decomposition, check_gradients, f64s, generic_tensor, one_node_graph, run,
+        run_node,
     };
 
     /// Tolerance of a few sums in float64, in another order.
@@ -301,12 +308,12 @@ mod tests {
     }
 
     #[test]
-    fn a_sum_is_normalized() {
+    fn normalizes_sum() {
         for (name, centred) in [(SKIP, true), (SIMPLIFIED, false)] {
             for skip in [&[2, 3, WIDTH][..], &[1, 3, WIDTH], &[3, WIDTH]] {
                 for with_bias in [false, true] {
-                    let (x, skip) = (spread(&[2, 3, WIDTH], 1), spread(skip, 2));
-                    let [scale, shift, bias] = [3, 4, 5].map(|seed| spread(&[WIDTH], seed));
+                    let (x, skip) = (generic_tensor(&[2, 3, WIDTH], 1), generic_tensor(skip, 2));
+                    let [scale, shift, bias] = [3, 4, 5].map(|seed| generic_tensor(&[WIDTH], seed));
                     let mut ports = vec![Some(&x), Some(&skip), Some(&scale)];
                     if centred {
                         ports.push(Some(&shift));
@@ -324,7 +331,7 @@ mod tests {
                     let shifts = shift.to_f64();
                     let y = normalized(&sum, &scale.to_f64(), centred.then_some(shifts.as_slice()), 0.25);
                     // The normalized result and the sum.
-                    let mut graph = one_node(17, (MICROSOFT, name), &ports, 4, attrs).expect("valid");
+                    let mut graph = one_node_graph(17, (MICROSOFT, name), &ports, 4, attrs).expect("valid");
                     graph.outputs = vec![graph.outputs[0], graph.outputs[3]];
                     for port in &mut graph.nodes[0].outputs[1..3] {
                         *port = None;
@@ -343,7 +350,8 @@ mod tests {
 
     #[test]
     fn statistics() {
-        let (x, skip, scale) = (spread(&[2, WIDTH], 1), spread(&[2, WIDTH], 2), spread(&[WIDTH], 3));
+        let (x, skip, scale) =
+            (generic_tensor(&[2, WIDTH], 1), generic_tensor(&[2, WIDTH], 2), generic_tensor(&[WIDTH], 3));
         let [x, skip, scale] = [x, skip, scale].map(|tensor| {
             let numbers: Vec<f32> = tensor.to_f64().into_iter().map(|x| x as f32).collect();
             Tensor::f32(tensor.dims(), &numbers)
@@ -368,11 +376,11 @@ mod tests {
     /// Tables of 7 tokens, 4 positions and 2 segments.
     fn tables() -> [Tensor; 5] {
         [
-            spread(&[7, WIDTH], 1),
-            spread(&[4, WIDTH], 2),
-            spread(&[2, WIDTH], 3),
-            spread(&[WIDTH], 4),
-            spread(&[WIDTH], 5),
+            generic_tensor(&[7, WIDTH], 1),
+            generic_tensor(&[4, WIDTH], 2),
+            generic_tensor(&[2, WIDTH], 3),
+            generic_tensor(&[WIDTH], 4),
+            generic_tensor(&[WIDTH], 5),
         ]
     }
 
@@ -398,7 +406,7 @@ mod tests {
                     Some(&mask),
                     positions,
                 ];
-                let graph = one_node(17, (MICROSOFT, EMBED), &ports, 3, Attrs::new()).expect("valid");
+                let graph = one_node_graph(17, (MICROSOFT, EMBED), &ports, 3, Attrs::new()).expect("valid");
                 let inputs: Vec<Tensor> = ports.into_iter().flatten().cloned().collect();
                 let got = run(&graph, &inputs).expect("it runs");
                 let int_at = |tensor: &Tensor, k: usize| tensor.to_f64()[k % tensor.len()] as usize;
@@ -427,10 +435,11 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_said() {
-        let (x, vector, short) = (spread(&[2, 3, WIDTH], 1), spread(&[WIDTH], 2), spread(&[WIDTH - 1], 3));
-        let skip = |ports: &[Option<&Tensor>]| one_node(17, (MICROSOFT, SKIP), ports, 1, Attrs::new());
-        let wide = spread(&[4, 3, WIDTH], 4);
+    fn rejects_invalid_inputs() {
+        let (x, vector, short) =
+            (generic_tensor(&[2, 3, WIDTH], 1), generic_tensor(&[WIDTH], 2), generic_tensor(&[WIDTH - 1], 3));
+        let skip = |ports: &[Option<&Tensor>]| one_node_graph(17, (MICROSOFT, SKIP), ports, 1, Attrs::new());
+        let wide = generic_tensor(&[4, 3, WIDTH], 4);
         for (ports, words) in [
             (
                 vec![Some(&x), Some(&wide), Some(&vector)],
@@ -452,7 +461,7 @@ mod tests {
         let embed = |tokens, segments, table, parts, mask| {
             let ports =
                 [Some(tokens), segments, Some(table), Some(&places), parts, Some(&scale), Some(&shift), mask];
-            one_node(17, (MICROSOFT, EMBED), &ports, 1, Attrs::new()).expect_err("refused").to_string()
+            one_node_graph(17, (MICROSOFT, EMBED), &ports, 1, Attrs::new()).expect_err("refused").to_string()
         };
         for (error, expected) in [
             (
@@ -465,7 +474,7 @@ mod tests {
             ),
             (embed(&many, None, &words, None, None), "6 positions are looked up among 4 embeddings"),
             (
-                embed(&tokens, Some(&tokens), &spread(&[7, 2], 1), Some(&parts), None),
+                embed(&tokens, Some(&tokens), &generic_tensor(&[7, 2], 1), Some(&parts), None),
                 "input 3 has shape [4, 5], but [rows, 2] is needed",
             ),
         ] {

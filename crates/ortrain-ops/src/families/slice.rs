@@ -7,7 +7,7 @@
 use ortrain_expr::{Access, Strides};
 use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor};
 
-use super::gather::fill;
+use super::gather::emit_fill;
 use crate::OpError;
 use crate::grad::Grad;
 use crate::infer::{Infer, normalize_axis};
@@ -24,7 +24,7 @@ struct Span {
 }
 
 /// Start, end and step of an axis as in the node; `None` if the axis is not sliced.
-type Cut = Option<(i64, i64, i64)>;
+type AxisBounds = Option<(i64, i64, i64)>;
 
 /// Bounds as in the node.
 struct Bounds {
@@ -36,7 +36,7 @@ struct Bounds {
 
 impl Bounds {
     /// Returns start, end and step of each sliced axis, for a tensor of rank `rank`.
-    fn per_axis(&self, rank: usize) -> Result<Vec<Cut>, OpError> {
+    fn per_axis(&self, rank: usize) -> Result<Vec<AxisBounds>, OpError> {
         let count = self.starts.len();
         let fits = |list: &Option<Vec<i64>>| list.as_ref().is_none_or(|list| list.len() == count);
         if self.ends.len() != count || !fits(&self.axes) || !fits(&self.steps) {
@@ -58,7 +58,7 @@ impl Bounds {
     }
 }
 
-fn span(size: usize, (start, end, step): (i64, i64, i64)) -> Span {
+fn axis_span(size: usize, (start, end, step): (i64, i64, i64)) -> Span {
     let size = size as i64;
     let from_front = |at: i64| if at < 0 { at.saturating_add(size) } else { at };
     let (low, high) = if step > 0 { (0, size) } else { (-1, size - 1) };
@@ -69,14 +69,14 @@ fn span(size: usize, (start, end, step): (i64, i64, i64)) -> Span {
     Span { start: start.max(0) as usize, step: step as isize, count: count as usize }
 }
 
-fn spans(dims: &[usize], bounds: &Bounds) -> Result<Vec<Span>, OpError> {
+fn axis_spans(dims: &[usize], bounds: &Bounds) -> Result<Vec<Span>, OpError> {
     let cut = bounds.per_axis(dims.len())?;
     let whole = |size: usize| Span { start: 0, step: 1, count: size };
-    Ok(dims.iter().zip(cut).map(|(&size, cut)| cut.map_or(whole(size), |cut| span(size, cut))).collect())
+    Ok(dims.iter().zip(cut).map(|(&size, cut)| cut.map_or(whole(size), |cut| axis_span(size, cut))).collect())
 }
 
 /// Returns offset and strides of a slice in a row-major tensor.
-fn place(dims: &[usize], spans: &[Span]) -> (usize, Strides) {
+fn offset_and_strides(dims: &[usize], spans: &[Span]) -> (usize, Strides) {
     let own = Access::contiguous(DType::U8, dims).strides;
     let offset = spans.iter().zip(&own).map(|(span, &stride)| span.start * stride as usize).sum();
     // With one element or none, the stride is not used.
@@ -102,8 +102,8 @@ fn known_bounds(
 
 fn check_bound_types(cx: &Infer<'_>, first: usize) -> Result<(), OpError> {
     for k in first..first + 4 {
-        if cx.has(k) {
-            cx.dtype_where(k, "int32 or int64", |dtype| matches!(dtype, DType::I32 | DType::I64))?;
+        if cx.has_input(k) {
+            cx.expect_dtype(k, "int32 or int64", |dtype| matches!(dtype, DType::I32 | DType::I64))?;
         }
     }
     Ok(())
@@ -114,15 +114,15 @@ struct Slice;
 
 impl Op for Slice {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
-        cx.arity(3, 5, 1)?;
+        cx.check_arity(3, 5, 1)?;
         let dtype = cx.dtype(0)?;
         check_bound_types(cx, 1)?;
         let Some(shape) = cx.shape(0) else {
-            cx.output(0, dtype, None);
+            cx.set_output(0, dtype, None);
             return Ok(());
         };
-        let Some(bounds) = known_bounds(|k| cx.ints(k), |k| cx.has(k), 1) else {
-            let axes = if cx.has(3) { cx.ints(3) } else { None };
+        let Some(bounds) = known_bounds(|k| cx.ints(k), |k| cx.has_input(k), 1) else {
+            let axes = if cx.has_input(3) { cx.ints(3) } else { None };
             let dims = (0..shape.rank()).map(|axis| match &axes {
                 Some(axes)
                     if !axes.iter().any(|&a| normalize_axis(a, shape.rank()).is_ok_and(|a| a == axis)) =>
@@ -132,35 +132,35 @@ impl Op for Slice {
                 _ => cx.unknown_dim(0, axis),
             });
             let dims = dims.collect();
-            cx.output(0, dtype, Some(dims));
+            cx.set_output(0, dtype, Some(dims));
             return Ok(());
         };
         let cut = bounds.per_axis(shape.rank())?;
         let dims: Shape = (0..shape.rank())
             .map(|axis| match (cut[axis], &shape[axis]) {
                 (None | Some((0, i64::MAX.., 1)), dim) => dim.clone(),
-                (Some(cut), Dim::Known(size)) => Dim::Known(span(*size, cut).count),
+                (Some(cut), Dim::Known(size)) => Dim::Known(axis_span(*size, cut).count),
                 (Some(_), Dim::Symbol(_)) => cx.unknown_dim(0, axis),
             })
             .collect();
-        cx.output(0, dtype, Some(dims));
+        cx.set_output(0, dtype, Some(dims));
         if let (1, DType::I64, Some(sizes)) = (shape.rank(), dtype, cx.sizes(0)) {
-            let Span { start, step, count } = spans(&[sizes.len()], &bounds)?[0];
+            let Span { start, step, count } = axis_spans(&[sizes.len()], &bounds)?[0];
             let at = |k: usize| (start as isize + k as isize * step) as usize;
-            cx.output_sizes(0, Some((0..count).map(|k| sizes[at(k)].clone()).collect()));
+            cx.set_output_sizes(0, Some((0..count).map(|k| sizes[at(k)].clone()).collect()));
         }
         Ok(())
     }
 
     fn grad(&self, cx: &mut Grad<'_>) -> Result<(), OpError> {
         let Some(g) = cx.output_grad(0) else { return Ok(()) };
-        if cx.wants(0) {
+        if cx.needs_grad(0) {
             let x = cx.input(0)?;
             let shape = cx.shape_of(x);
             let mut inputs = vec![Some(g), Some(shape)];
             inputs.extend((1..cx.node().inputs.len()).map(|k| cx.optional_input(k)));
             let gradient = cx.add_node("com.microsoft", "SliceGrad", &inputs, 1, Attrs::new())[0];
-            cx.give(0, gradient);
+            cx.set_grad(0, gradient);
         }
         Ok(())
     }
@@ -168,7 +168,7 @@ impl Op for Slice {
     fn lower(&self, cx: &mut Lower<'_>) -> Result<(), OpError> {
         let dims = cx.dims(0);
         let bounds = constant_bounds(cx, 1)?;
-        let (offset, strides) = place(&dims, &spans(&dims, &bounds)?);
+        let (offset, strides) = offset_and_strides(&dims, &axis_spans(&dims, &bounds)?);
         let out_dims = cx.out_dims(0);
         let output = cx.output(0);
         if out_dims.contains(&0) {
@@ -177,14 +177,14 @@ impl Op for Slice {
         let buffer = cx.input(0);
         let mut nest = cx.nest(&out_dims, 0);
         let value = nest.load_strided(cx, buffer, offset, &strides);
-        nest.store_whole(cx, output, value);
+        nest.store_contiguous(cx, output, value);
         cx.emit(nest.instruction())
     }
 }
 
 fn constant_bounds(cx: &Lower<'_>, first: usize) -> Result<Bounds, OpError> {
     let ints = |k: usize| cx.constant(k).and_then(Tensor::to_i64);
-    known_bounds(ints, |k| cx.has(k), first)
+    known_bounds(ints, |k| cx.has_input(k), first)
         .ok_or_else(|| OpError::unsupported("the bounds must be known when the program is made"))
 }
 
@@ -193,22 +193,22 @@ struct SliceGrad;
 
 impl Op for SliceGrad {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
-        cx.arity(4, 6, 1)?;
-        let dtype = cx.dtype_where(0, "a float type", DType::is_float)?;
-        cx.dtype_where(1, "int64", |dtype| dtype == DType::I64)?;
+        cx.check_arity(4, 6, 1)?;
+        let dtype = cx.expect_dtype(0, "a float type", DType::is_float)?;
+        cx.expect_dtype(1, "int64", |dtype| dtype == DType::I64)?;
         check_bound_types(cx, 2)?;
         let shape = match cx.sizes(1) {
             Some(sizes) => Some(sizes.into_iter().collect()),
             None => cx.shape(0).map(|shape| cx.unknown_shape(0, shape.rank())),
         };
-        cx.output(0, dtype, shape);
+        cx.set_output(0, dtype, shape);
         Ok(())
     }
 
     fn lower(&self, cx: &mut Lower<'_>) -> Result<(), OpError> {
         let (dims, part) = (cx.out_dims(0), cx.dims(0));
         let bounds = constant_bounds(cx, 2)?;
-        let spans = spans(&dims, &bounds)?;
+        let spans = axis_spans(&dims, &bounds)?;
         let counts: Vec<usize> = spans.iter().map(|span| span.count).collect();
         if counts != part {
             return Err(OpError::invalid(format!(
@@ -216,11 +216,11 @@ impl Op for SliceGrad {
             )));
         }
         let output = cx.output(0);
-        fill(cx, output, 0.0)?;
+        emit_fill(cx, output, 0.0)?;
         if part.contains(&0) {
             return Ok(());
         }
-        let (offset, strides) = place(&dims, &spans);
+        let (offset, strides) = offset_and_strides(&dims, &spans);
         let buffer = cx.input(0);
         let mut nest = cx.nest(&part, 0);
         let value = nest.load_broadcast(buffer, cx.dtype(0), &part);
@@ -234,7 +234,7 @@ fn upgrade_slice(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     if rw.version() >= 10 {
         return Ok(());
     }
-    let mut inputs = vec![Some(rw.required(0)?)];
+    let mut inputs = vec![Some(rw.required_input(0)?)];
     for name in ["starts", "ends", "axes"] {
         match rw.attrs().ints(name)?.map(<[i64]>::to_vec) {
             Some(values) => inputs.push(Some(rw.ints(name, &values))),
@@ -242,7 +242,7 @@ fn upgrade_slice(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
             None => return Err(OpError::invalid(format!("attribute {name:?} is missing"))),
         }
     }
-    rw.same(&inputs, Attrs::new());
+    rw.emit_same_op(&inputs, Attrs::new());
     Ok(())
 }
 
@@ -262,22 +262,22 @@ fn downgrade_slice(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
             return Err(OpError::unsupported("steps other than 1 need opset 10 or newer"));
         }
     }
-    rw.same(&[rw.input(0)], attrs);
+    rw.emit_same_op(&[rw.input(0)], attrs);
     Ok(())
 }
 
 /// Writes the gradient into zeros with ScatterElements. The positions are a slice of a tensor that contains its own
 /// positions.
 fn decompose_slice_grad(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
-    let (g, shape) = (rw.required(0)?, rw.required(1)?);
+    let (g, shape) = (rw.required_input(0)?, rw.required_input(1)?);
     let dtype = rw.dtype(g).ok_or_else(|| OpError::invalid("the type of the gradient is not known"))?;
-    if rw.version() < SCATTER
-        && let Some(pads) = padding_of(rw)
+    if rw.version() < SCATTER_SINCE
+        && let Some(pads) = restoring_padding(rw)
     {
         let pads = rw.ints("pads", &pads);
         let zero = rw.constant("zero", Tensor::scalar(dtype, 0.0));
         let padded = rw.add("Pad", &[g, pads, zero], Attrs::new());
-        rw.output(0, padded);
+        rw.replace_output(0, padded);
         return Ok(());
     }
     let flat = rw.ints("flat", &[-1]);
@@ -294,16 +294,16 @@ fn decompose_slice_grad(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let updates = rw.add("Reshape", &[g, flat], Attrs::new());
     let written = rw.add("ScatterElements", &[zeros, taken, updates], Attrs::new().with("axis", 0i64));
     let result = rw.add("Reshape", &[written, shape], Attrs::new().with("allowzero", 1i64));
-    rw.output(0, result);
+    rw.replace_output(0, result);
     Ok(())
 }
 
 /// First opset with an operator that writes at positions.
-const SCATTER: i64 = 9;
+const SCATTER_SINCE: i64 = 9;
 
 /// Returns the padding that restores a slice with step 1 from axes of known sizes: before each axis, then after each
 /// axis.
-fn padding_of(rw: &Rewrite<'_>) -> Option<Vec<i64>> {
+fn restoring_padding(rw: &Rewrite<'_>) -> Option<Vec<i64>> {
     let ints = |k: usize| rw.input(k).and_then(|id| rw.constant_of(id)).and_then(Tensor::to_i64);
     let sizes: Vec<Option<i64>> = {
         let output = rw.node().present_outputs().next()?;
@@ -346,12 +346,12 @@ mod tests {
 
     use super::*;
     use crate::passes::infer::infer;
-    use crate::testing::{add, check_decomposed_gradients, graph, spread};
+    use crate::testing::{add, check_decomposed_gradients, generic_tensor, graph};
 
     /// Without an operator that writes at positions, the slice is padded with zeros.
     #[test]
-    fn gradients_as_paddings() {
-        let x = spread(&[5, 3], 1);
+    fn gradients_by_padding() {
+        let x = generic_tensor(&[5, 3], 1);
         for (starts, ends) in [([1, 0], [4, 3]), ([-4, 1], [-1, 9]), ([3, -9], [2, -1])] {
             let (mut part, ids) = graph(&[&x]);
             let starts = part.add_constant("starts", Tensor::i64(&[2], &starts));
@@ -369,7 +369,7 @@ mod tests {
     /// Bounds in Constant nodes, as PyTorch's exporter writes them, including -1.
     #[test]
     fn bounds_of_constant_nodes_are_known() {
-        let x = spread(&[5, 3], 1);
+        let x = generic_tensor(&[5, 3], 1);
         let (mut part, ids) = graph(&[&x]);
         let mut ports = vec![Some(ids[0])];
         for (name, value) in [("starts", -4), ("ends", -1), ("axes", -2), ("steps", 2)] {
@@ -386,7 +386,7 @@ mod tests {
 
     /// The results of Python's slicing for the same bounds.
     #[test]
-    fn spans_are_those_of_python() {
+    fn spans_match_python_slicing() {
         let cases = [
             ((5, 0, 5, 1), (0, 5)),
             ((5, 1, 4, 2), (1, 2)),
@@ -399,7 +399,7 @@ mod tests {
             ((0, 0, 10, 1), (0, 0)),
         ];
         for ((size, start, end, step), (first, count)) in cases {
-            let span = span(size, (start, end, step));
+            let span = axis_span(size, (start, end, step));
             assert_eq!(span.count, count, "{size}[{start}:{end}:{step}]");
             if count > 0 {
                 assert_eq!(span.start, first, "{size}[{start}:{end}:{step}]");

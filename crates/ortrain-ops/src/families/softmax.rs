@@ -12,11 +12,11 @@ use ortrain_expr::{ReduceOp, Strides, UnaryOp};
 use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId, ValueType};
 use rustc_hash::FxHashSet;
 
-use super::elementwise::build_unrunnable;
+use super::elementwise::build_rewritten_on_read;
 use crate::OpError;
 use crate::grad::Grad;
 use crate::infer::{Infer, normalize_axis};
-use crate::lower::{Lower, NestBuilder, around};
+use crate::lower::{Lower, NestBuilder, split_at_axis};
 use crate::op::{Definition, Op};
 use crate::rewrite::Rewrite;
 
@@ -33,36 +33,36 @@ struct SoftmaxGrad {
 }
 
 /// Returns a nest over the rows along an axis, and the strides of a tensor of shape `dims` in it.
-fn rows(cx: &Lower<'_>, dims: &[usize], axis: i64) -> Result<(NestBuilder, Strides), OpError> {
-    let (before, size, after) = around(dims, normalize_axis(axis, dims.len())?);
+fn row_nest(cx: &Lower<'_>, dims: &[usize], axis: i64) -> Result<(NestBuilder, Strides), OpError> {
+    let (before, size, after) = split_at_axis(dims, normalize_axis(axis, dims.len())?);
     let strides = [(size * after) as isize, 1, after as isize].into_iter().collect();
     Ok((cx.nest(&[before, after, size], 1), strides))
 }
 
 impl Op for Softmax {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
-        cx.arity(1, 1, 1)?;
-        let dtype = cx.dtype_where(0, "a float type", DType::is_float)?;
+        cx.check_arity(1, 1, 1)?;
+        let dtype = cx.expect_dtype(0, "a float type", DType::is_float)?;
         let shape = cx.shape(0).cloned();
         if let Some(shape) = &shape {
             normalize_axis(self.axis, shape.rank())?;
         }
-        cx.output(0, dtype, shape);
+        cx.set_output(0, dtype, shape);
         Ok(())
     }
 
     fn grad(&self, cx: &mut Grad<'_>) -> Result<(), OpError> {
         let Some(g) = cx.output_grad(0) else { return Ok(()) };
         let y = cx.output(0, "y");
-        let y = what_is_left(cx, y)?;
+        let y = result_without_nan(cx, y)?;
         let name = if self.log { "LogSoftmaxGrad_13" } else { "SoftmaxGrad_13" };
         let gradient = cx.add_in("com.microsoft", name, &[g, y], Attrs::new().with("axis", self.axis));
-        cx.give(0, gradient);
+        cx.set_grad(0, gradient);
         Ok(())
     }
 
     fn lower(&self, cx: &mut Lower<'_>) -> Result<(), OpError> {
-        let (mut nest, strides) = rows(cx, &cx.dims(0), self.axis)?;
+        let (mut nest, strides) = row_nest(cx, &cx.dims(0), self.axis)?;
         let (input, output) = (cx.input(0), cx.output(0));
         let x = nest.load_strided(cx, input, 0, &strides);
         let largest = nest.reduce(ReduceOp::Max, x);
@@ -81,7 +81,7 @@ impl Op for Softmax {
 }
 
 /// Operators that copy or change each element separately: NaN stays NaN.
-const ELEMENT_BY_ELEMENT: [&str; 18] = [
+const ELEMENTWISE_OPERATORS: [&str; 18] = [
     "Cast",
     "CastLike",
     "Concat",
@@ -107,7 +107,7 @@ const ELEMENT_BY_ELEMENT: [&str; 18] = [
 /// A row with only -inf has no softmax. A graph may replace it by zeros (`Where(IsNaN(y), 0, y)`, as exporters write
 /// attention after a padding mask). No gradient flows back to such a row. The gradient must use these zeros, because
 /// NaN times the incoming zero is NaN.
-fn what_is_left(cx: &mut Grad<'_>, y: ValueId) -> Result<ValueId, OpError> {
+fn result_without_nan(cx: &mut Grad<'_>, y: ValueId) -> Result<ValueId, OpError> {
     let producers_of_nan = |graph: &Graph, condition: Option<ValueId>| {
         let is_nan = |node: &Node| {
             &*node.op == "IsNaN"
@@ -143,7 +143,7 @@ fn what_is_left(cx: &mut Grad<'_>, y: ValueId) -> Result<ValueId, OpError> {
                 }
                 chosen |= [1, 2].into_iter().any(|k| port(k).is_some_and(|id| holds.contains(&id)));
             }
-            op if ELEMENT_BY_ELEMENT.contains(&op) => holds.extend(node.present_outputs()),
+            op if ELEMENTWISE_OPERATORS.contains(&op) => holds.extend(node.present_outputs()),
             // A branch may select, too.
             _ => chosen |= node.captures > 0,
         }
@@ -159,9 +159,9 @@ fn what_is_left(cx: &mut Grad<'_>, y: ValueId) -> Result<ValueId, OpError> {
 
 impl Op for SoftmaxGrad {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
-        cx.arity(2, 2, 1)?;
-        cx.dtype_where(0, "a float type", DType::is_float)?;
-        let dtype = cx.same_dtype([0, 1])?;
+        cx.check_arity(2, 2, 1)?;
+        cx.expect_dtype(0, "a float type", DType::is_float)?;
+        let dtype = cx.expect_same_dtype([0, 1])?;
         let shape = cx.broadcast([0, 1])?;
         if let (Some(shape), Some(g), Some(y)) = (&shape, cx.shape(0), cx.shape(1)) {
             let differ = |a: &Dim, b: &Dim| matches!((a.known(), b.known()), (Some(a), Some(b)) if a != b);
@@ -170,12 +170,12 @@ impl Op for SoftmaxGrad {
             }
             normalize_axis(self.axis, shape.rank())?;
         }
-        cx.output(0, dtype, shape);
+        cx.set_output(0, dtype, shape);
         Ok(())
     }
 
     fn lower(&self, cx: &mut Lower<'_>) -> Result<(), OpError> {
-        let (mut nest, strides) = rows(cx, &cx.dims(1), self.axis)?;
+        let (mut nest, strides) = row_nest(cx, &cx.dims(1), self.axis)?;
         let (gradient, result, output) = (cx.input(0), cx.input(1), cx.output(0));
         let g = nest.load_strided(cx, gradient, 0, &strides);
         let y = nest.load_strided(cx, result, 0, &strides);
@@ -213,7 +213,7 @@ fn build_grad(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
 fn upgrade_matrix_form(rw: &mut Rewrite<'_>, domain: &str, op: &str) -> Result<(), OpError> {
     let axis = rw.attrs().int("axis")?.unwrap_or(1);
     let inputs: Vec<ValueId> =
-        (0..rw.node().inputs.len()).map(|k| rw.required(k)).collect::<Result<_, _>>()?;
+        (0..rw.node().inputs.len()).map(|k| rw.required_input(k)).collect::<Result<_, _>>()?;
     let last = *inputs.last().ok_or_else(|| OpError::invalid("it has no inputs"))?;
     let rank = inputs.iter().find_map(|&input| rw.shape(input)).map(Shape::rank);
     let normal = rank.map(|rank| normalize_axis(axis, rank)).transpose()?;
@@ -221,7 +221,7 @@ fn upgrade_matrix_form(rw: &mut Rewrite<'_>, domain: &str, op: &str) -> Result<(
     if on_last_axis {
         let axis = normal.map_or(-1, |axis| axis as i64);
         let ports: Vec<Option<ValueId>> = inputs.into_iter().map(Some).collect();
-        rw.renamed(domain, op, &ports, Attrs::new().with("axis", axis));
+        rw.emit_op(domain, op, &ports, Attrs::new().with("axis", axis));
         return Ok(());
     }
     let matrices: Vec<Option<ValueId>> = inputs
@@ -231,7 +231,7 @@ fn upgrade_matrix_form(rw: &mut Rewrite<'_>, domain: &str, op: &str) -> Result<(
     let result = rw.add_node(domain, op, &matrices, 1, Attrs::new().with("axis", -1i64))[0];
     let shape = rw.add("Shape", &[last], Attrs::new());
     let result = rw.add("Reshape", &[result, shape], Attrs::new().with("allowzero", 1i64));
-    rw.output(0, result);
+    rw.replace_output(0, result);
     Ok(())
 }
 
@@ -251,7 +251,7 @@ pub(super) fn downgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     if rw.version() >= 13 {
         return Ok(());
     }
-    let x = rw.required(0)?;
+    let x = rw.required_input(0)?;
     let (dtype, shape) = (rw.dtype(x), rw.shape(x).cloned());
     let (Some(dtype), Some(shape)) = (dtype, shape) else {
         return Err(OpError::unsupported(
@@ -262,7 +262,7 @@ pub(super) fn downgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let axis = normalize_axis(written.unwrap_or(-1), shape.rank())?;
     if shape[axis + 1..].iter().all(Dim::is_one) {
         if written != Some(axis as i64) {
-            rw.same(&[Some(x)], Attrs::new().with("axis", axis as i64));
+            rw.emit_same_op(&[Some(x)], Attrs::new().with("axis", axis as i64));
         }
         return Ok(());
     }
@@ -280,13 +280,13 @@ pub(super) fn downgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let op = rw.node().op.clone();
     let result = rw.add(&op, &[value], Attrs::new().with("axis", last as i64));
     let result = rw.add("Transpose", &[result], perm);
-    rw.output(0, result);
+    rw.replace_output(0, result);
     Ok(())
 }
 
 /// Decomposes the gradients into operators of `ai.onnx`.
 fn decompose_grad(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
-    let (g, y) = (rw.required(0)?, rw.required(1)?);
+    let (g, y) = (rw.required_input(0)?, rw.required_input(1)?);
     let axis = rw.attrs().int("axis")?.unwrap_or(-1);
     let axes = rw.ints("axes", &[axis]);
     let keep = Attrs::new().with("keepdims", 1i64);
@@ -301,7 +301,7 @@ fn decompose_grad(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
         let rest = rw.add("Sub", &[g, sum], Attrs::new());
         rw.add("Mul", &[y, rest], Attrs::new())
     };
-    rw.output(0, result);
+    rw.replace_output(0, result);
     Ok(())
 }
 
@@ -313,7 +313,8 @@ pub(crate) fn definitions() -> Vec<Definition> {
     });
     // The versions 1, 2 make every node an old version, which is rewritten to an operator above.
     let matrix_forms = ["SoftmaxGrad", "LogSoftmaxGrad"].map(|name| {
-        Definition::new("com.microsoft", name, &[1, 2], build_unrunnable).rewritten(upgrade_grad)
+        Definition::new("com.microsoft", name, &[1, 2], build_rewritten_on_read)
+            .always_rewritten(upgrade_grad)
     });
     forward.into_iter().chain(gradients).chain(matrix_forms).collect()
 }
@@ -324,8 +325,8 @@ mod tests {
 
     use super::*;
     use crate::testing::{
-        add, assert_close, check_decomposition, check_downgrade, check_gradients, f64s, gradient_graph,
-        graph, one_node, run, run_node, spread,
+        add, assert_close, check_decomposition, check_downgrade, check_gradients, f64s, generic_tensor,
+        gradient_graph, graph, one_node_graph, run, run_node,
     };
 
     const NEWEST: i64 = crate::NEWEST_OPSET;
@@ -336,7 +337,7 @@ mod tests {
 
     /// Computes the definition in float64.
     fn expected(x: &Tensor, axis: usize, log: bool) -> Tensor {
-        let (before, size, after) = around(x.dims(), axis);
+        let (before, size, after) = split_at_axis(x.dims(), axis);
         let x_values = x.to_f64();
         let mut y = vec![0.0; x_values.len()];
         for b in 0..before {
@@ -354,7 +355,7 @@ mod tests {
 
     #[test]
     fn every_axis() {
-        let x = spread(&[2, 3, 4], 1);
+        let x = generic_tensor(&[2, 3, 4], 1);
         for (name, log) in [("Softmax", false), ("LogSoftmax", true)] {
             for k in 0..3i64 {
                 let got = run_node(("", name), &[Some(&x)], 1, axis(k - 3)).expect("it runs");
@@ -384,27 +385,29 @@ mod tests {
     }
 
     #[test]
-    fn older_forms_take_everything_from_the_axis_on() {
-        let x = spread(&[2, 3, 4], 2);
+    fn older_forms_flatten_from_axis() {
+        let x = generic_tensor(&[2, 3, 4], 2);
         let flat = x.reshaped(vec![2, 12]).expect("as many elements");
         for (name, log) in [("Softmax", false), ("LogSoftmax", true)] {
             for opset in [7, 12] {
-                let graph = one_node(opset, ("", name), &[Some(&x)], 1, Attrs::new()).expect("it is read");
+                let graph =
+                    one_node_graph(opset, ("", name), &[Some(&x)], 1, Attrs::new()).expect("it is read");
                 let got = run(&graph, std::slice::from_ref(&x)).expect("it runs");
                 let want = expected(&flat, 1, log).reshaped(vec![2, 3, 4]).expect("as many elements");
                 assert_close(&got[0], &want, 1e-12);
             }
         }
         // On the last axis no node is added.
-        let graph = one_node(11, ("", "Softmax"), &[Some(&flat)], 1, Attrs::new()).expect("it is read");
+        let graph = one_node_graph(11, ("", "Softmax"), &[Some(&flat)], 1, Attrs::new()).expect("it is read");
         assert_eq!(graph.nodes.len(), 1);
     }
 
     #[test]
-    fn written_for_older_opsets() {
-        let x = spread(&[2, 3, 4], 3);
+    fn downgrades_to_older_opsets() {
+        let x = generic_tensor(&[2, 3, 4], 3);
         for k in 0..3 {
-            let graph = one_node(NEWEST, ("", "LogSoftmax"), &[Some(&x)], 1, axis(k)).expect("it is read");
+            let graph =
+                one_node_graph(NEWEST, ("", "LogSoftmax"), &[Some(&x)], 1, axis(k)).expect("it is read");
             for opset in [7, 11] {
                 let old = check_downgrade(&graph, std::slice::from_ref(&x), opset);
                 assert_eq!(old.nodes.len(), if k == 2 { 1 } else { 3 });
@@ -414,20 +417,20 @@ mod tests {
 
     #[test]
     fn gradients() {
-        let x = spread(&[2, 3, 4], 4);
+        let x = generic_tensor(&[2, 3, 4], 4);
         for name in ["Softmax", "LogSoftmax"] {
             for k in 0..3 {
-                let graph = one_node(NEWEST, ("", name), &[Some(&x)], 1, axis(k)).expect("it is read");
+                let graph = one_node_graph(NEWEST, ("", name), &[Some(&x)], 1, axis(k)).expect("it is read");
                 check_gradients(&graph, std::slice::from_ref(&x), &[0], &[0]);
             }
-            let graph = one_node(11, ("", name), &[Some(&x)], 1, Attrs::new()).expect("it is read");
+            let graph = one_node_graph(11, ("", name), &[Some(&x)], 1, Attrs::new()).expect("it is read");
             check_gradients(&graph, std::slice::from_ref(&x), &[0], &[0]);
         }
     }
 
     /// Ways in which a graph replaces rows without softmax by zeros.
     #[derive(Clone, Copy, Debug, PartialEq)]
-    enum Cleared {
+    enum NanReplacement {
         /// As exporters write it.
         Plainly,
         /// By NaN after a cast.
@@ -448,20 +451,26 @@ mod tests {
         Inside,
     }
 
-    const CLEARED: [Cleared; 9] = [
-        Cleared::Plainly,
-        Cleared::ByCast,
-        Cleared::AsCast,
-        Cleared::ByEqual,
-        Cleared::ByMask,
-        Cleared::ByRows,
-        Cleared::AfterDropout,
-        Cleared::Moved,
-        Cleared::Inside,
+    const NAN_REPLACEMENTS: [NanReplacement; 9] = [
+        NanReplacement::Plainly,
+        NanReplacement::ByCast,
+        NanReplacement::AsCast,
+        NanReplacement::ByEqual,
+        NanReplacement::ByMask,
+        NanReplacement::ByRows,
+        NanReplacement::AfterDropout,
+        NanReplacement::Moved,
+        NanReplacement::Inside,
     ];
 
     /// Builds `softmax(x + mask)` with zeros for rows that contain only -inf.
-    fn cleared(how: Cleared, op: &str, x: &Tensor, mask: &Tensor, along: i64) -> Graph {
+    fn graph_with_nan_replacement(
+        how: NanReplacement,
+        op: &str,
+        x: &Tensor,
+        mask: &Tensor,
+        along: i64,
+    ) -> Graph {
         let (mut graph, ids) = graph(&[x]);
         let mask_id = graph.add_constant("mask", mask.clone());
         let zero = graph.add_constant("zero", Tensor::scalar(DType::F64, 0.0));
@@ -475,30 +484,30 @@ mod tests {
         let y = add_to(&mut graph, op, &[masked], axis(along));
         let b = &mut graph;
         let result = match how {
-            Cleared::Plainly => {
+            NanReplacement::Plainly => {
                 let broken = add_to(b, "IsNaN", &[y], none());
                 add_to(b, "Where", &[broken, zero, y], none())
             }
-            Cleared::ByCast => {
+            NanReplacement::ByCast => {
                 let narrow = add_to(b, "Cast", &[y], cast(DType::F32));
                 let broken = add_to(b, "IsNaN", &[narrow], none());
                 add_to(b, "Where", &[broken, zero, y], none())
             }
-            Cleared::AsCast => {
+            NanReplacement::AsCast => {
                 let zero = b.add_constant("narrow zero", Tensor::scalar(DType::F64, 0.0));
                 let same = add_to(b, "Cast", &[y], cast(DType::F64));
                 let broken = add_to(b, "IsNaN", &[same], none());
                 add_to(b, "Where", &[broken, zero, same], none())
             }
-            Cleared::ByEqual => {
+            NanReplacement::ByEqual => {
                 let number = add_to(b, "Equal", &[y, y], none());
                 add_to(b, "Where", &[number, y, zero], none())
             }
-            Cleared::ByMask => {
+            NanReplacement::ByMask => {
                 let hidden = add_to(b, "IsInf", &[mask_id], none());
                 add_to(b, "Where", &[hidden, zero, y], none())
             }
-            Cleared::ByRows => {
+            NanReplacement::ByRows => {
                 let hidden = add_to(b, "IsInf", &[masked], none());
                 let hidden = add_to(b, "Cast", &[hidden], cast(DType::I32));
                 let axes = b.add_constant("axes", Tensor::i64(&[1], &[along]));
@@ -506,21 +515,21 @@ mod tests {
                 let rows = add_to(b, "Cast", &[rows], cast(DType::Bool));
                 add_to(b, "Where", &[rows, zero, y], none())
             }
-            Cleared::AfterDropout => {
+            NanReplacement::AfterDropout => {
                 let ratio = b.add_constant("ratio", Tensor::scalar(DType::F32, 0.25));
                 let on = b.add_constant("on", Tensor::filled(DType::Bool, &[], 1.0));
                 let dropped = add_to(b, "Dropout", &[y, ratio, on], Attrs::new().with("seed", 3i64));
                 let broken = add_to(b, "IsNaN", &[dropped], none());
                 add_to(b, "Where", &[broken, zero, dropped], none())
             }
-            Cleared::Moved => {
+            NanReplacement::Moved => {
                 let turned = add_to(b, "Transpose", &[y], none());
                 let bounds = [[1], [3], [0]].map(|at| b.add_constant("at", Tensor::i64(&[1], &at)));
                 let part = add_to(b, "Slice", &[turned, bounds[0], bounds[1], bounds[2]], none());
                 let broken = add_to(b, "IsNaN", &[part], none());
                 add_to(b, "Where", &[broken, zero, part], none())
             }
-            Cleared::Inside => {
+            NanReplacement::Inside => {
                 let on = add_to(b, "Equal", &[zero, zero], none());
                 let mut branch = Graph::new("branch");
                 let inner = branch.add_value("inner", ValueType::tensor(DType::F64, x.dims()));
@@ -542,11 +551,11 @@ mod tests {
 
     /// Gradients through rows without softmax are finite, and zero for replaced rows, for every shape and mask.
     #[test]
-    fn rows_that_have_no_softmax_pass_nothing_back() {
+    fn replaced_rows_get_zero_gradient() {
         let hidden = f64::NEG_INFINITY;
         for (dims, along) in [(vec![3, 4], -1i64), (vec![4, 3], 0), (vec![2, 3, 4], 2), (vec![2, 4, 3], 1)] {
-            let x = spread(&dims, 7);
-            let (_, size, after) = around(&dims, normalize_axis(along, dims.len()).expect("valid"));
+            let x = generic_tensor(&dims, 7);
+            let (_, size, after) = split_at_axis(&dims, normalize_axis(along, dims.len()).expect("valid"));
             let row = |k: usize| (k / (size * after)) * after + k % after;
             let at = |k: usize| k / after % size;
             // One row, all rows except one, parts of rows, all.
@@ -561,13 +570,13 @@ mod tests {
                     })
                     .collect();
                 let mask = f64s(&dims, &mask);
-                for how in CLEARED {
+                for how in NAN_REPLACEMENTS {
                     for op in ["Softmax", "LogSoftmax"] {
                         // A finite logarithm is not masked: some elements are -inf only in the logarithm.
                         if op == "LogSoftmax" && kind == 2 {
                             continue;
                         }
-                        let graph = cleared(how, op, &x, &mask, along);
+                        let graph = graph_with_nan_replacement(how, op, &x, &mask, along);
                         let dims = graph.value(graph.outputs[0]).ty.shape().and_then(Shape::concrete);
                         let arriving = Tensor::filled(DType::F64, &dims.expect("known"), 1.5);
                         let gradient = gradient_graph(&graph, &[Some(arriving)], &[0]);
@@ -588,10 +597,11 @@ mod tests {
 
     /// If a row without softmax is not replaced, its gradient is NaN, as in PyTorch.
     #[test]
-    fn rows_that_have_no_softmax_show() {
+    fn unreplaced_rows_get_nan_gradient() {
         let x = f64s(&[2, 2], &[f64::NEG_INFINITY, f64::NEG_INFINITY, 1.0, 2.0]);
-        let graph = one_node(NEWEST, ("", "Softmax"), &[Some(&x)], 1, Attrs::new()).expect("it is read");
-        let gradient = gradient_graph(&graph, &[Some(spread(&[2, 2], 1))], &[0]);
+        let graph =
+            one_node_graph(NEWEST, ("", "Softmax"), &[Some(&x)], 1, Attrs::new()).expect("it is read");
+        let gradient = gradient_graph(&graph, &[Some(generic_tensor(&[2, 2], 1))], &[0]);
         assert_eq!(gradient.nodes.len(), 2, "{gradient}");
         let got = run(&gradient, &[x]).expect("it runs").remove(0).to_f64();
         assert_eq!([0, 1, 2, 3].map(|k| got[k].is_nan()), [true, true, false, false]);
@@ -599,20 +609,21 @@ mod tests {
 
     /// The zeros of the graph are reused, and no others are created.
     #[test]
-    fn zeros_that_are_there_are_used() {
-        let (x, mask) = (spread(&[2, 3], 1), f64s(&[2, 3], &[0.0; 6]));
-        let graph = cleared(Cleared::Plainly, "Softmax", &x, &mask, -1);
-        let gradient = gradient_graph(&graph, &[Some(spread(&[2, 3], 2))], &[0]);
+    fn reuses_existing_replacement() {
+        let (x, mask) = (generic_tensor(&[2, 3], 1), f64s(&[2, 3], &[0.0; 6]));
+        let graph = graph_with_nan_replacement(NanReplacement::Plainly, "Softmax", &x, &mask, -1);
+        let gradient = gradient_graph(&graph, &[Some(generic_tensor(&[2, 3], 2))], &[0]);
         assert_eq!(gradient.nodes.iter().filter(|node| &*node.op == "IsNaN").count(), 1, "{gradient}");
     }
 
     #[test]
     fn gradient_operators() {
-        let (g, y) = (spread(&[2, 3, 4], 5), spread(&[2, 3, 4], 6));
+        let (g, y) = (generic_tensor(&[2, 3, 4], 5), generic_tensor(&[2, 3, 4], 6));
         let inputs = [g, y];
         let ports = [Some(&inputs[0]), Some(&inputs[1])];
         for name in ["SoftmaxGrad_13", "LogSoftmaxGrad_13"] {
-            let graph = one_node(NEWEST, ("com.microsoft", name), &ports, 1, axis(1)).expect("it is read");
+            let graph =
+                one_node_graph(NEWEST, ("com.microsoft", name), &ports, 1, axis(1)).expect("it is read");
             check_decomposition(&graph, &inputs, 1e-12);
         }
         // The form on matrices equals the other one on reshaped inputs.
@@ -632,7 +643,7 @@ mod tests {
         let got = run_node(("", "Softmax"), &[Some(&x)], 1, Attrs::new()).expect("it runs");
         assert_eq!(got[0].dims(), [0, 3]);
         let error =
-            one_node(NEWEST, ("", "Softmax"), &[Some(&x)], 1, axis(2)).expect_err("there are two axes");
+            one_node_graph(NEWEST, ("", "Softmax"), &[Some(&x)], 1, axis(2)).expect_err("there are two axes");
         assert!(error.to_string().contains("axis 2 is out of range for rank 2"), "{error}");
     }
 }

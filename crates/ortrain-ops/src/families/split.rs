@@ -12,7 +12,7 @@ use crate::OpError;
 use crate::grad::Grad;
 use crate::infer::{Infer, normalize_axis};
 use crate::lower::Lower;
-use crate::op::{Definition, Need, Op};
+use crate::op::{Definition, Op, ValueRequirement};
 use crate::rewrite::{Rewrite, ints_attribute_to_input, ints_input_to_attribute};
 
 struct Split {
@@ -22,7 +22,7 @@ struct Split {
 
 impl Split {
     /// Returns the lengths of the parts of an axis: `given`, or equal lengths.
-    fn lengths(&self, size: usize, given: Option<&[i64]>) -> Result<Vec<usize>, OpError> {
+    fn part_lengths(&self, size: usize, given: Option<&[i64]>) -> Result<Vec<usize>, OpError> {
         let Some(given) = given else {
             let each = size.div_ceil(self.parts.max(1));
             return Ok((0..self.parts)
@@ -45,22 +45,22 @@ impl Split {
 
 impl Op for Split {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
-        cx.arity(1, 2, self.parts)?;
+        cx.check_arity(1, 2, self.parts)?;
         let dtype = cx.dtype(0)?;
-        if cx.has(1) {
-            cx.dtype_where(1, "int64", |dtype| dtype == DType::I64)?;
+        if cx.has_input(1) {
+            cx.expect_dtype(1, "int64", |dtype| dtype == DType::I64)?;
         }
         let Some(shape) = cx.shape(0) else {
             for k in 0..self.parts {
-                cx.output(k, dtype, None);
+                cx.set_output(k, dtype, None);
             }
             return Ok(());
         };
         let axis = normalize_axis(self.axis, shape.rank())?;
         let given = cx.ints(1);
         let lengths: Vec<Dim> = match (shape[axis].known(), &given) {
-            (Some(size), _) if given.is_some() || !cx.has(1) => {
-                let lengths = self.lengths(size, given.as_deref())?;
+            (Some(size), _) if given.is_some() || !cx.has_input(1) => {
+                let lengths = self.part_lengths(size, given.as_deref())?;
                 lengths.into_iter().map(Dim::Known).collect()
             }
             (None, Some(given)) if given.len() == self.parts && given.iter().all(|&length| length >= 0) => {
@@ -74,22 +74,22 @@ impl Op for Split {
         for (k, length) in lengths.into_iter().enumerate() {
             let mut part = shape.clone();
             part.0[axis] = length;
-            cx.output(k, dtype, Some(part));
+            cx.set_output(k, dtype, Some(part));
         }
         if let (DType::I64, 1, Some(sizes)) = (dtype, shape.rank(), cx.sizes(0))
-            && let Ok(lengths) = self.lengths(sizes.len(), given.as_deref())
+            && let Ok(lengths) = self.part_lengths(sizes.len(), given.as_deref())
         {
             let mut start = 0;
             for (k, length) in lengths.into_iter().enumerate() {
-                cx.output_sizes(k, Some(sizes[start..start + length].to_vec()));
+                cx.set_output_sizes(k, Some(sizes[start..start + length].to_vec()));
                 start += length;
             }
         }
         Ok(())
     }
 
-    fn needs_value(&self, k: usize, _: DType) -> Need {
-        if k == 1 { Need::Always } else { Need::Never }
+    fn needs_value(&self, k: usize, _: DType) -> ValueRequirement {
+        if k == 1 { ValueRequirement::Always } else { ValueRequirement::Never }
     }
 
     fn grad(&self, cx: &mut Grad<'_>) -> Result<(), OpError> {
@@ -108,7 +108,7 @@ impl Op for Split {
             [one] => *one,
             parts => cx.add("Concat", parts, Attrs::new().with("axis", self.axis)),
         };
-        cx.give(0, gradient);
+        cx.set_grad(0, gradient);
         Ok(())
     }
 
@@ -116,24 +116,24 @@ impl Op for Split {
         let whole = cx.dims(0);
         let axis = normalize_axis(self.axis, whole.len())?;
         let given = cx.constant(1).and_then(Tensor::to_i64);
-        if cx.has(1) && given.is_none() {
+        if cx.has_input(1) && given.is_none() {
             return Err(OpError::unsupported("the lengths depend on values computed while the model runs"));
         }
-        let lengths = self.lengths(whole[axis], given.as_deref())?;
+        let lengths = self.part_lengths(whole[axis], given.as_deref())?;
         let buffer = cx.input(0);
         let strides = Access::contiguous(cx.dtype(0), &whole).strides;
         let mut start = 0;
         for (k, length) in lengths.into_iter().enumerate() {
-            if cx.wants(k) && cx.out_dims(k) == whole {
+            if cx.has_output(k) && cx.out_dims(k) == whole {
                 cx.alias(k, 0);
-            } else if cx.wants(k) {
+            } else if cx.has_output(k) {
                 let dims = cx.out_dims(k);
                 let output = cx.output(k);
                 // An empty part may begin after the end.
                 let offset = if dims.contains(&0) { 0 } else { start * strides[axis] as usize };
                 let mut nest = cx.nest(&dims, 0);
                 let value = nest.load_strided(cx, buffer, offset, &strides);
-                nest.store_whole(cx, output, value);
+                nest.store_contiguous(cx, output, value);
                 cx.emit(nest.instruction())?;
             }
             start += length;
@@ -164,7 +164,7 @@ fn upgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     if rw.version() < 18 && rw.input(1).is_none() {
         let attrs = rw.attrs().clone().with("num_outputs", rw.node().outputs.len() as i64);
         let inputs = rw.node().inputs.to_vec();
-        rw.same(&inputs, attrs);
+        rw.emit_same_op(&inputs, attrs);
     }
     Ok(())
 }
@@ -178,7 +178,7 @@ fn downgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let mut attrs = rw.attrs().clone();
     attrs.0.remove("num_outputs");
     if named && rw.input(1).is_none() {
-        let (x, parts) = (rw.required(0)?, rw.node().outputs.len());
+        let (x, parts) = (rw.required_input(0)?, rw.node().outputs.len());
         let size = rw.shape(x).and_then(|shape| {
             let axis = normalize_axis(rw.attrs().int("axis").ok()?.unwrap_or(0), shape.rank()).ok()?;
             shape[axis].known()
@@ -186,12 +186,12 @@ fn downgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
         match size {
             // The last part is shorter: the lengths are written explicitly.
             Some(size) if size % parts != 0 => {
-                let lengths = Split { axis: 0, parts }.lengths(size, None)?;
+                let lengths = Split { axis: 0, parts }.part_lengths(size, None)?;
                 let lengths: Vec<i64> = lengths.into_iter().map(|length| length as i64).collect();
                 let lengths = rw.ints("split", &lengths);
-                rw.same(&[Some(x), Some(lengths)], attrs);
+                rw.emit_same_op(&[Some(x), Some(lengths)], attrs);
             }
-            _ => rw.same(&[Some(x)], attrs),
+            _ => rw.emit_same_op(&[Some(x)], attrs),
         }
         return Ok(());
     }
@@ -210,10 +210,10 @@ mod tests {
     use super::*;
     use crate::registry::NEWEST_OPSET;
     use crate::testing::{
-        add, assert_close, check_downgrade, check_gradients, f64s, graph, one_node, run, spread,
+        add, assert_close, check_downgrade, check_gradients, f64s, generic_tensor, graph, one_node_graph, run,
     };
 
-    fn of(x: &Tensor, lengths: Option<&[i64]>, parts: usize, attrs: Attrs) -> Graph {
+    fn split_graph(x: &Tensor, lengths: Option<&[i64]>, parts: usize, attrs: Attrs) -> Graph {
         let (mut graph, ids) = graph(&[x]);
         let lengths =
             lengths.map(|lengths| graph.add_constant("split", Tensor::i64(&[lengths.len()], lengths)));
@@ -228,17 +228,18 @@ mod tests {
         let sizes = |graph: &Graph| -> Vec<usize> {
             run(graph, std::slice::from_ref(&x)).expect("it runs").iter().map(Tensor::len).collect()
         };
-        assert_eq!(sizes(&of(&x, None, 3, Attrs::new().with("num_outputs", 3i64))), [2, 2, 1]);
-        assert_eq!(sizes(&of(&x, None, 4, Attrs::new().with("num_outputs", 4i64))), [2, 2, 1, 0]);
-        assert_eq!(sizes(&of(&x, Some(&[0, 5]), 2, Attrs::new())), [0, 5]);
-        let got = run(&of(&x, Some(&[1, 3, 1]), 3, Attrs::new()), std::slice::from_ref(&x)).expect("it runs");
+        assert_eq!(sizes(&split_graph(&x, None, 3, Attrs::new().with("num_outputs", 3i64))), [2, 2, 1]);
+        assert_eq!(sizes(&split_graph(&x, None, 4, Attrs::new().with("num_outputs", 4i64))), [2, 2, 1, 0]);
+        assert_eq!(sizes(&split_graph(&x, Some(&[0, 5]), 2, Attrs::new())), [0, 5]);
+        let got = run(&split_graph(&x, Some(&[1, 3, 1]), 3, Attrs::new()), std::slice::from_ref(&x))
+            .expect("it runs");
         assert_close(&got[1], &f64s(&[3], &[2.0, 3.0, 4.0]), 0.0);
     }
 
     #[test]
-    fn gradients_of_all_and_of_some_parts() {
-        let x = spread(&[2, 5, 3], 1);
-        let graph = of(&x, Some(&[2, 0, 3]), 3, Attrs::new().with("axis", 1i64));
+    fn gradients_of_all_and_some_parts() {
+        let x = generic_tensor(&[2, 5, 3], 1);
+        let graph = split_graph(&x, Some(&[2, 0, 3]), 3, Attrs::new().with("axis", 1i64));
         for through in [&[0, 1, 2][..], &[0], &[2]] {
             check_gradients(&graph, std::slice::from_ref(&x), &[0], through);
         }
@@ -246,17 +247,18 @@ mod tests {
 
     #[test]
     fn every_version() {
-        let x = spread(&[6, 2], 2);
+        let x = generic_tensor(&[6, 2], 2);
         for opset in [7, 11] {
             let attrs = Attrs::new().with("split", vec![1i64, 5]);
-            let old = one_node(opset, ("", "Split"), &[Some(&x)], 2, attrs).expect("it is read");
+            let old = one_node_graph(opset, ("", "Split"), &[Some(&x)], 2, attrs).expect("it is read");
             assert_eq!(run(&old, std::slice::from_ref(&x)).expect("it runs")[0].dims(), [1, 2]);
-            let even = one_node(opset, ("", "Split"), &[Some(&x)], 3, Attrs::new()).expect("it is read");
+            let even =
+                one_node_graph(opset, ("", "Split"), &[Some(&x)], 3, Attrs::new()).expect("it is read");
             assert_eq!(run(&even, std::slice::from_ref(&x)).expect("it runs")[2].dims(), [2, 2]);
             check_downgrade(&even, std::slice::from_ref(&x), opset);
         }
-        let uneven = of(&x, None, 4, Attrs::new().with("num_outputs", 4i64));
-        let named = of(&x, Some(&[4, 2]), 2, Attrs::new());
+        let uneven = split_graph(&x, None, 4, Attrs::new().with("num_outputs", 4i64));
+        let named = split_graph(&x, Some(&[4, 2]), 2, Attrs::new());
         for opset in [7, 13, 17, 18, NEWEST_OPSET] {
             check_downgrade(&uneven, std::slice::from_ref(&x), opset);
             check_downgrade(&named, std::slice::from_ref(&x), opset);
@@ -264,8 +266,8 @@ mod tests {
     }
 
     #[test]
-    fn lengths_that_do_not_fit_are_refused() {
-        let x = spread(&[6], 3);
+    fn rejects_mismatched_lengths() {
+        let x = generic_tensor(&[6], 3);
         for (lengths, attrs, message) in [
             (Some(&[4, 3][..]), Attrs::new(), "split [4, 3] does not add up to an axis of 6"),
             (Some(&[2, 2, 2]), Attrs::new(), "names 3 parts for 2 outputs"),

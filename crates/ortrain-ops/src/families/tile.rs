@@ -16,9 +16,9 @@ struct Tile;
 
 impl Op for Tile {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
-        cx.arity(2, 2, 1)?;
+        cx.check_arity(2, 2, 1)?;
         let dtype = cx.dtype(0)?;
-        cx.dtype_where(1, "int64", |dtype| dtype == DType::I64)?;
+        cx.expect_dtype(1, "int64", |dtype| dtype == DType::I64)?;
         let repeats = cx.ints(1);
         let shape = match (cx.shape(0), &repeats) {
             (Some(shape), Some(repeats)) => {
@@ -45,7 +45,7 @@ impl Op for Tile {
                 rank.map(|rank| cx.unknown_shape(0, rank))
             }
         };
-        cx.output(0, dtype, shape);
+        cx.set_output(0, dtype, shape);
         Ok(())
     }
 
@@ -56,7 +56,7 @@ impl Op for Tile {
             return Err(OpError::unsupported("the rank of its input must be known"));
         };
         if rank == 0 {
-            cx.give(0, g);
+            cx.set_grad(0, g);
             return Ok(());
         }
         // Splits every axis into the number of copies and the size of one.
@@ -70,7 +70,7 @@ impl Op for Tile {
         let axes: Vec<i64> = (0..rank as i64).map(|axis| 2 * axis).collect();
         let axes = cx.ints("axes", &axes);
         let gradient = cx.add("ReduceSum", &[copies, axes], Attrs::new().with("keepdims", 0i64));
-        cx.give(0, gradient);
+        cx.set_grad(0, gradient);
         Ok(())
     }
 
@@ -94,7 +94,7 @@ impl Op for Tile {
         let (input, output) = (cx.input(0), cx.output(0));
         let mut nest = cx.nest(&space, 0);
         let value = nest.load_strided(cx, input, 0, &strides);
-        nest.store_whole(cx, output, value);
+        nest.store_contiguous(cx, output, value);
         cx.emit(nest.instruction())
     }
 }
@@ -113,7 +113,9 @@ mod tests {
 
     use super::*;
     use crate::registry::NEWEST_OPSET;
-    use crate::testing::{Failure, assert_close, check_gradients, f64s, one_node, run_node, spread};
+    use crate::testing::{
+        Failure, assert_close, check_gradients, f64s, generic_tensor, one_node_graph, run_node,
+    };
 
     const TILE: (&str, &str) = ("", "Tile");
 
@@ -133,18 +135,19 @@ mod tests {
         for (dims, repeats) in
             [(&[2, 3][..], &[2, 3][..]), (&[3], &[1]), (&[], &[]), (&[2, 1, 2], &[1, 4, 2])]
         {
-            let inputs = [spread(dims, 1), Tensor::i64(&[repeats.len()], repeats)];
+            let inputs = [generic_tensor(dims, 1), Tensor::i64(&[repeats.len()], repeats)];
             let ports = [Some(&inputs[0]), Some(&inputs[1])];
-            let graph = one_node(NEWEST_OPSET, TILE, &ports, 1, Attrs::new()).expect("valid");
+            let graph = one_node_graph(NEWEST_OPSET, TILE, &ports, 1, Attrs::new()).expect("valid");
             check_gradients(&graph, &inputs, &[0], &[0]);
         }
     }
 
     #[test]
-    fn repeats_that_do_not_fit_are_refused() {
+    fn rejects_mismatched_repeats() {
         for repeats in [&[2][..], &[1, -1], &[1, 1, 1]] {
             let repeats = Tensor::i64(&[repeats.len()], repeats);
-            let failure = run_node(TILE, &[Some(&spread(&[2, 2], 1)), Some(&repeats)], 1, Attrs::new());
+            let failure =
+                run_node(TILE, &[Some(&generic_tensor(&[2, 2], 1)), Some(&repeats)], 1, Attrs::new());
             let Failure::Prepare(error) = failure.expect_err("refused") else { panic!("prepared") };
             assert!(error.to_string().contains("for an input of shape [2, 2]"), "{error}");
         }

@@ -15,17 +15,17 @@ use ortrain_expr::{BinaryOp, CompareOp, Reg, Scalar, Steps, UnaryOp};
 use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Tensor};
 use ortrain_program::{BufferId, HostFunction};
 
-use super::gather_elements::elements_gradient;
+use super::gather_elements::add_elements_gradient;
 use crate::OpError;
 use crate::grad::Grad;
 use crate::infer::{Infer, normalize_axis};
-use crate::lower::{Lower, NestBuilder, around};
-use crate::op::{Definition, Need, Op, Placement};
+use crate::lower::{Lower, NestBuilder, split_at_axis};
+use crate::op::{Definition, Op, Placement, ValueRequirement};
 use crate::rewrite::{Rewrite, ints_input_to_attribute};
 
 /// Maximum length of an axis that a network sorts. For `2^b` elements it has about `b^2 / 2` passes over all elements;
 /// one thread sorts longer axes faster.
-const LONGEST_NETWORK: usize = 1 << 14;
+const MAX_NETWORK_LEN: usize = 1 << 14;
 
 #[derive(Clone, Copy, Debug)]
 struct TopK {
@@ -36,7 +36,7 @@ struct TopK {
 }
 
 /// Lines of `size` elements that are sorted, `[before, size, after]`, with their indices padded to a power of two.
-struct Lines {
+struct SortedLines {
     before: usize,
     size: usize,
     after: usize,
@@ -45,14 +45,14 @@ struct Lines {
 
 /// Element of a comparison: its index, and its value.
 #[derive(Clone, Copy)]
-struct Entrant {
+struct Candidate {
     index: Reg,
     value: Reg,
 }
 
 impl TopK {
     /// Returns true if `a` comes before `b`. Indices after the end come last.
-    fn comes_first(&self, nest: &mut NestBuilder, size: usize, a: Entrant, b: Entrant) -> Reg {
+    fn emit_comes_before(&self, nest: &mut NestBuilder, size: usize, a: Candidate, b: Candidate) -> Reg {
         let e = &mut nest.b;
         let end = e.int(size as i64);
         let (low, high) = if self.largest { (b.value, a.value) } else { (a.value, b.value) };
@@ -81,25 +81,31 @@ impl TopK {
     }
 
     /// Loads the element of a line with this index.
-    fn entrant(cx: &Lower<'_>, nest: &mut NestBuilder, lines: &Lines, data: BufferId, index: Reg) -> Entrant {
+    fn load_candidate(
+        cx: &Lower<'_>,
+        nest: &mut NestBuilder,
+        lines: &SortedLines,
+        data: BufferId,
+        index: Reg,
+    ) -> Candidate {
         let (o, i) = (nest.b.coordinate(0), nest.b.coordinate(1));
-        let at = element(nest, lines, o, i, index);
-        Entrant { index, value: nest.gather(cx, data, at) }
+        let at = element_index(nest, lines, o, i, index);
+        Candidate { index, value: nest.gather(cx, data, at) }
     }
 
     /// Emits one pass of the network: each position is compared with the position that differs in the bit `distance`.
     /// Lines are sorted upwards or downwards alternately in blocks of `block` positions.
-    fn pass(
+    fn emit_pass(
         &self,
         cx: &mut Lower<'_>,
-        lines: &Lines,
+        lines: &SortedLines,
         (from, to): (BufferId, BufferId),
         (block, distance): (usize, usize),
     ) -> Result<(), OpError> {
         let data = cx.input(0);
         let space = [lines.before, lines.after, lines.padded];
         let mut nest = cx.nest(&space, 0);
-        let own = nest.load(from, cx.whole(from, &space));
+        let own = nest.load(from, cx.contiguous_access(from, &space));
         let b = &mut nest.b;
         let here = b.coordinate(2);
         let (distance, block, zero) = (b.int(distance as i64), b.int(block as i64), b.int(0));
@@ -111,9 +117,9 @@ impl TopK {
         let start = b.mul(line, padded);
         let at = b.add(start, partner);
         let other = nest.gather(cx, from, at);
-        let a = TopK::entrant(cx, &mut nest, lines, data, own);
-        let z = TopK::entrant(cx, &mut nest, lines, data, other);
-        let first = self.comes_first(&mut nest, lines.size, a, z);
+        let a = TopK::load_candidate(cx, &mut nest, lines, data, own);
+        let z = TopK::load_candidate(cx, &mut nest, lines, data, other);
+        let first = self.emit_comes_before(&mut nest, lines.size, a, z);
         let b = &mut nest.b;
         let (turn, side) = (b.binary(BinaryOp::And, here, block), b.binary(BinaryOp::And, here, distance));
         let (up, low) = (b.compare(CompareOp::Eq, turn, zero), b.compare(CompareOp::Eq, side, zero));
@@ -122,25 +128,25 @@ impl TopK {
         let takes_first = b.compare(CompareOp::Eq, up, low);
         let stays = b.compare(CompareOp::Eq, takes_first, first);
         let kept = b.select(stays, own, other);
-        nest.store_whole(cx, to, kept);
+        nest.store_contiguous(cx, to, kept);
         cx.emit(nest.instruction())
     }
 
     /// Sorts the indices of every line.
-    fn sorted(&self, cx: &mut Lower<'_>, lines: &Lines) -> Result<BufferId, OpError> {
+    fn emit_sort(&self, cx: &mut Lower<'_>, lines: &SortedLines) -> Result<BufferId, OpError> {
         let space = [lines.before, lines.after, lines.padded];
         let count = space.iter().product();
-        let mut order = cx.temp("order", DType::I64, count);
+        let mut order = cx.alloc_temp("order", DType::I64, count);
         let mut nest = cx.nest(&space, 0);
         let index = nest.b.coordinate(2);
-        nest.store_whole(cx, order, index);
+        nest.store_contiguous(cx, order, index);
         cx.emit(nest.instruction())?;
         let mut block = 2;
         while block <= lines.padded {
             let mut distance = block / 2;
             while distance > 0 {
-                let next = cx.temp(&format!("order_{block}_{distance}"), DType::I64, count);
-                self.pass(cx, lines, (order, next), (block, distance))?;
+                let next = cx.alloc_temp(&format!("order_{block}_{distance}"), DType::I64, count);
+                self.emit_pass(cx, lines, (order, next), (block, distance))?;
                 order = next;
                 distance /= 2;
             }
@@ -151,7 +157,7 @@ impl TopK {
 }
 
 /// Returns the position of element `index` of line `(o, i)`.
-fn element(nest: &mut NestBuilder, lines: &Lines, o: Reg, i: Reg, index: Reg) -> Reg {
+fn element_index(nest: &mut NestBuilder, lines: &SortedLines, o: Reg, i: Reg, index: Reg) -> Reg {
     let b = &mut nest.b;
     let (sizes, afters) = (b.int(lines.size as i64), b.int(lines.after as i64));
     let line = b.mul(o, sizes);
@@ -162,9 +168,9 @@ fn element(nest: &mut NestBuilder, lines: &Lines, o: Reg, i: Reg, index: Reg) ->
 
 impl Op for TopK {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
-        cx.arity(2, 2, 2)?;
-        let dtype = cx.dtype_where(0, "a number type", |dtype| dtype != DType::Bool)?;
-        cx.dtype_where(1, "int64", |dtype| dtype == DType::I64)?;
+        cx.check_arity(2, 2, 2)?;
+        let dtype = cx.expect_dtype(0, "a number type", |dtype| dtype != DType::Bool)?;
+        cx.expect_dtype(1, "int64", |dtype| dtype == DType::I64)?;
         let count = match (cx.ints(1), cx.sizes(1).as_deref()) {
             (Some(numbers), _) => match numbers.as_slice() {
                 &[count] if count >= 0 => Some(Dim::Known(count as usize)),
@@ -193,13 +199,13 @@ impl Op for TopK {
             }
             None => None,
         };
-        cx.output(0, dtype, shape.clone());
-        cx.output(1, DType::I64, shape);
+        cx.set_output(0, dtype, shape.clone());
+        cx.set_output(1, DType::I64, shape);
         Ok(())
     }
 
-    fn needs_value(&self, k: usize, _: DType) -> Need {
-        if k == 1 { Need::ForShapes } else { Need::Never }
+    fn needs_value(&self, k: usize, _: DType) -> ValueRequirement {
+        if k == 1 { ValueRequirement::ForShapes } else { ValueRequirement::Never }
     }
 
     fn placement(&self) -> Placement {
@@ -209,42 +215,42 @@ impl Op for TopK {
     fn grad(&self, cx: &mut Grad<'_>) -> Result<(), OpError> {
         let Some(g) = cx.output_grad(0) else { return Ok(()) };
         let (x, indices) = (cx.input(0)?, cx.output(1, "indices"));
-        let gradient = elements_gradient(cx, g, x, indices, self.axis);
-        cx.give(0, gradient);
+        let gradient = add_elements_gradient(cx, g, x, indices, self.axis);
+        cx.set_grad(0, gradient);
         Ok(())
     }
 
     fn lower(&self, cx: &mut Lower<'_>) -> Result<(), OpError> {
         let dims = cx.dims(0);
         let axis = normalize_axis(self.axis, dims.len())?;
-        let (before, size, after) = around(&dims, axis);
+        let (before, size, after) = split_at_axis(&dims, axis);
         let padded = size.max(1).checked_next_power_of_two().ok_or_else(|| {
             OpError::unsupported(format!("an axis of {size} elements is too long to be sorted"))
         })?;
-        let lines = Lines { before, size, after, padded };
-        let order = self.sorted(cx, &lines)?;
-        let count = if cx.wants(0) { cx.out_dims(0)[axis] } else { cx.out_dims(1)[axis] };
+        let lines = SortedLines { before, size, after, padded };
+        let order = self.emit_sort(cx, &lines)?;
+        let count = if cx.has_output(0) { cx.out_dims(0)[axis] } else { cx.out_dims(1)[axis] };
         let data = cx.input(0);
         let mut nest = cx.nest(&[before, count, after], 0);
         let strides = [(after * padded) as isize, 1, padded as isize];
         let index = nest.load_strided(cx, order, 0, &strides);
-        if cx.wants(1) {
+        if cx.has_output(1) {
             let indices = cx.output(1);
-            nest.store_whole(cx, indices, index);
+            nest.store_contiguous(cx, indices, index);
         }
-        if cx.wants(0) {
+        if cx.has_output(0) {
             let (o, i) = (nest.b.coordinate(0), nest.b.coordinate(2));
-            let at = element(&mut nest, &lines, o, i, index);
+            let at = element_index(&mut nest, &lines, o, i, index);
             let value = nest.gather(cx, data, at);
             let values = cx.output(0);
-            nest.store_whole(cx, values, value);
+            nest.store_contiguous(cx, values, value);
         }
         cx.emit(nest.instruction())
     }
 }
 
 /// Maps an element to an integer with the same order: NaN comes last, and is equal to itself.
-fn rank(value: Scalar) -> u64 {
+fn sort_key(value: Scalar) -> u64 {
     const SIGN: u64 = 1 << 63;
     match value {
         Scalar::I64(value) => value as u64 ^ SIGN,
@@ -270,7 +276,7 @@ impl HostFunction for TopK {
             return Err(format!("a tensor and a number are needed but {} values are given", inputs.len()));
         };
         let axis = normalize_axis(self.axis, input.dims().len()).map_err(|error| error.to_string())?;
-        let (before, size, after) = around(input.dims(), axis);
+        let (before, size, after) = split_at_axis(input.dims(), axis);
         let count = match count.to_i64().as_deref() {
             Some(&[count]) if (0..=size as i64).contains(&count) => count as usize,
             other => {
@@ -297,7 +303,7 @@ impl HostFunction for TopK {
             line.clear();
             line.extend((0..size).map(|k| {
                 steps.step();
-                let rank = rank(Scalar::read(dtype, &input.data()[at(k)..at(k) + width]));
+                let rank = sort_key(Scalar::read(dtype, &input.data()[at(k)..at(k) + width]));
                 (if self.largest { !rank } else { rank }, k)
             }));
             if count < size {
@@ -323,7 +329,7 @@ fn build(graph: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
     let shape = node.inputs.first().copied().flatten().and_then(|x| graph.value(x).ty.shape());
     let on_host = shape.is_some_and(|shape| {
         let size = normalize_axis(axis, shape.rank()).map(|axis| shape[axis].known());
-        size.is_ok_and(|size| size.is_none_or(|size| size > LONGEST_NETWORK))
+        size.is_ok_and(|size| size.is_none_or(|size| size > MAX_NETWORK_LEN))
     });
     Ok(Box::new(TopK { axis, largest: node.attrs.int("largest")?.unwrap_or(1) != 0, on_host }))
 }
@@ -337,8 +343,8 @@ fn upgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let mut attrs = rw.attrs().clone();
     attrs.0.remove("k");
     let count = rw.ints("k", &[count]);
-    let x = rw.required(0)?;
-    rw.same(&[Some(x), Some(count)], attrs);
+    let x = rw.required_input(0)?;
+    rw.emit_same_op(&[Some(x), Some(count)], attrs);
     Ok(())
 }
 
@@ -355,14 +361,14 @@ fn downgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let inputs = rw.node().inputs.to_vec();
     if rw.version() >= 10 {
         if named {
-            rw.same(&inputs, attrs);
+            rw.emit_same_op(&inputs, attrs);
         }
         return Ok(());
     }
     let Some(count) = rw.input(1) else { return Ok(()) };
     match rw.constant_of(count).and_then(Tensor::to_i64).as_deref() {
         Some(&[count]) => {
-            rw.same(&inputs[..1], attrs.with("k", count));
+            rw.emit_same_op(&inputs[..1], attrs.with("k", count));
             Ok(())
         }
         _ => ints_input_to_attribute(rw, "k", 1),
@@ -377,12 +383,13 @@ pub(crate) fn definitions() -> Vec<Definition> {
 mod tests {
     use super::*;
     use crate::testing::{
-        Failure, add, check_downgrade, check_gradients, f64s, graph, one_node, run, run_node, spread,
+        Failure, add, check_downgrade, check_gradients, f64s, generic_tensor, graph, one_node_graph, run,
+        run_node,
     };
 
     const TOP_K: (&str, &str) = ("", "TopK");
 
-    fn top(x: &Tensor, k: i64, attrs: Attrs) -> (Vec<f64>, Vec<i64>) {
+    fn run_top_k(x: &Tensor, k: i64, attrs: Attrs) -> (Vec<f64>, Vec<i64>) {
         let k = Tensor::i64(&[1], &[k]);
         let got = run_node(TOP_K, &[Some(x), Some(&k)], 2, attrs).expect("it runs");
         (got[0].to_f64(), got[1].to_i64().expect("integers"))
@@ -391,31 +398,31 @@ mod tests {
     #[test]
     fn largest_and_smallest_with_ties() {
         let x = f64s(&[7], &[2.0, 5.0, -1.0, 5.0, 2.0, 7.0, 0.0]);
-        assert_eq!(top(&x, 4, Attrs::new()), (vec![7.0, 5.0, 5.0, 2.0], vec![5, 1, 3, 0]));
+        assert_eq!(run_top_k(&x, 4, Attrs::new()), (vec![7.0, 5.0, 5.0, 2.0], vec![5, 1, 3, 0]));
         let smallest = Attrs::new().with("largest", 0i64);
-        assert_eq!(top(&x, 4, smallest), (vec![-1.0, 0.0, 2.0, 2.0], vec![2, 6, 0, 4]));
-        assert_eq!(top(&x, 0, Attrs::new()), (vec![], vec![]));
+        assert_eq!(run_top_k(&x, 4, smallest), (vec![-1.0, 0.0, 2.0, 2.0], vec![2, 6, 0, 4]));
+        assert_eq!(run_top_k(&x, 0, Attrs::new()), (vec![], vec![]));
         let bytes = Tensor::from_slice(DType::U8, &[3], &[200u8, 3, 201]);
-        assert_eq!(top(&bytes, 2, Attrs::new()), (vec![201.0, 200.0], vec![2, 0]));
+        assert_eq!(run_top_k(&bytes, 2, Attrs::new()), (vec![201.0, 200.0], vec![2, 0]));
     }
 
     #[test]
-    fn numbers_that_are_none() {
+    fn sorts_nan() {
         let nan = f64::NAN;
         let x = f64s(&[4], &[nan, 1.0, nan, f64::INFINITY]);
-        assert_eq!(top(&x, 4, Attrs::new()).1, [0, 2, 3, 1]);
-        assert_eq!(top(&x, 4, Attrs::new().with("largest", 0i64)).1, [1, 3, 0, 2]);
+        assert_eq!(run_top_k(&x, 4, Attrs::new()).1, [0, 2, 3, 1]);
+        assert_eq!(run_top_k(&x, 4, Attrs::new().with("largest", 0i64)).1, [1, 3, 0, 2]);
         let lowest = f64s(&[3], &[f64::NEG_INFINITY; 3]);
-        assert_eq!(top(&lowest, 3, Attrs::new()).1, [0, 1, 2]);
+        assert_eq!(run_top_k(&lowest, 3, Attrs::new()).1, [0, 1, 2]);
     }
 
     /// Every size around powers of two, along a middle axis, compared with a sort.
     #[test]
     fn sizes_and_axes() {
         for size in [1, 2, 3, 4, 5, 8, 9, 16, 31, 33] {
-            let x = spread(&[2, size, 3], size as u32);
+            let x = generic_tensor(&[2, size, 3], size as u32);
             let all = x.to_f64();
-            let (values, indices) = top(&x, size as i64, Attrs::new().with("axis", 1i64));
+            let (values, indices) = run_top_k(&x, size as i64, Attrs::new().with("axis", 1i64));
             for (o, i) in (0..2).flat_map(|o| (0..3).map(move |i| (o, i))) {
                 let at = |k: usize| (o * size + k) * 3 + i;
                 let mut order: Vec<usize> = (0..size).collect();
@@ -430,7 +437,7 @@ mod tests {
     /// Both implementations give the same order: ties, zeros of both signs, NaN, infinities, integers that no float
     /// represents.
     #[test]
-    fn the_host_sorts_as_the_network_does() {
+    fn host_and_network_agree() {
         let wild =
             [f64::NAN, 0.0, -0.0, f64::INFINITY, f64::NEG_INFINITY, 1.0, -1.0, 1.0, f64::NAN, 3.5, -0.0, 0.0];
         let integers =
@@ -459,7 +466,7 @@ mod tests {
     fn a_million_elements() {
         const SIZE: usize = 1_000_000;
         let numbers: Vec<f64> = (0..SIZE).map(|k| ((k * 7_919) % SIZE) as f64).collect();
-        let (values, indices) = top(&f64s(&[SIZE], &numbers), SIZE as i64, Attrs::new());
+        let (values, indices) = run_top_k(&f64s(&[SIZE], &numbers), SIZE as i64, Attrs::new());
         assert!(values.iter().enumerate().all(|(k, &value)| value == (SIZE - 1 - k) as f64));
         assert!(indices.iter().zip(&values).all(|(&k, &value)| numbers[k as usize] == value));
         let graph = constant_count(&f64s(&[SIZE], &numbers), 5, Attrs::new());
@@ -477,7 +484,7 @@ mod tests {
 
     #[test]
     fn gradients_and_versions() {
-        let x = spread(&[3, 5], 2);
+        let x = generic_tensor(&[3, 5], 2);
         for (count, attrs) in [
             (2, Attrs::new()),
             (3, Attrs::new().with("axis", 0i64)),
@@ -497,13 +504,13 @@ mod tests {
             assert_eq!(written.nodes[0].attrs.int("k").expect("an int"), Some(count));
         }
         let old = Attrs::new().with("k", 2i64);
-        let graph = one_node(7, TOP_K, &[Some(&x)], 2, old).expect("it is read");
+        let graph = one_node_graph(7, TOP_K, &[Some(&x)], 2, old).expect("it is read");
         assert_eq!(run(&graph, std::slice::from_ref(&x)).expect("it runs")[0].dims(), [3, 2]);
     }
 
     #[test]
-    fn too_many_are_refused() {
-        let x = spread(&[2, 3], 1);
+    fn rejects_too_large_k() {
+        let x = generic_tensor(&[2, 3], 1);
         for (k, message) in [(4, "K is 4, but axis 1 of [2, 3] has 3"), (-1, "K is [-1]")] {
             let k = Tensor::i64(&[1], &[k]);
             let failure = run_node(TOP_K, &[Some(&x), Some(&k)], 2, Attrs::new()).expect_err("refused");

@@ -15,9 +15,9 @@ fn cast(dtype: DType) -> Attrs {
 }
 
 /// Checks that inputs are tensors of floats.
-fn floats(cx: &Infer<'_>, inputs: std::ops::Range<usize>) -> Result<(), OpError> {
+fn check_floats(cx: &Infer<'_>, inputs: std::ops::Range<usize>) -> Result<(), OpError> {
     for k in inputs {
-        cx.dtype_where(k, "a float type", DType::is_float)?;
+        cx.expect_dtype(k, "a float type", DType::is_float)?;
     }
     Ok(())
 }
@@ -31,10 +31,10 @@ struct Accumulate;
 
 impl Op for Accumulate {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
-        cx.arity(2, 3, 1)?;
-        floats(cx, 0..2)?;
-        if cx.has(2) {
-            cx.dtype_where(2, "bool", |dtype| dtype == DType::Bool)?;
+        cx.check_arity(2, 3, 1)?;
+        check_floats(cx, 0..2)?;
+        if cx.has_input(2) {
+            cx.expect_dtype(2, "bool", |dtype| dtype == DType::Bool)?;
         }
         if let (Some(sum), Some(value)) = (cx.shape(0), cx.shape(1)) {
             let differs = |(x, y): (&Dim, &Dim)| x.known().zip(y.known()).is_some_and(|(x, y)| x != y);
@@ -42,13 +42,13 @@ impl Op for Accumulate {
                 return Err(OpError::invalid(format!("the sum has shape {sum} but the value has {value}")));
             }
         }
-        cx.output_type(0, cx.ty(0).clone());
+        cx.set_output_type(0, cx.ty(0).clone());
         Ok(())
     }
 }
 
 fn decompose_accumulate(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
-    let (sum, mut value) = (rw.required(0)?, rw.required(1)?);
+    let (sum, mut value) = (rw.required_input(0)?, rw.required_input(1)?);
     let dtype = known_dtype(rw, sum)?;
     if rw.dtype(value) != Some(dtype) {
         value = rw.add("Cast", &[value], cast(dtype));
@@ -59,7 +59,7 @@ fn decompose_accumulate(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
         let signal = rw.add("Reshape", &[signal, shape], Attrs::new());
         result = rw.add("Where", &[signal, result, sum], Attrs::new());
     }
-    rw.output(0, result);
+    rw.replace_output(0, result);
     Ok(())
 }
 
@@ -68,35 +68,35 @@ struct ZeroGradient;
 
 impl Op for ZeroGradient {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
-        cx.arity(2, 2, 1)?;
-        floats(cx, 0..1)?;
-        cx.output_type(0, cx.ty(0).clone());
+        cx.check_arity(2, 2, 1)?;
+        check_floats(cx, 0..1)?;
+        cx.set_output_type(0, cx.ty(0).clone());
         Ok(())
     }
 }
 
 fn decompose_zero(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
-    let old = rw.required(0)?;
+    let old = rw.required_input(0)?;
     let zero = Tensor::from_f64(known_dtype(rw, old)?, vec![1], &[0.0]);
     let shape = rw.add("Shape", &[old], Attrs::new());
     let zeros = rw.add("ConstantOfShape", &[shape], Attrs::new().with("value", zero));
-    rw.output(0, zeros);
+    rw.replace_output(0, zeros);
     Ok(())
 }
 
 /// Attributes of a test for finite values.
 #[derive(Clone, Copy)]
-struct Finite {
+struct FiniteTest {
     /// Only infinities are found.
     infinities_only: bool,
     /// Only NaN is found.
     nan_only: bool,
 }
 
-impl Finite {
-    fn of(attrs: &Attrs) -> Result<Finite, OpError> {
+impl FiniteTest {
+    fn from_attrs(attrs: &Attrs) -> Result<FiniteTest, OpError> {
         let flag = |name: &str| Ok::<bool, OpError>(attrs.int(name)?.unwrap_or(0) != 0);
-        let found = Finite { infinities_only: flag("isinf_only")?, nan_only: flag("isnan_only")? };
+        let found = FiniteTest { infinities_only: flag("isinf_only")?, nan_only: flag("isnan_only")? };
         match found.infinities_only && found.nan_only {
             true => Err(OpError::invalid("isinf_only and isnan_only exclude each other")),
             false => Ok(found),
@@ -104,7 +104,7 @@ impl Finite {
     }
 
     /// Emits the test result of each element.
-    fn test(self, rw: &mut Rewrite<'_>, value: ValueId) -> Result<ValueId, OpError> {
+    fn emit_test(self, rw: &mut Rewrite<'_>, value: ValueId) -> Result<ValueId, OpError> {
         // float32 represents every 16-bit float.
         let value = match known_dtype(rw, value)? {
             DType::F32 | DType::F64 => value,
@@ -124,7 +124,7 @@ impl Finite {
 }
 
 /// Emits a scalar that is true if all elements are true; also true for zero elements.
-fn all_of(rw: &mut Rewrite<'_>, value: ValueId) -> ValueId {
+fn emit_all(rw: &mut Rewrite<'_>, value: ValueId) -> ValueId {
     let wrong = rw.add("Not", &[value], Attrs::new());
     let wrong = rw.add("Cast", &[wrong], cast(DType::I64));
     let count = rw.add("ReduceSum", &[wrong], Attrs::new().with("keepdims", 0i64));
@@ -137,16 +137,16 @@ struct IsFinite;
 
 impl Op for IsFinite {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
-        cx.arity(1, 1, 1)?;
-        floats(cx, 0..1)?;
-        cx.output(0, DType::Bool, cx.shape(0).cloned());
+        cx.check_arity(1, 1, 1)?;
+        check_floats(cx, 0..1)?;
+        cx.set_output(0, DType::Bool, cx.shape(0).cloned());
         Ok(())
     }
 }
 
 fn decompose_is_finite(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
-    let finite = Finite::of(rw.attrs())?.test(rw, rw.required(0)?)?;
-    rw.output(0, finite);
+    let finite = FiniteTest::from_attrs(rw.attrs())?.emit_test(rw, rw.required_input(0)?)?;
+    rw.replace_output(0, finite);
     Ok(())
 }
 
@@ -155,26 +155,26 @@ struct IsAllFinite;
 
 impl Op for IsAllFinite {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
-        cx.arity(1, usize::MAX, 1)?;
-        floats(cx, 0..cx.node().inputs.len())?;
-        cx.output(0, DType::Bool, Some(Shape::scalar()));
+        cx.check_arity(1, usize::MAX, 1)?;
+        check_floats(cx, 0..cx.node().inputs.len())?;
+        cx.set_output(0, DType::Bool, Some(Shape::scalar()));
         Ok(())
     }
 }
 
 fn decompose_is_all_finite(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
-    let finite = Finite::of(rw.attrs())?;
+    let finite = FiniteTest::from_attrs(rw.attrs())?;
     let mut found: Option<ValueId> = None;
     for k in 0..rw.node().inputs.len() {
-        let each = finite.test(rw, rw.required(k)?)?;
-        let whole = all_of(rw, each);
+        let each = finite.emit_test(rw, rw.required_input(k)?)?;
+        let whole = emit_all(rw, each);
         found = Some(match found {
             Some(others) => rw.add("And", &[others, whole], Attrs::new()),
             None => whole,
         });
     }
     if let Some(found) = found {
-        rw.output(0, found);
+        rw.replace_output(0, found);
     }
     Ok(())
 }
@@ -184,16 +184,16 @@ struct All;
 
 impl Op for All {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
-        cx.arity(1, 1, 1)?;
-        cx.dtype_where(0, "bool", |dtype| dtype == DType::Bool)?;
-        cx.output(0, DType::Bool, Some(Shape::scalar()));
+        cx.check_arity(1, 1, 1)?;
+        cx.expect_dtype(0, "bool", |dtype| dtype == DType::Bool)?;
+        cx.set_output(0, DType::Bool, Some(Shape::scalar()));
         Ok(())
     }
 }
 
 fn decompose_all(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
-    let all = all_of(rw, rw.required(0)?);
-    rw.output(0, all);
+    let all = emit_all(rw, rw.required_input(0)?);
+    rw.replace_output(0, all);
     Ok(())
 }
 
@@ -204,7 +204,7 @@ struct MixedPrecisionScale {
     fused: bool,
 }
 
-fn scale_of(attrs: &Attrs) -> Result<MixedPrecisionScale, OpError> {
+fn parse_scale(attrs: &Attrs) -> Result<MixedPrecisionScale, OpError> {
     let to = attrs.int("to")?.ok_or_else(|| OpError::invalid("attribute \"to\" is missing"))?;
     let to = i32::try_from(to)
         .ok()
@@ -217,31 +217,31 @@ fn scale_of(attrs: &Attrs) -> Result<MixedPrecisionScale, OpError> {
 impl Op for MixedPrecisionScale {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
         let given = cx.node().inputs.len();
-        cx.arity(2, usize::MAX, if self.fused { 1 } else { given.saturating_sub(1) })?;
-        floats(cx, 0..given)?;
+        cx.check_arity(2, usize::MAX, if self.fused { 1 } else { given.saturating_sub(1) })?;
+        check_floats(cx, 0..given)?;
         if self.fused {
             let total = (1..given)
                 .map(|k| cx.shape(k).and_then(element_count))
                 .try_fold(0_usize, |total, elements| total.checked_add(elements?));
             let dim = total.map_or_else(|| Dim::symbol("fused"), Dim::from);
-            cx.output(0, self.to, Some([dim].into_iter().collect()));
+            cx.set_output(0, self.to, Some([dim].into_iter().collect()));
             return Ok(());
         }
         for k in 1..given {
-            cx.output(k - 1, self.to, cx.shape(k).cloned());
+            cx.set_output(k - 1, self.to, cx.shape(k).cloned());
         }
         Ok(())
     }
 }
 
 fn decompose_mixed_precision_scale(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
-    let MixedPrecisionScale { to, fused } = scale_of(rw.attrs())?;
+    let MixedPrecisionScale { to, fused } = parse_scale(rw.attrs())?;
     let shape = rw.ints("scalar", &[]);
-    let scale = rw.add("Reshape", &[rw.required(0)?, shape], Attrs::new());
+    let scale = rw.add("Reshape", &[rw.required_input(0)?, shape], Attrs::new());
     let flat = rw.ints("flat", &[-1]);
     let mut scaled = Vec::with_capacity(rw.node().inputs.len());
     for k in 1..rw.node().inputs.len() {
-        let value = rw.required(k)?;
+        let value = rw.required_input(k)?;
         // Products of narrow floats are computed in float32.
         let wide = if known_dtype(rw, value)? == DType::F64 { DType::F64 } else { DType::F32 };
         let value = rw.add("Cast", &[value], cast(wide));
@@ -252,11 +252,11 @@ fn decompose_mixed_precision_scale(rw: &mut Rewrite<'_>) -> Result<(), OpError> 
     }
     if fused {
         let whole = rw.add("Concat", &scaled, Attrs::new().with("axis", 0i64));
-        rw.output(0, whole);
+        rw.replace_output(0, whole);
         return Ok(());
     }
     for (k, value) in scaled.into_iter().enumerate() {
-        rw.output(k, value);
+        rw.replace_output(k, value);
     }
     Ok(())
 }
@@ -266,15 +266,15 @@ struct Group;
 
 impl Op for Group {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
-        cx.arity(1, usize::MAX, 1)?;
-        cx.output(0, DType::Bool, Some(Shape::scalar()));
+        cx.check_arity(1, usize::MAX, 1)?;
+        cx.set_output(0, DType::Bool, Some(Shape::scalar()));
         Ok(())
     }
 }
 
 fn decompose_group(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let done = rw.constant("done", Tensor::scalar(DType::Bool, 1.0));
-    rw.output(0, done);
+    rw.replace_output(0, done);
     Ok(())
 }
 
@@ -284,9 +284,9 @@ struct PassThrough;
 impl Op for PassThrough {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
         let given = cx.node().inputs.len();
-        cx.arity(1, usize::MAX, given)?;
+        cx.check_arity(1, usize::MAX, given)?;
         for k in 0..given {
-            cx.output_type(k, cx.ty(k).clone());
+            cx.set_output_type(k, cx.ty(k).clone());
         }
         Ok(())
     }
@@ -294,8 +294,8 @@ impl Op for PassThrough {
 
 fn decompose_pass_through(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     for k in 0..rw.node().inputs.len() {
-        let value = rw.required(k)?;
-        rw.output(k, value);
+        let value = rw.required_input(k)?;
+        rw.replace_output(k, value);
     }
     Ok(())
 }
@@ -306,18 +306,18 @@ struct View;
 impl Op for View {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
         let given = cx.node().inputs.len();
-        cx.arity(2, usize::MAX, given.saturating_sub(1))?;
+        cx.check_arity(2, usize::MAX, given.saturating_sub(1))?;
         let dtype = cx.dtype(0)?;
         let mut total = Some(0_usize);
         for k in 1..given {
-            cx.dtype_where(k, "int64", |dtype| dtype == DType::I64)?;
+            cx.expect_dtype(k, "int64", |dtype| dtype == DType::I64)?;
             if cx.shape(k).is_some_and(|shape| shape.rank() != 1) {
                 return Err(OpError::invalid(format!("input {k} is no vector of sizes")));
             }
             let shape: Option<Shape> = cx.sizes(k).map(|dims| dims.into_iter().collect());
             let elements = shape.as_ref().and_then(element_count);
             total = total.zip(elements).and_then(|(total, elements)| total.checked_add(elements));
-            cx.output(k - 1, dtype, shape);
+            cx.set_output(k - 1, dtype, shape);
         }
         let whole = cx.shape(0).and_then(element_count);
         match (whole, total) {
@@ -331,15 +331,15 @@ impl Op for View {
 
 fn decompose_view(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let flat = rw.ints("flat", &[-1]);
-    let whole = rw.add("Reshape", &[rw.required(0)?, flat], Attrs::new());
+    let whole = rw.add("Reshape", &[rw.required_input(0)?, flat], Attrs::new());
     let mut start = rw.ints("start", &[0]);
     for k in 1..rw.node().inputs.len() {
-        let shape = rw.required(k)?;
+        let shape = rw.required_input(k)?;
         let elements = rw.add("ReduceProd", &[shape], Attrs::new().with("keepdims", 1i64));
         let end = rw.add("Add", &[start, elements], Attrs::new());
         let part = rw.add("Slice", &[whole, start, end], Attrs::new());
         let part = rw.add("Reshape", &[part, shape], Attrs::new().with("allowzero", 1i64));
-        rw.output(k - 1, part);
+        rw.replace_output(k - 1, part);
         start = end;
     }
     Ok(())
@@ -347,14 +347,14 @@ fn decompose_view(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
 
 pub(crate) fn definitions() -> Vec<Definition> {
     fn build_scale(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
-        Ok(Box::new(scale_of(&node.attrs)?))
+        Ok(Box::new(parse_scale(&node.attrs)?))
     }
     fn build_finite(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
-        Finite::of(&node.attrs)?;
+        FiniteTest::from_attrs(&node.attrs)?;
         Ok(Box::new(IsFinite))
     }
     fn build_all_finite(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
-        Finite::of(&node.attrs)?;
+        FiniteTest::from_attrs(&node.attrs)?;
         Ok(Box::new(IsAllFinite))
     }
     let new = |name, build| Definition::new("com.microsoft", name, &[1], build);
@@ -380,25 +380,25 @@ mod tests {
 
     const MICROSOFT: &str = "com.microsoft";
 
-    fn result(op: &'static str, inputs: &[&Tensor], outputs: usize, attrs: Attrs) -> Vec<Tensor> {
+    fn run_op(op: &'static str, inputs: &[&Tensor], outputs: usize, attrs: Attrs) -> Vec<Tensor> {
         let ports: Vec<Option<&Tensor>> = inputs.iter().copied().map(Some).collect();
         run_node((MICROSOFT, op), &ports, outputs, attrs).expect("it runs")
     }
 
-    fn truth(tensor: &Tensor) -> Vec<f64> {
+    fn truth_values(tensor: &Tensor) -> Vec<f64> {
         assert_eq!(tensor.dtype(), DType::Bool);
         tensor.to_f64()
     }
 
     #[test]
-    fn a_value_is_added_unless_the_signal_is_false() {
+    fn accumulates_unless_signal_is_false() {
         let (sum, value) =
             (Tensor::f32(&[2], &[1.0, 2.0]), Tensor::f32(&[2], &[10.0, 20.0]).converted(DType::F16));
         let signal = |on: f64| Tensor::filled(DType::Bool, &[1], on);
-        let plain = result("InPlaceAccumulator", &[&sum, &value], 1, Attrs::new());
+        let plain = run_op("InPlaceAccumulator", &[&sum, &value], 1, Attrs::new());
         assert_close(&plain[0], &Tensor::f32(&[2], &[11.0, 22.0]), 0.0);
         for (on, expected) in [(1.0, [11.0, 22.0]), (0.0, [1.0, 2.0])] {
-            let got = result("InPlaceAccumulator", &[&sum, &value, &signal(on)], 1, Attrs::new());
+            let got = run_op("InPlaceAccumulator", &[&sum, &value, &signal(on)], 1, Attrs::new());
             assert_close(&got[0], &Tensor::f32(&[2], &expected), 0.0);
         }
         let short = Tensor::f32(&[1], &[1.0]);
@@ -409,15 +409,15 @@ mod tests {
     }
 
     #[test]
-    fn zeros_come_of_anything() {
+    fn zero_gradient_ignores_values() {
         let old = Tensor::f32(&[3], &[1.0, f32::NAN, f32::INFINITY]);
         let done = Tensor::filled(DType::Bool, &[1], 1.0);
-        let got = result("ZeroGradient", &[&old, &done], 1, Attrs::new());
+        let got = run_op("ZeroGradient", &[&old, &done], 1, Attrs::new());
         assert_close(&got[0], &Tensor::f32(&[3], &[0.0; 3]), 0.0);
     }
 
     #[test]
-    fn infinities_and_nan_are_found_each_and_together() {
+    fn detects_infinities_and_nan() {
         let x = Tensor::f32(&[4], &[1.0, f32::NAN, f32::NEG_INFINITY, f32::MAX]);
         let cases = [
             ("", [1.0, 0.0, 0.0, 1.0]),
@@ -427,57 +427,57 @@ mod tests {
         for (name, expected) in cases {
             let attrs = if name.is_empty() { Attrs::new() } else { Attrs::new().with(name, 1i64) };
             for x in [x.clone(), x.converted(DType::F64)] {
-                assert_eq!(truth(&result("IsFinite", &[&x], 1, attrs.clone())[0]), expected, "{name}");
+                assert_eq!(truth_values(&run_op("IsFinite", &[&x], 1, attrs.clone())[0]), expected, "{name}");
             }
         }
         let good = f64s(&[2, 2], &[1.0, 2.0, 3.0, -4.0]);
         let bad = f64s(&[1], &[f64::INFINITY]);
-        assert_eq!(truth(&result("IsAllFinite", &[&good], 1, Attrs::new())[0]), [1.0]);
-        assert_eq!(truth(&result("IsAllFinite", &[&good, &bad], 1, Attrs::new())[0]), [0.0]);
+        assert_eq!(truth_values(&run_op("IsAllFinite", &[&good], 1, Attrs::new())[0]), [1.0]);
+        assert_eq!(truth_values(&run_op("IsAllFinite", &[&good, &bad], 1, Attrs::new())[0]), [0.0]);
         let nan_only = Attrs::new().with("isnan_only", 1i64);
-        assert_eq!(truth(&result("IsAllFinite", &[&good, &bad], 1, nan_only)[0]), [1.0]);
+        assert_eq!(truth_values(&run_op("IsAllFinite", &[&good, &bad], 1, nan_only)[0]), [1.0]);
         // An infinite float16 is infinite in float32.
         let narrow = Tensor::f32(&[1], &[1e6]).converted(DType::F16);
-        assert_eq!(truth(&result("IsAllFinite", &[&narrow], 1, Attrs::new())[0]), [0.0]);
+        assert_eq!(truth_values(&run_op("IsAllFinite", &[&narrow], 1, Attrs::new())[0]), [0.0]);
     }
 
     #[test]
-    fn all_of_nothing_is_true() {
+    fn all_of_zero_elements_is_true() {
         let flags = |values: &[f64]| Tensor::from_f64(DType::Bool, vec![values.len()], values);
         for (values, expected) in [(&[1.0, 1.0][..], 1.0), (&[1.0, 0.0], 0.0), (&[], 1.0)] {
-            let got = result("All", &[&flags(values)], 1, Attrs::new());
-            assert_eq!((truth(&got[0]), got[0].dims().len()), (vec![expected], 0));
+            let got = run_op("All", &[&flags(values)], 1, Attrs::new());
+            assert_eq!((truth_values(&got[0]), got[0].dims().len()), (vec![expected], 0));
         }
     }
 
     #[test]
-    fn products_with_a_scale_come_apart_or_in_one_vector() {
+    fn scaled_products_are_separate_or_fused() {
         let (scale, x) = (Tensor::f32(&[1], &[0.5]), Tensor::f32(&[2, 1], &[4.0, 8.0]));
         let y = Tensor::f32(&[], &[1.0]).converted(DType::F16);
         let attrs = Attrs::new().with("to", i64::from(DType::F16.to_onnx()));
-        let got = result("MixedPrecisionScale", &[&scale, &x, &y], 2, attrs.clone());
+        let got = run_op("MixedPrecisionScale", &[&scale, &x, &y], 2, attrs.clone());
         assert_eq!(
             (got[0].dtype(), got[0].dims(), got[0].to_f64()),
             (DType::F16, &[2, 1][..], vec![2.0, 4.0])
         );
         assert_eq!((got[1].dims(), got[1].to_f64()), (&[][..], vec![0.5]));
-        let got = result("MixedPrecisionScale", &[&scale, &x, &y], 1, attrs.with("fuse_outputs", 1i64));
+        let got = run_op("MixedPrecisionScale", &[&scale, &x, &y], 1, attrs.with("fuse_outputs", 1i64));
         assert_eq!((got[0].dims(), got[0].to_f64()), (&[3][..], vec![2.0, 4.0, 0.5]));
     }
 
     #[test]
-    fn barriers_give_what_they_were_given() {
+    fn barriers_return_their_inputs() {
         let (x, y) = (Tensor::f32(&[2], &[1.0, 2.0]), Tensor::i64(&[1], &[7]));
-        let got = result("PassThrough", &[&x, &y], 2, Attrs::new());
+        let got = run_op("PassThrough", &[&x, &y], 2, Attrs::new());
         assert_eq!((got[0].to_f64(), got[1].to_f64()), (vec![1.0, 2.0], vec![7.0]));
-        assert_eq!(truth(&result("Group", &[&x, &y], 1, Attrs::new())[0]), [1.0]);
+        assert_eq!(truth_values(&run_op("Group", &[&x, &y], 1, Attrs::new())[0]), [1.0]);
     }
 
     #[test]
-    fn views_are_parts_one_after_the_other() {
+    fn views_are_consecutive_parts() {
         let x = Tensor::f32(&[2, 3], &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
         let (pair, square) = (Tensor::i64(&[1], &[2]), Tensor::i64(&[2], &[2, 2]));
-        let got = result("View", &[&x, &pair, &square], 2, Attrs::new());
+        let got = run_op("View", &[&x, &pair, &square], 2, Attrs::new());
         assert_eq!((got[0].dims(), got[0].to_f64()), (&[2][..], vec![1.0, 2.0]));
         assert_eq!((got[1].dims(), got[1].to_f64()), (&[2, 2][..], vec![3.0, 4.0, 5.0, 6.0]));
         let failure = run_node((MICROSOFT, "View"), &[Some(&x), Some(&square)], 1, Attrs::new());

@@ -15,22 +15,22 @@ use super::elementwise::{Row, TypeConstraint, row, unary};
 use crate::OpError;
 
 /// Bound above which `sqrt(x^2 + 1)` and `sqrt(x^2 - 1)` are `x` in every float type.
-const LARGE: f64 = 1e9;
+const LARGE_ROOT_ARGUMENT: f64 = 1e9;
 
-fn one(b: &mut Builder, like: Reg) -> Reg {
+fn one_like(b: &mut Builder, like: Reg) -> Reg {
     b.constant(b.ty(like), 1.0)
 }
 
 /// Emits `(1 - x) (1 + x)`, which avoids the cancellation of `1 - x^2`.
-fn one_less_square(b: &mut Builder, x: Reg) -> Reg {
-    let one = one(b, x);
+fn one_minus_square(b: &mut Builder, x: Reg) -> Reg {
+    let one = one_like(b, x);
     let (left, right) = (b.sub(one, x), b.add(one, x));
     b.mul(left, right)
 }
 
 /// Returns true if `x` is so large that its root formulas are `x` itself.
 fn is_large(b: &mut Builder, x: Reg) -> Reg {
-    let end = b.constant(b.ty(x), LARGE);
+    let end = b.constant(b.ty(x), LARGE_ROOT_ARGUMENT);
     b.compare(CompareOp::Lt, end, x)
 }
 
@@ -47,21 +47,21 @@ fn tan_gradient(b: &mut Builder, x: Reg, g: Reg, _: &Attrs) -> Result<Reg, OpErr
 
 /// Emits the angle with the tangent `x / sqrt(1 - x^2)`, which is infinite at the ends.
 fn asin(b: &mut Builder, x: &[Reg], _: &Attrs) -> Result<Reg, OpError> {
-    let square = one_less_square(b, x[0]);
+    let square = one_minus_square(b, x[0]);
     let root = b.unary(UnaryOp::Sqrt, square);
     let tangent = b.div(x[0], root);
     Ok(b.unary(UnaryOp::Atan, tangent))
 }
 
 fn asin_gradient(b: &mut Builder, x: Reg, g: Reg, _: &Attrs) -> Result<Reg, OpError> {
-    let square = one_less_square(b, x);
+    let square = one_minus_square(b, x);
     let root = b.unary(UnaryOp::Sqrt, square);
     Ok(b.div(g, root))
 }
 
 /// Emits twice the angle with the tangent `sqrt((1 - x) / (1 + x))`.
 fn acos(b: &mut Builder, x: &[Reg], _: &Attrs) -> Result<Reg, OpError> {
-    let (one, two) = (one(b, x[0]), b.constant(b.ty(x[0]), 2.0));
+    let (one, two) = (one_like(b, x[0]), b.constant(b.ty(x[0]), 2.0));
     let (left, right) = (b.sub(one, x[0]), b.add(one, x[0]));
     let square = b.div(left, right);
     let tangent = b.unary(UnaryOp::Sqrt, square);
@@ -75,7 +75,7 @@ fn acos_gradient(b: &mut Builder, x: Reg, g: Reg, attrs: &Attrs) -> Result<Reg, 
 }
 
 /// Emits half of `exp(|x|)` and half of its inverse: neither overflows before their sum does.
-fn halves(b: &mut Builder, x: Reg) -> (Reg, Reg) {
+fn half_exponentials(b: &mut Builder, x: Reg) -> (Reg, Reg) {
     let half = b.constant(b.ty(x), 0.5);
     let size = b.unary(UnaryOp::Abs, x);
     let halved = b.mul(size, half);
@@ -85,39 +85,39 @@ fn halves(b: &mut Builder, x: Reg) -> (Reg, Reg) {
 }
 
 /// Emits sinh; near 0 it is `2 t / (1 - t^2)` with `t = tanh(x / 2)`.
-fn sinh_of(b: &mut Builder, x: Reg) -> Reg {
+fn emit_sinh(b: &mut Builder, x: Reg) -> Reg {
     let ty = b.ty(x);
-    let (one, half, two) = (one(b, x), b.constant(ty, 0.5), b.constant(ty, 2.0));
-    let (grown, shrunk) = halves(b, x);
+    let (one, half, two) = (one_like(b, x), b.constant(ty, 0.5), b.constant(ty, 2.0));
+    let (grown, shrunk) = half_exponentials(b, x);
     let difference = b.sub(grown, shrunk);
     let sign = b.unary(UnaryOp::Sign, x);
     let far = b.mul(difference, sign);
     let halved = b.mul(x, half);
     let t = b.unary(UnaryOp::Tanh, halved);
-    let (twice, rest) = (b.mul(t, two), one_less_square(b, t));
+    let (twice, rest) = (b.mul(t, two), one_minus_square(b, t));
     let near = b.div(twice, rest);
     let size = b.unary(UnaryOp::Abs, x);
     let is_far = b.compare(CompareOp::Lt, one, size);
     b.select(is_far, far, near)
 }
 
-fn cosh_of(b: &mut Builder, x: Reg) -> Reg {
-    let (grown, shrunk) = halves(b, x);
+fn emit_cosh(b: &mut Builder, x: Reg) -> Reg {
+    let (grown, shrunk) = half_exponentials(b, x);
     b.add(grown, shrunk)
 }
 
 fn sinh_gradient(b: &mut Builder, x: Reg, g: Reg, _: &Attrs) -> Result<Reg, OpError> {
-    let slope = cosh_of(b, x);
+    let slope = emit_cosh(b, x);
     Ok(b.mul(g, slope))
 }
 
 fn cosh_gradient(b: &mut Builder, x: Reg, g: Reg, _: &Attrs) -> Result<Reg, OpError> {
-    let slope = sinh_of(b, x);
+    let slope = emit_sinh(b, x);
     Ok(b.mul(g, slope))
 }
 
 /// Emits `log(2 x)` for a large `x`.
-fn log_of_twice(b: &mut Builder, x: Reg) -> Reg {
+fn log_of_double(b: &mut Builder, x: Reg) -> Reg {
     let two = b.constant(b.ty(x), std::f64::consts::LN_2);
     let log = b.unary(UnaryOp::Log, x);
     b.add(log, two)
@@ -125,7 +125,7 @@ fn log_of_twice(b: &mut Builder, x: Reg) -> Reg {
 
 /// Emits `log(1 + (a + a^2 / (1 + sqrt(1 + a^2))))` for the absolute value `a`, with the sign of `x`.
 fn asinh(b: &mut Builder, x: &[Reg], _: &Attrs) -> Result<Reg, OpError> {
-    let one = one(b, x[0]);
+    let one = one_like(b, x[0]);
     let size = b.unary(UnaryOp::Abs, x[0]);
     let square = b.mul(size, size);
     let sum = b.add(one, square);
@@ -134,14 +134,14 @@ fn asinh(b: &mut Builder, x: &[Reg], _: &Attrs) -> Result<Reg, OpError> {
     let bent = b.div(square, below);
     let beyond_one = b.add(size, bent);
     let near = log_one_plus(b, beyond_one);
-    let (large, far) = (is_large(b, size), log_of_twice(b, size));
+    let (large, far) = (is_large(b, size), log_of_double(b, size));
     let value = b.select(large, far, near);
     let sign = b.unary(UnaryOp::Sign, x[0]);
     Ok(b.mul(value, sign))
 }
 
 fn asinh_gradient(b: &mut Builder, x: Reg, g: Reg, _: &Attrs) -> Result<Reg, OpError> {
-    let one = one(b, x);
+    let one = one_like(b, x);
     let size = b.unary(UnaryOp::Abs, x);
     let square = b.mul(size, size);
     let sum = b.add(one, square);
@@ -154,14 +154,14 @@ fn asinh_gradient(b: &mut Builder, x: Reg, g: Reg, _: &Attrs) -> Result<Reg, OpE
 /// Emits `log(1 + (t + sqrt(t (t + 2))))` with `t = x - 1`.
 fn acosh(b: &mut Builder, x: &[Reg], _: &Attrs) -> Result<Reg, OpError> {
     let ty = b.ty(x[0]);
-    let (one, two, nan) = (one(b, x[0]), b.constant(ty, 2.0), b.constant(ty, f64::NAN));
+    let (one, two, nan) = (one_like(b, x[0]), b.constant(ty, 2.0), b.constant(ty, f64::NAN));
     let t = b.sub(x[0], one);
     let further = b.add(t, two);
     let square = b.mul(t, further);
     let root = b.unary(UnaryOp::Sqrt, square);
     let beyond_one = b.add(t, root);
     let near = log_one_plus(b, beyond_one);
-    let (large, far) = (is_large(b, x[0]), log_of_twice(b, x[0]));
+    let (large, far) = (is_large(b, x[0]), log_of_double(b, x[0]));
     let value = b.select(large, far, near);
     // Far below its domain the formula has a value.
     let outside = b.compare(CompareOp::Lt, x[0], one);
@@ -170,7 +170,7 @@ fn acosh(b: &mut Builder, x: &[Reg], _: &Attrs) -> Result<Reg, OpError> {
 
 /// Divides by two roots: their product does not overflow and is NaN below 1.
 fn acosh_gradient(b: &mut Builder, x: Reg, g: Reg, _: &Attrs) -> Result<Reg, OpError> {
-    let one = one(b, x);
+    let one = one_like(b, x);
     let (less, more) = (b.sub(x, one), b.add(x, one));
     let (less, more) = (b.unary(UnaryOp::Sqrt, less), b.unary(UnaryOp::Sqrt, more));
     let root = b.mul(less, more);
@@ -180,7 +180,7 @@ fn acosh_gradient(b: &mut Builder, x: Reg, g: Reg, _: &Attrs) -> Result<Reg, OpE
 /// Emits half of `log(1 + 2 a / (1 - a))` for the absolute value `a`, with the sign of `x`.
 fn atanh(b: &mut Builder, x: &[Reg], _: &Attrs) -> Result<Reg, OpError> {
     let ty = b.ty(x[0]);
-    let (one, half, two) = (one(b, x[0]), b.constant(ty, 0.5), b.constant(ty, 2.0));
+    let (one, half, two) = (one_like(b, x[0]), b.constant(ty, 0.5), b.constant(ty, 2.0));
     let size = b.unary(UnaryOp::Abs, x[0]);
     let (twice, rest) = (b.mul(size, two), b.sub(one, size));
     let beyond_one = b.div(twice, rest);
@@ -191,7 +191,7 @@ fn atanh(b: &mut Builder, x: &[Reg], _: &Attrs) -> Result<Reg, OpError> {
 }
 
 fn atanh_gradient(b: &mut Builder, x: Reg, g: Reg, _: &Attrs) -> Result<Reg, OpError> {
-    let below = one_less_square(b, x);
+    let below = one_minus_square(b, x);
     Ok(b.div(g, below))
 }
 
@@ -202,8 +202,8 @@ pub(super) static ROWS: &[Row] = &[
     row("Asin", &[7, 22], 1, TypeConstraint::Float, asin).backward(asin_gradient),
     row("Acos", &[7, 22], 1, TypeConstraint::Float, acos).backward(acos_gradient),
     row("Atan", &[7, 22], 1, TypeConstraint::Float, unary!(Atan)),
-    row("Sinh", &[9, 22], 1, TypeConstraint::Float, |b, x, _| Ok(sinh_of(b, x[0]))).backward(sinh_gradient),
-    row("Cosh", &[9, 22], 1, TypeConstraint::Float, |b, x, _| Ok(cosh_of(b, x[0]))).backward(cosh_gradient),
+    row("Sinh", &[9, 22], 1, TypeConstraint::Float, |b, x, _| Ok(emit_sinh(b, x[0]))).backward(sinh_gradient),
+    row("Cosh", &[9, 22], 1, TypeConstraint::Float, |b, x, _| Ok(emit_cosh(b, x[0]))).backward(cosh_gradient),
     row("Asinh", &[9, 22], 1, TypeConstraint::Float, asinh).backward(asinh_gradient),
     row("Acosh", &[9, 22], 1, TypeConstraint::Float, acosh).backward(acosh_gradient),
     row("Atanh", &[9, 22], 1, TypeConstraint::Float, atanh).backward(atanh_gradient),
@@ -217,7 +217,8 @@ mod tests {
     use crate::passes;
     use crate::registry::{NEWEST_OPSET, Registry};
     use crate::testing::{
-        check_decomposition, check_downgrade, check_gradients, f64s, gradient_graph, one_node, run, spread,
+        check_decomposition, check_downgrade, check_gradients, f64s, generic_tensor, gradient_graph,
+        one_node_graph, run,
     };
 
     /// Maximum error in float32, in units in the last place. It covers a few rounding errors, each of which may be
@@ -255,11 +256,11 @@ mod tests {
     ];
 
     fn graph_of(op: &str, x: &Tensor) -> Graph {
-        one_node(NEWEST_OPSET, ("", op), &[Some(x)], 1, Attrs::new()).expect("valid")
+        one_node_graph(NEWEST_OPSET, ("", op), &[Some(x)], 1, Attrs::new()).expect("valid")
     }
 
     /// Returns values and slopes at some points.
-    fn curve(op: &str, x: &Tensor) -> [Vec<f64>; 2] {
+    fn values_and_slopes(op: &str, x: &Tensor) -> [Vec<f64>; 2] {
         let graph = graph_of(op, x);
         let ones = Tensor::filled(x.dtype(), x.dims(), 1.0);
         let gradient = gradient_graph(&graph, &[Some(ones)], &[0]);
@@ -267,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn values_and_slopes_keep_their_digits() {
+    fn values_and_slopes_are_precise() {
         const COUNT: usize = 4001;
         for (op, value, slope, [low, high]) in FUNCTIONS {
             let mut points: Vec<f64> =
@@ -282,7 +283,7 @@ mod tests {
                 (&f64s(&[points.len()], &points), f64::EPSILON, MAX_ULP_WIDE),
             ] {
                 let at = x.to_f64();
-                for (got, exact) in curve(op, x).iter().zip([value, slope]) {
+                for (got, exact) in values_and_slopes(op, x).iter().zip([value, slope]) {
                     for (k, &got) in got.iter().enumerate() {
                         let want = exact(at[k]);
                         let close = (got - want).abs() <= most * unit * want.abs();
@@ -314,7 +315,7 @@ mod tests {
             for dtype in [DType::F64, DType::F32] {
                 let x: Vec<f64> = samples.iter().map(|sample| sample[0]).chain([NAN]).collect();
                 let x = Tensor::from_f64(dtype, vec![x.len()], &x);
-                let [values, slopes] = curve(op, &x);
+                let [values, slopes] = values_and_slopes(op, &x);
                 assert!(values.last().expect("NaN").is_nan(), "{op} of NaN");
                 for (k, [at, value, slope]) in samples.iter().enumerate() {
                     for (got, want) in [(values[k], *value), (slopes[k], *slope)] {
@@ -331,7 +332,7 @@ mod tests {
         // exp(89) overflows float32, but half of it does not.
         let x = Tensor::f32(&[2], &[89.2, -89.2]);
         for (op, want) in [("Sinh", [1.0, -1.0]), ("Cosh", [1.0, 1.0])] {
-            let got = curve(op, &x)[0].clone();
+            let got = values_and_slopes(op, &x)[0].clone();
             assert!((0..2).all(|k| got[k].is_finite() && got[k].signum() == want[k]), "{op}: {got:?}");
         }
     }
@@ -342,11 +343,11 @@ mod tests {
             let (low, high) = (low.max(-3.0), high.min(4.0));
             let (middle, reach) = (0.5 * (low + high), 0.45 * (high - low));
             let points: Vec<f64> =
-                spread(&[16], 3).to_f64().iter().map(|x| middle + reach * 0.5 * x).collect();
+                generic_tensor(&[16], 3).to_f64().iter().map(|x| middle + reach * 0.5 * x).collect();
             let x = f64s(&[2, 8], &points);
             let graph = graph_of(op, &x);
             check_gradients(&graph, std::slice::from_ref(&x), &[0], &[0]);
-            let mut gradient = gradient_graph(&graph, &[Some(spread(&[2, 8], 9))], &[0]);
+            let mut gradient = gradient_graph(&graph, &[Some(generic_tensor(&[2, 8], 9))], &[0]);
             check_decomposition(&gradient, std::slice::from_ref(&x), 1e-12);
             passes::infer::infer(&mut gradient).expect("valid");
             let oldest = Registry::standard().find("", op).expect("known").since[0].max(7);

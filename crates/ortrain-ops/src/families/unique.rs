@@ -13,17 +13,17 @@ use ortrain_expr::{Scalar, Steps};
 use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor};
 use ortrain_program::HostFunction;
 
-use super::elementwise::build_unrunnable;
+use super::elementwise::build_rewritten_on_read;
 use crate::OpError;
 use crate::grad::Grad;
 use crate::infer::{Infer, normalize_axis};
-use crate::lower::around;
+use crate::lower::split_at_axis;
 use crate::op::{Definition, Op, Placement};
 use crate::rewrite::Rewrite;
 
 /// Rewrites Compress to a Gather at the positions of true elements, along an axis or over all elements.
-fn read_compress(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
-    let (mut x, condition) = (rw.required(0)?, rw.required(1)?);
+fn rewrite_compress(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
+    let (mut x, condition) = (rw.required_input(0)?, rw.required_input(1)?);
     let flat = rw.ints("flat", &[-1]);
     let positions = rw.add("NonZero", &[condition], Attrs::new());
     let positions = rw.add("Reshape", &[positions, flat], Attrs::new());
@@ -34,7 +34,7 @@ fn read_compress(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
             0
         }
     };
-    rw.renamed("", "Gather", &[Some(x), Some(positions)], Attrs::new().with("axis", axis));
+    rw.emit_op("", "Gather", &[Some(x), Some(positions)], Attrs::new().with("axis", axis));
     Ok(())
 }
 
@@ -48,7 +48,7 @@ struct Unique {
 
 impl Op for Unique {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
-        cx.arity(1, 1, 4)?;
+        cx.check_arity(1, 1, 4)?;
         let dtype = cx.dtype(0)?;
         let count = cx.unknown_dim(0, 0);
         let vector = |size: Dim| Some([size].into_iter().collect::<Shape>());
@@ -65,10 +65,10 @@ impl Op for Unique {
             }
             (None, Some(_)) => (None, cx.unknown_dim(2, 0)),
         };
-        cx.output(0, dtype, shape);
-        cx.output(1, DType::I64, vector(count.clone()));
-        cx.output(2, DType::I64, vector(all));
-        cx.output(3, DType::I64, vector(count));
+        cx.set_output(0, dtype, shape);
+        cx.set_output(1, DType::I64, vector(count.clone()));
+        cx.set_output(2, DType::I64, vector(all));
+        cx.set_output(3, DType::I64, vector(count));
         Ok(())
     }
 
@@ -89,7 +89,7 @@ impl Op for Unique {
                 cx.add("Reshape", &[flat, shape], Attrs::new().with("allowzero", 1i64))
             }
         };
-        cx.give(0, gradient);
+        cx.set_grad(0, gradient);
         Ok(())
     }
 
@@ -99,7 +99,7 @@ impl Op for Unique {
 }
 
 /// Compares elements of one type: NaN comes last, and is equal to itself.
-fn order(a: Scalar, b: Scalar) -> Ordering {
+fn compare_elements(a: Scalar, b: Scalar) -> Ordering {
     let floats = |a: f64, b: f64| a.partial_cmp(&b).unwrap_or_else(|| a.is_nan().cmp(&b.is_nan()));
     match (a, b) {
         (Scalar::I64(a), Scalar::I64(b)) => a.cmp(&b),
@@ -121,7 +121,7 @@ impl HostFunction for Unique {
                 (input.dims().to_vec(), axis)
             }
         };
-        let (before, size, after) = around(&dims, axis);
+        let (before, size, after) = split_at_axis(&dims, axis);
         let elements: Vec<Scalar> =
             input.data().chunks_exact(width).map(|bytes| Scalar::read(dtype, bytes)).collect();
         // Element `e` of slice `k`; slices are counted along the axis.
@@ -130,7 +130,7 @@ impl HostFunction for Unique {
         let compare = |a: &usize, b: &usize| {
             steps.step();
             (0..before * after)
-                .map(|e| order(elements[at(*a, e)], elements[at(*b, e)]))
+                .map(|e| compare_elements(elements[at(*a, e)], elements[at(*b, e)]))
                 .find(|&found| found != Ordering::Equal)
                 .unwrap_or(Ordering::Equal)
         };
@@ -177,11 +177,12 @@ fn build(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
 }
 
 /// A version that no file has: every version of Compress is an old one, rewritten to other operators.
-const NEVER: i64 = i64::MAX;
+const UNUSED_VERSION: i64 = i64::MAX;
 
 pub(crate) fn definitions() -> Vec<Definition> {
     vec![
-        Definition::new("", "Compress", &[9, 11, 28, NEVER], build_unrunnable).rewritten(read_compress),
+        Definition::new("", "Compress", &[9, 11, 28, UNUSED_VERSION], build_rewritten_on_read)
+            .always_rewritten(rewrite_compress),
         Definition::new("", "Unique", &[11, 28], build),
     ]
 }
@@ -190,10 +191,10 @@ pub(crate) fn definitions() -> Vec<Definition> {
 mod tests {
     use super::*;
     use crate::registry::NEWEST_OPSET;
-    use crate::testing::{Failure, check_gradients, f64s, one_node, run, run_node, spread};
+    use crate::testing::{Failure, check_gradients, f64s, generic_tensor, one_node_graph, run, run_node};
 
     #[test]
-    fn what_is_true_is_taken() {
+    fn compress_selects_true_elements() {
         let x = f64s(&[3, 2], &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
         let get = |flags: &[u8], attrs: Attrs| {
             let flags = Tensor::from_slice(DType::Bool, &[flags.len()], flags);
@@ -210,13 +211,13 @@ mod tests {
         for opset in [9, 11, 28] {
             let inputs = [x.clone(), Tensor::from_slice(DType::Bool, &[3], &[1u8, 0, 1])];
             let ports = [Some(&inputs[0]), Some(&inputs[1])];
-            let graph = one_node(opset, ("", "Compress"), &ports, 1, along(0)).expect("it is read");
+            let graph = one_node_graph(opset, ("", "Compress"), &ports, 1, along(0)).expect("it is read");
             check_gradients(&graph, &inputs, &[0], &[0]);
         }
     }
 
     #[test]
-    fn different_elements_in_both_orders() {
+    fn distinct_elements_in_both_orders() {
         let x = Tensor::f32(&[6], &[2.0, 1.0, 1.0, 3.0, 4.0, 3.0]);
         let get = |sorted: i64| {
             let attrs = Attrs::new().with("sorted", sorted);
@@ -231,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn different_slices_and_numbers_that_are_none() {
+    fn distinct_slices_and_nan() {
         let x = Tensor::i64(&[2, 3], &[1, 0, 1, i64::MAX, 2, i64::MAX]);
         let attrs = Attrs::new().with("axis", 1i64);
         let got = run_node(("", "Unique"), &[Some(&x)], 4, attrs).expect("it runs");
@@ -246,23 +247,24 @@ mod tests {
     }
 
     #[test]
-    fn gradients_go_to_the_first() {
-        let x = spread(&[4, 2], 1);
+    fn gradients_flow_to_first_occurrence() {
+        let x = generic_tensor(&[4, 2], 1);
         for attrs in [Attrs::new(), Attrs::new().with("sorted", 0i64), Attrs::new().with("axis", 0i64)] {
-            let graph = one_node(NEWEST_OPSET, ("", "Unique"), &[Some(&x)], 1, attrs).expect("valid");
+            let graph = one_node_graph(NEWEST_OPSET, ("", "Unique"), &[Some(&x)], 1, attrs).expect("valid");
             check_gradients(&graph, std::slice::from_ref(&x), &[0], &[0]);
         }
         let twice = f64s(&[3], &[5.0, 1.0, 5.0]);
-        let graph = one_node(11, ("", "Unique"), &[Some(&twice)], 1, Attrs::new()).expect("it is read");
+        let graph = one_node_graph(11, ("", "Unique"), &[Some(&twice)], 1, Attrs::new()).expect("it is read");
         let seed = f64s(&[2], &[7.0, 9.0]);
         let gradient = crate::testing::gradient_graph(&graph, &[Some(seed)], &[0]);
         assert_eq!(run(&gradient, &[twice]).expect("it runs")[0].to_f64(), [9.0, 7.0, 0.0]);
     }
 
     #[test]
-    fn an_axis_outside_is_refused() {
+    fn rejects_axis_out_of_range() {
         let attrs = Attrs::new().with("axis", 1i64);
-        let failure = run_node(("", "Unique"), &[Some(&spread(&[3], 1))], 1, attrs).expect_err("refused");
+        let failure =
+            run_node(("", "Unique"), &[Some(&generic_tensor(&[3], 1))], 1, attrs).expect_err("refused");
         let Failure::Prepare(error) = failure else { panic!("{failure:?}") };
         assert!(error.to_string().contains("axis 1 is out of range for rank 1"), "{error}");
     }

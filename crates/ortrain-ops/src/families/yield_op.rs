@@ -22,10 +22,10 @@ struct YieldOp {
 
 impl Op for YieldOp {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
-        cx.arity(1, usize::MAX, self.differentiable.len())?;
+        cx.check_arity(1, usize::MAX, self.differentiable.len())?;
         for (output, &input) in self.differentiable.iter().enumerate() {
-            let dtype = cx.dtype_where(input, "a float type", ortrain_graph::DType::is_float)?;
-            cx.output(output, dtype, cx.shape(input).cloned());
+            let dtype = cx.expect_dtype(input, "a float type", ortrain_graph::DType::is_float)?;
+            cx.set_output(output, dtype, cx.shape(input).cloned());
         }
         Ok(())
     }
@@ -34,11 +34,11 @@ impl Op for YieldOp {
         let given = (0..cx.node().inputs.len()).map(|k| cx.input(k)).collect();
         let mut taken = Vec::with_capacity(self.differentiable.len());
         for (output, &input) in self.differentiable.iter().enumerate() {
-            taken.push(if cx.wants(output) {
+            taken.push(if cx.has_output(output) {
                 cx.output(output)
             } else {
                 let (dtype, len) = (cx.dtype(input), cx.dims(input).iter().product());
-                cx.temp(&format!("gradient {output}"), dtype, len)
+                cx.alloc_temp(&format!("gradient {output}"), dtype, len)
             });
         }
         cx.emit(Instruction::Yield(Yield { outputs: given, inputs: taken }))
@@ -70,25 +70,26 @@ mod tests {
     use ortrain_graph::{Attrs, DType, Tensor};
 
     use crate::registry::NEWEST_OPSET;
-    use crate::testing::{Failure, f64s, one_node, run_node};
+    use crate::testing::{Failure, f64s, one_node_graph, run_node};
 
     const OP: (&str, &str) = ("com.microsoft", "YieldOp");
 
     #[test]
-    fn gradients_have_the_types_and_shapes_of_what_is_handed_over() {
+    fn gradients_have_types_and_shapes_of_outputs() {
         let (x, labels) = (f64s(&[2, 3], &[0.5; 6]), Tensor::i64(&[2], &[0, 1]));
         let attrs = Attrs::new().with("non_differentiable_outputs", vec![0i64]);
-        let graph = one_node(NEWEST_OPSET, OP, &[Some(&labels), Some(&x)], 1, attrs).expect("valid");
+        let graph = one_node_graph(NEWEST_OPSET, OP, &[Some(&labels), Some(&x)], 1, attrs).expect("valid");
         assert_eq!(graph.value(graph.outputs[0]).ty.to_string(), "float64[2, 3]");
-        let error = one_node(NEWEST_OPSET, OP, &[Some(&labels)], 1, Attrs::new()).expect_err("refused");
+        let error = one_node_graph(NEWEST_OPSET, OP, &[Some(&labels)], 1, Attrs::new()).expect_err("refused");
         assert!(error.to_string().contains("a float type"), "{error}");
         let attrs = Attrs::new().with("non_differentiable_outputs", vec![2i64]);
-        let error = one_node(NEWEST_OPSET, OP, &[Some(&labels), Some(&x)], 1, attrs).expect_err("refused");
+        let error =
+            one_node_graph(NEWEST_OPSET, OP, &[Some(&labels), Some(&x)], 1, attrs).expect_err("refused");
         assert!(error.to_string().contains("names input 2, but there are 2"), "{error}");
     }
 
     #[test]
-    fn nobody_takes_over_where_a_node_runs_alone() {
+    fn rejects_yield_without_caller() {
         let x = Tensor::filled(DType::F32, &[2], 1.0);
         let Err(Failure::Run(error)) = run_node(OP, &[Some(&x)], 1, Attrs::new()) else { panic!("it ran") };
         assert!(error.to_string().contains("hands over to the caller"), "{error}");

@@ -45,13 +45,13 @@ pub fn standardise(graph: &mut Graph) -> Result<(), Error> {
 
 /// Applies [`standardise`] with operators that exist in version `target`, as far as possible: nodes without an
 /// equivalent are unchanged. Returns each of these nodes with the reason.
-pub fn standardise_known(graph: &mut Graph, target: i64) -> Vec<Refused> {
-    refusing(|refuse| standardise_for(graph, target, refuse))
+pub fn standardise_known(graph: &mut Graph, target: i64) -> Vec<RejectedNode> {
+    collect_rejected(|refuse| standardise_for(graph, target, refuse))
 }
 
 /// Node that cannot be rewritten and is unchanged.
 #[derive(Clone, Debug)]
-pub struct Refused {
+pub struct RejectedNode {
     /// Outputs of the node.
     pub outputs: Vec<ValueId>,
     /// Reason why the node cannot be rewritten.
@@ -59,20 +59,22 @@ pub struct Refused {
 }
 
 /// Handler of a node that cannot be rewritten: an error ends the pass.
-pub(crate) type Refuse<'a> = dyn FnMut(&Graph, &Node, Error) -> Result<(), Error> + 'a;
+pub(crate) type RejectHandler<'a> = dyn FnMut(&Graph, &Node, Error) -> Result<(), Error> + 'a;
 
 /// Runs a pass and returns all nodes that it could not rewrite.
-pub(crate) fn refusing(pass: impl FnOnce(&mut Refuse<'_>) -> Result<(), Error>) -> Vec<Refused> {
+pub(crate) fn collect_rejected(
+    pass: impl FnOnce(&mut RejectHandler<'_>) -> Result<(), Error>,
+) -> Vec<RejectedNode> {
     let mut refused = Vec::new();
     let mut note = |_: &Graph, node: &Node, error: Error| {
-        refused.push(Refused { outputs: node.present_outputs().collect(), error });
+        refused.push(RejectedNode { outputs: node.present_outputs().collect(), error });
         Ok(())
     };
     pass(&mut note).expect("every refusal is noted");
     refused
 }
 
-fn standardise_for(graph: &mut Graph, target: i64, refuse: &mut Refuse<'_>) -> Result<(), Error> {
+fn standardise_for(graph: &mut Graph, target: i64, refuse: &mut RejectHandler<'_>) -> Result<(), Error> {
     let mut index = 0;
     while index < graph.nodes.len() {
         pause();
@@ -123,18 +125,20 @@ mod tests {
     /// Every operator outside of ONNX has a decomposition into ONNX operators. The exceptions change a value in place
     /// or yield to the caller, and no operator of ONNX does this.
     #[test]
-    fn what_onnx_does_not_have_can_be_written_in_it() {
+    fn extensions_decompose_into_onnx() {
         let in_place = |definition: &Definition| {
             definition.samples().iter().any(|graph| {
                 let op = build(graph, &graph.nodes[0]).expect("a sample is valid");
-                op.writes_state() || !op.in_place().is_empty() || matches!(op.placement(), Placement::Yield)
+                op.writes_state()
+                    || !op.in_place_outputs().is_empty()
+                    || matches!(op.placement(), Placement::Yield)
             })
         };
         let (written, others): (Vec<&Definition>, Vec<&Definition>) = Registry::standard()
-            .all()
+            .file_definitions()
             .into_iter()
             .filter(|definition| !definition.is_standard())
-            .partition(|definition| definition.rewritten || definition.decompose.is_some());
+            .partition(|definition| definition.is_always_rewritten || definition.decompose.is_some());
         let lost: Vec<&str> = others
             .iter()
             .filter(|definition| !in_place(definition))

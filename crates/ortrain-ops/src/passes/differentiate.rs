@@ -13,7 +13,7 @@ use crate::grad::Grad;
 use crate::passes::decompose::decompose_node;
 use crate::passes::infer::{infer_added, infer_part};
 use crate::registry::{Registry, build};
-use crate::training::stop_of;
+use crate::training::find_stop;
 use crate::{Error, OpError};
 
 /// Adds the nodes that compute the gradients of `loss` (one float) with respect to `targets`. Returns the gradients,
@@ -40,7 +40,7 @@ pub fn differentiate(graph: &mut Graph, loss: ValueId, targets: &[ValueId]) -> R
     let gradients: Vec<ValueId> = targets
         .iter()
         .zip(gradients)
-        .map(|(&target, gradient)| gradient.ok_or_else(|| no_path(graph, target, &[loss])))
+        .map(|(&target, gradient)| gradient.ok_or_else(|| no_path_error(graph, target, &[loss])))
         .collect::<Result<_, _>>()?;
     Ok(gradients)
 }
@@ -97,7 +97,7 @@ pub fn constant_node(name: &str, tensor: &TensorProto) -> NodeProto {
 /// Returns true if a node gives different results on every run, itself or in one of its subgraphs.
 #[must_use]
 pub fn draws_random_numbers(node: &Node) -> bool {
-    crate::families::draws_random_numbers(&node.domain, &node.op)
+    crate::families::is_random(&node.domain, &node.op)
         || Graph::subgraphs(node).any(|(_, graph)| graph.nodes.iter().any(draws_random_numbers))
 }
 
@@ -111,7 +111,7 @@ pub fn random_nodes(graph: &Graph) -> Vec<String> {
         let drops = mode.is_some_and(|id| {
             graph.value(id).constant.as_ref().is_none_or(|mode| mode.data().iter().any(|&byte| byte != 0))
         });
-        if drops && crate::families::draws_random_numbers(&node.domain, &node.op) {
+        if drops && crate::families::is_random(&node.domain, &node.op) {
             found.push(graph.node_label(node));
         }
         found.extend(Graph::subgraphs(node).flat_map(|(_, inner)| random_nodes(inner)));
@@ -121,7 +121,7 @@ pub fn random_nodes(graph: &Graph) -> Vec<String> {
 
 /// Node that interrupts the gradient.
 #[derive(Clone, Debug)]
-pub struct Stop {
+pub struct GradientStop {
     /// Label of the node in messages.
     pub node: String,
     /// Operator of the node.
@@ -131,7 +131,7 @@ pub struct Stop {
     /// Targets that lose their gradient at the node.
     pub targets: Vec<ValueId>,
     /// True if sizes of its inputs are unknown.
-    pub open: bool,
+    pub has_unknown_sizes: bool,
 }
 
 /// Runs [`backpropagate`] as far as possible. Returns true for each target with a gradient, and the nodes that
@@ -139,11 +139,11 @@ pub struct Stop {
 ///
 /// # Errors
 /// Returns an error if a composition on the path cannot be decomposed.
-pub fn gradients_known(
+pub fn backpropagate_known(
     graph: &mut Graph,
     seeds: &[(ValueId, ValueId)],
     targets: &[ValueId],
-) -> Result<(Vec<bool>, Vec<Stop>), Error> {
+) -> Result<(Vec<bool>, Vec<GradientStop>), Error> {
     let mut stops = Vec::new();
     let found = propagate(graph, seeds, targets, Some(&mut stops))?;
     Ok((found.iter().map(Option::is_some).collect(), stops))
@@ -151,25 +151,25 @@ pub fn gradients_known(
 
 /// Returns true if a gradient may flow back through a node to one of these inputs: the node has float outputs, and its
 /// derivative is not zero everywhere.
-fn passes_back(graph: &Graph, node: &Node, inputs: impl IntoIterator<Item = ValueId>) -> bool {
+fn may_pass_gradient(graph: &Graph, node: &Node, inputs: impl IntoIterator<Item = ValueId>) -> bool {
     let floats = node.present_outputs().any(|id| graph.value(id).ty.dtype().is_some_and(DType::is_float));
     let flat = crate::families::has_zero_derivative(&node.domain, &node.op);
     floats && inputs.into_iter().any(|input| has_gradient_of(node, input).unwrap_or(!flat))
 }
 
 /// Returns true if a gradient may flow back through a node to one of its inputs.
-pub(crate) fn passes_back_to(graph: &Graph, node: &Node, input: ValueId) -> bool {
-    passes_back(graph, node, [input])
+pub(crate) fn may_pass_gradient_to(graph: &Graph, node: &Node, input: ValueId) -> bool {
+    may_pass_gradient(graph, node, [input])
 }
 
 /// Returns the values that may get a gradient from the values `from`, including these values.
 #[must_use]
-pub fn reached_by(graph: &Graph, from: &[ValueId]) -> FxHashSet<ValueId> {
+pub fn values_with_gradient(graph: &Graph, from: &[ValueId]) -> FxHashSet<ValueId> {
     let mut reached: FxHashSet<ValueId> = from.iter().copied().collect();
     for node in graph.nodes.iter().rev() {
         if node.present_outputs().any(|output| reached.contains(&output)) {
             let inputs: Vec<ValueId> =
-                node.present_inputs().filter(|&input| passes_back_to(graph, node, input)).collect();
+                node.present_inputs().filter(|&input| may_pass_gradient_to(graph, node, input)).collect();
             reached.extend(inputs);
         }
     }
@@ -178,11 +178,11 @@ pub fn reached_by(graph: &Graph, from: &[ValueId]) -> FxHashSet<ValueId> {
 
 /// Returns the targets on which a node depends through paths that may propagate a gradient.
 #[must_use]
-pub fn depends_on(graph: &Graph, index: usize, targets: &[ValueId]) -> Vec<ValueId> {
+pub fn targets_of_node(graph: &Graph, index: usize, targets: &[ValueId]) -> Vec<ValueId> {
     let mut before: FxHashSet<ValueId> = graph.nodes[index].present_inputs().collect();
     for node in graph.nodes[..index].iter().rev() {
         if node.present_outputs().any(|id| before.contains(&id))
-            && passes_back(graph, node, node.present_inputs())
+            && may_pass_gradient(graph, node, node.present_inputs())
         {
             before.extend(node.present_inputs());
         }
@@ -194,12 +194,12 @@ fn propagate(
     graph: &mut Graph,
     seeds: &[(ValueId, ValueId)],
     targets: &[ValueId],
-    mut stops: Option<&mut Vec<Stop>>,
+    mut stops: Option<&mut Vec<GradientStop>>,
 ) -> Result<Vec<Option<ValueId>>, Error> {
     let is_float = |graph: &Graph, id: ValueId| graph.value(id).ty.dtype().is_some_and(DType::is_float);
     decompose_on_path(graph, seeds, targets)?;
     let forward = graph.nodes.len();
-    let dependent = dependent(graph, targets);
+    let dependent = dependent_values(graph, targets);
 
     let mut arriving: FxHashMap<ValueId, Vec<ValueId>> = FxHashMap::default();
     for &(value, gradient) in seeds {
@@ -224,7 +224,7 @@ fn propagate(
         let output_grads: Vec<Option<ValueId>> = node
             .outputs
             .iter()
-            .map(|port| port.and_then(|id| total(graph, &mut added, &mut arriving, &mut named, id)))
+            .map(|port| port.and_then(|id| sum_gradients(graph, &mut added, &mut arriving, &mut named, id)))
             .collect();
         let op = build(graph, &node)?;
         let before = added.len();
@@ -236,22 +236,22 @@ fn propagate(
             prefix: format!("{label}_Grad/"),
             output_grads,
             input_grads: vec![None; node.inputs.len()],
-            wanted: wanted.clone(),
+            input_needs_grad: wanted.clone(),
         };
         let outcome = op.grad(&mut cx);
         let input_grads = std::mem::take(&mut cx.input_grads);
         let none = wanted.iter().zip(&input_grads).all(|(&wanted, given)| !wanted || given.is_none());
-        let outcome = outcome.map_err(|source| Error::at(graph, &graph.nodes[index], with_remedy(source)));
+        let outcome = outcome.map_err(|source| Error::at(graph, &graph.nodes[index], with_advice(source)));
         match (outcome, stops.as_deref_mut()) {
             (Err(error), None) => return Err(error),
             (outcome, Some(stops)) if none || outcome.is_err() => {
                 added.truncate(before);
-                stops.push(Stop {
+                stops.push(GradientStop {
                     node: graph.node_label(&node),
                     operator: node.op_label(),
                     error: outcome.err(),
-                    targets: depends_on(graph, index, targets),
-                    open: node
+                    targets: targets_of_node(graph, index, targets),
+                    has_unknown_sizes: node
                         .present_inputs()
                         .any(|id| graph.value(id).ty.shape().and_then(Shape::concrete).is_none()),
                 });
@@ -265,8 +265,10 @@ fn propagate(
             }
         }
     }
-    let totals: Vec<Option<ValueId>> =
-        targets.iter().map(|&target| total(graph, &mut added, &mut arriving, &mut named, target)).collect();
+    let totals: Vec<Option<ValueId>> = targets
+        .iter()
+        .map(|&target| sum_gradients(graph, &mut added, &mut arriving, &mut named, target))
+        .collect();
     // A gradient that is shared by several values (a sum propagates its own gradient) gets a name for each target.
     let mut seen: FxHashSet<ValueId> = FxHashSet::default();
     let mut results = Vec::with_capacity(totals.len());
@@ -295,7 +297,7 @@ fn propagate(
 
 /// Returns the values that depend on the values `on` through floats, including these values.
 #[must_use]
-pub fn dependent(graph: &Graph, on: &[ValueId]) -> FxHashSet<ValueId> {
+pub fn dependent_values(graph: &Graph, on: &[ValueId]) -> FxHashSet<ValueId> {
     let is_float = |id: ValueId| graph.value(id).ty.dtype().is_some_and(DType::is_float);
     let mut dependent: FxHashSet<ValueId> = on.iter().copied().collect();
     for node in &graph.nodes {
@@ -315,9 +317,9 @@ pub(crate) fn decompose_on_path(
 ) -> Result<(), Error> {
     let is_composition = |node: &Node| {
         let found = Registry::standard().find(&node.domain, &node.op);
-        found.is_some_and(|definition| (definition.composition)(node))
+        found.is_some_and(|definition| (definition.is_composition)(node))
     };
-    let dependent = dependent(graph, targets);
+    let dependent = dependent_values(graph, targets);
     let mut parts = 0;
     let mut reaching: FxHashSet<ValueId> = seeds.iter().map(|&(value, _)| value).collect();
     for index in (0..graph.nodes.len()).rev() {
@@ -340,7 +342,7 @@ pub(crate) fn decompose_on_path(
 }
 
 /// Returns the sum of the gradients of a value, named `<value>_grad`.
-fn total(
+fn sum_gradients(
     graph: &mut Graph,
     added: &mut Vec<Node>,
     arriving: &mut FxHashMap<ValueId, Vec<ValueId>>,
@@ -390,18 +392,18 @@ fn total(
 }
 
 /// Appends advice to an error: a user can add a missing gradient.
-fn with_remedy(error: OpError) -> OpError {
+fn with_advice(error: OpError) -> OpError {
     match error {
-        OpError::Unsupported(message) => OpError::Unsupported(format!("{message}; {REMEDY}")),
+        OpError::Unsupported(message) => OpError::Unsupported(format!("{message}; {ADVICE}")),
         other => other,
     }
 }
 
 /// Advice for a missing gradient.
-const REMEDY: &str = "a gradient of your own can be added (docs/extending.md)";
+const ADVICE: &str = "a gradient of your own can be added (docs/extending.md)";
 
 /// Returns the values from which `values` are computed, including these values.
-fn needed_by(graph: &Graph, values: &[ValueId]) -> FxHashSet<ValueId> {
+fn ancestors_of(graph: &Graph, values: &[ValueId]) -> FxHashSet<ValueId> {
     let mut needed: FxHashSet<ValueId> = values.iter().copied().collect();
     for node in graph.nodes.iter().rev() {
         if node.present_outputs().any(|output| needed.contains(&output)) {
@@ -414,8 +416,8 @@ fn needed_by(graph: &Graph, values: &[ValueId]) -> FxHashSet<ValueId> {
 /// Returns the nodes between the values `from` and the values `to` that interrupt a gradient: their results are not
 /// floats, or their derivative is zero.
 #[must_use]
-pub fn cuts(graph: &Graph, to: &[ValueId], from: &[ValueId]) -> Vec<usize> {
-    let needed = needed_by(graph, to);
+pub fn gradient_cuts(graph: &Graph, to: &[ValueId], from: &[ValueId]) -> Vec<usize> {
+    let needed = ancestors_of(graph, to);
     let mut reached: FxHashSet<ValueId> = from.iter().copied().collect();
     let mut cuts = Vec::new();
     for (index, node) in graph.nodes.iter().enumerate() {
@@ -424,7 +426,7 @@ pub fn cuts(graph: &Graph, to: &[ValueId], from: &[ValueId]) -> Vec<usize> {
         if inputs.is_empty() || !leads_on {
             continue;
         }
-        if passes_back(graph, node, inputs) {
+        if may_pass_gradient(graph, node, inputs) {
             reached.extend(node.present_outputs());
         } else {
             cuts.push(index);
@@ -435,7 +437,7 @@ pub fn cuts(graph: &Graph, to: &[ValueId], from: &[ValueId]) -> Vec<usize> {
 
 /// Returns the reason why no gradient reaches a target from any of the values `from`: an [`Error::NoPath`].
 #[must_use]
-pub fn no_path(graph: &Graph, target: ValueId, from: &[ValueId]) -> Error {
+pub fn no_path_error(graph: &Graph, target: ValueId, from: &[ValueId]) -> Error {
     let users: Vec<&Node> =
         graph.nodes.iter().filter(|node| node.present_inputs().any(|input| input == target)).collect();
     let value = graph.name_of(target).to_owned();
@@ -447,7 +449,7 @@ pub fn no_path(graph: &Graph, target: ValueId, from: &[ValueId]) -> Error {
     } else if users.is_empty() {
         format!("no node that {names} needs uses it")
     } else {
-        let needed = needed_by(graph, from);
+        let needed = ancestors_of(graph, from);
         if !needed.contains(&target) {
             let reason = match from {
                 [_] => format!("{names} does not depend on it"),
@@ -455,9 +457,9 @@ pub fn no_path(graph: &Graph, target: ValueId, from: &[ValueId]) -> Error {
             };
             return Error::NoPath { value, reason };
         }
-        let cuts = cuts(graph, from, &[target]);
+        let cuts = gradient_cuts(graph, from, &[target]);
         let stops: Vec<Option<(Vec<String>, String)>> =
-            cuts.iter().map(|&index| stop_of(graph, &graph.nodes[index])).collect();
+            cuts.iter().map(|&index| find_stop(graph, &graph.nodes[index])).collect();
         let stopped: Vec<String> =
             stops.iter().flatten().flat_map(|(values, _)| values).map(|value| format!("{value:?}")).collect();
         let others = stops.iter().filter(|stop| stop.is_none()).count();
@@ -474,7 +476,7 @@ pub fn no_path(graph: &Graph, target: ValueId, from: &[ValueId]) -> Error {
         } else {
             let cuts = listed(&cuts);
             format!(
-                "every path from it to {names} goes through {cuts}, which passes no gradient back; {REMEDY}"
+                "every path from it to {names} goes through {cuts}, which passes no gradient back; {ADVICE}"
             )
         }
     };

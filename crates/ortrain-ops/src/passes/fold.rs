@@ -7,17 +7,17 @@ use ortrain_expr::{Mode, Scalar};
 use ortrain_graph::{Graph, Node, Tensor, ValueId, ValueType};
 use ortrain_program::{HostFunction, ProgramBuilder, Scalars, reference};
 
-use crate::lower::{Lower, Values};
+use crate::lower::{Lower, ValueBuffers};
 use crate::op::Placement;
 use crate::registry::build;
 use crate::{Error, OpError};
 
 /// Maximum number of elements of a folded result: the evaluator is slow.
-const LARGEST_FOLDED: usize = 1 << 20;
+const MAX_FOLDED_ELEMENTS: usize = 1 << 20;
 
 /// Maximum number of elements of a folded matrix if the node only moves elements. Products read larger matrices through
 /// strides, and a second copy would use memory.
-const LARGEST_MOVED: usize = 1 << 14;
+const MAX_MOVED_ELEMENTS: usize = 1 << 14;
 
 /// Computes the outputs of a node if its inputs are constant or its outputs are known sizes.
 ///
@@ -57,17 +57,15 @@ pub(crate) fn fold_node(graph: &mut Graph, index: usize) -> Result<(), Error> {
             None => return Ok(()),
         }
     }
-    if elements > LARGEST_FOLDED {
+    if elements > MAX_FOLDED_ELEMENTS {
         return Ok(());
     }
-    if !matches!(op.placement(), Placement::Program)
-        || crate::families::draws_random_numbers(&node.domain, &node.op)
-    {
+    if !matches!(op.placement(), Placement::Program) || crate::families::is_random(&node.domain, &node.op) {
         return Ok(());
     }
     let label: Arc<str> = graph.node_label(&node).into();
     let mut builder = ProgramBuilder::new();
-    let mut values = Values::default();
+    let mut values = ValueBuffers::default();
     let mut cx = Lower { graph, node: &node, builder: &mut builder, values: &mut values, label };
     op.lower(&mut cx).map_err(|source| Error::at(graph, &node, source))?;
     let ids: Vec<_> = node.present_outputs().collect();
@@ -76,7 +74,7 @@ pub(crate) fn fold_node(graph: &mut Graph, index: usize) -> Result<(), Error> {
         return Ok(());
     }
     let is_matrix = |id: &ValueId| graph.value(*id).ty.shape().is_some_and(|s| s.rank() == 2);
-    if elements > LARGEST_MOVED && builder.only_moves() && ids.iter().all(is_matrix) {
+    if elements > MAX_MOVED_ELEMENTS && builder.only_moves_elements() && ids.iter().all(is_matrix) {
         return Ok(());
     }
     let program = builder.finish(Vec::new(), outputs)?;
@@ -96,7 +94,7 @@ pub(crate) fn fold_node(graph: &mut Graph, index: usize) -> Result<(), Error> {
 fn fold_host(graph: &mut Graph, node: &Node, function: &dyn HostFunction) -> Result<(), Error> {
     let inputs: Vec<Tensor> =
         node.present_inputs().filter_map(|id| graph.value(id).constant.clone()).collect();
-    if inputs.iter().map(Tensor::len).sum::<usize>() > LARGEST_FOLDED {
+    if inputs.iter().map(Tensor::len).sum::<usize>() > MAX_FOLDED_ELEMENTS {
         return Ok(());
     }
     let results =

@@ -12,7 +12,7 @@ use prost::Message as _;
 
 use crate::Error;
 use crate::families::custom_gradient;
-use crate::library::{OperatorLibrary, domain, function_label as label, operator_label};
+use crate::library::{OperatorLibrary, function_label as label, normalize_domain, operator_label};
 use crate::registry::Registry;
 
 /// Maximum number of nodes of a model after inlining. Nested functions can expand beyond the memory of any machine.
@@ -56,16 +56,16 @@ pub fn inline_for_gradients(model: &mut ModelProto, library: &OperatorLibrary) -
 
 /// Returns true if a graph contains nodes that are wrapped with their gradient.
 #[must_use]
-pub fn keeps_nodes(graph: &GraphProto) -> bool {
+pub fn has_wrapped_nodes(graph: &GraphProto) -> bool {
     graph.node.iter().any(|node| {
         let graphs =
             node.attribute.iter().flat_map(|attr| attr.g.iter().map(AsRef::as_ref).chain(&attr.graphs));
-        is_custom_gradient(node) || graphs.into_iter().any(keeps_nodes)
+        is_custom_gradient(node) || graphs.into_iter().any(has_wrapped_nodes)
     })
 }
 
 /// Replaces nodes that are wrapped with their gradient by the original nodes.
-pub fn write_out_nodes(graph: &mut GraphProto) {
+pub fn unwrap_nodes(graph: &mut GraphProto) {
     let mut nodes = Vec::with_capacity(graph.node.len());
     for mut node in std::mem::take(&mut graph.node) {
         if is_custom_gradient(&node) {
@@ -75,7 +75,7 @@ pub fn write_out_nodes(graph: &mut GraphProto) {
         }
         for attribute in &mut node.attribute {
             for graph in attribute.g.iter_mut().map(AsMut::as_mut).chain(&mut attribute.graphs) {
-                write_out_nodes(graph);
+                unwrap_nodes(graph);
             }
         }
         nodes.push(node);
@@ -89,8 +89,8 @@ pub fn write_out_nodes(graph: &mut GraphProto) {
 /// # Errors
 ///
 /// Returns an error if a wrapping node is malformed.
-pub fn write_out(graph: &mut Graph) -> Result<(), Error> {
-    custom_gradient::write_out(graph)
+pub fn unwrap_gradients(graph: &mut Graph) -> Result<(), Error> {
+    custom_gradient::restore_nodes(graph)
 }
 
 /// Returns true if a node wraps other nodes with a user-defined gradient.
@@ -102,7 +102,7 @@ pub fn is_custom_gradient(node: &NodeProto) -> bool {
 /// Wraps the nodes of `call` together with their gradient. The inputs of the gradient graph are the `inputs` inputs of
 /// the call, its outputs, and the gradients of its outputs. The outputs of the gradient graph are the gradients of the
 /// inputs in the list `of`.
-fn kept_node(
+fn wrap_with_gradient(
     call: &NodeProto,
     forward: Vec<NodeProto>,
     gradient: GraphProto,
@@ -113,7 +113,7 @@ fn kept_node(
     let forward = GraphProto {
         name: custom_gradient::FORWARD.into(),
         node: forward,
-        output: call.output.iter().filter(given).cloned().map(untyped).collect(),
+        output: call.output.iter().filter(given).cloned().map(untyped_info).collect(),
         ..GraphProto::default()
     };
     let attribute = |name: &str, kind: AttributeType| {
@@ -135,7 +135,7 @@ fn kept_node(
             graph(custom_gradient::FORWARD, forward),
             graph(custom_gradient::GRADIENT, gradient),
             AttributeProto { i: inputs as i64, ..attribute(custom_gradient::INPUTS, AttributeType::Int) },
-            AttributeProto { ints: of, ..attribute(custom_gradient::OF, AttributeType::Ints) },
+            AttributeProto { ints: of, ..attribute(custom_gradient::GRADIENT_INPUTS, AttributeType::Ints) },
             AttributeProto {
                 s: label.into_bytes().into(),
                 ..attribute(custom_gradient::LABEL, AttributeType::String)
@@ -151,10 +151,11 @@ fn is_stop_function(node: &NodeProto) -> bool {
 }
 
 /// Wraps a node with an empty gradient: no gradient flows back through it.
-pub(crate) fn node_without_gradient(node: NodeProto) -> NodeProto {
+pub(crate) fn wrap_without_gradient(node: NodeProto) -> NodeProto {
     let (inputs, outputs) = (node.input.len(), node.output.len());
     let first = node.output.iter().find(|name| !name.is_empty()).map_or("", String::as_str);
-    let names = (0..inputs + 2 * outputs).map(|k| untyped(format!("{first}/{}/{k}", custom_gradient::STOP)));
+    let names = (0..inputs + 2 * outputs)
+        .map(|k| untyped_info(format!("{first}/{}/{k}", custom_gradient::STOP_LABEL)));
     let gradient = GraphProto {
         name: custom_gradient::GRADIENT.into(),
         input: names.collect(),
@@ -166,7 +167,13 @@ pub(crate) fn node_without_gradient(node: NodeProto) -> NodeProto {
         output: node.output.clone(),
         ..NodeProto::default()
     };
-    kept_node(&call, vec![node], gradient, (inputs, Vec::new()), custom_gradient::STOP.to_owned())
+    wrap_with_gradient(
+        &call,
+        vec![node],
+        gradient,
+        (inputs, Vec::new()),
+        custom_gradient::STOP_LABEL.to_owned(),
+    )
 }
 
 fn inline(model: &mut ModelProto, library: &OperatorLibrary, differentiated: bool) -> Result<(), Error> {
@@ -178,13 +185,13 @@ fn inline(model: &mut ModelProto, library: &OperatorLibrary, differentiated: boo
     let mut found: HashMap<Key, (&FunctionProto, usize)> = HashMap::new();
     let weigh = |function: &FunctionProto| function.encoded_len() - payload_bytes(function);
     for function in &functions {
-        let key = key(&function.domain, &function.name, &function.overload);
+        let key = function_key(&function.domain, &function.name, &function.overload);
         if found.insert(key, (function, weigh(function))).is_some() {
             return Err(Error::Function { function: label(function), reason: "is defined twice".into() });
         }
     }
     for function in library.functions() {
-        match found.entry(key(&function.domain, &function.name, &function.overload)) {
+        match found.entry(function_key(&function.domain, &function.name, &function.overload)) {
             Entry::Occupied(there) if there.get().0 != function => {
                 let reason = "is defined by the model, and otherwise by the operator library; leave it out of one of them";
                 return Err(Error::Function { function: label(function), reason: reason.into() });
@@ -200,7 +207,11 @@ fn inline(model: &mut ModelProto, library: &OperatorLibrary, differentiated: boo
         differentiated,
         gradients,
         used: HashSet::new(),
-        opsets: model.opset_import.iter().map(|set| (domain(&set.domain).to_owned(), set.version)).collect(),
+        opsets: model
+            .opset_import
+            .iter()
+            .map(|set| (normalize_domain(&set.domain).to_owned(), set.version))
+            .collect(),
         imported: Vec::new(),
         names: HashSet::new(),
         calls: Vec::new(),
@@ -208,9 +219,9 @@ fn inline(model: &mut ModelProto, library: &OperatorLibrary, differentiated: boo
         nodes: 0,
         bytes: 0,
     };
-    inliner.check_extent(&graph)?;
+    inliner.check_expanded_size(&graph)?;
     inliner.collect_names(&graph);
-    inliner.in_graph(&mut graph)?;
+    inliner.inline_graph(&mut graph)?;
     if gradients {
         inliner.check_used()?;
     }
@@ -220,8 +231,8 @@ fn inline(model: &mut ModelProto, library: &OperatorLibrary, differentiated: boo
     Ok(())
 }
 
-fn key(of_domain: &str, name: &str, overload: &str) -> Key {
-    (domain(of_domain).to_owned(), name.to_owned(), overload.to_owned())
+fn function_key(of_domain: &str, name: &str, overload: &str) -> Key {
+    (normalize_domain(of_domain).to_owned(), name.to_owned(), overload.to_owned())
 }
 
 fn call_label(node: &NodeProto) -> String {
@@ -234,7 +245,7 @@ fn call_label(node: &NodeProto) -> String {
 }
 
 /// Returns the prefix of names inside of a call.
-fn prefix_of(call: &NodeProto) -> &str {
+fn name_prefix(call: &NodeProto) -> &str {
     if call.name.is_empty() {
         call.output.iter().find(|name| !name.is_empty()).unwrap_or(&call.op_type)
     } else {
@@ -242,21 +253,21 @@ fn prefix_of(call: &NodeProto) -> &str {
     }
 }
 
-fn untyped(name: String) -> ValueInfoProto {
+fn untyped_info(name: String) -> ValueInfoProto {
     ValueInfoProto { name, ..ValueInfoProto::default() }
 }
 
 /// Size of calls after inlining.
 #[derive(Clone, Copy, Default)]
-struct Extent {
+struct ExpandedSize {
     nodes: usize,
     /// Repeated names and attributes.
     bytes: usize,
 }
 
-impl Extent {
-    fn plus(self, other: Extent) -> Extent {
-        Extent {
+impl ExpandedSize {
+    fn plus(self, other: ExpandedSize) -> ExpandedSize {
+        ExpandedSize {
             nodes: self.nodes.saturating_add(other.nodes),
             bytes: self.bytes.saturating_add(other.bytes),
         }
@@ -268,7 +279,7 @@ impl Extent {
 }
 
 /// Returns the error for a node that expands the model beyond the limits; `own` is the node's own size, if known.
-fn too_large(node: &NodeProto, own: Option<Extent>) -> Error {
+fn too_large_error(node: &NodeProto, own: Option<ExpandedSize>) -> Error {
     let own = own.map_or_else(String::new, |own| {
         format!("; this call alone has {} nodes and repeats {} bytes", own.nodes, own.bytes)
     });
@@ -317,55 +328,55 @@ impl<'a> Inliner<'a> {
         }
     }
 
-    fn in_graph(&mut self, graph: &mut GraphProto) -> Result<(), Error> {
+    fn inline_graph(&mut self, graph: &mut GraphProto) -> Result<(), Error> {
         let nodes = std::mem::take(&mut graph.node);
-        graph.node = self.expanded(nodes)?;
+        graph.node = self.inline_nodes(nodes)?;
         Ok(())
     }
 
     /// Inlines the calls among nodes.
-    fn expanded(&mut self, nodes: Vec<NodeProto>) -> Result<Vec<NodeProto>, Error> {
+    fn inline_nodes(&mut self, nodes: Vec<NodeProto>) -> Result<Vec<NodeProto>, Error> {
         let mut result = Vec::with_capacity(nodes.len());
         for node in nodes {
             if self.differentiated && is_stop_function(&node) {
-                let nodes = self.one(node)?;
-                result.extend(nodes.into_iter().map(node_without_gradient));
+                let nodes = self.inline_node(node)?;
+                result.extend(nodes.into_iter().map(wrap_without_gradient));
                 continue;
             }
             let gradient = if self.gradients { self.library.gradient_of(&node) } else { None };
             let Some(gradient) = gradient else {
-                result.extend(self.one(node)?);
+                result.extend(self.inline_node(node)?);
                 continue;
             };
             // Nodes inside of a node with a gradient get no other gradients.
             self.gradients = false;
             let call = NodeProto { attribute: node.attribute.clone(), ..node.clone() };
-            let nodes = self.one(node)?;
-            result.push(self.with_gradient(&call, nodes, gradient)?);
+            let nodes = self.inline_node(node)?;
+            result.push(self.wrap_call(&call, nodes, gradient)?);
             self.gradients = true;
         }
         Ok(result)
     }
 
     /// Returns a node, or the nodes of its call.
-    fn one(&mut self, node: NodeProto) -> Result<Vec<NodeProto>, Error> {
+    fn inline_node(&mut self, node: NodeProto) -> Result<Vec<NodeProto>, Error> {
         if self.depth == MAX_DEPTH {
             let reason = format!("it lies in calls of functions and subgraphs more than {MAX_DEPTH} deep");
             return Err(Error::Call { node: call_label(&node), reason });
         }
         self.depth += 1;
-        let nodes = self.looked_into(node)?;
+        let nodes = self.inline_node_at_depth(node)?;
         self.depth -= 1;
         Ok(nodes)
     }
 
-    fn looked_into(&mut self, mut node: NodeProto) -> Result<Vec<NodeProto>, Error> {
+    fn inline_node_at_depth(&mut self, mut node: NodeProto) -> Result<Vec<NodeProto>, Error> {
         for attribute in &mut node.attribute {
             for graph in attribute.g.iter_mut().map(AsMut::as_mut).chain(&mut attribute.graphs) {
-                self.in_graph(graph)?;
+                self.inline_graph(graph)?;
             }
         }
-        let key = key(&node.domain, &node.op_type, &node.overload);
+        let key = function_key(&node.domain, &node.op_type, &node.overload);
         let Some(&(function, weight)) = self.functions.get(&key) else {
             self.nodes += 1;
             self.check_size(&node)?;
@@ -379,15 +390,15 @@ impl<'a> Inliner<'a> {
         }
         self.bytes = self.bytes.saturating_add(weight);
         self.check_size(&node)?;
-        let body = self.body(function, &node)?;
+        let body = self.function_body(function, &node)?;
         self.calls.push(key);
-        let nodes = self.expanded(body)?;
+        let nodes = self.inline_nodes(body)?;
         self.calls.pop();
         Ok(nodes)
     }
 
     /// Wraps the nodes of `call` together with their gradient.
-    fn with_gradient(
+    fn wrap_call(
         &mut self,
         call: &NodeProto,
         forward: Vec<NodeProto>,
@@ -396,8 +407,9 @@ impl<'a> Inliner<'a> {
         let library = self.library;
         let rule = &library.gradients()[index];
         self.used.insert(index);
-        let called = self.functions.get(&key(&call.domain, &call.op_type, &call.overload)).map(|&(f, _)| f);
-        let (inputs, outputs) = (rule.inputs(), rule.outputs());
+        let called =
+            self.functions.get(&function_key(&call.domain, &call.op_type, &call.overload)).map(|&(f, _)| f);
+        let (inputs, outputs) = (rule.input_count(), rule.output_count());
         if let Some(function) = called
             && (function.input.len(), function.output.len()) != (inputs, outputs)
         {
@@ -423,8 +435,9 @@ impl<'a> Inliner<'a> {
         let calls = std::mem::take(&mut self.calls);
         let gradient = self.gradient_graph(call, &rule.function, called)?;
         self.calls = calls;
-        let known = |node: &NodeProto| Registry::standard().is_known(domain(&node.domain), &node.op_type);
-        each_node(&gradient.node, &mut |node| match known(node) {
+        let known =
+            |node: &NodeProto| Registry::standard().is_known(normalize_domain(&node.domain), &node.op_type);
+        visit_nodes(&gradient.node, &mut |node| match known(node) {
             true => Ok(()),
             false => Err(Error::Function {
                 function: rule.label(),
@@ -436,7 +449,7 @@ impl<'a> Inliner<'a> {
         })?;
 
         let of = (0i64..).zip(&rule.function.output).filter(|(_, name)| !name.is_empty()).map(|(k, _)| k);
-        Ok(kept_node(call, forward, gradient, (inputs, of.collect()), rule.label()))
+        Ok(wrap_with_gradient(call, forward, gradient, (inputs, of.collect()), rule.label()))
     }
 
     /// Builds the gradient of a call as a separate graph, with the attributes of the call.
@@ -448,23 +461,23 @@ impl<'a> Inliner<'a> {
     ) -> Result<GraphProto, Error> {
         self.bytes = self.bytes.saturating_add(gradient.encoded_len() - payload_bytes(gradient));
         self.check_size(call)?;
-        self.import(gradient)?;
+        self.import_opsets(gradient)?;
         // Attributes of the call override the function's defaults, which override the gradient's.
         let defaults =
             gradient.attribute_proto.iter().chain(called.into_iter().flat_map(|f| &f.attribute_proto));
         let arguments = defaults.chain(&call.attribute).map(|attr| (attr.name.as_str(), attr)).collect();
-        let prefix = format!("{}_Grad", prefix_of(call));
+        let prefix = format!("{}_Grad", name_prefix(call));
         let mut copy =
-            Copy { names: &mut self.names, prefix: &prefix, arguments, scopes: vec![HashMap::new()] };
-        let inputs: Vec<String> = gradient.input.iter().map(|name| copy.made(name)).collect();
-        let nodes: Vec<NodeProto> = gradient.node.iter().map(|node| copy.node(node)).collect();
+            BodyCopier { names: &mut self.names, prefix: &prefix, arguments, scopes: vec![HashMap::new()] };
+        let inputs: Vec<String> = gradient.input.iter().map(|name| copy.define_name(name)).collect();
+        let nodes: Vec<NodeProto> = gradient.node.iter().map(|node| copy.copy_node(node)).collect();
         let outputs = gradient.output.iter().filter(|name| !name.is_empty());
-        let outputs: Vec<String> = outputs.map(|name| copy.used(name)).collect();
+        let outputs: Vec<String> = outputs.map(|name| copy.copied_name(name)).collect();
         Ok(GraphProto {
             name: custom_gradient::GRADIENT.into(),
-            node: self.expanded(nodes)?,
-            input: inputs.into_iter().map(untyped).collect(),
-            output: outputs.into_iter().map(untyped).collect(),
+            node: self.inline_nodes(nodes)?,
+            input: inputs.into_iter().map(untyped_info).collect(),
+            output: outputs.into_iter().map(untyped_info).collect(),
             ..GraphProto::default()
         })
     }
@@ -485,14 +498,14 @@ impl<'a> Inliner<'a> {
 
     /// Checks the size of a graph before inlining: exponentially nested calls are an error immediately, independent of
     /// their number of nodes.
-    fn check_extent(&self, graph: &GraphProto) -> Result<(), Error> {
+    fn check_expanded_size(&self, graph: &GraphProto) -> Result<(), Error> {
         let mut known = HashMap::new();
-        let mut sum = Extent::default();
+        let mut sum = ExpandedSize::default();
         for node in &graph.node {
-            let own = self.extent(node, &mut known, MAX_DEPTH);
+            let own = self.expanded_size(node, &mut known, MAX_DEPTH);
             sum = sum.plus(own);
             if sum.is_too_large() {
-                return Err(too_large(node, Some(own)));
+                return Err(too_large_error(node, Some(own)));
             }
         }
         Ok(())
@@ -500,22 +513,30 @@ impl<'a> Inliner<'a> {
 
     /// Returns the size of a node after inlining, up to a nesting depth of `depth`. Deeper calls are an error when they
     /// are reached. `known` caches the sizes of functions.
-    fn extent(&self, node: &NodeProto, known: &mut HashMap<Key, Extent>, depth: usize) -> Extent {
-        let Some(depth) = depth.checked_sub(1) else { return Extent::default() };
+    fn expanded_size(
+        &self,
+        node: &NodeProto,
+        known: &mut HashMap<Key, ExpandedSize>,
+        depth: usize,
+    ) -> ExpandedSize {
+        let Some(depth) = depth.checked_sub(1) else { return ExpandedSize::default() };
         let graphs =
             node.attribute.iter().flat_map(|attr| attr.g.iter().map(AsRef::as_ref).chain(&attr.graphs));
         let inside = graphs.flat_map(|graph| &graph.node);
-        let inside = inside.fold(Extent::default(), |sum, node| sum.plus(self.extent(node, known, depth)));
-        let key = key(&node.domain, &node.op_type, &node.overload);
+        let inside = inside
+            .fold(ExpandedSize::default(), |sum, node| sum.plus(self.expanded_size(node, known, depth)));
+        let key = function_key(&node.domain, &node.op_type, &node.overload);
         let Some(&(function, bytes)) = self.functions.get(&key) else {
-            return inside.plus(Extent { nodes: 1, bytes: 0 });
+            return inside.plus(ExpandedSize { nodes: 1, bytes: 0 });
         };
         let called = known.get(&key).copied().unwrap_or_else(|| {
             // A recursive function is an error when it is reached.
-            known.insert(key.clone(), Extent::default());
-            let start = Extent { nodes: 0, bytes };
-            let called =
-                function.node.iter().fold(start, |sum, node| sum.plus(self.extent(node, known, depth)));
+            known.insert(key.clone(), ExpandedSize::default());
+            let start = ExpandedSize { nodes: 0, bytes };
+            let called = function
+                .node
+                .iter()
+                .fold(start, |sum, node| sum.plus(self.expanded_size(node, known, depth)));
             known.insert(key, called);
             called
         });
@@ -523,12 +544,16 @@ impl<'a> Inliner<'a> {
     }
 
     fn check_size(&self, node: &NodeProto) -> Result<(), Error> {
-        let extent = Extent { nodes: self.nodes, bytes: self.bytes };
-        if extent.is_too_large() { Err(too_large(node, None)) } else { Ok(()) }
+        let extent = ExpandedSize { nodes: self.nodes, bytes: self.bytes };
+        if extent.is_too_large() { Err(too_large_error(node, None)) } else { Ok(()) }
     }
 
     /// Returns the nodes of a call.
-    fn body(&mut self, function: &'a FunctionProto, call: &NodeProto) -> Result<Vec<NodeProto>, Error> {
+    fn function_body(
+        &mut self,
+        function: &'a FunctionProto,
+        call: &NodeProto,
+    ) -> Result<Vec<NodeProto>, Error> {
         let fault = |reason: String| Error::Call { node: call_label(call), reason };
         for (what, given, declared) in [
             ("inputs", call.input.len(), function.input.len()),
@@ -553,10 +578,10 @@ impl<'a> Inliner<'a> {
             }
             arguments.insert(&attribute.name, attribute);
         }
-        self.import(function)?;
+        self.import_opsets(function)?;
 
-        let prefix = prefix_of(call);
-        let mut copy = Copy { names: &mut self.names, prefix, arguments, scopes: vec![HashMap::new()] };
+        let prefix = name_prefix(call);
+        let mut copy = BodyCopier { names: &mut self.names, prefix, arguments, scopes: vec![HashMap::new()] };
         for (k, name) in function.input.iter().enumerate() {
             let given = call.input.get(k).cloned().unwrap_or_default();
             copy.scopes[0].insert(name.clone(), given);
@@ -577,15 +602,15 @@ impl<'a> Inliner<'a> {
                 copy.scopes[0].insert(name.clone(), given.clone());
             }
         }
-        let mut nodes: Vec<NodeProto> = function.node.iter().map(|node| copy.node(node)).collect();
+        let mut nodes: Vec<NodeProto> = function.node.iter().map(|node| copy.copy_node(node)).collect();
         nodes.extend(passed);
         Ok(nodes)
     }
 
     /// Checks that the operators of a body have the same meaning in the model.
-    fn import(&mut self, function: &FunctionProto) -> Result<(), Error> {
+    fn import_opsets(&mut self, function: &FunctionProto) -> Result<(), Error> {
         let versions: HashMap<&str, i64> =
-            function.opset_import.iter().map(|set| (domain(&set.domain), set.version)).collect();
+            function.opset_import.iter().map(|set| (normalize_domain(&set.domain), set.version)).collect();
         for (&of_domain, &version) in &versions {
             if !self.opsets.contains_key(of_domain) {
                 self.opsets.insert(of_domain.to_owned(), version);
@@ -593,12 +618,13 @@ impl<'a> Inliner<'a> {
                 self.imported.push(set);
             }
         }
-        each_node(&function.node, &mut |node| {
-            let of_domain = domain(&node.domain);
-            let is_call = self.functions.contains_key(&key(&node.domain, &node.op_type, &node.overload));
+        visit_nodes(&function.node, &mut |node| {
+            let of_domain = normalize_domain(&node.domain);
+            let is_call =
+                self.functions.contains_key(&function_key(&node.domain, &node.op_type, &node.overload));
             let Some(&own) = versions.get(of_domain).filter(|_| !is_call) else { return Ok(()) };
             let ours = self.opsets[of_domain];
-            if own == ours || Registry::standard().means_the_same(of_domain, &node.op_type, own, ours) {
+            if own == ours || Registry::standard().has_same_meaning(of_domain, &node.op_type, own, ours) {
                 return Ok(());
             }
             Err(Error::Function {
@@ -626,7 +652,7 @@ fn payload_bytes(function: &FunctionProto) -> usize {
 }
 
 /// Calls `visit` with the nodes of a body and its subgraphs, in order.
-fn each_node<'a>(
+fn visit_nodes<'a>(
     nodes: &'a [NodeProto],
     visit: &mut dyn FnMut(&'a NodeProto) -> Result<(), Error>,
 ) -> Result<(), Error> {
@@ -634,7 +660,7 @@ fn each_node<'a>(
         visit(node)?;
         for attribute in &node.attribute {
             for graph in attribute.g.iter().map(AsRef::as_ref).chain(&attribute.graphs) {
-                each_node(&graph.node, visit)?;
+                visit_nodes(&graph.node, visit)?;
             }
         }
     }
@@ -642,7 +668,7 @@ fn each_node<'a>(
 }
 
 /// Copier of a function body for one call.
-struct Copy<'a> {
+struct BodyCopier<'a> {
     names: &'a mut HashSet<String>,
     prefix: &'a str,
     arguments: HashMap<&'a str, &'a AttributeProto>,
@@ -650,31 +676,32 @@ struct Copy<'a> {
     scopes: Vec<HashMap<String, String>>,
 }
 
-impl Copy<'_> {
-    fn node(&mut self, node: &NodeProto) -> NodeProto {
+impl BodyCopier<'_> {
+    fn copy_node(&mut self, node: &NodeProto) -> NodeProto {
         let mut copy = NodeProto { attribute: Vec::new(), ..node.clone() };
         if !node.name.is_empty() {
             copy.name = format!("{}/{}", self.prefix, node.name);
         }
-        copy.input = node.input.iter().map(|name| self.used(name)).collect();
-        copy.attribute = node.attribute.iter().filter_map(|attribute| self.attribute(attribute)).collect();
-        copy.output = node.output.iter().map(|name| self.made(name)).collect();
+        copy.input = node.input.iter().map(|name| self.copied_name(name)).collect();
+        copy.attribute =
+            node.attribute.iter().filter_map(|attribute| self.copy_attribute(attribute)).collect();
+        copy.output = node.output.iter().map(|name| self.define_name(name)).collect();
         copy
     }
 
     /// Returns the copy's name of a used value. A value without a producer gets a new name; the import of the graph
     /// reports it.
-    fn used(&mut self, name: &str) -> String {
+    fn copied_name(&mut self, name: &str) -> String {
         let known = self.scopes.iter().rev().find_map(|scope| scope.get(name));
         match known {
             Some(known) => known.clone(),
             // Nodes of a body may be in any order.
-            None => self.made(name),
+            None => self.define_name(name),
         }
     }
 
     /// Returns the copy's name of a value that is defined in the innermost scope.
-    fn made(&mut self, name: &str) -> String {
+    fn define_name(&mut self, name: &str) -> String {
         if name.is_empty() {
             return String::new();
         }
@@ -695,38 +722,38 @@ impl Copy<'_> {
 
     /// Copies an attribute. A reference to an attribute of the call becomes this attribute, or `None` if the call does
     /// not have it.
-    fn attribute(&mut self, attribute: &AttributeProto) -> Option<AttributeProto> {
+    fn copy_attribute(&mut self, attribute: &AttributeProto) -> Option<AttributeProto> {
         if !attribute.ref_attr_name.is_empty() {
             let given = *self.arguments.get(attribute.ref_attr_name.as_str())?;
             return Some(AttributeProto { name: attribute.name.clone(), ..given.clone() });
         }
         let mut copy = attribute.clone();
         for graph in copy.g.iter_mut().map(AsMut::as_mut).chain(&mut copy.graphs) {
-            self.graph(graph);
+            self.rename_subgraph(graph);
         }
         Some(copy)
     }
 
     /// Renames a subgraph, including its own values.
-    fn graph(&mut self, graph: &mut GraphProto) {
+    fn rename_subgraph(&mut self, graph: &mut GraphProto) {
         self.scopes.push(HashMap::new());
         for info in &mut graph.input {
-            info.name = self.made(&info.name);
+            info.name = self.define_name(&info.name);
         }
         for tensor in &mut graph.initializer {
-            tensor.name = self.made(&tensor.name);
+            tensor.name = self.define_name(&tensor.name);
         }
         for tensor in graph.sparse_initializer.iter_mut().flat_map(|sparse| &mut sparse.values) {
-            tensor.name = self.made(&tensor.name);
+            tensor.name = self.define_name(&tensor.name);
         }
         // Values that the subgraph defines shadow outer values of the same names, even before their definition.
         for name in graph.node.iter().flat_map(|node| &node.output) {
-            self.made(name);
+            self.define_name(name);
         }
         let nodes = std::mem::take(&mut graph.node);
-        graph.node = nodes.iter().map(|node| self.node(node)).collect();
+        graph.node = nodes.iter().map(|node| self.copy_node(node)).collect();
         for info in graph.output.iter_mut().chain(&mut graph.value_info) {
-            info.name = self.used(&info.name);
+            info.name = self.copied_name(&info.name);
         }
         self.scopes.pop();
     }
@@ -799,7 +826,7 @@ mod tests {
     }
 
     #[test]
-    fn a_call_becomes_its_nodes() {
+    fn inlines_calls() {
         let body = vec![
             with(node("Elu", "", &["x"], &["t"]), reference("alpha", "slope")),
             node("Add", "", &["t", "b"], &["y"]),
@@ -826,7 +853,7 @@ mod tests {
     }
 
     #[test]
-    fn functions_call_functions() {
+    fn inlines_nested_calls() {
         let inner = function("Inner", &["x"], &["y"], vec![node("Relu", "", &["x"], &["y"])]);
         let outer = function(
             "Outer",
@@ -839,7 +866,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_are_taken_are_not_taken_again() {
+    fn generated_names_are_unique() {
         let own = function(
             "F",
             &["x"],
@@ -852,7 +879,7 @@ mod tests {
     }
 
     #[test]
-    fn subgraphs_call_and_are_called() {
+    fn inlines_in_subgraphs() {
         let branch = GraphProto {
             node: vec![node("Add", "", &["x", "t"], &["r"]), node("Relu", "", &["r"], &["t2"])],
             output: vec![ValueInfoProto { name: "t2".into(), ..Default::default() }],
@@ -877,7 +904,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_said() {
+    fn rejects_invalid_calls() {
         let relu = || vec![node("Relu", "", &["x"], &["y"])];
         let call = |inputs: &[&str], outputs: &[&str]| node("F", "own", inputs, outputs);
         let one = |call: NodeProto| inlined(model(vec![call], vec![function("F", &["x"], &["y"], relu())]));
@@ -898,7 +925,7 @@ mod tests {
     }
 
     #[test]
-    fn depth_has_an_end() {
+    fn limits_depth() {
         let chain = |length: usize| {
             let functions = (0..length).map(|k| {
                 let next = format!("F{}", k + 1);
@@ -914,7 +941,7 @@ mod tests {
     }
 
     #[test]
-    fn repetition_has_an_end() {
+    fn limits_repetition() {
         // Each function calls the next one ten times.
         let functions = (0..12).map(|k| {
             let next = format!("F{}", k + 1);
@@ -933,7 +960,7 @@ mod tests {
 
     /// Checked before inlining: the expanded nodes would exceed time and memory.
     #[test]
-    fn functions_that_double_are_refused_at_once() {
+    fn rejects_exponential_functions_immediately() {
         let doubling = |levels: usize| {
             let functions = (0..levels).map(|k| {
                 let next = format!("F{}", k + 1);

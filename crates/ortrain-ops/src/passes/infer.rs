@@ -16,7 +16,7 @@ use crate::{Error, OpError};
 /// # Errors
 /// Returns an error for the first node that contradicts its operator's definition, or its declared element type.
 pub fn infer(graph: &mut Graph) -> Result<(), Error> {
-    check_given(graph)?;
+    check_inputs(graph)?;
     let first = match infer_all(graph) {
         Ok(false) => return Ok(()),
         Ok(true) => Ok(graph.clone()),
@@ -31,11 +31,11 @@ pub fn infer(graph: &mut Graph) -> Result<(), Error> {
             Ok(())
         }
         // The error remains without declared shapes; the message with declared shapes is more precise.
-        (Err(error), Err(first)) => Err(if of_one_node(&error, &first) { first } else { error }),
+        (Err(error), Err(first)) => Err(if are_of_same_node(&error, &first) { first } else { error }),
     }
 }
 
-fn of_one_node(a: &Error, b: &Error) -> bool {
+fn are_of_same_node(a: &Error, b: &Error) -> bool {
     matches!((a, b), (Error::Node { node: a, .. }, Error::Node { node: b, .. }) if a == b)
 }
 
@@ -45,25 +45,26 @@ fn of_one_node(a: &Error, b: &Error) -> bool {
 /// # Errors
 /// Returns the errors of [`infer`], and an error if a result has another shape than its existing one.
 pub(crate) fn infer_added(graph: &mut Graph) -> Result<(), Error> {
-    (0..graph.nodes.len()).try_for_each(|index| infer_as(graph, index, Given::Must).map(|_| ()))
+    (0..graph.nodes.len())
+        .try_for_each(|index| infer_with_authority(graph, index, ShapeAuthority::Binding).map(|_| ()))
 }
 
 /// Infers all types. Returns true if a declared shape or a branch contradicts an inferred shape.
 fn infer_all(graph: &mut Graph) -> Result<bool, Error> {
     let mut contradicts = false;
     for index in 0..graph.nodes.len() {
-        contradicts |= infer_noting(graph, index)?;
+        contradicts |= infer_noting_contradictions(graph, index)?;
     }
     Ok(contradicts)
 }
 
 /// Authority of the shapes that values have before inference.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Given {
+enum ShapeAuthority {
     /// Declared by a file: advice.
     Advice,
     /// Binding.
-    Must,
+    Binding,
 }
 
 /// Removes the shapes of all values that nodes produce, including values of subgraphs: a file declared them, or they
@@ -75,7 +76,7 @@ pub(crate) fn forget_shapes(graph: &mut Graph) {
         }
         let node = &graph.nodes[index];
         let found = Registry::standard().find(&node.domain, &node.op);
-        if found.is_some_and(|definition| definition.declared_shape) {
+        if found.is_some_and(|definition| definition.has_declared_shape) {
             continue;
         }
         for id in node.outputs.clone().into_iter().flatten() {
@@ -95,7 +96,7 @@ fn forget_shapes_inside(graph: &mut Graph, index: usize) {
         // The iteration index and the condition keep their declared shapes: scalars, or vectors of one element.
         let own = subgraph.inputs.len().saturating_sub(captures);
         let lead = match &repeats {
-            Some(Placement::Repeat(repetition)) => repetition.lead().min(own),
+            Some(Placement::Repeat(repetition)) => repetition.leading_inputs().min(own),
             _ => own,
         };
         for k in lead..subgraph.inputs.len() {
@@ -119,26 +120,27 @@ fn forget_shape(graph: &mut Graph, id: ValueId) {
 /// Runs [`infer`] as far as possible: values that depend on an unknown or invalid node are skipped if they cannot be
 /// determined. Returns all errors, one for each node.
 pub fn infer_known(graph: &mut Graph) -> Vec<Error> {
-    let (first, contradicts) = infer_as_far(graph);
+    let (first, contradicts) = infer_all_known(graph);
     if first.is_empty() && !contradicts {
         return first;
     }
     // The shapes that a file declares may be wrong.
     forget_shapes(graph);
-    let errors = infer_as_far(graph).0;
-    let told = |error: Error| first.iter().find(|first| of_one_node(first, &error)).cloned().unwrap_or(error);
+    let errors = infer_all_known(graph).0;
+    let told =
+        |error: Error| first.iter().find(|first| are_of_same_node(first, &error)).cloned().unwrap_or(error);
     errors.into_iter().map(told).collect()
 }
 
-fn infer_as_far(graph: &mut Graph) -> (Vec<Error>, bool) {
-    let mut errors: Vec<Error> = check_given(graph).err().into_iter().collect();
+fn infer_all_known(graph: &mut Graph) -> (Vec<Error>, bool) {
+    let mut errors: Vec<Error> = check_inputs(graph).err().into_iter().collect();
     let mut contradicts = false;
     let mut doubtful: FxHashSet<ValueId> = FxHashSet::default();
     for index in 0..graph.nodes.len() {
         let node = &graph.nodes[index];
         let known = Registry::standard().find(&node.domain, &node.op).is_some();
         let doubted = node.present_inputs().any(|id| doubtful.contains(&id));
-        let outcome = if known { infer_noting(graph, index) } else { Ok(false) };
+        let outcome = if known { infer_noting_contradictions(graph, index) } else { Ok(false) };
         contradicts |= matches!(outcome, Ok(true));
         let untyped = |id: &ValueId| matches!(graph.value(*id).ty, ValueType::Unknown);
         match outcome {
@@ -156,41 +158,41 @@ fn infer_as_far(graph: &mut Graph) -> (Vec<Error>, bool) {
 }
 
 pub(crate) fn infer_node(graph: &mut Graph, index: usize) -> Result<(), Error> {
-    infer_noting(graph, index).map(|_| ())
+    infer_noting_contradictions(graph, index).map(|_| ())
 }
 
 /// Runs [`infer_node`] with an operator that was built before.
-pub(crate) fn infer_by(graph: &mut Graph, index: usize, op: &dyn Op) -> Result<(), Error> {
-    inputs_are_addressable(graph, index)?;
-    infer_op(graph, index, op, Given::Advice).map(drop)
+pub(crate) fn infer_with_op(graph: &mut Graph, index: usize, op: &dyn Op) -> Result<(), Error> {
+    check_input_sizes(graph, index)?;
+    infer_op(graph, index, op, ShapeAuthority::Advice).map(drop)
 }
 
 /// Runs [`infer_node`] for a part of a decomposed node: existing types of its results are the types of the decomposed
 /// node, and binding.
 pub(crate) fn infer_part(graph: &mut Graph, index: usize) -> Result<(), Error> {
-    infer_as(graph, index, Given::Must).map(drop)
+    infer_with_authority(graph, index, ShapeAuthority::Binding).map(drop)
 }
 
 /// Runs [`infer_node`]. Returns true if a declared shape or a branch contradicts an inferred shape.
-pub(crate) fn infer_noting(graph: &mut Graph, index: usize) -> Result<bool, Error> {
-    infer_as(graph, index, Given::Advice)
+pub(crate) fn infer_noting_contradictions(graph: &mut Graph, index: usize) -> Result<bool, Error> {
+    infer_with_authority(graph, index, ShapeAuthority::Advice)
 }
 
-fn infer_as(graph: &mut Graph, index: usize, given: Given) -> Result<bool, Error> {
+fn infer_with_authority(graph: &mut Graph, index: usize, given: ShapeAuthority) -> Result<bool, Error> {
     pause();
-    inputs_are_addressable(graph, index)?;
+    check_input_sizes(graph, index)?;
     let op = build(graph, &graph.nodes[index])?;
     infer_op(graph, index, op.as_ref(), given)
 }
 
-fn inputs_are_addressable(graph: &Graph, index: usize) -> Result<(), Error> {
+fn check_input_sizes(graph: &Graph, index: usize) -> Result<(), Error> {
     let node = &graph.nodes[index];
-    let addressable = |id: ValueId| addressable(graph, id, &graph.value(id).ty);
+    let addressable = |id: ValueId| check_size_overflow(graph, id, &graph.value(id).ty);
     node.present_inputs().try_for_each(addressable).map_err(|source| Error::at(graph, node, source))
 }
 
 /// Infers the output types of a node with its operator.
-fn infer_op(graph: &mut Graph, index: usize, op: &dyn Op, given: Given) -> Result<bool, Error> {
+fn infer_op(graph: &mut Graph, index: usize, op: &dyn Op, given: ShapeAuthority) -> Result<bool, Error> {
     let node = &graph.nodes[index];
     let mut cx = Infer::new(graph, node);
     op.infer(&mut cx).map_err(|source| Error::at(graph, node, source))?;
@@ -201,22 +203,23 @@ fn infer_op(graph: &mut Graph, index: usize, op: &dyn Op, given: Given) -> Resul
     }
     for (port, inferred) in outputs.into_iter().zip(found) {
         let Some(id) = port else { continue };
-        let both = merge(&graph.value(id).ty, inferred.ty.clone());
+        let both = merge_types(&graph.value(id).ty, inferred.ty.clone());
         contradicts |= both.is_err();
         let merged = match given {
-            Given::Must => both,
-            Given::Advice => both.or_else(|_| advised(&graph.value(id).ty, inferred.ty)),
+            ShapeAuthority::Binding => both,
+            ShapeAuthority::Advice => both.or_else(|_| merge_advised(&graph.value(id).ty, inferred.ty)),
         };
         let merged = merged.map_err(|types| {
             let (declared, inferred) = *types;
             let message = format!("{:?} is declared as {declared} but is {inferred}", graph.name_of(id));
             Error::at(graph, &graph.nodes[index], OpError::Invalid(message))
         })?;
-        addressable(graph, id, &merged).map_err(|source| Error::at(graph, &graph.nodes[index], source))?;
+        check_size_overflow(graph, id, &merged)
+            .map_err(|source| Error::at(graph, &graph.nodes[index], source))?;
         let value = graph.value_mut(id);
         value.ty = merged;
         value.sizes = inferred.sizes;
-        value.made = inferred.made;
+        value.made = inferred.content;
     }
     Ok(contradicts)
 }
@@ -225,7 +228,7 @@ fn infer_op(graph: &mut Graph, index: usize, op: &dyn Op, given: Given) -> Resul
 pub const MAX_AXES: usize = 64;
 
 /// Checks the number of axes of a shape.
-fn countable(graph: &Graph, id: ValueId, ty: &ValueType) -> Result<(), OpError> {
+fn check_axis_count(graph: &Graph, id: ValueId, ty: &ValueType) -> Result<(), OpError> {
     match ty.shape() {
         Some(shape) if shape.rank() > MAX_AXES => Err(OpError::unsupported(format!(
             "{:?} has {} axes, of shape {shape}; a tensor has {MAX_AXES} at most, so leave out axes of one element or merge \
@@ -238,17 +241,17 @@ fn countable(graph: &Graph, id: ValueId, ty: &ValueType) -> Result<(), OpError> 
 }
 
 /// Checks the inputs and initializers of the graph.
-fn check_given(graph: &Graph) -> Result<(), Error> {
+fn check_inputs(graph: &Graph) -> Result<(), Error> {
     let constants = graph.value_ids().filter(|&id| graph.value(id).constant.is_some());
     for id in graph.inputs.iter().copied().chain(constants) {
-        countable(graph, id, &graph.value(id).ty).map_err(|error| Error::Graph(error.to_string()))?;
+        check_axis_count(graph, id, &graph.value(id).ty).map_err(|error| Error::Graph(error.to_string()))?;
     }
     Ok(())
 }
 
 /// Checks that the product of sizes does not overflow. All later code may therefore multiply them.
-fn addressable(graph: &Graph, id: ValueId, ty: &ValueType) -> Result<(), OpError> {
-    countable(graph, id, ty)?;
+fn check_size_overflow(graph: &Graph, id: ValueId, ty: &ValueType) -> Result<(), OpError> {
+    check_axis_count(graph, id, ty)?;
     let ValueType::Tensor(dtype, Some(shape)) = ty else { return Ok(()) };
     let dims: Option<Dims> = shape.iter().map(Dim::known).collect();
     let Some(dims) = dims else { return Ok(()) };
@@ -260,15 +263,15 @@ fn addressable(graph: &Graph, id: ValueId, ty: &ValueType) -> Result<(), OpError
 ///
 /// # Errors
 /// Returns both types if their element types contradict each other.
-pub(crate) fn advised(
+pub(crate) fn merge_advised(
     declared: &ValueType,
     inferred: ValueType,
 ) -> Result<ValueType, Box<(ValueType, ValueType)>> {
     match (declared, &inferred) {
         (ValueType::Tensor(a, Some(_)), ValueType::Tensor(b, Some(_))) if a == b => {
-            Ok(merge(declared, inferred.clone()).unwrap_or(inferred))
+            Ok(merge_types(declared, inferred.clone()).unwrap_or(inferred))
         }
-        _ => merge(declared, inferred),
+        _ => merge_types(declared, inferred),
     }
 }
 
@@ -276,7 +279,7 @@ pub(crate) fn advised(
 ///
 /// # Errors
 /// Returns both types if they contradict each other.
-pub(crate) fn merge(
+pub(crate) fn merge_types(
     declared: &ValueType,
     inferred: ValueType,
 ) -> Result<ValueType, Box<(ValueType, ValueType)>> {
@@ -319,10 +322,10 @@ mod tests {
     use super::*;
     use crate::testing::{Failure, add, check_gradients, f64s, graph, run};
 
-    const MANY: usize = MAX_AXES + 1;
+    const TOO_MANY_AXES: usize = MAX_AXES + 1;
 
     /// Returns the error for a result with too many axes, for constant and for computed values.
-    fn said(op: &str, given: &[Tensor], attrs: &Attrs, constant: bool) -> String {
+    fn error_message(op: &str, given: &[Tensor], attrs: &Attrs, constant: bool) -> String {
         let x: Vec<&Tensor> = given.iter().collect();
         let (mut made, ids) = graph(&x);
         let ports: Vec<Option<ValueId>> = ids
@@ -345,13 +348,13 @@ mod tests {
     }
 
     #[test]
-    fn operators_make_no_more_axes_than_there_may_be() {
+    fn rejects_results_with_too_many_axes() {
         let x = Tensor::f32(&[3], &[1.0, 2.0, 3.0]);
-        let new: Vec<i64> = (1..MANY as i64).collect();
-        let ones: Vec<i64> = std::iter::once(3).chain(vec![1; MANY - 1]).collect();
-        let front: Vec<i64> = vec![1; MANY - 1].into_iter().chain([3]).collect();
+        let new: Vec<i64> = (1..TOO_MANY_AXES as i64).collect();
+        let ones: Vec<i64> = std::iter::once(3).chain(vec![1; TOO_MANY_AXES - 1]).collect();
+        let front: Vec<i64> = vec![1; TOO_MANY_AXES - 1].into_iter().chain([3]).collect();
         let shape = |sizes: &[i64]| Tensor::i64(&[sizes.len()], sizes);
-        let at = Tensor::i64(&[1; MANY], &[0]);
+        let at = Tensor::i64(&[1; TOO_MANY_AXES], &[0]);
         for (op, inputs) in [
             ("Unsqueeze", vec![x.clone(), shape(&new)]),
             ("Reshape", vec![x.clone(), shape(&ones)]),
@@ -371,7 +374,7 @@ mod tests {
                 if constant && op == "OneHot" {
                     continue;
                 }
-                let said = said(op, &inputs, &Attrs::new(), constant);
+                let said = error_message(op, &inputs, &Attrs::new(), constant);
                 let expected = if op == "Gather" && !constant {
                     "\"x1\" has 65 axes"
                 } else {
@@ -388,7 +391,7 @@ mod tests {
     }
 
     #[test]
-    fn as_many_axes_as_there_may_be() {
+    fn accepts_maximum_axes() {
         let x = Tensor::f32(&[3], &[1.0, 2.0, 3.0]);
         let new: Vec<i64> = (1..MAX_AXES as i64).collect();
         let (mut made, ids) = graph(&[&x]);
@@ -403,8 +406,8 @@ mod tests {
     }
 
     #[test]
-    fn inputs_and_initializers_have_no_more_axes_than_there_may_be() {
-        let wide = Tensor::f32(&[1; MANY], &[1.0]);
+    fn rejects_inputs_with_too_many_axes() {
+        let wide = Tensor::f32(&[1; TOO_MANY_AXES], &[1.0]);
         let (mut given, _) = graph(&[&wide]);
         let message = infer(&mut given).expect_err("too many").to_string();
         assert!(message.starts_with("\"x0\" has 65 axes, of shape [1, 1, "), "{message}");
@@ -442,7 +445,7 @@ mod tests {
     }
 
     #[test]
-    fn declared_element_types_are_none() {
+    fn declared_element_types_are_checked() {
         let x = Tensor::f32(&[1], &[1.0]);
         let (mut graph, ids) = graph(&[&x]);
         let y = add(&mut graph, ("", "Neg"), "y", &[Some(ids[0])], 1, Attrs::new())[0];

@@ -12,9 +12,9 @@ use ortrain_graph::{Graph, Node, ValueId};
 use ortrain_onnx::proto::TensorProto;
 use ortrain_onnx::{GraphProto, ModelProto, NodeProto, OperatorSetIdProto};
 
-use crate::families::features::DOMAIN;
-use crate::families::linear_model::{CLASSIFIER, Linear, PostTransform, REGRESSOR};
-use crate::library::domain;
+use crate::families::features::ML_DOMAIN;
+use crate::families::linear_model::{CLASSIFIER, LinearModel, PostTransform, REGRESSOR};
+use crate::library::normalize_domain;
 use crate::passes::decompose::decompose_node;
 use crate::passes::infer::infer;
 use crate::passes::versions::downgrade;
@@ -22,18 +22,18 @@ use crate::registry::{NEWEST_OPSET, Registry};
 use crate::{Error, OpError};
 
 /// Minimum version of `ai.onnx` for a converted model, so that every loss can be appended to it.
-const OPSET: i64 = 13;
+const MIN_OPSET: i64 = 13;
 
 /// Element type of strings in messages.
-const TEXT: i32 = 8;
+const STRING_TYPE: i32 = 8;
 
 fn is_linear(node: &NodeProto) -> bool {
-    node.domain == DOMAIN && [CLASSIFIER, REGRESSOR].contains(&node.op_type.as_str())
+    node.domain == ML_DOMAIN && [CLASSIFIER, REGRESSOR].contains(&node.op_type.as_str())
 }
 
 /// Returns the outputs of the linear models in a message.
 #[must_use]
-pub fn results(model: &ModelProto) -> Vec<String> {
+pub fn linear_outputs(model: &ModelProto) -> Vec<String> {
     let nodes = model.graph.iter().flat_map(|graph| &graph.node).filter(|node| is_linear(node));
     nodes.flat_map(|node| node.output.iter().filter(|name| !name.is_empty()).cloned()).collect()
 }
@@ -42,10 +42,10 @@ pub fn results(model: &ModelProto) -> Vec<String> {
 ///
 /// # Errors
 /// Returns an error if a node contradicts itself, or needs an unsupported feature.
-pub fn write_out(model: &mut ModelProto, typed: &Graph) -> Result<(), Error> {
-    let opset = raised(model);
+pub fn convert_linear_models(model: &mut ModelProto, typed: &Graph) -> Result<(), Error> {
+    let opset = raise_opset(model);
     let Some(graph) = &mut model.graph else { return Ok(()) };
-    let mut names = names_of(graph);
+    let mut names = value_names(graph);
     let mut nodes = Vec::with_capacity(graph.node.len());
     for proto in std::mem::take(&mut graph.node) {
         let made = |node: &&Node| {
@@ -56,7 +56,7 @@ pub fn write_out(model: &mut ModelProto, typed: &Graph) -> Result<(), Error> {
             nodes.push(proto);
             continue;
         };
-        let written = written(typed, node, opset, &mut names)?;
+        let written = convert_node(typed, node, opset, &mut names)?;
         nodes.extend(written.node);
         graph.initializer.extend(written.initializer);
     }
@@ -65,59 +65,64 @@ pub fn write_out(model: &mut ModelProto, typed: &Graph) -> Result<(), Error> {
 }
 
 /// Returns all names of values in a message.
-fn names_of(graph: &GraphProto) -> HashSet<String> {
+fn value_names(graph: &GraphProto) -> HashSet<String> {
     let mut names: HashSet<String> = graph.input.iter().map(|info| info.name.clone()).collect();
     names.extend(graph.initializer.iter().map(|tensor| tensor.name.clone()));
     names.extend(graph.node.iter().flat_map(|node| node.output.iter().cloned()));
     for subgraph in
         graph.node.iter().flat_map(|node| &node.attribute).filter_map(|attribute| attribute.g.as_deref())
     {
-        names.extend(names_of(subgraph));
+        names.extend(value_names(subgraph));
     }
     names
 }
 
 /// Returns the version of `ai.onnx` of a message. An old version is raised if all nodes have the same meaning in the
 /// newer one: exporters declare the oldest version that their nodes need, often without any node of `ai.onnx`.
-fn raised(model: &mut ModelProto) -> i64 {
-    let means_the_same = |graph: &GraphProto, own: i64| mean_the_same(graph, own, OPSET);
+fn raise_opset(model: &mut ModelProto) -> i64 {
+    let means_the_same = |graph: &GraphProto, own: i64| have_same_meaning(graph, own, MIN_OPSET);
     let graph = model.graph.as_ref();
     // A set may be listed twice.
     let mut listed = HashSet::new();
-    model.opset_import.retain(|set| listed.insert((domain(&set.domain).to_owned(), set.version)));
-    let Some(set) = model.opset_import.iter_mut().find(|set| domain(&set.domain).is_empty()) else {
-        model.opset_import.push(OperatorSetIdProto { domain: String::new(), version: OPSET });
-        return OPSET;
+    model.opset_import.retain(|set| listed.insert((normalize_domain(&set.domain).to_owned(), set.version)));
+    let Some(set) = model.opset_import.iter_mut().find(|set| normalize_domain(&set.domain).is_empty()) else {
+        model.opset_import.push(OperatorSetIdProto { domain: String::new(), version: MIN_OPSET });
+        return MIN_OPSET;
     };
-    if set.version < OPSET && graph.is_none_or(|graph| means_the_same(graph, set.version)) {
-        set.version = OPSET;
+    if set.version < MIN_OPSET && graph.is_none_or(|graph| means_the_same(graph, set.version)) {
+        set.version = MIN_OPSET;
     }
     set.version
 }
 
-fn mean_the_same(graph: &GraphProto, own: i64, other: i64) -> bool {
+fn have_same_meaning(graph: &GraphProto, own: i64, other: i64) -> bool {
     graph.node.iter().all(|node| {
-        let standard = domain(&node.domain).is_empty();
+        let standard = normalize_domain(&node.domain).is_empty();
         let subgraphs = node
             .attribute
             .iter()
             .flat_map(|attribute| attribute.g.as_deref().into_iter().chain(&attribute.graphs));
-        (!standard || Registry::standard().means_the_same("", &node.op_type, own, other))
-            && subgraphs.into_iter().all(|graph| mean_the_same(graph, own, other))
+        (!standard || Registry::standard().has_same_meaning("", &node.op_type, own, other))
+            && subgraphs.into_iter().all(|graph| have_same_meaning(graph, own, other))
     })
 }
 
 /// Converts a node of a graph to a message of other nodes, with new names for all values except its inputs and outputs.
-fn written(typed: &Graph, node: &Node, opset: i64, names: &mut HashSet<String>) -> Result<GraphProto, Error> {
+fn convert_node(
+    typed: &Graph,
+    node: &Node,
+    opset: i64,
+    names: &mut HashSet<String>,
+) -> Result<GraphProto, Error> {
     let fail = |source: OpError| Error::at(typed, node, source);
-    let linear = Linear::of(node).map_err(fail)?;
+    let linear = LinearModel::from_node(node).map_err(fail)?;
     let mut attrs = node.attrs.clone();
-    if let Some(row) = other_row(&linear) {
+    if let Some(row) = opposite_row(&linear) {
         attrs = attrs.with("coefficients", row.0).with("intercepts", row.1);
     }
     let mut alone = Graph::new(&typed.name);
     alone.opsets.insert(String::new(), NEWEST_OPSET);
-    alone.opsets.insert(DOMAIN.into(), 1);
+    alone.opsets.insert(ML_DOMAIN.into(), 1);
     let copied = |graph: &mut Graph, port: &Option<ValueId>, typed_too: bool| {
         port.map(|id| {
             let ty = if typed_too { typed.value(id).ty.clone() } else { Default::default() };
@@ -184,7 +189,7 @@ fn written(typed: &Graph, node: &Node, opset: i64, names: &mut HashSet<String>) 
         });
         message.initializer.push(TensorProto {
             name: classes,
-            data_type: TEXT,
+            data_type: STRING_TYPE,
             dims: vec![texts.len() as i64],
             string_data: texts.into_iter().map(|text| text.into_bytes().into()).collect(),
             ..TensorProto::default()
@@ -194,8 +199,8 @@ fn written(typed: &Graph, node: &Node, opset: i64, names: &mut HashSet<String>) 
 }
 
 /// Returns the second of two rows, if the first is its negative and both go through a sigmoid.
-fn other_row(linear: &Linear) -> Option<(Vec<f32>, Vec<f32>)> {
-    if linear.rows != 2 || linear.post_transform != PostTransform::Logistic {
+fn opposite_row(linear: &LinearModel) -> Option<(Vec<f32>, Vec<f32>)> {
+    if linear.score_count != 2 || linear.post_transform != PostTransform::Logistic {
         return None;
     }
     let (first, second) = linear.coefficients.split_at(linear.coefficients.len() / 2);
@@ -235,13 +240,13 @@ mod tests {
         graph.inputs = vec![x];
         for (name, outputs) in nodes {
             let outputs = outputs.map(|output| Some(graph.add_value(output, ValueType::Unknown)));
-            let mut node = Node::new(DOMAIN, CLASSIFIER, &[Some(x)], &outputs, attrs.clone());
+            let mut node = Node::new(ML_DOMAIN, CLASSIFIER, &[Some(x)], &outputs, attrs.clone());
             node.name = (*name).into();
             graph.nodes.push(node);
             graph.outputs.extend(outputs.iter().flatten());
         }
         let set = |domain: &str, version| OperatorSetIdProto { domain: domain.into(), version };
-        let mut opset_import = vec![set(DOMAIN, 1)];
+        let mut opset_import = vec![set(ML_DOMAIN, 1)];
         opset_import.extend(opset.map(|version| set("", version)));
         ModelProto { graph: Some(graph.to_proto()), opset_import, ..ModelProto::default() }
     }
@@ -251,16 +256,16 @@ mod tests {
             .expect("it is a graph")
     }
 
-    fn after(model: &ModelProto) -> Result<ModelProto, Error> {
+    fn converted_model(model: &ModelProto) -> Result<ModelProto, Error> {
         let mut typed = graph_of(model);
         upgrade_known(&mut typed);
         infer_known(&mut typed);
         let mut model = model.clone();
-        write_out(&mut model, &typed)?;
+        convert_linear_models(&mut model, &typed)?;
         Ok(model)
     }
 
-    fn computed(model: &ModelProto) -> Vec<Tensor> {
+    fn run_model(model: &ModelProto) -> Vec<Tensor> {
         let mut graph = graph_of(model);
         upgrade(&mut graph).expect("all is known");
         infer(&mut graph).expect("it is valid");
@@ -282,17 +287,17 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_computes_the_same() {
+    fn converted_models_compute_the_same() {
         for post_transform in ["NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO"] {
             for rows in [2, 3] {
                 for opset in [None, Some(9), Some(13), Some(18), Some(NEWEST_OPSET)] {
                     let model = model(&[("n", ["label", "p"])], &classifier(rows, post_transform), opset);
-                    let written = after(&model).expect("it is written");
+                    let written = converted_model(&model).expect("it is written");
                     let all = written.graph.iter().flat_map(|graph| &graph.node);
                     assert!(all.into_iter().all(|node| node.domain.is_empty()));
                     assert_eq!(dims_of(&written, "n/coefficients"), Some(vec![rows as i64, 3]));
                     assert_eq!(dims_of(&written, "n/intercepts"), Some(vec![rows as i64]));
-                    for (got, want) in computed(&written).iter().zip(computed(&model)) {
+                    for (got, want) in run_model(&written).iter().zip(run_model(&model)) {
                         assert_close(got, &want, 1e-6);
                     }
                 }
@@ -311,38 +316,38 @@ mod tests {
             [("LOGISTIC", 0.0, 1), ("LOGISTIC", 0.5, 2), ("SOFTMAX", 0.0, 2)]
         {
             let model = model(&[("n", ["label", "p"])], &opposite(post_transform, second), Some(15));
-            let written = after(&model).expect("it is written");
+            let written = converted_model(&model).expect("it is written");
             assert_eq!(dims_of(&written, "n/coefficients"), Some(vec![rows, 3]), "{post_transform} {second}");
-            for (got, want) in computed(&written).iter().zip(computed(&model)) {
+            for (got, want) in run_model(&written).iter().zip(run_model(&model)) {
                 assert_close(got, &want, 1e-6);
             }
         }
     }
 
     #[test]
-    fn every_weight_has_a_name_of_its_own() {
+    fn weight_names_are_unique() {
         let nodes = [("n", ["a", "p"]), ("n", ["b", "q"]), ("", ["c", "r"])];
         let mut model = model(&nodes, &classifier(3, "NONE"), Some(15));
         let taken = Tensor::f32(&[1], &[1.0]);
         let graph = model.graph.as_mut().expect("it has one");
         graph.initializer.push(ortrain_graph::tensor_to_proto("n/intercepts", &taken));
-        let written = after(&model).expect("it is written");
+        let written = converted_model(&model).expect("it is written");
         let names: HashSet<String> = initializers(&written).into_iter().map(|(name, _)| name).collect();
         for name in ["n/coefficients", "n/coefficients_", "n/intercepts_", "n/intercepts__", "c/coefficients"]
         {
             assert!(names.contains(name), "{name}: {names:?}");
         }
         assert_eq!(names.len(), initializers(&written).len());
-        for (got, want) in computed(&written).iter().zip(computed(&model)) {
+        for (got, want) in run_model(&written).iter().zip(run_model(&model)) {
             assert_close(got, &want, 1e-6);
         }
     }
 
     #[test]
-    fn an_old_version_is_raised_where_nothing_changes() {
+    fn raises_old_opset_if_meaning_is_equal() {
         let plain = |opset| model(&[("n", ["label", "p"])], &classifier(3, "SOFTMAX"), opset);
         for (given, raised) in [(None, 13), (Some(9), 13), (Some(13), 13), (Some(17), 17)] {
-            assert_eq!(opset_of(&after(&plain(given)).expect("it is written")), [raised]);
+            assert_eq!(opset_of(&converted_model(&plain(given)).expect("it is written")), [raised]);
         }
         // A Softmax of opset 9 has another meaning in opset 13.
         let mut old = plain(Some(9));
@@ -353,17 +358,17 @@ mod tests {
             output: vec!["again".into()],
             ..NodeProto::default()
         });
-        let written = after(&old).expect("it is written");
+        let written = converted_model(&old).expect("it is written");
         assert_eq!(opset_of(&written), [9]);
-        assert_eq!(computed(&written), computed(&old));
+        assert_eq!(run_model(&written), run_model(&old));
         // Listed twice, as in models of skl2onnx.
         let mut twice = plain(Some(22));
         twice.opset_import.extend(plain(Some(22)).opset_import);
-        assert_eq!(after(&twice).expect("it is written").opset_import.len(), 2);
+        assert_eq!(converted_model(&twice).expect("it is written").opset_import.len(), 2);
     }
 
     #[test]
-    fn texts_are_looked_up_behind() {
+    fn string_labels_are_looked_up_by_gather() {
         let mut attrs = classifier(3, "SOFTMAX");
         attrs.0.remove("classlabels_ints");
         let texts: Vec<String> = ["ash", "elm", "oak"].map(String::from).into();
@@ -372,7 +377,7 @@ mod tests {
             &attrs.with("classlabels_strings", Attr::Strings(texts)),
             Some(15),
         );
-        let mut written = after(&model).expect("it is written");
+        let mut written = converted_model(&model).expect("it is written");
         let graph = written.graph.as_mut().expect("it has one");
         let last = graph.node.last().expect("there are nodes");
         assert_eq!((last.op_type.as_str(), last.output.as_slice()), ("Gather", &["label".to_owned()][..]));
@@ -386,10 +391,11 @@ mod tests {
     }
 
     #[test]
-    fn what_contradicts_itself_is_refused() {
+    fn rejects_contradictions() {
         let attrs = classifier(3, "SOFTMAX").with("intercepts", vec![0.0f32; 2]);
-        let error =
-            after(&model(&[("n", ["label", "p"])], &attrs, Some(15))).expect_err("refused").to_string();
+        let error = converted_model(&model(&[("n", ["label", "p"])], &attrs, Some(15)))
+            .expect_err("refused")
+            .to_string();
         assert_eq!(
             error,
             "node \"n\" (ai.onnx.ml:LinearClassifier) with inputs (x: float32[N, 3]): it has 3 labels for 2 scores; one for \

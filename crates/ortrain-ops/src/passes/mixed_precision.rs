@@ -39,20 +39,20 @@ pub fn mixed_precision(
     loss: ValueId,
     weights: &FxHashMap<ValueId, String>,
 ) -> Result<(), Error> {
-    let wide_nodes = of_the_loss(graph, loss);
+    let wide_nodes = depends_on_loss(graph, loss);
     let nodes = std::mem::take(&mut graph.nodes);
-    let mut pass = Pass { graph, narrow, weights, twins: FxHashMap::default() };
+    let mut pass = NarrowingPass { graph, narrow, weights, twins: FxHashMap::default() };
     for (node, stays) in nodes.into_iter().zip(wide_nodes) {
         let has_subgraph = Graph::subgraphs(&node).next().is_some();
-        if stays || has_subgraph || pass.is_of_constants(&node) || !pass.narrowed(&node) {
-            pass.widened(node)?;
+        if stays || has_subgraph || pass.has_constant_floats(&node) || !pass.push_narrow(&node) {
+            pass.push_wide(node)?;
         }
     }
     Ok(())
 }
 
 /// Returns true for each node that is a loss operator, produces the loss, or depends on it.
-fn of_the_loss(graph: &Graph, loss: ValueId) -> Vec<bool> {
+fn depends_on_loss(graph: &Graph, loss: ValueId) -> Vec<bool> {
     let mut from_loss: FxHashSet<ValueId> = FxHashSet::default();
     (graph.nodes.iter())
         .map(|node| {
@@ -67,7 +67,7 @@ fn of_the_loss(graph: &Graph, loss: ValueId) -> Vec<bool> {
         .collect()
 }
 
-struct Pass<'a> {
+struct NarrowingPass<'a> {
     graph: &'a mut Graph,
     narrow: DType,
     weights: &'a FxHashMap<ValueId, String>,
@@ -75,16 +75,17 @@ struct Pass<'a> {
     twins: FxHashMap<ValueId, ValueId>,
 }
 
-impl Pass<'_> {
+impl NarrowingPass<'_> {
     /// Returns a value converted to another type.
-    fn twin(&mut self, value: ValueId, to: DType) -> ValueId {
+    fn converted_value(&mut self, value: ValueId, to: DType) -> ValueId {
         if let Some(&twin) = self.twins.get(&value) {
             return twin;
         }
         let name = self.graph.name_of(value).to_owned();
         let entry = self.graph.value(value);
         let twin = if let Some(constant) = &entry.constant {
-            let constant = if to == self.narrow { in_range(constant, to) } else { constant.converted(to) };
+            let constant =
+                if to == self.narrow { convert_in_range(constant, to) } else { constant.converted(to) };
             self.graph.add_constant(&format!("{name}_{to}"), constant)
         } else {
             let ty = ValueType::Tensor(to, entry.ty.shape().cloned());
@@ -104,7 +105,7 @@ impl Pass<'_> {
 
     /// Adds a node with narrow inputs instead of float32 inputs. Returns false, and adds nothing, if its operator does
     /// not accept them.
-    fn narrowed(&mut self, node: &Node) -> bool {
+    fn push_narrow(&mut self, node: &Node) -> bool {
         let wide =
             WIDE_INPUTS.iter().find(|(op, _)| *op == &*node.op).map_or(0..0, |(_, ports)| ports.clone());
         let is_wide = |graph: &Graph, id: ValueId| graph.value(id).ty.dtype() == Some(DType::F32);
@@ -116,7 +117,7 @@ impl Pass<'_> {
                 && !wide.contains(&k)
                 && is_wide(self.graph, id)
             {
-                *input = Some(self.twin(id, self.narrow));
+                *input = Some(self.converted_value(id, self.narrow));
             }
         }
         if let Some(to) = changed.attrs.int("to").ok().flatten()
@@ -154,7 +155,7 @@ impl Pass<'_> {
     }
 
     /// Returns true if the float inputs of a node are constants, such as positions, which need their full precision.
-    fn is_of_constants(&self, node: &Node) -> bool {
+    fn has_constant_floats(&self, node: &Node) -> bool {
         let floats: Vec<bool> = (node.present_inputs().map(|id| self.graph.value(id)))
             .filter(|value| value.ty.dtype().is_some_and(DType::is_float))
             .map(|value| value.constant.is_some())
@@ -163,13 +164,13 @@ impl Pass<'_> {
     }
 
     /// Adds a node with its original float32 inputs.
-    fn widened(&mut self, mut node: Node) -> Result<(), Error> {
+    fn push_wide(&mut self, mut node: Node) -> Result<(), Error> {
         for input in &mut node.inputs {
             if let Some(id) = *input
                 && self.graph.value(id).ty.dtype() == Some(self.narrow)
                 && self.was_wide(id)
             {
-                *input = Some(self.twin(id, DType::F32));
+                *input = Some(self.converted_value(id, DType::F32));
             }
         }
         self.graph.nodes.push(node);
@@ -184,7 +185,7 @@ impl Pass<'_> {
 
 /// Converts a constant to a narrow type. Finite nonzero elements stay finite and nonzero: a mask with the lowest
 /// float32 becomes a mask with the lowest number of the narrow type.
-fn in_range(constant: &Tensor, to: DType) -> Tensor {
+fn convert_in_range(constant: &Tensor, to: DType) -> Tensor {
     let (least, most) = match to {
         // 2^-24 is the smallest subnormal number.
         DType::F16 => (2f64.powi(-24), 65504.0),
@@ -242,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn the_loss_and_the_ratio_stay_float32() {
+    fn loss_and_ratio_remain_float32() {
         let (mut graph, weight, loss) = network();
         let names = [(weight, "w_fp16".to_owned())].into_iter().collect();
         mixed_precision(&mut graph, F16, loss, &names).expect("it fits");
@@ -258,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn constants_stay_finite_and_other_than_zero() {
+    fn constants_remain_finite_and_nonzero() {
         let (mut graph, _, loss) = network();
         mixed_precision(&mut graph, F16, loss, &FxHashMap::default()).expect("it fits");
         let mask = graph.nodes[3].inputs[1].expect("it adds the mask");
@@ -267,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_that_refuses_the_type_stays_float32() {
+    fn incompatible_nodes_remain_float32() {
         let mut graph = Graph::new("");
         let boxes = value(&mut graph, "boxes", F32, &[1, 3, 4]);
         let scores = value(&mut graph, "scores", F32, &[1, 1, 3]);
@@ -284,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_of_constants_stays_float32() {
+    fn constant_nodes_remain_float32() {
         let mut graph = Graph::new("");
         let x = value(&mut graph, "x", F32, &[1]);
         graph.inputs = vec![x];

@@ -12,12 +12,12 @@ use ortrain_graph::{Attr, Attrs, DType, Graph, Node, Tensor, ValueId, ValueType}
 use ortrain_onnx::GraphProto;
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use crate::families::control_flow::forget_folded;
+use crate::families::control_flow::clear_folded;
 use crate::infer::normalize_axis;
-use crate::library::domain;
+use crate::library::normalize_domain;
 use crate::op::{Placement, Repetition};
 use crate::passes::fold::fold_node;
-use crate::passes::infer::{advised, infer_node};
+use crate::passes::infer::{infer_node, merge_advised};
 use crate::registry::build;
 use crate::{Error, OpError};
 
@@ -35,7 +35,7 @@ const OPERATORS: [&str; 9] = [
 ];
 
 /// Version of `ai.onnx` that added the operators.
-const SINCE: i64 = 11;
+const SEQUENCES_SINCE: i64 = 11;
 
 /// Maximum number of tensors in a sequence: each is a value of the graph.
 const MAX_TENSORS: usize = 1 << 14;
@@ -44,39 +44,41 @@ const MAX_TENSORS: usize = 1 << 14;
 const MAX_ROUNDS: usize = 3;
 
 /// Maximum nesting depth of loops with repeated rewrites: the number of rewrites multiplies.
-const DEEPEST: usize = 2;
+const MAX_REWRITE_DEPTH: usize = 2;
 
 /// Part of the message for unsupported sequences.
-const KNOWN_ONLY: &str =
+const LENGTH_MESSAGE: &str =
     "a sequence is supported where its length and the positions in it are known before the model runs";
 
 /// Remedy for a sequence that is an output.
-const EACH: &str = "make each of its tensors an output";
+const OUTPUT_ADVICE: &str = "make each of its tensors an output";
 
 /// Checks that a sequence is not an output of its graph.
-fn no_output(graph: &Graph, id: ValueId) -> Result<(), OpError> {
+fn check_not_output(graph: &Graph, id: ValueId) -> Result<(), OpError> {
     if graph.outputs.contains(&id) {
         let name = graph.name_of(id);
-        return Err(OpError::unsupported(format!("its result {name:?}, a sequence, is an output; {EACH}")));
+        return Err(OpError::unsupported(format!(
+            "its result {name:?}, a sequence, is an output; {OUTPUT_ADVICE}"
+        )));
     }
     Ok(())
 }
 
 /// Returns true if an operator produces or reads sequences.
-pub(crate) fn is_operator(domain: &str, name: &str) -> bool {
+pub(crate) fn is_sequence_operator(domain: &str, name: &str) -> bool {
     domain.is_empty() && OPERATORS.contains(&name)
 }
 
 /// Returns true if a node produces or reads a sequence.
-fn is_of_sequences(node: &Node) -> bool {
-    is_operator(&node.domain, &node.op)
+fn uses_sequences(node: &Node) -> bool {
+    is_sequence_operator(&node.domain, &node.op)
 }
 
 /// Returns a flag for each node of a message: true if it uses a sequence that depends on values computed at run time,
 /// or that is an output. Such a node cannot be rewritten to tensors. Subgraphs are ignored.
 #[must_use]
-pub fn out_of_reach(graph: &GraphProto) -> Vec<bool> {
-    if !graph.node.iter().any(|node| is_operator(domain(&node.domain), &node.op_type)) {
+pub fn unsupported_sequence_nodes(graph: &GraphProto) -> Vec<bool> {
+    if !graph.node.iter().any(|node| is_sequence_operator(normalize_domain(&node.domain), &node.op_type)) {
         return vec![false; graph.node.len()];
     }
     let mut fixed: FxHashSet<&str> = graph.initializer.iter().map(|tensor| tensor.name.as_str()).collect();
@@ -84,7 +86,7 @@ pub fn out_of_reach(graph: &GraphProto) -> Vec<bool> {
     let outputs: FxHashSet<&str> = graph.output.iter().map(|info| info.name.as_str()).collect();
     let judged = graph.node.iter().map(|node| {
         let input = |k: usize| node.input.get(k).map_or("", String::as_str);
-        let standard = domain(&node.domain).is_empty();
+        let standard = normalize_domain(&node.domain).is_empty();
         let results = node.output.iter().map(String::as_str).filter(|name| !name.is_empty());
         if !standard || !OPERATORS.contains(&node.op_type.as_str()) {
             if standard && node.op_type == "Identity" && known.contains(input(0)) {
@@ -117,25 +119,25 @@ pub fn out_of_reach(graph: &GraphProto) -> Vec<bool> {
 }
 
 /// Returns true if a graph or its subgraphs contain sequences.
-fn occur(graph: &Graph) -> bool {
-    let inside = |node: &Node| Graph::subgraphs(node).any(|(_, subgraph)| occur(subgraph));
-    graph.nodes.iter().any(|node| is_of_sequences(node) || inside(node))
+fn has_sequences(graph: &Graph) -> bool {
+    let inside = |node: &Node| Graph::subgraphs(node).any(|(_, subgraph)| has_sequences(subgraph));
+    graph.nodes.iter().any(|node| uses_sequences(node) || inside(node))
 }
 
 /// Replaces the sequences of a graph and its subgraphs by their tensors. All other nodes have the newest version.
 /// Returns an error for each sequence that cannot be replaced. Nodes that use it are unchanged; no later check has a
 /// better error for them.
-pub(crate) fn write_out(graph: &mut Graph, version: i64) -> Vec<Error> {
-    if !occur(graph) {
+pub(crate) fn replace_sequences(graph: &mut Graph, version: i64) -> Vec<Error> {
+    if !has_sequences(graph) {
         return Vec::new();
     }
-    let mut writer = Writer { version, errors: Vec::new(), depth: 0 };
-    writer.graph(graph, Sequences::default());
+    let mut writer = SequenceRewriter { version, errors: Vec::new(), depth: 0 };
+    writer.rewrite_graph(graph, Sequences::default());
     writer.errors
 }
 
 /// Returns a flag for each node of a graph: true if an output needs the node.
-fn needed(graph: &Graph) -> Vec<bool> {
+fn needed_nodes(graph: &Graph) -> Vec<bool> {
     let mut values: FxHashSet<ValueId> = graph.outputs.iter().copied().collect();
     let mut needed = vec![false; graph.nodes.len()];
     for (index, node) in graph.nodes.iter().enumerate().rev() {
@@ -150,7 +152,7 @@ fn needed(graph: &Graph) -> Vec<bool> {
 /// Tensors of each sequence; `None` if they are unknown, which was reported.
 type Sequences = FxHashMap<ValueId, Option<Vec<ValueId>>>;
 
-struct Writer {
+struct SequenceRewriter {
     version: i64,
     errors: Vec<Error>,
     /// Nesting depth of the current subgraph.
@@ -158,26 +160,31 @@ struct Writer {
 }
 
 /// Returns the integers of a constant, and true if it is a vector.
-fn ints(graph: &Graph, node: &Node, k: usize, what: &str) -> Result<Option<(Vec<i64>, bool)>, OpError> {
+fn constant_ints(
+    graph: &Graph,
+    node: &Node,
+    k: usize,
+    what: &str,
+) -> Result<Option<(Vec<i64>, bool)>, OpError> {
     let Some(id) = node.inputs.get(k).copied().flatten() else { return Ok(None) };
     let found =
         graph.value(id).content().and_then(|tensor| Some((tensor.to_i64()?, !tensor.dims().is_empty())));
     found.map(Some).ok_or_else(|| {
         let name = graph.name_of(id);
-        OpError::unsupported(format!("{what}, {name:?}, is not constant; {KNOWN_ONLY}"))
+        OpError::unsupported(format!("{what}, {name:?}, is not constant; {LENGTH_MESSAGE}"))
     })
 }
 
 /// Returns a constant position in a sequence of `len` tensors, which must be below `places`: `len`, or one more for an
 /// insertion.
-fn position(
+fn constant_position(
     graph: &Graph,
     node: &Node,
     k: usize,
     len: usize,
     places: usize,
 ) -> Result<Option<usize>, OpError> {
-    let Some((values, _)) = ints(graph, node, k, "its position")? else { return Ok(None) };
+    let Some((values, _)) = constant_ints(graph, node, k, "its position")? else { return Ok(None) };
     let &[at] = values.as_slice() else {
         return Err(OpError::invalid(format!("its position has {} elements; one is needed", values.len())));
     };
@@ -188,26 +195,26 @@ fn position(
     found.map(Some).ok_or_else(message)
 }
 
-impl Writer {
+impl SequenceRewriter {
     /// Rewrites a graph; `sequences` contains its captured sequences.
-    fn graph(&mut self, graph: &mut Graph, mut sequences: Sequences) {
-        let needed = needed(graph);
+    fn rewrite_graph(&mut self, graph: &mut Graph, mut sequences: Sequences) {
+        let needed = needed_nodes(graph);
         let mut dropped: FxHashSet<ValueId> = FxHashSet::default();
         for (node, needed) in std::mem::take(&mut graph.nodes).into_iter().zip(needed) {
             // An unused node may use any sequence.
-            if !needed && (is_of_sequences(&node) || node.present_inputs().any(|id| dropped.contains(&id))) {
+            if !needed && (uses_sequences(&node) || node.present_inputs().any(|id| dropped.contains(&id))) {
                 dropped.extend(node.present_outputs());
                 continue;
             }
             let done = graph.nodes.len();
-            if let Err(source) = self.node(graph, &mut sequences, &node) {
+            if let Err(source) = self.rewrite_node(graph, &mut sequences, &node) {
                 self.errors.push(Error::at(graph, &node, source));
                 graph.nodes.truncate(done);
-                self.stays(graph, &mut sequences, &node);
+                self.push_unchanged(graph, &mut sequences, &node);
             }
             // Errors of these nodes are reported when all types are inferred.
             for index in done..graph.nodes.len() {
-                if !is_of_sequences(&graph.nodes[index]) && infer_node(graph, index).is_ok() {
+                if !uses_sequences(&graph.nodes[index]) && infer_node(graph, index).is_ok() {
                     let _ = fold_node(graph, index);
                 }
             }
@@ -216,21 +223,26 @@ impl Writer {
             // A sequence that a node of this graph produces was reported there.
             if let Some(Some(_)) = sequences.get(&id) {
                 let name = graph.name_of(id);
-                let message = format!("output {name:?} of a subgraph is a sequence; {EACH}");
+                let message = format!("output {name:?} of a subgraph is a sequence; {OUTPUT_ADVICE}");
                 self.errors.push(Error::Graph(message));
             }
         }
-        forget_folded(graph);
+        clear_folded(graph);
     }
 
     /// Adds a node, or its replacement.
-    fn node(&mut self, graph: &mut Graph, sequences: &mut Sequences, node: &Node) -> Result<(), OpError> {
-        if !is_of_sequences(node) {
-            return self.other(graph, sequences, node);
+    fn rewrite_node(
+        &mut self,
+        graph: &mut Graph,
+        sequences: &mut Sequences,
+        node: &Node,
+    ) -> Result<(), OpError> {
+        if !uses_sequences(node) {
+            return self.rewrite_other(graph, sequences, node);
         }
-        if self.version < SINCE {
+        if self.version < SEQUENCES_SINCE {
             let message = format!(
-                "the model uses opset {}, but the operator exists from opset {SINCE} on",
+                "the model uses opset {}, but the operator exists from opset {SEQUENCES_SINCE} on",
                 self.version
             );
             return Err(OpError::Invalid(message));
@@ -248,39 +260,40 @@ impl Writer {
                         }
                         _ => OpError::unsupported(format!(
                             "how many tensors are in the sequence {name:?} is not known before the model runs; \
-                             {KNOWN_ONLY}"
+                             {LENGTH_MESSAGE}"
                         )),
                     })
                 }
             }
         };
         if &*node.op == "SequenceMap" {
-            return self.map(graph, sequences, node);
+            return self.rewrite_map(graph, sequences, node);
         }
         let Some(output) = node.outputs.first().copied().flatten() else { return Ok(()) };
         let made = match &*node.op {
             "SequenceEmpty" => Some(Vec::new()),
             "SequenceConstruct" => Some(node.present_inputs().collect()),
-            "SplitToSequence" => Some(split(graph, node)?),
+            "SplitToSequence" => Some(split_tensor(graph, node)?),
             "SequenceInsert" => {
                 let tensor = node.inputs.get(1).copied().flatten();
                 let tensor = tensor.ok_or_else(|| OpError::invalid("input 1 is left out but is needed"))?;
                 let Some(known) = tensors(0)? else {
-                    self.stays(graph, sequences, node);
+                    self.push_unchanged(graph, sequences, node);
                     return Ok(());
                 };
                 let mut known = known.clone();
-                let at = position(graph, node, 2, known.len(), known.len() + 1)?.unwrap_or(known.len());
+                let at =
+                    constant_position(graph, node, 2, known.len(), known.len() + 1)?.unwrap_or(known.len());
                 known.insert(at, tensor);
                 Some(known)
             }
             "SequenceErase" => {
                 let Some(known) = tensors(0)? else {
-                    self.stays(graph, sequences, node);
+                    self.push_unchanged(graph, sequences, node);
                     return Ok(());
                 };
                 let mut known = known.clone();
-                match position(graph, node, 1, known.len(), known.len())? {
+                match constant_position(graph, node, 1, known.len(), known.len())? {
                     Some(at) => drop(known.remove(at)),
                     None if known.pop().is_some() => {}
                     None => return Err(OpError::invalid("the sequence is empty; nothing can be erased")),
@@ -289,30 +302,30 @@ impl Writer {
             }
             "SequenceAt" => {
                 let Some(known) = tensors(0)? else {
-                    self.stays(graph, sequences, node);
+                    self.push_unchanged(graph, sequences, node);
                     return Ok(());
                 };
-                let at = position(graph, node, 1, known.len(), known.len())?;
+                let at = constant_position(graph, node, 1, known.len(), known.len())?;
                 let at = at.ok_or_else(|| OpError::invalid("input 1 is left out but is needed"))?;
-                add(graph, node, "Identity", &[known[at]], Attrs::new(), &[output]);
+                add_replacement(graph, node, "Identity", &[known[at]], Attrs::new(), &[output]);
                 None
             }
             "SequenceLength" => {
                 let Some(known) = tensors(0)? else {
-                    self.stays(graph, sequences, node);
+                    self.push_unchanged(graph, sequences, node);
                     return Ok(());
                 };
                 let length = Tensor::i64(&[], &[known.len() as i64]);
-                add(graph, node, "Constant", &[], Attrs::new().with("value", length), &[output]);
+                add_replacement(graph, node, "Constant", &[], Attrs::new().with("value", length), &[output]);
                 None
             }
             _ => {
                 let Some(known) = tensors(0)? else {
-                    self.stays(graph, sequences, node);
+                    self.push_unchanged(graph, sequences, node);
                     return Ok(());
                 };
                 let known = known.clone();
-                concat(graph, node, &known, output)?;
+                concat_tensors(graph, node, &known, output)?;
                 None
             }
         };
@@ -322,14 +335,19 @@ impl Writer {
                     format!("it makes a sequence of {} tensors; {MAX_TENSORS} are the most", made.len());
                 return Err(OpError::unsupported(message));
             }
-            no_output(graph, output)?;
+            check_not_output(graph, output)?;
             sequences.insert(output, Some(made));
         }
         Ok(())
     }
 
     /// Adds the body of a `SequenceMap` for each tensor of its sequences, as a branch that is always taken.
-    fn map(&mut self, graph: &mut Graph, sequences: &mut Sequences, node: &Node) -> Result<(), OpError> {
+    fn rewrite_map(
+        &mut self,
+        graph: &mut Graph,
+        sequences: &mut Sequences,
+        node: &Node,
+    ) -> Result<(), OpError> {
         let own = node.inputs.len() - node.captures;
         let mut body = node.attrs.graph("body").and_then(|found| Attrs::required("body", found))?.clone();
         // The tensors of a sequence differ; declared types are valid for at most one of them.
@@ -347,13 +365,13 @@ impl Writer {
             let known = id.map(|id| (sequences.get(&id), &graph.value(id).ty, graph.name_of(id)));
             lists.push(match known {
                 Some((Some(None), ..)) => {
-                    self.stays(graph, sequences, node);
+                    self.push_unchanged(graph, sequences, node);
                     return Ok(());
                 }
                 Some((Some(Some(tensors)), ..)) => Some(tensors.clone()),
                 Some((None, ValueType::Sequence(_), name)) => {
                     return Err(OpError::unsupported(format!(
-                        "how many tensors are in the sequence {name:?} is not known before the model runs; {KNOWN_ONLY}"
+                        "how many tensors are in the sequence {name:?} is not known before the model runs; {LENGTH_MESSAGE}"
                     )));
                 }
                 _ => None,
@@ -377,7 +395,7 @@ impl Writer {
             )));
         }
         for output in node.present_outputs() {
-            no_output(graph, output)?;
+            check_not_output(graph, output)?;
         }
         let mut made: Vec<Vec<ValueId>> = vec![Vec::with_capacity(count); node.outputs.len()];
         for at in 0..count {
@@ -398,7 +416,7 @@ impl Writer {
             let mut branch = Node::new("", "If", &ports, &outputs, attrs);
             branch.captures = ports.len() - 1;
             branch.name = node.name.clone();
-            self.other(graph, sequences, &branch)?;
+            self.rewrite_other(graph, sequences, &branch)?;
         }
         for (output, tensors) in node.outputs.iter().zip(made) {
             if let Some(output) = *output {
@@ -409,20 +427,25 @@ impl Writer {
     }
 
     /// Adds an unchanged node that uses a reported sequence.
-    fn stays(&mut self, graph: &mut Graph, sequences: &mut Sequences, node: &Node) {
+    fn push_unchanged(&mut self, graph: &mut Graph, sequences: &mut Sequences, node: &Node) {
         sequences.extend(node.present_outputs().map(|id| (id, None)));
         graph.nodes.push(node.clone());
     }
 
     /// Adds a node that is not an operator on sequences.
-    fn other(&mut self, graph: &mut Graph, sequences: &mut Sequences, node: &Node) -> Result<(), OpError> {
+    fn rewrite_other(
+        &mut self,
+        graph: &mut Graph,
+        sequences: &mut Sequences,
+        node: &Node,
+    ) -> Result<(), OpError> {
         let own = node.inputs.len() - node.captures;
         if node.op == "Identity".into()
             && node.domain.is_empty()
             && let (Some(Some(from)), Some(Some(to))) = (node.inputs.first(), node.outputs.first())
             && let Some(known) = sequences.get(from).cloned()
         {
-            no_output(graph, *to)?;
+            check_not_output(graph, *to)?;
             sequences.insert(*to, known);
             return Ok(());
         }
@@ -430,7 +453,7 @@ impl Writer {
             let Some(id) = id else { continue };
             match sequences.get(id) {
                 Some(None) => {
-                    self.stays(graph, sequences, node);
+                    self.push_unchanged(graph, sequences, node);
                     return Ok(());
                 }
                 Some(Some(_)) => {
@@ -445,16 +468,21 @@ impl Writer {
         let mut node = node.clone();
         let inside =
             node.captures > 0 && node.inputs[own..].iter().flatten().any(|id| sequences.contains_key(id));
-        if inside || Graph::subgraphs(&node).any(|(_, subgraph)| occur(subgraph)) {
-            let captured = spread_captures(graph, sequences, &mut node);
-            self.subgraphs(graph, &mut node, &captured);
+        if inside || Graph::subgraphs(&node).any(|(_, subgraph)| has_sequences(subgraph)) {
+            let captured = expand_captures(graph, sequences, &mut node);
+            self.rewrite_subgraphs(graph, &mut node, &captured);
         }
         graph.nodes.push(node);
         Ok(())
     }
 
     /// Rewrites the subgraphs of a node. `captured` contains the captured sequences of each subgraph.
-    fn subgraphs(&mut self, graph: &mut Graph, node: &mut Node, captured: &FxHashMap<String, Sequences>) {
+    fn rewrite_subgraphs(
+        &mut self,
+        graph: &mut Graph,
+        node: &mut Node,
+        captured: &FxHashMap<String, Sequences>,
+    ) {
         let names: Vec<String> = Graph::subgraphs(node).map(|(name, _)| name.to_owned()).collect();
         let repetition = match build(graph, node).map(|op| op.placement()) {
             Ok(Placement::Repeat(repetition)) => Some(repetition),
@@ -463,10 +491,11 @@ impl Writer {
         let original = node.clone();
         // The carried values of a Loop get the types of their initial values, if these are the types in every
         // iteration. Otherwise they get types that cover all iterations, or only element types.
-        let mut carried = repetition.as_ref().map(|r| first_carried(graph, node, r)).unwrap_or_default();
+        let mut carried =
+            repetition.as_ref().map(|r| initial_carried_types(graph, node, r)).unwrap_or_default();
         let changes = repetition.as_ref().filter(|r| r.conditional && r.carried > 0);
         let open = |carried: &[ValueType]| carried.iter().map(without_shape).collect::<Vec<ValueType>>();
-        let rounds = if changes.is_some() && self.depth < DEEPEST { MAX_ROUNDS } else { 1 };
+        let rounds = if changes.is_some() && self.depth < MAX_REWRITE_DEPTH { MAX_ROUNDS } else { 1 };
         if changes.is_some() && rounds == 1 {
             carried = open(&carried);
         }
@@ -477,8 +506,8 @@ impl Writer {
             for name in &names {
                 let Some(Attr::Graph(subgraph)) = node.attrs.0.get_mut(name) else { continue };
                 let mut subgraph = std::mem::take(subgraph);
-                give_types(graph, &original, &mut subgraph, repetition.as_ref(), &carried);
-                self.graph(&mut subgraph, captured.get(name).cloned().unwrap_or_default());
+                set_input_types(graph, &original, &mut subgraph, repetition.as_ref(), &carried);
+                self.rewrite_graph(&mut subgraph, captured.get(name).cloned().unwrap_or_default());
                 node.attrs.0.insert(name.clone(), Attr::Graph(subgraph));
             }
             self.depth -= 1;
@@ -513,21 +542,22 @@ fn same_sizes(a: &[ValueType], b: &[ValueType]) -> bool {
 }
 
 /// Returns the types of the initial carried values of a node.
-fn first_carried(graph: &Graph, node: &Node, r: &Repetition) -> Vec<ValueType> {
-    let of = |j: usize| Repetition::own(node, r.lead() + j).map(|id| graph.value(id).ty.clone());
+fn initial_carried_types(graph: &Graph, node: &Node, r: &Repetition) -> Vec<ValueType> {
+    let of =
+        |j: usize| Repetition::own_input(node, r.leading_inputs() + j).map(|id| graph.value(id).ty.clone());
     (0..r.carried).map(|j| of(j).unwrap_or_default()).collect()
 }
 
 /// Returns the types of a node's carried values, inferred for all iterations.
 fn carried_types(node: &Node, r: &Repetition) -> Option<Vec<ValueType>> {
     let body = node.attrs.graph(r.body).ok()??;
-    let ids = body.inputs.get(r.lead()..r.lead() + r.carried)?;
+    let ids = body.inputs.get(r.leading_inputs()..r.leading_inputs() + r.carried)?;
     Some(ids.iter().map(|&id| body.value(id).ty.clone()).collect())
 }
 
 /// Replaces captured sequences by their tensors, at a node and in its subgraphs. Returns the sequences of each
 /// subgraph.
-fn spread_captures(graph: &Graph, sequences: &Sequences, node: &mut Node) -> FxHashMap<String, Sequences> {
+fn expand_captures(graph: &Graph, sequences: &Sequences, node: &mut Node) -> FxHashMap<String, Sequences> {
     let own = node.inputs.len() - node.captures;
     let outer: Vec<Option<ValueId>> = node.inputs[own..].to_vec();
     let known = |id: &Option<ValueId>| id.and_then(|id| sequences.get(&id));
@@ -570,7 +600,7 @@ fn spread_captures(graph: &Graph, sequences: &Sequences, node: &mut Node) -> FxH
 }
 
 /// Sets the types of a subgraph's inputs from the corresponding outer values, if known.
-fn give_types(
+fn set_input_types(
     graph: &Graph,
     node: &Node,
     subgraph: &mut Graph,
@@ -578,7 +608,7 @@ fn give_types(
     carried: &[ValueType],
 ) {
     let give = |subgraph: &mut Graph, id: ValueId, ty: ValueType| {
-        if let Ok(ty) = advised(&subgraph.value(id).ty, ty) {
+        if let Ok(ty) = merge_advised(&subgraph.value(id).ty, ty) {
             subgraph.value_mut(id).ty = ty;
         }
     };
@@ -591,16 +621,16 @@ fn give_types(
         subgraph.value_mut(id).constant = value.content().cloned();
         subgraph.value_mut(id).sizes = value.sizes.clone();
     }
-    let Some(r) = repetition.filter(|r| r.formal() == formal) else { return };
+    let Some(r) = repetition.filter(|r| r.formal_inputs() == formal) else { return };
     for (j, ty) in carried.iter().enumerate() {
         // A declared type may not hold in later iterations.
-        let id = subgraph.inputs[r.lead() + j];
+        let id = subgraph.inputs[r.leading_inputs() + j];
         subgraph.value_mut(id).ty = without_shape(&subgraph.value(id).ty);
         give(subgraph, id, ty.clone());
     }
     for (s, along) in r.scanned.iter().enumerate() {
-        let k = r.lead() + r.carried + s;
-        let Some(outer) = Repetition::own(node, k) else { continue };
+        let k = r.leading_inputs() + r.carried + s;
+        let Some(outer) = Repetition::own_input(node, k) else { continue };
         if let ValueType::Tensor(dtype, shape) = &graph.value(outer).ty {
             let rest = shape.as_ref().and_then(|shape| {
                 let axis = normalize_axis(along.axis, shape.rank()).ok()?;
@@ -614,7 +644,14 @@ fn give_types(
 }
 
 /// Adds a node in place of another one, with the same name.
-fn add(graph: &mut Graph, old: &Node, op: &str, inputs: &[ValueId], attrs: Attrs, outputs: &[ValueId]) {
+fn add_replacement(
+    graph: &mut Graph,
+    old: &Node,
+    op: &str,
+    inputs: &[ValueId],
+    attrs: Attrs,
+    outputs: &[ValueId],
+) {
     let ports = |ids: &[ValueId]| ids.iter().copied().map(Some).collect::<Vec<Option<ValueId>>>();
     let mut node = Node::new("", op, &ports(inputs), &ports(outputs), attrs);
     node.name = old.name.clone();
@@ -622,13 +659,13 @@ fn add(graph: &mut Graph, old: &Node, op: &str, inputs: &[ValueId], attrs: Attrs
 }
 
 /// Adds a constant vector, named after a node's output.
-fn constant(graph: &mut Graph, output: ValueId, what: &str, values: &[i64]) -> ValueId {
+fn add_constant_vector(graph: &mut Graph, output: ValueId, what: &str, values: &[i64]) -> ValueId {
     let name = format!("{}_{what}", graph.name_of(output));
     graph.add_constant(&name, Tensor::i64(&[values.len()], values))
 }
 
 /// Splits a tensor; returns the parts.
-fn split(graph: &mut Graph, node: &Node) -> Result<Vec<ValueId>, OpError> {
+fn split_tensor(graph: &mut Graph, node: &Node) -> Result<Vec<ValueId>, OpError> {
     let given = node.inputs.first().copied().flatten();
     let x = given.ok_or_else(|| OpError::invalid("input 0 is left out but is needed"))?;
     let output = node.outputs.first().copied().flatten();
@@ -652,7 +689,7 @@ fn split(graph: &mut Graph, node: &Node) -> Result<Vec<ValueId>, OpError> {
             "it makes a sequence of {count} tensors; {MAX_TENSORS} are the most"
         ))),
     };
-    let lengths = ints(graph, node, 1, "the sizes of its parts")?;
+    let lengths = constant_ints(graph, node, 1, "the sizes of its parts")?;
     // onnxruntime also removes the axis of parts of size one if a scalar gives this size.
     let single = lengths.as_ref().is_none_or(|(lengths, vector)| !vector && *lengths == [1]);
     let lengths: Vec<i64> = match lengths {
@@ -676,12 +713,12 @@ fn split(graph: &mut Graph, node: &Node) -> Result<Vec<ValueId>, OpError> {
     let part_type = without_shape(&ty);
     let parts: Vec<ValueId> =
         (0..lengths.len()).map(|k| graph.add_value(&format!("{name}_{k}"), part_type.clone())).collect();
-    let sizes = constant(graph, output, "sizes", &lengths);
-    add(graph, node, "Split", &[x, sizes], Attrs::new().with("axis", axis), &parts);
+    let sizes = add_constant_vector(graph, output, "sizes", &lengths);
+    add_replacement(graph, node, "Split", &[x, sizes], Attrs::new().with("axis", axis), &parts);
     if !single || node.attrs.int("keepdims")? != Some(0) {
         return Ok(parts);
     }
-    let axes = constant(graph, output, "axes", &[axis]);
+    let axes = add_constant_vector(graph, output, "axes", &[axis]);
     let squeezed = parts.into_iter().map(|part| {
         let name = format!("{}_squeezed", graph.name_of(part));
         let id = graph.add_value(&name, part_type.clone());
@@ -693,17 +730,22 @@ fn split(graph: &mut Graph, node: &Node) -> Result<Vec<ValueId>, OpError> {
 }
 
 /// Concatenates the tensors of a sequence.
-fn concat(graph: &mut Graph, node: &Node, tensors: &[ValueId], output: ValueId) -> Result<(), OpError> {
+fn concat_tensors(
+    graph: &mut Graph,
+    node: &Node,
+    tensors: &[ValueId],
+    output: ValueId,
+) -> Result<(), OpError> {
     let axis = Attrs::required("axis", node.attrs.int("axis")?)?;
     if tensors.is_empty() {
         return Err(OpError::invalid("the sequence is empty; one tensor or more is needed"));
     }
     let attrs = Attrs::new().with("axis", axis);
     if node.attrs.int("new_axis")?.unwrap_or(0) == 0 {
-        add(graph, node, "Concat", tensors, attrs, &[output]);
+        add_replacement(graph, node, "Concat", tensors, attrs, &[output]);
         return Ok(());
     }
-    let axes = constant(graph, output, "axes", &[axis]);
+    let axes = add_constant_vector(graph, output, "axes", &[axis]);
     let mut parts = Vec::with_capacity(tensors.len());
     for &tensor in tensors {
         let name = format!("{}_unsqueezed", graph.name_of(tensor));
@@ -712,7 +754,7 @@ fn concat(graph: &mut Graph, node: &Node, tensors: &[ValueId], output: ValueId) 
         graph.nodes.push(Node::new("", "Unsqueeze", &[Some(tensor), Some(axes)], &[Some(id)], Attrs::new()));
         parts.push(id);
     }
-    add(graph, node, "Concat", &parts, attrs, &[output]);
+    add_replacement(graph, node, "Concat", &parts, attrs, &[output]);
     Ok(())
 }
 
@@ -721,32 +763,32 @@ mod tests {
     use super::*;
     use crate::passes::infer::infer;
     use crate::passes::versions::{upgrade, upgrade_known};
-    use crate::testing::{add as add_node, assert_close, check_gradients, f64s, graph, run, spread};
+    use crate::testing::{add as add_node, assert_close, check_gradients, f64s, generic_tensor, graph, run};
 
     /// float64 sines may differ in their last bits.
     const ROUNDING: f64 = 1e-15;
 
     /// Adds a node with one output, which is not an output of the graph.
-    fn one(graph: &mut Graph, op: &str, name: &str, inputs: &[ValueId], attrs: Attrs) -> ValueId {
+    fn add_hidden_node(graph: &mut Graph, op: &str, name: &str, inputs: &[ValueId], attrs: Attrs) -> ValueId {
         let ports: Vec<Option<ValueId>> = inputs.iter().copied().map(Some).collect();
         let made = add_node(graph, ("", op), name, &ports, 1, attrs)[0];
         graph.outputs.pop();
         made
     }
 
-    fn at(graph: &mut Graph, name: &str, sequence: ValueId, position: i64) -> ValueId {
+    fn sequence_at(graph: &mut Graph, name: &str, sequence: ValueId, position: i64) -> ValueId {
         let position = graph.add_constant(&format!("{name}_position"), Tensor::i64(&[], &[position]));
-        one(graph, "SequenceAt", name, &[sequence, position], Attrs::new())
+        add_hidden_node(graph, "SequenceAt", name, &[sequence, position], Attrs::new())
     }
 
-    fn ready(graph: &mut Graph, opset: i64) {
+    fn prepare(graph: &mut Graph, opset: i64) {
         graph.opsets.insert(String::new(), opset);
         upgrade(graph).expect("it is written out");
-        assert!(!occur(graph), "{graph}");
+        assert!(!has_sequences(graph), "{graph}");
         infer(graph).expect("it is valid");
     }
 
-    fn refused(graph: &mut Graph) -> String {
+    fn error_message(graph: &mut Graph) -> String {
         graph.opsets.insert(String::new(), 17);
         let known = upgrade_known(&mut graph.clone());
         let error = upgrade(graph).expect_err("refused").to_string();
@@ -756,19 +798,21 @@ mod tests {
     }
 
     /// Splits ten rows by `lengths` along an axis and reorders the parts. Returns the graph and the input.
-    fn reordered(axis: i64, lengths: Option<Tensor>, order: &[i64]) -> (Graph, Tensor) {
-        let x = spread(&[10, 3], 1);
+    fn reordered_parts(axis: i64, lengths: Option<Tensor>, order: &[i64]) -> (Graph, Tensor) {
+        let x = generic_tensor(&[10, 3], 1);
         let (mut graph, ids) = graph(&[&x]);
         let mut inputs = ids.clone();
         inputs.extend(lengths.map(|lengths| graph.add_constant("lengths", lengths)));
-        let parts = one(&mut graph, "SplitToSequence", "parts", &inputs, Attrs::new().with("axis", axis));
+        let parts =
+            add_hidden_node(&mut graph, "SplitToSequence", "parts", &inputs, Attrs::new().with("axis", axis));
         let read: Vec<ValueId> = order
             .iter()
             .enumerate()
-            .map(|(k, &from)| at(&mut graph, &format!("part{k}"), parts, from))
+            .map(|(k, &from)| sequence_at(&mut graph, &format!("part{k}"), parts, from))
             .collect();
-        let again = one(&mut graph, "SequenceConstruct", "again", &read, Attrs::new());
-        let y = one(&mut graph, "ConcatFromSequence", "y", &[again], Attrs::new().with("axis", axis));
+        let again = add_hidden_node(&mut graph, "SequenceConstruct", "again", &read, Attrs::new());
+        let y =
+            add_hidden_node(&mut graph, "ConcatFromSequence", "y", &[again], Attrs::new().with("axis", axis));
         graph.outputs = vec![y];
         (graph, x)
     }
@@ -795,8 +839,8 @@ mod tests {
         for (lengths, order, expected) in cases {
             for opset in [11, 13, 17, 24] {
                 for axis in [0, -2] {
-                    let (mut graph, x) = reordered(axis, lengths.clone(), order);
-                    ready(&mut graph, opset);
+                    let (mut graph, x) = reordered_parts(axis, lengths.clone(), order);
+                    prepare(&mut graph, opset);
                     let got = run(&graph, std::slice::from_ref(&x)).expect("it runs");
                     assert_eq!(got[0], rows(&x, expected), "{lengths:?}");
                     check_gradients(&graph, &[x], &[0], &[0]);
@@ -806,17 +850,17 @@ mod tests {
     }
 
     #[test]
-    fn single_rows_lose_their_axis_where_that_is_asked_for() {
-        let x = spread(&[2, 3], 1);
+    fn single_rows_lose_their_axis_without_keepdims() {
+        let x = generic_tensor(&[2, 3], 1);
         for (axis, new_axis, dims) in [(0, 1, &[3, 2][..]), (1, 0, &[6])] {
             let (mut graph, ids) = graph(&[&x]);
             let attrs = Attrs::new().with("axis", axis).with("keepdims", 0i64);
-            let parts = one(&mut graph, "SplitToSequence", "parts", &ids, attrs);
+            let parts = add_hidden_node(&mut graph, "SplitToSequence", "parts", &ids, attrs);
             let attrs =
                 Attrs::new().with("axis", if new_axis == 1 { -1i64 } else { 0 }).with("new_axis", new_axis);
-            let y = one(&mut graph, "ConcatFromSequence", "y", &[parts], attrs);
+            let y = add_hidden_node(&mut graph, "ConcatFromSequence", "y", &[parts], attrs);
             graph.outputs = vec![y];
-            ready(&mut graph, 17);
+            prepare(&mut graph, 17);
             let got = run(&graph, std::slice::from_ref(&x)).expect("it runs");
             // In both cases the columns follow each other.
             let values = x.to_f64();
@@ -829,25 +873,26 @@ mod tests {
     #[test]
     fn lists_that_are_built_step_by_step() {
         // [x] -> [x, y] -> [y, x, y] -> [y, y]: the sum of position 1 and the length.
-        let (x, y) = (spread(&[2], 1), spread(&[2], 2));
+        let (x, y) = (generic_tensor(&[2], 1), generic_tensor(&[2], 2));
         let (mut graph, ids) = graph(&[&x, &y]);
-        let empty = one(&mut graph, "SequenceEmpty", "empty", &[], Attrs::new());
-        let first = one(&mut graph, "SequenceInsert", "first", &[empty, ids[0]], Attrs::new());
-        let second = one(&mut graph, "SequenceInsert", "second", &[first, ids[1]], Attrs::new());
+        let empty = add_hidden_node(&mut graph, "SequenceEmpty", "empty", &[], Attrs::new());
+        let first = add_hidden_node(&mut graph, "SequenceInsert", "first", &[empty, ids[0]], Attrs::new());
+        let second = add_hidden_node(&mut graph, "SequenceInsert", "second", &[first, ids[1]], Attrs::new());
         let begin = graph.add_constant("begin", Tensor::i64(&[], &[-2]));
-        let third = one(&mut graph, "SequenceInsert", "third", &[second, ids[1], begin], Attrs::new());
-        let passed = one(&mut graph, "Identity", "passed", &[third], Attrs::new());
+        let third =
+            add_hidden_node(&mut graph, "SequenceInsert", "third", &[second, ids[1], begin], Attrs::new());
+        let passed = add_hidden_node(&mut graph, "Identity", "passed", &[third], Attrs::new());
         let middle = graph.add_constant("middle", Tensor::i64(&[], &[1]));
-        let fourth = one(&mut graph, "SequenceErase", "fourth", &[passed, middle], Attrs::new());
-        let length = one(&mut graph, "SequenceLength", "length", &[fourth], Attrs::new());
+        let fourth = add_hidden_node(&mut graph, "SequenceErase", "fourth", &[passed, middle], Attrs::new());
+        let length = add_hidden_node(&mut graph, "SequenceLength", "length", &[fourth], Attrs::new());
         let to = Attrs::new().with("to", i64::from(DType::F64.to_onnx()));
-        let number = one(&mut graph, "Cast", "number", &[length], to);
-        let read = at(&mut graph, "read", fourth, 1);
-        let moved = at(&mut graph, "moved", third, 1);
-        let sum = one(&mut graph, "Mul", "sum", &[read, moved], Attrs::new());
-        let result = one(&mut graph, "Mul", "result", &[sum, number], Attrs::new());
+        let number = add_hidden_node(&mut graph, "Cast", "number", &[length], to);
+        let read = sequence_at(&mut graph, "read", fourth, 1);
+        let moved = sequence_at(&mut graph, "moved", third, 1);
+        let sum = add_hidden_node(&mut graph, "Mul", "sum", &[read, moved], Attrs::new());
+        let result = add_hidden_node(&mut graph, "Mul", "result", &[sum, number], Attrs::new());
         graph.outputs = vec![result];
-        ready(&mut graph, 17);
+        prepare(&mut graph, 17);
         let inputs = [x.clone(), y.clone()];
         let expected: Vec<f64> = x.to_f64().iter().zip(y.to_f64()).map(|(x, y)| 2.0 * x * y).collect();
         assert_eq!(run(&graph, &inputs).expect("it runs")[0], f64s(&[2], &expected));
@@ -855,7 +900,7 @@ mod tests {
     }
 
     /// Builds a subgraph; `build` returns the outputs.
-    fn inner(inputs: &[&str], build: impl FnOnce(&mut Graph, &[ValueId]) -> Vec<ValueId>) -> Graph {
+    fn build_subgraph(inputs: &[&str], build: impl FnOnce(&mut Graph, &[ValueId]) -> Vec<ValueId>) -> Graph {
         let mut graph = Graph::new("inner");
         let ids: Vec<ValueId> = inputs.iter().map(|name| graph.add_value(name, ValueType::Unknown)).collect();
         graph.inputs.clone_from(&ids);
@@ -864,30 +909,30 @@ mod tests {
     }
 
     #[test]
-    fn branches_read_sequences_from_outside_and_of_their_own() {
-        let x = spread(&[6], 1);
+    fn branches_read_outer_and_own_sequences() {
+        let x = generic_tensor(&[6], 1);
         let flag = |value: f64| Tensor::filled(DType::Bool, &[], value);
         let (mut graph, ids) = graph(&[&flag(1.0), &x]);
         let each = graph.add_constant("each", Tensor::i64(&[], &[2]));
-        let parts = one(&mut graph, "SplitToSequence", "parts", &[ids[1], each], Attrs::new());
+        let parts = add_hidden_node(&mut graph, "SplitToSequence", "parts", &[ids[1], each], Attrs::new());
         // Also captures x, which must keep its position among the captured values.
-        let yes = inner(&["yes_parts", "yes_x"], |g, c| {
-            let part = at(g, "part", c[0], -1);
+        let yes = build_subgraph(&["yes_parts", "yes_x"], |g, c| {
+            let part = sequence_at(g, "part", c[0], -1);
             let sizes = g.add_constant("sizes", Tensor::i64(&[2], &[4, 2]));
-            let own = one(g, "SplitToSequence", "own", &[c[1], sizes], Attrs::new());
-            let last = at(g, "last", own, 1);
-            vec![one(g, "Mul", "product", &[part, last], Attrs::new())]
+            let own = add_hidden_node(g, "SplitToSequence", "own", &[c[1], sizes], Attrs::new());
+            let last = sequence_at(g, "last", own, 1);
+            vec![add_hidden_node(g, "Mul", "product", &[part, last], Attrs::new())]
         });
-        let no = inner(&["no_parts", "no_x"], |g, c| {
-            let part = at(g, "part", c[0], 0);
-            vec![one(g, "Sin", "sine", &[part], Attrs::new())]
+        let no = build_subgraph(&["no_parts", "no_x"], |g, c| {
+            let part = sequence_at(g, "part", c[0], 0);
+            vec![add_hidden_node(g, "Sin", "sine", &[part], Attrs::new())]
         });
         let attrs = Attrs::new().with("then_branch", yes).with("else_branch", no);
         let ports = [Some(ids[0]), Some(parts), Some(ids[1])];
         let y = add_node(&mut graph, ("", "If"), "y", &ports, 1, attrs)[0];
         graph.nodes.last_mut().expect("just added").captures = 2;
         graph.outputs = vec![y];
-        ready(&mut graph, 17);
+        prepare(&mut graph, 17);
         let values = x.to_f64();
         for (holds, expected) in
             [(1.0, [values[4] * values[4], values[5] * values[5]]), (0.0, [values[0].sin(), values[1].sin()])]
@@ -900,20 +945,23 @@ mod tests {
 
     /// Builds a Loop of three iterations that splits its carried value into parts of `each`. If `grow` is true, the
     /// value gets longer.
-    fn looped(x: &Tensor, grow: bool) -> Graph {
+    fn loop_graph(x: &Tensor, grow: bool) -> Graph {
         let (mut graph, ids) = graph(&[x]);
         let count = graph.add_constant("count", Tensor::i64(&[], &[3]));
-        let body = inner(&["i", "go", "v"], |g, c| {
+        let body = build_subgraph(&["i", "go", "v"], |g, c| {
             let each = g.add_constant("each", Tensor::i64(&[], &[2]));
-            let parts = one(g, "SplitToSequence", "parts", &[c[2], each], Attrs::new());
-            let (first, last) = (at(g, "first", parts, 0), at(g, "last", parts, -1));
-            let turned = one(g, "Concat", "turned", &[last, first], Attrs::new().with("axis", 0i64));
-            let next = one(g, "Sin", "next", &[turned], Attrs::new());
+            let parts = add_hidden_node(g, "SplitToSequence", "parts", &[c[2], each], Attrs::new());
+            let (first, last) = (sequence_at(g, "first", parts, 0), sequence_at(g, "last", parts, -1));
+            let turned =
+                add_hidden_node(g, "Concat", "turned", &[last, first], Attrs::new().with("axis", 0i64));
+            let next = add_hidden_node(g, "Sin", "next", &[turned], Attrs::new());
             let next = match grow {
-                true => one(g, "Concat", "longer", &[next, next], Attrs::new().with("axis", 0i64)),
+                true => {
+                    add_hidden_node(g, "Concat", "longer", &[next, next], Attrs::new().with("axis", 0i64))
+                }
                 false => next,
             };
-            vec![one(g, "Identity", "on", &c[1..2], Attrs::new()), next]
+            vec![add_hidden_node(g, "Identity", "on", &c[1..2], Attrs::new()), next]
         });
         let ports = [Some(count), None, Some(ids[0])];
         add_node(&mut graph, ("", "Loop"), "y", &ports, 1, Attrs::new().with("body", body));
@@ -921,10 +969,10 @@ mod tests {
     }
 
     #[test]
-    fn bodies_split_what_they_carry_if_its_shape_stays() {
-        let x = spread(&[3], 1);
-        let mut graph = looped(&x, false);
-        ready(&mut graph, 17);
+    fn bodies_split_carried_values_of_constant_shape() {
+        let x = generic_tensor(&[3], 1);
+        let mut graph = loop_graph(&x, false);
+        prepare(&mut graph, 17);
         let mut expected = x.to_f64();
         for _ in 0..3 {
             expected = [expected[2], expected[0], expected[1]].iter().map(|x| x.sin()).collect();
@@ -933,51 +981,53 @@ mod tests {
         assert_close(&got[0], &f64s(&[3], &expected), ROUNDING);
         check_gradients(&graph, std::slice::from_ref(&x), &[0], &[0]);
         // Two parts in the first iteration, more later: no number of parts is valid for all.
-        let message = refused(&mut looped(&x, true));
+        let message = error_message(&mut loop_graph(&x, true));
         assert!(message.contains("node \"parts\" (SplitToSequence)"), "{message}");
         assert!(message.contains("the size of axis 0, which is not known"), "{message}");
     }
 
     #[test]
-    fn what_is_not_known_before_is_refused_with_the_node() {
-        let x = spread(&[6], 1);
+    fn rejects_unknown_lengths_with_the_node() {
+        let x = generic_tensor(&[6], 1);
         let start = |lengths: Tensor| {
             let (mut graph, ids) = graph(&[&x, &Tensor::i64(&[], &[1]), &Tensor::i64(&[2], &[4, 2])]);
             let lengths = graph.add_constant("lengths", lengths);
-            let parts = one(&mut graph, "SplitToSequence", "parts", &[ids[0], lengths], Attrs::new());
+            let parts =
+                add_hidden_node(&mut graph, "SplitToSequence", "parts", &[ids[0], lengths], Attrs::new());
             (graph, ids, parts)
         };
         let two = || Tensor::i64(&[2], &[4, 2]);
         let (mut graph, ids, parts) = start(two());
-        let y = one(&mut graph, "SequenceAt", "dynamic", &[parts, ids[1]], Attrs::new());
+        let y = add_hidden_node(&mut graph, "SequenceAt", "dynamic", &[parts, ids[1]], Attrs::new());
         graph.outputs = vec![y];
         assert_eq!(
-            refused(&mut graph),
+            error_message(&mut graph),
             "node \"dynamic\" (SequenceAt) with inputs (parts: ?, x1: int64[]): its position, \"x1\", is not constant; a \
              sequence is supported where its length and the positions in it are known before the model runs"
         );
         let (mut graph, _, parts) = start(two());
-        let y = at(&mut graph, "beyond", parts, 2);
+        let y = sequence_at(&mut graph, "beyond", parts, 2);
         graph.outputs = vec![y];
-        let message = refused(&mut graph);
+        let message = error_message(&mut graph);
         assert!(message.ends_with("position 2 is out of range for a sequence of 2 tensors"), "{message}");
 
         let (mut graph, ids, _) = start(two());
-        let parts = one(&mut graph, "SplitToSequence", "dynamic", &[ids[0], ids[2]], Attrs::new());
-        let y = at(&mut graph, "first", parts, 0);
+        let parts =
+            add_hidden_node(&mut graph, "SplitToSequence", "dynamic", &[ids[0], ids[2]], Attrs::new());
+        let y = sequence_at(&mut graph, "first", parts, 0);
         graph.outputs = vec![y];
-        let message = refused(&mut graph);
+        let message = error_message(&mut graph);
         assert!(message.contains("the sizes of its parts, \"x2\", is not constant"), "{message}");
 
         let (mut graph, _, parts) = start(Tensor::i64(&[], &[0]));
-        let y = at(&mut graph, "first", parts, 0);
+        let y = sequence_at(&mut graph, "first", parts, 0);
         graph.outputs = vec![y];
-        let message = refused(&mut graph);
+        let message = error_message(&mut graph);
         assert!(message.ends_with("its parts have the size [0]; a positive number is needed"), "{message}");
 
         let (mut graph, _, parts) = start(two());
         graph.outputs = vec![parts];
-        let message = refused(&mut graph);
+        let message = error_message(&mut graph);
         assert!(
             message.ends_with(
                 "its result \"parts\", a sequence, is an output; make each of its tensors an output"
@@ -986,9 +1036,9 @@ mod tests {
         );
 
         let (mut graph, _, parts) = start(two());
-        let y = one(&mut graph, "Relu", "y", &[parts], Attrs::new());
+        let y = add_hidden_node(&mut graph, "Relu", "y", &[parts], Attrs::new());
         graph.outputs = vec![y];
-        let message = refused(&mut graph);
+        let message = error_message(&mut graph);
         assert!(message.contains("node \"y\" (Relu)"), "{message}");
         assert!(
             message.ends_with("is a sequence, which it cannot be given; give it the tensors one by one"),
@@ -997,14 +1047,14 @@ mod tests {
     }
 
     #[test]
-    fn a_sequence_of_more_tensors_than_a_graph_holds_is_refused_at_once() {
+    fn rejects_too_long_sequences_immediately() {
         let mut graph = Graph::new("long");
         let x = graph.add_value("x", ValueType::tensor(DType::F32, &[1 << 40]));
         graph.inputs.push(x);
-        let parts = one(&mut graph, "SplitToSequence", "parts", &[x], Attrs::new());
-        let y = at(&mut graph, "y", parts, 0);
+        let parts = add_hidden_node(&mut graph, "SplitToSequence", "parts", &[x], Attrs::new());
+        let y = sequence_at(&mut graph, "y", parts, 0);
         graph.outputs = vec![y];
-        let message = refused(&mut graph);
+        let message = error_message(&mut graph);
         assert!(
             message.ends_with("it makes a sequence of 1099511627776 tensors; 16384 are the most"),
             "{message}"

@@ -6,32 +6,34 @@ use std::sync::{Arc, Mutex, PoisonError};
 use ortrain_expr::{Precision, pause};
 use ortrain_graph::{Attr, DType, Dim, Graph, Node, Shape, Tensor, Value, ValueId, ValueType};
 use ortrain_program::{
-    Branch, BranchSource, Branches, Count, Handed, PassLog, PlaneId, PlanePlace, Program, ProgramBuilder,
-    Repeat, Schedule, Segment, SegmentNode, SlotId, SlotSpec, Specialise, Specialised, Stacked, Target,
+    Branch, BranchSource, Branches, Count, PassLog, PlaneId, PlaneLocation, Program, ProgramBuilder, Repeat,
+    Schedule, Segment, SegmentNode, SlotId, SlotSpec, Specialise, Specialised, StackedResult, Target,
+    YieldSlots,
 };
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use crate::lower::{Lower, POSITIONS, PlanePart, Values};
-use crate::op::{Need, Op, Placement, Repetition};
+use crate::lower::{Lower, POSITIONS, PlanePart, ValueBuffers};
+use crate::op::{Op, Placement, Repetition, ValueRequirement};
 use crate::passes::decompose::decompose_node;
 use crate::passes::fold::fold_node;
-use crate::passes::infer::{forget_shapes, infer_by, infer_known, infer_node};
+use crate::passes::infer::{forget_shapes, infer_known, infer_node, infer_with_op};
 use crate::passes::unroll::{
-    UNROLLED_NODES, constant_condition, inline_branch, remove_idle, subgraph_of, unroll, write_out,
+    MAX_UNROLLED_NODES, constant_condition, inline_branch, inline_run, remove_unused_nodes, subgraph_of,
+    unroll,
 };
 use crate::passes::updates;
 use crate::registry::build;
 use crate::{Error, OpError};
 
 /// Maximum number of cached specialisations; the least recently used one is dropped.
-const KEPT: usize = 32;
+const MAX_CACHED_SCHEDULES: usize = 32;
 
 /// Maximum number of values that are assumed for an input if shapes depend on them.
-const MAX_ZEROS: usize = 1 << 16;
+const MAX_ASSUMED_VALUES: usize = 1 << 16;
 
 /// Maximum number of elements of a loop invariant that is passed to each iteration. Larger invariants get a plane,
 /// which has a higher fixed cost.
-const LARGEST_PASSED: usize = 16;
+const MAX_PASSED_ELEMENTS: usize = 16;
 
 /// Binding of a graph input.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -83,7 +85,7 @@ struct Settings {
 impl Default for Settings {
     fn default() -> Settings {
         Settings {
-            unrolled_nodes: UNROLLED_NODES,
+            unrolled_nodes: MAX_UNROLLED_NODES,
             precision: Precision::F32,
             target: Target::default(),
             log: None,
@@ -102,13 +104,13 @@ impl Specialiser {
         let pairs = graph.inputs.iter().zip(&roles);
         let in_planes = pairs.filter(|(_, role)| matches!(role, Role::Plane(..))).map(|(&id, _)| id);
         let state: Vec<ValueId> = in_planes.collect();
-        updates::write_last(&mut graph, &state);
+        updates::move_updates_last(&mut graph, &state);
         fold_constants(&mut graph);
-        Specialiser::of_part(graph, roles)
+        Specialiser::from_prepared(graph, roles)
     }
 
     /// Creates a specialiser for a part of a graph that was prepared before.
-    fn of_part(graph: Graph, roles: Vec<Role>) -> Specialiser {
+    fn from_prepared(graph: Graph, roles: Vec<Role>) -> Specialiser {
         let (shape_inputs, cache) = (Mutex::default(), Mutex::default());
         Specialiser { graph, roles, shape_inputs, cache, settings: Settings::default() }
     }
@@ -124,7 +126,7 @@ impl Specialiser {
     /// Returns a specialiser of another graph with the same inputs, state and settings.
     #[must_use]
     pub fn with_graph(&self, graph: Graph) -> Specialiser {
-        let mut other = Specialiser::of_part(graph, self.roles.clone());
+        let mut other = Specialiser::from_prepared(graph, self.roles.clone());
         other.settings = self.settings.clone();
         other
     }
@@ -133,9 +135,13 @@ impl Specialiser {
     /// run, such as the inputs and results of the node. Returns `None` if the node has no subgraph, or if the values do
     /// not determine the taken branch or the number of iterations.
     #[must_use]
-    pub fn inlined(&self, node: usize, known: &dyn Fn(ValueId) -> Option<Tensor>) -> Option<Specialiser> {
+    pub fn with_inlined_node(
+        &self,
+        node: usize,
+        known: &dyn Fn(ValueId) -> Option<Tensor>,
+    ) -> Option<Specialiser> {
         let mut graph = self.graph.clone();
-        if !write_out(&mut graph, node, known).ok()? {
+        if !inline_run(&mut graph, node, known).ok()? {
             return None;
         }
         // Errors of inference are reported when the schedule is compiled.
@@ -160,7 +166,7 @@ impl Specialiser {
             }
             roles[at] = Role::Plane(plane, 0);
         }
-        let mut placed = Specialiser::of_part(graph, roles);
+        let mut placed = Specialiser::from_prepared(graph, roles);
         placed.settings = self.settings.clone();
         placed
     }
@@ -202,7 +208,7 @@ impl Specialiser {
 
     /// Returns the cached schedules, the most recently used one last.
     #[must_use]
-    pub fn kept(&self) -> Vec<Arc<Specialised>> {
+    pub fn cached_schedules(&self) -> Vec<Arc<Specialised>> {
         let cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
         cache.iter().map(|(_, schedule)| schedule.clone()).collect()
     }
@@ -216,7 +222,7 @@ impl Specialiser {
     /// Returns the cached schedule for these shapes, without allocation. `value` returns the bytes of a user input with
     /// values that determine a shape.
     #[must_use]
-    pub fn cached<'v>(
+    pub fn find_cached<'v>(
         &self,
         dims: &[&[usize]],
         value: &dyn Fn(usize) -> &'v [u8],
@@ -244,10 +250,10 @@ impl Specialiser {
     /// Returns an error if a node does not accept the shapes, or cannot be run.
     pub fn schedule(&self, inputs: &[Tensor]) -> Result<Arc<Specialised>, Error> {
         let dims: Vec<&[usize]> = inputs.iter().map(Tensor::dims).collect();
-        if let Some(schedule) = self.cached(&dims, &|k| inputs[k].data()) {
+        if let Some(schedule) = self.find_cached(&dims, &|k| inputs[k].data()) {
             return Ok(schedule);
         }
-        self.made(&dims, &|k| Ok(inputs[k].clone()))
+        self.compile_and_cache(&dims, &|k| Ok(inputs[k].clone()))
     }
 
     /// Compiles the schedule for user inputs of these shapes. `input` returns inputs with values that determine a
@@ -260,7 +266,7 @@ impl Specialiser {
         dims: &[&[usize]],
         input: &dyn Fn(usize) -> Tensor,
     ) -> Result<Arc<Specialised>, Error> {
-        self.made(dims, &|k| Ok(input(k)))
+        self.compile_and_cache(dims, &|k| Ok(input(k)))
     }
 
     /// Returns the schedule for user inputs of these shapes, without their values: values that determine a shape are
@@ -269,15 +275,16 @@ impl Specialiser {
     /// # Errors
     /// Returns the errors of [`Specialiser::schedule`], and an error if too many values would be assumed.
     pub fn schedule_of_shapes(&self, dims: &[&[usize]]) -> Result<Arc<Specialised>, Error> {
-        if let Some(schedule) = self.cached(dims, &|_| &[]) {
+        if let Some(schedule) = self.find_cached(dims, &|_| &[]) {
             return Ok(schedule);
         }
-        self.made(dims, &|k| {
+        self.compile_and_cache(dims, &|k| {
             let id = self.user_inputs().nth(k).expect("there is a shape for each input");
             let dtype = self.graph.value(id).ty.dtype().unwrap_or(DType::I64);
             let few = dims[k].iter().try_fold(1usize, |all, &dim| all.checked_mul(dim));
-            let zeros =
-                few.filter(|&count| count <= MAX_ZEROS).map(|_| Tensor::zeros(dtype, dims[k].to_vec()));
+            let zeros = few
+                .filter(|&count| count <= MAX_ASSUMED_VALUES)
+                .map(|_| Tensor::zeros(dtype, dims[k].to_vec()));
             let what = || format!("the shapes depend on the values of input {:?}", self.graph.name_of(id));
             zeros.and_then(Result::ok).ok_or_else(|| Error::Graph(what()))
         })
@@ -286,22 +293,22 @@ impl Specialiser {
     /// Returns the positions of user inputs with values that determine shapes, in order. Only inputs of compiled
     /// schedules are known.
     #[must_use]
-    pub fn inputs_behind_shapes(&self) -> Vec<usize> {
+    pub fn shape_determining_inputs(&self) -> Vec<usize> {
         let known = self.shape_inputs.lock().unwrap_or_else(PoisonError::into_inner);
         let mut positions: Vec<usize> = known.iter().copied().collect();
         positions.sort_unstable();
         positions
     }
 
-    fn made(
+    fn compile_and_cache(
         &self,
         dims: &[&[usize]],
         input: &dyn Fn(usize) -> Result<Tensor, Error>,
     ) -> Result<Arc<Specialised>, Error> {
-        let (key, schedule) = self.made_with(&self.settings, dims, input)?;
+        let (key, schedule) = self.compile_with_settings(&self.settings, dims, input)?;
         let schedule = Arc::new(Specialised::new(schedule));
         let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
-        if cache.len() == KEPT {
+        if cache.len() == MAX_CACHED_SCHEDULES {
             cache.pop_front();
         }
         cache.push_back((key, schedule.clone()));
@@ -319,11 +326,11 @@ impl Specialiser {
         log: PassLog,
     ) -> Result<Schedule, Error> {
         let settings = Settings { log: Some(log), ..self.settings.clone() };
-        self.made_with(&settings, dims, &|k| Ok(input(k))).map(|(_, schedule)| schedule)
+        self.compile_with_settings(&settings, dims, &|k| Ok(input(k))).map(|(_, schedule)| schedule)
     }
 
     /// Compiles a schedule. Returns it with the shapes and values that it depends on.
-    fn made_with(
+    fn compile_with_settings(
         &self,
         settings: &Settings,
         dims: &[&[usize]],
@@ -337,8 +344,10 @@ impl Specialiser {
                     Ok(InputKey { dims: dims.to_vec(), value })
                 })
                 .collect::<Result<_, Error>>()?;
-            let known: Vec<Option<Known<'_>>> =
-                key.iter().map(|key| Some(Known { dims: &key.dims, value: key.value.as_ref() })).collect();
+            let known: Vec<Option<KnownInput<'_>>> = key
+                .iter()
+                .map(|key| Some(KnownInput { dims: &key.dims, value: key.value.as_ref() }))
+                .collect();
             match compile(&self.graph, &self.roles, &known, settings)? {
                 Compiled::Schedule(schedule) => return Ok((key, schedule)),
                 Compiled::NeedsValues(more) => {
@@ -393,7 +402,7 @@ impl Specialise for Specialiser {
 }
 
 #[derive(Clone, Copy)]
-struct Known<'a> {
+struct KnownInput<'a> {
     dims: &'a [usize],
     value: Option<&'a Tensor>,
 }
@@ -406,7 +415,7 @@ enum Compiled {
 
 /// Place where a node runs.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum NodeKind {
     Folded,
     Program,
     Host,
@@ -416,16 +425,16 @@ enum Kind {
 }
 
 /// Operator of a node with parsed attributes, and the place where it runs.
-struct Placed {
+struct PlacedNode {
     op: Box<dyn Op>,
-    kind: Kind,
+    kind: NodeKind,
 }
 
 /// Compiles a schedule. `known` has the shape of each user input, if known.
 fn compile(
     source: &Graph,
     roles: &[Role],
-    known: &[Option<Known<'_>>],
+    known: &[Option<KnownInput<'_>>],
     settings: &Settings,
 ) -> Result<Compiled, Error> {
     let mut graph = source.clone();
@@ -470,7 +479,7 @@ fn compile(
             user += 1;
         }
     }
-    let mut placed: Vec<Placed> = Vec::with_capacity(graph.nodes.len());
+    let mut placed: Vec<PlacedNode> = Vec::with_capacity(graph.nodes.len());
     let mut budget = settings.unrolled_nodes;
     while placed.len() < graph.nodes.len() {
         pause();
@@ -484,26 +493,26 @@ fn compile(
             continue;
         }
         if matches!(placement, Placement::Composition) {
-            infer_by(&mut graph, index, op.as_ref())?;
+            infer_with_op(&mut graph, index, op.as_ref())?;
             decompose_node(&mut graph, index)?.expect("a composition is made of something");
             continue;
         }
         if let Placement::Repeat(repetition) = &placement {
             // The types of carried and scanned values determine the number of iterations, so they are inferred first.
-            infer_by(&mut graph, index, op.as_ref())?;
+            infer_with_op(&mut graph, index, op.as_ref())?;
             if unroll(&mut graph, index, repetition, &mut budget)? {
                 continue;
             }
         }
         let any_late = graph.nodes[index].present_inputs().any(|id| late.contains(&id));
         // Types are always required; shapes that depend on deferred values are unknown.
-        infer_by(&mut graph, index, op.as_ref())?;
+        infer_with_op(&mut graph, index, op.as_ref())?;
         if !any_late {
             fold_node(&mut graph, index)?;
         }
         let outputs = || graph.nodes[index].present_outputs();
         if outputs().next().is_some() && outputs().all(|id| graph.value(id).constant.is_some()) {
-            placed.push(Placed { op, kind: Kind::Folded });
+            placed.push(PlacedNode { op, kind: NodeKind::Folded });
             continue;
         }
         let concrete = |id: ValueId| match &graph.value(id).ty {
@@ -512,15 +521,15 @@ fn compile(
             ValueType::Unknown => false,
         };
         let kind = match placement {
-            Placement::Program => Kind::Program,
-            Placement::Host(_) => Kind::Host,
-            Placement::If { .. } | Placement::Repeat(_) => Kind::Control,
-            Placement::Yield => Kind::Yield,
+            Placement::Program => NodeKind::Program,
+            Placement::Host(_) => NodeKind::Host,
+            Placement::If { .. } | Placement::Repeat(_) => NodeKind::Control,
+            Placement::Yield => NodeKind::Yield,
             Placement::Composition => unreachable!("written out above"),
         };
         let mut open = !outputs().all(concrete);
-        if kind == Kind::Program && !any_late {
-            let mut wanted = values_behind(&graph, roles, &placed, op.as_ref(), open);
+        if kind == NodeKind::Program && !any_late {
+            let mut wanted = determining_inputs(&graph, roles, &placed, op.as_ref(), open);
             // A value of unknown shape defers the node.
             open |= !wanted.is_empty();
             wanted.retain(|&position| known[position].is_some());
@@ -531,18 +540,18 @@ fn compile(
         if open {
             late.extend(outputs());
         }
-        placed.push(Placed { op, kind });
+        placed.push(PlacedNode { op, kind });
     }
     if budget < settings.unrolled_nodes {
-        remove_idle(&mut graph, &mut placed);
+        remove_unused_nodes(&mut graph, &mut placed);
     }
-    if placed.iter().any(|node| node.kind == Kind::Yield) {
-        let is_outside = |node: &Placed| matches!(node.kind, Kind::Host | Kind::Control);
+    if placed.iter().any(|node| node.kind == NodeKind::Yield) {
+        let is_outside = |node: &PlacedNode| matches!(node.kind, NodeKind::Host | NodeKind::Control);
         let in_program = late.is_empty() && !placed.iter().any(is_outside);
-        let kind = if in_program { Kind::Program } else { Kind::Control };
-        placed.iter_mut().filter(|node| node.kind == Kind::Yield).for_each(|node| node.kind = kind);
+        let kind = if in_program { NodeKind::Program } else { NodeKind::Control };
+        placed.iter_mut().filter(|node| node.kind == NodeKind::Yield).for_each(|node| node.kind = kind);
     }
-    segments(&graph, roles, &placed, &late, settings).map(Compiled::Schedule)
+    partition_segments(&graph, roles, &placed, &late, settings).map(Compiled::Schedule)
 }
 
 /// Returns the positions of the user inputs with values that determine a value needed by the node.
@@ -550,12 +559,18 @@ fn compile(
 /// `open` is true if the shapes of the node's outputs are unknown. The search from the needed values to the user inputs
 /// distinguishes elements and shapes: `Shape` of a sum reads the shape of the sum, and an addend with a known shape
 /// determines nothing.
-fn values_behind(graph: &Graph, roles: &[Role], placed: &[Placed], op: &dyn Op, open: bool) -> Vec<usize> {
+fn determining_inputs(
+    graph: &Graph,
+    roles: &[Role],
+    placed: &[PlacedNode],
+    op: &dyn Op,
+    open: bool,
+) -> Vec<usize> {
     let is_needed = |op: &dyn Op, k: usize, id: ValueId, open: bool| {
         graph.value(id).ty.dtype().is_some_and(|dtype| match op.needs_value(k, dtype) {
-            Need::Never => false,
-            Need::ForShapes => open,
-            Need::Always => true,
+            ValueRequirement::Never => false,
+            ValueRequirement::ForShapes => open,
+            ValueRequirement::Always => true,
         })
     };
     let ports = |node: &Node| -> Vec<(usize, ValueId)> {
@@ -589,7 +604,7 @@ fn values_behind(graph: &Graph, roles: &[Role], placed: &[Placed], op: &dyn Op, 
         let op = Some(placed[maker].op.as_ref()).filter(|op| matches!(op.placement(), Placement::Program));
         stack.extend(ports(node).into_iter().map(|(k, input)| {
             let by_shape = op.is_some_and(|op| {
-                op.reads_shapes_alone() || (part == Needed::Shape && !is_needed(op, k, input, true))
+                op.depends_only_on_shapes() || (part == Needed::Shape && !is_needed(op, k, input, true))
             });
             (input, if by_shape { Needed::Shape } else { Needed::Elements })
         }));
@@ -606,15 +621,15 @@ enum Needed {
 
 /// Returns the nodes that must follow all others: nodes that write state, and program nodes that read their results. A
 /// failed run then changes nothing. If a node outside of programs reads these results, the order is unchanged.
-fn written_last(graph: &Graph, placed: &[Placed]) -> Vec<bool> {
+fn nodes_to_write_last(graph: &Graph, placed: &[PlacedNode]) -> Vec<bool> {
     let mut behind: FxHashSet<ValueId> = FxHashSet::default();
     let mut last = vec![false; graph.nodes.len()];
-    for (index, (node, Placed { op, kind })) in graph.nodes.iter().zip(placed).enumerate() {
-        if *kind == Kind::Folded {
+    for (index, (node, PlacedNode { op, kind })) in graph.nodes.iter().zip(placed).enumerate() {
+        if *kind == NodeKind::Folded {
             continue;
         }
         let sees = node.present_inputs().any(|id| behind.contains(&id));
-        if sees && *kind != Kind::Program {
+        if sees && *kind != NodeKind::Program {
             return vec![false; graph.nodes.len()];
         }
         last[index] = sees || op.writes_state();
@@ -627,10 +642,10 @@ fn written_last(graph: &Graph, placed: &[Placed]) -> Vec<bool> {
 
 /// Returns the nodes of a deferred program, together with nodes of other segments that determine the shapes of their
 /// results. These nodes are recomputed here.
-fn with_makers(graph: &Graph, placed: &[Placed], members: &[usize]) -> Vec<usize> {
+fn with_shape_producers(graph: &Graph, placed: &[PlacedNode], members: &[usize]) -> Vec<usize> {
     let mut all = members.to_vec();
     for &index in members {
-        let shaped_by = placed[index].op.shaped_by_maker_of();
+        let shaped_by = placed[index].op.shape_source_input();
         let Some(id) = shaped_by.and_then(|k| graph.nodes[index].inputs.get(k).copied().flatten()) else {
             continue;
         };
@@ -644,15 +659,15 @@ fn with_makers(graph: &Graph, placed: &[Placed], members: &[usize]) -> Vec<usize
 }
 
 /// Partitions the nodes into segments and compiles the segments with known shapes.
-fn segments(
+fn partition_segments(
     graph: &Graph,
     roles: &[Role],
-    placed: &[Placed],
+    placed: &[PlacedNode],
     late: &FxHashSet<ValueId>,
     settings: &Settings,
 ) -> Result<Schedule, Error> {
     let (schedule, slots) = (Schedule::default(), FxHashMap::default());
-    let mut maker = SegmentMaker { graph, roles, placed, schedule, slots, settings };
+    let mut maker = ScheduleBuilder { graph, roles, placed, schedule, slots, settings };
     maker.record_yield()?;
     for (&id, role) in graph.inputs.iter().zip(roles) {
         if *role == Role::User {
@@ -666,20 +681,20 @@ fn segments(
 
     // Groups of nodes of one kind. A node is added to the earliest possible program, so that a host function is
     // followed by one program and not by several.
-    let mut groups: Vec<(Kind, bool, Vec<usize>)> = Vec::new();
+    let mut groups: Vec<(NodeKind, bool, Vec<usize>)> = Vec::new();
     let mut group_of: FxHashMap<ValueId, usize> = FxHashMap::default();
-    let last = written_last(graph, placed);
+    let last = nodes_to_write_last(graph, placed);
     for (index, node) in graph.nodes.iter().enumerate() {
         pause();
         let kind = placed[index].kind;
-        if kind == Kind::Folded || last[index] {
+        if kind == NodeKind::Folded || last[index] {
             continue;
         }
         let is_late = node_is_late(node);
         let after = node.present_inputs().filter_map(|id| group_of.get(&id).copied()).max();
-        let fits = |(k, (other, other_late, _)): (usize, &(Kind, bool, Vec<usize>))| {
-            (kind == Kind::Program
-                && *other == Kind::Program
+        let fits = |(k, (other, other_late, _)): (usize, &(NodeKind, bool, Vec<usize>))| {
+            (kind == NodeKind::Program
+                && *other == NodeKind::Program
                 && *other_late == is_late
                 && after.is_none_or(|a| k >= a))
             .then_some(k)
@@ -697,8 +712,8 @@ fn segments(
     for index in (0..graph.nodes.len()).filter(|&index| last[index]) {
         let is_late = node_is_late(&graph.nodes[index]);
         match groups.last_mut() {
-            Some((Kind::Program, late, members)) if *late == is_late => members.push(index),
-            _ => groups.push((Kind::Program, is_late, vec![index])),
+            Some((NodeKind::Program, late, members)) if *late == is_late => members.push(index),
+            _ => groups.push((NodeKind::Program, is_late, vec![index])),
         }
     }
 
@@ -708,13 +723,13 @@ fn segments(
     // Constant outputs are delivered by a program; inputs are passed through.
     let constants: Vec<ValueId> =
         graph.outputs.iter().copied().filter(|&id| graph.value(id).constant.is_some()).collect();
-    let is_ready = |(kind, is_late, _): &(Kind, bool, Vec<usize>)| *kind == Kind::Program && !is_late;
+    let is_ready = |(kind, is_late, _): &(NodeKind, bool, Vec<usize>)| *kind == NodeKind::Program && !is_late;
     if !constants.is_empty() && !groups.iter().any(is_ready) || groups.is_empty() && concrete_inputs {
-        groups.push((Kind::Program, false, Vec::new()));
+        groups.push((NodeKind::Program, false, Vec::new()));
     }
     let last_program = groups.iter().rposition(is_ready);
     for (_, _, members) in groups.iter_mut().filter(|(_, is_late, _)| *is_late) {
-        *members = with_makers(graph, placed, members);
+        *members = with_shape_producers(graph, placed, members);
     }
     let mut delivered: FxHashSet<ValueId> = FxHashSet::default();
     for (g, (kind, is_late, members)) in groups.iter().enumerate() {
@@ -742,8 +757,8 @@ fn segments(
         }
         delivered.extend(&outputs);
         match kind {
-            Kind::Folded => {}
-            Kind::Program => {
+            NodeKind::Folded => {}
+            NodeKind::Program => {
                 if Some(g) == last_program {
                     outputs.extend(&constants);
                 }
@@ -752,11 +767,11 @@ fn segments(
                     inputs = maker.user_inputs();
                     outputs.clone_from(&graph.outputs);
                 }
-                maker.program(members, &inputs, &outputs, *is_late)?;
+                maker.push_program(members, &inputs, &outputs, *is_late)?;
             }
-            Kind::Host | Kind::Control | Kind::Yield => {
+            NodeKind::Host | NodeKind::Control | NodeKind::Yield => {
                 for &index in members {
-                    maker.outside(index)?;
+                    maker.push_outside(index)?;
                 }
             }
         }
@@ -773,16 +788,16 @@ fn segments(
     Ok(maker.schedule)
 }
 
-struct SegmentMaker<'a> {
+struct ScheduleBuilder<'a> {
     graph: &'a Graph,
     roles: &'a [Role],
-    placed: &'a [Placed],
+    placed: &'a [PlacedNode],
     schedule: Schedule,
     slots: FxHashMap<ValueId, SlotId>,
     settings: &'a Settings,
 }
 
-impl SegmentMaker<'_> {
+impl ScheduleBuilder<'_> {
     fn role(&self, id: ValueId) -> Option<&Role> {
         self.graph.inputs.iter().position(|&input| input == id).map(|k| &self.roles[k])
     }
@@ -804,7 +819,7 @@ impl SegmentMaker<'_> {
             _ => None,
         };
         let plane = match self.role(id) {
-            Some(Role::Plane(plane, offset)) => Some(PlanePlace { plane: *plane, offset: *offset }),
+            Some(Role::Plane(plane, offset)) => Some(PlaneLocation { plane: *plane, offset: *offset }),
             _ => None,
         };
         let slot = SlotId(self.schedule.slots.len() as u32);
@@ -814,7 +829,7 @@ impl SegmentMaker<'_> {
     }
 
     /// Adds a program segment of some nodes.
-    fn program(
+    fn push_program(
         &mut self,
         members: &[usize],
         inputs: &[ValueId],
@@ -825,9 +840,9 @@ impl SegmentMaker<'_> {
         let given: Vec<ValueId> =
             inputs.iter().copied().filter(|&id| matches!(self.role(id), None | Some(Role::User))).collect();
         let segment = if late {
-            Segment::Deferred(Arc::new(self.late(members, inputs, outputs)))
+            Segment::Deferred(Arc::new(self.deferred_specialiser(members, inputs, outputs)))
         } else {
-            let (program, shapes) = self.lowered(members, &given, outputs)?;
+            let (program, shapes) = self.lower_program(members, &given, outputs)?;
             Segment::Program(Arc::new(program), shapes)
         };
         let inputs = given.into_iter().map(|id| self.slot(id)).collect();
@@ -837,15 +852,15 @@ impl SegmentMaker<'_> {
     }
 
     /// Compiles a program of nodes with concrete shapes.
-    fn lowered(
+    fn lower_program(
         &self,
         members: &[usize],
         inputs: &[ValueId],
         outputs: &[ValueId],
     ) -> Result<(Program, Vec<Vec<usize>>), Error> {
-        let SegmentMaker { graph, roles, placed, settings, .. } = *self;
-        let mut builder = ProgramBuilder::new().precision(settings.precision);
-        let mut values = Values::default();
+        let ScheduleBuilder { graph, roles, placed, settings, .. } = *self;
+        let mut builder = ProgramBuilder::new().with_precision(settings.precision);
+        let mut values = ValueBuffers::default();
         let dims_of = |id: ValueId| -> Result<Vec<usize>, Error> {
             graph.value(id).ty.shape().and_then(Shape::concrete).ok_or_else(|| {
                 Error::Graph(format!(
@@ -905,17 +920,22 @@ impl SegmentMaker<'_> {
     }
 
     /// Creates the specialiser of a program segment with unknown shapes.
-    fn late(&self, members: &[usize], inputs: &[ValueId], outputs: &[ValueId]) -> Specialiser {
+    fn deferred_specialiser(
+        &self,
+        members: &[usize],
+        inputs: &[ValueId],
+        outputs: &[ValueId],
+    ) -> Specialiser {
         let mut graph = self.graph.clone();
         graph.nodes = members.iter().map(|&index| self.graph.nodes[index].clone()).collect();
         graph.inputs = inputs.to_vec();
         graph.outputs = outputs.to_vec();
         let roles = inputs.iter().map(|&id| self.role(id).cloned().unwrap_or(Role::User)).collect();
-        Specialiser { settings: self.settings.clone(), ..Specialiser::of_part(graph, roles) }
+        Specialiser { settings: self.settings.clone(), ..Specialiser::from_prepared(graph, roles) }
     }
 
     /// Adds a segment of a node that runs outside of programs.
-    fn outside(&mut self, index: usize) -> Result<(), Error> {
+    fn push_outside(&mut self, index: usize) -> Result<(), Error> {
         let node = &self.graph.nodes[index];
         let label: Arc<str> = self.graph.node_label(node).into();
         let (inputs, outputs, segment) = match self.placed[index].op.placement() {
@@ -928,7 +948,7 @@ impl SegmentMaker<'_> {
                 for port in &node.outputs {
                     outputs.push(match *port {
                         Some(id) => self.slot(id),
-                        None => self.nameless(),
+                        None => self.add_unused_slot(),
                     });
                 }
                 (inputs, outputs, Segment::Host(function, label))
@@ -939,17 +959,17 @@ impl SegmentMaker<'_> {
                 let given = captured.iter().flatten().filter(|&&id| self.is_passed(id));
                 let inputs: Vec<ValueId> = condition.iter().flatten().chain(given).copied().collect();
                 let branches = Branches {
-                    then_branch: Arc::new(self.branch(node, then_branch)?),
-                    else_branch: Arc::new(self.branch(node, else_branch)?),
+                    then_branch: Arc::new(self.build_branch(node, then_branch)?),
+                    else_branch: Arc::new(self.build_branch(node, else_branch)?),
                 };
                 let inputs = inputs.into_iter().map(|id| self.slot(id)).collect();
                 let outputs = node.present_outputs().map(|id| self.slot(id)).collect();
                 (inputs, outputs, Segment::If(branches, label))
             }
-            Placement::Repeat(repetition) => self.repeat(node, &repetition, label)?,
+            Placement::Repeat(repetition) => self.repeat_segment(node, &repetition, label)?,
             Placement::Yield => {
                 self.deliver_constants(node.present_inputs())?;
-                let (given, taken) = self.handed(node);
+                let (given, taken) = self.yield_slots(node);
                 (given, taken, Segment::Yield(label))
             }
             Placement::Program | Placement::Composition => unreachable!("programs are made of groups"),
@@ -959,13 +979,13 @@ impl SegmentMaker<'_> {
     }
 
     /// Returns the slots of the values that a yield exchanges.
-    fn handed(&mut self, node: &Node) -> (Vec<SlotId>, Vec<SlotId>) {
+    fn yield_slots(&mut self, node: &Node) -> (Vec<SlotId>, Vec<SlotId>) {
         let given = node.present_inputs().map(|id| self.slot(id)).collect();
         let mut taken = Vec::with_capacity(node.outputs.len());
         for port in &node.outputs {
             taken.push(match *port {
                 Some(id) => self.slot(id),
-                None => self.nameless(),
+                None => self.add_unused_slot(),
             });
         }
         (given, taken)
@@ -978,19 +998,19 @@ impl SegmentMaker<'_> {
             if !matches!(placed.op.placement(), Placement::Yield) {
                 continue;
             }
-            if self.schedule.handed.is_some() {
+            if self.schedule.yield_slots.is_some() {
                 let source =
                     OpError::unsupported("a graph hands over to its caller once; this is the second time");
                 return Err(Error::at(graph, node, source));
             }
-            let (given, taken) = self.handed(node);
-            self.schedule.handed = Some(Handed { outputs: given, inputs: taken });
+            let (given, taken) = self.yield_slots(node);
+            self.schedule.yield_slots = Some(YieldSlots { outputs: given, inputs: taken });
         }
         Ok(())
     }
 
     /// Adds a slot for an unused result.
-    fn nameless(&mut self) -> SlotId {
+    fn add_unused_slot(&mut self) -> SlotId {
         self.schedule.slots.push(SlotSpec { label: "".into(), ty: None, plane: None });
         SlotId(self.schedule.slots.len() as u32 - 1)
     }
@@ -1001,11 +1021,11 @@ impl SegmentMaker<'_> {
         let mut constants: Vec<ValueId> = values.filter(is_constant).collect();
         constants.sort_unstable();
         constants.dedup();
-        if constants.is_empty() { Ok(()) } else { self.program(&[], &[], &constants, false) }
+        if constants.is_empty() { Ok(()) } else { self.push_program(&[], &[], &constants, false) }
     }
 
     /// Builds the segment of a node that repeats its body.
-    fn repeat(
+    fn repeat_segment(
         &mut self,
         node: &Node,
         r: &Repetition,
@@ -1016,14 +1036,14 @@ impl SegmentMaker<'_> {
         let asked: Vec<bool> = (0..r.stacked.len())
             .map(|k| node.outputs.get(r.carried + k).copied().flatten().is_some())
             .collect();
-        let results = body.outputs.split_off(r.lead_out() + r.carried);
+        let results = body.outputs.split_off(r.leading_outputs() + r.carried);
         body.outputs.extend(results.iter().zip(&asked).filter(|(_, asked)| **asked).map(|(&id, _)| id));
 
         // The values of an iteration come first. Its condition is true, because the iteration runs.
         let mut known: Vec<Option<Vec<usize>>> = Vec::new();
         let mut roles = Vec::new();
         let mut inputs: Vec<ValueId> = Vec::new();
-        let fixed = body.inputs.split_off(r.formal());
+        let fixed = body.inputs.split_off(r.formal_inputs());
         for (k, id) in std::mem::take(&mut body.inputs).into_iter().enumerate() {
             let dims = body.value(id).ty.shape().and_then(Shape::concrete);
             if r.conditional && k == 1 {
@@ -1057,7 +1077,7 @@ impl SegmentMaker<'_> {
             if role == Role::User {
                 let is_float = value.ty.dtype().is_some_and(DType::is_float);
                 match dims {
-                    Some(dims) if is_float && dims.iter().product::<usize>() > LARGEST_PASSED => {
+                    Some(dims) if is_float && dims.iter().product::<usize>() > MAX_PASSED_ELEMENTS => {
                         body.value_mut(inner).ty =
                             ValueType::tensor(value.ty.dtype().expect("it is a float"), &dims);
                         role = Role::Plane(PlaneId(first_plane + in_planes.len() as u32), 0);
@@ -1074,16 +1094,16 @@ impl SegmentMaker<'_> {
         }
         body.inputs = inputs;
         body.remove_unused();
-        let child = Child { graph: body, roles, known, settings: self.settings.clone() };
-        let undetermined = || Error::at(self.graph, node, OpError::unsupported(UNDETERMINED));
-        let schedule = child.compiled()?.ok_or_else(undetermined)?;
+        let child = SubgraphCompiler { graph: body, roles, known, settings: self.settings.clone() };
+        let undetermined = || Error::at(self.graph, node, OpError::unsupported(UNDETERMINED_SHAPES));
+        let schedule = child.compile_schedule()?.ok_or_else(undetermined)?;
         let body = child.graph;
 
-        let given: Vec<Option<ValueId>> = (0..own).map(|k| Repetition::own(node, k)).collect();
+        let given: Vec<Option<ValueId>> = (0..own).map(|k| Repetition::own_input(node, k)).collect();
         self.deliver_constants(given.iter().copied().flatten())?;
         let count = if r.conditional {
             let is_there = |k: usize| given.get(k).copied().flatten().is_some();
-            Count::While { most: is_there(0), condition: is_there(1) }
+            Count::While { has_limit: is_there(0), has_condition: is_there(1) }
         } else {
             Count::Scanned
         };
@@ -1093,7 +1113,7 @@ impl SegmentMaker<'_> {
         for k in 0..r.carried {
             outputs.push(match node.outputs.get(k).copied().flatten() {
                 Some(id) => self.slot(id),
-                None => self.nameless(),
+                None => self.add_unused_slot(),
             });
         }
         let mut stacked = Vec::new();
@@ -1106,11 +1126,15 @@ impl SegmentMaker<'_> {
                 Error::at(self.graph, node, OpError::invalid(message))
             })?;
             let dims = ty.shape().map(|shape| shape.iter().map(Dim::known).collect());
-            stacked.push(Stacked { label: self.graph.value(id).name.clone(), along, element: (dtype, dims) });
+            stacked.push(StackedResult {
+                label: self.graph.value(id).name.clone(),
+                scan_axis: along,
+                element: (dtype, dims),
+            });
         }
         let carried = (0..r.carried)
             .map(|j| {
-                let inner = subgraph_of(self.graph, node, r.body)?.inputs[r.lead() + j];
+                let inner = subgraph_of(self.graph, node, r.body)?.inputs[r.leading_inputs() + j];
                 Ok(body.value(inner).name.clone())
             })
             .collect::<Result<_, Error>>()?;
@@ -1126,7 +1150,7 @@ impl SegmentMaker<'_> {
             stacked,
             first_plane,
             in_planes: in_planes.len(),
-            positions,
+            unrolled_positions: positions,
         };
         Ok((inputs, outputs, Segment::Repeat(Box::new(repeat), label)))
     }
@@ -1138,7 +1162,7 @@ impl SegmentMaker<'_> {
 
     /// Creates a branch; its inputs are the captured values that are passed at run time. Its schedule is compiled when
     /// the branch is taken.
-    fn branch(&self, node: &Node, attribute: &str) -> Result<Branch, Error> {
+    fn build_branch(&self, node: &Node, attribute: &str) -> Result<Branch, Error> {
         let mut graph = subgraph_of(self.graph, node, attribute)?.clone();
         let captured = node.inputs[node.inputs.len() - node.captures..].iter().flatten();
         let mut roles = Vec::new();
@@ -1164,13 +1188,13 @@ impl SegmentMaker<'_> {
         let mut asked = asked.into_iter();
         graph.outputs.retain(|_| asked.next() == Some(true));
         graph.remove_unused();
-        Ok(Branch::new(Box::new(Child { graph, roles, known, settings: self.settings.clone() })))
+        Ok(Branch::new(Box::new(SubgraphCompiler { graph, roles, known, settings: self.settings.clone() })))
     }
 }
 
 /// Subgraph with a schedule of its own.
 #[derive(Debug)]
-struct Child {
+struct SubgraphCompiler {
     graph: Graph,
     roles: Vec<Role>,
     /// Shape of each input that is passed at run time, if known.
@@ -1178,13 +1202,13 @@ struct Child {
     settings: Settings,
 }
 
-impl Child {
+impl SubgraphCompiler {
     /// Compiles the schedule; `None` if the shapes of the subgraph cannot be determined.
-    fn compiled(&self) -> Result<Option<Schedule>, Error> {
+    fn compile_schedule(&self) -> Result<Option<Schedule>, Error> {
         let mut known = self.known.clone();
         loop {
-            let shapes: Vec<Option<Known<'_>>> =
-                known.iter().map(|dims| dims.as_ref().map(|dims| Known { dims, value: None })).collect();
+            let shapes: Vec<Option<KnownInput<'_>>> =
+                known.iter().map(|dims| dims.as_ref().map(|dims| KnownInput { dims, value: None })).collect();
             match compile(&self.graph, &self.roles, &shapes, &self.settings)? {
                 Compiled::Schedule(schedule) => return Ok(Some(schedule)),
                 Compiled::NeedsValues(wanted) => {
@@ -1203,11 +1227,11 @@ impl Child {
 }
 
 /// Message for a subgraph with unknown shapes.
-const UNDETERMINED: &str = "the shapes inside its subgraphs cannot be determined";
+const UNDETERMINED_SHAPES: &str = "the shapes inside its subgraphs cannot be determined";
 
-impl BranchSource for Child {
+impl BranchSource for SubgraphCompiler {
     fn schedule(&self) -> Result<Schedule, String> {
-        let made = self.compiled().map_err(|error| error.to_string())?;
-        made.ok_or_else(|| UNDETERMINED.to_owned())
+        let made = self.compile_schedule().map_err(|error| error.to_string())?;
+        made.ok_or_else(|| UNDETERMINED_SHAPES.to_owned())
     }
 }

@@ -5,7 +5,7 @@ use ortrain_program::ScanAxis;
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::Error;
-use crate::families::draws_random_numbers;
+use crate::families::is_random;
 use crate::infer::normalize_axis;
 use crate::lower::{ORIGINAL_NAMES, POSITIONS};
 use crate::op::{Placement, Repetition};
@@ -14,10 +14,10 @@ use crate::registry::build;
 
 /// Maximum number of nodes of all unrolled loops of a schedule. A program is planned as a whole: for many more nodes
 /// the planning takes longer than the run saves.
-pub(crate) const UNROLLED_NODES: usize = 2048;
+pub(crate) const MAX_UNROLLED_NODES: usize = 2048;
 
 /// Maximum number of nodes of a loop that is unrolled for inspection.
-const WRITTEN_OUT: usize = 1 << 15;
+const MAX_INSPECTED_NODES: usize = 1 << 15;
 
 /// Returns the condition of an `If`, its first input, if known.
 pub(crate) fn constant_condition(graph: &Graph, node: &Node) -> Option<bool> {
@@ -38,7 +38,7 @@ pub(crate) fn subgraph_of<'a>(graph: &Graph, node: &'a Node, attribute: &str) ->
 }
 
 /// Copier of a subgraph's nodes into the outer graph.
-struct Copy<'a> {
+struct SubgraphCopier<'a> {
     subgraph: &'a Graph,
     /// Index of the iteration, after the indices of outer loops that were unrolled before.
     positions: Vec<i64>,
@@ -48,9 +48,9 @@ struct Copy<'a> {
     outside: FxHashMap<ValueId, ValueId>,
 }
 
-impl Copy<'_> {
+impl SubgraphCopier<'_> {
     /// Returns the outer value of a value of the subgraph.
-    fn moved(&mut self, patch: &mut Patch, inner: ValueId) -> ValueId {
+    fn outer_value(&mut self, patch: &mut Patch, inner: ValueId) -> ValueId {
         if let Some(&known) = self.outside.get(&inner) {
             return known;
         }
@@ -72,12 +72,12 @@ impl Copy<'_> {
     }
 
     /// Adds the nodes to a patch.
-    fn add(&mut self, patch: &mut Patch) {
+    fn copy_nodes(&mut self, patch: &mut Patch) {
         let subgraph = self.subgraph;
         for inner in &subgraph.nodes {
             let mut copy = inner.clone();
-            mark(subgraph, &mut copy, &self.positions);
-            if draws_random_numbers(&inner.domain, &inner.op) {
+            mark_positions(subgraph, &mut copy, &self.positions);
+            if is_random(&inner.domain, &inner.op) {
                 // A recomputation of the subgraph must draw the same random numbers.
                 let name = |port: &Option<ValueId>| {
                     port.map_or_else(String::new, |id| subgraph.name_of(id).to_owned())
@@ -86,7 +86,7 @@ impl Copy<'_> {
                 copy.attrs.0.entry(ORIGINAL_NAMES.to_owned()).or_insert(Attr::Strings(names));
             }
             for port in copy.inputs.iter_mut().chain(&mut copy.outputs).flatten() {
-                *port = self.moved(patch, *port);
+                *port = self.outer_value(patch, *port);
             }
             patch.push(copy);
         }
@@ -94,19 +94,19 @@ impl Copy<'_> {
 }
 
 /// Records the iteration indices on random-number nodes and on loops.
-fn mark(graph: &Graph, node: &mut Node, positions: &[i64]) {
+fn mark_positions(graph: &Graph, node: &mut Node, positions: &[i64]) {
     if positions.is_empty() {
         return;
     }
     let repeats = build(graph, node).is_ok_and(|op| matches!(op.placement(), Placement::Repeat(_)));
-    if repeats || draws_random_numbers(&node.domain, &node.op) {
+    if repeats || is_random(&node.domain, &node.op) {
         node.attrs.0.insert(POSITIONS.to_owned(), Attr::Ints(positions.to_vec()));
     }
     if !repeats {
         for attr in node.attrs.0.values_mut() {
             if let Attr::Graph(branch) = attr {
                 let mut nodes = std::mem::take(&mut branch.nodes);
-                nodes.iter_mut().for_each(|node| mark(branch, node, positions));
+                nodes.iter_mut().for_each(|node| mark_positions(branch, node, positions));
                 branch.nodes = nodes;
             }
         }
@@ -121,11 +121,11 @@ pub(crate) fn inline_branch(graph: &mut Graph, index: usize, attribute: &str) ->
     let mut patch = Patch::new(graph, "");
     let captured = node.inputs[node.inputs.len() - node.captures..].iter().flatten().copied();
     let outside = subgraph.inputs.iter().copied().zip(captured).collect();
-    let mut copy = Copy { subgraph, positions: Vec::new(), suffix: String::new(), outside };
-    copy.add(&mut patch);
+    let mut copy = SubgraphCopier { subgraph, positions: Vec::new(), suffix: String::new(), outside };
+    copy.copy_nodes(&mut patch);
     for (port, &inner) in node.outputs.iter().zip(&subgraph.outputs) {
         if let Some(old) = *port {
-            let new = copy.moved(&mut patch, inner);
+            let new = copy.outer_value(&mut patch, inner);
             patch.replace(old, new);
         }
     }
@@ -135,7 +135,7 @@ pub(crate) fn inline_branch(graph: &mut Graph, index: usize, attribute: &str) ->
 
 /// Returns the number of iterations of a node's body, if known. Its inputs must be constant, and the condition must be
 /// the same after every iteration (`continues`).
-pub(crate) fn known_count(
+pub(crate) fn known_iteration_count(
     graph: &Graph,
     node: &Node,
     r: &Repetition,
@@ -143,16 +143,16 @@ pub(crate) fn known_count(
 ) -> Option<u64> {
     if !r.conditional {
         let mut lengths = r.scanned.iter().enumerate().filter_map(|(s, along)| {
-            let shape = graph.value(Repetition::own(node, r.carried + s)?).ty.shape()?;
+            let shape = graph.value(Repetition::own_input(node, r.carried + s)?).ty.shape()?;
             shape[normalize_axis(along.axis, shape.rank()).ok()?].known()
         });
         return lengths.next().map(|length| length as u64);
     }
-    let most = match Repetition::own(node, 0) {
+    let most = match Repetition::own_input(node, 0) {
         Some(id) => Some(u64::try_from(*graph.value(id).constant.as_ref()?.to_i64()?.first()?).unwrap_or(0)),
         None => None,
     };
-    let begins = Repetition::own(node, 1).map_or(Some(true), |id| constant_flag(graph, id));
+    let begins = Repetition::own_input(node, 1).map_or(Some(true), |id| constant_flag(graph, id));
     match (most, begins, continues) {
         (Some(0), ..) | (_, Some(false), _) => Some(0),
         (most, Some(true), Some(false)) => Some(most.unwrap_or(1).min(1)),
@@ -162,7 +162,12 @@ pub(crate) fn known_count(
 }
 
 /// Returns the condition after an iteration, if it is always the same. Types must have been inferred.
-fn continues(graph: &Graph, node: &Node, body: &Graph, r: &Repetition) -> Result<Option<bool>, Error> {
+fn constant_continuation(
+    graph: &Graph,
+    node: &Node,
+    body: &Graph,
+    r: &Repetition,
+) -> Result<Option<bool>, Error> {
     if !r.conditional {
         return Ok(None);
     }
@@ -171,7 +176,7 @@ fn continues(graph: &Graph, node: &Node, body: &Graph, r: &Repetition) -> Result
     let dims = body.value(flag).ty.shape().and_then(Shape::concrete).unwrap_or_default();
     body.value_mut(flag).constant = Some(Tensor::filled(ortrain_graph::DType::Bool, &dims, 1.0));
     let captured = node.inputs[node.inputs.len() - node.captures..].iter().flatten();
-    let fixed: Vec<ValueId> = body.inputs.iter().skip(r.formal()).copied().collect();
+    let fixed: Vec<ValueId> = body.inputs.iter().skip(r.formal_inputs()).copied().collect();
     for (inner, outer) in fixed.into_iter().zip(captured) {
         body.value_mut(inner).constant = graph.value(*outer).constant.clone();
     }
@@ -187,13 +192,13 @@ fn continues(graph: &Graph, node: &Node, body: &Graph, r: &Repetition) -> Result
 /// Inlines the subgraph of a node according to a run: `known` returns values of the run, such as the inputs and results
 /// of the node. Returns true if the node has a subgraph, and the values determine the taken branch or the number of
 /// iterations.
-pub(crate) fn write_out(
+pub(crate) fn inline_run(
     graph: &mut Graph,
     index: usize,
     known: &dyn Fn(ValueId) -> Option<Tensor>,
 ) -> Result<bool, Error> {
     let node = graph.nodes[index].clone();
-    let number = |k: usize| Repetition::own(&node, k).and_then(known)?.to_i64()?.first().copied();
+    let number = |k: usize| Repetition::own_input(&node, k).and_then(known)?.to_i64()?.first().copied();
     match build(graph, &node)?.placement() {
         Placement::If { then_branch, else_branch } => {
             let Some(holds) = number(0) else { return Ok(false) };
@@ -201,8 +206,10 @@ pub(crate) fn write_out(
             Ok(true)
         }
         Placement::Repeat(r) => {
-            for k in r.lead()..r.formal() {
-                if let Some((id, tensor)) = Repetition::own(&node, k).and_then(|id| Some((id, known(id)?))) {
+            for k in r.leading_inputs()..r.formal_inputs() {
+                if let Some((id, tensor)) =
+                    Repetition::own_input(&node, k).and_then(|id| Some((id, known(id)?)))
+                {
                     graph.value_mut(id).ty = ValueType::tensor(tensor.dtype(), tensor.dims());
                 }
             }
@@ -222,14 +229,14 @@ pub(crate) fn write_out(
                     graph.nodes[index].inputs[1] = None;
                     set_input(graph, index, 0, Tensor::i64(&[], &[count]));
                 } else {
-                    for k in 0..r.lead() {
-                        if let Some(tensor) = Repetition::own(&node, k).and_then(known) {
+                    for k in 0..r.leading_inputs() {
+                        if let Some(tensor) = Repetition::own_input(&node, k).and_then(known) {
                             set_input(graph, index, k, tensor);
                         }
                     }
                 }
             }
-            unroll(graph, index, &r, &mut WRITTEN_OUT.clone())
+            unroll(graph, index, &r, &mut MAX_INSPECTED_NODES.clone())
         }
         _ => Ok(false),
     }
@@ -241,8 +248,8 @@ fn set_input(graph: &mut Graph, index: usize, k: usize, tensor: Tensor) {
 }
 
 /// Returns the number of nodes of a graph, including subgraphs.
-fn weight(graph: &Graph) -> usize {
-    let inside = |node: &Node| Graph::subgraphs(node).map(|(_, graph)| weight(graph)).sum::<usize>();
+fn node_count(graph: &Graph) -> usize {
+    let inside = |node: &Node| Graph::subgraphs(node).map(|(_, graph)| node_count(graph)).sum::<usize>();
     graph.nodes.iter().map(|node| 1 + inside(node)).sum()
 }
 
@@ -256,19 +263,20 @@ pub(crate) fn unroll(
 ) -> Result<bool, Error> {
     let node = graph.nodes[index].clone();
     let body = subgraph_of(graph, &node, r.body)?;
-    let Some(count) = known_count(graph, &node, r, continues(graph, &node, body, r)?) else {
+    let Some(count) = known_iteration_count(graph, &node, r, constant_continuation(graph, &node, body, r)?)
+    else {
         return Ok(false);
     };
     let own = node.inputs.len() - node.captures;
     let asked: Vec<bool> =
         (0..r.stacked.len()).map(|k| node.outputs.get(r.carried + k).copied().flatten().is_some()).collect();
-    let per_iteration = weight(body) + 2 * r.scanned.len() + r.stacked.len();
+    let per_iteration = node_count(body) + 2 * r.scanned.len() + r.stacked.len();
     let total = usize::try_from(count).ok().and_then(|count| count.checked_mul(per_iteration.max(1)));
     let Some(total) = total.filter(|total| total <= budget) else { return Ok(false) };
     let mut empty: Vec<Option<Tensor>> = vec![None; asked.len()];
     if count == 0 {
         for (k, along) in r.stacked.iter().enumerate().filter(|&(k, _)| asked[k]) {
-            let value = body.value(body.outputs[r.lead_out() + r.carried + k]);
+            let value = body.value(body.outputs[r.leading_outputs() + r.carried + k]);
             let dims = value.ty.shape().and_then(Shape::concrete).zip(value.ty.dtype());
             let Some((mut dims, dtype)) = dims else { return Ok(false) };
             let Ok(axis) = normalize_axis(along.axis, dims.len() + 1) else { return Ok(false) };
@@ -287,9 +295,13 @@ pub(crate) fn unroll(
         made
     };
     let label = if node.name.is_empty() { &node.op } else { &node.name };
-    let mut carried: Vec<ValueId> = (0..r.carried).filter_map(|j| node.inputs[r.lead() + j]).collect();
-    let captured: Vec<(ValueId, ValueId)> =
-        body.inputs[r.formal()..].iter().copied().zip(node.inputs[own..].iter().flatten().copied()).collect();
+    let mut carried: Vec<ValueId> =
+        (0..r.carried).filter_map(|j| node.inputs[r.leading_inputs() + j]).collect();
+    let captured: Vec<(ValueId, ValueId)> = body.inputs[r.formal_inputs()..]
+        .iter()
+        .copied()
+        .zip(node.inputs[own..].iter().flatten().copied())
+        .collect();
     let around: Vec<i64> = match node.attrs.0.get(POSITIONS) {
         Some(Attr::Ints(positions)) => positions.clone(),
         _ => Vec::new(),
@@ -309,14 +321,15 @@ pub(crate) fn unroll(
                 outside.insert(body.inputs[k], value);
             }
         }
-        for (&inner, &outer) in body.inputs[r.lead()..].iter().zip(&carried) {
+        for (&inner, &outer) in body.inputs[r.leading_inputs()..].iter().zip(&carried) {
             outside.insert(inner, outer);
         }
         for (s, &along) in r.scanned.iter().enumerate() {
-            let inner = body.inputs[r.lead() + r.carried + s];
-            let source = node.inputs[r.lead() + r.carried + s].expect("inference checked that it is there");
+            let inner = body.inputs[r.leading_inputs() + r.carried + s];
+            let source =
+                node.inputs[r.leading_inputs() + r.carried + s].expect("inference checked that it is there");
             let position = at(along) as i64;
-            if let Some(value) = collected_before(graph, &producers, source, along.axis, position as usize) {
+            if let Some(value) = stacked_slice(graph, &producers, source, along.axis, position as usize) {
                 outside.insert(inner, value);
                 continue;
             }
@@ -336,13 +349,13 @@ pub(crate) fn unroll(
         }
         let mut positions = around.clone();
         positions.push(position as i64);
-        let mut copy = Copy { subgraph: body, positions, suffix: format!(".{iteration}"), outside };
-        copy.add(&mut patch);
+        let mut copy = SubgraphCopier { subgraph: body, positions, suffix: format!(".{iteration}"), outside };
+        copy.copy_nodes(&mut patch);
         for (j, value) in carried.iter_mut().enumerate() {
-            *value = copy.moved(&mut patch, body.outputs[r.lead_out() + j]);
+            *value = copy.outer_value(&mut patch, body.outputs[r.leading_outputs() + j]);
         }
         for (k, values) in collected.iter_mut().enumerate().filter(|&(k, _)| asked[k]) {
-            values.push(copy.moved(&mut patch, body.outputs[r.lead_out() + r.carried + k]));
+            values.push(copy.outer_value(&mut patch, body.outputs[r.leading_outputs() + r.carried + k]));
         }
     }
     for (port, &value) in node.outputs.iter().zip(&carried) {
@@ -379,7 +392,7 @@ pub(crate) fn unroll(
 }
 
 /// Returns the slice at a position along an axis of a value, if the value was stacked from slices.
-fn collected_before(
+fn stacked_slice(
     graph: &Graph,
     producers: &[Option<usize>],
     source: ValueId,
@@ -410,7 +423,7 @@ fn collected_before(
 }
 
 /// Removes unused nodes, except nodes that write state; `kinds` has an entry for each node.
-pub(crate) fn remove_idle<K>(graph: &mut Graph, kinds: &mut Vec<K>) {
+pub(crate) fn remove_unused_nodes<K>(graph: &mut Graph, kinds: &mut Vec<K>) {
     let mut needed: FxHashSet<ValueId> = graph.outputs.iter().copied().collect();
     let mut keep = vec![true; graph.nodes.len()];
     for (index, node) in graph.nodes.iter().enumerate().rev() {

@@ -9,16 +9,16 @@
 use ortrain_graph::{Attr, Graph, Node, ValueId};
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use crate::families::optim::assign;
+use crate::families::optimizer_ops::add_state_update;
 use crate::op::{Placement, Repetition};
 use crate::registry::build;
 
 /// Newest value of every piece of state.
-type Newest = FxHashMap<ValueId, ValueId>;
+type NewestValues = FxHashMap<ValueId, ValueId>;
 
 /// Returns the inputs of a graph that its nodes write to.
 #[must_use]
-pub fn written(graph: &Graph) -> Vec<ValueId> {
+pub fn written_inputs(graph: &Graph) -> Vec<ValueId> {
     let writing = graph.nodes.iter().filter(|node| writes_state(graph, node));
     let seen: FxHashSet<ValueId> = writing.flat_map(Node::present_inputs).collect();
     graph.inputs.iter().copied().filter(|id| seen.contains(id)).collect()
@@ -32,23 +32,23 @@ pub fn writes_state(graph: &Graph, node: &Node) -> bool {
 
 /// Adds the nodes that write the newest values of `state` (inputs of the graph). Nodes that update the same state do
 /// this in sequence.
-pub(crate) fn write_last(graph: &mut Graph, state: &[ValueId]) {
-    let mut newest: Newest = state.iter().map(|&id| (id, id)).collect();
-    lift(graph, &mut newest);
+pub(crate) fn move_updates_last(graph: &mut Graph, state: &[ValueId]) {
+    let mut newest: NewestValues = state.iter().map(|&id| (id, id)).collect();
+    lift_updates(graph, &mut newest);
     for &id in state {
         if newest[&id] != id {
-            assign(graph, id, newest[&id]);
+            add_state_update(graph, id, newest[&id]);
         }
     }
 }
 
-fn lift(graph: &mut Graph, newest: &mut Newest) {
+fn lift_updates(graph: &mut Graph, newest: &mut NewestValues) {
     for index in 0..graph.nodes.len() {
         // An invalid node is reported when the graph is compiled.
         let Ok(op) = build(graph, &graph.nodes[index]) else { continue };
         let node = &mut graph.nodes[index];
         let before = node.inputs.clone();
-        for &(output, input) in op.updates() {
+        for &(output, input) in op.state_updates() {
             let new = node.outputs.get(output).copied().flatten();
             let old = before.get(input).copied().flatten();
             if let (Some(new), Some(old)) = (new, old)
@@ -71,23 +71,23 @@ fn lift(graph: &mut Graph, newest: &mut Newest) {
 }
 
 /// Converts the updates in the body of a node to carried values.
-fn lift_body(graph: &mut Graph, index: usize, r: &Repetition, newest: &mut Newest) {
+fn lift_body(graph: &mut Graph, index: usize, r: &Repetition, newest: &mut NewestValues) {
     let node = &graph.nodes[index];
     let own = node.inputs.len() - node.captures;
     let Some(Attr::Graph(body)) = node.attrs.0.get(r.body) else { return };
     let mut body = (**body).clone();
-    if body.inputs.len() != r.formal() + node.captures {
+    if body.inputs.len() != r.formal_inputs() + node.captures {
         return;
     }
     let captured: Vec<(ValueId, ValueId)> = (0..node.captures)
-        .filter_map(|k| Some((body.inputs[r.formal() + k], node.inputs[own + k]?)))
+        .filter_map(|k| Some((body.inputs[r.formal_inputs() + k], node.inputs[own + k]?)))
         .filter(|(_, outer)| newest.contains_key(outer))
         .collect();
     if captured.is_empty() {
         return;
     }
     // Readers in the body see the old values. Only nodes that update them get the carried values.
-    let mut inside: Newest = FxHashMap::default();
+    let mut inside: NewestValues = FxHashMap::default();
     let mut starts: Vec<ValueId> = Vec::with_capacity(captured.len());
     for &(inner, outer) in &captured {
         let ty = graph.value(outer).ty.clone();
@@ -95,13 +95,13 @@ fn lift_body(graph: &mut Graph, index: usize, r: &Repetition, newest: &mut Newes
         inside.insert(inner, start);
         starts.push(start);
     }
-    lift(&mut body, &mut inside);
+    lift_updates(&mut body, &mut inside);
     let mut carried = r.carried;
     // The additional results follow the carried values; unused results are included.
     graph.nodes[index].outputs.resize(r.carried + r.stacked.len(), None);
-    if r.conditional && own < r.lead() {
+    if r.conditional && own < r.leading_inputs() {
         let node = &mut graph.nodes[index];
-        for k in own..r.lead() {
+        for k in own..r.leading_inputs() {
             node.inputs.insert(k, None);
         }
     }
@@ -110,13 +110,13 @@ fn lift_body(graph: &mut Graph, index: usize, r: &Repetition, newest: &mut Newes
         if end == start {
             continue;
         }
-        body.inputs.insert(r.lead() + carried, start);
-        body.outputs.insert(r.lead_out() + carried, end);
+        body.inputs.insert(r.leading_inputs() + carried, start);
+        body.outputs.insert(r.leading_outputs() + carried, end);
         let value = graph.value(outer);
         let (name, ty) = (format!("{}_updated", value.name), value.ty.clone());
         let new = graph.add_value(&name, ty);
         let node = &mut graph.nodes[index];
-        node.inputs.insert(r.lead() + carried, Some(newest[&outer]));
+        node.inputs.insert(r.leading_inputs() + carried, Some(newest[&outer]));
         node.outputs.insert(carried, Some(new));
         newest.insert(outer, new);
         carried += 1;
@@ -127,7 +127,7 @@ fn lift_body(graph: &mut Graph, index: usize, r: &Repetition, newest: &mut Newes
 }
 
 /// Converts the updates in the branches of a node to results of the node.
-fn lift_branches(graph: &mut Graph, index: usize, attributes: [&str; 2], newest: &mut Newest) {
+fn lift_branches(graph: &mut Graph, index: usize, attributes: [&str; 2], newest: &mut NewestValues) {
     let node = &graph.nodes[index];
     let own = node.inputs.len() - node.captures;
     let captured: Vec<(usize, ValueId)> = (own..node.inputs.len())
@@ -145,7 +145,7 @@ fn lift_branches(graph: &mut Graph, index: usize, attributes: [&str; 2], newest:
     }
     // A value that was updated before is passed in addition to the old value.
     let mut more: Vec<ValueId> = Vec::new();
-    let mut inside: [Newest; 2] = Default::default();
+    let mut inside: [NewestValues; 2] = Default::default();
     for &(position, id) in &captured {
         let (value, ty) = (newest[&id], graph.value(id).ty.clone());
         for (half, inside) in halves.iter_mut().zip(&mut inside) {
@@ -163,7 +163,7 @@ fn lift_branches(graph: &mut Graph, index: usize, attributes: [&str; 2], newest:
     }
     let starts = inside.clone();
     for (half, inside) in halves.iter_mut().zip(&mut inside) {
-        lift(half, inside);
+        lift_updates(half, inside);
     }
     let updated: Vec<(usize, ValueId)> = captured
         .into_iter()
@@ -206,7 +206,9 @@ mod tests {
     use crate::Role;
     use crate::passes::differentiate::backpropagate;
     use crate::passes::infer::infer;
-    use crate::testing::{Failure, add, assert_close, f64s, graph, run_bound, run_specialised, spread};
+    use crate::testing::{
+        Failure, add, assert_close, f64s, generic_tensor, graph, run_bound, run_specialised,
+    };
 
     const NORM: (&str, &str) = ("com.microsoft", "BatchNormInternal");
     const MOMENTUM: f64 = 0.75;
@@ -245,7 +247,7 @@ mod tests {
     }
 
     /// Returns the statistics after an update with a batch of two channels.
-    fn updated(values: &[f64], x: &Tensor) -> Vec<f64> {
+    fn updated_statistics(values: &[f64], x: &Tensor) -> Vec<f64> {
         let x = x.to_f64();
         let rows = x.len() / 2;
         let of = |c: usize| (0..rows).map(move |r| 2 * r + c);
@@ -265,7 +267,7 @@ mod tests {
     }
 
     /// Starts a graph of `x`, scale, bias, mean and variance, with an optional condition first.
-    fn begun(x: &Tensor, condition: Option<&Tensor>) -> (Graph, Vec<ValueId>, Vec<Tensor>) {
+    fn normalization_graph(x: &Tensor, condition: Option<&Tensor>) -> (Graph, Vec<ValueId>, Vec<Tensor>) {
         let [scale, bias] = parameters();
         let given: Vec<Tensor> = condition.into_iter().chain([x, &scale, &bias]).cloned().collect();
         let statistic = f64s(&[2], &[0.0; 2]);
@@ -284,21 +286,21 @@ mod tests {
 
     #[test]
     fn every_run_updates() {
-        let x = spread(&[3, 2], 1);
-        let (mut graph, ids, given) = begun(&x, None);
+        let x = generic_tensor(&[3, 2], 1);
+        let (mut graph, ids, given) = normalization_graph(&x, None);
         normalize(&mut graph, "y", &ids);
         let state = State::new();
-        let first = updated(&state.values(), &x);
+        let first = updated_statistics(&state.values(), &x);
         state.run(&graph, &given).expect("it runs");
         assert_values(&state, &first);
         state.run(&graph, &given).expect("it runs");
-        assert_values(&state, &updated(&first, &x));
+        assert_values(&state, &updated_statistics(&first, &x));
     }
 
     #[test]
     fn an_empty_batch_updates_nothing() {
-        let x = spread(&[0, 2], 1);
-        let (mut graph, ids, given) = begun(&x, None);
+        let x = generic_tensor(&[0, 2], 1);
+        let (mut graph, ids, given) = normalization_graph(&x, None);
         normalize(&mut graph, "y", &ids);
         let state = State::new();
         let before = state.values();
@@ -307,36 +309,36 @@ mod tests {
     }
 
     #[test]
-    fn nodes_that_share_state_follow_each_other_and_all_else_sees_the_old_one() {
-        let x = spread(&[3, 2], 2);
-        let (mut graph, ids, given) = begun(&x, None);
+    fn shared_updates_are_sequential_and_readers_see_old_state() {
+        let x = generic_tensor(&[3, 2], 2);
+        let (mut graph, ids, given) = normalization_graph(&x, None);
         let y = normalize(&mut graph, "y", &ids);
         normalize(&mut graph, "z", &[&[y], &ids[1..]].concat());
         add(&mut graph, ("", "Neg"), "seen", &[Some(ids[3])], 1, Attrs::new());
         let state = State::new();
         let before = state.values();
         let got = state.run(&graph, &given).expect("it runs");
-        assert_values(&state, &updated(&updated(&before, &x), &got[0]));
+        assert_values(&state, &updated_statistics(&updated_statistics(&before, &x), &got[0]));
         assert_eq!(got[2].to_f64(), [-before[0], -before[1]]);
     }
 
     #[test]
     fn one_piece_of_state_as_both_statistics() {
-        let x = spread(&[3, 2], 2);
-        let (mut graph, ids, given) = begun(&x, None);
+        let x = generic_tensor(&[3, 2], 2);
+        let (mut graph, ids, given) = normalization_graph(&x, None);
         normalize(&mut graph, "y", &[ids[0], ids[1], ids[2], ids[3], ids[3]]);
         let state = State::new();
         let before = state.values();
         state.run(&graph, &given).expect("it runs");
         let old = [&before[..2], &before[..2]].concat();
-        assert_values(&state, &[&updated(&old, &x)[2..], &before[2..]].concat());
+        assert_values(&state, &[&updated_statistics(&old, &x)[2..], &before[2..]].concat());
     }
 
     #[test]
-    fn a_run_that_fails_changes_nothing() {
+    fn failed_runs_change_nothing() {
         // A host function between the update and the failing node.
-        let x = spread(&[3, 2], 3);
-        let (mut graph, ids, given) = begun(&x, None);
+        let x = generic_tensor(&[3, 2], 3);
+        let (mut graph, ids, given) = normalization_graph(&x, None);
         let y = normalize(&mut graph, "y", &ids);
         let rows = add(&mut graph, ("", "NonZero"), "rows", &[Some(y)], 1, Attrs::new())[0];
         let far = graph.add_constant("far", Tensor::i64(&[1], &[1]));
@@ -349,8 +351,8 @@ mod tests {
     }
 
     /// Builds `condition ? normalized x : x * scale` (reversed if `swapped`), and its sum of squares.
-    fn branching(x: &Tensor, swapped: bool) -> (Graph, Vec<ValueId>, Vec<Tensor>) {
-        let (mut graph, ids, given) = begun(x, Some(&Tensor::filled(DType::Bool, &[], 1.0)));
+    fn branch_graph(x: &Tensor, swapped: bool) -> (Graph, Vec<ValueId>, Vec<Tensor>) {
+        let (mut graph, ids, given) = normalization_graph(x, Some(&Tensor::filled(DType::Bool, &[], 1.0)));
         let branch = |normalized: bool| {
             let mut branch = Graph::new("branch");
             let inputs: Vec<ValueId> = (0..5)
@@ -375,14 +377,14 @@ mod tests {
     }
 
     #[test]
-    fn in_branches() {
-        let x = spread(&[3, 2], 4);
+    fn updates_in_branches() {
+        let x = generic_tensor(&[3, 2], 4);
         for swapped in [false, true] {
             for holds in [true, false] {
                 for known in [true, false] {
-                    let (mut graph, ids, mut given) = branching(&x, swapped);
+                    let (mut graph, ids, mut given) = branch_graph(&x, swapped);
                     // Forward, and once more for the gradient, which updates nothing.
-                    let seed = graph.add_constant("seed", spread(&[3, 2], 5));
+                    let seed = graph.add_constant("seed", generic_tensor(&[3, 2], 5));
                     let seeds = [(graph.outputs[0], seed)];
                     let found =
                         backpropagate(&mut graph, &seeds, &[ids[1], ids[2]]).expect("it has gradients");
@@ -396,7 +398,8 @@ mod tests {
                     let before = state.values();
                     let got = state.run(&graph, &given).expect("it runs");
                     assert_eq!(got.len(), 3);
-                    let want = if holds == swapped { before.clone() } else { updated(&before, &x) };
+                    let want =
+                        if holds == swapped { before.clone() } else { updated_statistics(&before, &x) };
                     assert_values(&state, &want);
                 }
             }
@@ -405,11 +408,11 @@ mod tests {
 
     /// A normalization of each slice of x, and an optional one before it.
     #[test]
-    fn in_bodies() {
-        let x = spread(&[3, 4, 2], 6);
+    fn updates_in_bodies() {
+        let x = generic_tensor(&[3, 4, 2], 6);
         let parts: Vec<Tensor> = x.to_f64().chunks(8).map(|part| f64s(&[4, 2], part)).collect();
         for before in [false, true] {
-            let (mut graph, ids, given) = begun(&x, None);
+            let (mut graph, ids, given) = normalization_graph(&x, None);
             let mut body = Graph::new("body");
             let inputs: Vec<ValueId> = ["part", "scale", "bias", "mean", "var"]
                 .iter()
@@ -427,7 +430,7 @@ mod tests {
             graph.nodes.last_mut().expect("just added").captures = 4;
             infer(&mut graph).expect("valid");
             // Forward, and once more for the gradient, which updates nothing.
-            let seed = graph.add_constant("seed", spread(&[3, 4, 2], 5));
+            let seed = graph.add_constant("seed", generic_tensor(&[3, 4, 2], 5));
             let seeds = [(*graph.outputs.last().expect("the Scan"), seed)];
             let found = backpropagate(&mut graph, &seeds, &[ids[0], ids[1]]).expect("it has gradients");
             graph.outputs.extend(found.into_iter().flatten());
@@ -435,10 +438,10 @@ mod tests {
                 let state = State::new();
                 let mut want = state.values();
                 if before {
-                    want = updated(&want, &parts[0]);
+                    want = updated_statistics(&want, &parts[0]);
                 }
                 for part in &parts {
-                    want = updated(&want, part);
+                    want = updated_statistics(&want, part);
                 }
                 let mut roles = vec![Role::User; given.len()];
                 roles.extend(State::OFFSETS.map(|offset| Role::Plane(PlaneId(0), offset)));
@@ -450,10 +453,10 @@ mod tests {
     }
 
     #[test]
-    fn in_a_branch_after_an_update_outside() {
-        let x = spread(&[3, 2], 6);
+    fn updates_branch_after_outer_update() {
+        let x = generic_tensor(&[3, 2], 6);
         for holds in [true, false] {
-            let (mut graph, ids, mut given) = branching(&x, false);
+            let (mut graph, ids, mut given) = branch_graph(&x, false);
             let ports: Vec<Option<ValueId>> = ids[1..].iter().copied().map(Some).collect();
             add(&mut graph, NORM, "before", &ports, 5, attrs());
             graph.outputs.truncate(1);
@@ -462,9 +465,9 @@ mod tests {
             infer(&mut graph).expect("valid");
             given[0] = Tensor::filled(DType::Bool, &[], f64::from(u8::from(holds)));
             let state = State::new();
-            let once = updated(&state.values(), &x);
+            let once = updated_statistics(&state.values(), &x);
             state.run(&graph, &given).expect("it runs");
-            assert_values(&state, &if holds { updated(&once, &x) } else { once });
+            assert_values(&state, &if holds { updated_statistics(&once, &x) } else { once });
         }
     }
 }

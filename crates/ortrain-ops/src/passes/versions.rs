@@ -7,7 +7,7 @@ use ortrain_graph::{Attr, DType, Graph, Node, listed};
 
 use crate::families::refused;
 use crate::op::Definition;
-use crate::passes::decompose::{Refuse, Refused, refusing};
+use crate::passes::decompose::{RejectHandler, RejectedNode, collect_rejected};
 use crate::passes::sequences;
 use crate::registry::{NEWEST_OPSET, OLDEST_OPSET, Registry};
 use crate::rewrite::Rewrite;
@@ -24,10 +24,10 @@ pub fn upgrade(graph: &mut Graph) -> Result<(), Error> {
     if !unknown.is_empty() {
         return Err(Error::UnknownOperators { list: unknown });
     }
-    if let Some(error) = refused(graph).into_iter().next() {
+    if let Some(error) = unsupported_errors(graph).into_iter().next() {
         return Err(error);
     }
-    upgraded(graph, Vec::new()).into_iter().next().map_or(Ok(()), Err)
+    upgrade_all(graph, Vec::new()).into_iter().next().map_or(Ok(()), Err)
 }
 
 /// Runs [`upgrade`] as far as possible: unknown nodes, and nodes that cannot be rewritten, are unchanged. Returns all
@@ -38,16 +38,16 @@ pub fn upgrade_known(graph: &mut Graph) -> Vec<Error> {
     }
     let one = |operator| Error::UnknownOperators { list: vec![operator] };
     let mut errors: Vec<Error> = unknown_operators(graph).into_iter().map(one).collect();
-    errors.extend(refused(graph));
-    upgraded(graph, errors)
+    errors.extend(unsupported_errors(graph));
+    upgrade_all(graph, errors)
 }
 
 /// Upgrades every known node to its newest version, and replaces sequences by their tensors. Appends to the errors.
-fn upgraded(graph: &mut Graph, mut errors: Vec<Error>) -> Vec<Error> {
+fn upgrade_all(graph: &mut Graph, mut errors: Vec<Error>) -> Vec<Error> {
     let opsets = graph.opsets.clone();
     upgrade_nodes(graph, &opsets, &mut errors);
     graph.opsets.insert(String::new(), NEWEST_OPSET);
-    errors.extend(sequences::write_out(graph, opsets.get("").copied().unwrap_or(1)));
+    errors.extend(sequences::replace_sequences(graph, opsets.get("").copied().unwrap_or(1)));
     errors
 }
 
@@ -65,13 +65,13 @@ fn check_opset(graph: &Graph) -> Result<(), Error> {
 }
 
 /// Returns an error for each node with an operator that is unsupported for a reason, including subgraphs.
-fn refused(graph: &Graph) -> Vec<Error> {
+fn unsupported_errors(graph: &Graph) -> Vec<Error> {
     let mut errors = Vec::new();
     for node in &graph.nodes {
-        if let Some(reason) = refused::reason(&node.domain, &node.op) {
+        if let Some(reason) = refused::unsupported_reason(&node.domain, &node.op) {
             errors.push(Error::at(graph, node, OpError::unsupported(reason)));
         }
-        errors.extend(Graph::subgraphs(node).flat_map(|(_, subgraph)| refused(subgraph)));
+        errors.extend(Graph::subgraphs(node).flat_map(|(_, subgraph)| unsupported_errors(subgraph)));
     }
     errors
 }
@@ -98,7 +98,7 @@ fn collect_unknown(graph: &Graph, unknown: &mut BTreeMap<String, Vec<String>>) {
     for node in &graph.nodes {
         // Unsupported uses of sequences are reported separately.
         let known = Registry::standard().is_known(&node.domain, &node.op);
-        if !known && refused::reason(&node.domain, &node.op).is_none() {
+        if !known && refused::unsupported_reason(&node.domain, &node.op).is_none() {
             let name = match node.present_outputs().next() {
                 _ if !node.name.is_empty() => format!("{:?}", node.name),
                 Some(output) => format!("-> {:?}", graph.name_of(output)),
@@ -168,11 +168,11 @@ pub fn downgrade(graph: &mut Graph, target: i64) -> Result<(), Error> {
 
 /// Runs [`downgrade`] as far as possible: nodes that the older version cannot express are unchanged. Returns each of
 /// these nodes with the reason.
-pub fn downgrade_known(graph: &mut Graph, target: i64) -> Vec<Refused> {
-    refusing(|refuse| downgrade_or(graph, target, refuse))
+pub fn downgrade_known(graph: &mut Graph, target: i64) -> Vec<RejectedNode> {
+    collect_rejected(|refuse| downgrade_or(graph, target, refuse))
 }
 
-fn downgrade_or(graph: &mut Graph, target: i64, refuse: &mut Refuse<'_>) -> Result<(), Error> {
+fn downgrade_or(graph: &mut Graph, target: i64, refuse: &mut RejectHandler<'_>) -> Result<(), Error> {
     let mut index = 0;
     let mut steps = 0usize;
     while index < graph.nodes.len() {
@@ -210,7 +210,7 @@ fn downgrade_or(graph: &mut Graph, target: i64, refuse: &mut Refuse<'_>) -> Resu
             }
         }
         let node = &graph.nodes[index];
-        let later = later_type(graph, node, definition).filter(|&(_, least)| least > target);
+        let later = newest_type(graph, node, definition).filter(|&(_, least)| least > target);
         let error = if node.domain.is_empty() && definition.since[0] > target {
             Some(Error::TooOld { node: graph.node_label(node), target, least: definition.since[0] })
         } else {
@@ -233,7 +233,7 @@ const BFLOAT16_SINCE: i64 = 13;
 
 /// Returns the newest element type of a node's inputs and outputs, and the version since which the operator accepts it.
 /// Returns `None` if the operator has always accepted all of them.
-fn later_type(graph: &Graph, node: &Node, definition: &Definition) -> Option<(DType, i64)> {
+fn newest_type(graph: &Graph, node: &Node, definition: &Definition) -> Option<(DType, i64)> {
     if !definition.is_standard() {
         return None;
     }
@@ -251,13 +251,13 @@ mod tests {
     use ortrain_graph::{Attrs, DType, Tensor};
 
     use super::*;
-    use crate::testing::{add, check_downgrade, f64s, graph, one_node, spread};
+    use crate::testing::{add, check_downgrade, f64s, generic_tensor, graph, one_node_graph};
 
     const NAN: f64 = f64::NAN;
 
     /// The minimum opset is the opset of the schema that first contains the type.
     #[test]
-    fn element_types_that_came_later_are_refused() {
+    fn rejects_later_element_types() {
         let window = || Attrs::new().with("kernel_shape", vec![1i64]);
         let none = Attrs::new;
         for (op, dtype, inputs, attrs, least) in [
@@ -275,24 +275,24 @@ mod tests {
             let x = Tensor::filled(dtype, &[1, 1, 1], 1.0);
             let given = vec![x.clone(); inputs];
             let ports: Vec<Option<&Tensor>> = given.iter().map(Some).collect();
-            let graph = one_node(28, ("", op), &ports, 1, attrs).expect("valid");
+            let graph = one_node_graph(28, ("", op), &ports, 1, attrs).expect("valid");
             check_downgrade(&graph, &given, least);
             let error = downgrade(&mut graph.clone(), least - 1).expect_err("refused").to_string();
             let sentence = format!("its elements of type {dtype} need opset {least} or newer");
             assert!(error.contains(op) && error.contains(&sentence), "{error}");
         }
         let x = Tensor::filled(DType::F16, &[1, 1, 1], 1.0);
-        let pool = one_node(28, ("", "MaxPool"), &[Some(&x)], 1, window()).expect("valid");
+        let pool = one_node_graph(28, ("", "MaxPool"), &[Some(&x)], 1, window()).expect("valid");
         check_downgrade(&pool, &[x], 7);
     }
 
-    fn ops(graph: &Graph) -> Vec<&str> {
+    fn op_names(graph: &Graph) -> Vec<&str> {
         graph.nodes.iter().map(|node| &*node.op).collect()
     }
 
     #[test]
-    fn a_model_without_a_version_is_refused() {
-        let x = spread(&[2], 1);
+    fn rejects_model_without_version() {
+        let x = generic_tensor(&[2], 1);
         let (mut nameless, ids) = graph(&[&x]);
         add(&mut nameless, ("", "Relu"), "y", &[Some(ids[0])], 1, Attrs::new());
         nameless.opsets.remove("");
@@ -301,39 +301,40 @@ mod tests {
     }
 
     #[test]
-    fn floats_are_compared_for_equality_by_their_order() {
+    fn compares_float_equality_by_order() {
         let a = f64s(&[8], &[1.0, 1.0, NAN, NAN, 0.0, f64::INFINITY, f64::NEG_INFINITY, 5.0]);
         let b = f64s(&[8], &[1.0, 2.0, NAN, 1.0, -0.0, f64::INFINITY, f64::INFINITY, NAN]);
-        let equal = one_node(28, ("", "Equal"), &[Some(&a), Some(&b)], 1, Attrs::new()).expect("valid");
+        let equal = one_node_graph(28, ("", "Equal"), &[Some(&a), Some(&b)], 1, Attrs::new()).expect("valid");
         let given = [a, b];
-        assert_eq!(ops(&check_downgrade(&equal, &given, 11)), ["Equal"]);
-        assert!(!ops(&check_downgrade(&equal, &given, 10)).contains(&"Equal"));
-        assert!(!ops(&check_downgrade(&equal, &given, 7)).contains(&"Equal"));
+        assert_eq!(op_names(&check_downgrade(&equal, &given, 11)), ["Equal"]);
+        assert!(!op_names(&check_downgrade(&equal, &given, 10)).contains(&"Equal"));
+        assert!(!op_names(&check_downgrade(&equal, &given, 7)).contains(&"Equal"));
     }
 
     #[test]
-    fn integers_are_compared_as_floats() {
+    fn compares_integers_as_floats() {
         let (a, b) = (Tensor::i64(&[3], &[1, -2, 3]), Tensor::i64(&[1], &[1]));
         for op in ["Less", "Greater"] {
-            let compared = one_node(28, ("", op), &[Some(&a), Some(&b)], 1, Attrs::new()).expect("valid");
+            let compared =
+                one_node_graph(28, ("", op), &[Some(&a), Some(&b)], 1, Attrs::new()).expect("valid");
             let given = [a.clone(), b.clone()];
-            assert_eq!(ops(&check_downgrade(&compared, &given, 9)), [op]);
-            assert_eq!(ops(&check_downgrade(&compared, &given, 8)), ["Cast", "Cast", op]);
+            assert_eq!(op_names(&check_downgrade(&compared, &given, 9)), [op]);
+            assert_eq!(op_names(&check_downgrade(&compared, &given, 8)), ["Cast", "Cast", op]);
         }
     }
 
     #[test]
-    fn signs() {
+    fn downgrades_sign() {
         let x = f64s(&[5], &[-3.0, 0.0, -0.0, 2.0, f64::INFINITY]);
-        let sign = one_node(28, ("", "Sign"), &[Some(&x)], 1, Attrs::new()).expect("valid");
-        assert_eq!(ops(&check_downgrade(&sign, std::slice::from_ref(&x), 9)), ["Sign"]);
-        assert!(!ops(&check_downgrade(&sign, &[x], 8)).contains(&"Sign"));
+        let sign = one_node_graph(28, ("", "Sign"), &[Some(&x)], 1, Attrs::new()).expect("valid");
+        assert_eq!(op_names(&check_downgrade(&sign, std::slice::from_ref(&x), 9)), ["Sign"]);
+        assert!(!op_names(&check_downgrade(&sign, &[x], 8)).contains(&"Sign"));
     }
 
     /// Expand and ConstantOfShape, with the shape of a value and with a constant shape.
     #[test]
-    fn shapes_are_filled_without_expand() {
-        let (x, floats) = (spread(&[3, 1], 1), f64s(&[2, 3, 2], &[NAN; 12]));
+    fn fills_shapes_without_expand() {
+        let (x, floats) = (generic_tensor(&[3, 1], 1), f64s(&[2, 3, 2], &[NAN; 12]));
         let integers = Tensor::i64(&[2, 3, 2], &[7; 12]);
         for like in [Some(&floats), Some(&integers), None] {
             let (mut filled, ids) = graph(&[&x, like.unwrap_or(&x)]);
@@ -348,16 +349,20 @@ mod tests {
             upgrade(&mut filled).expect("known");
             crate::passes::infer::infer(&mut filled).expect("valid");
             let given = [x.clone(), like.unwrap_or(&x).clone()];
-            assert!(ops(&check_downgrade(&filled, &given, 9)).contains(&"ConstantOfShape"));
+            assert!(op_names(&check_downgrade(&filled, &given, 9)).contains(&"ConstantOfShape"));
             let old = check_downgrade(&filled, &given, 7);
-            assert!(!ops(&old).contains(&"Expand") && !ops(&old).contains(&"ConstantOfShape"), "{old}");
+            assert!(
+                !op_names(&old).contains(&"Expand") && !op_names(&old).contains(&"ConstantOfShape"),
+                "{old}"
+            );
         }
     }
 
     #[test]
-    fn a_computed_shape_needs_expand() {
-        let (x, shape) = (spread(&[3, 1], 1), Tensor::i64(&[2], &[3, 4]));
-        let expand = one_node(28, ("", "Expand"), &[Some(&x), Some(&shape)], 1, Attrs::new()).expect("valid");
+    fn computed_shapes_need_expand() {
+        let (x, shape) = (generic_tensor(&[3, 1], 1), Tensor::i64(&[2], &[3, 4]));
+        let expand =
+            one_node_graph(28, ("", "Expand"), &[Some(&x), Some(&shape)], 1, Attrs::new()).expect("valid");
         check_downgrade(&expand, &[x, shape], 8);
         let error = downgrade(&mut expand.clone(), 7).expect_err("refused").to_string();
         assert_eq!(error, r#"node "y" (Expand) cannot be written at opset 7: it needs opset 8 or newer"#);
@@ -365,7 +370,7 @@ mod tests {
 
     #[test]
     fn axes_count_from_the_front_before_opset_11() {
-        let (wide, flat) = (spread(&[2, 1, 3, 1], 1), spread(&[2, 3], 2));
+        let (wide, flat) = (generic_tensor(&[2, 1, 3, 1], 1), generic_tensor(&[2, 3], 2));
         for (op, x, axes, front) in
             [("Squeeze", &wide, [-1, 1], [1, 3]), ("Unsqueeze", &flat, [-1, 0], [0, 3])]
         {

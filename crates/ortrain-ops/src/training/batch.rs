@@ -13,14 +13,14 @@ pub enum OpenShape {
     /// This shape, in which the size of the batch is inferred from the reshaped value.
     Shape(Vec<i64>),
     /// Shape of the batch size, followed by these sizes.
-    Behind(Vec<i64>),
+    BatchThen(Vec<i64>),
     /// First slice of the constant along this axis: all slices are equal, and one broadcasts to any batch.
-    First(usize),
+    FirstSlice(usize),
     /// First slice of the constant along its first axis, repeated for each row of the batch. The shape is the batch
     /// size, followed by these sizes.
-    Rows(Vec<i64>),
+    RepeatedRows(Vec<i64>),
     /// No replacement: the input is removed, and defaults to zero.
-    LeftOut,
+    Omitted,
 }
 
 /// Operators with inputs that broadcast to each other.
@@ -58,18 +58,23 @@ pub struct FixedBatch {
 
 /// Axis that contains the batch merged with other axes: `outer` elements before the batch, `inner` elements after it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Share {
+struct MergedBatch {
     outer: usize,
     inner: usize,
 }
 
 /// Axis that contains only the batch.
-const ALONE: Share = Share { outer: 1, inner: 1 };
+const BATCH_ONLY: MergedBatch = MergedBatch { outer: 1, inner: 1 };
 
 /// Returns the nodes of a graph for one batch size that fix the size where they could leave it open. `other` is the
 /// same graph for batches of `size`. Both graphs get inferred types and folded constants.
 #[must_use]
-pub fn fixed_batches(graph: &mut Graph, other: &mut Graph, batch: usize, size: usize) -> Vec<FixedBatch> {
+pub fn find_fixed_batches(
+    graph: &mut Graph,
+    other: &mut Graph,
+    batch: usize,
+    size: usize,
+) -> Vec<FixedBatch> {
     let mut given: FxHashSet<ValueId> = graph.inputs.iter().copied().collect();
     let mut shares = FxHashMap::default();
     let mut found = Vec::new();
@@ -82,24 +87,28 @@ pub fn fixed_batches(graph: &mut Graph, other: &mut Graph, batch: usize, size: u
     for index in 0..graph.nodes.len() {
         let _ = known(graph, index);
         let node = &graph.nodes[index];
-        let both = InBoth { graph, other, node, batch, size, given: &given };
-        let mut open: Vec<(usize, OpenShape)> = both.reshaped(&mut shares).into_iter().collect();
-        open.extend(both.opened());
-        open.extend(both.repeated());
-        open.extend(both.joined());
+        let both = NodeInBoth { graph, other, node, batch, size, input_dependent: &given };
+        let mut open: Vec<(usize, OpenShape)> = both.open_reshape(&mut shares).into_iter().collect();
+        open.extend(both.open_shapes());
+        open.extend(both.open_constants());
+        open.extend(both.open_concat_inputs());
         if node.present_inputs().any(|id| given.contains(&id)) || !open.is_empty() {
             given.extend(node.present_outputs());
         }
         for (input, open) in open {
-            let both = InBoth { graph, other, node, batch, size, given: &given };
+            let both = NodeInBoth { graph, other, node, batch, size, input_dependent: &given };
             let constant = match &open {
                 OpenShape::Shape(shape) => Some(Tensor::i64(&[shape.len()], shape)),
-                OpenShape::Behind(rest) => {
+                OpenShape::BatchThen(rest) => {
                     Some(Tensor::i64(&[rest.len() + 1], &[&[size as i64], &rest[..]].concat()))
                 }
-                OpenShape::First(axis) => both.content(input).and_then(|constant| first(constant, *axis)),
-                OpenShape::Rows(rest) => both.content(input).and_then(|constant| rows(constant, size, rest)),
-                OpenShape::LeftOut => None,
+                OpenShape::FirstSlice(axis) => {
+                    both.content(input).and_then(|constant| first_slice(constant, *axis))
+                }
+                OpenShape::RepeatedRows(rest) => {
+                    both.content(input).and_then(|constant| repeat_first_slice(constant, size, rest))
+                }
+                OpenShape::Omitted => None,
             };
             other.nodes[index].inputs[input] = constant.map(|tensor| other.add_constant("open", tensor));
             if let Some(output) = node.present_outputs().next() {
@@ -113,50 +122,50 @@ pub fn fixed_batches(graph: &mut Graph, other: &mut Graph, batch: usize, size: u
 }
 
 /// Node in the graphs for two batch sizes.
-struct InBoth<'a> {
+struct NodeInBoth<'a> {
     graph: &'a Graph,
     other: &'a Graph,
     node: &'a Node,
     batch: usize,
     size: usize,
     /// Values that depend on inputs of the model.
-    given: &'a FxHashSet<ValueId>,
+    input_dependent: &'a FxHashSet<ValueId>,
 }
 
-impl InBoth<'_> {
+impl NodeInBoth<'_> {
     fn input(&self, k: usize) -> Option<ValueId> {
         self.node.inputs.get(k).copied().flatten()
     }
 
-    fn is_given(&self, k: usize) -> bool {
-        self.input(k).is_some_and(|id| self.given.contains(&id))
+    fn depends_on_input(&self, k: usize) -> bool {
+        self.input(k).is_some_and(|id| self.input_dependent.contains(&id))
     }
 
     /// Returns the content of an input that depends on no input of the model.
     fn content(&self, k: usize) -> Option<&Tensor> {
-        let id = self.input(k).filter(|id| !self.given.contains(id))?;
+        let id = self.input(k).filter(|id| !self.input_dependent.contains(id))?;
         self.graph.value(id).content()
     }
 
     /// Returns the sizes in an input, if they are constant.
-    fn said(&self, k: usize) -> Option<Vec<i64>> {
+    fn constant_sizes(&self, k: usize) -> Option<Vec<i64>> {
         self.content(k)?.to_i64()
     }
 
     /// Returns the open shape of a Reshape, if the node fixes the batch size; records axes that merge the batch with
     /// others.
-    fn reshaped(&self, shares: &mut FxHashMap<usize, Share>) -> Option<(usize, OpenShape)> {
+    fn open_reshape(&self, shares: &mut FxHashMap<usize, MergedBatch>) -> Option<(usize, OpenShape)> {
         let merges = self.node.domain.is_empty() && matches!(&*self.node.op, "Reshape" | "Flatten");
-        if !merges || !self.is_given(0) {
+        if !merges || !self.depends_on_input(0) {
             return None;
         }
-        let said = self.said(1);
+        let said = self.constant_sizes(1);
         let zero_is_a_size = self.node.attrs.int("allowzero").ok().flatten().unwrap_or(0) != 0;
-        let before = dims(self.graph, self.input(0));
-        let after = dims(self.graph, self.node.present_outputs().next());
-        let (Some(before), Some(after), Some(grown)) = (before, after, dims(self.other, self.input(0)))
+        let before = known_dims(self.graph, self.input(0));
+        let after = known_dims(self.graph, self.node.present_outputs().next());
+        let (Some(before), Some(after), Some(grown)) = (before, after, known_dims(self.other, self.input(0)))
         else {
-            return self.reshaped_in_front(said?, zero_is_a_size);
+            return self.open_leading_reshape(said?, zero_is_a_size);
         };
         let mut axes = (0..before.len()).filter(|&axis| grown.get(axis) != Some(&before[axis]));
         let (axis, None) = (axes.next()?, axes.next()) else { return None };
@@ -165,11 +174,11 @@ impl InBoth<'_> {
         {
             return None;
         }
-        let share = if before[axis] == self.batch { ALONE } else { *shares.get(&before[axis])? };
+        let share = if before[axis] == self.batch { BATCH_ONLY } else { *shares.get(&before[axis])? };
         let outer = before[..axis].iter().product::<usize>() * share.outer;
         let hint = said.as_ref().and_then(|said| said.iter().position(|&size| size == -1));
-        let (place, share) = place(&after, outer, self.batch, hint)?;
-        if share != ALONE {
+        let (place, share) = batch_axis(&after, outer, self.batch, hint)?;
+        if share != BATCH_ONLY {
             shares.insert(after[place], share);
         }
         let said = said?;
@@ -184,7 +193,7 @@ impl InBoth<'_> {
     }
 
     /// Returns the open shape if other sizes are unknown: only the first axis may be the batch.
-    fn reshaped_in_front(&self, mut said: Vec<i64>, zero_is_a_size: bool) -> Option<(usize, OpenShape)> {
+    fn open_leading_reshape(&self, mut said: Vec<i64>, zero_is_a_size: bool) -> Option<(usize, OpenShape)> {
         if said.first() != Some(&(self.batch as i64)) {
             return None;
         }
@@ -206,24 +215,27 @@ impl InBoth<'_> {
     /// Returns true if the first axis of the first input is the batch.
     fn has_batch(&self) -> bool {
         let shape = self.input(0).and_then(|id| self.graph.value(id).ty.shape());
-        self.is_given(0)
+        self.depends_on_input(0)
             && shape.is_some_and(|shape| shape.rank() > 0 && shape[0].known() == Some(self.batch))
     }
 
     /// Returns the inputs of other nodes that fix the batch size, with their replacements.
-    fn opened(&self) -> Vec<(usize, OpenShape)> {
+    fn open_shapes(&self) -> Vec<(usize, OpenShape)> {
         if !self.node.domain.is_empty() {
             return Vec::new();
         }
-        let sizes = |k: usize| self.said(k).filter(|sizes| sizes.first() == Some(&(self.batch as i64)));
+        let sizes =
+            |k: usize| self.constant_sizes(k).filter(|sizes| sizes.first() == Some(&(self.batch as i64)));
         match &*self.node.op {
             "Expand" => match sizes(1) {
                 Some(shape) if self.batch > 1 || !self.has_batch() => {
                     let repeated = self.content(0).is_some_and(|data| {
-                        data.dims().len() == shape.len() && data.dims()[0] == self.batch && repeats(data, 0)
+                        data.dims().len() == shape.len()
+                            && data.dims()[0] == self.batch
+                            && has_equal_slices(data, 0)
                     });
-                    let data = (self.batch > 1 && repeated).then_some((0, OpenShape::First(0)));
-                    let shape = (1, OpenShape::Behind(shape[1..].to_vec()));
+                    let data = (self.batch > 1 && repeated).then_some((0, OpenShape::FirstSlice(0)));
+                    let shape = (1, OpenShape::BatchThen(shape[1..].to_vec()));
                     data.into_iter().chain([shape]).collect()
                 }
                 Some(mut shape) => {
@@ -236,7 +248,7 @@ impl InBoth<'_> {
             // An integer vector is a vector of sizes: its length may equal the batch size by chance.
             "ConstantOfShape" if self.batch > 1 => match sizes(0) {
                 Some(shape) if shape.len() > 1 || !self.makes_integers() => {
-                    vec![(0, OpenShape::Behind(shape[1..].to_vec()))]
+                    vec![(0, OpenShape::BatchThen(shape[1..].to_vec()))]
                 }
                 _ => Vec::new(),
             },
@@ -252,7 +264,7 @@ impl InBoth<'_> {
                                 && state.to_f64().iter().all(|&element| element == 0.0)
                         })
                 })
-                .map(|k| (k, OpenShape::LeftOut))
+                .map(|k| (k, OpenShape::Omitted))
                 .collect(),
             _ => Vec::new(),
         }
@@ -260,7 +272,7 @@ impl InBoth<'_> {
 
     /// Returns the constants that repeat the same slice for each row of the batch, and broadcast with a value that
     /// depends on it.
-    fn repeated(&self) -> Vec<(usize, OpenShape)> {
+    fn open_constants(&self) -> Vec<(usize, OpenShape)> {
         let op = &*self.node.op;
         if !self.node.domain.is_empty() || self.batch == 1 || !(op == "Expand" || BROADCASTS.contains(&op)) {
             return Vec::new();
@@ -271,10 +283,10 @@ impl InBoth<'_> {
                 let sizes = graph.value(self.input(k)?).content()?.to_i64()?;
                 sizes.iter().map(|&size| usize::try_from(size).ok()).collect()
             }
-            _ => dims(graph, self.input(k)),
+            _ => known_dims(graph, self.input(k)),
         };
         let met: Vec<(Vec<usize>, Vec<usize>)> = (0..self.node.inputs.len())
-            .filter(|&k| self.is_given(k))
+            .filter(|&k| self.depends_on_input(k))
             .filter_map(|k| Some((shape(self.graph, k)?, shape(self.other, k)?)))
             .collect();
         let found = (0..self.node.inputs.len()).filter_map(|k| {
@@ -287,23 +299,25 @@ impl InBoth<'_> {
                         && here[here.len() - behind] == self.batch
                         && there[there.len() - behind] == self.size
                 });
-                grows && constant.dims()[axis] == self.batch && repeats(constant, axis)
+                grows && constant.dims()[axis] == self.batch && has_equal_slices(constant, axis)
             })?;
-            Some((k, OpenShape::First(axis)))
+            Some((k, OpenShape::FirstSlice(axis)))
         });
         found.collect()
     }
 
     /// Returns the constants with equal rows for the batch that a Concat joins to a value that depends on it (the class
     /// token).
-    fn joined(&self) -> Vec<(usize, OpenShape)> {
+    fn open_concat_inputs(&self) -> Vec<(usize, OpenShape)> {
         let axis = self.node.attrs.int("axis").ok().flatten().unwrap_or(0);
         if !self.node.domain.is_empty() || &*self.node.op != "Concat" || axis == 0 {
             return Vec::new();
         }
         let grows = |k: usize| {
-            let first = |graph| dims(graph, self.input(k)).and_then(|dims| dims.first().copied());
-            self.is_given(k) && first(self.graph) == Some(self.batch) && first(self.other) == Some(self.size)
+            let first = |graph| known_dims(graph, self.input(k)).and_then(|dims| dims.first().copied());
+            self.depends_on_input(k)
+                && first(self.graph) == Some(self.batch)
+                && first(self.other) == Some(self.size)
         };
         let inputs = 0..self.node.inputs.len();
         if !inputs.clone().any(grows) {
@@ -313,34 +327,35 @@ impl InBoth<'_> {
             let constant = self.content(k)?;
             let (&first, rest) = constant.dims().split_first()?;
             let rest = rest.iter().map(|&size| size as i64).collect();
-            (first == self.batch && repeats(constant, 0)).then_some((k, OpenShape::Rows(rest)))
+            (first == self.batch && has_equal_slices(constant, 0))
+                .then_some((k, OpenShape::RepeatedRows(rest)))
         });
         found.collect()
     }
 }
 
 /// Repeats the first slice of a tensor along its first axis `size` times.
-fn rows(tensor: &Tensor, size: usize, rest: &[i64]) -> Option<Tensor> {
-    let part = first(tensor, 0)?;
+fn repeat_first_slice(tensor: &Tensor, size: usize, rest: &[i64]) -> Option<Tensor> {
+    let part = first_slice(tensor, 0)?;
     let dims = std::iter::once(Some(size)).chain(rest.iter().map(|&size| usize::try_from(size).ok()));
     Tensor::new(tensor.dtype(), dims.collect::<Option<_>>()?, part.data().repeat(size).into()).ok()
 }
 
 /// Returns the sizes of a value, if all are known.
-fn dims(graph: &Graph, id: Option<ValueId>) -> Option<Vec<usize>> {
+fn known_dims(graph: &Graph, id: Option<ValueId>) -> Option<Vec<usize>> {
     graph.value(id?).ty.shape()?.concrete()
 }
 
 /// Returns the number of blocks before an axis of a tensor, and the bytes of each slice along the axis.
-fn along(tensor: &Tensor, axis: usize) -> (usize, usize) {
+fn blocks_and_slice_bytes(tensor: &Tensor, axis: usize) -> (usize, usize) {
     let blocks = tensor.dims()[..axis].iter().product::<usize>().max(1);
     let pieces = blocks * tensor.dims()[axis];
     (blocks, tensor.data().len() / pieces.max(1))
 }
 
 /// Returns true if all slices of a tensor along an axis are equal.
-fn repeats(tensor: &Tensor, axis: usize) -> bool {
-    let (blocks, piece) = along(tensor, axis);
+fn has_equal_slices(tensor: &Tensor, axis: usize) -> bool {
+    let (blocks, piece) = blocks_and_slice_bytes(tensor, axis);
     if piece == 0 {
         return false;
     }
@@ -349,8 +364,8 @@ fn repeats(tensor: &Tensor, axis: usize) -> bool {
 }
 
 /// Returns the first slice of a tensor along an axis.
-fn first(tensor: &Tensor, axis: usize) -> Option<Tensor> {
-    let (blocks, piece) = along(tensor, axis);
+fn first_slice(tensor: &Tensor, axis: usize) -> Option<Tensor> {
+    let (blocks, piece) = blocks_and_slice_bytes(tensor, axis);
     let block = tensor.data().len() / blocks;
     let bytes: Vec<u8> =
         tensor.data().chunks(block.max(1)).flat_map(|block| &block[..piece]).copied().collect();
@@ -361,7 +376,7 @@ fn first(tensor: &Tensor, axis: usize) -> Option<Tensor> {
 
 /// Builds a node with its constant that computes the first slice of a value along an axis, named `result`.
 #[must_use]
-pub fn first_along(value: &str, axis: usize, result: &str) -> (NodeProto, TensorProto) {
+pub fn first_slice_nodes(value: &str, axis: usize, result: &str) -> (NodeProto, TensorProto) {
     let zero = format!("{result}/zero");
     let node = NodeProto {
         op_type: "Gather".into(),
@@ -385,21 +400,26 @@ fn axis_attribute(axis: usize) -> AttributeProto {
 
 /// Returns the axis of a shape that contains the batch, and the sizes merged with it. `outer` elements precede the
 /// batch; `hint` is the axis with an inferred size.
-fn place(dims: &[usize], outer: usize, batch: usize, hint: Option<usize>) -> Option<(usize, Share)> {
+fn batch_axis(
+    dims: &[usize],
+    outer: usize,
+    batch: usize,
+    hint: Option<usize>,
+) -> Option<(usize, MergedBatch)> {
     let mut found = Vec::new();
     let mut before = 1;
     for (axis, &size) in dims.iter().enumerate() {
         if before != 0 && outer.is_multiple_of(before) {
             let front = outer / before;
             if size != 0 && front != 0 && size.is_multiple_of(front * batch) {
-                found.push((axis, Share { outer: front, inner: size / (front * batch) }));
+                found.push((axis, MergedBatch { outer: front, inner: size / (front * batch) }));
             }
         }
         before *= size;
     }
     // A batch of one could be part of several axes. In a matrix it is part of the rows. Otherwise it is merged with the
     // axes after it (the heads of an attention).
-    let alone = found.iter().find(|(_, share)| *share == ALONE);
+    let alone = found.iter().find(|(_, share)| *share == BATCH_ONLY);
     let hinted = || found.iter().find(|(axis, _)| Some(*axis) == hint);
     let usual = || if dims.len() == 2 { found.first() } else { found.last() };
     alone.or_else(hinted).or_else(usual).copied()
@@ -408,7 +428,7 @@ fn place(dims: &[usize], outer: usize, batch: usize, hint: Option<usize>) -> Opt
 /// Builds nodes with their constants that compute a shape named `result`: the size of the first axis of a value,
 /// followed by `rest`.
 #[must_use]
-pub fn sizes_behind_first(value: &str, rest: &[i64], result: &str) -> (Vec<NodeProto>, Vec<TensorProto>) {
+pub fn batch_shape_nodes(value: &str, rest: &[i64], result: &str) -> (Vec<NodeProto>, Vec<TensorProto>) {
     let named = |what: &str| format!("{result}/{what}");
     let node = |op: &str, inputs: Vec<String>, output: String| NodeProto {
         op_type: op.into(),

@@ -23,13 +23,13 @@ pub fn is_class_axis_open(shape: &Shape) -> bool {
 }
 
 /// Returns true if sizes match a shape.
-fn fits(shape: &Shape, dims: &[usize]) -> bool {
+fn matches_shape(shape: &Shape, dims: &[usize]) -> bool {
     shape.rank() == dims.len()
         && shape.iter().zip(dims).all(|(dim, &size)| dim.known().is_none_or(|known| known == size))
 }
 
 /// Returns the scores of the only loss that uses the labels, and their shape.
-fn scores_of(graph: &Graph, labels: ValueId) -> Option<(ValueId, &Shape)> {
+fn scores_for_labels(graph: &Graph, labels: ValueId) -> Option<(ValueId, &Shape)> {
     let is_loss = |node: &&Node| {
         node.domain.is_empty() && &*node.op == LOSS && node.inputs.get(LABELS) == Some(&Some(labels))
     };
@@ -45,10 +45,10 @@ fn scores_of(graph: &Graph, labels: ValueId) -> Option<(ValueId, &Shape)> {
 /// without reduction. Smoothed labels are never ambiguous: other nodes use their scores.
 #[must_use]
 pub fn with_classes_last(graph: &Graph, labels: ValueId, dims: &[usize]) -> Option<Graph> {
-    let (scores, shape) = scores_of(graph, labels)?;
+    let (scores, shape) = scores_for_labels(graph, labels)?;
     let last = shape.rank() - 1;
     let (read, classes) = (without_axis(shape, last), shape[last].known()?);
-    if !fits(&read, dims) || fits(&without_axis(shape, 1), dims) {
+    if !matches_shape(&read, dims) || matches_shape(&without_axis(shape, 1), dims) {
         return None;
     }
     let mut order: Vec<usize> = (0..=last).collect();
@@ -109,7 +109,7 @@ pub fn with_classes_last(graph: &Graph, labels: ValueId, dims: &[usize]) -> Opti
 /// Returns the sentence about a class axis that the labels of the first step determined.
 #[must_use]
 pub fn classes_last_note(graph: &Graph, labels: ValueId, dims: &[usize]) -> Option<String> {
-    let (scores, shape) = scores_of(graph, labels)?;
+    let (scores, shape) = scores_for_labels(graph, labels)?;
     let (last, ty) = (shape.rank() - 1, &graph.value(scores).ty);
     Some(format!(
         "the classes of {:?} ({ty}) are taken to be on axis {last}, the last one, for {:?} has the shape {dims:?}; say so by \
@@ -123,7 +123,7 @@ pub fn classes_last_note(graph: &Graph, labels: ValueId, dims: &[usize]) -> Opti
 #[must_use]
 pub fn label_readings(graph: &Graph, labels: &str) -> Option<String> {
     let labels = graph.find(labels)?;
-    let (mut scores, mut shape) = scores_of(graph, labels)?;
+    let (mut scores, mut shape) = scores_for_labels(graph, labels)?;
     let mut axis = 1;
     // Classes on a later axis were transposed.
     let maker = graph.nodes.iter().find(|node| node.present_outputs().any(|output| output == scores));

@@ -9,10 +9,10 @@ use rustc_hash::FxHashSet;
 
 use super::Loss;
 use crate::Error;
-use crate::families::features::DOMAIN;
+use crate::families::features::ML_DOMAIN;
 
 /// Returns true if a message declares a value as a tensor of a type other than float.
-fn is_choice(info: &ValueInfoProto) -> bool {
+fn is_label_output(info: &ValueInfoProto) -> bool {
     match info.r#type.as_ref().and_then(|ty| ty.value.as_ref()) {
         Some(type_proto::Value::TensorType(tensor)) if tensor.elem_type != 0 => {
             !DType::from_onnx(tensor.elem_type).is_some_and(DType::is_float)
@@ -22,7 +22,7 @@ fn is_choice(info: &ValueInfoProto) -> bool {
 }
 
 /// Returns true if a message declares a value as a tensor of a non-numeric type.
-fn is_text(info: &ValueInfoProto) -> bool {
+fn is_string_output(info: &ValueInfoProto) -> bool {
     match info.r#type.as_ref().and_then(|ty| ty.value.as_ref()) {
         Some(type_proto::Value::TensorType(tensor)) => {
             tensor.elem_type != 0 && DType::from_onnx(tensor.elem_type).is_none()
@@ -32,27 +32,30 @@ fn is_text(info: &ValueInfoProto) -> bool {
 }
 
 /// Returns the node that produces a value, if it produces maps.
-fn maps<'a>(graph: &'a GraphProto, name: &str) -> Option<&'a NodeProto> {
-    let is_map = |node: &&NodeProto| node.domain == DOMAIN && node.op_type == "ZipMap";
+fn map_producer<'a>(graph: &'a GraphProto, name: &str) -> Option<&'a NodeProto> {
+    let is_map = |node: &&NodeProto| node.domain == ML_DOMAIN && node.op_type == "ZipMap";
     graph.node.iter().filter(is_map).find(|node| node.output.iter().any(|output| output == name))
 }
 
 /// Returns true if the first output of a model is a class label: integers, strings, or maps.
 #[must_use]
-pub fn starts_with_choice(graph: &GraphProto) -> bool {
-    graph.output.first().is_some_and(|info| is_choice(info) || maps(graph, &info.name).is_some())
+pub fn starts_with_label(graph: &GraphProto) -> bool {
+    graph
+        .output
+        .first()
+        .is_some_and(|info| is_label_output(info) || map_producer(graph, &info.name).is_some())
 }
 
 /// Replaces the outputs of a model with a class label first by tensors of numbers: probabilities replace maps of them,
 /// and strings are removed. The nodes are unchanged. Returns true for such a model: the loss then uses its single float
 /// output.
-pub fn outputs_as_tensors(graph: &mut GraphProto) -> bool {
-    if !starts_with_choice(graph) {
+pub fn replace_outputs_by_tensors(graph: &mut GraphProto) -> bool {
+    if !starts_with_label(graph) {
         return false;
     }
     let (mut kept, mut others): (Vec<ValueInfoProto>, Vec<ValueInfoProto>) = (Vec::new(), Vec::new());
     for info in &graph.output {
-        let of = maps(graph, &info.name).and_then(|node| node.input.first());
+        let of = map_producer(graph, &info.name).and_then(|node| node.input.first());
         match of {
             Some(name) => {
                 if kept.iter().chain(&graph.output).all(|other| other.name != *name) {
@@ -64,7 +67,7 @@ pub fn outputs_as_tensors(graph: &mut GraphProto) -> bool {
                 }
                 others.push(info.clone());
             }
-            None if is_text(info) => others.push(info.clone()),
+            None if is_string_output(info) => others.push(info.clone()),
             None => kept.push(info.clone()),
         }
     }
@@ -85,10 +88,10 @@ enum Logits {
     /// Sigmoids of this value, one for each class.
     Sigmoids(ValueId),
     /// Sigmoid of this value for the second of two classes, and of its negative for the first.
-    One(ValueId),
+    Binary(ValueId),
 }
 
-fn maker(graph: &Graph, value: ValueId) -> Option<&Node> {
+fn producer(graph: &Graph, value: ValueId) -> Option<&Node> {
     graph.nodes.iter().rev().find(|node| node.present_outputs().any(|output| output == value))
 }
 
@@ -97,40 +100,43 @@ fn input(node: &Node, k: usize) -> Option<ValueId> {
 }
 
 /// Returns the first input of the node that produces a value, if the node has this operator.
-fn made_by(graph: &Graph, value: ValueId, op: &str) -> Option<ValueId> {
-    maker(graph, value)
+fn input_of_producer(graph: &Graph, value: ValueId, op: &str) -> Option<ValueId> {
+    producer(graph, value)
         .filter(|node| node.domain.is_empty() && &*node.op == op)
         .and_then(|node| input(node, 0))
 }
 
-fn logits(graph: &Graph, mut value: ValueId) -> Option<Logits> {
+fn find_logits(graph: &Graph, mut value: ValueId) -> Option<Logits> {
     loop {
-        let node = maker(graph, value)?;
+        let node = producer(graph, value)?;
         let first = input(node, 0)?;
         let by_sum = node.attrs.string("norm").ok().flatten() == Some("L1");
         match (&*node.domain, &*node.op) {
             ("", "Cast" | "Identity") => value = first,
             // The probabilities have the sum 1 before the node, and sigmoids of one class each get this sum.
-            (DOMAIN, "Normalizer") if by_sum => value = first,
+            (ML_DOMAIN, "Normalizer") if by_sum => value = first,
             ("", "Softmax") => return Some(Logits::Softmax(first)),
             ("", "Sigmoid") => {
-                let both = maker(graph, first).filter(|node| node.domain.is_empty() && &*node.op == "Concat");
+                let both =
+                    producer(graph, first).filter(|node| node.domain.is_empty() && &*node.op == "Concat");
                 let one = both.and_then(|both| match both.inputs[..] {
                     [Some(negative), Some(one)] => {
-                        made_by(graph, negative, "Neg").filter(|&negated| negated == one)
+                        input_of_producer(graph, negative, "Neg").filter(|&negated| negated == one)
                     }
                     _ => None,
                 });
-                return Some(one.map_or(Logits::Sigmoids(first), Logits::One));
+                return Some(one.map_or(Logits::Sigmoids(first), Logits::Binary));
             }
             ("", "Concat") => {
                 let [Some(rest), Some(probability)] = node.inputs[..] else { return None };
                 let subtracted =
-                    maker(graph, rest).filter(|node| node.domain.is_empty() && &*node.op == "Sub")?;
+                    producer(graph, rest).filter(|node| node.domain.is_empty() && &*node.op == "Sub")?;
                 let one = graph.value(input(subtracted, 0)?).constant.as_ref()?;
                 let whole =
                     one.to_f64().iter().all(|&number| number == 1.0) && input(subtracted, 1)? == probability;
-                return made_by(graph, probability, "Sigmoid").filter(|_| whole).map(Logits::One);
+                return input_of_producer(graph, probability, "Sigmoid")
+                    .filter(|_| whole)
+                    .map(Logits::Binary);
             }
             _ => return None,
         }
@@ -138,15 +144,15 @@ fn logits(graph: &Graph, mut value: ValueId) -> Option<Logits> {
 }
 
 /// Operators that return parts of a value, or change its shape or type.
-const PARTS: [&str; 6] = ["Cast", "Gather", "Identity", "Reshape", "Slice", "Squeeze"];
+const PART_OPERATORS: [&str; 6] = ["Cast", "Gather", "Identity", "Reshape", "Slice", "Squeeze"];
 
 /// Returns the single value that all `parts` are parts of, if any: probabilities with every class as an output.
 #[must_use]
-pub fn whole_of(graph: &Graph, parts: &[ValueId]) -> Option<ValueId> {
+pub fn common_source(graph: &Graph, parts: &[ValueId]) -> Option<ValueId> {
     let whole = |mut value: ValueId| {
-        while let Some(node) = maker(graph, value) {
-            let is_part = node.domain.is_empty() && PARTS.contains(&&*node.op)
-                || &*node.domain == DOMAIN && &*node.op == "ArrayFeatureExtractor";
+        while let Some(node) = producer(graph, value) {
+            let is_part = node.domain.is_empty() && PART_OPERATORS.contains(&&*node.op)
+                || &*node.domain == ML_DOMAIN && &*node.op == "ArrayFeatureExtractor";
             match input(node, 0).filter(|_| is_part) {
                 Some(before) => value = before,
                 None => break,
@@ -181,11 +187,12 @@ fn is_decision(graph: &Graph, value: ValueId) -> bool {
 }
 
 /// Returns true if a value is divided by its own sum.
-fn is_share(graph: &Graph, value: ValueId) -> bool {
-    let Some(node) = maker(graph, value).filter(|node| node.domain.is_empty() && &*node.op == "Div") else {
+fn is_normalized(graph: &Graph, value: ValueId) -> bool {
+    let Some(node) = producer(graph, value).filter(|node| node.domain.is_empty() && &*node.op == "Div")
+    else {
         return false;
     };
-    let sum = input(node, 1).and_then(|sum| made_by(graph, sum, "ReduceSum"));
+    let sum = input(node, 1).and_then(|sum| input_of_producer(graph, sum, "ReduceSum"));
     sum.is_some() && sum == input(node, 0)
 }
 
@@ -205,14 +212,14 @@ pub fn default_scores(
     if let Loss::MSELoss | Loss::L1Loss = loss {
         return Ok(name(scores));
     }
-    Ok(match (logits(graph, scores), loss) {
-        (None, _) if is_decision(graph, scores) || maker(graph, scores).is_none() => name(scores),
+    Ok(match (find_logits(graph, scores), loss) {
+        (None, _) if is_decision(graph, scores) || producer(graph, scores).is_none() => name(scores),
         // The softmax of the logarithms of normalized values is the normalized values.
-        (None, Loss::CrossEntropyLoss) if is_share(graph, scores) => {
-            appended(message, graph, "Log", &[&name(scores)], &format!("{}/logarithms", name(scores)))
+        (None, Loss::CrossEntropyLoss) if is_normalized(graph, scores) => {
+            append_node(message, graph, "Log", &[&name(scores)], &format!("{}/logarithms", name(scores)))
         }
         (None, _) => {
-            let made = maker(graph, scores).map_or_else(String::new, |node| graph.node_label(node));
+            let made = producer(graph, scores).map_or_else(String::new, |node| graph.node_label(node));
             return Err(Error::Loss(format!(
                 "{} takes logits, but {scores:?} is made by {made}, which may well give probabilities; name the logits in \
                  loss_input_names ({scores:?} itself, if it holds them)",
@@ -221,8 +228,8 @@ pub fn default_scores(
             )));
         }
         (Some(Logits::Softmax(value)), _)
-        | (Some(Logits::Sigmoids(value) | Logits::One(value)), Loss::BCEWithLogitsLoss) => name(value),
-        (Some(Logits::One(one)), _) => {
+        | (Some(Logits::Sigmoids(value) | Logits::Binary(value)), Loss::BCEWithLogitsLoss) => name(value),
+        (Some(Logits::Binary(one)), _) => {
             // The softmax of -z/2 and z/2 is the sigmoids of -z and z.
             let dtype = graph.value(one).ty.dtype().unwrap_or(DType::F32);
             let halves = graph.unused_name(&format!("{}/halves", name(one))).to_string();
@@ -230,20 +237,20 @@ pub fn default_scores(
             if message.initializer.iter().all(|known| known.name != halves) {
                 message.initializer.push(tensor_to_proto(&halves, &tensor));
             }
-            appended(message, graph, "Mul", &[&name(one), &halves], &format!("{}/logits", name(one)))
+            append_node(message, graph, "Mul", &[&name(one), &halves], &format!("{}/logits", name(one)))
         }
         (Some(Logits::Sigmoids(value)), _) => {
             // The softmax of the logarithms of sigmoids is the sigmoids divided by their sum.
             let of = name(value);
-            let negative = appended(message, graph, "Neg", &[&of], &format!("{of}/negative"));
-            let softplus = appended(message, graph, "Softplus", &[&negative], &format!("{of}/softplus"));
-            appended(message, graph, "Neg", &[&softplus], &format!("{of}/log_probabilities"))
+            let negative = append_node(message, graph, "Neg", &[&of], &format!("{of}/negative"));
+            let softplus = append_node(message, graph, "Softplus", &[&negative], &format!("{of}/softplus"));
+            append_node(message, graph, "Neg", &[&softplus], &format!("{of}/log_probabilities"))
         }
     })
 }
 
 /// Appends a node, unless an equal one was appended before. Returns the name of its output.
-fn appended(message: &mut GraphProto, graph: &Graph, op: &str, inputs: &[&str], hint: &str) -> String {
+fn append_node(message: &mut GraphProto, graph: &Graph, op: &str, inputs: &[&str], hint: &str) -> String {
     let output = graph.unused_name(hint).to_string();
     if message.node.iter().all(|node| !node.output.contains(&output)) {
         message.node.push(NodeProto {
@@ -280,7 +287,7 @@ mod tests {
         graph
     }
 
-    fn chosen(nodes: &[(&str, &str, &[&str], &str)], loss: Loss) -> (String, Vec<String>) {
+    fn chosen_scores(nodes: &[(&str, &str, &[&str], &str)], loss: Loss) -> (String, Vec<String>) {
         let graph = graph(nodes);
         let scores = graph.find("p").expect("the last value is called so");
         let mut message = GraphProto::default();
@@ -292,15 +299,18 @@ mod tests {
 
     #[test]
     fn logits_are_found_for_losses_that_take_them() {
-        let softmax: &[(&str, &str, &[&str], &str)] =
-            &[("", "Softmax", &["z"], "s"), (DOMAIN, "Normalizer", &["s"], "n"), ("", "Cast", &["n"], "p")];
+        let softmax: &[(&str, &str, &[&str], &str)] = &[
+            ("", "Softmax", &["z"], "s"),
+            (ML_DOMAIN, "Normalizer", &["s"], "n"),
+            ("", "Cast", &["n"], "p"),
+        ];
         for (loss, name) in [
             (Loss::CrossEntropyLoss, "z"),
             (Loss::BCEWithLogitsLoss, "z"),
             (Loss::MSELoss, "p"),
             (Loss::L1Loss, "p"),
         ] {
-            assert_eq!(chosen(softmax, loss), (name.to_owned(), vec![]));
+            assert_eq!(chosen_scores(softmax, loss), (name.to_owned(), vec![]));
         }
     }
 
@@ -314,8 +324,8 @@ mod tests {
         let linear: &[(&str, &str, &[&str], &str)] =
             &[("", "Neg", &["z"], "n"), ("", "Concat", &["n", "z"], "b"), ("", "Sigmoid", &["b"], "p")];
         for nodes in [networks, linear] {
-            assert_eq!(chosen(nodes, Loss::BCEWithLogitsLoss), ("z".to_owned(), vec![]));
-            let (name, ops) = chosen(nodes, Loss::CrossEntropyLoss);
+            assert_eq!(chosen_scores(nodes, Loss::BCEWithLogitsLoss), ("z".to_owned(), vec![]));
+            let (name, ops) = chosen_scores(nodes, Loss::CrossEntropyLoss);
             assert_eq!((name.as_str(), ops), ("z/logits", vec!["Mul".to_owned()]));
         }
     }
@@ -323,9 +333,9 @@ mod tests {
     #[test]
     fn sigmoids_of_one_class_each() {
         let nodes: &[(&str, &str, &[&str], &str)] =
-            &[("", "Sigmoid", &["z"], "s"), (DOMAIN, "Normalizer", &["s"], "p")];
-        assert_eq!(chosen(nodes, Loss::BCEWithLogitsLoss), ("z".to_owned(), vec![]));
-        let (name, ops) = chosen(nodes, Loss::CrossEntropyLoss);
+            &[("", "Sigmoid", &["z"], "s"), (ML_DOMAIN, "Normalizer", &["s"], "p")];
+        assert_eq!(chosen_scores(nodes, Loss::BCEWithLogitsLoss), ("z".to_owned(), vec![]));
+        let (name, ops) = chosen_scores(nodes, Loss::CrossEntropyLoss);
         assert_eq!(
             (name.as_str(), ops),
             ("z/log_probabilities", ["Neg", "Softplus", "Neg"].map(String::from).into())
@@ -333,7 +343,7 @@ mod tests {
     }
 
     /// Returns the error for scores of unknown origin.
-    fn refused(nodes: &[(&str, &str, &[&str], &str)], loss: Loss) -> String {
+    fn error_message(nodes: &[(&str, &str, &[&str], &str)], loss: Loss) -> String {
         let graph = graph(nodes);
         let scores = graph.find("p").expect("the last value is called so");
         default_scores(&mut GraphProto::default(), &graph, scores, loss).expect_err("refused").to_string()
@@ -350,13 +360,13 @@ mod tests {
             ("", "Concat", &["n", "a"], "p"),
         ];
         for nodes in [svm, perceptron] {
-            assert_eq!(chosen(nodes, Loss::CrossEntropyLoss), ("p".to_owned(), vec![]));
-            assert_eq!(chosen(nodes, Loss::BCEWithLogitsLoss), ("p".to_owned(), vec![]));
+            assert_eq!(chosen_scores(nodes, Loss::CrossEntropyLoss), ("p".to_owned(), vec![]));
+            assert_eq!(chosen_scores(nodes, Loss::BCEWithLogitsLoss), ("p".to_owned(), vec![]));
         }
     }
 
     #[test]
-    fn what_may_be_probabilities_is_asked_for() {
+    fn rejects_possible_probabilities() {
         let sentence = |loss: &str, node: &str| {
             format!(
                 "{loss} takes logits, but \"p\" is made by {node} -> \"p\", which may well give \
@@ -372,21 +382,21 @@ mod tests {
             ("", "Concat", &["r", "s"], "p"),
         ];
         for (nodes, op) in [(squared, "Mul"), (other, "Concat")] {
-            assert_eq!(refused(nodes, Loss::CrossEntropyLoss), sentence("the cross-entropy loss", op));
+            assert_eq!(error_message(nodes, Loss::CrossEntropyLoss), sentence("the cross-entropy loss", op));
             assert_eq!(
-                refused(nodes, Loss::BCEWithLogitsLoss),
+                error_message(nodes, Loss::BCEWithLogitsLoss),
                 sentence("the binary cross-entropy loss", op)
             );
-            assert_eq!(chosen(nodes, Loss::MSELoss), ("p".to_owned(), vec![]));
+            assert_eq!(chosen_scores(nodes, Loss::MSELoss), ("p".to_owned(), vec![]));
         }
         let shares: &[(&str, &str, &[&str], &str)] =
             &[("", "Sigmoid", &["z"], "s"), ("", "ReduceSum", &["s"], "t"), ("", "Div", &["s", "t"], "p")];
         assert_eq!(
-            chosen(shares, Loss::CrossEntropyLoss),
+            chosen_scores(shares, Loss::CrossEntropyLoss),
             ("p/logarithms".to_owned(), vec!["Log".to_owned()])
         );
         assert_eq!(
-            refused(shares, Loss::BCEWithLogitsLoss),
+            error_message(shares, Loss::BCEWithLogitsLoss),
             sentence("the binary cross-entropy loss", "Div")
         );
     }
@@ -397,13 +407,13 @@ mod tests {
             ("", "Softmax", &["z"], "s"),
             ("", "Slice", &["s"], "a"),
             ("", "Reshape", &["a"], "b"),
-            (DOMAIN, "ArrayFeatureExtractor", &["s", "one"], "c"),
+            (ML_DOMAIN, "ArrayFeatureExtractor", &["s", "one"], "c"),
             ("", "Mul", &["s", "two"], "d"),
         ]);
         let find =
             |names: &[&str]| -> Vec<ValueId> { names.iter().filter_map(|name| graph.find(name)).collect() };
-        assert_eq!(whole_of(&graph, &find(&["b", "c"])), graph.find("s"));
-        assert_eq!(whole_of(&graph, &find(&["b", "d"])), None);
-        assert_eq!(whole_of(&graph, &[]), None);
+        assert_eq!(common_source(&graph, &find(&["b", "c"])), graph.find("s"));
+        assert_eq!(common_source(&graph, &find(&["b", "d"])), None);
+        assert_eq!(common_source(&graph, &[]), None);
     }
 }

@@ -5,7 +5,7 @@ use ortrain_graph::{Graph, Node, ValueId};
 use crate::Error;
 
 /// Operators after the head that do not change the class axis.
-const BEHIND: [&str; 13] = [
+const POST_HEAD_OPERATORS: [&str; 13] = [
     "Cast",
     "Clip",
     "Dropout",
@@ -64,35 +64,35 @@ pub fn find_head(graph: &Graph, output: ValueId) -> Result<Head, Error> {
         match (&*node.op, first, second) {
             ("Gemm", Some(_), Some(weight)) if standard && is_constant(weight) => {
                 let turned = node.attrs.int("transB").ok().flatten().unwrap_or(0) != 0;
-                return head(graph, node, (weight, usize::from(!turned)), input(node, 2));
+                return check_head(graph, node, (weight, usize::from(!turned)), input(node, 2));
             }
             ("Conv", Some(_), Some(weight)) if standard && is_constant(weight) => {
                 let dims = graph.value(weight).constant.as_ref().map_or(&[][..], |tensor| tensor.dims());
                 let grouped = node.attrs.int("group").ok().flatten().unwrap_or(1) != 1;
                 if grouped || dims.iter().skip(2).any(|&cells| cells != 1) {
-                    return Err(no_head(graph, output, node));
+                    return Err(no_head_error(graph, output, node));
                 }
-                return head(graph, node, (weight, 0), input(node, 2));
+                return check_head(graph, node, (weight, 0), input(node, 2));
             }
             ("MatMul", Some(_), Some(weight)) if standard && is_constant(weight) => {
-                return head(graph, node, (weight, 1), None);
+                return check_head(graph, node, (weight, 1), None);
             }
             ("Add", Some(first), Some(second)) if standard && is_constant(first) != is_constant(second) => {
                 let (product, bias) = if is_constant(first) { (second, first) } else { (first, second) };
                 let weight =
                     maker(product).filter(|node| &*node.op == "MatMul").and_then(|node| input(node, 1));
                 let Some(weight) = weight.filter(|&weight| is_constant(weight)) else {
-                    return Err(no_head(graph, output, node));
+                    return Err(no_head_error(graph, output, node));
                 };
-                return head(graph, node, (weight, 1), Some(bias));
+                return check_head(graph, node, (weight, 1), Some(bias));
             }
-            (op, Some(first), _) if standard && BEHIND.contains(&op) => value = first,
-            _ => return Err(no_head(graph, output, node)),
+            (op, Some(first), _) if standard && POST_HEAD_OPERATORS.contains(&op) => value = first,
+            _ => return Err(no_head_error(graph, output, node)),
         }
     }
 }
 
-fn no_head(graph: &Graph, output: ValueId, node: &Node) -> Error {
+fn no_head_error(graph: &Graph, output: ValueId, node: &Node) -> Error {
     Error::Head(format!(
         "{:?} ends in {}, which is no head: a head is a Gemm, a MatMul (with an Add), or a Conv with a kernel of one cell, of \
          constant weights; name the value that one makes",
@@ -102,7 +102,7 @@ fn no_head(graph: &Graph, output: ValueId, node: &Node) -> Error {
 }
 
 /// Builds a head of these weights and checks them.
-fn head(
+fn check_head(
     graph: &Graph,
     node: &Node,
     (weight, axis): (ValueId, usize),

@@ -3,7 +3,7 @@
 use ortrain_graph::{DType, Dim, Shape, Tensor, ValueType, declared_value_type, tensor_to_proto};
 use ortrain_onnx::GraphProto;
 
-use super::{Append, Names, declaration, int, ints, text};
+use super::{GraphAppender, NameGenerator, declare_value, int_attribute, ints_attribute, text_attribute};
 use crate::Error;
 
 /// Loss that can be appended to a model.
@@ -55,7 +55,7 @@ impl Reduction {
 
     /// Returns the reduction of a name.
     #[must_use]
-    pub fn of(name: &str) -> Option<Reduction> {
+    pub fn from_name(name: &str) -> Option<Reduction> {
         [Reduction::Mean, Reduction::Sum, Reduction::None].into_iter().find(|known| known.name() == name)
     }
 }
@@ -81,7 +81,7 @@ pub struct LossSettings {
 
 impl LossSettings {
     /// Returns the class axis of these scores.
-    fn axis_of_classes(&self, scores: &str, ty: &ValueType) -> Result<usize, Error> {
+    fn resolve_class_axis(&self, scores: &str, ty: &ValueType) -> Result<usize, Error> {
         let Some(shape) = ty.shape() else {
             return match self.class_axis {
                 None | Some(1) => Ok(1),
@@ -178,11 +178,11 @@ impl From<Loss> for LossTerm {
 /// Appends the sum of losses, each times its factor. All are scalars of one type. Returns the name of the sum.
 pub fn append_sum(
     graph: &mut GraphProto,
-    names: &mut Names,
+    names: &mut NameGenerator,
     losses: &[(String, f32)],
     dtype: DType,
 ) -> Option<String> {
-    let mut append = Append { graph, names };
+    let mut append = GraphAppender { graph, names };
     let mut sum: Option<String> = None;
     for (loss, factor) in losses {
         let mut term = loss.clone();
@@ -199,7 +199,7 @@ pub fn append_sum(
 }
 
 /// Renames the output of a node that has no other use; returns `false` if a value of this name exists.
-pub fn name_value(graph: &mut GraphProto, value: &str, name: &str) -> bool {
+pub fn rename_value(graph: &mut GraphProto, value: &str, name: &str) -> bool {
     if name.is_empty() || is_defined(graph, name) {
         return false;
     }
@@ -227,7 +227,7 @@ fn is_defined(graph: &GraphProto, name: &str) -> bool {
 #[allow(clippy::too_many_arguments, reason = "a loss, what it compares, and where it is written")]
 pub fn append_loss(
     graph: &mut GraphProto,
-    names: &mut Names,
+    names: &mut NameGenerator,
     loss: Loss,
     settings: &LossSettings,
     scores: &str,
@@ -243,7 +243,7 @@ pub fn append_loss(
     let shape = ty.shape();
     let (default_target, target_ty) = match loss {
         Loss::CrossEntropyLoss => {
-            let axis = settings.axis_of_classes(scores, ty)?;
+            let axis = settings.resolve_class_axis(scores, ty)?;
             check_classes(scores, ty, axis, settings, opset)?;
             (
                 default_target(loss),
@@ -255,13 +255,13 @@ pub fn append_loss(
     let target = target.unwrap_or(default_target);
     match declared_type(graph, target) {
         Some(found) => check_shapes(loss, (scores, ty), (target, &found), &target_ty)?,
-        None if !is_defined(graph, target) => graph.input.push(declaration(target, &target_ty)),
+        None if !is_defined(graph, target) => graph.input.push(declare_value(target, &target_ty)),
         None => {}
     }
-    let mut append = Append { graph, names };
+    let mut append = GraphAppender { graph, names };
     // SoftmaxCrossEntropyLoss has its classes on axis 1.
     let moved = match loss {
-        Loss::CrossEntropyLoss => append.with_classes_second(settings, scores, ty)?,
+        Loss::CrossEntropyLoss => append.move_classes_to_axis_1(settings, scores, ty)?,
         _ => None,
     };
     let (scores, ty) = moved.as_ref().map_or((scores, ty), |(scores, ty)| (scores.as_str(), ty));
@@ -270,17 +270,20 @@ pub fn append_loss(
             let difference = append.node("Sub", &[scores, target], vec![]);
             let exponent = append.constant("pow_exponent", &Tensor::filled(dtype, &[1], 2.0));
             let squares = append.node("Pow", &[&difference, &exponent], vec![]);
-            append.reduced(settings.reduction, &squares)
+            append.append_reduction(settings.reduction, &squares)
         }
         Loss::L1Loss => {
             let difference = append.node("Sub", &[scores, target], vec![]);
             let magnitudes = append.node("Abs", &[&difference], vec![]);
-            append.reduced(settings.reduction, &magnitudes)
+            append.append_reduction(settings.reduction, &magnitudes)
         }
-        Loss::CrossEntropyLoss => {
-            append.cross_entropy(settings, dtype, (scores, &planes_of_classes(scores, ty, settings)?), target)
-        }
-        Loss::BCEWithLogitsLoss => append.binary_cross_entropy(settings, dtype, scores, target),
+        Loss::CrossEntropyLoss => append.append_cross_entropy(
+            settings,
+            dtype,
+            (scores, &class_broadcast_shape(scores, ty, settings)?),
+            target,
+        ),
+        Loss::BCEWithLogitsLoss => append.append_binary_cross_entropy(settings, dtype, scores, target),
     })
 }
 
@@ -354,7 +357,7 @@ fn check_classes(
 
 /// Returns the shape of one value per class, broadcast to scores with the batch before it. Empty unless labels are
 /// smoothed.
-fn planes_of_classes(scores: &str, ty: &ValueType, settings: &LossSettings) -> Result<Vec<usize>, Error> {
+fn class_broadcast_shape(scores: &str, ty: &ValueType, settings: &LossSettings) -> Result<Vec<usize>, Error> {
     if settings.label_smoothing == 0.0 {
         return Ok(Vec::new());
     }
@@ -368,15 +371,15 @@ fn planes_of_classes(scores: &str, ty: &ValueType, settings: &LossSettings) -> R
     }
 }
 
-impl Append<'_> {
+impl GraphAppender<'_> {
     /// Transposes the classes to axis 1, if they are on another axis. Returns the new scores and their type.
-    fn with_classes_second(
+    fn move_classes_to_axis_1(
         &mut self,
         settings: &LossSettings,
         scores: &str,
         ty: &ValueType,
     ) -> Result<Option<(String, ValueType)>, Error> {
-        let axis = settings.axis_of_classes(scores, ty)?;
+        let axis = settings.resolve_class_axis(scores, ty)?;
         let ValueType::Tensor(dtype, Some(shape)) = ty else { return Ok(None) };
         if axis == 1 {
             return Ok(None);
@@ -385,21 +388,21 @@ impl Append<'_> {
             [0, axis].into_iter().chain((1..shape.rank()).filter(|&other| other != axis)).collect();
         let moved: Shape = order.iter().map(|&axis| shape[axis].clone()).collect();
         let perm: Vec<i64> = order.iter().map(|&axis| axis as i64).collect();
-        let name = self.node("Transpose", &[scores], vec![ints("perm", perm)]);
+        let name = self.node("Transpose", &[scores], vec![ints_attribute("perm", perm)]);
         Ok(Some((name, ValueType::Tensor(*dtype, Some(moved)))))
     }
 
-    fn reduced(&mut self, reduction: Reduction, losses: &str) -> String {
+    fn append_reduction(&mut self, reduction: Reduction, losses: &str) -> String {
         match reduction {
-            Reduction::Mean => self.node("ReduceMean", &[losses], vec![int("keepdims", 0)]),
-            Reduction::Sum => self.node("ReduceSum", &[losses], vec![int("keepdims", 0)]),
+            Reduction::Mean => self.node("ReduceMean", &[losses], vec![int_attribute("keepdims", 0)]),
+            Reduction::Sum => self.node("ReduceSum", &[losses], vec![int_attribute("keepdims", 0)]),
             Reduction::None => losses.to_owned(),
         }
     }
 
     /// Appends the cross-entropy. `planes` has the sizes of the scores' axes that smoothing needs: the second axis,
     /// followed by ones.
-    fn cross_entropy(
+    fn append_cross_entropy(
         &mut self,
         settings: &LossSettings,
         dtype: DType,
@@ -414,14 +417,14 @@ impl Append<'_> {
         });
         let outputs = vec![self.names.next("loss"), self.names.next("log_prob")];
         let loss = outputs[0].clone();
-        let mut attributes = vec![text("reduction", settings.reduction.name())];
-        attributes.extend(settings.ignore_index.map(|index| int("ignore_index", index)));
+        let mut attributes = vec![text_attribute("reduction", settings.reduction.name())];
+        attributes.extend(settings.ignore_index.map(|index| int_attribute("ignore_index", index)));
         let inputs: Vec<&str> = [scores, labels].into_iter().chain(weight).collect();
-        self.node_into("", "SoftmaxCrossEntropyLoss", &inputs, outputs, attributes);
+        self.append_node("", "SoftmaxCrossEntropyLoss", &inputs, outputs, attributes);
         if settings.label_smoothing == 0.0 {
             return loss;
         }
-        let uniform = self.uniform_cross_entropy(settings, dtype, (scores, planes), labels, weight);
+        let uniform = self.append_uniform_cross_entropy(settings, dtype, (scores, planes), labels, weight);
         let share = f64::from(settings.label_smoothing);
         let [own, rest] = [1.0 - share, share / planes[1] as f64].map(|share| Tensor::scalar(dtype, share));
         let (own, rest) = (self.constant("own_share", &own), self.constant("share", &rest));
@@ -432,7 +435,7 @@ impl Append<'_> {
 
     /// Appends the sum over all classes of the cross-entropy with each class as the label; `weight` has the same
     /// meaning as for labels.
-    fn uniform_cross_entropy(
+    fn append_uniform_cross_entropy(
         &mut self,
         settings: &LossSettings,
         dtype: DType,
@@ -440,7 +443,7 @@ impl Append<'_> {
         labels: &str,
         weight: Option<&str>,
     ) -> String {
-        let logs = self.node("LogSoftmax", &[scores], vec![int("axis", 1)]);
+        let logs = self.node("LogSoftmax", &[scores], vec![int_attribute("axis", 1)]);
         let mut losses = self.node("Neg", &[&logs], vec![]);
         if let Some(weight) = &settings.weight {
             // A weight for each plane of a class.
@@ -449,10 +452,10 @@ impl Append<'_> {
             losses = self.node("Mul", &[&losses, &planes], vec![]);
         }
         let classes = self.constant("classes", &Tensor::i64(&[1], &[1]));
-        let mut losses = self.node("ReduceSum", &[&losses, &classes], vec![int("keepdims", 0)]);
+        let mut losses = self.node("ReduceSum", &[&losses, &classes], vec![int_attribute("keepdims", 0)]);
 
         let zero = self.constant("zero", &Tensor::scalar(dtype, 0.0));
-        let whole = self.node("Cast", &[labels], vec![int("to", i64::from(DType::I64.to_onnx()))]);
+        let whole = self.node("Cast", &[labels], vec![int_attribute("to", i64::from(DType::I64.to_onnx()))]);
         let ignored = settings.ignore_index.map(|index| {
             let index = self.constant("ignore_index", &Tensor::i64(&[], &[index]));
             self.node("Equal", &[&whole, &index], vec![])
@@ -461,7 +464,7 @@ impl Append<'_> {
             losses = self.node("Where", &[ignored, &zero, &losses], vec![]);
         }
         if settings.reduction != Reduction::Mean || weight.is_none() && ignored.is_none() {
-            return self.reduced(settings.reduction, &losses);
+            return self.append_reduction(settings.reduction, &losses);
         }
         let mut counts = match weight {
             None => self.constant("one", &Tensor::scalar(dtype, 1.0)),
@@ -478,11 +481,11 @@ impl Append<'_> {
         if let Some(ignored) = &ignored {
             counts = self.node("Where", &[ignored, &zero, &counts], vec![]);
         }
-        let [sum, count] = [&losses, &counts].map(|values| self.reduced(Reduction::Sum, values));
+        let [sum, count] = [&losses, &counts].map(|values| self.append_reduction(Reduction::Sum, values));
         self.node("Div", &[&sum, &count], vec![])
     }
 
-    fn binary_cross_entropy(
+    fn append_binary_cross_entropy(
         &mut self,
         settings: &LossSettings,
         dtype: DType,
@@ -515,24 +518,24 @@ impl Append<'_> {
         if let Some(weight) = &weight {
             losses = self.node("Mul", &[weight, &losses], vec![]);
         }
-        self.reduced(settings.reduction, &losses)
+        self.append_reduction(settings.reduction, &losses)
     }
 }
 
 /// Appends one float that depends on all of these floats, in any version: the sum of their means. Returns its name. It
 /// represents a loss that is not known yet.
-pub fn append_stand_in(graph: &mut GraphProto, values: &[(String, ValueType)]) -> Option<String> {
+pub fn append_placeholder_loss(graph: &mut GraphProto, values: &[(String, ValueType)]) -> Option<String> {
     let is_scalar = |ty: &ValueType| ty.shape().is_some_and(|shape| shape.rank() == 0);
-    let mut names = Names::new();
-    let mut append = Append { graph, names: &mut names };
+    let mut names = NameGenerator::new();
+    let mut append = GraphAppender { graph, names: &mut names };
     let mut sum: Option<String> = None;
     for (name, ty) in values {
         let mut term = name.clone();
         if ty.dtype() != Some(DType::F32) {
-            term = append.node("Cast", &[&term], vec![int("to", i64::from(DType::F32.to_onnx()))]);
+            term = append.node("Cast", &[&term], vec![int_attribute("to", i64::from(DType::F32.to_onnx()))]);
         }
         if !is_scalar(ty) {
-            term = append.node("ReduceMean", &[&term], vec![int("keepdims", 0)]);
+            term = append.node("ReduceMean", &[&term], vec![int_attribute("keepdims", 0)]);
         }
         sum = Some(match sum {
             None => term,
@@ -563,7 +566,7 @@ mod tests {
         let ty = scores(&[Dim::symbol("n"), 21.into(), 4.into(), 6.into()]);
         append_loss(
             &mut graph,
-            &mut Names::new(),
+            &mut NameGenerator::new(),
             Loss::CrossEntropyLoss,
             &LossSettings::default(),
             "y",
@@ -575,17 +578,17 @@ mod tests {
         let wanted =
             ValueType::Tensor(DType::I64, Some([Dim::symbol("n"), 4.into(), 6.into()].into_iter().collect()));
         assert_eq!(graph.input.len(), 1);
-        assert_eq!(shape_of(&graph.input[0]), shape_of(&declaration("l", &wanted)));
+        assert_eq!(shape_of(&graph.input[0]), shape_of(&declare_value("l", &wanted)));
     }
 
     #[test]
-    fn a_target_that_is_there_is_used() {
+    fn uses_existing_target() {
         let mut graph =
-            GraphProto { input: vec![declaration("target", &scores(&[1.into()]))], ..Default::default() };
+            GraphProto { input: vec![declare_value("target", &scores(&[1.into()]))], ..Default::default() };
         let ty = scores(&[1.into()]);
         append_loss(
             &mut graph,
-            &mut Names::new(),
+            &mut NameGenerator::new(),
             Loss::L1Loss,
             &LossSettings::default(),
             "y",
@@ -599,11 +602,11 @@ mod tests {
     }
 
     #[test]
-    fn losses_of_what_they_cannot_compare_are_refused() {
+    fn rejects_incompatible_targets() {
         let refused = |loss, ty: &ValueType, opset| {
             append_loss(
                 &mut GraphProto::default(),
-                &mut Names::new(),
+                &mut NameGenerator::new(),
                 loss,
                 &LossSettings::default(),
                 "y",

@@ -10,11 +10,11 @@ use ortrain_onnx::{
 use rustc_hash::{FxHashMap, FxHashSet};
 
 /// Suffix of the name of a node through which a model reads a master weight.
-const MASTER: &str = "/master_weight";
+const MASTER_SUFFIX: &str = "/master_weight";
 
 /// Returns the name of the node through which a model reads a master weight.
 pub(crate) fn master_weight_node(weight: &str) -> String {
-    format!("{weight}{MASTER}")
+    format!("{weight}{MASTER_SUFFIX}")
 }
 
 /// Returns true if small updates of weights of a type are lost.
@@ -26,7 +26,7 @@ pub fn is_narrow(dtype: DType) -> bool {
 /// Returns a sentence about trained weights of narrow types, each with its type; `None` without such weights. `trained`
 /// is the number of trained weights.
 #[must_use]
-pub fn about_narrow(narrow: &[(&str, DType)], trained: usize) -> Option<String> {
+pub fn narrow_weights_note(narrow: &[(&str, DType)], trained: usize) -> Option<String> {
     /// Maximum number of names in the sentence.
     const SHOWN: usize = 3;
     let &(_, dtype) = narrow.first()?;
@@ -56,11 +56,11 @@ pub fn add_master_weights(graph: &mut GraphProto, trained: &FxHashSet<&str>) -> 
         let narrow = DType::from_onnx(tensor.data_type).filter(|&dtype| is_narrow(dtype));
         let Some(dtype) = narrow.filter(|_| trained.contains(tensor.name.as_str())) else { continue };
         let output = format!("{}/{dtype}", tensor.name);
-        casts.push(cast(&tensor.name, &output, tensor.data_type));
+        casts.push(cast_node(&tensor.name, &output, tensor.data_type));
         renamed.insert(tensor.name.clone(), output);
-        convert(tensor, DType::F32)?;
+        convert_initializer(tensor, DType::F32)?;
     }
-    rename(graph, &renamed);
+    rename_uses(graph, &renamed);
     graph.value_info.retain(|info| !renamed.contains_key(&info.name));
     graph.node.splice(0..0, casts);
     Ok(renamed.len())
@@ -85,16 +85,16 @@ pub fn remove_master_weights(graph: &mut GraphProto) -> Result<(), GraphError> {
     }
     for tensor in &mut graph.initializer {
         if let Some(&dtype) = narrow.get(&tensor.name) {
-            convert(tensor, dtype)?;
+            convert_initializer(tensor, dtype)?;
         }
     }
     graph.node.retain(|node| !node.output.iter().any(|output| renamed.contains_key(output)));
-    rename(graph, &renamed);
+    rename_uses(graph, &renamed);
     graph.value_info.retain(|info| !renamed.contains_key(&info.name));
     Ok(())
 }
 
-fn cast(name: &str, output: &str, to: i32) -> NodeProto {
+fn cast_node(name: &str, output: &str, to: i32) -> NodeProto {
     let to = AttributeProto {
         name: "to".into(),
         r#type: AttributeType::Int as i32,
@@ -111,7 +111,7 @@ fn cast(name: &str, output: &str, to: i32) -> NodeProto {
     }
 }
 
-fn convert(tensor: &mut TensorProto, dtype: DType) -> Result<(), GraphError> {
+fn convert_initializer(tensor: &mut TensorProto, dtype: DType) -> Result<(), GraphError> {
     let model = LoadedModel::from_proto(ModelProto::default(), Default::default());
     let value = Graph::tensor_from_proto(&model, tensor)?;
     *tensor = tensor_to_proto(&tensor.name, &value.converted(dtype));
@@ -119,7 +119,7 @@ fn convert(tensor: &mut TensorProto, dtype: DType) -> Result<(), GraphError> {
 }
 
 /// Renames values at their uses, including subgraphs, unless a subgraph has its own value of the name.
-fn rename(graph: &mut GraphProto, names: &FxHashMap<String, String>) {
+fn rename_uses(graph: &mut GraphProto, names: &FxHashMap<String, String>) {
     for node in &mut graph.node {
         for input in &mut node.input {
             if let Some(new) = names.get(input) {
@@ -139,7 +139,7 @@ fn rename(graph: &mut GraphProto, names: &FxHashMap<String, String>) {
                         info.name.clone_from(new);
                     }
                 }
-                rename(subgraph, &others);
+                rename_uses(subgraph, &others);
             }
         }
     }

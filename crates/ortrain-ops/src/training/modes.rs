@@ -7,10 +7,10 @@ use ortrain_graph::{Attr, DType, Graph, Node, Tensor, ValueId, ValueType};
 use ortrain_onnx::{GraphProto, NodeProto};
 use rustc_hash::{FxHashMap, FxHashSet};
 
+use crate::families::batch_norm::{convert_to_inference, convert_to_internal};
 use crate::families::dropout::fnv1a64;
-use crate::families::norm::{make_inference, make_internal};
-use crate::families::optim::assign;
-use crate::passes::differentiate::gradients_known;
+use crate::families::optimizer_ops::add_state_update;
+use crate::passes::differentiate::backpropagate_known;
 use crate::passes::infer::{infer, infer_known};
 use crate::passes::versions::upgrade;
 use crate::{Error, OpError};
@@ -39,14 +39,14 @@ pub(super) fn is_batch_norm(domain: &str, op: &str) -> bool {
 
 /// Converts a model's message to inference mode, for every export mode: Dropout is the identity, and statistics are the
 /// running statistics. Outputs for new running statistics return the old ones.
-pub fn for_inference(graph: &mut GraphProto) {
+pub fn set_inference_mode(graph: &mut GraphProto) {
     let mut used: FxHashSet<String> = graph.output.iter().map(|info| info.name.clone()).collect();
-    names_used(graph, &mut used);
+    collect_used_names(graph, &mut used);
     let mut nodes = Vec::with_capacity(graph.node.len());
     for mut node in std::mem::take(&mut graph.node) {
         for attribute in &mut node.attribute {
-            attribute.g.iter_mut().for_each(|graph| for_inference(graph));
-            attribute.graphs.iter_mut().for_each(for_inference);
+            attribute.g.iter_mut().for_each(|graph| set_inference_mode(graph));
+            attribute.graphs.iter_mut().for_each(set_inference_mode);
         }
         if is_dropout(&node.domain, &node.op_type)
             && let Some(training_mode) = node.input.get_mut(2)
@@ -77,20 +77,20 @@ pub fn for_inference(graph: &mut GraphProto) {
 }
 
 /// Adds the names that nodes use, including subgraphs.
-fn names_used(graph: &GraphProto, names: &mut FxHashSet<String>) {
+fn collect_used_names(graph: &GraphProto, names: &mut FxHashSet<String>) {
     for node in &graph.node {
         names.extend(node.input.iter().filter(|name| !name.is_empty()).cloned());
         for attribute in &node.attribute {
             for subgraph in attribute.g.as_deref().into_iter().chain(&attribute.graphs) {
                 names.extend(subgraph.output.iter().map(|info| info.name.clone()));
-                names_used(subgraph, names);
+                collect_used_names(subgraph, names);
             }
         }
     }
 }
 
 /// Minimum opset with a training flag of Dropout.
-const DROPOUT_TRAINS_FROM: i64 = 12;
+const DROPOUT_FLAG_SINCE: i64 = 12;
 
 /// Converts a graph (of the newest versions, to be written at `opset`) to training mode.
 ///
@@ -103,7 +103,7 @@ const DROPOUT_TRAINS_FROM: i64 = 12;
 ///
 /// # Errors
 /// Returns an error if a running statistic is not an input, or if it cannot be updated through its intermediate nodes.
-pub fn for_training(
+pub fn set_training_mode(
     graph: &mut Graph,
     opset: i64,
     mode: BatchNormMode,
@@ -114,30 +114,31 @@ pub fn for_training(
         graph.inputs.iter().copied().filter(|&id| names.contains(graph.name_of(id))).collect()
     };
     let (trained, statistics) = (inputs(trained), inputs(statistics));
-    let untouched = untouched(graph, mode, &trained);
-    let settings = Settings { dropout: opset >= DROPOUT_TRAINS_FROM, mode, untouched };
+    let untouched = parameters_without_gradient(graph, mode, &trained);
+    let settings = ModeSettings { dropout: opset >= DROPOUT_FLAG_SINCE, mode, untouched };
     settings.apply(graph, trained, &statistics, false)
 }
 
-/// Converts the BatchNormalizations of a graph to training mode, as [`for_training`] with batch statistics. Dropout is
+/// Converts the BatchNormalizations of a graph to training mode, as [`set_training_mode`] with batch statistics. Dropout is
 /// unchanged.
 ///
 /// # Errors
-/// Returns the errors of [`for_training`].
-pub fn with_statistics_of_batches(graph: &mut Graph, statistics: &FxHashSet<&str>) -> Result<(), Error> {
+/// Returns the errors of [`set_training_mode`].
+pub fn use_batch_statistics(graph: &mut Graph, statistics: &FxHashSet<&str>) -> Result<(), Error> {
     let statistics =
         graph.inputs.iter().copied().filter(|&id| statistics.contains(graph.name_of(id))).collect();
-    let settings = Settings { dropout: false, mode: BatchNormMode::Train, untouched: FxHashSet::default() };
+    let settings =
+        ModeSettings { dropout: false, mode: BatchNormMode::Train, untouched: FxHashSet::default() };
     settings.apply(graph, FxHashSet::default(), &statistics, false)
 }
 
-struct Settings {
+struct ModeSettings {
     dropout: bool,
     mode: BatchNormMode,
     untouched: FxHashSet<ValueId>,
 }
 
-impl Settings {
+impl ModeSettings {
     fn apply(
         &self,
         graph: &mut Graph,
@@ -155,32 +156,32 @@ impl Settings {
                 _ => String::new(),
             };
             if self.dropout && is_dropout(&node.domain, &node.op) {
-                switch_on(graph, index, &prefix);
+                enable_dropout(graph, index, &prefix);
                 if inner {
-                    give_seed(graph, index);
+                    set_seed(graph, index);
                 }
             } else if is_batch_norm(&node.domain, &node.op) {
                 let is_stored = |k: usize| {
                     let given = node.inputs.get(k).copied().flatten();
-                    given.is_some_and(|id| statistics.contains(&viewed(graph, id).unwrap_or(id)))
+                    given.is_some_and(|id| statistics.contains(&reshaped_source(graph, id).unwrap_or(id)))
                 };
                 let is_trained =
                     |id: ValueId| trained.contains(&id) && (inner || !self.untouched.contains(&id));
                 // In an explicit mode everything is updated; other cases were reported before.
                 let stored = self.mode != BatchNormMode::Auto || is_stored(3) && is_stored(4);
-                if stored && uses_batch(self.mode, node, is_trained) {
-                    make_internal(graph, index, &prefix);
+                if stored && uses_batch_statistics(self.mode, node, is_trained) {
+                    convert_to_internal(graph, index, &prefix);
                     update_through_views(graph, index, inner)?;
                 } else {
-                    index += make_inference(graph, index);
+                    index += convert_to_inference(graph, index);
                 }
             } else {
                 let inputs = node.inputs.clone();
                 let mut attrs = std::mem::take(&mut graph.nodes[index].attrs);
                 for attr in attrs.0.values_mut() {
                     if let Attr::Graph(subgraph) = attr {
-                        let inside = captured_among(&inputs, subgraph, &trained);
-                        let stored = captured_among(&inputs, subgraph, statistics);
+                        let inside = captured_inputs(&inputs, subgraph, &trained);
+                        let stored = captured_inputs(&inputs, subgraph, statistics);
                         self.apply(subgraph, inside, &stored, true)?;
                     }
                 }
@@ -196,7 +197,7 @@ impl Settings {
 }
 
 /// Returns true if a BatchNormalization uses batch statistics.
-fn uses_batch(mode: BatchNormMode, node: &Node, is_trained: impl Fn(ValueId) -> bool) -> bool {
+fn uses_batch_statistics(mode: BatchNormMode, node: &Node, is_trained: impl Fn(ValueId) -> bool) -> bool {
     let is_trained = |k: usize| node.inputs.get(k).copied().flatten().is_some_and(&is_trained);
     match mode {
         BatchNormMode::Auto => is_trained(1) || is_trained(2),
@@ -206,14 +207,18 @@ fn uses_batch(mode: BatchNormMode, node: &Node, is_trained: impl Fn(ValueId) -> 
 }
 
 /// Returns the input of a Reshape, through which an old node with `spatial=0` reads its statistics.
-fn viewed(graph: &Graph, id: ValueId) -> Option<ValueId> {
+fn reshaped_source(graph: &Graph, id: ValueId) -> Option<ValueId> {
     let maker = graph.nodes.iter().find(|node| node.present_outputs().any(|output| output == id))?;
     maker.inputs.first().copied().flatten().filter(|_| &*maker.op == "Reshape")
 }
 
 /// Returns the scales and biases of BatchNormalizations that are computed from trained values through paths without a
 /// gradient, such as ones of the type and shape of the input. They are not trained.
-fn untouched(graph: &Graph, mode: BatchNormMode, trained: &FxHashSet<ValueId>) -> FxHashSet<ValueId> {
+fn parameters_without_gradient(
+    graph: &Graph,
+    mode: BatchNormMode,
+    trained: &FxHashSet<ValueId>,
+) -> FxHashSet<ValueId> {
     let mut untouched = FxHashSet::default();
     if mode != BatchNormMode::Auto {
         return untouched;
@@ -240,14 +245,14 @@ fn untouched(graph: &Graph, mode: BatchNormMode, trained: &FxHashSet<ValueId>) -
     infer_known(&mut typed);
     let in_typed = |id: ValueId| typed.find(graph.name_of(id));
     let targets: FxHashSet<ValueId> = trained.iter().filter_map(|&id| in_typed(id)).collect();
-    let mut paths = Paths::new(&typed, targets);
+    let mut paths = GradientPaths::new(&typed, targets);
     untouched
-        .extend(candidates.into_iter().filter(|&id| in_typed(id).is_some_and(|id| !paths.lead_from(id))));
+        .extend(candidates.into_iter().filter(|&id| in_typed(id).is_some_and(|id| !paths.reach_target(id))));
     untouched
 }
 
 /// Search for gradient paths to some values.
-struct Paths<'a> {
+struct GradientPaths<'a> {
     graph: &'a Graph,
     targets: FxHashSet<ValueId>,
     makers: Vec<Option<usize>>,
@@ -255,13 +260,13 @@ struct Paths<'a> {
     dead: FxHashSet<ValueId>,
 }
 
-impl Paths<'_> {
-    fn new(graph: &Graph, targets: FxHashSet<ValueId>) -> Paths<'_> {
-        Paths { graph, targets, makers: graph.producers(), dead: FxHashSet::default() }
+impl GradientPaths<'_> {
+    fn new(graph: &Graph, targets: FxHashSet<ValueId>) -> GradientPaths<'_> {
+        GradientPaths { graph, targets, makers: graph.producers(), dead: FxHashSet::default() }
     }
 
     /// Returns true if the gradient of a value reaches a target.
-    fn lead_from(&mut self, value: ValueId) -> bool {
+    fn reach_target(&mut self, value: ValueId) -> bool {
         let mut seen: FxHashSet<ValueId> = FxHashSet::default();
         let mut open = vec![value];
         while let Some(id) = open.pop() {
@@ -319,7 +324,7 @@ fn inputs_with_gradients(graph: &Graph, index: usize) -> Vec<ValueId> {
     let seeds: Vec<(ValueId, ValueId)> =
         seeds.into_iter().map(|id| (id, alone.add_value("arriving", alone.value(id).ty.clone()))).collect();
     let targets: Vec<ValueId> = inputs.iter().map(|id| copies[id]).collect();
-    match gradients_known(&mut alone, &seeds, &targets) {
+    match backpropagate_known(&mut alone, &seeds, &targets) {
         Ok((known, stops)) if stops.iter().all(|stop| stop.error.is_none()) => {
             inputs.into_iter().zip(known).filter(|(_, known)| *known).map(|(id, _)| id).collect()
         }
@@ -328,7 +333,7 @@ fn inputs_with_gradients(graph: &Graph, index: usize) -> Vec<ValueId> {
 }
 
 /// Returns the inputs of a subgraph that represent outer values: the last inputs of its node.
-fn captured_among(
+fn captured_inputs(
     inputs: &[Option<ValueId>],
     subgraph: &Graph,
     wanted: &FxHashSet<ValueId>,
@@ -337,7 +342,7 @@ fn captured_among(
     pairs.filter(|(_, outer)| outer.is_some_and(|id| wanted.contains(&id))).map(|(&id, _)| id).collect()
 }
 
-fn switch_on(graph: &mut Graph, index: usize, prefix: &str) {
+fn enable_dropout(graph: &mut Graph, index: usize, prefix: &str) {
     let flag = graph.nodes[index].inputs.get(2).copied().flatten();
     if flag.is_some_and(|flag| graph.value(flag).constant.is_none()) {
         return;
@@ -350,7 +355,7 @@ fn switch_on(graph: &mut Graph, index: usize, prefix: &str) {
 
 /// Sets the seed of a Dropout in a branch, if it has none. The branch is recomputed for its gradient, and a runtime
 /// that draws random numbers on the fly (such as onnxruntime) reproduces them only with equal seeds.
-fn give_seed(graph: &mut Graph, index: usize) {
+fn set_seed(graph: &mut Graph, index: usize) {
     let node = &graph.nodes[index];
     let output = node.present_outputs().next().filter(|_| !node.attrs.0.contains_key("seed"));
     if let Some(output) = output {
@@ -371,7 +376,7 @@ fn update_through_views(graph: &mut Graph, index: usize, inner: bool) -> Result<
         if graph.inputs.contains(&old) {
             continue;
         }
-        let Some(state) = viewed(graph, old).filter(|id| !inner && graph.inputs.contains(id)) else {
+        let Some(state) = reshaped_source(graph, old).filter(|id| !inner && graph.inputs.contains(id)) else {
             let message =
                 "its running statistics cannot be updated where they are; train with batch_norm=\"freeze\"";
             return Err(Error::at(graph, &graph.nodes[index], OpError::unsupported(message)));
@@ -385,7 +390,7 @@ fn update_through_views(graph: &mut Graph, index: usize, inner: bool) -> Result<
         };
         let shape = add("Shape", &[state], "shape");
         let value = add("Reshape", &[new, shape], "new");
-        assign(graph, state, value);
+        add_state_update(graph, state, value);
     }
     Ok(())
 }
@@ -410,7 +415,7 @@ enum Origin {
 
 /// Use of a constant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Use {
+enum ConstantUse {
     Mean,
     Variance,
     Other,
@@ -418,9 +423,9 @@ enum Use {
 
 /// Result of the search in a graph and its subgraphs.
 #[derive(Default)]
-struct Found {
+struct FoundStatistics {
     updated: Vec<(RunningStatistic, String)>,
-    uses: FxHashMap<String, Vec<(Use, String)>>,
+    uses: FxHashMap<String, Vec<(ConstantUse, String)>>,
 }
 
 /// Returns the running statistics of a model (as it was read, of any version) that training updates, in the order of
@@ -434,11 +439,12 @@ pub fn running_statistics(
     mode: BatchNormMode,
     trained: &FxHashSet<&str>,
 ) -> Result<Vec<RunningStatistic>, Error> {
-    let mut found = Found::default();
+    let mut found = FoundStatistics::default();
     let dependent =
         graph.value_ids().filter(|&id| trained.contains(graph.name_of(id))).collect::<FxHashSet<_>>();
-    let search = Search { mode, trained, untouched: untouched(graph, mode, &dependent) };
-    search.graph(graph, &FxHashMap::default(), dependent, false, &mut found)?;
+    let search =
+        StatisticsSearch { mode, trained, untouched: parameters_without_gradient(graph, mode, &dependent) };
+    search.search_graph(graph, &FxHashMap::default(), dependent, false, &mut found)?;
     let mut names: FxHashSet<&str> = FxHashSet::default();
     let mut result = Vec::new();
     for (statistic, node) in &found.updated {
@@ -460,25 +466,25 @@ pub fn running_statistics(
     Ok(result)
 }
 
-struct Search<'a> {
+struct StatisticsSearch<'a> {
     mode: BatchNormMode,
     trained: &'a FxHashSet<&'a str>,
     untouched: FxHashSet<ValueId>,
 }
 
-impl Search<'_> {
-    fn graph(
+impl StatisticsSearch<'_> {
+    fn search_graph(
         &self,
         graph: &Graph,
         captured: &FxHashMap<ValueId, Origin>,
         mut dependent: FxHashSet<ValueId>,
         inner: bool,
-        found: &mut Found,
+        found: &mut FoundStatistics,
     ) -> Result<(), Error> {
         // Constants, and values that nodes compute only from constants.
         let mut origins = captured.clone();
         for id in graph.value_ids().filter(|&id| graph.value(id).constant.is_some()) {
-            origins.insert(id, constant(graph, id, inner));
+            origins.insert(id, constant_origin(graph, id, inner));
         }
         for node in &graph.nodes {
             // Values that depend on trained values vary.
@@ -486,7 +492,7 @@ impl Search<'_> {
                 |id| matches!(origins.get(&id), Some(Origin::Constant(_))) && !dependent.contains(&id);
             let all_constant = node.captures == 0 && node.present_inputs().all(is_constant);
             for id in node.present_outputs() {
-                let origin = if all_constant { constant(graph, id, inner) } else { Origin::Varying };
+                let origin = if all_constant { constant_origin(graph, id, inner) } else { Origin::Varying };
                 origins.insert(id, origin);
             }
         }
@@ -513,18 +519,18 @@ impl Search<'_> {
             let is_trained =
                 |id: ValueId| dependent.contains(&id) && (inner || !self.untouched.contains(&id));
             let batch = norm
-                && uses_batch(self.mode, node, is_trained)
+                && uses_batch_statistics(self.mode, node, is_trained)
                 && !(self.mode == BatchNormMode::Auto && is_computed(node));
             let own = node.inputs.len() - node.captures;
             for (k, port) in node.inputs[..own].iter().enumerate() {
                 let Some(id) = *port else { continue };
                 let kind = match k {
-                    3 if norm => Use::Mean,
-                    4 if norm => Use::Variance,
-                    _ => Use::Other,
+                    3 if norm => ConstantUse::Mean,
+                    4 if norm => ConstantUse::Variance,
+                    _ => ConstantUse::Other,
                 };
                 let Some(Origin::Constant(value)) = origins.get(&id) else {
-                    if batch && kind != Use::Other {
+                    if batch && kind != ConstantUse::Other {
                         let help = if makers[id.0 as usize].is_some() {
                             "train with batch_norm=\"auto\" or \"freeze\", which use statistics that are computed as they are"
                         } else {
@@ -538,32 +544,32 @@ impl Search<'_> {
                     }
                     continue;
                 };
-                if kind != Use::Other && self.trained.contains(value.name.as_str()) {
+                if kind != ConstantUse::Other && self.trained.contains(value.name.as_str()) {
                     return Err(Error::Graph(format!(
                         "{:?} cannot be trained by gradients: it holds the running statistics of {label}, which \
                          training updates by itself; take it out of the parameters to be trained",
                         value.name
                     )));
                 }
-                if batch && kind != Use::Other {
+                if batch && kind != ConstantUse::Other {
                     found.updated.push((value.clone(), label.clone()));
                 }
                 // A value that is computed from constants counts at the uses of the results.
                 let is_constant = |id| matches!(origins.get(&id), Some(Origin::Constant(_)));
                 if norm || !node.present_outputs().any(is_constant) {
-                    self.record(graph, &origins, &makers, id, (kind, &label), found);
+                    self.record_use(graph, &origins, &makers, id, (kind, &label), found);
                 }
             }
             if node.present_inputs().any(|id| dependent.contains(&id)) {
                 dependent.extend(node.present_outputs());
             }
             for (_, subgraph) in Graph::subgraphs(node) {
-                let inside = captured_among(&node.inputs, subgraph, &dependent);
+                let inside = captured_inputs(&node.inputs, subgraph, &dependent);
                 let pairs = subgraph.inputs.iter().rev().zip(node.inputs[own..].iter().rev());
                 let outer = pairs
                     .filter_map(|(&id, outer)| Some((id, origins.get(&(*outer)?).cloned()?)))
                     .collect::<FxHashMap<_, _>>();
-                self.graph(subgraph, &outer, inside, true, found)?;
+                self.search_graph(subgraph, &outer, inside, true, found)?;
             }
         }
         Ok(())
@@ -571,14 +577,14 @@ impl Search<'_> {
 
     /// Records a use of a constant, and of the constants from which it is computed. A statistic gets a separate value,
     /// so it has no other uses.
-    fn record(
+    fn record_use(
         &self,
         graph: &Graph,
         origins: &FxHashMap<ValueId, Origin>,
         makers: &[Option<usize>],
         id: ValueId,
-        (kind, label): (Use, &str),
-        found: &mut Found,
+        (kind, label): (ConstantUse, &str),
+        found: &mut FoundStatistics,
     ) {
         if let Some(Origin::Constant(value)) = origins.get(&id) {
             let uses = found.uses.entry(value.name.clone()).or_default();
@@ -588,15 +594,15 @@ impl Search<'_> {
             }
             uses.push((kind, label.to_owned()));
         }
-        if let (Use::Other, Some(index)) = (kind, makers[id.0 as usize]) {
+        if let (ConstantUse::Other, Some(index)) = (kind, makers[id.0 as usize]) {
             for input in graph.nodes[index].present_inputs() {
-                self.record(graph, origins, makers, input, (kind, label), found);
+                self.record_use(graph, origins, makers, input, (kind, label), found);
             }
         }
     }
 }
 
-fn constant(graph: &Graph, id: ValueId, inner: bool) -> Origin {
+fn constant_origin(graph: &Graph, id: ValueId, inner: bool) -> Origin {
     Origin::Constant(RunningStatistic { name: graph.name_of(id).to_owned(), inner })
 }
 
@@ -618,7 +624,7 @@ mod tests {
     }
 
     #[test]
-    fn inference_drops_nothing_and_keeps_statistics() {
+    fn inference_disables_dropout_and_uses_running_statistics() {
         let mut normalization =
             node("BatchNormalization", &["a", "scale", "bias", "mean", "var"], &["y", "new_mean", "new_var"]);
         normalization.attribute.push(AttributeProto {
@@ -628,14 +634,14 @@ mod tests {
         });
         let dropout = node("Dropout", &["x", "ratio", "training"], &["a", "mask"]);
         let mut graph = GraphProto { node: vec![dropout, normalization], ..GraphProto::default() };
-        for_inference(&mut graph);
+        set_inference_mode(&mut graph);
         assert_eq!(graph.node[0].input, ["x", "ratio", ""]);
         assert_eq!(graph.node[1].attribute[0].i, 0);
         assert_eq!(graph.node[1].output, ["y"]);
     }
 
     #[test]
-    fn before_opset_14_outputs_tell_that_it_is_training() {
+    fn outputs_mark_training_before_opset_14() {
         // Output 1 is an output of the graph, output 4 is used in a branch.
         let inputs = ["a", "scale", "bias", "mean", "var"];
         let norm =
@@ -652,7 +658,7 @@ mod tests {
         let output = ValueInfoProto { name: "new_mean".into(), ..ValueInfoProto::default() };
         let mut graph =
             GraphProto { node: vec![norm, branch], output: vec![output], ..GraphProto::default() };
-        for_inference(&mut graph);
+        set_inference_mode(&mut graph);
         let wanted = [
             node("BatchNormalization", &inputs, &["y"]),
             node("Identity", &["mean"], &["new_mean"]),
@@ -663,7 +669,7 @@ mod tests {
     }
 
     #[test]
-    fn training_reaches_into_branches() {
+    fn training_mode_includes_branches() {
         let mut branch = Graph::new("branch");
         let x = branch.add_value("x", ValueType::tensor(DType::F32, &[4]));
         let y = branch.add_value("y", ValueType::Unknown);
@@ -678,7 +684,7 @@ mod tests {
         node.captures = 1;
         graph.nodes.push(node);
         let none = FxHashSet::default();
-        for_training(&mut graph, 17, BatchNormMode::Auto, &none, &none).expect("it trains");
+        set_training_mode(&mut graph, 17, BatchNormMode::Auto, &none, &none).expect("it trains");
         for (_, branch) in Graph::subgraphs(&graph.nodes[0]) {
             let flag = branch.nodes[0].inputs[2].expect("it is on");
             assert_eq!(branch.name_of(flag), "y_training_mode");
@@ -687,15 +693,15 @@ mod tests {
     }
 
     #[test]
-    fn training_drops_elements() {
+    fn training_enables_dropout() {
         let mut graph = Graph::new("");
         let x = graph.add_value("x", ValueType::tensor(DType::F32, &[4]));
         let y = graph.add_value("y", ValueType::Unknown);
         graph.nodes.push(Node::new("", "Dropout", &[Some(x)], &[Some(y)], Attrs::new()));
         let none = FxHashSet::default();
-        for_training(&mut graph, 11, BatchNormMode::Auto, &none, &none).expect("it trains");
+        set_training_mode(&mut graph, 11, BatchNormMode::Auto, &none, &none).expect("it trains");
         assert_eq!(graph.nodes[0].inputs.len(), 1, "before opset 12 a Dropout cannot be on");
-        for_training(&mut graph, 12, BatchNormMode::Auto, &none, &none).expect("it trains");
+        set_training_mode(&mut graph, 12, BatchNormMode::Auto, &none, &none).expect("it trains");
         let flag = graph.nodes[0].inputs[2].expect("it is on");
         assert_eq!(graph.value(flag).constant, Some(Tensor::filled(DType::Bool, &[], 1.0)));
         assert_eq!(graph.nodes[0].inputs[1], None, "the ratio is what the model says");

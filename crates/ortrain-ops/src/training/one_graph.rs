@@ -8,7 +8,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::MICROSOFT;
 use crate::OpError;
-use crate::optimizers::{OPTIMIZERS_OF_NODES, Optimizer, Start};
+use crate::optimizers::{NODE_OPTIMIZERS, Optimizer, Start};
 
 /// Name of the input with the loss scale.
 pub const LOSS_SCALE: &str = "loss_scale";
@@ -22,7 +22,7 @@ pub const ACCUMULATED: &str = "Group_Accumulated_Gradients";
 const SHARED_COUNTER: &str = "LambOptimizer";
 
 /// Inputs without a gradient: an operator, and a range of its inputs.
-const STOPS: &[(&str, usize, usize)] = &[
+const INPUTS_WITHOUT_GRADIENT: &[(&str, usize, usize)] = &[
     ("And", 0, 2),
     ("BatchNormalization", 3, 5),
     ("Clip", 1, 3),
@@ -63,14 +63,14 @@ const STOPS: &[(&str, usize, usize)] = &[
     ("Xor", 0, 2),
 ];
 
-fn is_stop(node: &NodeProto, input: usize) -> bool {
+fn blocks_gradient(node: &NodeProto, input: usize) -> bool {
     let of_node =
         |&&(op, first, end): &&(&str, usize, usize)| op == node.op_type && (first..end).contains(&input);
-    STOPS.iter().any(|stop| of_node(&stop))
+    INPUTS_WITHOUT_GRADIENT.iter().any(|stop| of_node(&stop))
 }
 
 /// Returns the value of a scalar float32 initializer of a message.
-fn scalar_of(graph: &GraphProto, name: &str) -> Option<f32> {
+fn scalar_initializer(graph: &GraphProto, name: &str) -> Option<f32> {
     let tensor = graph.initializer.iter().find(|tensor| tensor.name == name)?;
     if !tensor.dims.is_empty() || tensor.data_type != DType::F32.to_onnx() {
         return None;
@@ -82,7 +82,7 @@ fn scalar_of(graph: &GraphProto, name: &str) -> Option<f32> {
 /// Returns the initializers that are trained by default: the loss is computed from them through inputs with gradients.
 /// `immutable` contains inputs of operators, and values of scalars that are not trained there.
 #[must_use]
-pub fn trained_without_choice(
+pub fn default_trained(
     graph: &GraphProto,
     loss: &str,
     immutable: &BTreeMap<String, Vec<(i64, f32)>>,
@@ -105,13 +105,13 @@ pub fn trained_without_choice(
     while let Some(value) = open.pop() {
         let Some(node) = makers.get(value).filter(|_| seen.insert(value)) else { continue };
         let immutable = immutable.get(&node.op_type).map_or(&[][..], Vec::as_slice);
-        for (k, input) in node.input.iter().enumerate().filter(|&(k, _)| !is_stop(node, k)) {
+        for (k, input) in node.input.iter().enumerate().filter(|&(k, _)| !blocks_gradient(node, k)) {
             if !initializers.contains(input.as_str()) {
                 open.push(input);
                 continue;
             }
             let fixed = immutable.iter().any(|&(at, value)| {
-                usize::try_from(at).is_ok_and(|at| at == k) && scalar_of(graph, input) == Some(value)
+                usize::try_from(at).is_ok_and(|at| at == k) && scalar_initializer(graph, input) == Some(value)
             });
             if !fixed {
                 found.insert(input);
@@ -141,8 +141,8 @@ pub struct Updates {
 
 /// Returns the table entry of an optimizer that runs as a node for each parameter.
 #[must_use]
-pub fn optimizer_of_nodes(name: &str) -> Option<&'static Optimizer> {
-    OPTIMIZERS_OF_NODES.iter().copied().find(|row| row.name == name)
+pub fn find_node_optimizer(name: &str) -> Option<&'static Optimizer> {
+    NODE_OPTIMIZERS.iter().copied().find(|row| row.name == name)
 }
 
 /// Returns true for an optimizer with one step counter for all parameters.
@@ -152,11 +152,11 @@ pub fn has_shared_counter(optimizer: &str) -> bool {
 }
 
 /// Appender of nodes to a graph.
-struct Writer<'a> {
+struct NodeAppender<'a> {
     graph: &'a mut Graph,
 }
 
-impl Writer<'_> {
+impl NodeAppender<'_> {
     fn value(&mut self, name: &str, ty: ValueType) -> ValueId {
         self.graph.add_value(name, ty)
     }
@@ -175,13 +175,13 @@ impl Writer<'_> {
     }
 
     /// Adds a node of `ai.onnx`.
-    fn plain(&mut self, op: &str, inputs: &[ValueId], output: ValueId) {
+    fn onnx_node(&mut self, op: &str, inputs: &[ValueId], output: ValueId) {
         let inputs: Vec<Option<ValueId>> = inputs.iter().copied().map(Some).collect();
         self.graph.nodes.push(Node::new("", op, &inputs, &[Some(output)], Attrs::new()));
     }
 
     /// Adds a value that is stored between runs.
-    fn state(&mut self, name: &str, tensor: Tensor) -> ValueId {
+    fn add_state(&mut self, name: &str, tensor: Tensor) -> ValueId {
         self.graph.add_constant(name, tensor)
     }
 }
@@ -196,7 +196,7 @@ pub fn append_updates(
     parameters: &[(ValueId, ValueId)],
     updates: &Updates,
 ) -> Result<(), OpError> {
-    let mut w = Writer { graph };
+    let mut w = NodeAppender { graph };
     let mut gradients: Vec<ValueId> = parameters.iter().map(|&(_, gradient)| gradient).collect();
     let mut zeroed: Vec<(ValueId, ValueId)> = Vec::new();
     if updates.accumulated > 1 {
@@ -206,7 +206,7 @@ pub fn append_updates(
             let dims = dims.ok_or_else(|| OpError::invalid("a parameter has no shape"))?;
             let dtype = w.graph.value(parameter).ty.dtype().unwrap_or(DType::F32);
             let zeros = Tensor::zeros(dtype, dims).map_err(|source| OpError::invalid(source.to_string()))?;
-            let buffer = w.state(&format!("{name}_grad_accumulate_buffer"), zeros);
+            let buffer = w.add_state(&format!("{name}_grad_accumulate_buffer"), zeros);
             let ty = w.graph.value(buffer).ty.clone();
             let sum = w.value(&format!("{name}_grad_accumulator_output"), ty);
             w.node("", "InPlaceAccumulator", &[Some(buffer), Some(*gradient)], &[Some(sum)], Attrs::new());
@@ -217,7 +217,7 @@ pub fn append_updates(
         let sums: Vec<Option<ValueId>> = gradients.iter().copied().map(Some).collect();
         w.node(ACCUMULATED, "Group", &sums, &[Some(done)], Attrs::new());
         w.graph.outputs.push(done);
-        let share = w.state("accumulated_share", Tensor::f32(&[1], &[1.0 / updates.accumulated as f32]));
+        let share = w.add_state("accumulated_share", Tensor::f32(&[1], &[1.0 / updates.accumulated as f32]));
         for gradient in &mut gradients {
             let ty = w.graph.value(*gradient).ty.clone();
             let to = ty.dtype().unwrap_or(DType::F32).to_onnx();
@@ -227,7 +227,7 @@ pub fn append_updates(
             *gradient = mean;
         }
     }
-    let Some(row) = updates.optimizer.and_then(optimizer_of_nodes) else { return Ok(()) };
+    let Some(row) = updates.optimizer.and_then(find_node_optimizer) else { return Ok(()) };
     let rate = w.value(&updates.rate, ValueType::tensor(DType::F32, &[1]));
     w.graph.inputs.push(rate);
     let (mut norm, mut finite) = (None, None);
@@ -248,8 +248,8 @@ pub fn append_updates(
     let clip = if updates.norm { norm } else { None };
     let scale = updates.copies.and_then(|_| w.graph.find(LOSS_SCALE));
     let one = || Tensor::i64(&[1], &[1]);
-    let counter = |w: &mut Writer<'_>, name: &str| {
-        let before = w.state(name, one());
+    let counter = |w: &mut NodeAppender<'_>, name: &str| {
+        let before = w.add_state(name, one());
         let ty = w.graph.value(before).ty.clone();
         (before, ty)
     };
@@ -265,7 +265,7 @@ pub fn append_updates(
             let dims = ty.shape().and_then(ortrain_graph::Shape::concrete).unwrap_or_default();
             let dtype = if ty.dtype() == Some(DType::F64) { DType::F64 } else { DType::F32 };
             let zeros = Tensor::zeros(dtype, dims).map_err(|source| OpError::invalid(source.to_string()))?;
-            let before = w.state(&format!("{}_{name}", slot.name), zeros);
+            let before = w.add_state(&format!("{}_{name}", slot.name), zeros);
             let ty = w.graph.value(before).ty.clone();
             let after = w.value(&format!("{}_{name}_Out", slot.name), ty);
             slots.push((before, after));
@@ -273,7 +273,7 @@ pub fn append_updates(
         let copy = updates.copies.map(|dtype| {
             let value = w.graph.value(parameter).constant.as_ref().map(|tensor| tensor.converted(dtype));
             let tensor = value.unwrap_or_else(|| Tensor::filled(dtype, &[], 0.0));
-            let before = w.state(&format!("{name}_fp16_before"), tensor);
+            let before = w.add_state(&format!("{name}_fp16_before"), tensor);
             let ty = w.graph.value(before).ty.clone();
             (before, ty)
         });
@@ -284,7 +284,7 @@ pub fn append_updates(
                 let (mut taken, mut moved) = (gradient, new);
                 if let (Some(scale), Some(_)) = (scale, finite) {
                     taken = w.value(&format!("{gradient_name}_unscaled"), ty.clone());
-                    w.plain("Div", &[gradient, scale], taken);
+                    w.onnx_node("Div", &[gradient, scale], taken);
                     moved = w.value(&format!("{name}_SGD_moved"), ty);
                 }
                 let inputs = [Some(rate), Some(parameter), Some(taken)];
@@ -296,7 +296,7 @@ pub fn append_updates(
                     Attrs::new(),
                 );
                 if let Some(finite) = finite {
-                    w.plain("Where", &[finite, moved, parameter], new);
+                    w.onnx_node("Where", &[finite, moved, parameter], new);
                 }
             }
             SHARED_COUNTER => {
@@ -401,7 +401,7 @@ mod tests {
     }
 
     #[test]
-    fn weights_are_found_backwards_from_the_loss() {
+    fn finds_weights_backwards_from_loss() {
         let float = |name: &str, dims: &[i64], value: f32| ortrain_onnx::TensorProto {
             name: name.into(),
             dims: dims.to_vec(),
@@ -426,10 +426,10 @@ mod tests {
             ..GraphProto::default()
         };
         let none = BTreeMap::new();
-        assert_eq!(trained_without_choice(&graph, "loss", &none), ["w", "two"]);
+        assert_eq!(default_trained(&graph, "loss", &none), ["w", "two"]);
         let immutable = |value| BTreeMap::from([("Mul".to_owned(), vec![(1, value)])]);
-        assert_eq!(trained_without_choice(&graph, "loss", &immutable(2.0)), ["w"]);
-        assert_eq!(trained_without_choice(&graph, "loss", &immutable(3.0)), ["w", "two"]);
-        assert_eq!(trained_without_choice(&graph, "other", &none), ["w", "aside"]);
+        assert_eq!(default_trained(&graph, "loss", &immutable(2.0)), ["w"]);
+        assert_eq!(default_trained(&graph, "loss", &immutable(3.0)), ["w", "two"]);
+        assert_eq!(default_trained(&graph, "other", &none), ["w", "aside"]);
     }
 }

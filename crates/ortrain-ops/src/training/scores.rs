@@ -7,7 +7,7 @@ use super::{Loss, LossTerm};
 use crate::Error;
 
 /// Operators that pass their first input through for this purpose: with another shape or type, or with bounds.
-const HAND_ON: [&str; 9] =
+const PASS_THROUGH_OPERATORS: [&str; 9] =
     ["Cast", "CastLike", "Clip", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"];
 
 /// Maximum number of nodes between a product and its scores: biases and changes of shape.
@@ -17,7 +17,7 @@ const MAX_LAYERS_OF_HEAD: usize = 8;
 const UNBOUNDED: [&str; 6] = ["Conv", "FusedMatMul", "Gemm", "MatMul", "Relu", "Tanh"];
 
 /// Returns the node that produces a value, through nodes that pass it through, and the value that it produces.
-fn origin(graph: &Graph, mut value: ValueId) -> Option<(&Node, ValueId)> {
+fn find_origin(graph: &Graph, mut value: ValueId) -> Option<(&Node, ValueId)> {
     // Nodes are in topological order: producers of inputs come first.
     for node in graph.nodes.iter().rev() {
         if !node.present_outputs().any(|output| output == value) {
@@ -25,7 +25,9 @@ fn origin(graph: &Graph, mut value: ValueId) -> Option<(&Node, ValueId)> {
         }
         let first = node.inputs.first().copied().flatten();
         match first {
-            Some(first) if node.domain.is_empty() && HAND_ON.contains(&&*node.op) => value = first,
+            Some(first) if node.domain.is_empty() && PASS_THROUGH_OPERATORS.contains(&&*node.op) => {
+                value = first
+            }
             _ => return Some((node, value)),
         }
     }
@@ -33,13 +35,13 @@ fn origin(graph: &Graph, mut value: ValueId) -> Option<(&Node, ValueId)> {
 }
 
 /// Returns the name of the first input of a node.
-fn before<'a>(graph: &'a Graph, node: &Node) -> Option<&'a str> {
+fn first_input_name<'a>(graph: &'a Graph, node: &Node) -> Option<&'a str> {
     node.inputs.first().copied().flatten().map(|id| graph.name_of(id))
 }
 
 /// Returns the problem with the scores of a loss on logits.
-fn about_logits(graph: &Graph, loss: Loss, scores: ValueId) -> Option<String> {
-    let (node, _) = origin(graph, scores)?;
+fn logits_problem(graph: &Graph, loss: Loss, scores: ValueId) -> Option<String> {
+    let (node, _) = find_origin(graph, scores)?;
     if !node.domain.is_empty() {
         return None;
     }
@@ -65,15 +67,15 @@ fn about_logits(graph: &Graph, loss: Loss, scores: ValueId) -> Option<String> {
         graph.name_of(scores),
         graph.node_label(node)
     );
-    if let Some(logits) = before(graph, node) {
+    if let Some(logits) = first_input_name(graph, node) {
         sentence += &format!("; name {logits:?} instead (loss_input_names, or the scores of the loss)");
     }
     Some(sentence)
 }
 
 /// Returns the problem with the scores of a loss on log-probabilities.
-fn about_log_probabilities(graph: &Graph, scores: ValueId) -> Option<String> {
-    let (node, _) = origin(graph, scores)?;
+fn log_probabilities_problem(graph: &Graph, scores: ValueId) -> Option<String> {
+    let (node, _) = find_origin(graph, scores)?;
     let helps = match &*node.op {
         "Softmax" | "Sigmoid" => "put a Log behind it",
         op if UNBOUNDED.contains(&op) => "put a LogSoftmax behind it, or take SoftmaxCrossEntropyLoss",
@@ -81,7 +83,7 @@ fn about_log_probabilities(graph: &Graph, scores: ValueId) -> Option<String> {
         "Add" => {
             let is_constant = |id: ValueId| graph.value(id).constant.is_some() || graph.inputs.contains(&id);
             let other = node.present_inputs().find(|&id| !is_constant(id))?;
-            let (maker, _) = origin(graph, other)?;
+            let (maker, _) = find_origin(graph, other)?;
             if node.present_inputs().all(|id| id == other || is_constant(id))
                 && UNBOUNDED.contains(&&*maker.op)
             {
@@ -102,27 +104,27 @@ fn about_log_probabilities(graph: &Graph, scores: ValueId) -> Option<String> {
 /// Returns the problems with the losses of a model with known types: its own loss nodes, and the appended `terms`. Each
 /// is one sentence with a remedy.
 #[must_use]
-pub fn doubtful_losses(graph: &Graph, terms: &[(Loss, ValueId)]) -> Vec<String> {
+pub fn loss_problems(graph: &Graph, terms: &[(Loss, ValueId)]) -> Vec<String> {
     let mut found: Vec<String> = Vec::new();
     let of_nodes = graph.nodes.iter().filter_map(|node| {
         let scores = node.inputs.first().copied().flatten()?;
         match &*node.op {
-            "SoftmaxCrossEntropyLoss" => about_logits(graph, Loss::CrossEntropyLoss, scores),
-            "NegativeLogLikelihoodLoss" => about_log_probabilities(graph, scores),
+            "SoftmaxCrossEntropyLoss" => logits_problem(graph, Loss::CrossEntropyLoss, scores),
+            "NegativeLogLikelihoodLoss" => log_probabilities_problem(graph, scores),
             _ => None,
         }
     });
     found.extend(of_nodes);
     for &(loss, scores) in terms {
         if let Loss::CrossEntropyLoss | Loss::BCEWithLogitsLoss = loss {
-            found.extend(about_logits(graph, loss, scores).filter(|sentence| !found.contains(sentence)));
+            found.extend(logits_problem(graph, loss, scores).filter(|sentence| !found.contains(sentence)));
         }
     }
     found
 }
 
 /// Losses for class labels, and their gradients.
-const OF_LABELS: [&str; 5] = [
+const LABEL_LOSSES: [&str; 5] = [
     "NegativeLogLikelihoodLoss",
     "SoftmaxCrossEntropyLoss",
     "SoftmaxCrossEntropyLossGrad",
@@ -132,9 +134,11 @@ const OF_LABELS: [&str; 5] = [
 
 /// Returns a sentence about a label for an index out of range, if the node with this label in messages is a loss.
 #[must_use]
-pub fn about_label(graph: &Graph, label: &str, place: &str, index: i64, classes: i64) -> Option<String> {
-    let node =
-        graph.nodes.iter().find(|node| OF_LABELS.contains(&&*node.op) && graph.node_label(node) == label)?;
+pub fn label_error(graph: &Graph, label: &str, place: &str, index: i64, classes: i64) -> Option<String> {
+    let node = graph
+        .nodes
+        .iter()
+        .find(|node| LABEL_LOSSES.contains(&&*node.op) && graph.node_label(node) == label)?;
     let ignored = node.attrs.int("ignore_index").ok().flatten();
     let ignored = ignored.map_or_else(String::new, |ignored| format!(" and not {ignored}, the ignore_index"));
     Some(format!(
@@ -148,7 +152,7 @@ pub fn about_label(graph: &Graph, label: &str, place: &str, index: i64, classes:
 /// # Errors
 /// Returns an error if they are a discrete choice, or integers: the sentence names the input of the choice.
 pub fn check_scores(graph: &Graph, term: &LossTerm, scores: ValueId) -> Result<(), Error> {
-    let Some((node, _)) = origin(graph, scores) else { return Ok(()) };
+    let Some((node, _)) = find_origin(graph, scores) else { return Ok(()) };
     if !node.domain.is_empty() || !["ArgMax", "ArgMin", "Hardmax"].contains(&&*node.op) {
         return Ok(());
     }
@@ -158,7 +162,7 @@ pub fn check_scores(graph: &Graph, term: &LossTerm, scores: ValueId) -> Result<(
         graph.name_of(scores),
         graph.node_label(node)
     );
-    if let Some(chosen_from) = before(graph, node) {
+    if let Some(chosen_from) = first_input_name(graph, node) {
         sentence += &format!("; name {chosen_from:?} instead (loss_input_names, or the scores of the loss)");
     }
     Err(Error::Loss(sentence))
@@ -219,7 +223,7 @@ fn ends_in_product(graph: &Graph, value: ValueId) -> bool {
             }
             "Add" if is_constant(second) => at = first.unwrap_or(at),
             "Add" if is_constant(first) => at = second.unwrap_or(at),
-            op if HAND_ON.contains(&op) => at = first.unwrap_or(at),
+            op if PASS_THROUGH_OPERATORS.contains(&op) => at = first.unwrap_or(at),
             _ => return false,
         }
     }
@@ -228,12 +232,12 @@ fn ends_in_product(graph: &Graph, value: ValueId) -> bool {
 
 /// Returns a sentence about an output that is not a logit, with the name of the logit; `None` for other outputs.
 #[must_use]
-pub fn probabilities(graph: &Graph, output: ValueId) -> Option<String> {
-    let (node, _) = origin(graph, output)?;
+pub fn probabilities_note(graph: &Graph, output: ValueId) -> Option<String> {
+    let (node, _) = find_origin(graph, output)?;
     if !node.domain.is_empty() || !["Softmax", "LogSoftmax", "Sigmoid"].contains(&&*node.op) {
         return None;
     }
-    let logits = before(graph, node)?;
+    let logits = first_input_name(graph, node)?;
     Some(format!(
         "{:?} is made by {}: a loss that takes logits (CrossEntropyLoss, BCEWithLogitsLoss) needs {logits:?} \
          (loss_input_names)",

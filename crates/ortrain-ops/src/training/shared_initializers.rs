@@ -13,7 +13,7 @@ use super::parameters::is_path;
 use crate::Registry;
 
 /// Suffix of the name of a statistic that was stored as the scale or the bias of a layer.
-const SEPARATED: &str = "/statistic";
+const STATISTIC_SUFFIX: &str = "/statistic";
 
 /// Adds separate initializers for running statistics that share one with a weight, and for parameters and statistics
 /// that are an Identity of an initializer.
@@ -75,7 +75,7 @@ pub fn separate_initializers(graph: &mut GraphProto) -> usize {
     for (at, input) in is_statistic {
         let Some(name) = graph.node[at].input.get(input).map(String::as_str) else { continue };
         if let Some(&index) = stored.get(name).filter(|_| weights.contains(name)) {
-            let mut own = format!("{name}{SEPARATED}");
+            let mut own = format!("{name}{STATISTIC_SUFFIX}");
             while !taken.insert(own.clone()) {
                 own.push('_');
             }

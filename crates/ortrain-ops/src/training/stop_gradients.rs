@@ -5,11 +5,11 @@ use ortrain_onnx::{GraphProto, NodeProto};
 use rustc_hash::FxHashSet;
 
 use crate::families::custom_gradient;
-use crate::passes::differentiate::passes_back_to;
-use crate::passes::functions::{is_custom_gradient, node_without_gradient};
+use crate::passes::differentiate::may_pass_gradient_to;
+use crate::passes::functions::{is_custom_gradient, wrap_without_gradient};
 
 /// Suffix of the name of a result if another result of its node has a gradient.
-const BEFORE: &str = "/before_stop";
+const BEFORE_STOP_SUFFIX: &str = "/before_stop";
 
 /// Blocks gradients at some values of a graph and its subgraphs.
 ///
@@ -30,7 +30,7 @@ const BEFORE: &str = "/before_stop";
 pub fn stop_gradients(graph: &mut GraphProto, values: &FxHashSet<&str>) {
     let mut names = FxHashSet::default();
     collect_names(graph, &mut names);
-    stop_in(graph, values, &mut names);
+    stop_in_graph(graph, values, &mut names);
 }
 
 fn subgraphs_mut(node: &mut NodeProto) -> impl Iterator<Item = &mut GraphProto> {
@@ -48,14 +48,14 @@ fn collect_names(graph: &GraphProto, names: &mut FxHashSet<String>) {
     }
 }
 
-fn stop_in(graph: &mut GraphProto, values: &FxHashSet<&str>, names: &mut FxHashSet<String>) {
+fn stop_in_graph(graph: &mut GraphProto, values: &FxHashSet<&str>, names: &mut FxHashSet<String>) {
     let mut nodes = Vec::with_capacity(graph.node.len());
     for mut node in std::mem::take(&mut graph.node) {
         if is_custom_gradient(&node) {
             nodes.push(node);
             continue;
         }
-        subgraphs_mut(&mut node).for_each(|graph| stop_in(graph, values, names));
+        subgraphs_mut(&mut node).for_each(|graph| stop_in_graph(graph, values, names));
         let made = node.output.iter().filter(|name| !name.is_empty()).count();
         let stopped: Vec<usize> =
             (0..node.output.len()).filter(|&k| values.contains(node.output[k].as_str())).collect();
@@ -64,18 +64,18 @@ fn stop_in(graph: &mut GraphProto, values: &FxHashSet<&str>, names: &mut FxHashS
             continue;
         }
         if stopped.len() == made {
-            nodes.push(node_without_gradient(node));
+            nodes.push(wrap_without_gradient(node));
             continue;
         }
         let mut copies = Vec::with_capacity(stopped.len());
         for k in stopped {
             let value = node.output[k].clone();
-            let mut before = format!("{value}{BEFORE}");
+            let mut before = format!("{value}{BEFORE_STOP_SUFFIX}");
             while !names.insert(before.clone()) {
                 before.push('_');
             }
             node.output[k].clone_from(&before);
-            copies.push(node_without_gradient(NodeProto {
+            copies.push(wrap_without_gradient(NodeProto {
                 name: before.clone(),
                 op_type: "Identity".into(),
                 input: vec![before],
@@ -105,7 +105,7 @@ pub fn stopped_values(graph: &GraphProto) -> Vec<String> {
 
 /// Returns the outputs of a node and its operator, if gradients are blocked there.
 #[must_use]
-pub fn stop_of(graph: &Graph, node: &Node) -> Option<(Vec<String>, String)> {
+pub fn find_stop(graph: &Graph, node: &Node) -> Option<(Vec<String>, String)> {
     if !custom_gradient::is_stop(node) {
         return None;
     }
@@ -126,7 +126,7 @@ pub struct StopCandidate {
 
 /// State of a node's results in the search for [`stop_candidates`].
 #[derive(Clone, Copy, Default)]
-struct Seen {
+struct GradientState {
     /// True if the results are computed from parameters.
     depends: bool,
     /// True if a gradient flows from the results to parameters.
@@ -143,9 +143,9 @@ struct Seen {
 /// values that are computed only from candidates are not listed.
 #[must_use]
 pub fn stop_candidates(graph: &Graph, parameters: &[ValueId]) -> Vec<StopCandidate> {
-    let mut seen = rustc_hash::FxHashMap::<ValueId, Seen>::default();
+    let mut seen = rustc_hash::FxHashMap::<ValueId, GradientState>::default();
     for &id in parameters {
-        seen.insert(id, Seen { depends: true, passes: true, chosen: None });
+        seen.insert(id, GradientState { depends: true, passes: true, chosen: None });
     }
     let weights: FxHashSet<ValueId> = parameters.iter().copied().collect();
     let is_float = |id: ValueId| graph.value(id).ty.dtype().is_some_and(DType::is_float);
@@ -155,22 +155,22 @@ pub fn stop_candidates(graph: &Graph, parameters: &[ValueId]) -> Vec<StopCandida
             continue;
         }
         let of = |id: ValueId| seen.get(&id).copied().unwrap_or_default();
-        let inputs: Vec<(ValueId, Seen)> = node.present_inputs().map(|id| (id, of(id))).collect();
+        let inputs: Vec<(ValueId, GradientState)> = node.present_inputs().map(|id| (id, of(id))).collect();
         if !inputs.iter().any(|(_, seen)| seen.depends) {
             continue;
         }
-        let passes = inputs.iter().any(|&(id, seen)| seen.passes && passes_back_to(graph, node, id));
+        let passes = inputs.iter().any(|&(id, seen)| seen.passes && may_pass_gradient_to(graph, node, id));
         let mut moving = inputs.iter().filter(|(_, seen)| seen.passes).map(|(_, seen)| seen.chosen);
         // Results that depend only on selected weights are selected weights.
         let mut chosen = moving.next().flatten().filter(|_| moving.all(|other| other.is_some()));
         if passes && is_product(node) {
-            let plain = |&(id, seen): &(ValueId, Seen)| {
+            let plain = |&(id, seen): &(ValueId, GradientState)| {
                 seen.passes && seen.chosen.is_none() && is_float(id) && !weights.contains(&id)
             };
             if inputs.iter().any(plain) {
                 let candidates = inputs.iter().filter_map(|&(id, seen)| Some((id, seen.chosen?)));
                 found.extend(candidates);
-                let decided = |&(_, seen): &(ValueId, Seen)| seen.depends && !seen.passes;
+                let decided = |&(_, seen): &(ValueId, GradientState)| seen.depends && !seen.passes;
                 if inputs.iter().any(decided) {
                     chosen = Some(index);
                 }
@@ -181,7 +181,10 @@ pub fn stop_candidates(graph: &Graph, parameters: &[ValueId]) -> Vec<StopCandida
         }
         for id in node.present_outputs() {
             let floats = passes && is_float(id);
-            seen.insert(id, Seen { depends: true, passes: floats, chosen: chosen.filter(|_| floats) });
+            seen.insert(
+                id,
+                GradientState { depends: true, passes: floats, chosen: chosen.filter(|_| floats) },
+            );
         }
     }
     let mut listed = Vec::new();
@@ -230,27 +233,28 @@ mod tests {
     use ortrain_graph::{Attrs, Tensor};
 
     use super::*;
-    use crate::testing::one_node;
+    use crate::testing::one_node_graph;
 
     #[test]
-    fn results_beside_others_stop_alone() {
+    fn stops_single_results_of_a_node() {
         let node = NodeProto {
             op_type: "Split".into(),
             input: vec!["x".into()],
             output: vec!["a".into(), "b".into()],
             ..NodeProto::default()
         };
-        let taken = NodeProto { output: vec![format!("a{BEFORE}")], ..NodeProto::default() };
+        let taken = NodeProto { output: vec![format!("a{BEFORE_STOP_SUFFIX}")], ..NodeProto::default() };
         let mut graph = GraphProto { node: vec![node, taken], ..GraphProto::default() };
         stop_gradients(&mut graph, &["a"].into_iter().collect());
         assert_eq!(stopped_values(&graph), ["a"]);
-        assert_eq!(graph.node[0].output, [format!("a{BEFORE}_"), "b".to_owned()]);
+        assert_eq!(graph.node[0].output, [format!("a{BEFORE_STOP_SUFFIX}_"), "b".to_owned()]);
     }
 
     #[test]
-    fn no_candidate_without_a_choice() {
+    fn no_candidate_without_selection() {
         let x = Tensor::f32(&[2], &[1.0, 2.0]);
-        let graph = one_node(17, ("", "Mul"), &[Some(&x), Some(&x)], 1, Attrs::new()).expect("it is sound");
+        let graph =
+            one_node_graph(17, ("", "Mul"), &[Some(&x), Some(&x)], 1, Attrs::new()).expect("it is sound");
         assert_eq!(stop_candidates(&graph, &graph.inputs), []);
     }
 }

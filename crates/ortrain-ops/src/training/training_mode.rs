@@ -5,13 +5,13 @@ use ortrain_onnx::{GraphProto, NodeProto, TensorProto};
 use rustc_hash::FxHashSet;
 
 use super::modes::{is_batch_norm, is_dropout};
-use crate::families::norm::make_inference;
+use crate::families::batch_norm::convert_to_inference;
 
 /// Name of the input of a training graph that switches Dropout on, and selects the statistics for an evaluation.
 pub const TRAINING_MODE: &str = "training_mode";
 /// First opset in which an attribute selects the batch statistics of a BatchNormalization. Before it, the outputs
 /// select them.
-const MODE_IS_ATTRIBUTE: i64 = 14;
+const MODE_ATTRIBUTE_SINCE: i64 = 14;
 
 /// Replaces the flag of each Dropout that the model switches on by one input, a scalar bool. A Dropout that is switched
 /// off, or has an input or a computed value as its flag, is unchanged. Returns true if a flag was replaced.
@@ -51,27 +51,27 @@ fn share_flags(graph: &mut GraphProto, on: &FxHashSet<String>) -> bool {
 /// An output of the model keeps its name.
 pub fn free_training_mode(graph: &mut GraphProto) {
     let mut names = FxHashSet::default();
-    all_names(graph, &mut names);
+    collect_names(graph, &mut names);
     let free = (1..).map(|k| format!("{TRAINING_MODE}_{k}")).find(|name| !names.contains(name));
     if let Some(free) = free.filter(|_| names.contains(TRAINING_MODE)) {
-        rename(graph, &free);
+        rename_training_mode(graph, &free);
     }
 }
 
-fn all_names(graph: &GraphProto, names: &mut FxHashSet<String>) {
+fn collect_names(graph: &GraphProto, names: &mut FxHashSet<String>) {
     names.extend(graph.initializer.iter().map(|tensor| tensor.name.clone()));
     names.extend(graph.input.iter().chain(&graph.output).map(|info| info.name.clone()));
     for node in &graph.node {
         names.extend(node.input.iter().chain(&node.output).cloned());
         for attribute in &node.attribute {
             for subgraph in attribute.g.as_deref().into_iter().chain(&attribute.graphs) {
-                all_names(subgraph, names);
+                collect_names(subgraph, names);
             }
         }
     }
 }
 
-fn rename(graph: &mut GraphProto, free: &str) {
+fn rename_training_mode(graph: &mut GraphProto, free: &str) {
     let tensors = graph.initializer.iter_mut().map(|tensor| &mut tensor.name);
     let tensors = tensors.chain(graph.value_info.iter_mut().map(|info| &mut info.name));
     tensors.filter(|name| *name == TRAINING_MODE).for_each(|name| free.clone_into(name));
@@ -79,7 +79,7 @@ fn rename(graph: &mut GraphProto, free: &str) {
         let ports = node.input.iter_mut().chain(&mut node.output);
         ports.filter(|name| *name == TRAINING_MODE).for_each(|name| free.clone_into(name));
         for subgraph in subgraphs_mut(node) {
-            rename(subgraph, free);
+            rename_training_mode(subgraph, free);
             let infos = subgraph.input.iter_mut().chain(&mut subgraph.output).map(|info| &mut info.name);
             infos.filter(|name| *name == TRAINING_MODE).for_each(|name| free.clone_into(name));
         }
@@ -95,19 +95,19 @@ fn subgraphs_mut(node: &mut NodeProto) -> impl Iterator<Item = &mut GraphProto> 
 /// Returns the number of BatchNormalizations of a model of this opset that use batch statistics, and of the others,
 /// including subgraphs.
 #[must_use]
-pub fn modes_of_batch_normalizations(graph: &GraphProto, opset: i64) -> (usize, usize) {
+pub fn count_batch_norm_modes(graph: &GraphProto, opset: i64) -> (usize, usize) {
     let (mut training, mut inference) = (0, 0);
     for node in &graph.node {
         for attribute in &node.attribute {
             for subgraph in attribute.g.as_deref().into_iter().chain(&attribute.graphs) {
-                let inner = modes_of_batch_normalizations(subgraph, opset);
+                let inner = count_batch_norm_modes(subgraph, opset);
                 (training, inference) = (training + inner.0, inference + inner.1);
             }
         }
         if !is_batch_norm(&node.domain, &node.op_type) {
             continue;
         }
-        let trains = match opset < MODE_IS_ATTRIBUTE {
+        let trains = match opset < MODE_ATTRIBUTE_SINCE {
             true => node.output.iter().skip(1).any(|output| !output.is_empty()),
             false => node.attribute.iter().any(|attr| attr.name == "training_mode" && attr.i != 0),
         };
@@ -124,11 +124,11 @@ pub fn modes_of_batch_normalizations(graph: &GraphProto, opset: i64) -> (usize, 
 pub fn choose_statistics(graph: &mut Graph, mode: ValueId) {
     let ty = graph.value(mode).ty.clone();
     for mut node in std::mem::take(&mut graph.nodes) {
-        if uses_batch(&node) {
-            choose(graph, &node, mode);
+        if uses_batch_statistics(&node) {
+            emit_choice(graph, &node, mode);
             continue;
         }
-        if Graph::subgraphs(&node).any(|(_, subgraph)| has_choice(subgraph)) {
+        if Graph::subgraphs(&node).any(|(_, subgraph)| has_batch_statistics(subgraph)) {
             node.inputs.push(Some(mode));
             node.captures += 1;
             for attr in node.attrs.0.values_mut() {
@@ -143,18 +143,18 @@ pub fn choose_statistics(graph: &mut Graph, mode: ValueId) {
     }
 }
 
-fn uses_batch(node: &Node) -> bool {
+fn uses_batch_statistics(node: &Node) -> bool {
     is_batch_norm(&node.domain, &node.op)
         && matches!(node.attrs.int("training_mode"), Ok(Some(mode)) if mode != 0)
 }
 
-fn has_choice(graph: &Graph) -> bool {
-    let within = |node: &Node| Graph::subgraphs(node).any(|(_, subgraph)| has_choice(subgraph));
-    graph.nodes.iter().any(|node| uses_batch(node) || within(node))
+fn has_batch_statistics(graph: &Graph) -> bool {
+    let within = |node: &Node| Graph::subgraphs(node).any(|(_, subgraph)| has_batch_statistics(subgraph));
+    graph.nodes.iter().any(|node| uses_batch_statistics(node) || within(node))
 }
 
 /// Adds a node in both modes, and the selection between their results.
-fn choose(graph: &mut Graph, node: &Node, mode: ValueId) {
+fn emit_choice(graph: &mut Graph, node: &Node, mode: ValueId) {
     let outputs = node.outputs.clone();
     let in_mode = |graph: &mut Graph, end: &str| {
         let mut mode = node.clone();
@@ -167,7 +167,7 @@ fn choose(graph: &mut Graph, node: &Node, mode: ValueId) {
     let of_batch = in_mode(graph, "of_batch");
     let running = in_mode(graph, "of_running");
     let [firsts, seconds] = [of_batch, running].map(|index| graph.nodes[index].outputs.clone());
-    make_inference(graph, running);
+    convert_to_inference(graph, running);
     for ((output, first), second) in outputs.iter().zip(firsts).zip(seconds) {
         if output.is_some() {
             let inputs = [Some(mode), first, second];
@@ -183,7 +183,7 @@ mod tests {
 
     use super::*;
     use crate::passes::infer::infer;
-    use crate::testing::{add, assert_close, f64s, graph, run, spread};
+    use crate::testing::{add, assert_close, f64s, generic_tensor, graph, run};
 
     const NORM: (&str, &str) = ("", "BatchNormalization");
     const MOMENTUM: f64 = 0.75;
@@ -223,8 +223,8 @@ mod tests {
     }
 
     #[test]
-    fn a_flag_chooses_between_statistics() {
-        let x = spread(&[3, 2], 1);
+    fn flag_selects_statistics() {
+        let x = generic_tensor(&[3, 2], 1);
         for count in [1, 3] {
             let (mut graph, ids) = graph(&inputs(true, &x).iter().collect::<Vec<_>>());
             let ports: Vec<Option<ValueId>> = ids[1..].iter().copied().map(Some).collect();
@@ -242,8 +242,8 @@ mod tests {
     }
 
     #[test]
-    fn a_flag_reaches_into_branches() {
-        let x = spread(&[3, 2], 1);
+    fn flag_is_captured_by_branches() {
+        let x = generic_tensor(&[3, 2], 1);
         let given = inputs(true, &x);
         let half = |trains: bool| {
             let (mut half, ids) = graph(&given[1..].iter().collect::<Vec<_>>());
@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn outputs_tell_of_training_before_opset_14_and_an_attribute_from_there_on() {
+    fn outputs_then_attribute_mark_training() {
         let old = node(NORM.1, &["x", "scale", "bias", "mean", "var"], &["y", "new_mean", "new_var"]);
         let mut new = node(NORM.1, &["x", "scale", "bias", "mean", "var"], &["y"]);
         new.attribute.push(AttributeProto {
@@ -298,13 +298,13 @@ mod tests {
         let outer = with_branch(node("If", &["condition"], &["z"]), graph.clone());
         let outer = GraphProto { node: vec![outer], ..GraphProto::default() };
         for graph in [graph, outer] {
-            assert_eq!(modes_of_batch_normalizations(&graph, 13), (1, 2));
-            assert_eq!(modes_of_batch_normalizations(&graph, 14), (2, 1));
+            assert_eq!(count_batch_norm_modes(&graph, 13), (1, 2));
+            assert_eq!(count_batch_norm_modes(&graph, 14), (2, 1));
         }
     }
 
     #[test]
-    fn a_name_is_freed() {
+    fn frees_training_mode_name() {
         let output = ValueInfoProto { name: TRAINING_MODE.into(), ..ValueInfoProto::default() };
         let branch = GraphProto {
             node: vec![node("Identity", &[TRAINING_MODE], &["inner"])],
@@ -325,7 +325,7 @@ mod tests {
         assert_eq!(branch.node[0].input, ["training_mode_2"]);
         assert_eq!(branch.output[0].name, "training_mode_2");
         let mut names = FxHashSet::default();
-        all_names(&graph, &mut names);
+        collect_names(&graph, &mut names);
         assert!(!names.contains(TRAINING_MODE));
     }
 }

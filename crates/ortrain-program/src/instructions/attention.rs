@@ -1,11 +1,11 @@
 //! Instruction for attention.
 
-use ortrain_expr::{DType, Dims, count};
+use ortrain_expr::{DType, Dims, product_of_sizes};
 
 use super::body::Body;
 use crate::buffer::{Buffer, BufferId};
 use crate::cost::{Traffic, nest_flops};
-use crate::operand::{Load, Nest, Operand, Use, matrices, nest_buffers, nest_buffers_mut};
+use crate::operand::{Load, Nest, Operand, Use, batched_matrix_dims, nest_buffers, nest_buffers_mut};
 
 /// Attention, or the gradients of its operands, without a buffer for the scores.
 ///
@@ -55,7 +55,7 @@ pub enum AttentionPass {
 #[derive(Clone, Debug)]
 pub struct AttentionGradients {
     /// Gradient of the sums, over `batch + [queries, width]`.
-    pub given: Operand,
+    pub output_gradient: Operand,
     /// Map from the gradient of the weights to the gradient of the softmax. The softmax is the second accumulator.
     pub weights: Nest,
     /// Map from the softmax to the factor of the gradient of the weights. It differs from the softmax if the graph
@@ -72,7 +72,7 @@ pub struct AttentionGradients {
 }
 
 /// Nest of an attention.
-pub(crate) struct Part<'a> {
+pub(crate) struct AttentionPart<'a> {
     pub(crate) nest: &'a Nest,
     /// Name in dumps.
     pub(crate) name: &'static str,
@@ -90,7 +90,7 @@ impl Attention {
         let &Attention { queries, keys, size, width, .. } = self;
         let given = match &self.pass {
             AttentionPass::Output(_) => None,
-            AttentionPass::Gradients(gradients) => Some((&gradients.given, [queries, width])),
+            AttentionPass::Gradients(gradients) => Some((&gradients.output_gradient, [queries, width])),
         };
         [(&self.q, [queries, size]), (&self.k, [keys, size]), (&self.v, [keys, width])]
             .into_iter()
@@ -98,12 +98,17 @@ impl Attention {
     }
 
     /// Returns the nests, in the order in which kernels take their buffers.
-    pub(crate) fn parts(&self) -> Vec<Part<'_>> {
+    pub(crate) fn parts(&self) -> Vec<AttentionPart<'_>> {
         let &Attention { queries, keys, size, width, .. } = self;
         let (of_q, of_k, of_v, scores) = ([queries, size], [keys, size], [keys, width], [queries, keys]);
-        let inner =
-            |nest, name, accumulators| Part { nest, name, accumulators, stores: false, sizes: scores };
-        let result = |nest, name, sizes| Part { nest, name, accumulators: 1, stores: true, sizes };
+        let inner = |nest, name, accumulators| AttentionPart {
+            nest,
+            name,
+            accumulators,
+            stores: false,
+            sizes: scores,
+        };
+        let result = |nest, name, sizes| AttentionPart { nest, name, accumulators: 1, stores: true, sizes };
         let mut parts = vec![inner(&self.scores, "scores", 1), inner(&self.weights, "weights", 1)];
         match &self.pass {
             AttentionPass::Output(output) => parts.push(result(output, "output", [queries, width])),
@@ -134,7 +139,7 @@ impl Body for Attention {
         "Attention"
     }
 
-    fn sizes(&self) -> String {
+    fn describe_sizes(&self) -> String {
         let Attention { batch, queries, keys, size, width, .. } = self;
         format!("{:?} {queries}x{keys} of {size} and {width}", batch.as_slice())
     }
@@ -152,7 +157,8 @@ impl Body for Attention {
         match pass {
             AttentionPass::Output(output) => nest_buffers_mut(output, each),
             AttentionPass::Gradients(gradients) => {
-                let AttentionGradients { given, weights, softmax, scores, q, k, v } = &mut **gradients;
+                let AttentionGradients { output_gradient: given, weights, softmax, scores, q, k, v } =
+                    &mut **gradients;
                 each(&mut given.buffer, Use::Read);
                 let results = [q, k, v].into_iter().flatten();
                 [weights, softmax, scores]
@@ -172,27 +178,27 @@ impl Body for Attention {
             return Some(format!("an attention of {dtype} over {:?} and {sizes:?}", self.batch));
         }
         for (operand, sizes) in self.operands() {
-            let (dims, access) = (matrices(&self.batch, sizes), &operand.access);
+            let (dims, access) = (batched_matrix_dims(&self.batch, sizes), &operand.access);
             let fits = access.dtype == dtype
                 && operand.validate(buffers).is_none()
                 && access.strides.len() == dims.len();
             if !fits {
                 return Some(format!("an operand's access does not fit {:?}", buffer(operand.buffer).label));
             }
-            if let Some(fault) = operand.overrun(&dims, "an operand") {
+            if let Some(fault) = operand.bounds_fault(&dims, "an operand") {
                 return Some(fault);
             }
         }
         self.parts().iter().find_map(|part| {
-            let Part { nest, name, accumulators, stores, sizes } = *part;
-            if nest.dims != matrices(&self.batch, sizes)
+            let AttentionPart { nest, name, accumulators, stores, sizes } = *part;
+            if nest.dims != batched_matrix_dims(&self.batch, sizes)
                 || nest.inner != 0
                 || nest.segments.is_some()
                 || nest.expr.can_fail()
             {
                 return Some(format!("{name} over another space"));
             }
-            let given = &nest.loads[..nest.accumulators()];
+            let given = &nest.loads[..nest.num_accumulators()];
             if given.len() != accumulators || given.iter().any(|load| *load != Load::Accumulator(dtype)) {
                 return Some(format!("{name} of another type or order"));
             }
@@ -209,9 +215,10 @@ impl Body for Attention {
     }
 
     fn traffic(&self, traffic: &mut Traffic<'_>) {
-        self.operands()
-            .for_each(|(operand, sizes)| traffic.read_over(operand, &matrices(&self.batch, sizes)));
-        self.parts().iter().for_each(|part| traffic.nest(part.nest));
+        self.operands().for_each(|(operand, sizes)| {
+            traffic.add_read_over(operand, &batched_matrix_dims(&self.batch, sizes))
+        });
+        self.parts().iter().for_each(|part| traffic.add_nest(part.nest));
     }
 
     fn flops(&self) -> u64 {
@@ -228,6 +235,9 @@ impl Body for Attention {
         };
         let products = (sizes * self.size as u64).saturating_add(widths * self.width as u64);
         let each = products.saturating_mul(2).saturating_add(others);
-        flops.saturating_add(count(matrices(&self.batch, [self.queries, self.keys])).saturating_mul(each))
+        flops.saturating_add(
+            product_of_sizes(batched_matrix_dims(&self.batch, [self.queries, self.keys]))
+                .saturating_mul(each),
+        )
     }
 }

@@ -13,14 +13,14 @@ pub(crate) trait Body {
     fn name(&self) -> &'static str;
 
     /// Returns the sizes as text.
-    fn sizes(&self) -> String;
+    fn describe_sizes(&self) -> String;
 
     /// Returns the first fault: an access outside a buffer, or parts that contradict each other.
     fn validate(&self, buffers: &[Buffer]) -> Option<String>;
 
     /// Records the elements that the instruction reads and writes.
     fn traffic(&self, traffic: &mut Traffic<'_>) {
-        self.nest().into_iter().for_each(|nest| traffic.nest(nest));
+        self.nest().into_iter().for_each(|nest| traffic.add_nest(nest));
     }
 
     /// Returns the number of operations.
@@ -77,7 +77,7 @@ pub(crate) trait Body {
 /// Returns a fault if an access of a nest does not fit its buffer, or if the accumulators differ from `accumulators`.
 pub(super) fn nest_fault(nest: &Nest, accumulators: &[DType], buffers: &[Buffer]) -> Option<String> {
     let wrong_operand = || nest.operands().find_map(|operand| operand.validate(buffers));
-    let found: SmallVec<[DType; 2]> = nest.loads[..nest.accumulators()].iter().map(Load::dtype).collect();
+    let found: SmallVec<[DType; 2]> = nest.loads[..nest.num_accumulators()].iter().map(Load::dtype).collect();
     let wrong_accumulators = || {
         (found.as_slice() != accumulators).then(|| {
             let list = |types: &[DType]| types.iter().map(DType::to_string).collect::<Vec<_>>().join(", ");
@@ -102,7 +102,7 @@ pub(super) fn product_fault(product: &dyn Body, buffers: &[Buffer]) -> Option<St
 }
 
 /// Returns a fault if an operand is not a whole buffer, row-major.
-pub(super) fn whole_fault<'a>(
+pub(super) fn contiguous_fault<'a>(
     operands: impl IntoIterator<Item = &'a Operand>,
     buffers: &[Buffer],
 ) -> Option<String> {

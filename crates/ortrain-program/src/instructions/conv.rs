@@ -1,6 +1,6 @@
 //! Instruction for convolutions.
 
-use ortrain_expr::{Access, ConvShape, Precision, SlidingAxis, count};
+use ortrain_expr::{Access, ConvShape, Precision, SlidingAxis, product_of_sizes};
 
 use super::body::{Body, product_fault};
 use crate::buffer::Buffer;
@@ -31,7 +31,7 @@ impl Body for Conv {
         "Conv"
     }
 
-    fn sizes(&self) -> String {
+    fn describe_sizes(&self) -> String {
         let [a, b, _] = self.shape.operands();
         format!("{:?} {:?} x {:?}", self.shape.pass, a.as_slice(), b.as_slice())
     }
@@ -64,15 +64,15 @@ impl Body for Conv {
 
     fn traffic(&self, traffic: &mut Traffic<'_>) {
         let [a, ..] = self.shape.operands();
-        traffic.read(self.a.buffer, count(a));
-        traffic.read(self.b.buffer, u64::MAX);
-        traffic.nest(&self.epilogue);
+        traffic.add_read(self.a.buffer, product_of_sizes(a));
+        traffic.add_read(self.b.buffer, u64::MAX);
+        traffic.add_nest(&self.epilogue);
     }
 
     fn flops(&self) -> u64 {
         let ConvShape { batch, groups, channels_in, channels_out, axes, .. } = &self.shape;
-        let channels = count([*batch, *groups, *channels_in, *channels_out]);
-        let products = axes.iter().map(SlidingAxis::pairs).fold(channels, u64::saturating_mul);
+        let channels = product_of_sizes([*batch, *groups, *channels_in, *channels_out]);
+        let products = axes.iter().map(SlidingAxis::pairs_over_input).fold(channels, u64::saturating_mul);
         products.saturating_mul(2).saturating_add(nest_flops(&self.epilogue))
     }
 

@@ -1,11 +1,11 @@
 //! Instruction for matrix products.
 
-use ortrain_expr::{DType, Dims, Precision, UnaryOp, count};
+use ortrain_expr::{DType, Dims, Precision, UnaryOp, product_of_sizes};
 
 use super::body::{Body, product_fault};
 use crate::buffer::Buffer;
 use crate::cost::{Traffic, nest_flops};
-use crate::operand::{Nest, Operand, matrices};
+use crate::operand::{Nest, Operand, batched_matrix_dims};
 
 /// Batched matrix product with an epilogue.
 ///
@@ -38,7 +38,7 @@ pub struct MatMul {
 impl MatMul {
     /// Returns the spaces of the factors: `batch + [m, k]` and `batch + [k, n]`.
     pub(crate) fn spaces(&self) -> [Dims; 2] {
-        [[self.m, self.k], [self.k, self.n]].map(|sizes| matrices(&self.batch, sizes))
+        [[self.m, self.k], [self.k, self.n]].map(|sizes| batched_matrix_dims(&self.batch, sizes))
     }
 
     /// Returns the factors, each with the type that it is rounded to.
@@ -52,7 +52,7 @@ impl Body for MatMul {
         "MatMul"
     }
 
-    fn sizes(&self) -> String {
+    fn describe_sizes(&self) -> String {
         let multiplied = |(factor, to): (&Operand, Option<DType>)| to.unwrap_or(factor.access.dtype);
         let types: Vec<String> =
             self.rounded_factors().map(multiplied).map(|dtype| dtype.to_string()).collect();
@@ -76,11 +76,11 @@ impl Body for MatMul {
             if factor.validate(buffers).is_some() || factor.access.strides.len() != dims.len() {
                 return Some("a factor's access does not fit its buffer".into());
             }
-            if let Some(fault) = factor.overrun(&dims, "a factor") {
+            if let Some(fault) = factor.bounds_fault(&dims, "a factor") {
                 return Some(fault);
             }
         }
-        if epilogue.dims != matrices(&self.batch, [self.m, self.n]) || epilogue.inner != 0 {
+        if epilogue.dims != batched_matrix_dims(&self.batch, [self.m, self.n]) || epilogue.inner != 0 {
             return Some("an epilogue over another space than the product".into());
         }
         epilogue.validate()
@@ -88,13 +88,14 @@ impl Body for MatMul {
 
     fn traffic(&self, traffic: &mut Traffic<'_>) {
         for (factor, dims) in [&self.a, &self.b].into_iter().zip(self.spaces()) {
-            traffic.read_over(factor, &dims);
+            traffic.add_read_over(factor, &dims);
         }
-        traffic.nest(&self.epilogue);
+        traffic.add_nest(&self.epilogue);
     }
 
     fn flops(&self) -> u64 {
-        let products = count(matrices(&self.batch, [self.m, self.n]).into_iter().chain([self.k]));
+        let products =
+            product_of_sizes(batched_matrix_dims(&self.batch, [self.m, self.n]).into_iter().chain([self.k]));
         products.saturating_mul(2).saturating_add(nest_flops(&self.epilogue))
     }
 

@@ -11,7 +11,7 @@ impl Body for Nest {
         if self.is_map() { "Map" } else { "Reduce" }
     }
 
-    fn sizes(&self) -> String {
+    fn describe_sizes(&self) -> String {
         match &self.segments {
             Some(segments) => format!("{} segments of {}", segments.len(), self.dims[1]),
             None if self.is_map() => format!("{:?}", self.dims.as_slice()),
@@ -34,7 +34,7 @@ impl Body for Nest {
     }
 
     fn is_empty(&self) -> bool {
-        let no_points = |segments: &Segments| self.is_map() && segments.elements() == 0;
+        let no_points = |segments: &Segments| self.is_map() && segments.num_points() == 0;
         self.outer_dims().contains(&0) || self.segments.as_ref().is_some_and(no_points)
     }
 }
@@ -45,7 +45,7 @@ fn segments_fault(nest: &Nest, segments: &Segments, buffers: &[Buffer]) -> Optio
     for (k, to) in nest.stores.iter().enumerate() {
         let mut again = nest.stores[..k].iter().filter(|other| {
             share_bytes(buffer(to), buffer(other))
-                && !(to.buffer == other.buffer && are_apart(&to.access, &other.access, segments))
+                && !(to.buffer == other.buffer && are_disjoint(&to.access, &other.access, segments))
         });
         if let Some(other) = again.next() {
             let [to, other] = [to, other].map(|operand| &buffer(operand).label);
@@ -55,7 +55,7 @@ fn segments_fault(nest: &Nest, segments: &Segments, buffers: &[Buffer]) -> Optio
             let from = load.operand()?;
             let apart = to.buffer == from.buffer
                 && !nest.is_gathered(slot)
-                && (from.access == to.access || are_apart(&to.access, &from.access, segments));
+                && (from.access == to.access || are_disjoint(&to.access, &from.access, segments));
             (share_bytes(buffer(to), buffer(from)) && !apart).then_some((slot, from))
         });
         if let Some((slot, from)) = loads.next() {
@@ -69,7 +69,7 @@ fn segments_fault(nest: &Nest, segments: &Segments, buffers: &[Buffer]) -> Optio
 }
 
 /// Returns true if two accesses to one buffer provably share no element over the segments.
-fn are_apart(a: &Access, b: &Access, segments: &Segments) -> bool {
+fn are_disjoint(a: &Access, b: &Access, segments: &Segments) -> bool {
     if let (&[step, 0], &[other, 0]) = (a.strides.as_slice(), b.strides.as_slice())
         && step == other
         && step != 0
@@ -79,7 +79,7 @@ fn are_apart(a: &Access, b: &Access, segments: &Segments) -> bool {
     }
     // Disjoint ranges.
     let dims = [segments.len(), segments.iter().last().map_or(0, |range| range.end)];
-    match (a.reach(&dims), b.reach(&dims)) {
+    match (a.position_range(&dims), b.position_range(&dims)) {
         (Some(a), Some(b)) => a.1 < b.0 || b.1 < a.0,
         _ => false,
     }

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use super::body::Body;
 use crate::buffer::{Buffer, BufferId};
 use crate::cost::{Traffic, nest_flops};
+use crate::last_uses::LastUses;
 use crate::operand::{Nest, Use, nest_buffers, nest_buffers_mut};
-use crate::spans::Spans;
 
 /// Independent nests: no nest stores a buffer that another nest loads or stores. Backends run them in any order or in
 /// parallel.
@@ -23,7 +23,7 @@ impl Body for NestGroup {
         "NestGroup"
     }
 
-    fn sizes(&self) -> String {
+    fn describe_sizes(&self) -> String {
         format!("{} nests", self.nests.len())
     }
 
@@ -36,7 +36,7 @@ impl Body for NestGroup {
     }
 
     fn traffic(&self, traffic: &mut Traffic<'_>) {
-        self.nests.iter().for_each(|nest| traffic.nest(nest));
+        self.nests.iter().for_each(|nest| traffic.add_nest(nest));
     }
 
     fn flops(&self) -> u64 {
@@ -53,7 +53,7 @@ impl Body for NestGroup {
             Body::validate(&**nest, buffers).or_else(can_fail)
         };
         self.nests.iter().find_map(of_one).or_else(|| {
-            let label = &self.shared(buffers)?.label;
+            let label = &self.conflicting_buffer(buffers)?.label;
             Some(format!("nests of a group that reach {label:?}, which one of them stores"))
         })
     }
@@ -61,19 +61,19 @@ impl Body for NestGroup {
 
 impl NestGroup {
     /// Returns a buffer that one nest stores and another nest uses.
-    fn shared<'b>(&self, buffers: &'b [Buffer]) -> Option<&'b Buffer> {
+    fn conflicting_buffer<'b>(&self, buffers: &'b [Buffer]) -> Option<&'b Buffer> {
         let mut used = Vec::new();
         self.buffers(&mut |id, _| used.push(id));
-        let mut spans = Spans::new(buffers, used);
+        let mut spans = LastUses::new(buffers, used);
         for nest in &self.nests {
             let mut found = None;
             nest_buffers(nest, &mut |id, used| {
-                found = found.or_else(|| (spans.earliest(id, used) > 0).then_some(id));
+                found = found.or_else(|| (spans.earliest_position(id, used) > 0).then_some(id));
             });
             if let Some(id) = found {
                 return Some(&buffers[id.0 as usize]);
             }
-            nest_buffers(nest, &mut |id, used| spans.note(id, used, 0));
+            nest_buffers(nest, &mut |id, used| spans.record(id, used, 0));
         }
         None
     }

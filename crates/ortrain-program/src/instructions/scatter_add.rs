@@ -1,8 +1,8 @@
 //! Instruction for scattered sums of rows.
 
-use ortrain_expr::{DType, count};
+use ortrain_expr::{DType, product_of_sizes};
 
-use super::body::{Body, whole_fault};
+use super::body::{Body, contiguous_fault};
 use crate::buffer::{Buffer, BufferId};
 use crate::cost::Traffic;
 use crate::operand::{Operand, Use};
@@ -29,13 +29,13 @@ pub struct ScatterAdd {
     /// Target rows: `[outer, rows, inner]`.
     pub target: Operand,
     /// True if the source overwrites the target instead of being added.
-    pub last: bool,
+    pub overwrites: bool,
 }
 
 impl ScatterAdd {
     /// Returns the number of elements that are added.
     fn elements(&self) -> u64 {
-        count([self.outer, self.count, self.inner])
+        product_of_sizes([self.outer, self.count, self.inner])
     }
 }
 
@@ -44,8 +44,8 @@ impl Body for ScatterAdd {
         "ScatterAdd"
     }
 
-    fn sizes(&self) -> String {
-        let last = if self.last { " the last stays" } else { "" };
+    fn describe_sizes(&self) -> String {
+        let last = if self.overwrites { " the last stays" } else { "" };
         format!("{}x{}x{} rows {}{last}", self.outer, self.count, self.inner, self.rows)
     }
 
@@ -78,20 +78,20 @@ impl Body for ScatterAdd {
                 let [from, to] = [&self.source, &self.target].map(|operand| buffer(operand).dtype);
                 (from != to).then(|| format!("rows of {from} for rows of {to}"))
             })
-            .or_else(|| whole_fault([&self.source, &self.index, &self.target], buffers))
+            .or_else(|| contiguous_fault([&self.source, &self.index, &self.target], buffers))
     }
 
     fn traffic(&self, traffic: &mut Traffic<'_>) {
-        traffic.read(self.source.buffer, u64::MAX);
-        traffic.read(self.index.buffer, u64::MAX);
-        traffic.write(self.target.buffer, self.elements());
-        if !self.last {
-            traffic.read(self.target.buffer, self.elements());
+        traffic.add_read(self.source.buffer, u64::MAX);
+        traffic.add_read(self.index.buffer, u64::MAX);
+        traffic.add_write(self.target.buffer, self.elements());
+        if !self.overwrites {
+            traffic.add_read(self.target.buffer, self.elements());
         }
     }
 
     fn flops(&self) -> u64 {
-        if !self.last && self.target.access.dtype.is_float() { self.elements() } else { 0 }
+        if !self.overwrites && self.target.access.dtype.is_float() { self.elements() } else { 0 }
     }
 
     fn is_empty(&self) -> bool {

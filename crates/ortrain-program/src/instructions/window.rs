@@ -1,8 +1,8 @@
 //! Instruction for pooling.
 
-use ortrain_expr::{DType, IndexKind, SlidingAxis, WindowPass, WindowShape, count};
+use ortrain_expr::{DType, IndexKind, SlidingAxis, WindowPass, WindowShape, product_of_sizes};
 
-use super::body::{Body, whole_fault};
+use super::body::{Body, contiguous_fault};
 use crate::buffer::{Buffer, BufferId};
 use crate::cost::Traffic;
 use crate::operand::{Operand, Use};
@@ -33,7 +33,7 @@ pub struct WindowIndex {
 impl WindowIndex {
     /// Creates positions that are element indices.
     #[must_use]
-    pub fn elements(operand: Operand) -> WindowIndex {
+    pub fn with_element_positions(operand: Operand) -> WindowIndex {
         WindowIndex { kind: IndexKind::Element, operand }
     }
 }
@@ -49,7 +49,7 @@ impl Body for Window {
         "Window"
     }
 
-    fn sizes(&self) -> String {
+    fn describe_sizes(&self) -> String {
         let WindowShape { pass, planes, axes } = &self.shape;
         let sizes = |size: fn(&SlidingAxis) -> usize| axes.iter().map(size).collect::<Vec<_>>();
         let (inputs, windows) = (sizes(|axis| axis.input), sizes(|axis| axis.kernel));
@@ -86,7 +86,7 @@ impl Body for Window {
                 from.len, from.dtype, to.len, to.dtype
             ));
         }
-        let outputs = self.shape.planes * self.shape.outputs();
+        let outputs = self.shape.planes * self.shape.plane_outputs();
         let fits = |index: &WindowIndex| {
             let Buffer { len, dtype, .. } = buffer(&index.operand);
             *len == outputs && self.shape.has_positions(index.kind, *dtype)
@@ -99,7 +99,7 @@ impl Body for Window {
         if !index_fits {
             return Some("positions that do not fit".into());
         }
-        whole_fault(
+        contiguous_fault(
             [&self.source, &self.target].into_iter().chain(self.index.iter().map(|index| &index.operand)),
             buffers,
         )
@@ -107,17 +107,17 @@ impl Body for Window {
 
     fn traffic(&self, traffic: &mut Traffic<'_>) {
         self.buffers(&mut |id, used| match used.writes() {
-            true => traffic.write(id, u64::MAX),
-            false => traffic.read(id, u64::MAX),
+            true => traffic.add_write(id, u64::MAX),
+            false => traffic.add_read(id, u64::MAX),
         });
     }
 
     fn flops(&self) -> u64 {
         let WindowShape { pass, planes, axes } = &self.shape;
         match pass {
-            WindowPass::MaxGradient => count([*planes, self.shape.outputs()]),
+            WindowPass::MaxGradient => product_of_sizes([*planes, self.shape.plane_outputs()]),
             WindowPass::Max | WindowPass::Sum | WindowPass::SumGradient => {
-                axes.iter().map(SlidingAxis::pairs).fold(*planes as u64, u64::saturating_mul)
+                axes.iter().map(SlidingAxis::pairs_over_input).fold(*planes as u64, u64::saturating_mul)
             }
         }
     }

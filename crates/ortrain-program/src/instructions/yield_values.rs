@@ -22,7 +22,7 @@ impl Body for Yield {
         "Yield"
     }
 
-    fn sizes(&self) -> String {
+    fn describe_sizes(&self) -> String {
         format!("{} given, {} taken", self.outputs.len(), self.inputs.len())
     }
 

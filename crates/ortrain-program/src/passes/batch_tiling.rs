@@ -7,11 +7,11 @@
 
 use ortrain_expr::{Access, ConvPass, Inst};
 
-use super::memory_plan::{arena, fullest};
+use super::memory_plan::{arena_size, peak_position};
 use super::{Changed, Draft, Outcome};
 use crate::buffer::add_work;
-use crate::operand::{read_by, written_by};
-use crate::scheduled::NewVersions;
+use crate::operand::{loaded_buffers, stored_buffers};
+use crate::scheduled::VersionCounter;
 use crate::target::{BatchTiles, Target};
 use crate::{Buffer, Conv, Instruction, Operand, ScheduledInstruction, is_work};
 
@@ -20,15 +20,15 @@ const MAX_PAIRS: usize = 32;
 /// Tiles pairs of convolutions if this lowers the size of the arena.
 pub(super) fn run(draft: &mut Draft, target: &Target) -> Outcome {
     let Some(tiles) = target.batch_tiles else { return Ok(Changed(0)) };
-    let next = |draft: &Draft| pair(draft, tiles, fullest(draft)?);
+    let next = |draft: &Draft| find_pair(draft, tiles, peak_position(draft)?);
     let Some(mut found) = next(draft) else { return Ok(Changed(0)) };
-    let whole = arena(draft)?;
+    let whole = arena_size(draft)?;
     let mut tried = draft.clone();
     let mut best: Option<(usize, usize, Draft)> = None;
     for pairs in 1..=MAX_PAIRS {
-        tried.instructions = in_parts(&mut tried, &found);
-        let planned = arena(&tried)?;
-        if planned < best.as_ref().map_or(whole - whole / tiles.worth, |best| best.0) {
+        tried.instructions = tile_pair(&mut tried, &found);
+        let planned = arena_size(&tried)?;
+        if planned < best.as_ref().map_or(whole - whole / tiles.saving_divisor, |best| best.0) {
             best = Some((planned, pairs, tried.clone()));
         }
         let Some(more) = next(&tried) else { break };
@@ -47,25 +47,25 @@ struct Pair {
 }
 
 /// Returns the pair with the largest intermediate result among the live values at an instruction.
-fn pair(draft: &Draft, tiles: BatchTiles, at: usize) -> Option<Pair> {
+fn find_pair(draft: &Draft, tiles: BatchTiles, at: usize) -> Option<Pair> {
     let Draft { instructions, buffers, .. } = draft;
     let uses = draft.uses();
     let firsts = (0..=at.min(instructions.len().checked_sub(1)?)).rev();
     let found = firsts.filter_map(|first| {
-        let between = convolution(&instructions[first])?.epilogue.stores[0].buffer;
+        let between = batched_convolution(&instructions[first])?.epilogue.stores[0].buffer;
         let mut readers = uses.readers(between).iter().filter(|&reader| reader != first);
         let second = readers.next().filter(|&second| second >= at && readers.next().is_none())?;
-        if draft.is_seen(between) || uses.writers(between).only() != Some(first) {
+        if draft.is_visible(between) || uses.writers(between).only() != Some(first) {
             return None;
         }
-        let images = images(draft, tiles, first, second)?;
+        let images = images_per_tile(draft, tiles, first, second)?;
         Some((buffers[between.0 as usize].bytes(), Pair { first, second, images }))
     });
     found.max_by_key(|(bytes, _)| *bytes).map(|(_, pair)| pair)
 }
 
 /// Returns the convolution if it can process the images of its batch one by one.
-fn convolution(scheduled: &ScheduledInstruction) -> Option<&Conv> {
+fn batched_convolution(scheduled: &ScheduledInstruction) -> Option<&Conv> {
     let Instruction::Conv(conv) = &scheduled.instruction else { return None };
     let by_place =
         |(inst, _): &(Inst, _)| matches!(inst, Inst::Coordinate(0) | Inst::LoadAt(..) | Inst::Guard(..));
@@ -77,9 +77,10 @@ fn convolution(scheduled: &ScheduledInstruction) -> Option<&Conv> {
 }
 
 /// Returns the number of images per tile of two convolutions, if tiling is possible and pays.
-fn images(draft: &Draft, tiles: BatchTiles, first: usize, second: usize) -> Option<usize> {
+fn images_per_tile(draft: &Draft, tiles: BatchTiles, first: usize, second: usize) -> Option<usize> {
     let Draft { instructions, buffers, .. } = draft;
-    let (one, other) = (convolution(&instructions[first])?, convolution(&instructions[second])?);
+    let (one, other) =
+        (batched_convolution(&instructions[first])?, batched_convolution(&instructions[second])?);
     let (nest, next) = (&one.epilogue, &other.epilogue);
     let whole = Access::contiguous(nest.stores[0].access.dtype, &nest.dims);
     let batch = one.shape.batch;
@@ -89,37 +90,40 @@ fn images(draft: &Draft, tiles: BatchTiles, first: usize, second: usize) -> Opti
         && nest.stores[0].access == whole
         && other.a.buffer == between
         && other.b.buffer != between
-        && !read_by(next).any(|id| id == between)
+        && !loaded_buffers(next).any(|id| id == between)
         && other.shape.batch == batch
-        && instructions[first].entries == instructions[second].entries
-        && bytes >= tiles.least;
+        && instructions[first].gradient_modes == instructions[second].gradient_modes
+        && bytes >= tiles.min_intermediate_bytes;
     // The first convolution moves to the position of the second.
     let reads = instructions[first].instruction.reads();
     let changed = |i: &ScheduledInstruction| {
         i.instruction.writes().iter().any(|id| reads.contains(id) || !is_work(buffers, *id))
     };
     // Parts of the second result are written while other parts of its operands are still to be read.
-    let overwrites = written_by(next).any(|id| read_by(next).any(|read| read == id) || reads.contains(&id));
+    let overwrites =
+        stored_buffers(next).any(|id| loaded_buffers(next).any(|read| read == id) || reads.contains(&id));
     if !fits || overwrites || instructions[first + 1..second].iter().any(changed) {
         return None;
     }
     let each = bytes / batch;
-    let images = (1..batch).find(|&images| batch.is_multiple_of(images) && images * each >= tiles.part)?;
+    let images =
+        (1..batch).find(|&images| batch.is_multiple_of(images) && images * each >= tiles.min_part_bytes)?;
     let filters = buffers[one.b.buffer.0 as usize].bytes().max(buffers[other.b.buffer.0 as usize].bytes());
-    (filters.saturating_mul(tiles.filter) <= images * each).then_some(images)
+    (filters.saturating_mul(tiles.filter_divisor) <= images * each).then_some(images)
 }
 
 /// Returns the instructions with a pair of convolutions in tiles.
-fn in_parts(draft: &mut Draft, pair: &Pair) -> Vec<ScheduledInstruction> {
+fn tile_pair(draft: &mut Draft, pair: &Pair) -> Vec<ScheduledInstruction> {
     let Draft { instructions, buffers, .. } = draft;
     let &Pair { first, second, images } = pair;
     let between = instructions[first].instruction.writes()[0];
     let Buffer { label, dtype, len, .. } = buffers[between.0 as usize].clone();
-    let [before, after] = [first, second].map(|at| convolution(&instructions[at]).expect("a convolution"));
+    let [before, after] =
+        [first, second].map(|at| batched_convolution(&instructions[at]).expect("a convolution"));
     let batch = before.shape.batch;
     let part_len = len / batch * images;
     let id = add_work(buffers, label, dtype, part_len);
-    let mut new_versions = NewVersions::after(instructions.iter());
+    let mut new_versions = VersionCounter::after(instructions.iter());
     let mut result = Vec::with_capacity(instructions.len() + 2 * batch / images);
     for (k, scheduled) in instructions.iter().enumerate() {
         if k != second {
@@ -127,11 +131,11 @@ fn in_parts(draft: &mut Draft, pair: &Pair) -> Vec<ScheduledInstruction> {
             continue;
         }
         for from in (0..batch).step_by(images) {
-            let mut one = part_of(before, from, images);
+            let mut one = slice_batch(before, from, images);
             let of_part = |access: &Access| Access { offset: 0, len: part_len, ..access.clone() };
             let stored = &mut one.epilogue.stores[0];
             *stored = Operand { buffer: id, access: of_part(&stored.access) };
-            let mut other = part_of(after, from, images);
+            let mut other = slice_batch(after, from, images);
             other.a = Operand { buffer: id, access: of_part(&other.a.access) };
             let part_made = new_versions.next();
             let mut given = instructions[second].versions.clone().with_read(id, part_made);
@@ -142,7 +146,7 @@ fn in_parts(draft: &mut Draft, pair: &Pair) -> Vec<ScheduledInstruction> {
             }
             let makes_part = instructions[first].versions.clone().with_write(id, part_made);
             for (conv, of, versions) in [(one, first, makes_part), (other, second, given)] {
-                result.push(instructions[of].with(Instruction::from(conv), &versions));
+                result.push(instructions[of].with_instruction(Instruction::from(conv), &versions));
             }
         }
     }
@@ -150,7 +154,7 @@ fn in_parts(draft: &mut Draft, pair: &Pair) -> Vec<ScheduledInstruction> {
 }
 
 /// Returns a convolution of some images of a batch.
-fn part_of(conv: &Conv, from: usize, images: usize) -> Conv {
+fn slice_batch(conv: &Conv, from: usize, images: usize) -> Conv {
     let mut part = conv.clone();
     let [a, ..] = conv.shape.operands();
     let each: usize = a[1..].iter().product();
@@ -188,7 +192,7 @@ mod tests {
         let filter = b.work(&format!("filter of {name}"), DType::F32, from * to);
         let bias = b.work(&format!("bias of {name}"), DType::F32, to);
         let result = b.work(name, DType::F32, dims.iter().product());
-        let whole = |id: BufferId| Operand::whole(id, DType::F32, &dims);
+        let whole = |id: BufferId| Operand::contiguous(id, DType::F32, &dims);
         let by_channel =
             Access { strides: [0, 1, 0, 0].into_iter().collect(), len: to, ..whole(bias).access };
         let mut e = Builder::new();
@@ -209,7 +213,8 @@ mod tests {
             reductions: Vec::new(),
             stores: vec![whole(result)],
         };
-        let axis = SlidingAxis { input: SIZE, output: SIZE, kernel: 1, stride: 1, dilation: 1, before: 0 };
+        let axis =
+            SlidingAxis { input: SIZE, output: SIZE, kernel: 1, stride: 1, dilation: 1, padding_before: 0 };
         let shape = ConvShape {
             pass: ConvPass::Output,
             batch: IMAGES,
@@ -220,7 +225,7 @@ mod tests {
         };
         let [a_dims, b_dims, _] = shape.operands();
         let (a, filter) =
-            (Operand::whole(a, DType::F32, &a_dims), Operand::whole(filter, DType::F32, &b_dims));
+            (Operand::contiguous(a, DType::F32, &a_dims), Operand::contiguous(filter, DType::F32, &b_dims));
         let precision = Precision::F32;
         let instruction = Instruction::from(Conv { shape, a, b: filter, precision, epilogue });
         b.emit(instruction, GradientModes::ALL, &name.into()).unwrap();
@@ -243,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_take_less_and_give_the_same() {
+    fn tiling_saves_memory_with_equal_results() {
         let (parts, whole) = (bottleneck(true, false), bottleneck(false, false));
         assert_eq!((whole.instructions.len(), parts.instructions.len()), (2, 2 * IMAGES));
         assert!(parts.work_bytes < whole.work_bytes / 2, "{} of {}", parts.work_bytes, whole.work_bytes);
@@ -259,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wanted_stays_whole() {
+    fn outputs_are_not_tiled() {
         assert_eq!(bottleneck(true, true).instructions.len(), 2);
     }
 }

@@ -15,11 +15,11 @@ pub(super) fn run(draft: &mut Draft, _: &Target) -> Outcome {
         match &mut scheduled.instruction {
             Instruction::MatMul(m) if !is_double(&m.a) && !is_double(&m.b) => {
                 let sides = [m.m, m.n, m.k];
-                Arc::make_mut(m).precision = precision.of_product(sides);
+                Arc::make_mut(m).precision = precision.for_product(sides);
             }
             Instruction::Conv(c) if !is_double(&c.a) && !is_double(&c.b) => {
                 let sides = c.shape.product_sides();
-                Arc::make_mut(c).precision = precision.of_product(sides);
+                Arc::make_mut(c).precision = precision.for_product(sides);
             }
             _ => {}
         }

@@ -14,7 +14,7 @@ use crate::{BufferId, Instruction, ScheduledInstruction, Window};
 pub(super) fn run(draft: &mut Draft, _: &Target) -> Outcome {
     let mut changes = 0;
     for at in 0..draft.instructions.len() {
-        let Some((id, dtype)) = numbered_by(draft, at) else { continue };
+        let Some((id, dtype)) = compactable_positions(draft, at) else { continue };
         draft.buffers[id.0 as usize].dtype = dtype;
         changes += 1;
         for scheduled in &mut draft.instructions {
@@ -31,12 +31,12 @@ pub(super) fn run(draft: &mut Draft, _: &Target) -> Outcome {
 }
 
 /// Returns the positions of a window and their cell type, if only gradients of the same windows read them.
-fn numbered_by(draft: &Draft, at: usize) -> Option<(BufferId, DType)> {
+fn compactable_positions(draft: &Draft, at: usize) -> Option<(BufferId, DType)> {
     let Draft { instructions, .. } = draft;
     let Instruction::Window(window) = &instructions[at].instruction else { return None };
     let Window { shape, index: Some(index), .. } = &**window else { return None };
     let id = index.operand.buffer;
-    if draft.is_seen(id) || index.kind != IndexKind::Element {
+    if draft.is_visible(id) || index.kind != IndexKind::Element {
         return None;
     }
     let others = |other: &ScheduledInstruction| match &other.instruction {
@@ -46,5 +46,5 @@ fn numbered_by(draft: &Draft, at: usize) -> Option<(BufferId, DType)> {
         }
         other => !other.reads().contains(&id) && !other.writes().contains(&id),
     };
-    shape.cell_numbers().filter(|_| instructions.iter().all(others)).map(|dtype| (id, dtype))
+    shape.cell_number_type().filter(|_| instructions.iter().all(others)).map(|dtype| (id, dtype))
 }

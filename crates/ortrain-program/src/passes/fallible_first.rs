@@ -3,9 +3,9 @@
 
 use super::{Changed, Draft, Outcome, Target};
 use crate::buffer::add_work;
-use crate::operand::written_by;
-use crate::rewrite::inline_nest::with_results;
-use crate::scheduled::NewVersions;
+use crate::operand::stored_buffers;
+use crate::rewrite::inline_nest::keep_results;
+use crate::scheduled::VersionCounter;
 use crate::versions::Versions;
 use crate::{Buffer, Instruction, Nest, Operand, ScheduledInstruction, is_work};
 
@@ -40,7 +40,7 @@ pub(super) fn run(draft: &mut Draft, _: &Target) -> Outcome {
     }
     let (mut first, mut rest) = (Vec::new(), Vec::new());
     for (mut scheduled, early) in std::mem::take(instructions).into_iter().zip(early) {
-        if early && let Some(late) = without_state(&mut scheduled, buffers) {
+        if early && let Some(late) = split_off_state_writes(&mut scheduled, buffers) {
             rest.push(late);
         }
         if early { first.push(scheduled) } else { rest.push(scheduled) }
@@ -56,11 +56,11 @@ fn copy_before_updates(
     rest: &mut [ScheduledInstruction],
     buffers: &mut Vec<Buffer>,
 ) {
-    let mut new_versions = NewVersions::after(first.iter().chain(rest.iter()));
-    for ScheduledInstruction { instruction, entries, versions, .. } in rest {
+    let mut new_versions = VersionCounter::after(first.iter().chain(rest.iter()));
+    for ScheduledInstruction { instruction, gradient_modes: entries, versions, .. } in rest {
         for id in instruction.reads() {
-            let Some(version) = versions.read_everywhere(id, *entries) else { continue };
-            let wrote = |scheduled: &ScheduledInstruction| scheduled.versions.written(id);
+            let Some(version) = versions.common_read_version(id, *entries) else { continue };
+            let wrote = |scheduled: &ScheduledInstruction| scheduled.versions.written_version(id);
             let Some(made) = first.iter().rposition(|other| wrote(other) == Some(version)) else { continue };
             let is_updated = first[made + 1..].iter().any(|other| wrote(other).is_some());
             if !is_updated || !is_work(buffers, id) || instruction.writes().contains(&id) {
@@ -68,26 +68,29 @@ fn copy_before_updates(
             }
             let Buffer { label, dtype, len, .. } = buffers[id.0 as usize].clone();
             let (copy, copied) = (add_work(buffers, label, dtype, len), new_versions.next());
-            let [from, to] = [id, copy].map(|id| Operand::whole(id, dtype, &[len]));
+            let [from, to] = [id, copy].map(|id| Operand::contiguous(id, dtype, &[len]));
             let map = Instruction::from(Nest::copy(&[len], from, to));
-            let of_copy = Versions::of_map((id, version), (copy, copied));
-            first.insert(made + 1, first[made].with(map, &of_copy));
-            instruction.rename(&|read| if read == id { copy } else { read }, &|written| written);
-            *versions = versions.clone().with_read(copy, copied).of_instruction(instruction);
+            let of_copy = Versions::for_map((id, version), (copy, copied));
+            first.insert(made + 1, first[made].with_instruction(map, &of_copy));
+            instruction.substitute_buffers(&|read| if read == id { copy } else { read }, &|written| written);
+            *versions = versions.clone().with_read(copy, copied).restrict_to(instruction);
         }
     }
 }
 
 /// Removes the writes to state from an instruction that also has other results. Returns an instruction with only these
 /// writes, which runs later.
-fn without_state(scheduled: &mut ScheduledInstruction, buffers: &[Buffer]) -> Option<ScheduledInstruction> {
+fn split_off_state_writes(
+    scheduled: &mut ScheduledInstruction,
+    buffers: &[Buffer],
+) -> Option<ScheduledInstruction> {
     let nest = scheduled.instruction.nest()?;
-    let own: Vec<bool> = written_by(nest).map(|id| is_work(buffers, id)).collect();
+    let own: Vec<bool> = stored_buffers(nest).map(|id| is_work(buffers, id)).collect();
     let state: Vec<bool> = own.iter().map(|own| !own).collect();
     if !own.contains(&true) {
         return None;
     }
-    let (early, late) = (with_results(nest, &own)?, with_results(nest, &state)?);
+    let (early, late) = (keep_results(nest, &own)?, keep_results(nest, &state)?);
     let late = scheduled.with_nest(late);
     *scheduled = scheduled.with_nest(early);
     Some(late)

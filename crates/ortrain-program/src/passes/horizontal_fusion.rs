@@ -9,34 +9,34 @@ use ortrain_expr::{Inst, Reg, Type};
 use rustc_hash::{FxBuildHasher, FxHashMap};
 
 use super::{Changed, Draft, Outcome, Target};
-use crate::editor::node_names;
+use crate::editor::join_node_names;
 use crate::instructions::NestGroup;
-use crate::spans::Spans;
+use crate::last_uses::LastUses;
 use crate::versions::Versions;
-use crate::{Buffer, BufferId, GradientModes, Instruction, Place, ScheduledInstruction};
+use crate::{Buffer, BufferId, BufferLocation, GradientModes, Instruction, ScheduledInstruction};
 
 /// Maximum number of nests of a group. Some analyses visit each buffer of an instruction, or each pair of buffers.
 const MAX_NESTS: usize = 1024;
 /// Divisor for the memory condition: the work buffers have at most the bytes of the state divided by this number. Nests
 /// of a group compute their results earlier than necessary, which costs little memory in such programs. Optimizers
 /// satisfy the condition.
-const SHARE: usize = 16;
+const STATE_TO_WORK_RATIO: usize = 16;
 
 /// Merges nests with earlier nests that can run in parallel.
 pub(super) fn run(draft: &mut Draft, _: &Target) -> Outcome {
-    if !is_update(draft) {
+    if !has_mostly_state(draft) {
         return Ok(Changed(0));
     }
     let Draft { instructions, buffers, .. } = draft;
     let mut groups = Groups::new(buffers);
     instructions.drain(..).for_each(|scheduled| groups.add(scheduled));
-    let joined = groups.places.iter().map(|place| place.len() - 1).sum();
-    instructions.extend(groups.places.into_iter().map(group));
+    let joined = groups.groups.iter().map(|place| place.len() - 1).sum();
+    instructions.extend(groups.groups.into_iter().map(merge_group));
     Ok(Changed(joined))
 }
 
 /// Returns true if the program has much state and few other values.
-fn is_update(draft: &Draft) -> bool {
+fn has_mostly_state(draft: &Draft) -> bool {
     let mut used = vec![false; draft.buffers.len()];
     for scheduled in &draft.instructions {
         scheduled.instruction.buffers(&mut |id, _| used[id.0 as usize] = true);
@@ -44,17 +44,17 @@ fn is_update(draft: &Draft) -> bool {
     let (mut state, mut work) = (0usize, 0usize);
     for (buffer, _) in draft.buffers.iter().zip(used).filter(|(_, used)| *used) {
         match buffer.place {
-            Place::Plane(..) => state = state.saturating_add(buffer.bytes()),
-            Place::Work(_) => work = work.saturating_add(buffer.bytes()),
-            Place::Constant(_) => {}
+            BufferLocation::Plane(..) => state = state.saturating_add(buffer.bytes()),
+            BufferLocation::Work(_) => work = work.saturating_add(buffer.bytes()),
+            BufferLocation::Constant(_) => {}
         }
     }
-    state > 0 && work <= state / SHARE
+    state > 0 && work <= state / STATE_TO_WORK_RATIO
 }
 
 /// Kind of a nest: nests of one kind compute the same operations, in any order, on tensors of any size.
 #[derive(PartialEq, Eq, Hash)]
-struct Kind {
+struct NestKind {
     entries: GradientModes,
     is_map: bool,
     /// Sum of the hashes of the operations. After a hash collision, different nests share a group, which is correct
@@ -62,9 +62,9 @@ struct Kind {
     operations: u64,
 }
 
-impl Kind {
+impl NestKind {
     /// Returns the kind of an instruction, if it may join a group.
-    fn of(scheduled: &ScheduledInstruction) -> Option<Kind> {
+    fn from_instruction(scheduled: &ScheduledInstruction) -> Option<NestKind> {
         let Instruction::Nest(nest) = &scheduled.instruction else { return None };
         if nest.segments.is_some() || nest.expr.can_fail() {
             return None;
@@ -74,63 +74,65 @@ impl Kind {
             operation => FxBuildHasher.hash_one((operation.map_operands(|_| Reg(0)), ty)),
         };
         let operations = nest.expr.insts().iter().map(number).fold(0, u64::wrapping_add);
-        Some(Kind { entries: scheduled.entries, is_map: nest.is_map(), operations })
+        Some(NestKind { entries: scheduled.gradient_modes, is_map: nest.is_map(), operations })
     }
 }
 
 /// Groups of instructions, and the last uses of bytes.
 struct Groups<'a> {
-    places: Vec<Vec<ScheduledInstruction>>,
+    groups: Vec<Vec<ScheduledInstruction>>,
     /// Last group of each kind.
-    last: FxHashMap<Kind, usize>,
+    last_group: FxHashMap<NestKind, usize>,
     /// First group that may still change.
-    floor: usize,
-    spans: Spans<'a>,
+    first_open_group: usize,
+    spans: LastUses<'a>,
 }
 
 impl<'a> Groups<'a> {
     fn new(buffers: &'a [Buffer]) -> Groups<'a> {
-        let spans = Spans::new(buffers, (0..buffers.len() as u32).map(BufferId));
-        Groups { places: Vec::new(), last: FxHashMap::default(), floor: 0, spans }
+        let spans = LastUses::new(buffers, (0..buffers.len() as u32).map(BufferId));
+        Groups { groups: Vec::new(), last_group: FxHashMap::default(), first_open_group: 0, spans }
     }
 
     /// Adds an instruction to the last group of its kind, if it depends on nothing after that group, or else at the
     /// end.
     fn add(&mut self, scheduled: ScheduledInstruction) {
-        let stays = scheduled.instruction.must_stay();
-        let kind = if stays { None } else { Kind::of(&scheduled) };
-        let mut earliest = self.floor;
-        scheduled.instruction.buffers(&mut |id, used| earliest = earliest.max(self.spans.earliest(id, used)));
-        let beside = kind.as_ref().and_then(|kind| self.last.get(kind)).copied();
-        let fits = |&at: &usize| at >= earliest && self.places[at].len() < MAX_NESTS;
+        let stays = scheduled.instruction.has_side_effects();
+        let kind = if stays { None } else { NestKind::from_instruction(&scheduled) };
+        let mut earliest = self.first_open_group;
+        scheduled
+            .instruction
+            .buffers(&mut |id, used| earliest = earliest.max(self.spans.earliest_position(id, used)));
+        let beside = kind.as_ref().and_then(|kind| self.last_group.get(kind)).copied();
+        let fits = |&at: &usize| at >= earliest && self.groups[at].len() < MAX_NESTS;
         let beside = beside.filter(fits);
-        let at = beside.unwrap_or(self.places.len());
-        scheduled.instruction.buffers(&mut |id, used| self.spans.note(id, used, at));
+        let at = beside.unwrap_or(self.groups.len());
+        scheduled.instruction.buffers(&mut |id, used| self.spans.record(id, used, at));
         match beside {
-            Some(at) => self.places[at].push(scheduled),
+            Some(at) => self.groups[at].push(scheduled),
             None => {
-                self.places.push(vec![scheduled]);
-                self.last.extend(kind.map(|kind| (kind, at)));
+                self.groups.push(vec![scheduled]);
+                self.last_group.extend(kind.map(|kind| (kind, at)));
             }
         }
         if stays {
-            self.floor = self.places.len();
+            self.first_open_group = self.groups.len();
         }
     }
 }
 
 /// Returns one instruction for all members of a group.
-fn group(mut members: Vec<ScheduledInstruction>) -> ScheduledInstruction {
+fn merge_group(mut members: Vec<ScheduledInstruction>) -> ScheduledInstruction {
     if members.len() == 1 {
         return members.swap_remove(0);
     }
-    let node = node_names(members.iter().map(|member| &*member.node));
-    let versions = Versions::of_all(members.iter().map(|member| &member.versions));
-    let entries = members[0].entries;
+    let node = join_node_names(members.iter().map(|member| &*member.node));
+    let versions = Versions::merge_independent(members.iter().map(|member| &member.versions));
+    let entries = members[0].gradient_modes;
     let nests = members.into_iter().filter_map(|member| match member.instruction {
         Instruction::Nest(nest) => Some(nest),
         _ => None,
     });
     let instruction = Instruction::from(NestGroup { nests: nests.collect() });
-    ScheduledInstruction { instruction, entries, node, versions }
+    ScheduledInstruction { instruction, gradient_modes: entries, node, versions }
 }

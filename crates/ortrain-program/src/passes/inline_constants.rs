@@ -4,14 +4,14 @@ use ortrain_expr::Scalar;
 
 use super::{Changed, Draft, Outcome, Target};
 use crate::rewrite::inline_nest::with_constants;
-use crate::{Load, Operand, Place};
+use crate::{BufferLocation, Load, Operand};
 
 pub(super) fn run(draft: &mut Draft, _: &Target) -> Outcome {
     let Draft { instructions, buffers, constants, .. } = draft;
     let value = |load: &Load| {
         let Operand { buffer, access } = load.operand()?;
         let buffer = &buffers[buffer.0 as usize];
-        let Place::Constant(number) = buffer.place else { return None };
+        let BufferLocation::Constant(number) = buffer.place else { return None };
         let stays = access.strides.iter().all(|&stride| stride == 0) && access.offset < buffer.len;
         let (at, size) = (access.offset * buffer.dtype.size(), buffer.dtype.size());
         stays.then(|| Scalar::read(buffer.dtype, &constants[number].data()[at..at + size]))

@@ -13,22 +13,22 @@ use std::cmp::Reverse;
 use ortrain_expr::{Access, Builder, CompareOp, DType, Type};
 
 use super::Changed;
-use super::memory_plan::{arena, shared};
+use super::memory_plan::{arena_size, reuse_operand_bytes};
 use crate::align;
 use crate::buffer::add_work;
 use crate::draft::Draft;
 use crate::error::ProgramError;
-use crate::liveness::{Life, Liveness, alive};
-use crate::scheduled::NewVersions;
+use crate::liveness::{LiveRange, Liveness, live_bytes};
+use crate::scheduled::VersionCounter;
 use crate::target::Target;
-use crate::uses::Uses;
+use crate::uses::DefUse;
 use crate::versions::{Version, Versions};
 use crate::{Buffer, BufferId, GradientModes, Instruction, Load, Nest, Operand, ScheduledInstruction};
 
 /// Number of bits of a byte.
-const BITS: usize = 8;
+const BITS_PER_BYTE: usize = 8;
 /// Number of time steps per instruction: packing is one step after an instruction, unpacking one step before.
-const PLACES: usize = 4;
+const STEPS_PER_INSTRUCTION: usize = 4;
 
 /// Mask that is packed between two instructions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,14 +41,14 @@ struct Mask {
 
 /// Packs masks if this lowers the size of the arena.
 pub(super) fn run(draft: &mut Draft, target: &Target) -> Result<Changed, ProgramError> {
-    let masks = Choice::new(draft, target.least_mask).masks();
+    let masks = MaskSelection::new(draft, target.min_mask_elements).select_masks();
     if masks.is_empty() {
         return Ok(Changed(0));
     }
     let mut packed = draft.clone();
-    pack(&mut packed, &masks);
+    insert_packing(&mut packed, &masks);
     // Fewer live bytes do not guarantee a smaller arena.
-    if arena(&packed)? >= arena(draft)? {
+    if arena_size(&packed)? >= arena_size(draft)? {
         return Ok(Changed(0));
     }
     *draft = packed;
@@ -56,11 +56,11 @@ pub(super) fn run(draft: &mut Draft, target: &Target) -> Result<Changed, Program
 }
 
 /// Selection of the masks to pack.
-struct Choice<'a> {
+struct MaskSelection<'a> {
     draft: &'a Draft,
     /// Minimum number of elements of a mask.
-    least: usize,
-    uses: Uses,
+    min_elements: usize,
+    uses: DefUse,
     /// For each buffer the buffer that owns its bytes; then the live range of each owner.
     owners: Vec<usize>,
     lives: Liveness,
@@ -70,31 +70,31 @@ struct Choice<'a> {
     packed: Vec<Option<Mask>>,
 }
 
-impl<'a> Choice<'a> {
-    fn new(draft: &'a Draft, least: usize) -> Choice<'a> {
-        let (owners, lives) = shared(draft);
+impl<'a> MaskSelection<'a> {
+    fn new(draft: &'a Draft, least: usize) -> MaskSelection<'a> {
+        let (owners, lives) = reuse_operand_bytes(draft);
         let mut sharers = vec![0; owners.len()];
         owners.iter().for_each(|&owner| sharers[owner] += 1);
         let packed = vec![None; owners.len()];
-        Choice { draft, least, uses: draft.uses(), owners, lives, sharers, packed }
+        MaskSelection { draft, min_elements: least, uses: draft.uses(), owners, lives, sharers, packed }
     }
 
     /// Returns the time steps at which a buffer is written or read.
-    fn touched(&self, id: BufferId) -> impl Iterator<Item = usize> + '_ {
-        self.uses.writers(id).iter().chain(self.uses.readers(id).iter()).map(|at| at * PLACES)
+    fn use_steps(&self, id: BufferId) -> impl Iterator<Item = usize> + '_ {
+        self.uses.writers(id).iter().chain(self.uses.readers(id).iter()).map(|at| at * STEPS_PER_INSTRUCTION)
     }
 
-    fn places(&self) -> usize {
-        (self.draft.instructions.len() * PLACES).max(1)
+    fn step_count(&self) -> usize {
+        (self.draft.instructions.len() * STEPS_PER_INSTRUCTION).max(1)
     }
 
     /// Returns true if a buffer is a mask with a single producer and its own bytes in the work arena.
-    fn may_be_packed(&self, id: BufferId) -> bool {
+    fn is_packable(&self, id: BufferId) -> bool {
         let k = id.0 as usize;
         let buffer = &self.draft.buffers[k];
         if buffer.dtype != DType::Bool
-            || buffer.len < self.least
-            || self.draft.is_seen(id)
+            || buffer.len < self.min_elements
+            || self.draft.is_visible(id)
             || self.owners[k] != k
             || self.sharers[k] != 1
         {
@@ -103,31 +103,31 @@ impl<'a> Choice<'a> {
         let Some(writer) = self.uses.writers(id).only() else { return false };
         let instructions = &self.draft.instructions;
         let touches = || self.uses.readers(id).iter().chain([writer]).map(|at| &instructions[at].instruction);
-        instructions[writer].entries == GradientModes::ALL
-            && (buffer.len.is_multiple_of(BITS)
-                || touches().all(|instruction| may_be_longer(instruction, id)))
+        instructions[writer].gradient_modes == GradientModes::ALL
+            && (buffer.len.is_multiple_of(BITS_PER_BYTE)
+                || touches().all(|instruction| accepts_longer_buffer(instruction, id)))
     }
 
     /// Returns the masks to pack, in the order of buffers: their packing lowers the peak of live bytes.
-    fn masks(mut self) -> Vec<Mask> {
+    fn select_masks(mut self) -> Vec<Mask> {
         let all = (0..self.draft.buffers.len()).map(|k| BufferId(k as u32));
-        let mut candidates: Vec<BufferId> = all.filter(|&id| self.may_be_packed(id)).collect();
+        let mut candidates: Vec<BufferId> = all.filter(|&id| self.is_packable(id)).collect();
         if candidates.is_empty() {
             return Vec::new();
         }
-        let mut alive = self.alive();
+        let mut alive = self.live_bytes_by_step();
         loop {
             let most = alive.iter().copied().max().unwrap_or(0);
             let top = alive.iter().position(|&bytes| bytes == most).unwrap_or(0);
             // The largest mask that is live at the peak but not used there.
             let largest = candidates
                 .iter()
-                .filter_map(|&id| self.across(id, top))
+                .filter_map(|&id| self.packing_across(id, top))
                 .max_by_key(|mask| (self.draft.buffers[mask.buffer.0 as usize].len, Reverse(mask.buffer)));
             let Some(mask) = largest else { break };
             candidates.retain(|&id| id != mask.buffer);
             self.packed[mask.buffer.0 as usize] = Some(mask);
-            let with = self.alive();
+            let with = self.live_bytes_by_step();
             // Live bytes at other positions may reach the peak but must not exceed it.
             if with.iter().copied().max().unwrap_or(0) > most || with[top] >= alive[top] {
                 self.packed[mask.buffer.0 as usize] = None;
@@ -139,7 +139,7 @@ impl<'a> Choice<'a> {
         let most = alive.into_iter().max();
         for k in 0..self.packed.len() {
             let Some(mask) = self.packed[k].take() else { continue };
-            if self.alive().into_iter().max() > most {
+            if self.live_bytes_by_step().into_iter().max() > most {
                 self.packed[k] = Some(mask);
             }
         }
@@ -147,24 +147,25 @@ impl<'a> Choice<'a> {
     }
 
     /// Returns the packing of a mask across a time step, if nothing reads the mask at that step.
-    fn across(&self, buffer: BufferId, place: usize) -> Option<Mask> {
+    fn packing_across(&self, buffer: BufferId, place: usize) -> Option<Mask> {
         let readers = self.uses.readers(buffer);
         let writer = self.uses.writers(buffer).first()?;
-        let reader = readers.iter().find(|&reader| reader * PLACES > place)?;
-        let packed = writer * PLACES + 1 < place && place + 1 < reader * PLACES;
-        let waits = readers.iter().all(|other| other > writer && other * PLACES != place);
+        let reader = readers.iter().find(|&reader| reader * STEPS_PER_INSTRUCTION > place)?;
+        let packed = writer * STEPS_PER_INSTRUCTION + 1 < place && place + 1 < reader * STEPS_PER_INSTRUCTION;
+        let waits = readers.iter().all(|other| other > writer && other * STEPS_PER_INSTRUCTION != place);
         (packed && waits).then_some(Mask { buffer, writer, reader })
     }
 
     /// Returns the live bytes at each time step.
-    fn alive(&self) -> Vec<i128> {
-        let mut lives: Vec<(Life, i128)> = Vec::with_capacity(self.owners.len());
-        let mut add = |bytes: usize, life: Option<Life>| {
+    fn live_bytes_by_step(&self) -> Vec<i128> {
+        let mut lives: Vec<(LiveRange, i128)> = Vec::with_capacity(self.owners.len());
+        let mut add = |bytes: usize, life: Option<LiveRange>| {
             // Excessive sizes are rejected by the memory plan.
             lives.extend(life.map(|life| (life, align(bytes.min(1 << 48)) as i128)));
         };
         // Inputs are live from the first step, outputs up to the last step.
-        let place = |at: isize| (at * PLACES as isize).clamp(0, self.places() as isize - 1);
+        let place =
+            |at: isize| (at * STEPS_PER_INSTRUCTION as isize).clamp(0, self.step_count() as isize - 1);
         for (k, buffer) in self.draft.buffers.iter().enumerate() {
             let id = BufferId(k as u32);
             if !self.draft.is_work(id) || self.owners[k] != k {
@@ -172,29 +173,38 @@ impl<'a> Choice<'a> {
             }
             let bytes = buffer.len.saturating_mul(buffer.dtype.size());
             let Some(Mask { writer, reader, .. }) = self.packed[k] else {
-                let life = self.lives.life(k);
-                add(bytes, life.map(|Life { first, last }| Life { first: place(first), last: place(last) }));
+                let life = self.lives.live_range(k);
+                add(
+                    bytes,
+                    life.map(|LiveRange { first, last }| LiveRange {
+                        first: place(first),
+                        last: place(last),
+                    }),
+                );
                 continue;
             };
-            let (packed, unpacked) = ((writer * PLACES + 1) as isize, (reader * PLACES - 1) as isize);
+            let (packed, unpacked) = (
+                (writer * STEPS_PER_INSTRUCTION + 1) as isize,
+                (reader * STEPS_PER_INSTRUCTION - 1) as isize,
+            );
             let (early, late): (Vec<isize>, Vec<isize>) =
-                self.touched(id).map(|at| at as isize).partition(|&at| at < unpacked);
-            add(bytes, Life::over(early.into_iter().chain([packed])));
-            add(bytes_of(buffer.len), Some(Life { first: packed, last: unpacked }));
-            add(bytes, Life::over(late.into_iter().chain([unpacked])));
+                self.use_steps(id).map(|at| at as isize).partition(|&at| at < unpacked);
+            add(bytes, LiveRange::covering(early.into_iter().chain([packed])));
+            add(packed_bytes(buffer.len), Some(LiveRange { first: packed, last: unpacked }));
+            add(bytes, LiveRange::covering(late.into_iter().chain([unpacked])));
         }
-        let alive = alive(self.places(), lives);
-        alive[1..=self.places()].to_vec()
+        let alive = live_bytes(self.step_count(), lives);
+        alive[1..=self.step_count()].to_vec()
     }
 }
 
 /// Returns true if an instruction accepts a buffer that is longer than its accesses.
-fn may_be_longer(instruction: &Instruction, id: BufferId) -> bool {
+fn accepts_longer_buffer(instruction: &Instruction, id: BufferId) -> bool {
     let Some(nest) = instruction.flexible_nest() else { return false };
     let by_index = |(slot, load): (usize, &Load)| {
         load.operand().is_some_and(|from| from.buffer == id) && nest.is_gathered(slot)
     };
-    !instruction.factors().contains(&id) && !nest.loads.iter().enumerate().any(by_index)
+    !instruction.factor_buffers().contains(&id) && !nest.loads.iter().enumerate().any(by_index)
 }
 
 /// Sets the length of a buffer in the accesses of an instruction's nest.
@@ -204,103 +214,106 @@ fn set_length(instruction: &mut Instruction, id: BufferId, len: usize) {
 }
 
 /// Returns the number of bytes of a packed mask.
-fn bytes_of(len: usize) -> usize {
-    len.div_ceil(BITS)
+fn packed_bytes(len: usize) -> usize {
+    len.div_ceil(BITS_PER_BYTE)
 }
 
 /// Inserts the packing and unpacking of masks.
-fn pack(draft: &mut Draft, masks: &[Mask]) {
+fn insert_packing(draft: &mut Draft, masks: &[Mask]) {
     let Draft { instructions, buffers, .. } = draft;
     // For each mask the buffer of its bits and the buffer of the unpacked mask, each with its only version.
     let mut made: Vec<[(BufferId, Version); 2]> = Vec::with_capacity(masks.len());
-    let mut new_versions = NewVersions::after(instructions.iter());
+    let mut new_versions = VersionCounter::after(instructions.iter());
     for &Mask { buffer, .. } in masks {
         let Buffer { label, len, .. } = buffers[buffer.0 as usize].clone();
-        let bytes = bytes_of(len);
-        if len != bytes * BITS {
-            buffers[buffer.0 as usize].len = bytes * BITS;
+        let bytes = packed_bytes(len);
+        if len != bytes * BITS_PER_BYTE {
+            buffers[buffer.0 as usize].len = bytes * BITS_PER_BYTE;
             for scheduled in instructions.iter_mut() {
-                set_length(&mut scheduled.instruction, buffer, bytes * BITS);
+                set_length(&mut scheduled.instruction, buffer, bytes * BITS_PER_BYTE);
             }
         }
         let bits = add_work(buffers, format!("{label}/bits"), DType::U8, bytes);
-        let again = add_work(buffers, label, DType::Bool, bytes * BITS);
+        let again = add_work(buffers, label, DType::Bool, bytes * BITS_PER_BYTE);
         made.push([bits, again].map(|id| (id, new_versions.next())));
     }
     let mut result = Vec::with_capacity(instructions.len() + 2 * masks.len());
-    let bytes = |mask: &Mask| bytes_of(buffers[mask.buffer.0 as usize].len);
+    let bytes = |mask: &Mask| packed_bytes(buffers[mask.buffer.0 as usize].len);
     for (at, mut scheduled) in std::mem::take(instructions).into_iter().enumerate() {
-        let given = ScheduledInstruction { entries: GradientModes::ALL, ..scheduled.clone() };
+        let given = ScheduledInstruction { gradient_modes: GradientModes::ALL, ..scheduled.clone() };
         let both = || masks.iter().zip(&made);
         for (mask, &[bits, again]) in both().filter(|(mask, _)| mask.reader == at) {
-            let map = Instruction::from(unpacking(bytes(mask), bits.0, again.0));
-            result.push(given.with(map, &Versions::of_map(bits, again)));
+            let map = Instruction::from(unpacking_map(bytes(mask), bits.0, again.0));
+            result.push(given.with_instruction(map, &Versions::for_map(bits, again)));
         }
         let read = |id: BufferId| {
             let later = both().find(|(mask, _)| mask.buffer == id && mask.reader <= at);
             later.map_or(id, |(_, made)| made[1].0)
         };
-        scheduled.instruction.rename(&read, &|id| id);
+        scheduled.instruction.substitute_buffers(&read, &|id| id);
         for (_, &[_, (again, version)]) in both().filter(|(mask, _)| mask.reader <= at) {
             scheduled.versions = scheduled.versions.with_read(again, version);
         }
-        scheduled.versions = scheduled.versions.of_instruction(&scheduled.instruction);
+        scheduled.versions = scheduled.versions.restrict_to(&scheduled.instruction);
         result.push(scheduled);
         for (mask, &[bits, _]) in both().filter(|(mask, _)| mask.writer == at) {
-            let made = given.versions.written(mask.buffer).map(|version| (mask.buffer, version));
-            let versions = made.map(|made| Versions::of_map(made, bits)).unwrap_or_default();
-            result.push(given.with(Instruction::from(packing(bytes(mask), mask.buffer, bits.0)), &versions));
+            let made = given.versions.written_version(mask.buffer).map(|version| (mask.buffer, version));
+            let versions = made.map(|made| Versions::for_map(made, bits)).unwrap_or_default();
+            result.push(given.with_instruction(
+                Instruction::from(packing_map(bytes(mask), mask.buffer, bits.0)),
+                &versions,
+            ));
         }
     }
     *instructions = result;
 }
 
 /// Returns the operand for the elements of a mask that belong to one bit of the bytes.
-fn lane(mask: BufferId, bytes: usize, bit: usize) -> Operand {
+fn bit_lane(mask: BufferId, bytes: usize, bit: usize) -> Operand {
     let strides = [1].into_iter().collect();
-    let access = Access { dtype: DType::Bool, offset: bit * bytes, strides, len: bytes * BITS };
+    let access = Access { dtype: DType::Bool, offset: bit * bytes, strides, len: bytes * BITS_PER_BYTE };
     Operand { buffer: mask, access }
 }
 
 /// Returns the value of a bit as a float. The arithmetic uses floats, which represent bytes exactly and have fast
 /// kernels.
-fn value_of(bit: usize) -> f64 {
+fn bit_value(bit: usize) -> f64 {
     f64::from(1u8 << bit)
 }
 
 /// Packs eight booleans into a byte.
-fn packing(bytes: usize, mask: BufferId, bits: BufferId) -> Nest {
+fn packing_map(bytes: usize, mask: BufferId, bits: BufferId) -> Nest {
     let mut b = Builder::new();
     let zero = b.constant(Type::F32, 0.0);
     let mut byte = zero;
-    for bit in 0..BITS {
-        let (truth, value) = (b.load(bit, Type::Bool), b.constant(Type::F32, value_of(bit)));
+    for bit in 0..BITS_PER_BYTE {
+        let (truth, value) = (b.load(bit, Type::Bool), b.constant(Type::F32, bit_value(bit)));
         let value = b.select(truth, value, zero);
         byte = b.add(byte, value);
     }
     let byte = b.convert(byte, Type::I32);
     let byte = b.convert(byte, Type::U32);
-    let loads = (0..BITS).map(|bit| Load::Buffer(lane(mask, bytes, bit))).collect();
-    let store = Operand::whole(bits, DType::U8, &[bytes]);
+    let loads = (0..BITS_PER_BYTE).map(|bit| Load::Buffer(bit_lane(mask, bytes, bit))).collect();
+    let store = Operand::contiguous(bits, DType::U8, &[bytes]);
     Nest::elementwise([bytes].into_iter().collect(), loads, b.finish(&[byte]), vec![store])
 }
 
 /// Unpacks a byte into eight booleans, from the highest bit down.
-fn unpacking(bytes: usize, bits: BufferId, mask: BufferId) -> Nest {
+fn unpacking_map(bytes: usize, bits: BufferId, mask: BufferId) -> Nest {
     let mut b = Builder::new();
     let zero = b.constant(Type::F32, 0.0);
     let mut rest = b.load(0, Type::F32);
-    let mut truths = Vec::with_capacity(BITS);
-    for bit in (0..BITS).rev() {
-        let value = b.constant(Type::F32, value_of(bit));
+    let mut truths = Vec::with_capacity(BITS_PER_BYTE);
+    for bit in (0..BITS_PER_BYTE).rev() {
+        let value = b.constant(Type::F32, bit_value(bit));
         let truth = b.compare(CompareOp::Le, value, rest);
         let value = b.select(truth, value, zero);
         rest = b.sub(rest, value);
         truths.push(truth);
     }
     truths.reverse();
-    let load = Load::Buffer(Operand::whole(bits, DType::U8, &[bytes]));
-    let stores = (0..BITS).map(|bit| lane(mask, bytes, bit)).collect();
+    let load = Load::Buffer(Operand::contiguous(bits, DType::U8, &[bytes]));
+    let stores = (0..BITS_PER_BYTE).map(|bit| bit_lane(mask, bytes, bit)).collect();
     Nest::elementwise([bytes].into_iter().collect(), vec![load], b.finish(&truths), stores)
 }
 
@@ -312,7 +325,7 @@ mod tests {
 
     use super::*;
     use crate::reference::evaluate;
-    use crate::{Place, Precision, Program, Scalars};
+    use crate::{BufferLocation, Precision, Program, Scalars};
 
     /// Manually built program, already fused.
     #[derive(Clone, Default)]
@@ -325,7 +338,7 @@ mod tests {
 
     impl Sketch {
         fn buffer(&mut self, label: &str, dtype: DType, len: usize) -> BufferId {
-            self.buffers.push(Buffer { label: label.into(), dtype, len, place: Place::Work(0) });
+            self.buffers.push(Buffer { label: label.into(), dtype, len, place: BufferLocation::Work(0) });
             BufferId(self.buffers.len() as u32 - 1)
         }
 
@@ -338,7 +351,7 @@ mod tests {
             f: impl FnOnce(&mut Builder, &[Reg]) -> Vec<Reg>,
         ) {
             let buffer = |id: &BufferId| &self.buffers[id.0 as usize];
-            let whole = |id: &BufferId| Operand::whole(*id, buffer(id).dtype, &[buffer(id).len]);
+            let whole = |id: &BufferId| Operand::contiguous(*id, buffer(id).dtype, &[buffer(id).len]);
             let mut b = Builder::new();
             let loads = reads.iter().enumerate();
             let regs: Vec<Reg> = loads.map(|(slot, id)| b.load(slot, Type::of(buffer(id).dtype))).collect();
@@ -360,7 +373,7 @@ mod tests {
             let versions = Versions::default();
             self.instructions.push(ScheduledInstruction {
                 instruction,
-                entries: GradientModes::ALL,
+                gradient_modes: GradientModes::ALL,
                 node: "node".into(),
                 versions,
             });
@@ -438,7 +451,7 @@ mod tests {
     }
 
     #[test]
-    fn masks_wait_as_bits() {
+    fn masks_are_packed_across_the_peak() {
         for len in [4096, 4097, 4103, 9000, 10_007] {
             let plain = layers(len, false);
             let packed = plain.packed();
@@ -451,15 +464,15 @@ mod tests {
     }
 
     #[test]
-    fn every_byte_comes_back() {
-        let len = 256 * BITS;
+    fn packing_round_trips() {
+        let len = 256 * BITS_PER_BYTE;
         let mut s = Sketch::default();
         let (x, y) = (s.buffer("x", DType::F32, len), s.buffer("y", DType::F32, len));
         let [mask, again] = ["mask", "again"].map(|label| s.buffer(label, DType::Bool, len));
         let bits = s.buffer("bits", DType::U8, 256);
         (s.inputs, s.outputs) = (vec![x], vec![y, bits]);
         s.map(len, &[x], &[mask], |b, x| vec![b.convert(x[0], Type::Bool)]);
-        let both = [packing(256, mask, bits), unpacking(256, bits, again)];
+        let both = [packing_map(256, mask, bits), unpacking_map(256, bits, again)];
         s.instructions.extend(both.map(|map| ScheduledInstruction {
             instruction: Instruction::from(map),
             ..s.instructions[0].clone()
@@ -479,8 +492,8 @@ mod tests {
 
     /// Masks are not packed if they are small, inputs, outputs, or indexed with a length that is no multiple of eight.
     #[test]
-    fn others_stay_bytes() {
-        assert!(layers(Target::CPU.least_mask - 1, false).packed().bits().is_empty());
+    fn ineligible_masks_stay_bytes() {
+        assert!(layers(Target::CPU.min_mask_elements - 1, false).packed().bits().is_empty());
         assert!(layers(4097, true).packed().bits().is_empty());
         assert_eq!(layers(4104, true).packed().bits().len(), LAYERS - 1);
         assert_eq!(run(layers(4104, true).packed()), run(layers(4104, true)));
@@ -501,13 +514,13 @@ mod tests {
         assert_eq!(given.packed().bits(), ["mask 1", "mask 2"]);
         // A mask that is written in one gradient mode is undefined in the other mode.
         let mut of_entry = layers(5000, false);
-        of_entry.instructions[1].entries = GradientModes::only(crate::GradientMode::Overwrite);
+        of_entry.instructions[1].gradient_modes = GradientModes::only(crate::GradientMode::Overwrite);
         assert_eq!(of_entry.packed().bits(), ["mask 0", "mask 2"]);
     }
 
     /// If the peak is before the definition of a mask, or at one of its readers, packing would save nothing.
     #[test]
-    fn nothing_is_packed_in_vain() {
+    fn useless_packing_is_skipped() {
         let len = 8192;
         for early in [true, false] {
             let mut s = Sketch::default();
@@ -543,7 +556,7 @@ mod tests {
 
     /// A mask that is defined at the peak is not packed for this peak, but for a later peak.
     #[test]
-    fn a_mask_is_packed_for_the_peak_behind_the_one_it_is_made_at() {
+    fn mask_is_packed_for_a_later_peak() {
         let len = 8192;
         let mut s = Sketch::default();
         let x = s.buffer("x", DType::F32, len);
@@ -576,7 +589,7 @@ mod tests {
 
     /// Readers in the forward pass read the mask itself. All readers in the backward pass share the unpacked mask.
     #[test]
-    fn readers_before_and_behind() {
+    fn early_and_late_readers_of_a_mask() {
         let len = 6001;
         let mut s = layers(len, false);
         let mask = BufferId(s.buffers.iter().position(|buffer| &*buffer.label == "mask 0").unwrap() as u32);
@@ -593,12 +606,12 @@ mod tests {
         let large = s.buffer("large", DType::F32, 4 * len);
         s.map(len, &[last], &[large], |_, x| vec![x[0]]);
         let mut between = s.instructions.pop().unwrap();
-        between.instruction.rename(&|_| s.inputs[0], &|id| id);
+        between.instruction.substitute_buffers(&|_| s.inputs[0], &|id| id);
         s.instructions.insert(LAYERS + 1, between);
         s.outputs.extend([early, late]);
         let packed = s.packed();
         assert_eq!(packed.bits(), ["mask 0", "mask 1", "mask 2", "mask 3"]);
-        let unpacks = |i: &&ScheduledInstruction| i.instruction.writes().len() == BITS;
+        let unpacks = |i: &&ScheduledInstruction| i.instruction.writes().len() == BITS_PER_BYTE;
         assert_eq!(packed.instructions.iter().filter(unpacks).count(), LAYERS);
         let label = |id: BufferId| Arc::clone(&packed.buffers[id.0 as usize].label);
         let readers = packed.instructions.iter().filter(|i| i.instruction.reads().contains(&mask)).count();

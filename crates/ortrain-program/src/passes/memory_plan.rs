@@ -7,22 +7,22 @@ use ortrain_expr::Access;
 use super::{Changed, Draft, Outcome, Target};
 use crate::align;
 use crate::error::ProgramError;
-use crate::liveness::{Life, Liveness, alive};
-use crate::operand::{read_by, written_by};
-use crate::{BufferId, Nest, Operand, Place, is_work};
+use crate::liveness::{LiveRange, Liveness, live_bytes};
+use crate::operand::{loaded_buffers, stored_buffers};
+use crate::{BufferId, BufferLocation, Nest, Operand, is_work};
 
 pub(super) fn run(draft: &mut Draft, _: &Target) -> Outcome {
     plan(draft)?;
-    Ok(Changed(draft.buffers.iter().filter(|buffer| matches!(buffer.place, Place::Work(_))).count()))
+    Ok(Changed(draft.buffers.iter().filter(|buffer| matches!(buffer.place, BufferLocation::Work(_))).count()))
 }
 
 /// Returns the size of the arena that a draft needs.
-pub(super) fn arena(draft: &Draft) -> Result<usize, ProgramError> {
-    Ok(packed(draft)?.total)
+pub(super) fn arena_size(draft: &Draft) -> Result<usize, ProgramError> {
+    Ok(pack_program(draft)?.total)
 }
 
 /// Offsets of blocks, and the sharing of bytes between buffers.
-struct Packed {
+struct PackedBlocks {
     /// For each buffer the first buffer that shares its bytes.
     group: Vec<usize>,
     blocks: Vec<Block>,
@@ -36,11 +36,11 @@ struct Packed {
 /// operand's last use. The blocks are packed in several orders. The order with the smallest arena is chosen, the first
 /// one of equals. If the arena exceeds the peak of live bytes, variations of the best order are tried.
 pub(super) fn plan(draft: &mut Draft) -> Result<(), ProgramError> {
-    let Packed { group, blocks, offsets, total } = packed(draft)?;
+    let PackedBlocks { group, blocks, offsets, total } = pack_program(draft)?;
     let Draft { buffers, work_bytes, .. } = draft;
     *work_bytes = total;
     for (block, offset) in blocks.iter().zip(offsets) {
-        buffers[block.buffer].place = Place::Work(offset);
+        buffers[block.buffer].place = BufferLocation::Work(offset);
     }
     for k in 0..buffers.len() {
         if group[k] != k {
@@ -51,72 +51,72 @@ pub(super) fn plan(draft: &mut Draft) -> Result<(), ProgramError> {
 }
 
 /// Packs the blocks of a program.
-fn packed(draft: &Draft) -> Result<Packed, ProgramError> {
+fn pack_program(draft: &Draft) -> Result<PackedBlocks, ProgramError> {
     let Draft { instructions, buffers, .. } = draft;
-    let (group, lives) = shared(draft);
+    let (group, lives) = reuse_operand_bytes(draft);
     let mut blocks = Vec::new();
     for k in (0..buffers.len()).filter(|&k| group[k] == k && is_work(buffers, BufferId(k as u32))) {
-        let Some(life) = lives.life(k) else { continue };
+        let Some(life) = lives.live_range(k) else { continue };
         let size = buffers[k].bytes().max(1).checked_next_multiple_of(align(1));
         let size = size.filter(|&size| isize::try_from(size).is_ok());
         let size = size.ok_or_else(|| ProgramError::TooLarge { label: buffers[k].label.to_string() })?;
         blocks.push(Block { buffer: k, size, life });
     }
-    let Some((offsets, total)) = pack(&blocks, instructions.len()) else {
+    let Some((offsets, total)) = pack_blocks(&blocks, instructions.len()) else {
         let largest = blocks.iter().max_by_key(|block| block.size).map_or(0, |block| block.buffer);
         return Err(ProgramError::TooLarge { label: buffers[largest].label.to_string() });
     };
-    Ok(Packed { group, blocks, offsets, total })
+    Ok(PackedBlocks { group, blocks, offsets, total })
 }
 
 /// Returns the instruction at the peak of live bytes.
-pub(super) fn fullest(draft: &Draft) -> Option<usize> {
+pub(super) fn peak_position(draft: &Draft) -> Option<usize> {
     let Draft { instructions, buffers, .. } = draft;
-    let (group, lives) = shared(draft);
-    let is_block = |&(k, _): &(usize, Life)| group[k] == k && is_work(buffers, BufferId(k as u32));
+    let (group, lives) = reuse_operand_bytes(draft);
+    let is_block = |&(k, _): &(usize, LiveRange)| group[k] == k && is_work(buffers, BufferId(k as u32));
     let blocks = lives.iter().filter(is_block).map(|(k, life)| (life, buffers[k].bytes() as i128));
-    let alive = alive(instructions.len(), blocks);
+    let alive = live_bytes(instructions.len(), blocks);
     // Item 0 counts the bytes before the first instruction.
     (0..instructions.len()).max_by_key(|&at| (alive[at + 1], Reverse(at)))
 }
 
 /// Lets results reuse the bytes of operands at their last use. Returns for each buffer the first buffer that shares its
 /// bytes, and the live ranges. The live range of the first buffer covers all sharers.
-pub(super) fn shared(draft: &Draft) -> (Vec<usize>, Liveness) {
+pub(super) fn reuse_operand_bytes(draft: &Draft) -> (Vec<usize>, Liveness) {
     let Draft { instructions, buffers, .. } = draft;
     let mut lives = draft.liveness();
     let mut group: Vec<usize> = (0..buffers.len()).collect();
     for (index, scheduled) in instructions.iter().enumerate() {
         let Some(nest) = scheduled.instruction.flexible_nest() else { continue };
-        let factors = scheduled.instruction.factors();
+        let factors = scheduled.instruction.factor_buffers();
         let mut taken: Vec<usize> = Vec::new();
         for &Operand { buffer: to, access: ref store } in &nest.stores {
             let target = to.0 as usize;
-            let fresh = lives.life(target).is_some_and(|life| life.first == index as isize)
+            let fresh = lives.live_range(target).is_some_and(|life| life.first == index as isize)
                 && group[target] == target;
             if !fresh || !is_work(buffers, to) {
                 continue;
             }
-            let reusable = nest.loaded().find(|&load| {
+            let reusable = nest.load_operands().find(|&load| {
                 let from = load.buffer;
                 let source = from.0 as usize;
                 let root = group[source];
-                let mut others = read_by(nest).chain(factors.iter().copied());
+                let mut others = loaded_buffers(nest).chain(factors.iter().copied());
                 is_work(buffers, from)
-                    && equal(&load.access, store, &nest.dims)
+                    && reach_same_bytes(&load.access, store, &nest.dims)
                     && buffers[source].bytes() == buffers[target].bytes()
-                    && lives.life(root).is_some_and(|life| life.last == index as isize)
+                    && lives.live_range(root).is_some_and(|life| life.last == index as isize)
                     && !taken.contains(&root)
-                    && !written_by(nest).any(|other| group[other.0 as usize] == root)
+                    && !stored_buffers(nest).any(|other| group[other.0 as usize] == root)
                     && !factors.contains(&from)
                     && !others.any(|other| other != from && group[other.0 as usize] == root)
-                    && !reads_otherwise(nest, load)
+                    && !has_other_reads(nest, load)
             });
             if let Some(from) = reusable {
                 let root = group[from.buffer.0 as usize];
                 group[target] = root;
                 taken.push(root);
-                lives.life(target).into_iter().for_each(|life| lives.touch(root, life.last));
+                lives.live_range(target).into_iter().for_each(|life| lives.extend_to(root, life.last));
             }
         }
     }
@@ -124,7 +124,7 @@ pub(super) fn shared(draft: &Draft) -> (Vec<usize>, Liveness) {
 }
 
 /// Returns true if a load and a store reach the same bytes at every point.
-fn equal(load: &Access, store: &Access, dims: &[usize]) -> bool {
+fn reach_same_bytes(load: &Access, store: &Access, dims: &[usize]) -> bool {
     let strides = dims.iter().zip(load.strides.iter().zip(&store.strides));
     load.offset == store.offset
         && load.dtype.size() == store.dtype.size()
@@ -133,7 +133,7 @@ fn equal(load: &Access, store: &Access, dims: &[usize]) -> bool {
 
 /// Returns true if a nest reads a buffer through another access than `load`, so that overwriting it would change
 /// results.
-fn reads_otherwise(nest: &Nest, load: &Operand) -> bool {
+fn has_other_reads(nest: &Nest, load: &Operand) -> bool {
     nest.loads.iter().enumerate().any(|(slot, other)| {
         other
             .operand()
@@ -145,16 +145,16 @@ fn reads_otherwise(nest: &Nest, load: &Operand) -> bool {
 struct Block {
     buffer: usize,
     size: usize,
-    life: Life,
+    life: LiveRange,
 }
 
 /// Maximum number of blocks for which several orders are tried.
-const MANY: usize = 4096;
+const MAX_BLOCKS_FOR_ALL_ORDERS: usize = 4096;
 /// Number of variations of the best order.
-const PROMOTIONS: usize = 24;
+const ORDER_VARIATIONS: usize = 24;
 
 /// Returns an offset for each block, and the size of the arena. Returns `None` if the size exceeds the address space.
-fn pack(blocks: &[Block], instructions: usize) -> Option<(Vec<usize>, usize)> {
+fn pack_blocks(blocks: &[Block], instructions: usize) -> Option<(Vec<usize>, usize)> {
     let length = |k: &usize| blocks[*k].life.last - blocks[*k].life.first + 1;
     let key = |order: usize, k: &usize| -> (Reverse<u128>, isize) {
         let (size, life) = (blocks[*k].size as u128, blocks[*k].life);
@@ -165,13 +165,13 @@ fn pack(blocks: &[Block], instructions: usize) -> Option<(Vec<usize>, usize)> {
             _ => (Reverse(0), life.first),
         }
     };
-    let bound = alive_at_most(blocks, instructions);
+    let bound = peak_live_bytes(blocks, instructions);
     let mut best: Option<(Vec<usize>, usize)> = None;
     let mut order: Vec<usize> = Vec::new();
-    for which in 0..if blocks.len() > MANY { 1 } else { 4 } {
+    for which in 0..if blocks.len() > MAX_BLOCKS_FOR_ALL_ORDERS { 1 } else { 4 } {
         let mut indices: Vec<usize> = (0..blocks.len()).collect();
         indices.sort_by_key(|k| (key(which, k), Reverse(blocks[*k].size), *k));
-        let Some(found) = place(blocks, &indices) else { continue };
+        let Some(found) = place_blocks(blocks, &indices) else { continue };
         if best.as_ref().is_none_or(|best| found.1 < best.1) {
             (best, order) = (Some(found), indices);
         }
@@ -180,13 +180,13 @@ fn pack(blocks: &[Block], instructions: usize) -> Option<(Vec<usize>, usize)> {
         }
     }
     let mut latest = best.clone()?;
-    for _ in 0..if blocks.len() > MANY { 0 } else { PROMOTIONS } {
+    for _ in 0..if blocks.len() > MAX_BLOCKS_FOR_ALL_ORDERS { 0 } else { ORDER_VARIATIONS } {
         // The block with the highest end is placed first in the next variation.
         let ends = |&k: &usize| latest.0[k] + blocks[k].size == latest.1;
         let Some(last) = order.iter().rposition(ends) else { break };
         order[..=last].rotate_right(1);
         // An order that exceeds the address space does not invalidate the other orders.
-        let Some(found) = place(blocks, &order) else { break };
+        let Some(found) = place_blocks(blocks, &order) else { break };
         latest = found;
         if best.as_ref().is_none_or(|best| latest.1 < best.1) {
             best = Some(latest.clone());
@@ -199,32 +199,36 @@ fn pack(blocks: &[Block], instructions: usize) -> Option<(Vec<usize>, usize)> {
 }
 
 /// Returns the peak of live bytes, a lower bound of every plan.
-fn alive_at_most(blocks: &[Block], instructions: usize) -> u128 {
-    let alive = alive(instructions, blocks.iter().map(|block| (block.life, block.size as i128)));
+fn peak_live_bytes(blocks: &[Block], instructions: usize) -> u128 {
+    let alive = live_bytes(instructions, blocks.iter().map(|block| (block.life, block.size as i128)));
     alive.into_iter().max().unwrap_or(0).unsigned_abs()
 }
 
 /// Number of instructions per span. Blocks with short live ranges are indexed by their spans.
-const SPAN: usize = 64;
+const SPAN_INSTRUCTIONS: usize = 64;
 
 /// Maximum number of spans of a short live range.
-const SHORT: usize = 4;
+const MAX_SHORT_SPANS: usize = 4;
 
 /// Places blocks in this order, each at the lowest free offset.
-fn place(blocks: &[Block], order: &[usize]) -> Option<(Vec<usize>, usize)> {
+fn place_blocks(blocks: &[Block], order: &[usize]) -> Option<(Vec<usize>, usize)> {
     let mut offsets = vec![0; blocks.len()];
     let mut total = 0usize;
-    let spans = |life: Life| (life.first + 1).unsigned_abs() / SPAN..=(life.last + 1).unsigned_abs() / SPAN;
+    let spans = |life: LiveRange| {
+        (life.first + 1).unsigned_abs() / SPAN_INSTRUCTIONS
+            ..=(life.last + 1).unsigned_abs() / SPAN_INSTRUCTIONS
+    };
     let last = blocks.iter().map(|block| *spans(block.life).end()).max().unwrap_or(0);
     // Start, end and live range of placed blocks: short live ranges by span, long ones in one list.
-    let mut short: Vec<Vec<(usize, usize, Life)>> = vec![Vec::new(); last + 1];
-    let mut long: Vec<(usize, usize, Life)> = Vec::new();
+    let mut short: Vec<Vec<(usize, usize, LiveRange)>> = vec![Vec::new(); last + 1];
+    let mut long: Vec<(usize, usize, LiveRange)> = Vec::new();
     let mut others: Vec<(usize, usize)> = Vec::new();
     for &k in order {
         let Block { size, life, .. } = blocks[k];
         let mut offset = 0usize;
         others.clear();
-        let near = short[spans(life)].iter().flatten().chain(&long).filter(|(.., other)| life.meets(*other));
+        let near =
+            short[spans(life)].iter().flatten().chain(&long).filter(|(.., other)| life.overlaps(*other));
         others.extend(near.map(|&(start, end, _)| (start, end)));
         others.sort_unstable();
         for &(start, end) in &others {
@@ -237,7 +241,7 @@ fn place(blocks: &[Block], order: &[usize]) -> Option<(Vec<usize>, usize)> {
             offset = end;
         }
         let end = offset.checked_add(size).filter(|&end| isize::try_from(end).is_ok())?;
-        if spans(life).count() <= SHORT {
+        if spans(life).count() <= MAX_SHORT_SPANS {
             short[spans(life)].iter_mut().for_each(|span| span.push((offset, end, life)));
         } else {
             long.push((offset, end, life));
@@ -253,7 +257,7 @@ mod tests {
     use super::*;
 
     fn block(size: usize, first: isize, last: isize) -> Block {
-        Block { buffer: 0, size, life: Life { first, last } }
+        Block { buffer: 0, size, life: LiveRange { first, last } }
     }
 
     fn check(blocks: &[Block], offsets: &[usize], total: usize) {
@@ -261,13 +265,13 @@ mod tests {
             assert!(offsets[i] + a.size <= total);
             for (j, b) in blocks.iter().enumerate().skip(i + 1) {
                 let apart = offsets[i] + a.size <= offsets[j] || offsets[j] + b.size <= offsets[i];
-                assert!(apart || !a.life.meets(b.life), "blocks {i} and {j} overlap");
+                assert!(apart || !a.life.overlaps(b.life), "blocks {i} and {j} overlap");
             }
         }
     }
 
     #[test]
-    fn blocks_alive_at_once_lie_apart() {
+    fn simultaneously_live_blocks_are_disjoint() {
         let mut state = 1u64;
         let mut next = |n: u64| {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -280,24 +284,24 @@ mod tests {
                     block(256 * (1 + next(1 + round % 20) as usize), first, first + next(12) as isize)
                 })
                 .collect();
-            let (offsets, total) = pack(&blocks, 45).unwrap();
+            let (offsets, total) = pack_blocks(&blocks, 45).unwrap();
             check(&blocks, &offsets, total);
-            assert!(total as u128 >= alive_at_most(&blocks, 45));
+            assert!(total as u128 >= peak_live_bytes(&blocks, 45));
         }
     }
 
     #[test]
-    fn another_order_helps_where_size_alone_does_not() {
+    fn other_orders_beat_the_size_order() {
         let blocks = [block(4, 2, 2), block(5, 5, 6), block(3, 2, 3), block(4, 3, 6)];
-        let (_, by_size) = place(&blocks, &[1, 0, 3, 2]).unwrap();
-        let (offsets, total) = pack(&blocks, 7).unwrap();
+        let (_, by_size) = place_blocks(&blocks, &[1, 0, 3, 2]).unwrap();
+        let (offsets, total) = pack_blocks(&blocks, 7).unwrap();
         check(&blocks, &offsets, total);
         assert_eq!((by_size, total), (12, 9));
-        assert_eq!(total as u128, alive_at_most(&blocks, 7));
+        assert_eq!(total as u128, peak_live_bytes(&blocks, 7));
     }
 
     #[test]
-    fn what_ends_highest_goes_first() {
+    fn order_variations_close_gaps() {
         // Blocks of a tiled convolutional network: none of the plain orders packs them without a gap.
         let blocks = [
             block(24, -1, 1),
@@ -310,14 +314,14 @@ mod tests {
             block(18, 20, 27),
             block(72, 21, 28),
         ];
-        let (offsets, total) = pack(&blocks, 30).unwrap();
+        let (offsets, total) = pack_blocks(&blocks, 30).unwrap();
         check(&blocks, &offsets, total);
-        assert_eq!(total as u128, alive_at_most(&blocks, 30));
+        assert_eq!(total as u128, peak_live_bytes(&blocks, 30));
     }
 
     #[test]
-    fn what_cannot_be_addressed_is_refused() {
+    fn oversized_plans_are_rejected() {
         let blocks = [block(isize::MAX as usize, 0, 1), block(256, 0, 1)];
-        assert!(pack(&blocks, 2).is_none());
+        assert!(pack_blocks(&blocks, 2).is_none());
     }
 }

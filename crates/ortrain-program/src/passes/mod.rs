@@ -37,7 +37,7 @@ use ortrain_expr::pause;
 use crate::error::ProgramError;
 
 /// Function of a pass: rewrites a draft for a target.
-type Run = fn(&mut Draft, &Target) -> Outcome;
+type PassFunction = fn(&mut Draft, &Target) -> Outcome;
 
 /// Step from one form of a program to the next.
 #[derive(Clone, Copy)]
@@ -48,7 +48,7 @@ pub struct Pass {
     pub about: &'static str,
     /// True if programs run without the pass.
     pub is_optional: bool,
-    run: Run,
+    run: PassFunction,
 }
 
 impl std::fmt::Debug for Pass {
@@ -89,11 +89,14 @@ pub const PASSES: &[Pass] = &[
     required("memory_plan", "places every work buffer in the arena", memory_plan::run),
 ];
 
-const fn required(name: &'static str, about: &'static str, run: Run) -> Pass {
+/// Name of the stage before the first pass, for [`PassLog::with_text_after`]: the program as the operators lower it.
+pub const LOWERED: &str = "lowered";
+
+const fn required(name: &'static str, about: &'static str, run: PassFunction) -> Pass {
     Pass { name, about, is_optional: false, run }
 }
 
-const fn optional(name: &'static str, about: &'static str, run: Run) -> Pass {
+const fn optional(name: &'static str, about: &'static str, run: PassFunction) -> Pass {
     Pass { is_optional: true, ..required(name, about, run) }
 }
 
@@ -126,11 +129,13 @@ impl PassLog {
         PassLog::default()
     }
 
-    /// Creates a log that also records the text of programs after a pass. Returns `None` if no pass has that name.
+    /// Creates a log that also records the text of programs after a pass, or before all passes for [`LOWERED`].
+    /// Returns `None` if no pass has that name.
     #[must_use]
     pub fn with_text_after(stage: &str) -> Option<PassLog> {
-        let pass = PASSES.iter().find(|pass| pass.name == stage)?;
-        Some(PassLog { stage: Some(pass.name), ..PassLog::default() })
+        let names = PASSES.iter().map(|pass| pass.name).chain([LOWERED]);
+        let stage = names.into_iter().find(|&name| name == stage)?;
+        Some(PassLog { stage: Some(stage), ..PassLog::default() })
     }
 
     /// Returns the effect of each pass for each program, in the order of compilation.
@@ -145,17 +150,18 @@ impl PassLog {
 }
 
 /// Environment variable that disables passes: their names with a `-` prefix, separated by commas.
-const VARIABLE: &str = "ORTRAIN_PASSES";
+const PASSES_VARIABLE: &str = "ORTRAIN_PASSES";
 
 /// Returns the passes that the environment disables.
-fn left_out() -> Result<&'static [&'static str], ProgramError> {
-    static LEFT_OUT: OnceLock<Result<Vec<&'static str>, ProgramError>> = OnceLock::new();
-    let found = LEFT_OUT.get_or_init(|| std::env::var(VARIABLE).map_or(Ok(Vec::new()), |text| parsed(&text)));
+fn disabled_passes() -> Result<&'static [&'static str], ProgramError> {
+    static DISABLED: OnceLock<Result<Vec<&'static str>, ProgramError>> = OnceLock::new();
+    let found = DISABLED
+        .get_or_init(|| std::env::var(PASSES_VARIABLE).map_or(Ok(Vec::new()), |text| parse_disabled(&text)));
     found.as_deref().map_err(Clone::clone)
 }
 
 /// Parses a list of disabled passes.
-fn parsed(text: &str) -> Result<Vec<&'static str>, ProgramError> {
+fn parse_disabled(text: &str) -> Result<Vec<&'static str>, ProgramError> {
     let names = text.split(',').map(str::trim).filter(|name| !name.is_empty());
     let known = |name: &str| {
         let pass = name.strip_prefix('-').and_then(|name| PASSES.iter().find(|pass| pass.name == name));
@@ -182,7 +188,7 @@ pub(crate) fn run(
     is_fused: bool,
     log: Option<&PassLog>,
 ) -> Result<Draft, ProgramError> {
-    let left_out = left_out()?;
+    let left_out = disabled_passes()?;
     let is_wanted = |pass: &&Pass| !pass.is_optional || is_fused && !left_out.contains(&pass.name);
     let passes: Vec<&Pass> = PASSES.iter().filter(is_wanted).collect();
     run_all(&passes, draft, target, cfg!(debug_assertions), log)
@@ -200,6 +206,10 @@ fn run_all(
         |pass: &Pass, source| ProgramError::InvalidPass { pass: pass.name, source: Box::new(source) };
     let original = (!checks_each).then(|| draft.clone());
     let mut records = Vec::new();
+    if log.is_some_and(|log| log.stage == Some(LOWERED)) {
+        let (instructions, text) = (draft.instructions.len(), Some(draft.to_string()));
+        records.push(PassRecord { pass: LOWERED, changes: 0, instructions, elapsed: Duration::ZERO, text });
+    }
     for pass in passes {
         pause();
         let start = Instant::now();
@@ -234,18 +244,23 @@ mod tests {
     use super::*;
     use crate::versions::Versions;
     use crate::{
-        Buffer, BufferId, GradientModes, Instruction, Load, Nest, Operand, Place, ScheduledInstruction,
+        Buffer, BufferId, BufferLocation, GradientModes, Instruction, Load, Nest, Operand,
+        ScheduledInstruction,
     };
 
     const N: usize = 8;
 
     /// Builds a program that copies a buffer.
-    fn copy() -> Draft {
-        let buffer =
-            |label: &str| Buffer { label: label.into(), dtype: DType::F32, len: N, place: Place::Work(0) };
+    fn copy_program() -> Draft {
+        let buffer = |label: &str| Buffer {
+            label: label.into(),
+            dtype: DType::F32,
+            len: N,
+            place: BufferLocation::Work(0),
+        };
         let mut b = Builder::new();
         let x = b.load(0, Type::F32);
-        let [from, to] = [0, 1].map(|id| Operand::whole(BufferId(id), DType::F32, &[N]));
+        let [from, to] = [0, 1].map(|id| Operand::contiguous(BufferId(id), DType::F32, &[N]));
         let nest = Nest {
             dims: [N].into_iter().collect(),
             inner: 0,
@@ -256,55 +271,57 @@ mod tests {
             stores: vec![to],
         };
         let (instruction, node): (_, Arc<str>) = (Instruction::from(nest), "node".into());
-        let (entries, versions) = (GradientModes::ALL, Versions::default());
-        let instructions = vec![ScheduledInstruction { instruction, entries, node, versions }];
+        let (gradient_modes, versions) = (GradientModes::ALL, Versions::default());
+        let instructions = vec![ScheduledInstruction { instruction, gradient_modes, node, versions }];
         let ends = (vec![BufferId(0)], vec![BufferId(1)]);
         Draft::new(instructions, vec![buffer("x"), buffer("y")], Vec::new(), ends, Precision::F32)
     }
 
     /// A pass that lets the copy store past the end of its buffer.
-    fn overrun(draft: &mut Draft, _: &Target) -> Result<Changed, ProgramError> {
+    fn store_past_the_end(draft: &mut Draft, _: &Target) -> Result<Changed, ProgramError> {
         let nest = draft.instructions[0].instruction.nest_mut().expect("a copy");
         nest.dims[0] += 1;
         Ok(Changed(1))
     }
 
     /// A pass that drops the copy.
-    fn lose(draft: &mut Draft, _: &Target) -> Result<Changed, ProgramError> {
+    fn drop_the_copy(draft: &mut Draft, _: &Target) -> Result<Changed, ProgramError> {
         draft.instructions.clear();
         Ok(Changed(1))
     }
 
-    fn nothing(_: &mut Draft, _: &Target) -> Result<Changed, ProgramError> {
+    fn change_nothing(_: &mut Draft, _: &Target) -> Result<Changed, ProgramError> {
         Ok(Changed(0))
     }
 
     /// A bug in a pass is found by the check after each pass and by the final check, and the error names the pass.
     #[test]
-    fn a_pass_that_makes_no_program_is_named() {
-        let first = optional("first", "", nothing);
-        let last = optional("last", "", nothing);
-        let cases: [(Run, &str); 2] =
-            [(overrun, "elements 0..=8 of a buffer of 8"), (lose, "would not hold the last of its updates")];
+    fn invalid_pass_is_named() {
+        let first = optional("first", "", change_nothing);
+        let last = optional("last", "", change_nothing);
+        let cases: [(PassFunction, &str); 2] = [
+            (store_past_the_end, "elements 0..=8 of a buffer of 8"),
+            (drop_the_copy, "would not hold the last of its updates"),
+        ];
         for (wrong, fault) in cases {
             let wrong = optional("wrong", "", wrong);
             for checks_each in [true, false] {
                 let passes = [&first, &wrong, &last];
-                let found = run_all(&passes, copy(), &Target::CPU, checks_each, None);
+                let found = run_all(&passes, copy_program(), &Target::CPU, checks_each, None);
                 let error = found.map(drop).unwrap_err().to_string();
                 assert!(error.starts_with("the pass wrong made a program that cannot run: "), "{error}");
                 assert!(error.contains(fault), "{error}");
             }
         }
-        let sound = run_all(&[&first, &last], copy(), &Target::CPU, false, None);
+        let sound = run_all(&[&first, &last], copy_program(), &Target::CPU, false, None);
         assert!(sound.is_ok());
     }
 
     /// A log contains the effect of each pass, and the text after the requested pass.
     #[test]
-    fn a_log_takes_down_each_pass() {
+    fn log_records_each_pass() {
         let log = PassLog::with_text_after("remove_unused").expect("there is such a pass");
-        run(copy(), &Target::CPU, true, Some(&log)).expect("a program");
+        run(copy_program(), &Target::CPU, true, Some(&log)).expect("a program");
         let [records] = &log.programs()[..] else { panic!("one program was made") };
         let names: Vec<&str> = records.iter().map(|record| record.pass).collect();
         assert_eq!(names, PASSES.iter().map(|pass| pass.name).collect::<Vec<_>>());
@@ -317,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn names_of_passes_are_different() {
+    fn pass_names_are_unique() {
         let mut names: Vec<&str> = PASSES.iter().map(|pass| pass.name).collect();
         names.sort_unstable();
         names.dedup();
@@ -325,11 +342,11 @@ mod tests {
     }
 
     #[test]
-    fn a_text_leaves_out_optional_passes() {
-        assert_eq!(parsed(""), Ok(Vec::new()));
-        assert_eq!(parsed("-fusion, -mask_packing,"), Ok(vec!["fusion", "mask_packing"]));
+    fn disabled_passes_are_parsed() {
+        assert_eq!(parse_disabled(""), Ok(Vec::new()));
+        assert_eq!(parse_disabled("-fusion, -mask_packing,"), Ok(vec!["fusion", "mask_packing"]));
         for wrong in ["fusion", "-fuse", "-memory_plan", "--fusion"] {
-            let error = parsed(wrong).unwrap_err().to_string();
+            let error = parse_disabled(wrong).unwrap_err().to_string();
             assert!(error.contains(&format!("{wrong:?}")) && error.contains("-fuse_attention"), "{error}");
         }
     }

@@ -11,17 +11,17 @@ use ortrain_expr::{DType, Inst, Type, split_derivative};
 use super::{Changed, Draft, Outcome, Target};
 use crate::align;
 use crate::buffer::{add_work, distinct};
-use crate::editor::{Editor, PLACES};
-use crate::operand::read_by;
+use crate::editor::{Editor, SLOTS_PER_INSTRUCTION};
+use crate::operand::loaded_buffers;
 use crate::rewrite::inline_nest::{is_injective, with_expression};
-use crate::scheduled::NewVersions;
+use crate::scheduled::VersionCounter;
 use crate::{Buffer, BufferId, GradientModes, Instruction, Nest, Operand, ScheduledInstruction};
 
 /// Maximum ratio of the saved bytes to the bytes that they replace.
-const LESS: (usize, usize) = (3, 4);
+const MAX_SAVED_RATIO: (usize, usize) = (3, 4);
 
 /// Placeholder for the buffer of a slope before its allocation.
-const NEW: BufferId = BufferId(u32::MAX);
+const PLACEHOLDER: BufferId = BufferId(u32::MAX);
 
 /// Map that is split in two: the slope, and its product with the incoming gradient.
 struct Slope {
@@ -34,20 +34,20 @@ struct Slope {
 
 pub(super) fn run(draft: &mut Draft, _: &Target) -> Outcome {
     let work = Editor::new(draft);
-    let slopes = work.slopes();
+    let slopes = work.find_slopes();
     let mut slots = work.slots;
     let changes = slopes.len();
-    apart(slopes, &mut slots, &mut draft.buffers);
+    split_maps(slopes, &mut slots, &mut draft.buffers);
     draft.instructions = slots.into_iter().flatten().collect();
     Ok(Changed(changes))
 }
 
 impl Editor<'_> {
     /// Returns the maps that profit from a split.
-    fn slopes(&self) -> Vec<Slope> {
+    fn find_slopes(&self) -> Vec<Slope> {
         let mut found: Vec<Slope> = Vec::new();
         for at in 0..self.slots.len() {
-            let Some(slope) = self.slope(at) else { continue };
+            let Some(slope) = self.find_slope(at) else { continue };
             if found.iter().all(|other| other.after != slope.after) {
                 found.push(slope);
             }
@@ -55,9 +55,9 @@ impl Editor<'_> {
         found
     }
 
-    fn slope(&self, at: usize) -> Option<Slope> {
-        let entries = |at: usize| self.slots[at].as_ref().map(|scheduled| scheduled.entries);
-        let map = self.map(at).filter(|_| entries(at) == Some(GradientModes::ALL))?;
+    fn find_slope(&self, at: usize) -> Option<Slope> {
+        let entries = |at: usize| self.slots[at].as_ref().map(|scheduled| scheduled.gradient_modes);
+        let map = self.map_at(at).filter(|_| entries(at) == Some(GradientModes::ALL))?;
         let [result] = map.stores.as_slice() else { return None };
         let store = &result.access;
         let points: usize = map.dims.iter().product();
@@ -80,16 +80,17 @@ impl Editor<'_> {
                 _ => None,
             }
         };
-        let made: Vec<Option<usize>> = read_by(map).map(made).collect::<Option<_>>()?;
+        let made: Vec<Option<usize>> = loaded_buffers(map).map(made).collect::<Option<_>>()?;
         let latest = made.iter().copied().max().flatten().filter(|&latest| latest < at)?;
         let late: Vec<bool> = made.iter().map(|&made| made == Some(latest)).collect();
         let (slope, product) = split_derivative(expr, &late, map.loads.len())?;
-        let to_slope = Operand { buffer: NEW, access: store.clone() };
+        let to_slope = Operand { buffer: PLACEHOLDER, access: store.clone() };
         let slope = with_expression(map, slope, to_slope, None)?;
-        let product = with_expression(map, product, result.clone(), Some(NEW))?;
-        let needed = |id: BufferId| read_by(map).position(|read| read == id).and_then(|slot| made[slot]);
-        let after = read_by(&slope).filter_map(needed).max().filter(|&after| after < latest)?;
-        let room = after.is_multiple_of(PLACES) && self.slots[after + 1].is_none();
+        let product = with_expression(map, product, result.clone(), Some(PLACEHOLDER))?;
+        let needed =
+            |id: BufferId| loaded_buffers(map).position(|read| read == id).and_then(|slot| made[slot]);
+        let after = loaded_buffers(&slope).filter_map(needed).max().filter(|&after| after < latest)?;
+        let room = after.is_multiple_of(SLOTS_PER_INSTRUCTION) && self.slots[after + 1].is_none();
         if !room || entries(after) != Some(GradientModes::ALL) {
             return None;
         }
@@ -99,32 +100,35 @@ impl Editor<'_> {
             let mut others = self.readers(id).iter().filter(|&reader| reader != at);
             self.is_work(id)
                 && !self.is_output(id)
-                && !read_by(&product).any(|read| read == id)
+                && !loaded_buffers(&product).any(|read| read == id)
                 && others.all(|reader| reader <= soon)
         };
         let bytes = |id: BufferId| align(self.buffers[id.0 as usize].bytes());
-        let freed = distinct(read_by(&slope)).into_iter().filter(is_freed);
+        let freed = distinct(loaded_buffers(&slope)).into_iter().filter(is_freed);
         let freed = freed.map(bytes).fold(0, usize::saturating_add);
         let kept = align(points.saturating_mul(store.dtype.size()));
-        let is_less = kept.saturating_mul(LESS.1) <= freed.saturating_mul(LESS.0);
+        let is_less = kept.saturating_mul(MAX_SAVED_RATIO.1) <= freed.saturating_mul(MAX_SAVED_RATIO.0);
         is_less.then_some(Slope { at, after, slope, product })
     }
 }
 
 /// Splits maps, and allocates the buffers of the slopes.
-fn apart(found: Vec<Slope>, slots: &mut [Option<ScheduledInstruction>], buffers: &mut Vec<Buffer>) {
-    let mut new_versions = NewVersions::after(slots.iter().flatten());
+fn split_maps(found: Vec<Slope>, slots: &mut [Option<ScheduledInstruction>], buffers: &mut Vec<Buffer>) {
+    let mut new_versions = VersionCounter::after(slots.iter().flatten());
     for Slope { at, after, mut slope, mut product } in found {
         let Some(scheduled) = slots[at].take() else { continue };
         let Buffer { label, dtype, .. } = &buffers[product.stores[0].buffer.0 as usize];
         let (label, dtype) = (format!("{label}/slope"), *dtype);
         let id = add_work(buffers, label, dtype, slope.stores[0].access.len);
         slope.stores[0].buffer = id;
-        product.loaded_mut().filter(|from| from.buffer == NEW).for_each(|from| from.buffer = id);
+        product
+            .load_operands_mut()
+            .filter(|from| from.buffer == PLACEHOLDER)
+            .for_each(|from| from.buffer = id);
         let (given, version) = (&scheduled.versions, new_versions.next());
         let of_slope = given.clone().with_write(id, version);
-        slots[after + 1] = Some(scheduled.with(Instruction::from(slope), &of_slope));
+        slots[after + 1] = Some(scheduled.with_instruction(Instruction::from(slope), &of_slope));
         let of_product = given.clone().with_read(id, version);
-        slots[at] = Some(scheduled.with(Instruction::from(product), &of_product));
+        slots[at] = Some(scheduled.with_instruction(Instruction::from(product), &of_product));
     }
 }

@@ -10,13 +10,13 @@ use smallvec::SmallVec;
 
 use super::memory_plan::plan;
 use crate::align;
-use crate::buffer::{distinct, flags, share_bytes};
+use crate::buffer::{distinct, membership_flags, share_bytes};
 use crate::draft::Draft;
-use crate::liveness::{Life, Liveness, alive};
+use crate::liveness::{LiveRange, Liveness, live_bytes};
 use crate::target::{Speed, Target};
 
 use crate::{
-    Buffer, BufferId, BufferIds, Cost, GradientModes, Place, Program, ScheduledInstruction, is_work,
+    Buffer, BufferId, BufferIds, BufferLocation, Cost, GradientModes, Program, ScheduledInstruction, is_work,
 };
 
 /// Speed for the comparison of instructions.
@@ -32,7 +32,7 @@ impl Program {
     #[must_use]
     pub fn within(&self, bytes: usize) -> Program {
         let mut work = Recomputation::new(self);
-        let mut best = Draft::of(self);
+        let mut best = Draft::from_program(self);
         // The live bytes exceed the arena, because results may reuse the bytes of operands.
         let mut goal = work.peak() as f64 * (bytes as f64 / self.work_bytes.max(1) as f64);
         for _ in 0..ATTEMPTS {
@@ -40,7 +40,7 @@ impl Program {
                 break;
             }
             let reached = work.lower(goal as i64);
-            let mut draft = work.result();
+            let mut draft = work.to_draft();
             // An order that moves a read across an update is invalid.
             if plan(&mut draft).is_err() || draft.check().is_err() {
                 break;
@@ -78,16 +78,16 @@ struct Origin {
     seconds: f64,
     /// True if a repetition gives the same result at any position, and all results are work buffers without other
     /// writers.
-    repeats: bool,
+    is_repeatable: bool,
     /// Position of the first later write to a plane that the instruction reads.
-    until: usize,
+    unchanged_until: usize,
 }
 
 /// Order of instructions, and for each value the original value that it is a copy of.
 #[derive(Clone)]
 struct Order {
-    entries: Vec<OrderedInstruction>,
-    roots: Vec<Value>,
+    instructions: Vec<OrderedInstruction>,
+    originals: Vec<Value>,
 }
 
 /// Returns the origins of the instructions of the original program.
@@ -96,15 +96,15 @@ fn origins(program: &Program, order: &[OrderedInstruction]) -> Vec<Origin> {
     let mut writers = vec![0; buffers.len()];
     order.iter().flat_map(|entry| &entry.writes).for_each(|&value| writers[value] += 1);
     // Inputs and outputs of the program.
-    let [inputs, outputs] = [inputs, outputs].map(|ids| flags(buffers.len(), ids));
+    let [inputs, outputs] = [inputs, outputs].map(|ids| membership_flags(buffers.len(), ids));
     let origin = |entry: &OrderedInstruction| {
-        let ScheduledInstruction { instruction, entries, .. } = &instructions[entry.origin];
+        let ScheduledInstruction { instruction, gradient_modes: entries, .. } = &instructions[entry.origin];
         let Cost { flops, bytes } = instruction.cost_over(buffers);
         let own = instruction.writes().into_iter().all(|id| is_work(buffers, id))
             && entry.writes.iter().all(|&value| writers[value] == 1 && !outputs[value]);
         // The operands are inputs, or have a single definition.
         let steady = entry.reads.iter().all(|&value| writers[value] == usize::from(!inputs[value]));
-        let is_plane = |id: &BufferId| matches!(buffers[id.0 as usize].place, Place::Plane(..));
+        let is_plane = |id: &BufferId| matches!(buffers[id.0 as usize].place, BufferLocation::Plane(..));
         let planes: BufferIds = instruction.reads().into_iter().filter(is_plane).collect();
         let shares = |a: BufferId, b: BufferId| share_bytes(&buffers[a.0 as usize], &buffers[b.0 as usize]);
         let changes = |later: &ScheduledInstruction| {
@@ -113,9 +113,9 @@ fn origins(program: &Program, order: &[OrderedInstruction]) -> Vec<Origin> {
         };
         let mut later = (entry.origin..instructions.len()).filter(|_| !planes.is_empty());
         Origin {
-            seconds: flops as f64 / SPEED.flops + bytes as f64 / SPEED.bytes,
-            repeats: own && steady && *entries == GradientModes::ALL && !instruction.must_stay(),
-            until: later.find(|&later| changes(&instructions[later])).unwrap_or(usize::MAX),
+            seconds: flops as f64 / SPEED.flops_per_second + bytes as f64 / SPEED.bytes_per_second,
+            is_repeatable: own && steady && *entries == GradientModes::ALL && !instruction.has_side_effects(),
+            unchanged_until: later.find(|&later| changes(&instructions[later])).unwrap_or(usize::MAX),
         }
     };
     order.iter().map(origin).collect()
@@ -139,38 +139,38 @@ impl<'a> Recomputation<'a> {
         };
         let entries: Vec<OrderedInstruction> = program.instructions.iter().enumerate().map(entry).collect();
         let size = |buffer: &Buffer| match buffer.place {
-            Place::Work(_) => i64::try_from(align(buffer.bytes())).unwrap_or(i64::MAX >> 16),
+            BufferLocation::Work(_) => i64::try_from(align(buffer.bytes())).unwrap_or(i64::MAX >> 16),
             _ => 0,
         };
         let sizes = program.buffers.iter().map(size).collect();
         let origins = origins(program, &entries);
-        let order = Order { entries, roots: (0..program.buffers.len()).collect() };
+        let order = Order { instructions: entries, originals: (0..program.buffers.len()).collect() };
         Recomputation { program, origins, sizes, order }
     }
 
     /// Returns the live ranges of the values in an order, and the live bytes at each instruction.
-    fn lives(&self, order: &Order) -> (Liveness, Vec<i64>) {
-        let mut lives = Liveness::new(order.roots.len());
+    fn live_ranges(&self, order: &Order) -> (Liveness, Vec<i64>) {
+        let mut lives = Liveness::new(order.originals.len());
         // Inputs and outputs are live in a program without instructions, too.
-        let places = order.entries.len().max(1);
-        self.program.inputs.iter().for_each(|id| lives.touch(id.0 as usize, 0));
-        self.program.outputs.iter().for_each(|id| lives.touch(id.0 as usize, places as isize - 1));
-        for (at, entry) in order.entries.iter().enumerate() {
-            entry.reads.iter().chain(&entry.writes).for_each(|&value| lives.touch(value, at as isize));
+        let places = order.instructions.len().max(1);
+        self.program.inputs.iter().for_each(|id| lives.extend_to(id.0 as usize, 0));
+        self.program.outputs.iter().for_each(|id| lives.extend_to(id.0 as usize, places as isize - 1));
+        for (at, entry) in order.instructions.iter().enumerate() {
+            entry.reads.iter().chain(&entry.writes).for_each(|&value| lives.extend_to(value, at as isize));
         }
-        let taken = lives.iter().map(|(value, life)| (life, i128::from(self.sizes[order.roots[value]])));
-        let alive = alive(places, taken)[1..=places].iter().map(|&bytes| bytes as i64).collect();
+        let taken = lives.iter().map(|(value, life)| (life, i128::from(self.sizes[order.originals[value]])));
+        let alive = live_bytes(places, taken)[1..=places].iter().map(|&bytes| bytes as i64).collect();
         (lives, alive)
     }
 
     fn peak(&self) -> i64 {
-        self.lives(&self.order).1.into_iter().max().unwrap_or(0)
+        self.live_ranges(&self.order).1.into_iter().max().unwrap_or(0)
     }
 
     /// Repeats instructions until at most `goal` bytes are live everywhere. Returns true if the goal was reached.
     fn lower(&mut self, goal: i64) -> bool {
         loop {
-            let (lives, alive) = self.lives(&self.order);
+            let (lives, alive) = self.live_ranges(&self.order);
             let above = |alive: &[i64]| alive.iter().map(|&alive| (alive - goal).max(0)).sum::<i64>();
             let excess = above(&alive);
             let Some(peak) = (0..alive.len()).max_by_key(|&at| alive[at]) else { return true };
@@ -181,8 +181,8 @@ impl<'a> Recomputation<'a> {
             for (value, to) in self.candidates(&lives, peak) {
                 for depth in DEPTHS {
                     let mut order = self.order.clone();
-                    let seconds = self.make_again(&mut order, &lives, value, to, depth);
-                    let less = excess - above(&self.lives(&order).1);
+                    let seconds = self.recompute(&mut order, &lives, value, to, depth);
+                    let less = excess - above(&self.live_ranges(&order).1);
                     let gain = less as f64 / seconds.max(1e-9);
                     // Of equal gains the first is chosen, so that the result is deterministic.
                     if less > 0 && best.as_ref().is_none_or(|(most, _)| gain > *most) {
@@ -198,20 +198,20 @@ impl<'a> Recomputation<'a> {
     /// Returns values that are live across the peak but not used there, with their next use, by bytes freed per second
     /// of recomputation.
     fn candidates(&self, lives: &Liveness, peak: usize) -> Vec<(Value, usize)> {
-        let entries = &self.order.entries;
+        let entries = &self.order.instructions;
         let mut found: Vec<(f64, Value, usize)> = Vec::new();
         for (at, entry) in entries.iter().enumerate().take(peak) {
             let origin = &self.origins[entry.origin];
             for &value in &entry.writes {
                 let reads = |at: &usize| entries[*at].reads.contains(&value);
-                let alive = lives.life(value).is_some_and(|life| life.last > peak as isize);
-                if !origin.repeats || !alive || reads(&peak) {
+                let alive = lives.live_range(value).is_some_and(|life| life.last > peak as isize);
+                if !origin.is_repeatable || !alive || reads(&peak) {
                     continue;
                 }
                 let Some(to) = (peak + 1..entries.len()).find(reads) else { continue };
                 debug_assert!(at < to);
                 found.push((
-                    self.sizes[self.order.roots[value]] as f64 / origin.seconds.max(1e-9),
+                    self.sizes[self.order.originals[value]] as f64 / origin.seconds.max(1e-9),
                     value,
                     to,
                 ));
@@ -224,26 +224,28 @@ impl<'a> Recomputation<'a> {
 
     /// Inserts copies of a value's producer, and of up to `depth` generations of producers of operands that are no
     /// longer live, before position `to`. Later readers use the copies. Returns the additional seconds.
-    fn make_again(&self, order: &mut Order, lives: &Liveness, value: Value, to: usize, depth: usize) -> f64 {
+    fn recompute(&self, order: &mut Order, lives: &Liveness, value: Value, to: usize, depth: usize) -> f64 {
         let maker = |order: &Order, value: Value| {
-            order.entries[..to].iter().rposition(|entry| entry.writes.contains(&value))
+            order.instructions[..to].iter().rposition(|entry| entry.writes.contains(&value))
         };
         let mut places: SmallVec<[usize; 8]> = maker(order, value).into_iter().collect();
         let mut generation = places.clone();
         for _ in 0..depth {
             let gone: Vec<Value> = generation
                 .iter()
-                .flat_map(|&at| order.entries[at].reads.clone())
-                .filter(|&read| self.version(order, lives, read, to).1 < to)
+                .flat_map(|&at| order.instructions[at].reads.clone())
+                .filter(|&read| self.longest_lived_copy(order, lives, read, to).1 < to)
                 .collect();
-            let is_new = |at: &usize| self.origins[order.entries[*at].origin].repeats && !places.contains(at);
+            let is_new = |at: &usize| {
+                self.origins[order.instructions[*at].origin].is_repeatable && !places.contains(at)
+            };
             generation = distinct(gone.into_iter().filter_map(|read| maker(order, read)).filter(is_new));
             places.extend_from_slice(&generation);
         }
         places.sort_unstable();
         let still = |at: &usize| {
-            let until = self.origins[order.entries[*at].origin].until;
-            order.entries[..to].iter().all(|entry| entry.is_copy || entry.origin < until)
+            let until = self.origins[order.instructions[*at].origin].unchanged_until;
+            order.instructions[..to].iter().all(|entry| entry.is_copy || entry.origin < until)
         };
         if !places.iter().all(still) {
             return f64::INFINITY;
@@ -253,41 +255,42 @@ impl<'a> Recomputation<'a> {
         let mut new: Vec<(Value, Value)> = Vec::new();
         let mut copies = Vec::new();
         for at in places {
-            let mut copy = OrderedInstruction { is_copy: true, ..order.entries[at].clone() };
+            let mut copy = OrderedInstruction { is_copy: true, ..order.instructions[at].clone() };
             for read in &mut copy.reads {
-                let known = new.iter().find(|(root, _)| *root == order.roots[*read]);
-                *read = known.map_or_else(|| self.version(order, lives, *read, to).0, |pair| pair.1);
+                let known = new.iter().find(|(root, _)| *root == order.originals[*read]);
+                *read =
+                    known.map_or_else(|| self.longest_lived_copy(order, lives, *read, to).0, |pair| pair.1);
             }
             for write in &mut copy.writes {
-                let root = order.roots[*write];
-                *write = order.roots.len();
-                order.roots.push(root);
+                let root = order.originals[*write];
+                *write = order.originals.len();
+                order.originals.push(root);
                 new.push((root, *write));
             }
             seconds += self.origins[copy.origin].seconds;
             copies.push(copy);
         }
-        for entry in &mut order.entries[to..] {
+        for entry in &mut order.instructions[to..] {
             for read in &mut entry.reads {
-                if let Some(pair) = new.iter().find(|(root, _)| *root == order.roots[*read]) {
+                if let Some(pair) = new.iter().find(|(root, _)| *root == order.originals[*read]) {
                     *read = pair.1;
                 }
             }
         }
-        order.entries.splice(to..to, copies);
+        order.instructions.splice(to..to, copies);
         // Copies that were inserted earlier for these readers are now unused.
         loop {
-            let mut read = vec![false; order.roots.len()];
-            order.entries.iter().flat_map(|entry| &entry.reads).for_each(|&value| read[value] = true);
-            let before = order.entries.len();
-            order.entries.retain(|entry| {
+            let mut read = vec![false; order.originals.len()];
+            order.instructions.iter().flat_map(|entry| &entry.reads).for_each(|&value| read[value] = true);
+            let before = order.instructions.len();
+            order.instructions.retain(|entry| {
                 let useful = !entry.is_copy || entry.writes.iter().any(|&value| read[value]);
                 if !useful {
                     seconds -= self.origins[entry.origin].seconds;
                 }
                 useful
             });
-            if order.entries.len() == before {
+            if order.instructions.len() == before {
                 return seconds;
             }
         }
@@ -295,19 +298,19 @@ impl<'a> Recomputation<'a> {
 
     /// Returns the copy of a value that is live longest among those defined before a position, and the end of its live
     /// range.
-    fn version(&self, order: &Order, lives: &Liveness, value: Value, to: usize) -> (Value, usize) {
-        let root = order.roots[value];
+    fn longest_lived_copy(&self, order: &Order, lives: &Liveness, value: Value, to: usize) -> (Value, usize) {
+        let root = order.originals[value];
         // New values have no live ranges yet.
-        let versions = lives.iter().filter_map(|(other, Life { first, last })| {
-            (order.roots[other] == root && first < to as isize).then_some((other, last.unsigned_abs()))
+        let versions = lives.iter().filter_map(|(other, LiveRange { first, last })| {
+            (order.originals[other] == root && first < to as isize).then_some((other, last.unsigned_abs()))
         });
         versions.max_by_key(|&(_, last)| last).unwrap_or((value, 0))
     }
 
     /// Returns the program in the current order.
-    fn result(&self) -> Draft {
+    fn to_draft(&self) -> Draft {
         let Program { buffers, instructions, .. } = self.program;
-        let Order { entries, roots } = &self.order;
+        let Order { instructions: entries, originals: roots } = &self.order;
         let buffers = roots.iter().map(|&root| buffers[root].clone()).collect();
         let made = |entry: &OrderedInstruction| {
             let mut scheduled = instructions[entry.origin].clone();
@@ -316,11 +319,11 @@ impl<'a> Recomputation<'a> {
                 found.map_or(id, |&value| BufferId(value as u32))
             };
             let (read, write) = (|id| version(&entry.reads, id), |id| version(&entry.writes, id));
-            scheduled.instruction.rename(&read, &write);
-            scheduled.versions.rename(&read, &write);
+            scheduled.instruction.substitute_buffers(&read, &write);
+            scheduled.versions.substitute_buffers(&read, &write);
             scheduled
         };
-        let mut draft = Draft::of(self.program);
+        let mut draft = Draft::from_program(self.program);
         (draft.buffers, draft.instructions) = (buffers, entries.iter().map(made).collect());
         draft
     }
@@ -341,10 +344,10 @@ mod tests {
     const N: usize = 1000;
 
     /// Builds a chain of functions. The second half uses the results of the first half in reverse order.
-    fn up_and_down(depth: usize) -> Program {
+    fn mirrored_chain(depth: usize) -> Program {
         let node: Arc<str> = "node".into();
         let mut b = ProgramBuilder::new();
-        let whole = |id: BufferId| Operand::whole(id, DType::F32, &[N]);
+        let whole = |id: BufferId| Operand::contiguous(id, DType::F32, &[N]);
         let map = |b: &mut ProgramBuilder, reads: &[BufferId], label: String| {
             let mut e = Builder::new();
             let x: Vec<_> = (0..reads.len()).map(|slot| e.load(slot, Type::F32)).collect();
@@ -382,7 +385,7 @@ mod tests {
         let mut work = Workspace::new(Arc::new(Reference));
         work.prepare(&program, executable.scratch_bytes(), 0).unwrap();
         let place = |id: BufferId| match program.buffer(id).place {
-            Place::Work(offset) => offset,
+            BufferLocation::Work(offset) => offset,
             other => panic!("{other:?}"),
         };
         let x: Vec<u8> = (0..N).flat_map(|i| (i as f32 / 300.0 - 1.5).to_le_bytes()).collect();
@@ -393,8 +396,8 @@ mod tests {
     }
 
     #[test]
-    fn a_limit_is_kept_and_changes_no_bit() {
-        let whole = up_and_down(24);
+    fn memory_limit_preserves_results() {
+        let whole = mirrored_chain(24);
         let want = run(&whole);
         let mut steps = whole.instructions.len();
         for percent in [100, 80, 60, 45] {
@@ -413,7 +416,7 @@ mod tests {
 
     /// The body of a loop may return its input.
     #[test]
-    fn a_program_of_no_instructions_stays_one() {
+    fn empty_program_is_unchanged() {
         let mut b = ProgramBuilder::new();
         let x = b.work("x", DType::F32, N);
         let program = b.finish(vec![x], vec![x]).unwrap();
@@ -422,8 +425,8 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_reached_is_approached() {
-        let whole = up_and_down(6);
+    fn unreachable_limit_is_approached() {
+        let whole = mirrored_chain(6);
         let least = whole.within(0);
         assert!(least.work_bytes < whole.work_bytes);
         assert_eq!(run(&least), run(&whole));

@@ -1,9 +1,9 @@
 //! Dead-code elimination: removes unused instructions and unused results.
 
 use super::{Changed, Draft, Outcome, Target};
-use crate::buffer::flags;
-use crate::operand::written_by;
-use crate::rewrite::inline_nest::with_results;
+use crate::buffer::membership_flags;
+use crate::operand::stored_buffers;
+use crate::rewrite::inline_nest::keep_results;
 use crate::{BufferId, is_work};
 
 pub(super) fn run(draft: &mut Draft, _: &Target) -> Outcome {
@@ -14,20 +14,20 @@ pub(super) fn run(draft: &mut Draft, _: &Target) -> Outcome {
 pub(crate) fn remove_unused(draft: &mut Draft) -> usize {
     let Draft { instructions, buffers, outputs, .. } = draft;
     let mut changes = 0;
-    let mut needed = flags(buffers.len(), outputs);
+    let mut needed = membership_flags(buffers.len(), outputs);
     let mut keep = vec![false; instructions.len()];
     for (index, scheduled) in instructions.iter_mut().enumerate().rev() {
         let instruction = &scheduled.instruction;
         let wanted = |id: BufferId| !is_work(buffers, id) || needed[id.0 as usize];
-        keep[index] = instruction.must_stay() || instruction.writes().into_iter().any(wanted);
+        keep[index] = instruction.has_side_effects() || instruction.writes().into_iter().any(wanted);
         if !keep[index] {
             continue;
         }
         if let Some(nest) = instruction.nest()
             && nest.stores.len() > 1
         {
-            let results: Vec<bool> = written_by(nest).map(wanted).collect();
-            if let Some(fewer) = with_results(nest, &results) {
+            let results: Vec<bool> = stored_buffers(nest).map(wanted).collect();
+            if let Some(fewer) = keep_results(nest, &results) {
                 *scheduled = scheduled.with_nest(fewer);
                 changes += 1;
             }

@@ -7,21 +7,21 @@
 use ortrain_expr::{BinaryOp, DType, Inst, Reg, Scalar, Type};
 
 use super::{Changed, Draft, Outcome, Target};
-use crate::operand::only_result;
-use crate::rewrite::inline_nest::{is_injective, same, with_constants};
-use crate::scheduled::NewVersions;
-use crate::uses::Places;
+use crate::operand::single_result;
+use crate::rewrite::inline_nest::{is_injective, is_same_access, with_constants};
+use crate::scheduled::VersionCounter;
+use crate::uses::PositionSet;
 use crate::{
-    Buffer, BufferId, GradientModes, Instruction, Load, Nest, Operand, Place, ScatterAdd,
+    Buffer, BufferId, BufferLocation, GradientModes, Instruction, Load, Nest, Operand, ScatterAdd,
     ScheduledInstruction,
 };
 
 /// Moves sums after the maps that read their targets, one map at a time.
 pub(super) fn run(draft: &mut Draft, _: &Target) -> Outcome {
-    let mut new_versions = NewVersions::after(&draft.instructions);
+    let mut new_versions = VersionCounter::after(&draft.instructions);
     let (mut at, mut changes) = (0, 0);
     while at < draft.instructions.len() {
-        if let Some(moved) = moved(draft, at, &mut new_versions) {
+        if let Some(moved) = sink_sums(draft, at, &mut new_versions) {
             draft.instructions = moved;
             changes += 1;
         } else {
@@ -33,19 +33,27 @@ pub(super) fn run(draft: &mut Draft, _: &Target) -> Outcome {
 
 /// Returns the instructions with the sums at `at` moved after the maps that read them, if the sums have no other
 /// readers.
-fn moved(draft: &Draft, at: usize, new_versions: &mut NewVersions) -> Option<Vec<ScheduledInstruction>> {
+fn sink_sums(
+    draft: &Draft,
+    at: usize,
+    new_versions: &mut VersionCounter,
+) -> Option<Vec<ScheduledInstruction>> {
     let Draft { instructions, buffers, .. } = draft;
-    let ScheduledInstruction { instruction: Instruction::ScatterAdd(sums), entries, versions, .. } =
-        &instructions[at]
+    let ScheduledInstruction {
+        instruction: Instruction::ScatterAdd(sums),
+        gradient_modes: entries,
+        versions,
+        ..
+    } = &instructions[at]
     else {
         return None;
     };
     let target = sums.target.buffer;
     let (source, index_buffer) = (sums.source.buffer, sums.index.buffer);
     let buffer = |id: BufferId| &buffers[id.0 as usize];
-    let in_a_plane = |id: BufferId| matches!(buffer(id).place, Place::Plane(..));
-    if sums.last
-        || draft.is_seen(target)
+    let in_a_plane = |id: BufferId| matches!(buffer(id).place, BufferLocation::Plane(..));
+    if sums.overwrites
+        || draft.is_visible(target)
         || !matches!(buffer(target).dtype, DType::F32 | DType::F64)
         || in_a_plane(source)
         || in_a_plane(index_buffer)
@@ -55,17 +63,18 @@ fn moved(draft: &Draft, at: usize, new_versions: &mut NewVersions) -> Option<Vec
         return None;
     }
     let uses = draft.uses();
-    let others = |places: &Places| places.iter().filter(|&index| index != at).collect::<Vec<usize>>();
+    let others = |places: &PositionSet| places.iter().filter(|&index| index != at).collect::<Vec<usize>>();
     let (writers, readers) = (others(uses.writers(target)), others(uses.readers(target)));
     let mut seen = GradientModes::NONE;
     for &index in &readers {
         let other = &instructions[index];
         let map = flexible_map(other)?;
-        let goes_along = entries.and(other.entries) == other.entries && seen.and(other.entries).is_empty();
-        if index < at || !goes_along || !only_adds(map, target, buffers) {
+        let goes_along = entries.and(other.gradient_modes) == other.gradient_modes
+            && seen.and(other.gradient_modes).is_empty();
+        if index < at || !goes_along || !only_adds_target(map, target, buffers) {
             return None;
         }
-        seen = seen.or(other.entries);
+        seen = seen.or(other.gradient_modes);
     }
     let between = at + 1..*readers.last()? + 1;
     let is_changed = |id: BufferId| uses.writers(id).within(between.clone()).next().is_some();
@@ -78,9 +87,9 @@ fn moved(draft: &Draft, at: usize, new_versions: &mut NewVersions) -> Option<Vec
         match &scheduled.instruction {
             _ if index == at => {}
             Instruction::Nest(map) if readers.contains(&index) => {
-                let rest = if starts_at_zero { without(map, target)? } else { Some((**map).clone()) };
-                let to = only_result(map)?;
-                let made = scheduled.versions.written(to)?;
+                let rest = if starts_at_zero { without_zeros(map, target)? } else { Some((**map).clone()) };
+                let to = single_result(map)?;
+                let made = scheduled.versions.written_version(to)?;
                 let result_of_map = Operand { buffer: to, access: sums.target.access.clone() };
                 let sums = ScatterAdd { target: result_of_map, ..(**sums).clone() };
                 let mut versions_of_sums =
@@ -89,11 +98,16 @@ fn moved(draft: &Draft, at: usize, new_versions: &mut NewVersions) -> Option<Vec
                     // The map reads the target before the sums, and the sums update the result of the map.
                     let before = new_versions.next();
                     let given = scheduled.versions.clone().with_read_of(target, versions);
-                    result.push(scheduled.with(Instruction::from(map), &given.with_write(to, before)));
+                    result.push(
+                        scheduled.with_instruction(Instruction::from(map), &given.with_write(to, before)),
+                    );
                     versions_of_sums = versions_of_sums.with_read(to, before);
                 }
-                let here = ScheduledInstruction { entries: scheduled.entries, ..instructions[at].clone() };
-                result.push(here.with(Instruction::from(sums), &versions_of_sums));
+                let here = ScheduledInstruction {
+                    gradient_modes: scheduled.gradient_modes,
+                    ..instructions[at].clone()
+                };
+                result.push(here.with_instruction(Instruction::from(sums), &versions_of_sums));
             }
             _ => result.push(scheduled.clone()),
         }
@@ -117,7 +131,7 @@ fn is_zero(map: &Nest) -> bool {
 }
 
 /// Returns the load of a buffer, if there is exactly one.
-fn load_of(map: &Nest, id: BufferId) -> Option<(usize, &Operand)> {
+fn only_load_of(map: &Nest, id: BufferId) -> Option<(usize, &Operand)> {
     let loads = map.loads.iter().enumerate();
     let mut found =
         loads.filter_map(|(slot, load)| Some((slot, load.operand().filter(|from| from.buffer == id)?)));
@@ -125,12 +139,14 @@ fn load_of(map: &Nest, id: BufferId) -> Option<(usize, &Operand)> {
 }
 
 /// Returns true if a map stores, element by element, a buffer or the sum of the buffer and other values.
-fn only_adds(map: &Nest, target: BufferId, buffers: &[Buffer]) -> bool {
-    let (Some((slot, load)), [store]) = (load_of(map, target), map.stores.as_slice()) else { return false };
+fn only_adds_target(map: &Nest, target: BufferId, buffers: &[Buffer]) -> bool {
+    let (Some((slot, load)), [store]) = (only_load_of(map, target), map.stores.as_slice()) else {
+        return false;
+    };
     let (dims, expr) = (&map.dims, &map.expr);
     let (from, to) = (&buffers[target.0 as usize], &buffers[store.buffer.0 as usize]);
     let elements: usize = dims.iter().product();
-    if !same(&load.access, &store.access, dims)
+    if !is_same_access(&load.access, &store.access, dims)
         || !is_injective(&load.access, dims)
         || elements != from.len
         || (from.len, from.dtype) != (to.len, to.dtype)
@@ -140,7 +156,7 @@ fn only_adds(map: &Nest, target: BufferId, buffers: &[Buffer]) -> bool {
     }
     let reads = |inst: &Inst| matches!(*inst, Inst::Load(s) | Inst::LoadAt(s, _) if usize::from(s) == slot);
     let depends = |reg: Reg| {
-        let needed = expr.needed_by(&[reg]);
+        let needed = expr.dependencies_of(&[reg]);
         expr.insts().iter().zip(needed).any(|((inst, _), needed)| needed && reads(inst))
     };
     let mut reg = expr.outputs()[0];
@@ -161,15 +177,15 @@ fn only_adds(map: &Nest, target: BufferId, buffers: &[Buffer]) -> bool {
 
 /// Returns a map without its load of zeros. The inner `None` means that nothing remains: the map would store an
 /// unchanged value. The outer `None` means that the rewrite is impossible.
-fn without(map: &Nest, zeros: BufferId) -> Option<Option<Nest>> {
+fn without_zeros(map: &Nest, zeros: BufferId) -> Option<Option<Nest>> {
     let is_zeros =
         |load: &Load| load.operand().is_some_and(|from| from.buffer == zeros).then_some(Scalar::F64(0.0));
     let rest = with_constants(map, &map.loads.iter().map(is_zeros).collect::<Vec<_>>())?;
     let store = &rest.stores[0];
     let stays = match rest.expr.insts()[usize::from(rest.expr.outputs()[0].0)] {
-        (Inst::Load(slot), _) => rest.loads[usize::from(slot)]
-            .operand()
-            .is_some_and(|load| load.buffer == store.buffer && same(&load.access, &store.access, &rest.dims)),
+        (Inst::Load(slot), _) => rest.loads[usize::from(slot)].operand().is_some_and(|load| {
+            load.buffer == store.buffer && is_same_access(&load.access, &store.access, &rest.dims)
+        }),
         _ => false,
     };
     Some((!stays).then_some(rest))

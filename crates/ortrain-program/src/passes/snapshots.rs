@@ -16,9 +16,9 @@ use crate::draft::Draft;
 use crate::target::{BatchTiles, Panels, Target};
 use crate::versions::Versions;
 use crate::{
-    Backend, Bindings, Buffer, BufferId, Conv, GradientMode, GradientModes, Instruction, Load, MatMul,
-    Memory, Nest, Operand, Place, PlaneId, Reference, Scalars, ScatterAdd, ScheduledInstruction, Window,
-    WindowIndex, Workspace,
+    Backend, Bindings, Buffer, BufferId, BufferLocation, Conv, GradientMode, GradientModes, Instruction,
+    Load, MatMul, Memory, Nest, Operand, PlaneId, Reference, Scalars, ScatterAdd, ScheduledInstruction,
+    Window, WindowIndex, Workspace,
 };
 
 /// Maximum number of columns of a line. Longer lines are broken after a semicolon.
@@ -46,10 +46,10 @@ enum Promise {
     OtherPrecision,
 }
 
-type Make = fn() -> Example;
+type MakeExample = fn() -> Example;
 
 /// Examples for each pass.
-const EXAMPLES: &[(&str, Make)] = &[
+const EXAMPLES: &[(&str, MakeExample)] = &[
     ("remove_unused", remove_unused),
     ("inline_constants", inline_constants),
     ("dead_elements", dead_elements),
@@ -84,12 +84,12 @@ fn each_pass_does_what_its_example_shows() {
             assert!(changes > 0, "the pass {} changes nothing in its example", pass.name);
             changed.check().unwrap_or_else(|error| panic!("behind the pass {}: {error}", pass.name));
             for (when, draft, text) in [("before", &draft, before), ("behind", &changed, after)] {
-                let found = wrapped(&draft.to_string());
+                let found = wrap_lines(&draft.to_string());
                 if text.strip_prefix('\n') != Some(&found) {
                     differences += &format!("--- {when} the pass {}:\n{found}", pass.name);
                 }
             }
-            compare(pass.name, promise, &results(&draft), &results(&changed));
+            compare(pass.name, promise, &run_all_modes(&draft), &run_all_modes(&changed));
         }
     }
     assert!(differences.is_empty(), "programs are other ones than those of the examples:\n{differences}");
@@ -109,7 +109,7 @@ fn each_example_is_of_a_pass() {
 }
 
 /// Breaks long lines after semicolons.
-fn wrapped(text: &str) -> String {
+fn wrap_lines(text: &str) -> String {
     let mut result = String::new();
     for line in text.lines() {
         let mut column = 0;
@@ -128,7 +128,7 @@ fn wrapped(text: &str) -> String {
 }
 
 /// Returns the bytes of the outputs and of all planes after a run of each gradient mode.
-fn results(draft: &Draft) -> Vec<Vec<u8>> {
+fn run_all_modes(draft: &Draft) -> Vec<Vec<u8>> {
     let mut draft = draft.clone();
     super::memory_plan::run(&mut draft, &Target::PLAIN).unwrap();
     let executable = Reference.compile(Arc::new(draft.into_program())).unwrap();
@@ -141,7 +141,7 @@ fn results(draft: &Draft) -> Vec<Vec<u8>> {
     let mut work = Workspace::new(Arc::new(Reference));
     work.reserve(program.work_bytes, executable.scratch_bytes()).unwrap();
     let place = |id: &BufferId| match *program.buffer(*id) {
-        Buffer { place: Place::Work(offset), ref dtype, len, .. } => (offset, len * dtype.size()),
+        Buffer { place: BufferLocation::Work(offset), ref dtype, len, .. } => (offset, len * dtype.size()),
         ref other => panic!("{other:?} lies in no arena"),
     };
     let mut found = Vec::new();
@@ -188,13 +188,13 @@ struct Sketch {
 }
 
 impl Sketch {
-    fn push(&mut self, label: &str, dtype: DType, len: usize, place: Place) -> BufferId {
+    fn push(&mut self, label: &str, dtype: DType, len: usize, place: BufferLocation) -> BufferId {
         self.buffers.push(Buffer { label: label.into(), dtype, len, place });
         BufferId(self.buffers.len() as u32 - 1)
     }
 
     fn work(&mut self, label: &str, dtype: DType, len: usize) -> BufferId {
-        self.push(label, dtype, len, Place::Work(0))
+        self.push(label, dtype, len, BufferLocation::Work(0))
     }
 
     /// Adds work buffers of floats, all of one length.
@@ -204,13 +204,13 @@ impl Sketch {
 
     /// Adds a part of the only plane.
     fn plane(&mut self, label: &str, len: usize) -> BufferId {
-        self.push(label, DType::F32, len, Place::Plane(PlaneId(0), 0))
+        self.push(label, DType::F32, len, BufferLocation::Plane(PlaneId(0), 0))
     }
 
     fn constant(&mut self, label: &str, tensor: Tensor) -> BufferId {
         let (dtype, len) = (tensor.dtype(), tensor.len());
         self.constants.push(tensor);
-        self.push(label, dtype, len, Place::Constant(self.constants.len() - 1))
+        self.push(label, dtype, len, BufferLocation::Constant(self.constants.len() - 1))
     }
 
     /// Returns an operand that starts at the first element of a buffer.
@@ -223,7 +223,7 @@ impl Sketch {
     fn emit(&mut self, node: &str, instruction: Instruction) {
         assert_eq!(instruction.validate(&self.buffers), None, "{node}");
         let (entries, node, versions) = (GradientModes::ALL, node.into(), Versions::default());
-        self.instructions.push(ScheduledInstruction { instruction, entries, node, versions });
+        self.instructions.push(ScheduledInstruction { instruction, gradient_modes: entries, node, versions });
     }
 
     /// Adds a nest over `dims` with `inner` reduced axes. The closure computes the results and the reduced values from
@@ -453,7 +453,7 @@ fn number_cells() -> Example {
     let [x, dx] = s.floats(["x", "dx"], 16);
     let [y] = s.floats(["y"], 4);
     let index = s.work("index", DType::I64, 4);
-    let axis = SlidingAxis { input: 4, output: 2, kernel: 2, stride: 2, dilation: 1, before: 0 };
+    let axis = SlidingAxis { input: 4, output: 2, kernel: 2, stride: 2, dilation: 1, padding_before: 0 };
     for (node, pass, source, target) in
         [("pool", WindowPass::Max, x, y), ("pool gradient", WindowPass::MaxGradient, y, dx)]
     {
@@ -503,7 +503,7 @@ fn sink_scatter_add() -> Example {
         source: from,
         index: at,
         target: to,
-        last: false,
+        overwrites: false,
     };
     s.emit("gather gradient", Instruction::from(sums));
     s.flat("accumulate", &[total, gradient], &[total], |b, x| vec![b.add(x[0], x[1])]);
@@ -806,7 +806,7 @@ fn weight_prepacking() -> Example {
         let [a, b] = [from, w].map(|id| s.matrix(id, 4));
         s.product(node, (2, 4, 4), a, b, to);
     }
-    let panels = Panels { columns: 2, rows: (2, 2), products: 2, elements: 16 };
+    let panels = Panels { columns: 2, rows: (2, 2), min_products: 2, min_elements: 16 };
     Example {
         target: Target { panels: Some(panels), ..Target::PLAIN },
         before: r#"
@@ -904,7 +904,7 @@ fn mask_packing() -> Example {
         vec![b.select(x[1], x[0], zero)]
     });
     Example {
-        target: Target { least_mask: LEN, ..Target::PLAIN },
+        target: Target { min_mask_elements: LEN, ..Target::PLAIN },
         before: r#"
 draft: 4 instructions, 5 buffers
   b0: float32[1024] work "x"  input
@@ -971,7 +971,8 @@ fn batch_tiling() -> Example {
     let [x, y] = s.floats(["x", "y"], 2 * SIZE * SIZE);
     let [wide] = s.floats(["wide"], 2 * 4 * SIZE * SIZE);
     let [there, back] = s.floats(["there", "back"], 4);
-    let axis = SlidingAxis { input: SIZE, output: SIZE, kernel: 1, stride: 1, dilation: 1, before: 0 };
+    let axis =
+        SlidingAxis { input: SIZE, output: SIZE, kernel: 1, stride: 1, dilation: 1, padding_before: 0 };
     for (node, (from, to), channels, filter) in
         [("widen", (x, wide), (1, 4), there), ("narrow", (wide, y), (4, 1), back)]
     {
@@ -984,12 +985,17 @@ fn batch_tiling() -> Example {
             axes: [axis, axis].into_iter().collect(),
         };
         let [a, b, result] = shape.operands();
-        let (a, b) = (Operand::whole(from, DType::F32, &a), Operand::whole(filter, DType::F32, &b));
+        let (a, b) = (Operand::contiguous(from, DType::F32, &a), Operand::contiguous(filter, DType::F32, &b));
         let (precision, epilogue) =
-            (Precision::F32, epilogue(&result, Operand::whole(to, DType::F32, &result)));
+            (Precision::F32, epilogue(&result, Operand::contiguous(to, DType::F32, &result)));
         s.emit(node, Instruction::from(Conv { shape, a, b, precision, epilogue }));
     }
-    let batch_tiles = BatchTiles { least: 2048, part: 1024, filter: 1, worth: 16 };
+    let batch_tiles = BatchTiles {
+        min_intermediate_bytes: 2048,
+        min_part_bytes: 1024,
+        filter_divisor: 1,
+        saving_divisor: 16,
+    };
     Example {
         target: Target { batch_tiles: Some(batch_tiles), ..Target::PLAIN },
         before: r#"
@@ -1027,7 +1033,7 @@ draft: 4 instructions, 6 buffers
 /// Two parameters, each with its own two steps.
 fn horizontal_fusion() -> Example {
     let mut s = Sketch::default();
-    let place = |at: usize| Place::Plane(PlaneId(0), at);
+    let place = |at: usize| BufferLocation::Plane(PlaneId(0), at);
     let (v, w) = (s.push("v", DType::F32, 64, place(0)), s.push("w", DType::F32, 64, place(256)));
     for (of, dims, parameter) in [("v", [1, 64], v), ("w", [2, 32], w)] {
         let norms = s.work(&format!("norms of {of}"), DType::F32, dims[0]);
@@ -1133,7 +1139,7 @@ draft: 4 instructions, 5 buffers
 }
 
 #[test]
-fn two_results_lie_apart() {
+fn two_results_do_not_share_bytes() {
     let mut s = Sketch::default();
     let [x, a, b, y] = s.floats(["x", "a", "b", "y"], 64);
     s.flat("make b", &[x], &[b], |b, x| vec![b.unary(UnaryOp::Exp, x[0])]);

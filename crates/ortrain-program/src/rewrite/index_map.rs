@@ -3,7 +3,7 @@
 use ortrain_expr::{Access, Builder, Dims, Inst, Reg, Strides, Type};
 use smallvec::{SmallVec, smallvec};
 
-use crate::operand::access_of;
+use crate::operand::load_access;
 use crate::{Nest, Operand};
 
 /// Maximum number of axes after a split.
@@ -53,7 +53,7 @@ impl Embedding {
         place: &Access,
         split: bool,
     ) -> Option<Embedding> {
-        let mut digits = digits(guest, place)?;
+        let mut digits = mixed_radix_digits(guest, place)?;
         if host.contains(&0) || at.len != place.len {
             return None;
         }
@@ -65,7 +65,7 @@ impl Embedding {
             let walked: SmallVec<[Part; 2]> = if size == 1 || stride == 0 {
                 smallvec![(size, SmallVec::new())]
             } else {
-                walk(&digits, size, stride.unsigned_abs())?
+                split_axis(&digits, size, stride.unsigned_abs())?
             };
             if walked.len() > 1 && (!split || stride < 0) {
                 return None;
@@ -118,7 +118,7 @@ impl Embedding {
     }
 
     /// Returns the host with split axes. Trailing reduced axes that the embedding does not cover are unchanged.
-    pub(crate) fn refined(&self, nest: &Nest) -> Nest {
+    pub(crate) fn split_host(&self, nest: &Nest) -> Nest {
         if !self.is_split() {
             return nest.clone();
         }
@@ -156,7 +156,7 @@ impl Embedding {
             inner: inner + rest.len().min(nest.inner),
             expr,
             reductions,
-            ..nest.map(operand)
+            ..nest.map_operands(operand)
         }
     }
 
@@ -196,7 +196,7 @@ impl Embedding {
 }
 
 /// Returns the guest's axes in descending order of strides, if they visit every element once.
-fn digits(guest: &Nest, place: &Access) -> Option<Vec<Digit>> {
+fn mixed_radix_digits(guest: &Nest, place: &Access) -> Option<Vec<Digit>> {
     if guest.dims.contains(&0) || place.offset != 0 {
         return None;
     }
@@ -210,7 +210,7 @@ fn digits(guest: &Nest, place: &Access) -> Option<Vec<Digit>> {
         }
         let size = guest.dims[axis];
         match digits.last_mut() {
-            Some(inner) if walked_as_one(guest, axis, inner) => {
+            Some(inner) if continues_digit(guest, axis, inner) => {
                 inner.size *= size;
                 inner.merged = true;
             }
@@ -230,7 +230,7 @@ fn digits(guest: &Nest, place: &Access) -> Option<Vec<Digit>> {
 }
 
 /// Returns true if all accesses of the guest traverse an axis as a continuation of a digit.
-fn walked_as_one(guest: &Nest, axis: usize, digit: &Digit) -> bool {
+fn continues_digit(guest: &Nest, axis: usize, digit: &Digit) -> bool {
     let asked_for = |(inst, _): &(Inst, Type)| match *inst {
         Inst::Coordinate(asked) => usize::from(asked) == axis || usize::from(asked) == digit.axis,
         _ => false,
@@ -238,7 +238,8 @@ fn walked_as_one(guest: &Nest, axis: usize, digit: &Digit) -> bool {
     let even = |access: &Access| {
         access.strides[digit.axis].checked_mul(digit.size as isize) == Some(access.strides[axis])
     };
-    let mut uneven = guest.loads.iter().enumerate().filter(|(_, load)| !even(&access_of(load, &guest.dims)));
+    let mut uneven =
+        guest.loads.iter().enumerate().filter(|(_, load)| !even(&load_access(load, &guest.dims)));
     !guest.expr.insts().iter().any(asked_for)
         && uneven.all(|(slot, _)| guest.is_gathered(slot))
         && guest.stores.iter().all(|store| even(&store.access))
@@ -246,7 +247,7 @@ fn walked_as_one(guest: &Nest, axis: usize, digit: &Digit) -> bool {
 
 /// Splits an axis of the host, and returns the step of the guest along each part. Returns `None` if the axis does not
 /// fit the digits.
-fn walk(digits: &[Digit], size: usize, stride: usize) -> Option<SmallVec<[Part; 2]>> {
+fn split_axis(digits: &[Digit], size: usize, stride: usize) -> Option<SmallVec<[Part; 2]>> {
     let mut factors: SmallVec<[(usize, usize); 2]> = SmallVec::new();
     let mut rest = stride;
     for (k, digit) in digits.iter().enumerate() {
@@ -266,7 +267,7 @@ fn walk(digits: &[Digit], size: usize, stride: usize) -> Option<SmallVec<[Part; 
     if k == 0 || !digits[k].size.is_multiple_of(factor) || turn < 2 || !size.is_multiple_of(turn) {
         return None;
     }
-    let mut parts = walk(digits, size / turn, stride * turn)?;
+    let mut parts = split_axis(digits, size / turn, stride * turn)?;
     parts.push((turn, factors));
     Some(parts)
 }

@@ -4,29 +4,29 @@ use ortrain_expr::{Access, Builder, DType, Expr, Inst, Reg, Scalar, Type, UnaryO
 
 use super::index_map::Embedding;
 use crate::buffer::{BufferIds, distinct};
-use crate::operand::access_of;
+use crate::operand::load_access;
 use crate::{BufferId, Instruction, Load, Nest, Operand};
 
 /// Maximum length of a fused expression. A longer expression needs more registers than fit into the first-level cache.
-const LONGEST_EXPRESSION: usize = 192;
+const MAX_EXPRESSION_LEN: usize = 192;
 
 /// Maximum number of buffers that a fused nest reads.
 const MAX_LOADS: usize = 32;
 
-/// Returns true if an expression can compute the value that a load reads after a store of this type ([`reloaded`]).
-fn comes_back(dtype: DType) -> bool {
+/// Returns true if an expression can compute the value that a load reads after a store of this type ([`reload_value`]).
+fn is_reloadable(dtype: DType) -> bool {
     !matches!(dtype, DType::I8 | DType::U8 | DType::I16 | DType::U16)
 }
 
 /// Computes the value that a load of type `ty` reads after a store of `value` as `stored`.
-fn reloaded(b: &mut Builder, value: Reg, stored: DType, ty: Type) -> Reg {
+fn reload_value(b: &mut Builder, value: Reg, stored: DType, ty: Type) -> Reg {
     let value = b.convert(value, Type::of(stored));
     let value = UnaryOp::rounding_to(stored).map_or(value, |op| b.unary(op, value));
     b.convert(value, ty)
 }
 
 /// Removes roundings of results that their stores repeat. `stores` may be empty.
-fn leave_out_roundings(b: &Builder, outputs: &mut [Reg], stores: &[Operand]) {
+fn remove_store_roundings(b: &Builder, outputs: &mut [Reg], stores: &[Operand]) {
     for (reg, store) in outputs.iter_mut().zip(stores) {
         if let Inst::Unary(op, value) = b.inst(*reg)
             && UnaryOp::rounding_to(store.access.dtype) == Some(op)
@@ -37,7 +37,7 @@ fn leave_out_roundings(b: &Builder, outputs: &mut [Reg], stores: &[Operand]) {
 }
 
 /// Returns true if both accesses reach the same elements over a space.
-pub(crate) fn same(a: &Access, b: &Access, dims: &[usize]) -> bool {
+pub(crate) fn is_same_access(a: &Access, b: &Access, dims: &[usize]) -> bool {
     a.offset == b.offset
         && a.dtype == b.dtype
         && dims.iter().zip(a.strides.iter().zip(&b.strides)).all(|(&dim, (x, y))| dim == 1 || x == y)
@@ -61,8 +61,9 @@ struct Loads(Vec<Load>);
 
 impl Loads {
     fn find_or_add(&mut self, operand: Operand, dims: &[usize]) -> usize {
-        let is_known =
-            |known: &Operand| known.buffer == operand.buffer && same(&known.access, &operand.access, dims);
+        let is_known = |known: &Operand| {
+            known.buffer == operand.buffer && is_same_access(&known.access, &operand.access, dims)
+        };
         let known = self.0.iter().position(|load| load.operand().is_some_and(is_known));
         known.unwrap_or_else(|| self.add(operand))
     }
@@ -98,7 +99,7 @@ impl Loads {
             nest.loads.extend(used.then_some(load));
         }
         nest.expr = nest.expr.with_slots(|slot| slots[usize::from(slot)]);
-        if nest.expr.insts().len() > LONGEST_EXPRESSION || nest.loads.len() > MAX_LOADS {
+        if nest.expr.insts().len() > MAX_EXPRESSION_LEN || nest.loads.len() > MAX_LOADS {
             return None;
         }
         Some(nest)
@@ -107,25 +108,25 @@ impl Loads {
 
 /// Returns true if a fused nest provably reads more buffers than [`MAX_LOADS`]. `others` are the buffers that the two
 /// nests read, without the buffer between them.
-fn read_too_many(others: impl Iterator<Item = BufferId>) -> bool {
+fn exceeds_max_loads(others: impl Iterator<Item = BufferId>) -> bool {
     let ids: BufferIds = others.collect();
     ids.len() > MAX_LOADS && distinct(ids).len() > MAX_LOADS
 }
 
 /// Returns the number of loads of a map, or the number of distinct loaded buffers if the loads exceed [`MAX_LOADS`].
-/// Fusion is impossible if it exceeds [`most_loads_behind`].
-pub(crate) fn least_loads(map: &Nest) -> usize {
-    if map.loads.len() <= MAX_LOADS { map.loads.len() } else { distinct(loaded(map)).len() }
+/// Fusion is impossible if it exceeds [`max_loads_after`].
+pub(crate) fn count_loads(map: &Nest) -> usize {
+    if map.loads.len() <= MAX_LOADS { map.loads.len() } else { distinct(expression_loads(map)).len() }
 }
 
 /// Returns the maximum number of buffers that a map may load to be fused after an instruction: the limit of a nest, and
 /// the instruction's results.
-pub(crate) fn most_loads_behind(instruction: &Instruction) -> usize {
+pub(crate) fn max_loads_after(instruction: &Instruction) -> usize {
     MAX_LOADS + instruction.flexible_nest().map_or(0, |nest| nest.stores.len())
 }
 
 /// Returns the buffers that the expression of a nest loads.
-fn loaded(nest: &Nest) -> impl Iterator<Item = BufferId> + '_ {
+fn expression_loads(nest: &Nest) -> impl Iterator<Item = BufferId> + '_ {
     let loads = nest.expr.insts().iter().filter_map(|(inst, _)| match *inst {
         Inst::Load(slot) | Inst::LoadAt(slot, _) => Some(&nest.loads[usize::from(slot)]),
         _ => None,
@@ -187,7 +188,7 @@ impl Guest<'_> {
         }
         Some(b.copy(&nest.expr, |b, inst, ty| match inst {
             Inst::Load(slot) => match (slots[usize::from(slot)], known(usize::from(slot))) {
-                (None, Some(value)) => reloaded(b, value, nest.loads[usize::from(slot)].dtype(), ty),
+                (None, Some(value)) => reload_value(b, value, nest.loads[usize::from(slot)].dtype(), ty),
                 (moved, _) => b.load(moved.unwrap_or(0), ty),
             },
             Inst::LoadAt(slot, at) => b.load_at(slots[usize::from(slot)].unwrap_or(0), at, ty),
@@ -198,7 +199,7 @@ impl Guest<'_> {
 }
 
 /// Returns the part of a nest that computes the results marked in `keep`, or `None` if all are marked.
-pub(crate) fn with_results(nest: &Nest, keep: &[bool]) -> Option<Nest> {
+pub(crate) fn keep_results(nest: &Nest, keep: &[bool]) -> Option<Nest> {
     if keep.iter().all(|&keep| keep) {
         return None;
     }
@@ -207,7 +208,7 @@ pub(crate) fn with_results(nest: &Nest, keep: &[bool]) -> Option<Nest> {
     // Reductions that the results need, directly or through other reductions.
     let mut wanted = vec![false; nest.reductions.len()];
     let mark = |wanted: &mut [bool], roots: &[Reg]| {
-        let needed = nest.expr.needed_by(roots);
+        let needed = nest.expr.dependencies_of(roots);
         for ((inst, _), _) in nest.expr.insts().iter().zip(needed).filter(|(_, needed)| *needed) {
             if let Inst::Reduced(k) = *inst {
                 wanted[usize::from(k)] = true;
@@ -281,11 +282,11 @@ pub(crate) fn inline(host: &Nest, slot: usize, guest: &Nest, split: bool) -> Opt
     if host.segments.is_some() || guest.segments.is_some() {
         return None;
     }
-    if read_too_many(loaded(host).filter(|id| id != value).chain(loaded(guest))) {
+    if exceeds_max_loads(expression_loads(host).filter(|id| id != value).chain(expression_loads(guest))) {
         return None;
     }
     let place = &guest.stores.first()?.access;
-    if host.is_gathered(slot) || !comes_back(at.dtype) || at.dtype != place.dtype {
+    if host.is_gathered(slot) || !is_reloadable(at.dtype) || at.dtype != place.dtype {
         return None;
     }
     let embedding = Embedding::new(&host.dims, at, guest, place, split)?;
@@ -295,18 +296,18 @@ pub(crate) fn inline(host: &Nest, slot: usize, guest: &Nest, split: bool) -> Opt
     if guest.expr.can_fail() && !every_element {
         return None;
     }
-    let mut nest = embedding.refined(host);
+    let mut nest = embedding.split_host(host);
     let mut loads = Loads(std::mem::take(&mut nest.loads));
     let mut b = Builder::new();
     let part = Guest { map: guest, embedding: &embedding, more_axes: 0 };
     let regs = part.copy(&mut b, &mut loads, &nest.dims, |_| None)?;
     let value = regs[usize::from(guest.expr.outputs()[0].0)];
     let own = b.copy(&nest.expr, |b, inst, ty| match inst {
-        Inst::Load(load) if usize::from(load) == slot => reloaded(b, value, place.dtype, ty),
+        Inst::Load(load) if usize::from(load) == slot => reload_value(b, value, place.dtype, ty),
         other => b.push(other, ty),
     });
     let mut outputs: Vec<Reg> = nest.expr.outputs().iter().map(|reg| own[usize::from(reg.0)]).collect();
-    leave_out_roundings(&b, &mut outputs, &nest.stores);
+    remove_store_roundings(&b, &mut outputs, &nest.stores);
     let (expr, reductions) = b.finish_reducing(&outputs, &nest.reductions, &own);
     loads.finish(Nest { expr, reductions, ..nest })
 }
@@ -325,8 +326,8 @@ pub(crate) enum Link {
 /// marks the results of the host that are still stored.
 pub(crate) fn append(host: &Nest, map: &Nest, link: Link, keep: &[bool], split: bool) -> Option<Nest> {
     let (at, place) = match link {
-        Link::Result(store, load) => (&host.stores[store].access, access_of(&map.loads[load], &map.dims)),
-        Link::Shared(own, load) => (host.loads[own].access()?, access_of(&map.loads[load], &map.dims)),
+        Link::Result(store, load) => (&host.stores[store].access, load_access(&map.loads[load], &map.dims)),
+        Link::Shared(own, load) => (host.loads[own].access()?, load_access(&map.loads[load], &map.dims)),
     };
     if at.dtype != place.dtype || host.dims.contains(&0) {
         return None;
@@ -335,7 +336,7 @@ pub(crate) fn append(host: &Nest, map: &Nest, link: Link, keep: &[bool], split: 
         return None;
     }
     let result_of = |id: BufferId| host.stores.iter().position(|store| store.buffer == id);
-    if read_too_many(loaded(map).filter(|&id| result_of(id).is_none())) {
+    if exceeds_max_loads(expression_loads(map).filter(|&id| result_of(id).is_none())) {
         return None;
     }
     // Values that are constant along a row are computed once per row.
@@ -347,9 +348,9 @@ pub(crate) fn append(host: &Nest, map: &Nest, link: Link, keep: &[bool], split: 
         return None;
     }
     let embedding = Embedding::new(space, at, map, &place, split)?;
-    let mut nest = embedding.refined(host);
+    let mut nest = embedding.split_host(host);
     let mut loads = Loads(std::mem::take(&mut nest.loads));
-    let mut b = Builder::of(&nest.expr);
+    let mut b = Builder::from_expr(&nest.expr);
     let results = nest.expr.outputs();
     let part = Guest { map, embedding: &embedding, more_axes: if per_row { nest.inner } else { 0 } };
     // Results of the host must be read with exactly the access of their store, or not at all.
@@ -358,9 +359,13 @@ pub(crate) fn append(host: &Nest, map: &Nest, link: Link, keep: &[bool], split: 
         made.push(match load.operand().map_or(Some(slot), |operand| result_of(operand.buffer)) {
             None => None,
             Some(result) => {
-                let access = access_of(load, &map.dims);
-                let exact = same(&part.access(&access, false), &nest.stores.get(result)?.access, &nest.dims);
-                if !exact || !comes_back(access.dtype) || map.is_gathered(slot) {
+                let access = load_access(load, &map.dims);
+                let exact = is_same_access(
+                    &part.access(&access, false),
+                    &nest.stores.get(result)?.access,
+                    &nest.dims,
+                );
+                if !exact || !is_reloadable(access.dtype) || map.is_gathered(slot) {
                     return None;
                 }
                 Some(results[result])
@@ -375,7 +380,7 @@ pub(crate) fn append(host: &Nest, map: &Nest, link: Link, keep: &[bool], split: 
     }
     outputs.extend(map.expr.outputs().iter().map(|reg| regs[usize::from(reg.0)]));
     stores.extend(map.stores.iter().map(|store| store.with_access(part.access(&store.access, false))));
-    leave_out_roundings(&b, &mut outputs, &stores);
+    remove_store_roundings(&b, &mut outputs, &stores);
     let own: Vec<Reg> = (0..nest.expr.insts().len() as u16).map(Reg).collect();
     let (expr, reductions) = b.finish_reducing(&outputs, &nest.reductions, &own);
     loads.finish(Nest { expr, reductions, stores, ..nest })

@@ -198,7 +198,7 @@ pub fn activation_case(op: &str, attrs: Attrs, dims: &[usize]) -> Case {
 ///
 /// # Errors
 /// The first result that differs from the reference evaluator, or the error of the backend.
-pub fn check_others(
+pub fn check_other_types(
     backend: &Arc<dyn Backend>,
     padding: &Padding,
     mut resizing: Resizing,
@@ -223,6 +223,6 @@ pub fn agree(backend: &Arc<dyn Backend>, count: usize) -> Report {
     let resizings =
         samples(resizing(), count).map(|resizing| check_backend(&resizing.case(DType::F32), backend, true));
     let others = samples((padding(), resizing(), select(DType::ALL.to_vec())), count)
-        .map(|(padding, resizing, dtype)| check_others(backend, &padding, resizing, dtype));
+        .map(|(padding, resizing, dtype)| check_other_types(backend, &padding, resizing, dtype));
     activations.chain(paddings).chain(resizings).chain(others).collect()
 }

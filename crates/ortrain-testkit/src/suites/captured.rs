@@ -13,7 +13,7 @@ pub const RANDOM: [&str; 1] = ["Dropout"];
 
 /// Splits a case into an outer graph of its inputs and constants, and a subgraph of its nodes that captures
 /// them.
-fn outside_and_inside(case: &Case) -> (Graph, Graph, Vec<ValueId>) {
+fn split_subgraph(case: &Case) -> (Graph, Graph, Vec<ValueId>) {
     let mut inside = case.graph.clone();
     let mut outside = Graph::new(&case.name);
     outside.opsets.clone_from(&case.graph.opsets);
@@ -36,8 +36,8 @@ fn outside_and_inside(case: &Case) -> (Graph, Graph, Vec<ValueId>) {
 }
 
 /// Wraps the nodes of a case in an operator, which has a new first input.
-fn around(case: &Case, op: &str, input: &Tensor, attrs: impl FnOnce(Graph, ValueType) -> Attrs) -> Case {
-    let (mut graph, inside, captured) = outside_and_inside(case);
+fn wrap_nodes(case: &Case, op: &str, input: &Tensor, attrs: impl FnOnce(Graph, ValueType) -> Attrs) -> Case {
+    let (mut graph, inside, captured) = split_subgraph(case);
     let count = inside.outputs.len();
     let ty = ValueType::tensor(input.dtype(), &input.dims()[input.dims().len().min(1)..]);
     let attrs = attrs(inside, ty);
@@ -56,17 +56,17 @@ fn around(case: &Case, op: &str, input: &Tensor, attrs: impl FnOnce(Graph, Value
 
 /// Returns the case with its nodes in both branches of an If.
 #[must_use]
-pub fn in_a_branch(case: &Case) -> Case {
+pub fn in_branch(case: &Case) -> Case {
     let holds = Tensor::filled(DType::Bool, &[], 1.0);
-    around(case, "If", &holds, |branch, _| {
+    wrap_nodes(case, "If", &holds, |branch, _| {
         Attrs::new().with("then_branch", branch.clone()).with("else_branch", branch)
     })
 }
 
 /// Returns the case with its nodes in the only iteration of a Scan. Its results have an additional axis.
 #[must_use]
-pub fn in_a_body(case: &Case) -> Case {
-    around(case, "Scan", &Tensor::i64(&[1], &[0]), |mut body, slice| {
+pub fn in_scan_body(case: &Case) -> Case {
+    wrap_nodes(case, "Scan", &Tensor::i64(&[1], &[0]), |mut body, slice| {
         let slice = body.add_value("slice", slice);
         body.inputs.insert(0, slice);
         Attrs::new().with("num_scan_inputs", 1i64).with("body", body)
@@ -95,8 +95,8 @@ pub fn agree(backend: &Arc<dyn Backend>) -> Report {
         }
     };
     let outcomes = cases().into_iter().flat_map(|case| {
-        let body = (!RANDOM.contains(&&*case.operator)).then(|| in_a_body(&case));
-        [Some(in_a_branch(&case)), body].map(|wrapped| wrapped.map(|wrapped| check(&case, &wrapped)))
+        let body = (!RANDOM.contains(&&*case.operator)).then(|| in_scan_body(&case));
+        [Some(in_branch(&case)), body].map(|wrapped| wrapped.map(|wrapped| check(&case, &wrapped)))
     });
     outcomes.flatten().collect()
 }

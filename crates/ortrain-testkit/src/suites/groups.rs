@@ -32,13 +32,13 @@ struct Matrix {
 }
 
 /// Builder of a program.
-struct Making {
+struct GroupBuilder {
     b: ProgramBuilder,
     end: usize,
     node: Arc<str>,
 }
 
-impl Making {
+impl GroupBuilder {
     /// Allocates a part of the plane.
     fn part(&mut self, label: &str, len: usize) -> BufferId {
         let at = self.end;
@@ -115,7 +115,7 @@ impl Making {
 /// Never: the program is valid and small.
 #[must_use]
 pub fn program(shapes: &[[usize; 2]], fused: bool) -> Program {
-    let mut making = Making { b: ProgramBuilder::new(), end: 0, node: "node".into() };
+    let mut making = GroupBuilder { b: ProgramBuilder::new(), end: 0, node: "node".into() };
     let matrices: Vec<Matrix> = shapes.iter().map(|&dims| making.matrix(dims)).collect();
     matrices.iter().for_each(|matrix| making.steps(matrix));
     let finished = match fused {

@@ -7,7 +7,7 @@ use ortrain_ops::passes::differentiate::backpropagate;
 use ortrain_ops::passes::infer::infer;
 use ortrain_ops::{Role, Specialiser};
 use ortrain_program::{
-    Backend, Bindings, Given, GradientMode, RunContext, Scalars, ScheduleExecutor, Workspace,
+    Backend, Bindings, GradientMode, RunContext, RunInput, Scalars, ScheduleExecutor, Workspace,
 };
 
 use super::Report;
@@ -83,7 +83,7 @@ fn run(
     let mut work = Workspace::new(backend.clone());
     let runner = ScheduleExecutor::new(backend.clone(), schedule.schedule().clone())
         .map_err(|error| error.to_string())?;
-    let given: Vec<Given<'_>> = inputs.iter().map(Given::from).collect();
+    let given: Vec<RunInput<'_>> = inputs.iter().map(RunInput::from).collect();
     let mut results = vec![Vec::new(); graph.outputs.len()];
     let (bindings, scalars) = (Bindings { planes: &[] }, Scalars { seed: 3, train_step: 1 });
     runner

@@ -19,7 +19,7 @@ pub const INNER: usize = 12;
 
 /// Selected tokens.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Taken {
+pub enum Selection {
     /// One token, by a scalar index, without the token axis.
     One(i64),
     /// These tokens, by a list of indices.
@@ -36,7 +36,7 @@ pub enum Taken {
 #[derive(Clone, Debug)]
 pub struct Config {
     /// Selected tokens.
-    pub taken: Taken,
+    pub taken: Selection,
     /// True if there is dropout.
     pub dropped: bool,
 }
@@ -104,14 +104,14 @@ impl Config {
             b.node("Gather", &[hidden, indices], Attrs::new().with("axis", axis))
         };
         let taken = match &self.taken {
-            Taken::One(index) => gather(&mut b, Tensor::i64(&[], &[*index]), 1),
-            Taken::Sentence(index) => gather(&mut b, Tensor::i64(&[], &[*index]), 0),
-            Taken::Some(indices) => gather(&mut b, Tensor::i64(&[indices.len()], indices), 1),
-            &Taken::Slice(from, to) => {
+            Selection::One(index) => gather(&mut b, Tensor::i64(&[], &[*index]), 1),
+            Selection::Sentence(index) => gather(&mut b, Tensor::i64(&[], &[*index]), 0),
+            Selection::Some(indices) => gather(&mut b, Tensor::i64(&[indices.len()], indices), 1),
+            &Selection::Slice(from, to) => {
                 let bounds = [[from], [to], [1]].map(|value| b.ints(&value));
                 b.node("Slice", &[hidden, bounds[0], bounds[1], bounds[2]], Attrs::new())
             }
-            Taken::All => hidden,
+            Selection::All => hidden,
         };
         let logits = linear(&mut b, taken, [WIDTH, 2]);
         b.outputs(&[logits])
@@ -122,17 +122,17 @@ impl Config {
 #[must_use]
 pub fn configs() -> Vec<Config> {
     let taken = [
-        Taken::One(0),
-        Taken::One(-1),
-        Taken::One(5),
-        Taken::Some(vec![0]),
-        Taken::Some(vec![2, 3, 4]),
-        Taken::Some(vec![9, 8, 7]),
-        Taken::Some(vec![1, 1]),
-        Taken::Slice(0, 6),
-        Taken::Slice(-2, 1 << 40),
-        Taken::Sentence(1),
-        Taken::All,
+        Selection::One(0),
+        Selection::One(-1),
+        Selection::One(5),
+        Selection::Some(vec![0]),
+        Selection::Some(vec![2, 3, 4]),
+        Selection::Some(vec![9, 8, 7]),
+        Selection::Some(vec![1, 1]),
+        Selection::Slice(0, 6),
+        Selection::Slice(-2, 1 << 40),
+        Selection::Sentence(1),
+        Selection::All,
     ];
     taken
         .iter()

@@ -154,7 +154,7 @@ impl LayerConfig {
     /// Returns true if the gradient has a plain ONNX form. It does not if broadcasting of a parameter along
     /// the batch is unknown.
     #[must_use]
-    pub fn has_known_sums(&self) -> bool {
+    pub fn has_plain_gradient(&self) -> bool {
         !self.dynamic || (0..2).all(|k| self.lead[k] > 0 || self.ones[k][0])
     }
 }

@@ -21,7 +21,7 @@ pub struct Net {
     pub columns: usize,
     steps: usize,
     /// Transposition of the matrix: by its strides, or through a map that transposes it.
-    turned: Turned,
+    turned: Transposition,
     /// Step before which the matrix is updated.
     pub changed: Option<usize>,
     /// True if the epilogue reads its coordinates.
@@ -31,7 +31,7 @@ pub struct Net {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Turned {
+enum Transposition {
     No,
     ByStrides,
     ByMap,
@@ -41,7 +41,7 @@ const NET: Net = Net {
     rows: 16,
     columns: 96,
     steps: 9,
-    turned: Turned::No,
+    turned: Transposition::No,
     changed: None,
     looks: false,
     precision: Precision::F32,
@@ -56,12 +56,12 @@ impl Net {
     pub fn program(&self, fused: bool) -> Program {
         let &Net { rows, columns, steps, turned, changed, looks, precision } = self;
         let node: Arc<str> = "node".into();
-        let mut b = ProgramBuilder::new().precision(precision);
+        let mut b = ProgramBuilder::new().with_precision(precision);
         let weights = b.plane("weights", DType::F32, columns * columns, PlaneId(0), 0);
         let bias = b.plane("bias", DType::F32, columns, PlaneId(0), 4 * columns * columns);
         let first = b.work("state", DType::F32, rows * columns);
-        let whole = |id: BufferId| Operand::whole(id, DType::F32, &[rows, columns]);
-        let square = |id: BufferId| Operand::whole(id, DType::F32, &[columns, columns]);
+        let whole = |id: BufferId| Operand::contiguous(id, DType::F32, &[rows, columns]);
+        let square = |id: BufferId| Operand::contiguous(id, DType::F32, &[columns, columns]);
         let side = |id: BufferId| {
             let mut side = square(id);
             side.access.strides.reverse();
@@ -82,9 +82,9 @@ impl Net {
             })
         };
         let factor = match turned {
-            Turned::No => square(weights),
-            Turned::ByStrides => side(weights),
-            Turned::ByMap => {
+            Transposition::No => square(weights),
+            Transposition::ByStrides => side(weights),
+            Transposition::ByMap => {
                 let factor = b.work("turned", DType::F32, columns * columns);
                 let step = map(square(weights), side(factor), |_, x| x);
                 b.emit(step, GradientModes::ALL, &node).expect("it is sound");
@@ -143,7 +143,8 @@ impl Net {
 /// with panels, and other products.
 #[must_use]
 pub fn nets() -> Vec<(Net, [usize; 3])> {
-    let turned = [Turned::ByStrides, Turned::ByMap].map(|turned| (Net { turned, ..NET }, [1, 9, 0]));
+    let turned =
+        [Transposition::ByStrides, Transposition::ByMap].map(|turned| (Net { turned, ..NET }, [1, 9, 0]));
     let others = [
         (NET, [1, 9, 0]),
         (Net { rows: 9, columns: 128, ..NET }, [1, 9, 0]),

@@ -72,7 +72,7 @@ impl Config {
 
     /// Returns true if the sizes of all axes are known.
     #[must_use]
-    pub fn is_named_nowhere(&self) -> bool {
+    pub fn has_known_sizes(&self) -> bool {
         self.named == [false; 5]
     }
 

@@ -55,7 +55,7 @@ pub fn agree(backend: &Arc<dyn Backend>) -> Report {
         let chosen = backend.with_precision(precision, Bf16Fallback::Emulated);
         let chosen = chosen.map_err(|error| error.to_string())?;
         check_backend_at(&case, &chosen, false, precision, tolerance::FLOAT32)?;
-        check_backend_at(&case, &chosen, true, precision, tolerance::of_factors(precision))
+        check_backend_at(&case, &chosen, true, precision, tolerance::for_rounded_factors(precision))
     })
     .collect()
 }

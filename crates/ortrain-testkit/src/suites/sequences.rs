@@ -26,7 +26,7 @@ fn slice(b: &mut CaseBuilder, x: ValueId, axis: i64, (from, to, step): (i64, i64
 
 /// Builds `ReverseSequence` and a slice of its result.
 #[must_use]
-pub fn turned(lengths: &[f64], part: (i64, i64, i64), time_axis: usize, sliced: i64) -> Case {
+pub fn reversed_slice(lengths: &[f64], part: (i64, i64, i64), time_axis: usize, sliced: i64) -> Case {
     let mut b = CaseBuilder::new("ReverseSequence", &format!("{lengths:?} {part:?} {time_axis} {sliced}"));
     let mut dims = [BATCH, BATCH, 2];
     dims[time_axis] = STEPS;
@@ -111,12 +111,12 @@ fn elements(x: &[f64], lengths: &[f64], (from, to, step): (i64, i64, i64)) -> Ve
 #[must_use]
 pub fn agree(backend: &Arc<dyn Backend>) -> Report {
     let parts = LENGTHS.into_iter().flat_map(|lengths| PARTS.map(|part| (lengths, part)));
-    let turned = parts.map(|(lengths, part)| {
-        let case = turned(lengths, part, 0, 0);
+    let reversed = parts.map(|(lengths, part)| {
+        let case = reversed_slice(lengths, part, 0, 0);
         let want = elements(&case.inputs[0].to_f64(), lengths, part);
         let got = run(&case.graph, &case.inputs, backend.clone())?[0].to_f64();
         if got == want { Ok(()) } else { Err(format!("{}: {got:?} is not {want:?}", case.name)) }
     });
     let recurrent = recurrent_cases().into_iter().map(|case| check_backend(&case, backend, true));
-    turned.chain(recurrent).collect()
+    reversed.chain(recurrent).collect()
 }

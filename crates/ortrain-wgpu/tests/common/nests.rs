@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use ortrain_codegen::split;
+use ortrain_codegen::split_host_part;
 use ortrain_expr::{Access, Builder, DType, ReduceOp, Reduction, Reg, Scalar, Segments, Type};
 use ortrain_program::{BufferId, GradientModes, Instruction, Load, Nest, Operand, Program, ProgramBuilder};
 
@@ -18,7 +18,7 @@ pub(crate) struct Space {
 
 impl Space {
     /// Returns one segment of `len` elements. The host prologue never takes a nest with segments.
-    pub(crate) fn one(len: usize) -> Space {
+    pub(crate) fn one_segment(len: usize) -> Space {
         Space { rows: 1, len, segments: Some(Segments::new(std::iter::once(0..len))) }
     }
 
@@ -82,7 +82,7 @@ pub(crate) fn program(
     };
     b.emit(Instruction::from(nest), GradientModes::ALL, &"node".into()).expect("the nest is sound");
     let program = b.finish(given, made).expect("it can be planned");
-    assert!(split(&program).is_none(), "the host computes some of it");
+    assert!(split_host_part(&program).is_none(), "the host computes some of it");
     Arc::new(program)
 }
 
@@ -116,7 +116,11 @@ pub(crate) fn differences(program: &Arc<Program>, inputs: &[Vec<u8>]) -> Vec<Dif
 }
 
 /// Compares all results of a program with the reference evaluator; `named` describes an element for the message.
-pub(crate) fn agree(program: &Arc<Program>, inputs: &[Vec<u8>], named: impl Fn(usize, usize) -> String) {
+pub(crate) fn assert_agrees(
+    program: &Arc<Program>,
+    inputs: &[Vec<u8>],
+    named: impl Fn(usize, usize) -> String,
+) {
     let found = differences(program, inputs);
     if let Some(&Difference { result, at, got, want }) = found.first() {
         panic!("{} is {got} and should be {want}; {} differ", named(result, at), found.len());

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use ortrain_program::{
-    Backend, Bindings, BufferId, GradientMode, Place, Program, Reference, RunError, Scalars, Workspace,
+    Backend, Bindings, BufferId, BufferLocation, GradientMode, Program, Reference, RunError, Scalars,
+    Workspace,
 };
 
 use crate::common::wgpu;
@@ -29,7 +30,7 @@ pub(crate) fn run(
     work.reserve(program.work_bytes, executable.scratch_bytes()).expect("a little memory");
     work.arena().write(0, &vec![0xa5; program.work_bytes])?;
     let place = |id: &BufferId| match program.buffer(*id).place {
-        Place::Work(offset) => offset,
+        BufferLocation::Work(offset) => offset,
         _ => unreachable!("inputs and results are work"),
     };
     for (id, bytes) in program.inputs.iter().zip(inputs) {

@@ -3,8 +3,8 @@
 use ortrain_expr::{ConvPass, ConvShape, DType, Precision, SlidingAxis};
 use ortrain_program::{Conv, Operand};
 
-use crate::finish::{FINISHES, Finish};
-use crate::making::Making;
+use crate::epilogue::{EPILOGUES, Epilogue};
+use crate::test_program::TestProgramBuilder;
 
 /// Tests a convolution: the shape contains images, groups, and input and output channels per group.
 fn convolution(
@@ -12,20 +12,20 @@ fn convolution(
     shape: [usize; 4],
     axes: &[SlidingAxis],
     precision: Precision,
-    finish: Finish,
+    finish: Epilogue,
 ) {
     let [batch, groups, channels_in, channels_out] = shape;
     let axes = axes.iter().copied().collect();
     let shape = ConvShape { pass, batch, groups, channels_in, channels_out, axes };
     let [a_dims, b_dims, dims] = shape.operands();
-    let mut making = Making::new(precision);
-    let [a, b] =
-        [a_dims, b_dims].map(|dims| Operand::whole(making.random(dims.iter().product()), DType::F32, &dims));
+    let mut making = TestProgramBuilder::new(precision);
+    let [a, b] = [a_dims, b_dims]
+        .map(|dims| Operand::contiguous(making.random(dims.iter().product()), DType::F32, &dims));
     let epilogue = finish.nest(&mut making, &dims);
-    let precision = precision.of_product(shape.product_sides());
+    let precision = precision.for_product(shape.product_sides());
     let what = format!("{shape:?} {precision} {finish:?}");
     making.emit(Conv { shape, a, b, precision, epilogue });
-    making.finish().agrees(&what);
+    making.finish().assert_agrees(&what);
 }
 
 const PASSES: [ConvPass; 3] = [ConvPass::Output, ConvPass::InputGradient, ConvPass::FilterGradient];
@@ -40,7 +40,7 @@ fn axis(
 ) -> SlidingAxis {
     let room = input as isize + before + after - ((kernel - 1) * dilation) as isize - 1;
     let output = room.max(0).unsigned_abs() / stride + 1;
-    SlidingAxis { input, output, kernel, stride, dilation, before }
+    SlidingAxis { input, output, kernel, stride, dilation, padding_before: before }
 }
 
 #[test]
@@ -69,7 +69,7 @@ fn convolutions_of_every_pass() {
     .enumerate()
     {
         for pass in PASSES {
-            convolution(pass, shape, axes, Precision::F32, FINISHES[at % 4]);
+            convolution(pass, shape, axes, Precision::F32, EPILOGUES[at % 4]);
         }
     }
 }
@@ -79,7 +79,7 @@ fn rounded_convolutions() {
     let axes = [axis(6, 3, [1, 1], 1, 1), axis(7, 3, [2, 1], 1, 1)];
     for precision in [Precision::Bf16, Precision::Bf16x3, Precision::Bf16x6] {
         for pass in PASSES {
-            convolution(pass, [2, 1, 33, 20], &axes, precision, Finish::Store);
+            convolution(pass, [2, 1, 33, 20], &axes, precision, Epilogue::Store);
         }
     }
 }
@@ -89,6 +89,6 @@ fn rounded_convolutions() {
 fn long_gradients_of_filters() {
     let axes = [axis(20, 3, [1, 1], 1, 1), axis(21, 3, [1, 1], 1, 1)];
     for shape in [[4, 1, 9, 12], [3, 6, 1, 1], [5, 1, 3, 8]] {
-        convolution(ConvPass::FilterGradient, shape, &axes, Precision::F32, Finish::Accumulated);
+        convolution(ConvPass::FilterGradient, shape, &axes, Precision::F32, Epilogue::Accumulated);
     }
 }

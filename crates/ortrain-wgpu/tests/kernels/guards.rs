@@ -3,48 +3,48 @@
 use ortrain_expr::{Access, Builder, DType, Dims, Precision, ReduceOp, Reduction, Type};
 use ortrain_program::{Load, MatMul, Nest, Operand};
 
-use crate::finish::Finish;
-use crate::making::Making;
+use crate::epilogue::Epilogue;
+use crate::test_program::TestProgramBuilder;
 
 /// Adds a load by indices, one of which is out of range.
-fn fails(making: &mut Making) {
-    let index = making.given(vec![1.0, 2.0, 10.0, 11.0]);
+fn add_failing_guard(making: &mut TestProgramBuilder) {
+    let index = making.input(vec![1.0, 2.0, 10.0, 11.0]);
     let table = making.random(10);
     let mut b = Builder::new();
     let at = b.load(0, Type::F32);
     let at = b.convert(at, Type::I64);
     let at = b.guard(at, 10);
     let found = b.load_at(1, at, Type::F32);
-    let whole = Operand::whole(making.result(4), DType::F32, &[4]);
+    let whole = Operand::contiguous(making.result(4), DType::F32, &[4]);
     let none = Access { dtype: DType::F32, offset: 0, strides: [0].into_iter().collect(), len: 10 };
     let loads = vec![
-        Load::Buffer(Operand::whole(index, DType::F32, &[4])),
+        Load::Buffer(Operand::contiguous(index, DType::F32, &[4])),
         Load::Buffer(Operand { buffer: table, access: none }),
     ];
     making.emit(Nest::elementwise(Dims::from_slice(&[4]), loads, b.finish(&[found]), vec![whole]));
 }
 
 #[test]
-fn products_leave_planes_alone() {
+fn failed_guard_stops_products() {
     for [m, n, k] in [[40, 50, 20], [3, 40, 100], [40, 40, 1000]] {
-        let mut making = Making::new(Precision::F32);
-        fails(&mut making);
-        let [a, b] =
-            [[m, k], [k, n]].map(|dims| Operand::whole(making.random(dims[0] * dims[1]), DType::F32, &dims));
-        let epilogue = Finish::Accumulated.nest(&mut making, &[m, n]);
+        let mut making = TestProgramBuilder::new(Precision::F32);
+        add_failing_guard(&mut making);
+        let [a, b] = [[m, k], [k, n]]
+            .map(|dims| Operand::contiguous(making.random(dims[0] * dims[1]), DType::F32, &dims));
+        let epilogue = Epilogue::Accumulated.nest(&mut making, &[m, n]);
         let (batch, precision) = (Dims::new(), Precision::F32);
         making.emit(MatMul { batch, m, n, k, a, b, rounded: [None; 2], precision, epilogue });
-        making.finish().changes_nothing();
+        making.finish().assert_changes_nothing();
     }
 }
 
 /// Sums of rows, then the rows minus their sums, both stored in planes.
 #[test]
-fn reductions_leave_planes_alone() {
+fn failed_guard_stops_reductions() {
     for ([rows, size], strides) in [([5, 100], [100, 1]), ([40, 100], [1, 40]), ([2, 40_000], [40_000, 1])] {
         for with_rows in [false, true] {
-            let mut making = Making::new(Precision::F32);
-            fails(&mut making);
+            let mut making = TestProgramBuilder::new(Precision::F32);
+            add_failing_guard(&mut making);
             let len = rows * size;
             let strides = strides.into_iter().collect();
             let access = Access { dtype: DType::F32, offset: 0, strides, len };
@@ -71,7 +71,7 @@ fn reductions_leave_planes_alone() {
                 reductions: vec![Reduction { op: ReduceOp::Sum, value: values[0] }],
                 stores,
             });
-            making.finish().changes_nothing();
+            making.finish().assert_changes_nothing();
         }
     }
 }

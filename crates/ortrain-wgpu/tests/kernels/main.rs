@@ -4,10 +4,10 @@
 #[path = "../common/mod.rs"]
 mod common;
 mod convolutions;
-mod finish;
+mod epilogue;
 mod guards;
-mod making;
 mod maps;
 mod products;
 mod reductions;
 mod scatters;
+mod test_program;

@@ -3,18 +3,18 @@
 use ortrain_expr::{Access, Builder, DType, Dims, Precision, Type};
 use ortrain_program::{BufferId, Load, Nest, Operand};
 
-use crate::making::Making;
+use crate::test_program::TestProgramBuilder;
 
 fn access(dtype: DType, dims: &[usize], offset: usize, strides: &[isize]) -> Access {
     let mut access = Access { dtype, offset, strides: strides.iter().copied().collect(), len: usize::MAX };
-    access.len = access.reach(dims).map_or(0, |(_, high)| high as usize + 1);
+    access.len = access.position_range(dims).map_or(0, |(_, high)| high as usize + 1);
     access
 }
 
 /// Tests a map with three operands at an offset: a tensor, an operand per row, and an operand per column.
 fn map(dims: [usize; 2], offset: usize, turned: bool) {
     let [rows, columns] = dims.map(|dim| dim as isize);
-    let mut making = Making::new(Precision::F32);
+    let mut making = TestProgramBuilder::new(Precision::F32);
     let mut given = |strides: [isize; 2]| {
         let access = access(DType::F32, &dims, offset, &strides);
         Operand { buffer: making.random(access.len), access }
@@ -29,11 +29,11 @@ fn map(dims: [usize; 2], offset: usize, turned: bool) {
     let sum = b.add(x, row);
     let sum = b.add(sum, at);
     let product = b.mul(sum, column);
-    let store = Operand::whole(making.result(dims[0] * dims[1]), DType::F32, &dims);
+    let store = Operand::contiguous(making.result(dims[0] * dims[1]), DType::F32, &dims);
     let expr = b.finish(&[product]);
     let loads = loads.into_iter().map(Load::Buffer).collect();
     making.emit(Nest::elementwise(Dims::from_slice(&dims), loads, expr, vec![store]));
-    making.finish().agrees(&format!("a map over {dims:?} from {offset}, turned: {turned}"));
+    making.finish().assert_agrees(&format!("a map over {dims:?} from {offset}, turned: {turned}"));
 }
 
 #[test]
@@ -50,7 +50,7 @@ fn maps_of_any_layout() {
 fn maps_that_are_not_all_quads() {
     for (pitch, same) in [(257, false), (260, false), (256, true)] {
         let dims = [300, 256];
-        let mut making = Making::new(Precision::F32);
+        let mut making = TestProgramBuilder::new(Precision::F32);
         let rows = access(DType::F32, &dims, 0, &[pitch, 1]);
         let len = rows.len;
         let x = making.random(len);
@@ -63,20 +63,20 @@ fn maps_that_are_not_all_quads() {
             let one = b.load(1, Type::F32);
             result = b.sub(result, one);
         }
-        let store = Operand::whole(making.result(300 * 256), DType::F32, &dims);
+        let store = Operand::contiguous(making.result(300 * 256), DType::F32, &dims);
         // Another reader, so that the result does not reuse the operand's bytes.
-        let again = Operand::whole(making.result(len), DType::F32, &[len]);
+        let again = Operand::contiguous(making.result(len), DType::F32, &[len]);
         let nest = Nest::elementwise(Dims::from_slice(&dims), loads, b.finish(&[result]), vec![store]);
         making.emit(nest);
-        let whole = Operand::whole(x, DType::F32, &[len]);
+        let whole = Operand::contiguous(x, DType::F32, &[len]);
         making.emit(Nest::copy(&[len], whole, again));
-        making.finish().agrees(&format!("rows of 256 every {pitch}"));
+        making.finish().assert_agrees(&format!("rows of 256 every {pitch}"));
     }
 }
 
 /// Tests numbers that are stored in a narrow type and read again, with and without word alignment.
 fn narrow(dtype: DType, len: usize, offset: usize) {
-    let mut making = Making::new(Precision::F32);
+    let mut making = TestProgramBuilder::new(Precision::F32);
     let x = making.random(len);
     let kept = making.builder.work("narrow", dtype, len + offset);
     let to = making.result(len);
@@ -105,7 +105,7 @@ fn narrow(dtype: DType, len: usize, offset: usize) {
     };
     emit((x, DType::F32, 0), (kept, dtype, offset), if dtype == DType::Bool { 2.0 } else { 100.0 });
     emit((kept, dtype, offset), (to, DType::F32, 0), 0.25);
-    making.finish().agrees(&format!("{len} of {dtype} from {offset}"));
+    making.finish().assert_agrees(&format!("{len} of {dtype} from {offset}"));
 }
 
 #[test]
@@ -123,16 +123,16 @@ fn narrow_elements_by_words() {
 fn planes_are_updated_by_quads() {
     for before in [0, 4, 1] {
         let len = 1 << 16;
-        let mut making = Making::new(Precision::F32);
+        let mut making = TestProgramBuilder::new(Precision::F32);
         making.plane = vec![7.0; before];
         let x = making.random(len);
         let state = making.state(len);
-        let whole = |id: BufferId| Operand::whole(id, DType::F32, &[len]);
+        let whole = |id: BufferId| Operand::contiguous(id, DType::F32, &[len]);
         let mut b = Builder::new();
         let [x_value, old] = [0, 1].map(|slot| b.load(slot, Type::F32));
         let sum = b.add(x_value, old);
         let loads = vec![Load::Buffer(whole(x)), Load::Buffer(whole(state))];
         making.emit(Nest::elementwise(Dims::from_slice(&[len]), loads, b.finish(&[sum]), vec![whole(state)]));
-        making.finish().agrees(&format!("a plane from element {before}"));
+        making.finish().assert_agrees(&format!("a plane from element {before}"));
     }
 }

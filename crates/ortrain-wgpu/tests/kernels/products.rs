@@ -3,8 +3,8 @@
 use ortrain_expr::{Access, DType, Dims, Precision};
 use ortrain_program::{MatMul, Operand};
 
-use crate::finish::{FINISHES, Finish};
-use crate::making::{Made, Making};
+use crate::epilogue::{EPILOGUES, Epilogue};
+use crate::test_program::{TestProgram, TestProgramBuilder};
 
 /// Memory layout of a factor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,7 +37,7 @@ impl Layout {
         let strides = batch.iter().map(|_| step).chain(own).collect();
         let dims: Vec<usize> = batch.iter().copied().chain([rows, columns]).collect();
         let mut access = Access { dtype: DType::F32, offset: 3, strides, len: usize::MAX };
-        access.len = access.reach(&dims).map_or(0, |(_, high)| high as usize + 1);
+        access.len = access.position_range(&dims).map_or(0, |(_, high)| high as usize + 1);
         access
     }
 }
@@ -51,7 +51,7 @@ struct Product {
     precision: Precision,
     /// Types that the factors are rounded to.
     rounded: [Option<DType>; 2],
-    finish: Finish,
+    finish: Epilogue,
 }
 
 impl Product {
@@ -62,12 +62,12 @@ impl Product {
             layouts: [Layout::Plain; 2],
             precision: Precision::F32,
             rounded: [None; 2],
-            finish: Finish::Store,
+            finish: Epilogue::Store,
         }
     }
 
-    fn made(&self) -> Made {
-        let mut making = Making::new(self.precision);
+    fn build(&self) -> TestProgram {
+        let mut making = TestProgramBuilder::new(self.precision);
         let [m, n, k] = self.sides;
         let accesses = [(self.layouts[0], [m, k], false), (self.layouts[1], [k, n], self.batch.len() > 1)]
             .map(|(layout, size, is_one)| layout.access(&self.batch, size, is_one));
@@ -75,13 +75,13 @@ impl Product {
         let dims: Vec<usize> = self.batch.iter().copied().chain([m, n]).collect();
         let epilogue = self.finish.nest(&mut making, &dims);
         let batch = Dims::from_slice(&self.batch);
-        let (precision, rounded) = (self.precision.of_product(self.sides), self.rounded);
+        let (precision, rounded) = (self.precision.for_product(self.sides), self.rounded);
         making.emit(MatMul { batch, m, n, k, a, b, rounded, precision, epilogue });
         making.finish()
     }
 
-    fn agrees(&self) {
-        self.made().agrees(&format!("{self:?}"));
+    fn assert_agrees(&self) {
+        self.build().assert_agrees(&format!("{self:?}"));
     }
 }
 
@@ -94,7 +94,7 @@ fn products_at_the_edges_of_tiles() {
             let at = i * EDGES.len() + j;
             let k = [1, 15, 16, 17, 40][at % 5];
             let layouts = [LAYOUTS[(at / 2) % 3], LAYOUTS[(at / 6) % 3]];
-            Product { layouts, finish: FINISHES[at % 4], ..Product::plain([m, n, k]) }.agrees();
+            Product { layouts, finish: EPILOGUES[at % 4], ..Product::plain([m, n, k]) }.assert_agrees();
         }
     }
 }
@@ -105,7 +105,7 @@ fn products_of_any_layout() {
         for b in LAYOUTS {
             for (sides, batch) in [([33, 65, 19], vec![2]), ([3, 70, 50], vec![2, 2]), ([70, 8, 33], vec![])]
             {
-                Product { layouts: [a, b], batch, ..Product::plain(sides) }.agrees();
+                Product { layouts: [a, b], batch, ..Product::plain(sides) }.assert_agrees();
             }
         }
     }
@@ -113,7 +113,7 @@ fn products_of_any_layout() {
 
 /// Split-K products.
 #[test]
-fn long_sums_of_few_tiles() {
+fn split_k_products() {
     for (at, sides) in
         [[64, 64, 4096], [65, 33, 4096], [9, 40, 700], [1, 1, 4096], [8, 33, 1500], [100, 2, 4100]]
             .into_iter()
@@ -121,7 +121,7 @@ fn long_sums_of_few_tiles() {
     {
         for layouts in [[Layout::Plain; 2], [Layout::Transposed; 2], [Layout::Strided, Layout::OneColumn]] {
             let batch = if at % 2 == 0 { vec![] } else { vec![2] };
-            Product { layouts, finish: FINISHES[at % 4], batch, ..Product::plain(sides) }.agrees();
+            Product { layouts, finish: EPILOGUES[at % 4], batch, ..Product::plain(sides) }.assert_agrees();
         }
     }
 }
@@ -130,12 +130,12 @@ fn long_sums_of_few_tiles() {
 #[test]
 fn products_of_many_large_tiles() {
     let batch = vec![40];
-    let [activated, twice] = [Finish::Activated, Finish::Twice];
-    Product { batch: batch.clone(), finish: activated, ..Product::plain([65, 70, 17]) }.agrees();
+    let [activated, twice] = [Epilogue::Activated, Epilogue::Twice];
+    Product { batch: batch.clone(), finish: activated, ..Product::plain([65, 70, 17]) }.assert_agrees();
     let layouts = [Layout::Transposed; 2];
-    Product { batch: batch.clone(), finish: twice, layouts, ..Product::plain([127, 66, 20]) }.agrees();
+    Product { batch: batch.clone(), finish: twice, layouts, ..Product::plain([127, 66, 20]) }.assert_agrees();
     for precision in [Precision::Bf16, Precision::Bf16x3, Precision::Bf16x6] {
-        Product { batch: batch.clone(), precision, ..Product::plain([65, 128, 17]) }.agrees();
+        Product { batch: batch.clone(), precision, ..Product::plain([65, 128, 17]) }.assert_agrees();
     }
 }
 
@@ -144,10 +144,10 @@ fn products_of_many_large_tiles() {
 fn products_of_many_largest_tiles() {
     let batch = vec![256];
     let layouts = [Layout::Transposed, Layout::Plain];
-    Product { batch: batch.clone(), layouts, finish: Finish::Twice, ..Product::plain([128, 101, 16]) }
-        .agrees();
+    Product { batch: batch.clone(), layouts, finish: Epilogue::Twice, ..Product::plain([128, 101, 16]) }
+        .assert_agrees();
     let layouts = [Layout::Strided, Layout::OneColumn];
-    Product { batch, layouts, finish: Finish::Activated, ..Product::plain([97, 128, 13]) }.agrees();
+    Product { batch, layouts, finish: Epilogue::Activated, ..Product::plain([97, 128, 13]) }.assert_agrees();
 }
 
 #[test]
@@ -158,13 +158,14 @@ fn rounded_products() {
             ([64, 64, 40], [Layout::Transposed, Layout::Plain]),
             ([33, 32, 700], [Layout::Plain, Layout::Plain]),
         ] {
-            Product { precision, layouts, finish: Finish::Activated, ..Product::plain(sides) }.agrees();
+            Product { precision, layouts, finish: Epilogue::Activated, ..Product::plain(sides) }
+                .assert_agrees();
         }
     }
     let to = [Some(DType::BF16), Some(DType::F16)];
     for rounded in [to, [to[1], None], [None, to[0]]] {
         for sides in [[33, 40, 20], [5, 40, 90]] {
-            Product { rounded, ..Product::plain(sides) }.agrees();
+            Product { rounded, ..Product::plain(sides) }.assert_agrees();
         }
     }
 }

@@ -5,7 +5,7 @@ use ortrain_expr::{
 };
 use ortrain_program::{BufferId, Load, Nest, Operand};
 
-use crate::making::{Making, numbers_of};
+use crate::test_program::{TestProgramBuilder, random_numbers};
 
 /// Space with reduced trailing axes, and the strides of a tensor in it.
 #[derive(Clone, Debug)]
@@ -95,7 +95,7 @@ impl Expression {
 
 /// Returns numbers with NaN and infinities in some rows.
 fn special(space: &Space) -> Vec<f32> {
-    let mut values = numbers_of(space.elements(), space.elements());
+    let mut values = random_numbers(space.elements(), space.elements());
     let count = space.count();
     let last: isize =
         space.dims.iter().zip(&space.strides).map(|(&dim, &stride)| (dim as isize - 1) * stride).sum();
@@ -116,8 +116,8 @@ fn special(space: &Space) -> Vec<f32> {
 
 /// Tests sum, maximum, minimum, product, and a count of elements.
 fn statistics(space: &Space, values: Vec<f32>) {
-    let mut making = Making::new(Precision::F32);
-    let x = making.given(values);
+    let mut making = TestProgramBuilder::new(Precision::F32);
+    let x = making.input(values);
     let mut made = Expression::default();
     let element = made.builder.load(0, Type::F32);
     let half = made.builder.constant(Type::F32, 0.5);
@@ -137,12 +137,12 @@ fn statistics(space: &Space, values: Vec<f32>) {
     made.results = results.into_iter().map(|result| made.builder.convert(result, Type::F32)).collect();
     let stores = (0..5).map(|_| space.once(making.result(space.count()))).collect();
     making.emit(space.nest(vec![space.all(x)], made, stores));
-    making.finish().agrees(&format!("statistics of {space:?}"));
+    making.finish().assert_agrees(&format!("statistics of {space:?}"));
 }
 
 /// Tests sums of 64-bit integers: pairs of words.
 fn wide_sums(space: &Space) {
-    let mut making = Making::new(Precision::F32);
+    let mut making = TestProgramBuilder::new(Precision::F32);
     let x = making.random(space.elements());
     let mut made = Expression::default();
     let element = made.builder.load(0, Type::F32);
@@ -158,12 +158,12 @@ fn wide_sums(space: &Space) {
         .to_vec();
     let stores = (0..2).map(|_| space.once(making.result(space.count()))).collect();
     making.emit(space.nest(vec![space.all(x)], made, stores));
-    making.finish().agrees(&format!("wide sums of {space:?}"));
+    making.finish().assert_agrees(&format!("wide sums of {space:?}"));
 }
 
 /// Tests the softmax, and the logarithm of its sum: the second reduction depends on the first.
 fn softmax(space: &Space) {
-    let mut making = Making::new(Precision::F32);
+    let mut making = TestProgramBuilder::new(Precision::F32);
     let x = making.random(space.elements());
     let mut made = Expression::default();
     let element = made.builder.load(0, Type::F32);
@@ -176,12 +176,12 @@ fn softmax(space: &Space) {
     made.results = vec![share, made.builder.add(log, most)];
     let stores = vec![space.all(making.result(space.elements())), space.once(making.result(space.count()))];
     making.emit(space.nest(vec![space.all(x)], made, stores));
-    making.finish().agrees(&format!("the softmax of {space:?}"));
+    making.finish().assert_agrees(&format!("the softmax of {space:?}"));
 }
 
 /// Tests rows minus their mean, in place or not, and running statistics that are updated in place.
 fn centered(space: &Space, in_place: bool) {
-    let mut making = Making::new(Precision::F32);
+    let mut making = TestProgramBuilder::new(Precision::F32);
     let x = match in_place {
         true => making.state(space.elements()),
         false => making.random(space.elements()),
@@ -200,10 +200,10 @@ fn centered(space: &Space, in_place: bool) {
     made.results = vec![result, shifted];
     let (all, once) = (space.all(x), space.once(running));
     making.emit(space.nest(vec![all, once.clone()], made, vec![space.all(to), once]));
-    making.finish().agrees(&format!("{space:?} without means, in place: {in_place}"));
+    making.finish().assert_agrees(&format!("{space:?} without means, in place: {in_place}"));
 }
 
-fn everything(space: &Space) {
+fn test_all(space: &Space) {
     statistics(space, special(space));
     softmax(space);
     wide_sums(space);
@@ -214,25 +214,25 @@ fn everything(space: &Space) {
 fn rows_of_any_size() {
     for size in [31, 32, 33, 127, 128, 129, 257, 512, 513, 1000, 1025] {
         for count in [1, 5, 130] {
-            everything(&rows(count, size));
+            test_all(&rows(count, size));
         }
     }
 }
 
 /// Parts of 16 384 elements.
 #[test]
-fn few_long_rows() {
+fn long_rows() {
     for (count, size) in [(1, 16_384), (1, 16_385), (4, 16_640), (5, 50_000), (127, 16_390)] {
-        everything(&rows(count, size));
+        test_all(&rows(count, size));
     }
-    everything(&channels(8, 6, 3000));
+    test_all(&channels(8, 6, 3000));
 }
 
 #[test]
 fn columns_of_any_size() {
     for size in [33, 64, 100, 513, 2000] {
         for count in [2, 7, 8, 9, 63, 64, 65, 130] {
-            everything(&columns(count, size));
+            test_all(&columns(count, size));
         }
     }
 }
@@ -240,7 +240,7 @@ fn columns_of_any_size() {
 #[test]
 fn channels_of_images() {
     for (images, count, places) in [(3, 5, 20), (40, 70, 9), (2, 64, 49), (9, 33, 100)] {
-        everything(&channels(images, count, places));
-        everything(&channels_last(images, count, places));
+        test_all(&channels(images, count, places));
+        test_all(&channels_last(images, count, places));
     }
 }

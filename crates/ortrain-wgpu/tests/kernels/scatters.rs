@@ -4,11 +4,11 @@ use ortrain_expr::{DType, Precision};
 use ortrain_graph::Tensor;
 use ortrain_program::{Operand, ScatterAdd};
 
-use crate::making::Making;
+use crate::test_program::TestProgramBuilder;
 
 fn scatter([outer, rows, count, inner]: [usize; 4], indices: &[i64], last: bool) {
     for wide in [true, false] {
-        let mut m = Making::new(Precision::F32);
+        let mut m = TestProgramBuilder::new(Precision::F32);
         let target = m.state(outer * rows * inner);
         let source = m.random(outer * count * inner);
         let numbers: Vec<i64> = (0..count).map(|k| indices[k % indices.len()]).collect();
@@ -20,16 +20,16 @@ fn scatter([outer, rows, count, inner]: [usize; 4], indices: &[i64], last: bool)
         };
         let index = m.builder.constant("indices", &tensor);
         m.emit(ScatterAdd {
-            target: Operand::whole(target, DType::F32, &[outer * rows * inner]),
-            source: Operand::whole(source, DType::F32, &[outer * count * inner]),
-            index: Operand::whole(index, tensor.dtype(), &[count]),
+            target: Operand::contiguous(target, DType::F32, &[outer * rows * inner]),
+            source: Operand::contiguous(source, DType::F32, &[outer * count * inner]),
+            index: Operand::contiguous(index, tensor.dtype(), &[count]),
             outer,
             rows,
             count,
             inner,
-            last,
+            overwrites: last,
         });
-        m.finish().agrees(&format!("{outer} {rows} {count} {inner}, last: {last}, wide: {wide}"));
+        m.finish().assert_agrees(&format!("{outer} {rows} {count} {inner}, last: {last}, wide: {wide}"));
     }
 }
 

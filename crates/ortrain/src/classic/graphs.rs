@@ -11,20 +11,20 @@ use ortrain_onnx::{
 };
 use ortrain_ops::optimizers::{Group, Optimizer, OptimizerSpec, Range, optimizer_model};
 use ortrain_ops::passes::{
-    differentiate::differentiate, functions::write_out_nodes, infer::infer, mixed_precision::mixed_precision,
+    differentiate::differentiate, functions::unwrap_nodes, infer::infer, mixed_precision::mixed_precision,
     versions::upgrade,
 };
 use ortrain_ops::training::{
     BatchNormMode, TRAINING_MODE, Updates, add_master_weights, append_scaled_loss, append_updates,
-    choose_statistics, free_training_mode, has_shared_counter, is_narrow, modes_of_batch_normalizations,
-    optimizer_of_nodes, share_training_mode, trained_without_choice, with_statistics_of_batches,
+    choose_statistics, count_batch_norm_modes, default_trained, find_node_optimizer, free_training_mode,
+    has_shared_counter, is_narrow, share_training_mode, use_batch_statistics,
 };
 use rustc_hash::FxHashSet;
 
 use super::TrainingParameters;
 use crate::artifacts::{
-    Value, declare, full, gather_gradients, inferred, message_graph, opset_of, self_contained,
-    training_message, updated_statistics,
+    Value, build_full_checkpoint, declare_value, gather_gradients, infer_graph, message_graph, opset_of,
+    to_self_contained, training_message, updated_statistics,
 };
 use crate::computed_parameters::make_initializers;
 use crate::file_kind::check_forward;
@@ -39,19 +39,19 @@ const F16_OPSET: i64 = 15;
 /// Oldest version with Where.
 const WHERE_OPSET: i64 = 9;
 /// Suffix of the name of a weight's low-precision copy.
-pub(super) const COPY: &str = "_fp16";
+pub(super) const LOW_PRECISION_SUFFIX: &str = "_fp16";
 /// Suffix of the name of a gradient output.
-pub(super) const GRADIENT: &str = "_grad";
+pub(super) const GRADIENT_SUFFIX: &str = "_grad";
 /// Suffix of the name of a gradient output in a module's graph; gradients with other suffixes are
 /// accumulated.
-const GIVEN_OUT: &str = "_grad/output";
+const GRADIENT_OUTPUT_SUFFIX: &str = "_grad/output";
 /// Per-weight setting with the maximum norm of all gradients.
 const MAX_NORM_CLIP: &str = "max_norm_clip";
 /// Oldest IR version in which an initializer is intentionally also an input.
-const OPTIONAL_INPUTS: i64 = 4;
+const MIN_IR_OPTIONAL_INPUTS: i64 = 4;
 
 /// Parts of a session.
-pub(super) struct Built {
+pub(super) struct SessionParts {
     pub(super) train: ModelProto,
     pub(super) eval: ModelProto,
     pub(super) checkpoint: Checkpoint,
@@ -64,12 +64,12 @@ pub(super) struct Built {
     /// Optimizer and the model of its step, if any.
     pub(super) optimizer: Option<(OptimizerSpec, ModelProto)>,
     /// Node outputs with their types.
-    pub(super) made: BTreeMap<String, DType>,
+    pub(super) node_outputs: BTreeMap<String, DType>,
     pub(super) meta: ModelMeta,
 }
 
 /// Reads a model and builds the graphs of its training.
-pub(super) fn build(source: ModelSource, parameters: &TrainingParameters) -> Result<Built> {
+pub(super) fn build(source: ModelSource, parameters: &TrainingParameters) -> Result<SessionParts> {
     let label = source.label("the model");
     let model = source.load_for_gradients()?;
     if let Ok(graph) = Graph::from_model(&model) {
@@ -78,7 +78,7 @@ pub(super) fn build(source: ModelSource, parameters: &TrainingParameters) -> Res
     check_counts(parameters)?;
     let meta = ModelMeta::of(&model.proto);
     let optional = optional_inputs(&model);
-    let mut forward = self_contained(&label, model)?;
+    let mut forward = to_self_contained(&label, model)?;
     let opset_of_model = opset_of(&forward.proto);
     let opset = match parameters.mixed_precision {
         Some(DType::BF16) => opset_of_model.max(BF16_OPSET),
@@ -88,13 +88,13 @@ pub(super) fn build(source: ModelSource, parameters: &TrainingParameters) -> Res
     let graph = message_graph(&label, &mut forward.proto)?;
     let outputs: Vec<String> = graph.output.iter().map(|info| info.name.clone()).collect();
     let loss = check_loss(graph, &parameters.loss_output_name)?;
-    let weights = weights_of(graph, parameters, &loss)?;
+    let weights = trained_weights(graph, parameters, &loss)?;
     let known: FxHashSet<String> = graph.initializer.iter().map(|tensor| tensor.name.clone()).collect();
     check_optimizer(parameters, &weights, &known)?;
-    let mut defaults = take_optional(graph, &optional, &weights)?;
-    let normalizations = modes_of_batch_normalizations(graph, opset_of_model);
-    defaults.extend(share_mode(graph, &weights, normalizations.0 > 0)?);
-    let statistics = statistics_of(&label, &mut forward, normalizations, &weights, &outputs, &loss)?;
+    let mut defaults = move_optional_inputs(graph, &optional, &weights)?;
+    let normalizations = count_batch_norm_modes(graph, opset_of_model);
+    defaults.extend(share_mode_input(graph, &weights, normalizations.0 > 0)?);
+    let statistics = find_statistics(&label, &mut forward, normalizations, &weights, &outputs, &loss)?;
     if parameters.mixed_precision.is_some() {
         let trained: FxHashSet<&str> = weights.iter().map(String::as_str).collect();
         let graph = message_graph(&label, &mut forward.proto)?;
@@ -104,10 +104,10 @@ pub(super) fn build(source: ModelSource, parameters: &TrainingParameters) -> Res
         check_float32(message_graph(&label, &mut forward.proto)?, &weights)?;
     }
     let transformed = parameters.model_after_graph_transforms_path.as_ref().map(|_| forward.proto.clone());
-    let values = take_values(&label, &mut forward, &weights, &statistics)?;
+    let values = move_values_to_inputs(&label, &mut forward, &weights, &statistics)?;
     let graph = message_graph(&label, &mut forward.proto)?;
-    write_out_nodes(graph);
-    let typed = inferred(&label, &forward)?;
+    unwrap_nodes(graph);
+    let typed = infer_graph(&label, &forward)?;
     check_names(&typed, &weights)?;
     check_scalar(&typed, &loss)?;
 
@@ -125,14 +125,14 @@ pub(super) fn build(source: ModelSource, parameters: &TrainingParameters) -> Res
         let loss = id_of(&forward_graph, &loss)?;
         let copies = weights
             .iter()
-            .map(|name| Ok((id_of(&forward_graph, name)?, format!("{name}{COPY}"))))
+            .map(|name| Ok((id_of(&forward_graph, name)?, format!("{name}{LOW_PRECISION_SUFFIX}"))))
             .collect::<Result<_>>()?;
         mixed_precision(&mut forward_graph, narrow, loss, &copies).map_err(fail)?;
     }
     let eval = training_message(
         &label,
         &forward.proto,
-        evaluating(&label, &forward_graph)?,
+        evaluation_graph(&label, &forward_graph)?,
         opset.max(WHERE_OPSET),
     )?;
 
@@ -145,7 +145,7 @@ pub(super) fn build(source: ModelSource, parameters: &TrainingParameters) -> Res
     graph.remove_unused();
     let names: FxHashSet<&str> = statistics.iter().map(String::as_str).collect();
     if !names.is_empty() {
-        with_statistics_of_batches(&mut graph, &names).map_err(fail)?;
+        use_batch_statistics(&mut graph, &names).map_err(fail)?;
         infer(&mut graph).map_err(fail)?;
     }
     let root = if parameters.mixed_precision.is_some() { append_scaled_loss(&mut graph, loss) } else { loss };
@@ -154,19 +154,20 @@ pub(super) fn build(source: ModelSource, parameters: &TrainingParameters) -> Res
     let made = (graph.nodes.iter().flat_map(ortrain_graph::Node::present_outputs))
         .filter_map(|id| Some((graph.name_of(id).to_owned(), graph.value(id).ty.dtype()?)))
         .collect();
-    let optimizer = optimizer_of(parameters, &weights, &values)?;
-    write_dumps(
+    let optimizer = build_optimizer(parameters, &weights, &values)?;
+    write_model_files(
         &label,
         parameters,
         &forward.proto,
         transformed,
         (&graph, opset),
-        &Constants { values: &values, defaults: &defaults },
+        &GraphConstants { values: &values, defaults: &defaults },
         (&targets, &gradients),
     )?;
     if parameters.set_gradients_as_graph_outputs {
         for (name, &gradient) in weights.iter().zip(&gradients) {
-            let given = graph.add_value(&format!("{name}{GIVEN_OUT}"), graph.value(gradient).ty.clone());
+            let given =
+                graph.add_value(&format!("{name}{GRADIENT_OUTPUT_SUFFIX}"), graph.value(gradient).ty.clone());
             let (inputs, outputs) = ([Some(gradient)], [Some(given)]);
             graph.nodes.push(ortrain_graph::Node::new("", "Identity", &inputs, &outputs, Default::default()));
             graph.outputs.push(given);
@@ -175,11 +176,21 @@ pub(super) fn build(source: ModelSource, parameters: &TrainingParameters) -> Res
     let first = graph.outputs.len();
     gather_gradients(&mut graph, &targets, &gradients, first)?;
     let train = training_message(&label, &forward.proto, graph, opset)?;
-    Ok(Built { train, eval, checkpoint: full(values), weights, outputs, defaults, optimizer, made, meta })
+    Ok(SessionParts {
+        train,
+        eval,
+        checkpoint: build_full_checkpoint(values),
+        weights,
+        outputs,
+        defaults,
+        optimizer,
+        node_outputs: made,
+        meta,
+    })
 }
 
 /// Returns the graph of runs that only compute outputs.
-fn evaluating(label: &str, forward: &Graph) -> Result<Graph> {
+fn evaluation_graph(label: &str, forward: &Graph) -> Result<Graph> {
     let mut graph = forward.clone();
     graph.remove_unused();
     if let Some(mode) = graph.find(TRAINING_MODE) {
@@ -191,7 +202,7 @@ fn evaluating(label: &str, forward: &Graph) -> Result<Graph> {
 
 /// Connects the input `training_mode` to Dropout and to the statistics of an evaluation. Returns the input
 /// with its default value if it is new.
-fn share_mode(
+fn share_mode_input(
     graph: &mut ortrain_onnx::GraphProto,
     weights: &[String],
     normalizes_batches: bool,
@@ -206,7 +217,7 @@ fn share_mode(
         _ if !is_shared => Ok(None),
         Some(Some(DType::Bool)) => Ok(None),
         None if !named => {
-            graph.input.push(declare(TRAINING_MODE, ValueType::tensor(DType::Bool, &[])));
+            graph.input.push(declare_value(TRAINING_MODE, ValueType::tensor(DType::Bool, &[])));
             Ok(Some((TRAINING_MODE.into(), Tensor::scalar(DType::Bool, 1.0))))
         }
         _ => Err(Error::Argument(format!(
@@ -257,7 +268,8 @@ fn check_float32(graph: &ortrain_onnx::GraphProto, weights: &[String]) -> Result
 
 /// Returns initializers that are intentionally also inputs.
 fn optional_inputs(model: &LoadedModel) -> Vec<String> {
-    let Some(graph) = model.proto.graph.as_ref().filter(|_| model.proto.ir_version >= OPTIONAL_INPUTS) else {
+    let Some(graph) = model.proto.graph.as_ref().filter(|_| model.proto.ir_version >= MIN_IR_OPTIONAL_INPUTS)
+    else {
         return Vec::new();
     };
     let initializers: FxHashSet<&str> = graph.initializer.iter().map(|tensor| tensor.name.as_str()).collect();
@@ -281,7 +293,7 @@ fn check_loss(graph: &ortrain_onnx::GraphProto, loss: &str) -> Result<String> {
 }
 
 /// Returns the trained weights, sorted.
-fn weights_of(
+fn trained_weights(
     graph: &ortrain_onnx::GraphProto,
     parameters: &TrainingParameters,
     loss: &str,
@@ -291,9 +303,9 @@ fn weights_of(
         DType::from_onnx(tensor.data_type)
     };
     let mut used: FxHashSet<String> = FxHashSet::default();
-    graph.node.iter().for_each(|node| crate::export::inputs_of(node, &mut used));
+    graph.node.iter().for_each(|node| crate::export::collect_inputs(node, &mut used));
     let mut weights: Vec<String> = if parameters.weights_to_train.is_empty() {
-        trained_without_choice(graph, loss, &parameters.immutable_weights)
+        default_trained(graph, loss, &parameters.immutable_weights)
     } else {
         parameters.weights_to_train.iter().cloned().collect()
     };
@@ -333,9 +345,8 @@ fn check_optimizer(
     if name.is_empty() {
         return Ok(());
     }
-    let row = optimizer_of_nodes(name).ok_or_else(|| {
-        let known: Vec<&str> =
-            ortrain_ops::optimizers::OPTIMIZERS_OF_NODES.iter().map(|row| row.name).collect();
+    let row = find_node_optimizer(name).ok_or_else(|| {
+        let known: Vec<&str> = ortrain_ops::optimizers::NODE_OPTIMIZERS.iter().map(|row| row.name).collect();
         Error::State(format!(
             "training_optimizer_name is {name:?}, which is no optimizer of this session; there are {}{}",
             known.join(", "),
@@ -371,7 +382,7 @@ fn check_optimizer(
         parameters.optimizer_attributes_map.keys().chain(parameters.optimizer_int_attributes_map.keys());
     let strange = maps
         .chain(parameters.initial_optimizer_state.keys())
-        .find(|name| !initializers.contains(*name) && *name != super::layout::SHARED);
+        .find(|name| !initializers.contains(*name) && *name != super::layout::SHARED_KEY);
     match strange {
         Some(strange) => Err(Error::Argument(format!(
             "the optimizer is given settings for {strange:?}, which is no initializer of the model{}",
@@ -382,7 +393,7 @@ fn check_optimizer(
 }
 
 /// Converts optional initializers to inputs, unless they are trained. Returns their values.
-fn take_optional(
+fn move_optional_inputs(
     graph: &mut ortrain_onnx::GraphProto,
     optional: &[String],
     weights: &[String],
@@ -394,14 +405,14 @@ fn take_optional(
         let empty = LoadedModel::from_proto(ModelProto::default(), Default::default());
         let value =
             Graph::tensor_from_proto(&empty, &tensor).map_err(|source| Error::graph("the model", source))?;
-        graph.input.push(declare(name, ValueType::tensor(value.dtype(), value.dims())));
+        graph.input.push(declare_value(name, ValueType::tensor(value.dtype(), value.dims())));
         defaults.push((name.clone(), value));
     }
     Ok(defaults)
 }
 
 /// Returns the running statistics that a training updates. Only models exported for training have them.
-fn statistics_of(
+fn find_statistics(
     label: &str,
     forward: &mut LoadedModel,
     normalizations: (usize, usize),
@@ -428,7 +439,7 @@ fn statistics_of(
 }
 
 /// Converts weights and statistics to inputs. Returns their values.
-fn take_values(
+fn move_values_to_inputs(
     label: &str,
     forward: &mut LoadedModel,
     weights: &[String],
@@ -448,7 +459,9 @@ fn take_values(
     let taken: FxHashSet<Arc<str>> = values.iter().map(|(name, ..)| name.clone()).collect();
     graph.initializer.retain(|tensor| !taken.contains(tensor.name.as_str()));
     graph.input.extend(
-        values.iter().map(|(name, _, value)| declare(name, ValueType::tensor(value.dtype(), value.dims()))),
+        values
+            .iter()
+            .map(|(name, _, value)| declare_value(name, ValueType::tensor(value.dtype(), value.dims()))),
     );
     Ok(values)
 }
@@ -456,7 +469,7 @@ fn take_values(
 /// Checks that no value of the model has the name of a gradient.
 fn check_names(typed: &Graph, weights: &[String]) -> Result<()> {
     let gradient =
-        weights.iter().map(|name| format!("{name}{GRADIENT}")).find(|name| typed.find(name).is_some());
+        weights.iter().map(|name| format!("{name}{GRADIENT_SUFFIX}")).find(|name| typed.find(name).is_some());
     let outer = typed.inputs.iter().chain(&typed.outputs).map(|&id| typed.name_of(id));
     let taken = gradient
         .or_else(|| outer.into_iter().find(|name| parameter_of_gradient(name).is_some()).map(Into::into));
@@ -485,7 +498,7 @@ fn check_scalar(typed: &Graph, loss: &str) -> Result<()> {
 }
 
 /// Returns the settings of one weight.
-fn settings_of(row: &Optimizer, parameters: &TrainingParameters, weight: &str) -> BTreeMap<String, f64> {
+fn weight_settings(row: &Optimizer, parameters: &TrainingParameters, weight: &str) -> BTreeMap<String, f64> {
     // Attributes are float32, and so are the defaults of the optimizer.
     let finite = |name: &str, value: f32| match value {
         // An infinite bound means no bound.
@@ -509,12 +522,12 @@ fn settings_of(row: &Optimizer, parameters: &TrainingParameters, weight: &str) -
 }
 
 /// Returns the optimizer, and the model of its step.
-fn optimizer_of(
+fn build_optimizer(
     parameters: &TrainingParameters,
     weights: &[String],
     values: &[Value],
 ) -> Result<Option<(OptimizerSpec, ModelProto)>> {
-    let Some(row) = optimizer_of_nodes(&parameters.training_optimizer_name) else { return Ok(None) };
+    let Some(row) = find_node_optimizer(&parameters.training_optimizer_name) else { return Ok(None) };
     let clips = parameters.enable_grad_norm_clip;
     let mut spec = OptimizerSpec::of_row(row);
     spec.mean_of_gathered = parameters.gradient_accumulation_steps > 1;
@@ -524,7 +537,7 @@ fn optimizer_of(
         spec.settings.insert(MAX_NORM_CLIP.into(), 1.0);
     }
     for weight in weights {
-        let mut settings = settings_of(row, parameters, weight);
+        let mut settings = weight_settings(row, parameters, weight);
         settings.retain(|name, _| spec.settings.contains_key(name));
         let ranges = row.settings.iter().map(|setting| (setting.name, setting.range));
         for (name, range) in ranges.chain([(MAX_NORM_CLIP, Range::Positive)]) {
@@ -544,7 +557,7 @@ fn optimizer_of(
         }
         spec.groups.push(Group { parameters: vec![weight.clone()], settings, ..Group::default() });
     }
-    check_common(row, &spec)?;
+    check_shared_settings(row, &spec)?;
     let argument = |source: ortrain_ops::OpError| Error::Argument(source.to_string());
     spec.check().map_err(argument)?;
     let mut dtypes: Vec<DType> =
@@ -556,12 +569,12 @@ fn optimizer_of(
 }
 
 /// Returns the original bound: the largest number represents infinity.
-fn given(value: f64) -> f64 {
+fn original_bound(value: f64) -> f64 {
     if value.abs() == f64::MAX { f64::INFINITY.copysign(value) } else { value }
 }
 
 /// Checks the settings that an optimizer node shares among all weights.
-fn check_common(row: &Optimizer, spec: &OptimizerSpec) -> Result<()> {
+fn check_shared_settings(row: &Optimizer, spec: &OptimizerSpec) -> Result<()> {
     /// Maximum number of weights of an optimizer node.
     const MAX_WEIGHTS: usize = 1024;
     if !has_shared_counter(row.name) {
@@ -582,8 +595,8 @@ fn check_common(row: &Optimizer, spec: &OptimizerSpec) -> Result<()> {
             return Err(Error::Argument(format!(
                 "{name} of {} is one number for all weights, but it is {} for one and {} for {:?}",
                 row.name,
-                given(first),
-                given(value),
+                original_bound(first),
+                original_bound(value),
                 other[0]
             )));
         }
@@ -592,7 +605,7 @@ fn check_common(row: &Optimizer, spec: &OptimizerSpec) -> Result<()> {
 }
 
 /// Initializers that are inputs of a graph.
-struct Constants<'a> {
+struct GraphConstants<'a> {
     /// Weights and running statistics.
     values: &'a [Value],
     /// Optional inputs.
@@ -600,13 +613,13 @@ struct Constants<'a> {
 }
 
 /// Writes the requested model files.
-fn write_dumps(
+fn write_model_files(
     label: &str,
     parameters: &TrainingParameters,
     forward: &ModelProto,
     transformed: Option<ModelProto>,
     (graph, opset): (&Graph, i64),
-    &Constants { values, defaults }: &Constants<'_>,
+    &GraphConstants { values, defaults }: &GraphConstants<'_>,
     (targets, gradients): (&[ValueId], &[ValueId]),
 ) -> Result<()> {
     // In a training graph, only Dropout reads the input.
@@ -624,7 +637,7 @@ fn write_dumps(
         let missing = constants().filter(|(name, _)| !there.contains(*name));
         graph.initializer.extend(missing.map(|(name, value)| tensor_to_proto(name, value)));
         graph.input.retain(|info| Some(info.name.as_str()) != unread);
-        write_dump(path, &proto)?;
+        write_model_file(path, &proto)?;
     }
     if parameters.model_with_gradient_graph_path.is_none()
         && parameters.model_with_training_graph_path.is_none()
@@ -645,13 +658,13 @@ fn write_dumps(
         graph.outputs.extend(gradients);
     }
     if let Some(path) = &parameters.model_with_gradient_graph_path {
-        write_dump(path, &training_message(label, forward, graph.clone(), opset)?)?;
+        write_model_file(path, &training_message(label, forward, graph.clone(), opset)?)?;
     }
     if let Some(path) = &parameters.model_with_training_graph_path {
-        let row = optimizer_of_nodes(&parameters.training_optimizer_name);
+        let row = find_node_optimizer(&parameters.training_optimizer_name);
         let pairs: Vec<(ValueId, ValueId)> = targets.iter().copied().zip(gradients.iter().copied()).collect();
         let settings = |row: &Optimizer| {
-            targets.iter().map(|&id| settings_of(row, parameters, graph.name_of(id))).collect::<Vec<_>>()
+            targets.iter().map(|&id| weight_settings(row, parameters, graph.name_of(id))).collect::<Vec<_>>()
         };
         let updates = Updates {
             optimizer: row.map(|row| row.name),
@@ -663,13 +676,13 @@ fn write_dumps(
         };
         append_updates(&mut graph, &pairs, &updates)
             .map_err(|source| Error::Argument(format!("the training graph cannot be written: {source}")))?;
-        write_dump(path, &training_message(label, forward, graph, opset)?)?;
+        write_model_file(path, &training_message(label, forward, graph, opset)?)?;
     }
     Ok(())
 }
 
 /// Writes a model. If it exceeds the limit of one file, its weights are stored in a file beside it.
-fn write_dump(path: &Path, proto: &ModelProto) -> Result<()> {
+fn write_model_file(path: &Path, proto: &ModelProto) -> Result<()> {
     let external = ExternalData::none();
     let mut data = path.as_os_str().to_owned();
     data.push(".data");

@@ -4,23 +4,23 @@ use std::collections::BTreeMap;
 
 use ortrain_graph::{DType, Tensor};
 use ortrain_ops::optimizers::Optimizer as Row;
-use ortrain_ops::training::{has_shared_counter, optimizer_of_nodes};
+use ortrain_ops::training::{find_node_optimizer, has_shared_counter};
 
-use super::graphs::COPY;
-use super::{TrainingSession, same_type};
+use super::graphs::LOW_PRECISION_SUFFIX;
+use super::{TrainingSession, is_same_type};
 use crate::state::OptimizerState;
 use crate::suggest::hint;
 use crate::{Error, Result};
 
 /// Key of state that all weights share.
-pub(super) const SHARED: &str = "shared_optimizer_state";
+pub(super) const SHARED_KEY: &str = "shared_optimizer_state";
 /// Step counter that all weights share.
-const STEP: &str = "Step";
+const SHARED_COUNTER: &str = "Step";
 /// Step counter of one weight.
-const COUNT: &str = "Update_Count";
+const WEIGHT_COUNTER: &str = "Update_Count";
 
 /// A value of the state.
-enum Place {
+enum StateValue {
     Weight(String),
     /// Low-precision copy of a weight.
     Copy(String),
@@ -39,29 +39,29 @@ enum Place {
 pub type StatesByWeight = BTreeMap<String, BTreeMap<String, Tensor>>;
 
 impl TrainingSession {
-    fn row(&self) -> Option<&'static Row> {
-        optimizer_of_nodes(self.optimizer.as_ref()?.name())
+    fn optimizer_row(&self) -> Option<&'static Row> {
+        find_node_optimizer(self.optimizer.as_ref()?.name())
     }
 
     /// Returns every value of the state by its name in [`TrainingSession::state`].
-    fn places(&self) -> BTreeMap<String, Place> {
+    fn state_values(&self) -> BTreeMap<String, StateValue> {
         let mut places = BTreeMap::new();
-        let row = self.row();
+        let row = self.optimizer_row();
         for weight in &self.weights {
-            places.insert(weight.clone(), Place::Weight(weight.clone()));
-            if self.narrow.is_some() {
-                places.insert(format!("{weight}{COPY}"), Place::Copy(weight.clone()));
+            places.insert(weight.clone(), StateValue::Weight(weight.clone()));
+            if self.low_precision.is_some() {
+                places.insert(format!("{weight}{LOW_PRECISION_SUFFIX}"), StateValue::Copy(weight.clone()));
             }
             let Some(row) = row else { continue };
             for slot in row.slots {
-                places.insert(format!("{}_{weight}", slot.name), Place::Slot(weight.clone(), slot.name));
+                places.insert(format!("{}_{weight}", slot.name), StateValue::Slot(weight.clone(), slot.name));
             }
             if !row.slots.is_empty() && !has_shared_counter(row.name) {
-                places.insert(format!("{COUNT}_{weight}"), Place::Count(Some(weight.clone())));
+                places.insert(format!("{WEIGHT_COUNTER}_{weight}"), StateValue::Count(Some(weight.clone())));
             }
         }
         if row.is_some_and(|row| has_shared_counter(row.name)) {
-            places.insert(STEP.into(), Place::Count(None));
+            places.insert(SHARED_COUNTER.into(), StateValue::Count(None));
         }
         places
     }
@@ -79,23 +79,24 @@ impl TrainingSession {
     /// # Errors
     /// If the state is damaged.
     pub fn state(&self) -> Result<BTreeMap<String, Tensor>> {
-        self.places().into_iter().map(|(name, place)| Ok((name, self.value_of(&place)?))).collect()
+        self.state_values().into_iter().map(|(name, place)| Ok((name, self.value_of(&place)?))).collect()
     }
 
-    fn value_of(&self, place: &Place) -> Result<Tensor> {
+    fn value_of(&self, place: &StateValue) -> Result<Tensor> {
         match place {
-            Place::Weight(weight) => self.checkpoint.parameter(weight)?.to_tensor(),
-            Place::Copy(weight) => {
-                let narrow = self.narrow.unwrap_or(DType::F16);
+            StateValue::Weight(weight) => self.checkpoint.parameter(weight)?.to_tensor(),
+            StateValue::Copy(weight) => {
+                let narrow = self.low_precision.unwrap_or(DType::F16);
                 Ok(self.checkpoint.parameter(weight)?.to_tensor()?.converted(narrow))
             }
-            Place::Slot(weight, slot) => {
+            StateValue::Slot(weight, slot) => {
                 let optimizer = self.optimizer_state()?;
-                let entry = self.checkpoint.entry(weight).ok_or_else(|| self.checkpoint.unknown(weight))?;
+                let entry =
+                    self.checkpoint.entry(weight).ok_or_else(|| self.checkpoint.unknown_parameter(weight))?;
                 let found = optimizer.slots.get(slot).map(|slot| slot.tensor(entry)).transpose()?;
                 found.flatten().ok_or(Error::OtherState { what: "optimizer" })
             }
-            Place::Count(weight) => {
+            StateValue::Count(weight) => {
                 let optimizer = self.optimizer_state()?;
                 Ok(Tensor::i64(&[1], &[count_of(optimizer, weight.as_deref())]))
             }
@@ -119,13 +120,13 @@ impl TrainingSession {
     /// # Errors
     /// If the state is damaged.
     pub fn model_state(&self, include_mixed_precision_weights: bool) -> Result<StatesByWeight> {
-        let of = |place: fn(String) -> Place| -> Result<BTreeMap<String, Tensor>> {
+        let of = |place: fn(String) -> StateValue| -> Result<BTreeMap<String, Tensor>> {
             let weights = self.weights.iter();
             weights.map(|weight| Ok((weight.clone(), self.value_of(&place(weight.clone()))?))).collect()
         };
-        let mut states = StatesByWeight::from([("full_precision".to_owned(), of(Place::Weight)?)]);
+        let mut states = StatesByWeight::from([("full_precision".to_owned(), of(StateValue::Weight)?)]);
         if include_mixed_precision_weights {
-            let copies = if self.narrow.is_some() { of(Place::Copy)? } else { BTreeMap::new() };
+            let copies = if self.low_precision.is_some() { of(StateValue::Copy)? } else { BTreeMap::new() };
             states.insert("mixed_precision".into(), copies);
         }
         Ok(states)
@@ -148,12 +149,12 @@ impl TrainingSession {
     /// If the state is damaged.
     pub fn optimizer_states(&self) -> Result<StatesByWeight> {
         let mut states = StatesByWeight::new();
-        for place in self.places().values() {
+        for place in self.state_values().values() {
             let (outer, inner) = match place {
-                Place::Weight(_) | Place::Copy(_) => continue,
-                Place::Slot(weight, slot) => (weight.as_str(), *slot),
-                Place::Count(Some(weight)) => (weight.as_str(), COUNT),
-                Place::Count(None) => (SHARED, STEP),
+                StateValue::Weight(_) | StateValue::Copy(_) => continue,
+                StateValue::Slot(weight, slot) => (weight.as_str(), *slot),
+                StateValue::Count(Some(weight)) => (weight.as_str(), WEIGHT_COUNTER),
+                StateValue::Count(None) => (SHARED_KEY, SHARED_COUNTER),
             };
             states.entry(outer.to_owned()).or_default().insert(inner.to_owned(), self.value_of(place)?);
         }
@@ -175,27 +176,28 @@ impl TrainingSession {
     /// # Errors
     /// If a name is unknown, or a value has another type or shape. Then nothing has changed.
     pub fn load_state(&mut self, values: &BTreeMap<String, Tensor>, strict: bool) -> Result<()> {
-        let mut places = self.places();
+        let mut places = self.state_values();
         if let Some(strange) = values.keys().find(|name| strict && !places.contains_key(*name)) {
             let near = hint(strange, places.keys().map(String::as_str));
             return Err(Error::State(format!("the session has no state {strange:?}{near}")));
         }
-        let chosen: Vec<(&String, Place, &Tensor)> =
+        let chosen: Vec<(&String, StateValue, &Tensor)> =
             values.iter().filter_map(|(name, value)| Some((name, places.remove(name)?, value))).collect();
-        self.set(
+        self.set_values(
             &chosen.iter().map(|(name, place, value)| (name.as_str(), place, *value)).collect::<Vec<_>>(),
         )
     }
 
     /// Sets the optimizer state, in the format of [`TrainingSession::optimizer_states`].
     pub(super) fn start_from(&mut self, states: &StatesByWeight) -> Result<()> {
-        let mut places = self.places();
-        let mut chosen: Vec<(String, Place, &Tensor)> = Vec::new();
+        let mut places = self.state_values();
+        let mut chosen: Vec<(String, StateValue, &Tensor)> = Vec::new();
         for (outer, state) in states {
             for (inner, value) in state {
-                let name = if outer == SHARED { inner.clone() } else { format!("{inner}_{outer}") };
-                let place =
-                    places.remove(&name).filter(|place| !matches!(place, Place::Weight(_) | Place::Copy(_)));
+                let name = if outer == SHARED_KEY { inner.clone() } else { format!("{inner}_{outer}") };
+                let place = places
+                    .remove(&name)
+                    .filter(|place| !matches!(place, StateValue::Weight(_) | StateValue::Copy(_)));
                 let place = place.ok_or_else(|| {
                     Error::State(format!(
                         "the optimizer keeps no {inner:?} of {outer:?}, which it is to start from"
@@ -204,17 +206,17 @@ impl TrainingSession {
                 chosen.push((name, place, value));
             }
         }
-        self.set(
+        self.set_values(
             &chosen.iter().map(|(name, place, value)| (name.as_str(), place, *value)).collect::<Vec<_>>(),
         )
     }
 
     /// Sets all of the values, or none on error.
-    fn set(&mut self, chosen: &[(&str, &Place, &Tensor)]) -> Result<()> {
+    fn set_values(&mut self, chosen: &[(&str, &StateValue, &Tensor)]) -> Result<()> {
         let mut counts: BTreeMap<Option<String>, i64> = BTreeMap::new();
         for (name, place, value) in chosen {
             let now = self.value_of(place)?;
-            if !same_type(&now, value) {
+            if !is_same_type(&now, value) {
                 return Err(Error::State(format!(
                     "{name:?} is {}{:?}, but a value of {}{:?} was given",
                     now.dtype(),
@@ -223,7 +225,7 @@ impl TrainingSession {
                     value.dims()
                 )));
             }
-            if let Place::Count(weight) = place {
+            if let StateValue::Count(weight) = place {
                 let count = value.to_i64().and_then(|counts| counts.first().copied()).unwrap_or_default();
                 if count < 1 {
                     return Err(Error::State(format!(
@@ -234,9 +236,9 @@ impl TrainingSession {
             }
         }
         for (name, place, value) in chosen {
-            let Place::Copy(weight) = place else { continue };
+            let StateValue::Copy(weight) = place else { continue };
             let master = chosen.iter().find_map(|(_, place, value)| match place {
-                Place::Weight(other) if other == weight => Some((*value).clone()),
+                StateValue::Weight(other) if other == weight => Some((*value).clone()),
                 _ => None,
             });
             let master = match master {
@@ -251,15 +253,17 @@ impl TrainingSession {
         }
         for (_, place, value) in chosen {
             match place {
-                Place::Weight(weight) => self.checkpoint.set_parameter(weight, value)?,
-                Place::Slot(weight, slot) => {
-                    let entry =
-                        self.checkpoint.entry(weight).ok_or_else(|| self.checkpoint.unknown(weight))?;
+                StateValue::Weight(weight) => self.checkpoint.set_parameter(weight, value)?,
+                StateValue::Slot(weight, slot) => {
+                    let entry = self
+                        .checkpoint
+                        .entry(weight)
+                        .ok_or_else(|| self.checkpoint.unknown_parameter(weight))?;
                     if let Some(slot) = self.optimizer_state()?.slots.get(slot) {
                         slot.write(entry, value)?;
                     }
                 }
-                Place::Copy(_) | Place::Count(_) => {}
+                StateValue::Copy(_) | StateValue::Count(_) => {}
             }
         }
         if let Some(optimizer) = self.checkpoint.optimizer_mut() {

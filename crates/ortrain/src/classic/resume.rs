@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use ortrain_graph::Tensor;
 
-use super::{TrainingSession, contents, same_type};
+use super::{TrainingSession, copy_planes, is_same_type};
 use crate::suggest::hint;
 use crate::{Error, Result};
 
@@ -21,7 +21,7 @@ impl TrainingSession {
     ///
     /// # Errors
     /// If the gradients are on a device, and the device fails.
-    pub fn gathered(&self) -> Result<BTreeMap<String, Tensor>> {
+    pub fn accumulated_gradients(&self) -> Result<BTreeMap<String, Tensor>> {
         match self.in_window {
             true => self.gradients(),
             false => Ok(BTreeMap::new()),
@@ -42,26 +42,27 @@ impl TrainingSession {
     /// # Errors
     /// If a weight is missing or unknown, a sum has another type or shape, or every run makes an update. Then
     /// nothing has changed.
-    pub fn load_gathered(&mut self, sums: &BTreeMap<String, Tensor>) -> Result<()> {
+    pub fn load_accumulated_gradients(&mut self, sums: &BTreeMap<String, Tensor>) -> Result<()> {
         if sums.is_empty() {
             self.in_window = false;
             return Ok(());
         }
-        if self.accumulated <= 1 {
+        if self.runs_per_update <= 1 {
             return Err(Error::State(
                 "sums of gradients were given, but gradient_accumulation_steps is 1: every run makes an update".into(),
             ));
         }
         let now = self.gradients()?;
-        check_all("the sum of the gradients of weight", &now, sums, true)?;
+        check_values("the sum of the gradients of weight", &now, sums, true)?;
         for (name, sum) in sums {
             if let Some(gradient) = self.module.gradient(name) {
                 gradient.memory.write(gradient.offset, sum.data())?;
             }
         }
-        self.module.keep_gradients();
+        self.module.accumulate_next();
         self.in_window = true;
-        self.before_window = self.narrow.map(|_| contents(self.checkpoint.frozen_planes())).transpose()?;
+        self.frozen_before_window =
+            self.low_precision.map(|_| copy_planes(self.checkpoint.frozen_planes())).transpose()?;
         Ok(())
     }
 
@@ -95,7 +96,7 @@ impl TrainingSession {
     /// # Errors
     /// If a name is unknown, or a value has another type or shape. Then nothing has changed.
     pub fn load_running_statistics(&mut self, values: &BTreeMap<String, Tensor>) -> Result<()> {
-        check_all("the running statistic", &self.running_statistics()?, values, false)?;
+        check_values("the running statistic", &self.running_statistics()?, values, false)?;
         values.iter().try_for_each(|(name, value)| self.checkpoint.set_parameter(name, value))
     }
 
@@ -134,7 +135,7 @@ impl TrainingSession {
 }
 
 /// Checks new values against the current ones. With `all`, a missing value is an error.
-fn check_all(
+fn check_values(
     what: &str,
     now: &BTreeMap<String, Tensor>,
     given: &BTreeMap<String, Tensor>,
@@ -148,7 +149,7 @@ fn check_all(
             let near = hint(name, now.keys().map(String::as_str));
             return Err(Error::State(format!("{what} {name:?} is not known{near}")));
         };
-        if !same_type(there, value) {
+        if !is_same_type(there, value) {
             return Err(Error::State(format!(
                 "{what} {name:?} is {}{:?}, but a value of {}{:?} was given",
                 there.dtype(),

@@ -10,7 +10,7 @@ use ortrain_onnx::proto::{
     type_proto,
 };
 
-use super::common::{collect, given};
+use super::common::{collect, run_input};
 
 /// Kinds of [`model`].
 pub(crate) const KINDS: [&str; 7] = ["maps", "relu", "product", "layers", "residual", "fan", "shapes"];
@@ -157,6 +157,6 @@ pub(crate) fn module(made: &Artifacts) -> (CheckpointState, Module) {
 /// Runs a step and returns its loss.
 pub(crate) fn step(state: &mut CheckpointState, module: &mut Module, width: usize) -> f32 {
     let [x, target] = [0.5f32, 0.25].map(|value| Tensor::f32(&[2, width], &vec![value; 2 * width]));
-    let inputs = [given(&x), given(&target)];
+    let inputs = [run_input(&x), run_input(&target)];
     collect(|deliver| module.train_step(state, &inputs, deliver)).unwrap()[0].to_vec::<f32>()[0]
 }

@@ -5,8 +5,8 @@ use std::path::PathBuf;
 
 use ortrain::artifacts::{ArtifactOptions, Artifacts, Loss, OptimizerKind, generate};
 use ortrain::{
-    Bytes, CheckpointState, DType, Delivered, Given, ModelSource, Module, ModuleOptions, Optimizer, Result,
-    Tensor,
+    Bytes, CheckpointState, DType, Delivered, ModelSource, Module, ModuleOptions, Optimizer, Result,
+    RunInput, Tensor,
 };
 use ortrain_onnx::LoadedModel;
 use ortrain_onnx::proto::{
@@ -18,8 +18,8 @@ pub(crate) fn recorded(case: &str, file: &str) -> PathBuf {
     PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/data/ort-1.19.2")).join(case).join(file)
 }
 
-pub(crate) fn given(tensor: &Tensor) -> Given<'_> {
-    Given { dtype: tensor.dtype(), dims: tensor.dims(), bytes: tensor.data() }
+pub(crate) fn run_input(tensor: &Tensor) -> RunInput<'_> {
+    RunInput { dtype: tensor.dtype(), dims: tensor.dims(), bytes: tensor.data() }
 }
 
 pub(crate) fn tensor(dtype: DType, dims: &[usize], value: Delivered<'_>) -> Tensor {
@@ -73,13 +73,13 @@ pub(crate) fn batch(rows: usize, seed: u32) -> (Tensor, Tensor) {
 
 /// Runs a training step on a batch and returns its loss.
 pub(crate) fn train(module: &mut Module, state: &mut CheckpointState, batch: &(Tensor, Tensor)) -> f32 {
-    let inputs = [given(&batch.0), given(&batch.1)];
+    let inputs = [run_input(&batch.0), run_input(&batch.1)];
     collect(|deliver| module.train_step(state, &inputs, deliver)).unwrap()[0].to_vec::<f32>()[0]
 }
 
 /// Returns the loss in evaluation.
 pub(crate) fn evaluate(module: &mut Module, state: &CheckpointState, batch: &(Tensor, Tensor)) -> f32 {
-    let inputs = [given(&batch.0), given(&batch.1)];
+    let inputs = [run_input(&batch.0), run_input(&batch.1)];
     collect(|deliver| module.eval_step(state, &inputs, deliver)).unwrap()[0].to_vec::<f32>()[0]
 }
 
@@ -117,12 +117,12 @@ impl Workload {
     /// Creates a network for batches of `rows` images. Weights have He initialization; normalizations start
     /// as in the file.
     pub(crate) fn new(name: &str, rows: usize) -> Workload {
-        Workload::changed(name, rows, |_| {})
+        Workload::with_graph_change(name, rows, |_| {})
     }
 
     /// Creates the network with a Dropout after each activation.
     pub(crate) fn with_dropout(name: &str, rows: usize) -> Workload {
-        Workload::changed(name, rows, |graph| {
+        Workload::with_graph_change(name, rows, |graph| {
             for mut node in std::mem::take(&mut graph.node) {
                 let output = node.output[0].clone();
                 let is_activation = node.op_type == "Relu";
@@ -140,7 +140,7 @@ impl Workload {
         })
     }
 
-    fn changed(name: &str, rows: usize, change: impl FnOnce(&mut GraphProto)) -> Workload {
+    fn with_graph_change(name: &str, rows: usize, change: impl FnOnce(&mut GraphProto)) -> Workload {
         let path = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../benches/workloads"))
             .join(format!("{name}.onnx"));
         let mut proto = LoadedModel::load(path).unwrap().proto;

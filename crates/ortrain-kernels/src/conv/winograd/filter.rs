@@ -8,31 +8,31 @@ use std::sync::Arc;
 
 use ortrain_expr::{ConvPass, DType, OutOfRange};
 
-use super::transform::{Gradients, Images, Planes, Tiles};
-use super::{Costs, LANES, POINTS, TAPS, axes, pitch};
-use crate::conv::epilogue::{Finish, Rect};
-use crate::conv::implicit_gemm::{DEPTH, MAX_TASKS};
-use crate::conv::padding_fixup::PaddedInput;
+use super::transform::{FilterPlaneTransform, GradientTransform, Images, TileTransform};
+use super::{Costs, LANES, POINTS, TAPS, row_pitch, supported_axes};
+use crate::conv::epilogue::{Epilogue, Rect};
+use crate::conv::implicit_gemm::{MAX_TASKS, PANEL_DEPTH};
+use crate::conv::padding_fixup::RunSettings;
 use crate::conv::partition::Partition;
 use crate::conv::{ConvDesc, Engine};
 use crate::gemm::micro::{Micro, Real};
 use crate::gemm::pack::{Block, pack};
 use crate::isa::Isa;
 use crate::pool::Pool;
-use crate::scratch::{Bases, Parts, Scratch};
+use crate::scratch::{BaseAddresses, Scratch, ScratchParts};
 use crate::tile::ALIGN;
 
 /// Maximum bytes of the packed tiles of a strip.
-const STRIP: usize = 4 << 20;
+const MAX_STRIP_BYTES: usize = 4 << 20;
 /// Maximum bytes of a task's sums.
-const SUMS: usize = 384 << 10;
+const MAX_SUM_BYTES: usize = 384 << 10;
 /// Maximum number of rows of a task, in panels.
-const PANELS: usize = 2;
+const MAX_TASK_PANELS: usize = 2;
 /// Costs of the transforms, with tiles of the input's channels.
 const COSTS: Costs = Costs([16, 10, 18]);
 
 pub(super) struct FilterGradient {
-    finish: Arc<Finish>,
+    epilogue: Arc<Epilogue>,
     micro: Micro<f32>,
     isa: Isa,
     /// The input, and the gradient of the output.
@@ -58,7 +58,7 @@ struct Layout {
     block: usize,
     each: usize,
     /// Sums of all rows, after the packed tiles, if there are several strips.
-    kept: usize,
+    shared_sums: usize,
     shared: usize,
     /// Elements from row to row of tiles and gradients, of sums, and of a block.
     pitch: usize,
@@ -68,10 +68,10 @@ struct Layout {
 
 impl FilterGradient {
     /// Returns `None` if another engine is better.
-    pub(super) fn new(desc: &ConvDesc, isa: Isa, finish: &Arc<Finish>) -> Option<FilterGradient> {
+    pub(super) fn new(desc: &ConvDesc, isa: Isa, finish: &Arc<Epilogue>) -> Option<FilterGradient> {
         const BYTES: usize = size_of::<f32>();
         let shape = &desc.shape;
-        let [rows, cols] = axes(desc)?;
+        let [rows, cols] = supported_axes(desc)?;
         if shape.pass != ConvPass::FilterGradient {
             return None;
         }
@@ -83,20 +83,24 @@ impl FilterGradient {
         let positions = shape.batch * output[0] * output[1];
         let micro = f32::micro(isa);
         let Micro { mr, nr, .. } = micro;
-        if !COSTS.pay(tiles, positions, [channels, m], nr)? || rows.input * cols.input == 0 {
+        if !COSTS.favour_tiles(tiles, positions, [channels, m], nr)? || rows.input * cols.input == 0 {
             return None;
         }
         // An even number of panels: the few panels are divided among all threads.
         let height = m.div_ceil(m.div_ceil(mr).next_multiple_of(2));
         let width = channels.next_multiple_of(nr);
-        let most = DEPTH.min(STRIP / (POINTS * width * BYTES));
-        let strips = Partition::at_most(tile_rows, 1, most / grid[1]);
-        let pitch = pitch(strips.most() * grid[1] + LANES);
-        let most = (SUMS / (POINTS * width * BYTES)).min(PANELS * height);
+        let most = PANEL_DEPTH.min(MAX_STRIP_BYTES / (POINTS * width * BYTES));
+        let strips = Partition::with_max_size(tile_rows, 1, most / grid[1]);
+        let pitch = row_pitch(strips.max_size() * grid[1] + LANES);
+        let most = (MAX_SUM_BYTES / (POINTS * width * BYTES)).min(MAX_TASK_PANELS * height);
         let rows_of_tasks =
-            Partition::new(m, height, Partition::at_most(m, height, most).parts.max(MAX_TASKS));
-        let inputs =
-            Images { size: [rows.input, cols.input], before: [rows.before, cols.before], grid, channels };
+            Partition::new(m, height, Partition::with_max_size(m, height, most).parts.max(MAX_TASKS));
+        let inputs = Images {
+            size: [rows.input, cols.input],
+            before: [rows.padding_before, cols.padding_before],
+            grid,
+            channels,
+        };
         let outputs = Images { size: output, before: [0, 0], grid, channels: m };
 
         let line = channels * TAPS + LANES * TAPS;
@@ -106,21 +110,21 @@ impl FilterGradient {
             layout.each += (elements * BYTES).next_multiple_of(ALIGN);
             at
         };
-        let tall = rows_of_tasks.most();
-        layout.lines = room(inputs.lines());
+        let tall = rows_of_tasks.max_size();
+        layout.lines = room(inputs.working_elements());
         layout.tiles = room(POINTS * nr * pitch);
         layout.gradients = room(POINTS * tall * pitch);
         layout.block = room(tall * line);
         let sums = POINTS * tall * width;
-        layout.kept = (POINTS * width * strips.most() * grid[1] * BYTES).next_multiple_of(ALIGN);
-        layout.shared = layout.kept;
+        layout.shared_sums = (POINTS * width * strips.max_size() * grid[1] * BYTES).next_multiple_of(ALIGN);
+        layout.shared = layout.shared_sums;
         if strips.parts > 1 {
             layout.shared += (rows_of_tasks.parts * sums * BYTES).next_multiple_of(ALIGN);
         } else {
             layout.sums = room(sums);
         }
         Some(FilterGradient {
-            finish: Arc::clone(finish),
+            epilogue: Arc::clone(finish),
             micro,
             isa,
             inputs,
@@ -150,7 +154,16 @@ impl FilterGradient {
             let own = scratch.add(self.layout.tiles).cast::<f32>();
             let lines = scratch.add(self.layout.lines).cast();
             let (images, point) = (self.inputs, nr * pitch);
-            self.isa.run(Tiles { images, from: input, strip, channels, lines, to: own, point, pitch });
+            self.isa.run(TileTransform {
+                images,
+                from: input,
+                strip,
+                channels,
+                lines,
+                to: own,
+                point,
+                pitch,
+            });
             for point in 0..POINTS {
                 let block = Block {
                     at: own.add(point * nr * pitch).cast_const().cast(),
@@ -168,25 +181,25 @@ impl FilterGradient {
     unsafe fn task(
         &self,
         bases: &[*mut u8],
-        given: PaddedInput,
+        given: RunSettings,
         strip: usize,
         task: usize,
-        parts: Parts,
+        parts: ScratchParts,
         worker: usize,
     ) {
         let Layout { pitch, width, line, .. } = self.layout;
         let Micro { nr, run, .. } = self.micro;
         let (row, end) = self.rows.part(task);
-        let (rows, scratch) = (end - row, parts.of(worker));
+        let (rows, scratch) = (end - row, parts.worker_part(worker));
         let several = self.strips.parts > 1;
         let (first, last) = (strip == 0, strip + 1 == self.strips.parts);
         let strip = self.strips.part(strip);
         let tiles = (strip.1 - strip.0) * self.inputs.grid[1];
         // SAFETY: scratch memory has the layout that `new` computed, and the caller's contract.
         unsafe {
-            let packed = parts.shared().cast::<f32>().cast_const();
+            let packed = parts.shared_part().cast::<f32>().cast_const();
             let gradients = scratch.add(self.layout.gradients).cast::<f32>();
-            self.isa.run(Gradients {
+            self.isa.run(GradientTransform {
                 images: self.outputs,
                 from: bases[0].cast::<f32>().cast_const(),
                 strip,
@@ -197,8 +210,8 @@ impl FilterGradient {
                 pitch,
             });
             let sums = if several {
-                let kept = parts.shared().add(self.layout.kept).cast::<f32>();
-                kept.add(task * POINTS * self.rows.most() * width)
+                let kept = parts.shared_part().add(self.layout.shared_sums).cast::<f32>();
+                kept.add(task * POINTS * self.rows.max_size() * width)
             } else {
                 scratch.add(self.layout.sums).cast::<f32>()
             };
@@ -216,7 +229,7 @@ impl FilterGradient {
             if last {
                 let block = scratch.add(self.layout.block).cast::<f32>();
                 let channels = self.inputs.channels;
-                self.isa.run(Planes {
+                self.isa.run(FilterPlaneTransform {
                     from: sums,
                     point: rows * width,
                     pitch: width,
@@ -225,16 +238,20 @@ impl FilterGradient {
                     to: block,
                     line,
                 });
-                let rect = Rect { image: 0, channels: (row, rows), places: (0, channels * TAPS) };
-                self.finish.run(bases, given, scratch, rect, block, line);
+                let rect = Rect { image: 0, channels: (row, rows), positions: (0, channels * TAPS) };
+                self.epilogue.run(bases, given, scratch, rect, block, line);
             }
         }
     }
 }
 
 impl Engine for FilterGradient {
-    fn finish(&self) -> &Finish {
-        &self.finish
+    fn name(&self) -> &'static str {
+        "Winograd F(2x2, 3x3)"
+    }
+
+    fn epilogue(&self) -> &Epilogue {
+        &self.epilogue
     }
 
     fn scratch(&self) -> (usize, usize) {
@@ -244,19 +261,19 @@ impl Engine for FilterGradient {
     unsafe fn run(
         &self,
         bases: &[*mut u8],
-        given: PaddedInput,
+        given: RunSettings,
         pool: &Pool,
         scratch: Scratch,
     ) -> Result<(), OutOfRange> {
-        let parts = scratch.part(self.layout.shared, self.layout.each, pool);
-        let bases = Bases(bases);
+        let parts = scratch.split(self.layout.shared, self.layout.each, pool);
+        let bases = BaseAddresses(bases);
         // SAFETY: here and below, scratch memory has the layout that `new` computed, and tasks have separate panels or
         // rows.
-        unsafe { self.finish.open(parts) };
+        unsafe { self.epilogue.init_frames(parts) };
         for strip in 0..self.strips.parts {
             pool.run(self.layout.width / self.micro.nr, parts.workers, &|panel, worker| {
                 let input = { bases }.0[1].cast::<f32>().cast_const();
-                let (packed, scratch) = (parts.shared().cast(), parts.of(worker));
+                let (packed, scratch) = (parts.shared_part().cast(), parts.worker_part(worker));
                 // SAFETY: as said above.
                 unsafe { self.pack(input, self.strips.part(strip), panel, scratch, packed) };
             });
@@ -267,6 +284,6 @@ impl Engine for FilterGradient {
             });
         }
         // SAFETY: all tasks are done.
-        unsafe { self.finish.close(parts) }
+        unsafe { self.epilogue.first_failure(parts) }
     }
 }

@@ -21,12 +21,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use ortrain_expr::{DType, OutOfRange, SlidingAxis};
 
-use super::epilogue::Finish;
-use super::padding_fixup::{Odd, PIECE, PaddedInput};
+use super::epilogue::Epilogue;
+use super::padding_fixup::{MagnitudeScan, RunSettings, SCAN_PIECE};
 use super::{ConvDesc, Engine};
 use crate::isa::Isa;
 use crate::pool::Pool;
-use crate::scratch::{Bases, Scratch};
+use crate::scratch::{BaseAddresses, Scratch};
 use filter::FilterGradient;
 use result::Results;
 
@@ -37,10 +37,10 @@ const TAPS: usize = 9;
 /// Number of tiles, or of rows of a panel of weights, that are transformed at once.
 const LANES: usize = 8;
 /// Maximum number of columns of tiles. With more, blocks of whole rows would be too large.
-const WIDE: usize = 256;
+const MAX_TILE_COLUMNS: usize = 256;
 
 /// Smallest magnitude that is huge: below it no transformed product overflows.
-const HUGE: f32 = (1u64 << 48) as f32;
+const HUGE_MAGNITUDE: f32 = (1u64 << 48) as f32;
 
 /// A convolution by Winograd's algorithm.
 pub(super) struct Winograd {
@@ -52,7 +52,7 @@ pub(super) struct Winograd {
 
 impl Winograd {
     /// Returns `None` if the other engines are better.
-    pub(super) fn new(desc: &ConvDesc, isa: Isa, finish: &Arc<Finish>) -> Option<Winograd> {
+    pub(super) fn new(desc: &ConvDesc, isa: Isa, finish: &Arc<Epilogue>) -> Option<Winograd> {
         let results = Results::new(desc, isa, finish).map(|engine| Box::new(engine) as Box<dyn Engine>);
         let gradient = || FilterGradient::new(desc, isa, finish).map(|engine| Box::new(engine) as Box<_>);
         let engine = results.or_else(gradient)?;
@@ -66,16 +66,16 @@ impl Winograd {
     }
 
     /// Returns true if an operand has elements that another engine must process.
-    pub(super) fn is_odd(&self, bases: &[*mut u8], pool: &Pool, workers: usize) -> bool {
+    pub(super) fn has_unsupported_elements(&self, bases: &[*mut u8], pool: &Pool, workers: usize) -> bool {
         let odd = AtomicBool::new(false);
-        let pieces = self.sizes.map(|size| size.div_ceil(PIECE));
-        let operands = Bases(bases);
+        let pieces = self.sizes.map(|size| size.div_ceil(SCAN_PIECE));
+        let operands = BaseAddresses(bases);
         pool.run(pieces[0] + pieces[1], workers, &|piece, _| {
             let operands = &{ operands };
             let (operand, piece) = if piece < pieces[0] { (0, piece) } else { (1, piece - pieces[0]) };
-            let len = PIECE.min(self.sizes[operand] - piece * PIECE);
-            let from = operands.0[operand].cast::<f32>().wrapping_add(piece * PIECE).cast_const();
-            if self.isa.run(Odd { from, len, least: HUGE.to_bits() }) {
+            let len = SCAN_PIECE.min(self.sizes[operand] - piece * SCAN_PIECE);
+            let from = operands.0[operand].cast::<f32>().wrapping_add(piece * SCAN_PIECE).cast_const();
+            if self.isa.run(MagnitudeScan { from, len, threshold_bits: HUGE_MAGNITUDE.to_bits() }) {
                 odd.store(true, Ordering::Relaxed);
             }
         });
@@ -89,7 +89,7 @@ impl Winograd {
     pub(super) unsafe fn run(
         &self,
         bases: &[*mut u8],
-        given: PaddedInput,
+        given: RunSettings,
         pool: &Pool,
         scratch: Scratch,
     ) -> Result<(), OutOfRange> {
@@ -106,7 +106,7 @@ struct Costs([usize; 3]);
 impl Costs {
     /// Returns true if tiles are less work than sums. `channels`: channels of the tensor with tiles; `others`: channels
     /// of the other tensor. Panels of products have `columns` columns. Returns `None` if the costs overflow.
-    fn pay(
+    fn favour_tiles(
         &self,
         tiles: usize,
         positions: usize,
@@ -125,14 +125,14 @@ impl Costs {
 
 /// Returns the step from row to row for rows of at least `elements` elements. An odd number of cache lines avoids cache
 /// conflicts between rows.
-fn pitch(elements: usize) -> usize {
+fn row_pitch(elements: usize) -> usize {
     elements.div_ceil(16) / 2 * 2 * 16 + 16
 }
 
 /// Returns the two axes, if Winograd's algorithm supports the windows and images are not too wide.
-fn axes(desc: &ConvDesc) -> Option<[SlidingAxis; 2]> {
+fn supported_axes(desc: &ConvDesc) -> Option<[SlidingAxis; 2]> {
     let &[rows, cols] = desc.shape.axes.as_slice() else { return None };
     let plain = [rows, cols].iter().all(|axis| (axis.kernel, axis.stride, axis.dilation) == (3, 1, 1));
     let single = desc.a == DType::F32 && desc.b == DType::F32 && desc.shape.groups == 1;
-    (plain && single && cols.input.max(cols.output) <= 2 * WIDE).then_some([rows, cols])
+    (plain && single && cols.input.max(cols.output) <= 2 * MAX_TILE_COLUMNS).then_some([rows, cols])
 }

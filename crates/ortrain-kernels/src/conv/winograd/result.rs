@@ -7,36 +7,36 @@ use std::sync::Arc;
 
 use ortrain_expr::{ConvPass, DType, OutOfRange};
 
-use super::transform::{Images, Squares, Tiles, Weights};
-use super::{Costs, LANES, POINTS, TAPS, axes, pitch};
-use crate::conv::epilogue::{Finish, Rect};
-use crate::conv::implicit_gemm::{DEPTH, MAX_TASKS};
-use crate::conv::padding_fixup::PaddedInput;
+use super::transform::{Images, ResultTransform, TileTransform, WeightTransform};
+use super::{Costs, LANES, POINTS, TAPS, row_pitch, supported_axes};
+use crate::conv::epilogue::{Epilogue, Rect};
+use crate::conv::implicit_gemm::{MAX_TASKS, PANEL_DEPTH};
+use crate::conv::padding_fixup::RunSettings;
 use crate::conv::partition::Partition;
 use crate::conv::{ConvDesc, Engine};
 use crate::gemm::micro::{Micro, Real};
 use crate::gemm::pack::{Block, pack};
 use crate::isa::Isa;
 use crate::pool::Pool;
-use crate::scratch::{Bases, Scratch};
+use crate::scratch::{BaseAddresses, Scratch};
 use crate::tile::ALIGN;
 
 /// Maximum number of tiles of a block with shared weights, and maximum bytes of its transformed tiles.
-const TILES: usize = 112;
-const OWN_TILES: usize = 640 << 10;
+const MAX_BLOCK_TILES: usize = 112;
+const MAX_BLOCK_TILE_BYTES: usize = 640 << 10;
 /// Maximum bytes of transformed weights that are shared.
-const SHARED_WEIGHTS: usize = 2 << 20;
+const MAX_SHARED_WEIGHT_BYTES: usize = 2 << 20;
 /// Maximum bytes of the transformed tiles of a shared strip.
-const SHARED_TILES: usize = 4 << 20;
+const MAX_SHARED_TILE_BYTES: usize = 4 << 20;
 /// Maximum bytes of a task's sums, and of weights that only this task uses.
-const OWN: usize = 384 << 10;
+const MAX_TASK_BYTES: usize = 384 << 10;
 /// Number of channels with weights that are packed at a time.
-const PACKED: usize = 32;
+const PACKED_CHANNELS: usize = 32;
 /// Costs of the transforms, with tiles of the channels of a sum.
 const COSTS: Costs = Costs([10, 8, 14]);
 
 pub(super) struct Results {
-    finish: Arc<Finish>,
+    epilogue: Arc<Epilogue>,
     micro: Micro<f32>,
     isa: Isa,
     /// Number of channels of the result, rows of a panel of these channels, and number of channels of a sum.
@@ -77,17 +77,17 @@ struct Layout {
 
 impl Results {
     /// Returns `None` if another engine is better.
-    pub(super) fn new(desc: &ConvDesc, isa: Isa, finish: &Arc<Finish>) -> Option<Results> {
+    pub(super) fn new(desc: &ConvDesc, isa: Isa, finish: &Arc<Epilogue>) -> Option<Results> {
         const BYTES: usize = size_of::<f32>();
         let shape = &desc.shape;
-        let [rows, cols] = axes(desc)?;
+        let [rows, cols] = supported_axes(desc)?;
         let reversed = match shape.pass {
             ConvPass::Output => false,
             ConvPass::InputGradient => true,
             ConvPass::FilterGradient => return None,
         };
         let (inputs, outputs) = ([rows.input, cols.input], [rows.output, cols.output]);
-        let before = [rows.before, cols.before];
+        let before = [rows.padding_before, cols.padding_before];
         let (m, channels, source, result, before, filter) = if reversed {
             let before = before.map(|before| 2 - before);
             (shape.channels_in, shape.channels_out, outputs, inputs, before, [TAPS, shape.channels_in * TAPS])
@@ -100,31 +100,36 @@ impl Results {
         let positions = shape.batch * result[0] * result[1];
         let micro = f32::micro(isa);
         let Micro { mr, nr, .. } = micro;
-        if !COSTS.pay(tiles, positions, [channels, m], nr)? || source.contains(&0) {
+        if !COSTS.favour_tiles(tiles, positions, [channels, m], nr)? || source.contains(&0) {
             return None;
         }
         let height = m.div_ceil(m.div_ceil(mr));
         let panels = m.div_ceil(height);
         let panel = channels * mr + LANES;
-        let shared_weights = POINTS * panels * panel * BYTES <= SHARED_WEIGHTS;
+        let shared_weights = POINTS * panels * panel * BYTES <= MAX_SHARED_WEIGHT_BYTES;
         let strips = if shared_weights {
-            let most = TILES.min(OWN_TILES / (POINTS * channels * BYTES));
-            let strips = Partition::at_most(tile_rows, 1, most / grid[1]);
+            let most = MAX_BLOCK_TILES.min(MAX_BLOCK_TILE_BYTES / (POINTS * channels * BYTES));
+            let strips = Partition::with_max_size(tile_rows, 1, most / grid[1]);
             Partition::new(tile_rows, 1, strips.parts.max(MAX_TASKS.min(tiles / nr)))
         } else {
-            Partition::at_most(tile_rows, 1, SHARED_TILES / (POINTS * channels * grid[1] * BYTES))
+            Partition::with_max_size(
+                tile_rows,
+                1,
+                MAX_SHARED_TILE_BYTES / (POINTS * channels * grid[1] * BYTES),
+            )
         };
-        let pitch = pitch((strips.most() * grid[1]).next_multiple_of(nr) + LANES);
-        let most = OWN / (POINTS * pitch * BYTES);
+        let pitch = row_pitch((strips.max_size() * grid[1]).next_multiple_of(nr) + LANES);
+        let most = MAX_TASK_BYTES / (POINTS * pitch * BYTES);
         let rows = if shared_weights {
-            Partition::at_most(m, height, most)
+            Partition::with_max_size(m, height, most)
         } else {
-            let rows = Partition::at_most(m, height, most.min(OWN / (POINTS * channels * BYTES)));
+            let rows =
+                Partition::with_max_size(m, height, most.min(MAX_TASK_BYTES / (POINTS * channels * BYTES)));
             Partition::new(m, height, rows.parts.max(MAX_TASKS))
         };
 
         let images = Images { size: source, before, grid, channels };
-        let line = strips.most() * 2 * result[1] + 2 * LANES;
+        let line = strips.max_size() * 2 * result[1] + 2 * LANES;
         let mut layout = Layout { each: finish.frame, pitch, panel, line, ..Layout::default() };
         let mut room = |elements: usize| {
             let at = layout.each;
@@ -132,11 +137,11 @@ impl Results {
             at
         };
         let tiles = POINTS * channels * pitch;
-        let own = rows.most().div_ceil(height) * POINTS * panel;
-        layout.lines = room(images.lines());
-        layout.packed = room(PACKED.min(channels) * TAPS * mr + LANES);
-        layout.sums = room(POINTS * rows.most() * pitch);
-        layout.block = room(rows.most() * line);
+        let own = rows.max_size().div_ceil(height) * POINTS * panel;
+        layout.lines = room(images.working_elements());
+        layout.packed = room(PACKED_CHANNELS.min(channels) * TAPS * mr + LANES);
+        layout.sums = room(POINTS * rows.max_size() * pitch);
+        layout.block = room(rows.max_size() * line);
         let shared = if shared_weights {
             layout.tiles = room(tiles);
             POINTS * panels * panel
@@ -146,7 +151,7 @@ impl Results {
         };
         layout.shared = (shared * BYTES).next_multiple_of(ALIGN);
         Some(Results {
-            finish: Arc::clone(finish),
+            epilogue: Arc::clone(finish),
             micro,
             isa,
             m,
@@ -165,13 +170,19 @@ impl Results {
 
     /// Transforms the weights of some rows, panel by panel. Each panel has [`Layout::panel`] elements for each of the
     /// sixteen points.
-    unsafe fn weights(&self, filter: *const f32, (row, end): (usize, usize), packed: *mut f32, to: *mut f32) {
+    unsafe fn transform_weights(
+        &self,
+        filter: *const f32,
+        (row, end): (usize, usize),
+        packed: *mut f32,
+        to: *mut f32,
+    ) {
         let Micro { mr, .. } = self.micro;
         let [line, plane] = self.filter;
         for (panel, row) in (row..end).step_by(self.height).enumerate() {
             let lines = self.height.min(end - row);
-            for first in (0..self.channels).step_by(PACKED) {
-                let channels = PACKED.min(self.channels - first);
+            for first in (0..self.channels).step_by(PACKED_CHANNELS) {
+                let channels = PACKED_CHANNELS.min(self.channels - first);
                 let from = filter.wrapping_add(row * line + first * plane);
                 let block = |from: *const f32, line: usize, depth: usize| Block {
                     at: from.cast(),
@@ -190,7 +201,7 @@ impl Results {
                     } else {
                         pack(self.isa, DType::F32, block(from, line, channels * TAPS), mr, packed);
                     }
-                    self.isa.run(Weights {
+                    self.isa.run(WeightTransform {
                         from: packed,
                         channels,
                         lines: mr,
@@ -207,22 +218,22 @@ impl Results {
     unsafe fn task(
         &self,
         bases: &[*mut u8],
-        given: PaddedInput,
+        given: RunSettings,
         strip: (usize, usize),
         (row, end): (usize, usize),
         (weights, tiles): (*const f32, *const f32),
         scratch: *mut u8,
     ) {
         let Results { layout: Layout { pitch, panel, line, .. }, channels, height, .. } = *self;
-        let Micro { mr, nr, run, half, .. } = self.micro;
+        let Micro { mr, nr, run, half_width: half, .. } = self.micro;
         let columns = (strip.1 - strip.0) * self.images.grid[1];
         let step = (end - row) * pitch;
         // SAFETY: scratch memory has the layout that `new` computed, and the caller's contract.
         unsafe {
             let sums = scratch.add(self.layout.sums).cast::<f32>();
             for point in 0..POINTS {
-                for depth in (0..channels).step_by(DEPTH) {
-                    let count = DEPTH.min(channels - depth);
+                for depth in (0..channels).step_by(PANEL_DEPTH) {
+                    let count = PANEL_DEPTH.min(channels - depth);
                     for column in (0..columns).step_by(nr) {
                         let there = nr.min(columns - column);
                         let run = half.filter(|_| there <= nr / 2).unwrap_or(run);
@@ -238,7 +249,7 @@ impl Results {
                 }
             }
             let block = scratch.add(self.layout.block).cast::<f32>();
-            self.isa.run(Squares {
+            self.isa.run(ResultTransform {
                 from: sums,
                 step,
                 pitch,
@@ -250,32 +261,32 @@ impl Results {
                 line,
             });
             let [height, width] = self.result;
-            let first = self.place(strip.0);
+            let first = self.first_result_row(strip.0);
             for image in strip.0 / self.images.grid[0]..strip.1.div_ceil(self.images.grid[0]) {
                 let begin = first.max(image * height);
                 let end_of_strip = if strip.1 >= (image + 1) * self.images.grid[0] {
                     (image + 1) * height
                 } else {
-                    self.place(strip.1)
+                    self.first_result_row(strip.1)
                 };
                 let rect = Rect {
                     image,
                     channels: (row, end - row),
-                    places: ((begin - image * height) * width, (end_of_strip - begin) * width),
+                    positions: ((begin - image * height) * width, (end_of_strip - begin) * width),
                 };
                 let from = block.add((begin - first) * width);
-                self.finish.run(bases, given, scratch, rect, from, line);
+                self.epilogue.run(bases, given, scratch, rect, from, line);
             }
         }
     }
 
     /// Returns the first row of the result that a row of tiles covers. Rows are counted over all images.
-    fn place(&self, row: usize) -> usize {
+    fn first_result_row(&self, row: usize) -> usize {
         row / self.images.grid[0] * self.result[0] + row % self.images.grid[0] * 2
     }
 
     /// Transforms the elements of some channels that a strip of rows of tiles sees.
-    unsafe fn tiles(
+    unsafe fn transform_tiles(
         &self,
         source: *const f32,
         strip: (usize, usize),
@@ -285,7 +296,7 @@ impl Results {
     ) {
         // SAFETY: scratch memory has the layout that `new` computed, and the caller's contract.
         unsafe {
-            self.isa.run(Tiles {
+            self.isa.run(TileTransform {
                 images: self.images,
                 from: source,
                 strip,
@@ -300,8 +311,12 @@ impl Results {
 }
 
 impl Engine for Results {
-    fn finish(&self) -> &Finish {
-        &self.finish
+    fn name(&self) -> &'static str {
+        "Winograd F(2x2, 3x3)"
+    }
+
+    fn epilogue(&self) -> &Epilogue {
+        &self.epilogue
     }
 
     fn scratch(&self) -> (usize, usize) {
@@ -311,36 +326,41 @@ impl Engine for Results {
     unsafe fn run(
         &self,
         bases: &[*mut u8],
-        given: PaddedInput,
+        given: RunSettings,
         pool: &Pool,
         scratch: Scratch,
     ) -> Result<(), OutOfRange> {
         let Results { layout, strips, rows, channels, .. } = self;
-        let parts = scratch.part(layout.shared, layout.each, pool);
-        let bases = Bases(bases);
+        let parts = scratch.split(layout.shared, layout.each, pool);
+        let bases = BaseAddresses(bases);
         let source = move || { bases }.0[0].cast::<f32>().cast_const();
         let filter = move || { bases }.0[1].cast::<f32>().cast_const();
-        let shared = move || parts.shared().cast::<f32>();
+        let shared = move || parts.shared_part().cast::<f32>();
         // SAFETY: here and below, scratch memory has the layout that `new` computed, and tasks have separate blocks,
         // panels or channels.
-        unsafe { self.finish.open(parts) };
+        unsafe { self.epilogue.init_frames(parts) };
         if self.shared_weights {
             let panels = self.m.div_ceil(self.height);
             pool.run(panels, parts.workers, &|panel, worker| {
                 let rows = (panel * self.height, self.m.min((panel + 1) * self.height));
                 // SAFETY: as said above.
                 unsafe {
-                    let packed = parts.of(worker).add(layout.packed).cast();
-                    self.weights(filter(), rows, packed, shared().add(panel * POINTS * layout.panel));
+                    let packed = parts.worker_part(worker).add(layout.packed).cast();
+                    self.transform_weights(
+                        filter(),
+                        rows,
+                        packed,
+                        shared().add(panel * POINTS * layout.panel),
+                    );
                 }
             });
             pool.run(strips.parts, parts.workers, &|strip, worker| {
                 let bases = &{ bases };
-                let (strip, scratch) = (strips.part(strip), parts.of(worker));
+                let (strip, scratch) = (strips.part(strip), parts.worker_part(worker));
                 // SAFETY: as said above.
                 unsafe {
                     let tiles = scratch.add(layout.tiles).cast::<f32>();
-                    self.tiles(source(), strip, (0, *channels), scratch, tiles);
+                    self.transform_tiles(source(), strip, (0, *channels), scratch, tiles);
                     for i in 0..rows.parts {
                         let rows = rows.part(i);
                         let weights = shared().add(rows.0 / self.height * POINTS * layout.panel);
@@ -354,21 +374,29 @@ impl Engine for Results {
                 let some = Partition::new(*channels, 1, MAX_TASKS);
                 pool.run(some.parts, parts.workers, &|i, worker| {
                     // SAFETY: as said above.
-                    unsafe { self.tiles(source(), strip, some.part(i), parts.of(worker), shared()) };
+                    unsafe {
+                        self.transform_tiles(
+                            source(),
+                            strip,
+                            some.part(i),
+                            parts.worker_part(worker),
+                            shared(),
+                        )
+                    };
                 });
                 pool.run(rows.parts, parts.workers, &|i, worker| {
                     let bases = &{ bases };
-                    let (rows, scratch) = (rows.part(i), parts.of(worker));
+                    let (rows, scratch) = (rows.part(i), parts.worker_part(worker));
                     // SAFETY: as said above.
                     unsafe {
                         let weights = scratch.add(layout.weights).cast::<f32>();
-                        self.weights(filter(), rows, scratch.add(layout.packed).cast(), weights);
+                        self.transform_weights(filter(), rows, scratch.add(layout.packed).cast(), weights);
                         self.task(bases.0, given, strip, rows, (weights, shared()), scratch);
                     }
                 });
             }
         }
         // SAFETY: all tasks are done.
-        unsafe { self.finish.close(parts) }
+        unsafe { self.epilogue.first_failure(parts) }
     }
 }

@@ -20,14 +20,14 @@ fn sub(a: Lanes, b: Lanes) -> Lanes {
 
 /// Transforms a line of three taps into four values.
 #[inline(always)]
-fn of_filter(a: Lanes, b: Lanes, c: Lanes) -> (Lanes, Lanes, Lanes, Lanes) {
+fn transform_taps(a: Lanes, b: Lanes, c: Lanes) -> (Lanes, Lanes, Lanes, Lanes) {
     let (ends, middle) = (add(a, c).map(|x| x * 0.5), b.map(|x| x * 0.5));
     (a, add(ends, middle), sub(ends, middle), c)
 }
 
 /// Transforms a line of four sums into three sums, for the gradient of the filter.
 #[inline(always)]
-fn of_gradient(a: Lanes, b: Lanes, c: Lanes, d: Lanes) -> (Lanes, Lanes, Lanes) {
+fn transform_sums(a: Lanes, b: Lanes, c: Lanes, d: Lanes) -> (Lanes, Lanes, Lanes) {
     let half = |x: Lanes| x.map(|x| x * 0.5);
     let (sum, difference) = (half(add(b, c)), half(sub(b, c)));
     (add(a, sum), difference, add(sum, d))
@@ -61,7 +61,7 @@ unsafe fn interleave((even, odd): (Lanes, Lanes), to: *mut f32) {
 }
 
 /// Transform of packed weights. Writes up to [`LANES`] elements after the last channel.
-pub(super) struct Weights {
+pub(super) struct WeightTransform {
     pub(super) from: *const f32,
     pub(super) channels: usize,
     pub(super) lines: usize,
@@ -71,11 +71,11 @@ pub(super) struct Weights {
     pub(super) step: usize,
 }
 
-impl Work for Weights {
+impl Work for WeightTransform {
     type Out = ();
     #[inline(always)]
     fn work<L: Level>(self) {
-        let Weights { from, channels, lines, reversed, to, step } = self;
+        let WeightTransform { from, channels, lines, reversed, to, step } = self;
         for channel in 0..channels {
             for first in (0..lines).step_by(LANES) {
                 // If lines are no multiple of the lanes, the last lanes overlap the lanes before them, or reach into
@@ -88,10 +88,10 @@ impl Work for Weights {
                         load(from.add((channel * TAPS + tap) * lines + first))
                     };
                     let to = to.add(channel * lines + first);
-                    let line = |i: usize| of_filter(tap(3 * i), tap(3 * i + 1), tap(3 * i + 2));
+                    let line = |i: usize| transform_taps(tap(3 * i), tap(3 * i + 1), tap(3 * i + 2));
                     let (top, middle, bottom) = (line(0), line(1), line(2));
                     let column = |j: usize, a: Lanes, b: Lanes, c: Lanes| {
-                        let (a, b, c, d) = of_filter(a, b, c);
+                        let (a, b, c, d) = transform_taps(a, b, c);
                         store(to.add(j * step), a);
                         store(to.add((4 + j) * step), b);
                         store(to.add((8 + j) * step), c);
@@ -120,17 +120,17 @@ pub(super) struct Images {
 }
 
 /// Number of lines of working memory for [`Tiles`] and [`Gradients`].
-const LINES: usize = 18;
+const WORKING_LINES: usize = 18;
 
 impl Images {
     /// Returns the capacity of a line with an element for each tile.
-    fn half(&self) -> usize {
+    fn line_len(&self) -> usize {
         (self.grid[1] + 1 + LANES).next_multiple_of(16)
     }
 
     /// Returns the elements of working memory for [`Tiles`] and [`Gradients`].
-    pub(super) fn lines(&self) -> usize {
-        LINES * self.half()
+    pub(super) fn working_elements(&self) -> usize {
+        WORKING_LINES * self.line_len()
     }
 
     /// Returns the plane of a channel, and the row of tiles in that plane, for a row of tiles that is counted over all
@@ -148,7 +148,7 @@ impl Images {
     /// `plane` is valid for reads of a plane. `even` and `odd` are valid for writes of one element more than there are
     /// tiles.
     #[inline(always)]
-    unsafe fn part(&self, plane: *const f32, line: usize, even: *mut f32, odd: *mut f32) {
+    unsafe fn split_line(&self, plane: *const f32, line: usize, even: *mut f32, odd: *mut f32) {
         let &Images { size: [height, width], before: [top, left], grid, .. } = self;
         let places = grid[1] + 1;
         // SAFETY: the caller's contract, and a line has `width` elements.
@@ -188,7 +188,7 @@ impl Images {
 }
 
 /// Transform of the elements of some channels that a strip of rows of tiles sees.
-pub(super) struct Tiles {
+pub(super) struct TileTransform {
     pub(super) images: Images,
     pub(super) from: *const f32,
     /// Rows of tiles, counted over all images, and channels: the first one and the end of each.
@@ -204,17 +204,17 @@ pub(super) struct Tiles {
     pub(super) pitch: usize,
 }
 
-impl Tiles {
+impl TileTransform {
     /// Transforms line `line` of an image's plane, with its padding.
     #[inline(always)]
     unsafe fn line(&self, plane: *const f32, line: usize) {
-        let half = self.images.half();
+        let half = self.images.line_len();
         let even = self.lines.wrapping_add(16 * half);
         let odd = even.wrapping_add(half);
         let to = self.lines.wrapping_add(line % 4 * 4 * half);
         // SAFETY: lines have capacity for the lanes of the last tiles.
         unsafe {
-            self.images.part(plane, line, even, odd);
+            self.images.split_line(plane, line, even, odd);
             for x in (0..self.images.grid[1]).step_by(LANES) {
                 let (a, b) = (load(even.add(x)), load(odd.add(x)));
                 let (c, d) = (load(even.add(x + 1)), load(odd.add(x + 1)));
@@ -227,12 +227,12 @@ impl Tiles {
     }
 }
 
-impl Work for Tiles {
+impl Work for TileTransform {
     type Out = ();
     #[inline(always)]
     fn work<L: Level>(self) {
-        let Tiles { images, strip, channels, lines, point, pitch, .. } = self;
-        let (half, wide) = (images.half(), images.grid[1]);
+        let TileTransform { images, strip, channels, lines, point, pitch, .. } = self;
+        let (half, wide) = (images.line_len(), images.grid[1]);
         for channel in channels.0..channels.1 {
             for row in strip.0..strip.1 {
                 let (plane, y) = images.plane(self.from, channel, row);
@@ -260,7 +260,7 @@ impl Work for Tiles {
 }
 
 /// Transform of the gradients of a strip of rows of tiles, for some channels, for the gradient of the filter.
-pub(super) struct Gradients {
+pub(super) struct GradientTransform {
     pub(super) images: Images,
     pub(super) from: *const f32,
     pub(super) strip: (usize, usize),
@@ -273,12 +273,12 @@ pub(super) struct Gradients {
     pub(super) pitch: usize,
 }
 
-impl Work for Gradients {
+impl Work for GradientTransform {
     type Out = ();
     #[inline(always)]
     fn work<L: Level>(self) {
-        let Gradients { images, strip, channels, lines, point, pitch, .. } = self;
-        let (half, wide) = (images.half(), images.grid[1]);
+        let GradientTransform { images, strip, channels, lines, point, pitch, .. } = self;
+        let (half, wide) = (images.line_len(), images.grid[1]);
         let part = |i: usize| lines.wrapping_add(i * half);
         for channel in channels.0..channels.1 {
             for row in strip.0..strip.1 {
@@ -286,8 +286,8 @@ impl Work for Gradients {
                 let to = self.to.wrapping_add((channel - channels.0) * pitch + (row - strip.0) * wide);
                 // SAFETY: the planes belong to the tensor, and lines and tiles have capacity for the last lanes.
                 unsafe {
-                    images.part(plane, 2 * y, part(0), part(1));
-                    images.part(plane, 2 * y + 1, part(2), part(3));
+                    images.split_line(plane, 2 * y, part(0), part(1));
+                    images.split_line(plane, 2 * y + 1, part(2), part(3));
                     for x in (0..wide).step_by(LANES) {
                         let column = |j: usize, upper: Lanes, lower: Lanes| {
                             let to = |i: usize| to.add((4 * i + j) * point + x);
@@ -310,7 +310,7 @@ impl Work for Gradients {
 }
 
 /// Transform of sums over tiles into rows of a filter's gradient.
-pub(super) struct Planes {
+pub(super) struct FilterPlaneTransform {
     /// For each row the sums of all channels; the steps from point to point, and from row to row.
     pub(super) from: *const f32,
     pub(super) point: usize,
@@ -323,11 +323,11 @@ pub(super) struct Planes {
     pub(super) line: usize,
 }
 
-impl Work for Planes {
+impl Work for FilterPlaneTransform {
     type Out = ();
     #[inline(always)]
     fn work<L: Level>(self) {
-        let Planes { from, point, pitch, rows, channels, to, line } = self;
+        let FilterPlaneTransform { from, point, pitch, rows, channels, to, line } = self;
         let mut planes = [[0f32; LANES]; TAPS];
         for row in 0..rows {
             for first in (0..channels).step_by(LANES) {
@@ -337,12 +337,12 @@ impl Work for Planes {
                 unsafe {
                     let sums = |j: usize| {
                         let sum = |i: usize| load(from.add((4 * i + j) * point));
-                        of_gradient(sum(0), sum(1), sum(2), sum(3))
+                        transform_sums(sum(0), sum(1), sum(2), sum(3))
                     };
                     let (a, b, c, d) = (sums(0), sums(1), sums(2), sums(3));
-                    (planes[0], planes[1], planes[2]) = of_gradient(a.0, b.0, c.0, d.0);
-                    (planes[3], planes[4], planes[5]) = of_gradient(a.1, b.1, c.1, d.1);
-                    (planes[6], planes[7], planes[8]) = of_gradient(a.2, b.2, c.2, d.2);
+                    (planes[0], planes[1], planes[2]) = transform_sums(a.0, b.0, c.0, d.0);
+                    (planes[3], planes[4], planes[5]) = transform_sums(a.1, b.1, c.1, d.1);
+                    (planes[6], planes[7], planes[8]) = transform_sums(a.2, b.2, c.2, d.2);
                     L::transpose_8x8(planes.as_ptr().cast(), LANES as isize, to, TAPS);
                     for (i, &last) in planes[TAPS - 1].iter().enumerate() {
                         to.add(i * TAPS + TAPS - 1).write(last);
@@ -354,7 +354,7 @@ impl Work for Planes {
 }
 
 /// Transform of sums into squares of the result.
-pub(super) struct Squares {
+pub(super) struct ResultTransform {
     pub(super) from: *const f32,
     /// Elements from point to point, and from row to row.
     pub(super) step: usize,
@@ -368,12 +368,21 @@ pub(super) struct Squares {
     pub(super) line: usize,
 }
 
-impl Work for Squares {
+impl Work for ResultTransform {
     type Out = ();
     #[inline(always)]
     fn work<L: Level>(self) {
-        let Squares { from, step, pitch, rows, strip, grid: [tall, wide], result: [height, width], to, line } =
-            self;
+        let ResultTransform {
+            from,
+            step,
+            pitch,
+            rows,
+            strip,
+            grid: [tall, wide],
+            result: [height, width],
+            to,
+            line,
+        } = self;
         let place = |row: usize| row / tall * height + row % tall * 2;
         for i in 0..rows {
             for row in strip.0..strip.1 {

@@ -222,7 +222,7 @@ pub(super) unsafe fn sums(job: Job<'_>) {
     let loops = Loops { products: products.as_ptr(), count: products.len(), panels, steps };
     // SAFETY: the caller's contract.
     unsafe {
-        match job.tiles() {
+        match job.num_tiles() {
             (2, 2) => two_by_two(&job, &loops),
             (2, _) => two_by_one(&job, &loops),
             (_, 2) => one_by_two(&job, &loops),

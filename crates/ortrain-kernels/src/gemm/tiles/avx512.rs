@@ -10,7 +10,7 @@ const ROWS: usize = 8;
 /// # Safety
 /// The contract of [`Job::run`], and the machine must have AVX-512 F and BF16.
 pub(super) unsafe fn sums(job: Job<'_>) {
-    let (_, across) = job.tiles();
+    let (_, across) = job.num_tiles();
     for row in (0..job.rows).step_by(ROWS) {
         // SAFETY: the caller's contract.
         unsafe { if across == 2 { rows::<2>(&job, row) } else { rows::<1>(&job, row) } }

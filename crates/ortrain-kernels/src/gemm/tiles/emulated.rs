@@ -21,7 +21,7 @@ impl Work for Sums<'_> {
     #[inline(always)]
     fn work<L: Level>(self) {
         let Job { chunks, a, b, panels, steps, rows, products, to, to_row, .. } = self.0;
-        let (_, across) = self.0.tiles();
+        let (_, across) = self.0.num_tiles();
         for column in 0..across {
             let b = b.wrapping_add(column * panels[1]);
             for row in (0..rows).step_by(ROWS) {

@@ -23,11 +23,11 @@ use std::mem::MaybeUninit;
 
 use ortrain_expr::{DType, Precision};
 
-use super::run::Spill;
+use super::run::CornerCopy;
 use crate::isa::bf16::{Bf16Unit, Unit};
 use crate::isa::{Isa, Level, Work};
 
-pub(crate) use split::{Side, pack, settle};
+pub(crate) use split::{Side, pack, pack_panel};
 
 /// Lines of a tile, and its depths.
 pub(crate) const LINES: usize = 16;
@@ -38,7 +38,7 @@ const LINE: usize = 64;
 /// Lines of both operands that are multiplied at a time: two tiles by two.
 pub(crate) const SIDE: usize = 2 * LINES;
 /// Maximum number of products of terms.
-const PRODUCTS: usize = 6;
+const MAX_PRODUCTS: usize = 6;
 
 /// Method of bfloat16 products: unit, terms and products.
 #[derive(Clone, Copy, Debug)]
@@ -47,7 +47,7 @@ pub(crate) struct Tiles {
     /// Number of terms of the elements of A and of B.
     terms: [usize; 2],
     /// Pairs of terms that are multiplied, the smallest products first.
-    products: [[usize; 2]; PRODUCTS],
+    products: [[usize; 2]; MAX_PRODUCTS],
     count: usize,
 }
 
@@ -61,7 +61,7 @@ impl Tiles {
             DType::F16 => most.min(2),
             _ => most,
         });
-        let mut products = [[0; 2]; PRODUCTS];
+        let mut products = [[0; 2]; MAX_PRODUCTS];
         let mut count = 0;
         for &(a, b) in precision.products().iter().rev() {
             if a < terms[0] && b < terms[1] {
@@ -81,7 +81,7 @@ impl Tiles {
     }
 
     /// Returns the bytes of a packed panel of an operand.
-    fn panel(&self, side: Side, depth: usize) -> usize {
+    fn panel_bytes(&self, side: Side, depth: usize) -> usize {
         depth.div_ceil(DEPTHS) * self.terms(side) * TILE
     }
 
@@ -102,20 +102,20 @@ impl Tiles {
         add: bool,
     ) {
         let Tiles { terms, count, .. } = *self;
-        let mut offsets = [[0; 2]; PRODUCTS];
+        let mut offsets = [[0; 2]; MAX_PRODUCTS];
         for (offsets, terms) in offsets.iter_mut().zip(self.products) {
             *offsets = terms.map(|term| term * TILE);
         }
         // Whole tiles can be stored to C directly.
         let straight = !add && rows.is_multiple_of(LINES) && cols.is_multiple_of(LINES);
-        let mut room = Room([const { MaybeUninit::uninit() }; SIDE * SIDE]);
+        let mut room = TileBlock([const { MaybeUninit::uninit() }; SIDE * SIDE]);
         let block = room.0.as_mut_ptr().cast::<f32>();
         let (to, to_row) = if straight { (c, c_row) } else { (block, SIDE as isize) };
         let job = Job {
             chunks: depth.div_ceil(DEPTHS),
             a,
             b,
-            panels: [self.panel(Side::A, depth), self.panel(Side::B, depth)],
+            panels: [self.panel_bytes(Side::A, depth), self.panel_bytes(Side::B, depth)],
             steps: terms.map(|terms| terms * TILE),
             rows,
             cols,
@@ -127,16 +127,16 @@ impl Tiles {
         unsafe {
             job.run(self.unit, isa);
             let size = (rows, cols.next_multiple_of(LINES));
-            if count > 1 && isa.run(Faulty { at: to, row: to_row, size }) {
-                let mut plain = Room([const { MaybeUninit::uninit() }; SIDE * SIDE]);
+            if count > 1 && isa.run(ContainsNan { at: to, row: to_row, size }) {
+                let mut plain = TileBlock([const { MaybeUninit::uninit() }; SIDE * SIDE]);
                 let first = plain.0.as_mut_ptr().cast::<f32>();
                 let again = Job { products: &[[0; 2]], to: first, to_row: SIDE as isize, ..job };
                 again.run(self.unit, isa);
-                isa.run(Mend { at: to, row: to_row, from: first, size });
+                isa.run(ReplaceNan { at: to, row: to_row, from: first, size });
             }
             if !straight {
                 let size = (rows, cols);
-                isa.run(Spill { from: block, from_row: SIDE, to: c, to_row: c_row, size, add });
+                isa.run(CornerCopy { from: block, from_row: SIDE, to: c, to_row: c_row, size, add });
             }
         }
     }
@@ -144,7 +144,7 @@ impl Tiles {
 
 /// Sums of two tiles by two.
 #[repr(align(64))]
-struct Room([MaybeUninit<f32>; SIDE * SIDE]);
+struct TileBlock([MaybeUninit<f32>; SIDE * SIDE]);
 
 /// Sums of some products of terms over all depths of two panels by two, or fewer.
 #[derive(Clone, Copy)]
@@ -183,7 +183,7 @@ impl Job<'_> {
     }
 
     /// Returns the number of tiles along the rows and along the columns.
-    fn tiles(&self) -> (usize, usize) {
+    fn num_tiles(&self) -> (usize, usize) {
         (self.rows.div_ceil(LINES), self.cols.div_ceil(LINES))
     }
 }
@@ -225,13 +225,13 @@ impl Drop for Session {
 }
 
 /// Test for NaN among sums.
-struct Faulty {
+struct ContainsNan {
     at: *const f32,
     row: isize,
     size: (usize, usize),
 }
 
-impl Work for Faulty {
+impl Work for ContainsNan {
     type Out = bool;
     #[inline(always)]
     fn work<L: Level>(self) -> bool {
@@ -253,7 +253,7 @@ impl Work for Faulty {
 }
 
 /// Replacement of sums that are NaN by the sums of `from`.
-struct Mend {
+struct ReplaceNan {
     at: *mut f32,
     row: isize,
     /// Lines have [`SIDE`] elements.
@@ -261,7 +261,7 @@ struct Mend {
     size: (usize, usize),
 }
 
-impl Work for Mend {
+impl Work for ReplaceNan {
     type Out = ();
     #[inline(always)]
     fn work<L: Level>(self) {

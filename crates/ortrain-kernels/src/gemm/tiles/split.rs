@@ -14,7 +14,7 @@ pub(crate) enum Side {
 /// Pairs of depths of a tile.
 const PAIRS: usize = DEPTHS / 2;
 /// Lines that are packed at a time: with all depths of a tile they take half of the smallest first-level cache.
-const MANY: usize = 4 * LINES;
+const LINES_PER_PASS: usize = 4 * LINES;
 
 /// Bits of the exponent: infinity and NaN have all of them.
 const EXPONENT: u32 = 0x7f80_0000;
@@ -23,7 +23,7 @@ const SIGN: u32 = 0x8000_0000;
 /// Rounds to the nearest bfloat16, ties to even, in the upper half of the bits; NaN stays NaN. If `capped`, a number
 /// that would become infinite is truncated instead, so that the remainder is finite.
 #[inline(always)]
-fn nearest(x: f32, capped: bool) -> u32 {
+fn round_to_bf16(x: f32, capped: bool) -> u32 {
     let bits = x.to_bits();
     let even = (bits >> 16) & 1;
     let rounded = bits.wrapping_add(0x7fff + even);
@@ -36,7 +36,7 @@ fn nearest(x: f32, capped: bool) -> u32 {
 }
 
 /// Splits some depths of a panel of [`LINES`] lines into tiles, one for each term.
-struct Split {
+struct SplitPanel {
     /// Panel, and the distance between depths in elements.
     from: *const f32,
     pitch: usize,
@@ -47,11 +47,11 @@ struct Split {
     to: *mut u8,
 }
 
-impl Work for Split {
+impl Work for SplitPanel {
     type Out = ();
     #[inline(always)]
     fn work<L: Level>(self) {
-        let Split { from, pitch, depths, terms, side, to } = self;
+        let SplitPanel { from, pitch, depths, terms, side, to } = self;
         let mut rest = [[0f32; LINES]; DEPTHS];
         for (depth, line) in rest.iter_mut().take(depths).enumerate() {
             // SAFETY: the panel has `depths` depths.
@@ -64,7 +64,7 @@ impl Work for Split {
             for (pair, lines) in pairs.iter_mut().zip(rest.chunks_exact_mut(2)) {
                 for l in 0..LINES {
                     let (even, odd) = (lines[0][l], lines[1][l]);
-                    let (low, high) = (nearest(even, capped), nearest(odd, capped));
+                    let (low, high) = (round_to_bf16(even, capped), round_to_bf16(odd, capped));
                     pair[l] = low >> 16 | high;
                     if !last {
                         // Infinity and NaN have no remainder.
@@ -79,7 +79,9 @@ impl Work for Split {
             unsafe {
                 let to = to.add(term * TILE);
                 match side {
-                    Side::A => L::turn16(pairs.as_ptr().cast(), LINES as isize, to.cast(), LINE / 4, LINES),
+                    Side::A => {
+                        L::transpose_16(pairs.as_ptr().cast(), LINES as isize, to.cast(), LINE / 4, LINES)
+                    }
                     Side::B => to.cast::<[[u32; LINES]; PAIRS]>().write_unaligned(pairs),
                 }
             }
@@ -92,7 +94,7 @@ impl Work for Split {
 /// # Safety
 /// The panel has `depth` lines of `pitch` elements, of which `lines`, rounded up to a whole panel, are valid for reads.
 /// `to` has the capacity of the tiles.
-pub(crate) unsafe fn settle(
+pub(crate) unsafe fn pack_panel(
     isa: Isa,
     (side, terms): (Side, usize),
     from: *const f32,
@@ -106,7 +108,7 @@ pub(crate) unsafe fn settle(
             let p = chunk * DEPTHS;
             // SAFETY: the caller's contract.
             unsafe {
-                isa.run(Split {
+                isa.run(SplitPanel {
                     from: from.add(p * pitch + first),
                     pitch,
                     depths: DEPTHS.min(depth - p),
@@ -131,12 +133,12 @@ pub(crate) unsafe fn pack(
     (side, terms): (Side, usize),
     to: *mut u8,
 ) {
-    let mut room = [0f32; MANY * DEPTHS];
+    let mut room = [0f32; LINES_PER_PASS * DEPTHS];
     let Block { at, line_step, depth_step, lines, depth } = block;
     let chunks = depth.div_ceil(DEPTHS);
     let size = elements.size() as isize;
-    for first in (0..lines).step_by(MANY) {
-        let count = MANY.min(lines - first);
+    for first in (0..lines).step_by(LINES_PER_PASS) {
+        let count = LINES_PER_PASS.min(lines - first);
         for chunk in 0..chunks {
             let (p, depths) = (chunk * DEPTHS, DEPTHS.min(depth - chunk * DEPTHS));
             let step = first as isize * line_step + p as isize * depth_step;
@@ -146,7 +148,7 @@ pub(crate) unsafe fn pack(
                 pack::pack::<f32>(isa, elements, some, LINES, room.as_mut_ptr());
                 for panel in 0..count.div_ceil(LINES) {
                     let place = (first / LINES + panel) * chunks + chunk;
-                    isa.run(Split {
+                    isa.run(SplitPanel {
                         from: room.as_ptr().add(panel * LINES * depths),
                         pitch: LINES,
                         depths,
@@ -167,7 +169,7 @@ mod tests {
     use super::*;
 
     /// Returns true for equal bits, or if both are NaN.
-    fn same(a: f32, b: f32) -> bool {
+    fn is_same(a: f32, b: f32) -> bool {
         a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan()
     }
 
@@ -177,8 +179,8 @@ mod tests {
         {
             let x = f32::from_bits(bits);
             for (precision, capped) in [(Precision::Bf16, false), (Precision::Bf16x3, true)] {
-                let (got, want) = (f32::from_bits(nearest(x, capped)), precision.split(x)[0]);
-                assert!(same(got, want), "{precision}: {x:e} is rounded to {got:e}, not {want:e}");
+                let (got, want) = (f32::from_bits(round_to_bf16(x, capped)), precision.split(x)[0]);
+                assert!(is_same(got, want), "{precision}: {x:e} is rounded to {got:e}, not {want:e}");
             }
         }
     }
@@ -216,12 +218,12 @@ mod tests {
                 let mut tiles = vec![0xa5; terms * TILE];
                 let size = (LINES, depths);
                 // SAFETY: the panel has `depths` lines of `PITCH` elements, and the tiles are valid for writes.
-                unsafe { settle(isa, (side, terms), panel.as_ptr(), PITCH, size, tiles.as_mut_ptr()) };
+                unsafe { pack_panel(isa, (side, terms), panel.as_ptr(), PITCH, size, tiles.as_mut_ptr()) };
                 for (line, depth) in (0..LINES).flat_map(|line| (0..DEPTHS).map(move |depth| (line, depth))) {
                     let element = if depth < depths { panel[depth * PITCH + line] } else { 0.0 };
                     for (term, want) in precision.split(element).into_iter().enumerate().take(terms) {
                         let got = decode(side, &tiles, term, line, depth);
-                        assert!(same(got, want), "{isa} {side:?}: {got} is not term {term} of {element}");
+                        assert!(is_same(got, want), "{isa} {side:?}: {got} is not term {term} of {element}");
                     }
                 }
             }

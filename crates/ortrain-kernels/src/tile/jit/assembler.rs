@@ -77,7 +77,7 @@ pub(super) enum Condition {
 
 /// Access for which a cache line is prefetched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Use {
+pub(super) enum PrefetchKind {
     Read,
     Write,
 }
@@ -85,10 +85,10 @@ pub(super) enum Use {
 pub(super) struct Assembler {
     pub(super) bytes: Vec<u8>,
     /// True for vectors of 512 bits.
-    pub(super) wide: bool,
+    pub(super) is_avx512: bool,
     constants: Vec<u32>,
     /// Displacements to constants: offset of the displacement, end of the instruction, index of the constant.
-    fixes: Vec<(usize, usize, usize)>,
+    constant_fixups: Vec<(usize, usize, usize)>,
     /// Displacements in the frame: offset of the displacement, and the register of the tile program to which it is
     /// relative.
     places: Vec<(usize, Slot)>,
@@ -120,9 +120,9 @@ impl Assembler {
     pub(super) fn new(wide: bool) -> Assembler {
         Assembler {
             bytes: Vec::with_capacity(1024),
-            wide,
+            is_avx512: wide,
             constants: Vec::new(),
-            fixes: Vec::new(),
+            constant_fixups: Vec::new(),
             places: Vec::new(),
         }
     }
@@ -131,7 +131,7 @@ impl Assembler {
     pub(super) fn prepend(&mut self, front: Assembler) {
         let by = front.bytes.len();
         self.bytes.splice(0..0, front.bytes);
-        for (at, end, _) in &mut self.fixes {
+        for (at, end, _) in &mut self.constant_fixups {
             *at += by;
             *end += by;
         }
@@ -140,8 +140,8 @@ impl Assembler {
         }
     }
 
-    fn full(&self) -> Length {
-        if self.wide { Length::Bits512 } else { Length::Bits256 }
+    fn vector_length(&self) -> Length {
+        if self.is_avx512 { Length::Bits512 } else { Length::Bits256 }
     }
 
     /// Returns the operand of a constant, which is stored after the code. At AVX2 the constant is stored for every
@@ -156,7 +156,7 @@ impl Assembler {
 
     /// Emits a vector instruction of the full length.
     pub(super) fn vector(&mut self, opcode: Opcode, register: u8, second: u8, rm: Rm, extra: Extra) {
-        self.vector_of(self.full(), opcode, register, second, rm, extra);
+        self.vector_of(self.vector_length(), opcode, register, second, rm, extra);
     }
 
     /// Emits a vector instruction. `second` is 0 if the instruction has no second operand.
@@ -169,30 +169,30 @@ impl Assembler {
         rm: Rm,
         extra: Extra,
     ) {
-        if self.wide {
+        if self.is_avx512 {
             self.evex(length, opcode, register, second, rm, extra);
         } else {
             self.vex(length, opcode, register, second, rm);
         }
-        self.operands(opcode, register, rm, extra.immediate);
+        self.emit_operands(opcode, register, rm, extra.immediate);
     }
 
     /// Emits a prefetch of the cache line at `base + 4 * rax + displacement`. A prefetch is a hint, so any address is
     /// valid.
-    pub(super) fn prefetch(&mut self, what_for: Use, base: Gpr, displacement: i32) {
+    pub(super) fn prefetch(&mut self, what_for: PrefetchKind, base: Gpr, displacement: i32) {
         // PREFETCHT0 and PREFETCHW. Machines without PREFETCHW execute it as a no-op.
         let code = match what_for {
-            Use::Read => 0x18,
-            Use::Write => 0x0d,
+            PrefetchKind::Read => 0x18,
+            PrefetchKind::Write => 0x0d,
         };
         self.bytes.extend([0x40 | base >> 3, 0x0f, code, 0x80 | 1 << 3 | 4, 2 << 6 | RAX << 3 | base & 7]);
         self.bytes.extend(displacement.to_le_bytes());
     }
 
     /// Emits an instruction on mask registers.
-    pub(super) fn masks(&mut self, length: Length, opcode: Opcode, register: u8, second: u8, rm: u8) {
+    pub(super) fn mask_op(&mut self, length: Length, opcode: Opcode, register: u8, second: u8, rm: u8) {
         self.vex(length, opcode, register, second, Rm::Register(rm));
-        self.operands(opcode, register, Rm::Register(rm), None);
+        self.emit_operands(opcode, register, Rm::Register(rm), None);
     }
 
     fn vex(&mut self, length: Length, opcode: Opcode, register: u8, second: u8, rm: Rm) {
@@ -235,7 +235,7 @@ impl Assembler {
     }
 
     /// Emits opcode, operands and immediate.
-    fn operands(&mut self, opcode: Opcode, register: u8, rm: Rm, immediate: Option<u8>) {
+    fn emit_operands(&mut self, opcode: Opcode, register: u8, rm: Rm, immediate: Option<u8>) {
         self.bytes.push(opcode.code);
         let field = (register & 7) << 3;
         let fix = match rm {
@@ -244,11 +244,11 @@ impl Assembler {
                 None
             }
             Rm::Memory { base, scale, displacement } => {
-                self.in_memory(field, base, scale, displacement);
+                self.emit_memory_operand(field, base, scale, displacement);
                 None
             }
             Rm::Frame { place, scale, displacement } => {
-                self.in_memory(field, FRAME, scale, displacement);
+                self.emit_memory_operand(field, FRAME, scale, displacement);
                 self.places.push((self.bytes.len() - 4, place));
                 None
             }
@@ -259,11 +259,11 @@ impl Assembler {
             }
         };
         self.bytes.extend(immediate);
-        self.fixes.extend(fix.map(|(at, constant)| (at, self.bytes.len(), constant)));
+        self.constant_fixups.extend(fix.map(|(at, constant)| (at, self.bytes.len(), constant)));
     }
 
     /// Emits an operand in memory.
-    fn in_memory(&mut self, field: u8, base: Gpr, scale: Option<u8>, displacement: i32) {
+    fn emit_memory_operand(&mut self, field: u8, base: Gpr, scale: Option<u8>, displacement: i32) {
         // The index register is rax; 4 means no index register.
         let (power, index) = scale.map_or((0, 4), |power| (power, RAX));
         self.bytes.extend([0x80 | field | 4, power << 6 | index << 3 | base & 7]);
@@ -271,14 +271,14 @@ impl Assembler {
     }
 
     pub(super) fn push(&mut self, register: Gpr) {
-        self.stack(0x50, register);
+        self.emit_push_pop(0x50, register);
     }
 
     pub(super) fn pop(&mut self, register: Gpr) {
-        self.stack(0x58, register);
+        self.emit_push_pop(0x58, register);
     }
 
-    fn stack(&mut self, code: u8, register: Gpr) {
+    fn emit_push_pop(&mut self, code: u8, register: Gpr) {
         if register >= 8 {
             self.bytes.push(0x41);
         }
@@ -286,21 +286,21 @@ impl Assembler {
     }
 
     /// Emits an instruction on two general registers of 64 bits.
-    fn general(&mut self, code: u8, register: Gpr, rm: Gpr) {
+    fn emit_general(&mut self, code: u8, register: Gpr, rm: Gpr) {
         self.bytes.extend([0x48 | (register >> 3) << 2 | rm >> 3, code, 0xc0 | (register & 7) << 3 | rm & 7]);
     }
 
     /// `to = memory at base + displacement`.
     pub(super) fn load(&mut self, to: Gpr, base: Gpr, displacement: i32) {
-        self.memory(0x8b, to, base, displacement);
+        self.emit_memory(0x8b, to, base, displacement);
     }
 
     /// `memory at base + displacement = from`.
     pub(super) fn store(&mut self, from: Gpr, base: Gpr, displacement: i32) {
-        self.memory(0x89, from, base, displacement);
+        self.emit_memory(0x89, from, base, displacement);
     }
 
-    fn memory(&mut self, code: u8, register: Gpr, base: Gpr, displacement: i32) {
+    fn emit_memory(&mut self, code: u8, register: Gpr, base: Gpr, displacement: i32) {
         self.bytes.extend([
             0x48 | (register >> 3) << 2 | base >> 3,
             code,
@@ -311,43 +311,43 @@ impl Assembler {
     }
 
     pub(super) fn copy(&mut self, to: Gpr, from: Gpr) {
-        self.general(0x8b, to, from);
+        self.emit_general(0x8b, to, from);
     }
 
     pub(super) fn clear(&mut self, register: Gpr) {
-        self.general(0x33, register, register);
+        self.emit_general(0x33, register, register);
     }
 
     pub(super) fn compare(&mut self, a: Gpr, b: Gpr) {
-        self.general(0x3b, a, b);
+        self.emit_general(0x3b, a, b);
     }
 
     /// `register &= immediate`.
-    pub(super) fn and_number(&mut self, register: Gpr, immediate: i8) {
-        self.number(4, register, immediate);
+    pub(super) fn and_immediate(&mut self, register: Gpr, immediate: i8) {
+        self.emit_immediate(4, register, immediate);
     }
 
     /// `register += immediate`.
-    pub(super) fn add_number(&mut self, register: Gpr, immediate: i8) {
-        self.number(0, register, immediate);
+    pub(super) fn add_immediate(&mut self, register: Gpr, immediate: i8) {
+        self.emit_immediate(0, register, immediate);
     }
 
-    pub(super) fn add_large(&mut self, register: Gpr, immediate: i32) {
+    pub(super) fn add_immediate32(&mut self, register: Gpr, immediate: i32) {
         self.bytes.extend([0x48 | register >> 3, 0x81, 0xc0 | register & 7]);
         self.bytes.extend(immediate.to_le_bytes());
     }
 
-    pub(super) fn compare_number(&mut self, register: Gpr, immediate: i8) {
-        self.number(7, register, immediate);
+    pub(super) fn compare_immediate(&mut self, register: Gpr, immediate: i8) {
+        self.emit_immediate(7, register, immediate);
     }
 
-    fn number(&mut self, operation: u8, register: Gpr, immediate: i8) {
+    fn emit_immediate(&mut self, operation: u8, register: Gpr, immediate: i8) {
         let bytes = [0x48 | register >> 3, 0x83, 0xc0 | operation << 3 | register & 7, immediate as u8];
         self.bytes.extend(bytes);
     }
 
     /// Returns the current position, as the target of a jump back.
-    pub(super) fn here(&self) -> Label {
+    pub(super) fn position(&self) -> Label {
         Label(self.bytes.len())
     }
 
@@ -357,13 +357,13 @@ impl Assembler {
         self.bytes[label.0..].copy_from_slice(&distance.to_le_bytes());
     }
 
-    /// Emits a jump to a later position, which [`Assembler::land`] sets.
+    /// Emits a jump to a later position, which [`Assembler::bind_jump`] sets.
     pub(super) fn jump(&mut self, condition: Condition) -> Label {
         self.bytes.extend([0x0f, 0x80 | condition as u8, 0, 0, 0, 0]);
         Label(self.bytes.len() - 4)
     }
 
-    pub(super) fn land(&mut self, jump: Label) {
+    pub(super) fn bind_jump(&mut self, jump: Label) {
         let distance = (self.bytes.len() - jump.0 - 4) as i32;
         self.bytes[jump.0..jump.0 + 4].copy_from_slice(&distance.to_le_bytes());
     }
@@ -376,10 +376,10 @@ impl Assembler {
     /// Emits the return to the caller, and appends the constants.
     pub(super) fn finish(mut self) -> Assembled {
         self.bytes.push(0xc3);
-        let copies = if self.wide { 1 } else { 8 };
+        let copies = if self.is_avx512 { 1 } else { 8 };
         self.bytes.resize(self.bytes.len().next_multiple_of(4 * copies), 0xcc);
         let pool = self.bytes.len();
-        for (at, end, constant) in self.fixes {
+        for (at, end, constant) in self.constant_fixups {
             let distance = (pool + 4 * copies * constant - end) as i32;
             self.bytes[at..at + 4].copy_from_slice(&distance.to_le_bytes());
         }

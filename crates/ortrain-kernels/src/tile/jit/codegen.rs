@@ -17,37 +17,37 @@ use std::ops::Range;
 use ortrain_expr::ReduceOp;
 
 use super::assembler::{
-    Assembled, Assembler, Condition, Extra, Gpr, Length, Opcode, RAX, RBP, RBX, RCX, RDX, RSI, Rm, Use,
-    opcode,
+    Assembled, Assembler, Condition, Extra, Gpr, Length, Opcode, PrefetchKind, RAX, RBP, RBX, RCX, RDX, RSI,
+    Rm, opcode,
 };
-use super::ir::{Effect, Fold, Lane, Lanes, Logic, Set, Two, Value};
-use crate::isa::CACHE_LINE;
+use super::ir::{Effect, Fold, Logic, SumSet, Value, VectorBinaryOp, VectorInst, VectorProgram};
+use crate::isa::CACHE_LINE_BYTES;
 use crate::tile::{ALIGN, Slot};
 
 /// Number of indices of a round.
 pub(super) const ROUND: usize = 16;
 /// Maximum number of pointers to callers' memory.
-pub(super) const POINTERS: usize = 24;
+pub(super) const MAX_POINTERS: usize = 24;
 /// Maximum number of values on the stack. As vectors, they take less than a page.
-const SLOTS: usize = 60;
+const MAX_STACK_SLOTS: usize = 60;
 
 /// Registers of the arguments after the frame (`extern "sysv64"`), and further registers.
 const TABLE: Gpr = RSI;
 const COUNT: Gpr = RDX;
 /// Pointer to sixteen 32-bit words, each all ones or all zeros: the mask of the incomplete end.
-const MASKS: Gpr = RCX;
+const MASK_WORDS: Gpr = RCX;
 const LIMIT: Gpr = 10;
-const SPARE: Gpr = 11;
+const SCRATCH: Gpr = 11;
 const STACK: Gpr = 4;
 /// Interleaved vectors may spill one of this number of values.
-const SPILLED_OF: usize = 8;
+const MIN_VALUES_PER_SPILL: usize = 8;
 /// Registers that hold pointers.
-const HELD: [Gpr; 8] = [8, 9, RBX, RBP, 12, 13, 14, 15];
+const POINTER_REGISTERS: [Gpr; 8] = [8, 9, RBX, RBP, 12, 13, 14, 15];
 /// Callee-saved registers.
-const SAVED: [Gpr; 6] = [RBX, RBP, 12, 13, 14, 15];
+const CALLEE_SAVED: [Gpr; 6] = [RBX, RBP, 12, 13, 14, 15];
 
 /// The mask register of the incomplete end.
-const END: u8 = 1;
+const END_MASK: u8 = 1;
 
 const MOVE: Opcode = opcode(0, 1, 0x28);
 const LOAD: Opcode = opcode(0, 1, 0x10);
@@ -76,35 +76,43 @@ const RIGHT: u8 = 4;
 const MASK_OF_WORDS: Opcode = opcode(2, 2, 0x39);
 const ABSOLUTE_BYTES: Opcode = opcode(1, 2, 0x1c);
 
-fn opcode_of(two: Two) -> Opcode {
+fn opcode_of(two: VectorBinaryOp) -> Opcode {
     match two {
-        Two::Add => opcode(0, 1, 0x58),
-        Two::Mul => opcode(0, 1, 0x59),
-        Two::Sub => opcode(0, 1, 0x5c),
-        Two::Min => opcode(0, 1, 0x5d),
-        Two::Div => opcode(0, 1, 0x5e),
-        Two::Max => opcode(0, 1, 0x5f),
-        Two::And => AND,
-        Two::Or => OR,
-        Two::Xor => XOR,
-        Two::AddInteger => opcode(1, 1, 0xfe),
-        Two::SubInteger => opcode(1, 1, 0xfa),
-        Two::Scale => opcode(1, 2, 0x2c),
+        VectorBinaryOp::Add => opcode(0, 1, 0x58),
+        VectorBinaryOp::Mul => opcode(0, 1, 0x59),
+        VectorBinaryOp::Sub => opcode(0, 1, 0x5c),
+        VectorBinaryOp::Min => opcode(0, 1, 0x5d),
+        VectorBinaryOp::Div => opcode(0, 1, 0x5e),
+        VectorBinaryOp::Max => opcode(0, 1, 0x5f),
+        VectorBinaryOp::And => AND,
+        VectorBinaryOp::Or => OR,
+        VectorBinaryOp::Xor => XOR,
+        VectorBinaryOp::AddInteger => opcode(1, 1, 0xfe),
+        VectorBinaryOp::SubInteger => opcode(1, 1, 0xfa),
+        VectorBinaryOp::Scale => opcode(1, 2, 0x2c),
     }
 }
 
-fn commutes(two: Two) -> bool {
-    matches!(two, Two::Add | Two::Mul | Two::And | Two::Or | Two::Xor | Two::AddInteger)
+fn commutes(two: VectorBinaryOp) -> bool {
+    matches!(
+        two,
+        VectorBinaryOp::Add
+            | VectorBinaryOp::Mul
+            | VectorBinaryOp::And
+            | VectorBinaryOp::Or
+            | VectorBinaryOp::Xor
+            | VectorBinaryOp::AddInteger
+    )
 }
 
 /// Generates the code of a function for `lanes`, with the largest possible number of interleaved vectors. Returns
 /// `None` if every number needs too many registers.
-pub(super) fn emit(lanes: &Lanes) -> Option<Assembled> {
-    let wide = lanes.wide;
-    let order = Order::new(lanes);
+pub(super) fn emit(lanes: &VectorProgram) -> Option<Assembled> {
+    let wide = lanes.is_avx512;
+    let order = ValueOrder::new(lanes);
     let most = 2 * ROUND / lanes_of_vector(wide);
     let fits = |&abreast: &usize| abreast <= most;
-    [4, 2, 1].into_iter().filter(fits).find_map(|abreast| emit_abreast(&order, wide, abreast))
+    [4, 2, 1].into_iter().filter(fits).find_map(|abreast| emit_interleaved(&order, wide, abreast))
 }
 
 fn lanes_of_vector(wide: bool) -> usize {
@@ -112,15 +120,15 @@ fn lanes_of_vector(wide: bool) -> usize {
 }
 
 /// Generates the code with `abreast` interleaved vectors.
-pub(super) fn emit_abreast(order: &Order<'_>, wide: bool, abreast: usize) -> Option<Assembled> {
+pub(super) fn emit_interleaved(order: &ValueOrder<'_>, wide: bool, abreast: usize) -> Option<Assembled> {
     let lanes = order.lanes;
-    let plan = Plan::new(order, &lanes.folds, wide, abreast)?;
+    let plan = RegisterPlan::new(order, &lanes.folds, wide, abreast)?;
     let mut asm = Assembler::new(wide);
-    for (pointer, &register) in HELD.iter().enumerate().take(order.pointers()) {
+    for (pointer, &register) in POINTER_REGISTERS.iter().enumerate().take(order.num_pointers()) {
         asm.load(register, TABLE, 8 * pointer as i32);
     }
     for &(value, register) in &plan.hoisted {
-        let from = plan.single(&mut asm, lanes.all[usize::from(value)]);
+        let from = plan.uniform_operand(&mut asm, lanes.insts[usize::from(value)]);
         asm.vector(BROADCAST, register, 0, from, Extra::default());
     }
     for (fold, registers) in lanes.folds.iter().zip(&plan.sums) {
@@ -139,35 +147,35 @@ pub(super) fn emit_abreast(order: &Order<'_>, wide: bool, abreast: usize) -> Opt
     if !lanes.folds.is_empty() || abreast > plan.vectors {
         // Two rounds at a time. With folds, only if there are at least four rounds.
         const TWO: i8 = 2 * ROUND as i8;
-        asm.compare_number(COUNT, if lanes.folds.is_empty() { TWO } else { 2 * TWO });
+        asm.compare_immediate(COUNT, if lanes.folds.is_empty() { TWO } else { 2 * TWO });
         let skip = asm.jump(Condition::Below);
         asm.copy(LIMIT, COUNT);
-        asm.and_number(LIMIT, -TWO);
-        let again = asm.here();
-        plan.rounds(&mut asm, order, 2, false)?;
-        asm.add_number(RAX, TWO);
+        asm.and_immediate(LIMIT, -TWO);
+        let again = asm.position();
+        plan.emit_rounds(&mut asm, order, 2, false)?;
+        asm.add_immediate(RAX, TWO);
         asm.compare(RAX, LIMIT);
         asm.jump_back(Condition::Below, again);
         if !lanes.folds.is_empty() {
-            let lanes = Lanes::join(&lanes.folds, wide);
-            plan.rounds(&mut asm, &Order::new(&lanes), 1, false)?;
+            let lanes = VectorProgram::join(&lanes.folds, wide);
+            plan.emit_rounds(&mut asm, &ValueOrder::new(&lanes), 1, false)?;
         }
-        asm.land(skip);
+        asm.bind_jump(skip);
     }
     asm.copy(LIMIT, COUNT);
-    asm.and_number(LIMIT, -(ROUND as i8));
+    asm.and_immediate(LIMIT, -(ROUND as i8));
     asm.compare(RAX, LIMIT);
     let skip = asm.jump(Condition::AboveOrEqual);
-    let again = asm.here();
-    plan.rounds(&mut asm, order, 1, false)?;
-    asm.add_number(RAX, ROUND as i8);
+    let again = asm.position();
+    plan.emit_rounds(&mut asm, order, 1, false)?;
+    asm.add_immediate(RAX, ROUND as i8);
     asm.compare(RAX, LIMIT);
     asm.jump_back(Condition::Below, again);
-    asm.land(skip);
+    asm.bind_jump(skip);
     asm.compare(RAX, COUNT);
     let skip = asm.jump(Condition::AboveOrEqual);
-    plan.rounds(&mut asm, order, 1, true)?;
-    asm.land(skip);
+    plan.emit_rounds(&mut asm, order, 1, true)?;
+    asm.bind_jump(skip);
     for (fold, registers) in lanes.folds.iter().zip(&plan.sums) {
         for (k, &register) in registers[..plan.vectors].iter().enumerate() {
             let to = Rm::Frame { place: fold.place, scale: None, displacement: (k * plan.bytes()) as i32 };
@@ -178,18 +186,18 @@ pub(super) fn emit_abreast(order: &Order<'_>, wide: bool, abreast: usize) -> Opt
     // The number of values on the stack is known only now.
     let slots = plan.slots.get();
     let mut front = Assembler::new(wide);
-    for register in SAVED {
+    for register in CALLEE_SAVED {
         front.push(register);
     }
     if slots > 0 {
         // The slots are aligned, and the caller's stack pointer is stored in front of them.
         front.copy(LIMIT, STACK);
-        front.add_large(STACK, -(((slots + 1) * plan.bytes()) as i32));
-        front.and_number(STACK, -(ALIGN as i8));
+        front.add_immediate32(STACK, -(((slots + 1) * plan.bytes()) as i32));
+        front.and_immediate(STACK, -(ALIGN as i8));
         front.store(LIMIT, STACK, 0);
         asm.load(STACK, STACK, 0);
     }
-    for register in SAVED.into_iter().rev() {
+    for register in CALLEE_SAVED.into_iter().rev() {
         asm.pop(register);
     }
     asm.prepend(front);
@@ -197,8 +205,8 @@ pub(super) fn emit_abreast(order: &Order<'_>, wide: bool, abreast: usize) -> Opt
 }
 
 /// Values in the order of their computation: each before its users, and not long before.
-pub(super) struct Order<'a> {
-    lanes: &'a Lanes,
+pub(super) struct ValueOrder<'a> {
+    lanes: &'a VectorProgram,
     values: Vec<Value>,
     /// Positions of users, grouped by value and sorted. Positions of effects follow the positions of values.
     users: Vec<u32>,
@@ -206,18 +214,18 @@ pub(super) struct Order<'a> {
     starts: Vec<u32>,
 }
 
-impl<'a> Order<'a> {
-    pub(super) fn new(lanes: &'a Lanes) -> Order<'a> {
-        let count = lanes.all.len();
+impl<'a> ValueOrder<'a> {
+    pub(super) fn new(lanes: &'a VectorProgram) -> ValueOrder<'a> {
+        let count = lanes.insts.len();
         let mut order =
-            Order { lanes, values: Vec::with_capacity(count), users: Vec::new(), starts: Vec::new() };
+            ValueOrder { lanes, values: Vec::with_capacity(count), users: Vec::new(), starts: Vec::new() };
         let mut made = vec![false; count];
         for effect in &lanes.effects {
             order.visit(effect.value(), &mut made);
         }
         let values = order.values.iter().enumerate();
         let operands =
-            values.flat_map(|(k, &value)| lanes.all[usize::from(value)].operands().map(move |a| (k, a)));
+            values.flat_map(|(k, &value)| lanes.insts[usize::from(value)].operands().map(move |a| (k, a)));
         let effects = lanes.effects.iter().enumerate();
         let stored = effects.map(|(k, effect)| (order.values.len() + k, effect.value()));
         let mut uses: Vec<(Value, u32)> =
@@ -234,8 +242,8 @@ impl<'a> Order<'a> {
         order
     }
 
-    fn lane(&self, value: Value) -> Lane {
-        self.lanes.all[usize::from(value)]
+    fn lane(&self, value: Value) -> VectorInst {
+        self.lanes.insts[usize::from(value)]
     }
 
     /// Returns the positions of the users of a value.
@@ -245,15 +253,18 @@ impl<'a> Order<'a> {
     }
 
     /// Returns the number of uses of a value.
-    fn count(&self, value: Value) -> usize {
+    fn num_uses(&self, value: Value) -> usize {
         self.users(value).len()
     }
 
     /// Returns true if a value needs no register before it is used.
-    fn stays(&self, value: Value) -> bool {
+    fn is_read_at_use(&self, value: Value) -> bool {
         match self.lane(value) {
-            Lane::Constant(_) | Lane::One(_) | Lane::Single(_) | Lane::Sum(..) => true,
-            Lane::Tile(_) => self.count(value) == 1,
+            VectorInst::Constant(_)
+            | VectorInst::FrameBroadcast(_)
+            | VectorInst::MemoryBroadcast(_)
+            | VectorInst::Sum(..) => true,
+            VectorInst::Tile(_) => self.num_uses(value) == 1,
             _ => false,
         }
     }
@@ -275,7 +286,7 @@ impl<'a> Order<'a> {
             let first = stack.len();
             stack.extend(self.lane(value).operands().map(|operand| (operand, false)));
             stack[first..].reverse();
-            if matches!(self.lane(value), Lane::Select(..)) {
+            if matches!(self.lane(value), VectorInst::Select(..)) {
                 // The condition is computed last: some functions have many truth values, and AVX-512 has few mask
                 // registers.
                 stack[first..].rotate_right(1);
@@ -284,13 +295,13 @@ impl<'a> Order<'a> {
     }
 
     /// Returns the number of pointers to callers' memory.
-    fn pointers(&self) -> usize {
+    fn num_pointers(&self) -> usize {
         let of_lanes = self.values.iter().filter_map(|&value| match self.lane(value) {
-            Lane::There(pointer) | Lane::Single(pointer) => Some(pointer),
+            VectorInst::Memory(pointer) | VectorInst::MemoryBroadcast(pointer) => Some(pointer),
             _ => None,
         });
         let of_effects = self.lanes.effects.iter().filter_map(|effect| match *effect {
-            Effect::There(pointer, _) => Some(pointer),
+            Effect::Memory(pointer, _) => Some(pointer),
             _ => None,
         });
         of_lanes.chain(of_effects).map(|pointer| usize::from(pointer) + 1).max().unwrap_or(0)
@@ -298,12 +309,12 @@ impl<'a> Order<'a> {
 }
 
 /// Register assignment of a function, before code is generated.
-struct Plan {
+struct RegisterPlan {
     wide: bool,
     /// Number of vectors of a round.
     vectors: usize,
     /// Maximum number of interleaved vectors.
-    abreast: usize,
+    interleaved: usize,
     /// Registers of each fold: for one round, then for the other round.
     sums: Vec<Vec<u8>>,
     /// Uniform values, and the registers that hold them throughout the function.
@@ -321,9 +332,9 @@ fn reserve(free: &mut u32) -> Option<u8> {
     Some(register as u8)
 }
 
-impl Plan {
-    fn new(order: &Order<'_>, folds: &[Fold], wide: bool, abreast: usize) -> Option<Plan> {
-        if order.pointers() > POINTERS {
+impl RegisterPlan {
+    fn new(order: &ValueOrder<'_>, folds: &[Fold], wide: bool, abreast: usize) -> Option<RegisterPlan> {
+        if order.num_pointers() > MAX_POINTERS {
             return None;
         }
         let vectors = ROUND / lanes_of_vector(wide);
@@ -331,23 +342,24 @@ impl Plan {
         let mut registers = || (0..2 * vectors).map(|_| reserve(&mut free)).collect::<Option<Vec<u8>>>();
         let sums = folds.iter().map(|_| registers()).collect::<Option<Vec<_>>>()?;
         let slots = Cell::new(0);
-        let mut plan = Plan { wide, vectors, abreast, sums, hoisted: Vec::new(), free, slots };
+        let mut plan =
+            RegisterPlan { wide, vectors, interleaved: abreast, sums, hoisted: Vec::new(), free, slots };
 
-        let mut trial = Body::new(&plan, order, 0..abreast, false);
-        trial.shares = false;
+        let mut trial = BodyEmitter::new(&plan, order, 0..abreast, false);
+        trial.shares_uniform = false;
         trial.run(&mut Assembler::new(wide))?;
         // Interleaving is not worth many spills and reloads.
-        if abreast > 1 && trial.spilled > abreast * (order.values.len() / SPILLED_OF) {
+        if abreast > 1 && trial.spilled > abreast * (order.values.len() / MIN_VALUES_PER_SPILL) {
             return None;
         }
         // Registers that are unused without hoisted values hold the uniform values with the most uses.
         let mut unused = plan.free & !trial.touched;
         let mut singles: Vec<Value> =
-            order.values.iter().copied().filter(|&value| is_single(order.lane(value))).collect();
+            order.values.iter().copied().filter(|&value| is_uniform(order.lane(value))).collect();
         singles.sort_by_key(|&value| {
             // At AVX2 an instruction reads whole vectors, and constants are stored as whole vectors.
-            let is_vector = !wide && matches!(order.lane(value), Lane::Constant(_));
-            (is_vector, std::cmp::Reverse(order.count(value)))
+            let is_vector = !wide && matches!(order.lane(value), VectorInst::Constant(_));
+            (is_vector, std::cmp::Reverse(order.num_uses(value)))
         });
         for value in singles {
             let Some(register) = reserve(&mut unused) else { break };
@@ -363,11 +375,11 @@ impl Plan {
     }
 
     /// Returns the memory operand of a uniform value.
-    fn single(&self, asm: &mut Assembler, lane: Lane) -> Rm {
+    fn uniform_operand(&self, asm: &mut Assembler, lane: VectorInst) -> Rm {
         match lane {
-            Lane::Constant(bits) => asm.constant(bits),
-            Lane::One(place) => Rm::Frame { place, scale: None, displacement: 0 },
-            Lane::Single(pointer) => {
+            VectorInst::Constant(bits) => asm.constant(bits),
+            VectorInst::FrameBroadcast(place) => Rm::Frame { place, scale: None, displacement: 0 },
+            VectorInst::MemoryBroadcast(pointer) => {
                 Rm::Memory { base: pointer_register(asm, pointer), scale: None, displacement: 0 }
             }
             other => unreachable!("{other:?} changes along the tile"),
@@ -375,10 +387,16 @@ impl Plan {
     }
 
     /// Generates the next rounds.
-    fn rounds(&self, asm: &mut Assembler, order: &Order<'_>, rounds: usize, end: bool) -> Option<()> {
+    fn emit_rounds(
+        &self,
+        asm: &mut Assembler,
+        order: &ValueOrder<'_>,
+        rounds: usize,
+        end: bool,
+    ) -> Option<()> {
         let vectors = rounds * self.vectors;
-        for first in (0..vectors).step_by(self.abreast) {
-            let mut body = Body::new(self, order, first..vectors.min(first + self.abreast), end);
+        for first in (0..vectors).step_by(self.interleaved) {
+            let mut body = BodyEmitter::new(self, order, first..vectors.min(first + self.interleaved), end);
             body.run(asm)?;
         }
         Some(())
@@ -387,35 +405,35 @@ impl Plan {
 
 /// Returns a register with a pointer to callers' memory. The register is valid until the next call.
 fn pointer_register(asm: &mut Assembler, pointer: u8) -> Gpr {
-    HELD.get(usize::from(pointer)).copied().unwrap_or_else(|| {
-        asm.load(SPARE, TABLE, 8 * i32::from(pointer));
-        SPARE
+    POINTER_REGISTERS.get(usize::from(pointer)).copied().unwrap_or_else(|| {
+        asm.load(SCRATCH, TABLE, 8 * i32::from(pointer));
+        SCRATCH
     })
 }
 
 /// Returns true if a value is uniform: the same for all indices.
-fn is_single(lane: Lane) -> bool {
-    matches!(lane, Lane::Constant(_) | Lane::One(_) | Lane::Single(_))
+fn is_uniform(lane: VectorInst) -> bool {
+    matches!(lane, VectorInst::Constant(_) | VectorInst::FrameBroadcast(_) | VectorInst::MemoryBroadcast(_))
 }
 
 /// Code generation for some interleaved vectors.
-struct Body<'a> {
-    plan: &'a Plan,
-    order: &'a Order<'a>,
+struct BodyEmitter<'a> {
+    plan: &'a RegisterPlan,
+    order: &'a ValueOrder<'a>,
     /// True for the incomplete end.
     end: bool,
-    streams: Vec<Stream>,
+    streams: Vec<VectorState>,
     /// Index of the current stream.
-    now: usize,
+    current_stream: usize,
     /// Position of the current value in the order.
     position: usize,
     /// True if uniform operands are loaded once for all vectors, as long as registers are free.
-    shares: bool,
+    shares_uniform: bool,
     free: u32,
     free_masks: u32,
     free_slots: u64,
     /// Stack slots that the current instruction may still read. They are free after that instruction.
-    left_slots: u64,
+    pending_slots: u64,
     /// Registers that were used at all.
     touched: u32,
     /// Number of spilled values.
@@ -423,49 +441,54 @@ struct Body<'a> {
 }
 
 /// State of one interleaved vector.
-struct Stream {
+struct VectorState {
     /// Index of the vector, counted from the first of these rounds.
     vector: usize,
-    at: Vec<At>,
+    at: Vec<Location>,
     /// Number of remaining uses of each value.
     uses: Vec<usize>,
 }
 
 /// Location of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum At {
+enum Location {
     /// Not computed yet, or read directly by its users.
-    Elsewhere,
+    Unassigned,
     /// A vector register, or a mask register for truth values at AVX-512.
     Register(u8),
     /// A slot of the stack.
     Slot(u8),
 }
 
-impl<'a> Body<'a> {
-    fn new(plan: &'a Plan, order: &'a Order<'a>, vectors: Range<usize>, end: bool) -> Body<'a> {
-        let mut at = vec![At::Elsewhere; order.lanes.all.len()];
+impl<'a> BodyEmitter<'a> {
+    fn new(
+        plan: &'a RegisterPlan,
+        order: &'a ValueOrder<'a>,
+        vectors: Range<usize>,
+        end: bool,
+    ) -> BodyEmitter<'a> {
+        let mut at = vec![Location::Unassigned; order.lanes.insts.len()];
         for &(value, register) in &plan.hoisted {
             // The program that joins sums has different values at these indices, without uniform ones.
-            if at.len() > usize::from(value) && is_single(order.lane(value)) {
-                at[usize::from(value)] = At::Register(register);
+            if at.len() > usize::from(value) && is_uniform(order.lane(value)) {
+                at[usize::from(value)] = Location::Register(register);
             }
         }
         let uses: Vec<usize> = order.starts.windows(2).map(|ends| (ends[1] - ends[0]) as usize).collect();
-        let stream = |vector| Stream { vector, at: at.clone(), uses: uses.clone() };
-        Body {
+        let stream = |vector| VectorState { vector, at: at.clone(), uses: uses.clone() };
+        BodyEmitter {
             plan,
             order,
             end,
             streams: vectors.map(stream).collect(),
-            now: 0,
+            current_stream: 0,
             position: 0,
-            shares: true,
+            shares_uniform: true,
             free: plan.free,
             // Mask 0 means no mask, and mask 1 is `END`.
             free_masks: 0b1111_1100,
-            free_slots: (1 << SLOTS) - 1,
-            left_slots: 0,
+            free_slots: (1 << MAX_STACK_SLOTS) - 1,
+            pending_slots: 0,
             touched: 0,
             spilled: 0,
         }
@@ -475,79 +498,79 @@ impl<'a> Body<'a> {
         if self.end && self.plan.wide {
             // At AVX-512 there is only one vector.
             let register = self.load_end(asm)?;
-            asm.vector(MASK_OF_WORDS, END, 0, Rm::Register(register), Extra::default());
-            self.give_back([Some(register)]);
+            asm.vector(MASK_OF_WORDS, END_MASK, 0, Rm::Register(register), Extra::default());
+            self.free_registers([Some(register)]);
         }
         let order = self.order;
         for (position, &value) in order.values.iter().enumerate() {
             // Such values are read directly by their users.
-            if order.stays(value) {
+            if order.is_read_at_use(value) {
                 continue;
             }
             self.position = position;
-            let shared = self.share(asm, value)?;
+            let shared = self.load_shared_operands(asm, value)?;
             for stream in 0..self.streams.len() {
-                self.begin(stream);
-                self.compute(asm, value)?;
+                self.select_stream(stream);
+                self.emit_value(asm, value)?;
             }
             for (value, register) in shared {
-                self.place_all(value, At::Elsewhere);
-                self.give_back([Some(register)]);
+                self.place_all(value, Location::Unassigned);
+                self.free_registers([Some(register)]);
             }
         }
         // Stores come after all loads, because a store may overwrite an element that is loaded.
         for (k, &effect) in order.lanes.effects.iter().enumerate() {
             self.position = order.values.len() + k;
             for stream in 0..self.streams.len() {
-                self.begin(stream);
-                self.effect(asm, effect)?;
+                self.select_stream(stream);
+                self.emit_effect(asm, effect)?;
             }
         }
         Some(())
     }
 
     /// Makes another stream the current one.
-    fn begin(&mut self, stream: usize) {
-        self.now = stream;
-        self.free_slots |= std::mem::take(&mut self.left_slots);
+    fn select_stream(&mut self, stream: usize) {
+        self.current_stream = stream;
+        self.free_slots |= std::mem::take(&mut self.pending_slots);
     }
 
     /// Loads uniform operands into registers for all streams, if enough registers are free.
-    fn share(&mut self, asm: &mut Assembler, value: Value) -> Option<Vec<(Value, u8)>> {
+    fn load_shared_operands(&mut self, asm: &mut Assembler, value: Value) -> Option<Vec<(Value, u8)>> {
         const OTHERS: usize = 4;
         let mut shared = Vec::new();
         // At AVX-512 an instruction broadcasts its memory operand.
-        if !self.shares || self.plan.wide || self.streams.len() == 1 {
+        if !self.shares_uniform || self.plan.wide || self.streams.len() == 1 {
             return Some(shared);
         }
         for operand in self.order.lane(value).operands() {
             let lane = self.order.lane(operand);
             let enough = self.free.count_ones() as usize >= self.streams.len() + OTHERS;
-            if enough && is_single(lane) && self.at(operand) == At::Elsewhere {
+            if enough && is_uniform(lane) && self.location(operand) == Location::Unassigned {
                 let register = self.allocate(asm)?;
-                let from = self.plan.single(asm, lane);
+                let from = self.plan.uniform_operand(asm, lane);
                 asm.vector(BROADCAST, register, 0, from, Extra::default());
-                self.place_all(operand, At::Register(register));
+                self.place_all(operand, Location::Register(register));
                 shared.push((operand, register));
             }
         }
         Some(shared)
     }
 
-    fn place_all(&mut self, value: Value, at: At) {
+    fn place_all(&mut self, value: Value, at: Location) {
         for stream in &mut self.streams {
             stream.at[usize::from(value)] = at;
         }
     }
 
-    fn at(&self, value: Value) -> At {
-        self.streams[self.now].at[usize::from(value)]
+    fn location(&self, value: Value) -> Location {
+        self.streams[self.current_stream].at[usize::from(value)]
     }
 
     /// Returns the register of a value, if the value is in a register.
-    fn held(&self, value: Value) -> Option<u8> {
-        match self.at(value) {
-            At::Register(register) => Some(register),
+    fn register_of(&self, value: Value) -> Option<u8> {
+        match self.location(value) {
+            Location::Register(register) => Some(register),
             _ => None,
         }
     }
@@ -569,8 +592,8 @@ impl<'a> Body<'a> {
             for &value in &self.order.values {
                 let users = self.order.users(value);
                 let left = stream.uses[usize::from(value)];
-                let At::Register(register) = stream.at[usize::from(value)] else { continue };
-                if left == 0 || is_single(self.order.lane(value)) || self.is_mask(value) {
+                let Location::Register(register) = stream.at[usize::from(value)] else { continue };
+                if left == 0 || is_uniform(self.order.lane(value)) || self.is_mask(value) {
                     continue;
                 }
                 let next = users[users.len() - left] as usize;
@@ -586,14 +609,14 @@ impl<'a> Body<'a> {
         let slot = self.free_slots.trailing_zeros() as u8;
         self.free_slots &= !(1 << slot);
         self.plan.slots.set(self.plan.slots.get().max(usize::from(slot) + 1));
-        asm.vector(STORE, register, 0, self.on_stack(slot), Extra::default());
-        self.streams[stream].at[usize::from(value)] = At::Slot(slot);
+        asm.vector(STORE, register, 0, self.stack_operand(slot), Extra::default());
+        self.streams[stream].at[usize::from(value)] = Location::Slot(slot);
         self.free |= 1 << register;
         self.spilled += 1;
         Some(())
     }
 
-    fn on_stack(&self, slot: u8) -> Rm {
+    fn stack_operand(&self, slot: u8) -> Rm {
         let displacement = ((usize::from(slot) + 1) * self.plan.bytes()) as i32;
         Rm::Memory { base: STACK, scale: None, displacement }
     }
@@ -613,49 +636,50 @@ impl<'a> Body<'a> {
 
     /// Ends one use of a value. After the last use its location is free.
     fn release(&mut self, value: Value) {
-        let uses = &mut self.streams[self.now].uses[usize::from(value)];
+        let uses = &mut self.streams[self.current_stream].uses[usize::from(value)];
         *uses -= 1;
-        if *uses > 0 || self.order.stays(value) {
+        if *uses > 0 || self.order.is_read_at_use(value) {
             return;
         }
-        match self.at(value) {
-            At::Register(register) if self.is_mask(value) => self.free_masks |= 1 << register,
-            At::Register(register) => self.free |= 1 << register,
-            At::Slot(slot) => self.left_slots |= 1 << slot,
-            At::Elsewhere => {}
+        match self.location(value) {
+            Location::Register(register) if self.is_mask(value) => self.free_masks |= 1 << register,
+            Location::Register(register) => self.free |= 1 << register,
+            Location::Slot(slot) => self.pending_slots |= 1 << slot,
+            Location::Unassigned => {}
         }
     }
 
     /// Returns the frame operand at this vector's indices, for values of `1 << power` bytes.
-    fn in_frame(&self, place: Slot, power: u8) -> Rm {
+    fn frame_operand(&self, place: Slot, power: u8) -> Rm {
         Rm::Frame { place, scale: Some(power), displacement: self.first_byte(power) }
     }
 
     /// Returns the byte at which this vector begins, for values of `1 << power` bytes.
     fn first_byte(&self, power: u8) -> i32 {
-        let lanes = self.streams[self.now].vector * lanes_of_vector(self.plan.wide);
+        let lanes = self.streams[self.current_stream].vector * lanes_of_vector(self.plan.wide);
         (lanes << power) as i32
     }
 
     /// Loads the mask of the incomplete end into a new register.
     fn load_end(&mut self, asm: &mut Assembler) -> Option<u8> {
         let register = self.allocate(asm)?;
-        let displacement = (self.streams[self.now].vector * self.plan.bytes()) as i32;
-        let words = Rm::Memory { base: MASKS, scale: None, displacement };
+        let displacement = (self.streams[self.current_stream].vector * self.plan.bytes()) as i32;
+        let words = Rm::Memory { base: MASK_WORDS, scale: None, displacement };
         asm.vector(LOAD, register, 0, words, Extra::default());
         Some(register)
     }
 
     /// Returns the memory operand of a pointer at this vector's indices.
-    fn there(&self, asm: &mut Assembler, pointer: u8) -> Rm {
+    fn memory_operand(&self, asm: &mut Assembler, pointer: u8) -> Rm {
         let base = pointer_register(asm, pointer);
         Rm::Memory { base, scale: Some(2), displacement: self.first_byte(2) }
     }
 
     /// Prefetches the same elements of the next piece, once for each cache line.
-    fn ask_ahead(&self, asm: &mut Assembler, pointer: u8, here: Rm, what_for: Use) {
-        let starts_line = (self.streams[self.now].vector * self.plan.bytes()).is_multiple_of(CACHE_LINE);
-        let step = self.order.lanes.steps.get(usize::from(pointer)).copied().flatten();
+    fn prefetch_next_piece(&self, asm: &mut Assembler, pointer: u8, here: Rm, what_for: PrefetchKind) {
+        let starts_line =
+            (self.streams[self.current_stream].vector * self.plan.bytes()).is_multiple_of(CACHE_LINE_BYTES);
+        let step = self.order.lanes.prefetch_steps.get(usize::from(pointer)).copied().flatten();
         if let (Some(step), Rm::Memory { base, displacement, .. }, true, false) =
             (step, here, starts_line, self.end)
         {
@@ -665,117 +689,130 @@ impl<'a> Body<'a> {
 
     /// Returns the register of a value. A value without a register is loaded into a new one, which is also the second
     /// result.
-    fn register(&mut self, asm: &mut Assembler, value: Value) -> Option<(u8, Option<u8>)> {
-        if let Some(register) = self.held(value) {
+    fn load_register(&mut self, asm: &mut Assembler, value: Value) -> Option<(u8, Option<u8>)> {
+        if let Some(register) = self.register_of(value) {
             return Some((register, None));
         }
         let lane = self.order.lane(value);
-        if let Lane::Sum(fold, set) = lane {
-            return Some((self.sum(fold, set), None));
+        if let VectorInst::Sum(fold, set) = lane {
+            return Some((self.sum_register(fold, set), None));
         }
         let register = self.allocate(asm)?;
-        match (self.at(value), lane) {
-            (At::Slot(slot), _) => asm.vector(LOAD, register, 0, self.on_stack(slot), Extra::default()),
-            (_, Lane::Tile(place)) => {
-                asm.vector(LOAD, register, 0, self.in_frame(place, 2), Extra::default());
+        match (self.location(value), lane) {
+            (Location::Slot(slot), _) => {
+                asm.vector(LOAD, register, 0, self.stack_operand(slot), Extra::default())
+            }
+            (_, VectorInst::Tile(place)) => {
+                asm.vector(LOAD, register, 0, self.frame_operand(place, 2), Extra::default());
             }
             _ => {
-                let from = self.plan.single(asm, lane);
+                let from = self.plan.uniform_operand(asm, lane);
                 asm.vector(BROADCAST, register, 0, from, Extra::default());
             }
         }
         Some((register, Some(register)))
     }
 
-    fn sum(&self, fold: u8, set: Set) -> u8 {
+    fn sum_register(&self, fold: u8, set: SumSet) -> u8 {
         let registers = &self.plan.sums[usize::from(fold)];
-        let other = if set == Set::Other { self.plan.vectors } else { 0 };
-        registers[other + self.streams[self.now].vector]
+        let other = if set == SumSet::Second { self.plan.vectors } else { 0 };
+        registers[other + self.streams[self.current_stream].vector]
     }
 
     /// Returns the last operand of an instruction, from memory if possible, and true if the instruction broadcasts it.
     /// The third result is a new register, if one was needed.
-    fn operand(&mut self, asm: &mut Assembler, value: Value) -> Option<(Rm, bool, Option<u8>)> {
-        match (self.at(value), self.order.lane(value)) {
-            (At::Register(_), _) => {}
-            (At::Slot(slot), _) => return Some((self.on_stack(slot), false, None)),
-            (_, Lane::Tile(place)) => return Some((self.in_frame(place, 2), false, None)),
-            (_, lane) if is_single(lane) && self.plan.wide => {
-                return Some((self.plan.single(asm, lane), true, None));
+    fn last_operand(&mut self, asm: &mut Assembler, value: Value) -> Option<(Rm, bool, Option<u8>)> {
+        match (self.location(value), self.order.lane(value)) {
+            (Location::Register(_), _) => {}
+            (Location::Slot(slot), _) => return Some((self.stack_operand(slot), false, None)),
+            (_, VectorInst::Tile(place)) => return Some((self.frame_operand(place, 2), false, None)),
+            (_, lane) if is_uniform(lane) && self.plan.wide => {
+                return Some((self.plan.uniform_operand(asm, lane), true, None));
             }
             // At AVX2 constants are stored as whole vectors.
-            (_, Lane::Constant(bits)) => return Some((asm.constant(bits), false, None)),
+            (_, VectorInst::Constant(bits)) => return Some((asm.constant(bits), false, None)),
             _ => {}
         }
-        let (register, new) = self.register(asm, value)?;
+        let (register, new) = self.load_register(asm, value)?;
         Some((Rm::Register(register), false, new))
     }
 
-    fn give_back(&mut self, registers: impl IntoIterator<Item = Option<u8>>) {
+    fn free_registers(&mut self, registers: impl IntoIterator<Item = Option<u8>>) {
         for register in registers.into_iter().flatten() {
             self.free |= 1 << register;
         }
     }
 
     /// Returns the register of a value if this is its last use and the register is free afterwards.
-    fn ends(&self, value: Value) -> Option<u8> {
-        let last = self.streams[self.now].uses[usize::from(value)] == 1 && !self.order.stays(value);
-        self.held(value).filter(|_| last)
+    fn last_use_register(&self, value: Value) -> Option<u8> {
+        let last = self.streams[self.current_stream].uses[usize::from(value)] == 1
+            && !self.order.is_read_at_use(value);
+        self.register_of(value).filter(|_| last)
     }
 
     /// Transfers the register of a value to a result.
-    fn hand_on(&mut self, value: Value) {
-        self.streams[self.now].uses[usize::from(value)] -= 1;
+    fn transfer_register(&mut self, value: Value) {
+        self.streams[self.current_stream].uses[usize::from(value)] -= 1;
     }
 
     /// `result = opcode(a, b)`.
-    fn two(&mut self, asm: &mut Assembler, opcode: Opcode, a: Value, b: Value, extra: Extra) -> Option<u8> {
-        let (first, new_first) = self.register(asm, a)?;
-        let (second, broadcast, new_second) = self.operand(asm, b)?;
+    fn emit_binary(
+        &mut self,
+        asm: &mut Assembler,
+        opcode: Opcode,
+        a: Value,
+        b: Value,
+        extra: Extra,
+    ) -> Option<u8> {
+        let (first, new_first) = self.load_register(asm, a)?;
+        let (second, broadcast, new_second) = self.last_operand(asm, b)?;
         self.release(a);
         self.release(b);
-        self.give_back([new_first, new_second]);
+        self.free_registers([new_first, new_second]);
         let result = self.allocate(asm)?;
         asm.vector(opcode, result, first, second, Extra { broadcast, ..extra });
         Some(result)
     }
 
-    fn compute(&mut self, asm: &mut Assembler, value: Value) -> Option<()> {
+    fn emit_value(&mut self, asm: &mut Assembler, value: Value) -> Option<()> {
         let lane = self.order.lane(value);
         let wide = self.plan.wide;
         let plain = Extra::default();
         let register = match lane {
-            Lane::Constant(_) | Lane::One(_) | Lane::Single(_) | Lane::Sum(..) => unreachable!("it stays"),
-            Lane::Tile(place) => {
+            VectorInst::Constant(_)
+            | VectorInst::FrameBroadcast(_)
+            | VectorInst::MemoryBroadcast(_)
+            | VectorInst::Sum(..) => unreachable!("it stays"),
+            VectorInst::Tile(place) => {
                 let register = self.allocate(asm)?;
-                asm.vector(LOAD, register, 0, self.in_frame(place, 2), plain);
+                asm.vector(LOAD, register, 0, self.frame_operand(place, 2), plain);
                 register
             }
-            Lane::There(pointer) => {
+            VectorInst::Memory(pointer) => {
                 let register = self.allocate(asm)?;
-                let from = self.there(asm, pointer);
-                self.ask_ahead(asm, pointer, from, Use::Read);
+                let from = self.memory_operand(asm, pointer);
+                self.prefetch_next_piece(asm, pointer, from, PrefetchKind::Read);
                 match (self.end, wide) {
                     (false, _) => asm.vector(LOAD, register, 0, from, plain),
                     (true, true) => {
-                        asm.vector(LOAD, register, 0, from, Extra { mask: END, zero: true, ..plain });
+                        asm.vector(LOAD, register, 0, from, Extra { mask: END_MASK, zero: true, ..plain });
                     }
                     (true, false) => {
                         let end = self.load_end(asm)?;
                         asm.vector(MASKED_LOAD, register, end, from, plain);
-                        self.give_back([Some(end)]);
+                        self.free_registers([Some(end)]);
                     }
                 }
                 register
             }
-            Lane::Truths(place) => {
-                let from = self.in_frame(place, 0);
+            VectorInst::Truths(place) => {
+                let from = self.frame_operand(place, 0);
                 if wide {
                     let (register, spare) = (self.allocate_mask()?, self.allocate(asm)?);
                     asm.vector_of(Length::Bits128, LOAD, spare, 0, from, plain);
                     let not_zero = opcode(1, 2, 0x26);
                     asm.vector_of(Length::Bits128, not_zero, register, spare, Rm::Register(spare), plain);
-                    self.give_back([Some(spare)]);
+                    self.free_registers([Some(spare)]);
                     register
                 } else {
                     let register = self.allocate(asm)?;
@@ -789,32 +826,32 @@ impl<'a> Body<'a> {
                     register
                 }
             }
-            Lane::Two(two, mut a, mut b) => {
+            VectorInst::Binary(two, mut a, mut b) => {
                 // The operand in memory must be the last.
-                if commutes(two) && self.held(a).is_none() {
+                if commutes(two) && self.register_of(a).is_none() {
                     std::mem::swap(&mut a, &mut b);
                 }
-                self.two(asm, opcode_of(two), a, b, plain)?
+                self.emit_binary(asm, opcode_of(two), a, b, plain)?
             }
-            Lane::Root(a) | Lane::Floor(a) | Lane::Float(a) => {
+            VectorInst::Sqrt(a) | VectorInst::Floor(a) | VectorInst::FromInteger(a) => {
                 let (opcode, immediate) = match lane {
-                    Lane::Root(_) => (ROOT, None),
+                    VectorInst::Sqrt(_) => (ROOT, None),
                     // Rounds down, and raises no exception.
-                    Lane::Floor(_) => (ROUND_DOWN, Some(9)),
+                    VectorInst::Floor(_) => (ROUND_DOWN, Some(9)),
                     _ => (TO_FLOAT, None),
                 };
-                let (from, broadcast, new) = self.operand(asm, a)?;
+                let (from, broadcast, new) = self.last_operand(asm, a)?;
                 self.release(a);
-                self.give_back([new]);
+                self.free_registers([new]);
                 let register = self.allocate(asm)?;
                 asm.vector(opcode, register, 0, from, Extra { broadcast, immediate, ..plain });
                 register
             }
-            Lane::Left(a, count) | Lane::Right(a, count) => {
-                let code = if matches!(lane, Lane::Left(..)) { LEFT } else { RIGHT };
-                let (from, new) = self.register(asm, a)?;
+            VectorInst::ShiftLeft(a, count) | VectorInst::ShiftRight(a, count) => {
+                let code = if matches!(lane, VectorInst::ShiftLeft(..)) { LEFT } else { RIGHT };
+                let (from, new) = self.load_register(asm, a)?;
                 self.release(a);
-                self.give_back([new]);
+                self.free_registers([new]);
                 let register = self.allocate(asm)?;
                 asm.vector(
                     SHIFT,
@@ -825,24 +862,24 @@ impl<'a> Body<'a> {
                 );
                 register
             }
-            Lane::MulAdd(a, b, c) => self.mul_add(asm, [a, b, c])?,
-            Lane::Test(test, a, b) => {
+            VectorInst::MulAdd(a, b, c) => self.emit_mul_add(asm, [a, b, c])?,
+            VectorInst::Compare(test, a, b) => {
                 let immediate = Some(test as u8);
                 if wide {
-                    let (first, new_first) = self.register(asm, a)?;
-                    let (second, broadcast, new_second) = self.operand(asm, b)?;
+                    let (first, new_first) = self.load_register(asm, a)?;
+                    let (second, broadcast, new_second) = self.last_operand(asm, b)?;
                     let register = self.allocate_mask()?;
                     asm.vector(TEST, register, first, second, Extra { broadcast, immediate, ..plain });
                     self.release(a);
                     self.release(b);
-                    self.give_back([new_first, new_second]);
+                    self.free_registers([new_first, new_second]);
                     register
                 } else {
-                    self.two(asm, TEST, a, b, Extra { immediate, ..plain })?
+                    self.emit_binary(asm, TEST, a, b, Extra { immediate, ..plain })?
                 }
             }
-            Lane::Logic(logic, a, b) if wide => {
-                let (first, second) = (self.held(a)?, self.held(b)?);
+            VectorInst::Logic(logic, a, b) if wide => {
+                let (first, second) = (self.register_of(a)?, self.register_of(b)?);
                 self.release(a);
                 self.release(b);
                 let register = self.allocate_mask()?;
@@ -851,25 +888,25 @@ impl<'a> Body<'a> {
                     Logic::Or => 0x45,
                     Logic::Xor => 0x47,
                 };
-                asm.masks(Length::Bits256, opcode(0, 1, code), register, first, second);
+                asm.mask_op(Length::Bits256, opcode(0, 1, code), register, first, second);
                 register
             }
-            Lane::Logic(logic, a, b) => {
+            VectorInst::Logic(logic, a, b) => {
                 let opcode = match logic {
                     Logic::And => AND,
                     Logic::Or => OR,
                     Logic::Xor => XOR,
                 };
-                self.two(asm, opcode, a, b, plain)?
+                self.emit_binary(asm, opcode, a, b, plain)?
             }
-            Lane::Select(truth, a, b) => {
-                let (test, new_test) = self.register(asm, truth)?;
-                let (otherwise, new_otherwise) = self.register(asm, b)?;
-                let (chosen, broadcast, new_chosen) = self.operand(asm, a)?;
+            VectorInst::Select(truth, a, b) => {
+                let (test, new_test) = self.load_register(asm, truth)?;
+                let (otherwise, new_otherwise) = self.load_register(asm, b)?;
+                let (chosen, broadcast, new_chosen) = self.last_operand(asm, a)?;
                 for operand in [truth, a, b] {
                     self.release(operand);
                 }
-                self.give_back([new_test, new_otherwise, new_chosen]);
+                self.free_registers([new_test, new_otherwise, new_chosen]);
                 let register = self.allocate(asm)?;
                 if wide {
                     let by = Extra { mask: test, broadcast, ..plain };
@@ -881,34 +918,34 @@ impl<'a> Body<'a> {
                 register
             }
         };
-        self.streams[self.now].at[usize::from(value)] = At::Register(register);
+        self.streams[self.current_stream].at[usize::from(value)] = Location::Register(register);
         Some(())
     }
 
     /// Computes `a * b + c`. The instruction overwrites an operand: one that is not needed any more, or a copy.
-    fn mul_add(&mut self, asm: &mut Assembler, [mut a, mut b, c]: [Value; 3]) -> Option<u8> {
+    fn emit_mul_add(&mut self, asm: &mut Assembler, [mut a, mut b, c]: [Value; 3]) -> Option<u8> {
         let plain = Extra::default();
-        if self.ends(a).is_none() && self.ends(b).is_some() {
+        if self.last_use_register(a).is_none() && self.last_use_register(b).is_some() {
             std::mem::swap(&mut a, &mut b);
         }
-        if let Some(result) = self.ends(a) {
-            let (second, new_second) = self.register(asm, b)?;
-            let (third, broadcast, new_third) = self.operand(asm, c)?;
+        if let Some(result) = self.last_use_register(a) {
+            let (second, new_second) = self.load_register(asm, b)?;
+            let (third, broadcast, new_third) = self.last_operand(asm, c)?;
             asm.vector(MUL_ADD_213, result, second, third, Extra { broadcast, ..plain });
             self.release(b);
             self.release(c);
-            self.give_back([new_second, new_third]);
-            self.hand_on(a);
+            self.free_registers([new_second, new_third]);
+            self.transfer_register(a);
             return Some(result);
         }
-        if self.held(a).is_none() {
+        if self.register_of(a).is_none() {
             std::mem::swap(&mut a, &mut b);
         }
-        let (first, new_first) = self.register(asm, a)?;
-        let (second, broadcast, new_second) = self.operand(asm, b)?;
-        let result = match (self.ends(c), self.held(c)) {
+        let (first, new_first) = self.load_register(asm, a)?;
+        let (second, broadcast, new_second) = self.last_operand(asm, b)?;
+        let result = match (self.last_use_register(c), self.register_of(c)) {
             (Some(result), _) => {
-                self.hand_on(c);
+                self.transfer_register(c);
                 result
             }
             (None, Some(register)) => {
@@ -919,7 +956,7 @@ impl<'a> Body<'a> {
             }
             // Loads the operand into a register of its own.
             (None, None) => {
-                let result = match self.register(asm, c)? {
+                let result = match self.load_register(asm, c)? {
                     (_, Some(new)) => new,
                     (register, None) => {
                         let result = self.allocate(asm)?;
@@ -934,60 +971,60 @@ impl<'a> Body<'a> {
         asm.vector(MUL_ADD_231, result, first, second, Extra { broadcast, ..plain });
         self.release(a);
         self.release(b);
-        self.give_back([new_first, new_second]);
+        self.free_registers([new_first, new_second]);
         Some(result)
     }
 
-    fn effect(&mut self, asm: &mut Assembler, effect: Effect) -> Option<()> {
+    fn emit_effect(&mut self, asm: &mut Assembler, effect: Effect) -> Option<()> {
         let (wide, plain) = (self.plan.wide, Extra::default());
         let value = effect.value();
         if let Effect::Truths(place, _) = effect {
-            let (register, new) = self.register(asm, value)?;
+            let (register, new) = self.load_register(asm, value)?;
             let spare = self.allocate(asm)?;
-            self.store_truths(asm, self.in_frame(place, 0), register, spare);
+            self.store_truths(asm, self.frame_operand(place, 0), register, spare);
             self.release(value);
-            self.give_back([new, Some(spare)]);
+            self.free_registers([new, Some(spare)]);
             return Some(());
         }
-        let (register, new) = self.register(asm, value)?;
+        let (register, new) = self.load_register(asm, value)?;
         match effect {
-            Effect::Tile(place, _) => asm.vector(STORE, register, 0, self.in_frame(place, 2), plain),
-            Effect::One(place, _) => {
+            Effect::Tile(place, _) => asm.vector(STORE, register, 0, self.frame_operand(place, 2), plain),
+            Effect::FrameScalar(place, _) => {
                 let to = Rm::Frame { place, scale: None, displacement: 0 };
                 asm.vector_of(Length::Bits128, STORE_ONE, register, 0, to, plain);
             }
-            Effect::There(pointer, _) => {
-                let to = self.there(asm, pointer);
-                self.ask_ahead(asm, pointer, to, Use::Write);
+            Effect::Memory(pointer, _) => {
+                let to = self.memory_operand(asm, pointer);
+                self.prefetch_next_piece(asm, pointer, to, PrefetchKind::Write);
                 match (self.end, wide) {
                     (false, _) => asm.vector(STORE, register, 0, to, plain),
-                    (true, true) => asm.vector(STORE, register, 0, to, Extra { mask: END, ..plain }),
+                    (true, true) => asm.vector(STORE, register, 0, to, Extra { mask: END_MASK, ..plain }),
                     (true, false) => {
                         let end = self.load_end(asm)?;
                         asm.vector(MASKED_STORE, register, end, to, plain);
-                        self.give_back([Some(end)]);
+                        self.free_registers([Some(end)]);
                     }
                 }
             }
             Effect::Sum(fold, _) => {
-                let to = self.sum(fold, Set::This);
+                let to = self.sum_register(fold, SumSet::This);
                 match (self.end, wide) {
                     (false, _) => asm.vector(MOVE, to, 0, Rm::Register(register), plain),
                     (true, true) => {
-                        asm.vector(MOVE, to, 0, Rm::Register(register), Extra { mask: END, ..plain });
+                        asm.vector(MOVE, to, 0, Rm::Register(register), Extra { mask: END_MASK, ..plain });
                     }
                     (true, false) => {
                         let end = self.load_end(asm)?;
                         let by = Extra { immediate: Some(end << 4), ..plain };
                         asm.vector(BLEND_BY_VECTOR, to, to, Rm::Register(register), by);
-                        self.give_back([Some(end)]);
+                        self.free_registers([Some(end)]);
                     }
                 }
             }
             Effect::Truths(..) => unreachable!("stored above"),
         }
         self.release(value);
-        self.give_back([new]);
+        self.free_registers([new]);
         Some(())
     }
 

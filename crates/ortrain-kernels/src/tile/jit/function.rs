@@ -11,10 +11,10 @@ use smallvec::SmallVec;
 
 use super::Context;
 use super::assembler::Assembled;
-use super::codegen::{POINTERS, ROUND, emit};
-use super::ir::{Effect, Lane, Lanes, Value};
-use crate::isa::{CACHE_LINE, Isa, Kind as Level};
-use crate::tile::{ExecContext, Kind, Op, PRODUCT, PairwiseSum, Size, Slot, THERE, ops};
+use super::codegen::{MAX_POINTERS, ROUND, emit};
+use super::ir::{Effect, Value, VectorInst, VectorProgram};
+use crate::isa::{CACHE_LINE_BYTES, Isa, Kind as Level};
+use crate::tile::{DIRECT_BIT, DIRECT_PRODUCT, ExecContext, Kind, Op, PairwiseSum, RegisterKind, Slot, ops};
 
 /// Data at a pointer of a function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,7 +29,7 @@ enum Pointer {
 pub(in crate::tile) struct Group {
     code: Arc<Assembled>,
     pointers: SmallVec<[Pointer; 8]>,
-    folds: SmallVec<[Folded; 2]>,
+    folds: SmallVec<[FoldResult; 2]>,
     /// Registers of the tile program.
     reads: Vec<Slot>,
     writes: Vec<Slot>,
@@ -37,7 +37,7 @@ pub(in crate::tile) struct Group {
 
 /// Results of a fold: the lanes that the function stores, and the [`PairwiseSum`] that receives the joined lanes.
 #[derive(Clone, Copy, Debug)]
-struct Folded {
+struct FoldResult {
     op: ReduceOp,
     lanes: Slot,
     chain: Slot,
@@ -49,7 +49,7 @@ pub(in crate::tile) fn takes(op: &Op, context: &Context<'_>) -> bool {
         return false;
     }
     // Uniform operations: only arithmetic on numbers.
-    if op.one && !matches!(op.kind, Kind::Unary(..) | Kind::Binary(_, Type::F32)) {
+    if op.is_uniform && !matches!(op.kind, Kind::Unary(..) | Kind::Binary(_, Type::F32)) {
         return false;
     }
     match op.kind {
@@ -69,7 +69,7 @@ pub(in crate::tile) fn takes(op: &Op, context: &Context<'_>) -> bool {
         }
         Kind::Store(slot) => {
             let store = &context.stores[usize::from(slot)];
-            let whole = store.piece().is_some_and(|piece| piece.is_multiple_of(context.piece));
+            let whole = store.contiguous_len().is_some_and(|piece| piece.is_multiple_of(context.piece));
             whole && store.dtype == DType::F32
         }
         _ => false,
@@ -86,33 +86,33 @@ impl Group {
         mut lanes_of: impl FnMut() -> Slot,
     ) -> Option<Group> {
         let wide = context.isa.kind() == Level::Avx512;
-        let mut making = Making {
+        let mut making = GroupBuilder {
             context,
-            lanes: Lanes::new(wide),
+            lanes: VectorProgram::new(wide),
             pointers: SmallVec::new(),
             folds: SmallVec::new(),
             reads: Vec::new(),
             writes: Vec::new(),
             values: FxHashMap::default(),
-            inside: FxHashMap::default(),
+            reads_inside: FxHashMap::default(),
         };
         for op in list {
-            making.add(op, &mut lanes_of)?;
+            making.add_op(op, &mut lanes_of)?;
         }
         // Results that other operations read are written to registers. This comes last, because an operation may load
         // and store the same register.
         for op in list {
             let Some(&value) = making.values.get(&op.d) else { continue };
             let all = context.readers.get(&op.d).copied().unwrap_or(0);
-            if all > making.inside.get(&op.d).copied().unwrap_or(0) {
+            if all > making.reads_inside.get(&op.d).copied().unwrap_or(0) {
                 making.write(op.d, value);
             }
         }
-        let Making { lanes, pointers, folds, reads, writes, .. } = making;
-        if pointers.len() > POINTERS {
+        let GroupBuilder { lanes, pointers, folds, reads, writes, .. } = making;
+        if pointers.len() > MAX_POINTERS {
             return None;
         }
-        Some(Group { code: assembled(lanes)?, pointers, folds, reads, writes })
+        Some(Group { code: get_or_assemble(lanes)?, pointers, folds, reads, writes })
     }
 
     /// Returns the registers of the tile program that the group reads.
@@ -127,67 +127,72 @@ impl Group {
 }
 
 /// Maximum number of cached functions, of a few kilobytes each. Large networks need a few hundred.
-pub(super) const MAX_KEPT: usize = 1024;
+pub(super) const MAX_CACHED_FUNCTIONS: usize = 1024;
 
 /// Returns the cached code of `lanes`, or compiles it. Layers of a network compute the same over other sizes, and so do
 /// programs for other batch sizes. Returns `None` if the code needs too many registers.
-pub(super) fn assembled(lanes: Lanes) -> Option<Arc<Assembled>> {
-    type Kept = FxHashMap<Lanes, Option<Arc<Assembled>>>;
-    static KEPT: LazyLock<Mutex<Kept>> = LazyLock::new(Mutex::default);
-    let kept = || KEPT.lock().unwrap_or_else(PoisonError::into_inner);
+pub(super) fn get_or_assemble(lanes: VectorProgram) -> Option<Arc<Assembled>> {
+    type Cache = FxHashMap<VectorProgram, Option<Arc<Assembled>>>;
+    static CACHE: LazyLock<Mutex<Cache>> = LazyLock::new(Mutex::default);
+    let kept = || CACHE.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(code) = kept().get(&lanes) {
         return code.clone();
     }
     let code = emit(&lanes).map(Arc::new);
     let mut kept = kept();
-    if kept.len() >= MAX_KEPT {
+    if kept.len() >= MAX_CACHED_FUNCTIONS {
         kept.clear();
     }
-    kept.insert(lanes.finished(), code.clone());
+    kept.insert(lanes.into_key(), code.clone());
     code
 }
 
 /// A group under construction.
-struct Making<'a> {
+struct GroupBuilder<'a> {
     context: &'a Context<'a>,
-    lanes: Lanes,
+    lanes: VectorProgram,
     pointers: SmallVec<[Pointer; 8]>,
-    folds: SmallVec<[Folded; 2]>,
+    folds: SmallVec<[FoldResult; 2]>,
     reads: Vec<Slot>,
     writes: Vec<Slot>,
     /// Values of the tile program's registers that are operands or results.
     values: FxHashMap<Slot, Value>,
     /// Number of reads of each register inside of the group.
-    inside: FxHashMap<Slot, usize>,
+    reads_inside: FxHashMap<Slot, usize>,
 }
 
-impl Making<'_> {
+impl GroupBuilder<'_> {
     fn operand(&mut self, place: Slot) -> Value {
-        *self.inside.entry(place).or_default() += 1;
+        *self.reads_inside.entry(place).or_default() += 1;
         if let Some(&value) = self.values.get(&place) {
             return value;
         }
         let lane = match (self.context.sizes)(place) {
-            Size::There(there) => {
-                let pointer =
-                    if there == PRODUCT { Pointer::Product } else { Pointer::Load((there & !THERE) as u16) };
-                Lane::There(self.pointer(pointer))
+            RegisterKind::Direct(there) => {
+                let pointer = if there == DIRECT_PRODUCT {
+                    Pointer::Product
+                } else {
+                    Pointer::Load((there & !DIRECT_BIT) as u16)
+                };
+                VectorInst::Memory(self.pointer(pointer))
             }
-            Size::Single(there) => Lane::Single(self.pointer(Pointer::Load((there & !THERE) as u16))),
-            Size::One => match self.context.constants.get(&place) {
-                Some(&bits) => Lane::Constant(bits as u32),
+            RegisterKind::DirectUniform(there) => {
+                VectorInst::MemoryBroadcast(self.pointer(Pointer::Load((there & !DIRECT_BIT) as u16)))
+            }
+            RegisterKind::Uniform => match self.context.constants.get(&place) {
+                Some(&bits) => VectorInst::Constant(bits as u32),
                 None => {
                     self.read(place);
-                    Lane::One(place)
+                    VectorInst::FrameBroadcast(place)
                 }
             },
-            Size::Tile(Type::Bool) => {
+            RegisterKind::Tile(Type::Bool) => {
                 self.read(place);
-                Lane::Truths(place)
+                VectorInst::Truths(place)
             }
-            Size::Tile(_) | Size::Chain | Size::Lanes => {
+            RegisterKind::Tile(_) | RegisterKind::PairwiseSum | RegisterKind::Lanes => {
                 self.read(place);
-                Lane::Tile(place)
+                VectorInst::Tile(place)
             }
         };
         let value = self.lanes.push(lane);
@@ -207,8 +212,8 @@ impl Making<'_> {
         }
         self.writes.push(place);
         let effect = match (self.context.sizes)(place) {
-            Size::Tile(Type::Bool) => Effect::Truths(place, value),
-            Size::One => Effect::One(place, value),
+            RegisterKind::Tile(Type::Bool) => Effect::Truths(place, value),
+            RegisterKind::Uniform => Effect::FrameScalar(place, value),
             _ => Effect::Tile(place, value),
         };
         self.lanes.effects.push(effect);
@@ -224,15 +229,15 @@ impl Making<'_> {
                 Pointer::Load(slot) => self.context.loads.get(usize::from(slot)),
                 Pointer::Store(slot) => self.context.stores.get(usize::from(slot)),
             };
-            let step = reach.and_then(|reach| reach.step(self.context.piece));
-            self.lanes.steps.push(step.filter(|_| self.context.tile >= self.context.piece));
+            let step = reach.and_then(|reach| reach.piece_stride_bytes(self.context.piece));
+            self.lanes.prefetch_steps.push(step.filter(|_| self.context.tile >= self.context.piece));
             pointers.len() - 1
         });
         // Too many pointers for a byte: `Group::new` refuses the group afterwards.
         number.min(255) as u8
     }
 
-    fn add(&mut self, op: &Op, lanes_of: &mut impl FnMut() -> Slot) -> Option<()> {
+    fn add_op(&mut self, op: &Op, lanes_of: &mut impl FnMut() -> Slot) -> Option<()> {
         let a = self.operand(op.a[0]);
         let result = match op.kind {
             Kind::Copy(_) | Kind::Splat(_) => a,
@@ -250,17 +255,17 @@ impl Making<'_> {
                 let (b, c) = (self.operand(op.a[1]), self.operand(op.a[2]));
                 self.lanes.choose(a, b, c)
             }
-            Kind::Convert(Type::Bool, _) => self.lanes.number_of_truth(a),
-            Kind::Convert(..) => self.lanes.truth(a),
+            Kind::Convert(Type::Bool, _) => self.lanes.truth_to_f32(a),
+            Kind::Convert(..) => self.lanes.is_nonzero(a),
             Kind::Fold(reduce, _) => {
                 let place = lanes_of();
                 self.lanes.fold(reduce, place, a);
-                self.folds.push(Folded { op: reduce, lanes: place, chain: op.d });
+                self.folds.push(FoldResult { op: reduce, lanes: place, chain: op.d });
                 self.writes.extend([place, op.d]);
                 return Some(());
             }
             Kind::Accumulate(reduce, _) => {
-                let old = self.lanes.push(Lane::Tile(op.d));
+                let old = self.lanes.push(VectorInst::Tile(op.d));
                 self.read(op.d);
                 let sum = self.lanes.reduce(reduce, old, a);
                 self.write(op.d, sum);
@@ -268,7 +273,7 @@ impl Making<'_> {
             }
             Kind::Store(slot) => {
                 let pointer = self.pointer(Pointer::Store(slot));
-                self.lanes.effects.push(Effect::There(pointer, a));
+                self.lanes.effects.push(Effect::Memory(pointer, a));
                 return Some(());
             }
             other => unreachable!("{other:?} is not for groups"),
@@ -322,14 +327,14 @@ struct Function {
     start: usize,
     pointers: SmallVec<[Pointer; 8]>,
     /// Folds, with offsets in the frame.
-    folds: SmallVec<[Folded; 2]>,
+    folds: SmallVec<[FoldResult; 2]>,
 }
 
 /// Signature of a function: (frame, pointers, number of indices, mask words of the incomplete end).
-type Entry = unsafe extern "sysv64" fn(*mut u8, *const *const u8, usize, *const i32);
+type EntryPoint = unsafe extern "sysv64" fn(*mut u8, *const *const u8, usize, *const i32);
 
 /// 16 words of all ones, then 16 words of zeros. Any 16 consecutive words are the mask of an incomplete end.
-static WORDS: [i32; 2 * ROUND] = {
+static MASK_WORDS: [i32; 2 * ROUND] = {
     let mut words = [0; 2 * ROUND];
     let mut i = 0;
     while i < ROUND {
@@ -350,10 +355,10 @@ impl Functions {
         let mut code = memory.written.lock().unwrap_or_else(PoisonError::into_inner);
         let function = |Group { code: function, pointers, folds, .. }: &Group| {
             // Functions begin at a line of the instruction cache.
-            let start = code.len().next_multiple_of(CACHE_LINE);
+            let start = code.len().next_multiple_of(CACHE_LINE_BYTES);
             code.resize(start, 0);
             function.append_to(&mut code, place);
-            let in_frame = |&Folded { op, lanes, chain }: &Folded| Folded {
+            let in_frame = |&FoldResult { op, lanes, chain }: &FoldResult| FoldResult {
                 op,
                 lanes: place(lanes),
                 chain: place(chain),
@@ -380,36 +385,36 @@ impl Functions {
         start: usize,
         n: usize,
     ) {
-        let tape = site.tape;
+        let tape = site.program;
         let Function { start: begin, pointers, folds } = &self.list[usize::from(k)];
         let code = self.memory.executable.get().expect("kernels run when their code is finished");
         let code = code[*begin..].as_ptr();
-        let mut table = [const { MaybeUninit::<*const u8>::uninit() }; POINTERS];
+        let mut table = [const { MaybeUninit::<*const u8>::uninit() }; MAX_POINTERS];
         for (at, pointer) in table.iter_mut().zip(pointers) {
             at.write(match *pointer {
                 Pointer::Product => site.product,
                 Pointer::Load(slot) => {
                     let slot = usize::from(slot);
-                    tape.loads[slot].at(site.bases[slot], outside, start)
+                    tape.loads[slot].address(site.bases[slot], outside, start)
                 }
                 Pointer::Store(slot) => {
                     let slot = usize::from(slot);
-                    tape.stores[slot].at(site.bases[tape.loads.len() + slot], outside, start)
+                    tape.stores[slot].address(site.bases[tape.loads.len() + slot], outside, start)
                 }
             });
         }
-        let words = WORDS[ROUND - n % ROUND..].as_ptr();
+        let words = MASK_WORDS[ROUND - n % ROUND..].as_ptr();
         // SAFETY: the memory has a function of this type, compiled for the frame of this tile program. The function
         // accesses registers of the frame up to the next multiple of 16 indices, and registers have capacity for these.
         // It accesses callers' memory at the `n` indices, which are valid by the contract. It reads only initialised
         // pointers of the table.
         unsafe {
-            let function: Entry = std::mem::transmute(code);
+            let function: EntryPoint = std::mem::transmute(code);
             function(site.frame, table.as_ptr().cast(), n, words);
-            for &Folded { op, lanes, chain } in folds {
-                let lanes = site.at::<[f32; ROUND]>(lanes).read_unaligned();
+            for &FoldResult { op, lanes, chain } in folds {
+                let lanes = site.register_ptr::<[f32; ROUND]>(lanes).read_unaligned();
                 let partial = ops::join_lanes(op, lanes);
-                (*site.at::<PairwiseSum>(chain)).push(op, Type::F32, u64::from(partial.to_bits()));
+                (*site.register_ptr::<PairwiseSum>(chain)).push(op, Type::F32, u64::from(partial.to_bits()));
             }
         }
     }

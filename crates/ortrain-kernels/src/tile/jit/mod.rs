@@ -24,7 +24,7 @@ mod unsupported;
 use rustc_hash::FxHashMap;
 
 use super::memory::StridedView;
-use super::{Size, Slot};
+use super::{RegisterKind, Slot};
 use crate::isa::Isa;
 #[cfg(target_arch = "x86_64")]
 pub(super) use function::{CodeMemory, Functions, Group, takes};
@@ -36,7 +36,7 @@ pub(super) use unsupported::{CodeMemory, Functions, Group, takes};
 pub(super) struct Context<'a> {
     pub(super) isa: Isa,
     /// Storage of every register.
-    pub(super) sizes: &'a dyn Fn(Slot) -> Size,
+    pub(super) sizes: &'a dyn Fn(Slot) -> RegisterKind,
     /// Bits of each register that holds a constant.
     pub(super) constants: &'a FxHashMap<Slot, u64>,
     pub(super) loads: &'a [StridedView],

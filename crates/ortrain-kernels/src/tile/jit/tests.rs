@@ -9,11 +9,11 @@ use ortrain_expr::{
 use proptest::prelude::*;
 
 use super::assembler::Assembled;
-use super::codegen::{Order, emit_abreast};
-use super::function::{MAX_KEPT, assembled};
-use super::ir::{Effect, Lane, Lanes};
+use super::codegen::{ValueOrder, emit_interleaved};
+use super::function::{MAX_CACHED_FUNCTIONS, get_or_assemble};
+use super::ir::{Effect, VectorInst, VectorProgram};
 use crate::isa::Isa;
-use crate::tile::{Compiler, ExecContext, Failure, Kind, LoopOrder, PairwiseSum, Plan, TileProgram};
+use crate::tile::{Compiler, ExecContext, Failure, Kind, LoopOrder, LoopPlan, PairwiseSum, TileProgram};
 use crate::{NestKernel, Pool, RunScalars, Scratch};
 
 /// Lengths around the sizes of a vector, a round and two rounds, and one length of several tiles. A single element
@@ -43,9 +43,9 @@ fn levels() -> Vec<Isa> {
 }
 
 /// Returns true if all tile operations of a program are machine code.
-fn is_code(tape: &TileProgram) -> bool {
+fn is_all_machine_code(tape: &TileProgram) -> bool {
     let natives =
-        |list: &[crate::tile::Op]| list.iter().all(|op| op.one || matches!(op.kind, Kind::Native(_)));
+        |list: &[crate::tile::Op]| list.iter().all(|op| op.is_uniform || matches!(op.kind, Kind::Native(_)));
     tape.stages.iter().all(|stage| natives(&stage.body))
 }
 
@@ -62,7 +62,7 @@ fn run(tape: &TileProgram, loads: &[Vec<f32>], stores: usize, n: usize) -> (Vec<
     let at = frame.as_mut_ptr().cast::<u8>();
     let at = at.wrapping_add(at.align_offset(64));
     let scalars = RunScalars { seed: 1, train_step: 2 };
-    let site = ExecContext { tape, bases: &bases, scalars, frame: at, product: std::ptr::null() };
+    let site = ExecContext { program: tape, bases: &bases, scalars, frame: at, product: std::ptr::null() };
     let mut totals = Vec::new();
     // SAFETY: the frame has the size of the program's frame, the buffers have `n` elements, and operations run in
     // order.
@@ -71,15 +71,15 @@ fn run(tape: &TileProgram, loads: &[Vec<f32>], stores: usize, n: usize) -> (Vec<
         site.run(&tape.once, 0, 0, tape.tile);
         for stage in &tape.stages {
             site.run(&stage.pre, 0, 0, tape.tile.min(n));
-            for total in &stage.totals {
-                (*site.at::<PairwiseSum>(total.state)).reset();
+            for total in &stage.reductions {
+                (*site.register_ptr::<PairwiseSum>(total.state)).reset();
             }
             for (start, count) in tape.tiles(0, n) {
                 site.run(&stage.body, 0, start, count);
             }
-            for total in &stage.totals {
-                let result = (*site.at::<PairwiseSum>(total.state)).result(total.op, total.ty);
-                site.at::<u64>(total.result).write(result);
+            for total in &stage.reductions {
+                let result = (*site.register_ptr::<PairwiseSum>(total.state)).result(total.op, total.ty);
+                site.register_ptr::<u64>(total.result).write(result);
                 totals.push(result);
             }
         }
@@ -98,15 +98,15 @@ fn check(nest: &Nest, loads: &[Vec<f32>], what: &str) -> bool {
     let mut all = true;
     for isa in levels() {
         let drive = if nest.inner == 0 { LoopOrder::Map } else { LoopOrder::Row };
-        let plan = Plan { nest, drive, outside: &[], along: &[0] };
+        let plan = LoopPlan { nest, loop_order: drive, outer_axes: &[], tile_axes: &[0] };
         let (tape, plain) = (
             TileProgram::new(&plan, isa).expect("good"),
-            TileProgram::new(&plan, Compiler::without_code(isa)).expect("good"),
+            TileProgram::new(&plan, Compiler::without_machine_code(isa)).expect("good"),
         );
         assert!(
             !plain.stages.iter().any(|stage| stage.body.iter().any(|op| matches!(op.kind, Kind::Native(_))))
         );
-        all &= is_code(&tape);
+        all &= is_all_machine_code(&tape);
         let (found, totals) = run(&tape, loads, nest.stores.len(), n);
         let (wanted, wanted_totals) = run(&plain, loads, nest.stores.len(), n);
         for (k, (found, wanted)) in found.iter().zip(&wanted).enumerate() {
@@ -128,7 +128,7 @@ fn check(nest: &Nest, loads: &[Vec<f32>], what: &str) -> bool {
 
 /// Segments of any length and at any offset, in place, with their own sums and settings.
 #[test]
-fn segments_anywhere() {
+fn segments_match_the_interpreter() {
     let lengths: Vec<usize> = LENGTHS.into_iter().chain([0, 1, 60_000, 3, 50_000, 40_000]).collect();
     let mut end = 1;
     let segments = Segments::new(lengths.iter().map(|&length| {
@@ -191,7 +191,7 @@ fn segments_anywhere() {
                     .expect("no guards");
                 [x, table].concat()
             };
-            let (found, wanted) = (run(isa.into()), run(Compiler::without_code(isa)));
+            let (found, wanted) = (run(isa.into()), run(Compiler::without_machine_code(isa)));
             for (i, (a, b)) in found.iter().zip(&wanted).enumerate() {
                 let same = a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan();
                 assert!(same, "{inner} reduced, {isa}: element {i} is {a:e}, without code {b:e}");
@@ -202,7 +202,7 @@ fn segments_anywhere() {
 
 /// Values that each row has once are read directly, at any alignment, with more pointers than registers hold.
 #[test]
-fn single_values_of_rows() {
+fn per_row_values_match_the_interpreter() {
     const ROWS: usize = 3;
     const SINGLES: usize = 11;
     for n in [2, 15, 16, 49, 200] {
@@ -229,7 +229,7 @@ fn single_values_of_rows() {
         let dims = [ROWS, n].into_iter().collect();
         let (expr, stores) = (b.finish(&[value]), vec![plane]);
         let nest = Nest { dims, inner: 0, segments: None, loads, expr, reductions: Vec::new(), stores };
-        let plan = Plan { nest: &nest, drive: LoopOrder::Map, outside: &[0], along: &[1] };
+        let plan = LoopPlan { nest: &nest, loop_order: LoopOrder::Map, outer_axes: &[0], tile_axes: &[1] };
         let x = numbers(ROWS * n, 1);
         let few = numbers(SINGLES + 2 * ROWS, 2);
         let bytes: Vec<u8> = [0].into_iter().chain(few.iter().flat_map(|v| v.to_ne_bytes())).collect();
@@ -242,7 +242,8 @@ fn single_values_of_rows() {
             let at = frame.as_mut_ptr().cast::<u8>();
             let at = at.wrapping_add(at.align_offset(64));
             let scalars = RunScalars { seed: 1, train_step: 2 };
-            let site = ExecContext { tape, bases: &bases, scalars, frame: at, product: std::ptr::null() };
+            let site =
+                ExecContext { program: tape, bases: &bases, scalars, frame: at, product: std::ptr::null() };
             // SAFETY: as in `run`.
             unsafe {
                 at.cast::<Failure>().write(Failure::NONE);
@@ -258,7 +259,7 @@ fn single_values_of_rows() {
         for isa in levels() {
             let (tape, plain) = (
                 TileProgram::new(&plan, isa).expect("good"),
-                TileProgram::new(&plan, Compiler::without_code(isa)).expect("good"),
+                TileProgram::new(&plan, Compiler::without_machine_code(isa)).expect("good"),
             );
             assert!(
                 tape.stages[0].body.iter().all(|op| matches!(op.kind, Kind::Native(_))),
@@ -327,7 +328,7 @@ fn nest(n: usize, loads: usize, build: impl FnOnce(&mut Builder, &[Reg]) -> Vec<
 }
 
 #[test]
-fn every_operation() {
+fn every_operation_matches_the_interpreter() {
     for n in LENGTHS {
         let loads = [numbers(n, 1), numbers(n, 2), numbers(n, 3)];
         for op in UNARY {
@@ -360,7 +361,7 @@ fn every_operation() {
 }
 
 #[test]
-fn truths_go_in_and_out_of_the_frame() {
+fn truth_values_cross_group_boundaries() {
     for n in LENGTHS {
         let loads = [numbers(n, 4), numbers(n, 5)];
         // Groups do not support sines, so the condition of the selection leaves one group and is read by another.
@@ -377,7 +378,7 @@ fn truths_go_in_and_out_of_the_frame() {
 }
 
 #[test]
-fn folds() {
+fn folds_match_the_interpreter() {
     for n in LENGTHS {
         for op in [ReduceOp::Sum, ReduceOp::Prod, ReduceOp::Max, ReduceOp::Min] {
             for loads in [vec![numbers(n, 6)], vec![numbers(n, 7).iter().map(|x| x.sin()).collect()]] {
@@ -405,7 +406,7 @@ fn folds() {
 }
 
 #[test]
-fn more_values_than_registers() {
+fn spilled_values_match_the_interpreter() {
     // A sum with all terms computed before the first addition.
     let n = 100;
     for terms in [10, 40, 100] {
@@ -431,7 +432,7 @@ fn more_values_than_registers() {
 
 /// Nests with `live` values that are computed before the first is used again, in reverse order: one stores the result,
 /// and one sums it.
-fn live_at_once(live: u32, n: usize) -> [Nest; 2] {
+fn nests_with_live_values(live: u32, n: usize) -> [Nest; 2] {
     let build = |b: &mut Builder, x: Reg| {
         let made: Vec<Reg> = (0..live)
             .map(|k| {
@@ -458,81 +459,83 @@ fn live_at_once(live: u32, n: usize) -> [Nest; 2] {
 }
 
 #[test]
-fn as_many_vectors_as_registers_hold() {
+fn register_pressure_matches_the_interpreter() {
     for n in LENGTHS {
         for live in [1, 3, 4, 6, 8, 12, 16, 30, 60, 100] {
-            for nest in live_at_once(live, n) {
+            for nest in nests_with_live_values(live, n) {
                 check(&nest, &[numbers(n, 10)], &format!("{live} values at once"));
             }
         }
     }
 }
 
-/// Vector instructions with the live ranges of [`live_at_once`].
-fn lanes_at_once(live: u32, wide: bool) -> Lanes {
-    let mut lanes = Lanes::new(wide);
-    let x = lanes.push(Lane::There(0));
+/// Vector instructions with the live ranges of [`nests_with_live_values`].
+fn program_with_live_values(live: u32, wide: bool) -> VectorProgram {
+    let mut lanes = VectorProgram::new(wide);
+    let x = lanes.push(VectorInst::Memory(0));
     let made: Vec<_> = (0..live)
         .map(|k| {
-            let factor = lanes.push(Lane::Constant((k as f32 + 0.5).to_bits()));
+            let factor = lanes.push(VectorInst::Constant((k as f32 + 0.5).to_bits()));
             lanes.binary(BinaryOp::Mul, x, factor).expect("known")
         })
         .collect();
     let sum = made.iter().fold(x, |a, &c| lanes.binary(BinaryOp::Add, a, c).expect("known"));
     let last = made.iter().rev().fold(sum, |a, &c| lanes.binary(BinaryOp::Sub, c, a).expect("known"));
-    lanes.effects.push(Effect::There(1, last));
+    lanes.effects.push(Effect::Memory(1, last));
     lanes
 }
 
 /// Generates code for every level, even for a level that the machine does not have.
 #[test]
-fn vectors_side_by_side() {
-    let fits = |lanes: &Lanes, wide, abreast| emit_abreast(&Order::new(lanes), wide, abreast);
+fn interleaving_depends_on_live_values() {
+    let fits =
+        |lanes: &VectorProgram, wide, abreast| emit_interleaved(&ValueOrder::new(lanes), wide, abreast);
     for (wide, live, most) in
         [(false, 2, 4), (false, 8, 2), (false, 30, 1), (true, 2, 2), (true, 12, 2), (true, 60, 1)]
     {
-        let lanes = lanes_at_once(live, wide);
+        let lanes = program_with_live_values(live, wide);
         for abreast in if wide { &[2, 1][..] } else { &[4, 2, 1] }.iter().copied() {
             let is_there = fits(&lanes, wide, abreast).is_some();
             assert_eq!(is_there, abreast <= most, "{live} values, {abreast} vectors, wide: {wide}");
         }
     }
     for wide in [false, true] {
-        assert!(fits(&lanes_at_once(100, wide), wide, 1).is_none(), "more than the stack is for");
+        assert!(fits(&program_with_live_values(100, wide), wide, 1).is_none(), "more than the stack is for");
         // Common functions run with the maximum number of interleaved vectors.
         for op in [UnaryOp::Exp, UnaryOp::Log, UnaryOp::Tanh, UnaryOp::Sigmoid, UnaryOp::Erf] {
-            let mut lanes = Lanes::new(wide);
-            let x = lanes.push(Lane::There(0));
+            let mut lanes = VectorProgram::new(wide);
+            let x = lanes.push(VectorInst::Memory(0));
             let y = lanes.unary(op, x).expect("known");
-            lanes.effects.push(Effect::There(1, y));
+            lanes.effects.push(Effect::Memory(1, y));
             assert!(fits(&lanes, wide, if wide { 2 } else { 4 }).is_some(), "{op:?}, wide: {wide}");
         }
     }
 }
 
 /// Instructions that multiply callers' elements by a constant.
-fn lanes_of_product(factor: f32, wide: bool) -> Lanes {
-    let mut lanes = Lanes::new(wide);
-    let [x, factor] = [Lane::There(0), Lane::Constant(factor.to_bits())].map(|lane| lanes.push(lane));
+fn product_program(factor: f32, wide: bool) -> VectorProgram {
+    let mut lanes = VectorProgram::new(wide);
+    let [x, factor] =
+        [VectorInst::Memory(0), VectorInst::Constant(factor.to_bits())].map(|lane| lanes.push(lane));
     let product = lanes.binary(BinaryOp::Mul, x, factor).expect("lanes have a product");
-    lanes.effects.push(Effect::There(1, product));
-    lanes.steps.extend([None, None]);
+    lanes.effects.push(Effect::Memory(1, product));
+    lanes.prefetch_steps.extend([None, None]);
     lanes
 }
 
 #[test]
-fn equal_lanes_share_their_code() {
-    let of = |factor: f32, wide: bool| assembled(lanes_of_product(factor, wide)).expect("few values");
+fn equal_programs_share_code() {
+    let of = |factor: f32, wide: bool| get_or_assemble(product_program(factor, wide)).expect("few values");
     let first = of(2.0, false);
     assert!(Arc::ptr_eq(&first, &of(2.0, false)));
-    let mut stepping = lanes_of_product(2.0, false);
-    stepping.steps[0] = Some(4096);
-    let stepping = assembled(stepping).expect("few values");
+    let mut stepping = product_program(2.0, false);
+    stepping.prefetch_steps[0] = Some(4096);
+    let stepping = get_or_assemble(stepping).expect("few values");
     for other in [of(3.0, false), of(2.0, true), stepping] {
         assert!(!Arc::ptr_eq(&first, &other));
     }
     // Evicted code is compiled again.
-    (0..=MAX_KEPT).for_each(|k| drop(of(4.0 + k as f32, false)));
+    (0..=MAX_CACHED_FUNCTIONS).for_each(|k| drop(of(4.0 + k as f32, false)));
     let again = of(2.0, false);
     assert!(!Arc::ptr_eq(&first, &again));
     let bytes = |code: &Assembled| {
@@ -545,7 +548,7 @@ fn equal_lanes_share_their_code() {
 
 /// Comparisons of coordinates with one number, in both orders and along every axis.
 #[test]
-fn coordinates_are_compared() {
+fn coordinate_comparisons_match() {
     let dims = [3, 7, 40];
     let n: usize = dims.iter().product();
     for axis in 0..3 {
@@ -577,7 +580,12 @@ fn coordinates_are_compared() {
                 let number: Vec<f32> =
                     [one as u32, (one >> 32) as u32].into_iter().map(f32::from_bits).collect();
                 for isa in Isa::available() {
-                    let plan = Plan { nest: &nest, drive: LoopOrder::Map, outside: &[], along: &[0, 1, 2] };
+                    let plan = LoopPlan {
+                        nest: &nest,
+                        loop_order: LoopOrder::Map,
+                        outer_axes: &[],
+                        tile_axes: &[0, 1, 2],
+                    };
                     let tape = TileProgram::new(&plan, isa).expect("good");
                     let ops = tape.stages.iter().flat_map(|stage| &stage.body);
                     assert!(!ops.clone().any(|op| matches!(op.kind, Kind::Coordinate { .. })));

@@ -23,13 +23,13 @@
 
 use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId, ValueType};
 
-use super::scores::{Heads, Offset, Scale, Scores, Window, merged};
-use super::{alike, check_mask, differ};
+use super::scores::{Heads, Offset, Scale, ScaledDotProduct, Window, merge_heads};
+use super::{check_mask, same_size, sizes_differ};
 use crate::OpError;
-use crate::families::norm::cast;
+use crate::families::batch_norm::cast;
 use crate::families::sizes::{
-    Size, dtype_of, over, part, part_between, permuted, plus, positions, reshaped, shape_of, size_of, times,
-    unsqueezed,
+    Size, add_sizes, axis_positions, divide_sizes, dtype_of, insert_axes, multiply_sizes, permute_axes,
+    reshape_to, shape_of, size_of, slice_axis, slice_between,
 };
 use crate::infer::Infer;
 use crate::introspect::Sample;
@@ -40,7 +40,7 @@ const MICROSOFT: &str = "com.microsoft";
 const MULTI_HEAD: &str = "MultiHeadAttention";
 
 /// Attributes that both operators have.
-struct Common {
+struct CommonAttrs {
     heads: i64,
     causal: bool,
     filter: f64,
@@ -48,8 +48,8 @@ struct Common {
     scale: Option<f64>,
 }
 
-impl Common {
-    fn read(node: &Node) -> Result<Common, OpError> {
+impl CommonAttrs {
+    fn read(node: &Node) -> Result<CommonAttrs, OpError> {
         let attrs = &node.attrs;
         let heads = Attrs::required("num_heads", attrs.int("num_heads")?)?;
         if heads < 1 {
@@ -65,7 +65,7 @@ impl Common {
                 )));
             }
         }
-        Ok(Common {
+        Ok(CommonAttrs {
             heads,
             causal: attrs.int("unidirectional")?.unwrap_or(0) != 0,
             filter: f64::from(attrs.float("mask_filter_value")?.unwrap_or(-10_000.0)),
@@ -74,7 +74,7 @@ impl Common {
     }
 
     /// Returns the head size for an axis of this width.
-    fn size_of_head(&self, what: &str, width: Option<&Dim>) -> Result<Option<usize>, OpError> {
+    fn head_size(&self, what: &str, width: Option<&Dim>) -> Result<Option<usize>, OpError> {
         let Some(width) = width.and_then(Dim::known) else { return Ok(None) };
         if width % self.heads as usize != 0 {
             return Err(OpError::invalid(format!(
@@ -100,7 +100,7 @@ enum MaskForm {
 }
 
 impl MaskForm {
-    fn of(k: usize, mask: &Shape, batch: Option<&Dim>) -> Result<MaskForm, OpError> {
+    fn from_shape(k: usize, mask: &Shape, batch: Option<&Dim>) -> Result<MaskForm, OpError> {
         match &mask[..] {
             [count] => match (count.known(), batch.and_then(Dim::known)) {
                 _ if Some(count) == batch => Ok(MaskForm::Ends),
@@ -126,13 +126,17 @@ impl MaskForm {
 }
 
 /// Checks a mask of a known form. The sizes are `[batch, queries, keys]`.
-fn check_form(k: usize, mask: &Shape, [batch, queries, keys]: [Option<&Dim>; 3]) -> Result<(), OpError> {
-    let wanted = match MaskForm::of(k, mask, batch)? {
+fn check_mask_shape(
+    k: usize,
+    mask: &Shape,
+    [batch, queries, keys]: [Option<&Dim>; 3],
+) -> Result<(), OpError> {
+    let wanted = match MaskForm::from_shape(k, mask, batch)? {
         MaskForm::Ends | MaskForm::EndsAndStarts => return Ok(()),
         MaskForm::Keys => vec![batch, keys],
         MaskForm::Pairs => vec![batch, queries, keys],
     };
-    let apart = |(dim, wanted): (&Dim, &Option<&Dim>)| !dim.is_one() && differ(Some(dim), *wanted);
+    let apart = |(dim, wanted): (&Dim, &Option<&Dim>)| !dim.is_one() && sizes_differ(Some(dim), *wanted);
     if mask.iter().zip(&wanted).any(apart) {
         let wanted: Vec<String> =
             wanted.iter().map(|dim| dim.map_or("?".into(), ToString::to_string)).collect();
@@ -145,7 +149,7 @@ fn check_form(k: usize, mask: &Shape, [batch, queries, keys]: [Option<&Dim>; 3])
 }
 
 /// Returns a mask as floats to add, which broadcast to `[batch, heads, queries, keys]`.
-fn filtered(
+fn additive_mask(
     rw: &mut Rewrite<'_>,
     mask: ValueId,
     form: MaskForm,
@@ -156,15 +160,15 @@ fn filtered(
     let of_mask = dtype_of(rw, mask, "the mask")?;
     let hidden = match form {
         MaskForm::Ends | MaskForm::EndsAndStarts => {
-            let columns = positions(rw, keys);
+            let columns = axis_positions(rw, keys);
             let long = cast(rw.patch().1, mask, of_mask, DType::I64);
             let each = |rw: &mut Rewrite<'_>, value: ValueId| {
                 let one = Size::Number(1);
-                reshaped(rw, value, &[Size::Number(-1), one, one, one])
+                reshape_to(rw, value, &[Size::Number(-1), one, one, one])
             };
             let ends = match form {
                 MaskForm::Ends => long,
-                _ => part_between(rw, long, 0, Size::Number(0), batch),
+                _ => slice_between(rw, long, 0, Size::Number(0), batch),
             };
             let ends = each(rw, ends);
             let inside = rw.add("Less", &[columns, ends], Attrs::new());
@@ -172,7 +176,7 @@ fn filtered(
             if form == MaskForm::Ends {
                 behind
             } else {
-                let starts = part_between(rw, long, 0, batch, Size::Number(i64::MAX));
+                let starts = slice_between(rw, long, 0, batch, Size::Number(i64::MAX));
                 let starts = each(rw, starts);
                 let before = rw.add("Less", &[columns, starts], Attrs::new());
                 rw.add("Or", &[behind, before], Attrs::new())
@@ -181,7 +185,7 @@ fn filtered(
         MaskForm::Keys | MaskForm::Pairs => {
             let one = rw.constant("seen", Tensor::scalar(of_mask, 1.0));
             let hidden = rw.add("Less", &[mask, one], Attrs::new());
-            unsqueezed(rw, hidden, if form == MaskForm::Keys { &[1, 2] } else { &[1] })
+            insert_axes(rw, hidden, if form == MaskForm::Keys { &[1, 2] } else { &[1] })
         }
     };
     let filter = rw.constant("filter", Tensor::scalar(dtype, filter));
@@ -190,8 +194,8 @@ fn filtered(
 }
 
 /// Common part of both operators: computes the attention of queries, keys and values, as `[batch, length, width]`.
-struct Inner {
-    common: Common,
+struct AttentionCore {
+    common: CommonAttrs,
     dtype: DType,
     queries: Heads,
     keys: Heads,
@@ -203,41 +207,41 @@ struct Inner {
     bias: Option<ValueId>,
 }
 
-impl Inner {
+impl AttentionCore {
     fn build(self, rw: &mut Rewrite<'_>) -> Result<(), OpError> {
         let mut added = Vec::new();
         if let Some((mask, form)) = self.mask {
             let numbers = (self.dtype, self.common.filter);
-            added.push(filtered(rw, mask, form, self.batch, self.keys.length, numbers)?);
+            added.push(additive_mask(rw, mask, form, self.batch, self.keys.length, numbers)?);
         }
         added.extend(self.bias);
         let window = Window { left: None, right: self.common.causal.then_some(0) };
         let offset = Offset::Size(self.past);
-        let hidden = window.outside(rw, self.queries.length, self.keys.length, offset);
-        let scores = Scores {
+        let hidden = window.outside_mask(rw, self.queries.length, self.keys.length, offset);
+        let scores = ScaledDotProduct {
             dtype: self.dtype,
             queries: self.queries,
             keys: self.keys,
             values: self.values,
-            scale: self.common.scale.map_or(Scale::OverRoot(self.queries.size), Scale::By),
+            scale: self.common.scale.map_or(Scale::InverseSqrt(self.queries.size), Scale::Factor),
             scale_both: false,
             softcap: None,
             added,
             hidden,
-            may_be_blind: false,
+            may_hide_all_keys: false,
             precision: None,
         };
         let result = scores.build(rw).result;
-        let width = times(rw, self.queries.heads, self.values.size);
-        let result = merged(rw, result, width);
-        rw.output(0, result);
+        let width = multiply_sizes(rw, self.queries.heads, self.values.size);
+        let result = merge_heads(rw, result, width);
+        rw.replace_output(0, result);
         Ok(())
     }
 }
 
 /// `Attention`: queries, keys and values are projections of one input.
 struct Attention {
-    common: Common,
+    common: CommonAttrs,
     widths: Option<[usize; 3]>,
 }
 
@@ -246,12 +250,12 @@ const WEIGHTS: usize = 1;
 const BIAS: usize = 2;
 const MASK: usize = 3;
 const PAST: usize = 4;
-const ADDED: usize = 5;
+const ATTENTION_BIAS: usize = 5;
 const PAST_LENGTH: usize = 6;
 
 impl Attention {
     fn read(node: &Node) -> Result<Attention, OpError> {
-        let common = Common::read(node)?;
+        let common = CommonAttrs::read(node)?;
         let widths = node.attrs.ints("qkv_hidden_sizes")?.filter(|sizes| !sizes.is_empty());
         let widths = widths.map(|sizes| {
             let widths: Option<Vec<usize>> = sizes.iter().map(|&size| usize::try_from(size).ok()).collect();
@@ -289,14 +293,14 @@ impl Attention {
             (None, all) => all.map(|all| [all / 3; 3]),
         };
         for width in widths.iter().flatten() {
-            self.common.size_of_head("queries, keys or values", Some(&Dim::Known(*width)))?;
+            self.common.head_size("queries, keys or values", Some(&Dim::Known(*width)))?;
         }
         Ok(widths)
     }
 }
 
 /// Returns the length of the past plus the new length.
-fn total(past: Option<&Dim>, new: Option<&Dim>, open: impl Fn() -> Dim) -> Dim {
+fn total_length(past: Option<&Dim>, new: Option<&Dim>, open: impl Fn() -> Dim) -> Dim {
     match (past, new.and_then(Dim::known)) {
         (None, _) => new.cloned().unwrap_or_else(open),
         (Some(Dim::Known(past)), Some(new)) => Dim::Known(past.saturating_add(new)),
@@ -306,16 +310,16 @@ fn total(past: Option<&Dim>, new: Option<&Dim>, open: impl Fn() -> Dim) -> Dim {
 
 impl Op for Attention {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
-        cx.arity(2, 7, 2)?;
-        if cx.has(PAST_LENGTH) {
+        cx.check_arity(2, 7, 2)?;
+        if cx.has_input(PAST_LENGTH) {
             return Err(OpError::unsupported(
                 "past_sequence_length is for a buffer that past and present share, which cannot be trained",
             ));
         }
-        let dtype = cx.dtype_where(INPUT, "a float type", DType::is_float)?;
-        cx.same_dtype([INPUT, WEIGHTS, BIAS, PAST, ADDED])?;
-        if cx.has(MASK) {
-            cx.dtype_where(MASK, "int32", |dtype| dtype == DType::I32)?;
+        let dtype = cx.expect_dtype(INPUT, "a float type", DType::is_float)?;
+        cx.expect_same_dtype([INPUT, WEIGHTS, BIAS, PAST, ATTENTION_BIAS])?;
+        if cx.has_input(MASK) {
+            cx.expect_dtype(MASK, "int32", |dtype| dtype == DType::I32)?;
         }
         let widths = cx.shape(WEIGHTS).map(|weights| self.widths(weights)).transpose()?.flatten();
         let input = cx.shape(INPUT).cloned();
@@ -331,7 +335,7 @@ impl Op for Attention {
         };
         let [batch, length, width] = dims;
         if let Some(weights) = cx.shape(WEIGHTS)
-            && differ(width, weights.first())
+            && sizes_differ(width, weights.first())
         {
             return Err(OpError::invalid(format!(
                 "input {INPUT} has shape {}, which cannot be multiplied by weights of shape {weights}",
@@ -340,7 +344,7 @@ impl Op for Attention {
         }
         if let (Some(bias), Some(widths)) = (cx.shape(BIAS), widths) {
             let all = Dim::Known(widths.iter().sum());
-            if bias.rank() != 1 || differ(bias.first(), Some(&all)) {
+            if bias.rank() != 1 || sizes_differ(bias.first(), Some(&all)) {
                 return Err(OpError::invalid(format!(
                     "input {BIAS} has shape {bias}, but [{all}] is needed"
                 )));
@@ -352,7 +356,8 @@ impl Op for Attention {
         if let Some(past) = &past {
             let size = sizes.as_ref().map(|[_, size, _]| size);
             let wanted = [Some(&Dim::Known(2)), batch, Some(&heads), None, size];
-            if past.rank() != 5 || past.iter().zip(wanted).any(|(found, wanted)| differ(Some(found), wanted))
+            if past.rank() != 5
+                || past.iter().zip(wanted).any(|(found, wanted)| sizes_differ(Some(found), wanted))
             {
                 let batch = batch.map_or("batch".into(), ToString::to_string);
                 let size = size.map_or("size".into(), ToString::to_string);
@@ -361,7 +366,7 @@ impl Op for Attention {
                 )));
             }
         }
-        if (cx.has(PAST) || cx.wants(1))
+        if (cx.has_input(PAST) || cx.has_output(1))
             && let Some([_, of_keys, of_values]) = &sizes
             && of_keys != of_values
         {
@@ -371,17 +376,17 @@ impl Op for Attention {
         }
         let keys = |cx: &Infer<'_>, output: usize, axis: usize| {
             let past = cx
-                .has(PAST)
+                .has_input(PAST)
                 .then(|| past.as_ref().map_or_else(|| cx.unknown_dim(1, 3), |past| past[3].clone()));
-            total(past.as_ref(), length, || cx.unknown_dim(output, axis))
+            total_length(past.as_ref(), length, || cx.unknown_dim(output, axis))
         };
-        let known_keys = Some(keys(cx, 1, 3)).filter(|dim| dim.known().is_some() || !cx.has(PAST));
+        let known_keys = Some(keys(cx, 1, 3)).filter(|dim| dim.known().is_some() || !cx.has_input(PAST));
         if let Some(mask) = cx.shape(MASK) {
-            check_form(MASK, mask, [batch, length, known_keys.as_ref()])?;
+            check_mask_shape(MASK, mask, [batch, length, known_keys.as_ref()])?;
         }
-        if let Some(added) = cx.shape(ADDED) {
+        if let Some(added) = cx.shape(ATTENTION_BIAS) {
             let to = [batch.cloned(), Some(heads.clone()), length.cloned(), known_keys];
-            check_mask(ADDED, added, &to)?;
+            check_mask(ATTENTION_BIAS, added, &to)?;
         }
         let open = |cx: &Infer<'_>, dim: Option<&Dim>, axis: usize| {
             dim.cloned().unwrap_or_else(|| cx.unknown_dim(0, axis))
@@ -395,15 +400,15 @@ impl Op for Attention {
             keys(cx, 1, 3),
             sizes.map_or_else(|| cx.unknown_dim(1, 4), |[_, size, _]| size),
         ];
-        cx.output(0, dtype, Some([batch, length, width].into_iter().collect()));
-        cx.output(1, dtype, Some(present.into_iter().collect()));
+        cx.set_output(0, dtype, Some([batch, length, width].into_iter().collect()));
+        cx.set_output(1, dtype, Some(present.into_iter().collect()));
         Ok(())
     }
 }
 
 fn decompose_attention(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let op = Attention::read(rw.node())?;
-    let (input, weights) = (rw.required(INPUT)?, rw.required(WEIGHTS)?);
+    let (input, weights) = (rw.required_input(INPUT)?, rw.required_input(WEIGHTS)?);
     let dtype = dtype_of(rw, input, "the input")?;
     let widths = op.widths(&shape_of(rw, weights, "the weights")?)?.ok_or_else(|| {
         OpError::unsupported("the widths of its weights must be known; declare the shape of the weights or give qkv_hidden_sizes")
@@ -417,7 +422,7 @@ fn decompose_attention(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let mut from = 0;
     let [queries, mut keys, mut values] = widths.map(|width| {
         let width = width as i64;
-        let own = part(rw, all, 2, from, from + width, 1);
+        let own = slice_axis(rw, all, 2, from, from + width, 1);
         from += width;
         Heads::split(rw, own, heads, length, Size::Number(width / op.common.heads))
     });
@@ -428,59 +433,60 @@ fn decompose_attention(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
             let index = rw.constant("index", Tensor::i64(&[], &[index]));
             rw.add("Gather", &[past, index], Attrs::new().with("axis", 0i64))
         });
-        keys = keys.behind(rw, past_keys, past_length);
-        values = values.behind(rw, past_values, past_length);
+        keys = keys.append_to_past(rw, past_keys, past_length);
+        values = values.append_to_past(rw, past_values, past_length);
     }
     if rw.has_output(1) {
-        let parts = [keys, values].map(|heads| unsqueezed(rw, heads.value, &[0]));
+        let parts = [keys, values].map(|heads| insert_axes(rw, heads.value, &[0]));
         let present = rw.add("Concat", &parts, Attrs::new().with("axis", 0i64));
-        rw.output(1, present);
+        rw.replace_output(1, present);
     }
     let mask = match rw.input(MASK) {
         Some(mask) => {
             let of_input = shape_of(rw, input, "the input")?;
-            Some((mask, MaskForm::of(MASK, &shape_of(rw, mask, "the mask")?, of_input.first())?))
+            Some((mask, MaskForm::from_shape(MASK, &shape_of(rw, mask, "the mask")?, of_input.first())?))
         }
         None => None,
     };
-    let bias = rw.input(ADDED);
-    Inner { common: op.common, dtype, queries, keys, values, past: past_length, mask, batch, bias }.build(rw)
+    let bias = rw.input(ATTENTION_BIAS);
+    AttentionCore { common: op.common, dtype, queries, keys, values, past: past_length, mask, batch, bias }
+        .build(rw)
 }
 
 /// `MultiHeadAttention`: queries, keys and values in up to three inputs.
 struct MultiHead {
-    common: Common,
+    common: CommonAttrs,
 }
 
 const QUERY: usize = 0;
 const KEY: usize = 1;
 const VALUE: usize = 2;
-const BIASES: usize = 3;
+const PROJECTION_BIAS: usize = 3;
 const KEY_MASK: usize = 4;
-const ADDED_TO_KEYS: usize = 5;
+const MULTI_HEAD_ATTENTION_BIAS: usize = 5;
 const PAST_KEY: usize = 6;
 const PAST_VALUE: usize = 7;
-const LAST: usize = 10;
+const INPUT_COUNT: usize = 10;
 
 /// Layout of the inputs of `MultiHeadAttention`.
 #[derive(Clone, Copy, PartialEq)]
 enum Layout {
     /// `[batch, length, width]` for each of the three.
-    Apart,
+    Separate,
     /// Keys and values are already split into heads.
     AsHeads,
     /// Keys and values are packed in the second input.
-    PackedPairs,
+    PackedKeysValues,
     /// Queries, keys and values are packed in the first input.
     Packed,
 }
 
 impl Layout {
-    fn of(query: &Shape, key: Option<&Shape>, has_value: bool) -> Result<Layout, OpError> {
+    fn from_shapes(query: &Shape, key: Option<&Shape>, has_value: bool) -> Result<Layout, OpError> {
         match (query.rank(), key.map(Shape::rank), has_value) {
-            (3, Some(3), true) => Ok(Layout::Apart),
+            (3, Some(3), true) => Ok(Layout::Separate),
             (3, Some(4), true) => Ok(Layout::AsHeads),
-            (3, Some(5), false) => Ok(Layout::PackedPairs),
+            (3, Some(5), false) => Ok(Layout::PackedKeysValues),
             (5, None, false) => Ok(Layout::Packed),
             _ => {
                 let key = key.map_or("no key".to_owned(), |key| format!("keys of shape {key}"));
@@ -494,7 +500,7 @@ impl Layout {
 }
 
 /// Sizes of queries, keys and values, as far as they are known.
-struct Known {
+struct InputSizes {
     layout: Layout,
     batch: Dim,
     length: Dim,
@@ -507,14 +513,14 @@ struct Known {
 }
 
 impl MultiHead {
-    fn known(
+    fn input_sizes(
         &self,
         query: &Shape,
         key: Option<&Shape>,
         value: Option<&Shape>,
         has_value: bool,
-    ) -> Result<Known, OpError> {
-        let layout = Layout::of(query, key, has_value)?;
+    ) -> Result<InputSizes, OpError> {
+        let layout = Layout::from_shapes(query, key, has_value)?;
         let heads = self.common.heads as usize;
         let check = |what: &str, shape: &Shape, axis: usize, wanted: usize| match shape[axis].known() {
             Some(found) if found != wanted => Err(OpError::invalid(format!(
@@ -529,31 +535,31 @@ impl MultiHead {
                 check("packed queries", query, 2, heads)?;
                 check("packed queries", query, 3, 3)?;
                 let size = query[4].known();
-                Known { layout, batch, keys: length.clone(), length, sizes: [size; 2], width: own(size) }
+                InputSizes { layout, batch, keys: length.clone(), length, sizes: [size; 2], width: own(size) }
             }
-            (Layout::PackedPairs, Some(key)) => {
+            (Layout::PackedKeysValues, Some(key)) => {
                 check("packed keys", key, 2, heads)?;
                 check("packed keys", key, 3, 2)?;
                 let size = key[4].known();
                 let keys = key[1].clone();
-                Known { layout, batch, length, keys, sizes: [size; 2], width: own(size) }
+                InputSizes { layout, batch, length, keys, sizes: [size; 2], width: own(size) }
             }
             (Layout::AsHeads, Some(key)) => {
                 check("keys", key, 1, heads)?;
                 let size = value.and_then(|value| value.get(3)).and_then(Dim::known);
                 let keys = key[2].clone();
-                Known { layout, batch, length, keys, sizes: [key[3].known(), size], width: own(size) }
+                InputSizes { layout, batch, length, keys, sizes: [key[3].known(), size], width: own(size) }
             }
             _ => {
                 let key = key.unwrap_or(query);
-                let size = self.common.size_of_head("keys", key.get(2))?;
+                let size = self.common.head_size("keys", key.get(2))?;
                 let width = value.and_then(|value| value.get(2)).cloned();
-                let of_values = self.common.size_of_head("values", width.as_ref())?;
-                Known { layout, batch, length, keys: key[1].clone(), sizes: [size, of_values], width }
+                let of_values = self.common.head_size("values", width.as_ref())?;
+                InputSizes { layout, batch, length, keys: key[1].clone(), sizes: [size, of_values], width }
             }
         };
         if query.rank() == 3 {
-            let size = self.common.size_of_head("queries", query.get(2))?;
+            let size = self.common.head_size("queries", query.get(2))?;
             if let (Some(a), Some(b)) = (size, known.sizes[0])
                 && a != b
             {
@@ -565,8 +571,8 @@ impl MultiHead {
         if let (Some(key), Some(value)) = (key, value) {
             let lengths = if value.rank() == 4 { 2 } else { 1 };
             if key.rank() != value.rank()
-                || differ(key.get(lengths), value.get(lengths))
-                || differ(key.first(), value.first())
+                || sizes_differ(key.get(lengths), value.get(lengths))
+                || sizes_differ(key.first(), value.first())
             {
                 return Err(OpError::invalid(format!(
                     "keys of shape {key} do not go with values of shape {value}"
@@ -574,7 +580,7 @@ impl MultiHead {
             }
         }
         if let Some(key) = key
-            && differ(key.first(), query.first())
+            && sizes_differ(key.first(), query.first())
         {
             return Err(OpError::invalid(format!(
                 "queries of shape {query} do not go with keys of shape {key}"
@@ -586,39 +592,47 @@ impl MultiHead {
 
 impl Op for MultiHead {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
-        cx.arity(1, LAST, 3)?;
+        cx.check_arity(1, INPUT_COUNT, 3)?;
         for k in [8, 9] {
-            if cx.has(k) {
+            if cx.has_input(k) {
                 return Err(OpError::unsupported(format!(
                     "input {k} is for a cache that past and present share, which cannot be trained"
                 )));
             }
         }
-        let dtype = cx.dtype_where(QUERY, "a float type", DType::is_float)?;
-        cx.same_dtype([QUERY, KEY, VALUE, BIASES, ADDED_TO_KEYS, PAST_KEY, PAST_VALUE])?;
-        if cx.has(KEY_MASK) {
-            cx.dtype_where(KEY_MASK, "int32", |dtype| dtype == DType::I32)?;
+        let dtype = cx.expect_dtype(QUERY, "a float type", DType::is_float)?;
+        cx.expect_same_dtype([
+            QUERY,
+            KEY,
+            VALUE,
+            PROJECTION_BIAS,
+            MULTI_HEAD_ATTENTION_BIAS,
+            PAST_KEY,
+            PAST_VALUE,
+        ])?;
+        if cx.has_input(KEY_MASK) {
+            cx.expect_dtype(KEY_MASK, "int32", |dtype| dtype == DType::I32)?;
         }
-        if cx.has(PAST_KEY) != cx.has(PAST_VALUE) {
+        if cx.has_input(PAST_KEY) != cx.has_input(PAST_VALUE) {
             return Err(OpError::invalid("past_key and past_value are given together or not at all"));
         }
         let (Some(query), true, true) = (
             cx.shape(QUERY),
-            cx.has(KEY) == cx.shape(KEY).is_some(),
-            cx.has(VALUE) == cx.shape(VALUE).is_some(),
+            cx.has_input(KEY) == cx.shape(KEY).is_some(),
+            cx.has_input(VALUE) == cx.shape(VALUE).is_some(),
         ) else {
             for k in 0..3 {
-                cx.output(k, dtype, None);
+                cx.set_output(k, dtype, None);
             }
             return Ok(());
         };
-        let known = self.known(query, cx.shape(KEY), cx.shape(VALUE), cx.has(VALUE))?;
+        let known = self.input_sizes(query, cx.shape(KEY), cx.shape(VALUE), cx.has_input(VALUE))?;
         let heads = Dim::Known(self.common.heads as usize);
-        if let (Some(bias), [Some(size), Some(of_values)]) = (cx.shape(BIASES), known.sizes) {
+        if let (Some(bias), [Some(size), Some(of_values)]) = (cx.shape(PROJECTION_BIAS), known.sizes) {
             let all = Dim::Known(self.common.heads as usize * (2 * size + of_values));
-            if bias.rank() != 1 || differ(bias.first(), Some(&all)) {
+            if bias.rank() != 1 || sizes_differ(bias.first(), Some(&all)) {
                 return Err(OpError::invalid(format!(
-                    "input {BIASES} has shape {bias}, but [{all}] is needed"
+                    "input {PROJECTION_BIAS} has shape {bias}, but [{all}] is needed"
                 )));
             }
         }
@@ -626,7 +640,8 @@ impl Op for MultiHead {
             let Some(past) = cx.shape(k) else { continue };
             let size = size.map(Dim::Known);
             let wanted = [Some(&known.batch), Some(&heads), None, size.as_ref()];
-            if past.rank() != 4 || past.iter().zip(wanted).any(|(found, wanted)| differ(Some(found), wanted))
+            if past.rank() != 4
+                || past.iter().zip(wanted).any(|(found, wanted)| sizes_differ(Some(found), wanted))
             {
                 return Err(OpError::invalid(format!(
                     "input {k} has shape {past}, but [{}, {heads}, length, {}] is needed",
@@ -637,74 +652,75 @@ impl Op for MultiHead {
         }
         let keys = |cx: &Infer<'_>, output: usize| {
             let past = cx
-                .has(PAST_KEY)
+                .has_input(PAST_KEY)
                 .then(|| cx.shape(PAST_KEY).map_or_else(|| cx.unknown_dim(1, 2), |past| past[2].clone()));
-            total(past.as_ref(), Some(&known.keys), || cx.unknown_dim(output, 2))
+            total_length(past.as_ref(), Some(&known.keys), || cx.unknown_dim(output, 2))
         };
-        let known_keys = Some(keys(cx, 1)).filter(|dim| dim.known().is_some() || !cx.has(PAST_KEY));
+        let known_keys = Some(keys(cx, 1)).filter(|dim| dim.known().is_some() || !cx.has_input(PAST_KEY));
         if let Some(mask) = cx.shape(KEY_MASK) {
-            check_form(KEY_MASK, mask, [Some(&known.batch), Some(&known.length), known_keys.as_ref()])?;
+            check_mask_shape(KEY_MASK, mask, [Some(&known.batch), Some(&known.length), known_keys.as_ref()])?;
         }
-        if let Some(added) = cx.shape(ADDED_TO_KEYS) {
+        if let Some(added) = cx.shape(MULTI_HEAD_ATTENTION_BIAS) {
             let to = [Some(known.batch.clone()), Some(heads.clone()), Some(known.length.clone()), known_keys];
-            check_mask(ADDED_TO_KEYS, added, &to)?;
+            check_mask(MULTI_HEAD_ATTENTION_BIAS, added, &to)?;
         }
         let width = known.width.clone().unwrap_or_else(|| cx.unknown_dim(0, 2));
         let result = [known.batch.clone(), known.length.clone(), width];
         for k in [1, 2] {
             let size = known.sizes[k - 1].map_or_else(|| cx.unknown_dim(k, 3), Dim::Known);
             let present = [known.batch.clone(), heads.clone(), keys(cx, k), size];
-            cx.output(k, dtype, Some(present.into_iter().collect()));
+            cx.set_output(k, dtype, Some(present.into_iter().collect()));
         }
-        cx.output(0, dtype, Some(result.into_iter().collect()));
+        cx.set_output(0, dtype, Some(result.into_iter().collect()));
         Ok(())
     }
 }
 
 fn decompose_multi_head(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
-    let op = MultiHead { common: Common::read(rw.node())? };
-    let query = rw.required(QUERY)?;
+    let op = MultiHead { common: CommonAttrs::read(rw.node())? };
+    let query = rw.required_input(QUERY)?;
     let dtype = dtype_of(rw, query, "the queries")?;
     let query_shape = shape_of(rw, query, "the queries")?;
     let shape =
         |rw: &Rewrite<'_>, k: usize, what: &str| rw.input(k).map(|id| shape_of(rw, id, what)).transpose();
     let (key_shape, value_shape) = (shape(rw, KEY, "the keys")?, shape(rw, VALUE, "the values")?);
     let known =
-        op.known(&query_shape, key_shape.as_ref(), value_shape.as_ref(), rw.input(VALUE).is_some())?;
+        op.input_sizes(&query_shape, key_shape.as_ref(), value_shape.as_ref(), rw.input(VALUE).is_some())?;
     let heads = Size::Number(op.common.heads);
     let (batch, length) = (size_of(rw, query, 0), size_of(rw, query, 1));
 
     // Width and head size: of queries and keys, and of values.
     let packed = |rw: &mut Rewrite<'_>, value: ValueId| {
         let size = size_of(rw, value, 4);
-        (times(rw, heads, size), size)
+        (multiply_sizes(rw, heads, size), size)
     };
     let flat = |rw: &mut Rewrite<'_>, value: ValueId| {
         let width = size_of(rw, value, 2);
-        (width, over(rw, width, heads))
+        (width, divide_sizes(rw, width, heads))
     };
     let (key, value) = (rw.input(KEY), rw.input(VALUE));
     let of_queries = if known.layout == Layout::Packed { packed(rw, query) } else { flat(rw, query) };
     let of_values = match (known.layout, value) {
-        (Layout::Apart, Some(value)) => flat(rw, value),
+        (Layout::Separate, Some(value)) => flat(rw, value),
         (Layout::AsHeads, Some(value)) => {
             let size = size_of(rw, value, 3);
-            (times(rw, heads, size), size)
+            (multiply_sizes(rw, heads, size), size)
         }
         _ => of_queries,
     };
     let key_length = match (known.layout, key) {
         (Layout::Packed, _) | (_, None) => length,
         (Layout::AsHeads, Some(key)) => size_of(rw, key, 2),
-        (_, Some(key)) if alike(rw, (key, 1), (query, 1)) => length,
+        (_, Some(key)) if same_size(rw, (key, 1), (query, 1)) => length,
         (_, Some(key)) => size_of(rw, key, 1),
     };
     // The bias consists of parts for queries, keys and values. Keys and values that are already heads get no bias.
-    let biases = match rw.input(BIASES) {
+    let biases = match rw.input(PROJECTION_BIAS) {
         Some(bias) => {
-            let (first, second) = (of_queries.0, plus(rw, of_queries.0, of_queries.0));
+            let (first, second) = (of_queries.0, add_sizes(rw, of_queries.0, of_queries.0));
             let ends = [Size::Number(0), first, second, Size::Number(i64::MAX)];
-            let part = |rw: &mut Rewrite<'_>, k: usize| Some(part_between(rw, bias, 0, ends[k], ends[k + 1]));
+            let part =
+                |rw: &mut Rewrite<'_>, k: usize| Some(slice_between(rw, bias, 0, ends[k], ends[k + 1]));
             let of_queries = part(rw, 0);
             if known.layout == Layout::AsHeads {
                 [of_queries, None, None]
@@ -727,10 +743,10 @@ fn decompose_multi_head(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
         let index = rw.constant("index", Tensor::i64(&[], &[index]));
         let mut value = rw.add("Gather", &[value, index], Attrs::new().with("axis", 3i64));
         if let Some(bias) = bias {
-            let bias = reshaped(rw, bias, &[heads, size]);
+            let bias = reshape_to(rw, bias, &[heads, size]);
             value = rw.add("Add", &[value, bias], Attrs::new());
         }
-        Heads { value: permuted(rw, value, &[0, 2, 1, 3]), heads, length, size }
+        Heads { value: permute_axes(rw, value, &[0, 2, 1, 3]), heads, length, size }
     };
     let missing = || OpError::invalid("keys and values are missing");
     let (queries, mut keys, mut values) = match known.layout {
@@ -739,7 +755,7 @@ fn decompose_multi_head(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
             unpacked(rw, query, 1, biases[1], length),
             unpacked(rw, query, 2, biases[2], length),
         ),
-        Layout::PackedPairs => {
+        Layout::PackedKeysValues => {
             let key = key.ok_or_else(missing)?;
             (
                 apart(rw, query, biases[0], length, of_queries.1),
@@ -747,10 +763,10 @@ fn decompose_multi_head(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
                 unpacked(rw, key, 1, biases[2], key_length),
             )
         }
-        Layout::Apart | Layout::AsHeads => {
+        Layout::Separate | Layout::AsHeads => {
             let (key, value) = (key.ok_or_else(missing)?, value.ok_or_else(missing)?);
             let queries = apart(rw, query, biases[0], length, of_queries.1);
-            if known.layout == Layout::Apart {
+            if known.layout == Layout::Separate {
                 (
                     queries,
                     apart(rw, key, biases[1], key_length, of_queries.1),
@@ -768,19 +784,21 @@ fn decompose_multi_head(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let mut past_length = Size::Number(0);
     if let (Some(past_key), Some(past_value)) = (rw.input(PAST_KEY), rw.input(PAST_VALUE)) {
         past_length = size_of(rw, past_key, 2);
-        keys = keys.behind(rw, past_key, past_length);
-        values = values.behind(rw, past_value, past_length);
+        keys = keys.append_to_past(rw, past_key, past_length);
+        values = values.append_to_past(rw, past_value, past_length);
     }
-    rw.output(1, keys.value);
-    rw.output(2, values.value);
+    rw.replace_output(1, keys.value);
+    rw.replace_output(2, values.value);
     let mask = match rw.input(KEY_MASK) {
-        Some(mask) => {
-            Some((mask, MaskForm::of(KEY_MASK, &shape_of(rw, mask, "the mask")?, Some(&known.batch))?))
-        }
+        Some(mask) => Some((
+            mask,
+            MaskForm::from_shape(KEY_MASK, &shape_of(rw, mask, "the mask")?, Some(&known.batch))?,
+        )),
         None => None,
     };
-    let bias = rw.input(ADDED_TO_KEYS);
-    Inner { common: op.common, dtype, queries, keys, values, past: past_length, mask, batch, bias }.build(rw)
+    let bias = rw.input(MULTI_HEAD_ATTENTION_BIAS);
+    AttentionCore { common: op.common, dtype, queries, keys, values, past: past_length, mask, batch, bias }
+        .build(rw)
 }
 
 fn build_attention(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
@@ -788,7 +806,7 @@ fn build_attention(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
 }
 
 fn build_multi_head(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
-    Ok(Box::new(MultiHead { common: Common::read(node)? }))
+    Ok(Box::new(MultiHead { common: CommonAttrs::read(node)? }))
 }
 
 pub(super) fn definitions() -> Vec<Definition> {
@@ -808,6 +826,6 @@ pub(super) fn definitions() -> Vec<Definition> {
                 Sample { inputs: vec![matrices; 3], ..Sample::of(Attrs::new().with("num_heads", 1i64)) }
             })
             .composition(decompose_multi_head)
-            .weights(&[BIASES]),
+            .weights(&[PROJECTION_BIAS]),
     ]
 }

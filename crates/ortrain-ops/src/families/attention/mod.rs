@@ -21,9 +21,12 @@ mod scores;
 
 use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId};
 
-use self::scores::{Heads, Offset, Scale, Scores, Window, either, merged};
-use super::norm::cast;
-use super::sizes::{Size, as_vector, dtype_of, minus, over, positions, reshaped, shape_of, size_of, times};
+use self::scores::{Heads, Offset, Scale, ScaledDotProduct, Window, merge_heads, or_conditions};
+use super::batch_norm::cast;
+use super::sizes::{
+    Size, as_vector, axis_positions, divide_sizes, dtype_of, multiply_sizes, reshape_to, shape_of, size_of,
+    subtract_sizes,
+};
 use crate::OpError;
 use crate::infer::Infer;
 use crate::op::{Definition, Op};
@@ -37,15 +40,15 @@ const V: usize = 2;
 const MASK: usize = 3;
 const PAST_KEY: usize = 4;
 const PAST_VALUE: usize = 5;
-const FILLED: usize = 6;
+const NONPAD_KV_SEQLEN: usize = 6;
 
 /// Stage of the computation that is returned as `qk_matmul_output`.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Shown {
+enum QkOutputStage {
     Products,
     Capped,
     Masked,
-    Shares,
+    Weights,
 }
 
 /// Attributes of `Attention` of ONNX.
@@ -55,7 +58,7 @@ struct Attention {
     scale: Option<f64>,
     softcap: Option<f64>,
     precision: Option<DType>,
-    shown: Shown,
+    qk_output: QkOutputStage,
     window: [Option<i64>; 2],
 }
 
@@ -87,10 +90,10 @@ impl Attention {
             })
             .transpose()?;
         let shown = match attrs.int("qk_matmul_output_mode")?.unwrap_or(0) {
-            0 => Shown::Products,
-            1 => Shown::Capped,
-            2 => Shown::Masked,
-            3 => Shown::Shares,
+            0 => QkOutputStage::Products,
+            1 => QkOutputStage::Capped,
+            2 => QkOutputStage::Masked,
+            3 => QkOutputStage::Weights,
             mode => {
                 return Err(OpError::invalid(format!("qk_matmul_output_mode is {mode}; 0 to 3 are defined")));
             }
@@ -101,19 +104,19 @@ impl Attention {
             scale: attrs.float("scale")?.map(f64::from),
             softcap: attrs.float("softcap")?.map(f64::from).filter(|&cap| cap > 0.0),
             precision,
-            shown,
+            qk_output: shown,
             window: [window("left_window_size")?, window("right_window_size")?],
         })
     }
 
     /// Returns the attribute with the head count of input `k`: its name and value.
-    fn told_heads(&self, k: usize) -> (&'static str, Option<i64>) {
+    fn head_count_attribute(&self, k: usize) -> (&'static str, Option<i64>) {
         if k == Q { ("q_num_heads", self.heads[0]) } else { ("kv_num_heads", self.heads[1]) }
     }
 
     /// Returns batch, head count, length and head size of input `k` of this shape.
     fn dims(&self, k: usize, shape: &Shape) -> Result<[Option<Dim>; 4], OpError> {
-        let (name, told) = self.told_heads(k);
+        let (name, told) = self.head_count_attribute(k);
         match &shape[..] {
             [batch, heads, length, size] => {
                 if let (Some(told), Some(found)) = (told, heads.known())
@@ -147,7 +150,7 @@ impl Attention {
 }
 
 /// Returns true if two sizes are known and differ.
-fn differ(a: Option<&Dim>, b: Option<&Dim>) -> bool {
+fn sizes_differ(a: Option<&Dim>, b: Option<&Dim>) -> bool {
     matches!((a.and_then(Dim::known), b.and_then(Dim::known)), (Some(a), Some(b)) if a != b)
 }
 
@@ -180,19 +183,19 @@ fn check_mask(k: usize, mask: &Shape, to: &[Option<Dim>; 4]) -> Result<(), OpErr
 
 impl Op for Attention {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
-        cx.arity(3, 7, 4)?;
+        cx.check_arity(3, 7, 4)?;
         let float = |dtype: DType| dtype.is_float();
-        let dtype = cx.dtype_where(Q, "a float type", float)?;
-        let of_values = cx.dtype_where(V, "a float type", float)?;
-        cx.same_dtype([Q, K, PAST_KEY])?;
-        cx.same_dtype([V, PAST_VALUE])?;
-        if cx.has(FILLED) {
-            cx.dtype_where(FILLED, "int64", |dtype| dtype == DType::I64)?;
+        let dtype = cx.expect_dtype(Q, "a float type", float)?;
+        let of_values = cx.expect_dtype(V, "a float type", float)?;
+        cx.expect_same_dtype([Q, K, PAST_KEY])?;
+        cx.expect_same_dtype([V, PAST_VALUE])?;
+        if cx.has_input(NONPAD_KV_SEQLEN) {
+            cx.expect_dtype(NONPAD_KV_SEQLEN, "int64", |dtype| dtype == DType::I64)?;
         }
-        if cx.has(PAST_KEY) != cx.has(PAST_VALUE) {
+        if cx.has_input(PAST_KEY) != cx.has_input(PAST_VALUE) {
             return Err(OpError::invalid("past_key and past_value are given together or not at all"));
         }
-        if cx.has(PAST_KEY) && cx.has(FILLED) {
+        if cx.has_input(PAST_KEY) && cx.has_input(NONPAD_KV_SEQLEN) {
             return Err(OpError::invalid(
                 "nonpad_kv_seqlen is for keys that hold the past already; it does not go with past_key",
             ));
@@ -217,14 +220,14 @@ impl Op for Attention {
             ("numbers of heads", &k[1], &v[1]),
             ("lengths", &k[2], &v[2]),
         ] {
-            if differ(a.as_ref(), b.as_ref()) {
+            if sizes_differ(a.as_ref(), b.as_ref()) {
                 let [a, b] = [a, b].map(|dim| dim.as_ref().map_or(String::new(), ToString::to_string));
                 return Err(OpError::invalid(format!(
                     "{what} of queries, keys and values differ: {a} and {b}"
                 )));
             }
         }
-        if differ(q[3].as_ref(), k[3].as_ref()) {
+        if sizes_differ(q[3].as_ref(), k[3].as_ref()) {
             return Err(OpError::invalid(format!(
                 "heads of the queries have size {} and those of the keys {}",
                 q[3].as_ref().map_or(0, |dim| dim.known().unwrap_or(0)),
@@ -242,7 +245,7 @@ impl Op for Attention {
         for (past, new) in [(PAST_KEY, &k), (PAST_VALUE, &v)] {
             let Some(shape) = cx.shape(past) else { continue };
             let fits = shape.rank() == 4
-                && [0, 1, 3].iter().all(|&axis| !differ(Some(&shape[axis]), new[axis].as_ref()));
+                && [0, 1, 3].iter().all(|&axis| !sizes_differ(Some(&shape[axis]), new[axis].as_ref()));
             if !fits {
                 let text = |dim: &Option<Dim>| dim.as_ref().map_or("?".into(), ToString::to_string);
                 return Err(OpError::invalid(format!(
@@ -254,8 +257,8 @@ impl Op for Attention {
             }
         }
         let batch = q[0].as_ref().and_then(Dim::known);
-        if let Some(filled) = cx.shape(FILLED)
-            && (filled.rank() != 1 || differ(filled.first(), q[0].as_ref()))
+        if let Some(filled) = cx.shape(NONPAD_KV_SEQLEN)
+            && (filled.rank() != 1 || sizes_differ(filled.first(), q[0].as_ref()))
         {
             let wanted = batch.map_or("batch".to_owned(), |batch| batch.to_string());
             return Err(OpError::invalid(format!(
@@ -263,7 +266,7 @@ impl Op for Attention {
             )));
         }
         let total = |cx: &Infer<'_>, output: usize, axis: usize| match (
-            cx.has(PAST_KEY),
+            cx.has_input(PAST_KEY),
             cx.shape(PAST_KEY),
             &k[2],
         ) {
@@ -296,27 +299,27 @@ impl Op for Attention {
         } else {
             shape(cx, 0, [q[0].clone(), q[1].clone(), q[2].clone(), v[3].clone()])
         };
-        cx.output(0, dtype, result);
+        cx.set_output(0, dtype, result);
         for (output, dtype, new) in [(1, dtype, &k), (2, of_values, &v)] {
             let dims = [new[0].clone(), new[1].clone(), total(cx, output, 2), new[3].clone()];
             let present = shape(cx, output, dims);
-            cx.output(output, dtype, present);
+            cx.set_output(output, dtype, present);
         }
         let keys = total(cx, 3, 3);
         let products = shape(cx, 3, [q[0].clone(), q[1].clone(), q[2].clone(), keys]);
-        cx.output(3, dtype, products);
+        cx.set_output(3, dtype, products);
         Ok(())
     }
 }
 
 /// Returns input `k` as heads. `alike` is an input that may have the same symbolic sizes, with its heads.
-fn heads_of(
+fn read_heads(
     rw: &mut Rewrite<'_>,
     op: &Attention,
     k: usize,
     alike: Option<(usize, Heads)>,
 ) -> Result<Heads, OpError> {
-    let value = rw.required(k)?;
+    let value = rw.required_input(k)?;
     let shape = shape_of(rw, value, &format!("input {k}"))?;
     // Sizes with the same symbol are computed once.
     let known_by = |rw: &Rewrite<'_>, axis: usize| {
@@ -332,23 +335,23 @@ fn heads_of(
         });
         return Ok(Heads { value, heads, length, size });
     }
-    let (name, told) = op.told_heads(k);
+    let (name, told) = op.head_count_attribute(k);
     let heads = told.map(Size::Number).ok_or_else(|| OpError::invalid(format!("{name} is missing")))?;
     let (length, width) = (size_of(rw, value, 1), size_of(rw, value, 2));
-    let size = over(rw, width, heads);
+    let size = divide_sizes(rw, width, heads);
     Ok(Heads::split(rw, value, heads, length, size))
 }
 
 /// Pads the last axis of a mask to the number of keys. This last of `rank` axes has `length` elements. Padded keys are
 /// hidden.
-fn padded(
+fn pad_mask(
     rw: &mut Rewrite<'_>,
     mask: ValueId,
     (rank, length): (usize, Size),
     dtype: DType,
     keys: Size,
 ) -> ValueId {
-    let missing = match minus(rw, keys, length) {
+    let missing = match subtract_sizes(rw, keys, length) {
         Size::Number(0) => return mask,
         Size::Number(count) => rw.ints("missing", &[count]),
         missing => {
@@ -367,29 +370,29 @@ fn padded(
 }
 
 /// Returns true if the axes of two values have the same size, by number or symbol.
-fn alike(rw: &Rewrite<'_>, a: (ValueId, usize), b: (ValueId, usize)) -> bool {
+fn same_size(rw: &Rewrite<'_>, a: (ValueId, usize), b: (ValueId, usize)) -> bool {
     let dim = |(value, axis): (ValueId, usize)| rw.shape(value).and_then(|shape| shape.get(axis)).cloned();
     dim(a).is_some() && dim(a) == dim(b)
 }
 
 fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let op = Attention::read(rw.node())?;
-    let (q_input, k_input) = (rw.required(Q)?, rw.required(K)?);
+    let (q_input, k_input) = (rw.required_input(Q)?, rw.required_input(K)?);
     let dtype = dtype_of(rw, q_input, "the queries")?;
-    let of_values = dtype_of(rw, rw.required(V)?, "the values")?;
+    let of_values = dtype_of(rw, rw.required_input(V)?, "the values")?;
     let flat = shape_of(rw, q_input, "the queries")?.rank() == 3;
-    let queries = heads_of(rw, &op, Q, None)?;
-    let mut keys = heads_of(rw, &op, K, Some((Q, queries)))?;
-    let mut values = heads_of(rw, &op, V, Some((K, keys)))?;
+    let queries = read_heads(rw, &op, Q, None)?;
+    let mut keys = read_heads(rw, &op, K, Some((Q, queries)))?;
+    let mut values = read_heads(rw, &op, V, Some((K, keys)))?;
     let mut offset = Offset::Size(Size::Number(0));
     if let (Some(past_key), Some(past_value)) = (rw.input(PAST_KEY), rw.input(PAST_VALUE)) {
         let length = size_of(rw, past_key, 2);
-        keys = keys.behind(rw, past_key, length);
-        values = values.behind(rw, past_value, length);
+        keys = keys.append_to_past(rw, past_key, length);
+        values = values.append_to_past(rw, past_value, length);
         offset = Offset::Size(length);
     }
-    rw.output(1, keys.value);
-    rw.output(2, values.value);
+    rw.replace_output(1, keys.value);
+    rw.replace_output(2, values.value);
     values.value = cast(rw.patch().1, values.value, of_values, dtype);
 
     let mut hidden = None;
@@ -402,11 +405,11 @@ fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
         let of_mask = dtype_of(rw, mask, "the mask")?;
         let kind = if of_mask == DType::Bool { DType::Bool } else { dtype };
         let mut value = cast(rw.patch().1, mask, of_mask, kind);
-        let fits =
-            rw.input(PAST_KEY).is_none() && alike(rw, (mask, rank - 1), (k_input, if flat { 1 } else { 2 }));
+        let fits = rw.input(PAST_KEY).is_none()
+            && same_size(rw, (mask, rank - 1), (k_input, if flat { 1 } else { 2 }));
         if !fits {
             let length = size_of(rw, mask, rank - 1);
-            value = padded(rw, value, (rank, length), kind, keys.length);
+            value = pad_mask(rw, value, (rank, length), kind, keys.length);
         }
         if kind == DType::Bool {
             hidden = Some(rw.add("Not", &[value], Attrs::new()));
@@ -414,29 +417,29 @@ fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
             added.push(value);
         }
     }
-    let filled = rw.input(FILLED).map(|filled| {
+    let filled = rw.input(NONPAD_KV_SEQLEN).map(|filled| {
         let every = [Size::Number(-1), Size::Number(1), Size::Number(1), Size::Number(1)];
-        reshaped(rw, filled, &every)
+        reshape_to(rw, filled, &every)
     });
     let right = if op.causal { Some(0) } else { op.window[1] };
     let window = Window { left: op.window[0], right };
     if let Some(filled) = filled {
         if window.left.is_some() || window.right.is_some() {
             let count = as_vector(rw, queries.length);
-            offset = Offset::Each(rw.add("Sub", &[filled, count], Attrs::new()));
+            offset = Offset::PerBatchItem(rw.add("Sub", &[filled, count], Attrs::new()));
         }
-        let columns = positions(rw, keys.length);
+        let columns = axis_positions(rw, keys.length);
         let inside = rw.add("Less", &[columns, filled], Attrs::new());
         let behind = rw.add("Not", &[inside], Attrs::new());
-        hidden = either(rw, hidden, Some(behind));
+        hidden = or_conditions(rw, hidden, Some(behind));
     }
     // A query with only the causal mask sees at least the first key.
     let may_be_blind = rw.input(MASK).is_some() || filled.is_some() || window.left.is_some();
-    let outside = window.outside(rw, queries.length, keys.length, offset);
-    hidden = either(rw, hidden, outside);
+    let outside = window.outside_mask(rw, queries.length, keys.length, offset);
+    hidden = or_conditions(rw, hidden, outside);
 
-    let scale = op.scale.map_or(Scale::OverRoot(queries.size), Scale::By);
-    let scores = Scores {
+    let scale = op.scale.map_or(Scale::InverseSqrt(queries.size), Scale::Factor);
+    let scores = ScaledDotProduct {
         dtype,
         queries,
         keys,
@@ -446,24 +449,24 @@ fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
         softcap: op.softcap,
         added,
         hidden,
-        may_be_blind,
+        may_hide_all_keys: may_be_blind,
         precision: op.precision,
     };
     let results = scores.build(rw);
-    let shown = match op.shown {
-        Shown::Products => results.products,
-        Shown::Capped => results.capped,
-        Shown::Masked => results.masked,
-        Shown::Shares => results.shares,
+    let shown = match op.qk_output {
+        QkOutputStage::Products => results.products,
+        QkOutputStage::Capped => results.capped,
+        QkOutputStage::Masked => results.masked,
+        QkOutputStage::Weights => results.weights,
     };
-    rw.output(3, shown);
+    rw.replace_output(3, shown);
     let result = if flat {
-        let width = times(rw, queries.heads, values.size);
-        merged(rw, results.result, width)
+        let width = multiply_sizes(rw, queries.heads, values.size);
+        merge_heads(rw, results.result, width)
     } else {
         results.result
     };
-    rw.output(0, result);
+    rw.replace_output(0, result);
     Ok(())
 }
 
@@ -476,7 +479,7 @@ fn downgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let op = Attention::read(rw.node())?;
     let least = if op.window != [None, None] {
         25
-    } else if rw.input(FILLED).is_some() {
+    } else if rw.input(NONPAD_KV_SEQLEN).is_some() {
         24
     } else {
         23

@@ -3,17 +3,19 @@
 
 use ortrain_graph::{Attrs, DType, Tensor, ValueId};
 
-use crate::families::norm::cast;
-use crate::families::sizes::{Size, as_vector, over, permuted, plus, positions, reshaped, unsqueezed};
+use crate::families::batch_norm::cast;
+use crate::families::sizes::{
+    Size, add_sizes, as_vector, axis_positions, divide_sizes, insert_axes, permute_axes, reshape_to,
+};
 use crate::rewrite::Rewrite;
 
 /// Scale of the products of queries and keys.
 #[derive(Clone, Copy)]
 pub(super) enum Scale {
     /// A number.
-    By(f64),
+    Factor(f64),
     /// One over the square root of the head size.
-    OverRoot(Size),
+    InverseSqrt(Size),
 }
 
 /// Heads of shape `[batch, heads, length, size]`, with the sizes of all axes but the batch.
@@ -34,14 +36,14 @@ impl Heads {
         length: Size,
         size: Size,
     ) -> Heads {
-        let apart = reshaped(rw, value, &[Size::Kept, Size::Kept, heads, size]);
-        Heads { value: permuted(rw, apart, &[0, 2, 1, 3]), heads, length, size }
+        let apart = reshape_to(rw, value, &[Size::SameAxis, Size::SameAxis, heads, size]);
+        Heads { value: permute_axes(rw, apart, &[0, 2, 1, 3]), heads, length, size }
     }
 
     /// Appends these heads to a past of length `past_length`.
-    pub(super) fn behind(self, rw: &mut Rewrite<'_>, past: ValueId, past_length: Size) -> Heads {
+    pub(super) fn append_to_past(self, rw: &mut Rewrite<'_>, past: ValueId, past_length: Size) -> Heads {
         let value = rw.add("Concat", &[past, self.value], Attrs::new().with("axis", 2i64));
-        Heads { value, length: plus(rw, past_length, self.length), ..self }
+        Heads { value, length: add_sizes(rw, past_length, self.length), ..self }
     }
 }
 
@@ -60,13 +62,13 @@ pub(super) enum Offset {
     /// One position for the whole batch.
     Size(Size),
     /// One position for each item of the batch: `[batch, 1, 1, 1]` of int64.
-    Each(ValueId),
+    PerBatchItem(ValueId),
 }
 
 impl Window {
     /// Returns a bool mask that is true for keys outside of the window. It broadcasts to
     /// `[batch, heads, queries, keys]`.
-    pub(super) fn outside(
+    pub(super) fn outside_mask(
         self,
         rw: &mut Rewrite<'_>,
         queries: Size,
@@ -76,17 +78,17 @@ impl Window {
         if self.left.is_none() && self.right.is_none() {
             return None;
         }
-        let rows = positions(rw, queries);
-        let mut rows = unsqueezed(rw, rows, &[1]);
+        let rows = axis_positions(rw, queries);
+        let mut rows = insert_axes(rw, rows, &[1]);
         match offset {
             Offset::Size(Size::Number(0)) => {}
             Offset::Size(size) => {
                 let size = as_vector(rw, size);
                 rows = rw.add("Add", &[rows, size], Attrs::new());
             }
-            Offset::Each(offsets) => rows = rw.add("Add", &[rows, offsets], Attrs::new()),
+            Offset::PerBatchItem(offsets) => rows = rw.add("Add", &[rows, offsets], Attrs::new()),
         }
-        let columns = positions(rw, keys);
+        let columns = axis_positions(rw, keys);
         let moved = |rw: &mut Rewrite<'_>, by: i64| match by {
             0 => rows,
             _ => {
@@ -102,12 +104,12 @@ impl Window {
             let first = moved(rw, left.saturating_neg());
             rw.add("Less", &[columns, first], Attrs::new())
         });
-        either(rw, before, after)
+        or_conditions(rw, before, after)
     }
 }
 
 /// Returns the disjunction of two optional conditions.
-pub(super) fn either(rw: &mut Rewrite<'_>, a: Option<ValueId>, b: Option<ValueId>) -> Option<ValueId> {
+pub(super) fn or_conditions(rw: &mut Rewrite<'_>, a: Option<ValueId>, b: Option<ValueId>) -> Option<ValueId> {
     match (a, b) {
         (Some(a), Some(b)) => Some(rw.add("Or", &[a, b], Attrs::new())),
         (one, other) => one.or(other),
@@ -116,7 +118,7 @@ pub(super) fn either(rw: &mut Rewrite<'_>, a: Option<ValueId>, b: Option<ValueId
 
 /// Attention of queries to keys and values. The number of heads of keys and values divides the number of heads of
 /// queries.
-pub(super) struct Scores {
+pub(super) struct ScaledDotProduct {
     pub(super) dtype: DType,
     pub(super) queries: Heads,
     pub(super) keys: Heads,
@@ -132,39 +134,39 @@ pub(super) struct Scores {
     /// Bool mask that is true for hidden keys; it broadcasts to `[batch, heads, queries, keys]`.
     pub(super) hidden: Option<ValueId>,
     /// True if all keys of a query may be hidden. The result of this query is then 0.
-    pub(super) may_be_blind: bool,
+    pub(super) may_hide_all_keys: bool,
     /// Type of the softmax, if it differs from `dtype`.
     pub(super) precision: Option<DType>,
 }
 
 /// Results of all stages: `[batch, heads, queries, keys]`; the final result is `[batch, heads, queries, size]`.
-pub(super) struct Results {
+pub(super) struct Stages {
     pub(super) products: ValueId,
     pub(super) capped: ValueId,
     pub(super) masked: ValueId,
-    pub(super) shares: ValueId,
+    pub(super) weights: ValueId,
     pub(super) result: ValueId,
 }
 
-impl Scores {
-    pub(super) fn build(self, rw: &mut Rewrite<'_>) -> Results {
+impl ScaledDotProduct {
+    pub(super) fn build(self, rw: &mut Rewrite<'_>) -> Stages {
         let none = Attrs::new;
-        let (q, k) = self.scaled(rw);
-        let groups = over(rw, self.queries.heads, self.keys.heads);
+        let (q, k) = self.scale_queries_and_keys(rw);
+        let groups = divide_sizes(rw, self.queries.heads, self.keys.heads);
         let grouped = self.queries.heads != self.keys.heads && groups != Size::Number(1);
         let (heads, of_queries) = (self.keys.heads, self.queries.heads);
         // Heads that share keys and values get an axis of their own, along which the product broadcasts.
         let apart = |rw: &mut Rewrite<'_>, value: ValueId, length: Size, size: Size| match grouped {
-            true => reshaped(rw, value, &[Size::Kept, heads, groups, length, size]),
+            true => reshape_to(rw, value, &[Size::SameAxis, heads, groups, length, size]),
             false => value,
         };
         let together = |rw: &mut Rewrite<'_>, value: ValueId, length: Size, size: Size| match grouped {
-            true => reshaped(rw, value, &[Size::Kept, of_queries, length, size]),
+            true => reshape_to(rw, value, &[Size::SameAxis, of_queries, length, size]),
             false => value,
         };
         let shared =
-            |rw: &mut Rewrite<'_>, value: ValueId| if grouped { unsqueezed(rw, value, &[2]) } else { value };
-        let turned = permuted(rw, k, &[0, 1, 3, 2]);
+            |rw: &mut Rewrite<'_>, value: ValueId| if grouped { insert_axes(rw, value, &[2]) } else { value };
+        let turned = permute_axes(rw, k, &[0, 1, 3, 2]);
         let (left, right) = (apart(rw, q, self.queries.length, self.queries.size), shared(rw, turned));
         let products = rw.add("MatMul", &[left, right], none());
         let products = together(rw, products, self.queries.length, self.keys.length);
@@ -189,7 +191,7 @@ impl Scores {
         let precision = self.precision.unwrap_or(self.dtype);
         let logits = cast(rw.patch().1, masked, self.dtype, precision);
         let softmax = || Attrs::new().with("axis", -1i64);
-        let shares = if self.may_be_blind {
+        let shares = if self.may_hide_all_keys {
             // Rows in which every key is hidden are replaced by zeros first. NaN would otherwise reach the gradient.
             let last = rw.ints("last", &[-1]);
             let most = rw.add("ReduceMax", &[logits, last], Attrs::new().with("keepdims", 1i64));
@@ -207,18 +209,18 @@ impl Scores {
         let right = shared(rw, self.values.value);
         let result = rw.add("MatMul", &[left, right], none());
         let result = together(rw, result, self.queries.length, self.values.size);
-        Results { products, capped, masked, shares, result }
+        Stages { products, capped, masked, weights: shares, result }
     }
 
     /// Returns queries and keys, scaled so that their products have the scale.
-    fn scaled(&self, rw: &mut Rewrite<'_>) -> (ValueId, ValueId) {
+    fn scale_queries_and_keys(&self, rw: &mut Rewrite<'_>) -> (ValueId, ValueId) {
         let (q, k) = (self.queries.value, self.keys.value);
         let scale = match self.scale {
-            Scale::OverRoot(Size::Number(size)) => Scale::By(1.0 / (size.max(1) as f64).sqrt()),
+            Scale::InverseSqrt(Size::Number(size)) => Scale::Factor(1.0 / (size.max(1) as f64).sqrt()),
             other => other,
         };
         let [of_queries, of_keys] = match scale {
-            Scale::By(scale) => {
+            Scale::Factor(scale) => {
                 // A negative scale has no square root: the queries get its sign.
                 let root = scale.abs().sqrt();
                 let numbers = if self.scale_both { [scale.signum() * root, root] } else { [scale, 1.0] };
@@ -227,7 +229,7 @@ impl Scores {
                 };
                 numbers.map(|number| constant(rw, number))
             }
-            Scale::OverRoot(size) => {
+            Scale::InverseSqrt(size) => {
                 let size = as_vector(rw, size);
                 let size = cast(rw.patch().1, size, DType::I64, self.dtype);
                 let mut root = rw.add("Sqrt", &[size], Attrs::new());
@@ -248,7 +250,7 @@ impl Scores {
 }
 
 /// Merges the heads of `[batch, heads, length, size]` to `[batch, length, heads * size]`.
-pub(super) fn merged(rw: &mut Rewrite<'_>, value: ValueId, width: Size) -> ValueId {
-    let turned = permuted(rw, value, &[0, 2, 1, 3]);
-    reshaped(rw, turned, &[Size::Kept, Size::Kept, width])
+pub(super) fn merge_heads(rw: &mut Rewrite<'_>, value: ValueId, width: Size) -> ValueId {
+    let turned = permute_axes(rw, value, &[0, 2, 1, 3]);
+    reshape_to(rw, turned, &[Size::SameAxis, Size::SameAxis, width])
 }

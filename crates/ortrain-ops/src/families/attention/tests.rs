@@ -2,8 +2,8 @@ use ortrain_graph::ValueType;
 
 use super::*;
 use crate::testing::{
-    Failure, add, assert_close, check_decomposition, check_downgrade, check_gradients, f64s, gradient_graph,
-    graph, one_node, run, run_node, spread,
+    Failure, add, assert_close, check_decomposition, check_downgrade, check_gradients, f64s, generic_tensor,
+    gradient_graph, graph, one_node_graph, run, run_node,
 };
 
 const STANDARD: (&str, &str) = ("", ATTENTION);
@@ -15,11 +15,11 @@ const TOLERANCE: f64 = 1e-11;
 const BATCH: usize = 2;
 const QUERIES: usize = 3;
 const KEYS: usize = 2;
-const SIZE: usize = 2;
-const OF_VALUES: usize = 3;
+const HEAD_SIZE: usize = 2;
+const VALUE_SIZE: usize = 3;
 
 /// Sizes and scales of a reference attention.
-struct Plan {
+struct ReferenceSizes {
     heads: usize,
     of_keys: usize,
     keys: usize,
@@ -29,7 +29,13 @@ struct Plan {
 
 /// Returns the products, capped products, masked products, weights and results by the definition, in row-major order.
 /// `mask(b, h, i, j)` is added.
-fn expected(plan: &Plan, q: &[f64], k: &[f64], v: &[f64], mask: impl Fn([usize; 4]) -> f64) -> [Vec<f64>; 5] {
+fn expected(
+    plan: &ReferenceSizes,
+    q: &[f64],
+    k: &[f64],
+    v: &[f64],
+    mask: impl Fn([usize; 4]) -> f64,
+) -> [Vec<f64>; 5] {
     let mut stages = [const { Vec::new() }; 5];
     for b in 0..BATCH {
         for h in 0..plan.heads {
@@ -39,9 +45,9 @@ fn expected(plan: &Plan, q: &[f64], k: &[f64], v: &[f64], mask: impl Fn([usize; 
                 data[from..from + size].to_vec()
             };
             for i in 0..QUERIES {
-                let query = row(q, plan.heads, h, QUERIES, i, SIZE);
+                let query = row(q, plan.heads, h, QUERIES, i, HEAD_SIZE);
                 let product = |j: usize| {
-                    let key = row(k, plan.of_keys, group, plan.keys, j, SIZE);
+                    let key = row(k, plan.of_keys, group, plan.keys, j, HEAD_SIZE);
                     query.iter().zip(key).map(|(a, b)| a * b).sum::<f64>() * plan.scale
                 };
                 let products: Vec<f64> = (0..plan.keys).map(product).collect();
@@ -52,8 +58,8 @@ fn expected(plan: &Plan, q: &[f64], k: &[f64], v: &[f64], mask: impl Fn([usize; 
                 let sum: f64 = masked.iter().map(|x| x.exp()).sum();
                 let shares: Vec<f64> =
                     masked.iter().map(|x| if sum == 0.0 { 0.0 } else { x.exp() / sum }).collect();
-                for column in 0..OF_VALUES {
-                    let value = |j: usize| row(v, plan.of_keys, group, plan.keys, j, OF_VALUES)[column];
+                for column in 0..VALUE_SIZE {
+                    let value = |j: usize| row(v, plan.of_keys, group, plan.keys, j, VALUE_SIZE)[column];
                     stages[4].push((0..plan.keys).map(|j| shares[j] * value(j)).sum());
                 }
                 for (stage, values) in stages.iter_mut().zip([products, bent, masked, shares]) {
@@ -66,7 +72,7 @@ fn expected(plan: &Plan, q: &[f64], k: &[f64], v: &[f64], mask: impl Fn([usize; 
 }
 
 /// Returns heads as `[batch, length, heads * size]`.
-fn flat(tensor: &Tensor) -> Tensor {
+fn flatten_heads(tensor: &Tensor) -> Tensor {
     let [batch, heads, length, size] = *tensor.dims() else { panic!("four axes") };
     let data = tensor.to_f64();
     let mut elements = Vec::new();
@@ -82,11 +88,11 @@ fn flat(tensor: &Tensor) -> Tensor {
 }
 
 /// Returns queries, keys and values as heads.
-fn heads(heads: usize, of_keys: usize, keys: usize) -> [Tensor; 3] {
+fn spread_heads(heads: usize, of_keys: usize, keys: usize) -> [Tensor; 3] {
     [
-        spread(&[BATCH, heads, QUERIES, SIZE], 1),
-        spread(&[BATCH, of_keys, keys, SIZE], 2),
-        spread(&[BATCH, of_keys, keys, OF_VALUES], 3),
+        generic_tensor(&[BATCH, heads, QUERIES, HEAD_SIZE], 1),
+        generic_tensor(&[BATCH, of_keys, keys, HEAD_SIZE], 2),
+        generic_tensor(&[BATCH, of_keys, keys, VALUE_SIZE], 3),
     ]
 }
 
@@ -94,8 +100,13 @@ fn bools(dims: &[usize], seen: &[u8]) -> Tensor {
     Tensor::from_slice(DType::Bool, dims, seen)
 }
 
-fn made(op: (&str, &str), inputs: &[Option<&Tensor>], outputs: usize, attrs: Attrs) -> (Graph, Vec<Tensor>) {
-    let graph = one_node(28, op, inputs, outputs, attrs).expect("valid");
+fn graph_and_inputs(
+    op: (&str, &str),
+    inputs: &[Option<&Tensor>],
+    outputs: usize,
+    attrs: Attrs,
+) -> (Graph, Vec<Tensor>) {
+    let graph = one_node_graph(28, op, inputs, outputs, attrs).expect("valid");
     (graph, inputs.iter().flatten().map(|&tensor| tensor.clone()).collect())
 }
 
@@ -123,15 +134,15 @@ fn floats(inputs: &[Tensor]) -> Vec<usize> {
 }
 
 #[test]
-fn heads_that_share_keys_softcap_and_scale() {
+fn grouped_queries_softcap_and_scale() {
     for (count, of_keys) in [(2, 2), (2, 1), (4, 2)] {
         for (scale, softcap) in [(None, 0.0f32), (Some(-0.7f32), 0.0), (Some(1.3), 0.5)] {
-            let [q, k, v] = heads(count, of_keys, KEYS);
-            let plan = Plan {
+            let [q, k, v] = spread_heads(count, of_keys, KEYS);
+            let plan = ReferenceSizes {
                 heads: count,
                 of_keys,
                 keys: KEYS,
-                scale: scale.map_or(1.0 / (SIZE as f64).sqrt(), f64::from),
+                scale: scale.map_or(1.0 / (HEAD_SIZE as f64).sqrt(), f64::from),
                 softcap: f64::from(softcap),
             };
             let stages = expected(&plan, &q.to_f64(), &k.to_f64(), &v.to_f64(), |_| 0.0);
@@ -139,8 +150,9 @@ fn heads_that_share_keys_softcap_and_scale() {
             if let Some(scale) = scale {
                 attrs = attrs.with("scale", scale);
             }
-            let want = f64s(&[BATCH, count, QUERIES, OF_VALUES], &stages[4]);
-            let (graph, inputs) = made(STANDARD, &[Some(&q), Some(&k), Some(&v)], 1, attrs.clone());
+            let want = f64s(&[BATCH, count, QUERIES, VALUE_SIZE], &stages[4]);
+            let (graph, inputs) =
+                graph_and_inputs(STANDARD, &[Some(&q), Some(&k), Some(&v)], 1, attrs.clone());
             assert_close(&run(&graph, &inputs).expect("it runs")[0], &want, TOLERANCE);
             check_gradients(&graph, &inputs, &[0, 1, 2], &[0]);
             check_decomposition(&graph, &inputs, TOLERANCE);
@@ -160,16 +172,16 @@ fn heads_that_share_keys_softcap_and_scale() {
 
             // The same computation with inputs of three axes.
             let attrs = attrs.with("q_num_heads", count as i64).with("kv_num_heads", of_keys as i64);
-            let data = [&q, &k, &v].map(flat);
-            let (graph, inputs) = made(STANDARD, &data.each_ref().map(Some), 1, attrs);
-            assert_close(&run(&graph, &inputs).expect("it runs")[0], &flat(&want), TOLERANCE);
+            let data = [&q, &k, &v].map(flatten_heads);
+            let (graph, inputs) = graph_and_inputs(STANDARD, &data.each_ref().map(Some), 1, attrs);
+            assert_close(&run(&graph, &inputs).expect("it runs")[0], &flatten_heads(&want), TOLERANCE);
             check_gradients(&graph, &inputs, &[2], &[0]);
             let open = symbolic(&graph, &inputs, |k, axis| match axis {
                 0 => "batch".into(),
                 1 if k > 0 => "keys".into(),
                 axis => format!("d{k}_{axis}"),
             });
-            assert_close(&run(&open, &inputs).expect("it runs")[0], &flat(&want), TOLERANCE);
+            assert_close(&run(&open, &inputs).expect("it runs")[0], &flatten_heads(&want), TOLERANCE);
         }
     }
 }
@@ -177,8 +189,14 @@ fn heads_that_share_keys_softcap_and_scale() {
 /// Masks of every rank, bool and float. Some hide all keys of a query.
 #[test]
 fn masks() {
-    let [q, k, v] = heads(2, 2, KEYS);
-    let plan = Plan { heads: 2, of_keys: 2, keys: KEYS, scale: 1.0 / (SIZE as f64).sqrt(), softcap: 0.0 };
+    let [q, k, v] = spread_heads(2, 2, KEYS);
+    let plan = ReferenceSizes {
+        heads: 2,
+        of_keys: 2,
+        keys: KEYS,
+        scale: 1.0 / (HEAD_SIZE as f64).sqrt(),
+        softcap: 0.0,
+    };
     for dims in [
         &[KEYS][..],
         &[QUERIES, KEYS],
@@ -190,7 +208,7 @@ fn masks() {
     ] {
         let count: usize = dims.iter().product();
         let seen: Vec<u8> = (0..count).map(|k| u8::from(k % 5 != 1 && k % 7 > 1)).collect();
-        let numbers: Vec<f64> = spread(dims, 4).to_f64();
+        let numbers: Vec<f64> = generic_tensor(dims, 4).to_f64();
         let hidden: Vec<f64> = seen
             .iter()
             .zip(&numbers)
@@ -226,16 +244,16 @@ fn masks() {
                 let attrs =
                     Attrs::new().with("is_causal", i64::from(causal)).with("qk_matmul_output_mode", 3i64);
                 let ports = [Some(&q), Some(&k), Some(&v), Some(&mask)];
-                let (mut graph, inputs) = made(STANDARD, &ports, 4, attrs);
+                let (mut graph, inputs) = graph_and_inputs(STANDARD, &ports, 4, attrs);
                 graph.outputs = vec![graph.outputs[0], graph.outputs[3]];
                 let got = run(&graph, &inputs).expect("it runs");
-                assert_close(&got[0], &f64s(&[BATCH, 2, QUERIES, OF_VALUES], &stages[4]), TOLERANCE);
+                assert_close(&got[0], &f64s(&[BATCH, 2, QUERIES, VALUE_SIZE], &stages[4]), TOLERANCE);
                 assert_close(&got[1], &f64s(&[BATCH, 2, QUERIES, KEYS], &stages[3]), TOLERANCE);
                 if of_mask.iter().all(|x| x.is_finite()) {
                     let targets = if is_bool { vec![0] } else { vec![0, 3] };
                     check_gradients(&graph, &inputs, &targets, &[0, 1]);
                 } else {
-                    let weights = [spread(&[BATCH, 2, QUERIES, OF_VALUES], 5)].map(Some);
+                    let weights = [generic_tensor(&[BATCH, 2, QUERIES, VALUE_SIZE], 5)].map(Some);
                     let mut first = graph.clone();
                     first.outputs.truncate(1);
                     let gradient = gradient_graph(&first, &weights, &[0, 1, 2, 3]);
@@ -260,25 +278,26 @@ fn masks() {
 /// A query without visible keys gives 0 and a zero gradient, even if keys are NaN or infinite.
 #[test]
 fn queries_without_keys() {
-    let [q, _, v] = heads(1, 1, KEYS);
-    let k = f64s(&[BATCH, 1, KEYS, SIZE], &[f64::INFINITY, 1.0, f64::NAN, 1.0, 0.5, 1.0, 2.0, 1.0]);
+    let [q, _, v] = spread_heads(1, 1, KEYS);
+    let k = f64s(&[BATCH, 1, KEYS, HEAD_SIZE], &[f64::INFINITY, 1.0, f64::NAN, 1.0, 0.5, 1.0, 2.0, 1.0]);
     let mask = bools(&[BATCH, 1, 1, KEYS], &[0, 0, 1, 1]);
-    let (graph, inputs) = made(STANDARD, &[Some(&q), Some(&k), Some(&v), Some(&mask)], 1, Attrs::new());
+    let (graph, inputs) =
+        graph_and_inputs(STANDARD, &[Some(&q), Some(&k), Some(&v), Some(&mask)], 1, Attrs::new());
     let got = run(&graph, &inputs).expect("it runs");
-    let first = &got[0].to_f64()[..QUERIES * OF_VALUES];
+    let first = &got[0].to_f64()[..QUERIES * VALUE_SIZE];
     assert!(first.iter().all(|&x| x == 0.0), "{first:?}");
-    let weights = [Some(spread(&[BATCH, 1, QUERIES, OF_VALUES], 5))];
+    let weights = [Some(generic_tensor(&[BATCH, 1, QUERIES, VALUE_SIZE], 5))];
     let of_values = &run(&gradient_graph(&graph, &weights, &[2]), &inputs).expect("it runs")[0];
-    let first = &of_values.to_f64()[..KEYS * OF_VALUES];
+    let first = &of_values.to_f64()[..KEYS * VALUE_SIZE];
     assert!(first.iter().all(|&x| x == 0.0), "{first:?}");
 }
 
 #[test]
-fn a_past_and_what_is_shown() {
+fn past_and_intermediate_outputs() {
     const PAST: usize = 2;
-    let [q, k, v] = heads(2, 1, KEYS);
-    let past_key = spread(&[BATCH, 1, PAST, SIZE], 6);
-    let past_value = spread(&[BATCH, 1, PAST, OF_VALUES], 7);
+    let [q, k, v] = spread_heads(2, 1, KEYS);
+    let past_key = generic_tensor(&[BATCH, 1, PAST, HEAD_SIZE], 6);
+    let past_value = generic_tensor(&[BATCH, 1, PAST, VALUE_SIZE], 7);
     let behind = |past: &Tensor, new: &Tensor| -> Vec<f64> {
         let size = new.dims()[3];
         let rows = |tensor: &Tensor, b: usize| {
@@ -288,7 +307,7 @@ fn a_past_and_what_is_shown() {
         (0..BATCH).flat_map(|b| [rows(past, b), rows(new, b)].concat()).collect()
     };
     let (keys, values) = (behind(&past_key, &k), behind(&past_value, &v));
-    let plan = Plan { heads: 2, of_keys: 1, keys: PAST + KEYS, scale: 0.25, softcap: 2.0 };
+    let plan = ReferenceSizes { heads: 2, of_keys: 1, keys: PAST + KEYS, scale: 0.25, softcap: 2.0 };
     for (mode, causal) in [(0, false), (1, false), (2, true), (3, true)] {
         let mask = |at: [usize; 4]| if causal && at[3] > at[2] + PAST { f64::NEG_INFINITY } else { 0.0 };
         let stages = expected(&plan, &q.to_f64(), &keys, &values, mask);
@@ -298,12 +317,12 @@ fn a_past_and_what_is_shown() {
             .with("is_causal", i64::from(causal))
             .with("qk_matmul_output_mode", mode);
         let ports = [Some(&q), Some(&k), Some(&v), None, Some(&past_key), Some(&past_value)];
-        let (graph, inputs) = made(STANDARD, &ports, 4, attrs);
+        let (graph, inputs) = graph_and_inputs(STANDARD, &ports, 4, attrs);
         let got = run(&graph, &inputs).expect("it runs");
         let want = [
-            f64s(&[BATCH, 2, QUERIES, OF_VALUES], &stages[4]),
-            f64s(&[BATCH, 1, PAST + KEYS, SIZE], &keys),
-            f64s(&[BATCH, 1, PAST + KEYS, OF_VALUES], &values),
+            f64s(&[BATCH, 2, QUERIES, VALUE_SIZE], &stages[4]),
+            f64s(&[BATCH, 1, PAST + KEYS, HEAD_SIZE], &keys),
+            f64s(&[BATCH, 1, PAST + KEYS, VALUE_SIZE], &values),
             f64s(&[BATCH, 2, QUERIES, PAST + KEYS], &stages[mode as usize]),
         ];
         for (got, want) in got.iter().zip(&want) {
@@ -330,9 +349,15 @@ fn a_past_and_what_is_shown() {
 #[test]
 fn filled_keys_and_windows() {
     const FILLED: [i64; 2] = [4, 2];
-    let [q, k, v] = heads(1, 1, 4);
+    let [q, k, v] = spread_heads(1, 1, 4);
     let filled = Tensor::i64(&[BATCH], &FILLED);
-    let plan = Plan { heads: 1, of_keys: 1, keys: 4, scale: 1.0 / (SIZE as f64).sqrt(), softcap: 0.0 };
+    let plan = ReferenceSizes {
+        heads: 1,
+        of_keys: 1,
+        keys: 4,
+        scale: 1.0 / (HEAD_SIZE as f64).sqrt(),
+        softcap: 0.0,
+    };
     for (with_filled, causal, window) in [
         (true, false, [-1i64, -1]),
         (true, true, [-1, -1]),
@@ -358,8 +383,8 @@ fn filled_keys_and_windows() {
             .with("right_window_size", window[1]);
         let filled = with_filled.then_some(&filled);
         let (graph, inputs) =
-            made(STANDARD, &[Some(&q), Some(&k), Some(&v), None, None, None, filled], 1, attrs);
-        let want = f64s(&[BATCH, 1, QUERIES, OF_VALUES], &stages[4]);
+            graph_and_inputs(STANDARD, &[Some(&q), Some(&k), Some(&v), None, None, None, filled], 1, attrs);
+        let want = f64s(&[BATCH, 1, QUERIES, VALUE_SIZE], &stages[4]);
         assert_close(&run(&graph, &inputs).expect("it runs")[0], &want, TOLERANCE);
         check_gradients(&graph, &inputs, &[0, 1, 2], &[0]);
         check_decomposition(&graph, &inputs, TOLERANCE);
@@ -370,10 +395,10 @@ fn filled_keys_and_windows() {
 
 /// Known shapes need no nodes that compute shapes at run time.
 #[test]
-fn few_nodes_where_shapes_are_known() {
-    let [q, k, v] = heads(2, 2, KEYS);
+fn known_shapes_need_no_shape_nodes() {
+    let [q, k, v] = spread_heads(2, 2, KEYS);
     let (mut graph, _) =
-        made(STANDARD, &[Some(&q), Some(&k), Some(&v)], 1, Attrs::new().with("is_causal", 1i64));
+        graph_and_inputs(STANDARD, &[Some(&q), Some(&k), Some(&v)], 1, Attrs::new().with("is_causal", 1i64));
     crate::passes::decompose::decompose_node(&mut graph, 0).expect("it decomposes");
     let ops: Vec<&str> = graph.nodes.iter().map(|node| &*node.op).collect();
     assert_eq!(ops, ["Unsqueeze", "Less", "Mul", "Mul", "Transpose", "MatMul", "Where", "Softmax", "MatMul"]);
@@ -387,17 +412,23 @@ fn precision() {
             tensor.to_f64().iter().map(|&x| half::f16::from_f64(x * factor)).collect();
         Tensor::from_slice(DType::F16, tensor.dims(), &elements)
     };
-    let data = heads(1, 1, KEYS);
+    let data = spread_heads(1, 1, KEYS);
     let [q, k, v] = data.each_ref().map(|tensor| half(tensor, 1.0));
     let wide = [&q, &k, &v].map(Tensor::to_f64);
-    let plan = Plan { heads: 1, of_keys: 1, keys: KEYS, scale: 1.0 / (SIZE as f64).sqrt(), softcap: 0.0 };
+    let plan = ReferenceSizes {
+        heads: 1,
+        of_keys: 1,
+        keys: KEYS,
+        scale: 1.0 / (HEAD_SIZE as f64).sqrt(),
+        softcap: 0.0,
+    };
     let want = &expected(&plan, &wide[0], &wide[1], &wide[2], |_| 0.0)[4];
     for precision in [None, Some(1i64), Some(10), Some(11)] {
         let mut attrs = Attrs::new();
         if let Some(precision) = precision {
             attrs = attrs.with("softmax_precision", precision);
         }
-        let (graph, inputs) = made(STANDARD, &[Some(&q), Some(&k), Some(&v)], 1, attrs);
+        let (graph, inputs) = graph_and_inputs(STANDARD, &[Some(&q), Some(&k), Some(&v)], 1, attrs);
         let got = run(&graph, &inputs).expect("it runs");
         assert_eq!(got[0].dtype(), DType::F16);
         for (got, want) in got[0].to_f64().iter().zip(want) {
@@ -407,7 +438,7 @@ fn precision() {
     }
     // The values have another type than queries and keys.
     let values = Tensor::f32(v.dims(), &v.to_f64().iter().map(|&x| x as f32).collect::<Vec<_>>());
-    let (graph, inputs) = made(STANDARD, &[Some(&q), Some(&k), Some(&values)], 3, Attrs::new());
+    let (graph, inputs) = graph_and_inputs(STANDARD, &[Some(&q), Some(&k), Some(&values)], 3, Attrs::new());
     let got = run(&graph, &inputs).expect("it runs");
     assert_eq!([got[0].dtype(), got[1].dtype(), got[2].dtype()], [DType::F16, DType::F16, DType::F32]);
 }
@@ -416,21 +447,22 @@ fn precision() {
 #[test]
 fn empty_batches() {
     let data = [
-        spread(&[0, 2, QUERIES, SIZE], 1),
-        spread(&[0, 1, KEYS, SIZE], 2),
-        spread(&[0, 1, KEYS, OF_VALUES], 3),
+        generic_tensor(&[0, 2, QUERIES, HEAD_SIZE], 1),
+        generic_tensor(&[0, 1, KEYS, HEAD_SIZE], 2),
+        generic_tensor(&[0, 1, KEYS, VALUE_SIZE], 3),
     ];
-    let (graph, inputs) = made(STANDARD, &data.each_ref().map(Some), 1, Attrs::new().with("is_causal", 1i64));
+    let (graph, inputs) =
+        graph_and_inputs(STANDARD, &data.each_ref().map(Some), 1, Attrs::new().with("is_causal", 1i64));
     let open = symbolic(&graph, &inputs, |_, axis| format!("d{axis}"));
     for graph in [graph, open] {
-        assert_eq!(run(&graph, &inputs).expect("it runs")[0].dims(), [0, 2, QUERIES, OF_VALUES]);
+        assert_eq!(run(&graph, &inputs).expect("it runs")[0].dims(), [0, 2, QUERIES, VALUE_SIZE]);
     }
 }
 
 const WIDTH: usize = 4;
 
 /// Returns the number that a mask of `com.microsoft` adds, by the rank of the mask.
-fn filter(mask: Option<&Tensor>, keys: usize, [b, _, i, j]: [usize; 4]) -> f64 {
+fn mask_addend(mask: Option<&Tensor>, keys: usize, [b, _, i, j]: [usize; 4]) -> f64 {
     let Some(mask) = mask else { return 0.0 };
     let at = |k: usize| mask.to_f64()[k];
     let seen = match mask.dims() {
@@ -455,11 +487,11 @@ fn int_masks(keys: usize) -> Vec<Option<Tensor>> {
 
 #[test]
 fn merged_projections() {
-    let x = spread(&[BATCH, QUERIES, WIDTH], 1);
-    let widths = [2 * SIZE, 2 * SIZE, 2 * OF_VALUES];
+    let x = generic_tensor(&[BATCH, QUERIES, WIDTH], 1);
+    let widths = [2 * HEAD_SIZE, 2 * HEAD_SIZE, 2 * VALUE_SIZE];
     let all: usize = widths.iter().sum();
-    let (weights, bias) = (spread(&[WIDTH, all], 2), spread(&[all], 3));
-    let plan = Plan { heads: 2, of_keys: 2, keys: QUERIES, scale: 0.6f32.into(), softcap: 0.0 };
+    let (weights, bias) = (generic_tensor(&[WIDTH, all], 2), generic_tensor(&[all], 3));
+    let plan = ReferenceSizes { heads: 2, of_keys: 2, keys: QUERIES, scale: 0.6f32.into(), softcap: 0.0 };
     for mask in int_masks(QUERIES) {
         for causal in [false, true] {
             // The projections, split into heads.
@@ -480,12 +512,20 @@ fn merged_projections() {
                 }
                 elements
             };
-            let (q, k, v) = (project(0, SIZE), project(2 * SIZE, SIZE), project(4 * SIZE, OF_VALUES));
+            let (q, k, v) = (
+                project(0, HEAD_SIZE),
+                project(2 * HEAD_SIZE, HEAD_SIZE),
+                project(4 * HEAD_SIZE, VALUE_SIZE),
+            );
             let added = |at: [usize; 4]| {
-                if causal && at[3] > at[2] { f64::NEG_INFINITY } else { filter(mask.as_ref(), QUERIES, at) }
+                if causal && at[3] > at[2] {
+                    f64::NEG_INFINITY
+                } else {
+                    mask_addend(mask.as_ref(), QUERIES, at)
+                }
             };
             let stages = expected(&plan, &q, &k, &v, added);
-            let want = flat(&f64s(&[BATCH, 2, QUERIES, OF_VALUES], &stages[4]));
+            let want = flatten_heads(&f64s(&[BATCH, 2, QUERIES, VALUE_SIZE], &stages[4]));
             let attrs = Attrs::new()
                 .with("num_heads", 2i64)
                 .with("scale", 0.6f32)
@@ -493,7 +533,8 @@ fn merged_projections() {
                 .with("unidirectional", i64::from(causal))
                 .with("qkv_hidden_sizes", widths.iter().map(|&width| width as i64).collect::<Vec<_>>());
             let ports = [Some(&x), Some(&weights), Some(&bias), mask.as_ref()];
-            let (graph, inputs) = made(MERGED, &ports[..if mask.is_some() { 4 } else { 3 }], 1, attrs);
+            let (graph, inputs) =
+                graph_and_inputs(MERGED, &ports[..if mask.is_some() { 4 } else { 3 }], 1, attrs);
             assert_close(&run(&graph, &inputs).expect("it runs")[0], &want, TOLERANCE);
             if causal {
                 check_gradients(&graph, &inputs, &floats(&inputs), &[0]);
@@ -504,14 +545,14 @@ fn merged_projections() {
 }
 
 #[test]
-fn a_past_of_both_and_a_bias() {
-    let x = spread(&[BATCH, QUERIES, WIDTH], 1);
-    let weights = spread(&[WIDTH, 3 * WIDTH], 2);
-    let past = spread(&[2, BATCH, 2, 2, WIDTH / 2], 3);
-    let bias = spread(&[1, 2, QUERIES, QUERIES + 2], 4);
+fn packed_past_and_attention_bias() {
+    let x = generic_tensor(&[BATCH, QUERIES, WIDTH], 1);
+    let weights = generic_tensor(&[WIDTH, 3 * WIDTH], 2);
+    let past = generic_tensor(&[2, BATCH, 2, 2, WIDTH / 2], 3);
+    let bias = generic_tensor(&[1, 2, QUERIES, QUERIES + 2], 4);
     let attrs = Attrs::new().with("num_heads", 2i64).with("unidirectional", 1i64);
     let ports = [Some(&x), Some(&weights), None, None, Some(&past), Some(&bias)];
-    let (graph, inputs) = made(MERGED, &ports, 2, attrs);
+    let (graph, inputs) = graph_and_inputs(MERGED, &ports, 2, attrs);
     let got = run(&graph, &inputs).expect("it runs");
     assert_eq!(
         (got[0].dims(), got[1].dims()),
@@ -535,22 +576,28 @@ fn a_past_of_both_and_a_bias() {
 /// All layouts of `MultiHeadAttention` give the same result.
 #[test]
 fn layouts() {
-    let plan = Plan { heads: 2, of_keys: 2, keys: QUERIES, scale: 1.0 / (SIZE as f64).sqrt(), softcap: 0.0 };
+    let plan = ReferenceSizes {
+        heads: 2,
+        of_keys: 2,
+        keys: QUERIES,
+        scale: 1.0 / (HEAD_SIZE as f64).sqrt(),
+        softcap: 0.0,
+    };
     let (q, k, v) = (
-        spread(&[BATCH, 2, QUERIES, SIZE], 1),
-        spread(&[BATCH, 2, QUERIES, SIZE], 2),
-        spread(&[BATCH, 2, QUERIES, SIZE], 3),
+        generic_tensor(&[BATCH, 2, QUERIES, HEAD_SIZE], 1),
+        generic_tensor(&[BATCH, 2, QUERIES, HEAD_SIZE], 2),
+        generic_tensor(&[BATCH, 2, QUERIES, HEAD_SIZE], 3),
     );
     let attrs = || Attrs::new().with("num_heads", 2i64).with("mask_filter_value", -3.0f32);
     let packed = |parts: &[&Tensor]| {
-        let data: Vec<Vec<f64>> = parts.iter().map(|part| flat(part).to_f64()).collect();
+        let data: Vec<Vec<f64>> = parts.iter().map(|part| flatten_heads(part).to_f64()).collect();
         let rows = BATCH * QUERIES * 2;
         let elements: Vec<f64> = (0..rows)
-            .flat_map(|row| data.iter().flat_map(move |part| part[row * SIZE..][..SIZE].to_vec()))
+            .flat_map(|row| data.iter().flat_map(move |part| part[row * HEAD_SIZE..][..HEAD_SIZE].to_vec()))
             .collect();
-        f64s(&[BATCH, QUERIES, 2, parts.len(), SIZE], &elements)
+        f64s(&[BATCH, QUERIES, 2, parts.len(), HEAD_SIZE], &elements)
     };
-    let [flat_q, flat_k, flat_v] = [&q, &k, &v].map(flat);
+    let [flat_q, flat_k, flat_v] = [&q, &k, &v].map(flatten_heads);
     let mask = Tensor::from_slice(DType::I32, &[BATCH, QUERIES], &[1, 0, 1, 1, 1, 0]);
     let (pairs, all) = (packed(&[&k, &v]), packed(&[&q, &k, &v]));
     let ports: [Vec<Option<&Tensor>>; 4] = [
@@ -563,7 +610,7 @@ fn layouts() {
     for ports in &ports {
         let mut given = ports.clone();
         given.extend([None, Some(&mask)]);
-        let (graph, inputs) = made(MULTI, &given, 1, attrs());
+        let (graph, inputs) = graph_and_inputs(MULTI, &given, 1, attrs());
         let got = run(&graph, &inputs).expect("it runs").remove(0);
         check_gradients(&graph, &inputs, &floats(&inputs), &[0]);
         check_decomposition(&graph, &inputs, TOLERANCE);
@@ -572,30 +619,34 @@ fn layouts() {
             None => {
                 // Values have the size of keys here. They are padded to the size that the reference uses.
                 let mut elements = Vec::new();
-                for row in v.to_f64().chunks(SIZE) {
+                for row in v.to_f64().chunks(HEAD_SIZE) {
                     elements.extend_from_slice(row);
-                    elements.resize(elements.len() + OF_VALUES - SIZE, 0.0);
+                    elements.resize(elements.len() + VALUE_SIZE - HEAD_SIZE, 0.0);
                 }
-                let added = |at: [usize; 4]| filter(Some(&mask), QUERIES, at);
+                let added = |at: [usize; 4]| mask_addend(Some(&mask), QUERIES, at);
                 let stages = expected(&plan, &q.to_f64(), &k.to_f64(), &elements, added);
                 let narrow: Vec<f64> =
-                    stages[4].chunks(OF_VALUES).flat_map(|row| row[..SIZE].to_vec()).collect();
-                assert_close(&got, &flat(&f64s(&[BATCH, 2, QUERIES, SIZE], &narrow)), TOLERANCE);
+                    stages[4].chunks(VALUE_SIZE).flat_map(|row| row[..HEAD_SIZE].to_vec()).collect();
+                assert_close(
+                    &got,
+                    &flatten_heads(&f64s(&[BATCH, 2, QUERIES, HEAD_SIZE], &narrow)),
+                    TOLERANCE,
+                );
                 first = Some(got);
             }
         }
     }
     // A bias of queries, keys and values equals a bias that is added to the inputs before.
-    let bias = spread(&[6 * SIZE], 9);
+    let bias = generic_tensor(&[6 * HEAD_SIZE], 9);
     for ports in [&ports[0], &ports[2], &ports[3]] {
         let mut given = ports.clone();
         given.push(Some(&bias));
-        let (graph, inputs) = made(MULTI, &given, 1, attrs());
+        let (graph, inputs) = graph_and_inputs(MULTI, &given, 1, attrs());
         let got = run(&graph, &inputs).expect("it runs").remove(0);
         check_gradients(&graph, &inputs, &floats(&inputs), &[0]);
         let numbers = bias.to_f64();
         let shifted = |data: &Tensor, part: usize| {
-            let width = 2 * SIZE;
+            let width = 2 * HEAD_SIZE;
             let elements: Vec<f64> = data
                 .to_f64()
                 .iter()
@@ -605,23 +656,29 @@ fn layouts() {
             f64s(data.dims(), &elements)
         };
         let before = [shifted(&flat_q, 0), shifted(&flat_k, 1), shifted(&flat_v, 2)];
-        let (graph, inputs) = made(MULTI, &before.each_ref().map(Some), 1, attrs());
+        let (graph, inputs) = graph_and_inputs(MULTI, &before.each_ref().map(Some), 1, attrs());
         assert_close(&got, &run(&graph, &inputs).expect("it runs")[0], TOLERANCE);
     }
 }
 
 #[test]
 fn symbolic_sizes_of_layouts() {
-    let (q, k, v) =
-        (spread(&[BATCH, QUERIES, 4], 1), spread(&[BATCH, KEYS, 4], 2), spread(&[BATCH, KEYS, 6], 3));
-    let (bias, past_key, past_value) =
-        (spread(&[14], 4), spread(&[BATCH, 2, 2, 2], 5), spread(&[BATCH, 2, 2, 3], 6));
+    let (q, k, v) = (
+        generic_tensor(&[BATCH, QUERIES, 4], 1),
+        generic_tensor(&[BATCH, KEYS, 4], 2),
+        generic_tensor(&[BATCH, KEYS, 6], 3),
+    );
+    let (bias, past_key, past_value) = (
+        generic_tensor(&[14], 4),
+        generic_tensor(&[BATCH, 2, 2, 2], 5),
+        generic_tensor(&[BATCH, 2, 2, 3], 6),
+    );
     let mask =
         Tensor::from_slice(DType::I32, &[BATCH, QUERIES, KEYS + 2], &[1; BATCH * QUERIES * (KEYS + 2)]);
     let ports =
         [Some(&q), Some(&k), Some(&v), Some(&bias), Some(&mask), None, Some(&past_key), Some(&past_value)];
     let attrs = Attrs::new().with("num_heads", 2i64).with("unidirectional", 1i64);
-    let (graph, inputs) = made(MULTI, &ports, 3, attrs);
+    let (graph, inputs) = graph_and_inputs(MULTI, &ports, 3, attrs);
     let want = run(&graph, &inputs).expect("it runs");
     let open = symbolic(&graph, &inputs, |k, axis| match (k, axis) {
         (0..=2 | 4.., 0) => "batch".into(),
@@ -640,9 +697,9 @@ fn symbolic_sizes_of_layouts() {
 
 /// A symbolic mask is only accepted if its shape shows that it has ends, with or without starts.
 #[test]
-fn masks_that_leave_open_what_they_are() {
-    let x = spread(&[BATCH, QUERIES, WIDTH], 1);
-    let weights = spread(&[WIDTH, 3 * WIDTH], 2);
+fn rejects_ambiguous_mask_shapes() {
+    let x = generic_tensor(&[BATCH, QUERIES, WIDTH], 1);
+    let weights = generic_tensor(&[WIDTH, 3 * WIDTH], 2);
     let mask = Tensor::from_slice(DType::I32, &[BATCH], &[1, 2]);
     for (name, fine) in [("batch", true), ("other", false)] {
         let (mut open, ids) = graph(&[&x, &weights, &mask]);
@@ -665,19 +722,19 @@ fn masks_that_leave_open_what_they_are() {
 }
 
 #[test]
-fn what_is_wrong_is_said() {
-    let [q, k, v] = heads(2, 2, KEYS);
+fn rejects_invalid_inputs() {
+    let [q, k, v] = spread_heads(2, 2, KEYS);
     let [three, wide, long] = [
-        spread(&[BATCH, 3, KEYS, SIZE], 1),
-        spread(&[BATCH, 2, KEYS, 5], 1),
-        spread(&[BATCH, 2, 7, OF_VALUES], 1),
+        generic_tensor(&[BATCH, 3, KEYS, HEAD_SIZE], 1),
+        generic_tensor(&[BATCH, 2, KEYS, 5], 1),
+        generic_tensor(&[BATCH, 2, 7, VALUE_SIZE], 1),
     ];
-    let data = [&q, &k, &v].map(flat);
+    let data = [&q, &k, &v].map(flatten_heads);
     let mask = |dims: &[usize]| bools(dims, &vec![1; dims.iter().product()]);
     let (bad_mask, long_mask, scalar) = (mask(&[5, KEYS]), mask(&[KEYS + 1]), mask(&[]));
     let filled = Tensor::i64(&[BATCH], &[1, 2]);
     let of_three = Tensor::i64(&[3], &[1, 2, 1]);
-    let past = spread(&[BATCH, 2, 2, SIZE], 1);
+    let past = generic_tensor(&[BATCH, 2, 2, HEAD_SIZE], 1);
     let none = Attrs::new;
     let basic = [Some(&q), Some(&k), Some(&v)];
     let with = |more: &[Option<&Tensor>]| -> Vec<Option<Tensor>> {
@@ -735,12 +792,13 @@ fn what_is_wrong_is_said() {
         ),
     ] {
         let ports: Vec<Option<&Tensor>> = ports.iter().map(Option::as_ref).collect();
-        let error = one_node(28, STANDARD, &ports, 1, attrs).expect_err("refused").to_string();
+        let error = one_node_graph(28, STANDARD, &ports, 1, attrs).expect_err("refused").to_string();
         assert!(error.contains(words), "{error}");
         assert!(error.contains("node \"y\" (Attention)"), "{error}");
     }
     // If sizes are only known at run time, a mask that is too long fails then.
-    let (known, inputs) = made(STANDARD, &[Some(&q), Some(&k), Some(&v), Some(&mask(&[KEYS]))], 1, none());
+    let (known, inputs) =
+        graph_and_inputs(STANDARD, &[Some(&q), Some(&k), Some(&v), Some(&mask(&[KEYS]))], 1, none());
     let open = symbolic(&known, &inputs, |k, axis| format!("d{}_{axis}", k / 3));
     let mut plain = open.clone();
     crate::passes::decompose::decompose_node(&mut plain, 0).expect("it decomposes");
@@ -749,11 +807,11 @@ fn what_is_wrong_is_said() {
 }
 
 #[test]
-fn what_is_wrong_with_contributed_ones_is_said() {
-    let (x, weights) = (spread(&[BATCH, QUERIES, WIDTH], 1), spread(&[WIDTH, 3 * WIDTH], 2));
+fn rejects_invalid_microsoft_inputs() {
+    let (x, weights) = (generic_tensor(&[BATCH, QUERIES, WIDTH], 1), generic_tensor(&[WIDTH, 3 * WIDTH], 2));
     let int = |dims: &[usize]| Tensor::from_slice(DType::I32, dims, &vec![1i32; dims.iter().product()]);
     let (offsets, square, keys) = (int(&[3 * BATCH + 2]), int(&[BATCH, 1, 8, 8]), int(&[BATCH, 7]));
-    let (past, vector) = (spread(&[2, BATCH, 2, 1, 3], 1), spread(&[5], 1));
+    let (past, vector) = (generic_tensor(&[2, BATCH, 2, 1, 3], 1), generic_tensor(&[5], 1));
     let two = || Attrs::new().with("num_heads", 2i64);
     let (x, w) = (Some(&x), Some(&weights));
     for (ports, attrs, words) in [
@@ -783,11 +841,11 @@ fn what_is_wrong_with_contributed_ones_is_said() {
             "input 4 has shape [2, 2, 2, 1, 3], but [2, 2, 2, length, 2]",
         ),
     ] {
-        let error = one_node(17, MERGED, &ports, 1, attrs).expect_err("refused").to_string();
+        let error = one_node_graph(17, MERGED, &ports, 1, attrs).expect_err("refused").to_string();
         assert!(error.contains(words), "{error}");
         assert!(error.contains("node \"y\" (com.microsoft:Attention)"), "{error}");
     }
-    let narrow = spread(&[BATCH, KEYS, 6], 1);
+    let narrow = generic_tensor(&[BATCH, KEYS, 6], 1);
     for (ports, words) in [
         (vec![x], "queries of shape [2, 3, 4], no key and no values: it takes"),
         (vec![x, x], "keys of shape [2, 3, 4] and no values"),
@@ -797,7 +855,7 @@ fn what_is_wrong_with_contributed_ones_is_said() {
         (vec![x, x, x, None, Some(&offsets)], "has shape [8], lengths with offsets, for a batch of 2"),
         (vec![x, x, x, None, None, None, Some(&past)], "past_key and past_value are given together"),
     ] {
-        let error = one_node(17, MULTI, &ports, 1, two()).expect_err("refused").to_string();
+        let error = one_node_graph(17, MULTI, &ports, 1, two()).expect_err("refused").to_string();
         assert!(error.contains(words), "{error}");
         assert!(error.contains("node \"y\" (com.microsoft:MultiHeadAttention)"), "{error}");
     }

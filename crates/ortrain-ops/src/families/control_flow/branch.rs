@@ -16,8 +16,8 @@ use ortrain_graph::{Attr, Attrs, DType, Dim, Graph, Node, Shape, ValueId, ValueT
 use rustc_hash::FxHashSet;
 
 use super::{
-    copied, forget_folded, in_subgraph, is_used, subgraph, type_captures, type_nodes, without_updates,
-    zeros_like,
+    add_copy, clear_folded, infer_nodes, is_used, remove_updates, set_capture_types, subgraph,
+    subgraph_error, zeros_like,
 };
 use crate::OpError;
 use crate::grad::Grad;
@@ -34,20 +34,20 @@ struct If;
 
 /// Information that the inputs of a branch take from the captured values, in addition to the element types.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum KnownTypes {
+enum CaptureInfo {
     /// Shapes and contents.
-    Everything,
+    ShapesAndContents,
     /// Ranks.
     Ranks,
-    Nothing,
+    ElementTypesOnly,
 }
 
 /// Infers the types of a branch from the types of the captured values. Returns the branch and the types of its outputs.
 /// The last result is true if a declared shape or a nested branch contradicts the inferred types.
-fn typed(
+fn infer_branch(
     cx: &Infer<'_>,
     attribute: &str,
-    known: KnownTypes,
+    known: CaptureInfo,
 ) -> Result<(Graph, Vec<ValueType>, bool), OpError> {
     let node = cx.node();
     let mut graph = subgraph(node, attribute)?.clone();
@@ -55,13 +55,13 @@ fn typed(
         let found = graph.inputs.len();
         return Err(OpError::invalid(format!("{attribute} has {found} inputs of its own; none are defined")));
     }
-    type_captures(cx, attribute, &mut graph)?;
-    if known != KnownTypes::Everything {
+    set_capture_types(cx, attribute, &mut graph)?;
+    if known != CaptureInfo::ShapesAndContents {
         for id in graph.inputs.clone() {
             let name = graph.name_of(id).to_owned();
             let value = graph.value_mut(id);
             if let ValueType::Tensor(dtype, shape) = &value.ty {
-                let axes = shape.as_ref().filter(|_| known == KnownTypes::Ranks).map(Shape::rank);
+                let axes = shape.as_ref().filter(|_| known == CaptureInfo::Ranks).map(Shape::rank);
                 let open =
                     |rank: usize| (0..rank).map(|axis| Dim::symbol(&format!("{name}.{axis}"))).collect();
                 value.ty = ValueType::Tensor(*dtype, axes.map(open));
@@ -70,19 +70,19 @@ fn typed(
         }
         forget_shapes(&mut graph);
     }
-    let contradicts = type_nodes(&mut graph)?;
+    let contradicts = infer_nodes(&mut graph)?;
     let outputs = graph.outputs.iter().map(|&id| graph.value(id).ty.clone()).collect();
-    forget_folded(&mut graph);
+    clear_folded(&mut graph);
     Ok((graph, outputs, contradicts))
 }
 
 /// Maximum nesting depth of subgraphs in a branch that is inferred again. Each of them may be inferred three times in
 /// this case.
-const DEEPEST: usize = 6;
+const MAX_BRANCH_DEPTH: usize = 6;
 
 /// Returns the nesting depth of the subgraphs in a graph.
-fn nested(graph: &Graph) -> usize {
-    let inside = graph.nodes.iter().flat_map(Graph::subgraphs).map(|(_, graph)| 1 + nested(graph));
+fn subgraph_depth(graph: &Graph) -> usize {
+    let inside = graph.nodes.iter().flat_map(Graph::subgraphs).map(|(_, graph)| 1 + subgraph_depth(graph));
     inside.max().unwrap_or(0)
 }
 
@@ -101,16 +101,16 @@ impl Branch {
     ///
     /// # Errors
     /// Returns an error if the branch is invalid for all shapes.
-    fn of(cx: &Infer<'_>, attribute: &str) -> Result<Branch, OpError> {
-        let error = match typed(cx, attribute, KnownTypes::Everything) {
+    fn from_attribute(cx: &Infer<'_>, attribute: &str) -> Result<Branch, OpError> {
+        let error = match infer_branch(cx, attribute, CaptureInfo::ShapesAndContents) {
             Ok((graph, outputs, contradicts)) => return Ok(Branch::Fits(graph, outputs, contradicts)),
             Err(error) => error,
         };
-        if nested(subgraph(cx.node(), attribute)?) > DEEPEST {
+        if subgraph_depth(subgraph(cx.node(), attribute)?) > MAX_BRANCH_DEPTH {
             return Err(error);
         }
-        let open =
-            typed(cx, attribute, KnownTypes::Ranks).or_else(|_| typed(cx, attribute, KnownTypes::Nothing));
+        let open = infer_branch(cx, attribute, CaptureInfo::Ranks)
+            .or_else(|_| infer_branch(cx, attribute, CaptureInfo::ElementTypesOnly));
         match open {
             Ok((graph, ..)) => Ok(Branch::Contradicts(graph, error)),
             Err(_) => Err(error),
@@ -137,7 +137,7 @@ impl Branch {
 }
 
 /// Returns the common type of two values. A symbol has the same meaning in both branches only if it comes from outside.
-pub(super) fn either(
+pub(super) fn common_type(
     cx: &Infer<'_>,
     k: usize,
     (yes, no): (&ValueType, &ValueType),
@@ -167,8 +167,8 @@ pub(super) fn either(
 impl Op for If {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
         let node = cx.node();
-        cx.arity(1 + node.captures, 1 + node.captures, usize::MAX)?;
-        cx.dtype_where(0, "bool", |dtype| dtype == DType::Bool)?;
+        cx.check_arity(1 + node.captures, 1 + node.captures, usize::MAX)?;
+        cx.expect_dtype(0, "bool", |dtype| dtype == DType::Bool)?;
         if let Some(shape) = cx.shape(0)
             && shape.iter().any(|dim| dim.known().is_some_and(|size| size != 1))
         {
@@ -185,7 +185,7 @@ impl Op for If {
             )));
         }
         // The branch that does not run may contradict the actual shapes. It still gets types, for its gradient.
-        let (yes, no) = (Branch::of(cx, THEN), Branch::of(cx, ELSE));
+        let (yes, no) = (Branch::from_attribute(cx, THEN), Branch::from_attribute(cx, ELSE));
         let (yes, no) = match holds {
             Some(true) => (Some(yes?), no.ok()),
             Some(false) => (yes.ok(), Some(no?)),
@@ -211,12 +211,12 @@ impl Op for If {
             }
         };
         for k in 0..node.outputs.len() {
-            cx.output_type(k, either(cx, k, (&pair.0[k], &pair.1[k]), &outer)?);
+            cx.set_output_type(k, common_type(cx, k, (&pair.0[k], &pair.1[k]), &outer)?);
         }
         for (attribute, found, taken) in [(THEN, yes, true), (ELSE, no, false)] {
             if let Some(branch) = found {
                 cx.contradicts |= holds != Some(!taken) && branch.contradicts();
-                cx.output_subgraph(attribute, branch.into_graph());
+                cx.set_output_subgraph(attribute, branch.into_graph());
             }
         }
         Ok(())
@@ -228,7 +228,7 @@ impl Op for If {
         // Captured values of the gradient: the captured values of the node (without repetitions) and the output
         // gradients.
         let mut outer: Vec<ValueId> = node.inputs[1..].iter().flatten().copied().collect();
-        let wanted: Vec<usize> = (0..outer.len()).filter(|&k| cx.wants(k + 1)).collect();
+        let wanted: Vec<usize> = (0..outer.len()).filter(|&k| cx.needs_grad(k + 1)).collect();
         let arriving: Vec<(usize, usize)> = (0..node.outputs.len())
             .filter_map(|k| {
                 let gradient = cx.output_grad(k)?;
@@ -258,7 +258,7 @@ impl Op for If {
             let seeds: Vec<(ValueId, ValueId)> =
                 arriving.iter().map(|&(k, position)| (graph.outputs[k], graph.inputs[position])).collect();
             let targets: Vec<ValueId> = wanted.iter().map(|&k| graph.inputs[k]).collect();
-            let found = backpropagate(&mut graph, &seeds, &targets).map_err(in_subgraph)?;
+            let found = backpropagate(&mut graph, &seeds, &targets).map_err(subgraph_error)?;
             halves.push((attribute, graph, found, forward));
         }
         // A value without a gradient in either branch gets no gradient.
@@ -280,13 +280,13 @@ impl Op for If {
                 }
             }
             graph.remove_unused();
-            without_updates(graph)?;
+            remove_updates(graph)?;
             // Names must not repeat names of the outer graph: the outer gradients have the same names.
             for id in graph.value_ids().skip(*forward) {
                 let name = format!("{}{attribute}/{}", cx.prefix, graph.name_of(id));
                 graph.rename(id, &name);
             }
-            infer_added(graph).map_err(in_subgraph)?;
+            infer_added(graph).map_err(subgraph_error)?;
         }
         // Removes values that only the forward branches needed.
         for position in (0..outer.len()).rev() {
@@ -308,7 +308,7 @@ impl Op for If {
         cx.nodes.last_mut().expect("just added").captures = outer.len();
         let kept = wanted.iter().zip(&reached).filter(|&(_, &reached)| reached);
         for ((&k, _), gradient) in kept.zip(gradients) {
-            cx.give(k + 1, gradient);
+            cx.set_grad(k + 1, gradient);
         }
         Ok(())
     }
@@ -329,7 +329,7 @@ pub(crate) fn definitions() -> Vec<Definition> {
             let mut graph = Graph::new(name);
             let given = graph.add_value("given", number.clone());
             graph.inputs.push(given);
-            let copy = copied(&mut graph, given);
+            let copy = add_copy(&mut graph, given);
             graph.outputs.push(copy);
             graph
         };
@@ -353,15 +353,15 @@ mod tests {
     use crate::passes::infer::infer;
     use crate::testing::{
         Failure, add, assert_close, check_decomposition, check_downgrade, check_gradients, f64s,
-        gradient_graph, graph, run, run_bound, run_with, spread, through_file,
+        generic_tensor, gradient_graph, graph, round_trip_through_file, run, run_bound, run_with,
     };
     use crate::{Role, Specialiser};
 
-    fn one(graph: &mut Graph, op: &str, name: &str, inputs: &[ValueId]) -> ValueId {
-        one_with(graph, op, name, inputs, Attrs::new())
+    fn add_op(graph: &mut Graph, op: &str, name: &str, inputs: &[ValueId]) -> ValueId {
+        add_op_with(graph, op, name, inputs, Attrs::new())
     }
 
-    fn one_with(graph: &mut Graph, op: &str, name: &str, inputs: &[ValueId], attrs: Attrs) -> ValueId {
+    fn add_op_with(graph: &mut Graph, op: &str, name: &str, inputs: &[ValueId], attrs: Attrs) -> ValueId {
         let inputs: Vec<Option<ValueId>> = inputs.iter().copied().map(Some).collect();
         let made = add(graph, ("", op), name, &inputs, 1, attrs)[0];
         graph.outputs.pop();
@@ -369,7 +369,7 @@ mod tests {
     }
 
     /// Returns a branch with `captures` captured values; `build` returns the outputs.
-    fn block(captures: usize, build: impl FnOnce(&mut Graph, &[ValueId]) -> Vec<ValueId>) -> Graph {
+    fn branch_graph(captures: usize, build: impl FnOnce(&mut Graph, &[ValueId]) -> Vec<ValueId>) -> Graph {
         let mut graph = Graph::new("block");
         let inputs: Vec<ValueId> =
             (0..captures).map(|k| graph.add_value(&format!("captured{k}"), ValueType::Unknown)).collect();
@@ -379,7 +379,7 @@ mod tests {
     }
 
     /// Adds an If with results named after `name`.
-    fn branching(
+    fn add_if(
         graph: &mut Graph,
         name: &str,
         condition: ValueId,
@@ -399,9 +399,9 @@ mod tests {
     }
 
     /// Sets the outputs to a value and its sum of squares.
-    fn squares(graph: &mut Graph, y: ValueId) {
-        let square = one(graph, "Mul", "square", &[y, y]);
-        let sum = one_with(graph, "ReduceSum", "sum", &[square], Attrs::new().with("keepdims", 0i64));
+    fn append_sum_of_squares(graph: &mut Graph, y: ValueId) {
+        let square = add_op(graph, "Mul", "square", &[y, y]);
+        let sum = add_op_with(graph, "ReduceSum", "sum", &[square], Attrs::new().with("keepdims", 0i64));
         graph.outputs = vec![y, sum];
         infer(graph).expect("valid");
     }
@@ -412,22 +412,22 @@ mod tests {
     }
 
     /// Returns the graph of `condition ? tanh(x w) : x + x`.
-    fn simple(x: &Tensor, w: &Tensor) -> Graph {
+    fn tanh_or_double(x: &Tensor, w: &Tensor) -> Graph {
         let (mut graph, ids) = graph(&[&flag(true), x, w]);
-        let yes = block(2, |g, c| {
-            let product = one(g, "Mul", "product", c);
-            vec![one(g, "Tanh", "result", &[product])]
+        let yes = branch_graph(2, |g, c| {
+            let product = add_op(g, "Mul", "product", c);
+            vec![add_op(g, "Tanh", "result", &[product])]
         });
-        let no = block(2, |g, c| vec![one(g, "Add", "result", &[c[0], c[0]])]);
-        branching(&mut graph, "y", ids[0], &ids[1..], (yes, no));
+        let no = branch_graph(2, |g, c| vec![add_op(g, "Add", "result", &[c[0], c[0]])]);
+        add_if(&mut graph, "y", ids[0], &ids[1..], (yes, no));
         infer(&mut graph).expect("valid");
         graph
     }
 
     #[test]
-    fn runs_the_branch_that_the_condition_chooses() {
+    fn runs_selected_branch() {
         let (x, w) = (f64s(&[2], &[1.0, -2.0]), f64s(&[2], &[0.5, 3.0]));
-        let graph = simple(&x, &w);
+        let graph = tanh_or_double(&x, &w);
         assert_eq!(graph.value(graph.outputs[0]).ty, ValueType::tensor(DType::F64, &[2]));
         let got = run(&graph, &[flag(true), x.clone(), w.clone()]).expect("it runs");
         assert_close(&got[0], &f64s(&[2], &[0.5f64.tanh(), (-6.0f64).tanh()]), 1e-15);
@@ -437,12 +437,12 @@ mod tests {
 
     #[test]
     fn gradients_of_both_branches() {
-        let (x, w) = (spread(&[2, 3], 1), spread(&[2, 3], 2));
-        let graph = simple(&x, &w);
+        let (x, w) = (generic_tensor(&[2, 3], 1), generic_tensor(&[2, 3], 2));
+        let graph = tanh_or_double(&x, &w);
         for condition in [true, false] {
             check_gradients(&graph, &[flag(condition), x.clone(), w.clone()], &[1, 2], &[0]);
         }
-        let gradient = gradient_graph(&graph, &[Some(spread(&[2, 3], 3))], &[1, 2]);
+        let gradient = gradient_graph(&graph, &[Some(generic_tensor(&[2, 3], 3))], &[1, 2]);
         assert!(gradient.nodes.iter().all(|node| &*node.op == "If"), "{gradient}");
         for condition in [true, false] {
             check_decomposition(&gradient, &[flag(condition), x.clone(), w.clone()], 1e-12);
@@ -450,17 +450,17 @@ mod tests {
     }
 
     #[test]
-    fn the_condition_may_be_computed() {
-        let (x, w) = (spread(&[3], 1), spread(&[3], 2));
+    fn computed_condition() {
+        let (x, w) = (generic_tensor(&[3], 1), generic_tensor(&[3], 2));
         let (mut graph, ids) = graph(&[&x, &w]);
-        let sum = one_with(&mut graph, "ReduceSum", "sum", &[ids[0]], Attrs::new().with("keepdims", 0i64));
+        let sum = add_op_with(&mut graph, "ReduceSum", "sum", &[ids[0]], Attrs::new().with("keepdims", 0i64));
         let zero = graph.add_constant("zero", f64s(&[], &[0.0]));
-        let condition = one(&mut graph, "Less", "condition", &[sum, zero]);
-        let yes = block(2, |g, c| vec![one(g, "Mul", "result", c)]);
-        let no = block(2, |g, c| vec![one(g, "Exp", "result", &c[1..])]);
-        let y = branching(&mut graph, "y", condition, &ids, (yes, no))[0];
+        let condition = add_op(&mut graph, "Less", "condition", &[sum, zero]);
+        let yes = branch_graph(2, |g, c| vec![add_op(g, "Mul", "result", c)]);
+        let no = branch_graph(2, |g, c| vec![add_op(g, "Exp", "result", &c[1..])]);
+        let y = add_if(&mut graph, "y", condition, &ids, (yes, no))[0];
         graph.outputs.clear();
-        let result = one(&mut graph, "Sigmoid", "result", &[y]);
+        let result = add_op(&mut graph, "Sigmoid", "result", &[y]);
         graph.outputs = vec![result];
         infer(&mut graph).expect("valid");
         for sign in [1.0, -1.0] {
@@ -470,17 +470,17 @@ mod tests {
     }
 
     #[test]
-    fn nested() {
-        let (x, w) = (spread(&[2], 4), spread(&[2], 5));
+    fn nested_ifs() {
+        let (x, w) = (generic_tensor(&[2], 4), generic_tensor(&[2], 5));
         let (mut graph, ids) = graph(&[&flag(true), &flag(true), &x, &w]);
-        let yes = block(3, |g, c| {
-            let inner_yes = block(2, |g, c| vec![one(g, "Mul", "product", c)]);
-            let inner_no = block(2, |g, c| vec![one(g, "Exp", "power", &c[1..])]);
-            let inner = branching(g, "inner", c[0], &c[1..], (inner_yes, inner_no))[0];
-            vec![one(g, "Mul", "result", &[inner, c[1]])]
+        let yes = branch_graph(3, |g, c| {
+            let inner_yes = branch_graph(2, |g, c| vec![add_op(g, "Mul", "product", c)]);
+            let inner_no = branch_graph(2, |g, c| vec![add_op(g, "Exp", "power", &c[1..])]);
+            let inner = add_if(g, "inner", c[0], &c[1..], (inner_yes, inner_no))[0];
+            vec![add_op(g, "Mul", "result", &[inner, c[1]])]
         });
-        let no = block(3, |g, c| vec![one(g, "Sub", "result", &c[1..])]);
-        branching(&mut graph, "y", ids[0], &ids[1..], (yes, no));
+        let no = branch_graph(3, |g, c| vec![add_op(g, "Sub", "result", &c[1..])]);
+        add_if(&mut graph, "y", ids[0], &ids[1..], (yes, no));
         infer(&mut graph).expect("valid");
         for (outer, inner) in [(true, true), (true, false), (false, true)] {
             check_gradients(&graph, &[flag(outer), flag(inner), x.clone(), w.clone()], &[2, 3], &[0]);
@@ -488,21 +488,21 @@ mod tests {
     }
 
     #[test]
-    fn values_that_are_passed_on_and_constants() {
+    fn captured_values_and_constants_as_outputs() {
         // Outputs: a captured value, a constant, a captured constant.
-        let x = spread(&[2], 6);
+        let x = generic_tensor(&[2], 6);
         let (mut graph, ids) = graph(&[&flag(true), &x]);
         let outside = graph.add_constant("outside", f64s(&[1], &[7.0]));
-        let yes = block(2, |g, c| {
+        let yes = branch_graph(2, |g, c| {
             let inside = g.add_constant("inside", f64s(&[1], &[5.0]));
             vec![c[0], inside, c[1]]
         });
-        let no = block(2, |g, c| {
-            let y = one(g, "Mul", "y", c);
-            let sum = one(g, "ReduceSum", "sum", &[y]);
+        let no = branch_graph(2, |g, c| {
+            let y = add_op(g, "Mul", "y", c);
+            let sum = add_op(g, "ReduceSum", "sum", &[y]);
             vec![y, sum, c[1]]
         });
-        branching(&mut graph, "y", ids[0], &[ids[1], outside], (yes, no));
+        add_if(&mut graph, "y", ids[0], &[ids[1], outside], (yes, no));
         infer(&mut graph).expect("valid");
         let got = run(&graph, &[flag(true), x.clone()]).expect("it runs");
         assert_eq!(got, [x.clone(), f64s(&[1], &[5.0]), f64s(&[1], &[7.0])]);
@@ -512,7 +512,7 @@ mod tests {
             check_gradients(&graph, &[flag(condition), x.clone()], &[1], &[0, 1, 2]);
         }
         // A branch of a gradient never returns a captured value directly, because runtimes reject this.
-        let gradient = gradient_graph(&graph, &[Some(spread(&[2], 7)), None, None], &[1]);
+        let gradient = gradient_graph(&graph, &[Some(generic_tensor(&[2], 7)), None, None], &[1]);
         let node = gradient.nodes.iter().find(|node| &*node.op == "If").expect("the gradient is an If");
         for (_, graph) in Graph::subgraphs(node) {
             assert!(!graph.outputs.iter().any(|id| graph.inputs.contains(id)), "{graph}");
@@ -520,16 +520,16 @@ mod tests {
     }
 
     #[test]
-    fn an_output_nobody_asked_for() {
+    fn unused_output() {
         let x = f64s(&[2], &[1.0, 2.0]);
         let (mut graph, ids) = graph(&[&flag(true), &x]);
         let both = || {
-            block(1, |g, c| {
-                let sum = one(g, "Add", "sum", &[c[0], c[0]]);
-                vec![sum, one(g, "Neg", "negative", c)]
+            branch_graph(1, |g, c| {
+                let sum = add_op(g, "Add", "sum", &[c[0], c[0]]);
+                vec![sum, add_op(g, "Neg", "negative", c)]
             })
         };
-        let outputs = branching(&mut graph, "y", ids[0], &ids[1..], (both(), both()));
+        let outputs = add_if(&mut graph, "y", ids[0], &ids[1..], (both(), both()));
         graph.nodes[0].outputs[0] = None;
         graph.outputs = vec![outputs[1]];
         infer(&mut graph).expect("valid");
@@ -537,27 +537,28 @@ mod tests {
     }
 
     /// Returns the graph of `condition ? exp(x) : concat(x, x)` with further nodes after it.
-    fn of_two_lengths(x: &Tensor) -> Graph {
+    fn exp_or_concat(x: &Tensor) -> Graph {
         let (mut graph, ids) = graph(&[&flag(true), x]);
-        let yes = block(1, |g, c| vec![one(g, "Exp", "result", c)]);
-        let no = block(1, |g, c| {
+        let yes = branch_graph(1, |g, c| vec![add_op(g, "Exp", "result", c)]);
+        let no = branch_graph(1, |g, c| {
             let axis = Attrs::new().with("axis", 0i64);
-            vec![one_with(g, "Concat", "result", &[c[0], c[0]], axis)]
+            vec![add_op_with(g, "Concat", "result", &[c[0], c[0]], axis)]
         });
-        let y = branching(&mut graph, "y", ids[0], &ids[1..], (yes, no))[0];
+        let y = add_if(&mut graph, "y", ids[0], &ids[1..], (yes, no))[0];
         graph.outputs.clear();
-        let square = one(&mut graph, "Mul", "square", &[y, y]);
-        let sum = one_with(&mut graph, "ReduceMean", "mean", &[square], Attrs::new().with("keepdims", 0i64));
-        let ready = one(&mut graph, "Tanh", "ready", &[ids[1]]);
+        let square = add_op(&mut graph, "Mul", "square", &[y, y]);
+        let sum =
+            add_op_with(&mut graph, "ReduceMean", "mean", &[square], Attrs::new().with("keepdims", 0i64));
+        let ready = add_op(&mut graph, "Tanh", "ready", &[ids[1]]);
         graph.outputs = vec![square, sum, ready];
         infer(&mut graph).expect("valid");
         graph
     }
 
     #[test]
-    fn shapes_that_differ_make_what_follows_late() {
-        let x = spread(&[3], 8);
-        let graph = of_two_lengths(&x);
+    fn different_shapes_defer_later_nodes() {
+        let x = generic_tensor(&[3], 8);
+        let graph = exp_or_concat(&x);
         let made = schedule(&graph, &[flag(true), x.clone()]);
         let late = made.segments.iter().filter(|node| matches!(node.segment, Segment::Deferred(_)));
         assert_eq!(late.count(), 1, "{made}");
@@ -571,52 +572,52 @@ mod tests {
     }
 
     #[test]
-    fn a_condition_that_is_known_leaves_no_trace() {
+    fn known_condition_inlines_branch() {
         // The other branch contradicts the shape.
         let x = f64s(&[2, 3], &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
         let (mut graph, ids) = graph(&[&x]);
         let rows = ortrain_graph::Shape([Dim::symbol("N"), Dim::Known(3)].into_iter().collect());
         graph.value_mut(ids[0]).ty = ValueType::Tensor(DType::F64, Some(rows));
-        let shape = one(&mut graph, "Shape", "shape", &ids);
+        let shape = add_op(&mut graph, "Shape", "shape", &ids);
         let first = graph.add_constant("first", Tensor::i64(&[], &[0]));
-        let size = one(&mut graph, "Gather", "size", &[shape, first]);
+        let size = add_op(&mut graph, "Gather", "size", &[shape, first]);
         let one_row = graph.add_constant("one_row", Tensor::i64(&[], &[1]));
-        let condition = one(&mut graph, "Equal", "condition", &[size, one_row]);
-        let yes = block(1, |g, c| {
+        let condition = add_op(&mut graph, "Equal", "condition", &[size, one_row]);
+        let yes = branch_graph(1, |g, c| {
             let axes = g.add_constant("axes", Tensor::i64(&[1], &[0]));
-            vec![one(g, "Squeeze", "squeezed", &[c[0], axes])]
+            vec![add_op(g, "Squeeze", "squeezed", &[c[0], axes])]
         });
-        let no = block(1, |g, c| vec![one(g, "Exp", "result", c)]);
-        let y = branching(&mut graph, "y", condition, &ids, (yes, no))[0];
-        squares(&mut graph, y);
+        let no = branch_graph(1, |g, c| vec![add_op(g, "Exp", "result", c)]);
+        let y = add_if(&mut graph, "y", condition, &ids, (yes, no))[0];
+        append_sum_of_squares(&mut graph, y);
         assert_eq!(graph.value(y).ty, ValueType::Tensor(DType::F64, None));
         for x in [x, f64s(&[1, 3], &[1.0, 2.0, 3.0])] {
             let inputs = [x];
             let made = schedule(&graph, &inputs);
-            assert!(made.single().is_some(), "{made}");
+            assert!(made.single_program().is_some(), "{made}");
             assert_eq!(run(&graph, &inputs).expect("it runs")[0].dims().len(), inputs[0].dims()[0]);
             check_gradients(&graph, &inputs, &[0], &[1]);
         }
     }
 
     #[test]
-    fn inside_a_late_part() {
+    fn if_on_values_of_unknown_shape() {
         // The indices of nonzero elements of x are used in both branches and after them. Their count is only known at
         // run time.
-        let (x, w) = (spread(&[4], 9), spread(&[1], 10));
+        let (x, w) = (generic_tensor(&[4], 9), generic_tensor(&[1], 10));
         let (mut graph, ids) = graph(&[&flag(true), &x, &w]);
-        let found = one(&mut graph, "NonZero", "found", &[ids[1]]);
+        let found = add_op(&mut graph, "NonZero", "found", &[ids[1]]);
         let to = Attrs::new().with("to", i64::from(DType::F64.to_onnx()));
-        let late = one_with(&mut graph, "Cast", "late", &[found], to);
-        let yes = block(2, |g, c| vec![one(g, "Mul", "result", c)]);
-        let no = block(2, |g, c| {
-            let sum = one(g, "Sub", "sum", c);
-            vec![one(g, "Tanh", "result", &[sum])]
+        let late = add_op_with(&mut graph, "Cast", "late", &[found], to);
+        let yes = branch_graph(2, |g, c| vec![add_op(g, "Mul", "result", c)]);
+        let no = branch_graph(2, |g, c| {
+            let sum = add_op(g, "Sub", "sum", c);
+            vec![add_op(g, "Tanh", "result", &[sum])]
         });
-        let y = branching(&mut graph, "y", ids[0], &[late, ids[2]], (yes, no))[0];
+        let y = add_if(&mut graph, "y", ids[0], &[late, ids[2]], (yes, no))[0];
         graph.outputs.clear();
-        let square = one(&mut graph, "Mul", "square", &[y, y]);
-        let sum = one_with(&mut graph, "ReduceSum", "sum", &[square], Attrs::new().with("keepdims", 0i64));
+        let square = add_op(&mut graph, "Mul", "square", &[y, y]);
+        let sum = add_op_with(&mut graph, "ReduceSum", "sum", &[square], Attrs::new().with("keepdims", 0i64));
         graph.outputs = vec![sum, y];
         infer(&mut graph).expect("valid");
         let x = f64s(&[4], &[0.0, 3.0, 0.0, 1.0]);
@@ -628,17 +629,17 @@ mod tests {
     }
 
     #[test]
-    fn shapes_inside_that_depend_on_values() {
-        let (x, shape) = (spread(&[6], 11), Tensor::i64(&[2], &[2, 3]));
+    fn value_dependent_shapes_in_branch() {
+        let (x, shape) = (generic_tensor(&[6], 11), Tensor::i64(&[2], &[2, 3]));
         let (mut graph, ids) = graph(&[&flag(true), &x, &shape]);
-        let yes = block(2, |g, c| {
-            let matrix = one(g, "Reshape", "matrix", c);
+        let yes = branch_graph(2, |g, c| {
+            let matrix = add_op(g, "Reshape", "matrix", c);
             let last = g.add_constant("last", Tensor::i64(&[1], &[1]));
-            vec![one(g, "ReduceSum", "rows", &[matrix, last])]
+            vec![add_op(g, "ReduceSum", "rows", &[matrix, last])]
         });
-        let no = block(2, |g, c| vec![one(g, "Neg", "result", &c[..1])]);
-        let y = branching(&mut graph, "y", ids[0], &ids[1..], (yes, no))[0];
-        squares(&mut graph, y);
+        let no = branch_graph(2, |g, c| vec![add_op(g, "Neg", "result", &c[..1])]);
+        let y = add_if(&mut graph, "y", ids[0], &ids[1..], (yes, no))[0];
+        append_sum_of_squares(&mut graph, y);
         for (shape, rows) in [(shape, 2), (Tensor::i64(&[2], &[3, 2]), 3)] {
             let inputs = [flag(true), x.clone(), shape.clone()];
             assert_eq!(run(&graph, &inputs).expect("it runs")[0].dims(), [rows, 1]);
@@ -658,10 +659,10 @@ mod tests {
     }
 
     #[test]
-    fn branches_reach_planes_themselves() {
-        let (x, w) = (spread(&[2], 12), spread(&[2], 13));
-        let graph = simple(&x, &w);
-        let seed = spread(&[2], 14);
+    fn branches_access_planes_directly() {
+        let (x, w) = (generic_tensor(&[2], 12), generic_tensor(&[2], 13));
+        let graph = tanh_or_double(&x, &w);
+        let seed = generic_tensor(&[2], 14);
         let gradient = gradient_graph(&graph, &[Some(seed)], &[1, 2]);
         for condition in [true, false] {
             let inputs = [flag(condition), x.clone()];
@@ -676,16 +677,16 @@ mod tests {
     }
 
     #[test]
-    fn late_programs_reach_planes_themselves() {
+    fn deferred_programs_access_planes_directly() {
         // The branch consists of one program of unknown shape, which uses a plane.
-        let (x, w) = (f64s(&[3], &[0.0, 1.0, 2.0]), spread(&[1], 16));
+        let (x, w) = (f64s(&[3], &[0.0, 1.0, 2.0]), generic_tensor(&[1], 16));
         let (mut graph, ids) = graph(&[&flag(true), &x, &w]);
-        let found = one(&mut graph, "NonZero", "found", &ids[1..2]);
+        let found = add_op(&mut graph, "NonZero", "found", &ids[1..2]);
         let to = Attrs::new().with("to", i64::from(DType::F64.to_onnx()));
-        let late = one_with(&mut graph, "Cast", "late", &[found], to);
-        let yes = block(2, |g, c| vec![one(g, "Mul", "result", c)]);
-        let no = block(2, |_, c| vec![c[1]]);
-        let y = branching(&mut graph, "y", ids[0], &[late, ids[2]], (yes, no))[0];
+        let late = add_op_with(&mut graph, "Cast", "late", &[found], to);
+        let yes = branch_graph(2, |g, c| vec![add_op(g, "Mul", "result", c)]);
+        let no = branch_graph(2, |_, c| vec![c[1]]);
+        let y = add_if(&mut graph, "y", ids[0], &[late, ids[2]], (yes, no))[0];
         graph.outputs = vec![y];
         infer(&mut graph).expect("valid");
         for condition in [true, false] {
@@ -696,7 +697,7 @@ mod tests {
     }
 
     /// Checks that the names defined in branches differ from the names of the enclosing graphs.
-    fn names_inside(graph: &Graph, outer: &FxHashSet<String>) {
+    fn check_names_are_unique(graph: &Graph, outer: &FxHashSet<String>) {
         let own: Vec<String> = graph
             .nodes
             .iter()
@@ -710,21 +711,21 @@ mod tests {
         let visible: FxHashSet<String> = outer.iter().cloned().chain(own).collect();
         for node in &graph.nodes {
             for (_, inner) in Graph::subgraphs(node) {
-                names_inside(inner, &visible);
+                check_names_are_unique(inner, &visible);
             }
         }
     }
 
     #[test]
-    fn survives_a_file() {
-        let (x, w) = (spread(&[2], 17), spread(&[2], 18));
-        let graph = simple(&x, &w);
-        let mut training = gradient_graph(&graph, &[Some(spread(&[2], 19))], &[1, 2]);
+    fn file_round_trip() {
+        let (x, w) = (generic_tensor(&[2], 17), generic_tensor(&[2], 18));
+        let graph = tanh_or_double(&x, &w);
+        let mut training = gradient_graph(&graph, &[Some(generic_tensor(&[2], 19))], &[1, 2]);
         training.nodes.insert(0, graph.nodes[0].clone());
         training.outputs.push(graph.outputs[0]);
-        names_inside(&training, &FxHashSet::default());
-        let read = through_file(&training);
-        names_inside(&read, &FxHashSet::default());
+        check_names_are_unique(&training, &FxHashSet::default());
+        let read = round_trip_through_file(&training);
+        check_names_are_unique(&read, &FxHashSet::default());
         for condition in [true, false] {
             let inputs = [flag(condition), x.clone(), w.clone()];
             assert_eq!(run(&read, &inputs).expect("it runs"), run(&training, &inputs).expect("it runs"));
@@ -732,21 +733,21 @@ mod tests {
     }
 
     #[test]
-    fn dropout_draws_the_same_mask_when_it_is_recomputed() {
+    fn recomputed_dropout_draws_the_same_mask() {
         let x = Tensor::filled(DType::F64, &[64], 1.0);
         for known in [false, true] {
             let (mut graph, ids) = graph(&[&flag(true), &x]);
             let branch = |scale: f64| {
-                block(1, |g, c| {
+                branch_graph(1, |g, c| {
                     let ratio = g.add_constant("ratio", Tensor::f32(&[], &[0.5]));
                     let training = g.add_constant("training", flag(true));
                     let scale = g.add_constant("scale", f64s(&[], &[scale]));
-                    let scaled = one(g, "Mul", "scaled", &[c[0], scale]);
-                    let kept = one(g, "Dropout", "kept", &[scaled, ratio, training]);
-                    vec![one(g, "Mul", "result", &[kept, kept])]
+                    let scaled = add_op(g, "Mul", "scaled", &[c[0], scale]);
+                    let kept = add_op(g, "Dropout", "kept", &[scaled, ratio, training]);
+                    vec![add_op(g, "Mul", "result", &[kept, kept])]
                 })
             };
-            branching(&mut graph, "y", ids[0], &ids[1..], (branch(1.0), branch(3.0)));
+            add_if(&mut graph, "y", ids[0], &ids[1..], (branch(1.0), branch(3.0)));
             infer(&mut graph).expect("valid");
             let y = graph.outputs[0];
             let mut gradient = gradient_graph(&graph, &[Some(Tensor::filled(DType::F64, &[64], 1.0))], &[1]);
@@ -769,11 +770,11 @@ mod tests {
     }
 
     #[test]
-    fn older_versions_reach_into_branches() {
+    fn downgrade_includes_branches() {
         let (x, exponent) = (f64s(&[2], &[1.0, 2.0]), Tensor::i64(&[], &[3]));
         let (mut graph, ids) = graph(&[&flag(true), &x, &exponent]);
-        let both = || block(2, |g, c| vec![one(g, "Pow", "result", c)]);
-        branching(&mut graph, "y", ids[0], &ids[1..], (both(), both()));
+        let both = || branch_graph(2, |g, c| vec![add_op(g, "Pow", "result", c)]);
+        add_if(&mut graph, "y", ids[0], &ids[1..], (both(), both()));
         infer(&mut graph).expect("valid");
         let written = check_downgrade(&graph, &[flag(true), x, exponent], 11);
         for (_, graph) in Graph::subgraphs(&written.nodes[0]) {
@@ -782,19 +783,19 @@ mod tests {
     }
 
     #[test]
-    fn symbols_of_branches_are_not_mixed_up() {
+    fn branch_symbols_are_separate() {
         // Both branches have a value of the same name, and therefore of the same symbol, but of different lengths.
         let x = f64s(&[3], &[0.0, 1.0, 2.0]);
         let (mut graph, ids) = graph(&[&flag(true), &x]);
         let rows = |from: i64| {
-            block(1, |g, c| {
+            branch_graph(1, |g, c| {
                 let start = g.add_constant("start", Tensor::i64(&[1], &[from]));
                 let end = g.add_constant("end", Tensor::i64(&[1], &[i64::MAX]));
-                let part = one(g, "Slice", "part", &[c[0], start, end]);
-                vec![one(g, "NonZero", "found", &[part])]
+                let part = add_op(g, "Slice", "part", &[c[0], start, end]);
+                vec![add_op(g, "NonZero", "found", &[part])]
             })
         };
-        let y = branching(&mut graph, "y", ids[0], &ids[1..], (rows(0), rows(2)))[0];
+        let y = add_if(&mut graph, "y", ids[0], &ids[1..], (rows(0), rows(2)))[0];
         infer(&mut graph).expect("valid");
         let ValueType::Tensor(_, Some(shape)) = &graph.value(y).ty else { panic!("the rank is known") };
         assert_eq!(shape[1], Dim::symbol("y.1"));
@@ -804,54 +805,55 @@ mod tests {
     }
 
     #[test]
-    fn contradictions_are_refused() {
+    fn rejects_contradictory_branches() {
         let x = f64s(&[2], &[1.0, 2.0]);
         let attempt = |condition: &Tensor, yes: Graph, no: Graph| {
             let (mut graph, ids) = graph(&[condition, &x]);
-            branching(&mut graph, "y", ids[0], &ids[1..], (yes, no));
+            add_if(&mut graph, "y", ids[0], &ids[1..], (yes, no));
             infer(&mut graph).expect_err("refused").to_string()
         };
-        let negative = || block(1, |g, c| vec![one(g, "Neg", "result", c)]);
-        let compared = || block(1, |g, c| vec![one(g, "Equal", "result", &[c[0], c[0]])]);
+        let negative = || branch_graph(1, |g, c| vec![add_op(g, "Neg", "result", c)]);
+        let compared = || branch_graph(1, |g, c| vec![add_op(g, "Equal", "result", &[c[0], c[0]])]);
         let message = attempt(&flag(true), negative(), compared());
         assert!(
             message.contains("output 0 is float64[2] in then_branch but bool[2] in else_branch"),
             "{message}"
         );
-        let message = attempt(&flag(true), negative(), block(1, |_, c| vec![c[0], c[0]]));
+        let message = attempt(&flag(true), negative(), branch_graph(1, |_, c| vec![c[0], c[0]]));
         assert!(message.contains("then_branch gives 1 and else_branch 2"), "{message}");
         let message = attempt(&Tensor::filled(DType::Bool, &[2], 1.0), negative(), negative());
         assert!(message.contains("one element is needed"), "{message}");
-        let message = attempt(&flag(true), negative(), block(2, |_, c| vec![c[0]]));
+        let message = attempt(&flag(true), negative(), branch_graph(2, |_, c| vec![c[0]]));
         assert!(message.contains("else_branch has 2 inputs"), "{message}");
-        let message = attempt(&flag(true), block(1, |g, c| vec![one(g, "Not", "result", c)]), negative());
+        let message =
+            attempt(&flag(true), branch_graph(1, |g, c| vec![add_op(g, "Not", "result", c)]), negative());
         assert!(message.contains("in its subgraph") && message.contains("bool is needed"), "{message}");
     }
 
     #[test]
-    fn a_branch_that_contradicts_the_shapes_does_no_harm_until_it_is_taken() {
+    fn contradictory_branch_fails_only_when_run() {
         // [2, 3] times [2, 3] is no valid product, and such a matrix has no axis that Squeeze can remove.
-        let (x, w) = (spread(&[2, 3], 1), spread(&[2, 3], 2));
-        let fits = || block(2, |g, c| vec![one(g, "Mul", "scaled", c)]);
+        let (x, w) = (generic_tensor(&[2, 3], 1), generic_tensor(&[2, 3], 2));
+        let fits = || branch_graph(2, |g, c| vec![add_op(g, "Mul", "scaled", c)]);
         let contradicts = |k: usize| {
-            block(2, |g, c| {
-                let passed = one(g, "Identity", "passed", &c[..1]);
+            branch_graph(2, |g, c| {
+                let passed = add_op(g, "Identity", "passed", &c[..1]);
                 let wrong = match k {
-                    0 => one(g, "MatMul", "wrong", &[passed, c[1]]),
+                    0 => add_op(g, "MatMul", "wrong", &[passed, c[1]]),
                     _ => {
                         let axes = g.add_constant("axes", Tensor::i64(&[1], &[1]));
-                        one(g, "Squeeze", "wrong", &[passed, axes])
+                        add_op(g, "Squeeze", "wrong", &[passed, axes])
                     }
                 };
-                vec![one(g, "Sin", "result", &[wrong])]
+                vec![add_op(g, "Sin", "result", &[wrong])]
             })
         };
         for k in 0..2 {
             for holds in [true, false] {
                 let (mut graph, ids) = graph(&[&flag(true), &x, &w]);
                 let branches = if holds { (fits(), contradicts(k)) } else { (contradicts(k), fits()) };
-                let y = branching(&mut graph, "y", ids[0], &ids[1..], branches)[0];
-                squares(&mut graph, y);
+                let y = add_if(&mut graph, "y", ids[0], &ids[1..], branches)[0];
+                append_sum_of_squares(&mut graph, y);
                 assert_eq!(graph.value(y).ty, ValueType::tensor(DType::F64, &[2, 3]));
                 let inputs = [flag(holds), x.clone(), w.clone()];
                 let product: Vec<f64> = x.to_f64().iter().zip(w.to_f64()).map(|(x, w)| x * w).collect();
@@ -861,7 +863,7 @@ mod tests {
                     1e-15,
                 );
                 check_gradients(&graph, &inputs, &[1, 2], &[0, 1]);
-                let read = through_file(&graph);
+                let read = round_trip_through_file(&graph);
                 assert_eq!(run(&read, &inputs).expect("it runs"), run(&graph, &inputs).expect("it runs"));
 
                 let taken = [flag(!holds), x.clone(), w.clone()];
@@ -879,37 +881,37 @@ mod tests {
     }
 
     #[test]
-    fn two_branches_that_contradict_the_shapes_are_refused() {
-        let x = spread(&[2, 3], 1);
+    fn rejects_two_contradictory_branches() {
+        let x = generic_tensor(&[2, 3], 1);
         let (mut graph, ids) = graph(&[&flag(true), &x]);
-        let wrong = || block(1, |g, c| vec![one(g, "MatMul", "wrong", &[c[0], c[0]])]);
-        branching(&mut graph, "y", ids[0], &ids[1..], (wrong(), wrong()));
+        let wrong = || branch_graph(1, |g, c| vec![add_op(g, "MatMul", "wrong", &[c[0], c[0]])]);
+        add_if(&mut graph, "y", ids[0], &ids[1..], (wrong(), wrong()));
         let message = infer(&mut graph).expect_err("refused").to_string();
         assert!(message.contains("node \"y\" (If)"), "{message}");
         assert!(message.contains("node \"wrong\" (MatMul)"), "{message}");
     }
 
     #[test]
-    fn shapes_that_are_declared_in_a_branch_are_advice() {
+    fn declared_shapes_in_branch_are_hints() {
         let x = f64s(&[3], &[0.0, 1.0, 2.0]);
         let (mut graph, ids) = graph(&[&flag(true), &x]);
         // The result of NonZero is declared with five elements, and Exp of x as a matrix.
-        let yes = block(1, |g, c| {
-            let found = one(g, "NonZero", "found", c);
+        let yes = branch_graph(1, |g, c| {
+            let found = add_op(g, "NonZero", "found", c);
             g.value_mut(found).ty = ValueType::tensor(DType::I64, &[1, 5]);
             let to = Attrs::new().with("to", i64::from(DType::F64.to_onnx()));
-            let number = one_with(g, "Cast", "number", &[found], to);
-            vec![one(g, "Mul", "product", &[number, number])]
+            let number = add_op_with(g, "Cast", "number", &[found], to);
+            vec![add_op(g, "Mul", "product", &[number, number])]
         });
-        let no = block(1, |g, c| {
-            let result = one(g, "Exp", "result", c);
+        let no = branch_graph(1, |g, c| {
+            let result = add_op(g, "Exp", "result", c);
             g.value_mut(result).ty = ValueType::tensor(DType::F64, &[7, 1]);
             g.value_mut(g.inputs[0]).ty = ValueType::tensor(DType::F64, &[2]);
             vec![result]
         });
-        let y = branching(&mut graph, "y", ids[0], &ids[1..], (yes, no))[0];
+        let y = add_if(&mut graph, "y", ids[0], &ids[1..], (yes, no))[0];
         graph.value_mut(y).ty = ValueType::tensor(DType::F64, &[4, 4, 4]);
-        squares(&mut graph, y);
+        append_sum_of_squares(&mut graph, y);
         let got = run(&graph, &[flag(true), x.clone()]).expect("it runs");
         assert_eq!(got[0], f64s(&[1, 2], &[1.0, 4.0]));
         let inputs = [flag(false), x.clone()];
@@ -919,24 +921,24 @@ mod tests {
     }
 
     #[test]
-    fn a_branch_is_compiled_when_it_is_taken_first() {
-        let (x, w) = (spread(&[2], 1), spread(&[2], 2));
-        let made = schedule(&simple(&x, &w), &[flag(true), x, w]);
+    fn branch_is_compiled_at_first_run() {
+        let (x, w) = (generic_tensor(&[2], 1), generic_tensor(&[2], 2));
+        let made = schedule(&tanh_or_double(&x, &w), &[flag(true), x, w]);
         let Segment::If(branches, _) = &made.segments[0].segment else { panic!("{made}") };
-        let both = || branches.both().map(|(_, branch)| branch.made().is_some());
+        let both = || branches.named_branches().map(|(_, branch)| branch.built_schedule().is_some());
         assert_eq!((both(), made.programs().len()), ([false, false], 0));
         branches.else_branch.schedule().expect("it fits");
         assert_eq!((both(), made.programs().len()), ([false, true], 1));
     }
 
     #[test]
-    fn failures_in_a_branch_name_its_node() {
+    fn branch_failure_names_node() {
         let x = f64s(&[2], &[1.0, 2.0]);
         let index = Tensor::i64(&[], &[5]);
         let (mut graph, ids) = graph(&[&flag(true), &x, &index]);
-        let yes = block(2, |g, c| vec![one(g, "Gather", "picked", c)]);
-        let no = block(2, |g, c| vec![one(g, "ReduceSum", "sum", &c[..1])]);
-        branching(&mut graph, "y", ids[0], &ids[1..], (yes, no));
+        let yes = branch_graph(2, |g, c| vec![add_op(g, "Gather", "picked", c)]);
+        let no = branch_graph(2, |g, c| vec![add_op(g, "ReduceSum", "sum", &c[..1])]);
+        add_if(&mut graph, "y", ids[0], &ids[1..], (yes, no));
         infer(&mut graph).expect("valid");
         let failure = run(&graph, &[flag(true), x.clone(), index.clone()]).expect_err("out of range");
         let Failure::Run(error) = failure else { panic!("{failure:?}") };

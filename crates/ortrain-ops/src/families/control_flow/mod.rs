@@ -5,7 +5,7 @@
 //! of a gradient recompute the values of the forward subgraph that they need, or get them as inputs.
 
 mod branch;
-mod growing;
+mod growing_loop;
 mod repeat;
 mod scan_8;
 #[cfg(test)]
@@ -18,7 +18,7 @@ use crate::infer::Infer;
 use crate::op::Definition;
 use crate::passes::decompose::decompose_node;
 use crate::passes::fold::fold_node;
-use crate::passes::infer::{advised, infer_noting};
+use crate::passes::infer::{infer_noting_contradictions, merge_advised};
 use crate::registry;
 
 /// Attribute with the graph that is repeated.
@@ -30,12 +30,12 @@ pub(crate) fn definitions() -> Vec<Definition> {
     all
 }
 
-fn in_subgraph(error: crate::Error) -> OpError {
+fn subgraph_error(error: crate::Error) -> OpError {
     OpError::Subgraph(Box::new(error))
 }
 
 /// Adds a node that copies a value, and returns the copy.
-fn copied(graph: &mut Graph, id: ValueId) -> ValueId {
+fn add_copy(graph: &mut Graph, id: ValueId) -> ValueId {
     let copy = graph.add_value("copy", ValueType::Unknown);
     graph.nodes.push(Node::new("", "Identity", &[Some(id)], &[Some(copy)], Attrs::new()));
     copy
@@ -48,12 +48,12 @@ pub(super) fn subgraph<'a>(node: &'a Node, attribute: &str) -> Result<&'a Graph,
 
 /// Sets the types of the captured inputs of a subgraph to the types of the outer values. Also copies known contents and
 /// sizes.
-pub(super) fn type_captures(cx: &Infer<'_>, attribute: &str, graph: &mut Graph) -> Result<(), OpError> {
+pub(super) fn set_capture_types(cx: &Infer<'_>, attribute: &str, graph: &mut Graph) -> Result<(), OpError> {
     let node = cx.node();
     let (own, formal) = (node.inputs.len() - node.captures, graph.inputs.len() - node.captures);
     let captured: Vec<ValueId> = graph.inputs.iter().skip(formal).copied().collect();
     for (k, id) in captured.into_iter().enumerate() {
-        let ty = advised(&graph.value(id).ty, cx.ty(own + k).clone()).map_err(|types| {
+        let ty = merge_advised(&graph.value(id).ty, cx.ty(own + k).clone()).map_err(|types| {
             let (inner, outer) = *types;
             let name = graph.name_of(id);
             OpError::invalid(format!("{attribute} uses {name:?} as {inner}, but it is {outer}"))
@@ -70,17 +70,17 @@ pub(super) fn type_captures(cx: &Infer<'_>, attribute: &str, graph: &mut Graph) 
 
 /// Infers the types of a subgraph with typed inputs. Returns true if a declared shape or a branch contradicts the
 /// inferred types.
-pub(super) fn type_nodes(graph: &mut Graph) -> Result<bool, OpError> {
+pub(super) fn infer_nodes(graph: &mut Graph) -> Result<bool, OpError> {
     let mut contradicts = false;
     for index in 0..graph.nodes.len() {
-        contradicts |= infer_noting(graph, index).map_err(in_subgraph)?;
-        fold_node(graph, index).map_err(in_subgraph)?;
+        contradicts |= infer_noting_contradictions(graph, index).map_err(subgraph_error)?;
+        fold_node(graph, index).map_err(subgraph_error)?;
     }
     Ok(contradicts)
 }
 
 /// Clears the constants that were folded during type inference: their nodes are still in the graph.
-pub(crate) fn forget_folded(graph: &mut Graph) {
+pub(crate) fn clear_folded(graph: &mut Graph) {
     let made: Vec<ValueId> = graph.nodes.iter().flat_map(Node::present_outputs).collect();
     for id in made.into_iter().chain(graph.inputs.clone()) {
         graph.value_mut(id).constant = None;
@@ -95,12 +95,12 @@ pub(super) fn is_used(graph: &Graph, id: ValueId) -> bool {
 
 /// Replaces nodes that update state by nodes without updates. A branch that is recomputed for its gradient must not
 /// update its state a second time.
-fn without_updates(graph: &mut Graph) -> Result<(), OpError> {
+fn remove_updates(graph: &mut Graph) -> Result<(), OpError> {
     let mut index = 0;
     while index < graph.nodes.len() {
         let node = &graph.nodes[index];
-        let op = registry::build(graph, node).map_err(in_subgraph)?;
-        let updated: Vec<usize> = op.updates().iter().map(|&(output, _)| output).collect();
+        let op = registry::build(graph, node).map_err(subgraph_error)?;
+        let updated: Vec<usize> = op.state_updates().iter().map(|&(output, _)| output).collect();
         if updated.is_empty() {
             index += 1;
             continue;
@@ -117,7 +117,7 @@ fn without_updates(graph: &mut Graph) -> Result<(), OpError> {
             graph.nodes[index].outputs[k] = None;
         }
         // The nodes of the replacement are checked in turn.
-        if decompose_node(graph, index).map_err(in_subgraph)?.is_none() {
+        if decompose_node(graph, index).map_err(subgraph_error)?.is_none() {
             index += 1;
         }
     }

@@ -22,20 +22,20 @@ use ortrain_graph::{Attr, Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId
 use ortrain_program::ScanAxis;
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use super::branch::either;
-use super::growing::{Growing, is_steady, outer_sizes};
+use super::branch::common_type;
+use super::growing_loop::{GrowingLoop, has_fixed_shape, outer_sizes};
 use super::{
-    BODY, copied, forget_folded, in_subgraph, is_used, subgraph, type_captures, type_nodes, without_updates,
-    zeros_like,
+    BODY, add_copy, clear_folded, infer_nodes, is_used, remove_updates, set_capture_types, subgraph,
+    subgraph_error, zeros_like,
 };
 use crate::OpError;
 use crate::grad::Grad;
 use crate::infer::{Infer, normalize_axis};
 use crate::introspect::Sample;
 use crate::op::{Definition, Op, Placement, Repetition};
-use crate::passes::differentiate::{backpropagate, decompose_on_path, dependent};
-use crate::passes::infer::{advised, infer_added, merge};
-use crate::passes::unroll::known_count;
+use crate::passes::differentiate::{backpropagate, decompose_on_path, dependent_values};
+use crate::passes::infer::{infer_added, merge_advised, merge_types};
+use crate::passes::unroll::known_iteration_count;
 use crate::rewrite::Rewrite;
 
 /// Maximum number of inferences of a body while the types of carried values change. Nested bodies are inferred
@@ -43,27 +43,27 @@ use crate::rewrite::Rewrite;
 const MAX_ROUNDS: usize = 4;
 
 /// Maximum nesting depth of loops.
-const DEEPEST: usize = 8;
+const MAX_LOOP_DEPTH: usize = 8;
 
 struct Repeat {
     repetition: Repetition,
 }
 
 /// Returns the nesting depth of the loops in a graph.
-fn depth(graph: &Graph) -> usize {
+fn loop_depth(graph: &Graph) -> usize {
     let of = |node: &Node| {
-        let inside = Graph::subgraphs(node).map(|(_, graph)| depth(graph)).max().unwrap_or(0);
+        let inside = Graph::subgraphs(node).map(|(_, graph)| loop_depth(graph)).max().unwrap_or(0);
         inside + usize::from(node.attrs.0.contains_key(BODY))
     };
     graph.nodes.iter().map(of).max().unwrap_or(0)
 }
 
 /// Returns the body of a node, after a check of the nesting depth.
-fn body_of(node: &Node) -> Result<&Graph, OpError> {
+fn checked_body(node: &Node) -> Result<&Graph, OpError> {
     let body = subgraph(node, BODY)?;
-    match depth(body) {
-        deep if deep >= DEEPEST => Err(OpError::unsupported(format!(
-            "loops are nested {} deep in it; {DEEPEST} is the most",
+    match loop_depth(body) {
+        deep if deep >= MAX_LOOP_DEPTH => Err(OpError::unsupported(format!(
+            "loops are nested {} deep in it; {MAX_LOOP_DEPTH} is the most",
             deep + 1
         ))),
         _ => Ok(body),
@@ -71,7 +71,7 @@ fn body_of(node: &Node) -> Result<&Graph, OpError> {
 }
 
 /// Result of the type inference of a body.
-struct Typed {
+struct InferredBody {
     graph: Graph,
     /// Types of the carried values that hold in every iteration.
     carried: Vec<ValueType>,
@@ -83,7 +83,7 @@ struct Typed {
 }
 
 /// Returns element type and shape of a tensor that is carried, scanned or collected.
-fn tensor(ty: &ValueType, what: impl FnOnce() -> String) -> Result<(DType, Option<&Shape>), OpError> {
+fn tensor_type(ty: &ValueType, what: impl FnOnce() -> String) -> Result<(DType, Option<&Shape>), OpError> {
     match ty {
         ValueType::Tensor(dtype, shape) => Ok((*dtype, shape.as_ref())),
         ValueType::Sequence(_) => {
@@ -94,7 +94,7 @@ fn tensor(ty: &ValueType, what: impl FnOnce() -> String) -> Result<(DType, Optio
 }
 
 /// Returns a type that includes both types of a value that an iteration may change.
-fn covering(name: &str, now: &ValueType, next: &ValueType) -> ValueType {
+fn widen_type(name: &str, now: &ValueType, next: &ValueType) -> ValueType {
     let (ValueType::Tensor(dtype, Some(from)), ValueType::Tensor(_, Some(to))) = (now, next) else {
         return now.dtype().map_or(ValueType::Unknown, |dtype| ValueType::Tensor(dtype, None));
     };
@@ -110,31 +110,31 @@ fn covering(name: &str, now: &ValueType, next: &ValueType) -> ValueType {
 impl Repeat {
     /// Returns the index of carried value `j` among the node's inputs.
     fn carried_input(&self, j: usize) -> usize {
-        self.repetition.lead() + j
+        self.repetition.leading_inputs() + j
     }
 
     /// Returns the index of scanned value `s` among the node's inputs.
     fn scanned_input(&self, s: usize) -> usize {
-        self.repetition.lead() + self.repetition.carried + s
+        self.repetition.leading_inputs() + self.repetition.carried + s
     }
 
     /// Infers the types in the body.
-    fn typed(&self, cx: &Infer<'_>) -> Result<Typed, OpError> {
+    fn infer_body(&self, cx: &Infer<'_>) -> Result<InferredBody, OpError> {
         let r = &self.repetition;
         let node = cx.node();
         let body = subgraph(node, BODY)?;
         let name_of = |k: usize| body.name_of(body.inputs[k]).to_owned();
-        let (lead, n) = (r.lead(), r.carried);
+        let (lead, n) = (r.leading_inputs(), r.carried);
         let mut carried: Vec<ValueType> = Vec::with_capacity(n);
         for j in 0..n {
             let ty = cx.ty(self.carried_input(j));
-            tensor(ty, || format!("the carried value {:?}", name_of(lead + j)))?;
+            tensor_type(ty, || format!("the carried value {:?}", name_of(lead + j)))?;
             carried.push(ty.clone());
         }
         let mut slices: Vec<ValueType> = Vec::with_capacity(r.scanned.len());
         for (s, along) in r.scanned.iter().enumerate() {
             let name = || format!("the scanned value {:?}", name_of(lead + n + s));
-            let (dtype, shape) = tensor(cx.ty(self.scanned_input(s)), name)?;
+            let (dtype, shape) = tensor_type(cx.ty(self.scanned_input(s)), name)?;
             let rest = |shape: &Shape| -> Result<Shape, OpError> {
                 let axis = normalize_axis(along.axis, shape.rank())
                     .map_err(|error| OpError::invalid(format!("scan_input_axes: {error}")))?;
@@ -159,7 +159,7 @@ impl Repeat {
                     // One element, as a scalar or a vector, as declared.
                     let given = graph.value(inputs[k]).ty.shape().map_or(0, Shape::rank).min(1);
                     let given = ValueType::tensor(dtype, &vec![1; given]);
-                    let merged = advised(&graph.value(inputs[k]).ty, given.clone());
+                    let merged = merge_advised(&graph.value(inputs[k]).ty, given.clone());
                     let ty = merged.map_err(|_| mismatch(&graph, inputs[k], &given))?;
                     graph.value_mut(inputs[k]).ty = ty;
                 }
@@ -174,22 +174,22 @@ impl Repeat {
                     ValueType::Tensor(dtype, _) if r.conditional && k < n => ValueType::Tensor(*dtype, None),
                     ty => ty.clone(),
                 };
-                let ty = advised(&declared, given.clone()).map_err(|_| mismatch(&graph, id, given))?;
+                let ty = merge_advised(&declared, given.clone()).map_err(|_| mismatch(&graph, id, given))?;
                 graph.value_mut(id).ty = ty;
             }
-            type_captures(cx, BODY, &mut graph)?;
-            let contradicts = type_nodes(&mut graph)?;
+            set_capture_types(cx, BODY, &mut graph)?;
+            let contradicts = infer_nodes(&mut graph)?;
             let outputs: Vec<ValueType> =
                 graph.outputs.iter().map(|&id| graph.value(id).ty.clone()).collect();
             let mut next = Vec::with_capacity(n);
             for (j, now) in carried.iter().enumerate() {
-                let made = &outputs[r.lead_out() + j];
+                let made = &outputs[r.leading_outputs() + j];
                 let name = name_of(lead + j);
-                tensor(made, || format!("what is carried on as {name:?}"))?;
-                let kept = merge(now, made.clone());
+                tensor_type(made, || format!("what is carried on as {name:?}"))?;
+                let kept = merge_types(now, made.clone());
                 next.push(match kept {
                     Ok(ty) if !r.conditional => ty,
-                    _ if r.conditional && now.dtype() == made.dtype() => covering(&name, now, made),
+                    _ if r.conditional && now.dtype() == made.dtype() => widen_type(&name, now, made),
                     _ => {
                         let same = if r.conditional { "" } else { " and shape" };
                         return Err(OpError::invalid(format!(
@@ -208,16 +208,16 @@ impl Repeat {
                 }
                 continue;
             }
-            let continues = r.conditional.then(|| holds(&graph, graph.outputs[0])).flatten();
-            forget_folded(&mut graph);
-            return Ok(Typed { graph, carried, outputs, continues, contradicts });
+            let continues = r.conditional.then(|| constant_condition(&graph, graph.outputs[0])).flatten();
+            clear_folded(&mut graph);
+            return Ok(InferredBody { graph, carried, outputs, continues, contradicts });
         }
         unreachable!("types of which nothing but the element type is known do not change")
     }
 }
 
 /// Returns the value of a constant condition.
-pub(crate) fn holds(graph: &Graph, id: ValueId) -> Option<bool> {
+pub(crate) fn constant_condition(graph: &Graph, id: ValueId) -> Option<bool> {
     match graph.value(id).constant.as_ref()?.to_i64()?.as_slice() {
         [one] => Some(*one != 0),
         _ => None,
@@ -233,8 +233,8 @@ impl Op for Repeat {
             let found = node.outputs.len();
             return Err(OpError::invalid(format!("it has {found} outputs, but {BODY} gives {outputs}")));
         }
-        for k in r.lead()..r.formal() {
-            if Repetition::own(node, k).is_none() {
+        for k in r.leading_inputs()..r.formal_inputs() {
+            if Repetition::own_input(node, k).is_none() {
                 return Err(OpError::invalid(format!("input {k} is left out but is needed")));
             }
         }
@@ -242,10 +242,10 @@ impl Op for Repeat {
             for (k, dtype, what) in
                 [(0, DType::I64, "the number of iterations"), (1, DType::Bool, "the condition")]
             {
-                if Repetition::own(node, k).is_none() {
+                if Repetition::own_input(node, k).is_none() {
                     continue;
                 }
-                cx.dtype_where(k, &dtype.to_string(), |found| found == dtype)?;
+                cx.expect_dtype(k, &dtype.to_string(), |found| found == dtype)?;
                 if let Some(shape) = cx.shape(k)
                     && shape.iter().any(|dim| dim.known().is_some_and(|size| size != 1))
                 {
@@ -253,11 +253,11 @@ impl Op for Repeat {
                 }
             }
         }
-        let typed = match self.typed(cx) {
+        let typed = match self.infer_body(cx) {
             // A body that never runs may be invalid: it may read a row of a matrix without rows.
-            Err(_) if self.is_idle(cx) => {
+            Err(_) if self.has_no_iterations(cx) => {
                 for k in 0..r.carried {
-                    cx.output_type(k, cx.ty(self.carried_input(k)).clone());
+                    cx.set_output_type(k, cx.ty(self.carried_input(k)).clone());
                 }
                 return Ok(());
             }
@@ -267,22 +267,23 @@ impl Op for Repeat {
             let found = &typed.outputs[0];
             return Err(OpError::invalid(format!("{BODY} gives {found} as its condition; a bool is needed")));
         }
-        let count = match self.length(cx)? {
+        let count = match self.slice_count(cx)? {
             Some(dim) => Some(dim),
-            None => known_count(cx.graph(), node, r, typed.continues).map(|count| Dim::Known(count as usize)),
+            None => known_iteration_count(cx.graph(), node, r, typed.continues)
+                .map(|count| Dim::Known(count as usize)),
         };
         let seen: Vec<&Shape> = (0..node.inputs.len()).filter_map(|k| cx.shape(k)).collect();
         let outer: FxHashSet<&Dim> = seen.iter().flat_map(|shape| shape.iter()).collect();
         for k in 0..node.outputs.len() {
             if k < r.carried {
                 let ty = &typed.carried[k];
-                cx.output_type(k, either(cx, k, (ty, ty), &outer)?);
+                cx.set_output_type(k, common_type(cx, k, (ty, ty), &outer)?);
                 continue;
             }
             let name = || format!("output {k}, which is collected,");
-            let (dtype, shape) = tensor(&typed.outputs[r.lead_out() + k], name)?;
+            let (dtype, shape) = tensor_type(&typed.outputs[r.leading_outputs() + k], name)?;
             let Some(shape) = shape else {
-                cx.output(k, dtype, None);
+                cx.set_output(k, dtype, None);
                 continue;
             };
             let axis = normalize_axis(r.stacked[k - r.carried].axis, shape.rank() + 1)
@@ -294,10 +295,10 @@ impl Op for Repeat {
                 if said { dim } else { cx.unknown_dim(k, at) }
             };
             let shape: Shape = dims.into_iter().enumerate().map(known).collect();
-            cx.output(k, dtype, Some(shape));
+            cx.set_output(k, dtype, Some(shape));
         }
         cx.contradicts |= typed.contradicts;
-        cx.output_subgraph(BODY, typed.graph);
+        cx.set_output_subgraph(BODY, typed.graph);
         Ok(())
     }
 
@@ -312,14 +313,14 @@ impl Op for Repeat {
 
 impl Repeat {
     /// Returns true for a Loop that is known to have no iterations, if none of its collected outputs is used.
-    fn is_idle(&self, cx: &Infer<'_>) -> bool {
+    fn has_no_iterations(&self, cx: &Infer<'_>) -> bool {
         let r = &self.repetition;
         let asked = cx.node().outputs.iter().skip(r.carried).any(Option::is_some);
-        r.conditional && !asked && known_count(cx.graph(), cx.node(), r, None) == Some(0)
+        r.conditional && !asked && known_iteration_count(cx.graph(), cx.node(), r, None) == Some(0)
     }
 
     /// Returns the number of slices of the scanned inputs, as far as it is known.
-    fn length(&self, cx: &Infer<'_>) -> Result<Option<Dim>, OpError> {
+    fn slice_count(&self, cx: &Infer<'_>) -> Result<Option<Dim>, OpError> {
         let mut length: Option<(usize, Dim)> = None;
         for (s, along) in self.repetition.scanned.iter().enumerate() {
             let Some(shape) = cx.shape(self.scanned_input(s)) else { continue };
@@ -342,27 +343,27 @@ impl Repeat {
         let node = cx.node().clone();
         let own = node.inputs.len() - node.captures;
         let mut body = subgraph(&node, BODY)?.clone();
-        let carried_in: Vec<ValueId> = body.inputs[r.lead()..][..r.carried].to_vec();
-        let carried_out: Vec<ValueId> = body.outputs[r.lead_out()..][..r.carried].to_vec();
-        let slices: Vec<ValueId> = body.inputs[r.lead() + r.carried..r.formal()].to_vec();
-        let captured: Vec<ValueId> = body.inputs[r.formal()..].to_vec();
-        let collected: Vec<ValueId> = body.outputs[r.lead_out() + r.carried..].to_vec();
+        let carried_in: Vec<ValueId> = body.inputs[r.leading_inputs()..][..r.carried].to_vec();
+        let carried_out: Vec<ValueId> = body.outputs[r.leading_outputs()..][..r.carried].to_vec();
+        let slices: Vec<ValueId> = body.inputs[r.leading_inputs() + r.carried..r.formal_inputs()].to_vec();
+        let captured: Vec<ValueId> = body.inputs[r.formal_inputs()..].to_vec();
+        let collected: Vec<ValueId> = body.outputs[r.leading_outputs() + r.carried..].to_vec();
 
         // Carried values that depend on values with a required gradient, over any number of iterations.
         let wanted_slices: Vec<usize> =
-            (0..slices.len()).filter(|&s| cx.wants(self.scanned_input(s))).collect();
-        let wanted_captured: Vec<usize> = (0..captured.len()).filter(|&c| cx.wants(own + c)).collect();
+            (0..slices.len()).filter(|&s| cx.needs_grad(self.scanned_input(s))).collect();
+        let wanted_captured: Vec<usize> = (0..captured.len()).filter(|&c| cx.needs_grad(own + c)).collect();
         let fixed =
             wanted_slices.iter().map(|&s| slices[s]).chain(wanted_captured.iter().map(|&c| captured[c]));
         let fixed: Vec<ValueId> = fixed.collect();
-        let mut depends: Vec<bool> = (0..r.carried).map(|j| cx.wants(self.carried_input(j))).collect();
+        let mut depends: Vec<bool> = (0..r.carried).map(|j| cx.needs_grad(self.carried_input(j))).collect();
         loop {
             let on: Vec<ValueId> = (0..r.carried)
                 .filter(|&j| depends[j])
                 .map(|j| carried_in[j])
                 .chain(fixed.iter().copied())
                 .collect();
-            let reached = dependent(&body, &on);
+            let reached = dependent_values(&body, &on);
             let more = (0..r.carried).map(|j| depends[j] || reached.contains(&carried_out[j])).collect();
             if depends == more {
                 break;
@@ -380,7 +381,7 @@ impl Repeat {
             .chain(arriving.iter().map(|&k| collected[k]))
             .map(|id| (id, id))
             .collect();
-        decompose_on_path(&mut body, &possible, &targets).map_err(in_subgraph)?;
+        decompose_on_path(&mut body, &possible, &targets).map_err(subgraph_error)?;
         let (forward_nodes, forward_values) = (body.nodes.len(), body.value_count());
 
         // Carried values with a gradient that comes from outside or from a later iteration.
@@ -389,7 +390,7 @@ impl Repeat {
         loop {
             let through =
                 carried_out.iter().zip(&carries).filter(|(_, carries)| **carries).map(|(&id, _)| id);
-            let reaching = leading_to(&body, through.chain(arriving.iter().map(|&k| collected[k])));
+            let reaching = float_ancestors(&body, through.chain(arriving.iter().map(|&k| collected[k])));
             let more = (0..r.carried)
                 .map(|j| carries[j] || depends[j] && reaching.contains(&carried_in[j]))
                 .collect();
@@ -416,7 +417,7 @@ impl Repeat {
             if seeds.is_empty() {
                 return Ok(());
             }
-            let found = backpropagate(&mut graph, &seeds, &targets).map_err(in_subgraph)?;
+            let found = backpropagate(&mut graph, &seeds, &targets).map_err(subgraph_error)?;
             // Operators without a derivative on the path may stop some of these gradients.
             let mut fewer = arrives.clone();
             for (&j, gradient) in followed.iter().zip(&found) {
@@ -440,7 +441,7 @@ impl Repeat {
             .filter_map(|(&c, id)| Some((c, (*id)?)))
             .collect();
         let carries: Vec<usize> = (0..r.carried).filter(|&j| carries[j]).collect();
-        let gives = carries.iter().any(|&j| cx.wants(self.carried_input(j)));
+        let gives = carries.iter().any(|&j| cx.needs_grad(self.carried_input(j)));
         if !gives && of_slices.is_empty() && of_captured.is_empty() {
             return Ok(());
         }
@@ -476,9 +477,9 @@ impl Repeat {
         }
         graph.outputs.extend(of_slices.iter().map(|&(_, gradient)| gradient));
 
-        let kept = Kept::of(&graph, forward_nodes, r)?;
+        let kept = Residuals::select(&graph, forward_nodes, r)?;
         let outer = outer_sizes(cx);
-        if grows || something_grows && kept.saved.iter().any(|&id| !is_steady(&graph, id, &outer)) {
+        if grows || something_grows && kept.saved.iter().any(|&id| !has_fixed_shape(&graph, id, &outer)) {
             let mut initial = Vec::with_capacity(states.len());
             for &j in &carries {
                 let name = graph.name_of(carried_out[j]).to_owned();
@@ -487,36 +488,36 @@ impl Repeat {
                     None => {
                         let last = cx.output(j, &name);
                         let dtype = graph.value(carried_out[j]).ty.dtype().unwrap_or(DType::F32);
-                        zeros_of(cx, last, dtype)
+                        zeros_like_value(cx, last, dtype)
                     }
                 });
             }
             for &(c, _) in &of_captured {
-                initial.push(zeros_outside(cx, own + c)?);
+                initial.push(zeros_like_input(cx, own + c)?);
             }
             let arrived = arriving.iter().zip(&elements);
             let collected = arrived
                 .map(|(&k, &element)| (element, cx.output_grad(r.carried + k).expect("it arrives")))
                 .collect();
-            let growing = Growing {
+            let growing = GrowingLoop {
                 repetition: r,
                 graph,
                 forward_nodes,
                 forward_values,
-                kept,
+                residuals: kept,
                 forward_outputs,
                 states,
                 initial,
                 collected,
             };
-            let gradients = growing.write(cx)?;
+            let gradients = growing.emit(cx)?;
             for (&j, &gradient) in carries.iter().zip(&gradients) {
-                if cx.wants(self.carried_input(j)) {
-                    cx.give(self.carried_input(j), gradient);
+                if cx.needs_grad(self.carried_input(j)) {
+                    cx.set_grad(self.carried_input(j), gradient);
                 }
             }
             for (&(c, _), &gradient) in of_captured.iter().zip(&gradients[carries.len()..]) {
-                cx.give(own + c, gradient);
+                cx.set_grad(own + c, gradient);
             }
             return Ok(());
         }
@@ -574,10 +575,10 @@ impl Repeat {
         }
 
         // The body of the gradient.
-        kept.apply(&mut graph, forward_nodes, r);
+        kept.retain_recomputed(&mut graph, forward_nodes, r);
         graph.name = format!("{}_grad", graph.name);
         graph.remove_unused();
-        without_updates(&mut graph)?;
+        remove_updates(&mut graph)?;
         let mut outer: Vec<ValueId> = Vec::new();
         let mut inner: Vec<ValueId> = Vec::new();
         for (c, &id) in captured.iter().enumerate() {
@@ -591,7 +592,7 @@ impl Repeat {
             let name = format!("{}{BODY}/{}", cx.prefix, graph.name_of(id));
             graph.rename(id, &name);
         }
-        infer_added(&mut graph).map_err(in_subgraph)?;
+        infer_added(&mut graph).map_err(subgraph_error)?;
 
         // The forward node collects the saved values.
         forward.outputs.extend(more.iter().map(|&(result, _)| result));
@@ -600,13 +601,13 @@ impl Repeat {
         let stacked: Vec<ScanAxis> = (r.stacked.iter().copied())
             .chain(more.iter().map(|_| ScanAxis { axis: 0, reversed: direction }))
             .collect();
-        cx.change_node(|outside, index| {
+        cx.replace_node(|outside, index| {
             let node = &mut outside.nodes[index];
             node.outputs.resize(results, None);
             node.outputs.extend(more.iter().map(|&(_, id)| Some(id)));
             let mut attrs = std::mem::take(&mut node.attrs).with(BODY, forward);
             if !r.conditional {
-                attrs = along_attrs(attrs, "output", &stacked);
+                attrs = set_scan_axes(attrs, "output", &stacked);
             }
             node.attrs = attrs;
         });
@@ -615,11 +616,11 @@ impl Repeat {
         for &j in &carries {
             inputs.push(Some(match cx.output_grad(j) {
                 Some(gradient) => gradient,
-                None => zeros_outside(cx, self.carried_input(j))?,
+                None => zeros_like_input(cx, self.carried_input(j))?,
             }));
         }
         for &(c, _) in &of_captured {
-            inputs.push(Some(zeros_outside(cx, own + c)?));
+            inputs.push(Some(zeros_like_input(cx, own + c)?));
         }
         inputs.extend(scans.iter().map(|&(_, outside, _)| Some(outside)));
         inputs.extend(outer.iter().copied().map(Some));
@@ -629,29 +630,29 @@ impl Repeat {
             .map(|&(s, _)| ScanAxis { axis: r.scanned[s].axis, reversed: !r.scanned[s].reversed })
             .collect();
         let mut attrs = Attrs::new().with("num_scan_inputs", scans.len() as i64).with(BODY, graph);
-        attrs = along_attrs(attrs, "input", &read);
-        attrs = along_attrs(attrs, "output", &made);
+        attrs = set_scan_axes(attrs, "input", &read);
+        attrs = set_scan_axes(attrs, "output", &made);
         let count = states.len() + of_slices.len();
         let gradients = cx.add_node("", "Scan", &inputs, count, attrs);
         cx.nodes.last_mut().expect("just added").captures = outer.len();
         let (of_states, of_scans) = gradients.split_at(states.len());
         for (&j, &gradient) in carries.iter().zip(of_states) {
-            if cx.wants(self.carried_input(j)) {
-                cx.give(self.carried_input(j), gradient);
+            if cx.needs_grad(self.carried_input(j)) {
+                cx.set_grad(self.carried_input(j), gradient);
             }
         }
         for (&(c, _), &gradient) in of_captured.iter().zip(&of_states[carries.len()..]) {
-            cx.give(own + c, gradient);
+            cx.set_grad(own + c, gradient);
         }
         for (&(s, _), &gradient) in of_slices.iter().zip(of_scans) {
-            cx.give(self.scanned_input(s), gradient);
+            cx.set_grad(self.scanned_input(s), gradient);
         }
         Ok(())
     }
 }
 
 /// Returns the values on which `ends` depend through floats, including `ends`.
-fn leading_to(graph: &Graph, ends: impl Iterator<Item = ValueId>) -> FxHashSet<ValueId> {
+fn float_ancestors(graph: &Graph, ends: impl Iterator<Item = ValueId>) -> FxHashSet<ValueId> {
     let mut leading: FxHashSet<ValueId> = ends.collect();
     for node in graph.nodes.iter().rev() {
         if node.present_outputs().any(|output| leading.contains(&output)) {
@@ -663,21 +664,21 @@ fn leading_to(graph: &Graph, ends: impl Iterator<Item = ValueId>) -> FxHashSet<V
 }
 
 /// Returns zeros of the shape and type of input `k`.
-fn zeros_outside(cx: &mut Grad<'_>, k: usize) -> Result<ValueId, OpError> {
+fn zeros_like_input(cx: &mut Grad<'_>, k: usize) -> Result<ValueId, OpError> {
     let like = cx.input(k)?;
     let dtype = cx.dtype(like)?;
-    Ok(zeros_of(cx, like, dtype))
+    Ok(zeros_like_value(cx, like, dtype))
 }
 
 /// Returns zeros of the shape of a value.
-fn zeros_of(cx: &mut Grad<'_>, like: ValueId, dtype: DType) -> ValueId {
+fn zeros_like_value(cx: &mut Grad<'_>, like: ValueId, dtype: DType) -> ValueId {
     let zero = Tensor::filled(dtype, &[1], 0.0);
     let shape = cx.shape_of(like);
     cx.add("ConstantOfShape", &[shape], Attrs::new().with("value", zero))
 }
 
 /// Sets axes and directions as attributes of a Scan; `what` is "input" or "output".
-fn along_attrs(mut attrs: Attrs, what: &str, along: &[ScanAxis]) -> Attrs {
+fn set_scan_axes(mut attrs: Attrs, what: &str, along: &[ScanAxis]) -> Attrs {
     for (name, values) in [
         (format!("scan_{what}_axes"), along.iter().map(|along| along.axis).collect::<Vec<i64>>()),
         (format!("scan_{what}_directions"), along.iter().map(|along| i64::from(along.reversed)).collect()),
@@ -691,18 +692,18 @@ fn along_attrs(mut attrs: Attrs, what: &str, along: &[ScanAxis]) -> Attrs {
 }
 
 /// Parts of the forward body that the gradient's body uses.
-pub(super) struct Kept {
+pub(super) struct Residuals {
     /// Values that the forward node collects.
     pub(super) saved: Vec<ValueId>,
     /// Slices that the gradient scans again.
     slices: FxHashSet<ValueId>,
     /// Indices of forward nodes that the gradient recomputes.
-    again: FxHashSet<usize>,
+    recomputed: FxHashSet<usize>,
 }
 
-impl Kept {
+impl Residuals {
     /// Finds these parts for a graph of forward nodes, followed by the nodes of the gradient.
-    fn of(graph: &Graph, forward_nodes: usize, r: &Repetition) -> Result<Kept, OpError> {
+    fn select(graph: &Graph, forward_nodes: usize, r: &Repetition) -> Result<Residuals, OpError> {
         let forward = &graph.nodes[..forward_nodes];
         let maker: FxHashMap<ValueId, usize> = forward
             .iter()
@@ -710,16 +711,17 @@ impl Kept {
             .flat_map(|(index, node)| node.present_outputs().map(move |id| (id, index)))
             .collect();
         // Values that are the same in every iteration.
-        let mut same: FxHashSet<ValueId> = graph.inputs[r.formal()..].iter().copied().collect();
+        let mut same: FxHashSet<ValueId> = graph.inputs[r.formal_inputs()..].iter().copied().collect();
         for node in forward {
             let is_same = |id: ValueId| same.contains(&id) || graph.value(id).constant.is_some();
             if node.present_inputs().all(is_same) && !draws_random_numbers(node) {
                 same.extend(node.present_outputs());
             }
         }
-        let slices = &graph.inputs[r.lead() + r.carried..r.formal()];
-        let firsts = &graph.inputs[..r.lead() + r.carried];
-        let mut kept = Kept { saved: Vec::new(), slices: FxHashSet::default(), again: FxHashSet::default() };
+        let slices = &graph.inputs[r.leading_inputs() + r.carried..r.formal_inputs()];
+        let firsts = &graph.inputs[..r.leading_inputs() + r.carried];
+        let mut kept =
+            Residuals { saved: Vec::new(), slices: FxHashSet::default(), recomputed: FxHashSet::default() };
         let mut seen: FxHashSet<ValueId> = FxHashSet::default();
         let later = graph.nodes[forward_nodes..].iter().flat_map(Node::present_inputs);
         let mut stack: Vec<ValueId> = later.chain(graph.outputs.iter().copied()).collect();
@@ -744,7 +746,7 @@ impl Kept {
                     )));
                 }
                 if same.contains(&id) || (whole && !draws_random_numbers(node)) {
-                    kept.again.insert(index);
+                    kept.recomputed.insert(index);
                     stack.extend(node.present_inputs());
                 } else {
                     kept.saved.push(id);
@@ -755,14 +757,14 @@ impl Kept {
     }
 
     /// Removes the forward nodes that are not recomputed.
-    pub(super) fn apply(&self, graph: &mut Graph, forward_nodes: usize, r: &Repetition) {
+    pub(super) fn retain_recomputed(&self, graph: &mut Graph, forward_nodes: usize, r: &Repetition) {
         let mut index = 0;
         graph.nodes.retain(|_| {
             index += 1;
-            index > forward_nodes || self.again.contains(&(index - 1))
+            index > forward_nodes || self.recomputed.contains(&(index - 1))
         });
         // A recomputed node may also have an output that is saved. This output gets a new name.
-        for index in 0..self.again.len() {
+        for index in 0..self.recomputed.len() {
             for port in 0..graph.nodes[index].outputs.len() {
                 if let Some(id) = graph.nodes[index].outputs[port]
                     && self.saved.contains(&id)
@@ -783,21 +785,21 @@ impl Kept {
 
 /// Returns true if a node or one of its subgraphs draws random numbers.
 pub(super) fn draws_random_numbers(node: &Node) -> bool {
-    crate::families::draws_random_numbers(&node.domain, &node.op)
+    crate::families::is_random(&node.domain, &node.op)
         || Graph::subgraphs(node).any(|(_, graph)| graph.nodes.iter().any(draws_random_numbers))
 }
 
 /// Returns the number of inputs of a body that are not captured.
-fn formal(node: &Node, body: &Graph) -> Result<usize, OpError> {
+fn formal_input_count(node: &Node, body: &Graph) -> Result<usize, OpError> {
     body.inputs.len().checked_sub(node.captures).ok_or_else(|| {
         OpError::invalid(format!("{BODY} has fewer inputs than the {} values it captures", node.captures))
     })
 }
 
 fn build_loop(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
-    let body = body_of(node)?;
+    let body = checked_body(node)?;
     let carried = (node.inputs.len() - node.captures).saturating_sub(2);
-    let found = formal(node, body)?;
+    let found = formal_input_count(node, body)?;
     if found != carried + 2 {
         return Err(OpError::invalid(format!(
             "{BODY} takes {found} inputs, but {} are needed: the iteration, the condition and {carried} carried values",
@@ -817,7 +819,7 @@ fn build_loop(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
 }
 
 /// Reads axes and directions of the scanned or collected values of a Scan; `what` is "input" or "output".
-fn alongs(node: &Node, what: &str, count: usize) -> Result<Vec<ScanAxis>, OpError> {
+fn read_scan_axes(node: &Node, what: &str, count: usize) -> Result<Vec<ScanAxis>, OpError> {
     let list = |name: &str| -> Result<Vec<i64>, OpError> {
         let values = node.attrs.ints(name)?.map_or_else(|| vec![0; count], <[i64]>::to_vec);
         if values.len() == count {
@@ -837,7 +839,7 @@ fn alongs(node: &Node, what: &str, count: usize) -> Result<Vec<ScanAxis>, OpErro
 }
 
 fn build_scan(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
-    let body = body_of(node)?;
+    let body = checked_body(node)?;
     let own = node.inputs.len() - node.captures;
     let scanned = Attrs::required("num_scan_inputs", node.attrs.int("num_scan_inputs")?)?;
     let scanned =
@@ -847,7 +849,7 @@ fn build_scan(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
             ))
         })?;
     let carried = own - scanned;
-    let found = formal(node, body)?;
+    let found = formal_input_count(node, body)?;
     if found != own {
         return Err(OpError::invalid(format!(
             "{BODY} takes {found} inputs, but {own} are needed: {carried} states and {scanned} slices"
@@ -857,8 +859,8 @@ fn build_scan(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
         let found = body.outputs.len();
         OpError::invalid(format!("{BODY} gives {found} outputs, but has {carried} states"))
     })?;
-    let scanned = alongs(node, "input", scanned)?;
-    let stacked = alongs(node, "output", stacked)?;
+    let scanned = read_scan_axes(node, "input", scanned)?;
+    let stacked = read_scan_axes(node, "output", stacked)?;
     let repetition = Repetition { body: BODY, conditional: false, carried, scanned, stacked };
     Ok(Box::new(Repeat { repetition }))
 }
@@ -916,7 +918,7 @@ pub(super) fn definitions() -> Vec<Definition> {
                 .map(|(name, ty)| body.add_value(name, ty.clone()))
                 .collect();
             let given = body.inputs.clone();
-            body.outputs = given[1..].iter().map(|&id| copied(&mut body, id)).collect();
+            body.outputs = given[1..].iter().map(|&id| add_copy(&mut body, id)).collect();
             let inputs = [count, condition, number].map(Some).to_vec();
             Sample { inputs, ..Sample::of(Attrs::new().with(BODY, body)) }
         }),
@@ -926,7 +928,7 @@ pub(super) fn definitions() -> Vec<Definition> {
                 let mut body = Graph::new(BODY);
                 let slice = body.add_value("slice", number);
                 body.inputs.push(slice);
-                let copy = copied(&mut body, slice);
+                let copy = add_copy(&mut body, slice);
                 body.outputs.push(copy);
                 let attrs = Attrs::new().with(BODY, body).with("num_scan_inputs", 1i64);
                 Sample { inputs: vec![Some(ValueType::tensor(DType::F32, &[2]))], ..Sample::of(attrs) }

@@ -11,7 +11,7 @@ use crate::OpError;
 use crate::rewrite::Rewrite;
 
 /// Returns the type of one item of a batch.
-fn member(ty: &ValueType) -> ValueType {
+fn item_type(ty: &ValueType) -> ValueType {
     match ty {
         ValueType::Tensor(dtype, Some(shape)) if shape.rank() > 0 => {
             ValueType::Tensor(*dtype, Some(shape.iter().skip(1).cloned().collect()))
@@ -32,7 +32,7 @@ pub(super) fn upgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
             "its sequence_lens are not supported; write it as a Scan of opset 9 that masks what is too long",
         ));
     }
-    let given: Vec<ValueId> = (1..own).map(|k| rw.required(k)).collect::<Result<_, _>>()?;
+    let given: Vec<ValueId> = (1..own).map(|k| rw.required_input(k)).collect::<Result<_, _>>()?;
     let scanned = Attrs::required("num_scan_inputs", node.attrs.int("num_scan_inputs")?)?;
 
     // Inner Scan: over time, for one item of the batch.
@@ -44,7 +44,7 @@ pub(super) fn upgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let mut each = Graph::new(&format!("{}_member", body.name));
     let mut inputs: Vec<ValueId> = Vec::with_capacity(node.inputs.len() - 1);
     for &id in &given {
-        let ty = member(&graph.value(id).ty);
+        let ty = item_type(&graph.value(id).ty);
         inputs.push(each.add_value(&format!("{}_member", graph.name_of(id)), ty));
     }
     for id in node.inputs[own..].iter().flatten() {

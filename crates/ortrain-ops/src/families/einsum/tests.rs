@@ -3,8 +3,8 @@ use ortrain_graph::ValueType;
 use super::*;
 use crate::NEWEST_OPSET;
 use crate::testing::{
-    Failure, add, assert_close, check_decomposition, check_downgrade, check_gradients, f64s, graph, one_node,
-    run, run_node, spread,
+    Failure, add, assert_close, check_decomposition, check_downgrade, check_gradients, f64s, generic_tensor,
+    graph, one_node_graph, run, run_node,
 };
 
 const EINSUM: (&str, &str) = ("", "Einsum");
@@ -22,7 +22,7 @@ fn expected(text: &str, inputs: &[Tensor]) -> Tensor {
     let ranks: Vec<usize> = inputs.iter().map(|tensor| tensor.dims().len()).collect();
     let (operands, result) = equation.labels(&ranks).expect("labels");
     let shapes: Vec<Shape> = inputs.iter().map(|tensor| Shape::known(tensor.dims())).collect();
-    let mut sizes = sizes_of_labels(&operands, &shapes).expect("sizes");
+    let mut sizes = infer_label_sizes(&operands, &shapes).expect("sizes");
     // The labels of the result come first, so that its elements are computed in order.
     sizes.sort_by_key(|(label, _)| result.iter().position(|other| other == label).unwrap_or(usize::MAX));
     let counts: Vec<usize> = sizes.iter().map(|(_, dim)| dim.known().expect("a number")).collect();
@@ -100,19 +100,19 @@ const CASES: &[(&str, &[&[usize]])] = &[
 ];
 
 fn operands(shapes: &[&[usize]]) -> Vec<Tensor> {
-    shapes.iter().enumerate().map(|(k, dims)| spread(dims, 3 + k as u32)).collect()
+    shapes.iter().enumerate().map(|(k, dims)| generic_tensor(dims, 3 + k as u32)).collect()
 }
 
-fn made(text: &str, inputs: &[Tensor]) -> Graph {
+fn einsum_graph(text: &str, inputs: &[Tensor]) -> Graph {
     let ports: Vec<Option<&Tensor>> = inputs.iter().map(Some).collect();
-    one_node(NEWEST_OPSET, EINSUM, &ports, 1, equation(text)).expect("it is read")
+    one_node_graph(NEWEST_OPSET, EINSUM, &ports, 1, equation(text)).expect("it is read")
 }
 
 #[test]
-fn every_kind_of_equation() {
+fn all_equations_match_reference() {
     for (text, shapes) in CASES {
         let inputs = operands(shapes);
-        let got = run(&made(text, &inputs), &inputs).expect(text);
+        let got = run(&einsum_graph(text, &inputs), &inputs).expect(text);
         assert_close(&got[0], &expected(text, &inputs), TOLERANCE);
     }
 }
@@ -122,12 +122,12 @@ fn gradients() {
     for (text, shapes) in CASES {
         let inputs = operands(shapes);
         let targets: Vec<usize> = (0..inputs.len()).collect();
-        check_gradients(&made(text, &inputs), &inputs, &targets, &[0]);
+        check_gradients(&einsum_graph(text, &inputs), &inputs, &targets, &[0]);
     }
 }
 
 /// Returns a graph of one node with symbolic sizes, except for 1. `name(operand, axis, label)` names the symbols.
-fn symbolic(text: &str, inputs: &[Tensor], name: impl Fn(usize, usize, Label) -> String) -> Graph {
+fn symbolic_graph(text: &str, inputs: &[Tensor], name: impl Fn(usize, usize, Label) -> String) -> Graph {
     let (mut made, ids) = graph(&inputs.iter().collect::<Vec<_>>());
     let ranks: Vec<usize> = inputs.iter().map(|tensor| tensor.dims().len()).collect();
     let (labels, _) = Equation::parse(text).expect("an equation").labels(&ranks).expect("labels");
@@ -150,8 +150,8 @@ fn symbolic(text: &str, inputs: &[Tensor], name: impl Fn(usize, usize, Label) ->
 fn symbolic_sizes() {
     for (text, shapes) in CASES {
         let inputs = operands(shapes);
-        let apart = symbolic(text, &inputs, |k, axis, _| format!("d{k}_{axis}"));
-        let alike = symbolic(text, &inputs, |_, _, label| format!("{label:?}"));
+        let apart = symbolic_graph(text, &inputs, |k, axis, _| format!("d{k}_{axis}"));
+        let alike = symbolic_graph(text, &inputs, |_, _, label| format!("{label:?}"));
         for mut plain in [apart, alike.clone()] {
             crate::passes::decompose::decompose_node(&mut plain, 0).expect("it decomposes");
             crate::passes::infer::infer(&mut plain).expect(text);
@@ -164,10 +164,10 @@ fn symbolic_sizes() {
 }
 
 #[test]
-fn as_other_operators() {
+fn decomposes_and_downgrades() {
     for (text, shapes) in CASES {
         let inputs = operands(shapes);
-        let graph = made(text, &inputs);
+        let graph = einsum_graph(text, &inputs);
         check_decomposition(&graph, &inputs, TOLERANCE);
         let old = check_downgrade(&graph, &inputs, 11);
         assert!(old.nodes.iter().all(|node| &*node.op != "Einsum"), "{old}");
@@ -177,14 +177,14 @@ fn as_other_operators() {
 
 /// Matrix products decompose into the minimum number of nodes.
 #[test]
-fn products_of_matrices_are_products_of_matrices() {
+fn matrix_products_use_minimal_nodes() {
     for (text, shapes, ops) in [
         ("bij,bjk->bik", &[&[2, 3, 4][..], &[2, 4, 2]][..], &["MatMul"][..]),
         ("bhqd,bhkd->bhqk", &[&[2, 3, 2, 4], &[2, 3, 5, 4]], &["Transpose", "MatMul"]),
         ("ij,j->i", &[&[2, 3], &[3]], &["Reshape", "MatMul", "Reshape"]),
     ] {
         let inputs = operands(shapes);
-        let mut graph = made(text, &inputs);
+        let mut graph = einsum_graph(text, &inputs);
         crate::passes::decompose::decompose_node(&mut graph, 0).expect("it decomposes");
         assert_eq!(graph.nodes.iter().map(|node| &*node.op).collect::<Vec<_>>(), ops);
     }
@@ -200,14 +200,14 @@ fn empty_axes() {
         ("ii->i", &[&[0, 0]]),
     ] {
         let inputs = operands(shapes);
-        let got = run(&made(text, &inputs), &inputs).expect(text);
+        let got = run(&einsum_graph(text, &inputs), &inputs).expect(text);
         assert_close(&got[0], &expected(text, &inputs), TOLERANCE);
     }
 }
 
 /// Infinities and NaN outside of the diagonal have no influence.
 #[test]
-fn a_diagonal_is_chosen() {
+fn diagonal_ignores_other_elements() {
     let x = f64s(&[2, 2], &[1.0, f64::NAN, f64::INFINITY, 2.0]);
     let got = run_node(EINSUM, &[Some(&x)], 1, equation("ii->i")).expect("it runs");
     assert_eq!(got[0].to_f64(), [1.0, 2.0]);
@@ -225,8 +225,9 @@ fn integers_wrap() {
 }
 
 #[test]
-fn what_is_wrong_is_said() {
-    let (square, wide, vector) = (spread(&[2, 2], 1), spread(&[2, 3], 2), spread(&[4], 3));
+fn rejects_invalid_equations() {
+    let (square, wide, vector) =
+        (generic_tensor(&[2, 2], 1), generic_tensor(&[2, 3], 2), generic_tensor(&[4], 3));
     for (text, inputs, words) in [
         ("ij-", &[&square][..], "equation \"ij-\" has '-' in a term, which consists of letters and \"...\""),
         ("i1", &[&square], "has '1' in a term"),
@@ -242,7 +243,7 @@ fn what_is_wrong_is_said() {
         ("...,...", &[&wide, &vector], "axes named \"...\" have sizes 3 and 4"),
     ] {
         let ports: Vec<Option<&Tensor>> = inputs.iter().copied().map(Some).collect();
-        let error = one_node(28, EINSUM, &ports, 1, equation(text)).expect_err("refused").to_string();
+        let error = one_node_graph(28, EINSUM, &ports, 1, equation(text)).expect_err("refused").to_string();
         assert!(error.contains(words), "{error}");
         assert!(error.contains("node \"y\" (Einsum)"), "{error}");
     }
@@ -258,9 +259,10 @@ fn what_is_wrong_is_said() {
         assert!(message.contains(words), "{message}");
     }
     let one = f64s(&[1, 3], &[1.0, 2.0, 3.0]);
-    let message = match run_node(EINSUM, &[Some(&one), Some(&spread(&[3, 3], 1))], 1, equation("ii,jk->i")) {
-        Err(Failure::Prepare(error)) => error.to_string(),
-        other => panic!("{other:?}"),
-    };
+    let message =
+        match run_node(EINSUM, &[Some(&one), Some(&generic_tensor(&[3, 3], 1))], 1, equation("ii,jk->i")) {
+            Err(Failure::Prepare(error)) => error.to_string(),
+            other => panic!("{other:?}"),
+        };
     assert!(message.contains("the diagonal \"i\" is of axes with sizes 1 and 3"), "{message}");
 }

@@ -3,8 +3,8 @@ use ortrain_graph::ValueType;
 use super::*;
 use crate::registry::NEWEST_OPSET;
 use crate::testing::{
-    Failure, add, assert_close, check_decomposition, check_downgrade, check_gradients, f64s, gradient_graph,
-    graph, one_node, run, run_node, spread, typed,
+    Failure, add, assert_close, cast_tensor, check_decomposition, check_downgrade, check_gradients, f64s,
+    generic_tensor, gradient_graph, graph, one_node_graph, run, run_node,
 };
 
 const OP: (&str, &str) = ("", "GridSample");
@@ -16,7 +16,7 @@ fn attrs(mode: &str, padding: &str, aligned: bool) -> Attrs {
 }
 
 /// Returns every combination of the attributes.
-fn all() -> Vec<(&'static str, &'static str, bool)> {
+fn attribute_combinations() -> Vec<(&'static str, &'static str, bool)> {
     let mut found = Vec::new();
     for mode in MODES {
         for padding in PADDINGS {
@@ -27,19 +27,19 @@ fn all() -> Vec<(&'static str, &'static str, bool)> {
 }
 
 /// Reference implementation for one axis, from the definition.
-struct Line {
+struct ReferenceAxis {
     size: f64,
-    aligned: bool,
+    align_corners: bool,
     padding: &'static str,
 }
 
-impl Line {
-    fn ends(&self) -> (f64, f64) {
-        if self.aligned { (0.0, self.size - 1.0) } else { (-0.5, self.size - 0.5) }
+impl ReferenceAxis {
+    fn borders(&self) -> (f64, f64) {
+        if self.align_corners { (0.0, self.size - 1.0) } else { (-0.5, self.size - 0.5) }
     }
 
-    fn reflected(&self, mut x: f64) -> f64 {
-        let (least, most) = self.ends();
+    fn reflect(&self, mut x: f64) -> f64 {
+        let (least, most) = self.borders();
         while x < least || x > most {
             x = if x < least { 2.0 * least - x } else { 2.0 * most - x };
         }
@@ -51,13 +51,13 @@ impl Line {
         match self.padding {
             "zeros" => (0.0..self.size).contains(&at).then_some(at as usize),
             "border" => Some(at.clamp(0.0, self.size - 1.0) as usize),
-            _ => Some(self.reflected(at) as usize),
+            _ => Some(self.reflect(at) as usize),
         }
     }
 
     /// Returns the contributing elements and their weights.
     fn taps(&self, mode: &str, place: f64) -> Vec<(Option<usize>, f64)> {
-        let mut x = if self.aligned {
+        let mut x = if self.align_corners {
             (place + 1.0) / 2.0 * (self.size - 1.0)
         } else {
             ((place + 1.0) * self.size - 1.0) / 2.0
@@ -65,13 +65,13 @@ impl Line {
         if mode == "nearest" {
             x = x.round_ties_even();
         }
-        let (least, most) = self.ends();
+        let (least, most) = self.borders();
         if x < least || x > most {
             x = match self.padding {
                 // Elements are clipped one by one.
                 "border" if mode == "cubic" => x,
                 "border" => x.clamp(0.0, self.size - 1.0),
-                "reflection" => self.reflected(x),
+                "reflection" => self.reflect(x),
                 _ => x,
             };
         }
@@ -104,7 +104,7 @@ fn expected(x: &Tensor, grid: &Tensor, (mode, padding, aligned): (&str, &'static
             let mut taps = vec![(Some(0), 1.0)];
             for axis in 0..axes {
                 let size = dims[2 + axis];
-                let line = Line { size: size as f64, aligned, padding };
+                let line = ReferenceAxis { size: size as f64, align_corners: aligned, padding };
                 let own = line.taps(mode, place[axes - 1 - axis]);
                 let both = |&(at, weight): &(Option<usize>, f64)| {
                     own.iter()
@@ -124,9 +124,9 @@ fn expected(x: &Tensor, grid: &Tensor, (mode, padding, aligned): (&str, &'static
 /// Images, volumes and lines, with grid points inside and far outside.
 fn inputs() -> Vec<[Tensor; 2]> {
     vec![
-        [spread(&[2, 2, 3, 4], 1), spread(&[2, 2, 2, 2], 2)],
-        [spread(&[1, 1, 3, 2, 2], 3), spread(&[1, 2, 1, 1, 3], 4)],
-        [spread(&[2, 1, 5], 5), spread(&[2, 3, 1], 6)],
+        [generic_tensor(&[2, 2, 3, 4], 1), generic_tensor(&[2, 2, 2, 2], 2)],
+        [generic_tensor(&[1, 1, 3, 2, 2], 3), generic_tensor(&[1, 2, 1, 1, 3], 4)],
+        [generic_tensor(&[2, 1, 5], 5), generic_tensor(&[2, 3, 1], 6)],
     ]
 }
 
@@ -135,8 +135,9 @@ fn every_mode_and_its_gradients() {
     for inputs in inputs() {
         let ports = [Some(&inputs[0]), Some(&inputs[1])];
         let planes = inputs[0].dims().len() == 4;
-        for case @ (mode, padding, aligned) in all() {
-            let graph = one_node(NEWEST_OPSET, OP, &ports, 1, attrs(mode, padding, aligned)).expect("valid");
+        for case @ (mode, padding, aligned) in attribute_combinations() {
+            let graph =
+                one_node_graph(NEWEST_OPSET, OP, &ports, 1, attrs(mode, padding, aligned)).expect("valid");
             let got = run(&graph, &inputs).expect("it runs").remove(0);
             assert_close(&got, &expected(&inputs[0], &inputs[1], case), 1e-12);
             // The gradient of `nearest` along the grid is zero.
@@ -151,9 +152,9 @@ fn every_mode_and_its_gradients() {
 }
 
 #[test]
-fn sizes_that_are_found_out_when_it_runs() {
+fn symbolic_sizes() {
     let inputs = &inputs()[0];
-    for case @ (mode, padding, aligned) in all() {
+    for case @ (mode, padding, aligned) in attribute_combinations() {
         let (mut symbolic, ids) = graph(&[&inputs[0], &inputs[1]]);
         for (k, names) in [["n", "c", "h", "w"], ["n", "e", "f", ""]].into_iter().enumerate() {
             let dim = |name: &str| if name.is_empty() { Dim::Known(2) } else { Dim::symbol(name) };
@@ -174,12 +175,13 @@ fn sizes_that_are_found_out_when_it_runs() {
 
 /// Checks the gradient of the grid where `border` clips, where `reflection` reflects, and where `zeros` begin.
 #[test]
-fn slopes_at_the_border() {
+fn gradients_at_the_border() {
     let x = f64s(&[1, 1, 1, 3], &[1.0, 3.0, 7.0]);
     let slope = |place: f64, padding: &str, aligned: bool| {
         let grid = f64s(&[1, 1, 1, 2], &[place, 0.0]);
         let ports = [Some(&x), Some(&grid)];
-        let graph = one_node(NEWEST_OPSET, OP, &ports, 1, attrs("linear", padding, aligned)).expect("valid");
+        let graph =
+            one_node_graph(NEWEST_OPSET, OP, &ports, 1, attrs("linear", padding, aligned)).expect("valid");
         let seed = Some(f64s(&[1, 1, 1, 1], &[1.0]));
         let gradient = gradient_graph(&graph, &[seed], &[1]);
         run(&gradient, &[x.clone(), grid.clone()]).expect("it runs")[0].to_f64()[0]
@@ -197,10 +199,10 @@ fn slopes_at_the_border() {
 }
 
 #[test]
-fn places_that_are_no_place() {
-    let x = spread(&[1, 2, 3, 3], 1);
+fn nonfinite_coordinates() {
+    let x = generic_tensor(&[1, 2, 3, 3], 1);
     let grid = f64s(&[1, 1, 3, 2], &[f64::NAN, 0.0, f64::INFINITY, 0.0, 1e300, -1e300]);
-    for (mode, padding, aligned) in all() {
+    for (mode, padding, aligned) in attribute_combinations() {
         let got = run_node(OP, &[Some(&x), Some(&grid)], 1, attrs(mode, padding, aligned)).expect("it runs");
         assert_eq!(got[0].dims(), [1, 2, 1, 3]);
         if mode == "linear" {
@@ -216,7 +218,7 @@ fn places_that_are_no_place() {
 }
 
 #[test]
-fn other_types() {
+fn other_dtypes() {
     let [x, grid] = &inputs()[0];
     for (case @ (mode, padding, aligned), tolerance) in
         [(("linear", "border", false), 0.05), (("nearest", "zeros", true), 0.0)]
@@ -228,11 +230,11 @@ fn other_types() {
             (DType::I32, DType::F32),
         ] {
             let scaled: Vec<f64> = x.to_f64().iter().map(|x| (x * 20.0).round()).collect();
-            let (x, grid) = (typed(&f64s(x.dims(), &scaled), dtype), typed(grid, grid_dtype));
-            let want = expected(&typed(&x, DType::F64), &typed(&grid, DType::F64), case);
+            let (x, grid) = (cast_tensor(&f64s(x.dims(), &scaled), dtype), cast_tensor(grid, grid_dtype));
+            let want = expected(&cast_tensor(&x, DType::F64), &cast_tensor(&grid, DType::F64), case);
             let got =
                 run_node(OP, &[Some(&x), Some(&grid)], 1, attrs(mode, padding, aligned)).expect("it runs");
-            let want = typed(&want, dtype);
+            let want = cast_tensor(&want, dtype);
             let tolerance = if dtype == DType::I32 { 0.0 } else { tolerance };
             assert_close(&got[0], &want, tolerance);
         }
@@ -245,31 +247,33 @@ fn other_types() {
 }
 
 #[test]
-fn older_names() {
+fn mode_names_before_opset_20() {
     let inputs = &inputs()[0];
     let ports = [Some(&inputs[0]), Some(&inputs[1])];
     for (old, new) in [("bilinear", "linear"), ("bicubic", "cubic"), ("nearest", "nearest")] {
-        let graph = one_node(16, OP, &ports, 1, attrs(old, "zeros", false)).expect("it is read");
+        let graph = one_node_graph(16, OP, &ports, 1, attrs(old, "zeros", false)).expect("it is read");
         let got = run(&graph, inputs).expect("it runs").remove(0);
         assert_close(&got, &expected(&inputs[0], &inputs[1], (new, "zeros", false)), 1e-12);
     }
     let error =
-        one_node(16, OP, &ports, 1, attrs("linear", "zeros", false)).expect_err("refused").to_string();
+        one_node_graph(16, OP, &ports, 1, attrs("linear", "zeros", false)).expect_err("refused").to_string();
     assert!(error.contains("\"linear\" is not defined before opset 20"), "{error}");
-    let error =
-        one_node(20, OP, &ports, 1, attrs("bilinear", "zeros", false)).expect_err("refused").to_string();
+    let error = one_node_graph(20, OP, &ports, 1, attrs("bilinear", "zeros", false))
+        .expect_err("refused")
+        .to_string();
     assert!(error.contains("\"bilinear\" is not defined; nearest, linear and cubic are"), "{error}");
 }
 
 #[test]
-fn what_does_not_fit_is_refused() {
+fn rejects_mismatched_shapes() {
     for (x, grid, message) in [
         (vec![1, 1, 3, 3], vec![1, 2, 2, 3], "[N, C, D1, ..., Dr] and [N, E1, ..., Er, r] are needed"),
         (vec![1, 1], vec![1, 2], "are needed"),
         (vec![2, 1, 3, 3], vec![1, 2, 2, 2], "input 0 is a batch of 2, but input 1 is one of 1"),
         (vec![1, 1, 0, 3], vec![1, 2, 2, 2], "has no elements to look at"),
     ] {
-        let failure = run_node(OP, &[Some(&spread(&x, 1)), Some(&spread(&grid, 1))], 1, Attrs::new());
+        let failure =
+            run_node(OP, &[Some(&generic_tensor(&x, 1)), Some(&generic_tensor(&grid, 1))], 1, Attrs::new());
         let Failure::Prepare(error) = failure.expect_err("refused") else { panic!("prepared") };
         assert!(error.to_string().contains(message), "{error}");
     }

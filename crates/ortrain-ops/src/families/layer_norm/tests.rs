@@ -2,8 +2,8 @@ use ortrain_graph::ValueType;
 
 use super::*;
 use crate::testing::{
-    assert_close, check_decomposition, check_downgrade, check_gradients, f64s, gradient_graph, one_node, run,
-    run_node, spread, typed,
+    assert_close, cast_tensor, check_decomposition, check_downgrade, check_gradients, f64s, generic_tensor,
+    gradient_graph, one_node_graph, run, run_node,
 };
 
 const NEWEST: i64 = crate::NEWEST_OPSET;
@@ -26,7 +26,7 @@ fn attrs(axis: i64) -> Attrs {
     Attrs::new().with("axis", axis)
 }
 
-fn outputs_of(op: &str) -> usize {
+fn output_count(op: &str) -> usize {
     match op {
         LAYER => 3,
         SIMPLIFIED => 2,
@@ -38,8 +38,8 @@ fn outputs_of(op: &str) -> usize {
 fn inputs(op: &str, dims: &[usize], axis: i64, seed: u32) -> Vec<Tensor> {
     let axis = normalize_axis(axis, dims.len()).expect("it is one");
     let parameters = if op == LAYER { 2 } else { 1 };
-    let parameters = (1..=parameters).map(|k| spread(&dims[axis..], seed + k));
-    std::iter::once(spread(dims, seed)).chain(parameters).collect()
+    let parameters = (1..=parameters).map(|k| generic_tensor(&dims[axis..], seed + k));
+    std::iter::once(generic_tensor(dims, seed)).chain(parameters).collect()
 }
 
 fn ports(inputs: &[Tensor]) -> Vec<Option<&Tensor>> {
@@ -73,24 +73,24 @@ fn expected(op: &str, given: &[Tensor], axis: i64) -> Vec<Tensor> {
     all
 }
 
-fn ops(graph: &Graph) -> Vec<&str> {
+fn op_names(graph: &Graph) -> Vec<&str> {
     graph.nodes.iter().map(|node| &*node.op).collect()
 }
 
 #[test]
-fn by_the_definition() {
+fn matches_definition() {
     for op in KINDS {
         for (dims, axis) in SHAPES {
             let given = inputs(op, dims, axis, 1);
-            let got = run_node(("", op), &ports(&given), outputs_of(op), attrs(axis)).expect("it runs");
+            let got = run_node(("", op), &ports(&given), output_count(op), attrs(axis)).expect("it runs");
             let want = expected(op, &given, axis);
             assert_close(&got[0], &want[0], 1e-12);
             for (got, want) in got[1..].iter().zip(&want[1..]) {
                 assert_eq!(got.dtype(), DType::F32, "the default type of statistics");
-                assert_close(got, &typed(want, DType::F32), 1e-6);
+                assert_close(got, &cast_tensor(want, DType::F32), 1e-6);
             }
             let wide = attrs(axis).with("stash_type", 11i64);
-            let got = run_node(("", op), &ports(&given), outputs_of(op), wide).expect("it runs");
+            let got = run_node(("", op), &ports(&given), output_count(op), wide).expect("it runs");
             for (got, want) in got.iter().zip(&want) {
                 assert_close(got, want, 1e-12);
             }
@@ -99,7 +99,7 @@ fn by_the_definition() {
 }
 
 #[test]
-fn by_hand() {
+fn hand_computed_values() {
     let x = f64s(&[2, 2], &[1.0, 3.0, 10.0, 30.0]);
     let (scale, bias) = (f64s(&[2], &[2.0, 1.0]), f64s(&[2], &[0.0, 5.0]));
     let none = Attrs::new().with("epsilon", 0.0f32);
@@ -115,7 +115,7 @@ fn by_hand() {
 }
 
 #[test]
-fn a_mean_far_from_zero_costs_no_digits() {
+fn large_mean_keeps_precision() {
     let x: Vec<f32> = (0..64).map(|k| 10_000.0 + (k % 4) as f32).collect();
     let (x, one) = (Tensor::f32(&[1, 64], &x), Tensor::f32(&[], &[1.0]));
     let got = run_node(("", LAYER), &[Some(&x), Some(&one)], 1, Attrs::new()).expect("it runs");
@@ -126,7 +126,7 @@ fn a_mean_far_from_zero_costs_no_digits() {
 }
 
 #[test]
-fn gradients_of_every_result() {
+fn gradients_of_all_outputs() {
     for op in KINDS {
         for (dims, axis) in SHAPES {
             let given = inputs(op, dims, axis, 2);
@@ -134,8 +134,9 @@ fn gradients_of_every_result() {
             // Finite differences need statistics in float64; in float32 they are too coarse.
             for stash in [1i64, 11] {
                 let attrs = attrs(axis).with("epsilon", 0.1f32).with("stash_type", stash);
-                let outputs = outputs_of(op);
-                let graph = one_node(NEWEST, ("", op), &ports(&given), outputs, attrs).expect("it is read");
+                let outputs = output_count(op);
+                let graph =
+                    one_node_graph(NEWEST, ("", op), &ports(&given), outputs, attrs).expect("it is read");
                 check_gradients(&graph, &given, &targets, &[0]);
                 if stash == 11 {
                     check_gradients(&graph, &given, &targets, &(0..outputs).collect::<Vec<_>>());
@@ -150,7 +151,7 @@ fn gradients_of_every_result() {
 
 /// Scale and bias broadcast to the data along different axes.
 #[test]
-fn parameters_of_every_shape() {
+fn broadcast_parameters() {
     for (dims, scale, bias) in [
         (&[2, 3, 4][..], &[][..], &[4][..]),
         (&[2, 3, 4], &[4], &[]),
@@ -159,32 +160,33 @@ fn parameters_of_every_shape() {
         (&[2, 3, 4], &[2, 3, 4], &[2, 1, 1]),
         (&[2, 1, 3], &[1], &[1, 3]),
     ] {
-        let given = [spread(dims, 3), spread(scale, 4), spread(bias, 5)];
+        let given = [generic_tensor(dims, 3), generic_tensor(scale, 4), generic_tensor(bias, 5)];
         for axis in [-1, 1] {
             let attrs = attrs(axis).with("epsilon", 0.2f32);
-            let graph = one_node(NEWEST, ("", LAYER), &ports(&given), 1, attrs.clone()).expect("it is read");
+            let graph =
+                one_node_graph(NEWEST, ("", LAYER), &ports(&given), 1, attrs.clone()).expect("it is read");
             check_gradients(&graph, &given, &[0, 1, 2], &[0]);
             check_gradients(&graph, &given, &[2], &[0]);
             check_downgrade(&graph, &given, 16);
-            let gradient = gradient_graph(&graph, &[Some(spread(dims, 6))], &[0, 1]);
+            let gradient = gradient_graph(&graph, &[Some(generic_tensor(dims, 6))], &[0, 1]);
             check_decomposition(&gradient, &given, 1e-9);
-            let graph = one_node(NEWEST, ("", RMS), &ports(&given[..2]), 1, attrs).expect("it is read");
+            let graph = one_node_graph(NEWEST, ("", RMS), &ports(&given[..2]), 1, attrs).expect("it is read");
             check_gradients(&graph, &given[..2], &[0, 1], &[0]);
         }
     }
 }
 
 #[test]
-fn the_gradient_is_that_of_the_reference() {
+fn gradient_graph_equals_onnxruntime() {
     for op in KINDS {
         let given: Vec<Tensor> =
-            inputs(op, &[3, 4], 1, 6).iter().map(|tensor| typed(tensor, DType::F32)).collect();
-        let graph = one_node(NEWEST, ("", op), &ports(&given), 1, attrs(1)).expect("it is read");
+            inputs(op, &[3, 4], 1, 6).iter().map(|tensor| cast_tensor(tensor, DType::F32)).collect();
+        let graph = one_node_graph(NEWEST, ("", op), &ports(&given), 1, attrs(1)).expect("it is read");
         let targets: Vec<usize> = (0..given.len()).collect();
         let gradient = gradient_graph(&graph, &[Some(Tensor::filled(DType::F32, &[3, 4], 0.5))], &targets);
         let (forward, backward) =
             if op == LAYER { (LAYER, LAYER_GRAD) } else { (SIMPLIFIED, SIMPLIFIED_GRAD) };
-        assert_eq!(ops(&gradient)[..2], [forward, backward], "{gradient}");
+        assert_eq!(op_names(&gradient)[..2], [forward, backward], "{gradient}");
         assert!(gradient.nodes.len() == 2, "{gradient}");
         let (saved, inputs) = (&gradient.nodes[0].outputs[1..], &gradient.nodes[1].inputs[3..]);
         assert_eq!(saved, inputs, "what was saved is used");
@@ -193,15 +195,15 @@ fn the_gradient_is_that_of_the_reference() {
 }
 
 #[test]
-fn one_parameter_alone() {
+fn gradient_of_each_parameter() {
     let given = inputs(LAYER, &[3, 4], 1, 7);
-    let graph = one_node(NEWEST, ("", LAYER), &ports(&given), 1, attrs(1)).expect("it is read");
+    let graph = one_node_graph(NEWEST, ("", LAYER), &ports(&given), 1, attrs(1)).expect("it is read");
     for target in 0..3 {
         check_gradients(&graph, &given, &[target], &[0]);
     }
     // The gradient of the bias needs no statistics.
-    let gradient = gradient_graph(&graph, &[Some(spread(&[3, 4], 1))], &[2]);
-    assert_eq!(ops(&gradient)[0], "ReduceSum", "{gradient}");
+    let gradient = gradient_graph(&graph, &[Some(generic_tensor(&[3, 4], 1))], &[2]);
+    assert_eq!(op_names(&gradient)[0], "ReduceSum", "{gradient}");
 }
 
 #[test]
@@ -210,15 +212,16 @@ fn decompositions() {
         for (dims, axis) in SHAPES {
             let given = inputs(op, dims, axis, 8);
             let wide = attrs(axis).with("stash_type", 11i64);
-            let graph = one_node(NEWEST, ("", op), &ports(&given), outputs_of(op), wide).expect("it is read");
+            let graph =
+                one_node_graph(NEWEST, ("", op), &ports(&given), output_count(op), wide).expect("it is read");
             if op == SIMPLIFIED {
                 check_decomposition(&graph, &given, 1e-12);
             }
             let statistics = run(&graph, &given).expect("it runs");
-            let seen = [&[spread(dims, 9)], &given[..2], &statistics[1..]].concat();
-            let outputs = outputs_of(op).max(2);
-            let graph =
-                one_node(NEWEST, (MICROSOFT, grad), &ports(&seen), outputs, attrs(axis)).expect("it is read");
+            let seen = [&[generic_tensor(dims, 9)], &given[..2], &statistics[1..]].concat();
+            let outputs = output_count(op).max(2);
+            let graph = one_node_graph(NEWEST, (MICROSOFT, grad), &ports(&seen), outputs, attrs(axis))
+                .expect("it is read");
             check_decomposition(&graph, &seen, 1e-9);
         }
     }
@@ -229,27 +232,29 @@ fn older_opsets() {
     for (op, since) in [(LAYER, 17), (RMS, 23)] {
         for (dims, axis) in SHAPES {
             let given = inputs(op, dims, axis, 10);
-            let outputs = outputs_of(op);
-            let graph = one_node(NEWEST, ("", op), &ports(&given), outputs, attrs(axis)).expect("it is read");
-            assert_eq!(ops(&check_downgrade(&graph, &given, since)), [op]);
+            let outputs = output_count(op);
+            let graph =
+                one_node_graph(NEWEST, ("", op), &ports(&given), outputs, attrs(axis)).expect("it is read");
+            assert_eq!(op_names(&check_downgrade(&graph, &given, since)), [op]);
             for opset in [7, 12, since - 1] {
                 let old = check_downgrade(&graph, &given, opset);
-                assert!(ops(&old).contains(&"ReduceMean") && !ops(&old).contains(&op), "{old}");
+                assert!(op_names(&old).contains(&"ReduceMean") && !op_names(&old).contains(&op), "{old}");
             }
         }
     }
     // ONNX Runtime also has LayerNormalization in older opsets.
     let given = inputs(LAYER, &[3, 4], 1, 11);
     for opset in [7, 16] {
-        let graph = one_node(opset, ("", LAYER), &ports(&given), 3, attrs(1)).expect("it is read");
+        let graph = one_node_graph(opset, ("", LAYER), &ports(&given), 3, attrs(1)).expect("it is read");
         assert_close(&run(&graph, &given).expect("it runs")[0], &expected(LAYER, &given, 1)[0], 1e-12);
     }
-    let error = one_node(22, ("", RMS), &ports(&given[..2]), 1, attrs(1)).expect_err("too old").to_string();
+    let error =
+        one_node_graph(22, ("", RMS), &ports(&given[..2]), 1, attrs(1)).expect_err("too old").to_string();
     assert!(error.contains("the operator exists from opset 23 on"), "{error}");
 }
 
 #[test]
-fn types() {
+fn narrow_dtypes() {
     use DType::{BF16, F16, F32};
     for (dtype, stash, tolerance) in [
         (F16, F32, 4e-3),
@@ -262,57 +267,58 @@ fn types() {
         for op in KINDS {
             let attrs = Attrs::new().with("epsilon", 0.01f32);
             let wide = inputs(op, &[3, 4], -1, 12);
-            let given: Vec<Tensor> = wide.iter().map(|tensor| typed(tensor, dtype)).collect();
-            let outputs = outputs_of(op);
+            let given: Vec<Tensor> = wide.iter().map(|tensor| cast_tensor(tensor, dtype)).collect();
+            let outputs = output_count(op);
             let narrow = attrs.clone().with("stash_type", i64::from(stash.to_onnx()));
-            let graph = one_node(NEWEST, ("", op), &ports(&given), outputs, narrow).expect("it is read");
+            let graph =
+                one_node_graph(NEWEST, ("", op), &ports(&given), outputs, narrow).expect("it is read");
             let got = run(&graph, &given).expect("it runs");
             let want = run_node(("", op), &ports(&wide), outputs, attrs.clone()).expect("it runs");
             assert_eq!(got[0].dtype(), dtype);
             assert!(got[1..].iter().all(|tensor| tensor.dtype() == stash));
             for (got, want) in got.iter().zip(&want) {
-                assert_close(&typed(got, DType::F64), &typed(want, DType::F64), tolerance);
+                assert_close(&cast_tensor(got, DType::F64), &cast_tensor(want, DType::F64), tolerance);
             }
             // The gradients use statistics in the type of the arithmetic, even if the statistics results are narrower.
             let gradients = |graph: &Graph, given: &[Tensor], dtypes: [DType; 2]| {
                 let weights = (0..outputs).map(|k| {
                     let dims: &[usize] = if k == 0 { &[3, 4] } else { &[3, 1] };
-                    Some(typed(&spread(dims, 20 + k as u32), dtypes[usize::from(k > 0)]))
+                    Some(cast_tensor(&generic_tensor(dims, 20 + k as u32), dtypes[usize::from(k > 0)]))
                 });
                 let targets: Vec<usize> = (0..given.len()).collect();
                 let gradient = gradient_graph(graph, &weights.collect::<Vec<_>>(), &targets);
                 run(&gradient, given).expect("it runs")
             };
-            let exact = one_node(NEWEST, ("", op), &ports(&wide), outputs, attrs).expect("it is read");
+            let exact = one_node_graph(NEWEST, ("", op), &ports(&wide), outputs, attrs).expect("it is read");
             let (got, want) =
                 (gradients(&graph, &given, [dtype, stash]), gradients(&exact, &wide, [DType::F64, F32]));
             for (got, want) in got.iter().zip(&want) {
                 assert_eq!(got.dtype(), dtype);
-                assert_close(&typed(got, DType::F64), want, 4.0 * tolerance);
+                assert_close(&cast_tensor(got, DType::F64), want, 4.0 * tolerance);
             }
         }
     }
 }
 
 #[test]
-fn a_narrow_type_does_not_overflow_on_the_way() {
+fn float16_intermediates_do_not_overflow() {
     let elements = [300.0f32, -400.0, 500.0].map(half::f16::from_f32);
     let x = Tensor::from_slice(DType::F16, &[1, 3], &elements);
-    let one = typed(&f64s(&[3], &[1.0; 3]), DType::F16);
+    let one = cast_tensor(&f64s(&[3], &[1.0; 3]), DType::F16);
     let got = run_node(("", RMS), &[Some(&x), Some(&one)], 1, Attrs::new()).expect("it runs");
     let want = expected(RMS, &[f64s(&[1, 3], &x.to_f64()), f64s(&[3], &[1.0; 3])], -1);
-    assert_close(&typed(&got[0], DType::F64), &want[0], 1e-3);
+    assert_close(&cast_tensor(&got[0], DType::F64), &want[0], 1e-3);
 }
 
 #[test]
-fn nothing_to_normalize() {
+fn empty_tensors() {
     for op in KINDS {
         for dims in [&[0, 3][..], &[2, 0], &[2, 0, 3]] {
             let given = inputs(op, dims, -1, 13);
-            let graph = one_node(NEWEST, ("", op), &ports(&given), 1, attrs(-1)).expect("it is read");
+            let graph = one_node_graph(NEWEST, ("", op), &ports(&given), 1, attrs(-1)).expect("it is read");
             assert_eq!(run(&graph, &given).expect("it runs")[0].dims(), dims);
             let targets: Vec<usize> = (0..given.len()).collect();
-            let gradient = gradient_graph(&graph, &[Some(spread(dims, 1))], &targets);
+            let gradient = gradient_graph(&graph, &[Some(generic_tensor(dims, 1))], &targets);
             let got = run(&gradient, &given).expect("it runs");
             assert_eq!(got[0].dims(), dims);
             for parameter in &got[1..] {
@@ -325,7 +331,7 @@ fn nothing_to_normalize() {
 #[test]
 fn symbolic_sizes() {
     let given = inputs(LAYER, &[2, 3, 4], 1, 14);
-    let mut graph = one_node(
+    let mut graph = one_node_graph(
         NEWEST,
         ("", LAYER),
         &ports(&given),
@@ -338,22 +344,24 @@ fn symbolic_sizes() {
         let id = graph.inputs[k];
         graph.value_mut(id).ty = ValueType::Tensor(DType::F64, Some(symbols(names)));
     }
-    let given = [given[0].clone(), given[1].clone(), spread(&[4], 3)];
+    let given = [given[0].clone(), given[1].clone(), generic_tensor(&[4], 3)];
     for &id in &graph.outputs.clone() {
         graph.value_mut(id).ty = ValueType::Unknown;
     }
     crate::passes::infer::infer(&mut graph).expect("valid");
     check_gradients(&graph, &given, &[0, 1], &[0, 1, 2]);
-    let gradient = gradient_graph(&graph, &[Some(spread(&[2, 3, 4], 15)), None, None], &[0, 1]);
+    let gradient = gradient_graph(&graph, &[Some(generic_tensor(&[2, 3, 4], 15)), None, None], &[0, 1]);
     check_decomposition(&gradient, &given, 1e-9);
 }
 
 #[test]
-fn what_does_not_fit_is_refused() {
+fn rejects_invalid_nodes() {
     let message = |op: &str, shapes: &[&[usize]], attrs: Attrs| {
-        let given: Vec<Tensor> = shapes.iter().map(|dims| spread(dims, 1)).collect();
+        let given: Vec<Tensor> = shapes.iter().map(|dims| generic_tensor(dims, 1)).collect();
         let domain = if op.ends_with("Grad") { MICROSOFT } else { "" };
-        one_node(NEWEST, (domain, op), &ports(&given), 1, attrs).expect_err("it does not fit").to_string()
+        one_node_graph(NEWEST, (domain, op), &ports(&given), 1, attrs)
+            .expect_err("it does not fit")
+            .to_string()
     };
     let none = Attrs::new;
     assert!(
@@ -376,19 +384,20 @@ fn what_does_not_fit_is_refused() {
         message(LAYER_GRAD, &[&[2, 3], &[2, 3], &[3], &[2, 1], &[1, 3]], none())
             .contains("input 4 has shape [1, 3], but [2, 1] is needed")
     );
-    let (x, scale) = (spread(&[2, 3], 1), typed(&spread(&[3], 2), DType::F32));
-    let error = one_node(NEWEST, ("", LAYER), &[Some(&x), Some(&scale)], 1, none()).expect_err("two types");
+    let (x, scale) = (generic_tensor(&[2, 3], 1), cast_tensor(&generic_tensor(&[3], 2), DType::F32));
+    let error =
+        one_node_graph(NEWEST, ("", LAYER), &[Some(&x), Some(&scale)], 1, none()).expect_err("two types");
     assert!(error.to_string().contains("insert a Cast"), "{error}");
 }
 
 #[test]
-fn the_gradient_of_what_is_not_kept() {
+fn invertible_gradient_equals_layer_norm_gradient() {
     for (dims, axis) in SHAPES {
         let given = inputs(LAYER, dims, axis, 3);
         let ports: Vec<Option<&Tensor>> = given.iter().map(Some).collect();
         let results = run_node(("", LAYER), &ports, 3, attrs(axis)).expect("it runs");
         let [y, mean, inverse] = &results[..] else { panic!("three results") };
-        let (g, scale, bias) = (spread(dims, 9), &given[1], &given[2]);
+        let (g, scale, bias) = (generic_tensor(dims, 9), &given[1], &given[2]);
         let kept = [&g, &given[0], scale, mean, inverse].map(Some);
         let want = run_node((MICROSOFT, LAYER_GRAD), &kept, 3, attrs(axis)).expect("it runs");
         let own = [&g, y, scale, bias, inverse].map(Some);
@@ -397,12 +406,13 @@ fn the_gradient_of_what_is_not_kept() {
             // The division by a small scale loses precision.
             assert_close(got, want, 1e-5);
         }
-        let graph = one_node(NEWEST, (MICROSOFT, INVERTIBLE_GRAD), &own, 3, attrs(axis)).expect("valid");
+        let graph =
+            one_node_graph(NEWEST, (MICROSOFT, INVERTIBLE_GRAD), &own, 3, attrs(axis)).expect("valid");
         let own: Vec<Tensor> = own.into_iter().flatten().cloned().collect();
         check_decomposition(&graph, &own, 1e-12);
     }
-    let (x, row) = (spread(&[2, 3], 1), spread(&[3], 2));
-    let statistics = spread(&[2, 1], 3);
+    let (x, row) = (generic_tensor(&[2, 3], 1), generic_tensor(&[3], 2));
+    let statistics = generic_tensor(&[2, 1], 3);
     let ports = [Some(&x), Some(&x), Some(&row), Some(&statistics), Some(&row)];
     let failure = run_node((MICROSOFT, INVERTIBLE_GRAD), &ports, 3, attrs(-1)).expect_err("refused");
     let crate::testing::Failure::Prepare(error) = failure else { panic!("prepared") };

@@ -9,39 +9,39 @@
 use ortrain_expr::Reg;
 use ortrain_graph::{Attrs, DType, Graph, Node, Shape, Tensor, ValueId};
 
-use super::{Entropy, Ignore, Reduction, integer, losses_buffer, total};
+use super::{CrossEntropy, IgnoredLabel, Reduction, emit_reduction, integer_scalar, losses_buffer};
 use crate::OpError;
 use crate::grad::Grad;
 use crate::infer::Infer;
-use crate::lower::{Lower, NestBuilder, around};
+use crate::lower::{Lower, NestBuilder, split_at_axis};
 use crate::op::{Definition, Op};
 use crate::rewrite::Rewrite;
 
-struct Likelihood {
-    entropy: Entropy,
+struct NegativeLogLikelihoodLoss {
+    entropy: CrossEntropy,
 }
 
-impl Likelihood {
-    fn check(&self, cx: &mut Infer<'_>, inputs: usize) -> Result<(), OpError> {
-        cx.arity(2, inputs, 1)?;
-        let (dtype, samples) = self.entropy.check(cx)?;
+impl NegativeLogLikelihoodLoss {
+    fn check_inputs(&self, cx: &mut Infer<'_>, inputs: usize) -> Result<(), OpError> {
+        cx.check_arity(2, inputs, 1)?;
+        let (dtype, samples) = self.entropy.check_inputs(cx)?;
         let loss = match self.entropy.reduction {
             Reduction::None => samples,
             Reduction::Sum | Reduction::Mean => Some(Shape::scalar()),
         };
-        cx.output(0, dtype, loss);
+        cx.set_output(0, dtype, loss);
         Ok(())
     }
 }
 
-impl Op for Likelihood {
+impl Op for NegativeLogLikelihoodLoss {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
-        self.check(cx, 3)
+        self.check_inputs(cx, 3)
     }
 
     fn grad(&self, cx: &mut Grad<'_>) -> Result<(), OpError> {
         let Some(g) = cx.output_grad(0) else { return Ok(()) };
-        if !cx.wants(0) {
+        if !cx.needs_grad(0) {
             return Ok(());
         }
         let (scores, labels) = (cx.input(0)?, cx.input(1)?);
@@ -49,7 +49,7 @@ impl Op for Likelihood {
         let zero = cx.constant("zero", Tensor::scalar(dtype, 0.0));
         // Ignored labels are replaced by class 0, with weight 0.
         let ignored = match self.entropy.ignore {
-            Ignore::Label(label) => {
+            IgnoredLabel::Label(label) => {
                 // No label equals an `ignore_index` that the type of the labels cannot represent.
                 let label = match label_type {
                     DType::I64 => Some(Tensor::i64(&[], &[label])),
@@ -60,7 +60,7 @@ impl Op for Likelihood {
                     cx.add("Equal", &[labels, label], Attrs::new())
                 })
             }
-            Ignore::Nothing | Ignore::Input(_) => None,
+            IgnoredLabel::None | IgnoredLabel::Input(_) => None,
         };
         let safe = match ignored {
             Some(ignored) => {
@@ -118,36 +118,36 @@ impl Op for Likelihood {
         let attrs = Attrs::new().with("axis", 1i64);
         let gradient: ValueId =
             cx.add_in("com.microsoft", "GatherElementsGrad", &[down, shape, places], attrs);
-        cx.give(0, gradient);
+        cx.set_grad(0, gradient);
         Ok(())
     }
 
     fn lower(&self, cx: &mut Lower<'_>) -> Result<(), OpError> {
         let entropy = &self.entropy;
         let dtype = cx.dtype(0);
-        let (batch, classes, places) = around(&cx.dims(0), 1);
+        let (batch, classes, places) = split_at_axis(&cx.dims(0), 1);
         let samples = batch * places;
-        entropy.guard(cx, classes)?;
+        entropy.guard_labels(cx, classes)?;
         let losses = losses_buffer(entropy, cx, dtype, samples);
         let scores = cx.input(0);
         let mut nest = cx.nest(&[batch, places], 0);
-        let label = entropy.label(cx, &mut nest, &[places as isize, 1]);
-        let index = element_of(&mut nest, (classes, places), label.safe);
+        let label = entropy.load_label(cx, &mut nest, &[places as isize, 1]);
+        let index = class_element_index(&mut nest, (classes, places), label.valid);
         let ty = ortrain_expr::Type::of(dtype);
         let score = nest.gather(cx, scores, index);
-        let weight = entropy.weight(cx, &mut nest, &label, ty);
+        let weight = entropy.load_weight(cx, &mut nest, &label, ty);
         let loss = nest.b.mul(score, weight);
         let loss = nest.b.unary(ortrain_expr::UnaryOp::Neg, loss);
-        let loss = label.counted(&mut nest, loss);
-        nest.store_whole(cx, losses, loss);
+        let loss = label.zero_if_ignored(&mut nest, loss);
+        nest.store_contiguous(cx, losses, loss);
         cx.emit(nest.instruction())?;
-        total(entropy, cx, losses, samples)
+        emit_reduction(entropy, cx, losses, samples)
     }
 }
 
 /// Returns the flat index of the element of a class in scores `[batch, classes, places]`. The first two axes of the
 /// nest are batch and places.
-fn element_of(nest: &mut NestBuilder, (classes, places): (usize, usize), class: Reg) -> Reg {
+fn class_element_index(nest: &mut NestBuilder, (classes, places): (usize, usize), class: Reg) -> Reg {
     let (sample, place) = (nest.b.coordinate(0), nest.b.coordinate(1));
     let (classes, places) = (nest.b.int(classes as i64), nest.b.int(places as i64));
     let first = nest.b.mul(sample, classes);
@@ -157,26 +157,28 @@ fn element_of(nest: &mut NestBuilder, (classes, places): (usize, usize), class: 
 }
 
 fn build(graph: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
-    Ok(Box::new(Likelihood { entropy: Entropy::read(graph, node, false, false)? }))
+    Ok(Box::new(NegativeLogLikelihoodLoss { entropy: CrossEntropy::read(graph, node, false, false)? }))
 }
 
 /// Variant with `ignore_index` as an input. It is a composition, so it only checks types and shapes.
-struct Internal(Likelihood);
+struct NegativeLogLikelihoodLossInternal(NegativeLogLikelihoodLoss);
 
-impl Op for Internal {
+impl Op for NegativeLogLikelihoodLossInternal {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
-        self.0.check(cx, 4)
+        self.0.check_inputs(cx, 4)
     }
 }
 
 fn build_internal(graph: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
-    Ok(Box::new(Internal(Likelihood { entropy: Entropy::read(graph, node, true, false)? })))
+    Ok(Box::new(NegativeLogLikelihoodLossInternal(NegativeLogLikelihoodLoss {
+        entropy: CrossEntropy::read(graph, node, true, false)?,
+    })))
 }
 
 fn decompose_internal(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
-    let log_prob = rw.required(0)?;
-    let loss = of_log_prob(rw, log_prob, rw.dtype(log_prob))?;
-    rw.output(0, loss);
+    let log_prob = rw.required_input(0)?;
+    let loss = add_negative_log_likelihood(rw, log_prob, rw.dtype(log_prob))?;
+    rw.replace_output(0, loss);
     Ok(())
 }
 
@@ -184,13 +186,13 @@ fn decompose_internal(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
 /// label to ignore.
 ///
 /// `log_prob` may be a new value, without an inferred type, so `dtype` is its type.
-pub(super) fn of_log_prob(
+pub(super) fn add_negative_log_likelihood(
     rw: &mut Rewrite<'_>,
     log_prob: ValueId,
     dtype: Option<DType>,
 ) -> Result<ValueId, OpError> {
     const LOSS: &str = "NegativeLogLikelihoodLoss";
-    let (labels, weights) = (rw.required(1)?, rw.input(2));
+    let (labels, weights) = (rw.required_input(1)?, rw.input(2));
     let reduction = Reduction::read(rw.attrs())?;
     let loss_of = |rw: &mut Rewrite<'_>, labels: ValueId, weights: Option<ValueId>, attrs: Attrs| {
         let inputs: Vec<Option<ValueId>> = [log_prob, labels].into_iter().chain(weights).map(Some).collect();
@@ -214,7 +216,7 @@ pub(super) fn of_log_prob(
     let ignore = rw.add("Reshape", &[ignore, scalar], Attrs::new());
     let ignore = cast(rw, ignore, label_type);
     let ignored = rw.add("Equal", &[labels, ignore], Attrs::new());
-    let first = rw.constant("first", integer(label_type, 0));
+    let first = rw.constant("first", integer_scalar(label_type, 0));
     let safe = rw.add("Where", &[ignored, first, labels], Attrs::new());
     let zero = rw.constant("zero", Tensor::scalar(dtype, 0.0));
     let mut each = loss_of(rw, safe, None, reduced(Reduction::None));
@@ -260,8 +262,8 @@ mod tests {
     use super::*;
     use crate::registry::NEWEST_OPSET;
     use crate::testing::{
-        Failure, assert_close, check_decomposition, check_downgrade, check_gradients, f64s, gradient_graph,
-        one_node, run, run_node, spread,
+        Failure, assert_close, check_decomposition, check_downgrade, check_gradients, f64s, generic_tensor,
+        gradient_graph, one_node_graph, run, run_node,
     };
 
     const LOSS: (&str, &str) = ("", "NegativeLogLikelihoodLoss");
@@ -272,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn values() {
+    fn loss_values() {
         let x = f64s(&[3, 2], &[-1.0, -2.0, -3.0, -4.0, -5.0, -6.0]);
         let (labels, weights) = (Tensor::i64(&[3], &[1, 0, 1]), f64s(&[2], &[0.5, 2.0]));
         let get = |weights: Option<&Tensor>, attrs: Attrs| {
@@ -293,15 +295,15 @@ mod tests {
         for reduction in ["none", "sum", "mean"] {
             for ignore in [None, Some(1), Some(-100), Some(1 << 40)] {
                 for weighted in [false, true] {
-                    let mut inputs = vec![spread(&[2, 4, 3], 1), labels.clone()];
+                    let mut inputs = vec![generic_tensor(&[2, 4, 3], 1), labels.clone()];
                     inputs.extend(weighted.then(|| f64s(&[4], &[0.5, 1.5, 0.7, 2.0])));
                     let ports: Vec<Option<&Tensor>> = inputs.iter().map(Some).collect();
-                    let graph =
-                        one_node(NEWEST_OPSET, LOSS, &ports, 1, attrs(reduction, ignore)).expect("valid");
+                    let graph = one_node_graph(NEWEST_OPSET, LOSS, &ports, 1, attrs(reduction, ignore))
+                        .expect("valid");
                     check_gradients(&graph, &inputs, &[0], &[0]);
                     let dims =
                         graph.value(graph.outputs[0]).ty.shape().and_then(Shape::concrete).expect("known");
-                    let mut gradient = gradient_graph(&graph, &[Some(spread(&dims, 2))], &[0]);
+                    let mut gradient = gradient_graph(&graph, &[Some(generic_tensor(&dims, 2))], &[0]);
                     check_decomposition(&gradient, &inputs, 1e-12);
                     crate::passes::infer::infer(&mut gradient).expect("valid");
                     check_downgrade(&gradient, &inputs, 12);
@@ -312,18 +314,18 @@ mod tests {
 
     /// If all labels are ignored, the mean is NaN and the gradient is zero.
     #[test]
-    fn nothing_counts() {
-        let inputs = [spread(&[2, 3], 1), Tensor::i64(&[2], &[1, 1])];
+    fn all_labels_ignored() {
+        let inputs = [generic_tensor(&[2, 3], 1), Tensor::i64(&[2], &[1, 1])];
         let ports = [Some(&inputs[0]), Some(&inputs[1])];
-        let graph = one_node(NEWEST_OPSET, LOSS, &ports, 1, attrs("mean", Some(1))).expect("valid");
+        let graph = one_node_graph(NEWEST_OPSET, LOSS, &ports, 1, attrs("mean", Some(1))).expect("valid");
         assert!(run(&graph, &inputs).expect("it runs")[0].to_f64()[0].is_nan());
         let got = run(&gradient_graph(&graph, &[Some(f64s(&[], &[1.0]))], &[0]), &inputs).expect("it runs");
         assert_close(&got[0], &Tensor::filled(DType::F64, &[2, 3], 0.0), 0.0);
     }
 
     #[test]
-    fn labels_outside_fail_the_run() {
-        let x = spread(&[2, 3], 1);
+    fn out_of_range_labels_fail() {
+        let x = generic_tensor(&[2, 3], 1);
         for bad in [3, -1] {
             let labels = Tensor::i64(&[2], &[0, bad]);
             let failure = run_node(LOSS, &[Some(&x), Some(&labels)], 1, Attrs::new()).expect_err("outside");
@@ -337,10 +339,10 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_batch() {
-        let inputs = [spread(&[2, 3], 1), Tensor::i64(&[2], &[1, 2])];
+    fn symbolic_batch_size() {
+        let inputs = [generic_tensor(&[2, 3], 1), Tensor::i64(&[2], &[1, 2])];
         let ports = [Some(&inputs[0]), Some(&inputs[1])];
-        let mut graph = one_node(NEWEST_OPSET, LOSS, &ports, 1, Attrs::new()).expect("valid");
+        let mut graph = one_node_graph(NEWEST_OPSET, LOSS, &ports, 1, Attrs::new()).expect("valid");
         for (k, dims) in [(0, vec![Dim::symbol("N"), Dim::Known(3)]), (1, vec![Dim::symbol("N")])] {
             let (id, dtype) = (graph.inputs[k], inputs[k].dtype());
             let shape = dims.into_iter().collect();
@@ -352,10 +354,10 @@ mod tests {
     /// The loss with an `ignore_index` input equals the loss with the attribute. The gradients equal central
     /// differences.
     #[test]
-    fn a_label_to_ignore_that_is_computed() {
-        let x = spread(&[3, 4, 2], 1);
+    fn ignore_index_as_input() {
+        let x = generic_tensor(&[3, 4, 2], 1);
         let labels = Tensor::i64(&[3, 2], &[1, 0, 3, 2, 2, 1]);
-        let (weights, ignore) = (spread(&[4], 2), Tensor::i64(&[1], &[2]));
+        let (weights, ignore) = (generic_tensor(&[4], 2), Tensor::i64(&[1], &[2]));
         for name in ["NegativeLogLikelihoodLossInternal", "NegativeLogLikelihoodLossInternal2"] {
             for reduction in ["none", "sum", "mean"] {
                 for weights in [None, Some(&weights)] {
@@ -366,7 +368,8 @@ mod tests {
                     let got = run_node(op, &ports, 1, attrs(reduction, None)).expect("it runs");
                     assert_close(&got[0], &want[0], 1e-12);
                     let given: Vec<Tensor> = ports.into_iter().flatten().cloned().collect();
-                    let graph = one_node(NEWEST_OPSET, op, &ports, 1, attrs(reduction, None)).expect("valid");
+                    let graph =
+                        one_node_graph(NEWEST_OPSET, op, &ports, 1, attrs(reduction, None)).expect("valid");
                     let floats: &[usize] = if weights.is_some() { &[0, 2] } else { &[0] };
                     check_gradients(&graph, &given, floats, &[0]);
                     check_decomposition(&graph, &given, 1e-12);

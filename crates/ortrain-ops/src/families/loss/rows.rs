@@ -22,58 +22,58 @@ use crate::op::{Definition, Op};
 use crate::rewrite::Rewrite;
 
 /// Cross-entropy loss of rows, or its gradient. Dense labels are distributions, sparse labels are classes.
-struct Rows {
+struct RowCrossEntropy {
     reduction: Reduction,
-    sparse: bool,
-    grad: bool,
+    is_sparse: bool,
+    is_gradient: bool,
 }
 
-impl Rows {
-    fn read(node: &Node) -> Result<Rows, OpError> {
-        Ok(Rows {
+impl RowCrossEntropy {
+    fn read(node: &Node) -> Result<RowCrossEntropy, OpError> {
+        Ok(RowCrossEntropy {
             reduction: Reduction::read(&node.attrs)?,
-            sparse: node.op.starts_with("Sparse"),
-            grad: node.op.ends_with("Grad"),
+            is_sparse: node.op.starts_with("Sparse"),
+            is_gradient: node.op.ends_with("Grad"),
         })
     }
 
     /// Returns the index of the input with the logits. Labels and weights follow.
-    fn logits(&self) -> usize {
-        usize::from(self.grad)
+    fn logits_input(&self) -> usize {
+        usize::from(self.is_gradient)
     }
 }
 
-fn differ(a: &Shape, b: &Shape) -> bool {
+fn are_known_to_differ(a: &Shape, b: &Shape) -> bool {
     let apart = |(a, b): (&Dim, &Dim)| matches!((a.known(), b.known()), (Some(a), Some(b)) if a != b);
     a.rank() != b.rank() || a.iter().zip(b.iter()).any(apart)
 }
 
-impl Op for Rows {
+impl Op for RowCrossEntropy {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
-        let first = self.logits();
+        let first = self.logits_input();
         let least = first + 2;
-        cx.arity(least, least + usize::from(self.sparse), if self.grad { 1 } else { 2 })?;
-        let dtype = cx.dtype_where(first, "a float type", DType::is_float)?;
-        if self.grad {
-            cx.same_dtype([0, first])?;
+        cx.check_arity(least, least + usize::from(self.is_sparse), if self.is_gradient { 1 } else { 2 })?;
+        let dtype = cx.expect_dtype(first, "a float type", DType::is_float)?;
+        if self.is_gradient {
+            cx.expect_same_dtype([0, first])?;
         }
-        if self.sparse {
-            cx.dtype_where(first + 1, "int32 or int64", |dtype| matches!(dtype, DType::I32 | DType::I64))?;
-            if cx.has(first + 2) {
-                cx.same_dtype([first, first + 2])?;
+        if self.is_sparse {
+            cx.expect_dtype(first + 1, "int32 or int64", |dtype| matches!(dtype, DType::I32 | DType::I64))?;
+            if cx.has_input(first + 2) {
+                cx.expect_same_dtype([first, first + 2])?;
             }
         } else {
-            cx.same_dtype([first, first + 1])?;
+            cx.expect_same_dtype([first, first + 1])?;
         }
         let logits = cx.shape(first).cloned();
         if logits.as_ref().is_some_and(|shape| shape.rank() == 0) {
             return Err(OpError::invalid("the logits are a scalar; they need an axis of classes"));
         }
         let rows = logits.as_ref().map(|shape| shape[..shape.rank() - 1].iter().cloned().collect::<Shape>());
-        let wanted = if self.sparse { rows.clone() } else { logits.clone() };
-        for k in first + 1..least + usize::from(self.sparse) {
+        let wanted = if self.is_sparse { rows.clone() } else { logits.clone() };
+        for k in first + 1..least + usize::from(self.is_sparse) {
             if let (Some(wanted), Some(found)) = (&wanted, cx.shape(k))
-                && differ(wanted, found)
+                && are_known_to_differ(wanted, found)
             {
                 return Err(OpError::invalid(format!(
                     "input {k} has shape {found} for logits of shape {}: {wanted} is needed",
@@ -85,53 +85,53 @@ impl Op for Rows {
             Reduction::None => rows,
             Reduction::Sum | Reduction::Mean => Some(Shape::scalar()),
         };
-        if self.grad {
+        if self.is_gradient {
             if let (Some(wanted), Some(found)) = (&loss, cx.shape(0)) {
                 let is_one =
                     wanted.rank() == 0 && found.iter().all(|dim| dim.known().is_none_or(|size| size == 1));
-                if !is_one && differ(wanted, found) {
+                if !is_one && are_known_to_differ(wanted, found) {
                     return Err(OpError::invalid(format!(
                         "the gradient has shape {found}; the loss has {wanted}"
                     )));
                 }
             }
-            cx.output(0, dtype, logits);
+            cx.set_output(0, dtype, logits);
             return Ok(());
         }
-        cx.output(0, dtype, loss);
-        cx.output(1, dtype, logits);
+        cx.set_output(0, dtype, loss);
+        cx.set_output(1, dtype, logits);
         Ok(())
     }
 }
 
 /// Logits, labels and weights, flattened to a list of rows.
-struct Flat {
+struct FlatRows {
     logits: ValueId,
     labels: ValueId,
     weights: Option<ValueId>,
 }
 
-impl Flat {
-    fn of(rw: &mut Rewrite<'_>, first: usize) -> Result<Flat, OpError> {
-        let (logits, labels) = (rw.required(first)?, rw.required(first + 1)?);
+impl FlatRows {
+    fn flatten(rw: &mut Rewrite<'_>, first: usize) -> Result<FlatRows, OpError> {
+        let (logits, labels) = (rw.required_input(first)?, rw.required_input(first + 1)?);
         let last = rw.shape(logits).map_or(-1, |shape| shape.rank() as i64 - 1);
         let row = rw.ints("row", &[-1]);
         let logits = rw.add("Flatten", &[logits], Attrs::new().with("axis", last));
         let labels = rw.add("Reshape", &[labels, row], Attrs::new());
         let weights = rw.input(first + 2).map(|weights| rw.add("Reshape", &[weights, row], Attrs::new()));
-        Ok(Flat { logits, labels, weights })
+        Ok(FlatRows { logits, labels, weights })
     }
 }
 
-fn whole() -> Attrs {
+fn without_keepdims() -> Attrs {
     Attrs::new().with("keepdims", 0i64)
 }
 
-fn none() -> Attrs {
+fn no_attrs() -> Attrs {
     Attrs::new()
 }
 
-fn last_axis() -> Attrs {
+fn last_axis_attrs() -> Attrs {
     Attrs::new().with("axis", -1i64)
 }
 
@@ -140,44 +140,44 @@ fn dtype_of(rw: &Rewrite<'_>, value: ValueId) -> Result<DType, OpError> {
 }
 
 fn decompose_dense(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
-    let op = Rows::read(rw.node())?;
-    let (logits, labels) = (rw.required(0)?, rw.required(1)?);
+    let op = RowCrossEntropy::read(rw.node())?;
+    let (logits, labels) = (rw.required_input(0)?, rw.required_input(1)?);
     let dtype = dtype_of(rw, logits)?;
-    let log_prob = rw.add("LogSoftmax", &[logits], last_axis());
+    let log_prob = rw.add("LogSoftmax", &[logits], last_axis_attrs());
     if rw.has_output(1) {
-        rw.output(1, log_prob);
+        rw.replace_output(1, log_prob);
     }
     if !rw.has_output(0) {
         return Ok(());
     }
     let zero = rw.constant("zero", Tensor::scalar(dtype, 0.0));
-    let nothing = rw.add("Equal", &[labels, zero], none());
-    let product = rw.add("Mul", &[labels, log_prob], none());
+    let nothing = rw.add("Equal", &[labels, zero], no_attrs());
+    let product = rw.add("Mul", &[labels, log_prob], no_attrs());
     // Zero times minus infinity is NaN.
-    let product = rw.add("Where", &[nothing, zero, product], none());
+    let product = rw.add("Where", &[nothing, zero, product], no_attrs());
     let classes = rw.ints("classes", &[-1]);
-    let sums = rw.add("ReduceSum", &[product, classes], whole());
-    let each = rw.add("Neg", &[sums], none());
+    let sums = rw.add("ReduceSum", &[product, classes], without_keepdims());
+    let each = rw.add("Neg", &[sums], no_attrs());
     let loss = match op.reduction {
         Reduction::None => each,
-        Reduction::Sum => rw.add("ReduceSum", &[each], whole()),
-        Reduction::Mean => rw.add("ReduceMean", &[each], whole()),
+        Reduction::Sum => rw.add("ReduceSum", &[each], without_keepdims()),
+        Reduction::Mean => rw.add("ReduceMean", &[each], without_keepdims()),
     };
-    rw.output(0, loss);
+    rw.replace_output(0, loss);
     Ok(())
 }
 
 fn decompose_sparse(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
-    let op = Rows::read(rw.node())?;
-    let (logits, labels) = (rw.required(0)?, rw.required(1)?);
+    let op = RowCrossEntropy::read(rw.node())?;
+    let (logits, labels) = (rw.required_input(0)?, rw.required_input(1)?);
     if rw.has_output(1) {
-        let log_prob = rw.add("LogSoftmax", &[logits], last_axis());
-        rw.output(1, log_prob);
+        let log_prob = rw.add("LogSoftmax", &[logits], last_axis_attrs());
+        rw.replace_output(1, log_prob);
     }
     if !rw.has_output(0) {
         return Ok(());
     }
-    let flat = Flat::of(rw, 0)?;
+    let flat = FlatRows::flatten(rw, 0)?;
     let loss_of = |rw: &mut Rewrite<'_>, reduction: Reduction| {
         let attrs = Attrs::new().with("reduction", reduction.name());
         rw.add("SoftmaxCrossEntropyLoss", &[flat.logits, flat.labels], attrs)
@@ -187,39 +187,39 @@ fn decompose_sparse(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
         (weights, reduction) => {
             let mut each = loss_of(rw, Reduction::None);
             if let Some(weights) = weights {
-                each = rw.add("Mul", &[each, weights], none());
+                each = rw.add("Mul", &[each, weights], no_attrs());
             }
             match reduction {
                 Reduction::None => {
-                    let shape = rw.add("Shape", &[labels], none());
-                    rw.add("Reshape", &[each, shape], none())
+                    let shape = rw.add("Shape", &[labels], no_attrs());
+                    rw.add("Reshape", &[each, shape], no_attrs())
                 }
-                Reduction::Sum => rw.add("ReduceSum", &[each], whole()),
+                Reduction::Sum => rw.add("ReduceSum", &[each], without_keepdims()),
                 Reduction::Mean => {
-                    let sum = rw.add("ReduceSum", &[each], whole());
-                    let count = rw.add("ReduceSum", &[weights.unwrap_or(each)], whole());
-                    rw.add("Div", &[sum, count], none())
+                    let sum = rw.add("ReduceSum", &[each], without_keepdims());
+                    let count = rw.add("ReduceSum", &[weights.unwrap_or(each)], without_keepdims());
+                    rw.add("Div", &[sum, count], no_attrs())
                 }
             }
         }
     };
-    rw.output(0, loss);
+    rw.replace_output(0, loss);
     Ok(())
 }
 
 /// Returns the gradient of the loss as a scalar. Without a reduction it is one number for each row, reshaped by
 /// `per_row`.
-fn gradient_of_loss(
+fn reshape_loss_gradient(
     rw: &mut Rewrite<'_>,
     reduction: Reduction,
     per_row: impl Fn(&mut Rewrite<'_>, ValueId) -> ValueId,
 ) -> Result<ValueId, OpError> {
-    let g = rw.required(0)?;
+    let g = rw.required_input(0)?;
     Ok(match reduction {
         Reduction::None => per_row(rw, g),
         Reduction::Sum | Reduction::Mean => {
             let scalar = rw.ints("scalar", &[]);
-            rw.add("Reshape", &[g, scalar], none())
+            rw.add("Reshape", &[g, scalar], no_attrs())
         }
     })
 }
@@ -227,56 +227,56 @@ fn gradient_of_loss(
 /// Decomposes the gradient into `g * (sum(label) * exp(log_prob) - label)`. For distributions this is
 /// `g * (exp(log_prob) - label)`.
 fn decompose_dense_grad(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
-    let op = Rows::read(rw.node())?;
-    let (log_prob, labels) = (rw.required(1)?, rw.required(2)?);
+    let op = RowCrossEntropy::read(rw.node())?;
+    let (log_prob, labels) = (rw.required_input(1)?, rw.required_input(2)?);
     let dtype = dtype_of(rw, log_prob)?;
     let classes = rw.ints("classes", &[-1]);
-    let mut g = gradient_of_loss(rw, op.reduction, |rw, g| {
+    let mut g = reshape_loss_gradient(rw, op.reduction, |rw, g| {
         let classes = rw.ints("classes", &[-1]);
-        rw.add("Unsqueeze", &[g, classes], none())
+        rw.add("Unsqueeze", &[g, classes], no_attrs())
     })?;
     let sums = rw.add("ReduceSum", &[labels, classes], Attrs::new().with("keepdims", 1i64));
     if op.reduction == Reduction::Mean {
-        let count = rw.add("Size", &[sums], none());
+        let count = rw.add("Size", &[sums], no_attrs());
         let count = rw.add("Cast", &[count], Attrs::new().with("to", i64::from(dtype.to_onnx())));
-        g = rw.add("Div", &[g, count], none());
+        g = rw.add("Div", &[g, count], no_attrs());
     }
-    let prob = rw.add("Exp", &[log_prob], none());
-    let share = rw.add("Mul", &[prob, sums], none());
-    let apart = rw.add("Sub", &[share, labels], none());
-    let gradient = rw.add("Mul", &[apart, g], none());
-    rw.output(0, gradient);
+    let prob = rw.add("Exp", &[log_prob], no_attrs());
+    let share = rw.add("Mul", &[prob, sums], no_attrs());
+    let apart = rw.add("Sub", &[share, labels], no_attrs());
+    let gradient = rw.add("Mul", &[apart, g], no_attrs());
+    rw.replace_output(0, gradient);
     Ok(())
 }
 
 fn decompose_sparse_grad(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
-    let op = Rows::read(rw.node())?;
-    let log_prob = rw.required(1)?;
-    let flat = Flat::of(rw, 1)?;
-    let mut g = gradient_of_loss(rw, op.reduction, |rw, g| {
+    let op = RowCrossEntropy::read(rw.node())?;
+    let log_prob = rw.required_input(1)?;
+    let flat = FlatRows::flatten(rw, 1)?;
+    let mut g = reshape_loss_gradient(rw, op.reduction, |rw, g| {
         let row = rw.ints("row", &[-1]);
-        rw.add("Reshape", &[g, row], none())
+        rw.add("Reshape", &[g, row], no_attrs())
     })?;
     let mut reduction = op.reduction;
     if let Some(weights) = flat.weights {
         if reduction == Reduction::Mean {
-            let count = rw.add("ReduceSum", &[weights], whole());
-            g = rw.add("Div", &[g, count], none());
+            let count = rw.add("ReduceSum", &[weights], without_keepdims());
+            g = rw.add("Div", &[g, count], no_attrs());
         }
-        g = rw.add("Mul", &[g, weights], none());
+        g = rw.add("Mul", &[g, weights], no_attrs());
         reduction = Reduction::None;
     }
     let inputs = [Some(g), Some(flat.logits), Some(flat.labels)];
     let attrs = Attrs::new().with("reduction", reduction.name());
     let gradient = rw.add_node("com.microsoft", "SoftmaxCrossEntropyLossGrad", &inputs, 1, attrs)[0];
-    let shape = rw.add("Shape", &[log_prob], none());
-    let gradient = rw.add("Reshape", &[gradient, shape], none());
-    rw.output(0, gradient);
+    let shape = rw.add("Shape", &[log_prob], no_attrs());
+    let gradient = rw.add("Reshape", &[gradient, shape], no_attrs());
+    rw.replace_output(0, gradient);
     Ok(())
 }
 
 fn build(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
-    Ok(Box::new(Rows::read(node)?))
+    Ok(Box::new(RowCrossEntropy::read(node)?))
 }
 
 pub(super) fn definitions() -> Vec<Definition> {
@@ -300,7 +300,8 @@ mod tests {
     use super::*;
     use crate::registry::NEWEST_OPSET;
     use crate::testing::{
-        Failure, assert_close, check_decomposition, check_gradients, f64s, one_node, run_node, spread,
+        Failure, assert_close, check_decomposition, check_gradients, f64s, generic_tensor, one_node_graph,
+        run_node,
     };
 
     const DENSE: (&str, &str) = ("com.microsoft", "SoftmaxCrossEntropy");
@@ -317,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_and_what_becomes_of_them() {
+    fn losses_of_all_reductions() {
         let (first, second) = (4f64.ln(), 2f64.ln());
         let labels = Tensor::i64(&[2], &[1, 0]);
         let one_hot = f64s(&[2, 3], &[0.0, 1.0, 0.0, 1.0, 0.0, 0.0]);
@@ -354,16 +355,16 @@ mod tests {
 
     #[test]
     fn gradients() {
-        let logits = spread(&[2, 3, 4], 1);
-        let soft = spread(&[2, 3, 4], 2);
+        let logits = generic_tensor(&[2, 3, 4], 1);
+        let soft = generic_tensor(&[2, 3, 4], 2);
         let labels = Tensor::i64(&[2, 3], &[0, 3, 1, 2, 2, 0]);
-        let weights = spread(&[2, 3], 3);
+        let weights = generic_tensor(&[2, 3], 3);
         for name in REDUCTIONS {
             let ports = [Some(&logits), Some(&soft)];
-            let graph = one_node(NEWEST_OPSET, DENSE, &ports, 2, reduction(name)).expect("valid");
+            let graph = one_node_graph(NEWEST_OPSET, DENSE, &ports, 2, reduction(name)).expect("valid");
             check_gradients(&graph, &[logits.clone(), soft.clone()], &[0, 1], &[0, 1]);
             let ports = [Some(&logits), Some(&labels), Some(&weights)];
-            let graph = one_node(NEWEST_OPSET, SPARSE, &ports, 2, reduction(name)).expect("valid");
+            let graph = one_node_graph(NEWEST_OPSET, SPARSE, &ports, 2, reduction(name)).expect("valid");
             check_gradients(&graph, &[logits.clone(), labels.clone(), weights.clone()], &[0, 2], &[0, 1]);
         }
     }
@@ -372,12 +373,12 @@ mod tests {
     #[test]
     fn gradient_operators() {
         const STEP: f64 = 1e-5;
-        let logits = spread(&[2, 3], 1);
+        let logits = generic_tensor(&[2, 3], 1);
         let labels = Tensor::i64(&[2], &[2, 0]);
-        let weights = spread(&[2], 3);
-        let soft = spread(&[2, 3], 2);
+        let weights = generic_tensor(&[2], 3);
+        let soft = generic_tensor(&[2, 3], 2);
         for name in REDUCTIONS {
-            let g = if name == "none" { spread(&[2], 5) } else { spread(&[], 5) };
+            let g = if name == "none" { generic_tensor(&[2], 5) } else { generic_tensor(&[], 5) };
             let dense: Vec<&Tensor> = vec![&soft];
             for (forward, backward, others) in [
                 (DENSE, ("com.microsoft", "SoftmaxCrossEntropyGrad"), dense),
@@ -403,14 +404,15 @@ mod tests {
                     (0..logits.len()).map(|k| (total(k, STEP) - total(k, -STEP)) / (2.0 * STEP)).collect();
                 assert_close(&got, &f64s(logits.dims(), &want), 1e-7);
                 let inputs: Vec<Tensor> = ports.iter().map(|port| port.expect("there").clone()).collect();
-                let graph = one_node(NEWEST_OPSET, backward, &ports, 1, reduction(name)).expect("valid");
+                let graph =
+                    one_node_graph(NEWEST_OPSET, backward, &ports, 1, reduction(name)).expect("valid");
                 check_decomposition(&graph, &inputs, 1e-12);
             }
         }
     }
 
     #[test]
-    fn a_label_that_is_no_class_fails_the_run() {
+    fn out_of_range_labels_fail() {
         for bad in [-1, 3] {
             let labels = Tensor::i64(&[2], &[0, bad]);
             let failure = run_node(SPARSE, &[Some(&logits()), Some(&labels)], 1, Attrs::new());
@@ -422,15 +424,15 @@ mod tests {
     }
 
     #[test]
-    fn shapes_that_do_not_fit_are_refused() {
-        let weights = spread(&[3], 1);
+    fn rejects_mismatched_shapes() {
+        let weights = generic_tensor(&[3], 1);
         let labels = Tensor::i64(&[2], &[0, 1]);
         let message = |op, ports: &[Option<&Tensor>]| {
             let failure = run_node(op, ports, 1, Attrs::new()).expect_err("refused");
             let Failure::Prepare(error) = failure else { panic!("prepared") };
             error.to_string()
         };
-        let found = message(DENSE, &[Some(&logits()), Some(&spread(&[2], 1))]);
+        let found = message(DENSE, &[Some(&logits()), Some(&generic_tensor(&[2], 1))]);
         assert!(
             found.contains("input 1 has shape [2] for logits of shape [2, 3]: [2, 3] is needed"),
             "{found}"
@@ -443,7 +445,7 @@ mod tests {
         let gradient = ("", "SparseSoftmaxCrossEntropyGrad");
         let found = message(gradient, &[Some(&weights), Some(&logits()), Some(&labels)]);
         assert!(found.contains("the gradient has shape [3]; the loss has []"), "{found}");
-        let found = message(DENSE, &[Some(&spread(&[], 1)), Some(&spread(&[], 1))]);
+        let found = message(DENSE, &[Some(&generic_tensor(&[], 1)), Some(&generic_tensor(&[], 1))]);
         assert!(found.contains("the logits are a scalar; they need an axis of classes"), "{found}");
     }
 }

@@ -2,7 +2,7 @@
 
 use ortrain_graph::ValueId;
 
-use super::tensors::Tensors;
+use super::tensors::TensorBuilder;
 use super::{Optimizer, Range, Rule, SlotShape, setting, slot};
 
 pub(super) const ADAFACTOR: Optimizer = Optimizer {
@@ -10,9 +10,9 @@ pub(super) const ADAFACTOR: Optimizer = Optimizer {
     summary: "steps by the second moment of rows and columns, which takes little memory",
     source: "Shazeer and Stern, Adafactor: Adaptive Learning Rates with Sublinear Memory Cost, 2018; torch.optim.Adafactor",
     slots: &[
-        slot("row_average").shaped(SlotShape::Rows),
-        slot("column_average").shaped(SlotShape::Columns),
-        slot("square_average").shaped(SlotShape::Vectors),
+        slot("row_average").with_shape(SlotShape::Rows),
+        slot("column_average").with_shape(SlotShape::Columns),
+        slot("square_average").with_shape(SlotShape::Vectors),
     ],
     settings: &[
         setting(
@@ -56,7 +56,7 @@ pub(super) const ADAFACTOR: Optimizer = Optimizer {
         step: |t| {
             let (rank, one) = (t.rank(t.get("parameter")), t.integer(1));
             let is_matrix = t.op("Less", &[one, rank]);
-            let results = t.choose(is_matrix, 4, factored, whole);
+            let results = t.add_if(is_matrix, 4, factored_second_moment, elementwise_second_moment);
             let [root, slots @ ..] = results.as_slice() else { unreachable!("there are four") };
             let parameter = update(t, *root);
             let names = ["row_average", "column_average", "square_average"];
@@ -69,7 +69,7 @@ pub(super) const ADAFACTOR: Optimizer = Optimizer {
 ///
 /// The second moment is the product of the averages of rows and columns. The roots are computed per row and per column,
 /// so that each element only takes a product.
-fn factored(t: &mut Tensors<'_>) -> Vec<ValueId> {
+fn factored_second_moment(t: &mut TensorBuilder<'_>) -> Vec<ValueId> {
     let gradient = t.get("gradient");
     let square = t.op("Mul", &[gradient, gradient]);
     let (of_rows, of_columns) = (t.mean(square, -1), t.mean(square, -2));
@@ -84,7 +84,7 @@ fn factored(t: &mut Tensors<'_>) -> Vec<ValueId> {
 }
 
 /// Returns the root of the second moment of a vector or scalar, element by element, and the slots.
-fn whole(t: &mut Tensors<'_>) -> Vec<ValueId> {
+fn elementwise_second_moment(t: &mut TensorBuilder<'_>) -> Vec<ValueId> {
     let gradient = t.get("gradient");
     let square = t.op("Mul", &[gradient, gradient]);
     let squares = t.lerp(t.get("square_average"), square, t.get("taken"));
@@ -93,15 +93,15 @@ fn whole(t: &mut Tensors<'_>) -> Vec<ValueId> {
 }
 
 /// Returns the new parameter, from the root of the second moment of each element.
-fn update(t: &mut Tensors<'_>, root: ValueId) -> ValueId {
+fn update(t: &mut TensorBuilder<'_>, root: ValueId) -> ValueId {
     let (parameter, gradient) = (t.get("parameter"), t.get("gradient"));
     let root = t.op("Max", &[root, t.get("eps1")]);
     let direction = t.op("Div", &[gradient, root]);
-    let size = root_of_mean_square(t, direction);
+    let size = root_mean_square(t, direction);
     let size = t.op("Div", &[size, t.get("d")]);
-    let one = t.number(1.0);
+    let one = t.constant(1.0);
     let size = t.op("Max", &[size, one]);
-    let scale = root_of_mean_square(t, parameter);
+    let scale = root_mean_square(t, parameter);
     let scale = t.op("Max", &[scale, t.get("eps2")]);
     let rate = t.op("Mul", &[scale, t.get("relative")]);
     let rate = t.op("Div", &[rate, size]);
@@ -112,8 +112,8 @@ fn update(t: &mut Tensors<'_>, root: ValueId) -> ValueId {
 }
 
 /// Returns the root mean square of all elements.
-fn root_of_mean_square(t: &mut Tensors<'_>, x: ValueId) -> ValueId {
+fn root_mean_square(t: &mut TensorBuilder<'_>, x: ValueId) -> ValueId {
     let square = t.op("Mul", &[x, x]);
-    let mean = t.with("ReduceMean", &[square], ortrain_graph::Attrs::new().with("keepdims", 0i64));
+    let mean = t.op_with_attrs("ReduceMean", &[square], ortrain_graph::Attrs::new().with("keepdims", 0i64));
     t.op("Sqrt", &[mean])
 }

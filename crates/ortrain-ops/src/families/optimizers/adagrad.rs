@@ -6,7 +6,7 @@ pub(super) const ADAGRAD: Optimizer = Optimizer {
     name: "Adagrad",
     summary: "rates by the sum of all squared gradients",
     source: "Duchi, Hazan and Singer, Adaptive Subgradient Methods, 2011; torch.optim.Adagrad",
-    slots: &[slot("square_sum").starts(Start::Setting("initial_accumulator_value"))],
+    slots: &[slot("square_sum").with_start(Start::Setting("initial_accumulator_value"))],
     settings: &[
         setting(
             "lr_decay",
@@ -34,7 +34,7 @@ pub(super) const ADAGRAD: Optimizer = Optimizer {
     update: Rule::Elements(|u| {
         let gradient = u.penalized_gradient();
         let rate = u.rate / (1.0 + (u.step - 1.0) * u.setting("lr_decay"));
-        let sum = u.keep("square_sum", u.slot("square_sum") + gradient * gradient);
+        let sum = u.store_slot("square_sum", u.slot("square_sum") + gradient * gradient);
         u.parameter - rate * gradient / (sum.sqrt() + u.setting("eps"))
     }),
 };

@@ -7,7 +7,11 @@ pub(super) const ADAM: Optimizer = Optimizer {
     name: "Adam",
     summary: "rates by averages of gradients and of their squares, with an L2 penalty",
     source: "Kingma and Ba, Adam: A Method for Stochastic Optimization, 2015; amsgrad: Reddi et al., 2018; torch.optim.Adam",
-    slots: &[slot("momentum0"), slot("momentum1"), slot("max_momentum1").when(When::Flag("amsgrad"))],
+    slots: &[
+        slot("momentum0"),
+        slot("momentum1"),
+        slot("max_momentum1").with_condition(When::Flag("amsgrad")),
+    ],
     settings: &[
         BETAS[0],
         BETAS[1],

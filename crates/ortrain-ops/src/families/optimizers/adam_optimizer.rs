@@ -44,30 +44,30 @@ pub(super) const ADAM_OPTIMIZER: Optimizer = Optimizer {
 };
 
 /// Returns the two moments after a step.
-pub(super) fn moments<'a>(u: &mut Update<'a>) -> (Number<'a>, Number<'a>) {
+pub(super) fn next_moments<'a>(u: &mut Update<'a>) -> (Number<'a>, Number<'a>) {
     let (alpha, beta, gradient) = (u.setting("alpha"), u.setting("beta"), u.gradient);
     (u.slot("Moment_1").blend(alpha, gradient), u.slot("Moment_2").blend(beta, gradient * gradient))
 }
 
 /// Returns the bias corrections of the two moments; 1 without bias correction.
-pub(super) fn corrections<'a>(u: &Update<'a>) -> (Number<'a>, Number<'a>) {
+pub(super) fn bias_corrections<'a>(u: &Update<'a>) -> (Number<'a>, Number<'a>) {
     let corrected = u.setting("do_bias_correction").equals(0.0);
-    let one = u.number(1.0);
-    let correction = |factor| corrected.choose(one, u.correction(factor));
+    let one = u.constant(1.0);
+    let correction = |factor| corrected.select(one, u.bias_correction(factor));
     (correction(u.setting("alpha")), correction(u.setting("beta")))
 }
 
 fn update<'a>(u: &mut Update<'a>) -> Number<'a> {
-    let (first, second) = moments(u);
-    u.keep("Moment_1", first);
-    u.keep("Moment_2", second);
-    let (c1, c2) = corrections(u);
-    let (after, one) = (u.setting("weight_decay_mode").equals(1.0), u.number(1.0));
+    let (first, second) = next_moments(u);
+    u.store_slot("Moment_1", first);
+    u.store_slot("Moment_2", second);
+    let (c1, c2) = bias_corrections(u);
+    let (after, one) = (u.setting("weight_decay_mode").equals(1.0), u.constant(1.0));
     // Scalars select the mode, so that one formula serves both modes and no element is computed twice.
     let (size, share) = (u.rate / c1, c2.sqrt());
-    let size = after.choose(size * share, size);
-    let root = second.sqrt() * after.choose(one, 1.0 / share);
+    let size = after.select(size * share, size);
+    let root = second.sqrt() * after.select(one, 1.0 / share);
     let step = size * first / (root + u.setting("epsilon"));
-    let decaying = u.parameter - after.choose(one, one.like(0.0)) * step;
+    let decaying = u.parameter - after.select(one, one.like(0.0)) * step;
     u.parameter - (u.rate * u.setting("lambda") * decaying + step)
 }

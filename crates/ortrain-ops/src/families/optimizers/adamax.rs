@@ -25,7 +25,7 @@ pub(super) const ADAMAX: Optimizer = Optimizer {
         let (gradient, beta1) = (u.penalized_gradient(), u.setting("beta1"));
         let first = u.average("momentum0", beta1, gradient);
         let before = u.setting("beta2") * u.slot("largest_gradient");
-        let largest = u.keep("largest_gradient", before.max(gradient.abs() + u.setting("eps")));
-        u.parameter - u.rate / u.correction(beta1) * first / largest
+        let largest = u.store_slot("largest_gradient", before.max(gradient.abs() + u.setting("eps")));
+        u.parameter - u.rate / u.bias_correction(beta1) * first / largest
     }),
 };

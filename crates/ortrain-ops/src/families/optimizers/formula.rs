@@ -6,7 +6,7 @@ use std::ops::{Add, Div, Mul, Neg, Sub};
 use ortrain_expr::{BinaryOp, Builder, CompareOp, Expr, Reg, Type, UnaryOp};
 
 /// Instructions of a formula under construction.
-pub(super) struct Tape {
+pub(super) struct FormulaBuilder {
     builder: Builder,
     /// Type of numbers that differ for each element of a parameter.
     element: Type,
@@ -20,45 +20,45 @@ pub(super) struct Tape {
 /// operations with elements they are rounded to the element type.
 #[derive(Clone, Copy)]
 pub struct Number<'a> {
-    tape: &'a RefCell<Tape>,
+    formula: &'a RefCell<FormulaBuilder>,
     reg: Reg,
 }
 
 impl<'a> Number<'a> {
     fn ty(self) -> Type {
-        self.tape.borrow().builder.ty(self.reg)
+        self.formula.borrow().builder.ty(self.reg)
     }
 
-    fn converted(self, ty: Type) -> Number<'a> {
-        let reg = self.tape.borrow_mut().builder.convert(self.reg, ty);
+    fn convert(self, ty: Type) -> Number<'a> {
+        let reg = self.formula.borrow_mut().builder.convert(self.reg, ty);
         Number { reg, ..self }
     }
 
     /// Converts two numbers to their common type.
-    fn matched(self, other: Number<'a>) -> (Number<'a>, Number<'a>) {
+    fn promote(self, other: Number<'a>) -> (Number<'a>, Number<'a>) {
         let (a, b) = (self.ty(), other.ty());
         match (a, b) {
             _ if a == b => (self, other),
-            (Type::F64, _) => (self.converted(b), other),
-            _ => (self, other.converted(a)),
+            (Type::F64, _) => (self.convert(b), other),
+            _ => (self, other.convert(a)),
         }
     }
 
     fn binary(self, op: BinaryOp, other: Number<'a>) -> Number<'a> {
-        let (a, b) = self.matched(other);
-        let reg = self.tape.borrow_mut().builder.binary(op, a.reg, b.reg);
+        let (a, b) = self.promote(other);
+        let reg = self.formula.borrow_mut().builder.binary(op, a.reg, b.reg);
         Number { reg, ..self }
     }
 
     fn unary(self, op: UnaryOp) -> Number<'a> {
-        let reg = self.tape.borrow_mut().builder.unary(op, self.reg);
+        let reg = self.formula.borrow_mut().builder.unary(op, self.reg);
         Number { reg, ..self }
     }
 
     /// Returns a constant of the type of this number.
     pub(super) fn like(self, value: f64) -> Number<'a> {
         let ty = self.ty();
-        let reg = self.tape.borrow_mut().builder.constant(ty, value);
+        let reg = self.formula.borrow_mut().builder.constant(ty, value);
         Number { reg, ..self }
     }
 
@@ -107,7 +107,7 @@ impl<'a> Number<'a> {
     /// Returns the sum over the elements of the parameter.
     #[must_use]
     pub fn sum(self) -> Number<'a> {
-        let mut tape = self.tape.borrow_mut();
+        let mut tape = self.formula.borrow_mut();
         let ty = tape.builder.ty(self.reg);
         tape.sums.push(self.reg);
         let k = tape.sums.len() - 1;
@@ -124,14 +124,14 @@ impl<'a> Number<'a> {
 
     /// Returns the condition that the number is greater than a constant.
     #[must_use]
-    pub fn above(self, other: f64) -> Condition<'a> {
+    pub fn greater_than(self, other: f64) -> Condition<'a> {
         let other = self.like(other);
         self.compare(CompareOp::Lt, other, self)
     }
 
     /// Returns the condition that the number is less than a constant.
     #[must_use]
-    pub fn below(self, other: f64) -> Condition<'a> {
+    pub fn less_than(self, other: f64) -> Condition<'a> {
         let other = self.like(other);
         self.compare(CompareOp::Lt, self, other)
     }
@@ -139,7 +139,7 @@ impl<'a> Number<'a> {
     /// Returns the condition that the number is neither infinite nor NaN.
     #[must_use]
     pub fn is_finite(self) -> Condition<'a> {
-        self.abs().below(f64::INFINITY)
+        self.abs().less_than(f64::INFINITY)
     }
 
     /// Returns the condition that the number equals a constant.
@@ -150,32 +150,32 @@ impl<'a> Number<'a> {
     }
 
     fn compare(self, op: CompareOp, a: Number<'a>, b: Number<'a>) -> Condition<'a> {
-        let (a, b) = a.matched(b);
-        let reg = self.tape.borrow_mut().builder.compare(op, a.reg, b.reg);
-        Condition { tape: self.tape, reg }
+        let (a, b) = a.promote(b);
+        let reg = self.formula.borrow_mut().builder.compare(op, a.reg, b.reg);
+        Condition { formula: self.formula, reg }
     }
 }
 
 /// Boolean value in a formula.
 #[derive(Clone, Copy)]
 pub struct Condition<'a> {
-    tape: &'a RefCell<Tape>,
+    formula: &'a RefCell<FormulaBuilder>,
     reg: Reg,
 }
 
 impl<'a> Condition<'a> {
     /// Returns `yes` where the condition is true, `no` where it is false.
     #[must_use]
-    pub fn choose(self, yes: Number<'a>, no: Number<'a>) -> Number<'a> {
-        let (yes, no) = yes.matched(no);
-        let reg = self.tape.borrow_mut().builder.select(self.reg, yes.reg, no.reg);
-        Number { tape: self.tape, reg }
+    pub fn select(self, yes: Number<'a>, no: Number<'a>) -> Number<'a> {
+        let (yes, no) = yes.promote(no);
+        let reg = self.formula.borrow_mut().builder.select(self.reg, yes.reg, no.reg);
+        Number { formula: self.formula, reg }
     }
 
     /// Returns the condition that both conditions are true.
     #[must_use]
     pub fn and(self, other: Condition<'a>) -> Condition<'a> {
-        let reg = self.tape.borrow_mut().builder.binary(BinaryOp::And, self.reg, other.reg);
+        let reg = self.formula.borrow_mut().builder.binary(BinaryOp::And, self.reg, other.reg);
         Condition { reg, ..self }
     }
 }
@@ -231,10 +231,14 @@ pub(super) struct Formula {
 
 impl Formula {
     /// Builds a formula. `write` returns the results; elements have the type `element`.
-    pub(super) fn write(element: Type, write: impl for<'a> FnOnce(Sheet<'a>) -> Vec<Number<'a>>) -> Formula {
-        let tape = RefCell::new(Tape { builder: Builder::new(), element, sums: Vec::new() });
-        let results: Vec<Reg> = write(Sheet { tape: &tape }).iter().map(|number| number.reg).collect();
-        let Tape { builder, sums, .. } = tape.into_inner();
+    pub(super) fn build(
+        element: Type,
+        write: impl for<'a> FnOnce(FormulaInputs<'a>) -> Vec<Number<'a>>,
+    ) -> Formula {
+        let tape = RefCell::new(FormulaBuilder { builder: Builder::new(), element, sums: Vec::new() });
+        let results: Vec<Reg> =
+            write(FormulaInputs { formula: &tape }).iter().map(|number| number.reg).collect();
+        let FormulaBuilder { builder, sums, .. } = tape.into_inner();
         let (expr, sums) = builder.finish_keeping(&results, &sums);
         Formula { expr, sums }
     }
@@ -242,14 +246,14 @@ impl Formula {
 
 /// Inputs of a formula.
 #[derive(Clone, Copy)]
-pub(super) struct Sheet<'a> {
-    tape: &'a RefCell<Tape>,
+pub(super) struct FormulaInputs<'a> {
+    formula: &'a RefCell<FormulaBuilder>,
 }
 
-impl<'a> Sheet<'a> {
+impl<'a> FormulaInputs<'a> {
     /// Returns input `k`, which has a value for each element.
     pub(super) fn element(&self, k: usize) -> Number<'a> {
-        let ty = self.tape.borrow().element;
+        let ty = self.formula.borrow().element;
         self.load(k, ty)
     }
 
@@ -260,12 +264,12 @@ impl<'a> Sheet<'a> {
 
     /// Returns an `f64` constant, the type of settings.
     pub(super) fn constant(&self, value: f64) -> Number<'a> {
-        let reg = self.tape.borrow_mut().builder.constant(Type::F64, value);
-        Number { tape: self.tape, reg }
+        let reg = self.formula.borrow_mut().builder.constant(Type::F64, value);
+        Number { formula: self.formula, reg }
     }
 
     fn load(&self, k: usize, ty: Type) -> Number<'a> {
-        let reg = self.tape.borrow_mut().builder.load(k, ty);
-        Number { tape: self.tape, reg }
+        let reg = self.formula.borrow_mut().builder.load(k, ty);
+        Number { formula: self.formula, reg }
     }
 }

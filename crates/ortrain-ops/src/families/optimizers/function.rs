@@ -11,10 +11,10 @@ use crate::OpError;
 /// Attribute with the element type of a function. A function with this attribute gets its numbers in float64.
 pub(super) const ELEMENT_TYPE: &str = "element_type";
 /// Inputs that every step has.
-const GIVEN: [&str; 4] = ["parameter", "gradient", "rate", "step"];
+const STEP_INPUTS: [&str; 4] = ["parameter", "gradient", "rate", "step"];
 
 /// Reserved value names of optimizer models. Slots and settings must not have these names.
-const TAKEN: [&str; 13] = [
+const RESERVED_NAMES: [&str; 13] = [
     "params",
     "gradients",
     "learning_rate",
@@ -34,7 +34,7 @@ const TAKEN: [&str; 13] = [
 const MAX_SETTINGS: usize = 100;
 
 /// Returns the first name that occurs twice.
-fn twice(names: &[String]) -> Option<&String> {
+fn first_duplicate(names: &[String]) -> Option<&String> {
     names.iter().enumerate().find(|(k, name)| names[..*k].contains(name)).map(|(_, name)| name)
 }
 
@@ -76,7 +76,7 @@ impl OptimizerFunction {
         if Optimizer::find(&proto.name).is_some() {
             return Err(wrong("an optimizer of the table has this name; give it another one".into()));
         }
-        if let Some(name) = twice(&proto.input).or_else(|| twice(&proto.output)) {
+        if let Some(name) = first_duplicate(&proto.input).or_else(|| first_duplicate(&proto.output)) {
             return Err(wrong(format!("it has {name:?} twice among its inputs, or among its outputs")));
         }
         if settings.len() > MAX_SETTINGS {
@@ -95,7 +95,7 @@ impl OptimizerFunction {
             let slot = slot.ok_or_else(|| {
                 wrong(format!("its output {output:?} is no slot: \"new_\" and the name of an input"))
             })?;
-            if GIVEN.contains(&slot) || settings.contains_key(slot) {
+            if STEP_INPUTS.contains(&slot) || settings.contains_key(slot) {
                 return Err(wrong(format!("{slot:?} is no slot, but a value that every step is given")));
             }
             let start = starts.get(slot).cloned().unwrap_or_else(|| "zero".into());
@@ -107,19 +107,19 @@ impl OptimizerFunction {
             slots.push(SlotSpec { start, ..SlotSpec::new(slot) });
         }
         for input in &proto.input {
-            let known = GIVEN.contains(&input.as_str())
+            let known = STEP_INPUTS.contains(&input.as_str())
                 || settings.contains_key(input)
                 || slots.iter().any(|slot| slot.name == *input);
             if !known {
                 return Err(wrong(format!(
                     "nothing gives it the input {input:?}: it is none of {}, no setting with a default, and no slot, for the \
                      function gives no \"new_{input}\"",
-                    GIVEN.join(", ")
+                    STEP_INPUTS.join(", ")
                 )));
             }
         }
         let is_taken = |name: &str| {
-            TAKEN.contains(&name)
+            RESERVED_NAMES.contains(&name)
                 || OPTIONS.iter().any(|(option, _)| *option == name)
                 || name.starts_with("updated_")
         };
@@ -129,7 +129,7 @@ impl OptimizerFunction {
                 "a slot or a setting cannot be called {taken:?}: optimizer models have such a value"
             )));
         }
-        if let Some(given) = GIVEN.iter().find(|name| settings.contains_key(**name)) {
+        if let Some(given) = STEP_INPUTS.iter().find(|name| settings.contains_key(**name)) {
             return Err(wrong(format!("a setting cannot be called {given:?}, which every step is given")));
         }
         if let Some(unknown) = starts.keys().find(|start| !slots.iter().any(|slot| slot.name == **start)) {
@@ -162,7 +162,7 @@ impl OptimizerFunction {
     ///
     /// # Errors
     /// The same as [`OptimizerSpec::complete`].
-    pub fn completed(&self, spec: &OptimizerSpec) -> Result<OptimizerSpec, OpError> {
+    pub fn complete(&self, spec: &OptimizerSpec) -> Result<OptimizerSpec, OpError> {
         let mut spec = spec.clone();
         if spec.optimizer != self.proto.name {
             return Err(OpError::invalid(format!(

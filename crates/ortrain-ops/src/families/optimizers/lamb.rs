@@ -1,6 +1,6 @@
 //! LAMB: Adam with a learning rate per tensor, scaled by norms.
 
-use super::adamw::moments;
+use super::adamw::update_moments;
 use super::{BETAS, Optimizer, Range, Rule, flag, setting, slot};
 
 pub(super) const LAMB: Optimizer = Optimizer {
@@ -25,10 +25,10 @@ pub(super) const LAMB: Optimizer = Optimizer {
     learning_rate: 1e-3,
     average: None,
     update: Rule::Elements(|u| {
-        let (mut first, mut second) = moments(u, u.gradient);
+        let (mut first, mut second) = update_moments(u, u.gradient);
         if u.flag("bias_correction") {
             // Scalars are divided first, so that each element takes one division.
-            let [by1, by2] = ["beta1", "beta2"].map(|beta| 1.0 / u.correction(u.setting(beta)));
+            let [by1, by2] = ["beta1", "beta2"].map(|beta| 1.0 / u.bias_correction(u.setting(beta)));
             first = first * by1;
             second = second * by2;
         }
@@ -36,7 +36,7 @@ pub(super) const LAMB: Optimizer = Optimizer {
         let direction = adam + u.setting("weight_decay") * u.parameter;
         let (weights, steps) = (u.parameter.norm(), direction.norm());
         let ratio = (weights / steps).max(u.setting("ratio_min")).min(u.setting("ratio_max"));
-        let ratio = weights.above(0.0).and(steps.above(0.0)).choose(ratio, u.number(1.0));
+        let ratio = weights.greater_than(0.0).and(steps.greater_than(0.0)).select(ratio, u.constant(1.0));
         u.parameter - u.rate * ratio * direction
     }),
 };

@@ -1,6 +1,6 @@
 //! `LambOptimizer` of `com.microsoft`: LAMB that skips elements with results that are not finite.
 
-use super::adam_optimizer::{ALPHA_BETA, LAMBDA, MOMENTS, corrections, moments};
+use super::adam_optimizer::{ALPHA_BETA, LAMBDA, MOMENTS, bias_corrections, next_moments};
 use super::{Optimizer, Range, Rule, setting};
 
 pub(super) const LAMB_OPTIMIZER: Optimizer = Optimizer {
@@ -26,8 +26,8 @@ pub(super) const LAMB_OPTIMIZER: Optimizer = Optimizer {
     learning_rate: 1e-3,
     average: None,
     update: Rule::Elements(|u| {
-        let (first, second) = moments(u);
-        let (c1, c2) = corrections(u);
+        let (first, second) = next_moments(u);
+        let (c1, c2) = bias_corrections(u);
         // The root of the second correction is multiplied into scalars, so that each element takes one division.
         let share = c2.sqrt();
         let root = second.sqrt() + u.setting("epsilon") * share;
@@ -36,13 +36,13 @@ pub(super) const LAMB_OPTIMIZER: Optimizer = Optimizer {
         // finite root is far too small to make a finite direction infinite. So one check of the sum finds all cases.
         let usable = (direction + root).is_finite();
         for (name, value) in [("Moment_1", first), ("Moment_2", second)] {
-            u.keep(name, usable.choose(value, u.slot(name)));
+            u.store_slot(name, usable.select(value, u.slot(name)));
         }
-        let direction = usable.choose(direction, direction.like(0.0));
+        let direction = usable.select(direction, direction.like(0.0));
         let (weights, steps) = (u.parameter.norm(), direction.norm());
         let ratio = (weights / steps).max(u.setting("ratio_min")).min(u.setting("ratio_max"));
-        let ratio = weights.above(0.0).and(steps.above(0.0)).choose(ratio, ratio.like(1.0));
+        let ratio = weights.greater_than(0.0).and(steps.greater_than(0.0)).select(ratio, ratio.like(1.0));
         let new = u.parameter - u.rate * ratio * direction;
-        new.is_finite().choose(new, u.parameter)
+        new.is_finite().select(new, u.parameter)
     }),
 };

@@ -36,9 +36,9 @@ pub(super) const LARS: Optimizer = Optimizer {
         let (momentum, decay) = (u.setting("momentum"), u.setting("weight_decay"));
         let trust =
             u.setting("trust_coefficient") * weights / (gradients + decay * weights + u.setting("eps"));
-        let trust = weights.above(0.0).and(gradients.above(0.0)).choose(trust, u.number(1.0));
+        let trust = weights.greater_than(0.0).and(gradients.greater_than(0.0)).select(trust, u.constant(1.0));
         let gradient = trust * u.penalized_gradient();
-        let velocity = u.keep("momentum0", momentum * u.slot("momentum0") + gradient);
+        let velocity = u.store_slot("momentum0", momentum * u.slot("momentum0") + gradient);
         let direction = if u.flag("nesterov") { gradient + momentum * velocity } else { velocity };
         u.parameter - u.rate * direction
     }),

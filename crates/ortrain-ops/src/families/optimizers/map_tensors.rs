@@ -7,11 +7,11 @@ use std::sync::Arc;
 
 use ortrain_expr::{Access, Builder, Expr, Inst, ReduceOp, Reg, Segments, Type};
 use ortrain_graph::{Attr, Attrs, DType, Dim, Graph, Node, Shape, ValueId, ValueType};
-use ortrain_program::{BufferId, Instruction, Nest, Operand, Place, ProgramBuilder};
+use ortrain_program::{BufferId, BufferLocation, Instruction, Nest, Operand, ProgramBuilder};
 use rustc_hash::FxHashMap;
 
 use crate::infer::Infer;
-use crate::lower::{Lower, PlanePart, Values};
+use crate::lower::{Lower, PlanePart, ValueBuffers};
 use crate::op::{Definition, Op};
 use crate::passes::fold::fold_node;
 use crate::passes::infer::infer_node;
@@ -26,18 +26,18 @@ const SNAPSHOT: &str = "Snapshot";
 /// Attribute with the graph of one tensor.
 const BODY: &str = "body";
 /// Attribute with the column of each input in the settings table, or -1.
-const COLUMNS: &str = "columns";
+const SETTING_COLUMNS: &str = "columns";
 /// Attribute with the index of the input that each output overwrites, or -1.
-const PLACES: &str = "places";
+const OVERWRITTEN_INPUTS: &str = "places";
 /// Name of the input with the settings table, which has a row for each parameter.
 pub(super) const SETTINGS: &str = "settings";
 
 /// Tensor lengths that a body is compiled for. Both results must be equal: the step must not depend on the length.
-const LENGTHS: [usize; 2] = [448, 320];
+const PROBE_LENGTHS: [usize; 2] = [448, 320];
 
 /// Inputs of an optimizer model after [`bind`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Bound {
+pub struct BoundInputs {
     /// Names of the sequences that the model updates, in the order of its inputs: the slots of the optimizer.
     pub slots: Vec<String>,
     /// Names of the columns of the settings table.
@@ -49,7 +49,7 @@ fn is_sequence(graph: &Graph, id: ValueId) -> bool {
 }
 
 /// Maps each output sequence to the input sequence that it overwrites.
-pub(super) fn places_of(graph: &Graph) -> Result<FxHashMap<ValueId, ValueId>, Error> {
+pub(super) fn overwritten_inputs(graph: &Graph) -> Result<FxHashMap<ValueId, ValueId>, Error> {
     let mut places: FxHashMap<ValueId, ValueId> = FxHashMap::default();
     for &output in graph.outputs.iter().filter(|&&output| is_sequence(graph, output)) {
         let name = graph.name_of(output);
@@ -70,9 +70,9 @@ pub(super) fn places_of(graph: &Graph) -> Result<FxHashMap<ValueId, ValueId>, Er
 ///
 /// # Errors
 /// Returns an error if an output sequence does not overwrite an input.
-pub fn bound_of(graph: &Graph) -> Result<Bound, Error> {
-    let places = places_of(graph)?;
-    let mut bound = Bound::default();
+pub fn bound_inputs(graph: &Graph) -> Result<BoundInputs, Error> {
+    let places = overwritten_inputs(graph)?;
+    let mut bound = BoundInputs::default();
     for &id in graph.inputs.iter().filter(|&&id| is_sequence(graph, id)) {
         let name = graph.name_of(id).to_owned();
         if name == "params" || name == "gradients" {
@@ -91,18 +91,18 @@ pub fn bound_of(graph: &Graph) -> Result<Bound, Error> {
 #[must_use]
 pub fn is_elementwise(graph: &Graph, is_scalar: &dyn Fn(&str) -> bool) -> bool {
     graph.nodes.iter().filter(|node| &*node.domain == DOMAIN && &*node.op == MAP).all(|node| {
-        let Ok(map) = map_of(node) else { return false };
+        let Ok(map) = read_map(node) else { return false };
         let kinds = node.inputs.iter().enumerate().map(|(k, input)| {
             let id = (*input)?;
             Some(match &graph.value(id).ty {
                 _ if map.column(k).is_some() => ValueKind::setting(),
-                ValueType::Sequence(dtype) if is_scalar(graph.name_of(id)) => ValueKind::OfTensor(*dtype),
+                ValueType::Sequence(dtype) if is_scalar(graph.name_of(id)) => ValueKind::PerTensor(*dtype),
                 ValueType::Sequence(dtype) => ValueKind::Element(*dtype),
-                ty => ValueKind::Whole(ty.dtype()?),
+                ty => ValueKind::Global(ty.dtype()?),
             })
         });
         let kinds: Option<Vec<ValueKind>> = kinds.collect();
-        kinds.is_some_and(|kinds| map.lifted_for(&kinds).is_ok())
+        kinds.is_some_and(|kinds| map.compile_for(&kinds).is_ok())
     })
 }
 
@@ -110,13 +110,13 @@ pub fn is_elementwise(graph: &Graph, is_scalar: &dyn Fn(&str) -> bool) -> bool {
 #[derive(Clone, Copy)]
 enum ValueKind {
     Element(DType),
-    OfTensor(DType),
-    Whole(DType),
+    PerTensor(DType),
+    Global(DType),
 }
 
 impl ValueKind {
     fn setting() -> ValueKind {
-        ValueKind::OfTensor(DType::F64)
+        ValueKind::PerTensor(DType::F64)
     }
 }
 
@@ -128,13 +128,13 @@ impl ValueKind {
 ///
 /// # Errors
 /// Returns an error if an output sequence does not overwrite an input, or an input is read after it was overwritten.
-pub fn bind(graph: &mut Graph) -> Result<Option<Bound>, Error> {
+pub fn bind(graph: &mut Graph) -> Result<Option<BoundInputs>, Error> {
     let is_map = |node: &Node| node.domain.is_empty() && &*node.op == "SequenceMap";
     if !graph.nodes.iter().any(is_map) {
         return Ok(None);
     }
-    let places = places_of(graph)?;
-    let bound = bound_of(graph)?;
+    let places = overwritten_inputs(graph)?;
+    let bound = bound_inputs(graph)?;
     let columns: FxHashMap<ValueId, usize> = (bound.columns.iter().enumerate())
         .filter_map(|(column, name)| Some((graph.find(name)?, column)))
         .collect();
@@ -212,8 +212,8 @@ fn bind_map(
         }
     }
     (node.domain, node.op) = (DOMAIN.into(), MAP.into());
-    node.attrs.0.insert(COLUMNS.into(), Attr::Ints(which));
-    node.attrs.0.insert(PLACES.into(), Attr::Ints(taken));
+    node.attrs.0.insert(SETTING_COLUMNS.into(), Attr::Ints(which));
+    node.attrs.0.insert(OVERWRITTEN_INPUTS.into(), Attr::Ints(taken));
     graph.nodes[at] = node;
     Ok(())
 }
@@ -222,7 +222,7 @@ fn bind_map(
 struct MapTensors {
     body: Graph,
     columns: Vec<i64>,
-    places: Vec<i64>,
+    overwritten: Vec<i64>,
 }
 
 impl MapTensors {
@@ -231,12 +231,12 @@ impl MapTensors {
     }
 
     /// Returns the index of the input that output `k` overwrites.
-    fn place(&self, k: usize) -> Option<usize> {
-        self.places.get(k).and_then(|&port| usize::try_from(port).ok())
+    fn overwritten_input(&self, k: usize) -> Option<usize> {
+        self.overwritten.get(k).and_then(|&port| usize::try_from(port).ok())
     }
 
     /// Returns the body with inputs of these types, with inferred types and folded constants.
-    fn typed(&self, types: Vec<ValueType>) -> Result<Graph, OpError> {
+    fn typed_body(&self, types: Vec<ValueType>) -> Result<Graph, OpError> {
         let mut body = self.body.clone();
         if types.len() != body.inputs.len() {
             let (formal, found) = (body.inputs.len(), types.len());
@@ -266,12 +266,12 @@ impl Op for MapTensors {
                 other => other.clone(),
             })
             .collect();
-        let body = self.typed(types)?;
+        let body = self.typed_body(types)?;
         for (k, &id) in body.outputs.iter().enumerate().take(cx.node().outputs.len()) {
             let dtype = body.value(id).ty.dtype();
             let dtype =
                 dtype.ok_or_else(|| OpError::invalid(format!("the type of output {k} is not known")))?;
-            cx.output_type(k, ValueType::Sequence(dtype));
+            cx.set_output_type(k, ValueType::Sequence(dtype));
         }
         Ok(())
     }
@@ -291,9 +291,9 @@ impl Op for MapTensors {
         let tensors: usize =
             sequences.iter().flatten().next().into_iter().flatten().map(|part| part.tensors.len()).sum();
         let tables: Vec<Option<BufferId>> = (0..cx.node().outputs.len())
-            .map(|k| match self.place(k) {
+            .map(|k| match self.overwritten_input(k) {
                 Some(_) => None,
-                None => cx.wants(k).then(|| cx.scalars(k, tensors)),
+                None => cx.has_output(k).then(|| cx.alloc_scalars(k, tensors)),
             })
             .collect();
         for plane in 0..planes {
@@ -303,7 +303,7 @@ impl Op for MapTensors {
             first_row += parts.iter().flatten().next().map_or(0, |part| part.tensors.len());
         }
         for k in 0..cx.node().outputs.len() {
-            if let Some(port) = self.place(k) {
+            if let Some(port) = self.overwritten_input(k) {
                 let parts = cx.planes(port)?;
                 cx.set_planes(k, parts);
             }
@@ -312,21 +312,21 @@ impl Op for MapTensors {
     }
 
     fn writes_state(&self) -> bool {
-        self.places.iter().any(|&place| place >= 0)
+        self.overwritten.iter().any(|&place| place >= 0)
     }
 }
 
 /// Access to an input of the body in a nest over a plane.
 #[derive(Clone, Copy)]
-enum Kind {
+enum InputAccess {
     /// One value for each element.
     Element(DType),
     /// One value for each tensor.
-    OfTensor(DType),
+    PerTensor(DType),
     /// Column of the settings table.
     Setting(usize),
     /// One value for all tensors.
-    Whole,
+    Global,
 }
 
 impl MapTensors {
@@ -346,29 +346,30 @@ impl MapTensors {
         };
         let kinds = (0..parts.len())
             .map(|k| match (self.column(k), parts[k]) {
-                (Some(column), _) => Ok(Kind::Setting(column)),
-                (None, Some(part)) if part.lies_as(leader) => Ok(Kind::Element(part.dtype)),
+                (Some(column), _) => Ok(InputAccess::Setting(column)),
+                (None, Some(part)) if part.has_same_layout(leader) => Ok(InputAccess::Element(part.dtype)),
                 (None, Some(part)) if part.is_dense() && part.tensors.len() == leader.tensors.len() => {
-                    Ok(Kind::OfTensor(part.dtype))
+                    Ok(InputAccess::PerTensor(part.dtype))
                 }
                 (None, Some(_)) => Err(OpError::invalid(format!(
                     "sequence {k} differs from the first in the sizes of its tensors"
                 ))),
-                (None, None) if cx.dims(k).iter().product::<usize>() == 1 => Ok(Kind::Whole),
+                (None, None) if cx.dims(k).iter().product::<usize>() == 1 => Ok(InputAccess::Global),
                 (None, None) => Err(OpError::unsupported(format!(
                     "input {k} has shape {:?}; a sequence or one number is needed",
                     cx.dims(k)
                 ))),
             })
-            .collect::<Result<Vec<Kind>, OpError>>()?;
-        let lifted = self.lifted(cx, &kinds)?;
+            .collect::<Result<Vec<InputAccess>, OpError>>()?;
+        let lifted = self.compile_body(cx, &kinds)?;
         let segments =
             Segments::new(leader.tensors.iter().map(|tensor| tensor.start..tensor.start + tensor.len));
-        let per_tensor = !lifted.sums.is_empty() || (0..lifted.outputs).any(|k| !lifted.varies[k]);
+        let per_tensor =
+            !lifted.reductions.is_empty() || (0..lifted.outputs).any(|k| !lifted.is_per_element[k]);
         let mut nest = cx.nest_of_segments(segments, leader.len, usize::from(per_tensor));
         let buffers: Vec<BufferId> = (0..kinds.len())
             .map(|k| match parts[k] {
-                Some(part) => cx.plane_buffer(part, &self.label(k)),
+                Some(part) => cx.plane_buffer(part, &self.input_label(k)),
                 None => cx.input(k),
             })
             .collect();
@@ -377,31 +378,31 @@ impl MapTensors {
             let mut found: Vec<Option<Reg>> = vec![None; kinds.len()];
             for slot in lifted.loads() {
                 let (offset, strides) = match kinds[slot] {
-                    Kind::Element(_) => (0, [0, 1]),
-                    Kind::OfTensor(_) => (0, [1, 0]),
-                    Kind::Setting(column) => (first_row * columns + column, [columns as isize, 0]),
-                    Kind::Whole => (0, [0, 0]),
+                    InputAccess::Element(_) => (0, [0, 1]),
+                    InputAccess::PerTensor(_) => (0, [1, 0]),
+                    InputAccess::Setting(column) => (first_row * columns + column, [columns as isize, 0]),
+                    InputAccess::Global => (0, [0, 0]),
                 };
                 found[slot] = Some(nest.load_strided(cx, buffers[slot], offset, &strides));
             }
             nest.b.inline(&lifted.expr, |_, slot, _| found[slot].expect("every load was made"))
         };
         let (results, sums) = values.split_at(lifted.outputs);
-        for (&(op, _), &value) in lifted.sums.iter().zip(sums) {
+        for (&(op, _), &value) in lifted.reductions.iter().zip(sums) {
             nest.reduce(op, value);
         }
         for (k, &value) in results.iter().enumerate().take(cx.node().outputs.len()) {
-            if !cx.wants(k) {
+            if !cx.has_output(k) {
                 continue;
             }
-            let (buffer, offset, kind) = match (self.place(k), tables[k]) {
+            let (buffer, offset, kind) = match (self.overwritten_input(k), tables[k]) {
                 (Some(port), _) => (buffers[port], 0, kinds[port]),
-                (None, Some(table)) => (table, first_row, Kind::OfTensor(cx.buffer_dtype(table))),
+                (None, Some(table)) => (table, first_row, InputAccess::PerTensor(cx.buffer_dtype(table))),
                 (None, None) => continue,
             };
             let strides = match kind {
-                Kind::Element(_) => [0, 1],
-                Kind::OfTensor(_) if !lifted.varies[k] => [1, 0],
+                InputAccess::Element(_) => [0, 1],
+                InputAccess::PerTensor(_) if !lifted.is_per_element[k] => [1, 0],
                 _ => {
                     return Err(OpError::unsupported(format!(
                         "output {k} has a value for each element, but its place has one for each tensor"
@@ -413,31 +414,31 @@ impl MapTensors {
         cx.emit(nest.instruction())
     }
 
-    fn label(&self, k: usize) -> String {
+    fn input_label(&self, k: usize) -> String {
         self.body.inputs.get(k).map_or_else(String::new, |&id| self.body.name_of(id).to_owned())
     }
 
     /// Compiles the body to one expression.
-    fn lifted(&self, cx: &Lower<'_>, kinds: &[Kind]) -> Result<Lifted, OpError> {
+    fn compile_body(&self, cx: &Lower<'_>, kinds: &[InputAccess]) -> Result<CompiledBody, OpError> {
         let kinds: Vec<ValueKind> = (kinds.iter().enumerate())
             .map(|(k, kind)| match *kind {
-                Kind::Element(dtype) => ValueKind::Element(dtype),
-                Kind::OfTensor(dtype) => ValueKind::OfTensor(dtype),
-                Kind::Setting(_) => ValueKind::setting(),
-                Kind::Whole => ValueKind::Whole(cx.dtype(k)),
+                InputAccess::Element(dtype) => ValueKind::Element(dtype),
+                InputAccess::PerTensor(dtype) => ValueKind::PerTensor(dtype),
+                InputAccess::Setting(_) => ValueKind::setting(),
+                InputAccess::Global => ValueKind::Global(cx.dtype(k)),
             })
             .collect();
-        self.lifted_for(&kinds)
+        self.compile_for(&kinds)
     }
 
-    fn lifted_for(&self, kinds: &[ValueKind]) -> Result<Lifted, OpError> {
-        let [one, other] = LENGTHS.map(|length| {
+    fn compile_for(&self, kinds: &[ValueKind]) -> Result<CompiledBody, OpError> {
+        let [one, other] = PROBE_LENGTHS.map(|length| {
             let types = kinds.iter().map(|kind| match *kind {
                 ValueKind::Element(dtype) => ValueType::tensor(dtype, &[length]),
-                ValueKind::OfTensor(dtype) => ValueType::tensor(dtype, &[]),
-                ValueKind::Whole(dtype) => ValueType::tensor(dtype, &[1]),
+                ValueKind::PerTensor(dtype) => ValueType::tensor(dtype, &[]),
+                ValueKind::Global(dtype) => ValueType::tensor(dtype, &[1]),
             });
-            lift(&self.typed(types.collect())?, length)
+            compile(&self.typed_body(types.collect())?, length)
         });
         let (one, other) = (one?, other?);
         if one != other {
@@ -449,18 +450,18 @@ impl MapTensors {
 
 /// Graph of one tensor as an expression of its elements.
 #[derive(Debug, PartialEq)]
-struct Lifted {
+struct CompiledBody {
     /// Expression with the outputs, then the values to reduce. Load `k` is input `k`.
     expr: Expr,
     /// Number of outputs.
     outputs: usize,
     /// Reductions over the tensor: the operation and the reduced value.
-    sums: Vec<(ReduceOp, Reg)>,
+    reductions: Vec<(ReduceOp, Reg)>,
     /// True for each output that has a value for each element.
-    varies: Vec<bool>,
+    is_per_element: Vec<bool>,
 }
 
-impl Lifted {
+impl CompiledBody {
     /// Returns the inputs that the expression reads.
     fn loads(&self) -> Vec<usize> {
         let slot = |&(inst, _): &(Inst, Type)| match inst {
@@ -479,16 +480,16 @@ impl Lifted {
 struct Value {
     reg: Reg,
     /// True if there is a value for each element.
-    varies: bool,
+    is_per_element: bool,
     /// True if the value was rounded to a narrower type, which the expression cannot reproduce.
-    rounded: bool,
+    is_rounded: bool,
 }
 
 /// Compiles a body to an expression, for tensors of `length` elements.
-fn lift(body: &Graph, length: usize) -> Result<Lifted, OpError> {
+fn compile(body: &Graph, length: usize) -> Result<CompiledBody, OpError> {
     let nested = |error: Error| OpError::Subgraph(Box::new(error));
     let mut builder = ProgramBuilder::new();
-    let mut values = Values::default();
+    let mut values = ValueBuffers::default();
     let mut b = Builder::new();
     let mut known: FxHashMap<BufferId, Value> = FxHashMap::default();
     let len_of = |id: ValueId| {
@@ -499,8 +500,10 @@ fn lift(body: &Graph, length: usize) -> Result<Lifted, OpError> {
         let len = len_of(id).expect("inputs have shapes");
         let buffer = builder.work(body.name_of(id), dtype, len);
         values.buffers.insert(id, buffer);
-        known
-            .insert(buffer, Value { reg: b.load(k, Type::of(dtype)), varies: len == length, rounded: false });
+        known.insert(
+            buffer,
+            Value { reg: b.load(k, Type::of(dtype)), is_per_element: len == length, is_rounded: false },
+        );
     }
     let mut sums = Vec::new();
     let mut done = 0;
@@ -513,7 +516,7 @@ fn lift(body: &Graph, length: usize) -> Result<Lifted, OpError> {
         let mut cx = Lower { graph: body, node, builder: &mut builder, values: &mut values, label };
         op.lower(&mut cx).map_err(|source| nested(Error::at(body, node, source)))?;
         while let Some(instruction) = builder.instructions().nth(done).cloned() {
-            lift_instruction(&instruction, length, &builder, &mut b, &mut known, &mut sums)
+            append_instruction(&instruction, length, &builder, &mut b, &mut known, &mut sums)
                 .map_err(|source| nested(Error::at(body, node, source)))?;
             done += 1;
         }
@@ -530,19 +533,19 @@ fn lift(body: &Graph, length: usize) -> Result<Lifted, OpError> {
                     .ok_or_else(|| OpError::invalid("an output is made by nothing"))?,
             ),
         };
-        results.push(value_of(buffer, &builder, &mut b, &known)?);
+        results.push(buffer_value(buffer, &builder, &mut b, &known)?);
     }
-    let varies = results.iter().map(|value| value.varies).collect();
+    let varies = results.iter().map(|value| value.is_per_element).collect();
     let outputs = results.len();
     let regs: Vec<Reg> =
         results.iter().map(|value| value.reg).chain(sums.iter().map(|&(_, reg)| reg)).collect();
     let expr = b.finish(&regs);
     let sums = sums.iter().zip(&expr.outputs()[outputs..]).map(|(&(op, _), &reg)| (op, reg)).collect();
-    Ok(Lifted { outputs, sums, varies, expr })
+    Ok(CompiledBody { outputs, reductions: sums, is_per_element: varies, expr })
 }
 
 /// Returns the value of a buffer that was written before, or that is a constant of one element.
-fn value_of(
+fn buffer_value(
     buffer: BufferId,
     builder: &ProgramBuilder,
     b: &mut Builder,
@@ -554,10 +557,10 @@ fn value_of(
     let tensor = builder.constant_of(buffer).filter(|tensor| tensor.len() == 1);
     let tensor = tensor.ok_or_else(|| OpError::unsupported("it reads a constant of several elements"))?;
     let ty = Type::of(tensor.dtype());
-    Ok(Value { reg: b.constant(ty, tensor.to_f64()[0]), varies: false, rounded: false })
+    Ok(Value { reg: b.constant(ty, tensor.to_f64()[0]), is_per_element: false, is_rounded: false })
 }
 
-fn not_by_element() -> OpError {
+fn not_elementwise_error() -> OpError {
     OpError::unsupported(
         "it is not computed element by element; the step of an optimizer may combine the elements of a parameter at \
          the same place, and sum all of them",
@@ -565,7 +568,7 @@ fn not_by_element() -> OpError {
 }
 
 /// Appends the computation of an instruction to the expression.
-fn lift_instruction(
+fn append_instruction(
     instruction: &Instruction,
     length: usize,
     builder: &ProgramBuilder,
@@ -574,18 +577,18 @@ fn lift_instruction(
     sums: &mut Vec<(ReduceOp, Reg)>,
 ) -> Result<(), OpError> {
     let Instruction::Nest(nest) = instruction else {
-        return Err(not_by_element());
+        return Err(not_elementwise_error());
     };
     let points: usize = nest.dims.iter().product();
     let outer: usize = nest.outer_dims().iter().product();
     if points != 1 && points != length || nest.inner > 0 && outer != 1 {
-        return Err(not_by_element());
+        return Err(not_elementwise_error());
     }
     let mut loads = Vec::with_capacity(nest.loads.len());
-    for Operand { buffer, access } in nest.loaded() {
-        let value = value_of(*buffer, builder, b, known)?;
-        if value.rounded || !at_the_same_place(access, nest, value.varies) {
-            return Err(not_by_element());
+    for Operand { buffer, access } in nest.load_operands() {
+        let value = buffer_value(*buffer, builder, b, known)?;
+        if value.is_rounded || !accesses_own_element(access, nest, value.is_per_element) {
+            return Err(not_elementwise_error());
         }
         loads.push(value);
     }
@@ -597,7 +600,7 @@ fn lift_instruction(
         let value = match inst {
             Inst::Load(slot) => {
                 let load = loads[usize::from(slot)];
-                (b.convert(load.reg, ty), load.varies)
+                (b.convert(load.reg, ty), load.is_per_element)
             }
             Inst::Reduced(k) => {
                 let k = u8::try_from(base + usize::from(k))
@@ -605,7 +608,7 @@ fn lift_instruction(
                 (b.reduced(usize::from(k), ty), false)
             }
             Inst::LoadAt(..) | Inst::Coordinate(_) | Inst::Run(_) | Inst::Guard(..) | Inst::Random(..) => {
-                return Err(not_by_element());
+                return Err(not_elementwise_error());
             }
             Inst::Unary(op, x) => (b.unary(op, at(x)), varies),
             Inst::Binary(op, x, y) => (b.binary(op, at(x), at(y)), varies),
@@ -624,19 +627,19 @@ fn lift_instruction(
         let narrow = access.dtype.size() < 4 && access.dtype != DType::Bool;
         let whole = builder.buffer(buffer).len == length;
         if narrow && !access.dtype.is_float()
-            || !at_the_same_place(access, nest, whole)
+            || !accesses_own_element(access, nest, whole)
             || known.contains_key(&buffer)
         {
-            return Err(not_by_element());
+            return Err(not_elementwise_error());
         }
-        known.insert(buffer, Value { reg, varies, rounded: narrow });
+        known.insert(buffer, Value { reg, is_per_element: varies, is_rounded: narrow });
     }
     Ok(())
 }
 
 /// Returns true if the access touches, at each point of the nest, the element with the point's index, or always the
 /// only element.
-fn at_the_same_place(access: &Access, nest: &Nest, varies: bool) -> bool {
+fn accesses_own_element(access: &Access, nest: &Nest, varies: bool) -> bool {
     let strides = &access.strides;
     let fits = if varies {
         let whole = Access::contiguous(access.dtype, &nest.dims);
@@ -653,12 +656,12 @@ struct ConcatScalars;
 
 impl Op for ConcatScalars {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
-        cx.arity(2, 2, 1)?;
+        cx.check_arity(2, 2, 1)?;
         let ValueType::Sequence(dtype) = cx.ty(0) else {
             return Err(OpError::invalid(format!("input 0 is {}; a sequence is needed", cx.ty(0))));
         };
         let count = cx.shape(1).map(|table| [table[0].clone()].into_iter().collect());
-        cx.output(0, *dtype, count);
+        cx.set_output(0, *dtype, count);
         Ok(())
     }
 
@@ -673,14 +676,14 @@ struct Snapshot;
 
 impl Op for Snapshot {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
-        cx.arity(1, 1, 1)?;
-        cx.output_type(0, cx.ty(0).clone());
+        cx.check_arity(1, 1, 1)?;
+        cx.set_output_type(0, cx.ty(0).clone());
         Ok(())
     }
 
     fn lower(&self, cx: &mut Lower<'_>) -> Result<(), OpError> {
         let buffer = cx.input(0);
-        if !matches!(cx.builder.buffer(buffer).place, Place::Plane(..)) {
+        if !matches!(cx.builder.buffer(buffer).place, BufferLocation::Plane(..)) {
             cx.alias(0, 0);
             return Ok(());
         }
@@ -688,30 +691,34 @@ impl Op for Snapshot {
         let copy = cx.output(0);
         let mut nest = cx.nest(&dims, 0);
         let value = nest.load_broadcast(buffer, dtype, &dims);
-        nest.store_whole(cx, copy, value);
+        nest.store_contiguous(cx, copy, value);
         cx.emit(nest.instruction())
     }
 }
 
 /// Adds a node that copies a tensor if it is in a plane.
-pub(super) fn snapshot(graph: &mut Graph, value: ValueId) -> ValueId {
+pub(super) fn add_snapshot(graph: &mut Graph, value: ValueId) -> ValueId {
     let name = format!("{}_new", graph.name_of(value));
     let copy = graph.add_value(&name, graph.value(value).ty.clone());
     graph.nodes.push(Node::new(DOMAIN, SNAPSHOT, &[Some(value)], &[Some(copy)], Attrs::new()));
     copy
 }
 
-fn map_of(node: &Node) -> Result<MapTensors, OpError> {
+fn read_map(node: &Node) -> Result<MapTensors, OpError> {
     let body = match node.attrs.0.get(BODY) {
         Some(Attr::Graph(body)) => (**body).clone(),
         _ => return Err(OpError::invalid("it has no body")),
     };
     let ints = |name: &str| node.attrs.ints(name).map(Option::unwrap_or_default);
-    Ok(MapTensors { body, columns: ints(COLUMNS)?.to_vec(), places: ints(PLACES)?.to_vec() })
+    Ok(MapTensors {
+        body,
+        columns: ints(SETTING_COLUMNS)?.to_vec(),
+        overwritten: ints(OVERWRITTEN_INPUTS)?.to_vec(),
+    })
 }
 
 fn build_map(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
-    Ok(Box::new(map_of(node)?))
+    Ok(Box::new(read_map(node)?))
 }
 
 pub(crate) fn definitions() -> Vec<Definition> {

@@ -26,26 +26,26 @@ mod nodes;
 mod radam;
 mod rmsprop;
 mod schedule_free;
+mod sequence_expansion;
 mod sgd;
 mod sgd_optimizer;
 mod spec;
-mod spread;
 mod tensors;
 
 use std::collections::BTreeMap;
 
 use formula::Number;
 use ortrain_graph::ValueId;
-use tensors::Tensors;
+use tensors::TensorBuilder;
 
 pub use function::OptimizerFunction;
-pub use map_tensors::{Bound, bind, bound_of, is_elementwise};
+pub use map_tensors::{BoundInputs, bind, bound_inputs, is_elementwise};
 pub(crate) use map_tensors::{DOMAIN, definitions};
-pub(crate) use model::described;
-pub use model::{description, optimizer_model, optimizer_model_of_function, optimizer_model_of_row};
+pub(crate) use model::description_entry;
+pub use model::{optimizer_model, optimizer_model_of_function, optimizer_model_of_row, read_description};
 pub(crate) use nodes::definitions as definitions_of_nodes;
+pub use sequence_expansion::{SequenceTensor, expand_sequences};
 pub use spec::{Group, OptimizerSpec, SlotSpec};
-pub use spread::{Member, spread};
 
 /// Optimizers of the table, by name.
 pub const OPTIMIZERS: &[&Optimizer] = &[
@@ -67,7 +67,7 @@ pub const OPTIMIZERS: &[&Optimizer] = &[
 ];
 
 /// Optimizers of `com.microsoft` that update one parameter with one node, by operator name.
-pub const OPTIMIZERS_OF_NODES: &[&Optimizer] =
+pub const NODE_OPTIMIZERS: &[&Optimizer] =
     &[&adam_optimizer::ADAM_OPTIMIZER, &lamb_optimizer::LAMB_OPTIMIZER, &sgd_optimizer::SGD_OPTIMIZER];
 
 /// Row of the table: one optimizer.
@@ -94,7 +94,7 @@ pub struct Optimizer {
 }
 
 /// New parameter, and new slots by name.
-pub type Stepped = (ValueId, Vec<(String, ValueId)>);
+pub type StepResult = (ValueId, Vec<(String, ValueId)>);
 
 /// Formula of a step of one parameter.
 #[derive(Clone, Copy)]
@@ -107,7 +107,7 @@ pub enum Rule {
         /// Scalars of the step by name.
         numbers: for<'a> fn(&Update<'a>) -> Vec<(&'static str, Number<'a>)>,
         /// Function that returns the new parameter, and the new slots by name.
-        step: fn(&mut Tensors<'_>) -> Stepped,
+        step: fn(&mut TensorBuilder<'_>) -> StepResult,
     },
 }
 
@@ -118,7 +118,7 @@ impl Optimizer {
     /// Returns the row with this name.
     #[must_use]
     pub fn find(name: &str) -> Option<&'static Optimizer> {
-        OPTIMIZERS.iter().chain(OPTIMIZERS_OF_NODES).copied().find(|row| row.name == name)
+        OPTIMIZERS.iter().chain(NODE_OPTIMIZERS).copied().find(|row| row.name == name)
     }
 }
 
@@ -170,7 +170,7 @@ impl SlotShape {
 
     /// Returns the shape with this name.
     #[must_use]
-    pub fn of(name: &str) -> Option<SlotShape> {
+    pub fn from_name(name: &str) -> Option<SlotShape> {
         SlotShape::ALL.iter().find(|(_, known)| *known == name).map(|&(shape, _)| shape)
     }
 
@@ -230,17 +230,17 @@ impl Slot {
         self
     }
 
-    const fn shaped(mut self, shape: SlotShape) -> Slot {
+    const fn with_shape(mut self, shape: SlotShape) -> Slot {
         self.shape = shape;
         self
     }
 
-    const fn starts(mut self, start: Start) -> Slot {
+    const fn with_start(mut self, start: Start) -> Slot {
         self.start = start;
         self
     }
 
-    const fn when(mut self, when: When) -> Slot {
+    const fn with_condition(mut self, when: When) -> Slot {
         self.when = when;
         self
     }
@@ -344,7 +344,7 @@ pub struct Update<'a> {
     settings: BTreeMap<String, Number<'a>>,
     flags: BTreeMap<&'static str, bool>,
     slots: BTreeMap<String, Number<'a>>,
-    kept: BTreeMap<String, Number<'a>>,
+    new_slots: BTreeMap<String, Number<'a>>,
 }
 
 impl<'a> Update<'a> {
@@ -368,7 +368,7 @@ impl<'a> Update<'a> {
 
     /// Returns the value of a slot before the step, if the optimizer has the slot.
     #[must_use]
-    pub fn slot_if_any(&self, name: &str) -> Option<Number<'a>> {
+    pub fn optional_slot(&self, name: &str) -> Option<Number<'a>> {
         self.slots.get(name).copied()
     }
 
@@ -385,27 +385,27 @@ impl<'a> Update<'a> {
     ///
     /// # Panics
     /// Panics if the optimizer does not have the slot.
-    pub fn keep(&mut self, name: &str, value: Number<'a>) -> Number<'a> {
+    pub fn store_slot(&mut self, name: &str, value: Number<'a>) -> Number<'a> {
         assert!(self.slots.contains_key(name), "a row keeps its own slots");
-        self.kept.insert(name.to_owned(), value);
+        self.new_slots.insert(name.to_owned(), value);
         value
     }
 
     /// Stores and returns a moving average of a slot: `factor * slot + (1 - factor) * new`.
     pub fn average(&mut self, slot: &str, factor: Number<'a>, new: Number<'a>) -> Number<'a> {
         let value = self.slot(slot).blend(factor, new);
-        self.keep(slot, value)
+        self.store_slot(slot, value)
     }
 
     /// Returns a constant.
     #[must_use]
-    pub fn number(&self, value: f64) -> Number<'a> {
+    pub fn constant(&self, value: f64) -> Number<'a> {
         self.step.like(value)
     }
 
     /// Returns `1 - factor^step`, the bias correction of a moving average that started at zero.
     #[must_use]
-    pub fn correction(&self, factor: Number<'a>) -> Number<'a> {
+    pub fn bias_correction(&self, factor: Number<'a>) -> Number<'a> {
         1.0 - factor.pow(self.step)
     }
 

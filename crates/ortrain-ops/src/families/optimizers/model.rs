@@ -12,10 +12,10 @@ use ortrain_expr::Type;
 use ortrain_graph::{Attr, Attrs, DType, Graph, Node, Tensor, ValueId, ValueType};
 use ortrain_onnx::{ModelProto, OperatorSetIdProto, StringStringEntryProto};
 
-use super::formula::{Formula, Number, Sheet};
+use super::formula::{Formula, FormulaInputs, Number};
 use super::spec::{EMA, EMA_DECAY, MAX_NORM_CLIP, MAX_NORM_PER_TENSOR, MAX_VALUE};
-use super::tensors::Tensors;
-use super::{Flag, Optimizer, OptimizerFunction, OptimizerSpec, Rule, Stepped, Update};
+use super::tensors::TensorBuilder;
+use super::{Flag, Optimizer, OptimizerFunction, OptimizerSpec, Rule, StepResult, Update};
 use crate::onnx_decomposition::{NodeSink, emit_all_as_onnx};
 use crate::passes::functions::inline_functions;
 use crate::{OpError, OperatorLibrary};
@@ -30,7 +30,7 @@ const CLIP_EPSILON: f64 = 1e-6;
 const DESCRIPTION: &str = "ortrain.optimizer";
 
 /// Returns the metadata entry with the description of the optimizer.
-pub(crate) fn described(spec: &OptimizerSpec) -> StringStringEntryProto {
+pub(crate) fn description_entry(spec: &OptimizerSpec) -> StringStringEntryProto {
     StringStringEntryProto { key: DESCRIPTION.into(), value: spec.to_text() }
 }
 
@@ -38,7 +38,7 @@ pub(crate) fn described(spec: &OptimizerSpec) -> StringStringEntryProto {
 ///
 /// # Errors
 /// Returns an error if the description is damaged.
-pub fn description(model: &ModelProto) -> Result<Option<OptimizerSpec>, OpError> {
+pub fn read_description(model: &ModelProto) -> Result<Option<OptimizerSpec>, OpError> {
     let entry = model.metadata_props.iter().find(|entry| entry.key == DESCRIPTION);
     entry.map(|entry| OptimizerSpec::from_text(&entry.value)).transpose()
 }
@@ -50,30 +50,30 @@ const LOSS_SCALE: &str = "loss_scale";
 /// Global norm of the gradients, before clipping by this norm.
 const GRADIENT_NORM: &str = "gradient_norm";
 /// Inputs of the model with one number for all parameters. Their rank is 1.
-const SHARED: [&str; 4] = ["learning_rate", "step", GATHERED_STEPS, LOSS_SCALE];
+const SHARED_INPUTS: [&str; 4] = ["learning_rate", "step", GATHERED_STEPS, LOSS_SCALE];
 /// Exponent of the power of two that divides gradients if their squares overflow float32.
-const LARGE: i32 = 80;
+const OVERFLOW_SCALE_EXPONENT: i32 = 80;
 
 /// Returns the names of the shared inputs that divide the gradients before a step.
-fn divisors(spec: &OptimizerSpec) -> impl Iterator<Item = &'static str> {
+fn gradient_divisors(spec: &OptimizerSpec) -> impl Iterator<Item = &'static str> {
     let gathered = spec.mean_of_gathered.then_some(GATHERED_STEPS);
     gathered.into_iter().chain(spec.loss_scale.then_some(LOSS_SCALE))
 }
 
 /// Returns the names of the shared inputs that a step needs.
 fn shared_inputs(spec: &OptimizerSpec) -> impl Iterator<Item = String> {
-    SHARED[..2].iter().copied().chain(divisors(spec)).map(String::from)
+    SHARED_INPUTS[..2].iter().copied().chain(gradient_divisors(spec)).map(String::from)
 }
 
 /// Inputs of a step by name.
-struct Inputs<'a> {
-    sheet: Sheet<'a>,
+struct StepInputs<'a> {
+    sheet: FormulaInputs<'a>,
     /// Inputs with a value for each element, and slots.
     elements: Vec<String>,
     settings: Vec<String>,
 }
 
-impl<'a> Inputs<'a> {
+impl<'a> StepInputs<'a> {
     fn get(&self, name: &str) -> Number<'a> {
         let at = |list: &[String]| list.iter().position(|known| known == name);
         match at(&self.elements) {
@@ -90,7 +90,7 @@ impl<'a> Inputs<'a> {
     }
 
     /// Returns the gradient after the divisions and clippings that precede the global norm.
-    fn clipped_alone(&self) -> Number<'a> {
+    fn locally_clipped_gradient(&self) -> Number<'a> {
         let mut gradient = self.get("gradient");
         let divisors = [GATHERED_STEPS, LOSS_SCALE].into_iter().filter(|name| self.has(name));
         if let Some(divisor) = divisors.map(|name| self.get(name)).reduce(|a, b| a * b) {
@@ -115,15 +115,15 @@ fn clip_factor<'a>(most: Number<'a>, norm: Number<'a>) -> Number<'a> {
 
 /// Builds the graph of a formula for one parameter. The first inputs have the element type, the others are scalar
 /// settings.
-fn body(
+fn build_formula_graph(
     name: &str,
     (elements, settings): (Vec<String>, Vec<String>),
     outputs: &[String],
     (element, casts): (DType, bool),
-    write: impl for<'a> FnOnce(&Inputs<'a>) -> Vec<Number<'a>>,
+    write: impl for<'a> FnOnce(&StepInputs<'a>) -> Vec<Number<'a>>,
 ) -> Result<Graph, OpError> {
-    let formula = Formula::write(Type::of(element), |sheet| {
-        write(&Inputs { sheet, elements: elements.clone(), settings: settings.clone() })
+    let formula = Formula::build(Type::of(element), |sheet| {
+        write(&StepInputs { sheet, elements: elements.clone(), settings: settings.clone() })
     });
     let mut graph = Graph::new(name);
     let inputs: Vec<String> = elements.into_iter().chain(settings).collect();
@@ -139,7 +139,7 @@ fn body(
             };
             if is_cast(k) {
                 cast(graph, ids[k], element)
-            } else if SHARED.contains(&inputs[k].as_str()) {
+            } else if SHARED_INPUTS.contains(&inputs[k].as_str()) {
                 let scalar = graph.emit("Squeeze", &[Some(ids[k])], Attrs::new());
                 cast(graph, scalar, DType::F64)
             } else {
@@ -162,14 +162,14 @@ fn body(
 }
 
 /// Returns the inputs of a formula: clipped gradient, learning rate, step count, settings and slots.
-fn update_of<'a>(flags: &'static [Flag], spec: &OptimizerSpec, inputs: &Inputs<'a>) -> Update<'a> {
-    let mut gradient = inputs.clipped_alone();
+fn build_update<'a>(flags: &'static [Flag], spec: &OptimizerSpec, inputs: &StepInputs<'a>) -> Update<'a> {
+    let mut gradient = inputs.locally_clipped_gradient();
     if inputs.has("clip_factor") {
         gradient = gradient * inputs.get("clip_factor");
     }
     if inputs.has(MAX_NORM_CLIP) {
         let (most, norm) = (inputs.get(MAX_NORM_CLIP), inputs.get(GRADIENT_NORM));
-        let factor = (norm - most).above(0.0).choose(most / norm, norm.like(1.0));
+        let factor = (norm - most).greater_than(0.0).select(most / norm, norm.like(1.0));
         gradient = gradient * factor;
     }
     Update {
@@ -180,30 +180,30 @@ fn update_of<'a>(flags: &'static [Flag], spec: &OptimizerSpec, inputs: &Inputs<'
         settings: spec.settings.keys().map(|name| (name.clone(), inputs.get(name))).collect(),
         flags: flags.iter().map(|flag| (flag.name, spec.flags[flag.name])).collect(),
         slots: spec.slots.iter().map(|slot| (slot.name.clone(), inputs.get(&slot.name))).collect(),
-        kept: BTreeMap::new(),
+        new_slots: BTreeMap::new(),
     }
 }
 
 /// Builds the graph of the step of a row.
-fn step_of(row: &'static Optimizer, spec: &OptimizerSpec, types: (DType, bool)) -> Result<Graph, OpError> {
-    let (slots, elements, settings, outputs) = ports_of(spec);
+fn build_step(row: &'static Optimizer, spec: &OptimizerSpec, types: (DType, bool)) -> Result<Graph, OpError> {
+    let (slots, elements, settings, outputs) = step_ports(spec);
     let (numbers, step) = match row.update {
         Rule::Elements(formula) => {
-            return body(row.name, (elements, settings), &outputs, types, |inputs| {
-                let mut update = update_of(row.flags, spec, inputs);
+            return build_formula_graph(row.name, (elements, settings), &outputs, types, |inputs| {
+                let mut update = build_update(row.flags, spec, inputs);
                 let new = formula(&mut update);
                 if let Some(&average) = update.slots.get(EMA) {
-                    update.keep(EMA, average.blend(inputs.get(EMA_DECAY), new));
+                    update.store_slot(EMA, average.blend(inputs.get(EMA_DECAY), new));
                 }
                 // A frozen parameter does not change.
-                let mut active = update.step.above(0.0);
+                let mut active = update.step.greater_than(0.0);
                 if spec.loss_scale {
-                    active = active.and(inputs.get(GRADIENT_NORM).below(f64::INFINITY));
+                    active = active.and(inputs.get(GRADIENT_NORM).less_than(f64::INFINITY));
                 }
-                let mut results = vec![active.choose(new, update.parameter)];
+                let mut results = vec![active.select(new, update.parameter)];
                 for name in &slots {
                     let old = update.slots[name];
-                    results.push(update.kept.get(name).map_or(old, |&new| active.choose(new, old)));
+                    results.push(update.new_slots.get(name).map_or(old, |&new| active.select(new, old)));
                 }
                 results
             });
@@ -211,13 +211,13 @@ fn step_of(row: &'static Optimizer, spec: &OptimizerSpec, types: (DType, bool)) 
         Rule::Tensors { numbers, step } => (numbers, step),
     };
     // A formula computes the scalars; operators over tensors follow.
-    with_tensors(
+    build_tensor_step(
         row.name,
         (elements, settings),
         types,
         (&slots, &outputs),
         |inputs| {
-            let update = update_of(row.flags, spec, inputs);
+            let update = build_update(row.flags, spec, inputs);
             let mut found =
                 vec![("parameter", update.parameter), ("gradient", update.gradient), ("step", update.step)];
             for name in [EMA_DECAY, GRADIENT_NORM].into_iter().filter(|name| inputs.has(name)) {
@@ -234,20 +234,20 @@ fn step_of(row: &'static Optimizer, spec: &OptimizerSpec, types: (DType, bool)) 
 }
 
 /// Builds the graph of the step of a function. The function call is between the operators that all steps have.
-fn function_step_of(
+fn build_function_step(
     function: &OptimizerFunction,
     spec: &OptimizerSpec,
     types: (DType, bool),
 ) -> Result<Graph, OpError> {
-    let (slots, elements, settings, outputs) = ports_of(spec);
+    let (slots, elements, settings, outputs) = step_ports(spec);
     let names: Vec<String> = function.proto.input.clone();
-    with_tensors(
+    build_tensor_step(
         &spec.optimizer,
         (elements, settings),
         types,
         (&slots, &outputs),
         |inputs| {
-            let update = update_of(&[], spec, inputs);
+            let update = build_update(&[], spec, inputs);
             let mut found = vec![
                 ("parameter".to_owned(), update.parameter),
                 ("gradient".to_owned(), update.gradient),
@@ -284,7 +284,7 @@ fn function_step_of(
 
 /// Returns the names of slots, inputs with a value for each element, scalar inputs, and outputs of the step of one
 /// parameter.
-fn ports_of(spec: &OptimizerSpec) -> (Vec<String>, Vec<String>, Vec<String>, Vec<String>) {
+fn step_ports(spec: &OptimizerSpec) -> (Vec<String>, Vec<String>, Vec<String>, Vec<String>) {
     let slots: Vec<String> = spec.slots.iter().map(|slot| slot.name.clone()).collect();
     let elements: Vec<String> =
         ["parameter", "gradient"].into_iter().map(String::from).chain(slots.iter().cloned()).collect();
@@ -300,18 +300,18 @@ fn ports_of(spec: &OptimizerSpec) -> (Vec<String>, Vec<String>, Vec<String>, Vec
 }
 
 /// Builds the step of one parameter from operators over tensors. A formula computes the scalars first.
-fn with_tensors(
+fn build_tensor_step(
     name: &str,
     (elements, settings): (Vec<String>, Vec<String>),
     types: (DType, bool),
     (slots, outputs): (&[String], &[String]),
-    numbers: impl for<'a> FnOnce(&Inputs<'a>) -> Vec<(String, Number<'a>)>,
-    step: impl FnOnce(&mut Tensors<'_>) -> Result<Stepped, OpError>,
+    numbers: impl for<'a> FnOnce(&StepInputs<'a>) -> Vec<(String, Number<'a>)>,
+    step: impl FnOnce(&mut TensorBuilder<'_>) -> Result<StepResult, OpError>,
 ) -> Result<Graph, OpError> {
     let mut names: Vec<String> = Vec::new();
     let loss_scale = settings.iter().any(|name| name == LOSS_SCALE);
-    let unnamed: Vec<String> = vec![String::new(); MAX_NUMBERS];
-    let mut graph = body(name, (elements, settings), &unnamed, types, |inputs| {
+    let unnamed: Vec<String> = vec![String::new(); MAX_SCALARS];
+    let mut graph = build_formula_graph(name, (elements, settings), &unnamed, types, |inputs| {
         let found = numbers(inputs);
         names = found.iter().map(|(name, _)| name.clone()).collect();
         found.into_iter().map(|(_, number)| number).collect()
@@ -327,18 +327,18 @@ fn with_tensors(
         .cloned()
         .collect();
     let stored = graph.inputs[0];
-    let mut tensors = Tensors::new(&mut graph, types.0, named, numbers);
+    let mut tensors = TensorBuilder::new(&mut graph, types.0, named, numbers);
     let (new, mut kept) = step(&mut tensors)?;
     if slots.iter().any(|name| name == EMA) {
-        let one = tensors.number(1.0);
+        let one = tensors.constant(1.0);
         let share = tensors.op("Sub", &[one, tensors.get(EMA_DECAY)]);
         let average = tensors.lerp(tensors.get(EMA), new, share);
         kept.push((EMA.to_owned(), average));
     }
-    let zero = tensors.number(0.0);
+    let zero = tensors.constant(0.0);
     let mut active = tensors.op("Less", &[zero, tensors.get("step")]);
     if loss_scale {
-        let most = tensors.number(f64::INFINITY);
+        let most = tensors.constant(f64::INFINITY);
         let finite = tensors.op("Less", &[tensors.get(GRADIENT_NORM), most]);
         active = tensors.op("And", &[active, finite]);
     }
@@ -361,10 +361,10 @@ fn with_tensors(
 }
 
 /// Upper bound of the number of scalars of a step.
-const MAX_NUMBERS: usize = 128;
+const MAX_SCALARS: usize = 128;
 
 /// Prefixes the names of all values of a graph and its subgraphs, except the last inputs, which are captured.
-fn qualify(graph: &mut Graph, prefix: &str, captures: usize) {
+fn prefix_names(graph: &mut Graph, prefix: &str, captures: usize) {
     let captured = graph.inputs[graph.inputs.len() - captures..].to_vec();
     for id in graph.value_ids().filter(|id| !captured.contains(id)).collect::<Vec<ValueId>>() {
         let name = format!("{prefix}.{}", graph.name_of(id));
@@ -381,7 +381,7 @@ fn qualify(graph: &mut Graph, prefix: &str, captures: usize) {
                 let captured = inner.inputs[inner.inputs.len() - outer.len()..].to_vec();
                 captured.iter().zip(&outer).for_each(|(&id, name)| inner.rename(id, name));
                 let prefix = format!("{prefix}.{at}.{}", inner.name);
-                qualify(inner, &prefix, outer.len());
+                prefix_names(inner, &prefix, outer.len());
             }
         }
     }
@@ -389,11 +389,11 @@ fn qualify(graph: &mut Graph, prefix: &str, captures: usize) {
 }
 
 /// Model under construction.
-struct Writer {
+struct ModelBuilder {
     graph: Graph,
 }
 
-impl Writer {
+impl ModelBuilder {
     fn input(&mut self, name: &str, ty: ValueType) -> ValueId {
         let id = self.graph.add_value(name, ty);
         self.graph.inputs.push(id);
@@ -411,7 +411,7 @@ impl Writer {
 
     /// Adds a `SequenceMap` that applies a graph to every parameter. `inputs` has a value for each input name of the
     /// graph. Returns the outputs, with these names and types.
-    fn map(
+    fn add_map(
         &mut self,
         mut body: Graph,
         inputs: &BTreeMap<String, ValueId>,
@@ -428,7 +428,7 @@ impl Writer {
         }
         // Value names must be unique across the model and all bodies.
         let prefix = body.name.clone();
-        qualify(&mut body, &prefix, 0);
+        prefix_names(&mut body, &prefix, 0);
         let sequence =
             |(name, dtype): &(String, DType)| self.graph.add_value(name, ValueType::Sequence(*dtype));
         let results: Vec<ValueId> = outputs.iter().map(sequence).collect();
@@ -443,23 +443,29 @@ impl Writer {
 ///
 /// Squares are summed twice: as they are, and after a division of the gradients by a large number. So the norm is
 /// finite even if the squares overflow their type.
-fn gradient_norm(
-    w: &mut Writer,
+fn add_gradient_norm(
+    w: &mut ModelBuilder,
     spec: &OptimizerSpec,
     inputs: &BTreeMap<String, ValueId>,
     types: (DType, bool),
 ) -> Result<ValueId, OpError> {
     let clips = [MAX_VALUE, MAX_NORM_PER_TENSOR].into_iter().filter(|name| inputs.contains_key(*name));
-    let settings: Vec<String> = divisors(spec).chain(clips).map(String::from).collect();
-    let large = 2f64.powi(LARGE);
+    let settings: Vec<String> = gradient_divisors(spec).chain(clips).map(String::from).collect();
+    let large = 2f64.powi(OVERFLOW_SCALE_EXPONENT);
     let outputs = ["square", "small_square"].map(String::from);
-    let square = body("squared_norm", (vec!["gradient".to_owned()], settings), &outputs, types, |inputs| {
-        let gradient = inputs.clipped_alone();
-        let small = gradient * (1.0 / large);
-        vec![(gradient * gradient).sum(), (small * small).sum()]
-    })?;
+    let square = build_formula_graph(
+        "squared_norm",
+        (vec!["gradient".to_owned()], settings),
+        &outputs,
+        types,
+        |inputs| {
+            let gradient = inputs.locally_clipped_gradient();
+            let small = gradient * (1.0 / large);
+            vec![(gradient * gradient).sum(), (small * small).sum()]
+        },
+    )?;
     let sums = [("squares".to_owned(), types.0), ("small_squares".to_owned(), types.0)];
-    let [norm, large_norm] = w.map(square, inputs, &sums)[..]
+    let [norm, large_norm] = w.add_map(square, inputs, &sums)[..]
         .try_into()
         .map(|sums: [ValueId; 2]| {
             sums.map(|squares| {
@@ -501,8 +507,8 @@ pub fn optimizer_model_of_row(
     spec: &OptimizerSpec,
     dtypes: &[DType],
 ) -> Result<ModelProto, OpError> {
-    let spec = spec.clone().complete_for(row)?.with_settings_of_groups();
-    model_of(&spec, dtypes, |types| step_of(row, &spec, types))
+    let spec = spec.clone().complete_for(row)?.with_group_settings();
+    build_model(&spec, dtypes, |types| build_step(row, &spec, types))
 }
 
 /// Builds the optimizer model of a function of ONNX: see [`OptimizerFunction`].
@@ -514,8 +520,8 @@ pub fn optimizer_model_of_function(
     spec: &OptimizerSpec,
     dtypes: &[DType],
 ) -> Result<ModelProto, OpError> {
-    let spec = function.completed(spec)?.with_settings_of_groups();
-    let mut model = model_of(&spec, dtypes, |types| function_step_of(function, &spec, types))?;
+    let spec = function.complete(spec)?.with_group_settings();
+    let mut model = build_model(&spec, dtypes, |types| build_function_step(function, &spec, types))?;
     model.functions.push(function.proto.clone());
     let imports = &function.proto.opset_import;
     let version = imports.iter().filter(|import| import.domain.is_empty()).map(|import| import.version).max();
@@ -531,7 +537,7 @@ pub fn optimizer_model_of_function(
 }
 
 /// Builds the model around the step of one parameter. `step` builds the step for an element type.
-fn model_of(
+fn build_model(
     spec: &OptimizerSpec,
     dtypes: &[DType],
     step: impl FnOnce((DType, bool)) -> Result<Graph, OpError>,
@@ -543,7 +549,7 @@ fn model_of(
     };
     // A sequence type has one element type. With parameters of several types each parameter is cast.
     let types = (element, dtypes.iter().any(|&dtype| dtype != element));
-    let mut w = Writer { graph: Graph::new("graph") };
+    let mut w = ModelBuilder { graph: Graph::new("graph") };
     let one = |dtype| ValueType::tensor(dtype, &[1]);
     let mut inputs: BTreeMap<String, ValueId> = BTreeMap::new();
     for name in shared_inputs(spec) {
@@ -562,7 +568,7 @@ fn model_of(
     for name in spec.columns() {
         inputs.insert(name.into(), w.input(name, ValueType::Sequence(DType::F64)));
     }
-    let norm = spec.needs_norm().then(|| gradient_norm(&mut w, spec, &inputs, types)).transpose()?;
+    let norm = spec.needs_norm().then(|| add_gradient_norm(&mut w, spec, &inputs, types)).transpose()?;
     if let Some(norm) = norm {
         let scalar = w.emit("Squeeze", &[norm], Attrs::new());
         inputs.insert(GRADIENT_NORM.into(), scalar);
@@ -577,7 +583,7 @@ fn model_of(
     let stepped = step(types)?;
     let mut results = vec![("updated_params".to_owned(), stored)];
     results.extend(spec.slots.iter().map(|slot| (format!("updated_{}", slot.name), element)));
-    let results = w.map(stepped, &inputs, &results);
+    let results = w.add_map(stepped, &inputs, &results);
     w.graph.outputs = results;
     w.graph.outputs.extend(norm);
     Ok(ModelProto {
@@ -585,7 +591,7 @@ fn model_of(
         producer_name: "ortrain".into(),
         opset_import: vec![OperatorSetIdProto { domain: String::new(), version: OPSET }],
         graph: Some(w.graph.to_proto()),
-        metadata_props: vec![described(spec)],
+        metadata_props: vec![description_entry(spec)],
         ..ModelProto::default()
     })
 }

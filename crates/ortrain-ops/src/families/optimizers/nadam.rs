@@ -1,13 +1,13 @@
 //! NAdam: Adam with Nesterov's momentum.
 
-use super::adamw::moments;
+use super::adamw::update_moments;
 use super::{BETAS, Optimizer, Range, Rule, Start, flag, setting, slot};
 
 pub(super) const NADAM: Optimizer = Optimizer {
     name: "NAdam",
     summary: "Adam with Nesterov's momentum",
     source: "Dozat, Incorporating Nesterov Momentum into Adam, 2016; torch.optim.NAdam",
-    slots: &[slot("momentum0"), slot("momentum1"), slot("mu_product").scalar().starts(Start::One)],
+    slots: &[slot("momentum0"), slot("momentum1"), slot("mu_product").scalar().with_start(Start::One)],
     settings: &[
         BETAS[0],
         BETAS[1],
@@ -26,14 +26,14 @@ pub(super) const NADAM: Optimizer = Optimizer {
     update: Rule::Elements(|u| {
         let (decay, gradient) = match u.flag("decoupled_weight_decay") {
             true => (u.decay(), u.gradient),
-            false => (u.number(0.0), u.penalized_gradient()),
+            false => (u.constant(0.0), u.penalized_gradient()),
         };
         let (beta1, momentum_decay) = (u.setting("beta1"), u.setting("momentum_decay"));
-        let warmed = |step| beta1 * (1.0 - 0.5 * u.number(0.96).pow(step * momentum_decay));
+        let warmed = |step| beta1 * (1.0 - 0.5 * u.constant(0.96).pow(step * momentum_decay));
         let (now, next) = (warmed(u.step), warmed(u.step + 1.0));
-        let product = u.keep("mu_product", u.slot("mu_product") * now);
-        let (first, second) = moments(u, gradient);
-        let root = (second / u.correction(u.setting("beta2"))).sqrt() + u.setting("eps");
+        let product = u.store_slot("mu_product", u.slot("mu_product") * now);
+        let (first, second) = update_moments(u, gradient);
+        let root = (second / u.bias_correction(u.setting("beta2"))).sqrt() + u.setting("eps");
         let of_gradient = u.rate * (1.0 - now) / (1.0 - product);
         let of_moment = u.rate * next / (1.0 - product * next);
         u.parameter - (decay + (of_gradient * gradient + of_moment * first) / root)

@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use ortrain_expr::Type;
 use ortrain_graph::{Attrs, DType, Graph, Node, ValueId, ValueType};
 
-use super::formula::{Formula, Number, Sheet};
+use super::formula::{Formula, FormulaInputs, Number};
 use super::spec::MAX_NORM_CLIP;
 use super::{Optimizer, Rule, Update, adam_optimizer, lamb_optimizer, sgd_optimizer};
 use crate::OpError;
@@ -25,15 +25,15 @@ use crate::rewrite::Rewrite;
 /// Maximum number of parameters of one `LambOptimizer`.
 const MAX_PARAMETERS: usize = 1024;
 /// Number of inputs, and of outputs, of one parameter of `LambOptimizer`.
-const PORTS: usize = 5;
+const PORTS_PER_PARAMETER: usize = 5;
 /// Index of the first parameter input of `LambOptimizer`.
-const LAMB_FIRST: usize = 5;
+const LAMB_FIRST_PARAMETER: usize = 5;
 /// Index of the learning rate input of `LambOptimizer`.
-const RATE: usize = 3;
+const LAMB_RATE: usize = 3;
 
 /// Inputs that all parameters of a node share.
 #[derive(Default)]
-struct Shared {
+struct SharedInputs {
     rate: Option<ValueId>,
     /// Step count, from 1 on.
     step: Option<ValueId>,
@@ -43,7 +43,7 @@ struct Shared {
 }
 
 /// Inputs of one parameter.
-struct Tensors {
+struct ParameterInputs {
     parameter: ValueId,
     gradient: ValueId,
     slots: Vec<ValueId>,
@@ -52,7 +52,7 @@ struct Tensors {
 }
 
 /// Results of a step of one parameter.
-struct Results {
+struct ParameterOutputs {
     parameter: ValueId,
     slots: Vec<ValueId>,
     copy: Option<ValueId>,
@@ -63,25 +63,25 @@ fn cast(dtype: DType) -> Attrs {
 }
 
 /// Casts a value to a type, if the types differ.
-fn as_type(rw: &mut Rewrite<'_>, value: ValueId, dtype: DType) -> ValueId {
+fn cast_to(rw: &mut Rewrite<'_>, value: ValueId, dtype: DType) -> ValueId {
     if rw.dtype(value) == Some(dtype) { value } else { rw.add("Cast", &[value], cast(dtype)) }
 }
 
 /// Converts a number to a float64 scalar.
-fn number(rw: &mut Rewrite<'_>, value: ValueId) -> ValueId {
+fn scalar_f64(rw: &mut Rewrite<'_>, value: ValueId) -> ValueId {
     let scalar = if rw.shape(value).is_some_and(|shape| shape.rank() == 0) {
         value
     } else {
         let shape = rw.ints("scalar", &[]);
         rw.add("Reshape", &[value, shape], Attrs::new())
     };
-    as_type(rw, scalar, DType::F64)
+    cast_to(rw, scalar, DType::F64)
 }
 
 /// Returns `new` if the signal is true, else `old`. The type is the type of `old`.
-fn signalled(rw: &mut Rewrite<'_>, signal: Option<ValueId>, new: ValueId, old: ValueId) -> ValueId {
+fn select_by_signal(rw: &mut Rewrite<'_>, signal: Option<ValueId>, new: ValueId, old: ValueId) -> ValueId {
     let new = match rw.dtype(old) {
-        Some(dtype) => as_type(rw, new, dtype),
+        Some(dtype) => cast_to(rw, new, dtype),
         None => new,
     };
     let Some(signal) = signal else { return new };
@@ -91,13 +91,13 @@ fn signalled(rw: &mut Rewrite<'_>, signal: Option<ValueId>, new: ValueId, old: V
 }
 
 /// Adds the step of one parameter, by the formula of a row.
-fn step(
+fn add_step(
     rw: &mut Rewrite<'_>,
     row: &Optimizer,
     settings: &BTreeMap<String, f64>,
-    shared: &Shared,
-    tensors: &Tensors,
-) -> Result<Results, OpError> {
+    shared: &SharedInputs,
+    tensors: &ParameterInputs,
+) -> Result<ParameterOutputs, OpError> {
     let Rule::Elements(formula) = row.update else {
         return Err(OpError::invalid("the formula of the node is not one of elements"));
     };
@@ -105,18 +105,19 @@ fn step(
     let elements: Vec<ValueId> = [tensors.parameter, tensors.gradient]
         .into_iter()
         .chain(tensors.slots.iter().copied())
-        .map(|value| as_type(rw, value, element))
+        .map(|value| cast_to(rw, value, element))
         .collect();
     let numbers = [shared.rate, shared.step, shared.loss_scale, shared.norm];
-    let numbers: Vec<Option<ValueId>> = numbers.map(|value| value.map(|value| number(rw, value))).to_vec();
-    let written = Formula::write(Type::of(element), |sheet: Sheet<'_>| {
+    let numbers: Vec<Option<ValueId>> =
+        numbers.map(|value| value.map(|value| scalar_f64(rw, value))).to_vec();
+    let written = Formula::build(Type::of(element), |sheet: FormulaInputs<'_>| {
         let scalar = |k: usize| numbers[k].map(|_| sheet.setting(elements.len() + k));
         let one = sheet.constant(1.0);
         let constants: BTreeMap<String, Number<'_>> =
             settings.iter().map(|(name, &value)| (name.clone(), one.like(value))).collect();
         let scale = scalar(2).unwrap_or(one);
         let divisor = match (scalar(3), constants.get(MAX_NORM_CLIP)) {
-            (Some(norm), Some(&most)) => (norm - scale * most).above(0.0).choose(norm / most, scale),
+            (Some(norm), Some(&most)) => (norm - scale * most).greater_than(0.0).select(norm / most, scale),
             _ => scale,
         };
         let slots =
@@ -129,10 +130,10 @@ fn step(
             settings: constants,
             flags: BTreeMap::new(),
             slots: slots.collect(),
-            kept: BTreeMap::new(),
+            new_slots: BTreeMap::new(),
         };
         let new = formula(&mut update);
-        let slots = row.slots.iter().map(|slot| update.kept.get(slot.name).copied());
+        let slots = row.slots.iter().map(|slot| update.new_slots.get(slot.name).copied());
         let kept: Vec<Number<'_>> =
             slots.enumerate().map(|(k, kept)| kept.unwrap_or_else(|| sheet.element(k + 2))).collect();
         std::iter::once(new).chain(kept).collect()
@@ -144,25 +145,32 @@ fn step(
     let mut results = written.expr.outputs().iter().map(|reg| values[usize::from(reg.0)]);
     let new = results.next().ok_or_else(|| OpError::invalid("the formula of the node has no result"))?;
     let slots: Vec<ValueId> = results.collect();
-    let slots =
-        slots.iter().zip(&tensors.slots).map(|(&new, &old)| signalled(rw, shared.signal, new, old)).collect();
-    let parameter = signalled(rw, shared.signal, new, tensors.parameter);
-    let copy = tensors.copy.map(|old| signalled(rw, shared.signal, new, old));
-    Ok(Results { parameter, slots, copy })
+    let slots = slots
+        .iter()
+        .zip(&tensors.slots)
+        .map(|(&new, &old)| select_by_signal(rw, shared.signal, new, old))
+        .collect();
+    let parameter = select_by_signal(rw, shared.signal, new, tensors.parameter);
+    let copy = tensors.copy.map(|old| select_by_signal(rw, shared.signal, new, old));
+    Ok(ParameterOutputs { parameter, slots, copy })
 }
 
 /// Returns the step count plus one, or unchanged if the signal is false.
-fn counted(rw: &mut Rewrite<'_>, step: ValueId, signal: Option<ValueId>) -> ValueId {
+fn next_step(rw: &mut Rewrite<'_>, step: ValueId, signal: Option<ValueId>) -> ValueId {
     let one = rw.ints("one", &[1]);
     let next = rw.add("Add", &[step, one], Attrs::new());
-    signalled(rw, signal, next, step)
+    select_by_signal(rw, signal, next, step)
 }
 
 /// Checks the inputs of one parameter, and sets the types of its outputs.
-fn infer_tensors(cx: &mut Infer<'_>, inputs: [usize; PORTS], outputs: [usize; PORTS]) -> Result<(), OpError> {
+fn infer_parameter(
+    cx: &mut Infer<'_>,
+    inputs: [usize; PORTS_PER_PARAMETER],
+    outputs: [usize; PORTS_PER_PARAMETER],
+) -> Result<(), OpError> {
     let [parameter, gradient, ..] = inputs;
-    for k in inputs.into_iter().filter(|&k| cx.has(k)).collect::<Vec<_>>() {
-        cx.dtype_where(k, "a float type", DType::is_float)?;
+    for k in inputs.into_iter().filter(|&k| cx.has_input(k)).collect::<Vec<_>>() {
+        cx.expect_dtype(k, "a float type", DType::is_float)?;
         if let (Some(own), Some(other)) = (cx.shape(parameter), cx.shape(k)) {
             let differs = |(x, y): (Option<usize>, Option<usize>)| x.zip(y).is_some_and(|(x, y)| x != y);
             let sizes = own.iter().zip(other.iter()).map(|(x, y)| (x.known(), y.known()));
@@ -175,20 +183,20 @@ fn infer_tensors(cx: &mut Infer<'_>, inputs: [usize; PORTS], outputs: [usize; PO
     }
     let given = [parameter, gradient, inputs[2], inputs[3], inputs[4]];
     for (output, input) in outputs.into_iter().zip(given) {
-        if cx.has(input) {
+        if cx.has_input(input) {
             let ty = if input == gradient { cx.ty(parameter).clone() } else { cx.ty(input).clone() };
-            cx.output_type(output, ty);
+            cx.set_output_type(output, ty);
         }
     }
     Ok(())
 }
 
 /// Checks that an input is one number.
-fn infer_number(cx: &Infer<'_>, k: usize, wanted: &str, fits: fn(DType) -> bool) -> Result<(), OpError> {
-    if !cx.has(k) {
+fn check_scalar(cx: &Infer<'_>, k: usize, wanted: &str, fits: fn(DType) -> bool) -> Result<(), OpError> {
+    if !cx.has_input(k) {
         return Ok(());
     }
-    cx.dtype_where(k, wanted, fits)?;
+    cx.expect_dtype(k, wanted, fits)?;
     match cx.shape(k).and_then(element_count) {
         Some(count) if count != 1 => {
             Err(OpError::invalid(format!("input {k} has {count} elements; one is needed")))
@@ -210,28 +218,29 @@ struct Sgd;
 
 impl Op for Sgd {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
-        cx.arity(3, 3, 2)?;
-        infer_number(cx, 0, "a float type", DType::is_float)?;
+        cx.check_arity(3, 3, 2)?;
+        check_scalar(cx, 0, "a float type", DType::is_float)?;
         for k in 1..3 {
-            cx.dtype_where(k, "a float type", DType::is_float)?;
+            cx.expect_dtype(k, "a float type", DType::is_float)?;
         }
         for k in 0..2 {
-            cx.output_type(k, cx.ty(1).clone());
+            cx.set_output_type(k, cx.ty(1).clone());
         }
         Ok(())
     }
 }
 
 fn decompose_sgd(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
-    let parameter = rw.required(1)?;
-    let tensors = Tensors { parameter, gradient: rw.required(2)?, slots: Vec::new(), copy: None };
-    let shared = Shared { rate: Some(rw.required(0)?), ..Shared::default() };
-    let results = step(rw, &sgd_optimizer::SGD_OPTIMIZER, &BTreeMap::new(), &shared, &tensors)?;
+    let parameter = rw.required_input(1)?;
+    let tensors =
+        ParameterInputs { parameter, gradient: rw.required_input(2)?, slots: Vec::new(), copy: None };
+    let shared = SharedInputs { rate: Some(rw.required_input(0)?), ..SharedInputs::default() };
+    let results = add_step(rw, &sgd_optimizer::SGD_OPTIMIZER, &BTreeMap::new(), &shared, &tensors)?;
     if rw.has_output(1) {
         let difference = rw.add("Sub", &[results.parameter, parameter], Attrs::new());
-        rw.output(1, difference);
+        rw.replace_output(1, difference);
     }
-    rw.output(0, results.parameter);
+    rw.replace_output(0, results.parameter);
     Ok(())
 }
 
@@ -240,19 +249,19 @@ struct Adam;
 
 impl Op for Adam {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
-        cx.arity(6, 10, 6)?;
-        infer_number(cx, 0, "a float type", DType::is_float)?;
-        infer_number(cx, 1, "int64", is_i64)?;
-        infer_number(cx, 7, "a float type", DType::is_float)?;
-        infer_number(cx, 8, "a float type", DType::is_float)?;
-        infer_number(cx, 9, "bool", is_bool)?;
-        cx.output_type(0, cx.ty(1).clone());
-        infer_tensors(cx, [2, 3, 4, 5, 6], [3, 4, 1, 2, 5])
+        cx.check_arity(6, 10, 6)?;
+        check_scalar(cx, 0, "a float type", DType::is_float)?;
+        check_scalar(cx, 1, "int64", is_i64)?;
+        check_scalar(cx, 7, "a float type", DType::is_float)?;
+        check_scalar(cx, 8, "a float type", DType::is_float)?;
+        check_scalar(cx, 9, "bool", is_bool)?;
+        cx.set_output_type(0, cx.ty(1).clone());
+        infer_parameter(cx, [2, 3, 4, 5, 6], [3, 4, 1, 2, 5])
     }
 }
 
 /// Reads the settings of an `AdamOptimizer`.
-fn adam_settings(attrs: &Attrs) -> Result<BTreeMap<String, f64>, OpError> {
+fn read_adam_settings(attrs: &Attrs) -> Result<BTreeMap<String, f64>, OpError> {
     let mut settings = BTreeMap::new();
     let known = adam_optimizer::ADAM_OPTIMIZER.settings.iter().map(|setting| (setting.name, setting.default));
     for (name, default) in known.chain([(MAX_NORM_CLIP, 1.0)]) {
@@ -270,32 +279,32 @@ fn adam_settings(attrs: &Attrs) -> Result<BTreeMap<String, f64>, OpError> {
 }
 
 fn decompose_adam(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
-    let settings = adam_settings(rw.attrs())?;
-    let shared = Shared {
-        rate: Some(rw.required(0)?),
-        step: Some(rw.required(1)?),
+    let settings = read_adam_settings(rw.attrs())?;
+    let shared = SharedInputs {
+        rate: Some(rw.required_input(0)?),
+        step: Some(rw.required_input(1)?),
         loss_scale: rw.input(7),
         norm: rw.input(8),
         signal: rw.input(9),
     };
-    let tensors = Tensors {
-        parameter: rw.required(2)?,
-        gradient: rw.required(3)?,
-        slots: vec![rw.required(4)?, rw.required(5)?],
+    let tensors = ParameterInputs {
+        parameter: rw.required_input(2)?,
+        gradient: rw.required_input(3)?,
+        slots: vec![rw.required_input(4)?, rw.required_input(5)?],
         copy: rw.input(6),
     };
-    let results = step(rw, &adam_optimizer::ADAM_OPTIMIZER, &settings, &shared, &tensors)?;
+    let results = add_step(rw, &adam_optimizer::ADAM_OPTIMIZER, &settings, &shared, &tensors)?;
     if rw.has_output(4) {
         let difference = rw.add("Sub", &[results.parameter, tensors.parameter], Attrs::new());
-        rw.output(4, difference);
+        rw.replace_output(4, difference);
     }
-    let counted = counted(rw, rw.required(1)?, shared.signal);
-    rw.output(0, counted);
-    rw.output(1, results.slots[0]);
-    rw.output(2, results.slots[1]);
-    rw.output(3, results.parameter);
+    let counted = next_step(rw, rw.required_input(1)?, shared.signal);
+    rw.replace_output(0, counted);
+    rw.replace_output(1, results.slots[0]);
+    rw.replace_output(2, results.slots[1]);
+    rw.replace_output(3, results.parameter);
     if let Some(copy) = results.copy {
-        rw.output(5, copy);
+        rw.replace_output(5, copy);
     }
     Ok(())
 }
@@ -307,30 +316,36 @@ struct Lamb {
 
 impl Op for Lamb {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
-        cx.arity(0, LAMB_FIRST + PORTS * MAX_PARAMETERS, 1 + PORTS * MAX_PARAMETERS)?;
-        let needed = (0..self.parameters)
-            .flat_map(|group| (0..PORTS - 1).map(move |k| LAMB_FIRST + PORTS * group + k));
-        if let Some(missing) = std::iter::once(RATE).chain(needed).find(|&k| !cx.has(k)) {
+        cx.check_arity(
+            0,
+            LAMB_FIRST_PARAMETER + PORTS_PER_PARAMETER * MAX_PARAMETERS,
+            1 + PORTS_PER_PARAMETER * MAX_PARAMETERS,
+        )?;
+        let needed = (0..self.parameters).flat_map(|group| {
+            (0..PORTS_PER_PARAMETER - 1).map(move |k| LAMB_FIRST_PARAMETER + PORTS_PER_PARAMETER * group + k)
+        });
+        if let Some(missing) = std::iter::once(LAMB_RATE).chain(needed).find(|&k| !cx.has_input(k)) {
             return Err(OpError::invalid(format!("input {missing} is left out but is needed")));
         }
-        infer_number(cx, 0, "bool", is_bool)?;
+        check_scalar(cx, 0, "bool", is_bool)?;
         for k in 1..4 {
-            infer_number(cx, k, "a float type", DType::is_float)?;
+            check_scalar(cx, k, "a float type", DType::is_float)?;
         }
-        infer_number(cx, 4, "int64", is_i64)?;
-        if cx.has(4) {
-            cx.output_type(0, cx.ty(4).clone());
+        check_scalar(cx, 4, "int64", is_i64)?;
+        if cx.has_input(4) {
+            cx.set_output_type(0, cx.ty(4).clone());
         }
         for group in 0..self.parameters {
-            let (input, output) = (LAMB_FIRST + PORTS * group, 1 + PORTS * group);
-            infer_tensors(cx, std::array::from_fn(|k| input + k), std::array::from_fn(|k| output + k))?;
+            let (input, output) =
+                (LAMB_FIRST_PARAMETER + PORTS_PER_PARAMETER * group, 1 + PORTS_PER_PARAMETER * group);
+            infer_parameter(cx, std::array::from_fn(|k| input + k), std::array::from_fn(|k| output + k))?;
         }
         Ok(())
     }
 }
 
 /// Reads the settings of each parameter of a `LambOptimizer`.
-fn lamb_settings(attrs: &Attrs, parameters: usize) -> Result<Vec<BTreeMap<String, f64>>, OpError> {
+fn read_lamb_settings(attrs: &Attrs, parameters: usize) -> Result<Vec<BTreeMap<String, f64>>, OpError> {
     let mut settings = vec![BTreeMap::new(); parameters];
     let known = lamb_optimizer::LAMB_OPTIMIZER.settings.iter().map(|setting| (setting.name, setting.default));
     for (name, default) in known.chain([(MAX_NORM_CLIP, 1.0)]) {
@@ -360,55 +375,56 @@ fn lamb_settings(attrs: &Attrs, parameters: usize) -> Result<Vec<BTreeMap<String
 }
 
 /// Returns the number of parameters of a `LambOptimizer`.
-fn lamb_parameters(node: &Node) -> usize {
-    node.inputs.len().saturating_sub(LAMB_FIRST).div_ceil(PORTS)
+fn count_lamb_parameters(node: &Node) -> usize {
+    node.inputs.len().saturating_sub(LAMB_FIRST_PARAMETER).div_ceil(PORTS_PER_PARAMETER)
 }
 
 fn decompose_lamb(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
-    let shared = Shared {
+    let shared = SharedInputs {
         signal: rw.input(0),
         loss_scale: rw.input(1),
         norm: rw.input(2),
-        rate: Some(rw.required(RATE)?),
+        rate: Some(rw.required_input(LAMB_RATE)?),
         step: rw.input(4),
     };
-    let settings = lamb_settings(rw.attrs(), lamb_parameters(rw.node()))?;
+    let settings = read_lamb_settings(rw.attrs(), count_lamb_parameters(rw.node()))?;
     for (group, settings) in settings.iter().enumerate() {
-        let (input, output) = (LAMB_FIRST + PORTS * group, 1 + PORTS * group);
-        let parameter = rw.required(input)?;
-        let tensors = Tensors {
+        let (input, output) =
+            (LAMB_FIRST_PARAMETER + PORTS_PER_PARAMETER * group, 1 + PORTS_PER_PARAMETER * group);
+        let parameter = rw.required_input(input)?;
+        let tensors = ParameterInputs {
             parameter,
-            gradient: rw.required(input + 1)?,
-            slots: vec![rw.required(input + 2)?, rw.required(input + 3)?],
+            gradient: rw.required_input(input + 1)?,
+            slots: vec![rw.required_input(input + 2)?, rw.required_input(input + 3)?],
             copy: rw.input(input + 4),
         };
-        let results = step(rw, &lamb_optimizer::LAMB_OPTIMIZER, settings, &shared, &tensors)?;
+        let results = add_step(rw, &lamb_optimizer::LAMB_OPTIMIZER, settings, &shared, &tensors)?;
         if rw.has_output(output + 1) {
             let difference = rw.add("Sub", &[results.parameter, parameter], Attrs::new());
-            rw.output(output + 1, difference);
+            rw.replace_output(output + 1, difference);
         }
-        rw.output(output, results.parameter);
-        rw.output(output + 2, results.slots[0]);
-        rw.output(output + 3, results.slots[1]);
+        rw.replace_output(output, results.parameter);
+        rw.replace_output(output + 2, results.slots[0]);
+        rw.replace_output(output + 3, results.slots[1]);
         if let Some(copy) = results.copy {
-            rw.output(output + 4, copy);
+            rw.replace_output(output + 4, copy);
         }
     }
     if let Some(step) = shared.step {
-        let counted = counted(rw, step, shared.signal);
-        rw.output(0, counted);
+        let counted = next_step(rw, step, shared.signal);
+        rw.replace_output(0, counted);
     }
     Ok(())
 }
 
 fn build_adam(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
-    adam_settings(&node.attrs)?;
+    read_adam_settings(&node.attrs)?;
     Ok(Box::new(Adam))
 }
 
 fn build_lamb(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
-    let parameters = lamb_parameters(node);
-    lamb_settings(&node.attrs, parameters)?;
+    let parameters = count_lamb_parameters(node);
+    read_lamb_settings(&node.attrs, parameters)?;
     Ok(Box::new(Lamb { parameters }))
 }
 
@@ -459,7 +475,7 @@ mod tests {
     }
 
     /// Computes an Adam step of one element: the new moments and the new weight.
-    fn adam([w, g, m, v]: [f64; 4], rate: f64, step: i32, after: bool, corrected: bool) -> [f64; 3] {
+    fn expected_adam([w, g, m, v]: [f64; 4], rate: f64, step: i32, after: bool, corrected: bool) -> [f64; 3] {
         let (m, v) = (ALPHA * m + (1.0 - ALPHA) * g, BETA * v + (1.0 - BETA) * g * g);
         let correction = |factor: f64| if corrected { 1.0 - factor.powi(step) } else { 1.0 };
         let (c1, c2) = (correction(ALPHA), correction(BETA));
@@ -478,7 +494,7 @@ mod tests {
     }
 
     #[test]
-    fn adam_follows_its_formulas() {
+    fn adam_matches_formulas() {
         let (rate, step) = (f64s(&[1], &[0.1]), Tensor::i64(&[1], &[3]));
         let given = tensors();
         for (mode, corrected) in [(0i64, 1i64), (1, 1), (0, 0), (1, 0)] {
@@ -487,7 +503,7 @@ mod tests {
             let got = run_node((MICROSOFT, "AdamOptimizer"), &inputs, 5, attrs).expect("it runs");
             assert_eq!(got[0].to_i64(), Some(vec![4]));
             for (k, element) in elements(&given).into_iter().enumerate() {
-                let [m, v, w] = adam(element, 0.1, 3, mode == 1, corrected == 1);
+                let [m, v, w] = expected_adam(element, 0.1, 3, mode == 1, corrected == 1);
                 let found = [1, 2, 3, 4].map(|port| got[port].to_f64()[k]);
                 for (found, expected) in found.into_iter().zip([m, v, w, w - element[0]]) {
                     assert!((found - expected).abs() < TOLERANCE, "mode {mode}: {found} for {expected}");
@@ -509,14 +525,14 @@ mod tests {
             inputs.extend([None, Some(&scale), Some(&norm)]);
             let got = run_node((MICROSOFT, "AdamOptimizer"), &inputs, 4, attrs).expect("it runs");
             for (k, [w, g, m, v]) in elements(&given).into_iter().enumerate() {
-                let expected = adam([w, g / divisor, m, v], 0.1, 1, false, true)[2];
+                let expected = expected_adam([w, g / divisor, m, v], 0.1, 1, false, true)[2];
                 assert!((got[3].to_f64()[k] - expected).abs() < TOLERANCE, "{most}");
             }
         }
     }
 
     #[test]
-    fn a_step_without_a_signal_changes_nothing() {
+    fn false_update_signal_changes_nothing() {
         let (rate, step, off) =
             (f64s(&[1], &[0.1]), Tensor::i64(&[1], &[9]), Tensor::filled(DType::Bool, &[], 0.0));
         let given = tensors();
@@ -548,7 +564,7 @@ mod tests {
     }
 
     /// Computes a LAMB step of one tensor.
-    fn lamb(given: &[Tensor; 4], rate: f64, (least, most): (f64, f64)) -> Vec<f64> {
+    fn expected_lamb(given: &[Tensor; 4], rate: f64, (least, most): (f64, f64)) -> Vec<f64> {
         let direction = |[w, g, m, v]: [f64; 4]| {
             let (m, v) = (ALPHA * m + (1.0 - ALPHA) * g, BETA * v + (1.0 - BETA) * g * g);
             let found = LAMBDA * w + m / (v.sqrt() + EPSILON);
@@ -569,7 +585,7 @@ mod tests {
     }
 
     #[test]
-    fn lamb_follows_its_formula() {
+    fn lamb_matches_formula() {
         let numbers = [("alpha", ALPHA), ("beta", BETA), ("lambda", LAMBDA), ("epsilon", EPSILON)];
         let lists = numbers
             .into_iter()
@@ -598,7 +614,7 @@ mod tests {
         for (k, (given, attrs, bounds)) in cases.into_iter().enumerate() {
             let got = run_lamb(&given, attrs);
             assert_eq!(got[0].to_i64(), Some(vec![2]));
-            assert_close(&got[1], &f64s(&[3], &lamb(&given, 0.1, bounds)), TOLERANCE);
+            assert_close(&got[1], &f64s(&[3], &expected_lamb(&given, 0.1, bounds)), TOLERANCE);
             if k == 2 {
                 assert_eq!(got[3].to_f64()[1].to_bits(), given[2].to_f64()[1].to_bits(), "its moments stay");
                 assert_eq!(got[4].to_f64()[1].to_bits(), given[3].to_f64()[1].to_bits());
@@ -607,7 +623,7 @@ mod tests {
     }
 
     #[test]
-    fn settings_for_too_few_weights_are_refused() {
+    fn rejects_too_short_settings() {
         let given = tensors();
         let (rate, step) = (f64s(&[1], &[0.1]), Tensor::i64(&[1], &[1]));
         let mut inputs = vec![None, None, None, Some(&rate), Some(&step)];
@@ -621,7 +637,7 @@ mod tests {
     }
 
     #[test]
-    fn a_weight_in_fewer_bits_is_updated_in_float32() {
+    fn float16_weight_is_updated_in_float32() {
         let (rate, w, g) = (f64s(&[1], &[0.5]), f64s(&[2], &[1.0, 2.0]), f64s(&[2], &[0.5, -0.5]));
         let narrow = w.converted(DType::F16);
         let got =

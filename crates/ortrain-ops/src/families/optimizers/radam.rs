@@ -1,10 +1,10 @@
 //! RAdam: Adam with a rectified adaptive rate during the first steps.
 
-use super::adamw::moments;
+use super::adamw::update_moments;
 use super::{BETAS, Optimizer, Range, Rule, flag, setting, slot};
 
 /// Length of the moving average above which its variance is tractable.
-const MIN_LENGTH: f64 = 5.0;
+const MIN_AVERAGE_LENGTH: f64 = 5.0;
 
 pub(super) const RADAM: Optimizer = Optimizer {
     name: "RAdam",
@@ -28,16 +28,16 @@ pub(super) const RADAM: Optimizer = Optimizer {
     update: Rule::Elements(|u| {
         let (decay, gradient) = match u.flag("decoupled_weight_decay") {
             true => (u.decay(), u.gradient),
-            false => (u.number(0.0), u.penalized_gradient()),
+            false => (u.constant(0.0), u.penalized_gradient()),
         };
         let beta2 = u.setting("beta2");
-        let (first, second) = moments(u, gradient);
-        let (c1, c2) = (u.correction(u.setting("beta1")), u.correction(beta2));
+        let (first, second) = update_moments(u, gradient);
+        let (c1, c2) = (u.bias_correction(u.setting("beta1")), u.bias_correction(beta2));
         let most = 2.0 / (1.0 - beta2) - 1.0;
         let length = most - 2.0 * u.step * beta2.pow(u.step) / c2;
         let rectified = (length - 4.0) * (length - 2.0) * most / ((most - 4.0) * (most - 2.0) * length);
-        let adaptive = rectified.max(u.number(0.0)).sqrt() * c2.sqrt() / (second.sqrt() + u.setting("eps"));
-        let scale = length.above(MIN_LENGTH).choose(adaptive, u.number(1.0));
+        let adaptive = rectified.max(u.constant(0.0)).sqrt() * c2.sqrt() / (second.sqrt() + u.setting("eps"));
+        let scale = length.greater_than(MIN_AVERAGE_LENGTH).select(adaptive, u.constant(1.0));
         u.parameter - (decay + u.rate / c1 * first * scale)
     }),
 };

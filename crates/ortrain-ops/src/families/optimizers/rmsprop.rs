@@ -8,8 +8,8 @@ pub(super) const RMSPROP: Optimizer = Optimizer {
     source: "Hinton, Neural Networks for Machine Learning, lecture 6, 2012; centred: Graves, 2013; torch.optim.RMSprop",
     slots: &[
         slot("square_average"),
-        slot("gradient_average").when(When::Flag("centered")),
-        slot("momentum0").when(When::Nonzero("momentum")),
+        slot("gradient_average").with_condition(When::Flag("centered")),
+        slot("momentum0").with_condition(When::Nonzero("momentum")),
     ],
     settings: &[
         setting("alpha", 0.99, Range::BelowOne, "decay rate of the average of squares"),
@@ -35,11 +35,11 @@ pub(super) const RMSPROP: Optimizer = Optimizer {
         if u.flag("centered") {
             let mean = u.average("gradient_average", alpha, gradient);
             // Rounding can make the difference slightly negative.
-            variance = (variance - mean * mean).max(u.number(0.0));
+            variance = (variance - mean * mean).max(u.constant(0.0));
         }
         let mut direction = gradient / (variance.sqrt() + u.setting("eps"));
-        if let Some(velocity) = u.slot_if_any("momentum0") {
-            direction = u.keep("momentum0", u.setting("momentum") * velocity + direction);
+        if let Some(velocity) = u.optional_slot("momentum0") {
+            direction = u.store_slot("momentum0", u.setting("momentum") * velocity + direction);
         }
         u.parameter - u.rate * direction
     }),

@@ -9,7 +9,7 @@ pub(super) const SCHEDULE_FREE_ADAMW: Optimizer = Optimizer {
     summary: "AdamW that trains for an average of its weights and needs no falling rate",
     source: "Defazio et al., The Road Less Scheduled, 2024, algorithm 1",
     slots: &[
-        slot("z").starts(Start::Parameter),
+        slot("z").with_start(Start::Parameter),
         slot("momentum1"),
         slot("largest_rate").scalar(),
         slot("weight_sum").scalar(),
@@ -47,16 +47,16 @@ pub(super) const SCHEDULE_FREE_ADAMW: Optimizer = Optimizer {
     update: Rule::Elements(|u| {
         let (beta1, beta2, y) = (u.setting("beta1"), u.setting("beta2"), u.parameter);
         let warmup = u.setting("warmup_steps");
-        let rising = (u.step / warmup.max(u.number(1.0))).min(u.number(1.0));
-        let rate = u.rate * rising * u.correction(beta2).sqrt();
-        let largest = u.keep("largest_rate", u.slot("largest_rate").max(rate));
+        let rising = (u.step / warmup.max(u.constant(1.0))).min(u.constant(1.0));
+        let rate = u.rate * rising * u.bias_correction(beta2).sqrt();
+        let largest = u.store_slot("largest_rate", u.slot("largest_rate").max(rate));
         let weight = u.step.pow(u.setting("r")) * largest.pow(u.setting("weight_lr_power"));
-        let sum = u.keep("weight_sum", u.slot("weight_sum") + weight);
-        let share = sum.equals(0.0).choose(u.number(0.0), weight / sum);
+        let sum = u.store_slot("weight_sum", u.slot("weight_sum") + weight);
+        let share = sum.equals(0.0).select(u.constant(0.0), weight / sum);
         let second = u.average("momentum1", beta2, u.gradient * u.gradient);
         let direction = u.gradient / (second.sqrt() + u.setting("eps")) + u.setting("weight_decay") * y;
         let z = u.slot("z");
-        u.keep("z", z - rate * direction);
+        u.store_slot("z", z - rate * direction);
         y.blend(1.0 - share, z) + rate * (beta1 * (1.0 - share) - 1.0) * direction
     }),
 };

@@ -6,7 +6,7 @@ pub(super) const SGD: Optimizer = Optimizer {
     name: "SGD",
     summary: "stochastic gradient descent, with momentum if asked for",
     source: "Sutskever et al., On the importance of initialization and momentum in deep learning, 2013; torch.optim.SGD",
-    slots: &[slot("momentum0").when(When::Nonzero("momentum"))],
+    slots: &[slot("momentum0").with_condition(When::Nonzero("momentum"))],
     settings: &[
         setting("momentum", 0.0, Range::NotNegative, "the share of the velocity that is kept"),
         setting(
@@ -27,10 +27,10 @@ pub(super) const SGD: Optimizer = Optimizer {
     average: None,
     update: Rule::Elements(|u| {
         let (gradient, momentum) = (u.penalized_gradient(), u.setting("momentum"));
-        let Some(velocity) = u.slot_if_any("momentum0") else { return u.parameter - u.rate * gradient };
+        let Some(velocity) = u.optional_slot("momentum0") else { return u.parameter - u.rate * gradient };
         // The first gradient is not damped.
-        let fresh = u.step.equals(1.0).choose(u.number(1.0), 1.0 - u.setting("dampening"));
-        let velocity = u.keep("momentum0", momentum * velocity + fresh * gradient);
+        let fresh = u.step.equals(1.0).select(u.constant(1.0), 1.0 - u.setting("dampening"));
+        let velocity = u.store_slot("momentum0", momentum * velocity + fresh * gradient);
         let direction = if u.flag("nesterov") { gradient + momentum * velocity } else { velocity };
         u.parameter - u.rate * direction
     }),

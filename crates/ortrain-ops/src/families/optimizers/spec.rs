@@ -160,12 +160,12 @@ pub(super) const OPTIONS: [(&str, super::Range); 4] = [
 ];
 
 /// Formats a number for a message, with an exponent if it has many digits.
-fn shown(value: f64) -> String {
+fn format_number(value: f64) -> String {
     if value.is_finite() && value.abs() >= 1e16 { format!("{value:e}") } else { value.to_string() }
 }
 
 /// Returns the suffix of a message about a number that overflows float32.
-fn in_float32(value: f64) -> &'static str {
+fn float32_suffix(value: f64) -> &'static str {
     if value.is_finite() && !super::is_finite_f32(value) { " in float32" } else { "" }
 }
 
@@ -175,7 +175,7 @@ impl OptimizerSpec {
     /// # Errors
     /// Returns an error if the table has no row with this name.
     pub fn new(name: &str) -> Result<OptimizerSpec, OpError> {
-        row_of(name).map(OptimizerSpec::of_row)
+        find_row(name).map(OptimizerSpec::of_row)
     }
 
     /// Creates the description of a row, of the table or user-defined, with its defaults.
@@ -234,7 +234,7 @@ impl OptimizerSpec {
         let needed = |slot: &&Slot| match slot.when {
             When::Always => true,
             When::Flag(name) => self.flags.get(name).copied().unwrap_or(false),
-            When::Nonzero(name) => self.values_of(name).any(|value| value != 0.0),
+            When::Nonzero(name) => self.setting_values(name).any(|value| value != 0.0),
         };
         let slots: Vec<SlotSpec> = row.slots.iter().filter(needed).map(SlotSpec::of).collect();
         self.slots = slots;
@@ -242,7 +242,7 @@ impl OptimizerSpec {
     }
 
     /// Returns the values of a setting in the optimizer and in its groups.
-    fn values_of<'a>(&'a self, name: &'a str) -> impl Iterator<Item = f64> + 'a {
+    fn setting_values<'a>(&'a self, name: &'a str) -> impl Iterator<Item = f64> + 'a {
         let own = self.settings.get(name);
         own.into_iter().chain(self.groups.iter().filter_map(move |group| group.settings.get(name))).copied()
     }
@@ -252,7 +252,7 @@ impl OptimizerSpec {
     /// # Errors
     /// Returns an error if a setting is unknown or has an invalid value, or a parameter is in two groups.
     pub fn complete(self) -> Result<OptimizerSpec, OpError> {
-        let row = row_of(&self.optimizer)?;
+        let row = find_row(&self.optimizer)?;
         self.complete_for(row)
     }
 
@@ -277,12 +277,12 @@ impl OptimizerSpec {
     ///
     /// # Errors
     /// The same as [`OptimizerSpec::complete`].
-    pub fn written_out(self) -> Result<OptimizerSpec, OpError> {
-        Ok(self.complete()?.with_settings_of_groups())
+    pub fn with_explicit_groups(self) -> Result<OptimizerSpec, OpError> {
+        Ok(self.complete()?.with_group_settings())
     }
 
     /// Copies the optimizer's settings into every group that does not set them.
-    pub(super) fn with_settings_of_groups(mut self) -> OptimizerSpec {
+    pub(super) fn with_group_settings(mut self) -> OptimizerSpec {
         for group in &mut self.groups {
             for (name, &value) in &self.settings {
                 group.settings.entry(name.clone()).or_insert(value);
@@ -305,15 +305,15 @@ impl OptimizerSpec {
             let text = || {
                 format!(
                     "{label} is {}, but a rate is a finite number that is not negative{}",
-                    shown(value),
-                    in_float32(value)
+                    format_number(value),
+                    float32_suffix(value)
                 )
             };
             if good { Ok(()) } else { Err(OpError::invalid(text())) }
         };
         rate("the learning rate", self.learning_rate)?;
         if let Some(norm) = self.max_norm.filter(|&norm| !(super::is_finite_f32(norm) && norm > 0.0)) {
-            let (norm, kind) = (shown(norm), in_float32(norm));
+            let (norm, kind) = (format_number(norm), float32_suffix(norm));
             return Err(OpError::invalid(format!(
                 "max_norm is {norm}; a finite number above 0{kind} is needed"
             )));
@@ -379,7 +379,7 @@ impl OptimizerSpec {
                 )));
             };
             if !range.contains(value) {
-                let (value, needed, kind) = (shown(value), range.describe(), in_float32(value));
+                let (value, needed, kind) = (format_number(value), range.describe(), float32_suffix(value));
                 return Err(OpError::invalid(format!("{name}{place} is {value}; {needed}{kind} is needed")));
             }
         }
@@ -389,7 +389,7 @@ impl OptimizerSpec {
     /// Returns the averaged weights of a parameter in a group, from its values and its slots. `None` if the optimizer
     /// has no average.
     #[must_use]
-    pub fn average(
+    pub fn averaged_parameter(
         &self,
         group: Option<usize>,
         parameter: &[f64],
@@ -419,8 +419,9 @@ impl OptimizerSpec {
 
     /// Returns true if the settings that determine slot shapes are equal in another description.
     #[must_use]
-    pub fn has_slots_of(&self, other: &OptimizerSpec) -> bool {
-        let by_adamw = self.slots.iter().any(|slot| SlotShape::of(&slot.shape) == Some(SlotShape::ByAdamW));
+    pub fn has_same_slot_shapes(&self, other: &OptimizerSpec) -> bool {
+        let by_adamw =
+            self.slots.iter().any(|slot| SlotShape::from_name(&slot.shape) == Some(SlotShape::ByAdamW));
         let of = |spec: &OptimizerSpec| {
             let groups = (0..spec.groups.len()).map(Some).chain([None]);
             groups.map(|group| spec.setting_of(group, ADAMW)).collect::<Vec<_>>()
@@ -469,7 +470,7 @@ impl OptimizerSpec {
     }
 }
 
-fn row_of(name: &str) -> Result<&'static Optimizer, OpError> {
+fn find_row(name: &str) -> Result<&'static Optimizer, OpError> {
     Optimizer::find(name).ok_or_else(|| {
         let known: Vec<&str> = super::OPTIMIZERS.iter().map(|row| row.name).collect();
         OpError::invalid(format!("there is no optimizer {name:?}; there are {}", known.join(", ")))

@@ -8,30 +8,30 @@ use super::function::{ELEMENT_TYPE, OptimizerFunction};
 use crate::onnx_decomposition::NodeSink;
 
 /// Builder of the step of one parameter from operators. Values have the type of the arithmetic.
-pub struct Tensors<'g> {
+pub struct TensorBuilder<'g> {
     graph: &'g mut Graph,
     element: DType,
     /// Parameter, gradient, slots and scalars of the step, by name.
-    named: BTreeMap<String, ValueId>,
+    values: BTreeMap<String, ValueId>,
     /// Names of the scalars, which are float64 until they are cast.
     numbers: Vec<String>,
 }
 
-impl<'g> Tensors<'g> {
+impl<'g> TensorBuilder<'g> {
     pub(super) fn new(
         graph: &'g mut Graph,
         element: DType,
         named: BTreeMap<String, ValueId>,
         numbers: Vec<String>,
-    ) -> Tensors<'g> {
-        Tensors { graph, element, named, numbers }
+    ) -> TensorBuilder<'g> {
+        TensorBuilder { graph, element, values: named, numbers }
     }
 
     /// Casts the scalars of the step to the type of the arithmetic.
     pub(super) fn cast_numbers(&mut self) {
         for name in std::mem::take(&mut self.numbers) {
-            let cast = self.cast(self.named[&name]);
-            self.named.insert(name, cast);
+            let cast = self.cast(self.values[&name]);
+            self.values.insert(name, cast);
         }
     }
 
@@ -62,34 +62,34 @@ impl<'g> Tensors<'g> {
     /// Panics if the row has no value with this name.
     #[must_use]
     pub fn get(&self, name: &str) -> ValueId {
-        self.named[name]
+        self.values[name]
     }
 
     /// Names a value, so that branches can use it.
-    pub fn named(&mut self, name: &str, value: ValueId) {
-        self.named.insert(name.to_owned(), value);
+    pub fn name_value(&mut self, name: &str, value: ValueId) {
+        self.values.insert(name.to_owned(), value);
     }
 
     /// Adds an operator of `ai.onnx` 17.
     pub fn op(&mut self, op: &str, inputs: &[ValueId]) -> ValueId {
-        self.with(op, inputs, Attrs::new())
+        self.op_with_attrs(op, inputs, Attrs::new())
     }
 
     /// Adds an operator with attributes.
-    pub fn with(&mut self, op: &str, inputs: &[ValueId], attrs: Attrs) -> ValueId {
+    pub fn op_with_attrs(&mut self, op: &str, inputs: &[ValueId], attrs: Attrs) -> ValueId {
         let inputs: Vec<Option<ValueId>> = inputs.iter().copied().map(Some).collect();
         self.graph.emit(op, &inputs, attrs)
     }
 
     /// Adds a constant.
-    pub fn number(&mut self, value: f64) -> ValueId {
+    pub fn constant(&mut self, value: f64) -> ValueId {
         self.graph.emit_constant(Tensor::scalar(self.element, value))
     }
 
     /// Casts a value to the type of the arithmetic.
     pub fn cast(&mut self, x: ValueId) -> ValueId {
         let to = i64::from(self.element.to_onnx());
-        self.with("Cast", &[x], Attrs::new().with("to", to))
+        self.op_with_attrs("Cast", &[x], Attrs::new().with("to", to))
     }
 
     /// Adds a constant integer.
@@ -99,13 +99,13 @@ impl<'g> Tensors<'g> {
 
     /// Adds the mean over one axis, which is kept with size 1.
     pub fn mean(&mut self, x: ValueId, axis: i64) -> ValueId {
-        self.with("ReduceMean", &[x], Attrs::new().with("axes", vec![axis]).with("keepdims", 1i64))
+        self.op_with_attrs("ReduceMean", &[x], Attrs::new().with("axes", vec![axis]).with("keepdims", 1i64))
     }
 
     /// Adds the L2 norm of all elements, a scalar.
     pub fn norm(&mut self, x: ValueId) -> ValueId {
         let square = self.op("Mul", &[x, x]);
-        let sum = self.with("ReduceSum", &[square], Attrs::new().with("keepdims", 0i64));
+        let sum = self.op_with_attrs("ReduceSum", &[square], Attrs::new().with("keepdims", 0i64));
         self.op("Sqrt", &[sum])
     }
 
@@ -130,17 +130,19 @@ impl<'g> Tensors<'g> {
     }
 
     /// Adds an `If` with two formulas and returns the results. Both formulas can use all named values.
-    pub fn choose(
+    pub fn add_if(
         &mut self,
         condition: ValueId,
         outputs: usize,
-        then: impl FnOnce(&mut Tensors<'_>) -> Vec<ValueId>,
-        otherwise: impl FnOnce(&mut Tensors<'_>) -> Vec<ValueId>,
+        then: impl FnOnce(&mut TensorBuilder<'_>) -> Vec<ValueId>,
+        otherwise: impl FnOnce(&mut TensorBuilder<'_>) -> Vec<ValueId>,
     ) -> Vec<ValueId> {
         let captured: Vec<(String, ValueId)> =
-            self.named.iter().map(|(name, &id)| (name.clone(), id)).collect();
-        let (then, otherwise) =
-            (self.branch("then", &captured, then), self.branch("otherwise", &captured, otherwise));
+            self.values.iter().map(|(name, &id)| (name.clone(), id)).collect();
+        let (then, otherwise) = (
+            self.build_branch("then", &captured, then),
+            self.build_branch("otherwise", &captured, otherwise),
+        );
         let attrs = Attrs::new().with("then_branch", then).with("else_branch", otherwise);
         let mut ports = vec![Some(condition)];
         ports.extend(captured.iter().map(|&(_, id)| Some(id)));
@@ -153,11 +155,11 @@ impl<'g> Tensors<'g> {
         ids
     }
 
-    fn branch(
+    fn build_branch(
         &self,
         name: &str,
         captured: &[(String, ValueId)],
-        write: impl FnOnce(&mut Tensors<'_>) -> Vec<ValueId>,
+        write: impl FnOnce(&mut TensorBuilder<'_>) -> Vec<ValueId>,
     ) -> Graph {
         let mut graph = Graph::new(name);
         let mut named = BTreeMap::new();
@@ -167,7 +169,7 @@ impl<'g> Tensors<'g> {
             graph.inputs.push(inner);
             named.insert(known.clone(), inner);
         }
-        let results = write(&mut Tensors::new(&mut graph, self.element, named, Vec::new()));
+        let results = write(&mut TensorBuilder::new(&mut graph, self.element, named, Vec::new()));
         // Each output is the result of its own node.
         let results = results.iter().map(|&id| graph.emit("Identity", &[Some(id)], Attrs::new())).collect();
         graph.outputs = results;

@@ -11,7 +11,7 @@ use crate::testing::run_bound;
 use crate::{OperatorLibrary, PartTensor, PlanePart, Role};
 
 /// Returns the specifications of all element-wise rows with all combinations of their flags.
-fn specs() -> Vec<OptimizerSpec> {
+fn elementwise_specs() -> Vec<OptimizerSpec> {
     let mut all = Vec::new();
     for row in OPTIMIZERS.iter().filter(|row| matches!(row.update, Rule::Elements(_))) {
         for choice in 0..1 << row.flags.len() {
@@ -28,7 +28,7 @@ fn specs() -> Vec<OptimizerSpec> {
     all
 }
 
-fn loaded(model: &ModelProto) -> (Graph, Bound) {
+fn load_bound(model: &ModelProto) -> (Graph, BoundInputs) {
     let mut model = model.clone();
     inline_functions(&mut model, &OperatorLibrary::default()).expect("functions are sound");
     let model = LoadedModel::from_proto(model, ExternalData::none());
@@ -42,7 +42,7 @@ fn loaded(model: &ModelProto) -> (Graph, Bound) {
 /// Sizes of the parameters.
 const SIZES: [usize; 3] = [1, 70, 5];
 
-fn part(plane: u32, slot: SlotShape) -> PlanePart {
+fn plane_part(plane: u32, slot: SlotShape) -> PlanePart {
     let mut start = 0;
     let tensors: Vec<PartTensor> = SIZES
         .iter()
@@ -63,19 +63,19 @@ fn part(plane: u32, slot: SlotShape) -> PlanePart {
 /// Runs a step. The planes are parameters, gradients, and slots.
 fn step(spec: &OptimizerSpec, planes: &[Memory], t: i64) -> (Arc<Schedule>, Vec<Tensor>) {
     let model = optimizer_model(spec, &[DType::F32]).expect("it can be written");
-    let (graph, bound) = loaded(&model);
+    let (graph, bound) = load_bound(&model);
     let mut roles = Vec::new();
     let mut given = Vec::new();
     for &id in &graph.inputs {
         let name = graph.name_of(id);
         let slot = spec.slots.iter().position(|slot| slot.name == name);
-        let bind = |plane: usize, shape| Role::Planes(vec![part(plane as u32, shape)]);
+        let bind = |plane: usize, shape| Role::Planes(vec![plane_part(plane as u32, shape)]);
         roles.push(match name {
             "params" => bind(0, SlotShape::Same),
             "gradients" => bind(1, SlotShape::Same),
             _ if slot.is_some() => {
                 let k = slot.expect("just seen");
-                bind(2 + k, SlotShape::of(&spec.slots[k].shape).expect("known"))
+                bind(2 + k, SlotShape::from_name(&spec.slots[k].shape).expect("known"))
             }
             _ => Role::User,
         });
@@ -104,7 +104,7 @@ fn step(spec: &OptimizerSpec, planes: &[Memory], t: i64) -> (Arc<Schedule>, Vec<
 
 fn planes(spec: &OptimizerSpec) -> Vec<Memory> {
     let fill = |seed: usize, scale: f32| {
-        let part = part(0, SlotShape::Same);
+        let part = plane_part(0, SlotShape::Same);
         let memory = Memory::new(part.len * 4);
         for tensor in part.tensors.iter() {
             for k in 0..tensor.len {
@@ -120,8 +120,8 @@ fn planes(spec: &OptimizerSpec) -> Vec<Memory> {
 }
 
 #[test]
-fn a_step_of_every_row_is_one_instruction() {
-    for spec in specs() {
+fn every_elementwise_step_is_one_instruction() {
+    for spec in elementwise_specs() {
         let planes = planes(&spec);
         let before = planes[0].to_vec(0, planes[0].len()).unwrap();
         let (schedule, _) = step(&spec, &planes, 1);
@@ -144,7 +144,7 @@ fn a_step_of_every_row_is_one_instruction() {
 }
 
 /// Returns the contents of the planes after some steps.
-fn after(spec: &OptimizerSpec, steps: i64) -> Vec<Vec<f32>> {
+fn planes_after(spec: &OptimizerSpec, steps: i64) -> Vec<Vec<f32>> {
     let planes = planes(spec);
     (1..=steps).for_each(|t| drop(step(spec, &planes, t)));
     let floats = |memory: &Memory| {
@@ -155,12 +155,12 @@ fn after(spec: &OptimizerSpec, steps: i64) -> Vec<Vec<f32>> {
 }
 
 #[test]
-fn sgd_with_momentum_follows_its_formula() {
+fn sgd_with_momentum_matches_formula() {
     let mut spec = OptimizerSpec::new("SGD").expect("it is a row");
     spec.settings.insert("momentum".into(), 0.9);
     spec.settings.insert("weight_decay".into(), 0.1);
     let spec = spec.complete().expect("it is sound");
-    let (before, found) = (after(&spec, 0), after(&spec, 3));
+    let (before, found) = (planes_after(&spec, 0), planes_after(&spec, 3));
     for (k, &gradient) in before[1].iter().enumerate() {
         let (mut weight, mut velocity) = (f64::from(before[0][k]), 0.0);
         for _ in 0..3 {
@@ -172,10 +172,10 @@ fn sgd_with_momentum_follows_its_formula() {
 }
 
 #[test]
-fn the_rate_of_lamb_is_that_of_each_tensor() {
+fn lamb_rate_is_per_tensor() {
     let spec = OptimizerSpec::new("LAMB").expect("it is a row").complete().expect("it is sound");
-    let (before, found) = (after(&spec, 0), after(&spec, 1));
-    for tensor in part(0, SlotShape::Same).tensors.iter() {
+    let (before, found) = (planes_after(&spec, 0), planes_after(&spec, 1));
+    for tensor in plane_part(0, SlotShape::Same).tensors.iter() {
         let range = tensor.start..tensor.start + tensor.len;
         let weights = &before[0][range.clone()];
         let gradients = &before[1][range.clone()];
@@ -202,8 +202,8 @@ fn the_rate_of_lamb_is_that_of_each_tensor() {
 }
 
 #[test]
-fn options_of_every_row_tell_the_norm() {
-    for mut spec in specs() {
+fn options_return_gradient_norm() {
+    for mut spec in elementwise_specs() {
         spec.max_norm = Some(0.5);
         spec.mean_of_gathered = true;
         for (name, value) in [("max_value", 0.05), ("max_norm_per_tensor", 0.3), ("ema_decay", 0.4)] {
@@ -211,7 +211,7 @@ fn options_of_every_row_tell_the_norm() {
         }
         let spec = spec.complete().expect("it is sound");
         let planes = planes(&spec);
-        let gradients = &after(&spec, 0)[1];
+        let gradients = &planes_after(&spec, 0)[1];
         let (_, results) = step(&spec, &planes, 1);
         let of_tensor = |tensor: &PartTensor| {
             let clipped =
@@ -219,14 +219,14 @@ fn options_of_every_row_tell_the_norm() {
             let norm = clipped.map(|g| f64::from(g).powi(2)).sum::<f64>().sqrt();
             (norm * (0.3 / (norm + 1e-6)).min(1.0)).powi(2)
         };
-        let wanted = part(0, SlotShape::Same).tensors.iter().map(of_tensor).sum::<f64>().sqrt();
+        let wanted = plane_part(0, SlotShape::Same).tensors.iter().map(of_tensor).sum::<f64>().sqrt();
         let norm = results[0].to_f64()[0];
         assert!((norm - wanted).abs() < 1e-6 * wanted, "{}: {norm} for {wanted}", spec.optimizer);
     }
 }
 
 #[test]
-fn frozen_parameters_and_their_slots_stay() {
+fn frozen_parameters_and_slots_do_not_change() {
     let spec = OptimizerSpec::new("Lion").expect("it is a row").complete().expect("it is sound");
     // The step count is 0 for a parameter that was frozen in all steps.
     let planes = planes(&spec);
@@ -237,7 +237,7 @@ fn frozen_parameters_and_their_slots_stay() {
 }
 
 #[test]
-fn settings_that_make_no_sense_are_refused() {
+fn rejects_invalid_settings() {
     let refused = |change: &dyn Fn(&mut OptimizerSpec)| {
         let mut spec = OptimizerSpec::new("AdamW").expect("it is a row");
         change(&mut spec);
@@ -260,8 +260,8 @@ fn settings_that_make_no_sense_are_refused() {
 }
 
 #[test]
-fn descriptions_come_back_from_their_text() {
-    for mut spec in specs() {
+fn descriptions_round_trip() {
+    for mut spec in elementwise_specs() {
         spec.groups.push(Group { parameters: vec!["w".into()], lr: Some(0.1 + 0.2), ..Group::default() });
         assert_eq!(OptimizerSpec::from_text(&spec.to_text()).expect("it was written"), spec);
     }

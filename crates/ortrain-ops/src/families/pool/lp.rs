@@ -11,7 +11,7 @@ use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId};
 
 use super::Windows;
 use crate::OpError;
-use crate::families::norm::{cast, wide};
+use crate::families::batch_norm::{arithmetic_dtype, cast};
 use crate::infer::Infer;
 use crate::op::{Definition, Op};
 use crate::rewrite::Rewrite;
@@ -22,16 +22,16 @@ struct LpPool {
 
 impl Op for LpPool {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
-        cx.arity(1, 1, 1)?;
-        let dtype = cx.dtype_where(0, "a float type", DType::is_float)?;
-        let shape = cx.shape(0).map(|shape| self.windows.outputs(cx, shape)).transpose()?;
-        cx.output(0, dtype, shape);
+        cx.check_arity(1, 1, 1)?;
+        let dtype = cx.expect_dtype(0, "a float type", DType::is_float)?;
+        let shape = cx.shape(0).map(|shape| self.windows.infer_outputs(cx, shape)).transpose()?;
+        cx.set_output(0, dtype, shape);
         Ok(())
     }
 }
 
 /// Reads the order of the norm.
-fn power_of(attrs: &Attrs) -> Result<i64, OpError> {
+fn read_order(attrs: &Attrs) -> Result<i64, OpError> {
     match attrs.int("p")?.unwrap_or(2) {
         p if p >= 1 => Ok(p),
         p => Err(OpError::invalid(format!("p is {p}; 1 is the least"))),
@@ -43,22 +43,22 @@ fn add(rw: &mut Rewrite<'_>, op: &str, inputs: &[ValueId]) -> ValueId {
 }
 
 /// Adds the elements to the power of the norm, in the type of the arithmetic.
-fn powers(rw: &mut Rewrite<'_>, x: ValueId, dtype: DType, p: i64) -> ValueId {
-    let data = cast(rw.patch().1, x, dtype, wide(dtype));
+fn add_powers(rw: &mut Rewrite<'_>, x: ValueId, dtype: DType, p: i64) -> ValueId {
+    let data = cast(rw.patch().1, x, dtype, arithmetic_dtype(dtype));
     match p {
         1 => add(rw, "Abs", &[data]),
         2 => add(rw, "Mul", &[data, data]),
         _ => {
             let size = add(rw, "Abs", &[data]);
-            let exponent = rw.constant("p", Tensor::scalar(wide(dtype), p as f64));
+            let exponent = rw.constant("p", Tensor::scalar(arithmetic_dtype(dtype), p as f64));
             add(rw, "Pow", &[size, exponent])
         }
     }
 }
 
 /// Adds the norm, from the sum of the powers, and sets output 0.
-fn root(rw: &mut Rewrite<'_>, sum: ValueId, dtype: DType, p: i64) {
-    let wide = wide(dtype);
+fn output_root(rw: &mut Rewrite<'_>, sum: ValueId, dtype: DType, p: i64) {
+    let wide = arithmetic_dtype(dtype);
     let result = if p == 1 {
         sum
     } else {
@@ -76,7 +76,7 @@ fn root(rw: &mut Rewrite<'_>, sum: ValueId, dtype: DType, p: i64) {
         add(rw, "Where", &[nothing, zero, root])
     };
     let result = cast(rw.patch().1, result, wide, dtype);
-    rw.output(0, result);
+    rw.replace_output(0, result);
 }
 
 /// Returns the attributes of an average over the same windows that counts every element.
@@ -98,37 +98,37 @@ fn average_attrs(windows: &Windows, attrs: &Attrs, shape: Option<&Shape>) -> Res
     let axes = windows.axes(&dims)?;
     let behind = axes.iter().map(|axis| {
         let reach = axis.output.saturating_sub(1) * axis.stride + (axis.kernel - 1) * axis.dilation + 1;
-        (reach as i64 - axis.before as i64 - axis.input as i64).max(0)
+        (reach as i64 - axis.padding_before as i64 - axis.input as i64).max(0)
     });
-    let pads: Vec<i64> = axes.iter().map(|axis| axis.before as i64).chain(behind).collect();
+    let pads: Vec<i64> = axes.iter().map(|axis| axis.padding_before as i64).chain(behind).collect();
     let mut attrs = attrs;
     attrs.0.remove("auto_pad");
     Ok(attrs.with("pads", pads))
 }
 
 fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
-    let (x, p) = (rw.required(0)?, power_of(rw.attrs())?);
+    let (x, p) = (rw.required_input(0)?, read_order(rw.attrs())?);
     let dtype = rw.dtype(x).ok_or_else(|| OpError::invalid("the type of input 0 is not known"))?;
     let windows = Windows::read(rw.node())?;
     let attrs = average_attrs(&windows, rw.attrs(), rw.shape(x))?;
     let cells: f64 = windows.kernel().iter().map(|&size| size as f64).product();
-    let powers = powers(rw, x, dtype, p);
+    let powers = add_powers(rw, x, dtype, p);
     let dilated =
         rw.attrs().ints("dilations")?.is_some_and(|dilations| dilations.iter().any(|&size| size != 1));
     let sum = if dilated {
-        sum_of_planes(rw, powers, wide(dtype), &windows.kernel(), attrs)
+        add_dilated_sum(rw, powers, arithmetic_dtype(dtype), &windows.kernel(), attrs)
     } else {
         let average = rw.add("AveragePool", &[powers], attrs);
-        let cells = rw.constant("cells", Tensor::scalar(wide(dtype), cells));
+        let cells = rw.constant("cells", Tensor::scalar(arithmetic_dtype(dtype), cells));
         add(rw, "Mul", &[average, cells])
     };
-    root(rw, sum, dtype, p);
+    output_root(rw, sum, dtype, p);
     Ok(())
 }
 
 /// Adds the sums over windows by a convolution with ones. Each of the `n * c` planes of `x`, `[n, c, ...]`, is one
 /// image.
-fn sum_of_planes(
+fn add_dilated_sum(
     rw: &mut Rewrite<'_>,
     x: ValueId,
     dtype: DType,
@@ -155,31 +155,33 @@ fn sum_of_planes(
 }
 
 fn decompose_global(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
-    let (x, p) = (rw.required(0)?, power_of(rw.attrs())?);
+    let (x, p) = (rw.required_input(0)?, read_order(rw.attrs())?);
     let dtype = rw.dtype(x).ok_or_else(|| OpError::invalid("the type of input 0 is not known"))?;
     let Some(rank) = rw.shape(x).map(Shape::rank) else {
         return Err(OpError::unsupported("the rank of its input must be known; declare its shape"));
     };
-    let powers = powers(rw, x, dtype, p);
+    let powers = add_powers(rw, x, dtype, p);
     let axes = rw.ints("axes", &(2..rank as i64).collect::<Vec<_>>());
     let sum = add(rw, "ReduceSum", &[powers, axes]);
-    root(rw, sum, dtype, p);
+    output_root(rw, sum, dtype, p);
     Ok(())
 }
 
 fn build(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
-    power_of(&node.attrs)?;
+    read_order(&node.attrs)?;
     Ok(Box::new(LpPool { windows: Windows::read(node)? }))
 }
 
 fn build_global(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
-    power_of(&node.attrs)?;
+    read_order(&node.attrs)?;
     Ok(Box::new(LpPool { windows: Windows { sliding: None } }))
 }
 
 pub(super) fn definitions() -> [Definition; 2] {
     [
-        Definition::new("", "LpPool", &[2, 11, 18, 22], build).sample(super::a_window).composition(decompose),
+        Definition::new("", "LpPool", &[2, 11, 18, 22], build)
+            .sample(super::window_sample)
+            .composition(decompose),
         Definition::new("", "GlobalLpPool", &[2, 22], build_global).composition(decompose_global),
     ]
 }
@@ -189,8 +191,8 @@ mod tests {
     use super::*;
     use crate::registry::NEWEST_OPSET;
     use crate::testing::{
-        Failure, assert_close, check_downgrade, check_gradients, f64s, gradient_graph, one_node, run,
-        run_node, spread,
+        Failure, assert_close, check_downgrade, check_gradients, f64s, generic_tensor, gradient_graph,
+        one_node_graph, run, run_node,
     };
 
     fn window(kernel: &[i64]) -> Attrs {
@@ -198,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn norms_under_windows_that_hang_over() {
+    fn windows_beyond_the_end() {
         let x = f64s(&[1, 1, 5], &[3.0, -4.0, 0.0, 1.0, 2.0]);
         let get =
             |attrs: Attrs| run_node(("", "LpPool"), &[Some(&x)], 1, attrs).expect("it runs")[0].to_f64();
@@ -210,7 +212,7 @@ mod tests {
 
     #[test]
     fn gradients() {
-        let x = spread(&[2, 2, 5, 4], 1);
+        let x = generic_tensor(&[2, 2, 5, 4], 1);
         for p in [1i64, 2, 3] {
             for attrs in [
                 window(&[2, 2]),
@@ -219,11 +221,12 @@ mod tests {
                 window(&[2, 2]).with("dilations", vec![2i64, 1]).with("auto_pad", "SAME_LOWER"),
             ] {
                 let attrs = attrs.with("p", p);
-                let graph = one_node(NEWEST_OPSET, ("", "LpPool"), &[Some(&x)], 1, attrs).expect("valid");
+                let graph =
+                    one_node_graph(NEWEST_OPSET, ("", "LpPool"), &[Some(&x)], 1, attrs).expect("valid");
                 check_gradients(&graph, std::slice::from_ref(&x), &[0], &[0]);
             }
             let attrs = Attrs::new().with("p", p);
-            let graph = one_node(7, ("", "GlobalLpPool"), &[Some(&x)], 1, attrs).expect("it is read");
+            let graph = one_node_graph(7, ("", "GlobalLpPool"), &[Some(&x)], 1, attrs).expect("it is read");
             check_gradients(&graph, std::slice::from_ref(&x), &[0], &[0]);
             let total: f64 = x.to_f64()[..20].iter().map(|x| x.abs().powi(p as i32)).sum();
             let got = run(&graph, std::slice::from_ref(&x)).expect("it runs").remove(0).to_f64()[0];
@@ -233,11 +236,11 @@ mod tests {
 
     /// LpPool has dilations from opset 18 on, AveragePool from 19 on.
     #[test]
-    fn dilations_in_the_oldest_opset_that_has_them() {
-        let x = spread(&[2, 3, 6, 5], 2);
+    fn dilations_in_opset_18() {
+        let x = generic_tensor(&[2, 3, 6, 5], 2);
         let attrs =
             window(&[2, 2]).with("dilations", vec![2i64, 3]).with("strides", vec![1i64, 2]).with("p", 2i64);
-        let graph = one_node(18, ("", "LpPool"), &[Some(&x)], 1, attrs).expect("valid");
+        let graph = one_node_graph(18, ("", "LpPool"), &[Some(&x)], 1, attrs).expect("valid");
         let got = run(&graph, std::slice::from_ref(&x)).expect("it runs").remove(0);
         let at = |n: usize, y: usize, x_at: usize| x.to_f64()[(n * 6 + y) * 5 + x_at];
         let want: Vec<f64> = (0..6)
@@ -249,17 +252,17 @@ mod tests {
             })
             .collect();
         assert_close(&got, &f64s(&[2, 3, 4, 1], &want), 1e-12);
-        let gradient = gradient_graph(&graph, &[Some(spread(got.dims(), 3))], &[0]);
+        let gradient = gradient_graph(&graph, &[Some(generic_tensor(got.dims(), 3))], &[0]);
         check_downgrade(&gradient, std::slice::from_ref(&x), 18);
     }
 
     /// A window of zeros has norm 0 and gradient 0.
     #[test]
-    fn nothing_has_no_slope() {
+    fn zero_norm_has_zero_gradient() {
         let x = f64s(&[1, 1, 4], &[0.0, 0.0, 3.0, 4.0]);
         for p in [2i64, 3] {
             let attrs = window(&[2]).with("strides", vec![2i64]).with("p", p);
-            let graph = one_node(NEWEST_OPSET, ("", "LpPool"), &[Some(&x)], 1, attrs).expect("valid");
+            let graph = one_node_graph(NEWEST_OPSET, ("", "LpPool"), &[Some(&x)], 1, attrs).expect("valid");
             let gradient = gradient_graph(&graph, &[Some(f64s(&[1, 1, 2], &[1.0, 1.0]))], &[0]);
             let got = run(&gradient, std::slice::from_ref(&x)).expect("it runs").remove(0);
             assert_eq!(got.to_f64()[..2], [0.0, 0.0]);
@@ -270,8 +273,8 @@ mod tests {
     }
 
     #[test]
-    fn wrong_attributes_are_refused() {
-        let x = spread(&[1, 1, 4], 1);
+    fn rejects_invalid_attributes() {
+        let x = generic_tensor(&[1, 1, 4], 1);
         for (attrs, message) in
             [(window(&[2]).with("p", 0i64), "p is 0"), (Attrs::new(), "kernel_shape is missing")]
         {

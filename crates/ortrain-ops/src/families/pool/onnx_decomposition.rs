@@ -3,17 +3,17 @@
 use ortrain_expr::SlidingAxes;
 use ortrain_graph::{Attrs, DType, Shape, Tensor, ValueId};
 
-use super::{AveragePool, inverse};
+use super::{AveragePool, inverse_count};
 use crate::OpError;
 use crate::onnx_decomposition::NodeSink;
 use crate::rewrite::Rewrite;
 use crate::sliding::{AutoPad, Sliding};
 
 /// Maximum number of window elements for a gradient with a filter, and of windows for a table of factors.
-const MAX_CELLS: usize = 1 << 20;
+const MAX_WINDOW_ELEMENTS: usize = 1 << 20;
 
 /// Maximum number of windows along an axis.
-const MAX_ALONG: usize = 1 << 22;
+const MAX_WINDOWS_PER_AXIS: usize = 1 << 22;
 
 fn add(to: &mut impl NodeSink, op: &str, inputs: &[ValueId], attrs: Attrs) -> ValueId {
     let inputs: Vec<Option<ValueId>> = inputs.iter().copied().map(Some).collect();
@@ -29,9 +29,9 @@ fn cast(to: &mut impl NodeSink, value: ValueId, dtype: DType) -> ValueId {
 }
 
 /// Adds a filter of ones for one channel.
-fn ones(to: &mut impl NodeSink, dtype: DType, kernel: &[usize]) -> Result<ValueId, OpError> {
+fn add_ones_filter(to: &mut impl NodeSink, dtype: DType, kernel: &[usize]) -> Result<ValueId, OpError> {
     let cells = kernel.iter().try_fold(1usize, |n, &size| n.checked_mul(size));
-    let Some(cells) = cells.filter(|&cells| cells <= MAX_CELLS) else {
+    let Some(cells) = cells.filter(|&cells| cells <= MAX_WINDOW_ELEMENTS) else {
         return Err(OpError::unsupported(format!(
             "its gradient is written with a filter of the window's size, and {kernel:?} is too large for one"
         )));
@@ -41,14 +41,14 @@ fn ones(to: &mut impl NodeSink, dtype: DType, kernel: &[usize]) -> Result<ValueI
 }
 
 /// Returns the attributes of the transposed convolution from the output positions to all input positions.
-fn transposed(axes: &SlidingAxes) -> Attrs {
+fn transposed_convolution_attrs(axes: &SlidingAxes) -> Attrs {
     let list = |of: &dyn Fn(&ortrain_expr::SlidingAxis) -> i64| axes.iter().map(of).collect::<Vec<i64>>();
     // Number of positions by which windows extend beyond the input; negative if they end before the end of the input.
     let behind = |axis: &ortrain_expr::SlidingAxis| {
         let reach = axis.output.saturating_sub(1) * axis.stride + (axis.kernel - 1) * axis.dilation + 1;
-        reach as i64 - axis.before as i64 - axis.input as i64
+        reach as i64 - axis.padding_before as i64 - axis.input as i64
     };
-    let before = list(&|axis| axis.before as i64);
+    let before = list(&|axis| axis.padding_before as i64);
     let pads: Vec<i64> = before.into_iter().chain(list(&|axis| behind(axis).max(0))).collect();
     Attrs::new()
         .with("kernel_shape", list(&|axis| axis.kernel as i64))
@@ -61,7 +61,7 @@ fn transposed(axes: &SlidingAxes) -> Attrs {
 impl AveragePool {
     /// Adds the gradient of the averaged input, from the gradient `g` of the averages. The input has the shape `shape`
     /// (a vector of int64) with the spatial sizes `spatial`.
-    pub(super) fn shared(
+    pub(super) fn add_gradient(
         &self,
         to: &mut impl NodeSink,
         (g, dtype): (ValueId, DType),
@@ -71,18 +71,18 @@ impl AveragePool {
         let dims: Vec<usize> = [1, 1].into_iter().chain(spatial.iter().copied()).collect();
         let axes = self.windows.axes(&dims)?;
         let outputs: Vec<usize> = axes.iter().map(|axis| axis.output).collect();
-        let shared = self.divided(to, (g, dtype), &axes)?;
+        let shared = self.add_divided_gradient(to, (g, dtype), &axes)?;
         let planes: Vec<i64> = [-1, 1].into_iter().chain(outputs.iter().map(|&size| size as i64)).collect();
         let planes = ints(to, &planes);
         let by_plane = add(to, "Reshape", &[shared, planes], Attrs::new());
-        let filter = ones(to, dtype, &self.windows.kernel())?;
-        let gradient = add(to, "ConvTranspose", &[by_plane, filter], transposed(&axes));
+        let filter = add_ones_filter(to, dtype, &self.windows.kernel())?;
+        let gradient = add(to, "ConvTranspose", &[by_plane, filter], transposed_convolution_attrs(&axes));
         Ok(add(to, "Reshape", &[gradient, shape], Attrs::new()))
     }
 
     /// Divides the gradient of averages by the number of elements under each window. The factor is a number or a table;
     /// for many windows it is one vector for each axis.
-    fn divided(
+    fn add_divided_gradient(
         &self,
         to: &mut impl NodeSink,
         (g, dtype): (ValueId, DType),
@@ -91,11 +91,11 @@ impl AveragePool {
         let outputs: Vec<usize> = axes.iter().map(|axis| axis.output).collect();
         let all_alike = |factors: &[f64]| factors.windows(2).all(|pair| pair[0] == pair[1]);
         let mut tables: Vec<(Vec<usize>, Vec<f64>)> = Vec::new();
-        match self.factors(axes, MAX_CELLS) {
+        match self.factors(axes, MAX_WINDOW_ELEMENTS) {
             Some(factors) => tables.push((outputs, factors)),
             None => {
                 for (k, &size) in outputs.iter().enumerate() {
-                    if size > MAX_ALONG {
+                    if size > MAX_WINDOWS_PER_AXIS {
                         return Err(OpError::unsupported(format!(
                             "its gradient is written with the number of cells under each window, and {outputs:?} windows \
                              are too many for that; smaller pads or larger strides make fewer"
@@ -103,7 +103,7 @@ impl AveragePool {
                     }
                     let mut dims = vec![1; outputs.len()];
                     dims[k] = size;
-                    tables.push((dims, self.counts_along(k, axes).into_iter().map(inverse).collect()));
+                    tables.push((dims, self.counts_along(k, axes).into_iter().map(inverse_count).collect()));
                 }
             }
         }
@@ -121,7 +121,7 @@ impl AveragePool {
     }
 
     /// Adds the gradient of the averaged input for spatial sizes that are only known at run time, from `shape`.
-    pub(super) fn shared_at_run_time(
+    pub(super) fn add_gradient_at_run_time(
         &self,
         to: &mut impl NodeSink,
         (g, dtype): (ValueId, DType),
@@ -132,12 +132,12 @@ impl AveragePool {
         };
         let kernel = self.windows.kernel();
         let cells: Vec<i64> = kernel.iter().map(|&size| size as i64).collect();
-        let filter = ones(to, dtype, &kernel)?;
-        let inputs = spatial_part(to, shape, kernel.len());
+        let filter = add_ones_filter(to, dtype, &kernel)?;
+        let inputs = add_spatial_sizes(to, shape, kernel.len());
         let outputs = add(to, "Shape", &[g], Attrs::new());
-        let outputs = spatial_part(to, outputs, kernel.len());
+        let outputs = add_spatial_sizes(to, outputs, kernel.len());
 
-        let factor = self.factor_at_run_time(to, dtype, inputs, outputs)?;
+        let factor = self.add_factor_at_run_time(to, dtype, inputs, outputs)?;
         let shared = add(to, "Mul", &[g, factor], Attrs::new());
         // A size of 0 copies the size of the axis with the same index.
         let planes: Vec<i64> = [-1, 1].into_iter().chain(kernel.iter().map(|_| 0)).collect();
@@ -145,14 +145,14 @@ impl AveragePool {
         let by_plane = add(to, "Reshape", &[shared, planes], Attrs::new());
         // The transposed convolution covers all positions that windows can reach: the padding before the input, and up
         // to a stride minus one after the input. The input is a slice of these positions.
-        let steps = sliding.list(kernel.len(), Sliding::stride);
+        let steps = sliding.per_axis(kernel.len(), Sliding::stride);
         let attrs = Attrs::new()
             .with("kernel_shape", cells)
             .with("output_padding", steps.iter().map(|step| step - 1).collect::<Vec<i64>>())
             .with("strides", steps)
-            .with("dilations", sliding.list(kernel.len(), Sliding::dilation));
+            .with("dilations", sliding.per_axis(kernel.len(), Sliding::dilation));
         let reached = add(to, "ConvTranspose", &[by_plane, filter], attrs);
-        let before = before(to, sliding, &kernel, inputs, outputs);
+        let before = add_padding_before(to, sliding, &kernel, inputs, outputs);
         let end = add(to, "Add", &[before, inputs], Attrs::new());
         let axes: Vec<i64> = (2..kernel.len() as i64 + 2).collect();
         let axes = ints(to, &axes);
@@ -161,7 +161,7 @@ impl AveragePool {
     }
 
     /// Adds one over the number of elements that each window counts: a number, or a tensor of `outputs` elements.
-    fn factor_at_run_time(
+    fn add_factor_at_run_time(
         &self,
         to: &mut impl NodeSink,
         dtype: DType,
@@ -183,8 +183,8 @@ impl AveragePool {
         // Counts are sums of ones, or averages of ones and zeros. They may overflow float16, so their type is at least
         // float32.
         let wide = super::sum_dtype(dtype);
-        let steps = sliding.list(count, Sliding::stride);
-        let dilations = sliding.list(count, Sliding::dilation);
+        let steps = sliding.per_axis(count, Sliding::stride);
+        let dilations = sliding.per_axis(count, Sliding::dilation);
         let attrs = Attrs::new()
             .with("kernel_shape", kernel.iter().map(|&size| size as i64).collect::<Vec<i64>>())
             .with("strides", steps.clone())
@@ -214,7 +214,7 @@ impl AveragePool {
             let front = (0..count).map(|k| own(pads[k].0));
             let back = (0..count).map(|k| own(pads[k].1).saturating_add(hanging(k)));
             let attrs = attrs.with("pads", front.chain(back).collect::<Vec<i64>>());
-            let filter = ones(to, wide, &kernel)?;
+            let filter = add_ones_filter(to, wide, &kernel)?;
             add(to, "Conv", &[plane, filter], attrs)
         };
         if ceil {
@@ -237,14 +237,14 @@ impl AveragePool {
 }
 
 /// Returns the spatial sizes in a shape with `count` spatial axes.
-fn spatial_part(to: &mut impl NodeSink, shape: ValueId, count: usize) -> ValueId {
+fn add_spatial_sizes(to: &mut impl NodeSink, shape: ValueId, count: usize) -> ValueId {
     let (start, end) = (ints(to, &[2]), ints(to, &[count as i64 + 2]));
     let first = ints(to, &[0]);
     add(to, "Slice", &[shape, start, end, first], Attrs::new())
 }
 
 /// Adds the padding before each spatial axis.
-fn before(
+fn add_padding_before(
     to: &mut impl NodeSink,
     sliding: &Sliding,
     kernel: &[usize],
@@ -256,7 +256,7 @@ fn before(
         return ints(to, &(0..count).map(|k| sliding.padding(k, count).0).collect::<Vec<i64>>());
     }
     // max(0, (outputs - 1) * stride + reach - inputs)
-    let steps = sliding.list(count, Sliding::stride);
+    let steps = sliding.per_axis(count, Sliding::stride);
     let reach = |k: usize| (kernel[k] as i64 - 1).saturating_mul(sliding.dilation(k)).saturating_add(1);
     let over: Vec<i64> = (0..count).map(|k| reach(k).saturating_sub(steps[k])).collect();
     let (steps, over, two) = (ints(to, &steps), ints(to, &over), ints(to, &[2]));
@@ -277,7 +277,7 @@ fn before(
 /// others get zeros.
 ///
 /// Of equal elements the first is the largest. NaN is larger than all numbers.
-pub(super) fn to_first_largest(
+pub(super) fn add_first_largest_gradient(
     to: &mut impl NodeSink,
     (g, dtype): (ValueId, DType),
     (x, y): (ValueId, ValueId),
@@ -310,10 +310,10 @@ pub(super) fn to_first_largest(
 
 /// Decomposes `MaxPoolGrad` into a scatter. The indices are flat over the whole pooled tensor.
 pub(super) fn decompose_max_grad(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
-    let (g, index) = (rw.required(0)?, rw.required(1)?);
+    let (g, index) = (rw.required_input(0)?, rw.required_input(1)?);
     let dtype = rw.dtype(g).ok_or_else(|| OpError::unsupported("the type of the gradient must be known"))?;
-    let dims = result(rw).and_then(Shape::concrete);
-    let pooled = rw.maker_of(index).filter(|node| node.inputs.len() == 1).and_then(|node| node.inputs[0]);
+    let dims = result_shape(rw).and_then(Shape::concrete);
+    let pooled = rw.producer_of(index).filter(|node| node.inputs.len() == 1).and_then(|node| node.inputs[0]);
     let shape = match (&dims, pooled) {
         (Some(dims), _) => rw.ints("shape", &dims.iter().map(|&size| size as i64).collect::<Vec<i64>>()),
         (None, Some(pooled)) => rw.add("Shape", &[pooled], Attrs::new()),
@@ -328,27 +328,27 @@ pub(super) fn decompose_max_grad(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let zeros = rw.add("ConstantOfShape", &[shape], zeros);
     if dims.is_some_and(|dims| dims.contains(&0)) {
         // Without elements there are no indices.
-        rw.output(0, zeros);
+        rw.replace_output(0, zeros);
         return Ok(());
     }
     let line = rw.ints("line", &[-1]);
-    if rw.version() < SUMMED {
+    if rw.version() < SCATTER_ADD_OPSET {
         let zeros = rw.add("Reshape", &[zeros, line], Attrs::new());
-        let scattered = scattered_apart(rw, zeros, index, g)?;
+        let scattered = scatter_by_groups(rw, zeros, index, g)?;
         let result = rw.add("Reshape", &[scattered, shape], Attrs::new());
-        rw.output(0, result);
+        rw.replace_output(0, result);
         return Ok(());
     }
     let [zeros, index, g] = [zeros, index, g].map(|value| rw.add("Reshape", &[value, line], Attrs::new()));
     let attrs = Attrs::new().with("axis", 0i64).with("reduction", "add");
     let scattered = rw.add("ScatterElements", &[zeros, index, g], attrs);
     let result = rw.add("Reshape", &[scattered, shape], Attrs::new());
-    rw.output(0, result);
+    rw.replace_output(0, result);
     Ok(())
 }
 
 /// First opset with the scatter reduction `add`.
-const SUMMED: i64 = 16;
+const SCATTER_ADD_OPSET: i64 = 16;
 
 /// Maximum number of groups of windows.
 const MAX_GROUPS: i64 = 256;
@@ -357,7 +357,7 @@ const MAX_GROUPS: i64 = 256;
 ///
 /// Windows that do not overlap have distinct indices. So the windows are split into groups without overlap, and the
 /// results of the groups are added.
-fn scattered_apart(
+fn scatter_by_groups(
     rw: &mut Rewrite<'_>,
     zeros: ValueId,
     index: ValueId,
@@ -378,7 +378,7 @@ fn scattered_apart(
     let groups = over.iter().try_fold(1i64, |n, &size| n.checked_mul(size));
     let Some(groups) = groups.filter(|&groups| groups <= MAX_GROUPS) else {
         return Err(OpError::unsupported(format!(
-            "before opset {SUMMED} its gradient is written for each group of windows that do not overlap, and {over:?} are \
+            "before opset {SCATTER_ADD_OPSET} its gradient is written for each group of windows that do not overlap, and {over:?} are \
              too many"
         )));
     };
@@ -397,7 +397,7 @@ fn scattered_apart(
             .collect();
         let [index, g] = if groups == 1 {
             [index, g]
-        } else if let Some(rows) = rows_of_group(rw, index, &starts, &over) {
+        } else if let Some(rows) = group_windows(rw, index, &starts, &over) {
             let mut taken = [index, g];
             for (k, rows) in rows.iter().enumerate() {
                 let rows = rw.ints("rows", rows);
@@ -421,24 +421,24 @@ fn scattered_apart(
 }
 
 /// First opset with steps in Slice.
-const STEPS: i64 = 10;
+const SLICE_STEPS_OPSET: i64 = 10;
 
 /// Returns the windows of a group along each axis, for opsets without steps in Slice, if the sizes are known.
-fn rows_of_group(rw: &Rewrite<'_>, index: ValueId, starts: &[i64], steps: &[i64]) -> Option<Vec<Vec<i64>>> {
+fn group_windows(rw: &Rewrite<'_>, index: ValueId, starts: &[i64], steps: &[i64]) -> Option<Vec<Vec<i64>>> {
     let sizes: Option<Vec<usize>> = rw.shape(index)?.iter().skip(2).map(ortrain_graph::Dim::known).collect();
     let rows = |((&start, &step), size): ((&i64, &i64), usize)| -> Vec<i64> {
         (0..size as i64).skip(start as usize).step_by(step as usize).collect()
     };
-    let sizes = sizes.filter(|_| rw.version() < STEPS)?;
+    let sizes = sizes.filter(|_| rw.version() < SLICE_STEPS_OPSET)?;
     Some(starts.iter().zip(steps).zip(sizes).map(rows).collect())
 }
 
 /// Decomposes `AveragePoolGrad` into a transposed convolution with ones. The spatial sizes must be declared.
 pub(super) fn decompose_average_grad(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let average = super::read_average(rw.node())?;
-    let g = rw.required(0)?;
+    let g = rw.required_input(0)?;
     let dtype = rw.dtype(g).ok_or_else(|| OpError::unsupported("the type of the gradient must be known"))?;
-    let Some(declared) = result(rw).cloned() else {
+    let Some(declared) = result_shape(rw).cloned() else {
         return Err(OpError::unsupported("the shape of what was averaged must be declared"));
     };
     let spatial: Option<Vec<usize>> = declared.iter().skip(2).map(ortrain_graph::Dim::known).collect();
@@ -458,12 +458,12 @@ pub(super) fn decompose_average_grad(rw: &mut Rewrite<'_>) -> Result<(), OpError
         rw.add("Concat", &[lead, rest], Attrs::new().with("axis", 0i64))
     };
     let (_, patch) = rw.patch();
-    let gradient = average.shared(patch, (g, dtype), &spatial, shape)?;
-    rw.output(0, gradient);
+    let gradient = average.add_gradient(patch, (g, dtype), &spatial, shape)?;
+    rw.replace_output(0, gradient);
     Ok(())
 }
 
 /// Returns the known shape of the node's result.
-fn result<'a>(rw: &'a Rewrite<'_>) -> Option<&'a Shape> {
+fn result_shape<'a>(rw: &'a Rewrite<'_>) -> Option<&'a Shape> {
     rw.shape(rw.node().outputs.first().copied().flatten()?)
 }

@@ -1,10 +1,10 @@
 use ortrain_graph::ValueType;
 
-use super::super::conv::tests::with_names;
+use super::super::conv::tests::with_symbolic_sizes;
 use super::*;
 use crate::testing::*;
 
-fn image(dims: &[usize]) -> Tensor {
+fn test_image(dims: &[usize]) -> Tensor {
     let len = dims.iter().product::<usize>();
     let elements: Vec<f64> = (0..len).map(|i| ((i * 7919 + 13) % 101) as f64 / 10.0 - 5.0).collect();
     f64s(dims, &elements)
@@ -15,7 +15,7 @@ fn pool(op: &str, x: &Tensor, attrs: Attrs) -> Tensor {
 }
 
 #[test]
-fn the_largest_of_each_window_and_where_it_is() {
+fn max_pool_and_indices() {
     let x = f64s(&[1, 1, 2, 4], &[1.0, 5.0, 2.0, 2.0, 3.0, 4.0, 2.0, 0.0]);
     let attrs = Attrs::new().with("kernel_shape", vec![2i64, 2]).with("strides", vec![2i64, 2]);
     let outputs = run_node(("", "MaxPool"), &[Some(&x)], 2, attrs.clone()).expect("it runs");
@@ -27,7 +27,7 @@ fn the_largest_of_each_window_and_where_it_is() {
 }
 
 #[test]
-fn averages_divide_by_what_they_cover() {
+fn average_divides_by_window_elements() {
     let x = f64s(&[1, 1, 3], &[1.0, 2.0, 6.0]);
     let attrs = Attrs::new().with("kernel_shape", vec![2i64]).with("pads", vec![1i64, 1]);
     assert_eq!(pool("AveragePool", &x, attrs.clone()).to_f64(), [1.0, 1.5, 4.0, 6.0]);
@@ -43,8 +43,8 @@ fn averages_divide_by_what_they_cover() {
 }
 
 #[test]
-fn everything_is_one_window() {
-    let x = image(&[2, 3, 4, 5]);
+fn global_pools() {
+    let x = test_image(&[2, 3, 4, 5]);
     let planes = x.to_f64();
     let largest: Vec<f64> =
         planes.chunks(20).map(|plane| plane.iter().copied().fold(f64::NEG_INFINITY, f64::max)).collect();
@@ -74,16 +74,17 @@ fn gradients() {
         ("GlobalAveragePool", Attrs::new()),
     ];
     for (op, attrs) in cases {
-        let x = image(&[2, 2, 6, 7]);
-        let graph = one_node(crate::NEWEST_OPSET, ("", op), &[Some(&x)], 1, attrs.clone()).expect("right");
+        let x = test_image(&[2, 2, 6, 7]);
+        let graph =
+            one_node_graph(crate::NEWEST_OPSET, ("", op), &[Some(&x)], 1, attrs.clone()).expect("right");
         check_gradients(&graph, std::slice::from_ref(&x), &[0], &[0]);
         // The same in plain ONNX, and with symbolic sizes.
         let y = run(&graph, std::slice::from_ref(&x)).expect("it runs").remove(0);
-        let seed = [Some(spread(y.dims(), 3))];
+        let seed = [Some(generic_tensor(y.dims(), 3))];
         let known = gradient_graph(&graph, &seed, &[0]);
         let want = run(&known, std::slice::from_ref(&x)).expect("it runs").remove(0);
         for axes in [&[][..], &[0], &[2, 3], &[3], &[0, 1, 2, 3]] {
-            let named = gradient_graph(&with_names(&graph, 0, axes), &seed, &[0]);
+            let named = gradient_graph(&with_symbolic_sizes(&graph, 0, axes), &seed, &[0]);
             let got =
                 run(&named, std::slice::from_ref(&x)).unwrap_or_else(|e| panic!("{op} {attrs:?}: {e:?}"));
             assert_close(&got[0], &want, 1e-12);
@@ -94,7 +95,7 @@ fn gradients() {
 
 /// The first of several equal elements, and of several NaNs, gets the whole gradient, with known and symbolic sizes.
 #[test]
-fn the_first_of_the_largest_gets_everything() {
+fn first_maximum_gets_gradient() {
     let (nan, inf) = (f64::NAN, f64::INFINITY);
     for (elements, at) in [
         ([1.0, 3.0, 3.0, 2.0], 1),
@@ -104,13 +105,13 @@ fn the_first_of_the_largest_gets_everything() {
         ([-0.0, 0.0, -1.0, 0.0], 0),
     ] {
         let x = f64s(&[1, 1, 4], &elements);
-        let graph = one_node(crate::NEWEST_OPSET, ("", "GlobalMaxPool"), &[Some(&x)], 1, Attrs::new());
+        let graph = one_node_graph(crate::NEWEST_OPSET, ("", "GlobalMaxPool"), &[Some(&x)], 1, Attrs::new());
         let graph = graph.expect("it is right");
         let mut want = [0.0; 4];
         want[at] = 2.5;
         for axes in [&[][..], &[2]] {
             let seed = [Some(f64s(&[1, 1, 1], &[2.5]))];
-            let named = gradient_graph(&with_names(&graph, 0, axes), &seed, &[0]);
+            let named = gradient_graph(&with_symbolic_sizes(&graph, 0, axes), &seed, &[0]);
             let got = run(&named, std::slice::from_ref(&x)).expect("it runs");
             assert_eq!(got[0].to_f64(), want, "{elements:?} {axes:?}");
             check_decomposition(&named, std::slice::from_ref(&x), 0.0);
@@ -121,11 +122,11 @@ fn the_first_of_the_largest_gets_everything() {
 /// Gradient nodes as onnxruntime-training writes them. MaxPoolGrad takes the shape from the node that made the indices,
 /// AveragePoolGrad from its declared result.
 #[test]
-fn gradients_of_the_runtime_in_plain_onnx() {
-    let x = image(&[2, 3, 5, 6]);
+fn onnxruntime_gradients_decompose() {
+    let x = test_image(&[2, 3, 5, 6]);
     let attrs = || Attrs::new().with("kernel_shape", vec![3i64, 2]).with("pads", vec![1i64, 1, 0, 0]);
     let y = pool("MaxPool", &x, attrs());
-    let given = [x.clone(), spread(y.dims(), 5)];
+    let given = [x.clone(), generic_tensor(y.dims(), 5)];
     for batch in [Dim::Known(2), Dim::symbol("N")] {
         let (mut largest, ids) = graph(&[&given[0], &given[1]]);
         let ty = |dims: &[usize]| {
@@ -159,8 +160,8 @@ fn gradients_of_the_runtime_in_plain_onnx() {
 
 /// Opsets without a scatter reduction get one scatter for each group of windows without overlap.
 #[test]
-fn gradients_before_scatters_that_add() {
-    let x = image(&[2, 3, 7, 6]);
+fn gradients_before_scatter_reduction() {
+    let x = test_image(&[2, 3, 7, 6]);
     for (kernel, attrs, oldest) in [
         ([2, 2], Attrs::new().with("strides", vec![2i64, 2]), 9),
         ([3, 2], Attrs::new().with("strides", vec![2i64, 1]).with("pads", vec![1i64, 0, 1, 1]), 9),
@@ -169,18 +170,18 @@ fn gradients_before_scatters_that_add() {
         ([7, 6], Attrs::new(), 9),
     ] {
         let attrs = attrs.with("kernel_shape", kernel.to_vec());
-        let pooled = one_node(28, ("", "MaxPool"), &[Some(&x)], 1, attrs).expect("valid");
+        let pooled = one_node_graph(28, ("", "MaxPool"), &[Some(&x)], 1, attrs).expect("valid");
         for opset in [15, 11, oldest] {
             check_decomposed_gradients(&pooled, std::slice::from_ref(&x), &[0], opset);
         }
     }
-    let pooled = one_node(28, ("", "GlobalMaxPool"), &[Some(&x)], 1, Attrs::new()).expect("valid");
+    let pooled = one_node_graph(28, ("", "GlobalMaxPool"), &[Some(&x)], 1, Attrs::new()).expect("valid");
     check_decomposed_gradients(&pooled, &[x], &[0], 9);
 }
 
 /// If no node made the indices, MaxPoolGrad has its declared shape.
 #[test]
-fn a_gradient_at_positions_that_are_given() {
+fn max_pool_gradient_with_input_indices() {
     let (g, index) = (f64s(&[1, 1, 3], &[1.0, 2.0, 4.0]), Tensor::i64(&[1, 1, 3], &[1, 1, 3]));
     let (mut given, ids) = graph(&[&g, &index]);
     let attrs = Attrs::new().with("kernel_shape", vec![2i64]);
@@ -193,8 +194,8 @@ fn a_gradient_at_positions_that_are_given() {
 }
 
 #[test]
-fn gradients_whose_shape_nobody_says_have_no_plain_spelling() {
-    let (g, index) = (image(&[1, 1, 2]), Tensor::i64(&[1, 1, 2], &[0, 1]));
+fn gradients_of_unknown_shape_do_not_decompose() {
+    let (g, index) = (test_image(&[1, 1, 2]), Tensor::i64(&[1, 1, 2], &[0, 1]));
     let attrs = || Attrs::new().with("kernel_shape", vec![2i64]);
     let (mut lost, ids) = graph(&[&g, &index]);
     add(&mut lost, ("", "MaxPoolGrad"), "dx", &[Some(ids[0]), Some(ids[1])], 1, attrs());
@@ -211,8 +212,8 @@ fn gradients_whose_shape_nobody_says_have_no_plain_spelling() {
 }
 
 #[test]
-fn what_does_not_fit_is_refused() {
-    let x = image(&[1, 1, 1]);
+fn rejects_invalid_nodes() {
+    let x = test_image(&[1, 1, 1]);
     let ints = |name: &str, list: &[i64]| Attrs::new().with(name, list);
     for (op, attrs, needle) in [
         ("MaxPool", Attrs::new(), "kernel_shape is missing"),
@@ -231,7 +232,8 @@ fn what_does_not_fit_is_refused() {
         ),
         ("MaxPool", ints("kernel_shape", &[1]).with("storage_order", 2i64), "storage_order 2 is neither"),
     ] {
-        let error = one_node(crate::NEWEST_OPSET, ("", op), &[Some(&x)], 1, attrs).expect_err("refused");
+        let error =
+            one_node_graph(crate::NEWEST_OPSET, ("", op), &[Some(&x)], 1, attrs).expect_err("refused");
         let message = error.to_string();
         assert!(
             message.contains(needle) && message.contains(op) && message.contains("[1, 1, 1]"),
@@ -242,7 +244,7 @@ fn what_does_not_fit_is_refused() {
 
 /// The time does not depend on the size of the window.
 #[test]
-fn enormous_windows_are_quick() {
+fn huge_windows_are_fast() {
     let x = f64s(&[1, 1, 2], &[1.0, 2.0]);
     let attrs = Attrs::new().with("kernel_shape", vec![1i64 << 40]).with("auto_pad", "SAME_UPPER");
     assert_eq!(pool("AveragePool", &x, attrs.clone()).to_f64(), [1.5, 1.5]);
@@ -250,8 +252,8 @@ fn enormous_windows_are_quick() {
 }
 
 #[test]
-fn older_sets_say_what_they_lack() {
-    let x = image(&[1, 2, 5, 5]);
+fn downgrade_names_required_opset() {
+    let x = test_image(&[1, 2, 5, 5]);
     let kernel = || Attrs::new().with("kernel_shape", vec![2i64, 2]);
     for (op, attrs, outputs, least) in [
         ("MaxPool", kernel().with("ceil_mode", 1i64), 1, 10),
@@ -261,15 +263,15 @@ fn older_sets_say_what_they_lack() {
         ("MaxPool", kernel(), 2, 8),
     ] {
         let graph =
-            one_node(crate::NEWEST_OPSET, ("", op), &[Some(&x)], outputs, attrs).expect("it is right");
+            one_node_graph(crate::NEWEST_OPSET, ("", op), &[Some(&x)], outputs, attrs).expect("it is right");
         check_downgrade(&graph, std::slice::from_ref(&x), least);
         let error = crate::passes::versions::downgrade(&mut graph.clone(), least - 1).expect_err("too old");
         assert!(error.to_string().contains(&format!("opset {least} or newer")), "{error}");
     }
     let plain = kernel().with("ceil_mode", 0i64).with("dilations", vec![1i64, 1]);
     for op in ["MaxPool", "AveragePool"] {
-        let graph =
-            one_node(crate::NEWEST_OPSET, ("", op), &[Some(&x)], 1, plain.clone()).expect("it is right");
+        let graph = one_node_graph(crate::NEWEST_OPSET, ("", op), &[Some(&x)], 1, plain.clone())
+            .expect("it is right");
         let old = check_downgrade(&graph, std::slice::from_ref(&x), 7);
         assert!(old.nodes[0].attrs.0.keys().eq(["kernel_shape"]), "{old}");
     }

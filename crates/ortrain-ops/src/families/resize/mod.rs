@@ -30,16 +30,18 @@ mod versions;
 use ortrain_expr::{Access, BinaryOp};
 use ortrain_graph::{DType, Dim, Graph, Node, Shape, Tensor};
 
-use onnx_decomposition::{List, OnnxDecomposition};
-use sampling::{Coordinates, Given, Policy, Settings, fitting, scaled};
+use onnx_decomposition::{ListInput, OnnxDecomposition};
+use sampling::{
+    AspectRatioPolicy, CoordinateMode, ResizeAttributes, ResizeInputs, check_list_length, scaled_size,
+};
 use versions::{downgrade, upgrade, upgrade_upsample};
 
 use crate::OpError;
-use crate::axis_map::apply;
+use crate::axis_map::apply_axis_maps;
 use crate::grad::Grad;
 use crate::infer::Infer;
 use crate::lower::Lower;
-use crate::op::{Definition, Need, Op};
+use crate::op::{Definition, Op, ValueRequirement};
 use crate::rewrite::Rewrite;
 
 const ROI: usize = 1;
@@ -48,14 +50,14 @@ const SIZES: usize = 3;
 
 /// Reads roi, scales and sizes. Returns `None` if a required input is unknown. `present` returns true if an input is
 /// present; `numbers` and `integers` return its elements.
-fn given(
-    settings: &Settings,
+fn read_inputs(
+    settings: &ResizeAttributes,
     present: impl Fn(usize) -> bool,
     numbers: impl Fn(usize) -> Option<Vec<f64>>,
     integers: impl Fn(usize) -> Option<Vec<i64>>,
-) -> Option<Given> {
-    let mut given = Given::default();
-    if settings.coordinates == Coordinates::TfCropAndResize && present(ROI) {
+) -> Option<ResizeInputs> {
+    let mut given = ResizeInputs::default();
+    if settings.coordinates == CoordinateMode::TfCropAndResize && present(ROI) {
         given.roi = Some(numbers(ROI)?);
     }
     if present(SCALES) {
@@ -74,29 +76,29 @@ fn is_empty_list(shape: Option<&Shape>) -> bool {
 
 /// Checks the types of roi, scales and sizes.
 fn check_types(cx: &Infer<'_>) -> Result<(), OpError> {
-    if cx.has(ROI) {
-        cx.dtype_where(ROI, "a float type", DType::is_float)?;
+    if cx.has_input(ROI) {
+        cx.expect_dtype(ROI, "a float type", DType::is_float)?;
     }
-    if cx.has(SCALES) {
-        cx.dtype_where(SCALES, "float32", |dtype| dtype == DType::F32)?;
+    if cx.has_input(SCALES) {
+        cx.expect_dtype(SCALES, "float32", |dtype| dtype == DType::F32)?;
     }
-    if cx.has(SIZES) {
-        cx.dtype_where(SIZES, "int64", |dtype| dtype == DType::I64)?;
+    if cx.has_input(SIZES) {
+        cx.expect_dtype(SIZES, "int64", |dtype| dtype == DType::I64)?;
     }
     Ok(())
 }
 
 /// Operator that resizes a tensor.
 struct Resize {
-    settings: Settings,
+    settings: ResizeAttributes,
 }
 
 impl Resize {
     /// Returns the shape of the result for an input shape.
-    fn shape(&self, cx: &Infer<'_>, shape: &Shape) -> Result<Shape, OpError> {
+    fn result_shape(&self, cx: &Infer<'_>, shape: &Shape) -> Result<Shape, OpError> {
         let settings = &self.settings;
         let axes = settings.axes(shape.rank())?;
-        let present = |k: usize| cx.has(k) && !is_empty_list(cx.shape(k));
+        let present = |k: usize| cx.has_input(k) && !is_empty_list(cx.shape(k));
         match (present(SCALES), present(SIZES)) {
             (true, true) => return Err(OpError::invalid("both scales and sizes are given")),
             (false, false) => return Err(OpError::invalid("neither scales nor sizes are given")),
@@ -104,7 +106,7 @@ impl Resize {
         }
         let mut result = shape.clone();
         let numbers = |k: usize| cx.constant(k).map(Tensor::to_f64);
-        let known = given(settings, present, numbers, |k| cx.ints(k));
+        let known = read_inputs(settings, present, numbers, |k| cx.ints(k));
         // Axes that are not resized may have unknown sizes.
         let open = axes.iter().any(|&axis| shape[axis].known().is_none());
         if let (Some(given), false) = (&known, open) {
@@ -116,16 +118,16 @@ impl Resize {
         }
         if let Some(scales) = cx.constant(SCALES).filter(|_| present(SCALES)) {
             let scales = scales.to_f64();
-            fitting("scales", &scales, axes.len(), 1)?;
+            check_list_length("scales", &scales, axes.len(), 1)?;
             for (&axis, &scale) in axes.iter().zip(&scales) {
                 result[axis] = match shape[axis].known() {
-                    Some(size) => Dim::Known(scaled(axis, size, scale)?),
+                    Some(size) => Dim::Known(scaled_size(axis, size, scale)?),
                     None if scale == 1.0 => shape[axis].clone(),
                     None => cx.unknown_dim(0, axis),
                 };
             }
-        } else if let (Some(sizes), Policy::Stretch) = (cx.sizes(SIZES), settings.policy) {
-            fitting("sizes", &sizes, axes.len(), 1)?;
+        } else if let (Some(sizes), AspectRatioPolicy::Stretch) = (cx.sizes(SIZES), settings.policy) {
+            check_list_length("sizes", &sizes, axes.len(), 1)?;
             for (&axis, size) in axes.iter().zip(sizes) {
                 result[axis] = size;
             }
@@ -140,21 +142,21 @@ impl Resize {
 
 impl Op for Resize {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
-        cx.arity(1, 4, 1)?;
+        cx.check_arity(1, 4, 1)?;
         let dtype = cx.dtype(0)?;
         check_types(cx)?;
-        let shape = cx.shape(0).map(|shape| self.shape(cx, shape)).transpose()?;
-        cx.output(0, dtype, shape);
+        let shape = cx.shape(0).map(|shape| self.result_shape(cx, shape)).transpose()?;
+        cx.set_output(0, dtype, shape);
         Ok(())
     }
 
-    fn needs_value(&self, k: usize, _: DType) -> Need {
-        if k == 0 { Need::Never } else { Need::Always }
+    fn needs_value(&self, k: usize, _: DType) -> ValueRequirement {
+        if k == 0 { ValueRequirement::Never } else { ValueRequirement::Always }
     }
 
     fn grad(&self, cx: &mut Grad<'_>) -> Result<(), OpError> {
         let Some(g) = cx.output_grad(0) else { return Ok(()) };
-        if !cx.wants(0) {
+        if !cx.needs_grad(0) {
             return Ok(());
         }
         let (x, y) = (cx.input(0)?, cx.output(0, "y"));
@@ -162,19 +164,19 @@ impl Op for Resize {
         let given_input =
             |cx: &Grad<'_>, k: usize| cx.optional_input(k).filter(|&id| !is_empty_list(cx.shape(id)));
         let list = |k: usize| match given_input(cx, k) {
-            None => List::Absent,
-            Some(id) => cx.constant_of(id).map_or(List::Open, List::Known),
+            None => ListInput::Absent,
+            Some(id) => cx.constant_of(id).map_or(ListInput::Unknown, ListInput::Known),
         };
         if let (Some(before), Some(after)) = (cx.shape(x), cx.shape(y))
             && let Some(spelling) = OnnxDecomposition::new(settings, [before, after], list)?
         {
             let dtype = cx.dtype(x)?;
             let gradient = spelling.emit(cx, g, dtype);
-            cx.give(0, gradient);
+            cx.set_grad(0, gradient);
             return Ok(());
         }
         let mut inputs = vec![Some(g), Some(x), given_input(cx, ROI), given_input(cx, SCALES)];
-        if settings.policy != Policy::Stretch {
+        if settings.policy != AspectRatioPolicy::Stretch {
             inputs.push(given_input(cx, SIZES));
         }
         while inputs.last() == Some(&None) {
@@ -182,13 +184,13 @@ impl Op for Resize {
         }
         let attrs = cx.node().attrs.clone();
         let gradient = cx.add_node("com.microsoft", "ResizeGrad", &inputs, 1, attrs)[0];
-        cx.give(0, gradient);
+        cx.set_grad(0, gradient);
         Ok(())
     }
 
     fn lower(&self, cx: &mut Lower<'_>) -> Result<(), OpError> {
         let dims = cx.dims(0);
-        let plans = self.settings.plan(&dims, &constants(cx, &self.settings, 0)?)?;
+        let plans = self.settings.plan(&dims, &read_constant_inputs(cx, &self.settings, 0)?)?;
         let (mut maps, mut outsides) = (Vec::new(), Vec::new());
         for plan in &plans {
             let Some((map, outside)) = self.settings.sampling(plan)? else { continue };
@@ -203,11 +205,11 @@ impl Op for Resize {
         }
         let (input, output) = (cx.input(0), cx.output(0));
         if outsides.is_empty() {
-            return apply(cx, (input, &dims), &maps, output);
+            return apply_axis_maps(cx, (input, &dims), &maps, output);
         }
         let (dtype, out_dims) = (cx.out_dtype(0), cx.out_dims(0));
-        let inside = cx.temp("inside", dtype, out_dims.iter().product());
-        apply(cx, (input, &dims), &maps, inside)?;
+        let inside = cx.alloc_temp("inside", dtype, out_dims.iter().product());
+        apply_axis_maps(cx, (input, &dims), &maps, inside)?;
         let mut nest = cx.nest(&out_dims, 0);
         let value = nest.load_strided(cx, inside, 0, &Access::contiguous(dtype, &out_dims).strides);
         let mut any = None;
@@ -223,27 +225,35 @@ impl Op for Resize {
         let ty = nest.b.ty(value);
         let other = nest.b.constant(ty, self.settings.extrapolation);
         let chosen = any.map_or(value, |any| nest.b.select(any, other, value));
-        nest.store_whole(cx, output, chosen);
+        nest.store_contiguous(cx, output, chosen);
         cx.emit(nest.instruction())
     }
 }
 
 /// Reads roi, scales and sizes during lowering; `first` is the number of inputs before the resized input.
-fn constants(cx: &Lower<'_>, settings: &Settings, first: usize) -> Result<Given, OpError> {
+fn read_constant_inputs(
+    cx: &Lower<'_>,
+    settings: &ResizeAttributes,
+    first: usize,
+) -> Result<ResizeInputs, OpError> {
     let constant = |k: usize| cx.constant(first + k);
-    let present = |k: usize| cx.has(first + k) && !cx.dims(first + k).contains(&0);
+    let present = |k: usize| cx.has_input(first + k) && !cx.dims(first + k).contains(&0);
     let integers = |k: usize| constant(k).and_then(Tensor::to_i64);
-    given(settings, present, |k| constant(k).map(Tensor::to_f64), integers)
+    read_inputs(settings, present, |k| constant(k).map(Tensor::to_f64), integers)
         .ok_or_else(|| OpError::unsupported("scales, sizes and roi must be known when the program is made"))
 }
 
 /// Gradient of [`Resize`]: inputs `dY`, `X` (for its shape), roi, scales, sizes.
 struct ResizeGrad {
-    settings: Settings,
+    settings: ResizeAttributes,
 }
 
 /// Returns `given`, with the sizes of the result if both scales and sizes are missing.
-fn or_sizes(settings: &Settings, mut given: Given, out_dims: &[usize]) -> Result<Given, OpError> {
+fn with_default_sizes(
+    settings: &ResizeAttributes,
+    mut given: ResizeInputs,
+    out_dims: &[usize],
+) -> Result<ResizeInputs, OpError> {
     if given.scales.is_none() && given.sizes.is_none() {
         let axes = settings.axes(out_dims.len())?;
         given.sizes = Some(axes.iter().map(|&axis| out_dims[axis] as i64).collect());
@@ -253,20 +263,21 @@ fn or_sizes(settings: &Settings, mut given: Given, out_dims: &[usize]) -> Result
 
 impl Op for ResizeGrad {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
-        cx.arity(2, 5, 1)?;
-        let dtype = cx.dtype_where(0, "a float type", DType::is_float)?;
-        cx.same_dtype([0, 1])?;
-        cx.output(0, dtype, cx.shape(1).cloned());
+        cx.check_arity(2, 5, 1)?;
+        let dtype = cx.expect_dtype(0, "a float type", DType::is_float)?;
+        cx.expect_same_dtype([0, 1])?;
+        cx.set_output(0, dtype, cx.shape(1).cloned());
         Ok(())
     }
 
-    fn needs_value(&self, k: usize, _: DType) -> Need {
-        if k < 2 { Need::Never } else { Need::Always }
+    fn needs_value(&self, k: usize, _: DType) -> ValueRequirement {
+        if k < 2 { ValueRequirement::Never } else { ValueRequirement::Always }
     }
 
     fn lower(&self, cx: &mut Lower<'_>) -> Result<(), OpError> {
         let (dims, out_dims) = (cx.dims(1), cx.dims(0));
-        let given = or_sizes(&self.settings, constants(cx, &self.settings, 1)?, &out_dims)?;
+        let given =
+            with_default_sizes(&self.settings, read_constant_inputs(cx, &self.settings, 1)?, &out_dims)?;
         let plans = self.settings.plan(&dims, &given)?;
         let mut expected = dims.clone();
         for plan in &plans {
@@ -288,34 +299,34 @@ impl Op for ResizeGrad {
             return Ok(());
         }
         let (input, output) = (cx.input(0), cx.output(0));
-        apply(cx, (input, &out_dims), &maps, output)
+        apply_axis_maps(cx, (input, &out_dims), &maps, output)
     }
 }
 
 /// Decomposes `ResizeGrad` into operators of `ai.onnx`.
-fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
-    let settings = Settings::new(rw.attrs())?;
-    let (g, x) = (rw.required(0)?, rw.required(1)?);
+fn decompose_grad(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
+    let settings = ResizeAttributes::new(rw.attrs())?;
+    let (g, x) = (rw.required_input(0)?, rw.required_input(1)?);
     let refused = "it can be written in operators of ai.onnx only if sizes, scales and roi are constant";
     let refused = || OpError::unsupported(refused);
     let list = |k: usize| match rw.input(1 + k).filter(|&id| !is_empty_list(rw.shape(id))) {
-        None => List::Absent,
-        Some(id) => rw.constant_of(id).map_or(List::Open, List::Known),
+        None => ListInput::Absent,
+        Some(id) => rw.constant_of(id).map_or(ListInput::Unknown, ListInput::Known),
     };
     let (Some(before), Some(after)) = (rw.shape(x), rw.shape(g)) else { return Err(refused()) };
     let spelling = OnnxDecomposition::new(&settings, [before, after], list)?.ok_or_else(refused)?;
     let dtype = rw.dtype(g).ok_or_else(|| OpError::invalid("the type of the gradient is not known"))?;
     let result = spelling.emit(rw.patch().1, g, dtype);
-    rw.output(0, result);
+    rw.replace_output(0, result);
     Ok(())
 }
 
 fn build(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
-    Ok(Box::new(Resize { settings: Settings::new(&node.attrs)? }))
+    Ok(Box::new(Resize { settings: ResizeAttributes::new(&node.attrs)? }))
 }
 
 fn build_grad(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
-    Ok(Box::new(ResizeGrad { settings: Settings::new(&node.attrs)? }))
+    Ok(Box::new(ResizeGrad { settings: ResizeAttributes::new(&node.attrs)? }))
 }
 
 fn build_upsample(_: &Graph, _: &Node) -> Result<Box<dyn Op>, OpError> {
@@ -325,7 +336,7 @@ fn build_upsample(_: &Graph, _: &Node) -> Result<Box<dyn Op>, OpError> {
 pub(crate) fn definitions() -> Vec<Definition> {
     vec![
         Definition::new("", "Resize", &[10, 11, 13, 18, 19], build).upgrade(upgrade).downgrade(downgrade),
-        Definition::new("", "Upsample", &[7, 9, 10], build_upsample).rewritten(upgrade_upsample),
-        Definition::new("com.microsoft", "ResizeGrad", &[1], build_grad).differentiated_as(decompose),
+        Definition::new("", "Upsample", &[7, 9, 10], build_upsample).always_rewritten(upgrade_upsample),
+        Definition::new("com.microsoft", "ResizeGrad", &[1], build_grad).differentiated_as(decompose_grad),
     ]
 }

@@ -3,20 +3,20 @@
 use ortrain_expr::{Scalar, Type};
 use ortrain_graph::{Attrs, DType, Dim, Shape, Tensor, ValueId};
 
-use super::sampling::{Coordinates, Given, Policy, Settings};
+use super::sampling::{AspectRatioPolicy, CoordinateMode, ResizeAttributes, ResizeInputs};
 use super::{ROI, SCALES, SIZES};
 use crate::OpError;
 use crate::axis_map::AxisMap;
 use crate::onnx_decomposition::NodeSink;
 
 /// Maximum number of elements of a weight matrix: larger matrices are not worth their memory.
-const LARGEST_MATRIX: usize = 1 << 22;
+const MAX_MATRIX_ELEMENTS: usize = 1 << 22;
 
 /// State of knowledge about roi, scales or sizes.
 #[derive(Clone, Copy)]
-pub(super) enum List<'a> {
+pub(super) enum ListInput<'a> {
     Absent,
-    Open,
+    Unknown,
     Known(&'a Tensor),
 }
 
@@ -30,10 +30,10 @@ pub(super) struct OnnxDecomposition {
 }
 
 /// Returns the number of copies of each element if the map only copies: element `k` to positions from `k * copies` on.
-fn copies(map: &AxisMap) -> Option<usize> {
-    let copies = map.len().checked_div(map.source()).filter(|&copies| copies > 0)?;
+fn copies_per_element(map: &AxisMap) -> Option<usize> {
+    let copies = map.len().checked_div(map.source_size()).filter(|&copies| copies > 0)?;
     let repeats = |k: usize| matches!(map.row(k), [tap] if tap.index == k / copies && tap.weight == 1.0);
-    (map.source() * copies == map.len() && (0..map.len()).all(repeats)).then_some(copies)
+    (map.source_size() * copies == map.len() && (0..map.len()).all(repeats)).then_some(copies)
 }
 
 impl OnnxDecomposition {
@@ -41,21 +41,21 @@ impl OnnxDecomposition {
     /// the shapes before and after resizing; axes of unknown size must not be resized. `list` returns roi, scales and
     /// sizes.
     pub(super) fn new<'a>(
-        settings: &Settings,
+        settings: &ResizeAttributes,
         [x, y]: [&Shape; 2],
-        list: impl Fn(usize) -> List<'a>,
+        list: impl Fn(usize) -> ListInput<'a>,
     ) -> Result<Option<OnnxDecomposition>, OpError> {
-        let crops = settings.coordinates == Coordinates::TfCropAndResize;
-        let mut given = Given::default();
+        let crops = settings.coordinates == CoordinateMode::TfCropAndResize;
+        let mut given = ResizeInputs::default();
         match list(ROI) {
-            List::Known(roi) if crops => given.roi = Some(roi.to_f64()),
-            List::Open if crops => return Ok(None),
+            ListInput::Known(roi) if crops => given.roi = Some(roi.to_f64()),
+            ListInput::Unknown if crops => return Ok(None),
             _ => {}
         }
         match list(SCALES) {
-            List::Known(scales) => given.scales = Some(scales.to_f64()),
-            List::Open => return Ok(None),
-            List::Absent => {}
+            ListInput::Known(scales) => given.scales = Some(scales.to_f64()),
+            ListInput::Unknown => return Ok(None),
+            ListInput::Absent => {}
         }
         let rank = x.rank();
         let axes = settings.axes(rank)?;
@@ -75,8 +75,10 @@ impl OnnxDecomposition {
         let size = |dim: &Dim| dim.known().unwrap_or(1);
         if given.scales.is_none() {
             given.sizes = match (settings.policy, list(SIZES)) {
-                (Policy::Stretch, _) => Some(axes.iter().map(|&axis| size(&y[axis]) as i64).collect()),
-                (_, List::Known(sizes)) => sizes.to_i64(),
+                (AspectRatioPolicy::Stretch, _) => {
+                    Some(axes.iter().map(|&axis| size(&y[axis]) as i64).collect())
+                }
+                (_, ListInput::Known(sizes)) => sizes.to_i64(),
                 _ => return Ok(None),
             };
         }
@@ -88,12 +90,12 @@ impl OnnxDecomposition {
             if map.is_identity() {
                 continue;
             }
-            match copies(&map) {
+            match copies_per_element(&map) {
                 Some(count) => repeated[plan.axis] = Some(count),
                 None => products.push((plan.axis, map)),
             }
         }
-        if products.iter().any(|(_, map)| map.source().saturating_mul(map.len()) > LARGEST_MATRIX) {
+        if products.iter().any(|(_, map)| map.source_size().saturating_mul(map.len()) > MAX_MATRIX_ELEMENTS) {
             return Ok(None);
         }
         // Sums come last: the products have restored the sizes of the other axes.
@@ -125,7 +127,7 @@ impl OnnxDecomposition {
 
     pub(super) fn emit(&self, to: &mut impl NodeSink, mut g: ValueId, dtype: DType) -> ValueId {
         for (axis, map) in &self.products {
-            let (rows, columns) = (map.len(), map.source());
+            let (rows, columns) = (map.len(), map.source_size());
             // For the axis before the last, the matrix is the left factor, which maps results to sources.
             let left = axis + 2 == self.rank;
             let scalars: Vec<Scalar> =

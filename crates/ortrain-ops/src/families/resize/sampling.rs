@@ -8,7 +8,7 @@ use crate::infer::normalize_axis;
 
 /// Choice of the nearest element.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Nearest {
+pub(super) enum NearestMode {
     RoundPreferFloor,
     RoundPreferCeil,
     Floor,
@@ -19,8 +19,8 @@ pub(super) enum Nearest {
 
 /// Interpolation method.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Method {
-    Nearest(Nearest),
+pub(super) enum InterpolationMethod {
+    Nearest(NearestMode),
     Linear,
     /// Cubic with its coefficient.
     Cubic(f64),
@@ -28,7 +28,7 @@ pub(super) enum Method {
 
 /// Mapping of a position in the result to a coordinate in the input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Coordinates {
+pub(super) enum CoordinateMode {
     HalfPixel,
     HalfPixelSymmetric,
     PytorchHalfPixel,
@@ -40,7 +40,7 @@ pub(super) enum Coordinates {
 
 /// Treatment of sizes that change the aspect ratio.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Policy {
+pub(super) enum AspectRatioPolicy {
     Stretch,
     NotLarger,
     NotSmaller,
@@ -48,10 +48,10 @@ pub(super) enum Policy {
 
 /// Attributes of the operator.
 #[derive(Clone, Debug)]
-pub(super) struct Settings {
-    pub(super) method: Method,
-    pub(super) coordinates: Coordinates,
-    pub(super) policy: Policy,
+pub(super) struct ResizeAttributes {
+    pub(super) method: InterpolationMethod,
+    pub(super) coordinates: CoordinateMode,
+    pub(super) policy: AspectRatioPolicy,
     pub(super) antialias: bool,
     pub(super) exclude_outside: bool,
     pub(super) extrapolation: f64,
@@ -59,7 +59,7 @@ pub(super) struct Settings {
 }
 
 /// Parses an attribute with a fixed set of words.
-pub(super) fn word<T: Copy>(
+pub(super) fn parse_word<T: Copy>(
     attrs: &Attrs,
     name: &str,
     default: &str,
@@ -72,51 +72,51 @@ pub(super) fn word<T: Copy>(
     })
 }
 
-impl Settings {
-    pub(super) fn new(attrs: &Attrs) -> Result<Settings, OpError> {
-        let nearest = word(
+impl ResizeAttributes {
+    pub(super) fn new(attrs: &Attrs) -> Result<ResizeAttributes, OpError> {
+        let nearest = parse_word(
             attrs,
             "nearest_mode",
             "round_prefer_floor",
             &[
-                ("round_prefer_floor", Nearest::RoundPreferFloor),
-                ("round_prefer_ceil", Nearest::RoundPreferCeil),
-                ("floor", Nearest::Floor),
-                ("ceil", Nearest::Ceil),
-                ("simple", Nearest::Simple),
+                ("round_prefer_floor", NearestMode::RoundPreferFloor),
+                ("round_prefer_ceil", NearestMode::RoundPreferCeil),
+                ("floor", NearestMode::Floor),
+                ("ceil", NearestMode::Ceil),
+                ("simple", NearestMode::Simple),
             ],
         )?;
         let cubic = f64::from(attrs.float("cubic_coeff_a")?.unwrap_or(-0.75));
         let methods = [
-            ("nearest", Method::Nearest(nearest)),
-            ("linear", Method::Linear),
-            ("cubic", Method::Cubic(cubic)),
+            ("nearest", InterpolationMethod::Nearest(nearest)),
+            ("linear", InterpolationMethod::Linear),
+            ("cubic", InterpolationMethod::Cubic(cubic)),
         ];
         let coordinates = [
-            ("half_pixel", Coordinates::HalfPixel),
-            ("half_pixel_symmetric", Coordinates::HalfPixelSymmetric),
-            ("pytorch_half_pixel", Coordinates::PytorchHalfPixel),
-            ("align_corners", Coordinates::AlignCorners),
-            ("asymmetric", Coordinates::Asymmetric),
-            ("tf_half_pixel_for_nn", Coordinates::TfHalfPixelForNn),
-            ("tf_crop_and_resize", Coordinates::TfCropAndResize),
+            ("half_pixel", CoordinateMode::HalfPixel),
+            ("half_pixel_symmetric", CoordinateMode::HalfPixelSymmetric),
+            ("pytorch_half_pixel", CoordinateMode::PytorchHalfPixel),
+            ("align_corners", CoordinateMode::AlignCorners),
+            ("asymmetric", CoordinateMode::Asymmetric),
+            ("tf_half_pixel_for_nn", CoordinateMode::TfHalfPixelForNn),
+            ("tf_crop_and_resize", CoordinateMode::TfCropAndResize),
         ];
         let policies = [
-            ("stretch", Policy::Stretch),
-            ("not_larger", Policy::NotLarger),
-            ("not_smaller", Policy::NotSmaller),
+            ("stretch", AspectRatioPolicy::Stretch),
+            ("not_larger", AspectRatioPolicy::NotLarger),
+            ("not_smaller", AspectRatioPolicy::NotSmaller),
         ];
         let flag = |name: &str| Ok::<_, OpError>(attrs.int(name)?.unwrap_or(0) != 0);
-        let settings = Settings {
-            method: word(attrs, "mode", "nearest", &methods)?,
-            coordinates: word(attrs, "coordinate_transformation_mode", "half_pixel", &coordinates)?,
-            policy: word(attrs, "keep_aspect_ratio_policy", "stretch", &policies)?,
+        let settings = ResizeAttributes {
+            method: parse_word(attrs, "mode", "nearest", &methods)?,
+            coordinates: parse_word(attrs, "coordinate_transformation_mode", "half_pixel", &coordinates)?,
+            policy: parse_word(attrs, "keep_aspect_ratio_policy", "stretch", &policies)?,
             antialias: flag("antialias")?,
             exclude_outside: flag("exclude_outside")?,
             extrapolation: f64::from(attrs.float("extrapolation_value")?.unwrap_or(0.0)),
             axes: attrs.ints("axes")?.map(<[i64]>::to_vec),
         };
-        if settings.antialias && matches!(settings.method, Method::Nearest(_)) {
+        if settings.antialias && matches!(settings.method, InterpolationMethod::Nearest(_)) {
             return Err(OpError::invalid("antialias is for modes \"linear\" and \"cubic\""));
         }
         Ok(settings)
@@ -135,7 +135,7 @@ impl Settings {
 
 /// Values of the inputs that are present.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Given {
+pub(super) struct ResizeInputs {
     pub(super) roi: Option<Vec<f64>>,
     pub(super) scales: Option<Vec<f64>>,
     pub(super) sizes: Option<Vec<i64>>,
@@ -153,7 +153,7 @@ pub(super) struct AxisPlan {
 }
 
 /// Checks that a list has `each` numbers for each axis.
-pub(super) fn fitting<T>(name: &str, list: &[T], axes: usize, each: usize) -> Result<(), OpError> {
+pub(super) fn check_list_length<T>(name: &str, list: &[T], axes: usize, each: usize) -> Result<(), OpError> {
     if list.len() == each * axes {
         return Ok(());
     }
@@ -165,7 +165,7 @@ pub(super) fn fitting<T>(name: &str, list: &[T], axes: usize, each: usize) -> Re
 }
 
 /// Returns the size of a scaled axis.
-pub(super) fn scaled(axis: usize, size: usize, scale: f64) -> Result<usize, OpError> {
+pub(super) fn scaled_size(axis: usize, size: usize, scale: f64) -> Result<usize, OpError> {
     if !(scale.is_finite() && scale > 0.0) {
         return Err(OpError::invalid(format!(
             "the scale of axis {axis} is {scale}; it must be a number above 0"
@@ -193,19 +193,19 @@ fn symmetric_neighbours(x: f64, plan: &AxisPlan) -> (f64, f64) {
     (padded.ceil() - 2.0, ratio)
 }
 
-impl Settings {
+impl ResizeAttributes {
     /// Returns the resize parameters of the axes of a tensor of sizes `dims`.
-    pub(super) fn plan(&self, dims: &[usize], given: &Given) -> Result<Vec<AxisPlan>, OpError> {
+    pub(super) fn plan(&self, dims: &[usize], given: &ResizeInputs) -> Result<Vec<AxisPlan>, OpError> {
         let axes = self.axes(dims.len())?;
         let mut plans = Vec::with_capacity(axes.len());
         if let Some(scales) = &given.scales {
-            fitting("scales", scales, axes.len(), 1)?;
+            check_list_length("scales", scales, axes.len(), 1)?;
             for (&axis, &scale) in axes.iter().zip(scales) {
                 let (source, roi) = (dims[axis], (0.0, 1.0));
-                plans.push(AxisPlan { axis, source, target: scaled(axis, source, scale)?, scale, roi });
+                plans.push(AxisPlan { axis, source, target: scaled_size(axis, source, scale)?, scale, roi });
             }
         } else if let Some(sizes) = &given.sizes {
-            fitting("sizes", sizes, axes.len(), 1)?;
+            check_list_length("sizes", sizes, axes.len(), 1)?;
             for (&axis, &size) in axes.iter().zip(sizes) {
                 let target = usize::try_from(size).map_err(|_| {
                     OpError::invalid(format!("the size of axis {axis} is {size}; it must not be negative"))
@@ -214,16 +214,16 @@ impl Settings {
                 let scale = if source == 0 { 1.0 } else { target as f64 / source as f64 };
                 plans.push(AxisPlan { axis, source, target, scale, roi: (0.0, 1.0) });
             }
-            self.keep_ratio(&mut plans)?;
+            self.keep_aspect_ratio(&mut plans)?;
         } else {
             return Err(OpError::invalid("neither scales nor sizes are given"));
         }
-        if self.coordinates == Coordinates::TfCropAndResize {
+        if self.coordinates == CoordinateMode::TfCropAndResize {
             let roi = given
                 .roi
                 .as_ref()
                 .ok_or_else(|| OpError::invalid("roi is missing, which \"tf_crop_and_resize\" is about"))?;
-            fitting("roi", roi, axes.len(), 2)?;
+            check_list_length("roi", roi, axes.len(), 2)?;
             for (k, plan) in plans.iter_mut().enumerate() {
                 plan.roi = (roi[k], roi[axes.len() + k]);
                 if !(plan.roi.0.is_finite() && plan.roi.1.is_finite()) {
@@ -246,12 +246,12 @@ impl Settings {
     }
 
     /// Uses one scale for all axes if the aspect ratio is preserved.
-    fn keep_ratio(&self, plans: &mut [AxisPlan]) -> Result<(), OpError> {
+    fn keep_aspect_ratio(&self, plans: &mut [AxisPlan]) -> Result<(), OpError> {
         let scales = plans.iter().map(|plan| plan.scale);
         let scale = match self.policy {
-            Policy::Stretch => return Ok(()),
-            Policy::NotLarger => scales.fold(f64::INFINITY, f64::min),
-            Policy::NotSmaller => scales.fold(0.0, f64::max),
+            AspectRatioPolicy::Stretch => return Ok(()),
+            AspectRatioPolicy::NotLarger => scales.fold(f64::INFINITY, f64::min),
+            AspectRatioPolicy::NotSmaller => scales.fold(0.0, f64::max),
         };
         for plan in plans {
             let target = (scale * plan.source as f64 + 0.5).floor();
@@ -267,15 +267,15 @@ impl Settings {
     /// an identity.
     pub(super) fn sampling(&self, plan: &AxisPlan) -> Result<Option<(AxisMap, Vec<bool>)>, OpError> {
         let AxisPlan { axis, source, target, scale, roi } = *plan;
-        let crops = self.coordinates == Coordinates::TfCropAndResize;
+        let crops = self.coordinates == CoordinateMode::TfCropAndResize;
         if source == target && scale == 1.0 && !(crops && roi != (0.0, 1.0)) {
             return Ok(None);
         }
         // Number of input elements in each half of the kernel. It is wider if antialiasing must not skip elements.
         let squeezed = if self.antialias { scale.min(1.0) } else { 1.0 };
         let reach = match self.method {
-            Method::Nearest(_) | Method::Linear => (1.0 / squeezed).ceil(),
-            Method::Cubic(_) => (2.0 / squeezed).ceil(),
+            InterpolationMethod::Nearest(_) | InterpolationMethod::Linear => (1.0 / squeezed).ceil(),
+            InterpolationMethod::Cubic(_) => (2.0 / squeezed).ceil(),
         };
         let most = target as f64 * 2.0 * reach;
         if target.max(source) > MAX_TAPS || most > MAX_TAPS as f64 {
@@ -289,7 +289,7 @@ impl Settings {
         let mut outside = vec![false; target];
         let (mut taps, mut weights) = (Vec::new(), Vec::new());
         for (place, outside) in outside.iter_mut().enumerate() {
-            let x = self.original(place as f64, plan);
+            let x = self.source_coordinate(place as f64, plan);
             if crops && !(x >= 0.0 && x <= (source - 1) as f64) {
                 *outside = true;
                 map.push(&[]);
@@ -297,22 +297,22 @@ impl Settings {
             }
             // The element below, and the distance of the position from it: in (0, 1].
             let (below, ratio) = match (self.method, self.coordinates) {
-                (Method::Nearest(_), Coordinates::HalfPixelSymmetric) => {
+                (InterpolationMethod::Nearest(_), CoordinateMode::HalfPixelSymmetric) => {
                     symmetric_neighbours(place as f64, plan)
                 }
                 _ => (x.ceil() - 1.0, x - (x.ceil() - 1.0)),
             };
             let first = below as i64 + 1 - reach;
             weights.clear();
-            weights.extend((1 - reach..=reach).map(|k| self.weight(squeezed * (k as f64 - ratio))));
-            if let Method::Nearest(mode) = self.method {
+            weights.extend((1 - reach..=reach).map(|k| self.kernel_weight(squeezed * (k as f64 - ratio))));
+            if let InterpolationMethod::Nearest(mode) = self.method {
                 let above = match mode {
                     _ if ratio == 1.0 => true,
-                    Nearest::RoundPreferFloor => ratio > 0.5,
-                    Nearest::RoundPreferCeil => ratio >= 0.5,
-                    Nearest::Floor => false,
-                    Nearest::Ceil => true,
-                    Nearest::Simple => scale < 1.0,
+                    NearestMode::RoundPreferFloor => ratio > 0.5,
+                    NearestMode::RoundPreferCeil => ratio >= 0.5,
+                    NearestMode::Floor => false,
+                    NearestMode::Ceil => true,
+                    NearestMode::Simple => scale < 1.0,
                 };
                 weights.copy_from_slice(if above { &[0.0, 1.0] } else { &[1.0, 0.0] });
             }
@@ -336,19 +336,19 @@ impl Settings {
     }
 
     /// Returns the coordinate in the input of a position in the result.
-    fn original(&self, x: f64, plan: &AxisPlan) -> f64 {
+    fn source_coordinate(&self, x: f64, plan: &AxisPlan) -> f64 {
         let AxisPlan { source, target, scale, roi: (start, end), .. } = *plan;
         let (length, width) = (source as f64, source as f64 * scale);
         let half = (x + 0.5) / scale - 0.5;
         match self.coordinates {
-            Coordinates::HalfPixel => half,
-            Coordinates::HalfPixelSymmetric => length / 2.0 * (1.0 - target as f64 / width) + half,
-            Coordinates::PytorchHalfPixel if width > 1.0 => half,
-            Coordinates::AlignCorners if width != 1.0 => x * (length - 1.0) / (width - 1.0),
-            Coordinates::PytorchHalfPixel | Coordinates::AlignCorners => 0.0,
-            Coordinates::Asymmetric => x / scale,
-            Coordinates::TfHalfPixelForNn => (x + 0.5) / scale,
-            Coordinates::TfCropAndResize => {
+            CoordinateMode::HalfPixel => half,
+            CoordinateMode::HalfPixelSymmetric => length / 2.0 * (1.0 - target as f64 / width) + half,
+            CoordinateMode::PytorchHalfPixel if width > 1.0 => half,
+            CoordinateMode::AlignCorners if width != 1.0 => x * (length - 1.0) / (width - 1.0),
+            CoordinateMode::PytorchHalfPixel | CoordinateMode::AlignCorners => 0.0,
+            CoordinateMode::Asymmetric => x / scale,
+            CoordinateMode::TfHalfPixelForNn => (x + 0.5) / scale,
+            CoordinateMode::TfCropAndResize => {
                 let within = match width == 1.0 {
                     true => (end - start) * (length - 1.0) / 2.0,
                     false => x * (end - start) * (length - 1.0) / (width - 1.0),
@@ -359,13 +359,13 @@ impl Settings {
     }
 
     /// Returns the kernel's weight at a distance.
-    fn weight(&self, distance: f64) -> f64 {
+    fn kernel_weight(&self, distance: f64) -> f64 {
         let x = distance.abs();
         match self.method {
-            Method::Linear => (1.0 - x).max(0.0),
-            Method::Cubic(a) if x <= 1.0 => ((a + 2.0) * x - (a + 3.0)) * x * x + 1.0,
-            Method::Cubic(a) if x < 2.0 => ((a * x - 5.0 * a) * x + 8.0 * a) * x - 4.0 * a,
-            Method::Nearest(_) | Method::Cubic(_) => 0.0,
+            InterpolationMethod::Linear => (1.0 - x).max(0.0),
+            InterpolationMethod::Cubic(a) if x <= 1.0 => ((a + 2.0) * x - (a + 3.0)) * x * x + 1.0,
+            InterpolationMethod::Cubic(a) if x < 2.0 => ((a * x - 5.0 * a) * x + 8.0 * a) * x - 4.0 * a,
+            InterpolationMethod::Nearest(_) | InterpolationMethod::Cubic(_) => 0.0,
         }
     }
 }

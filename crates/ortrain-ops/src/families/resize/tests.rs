@@ -1,11 +1,11 @@
 use ortrain_graph::{Attrs, DType, Dim, Graph, Shape, Tensor, ValueType};
 
-use super::sampling::{Given, Settings};
+use super::sampling::{ResizeAttributes, ResizeInputs};
 use crate::passes;
 use crate::registry::NEWEST_OPSET;
 use crate::testing::{
-    Failure, assert_close, check_decomposition, check_downgrade, check_gradients, f64s, gradient_graph,
-    one_node, run, run_node, spread,
+    Failure, assert_close, check_decomposition, check_downgrade, check_gradients, f64s, generic_tensor,
+    gradient_graph, one_node_graph, run, run_node,
 };
 
 const RESIZE: (&str, &str) = ("", "Resize");
@@ -28,23 +28,23 @@ fn coordinates(attrs: Attrs, name: &str) -> Attrs {
 
 /// Inputs after the first.
 #[derive(Default)]
-struct Lists {
+struct ListInputs {
     roi: Option<Tensor>,
     scales: Option<Tensor>,
     sizes: Option<Tensor>,
 }
 
-impl Lists {
-    fn scales(values: &[f32]) -> Lists {
-        Lists { scales: Some(scales(values)), ..Lists::default() }
+impl ListInputs {
+    fn scales(values: &[f32]) -> ListInputs {
+        ListInputs { scales: Some(scales(values)), ..ListInputs::default() }
     }
 
-    fn sizes(values: &[i64]) -> Lists {
-        Lists { sizes: Some(sizes(values)), ..Lists::default() }
+    fn sizes(values: &[i64]) -> ListInputs {
+        ListInputs { sizes: Some(sizes(values)), ..ListInputs::default() }
     }
 
-    fn with_roi(self, roi: &[f32]) -> Lists {
-        Lists { roi: Some(scales(roi)), ..self }
+    fn with_roi(self, roi: &[f32]) -> ListInputs {
+        ListInputs { roi: Some(scales(roi)), ..self }
     }
 
     fn inputs<'a>(&'a self, x: &'a Tensor) -> [Option<&'a Tensor>; 4] {
@@ -54,7 +54,7 @@ impl Lists {
     /// Builds a graph with constant roi, scales and sizes, as in most files.
     fn graph(&self, x: &Tensor, attrs: &Attrs) -> Graph {
         let inputs = self.inputs(x);
-        let mut graph = one_node(NEWEST_OPSET, RESIZE, &inputs, 1, attrs.clone()).expect("valid");
+        let mut graph = one_node_graph(NEWEST_OPSET, RESIZE, &inputs, 1, attrs.clone()).expect("valid");
         let lists = inputs[1..].iter().copied().flatten();
         for (id, list) in graph.inputs.split_off(1).into_iter().zip(lists) {
             graph.value_mut(id).constant = Some(list.clone());
@@ -85,13 +85,13 @@ fn symbolic(mut graph: Graph, names: &[Option<&str>]) -> Graph {
     graph
 }
 
-fn ops(graph: &Graph) -> Vec<&str> {
+fn op_names(graph: &Graph) -> Vec<&str> {
     graph.nodes.iter().map(|node| &*node.op).collect()
 }
 
 fn gradient_of(graph: &Graph, x: &Tensor) -> Graph {
     let y = run(graph, std::slice::from_ref(x)).expect("it runs").remove(0);
-    gradient_graph(graph, &[Some(spread(y.dims(), 12))], &[0])
+    gradient_graph(graph, &[Some(generic_tensor(y.dims(), 12))], &[0])
 }
 
 /// Values computed by hand from the formulas.
@@ -102,62 +102,74 @@ fn values_along_one_axis() {
     let nearest = |name: &str| coordinates(mode("nearest").with("nearest_mode", name), "asymmetric");
     let double = [1.0, 1.25, 1.75, 2.25, 2.75, 3.25, 3.75, 4.0];
     for (attrs, lists, want) in [
-        (linear.clone(), Lists::scales(&[2.0]), &double[..]),
-        (linear.clone(), Lists::sizes(&[8]), &double),
-        (coordinates(linear.clone(), "half_pixel_symmetric"), Lists::scales(&[2.0]), &double),
+        (linear.clone(), ListInputs::scales(&[2.0]), &double[..]),
+        (linear.clone(), ListInputs::sizes(&[8]), &double),
+        (coordinates(linear.clone(), "half_pixel_symmetric"), ListInputs::scales(&[2.0]), &double),
         (
             coordinates(linear.clone(), "align_corners"),
-            Lists::sizes(&[7]),
+            ListInputs::sizes(&[7]),
             &[1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0],
         ),
-        (coordinates(linear.clone(), "align_corners"), Lists::sizes(&[1]), &[1.0]),
+        (coordinates(linear.clone(), "align_corners"), ListInputs::sizes(&[1]), &[1.0]),
         (
             coordinates(linear.clone(), "asymmetric"),
-            Lists::scales(&[1.5]),
+            ListInputs::scales(&[1.5]),
             &[1.0, 5.0 / 3.0, 7.0 / 3.0, 3.0, 11.0 / 3.0, 4.0],
         ),
-        (coordinates(linear.clone(), "pytorch_half_pixel"), Lists::sizes(&[1]), &[1.0]),
-        (linear.clone(), Lists::sizes(&[1]), &[2.5]),
+        (coordinates(linear.clone(), "pytorch_half_pixel"), ListInputs::sizes(&[1]), &[1.0]),
+        (linear.clone(), ListInputs::sizes(&[1]), &[2.5]),
         // Scale 0.5: two elements each, without and with antialiasing of the elements between.
-        (linear.clone(), Lists::scales(&[0.5]), &[1.5, 3.5]),
-        (linear.clone().with("antialias", 1i64), Lists::scales(&[0.5]), &[1.625, 3.375]),
-        (nearest("floor"), Lists::scales(&[1.5]), &[1.0, 1.0, 2.0, 3.0, 3.0, 4.0]),
-        (nearest("ceil"), Lists::scales(&[1.5]), &[1.0, 2.0, 3.0, 3.0, 4.0, 4.0]),
-        (nearest("round_prefer_floor"), Lists::scales(&[2.0]), &[1.0, 1.0, 2.0, 2.0, 3.0, 3.0, 4.0, 4.0]),
-        (nearest("round_prefer_ceil"), Lists::scales(&[2.0]), &[1.0, 2.0, 2.0, 3.0, 3.0, 4.0, 4.0, 4.0]),
+        (linear.clone(), ListInputs::scales(&[0.5]), &[1.5, 3.5]),
+        (linear.clone().with("antialias", 1i64), ListInputs::scales(&[0.5]), &[1.625, 3.375]),
+        (nearest("floor"), ListInputs::scales(&[1.5]), &[1.0, 1.0, 2.0, 3.0, 3.0, 4.0]),
+        (nearest("ceil"), ListInputs::scales(&[1.5]), &[1.0, 2.0, 3.0, 3.0, 4.0, 4.0]),
+        (
+            nearest("round_prefer_floor"),
+            ListInputs::scales(&[2.0]),
+            &[1.0, 1.0, 2.0, 2.0, 3.0, 3.0, 4.0, 4.0],
+        ),
+        (nearest("round_prefer_ceil"), ListInputs::scales(&[2.0]), &[1.0, 2.0, 2.0, 3.0, 3.0, 4.0, 4.0, 4.0]),
         (
             coordinates(mode("nearest"), "tf_half_pixel_for_nn").with("nearest_mode", "floor"),
-            Lists::scales(&[0.5]),
+            ListInputs::scales(&[0.5]),
             &[2.0, 4.0],
         ),
         (
             coordinates(linear.clone(), "tf_crop_and_resize").with("extrapolation_value", 9.0f32),
-            Lists::sizes(&[4]).with_roi(&[0.5, 1.25]),
+            ListInputs::sizes(&[4]).with_roi(&[0.5, 1.25]),
             &[2.5, 3.25, 4.0, 9.0],
         ),
-        (coordinates(linear.clone(), "tf_crop_and_resize"), Lists::sizes(&[1]).with_roi(&[0.0, 1.0]), &[2.5]),
+        (
+            coordinates(linear.clone(), "tf_crop_and_resize"),
+            ListInputs::sizes(&[1]).with_roi(&[0.0, 1.0]),
+            &[2.5],
+        ),
         // Inputs that exporters omit with empty lists.
-        (linear.clone(), Lists { scales: Some(scales(&[])), ..Lists::sizes(&[8]) }.with_roi(&[]), &double),
+        (
+            linear.clone(),
+            ListInputs { scales: Some(scales(&[])), ..ListInputs::sizes(&[8]) }.with_roi(&[]),
+            &double,
+        ),
     ] {
         assert_close(&lists.run(&x, &attrs), &f64s(&[want.len()], want), 1e-15);
     }
     // Away from the ends, the cubic through a line is the line.
     for a in [-0.75f32, -0.5] {
-        let got = Lists::scales(&[2.0]).run(&x, &mode("cubic").with("cubic_coeff_a", a)).to_f64();
+        let got = ListInputs::scales(&[2.0]).run(&x, &mode("cubic").with("cubic_coeff_a", a)).to_f64();
         assert!((got[3] + got[4] - 5.0).abs() < 1e-12 && got[3] < got[4], "{got:?}");
     }
     // Positions outside do not count if they are excluded.
     let half = mode("cubic").with("exclude_outside", 1i64);
-    let got = Lists::scales(&[0.5]).run(&f64s(&[4], &[1.0; 4]), &half);
+    let got = ListInputs::scales(&[0.5]).run(&f64s(&[4], &[1.0; 4]), &half);
     assert_close(&got, &f64s(&[2], &[1.0; 2]), 1e-15);
 }
 
 #[test]
 fn sizes_that_keep_the_aspect_ratio() {
-    let x = spread(&[2, 4, 6], 1);
+    let x = generic_tensor(&[2, 4, 6], 1);
     for (policy, want) in [("stretch", [2, 8, 3]), ("not_larger", [2, 2, 3]), ("not_smaller", [2, 8, 12])] {
         let attrs = mode("nearest").with("keep_aspect_ratio_policy", policy).with("axes", vec![1i64, -1]);
-        assert_eq!(Lists::sizes(&[8, 3]).run(&x, &attrs).dims(), want, "{policy}");
+        assert_eq!(ListInputs::sizes(&[8, 3]).run(&x, &attrs).dims(), want, "{policy}");
     }
 }
 
@@ -167,22 +179,22 @@ fn every_type() {
         let x = Tensor::from_slice(DType::F32, &[3], &[0f32, 1.0, 1.0]);
         let to = Attrs::new().with("to", i64::from(dtype.to_onnx()));
         let x = run_node(("", "Cast"), &[Some(&x)], 1, to).expect("it runs").remove(0);
-        let got = Lists::scales(&[2.0]).run(&x, &mode("nearest"));
+        let got = ListInputs::scales(&[2.0]).run(&x, &mode("nearest"));
         assert_eq!((got.dtype(), got.to_f64()), (dtype, vec![0.0, 0.0, 1.0, 1.0, 1.0, 1.0]));
     }
     let wide = Tensor::i64(&[2], &[i64::MAX, i64::MIN + 1]);
     assert_eq!(
-        Lists::sizes(&[3]).run(&wide, &mode("nearest")),
+        ListInputs::sizes(&[3]).run(&wide, &mode("nearest")),
         Tensor::i64(&[3], &[i64::MAX, i64::MAX, i64::MIN + 1])
     );
     // Results are truncated; a cubic that overshoots is limited to the range.
     let x = Tensor::from_slice(DType::U8, &[4], &[0u8, 0, 255, 255]);
-    let got = Lists::scales(&[2.0]).run(&x, &mode("linear")).to_f64();
+    let got = ListInputs::scales(&[2.0]).run(&x, &mode("linear")).to_f64();
     assert_eq!(got, [0.0, 0.0, 0.0, 63.0, 191.0, 255.0, 255.0, 255.0]);
-    let got = Lists::scales(&[2.0]).run(&x, &mode("cubic")).to_f64();
+    let got = ListInputs::scales(&[2.0]).run(&x, &mode("cubic")).to_f64();
     assert_eq!((got[2], got[5]), (0.0, 255.0));
     let x = Tensor::from_slice(DType::I32, &[2], &[-3i32, 4]);
-    assert_eq!(Lists::sizes(&[1]).run(&x, &mode("linear")).to_i64(), Some(vec![0]));
+    assert_eq!(ListInputs::sizes(&[1]).run(&x, &mode("linear")).to_i64(), Some(vec![0]));
 }
 
 /// An infinity does not affect a neighbour that is copied exactly.
@@ -190,13 +202,13 @@ fn every_type() {
 fn elements_without_weight_do_not_leak() {
     let x = f64s(&[3], &[1.0, f64::INFINITY, 3.0]);
     let attrs = coordinates(mode("linear"), "align_corners");
-    assert_eq!(Lists::sizes(&[3]).run(&x, &attrs).to_f64(), x.to_f64());
-    let got = Lists::sizes(&[5]).run(&x, &attrs).to_f64();
+    assert_eq!(ListInputs::sizes(&[3]).run(&x, &attrs).to_f64(), x.to_f64());
+    let got = ListInputs::sizes(&[5]).run(&x, &attrs).to_f64();
     assert_eq!((got[0], got[4]), (1.0, 3.0));
 }
 
 /// Combinations of attributes, each with inputs for the tests.
-fn combinations() -> Vec<(Attrs, Vec<Lists>)> {
+fn attribute_combinations() -> Vec<(Attrs, Vec<ListInputs>)> {
     let mut all = Vec::new();
     let names = [
         "half_pixel",
@@ -220,10 +232,10 @@ fn combinations() -> Vec<(Attrs, Vec<Lists>)> {
         }
         for attrs in methods {
             let mut lists = vec![
-                Lists::scales(&[1.0, 2.0, 2.0]),
-                Lists::scales(&[1.0, 0.5, 1.4]),
-                Lists::scales(&[1.0, 3.0, 1.0]),
-                Lists::sizes(&[1, 7, 3]),
+                ListInputs::scales(&[1.0, 2.0, 2.0]),
+                ListInputs::scales(&[1.0, 0.5, 1.4]),
+                ListInputs::scales(&[1.0, 3.0, 1.0]),
+                ListInputs::sizes(&[1, 7, 3]),
             ];
             let attrs = coordinates(attrs, name);
             if name == "tf_crop_and_resize" {
@@ -241,12 +253,12 @@ fn combinations() -> Vec<(Attrs, Vec<Lists>)> {
 /// Every implementation of a map (few pieces, a table, several axes) equals its matrix, and the gradient equals the
 /// transpose.
 #[test]
-fn sampling_is_what_the_matrices_say() {
-    let x = spread(&[1, 4, 5], 3);
-    for (attrs, lists) in combinations() {
-        let settings = Settings::new(&attrs).expect("valid");
+fn sampling_equals_its_matrices() {
+    let x = generic_tensor(&[1, 4, 5], 3);
+    for (attrs, lists) in attribute_combinations() {
+        let settings = ResizeAttributes::new(&attrs).expect("valid");
         for lists in lists {
-            let given = Given {
+            let given = ResizeInputs {
                 roi: lists.roi.as_ref().map(Tensor::to_f64),
                 scales: lists.scales.as_ref().map(Tensor::to_f64),
                 sizes: lists.sizes.as_ref().and_then(Tensor::to_i64),
@@ -289,9 +301,9 @@ fn sampling_is_what_the_matrices_say() {
 }
 
 #[test]
-fn gradients_of_known_sizes_are_written_in_plain_operators() {
-    let x = spread(&[1, 4, 5], 4);
-    for (k, (attrs, lists)) in combinations().into_iter().enumerate() {
+fn gradients_of_known_sizes_use_plain_operators() {
+    let x = generic_tensor(&[1, 4, 5], 4);
+    for (k, (attrs, lists)) in attribute_combinations().into_iter().enumerate() {
         // Every combination with one list each, a different list each time.
         let graph = lists[k % lists.len()].graph(&x, &attrs);
         check_gradients(&graph, std::slice::from_ref(&x), &[0], &[0]);
@@ -301,13 +313,13 @@ fn gradients_of_known_sizes_are_written_in_plain_operators() {
 }
 
 #[test]
-fn gradients_of_symbolic_sizes_are_a_node_of_their_own() {
-    let x = spread(&[1, 4, 5], 5);
-    for (k, (attrs, lists)) in combinations().into_iter().enumerate() {
+fn gradients_of_symbolic_sizes_use_resize_grad() {
+    let x = generic_tensor(&[1, 4, 5], 5);
+    for (k, (attrs, lists)) in attribute_combinations().into_iter().enumerate() {
         let list = &lists[k % lists.len()];
         let graph = symbolic(list.graph(&x, &attrs), &[Some("N"), Some("H"), Some("W")]);
         let gradient = gradient_of(&graph, &x);
-        assert!(ops(&gradient).contains(&"ResizeGrad"), "{gradient}");
+        assert!(op_names(&gradient).contains(&"ResizeGrad"), "{gradient}");
         check_gradients(&graph, std::slice::from_ref(&x), &[0], &[0]);
         // With known sizes the two forms are equal.
         let mut plain = gradient.clone();
@@ -316,7 +328,7 @@ fn gradients_of_symbolic_sizes_are_a_node_of_their_own() {
         check_decomposition(&plain, std::slice::from_ref(&x), 1e-12);
     }
     let graph =
-        symbolic(Lists::scales(&[1.0, 2.0, 2.0]).graph(&x, &mode("linear")), &[None, Some("H"), None]);
+        symbolic(ListInputs::scales(&[1.0, 2.0, 2.0]).graph(&x, &mode("linear")), &[None, Some("H"), None]);
     let error =
         passes::decompose::standardise(&mut gradient_of(&graph, &x)).expect_err("refused").to_string();
     assert!(error.contains("only if sizes, scales and roi are constant"), "{error}");
@@ -324,38 +336,38 @@ fn gradients_of_symbolic_sizes_are_a_node_of_their_own() {
 
 /// The sizes of unchanged axes may be unknown.
 #[test]
-fn gradients_with_an_open_batch() {
-    let x = spread(&[2, 3, 4, 2], 6);
+fn gradients_with_symbolic_batch() {
+    let x = generic_tensor(&[2, 3, 4, 2], 6);
     for (scale, expected) in [
         (&[1.0, 1.0, 2.0, 2.0][..], &["Reshape", "ReduceSum"][..]),
         (&[1.0, 1.0, 3.0, 0.5], &["MatMul", "Reshape", "ReduceSum"]),
         (&[1.0, 1.5, 0.5, 1.0], &["Transpose", "MatMul", "Transpose", "MatMul"]),
     ] {
         let graph =
-            symbolic(Lists::scales(scale).graph(&x, &mode("nearest")), &[Some("N"), None, None, None]);
-        assert_eq!(ops(&gradient_of(&graph, &x)), *expected);
+            symbolic(ListInputs::scales(scale).graph(&x, &mode("nearest")), &[Some("N"), None, None, None]);
+        assert_eq!(op_names(&gradient_of(&graph, &x)), *expected);
         check_gradients(&graph, std::slice::from_ref(&x), &[0], &[0]);
     }
     // One unknown size after an axis that is split.
     let graph = symbolic(
-        Lists::scales(&[1.0, 2.0, 1.0, 1.0]).graph(&x, &mode("nearest")),
+        ListInputs::scales(&[1.0, 2.0, 1.0, 1.0]).graph(&x, &mode("nearest")),
         &[Some("N"), None, Some("H"), None],
     );
-    assert_eq!(ops(&gradient_of(&graph, &x)), ["Reshape", "ReduceSum"]);
+    assert_eq!(op_names(&gradient_of(&graph, &x)), ["Reshape", "ReduceSum"]);
     check_gradients(&graph, std::slice::from_ref(&x), &[0], &[0]);
     // A Reshape can infer only one of two unknown sizes.
     let graph = symbolic(
-        Lists::scales(&[1.0, 2.0, 1.0, 1.0]).graph(&x, &mode("nearest")),
+        ListInputs::scales(&[1.0, 2.0, 1.0, 1.0]).graph(&x, &mode("nearest")),
         &[None, None, Some("H"), Some("W")],
     );
-    assert_eq!(ops(&gradient_of(&graph, &x)), ["ResizeGrad"]);
+    assert_eq!(op_names(&gradient_of(&graph, &x)), ["ResizeGrad"]);
     check_gradients(&graph, std::slice::from_ref(&x), &[0], &[0]);
 }
 
 /// As exporters write it: the leading sizes are computed from the sizes of the input.
 #[test]
-fn gradients_with_sizes_that_follow_the_batch() {
-    let x = spread(&[3, 2, 4, 5], 6);
+fn gradients_with_sizes_computed_from_batch() {
+    let x = generic_tensor(&[3, 2, 4, 5], 6);
     let (mut graph, ids) = crate::testing::graph(&[&x]);
     let add = |graph: &mut Graph, op: &str, inputs: &[ortrain_graph::ValueId], attrs: Attrs| {
         let inputs: Vec<_> = inputs.iter().copied().map(Some).collect();
@@ -373,23 +385,23 @@ fn gradients_with_sizes_that_follow_the_batch() {
         [Dim::symbol("N"), Dim::symbol("C"), Dim::Known(4), Dim::Known(5)].into_iter().collect();
     graph.value_mut(ids[0]).ty = ValueType::Tensor(DType::F64, Some(dims));
     passes::infer::infer(&mut graph).expect("valid");
-    assert_eq!(ops(&gradient_of(&graph, &x)), ["MatMul", "MatMul"]);
+    assert_eq!(op_names(&gradient_of(&graph, &x)), ["MatMul", "MatMul"]);
     check_gradients(&graph, std::slice::from_ref(&x), &[0], &[0]);
 }
 
 /// Sizes, scales and roi from graph inputs are read when a program is built.
 #[test]
-fn lists_given_at_run_time() {
-    let x = spread(&[1, 4], 7);
+fn lists_as_graph_inputs() {
+    let x = generic_tensor(&[1, 4], 7);
     let crop = coordinates(mode("linear"), "tf_crop_and_resize");
     for (lists, attrs) in [
-        (Lists::scales(&[1.0, 1.7]), mode("linear")),
-        (Lists::sizes(&[2, 3]), mode("cubic")),
-        (Lists::sizes(&[2, 3]), mode("linear").with("keep_aspect_ratio_policy", "not_larger")),
-        (Lists::sizes(&[2, 3]).with_roi(&[0.0, 0.2, 1.0, 0.9]), crop),
+        (ListInputs::scales(&[1.0, 1.7]), mode("linear")),
+        (ListInputs::sizes(&[2, 3]), mode("cubic")),
+        (ListInputs::sizes(&[2, 3]), mode("linear").with("keep_aspect_ratio_policy", "not_larger")),
+        (ListInputs::sizes(&[2, 3]).with_roi(&[0.0, 0.2, 1.0, 0.9]), crop),
     ] {
         let inputs = lists.inputs(&x);
-        let graph = one_node(NEWEST_OPSET, RESIZE, &inputs, 1, attrs.clone()).expect("valid");
+        let graph = one_node_graph(NEWEST_OPSET, RESIZE, &inputs, 1, attrs.clone()).expect("valid");
         let given: Vec<Tensor> = inputs.iter().copied().flatten().cloned().collect();
         assert_eq!(run(&graph, &given).expect("it runs")[0], lists.run(&x, &attrs));
         check_gradients(&graph, &given, &[0], &[0]);
@@ -397,20 +409,20 @@ fn lists_given_at_run_time() {
 }
 
 #[test]
-fn nothing_to_resize() {
-    let x = spread(&[2, 3], 8);
-    assert_eq!(Lists::scales(&[1.0, 1.0]).run(&x, &mode("cubic")), x);
-    assert_eq!(Lists::sizes(&[0, 6]).run(&x, &mode("linear")).dims(), [0, 6]);
+fn empty_and_single_pixel_inputs() {
+    let x = generic_tensor(&[2, 3], 8);
+    assert_eq!(ListInputs::scales(&[1.0, 1.0]).run(&x, &mode("cubic")), x);
+    assert_eq!(ListInputs::sizes(&[0, 6]).run(&x, &mode("linear")).dims(), [0, 6]);
     let empty = f64s(&[0, 3], &[]);
-    assert_eq!(Lists::scales(&[2.0, 2.0]).run(&empty, &mode("linear")).dims(), [0, 6]);
-    let graph = Lists::scales(&[2.0, 2.0]).graph(&empty, &mode("linear"));
+    assert_eq!(ListInputs::scales(&[2.0, 2.0]).run(&empty, &mode("linear")).dims(), [0, 6]);
+    let graph = ListInputs::scales(&[2.0, 2.0]).graph(&empty, &mode("linear"));
     let gradient = gradient_graph(&graph, &[Some(f64s(&[0, 6], &[]))], &[0]);
     assert_eq!(run(&gradient, &[empty]).expect("it runs")[0].dims(), [0, 3]);
     // An image of one pixel.
     let one = f64s(&[1, 1], &[5.0]);
     for name in ["half_pixel", "align_corners", "asymmetric", "pytorch_half_pixel"] {
         for method in ["nearest", "linear", "cubic"] {
-            let got = Lists::sizes(&[2, 3]).run(&one, &coordinates(mode(method), name));
+            let got = ListInputs::sizes(&[2, 3]).run(&one, &coordinates(mode(method), name));
             assert_close(&got, &f64s(&[2, 3], &[5.0; 6]), 1e-15);
         }
     }
@@ -418,18 +430,18 @@ fn nothing_to_resize() {
 
 #[test]
 fn older_versions() {
-    let x = spread(&[1, 2, 4], 9);
+    let x = generic_tensor(&[1, 2, 4], 9);
     let factors = [1.0f32, 2.0, 1.5];
     let attribute = Attrs::new().with("scales", factors.to_vec());
     for method in ["nearest", "linear"] {
         let simple = coordinates(mode(method), "asymmetric").with("nearest_mode", "floor");
-        let want = Lists::scales(&factors).run(&x, &simple);
+        let want = ListInputs::scales(&factors).run(&x, &simple);
         let attrs = attribute.clone().with("mode", method);
-        let graph = one_node(7, ("", "Upsample"), &[Some(&x)], 1, attrs).expect("it can be read");
+        let graph = one_node_graph(7, ("", "Upsample"), &[Some(&x)], 1, attrs).expect("it can be read");
         assert_eq!(run(&graph, std::slice::from_ref(&x)).expect("it runs")[0], want);
         for (opset, op) in [(7, "Upsample"), (8, "Upsample"), (9, "Upsample"), (10, "Resize"), (12, "Resize")]
         {
-            assert_eq!(ops(&check_downgrade(&graph, std::slice::from_ref(&x), opset)), [op]);
+            assert_eq!(op_names(&check_downgrade(&graph, std::slice::from_ref(&x), opset)), [op]);
             let mut gradient = gradient_of(&graph, &x);
             passes::infer::infer(&mut gradient).expect("valid");
             check_downgrade(&gradient, std::slice::from_ref(&x), opset);
@@ -437,7 +449,7 @@ fn older_versions() {
         let list = scales(&factors);
         for (opset, op) in [(9, "Upsample"), (10, "Resize")] {
             let inputs = [Some(&x), Some(&list)];
-            let graph = one_node(opset, ("", op), &inputs, 1, mode(method)).expect("it can be read");
+            let graph = one_node_graph(opset, ("", op), &inputs, 1, mode(method)).expect("it can be read");
             let given = [x.clone(), list.clone()];
             assert_eq!(run(&graph, &given).expect("it runs")[0], want);
             check_downgrade(&graph, &given, opset);
@@ -447,25 +459,25 @@ fn older_versions() {
     let line = f64s(&[5], &[0.0, 1.0, 2.0, 3.0, 4.0]);
     let fewer = scales(&[0.6]);
     let graph =
-        one_node(10, RESIZE, &[Some(&line), Some(&fewer)], 1, mode("nearest")).expect("it can be read");
+        one_node_graph(10, RESIZE, &[Some(&line), Some(&fewer)], 1, mode("nearest")).expect("it can be read");
     let given = [line.clone(), fewer.clone()];
     assert_eq!(run(&graph, &given).expect("it runs")[0].to_f64(), [0.0, 2.0, 4.0]);
     let error = passes::versions::downgrade(&mut graph.clone(), 11).expect_err("refused").to_string();
     assert!(error.contains("none of them grow or none shrink"), "{error}");
 
     for (attrs, lists, oldest) in [
-        (mode("linear"), Lists::scales(&[1.0, 2.0, 0.5]), 11),
-        (mode("cubic"), Lists::sizes(&[1, 3, 3]), 11),
-        (mode("linear").with("axes", vec![-1i64, 1]), Lists::scales(&[2.0, 0.5]), 11),
-        (mode("linear").with("axes", vec![2i64]), Lists::sizes(&[7]), 11),
+        (mode("linear"), ListInputs::scales(&[1.0, 2.0, 0.5]), 11),
+        (mode("cubic"), ListInputs::sizes(&[1, 3, 3]), 11),
+        (mode("linear").with("axes", vec![-1i64, 1]), ListInputs::scales(&[2.0, 0.5]), 11),
+        (mode("linear").with("axes", vec![2i64]), ListInputs::sizes(&[7]), 11),
         (
             coordinates(mode("linear").with("axes", vec![2i64]), "tf_crop_and_resize"),
-            Lists::sizes(&[7]).with_roi(&[0.1, 0.9]),
+            ListInputs::sizes(&[7]).with_roi(&[0.1, 0.9]),
             11,
         ),
-        (mode("linear").with("antialias", 1i64), Lists::scales(&[1.0, 1.0, 0.5]), 18),
-        (mode("nearest").with("keep_aspect_ratio_policy", "not_larger"), Lists::sizes(&[1, 2, 2]), 18),
-        (coordinates(mode("nearest"), "half_pixel_symmetric"), Lists::sizes(&[1, 2, 2]), 19),
+        (mode("linear").with("antialias", 1i64), ListInputs::scales(&[1.0, 1.0, 0.5]), 18),
+        (mode("nearest").with("keep_aspect_ratio_policy", "not_larger"), ListInputs::sizes(&[1, 2, 2]), 18),
+        (coordinates(mode("nearest"), "half_pixel_symmetric"), ListInputs::sizes(&[1, 2, 2]), 19),
     ] {
         let graph = lists.graph(&x, &attrs);
         for opset in [oldest, 13.max(oldest), 18.max(oldest), 28] {
@@ -478,59 +490,75 @@ fn older_versions() {
 }
 
 #[test]
-fn what_makes_no_sense_is_refused() {
-    let x = spread(&[2, 3], 10);
+fn rejects_invalid_inputs() {
+    let x = generic_tensor(&[2, 3], 10);
     let crop = coordinates(mode("linear"), "tf_crop_and_resize");
-    let cases: Vec<(Lists, Attrs, &str)> = vec![
-        (Lists::default(), mode("linear"), "neither scales nor sizes are given"),
+    let cases: Vec<(ListInputs, Attrs, &str)> = vec![
+        (ListInputs::default(), mode("linear"), "neither scales nor sizes are given"),
         (
-            Lists { sizes: Some(sizes(&[1, 1])), ..Lists::scales(&[1.0, 1.0]) },
+            ListInputs { sizes: Some(sizes(&[1, 1])), ..ListInputs::scales(&[1.0, 1.0]) },
             mode("linear"),
             "both scales and sizes",
         ),
-        (Lists::scales(&[2.0]), mode("linear"), "scales has 1 elements, but for 2 axes there must be 2"),
-        (Lists::sizes(&[1, 2, 3]), mode("linear"), "sizes has 3 elements, but for 2 axes there must be 2"),
-        (Lists::scales(&[2.0, 0.0]), mode("linear"), "the scale of axis 1 is 0; it must be a number above 0"),
+        (ListInputs::scales(&[2.0]), mode("linear"), "scales has 1 elements, but for 2 axes there must be 2"),
         (
-            Lists::scales(&[-1.0, 1.0]),
+            ListInputs::sizes(&[1, 2, 3]),
+            mode("linear"),
+            "sizes has 3 elements, but for 2 axes there must be 2",
+        ),
+        (
+            ListInputs::scales(&[2.0, 0.0]),
+            mode("linear"),
+            "the scale of axis 1 is 0; it must be a number above 0",
+        ),
+        (
+            ListInputs::scales(&[-1.0, 1.0]),
             mode("linear"),
             "the scale of axis 0 is -1; it must be a number above 0",
         ),
         (
-            Lists::scales(&[f32::NAN, 1.0]),
+            ListInputs::scales(&[f32::NAN, 1.0]),
             mode("linear"),
             "the scale of axis 0 is NaN; it must be a number above 0",
         ),
-        (Lists::scales(&[f32::INFINITY, 1.0]), mode("linear"), "the scale of axis 0 is inf"),
-        (Lists::scales(&[1e30, 1.0]), mode("linear"), "makes axis 0 too long to count"),
-        (Lists::scales(&[1e9, 1e9]), mode("linear"), "too large to address"),
-        (Lists::sizes(&[1 << 40, 1 << 40]), mode("linear"), "too large to address"),
-        (Lists::sizes(&[1, 1 << 30]), mode("linear"), "which needs more than 16777216 weights"),
-        (Lists::sizes(&[-2, 3]), mode("linear"), "the size of axis 0 is -2; it must not be negative"),
-        (Lists::sizes(&[2, 3]), crop.clone(), "roi is missing"),
+        (ListInputs::scales(&[f32::INFINITY, 1.0]), mode("linear"), "the scale of axis 0 is inf"),
+        (ListInputs::scales(&[1e30, 1.0]), mode("linear"), "makes axis 0 too long to count"),
+        (ListInputs::scales(&[1e9, 1e9]), mode("linear"), "too large to address"),
+        (ListInputs::sizes(&[1 << 40, 1 << 40]), mode("linear"), "too large to address"),
+        (ListInputs::sizes(&[1, 1 << 30]), mode("linear"), "which needs more than 16777216 weights"),
+        (ListInputs::sizes(&[-2, 3]), mode("linear"), "the size of axis 0 is -2; it must not be negative"),
+        (ListInputs::sizes(&[2, 3]), crop.clone(), "roi is missing"),
         (
-            Lists::sizes(&[2, 3]).with_roi(&[0.0, 1.0]),
+            ListInputs::sizes(&[2, 3]).with_roi(&[0.0, 1.0]),
             crop.clone(),
             "roi has 2 elements, but for 2 axes there must be 4",
         ),
         (
-            Lists::sizes(&[2, 3]).with_roi(&[0.0, 0.0, 1.0, f32::NAN]),
+            ListInputs::sizes(&[2, 3]).with_roi(&[0.0, 0.0, 1.0, f32::NAN]),
             crop.clone(),
             "roi of axis 1 goes from 0 to NaN",
         ),
         (
-            Lists::scales(&[2.0, 2.0]),
+            ListInputs::scales(&[2.0, 2.0]),
             mode("quintic"),
             "mode is \"quintic\"; defined are nearest, linear, cubic",
         ),
         (
-            Lists::scales(&[2.0, 2.0]),
+            ListInputs::scales(&[2.0, 2.0]),
             coordinates(mode("linear"), "polar"),
             "coordinate_transformation_mode is \"polar\"",
         ),
-        (Lists::scales(&[2.0, 2.0]), mode("nearest").with("antialias", 1i64), "antialias is for modes"),
-        (Lists::scales(&[2.0, 2.0]), mode("linear").with("axes", vec![0i64, -2]), "axis 0 is named twice"),
-        (Lists::scales(&[2.0]), mode("linear").with("axes", vec![2i64]), "axis 2 is out of range for rank 2"),
+        (ListInputs::scales(&[2.0, 2.0]), mode("nearest").with("antialias", 1i64), "antialias is for modes"),
+        (
+            ListInputs::scales(&[2.0, 2.0]),
+            mode("linear").with("axes", vec![0i64, -2]),
+            "axis 0 is named twice",
+        ),
+        (
+            ListInputs::scales(&[2.0]),
+            mode("linear").with("axes", vec![2i64]),
+            "axis 2 is out of range for rank 2",
+        ),
     ];
     for (lists, attrs, sentence) in cases {
         let failure = run_node(RESIZE, &lists.inputs(&x), 1, attrs).expect_err(sentence);
@@ -538,12 +566,13 @@ fn what_makes_no_sense_is_refused() {
         assert!(error.to_string().contains(sentence), "{error}");
     }
     let empty = f64s(&[0, 3], &[]);
-    let failure = run_node(RESIZE, &Lists::sizes(&[1, 3]).inputs(&empty), 1, mode("linear"));
+    let failure = run_node(RESIZE, &ListInputs::sizes(&[1, 3]).inputs(&empty), 1, mode("linear"));
     assert!(matches!(failure, Err(Failure::Prepare(_))));
     let error =
-        one_node(10, ("", "Upsample"), &[Some(&x)], 1, Attrs::new()).expect_err("refused").to_string();
+        one_node_graph(10, ("", "Upsample"), &[Some(&x)], 1, Attrs::new()).expect_err("refused").to_string();
     assert!(error.contains("Upsample ended with opset 10; Resize takes its place"), "{error}");
     let smaller = Attrs::new().with("scales", vec![1.0f32, 0.5]);
-    let error = one_node(7, ("", "Upsample"), &[Some(&x)], 1, smaller).expect_err("refused").to_string();
+    let error =
+        one_node_graph(7, ("", "Upsample"), &[Some(&x)], 1, smaller).expect_err("refused").to_string();
     assert!(error.contains("a scale is 0.5; it must be 1 or more"), "{error}");
 }

@@ -2,13 +2,15 @@
 
 use ortrain_graph::{Attrs, Tensor, ValueId};
 
-use super::sampling::{Coordinates, Method, Nearest, Policy, Settings, fitting};
+use super::sampling::{
+    AspectRatioPolicy, CoordinateMode, InterpolationMethod, NearestMode, ResizeAttributes, check_list_length,
+};
 use super::{ROI, SCALES, SIZES, is_empty_list};
 use crate::OpError;
 use crate::rewrite::Rewrite;
 
 /// Returns the attributes that are equivalent to Upsample, and to Resize before opset 11.
-fn old_attrs(rw: &Rewrite<'_>) -> Result<Attrs, OpError> {
+fn opset_10_attrs(rw: &Rewrite<'_>) -> Result<Attrs, OpError> {
     let mode = rw.attrs().string("mode")?.unwrap_or("nearest");
     if !["nearest", "linear"].contains(&mode) {
         return Err(OpError::invalid(format!("mode is {mode:?}; defined are nearest, linear")));
@@ -19,8 +21,8 @@ fn old_attrs(rw: &Rewrite<'_>) -> Result<Attrs, OpError> {
 
 pub(super) fn upgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     if rw.version() < 11 {
-        let attrs = old_attrs(rw)?;
-        rw.same(&[Some(rw.required(0)?), None, Some(rw.required(1)?)], attrs);
+        let attrs = opset_10_attrs(rw)?;
+        rw.emit_same_op(&[Some(rw.required_input(0)?), None, Some(rw.required_input(1)?)], attrs);
     }
     Ok(())
 }
@@ -34,16 +36,16 @@ pub(super) fn upgrade_upsample(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
             let scales = Tensor::f32(&[scales.len()], scales);
             rw.constant("scales", scales)
         }
-        None => rw.required(1)?,
+        None => rw.required_input(1)?,
     };
-    rw.renamed("", "Resize", &[Some(rw.required(0)?), None, Some(scales)], old_attrs(rw)?);
+    rw.emit_op("", "Resize", &[Some(rw.required_input(0)?), None, Some(scales)], opset_10_attrs(rw)?);
     Ok(())
 }
 
 pub(super) fn downgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let version = rw.version();
-    let settings = Settings::new(rw.attrs())?;
-    let x = rw.required(0)?;
+    let settings = ResizeAttributes::new(rw.attrs())?;
+    let x = rw.required_input(0)?;
     let present = |rw: &Rewrite<'_>, k: usize| rw.input(k).filter(|&id| !is_empty_list(rw.shape(id)));
     let scales = present(rw, SCALES);
     let numbers = scales.and_then(|id| rw.constant_of(id)).map(Tensor::to_f64);
@@ -51,11 +53,11 @@ pub(super) fn downgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let needs = |what: &str, opset: i64| OpError::unsupported(format!("{what} needs opset {opset} or newer"));
     if version < 11 {
         let simple = match settings.method {
-            Method::Linear => true,
-            Method::Nearest(mode) => mode == Nearest::Simple,
-            Method::Cubic(_) => false,
+            InterpolationMethod::Linear => true,
+            InterpolationMethod::Nearest(mode) => mode == NearestMode::Simple,
+            InterpolationMethod::Cubic(_) => false,
         };
-        let plain = simple && settings.coordinates == Coordinates::Asymmetric && !settings.antialias;
+        let plain = simple && settings.coordinates == CoordinateMode::Asymmetric && !settings.antialias;
         let all_axes = settings.axes.is_none() && !settings.exclude_outside;
         let (Some(scales), true, true) = (scales, plain, all_axes) else {
             return Err(needs("a Resize like this", 11));
@@ -63,18 +65,18 @@ pub(super) fn downgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
         let mode = Attrs::new().with("mode", rw.attrs().string("mode")?.unwrap_or("nearest"));
         if version >= 10 {
             if rw.node().inputs.len() != 2 {
-                rw.same(&[Some(x), Some(scales)], mode);
+                rw.emit_same_op(&[Some(x), Some(scales)], mode);
             }
         } else if version >= 9 {
-            rw.renamed("", "Upsample", &[Some(x), Some(scales)], mode);
+            rw.emit_op("", "Upsample", &[Some(x), Some(scales)], mode);
         } else {
             let message = || OpError::unsupported("scales computed at run time need opset 9 or newer");
             let scales = numbers.ok_or_else(message)?.iter().map(|&scale| scale as f32).collect::<Vec<_>>();
-            rw.renamed("", "Upsample", &[Some(x)], mode.with("scales", scales));
+            rw.emit_op("", "Upsample", &[Some(x)], mode.with("scales", scales));
         }
         return Ok(());
     }
-    if settings.method == Method::Nearest(Nearest::Simple) {
+    if settings.method == InterpolationMethod::Nearest(NearestMode::Simple) {
         let numbers = numbers.unwrap_or_default();
         let mode = match (numbers.iter().any(|&s| s < 1.0), numbers.iter().any(|&s| s > 1.0)) {
             (_, false) if !numbers.is_empty() => "ceil",
@@ -88,14 +90,14 @@ pub(super) fn downgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
         };
         attrs = attrs.with("nearest_mode", mode);
     }
-    if version < 19 && settings.coordinates == Coordinates::HalfPixelSymmetric {
+    if version < 19 && settings.coordinates == CoordinateMode::HalfPixelSymmetric {
         return Err(needs("coordinate_transformation_mode \"half_pixel_symmetric\"", 19));
     }
     let mut inputs: Vec<Option<ValueId>> = rw.node().inputs.to_vec();
     if version < 18 {
         for (name, set) in [
             ("antialias", settings.antialias),
-            ("keep_aspect_ratio_policy", settings.policy != Policy::Stretch),
+            ("keep_aspect_ratio_policy", settings.policy != AspectRatioPolicy::Stretch),
         ] {
             if set {
                 return Err(needs(name, 18));
@@ -103,7 +105,7 @@ pub(super) fn downgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
             attrs.0.remove(name);
         }
         if settings.axes.is_some() {
-            all_axes(rw, &settings, x, &mut inputs)?;
+            extend_to_all_axes(rw, &settings, x, &mut inputs)?;
             attrs.0.remove("axes");
         }
     }
@@ -117,15 +119,15 @@ pub(super) fn downgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
         }
     }
     if inputs.as_slice() != rw.node().inputs.as_slice() || attrs != *rw.attrs() {
-        rw.same(&inputs, attrs);
+        rw.emit_same_op(&inputs, attrs);
     }
     Ok(())
 }
 
 /// Extends roi, scales and sizes of some axes to all axes.
-fn all_axes(
+fn extend_to_all_axes(
     rw: &mut Rewrite<'_>,
-    settings: &Settings,
+    settings: &ResizeAttributes,
     x: ValueId,
     inputs: &mut [Option<ValueId>],
 ) -> Result<(), OpError> {
@@ -137,7 +139,7 @@ fn all_axes(
         let Some(id) = input.filter(|&id| !is_empty_list(rw.shape(id))) else { continue };
         let some = rw.constant_of(id).cloned().ok_or_else(refused)?;
         let each = if k == ROI { 2 } else { 1 };
-        fitting("the list", &some.to_f64(), axes.len(), each)?;
+        check_list_length("the list", &some.to_f64(), axes.len(), each)?;
         let tensor = if let (SIZES, Some(sizes)) = (k, some.to_i64()) {
             let known: Option<Vec<i64>> =
                 shape.iter().map(|dim| dim.known().map(|size| size as i64)).collect();

@@ -47,7 +47,7 @@ pub(super) fn has_beta(name: &str) -> bool {
 impl Activation {
     /// Parses the functions that a node names, or returns `default`. Functions with parameters consume the lists of
     /// parameters in order. If a list is too short, the defaults of the ONNX operators apply.
-    pub(super) fn read_all(attrs: &Attrs, default: &[Activation]) -> Result<Vec<Activation>, OpError> {
+    pub(super) fn parse_all(attrs: &Attrs, default: &[Activation]) -> Result<Vec<Activation>, OpError> {
         let Some(names) = attrs.strings("activations")? else { return Ok(default.to_vec()) };
         if names.len() != default.len() {
             let (wanted, found) = (default.len(), names.len());
@@ -88,7 +88,7 @@ impl Activation {
 
     /// Returns true if the slope can be computed from the value: the function has no equal values on both sides of a
     /// kink.
-    pub(super) fn has_slope(self) -> bool {
+    pub(super) fn has_slope_from_value(self) -> bool {
         match self {
             Activation::Elu { alpha }
             | Activation::LeakyRelu { alpha }
@@ -205,15 +205,15 @@ pub(super) struct Clipped {
 
 /// Relative distance from the value at the clip limit up to which a value counts as clipped. The value at the limit is
 /// computed once exactly and once by a kernel, and the results may differ in the last bits.
-const CUT_OFF: f64 = 1e-6;
+const CLIP_TOLERANCE: f64 = 1e-6;
 
-/// [`CUT_OFF`] for values that are rounded to a narrow type, in units of its rounding error. A value at the clip limit
+/// [`CLIP_TOLERANCE`] for values that are rounded to a narrow type, in units of its rounding error. A value at the clip limit
 /// is stored within one unit, and a value that is not clipped beyond two (see [`Clipped::apply`]).
-const NARROW_CUT_OFF: f64 = 1.5;
-const NARROW_GAP: f64 = 3.0;
+const NARROW_CLIP_TOLERANCE: f64 = 1.5;
+const NARROW_CLIP_MARGIN: f64 = 3.0;
 
 /// Returns the largest relative error of rounding to a narrow type; `None` for other types.
-fn rounding(stored: DType) -> Option<f64> {
+fn rounding_error(stored: DType) -> Option<f64> {
     match stored {
         DType::F16 => Some(1.0 / 2048.0),
         DType::BF16 => Some(1.0 / 256.0),
@@ -233,10 +233,10 @@ impl Clipped {
         let above = b.binary(BinaryOp::Max, x, low);
         let clipped = b.binary(BinaryOp::Min, above, high);
         let y = self.activation.apply(b, clipped);
-        let Some(rounding) = rounding(stored) else { return y };
+        let Some(rounding) = rounding_error(stored) else { return y };
         let (above, below) = (b.compare(CompareOp::Lt, low, x), b.compare(CompareOp::Lt, x, high));
         let inside = b.binary(BinaryOp::And, above, below);
-        let (least, most) = self.bounds(b, ty, clip, NARROW_GAP * rounding);
+        let (least, most) = self.clip_bounds(b, ty, clip, NARROW_CLIP_MARGIN * rounding);
         let near = b.binary(BinaryOp::Max, y, least);
         let near = b.binary(BinaryOp::Min, near, most);
         b.select(inside, near, y)
@@ -249,8 +249,9 @@ impl Clipped {
         let Some(clip) = self.clip else { return slope };
         let ty = b.ty(y);
         let zero = b.constant(ty, 0.0);
-        let margin = rounding(stored).map_or(CUT_OFF, |rounding| NARROW_CUT_OFF * rounding);
-        let (low, high) = self.bounds(b, ty, clip, margin);
+        let margin =
+            rounding_error(stored).map_or(CLIP_TOLERANCE, |rounding| NARROW_CLIP_TOLERANCE * rounding);
+        let (low, high) = self.clip_bounds(b, ty, clip, margin);
         let (above, below) = (b.compare(CompareOp::Lt, low, y), b.compare(CompareOp::Lt, y, high));
         let inside = b.binary(BinaryOp::And, above, below);
         b.select(inside, slope, zero)
@@ -258,7 +259,7 @@ impl Clipped {
 
     /// Returns the lower and the upper value at the clip limits, each moved inwards by the fraction `share` of its
     /// magnitude.
-    fn bounds(self, b: &mut Builder, ty: Type, clip: f64, share: f64) -> (Reg, Reg) {
+    fn clip_bounds(self, b: &mut Builder, ty: Type, clip: f64, share: f64) -> (Reg, Reg) {
         let margin = b.constant(ty, share);
         let [first, second] = [-clip, clip].map(|at| {
             let at = b.constant(ty, at);

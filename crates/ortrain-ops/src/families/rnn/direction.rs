@@ -3,7 +3,7 @@
 
 use ortrain_graph::{Attr, Attrs, Node, Tensor, ValueId};
 
-use super::{Attributes, B, Direction, Kind, LENGTHS, P, R, W, X};
+use super::{Attributes, B, Direction, LENGTHS, NetKind, P, R, W, X};
 use crate::OpError;
 use crate::rewrite::Rewrite;
 
@@ -11,39 +11,39 @@ use crate::rewrite::Rewrite;
 pub(super) fn is_composition(node: &Node) -> bool {
     let has = |k: usize| node.inputs.get(k).copied().flatten().is_some();
     let plain = Attributes::read(node).is_ok_and(|attributes| attributes.is_plain());
-    !plain || !Kind::of(node).states().all(has)
+    !plain || !NetKind::from_node(node).state_inputs().all(has)
 }
 
 /// Slices a value along an axis.
-fn part(rw: &mut Rewrite<'_>, value: ValueId, axis: i64, from: i64, to: i64, step: i64) -> ValueId {
+fn slice_axis(rw: &mut Rewrite<'_>, value: ValueId, axis: i64, from: i64, to: i64, step: i64) -> ValueId {
     let parts = [("starts", from), ("ends", to), ("axes", axis), ("steps", step)];
     let [starts, ends, axes, steps] = parts.map(|(name, number)| rw.ints(name, &[number]));
     rw.add("Slice", &[value, starts, ends, axes, steps], Attrs::new())
 }
 
 /// Swaps the first two axes of a value.
-fn swapped(rw: &mut Rewrite<'_>, value: ValueId) -> ValueId {
+fn swap_first_axes(rw: &mut Rewrite<'_>, value: ValueId) -> ValueId {
     rw.add("Transpose", &[value], Attrs::new().with("perm", vec![1, 0, 2]))
 }
 
 /// Reverses sequences, `[steps, batch, ..]`.
-fn reversed(rw: &mut Rewrite<'_>, value: ValueId, lengths: Option<ValueId>) -> ValueId {
+fn reverse_sequences(rw: &mut Rewrite<'_>, value: ValueId, lengths: Option<ValueId>) -> ValueId {
     match lengths {
         Some(lengths) => {
             let attrs = Attrs::new().with("batch_axis", 1i64).with("time_axis", 0i64);
             rw.add("ReverseSequence", &[value, lengths], attrs)
         }
-        None => part(rw, value, 0, -1, i64::MIN, -1),
+        None => slice_axis(rw, value, 0, -1, i64::MIN, -1),
     }
 }
 
 pub(super) fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let attributes = Attributes::read(rw.node())?;
     let kind = attributes.kind;
-    let [mut x, w, r] = [rw.required(X)?, rw.required(W)?, rw.required(R)?];
+    let [mut x, w, r] = [rw.required_input(X)?, rw.required_input(W)?, rw.required_input(R)?];
     let dtype = rw.dtype(x).ok_or_else(|| OpError::invalid("the type of the data is not known"))?;
     if attributes.batch_first {
-        x = swapped(rw, x);
+        x = swap_first_axes(rw, x);
     }
     let lengths = rw.input(LENGTHS);
     let long_lengths = lengths.map(|lengths| {
@@ -54,17 +54,21 @@ pub(super) fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let hidden = hidden.ok_or_else(|| {
         OpError::unsupported("the hidden size is not known; give the attribute hidden_size")
     })?;
-    let gate_activations = kind.activations().len();
+    let gate_activations = kind.default_activations().len();
     let mut results: Vec<Vec<ValueId>> = Vec::new();
-    let states = kind.states();
+    let states = kind.state_inputs();
     for (index, &direction) in attributes.directions.iter().enumerate() {
         let own = |rw: &mut Rewrite<'_>, value: ValueId| {
             let index = index as i64;
-            if attributes.directions.len() == 1 { value } else { part(rw, value, 0, index, index + 1, 1) }
+            if attributes.directions.len() == 1 {
+                value
+            } else {
+                slice_axis(rw, value, 0, index, index + 1, 1)
+            }
         };
         let data = match direction {
             Direction::Forward => x,
-            Direction::Reverse => reversed(rw, x, long_lengths),
+            Direction::Reverse => reverse_sequences(rw, x, long_lengths),
         };
         let mut inputs: Vec<Option<ValueId>> = vec![Some(data), Some(own(rw, w)), Some(own(rw, r))];
         inputs.push(rw.input(B).map(|bias| own(rw, bias)));
@@ -72,14 +76,14 @@ pub(super) fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
         for k in states.clone() {
             let state = match rw.input(k) {
                 Some(state) => {
-                    let state = if attributes.batch_first { swapped(rw, state) } else { state };
+                    let state = if attributes.batch_first { swap_first_axes(rw, state) } else { state };
                     own(rw, state)
                 }
-                None => no_state(rw, data, hidden, dtype),
+                None => zero_state(rw, data, hidden, dtype),
             };
             inputs.push(Some(state));
         }
-        if kind == Kind::Lstm {
+        if kind == NetKind::Lstm {
             inputs.push(rw.input(P).map(|weights| own(rw, weights)));
         }
         while inputs.last() == Some(&None) {
@@ -88,7 +92,7 @@ pub(super) fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
         let mut attrs = rw.attrs().clone();
         attrs.0.remove("layout");
         attrs = attrs.with("direction", "forward").with("hidden_size", hidden as i64);
-        for (name, list) in own_lists(rw.attrs(), gate_activations, index)? {
+        for (name, list) in activations_of_direction(rw.attrs(), gate_activations, index)? {
             attrs.0.remove(name);
             if let Some(list) = list {
                 attrs.0.insert(name.to_owned(), list);
@@ -97,7 +101,7 @@ pub(super) fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
         let op = rw.node().op.clone();
         let mut outputs = rw.add_node("", &op, &inputs, 1 + states.len(), attrs);
         if direction == Direction::Reverse {
-            outputs[0] = reversed_results(rw, outputs[0], long_lengths);
+            outputs[0] = reverse_results(rw, outputs[0], long_lengths);
         }
         results.push(outputs);
     }
@@ -114,24 +118,24 @@ pub(super) fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
             let order = if k == 0 { vec![2, 0, 1, 3] } else { vec![1, 0, 2] };
             value = rw.add("Transpose", &[value], Attrs::new().with("perm", order));
         }
-        rw.output(k, value);
+        rw.replace_output(k, value);
     }
     Ok(())
 }
 
 /// Restores the order of the data in the results of a reversed direction, `[steps, 1, batch, hidden]`.
-fn reversed_results(rw: &mut Rewrite<'_>, value: ValueId, lengths: Option<ValueId>) -> ValueId {
+fn reverse_results(rw: &mut Rewrite<'_>, value: ValueId, lengths: Option<ValueId>) -> ValueId {
     if lengths.is_none() {
-        return reversed(rw, value, None);
+        return reverse_sequences(rw, value, None);
     }
     let axis = rw.ints("axis", &[1]);
     let flat = rw.add("Squeeze", &[value, axis], Attrs::new());
-    let turned = reversed(rw, flat, lengths);
+    let turned = reverse_sequences(rw, flat, lengths);
     rw.add("Unsqueeze", &[turned, axis], Attrs::new())
 }
 
 /// Returns a state of zeros: `[1, batch, hidden]`.
-pub(super) fn no_state(
+pub(super) fn zero_state(
     rw: &mut Rewrite<'_>,
     data: ValueId,
     hidden: usize,
@@ -142,7 +146,7 @@ pub(super) fn no_state(
         return rw.constant("no_state", Tensor::filled(dtype, &[1, batch, hidden], 0.0));
     }
     let shape = rw.add("Shape", &[data], Attrs::new());
-    let batch = part(rw, shape, 0, 1, 2, 1);
+    let batch = slice_axis(rw, shape, 0, 1, 2, 1);
     let (one, hidden) = (rw.ints("one", &[1]), rw.ints("hidden", &[hidden as i64]));
     let shape = rw.add("Concat", &[one, batch, hidden], Attrs::new().with("axis", 0i64));
     let zero = Tensor::filled(dtype, &[1], 0.0);
@@ -150,7 +154,7 @@ pub(super) fn no_state(
 }
 
 /// Returns the activations of one direction with their parameters. A node lists them for all directions in sequence.
-fn own_lists(
+fn activations_of_direction(
     attrs: &Attrs,
     count: usize,
     index: usize,

@@ -9,11 +9,11 @@
 use ortrain_expr::Reg;
 
 use super::steps::{
-    Lengths, Matrix, Sizes, factor, from_zeros, given_state, input_gradients, input_products, load_state,
-    lower_nothing, or_zero, output, plain_product, product, product_with_states, spaced, sum_at, temp,
-    turned, where_held,
+    Lengths, Matrix, Sizes, active_or_zero, alloc_factor, alloc_padded, alloc_temp, emit_input_gradients,
+    emit_input_products, emit_plain_product, emit_product, emit_product_with_states, initial_state,
+    load_state, load_sum, lower_empty, output_matrix, select_active, transpose_weights, zero_state_products,
 };
-use super::{Attributes, B, GradInputs, H0, Kind, LENGTHS, R, X};
+use super::{Attributes, B, GradInputs, H0, LENGTHS, NetKind, R, X};
 use crate::OpError;
 use crate::lower::{Lower, NestBuilder};
 
@@ -23,20 +23,20 @@ const RESET: usize = 1;
 const NEW: usize = 2;
 
 /// Destinations of the results of a step.
-struct Targets {
-    values: Vec<(Matrix, Value)>,
+struct StepOutputs {
+    values: Vec<(Matrix, OutputKind)>,
     gates: Option<Matrix>,
     hidden: usize,
 }
 
 /// Value to store: the carried state or the visible result.
 #[derive(Clone, Copy, PartialEq)]
-enum Value {
+enum OutputKind {
     State,
     Seen,
 }
 
-impl Targets {
+impl StepOutputs {
     /// Stores `(1 - z) * n + z * before`, and the gates if the gradient needs them.
     fn store(
         &self,
@@ -51,10 +51,10 @@ impl Targets {
         let rest = nest.b.sub(one, z);
         let (new, old) = (nest.b.mul(rest, n), nest.b.mul(z, before));
         let h = nest.b.add(new, old);
-        let state = where_held(nest, held, h, before);
-        let seen = or_zero(nest, held, h);
+        let state = select_active(nest, held, h, before);
+        let seen = active_or_zero(nest, held, h);
         for &(target, value) in &self.values {
-            target.store(cx, nest, if value == Value::State { state } else { seen });
+            target.store(cx, nest, if value == OutputKind::State { state } else { seen });
         }
         if let Some(gates) = self.gates {
             for (gate, value) in [(Z, z), (RESET, r), (NEW, n)] {
@@ -65,36 +65,36 @@ impl Targets {
 }
 
 pub(super) fn lower(own: &Attributes, cx: &mut Lower<'_>) -> Result<(), OpError> {
-    let sizes = Sizes::of(Kind::Gru, cx);
+    let sizes = Sizes::from_context(NetKind::Gru, cx);
     let stored = cx.dtype(X);
     let (batch, hidden) = (sizes.batch, sizes.hidden);
     let lengths = Lengths::new(cx, LENGTHS, &sizes)?;
     // With `linear_before_reset`, the recurrent bias is added to the product with the state.
     let both: &[usize] = &[0, sizes.rows];
-    let products = input_products(cx, &sizes, (!own.linear_before_reset).then_some((B, both)))?;
-    let biases = cx.has(B).then(|| Matrix::broadcast(cx.input(B)));
+    let products = emit_input_products(cx, &sizes, (!own.linear_before_reset).then_some((B, both)))?;
+    let biases = cx.has_input(B).then(|| Matrix::broadcast(cx.input(B)));
     let r = Matrix::rows(cx.input(R), hidden);
-    let r = turned(cx, r, &sizes)?;
-    let mut state = given_state(cx, H0, &sizes);
+    let r = transpose_weights(cx, r, &sizes)?;
+    let mut state = initial_state(cx, H0, &sizes);
     if sizes.steps == 0 {
-        return lower_nothing(cx, &[1], &[state], &sizes);
+        return lower_empty(cx, &[1], &[state], &sizes);
     }
-    let from_zeros = from_zeros(cx, &sizes, state)?;
-    let (all, last) = (output(cx, 0, hidden), output(cx, 1, hidden));
-    let kept = output(cx, 2, sizes.rows);
+    let from_zeros = zero_state_products(cx, &sizes, state)?;
+    let (all, last) = (output_matrix(cx, 0, hidden), output_matrix(cx, 1, hidden));
+    let kept = output_matrix(cx, 2, sizes.rows);
     for step in 0..sizes.steps {
         let row = step * batch;
         let is_last = step + 1 == sizes.steps;
         let seen = all.map(|all| all.at_row(row));
         // A state that equals the result needs no buffer of its own.
-        let kept_state = seen.filter(|_| !lengths.are_given());
-        let new_state = (!is_last && kept_state.is_none()).then(|| factor(cx, "hidden", batch, hidden));
+        let kept_state = seen.filter(|_| !lengths.are_present());
+        let new_state = (!is_last && kept_state.is_none()).then(|| alloc_factor(cx, "hidden", batch, hidden));
         let values = [
-            new_state.map(|next| (next, Value::State)),
-            last.filter(|_| is_last).map(|last| (last, Value::State)),
-            seen.map(|seen| (seen, Value::Seen)),
+            new_state.map(|next| (next, OutputKind::State)),
+            last.filter(|_| is_last).map(|last| (last, OutputKind::State)),
+            seen.map(|seen| (seen, OutputKind::Seen)),
         ];
-        let targets = Targets {
+        let targets = StepOutputs {
             values: values.into_iter().flatten().collect(),
             gates: kept.map(|gates| gates.at_row(row)),
             hidden,
@@ -102,49 +102,49 @@ pub(super) fn lower(own: &Attributes, cx: &mut Lower<'_>) -> Result<(), OpError>
         let given = products.at_row(row);
         if own.linear_before_reset {
             let from_state = match state {
-                Some(h) => Some(plain_product(cx, "gates", (batch, sizes.rows, hidden), h, r)?),
+                Some(h) => Some(emit_plain_product(cx, "gates", (batch, sizes.rows, hidden), h, r)?),
                 None => from_zeros,
             };
             let recurrent = [from_state, biases.map(|biases| biases.at_column(sizes.rows))];
             let mut nest = cx.nest(&[batch, hidden], 0);
             let pairs = [Z, RESET, NEW].map(|gate| {
                 let column = gate * hidden;
-                let taken = sum_at(cx, &mut nest, &[Some(given), biases], column);
-                (taken, sum_at(cx, &mut nest, &recurrent, column))
+                let taken = load_sum(cx, &mut nest, &[Some(given), biases], column);
+                (taken, load_sum(cx, &mut nest, &recurrent, column))
             });
             let [z, reset] = [Z, RESET].map(|gate| {
                 let sum = nest.b.add(pairs[gate].0, pairs[gate].1);
-                own.gate(0).apply(&mut nest.b, sum, stored)
+                own.gate_activation(0).apply(&mut nest.b, sum, stored)
             });
             let part = nest.b.mul(reset, pairs[NEW].1);
             let sum = nest.b.add(pairs[NEW].0, part);
-            let new = own.gate(1).apply(&mut nest.b, sum, stored);
+            let new = own.gate_activation(1).apply(&mut nest.b, sum, stored);
             let before = load_state(cx, &mut nest, state);
-            let held = lengths.hold(cx, &mut nest, step);
+            let held = lengths.step_mask(cx, &mut nest, step);
             targets.store(cx, &mut nest, [z, reset, new], before, held);
             cx.emit(nest.instruction())?;
         } else {
-            let gates = temp(cx, "gates", batch, 2 * hidden);
-            let reset_state = factor(cx, "reset_state", batch, hidden);
+            let gates = alloc_temp(cx, "gates", batch, 2 * hidden);
+            let reset_state = alloc_factor(cx, "reset_state", batch, hidden);
             let apply = |cx: &Lower<'_>, nest: &mut NestBuilder, value: Reg| {
                 let given = given.load(cx, nest);
                 let sum = nest.b.add(given, value);
-                let gate = own.gate(0).apply(&mut nest.b, sum, stored);
+                let gate = own.gate_activation(0).apply(&mut nest.b, sum, stored);
                 gates.store(cx, nest, gate);
             };
             let finish = |cx: &Lower<'_>, nest: &mut NestBuilder, value: Reg| {
                 let given = given.at_column(NEW * hidden).load(cx, nest);
                 let sum = nest.b.add(given, value);
-                let new = own.gate(1).apply(&mut nest.b, sum, stored);
+                let new = own.gate_activation(1).apply(&mut nest.b, sum, stored);
                 let [z, reset] = [Z, RESET].map(|gate| gates.at_column(gate * hidden).load(cx, nest));
                 let before = load_state(cx, nest, state);
-                let held = lengths.hold(cx, nest, step);
+                let held = lengths.step_mask(cx, nest, step);
                 targets.store(cx, nest, [z, reset, new], before, held);
             };
             match state {
                 Some(h) => {
                     let shape = (batch, 2 * hidden, hidden);
-                    product(cx, shape, h, r, |cx, nest, value| apply(cx, nest, value))?;
+                    emit_product(cx, shape, h, r, |cx, nest, value| apply(cx, nest, value))?;
                     let mut nest = cx.nest(&[batch, hidden], 0);
                     let reset = gates.at_column(RESET * hidden).load(cx, &mut nest);
                     let before = h.load(cx, &mut nest);
@@ -152,7 +152,7 @@ pub(super) fn lower(own: &Attributes, cx: &mut Lower<'_>) -> Result<(), OpError>
                     reset_state.store(cx, &mut nest, value);
                     cx.emit(nest.instruction())?;
                     let r = r.at_column(NEW * hidden);
-                    product(cx, (batch, hidden, hidden), reset_state, r, |cx, nest, value| {
+                    emit_product(cx, (batch, hidden, hidden), reset_state, r, |cx, nest, value| {
                         finish(cx, nest, value);
                     })?;
                 }
@@ -175,31 +175,31 @@ pub(super) fn lower(own: &Attributes, cx: &mut Lower<'_>) -> Result<(), OpError>
 }
 
 pub(super) fn lower_grad(own: &Attributes, cx: &mut Lower<'_>) -> Result<(), OpError> {
-    let sizes = Sizes::of(Kind::Gru, cx);
+    let sizes = Sizes::from_context(NetKind::Gru, cx);
     let stored = cx.dtype(X);
     let (batch, hidden) = (sizes.batch, sizes.hidden);
-    let at = GradInputs::of(Kind::Gru);
+    let at = GradInputs::from_kind(NetKind::Gru);
     let lengths = Lengths::new(cx, at.lengths, &sizes)?;
     let r = Matrix::rows(cx.input(R), hidden);
-    let first = given_state(cx, at.states.start, &sizes);
+    let first = initial_state(cx, at.states.start, &sizes);
     let all_h = Matrix::rows(cx.input(at.hidden), hidden);
-    let all_gates = Matrix::rows(cx.input(at.kept.start), sizes.rows);
-    let of_all = given_state(cx, at.arriving, &sizes);
-    let mut of_next = given_state(cx, at.arriving + 1, &sizes);
+    let all_gates = Matrix::rows(cx.input(at.stored.start), sizes.rows);
+    let of_all = initial_state(cx, at.incoming, &sizes);
+    let mut of_next = initial_state(cx, at.incoming + 1, &sizes);
     let before_step = |step: usize| if step > 0 { Some(all_h.at_row((step - 1) * batch)) } else { first };
 
     // The state's contribution to the new gate, at all steps: (h Rn' + bias), or r * h, a factor of the weights'
     // gradient.
-    let from_state = factor(cx, "from_state", sizes.all(), hidden);
-    let bias = at.biases.filter(|&k| cx.has(k));
+    let from_state = alloc_factor(cx, "from_state", sizes.total_rows(), hidden);
+    let bias = at.biases.filter(|&k| cx.has_input(k));
     let bias = bias.map(|k| Matrix::broadcast(cx.input(k)).at_column(sizes.rows + NEW * hidden));
     let later = batch * sizes.steps.saturating_sub(1);
-    for (rows, from, states) in [(batch.min(sizes.all()), 0, first), (later, batch, Some(all_h))] {
+    for (rows, from, states) in [(batch.min(sizes.total_rows()), 0, first), (later, batch, Some(all_h))] {
         let target = from_state.at_row(from);
         match states.filter(|_| own.linear_before_reset) {
             Some(states) => {
                 let r = r.at_row(NEW * hidden).transposed();
-                product(cx, (rows, hidden, hidden), states, r, |cx, nest, mut value| {
+                emit_product(cx, (rows, hidden, hidden), states, r, |cx, nest, mut value| {
                     if let Some(bias) = bias {
                         let bias = bias.load(cx, nest);
                         value = nest.b.add(value, bias);
@@ -224,15 +224,21 @@ pub(super) fn lower_grad(own: &Attributes, cx: &mut Lower<'_>) -> Result<(), OpE
 
     // The gradients of the arguments of the gates' activations, and of the products with the state. They differ in the
     // new gate if the reset gate is applied after the product.
-    let of_input = spaced(cx, "of_gates", sizes.all(), sizes.rows);
-    let of_state =
-        if own.linear_before_reset { spaced(cx, "of_products", sizes.all(), sizes.rows) } else { of_input };
+    let of_input = alloc_padded(cx, "of_gates", sizes.total_rows(), sizes.rows);
+    let of_state = if own.linear_before_reset {
+        alloc_padded(cx, "of_products", sizes.total_rows(), sizes.rows)
+    } else {
+        of_input
+    };
     for step in (0..sizes.steps).rev() {
         let row = step * batch;
-        let result =
-            if step > 0 { Some(temp(cx, "of_hidden", batch, hidden)) } else { output(cx, 4, hidden) };
+        let result = if step > 0 {
+            Some(alloc_temp(cx, "of_hidden", batch, hidden))
+        } else {
+            output_matrix(cx, 4, hidden)
+        };
         let of_step = of_state.at_row(row);
-        let kept_part = temp(cx, "of_hidden_kept", batch, hidden);
+        let kept_part = alloc_temp(cx, "of_hidden_kept", batch, hidden);
         let mut nest = cx.nest(&[batch, hidden], 0);
         let mut g = load_state(cx, &mut nest, of_next);
         if let Some(of_all) = of_all {
@@ -242,33 +248,33 @@ pub(super) fn lower_grad(own: &Attributes, cx: &mut Lower<'_>) -> Result<(), OpE
         let [z, reset, new] =
             [Z, RESET, NEW].map(|gate| all_gates.at_row(row).at_column(gate * hidden).load(cx, &mut nest));
         let before = load_state(cx, &mut nest, before_step(step));
-        let held = lengths.hold(cx, &mut nest, step);
+        let held = lengths.step_mask(cx, &mut nest, step);
         let b = &mut nest.b;
         let ty = b.ty(z);
         let one = b.constant(ty, 1.0);
         let difference = b.sub(before, new);
         let of_z = b.mul(g, difference);
-        let slope = own.gate(0).slope(b, z, stored);
+        let slope = own.gate_activation(0).slope(b, z, stored);
         let of_z = b.mul(of_z, slope);
         let rest = b.sub(one, z);
         let of_new = b.mul(g, rest);
-        let slope = own.gate(1).slope(b, new, stored);
+        let slope = own.gate_activation(1).slope(b, new, stored);
         let of_new = b.mul(of_new, slope);
         let kept = b.mul(g, z);
-        let (of_z, of_new) = (or_zero(&mut nest, held, of_z), or_zero(&mut nest, held, of_new));
+        let (of_z, of_new) = (active_or_zero(&mut nest, held, of_z), active_or_zero(&mut nest, held, of_new));
         of_input.at_row(row).at_column(Z * hidden).store(cx, &mut nest, of_z);
         of_input.at_row(row).at_column(NEW * hidden).store(cx, &mut nest, of_new);
         kept_part.store(cx, &mut nest, kept);
         let gate_slope = |nest: &mut NestBuilder, of_reset: Reg, reset: Reg| {
-            let slope = own.gate(0).slope(&mut nest.b, reset, stored);
+            let slope = own.gate_activation(0).slope(&mut nest.b, reset, stored);
             nest.b.mul(of_reset, slope)
         };
         let finish = |cx: &mut Lower<'_>, nest: &mut NestBuilder, value: Reg, kept: Matrix| {
             let kept = kept.load(cx, nest);
             let sum = nest.b.add(kept, value);
-            let held = lengths.hold(cx, nest, step);
+            let held = lengths.step_mask(cx, nest, step);
             let after = load_state(cx, nest, of_next);
-            where_held(nest, held, sum, after)
+            select_active(nest, held, sum, after)
         };
         if own.linear_before_reset {
             let taken = from_state.at_row(row).load(cx, &mut nest);
@@ -281,20 +287,20 @@ pub(super) fn lower_grad(own: &Attributes, cx: &mut Lower<'_>) -> Result<(), OpE
             }
             cx.emit(nest.instruction())?;
             if let Some(result) = result {
-                product(cx, (batch, hidden, sizes.rows), of_step, r, |cx, nest, value| {
+                emit_product(cx, (batch, hidden, sizes.rows), of_step, r, |cx, nest, value| {
                     let value = finish(cx, nest, value, kept_part);
                     result.store(cx, nest, value);
                 })?;
             }
         } else {
             // A separate factor: the product would otherwise write next to its own input.
-            let new_gate = factor(cx, "of_new_gate", batch, hidden);
+            let new_gate = alloc_factor(cx, "of_new_gate", batch, hidden);
             new_gate.store(cx, &mut nest, of_new);
             cx.emit(nest.instruction())?;
             // The gradient of r * h has two parts, for r and for h.
-            let sums = temp(cx, "of_hidden_reset", batch, hidden);
+            let sums = alloc_temp(cx, "of_hidden_reset", batch, hidden);
             let new_weights = r.at_row(NEW * hidden);
-            product(cx, (batch, hidden, hidden), new_gate, new_weights, |cx, nest, value| {
+            emit_product(cx, (batch, hidden, hidden), new_gate, new_weights, |cx, nest, value| {
                 let reset = all_gates.at_row(row).at_column(RESET * hidden).load(cx, nest);
                 let before = load_state(cx, nest, before_step(step));
                 let of_reset = nest.b.mul(value, before);
@@ -306,7 +312,7 @@ pub(super) fn lower_grad(own: &Attributes, cx: &mut Lower<'_>) -> Result<(), OpE
                 sums.store(cx, nest, sum);
             })?;
             if let Some(result) = result {
-                product(cx, (batch, hidden, 2 * hidden), of_step, r, |cx, nest, value| {
+                emit_product(cx, (batch, hidden, 2 * hidden), of_step, r, |cx, nest, value| {
                     let value = finish(cx, nest, value, sums);
                     result.store(cx, nest, value);
                 })?;
@@ -315,19 +321,19 @@ pub(super) fn lower_grad(own: &Attributes, cx: &mut Lower<'_>) -> Result<(), OpE
         of_next = result;
     }
     if sizes.steps == 0 {
-        lower_nothing(cx, &[4], &[of_next], &sizes)?;
+        lower_empty(cx, &[4], &[of_next], &sizes)?;
     }
-    if let Some(result) = output(cx, 2, hidden) {
+    if let Some(result) = output_matrix(cx, 2, hidden) {
         if own.linear_before_reset {
-            product_with_states(cx, &sizes, (of_state, sizes.rows), (first, all_h), result)?;
+            emit_product_with_states(cx, &sizes, (of_state, sizes.rows), (first, all_h), result)?;
         } else {
-            product_with_states(cx, &sizes, (of_state, 2 * hidden), (first, all_h), result)?;
+            emit_product_with_states(cx, &sizes, (of_state, 2 * hidden), (first, all_h), result)?;
             let (left, target) = (of_state.at_column(NEW * hidden), result.at_row(NEW * hidden));
-            let shape = (hidden, hidden, sizes.all());
-            product(cx, shape, left.transposed(), from_state, |cx, nest, value| {
+            let shape = (hidden, hidden, sizes.total_rows());
+            emit_product(cx, shape, left.transposed(), from_state, |cx, nest, value| {
                 target.store(cx, nest, value);
             })?;
         }
     }
-    input_gradients(cx, &sizes, of_input, of_state)
+    emit_input_gradients(cx, &sizes, of_input, of_state)
 }

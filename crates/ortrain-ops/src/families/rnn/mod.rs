@@ -41,49 +41,49 @@ const MICROSOFT: &str = "com.microsoft";
 
 /// Kind of recurrent net.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+enum NetKind {
     Rnn,
     Gru,
     Lstm,
 }
 
-impl Kind {
-    fn of(node: &Node) -> Kind {
+impl NetKind {
+    fn from_node(node: &Node) -> NetKind {
         match &*node.op {
-            op if op.starts_with("LSTM") => Kind::Lstm,
-            op if op.starts_with("GRU") => Kind::Gru,
-            _ => Kind::Rnn,
+            op if op.starts_with("LSTM") => NetKind::Lstm,
+            op if op.starts_with("GRU") => NetKind::Gru,
+            _ => NetKind::Rnn,
         }
     }
 
-    fn gates(self) -> usize {
+    fn gate_count(self) -> usize {
         match self {
-            Kind::Rnn => 1,
-            Kind::Gru => 3,
-            Kind::Lstm => 4,
+            NetKind::Rnn => 1,
+            NetKind::Gru => 3,
+            NetKind::Lstm => 4,
         }
     }
 
-    fn activations(self) -> &'static [Activation] {
+    fn default_activations(self) -> &'static [Activation] {
         match self {
-            Kind::Rnn => &[Activation::Tanh],
-            Kind::Gru => &[Activation::Sigmoid, Activation::Tanh],
-            Kind::Lstm => &[Activation::Sigmoid, Activation::Tanh, Activation::Tanh],
+            NetKind::Rnn => &[Activation::Tanh],
+            NetKind::Gru => &[Activation::Sigmoid, Activation::Tanh],
+            NetKind::Lstm => &[Activation::Sigmoid, Activation::Tanh, Activation::Tanh],
         }
     }
 
     /// Returns the operator that also computes the values for the gradient, if the kind has one.
-    fn training(self) -> Option<&'static str> {
+    fn training_operator(self) -> Option<&'static str> {
         match self {
-            Kind::Rnn => None,
-            Kind::Gru => Some("GRUTraining"),
-            Kind::Lstm => Some("LSTMTraining"),
+            NetKind::Rnn => None,
+            NetKind::Gru => Some("GRUTraining"),
+            NetKind::Lstm => Some("LSTMTraining"),
         }
     }
 
     /// Returns the inputs that are states: the hidden state, and the cell state.
-    fn states(self) -> std::ops::Range<usize> {
-        if self == Kind::Lstm { 5..7 } else { 5..6 }
+    fn state_inputs(self) -> std::ops::Range<usize> {
+        if self == NetKind::Lstm { 5..7 } else { 5..6 }
     }
 }
 
@@ -100,7 +100,7 @@ const P: usize = 7;
 /// Attributes of a node.
 #[derive(Clone, Debug)]
 struct Attributes {
-    kind: Kind,
+    kind: NetKind,
     /// Forward, reverse, or both.
     directions: Vec<Direction>,
     hidden_size: Option<usize>,
@@ -123,7 +123,7 @@ enum Direction {
 
 impl Attributes {
     fn read(node: &Node) -> Result<Attributes, OpError> {
-        let (kind, attrs) = (Kind::of(node), &node.attrs);
+        let (kind, attrs) = (NetKind::from_node(node), &node.attrs);
         let directions = match attrs.string("direction")?.unwrap_or("forward") {
             "forward" => vec![Direction::Forward],
             "reverse" => vec![Direction::Reverse],
@@ -159,7 +159,7 @@ impl Attributes {
         Ok(Attributes {
             kind,
             hidden_size: hidden_size.transpose()?,
-            activations: Activation::read_all(attrs, &kind.activations().repeat(directions.len()))?,
+            activations: Activation::parse_all(attrs, &kind.default_activations().repeat(directions.len()))?,
             directions,
             clip,
             input_forget: attrs.int("input_forget")?.unwrap_or(0) != 0,
@@ -174,19 +174,19 @@ impl Attributes {
     }
 
     /// Returns the activation of a gate.
-    fn gate(&self, k: usize) -> Clipped {
+    fn gate_activation(&self, k: usize) -> Clipped {
         Clipped { activation: self.activations[k], clip: self.clip }
     }
 
     /// Returns the activation of the cell state, which is not clipped.
-    fn of_cell(&self) -> Clipped {
+    fn cell_activation(&self) -> Clipped {
         Clipped { activation: self.activations[2], clip: None }
     }
 
     /// # Errors
     /// Returns an error if a slope cannot be computed from the values.
     fn check_slopes(&self) -> Result<(), OpError> {
-        match self.activations.iter().find(|activation| !activation.has_slope()) {
+        match self.activations.iter().find(|activation| !activation.has_slope_from_value()) {
             None => Ok(()),
             Some(other) => Err(OpError::unsupported(format!(
                 "the activation {other:?} takes the same values on both sides of its kink, so it has no gradient here; \
@@ -196,8 +196,8 @@ impl Attributes {
     }
 
     /// Checks the inputs and infers the sizes.
-    fn infer(&self, cx: &Infer<'_>, x: usize, w: usize, r: usize) -> Result<Found, OpError> {
-        cx.dtype_where(x, "a float type", DType::is_float)?;
+    fn infer_sizes(&self, cx: &Infer<'_>, x: usize, w: usize, r: usize) -> Result<InferredSizes, OpError> {
+        cx.expect_dtype(x, "a float type", DType::is_float)?;
         let rank = |k: usize, wanted: usize, axes: &str| match cx.shape(k) {
             Some(shape) if shape.rank() != wanted => {
                 Err(OpError::invalid(format!("input {k} has shape {shape}; {axes} is needed")))
@@ -214,7 +214,7 @@ impl Attributes {
             })?;
         let (steps, batch) = if self.batch_first { (1, 0) } else { (0, 1) };
         let unknown = |k: usize, axis: usize| size(x, k).unwrap_or_else(|| cx.unknown_dim(0, axis));
-        let found = Found {
+        let found = InferredSizes {
             steps: unknown(steps, 0),
             batch: unknown(batch, 2),
             input: size(x, 2).or_else(|| size(w, 2)),
@@ -233,10 +233,10 @@ impl Attributes {
                  its own; give longer ones in parts, each with the states at the end of the part before"
             )));
         }
-        let (directions, rows) = (self.directions.len(), self.kind.gates() * hidden);
+        let (directions, rows) = (self.directions.len(), self.kind.gate_count() * hidden);
         let width = found.input.clone().unwrap_or_else(|| Dim::symbol("input"));
-        expect(cx, w, &[directions.into(), rows.into(), width])?;
-        expect(cx, r, &[directions.into(), rows.into(), hidden.into()])?;
+        check_shape(cx, w, &[directions.into(), rows.into(), width])?;
+        check_shape(cx, r, &[directions.into(), rows.into(), hidden.into()])?;
         Ok(found)
     }
 }
@@ -248,7 +248,7 @@ const MAX_HIDDEN: usize = 1 << 24;
 const MAX_STEPS: usize = 1 << 16;
 
 /// Inferred sizes of a node.
-struct Found {
+struct InferredSizes {
     steps: Dim,
     batch: Dim,
     input: Option<Dim>,
@@ -256,8 +256,8 @@ struct Found {
 }
 
 /// Checks the shape of input `k`, if the input is present and its shape is known.
-fn expect(cx: &Infer<'_>, k: usize, wanted: &[Dim]) -> Result<(), OpError> {
-    let Some(shape) = cx.shape(k).filter(|_| cx.has(k)) else { return Ok(()) };
+fn check_shape(cx: &Infer<'_>, k: usize, wanted: &[Dim]) -> Result<(), OpError> {
+    let Some(shape) = cx.shape(k).filter(|_| cx.has_input(k)) else { return Ok(()) };
     let fits = |(found, wanted): (&Dim, &Dim)| match (found.known(), wanted.known()) {
         (Some(found), Some(wanted)) => found == wanted,
         _ => true,
@@ -270,10 +270,10 @@ fn expect(cx: &Infer<'_>, k: usize, wanted: &[Dim]) -> Result<(), OpError> {
 }
 
 /// Checks the lengths of sequences.
-fn expect_lengths(cx: &Infer<'_>, k: usize, batch: &Dim) -> Result<(), OpError> {
-    if cx.has(k) {
-        cx.dtype_where(k, "an integer type", |dtype| matches!(dtype, DType::I32 | DType::I64))?;
-        expect(cx, k, std::slice::from_ref(batch))?;
+fn check_lengths(cx: &Infer<'_>, k: usize, batch: &Dim) -> Result<(), OpError> {
+    if cx.has_input(k) {
+        cx.expect_dtype(k, "an integer type", |dtype| matches!(dtype, DType::I32 | DType::I64))?;
+        check_shape(cx, k, std::slice::from_ref(batch))?;
     }
     Ok(())
 }
@@ -288,34 +288,34 @@ impl Op for Recurrent {
         let own = &self.attributes;
         let (kind, training) = (own.kind, cx.node().op.ends_with("Training"));
         let (inputs, outputs) = match kind {
-            Kind::Rnn => (6, 2),
-            Kind::Gru => (6, if training { 3 } else { 2 }),
-            Kind::Lstm => (8, if training { 5 } else { 3 }),
+            NetKind::Rnn => (6, 2),
+            NetKind::Gru => (6, if training { 3 } else { 2 }),
+            NetKind::Lstm => (8, if training { 5 } else { 3 }),
         };
-        cx.arity(3, inputs, outputs)?;
+        cx.check_arity(3, inputs, outputs)?;
         if training && !own.is_plain() {
             return Err(OpError::unsupported(
                 "only the forward direction, with steps in front, is trained as one node",
             ));
         }
-        let dtype = cx.same_dtype(
+        let dtype = cx.expect_same_dtype(
             [X, W, R, B, H0].into_iter().chain((inputs > C0).then_some(C0)).chain((inputs > P).then_some(P)),
         )?;
-        let found = own.infer(cx, X, W, R)?;
+        let found = own.infer_sizes(cx, X, W, R)?;
         let (directions, hidden) = (Dim::from(own.directions.len()), Dim::from(found.hidden));
-        let rows = kind.gates() * found.hidden;
-        expect(cx, B, &[directions.clone(), (2 * rows).into()])?;
-        expect_lengths(cx, LENGTHS, &found.batch)?;
+        let rows = kind.gate_count() * found.hidden;
+        check_shape(cx, B, &[directions.clone(), (2 * rows).into()])?;
+        check_lengths(cx, LENGTHS, &found.batch)?;
         let state: Vec<Dim> = if own.batch_first {
             vec![found.batch.clone(), directions.clone(), hidden.clone()]
         } else {
             vec![directions.clone(), found.batch.clone(), hidden.clone()]
         };
-        for k in kind.states() {
-            expect(cx, k, &state)?;
+        for k in kind.state_inputs() {
+            check_shape(cx, k, &state)?;
         }
-        if kind == Kind::Lstm {
-            expect(cx, P, &[directions.clone(), (3 * found.hidden).into()])?;
+        if kind == NetKind::Lstm {
+            check_shape(cx, P, &[directions.clone(), (3 * found.hidden).into()])?;
         }
         let all = |last: Dim| -> Shape {
             if own.batch_first {
@@ -324,24 +324,24 @@ impl Op for Recurrent {
                 [found.steps.clone(), directions.clone(), found.batch.clone(), last].into_iter().collect()
             }
         };
-        cx.output(0, dtype, Some(all(hidden.clone())));
-        for k in 1..=kind.states().len() {
-            cx.output(k, dtype, Some(state.iter().cloned().collect()));
+        cx.set_output(0, dtype, Some(all(hidden.clone())));
+        for k in 1..=kind.state_inputs().len() {
+            cx.set_output(k, dtype, Some(state.iter().cloned().collect()));
         }
         match kind {
-            Kind::Lstm => {
-                cx.output(3, dtype, Some(all(hidden)));
-                cx.output(4, dtype, Some(all(rows.into())));
+            NetKind::Lstm => {
+                cx.set_output(3, dtype, Some(all(hidden)));
+                cx.set_output(4, dtype, Some(all(rows.into())));
             }
-            Kind::Gru => cx.output(2, dtype, Some(all(rows.into()))),
-            Kind::Rnn => {}
+            NetKind::Gru => cx.set_output(2, dtype, Some(all(rows.into()))),
+            NetKind::Rnn => {}
         }
         Ok(())
     }
 
     fn grad(&self, cx: &mut Grad<'_>) -> Result<(), OpError> {
         let own = &self.attributes;
-        let states = own.kind.states().len();
+        let states = own.kind.state_inputs().len();
         let arriving: Vec<_> = (0..=states).map(|k| cx.output_grad(k)).collect();
         if (states + 1..5).any(|k| cx.output_grad(k).is_some()) {
             return Err(OpError::unsupported(
@@ -352,45 +352,45 @@ impl Op for Recurrent {
             return Ok(());
         }
         own.check_slopes()?;
-        if let Some(training) = own.kind.training() {
-            cx.change_node(|graph, index| {
+        if let Some(training) = own.kind.training_operator() {
+            cx.replace_node(|graph, index| {
                 let node = &mut graph.nodes[index];
                 (node.domain, node.op) = (MICROSOFT.into(), training.into());
                 node.attrs.0.remove("layout");
             });
         }
         let kept = match own.kind {
-            Kind::Rnn => vec![Some(cx.output(0, "hidden"))],
-            Kind::Gru => vec![Some(cx.output(0, "hidden")), Some(cx.output(2, "zrh"))],
-            Kind::Lstm => {
+            NetKind::Rnn => vec![Some(cx.output(0, "hidden"))],
+            NetKind::Gru => vec![Some(cx.output(0, "hidden")), Some(cx.output(2, "zrh"))],
+            NetKind::Lstm => {
                 let [hidden, cells, gates] =
                     [(0, "hidden"), (3, "all_cell_states"), (4, "iofc")].map(|(k, name)| cx.output(k, name));
                 vec![Some(hidden), Some(cells), Some(gates)]
             }
         };
         let mut inputs: Vec<_> = [X, W, R].map(|k| cx.optional_input(k)).to_vec();
-        if own.kind == Kind::Gru {
+        if own.kind == NetKind::Gru {
             inputs.push(cx.optional_input(B));
         }
         inputs.push(cx.optional_input(LENGTHS));
-        inputs.extend(own.kind.states().map(|k| cx.optional_input(k)));
+        inputs.extend(own.kind.state_inputs().map(|k| cx.optional_input(k)));
         inputs.extend(kept);
         inputs.extend(arriving);
         inputs.extend(cx.optional_input(P).map(Some));
         // Inputs of the forward node, in the order of the gradient's results.
-        let of: Vec<usize> = [X, W, R, B].into_iter().chain(own.kind.states()).chain([P]).collect();
-        let wanted: Vec<bool> = of.iter().map(|&k| cx.wants(k)).collect();
+        let of: Vec<usize> = [X, W, R, B].into_iter().chain(own.kind.state_inputs()).chain([P]).collect();
+        let wanted: Vec<bool> = of.iter().map(|&k| cx.needs_grad(k)).collect();
         let mut attrs = cx.node().attrs.clone();
         attrs.0.remove("layout");
         let op = match own.kind {
-            Kind::Rnn => "RNNGrad",
-            Kind::Gru => "GRUGrad",
-            Kind::Lstm => "LSTMGrad",
+            NetKind::Rnn => "RNNGrad",
+            NetKind::Gru => "GRUGrad",
+            NetKind::Lstm => "LSTMGrad",
         };
-        let gradients = cx.add_wanted(MICROSOFT, op, &inputs, &wanted, attrs);
+        let gradients = cx.add_node_with_optional_outputs(MICROSOFT, op, &inputs, &wanted, attrs);
         for (k, gradient) in of.into_iter().zip(gradients) {
             if let Some(gradient) = gradient {
-                cx.give(k, gradient);
+                cx.set_grad(k, gradient);
             }
         }
         Ok(())
@@ -401,9 +401,9 @@ impl Op for Recurrent {
             return cx.lower_decomposition();
         }
         match self.attributes.kind {
-            Kind::Rnn => simple::lower(&self.attributes, cx),
-            Kind::Gru => gru::lower(&self.attributes, cx),
-            Kind::Lstm => lstm::lower(&self.attributes, cx),
+            NetKind::Rnn => simple::lower(&self.attributes, cx),
+            NetKind::Gru => gru::lower(&self.attributes, cx),
+            NetKind::Lstm => lstm::lower(&self.attributes, cx),
         }
     }
 }
@@ -420,107 +420,109 @@ struct GradInputs {
     states: std::ops::Range<usize>,
     hidden: usize,
     /// Other values that the forward pass stores: cell states and gates, or gates.
-    kept: std::ops::Range<usize>,
+    stored: std::ops::Range<usize>,
     /// Gradients of the results, then of the states.
-    arriving: usize,
+    incoming: usize,
     peepholes: Option<usize>,
 }
 
 impl GradInputs {
-    fn of(kind: Kind) -> GradInputs {
+    fn from_kind(kind: NetKind) -> GradInputs {
         match kind {
-            Kind::Rnn => GradInputs {
+            NetKind::Rnn => GradInputs {
                 biases: None,
                 lengths: 3,
                 states: 4..5,
                 hidden: 5,
-                kept: 6..6,
-                arriving: 6,
+                stored: 6..6,
+                incoming: 6,
                 peepholes: None,
             },
-            Kind::Gru => GradInputs {
+            NetKind::Gru => GradInputs {
                 biases: Some(3),
                 lengths: 4,
                 states: 5..6,
                 hidden: 6,
-                kept: 7..8,
-                arriving: 8,
+                stored: 7..8,
+                incoming: 8,
                 peepholes: None,
             },
-            Kind::Lstm => GradInputs {
+            NetKind::Lstm => GradInputs {
                 biases: None,
                 lengths: 3,
                 states: 4..6,
                 hidden: 6,
-                kept: 7..9,
-                arriving: 9,
+                stored: 7..9,
+                incoming: 9,
                 peepholes: Some(12),
             },
         }
     }
 
     fn count(&self) -> usize {
-        self.peepholes.unwrap_or(self.arriving + self.states.len()) + 1
+        self.peepholes.unwrap_or(self.incoming + self.states.len()) + 1
     }
 }
 
 impl Op for RecurrentGrad {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
         let own = &self.attributes;
-        let at = GradInputs::of(own.kind);
-        let states = own.kind.states().len();
-        let outputs = 4 + states + usize::from(own.kind == Kind::Lstm);
-        cx.arity(3, at.count(), outputs)?;
+        let at = GradInputs::from_kind(own.kind);
+        let states = own.kind.state_inputs().len();
+        let outputs = 4 + states + usize::from(own.kind == NetKind::Lstm);
+        cx.check_arity(3, at.count(), outputs)?;
         if !own.is_plain() {
             return Err(OpError::unsupported(
                 "only the forward direction, with steps in front, is trained as one node",
             ));
         }
-        for k in [Some(at.hidden), own.kind.training().map(|_| at.kept.end - 1)].into_iter().flatten() {
-            if !cx.has(k) {
+        for k in
+            [Some(at.hidden), own.kind.training_operator().map(|_| at.stored.end - 1)].into_iter().flatten()
+        {
+            if !cx.has_input(k) {
                 return Err(OpError::invalid(format!("input {k} is left out but is needed")));
             }
         }
         let floats = (0..at.count()).filter(|&k| k != at.lengths);
-        let dtype = cx.same_dtype(floats)?;
-        let found = own.infer(cx, X, W, R)?;
+        let dtype = cx.expect_same_dtype(floats)?;
+        let found = own.infer_sizes(cx, X, W, R)?;
         let (one, hidden) = (Dim::Known(1), Dim::from(found.hidden));
-        let rows = own.kind.gates() * found.hidden;
-        expect_lengths(cx, at.lengths, &found.batch)?;
+        let rows = own.kind.gate_count() * found.hidden;
+        check_lengths(cx, at.lengths, &found.batch)?;
         let all = |last: Dim| [found.steps.clone(), one.clone(), found.batch.clone(), last];
         let state = [one.clone(), found.batch.clone(), hidden.clone()];
-        expect(cx, at.hidden, &all(hidden.clone()))?;
-        for k in at.kept.clone() {
-            let last = if k + 1 == at.kept.end { rows.into() } else { hidden.clone() };
-            expect(cx, k, &all(last))?;
+        check_shape(cx, at.hidden, &all(hidden.clone()))?;
+        for k in at.stored.clone() {
+            let last = if k + 1 == at.stored.end { rows.into() } else { hidden.clone() };
+            check_shape(cx, k, &all(last))?;
         }
-        expect(cx, at.arriving, &all(hidden.clone()))?;
-        for k in at.states.clone().chain(at.arriving + 1..=at.arriving + states) {
-            expect(cx, k, &state)?;
+        check_shape(cx, at.incoming, &all(hidden.clone()))?;
+        for k in at.states.clone().chain(at.incoming + 1..=at.incoming + states) {
+            check_shape(cx, k, &state)?;
         }
         if let Some(k) = at.biases {
-            expect(cx, k, &[one.clone(), (2 * rows).into()])?;
+            check_shape(cx, k, &[one.clone(), (2 * rows).into()])?;
         }
         if let Some(k) = at.peepholes {
-            expect(cx, k, &[one.clone(), (3 * found.hidden).into()])?;
+            check_shape(cx, k, &[one.clone(), (3 * found.hidden).into()])?;
         }
         for k in [X, W, R] {
-            cx.output(k, dtype, cx.shape(k).cloned());
+            cx.set_output(k, dtype, cx.shape(k).cloned());
         }
-        cx.output(3, dtype, Some([one.clone(), (2 * rows).into()].into_iter().collect()));
+        cx.set_output(3, dtype, Some([one.clone(), (2 * rows).into()].into_iter().collect()));
         for k in 4..4 + states {
-            cx.output(k, dtype, Some(state.iter().cloned().collect()));
+            cx.set_output(k, dtype, Some(state.iter().cloned().collect()));
         }
-        cx.output(4 + states, dtype, Some([one, (3 * found.hidden).into()].into_iter().collect()));
+        cx.set_output(4 + states, dtype, Some([one, (3 * found.hidden).into()].into_iter().collect()));
         Ok(())
     }
 
     fn lower(&self, cx: &mut Lower<'_>) -> Result<(), OpError> {
         self.attributes.check_slopes()?;
         match self.attributes.kind {
-            Kind::Rnn => simple::lower_grad(&self.attributes, cx),
-            Kind::Gru => gru::lower_grad(&self.attributes, cx),
-            Kind::Lstm => lstm::lower_grad(&self.attributes, cx),
+            NetKind::Rnn => simple::lower_grad(&self.attributes, cx),
+            NetKind::Gru => gru::lower_grad(&self.attributes, cx),
+            NetKind::Lstm => lstm::lower_grad(&self.attributes, cx),
         }
     }
 }
@@ -534,37 +536,37 @@ fn build_grad(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
 }
 
 /// Sample with the attribute that is required if the shapes of the weights are unknown.
-fn a_width(_: &Definition) -> Sample {
+fn hidden_size_sample(_: &Definition) -> Sample {
     Sample::of(Attrs::new().with("hidden_size", 2i64))
 }
 
 /// Sample of a net with one step, one sequence, input size 1 and hidden size 2: X, W and R.
-fn a_net(definition: &Definition) -> Sample {
-    let rows = 2 * if definition.name == "GRUTraining" { Kind::Gru } else { Kind::Lstm }.gates();
+fn net_sample(definition: &Definition) -> Sample {
+    let rows = 2 * if definition.name == "GRUTraining" { NetKind::Gru } else { NetKind::Lstm }.gate_count();
     let dims = [[1, 1, 1], [1, rows, 1], [1, rows, 2]];
     let inputs = dims.map(|dims| Some(ValueType::tensor(DType::F32, &dims))).to_vec();
-    Sample { inputs, ..a_width(definition) }
+    Sample { inputs, ..hidden_size_sample(definition) }
 }
 
 /// Sample of the gradient of a net with two steps, two sequences, input size 2 and hidden size 2.
-fn a_gradient(definition: &Definition) -> Sample {
+fn gradient_sample(definition: &Definition) -> Sample {
     let kind = match definition.name {
-        "RNNGrad" => Kind::Rnn,
-        "GRUGrad" => Kind::Gru,
-        _ => Kind::Lstm,
+        "RNNGrad" => NetKind::Rnn,
+        "GRUGrad" => NetKind::Gru,
+        _ => NetKind::Lstm,
     };
-    let (at, rows) = (GradInputs::of(kind), 2 * kind.gates());
+    let (at, rows) = (GradInputs::from_kind(kind), 2 * kind.gate_count());
     let dims = |k: usize| match k {
         X => vec![2, 2, 2],
         W | R => vec![1, rows, 2],
         k if at.biases == Some(k) => vec![1, 2 * rows],
         k if at.peepholes == Some(k) => vec![1, 6],
-        k if at.kept.contains(&k) && k + 1 == at.kept.end => vec![2, 1, 2, rows],
-        k if k == at.hidden || k == at.arriving || at.kept.contains(&k) => vec![2, 1, 2, 2],
+        k if at.stored.contains(&k) && k + 1 == at.stored.end => vec![2, 1, 2, rows],
+        k if k == at.hidden || k == at.incoming || at.stored.contains(&k) => vec![2, 1, 2, 2],
         _ => vec![1, 2, 2],
     };
     let ty = |k| (k != at.lengths).then(|| ValueType::tensor(DType::F32, &dims(k)));
-    Sample { inputs: (0..at.count()).map(ty).collect(), ..a_width(definition) }
+    Sample { inputs: (0..at.count()).map(ty).collect(), ..hidden_size_sample(definition) }
 }
 
 pub(crate) fn definitions() -> Vec<Definition> {
@@ -575,16 +577,16 @@ pub(crate) fn definitions() -> Vec<Definition> {
             .decompose(direction::decompose)
             .composition_where(direction::is_composition)
             .weights(WEIGHTS)
-            .sample(a_width)
+            .sample(hidden_size_sample)
             .later_types(BFLOAT16)
     });
     let training = ["GRUTraining", "LSTMTraining"]
-        .map(|name| Definition::new(MICROSOFT, name, &[1], build).weights(WEIGHTS).sample(a_net))
+        .map(|name| Definition::new(MICROSOFT, name, &[1], build).weights(WEIGHTS).sample(net_sample))
         .map(|definition| definition.differentiated_as(onnx_decomposition::decompose_training));
     let gradients = ["RNNGrad", "GRUGrad", "LSTMGrad"].map(|name| {
         Definition::new(MICROSOFT, name, &[1], build_grad)
             .differentiated_as(onnx_decomposition::decompose_grad)
-            .sample(a_gradient)
+            .sample(gradient_sample)
     });
     plain.into_iter().chain(training).chain(gradients).collect()
 }

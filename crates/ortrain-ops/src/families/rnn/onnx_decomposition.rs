@@ -6,19 +6,19 @@ use ortrain_expr::{Builder, Reg, Type};
 use ortrain_graph::{Attrs, DType, Graph, Tensor, ValueId, ValueType};
 
 use super::activation::Clipped;
-use super::direction::no_state;
-use super::{Attributes, B, GradInputs, Kind, LENGTHS, P, R, W, X};
+use super::direction::zero_state;
+use super::{Attributes, B, GradInputs, LENGTHS, NetKind, P, R, W, X};
 use crate::OpError;
 use crate::onnx_decomposition::{NodeSink, emit_as_onnx};
 use crate::rewrite::Rewrite;
 
 /// Emitter of operators on matrices `[batch, columns]`, and on matrices of all steps, `[steps, batch, columns]`.
-struct Words<'a, E: NodeSink> {
+struct MatrixEmitter<'a, E: NodeSink> {
     emit: &'a mut E,
     dtype: DType,
 }
 
-impl<E: NodeSink> Words<'_, E> {
+impl<E: NodeSink> MatrixEmitter<'_, E> {
     fn node(&mut self, op: &str, inputs: &[ValueId], attrs: Attrs) -> ValueId {
         let inputs: Vec<Option<ValueId>> = inputs.iter().copied().map(Some).collect();
         self.emit.emit(op, &inputs, attrs)
@@ -32,47 +32,47 @@ impl<E: NodeSink> Words<'_, E> {
         self.emit.emit_constant(Tensor::scalar(self.dtype, value))
     }
 
-    fn pair(&mut self, op: &str, a: ValueId, b: ValueId) -> ValueId {
+    fn binary_node(&mut self, op: &str, a: ValueId, b: ValueId) -> ValueId {
         self.node(op, &[a, b], Attrs::new())
     }
 
     fn add(&mut self, a: ValueId, b: ValueId) -> ValueId {
-        self.pair("Add", a, b)
+        self.binary_node("Add", a, b)
     }
 
     fn sub(&mut self, a: ValueId, b: ValueId) -> ValueId {
-        self.pair("Sub", a, b)
+        self.binary_node("Sub", a, b)
     }
 
     fn mul(&mut self, a: ValueId, b: ValueId) -> ValueId {
-        self.pair("Mul", a, b)
+        self.binary_node("Mul", a, b)
     }
 
-    fn product(&mut self, a: ValueId, b: ValueId) -> ValueId {
-        self.pair("MatMul", a, b)
+    fn matmul(&mut self, a: ValueId, b: ValueId) -> ValueId {
+        self.binary_node("MatMul", a, b)
     }
 
     /// Emits `1 - a`.
-    fn rest(&mut self, a: ValueId) -> ValueId {
+    fn one_minus(&mut self, a: ValueId) -> ValueId {
         let one = self.number(1.0);
         self.sub(one, a)
     }
 
-    fn added(&mut self, a: ValueId, b: Option<ValueId>) -> ValueId {
+    fn add_optional(&mut self, a: ValueId, b: Option<ValueId>) -> ValueId {
         b.map_or(a, |b| self.add(a, b))
     }
 
     /// Selects `yes` within the sequences and `no` after their ends; `yes` everywhere without lengths.
-    fn where_held(&mut self, held: Option<ValueId>, yes: ValueId, no: ValueId) -> ValueId {
+    fn select_active(&mut self, held: Option<ValueId>, yes: ValueId, no: ValueId) -> ValueId {
         held.map_or(yes, |held| self.node("Where", &[held, yes, no], Attrs::new()))
     }
 
-    fn or_zero(&mut self, held: Option<ValueId>, value: ValueId) -> ValueId {
+    fn active_or_zero(&mut self, held: Option<ValueId>, value: ValueId) -> ValueId {
         if held.is_none() {
             return value;
         }
         let zero = self.number(0.0);
-        self.where_held(held, value, zero)
+        self.select_active(held, value, zero)
     }
 
     fn zeros_like(&mut self, value: ValueId) -> ValueId {
@@ -87,13 +87,13 @@ impl<E: NodeSink> Words<'_, E> {
     }
 
     /// Slices part `index` of adjacent groups of columns.
-    fn part(&mut self, value: ValueId, index: usize, width: usize) -> ValueId {
+    fn column_group(&mut self, value: ValueId, index: usize, width: usize) -> ValueId {
         let from = (index * width) as i64;
         self.slice(value, -1, from, from + width as i64)
     }
 
-    fn parts<const N: usize>(&mut self, value: ValueId, width: usize) -> [ValueId; N] {
-        std::array::from_fn(|index| self.part(value, index, width))
+    fn column_groups<const N: usize>(&mut self, value: ValueId, width: usize) -> [ValueId; N] {
+        std::array::from_fn(|index| self.column_group(value, index, width))
     }
 
     fn concat(&mut self, parts: &[ValueId], axis: i64) -> ValueId {
@@ -102,12 +102,12 @@ impl<E: NodeSink> Words<'_, E> {
 
     fn squeeze(&mut self, value: ValueId, axis: i64) -> ValueId {
         let axes = self.ints(&[axis]);
-        self.pair("Squeeze", value, axes)
+        self.binary_node("Squeeze", value, axes)
     }
 
     fn unsqueeze(&mut self, value: ValueId, axis: i64) -> ValueId {
         let axes = self.ints(&[axis]);
-        self.pair("Unsqueeze", value, axes)
+        self.binary_node("Unsqueeze", value, axes)
     }
 
     fn transposed(&mut self, matrix: ValueId) -> ValueId {
@@ -115,40 +115,49 @@ impl<E: NodeSink> Words<'_, E> {
     }
 
     /// Concatenates the matrices of all steps along the rows.
-    fn flat(&mut self, value: ValueId, columns: usize) -> ValueId {
+    fn flatten_steps(&mut self, value: ValueId, columns: usize) -> ValueId {
         let shape = self.ints(&[-1, columns as i64]);
-        self.pair("Reshape", value, shape)
+        self.binary_node("Reshape", value, shape)
     }
 
     /// Sums over steps and batch.
-    fn sums(&mut self, value: ValueId) -> ValueId {
+    fn sum_steps_and_batch(&mut self, value: ValueId) -> ValueId {
         let axes = self.ints(&[0, 1]);
         self.node("ReduceSum", &[value, axes], Attrs::new().with("keepdims", 0i64))
     }
 
     /// Emits a function of one number as nodes.
-    fn function(&mut self, x: ValueId, f: impl FnOnce(&mut Builder, Reg) -> Reg) -> Result<ValueId, OpError> {
+    fn emit_function(
+        &mut self,
+        x: ValueId,
+        f: impl FnOnce(&mut Builder, Reg) -> Reg,
+    ) -> Result<ValueId, OpError> {
         let mut b = Builder::new();
         let given = b.load(0, Type::of(self.dtype));
         let result = f(&mut b, given);
         emit_as_onnx(&b.finish(&[result]), self.dtype, self.emit, |_, _| x)
     }
 
-    fn applied(&mut self, activation: Clipped, x: ValueId) -> Result<ValueId, OpError> {
+    fn emit_activation(&mut self, activation: Clipped, x: ValueId) -> Result<ValueId, OpError> {
         let stored = self.dtype;
-        self.function(x, |b, x| activation.apply(b, x, stored))
+        self.emit_function(x, |b, x| activation.apply(b, x, stored))
     }
 
     /// Multiplies a gradient by the slope of an activation at the result `y`.
-    fn behind(&mut self, g: ValueId, activation: Clipped, y: ValueId) -> Result<ValueId, OpError> {
+    fn emit_activation_gradient(
+        &mut self,
+        g: ValueId,
+        activation: Clipped,
+        y: ValueId,
+    ) -> Result<ValueId, OpError> {
         let stored = self.dtype;
-        let slope = self.function(y, |b, y| activation.slope(b, y, stored))?;
+        let slope = self.emit_function(y, |b, y| activation.slope(b, y, stored))?;
         Ok(self.mul(g, slope))
     }
 }
 
 /// The body of a Scan over the steps, with its inputs.
-struct Steps {
+struct ScanBuilder {
     body: Graph,
     dtype: DType,
     carried: Vec<ValueId>,
@@ -158,13 +167,13 @@ struct Steps {
     reversed: bool,
 }
 
-impl Steps {
-    fn words(&mut self) -> Words<'_, Graph> {
-        Words { emit: &mut self.body, dtype: self.dtype }
+impl ScanBuilder {
+    fn emitter(&mut self) -> MatrixEmitter<'_, Graph> {
+        MatrixEmitter { emit: &mut self.body, dtype: self.dtype }
     }
 
     /// Adds a carried state with the initial value `outside`.
-    fn carries(&mut self, name: &str, outside: ValueId) -> ValueId {
+    fn add_carried(&mut self, name: &str, outside: ValueId) -> ValueId {
         self.carried.push(outside);
         let inside = self.body.add_value(name, ValueType::Unknown);
         self.body.inputs.push(inside);
@@ -172,14 +181,14 @@ impl Steps {
     }
 
     /// Adds a scanned value: each step reads its slice. All states must be added before.
-    fn scans(&mut self, name: &str, outside: ValueId) -> ValueId {
+    fn add_scanned(&mut self, name: &str, outside: ValueId) -> ValueId {
         let inside = self.body.add_value(name, ValueType::Unknown);
         self.scanned.push((outside, inside));
         inside
     }
 
     /// Adds a value that is the same at all steps.
-    fn captures(&mut self, name: &str, outside: ValueId) -> ValueId {
+    fn add_captured(&mut self, name: &str, outside: ValueId) -> ValueId {
         let inside = self.body.add_value(name, ValueType::Unknown);
         self.captured.push((outside, inside));
         inside
@@ -222,8 +231,8 @@ impl Steps {
 }
 
 /// Inputs of the node, without the axis of directions.
-struct Net {
-    kind: Kind,
+struct NetInputs {
+    kind: NetKind,
     dtype: DType,
     hidden: usize,
     input: usize,
@@ -237,15 +246,15 @@ struct Net {
     peepholes: Option<ValueId>,
 }
 
-impl Net {
-    fn of(
+impl NetInputs {
+    fn from_rewrite(
         rw: &mut Rewrite<'_>,
         own: &Attributes,
         lengths: Option<usize>,
         states: std::ops::Range<usize>,
         peepholes: Option<usize>,
-    ) -> Result<Net, OpError> {
-        let [x, w, r] = [rw.required(X)?, rw.required(W)?, rw.required(R)?];
+    ) -> Result<NetInputs, OpError> {
+        let [x, w, r] = [rw.required_input(X)?, rw.required_input(W)?, rw.required_input(R)?];
         let dtype = rw.dtype(x).ok_or_else(|| OpError::invalid("the type of the data is not known"))?;
         let known =
             |rw: &Rewrite<'_>, k: usize| rw.input(k).and_then(|id| rw.shape(id)).and_then(|s| s[2].known());
@@ -257,33 +266,33 @@ impl Net {
         for k in states {
             first.push(match rw.input(k) {
                 Some(state) => state,
-                None => no_state(rw, x, hidden, dtype),
+                None => zero_state(rw, x, hidden, dtype),
             });
         }
         let held = lengths.and_then(|k| rw.input(k)).map(|lengths| {
             let shape = rw.add("Shape", &[x], Attrs::new().with("end", 1i64));
             let steps = rw.count_up(shape);
-            let mut out = Words { emit: rw.patch().1, dtype };
+            let mut out = MatrixEmitter { emit: rw.patch().1, dtype };
             let to = i64::from(DType::I64.to_onnx());
             let lengths = out.node("Cast", &[lengths], Attrs::new().with("to", to));
             let steps = out.unsqueeze(steps, 1);
-            let held = out.pair("Less", steps, lengths);
+            let held = out.binary_node("Less", steps, lengths);
             out.unsqueeze(held, 2)
         });
         let peepholes = peepholes.and_then(|k| rw.input(k));
-        let mut out = Words { emit: rw.patch().1, dtype };
+        let mut out = MatrixEmitter { emit: rw.patch().1, dtype };
         let [w, r] = [w, r].map(|weights| out.squeeze(weights, 0));
         let states = first.into_iter().map(|state| out.squeeze(state, 0)).collect();
         let peepholes = peepholes.map(|weights| out.squeeze(weights, 0));
-        Ok(Net { kind: own.kind, dtype, hidden, input, x, w, r, held, states, peepholes })
+        Ok(NetInputs { kind: own.kind, dtype, hidden, input, x, w, r, held, states, peepholes })
     }
 
-    fn words<'a>(&self, rw: &'a mut Rewrite<'_>) -> Words<'a, ortrain_graph::Patch> {
-        Words { emit: rw.patch().1, dtype: self.dtype }
+    fn emitter<'a>(&self, rw: &'a mut Rewrite<'_>) -> MatrixEmitter<'a, ortrain_graph::Patch> {
+        MatrixEmitter { emit: rw.patch().1, dtype: self.dtype }
     }
 
-    fn steps(&self, reversed: bool) -> Steps {
-        Steps {
+    fn scan_builder(&self, reversed: bool) -> ScanBuilder {
+        ScanBuilder {
             body: Graph::new("steps"),
             dtype: self.dtype,
             carried: Vec::new(),
@@ -295,8 +304,8 @@ impl Net {
 
     /// Returns the state before each step, `[steps, 1, batch, hidden]`: the initial state, then the states after each
     /// step except the last.
-    fn before(&self, rw: &mut Rewrite<'_>, first: ValueId, after: ValueId) -> ValueId {
-        let mut out = self.words(rw);
+    fn states_before(&self, rw: &mut Rewrite<'_>, first: ValueId, after: ValueId) -> ValueId {
+        let mut out = self.emitter(rw);
         let after = out.squeeze(after, 1);
         let first = out.unsqueeze(first, 0);
         let all = out.concat(&[first, after], 0);
@@ -304,117 +313,134 @@ impl Net {
     }
 
     fn rows(&self) -> usize {
-        self.kind.gates() * self.hidden
+        self.kind.gate_count() * self.hidden
     }
 }
 
 /// Decomposes `LSTMTraining` and `GRUTraining`.
 pub(super) fn decompose_training(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let own = Attributes::read(rw.node())?;
-    let net = Net::of(rw, &own, Some(LENGTHS), own.kind.states(), (own.kind == Kind::Lstm).then_some(P))?;
+    let net = NetInputs::from_rewrite(
+        rw,
+        &own,
+        Some(LENGTHS),
+        own.kind.state_inputs(),
+        (own.kind == NetKind::Lstm).then_some(P),
+    )?;
     let (hidden, rows) = (net.hidden, net.rows());
     let biases = rw.input(B);
-    let mut out = net.words(rw);
+    let mut out = net.emitter(rw);
     let (wt, rt) = (out.transposed(net.w), out.transposed(net.r));
-    let mut products = out.product(net.x, wt);
+    let mut products = out.matmul(net.x, wt);
     // With `linear_before_reset`, the recurrent bias is added to the product with the state.
     let mut behind = None;
     if let Some(biases) = biases {
         let biases = out.squeeze(biases, 0);
-        let [of_input, of_state] = out.parts(biases, rows);
+        let [of_input, of_state] = out.column_groups(biases, rows);
         products = out.add(products, of_input);
-        if own.kind == Kind::Gru && own.linear_before_reset {
+        if own.kind == NetKind::Gru && own.linear_before_reset {
             behind = Some(of_state);
         } else {
             products = out.add(products, of_state);
         }
     }
-    let mut steps = net.steps(false);
+    let mut steps = net.scan_builder(false);
     let states: Vec<ValueId> =
-        net.states.iter().zip(["h", "c"]).map(|(&first, name)| steps.carries(name, first)).collect();
-    let given = steps.scans("x", products);
-    let held = net.held.map(|held| steps.scans("held", held));
-    let r = steps.captures("r", rt);
+        net.states.iter().zip(["h", "c"]).map(|(&first, name)| steps.add_carried(name, first)).collect();
+    let given = steps.add_scanned("x", products);
+    let held = net.held.map(|held| steps.add_scanned("held", held));
+    let r = steps.add_captured("r", rt);
     let (next, collected) = match own.kind {
-        Kind::Lstm => {
-            let peepholes = net.peepholes.map(|weights| steps.captures("p", weights));
-            let mut step = steps.words();
+        NetKind::Lstm => {
+            let peepholes = net.peepholes.map(|weights| steps.add_captured("p", weights));
+            let mut step = steps.emitter();
             let [h, c] = [states[0], states[1]];
-            let sums = step.product(h, r);
+            let sums = step.matmul(h, r);
             let sums = step.add(given, sums);
-            let [mut i, mut o, mut f, g] = step.parts(sums, hidden);
-            let peepholes: Option<[ValueId; 3]> = peepholes.map(|weights| step.parts(weights, hidden));
+            let [mut i, mut o, mut f, g] = step.column_groups(sums, hidden);
+            let peepholes: Option<[ValueId; 3]> =
+                peepholes.map(|weights| step.column_groups(weights, hidden));
             if let Some([of_i, _, of_f]) = peepholes {
                 let [by_i, by_f] = [of_i, of_f].map(|weights| step.mul(weights, c));
                 (i, f) = (step.add(i, by_i), step.add(f, by_f));
             }
-            let i = step.applied(own.gate(0), i)?;
-            let f = if own.input_forget { step.rest(i) } else { step.applied(own.gate(0), f)? };
-            let g = step.applied(own.gate(1), g)?;
+            let i = step.emit_activation(own.gate_activation(0), i)?;
+            let f = if own.input_forget {
+                step.one_minus(i)
+            } else {
+                step.emit_activation(own.gate_activation(0), f)?
+            };
+            let g = step.emit_activation(own.gate_activation(1), g)?;
             let (old, new) = (step.mul(f, c), step.mul(i, g));
             let cell = step.add(old, new);
             if let Some([_, of_o, _]) = peepholes {
                 let by_o = step.mul(of_o, cell);
                 o = step.add(o, by_o);
             }
-            let o = step.applied(own.gate(0), o)?;
-            let seen = step.applied(own.of_cell(), cell)?;
+            let o = step.emit_activation(own.gate_activation(0), o)?;
+            let seen = step.emit_activation(own.cell_activation(), cell)?;
             let value = step.mul(o, seen);
-            let (state, cell) = (step.where_held(held, value, h), step.where_held(held, cell, c));
-            let value = step.or_zero(held, value);
+            let (state, cell) = (step.select_active(held, value, h), step.select_active(held, cell, c));
+            let value = step.active_or_zero(held, value);
             let gates = step.concat(&[i, o, f, g], 1);
             (vec![state, cell], vec![value, cell, gates])
         }
-        Kind::Gru => {
-            let behind = behind.map(|bias| steps.captures("rb", bias));
+        NetKind::Gru => {
+            let behind = behind.map(|bias| steps.add_captured("rb", bias));
             let h = states[0];
-            let mut step = steps.words();
-            let [xz, xr, xn] = step.parts(given, hidden);
+            let mut step = steps.emitter();
+            let [xz, xr, xn] = step.column_groups(given, hidden);
             let (z, reset, n) = if own.linear_before_reset {
-                let sums = step.product(h, r);
-                let sums = step.added(sums, behind);
-                let [hz, hr, hn] = step.parts(sums, hidden);
+                let sums = step.matmul(h, r);
+                let sums = step.add_optional(sums, behind);
+                let [hz, hr, hn] = step.column_groups(sums, hidden);
                 let (z, reset) = (step.add(xz, hz), step.add(xr, hr));
-                let (z, reset) = (step.applied(own.gate(0), z)?, step.applied(own.gate(0), reset)?);
+                let (z, reset) = (
+                    step.emit_activation(own.gate_activation(0), z)?,
+                    step.emit_activation(own.gate_activation(0), reset)?,
+                );
                 let part = step.mul(reset, hn);
                 (z, reset, step.add(xn, part))
             } else {
                 let gates = step.slice(r, 1, 0, 2 * hidden as i64);
-                let sums = step.product(h, gates);
-                let [hz, hr] = step.parts(sums, hidden);
+                let sums = step.matmul(h, gates);
+                let [hz, hr] = step.column_groups(sums, hidden);
                 let (z, reset) = (step.add(xz, hz), step.add(xr, hr));
-                let (z, reset) = (step.applied(own.gate(0), z)?, step.applied(own.gate(0), reset)?);
+                let (z, reset) = (
+                    step.emit_activation(own.gate_activation(0), z)?,
+                    step.emit_activation(own.gate_activation(0), reset)?,
+                );
                 let state = step.mul(reset, h);
-                let weights = step.part(r, 2, hidden);
-                let part = step.product(state, weights);
+                let weights = step.column_group(r, 2, hidden);
+                let part = step.matmul(state, weights);
                 (z, reset, step.add(xn, part))
             };
-            let n = step.applied(own.gate(1), n)?;
-            let rest = step.rest(z);
+            let n = step.emit_activation(own.gate_activation(1), n)?;
+            let rest = step.one_minus(z);
             let (new, old) = (step.mul(rest, n), step.mul(z, h));
             let value = step.add(new, old);
-            let state = step.where_held(held, value, h);
-            let value = step.or_zero(held, value);
+            let state = step.select_active(held, value, h);
+            let value = step.active_or_zero(held, value);
             let gates = step.concat(&[z, reset, n], 1);
             (vec![state], vec![value, gates])
         }
-        Kind::Rnn => return Err(OpError::unsupported("its gradient needs nothing but its results")),
+        NetKind::Rnn => return Err(OpError::unsupported("its gradient needs nothing but its results")),
     };
     let results = steps.finish(rw, &next, &collected);
     let (last, all) = results.split_at(next.len());
-    let mut out = net.words(rw);
+    let mut out = net.emitter(rw);
     let all: Vec<ValueId> = all.iter().map(|&value| out.unsqueeze(value, 1)).collect();
     let last: Vec<ValueId> = last.iter().map(|&state| out.unsqueeze(state, 0)).collect();
     let outputs = all[..1].iter().chain(&last).chain(&all[1..]);
     for (k, &value) in outputs.enumerate() {
-        rw.output(k, value);
+        rw.replace_output(k, value);
     }
     Ok(())
 }
 
 /// Results of the backward steps: the gradients of the initial states, of the input products, and of the products with
 /// the states, `[steps, batch, gates * hidden]`. The last two are often the same value.
-struct Backward {
+struct BackwardResults {
     of_states: Vec<ValueId>,
     of_input: ValueId,
     of_state: ValueId,
@@ -424,60 +450,63 @@ struct Backward {
 pub(super) fn decompose_grad(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let own = Attributes::read(rw.node())?;
     own.check_slopes()?;
-    let at = GradInputs::of(own.kind);
-    let net = Net::of(rw, &own, Some(at.lengths), at.states.clone(), at.peepholes)?;
+    let at = GradInputs::from_kind(own.kind);
+    let net = NetInputs::from_rewrite(rw, &own, Some(at.lengths), at.states.clone(), at.peepholes)?;
     let (hidden, rows) = (net.hidden, net.rows());
-    let all_h = rw.required(at.hidden)?;
-    let before = net.before(rw, net.states[0], all_h);
+    let all_h = rw.required_input(at.hidden)?;
+    let before = net.states_before(rw, net.states[0], all_h);
 
     let mut of_last = Vec::new();
-    for k in at.arriving + 1..=at.arriving + net.states.len() {
+    for k in at.incoming + 1..=at.incoming + net.states.len() {
         let arriving = rw.input(k);
-        let mut out = net.words(rw);
+        let mut out = net.emitter(rw);
         of_last.push(match arriving {
             Some(arriving) => out.squeeze(arriving, 0),
             None => out.zeros_like(net.states[0]),
         });
     }
-    let of_all = rw.input(at.arriving);
-    let of_all = of_all.map(|g| net.words(rw).squeeze(g, 1));
+    let of_all = rw.input(at.incoming);
+    let of_all = of_all.map(|g| net.emitter(rw).squeeze(g, 1));
 
-    let mut steps = net.steps(true);
+    let mut steps = net.scan_builder(true);
     let states: Vec<ValueId> =
-        of_last.iter().zip(["of_h", "of_c"]).map(|(&first, name)| steps.carries(name, first)).collect();
-    let of_all = of_all.map(|g| steps.scans("of_y", g));
-    let held = net.held.map(|held| steps.scans("held", held));
-    let arriving = Arriving { states, of_all, held };
-    let Backward { of_states, of_input, of_state } = match own.kind {
-        Kind::Rnn => {
-            let all = net.words(rw).squeeze(all_h, 1);
-            let y = steps.scans("y", all);
-            let r = steps.captures("r", net.r);
-            let mut step = steps.words();
-            let g = step.added(arriving.states[0], arriving.of_all);
-            let gate = step.behind(g, own.gate(0), y)?;
-            let gate = step.or_zero(held, gate);
-            let through = step.product(gate, r);
-            let of_h = step.where_held(held, through, arriving.states[0]);
+        of_last.iter().zip(["of_h", "of_c"]).map(|(&first, name)| steps.add_carried(name, first)).collect();
+    let of_all = of_all.map(|g| steps.add_scanned("of_y", g));
+    let held = net.held.map(|held| steps.add_scanned("held", held));
+    let arriving = IncomingGradients { states, of_all, held };
+    let BackwardResults { of_states, of_input, of_state } = match own.kind {
+        NetKind::Rnn => {
+            let all = net.emitter(rw).squeeze(all_h, 1);
+            let y = steps.add_scanned("y", all);
+            let r = steps.add_captured("r", net.r);
+            let mut step = steps.emitter();
+            let g = step.add_optional(arriving.states[0], arriving.of_all);
+            let gate = step.emit_activation_gradient(g, own.gate_activation(0), y)?;
+            let gate = step.active_or_zero(held, gate);
+            let through = step.matmul(gate, r);
+            let of_h = step.select_active(held, through, arriving.states[0]);
             let results = steps.finish(rw, &[of_h], &[gate]);
-            Backward { of_states: vec![results[0]], of_input: results[1], of_state: results[1] }
+            BackwardResults { of_states: vec![results[0]], of_input: results[1], of_state: results[1] }
         }
-        Kind::Gru => gru(rw, &own, &net, steps, &arriving, before)?,
-        Kind::Lstm => {
-            let [cells, gates] = [rw.required(at.kept.start)?, rw.required(at.kept.start + 1)?];
-            lstm(rw, &own, &net, steps, &arriving, [cells, gates])?
+        NetKind::Gru => emit_gru_backward(rw, &own, &net, steps, &arriving, before)?,
+        NetKind::Lstm => {
+            let [cells, gates] =
+                [rw.required_input(at.stored.start)?, rw.required_input(at.stored.start + 1)?];
+            emit_lstm_backward(rw, &own, &net, steps, &arriving, [cells, gates])?
         }
     };
 
-    let kept = (own.kind == Kind::Gru && !own.linear_before_reset).then(|| rw.required(at.kept.start));
+    let kept =
+        (own.kind == NetKind::Gru && !own.linear_before_reset).then(|| rw.required_input(at.stored.start));
     let kept = kept.transpose()?;
-    let mut out = net.words(rw);
-    let mut results: Vec<Option<ValueId>> = vec![Some(out.product(of_input, net.w))];
-    let weights = |out: &mut Words<'_, ortrain_graph::Patch>, g: (ValueId, usize), x: (ValueId, usize)| {
-        let (g, x) = (out.flat(g.0, g.1), out.flat(x.0, x.1));
-        let g = out.transposed(g);
-        out.product(g, x)
-    };
+    let mut out = net.emitter(rw);
+    let mut results: Vec<Option<ValueId>> = vec![Some(out.matmul(of_input, net.w))];
+    let weights =
+        |out: &mut MatrixEmitter<'_, ortrain_graph::Patch>, g: (ValueId, usize), x: (ValueId, usize)| {
+            let (g, x) = (out.flatten_steps(g.0, g.1), out.flatten_steps(x.0, x.1));
+            let g = out.transposed(g);
+            out.matmul(g, x)
+        };
     let of_w = weights(&mut out, (of_input, rows), (net.x, net.input));
     results.push(Some(out.unsqueeze(of_w, 0)));
     let of_r = match kept {
@@ -485,33 +514,33 @@ pub(super) fn decompose_grad(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
             let of_gates = out.slice(of_state, -1, 0, 2 * hidden as i64);
             let of_gates = weights(&mut out, (of_gates, 2 * hidden), (before, hidden));
             let kept = out.squeeze(kept, 1);
-            let reset = out.part(kept, 1, hidden);
+            let reset = out.column_group(kept, 1, hidden);
             let state = out.mul(reset, before);
-            let of_new = out.part(of_state, 2, hidden);
+            let of_new = out.column_group(of_state, 2, hidden);
             let of_new = weights(&mut out, (of_new, hidden), (state, hidden));
             out.concat(&[of_gates, of_new], 0)
         }
         None => weights(&mut out, (of_state, rows), (before, hidden)),
     };
     results.push(Some(out.unsqueeze(of_r, 0)));
-    let biases = [of_input, of_state].map(|g| out.sums(g));
+    let biases = [of_input, of_state].map(|g| out.sum_steps_and_batch(g));
     let biases = out.concat(&biases, 0);
     results.push(Some(out.unsqueeze(biases, 0)));
     for state in of_states {
         results.push(Some(out.unsqueeze(state, 0)));
     }
-    if own.kind == Kind::Lstm && rw.has_output(results.len()) {
-        let cells = rw.required(at.kept.start)?;
-        let cells_before = net.before(rw, net.states[1], cells);
-        let mut out = net.words(rw);
+    if own.kind == NetKind::Lstm && rw.has_output(results.len()) {
+        let cells = rw.required_input(at.stored.start)?;
+        let cells_before = net.states_before(rw, net.states[1], cells);
+        let mut out = net.emitter(rw);
         let cells = out.squeeze(cells, 1);
-        let of_gates: [ValueId; 4] = out.parts(of_input, hidden);
+        let of_gates: [ValueId; 4] = out.column_groups(of_input, hidden);
         let of_weights: Vec<ValueId> = of_gates
             .into_iter()
             .zip([cells_before, cells, cells_before])
             .map(|(g, cells)| {
                 let parts = out.mul(g, cells);
-                out.sums(parts)
+                out.sum_steps_and_batch(parts)
             })
             .collect();
         let of_weights = out.concat(&of_weights, 0);
@@ -519,14 +548,14 @@ pub(super) fn decompose_grad(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     }
     for (k, result) in results.into_iter().enumerate() {
         if let Some(result) = result {
-            rw.output(k, result);
+            rw.replace_output(k, result);
         }
     }
     Ok(())
 }
 
 /// Gradients that arrive at a step.
-struct Arriving {
+struct IncomingGradients {
     /// Gradients of the states after the step.
     states: Vec<ValueId>,
     /// Gradient of the step's result.
@@ -534,117 +563,117 @@ struct Arriving {
     held: Option<ValueId>,
 }
 
-fn gru(
+fn emit_gru_backward(
     rw: &mut Rewrite<'_>,
     own: &Attributes,
-    net: &Net,
-    mut steps: Steps,
-    arriving: &Arriving,
+    net: &NetInputs,
+    mut steps: ScanBuilder,
+    arriving: &IncomingGradients,
     before: ValueId,
-) -> Result<Backward, OpError> {
+) -> Result<BackwardResults, OpError> {
     let (hidden, held) = (net.hidden, arriving.held);
-    let at = GradInputs::of(Kind::Gru);
-    let (kept, biases) = (rw.required(at.kept.start)?, at.biases.and_then(|k| rw.input(k)));
-    let mut out = net.words(rw);
+    let at = GradInputs::from_kind(NetKind::Gru);
+    let (kept, biases) = (rw.required_input(at.stored.start)?, at.biases.and_then(|k| rw.input(k)));
+    let mut out = net.emitter(rw);
     let kept = out.squeeze(kept, 1);
-    let gates = steps.scans("gates", kept);
-    let state = steps.scans("before", before);
-    let r = steps.captures("r", net.r);
+    let gates = steps.add_scanned("gates", kept);
+    let state = steps.add_scanned("before", before);
+    let r = steps.add_captured("r", net.r);
     // The state's contribution to the new gate, at all steps.
     let taken = if own.linear_before_reset {
         let weights = out.slice(net.r, 0, 2 * hidden as i64, 3 * hidden as i64);
         let weights = out.transposed(weights);
-        let mut taken = out.product(before, weights);
+        let mut taken = out.matmul(before, weights);
         if let Some(biases) = biases {
             let biases = out.squeeze(biases, 0);
-            let bias = out.part(biases, 5, hidden);
+            let bias = out.column_group(biases, 5, hidden);
             taken = out.add(taken, bias);
         }
-        Some(steps.scans("taken", taken))
+        Some(steps.add_scanned("taken", taken))
     } else {
         None
     };
     let after = arriving.states[0];
-    let mut step = steps.words();
-    let g = step.added(after, arriving.of_all);
-    let [z, reset, n] = step.parts(gates, hidden);
+    let mut step = steps.emitter();
+    let g = step.add_optional(after, arriving.of_all);
+    let [z, reset, n] = step.column_groups(gates, hidden);
     let difference = step.sub(state, n);
     let of_z = step.mul(g, difference);
-    let of_z = step.behind(of_z, own.gate(0), z)?;
-    let rest = step.rest(z);
+    let of_z = step.emit_activation_gradient(of_z, own.gate_activation(0), z)?;
+    let rest = step.one_minus(z);
     let of_new = step.mul(g, rest);
-    let of_new = step.behind(of_new, own.gate(1), n)?;
+    let of_new = step.emit_activation_gradient(of_new, own.gate_activation(1), n)?;
     let kept = step.mul(g, z);
-    let (of_z, of_new) = (step.or_zero(held, of_z), step.or_zero(held, of_new));
+    let (of_z, of_new) = (step.active_or_zero(held, of_z), step.active_or_zero(held, of_new));
     let (of_input, of_state, of_h) = if let Some(taken) = taken {
         let of_reset = step.mul(of_new, taken);
-        let of_reset = step.behind(of_reset, own.gate(0), reset)?;
+        let of_reset = step.emit_activation_gradient(of_reset, own.gate_activation(0), reset)?;
         let of_taken = step.mul(of_new, reset);
         let of_input = step.concat(&[of_z, of_reset, of_new], 1);
         let of_state = step.concat(&[of_z, of_reset, of_taken], 1);
-        let through = step.product(of_state, r);
+        let through = step.matmul(of_state, r);
         (of_input, Some(of_state), step.add(kept, through))
     } else {
         let weights = step.slice(r, 0, 2 * hidden as i64, 3 * hidden as i64);
-        let of_product = step.product(of_new, weights);
+        let of_product = step.matmul(of_new, weights);
         let of_reset = step.mul(of_product, state);
-        let of_reset = step.behind(of_reset, own.gate(0), reset)?;
+        let of_reset = step.emit_activation_gradient(of_reset, own.gate_activation(0), reset)?;
         let gates = step.concat(&[of_z, of_reset], 1);
         let weights = step.slice(r, 0, 0, 2 * hidden as i64);
-        let (through, by_reset) = (step.product(gates, weights), step.mul(of_product, reset));
+        let (through, by_reset) = (step.matmul(gates, weights), step.mul(of_product, reset));
         let sum = step.add(kept, by_reset);
         (step.concat(&[gates, of_new], 1), None, step.add(sum, through))
     };
-    let of_h = step.where_held(held, of_h, after);
+    let of_h = step.select_active(held, of_h, after);
     let collected: Vec<ValueId> = std::iter::once(of_input).chain(of_state).collect();
     let results = steps.finish(rw, &[of_h], &collected);
     let of_state = results.get(2).copied().unwrap_or(results[1]);
-    Ok(Backward { of_states: vec![results[0]], of_input: results[1], of_state })
+    Ok(BackwardResults { of_states: vec![results[0]], of_input: results[1], of_state })
 }
 
-fn lstm(
+fn emit_lstm_backward(
     rw: &mut Rewrite<'_>,
     own: &Attributes,
-    net: &Net,
-    mut steps: Steps,
-    arriving: &Arriving,
+    net: &NetInputs,
+    mut steps: ScanBuilder,
+    arriving: &IncomingGradients,
     [cells, gates]: [ValueId; 2],
-) -> Result<Backward, OpError> {
+) -> Result<BackwardResults, OpError> {
     let (hidden, held) = (net.hidden, arriving.held);
-    let before = net.before(rw, net.states[1], cells);
-    let mut out = net.words(rw);
+    let before = net.states_before(rw, net.states[1], cells);
+    let mut out = net.emitter(rw);
     let [cells, gates] = [cells, gates].map(|value| out.squeeze(value, 1));
-    let gates = steps.scans("gates", gates);
-    let cell = steps.scans("cell", cells);
-    let last = steps.scans("before", before);
-    let r = steps.captures("r", net.r);
-    let peepholes = net.peepholes.map(|weights| steps.captures("p", weights));
+    let gates = steps.add_scanned("gates", gates);
+    let cell = steps.add_scanned("cell", cells);
+    let last = steps.add_scanned("before", before);
+    let r = steps.add_captured("r", net.r);
+    let peepholes = net.peepholes.map(|weights| steps.add_captured("p", weights));
     let (after_h, after_c) = (arriving.states[0], arriving.states[1]);
-    let mut step = steps.words();
-    let peepholes: Option<[ValueId; 3]> = peepholes.map(|weights| step.parts(weights, hidden));
-    let g = step.added(after_h, arriving.of_all);
-    let [i, o, f, c] = step.parts(gates, hidden);
-    let seen = step.applied(own.of_cell(), cell)?;
+    let mut step = steps.emitter();
+    let peepholes: Option<[ValueId; 3]> = peepholes.map(|weights| step.column_groups(weights, hidden));
+    let g = step.add_optional(after_h, arriving.of_all);
+    let [i, o, f, c] = step.column_groups(gates, hidden);
+    let seen = step.emit_activation(own.cell_activation(), cell)?;
     let of_o = step.mul(g, seen);
-    let of_o = step.behind(of_o, own.gate(0), o)?;
+    let of_o = step.emit_activation_gradient(of_o, own.gate_activation(0), o)?;
     let through = step.mul(g, o);
-    let through = step.behind(through, own.of_cell(), seen)?;
+    let through = step.emit_activation_gradient(through, own.cell_activation(), seen)?;
     let mut of_new = step.add(after_c, through);
     if let Some([_, weight, _]) = peepholes {
         let part = step.mul(of_o, weight);
         of_new = step.add(of_new, part);
     }
     let of_g = step.mul(of_new, i);
-    let of_g = step.behind(of_g, own.gate(1), c)?;
+    let of_g = step.emit_activation_gradient(of_g, own.gate_activation(1), c)?;
     let (of_i, of_f) = if own.input_forget {
         // The forget gate is one minus the input gate.
         let difference = step.sub(c, last);
         (step.mul(of_new, difference), step.zeros_like(f))
     } else {
         let of_f = step.mul(of_new, last);
-        (step.mul(of_new, c), step.behind(of_f, own.gate(0), f)?)
+        (step.mul(of_new, c), step.emit_activation_gradient(of_f, own.gate_activation(0), f)?)
     };
-    let of_i = step.behind(of_i, own.gate(0), i)?;
+    let of_i = step.emit_activation_gradient(of_i, own.gate_activation(0), i)?;
     let mut of_last = step.mul(of_new, f);
     if let Some([weight_i, _, weight_f]) = peepholes {
         for (gate, weight) in [(of_i, weight_i), (of_f, weight_f)] {
@@ -653,10 +682,10 @@ fn lstm(
         }
     }
     let of_gates = step.concat(&[of_i, of_o, of_f, of_g], 1);
-    let of_gates = step.or_zero(held, of_gates);
-    let of_h = step.product(of_gates, r);
-    let of_h = step.where_held(held, of_h, after_h);
-    let of_c = step.where_held(held, of_last, after_c);
+    let of_gates = step.active_or_zero(held, of_gates);
+    let of_h = step.matmul(of_gates, r);
+    let of_h = step.select_active(held, of_h, after_h);
+    let of_c = step.select_active(held, of_last, after_c);
     let results = steps.finish(rw, &[of_h, of_c], &[of_gates]);
-    Ok(Backward { of_states: results[..2].to_vec(), of_input: results[2], of_state: results[2] })
+    Ok(BackwardResults { of_states: results[..2].to_vec(), of_input: results[2], of_state: results[2] })
 }

@@ -5,7 +5,7 @@ use ortrain_expr::{Access, CompareOp, ReduceOp, Reg, Type};
 use ortrain_graph::{DType, Tensor};
 use ortrain_program::{BufferId, Operand};
 
-use super::{Kind, R, X};
+use super::{NetKind, R, X};
 use crate::OpError;
 use crate::lower::{Lower, NestBuilder};
 
@@ -21,13 +21,13 @@ pub(super) struct Sizes {
 }
 
 impl Sizes {
-    pub(super) fn of(kind: Kind, cx: &Lower<'_>) -> Sizes {
+    pub(super) fn from_context(kind: NetKind, cx: &Lower<'_>) -> Sizes {
         let (x, hidden) = (cx.dims(X), cx.dims(R)[2]);
-        Sizes { steps: x[0], batch: x[1], input: x[2], hidden, rows: kind.gates() * hidden }
+        Sizes { steps: x[0], batch: x[1], input: x[2], hidden, rows: kind.gate_count() * hidden }
     }
 
     /// Returns the number of rows of all steps.
-    pub(super) fn all(&self) -> usize {
+    pub(super) fn total_rows(&self) -> usize {
         self.steps * self.batch
     }
 }
@@ -85,24 +85,24 @@ impl Matrix {
 }
 
 /// Returns the compute type.
-pub(super) fn wide(cx: &Lower<'_>) -> DType {
+pub(super) fn compute_dtype(cx: &Lower<'_>) -> DType {
     if cx.dtype(X) == DType::F64 { DType::F64 } else { DType::F32 }
 }
 
 /// Padding elements after each row, for matrices that are multiplied step by step. Without them, rows at a distance of
 /// a multiple of a page cause cache conflicts.
-const GAP: usize = 16;
+const ROW_PADDING: usize = 16;
 
 /// Minimum numbers of steps and of batch rows for a transposed copy of the recurrent weights. Products read the copy
 /// contiguously.
-pub(super) const TURNED: (usize, usize) = (16, 9);
+pub(super) const TRANSPOSE_THRESHOLD: (usize, usize) = (16, 9);
 
 /// Returns the transposed recurrent weights, `[hidden, rows]`: a copy if it is used often enough, otherwise a view.
-pub(super) fn turned(cx: &mut Lower<'_>, r: Matrix, sizes: &Sizes) -> Result<Matrix, OpError> {
-    if sizes.steps < TURNED.0 || sizes.batch < TURNED.1 {
+pub(super) fn transpose_weights(cx: &mut Lower<'_>, r: Matrix, sizes: &Sizes) -> Result<Matrix, OpError> {
+    if sizes.steps < TRANSPOSE_THRESHOLD.0 || sizes.batch < TRANSPOSE_THRESHOLD.1 {
         return Ok(r.transposed());
     }
-    let result = spaced(cx, "turned_weights", sizes.hidden, sizes.rows);
+    let result = alloc_padded(cx, "turned_weights", sizes.hidden, sizes.rows);
     // In the order of the source: strided stores are faster than strided loads.
     let mut nest = cx.nest(&[sizes.rows, sizes.hidden], 0);
     let value = r.load(cx, &mut nest);
@@ -112,31 +112,31 @@ pub(super) fn turned(cx: &mut Lower<'_>, r: Matrix, sizes: &Sizes) -> Result<Mat
 }
 
 /// Allocates an intermediate matrix of the compute type.
-pub(super) fn temp(cx: &mut Lower<'_>, name: &str, rows: usize, width: usize) -> Matrix {
-    let dtype = wide(cx);
-    Matrix::rows(cx.temp(name, dtype, rows * width), width)
+pub(super) fn alloc_temp(cx: &mut Lower<'_>, name: &str, rows: usize, width: usize) -> Matrix {
+    let dtype = compute_dtype(cx);
+    Matrix::rows(cx.alloc_temp(name, dtype, rows * width), width)
 }
 
 /// Allocates an intermediate matrix of the data type, for a factor of a product.
-pub(super) fn factor(cx: &mut Lower<'_>, name: &str, rows: usize, width: usize) -> Matrix {
+pub(super) fn alloc_factor(cx: &mut Lower<'_>, name: &str, rows: usize, width: usize) -> Matrix {
     let dtype = cx.dtype(X);
-    Matrix::rows(cx.temp(name, dtype, rows * width), width)
+    Matrix::rows(cx.alloc_temp(name, dtype, rows * width), width)
 }
 
 /// Allocates an intermediate matrix of the data type with padding after each row.
-pub(super) fn spaced(cx: &mut Lower<'_>, name: &str, rows: usize, width: usize) -> Matrix {
-    factor(cx, name, rows, width + GAP)
+pub(super) fn alloc_padded(cx: &mut Lower<'_>, name: &str, rows: usize, width: usize) -> Matrix {
+    alloc_factor(cx, name, rows, width + ROW_PADDING)
 }
 
 /// Emits `a b` (of `m x k` and `k x n`) with the epilogue `finish`.
-pub(super) fn product<'a>(
+pub(super) fn emit_product<'a>(
     cx: &mut Lower<'a>,
     (m, n, k): (usize, usize, usize),
     a: Matrix,
     b: Matrix,
     finish: impl FnOnce(&mut Lower<'a>, &mut NestBuilder, Reg),
 ) -> Result<(), OpError> {
-    let dtype = wide(cx);
+    let dtype = compute_dtype(cx);
     let mut nest = cx.nest(&[m, n], 0);
     let value = nest.accumulator(dtype);
     finish(cx, &mut nest, value);
@@ -145,20 +145,25 @@ pub(super) fn product<'a>(
 
 /// Emits `a b` without an epilogue, and returns it. A product of few rows is stored from registers. An epilogue would
 /// need a second pass over it, so the readers of the product add their terms themselves.
-pub(super) fn plain_product(
+pub(super) fn emit_plain_product(
     cx: &mut Lower<'_>,
     name: &str,
     (m, n, k): (usize, usize, usize),
     a: Matrix,
     b: Matrix,
 ) -> Result<Matrix, OpError> {
-    let result = temp(cx, name, m, n);
-    product(cx, (m, n, k), a, b, |cx, nest, value| result.store(cx, nest, value))?;
+    let result = alloc_temp(cx, name, m, n);
+    emit_product(cx, (m, n, k), a, b, |cx, nest, value| result.store(cx, nest, value))?;
     Ok(result)
 }
 
 /// Sums the present matrices, in order, from a column on; zero if all are absent.
-pub(super) fn sum_at(cx: &Lower<'_>, nest: &mut NestBuilder, terms: &[Option<Matrix>], column: usize) -> Reg {
+pub(super) fn load_sum(
+    cx: &Lower<'_>,
+    nest: &mut NestBuilder,
+    terms: &[Option<Matrix>],
+    column: usize,
+) -> Reg {
     let mut sum = None;
     for term in terms.iter().flatten() {
         let value = term.at_column(column).load(cx, nest);
@@ -171,19 +176,19 @@ pub(super) fn sum_at(cx: &Lower<'_>, nest: &mut NestBuilder, terms: &[Option<Mat
 }
 
 /// Emits the sum of the biases of data and of state, which an input holds in sequence: the same in every row.
-pub(super) fn sum_of_biases(
+pub(super) fn emit_bias_sum(
     cx: &mut Lower<'_>,
     input: usize,
     sizes: &Sizes,
 ) -> Result<Option<Matrix>, OpError> {
-    if !cx.has(input) {
+    if !cx.has_input(input) {
         return Ok(None);
     }
     let biases = Matrix::broadcast(cx.input(input));
-    let dtype = wide(cx);
-    let result = Matrix::broadcast(cx.temp("bias", dtype, sizes.rows));
+    let dtype = compute_dtype(cx);
+    let result = Matrix::broadcast(cx.alloc_temp("bias", dtype, sizes.rows));
     let mut nest = cx.nest(&[1, sizes.rows], 0);
-    let sum = sum_at(cx, &mut nest, &[Some(biases), Some(biases.at_column(sizes.rows))], 0);
+    let sum = load_sum(cx, &mut nest, &[Some(biases), Some(biases.at_column(sizes.rows))], 0);
     result.store(cx, &mut nest, sum);
     cx.emit(nest.instruction())?;
     Ok(Some(result))
@@ -196,21 +201,21 @@ pub(super) struct Lengths(Option<BufferId>);
 impl Lengths {
     /// Reads the lengths from an input, and checks that they are within the number of steps.
     pub(super) fn new(cx: &mut Lower<'_>, input: usize, sizes: &Sizes) -> Result<Lengths, OpError> {
-        if !cx.has(input) {
+        if !cx.has_input(input) {
             return Ok(Lengths(None));
         }
-        cx.guard_up_to(input, sizes.steps)?;
+        cx.guard_range(input, sizes.steps)?;
         Ok(Lengths(Some(cx.input(input))))
     }
 
     /// Returns true if there are lengths.
-    pub(super) fn are_given(self) -> bool {
+    pub(super) fn are_present(self) -> bool {
         self.0.is_some()
     }
 
     /// Emits a condition, in a nest over `[batch, ..]`: true if the step is within the row's sequence. Returns `None`
     /// if this holds in every row.
-    pub(super) fn hold(self, cx: &Lower<'_>, nest: &mut NestBuilder, step: usize) -> Option<Reg> {
+    pub(super) fn step_mask(self, cx: &Lower<'_>, nest: &mut NestBuilder, step: usize) -> Option<Reg> {
         let length = nest.load_strided(cx, self.0?, 0, &[1, 0]);
         let length = nest.b.convert(length, Type::I64);
         let step = nest.b.int(step as i64);
@@ -219,7 +224,7 @@ impl Lengths {
 }
 
 /// Selects `yes` if the condition is true or absent, else `no`.
-pub(super) fn where_held(nest: &mut NestBuilder, held: Option<Reg>, yes: Reg, no: Reg) -> Reg {
+pub(super) fn select_active(nest: &mut NestBuilder, held: Option<Reg>, yes: Reg, no: Reg) -> Reg {
     match held {
         Some(held) => nest.b.select(held, yes, no),
         None => yes,
@@ -227,10 +232,10 @@ pub(super) fn where_held(nest: &mut NestBuilder, held: Option<Reg>, yes: Reg, no
 }
 
 /// Selects `yes` if the condition is true or absent, else zero.
-pub(super) fn or_zero(nest: &mut NestBuilder, held: Option<Reg>, yes: Reg) -> Reg {
+pub(super) fn active_or_zero(nest: &mut NestBuilder, held: Option<Reg>, yes: Reg) -> Reg {
     let ty = nest.b.ty(yes);
     let zero = nest.b.constant(ty, 0.0);
-    where_held(nest, held, yes, zero)
+    select_active(nest, held, yes, zero)
 }
 
 /// Loads a state or a replacement; zeros if it is absent.
@@ -238,22 +243,22 @@ pub(super) fn load_state(cx: &Lower<'_>, nest: &mut NestBuilder, state: Option<M
     match state {
         Some(state) => state.load(cx, nest),
         None => {
-            let ty = Type::of(wide(cx));
+            let ty = Type::of(compute_dtype(cx));
             nest.b.constant(ty, 0.0)
         }
     }
 }
 
 /// Returns the initial state from an input, unless it is absent or known to be zero.
-pub(super) fn given_state(cx: &mut Lower<'_>, input: usize, sizes: &Sizes) -> Option<Matrix> {
+pub(super) fn initial_state(cx: &mut Lower<'_>, input: usize, sizes: &Sizes) -> Option<Matrix> {
     let is_zero = |state: &Tensor| state.to_f64().into_iter().all(|value| value == 0.0);
-    let is_given = cx.has(input) && !cx.constant(input).is_some_and(is_zero);
+    let is_given = cx.has_input(input) && !cx.constant(input).is_some_and(is_zero);
     is_given.then(|| Matrix::rows(cx.input(input), sizes.hidden))
 }
 
 /// Emits the contribution of a zero state to the gates of the first step, the same in every row. It is zero, or NaN if
 /// a recurrent weight is infinite or NaN. Returns `None` if there is a state, or if the weights are known to be finite.
-pub(super) fn from_zeros(
+pub(super) fn zero_state_products(
     cx: &mut Lower<'_>,
     sizes: &Sizes,
     state: Option<Matrix>,
@@ -262,8 +267,8 @@ pub(super) fn from_zeros(
     if state.is_some() || cx.constant(R).is_some_and(is_finite) {
         return Ok(None);
     }
-    let dtype = wide(cx);
-    let result = Matrix::broadcast(cx.temp("from_zeros", dtype, sizes.rows));
+    let dtype = compute_dtype(cx);
+    let result = Matrix::broadcast(cx.alloc_temp("from_zeros", dtype, sizes.rows));
     let weights = Matrix::rows(cx.input(R), sizes.hidden);
     let mut nest = cx.nest(&[sizes.rows, sizes.hidden], 1);
     let weight = weights.load(cx, &mut nest);
@@ -276,24 +281,24 @@ pub(super) fn from_zeros(
 }
 
 /// Returns an output with rows of `width` elements, if it is used.
-pub(super) fn output(cx: &mut Lower<'_>, k: usize, width: usize) -> Option<Matrix> {
-    cx.wants(k).then(|| Matrix::rows(cx.output(k), width))
+pub(super) fn output_matrix(cx: &mut Lower<'_>, k: usize, width: usize) -> Option<Matrix> {
+    cx.has_output(k).then(|| Matrix::rows(cx.output(k), width))
 }
 
 /// Emits the results for zero steps: `outputs[i]` becomes `states[i]`, and the others are empty.
-pub(super) fn lower_nothing(
+pub(super) fn lower_empty(
     cx: &mut Lower<'_>,
     outputs: &[usize],
     states: &[Option<Matrix>],
     sizes: &Sizes,
 ) -> Result<(), OpError> {
     for k in 0..cx.node().outputs.len() {
-        if cx.wants(k) {
+        if cx.has_output(k) {
             cx.output(k);
         }
     }
     for (&k, &state) in outputs.iter().zip(states) {
-        let Some(output) = output(cx, k, sizes.hidden) else { continue };
+        let Some(output) = output_matrix(cx, k, sizes.hidden) else { continue };
         let mut nest = cx.nest(&[sizes.batch, sizes.hidden], 0);
         let value = load_state(cx, &mut nest, state);
         output.store(cx, &mut nest, value);
@@ -304,17 +309,17 @@ pub(super) fn lower_nothing(
 
 /// Emits the products of the inputs with their weights, for all steps: `x W' + bias`. The bias is a sum of parts of an
 /// input, which start at the columns in `biases`.
-pub(super) fn input_products(
+pub(super) fn emit_input_products(
     cx: &mut Lower<'_>,
     sizes: &Sizes,
     biases: Option<(usize, &[usize])>,
 ) -> Result<Matrix, OpError> {
     let (x, w) = (Matrix::rows(cx.input(X), sizes.input), Matrix::rows(cx.input(super::W), sizes.input));
-    let result = temp(cx, "input_products", sizes.all(), sizes.rows);
-    let biases = biases.filter(|&(input, _)| cx.has(input));
+    let result = alloc_temp(cx, "input_products", sizes.total_rows(), sizes.rows);
+    let biases = biases.filter(|&(input, _)| cx.has_input(input));
     let biases = biases.map(|(input, parts)| (Matrix::broadcast(cx.input(input)), parts));
-    let shape = (sizes.all(), sizes.rows, sizes.input);
-    product(cx, shape, x, w.transposed(), |cx, nest, mut value| {
+    let shape = (sizes.total_rows(), sizes.rows, sizes.input);
+    emit_product(cx, shape, x, w.transposed(), |cx, nest, mut value| {
         for (bias, column) in biases.iter().flat_map(|(bias, parts)| parts.iter().map(move |&c| (bias, c))) {
             let part = bias.at_column(column).load(cx, nest);
             value = nest.b.add(value, part);
@@ -326,7 +331,7 @@ pub(super) fn input_products(
 
 /// Emits `left' right` over the rows of all steps. `right` is the state before each step, `[rows of left, hidden]`; the
 /// state of the first step is another matrix. `left` is `[all rows, m]`.
-pub(super) fn product_with_states(
+pub(super) fn emit_product_with_states(
     cx: &mut Lower<'_>,
     sizes: &Sizes,
     (left, m): (Matrix, usize),
@@ -343,12 +348,12 @@ pub(super) fn product_with_states(
         .chain((later > 0).then(|| (left.at_row(batch), hidden, later)))
         .collect();
     if parts.is_empty() {
-        return zeros(cx, (m, n), result);
+        return fill_zeros(cx, (m, n), result);
     }
     let mut sum: Option<Matrix> = None;
     for (index, &(left, right, rows)) in parts.iter().enumerate() {
-        let target = if index + 1 == parts.len() { result } else { temp(cx, "first_step", m, n) };
-        product(cx, (m, n, rows), left.transposed(), right, |cx, nest, mut value| {
+        let target = if index + 1 == parts.len() { result } else { alloc_temp(cx, "first_step", m, n) };
+        emit_product(cx, (m, n, rows), left.transposed(), right, |cx, nest, mut value| {
             if let Some(sum) = sum {
                 let before = sum.load(cx, nest);
                 value = nest.b.add(before, value);
@@ -361,9 +366,9 @@ pub(super) fn product_with_states(
 }
 
 /// Fills a matrix with zeros.
-pub(super) fn zeros(cx: &mut Lower<'_>, (m, n): (usize, usize), result: Matrix) -> Result<(), OpError> {
+pub(super) fn fill_zeros(cx: &mut Lower<'_>, (m, n): (usize, usize), result: Matrix) -> Result<(), OpError> {
     let mut nest = cx.nest(&[m, n], 0);
-    let ty = Type::of(wide(cx));
+    let ty = Type::of(compute_dtype(cx));
     let zero = nest.b.constant(ty, 0.0);
     result.store(cx, &mut nest, zero);
     cx.emit(nest.instruction())
@@ -371,26 +376,26 @@ pub(super) fn zeros(cx: &mut Lower<'_>, (m, n): (usize, usize), result: Matrix) 
 
 /// Emits the gradients of data, weights and biases from the gradients of the gates. `of_input` belongs to the products
 /// with the data, `of_state` to the products with the state. Both are `[all rows, rows of the weights]`.
-pub(super) fn input_gradients(
+pub(super) fn emit_input_gradients(
     cx: &mut Lower<'_>,
     sizes: &Sizes,
     of_input: Matrix,
     of_state: Matrix,
 ) -> Result<(), OpError> {
-    if let Some(result) = output(cx, 0, sizes.input) {
+    if let Some(result) = output_matrix(cx, 0, sizes.input) {
         let w = Matrix::rows(cx.input(super::W), sizes.input);
-        product(cx, (sizes.all(), sizes.input, sizes.rows), of_input, w, |cx, nest, value| {
+        emit_product(cx, (sizes.total_rows(), sizes.input, sizes.rows), of_input, w, |cx, nest, value| {
             result.store(cx, nest, value);
         })?;
     }
-    if let Some(result) = output(cx, 1, sizes.input) {
+    if let Some(result) = output_matrix(cx, 1, sizes.input) {
         let x = Matrix::rows(cx.input(X), sizes.input);
-        let shape = (sizes.rows, sizes.input, sizes.all());
-        product(cx, shape, of_input.transposed(), x, |cx, nest, value| {
+        let shape = (sizes.rows, sizes.input, sizes.total_rows());
+        emit_product(cx, shape, of_input.transposed(), x, |cx, nest, value| {
             result.store(cx, nest, value);
         })?;
     }
-    if let Some(result) = output(cx, 3, 2 * sizes.rows) {
+    if let Some(result) = output_matrix(cx, 3, 2 * sizes.rows) {
         let (of_w, of_r) = (result, result.at_column(sizes.rows));
         // Both biases are added to the same sums, unless a gate separates them.
         let parts: &[(Matrix, &[Matrix])] = if of_input == of_state {
@@ -399,7 +404,7 @@ pub(super) fn input_gradients(
             &[(of_input, &[of_w]), (of_state, &[of_r])]
         };
         for &(gradient, targets) in parts {
-            column_sums(cx, (sizes.all(), sizes.rows), targets, None, |cx, nest| {
+            emit_column_sums(cx, (sizes.total_rows(), sizes.rows), targets, None, |cx, nest| {
                 gradient.transposed().load(cx, nest)
             })?;
         }
@@ -409,7 +414,7 @@ pub(super) fn input_gradients(
 
 /// Emits the sums over rows of `term`, in a nest over `[columns, rows]`, plus the sum `before`. All `results` get the
 /// same values.
-pub(super) fn column_sums<'a>(
+pub(super) fn emit_column_sums<'a>(
     cx: &mut Lower<'a>,
     (rows, columns): (usize, usize),
     results: &[Matrix],

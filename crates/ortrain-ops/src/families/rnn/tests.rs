@@ -1,11 +1,11 @@
 use ortrain_graph::{Attr, Attrs, DType, Graph, Tensor};
 
-use super::steps::TURNED;
-use super::{Attributes, Kind, MAX_STEPS};
+use super::steps::TRANSPOSE_THRESHOLD;
+use super::{Attributes, MAX_STEPS, NetKind};
 use crate::NEWEST_OPSET;
 use crate::testing::{
-    assert_close, check_decomposition, check_gradients, f64s, gradient_graph, one_node, run, run_node,
-    spread, typed,
+    assert_close, cast_tensor, check_decomposition, check_gradients, f64s, generic_tensor, gradient_graph,
+    one_node_graph, run, run_node,
 };
 
 const STEPS: usize = 3;
@@ -18,7 +18,7 @@ const ROUNDING: f64 = 1e-12;
 /// Node with its inputs.
 #[derive(Clone)]
 struct Case {
-    kind: Kind,
+    kind: NetKind,
     attrs: Attrs,
     directions: usize,
     batch_first: bool,
@@ -27,16 +27,16 @@ struct Case {
 }
 
 impl Case {
-    fn new(kind: Kind) -> Case {
-        Case::of_directions(kind, "forward")
+    fn new(kind: NetKind) -> Case {
+        Case::with_direction(kind, "forward")
     }
 
     /// Creates a case with small weights, so that gates stay between their limits.
-    fn of_directions(kind: Kind, direction: &str) -> Case {
+    fn with_direction(kind: NetKind, direction: &str) -> Case {
         let directions = if direction == "bidirectional" { 2 } else { 1 };
-        let rows = kind.gates() * HIDDEN;
+        let rows = kind.gate_count() * HIDDEN;
         let small = |dims: &[usize], seed| {
-            let elements: Vec<f64> = spread(dims, seed).to_f64().iter().map(|x| 0.4 * x).collect();
+            let elements: Vec<f64> = generic_tensor(dims, seed).to_f64().iter().map(|x| 0.4 * x).collect();
             Some(f64s(dims, &elements))
         };
         let attrs = Attrs::new().with("hidden_size", HIDDEN as i64).with("direction", direction);
@@ -47,34 +47,34 @@ impl Case {
             None,
             None,
         ];
-        Case { kind, attrs, directions, batch_first: false, inputs }.resized()
+        Case { kind, attrs, directions, batch_first: false, inputs }.with_all_inputs()
     }
 
-    fn resized(mut self) -> Case {
-        let count = if self.kind == Kind::Lstm { 8 } else { 6 };
+    fn with_all_inputs(mut self) -> Case {
+        let count = if self.kind == NetKind::Lstm { 8 } else { 6 };
         self.inputs.resize(count, None);
         self
     }
 
     fn with_biases(mut self) -> Case {
-        self.inputs[3] = Some(spread(&[self.directions, 2 * self.kind.gates() * HIDDEN], 4));
+        self.inputs[3] = Some(generic_tensor(&[self.directions, 2 * self.kind.gate_count() * HIDDEN], 4));
         self
     }
 
     fn with_lengths(mut self, lengths: &[i64]) -> Case {
-        self.inputs[4] = Some(typed(&Tensor::i64(&[lengths.len()], lengths), DType::I32));
+        self.inputs[4] = Some(cast_tensor(&Tensor::i64(&[lengths.len()], lengths), DType::I32));
         self
     }
 
     fn with_states(mut self) -> Case {
-        for k in self.kind.states() {
-            self.inputs[k] = Some(spread(&[self.directions, BATCH, HIDDEN], k as u32));
+        for k in self.kind.state_inputs() {
+            self.inputs[k] = Some(generic_tensor(&[self.directions, BATCH, HIDDEN], k as u32));
         }
         self
     }
 
     fn with_peepholes(mut self) -> Case {
-        self.inputs[7] = Some(spread(&[self.directions, 3 * HIDDEN], 8));
+        self.inputs[7] = Some(generic_tensor(&[self.directions, 3 * HIDDEN], 8));
         self
     }
 
@@ -93,41 +93,46 @@ impl Case {
 
     fn batch_first(mut self) -> Case {
         self.batch_first = true;
-        for k in [Some(0), Some(5), (self.kind == Kind::Lstm).then_some(6)].into_iter().flatten() {
-            self.inputs[k] = self.inputs[k].as_ref().map(swapped);
+        for k in [Some(0), Some(5), (self.kind == NetKind::Lstm).then_some(6)].into_iter().flatten() {
+            self.inputs[k] = self.inputs[k].as_ref().map(swap_first_axes);
         }
         self.with("layout", 1i64)
     }
 
     fn op(&self) -> (&'static str, &'static str) {
         match self.kind {
-            Kind::Rnn => ("", "RNN"),
-            Kind::Gru => ("", "GRU"),
-            Kind::Lstm => ("", "LSTM"),
+            NetKind::Rnn => ("", "RNN"),
+            NetKind::Gru => ("", "GRU"),
+            NetKind::Lstm => ("", "LSTM"),
         }
     }
 
     fn outputs(&self) -> usize {
-        if self.kind == Kind::Lstm { 3 } else { 2 }
+        if self.kind == NetKind::Lstm { 3 } else { 2 }
     }
 
     fn graph(&self) -> Graph {
         let inputs: Vec<Option<&Tensor>> = self.inputs.iter().map(Option::as_ref).collect();
-        one_node(NEWEST_OPSET, self.op(), &inputs, self.outputs(), self.attrs.clone()).expect("valid")
+        one_node_graph(NEWEST_OPSET, self.op(), &inputs, self.outputs(), self.attrs.clone()).expect("valid")
     }
 
-    fn given(&self) -> Vec<Tensor> {
+    fn present_inputs(&self) -> Vec<Tensor> {
         self.inputs.iter().flatten().cloned().collect()
     }
 
     /// Returns the positions, among the present inputs, of inputs with gradients.
-    fn targets(&self) -> Vec<usize> {
-        self.given().iter().enumerate().filter(|(_, x)| x.dtype().is_float()).map(|(k, _)| k).collect()
+    fn differentiable_inputs(&self) -> Vec<usize> {
+        self.present_inputs()
+            .iter()
+            .enumerate()
+            .filter(|(_, x)| x.dtype().is_float())
+            .map(|(k, _)| k)
+            .collect()
     }
 }
 
 /// Swaps the first two of three axes.
-fn swapped(tensor: &Tensor) -> Tensor {
+fn swap_first_axes(tensor: &Tensor) -> Tensor {
     let (dims, elements) = (tensor.dims(), tensor.to_f64());
     let mut result = vec![0.0; elements.len()];
     for a in 0..dims[0] {
@@ -158,9 +163,9 @@ impl Cell<'_> {
 
     fn activation(&self, k: usize, x: f64) -> f64 {
         let defaults: &[&str] = match self.case.kind {
-            Kind::Rnn => &["Tanh"],
-            Kind::Gru => &["Sigmoid", "Tanh"],
-            Kind::Lstm => &["Sigmoid", "Tanh", "Tanh"],
+            NetKind::Rnn => &["Tanh"],
+            NetKind::Gru => &["Sigmoid", "Tanh"],
+            NetKind::Lstm => &["Sigmoid", "Tanh", "Tanh"],
         };
         let names: Vec<String> = match self.case.attrs.strings("activations").expect("a list") {
             Some(names) => names.to_vec(),
@@ -198,8 +203,8 @@ impl Cell<'_> {
     }
 
     /// Returns `x W'` for a row of the weights, with its bias.
-    fn of_data(&self, step: usize, row: usize) -> f64 {
-        let rows = self.case.kind.gates() * HIDDEN;
+    fn data_sum(&self, step: usize, row: usize) -> f64 {
+        let rows = self.case.kind.gate_count() * HIDDEN;
         let x = |k| {
             let at = if self.case.batch_first { self.row * STEPS + step } else { step * BATCH + self.row };
             self.number(0, at * INPUT + k)
@@ -209,20 +214,22 @@ impl Cell<'_> {
     }
 
     /// Returns `h R'` for a row of the weights, with its bias.
-    fn of_state(&self, h: &[f64], row: usize) -> f64 {
-        let rows = self.case.kind.gates() * HIDDEN;
+    fn state_sum(&self, h: &[f64], row: usize) -> f64 {
+        let rows = self.case.kind.gate_count() * HIDDEN;
         let r = |k| self.number(2, (self.direction * rows + row) * HIDDEN + k);
         (0..HIDDEN).map(|k| h[k] * r(k)).sum::<f64>() + self.number(3, (self.direction * 2 + 1) * rows + row)
     }
 
     fn step(&self, step: usize, h: &[f64], c: &[f64]) -> (Vec<f64>, Vec<f64>) {
         let sum = |gate: usize, k: usize| {
-            self.of_data(step, gate * HIDDEN + k) + self.of_state(h, gate * HIDDEN + k)
+            self.data_sum(step, gate * HIDDEN + k) + self.state_sum(h, gate * HIDDEN + k)
         };
         let units = 0..HIDDEN;
         match self.case.kind {
-            Kind::Rnn => (units.map(|k| self.activation(0, self.clipped(sum(0, k)))).collect(), c.to_vec()),
-            Kind::Gru => {
+            NetKind::Rnn => {
+                (units.map(|k| self.activation(0, self.clipped(sum(0, k)))).collect(), c.to_vec())
+            }
+            NetKind::Gru => {
                 let gate = |gate| {
                     let value = |k| self.activation(0, self.clipped(sum(gate, k)));
                     (0..HIDDEN).map(value).collect::<Vec<f64>>()
@@ -232,15 +239,15 @@ impl Cell<'_> {
                 let new = |k: usize| {
                     let row = 2 * HIDDEN + k;
                     let state = if self.attr("linear_before_reset") != 0 {
-                        r[k] * self.of_state(h, row)
+                        r[k] * self.state_sum(h, row)
                     } else {
-                        self.of_state(&reset, row)
+                        self.state_sum(&reset, row)
                     };
-                    self.activation(1, self.clipped(self.of_data(step, row) + state))
+                    self.activation(1, self.clipped(self.data_sum(step, row) + state))
                 };
                 (units.map(|k| (1.0 - z[k]) * new(k) + z[k] * h[k]).collect(), c.to_vec())
             }
-            Kind::Lstm => {
+            NetKind::Lstm => {
                 let peephole =
                     |gate: usize, k: usize| self.number(7, self.direction * 3 * HIDDEN + gate * HIDDEN + k);
                 let unit = |k: usize| {
@@ -278,7 +285,7 @@ impl Cell<'_> {
             (0..HIDDEN).map(|unit| self.number(k, at * HIDDEN + unit)).collect()
         };
         let mut h = state(5);
-        let mut c = if self.case.kind == Kind::Lstm { state(6) } else { vec![0.0; HIDDEN] };
+        let mut c = if self.case.kind == NetKind::Lstm { state(6) } else { vec![0.0; HIDDEN] };
         let mut all = vec![vec![0.0; HIDDEN]; STEPS];
         for index in 0..length {
             let step = if reverse { length - 1 - index } else { index };
@@ -290,7 +297,7 @@ impl Cell<'_> {
 }
 
 /// Returns the results of the formulas.
-fn by_formulas(case: &Case) -> Vec<Tensor> {
+fn expected_results(case: &Case) -> Vec<Tensor> {
     let d = case.directions;
     let (mut y, mut states) = (vec![0.0; STEPS * d * BATCH * HIDDEN], vec![vec![0.0; d * BATCH * HIDDEN]; 2]);
     for direction in 0..d {
@@ -321,26 +328,26 @@ fn by_formulas(case: &Case) -> Vec<Tensor> {
 /// Attributes and optional inputs of every kind, separately and combined.
 fn cases() -> Vec<(String, Case)> {
     let mut cases = Vec::new();
-    for kind in [Kind::Rnn, Kind::Gru, Kind::Lstm] {
+    for kind in [NetKind::Rnn, NetKind::Gru, NetKind::Lstm] {
         let mut add = |name: &str, case: Case| cases.push((format!("{kind:?} {name}"), case));
-        let full = |direction| Case::of_directions(kind, direction).with_biases().with_states();
+        let full = |direction| Case::with_direction(kind, direction).with_biases().with_states();
         add("with nothing more", Case::new(kind));
         add("with biases", Case::new(kind).with_biases());
         add("with states", Case::new(kind).with_states());
         add("with all", full("forward"));
         add("reverse", full("reverse"));
-        add("reverse without states", Case::of_directions(kind, "reverse"));
+        add("reverse without states", Case::with_direction(kind, "reverse"));
         add("bidirectional", full("bidirectional"));
-        add("bidirectional without states", Case::of_directions(kind, "bidirectional"));
+        add("bidirectional without states", Case::with_direction(kind, "bidirectional"));
         add("with lengths", full("forward").with_lengths(&[3, 1]));
         add("with lengths of nothing", full("forward").with_lengths(&[0, 2]));
         add("reverse with lengths", full("reverse").with_lengths(&[2, 3]));
         add("bidirectional with lengths", full("bidirectional").with_lengths(&[1, 3]));
         add("batch first, with lengths", full("bidirectional").with_lengths(&[1, 3]).batch_first());
         add("batch first", full("bidirectional").batch_first());
-        add("batch first without states", Case::of_directions(kind, "bidirectional").batch_first());
+        add("batch first without states", Case::with_direction(kind, "bidirectional").batch_first());
         add("clipped", full("forward").with("clip", 0.7f32));
-        let count = kind.activations().len();
+        let count = kind.default_activations().len();
         let names = ["HardSigmoid", "Softsign", "Affine"];
         add(
             "with other activations",
@@ -354,9 +361,9 @@ fn cases() -> Vec<(String, Case)> {
         let names = ["Relu", "Relu", "Relu"];
         add("rectified", full("forward").with_activations(&names[..count], &[], &[]));
     }
-    for kind in [Kind::Gru, Kind::Lstm] {
+    for kind in [NetKind::Gru, NetKind::Lstm] {
         let (name, option) = match kind {
-            Kind::Gru => ("Gru with a linear part before the reset", "linear_before_reset"),
+            NetKind::Gru => ("Gru with a linear part before the reset", "linear_before_reset"),
             _ => ("Lstm with coupled gates", "input_forget"),
         };
         let case = Case::new(kind).with(option, 1i64);
@@ -365,10 +372,11 @@ fn cases() -> Vec<(String, Case)> {
         let lengths = case.with_biases().with_states().with_lengths(&[1, 2]);
         cases.push((format!("{name}, and lengths"), lengths));
     }
-    let peepholes =
-        |direction| Case::of_directions(Kind::Lstm, direction).with_biases().with_states().with_peepholes();
+    let peepholes = |direction| {
+        Case::with_direction(NetKind::Lstm, direction).with_biases().with_states().with_peepholes()
+    };
     cases.push(("Lstm with peepholes".into(), peepholes("forward")));
-    cases.push(("Lstm with peepholes, no states".into(), Case::new(Kind::Lstm).with_peepholes()));
+    cases.push(("Lstm with peepholes, no states".into(), Case::new(NetKind::Lstm).with_peepholes()));
     cases.push(("Lstm with peepholes and lengths".into(), peepholes("forward").with_lengths(&[2, 3])));
     let coupled = peepholes("bidirectional").with("input_forget", 1i64);
     cases.push(("Lstm with peepholes and coupled gates".into(), coupled));
@@ -376,51 +384,51 @@ fn cases() -> Vec<(String, Case)> {
 }
 
 #[test]
-fn results_are_those_of_the_formulas() {
+fn results_equal_formulas() {
     for (name, case) in cases() {
-        let got = run(&case.graph(), &case.given()).unwrap_or_else(|e| panic!("{name}: {e:?}"));
-        for (got, want) in got.iter().zip(&by_formulas(&case)) {
+        let got = run(&case.graph(), &case.present_inputs()).unwrap_or_else(|e| panic!("{name}: {e:?}"));
+        for (got, want) in got.iter().zip(&expected_results(&case)) {
             assert_close(got, want, ROUNDING);
         }
     }
 }
 
 #[track_caller]
-fn check_gradients_of(kind: Kind) {
+fn check_gradients_of(kind: NetKind) {
     for (name, case) in cases().into_iter().filter(|(_, case)| case.kind == kind) {
         // Shown on failure.
         eprintln!("{name}");
         let every: Vec<usize> = (0..case.outputs()).collect();
-        check_gradients(&case.graph(), &case.given(), &case.targets(), &every);
+        check_gradients(&case.graph(), &case.present_inputs(), &case.differentiable_inputs(), &every);
         for one in every {
-            check_gradients(&case.graph(), &case.given(), &[0, 1, 2], &[one]);
+            check_gradients(&case.graph(), &case.present_inputs(), &[0, 1, 2], &[one]);
         }
     }
 }
 
 #[test]
-fn gradients_of_simple_nets_are_those_of_central_differences() {
-    check_gradients_of(Kind::Rnn);
+fn rnn_gradients_equal_central_differences() {
+    check_gradients_of(NetKind::Rnn);
 }
 
 #[test]
-fn gradients_of_gated_units_are_those_of_central_differences() {
-    check_gradients_of(Kind::Gru);
+fn gru_gradients_equal_central_differences() {
+    check_gradients_of(NetKind::Gru);
 }
 
 #[test]
-fn gradients_of_long_memories_are_those_of_central_differences() {
-    check_gradients_of(Kind::Lstm);
+fn lstm_gradients_equal_central_differences() {
+    check_gradients_of(NetKind::Lstm);
 }
 
 #[test]
-fn a_single_step_and_none() {
-    for kind in [Kind::Rnn, Kind::Gru, Kind::Lstm] {
+fn one_step_and_zero_steps() {
+    for kind in [NetKind::Rnn, NetKind::Gru, NetKind::Lstm] {
         for steps in [0, 1] {
             let mut case = Case::new(kind).with_biases().with_states();
-            case.inputs[0] = Some(spread(&[steps, BATCH, INPUT], 1));
+            case.inputs[0] = Some(generic_tensor(&[steps, BATCH, INPUT], 1));
             let graph = case.graph();
-            let got = run(&graph, &case.given()).expect("it runs");
+            let got = run(&graph, &case.present_inputs()).expect("it runs");
             assert_eq!(got[0].dims(), [steps, 1, BATCH, HIDDEN]);
             if steps == 0 {
                 assert_eq!(Some(&got[1]), case.inputs[5].as_ref());
@@ -428,7 +436,7 @@ fn a_single_step_and_none() {
                 assert_eq!(got[0].data(), got[1].data());
             }
             let every: Vec<usize> = (0..case.outputs()).collect();
-            check_gradients(&graph, &case.given(), &case.targets()[1..], &every);
+            check_gradients(&graph, &case.present_inputs(), &case.differentiable_inputs()[1..], &every);
         }
     }
 }
@@ -445,33 +453,35 @@ fn rows_of(tensor: &Tensor, rows: std::ops::Range<usize>) -> Tensor {
 
 /// Long sequences in large batches use a transposed copy of the recurrent weights; batches of few rows do not.
 #[test]
-fn turned_weights_give_the_same() {
-    let (steps, batch, few) = (TURNED.0 + 1, 4 * TURNED.1, TURNED.1 - 1);
-    let gru = Case::new(Kind::Gru).with("linear_before_reset", 1i64);
-    for (case, with_lengths) in [Case::new(Kind::Rnn), Case::new(Kind::Gru), gru, Case::new(Kind::Lstm)]
-        .into_iter()
-        .flat_map(|case| [(case.clone(), false), (case, true)])
+fn transposed_weights_give_equal_results() {
+    let (steps, batch, few) =
+        (TRANSPOSE_THRESHOLD.0 + 1, 4 * TRANSPOSE_THRESHOLD.1, TRANSPOSE_THRESHOLD.1 - 1);
+    let gru = Case::new(NetKind::Gru).with("linear_before_reset", 1i64);
+    for (case, with_lengths) in
+        [Case::new(NetKind::Rnn), Case::new(NetKind::Gru), gru, Case::new(NetKind::Lstm)]
+            .into_iter()
+            .flat_map(|case| [(case.clone(), false), (case, true)])
     {
         let lengths: Vec<i64> = (0..batch).map(|row| (row % (steps + 1)) as i64).collect();
         let mut whole = case.with_biases();
-        whole.inputs[0] = Some(spread(&[steps, batch, INPUT], 1));
-        for k in whole.kind.states() {
-            whole.inputs[k] = Some(spread(&[1, batch, HIDDEN], 5 + k as u32));
+        whole.inputs[0] = Some(generic_tensor(&[steps, batch, INPUT], 1));
+        for k in whole.kind.state_inputs() {
+            whole.inputs[k] = Some(generic_tensor(&[1, batch, HIDDEN], 5 + k as u32));
         }
         if with_lengths {
             whole = whole.with_lengths(&lengths);
         }
-        let want = run(&whole.graph(), &whole.given()).expect("it runs");
+        let want = run(&whole.graph(), &whole.present_inputs()).expect("it runs");
         for start in (0..batch).step_by(few) {
             let rows = start..(start + few).min(batch);
             let mut part = whole.clone();
-            for k in std::iter::once(0).chain(whole.kind.states()) {
+            for k in std::iter::once(0).chain(whole.kind.state_inputs()) {
                 part.inputs[k] = whole.inputs[k].as_ref().map(|tensor| rows_of(tensor, rows.clone()));
             }
             if with_lengths {
                 part = part.with_lengths(&lengths[rows.clone()]);
             }
-            let got = run(&part.graph(), &part.given()).expect("it runs");
+            let got = run(&part.graph(), &part.present_inputs()).expect("it runs");
             for (got, want) in got.iter().zip(&want) {
                 let dims: Vec<usize> = want.dims().iter().copied().filter(|&dim| dim != 1).collect();
                 let dims = if dims.len() == 2 { vec![1, dims[0], dims[1]] } else { dims };
@@ -483,55 +493,59 @@ fn turned_weights_give_the_same() {
 }
 
 #[test]
-fn narrow_floats_are_computed_in_wider_ones() {
-    for (kind, dtype) in [(Kind::Lstm, DType::F16), (Kind::Gru, DType::BF16), (Kind::Rnn, DType::F32)] {
-        let mut case = Case::of_directions(kind, "bidirectional").with_biases().with_states();
-        let want = by_formulas(&case);
+fn narrow_floats_are_computed_in_float32() {
+    for (kind, dtype) in
+        [(NetKind::Lstm, DType::F16), (NetKind::Gru, DType::BF16), (NetKind::Rnn, DType::F32)]
+    {
+        let mut case = Case::with_direction(kind, "bidirectional").with_biases().with_states();
+        let want = expected_results(&case);
         for input in case.inputs.iter_mut().flatten() {
-            *input = typed(input, dtype);
+            *input = cast_tensor(input, dtype);
         }
-        let got = run(&case.graph(), &case.given()).expect("it runs");
+        let got = run(&case.graph(), &case.present_inputs()).expect("it runs");
         let tolerance = if dtype == DType::F32 { 1e-5 } else { 3e-2 };
         for (got, want) in got.iter().zip(&want) {
             assert_eq!(got.dtype(), dtype);
-            assert_close(&typed(got, DType::F64), want, tolerance);
+            assert_close(&cast_tensor(got, DType::F64), want, tolerance);
         }
     }
 }
 
 /// Gates are stored in the type of the data, so a value at the clip limit is stored rounded.
 #[test]
-fn clipped_gradients_of_narrow_floats_are_those_of_wide_ones() {
+fn clipped_gradients_of_narrow_floats_are_precise() {
     // A few rounding errors of gates, relative to the largest element of a gradient.
     const TOLERANCES: [(DType, f64); 2] = [(DType::F16, 4e-3), (DType::BF16, 3e-2)];
-    for kind in [Kind::Rnn, Kind::Gru, Kind::Lstm] {
+    for kind in [NetKind::Rnn, NetKind::Gru, NetKind::Lstm] {
         for (dtype, tolerance) in TOLERANCES {
             for clip in [0.1f32, 0.3, 0.7] {
                 let mut narrow =
-                    Case::of_directions(kind, "forward").with_biases().with_states().with("clip", clip);
+                    Case::with_direction(kind, "forward").with_biases().with_states().with("clip", clip);
                 for input in narrow.inputs.iter_mut().flatten() {
-                    *input = typed(input, dtype);
+                    *input = cast_tensor(input, dtype);
                 }
                 let mut wide = narrow.clone();
                 for input in wide.inputs.iter_mut().flatten() {
-                    *input = typed(input, DType::F64);
+                    *input = cast_tensor(input, DType::F64);
                 }
-                let weights: Vec<Option<Tensor>> = run(&wide.graph(), &wide.given())
+                let weights: Vec<Option<Tensor>> = run(&wide.graph(), &wide.present_inputs())
                     .expect("it runs")
                     .iter()
                     .enumerate()
-                    .map(|(k, result)| Some(typed(&spread(result.dims(), 30 + k as u32), dtype)))
+                    .map(|(k, result)| {
+                        Some(cast_tensor(&generic_tensor(result.dims(), 30 + k as u32), dtype))
+                    })
                     .collect();
                 let widened: Vec<Option<Tensor>> =
-                    weights.iter().flatten().map(|weight| Some(typed(weight, DType::F64))).collect();
-                let want = gradient_graph(&wide.graph(), &widened, &wide.targets());
-                let got = gradient_graph(&narrow.graph(), &weights, &narrow.targets());
-                let want = run(&want, &wide.given()).expect("the gradient runs");
-                let got = run(&got, &narrow.given()).expect("the gradient runs");
+                    weights.iter().flatten().map(|weight| Some(cast_tensor(weight, DType::F64))).collect();
+                let want = gradient_graph(&wide.graph(), &widened, &wide.differentiable_inputs());
+                let got = gradient_graph(&narrow.graph(), &weights, &narrow.differentiable_inputs());
+                let want = run(&want, &wide.present_inputs()).expect("the gradient runs");
+                let got = run(&got, &narrow.present_inputs()).expect("the gradient runs");
                 for (got, want) in got.iter().zip(&want) {
                     let largest =
                         want.to_f64().iter().fold(0.0_f64, |largest, value| largest.max(value.abs()));
-                    assert_close(&typed(got, DType::F64), want, tolerance * largest.max(1.0));
+                    assert_close(&cast_tensor(got, DType::F64), want, tolerance * largest.max(1.0));
                 }
             }
         }
@@ -539,7 +553,7 @@ fn clipped_gradients_of_narrow_floats_are_those_of_wide_ones() {
 }
 
 #[test]
-fn what_does_not_fit_is_said() {
+fn rejects_mismatched_inputs() {
     let message = |case: &Case| {
         let inputs: Vec<Option<&Tensor>> = case.inputs.iter().map(Option::as_ref).collect();
         match run_node(case.op(), &inputs, case.outputs(), case.attrs.clone()) {
@@ -548,20 +562,20 @@ fn what_does_not_fit_is_said() {
             Ok(_) => panic!("it runs"),
         }
     };
-    let lstm = || Case::new(Kind::Lstm);
+    let lstm = || Case::new(NetKind::Lstm);
     let with = |k: usize, tensor: Tensor| {
         let mut case = lstm();
         case.inputs[k] = Some(tensor);
         case
     };
     for (case, expected) in [
-        (with(0, spread(&[3, 2], 0)), "input 0 has shape [3, 2]; [steps, batch, input] is needed"),
-        (with(1, spread(&[1, 12, 5], 0)), "input 1 has shape [1, 12, 5]; [1, 12, 2] is needed"),
-        (with(2, spread(&[1, 9, 3], 0)), "input 2 has shape [1, 9, 3]; [1, 12, 3] is needed"),
-        (with(3, spread(&[1, 12], 0)), "input 3 has shape [1, 12]; [1, 24] is needed"),
-        (with(5, spread(&[2, 2, 3], 0)), "input 5 has shape [2, 2, 3]; [1, 2, 3] is needed"),
-        (with(7, spread(&[1, 3], 0)), "input 7 has shape [1, 3]; [1, 9] is needed"),
-        (with(4, spread(&[2], 0)), "input 4 is of type float64, an integer type is needed"),
+        (with(0, generic_tensor(&[3, 2], 0)), "input 0 has shape [3, 2]; [steps, batch, input] is needed"),
+        (with(1, generic_tensor(&[1, 12, 5], 0)), "input 1 has shape [1, 12, 5]; [1, 12, 2] is needed"),
+        (with(2, generic_tensor(&[1, 9, 3], 0)), "input 2 has shape [1, 9, 3]; [1, 12, 3] is needed"),
+        (with(3, generic_tensor(&[1, 12], 0)), "input 3 has shape [1, 12]; [1, 24] is needed"),
+        (with(5, generic_tensor(&[2, 2, 3], 0)), "input 5 has shape [2, 2, 3]; [1, 2, 3] is needed"),
+        (with(7, generic_tensor(&[1, 3], 0)), "input 7 has shape [1, 3]; [1, 9] is needed"),
+        (with(4, generic_tensor(&[2], 0)), "input 4 is of type float64, an integer type is needed"),
         (lstm().with_lengths(&[4, 1]), "4"),
         (lstm().with_lengths(&[-1, 1]), "-1"),
         (lstm().with("direction", "sideways"), "direction is \"sideways\""),
@@ -579,16 +593,16 @@ fn what_does_not_fit_is_said() {
 }
 
 #[test]
-fn more_steps_than_a_program_holds_are_refused() {
+fn rejects_too_many_steps() {
     let expected = "the sequences have 65537 steps; 65536 are the most, as each is computed by instructions of its own; \
                     give longer ones in parts, each with the states at the end of the part before";
-    for kind in [Kind::Rnn, Kind::Gru, Kind::Lstm] {
+    for kind in [NetKind::Rnn, NetKind::Gru, NetKind::Lstm] {
         for direction in ["forward", "bidirectional"] {
-            let mut case = Case::of_directions(kind, direction);
+            let mut case = Case::with_direction(kind, direction);
             let mut data = |steps: usize| {
-                case.inputs[0] = Some(spread(&[steps, BATCH, INPUT], 1));
+                case.inputs[0] = Some(generic_tensor(&[steps, BATCH, INPUT], 1));
                 let inputs: Vec<Option<&Tensor>> = case.inputs.iter().map(Option::as_ref).collect();
-                one_node(NEWEST_OPSET, case.op(), &inputs, case.outputs(), case.attrs.clone())
+                one_node_graph(NEWEST_OPSET, case.op(), &inputs, case.outputs(), case.attrs.clone())
             };
             let message = data(MAX_STEPS + 1).expect_err("refused").to_string();
             assert!(message.contains(expected), "{message}");
@@ -598,10 +612,10 @@ fn more_steps_than_a_program_holds_are_refused() {
 }
 
 #[test]
-fn functions_that_turn_back_have_no_gradient() {
-    let case = Case::new(Kind::Rnn).with_states().with_activations(&["LeakyRelu"], &[-0.5], &[]);
+fn non_monotonic_activations_have_no_gradient() {
+    let case = Case::new(NetKind::Rnn).with_states().with_activations(&["LeakyRelu"], &[-0.5], &[]);
     let graph = case.graph();
-    assert!(run(&graph, &case.given()).is_ok());
+    assert!(run(&graph, &case.present_inputs()).is_ok());
     let seeds = vec![(graph.outputs[0], graph.outputs[0])];
     let error = crate::passes::differentiate::backpropagate(&mut graph.clone(), &seeds, &graph.inputs[..1]);
     let message = error.expect_err("refused").to_string();
@@ -609,10 +623,10 @@ fn functions_that_turn_back_have_no_gradient() {
 }
 
 #[test]
-fn only_what_is_wanted_is_computed() {
+fn computes_only_required_gradients() {
     // Neither the gradient of the data nor the gradients of states.
-    let case = Case::new(Kind::Lstm).with_biases().with_states();
-    let weights = [Some(spread(&[STEPS, 1, BATCH, HIDDEN], 5)), None, None];
+    let case = Case::new(NetKind::Lstm).with_biases().with_states();
+    let weights = [Some(generic_tensor(&[STEPS, 1, BATCH, HIDDEN], 5)), None, None];
     let gradient = gradient_graph(&case.graph(), &weights, &[1]);
     let node = gradient.nodes.iter().find(|node| &*node.op == "LSTMGrad").expect("there is one");
     assert_eq!(node.present_outputs().count(), 1);
@@ -620,43 +634,50 @@ fn only_what_is_wanted_is_computed() {
 
 /// Builds the gradient of all floats through all results.
 fn gradient_of(case: &Case) -> Graph {
-    let results = run(&case.graph(), &case.given()).expect("it runs");
-    let weights: Vec<Option<Tensor>> =
-        results.iter().enumerate().map(|(k, result)| Some(spread(result.dims(), 30 + k as u32))).collect();
-    gradient_graph(&case.graph(), &weights, &case.targets())
+    let results = run(&case.graph(), &case.present_inputs()).expect("it runs");
+    let weights: Vec<Option<Tensor>> = results
+        .iter()
+        .enumerate()
+        .map(|(k, result)| Some(generic_tensor(result.dims(), 30 + k as u32)))
+        .collect();
+    gradient_graph(&case.graph(), &weights, &case.differentiable_inputs())
 }
 
 #[test]
-fn what_training_graphs_hold_has_a_spelling_in_plain_onnx() {
+fn training_operators_decompose_into_plain_onnx() {
     for (name, case) in cases() {
         eprintln!("{name}");
-        check_decomposition(&gradient_of(&case), &case.given(), ROUNDING);
+        check_decomposition(&gradient_of(&case), &case.present_inputs(), ROUNDING);
     }
     // Zero steps, and a gradient of the last states only.
-    for kind in [Kind::Rnn, Kind::Gru, Kind::Lstm] {
+    for kind in [NetKind::Rnn, NetKind::Gru, NetKind::Lstm] {
         let mut case = Case::new(kind).with_biases().with_states();
-        case.inputs[0] = Some(spread(&[0, BATCH, INPUT], 1));
-        check_decomposition(&gradient_of(&case), &case.given(), ROUNDING);
+        case.inputs[0] = Some(generic_tensor(&[0, BATCH, INPUT], 1));
+        check_decomposition(&gradient_of(&case), &case.present_inputs(), ROUNDING);
         let case = Case::new(kind).with_states();
         let mut weights = vec![None; case.outputs()];
-        weights[1] = Some(spread(&[1, BATCH, HIDDEN], 7));
-        check_decomposition(&gradient_graph(&case.graph(), &weights, &[1, 2]), &case.given(), ROUNDING);
+        weights[1] = Some(generic_tensor(&[1, BATCH, HIDDEN], 7));
+        check_decomposition(
+            &gradient_graph(&case.graph(), &weights, &[1, 2]),
+            &case.present_inputs(),
+            ROUNDING,
+        );
     }
 }
 
 #[test]
-fn what_is_kept_has_a_spelling_in_plain_onnx() {
-    for (name, case) in cases().into_iter().filter(|(_, case)| case.kind != Kind::Rnn) {
+fn stored_gates_decompose_into_plain_onnx() {
+    for (name, case) in cases().into_iter().filter(|(_, case)| case.kind != NetKind::Rnn) {
         let forward = Attributes::read(&case.graph().nodes[0]).expect("valid");
         if !forward.is_plain() || case.inputs[5].is_none() {
             continue;
         }
         eprintln!("{name}");
         let inputs: Vec<Option<&Tensor>> = case.inputs.iter().map(Option::as_ref).collect();
-        let (op, outputs) = if case.kind == Kind::Lstm { ("LSTMTraining", 5) } else { ("GRUTraining", 3) };
-        let graph = one_node(NEWEST_OPSET, ("com.microsoft", op), &inputs, outputs, case.attrs.clone());
+        let (op, outputs) = if case.kind == NetKind::Lstm { ("LSTMTraining", 5) } else { ("GRUTraining", 3) };
+        let graph = one_node_graph(NEWEST_OPSET, ("com.microsoft", op), &inputs, outputs, case.attrs.clone());
         let graph = graph.expect("valid");
-        let (got, want) = (run(&graph, &case.given()), by_formulas(&case));
+        let (got, want) = (run(&graph, &case.present_inputs()), expected_results(&case));
         for (got, want) in got.expect("it runs").iter().zip(&want) {
             assert_close(got, want, ROUNDING);
         }
@@ -665,24 +686,24 @@ fn what_is_kept_has_a_spelling_in_plain_onnx() {
             // Gates after the end of a sequence are undefined.
             graph.outputs.pop();
         }
-        check_decomposition(&graph, &case.given(), ROUNDING);
+        check_decomposition(&graph, &case.present_inputs(), ROUNDING);
     }
 }
 
 #[test]
 fn gradients_of_gradients() {
-    for kind in [Kind::Rnn, Kind::Gru, Kind::Lstm] {
+    for kind in [NetKind::Rnn, NetKind::Gru, NetKind::Lstm] {
         let full = || Case::new(kind).with_biases().with_states();
         let mut cases =
-            vec![full(), full().with_lengths(&[3, 1]), Case::of_directions(kind, "bidirectional")];
+            vec![full(), full().with_lengths(&[3, 1]), Case::with_direction(kind, "bidirectional")];
         match kind {
-            Kind::Gru => cases.push(full().with("linear_before_reset", 1i64)),
-            Kind::Lstm => cases.push(full().with_peepholes()),
-            Kind::Rnn => {}
+            NetKind::Gru => cases.push(full().with("linear_before_reset", 1i64)),
+            NetKind::Lstm => cases.push(full().with_peepholes()),
+            NetKind::Rnn => {}
         }
         for case in cases {
             let penalty = gradient_of(&case);
-            check_gradients(&penalty, &case.given(), &[0, 1, 2], &[0, 1, 2]);
+            check_gradients(&penalty, &case.present_inputs(), &[0, 1, 2], &[0, 1, 2]);
         }
     }
 }

@@ -80,14 +80,14 @@ const ARITHMETIC: [&str; 4] = ["Add", "Div", "Mul", "Sub"];
 const RECURRENT: [(&str, &[usize]); 3] = [("GRU", &[5]), ("LSTM", &[5, 6]), ("RNN", &[5])];
 
 /// Bound below which a score masks an element of a softmax; minus infinity is below it, too.
-const HIDDEN: f64 = -1e4;
+const MASK_SCORE: f64 = -1e4;
 
 /// Maximum term that removes a score from a softmax: the weight is below 1e-21.
-const HIDING: f64 = -50.0;
+const MASK_TERM: f64 = -50.0;
 
 /// Operators that pass the elements of their first input through, possibly with another shape, type or order, or only
 /// some of them.
-const MOVES: [&str; 15] = [
+const MOVE_OPERATORS: [&str; 15] = [
     "Cast",
     "CastLike",
     "Concat",
@@ -106,16 +106,16 @@ const MOVES: [&str; 15] = [
 ];
 
 /// Operators that change the type or shape of their first input; further inputs determine the change.
-const RESHAPES: [&str; 6] = ["CastLike", "Expand", "Reshape", "Squeeze", "Tile", "Unsqueeze"];
+const RESHAPE_OPERATORS: [&str; 6] = ["CastLike", "Expand", "Reshape", "Squeeze", "Tile", "Unsqueeze"];
 
-/// Preprocessing operators on an input before the first layer, in addition to [`ARITHMETIC`] and [`MOVES`].
-const PREPARATION: [&str; 8] = ["Abs", "Clip", "Exp", "Gather", "Log", "Neg", "Resize", "Sqrt"];
+/// Preprocessing operators on an input before the first layer, in addition to [`ARITHMETIC`] and [`MOVE_OPERATORS`].
+const PREPROCESSING_OPERATORS: [&str; 8] = ["Abs", "Clip", "Exp", "Gather", "Log", "Neg", "Resize", "Sqrt"];
 
 /// Products of a constant with values that may be positions.
-const PRODUCTS: [&str; 4] = ["Einsum", "FusedMatMul", "Gemm", "MatMul"];
+const PRODUCT_OPERATORS: [&str; 4] = ["Einsum", "FusedMatMul", "Gemm", "MatMul"];
 
 /// Operators that write values into parts of another value, with the inputs that an exporter fills with one number.
-const WRITERS: [(&str, &[usize]); 5] = [
+const WRITE_OPERATORS: [(&str, &[usize]); 5] = [
     ("Scatter", &[0, 2]),
     ("ScatterElements", &[0, 2]),
     ("ScatterND", &[0, 2]),
@@ -124,10 +124,10 @@ const WRITERS: [(&str, &[usize]); 5] = [
 ];
 
 /// Operators that join or select values, with the inputs that an exporter fills with one number.
-const JOINTS: [(&str, &[usize]); 2] = [("Expand", &[0]), ("Where", &[1, 2])];
+const JOIN_OPERATORS: [(&str, &[usize]); 2] = [("Expand", &[0]), ("Where", &[1, 2])];
 
 /// Operators that weight values with consecutive numbers: the expected value of a distribution over bins.
-const COUNTED: [&str; 5] = ["Conv", "Einsum", "FusedMatMul", "Gemm", "MatMul"];
+const WEIGHTING_OPERATORS: [&str; 5] = ["Conv", "Einsum", "FusedMatMul", "Gemm", "MatMul"];
 
 /// Normalizations with their scale and bias inputs.
 const NORMALIZATIONS: [(&str, usize, usize); 5] = [
@@ -140,7 +140,7 @@ const NORMALIZATIONS: [(&str, usize, usize); 5] = [
 
 /// Dependencies of a value, from constants to data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Level {
+enum DependencyLevel {
     /// Only constants.
     Constant,
     /// Shapes.
@@ -225,7 +225,7 @@ pub struct ConstantUses<'g> {
     /// Nodes of the main graph that read a value, with the input index.
     readers: FxHashMap<ValueId, Vec<(usize, usize)>>,
     producers: Vec<Option<usize>>,
-    levels: Vec<Level>,
+    levels: Vec<DependencyLevel>,
     /// Values with a path to a node with weights.
     weighted: FxHashSet<ValueId>,
     /// Values that are computed from the root of a constant, and other constants.
@@ -237,7 +237,7 @@ impl<'g> ConstantUses<'g> {
     #[must_use]
     pub fn new(graph: &'g Graph) -> ConstantUses<'g> {
         let mut uses = FxHashMap::default();
-        find_uses(graph, false, &mut |id| Some(id), &mut uses);
+        collect_uses(graph, false, &mut |id| Some(id), &mut uses);
         let mut readers: FxHashMap<ValueId, Vec<(usize, usize)>> = FxHashMap::default();
         for (index, node) in graph.nodes.iter().enumerate() {
             for (input, id) in node.inputs.iter().enumerate() {
@@ -252,7 +252,7 @@ impl<'g> ConstantUses<'g> {
             uses,
             readers,
             producers: graph.producers(),
-            weighted: weighted(graph, &levels),
+            weighted: values_before_weights(graph, &levels),
             levels,
             roots: FxHashSet::default(),
         };
@@ -262,7 +262,7 @@ impl<'g> ConstantUses<'g> {
 
     /// Classifies a constant of this type and shape.
     #[must_use]
-    pub fn judge(&self, id: ValueId, dtype: DType, dims: &[usize]) -> Judgement {
+    pub fn classify(&self, id: ValueId, dtype: DType, dims: &[usize]) -> Judgement {
         let uses = self.uses.get(&id).map_or(&[][..], Vec::as_slice);
         pause();
         let mut seen: FxHashSet<&str> = FxHashSet::default();
@@ -270,7 +270,7 @@ impl<'g> ConstantUses<'g> {
         let nodes: Vec<String> = names.filter(|name| seen.insert(name)).map(str::to_owned).collect();
         let (role, confidence, mut reason) = self.role(id, uses, dtype, dims);
         if role == ParameterRole::Trained && nodes.len() > 1 {
-            reason += &self.sharing(id, &nodes);
+            reason += &self.sharing_reason(id, &nodes);
         }
         Judgement { role, confidence, reason, nodes }
     }
@@ -298,17 +298,17 @@ impl<'g> ConstantUses<'g> {
         }
         let name = self.graph.name_of(id);
         let elements: usize = dims.iter().product();
-        if let Some(reason) = self.filled(id, uses) {
+        if let Some(reason) = self.filled_reason(id, uses) {
             return constant(Confidence::Likely, reason);
         }
         if elements > 1
-            && let Some(reason) = self.computed(id, uses, dims)
+            && let Some(reason) = self.computed_reason(id, uses, dims)
         {
             return constant(Confidence::Likely, reason);
         }
         if let Some(used) = of(|definition| definition.weights) {
             // A computed constant may be on either side of a product.
-            let is_sure = !self.is_made_up(id) || !PRODUCTS.contains(&used.operator());
+            let is_sure = !self.is_generated_constant(id) || !PRODUCT_OPERATORS.contains(&used.operator());
             let confidence = if is_sure { Confidence::Certain } else { Confidence::Likely };
             return (ParameterRole::Trained, confidence, format!("it is a weight of {}", used.label));
         }
@@ -331,14 +331,14 @@ impl<'g> ConstantUses<'g> {
     }
 
     /// Returns the end of a reason for a constant with several users. An exporter may have stored equal tensors once.
-    fn sharing(&self, id: ValueId, nodes: &[String]) -> String {
+    fn sharing_reason(&self, id: ValueId, nodes: &[String]) -> String {
         let is_fresh = self.graph.value(id).content().is_some_and(values::is_constant);
         let why = if is_fresh { ", perhaps because an exporter stores equal tensors once" } else { "" };
         format!("; {} nodes share it{why}", nodes.len())
     }
 
     /// Returns the reason why a constant of one value was written by an exporter, or belongs to no layer.
-    fn filled(&self, id: ValueId, uses: &[Use]) -> Option<String> {
+    fn filled_reason(&self, id: ValueId, uses: &[Use]) -> Option<String> {
         if let Some(used) = self.neutral_use(id, uses) {
             return Some(format!(
                 "it changes nothing in {}: that has no scale and bias of its own",
@@ -359,7 +359,7 @@ impl<'g> ConstantUses<'g> {
             return None;
         }
         let name = self.graph.name_of(id);
-        if element(tensor, 0).is_some_and(|value| value <= HIDDEN) {
+        if element(tensor, 0).is_some_and(|value| value <= MASK_SCORE) {
             return Some(format!("its values are too low for a parameter, in {}", uses[0].label));
         }
         if tensor.len() > 1 && names::is_filler(name) && !uses.iter().any(Use::is_weight) {
@@ -371,10 +371,10 @@ impl<'g> ConstantUses<'g> {
         if names::is_geometry(name) {
             return Some(format!("its name is that of a table of strides or points, in {}", uses[0].label));
         }
-        if let Some(node) = self.first_state(id) {
+        if let Some(node) = self.initial_state_node(id) {
             return Some(format!("it is a first state whose values are all equal, in {node}"));
         }
-        self.canvas(id).map(|node| {
+        self.canvas_node(id).map(|node| {
             format!(
                 "its values are all equal, and {node} writes parts of others over them, or them into others"
             )
@@ -382,7 +382,7 @@ impl<'g> ConstantUses<'g> {
     }
 
     /// Returns the reason why a constant was computed rather than trained, if any.
-    fn computed(&self, id: ValueId, uses: &[Use], dims: &[usize]) -> Option<String> {
+    fn computed_reason(&self, id: ValueId, uses: &[Use], dims: &[usize]) -> Option<String> {
         let content = self.graph.value(id).content();
         if content
             .is_some_and(|tensor| values::is_table_of_sines(tensor) || values::is_pairs_of_sines(tensor))
@@ -402,15 +402,15 @@ impl<'g> ConstantUses<'g> {
             }
             if uses.iter().any(Use::is_weight) {
                 let is_position = |used: &Use| {
-                    used.is_weight() && COUNTED.contains(&used.operator())
-                        || MOVES.contains(&used.operator())
+                    used.is_weight() && WEIGHTING_OPERATORS.contains(&used.operator())
+                        || MOVE_OPERATORS.contains(&used.operator())
                         || used.operator() == "Shape"
                 };
-                if uses.iter().all(is_position) && values::counts(tensor) {
+                if uses.iter().all(is_position) && values::is_consecutive(tensor) {
                     return Some(format!("its elements count in equal steps, in {}", uses[0].label));
                 }
             } else if let Some(formula) =
-                values::regularity(tensor, !self.is_computed(id) && !names::is_path(name))
+                values::regular_formula(tensor, !self.is_computed(id) && !names::is_path(name))
                     .filter(|_| !self.is_bias(id, dims))
             {
                 return Some(format!("{formula}, in {}", uses[0].label));
@@ -422,7 +422,7 @@ impl<'g> ConstantUses<'g> {
                     uses[0].label
                 ));
             }
-            if let Some(node) = self.coordinates(id).filter(|_| values::repeats_values(tensor)) {
+            if let Some(node) = self.coordinate_product(id).filter(|_| values::repeats_values(tensor)) {
                 return Some(format!(
                     "it is a table of coordinates that a weight is multiplied with, in {node}"
                 ));
@@ -440,7 +440,7 @@ impl<'g> ConstantUses<'g> {
         if self.ends_in_root(id) {
             return Some(format!("only its root is used, as that of a variance, in {}", uses[0].label));
         }
-        let meetings = self.meetings(id);
+        let meetings = self.data_meetings(id);
         let first = meetings.first().map(|&(index, _)| self.graph.node_label(&self.graph.nodes[index]))?;
         let all =
             |test: &dyn Fn(usize, usize) -> bool| meetings.iter().all(|&(node, input)| test(node, input));
@@ -454,13 +454,15 @@ impl<'g> ConstantUses<'g> {
         // A table of parameters may be looked up and added to a mask before both are added to scores.
         let is_looked_up = |used: &Use| used.operator() == "Gather" && used.input == 0;
         let is_table = names::is_path(name) && uses.iter().any(is_looked_up);
-        if !is_table && all(&|node, _| arithmetic(node) && self.level_behind(node) == Level::Position) {
+        if !is_table
+            && all(&|node, _| arithmetic(node) && self.result_level(node) == DependencyLevel::Position)
+        {
             return Some(format!("it meets nothing but integers, positions or masks, in {first}"));
         }
         let one_axis = dims.iter().filter(|&&size| size > 1).count() <= 1;
         let prepares = |node: usize, input: usize| {
             arithmetic(node)
-                && self.level_behind(node) == Level::Input
+                && self.result_level(node) == DependencyLevel::Input
                 && (one_axis || (["Div", "Sub"].contains(&self.op(node)) && input == 1))
                 && self.outputs(node).any(|output| self.weighted.contains(&output))
         };
@@ -476,7 +478,7 @@ impl<'g> ConstantUses<'g> {
         if uses.iter().any(|used| used.inner) {
             return false;
         }
-        let meetings = self.meetings(id);
+        let meetings = self.data_meetings(id);
         let all = |test: &dyn Fn(usize, usize) -> bool| {
             !meetings.is_empty() && meetings.iter().all(|&(node, input)| test(node, input))
         };
@@ -485,7 +487,7 @@ impl<'g> ConstantUses<'g> {
             return true;
         }
         let name = self.graph.name_of(id);
-        if self.is_made_up(id) || names::is_fixed(name) || self.is_guard(id) {
+        if self.is_generated_constant(id) || names::is_fixed(name) || self.is_guard(id) {
             return false;
         }
         let is_learned = names::is_learned(name);
@@ -493,13 +495,13 @@ impl<'g> ConstantUses<'g> {
             return false;
         }
         // Without such a name a number may preprocess an input of the model.
-        let least = if is_learned { Level::Input } else { Level::Data };
+        let least = if is_learned { DependencyLevel::Input } else { DependencyLevel::Data };
         all(&|node, input| {
             let weights = Registry::standard()
                 .find(&self.graph.nodes[node].domain, &self.graph.nodes[node].op)
                 .map_or(&[][..], |definition| definition.weights);
             weights.contains(&input)
-                || (ARITHMETIC.contains(&self.op(node)) && self.level_behind(node) >= least)
+                || (ARITHMETIC.contains(&self.op(node)) && self.result_level(node) >= least)
         })
     }
 
@@ -514,7 +516,7 @@ impl<'g> ConstantUses<'g> {
     /// Returns true if a vector is added to the results of layers that have one output for each of its elements.
     fn is_bias(&self, id: ValueId, dims: &[usize]) -> bool {
         let [size] = *dims else { return false };
-        let meetings = self.meetings(id);
+        let meetings = self.data_meetings(id);
         !meetings.is_empty()
             && meetings.iter().all(|&(node, input)| self.is_bias_of_product(node, input, size))
     }
@@ -528,7 +530,7 @@ impl<'g> ConstantUses<'g> {
             && product.is_some_and(|(value, maker)| {
                 let last =
                     self.graph.value(value).ty.shape().and_then(|shape| shape.0.last().and_then(Dim::known));
-                PRODUCTS.contains(&self.op(maker))
+                PRODUCT_OPERATORS.contains(&self.op(maker))
                     && has_weights(&self.graph.nodes[maker], &self.levels)
                     && last == Some(outputs)
             })
@@ -543,23 +545,25 @@ impl<'g> ConstantUses<'g> {
                 if has_weights(node, &self.levels) {
                     return true;
                 }
-                let mut data = node.present_inputs().filter(|&id| self.level(id) > Level::Shape);
+                let mut data = node.present_inputs().filter(|&id| self.level(id) > DependencyLevel::Shape);
                 let op = self.op(maker);
                 let scales = |&id: &ValueId| {
-                    self.level(id) <= Level::Shape
+                    self.level(id) <= DependencyLevel::Shape
                         && self.graph.value(id).content().is_some_and(|found| found.len() > 1)
                 };
                 if op == "Mul" && node.present_inputs().any(|id| scales(&id)) {
                     return true;
                 }
                 match (data.next(), data.next()) {
-                    (Some(only), None) if ARITHMETIC.contains(&op) || MOVES.contains(&op) => value = only,
+                    (Some(only), None) if ARITHMETIC.contains(&op) || MOVE_OPERATORS.contains(&op) => {
+                        value = only
+                    }
                     _ => return false,
                 }
             }
             false
         };
-        let meetings = self.meetings(id);
+        let meetings = self.data_meetings(id);
         let other = |node: usize, input: usize| {
             self.graph.nodes[node].inputs.get(1 - input.min(1)).copied().flatten()
         };
@@ -577,7 +581,7 @@ impl<'g> ConstantUses<'g> {
             .value(id)
             .content()
             .and_then(|tensor| element(tensor, 0))
-            .is_some_and(|value| value <= HIDDEN);
+            .is_some_and(|value| value <= MASK_SCORE);
         hides
             || self.readers_of(id).any(|(node, _)| {
                 self.op(node) == "Add"
@@ -595,7 +599,7 @@ impl<'g> ConstantUses<'g> {
     /// parameters.
     fn neutral_use<'a>(&self, id: ValueId, uses: &'a [Use]) -> Option<&'a Use> {
         let tensor = self.graph.value(id).content()?;
-        let made = self.is_made_up(id);
+        let made = self.is_generated_constant(id);
         let neutral = |used: &Use| {
             let Some(definition) = used.definition else { return false };
             let known = NORMALIZATIONS.iter().find(|(name, ..)| *name == definition.name);
@@ -608,13 +612,13 @@ impl<'g> ConstantUses<'g> {
     }
 
     /// Returns true if an exporter wrote the constant: a node computes it, or its name indicates this.
-    fn is_made_up(&self, id: ValueId) -> bool {
+    fn is_generated_constant(&self, id: ValueId) -> bool {
         self.producers[id.0 as usize].is_some() || names::is_generated(self.graph.name_of(id))
     }
 
     /// Returns the node that uses a constant as its initial state, if only recurrent layers use the constant.
-    fn first_state(&self, id: ValueId) -> Option<String> {
-        self.only_met_by(id, |node, input| {
+    fn initial_state_node(&self, id: ValueId) -> Option<String> {
+        self.sole_meeting(id, |node, input| {
             RECURRENT.iter().any(|(op, states)| *op == self.op(node) && states.contains(&input))
         })
     }
@@ -623,7 +627,7 @@ impl<'g> ConstantUses<'g> {
     ///
     /// A parameter may be untrained. A constant with a name from the author counts only in a scatter, and only if the
     /// name is not a path of attributes.
-    fn canvas(&self, id: ValueId) -> Option<String> {
+    fn canvas_node(&self, id: ValueId) -> Option<String> {
         let name = self.graph.name_of(id);
         let is_computed = self.is_computed(id);
         if !is_computed && names::is_path(name) {
@@ -632,15 +636,15 @@ impl<'g> ConstantUses<'g> {
         let at = |table: &[(&str, &[usize])], node: usize, input: usize| {
             table.iter().any(|(op, inputs)| *op == self.op(node) && inputs.contains(&input))
         };
-        self.only_read_by(id, |node, input| {
-            let is_written = at(&WRITERS, node, input) && (is_computed || self.op(node) != "Pad");
-            is_written || (is_computed && (self.op(node) == "Concat" || at(&JOINTS, node, input)))
+        self.sole_reader(id, |node, input| {
+            let is_written = at(&WRITE_OPERATORS, node, input) && (is_computed || self.op(node) != "Pad");
+            is_written || (is_computed && (self.op(node) == "Concat" || at(&JOIN_OPERATORS, node, input)))
         })
     }
 
     /// Returns the first node that reads a constant or moves of it, if all these nodes pass a test of the node and the
     /// input. Nodes that read only the shape do not count.
-    fn only_read_by(&self, id: ValueId, test: impl Fn(usize, usize) -> bool) -> Option<String> {
+    fn sole_reader(&self, id: ValueId, test: impl Fn(usize, usize) -> bool) -> Option<String> {
         let mut first: Option<usize> = None;
         let mut seen = FxHashSet::from_iter([id]);
         let mut rest = vec![id];
@@ -649,7 +653,10 @@ impl<'g> ConstantUses<'g> {
                 let op = self.op(node);
                 if test(node, input) {
                     first = Some(first.map_or(node, |first| first.min(node)));
-                } else if MOVES.contains(&op) && input == 0 && self.level_behind(node) <= Level::Shape {
+                } else if MOVE_OPERATORS.contains(&op)
+                    && input == 0
+                    && self.result_level(node) <= DependencyLevel::Shape
+                {
                     rest.extend(self.outputs(node).filter(|output| seen.insert(*output)));
                 } else if !matches!(op, "Shape" | "Size") {
                     return None;
@@ -660,22 +667,24 @@ impl<'g> ConstantUses<'g> {
     }
 
     /// Returns the first node at which a constant meets data, if all these nodes pass a test of the node and the input.
-    fn only_met_by(&self, id: ValueId, test: impl Fn(usize, usize) -> bool) -> Option<String> {
-        let meetings = self.meetings(id);
+    fn sole_meeting(&self, id: ValueId, test: impl Fn(usize, usize) -> bool) -> Option<String> {
+        let meetings = self.data_meetings(id);
         let first = meetings.first().map(|&(node, _)| self.graph.node_label(&self.graph.nodes[node]))?;
         meetings.iter().all(|&(node, input)| test(node, input)).then_some(first)
     }
 
     /// Returns true if an exporter wrote the constant, or named it after the operator that computed it.
     fn is_computed(&self, id: ValueId) -> bool {
-        self.is_made_up(id) || names::is_operator(self.graph.name_of(id))
+        self.is_generated_constant(id) || names::is_operator(self.graph.name_of(id))
     }
 
     /// Returns the first product of a constant, as its left operand, with another constant, if it has only such uses.
-    fn coordinates(&self, id: ValueId) -> Option<String> {
-        self.only_read_by(id, |node, input| {
+    fn coordinate_product(&self, id: ValueId) -> Option<String> {
+        self.sole_reader(id, |node, input| {
             let op = self.op(node);
-            input == 0 && (PRODUCTS.contains(&op) || op == "Conv") && self.level_behind(node) <= Level::Shape
+            input == 0
+                && (PRODUCT_OPERATORS.contains(&op) || op == "Conv")
+                && self.result_level(node) <= DependencyLevel::Shape
         })
     }
 
@@ -687,13 +696,13 @@ impl<'g> ConstantUses<'g> {
         let tensor = self.graph.value(id).content()?;
         let (mut hides, mut all) = (false, true);
         for score in (0..tensor.len()).map(|k| element(tensor, k)) {
-            hides |= score.is_some_and(|score| score <= HIDING);
-            all &= score.is_some_and(|score| score == 0.0 || score <= HIDING);
+            hides |= score.is_some_and(|score| score <= MASK_TERM);
+            all &= score.is_some_and(|score| score == 0.0 || score <= MASK_TERM);
         }
-        if !all || !(hides || self.is_made_up(id) || names::is_operator(self.graph.name_of(id))) {
+        if !all || !(hides || self.is_generated_constant(id) || names::is_operator(self.graph.name_of(id))) {
             return None;
         }
-        let meetings = self.meetings(id);
+        let meetings = self.data_meetings(id);
         let first = meetings.first().map(|&(node, _)| self.graph.node_label(&self.graph.nodes[node]))?;
         let is_added = |node: usize, input: usize| {
             let other = self.graph.nodes[node].inputs.get(1 - input.min(1)).copied().flatten();
@@ -726,7 +735,7 @@ impl<'g> ConstantUses<'g> {
             for (node, _) in self.readers_of(id) {
                 match self.op(node) {
                     "Softmax" => return true,
-                    op if op == "Add" || MOVES.contains(&op) => {
+                    op if op == "Add" || MOVE_OPERATORS.contains(&op) => {
                         rest.extend(self.outputs(node).filter(|output| seen.insert(*output)));
                     }
                     _ => {}
@@ -740,12 +749,12 @@ impl<'g> ConstantUses<'g> {
     fn compares_data(&self, mut id: ValueId) -> bool {
         while let Some(maker) = self.producers[id.0 as usize] {
             let node = &self.graph.nodes[maker];
-            let mut data = node.present_inputs().filter(|&id| self.level(id) > Level::Shape);
+            let mut data = node.present_inputs().filter(|&id| self.level(id) > DependencyLevel::Shape);
             id = match (self.op(maker), data.next(), data.next()) {
                 ("MatMul" | "FusedMatMul" | "Einsum", Some(_), Some(_)) => return true,
                 // A positional bias, computed from learned tables.
                 ("Add", Some(first), Some(_)) => first,
-                (op, Some(only), None) if ARITHMETIC.contains(&op) || MOVES.contains(&op) => only,
+                (op, Some(only), None) if ARITHMETIC.contains(&op) || MOVE_OPERATORS.contains(&op) => only,
                 _ => return false,
             };
         }
@@ -774,24 +783,24 @@ impl<'g> ConstantUses<'g> {
         self.readers.get(&id).into_iter().flatten().copied()
     }
 
-    fn level(&self, id: ValueId) -> Level {
+    fn level(&self, id: ValueId) -> DependencyLevel {
         self.levels[id.0 as usize]
     }
 
     /// Returns the level of a node's results.
-    fn level_behind(&self, node: usize) -> Level {
-        self.outputs(node).map(|output| self.level(output)).max().unwrap_or(Level::Constant)
+    fn result_level(&self, node: usize) -> DependencyLevel {
+        self.outputs(node).map(|output| self.level(output)).max().unwrap_or(DependencyLevel::Constant)
     }
 
     /// Returns the nodes, with the input index, at which a constant first meets a value that is neither constant nor a
     /// shape.
-    fn meetings(&self, id: ValueId) -> Vec<(usize, usize)> {
+    fn data_meetings(&self, id: ValueId) -> Vec<(usize, usize)> {
         let mut found: Vec<(usize, usize)> = Vec::new();
         let mut seen = FxHashSet::from_iter([id]);
         let mut rest = vec![id];
         while let Some(id) = rest.pop() {
             for (node, input) in self.readers_of(id) {
-                if self.level_behind(node) > Level::Shape {
+                if self.result_level(node) > DependencyLevel::Shape {
                     found.push((node, input));
                 } else {
                     rest.extend(self.outputs(node).filter(|output| seen.insert(*output)));
@@ -811,7 +820,7 @@ impl<'g> ConstantUses<'g> {
             for (node, _) in self.readers_of(id) {
                 match self.op(node) {
                     "Sin" | "Cos" => found = true,
-                    _ if self.level_behind(node) > Level::Position => return false,
+                    _ if self.result_level(node) > DependencyLevel::Position => return false,
                     _ => rest.extend(self.outputs(node).filter(|output| seen.insert(*output))),
                 }
             }
@@ -826,13 +835,13 @@ impl<'g> ConstantUses<'g> {
         let mut rest = vec![id];
         while let Some(id) = rest.pop() {
             for (node, input) in self.readers_of(id) {
-                if self.level_behind(node) > Level::Shape {
+                if self.result_level(node) > DependencyLevel::Shape {
                     return false;
                 }
                 let other = self.graph.nodes[node].inputs.get(1 - input.min(1)).copied().flatten();
                 match self.op(node) {
                     _ if self.is_root(node) => found = true,
-                    op if MOVES.contains(&op) => {
+                    op if MOVE_OPERATORS.contains(&op) => {
                         rest.extend(self.outputs(node).filter(|output| seen.insert(*output)));
                     }
                     "Add" if other.is_some_and(|other| self.is_number(other)) => {
@@ -865,11 +874,12 @@ impl<'g> ConstantUses<'g> {
 
     fn find_roots(&mut self) {
         for (index, node) in self.graph.nodes.iter().enumerate() {
-            if self.level_behind(index) > Level::Shape {
+            if self.result_level(index) > DependencyLevel::Shape {
                 continue;
             }
-            let on =
-                MOVES.contains(&&*node.op) || ARITHMETIC.contains(&&*node.op) || &*node.op == "Reciprocal";
+            let on = MOVE_OPERATORS.contains(&&*node.op)
+                || ARITHMETIC.contains(&&*node.op)
+                || &*node.op == "Reciprocal";
             if self.is_root(index) || (on && node.present_inputs().any(|id| self.roots.contains(&id))) {
                 self.roots.extend(node.present_outputs());
             }
@@ -887,13 +897,13 @@ impl<'g> ConstantUses<'g> {
             self.readers_of(output).any(|(reader, at)| {
                 let other = self.graph.nodes[reader].inputs.get(1 - at.min(1)).copied().flatten();
                 other.is_some_and(|other| match self.op(reader) {
-                    "Div" => at == 0 && self.level(other) <= Level::Shape,
+                    "Div" => at == 0 && self.level(other) <= DependencyLevel::Shape,
                     "Mul" => self.roots.contains(&other),
                     _ => false,
                 })
             })
         };
-        inputs.first().copied().flatten().is_some_and(|data| self.level(data) >= Level::Input)
+        inputs.first().copied().flatten().is_some_and(|data| self.level(data) >= DependencyLevel::Input)
             && self.outputs(node).any(divided)
     }
 
@@ -911,7 +921,9 @@ impl<'g> ConstantUses<'g> {
                 let other = self.graph.nodes[node].inputs.get(1 - input.min(1)).copied().flatten();
                 let is_scaled =
                     self.op(node) == "Mul" && other.is_some_and(|other| self.roots.contains(&other));
-                if MOVES.contains(&self.op(node)) && self.level_behind(node) <= Level::Shape {
+                if MOVE_OPERATORS.contains(&self.op(node))
+                    && self.result_level(node) <= DependencyLevel::Shape
+                {
                     rest.extend(self.outputs(node).filter(|output| seen.insert(*output)));
                 } else if !is_scaled || !self.outputs(node).all(is_subtracted) {
                     return false;
@@ -930,7 +942,7 @@ impl<'g> ConstantUses<'g> {
         let maker = data.and_then(|data| self.producers[data.0 as usize]);
         maker.is_some_and(|maker| {
             let mean = self.graph.nodes[maker].inputs.get(1).copied().flatten();
-            self.op(maker) == "Sub" && mean.is_some_and(|mean| self.level(mean) <= Level::Shape)
+            self.op(maker) == "Sub" && mean.is_some_and(|mean| self.level(mean) <= DependencyLevel::Shape)
         })
     }
 
@@ -942,7 +954,7 @@ impl<'g> ConstantUses<'g> {
     pub fn layers(&self, trained: &[ValueId]) -> Vec<Option<usize>> {
         let mut met: FxHashMap<usize, Vec<usize>> = FxHashMap::default();
         for (position, &id) in trained.iter().enumerate() {
-            for (node, _) in self.meetings(id) {
+            for (node, _) in self.data_meetings(id) {
                 met.entry(node).or_default().push(position);
             }
         }
@@ -951,13 +963,13 @@ impl<'g> ConstantUses<'g> {
         // Layer that produced a value.
         let mut made: FxHashMap<ValueId, usize> = FxHashMap::default();
         for (index, node) in self.graph.nodes.iter().enumerate() {
-            let data = |id: &ValueId| self.level(*id) > Level::Shape;
+            let data = |id: &ValueId| self.level(*id) > DependencyLevel::Shape;
             let mut given = node.present_inputs().filter(data);
             let before = match (given.next(), given.next()) {
                 (Some(only), None) => made.get(&only).copied(),
                 _ => None,
             };
-            let goes_on = ARITHMETIC.contains(&&*node.op) || MOVES.contains(&&*node.op);
+            let goes_on = ARITHMETIC.contains(&&*node.op) || MOVE_OPERATORS.contains(&&*node.op);
             let layer = match met.get(&index) {
                 None => before.filter(|_| goes_on),
                 Some(positions) => {
@@ -986,7 +998,7 @@ impl<'g> ConstantUses<'g> {
 
 /// Collects the uses of the values of a graph, including subgraphs. `outer` maps a value of this graph to its value of
 /// the main graph.
-fn find_uses(
+fn collect_uses(
     graph: &Graph,
     inner: bool,
     outer: &mut dyn FnMut(ValueId) -> Option<ValueId>,
@@ -999,7 +1011,7 @@ fn find_uses(
             if let Some(id) = id.and_then(&mut *outer) {
                 uses.entry(id).or_default().push(Use {
                     label: graph.node_label(node),
-                    name: name_of_node(graph, node),
+                    name: node_name(graph, node),
                     definition: Registry::standard().find(&node.domain, &node.op),
                     input,
                     inner,
@@ -1013,13 +1025,13 @@ fn find_uses(
                 .zip(&node.inputs[own..])
                 .filter_map(|(&inside, port)| Some((inside, outer((*port)?)?)))
                 .collect();
-            find_uses(subgraph, true, &mut |id| captured.get(&id).copied(), uses);
+            collect_uses(subgraph, true, &mut |id| captured.get(&id).copied(), uses);
         }
     }
 }
 
 /// Returns the name of a node, or the name of its first output.
-fn name_of_node(graph: &Graph, node: &Node) -> String {
+fn node_name(graph: &Graph, node: &Node) -> String {
     match node.present_outputs().next() {
         Some(output) if node.name.is_empty() => graph.name_of(output).to_owned(),
         _ => node.name.to_string(),
@@ -1027,44 +1039,50 @@ fn name_of_node(graph: &Graph, node: &Node) -> String {
 }
 
 /// Returns the level of each value.
-fn levels(graph: &Graph) -> Vec<Level> {
-    let to_sines = to_sines(graph);
-    let mut levels = vec![Level::Constant; graph.value_count()];
+fn levels(graph: &Graph) -> Vec<DependencyLevel> {
+    let to_sines = values_to_sines(graph);
+    let mut levels = vec![DependencyLevel::Constant; graph.value_count()];
     for &id in &graph.inputs {
         let is_float = graph.value(id).ty.dtype().is_some_and(DType::is_float);
-        levels[id.0 as usize] = if is_float { Level::Input } else { Level::Position };
+        levels[id.0 as usize] = if is_float { DependencyLevel::Input } else { DependencyLevel::Position };
     }
     for node in &graph.nodes {
         let of = |id: ValueId| levels[id.0 as usize];
         let op = &*node.op;
         // The other inputs are a type, axes or sizes.
-        let read = if RESHAPES.contains(&op) { 1 } else { node.inputs.len() };
+        let read = if RESHAPE_OPERATORS.contains(&op) { 1 } else { node.inputs.len() };
         let highest = node.inputs[..read.min(node.inputs.len())]
             .iter()
             .flatten()
             .map(|&id| of(id))
             .max()
-            .unwrap_or(Level::Constant);
+            .unwrap_or(DependencyLevel::Constant);
         let has_weights = has_weights(node, &levels);
         let leads_to_sines = node.present_outputs().any(|output| to_sines.contains(&output));
-        let level =
-            match op {
-                "Shape" | "Size" => Level::Shape,
-                "Range" => highest.max(Level::Position),
-                _ if op.starts_with("Random") || op == "Bernoulli" => Level::Data,
-                // Captured values are among the inputs.
-                _ if highest > Level::Shape && Graph::subgraphs(node).next().is_some() => Level::Data,
-                "Sin" | "Cos" if highest > Level::Shape => Level::Data,
-                _ if highest == Level::Position && has_weights => {
-                    if PRODUCTS.contains(&op) && leads_to_sines { Level::Position } else { Level::Data }
+        let level = match op {
+            "Shape" | "Size" => DependencyLevel::Shape,
+            "Range" => highest.max(DependencyLevel::Position),
+            _ if op.starts_with("Random") || op == "Bernoulli" => DependencyLevel::Data,
+            // Captured values are among the inputs.
+            _ if highest > DependencyLevel::Shape && Graph::subgraphs(node).next().is_some() => {
+                DependencyLevel::Data
+            }
+            "Sin" | "Cos" if highest > DependencyLevel::Shape => DependencyLevel::Data,
+            _ if highest == DependencyLevel::Position && has_weights => {
+                if PRODUCT_OPERATORS.contains(&op) && leads_to_sines {
+                    DependencyLevel::Position
+                } else {
+                    DependencyLevel::Data
                 }
-                _ if highest == Level::Input => {
-                    let prepares =
-                        ARITHMETIC.contains(&op) || MOVES.contains(&op) || PREPARATION.contains(&op);
-                    if prepares && !has_weights { Level::Input } else { Level::Data }
-                }
-                _ => highest,
-            };
+            }
+            _ if highest == DependencyLevel::Input => {
+                let prepares = ARITHMETIC.contains(&op)
+                    || MOVE_OPERATORS.contains(&op)
+                    || PREPROCESSING_OPERATORS.contains(&op);
+                if prepares && !has_weights { DependencyLevel::Input } else { DependencyLevel::Data }
+            }
+            _ => highest,
+        };
         for output in node.present_outputs() {
             levels[output.0 as usize] = level;
         }
@@ -1073,20 +1091,24 @@ fn levels(graph: &Graph) -> Vec<Level> {
 }
 
 /// Returns true if a node has constants as its weights.
-fn has_weights(node: &Node, levels: &[Level]) -> bool {
+fn has_weights(node: &Node, levels: &[DependencyLevel]) -> bool {
     let is_constant = |at: usize| {
-        node.inputs.get(at).copied().flatten().is_some_and(|id| levels[id.0 as usize] <= Level::Shape)
+        node.inputs
+            .get(at)
+            .copied()
+            .flatten()
+            .is_some_and(|id| levels[id.0 as usize] <= DependencyLevel::Shape)
     };
     let definition = Registry::standard().find(&node.domain, &node.op);
     definition.is_some_and(|known| known.weights.iter().any(|&at| is_constant(at)))
 }
 
 /// Returns the values that become sines and cosines only through arithmetic.
-fn to_sines(graph: &Graph) -> FxHashSet<ValueId> {
+fn values_to_sines(graph: &Graph) -> FxHashSet<ValueId> {
     let mut found = FxHashSet::default();
     for node in graph.nodes.iter().rev() {
         let op = &*node.op;
-        let on = ARITHMETIC.contains(&op) || MOVES.contains(&op);
+        let on = ARITHMETIC.contains(&op) || MOVE_OPERATORS.contains(&op);
         if matches!(op, "Sin" | "Cos") || (on && node.present_outputs().any(|output| found.contains(&output)))
         {
             found.extend(node.present_inputs());
@@ -1096,7 +1118,7 @@ fn to_sines(graph: &Graph) -> FxHashSet<ValueId> {
 }
 
 /// Returns the values with a path to a node with weights.
-fn weighted(graph: &Graph, levels: &[Level]) -> FxHashSet<ValueId> {
+fn values_before_weights(graph: &Graph, levels: &[DependencyLevel]) -> FxHashSet<ValueId> {
     let mut found = FxHashSet::default();
     for node in graph.nodes.iter().rev() {
         if has_weights(node, levels) || node.present_outputs().any(|output| found.contains(&output)) {

@@ -87,7 +87,7 @@ pub(super) fn are_short_decimals(tensor: &Tensor) -> bool {
 }
 
 /// Returns true if the elements, in one row, are consecutive integers.
-pub(super) fn counts(tensor: &Tensor) -> bool {
+pub(super) fn is_consecutive(tensor: &Tensor) -> bool {
     let long_axes = tensor.dims().iter().filter(|&&size| size > 1).count();
     let mut found = elements(tensor);
     let first = found.next().unwrap_or(f64::NAN);
@@ -101,7 +101,7 @@ pub(super) fn counts(tensor: &Tensor) -> bool {
 /// sizes of boxes.
 ///
 /// Untrained parameters may be a progression of fractions. Such a progression counts only if `fractions` is true.
-pub(super) fn regularity(tensor: &Tensor, fractions: bool) -> Option<&'static str> {
+pub(super) fn regular_formula(tensor: &Tensor, fractions: bool) -> Option<&'static str> {
     let values: Vec<f64> = elements(tensor).collect();
     let largest = values.iter().fold(0.0_f64, |largest, value| largest.max(value.abs()));
     if values.len() < MIN_COUNT
@@ -293,7 +293,7 @@ mod tests {
             ),
             (vec![3, 2], vec![10.0, 13.0, 16.0, 30.0, 33.0, 23.0], "its elements are whole numbers"),
         ] {
-            assert_eq!(regularity(&tensor(&dims, &values), true), Some(found), "{dims:?} {values:?}");
+            assert_eq!(regular_formula(&tensor(&dims, &values), true), Some(found), "{dims:?} {values:?}");
         }
     }
 
@@ -313,7 +313,7 @@ mod tests {
             (vec![8], vec![1e-6, 1e-6, 1e-6, 1e-6, 1.0, 1.0, 1.0, 1.0]),
             (vec![2], vec![1.0, 2.0]),
         ] {
-            assert_eq!(regularity(&tensor(&dims, &values), true), None, "{dims:?} {values:?}");
+            assert_eq!(regular_formula(&tensor(&dims, &values), true), None, "{dims:?} {values:?}");
         }
     }
 
@@ -358,9 +358,12 @@ mod tests {
     fn fractions_may_be_fresh_parameters() {
         for values in [[0.0, 0.25, 0.5, 0.75], [0.125, 0.25, 0.5, 1.0]] {
             let found = tensor(&[1, 1, 4], &values);
-            assert!(regularity(&found, true).is_some() && regularity(&found, false).is_none(), "{values:?}");
+            assert!(
+                regular_formula(&found, true).is_some() && regular_formula(&found, false).is_none(),
+                "{values:?}"
+            );
         }
-        assert_eq!(regularity(&tensor(&[4, 2], &[0.0, 0.7, 0.0, 0.7, 0.0, 0.7, 0.0, 0.7]), true), None);
+        assert_eq!(regular_formula(&tensor(&[4, 2], &[0.0, 0.7, 0.0, 0.7, 0.0, 0.7, 0.0, 0.7]), true), None);
         assert!(!is_table_of_sines(&tensor(&[4, 6], &[0.3, -0.1, 0.25, 0.9, -0.4, 0.7].repeat(4))));
     }
 
@@ -368,8 +371,8 @@ mod tests {
     fn vectors() {
         assert!(is_unit_vector(&tensor(&[2], &[0.6, 0.8])) && !is_unit_vector(&tensor(&[2], &[1.0, 1.0])));
         assert!(
-            counts(&tensor(&[1, 4, 1, 1], &[0.0, 1.0, 2.0, 3.0]))
-                && !counts(&tensor(&[2, 2], &[0.0, 1.0, 2.0, 3.0]))
+            is_consecutive(&tensor(&[1, 4, 1, 1], &[0.0, 1.0, 2.0, 3.0]))
+                && !is_consecutive(&tensor(&[2, 2], &[0.0, 1.0, 2.0, 3.0]))
         );
         let coordinates = tensor(&[3, 2], &[-1.0, -1.0, 0.0, -1.0, 1.0, -1.0]);
         assert!(repeats_values(&coordinates) && !repeats_values(&tensor(&[2, 2], &[1.0, 1.0, 1.0, 1.0])));

@@ -24,16 +24,16 @@ use smallvec::{SmallVec, smallvec};
 
 use super::remove_unused::remove_unused;
 use super::{Changed, Draft, Outcome, Target};
-use crate::operand::only_result;
+use crate::operand::single_result;
 use crate::rewrite::inline_nest::{is_injective, with_constants};
-use crate::scheduled::NewVersions;
+use crate::scheduled::VersionCounter;
 use crate::versions::Versions;
 use crate::{
     Buffer, BufferId, GradientModes, Instruction, Load, MatMul, Nest, Operand, ScheduledInstruction, Use,
     is_work,
 };
-use product::narrowed_product;
-use strided_range::{AxisSlices, Narrowed, StridedRange, hull, points, share};
+use product::narrow_product;
+use strided_range::{AxisSlices, NarrowedSpace, StridedRange, hull, reaching_slices, remaining_fraction};
 
 /// Parts of an instruction that are zero and can be skipped.
 #[derive(Default)]
@@ -42,36 +42,38 @@ struct Zeros {
     /// axis after the batch.
     terms: AxisSlices,
     /// For each result the part that is possibly nonzero. Unlisted results are unknown.
-    results: Vec<Part>,
+    results: Vec<NonzeroPart>,
     /// Loads of its nest that are zero at every point.
     loads: Vec<usize>,
 }
 
 /// Part of a space with possibly nonzero values.
 #[derive(Clone, Debug, PartialEq)]
-enum Part {
+enum NonzeroPart {
     /// Points in these slices; all points if there is no slice.
     Points(AxisSlices),
     Nowhere,
 }
 
-impl Part {
-    fn anywhere() -> Part {
-        Part::Points(AxisSlices::new())
+impl NonzeroPart {
+    fn anywhere() -> NonzeroPart {
+        NonzeroPart::Points(AxisSlices::new())
     }
 
-    fn share(&self) -> f64 {
+    fn fraction(&self) -> f64 {
         match self {
-            Part::Points(cuts) => share(cuts),
-            Part::Nowhere => 0.0,
+            NonzeroPart::Points(cuts) => remaining_fraction(cuts),
+            NonzeroPart::Nowhere => 0.0,
         }
     }
 
     /// Returns the part with the slices of some axes only.
-    fn along(&self, axes: impl Fn(usize) -> bool) -> Part {
+    fn restrict_to_axes(&self, axes: impl Fn(usize) -> bool) -> NonzeroPart {
         match self {
-            Part::Points(cuts) => Part::Points(cuts.iter().filter(|cut| axes(cut.axis)).copied().collect()),
-            Part::Nowhere => Part::Nowhere,
+            NonzeroPart::Points(cuts) => {
+                NonzeroPart::Points(cuts.iter().filter(|cut| axes(cut.axis)).copied().collect())
+            }
+            NonzeroPart::Nowhere => NonzeroPart::Nowhere,
         }
     }
 }
@@ -79,24 +81,24 @@ impl Part {
 /// Narrows instructions, which are in order of execution.
 pub(super) fn run(draft: &mut Draft, _: &Target) -> Outcome {
     let zeros = find_zeros(draft);
-    let changes = leave_out(draft, zeros);
-    compact(draft);
+    let changes = narrow_instructions(draft, zeros);
+    compact_buffers(draft);
     Ok(Changed(changes + remove_unused(draft)))
 }
 
 /// Returns the whole range for each buffer that is visible outside of the program's intermediate values, or is in one
 /// of `lists`, and the empty range for other buffers.
-fn seen_outside(buffers: &[Buffer], lists: &[&[BufferId]]) -> Vec<StridedRange> {
+fn visible_ranges(buffers: &[Buffer], lists: &[&[BufferId]]) -> Vec<StridedRange> {
     let band = |(k, buffer): (u32, &Buffer)| {
         let id = BufferId(k);
         let seen = !is_work(buffers, id) || lists.iter().any(|list| list.contains(&id));
-        if seen { StridedRange::whole(buffer.len) } else { StridedRange::none(buffer.len) }
+        if seen { StridedRange::full(buffer.len) } else { StridedRange::empty(buffer.len) }
     };
     (0..).zip(buffers).map(band).collect()
 }
 
 /// Returns the nest of an instruction if its space can be narrowed.
-fn nest_of(instruction: &Instruction) -> Option<&Nest> {
+fn narrowable_nest(instruction: &Instruction) -> Option<&Nest> {
     instruction.flexible_nest().filter(|_| !matches!(instruction, Instruction::Conv(_)))
 }
 
@@ -106,7 +108,7 @@ fn nest_of(instruction: &Instruction) -> Option<&Nest> {
 fn find_zeros(draft: &Draft) -> Vec<Zeros> {
     let Draft { instructions, buffers, inputs, .. } = draft;
     // Elements that are possibly nonzero so far.
-    let mut written = seen_outside(buffers, &[inputs]);
+    let mut written = visible_ranges(buffers, &[inputs]);
     let mut all = Vec::with_capacity(instructions.len());
     for ScheduledInstruction { instruction, .. } in instructions {
         let found = match instruction {
@@ -116,19 +118,19 @@ fn find_zeros(draft: &Draft) -> Vec<Zeros> {
         };
         for (k, id) in instruction.writes().into_iter().enumerate() {
             let (id, len) = (id.0 as usize, buffers[id.0 as usize].len);
-            if written[id].is_whole() {
+            if written[id].is_full() {
                 continue;
             }
             let reached = match (found.results.get(k), instruction.flexible_nest()) {
-                (Some(Part::Nowhere), _) => StridedRange::none(len),
-                (Some(Part::Points(cuts)), Some(nest)) if cuts.is_empty() => {
-                    StridedRange::reached(&nest.stores[k].access, &nest.dims)
+                (Some(NonzeroPart::Nowhere), _) => StridedRange::empty(len),
+                (Some(NonzeroPart::Points(cuts)), Some(nest)) if cuts.is_empty() => {
+                    StridedRange::reached_by(&nest.stores[k].access, &nest.dims)
                 }
-                (Some(Part::Points(cuts)), Some(nest)) => {
-                    let left = Narrowed::new(&nest.dims, cuts);
-                    StridedRange::reached(&left.access(&nest.stores[k].access), &left.dims())
+                (Some(NonzeroPart::Points(cuts)), Some(nest)) => {
+                    let left = NarrowedSpace::new(&nest.dims, cuts);
+                    StridedRange::reached_by(&left.access(&nest.stores[k].access), &left.dims())
                 }
-                _ => StridedRange::whole(len),
+                _ => StridedRange::full(len),
             };
             written[id] = written[id].hull(reached, len);
         }
@@ -138,34 +140,37 @@ fn find_zeros(draft: &Draft) -> Vec<Zeros> {
 }
 
 /// Returns the part of an access with possibly nonzero elements.
-fn part_of(access: &Access, dims: &[usize], written: StridedRange) -> Part {
-    if !written.is_whole() && StridedRange::reached(access, dims).is_apart_from(written) {
-        return Part::Nowhere;
+fn nonzero_part(access: &Access, dims: &[usize], written: StridedRange) -> NonzeroPart {
+    if !written.is_full() && StridedRange::reached_by(access, dims).is_disjoint_from(written) {
+        return NonzeroPart::Nowhere;
     }
-    Part::Points(points(dims, access, written))
+    NonzeroPart::Points(reaching_slices(dims, access, written))
 }
 
 /// Returns the possibly nonzero part of each load of a nest; accumulators are unknown.
-fn parts_of_loads(nest: &Nest, written: &[StridedRange]) -> Vec<Part> {
+fn nonzero_parts_of_loads(nest: &Nest, written: &[StridedRange]) -> Vec<NonzeroPart> {
     let part = |(slot, load): (usize, &Load)| match load {
         Load::Buffer(from) if !nest.is_gathered(slot) => {
-            part_of(&from.access, &nest.dims, written[from.buffer.0 as usize])
+            nonzero_part(&from.access, &nest.dims, written[from.buffer.0 as usize])
         }
-        _ => Part::anywhere(),
+        _ => NonzeroPart::anywhere(),
     };
     nest.loads.iter().enumerate().map(part).collect()
 }
 
 /// Returns for each load true if it is zero outside of a part.
-fn zero_outside(parts: &[Part], part: &Part) -> Vec<bool> {
-    parts.iter().map(|other| *other == Part::Nowhere || other == part && *part != Part::anywhere()).collect()
+fn zero_outside(parts: &[NonzeroPart], part: &NonzeroPart) -> Vec<bool> {
+    parts
+        .iter()
+        .map(|other| *other == NonzeroPart::Nowhere || other == part && *part != NonzeroPart::anywhere())
+        .collect()
 }
 
 /// Returns the distinct parts outside of which something is zero.
-fn different(parts: &[Part]) -> SmallVec<[&Part; 4]> {
-    let mut seen: SmallVec<[&Part; 4]> = SmallVec::new();
+fn distinct_parts(parts: &[NonzeroPart]) -> SmallVec<[&NonzeroPart; 4]> {
+    let mut seen: SmallVec<[&NonzeroPart; 4]> = SmallVec::new();
     for part in parts {
-        if *part != Part::anywhere() && !seen.contains(&part) {
+        if *part != NonzeroPart::anywhere() && !seen.contains(&part) {
             seen.push(part);
         }
     }
@@ -173,12 +178,12 @@ fn different(parts: &[Part]) -> SmallVec<[&Part; 4]> {
 }
 
 /// Narrows the possibly nonzero part of each result of a nest.
-fn note_results(nest: &Nest, parts: &[Part], results: &mut [Part]) {
-    let nowhere = Part::Nowhere;
-    for part in different(parts).into_iter().chain([&nowhere]) {
+fn narrow_results(nest: &Nest, parts: &[NonzeroPart], results: &mut [NonzeroPart]) {
+    let nowhere = NonzeroPart::Nowhere;
+    for part in distinct_parts(parts).into_iter().chain([&nowhere]) {
         let zero = zero_registers(nest, &zero_outside(parts, part), true);
         for (result, reg) in results.iter_mut().zip(nest.expr.outputs()) {
-            if zero[usize::from(reg.0)] && part.share() < result.share() {
+            if zero[usize::from(reg.0)] && part.fraction() < result.fraction() {
                 result.clone_from(part);
             }
         }
@@ -186,46 +191,48 @@ fn note_results(nest: &Nest, parts: &[Part], results: &mut [Part]) {
 }
 
 /// Returns the loads that read only zeros.
-fn zero_loads(parts: &[Part]) -> Vec<usize> {
-    (0..parts.len()).filter(|&slot| parts[slot] == Part::Nowhere).collect()
+fn zero_loads(parts: &[NonzeroPart]) -> Vec<usize> {
+    (0..parts.len()).filter(|&slot| parts[slot] == NonzeroPart::Nowhere).collect()
 }
 
 fn zeros_of_nest(nest: &Nest, written: &[StridedRange]) -> Zeros {
     if nest.expr.can_fail() {
         return Zeros::default();
     }
-    let parts = parts_of_loads(nest, written);
-    let mut results = vec![Part::anywhere(); nest.expr.outputs().len()];
+    let parts = nonzero_parts_of_loads(nest, written);
+    let mut results = vec![NonzeroPart::anywhere(); nest.expr.outputs().len()];
     let mut terms = AxisSlices::new();
     let is_zero = |(inst, _): &(Inst, Type)| matches!(inst, Inst::Const(value) if value.to_f64() == 0.0);
-    if parts.iter().all(|part| *part == Part::anywhere()) && !nest.expr.insts().iter().any(is_zero) {
+    if parts.iter().all(|part| *part == NonzeroPart::anywhere()) && !nest.expr.insts().iter().any(is_zero) {
         // No result is zero without a zero operand.
         return Zeros { terms, results, loads: Vec::new() };
     }
     let kept = nest.dims.len() - nest.inner;
-    let outer: Vec<Part> = parts.iter().map(|part| part.along(|axis| axis < kept)).collect();
-    if nest.inner > 0 && is_made_of_sums_alone(nest) {
-        let inner: Vec<Part> = parts.iter().map(|part| part.along(|axis| axis >= kept)).collect();
-        for part in different(&inner) {
+    let outer: Vec<NonzeroPart> =
+        parts.iter().map(|part| part.restrict_to_axes(|axis| axis < kept)).collect();
+    if nest.inner > 0 && consists_of_sums(nest) {
+        let inner: Vec<NonzeroPart> =
+            parts.iter().map(|part| part.restrict_to_axes(|axis| axis >= kept)).collect();
+        for part in distinct_parts(&inner) {
             let zero = zero_registers(nest, &zero_outside(&inner, part), false);
             let left_out = nest.reductions.iter().all(|reduction| zero[usize::from(reduction.value.0)]);
-            if let Part::Points(cuts) = part
+            if let NonzeroPart::Points(cuts) = part
                 && left_out
-                && share(cuts) < share(&terms)
+                && remaining_fraction(cuts) < remaining_fraction(&terms)
             {
                 terms.clone_from(cuts);
             }
         }
     }
-    note_results(nest, &outer, &mut results);
+    narrow_results(nest, &outer, &mut results);
     Zeros { terms, results, loads: zero_loads(&parts) }
 }
 
 /// Returns true if the results of a nest are constant along its reduced axes and consist of sums.
-fn is_made_of_sums_alone(nest: &Nest) -> bool {
+fn consists_of_sums(nest: &Nest) -> bool {
     let kept = nest.dims.len() - nest.inner;
     let stays = |strides: &[isize]| strides[kept..].iter().all(|&stride| stride == 0);
-    let needed = nest.expr.needed_by(nest.expr.outputs());
+    let needed = nest.expr.dependencies_of(nest.expr.outputs());
     nest.reductions.iter().all(|reduction| reduction.op == ReduceOp::Sum)
         && nest.stores.iter().all(|store| stays(&store.access.strides))
         && nest.expr.insts().iter().zip(needed).filter(|&(_, needed)| needed).all(
@@ -242,29 +249,29 @@ fn zeros_of_product(m: &MatMul, written: &[StridedRange]) -> Zeros {
     if nest.expr.can_fail() {
         return Zeros::default();
     }
-    let mut parts = parts_of_loads(nest, written);
+    let mut parts = nonzero_parts_of_loads(nest, written);
     let mut loads = zero_loads(&parts);
     let (rows, columns, sums) = (m.batch.len(), m.batch.len() + 1, m.batch.len() + 2);
     // Axes of the factors, as axes of the product and its sums.
     let factors = [(&m.a, [rows, sums]), (&m.b, [sums, columns])];
     let mut terms = AxisSlices::new();
-    let mut results = vec![Part::anywhere(); nest.expr.outputs().len()];
+    let mut results = vec![NonzeroPart::anywhere(); nest.expr.outputs().len()];
     for ((factor, last), dims) in factors.into_iter().zip(m.spaces()) {
-        let mut part = part_of(&factor.access, &dims, written[factor.buffer.0 as usize]);
-        if let Part::Points(cuts) = &mut part {
+        let mut part = nonzero_part(&factor.access, &dims, written[factor.buffer.0 as usize]);
+        if let NonzeroPart::Points(cuts) = &mut part {
             for cut in cuts.iter_mut().filter(|cut| cut.axis >= rows) {
                 cut.axis = last[cut.axis - rows];
             }
             let own: AxisSlices = cuts.iter().filter(|cut| cut.axis == sums).copied().collect();
-            if share(&own) < share(&terms) {
+            if remaining_fraction(&own) < remaining_fraction(&terms) {
                 terms = own;
             }
         }
-        if part == Part::Nowhere && !loads.contains(&0) {
+        if part == NonzeroPart::Nowhere && !loads.contains(&0) {
             loads.push(0);
         }
-        parts[0] = part.along(|axis| axis != sums);
-        note_results(nest, &parts, &mut results);
+        parts[0] = part.restrict_to_axes(|axis| axis != sums);
+        narrow_results(nest, &parts, &mut results);
     }
     Zeros { terms, results, loads }
 }
@@ -279,7 +286,7 @@ struct Demand {
     /// Number of instructions that write each buffer.
     writers: Vec<usize>,
     /// Elements of each buffer that later instructions read.
-    wanted: Vec<StridedRange>,
+    required: Vec<StridedRange>,
     /// Elements that are overwritten, in some gradient modes, before any read.
     overwritten: Vec<Option<(StridedRange, GradientModes)>>,
 }
@@ -290,23 +297,27 @@ impl Demand {
         for id in instructions.iter().flat_map(|scheduled| scheduled.instruction.writes()) {
             writers[id.0 as usize] += 1;
         }
-        Demand { writers, wanted: seen_outside(buffers, &[outputs]), overwritten: vec![None; buffers.len()] }
+        Demand {
+            writers,
+            required: visible_ranges(buffers, &[outputs]),
+            overwritten: vec![None; buffers.len()],
+        }
     }
 
     /// Adds new buffers, which hold copies of factors.
-    fn know(&mut self, buffers: &[Buffer]) {
-        let new = &buffers[self.wanted.len()..];
-        self.wanted.extend(new.iter().map(|buffer| StridedRange::none(buffer.len)));
+    fn add_buffers(&mut self, buffers: &[Buffer]) {
+        let new = &buffers[self.required.len()..];
+        self.required.extend(new.iter().map(|buffer| StridedRange::empty(buffer.len)));
         self.overwritten.resize(buffers.len(), None);
     }
 
     /// Returns true if the only result of a map is dead because a later instruction overwrites it.
     fn is_overwritten(&self, scheduled: &ScheduledInstruction, buffers: &[Buffer]) -> bool {
-        let ScheduledInstruction { instruction, entries, .. } = scheduled;
+        let ScheduledInstruction { instruction, gradient_modes: entries, .. } = scheduled;
         let Some(map) = instruction.as_map() else { return false };
-        let Some(id) = only_result(map) else { return false };
+        let Some(id) = single_result(map) else { return false };
         let sees_it = |(band, later): (StridedRange, GradientModes)| {
-            !band.holds(self.wanted[id.0 as usize]) || later.and(*entries) != *entries
+            !band.contains(self.required[id.0 as usize]) || later.and(*entries) != *entries
         };
         is_work(buffers, id) && !map.expr.can_fail() && !self.overwritten[id.0 as usize].is_none_or(sees_it)
     }
@@ -316,26 +327,26 @@ impl Demand {
         for id in instruction.writes() {
             self.overwritten[id.0 as usize] = None;
         }
-        let Some(nest) = nest_of(instruction) else { return };
+        let Some(nest) = narrowable_nest(instruction) else { return };
         for Operand { buffer, access } in &nest.stores {
             let id = buffer.0 as usize;
             if self.writers[id] > 1 {
-                self.overwritten[id] = written_whole(access, &nest.dims).map(|band| (band, entries));
+                self.overwritten[id] = filled_range(access, &nest.dims).map(|band| (band, entries));
             }
         }
     }
 
     /// Records the reads of an instruction.
     fn read(&mut self, instruction: &Instruction, buffers: &[Buffer]) {
-        bands(instruction, buffers, Use::Read, |k, band| {
-            take_in(&mut self.wanted[k], band, buffers[k].len);
+        visit_ranges(instruction, buffers, Use::Read, |k, band| {
+            extend_range(&mut self.required[k], band, buffers[k].len);
             self.overwritten[k] = None;
         });
     }
 
     /// Returns the part of its space that an instruction must compute, and the results that need a fill with zeros
     /// before.
-    fn part(
+    fn required_part(
         &self,
         instruction: &Instruction,
         nest: &Nest,
@@ -345,22 +356,23 @@ impl Demand {
         let (dims, kept) = (&nest.dims, nest.dims.len() - nest.inner);
         let (mut part, mut fills): (Option<AxisSlices>, _) = (None, SmallVec::new());
         for (k, &Operand { buffer: id, access: ref store }) in nest.stores.iter().enumerate() {
-            let wanted = self.wanted[id.0 as usize];
-            if wanted.is_none() {
+            let wanted = self.required[id.0 as usize];
+            if wanted.is_empty() {
                 continue;
             }
-            let mut cuts = points(dims, store, wanted);
+            let mut cuts = reaching_slices(dims, store, wanted);
             cuts.retain(|cut| cut.axis < kept);
             let may_fill = instruction.as_map().is_none()
                 && self.writers[id.0 as usize] == 1
                 && is_work(buffers, id)
                 && !instruction.reads().contains(&id);
-            if let Some(Part::Points(other)) = zeros.results.get(k)
+            if let Some(NonzeroPart::Points(other)) = zeros.results.get(k)
                 && may_fill
-                && share(other) * MIN_GAIN_OF_ZEROS <= share(&cuts)
+                && remaining_fraction(other) * MIN_GAIN_OF_ZEROS <= remaining_fraction(&cuts)
             {
-                let left = Narrowed::new(dims, other);
-                if !written_whole(&left.access(store), &left.dims()).is_some_and(|band| band.holds(wanted)) {
+                let left = NarrowedSpace::new(dims, other);
+                if !filled_range(&left.access(store), &left.dims()).is_some_and(|band| band.contains(wanted))
+                {
                     fills.push(id);
                 }
                 cuts.clone_from(other);
@@ -372,30 +384,30 @@ impl Demand {
 }
 
 /// Narrows every instruction to the elements that are read and possibly nonzero.
-fn leave_out(draft: &mut Draft, zeros: Vec<Zeros>) -> usize {
+fn narrow_instructions(draft: &mut Draft, zeros: Vec<Zeros>) -> usize {
     let Draft { instructions, buffers, outputs, .. } = draft;
     let mut changes = 0;
     let mut demand = Demand::new(instructions, buffers, outputs);
-    let mut new_versions = NewVersions::after(instructions.iter());
+    let mut new_versions = VersionCounter::after(instructions.iter());
     let mut reversed: Vec<ScheduledInstruction> = Vec::with_capacity(instructions.len());
     for (mut scheduled, zeros) in std::mem::take(instructions).into_iter().zip(zeros).rev() {
         if demand.is_overwritten(&scheduled, buffers) {
             changes += 1;
             continue;
         }
-        demand.write(&scheduled.instruction, scheduled.entries);
+        demand.write(&scheduled.instruction, scheduled.gradient_modes);
         let changes_before = changes;
         let mut before: SmallVec<[Nest; 2]> = SmallVec::new();
-        if let Some(nest) = nest_of(&scheduled.instruction)
+        if let Some(nest) = narrowable_nest(&scheduled.instruction)
             && !nest.expr.can_fail()
         {
-            let (cuts, fills) = demand.part(&scheduled.instruction, nest, &zeros, buffers);
-            before.extend(fills.into_iter().map(|id| fill(id, &buffers[id.0 as usize])));
+            let (cuts, fills) = demand.required_part(&scheduled.instruction, nest, &zeros, buffers);
+            before.extend(fills.into_iter().map(|id| zero_fill(id, &buffers[id.0 as usize])));
             if !(cuts.is_empty() && zeros.terms.is_empty() && zeros.loads.is_empty()) {
                 changes += 1;
-                let instruction = without_zeros(&scheduled.instruction, nest, &zeros.loads);
-                let (instruction, copies) = narrowed(instruction, &cuts, &zeros.terms, buffers);
-                demand.know(buffers);
+                let instruction = remove_zero_loads(&scheduled.instruction, nest, &zeros.loads);
+                let (instruction, copies) = narrow_instruction(instruction, &cuts, &zeros.terms, buffers);
+                demand.add_buffers(buffers);
                 before.extend(copies);
                 scheduled.instruction = instruction;
             }
@@ -406,12 +418,13 @@ fn leave_out(draft: &mut Draft, zeros: Vec<Zeros>) -> usize {
         for map in before {
             let (to, version) = (map.stores[0].buffer, new_versions.next());
             scheduled.versions = scheduled.versions.with_read(to, version);
-            let made = scheduled.with(Instruction::from(map), &given.clone().with_write(to, version));
+            let made =
+                scheduled.with_instruction(Instruction::from(map), &given.clone().with_write(to, version));
             demand.read(&made.instruction, buffers);
             reversed.push(made);
         }
         if changes > changes_before || reversed.len() > at {
-            scheduled.versions = scheduled.versions.of_instruction(&scheduled.instruction);
+            scheduled.versions = scheduled.versions.restrict_to(&scheduled.instruction);
         }
         reversed.insert(at, scheduled);
     }
@@ -421,19 +434,19 @@ fn leave_out(draft: &mut Draft, zeros: Vec<Zeros>) -> usize {
 }
 
 /// Returns an instruction without loads of zeros. If the product is zero, the epilogue becomes a map.
-fn without_zeros(instruction: &Instruction, nest: &Nest, zeros: &[usize]) -> Instruction {
+fn remove_zero_loads(instruction: &Instruction, nest: &Nest, zeros: &[usize]) -> Instruction {
     let zero = |slot: usize| zeros.contains(&slot).then_some(Scalar::F64(0.0));
     let values: Vec<Option<Scalar>> = (0..nest.loads.len()).map(zero).collect();
     match if zeros.is_empty() { None } else { with_constants(nest, &values) } {
         None => instruction.clone(),
-        Some(fewer) if fewer.accumulators() == 0 => Instruction::from(fewer),
+        Some(fewer) if fewer.num_accumulators() == 0 => Instruction::from(fewer),
         Some(fewer) => instruction.with_nest(fewer),
     }
 }
 
 /// Returns the range that a store fills completely, if the store leaves no gaps.
-fn written_whole(store: &Access, dims: &[usize]) -> Option<StridedRange> {
-    let band = StridedRange::reached(store, dims);
+fn filled_range(store: &Access, dims: &[usize]) -> Option<StridedRange> {
+    let band = StridedRange::reached_by(store, dims);
     // Stores with stride zero write the same element repeatedly.
     let moves = |(&dim, &stride)| if stride == 0 { 1 } else { dim };
     let dims: ortrain_expr::Dims = dims.iter().zip(&store.strides).map(moves).collect();
@@ -442,27 +455,27 @@ fn written_whole(store: &Access, dims: &[usize]) -> Option<StridedRange> {
 }
 
 /// Extends a range of a buffer of `len` elements by another range.
-fn take_in(band: &mut StridedRange, other: &dyn Fn() -> StridedRange, len: usize) {
-    if !band.is_whole() {
+fn extend_range(band: &mut StridedRange, other: &dyn Fn() -> StridedRange, len: usize) {
+    if !band.is_full() {
         *band = band.hull(other(), len);
     }
 }
 
 /// Calls `each` with the ranges of buffers, by index, that an instruction reads or writes.
-fn bands(
+fn visit_ranges(
     instruction: &Instruction,
     buffers: &[Buffer],
     used: Use,
     mut each: impl FnMut(usize, &dyn Fn() -> StridedRange),
 ) {
-    let Some(nest) = nest_of(instruction) else {
+    let Some(nest) = narrowable_nest(instruction) else {
         let ids = if used.reads() { instruction.reads() } else { instruction.writes() };
-        let whole = |id: BufferId| StridedRange::whole(buffers[id.0 as usize].len);
+        let whole = |id: BufferId| StridedRange::full(buffers[id.0 as usize].len);
         return ids.into_iter().for_each(|id| each(id.0 as usize, &|| whole(id)));
     };
     let mut reached = |Operand { buffer, access }: &Operand, dims: Option<&[usize]>| {
         let band =
-            || dims.map_or(StridedRange::whole(access.len), |dims| StridedRange::reached(access, dims));
+            || dims.map_or(StridedRange::full(access.len), |dims| StridedRange::reached_by(access, dims));
         each(buffer.0 as usize, &band);
     };
     if used.writes() {
@@ -478,16 +491,16 @@ fn bands(
 }
 
 /// Returns a map that fills a buffer with zeros.
-fn fill(id: BufferId, buffer: &Buffer) -> Nest {
+fn zero_fill(id: BufferId, buffer: &Buffer) -> Nest {
     let mut b = Builder::new();
     let zero = b.constant(Type::of(buffer.dtype), 0.0);
-    let all = Operand::whole(id, buffer.dtype, &[buffer.len]);
+    let all = Operand::contiguous(id, buffer.dtype, &[buffer.len]);
     Nest::elementwise(smallvec![buffer.len], Vec::new(), b.finish(&[zero]), vec![all])
 }
 
 /// Narrows an instruction to a part of its space and to some terms of its sums. Returns also the maps that copy
 /// operands for it. Parts that cannot be skipped stay.
-fn narrowed(
+fn narrow_instruction(
     instruction: Instruction,
     cuts: &AxisSlices,
     terms: &AxisSlices,
@@ -497,30 +510,32 @@ fn narrowed(
         return (instruction, SmallVec::new());
     }
     if let Instruction::MatMul(m) = &instruction {
-        let narrow = narrowed_product(m, cuts, terms, buffers);
+        let narrow = narrow_product(m, cuts, terms, buffers);
         return narrow.unwrap_or_else(|| (instruction, SmallVec::new()));
     }
     let nest = instruction.flexible_nest().expect("an instruction with a nest");
     let cuts = cuts.iter().chain(terms).copied().collect();
-    (instruction.with_nest(Narrowed::new(&nest.dims, &cuts).nest(nest)), SmallVec::new())
+    (instruction.with_nest(NarrowedSpace::new(&nest.dims, &cuts).nest(nest)), SmallVec::new())
 }
 
 // --- Buffers ---------------------------------------------------------------------------------------------------------
 
 /// Shrinks buffers to the ranges that are used.
-fn compact(draft: &mut Draft) {
+fn compact_buffers(draft: &mut Draft) {
     let Draft { instructions, buffers, inputs, outputs, .. } = draft;
-    let mut used = seen_outside(buffers, &[inputs, outputs]);
+    let mut used = visible_ranges(buffers, &[inputs, outputs]);
     for ScheduledInstruction { instruction, .. } in instructions.iter() {
         for kind in [Use::Read, Use::Write] {
-            bands(instruction, buffers, kind, |k, band| take_in(&mut used[k], band, buffers[k].len));
+            visit_ranges(instruction, buffers, kind, |k, band| {
+                extend_range(&mut used[k], band, buffers[k].len)
+            });
         }
     }
-    let band_of = |id: BufferId| Some(used[id.0 as usize]).filter(|band| !band.is_whole() && !band.is_none());
+    let band_of = |id: BufferId| Some(used[id.0 as usize]).filter(|band| !band.is_full() && !band.is_empty());
     for ScheduledInstruction { instruction, .. } in instructions.iter_mut() {
         let mut holds_a_band = false;
         instruction.buffers(&mut |id, _| holds_a_band |= band_of(id).is_some());
-        if !holds_a_band || nest_of(instruction).is_none() {
+        if !holds_a_band || narrowable_nest(instruction).is_none() {
             continue;
         }
         let compact = |operand: &mut Operand, dims: &[usize]| {
@@ -540,7 +555,7 @@ fn compact(draft: &mut Draft) {
         }
     }
     for (buffer, band) in buffers.iter_mut().zip(used) {
-        if !band.is_none() {
+        if !band.is_empty() {
             buffer.len = band.count(buffer.len);
         }
     }

@@ -3,7 +3,7 @@
 use ortrain_expr::{Access, Dims, Strides};
 use smallvec::SmallVec;
 
-use super::strided_range::{AxisSlice, AxisSlices, Narrowed};
+use super::strided_range::{AxisSlice, AxisSlices, NarrowedSpace};
 use crate::buffer::add_work;
 use crate::{Buffer, Instruction, MatMul, Nest, Operand};
 
@@ -16,14 +16,14 @@ struct Factor {
 /// Narrows a product to slices of its axes: batch, rows, columns and terms, numbered in this order. Non-contiguous
 /// columns are not narrowed. Non-contiguous terms are copied by the returned maps. Returns `None` if kernels do not
 /// support the layout of the factors.
-pub(super) fn narrowed_product(
+pub(super) fn narrow_product(
     m: &MatMul,
     cuts: &AxisSlices,
     terms: &AxisSlices,
     buffers: &mut Vec<Buffer>,
 ) -> Option<(Instruction, SmallVec<[Nest; 2]>)> {
     let (rows, columns, sums) = (m.batch.len(), m.batch.len() + 1, m.batch.len() + 2);
-    let stays = |cut: &&AxisSlice| cut.axis != columns || cut.turn == m.n || cut.count == 1;
+    let stays = |cut: &&AxisSlice| cut.axis != columns || cut.period == m.n || cut.count == 1;
     let cuts: AxisSlices = cuts.iter().filter(stays).copied().collect();
     let of_factor = |axes: [usize; 2]| -> AxisSlices {
         let moved = |cut: &AxisSlice| {
@@ -37,16 +37,16 @@ pub(super) fn narrowed_product(
         cuts.iter().chain(terms).filter_map(moved).collect()
     };
     let [a_space, b_space] = m.spaces();
-    let a = Narrowed::new(&a_space, &of_factor([rows, sums]));
-    let b = Narrowed::new(&b_space, &of_factor([sums, columns]));
+    let a = NarrowedSpace::new(&a_space, &of_factor([rows, sums]));
+    let b = NarrowedSpace::new(&b_space, &of_factor([sums, columns]));
     let mut a = Factor { operand: m.a.with_access(a.access(&m.a.access)), dims: a.dims() };
     let mut b = Factor { operand: m.b.with_access(b.access(&m.b.access)), dims: b.dims() };
     let mut copies = SmallVec::new();
-    let is_split = |cut: &&AxisSlice| cut.turn != [m.m, m.n, m.k][cut.axis - rows] && cut.count > 1;
+    let is_split = |cut: &&AxisSlice| cut.period != [m.m, m.n, m.k][cut.axis - rows] && cut.count > 1;
     if terms.iter().any(|cut| is_split(&cut)) {
         let (last, first) = (a.dims.len() - 1, b.dims.len() - 3);
-        copies.push(a.with_one_axis(last - 1, buffers)?);
-        copies.push(b.with_one_axis(first, buffers)?);
+        copies.push(a.merge_axes(last - 1, buffers)?);
+        copies.push(b.merge_axes(first, buffers)?);
     }
     // Rows in two axes: the outer axis is a batch of products with the same columns.
     if cuts.iter().filter(|cut| cut.axis == rows).any(|cut| is_split(&cut)) {
@@ -70,7 +70,7 @@ pub(super) fn narrowed_product(
         k: b.dims[batch],
         a: a.operand,
         b: b.operand,
-        epilogue: Narrowed::new(&m.epilogue.dims, &cuts).nest(&m.epilogue),
+        epilogue: NarrowedSpace::new(&m.epilogue.dims, &cuts).nest(&m.epilogue),
         rounded: m.rounded,
         precision: m.precision,
     };
@@ -79,7 +79,7 @@ pub(super) fn narrowed_product(
 
 impl Factor {
     /// Copies the factor, so that an axis and the next axis merge. Returns `None` if the inner axis has stride zero.
-    fn with_one_axis(&mut self, outer: usize, buffers: &mut Vec<Buffer>) -> Option<Nest> {
+    fn merge_axes(&mut self, outer: usize, buffers: &mut Vec<Buffer>) -> Option<Nest> {
         let inner = outer + 1;
         let Operand { buffer, access } = &self.operand;
         if access.strides[inner] == 0 {

@@ -18,57 +18,57 @@ pub(super) struct StridedRange {
 
 impl StridedRange {
     /// Returns the empty range of a buffer of `len` elements.
-    pub(super) fn none(len: usize) -> StridedRange {
+    pub(super) fn empty(len: usize) -> StridedRange {
         StridedRange { period: len.max(1), start: 0, len: 0 }
     }
 
     /// Returns the range of all elements of a buffer of `len` elements.
-    pub(super) fn whole(len: usize) -> StridedRange {
+    pub(super) fn full(len: usize) -> StridedRange {
         let period = len.max(1);
         StridedRange { period, start: 0, len: period }
     }
 
-    pub(super) fn is_none(self) -> bool {
+    pub(super) fn is_empty(self) -> bool {
         self.len == 0
     }
 
-    pub(super) fn is_whole(self) -> bool {
+    pub(super) fn is_full(self) -> bool {
         self.len == self.period
     }
 
     /// Returns true if the range contains all elements of another range.
-    pub(super) fn holds(self, other: StridedRange) -> bool {
+    pub(super) fn contains(self, other: StridedRange) -> bool {
         let same = self.period == other.period
             && self.start <= other.start
             && other.start + other.len <= self.start + self.len;
-        other.is_none() || self.is_whole() || same
+        other.is_empty() || self.is_full() || same
     }
 
     /// Returns true if the two ranges provably have no common element.
-    pub(super) fn is_apart_from(self, other: StridedRange) -> bool {
+    pub(super) fn is_disjoint_from(self, other: StridedRange) -> bool {
         let apart = self.period == other.period
             && (self.start + self.len <= other.start || other.start + other.len <= self.start);
-        self.is_none() || other.is_none() || apart
+        self.is_empty() || other.is_empty() || apart
     }
 
     /// Returns the smallest range that contains both ranges, in a buffer of `len` elements.
     pub(super) fn hull(self, other: StridedRange, len: usize) -> StridedRange {
-        if self.holds(other) {
+        if self.contains(other) {
             return self;
         }
-        if other.holds(self) {
+        if other.contains(self) {
             return other;
         }
         if self.period != other.period {
-            return StridedRange::whole(len);
+            return StridedRange::full(len);
         }
         let start = self.start.min(other.start);
         StridedRange { start, len: (self.start + self.len).max(other.start + other.len) - start, ..self }
     }
 
     /// Returns a range that contains all elements that an access reaches over a space.
-    pub(super) fn reached(access: &Access, dims: &[usize]) -> StridedRange {
-        let whole = StridedRange::whole(access.len);
+    pub(super) fn reached_by(access: &Access, dims: &[usize]) -> StridedRange {
+        let whole = StridedRange::full(access.len);
         let mut first = access.offset as isize;
         let mut axes: SmallVec<[(usize, usize); 6]> = SmallVec::new();
         for (&dim, &stride) in dims.iter().zip(&access.strides) {
@@ -124,14 +124,14 @@ impl StridedRange {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct AxisSlice {
     pub(super) axis: usize,
-    pub(super) turn: usize,
-    pub(super) from: usize,
+    pub(super) period: usize,
+    pub(super) start: usize,
     pub(super) count: usize,
 }
 
 impl AxisSlice {
-    fn pays(&self) -> bool {
-        self.count * MIN_GAIN <= self.turn
+    fn is_worthwhile(&self) -> bool {
+        self.count * MIN_GAIN <= self.period
     }
 }
 
@@ -139,24 +139,24 @@ impl AxisSlice {
 pub(super) type AxisSlices = SmallVec<[AxisSlice; 2]>;
 
 /// Returns the fraction of a space's points that are in the slices.
-pub(super) fn share(cuts: &AxisSlices) -> f64 {
-    cuts.iter().map(|cut| cut.count as f64 / cut.turn as f64).product()
+pub(super) fn remaining_fraction(cuts: &AxisSlices) -> f64 {
+    cuts.iter().map(|cut| cut.count as f64 / cut.period as f64).product()
 }
 
 /// Returns a part of a space that contains both parts.
 pub(super) fn hull(a: &AxisSlices, b: &AxisSlices) -> AxisSlices {
     let both = |x: &AxisSlice| {
-        let y = b.iter().find(|y| (y.axis, y.turn) == (x.axis, x.turn))?;
-        let from = x.from.min(y.from);
-        Some(AxisSlice { from, count: (x.from + x.count).max(y.from + y.count) - from, ..*x })
+        let y = b.iter().find(|y| (y.axis, y.period) == (x.axis, x.period))?;
+        let from = x.start.min(y.start);
+        Some(AxisSlice { start: from, count: (x.start + x.count).max(y.start + y.count) - from, ..*x })
     };
-    a.iter().filter_map(both).filter(AxisSlice::pays).collect()
+    a.iter().filter_map(both).filter(AxisSlice::is_worthwhile).collect()
 }
 
 /// Returns a part of a space that contains all points at which an access reaches a range.
-pub(super) fn points(dims: &[usize], access: &Access, band: StridedRange) -> AxisSlices {
+pub(super) fn reaching_slices(dims: &[usize], access: &Access, band: StridedRange) -> AxisSlices {
     let mut cuts = AxisSlices::new();
-    if band.is_whole() {
+    if band.is_full() {
         return cuts;
     }
     let mut inside: SmallVec<[(usize, usize, usize); 6]> = SmallVec::new();
@@ -188,19 +188,19 @@ pub(super) fn points(dims: &[usize], access: &Access, band: StridedRange) -> Axi
             // The access reaches no element of the range: its reader reads zeros or unwritten elements.
             return AxisSlices::new();
         }
-        cuts.push(AxisSlice { axis, turn, from, count: to - from });
+        cuts.push(AxisSlice { axis, period: turn, start: from, count: to - from });
         at += from * stride;
         if to - from > 1 {
             break;
         }
     }
-    cuts.retain(|cut| cut.pays());
+    cuts.retain(|cut| cut.is_worthwhile());
     cuts.sort_unstable_by_key(|cut| cut.axis);
     cuts
 }
 
 /// Space that is narrowed to slices of its axes.
-pub(super) struct Narrowed {
+pub(super) struct NarrowedSpace {
     axes: Vec<Axis>,
 }
 
@@ -212,10 +212,12 @@ struct Axis {
     parts: SmallVec<[(usize, usize); 2]>,
 }
 
-impl Narrowed {
-    pub(super) fn new(dims: &[usize], cuts: &AxisSlices) -> Narrowed {
+impl NarrowedSpace {
+    pub(super) fn new(dims: &[usize], cuts: &AxisSlices) -> NarrowedSpace {
         let narrowed = |(axis, &dim): (usize, &usize)| {
-            let Some(&AxisSlice { turn, from, count, .. }) = cuts.iter().find(|cut| cut.axis == axis) else {
+            let Some(&AxisSlice { period: turn, start: from, count, .. }) =
+                cuts.iter().find(|cut| cut.axis == axis)
+            else {
                 return Axis { from: 0, parts: smallvec![(dim, 1)] };
             };
             let parts = if turn == dim {
@@ -227,7 +229,7 @@ impl Narrowed {
             };
             Axis { from, parts }
         };
-        Narrowed { axes: dims.iter().enumerate().map(narrowed).collect() }
+        NarrowedSpace { axes: dims.iter().enumerate().map(narrowed).collect() }
     }
 
     pub(super) fn dims(&self) -> Dims {
@@ -235,7 +237,7 @@ impl Narrowed {
     }
 
     /// Returns the number of axes that replace the last `count` axes.
-    pub(super) fn last(&self, count: usize) -> usize {
+    pub(super) fn replacement_axis_count(&self, count: usize) -> usize {
         self.axes.iter().rev().take(count).map(|axis| axis.parts.len()).sum()
     }
 
@@ -274,8 +276,14 @@ impl Narrowed {
             sum
         });
         let (expr, reductions) = b.finish_copy(&nest.expr, &nest.reductions, &regs);
-        let narrowed = nest.map(|operand| operand.with_access(self.access(&operand.access)));
-        Nest { dims: self.dims(), inner: self.last(nest.inner), expr, reductions, ..narrowed }
+        let narrowed = nest.map_operands(|operand| operand.with_access(self.access(&operand.access)));
+        Nest {
+            dims: self.dims(),
+            inner: self.replacement_axis_count(nest.inner),
+            expr,
+            reductions,
+            ..narrowed
+        }
     }
 }
 
@@ -297,85 +305,93 @@ mod tests {
     }
 
     #[test]
-    fn what_an_access_reaches() {
-        let all = StridedRange::reached(&access(0, &[32768, 256, 1]), &TOKENS);
-        assert!(all.is_whole());
-        let first = StridedRange::reached(&access(0, &[32768, 0, 1]), &[8, 1, 256]);
+    fn ranges_of_accesses() {
+        let all = StridedRange::reached_by(&access(0, &[32768, 256, 1]), &TOKENS);
+        assert!(all.is_full());
+        let first = StridedRange::reached_by(&access(0, &[32768, 0, 1]), &[8, 1, 256]);
         assert_eq!(first, first_token());
-        let last = StridedRange::reached(&access(127 * 256, &[32768, 1]), &[8, 256]);
+        let last = StridedRange::reached_by(&access(127 * 256, &[32768, 1]), &[8, 256]);
         assert_eq!(last, StridedRange { start: 127 * 256, ..first_token() });
         // Negative strides.
-        let some = StridedRange::reached(&access(6 * 256, &[32768, -256, 1]), &[8, 3, 256]);
+        let some = StridedRange::reached_by(&access(6 * 256, &[32768, -256, 1]), &[8, 3, 256]);
         assert_eq!(some, StridedRange { start: 4 * 256, len: 3 * 256, ..first_token() });
         // One image of several: the period is the whole buffer.
-        let one = StridedRange::reached(&access(32768, &[256, 1]), &[128, 256]);
+        let one = StridedRange::reached_by(&access(32768, &[256, 1]), &[128, 256]);
         assert_eq!(one, StridedRange { period: LEN, start: 32768, len: 32768 });
         // Every other row of a matrix, without the ends of the rows.
-        let odd = StridedRange::reached(&access(256, &[512, 1]), &[512, 200]);
+        let odd = StridedRange::reached_by(&access(256, &[512, 1]), &[512, 200]);
         assert_eq!(odd, StridedRange { period: 512, start: 256, len: 200 });
     }
 
     #[test]
-    fn hulls_of_bands() {
+    fn hulls_of_ranges() {
         let (first, last) = (first_token(), StridedRange { start: 127 * 256, ..first_token() });
-        assert!(first.hull(last, LEN).is_whole());
-        assert_eq!(first.hull(StridedRange::none(LEN), LEN), first);
-        assert_eq!(StridedRange::none(LEN).hull(first, LEN), first);
+        assert!(first.hull(last, LEN).is_full());
+        assert_eq!(first.hull(StridedRange::empty(LEN), LEN), first);
+        assert_eq!(StridedRange::empty(LEN).hull(first, LEN), first);
         let second = StridedRange { start: 256, ..first };
         let both = first.hull(second, LEN);
         assert_eq!(both, StridedRange { len: 512, ..first });
-        assert!(both.holds(first) && both.holds(second) && !first.holds(both));
-        assert!(first.hull(StridedRange { period: 512, start: 0, len: 256 }, LEN).is_whole());
-        assert!(first.is_apart_from(second) && !both.is_apart_from(second));
+        assert!(both.contains(first) && both.contains(second) && !first.contains(both));
+        assert!(first.hull(StridedRange { period: 512, start: 0, len: 256 }, LEN).is_full());
+        assert!(first.is_disjoint_from(second) && !both.is_disjoint_from(second));
         assert!(
-            first.is_apart_from(StridedRange::none(LEN)) && !first.is_apart_from(StridedRange::whole(LEN))
+            first.is_disjoint_from(StridedRange::empty(LEN))
+                && !first.is_disjoint_from(StridedRange::full(LEN))
         );
     }
 
     #[test]
-    fn points_that_reach_a_band() {
-        let cut =
-            |axis, turn, from, count| -> AxisSlices { smallvec![AxisSlice { axis, turn, from, count }] };
+    fn slices_that_reach_a_range() {
+        let cut = |axis, period, start, count| -> AxisSlices {
+            smallvec![AxisSlice { axis, period, start, count }]
+        };
         let second = StridedRange { start: 256, ..first_token() };
         let whole = access(0, &[32768, 256, 1]);
-        assert_eq!(points(&TOKENS, &whole, second), cut(1, 128, 1, 1));
+        assert_eq!(reaching_slices(&TOKENS, &whole, second), cut(1, 128, 1, 1));
         // All tokens of all sentences as rows of one matrix.
-        assert_eq!(points(&[1024, 256], &access(0, &[256, 1]), second), cut(0, 128, 1, 1));
+        assert_eq!(reaching_slices(&[1024, 256], &access(0, &[256, 1]), second), cut(0, 128, 1, 1));
         // Tokens split into two axes.
-        let split = points(&[8, 4, 32, 256], &access(0, &[32768, 8192, 256, 1]), second);
+        let split = reaching_slices(&[8, 4, 32, 256], &access(0, &[32768, 8192, 256, 1]), second);
         let expected: AxisSlices = smallvec![
-            AxisSlice { axis: 1, turn: 4, from: 0, count: 1 },
-            AxisSlice { axis: 2, turn: 32, from: 1, count: 1 }
+            AxisSlice { axis: 1, period: 4, start: 0, count: 1 },
+            AxisSlice { axis: 2, period: 32, start: 1, count: 1 }
         ];
         assert_eq!(split, expected);
         // An access that begins at the second token.
-        assert_eq!(points(&[8, 127, 256], &access(256, &[32768, 256, 1]), second), cut(1, 127, 0, 1));
+        assert_eq!(
+            reaching_slices(&[8, 127, 256], &access(256, &[32768, 256, 1]), second),
+            cut(1, 127, 0, 1)
+        );
         // Slices of rows. A slice of more than half of an axis is not used.
         let columns = StridedRange { period: 256, start: 64, len: 64 };
-        assert_eq!(points(&TOKENS, &whole, columns), cut(2, 256, 64, 64));
-        assert_eq!(points(&TOKENS, &whole, StridedRange { len: 129, ..columns }), AxisSlices::new());
+        assert_eq!(reaching_slices(&TOKENS, &whole, columns), cut(2, 256, 64, 64));
+        assert_eq!(reaching_slices(&TOKENS, &whole, StridedRange { len: 129, ..columns }), AxisSlices::new());
         // Accesses that cross the period, or have negative strides, are not narrowed.
-        assert_eq!(points(&[8, 128, 256], &access(256, &[32768, 255, 1]), second), AxisSlices::new());
-        assert_eq!(points(&[127, 256], &access(127 * 256, &[-256, 1]), second), AxisSlices::new());
+        assert_eq!(
+            reaching_slices(&[8, 128, 256], &access(256, &[32768, 255, 1]), second),
+            AxisSlices::new()
+        );
+        assert_eq!(reaching_slices(&[127, 256], &access(127 * 256, &[-256, 1]), second), AxisSlices::new());
     }
 
     #[test]
-    fn a_space_without_parts_of_its_axes() {
+    fn space_narrowed_along_two_axes() {
         let cuts: AxisSlices = smallvec![
-            AxisSlice { axis: 0, turn: 128, from: 3, count: 2 },
-            AxisSlice { axis: 1, turn: 256, from: 8, count: 4 }
+            AxisSlice { axis: 0, period: 128, start: 3, count: 2 },
+            AxisSlice { axis: 1, period: 256, start: 8, count: 4 }
         ];
-        let narrowed = Narrowed::new(&[1024, 256], &cuts);
+        let narrowed = NarrowedSpace::new(&[1024, 256], &cuts);
         assert_eq!(narrowed.dims().as_slice(), [8, 2, 4]);
         let moved = narrowed.access(&access(0, &[256, 1]));
         assert_eq!((moved.offset, moved.strides.as_slice()), (3 * 256 + 8, &[32768, 256, 1][..]));
-        assert_eq!((narrowed.last(1), narrowed.last(2)), (1, 3));
+        assert_eq!((narrowed.replacement_axis_count(1), narrowed.replacement_axis_count(2)), (1, 3));
         let (from, steps) = narrowed.index(0);
         assert_eq!((from, steps.collect::<Vec<_>>()), (3, vec![(0, 128), (1, 1)]));
     }
 
     #[test]
-    fn a_buffer_of_a_band_alone() {
+    fn compacted_buffer() {
         let band = StridedRange { start: 512, len: 512, ..first_token() };
         let inside = access(768, &[32768, 0, 1]);
         let moved = band.compact(&inside, &[8, 1, 256]);

@@ -12,10 +12,12 @@ use ortrain_expr::{Access, BinaryOp, Builder, DType, Dims, Inst, ReduceOp, Reg, 
 
 use super::remove_unused::remove_unused;
 use super::{Changed, Draft, Outcome, Target};
-use crate::editor::{Change, Editor, node_names};
-use crate::operand::{matrices, only_moves, only_result, read_by, written_by};
+use crate::editor::{Change, Editor, join_node_names};
+use crate::operand::{
+    batched_matrix_dims, loaded_buffers, only_moves_elements, single_result, stored_buffers,
+};
 use crate::rewrite::index_map::Embedding;
-use crate::rewrite::inline_nest::{Link, append, inline, same};
+use crate::rewrite::inline_nest::{Link, append, inline, is_same_access};
 use crate::versions::Versions;
 use crate::{
     Attention, AttentionGradients, AttentionPass, BufferId, GradientModes, Instruction, Load, MatMul, Nest,
@@ -27,11 +29,11 @@ const MAX_MAPS: usize = 8;
 
 pub(super) fn run(draft: &mut Draft, _: &Target) -> Outcome {
     let mut changes = 0;
-    if draft.instructions.iter().any(|scheduled| softmax(&scheduled.instruction).is_some()) {
+    if draft.instructions.iter().any(|scheduled| match_softmax(&scheduled.instruction).is_some()) {
         let mut work = Editor::new(draft);
         for at in 0..work.len() {
-            if let Some(found) = work.attention(at) {
-                work.put_all(found);
+            if let Some(found) = work.find_attention(at) {
+                work.apply_change(found);
                 changes += 1;
             }
         }
@@ -42,13 +44,14 @@ pub(super) fn run(draft: &mut Draft, _: &Target) -> Outcome {
 }
 
 /// Returns the nest, and the length of its rows, if the only reduced axis is the innermost axis in memory.
-fn rows(instruction: &Instruction) -> Option<(&Nest, usize)> {
+fn match_row_reduction(instruction: &Instruction) -> Option<(&Nest, usize)> {
     let (Instruction::Nest(_), nest) = (instruction, instruction.flexible_nest()?) else { return None };
     let &[keys] = nest.inner_dims() else { return None };
     let dtype = nest.stores.first()?.access.dtype;
     let whole = Access::contiguous(dtype, &nest.dims);
-    let is_whole =
-        |operand: &Operand| operand.access.len == whole.len && same(&operand.access, &whole, &nest.dims);
+    let is_whole = |operand: &Operand| {
+        operand.access.len == whole.len && is_same_access(&operand.access, &whole, &nest.dims)
+    };
     let fits = matches!(dtype, DType::F32 | DType::F64) && nest.operands().all(is_whole);
     (fits && nest.stores.len() == 1).then_some((nest, keys))
 }
@@ -61,13 +64,13 @@ fn operands(nest: &Nest, reg: Reg, op: BinaryOp) -> Option<[Reg; 2]> {
     }
 }
 
-fn is(nest: &Nest, reg: Reg, inst: Inst) -> bool {
+fn is_instruction(nest: &Nest, reg: Reg, inst: Inst) -> bool {
     nest.expr.insts()[usize::from(reg.0)].0 == inst
 }
 
 /// Recognizes a softmax over rows: returns its operand, its result, and the length of a row.
-fn softmax(instruction: &Instruction) -> Option<(BufferId, BufferId, usize)> {
-    let (nest, keys) = rows(instruction)?;
+fn match_softmax(instruction: &Instruction) -> Option<(BufferId, BufferId, usize)> {
+    let (nest, keys) = match_row_reduction(instruction)?;
     let ([Load::Buffer(from)], [most, sum]) = (nest.loads.as_slice(), nest.reductions.as_slice()) else {
         return None;
     };
@@ -76,16 +79,16 @@ fn softmax(instruction: &Instruction) -> Option<(BufferId, BufferId, usize)> {
     let [x, largest] = operands(nest, shifted, BinaryOp::Sub)?;
     let fits = (most.op, sum.op) == (ReduceOp::Max, ReduceOp::Sum)
         && (most.value, sum.value) == (x, power)
-        && is(nest, x, Inst::Load(0))
-        && is(nest, largest, Inst::Reduced(0))
-        && is(nest, total, Inst::Reduced(1))
+        && is_instruction(nest, x, Inst::Load(0))
+        && is_instruction(nest, largest, Inst::Reduced(0))
+        && is_instruction(nest, total, Inst::Reduced(1))
         && nest.expr.ty(x) == Type::of(from.access.dtype);
     fits.then(|| (from.buffer, nest.stores[0].buffer, keys))
 }
 
 /// Recognizes the gradient of the softmax `y` over rows: returns the incoming and the outgoing gradient.
-fn softmax_gradient(instruction: &Instruction, y: BufferId) -> Option<(BufferId, BufferId)> {
-    let (nest, _) = rows(instruction)?;
+fn match_softmax_gradient(instruction: &Instruction, y: BufferId) -> Option<(BufferId, BufferId)> {
+    let (nest, _) = match_row_reduction(instruction)?;
     let ([Load::Buffer(a), Load::Buffer(b)], [sum]) = (nest.loads.as_slice(), nest.reductions.as_slice())
     else {
         return None;
@@ -99,9 +102,11 @@ fn softmax_gradient(instruction: &Instruction, y: BufferId) -> Option<(BufferId,
     let either = |found: [Reg; 2], x: &dyn Fn(Reg) -> bool, y: &dyn Fn(Reg) -> bool| {
         x(found[0]) && y(found[1]) || x(found[1]) && y(found[0])
     };
-    let (is_g, is_y) = (|reg: Reg| is(nest, reg, g_load), |reg: Reg| is(nest, reg, y_load));
+    let (is_g, is_y) =
+        (|reg: Reg| is_instruction(nest, reg, g_load), |reg: Reg| is_instruction(nest, reg, y_load));
     let rest = |reg: Reg| {
-        operands(nest, reg, BinaryOp::Sub).is_some_and(|[g, s]| is_g(g) && is(nest, s, Inst::Reduced(0)))
+        operands(nest, reg, BinaryOp::Sub)
+            .is_some_and(|[g, s]| is_g(g) && is_instruction(nest, s, Inst::Reduced(0)))
     };
     let fits = sum.op == ReduceOp::Sum
         && either(operands(nest, sum.value, BinaryOp::Mul)?, &is_g, &is_y)
@@ -110,7 +115,7 @@ fn softmax_gradient(instruction: &Instruction, y: BufferId) -> Option<(BufferId,
 }
 
 /// Transposes the last two axes of an access.
-fn turned(access: &Access) -> Access {
+fn transpose_access(access: &Access) -> Access {
     let mut access = access.clone();
     let axes = access.strides.len();
     access.strides.swap(axes - 2, axes - 1);
@@ -118,14 +123,14 @@ fn turned(access: &Access) -> Access {
 }
 
 /// Transposes the last two axes of an operand.
-fn turned_operand(operand: &Operand) -> Operand {
-    operand.with_access(turned(&operand.access))
+fn transpose_operand(operand: &Operand) -> Operand {
+    operand.with_access(transpose_access(&operand.access))
 }
 
 /// Transposes the last two axes of a nest's space.
-fn turned_nest(nest: &Nest) -> Nest {
+fn transpose_nest(nest: &Nest) -> Nest {
     let axes = nest.dims.len();
-    let mut turned = nest.map(turned_operand);
+    let mut turned = nest.map_operands(transpose_operand);
     turned.dims.swap(axes - 2, axes - 1);
     let mut b = Builder::new();
     let regs = b.copy(&nest.expr, |b, inst, ty| match inst {
@@ -138,15 +143,15 @@ fn turned_nest(nest: &Nest) -> Nest {
 }
 
 /// Returns a product with the factor `id` on the left. If `id` is the right factor, the product is transposed.
-fn seen_from(m: &MatMul, id: BufferId) -> Option<MatMul> {
+fn with_left_factor(m: &MatMul, id: BufferId) -> Option<MatMul> {
     match [m.a.buffer == id, m.b.buffer == id] {
         [true, false] => Some(m.clone()),
         [false, true] => Some(MatMul {
-            a: turned_operand(&m.b),
-            b: turned_operand(&m.a),
+            a: transpose_operand(&m.b),
+            b: transpose_operand(&m.a),
             m: m.n,
             n: m.m,
-            epilogue: turned_nest(&m.epilogue),
+            epilogue: transpose_nest(&m.epilogue),
             ..m.clone()
         }),
         _ => None,
@@ -158,53 +163,53 @@ struct Space {
     batch: Dims,
     queries: usize,
     dims: Dims,
-    whole: Access,
+    contiguous: Access,
     entries: GradientModes,
 }
 
 impl Space {
-    fn with(&self, sizes: [usize; 2]) -> Dims {
-        matrices(&self.batch, sizes)
+    fn batched_dims(&self, sizes: [usize; 2]) -> Dims {
+        batched_matrix_dims(&self.batch, sizes)
     }
 
     /// Returns true if two operands over batch and `sizes` access the same elements.
     fn are_equal(&self, a: &Operand, b: &Operand, sizes: [usize; 2]) -> bool {
-        a.buffer == b.buffer && same(&a.access, &b.access, &self.with(sizes))
+        a.buffer == b.buffer && is_same_access(&a.access, &b.access, &self.batched_dims(sizes))
     }
 
     /// Returns an operand for a buffer with the elements of the space in order.
-    fn whole_of(&self, buffer: BufferId) -> Operand {
-        Operand { buffer, access: self.whole.clone() }
+    fn contiguous_operand(&self, buffer: BufferId) -> Operand {
+        Operand { buffer, access: self.contiguous.clone() }
     }
 
     /// Returns true if an access over the space covers a buffer in order.
-    fn is_whole(&self, access: &Access) -> bool {
-        access.len == self.whole.len && same(access, &self.whole, &self.dims)
+    fn is_contiguous(&self, access: &Access) -> bool {
+        access.len == self.contiguous.len && is_same_access(access, &self.contiguous, &self.dims)
     }
 
     /// Returns true if an access over the transposed space covers a buffer in order.
-    fn is_turned(&self, access: &Access) -> bool {
-        self.is_whole(&turned(access))
+    fn is_contiguous_transposed(&self, access: &Access) -> bool {
+        self.is_contiguous(&transpose_access(access))
     }
 }
 
 /// Returns the instruction that computes another pass of an attention.
-fn attention(of: &Attention, pass: AttentionPass) -> Instruction {
+fn with_pass(of: &Attention, pass: AttentionPass) -> Instruction {
     Instruction::from(Attention { pass, ..of.clone() })
 }
 
 /// Instruction that replaces others.
-struct Replaced {
-    place: usize,
+struct Replacement {
+    position: usize,
     instruction: Instruction,
     /// Producers of its results.
-    makers: Vec<usize>,
+    producers: Vec<usize>,
     /// Instructions that must become unused.
-    inside: Vec<usize>,
+    removed: Vec<usize>,
 }
 
 /// Part of the gradients between the gradient of the sums and the gradient of the softmax.
-struct Behind {
+struct GradientSource {
     product: usize,
     of_weights: Nest,
     given: Operand,
@@ -212,20 +217,22 @@ struct Behind {
 
 impl Editor<'_> {
     fn product(&self, at: usize, space: &Space) -> Option<&MatMul> {
-        let ScheduledInstruction { instruction, entries, .. } = self.slots[at].as_ref()?;
+        let ScheduledInstruction { instruction, gradient_modes: entries, .. } = self.slots[at].as_ref()?;
         let Instruction::MatMul(m) = instruction else { return None };
         (m.batch == space.batch && *entries == space.entries).then_some(m)
     }
 
     /// Returns the product that produces a buffer, possibly through element-wise maps.
-    fn product_behind(&self, id: BufferId, keys: usize, maps: usize) -> Option<usize> {
-        let maker = self.maker(id)?;
-        match self.instruction(maker)? {
-            Instruction::MatMul(m) => (m.n == keys && only_result(&m.epilogue) == Some(id)).then_some(maker),
+    fn find_source_product(&self, id: BufferId, keys: usize, maps: usize) -> Option<usize> {
+        let maker = self.only_writer(id)?;
+        match self.instruction_at(maker)? {
+            Instruction::MatMul(m) => {
+                (m.n == keys && single_result(&m.epilogue) == Some(id)).then_some(maker)
+            }
             Instruction::Nest(map) if maps > 0 && map.is_map() && map.segments.is_none() => {
                 let len = self.buffers[id.0 as usize].len;
-                let mut whole = read_by(map).filter(|read| self.buffers[read.0 as usize].len == len);
-                whole.find_map(|read| self.product_behind(read, keys, maps - 1))
+                let mut whole = loaded_buffers(map).filter(|read| self.buffers[read.0 as usize].len == len);
+                whole.find_map(|read| self.find_source_product(read, keys, maps - 1))
             }
             _ => None,
         }
@@ -233,8 +240,8 @@ impl Editor<'_> {
 
     /// Collects the element-wise maps between `given` and `value` into a nest over the scores. The given buffers become
     /// its accumulators, and its result has no store. The maps must not store intermediate values.
-    fn made_of(&self, value: BufferId, given: &[BufferId], space: &Space) -> Option<Nest> {
-        let dtype = space.whole.dtype;
+    fn collect_maps(&self, value: BufferId, given: &[BufferId], space: &Space) -> Option<Nest> {
+        let dtype = space.contiguous.dtype;
         let mut b = Builder::new();
         let outputs: Vec<Reg> = (0..given.len()).map(|slot| b.load(slot, Type::of(dtype))).collect();
         let loads = vec![Load::Accumulator(dtype); given.len()];
@@ -244,36 +251,36 @@ impl Editor<'_> {
         if value == given[0] {
             return Some(host(&outputs[..1], b, Vec::new()));
         }
-        let host = host(&outputs, b, given.iter().map(|&id| space.whole_of(id)).collect());
-        let mut map = self.map_that_makes(value)?;
+        let host = host(&outputs, b, given.iter().map(|&id| space.contiguous_operand(id)).collect());
+        let mut map = self.producing_map(value)?;
         let mut tried: Vec<BufferId> = given.to_vec();
         for _ in 0..MAX_MAPS * MAX_MAPS {
-            let is_whole = |id: &BufferId| self.buffers[id.0 as usize].len == space.whole.len;
-            let Some(id) = read_by(&map).find(|id| !tried.contains(id) && is_whole(id)) else { break };
+            let is_whole = |id: &BufferId| self.buffers[id.0 as usize].len == space.contiguous.len;
+            let Some(id) = loaded_buffers(&map).find(|id| !tried.contains(id) && is_whole(id)) else { break };
             tried.push(id);
-            let Some(before) = self.map_that_makes(id) else { continue };
+            let Some(before) = self.producing_map(id) else { continue };
             loop {
-                let slot = read_by(&map).position(|read| read == id);
+                let slot = loaded_buffers(&map).position(|read| read == id);
                 let Some(inlined) = slot.and_then(|slot| inline(&map, slot, &before, false)) else { break };
                 map = inlined;
             }
         }
-        let slot = read_by(&map).position(|read| read == given[0])?;
+        let slot = loaded_buffers(&map).position(|read| read == given[0])?;
         let keep = vec![false; host.stores.len()];
         let mut made = append(&host, &map, Link::Result(0, slot), &keep, false)?;
         let fits = made.dims == space.dims
-            && matches!(made.stores.as_slice(), [store] if space.is_whole(&store.access))
+            && matches!(made.stores.as_slice(), [store] if space.is_contiguous(&store.access))
             && !made.expr.can_fail();
         made.stores.clear();
         fits.then_some(made)
     }
 
     /// Returns the source of an operand, before maps that only move elements.
-    fn through_moves(&self, operand: Operand, dims: &[usize]) -> Operand {
+    fn trace_moves(&self, operand: Operand, dims: &[usize]) -> Operand {
         let mut found = operand;
-        while let Some(map) = self.map_that_makes(found.buffer) {
+        while let Some(map) = self.producing_map(found.buffer) {
             let [Load::Buffer(source)] = map.loads.as_slice() else { break };
-            if !only_moves(&map) || source.access.dtype != found.access.dtype {
+            if !only_moves_elements(&map) || source.access.dtype != found.access.dtype {
                 break;
             }
             let place = &map.stores[0].access;
@@ -284,8 +291,8 @@ impl Editor<'_> {
     }
 
     /// Appends following maps that only move the result to an epilogue. Their positions are added to `gone`.
-    fn with_moves(&self, mut nest: Nest, entries: GradientModes, gone: &mut Vec<usize>) -> Nest {
-        while let Some((longer, reader)) = self.moved_on(&nest, entries) {
+    fn append_moves(&self, mut nest: Nest, entries: GradientModes, gone: &mut Vec<usize>) -> Nest {
+        while let Some((longer, reader)) = self.append_move(&nest, entries) {
             nest = longer;
             gone.push(reader);
         }
@@ -293,57 +300,59 @@ impl Editor<'_> {
     }
 
     /// Appends a map that only moves the result to an epilogue. Returns also the position of the map.
-    fn moved_on(&self, nest: &Nest, entries: GradientModes) -> Option<(Nest, usize)> {
-        let value = only_result(nest).filter(|&value| self.is_work(value) && !self.is_output(value))?;
+    fn append_move(&self, nest: &Nest, entries: GradientModes) -> Option<(Nest, usize)> {
+        let value = single_result(nest).filter(|&value| self.is_work(value) && !self.is_output(value))?;
         let reader = self.readers(value).only()?;
         let scheduled = self.slots[reader].as_ref()?;
-        let map = scheduled.instruction.as_map().filter(|map| only_moves(map))?;
+        let map = scheduled.instruction.as_map().filter(|map| only_moves_elements(map))?;
         // A buffer with other writers, which store other parts, is not handled.
-        let fits = scheduled.entries == entries && self.maker(only_result(map)?) == Some(reader);
+        let fits =
+            scheduled.gradient_modes == entries && self.only_writer(single_result(map)?) == Some(reader);
         let longer = || append(nest, map, Link::Result(0, 0), &[false], false);
         fits.then(longer).flatten().map(|longer| (longer, reader))
     }
 
     /// Recognizes the attention around the softmax at a position.
-    fn attention(&self, at: usize) -> Option<Change> {
+    fn find_attention(&self, at: usize) -> Option<Change> {
         let scheduled = self.slots[at].as_ref()?;
-        let (operand, softmax, keys) = softmax(&scheduled.instruction)?;
-        let entries = scheduled.entries;
-        if self.maker(softmax) != Some(at) {
+        let (operand, softmax, keys) = match_softmax(&scheduled.instruction)?;
+        let entries = scheduled.gradient_modes;
+        if self.only_writer(softmax) != Some(at) {
             return None;
         }
-        let scores_at = self.product_behind(operand, keys, MAX_MAPS)?;
-        let Instruction::MatMul(scores) = self.instruction(scores_at)? else { return None };
-        let dims = matrices(&scores.batch, [scores.m, keys]);
+        let scores_at = self.find_source_product(operand, keys, MAX_MAPS)?;
+        let Instruction::MatMul(scores) = self.instruction_at(scores_at)? else { return None };
+        let dims = batched_matrix_dims(&scores.batch, [scores.m, keys]);
         let dtype = scores.a.access.dtype;
         let whole = Access::contiguous(dtype, &dims);
-        let space = Space { batch: scores.batch.clone(), queries: scores.m, dims, whole, entries };
-        let product = only_result(&scores.epilogue)?;
+        let space =
+            Space { batch: scores.batch.clone(), queries: scores.m, dims, contiguous: whole, entries };
+        let product = single_result(&scores.epilogue)?;
         let fits = matches!(dtype, DType::F32 | DType::F64)
             && scores.b.access.dtype == dtype
-            && self.buffers[softmax.0 as usize].len == space.whole.len
-            && self.slots[scores_at].as_ref()?.entries == entries
-            && scores.epilogue.stores.iter().all(|store| space.is_whole(&store.access));
+            && self.buffers[softmax.0 as usize].len == space.contiguous.len
+            && self.slots[scores_at].as_ref()?.gradient_modes == entries
+            && scores.epilogue.stores.iter().all(|store| space.is_contiguous(&store.access));
         if !fits || scores.k == 0 {
             return None;
         }
         // Scale and mask follow the epilogue of the product.
-        let after = self.made_of(operand, &[product], &space)?;
+        let after = self.collect_maps(operand, &[product], &space)?;
         let mut before = scores.epilogue.clone();
-        before.stores = vec![space.whole_of(product)];
+        before.stores = vec![space.contiguous_operand(product)];
         let of_scores = append(&before, &after, Link::Result(0, 0), &[false], false)?;
         let size = scores.k;
-        let q = self.through_moves(scores.a.clone(), &space.with([space.queries, size]));
-        let k = self.through_moves(turned_operand(&scores.b), &space.with([keys, size]));
+        let q = self.trace_moves(scores.a.clone(), &space.batched_dims([space.queries, size]));
+        let k = self.trace_moves(transpose_operand(&scores.b), &space.batched_dims([keys, size]));
 
         // The attention weights, computed from the softmax, and their product with the values.
-        let (weights, sums_at, sums) = self.find_behind(softmax, &space, |value, reader| {
-            let view = self.product(reader, &space).and_then(|m| seen_from(m, value))?;
-            (view.m == space.queries && space.is_whole(&view.a.access)).then_some(view)
+        let (weights, sums_at, sums) = self.find_consumer(softmax, &space, |value, reader| {
+            let view = self.product(reader, &space).and_then(|m| with_left_factor(m, value))?;
+            (view.m == space.queries && space.is_contiguous(&view.a.access)).then_some(view)
         })?;
         let width = sums.n;
-        let of_weights = self.made_of(weights, &[softmax], &space)?;
-        let v = self.through_moves(sums.b, &space.with([keys, width]));
+        let of_weights = self.collect_maps(weights, &[softmax], &space)?;
+        let v = self.trace_moves(sums.b, &space.batched_dims([keys, width]));
         let forward = Attention {
             batch: space.batch.clone(),
             queries: space.queries,
@@ -358,35 +367,37 @@ impl Editor<'_> {
             pass: AttentionPass::Output(Box::new(sums.epilogue.clone())),
         };
         let mut makers = vec![sums_at];
-        let gradients = self.gradients(&forward, &space, [softmax, weights], sums_at)?;
-        let output = self.with_moves(sums.epilogue, entries, &mut makers);
-        let output = Replaced {
-            place: sums_at,
-            instruction: attention(&forward, AttentionPass::Output(Box::new(output))),
-            makers,
-            inside: vec![scores_at, at],
+        let gradients = self.find_gradients(&forward, &space, [softmax, weights], sums_at)?;
+        let output = self.append_moves(sums.epilogue, entries, &mut makers);
+        let output = Replacement {
+            position: sums_at,
+            instruction: with_pass(&forward, AttentionPass::Output(Box::new(output))),
+            producers: makers,
+            removed: vec![scores_at, at],
         };
-        self.replacing(&[Some(output), gradients].into_iter().flatten().collect::<Vec<_>>(), &space)
+        self.build_change(&[Some(output), gradients].into_iter().flatten().collect::<Vec<_>>(), &space)
     }
 
     /// Returns the change that inserts new instructions, if the removed instructions are unused and all operands are
     /// available.
-    fn replacing(&self, new: &[Replaced], space: &Space) -> Option<Change> {
+    fn build_change(&self, new: &[Replacement], space: &Space) -> Option<Change> {
         let entries = space.entries;
         let live: Vec<usize> =
-            new.iter().flat_map(|new| new.instruction.reads()).map(|id| self.cell(id)).collect();
-        let mut gone: BTreeSet<usize> = new.iter().flat_map(|new| new.makers.iter().copied()).collect();
+            new.iter().flat_map(|new| new.instruction.reads()).map(|id| self.alias_class(id)).collect();
+        let mut gone: BTreeSet<usize> = new.iter().flat_map(|new| new.producers.iter().copied()).collect();
         let mut fresh: Vec<usize> = gone.iter().copied().collect();
         while let Some(at) = fresh.pop() {
-            for id in self.instruction(at)?.reads() {
-                let Some(maker) = self.maker(id).filter(|maker| !gone.contains(maker)) else { continue };
+            for id in self.instruction_at(at)?.reads() {
+                let Some(maker) = self.only_writer(id).filter(|maker| !gone.contains(maker)) else {
+                    continue;
+                };
                 let is_dead = |id: &BufferId| {
                     self.is_work(*id)
                         && !self.is_output(*id)
-                        && !live.contains(&self.cell(*id))
+                        && !live.contains(&self.alias_class(*id))
                         && self.readers(*id).iter().all(|reader| gone.contains(&reader))
                 };
-                let instruction = self.instruction(maker)?;
+                let instruction = self.instruction_at(maker)?;
                 if !instruction.can_fail() && instruction.writes().iter().all(is_dead) {
                     gone.insert(maker);
                     fresh.push(maker);
@@ -394,15 +405,15 @@ impl Editor<'_> {
             }
         }
         let mut change: Change = gone.iter().map(|&at| (at, None)).collect();
-        for Replaced { place, instruction, makers, inside } in new {
+        for Replacement { position: place, instruction, producers: makers, removed: inside } in new {
             let reads = instruction.reads();
-            let first = new.iter().flat_map(|new| &new.inside).copied().min()?;
+            let first = new.iter().flat_map(|new| &new.removed).copied().min()?;
             // The operand is defined once, before this position, or does not change from the scores on.
             let is_there = |&id: &BufferId| {
                 if self.is_work(id) && !self.is_input(id) {
-                    self.maker(id).is_some_and(|maker| maker < *place && !gone.contains(&maker))
+                    self.only_writer(id).is_some_and(|maker| maker < *place && !gone.contains(&maker))
                 } else {
-                    self.unchanged(&[id], first, *place, entries)
+                    self.is_unchanged_between(&[id], first, *place, entries)
                 }
             };
             let fits = inside.iter().all(|at| gone.contains(at))
@@ -410,17 +421,17 @@ impl Editor<'_> {
                 && instruction
                     .writes()
                     .iter()
-                    .all(|&id| self.maker(id).is_some_and(|at| makers.contains(&at)));
+                    .all(|&id| self.only_writer(id).is_some_and(|at| makers.contains(&at)));
             if !fits || instruction.validate(self.buffers).is_some() {
                 return None;
             }
             // The new instructions cannot fail.
             let nodes = inside.iter().chain(makers).filter_map(|&at| self.slots[at].as_ref());
-            let node = node_names(nodes.map(|scheduled| &*scheduled.node));
+            let node = join_node_names(nodes.map(|scheduled| &*scheduled.node));
             let there = change.iter_mut().find(|(at, _)| at == place)?;
             let versions = self.versions_of_attention(instruction, &gone, *place)?;
             let instruction = instruction.clone();
-            there.1 = Some(ScheduledInstruction { instruction, entries, node, versions });
+            there.1 = Some(ScheduledInstruction { instruction, gradient_modes: entries, node, versions });
         }
         Some(change)
     }
@@ -438,52 +449,55 @@ impl Editor<'_> {
             let readers =
                 self.readers(read).iter().filter(|reader| *reader <= place || gone.contains(reader));
             for reader in readers.filter_map(|reader| self.slots[reader].as_ref()) {
-                found = found.reading_also(&reader.versions.read_of(read))?;
+                found = found.merge_reads(&reader.versions.only_read_of(read))?;
             }
         }
         let makers = gone.iter().filter_map(|&maker| self.slots[maker].as_ref());
         for (written, version) in makers.flat_map(|maker| maker.versions.writes()) {
             found = found.with_write(written, version);
         }
-        Some(found.of_instruction(instruction))
+        Some(found.restrict_to(instruction))
     }
 
     /// Recognizes the gradients of an attention. Returns `Some(None)` if there are no gradients, and `None` if an
     /// instruction does not match the pattern.
-    fn gradients(
+    fn find_gradients(
         &self,
         forward: &Attention,
         space: &Space,
         [softmax, weights]: [BufferId; 2],
         sums_at: usize,
-    ) -> Option<Option<Replaced>> {
+    ) -> Option<Option<Replacement>> {
         let &Attention { queries, keys, size, width, .. } = forward;
-        let dims = |sizes: [usize; 2]| space.with(sizes);
+        let dims = |sizes: [usize; 2]| space.batched_dims(sizes);
         let (mut makers, mut inside): (Vec<usize>, Vec<usize>) = (Vec::new(), Vec::new());
         let (mut q, mut k, mut v) = (None, None, None);
         let mut given: Option<Operand> = None;
         let equal = |a: &Operand, b: &Operand, sizes: [usize; 2]| space.are_equal(a, b, sizes);
         for reader in self.readers(weights).iter().filter(|&reader| reader != sums_at) {
-            let Some(view) = self.product(reader, space).and_then(|m| seen_from(m, weights)) else {
+            let Some(view) = self.product(reader, space).and_then(|m| with_left_factor(m, weights)) else {
                 continue;
             };
-            let fits = (view.m, view.n) == (keys, width) && space.is_turned(&view.a.access) && v.is_none();
+            let fits = (view.m, view.n) == (keys, width)
+                && space.is_contiguous_transposed(&view.a.access)
+                && v.is_none();
             if !fits {
                 return None;
             }
-            given = Some(self.through_moves(view.b, &dims([queries, width])));
+            given = Some(self.trace_moves(view.b, &dims([queries, width])));
             makers.push(reader);
-            v = Some(self.with_moves(view.epilogue, space.entries, &mut makers));
+            v = Some(self.append_moves(view.epilogue, space.entries, &mut makers));
         }
         // The gradient of the softmax: the softmax factor, the position, and the incoming and outgoing gradients.
-        let gradient = self
-            .find_behind(softmax, space, |value, reader| softmax_gradient(self.instruction(reader)?, value));
-        let mut of_scores = self.made_of(softmax, &[softmax], space)?;
+        let gradient = self.find_consumer(softmax, space, |value, reader| {
+            match_softmax_gradient(self.instruction_at(reader)?, value)
+        });
+        let mut of_scores = self.collect_maps(softmax, &[softmax], space)?;
         let mut of_softmax = of_scores.clone();
-        let mut of_weights = self.made_of(softmax, &[softmax, softmax], space)?;
+        let mut of_weights = self.collect_maps(softmax, &[softmax, softmax], space)?;
         if let Some((kept, at, (from, of_operand))) = gradient {
-            let behind = self.behind(at, [from, softmax], forward, space)?;
-            of_softmax = self.made_of(kept, &[softmax], space)?;
+            let behind = self.find_gradient_source(at, [from, softmax], forward, space)?;
+            of_softmax = self.collect_maps(kept, &[softmax], space)?;
             if given.as_ref().is_some_and(|known| !equal(known, &behind.given, [queries, width])) {
                 return None;
             }
@@ -491,15 +505,15 @@ impl Editor<'_> {
             of_weights = behind.of_weights;
             inside.extend([behind.product, at]);
             let mut product = None;
-            for (value, reader) in self.products_of(of_operand, space)? {
+            for (value, reader) in self.consuming_products(of_operand, space)? {
                 if product.replace(value).is_some_and(|known| known != value) {
                     return None;
                 }
-                let view = seen_from(self.product(reader, space)?, value)?;
-                let of_q = (view.m, view.n) == (queries, size) && space.is_whole(&view.a.access);
-                let of_k = (view.m, view.n) == (keys, size) && space.is_turned(&view.a.access);
+                let view = with_left_factor(self.product(reader, space)?, value)?;
+                let of_q = (view.m, view.n) == (queries, size) && space.is_contiguous(&view.a.access);
+                let of_k = (view.m, view.n) == (keys, size) && space.is_contiguous_transposed(&view.a.access);
                 let reads = |other: &Operand, lines: usize| {
-                    let right = self.through_moves(view.b.clone(), &dims([lines, size]));
+                    let right = self.trace_moves(view.b.clone(), &dims([lines, size]));
                     equal(&right, other, [lines, size])
                 };
                 makers.push(reader);
@@ -510,59 +524,63 @@ impl Editor<'_> {
                 } else {
                     return None;
                 };
-                *gradient = Some(self.with_moves(view.epilogue, space.entries, &mut makers));
+                *gradient = Some(self.append_moves(view.epilogue, space.entries, &mut makers));
             }
-            of_scores = self.made_of(product?, &[of_operand], space)?;
+            of_scores = self.collect_maps(product?, &[of_operand], space)?;
         }
         let (Some(given), Some(&place)) = (given, makers.iter().chain(&inside).min()) else {
             return Some(None);
         };
         let (weights, softmax, scores) = (of_weights, of_softmax, of_scores);
-        let gradients = AttentionGradients { given, weights, softmax, scores, q, k, v };
-        let instruction = attention(forward, AttentionPass::Gradients(Box::new(gradients)));
-        Some(Some(Replaced { place, instruction, makers, inside }))
+        let gradients = AttentionGradients { output_gradient: given, weights, softmax, scores, q, k, v };
+        let instruction = with_pass(forward, AttentionPass::Gradients(Box::new(gradients)));
+        Some(Some(Replacement { position: place, instruction, producers: makers, removed: inside }))
     }
 
     /// Recognizes the instructions between the gradient of the sums and the softmax gradient at a position.
-    fn behind(
+    fn find_gradient_source(
         &self,
         at: usize,
         [of_softmax, softmax]: [BufferId; 2],
         forward: &Attention,
         space: &Space,
-    ) -> Option<Behind> {
-        if self.slots[at].as_ref()?.entries != space.entries {
+    ) -> Option<GradientSource> {
+        if self.slots[at].as_ref()?.gradient_modes != space.entries {
             return None;
         }
         let &Attention { queries, keys, width, .. } = forward;
-        let product = self.product_behind(of_softmax, keys, MAX_MAPS)?;
+        let product = self.find_source_product(of_softmax, keys, MAX_MAPS)?;
         let m = self.product(product, space)?;
         let nest = &m.epilogue;
-        let is_plain = is(nest, nest.expr.outputs()[0], Inst::Load(0))
-            && nest.stores.iter().all(|store| space.is_whole(&store.access));
-        let of_weight = only_result(nest).filter(|_| is_plain && (m.m, m.k) == (queries, width))?;
-        let v = self.through_moves(turned_operand(&m.b), &space.with([keys, width]));
-        let given = self.through_moves(m.a.clone(), &space.with([queries, width]));
-        let of_weights = self.made_of(of_softmax, &[of_weight, softmax], space)?;
-        space.are_equal(&v, &forward.v, [keys, width]).then_some(Behind { product, of_weights, given })
+        let is_plain = is_instruction(nest, nest.expr.outputs()[0], Inst::Load(0))
+            && nest.stores.iter().all(|store| space.is_contiguous(&store.access));
+        let of_weight = single_result(nest).filter(|_| is_plain && (m.m, m.k) == (queries, width))?;
+        let v = self.trace_moves(transpose_operand(&m.b), &space.batched_dims([keys, width]));
+        let given = self.trace_moves(m.a.clone(), &space.batched_dims([queries, width]));
+        let of_weights = self.collect_maps(of_softmax, &[of_weight, softmax], space)?;
+        space.are_equal(&v, &forward.v, [keys, width]).then_some(GradientSource {
+            product,
+            of_weights,
+            given,
+        })
     }
 
     /// Returns the products that read a value, directly or through maps, each with its operand. Returns `None` if the
     /// value has other readers.
-    fn products_of(&self, value: BufferId, space: &Space) -> Option<Vec<(BufferId, usize)>> {
+    fn consuming_products(&self, value: BufferId, space: &Space) -> Option<Vec<(BufferId, usize)>> {
         let mut values = vec![value];
         let mut products = Vec::new();
         let mut next = 0;
         while let Some(&value) = values.get(next) {
             next += 1;
             for reader in self.readers(value).iter() {
-                match self.instruction(reader)? {
+                match self.instruction_at(reader)? {
                     Instruction::MatMul(_) => products.push((value, reader)),
                     Instruction::Nest(map)
                         if values.len() < MAX_MAPS && map.is_map() && map.segments.is_none() =>
                     {
-                        let made = only_result(map)?;
-                        if self.buffers[made.0 as usize].len != space.whole.len {
+                        let made = single_result(map)?;
+                        if self.buffers[made.0 as usize].len != space.contiguous.len {
                             return None;
                         }
                         values.push(made);
@@ -576,7 +594,7 @@ impl Editor<'_> {
 
     /// Returns the first consumer of `value`, directly or through maps, that satisfies `is_it`: its operand, its
     /// position, and the result of `is_it`.
-    fn find_behind<T>(
+    fn find_consumer<T>(
         &self,
         value: BufferId,
         space: &Space,
@@ -590,11 +608,11 @@ impl Editor<'_> {
                 if let Some(found) = is_it(value, reader) {
                     return Some((value, reader, found));
                 }
-                if let Some(map) = self.map(reader)
+                if let Some(map) = self.map_at(reader)
                     && values.len() < MAX_MAPS
                 {
-                    let whole = |id: &BufferId| self.buffers[id.0 as usize].len == space.whole.len;
-                    let more = written_by(map).filter(whole).filter(|id| !values.contains(id));
+                    let whole = |id: &BufferId| self.buffers[id.0 as usize].len == space.contiguous.len;
+                    let more = stored_buffers(map).filter(whole).filter(|id| !values.contains(id));
                     let more: Vec<BufferId> = more.collect();
                     values.extend(more);
                 }

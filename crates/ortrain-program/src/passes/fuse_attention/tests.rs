@@ -13,7 +13,7 @@ const HEADS: usize = 3;
 const SEQ: usize = 8;
 const SIZE: usize = 4;
 
-struct Making {
+struct AttentionBuilder {
     b: ProgramBuilder,
     node: Arc<str>,
 }
@@ -23,7 +23,7 @@ fn operand(buffer: BufferId, strides: &[usize], len: usize) -> Operand {
     Operand { buffer, access: Access { dtype: DType::F32, offset: 0, strides, len } }
 }
 
-impl Making {
+impl AttentionBuilder {
     fn buffer(&mut self, name: &str, len: usize) -> BufferId {
         self.b.work(name, DType::F32, len)
     }
@@ -53,7 +53,7 @@ impl Making {
             loads: loads.iter().map(load).collect(),
             expr: b.finish(&[result]),
             reductions: Vec::new(),
-            stores: vec![Operand::whole(to, DType::F32, dims)],
+            stores: vec![Operand::contiguous(to, DType::F32, dims)],
         };
         self.emit(Instruction::from(nest));
         to
@@ -82,7 +82,7 @@ impl Making {
             loads: vec![Load::Accumulator(DType::F32)],
             expr: e.finish(&[value]),
             reductions: Vec::new(),
-            stores: vec![Operand::whole(to, DType::F32, &dims)],
+            stores: vec![Operand::contiguous(to, DType::F32, &dims)],
         };
         self.emit(Instruction::from(MatMul {
             batch: [BATCH, HEADS].into_iter().collect(),
@@ -137,14 +137,14 @@ const FROM_HEADS: [usize; 4] = [SEQ * HEADS * SIZE, SIZE, SEQ * SIZE, 1];
 
 /// Additional output of the program.
 #[derive(Clone, Copy, PartialEq)]
-enum Seen {
+enum ExtraOutput {
     Nothing,
     Softmax,
     ScoresGradient,
 }
 
-fn program(backward: bool, seen: Seen) -> Program {
-    let mut m = Making { b: ProgramBuilder::new(), node: "node".into() };
+fn program(backward: bool, seen: ExtraOutput) -> Program {
+    let mut m = AttentionBuilder { b: ProgramBuilder::new(), node: "node".into() };
     let len = BATCH * HEADS * SEQ * SIZE;
     let [q0, k0, v0, g0] = ["q", "k", "v", "g"].map(|name| m.buffer(name, len));
     let heads = [BATCH, HEADS, SEQ, SIZE];
@@ -162,7 +162,7 @@ fn program(backward: bool, seen: Seen) -> Program {
     let sums = m.product((SEQ, SIZE, SEQ), (softmax, false), (v, false));
     let output = m.map(&[BATCH, SEQ, HEADS, SIZE], &[(sums, &FROM_HEADS)], |_, regs| regs[0]);
     let mut outputs = vec![output];
-    if seen == Seen::Softmax {
+    if seen == ExtraOutput::Softmax {
         outputs.push(softmax);
     }
     let mut inputs = vec![q0, k0, v0];
@@ -181,7 +181,7 @@ fn program(backward: bool, seen: Seen) -> Program {
             (vec![(ReduceOp::Sum, product)], result)
         });
         let of_scores = m.scaled(of_scores);
-        if seen == Seen::ScoresGradient {
+        if seen == ExtraOutput::ScoresGradient {
             outputs.push(of_scores);
         }
         let of_q = m.product((SEQ, SIZE, SEQ), (of_scores, false), (k, false));
@@ -201,14 +201,14 @@ fn names(program: &Program) -> Vec<&'static str> {
 }
 
 #[test]
-fn the_output_is_one_instruction() {
-    let program = program(false, Seen::Nothing);
+fn forward_fuses_to_one_instruction() {
+    let program = program(false, ExtraOutput::Nothing);
     assert_eq!(names(&program), ["Attention"], "{program}");
 }
 
 #[test]
-fn so_are_the_gradients() {
-    let program = program(true, Seen::Nothing);
+fn backward_fuses_to_one_instruction() {
+    let program = program(true, ExtraOutput::Nothing);
     assert_eq!(names(&program), ["Attention", "Map", "Attention"], "{program}");
     let Instruction::Attention(attention) = &program.instructions[2].instruction else { unreachable!() };
     let AttentionPass::Gradients(gradients) = &attention.pass else { unreachable!() };
@@ -227,8 +227,8 @@ fn so_are_the_gradients() {
 }
 
 #[test]
-fn what_somebody_looks_at_is_made() {
-    for seen in [Seen::Softmax, Seen::ScoresGradient] {
+fn visible_intermediates_prevent_fusion() {
+    for seen in [ExtraOutput::Softmax, ExtraOutput::ScoresGradient] {
         let program = program(true, seen);
         assert!(!names(&program).contains(&"Attention"), "{program}");
     }

@@ -10,7 +10,7 @@
 //!
 //! Every sweep visits the instructions once, in order, so the result is deterministic.
 
-mod lighter;
+mod recompute_filter;
 #[cfg(test)]
 mod tests;
 
@@ -26,9 +26,9 @@ use smallvec::{SmallVec, smallvec};
 use super::Changed;
 use crate::buffer::{BufferIds, distinct};
 use crate::draft::Draft;
-use crate::editor::{Change, Editor, PLACES, joined, result_of};
+use crate::editor::{Change, Editor, SLOTS_PER_INSTRUCTION, joined_node_name, single_result_map};
 use crate::error::ProgramError;
-use crate::operand::{only_moves, only_result, read_by, written_by};
+use crate::operand::{loaded_buffers, only_moves_elements, single_result, stored_buffers};
 use crate::rewrite::index_map::Embedding;
 use crate::rewrite::inline_nest::{self, Link, append, inline};
 use crate::target::{FusionWeights, Target};
@@ -40,10 +40,10 @@ use crate::{BufferId, GradientModes, Instruction, Load, MatMul, Nest, ScheduledI
 const MAX_READERS: usize = 8;
 
 /// Maximum distance in slots for a short live range.
-const CLOSE: usize = 16;
+const MAX_CLOSE_DISTANCE: usize = 16;
 
 /// Divisor for the tolerated increase of the peak. Small values, for example one per channel, must not prevent fusion.
-const MIN_SAVING: i64 = 64;
+const PEAK_TOLERANCE_DIVISOR: i64 = 64;
 
 /// Returns true if axes of an instruction's nest may be split. The axes of products and convolutions are fixed.
 fn may_split(instruction: &Instruction) -> bool {
@@ -53,7 +53,7 @@ fn may_split(instruction: &Instruction) -> bool {
 /// Merges chains of maps. Between close maps, live bytes are ignored.
 pub(super) fn fuse_chains(draft: &mut Draft, target: &Target) -> Result<Changed, ProgramError> {
     let mut work = Fusion::new(draft, target);
-    work.join_chains();
+    work.merge_chains();
     let (instructions, changes) = work.finish();
     draft.instructions = instructions;
     Ok(changes)
@@ -62,7 +62,7 @@ pub(super) fn fuse_chains(draft: &mut Draft, target: &Target) -> Result<Changed,
 /// Merges maps with producers of operands or with consumers of results.
 pub(super) fn run(draft: &mut Draft, target: &Target) -> Result<Changed, ProgramError> {
     let mut work = Fusion::new(draft, target);
-    work.join_all();
+    work.merge_all();
     let (instructions, changes) = work.finish();
     draft.instructions = instructions;
     Ok(changes)
@@ -108,7 +108,7 @@ struct Recipe {
     map: Arc<Nest>,
     versions: Rc<Versions>,
     result: usize,
-    alone: OnceCell<Nest>,
+    single_result: OnceCell<Nest>,
 }
 
 impl<'a> Fusion<'a> {
@@ -130,14 +130,14 @@ impl<'a> Fusion<'a> {
     }
 
     /// Merges chains of maps. Between close maps, live bytes are ignored.
-    fn join_chains(&mut self) {
+    fn merge_chains(&mut self) {
         for at in 0..self.slots.len() {
-            let Some(last) = self.end_of_chain(at) else { continue };
-            if let Some(found) = self.inlined(at) {
-                if last - at > CLOSE {
+            let Some(last) = self.last_chain_reader(at) else { continue };
+            if let Some(found) = self.inline_into_readers(at) {
+                if last - at > MAX_CLOSE_DISTANCE {
                     self.apply(found);
                 } else if let Some(change) = found.changes.into_iter().next()
-                    && self.change(change, &found.weights).is_some()
+                    && self.apply_weighted_change(change, &found.weights).is_some()
                 {
                     self.changes += 1;
                 }
@@ -146,22 +146,22 @@ impl<'a> Fusion<'a> {
     }
 
     /// Merges maps with producers of operands or with consumers of results.
-    fn join_all(&mut self) {
+    fn merge_all(&mut self) {
         let count = self.slots.len();
         // First, maps that need sums of their own operands follow these sums, while the row is in the cache. Then each
         // map merges with a producer or with its consumers: the rewrite that saves more weight.
         for only_sums in [true, false] {
             for at in 0..count {
-                self.place(at, only_sums);
+                self.place_map(at, only_sums);
             }
         }
         for at in 0..count {
-            if let Some(found) = self.inlined(at) {
+            if let Some(found) = self.inline_into_readers(at) {
                 self.apply(found);
             }
         }
         for at in 0..count {
-            if let Some(found) = self.recomputing(at) {
+            if let Some(found) = self.recompute_rewrite(at) {
                 self.apply(found);
             }
         }
@@ -170,15 +170,15 @@ impl<'a> Fusion<'a> {
     /// Applies a rewrite, unless it raises the peak of memory beyond the tolerance. Returns true if it was applied.
     fn apply(&mut self, rewrite: Rewrite) -> bool {
         let Rewrite { changes, weights, .. } = rewrite;
-        changes.into_iter().any(|change| self.make(change, &weights))
+        changes.into_iter().any(|change| self.apply_within_peak(change, &weights))
     }
 
-    fn make(&mut self, change: Change, weights: &[u64]) -> bool {
+    fn apply_within_peak(&mut self, change: Change, weights: &[u64]) -> bool {
         self.lowest_peak = self.lowest_peak.min(self.peak());
-        let Some(undo) = self.change(change, weights) else { return false };
-        if self.peak() > self.lowest_peak + self.lowest_peak / MIN_SAVING {
+        let Some(undo) = self.apply_weighted_change(change, weights) else { return false };
+        if self.peak() > self.lowest_peak + self.lowest_peak / PEAK_TOLERANCE_DIVISOR {
             undo.iter().for_each(|(at, _)| self.weight_at[*at].set(None));
-            self.take_back(undo);
+            self.revert_change(undo);
             return false;
         }
         self.changes += 1;
@@ -191,11 +191,11 @@ impl<'a> Fusion<'a> {
                 continue;
             }
             let versions = Rc::new(versions);
-            for (result, id) in written_by(&map).enumerate() {
+            for (result, id) in stored_buffers(&map).enumerate() {
                 let is_made = self.is_work(id) && !self.writers(id).is_empty();
-                if is_made && self.map_with(id).is_none() {
+                if is_made && self.producing_map_and_result(id).is_none() {
                     let (map, versions) = (map.clone(), versions.clone());
-                    self.recipes.insert(id, Recipe { map, versions, result, alone: OnceCell::new() });
+                    self.recipes.insert(id, Recipe { map, versions, result, single_result: OnceCell::new() });
                 }
             }
         }
@@ -204,10 +204,10 @@ impl<'a> Fusion<'a> {
 
     /// Applies a change with known weights, unless an instruction would read another version of a buffer than recorded.
     /// Returns the change that reverts it.
-    fn change(&mut self, change: Change, weights: &[u64]) -> Option<Change> {
+    fn apply_weighted_change(&mut self, change: Change, weights: &[u64]) -> Option<Change> {
         let new = change.iter().filter(|(_, new)| new.is_some()).map(|(at, _)| *at);
         let new: SmallVec<[(usize, u64); 2]> = new.zip(weights.iter().copied()).collect();
-        let undo = self.put_sound(change)?;
+        let undo = self.apply_change_if_sound(change)?;
         undo.iter().for_each(|(at, _)| self.weight_at[*at].set(None));
         new.into_iter().for_each(|(at, weight)| self.weight_at[at].set(Some(weight)));
         Some(undo)
@@ -215,11 +215,12 @@ impl<'a> Fusion<'a> {
 
     /// Returns the weight of an instruction over all of its gradient modes.
     fn weigh(&self, scheduled: &ScheduledInstruction) -> u64 {
-        weight(&scheduled.instruction, self.buffers, &self.weights).saturating_mul(scheduled.entries.count())
+        weight(&scheduled.instruction, self.buffers, &self.weights)
+            .saturating_mul(scheduled.gradient_modes.count())
     }
 
     /// Returns a rewrite with the saved weight, if alternative changes save any. All alternatives save the same.
-    fn gain(&self, changes: SmallVec<[Change; 2]>) -> Option<Rewrite> {
+    fn rewrite_if_lighter(&self, changes: SmallVec<[Change; 2]>) -> Option<Rewrite> {
         let (mut before, mut weights) = (0u64, SmallVec::new());
         for (at, new) in changes.first()? {
             let known = &self.weight_at[*at];
@@ -237,11 +238,11 @@ impl<'a> Fusion<'a> {
 
     /// Repeatedly appends the map at a position to producers of its operands (only to sums if `only_sums`). If inlining
     /// the map into its consumers saves more, the map is inlined instead.
-    fn place(&mut self, at: usize, only_sums: bool) {
-        while let Some(behind) = self.appended(at, only_sums) {
+    fn place_map(&mut self, at: usize, only_sums: bool) {
+        while let Some(behind) = self.best_append(at, only_sums) {
             // After sums, a consuming map can follow instead.
             let another = only_sums && self.is_read_by_a_map(at);
-            let before = self.inlined(at).filter(|before| another || before.gain > behind.gain);
+            let before = self.inline_into_readers(at).filter(|before| another || before.gain > behind.gain);
             if before.is_some_and(|before| self.apply(before)) || !self.apply(behind) {
                 return;
             }
@@ -249,26 +250,26 @@ impl<'a> Fusion<'a> {
     }
 
     fn is_read_by_a_map(&self, at: usize) -> bool {
-        let Some(value) = self.map(at).and_then(only_result) else { return false };
-        self.readers(value).iter().any(|reader| self.map(reader).is_some())
+        let Some(value) = self.map_at(at).and_then(single_result) else { return false };
+        self.readers(value).iter().any(|reader| self.map_at(reader).is_some())
     }
 
     /// Returns the best rewrite that appends the map at a position to a producer of an operand, only to sums if
     /// `only_sums`.
-    fn appended(&self, at: usize, only_sums: bool) -> Option<Rewrite> {
-        let map = self.map(at)?;
-        let mut makers = distinct(read_by(map).filter_map(|id| self.maker(id)));
-        let needed = inline_nest::least_loads(map);
+    fn best_append(&self, at: usize, only_sums: bool) -> Option<Rewrite> {
+        let map = self.map_at(at)?;
+        let mut makers = distinct(loaded_buffers(map).filter_map(|id| self.only_writer(id)));
+        let needed = inline_nest::count_loads(map);
         makers.retain(|maker| {
             *maker < at
-                && self.instruction(*maker).is_some_and(|instruction| {
+                && self.instruction_at(*maker).is_some_and(|instruction| {
                     (!only_sums || instruction.is_reduction())
-                        && needed <= inline_nest::most_loads_behind(instruction)
+                        && needed <= inline_nest::max_loads_after(instruction)
                 })
         });
         let mut best: Option<Rewrite> = None;
         for maker in makers {
-            let Some(found) = self.append_to(maker, at) else { continue };
+            let Some(found) = self.append_map_to(maker, at) else { continue };
             if best.as_ref().is_none_or(|best| found.gain > best.gain) {
                 best = Some(found);
             }
@@ -278,10 +279,10 @@ impl<'a> Fusion<'a> {
 
     /// Returns the rewrite that appends the map at a position to a host. If the map has fewer gradient modes than the
     /// host, every map that reads the host's result is appended.
-    fn append_to(&self, maker: usize, at: usize) -> Option<Rewrite> {
+    fn append_map_to(&self, maker: usize, at: usize) -> Option<Rewrite> {
         let (host, map) = (self.slots[maker].as_ref()?, self.slots[at].as_ref()?);
-        if host.entries == map.entries {
-            return self.append_all(maker, &[at]);
+        if host.gradient_modes == map.gradient_modes {
+            return self.append_maps_to(maker, &[at]);
         }
         // The maps that read the only result of the host have different modes: no run computes the host twice.
         let &[value] = host.instruction.writes().as_slice() else { return None };
@@ -291,19 +292,19 @@ impl<'a> Fusion<'a> {
         }
         let mut seen = GradientModes::NONE;
         for reader in readers.iter() {
-            let entries = self.slots[reader].as_ref()?.entries;
+            let entries = self.slots[reader].as_ref()?.gradient_modes;
             if reader < maker || !seen.and(entries).is_empty() {
                 return None;
             }
             seen = seen.or(entries);
         }
-        self.append_all(maker, &readers.iter().collect::<SmallVec<[usize; 4]>>())
+        self.append_maps_to(maker, &readers.iter().collect::<SmallVec<[usize; 4]>>())
     }
 
     /// Returns the rewrite that appends maps to a host. The merged instruction is at the maps' positions if the host's
     /// results are not needed earlier. It is at the host's position if the maps' operands are available there. If both
     /// are possible, the alternative with less memory is first.
-    fn append_all(&self, maker: usize, followers: &[usize]) -> Option<Rewrite> {
+    fn append_maps_to(&self, maker: usize, followers: &[usize]) -> Option<Rewrite> {
         let host = self.slots[maker].as_ref()?;
         let nest = host.instruction.flexible_nest()?;
         let keeps = |id: BufferId| {
@@ -311,41 +312,41 @@ impl<'a> Fusion<'a> {
             let read_elsewhere = readers.iter().any(|reader| !followers.contains(&reader));
             !self.is_work(id) || self.is_output(id) || read_elsewhere
         };
-        let keep: Vec<bool> = written_by(nest).map(keeps).collect();
+        let keep: Vec<bool> = stored_buffers(nest).map(keeps).collect();
         let kept: BufferIds =
-            written_by(nest).zip(&keep).filter(|&(_, &keep)| keep).map(|(id, _)| id).collect();
-        if followers.len() > 1 && !kept.is_empty() || followers.len() > PLACES {
+            stored_buffers(nest).zip(&keep).filter(|&(_, &keep)| keep).map(|(id, _)| id).collect();
+        if followers.len() > 1 && !kept.is_empty() || followers.len() > SLOTS_PER_INSTRUCTION {
             return None;
         }
         let host_reads = host.instruction.reads();
-        let room = maker.is_multiple_of(PLACES) && self.slots[maker + 1].is_none();
+        let room = maker.is_multiple_of(SLOTS_PER_INSTRUCTION) && self.slots[maker + 1].is_none();
         let (mut up, mut down) = (room || followers.len() == 1, true);
         let mut merged = Vec::with_capacity(followers.len());
         for &at in followers {
-            let (follower, map) = (self.slots[at].as_ref()?, self.map(at)?);
-            let entries = follower.entries;
+            let (follower, map) = (self.slots[at].as_ref()?, self.map_at(at)?);
+            let entries = follower.gradient_modes;
             let (made, others): (BufferIds, BufferIds) =
-                read_by(map).partition(|&id| written_by(nest).any(|written| written == id));
+                loaded_buffers(map).partition(|&id| stored_buffers(nest).any(|written| written == id));
             // The results of the host are used from registers, so they must not change in between.
-            let as_made = self.unchanged(&made, maker, at, entries);
+            let as_made = self.is_unchanged_between(&made, maker, at, entries);
             down &= as_made
-                && self.unchanged(&host_reads, maker, at, entries)
-                && self.untouched(&kept, maker, at, entries);
+                && self.is_unchanged_between(&host_reads, maker, at, entries)
+                && self.is_unused_between(&kept, maker, at, entries);
             up &= as_made
-                && self.unchanged(&others, maker, at, entries)
-                && self.untouched(&written_by(map).collect::<BufferIds>(), maker, at, entries);
+                && self.is_unchanged_between(&others, maker, at, entries)
+                && self.is_unused_between(&stored_buffers(map).collect::<BufferIds>(), maker, at, entries);
             if !down && !up {
                 return None;
             }
-            let instruction = links(&host.instruction, nest, map).into_iter().find_map(|link| {
+            let instruction = space_links(&host.instruction, nest, map).into_iter().find_map(|link| {
                 let merged = append(nest, map, link, &keep, may_split(&host.instruction))?;
                 Some(host.instruction.with_nest(merged)).filter(|instruction| self.is_sound(instruction))
             })?;
-            let entries = host.entries.and(entries);
+            let entries = host.gradient_modes.and(entries);
             let versions =
-                host.versions.followed_by(&follower.versions, entries)?.of_instruction(&instruction);
-            let node = joined(host, follower);
-            merged.push(ScheduledInstruction { instruction, entries, node, versions });
+                host.versions.merge_consumer(&follower.versions, entries)?.restrict_to(&instruction);
+            let node = joined_node_name(host, follower);
+            merged.push(ScheduledInstruction { instruction, gradient_modes: entries, node, versions });
         }
         let mut changes = SmallVec::new();
         if down {
@@ -357,14 +358,14 @@ impl<'a> Fusion<'a> {
             let here = (maker..).zip(merged.into_iter().map(Some));
             changes.push(gone.chain(here).collect());
         }
-        if changes.len() > 1 && self.is_smaller_above(maker, followers) {
+        if changes.len() > 1 && self.is_smaller_at_host(maker, followers) {
             changes.swap(0, 1);
         }
-        self.gain(changes)
+        self.rewrite_if_lighter(changes)
     }
 
     /// Returns true if moving the followers up to the host needs less memory than moving the host down.
-    fn is_smaller_above(&self, maker: usize, followers: &[usize]) -> bool {
+    fn is_smaller_at_host(&self, maker: usize, followers: &[usize]) -> bool {
         let bytes = |ids: &mut dyn Iterator<Item = BufferId>, alive: &dyn Fn(BufferId) -> bool| {
             let alive = distinct(ids.filter(|&id| self.is_work(id))).into_iter().filter(|&id| alive(id));
             alive.fold(0usize, |sum, id| sum.saturating_add(self.buffers[id.0 as usize].bytes()))
@@ -372,14 +373,14 @@ impl<'a> Fusion<'a> {
         let ends_by = |id: BufferId, at: usize| {
             !self.is_output(id) && self.readers(id).last().is_none_or(|last| last <= at)
         };
-        let host = self.instruction(maker).map(Instruction::reads).unwrap_or_default();
+        let host = self.instruction_at(maker).map(Instruction::reads).unwrap_or_default();
         // Operands with their last use in the host would stay live.
         let down = bytes(&mut host.into_iter(), &|id| ends_by(id, maker));
         let (mut made, mut freed) = (0usize, 0usize);
-        for map in followers.iter().filter_map(|&at| self.map(at)) {
-            made = made.saturating_add(bytes(&mut written_by(map), &|_| true));
+        for map in followers.iter().filter_map(|&at| self.map_at(at)) {
+            made = made.saturating_add(bytes(&mut stored_buffers(map), &|_| true));
             let last = followers.iter().copied().max().unwrap_or(maker);
-            freed = freed.saturating_add(bytes(&mut read_by(map), &|id| {
+            freed = freed.saturating_add(bytes(&mut loaded_buffers(map), &|id| {
                 ends_by(id, last) && !self.writers(id).contains(maker)
             }));
         }
@@ -389,26 +390,26 @@ impl<'a> Fusion<'a> {
     // --- Inline ---------------------------------------------------------------------------------------------------
 
     /// Returns the last reader of the map's result, if only maps read it, at most one in each gradient mode.
-    fn end_of_chain(&self, at: usize) -> Option<usize> {
-        let value = only_result(self.map(at)?)?;
+    fn last_chain_reader(&self, at: usize) -> Option<usize> {
+        let value = single_result(self.map_at(at)?)?;
         let readers = self.readers(value);
         let mut seen = GradientModes::NONE;
         for reader in readers.iter() {
             let scheduled = self.slots[reader].as_ref()?;
-            if !seen.and(scheduled.entries).is_empty() || scheduled.instruction.as_map().is_none() {
+            if !seen.and(scheduled.gradient_modes).is_empty() || scheduled.instruction.as_map().is_none() {
                 return None;
             }
-            seen = seen.or(scheduled.entries);
+            seen = seen.or(scheduled.gradient_modes);
         }
         readers.last().filter(|&last| last > at)
     }
 
     /// Returns the rewrite that inlines the map at a position into all readers of its result.
-    fn inlined(&self, at: usize) -> Option<Rewrite> {
-        let map = self.map(at)?;
-        let value = only_result(map)?;
+    fn inline_into_readers(&self, at: usize) -> Option<Rewrite> {
+        let map = self.map_at(at)?;
+        let value = single_result(map)?;
         let readers = self.readers(value);
-        if self.maker(value) != Some(at)
+        if self.only_writer(value) != Some(at)
             || self.is_output(value)
             || self.is_input(value)
             || readers.is_empty()
@@ -416,30 +417,36 @@ impl<'a> Fusion<'a> {
         {
             return None;
         }
-        let operands: SmallVec<[BufferId; 8]> = read_by(map).collect();
+        let operands: SmallVec<[BufferId; 8]> = loaded_buffers(map).collect();
         let mut change: Change = vec![(at, None)];
         for reader in readers.iter() {
             let scheduled = self.slots[reader].as_ref()?;
-            if reader < at || !self.unchanged(&operands, at, reader, scheduled.entries) {
+            if reader < at || !self.is_unchanged_between(&operands, at, reader, scheduled.gradient_modes) {
                 return None;
             }
             let guest = self.slots[at].as_ref()?;
-            let instruction = self.without_load(&scheduled.instruction, value, map)?;
-            let versions = scheduled.versions.clone().reading_also(&guest.versions)?;
+            let instruction = self.compute_instead_of_load(&scheduled.instruction, value, map)?;
+            let versions = scheduled.versions.clone().merge_reads(&guest.versions)?;
             let unchanged = (instruction, versions);
             let (instruction, versions) =
-                self.recomputed(reader, &unchanged, Some(value)).unwrap_or(unchanged);
-            let joined = ScheduledInstruction { node: joined(guest, scheduled), ..scheduled.clone() };
-            change.push((reader, Some(joined.with(instruction, &versions))));
+                self.recompute_operands(reader, &unchanged, Some(value)).unwrap_or(unchanged);
+            let joined =
+                ScheduledInstruction { node: joined_node_name(guest, scheduled), ..scheduled.clone() };
+            change.push((reader, Some(joined.with_instruction(instruction, &versions))));
         }
-        self.gain(smallvec![change])
+        self.rewrite_if_lighter(smallvec![change])
     }
 
     /// Returns an instruction that computes a value instead of loading it.
-    fn without_load(&self, instruction: &Instruction, value: BufferId, map: &Nest) -> Option<Instruction> {
+    fn compute_instead_of_load(
+        &self,
+        instruction: &Instruction,
+        value: BufferId,
+        map: &Nest,
+    ) -> Option<Instruction> {
         let mut instruction = instruction.clone();
-        if instruction.factors().contains(&value) {
-            instruction = reading_through(instruction, value, map)?;
+        if instruction.factor_buffers().contains(&value) {
+            instruction = read_factor_through(instruction, value, map)?;
         }
         loop {
             let nest = instruction.flexible_nest()?;
@@ -452,59 +459,59 @@ impl<'a> Fusion<'a> {
     }
 
     /// Returns the map that computes a buffer, current or removed, and the versions that it reads.
-    fn recipe(&self, id: BufferId) -> Option<(Nest, Versions)> {
-        let versions = || Some(self.slots[self.maker(id)?].as_ref()?.versions.clone());
+    fn find_recipe(&self, id: BufferId) -> Option<(Nest, Versions)> {
+        let versions = || Some(self.slots[self.only_writer(id)?].as_ref()?.versions.clone());
         let gone = || {
-            let Recipe { map, versions, result, alone } = self.recipes.get(&id)?;
-            Some((alone.get_or_init(|| result_of(map, *result)).clone(), (**versions).clone()))
+            let Recipe { map, versions, result, single_result: alone } = self.recipes.get(&id)?;
+            Some((alone.get_or_init(|| single_result_map(map, *result)).clone(), (**versions).clone()))
         };
-        self.map_that_makes(id).zip(versions()).or_else(gone)
+        self.producing_map(id).zip(versions()).or_else(gone)
     }
 
     /// Returns the instruction at a position after profitable recomputations from its other loads. `gone` is a buffer
     /// that loses its producer.
-    fn recomputed(
+    fn recompute_operands(
         &self,
         at: usize,
         as_it_is: &(Instruction, Versions),
         gone: Option<BufferId>,
     ) -> Option<(Instruction, Versions)> {
-        let entries = self.slots[at].as_ref()?.entries;
+        let entries = self.slots[at].as_ref()?.gradient_modes;
         let mut best: Option<(Instruction, Versions)> = None;
-        let mut known: Option<lighter::Known> = None;
+        let mut known: Option<recompute_filter::ValueNumbers> = None;
         let mut tried: SmallVec<[BufferId; 8]> = SmallVec::new();
         loop {
             let (instruction, versions) = best.as_ref().unwrap_or(as_it_is);
             let nest = instruction.flexible_nest()?;
-            let next = read_by(nest).find(|id| !tried.contains(id));
+            let next = loaded_buffers(nest).find(|id| !tried.contains(id));
             let Some(id) = next else { return best };
             tried.push(id);
-            let Some(maker) = self.maker(id).filter(|&maker| maker < at) else { continue };
+            let Some(maker) = self.only_writer(id).filter(|&maker| maker < at) else { continue };
             let gone_by = || self.recipes.get(&id).map(|recipe| (&*recipe.map, recipe.result));
-            let Some(made_by) = self.map_with(id).or_else(gone_by) else { continue };
-            let own = known.get_or_insert_with(|| lighter::Known::of(nest));
-            if !instruction.factors().contains(&id)
-                && own.is_no_lighter(instruction, id, made_by, (self.buffers, &self.weights))
+            let Some(made_by) = self.producing_map_and_result(id).or_else(gone_by) else { continue };
+            let own = known.get_or_insert_with(|| recompute_filter::ValueNumbers::from_nest(nest));
+            if !instruction.factor_buffers().contains(&id)
+                && own.cannot_save_weight(instruction, id, made_by, (self.buffers, &self.weights))
             {
                 continue;
             }
-            let Some((map, given)) = self.recipe(id) else { continue };
-            let operands: SmallVec<[BufferId; 8]> = read_by(&map).collect();
+            let Some((map, given)) = self.find_recipe(id) else { continue };
+            let operands: SmallVec<[BufferId; 8]> = loaded_buffers(&map).collect();
             let there = |&id: &BufferId| {
                 let is_made = self.is_input(id) || !self.writers(id).is_empty();
                 Some(id) != gone && (!self.is_work(id) || is_made)
             };
             if !operands.iter().all(there)
-                || !self.unchanged(&operands, maker, at, entries)
+                || !self.is_unchanged_between(&operands, maker, at, entries)
                 || map.expr.can_fail()
             {
                 continue;
             }
-            let Some(lighter) = self.without_load(instruction, id, &map) else { continue };
-            let given = given.of_instruction(&Instruction::from(map));
+            let Some(lighter) = self.compute_instead_of_load(instruction, id, &map) else { continue };
+            let given = given.restrict_to(&Instruction::from(map));
             if weight(&lighter, self.buffers, &self.weights)
                 < weight(instruction, self.buffers, &self.weights)
-                && let Some(versions) = versions.clone().reading_also(&given)
+                && let Some(versions) = versions.clone().merge_reads(&given)
             {
                 (best, known) = (Some((lighter, versions)), None);
             }
@@ -512,26 +519,29 @@ impl<'a> Fusion<'a> {
     }
 
     /// Returns the rewrite of the instruction at a position, if recomputation of some operands saves weight.
-    fn recomputing(&self, at: usize) -> Option<Rewrite> {
+    fn recompute_rewrite(&self, at: usize) -> Option<Rewrite> {
         let scheduled = self.slots[at].as_ref()?;
         let as_it_is = (scheduled.instruction.clone(), scheduled.versions.clone());
-        let (instruction, versions) = self.recomputed(at, &as_it_is, None)?;
-        self.gain(smallvec![vec![(at, Some(scheduled.with(instruction, &versions)))]])
+        let (instruction, versions) = self.recompute_operands(at, &as_it_is, None)?;
+        self.rewrite_if_lighter(smallvec![vec![(
+            at,
+            Some(scheduled.with_instruction(instruction, &versions))
+        )]])
     }
 }
 
 /// Returns the buffers that can relate the space of a map to the space of a host. Results come first. For a map that
 /// reads values that are constant along a row, buffers that both read follow.
-fn links(instruction: &Instruction, host: &Nest, map: &Nest) -> Vec<Link> {
+fn space_links(instruction: &Instruction, host: &Nest, map: &Nest) -> Vec<Link> {
     let mut links = Vec::new();
-    for (slot, id) in read_by(map).enumerate() {
-        if let Some(result) = written_by(host).position(|written| written == id) {
+    for (slot, id) in loaded_buffers(map).enumerate() {
+        if let Some(result) = stored_buffers(host).position(|written| written == id) {
             links.push(Link::Result(result, slot));
         }
     }
     if instruction.is_reduction() {
-        for (slot, id) in read_by(map).enumerate() {
-            let shared = read_by(host).enumerate().filter(|&(_, own)| own == id);
+        for (slot, id) in loaded_buffers(map).enumerate() {
+            let shared = loaded_buffers(host).enumerate().filter(|&(_, own)| own == id);
             links.extend(shared.map(|(own, _)| Link::Shared(own, slot)));
         }
     }
@@ -540,10 +550,10 @@ fn links(instruction: &Instruction, host: &Nest, map: &Nest) -> Vec<Link> {
 
 /// Returns a product that reads a factor through a map that only moves elements. If the map narrows the type, the
 /// product rounds the factor.
-fn reading_through(instruction: Instruction, value: BufferId, map: &Nest) -> Option<Instruction> {
+fn read_factor_through(instruction: Instruction, value: BufferId, map: &Nest) -> Option<Instruction> {
     let Instruction::MatMul(mut product) = instruction else { return None };
     let [Load::Buffer(source)] = map.loads.as_slice() else { return None };
-    if !only_moves(map) {
+    if !only_moves_elements(map) {
         return None;
     }
     let spaces = product.spaces();

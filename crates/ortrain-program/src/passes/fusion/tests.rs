@@ -9,9 +9,9 @@ use ortrain_expr::{
 
 use crate::reference::evaluate;
 use crate::{
-    Backend, Bindings, BufferId, BufferIds, Conv, FusionWeights, GradientMode, GradientModes, Instruction,
-    Load, MatMul, Memory, Nest, Operand, Place, PlaneId, Program, ProgramBuilder, Reference, Scalars, Window,
-    WindowIndex, Workspace,
+    Backend, Bindings, BufferId, BufferIds, BufferLocation, Conv, FusionWeights, GradientMode, GradientModes,
+    Instruction, Load, MatMul, Memory, Nest, Operand, PlaneId, Program, ProgramBuilder, Reference, Scalars,
+    Window, WindowIndex, Workspace,
 };
 
 /// Builder of a program over images `[n, c, h * w]`.
@@ -54,8 +54,8 @@ impl Images {
     }
 
     /// Returns an operand for a whole buffer in order.
-    fn whole(&self, id: BufferId) -> Operand {
-        Operand::whole(id, self.b.buffer(id).dtype, &[self.b.buffer(id).len])
+    fn contiguous(&self, id: BufferId) -> Operand {
+        Operand::contiguous(id, self.b.buffer(id).dtype, &[self.b.buffer(id).len])
     }
 
     fn nest(
@@ -202,8 +202,14 @@ impl Images {
     }
 
     fn conv(&mut self, pass: ConvPass, a: BufferId, filter: BufferId, to: BufferId) {
-        let axis =
-            |size| SlidingAxis { input: size, output: size, kernel: 3, stride: 1, dilation: 1, before: 1 };
+        let axis = |size| SlidingAxis {
+            input: size,
+            output: size,
+            kernel: 3,
+            stride: 1,
+            dilation: 1,
+            padding_before: 1,
+        };
         let shape = ConvShape {
             pass,
             batch: self.n,
@@ -220,12 +226,18 @@ impl Images {
     }
 
     /// Adds an instruction that cannot be fused: the gradient of a pooling.
-    fn unpooled(&mut self, from: BufferId, to: BufferId) {
-        let axis =
-            |size| SlidingAxis { input: size, output: size, kernel: 3, stride: 1, dilation: 1, before: 1 };
+    fn pooling_gradient(&mut self, from: BufferId, to: BufferId) {
+        let axis = |size| SlidingAxis {
+            input: size,
+            output: size,
+            kernel: 3,
+            stride: 1,
+            dilation: 1,
+            padding_before: 1,
+        };
         let axes = [axis(self.h), axis(self.w)].into_iter().collect();
         let shape = WindowShape { pass: WindowPass::SumGradient, planes: self.n * self.c, axes };
-        let (source, target) = (self.whole(from), self.whole(to));
+        let (source, target) = (self.contiguous(from), self.contiguous(to));
         self.emit(Instruction::from(Window { shape, source, index: None, target }), GradientModes::ALL);
     }
 
@@ -245,14 +257,14 @@ fn epilogue(dims: &[usize], to: BufferId) -> Nest {
         loads: vec![Load::Accumulator(DType::F32)],
         expr: b.finish(&[value]),
         reductions: Vec::new(),
-        stores: vec![Operand::whole(to, DType::F32, dims)],
+        stores: vec![Operand::contiguous(to, DType::F32, dims)],
     }
 }
 
 /// Returns a convolution of two whole buffers.
 fn conv_of(shape: ConvShape, a: BufferId, b: BufferId, to: BufferId) -> Instruction {
     let [a_dims, b_dims, dims] = shape.operands();
-    let [a, b] = [(a, a_dims), (b, b_dims)].map(|(id, dims)| Operand::whole(id, DType::F32, &dims));
+    let [a, b] = [(a, a_dims), (b, b_dims)].map(|(id, dims)| Operand::contiguous(id, DType::F32, &dims));
     let epilogue = epilogue(&dims, to);
     Instruction::from(Conv { shape, a, b, precision: Precision::F32, epilogue })
 }
@@ -303,7 +315,7 @@ fn normalisation_and_activation_follow_their_statistics() {
 }
 
 #[test]
-fn backward_is_two_passes_at_most() {
+fn normalization_backward_takes_two_passes() {
     // Rows that fit into the cache, and rows that do not.
     let sizes = [(8, 96, 48, 48), (32, 64, 112, 112)];
     for ((n, c, h, w), expected) in
@@ -312,7 +324,7 @@ fn backward_is_two_passes_at_most() {
         let mut i = Images::new(n, c, h, w);
         let [x, y, from, gradient] = ["x", "y", "from", "gradient"].map(|name| i.image(name));
         let mean = i.channels("mean");
-        i.unpooled(from, gradient);
+        i.pooling_gradient(from, gradient);
         let dx = i.normalised_backward(gradient, y, x, mean);
         let program = i.finish(&[x, y, from, mean], &[dx]);
         assert_eq!(names(&program), expected, "{program}");
@@ -320,11 +332,11 @@ fn backward_is_two_passes_at_most() {
 }
 
 #[test]
-fn sums_and_elements_take_in_what_both_read() {
+fn shared_operand_is_inlined_into_both_readers() {
     // The elements have another consumer, so the map does not follow the sums.
     let mut i = Images::new(8, 96, 48, 48);
     let [y, from, gradient, g, last] = ["y", "from", "gradient", "g", "last"].map(|name| i.image(name));
-    i.unpooled(from, gradient);
+    i.pooling_gradient(from, gradient);
     i.flat(&[gradient, y], g, through_activation);
     let sums = [i.channels("sum"), i.channels("squares")];
     i.sums(&[g], sums, |_, regs| regs[0], |b, regs, _| b.mul(regs[0], regs[0]));
@@ -334,7 +346,7 @@ fn sums_and_elements_take_in_what_both_read() {
 }
 
 #[test]
-fn what_was_activated_is_computed_again_from_what_is_loaded() {
+fn activation_is_recomputed_from_loads() {
     let mut i = Images::new(8, 96, 48, 48);
     let [x, y, to, g0] = ["x", "y", "to", "gradient"].map(|name| i.image(name));
     let bias = i.channels("bias");
@@ -353,7 +365,7 @@ fn what_was_activated_is_computed_again_from_what_is_loaded() {
 
 /// `min(max(z, 0), 6)` of a normalization `z`, and its gradient, with separate maps for the conditions.
 #[test]
-fn what_was_clipped_is_computed_again_from_what_is_kept() {
+fn clipped_activation_is_recomputed() {
     let mut i = Images::new(8, 96, 48, 48);
     let [x, z, y, to, g0] = ["x", "z", "y", "to", "g0"].map(|name| i.image(name));
     let bias = i.channels("bias");
@@ -393,14 +405,14 @@ fn what_was_clipped_is_computed_again_from_what_is_kept() {
         b.select(regs[0], regs[1], zero)
     });
     let dx = i.image("dx");
-    i.unpooled(dz, dx);
+    i.pooling_gradient(dz, dx);
     let program = i.finish(&[x, g0, bias], &[to, dx]);
     assert_eq!(names(&program), ["Reduce", "Conv", "Conv", "Window"], "{program}");
     assert!(program.instructions.iter().all(|i| !i.instruction.writes().contains(&z)), "{program}");
 }
 
 #[test]
-fn a_residual_and_the_activation_behind_it_join_the_convolution() {
+fn residual_and_activation_fuse_into_convolution() {
     let mut i = Images::new(4, 64, 28, 28);
     let [x, skipped, y, sum, result] = ["x", "skipped", "y", "sum", "result"].map(|name| i.image(name));
     let bias = i.channels("bias");
@@ -427,12 +439,12 @@ fn a_residual_and_the_activation_behind_it_join_the_convolution() {
 }
 
 #[test]
-fn gradients_gather_where_they_are_made() {
+fn gradient_accumulation_fuses_into_producer() {
     let mut i = Images::new(2, 3, 4, 4);
     let [x, g] = ["x", "g"].map(|name| i.image(name));
     let made = i.b.work("made", DType::F32, 81);
     let total = i.b.plane("total", DType::F32, 81, PlaneId(1), 0);
-    let axis = SlidingAxis { input: 4, output: 4, kernel: 3, stride: 1, dilation: 1, before: 1 };
+    let axis = SlidingAxis { input: 4, output: 4, kernel: 3, stride: 1, dilation: 1, padding_before: 1 };
     let shape = ConvShape {
         pass: ConvPass::FilterGradient,
         batch: 2,
@@ -453,13 +465,13 @@ fn gradients_gather_where_they_are_made() {
     for (scheduled, entry) in
         program.instructions.iter().zip([GradientMode::Accumulate, GradientMode::Overwrite])
     {
-        assert_eq!(scheduled.entries, GradientModes::only(entry));
+        assert_eq!(scheduled.gradient_modes, GradientModes::only(entry));
         assert_eq!(scheduled.instruction.writes().as_slice(), [total]);
     }
 }
 
 #[test]
-fn what_is_dear_is_computed_once() {
+fn expensive_maps_are_computed_once() {
     let program = |f: fn(&mut Builder, Reg) -> Reg| {
         let mut i = Images::new(8, 64, 56, 56);
         let [x, y] = ["x", "y"].map(|name| i.image(name));
@@ -467,7 +479,7 @@ fn what_is_dear_is_computed_once() {
         i.flat(&[x], y, |b, regs| f(b, regs[0]));
         i.sums(&[y], sums, |_, regs| regs[0], |b, regs, _| b.mul(regs[0], regs[0]));
         let out = i.image("out");
-        i.unpooled(x, out);
+        i.pooling_gradient(x, out);
         let last = i.image("last");
         i.flat(&[out, y], last, |b, regs| b.mul(regs[0], regs[1]));
         i.finish(&[x], &[sums[0], sums[1], last])
@@ -483,7 +495,7 @@ fn what_is_dear_is_computed_once() {
 
 /// After a value is inlined, its former readers must not read it again through another inlined value.
 #[test]
-fn what_is_not_made_any_more_is_not_read() {
+fn inlined_values_are_not_read_again() {
     let mut images = Images::new(3, 4, 3, 2);
     let (x, statistic) = (images.image("x"), images.channels("statistic"));
     let (factor, spread) = (images.channels("factor"), images.image("spread"));
@@ -526,7 +538,7 @@ fn no_rewrite_raises_the_peak() {
     let mut last = y;
     for k in 0..4 {
         let next = i.image("pooled");
-        i.unpooled(last, next);
+        i.pooling_gradient(last, next);
         parts.push(next);
         last = next;
         assert!(k < 4);
@@ -552,8 +564,8 @@ fn a_product_reads_through_a_transposition() {
         m,
         n,
         k,
-        a: Operand::whole(turned, DType::F32, &[m, k]),
-        b: Operand::whole(right, DType::F32, &[k, n]),
+        a: Operand::contiguous(turned, DType::F32, &[m, k]),
+        b: Operand::contiguous(right, DType::F32, &[k, n]),
         rounded: [None; 2],
         precision: Precision::F32,
         epilogue: epilogue(&[m, n], product),
@@ -578,8 +590,8 @@ fn reads_through_a_copy(from: DType, to: DType) -> (DType, Option<DType>) {
         m: 64,
         n: 64,
         k: 64,
-        a: Operand::whole(copy, to, &[64, 64]),
-        b: Operand::whole(right, DType::F32, &[64, 64]),
+        a: Operand::contiguous(copy, to, &[64, 64]),
+        b: Operand::contiguous(right, DType::F32, &[64, 64]),
         rounded: [None; 2],
         precision: Precision::F32,
         epilogue: epilogue(&[64, 64], product),
@@ -647,7 +659,7 @@ fn state_before_an_update(fused: bool) -> (Program, [BufferId; 2]) {
 /// State takes a value before an update, and an instruction that can fail reads the updated value. The state is written
 /// last, from a copy.
 #[test]
-fn state_takes_what_was_there_before_an_early_update() {
+fn state_receives_the_value_before_an_early_update() {
     for fused in [false, true] {
         let (program, [x, running]) = state_before_an_update(fused);
         let fails = program.instructions.iter().rposition(|i| i.instruction.can_fail()).unwrap();
@@ -659,7 +671,9 @@ fn state_takes_what_was_there_before_an_early_update() {
         let program = executable.program();
         let mut work = Workspace::new(Arc::new(Reference));
         work.reserve(program.work_bytes, executable.scratch_bytes()).unwrap();
-        let Place::Work(at) = program.buffer(x).place else { unreachable!("an input is a work buffer") };
+        let BufferLocation::Work(at) = program.buffer(x).place else {
+            unreachable!("an input is a work buffer")
+        };
         work.arena().write(at, bytemuck::cast_slice(&given)).unwrap();
         let plane = Memory::new(16);
         executable
@@ -676,11 +690,11 @@ fn activated(fused: bool, read_again: bool) -> Program {
     let mut i = Images::new(4, 8, 16, 16);
     let names = ["from", "x", "t", "y", "to", "g0", "g", "a", "s", "b", "dx", "last"];
     let [from, x, t, y, to, g0, g, a, s, b, dx, last] = names.map(|name| i.image(name));
-    i.unpooled(from, x);
+    i.pooling_gradient(from, x);
     i.flat(&[x], t, |e, regs| e.unary(UnaryOp::Tanh, regs[0]));
     i.flat(&[x, t], y, |e, regs| e.mul(regs[0], regs[1]));
-    i.unpooled(y, to);
-    i.unpooled(g0, g);
+    i.pooling_gradient(y, to);
+    i.pooling_gradient(g0, g);
     i.flat(&[g, t], a, |e, regs| e.mul(regs[0], regs[1]));
     i.flat(&[x, t], s, |e, regs| {
         let (one, square) = (e.constant(Type::F32, 1.0), e.mul(regs[1], regs[1]));
@@ -689,13 +703,13 @@ fn activated(fused: bool, read_again: bool) -> Program {
     });
     i.flat(&[g, s], b, |e, regs| e.mul(regs[0], regs[1]));
     i.flat(&[a, b], dx, |e, regs| e.add(regs[0], regs[1]));
-    i.unpooled(if read_again { x } else { dx }, last);
+    i.pooling_gradient(if read_again { x } else { dx }, last);
     let (inputs, outputs) = (vec![from, g0], vec![to, dx, last]);
     if fused { i.b.finish(inputs, outputs).unwrap() } else { i.b.finish_unfused(inputs, outputs).unwrap() }
 }
 
 #[test]
-fn a_slope_is_kept_and_not_what_it_is_made_of() {
+fn slope_is_saved_instead_of_its_operands() {
     let program = activated(true, false);
     let slope = program.buffers.iter().position(|buffer| &*buffer.label == "dx/slope").unwrap();
     let slope = BufferId(slope as u32);
@@ -724,20 +738,20 @@ fn a_slope_is_kept_and_not_what_it_is_made_of() {
 }
 
 #[test]
-fn no_slope_is_made_of_what_is_kept_anyway() {
+fn no_slope_for_saved_operands() {
     let program = activated(true, true);
     assert!(program.buffers.iter().all(|buffer| !buffer.label.ends_with("slope")), "{program}");
 }
 
 /// A condition must not become a factor: zero times infinity would give NaN.
 #[test]
-fn a_condition_is_no_slope() {
+fn conditions_are_not_slopes() {
     let mut i = Images::new(4, 8, 16, 16);
     let [from, x, z, y, g0, g, dx] = ["from", "x", "z", "y", "g0", "g", "dx"].map(|name| i.image(name));
-    i.unpooled(from, x);
+    i.pooling_gradient(from, x);
     i.flat(&[x], z, |e, regs| e.unary(UnaryOp::Tanh, regs[0]));
-    i.unpooled(z, y);
-    i.unpooled(g0, g);
+    i.pooling_gradient(z, y);
+    i.pooling_gradient(g0, g);
     i.flat(&[g, x, z], dx, |e, regs| {
         let (positive, zero) = (e.compare(CompareOp::Lt, regs[1], regs[2]), e.constant(Type::F32, 0.0));
         e.select(positive, regs[0], zero)
@@ -748,7 +762,7 @@ fn a_condition_is_no_slope() {
 
 /// Additional use in the program besides a maximum and its gradient.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Seen {
+enum ExtraUse {
     Nothing,
     Output,
     Reader,
@@ -756,58 +770,63 @@ enum Seen {
 }
 
 /// Returns the type of the positions of a maximum over windows of `kernel` elements along each axis, after fusion.
-fn positions(kernel: usize, before: isize, seen: Seen) -> (DType, Program) {
+fn fused_position_type(kernel: usize, before: isize, seen: ExtraUse) -> (DType, Program) {
     let mut images = Images::new(2, 3, 20, 20);
     let (x, y, g, back) = (images.image("x"), images.image("y"), images.image("g"), images.image("back"));
     let index = images.b.work("positions", DType::I64, images.len());
-    let axis = SlidingAxis { input: 20, output: 20, kernel, stride: 1, dilation: 1, before };
+    let axis = SlidingAxis { input: 20, output: 20, kernel, stride: 1, dilation: 1, padding_before: before };
     let shape = |pass| WindowShape { pass, planes: 6, axes: [axis, axis].into_iter().collect() };
     let mut window = |shape, source, target| {
-        let [source, index, target] = [source, index, target].map(|id| images.whole(id));
+        let [source, index, target] = [source, index, target].map(|id| images.contiguous(id));
         images.emit(
-            Instruction::from(Window { shape, source, index: Some(WindowIndex::elements(index)), target }),
+            Instruction::from(Window {
+                shape,
+                source,
+                index: Some(WindowIndex::with_element_positions(index)),
+                target,
+            }),
             GradientModes::ALL,
         );
     };
     window(shape(WindowPass::Max), x, y);
     let mut gradient = shape(WindowPass::MaxGradient);
-    if seen == Seen::OtherWindows {
-        gradient.axes[0].before += 1;
+    if seen == ExtraUse::OtherWindows {
+        gradient.axes[0].padding_before += 1;
     }
     window(gradient, g, back);
     let mut outputs = vec![y, back];
     match seen {
-        Seen::Output => outputs.push(index),
-        Seen::Reader => {
+        ExtraUse::Output => outputs.push(index),
+        ExtraUse::Reader => {
             let copy = images.b.work("copy", DType::I64, images.len());
             images.map(&[2400], &[(index, &[1])], &[(copy, &[1])], |_, regs| vec![regs[0]]);
             outputs.push(copy);
         }
-        Seen::Nothing | Seen::OtherWindows => {}
+        ExtraUse::Nothing | ExtraUse::OtherWindows => {}
     }
     let program = images.finish(&[x, g], &outputs);
     (program.buffer(index).dtype, program)
 }
 
 #[test]
-fn positions_that_gradients_alone_read_are_numbers_of_cells() {
-    let (dtype, program) = positions(3, 1, Seen::Nothing);
+fn gradient_only_positions_become_cells() {
+    let (dtype, program) = fused_position_type(3, 1, ExtraUse::Nothing);
     assert_eq!(dtype, DType::U8);
     assert!(program.to_string().contains("uint8[2400] work@"), "{program}");
-    assert_eq!(positions(16, 8, Seen::Nothing).0, DType::U8);
-    assert_eq!(positions(17, 8, Seen::Nothing).0, DType::U16);
-    for seen in [Seen::Output, Seen::Reader, Seen::OtherWindows] {
-        assert_eq!(positions(3, 1, seen).0, DType::I64, "{seen:?}");
+    assert_eq!(fused_position_type(16, 8, ExtraUse::Nothing).0, DType::U8);
+    assert_eq!(fused_position_type(17, 8, ExtraUse::Nothing).0, DType::U16);
+    for seen in [ExtraUse::Output, ExtraUse::Reader, ExtraUse::OtherWindows] {
+        assert_eq!(fused_position_type(3, 1, seen).0, DType::I64, "{seen:?}");
     }
     // Windows that only cover padding have a position but no cell.
-    assert_eq!(positions(3, 3, Seen::Nothing).0, DType::I64);
+    assert_eq!(fused_position_type(3, 3, ExtraUse::Nothing).0, DType::I64);
     // Each position takes one byte instead of eight.
-    let (wide, narrow) = (positions(3, 1, Seen::OtherWindows).1, program);
+    let (wide, narrow) = (fused_position_type(3, 1, ExtraUse::OtherWindows).1, program);
     assert!(wide.work_bytes >= narrow.work_bytes + 2400 * 7 - 1024, "{wide}\n{narrow}");
 }
 
 /// Returns the result of the test for an instruction that reads 16 elements with some strides, and an expensive map.
-fn is_no_lighter(dims: &[usize], strides: &[isize]) -> bool {
+fn cannot_save_weight(dims: &[usize], strides: &[isize]) -> bool {
     let mut images = Images::new(1, 1, 4, 4);
     let [x, y, z] = ["x", "y", "z"].map(|name| images.image(name));
     let square: &[isize] = &[4, 1];
@@ -817,20 +836,20 @@ fn is_no_lighter(dims: &[usize], strides: &[isize]) -> bool {
     });
     let reader =
         images.nest(dims, &[(y, strides)], &[(z, square)], |b, regs| vec![b.unary(UnaryOp::Neg, regs[0])]);
-    let known = super::lighter::Known::of(&reader);
+    let known = super::recompute_filter::ValueNumbers::from_nest(&reader);
     let buffers = [x, y, z].map(|id| images.b.buffer(id).clone());
-    known.is_no_lighter(&Instruction::from(reader), y, (&map, 0), (&buffers, &FusionWeights::ORDINARY))
+    known.cannot_save_weight(&Instruction::from(reader), y, (&map, 0), (&buffers, &FusionWeights::CPU_CORE))
 }
 
 /// The test rejects only instructions that read each element at one point. Other instructions could compute the value
 /// at fewer points than the map.
 #[test]
-fn what_is_read_once_is_no_lighter_if_it_is_computed_again() {
-    assert!(is_no_lighter(&[4, 4], &[4, 1]));
-    assert!(is_no_lighter(&[4, 4], &[1, 4]));
-    assert!(!is_no_lighter(&[4, 4], &[0, 0]), "one element");
-    assert!(!is_no_lighter(&[4, 4], &[0, 1]), "one row");
-    assert!(!is_no_lighter(&[2, 4], &[4, 1]), "two rows");
+fn recomputation_of_single_reads_is_rejected() {
+    assert!(cannot_save_weight(&[4, 4], &[4, 1]));
+    assert!(cannot_save_weight(&[4, 4], &[1, 4]));
+    assert!(!cannot_save_weight(&[4, 4], &[0, 0]), "one element");
+    assert!(!cannot_save_weight(&[4, 4], &[0, 1]), "one row");
+    assert!(!cannot_save_weight(&[2, 4], &[4, 1]), "two rows");
 }
 
 /// A map may read a few buffers through many accesses.
@@ -846,5 +865,5 @@ fn loads_of_one_buffer_are_one_load() {
         vec![sum.unwrap()]
     });
     assert_eq!(map.loads.len(), 40);
-    assert_eq!(super::inline_nest::least_loads(&map), 2);
+    assert_eq!(super::inline_nest::count_loads(&map), 2);
 }

@@ -2,7 +2,7 @@
 //! and gradient accumulation.
 //!
 //! Generated names follow onnxruntime-training's `generate_artifacts`: `onnx::<token>::<n>`, where `n` counts from 1
-//! for each set of artifacts ([`Names`]).
+//! for each set of artifacts ([`NameGenerator`]).
 
 use ortrain_graph::{Attrs, DType, Graph, Node, Tensor, ValueId, ValueType, listed, tensor_to_proto};
 use ortrain_onnx::{
@@ -26,30 +26,30 @@ mod shared_initializers;
 mod stop_gradients;
 mod training_mode;
 
-pub use batch::{FixedBatch, OpenShape, first_along, fixed_batches, sizes_behind_first};
+pub use batch::{FixedBatch, OpenShape, batch_shape_nodes, find_fixed_batches, first_slice_nodes};
 pub use class_axis::{classes_last_note, is_class_axis_open, label_readings, with_classes_last};
-pub use classifier::{default_scores, outputs_as_tensors, starts_with_choice, whole_of};
+pub use classifier::{common_source, default_scores, replace_outputs_by_tensors, starts_with_label};
 pub use head::{Head, find_head};
 pub use losses::{
-    Loss, LossSettings, LossTerm, Reduction, append_loss, append_stand_in, append_sum, default_target,
-    name_value,
+    Loss, LossSettings, LossTerm, Reduction, append_loss, append_placeholder_loss, append_sum,
+    default_target, rename_value,
 };
 pub(crate) use master_weights::master_weight_node;
-pub use master_weights::{about_narrow, add_master_weights, is_narrow, remove_master_weights};
+pub use master_weights::{add_master_weights, is_narrow, narrow_weights_note, remove_master_weights};
 pub use modes::{
-    BatchNormMode, RunningStatistic, for_inference, for_training, running_statistics,
-    with_statistics_of_batches,
+    BatchNormMode, RunningStatistic, running_statistics, set_inference_mode, set_training_mode,
+    use_batch_statistics,
 };
 pub use one_graph::{
     ACCUMULATED, ALL_FINITE, GRADIENT_NORM, LOSS_SCALE, Updates, append_scaled_loss, append_updates,
-    has_shared_counter, optimizer_of_nodes, trained_without_choice,
+    default_trained, find_node_optimizer, has_shared_counter,
 };
 pub use parameters::{Confidence, ConstantUses, Judgement, ParameterRole, about_guesses};
-pub use scores::{about_label, check_scores, class_axis_of_tokens, doubtful_losses, probabilities};
+pub use scores::{check_scores, class_axis_of_tokens, label_error, loss_problems, probabilities_note};
 pub use shared_initializers::separate_initializers;
-pub use stop_gradients::{StopCandidate, stop_candidates, stop_gradients, stop_of, stopped_values};
+pub use stop_gradients::{StopCandidate, find_stop, stop_candidates, stop_gradients, stopped_values};
 pub use training_mode::{
-    TRAINING_MODE, choose_statistics, free_training_mode, modes_of_batch_normalizations, share_training_mode,
+    TRAINING_MODE, choose_statistics, count_batch_norm_modes, free_training_mode, share_training_mode,
 };
 
 const MICROSOFT: &str = "com.microsoft";
@@ -107,7 +107,7 @@ impl AdamFormula {
 
     /// Returns the formula of a name.
     #[must_use]
-    pub fn of(name: &str) -> Option<AdamFormula> {
+    pub fn from_name(name: &str) -> Option<AdamFormula> {
         [AdamFormula::OnnxRuntime, AdamFormula::PyTorch].into_iter().find(|known| known.name() == name)
     }
 }
@@ -144,19 +144,19 @@ impl Default for OptimizerSettings {
 
 /// Generator of names. The same calls give the same names, independently of other sets of artifacts.
 #[derive(Debug, Default)]
-pub struct Names(u64);
+pub struct NameGenerator(u64);
 
-impl Names {
+impl NameGenerator {
     /// Creates a generator that starts at 1.
     #[must_use]
-    pub fn new() -> Names {
-        Names::default()
+    pub fn new() -> NameGenerator {
+        NameGenerator::default()
     }
 
     /// Creates a generator that continues after `last`.
     #[must_use]
-    pub fn after(last: u64) -> Names {
-        Names(last)
+    pub fn starting_after(last: u64) -> NameGenerator {
+        NameGenerator(last)
     }
 
     /// Returns the last number; 0 before the first.
@@ -177,44 +177,44 @@ fn attribute(name: &str, kind: AttributeType) -> AttributeProto {
     attribute
 }
 
-fn int(name: &str, value: i64) -> AttributeProto {
+fn int_attribute(name: &str, value: i64) -> AttributeProto {
     AttributeProto { i: value, ..attribute(name, AttributeType::Int) }
 }
 
-fn ints(name: &str, values: Vec<i64>) -> AttributeProto {
+fn ints_attribute(name: &str, values: Vec<i64>) -> AttributeProto {
     AttributeProto { ints: values, ..attribute(name, AttributeType::Ints) }
 }
 
-fn float(name: &str, value: f32) -> AttributeProto {
+fn float_attribute(name: &str, value: f32) -> AttributeProto {
     AttributeProto { f: value, ..attribute(name, AttributeType::Float) }
 }
 
-fn text(name: &str, value: &'static str) -> AttributeProto {
+fn text_attribute(name: &str, value: &'static str) -> AttributeProto {
     AttributeProto { s: value.as_bytes().into(), ..attribute(name, AttributeType::String) }
 }
 
 /// Builds the declaration of a value of a type.
-fn declaration(name: &str, ty: &ValueType) -> ValueInfoProto {
+fn declare_value(name: &str, ty: &ValueType) -> ValueInfoProto {
     let mut graph = Graph::new("");
     let id = graph.add_value(name, ty.clone());
     graph.value_info(id)
 }
 
 /// Appender of nodes to a graph message.
-struct Append<'a> {
+struct GraphAppender<'a> {
     graph: &'a mut GraphProto,
-    names: &'a mut Names,
+    names: &'a mut NameGenerator,
 }
 
-impl Append<'_> {
+impl GraphAppender<'_> {
     /// Appends a node with one output. The name of the output is generated before the name of the node.
     fn node(&mut self, op: &str, inputs: &[&str], attributes: Vec<AttributeProto>) -> String {
         let output = self.names.next(&format!("{}_output", op.to_lowercase()));
-        self.node_into("", op, inputs, vec![output.clone()], attributes);
+        self.append_node("", op, inputs, vec![output.clone()], attributes);
         output
     }
 
-    fn node_into(
+    fn append_node(
         &mut self,
         domain: &str,
         op: &str,
@@ -299,7 +299,7 @@ pub fn append_yield(graph: &mut Graph, differentiable: &[usize]) -> Vec<(ValueId
 
 /// Returns the values that a graph yields to its caller, and the positions of the differentiable ones.
 #[must_use]
-pub fn yield_of(graph: &Graph) -> Option<(Vec<ValueId>, Vec<usize>)> {
+pub fn find_yield(graph: &Graph) -> Option<(Vec<ValueId>, Vec<usize>)> {
     let node = graph.nodes.iter().find(|node| &*node.domain == MICROSOFT && &*node.op == YIELD)?;
     let others = node.attrs.ints("non_differentiable_outputs").ok().flatten().unwrap_or_default();
     let given: Vec<ValueId> = node.present_inputs().collect();
@@ -312,28 +312,34 @@ pub fn yield_of(graph: &Graph) -> Option<(Vec<ValueId>, Vec<usize>)> {
 pub fn optimizer_model(
     kind: OptimizerKind,
     settings: &OptimizerSettings,
-    names: &mut Names,
+    names: &mut NameGenerator,
     opset: i64,
 ) -> ModelProto {
     let sequence = ValueType::Sequence(DType::F32);
     let mut graph = GraphProto { name: "graph".into(), ..GraphProto::default() };
-    let scalar = |name: &str, dtype| declaration(name, &ValueType::tensor(dtype, &[1]));
+    let scalar = |name: &str, dtype| declare_value(name, &ValueType::tensor(dtype, &[1]));
     graph.input = vec![scalar("learning_rate", DType::F32), scalar("step", DType::I64)];
     let sequences = ["params", "gradients", "first_order_moments", "second_order_moments"];
     let moments = match kind {
         OptimizerKind::AdamW => 2,
         OptimizerKind::SGD => 1,
     };
-    graph.input.extend(sequences[..2 + moments].iter().map(|name| declaration(name, &sequence)));
+    graph.input.extend(sequences[..2 + moments].iter().map(|name| declare_value(name, &sequence)));
 
-    let mut append = Append { graph: &mut graph, names };
+    let mut append = GraphAppender { graph: &mut graph, names };
     let gradients = match settings.max_norm {
         None => "gradients".to_owned(),
         Some(max_norm) => {
             let clipped = append.names.next("clip_grad_norm_output");
             let outputs = vec![clipped.clone()];
-            append.node_into(MICROSOFT, CLIP, &["gradients"], outputs, vec![float("max_norm", max_norm)]);
-            append.graph.value_info.push(declaration(&clipped, &sequence));
+            append.append_node(
+                MICROSOFT,
+                CLIP,
+                &["gradients"],
+                outputs,
+                vec![float_attribute("max_norm", max_norm)],
+            );
+            append.graph.value_info.push(declare_value(&clipped, &sequence));
             clipped
         }
     };
@@ -349,20 +355,20 @@ pub fn optimizer_model(
                 "second_order_moments",
             ];
             let attributes = vec![
-                int("adam_mode", settings.formula.mode()),
-                float("alpha", settings.betas.0),
-                float("beta", settings.betas.1),
-                int("correct_bias", i64::from(settings.bias_correction)),
-                float("epsilon", settings.epsilon),
-                float("weight_decay", settings.weight_decay),
+                int_attribute("adam_mode", settings.formula.mode()),
+                float_attribute("alpha", settings.betas.0),
+                float_attribute("beta", settings.betas.1),
+                int_attribute("correct_bias", i64::from(settings.bias_correction)),
+                float_attribute("epsilon", settings.epsilon),
+                float_attribute("weight_decay", settings.weight_decay),
             ];
-            append.node_into(MICROSOFT, "AdamWOptimizer", &inputs, vec![updated.clone()], attributes);
+            append.append_node(MICROSOFT, "AdamWOptimizer", &inputs, vec![updated.clone()], attributes);
             updated
         }
         OptimizerKind::SGD => {
             let updated = append.names.next("update_completed");
             let inputs = ["learning_rate", "params", &gradients];
-            append.node_into(MICROSOFT, "SGDOptimizerV2", &inputs, vec![updated.clone()], vec![]);
+            append.append_node(MICROSOFT, "SGDOptimizerV2", &inputs, vec![updated.clone()], vec![]);
             updated
         }
     };
@@ -406,14 +412,14 @@ pub fn check_sequences(graph: &Graph) -> Result<(), Error> {
         let op = build(graph, node)?;
         for (port, output) in node.outputs.iter().enumerate() {
             let Some(id) = output.filter(|&id| is_sequence(graph, id)) else { continue };
-            if !op.in_place().iter().any(|&(known, _)| known == port) {
+            if !op.in_place_outputs().iter().any(|&(known, _)| known == port) {
                 return fail(format!(
                     "it makes the sequence {:?}, but sequences of tensors can only be given, and changed in place",
                     graph.name_of(id)
                 ));
             }
         }
-        for &(_, port) in op.in_place() {
+        for &(_, port) in op.in_place_outputs() {
             let Some(id) = node.inputs.get(port).copied().flatten().filter(|&id| is_sequence(graph, id))
             else {
                 continue;
@@ -441,7 +447,7 @@ pub fn sequence_input(graph: &Graph, mut sequence: ValueId) -> Result<Option<Val
         let Some(node) = graph.nodes.iter().find(makes) else { return Ok(None) };
         let op = build(graph, node)?;
         let port = node.outputs.iter().position(|output| *output == Some(sequence));
-        let before = op.in_place().iter().find(|(output, _)| Some(*output) == port);
+        let before = op.in_place_outputs().iter().find(|(output, _)| Some(*output) == port);
         match before.and_then(|&(_, input)| node.inputs.get(input).copied().flatten()) {
             Some(input) => sequence = input,
             None => return Ok(None),
@@ -467,7 +473,7 @@ pub fn uses_onnxruntime_optimizer(graph: &Graph) -> bool {
 ///
 /// # Errors
 /// Returns an error if the graph does not have exactly one optimizer.
-pub fn moments_of_optimizer(graph: &Graph) -> Result<usize, Error> {
+pub fn moment_count(graph: &Graph) -> Result<usize, Error> {
     let found: Vec<(&Node, usize)> = graph
         .nodes
         .iter()
@@ -498,7 +504,7 @@ pub fn moments_of_optimizer(graph: &Graph) -> Result<usize, Error> {
 /// # Errors
 /// Returns an error if the graph does not have exactly one optimizer.
 pub fn onnxruntime_optimizer(graph: &Graph) -> Result<OptimizerSpec, Error> {
-    moments_of_optimizer(graph)?;
+    moment_count(graph)?;
     let graph_error = |source: OpError| Error::Graph(source.to_string());
     let float = |node: &Node, name: &str, default: f32| {
         let found = node.attrs.float(name).ok().flatten();
@@ -568,18 +574,18 @@ pub fn as_onnxruntime_optimizer(spec: &OptimizerSpec) -> Option<(OptimizerKind, 
 ///
 /// # Errors
 /// Returns an error if the specification does not fit its optimizer ([`OptimizerSpec::check`]).
-pub fn described_optimizer_model(
+pub fn optimizer_model_of_spec(
     spec: &OptimizerSpec,
     dtypes: &[DType],
-    names: &mut Names,
+    names: &mut NameGenerator,
     opset: i64,
 ) -> Result<ModelProto, OpError> {
-    let spec = spec.clone().written_out()?;
+    let spec = spec.clone().with_explicit_groups()?;
     match as_onnxruntime_optimizer(&spec) {
         None => optimizers::optimizer_model(&spec, dtypes),
         Some((kind, settings)) => {
             let mut model = optimizer_model(kind, &settings, names, opset);
-            model.metadata_props.push(optimizers::described(&spec));
+            model.metadata_props.push(optimizers::description_entry(&spec));
             Ok(model)
         }
     }
@@ -596,9 +602,9 @@ mod tests {
     }
 
     #[test]
-    fn names_count_on_from_the_loss_to_the_optimizer() {
+    fn names_continue_from_loss_to_optimizer() {
         let mut graph = GraphProto::default();
-        let mut names = Names::new();
+        let mut names = NameGenerator::new();
         let ty = scores(&[Dim::symbol("batch"), 5.into()]);
         let loss = append_loss(
             &mut graph,
@@ -622,11 +628,11 @@ mod tests {
     #[test]
     fn an_optimizer_model_has_one_optimizer() {
         let mut graph = Graph::new("");
-        assert!(moments_of_optimizer(&graph).is_err());
+        assert!(moment_count(&graph).is_err());
         graph.nodes.push(Node::new(MICROSOFT, "SGDOptimizerV2", &[], &[], Attrs::new()));
-        assert_eq!(moments_of_optimizer(&graph).expect("there is one"), 1);
+        assert_eq!(moment_count(&graph).expect("there is one"), 1);
         graph.nodes.push(Node::new(MICROSOFT, "AdamWOptimizer", &[], &[], Attrs::new()));
-        let error = moments_of_optimizer(&graph).expect_err("there are two").to_string();
+        let error = moment_count(&graph).expect_err("there are two").to_string();
         assert!(error.starts_with("an optimizer model needs one optimizer, but it has"), "{error}");
     }
 }

@@ -26,10 +26,10 @@
 
 use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId};
 
-use super::norm::wide;
+use super::batch_norm::arithmetic_dtype;
 use super::sizes::{
-    Size, apply, as_number, cast, dtype_of, minus, number, permuted, reshaped, shape_of, size_of, times,
-    unsqueezed,
+    Size, add_op, as_number, cast, dtype_of, insert_axes, multiply_sizes, number, permute_axes, reshape_to,
+    shape_of, size_of, subtract_sizes,
 };
 use crate::OpError;
 use crate::infer::Infer;
@@ -55,7 +55,7 @@ struct GridSample {
     mode: Mode,
     padding: Padding,
     /// True if -1 and 1 are the centers of the outer elements; false if they are the outer edges (`align_corners`).
-    aligned: bool,
+    align_corners: bool,
 }
 
 impl GridSample {
@@ -80,17 +80,17 @@ impl GridSample {
                 )));
             }
         };
-        Ok(GridSample { mode, padding, aligned: attrs.int("align_corners")?.unwrap_or(0) != 0 })
+        Ok(GridSample { mode, padding, align_corners: attrs.int("align_corners")?.unwrap_or(0) != 0 })
     }
 }
 
 impl Op for GridSample {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
-        cx.arity(2, 2, 1)?;
+        cx.check_arity(2, 2, 1)?;
         let dtype = cx.dtype(0)?;
-        cx.dtype_where(1, "a float type", DType::is_float)?;
+        cx.expect_dtype(1, "a float type", DType::is_float)?;
         let (Some(x), Some(grid)) = (cx.shape(0), cx.shape(1)) else {
-            cx.output(0, dtype, None);
+            cx.set_output(0, dtype, None);
             return Ok(());
         };
         let axes = x.rank().saturating_sub(2);
@@ -109,7 +109,7 @@ impl Op for GridSample {
             return Err(OpError::invalid(format!("input 0 of shape {x} has no elements to look at")));
         }
         let shape: Shape = x[..2].iter().chain(&grid[1..grid.rank() - 1]).cloned().collect();
-        cx.output(0, dtype, Some(shape));
+        cx.set_output(0, dtype, Some(shape));
         Ok(())
     }
 }
@@ -130,80 +130,80 @@ struct Axis {
     /// Index of the last element.
     last: ValueId,
     /// Position of the lower border.
-    least: ValueId,
+    lower_border: ValueId,
     /// Distance between the borders.
     span: ValueId,
 }
 
 impl Axis {
     fn new(rw: &mut Rewrite<'_>, size: Size, ty: DType, aligned: bool) -> Axis {
-        let before = minus(rw, size, Size::Number(1));
+        let before = subtract_sizes(rw, size, Size::Number(1));
         let last = as_number(rw, before, ty);
         let span = if aligned { last } else { as_number(rw, size, ty) };
         let least = number(rw, ty, if aligned { 0.0 } else { -0.5 });
-        Axis { ty, zero: number(rw, ty, 0.0), last, least, span }
+        Axis { ty, zero: number(rw, ty, 0.0), last, lower_border: least, span }
     }
 
     /// Converts coordinates between -1 and 1 to positions in units of elements.
-    fn position(&self, rw: &mut Rewrite<'_>, place: ValueId, aligned: bool) -> ValueId {
+    fn to_position(&self, rw: &mut Rewrite<'_>, place: ValueId, aligned: bool) -> ValueId {
         let (one, half) = (number(rw, self.ty, 1.0), number(rw, self.ty, 0.5));
-        let from_front = apply(rw, "Add", &[place, one]);
+        let from_front = add_op(rw, "Add", &[place, one]);
         if aligned {
-            let halved = apply(rw, "Mul", &[from_front, half]);
-            return apply(rw, "Mul", &[halved, self.span]);
+            let halved = add_op(rw, "Mul", &[from_front, half]);
+            return add_op(rw, "Mul", &[halved, self.span]);
         }
-        let scaled = apply(rw, "Mul", &[from_front, self.span]);
-        let shifted = apply(rw, "Sub", &[scaled, one]);
-        apply(rw, "Mul", &[shifted, half])
+        let scaled = add_op(rw, "Mul", &[from_front, self.span]);
+        let shifted = add_op(rw, "Sub", &[scaled, one]);
+        add_op(rw, "Mul", &[shifted, half])
     }
 
     /// Returns the lower and the upper border.
-    fn ends(&self, rw: &mut Rewrite<'_>) -> [ValueId; 2] {
-        [self.least, apply(rw, "Add", &[self.least, self.span])]
+    fn borders(&self, rw: &mut Rewrite<'_>) -> [ValueId; 2] {
+        [self.lower_border, add_op(rw, "Add", &[self.lower_border, self.span])]
     }
 
     /// Reflects positions at both borders until they are between them.
-    fn reflected(&self, rw: &mut Rewrite<'_>, x: ValueId) -> ValueId {
+    fn reflect(&self, rw: &mut Rewrite<'_>, x: ValueId) -> ValueId {
         let rest_of = |rw: &mut Rewrite<'_>, a: ValueId, b: ValueId| {
             rw.add("Mod", &[a, b], Attrs::new().with("fmod", 1i64))
         };
-        let [least, most] = self.ends(rw);
+        let [least, most] = self.borders(rw);
         let (one, two) = (number(rw, self.ty, 1.0), number(rw, self.ty, 2.0));
-        let from_front = apply(rw, "Sub", &[x, least]);
-        let away = apply(rw, "Abs", &[from_front]);
+        let from_front = add_op(rw, "Sub", &[x, least]);
+        let away = add_op(rw, "Abs", &[from_front]);
         let rest = rest_of(rw, away, self.span);
-        let spans = apply(rw, "Div", &[away, self.span]);
-        let flips = apply(rw, "Floor", &[spans]);
+        let spans = add_op(rw, "Div", &[away, self.span]);
+        let flips = add_op(rw, "Floor", &[spans]);
         let parity = rest_of(rw, flips, two);
-        let odd = apply(rw, "Equal", &[parity, one]);
-        let other = apply(rw, "Sub", &[self.span, rest]);
-        let inside = apply(rw, "Where", &[odd, other, rest]);
-        let back = apply(rw, "Add", &[inside, least]);
-        let (before, behind) = (apply(rw, "Less", &[x, least]), apply(rw, "Less", &[most, x]));
-        let outside = apply(rw, "Or", &[before, behind]);
-        apply(rw, "Where", &[outside, back, x])
+        let odd = add_op(rw, "Equal", &[parity, one]);
+        let other = add_op(rw, "Sub", &[self.span, rest]);
+        let inside = add_op(rw, "Where", &[odd, other, rest]);
+        let back = add_op(rw, "Add", &[inside, least]);
+        let (before, behind) = (add_op(rw, "Less", &[x, least]), add_op(rw, "Less", &[most, x]));
+        let outside = add_op(rw, "Or", &[before, behind]);
+        add_op(rw, "Where", &[outside, back, x])
     }
 
     /// Clips or reflects positions beyond the border, by the padding mode.
-    fn padded(&self, rw: &mut Rewrite<'_>, op: &GridSample, x: ValueId) -> ValueId {
+    fn pad(&self, rw: &mut Rewrite<'_>, op: &GridSample, x: ValueId) -> ValueId {
         match op.padding {
             Padding::Zeros => x,
             // Each contributing element is clipped separately.
             Padding::Border if op.mode == Mode::Cubic => x,
-            Padding::Reflection => self.reflected(rw, x),
+            Padding::Reflection => self.reflect(rw, x),
             // The outer halves of the outer elements have constant values. So clipping to the centers changes the
             // gradient only.
             Padding::Border => {
-                let before = apply(rw, "LessOrEqual", &[x, self.zero]);
-                let behind = apply(rw, "LessOrEqual", &[self.last, x]);
-                let below = apply(rw, "Where", &[behind, self.last, x]);
-                apply(rw, "Where", &[before, self.zero, below])
+                let before = add_op(rw, "LessOrEqual", &[x, self.zero]);
+                let behind = add_op(rw, "LessOrEqual", &[self.last, x]);
+                let below = add_op(rw, "Where", &[behind, self.last, x]);
+                add_op(rw, "Where", &[before, self.zero, below])
             }
         }
     }
 
     /// Computes the contributing elements of positions `[batch, points, 1]`.
-    fn taps(&self, rw: &mut Rewrite<'_>, op: &GridSample, x: ValueId) -> Taps {
+    fn compute_taps(&self, rw: &mut Rewrite<'_>, op: &GridSample, x: ValueId) -> Taps {
         // Weights are polynomials in the distance from the element before the position. Each row has the coefficients
         // of one power, one for each tap.
         let (first, powers): (f64, &[&[f64]]) = match op.mode {
@@ -223,32 +223,32 @@ impl Axis {
         let row = |rw: &mut Rewrite<'_>, numbers: &[f64]| {
             rw.constant("row", Tensor::from_f64(self.ty, vec![numbers.len()], numbers))
         };
-        let base = if op.mode == Mode::Nearest { x } else { apply(rw, "Floor", &[x]) };
+        let base = if op.mode == Mode::Nearest { x } else { add_op(rw, "Floor", &[x]) };
         let offsets: Vec<f64> = (0..powers[0].len()).map(|k| first + k as f64).collect();
         let offsets = row(rw, &offsets);
-        let mut at = apply(rw, "Add", &[base, offsets]);
+        let mut at = add_op(rw, "Add", &[base, offsets]);
         let weights = (powers.len() > 1).then(|| {
-            let behind = apply(rw, "Sub", &[x, base]);
+            let behind = add_op(rw, "Sub", &[x, base]);
             let mut sum = row(rw, powers[powers.len() - 1]);
             for power in powers[..powers.len() - 1].iter().rev() {
-                let product = apply(rw, "Mul", &[sum, behind]);
+                let product = add_op(rw, "Mul", &[sum, behind]);
                 let coefficients = row(rw, power);
-                sum = apply(rw, "Add", &[product, coefficients]);
+                sum = add_op(rw, "Add", &[product, coefficients]);
             }
             sum
         });
         if op.padding == Padding::Reflection {
-            at = self.reflected(rw, at);
+            at = self.reflect(rw, at);
         }
         // For every position, NaN included, the index is in range.
-        let from_front = apply(rw, "LessOrEqual", &[self.zero, at]);
-        let before_end = apply(rw, "LessOrEqual", &[at, self.last]);
+        let from_front = add_op(rw, "LessOrEqual", &[self.zero, at]);
+        let before_end = add_op(rw, "LessOrEqual", &[at, self.last]);
         let (inside, clipped) = if op.padding == Padding::Zeros {
-            let inside = apply(rw, "And", &[from_front, before_end]);
-            (Some(inside), apply(rw, "Where", &[inside, at, self.zero]))
+            let inside = add_op(rw, "And", &[from_front, before_end]);
+            (Some(inside), add_op(rw, "Where", &[inside, at, self.zero]))
         } else {
-            let below = apply(rw, "Where", &[before_end, at, self.last]);
-            (None, apply(rw, "Where", &[from_front, below, self.zero]))
+            let below = add_op(rw, "Where", &[before_end, at, self.last]);
+            (None, add_op(rw, "Where", &[from_front, below, self.zero]))
         };
         let index = cast(rw, clipped, self.ty, DType::I64);
         Taps { index, inside, weights }
@@ -257,26 +257,26 @@ impl Axis {
 
 fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let op = GridSample::read(rw.attrs())?;
-    let (x, grid) = (rw.required(0)?, rw.required(1)?);
+    let (x, grid) = (rw.required_input(0)?, rw.required_input(1)?);
     let rank = shape_of(rw, x, "its input 0")?.rank();
     let dtype = dtype_of(rw, x, "its input 0")?;
     let grid_dtype = dtype_of(rw, grid, "its input 1")?;
     let axes = rank - 2;
-    let place_ty = wide(grid_dtype);
+    let place_ty = arithmetic_dtype(grid_dtype);
     let value_ty = match op.mode {
         Mode::Nearest => dtype,
-        _ if dtype.is_float() => wide(dtype),
+        _ if dtype.is_float() => arithmetic_dtype(dtype),
         _ => DType::F64,
     };
 
     let wanted: Vec<Size> = (1..=axes).map(|axis| size_of(rw, grid, axis)).collect();
     let sizes: Vec<Size> = (2..rank).map(|axis| size_of(rw, x, axis)).collect();
     let product = |rw: &mut Rewrite<'_>, sizes: &[Size]| {
-        sizes.iter().fold(Size::Number(1), |all, &size| times(rw, all, size))
+        sizes.iter().fold(Size::Number(1), |all, &size| multiply_sizes(rw, all, size))
     };
     let (points, elements) = (product(rw, &wanted), product(rw, &sizes));
 
-    let places = reshaped(rw, grid, &[Size::Kept, points, Size::Number(axes as i64)]);
+    let places = reshape_to(rw, grid, &[Size::SameAxis, points, Size::Number(axes as i64)]);
     let places = cast(rw, places, grid_dtype, place_ty);
     let mut places = match axes {
         1 => vec![places],
@@ -291,33 +291,33 @@ fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let mut all: Option<Taps> = None;
     let mut taps = 1i64;
     for (&size, place) in sizes.iter().zip(places) {
-        let axis = Axis::new(rw, size, place_ty, op.aligned);
-        let mut position = axis.position(rw, place, op.aligned);
+        let axis = Axis::new(rw, size, place_ty, op.align_corners);
+        let mut position = axis.to_position(rw, place, op.align_corners);
         if op.mode == Mode::Nearest {
-            position = apply(rw, "Round", &[position]);
+            position = add_op(rw, "Round", &[position]);
         }
-        let position = axis.padded(rw, &op, position);
-        let own = axis.taps(rw, &op, position);
+        let position = axis.pad(rw, &op, position);
+        let own = axis.compute_taps(rw, &op, position);
         let Some(before) = all else {
-            taps = own_taps(&op);
+            taps = tap_count(&op);
             all = Some(own);
             continue;
         };
-        taps *= own_taps(&op);
+        taps *= tap_count(&op);
         // Combines each tap of the previous axes with each tap of this axis.
         let both = |rw: &mut Rewrite<'_>, op: &str, a: ValueId, b: ValueId| {
-            let (a, b) = (unsqueezed(rw, a, &[3]), unsqueezed(rw, b, &[2]));
-            let pairs = apply(rw, op, &[a, b]);
-            reshaped(rw, pairs, &[Size::Kept, Size::Kept, Size::Number(taps)])
+            let (a, b) = (insert_axes(rw, a, &[3]), insert_axes(rw, b, &[2]));
+            let pairs = add_op(rw, op, &[a, b]);
+            reshape_to(rw, pairs, &[Size::SameAxis, Size::SameAxis, Size::Number(taps)])
         };
         let size = match size {
             Size::Value(value) => value,
             other => {
-                let count = other.number().unwrap_or(1);
+                let count = other.scalar_constant().unwrap_or(1);
                 rw.constant("size", Tensor::i64(&[], &[count]))
             }
         };
-        let rows = apply(rw, "Mul", &[before.index, size]);
+        let rows = add_op(rw, "Mul", &[before.index, size]);
         let index = both(rw, "Add", rows, own.index);
         let inside = before.inside.zip(own.inside).map(|(a, b)| both(rw, "And", a, b));
         let weights = before.weights.zip(own.weights).map(|(a, b)| both(rw, "Mul", a, b));
@@ -325,41 +325,41 @@ fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     }
     let Some(all) = all else { return Err(OpError::invalid("its input 0 has no axes to look along")) };
 
-    let data = reshaped(rw, x, &[Size::Kept, Size::Kept, elements]);
+    let data = reshape_to(rw, x, &[Size::SameAxis, Size::SameAxis, elements]);
     let data = cast(rw, data, dtype, value_ty);
-    let data = permuted(rw, data, &[0, 2, 1]);
-    let looked_at = times(rw, points, Size::Number(taps));
-    let index = reshaped(rw, all.index, &[Size::Kept, looked_at]);
-    let index = unsqueezed(rw, index, &[2]);
+    let data = permute_axes(rw, data, &[0, 2, 1]);
+    let looked_at = multiply_sizes(rw, points, Size::Number(taps));
+    let index = reshape_to(rw, all.index, &[Size::SameAxis, looked_at]);
+    let index = insert_axes(rw, index, &[2]);
     let mut value = rw.add("GatherND", &[data, index], Attrs::new().with("batch_dims", 1i64));
-    let mut inside = all.inside.map(|inside| unsqueezed(rw, inside, &[3]));
+    let mut inside = all.inside.map(|inside| insert_axes(rw, inside, &[3]));
     if all.weights.is_some() {
         let channels = size_of(rw, x, 1);
-        value = reshaped(rw, value, &[Size::Kept, points, Size::Number(taps), channels]);
+        value = reshape_to(rw, value, &[Size::SameAxis, points, Size::Number(taps), channels]);
     } else {
         // Removes the axis of the single tap.
         inside = all.inside;
     }
     if let Some(inside) = inside {
         let zero = number(rw, value_ty, 0.0);
-        value = apply(rw, "Where", &[inside, value, zero]);
+        value = add_op(rw, "Where", &[inside, value, zero]);
     }
     if let Some(weights) = all.weights {
         let weights = cast(rw, weights, place_ty, value_ty);
-        let weights = unsqueezed(rw, weights, &[3]);
-        let weighed = apply(rw, "Mul", &[value, weights]);
-        value = super::sizes::summed(rw, weighed, &[2]);
+        let weights = insert_axes(rw, weights, &[3]);
+        let weighed = add_op(rw, "Mul", &[value, weights]);
+        value = super::sizes::reduce_sum_axes(rw, weighed, &[2]);
     }
     let value = cast(rw, value, value_ty, dtype);
-    let value = permuted(rw, value, &[0, 2, 1]);
-    let shape: Vec<Size> = [Size::Kept, Size::Kept].into_iter().chain(wanted).collect();
-    let result = reshaped(rw, value, &shape);
-    rw.output(0, result);
+    let value = permute_axes(rw, value, &[0, 2, 1]);
+    let shape: Vec<Size> = [Size::SameAxis, Size::SameAxis].into_iter().chain(wanted).collect();
+    let result = reshape_to(rw, value, &shape);
+    rw.replace_output(0, result);
     Ok(())
 }
 
 /// Returns the number of contributing elements along one axis.
-fn own_taps(op: &GridSample) -> i64 {
+fn tap_count(op: &GridSample) -> i64 {
     match op.mode {
         Mode::Nearest => 1,
         Mode::Linear => 2,
@@ -368,21 +368,21 @@ fn own_taps(op: &GridSample) -> i64 {
 }
 
 /// Names of the modes before opset 20.
-const OLD_NAMES: [(&str, &str); 2] = [("bilinear", "linear"), ("bicubic", "cubic")];
+const OLD_MODE_NAMES: [(&str, &str); 2] = [("bilinear", "linear"), ("bicubic", "cubic")];
 
 fn upgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     if rw.version() >= 20 {
         return Ok(());
     }
     let old = rw.attrs().string("mode")?.unwrap_or("bilinear");
-    let found = OLD_NAMES.iter().find(|(name, _)| *name == old).map(|&(_, name)| name);
+    let found = OLD_MODE_NAMES.iter().find(|(name, _)| *name == old).map(|&(_, name)| name);
     let mode = found.or((old == "nearest").then_some(old)).ok_or_else(|| {
         OpError::invalid(format!(
             "mode {old:?} is not defined before opset 20; nearest, bilinear and bicubic are"
         ))
     })?;
     let inputs = rw.node().inputs.to_vec();
-    rw.same(&inputs, rw.attrs().clone().with("mode", mode));
+    rw.emit_same_op(&inputs, rw.attrs().clone().with("mode", mode));
     Ok(())
 }
 
@@ -393,15 +393,15 @@ fn downgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     if version >= 20 {
         return Ok(());
     }
-    let planes = rw.shape(rw.required(0)?).is_some_and(|shape| shape.rank() == 4);
+    let planes = rw.shape(rw.required_input(0)?).is_some_and(|shape| shape.rank() == 4);
     if version < 16 || !planes {
         // The decomposition uses GatherND with batch axes, which opset 12 added.
         return if version < 12 { Ok(()) } else { decompose(rw) };
     }
     let mode = rw.attrs().string("mode")?.unwrap_or("linear");
-    let Some(&(old, _)) = OLD_NAMES.iter().find(|(_, name)| *name == mode) else { return Ok(()) };
+    let Some(&(old, _)) = OLD_MODE_NAMES.iter().find(|(_, name)| *name == mode) else { return Ok(()) };
     let inputs = rw.node().inputs.to_vec();
-    rw.same(&inputs, rw.attrs().clone().with("mode", old));
+    rw.emit_same_op(&inputs, rw.attrs().clone().with("mode", old));
     Ok(())
 }
 

@@ -3,11 +3,11 @@
 use ortrain_expr::{Access, Builder, DType, Dims, Type, UnaryOp};
 use ortrain_program::{BufferId, Load, Nest, Operand};
 
-use crate::making::Making;
+use crate::test_program::TestProgramBuilder;
 
 /// Epilogue of a product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Finish {
+pub(crate) enum Epilogue {
     Store,
     /// Adds a bias per column, and applies the hyperbolic tangent.
     Activated,
@@ -17,19 +17,19 @@ pub(crate) enum Finish {
     Twice,
 }
 
-pub(crate) const FINISHES: [Finish; 4] =
-    [Finish::Store, Finish::Activated, Finish::Accumulated, Finish::Twice];
+pub(crate) const EPILOGUES: [Epilogue; 4] =
+    [Epilogue::Store, Epilogue::Activated, Epilogue::Accumulated, Epilogue::Twice];
 
-impl Finish {
-    pub(crate) fn nest(self, making: &mut Making, dims: &[usize]) -> Nest {
+impl Epilogue {
+    pub(crate) fn nest(self, making: &mut TestProgramBuilder, dims: &[usize]) -> Nest {
         let len = dims.iter().product();
-        let whole = |id: BufferId| Operand::whole(id, DType::F32, dims);
+        let whole = |id: BufferId| Operand::contiguous(id, DType::F32, dims);
         let mut loads = vec![Load::Accumulator(DType::F32)];
         let mut b = Builder::new();
         let product = b.load(0, Type::F32);
         let (results, stores) = match self {
-            Finish::Store => (vec![product], vec![whole(making.result(len))]),
-            Finish::Activated => {
+            Epilogue::Store => (vec![product], vec![whole(making.result(len))]),
+            Epilogue::Activated => {
                 let columns = dims[dims.len() - 1];
                 let bias = making.random(columns);
                 let access = Access::broadcast(DType::F32, &[columns], dims);
@@ -38,13 +38,13 @@ impl Finish {
                 let sum = b.add(product, bias);
                 (vec![b.unary(UnaryOp::Tanh, sum)], vec![whole(making.result(len))])
             }
-            Finish::Accumulated => {
+            Epilogue::Accumulated => {
                 let state = making.state(len);
                 loads.push(Load::Buffer(whole(state)));
                 let old = b.load(1, Type::F32);
                 (vec![b.add(old, product)], vec![whole(state)])
             }
-            Finish::Twice => {
+            Epilogue::Twice => {
                 let mut turned = whole(making.result(len));
                 let axis = dims.len() - 2;
                 turned.access.strides[axis] = 1;

@@ -15,14 +15,14 @@ use std::time::Instant;
 
 use ortrain_graph::{DType, Dim, Tensor};
 use ortrain_ops::training::{ACCUMULATED, ALL_FINITE, GRADIENT_NORM, LOSS_SCALE, TRAINING_MODE};
-use ortrain_program::{Deliver, Delivered, Given, Memory};
+use ortrain_program::{Deliver, Delivered, Memory, RunInput};
 
 pub use layout::StatesByWeight;
 pub use parameters::TrainingParameters;
 
-use crate::inference_session::{check_room, check_rooms};
-use crate::io_binding::rooms;
-use crate::optimizer::{GivenGradients, check_rate};
+use crate::inference_session::{check_output_buffer, check_output_buffers};
+use crate::io_binding::output_spans;
+use crate::optimizer::{GradientInfo, check_rate};
 use crate::step_inputs::{StepInputs, split_inputs};
 use crate::suggest::hint;
 use crate::trace::Trace;
@@ -30,7 +30,7 @@ use crate::{
     CheckpointState, Error, Feed, Fetch, ModelMeta, ModelSource, Module, ModuleOptions, Optimizer, Result,
     ValueInfo,
 };
-use graphs::{Built, GRADIENT};
+use graphs::{GRADIENT_SUFFIX, SessionParts};
 
 /// Options of one run.
 ///
@@ -51,7 +51,7 @@ pub struct RunOptions {
 
 /// A result of a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Made {
+enum FetchSource {
     /// Output of the model, by index.
     Output(usize),
     /// Gradient of a weight, by index.
@@ -90,34 +90,34 @@ pub struct TrainingSession {
     /// Optional inputs with their default values.
     defaults: Vec<(String, Tensor)>,
     /// Name of the learning-rate input.
-    rate: String,
+    learning_rate_name: String,
     /// Type of the forward pass, if it differs from the type of the weights.
-    narrow: Option<DType>,
+    low_precision: Option<DType>,
     /// Number of runs per update, for gradient accumulation.
-    accumulated: i64,
+    runs_per_update: i64,
     /// True if gradients are outputs.
-    gives_gradients: bool,
+    outputs_gradients: bool,
     inputs: Vec<ValueInfo>,
     overridable: Vec<ValueInfo>,
     outputs: Vec<ValueInfo>,
     /// Source of each output.
-    fetches: Vec<Made>,
+    fetch_sources: Vec<FetchSource>,
     /// Node outputs with their types.
-    made: BTreeMap<String, DType>,
+    node_outputs: BTreeMap<String, DType>,
     meta: ModelMeta,
     /// Contents of the frozen planes at the start of the accumulation window, if a step may have to be
     /// undone.
-    before_window: Option<Vec<Vec<u8>>>,
+    frozen_before_window: Option<Vec<Vec<u8>>>,
     /// True during an accumulation window.
     in_window: bool,
 }
 
 /// Returns true if two tensors have the same type and shape.
-fn same_type(a: &Tensor, b: &Tensor) -> bool {
+fn is_same_type(a: &Tensor, b: &Tensor) -> bool {
     a.dtype() == b.dtype() && a.dims() == b.dims()
 }
 
-fn info(name: &str, dtype: DType, dims: &[usize]) -> ValueInfo {
+fn value_info(name: &str, dtype: DType, dims: &[usize]) -> ValueInfo {
     let shape = dims.iter().copied().map(Dim::from).collect();
     ValueInfo { name: name.into(), dtype, shape: Some(shape), sequence: false }
 }
@@ -144,8 +144,17 @@ impl TrainingSession {
         parameters: &TrainingParameters,
         options: ModuleOptions,
     ) -> Result<TrainingSession> {
-        let Built { train, eval, checkpoint, weights, outputs, defaults, optimizer, made, meta } =
-            graphs::build(model, parameters)?;
+        let SessionParts {
+            train,
+            eval,
+            checkpoint,
+            weights,
+            outputs,
+            defaults,
+            optimizer,
+            node_outputs: made,
+            meta,
+        } = graphs::build(model, parameters)?;
         let mut checkpoint = CheckpointState::from_checkpoint(checkpoint)?;
         let (train, eval) = (ModelSource::from_proto(&train)?, ModelSource::from_proto(&eval)?);
         let module = Module::new(train, &mut checkpoint, Some(eval), options)?;
@@ -166,7 +175,7 @@ impl TrainingSession {
                      another one"
                 )));
             }
-            inputs.push(info(&rate, DType::F32, &[1]));
+            inputs.push(value_info(&rate, DType::F32, &[1]));
         }
         let mut session = TrainingSession {
             checkpoint,
@@ -174,17 +183,17 @@ impl TrainingSession {
             optimizer,
             weights,
             defaults,
-            rate,
-            narrow: parameters.mixed_precision,
-            accumulated: parameters.gradient_accumulation_steps,
-            gives_gradients: parameters.set_gradients_as_graph_outputs,
+            learning_rate_name: rate,
+            low_precision: parameters.mixed_precision,
+            runs_per_update: parameters.gradient_accumulation_steps,
+            outputs_gradients: parameters.set_gradients_as_graph_outputs,
             inputs,
             overridable,
             outputs: Vec::new(),
-            fetches: Vec::new(),
-            made,
+            fetch_sources: Vec::new(),
+            node_outputs: made,
             meta,
-            before_window: None,
+            frozen_before_window: None,
             in_window: false,
         };
         session.list_outputs(outputs.len(), parameters.enable_grad_norm_clip);
@@ -196,25 +205,25 @@ impl TrainingSession {
     fn list_outputs(&mut self, of_model: usize, norm: bool) {
         let infos = self.module.outputs(true);
         self.outputs = infos[..of_model].to_vec();
-        self.fetches = (0..of_model).map(Made::Output).collect();
-        if self.gives_gradients {
+        self.fetch_sources = (0..of_model).map(FetchSource::Output).collect();
+        if self.outputs_gradients {
             for (at, (weight, given)) in self.weights.iter().zip(&infos[of_model..]).enumerate() {
-                self.outputs.push(ValueInfo { name: format!("{weight}{GRADIENT}"), ..given.clone() });
-                self.fetches.push(Made::Gradient(at));
+                self.outputs.push(ValueInfo { name: format!("{weight}{GRADIENT_SUFFIX}"), ..given.clone() });
+                self.fetch_sources.push(FetchSource::Gradient(at));
             }
         }
         let mut others = Vec::new();
-        if self.accumulated > 1 {
-            others.push((Made::Accumulated, info(ACCUMULATED, DType::Bool, &[])));
+        if self.runs_per_update > 1 {
+            others.push((FetchSource::Accumulated, value_info(ACCUMULATED, DType::Bool, &[])));
         }
-        if self.optimizer.is_some() && (norm || self.narrow.is_some()) {
-            others.push((Made::Norm, info(GRADIENT_NORM, DType::F32, &[])));
+        if self.optimizer.is_some() && (norm || self.low_precision.is_some()) {
+            others.push((FetchSource::Norm, value_info(GRADIENT_NORM, DType::F32, &[])));
         }
-        if self.optimizer.is_some() && self.narrow.is_some() {
-            others.push((Made::AllFinite, info(ALL_FINITE, DType::Bool, &[])));
+        if self.optimizer.is_some() && self.low_precision.is_some() {
+            others.push((FetchSource::AllFinite, value_info(ALL_FINITE, DType::Bool, &[])));
         }
         for (fetch, info) in others {
-            self.fetches.push(fetch);
+            self.fetch_sources.push(fetch);
             self.outputs.push(info);
         }
     }
@@ -284,7 +293,7 @@ impl TrainingSession {
     /// ```
     #[must_use]
     pub fn loss_scale_input_name(&self) -> Option<&'static str> {
-        self.narrow.map(|_| LOSS_SCALE)
+        self.low_precision.map(|_| LOSS_SCALE)
     }
 
     /// Returns true if this value is a float32 output of a node.
@@ -303,13 +312,13 @@ impl TrainingSession {
         let of_training = self
             .outputs
             .iter()
-            .zip(&self.fetches)
-            .find(|(output, fetch)| output.name == name && !matches!(fetch, Made::Output(_)));
-        match (self.made.get(name), of_training) {
+            .zip(&self.fetch_sources)
+            .find(|(output, fetch)| output.name == name && !matches!(fetch, FetchSource::Output(_)));
+        match (self.node_outputs.get(name), of_training) {
             (Some(dtype), _) | (None, Some((ValueInfo { dtype, .. }, _))) => Ok(*dtype == DType::F32),
             (None, None) => Err(Error::State(format!(
                 "no node makes {name:?}{}",
-                hint(name, self.made.keys().map(String::as_str))
+                hint(name, self.node_outputs.keys().map(String::as_str))
             ))),
         }
     }
@@ -435,13 +444,13 @@ impl TrainingSession {
     /// If an input is missing or does not fit, a name is unknown, or the run fails. Then nothing has changed.
     pub fn run(
         &mut self,
-        feeds: &[(&str, Given<'_>)],
+        feeds: &[(&str, RunInput<'_>)],
         fetches: &[&str],
         options: RunOptions,
         deliver: &mut Deliver<'_>,
     ) -> Result<()> {
-        let wanted = self.wanted(fetches)?;
-        self.run_wanted(&fed(feeds), &[], &wanted, options, deliver)
+        let wanted = self.fetch_indices(fetches)?;
+        self.run_fetches(&to_feeds(feeds), &[], &wanted, options, deliver)
     }
 
     /// Runs like [`TrainingSession::run`], and returns the results as tensors.
@@ -463,13 +472,13 @@ impl TrainingSession {
     /// As [`TrainingSession::run`].
     pub fn run_tensors(
         &mut self,
-        feeds: &[(&str, Given<'_>)],
+        feeds: &[(&str, RunInput<'_>)],
         fetches: &[&str],
         options: RunOptions,
     ) -> Result<Vec<Tensor>> {
-        let wanted = self.wanted(fetches)?;
+        let wanted = self.fetch_indices(fetches)?;
         let mut results: Vec<Option<Tensor>> = vec![None; wanted.len()];
-        self.run_wanted(&fed(feeds), &[], &wanted, options, &mut |at, dtype, dims, value| {
+        self.run_fetches(&to_feeds(feeds), &[], &wanted, options, &mut |at, dtype, dims, value| {
             results[at] = Some(value.to_tensor(dtype, dims)?);
             Ok(())
         })?;
@@ -518,10 +527,10 @@ impl TrainingSession {
                 fetch.output
             )));
         }
-        check_rooms(&self.outputs, fetches)?;
+        check_output_buffers(&self.outputs, fetches)?;
         let wanted: Vec<usize> = fetches.iter().map(|fetch| fetch.output).collect();
         let mut results: Vec<Option<Tensor>> = vec![None; fetches.len()];
-        self.run_wanted(feeds, fetches, &wanted, options, &mut |at, dtype, dims, value| {
+        self.run_fetches(feeds, fetches, &wanted, options, &mut |at, dtype, dims, value| {
             let bytes = dims.iter().product::<usize>() * dtype.size();
             match &fetches[at].into {
                 Some(into) => value.write_to(into.memory, bytes),
@@ -535,7 +544,7 @@ impl TrainingSession {
     }
 
     /// Returns the indices of these outputs; without names, of all outputs.
-    fn wanted(&self, fetches: &[&str]) -> Result<Vec<usize>> {
+    fn fetch_indices(&self, fetches: &[&str]) -> Result<Vec<usize>> {
         if fetches.is_empty() {
             return Ok((0..self.outputs.len()).collect());
         }
@@ -553,8 +562,8 @@ impl TrainingSession {
     }
 
     /// Returns the number of outputs of the model itself.
-    fn outputs_of_model(&self) -> usize {
-        self.fetches.iter().filter(|fetch| matches!(fetch, Made::Output(_))).count()
+    fn model_output_count(&self) -> usize {
+        self.fetch_sources.iter().filter(|fetch| matches!(fetch, FetchSource::Output(_))).count()
     }
 
     /// Checks the names of the inputs.
@@ -585,7 +594,7 @@ impl TrainingSession {
     }
 
     /// Returns the value of a scalar input.
-    fn number(feeds: &[(&str, Feed<'_>)], name: &str) -> Result<f32> {
+    fn scalar_input(feeds: &[(&str, Feed<'_>)], name: &str) -> Result<f32> {
         let feed = feeds.iter().find(|(known, _)| *known == name).map(|(_, feed)| feed);
         let feed = feed.ok_or_else(|| Error::Argument(format!("no value was given for input {name:?}")))?;
         let number = |dtype: DType, dims: &[usize], bytes: &[u8]| match <[u8; 4]>::try_from(bytes) {
@@ -602,13 +611,13 @@ impl TrainingSession {
         number.ok_or_else(|| Error::Input {
             name: name.into(),
             expected: "float32[1]".into(),
-            found: feed.described(),
+            found: feed.describe(),
             reason: "it is one number".into(),
         })
     }
 
     /// Runs on named inputs. `places` are the requested outputs, some with memory of the caller.
-    fn run_wanted(
+    fn run_fetches(
         &mut self,
         feeds: &[(&str, Feed<'_>)],
         places: &[Fetch<'_>],
@@ -619,7 +628,7 @@ impl TrainingSession {
         let start = Instant::now();
         self.compute(feeds, places, wanted, options, deliver)?;
         if let Some(trace) = &mut self.module.trace {
-            trace.run(start, Instant::now());
+            trace.record_run(start, Instant::now());
         }
         Ok(())
     }
@@ -635,15 +644,15 @@ impl TrainingSession {
         self.check_feeds(feeds)?;
         let rate = match &self.optimizer {
             Some(_) => {
-                let rate = Self::number(feeds, &self.rate)?;
-                check_rate(&format!("the learning rate {:?}", self.rate), rate)?;
+                let rate = Self::scalar_input(feeds, &self.learning_rate_name)?;
+                check_rate(&format!("the learning rate {:?}", self.learning_rate_name), rate)?;
                 rate
             }
             None => 0.0,
         };
-        let loss_scale = match self.narrow {
+        let loss_scale = match self.low_precision {
             Some(_) => {
-                let scale = Self::number(feeds, LOSS_SCALE)?;
+                let scale = Self::scalar_input(feeds, LOSS_SCALE)?;
                 if !(scale.is_finite() && scale > 0.0) {
                     return Err(Error::Argument(format!(
                         "{LOSS_SCALE:?} is {scale}; a finite number above 0 is needed"
@@ -653,14 +662,14 @@ impl TrainingSession {
             }
             None => 1.0,
         };
-        let fetches: Vec<Made> = wanted.iter().map(|&at| self.fetches[at].clone()).collect();
-        let of_model = self.outputs_of_model();
+        let fetches: Vec<FetchSource> = wanted.iter().map(|&at| self.fetch_sources[at].clone()).collect();
+        let of_model = self.model_output_count();
         // Each result of the module may have several destinations.
         let mut give = |at: usize, dtype: DType, dims: &[usize], value: Delivered<'_>| {
             for (k, fetch) in fetches.iter().enumerate() {
                 let wants = match *fetch {
-                    Made::Output(output) => output == at,
-                    Made::Gradient(weight) => of_model + weight == at,
+                    FetchSource::Output(output) => output == at,
+                    FetchSource::Gradient(weight) => of_model + weight == at,
                     _ => false,
                 };
                 if wants {
@@ -670,44 +679,45 @@ impl TrainingSession {
             Ok(())
         };
         let restricted = options.only_execute_path_to_fetches;
-        let trains = !(restricted && fetches.iter().all(|fetch| matches!(fetch, Made::Output(_))));
-        let inputs = sorted(self.module.inputs(trains), &self.defaults, feeds, options)?;
-        let taken: Vec<(usize, usize)> = rooms(places).collect();
-        let copies = self.module.copies(&self.checkpoint, &inputs, &taken, trains)?;
+        let trains = !(restricted && fetches.iter().all(|fetch| matches!(fetch, FetchSource::Output(_))));
+        let inputs = order_inputs(self.module.inputs(trains), &self.defaults, feeds, options)?;
+        let taken: Vec<(usize, usize)> = output_spans(places).collect();
+        let copies = self.module.copy_inputs(&self.checkpoint, &inputs, &taken, trains)?;
         let (given, lent) = split_inputs(&inputs, &copies);
-        let inputs = StepInputs { given: &given, lent: &lent };
+        let inputs = StepInputs { copied_values: &given, in_place: &lent };
         if places.iter().any(|fetch| fetch.into.is_some()) {
             let shapes = self.module.output_shapes(inputs, trains)?;
-            check_shapes(places, &self.outputs, &self.fetches, of_model, &shapes)?;
+            check_shapes(places, &self.outputs, &self.fetch_sources, of_model, &shapes)?;
         }
         if !trains {
             return self.module.eval_step_on(&self.checkpoint, inputs, &mut give);
         }
         // Gradients that are fetched from a single run are not accumulated.
         let is_apart = restricted
-            && self.accumulated > 1
-            && fetches.iter().all(|fetch| matches!(fetch, Made::Output(_) | Made::Gradient(_)));
+            && self.runs_per_update > 1
+            && fetches.iter().all(|fetch| matches!(fetch, FetchSource::Output(_) | FetchSource::Gradient(_)));
         if is_apart {
             let sums = match self.in_window {
-                true => contents(self.module.gradient_planes())?,
+                true => copy_planes(self.module.gradient_planes())?,
                 false => Vec::new(),
             };
             let run = self.module.train_step_on(&mut self.checkpoint, inputs, &mut give);
-            put_back(self.module.gradient_planes(), &sums)?;
+            restore_planes(self.module.gradient_planes(), &sums)?;
             return run;
         }
         let begins = !self.in_window;
         if begins {
             self.module.lazy_reset_grad();
-            self.before_window =
-                self.narrow.map(|_| contents(self.checkpoint.frozen_planes())).transpose()?;
+            self.frozen_before_window =
+                self.low_precision.map(|_| copy_planes(self.checkpoint.frozen_planes())).transpose()?;
         }
         self.module.train_step_on(&mut self.checkpoint, inputs, &mut give)?;
         let (norm, finite) = if restricted || self.optimizer.is_none() {
-            self.in_window = self.accumulated > 1;
-            let wants_norm = fetches.iter().any(|fetch| matches!(fetch, Made::Norm | Made::AllFinite));
+            self.in_window = self.runs_per_update > 1;
+            let wants_norm =
+                fetches.iter().any(|fetch| matches!(fetch, FetchSource::Norm | FetchSource::AllFinite));
             let norm = wants_norm.then(|| self.module.gradient_norm(&self.checkpoint)).transpose()?;
-            let norm = norm.map(|norm| norm / self.accumulated as f64);
+            let norm = norm.map(|norm| norm / self.runs_per_update as f64);
             (norm, norm.is_none_or(f64::is_finite))
         } else {
             self.in_window = false;
@@ -716,10 +726,10 @@ impl TrainingSession {
         let scalar = |value: f64, dtype: DType| Tensor::scalar(dtype, value);
         for (k, fetch) in fetches.iter().enumerate() {
             let value = match fetch {
-                Made::Output(_) | Made::Gradient(_) => continue,
-                Made::Accumulated => scalar(1.0, DType::Bool),
-                Made::Norm => scalar(norm.unwrap_or(f64::NAN), DType::F32),
-                Made::AllFinite => scalar(f64::from(u8::from(finite)), DType::Bool),
+                FetchSource::Output(_) | FetchSource::Gradient(_) => continue,
+                FetchSource::Accumulated => scalar(1.0, DType::Bool),
+                FetchSource::Norm => scalar(norm.unwrap_or(f64::NAN), DType::F32),
+                FetchSource::AllFinite => scalar(f64::from(u8::from(finite)), DType::Bool),
             };
             deliver(k, value.dtype(), value.dims(), Delivered::Tensor(&value))?;
         }
@@ -730,12 +740,12 @@ impl TrainingSession {
     fn update(&mut self, rate: f32, loss_scale: f32) -> Result<(Option<f64>, bool)> {
         let Some(optimizer) = &mut self.optimizer else { return Ok((None, true)) };
         optimizer.set_learning_rate(&mut self.checkpoint, rate)?;
-        let gradients = GivenGradients { gathered: self.accumulated, loss_scale };
-        let stepped = optimizer.step_of(&mut self.checkpoint, &self.module, gradients)?;
+        let gradients = GradientInfo { accumulated_steps: self.runs_per_update, loss_scale };
+        let stepped = optimizer.step_with(&mut self.checkpoint, &self.module, gradients)?;
         if !stepped.updated
-            && let Some(before) = self.before_window.take()
+            && let Some(before) = self.frozen_before_window.take()
         {
-            put_back(self.checkpoint.frozen_planes(), &before)?;
+            restore_planes(self.checkpoint.frozen_planes(), &before)?;
         }
         // The reported norm includes the loss scale.
         Ok((stepped.norm.map(|norm| norm * f64::from(loss_scale)), stepped.updated))
@@ -743,17 +753,17 @@ impl TrainingSession {
 }
 
 /// Copies the contents of planes.
-fn contents(planes: &[Arc<Memory>]) -> Result<Vec<Vec<u8>>> {
+fn copy_planes(planes: &[Arc<Memory>]) -> Result<Vec<Vec<u8>>> {
     planes.iter().map(|plane| Ok(plane.to_vec(0, plane.len())?)).collect()
 }
 
 /// Restores the contents of planes.
-fn put_back(planes: &[Arc<Memory>], contents: &[Vec<u8>]) -> Result<()> {
+fn restore_planes(planes: &[Arc<Memory>], contents: &[Vec<u8>]) -> Result<()> {
     planes.iter().zip(contents).try_for_each(|(plane, bytes)| Ok(plane.write(0, bytes)?))
 }
 
 /// Returns the inputs of a module in its order, with defaults for missing ones.
-fn sorted<'a>(
+fn order_inputs<'a>(
     infos: &[ValueInfo],
     defaults: &'a [(String, Tensor)],
     feeds: &[(&str, Feed<'a>)],
@@ -765,17 +775,17 @@ fn sorted<'a>(
             return Ok(*feed);
         }
         if let (TRAINING_MODE, Some(mode)) = (input.name.as_str(), options.training_mode) {
-            return Ok(Given { dtype: DType::Bool, dims: &[], bytes: FLAGS[usize::from(mode)] }.into());
+            return Ok(RunInput { dtype: DType::Bool, dims: &[], bytes: FLAGS[usize::from(mode)] }.into());
         }
         let default = defaults.iter().find(|(name, _)| *name == input.name);
         let missing = || Error::Argument(format!("no value was given for input {:?}", input.name));
-        default.map(|(_, tensor)| Given::from(tensor).into()).ok_or_else(missing)
+        default.map(|(_, tensor)| RunInput::from(tensor).into()).ok_or_else(missing)
     };
     infos.iter().map(value).collect()
 }
 
 /// Converts named values to feeds.
-fn fed<'a>(feeds: &[(&'a str, Given<'a>)]) -> Vec<(&'a str, Feed<'a>)> {
+fn to_feeds<'a>(feeds: &[(&'a str, RunInput<'a>)]) -> Vec<(&'a str, Feed<'a>)> {
     feeds.iter().map(|&(name, given)| (name, given.into())).collect()
 }
 
@@ -784,20 +794,20 @@ fn fed<'a>(feeds: &[(&'a str, Given<'a>)]) -> Vec<(&'a str, Feed<'a>)> {
 fn check_shapes(
     places: &[Fetch<'_>],
     outputs: &[ValueInfo],
-    made: &[Made],
+    made: &[FetchSource],
     of_model: usize,
     shapes: &[Option<Vec<usize>>],
 ) -> Result<()> {
     for fetch in places {
         let Some(into) = &fetch.into else { continue };
         let dims = match made[fetch.output] {
-            Made::Output(at) => shapes.get(at).cloned().flatten(),
-            Made::Gradient(at) => shapes.get(of_model + at).cloned().flatten(),
+            FetchSource::Output(at) => shapes.get(at).cloned().flatten(),
+            FetchSource::Gradient(at) => shapes.get(of_model + at).cloned().flatten(),
             _ => Some(Vec::new()),
         };
         let info = &outputs[fetch.output];
         let dims = dims.ok_or_else(|| Error::OutputOfUnknownShape { name: info.name.clone() })?;
-        check_room(info, into, &dims)?;
+        check_output_buffer(info, into, &dims)?;
     }
     Ok(())
 }

@@ -16,17 +16,17 @@ const MAX_TASKS: usize = 512;
 /// Work of a piece, in additions. Each stage of a wave begins with a piece for each thread, so a piece must take much
 /// longer than the start of a thread. LAMB's step over 80 000 weights takes 2 % less time than with pieces of
 /// `MIN_TASK_WORK`.
-const PIECE: usize = 4 * MIN_TASK_WORK;
+const PIECE_WORK: usize = 4 * MIN_TASK_WORK;
 /// Overhead of a segment, in additions: values that are computed once for it, and calls.
-const SEGMENT: usize = 2048;
+const SEGMENT_OVERHEAD: usize = 2048;
 /// Bytes of the long segments of a wave. They fit the private caches of cores, and take much longer than the start of
 /// threads. On two cores LAMB's step over 25 million weights takes 10 % less time with 2 MiB than with 16 MiB.
-const WAVE: usize = 2 << 20;
+const WAVE_BYTES: usize = 2 << 20;
 /// Maximum number of bytes of long segments for a single wave. They fit the shared cache, and more waves would cost
 /// more synchronization: threads wait for each other at the end of each stage of a wave.
-const ONE_WAVE: usize = 16 << 20;
+const MAX_SINGLE_WAVE_BYTES: usize = 16 << 20;
 /// Elements of a vector: the saved values of long segments are aligned to vectors.
-const VECTOR: usize = 16;
+const VECTOR_LANES: usize = 16;
 
 /// Work of one thread at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,20 +41,20 @@ pub(super) enum Task {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Piece {
     /// Index of its long segment.
-    pub(super) long: usize,
+    pub(super) long_segment: usize,
     pub(super) begin: usize,
     pub(super) end: usize,
 }
 
 /// Segment that is cut into pieces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Long {
+pub(super) struct LongSegment {
     pub(super) segment: usize,
     /// Its pieces are `first..last`.
     pub(super) first: usize,
     pub(super) last: usize,
     /// Number of elements of the segments before it in its wave.
-    pub(super) before: usize,
+    pub(super) elements_before: usize,
 }
 
 /// Tasks that complete all of their stages before the next wave begins.
@@ -64,62 +64,65 @@ pub(super) struct Wave {
     /// Pieces among its tasks.
     pub(super) pieces: Range<usize>,
     /// Long segments of these pieces.
-    pub(super) long: Range<usize>,
+    pub(super) long_segments: Range<usize>,
 }
 
 /// Tasks of a nest with segments.
 #[derive(Debug)]
-pub(super) struct Cut {
+pub(super) struct SegmentTasks {
     pub(super) segments: Segments,
     /// True if an empty segment needs no work.
     pub(super) is_map: bool,
     /// In the order of segments.
     pub(super) tasks: Vec<Task>,
     pub(super) pieces: Vec<Piece>,
-    pub(super) long: Vec<Long>,
+    pub(super) long_segments: Vec<LongSegment>,
     pub(super) waves: Vec<Wave>,
     /// Maximum number of elements of the long segments of a wave.
-    pub(super) widest: usize,
+    pub(super) max_wave_elements: usize,
     /// Number of elements of the longest segment that is not cut.
-    pub(super) longest_whole: usize,
+    pub(super) max_whole_segment: usize,
 }
 
-impl Cut {
+impl SegmentTasks {
     /// Creates the tasks of a tile program for a nest over segments.
-    pub(super) fn new(segments: &Segments, nest: &Nest, tape: &TileProgram) -> Cut {
+    pub(super) fn new(segments: &Segments, nest: &Nest, tape: &TileProgram) -> SegmentTasks {
         let is_map = nest.inner == 0;
-        let mut cut = Cut::of(segments, is_map, tape.cost, tape.tile);
+        let mut cut = SegmentTasks::from_segments(segments, is_map, tape.cost, tape.tile);
         // A map reads its segments once, so it needs no waves.
-        let along = nest.loaded().filter(|load| load.strides[1] != 0);
+        let along = nest.load_operands().filter(|load| load.strides[1] != 0);
         let bytes = along.map(|load| load.dtype.size()).sum();
-        cut.waves = cut.waves_of(if is_map { 0 } else { bytes });
+        cut.waves = cut.group_into_waves(if is_map { 0 } else { bytes });
         for wave in &cut.waves {
             let mut before = 0;
-            for long in &mut cut.long[wave.long.clone()] {
-                long.before = before;
-                before += segments.range(long.segment).len().next_multiple_of(VECTOR);
+            for long in &mut cut.long_segments[wave.long_segments.clone()] {
+                long.elements_before = before;
+                before += segments.range(long.segment).len().next_multiple_of(VECTOR_LANES);
             }
-            cut.widest = cut.widest.max(before);
+            cut.max_wave_elements = cut.max_wave_elements.max(before);
         }
         cut
     }
 
-    /// Groups the tasks into waves. The long segments of a wave have about [`WAVE`] bytes, with `bytes` bytes for each
+    /// Groups the tasks into waves. The long segments of a wave have about [`WAVE_BYTES`] bytes, with `bytes` bytes for each
     /// element. All tasks are one wave if there are few bytes. A long segment is in one wave.
-    fn waves_of(&self, bytes: usize) -> Vec<Wave> {
+    fn group_into_waves(&self, bytes: usize) -> Vec<Wave> {
         let elements: usize = self.pieces.iter().map(|piece| piece.end - piece.begin).sum();
-        let are_few = elements.saturating_mul(bytes) <= ONE_WAVE;
-        let (mut waves, mut wave) = (Vec::new(), Wave { tasks: 0..0, pieces: 0..0, long: 0..0 });
+        let are_few = elements.saturating_mul(bytes) <= MAX_SINGLE_WAVE_BYTES;
+        let (mut waves, mut wave) = (Vec::new(), Wave { tasks: 0..0, pieces: 0..0, long_segments: 0..0 });
         let mut held = 0usize;
         for (at, task) in self.tasks.iter().enumerate() {
             wave.tasks.end = at + 1;
             let Task::Piece(piece) = *task else { continue };
-            let Piece { long, begin, end } = self.pieces[piece];
-            (wave.pieces.end, wave.long.end) = (piece + 1, long + 1);
+            let Piece { long_segment: long, begin, end } = self.pieces[piece];
+            (wave.pieces.end, wave.long_segments.end) = (piece + 1, long + 1);
             held = held.saturating_add((end - begin).saturating_mul(bytes));
-            if held >= WAVE && !are_few && piece + 1 == self.long[long].last {
-                let next =
-                    Wave { tasks: at + 1..at + 1, pieces: piece + 1..piece + 1, long: long + 1..long + 1 };
+            if held >= WAVE_BYTES && !are_few && piece + 1 == self.long_segments[long].last {
+                let next = Wave {
+                    tasks: at + 1..at + 1,
+                    pieces: piece + 1..piece + 1,
+                    long_segments: long + 1..long + 1,
+                };
                 waves.push(std::mem::replace(&mut wave, next));
                 held = 0;
             }
@@ -132,46 +135,51 @@ impl Cut {
 
     /// Cuts segments into tasks. A segment is cut only if it has more elements than a tile, and only between tiles. In
     /// a segment that fits a tile, the tile saves the values of the whole segment for the next stage.
-    fn of(segments: &Segments, is_map: bool, cost: usize, tile: usize) -> Cut {
-        let piece = (PIECE / cost).max(segments.elements() / MAX_TASKS).max(1).next_multiple_of(tile);
+    fn from_segments(segments: &Segments, is_map: bool, cost: usize, tile: usize) -> SegmentTasks {
+        let piece = (PIECE_WORK / cost).max(segments.num_points() / MAX_TASKS).max(1).next_multiple_of(tile);
         let enough = piece.saturating_mul(cost);
-        let mut cut = Cut {
+        let mut cut = SegmentTasks {
             segments: segments.clone(),
             is_map,
             tasks: Vec::new(),
             pieces: Vec::new(),
-            long: Vec::new(),
+            long_segments: Vec::new(),
             waves: Vec::new(),
-            widest: 0,
-            longest_whole: 0,
+            max_wave_elements: 0,
+            max_whole_segment: 0,
         };
         // First segment that is not in a task yet, and the work of the segments from it on.
         let (mut first, mut work) = (0, 0usize);
         for (segment, range) in segments.iter().enumerate() {
             if range.len() <= piece {
-                cut.longest_whole = cut.longest_whole.max(range.len());
-                work = work.saturating_add(range.len().saturating_mul(cost)).saturating_add(SEGMENT);
+                cut.max_whole_segment = cut.max_whole_segment.max(range.len());
+                work = work.saturating_add(range.len().saturating_mul(cost)).saturating_add(SEGMENT_OVERHEAD);
                 if work >= enough {
-                    cut.whole(first, segment + 1);
+                    cut.push_whole_segments(first, segment + 1);
                     (first, work) = (segment + 1, 0);
                 }
                 continue;
             }
-            cut.whole(first, segment);
+            cut.push_whole_segments(first, segment);
             (first, work) = (segment + 1, 0);
             let each = range.len().div_ceil(range.len().div_ceil(piece)).next_multiple_of(tile);
-            let (long, first) = (cut.long.len(), cut.pieces.len());
+            let (long, first) = (cut.long_segments.len(), cut.pieces.len());
             for begin in range.clone().step_by(each) {
                 cut.tasks.push(Task::Piece(cut.pieces.len()));
-                cut.pieces.push(Piece { long, begin, end: range.end.min(begin + each) });
+                cut.pieces.push(Piece { long_segment: long, begin, end: range.end.min(begin + each) });
             }
-            cut.long.push(Long { segment, first, last: cut.pieces.len(), before: 0 });
+            cut.long_segments.push(LongSegment {
+                segment,
+                first,
+                last: cut.pieces.len(),
+                elements_before: 0,
+            });
         }
-        cut.whole(first, segments.len());
+        cut.push_whole_segments(first, segments.len());
         cut
     }
 
-    fn whole(&mut self, first: usize, last: usize) {
+    fn push_whole_segments(&mut self, first: usize, last: usize) {
         if first < last {
             self.tasks.push(Task::Whole { first, last });
         }
@@ -206,7 +214,7 @@ mod tests {
             &[100_000, 64, 100_001],
         ] {
             let segments = segments(lengths);
-            let cut = Cut::of(&segments, false, COST, TILE);
+            let cut = SegmentTasks::from_segments(&segments, false, COST, TILE);
             let mut seen: Vec<(usize, usize, usize)> = Vec::new();
             for task in &cut.tasks {
                 match *task {
@@ -217,8 +225,8 @@ mod tests {
                         );
                     }
                     Task::Piece(k) => {
-                        let Piece { long, begin, end } = cut.pieces[k];
-                        let Long { segment, first, last, .. } = cut.long[long];
+                        let Piece { long_segment: long, begin, end } = cut.pieces[k];
+                        let LongSegment { segment, first, last, .. } = cut.long_segments[long];
                         assert!((first..last).contains(&k) && begin < end);
                         assert!((begin - segments.range(segment).start).is_multiple_of(TILE));
                         seen.push((segment, begin, end));
@@ -239,13 +247,13 @@ mod tests {
     }
 
     #[test]
-    fn waves_follow_each_other() {
+    fn waves_are_consecutive() {
         const BYTES: usize = 16;
-        let whole = WAVE / BYTES;
+        let whole = WAVE_BYTES / BYTES;
         let lengths = [5, whole / 2, 7, whole / 2, whole * 8, whole / 4, 1, 3];
-        let cut = Cut::of(&segments(&lengths), false, 32, 64);
-        let waves = cut.waves_of(BYTES);
-        let long: Vec<_> = waves.iter().map(|wave| wave.long.clone()).collect();
+        let cut = SegmentTasks::from_segments(&segments(&lengths), false, 32, 64);
+        let waves = cut.group_into_waves(BYTES);
+        let long: Vec<_> = waves.iter().map(|wave| wave.long_segments.clone()).collect();
         assert_eq!(long, [0..2, 2..3, 3..4]);
         for (before, after) in waves.iter().zip(&waves[1..]) {
             assert_eq!(before.tasks.end, after.tasks.start);
@@ -254,17 +262,20 @@ mod tests {
         assert_eq!(waves.iter().map(|wave| wave.tasks.len()).sum::<usize>(), cut.tasks.len());
         assert_eq!(waves.iter().map(|wave| wave.pieces.len()).sum::<usize>(), cut.pieces.len());
         // Few bytes are one wave; elements that are read once need no waves; no segments give no waves.
-        assert_eq!(cut.waves_of(BYTES / 2).len(), 1);
-        assert_eq!(cut.waves_of(0).len(), 1);
-        assert_eq!(Cut::of(&segments(&[]), false, 32, 64).waves_of(BYTES), []);
+        assert_eq!(cut.group_into_waves(BYTES / 2).len(), 1);
+        assert_eq!(cut.group_into_waves(0).len(), 1);
+        assert_eq!(SegmentTasks::from_segments(&segments(&[]), false, 32, 64).group_into_waves(BYTES), []);
     }
 
     #[test]
-    fn tasks_have_enough_to_do() {
+    fn tasks_are_large_enough() {
         // A thousand biases are a few tasks, and a segment that fits a tile is never cut.
-        assert!(Cut::of(&segments(&[1; 1000]), false, 30, 64).tasks.len() < 50);
-        assert_eq!(Cut::of(&segments(&[4000, 4001]), false, 1000, 4096).long, []);
-        let cut = Cut::of(&segments(&[25_000_000]), true, 30, 512);
+        assert!(SegmentTasks::from_segments(&segments(&[1; 1000]), false, 30, 64).tasks.len() < 50);
+        assert_eq!(
+            SegmentTasks::from_segments(&segments(&[4000, 4001]), false, 1000, 4096).long_segments,
+            []
+        );
+        let cut = SegmentTasks::from_segments(&segments(&[25_000_000]), true, 30, 512);
         assert!((MAX_TASKS / 2..=MAX_TASKS).contains(&cut.tasks.len()), "{}", cut.tasks.len());
     }
 }

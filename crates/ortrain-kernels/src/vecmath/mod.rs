@@ -8,8 +8,8 @@
 
 use crate::isa::Level;
 use ortrain_expr::coefficients::{
-    ATAN, COSINE, ERF, ERF_END, ERF_LARGE, ERF_SMALL, EXP, EXP_LEAST, EXP2, LN2_HIGH, LN2_LOW, LOG, LOG2,
-    SINE, SQRT_HALF_BITS, TANH, TANH_SMALL,
+    ATAN, COSINE, ERF, ERF_LARGE, ERF_POLYNOMIAL_LIMIT, ERF_SATURATION, EXP, EXP_MIN_ARGUMENT, EXP2,
+    LN2_HIGH, LN2_LOW, LOG, LOG2, SINE, SQRT_HALF_BITS, TANH, TANH_POLYNOMIAL_LIMIT,
 };
 
 /// Maximum error of `exp`, in ULP.
@@ -60,28 +60,28 @@ fn exp2_int(n: i32) -> f32 {
 
 /// Adding and subtracting this constant rounds a small float to the nearest integer. The low bits of the sum contain
 /// this integer.
-pub(crate) const ROUND: f32 = 12_582_912.0;
+pub(crate) const ROUNDING_OFFSET: f32 = 12_582_912.0;
 /// Computes the natural exponential.
 #[inline(always)]
 pub(crate) fn exp<L: Level>(x: f32) -> f32 {
     // Beyond these bounds the result is infinite or zero in any case.
     let clamped = if x > 89.0 { 89.0 } else { x };
-    let clamped = if clamped < EXP_LEAST { EXP_LEAST } else { clamped };
-    let rounded = L::mul_add(clamped, std::f32::consts::LOG2_E, ROUND);
-    let n = rounded - ROUND;
+    let clamped = if clamped < EXP_MIN_ARGUMENT { EXP_MIN_ARGUMENT } else { clamped };
+    let rounded = L::mul_add(clamped, std::f32::consts::LOG2_E, ROUNDING_OFFSET);
+    let n = rounded - ROUNDING_OFFSET;
     let r = L::mul_add(n, -LN2_HIGH, clamped);
     let r = L::mul_add(n, -LN2_LOW, r);
     let q = polynomial::<L, 5>(r, EXP);
     let p = L::mul_add(q, r * r, r) + 1.0;
     // Multiplies by 2^n in two steps: n is between -150 and 129, and subnormal results must be rounded once.
-    let n = (rounded.to_bits() as i32).wrapping_sub(ROUND.to_bits() as i32);
+    let n = (rounded.to_bits() as i32).wrapping_sub(ROUNDING_OFFSET.to_bits() as i32);
     let half = n >> 1;
     p * exp2_int(half) * exp2_int(n.wrapping_sub(half))
 }
 
 /// Splits a positive, finite `x` into `m` in [sqrt(1/2), sqrt(2)) and an exponent.
 #[inline(always)]
-fn split(x: f32) -> (f32, f32) {
+fn split_mantissa(x: f32) -> (f32, f32) {
     let subnormal = x < f32::MIN_POSITIVE;
     let scaled = if subnormal { x * 16_777_216.0 } else { x };
     let correction = if subnormal { -24.0 } else { 0.0 };
@@ -94,7 +94,7 @@ fn split(x: f32) -> (f32, f32) {
 /// Computes the natural logarithm.
 #[inline(always)]
 pub(crate) fn log<L: Level>(x: f32) -> f32 {
-    let (m, k) = split(x);
+    let (m, k) = split_mantissa(x);
     let f = m - 1.0;
     let s = f / (2.0 + f);
     let z = s * s;
@@ -118,7 +118,7 @@ pub(crate) fn tanh<L: Level>(x: f32) -> f32 {
     let small = L::mul_add(p * z, x, x);
     let large = 1.0 - 2.0 / (exp::<L>(t + t) + 1.0);
     // Restores the sign of zero, which the sum loses.
-    (if t < TANH_SMALL { small } else { large }).copysign(x)
+    (if t < TANH_POLYNOMIAL_LIMIT { small } else { large }).copysign(x)
 }
 
 /// Computes `1 / (1 + exp(-x))`.
@@ -139,12 +139,12 @@ pub(crate) fn erf<L: Level>(x: f32) -> f32 {
     let p = polynomial::<L, 7>(z, ERF);
     let small = L::mul_add(p, x, x);
     // The comparison does not clamp NaN.
-    let clamped = if t > ERF_END { ERF_END } else { t };
+    let clamped = if t > ERF_SATURATION { ERF_SATURATION } else { t };
     let q = polynomial::<L, 9>(clamped - 1.0, ERF_LARGE);
     // The derivative of `erf` uses the same exponential.
     let large = L::mul_add(exp::<L>(-z), q, 1.0);
     // Restores the sign of zero, which the sum loses.
-    (if t < ERF_SMALL { small } else { large }).copysign(x)
+    (if t < ERF_POLYNOMIAL_LIMIT { small } else { large }).copysign(x)
 }
 
 /// Computes `1 / sqrt(x)`.
@@ -155,55 +155,55 @@ pub(crate) fn rsqrt(x: f32) -> f32 {
 
 /// Adding and subtracting this constant rounds a small double to the nearest integer. The low bits of the sum contain
 /// this integer.
-const ROUND64: f64 = 6_755_399_441_055_744.0;
+const ROUNDING_OFFSET_F64: f64 = 6_755_399_441_055_744.0;
 /// Magnitude from which sine and cosine need more digits of pi than `sin` and `cos` use.
-const FAR: f32 = 4_194_304.0;
+const MIN_LARGE_ANGLE: f32 = 4_194_304.0;
 
-/// Returns true if a sine or cosine of `x` needs [`sin_far`] or [`cos_far`]: `x` is finite and large, or infinite.
+/// Returns true if a sine or cosine of `x` needs [`sin_large`] or [`cos_large`]: `x` is finite and large, or infinite.
 #[inline(always)]
-pub(crate) fn is_far(x: f32) -> bool {
-    x.abs() >= FAR
+pub(crate) fn is_large_angle(x: f32) -> bool {
+    x.abs() >= MIN_LARGE_ANGLE
 }
 
 /// Computes the sine of an argument that [is not large](is_far).
 #[inline(always)]
 pub(crate) fn sin<L: Level>(x: f32) -> f32 {
-    circular::<L>(x, 0)
+    sine_of_shifted::<L>(x, 0)
 }
 
 /// Computes the cosine of an argument that [is not large](is_far).
 #[inline(always)]
 pub(crate) fn cos<L: Level>(x: f32) -> f32 {
-    circular::<L>(x, 1)
+    sine_of_shifted::<L>(x, 1)
 }
 
 /// Computes the sine of an argument that [is large](is_far).
-pub(crate) fn sin_far(x: f32) -> f32 {
-    let sine = circular_far(x.abs(), 0);
+pub(crate) fn sin_large(x: f32) -> f32 {
+    let sine = sine_of_shifted_large(x.abs(), 0);
     if x < 0.0 { -sine } else { sine }
 }
 
 /// Computes the cosine of an argument that [is large](is_far).
-pub(crate) fn cos_far(x: f32) -> f32 {
-    circular_far(x.abs(), 1)
+pub(crate) fn cos_large(x: f32) -> f32 {
+    sine_of_shifted_large(x.abs(), 1)
 }
 
 /// Computes `sin(x + quarters * pi / 2)`: reduces `x` modulo pi/2 in doubles, to the nearest multiple.
 #[inline(always)]
-fn circular<L: Level>(x: f32, quarters: u64) -> f32 {
+fn sine_of_shifted<L: Level>(x: f32, quarters: u64) -> f32 {
     // The first part of pi/2 has 31 bits: its product with an integer up to 2^22 is exact, and so is the difference.
     const HIGH: f64 = f64::from_bits(0x3ff9_21fb_5440_0000);
     const LOW: f64 = 6.077_100_506_506_192e-11;
     let x = f64::from(x);
-    let rounded = x * std::f64::consts::FRAC_2_PI + ROUND64;
-    let n = rounded - ROUND64;
+    let rounded = x * std::f64::consts::FRAC_2_PI + ROUNDING_OFFSET_F64;
+    let n = rounded - ROUNDING_OFFSET_F64;
     let rest = (x - n * HIGH) - n * LOW;
-    quadrant::<L>(rest, rounded.to_bits().wrapping_add(quarters))
+    sine_in_quadrant::<L>(rest, rounded.to_bits().wrapping_add(quarters))
 }
 
 /// Computes `sin(rest + n * pi / 2)` for `rest` between -pi/4 and pi/4.
 #[inline(always)]
-fn quadrant<L: Level>(rest: f64, n: u64) -> f32 {
+fn sine_in_quadrant<L: Level>(rest: f64, n: u64) -> f32 {
     let z = rest * rest;
     let sine = polynomial64::<L, 4>(z, SINE);
     // A product, which keeps the sign of zero.
@@ -216,7 +216,7 @@ fn quadrant<L: Level>(rest: f64, n: u64) -> f32 {
 
 /// Computes `sin(x + quarters * pi / 2)` of a large, positive `x` with the range reduction of Payne and Hanek. Of the
 /// product of the integer mantissa and 2/pi, only the bits that matter modulo 4 are computed.
-fn circular_far(x: f32, quarters: u64) -> f32 {
+fn sine_of_shifted_large(x: f32, quarters: u64) -> f32 {
     /// 64 zero bits, and the first 256 binary digits of 2/pi.
     const TWO_OVER_PI: [u64; 5] =
         [0, 0xa2f9_836e_4e44_1529, 0xfc27_57d1_f534_ddc0, 0xdb62_9599_3c43_9041, 0xfe51_63ab_debb_c561];
@@ -240,17 +240,17 @@ fn circular_far(x: f32, quarters: u64) -> f32 {
     let n = (product >> FRACTION) as u64 + u64::from(fraction < 0);
     // 2^-94 and pi/2.
     let scale = f64::from_bits(u64::from(1023 - FRACTION) << 52) * std::f64::consts::FRAC_PI_2;
-    quadrant::<crate::isa::portable::Portable>(fraction as f64 * scale, n.wrapping_add(quarters))
+    sine_in_quadrant::<crate::isa::portable::Portable>(fraction as f64 * scale, n.wrapping_add(quarters))
 }
 
 /// Computes the inverse tangent in doubles, from the difference to the nearest of the angles 0, pi/4 and pi/2.
 #[inline(always)]
 pub(crate) fn atan<L: Level>(x: f32) -> f32 {
     /// Tangents of pi/8 and 3 pi/8.
-    const NEAR: f64 = 0.414_213_562_373_095_03;
-    const STEEP: f64 = 2.414_213_562_373_095;
+    const TAN_PI_8: f64 = 0.414_213_562_373_095_03;
+    const TAN_3_PI_8: f64 = 2.414_213_562_373_095;
     let t = f64::from(x.abs());
-    let (steep, flat) = (t > STEEP, t <= NEAR);
+    let (steep, flat) = (t > TAN_3_PI_8, t <= TAN_PI_8);
     // Tangent of the remaining angle. NaN fails both comparisons and takes the middle case.
     let over = if flat { t } else { t - 1.0 };
     let over = if steep { -1.0 } else { over };
@@ -269,7 +269,7 @@ pub(crate) fn atan<L: Level>(x: f32) -> f32 {
 #[inline(always)]
 pub(crate) fn pow<L: Level>(x: f32, y: f32) -> f32 {
     let magnitude = x.abs();
-    let (m, k) = split(magnitude);
+    let (m, k) = split_mantissa(magnitude);
     let m = f64::from(m);
     let s = (m - 1.0) / (m + 1.0);
     let z = s * s;
@@ -279,10 +279,10 @@ pub(crate) fn pow<L: Level>(x: f32, y: f32) -> f32 {
     // handled below.
     let exponent = if exponent > 200.0 { 200.0 } else { exponent };
     let exponent = if exponent > -200.0 { exponent } else { -200.0 };
-    let rounded = exponent + ROUND64;
-    let f = exponent - (rounded - ROUND64);
+    let rounded = exponent + ROUNDING_OFFSET_F64;
+    let f = exponent - (rounded - ROUNDING_OFFSET_F64);
     let p = L::mul_add64(f, polynomial64::<L, 7>(f, EXP2), 1.0);
-    let n = rounded.to_bits().wrapping_sub(ROUND64.to_bits()) as i64;
+    let n = rounded.to_bits().wrapping_sub(ROUNDING_OFFSET_F64.to_bits()) as i64;
     let scale = f64::from_bits((n.wrapping_add(1023) as u64) << 52);
     let y_abs = y.abs();
     let mut result = (p * scale) as f32;

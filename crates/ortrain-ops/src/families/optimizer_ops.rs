@@ -21,7 +21,7 @@ const CLIP_EPSILON: f64 = 1e-6;
 /// complete.
 const NORM_GROUP_BYTES: usize = 256;
 
-fn sequence(cx: &Infer<'_>, k: usize) -> Result<DType, OpError> {
+fn check_float_sequence(cx: &Infer<'_>, k: usize) -> Result<DType, OpError> {
     match cx.ty(k) {
         ValueType::Sequence(dtype) if dtype.is_float() => Ok(*dtype),
         other => {
@@ -32,12 +32,12 @@ fn sequence(cx: &Infer<'_>, k: usize) -> Result<DType, OpError> {
 
 /// Returns the plane parts of several sequences, grouped by part. If the first sequence is float16 or bfloat16, the
 /// others may be float32.
-fn matched(cx: &Lower<'_>, sequences: &[usize]) -> Result<Vec<Vec<PlanePart>>, OpError> {
+fn matching_planes(cx: &Lower<'_>, sequences: &[usize]) -> Result<Vec<Vec<PlanePart>>, OpError> {
     let all = sequences.iter().map(|&k| cx.planes(k)).collect::<Result<Vec<_>, _>>()?;
     for (parts, &k) in all.iter().zip(sequences) {
         let fits = |p: &PlanePart, q: &PlanePart| {
             let wider = q.dtype == DType::F32 && matches!(p.dtype, DType::F16 | DType::BF16);
-            p.lies_as(q) && (p.dtype == q.dtype || wider)
+            p.has_same_layout(q) && (p.dtype == q.dtype || wider)
         };
         if parts.len() != all[0].len() || !all[0].iter().zip(parts).all(|(p, q)| fits(p, q)) {
             return Err(OpError::invalid(format!(
@@ -50,7 +50,7 @@ fn matched(cx: &Lower<'_>, sequences: &[usize]) -> Result<Vec<Vec<PlanePart>>, O
 }
 
 /// Loads a scalar input (one element) in a nest.
-fn scalar(cx: &mut Lower<'_>, nest: &mut NestBuilder, k: usize, ty: Type) -> Reg {
+fn load_scalar(cx: &mut Lower<'_>, nest: &mut NestBuilder, k: usize, ty: Type) -> Reg {
     let buffer = cx.input(k);
     let strides = vec![0; nest.dims().len()];
     let value = nest.load_strided(cx, buffer, 0, &strides);
@@ -58,32 +58,32 @@ fn scalar(cx: &mut Lower<'_>, nest: &mut NestBuilder, k: usize, ty: Type) -> Reg
 }
 
 /// Loads the element of a plane part in a nest over its elements. Returns the buffer of the part and the element.
-fn plane_load(cx: &mut Lower<'_>, nest: &mut NestBuilder, part: &PlanePart, label: &str) -> (BufferId, Reg) {
+fn load_plane(cx: &mut Lower<'_>, nest: &mut NestBuilder, part: &PlanePart, label: &str) -> (BufferId, Reg) {
     let buffer = cx.plane_buffer(part, label);
     (buffer, nest.load_broadcast(buffer, part.dtype, &[part.len]))
 }
 
 /// Sets output 0, the "updated" flag: the optional signal input, or true.
-fn done_flag(cx: &mut Lower<'_>, signal: usize) {
-    if cx.has(signal) {
+fn emit_updated_flag(cx: &mut Lower<'_>, signal: usize) {
+    if cx.has_input(signal) {
         cx.alias(0, signal);
     } else {
-        cx.say_true(0);
+        cx.set_true(0);
     }
 }
 
 /// Returns `new`, or `old` if the node has the signal input and the signal is false.
-fn where_signalled(cx: &mut Lower<'_>, nest: &mut NestBuilder, signal: usize, new: Reg, old: Reg) -> Reg {
-    if !cx.has(signal) {
+fn select_by_signal(cx: &mut Lower<'_>, nest: &mut NestBuilder, signal: usize, new: Reg, old: Reg) -> Reg {
+    if !cx.has_input(signal) {
         return new;
     }
-    let go = scalar(cx, nest, signal, Type::Bool);
+    let go = load_scalar(cx, nest, signal, Type::Bool);
     nest.b.select(go, new, old)
 }
 
 /// Binds the output sequences to the planes of the inputs that they overwrite.
-fn changed_in_place(op: &dyn Op, cx: &mut Lower<'_>) -> Result<(), OpError> {
-    for &(output, input) in op.in_place() {
+fn bind_updated_sequences(op: &dyn Op, cx: &mut Lower<'_>) -> Result<(), OpError> {
+    for &(output, input) in op.in_place_outputs() {
         let parts = cx.planes(input)?;
         cx.set_planes(output, parts);
     }
@@ -108,8 +108,8 @@ impl AdamW {
     fn step_scalars(&self, cx: &mut Lower<'_>, dtype: DType) -> Result<[BufferId; 2], OpError> {
         let ty = Type::of(DType::F64);
         let mut nest = cx.nest(&[], 0);
-        let rate = scalar(cx, &mut nest, 0, ty);
-        let step = scalar(cx, &mut nest, 1, ty);
+        let rate = load_scalar(cx, &mut nest, 0, ty);
+        let step = load_scalar(cx, &mut nest, 1, ty);
         let b = &mut nest.b;
         let one = b.constant(ty, 1.0);
         let mut power = |factor: f64| {
@@ -128,10 +128,10 @@ impl AdamW {
                 b.div(scaled, first)
             }
         };
-        let buffers = [cx.temp("step_size", dtype, 1), cx.temp("second_correction", dtype, 1)];
+        let buffers = [cx.alloc_temp("step_size", dtype, 1), cx.alloc_temp("second_correction", dtype, 1)];
         for (buffer, value) in buffers.into_iter().zip([size, second]) {
             let value = nest.b.convert(value, Type::of(dtype));
-            nest.store_whole(cx, buffer, value);
+            nest.store_contiguous(cx, buffer, value);
         }
         cx.emit(nest.instruction())?;
         Ok(buffers)
@@ -140,22 +140,22 @@ impl AdamW {
 
 impl Op for AdamW {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
-        cx.arity(6, 7, 4)?;
-        cx.dtype_where(0, "a float type", DType::is_float)?;
-        cx.dtype_where(1, "int64", |dtype| dtype == DType::I64)?;
+        cx.check_arity(6, 7, 4)?;
+        cx.expect_dtype(0, "a float type", DType::is_float)?;
+        cx.expect_dtype(1, "int64", |dtype| dtype == DType::I64)?;
         for k in 2..6 {
-            sequence(cx, k)?;
+            check_float_sequence(cx, k)?;
         }
-        cx.output(0, DType::Bool, cx.shape(1).cloned().or_else(|| Some(Shape::known(&[1]))));
-        for &(output, input) in self.in_place() {
-            cx.output_type(output, cx.ty(input).clone());
+        cx.set_output(0, DType::Bool, cx.shape(1).cloned().or_else(|| Some(Shape::known(&[1]))));
+        for &(output, input) in self.in_place_outputs() {
+            cx.set_output_type(output, cx.ty(input).clone());
         }
         Ok(())
     }
 
     fn lower(&self, cx: &mut Lower<'_>) -> Result<(), OpError> {
         let mut scalars: Vec<(DType, [BufferId; 2])> = Vec::new();
-        for parts in matched(cx, &[2, 3, 4, 5])? {
+        for parts in matching_planes(cx, &[2, 3, 4, 5])? {
             // The moments of float16 and bfloat16 weights are float32.
             let (dtype, ty) = (parts[2].dtype, Type::of(parts[2].dtype));
             let known = scalars.iter().find(|(other, _)| *other == dtype).map(|&(_, buffers)| buffers);
@@ -168,11 +168,11 @@ impl Op for AdamW {
                 }
             };
             let mut nest = cx.nest(&[parts[0].len], 0);
-            let (w_buffer, w) = plane_load(cx, &mut nest, &parts[0], "params");
-            let (_, g) = plane_load(cx, &mut nest, &parts[1], "gradients");
-            let (m_buffer, m) = plane_load(cx, &mut nest, &parts[2], "first_order_moments");
-            let (v_buffer, v) = plane_load(cx, &mut nest, &parts[3], "second_order_moments");
-            let rate = scalar(cx, &mut nest, 0, ty);
+            let (w_buffer, w) = load_plane(cx, &mut nest, &parts[0], "params");
+            let (_, g) = load_plane(cx, &mut nest, &parts[1], "gradients");
+            let (m_buffer, m) = load_plane(cx, &mut nest, &parts[2], "first_order_moments");
+            let (v_buffer, v) = load_plane(cx, &mut nest, &parts[3], "second_order_moments");
+            let rate = load_scalar(cx, &mut nest, 0, ty);
             let size = nest.load_broadcast(size, dtype, &[]);
             let correction = nest.load_broadcast(correction, dtype, &[]);
             let b = &mut nest.b;
@@ -214,16 +214,16 @@ impl Op for AdamW {
             };
             let new_w = b.sub(w, taken);
             for (buffer, new, old) in [(w_buffer, new_w, w), (m_buffer, new_m, m), (v_buffer, new_v, v)] {
-                let value = where_signalled(cx, &mut nest, 6, new, old);
-                nest.store_whole(cx, buffer, value);
+                let value = select_by_signal(cx, &mut nest, 6, new, old);
+                nest.store_contiguous(cx, buffer, value);
             }
             cx.emit(nest.instruction())?;
         }
-        done_flag(cx, 6);
-        changed_in_place(self, cx)
+        emit_updated_flag(cx, 6);
+        bind_updated_sequences(self, cx)
     }
 
-    fn in_place(&self) -> &'static [(usize, usize)] {
+    fn in_place_outputs(&self) -> &'static [(usize, usize)] {
         &[(1, 2), (2, 4), (3, 5)]
     }
 
@@ -237,33 +237,33 @@ struct Sgd;
 
 impl Op for Sgd {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
-        cx.arity(3, 4, 2)?;
-        cx.dtype_where(0, "a float type", DType::is_float)?;
-        sequence(cx, 1)?;
-        sequence(cx, 2)?;
-        cx.output(0, DType::Bool, Some(Shape::known(&[1])));
-        cx.output_type(1, cx.ty(1).clone());
+        cx.check_arity(3, 4, 2)?;
+        cx.expect_dtype(0, "a float type", DType::is_float)?;
+        check_float_sequence(cx, 1)?;
+        check_float_sequence(cx, 2)?;
+        cx.set_output(0, DType::Bool, Some(Shape::known(&[1])));
+        cx.set_output_type(1, cx.ty(1).clone());
         Ok(())
     }
 
     fn lower(&self, cx: &mut Lower<'_>) -> Result<(), OpError> {
-        for parts in matched(cx, &[1, 2])? {
+        for parts in matching_planes(cx, &[1, 2])? {
             let ty = Type::of(parts[0].dtype);
             let mut nest = cx.nest(&[parts[0].len], 0);
-            let (w_buffer, w) = plane_load(cx, &mut nest, &parts[0], "params");
-            let (_, g) = plane_load(cx, &mut nest, &parts[1], "gradients");
-            let rate = scalar(cx, &mut nest, 0, ty);
+            let (w_buffer, w) = load_plane(cx, &mut nest, &parts[0], "params");
+            let (_, g) = load_plane(cx, &mut nest, &parts[1], "gradients");
+            let rate = load_scalar(cx, &mut nest, 0, ty);
             let step = nest.b.mul(rate, g);
             let new = nest.b.sub(w, step);
-            let value = where_signalled(cx, &mut nest, 3, new, w);
-            nest.store_whole(cx, w_buffer, value);
+            let value = select_by_signal(cx, &mut nest, 3, new, w);
+            nest.store_contiguous(cx, w_buffer, value);
             cx.emit(nest.instruction())?;
         }
-        done_flag(cx, 3);
-        changed_in_place(self, cx)
+        emit_updated_flag(cx, 3);
+        bind_updated_sequences(self, cx)
     }
 
-    fn in_place(&self) -> &'static [(usize, usize)] {
+    fn in_place_outputs(&self) -> &'static [(usize, usize)] {
         &[(1, 1)]
     }
 
@@ -279,9 +279,9 @@ struct ClipGradNorm {
 
 impl Op for ClipGradNorm {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
-        cx.arity(1, 1, 1)?;
-        sequence(cx, 0)?;
-        cx.output_type(0, cx.ty(0).clone());
+        cx.check_arity(1, 1, 1)?;
+        check_float_sequence(cx, 0)?;
+        cx.set_output_type(0, cx.ty(0).clone());
         Ok(())
     }
 
@@ -293,14 +293,14 @@ impl Op for ClipGradNorm {
             let group = (NORM_GROUP_BYTES / part.dtype.size()).min(part.len.max(1));
             let groups = part.len / group;
             let buffer = cx.plane_buffer(part, "gradients");
-            let partial = cx.temp("group_sums", part.dtype, groups);
+            let partial = cx.alloc_temp("group_sums", part.dtype, groups);
             let mut nest = cx.nest(&[groups, group], 1);
             let g = nest.load_strided(cx, buffer, 0, &[group as isize, 1]);
             let square = nest.b.mul(g, g);
             let sum = nest.reduce(ReduceOp::Sum, square);
             nest.store_outer(cx, partial, sum);
             cx.emit(nest.instruction())?;
-            let total = cx.temp("sum", part.dtype, 1);
+            let total = cx.alloc_temp("sum", part.dtype, 1);
             let mut nest = cx.nest(&[groups], 1);
             let value = nest.load_strided(cx, partial, 0, &[1]);
             let sum = nest.reduce(ReduceOp::Sum, value);
@@ -325,21 +325,21 @@ impl Op for ClipGradNorm {
             let ratio = b.div(most, safe);
             let too_long = b.compare(CompareOp::Lt, ratio, one);
             let factor = b.select(too_long, ratio, one);
-            let scale = cx.temp("factor", part.dtype, 1);
-            nest.store_whole(cx, scale, factor);
+            let scale = cx.alloc_temp("factor", part.dtype, 1);
+            nest.store_contiguous(cx, scale, factor);
             cx.emit(nest.instruction())?;
 
             let mut nest = cx.nest(&[part.len], 0);
-            let (buffer, g) = plane_load(cx, &mut nest, part, "gradients");
+            let (buffer, g) = load_plane(cx, &mut nest, part, "gradients");
             let factor = nest.load_broadcast(scale, part.dtype, &[]);
             let clipped = nest.b.mul(g, factor);
-            nest.store_whole(cx, buffer, clipped);
+            nest.store_contiguous(cx, buffer, clipped);
             cx.emit(nest.instruction())?;
         }
-        changed_in_place(self, cx)
+        bind_updated_sequences(self, cx)
     }
 
-    fn in_place(&self) -> &'static [(usize, usize)] {
+    fn in_place_outputs(&self) -> &'static [(usize, usize)] {
         &[(0, 0)]
     }
 
@@ -349,10 +349,10 @@ impl Op for ClipGradNorm {
 }
 
 /// Adds a gradient to its buffer, or overwrites the buffer if the flag is true.
-struct Accumulate;
+struct InPlaceAccumulator;
 
 /// Appends a node that overwrites a state value with `value`.
-pub(crate) fn assign(graph: &mut Graph, state: ValueId, value: ValueId) {
+pub(crate) fn add_state_update(graph: &mut Graph, state: ValueId, value: ValueId) {
     let name = format!("{}_update", graph.name_of(state));
     let overwrite = graph.add_constant("overwrite", Tensor::filled(DType::Bool, &[1], 1.0));
     let done = graph.add_value(&name, ValueType::tensor(DType::Bool, &[1]));
@@ -362,10 +362,10 @@ pub(crate) fn assign(graph: &mut Graph, state: ValueId, value: ValueId) {
     graph.nodes.push(node);
 }
 
-impl Op for Accumulate {
+impl Op for InPlaceAccumulator {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
-        cx.arity(2, 3, 2)?;
-        cx.same_dtype([0, 1])?;
+        cx.check_arity(2, 3, 2)?;
+        cx.expect_same_dtype([0, 1])?;
         if let (Some(buffer), Some(value)) = (cx.shape(0), cx.shape(1)) {
             let differ = buffer.rank() != value.rank()
                 || buffer
@@ -378,11 +378,11 @@ impl Op for Accumulate {
                 )));
             }
         }
-        if cx.has(2) {
-            cx.dtype_where(2, "bool", |dtype| dtype == DType::Bool)?;
+        if cx.has_input(2) {
+            cx.expect_dtype(2, "bool", |dtype| dtype == DType::Bool)?;
         }
-        cx.output(0, DType::Bool, Some(Shape::known(&[1])));
-        cx.output_type(1, cx.ty(0).clone());
+        cx.set_output(0, DType::Bool, Some(Shape::known(&[1])));
+        cx.set_output_type(1, cx.ty(0).clone());
         Ok(())
     }
 
@@ -401,11 +401,11 @@ impl Op for Accumulate {
                 None => {
                     let old = nest.load_broadcast(buffer, dtype, &dims);
                     let sum = nest.b.add(old, new);
-                    let flag = scalar(cx, &mut nest, 2, Type::Bool);
+                    let flag = load_scalar(cx, &mut nest, 2, Type::Bool);
                     nest.b.select(flag, new, sum)
                 }
             };
-            nest.store_whole(cx, buffer, result);
+            nest.store_contiguous(cx, buffer, result);
             nest.instruction()
         };
         if cx.is_reset_flag(2) {
@@ -414,11 +414,11 @@ impl Op for Accumulate {
             cx.emit_for(GradientMode::Accumulate, accumulate)?;
         } else {
             let known = cx.constant(2).map(|flag| flag.data().iter().any(|&byte| byte != 0));
-            let overwrite = if cx.has(2) { known } else { Some(false) };
+            let overwrite = if cx.has_input(2) { known } else { Some(false) };
             let step = step(cx, overwrite);
             cx.emit(step)?;
         }
-        cx.say_true(0);
+        cx.set_true(0);
         cx.alias(1, 0);
         Ok(())
     }
@@ -462,6 +462,8 @@ pub(crate) fn definitions() -> Vec<Definition> {
         Definition::new("com.microsoft", "AdamWOptimizer", &[1], build_adamw),
         Definition::new("com.microsoft", "SGDOptimizerV2", &[1], |_, _| Ok(Box::new(Sgd))),
         Definition::new("com.microsoft", "InplaceClipGradNorm", &[1], build_clip),
-        Definition::new("com.microsoft", "InPlaceAccumulatorV2", &[1], |_, _| Ok(Box::new(Accumulate))),
+        Definition::new("com.microsoft", "InPlaceAccumulatorV2", &[1], |_, _| {
+            Ok(Box::new(InPlaceAccumulator))
+        }),
     ]
 }

@@ -8,22 +8,22 @@
 use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId, ValueType};
 use rustc_hash::FxHashSet;
 
-use super::repeat::{Kept, draws_random_numbers};
-use super::{BODY, in_subgraph, is_used, without_updates};
+use super::repeat::{Residuals, draws_random_numbers};
+use super::{BODY, is_used, remove_updates, subgraph_error};
 use crate::OpError;
 use crate::grad::Grad;
 use crate::op::Repetition;
 use crate::passes::infer::infer_added;
 
 /// A Loop and its gradient in one body, before the gradient becomes a separate node.
-pub(super) struct Growing<'a> {
+pub(super) struct GrowingLoop<'a> {
     pub(super) repetition: &'a Repetition,
     /// Body, followed by the nodes of its gradient. The outputs are the next states.
     pub(super) graph: Graph,
     /// Numbers of nodes and of values of the original body.
     pub(super) forward_nodes: usize,
     pub(super) forward_values: usize,
-    pub(super) kept: Kept,
+    pub(super) residuals: Residuals,
     /// Outputs of the original body.
     pub(super) forward_outputs: Vec<ValueId>,
     /// Values that the gradient carries: gradients of carried values, followed by sums of gradients of captured values.
@@ -35,25 +35,25 @@ pub(super) struct Growing<'a> {
 }
 
 /// A value of every iteration: `inner` in the body of the gradient, `outside` in the outputs of the forward node.
-struct Stacked {
+struct StackedValue {
     inner: ValueId,
     outside: ValueId,
 }
 
 /// A value with its elements on a tape.
-struct Taped {
+struct TapedValue {
     inner: ValueId,
     tape: ValueId,
     shapes: ValueId,
 }
 
 /// Builder for nodes that are added to a body.
-struct Body<'a> {
+struct BodyBuilder<'a> {
     graph: &'a mut Graph,
     nodes: Vec<Node>,
 }
 
-impl Body<'_> {
+impl BodyBuilder<'_> {
     fn value(&mut self, name: &str, dtype: DType, shape: Option<Shape>) -> ValueId {
         self.graph.add_value(name, ValueType::Tensor(dtype, shape))
     }
@@ -74,7 +74,7 @@ impl Body<'_> {
     }
 }
 
-fn axis(axis: i64) -> Attrs {
+fn axis_attr(axis: i64) -> Attrs {
     Attrs::new().with("axis", axis)
 }
 
@@ -86,19 +86,19 @@ pub(super) fn outer_sizes(cx: &Grad<'_>) -> FxHashSet<Dim> {
 
 /// Returns true if a value has the same shape in all iterations: its sizes are numbers, or symbols of the graph around
 /// the Loop.
-pub(super) fn is_steady(graph: &Graph, id: ValueId, outer: &FxHashSet<Dim>) -> bool {
+pub(super) fn has_fixed_shape(graph: &Graph, id: ValueId, outer: &FxHashSet<Dim>) -> bool {
     let steady = |dim: &Dim| dim.known().is_some() || outer.contains(dim);
     graph.value(id).ty.shape().is_some_and(|shape| shape.iter().all(steady))
 }
 
-impl Growing<'_> {
+impl GrowingLoop<'_> {
     /// Changes the forward node and adds the gradient node. Returns the gradients: the states after its last iteration.
-    pub(super) fn write(mut self, cx: &mut Grad<'_>) -> Result<Vec<ValueId>, OpError> {
+    pub(super) fn emit(mut self, cx: &mut Grad<'_>) -> Result<Vec<ValueId>, OpError> {
         let (stacked, taped) = self.extend_forward(cx);
         let mut captured: Vec<(ValueId, ValueId)> = Vec::new();
-        let (count, last) = count_of(cx, stacked[0].outside);
+        let (count, last) = iteration_count(cx, stacked[0].outside);
 
-        self.kept.apply(&mut self.graph, self.forward_nodes, self.repetition);
+        self.residuals.retain_recomputed(&mut self.graph, self.forward_nodes, self.repetition);
         if let Some(node) = self.graph.nodes.iter().find(|node| draws_random_numbers(node)) {
             return Err(OpError::unsupported(format!(
                 "what it carries changes its shape, so that its gradient cannot repeat the random numbers of {}",
@@ -107,18 +107,18 @@ impl Growing<'_> {
         }
         let graph = &mut self.graph;
         graph.name = format!("{}_grad", graph.name);
-        let mut body = Body { graph, nodes: Vec::new() };
+        let mut body = BodyBuilder { graph, nodes: Vec::new() };
         let iteration = body.value("iteration", DType::I64, Some(Shape::default()));
         let condition = body.value("condition", DType::Bool, Some(Shape::default()));
         let last_inside = body.value("last", DType::I64, Some(Shape::default()));
         captured.push((last_inside, last));
         let forward_iteration = body.add("forward_iteration", "Sub", &[last_inside, iteration], Attrs::new());
         let goes_on = body.add("goes_on", "Identity", &[condition], Attrs::new());
-        let pairs = stacked.iter().map(|&Stacked { inner, outside }| (inner, outside));
+        let pairs = stacked.iter().map(|&StackedValue { inner, outside }| (inner, outside));
         for (inner, outside) in pairs.chain(self.collected.iter().copied()) {
-            let all = body.stack_of(inner);
+            let all = body.add_stacked_input(inner);
             captured.push((all, outside));
-            body.push("Gather", &[all, forward_iteration], inner, axis(0));
+            body.push("Gather", &[all, forward_iteration], inner, axis_attr(0));
         }
         let (mut ends, mut starts) = (Vec::new(), Vec::new());
         for one in &taped {
@@ -132,9 +132,9 @@ impl Growing<'_> {
         graph.nodes = nodes;
         graph.outputs.insert(0, goes_on);
         graph.outputs.extend(starts);
-        let own_captured = std::mem::take(&mut graph.inputs).split_off(self.repetition.formal());
+        let own_captured = std::mem::take(&mut graph.inputs).split_off(self.repetition.formal_inputs());
         graph.remove_unused();
-        without_updates(graph)?;
+        remove_updates(graph)?;
 
         let own = cx.node().inputs.len() - cx.node().captures;
         for (c, &id) in own_captured.iter().enumerate() {
@@ -148,7 +148,7 @@ impl Growing<'_> {
             let name = format!("{}{BODY}/{}", cx.prefix, graph.name_of(id));
             graph.rename(id, &name);
         }
-        infer_added(graph).map_err(in_subgraph)?;
+        infer_added(graph).map_err(subgraph_error)?;
 
         let mut inputs = vec![Some(count), None];
         inputs.extend(self.initial.iter().copied().map(Some));
@@ -166,13 +166,13 @@ impl Growing<'_> {
 
     /// Extends the outputs of the forward node: collected values of one shape, and for other values the tapes and
     /// shapes.
-    fn extend_forward(&self, cx: &mut Grad<'_>) -> (Vec<Stacked>, Vec<Taped>) {
+    fn extend_forward(&self, cx: &mut Grad<'_>) -> (Vec<StackedValue>, Vec<TapedValue>) {
         let r = self.repetition;
         let node = cx.node().clone();
         let outer = outer_sizes(cx);
-        let steady = |id: &ValueId| is_steady(&self.graph, *id, &outer);
+        let steady = |id: &ValueId| has_fixed_shape(&self.graph, *id, &outer);
         let (mut steady, growing): (Vec<ValueId>, Vec<ValueId>) =
-            self.kept.saved.iter().partition(|id| steady(id));
+            self.residuals.saved.iter().partition(|id| steady(id));
         if steady.is_empty() {
             // At least one value is collected: its length is the number of iterations.
             steady.push(self.graph.inputs[0]);
@@ -181,20 +181,20 @@ impl Growing<'_> {
         forward.nodes.truncate(self.forward_nodes);
         forward.outputs.clone_from(&self.forward_outputs);
         let base = node.present_outputs().next().map_or("", |id| cx.name_of(id)).to_owned();
-        let mut body = Body { graph: &mut forward, nodes: Vec::new() };
+        let mut body = BodyBuilder { graph: &mut forward, nodes: Vec::new() };
         let (mut stacked, mut taped) = (Vec::new(), Vec::new());
         let (mut collects, mut tapes) = (Vec::new(), Vec::new());
-        let collected = &self.forward_outputs[r.lead_out() + r.carried..];
+        let collected = &self.forward_outputs[r.leading_outputs() + r.carried..];
         for id in steady {
             let name = body.graph.name_of(id).to_owned();
             if let Some(k) = collected.iter().position(|&other| other == id) {
-                stacked.push(Stacked { inner: id, outside: cx.output(r.carried + k, &name) });
+                stacked.push(StackedValue { inner: id, outside: cx.output(r.carried + k, &name) });
                 continue;
             }
             let copy = body.add(&format!("{name}_saved"), "Identity", &[id], Attrs::new());
             let outside = cx.value(&format!("{base}_{name}"), ValueType::Unknown);
             collects.push((copy, outside));
-            stacked.push(Stacked { inner: id, outside });
+            stacked.push(StackedValue { inner: id, outside });
         }
         for id in growing {
             let name = body.graph.name_of(id).to_owned();
@@ -205,21 +205,21 @@ impl Growing<'_> {
             let before = body.value(&format!("{name}_tape"), dtype, None);
             let flat = body.ints("flat", &[-1]);
             let elements = body.add(&format!("{name}_elements"), "Reshape", &[id, flat], Attrs::new());
-            let next = body.add(&format!("{name}_tape_next"), "Concat", &[before, elements], axis(0));
+            let next = body.add(&format!("{name}_tape_next"), "Concat", &[before, elements], axis_attr(0));
             let initial = cx.constant("tape", Tensor::filled(dtype, &[0], 0.0));
             let tape = cx.value(&format!("{base}_{name}_tape"), ValueType::Unknown);
             tapes.push((before, next, initial, tape));
-            taped.push(Taped { inner: id, tape, shapes });
+            taped.push(TapedValue { inner: id, tape, shapes });
         }
         let added = body.nodes;
         forward.nodes.extend(added);
-        let (lead, lead_out) = (r.lead() + r.carried, r.lead_out() + r.carried);
+        let (lead, lead_out) = (r.leading_inputs() + r.carried, r.leading_outputs() + r.carried);
         forward.inputs.splice(lead..lead, tapes.iter().map(|tape| tape.0));
         forward.outputs.splice(lead_out..lead_out, tapes.iter().map(|tape| tape.1));
         forward.outputs.extend(collects.iter().map(|&(copy, _)| copy));
         forward.remove_unused();
         let results = r.carried + r.stacked.len();
-        cx.change_node(|outside, index| {
+        cx.replace_node(|outside, index| {
             let node = &mut outside.nodes[index];
             node.outputs.resize(results, None);
             node.outputs.insert_many(r.carried, tapes.iter().map(|tape| Some(tape.3)));
@@ -231,9 +231,9 @@ impl Growing<'_> {
     }
 }
 
-impl Body<'_> {
+impl BodyBuilder<'_> {
     /// Adds a captured value: `inner` of all iterations, stacked along axis 0.
-    fn stack_of(&mut self, inner: ValueId) -> ValueId {
+    fn add_stacked_input(&mut self, inner: ValueId) -> ValueId {
         let name = format!("{}_all", self.graph.name_of(inner));
         let ty = &self.graph.value(inner).ty;
         let (dtype, shape) = (ty.dtype().unwrap_or(DType::F32), ty.shape().cloned());
@@ -253,7 +253,7 @@ impl Body<'_> {
             rank.map(|rank| [Dim::symbol("iterations"), Dim::Known(rank)].into_iter().collect::<Shape>());
         let shapes = self.value(&format!("{name}_shapes"), DType::I64, of_all);
         let end = self.value(&format!("{name}_end"), DType::I64, vector(Dim::Known(1)));
-        let shape = self.add(&format!("{name}_shape"), "Gather", &[shapes, at], axis(0));
+        let shape = self.add(&format!("{name}_shape"), "Gather", &[shapes, at], axis_attr(0));
         let size =
             self.add(&format!("{name}_size"), "ReduceProd", &[shape], Attrs::new().with("keepdims", 1i64));
         let start = self.add(&format!("{name}_start"), "Sub", &[end, size], Attrs::new());
@@ -265,10 +265,10 @@ impl Body<'_> {
 }
 
 /// Returns the number of iterations, which is the length of a collected value, and the index of the last iteration.
-fn count_of(cx: &mut Grad<'_>, collected: ValueId) -> (ValueId, ValueId) {
+fn iteration_count(cx: &mut Grad<'_>, collected: ValueId) -> (ValueId, ValueId) {
     let shape = cx.add("Shape", &[collected], Attrs::new());
     let [first, one] = [0, 1].map(|value| cx.constant("number", Tensor::i64(&[], &[value])));
-    let count = cx.add("Gather", &[shape, first], axis(0));
+    let count = cx.add("Gather", &[shape, first], axis_attr(0));
     let last = cx.add("Sub", &[count, one], Attrs::new());
     (count, last)
 }

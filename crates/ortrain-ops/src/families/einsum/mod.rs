@@ -11,9 +11,10 @@
 
 use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId};
 
-use super::norm::cast;
+use super::batch_norm::cast;
 use super::sizes::{
-    self, Size, dtype_of, permuted, positions, reshaped, shape_of, size_of, squeezed, summed, unsqueezed,
+    self, Size, axis_positions, dtype_of, insert_axes, permute_axes, reduce_sum_axes, remove_axes,
+    reshape_to, shape_of, size_of,
 };
 use crate::OpError;
 use crate::infer::Infer;
@@ -23,14 +24,14 @@ use crate::rewrite::Rewrite;
 /// Name of an axis: a letter, or an axis of the ellipsis, counted from the last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Label {
-    Dots(usize),
+    Ellipsis(usize),
     Letter(char),
 }
 
 impl std::fmt::Display for Label {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Label::Dots(_) => f.write_str("..."),
+            Label::Ellipsis(_) => f.write_str("..."),
             Label::Letter(letter) => write!(f, "{letter}"),
         }
     }
@@ -111,16 +112,16 @@ impl Equation {
                 )));
             }
             most = most.max(rank - letters);
-            operands.push(spread(term, rank - letters));
+            operands.push(expand_ellipsis(term, rank - letters));
         }
         let result = match &self.result {
-            Some(term) => spread(term, most),
+            Some(term) => expand_ellipsis(term, most),
             None => {
                 let mut letters: Vec<char> = self.operands.iter().flatten().flatten().copied().collect();
                 letters.sort_unstable();
                 let once = |&&letter: &&char| letters.iter().filter(|&&other| other == letter).count() == 1;
                 let letters = letters.iter().filter(once).map(|&letter| Label::Letter(letter));
-                (0..most).rev().map(Label::Dots).chain(letters).collect()
+                (0..most).rev().map(Label::Ellipsis).chain(letters).collect()
             }
         };
         Ok((operands, result))
@@ -128,16 +129,16 @@ impl Equation {
 }
 
 /// Returns the labels of a term, with `dots` labels in place of its ellipsis.
-fn spread(term: &Term, dots: usize) -> Vec<Label> {
+fn expand_ellipsis(term: &Term, dots: usize) -> Vec<Label> {
     let labels = |label: &Option<char>| match label {
         Some(letter) => vec![Label::Letter(*letter)],
-        None => (0..dots).rev().map(Label::Dots).collect(),
+        None => (0..dots).rev().map(Label::Ellipsis).collect(),
     };
     term.iter().flat_map(labels).collect()
 }
 
 /// Returns the size of each label: a known size other than 1 if possible, otherwise the first size that is not 1.
-fn sizes_of_labels(operands: &[Vec<Label>], shapes: &[Shape]) -> Result<Vec<(Label, Dim)>, OpError> {
+fn infer_label_sizes(operands: &[Vec<Label>], shapes: &[Shape]) -> Result<Vec<(Label, Dim)>, OpError> {
     let mut found: Vec<(Label, Dim)> = Vec::new();
     for (labels, shape) in operands.iter().zip(shapes) {
         for (&label, dim) in labels.iter().zip(shape.iter()) {
@@ -168,15 +169,15 @@ struct Einsum {
 impl Op for Einsum {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
         let count = cx.node().inputs.len();
-        cx.arity(count.max(1), usize::MAX, 1)?;
-        cx.dtype_where(0, "a number", |dtype| dtype != DType::Bool)?;
-        let dtype = cx.same_dtype(0..count)?;
+        cx.check_arity(count.max(1), usize::MAX, 1)?;
+        cx.expect_dtype(0, "a number", |dtype| dtype != DType::Bool)?;
+        let dtype = cx.expect_same_dtype(0..count)?;
         let shapes: Option<Vec<Shape>> = (0..count).map(|k| cx.shape(k).cloned()).collect();
         let shape = match shapes {
             Some(shapes) => {
                 let ranks: Vec<usize> = shapes.iter().map(Shape::rank).collect();
                 let (operands, result) = self.equation.labels(&ranks)?;
-                let sizes = sizes_of_labels(&operands, &shapes)?;
+                let sizes = infer_label_sizes(&operands, &shapes)?;
                 let size_of = |label: &Label| {
                     sizes.iter().find(|(other, _)| other == label).map(|(_, dim)| dim.clone())
                 };
@@ -184,7 +185,7 @@ impl Op for Einsum {
             }
             None => None,
         };
-        cx.output(0, dtype, shape);
+        cx.set_output(0, dtype, shape);
         Ok(())
     }
 }
@@ -207,7 +208,7 @@ impl Factor {
     }
 
     /// Keeps the labels and sizes for which `keep` returns true. The value must already be without the other axes.
-    fn keep(&mut self, keep: impl Fn(Label) -> bool) {
+    fn retain_axes(&mut self, keep: impl Fn(Label) -> bool) {
         let kept: Vec<bool> = self.labels.iter().map(|&label| keep(label)).collect();
         let mut at = kept.iter();
         self.labels.retain(|_| *at.next().expect("as many"));
@@ -216,23 +217,23 @@ impl Factor {
     }
 
     /// Sums over the axes with these labels.
-    fn sum(&mut self, rw: &mut Rewrite<'_>, gone: &[Label]) {
+    fn sum_axes(&mut self, rw: &mut Rewrite<'_>, gone: &[Label]) {
         let axes: Vec<i64> = gone.iter().map(|&label| self.axis(label) as i64).collect();
-        self.value = summed(rw, self.value, &axes);
-        self.keep(|label| !gone.contains(&label));
+        self.value = reduce_sum_axes(rw, self.value, &axes);
+        self.retain_axes(|label| !gone.contains(&label));
     }
 
     /// Permutes the axes to `order`, which contains all labels.
     fn permute(&mut self, rw: &mut Rewrite<'_>, order: &[Label]) {
         let axes: Vec<usize> = order.iter().map(|&label| self.axis(label)).collect();
-        self.value = permuted(rw, self.value, &axes);
+        self.value = permute_axes(rw, self.value, &axes);
         self.dims = axes.iter().map(|&axis| self.dims[axis].clone()).collect();
         self.labels = order.to_vec();
     }
 
     /// Replaces repeated labels by diagonals. Other elements are replaced by zeros before the sum, so their values have
     /// no influence.
-    fn diagonals(&mut self, rw: &mut Rewrite<'_>, dtype: DType) -> Result<(), OpError> {
+    fn take_diagonals(&mut self, rw: &mut Rewrite<'_>, dtype: DType) -> Result<(), OpError> {
         while let Some(second) = (0..self.labels.len()).find(|&k| self.labels[..k].contains(&self.labels[k]))
         {
             let first = self.axis(self.labels[second]);
@@ -247,21 +248,21 @@ impl Factor {
                 Some(size) => Size::Number(size as i64),
                 None => {
                     let shape = rw.add("Shape", &[self.value], Attrs::new());
-                    Size::Value(sizes::part(rw, shape, 0, first as i64, first as i64 + 1, 1))
+                    Size::Value(sizes::slice_axis(rw, shape, 0, first as i64, first as i64 + 1, 1))
                 }
             };
-            let along = positions(rw, size);
+            let along = axis_positions(rw, size);
             let rank = self.labels.len() as i64;
             // Position along the axis `axis` of an operand: each later axis has size 1.
             let across = |rw: &mut Rewrite<'_>, axis: usize| {
                 let behind: Vec<i64> = (1..rank - axis as i64).collect();
-                unsqueezed(rw, along, &behind)
+                insert_axes(rw, along, &behind)
             };
             let (rows, columns) = (across(rw, first), across(rw, second));
             let on = rw.add("Equal", &[rows, columns], Attrs::new());
             let zero = rw.constant("zero", Tensor::scalar(dtype, 0.0));
             let chosen = rw.add("Where", &[on, self.value, zero], Attrs::new());
-            self.value = summed(rw, chosen, &[second as i64]);
+            self.value = reduce_sum_axes(rw, chosen, &[second as i64]);
             self.labels.remove(second);
             let dim = self.dims.remove(second);
             if self.dims[first].known().is_none() {
@@ -289,7 +290,7 @@ fn label_size(rw: &mut Rewrite<'_>, inputs: &[(ValueId, Vec<Label>)], label: Lab
 
 /// Multiplies two factors. The result has the labels for which `wanted` returns true, and possibly more labels to be
 /// summed later.
-fn product(
+fn contract(
     rw: &mut Rewrite<'_>,
     inputs: &[(ValueId, Vec<Label>)],
     mut a: Factor,
@@ -333,12 +334,12 @@ fn product(
             // Leading axes of size 1 may be omitted.
             let missing: Vec<i64> =
                 (first..order.len()).filter(|&k| !factor.has(order[k])).map(|k| (k - first) as i64).collect();
-            unsqueezed(rw, factor.value, &missing)
+            insert_axes(rw, factor.value, &missing)
         };
         let (left, right) = (aligned(rw, &mut a), aligned(rw, &mut b));
         let value = rw.add("Mul", &[left, right], Attrs::new());
         let gone: Vec<i64> = (labels.len()..order.len()).map(|axis| axis as i64).collect();
-        return Factor { value: summed(rw, value, &gone), labels, dims };
+        return Factor { value: reduce_sum_axes(rw, value, &gone), labels, dims };
     }
     let sizes = |rw: &mut Rewrite<'_>, factor: &Factor, labels: &[Label]| -> Vec<Size> {
         labels.iter().map(|&label| label_size(rw, inputs, label, &dim_of(factor, label))).collect()
@@ -348,43 +349,43 @@ fn product(
     a.permute(rw, &[stack.as_slice(), &rows, &inner].concat());
     b.permute(rw, &[stack.as_slice(), &inner, &columns].concat());
     let all = |rw: &mut Rewrite<'_>, sizes: &[Size]| {
-        sizes.iter().fold(Size::Number(1), |product, &size| sizes::times(rw, product, size))
+        sizes.iter().fold(Size::Number(1), |product, &size| sizes::multiply_sizes(rw, product, size))
     };
     let [m, k, n] = [&row_sizes, &inner_sizes, &column_sizes].map(|sizes| all(rw, sizes));
-    let front = vec![Size::Kept; stack.len()];
+    let front = vec![Size::SameAxis; stack.len()];
     // Reshapes to a stack of matrices. Factors that are matrices already remain unchanged.
     let matrices = |rw: &mut Rewrite<'_>, value: ValueId, counts: [usize; 2], sizes: [Size; 2]| {
-        if counts == [1, 1] { value } else { reshaped(rw, value, &[front.as_slice(), &sizes].concat()) }
+        if counts == [1, 1] { value } else { reshape_to(rw, value, &[front.as_slice(), &sizes].concat()) }
     };
     let left = matrices(rw, a.value, [rows.len(), inner.len()], [m, k]);
     let right = matrices(rw, b.value, [inner.len(), columns.len()], [k, n]);
     let mut value = rw.add("MatMul", &[left, right], Attrs::new());
     if [rows.len(), columns.len()] != [1, 1] {
-        value = reshaped(rw, value, &[front, row_sizes, column_sizes].concat());
+        value = reshape_to(rw, value, &[front, row_sizes, column_sizes].concat());
     }
     Factor { value, labels, dims }
 }
 
 fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
-    let equation = read(rw.node())?;
+    let equation = parse_equation(rw.node())?;
     let count = rw.node().inputs.len();
-    let values = (0..count).map(|k| rw.required(k)).collect::<Result<Vec<ValueId>, _>>()?;
+    let values = (0..count).map(|k| rw.required_input(k)).collect::<Result<Vec<ValueId>, _>>()?;
     let mut shapes = Vec::new();
     for (k, &value) in values.iter().enumerate() {
         shapes.push(shape_of(rw, value, &format!("input {k}"))?);
     }
     let ranks: Vec<usize> = shapes.iter().map(Shape::rank).collect();
     let (operands, result) = equation.labels(&ranks)?;
-    let sizes = sizes_of_labels(&operands, &shapes)?;
+    let sizes = infer_label_sizes(&operands, &shapes)?;
     let dtype =
         dtype_of(rw, *values.first().ok_or_else(|| OpError::invalid("it has no inputs"))?, "input 0")?;
-    let through = summable(dtype);
+    let through = arithmetic_dtype(dtype);
     let inputs: Vec<(ValueId, Vec<Label>)> = values.iter().copied().zip(operands.iter().cloned()).collect();
     let mut factors = Vec::new();
     for ((value, labels), shape) in inputs.iter().zip(shapes) {
         let value = cast(rw.patch().1, *value, dtype, through);
         let mut factor = Factor { value, labels: labels.clone(), dims: shape.to_vec() };
-        factor.diagonals(rw, through)?;
+        factor.take_diagonals(rw, through)?;
         // An axis of size 1 that broadcasts to a longer axis of the same label is removed: the product stays the same.
         let short = |k: usize| {
             let longer = sizes.iter().any(|(label, dim)| *label == factor.labels[k] && !dim.is_one());
@@ -393,8 +394,8 @@ fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
         let short: Vec<usize> = (0..factor.labels.len()).filter(|&k| short(k)).collect();
         let gone: Vec<Label> = short.iter().map(|&k| factor.labels[k]).collect();
         let axes: Vec<i64> = short.iter().map(|&k| k as i64).collect();
-        factor.value = squeezed(rw, factor.value, &axes);
-        factor.keep(|label| !gone.contains(&label));
+        factor.value = remove_axes(rw, factor.value, &axes);
+        factor.retain_axes(|label| !gone.contains(&label));
         factors.push(factor);
     }
     let mut rest = factors.into_iter();
@@ -405,22 +406,22 @@ fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
             !result.contains(&label) && !rest.iter().any(|factor| factor.has(label))
         };
         let gone: Vec<Label> = total.labels.iter().copied().filter(|&label| alone(label, &rest)).collect();
-        total.sum(rw, &gone);
+        total.sum_axes(rw, &gone);
         let Some(mut next) = rest.pop_front() else { break };
         let gone: Vec<Label> =
             next.labels.iter().copied().filter(|&label| alone(label, &rest) && !total.has(label)).collect();
-        next.sum(rw, &gone);
-        total = product(rw, &inputs, total, next, |label| !alone(label, &rest));
+        next.sum_axes(rw, &gone);
+        total = contract(rw, &inputs, total, next, |label| !alone(label, &rest));
     }
     total.permute(rw, &result);
     let value = cast(rw.patch().1, total.value, through, dtype);
-    rw.output(0, value);
+    rw.replace_output(0, value);
     Ok(())
 }
 
 /// Returns the type for sums and products: ONNX does not define them for narrow integers. Truncation at the end gives
 /// the same result as truncation at every step.
-fn summable(dtype: DType) -> DType {
+fn arithmetic_dtype(dtype: DType) -> DType {
     match dtype {
         DType::I8 | DType::I16 => DType::I32,
         DType::U8 | DType::U16 => DType::U32,
@@ -428,12 +429,12 @@ fn summable(dtype: DType) -> DType {
     }
 }
 
-fn read(node: &Node) -> Result<Equation, OpError> {
+fn parse_equation(node: &Node) -> Result<Equation, OpError> {
     Equation::parse(Attrs::required("equation", node.attrs.string("equation")?)?)
 }
 
 fn build(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
-    Ok(Box::new(Einsum { equation: read(node)? }))
+    Ok(Box::new(Einsum { equation: parse_equation(node)? }))
 }
 
 /// Decomposes the operator for opsets before 12.

@@ -1,22 +1,23 @@
 //! Kernels of loop nests: maps, and reductions along rows or down columns, also over segments.
 
-mod cut;
+mod segment_tasks;
 
 use ortrain_expr::{Access, Nest, OutOfRange};
 
 use crate::pool::{Pool, pause};
-use crate::row_norms::Squares;
-use crate::scratch::{Bases, Parts, RunScalars, Scratch};
+use crate::row_norms::RowSquareSums;
+use crate::scratch::{BaseAddresses, RunScalars, Scratch, ScratchParts};
 use crate::tile::memory::width;
 use crate::tile::strided_iter::StridedIter;
 use crate::tile::{
-    ALIGN, Compiler, ExecContext, Failure, Head, LoopOrder, PairwiseSum, Plan, Stage, TileProgram, Total, ops,
+    ALIGN, Compiler, ExecContext, Failure, FrameHeader, LoopOrder, LoopPlan, PairwiseSum, Stage,
+    StageReduction, TileProgram, ops,
 };
-use crate::transpose::Turned;
-use cut::{Cut, Long, Piece, Task, Wave};
+use crate::transpose::TransposingCopy;
+use segment_tasks::{LongSegment, Piece, SegmentTasks, Task, Wave};
 
 /// Number of tiles, or of blocks of rows, between two calls of `pause` in a long run.
-const TILES_TO_PAUSE: usize = 1024;
+const TILES_PER_PAUSE: usize = 1024;
 
 /// Work of one task, in additions: enough to be worth waking a thread, but small enough for an even distribution.
 const MIN_TASK_WORK: usize = 64 * 1024;
@@ -26,7 +27,7 @@ const MAX_TASKS: usize = 16;
 const MAX_SPLITS: usize = 64;
 /// Number of rows that `Col` sums in a block before it adds the block to the total. Two short sums are more exact than
 /// one long sum.
-const BLOCK: usize = 64;
+const ROWS_PER_BLOCK: usize = 64;
 
 /// Order of the loops over the reduced axes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,21 +43,21 @@ pub enum Order {
 /// Compiled [`Nest`].
 #[derive(Debug)]
 pub struct NestKernel {
-    tape: TileProgram,
-    shape: Shape,
+    program: TileProgram,
+    partition: TaskPartition,
     buffers: usize,
     reductions: usize,
 }
 
 /// Partition of the space into tasks. Depends on the nest only.
 #[derive(Debug)]
-enum Shape {
+enum TaskPartition {
     Map {
         count: usize,
         chunk: usize,
     },
-    Turned(Box<Turned>),
-    Squares(Squares),
+    Transpose(Box<TransposingCopy>),
+    RowSquareSums(RowSquareSums),
     /// Either `rows` rows per task, or every row in pieces of `piece` elements.
     Row {
         outer: usize,
@@ -66,13 +67,13 @@ enum Shape {
     },
     /// Tiles of `tile` columns; the rows in one piece or in several.
     Col {
-        kept: usize,
-        reduced: usize,
+        columns: usize,
+        reduced_len: usize,
         tile: usize,
         piece: Option<usize>,
     },
     /// Rows of any length, each at some range of one axis.
-    Segments(Box<Cut>),
+    Segments(Box<SegmentTasks>),
 }
 
 impl NestKernel {
@@ -94,7 +95,7 @@ impl NestKernel {
         compiler: impl Into<Compiler<'a>>,
         order: Order,
     ) -> Result<NestKernel, String> {
-        NestKernel::make(nest, compiler.into(), order, &|_, _| true)
+        NestKernel::compile(nest, compiler.into(), order, &|_, _| true)
     }
 
     /// Compiles a nest. `overlaps(store, load)` returns true if the store and the load with these indices may share
@@ -107,10 +108,10 @@ impl NestKernel {
         compiler: impl Into<Compiler<'a>>,
         overlaps: &dyn Fn(usize, usize) -> bool,
     ) -> Result<NestKernel, String> {
-        NestKernel::make(nest, compiler.into(), Order::Auto, overlaps)
+        NestKernel::compile(nest, compiler.into(), Order::Auto, overlaps)
     }
 
-    fn make(
+    fn compile(
         nest: &Nest,
         compiler: Compiler<'_>,
         order: Order,
@@ -119,7 +120,7 @@ impl NestKernel {
         if let Some(fault) = nest.validate() {
             return Err(fault);
         }
-        if nest.accumulators() > 0 {
+        if nest.num_accumulators() > 0 {
             return Err("an accumulator of a nest that finishes nothing".to_owned());
         }
         let kept = nest.dims.len() - nest.inner;
@@ -128,145 +129,179 @@ impl NestKernel {
         let outer: usize = nest.outer_dims().iter().product();
         let inner: usize = nest.inner_dims().iter().product();
         let (tape, shape) = if let Some(segments) = &nest.segments {
-            let plan = Plan { nest, drive: LoopOrder::Row, outside: &[0], along: &[1] };
-            let tape = TileProgram::in_place(&plan, compiler, overlaps)?;
-            let cut = Cut::new(segments, nest, &tape);
-            (tape, Shape::Segments(Box::new(cut)))
-        } else if let Some(first) = rows_of_map(nest) {
+            let plan = LoopPlan { nest, loop_order: LoopOrder::Row, outer_axes: &[0], tile_axes: &[1] };
+            let tape = TileProgram::with_overlaps(&plan, compiler, overlaps)?;
+            let cut = SegmentTasks::new(segments, nest, &tape);
+            (tape, TaskPartition::Segments(Box::new(cut)))
+        } else if let Some(first) = first_row_axis(nest) {
             // A map, executed row by row.
             let (outside, along) = outer_axes.split_at(first);
-            let plan = Plan { nest, drive: LoopOrder::Row, outside, along };
+            let plan = LoopPlan { nest, loop_order: LoopOrder::Row, outer_axes: outside, tile_axes: along };
             let tape = TileProgram::new(&plan, compiler)?;
             let count = |axes: &[usize]| axes.iter().map(|&axis| nest.dims[axis]).product::<usize>();
             let (outer, inner) = (count(outside), count(along));
             let rows = (MIN_TASK_WORK / inner.saturating_mul(tape.cost)).max(1);
-            (tape, Shape::Row { outer, inner, rows, piece: None })
+            (tape, TaskPartition::Row { outer, inner, rows, piece: None })
         } else if nest.inner == 0 {
-            let plan = Plan { nest, drive: LoopOrder::Map, outside: &[], along: &outer_axes };
+            let plan = LoopPlan { nest, loop_order: LoopOrder::Map, outer_axes: &[], tile_axes: &outer_axes };
             let tape = TileProgram::new(&plan, compiler)?;
-            let shape = Turned::of(nest).map_or_else(
+            let shape = TransposingCopy::from_nest(nest).map_or_else(
                 || {
                     let chunk = (MIN_TASK_WORK / tape.cost).max(1).next_multiple_of(tape.tile);
-                    Shape::Map { count: outer, chunk }
+                    TaskPartition::Map { count: outer, chunk }
                 },
-                |turned| Shape::Turned(Box::new(turned)),
+                |turned| TaskPartition::Transpose(Box::new(turned)),
             );
             (tape, shape)
-        } else if order == Order::Row || order == Order::Auto && !prefers_col(nest, outer, inner) {
-            let plan = Plan { nest, drive: LoopOrder::Row, outside: &outer_axes, along: &inner_axes };
+        } else if order == Order::Row || order == Order::Auto && !prefers_columns(nest, outer, inner) {
+            let plan = LoopPlan {
+                nest,
+                loop_order: LoopOrder::Row,
+                outer_axes: &outer_axes,
+                tile_axes: &inner_axes,
+            };
             let tape = TileProgram::new(&plan, compiler)?;
             let work = inner.saturating_mul(tape.cost);
             let rows = (MIN_TASK_WORK / work.max(1)).max(1);
             let splits = (work / MIN_TASK_WORK).min(MAX_SPLITS);
             let piece = (outer < MAX_TASKS && splits >= 4 && inner > tape.tile)
                 .then(|| inner.div_ceil(splits).next_multiple_of(tape.tile));
-            let squares = if order == Order::Auto { Squares::of(nest) } else { None };
-            (tape, squares.map_or(Shape::Row { outer, inner, rows, piece }, Shape::Squares))
+            let squares = if order == Order::Auto { RowSquareSums::from_nest(nest) } else { None };
+            (
+                tape,
+                squares
+                    .map_or(TaskPartition::Row { outer, inner, rows, piece }, TaskPartition::RowSquareSums),
+            )
         } else {
             // The axis along which memory is contiguous becomes the innermost one; the order of outer indices is free.
-            if let Some(axis) = outer_axes.iter().copied().min_by_key(|&axis| step(nest, axis)) {
+            if let Some(axis) = outer_axes.iter().copied().min_by_key(|&axis| min_stride(nest, axis)) {
                 outer_axes.retain(|&other| other != axis);
                 outer_axes.push(axis);
             }
-            let plan = Plan { nest, drive: LoopOrder::Col, outside: &inner_axes, along: &outer_axes };
+            let plan = LoopPlan {
+                nest,
+                loop_order: LoopOrder::Col,
+                outer_axes: &inner_axes,
+                tile_axes: &outer_axes,
+            };
             let tape = TileProgram::new(&plan, compiler)?;
             let work = outer.saturating_mul(inner).saturating_mul(tape.cost);
             let (mut tile, mut piece) = (tape.tile, None);
             if work > MIN_TASK_WORK {
                 let wanted = (work / MIN_TASK_WORK).min(MAX_TASKS);
-                let splits = (work / MIN_TASK_WORK).min(inner / (2 * BLOCK)).min(MAX_SPLITS / 2);
+                let splits = (work / MIN_TASK_WORK).min(inner / (2 * ROWS_PER_BLOCK)).min(MAX_SPLITS / 2);
                 let splits = if splits >= 2 && outer.div_ceil(tile) < MAX_TASKS { splits } else { 1 };
                 if splits > 1 {
-                    piece = Some(inner.div_ceil(splits).next_multiple_of(BLOCK));
+                    piece = Some(inner.div_ceil(splits).next_multiple_of(ROWS_PER_BLOCK));
                 }
                 // If rows are cut instead of columns, memory is read in long pieces.
                 tile = (outer / wanted.div_ceil(splits)).next_multiple_of(64).max(128).min(tile);
             }
-            (tape, Shape::Col { kept: outer, reduced: inner, tile, piece })
+            (tape, TaskPartition::Col { columns: outer, reduced_len: inner, tile, piece })
         };
         Ok(NestKernel {
-            tape,
-            shape,
+            program: tape,
+            partition: shape,
             buffers: nest.loads.len() + nest.stores.len(),
             reductions: nest.reductions.len(),
         })
     }
 
+    /// Describes the algorithm: the loops, the number of tasks, and the operations of a tile.
+    #[must_use]
+    pub fn describe(&self) -> String {
+        let loops = match &self.partition {
+            TaskPartition::Map { count, chunk } => format!("map in {}", counted(count.div_ceil(*chunk), "task")),
+            TaskPartition::Transpose(_) => "transposing copy".to_owned(),
+            TaskPartition::RowSquareSums(_) => "sums of squares of rows".to_owned(),
+            TaskPartition::Row { outer, rows, piece: None, .. } => format!("rows in {}", counted(outer.div_ceil(*rows), "task")),
+            TaskPartition::Row { piece: Some(piece), .. } => format!("rows in pieces of {piece} elements"),
+            TaskPartition::Col { columns, tile, piece: None, .. } => {
+                format!("columns in {}", counted(columns.div_ceil(*tile), "task"))
+            }
+            TaskPartition::Col { piece: Some(piece), .. } => format!("columns in pieces of {piece} rows"),
+            TaskPartition::Segments(_) => "segments".to_owned(),
+        };
+        format!("{loops}, {}", self.program.describe())
+    }
+
     /// Returns true if a run can fail (the expression contains a guard).
     #[must_use]
     pub fn can_fail(&self) -> bool {
-        self.tape.can_fail
+        self.program.can_fail
     }
 
     /// Returns the selected order; `Row` for a map.
     #[must_use]
     pub fn order(&self) -> Order {
-        match self.shape {
-            Shape::Map { .. }
-            | Shape::Turned(_)
-            | Shape::Squares(_)
-            | Shape::Row { .. }
-            | Shape::Segments(_) => Order::Row,
-            Shape::Col { .. } => Order::Col,
+        match self.partition {
+            TaskPartition::Map { .. }
+            | TaskPartition::Transpose(_)
+            | TaskPartition::RowSquareSums(_)
+            | TaskPartition::Row { .. }
+            | TaskPartition::Segments(_) => Order::Row,
+            TaskPartition::Col { .. } => Order::Col,
         }
     }
 
     /// Returns the bytes of scratch memory for a run on `threads` threads.
     #[must_use]
     pub fn scratch_bytes(&self, threads: usize) -> usize {
-        self.shared_bytes() + threads.max(1) * self.bytes_of_worker()
+        self.shared_bytes() + threads.max(1) * self.worker_bytes()
     }
 
     /// Returns the private bytes of each worker: its frame, and if stages save values, its table of buffers and the
     /// saved values of a segment that is not cut.
-    fn bytes_of_worker(&self) -> usize {
-        self.tape.frame + self.table_bytes() + self.kept_bytes(|cut| cut.longest_whole)
+    fn worker_bytes(&self) -> usize {
+        self.program.frame + self.table_bytes() + self.saved_bytes(|cut| cut.max_whole_segment)
     }
 
     /// Returns the bytes of a table of buffers, including the buffers of saved values; 0 if no values are saved.
     fn table_bytes(&self) -> usize {
-        match self.tape.kept {
+        match self.program.num_saved {
             0 => 0,
             kept => ((self.buffers + 2 * kept) * size_of::<*mut u8>()).next_multiple_of(ALIGN),
         }
     }
 
     /// Returns the bytes of the saved values of `elements` elements.
-    fn kept_bytes(&self, elements: impl Fn(&Cut) -> usize) -> usize {
-        match &self.shape {
-            Shape::Segments(cut) => {
-                self.tape.kept * (elements(cut) * size_of::<f32>()).next_multiple_of(ALIGN)
+    fn saved_bytes(&self, elements: impl Fn(&SegmentTasks) -> usize) -> usize {
+        match &self.partition {
+            TaskPartition::Segments(cut) => {
+                self.program.num_saved * (elements(cut) * size_of::<f32>()).next_multiple_of(ALIGN)
             }
             _ => 0,
         }
     }
 
     /// Returns the maximum number of reductions of a stage.
-    fn totals(&self) -> usize {
-        self.tape.stages.iter().map(|stage| stage.totals.len()).max().unwrap_or(0)
+    fn max_stage_reductions(&self) -> usize {
+        self.program.stages.iter().map(|stage| stage.reductions.len()).max().unwrap_or(0)
     }
 
     /// Returns the numbers of partial results and of final results, if rows are cut.
-    fn shared_values(&self) -> (usize, usize) {
-        match self.shape {
-            Shape::Row { outer, inner, piece: Some(piece), .. } => {
-                (outer * inner.div_ceil(piece) * self.totals(), outer * self.reductions)
+    fn num_shared_values(&self) -> (usize, usize) {
+        match self.partition {
+            TaskPartition::Row { outer, inner, piece: Some(piece), .. } => {
+                (outer * inner.div_ceil(piece) * self.max_stage_reductions(), outer * self.reductions)
             }
-            Shape::Col { kept, reduced, piece: Some(piece), .. } => {
-                (reduced.div_ceil(piece) * self.totals() * kept, self.reductions * kept)
+            TaskPartition::Col { columns: kept, reduced_len: reduced, piece: Some(piece), .. } => {
+                (reduced.div_ceil(piece) * self.max_stage_reductions() * kept, self.reductions * kept)
             }
-            Shape::Segments(ref cut) => (cut.pieces.len() * self.totals(), cut.long.len() * self.reductions),
+            TaskPartition::Segments(ref cut) => {
+                (cut.pieces.len() * self.max_stage_reductions(), cut.long_segments.len() * self.reductions)
+            }
             _ => (0, 0),
         }
     }
 
     fn shared_bytes(&self) -> usize {
-        self.results_bytes() + self.kept_bytes(|cut| cut.widest)
+        self.results_bytes() + self.saved_bytes(|cut| cut.max_wave_elements)
     }
 
     /// Returns the bytes of partial and of final results.
     fn results_bytes(&self) -> usize {
-        let (partial, complete) = self.shared_values();
+        let (partial, complete) = self.num_shared_values();
         ((partial + complete) * 8).next_multiple_of(ALIGN)
     }
 
@@ -297,29 +332,38 @@ impl NestKernel {
         scratch: Scratch,
     ) -> Result<(), OutOfRange> {
         assert_eq!(bases.len(), self.buffers, "one pointer for each load and each store");
-        let parts = scratch.part(self.shared_bytes(), self.bytes_of_worker(), pool);
-        let run = Run { kernel: self, bases: Bases(bases), scalars, parts };
+        let parts = scratch.split(self.shared_bytes(), self.worker_bytes(), pool);
+        let run = Run { kernel: self, bases: BaseAddresses(bases), scalars, parts };
         // SAFETY: the caller's contract.
         unsafe {
             for worker in 0..parts.workers {
-                parts.of(worker).cast::<Head>().write(Head::default());
+                parts.worker_part(worker).cast::<FrameHeader>().write(FrameHeader::default());
                 run.fill_table(worker);
             }
-            match self.shape {
-                Shape::Map { count, chunk } => run.map(pool, count, chunk),
-                Shape::Turned(ref turned) => turned.run(self.tape.isa, run.bases, pool, parts.workers),
-                Shape::Squares(ref squares) => squares.run(self.tape.isa, run.bases, pool, parts.workers),
-                Shape::Row { outer, inner, rows, piece: None } => run.rows(pool, outer, inner, rows),
-                Shape::Row { outer, inner, piece: Some(piece), .. } => {
-                    run.split_rows(pool, outer, inner, piece);
+            match self.partition {
+                TaskPartition::Map { count, chunk } => run.run_map(pool, count, chunk),
+                TaskPartition::Transpose(ref turned) => {
+                    turned.run(self.program.isa, run.bases, pool, parts.workers)
                 }
-                Shape::Col { kept, reduced, tile, piece: None } => run.cols(pool, kept, reduced, tile),
-                Shape::Col { kept, reduced, tile, piece: Some(piece) } => {
-                    run.split_cols(pool, kept, reduced, tile, piece);
+                TaskPartition::RowSquareSums(ref squares) => {
+                    squares.run(self.program.isa, run.bases, pool, parts.workers)
                 }
-                Shape::Segments(ref cut) => run.segments(pool, cut),
+                TaskPartition::Row { outer, inner, rows, piece: None } => {
+                    run.run_rows(pool, outer, inner, rows)
+                }
+                TaskPartition::Row { outer, inner, piece: Some(piece), .. } => {
+                    run.run_split_rows(pool, outer, inner, piece);
+                }
+                TaskPartition::Col { columns: kept, reduced_len: reduced, tile, piece: None } => {
+                    run.run_columns(pool, kept, reduced, tile)
+                }
+                TaskPartition::Col { columns: kept, reduced_len: reduced, tile, piece: Some(piece) } => {
+                    run.run_split_columns(pool, kept, reduced, tile, piece);
+                }
+                TaskPartition::Segments(ref cut) => run.run_segments(pool, cut),
             }
-            let failures = (0..parts.workers).map(|worker| parts.of(worker).cast::<Failure>().read());
+            let failures =
+                (0..parts.workers).map(|worker| parts.worker_part(worker).cast::<Failure>().read());
             failures.min().unwrap_or(Failure::NONE).result()
         }
     }
@@ -327,9 +371,9 @@ impl NestKernel {
 
 /// Returns the first of the axes along which the tiles of a map run, if the other axes should be outer loops. Values
 /// that are constant along a row, for example a channel's scale, are then one value instead of a tile.
-fn rows_of_map(nest: &Nest) -> Option<usize> {
+fn first_row_axis(nest: &Nest) -> Option<usize> {
     /// Minimum row length. Shorter rows cost more in calls than they save.
-    const LONG: usize = 96;
+    const MIN_ROW_LEN: usize = 96;
     if nest.inner > 0 {
         return None;
     }
@@ -339,11 +383,11 @@ fn rows_of_map(nest: &Nest) -> Option<usize> {
     let rank = nest.dims.len();
     let gain = |first: usize| {
         let stays = |load: &&Access| moves(load, 0..first) && !moves(load, first..rank);
-        nest.loaded().filter(stays).count()
+        nest.load_operands().filter(stays).count()
     };
     let outer = |first: usize| nest.dims[..first].iter().product::<usize>();
     let inner = |first: usize| nest.dims[first..].iter().product::<usize>();
-    let best = (1..rank).filter(|&first| inner(first) >= LONG && outer(first) >= MAX_TASKS);
+    let best = (1..rank).filter(|&first| inner(first) >= MIN_ROW_LEN && outer(first) >= MAX_TASKS);
     // Of equal gains, the longest rows win.
     best.map(|first| (gain(first), std::cmp::Reverse(first)))
         .max()
@@ -352,8 +396,8 @@ fn rows_of_map(nest: &Nest) -> Option<usize> {
 }
 
 /// Returns the smallest nonzero stride of the loads along an axis.
-fn step(nest: &Nest, axis: usize) -> usize {
-    let steps = nest.loaded().map(|load| load.strides[axis].unsigned_abs());
+fn min_stride(nest: &Nest, axis: usize) -> usize {
+    let steps = nest.load_operands().map(|load| load.strides[axis].unsigned_abs());
     match steps.filter(|&step| step > 0).min() {
         Some(step) if nest.dims[axis] > 1 => step,
         _ => usize::MAX,
@@ -362,24 +406,24 @@ fn step(nest: &Nest, axis: usize) -> usize {
 
 /// Returns true if memory is contiguous along the outer axes rather than along the reduced ones, or if rows are too
 /// short.
-fn prefers_col(nest: &Nest, outer: usize, inner: usize) -> bool {
+fn prefers_columns(nest: &Nest, outer: usize, inner: usize) -> bool {
     /// Maximum length of a short row in one piece.
-    const SHORT: usize = 32;
+    const MAX_SHORT_ROW: usize = 32;
     /// Maximum length of a short row in many small pieces (a channel of many small images).
     const SHORT_IN_PIECES: usize = 128;
     const SMALL_PIECE: usize = 64;
     let kept = nest.dims.len() - nest.inner;
     let axes = || (kept..nest.dims.len()).filter(|&axis| nest.dims[axis] > 1);
-    let in_pieces = nest.loaded().any(|load| {
+    let in_pieces = nest.load_operands().any(|load| {
         let walk = StridedIter::new(axes().map(|axis| (nest.dims[axis], load.strides[axis])));
-        walk.is_ok_and(|walk| walk.piece().is_some_and(|piece| piece < SMALL_PIECE))
+        walk.is_ok_and(|walk| walk.contiguous_len().is_some_and(|piece| piece < SMALL_PIECE))
     });
-    let short = if in_pieces { SHORT_IN_PIECES } else { SHORT };
+    let short = if in_pieces { SHORT_IN_PIECES } else { MAX_SHORT_ROW };
     if inner <= short && outer >= inner {
         return true;
     }
     let (mut rows, mut cols) = (0usize, 0usize);
-    for load in nest.loaded() {
+    for load in nest.load_operands() {
         let moving = || (0..nest.dims.len()).filter(|&axis| nest.dims[axis] > 1 && load.strides[axis] != 0);
         if let Some(nearest) = moving().min_by_key(|&axis| load.strides[axis].unsigned_abs()) {
             let elements = moving().map(|axis| nest.dims[axis]).fold(1, usize::saturating_mul);
@@ -393,49 +437,51 @@ fn prefers_col(nest: &Nest, outer: usize, inner: usize) -> bool {
 /// One run of a kernel. Its functions have the contract of [`NestKernel::run`].
 struct Run<'a> {
     kernel: &'a NestKernel,
-    bases: Bases<'a>,
+    bases: BaseAddresses<'a>,
     scalars: RunScalars,
-    parts: Parts,
+    parts: ScratchParts,
 }
 
 /// Address of values that are shared between threads.
 #[derive(Clone, Copy)]
-struct Values(*mut u64);
+struct SharedValues(*mut u64);
 
 // SAFETY: an address into shared scratch memory; tasks write to distinct parts of it.
-unsafe impl Sync for Values {}
+unsafe impl Sync for SharedValues {}
 
-impl Values {
+impl SharedValues {
     fn at(self, i: usize) -> *mut u64 {
         self.0.wrapping_add(i)
     }
 }
 
 impl<'a> Run<'a> {
-    fn tape(&self) -> &'a TileProgram {
-        &self.kernel.tape
+    fn program(&self) -> &'a TileProgram {
+        &self.kernel.program
     }
 
-    fn site(&self, worker: usize) -> ExecContext<'_> {
-        let kept = self.tape().kept;
+    fn context(&self, worker: usize) -> ExecContext<'_> {
+        let kept = self.program().num_saved;
         ExecContext {
-            tape: self.tape(),
+            program: self.program(),
             bases: match kept {
                 0 => self.bases.0,
                 // SAFETY: the worker's table is filled, and is not changed while an execution context of the worker is
                 // in use.
-                _ => unsafe { std::slice::from_raw_parts(self.table(worker), self.bases.0.len() + 2 * kept) },
+                _ => unsafe {
+                    std::slice::from_raw_parts(self.buffer_table(worker), self.bases.0.len() + 2 * kept)
+                },
             },
             scalars: self.scalars,
-            frame: self.parts.of(worker),
+            frame: self.parts.worker_part(worker),
             product: std::ptr::null(),
         }
     }
 
     /// Returns the table of buffers of a worker that saves values: loads, loads of saved values, stores, stores of
     /// saved values.
-    fn table(&self, worker: usize) -> *mut *mut u8 {
-        self.parts.of(worker).wrapping_add(self.tape().frame).cast()
+    fn buffer_table(&self, worker: usize) -> *mut *mut u8 {
+        self.parts.worker_part(worker).wrapping_add(self.program().frame).cast()
     }
 
     /// Fills a worker's table, except for the saved values.
@@ -443,12 +489,12 @@ impl<'a> Run<'a> {
     /// # Safety
     /// No other code uses the worker's memory.
     unsafe fn fill_table(&self, worker: usize) {
-        let kept = self.tape().kept;
+        let kept = self.program().num_saved;
         if kept == 0 {
             return;
         }
-        let (loads, stores) = self.bases.0.split_at(self.tape().loads());
-        let table = self.table(worker);
+        let (loads, stores) = self.bases.0.split_at(self.program().num_loads());
+        let table = self.buffer_table(worker);
         // SAFETY: the table has entries for all of these addresses.
         unsafe {
             table.copy_from_nonoverlapping(loads.as_ptr(), loads.len());
@@ -464,16 +510,16 @@ impl<'a> Run<'a> {
     ///
     /// # Safety
     /// The worker has no execution context in use, and no other code uses the worker's memory.
-    unsafe fn keep(&self, worker: usize, at: *mut u8, begin: usize, each: usize) {
-        let (loads, stores) = (self.tape().loads(), self.bases.0.len() - self.tape().loads());
-        let kept = self.tape().kept;
+    unsafe fn set_saved_addresses(&self, worker: usize, at: *mut u8, begin: usize, each: usize) {
+        let (loads, stores) = (self.program().num_loads(), self.bases.0.len() - self.program().num_loads());
+        let kept = self.program().num_saved;
         for k in 0..kept {
             // Elements before `begin` are never accessed.
             let base = at.wrapping_add(k * each).wrapping_sub(begin * size_of::<f32>());
             // SAFETY: these are entries of the table.
             unsafe {
-                self.table(worker).add(loads + k).write(base);
-                self.table(worker).add(loads + kept + stores + k).write(base);
+                self.buffer_table(worker).add(loads + k).write(base);
+                self.buffer_table(worker).add(loads + kept + stores + k).write(base);
             }
         }
     }
@@ -482,41 +528,42 @@ impl<'a> Run<'a> {
     ///
     /// # Safety
     /// As [`Run::keep`].
-    unsafe fn keep_of_whole(&self, worker: usize, cut: &Cut, begin: usize) {
-        let at = self.table(worker).cast::<u8>().wrapping_add(self.kernel.table_bytes());
-        let each = (cut.longest_whole * size_of::<f32>()).next_multiple_of(ALIGN);
+    unsafe fn set_saved_addresses_of_whole_segment(&self, worker: usize, cut: &SegmentTasks, begin: usize) {
+        let at = self.buffer_table(worker).cast::<u8>().wrapping_add(self.kernel.table_bytes());
+        let each = (cut.max_whole_segment * size_of::<f32>()).next_multiple_of(ALIGN);
         // SAFETY: the caller's contract.
-        unsafe { self.keep(worker, at, begin, each) };
+        unsafe { self.set_saved_addresses(worker, at, begin, each) };
     }
 
     /// Sets the addresses of a worker's saved values for a segment that is cut.
     ///
     /// # Safety
     /// As [`Run::keep`].
-    unsafe fn keep_of_long(&self, worker: usize, cut: &Cut, long: usize) {
-        let Long { segment, before, .. } = cut.long[long];
-        let at = self.parts.shared().wrapping_add(self.kernel.results_bytes() + before * size_of::<f32>());
-        let each = (cut.widest * size_of::<f32>()).next_multiple_of(ALIGN);
+    unsafe fn set_saved_addresses_of_long_segment(&self, worker: usize, cut: &SegmentTasks, long: usize) {
+        let LongSegment { segment, elements_before: before, .. } = cut.long_segments[long];
+        let at =
+            self.parts.shared_part().wrapping_add(self.kernel.results_bytes() + before * size_of::<f32>());
+        let each = (cut.max_wave_elements * size_of::<f32>()).next_multiple_of(ALIGN);
         // SAFETY: the caller's contract.
-        unsafe { self.keep(worker, at, cut.segments.range(segment).start, each) };
+        unsafe { self.set_saved_addresses(worker, at, cut.segments.range(segment).start, each) };
     }
 
     /// Returns an execution context in which the operations that run once per task have run.
-    unsafe fn start(&self, worker: usize) -> ExecContext<'_> {
-        let site = self.site(worker);
+    unsafe fn start_task(&self, worker: usize) -> ExecContext<'_> {
+        let site = self.context(worker);
         // SAFETY: the worker's own frame. These operations load from index zero only, and the space has this index.
-        unsafe { site.run(&self.tape().once, 0, 0, self.tape().tile) };
+        unsafe { site.run(&self.program().once, 0, 0, self.program().tile) };
         site
     }
 
-    unsafe fn map(&self, pool: &Pool, count: usize, chunk: usize) {
-        let tape = self.tape();
+    unsafe fn run_map(&self, pool: &Pool, count: usize, chunk: usize) {
+        let tape = self.program();
         pool.run(count.div_ceil(chunk), self.parts.workers, &|task, worker| {
             let begin = task * chunk;
             let end = count.min(begin + chunk);
             // SAFETY: tasks have distinct indices, and each worker has its own frame.
             unsafe {
-                let site = self.start(worker);
+                let site = self.start_task(worker);
                 for (start, n) in tape.tiles(begin, end) {
                     site.run(&tape.stages[0].body, 0, start, n);
                 }
@@ -525,15 +572,22 @@ impl<'a> Run<'a> {
     }
 
     /// Runs a stage of one row, or of a piece of a row. Leaves the partial results in the pairwise sums.
-    unsafe fn row_body(&self, site: &ExecContext<'_>, stage: &Stage, row: usize, begin: usize, end: usize) {
+    unsafe fn run_row_stage(
+        &self,
+        site: &ExecContext<'_>,
+        stage: &Stage,
+        row: usize,
+        begin: usize,
+        end: usize,
+    ) {
         // SAFETY: the caller's contract; the pairwise sums are initialised before values are pushed.
         unsafe {
-            for total in &stage.totals {
-                (*site.at::<PairwiseSum>(total.state)).reset();
+            for total in &stage.reductions {
+                (*site.register_ptr::<PairwiseSum>(total.state)).reset();
             }
             if !stage.body.is_empty() {
-                for (number, (start, n)) in self.tape().tiles(begin, end).enumerate() {
-                    if number % TILES_TO_PAUSE == TILES_TO_PAUSE - 1 {
+                for (number, (start, n)) in self.program().tiles(begin, end).enumerate() {
+                    if number % TILES_PER_PAUSE == TILES_PER_PAUSE - 1 {
                         pause();
                     }
                     site.run(&stage.body, row, start, n);
@@ -542,13 +596,13 @@ impl<'a> Run<'a> {
         }
     }
 
-    unsafe fn rows(&self, pool: &Pool, outer: usize, inner: usize, rows: usize) {
+    unsafe fn run_rows(&self, pool: &Pool, outer: usize, inner: usize, rows: usize) {
         pool.run(outer.div_ceil(rows), self.parts.workers, &|task, worker| {
             // SAFETY: tasks have distinct rows, and each worker has its own frame.
             unsafe {
-                let site = self.start(worker);
+                let site = self.start_task(worker);
                 for row in task * rows..outer.min((task + 1) * rows) {
-                    self.row(&site, row, 0, inner);
+                    self.run_row(&site, row, 0, inner);
                 }
             }
         });
@@ -556,44 +610,45 @@ impl<'a> Run<'a> {
 
     /// Runs all stages of one row.
     #[inline]
-    unsafe fn row(&self, site: &ExecContext<'_>, row: usize, begin: usize, end: usize) {
-        let tape = self.tape();
+    unsafe fn run_row(&self, site: &ExecContext<'_>, row: usize, begin: usize, end: usize) {
+        let tape = self.program();
         // SAFETY: the caller's contract; the results of a stage are complete when the next stage begins.
         unsafe {
             for stage in &tape.stages {
                 site.run(&stage.pre, row, 0, tape.tile.min(end - begin));
-                self.row_body(site, stage, row, begin, end);
-                for total in &stage.totals {
-                    *site.at(total.result) =
-                        (*site.at::<PairwiseSum>(total.state)).result(total.op, total.ty);
+                self.run_row_stage(site, stage, row, begin, end);
+                for total in &stage.reductions {
+                    *site.register_ptr(total.result) =
+                        (*site.register_ptr::<PairwiseSum>(total.state)).result(total.op, total.ty);
                 }
             }
             site.run(&tape.post, row, 0, 1);
         }
     }
 
-    unsafe fn segments(&self, pool: &Pool, cut: &Cut) {
+    unsafe fn run_segments(&self, pool: &Pool, cut: &SegmentTasks) {
         for wave in &cut.waves {
             // SAFETY: the caller's contract.
-            unsafe { self.wave(pool, cut, wave) };
+            unsafe { self.run_wave(pool, cut, wave) };
         }
     }
 
     /// Runs all stages of the segments of a wave.
-    unsafe fn wave(&self, pool: &Pool, cut: &Cut, wave: &Wave) {
-        let tape = self.tape();
-        let width = self.kernel.totals();
-        let (partial, complete) = self.shared();
+    unsafe fn run_wave(&self, pool: &Pool, cut: &SegmentTasks, wave: &Wave) {
+        let tape = self.program();
+        let width = self.kernel.max_stage_reductions();
+        let (partial, complete) = self.shared_results();
         // Runs everything before the body of stage `stage`, in tiles of up to `n` elements.
         let before = |worker: usize, long: usize, stage: usize, n: usize| {
             // SAFETY: final results of earlier stages are complete.
             unsafe {
-                let site = self.start(worker);
+                let site = self.start_task(worker);
                 for (s, earlier) in tape.stages[..=stage].iter().enumerate() {
-                    site.run(&earlier.pre, cut.long[long].segment, 0, n);
+                    site.run(&earlier.pre, cut.long_segments[long].segment, 0, n);
                     if s < stage {
-                        for total in &earlier.totals {
-                            *site.at(total.result) = *complete.at(long * self.kernel.reductions + total.k);
+                        for total in &earlier.reductions {
+                            *site.register_ptr(total.result) =
+                                *complete.at(long * self.kernel.reductions + total.reduction_index);
                         }
                     }
                 }
@@ -602,24 +657,24 @@ impl<'a> Run<'a> {
         };
         // The pieces of a segment have the same values before their bodies. A worker's frame keeps these values between
         // pieces.
-        let held = |worker: usize| self.parts.of(worker).cast::<Head>();
+        let held = |worker: usize| self.parts.worker_part(worker).cast::<FrameHeader>();
         let piece = |worker: usize, k: usize, stage: usize| {
-            let Piece { long, begin, end } = cut.pieces[k];
+            let Piece { long_segment: long, begin, end } = cut.pieces[k];
             // SAFETY: tasks have distinct pieces, and each piece has its own entries for partial results.
             unsafe {
-                self.keep_of_long(worker, cut, long);
+                self.set_saved_addresses_of_long_segment(worker, cut, long);
                 let held = held(worker);
                 let wanted = (stage, long);
-                let site = match (*held).before == Some(wanted) {
-                    true => self.site(worker),
+                let site = match (*held).prepared == Some(wanted) {
+                    true => self.context(worker),
                     false => before(worker, long, stage, tape.tile),
                 };
-                (*held).before = Some(wanted);
+                (*held).prepared = Some(wanted);
                 let stage = &tape.stages[stage];
-                self.row_body(&site, stage, cut.long[long].segment, begin, end);
-                for (i, total) in stage.totals.iter().enumerate() {
+                self.run_row_stage(&site, stage, cut.long_segments[long].segment, begin, end);
+                for (i, total) in stage.reductions.iter().enumerate() {
                     *partial.at(k * width + i) =
-                        (*site.at::<PairwiseSum>(total.state)).result(total.op, total.ty);
+                        (*site.register_ptr::<PairwiseSum>(total.state)).result(total.op, total.ty);
                 }
             }
         };
@@ -629,21 +684,21 @@ impl<'a> Run<'a> {
             Task::Whole { first, last } => {
                 // SAFETY: tasks have distinct segments, and each worker has its own frame.
                 unsafe {
-                    self.start(worker);
-                    (*held(worker)).before = None;
+                    self.start_task(worker);
+                    (*held(worker)).prepared = None;
                     for segment in first..last {
                         let range = cut.segments.range(segment);
                         // A map computes nothing once per segment, so empty segments need no work.
                         if !(cut.is_map && range.is_empty()) {
-                            self.keep_of_whole(worker, cut, range.start);
-                            let site = self.site(worker);
-                            self.row(&site, segment, range.start, range.end);
+                            self.set_saved_addresses_of_whole_segment(worker, cut, range.start);
+                            let site = self.context(worker);
+                            self.run_row(&site, segment, range.start, range.end);
                         }
                     }
                 }
             }
         });
-        if wave.long.is_empty() {
+        if wave.long_segments.is_empty() {
             return;
         }
         for (s, stage) in tape.stages.iter().enumerate() {
@@ -657,59 +712,59 @@ impl<'a> Run<'a> {
                     pool.run(count, workers, &body);
                 }
             }
-            let site = self.site(0);
-            for long in wave.long.clone() {
-                let of = &cut.long[long];
-                for (i, total) in stage.totals.iter().enumerate() {
+            let site = self.context(0);
+            for long in wave.long_segments.clone() {
+                let of = &cut.long_segments[long];
+                for (i, total) in stage.reductions.iter().enumerate() {
                     // SAFETY: all tasks are done; this thread is worker 0.
                     unsafe {
-                        let chain = &mut *site.at::<PairwiseSum>(total.state);
+                        let chain = &mut *site.register_ptr::<PairwiseSum>(total.state);
                         chain.reset();
                         for k in of.first..of.last {
                             chain.push(total.op, total.ty, *partial.at(k * width + i));
                         }
-                        *complete.at(long * self.kernel.reductions + total.k) =
+                        *complete.at(long * self.kernel.reductions + total.reduction_index) =
                             chain.result(total.op, total.ty);
                     }
                 }
             }
         }
         if !tape.post.is_empty() {
-            pool.run(wave.long.len(), self.parts.workers, &|task, worker| {
-                let long = wave.long.start + task;
+            pool.run(wave.long_segments.len(), self.parts.workers, &|task, worker| {
+                let long = wave.long_segments.start + task;
                 let site = before(worker, long, tape.stages.len() - 1, 1);
                 // SAFETY: all inputs of the segment's results are complete, tasks have distinct segments, and each
                 // worker has its own frame.
                 unsafe {
-                    (*held(worker)).before = None;
-                    site.run(&tape.post, cut.long[long].segment, 0, 1);
+                    (*held(worker)).prepared = None;
+                    site.run(&tape.post, cut.long_segments[long].segment, 0, 1);
                 }
             });
         }
     }
 
     /// Returns the addresses of partial and final results.
-    fn shared(&self) -> (Values, Values) {
-        let partial = Values(self.parts.shared().cast());
-        (partial, Values(partial.at(self.kernel.shared_values().0)))
+    fn shared_results(&self) -> (SharedValues, SharedValues) {
+        let partial = SharedValues(self.parts.shared_part().cast());
+        (partial, SharedValues(partial.at(self.kernel.num_shared_values().0)))
     }
 
-    unsafe fn split_rows(&self, pool: &Pool, outer: usize, inner: usize, piece: usize) {
-        let tape = self.tape();
+    unsafe fn run_split_rows(&self, pool: &Pool, outer: usize, inner: usize, piece: usize) {
+        let tape = self.program();
         let splits = inner.div_ceil(piece);
-        let width = self.kernel.totals();
-        let (partial, complete) = self.shared();
+        let width = self.kernel.max_stage_reductions();
+        let (partial, complete) = self.shared_results();
         let results = |row: usize, k: usize| complete.at(row * self.kernel.reductions + k);
         // Runs everything before the body of stage `stage`.
         let before = |worker: usize, row: usize, stage: usize| {
             // SAFETY: final results of earlier stages are complete.
             unsafe {
-                let site = self.start(worker);
+                let site = self.start_task(worker);
                 for (s, earlier) in tape.stages[..=stage].iter().enumerate() {
                     site.run(&earlier.pre, row, 0, tape.tile.min(inner));
                     if s < stage {
-                        for total in &earlier.totals {
-                            *site.at(total.result) = *results(row, total.k);
+                        for total in &earlier.reductions {
+                            *site.register_ptr(total.result) = *results(row, total.reduction_index);
                         }
                     }
                 }
@@ -725,24 +780,24 @@ impl<'a> Run<'a> {
                 // SAFETY: tasks have distinct pieces, and each piece has its own entries for partial results.
                 unsafe {
                     let site = before(worker, row, s);
-                    self.row_body(&site, stage, row, split * piece, inner.min((split + 1) * piece));
-                    for (i, total) in stage.totals.iter().enumerate() {
+                    self.run_row_stage(&site, stage, row, split * piece, inner.min((split + 1) * piece));
+                    for (i, total) in stage.reductions.iter().enumerate() {
                         *partial.at(task * width + i) =
-                            (*site.at::<PairwiseSum>(total.state)).result(total.op, total.ty);
+                            (*site.register_ptr::<PairwiseSum>(total.state)).result(total.op, total.ty);
                     }
                 }
             });
-            let site = self.site(0);
+            let site = self.context(0);
             for row in 0..outer {
-                for (i, total) in stage.totals.iter().enumerate() {
+                for (i, total) in stage.reductions.iter().enumerate() {
                     // SAFETY: all tasks are done; this thread is worker 0.
                     unsafe {
-                        let chain = &mut *site.at::<PairwiseSum>(total.state);
+                        let chain = &mut *site.register_ptr::<PairwiseSum>(total.state);
                         chain.reset();
                         for split in 0..splits {
                             chain.push(total.op, total.ty, *partial.at((row * splits + split) * width + i));
                         }
-                        *results(row, total.k) = chain.result(total.op, total.ty);
+                        *results(row, total.reduction_index) = chain.result(total.op, total.ty);
                     }
                 }
             }
@@ -757,7 +812,7 @@ impl<'a> Run<'a> {
     }
 
     /// Runs a stage of some columns over the reduced indices `begin..end`. Leaves the results in their registers.
-    unsafe fn col_body(
+    unsafe fn run_column_stage(
         &self,
         site: &ExecContext<'_>,
         stage: &Stage,
@@ -765,11 +820,11 @@ impl<'a> Run<'a> {
         begin: usize,
         end: usize,
     ) {
-        let isa = self.tape().isa;
-        let each = |f: &dyn Fn(&Total, *mut u8, *mut u8)| {
-            for total in &stage.totals {
+        let isa = self.program().isa;
+        let each = |f: &dyn Fn(&StageReduction, *mut u8, *mut u8)| {
+            for total in &stage.reductions {
                 // SAFETY: offsets inside of the frame.
-                unsafe { f(total, site.at(total.state), site.at(total.result)) };
+                unsafe { f(total, site.register_ptr(total.state), site.register_ptr(total.result)) };
             }
         };
         // SAFETY: both are registers of `n` values of the reduction's type.
@@ -780,11 +835,12 @@ impl<'a> Run<'a> {
         if stage.body.is_empty() {
             return;
         }
-        for block in (begin..end).step_by(BLOCK) {
-            if (block - begin) % (TILES_TO_PAUSE * BLOCK) == (TILES_TO_PAUSE - 1) * BLOCK {
+        for block in (begin..end).step_by(ROWS_PER_BLOCK) {
+            if (block - begin) % (TILES_PER_PAUSE * ROWS_PER_BLOCK) == (TILES_PER_PAUSE - 1) * ROWS_PER_BLOCK
+            {
                 pause();
             }
-            for index in block..end.min(block + BLOCK) {
+            for index in block..end.min(block + ROWS_PER_BLOCK) {
                 // SAFETY: the caller's contract.
                 unsafe { site.run(&stage.body, index, start, n) };
             }
@@ -796,45 +852,49 @@ impl<'a> Run<'a> {
         }
     }
 
-    unsafe fn cols(&self, pool: &Pool, kept: usize, reduced: usize, tile: usize) {
-        let tape = self.tape();
+    unsafe fn run_columns(&self, pool: &Pool, kept: usize, reduced: usize, tile: usize) {
+        let tape = self.program();
         pool.run(kept.div_ceil(tile), self.parts.workers, &|task, worker| {
             let start = task * tile;
             let n = tile.min(kept - start);
             // SAFETY: tasks have distinct columns, and each worker has its own frame.
             unsafe {
-                let site = self.start(worker);
+                let site = self.start_task(worker);
                 for stage in &tape.stages {
                     site.run(&stage.pre, 0, start, n);
-                    self.col_body(&site, stage, (start, n), 0, reduced);
+                    self.run_column_stage(&site, stage, (start, n), 0, reduced);
                 }
                 site.run(&tape.post, 0, start, n);
             }
         });
     }
 
-    unsafe fn split_cols(&self, pool: &Pool, kept: usize, reduced: usize, tile: usize, piece: usize) {
-        let tape = self.tape();
+    unsafe fn run_split_columns(&self, pool: &Pool, kept: usize, reduced: usize, tile: usize, piece: usize) {
+        let tape = self.program();
         let splits = reduced.div_ceil(piece);
         let tiles = kept.div_ceil(tile);
-        let width_of = |total: &Total| width(total.ty);
-        let totals = self.kernel.totals();
-        let (partial, complete) = self.shared();
+        let width_of = |total: &StageReduction| width(total.ty);
+        let totals = self.kernel.max_stage_reductions();
+        let (partial, complete) = self.shared_results();
         let columns = |task: usize| (task * tile, tile.min(kept - task * tile));
-        let place = |values: Values, line: usize, start: usize, total: &Total| {
+        let place = |values: SharedValues, line: usize, start: usize, total: &StageReduction| {
             values.at(line * kept).cast::<u8>().wrapping_add(start * width_of(total))
         };
         // Runs everything before the body of stage `stage`.
         let before = |worker: usize, (start, n): (usize, usize), stage: usize| {
             // SAFETY: final results of earlier stages are complete.
             unsafe {
-                let site = self.start(worker);
+                let site = self.start_task(worker);
                 for (s, earlier) in tape.stages[..=stage].iter().enumerate() {
                     site.run(&earlier.pre, 0, start, n);
                     if s < stage {
-                        for total in &earlier.totals {
-                            let from = place(complete, total.k, start, total);
-                            std::ptr::copy_nonoverlapping(from, site.at(total.result), n * width_of(total));
+                        for total in &earlier.reductions {
+                            let from = place(complete, total.reduction_index, start, total);
+                            std::ptr::copy_nonoverlapping(
+                                from,
+                                site.register_ptr(total.result),
+                                n * width_of(total),
+                            );
                         }
                     }
                 }
@@ -850,31 +910,46 @@ impl<'a> Run<'a> {
                 // SAFETY: tasks have distinct pieces, and each piece has its own entries for partial results.
                 unsafe {
                     let site = before(worker, (start, n), s);
-                    self.col_body(&site, stage, (start, n), split * piece, reduced.min((split + 1) * piece));
-                    for (i, total) in stage.totals.iter().enumerate() {
+                    self.run_column_stage(
+                        &site,
+                        stage,
+                        (start, n),
+                        split * piece,
+                        reduced.min((split + 1) * piece),
+                    );
+                    for (i, total) in stage.reductions.iter().enumerate() {
                         let to = place(partial, split * totals + i, start, total);
-                        std::ptr::copy_nonoverlapping(site.at::<u8>(total.result), to, n * width_of(total));
+                        std::ptr::copy_nonoverlapping(
+                            site.register_ptr::<u8>(total.result),
+                            to,
+                            n * width_of(total),
+                        );
                     }
                 }
             });
-            if stage.totals.is_empty() {
+            if stage.reductions.is_empty() {
                 continue;
             }
             pool.run(tiles, self.parts.workers, &|task, worker| {
                 let (start, n) = columns(task);
-                let site = self.site(worker);
-                for (i, total) in stage.totals.iter().enumerate() {
+                let site = self.context(worker);
+                for (i, total) in stage.reductions.iter().enumerate() {
                     let bytes = n * width_of(total);
                     // SAFETY: tasks have distinct columns; the registers are in the worker's own frame.
                     unsafe {
-                        let (value, sum) = (site.at::<u8>(total.state), site.at::<u8>(total.result));
+                        let (value, sum) =
+                            (site.register_ptr::<u8>(total.state), site.register_ptr::<u8>(total.result));
                         ops::neutral(total.op, total.ty, sum, n);
                         for split in 0..splits {
                             let from = place(partial, split * totals + i, start, total);
                             std::ptr::copy_nonoverlapping(from, value, bytes);
                             ops::accumulate(tape.isa, total.op, total.ty, value, sum, n);
                         }
-                        std::ptr::copy_nonoverlapping(sum, place(complete, total.k, start, total), bytes);
+                        std::ptr::copy_nonoverlapping(
+                            sum,
+                            place(complete, total.reduction_index, start, total),
+                            bytes,
+                        );
                     }
                 }
             });

@@ -4,8 +4,8 @@ use std::sync::{Arc, OnceLock};
 
 use ortrain_expr::{DType, Precision};
 use ortrain_program::{
-    Backend, Bf16Fallback, Bindings, BufferId, GradientMode, GradientModes, Instruction, Place, PlaneId,
-    Program, ProgramBuilder, Reference, RunError, Scalars, Workspace,
+    Backend, Bf16Fallback, Bindings, BufferId, BufferLocation, GradientMode, GradientModes, Instruction,
+    PlaneId, Program, ProgramBuilder, Reference, RunError, Scalars, Workspace,
 };
 use ortrain_testkit::programs::numbers;
 use ortrain_testkit::tolerance;
@@ -22,7 +22,7 @@ fn device() -> Arc<dyn Backend> {
 }
 
 /// Returns pseudorandom numbers in -1..1.
-pub(crate) fn numbers_of(seed: usize, count: usize) -> Vec<f32> {
+pub(crate) fn random_numbers(seed: usize, count: usize) -> Vec<f32> {
     let bits =
         |k: usize| (k as u32).wrapping_mul(0x9e37_79b9).wrapping_add(seed as u32).wrapping_mul(0x85eb_ca6b);
     (0..count).map(|k| ((bits(k) ^ (bits(k) >> 15)) >> 8) as f32 / (1u32 << 23) as f32 - 1.0).collect()
@@ -30,7 +30,7 @@ pub(crate) fn numbers_of(seed: usize, count: usize) -> Vec<f32> {
 
 /// Program under construction, with values of its inputs.
 #[derive(Default)]
-pub(crate) struct Making {
+pub(crate) struct TestProgramBuilder {
     pub(crate) builder: ProgramBuilder,
     inputs: Vec<(BufferId, Vec<f32>)>,
     outputs: Vec<BufferId>,
@@ -39,18 +39,21 @@ pub(crate) struct Making {
 }
 
 /// Program with the values of its inputs and of its plane.
-pub(crate) struct Made {
+pub(crate) struct TestProgram {
     program: Arc<Program>,
     inputs: Vec<Vec<f32>>,
     plane: Vec<f32>,
 }
 
-impl Making {
-    pub(crate) fn new(precision: Precision) -> Making {
-        Making { builder: ProgramBuilder::new().precision(precision), ..Making::default() }
+impl TestProgramBuilder {
+    pub(crate) fn new(precision: Precision) -> TestProgramBuilder {
+        TestProgramBuilder {
+            builder: ProgramBuilder::new().with_precision(precision),
+            ..TestProgramBuilder::default()
+        }
     }
 
-    pub(crate) fn given(&mut self, values: Vec<f32>) -> BufferId {
+    pub(crate) fn input(&mut self, values: Vec<f32>) -> BufferId {
         let id = self.builder.work("x", DType::F32, values.len());
         self.inputs.push((id, values));
         id
@@ -58,7 +61,7 @@ impl Making {
 
     /// Adds `count` random input values.
     pub(crate) fn random(&mut self, count: usize) -> BufferId {
-        self.given(numbers_of(self.inputs.len() * 77 + count, count))
+        self.input(random_numbers(self.inputs.len() * 77 + count, count))
     }
 
     pub(crate) fn result(&mut self, len: usize) -> BufferId {
@@ -70,7 +73,7 @@ impl Making {
     /// Adds a part of the plane.
     pub(crate) fn state(&mut self, len: usize) -> BufferId {
         let at = 4 * self.plane.len();
-        self.plane.extend(numbers_of(self.plane.len() + 5, len));
+        self.plane.extend(random_numbers(self.plane.len() + 5, len));
         self.builder.plane("w", DType::F32, len, PlaneId(0), at)
     }
 
@@ -78,15 +81,15 @@ impl Making {
         self.builder.emit(instruction.into(), GradientModes::ALL, &"node".into()).expect("it is sound");
     }
 
-    pub(crate) fn finish(self) -> Made {
+    pub(crate) fn finish(self) -> TestProgram {
         let ids = self.inputs.iter().map(|(id, _)| *id).collect();
         let program = self.builder.finish_unfused(ids, self.outputs).expect("it can be planned");
         let inputs = self.inputs.into_iter().map(|(_, values)| values).collect();
-        Made { program: Arc::new(program), inputs, plane: self.plane }
+        TestProgram { program: Arc::new(program), inputs, plane: self.plane }
     }
 }
 
-impl Made {
+impl TestProgram {
     /// Runs the program and returns the bytes of its results, and of the plane afterwards.
     fn run(&self, backend: &Arc<dyn Backend>) -> (Result<Vec<Vec<u8>>, RunError>, Vec<u8>) {
         let bytes = |values: &[f32]| values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>();
@@ -99,14 +102,16 @@ impl Made {
         work.reserve(program.work_bytes, executable.scratch_bytes()).expect("a little memory");
         work.arena().write(0, &vec![0xa5; program.work_bytes]).expect(WORKS);
         for (&id, values) in program.inputs.iter().zip(&self.inputs) {
-            if let Place::Work(offset) = program.buffer(id).place {
+            if let BufferLocation::Work(offset) = program.buffer(id).place {
                 work.arena().write(offset, &bytes(values)).expect(WORKS);
             }
         }
         let planes = Bindings { planes: &[&plane] };
         let outcome = executable.run(&planes, &mut work, GradientMode::Overwrite, Scalars::default());
         let read = |&id: &BufferId| match program.buffer(id).place {
-            Place::Work(offset) => work.arena().to_vec(offset, program.buffer(id).bytes()).expect(WORKS),
+            BufferLocation::Work(offset) => {
+                work.arena().to_vec(offset, program.buffer(id).bytes()).expect(WORKS)
+            }
             _ => unreachable!("results are work"),
         };
         let results = outcome.map(|()| program.outputs.iter().map(read).collect());
@@ -114,13 +119,13 @@ impl Made {
     }
 
     /// Returns the results, then the plane, of a run without an error.
-    fn ran(&self, backend: &Arc<dyn Backend>) -> Vec<Vec<u8>> {
+    fn run_successfully(&self, backend: &Arc<dyn Backend>) -> Vec<Vec<u8>> {
         let (results, plane) = self.run(backend);
         results.expect("it runs").into_iter().chain([plane]).collect()
     }
 
     /// Checks that a run fails with the error of the reference evaluator, and does not change the plane.
-    pub(crate) fn changes_nothing(&self) {
+    pub(crate) fn assert_changes_nothing(&self) {
         let [want, got] =
             [Arc::new(Reference) as Arc<dyn Backend>, device()].map(|backend| self.run(&backend));
         let message = |result: Result<Vec<Vec<u8>>, RunError>| result.err().map(|error| error.to_string());
@@ -133,9 +138,9 @@ impl Made {
     }
 
     /// Checks the results of the device, and that a second run has the same bits.
-    pub(crate) fn agrees(&self, what: &str) {
-        let want = self.ran(&(Arc::new(Reference) as Arc<dyn Backend>));
-        let [got, again] = [(); 2].map(|()| self.ran(&device()));
+    pub(crate) fn assert_agrees(&self, what: &str) {
+        let want = self.run_successfully(&(Arc::new(Reference) as Arc<dyn Backend>));
+        let [got, again] = [(); 2].map(|()| self.run_successfully(&device()));
         assert!(got == again, "{what}: two runs differ");
         for (k, (got, want)) in got.iter().zip(&want).enumerate() {
             let largest =

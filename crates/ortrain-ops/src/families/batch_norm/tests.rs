@@ -2,8 +2,8 @@ use ortrain_graph::Tensor;
 
 use super::*;
 use crate::testing::{
-    add, assert_close, check_decomposition, check_downgrade, check_gradients, f64s, gradient_graph, graph,
-    one_node, run, run_node, spread, typed,
+    add, assert_close, cast_tensor, check_decomposition, check_downgrade, check_gradients, f64s,
+    generic_tensor, gradient_graph, graph, one_node_graph, run, run_node,
 };
 
 const NEWEST: i64 = crate::NEWEST_OPSET;
@@ -14,20 +14,20 @@ const EPSILON: f64 = 1e-5_f32 as f64;
 const SHAPES: [&[usize]; 8] =
     [&[4], &[3, 2], &[1, 3, 4], &[2, 3, 1], &[2, 2, 3, 2], &[3, 1, 2, 2], &[1, 2, 1, 1], &[2, 3, 1, 2, 2]];
 
-fn training() -> Attrs {
+fn training_attrs() -> Attrs {
     Attrs::new().with("training_mode", 1i64)
 }
 
-fn channels(dims: &[usize]) -> usize {
+fn channel_count(dims: &[usize]) -> usize {
     dims.get(1).copied().unwrap_or(1)
 }
 
 /// Returns a batch, scale, bias, mean and (positive) variance.
 fn inputs(dims: &[usize], seed: u32) -> Vec<Tensor> {
-    let per_channel = |seed| spread(&[channels(dims)], seed);
+    let per_channel = |seed| generic_tensor(&[channel_count(dims)], seed);
     let var: Vec<f64> = per_channel(seed + 4).to_f64().iter().map(|x| x.abs() + 0.3).collect();
-    let var = f64s(&[channels(dims)], &var);
-    vec![spread(dims, seed), per_channel(seed + 1), per_channel(seed + 2), per_channel(seed + 3), var]
+    let var = f64s(&[channel_count(dims)], &var);
+    vec![generic_tensor(dims, seed), per_channel(seed + 1), per_channel(seed + 2), per_channel(seed + 3), var]
 }
 
 fn ports(inputs: &[Tensor]) -> Vec<Option<&Tensor>> {
@@ -51,7 +51,7 @@ fn statistics(x: &Tensor) -> (Vec<f64>, Vec<f64>) {
         own.map(|(_, &x)| x).collect()
     };
     let mean = |values: &[f64]| values.iter().sum::<f64>() / values.len() as f64;
-    let groups: Vec<Vec<f64>> = (0..channels(dims)).map(of).collect();
+    let groups: Vec<Vec<f64>> = (0..channel_count(dims)).map(of).collect();
     let means: Vec<f64> = groups.iter().map(|group| mean(group)).collect();
     let square = |(group, middle): (&Vec<f64>, &f64)| {
         mean(&group.iter().map(|x| (x - middle).powi(2)).collect::<Vec<_>>())
@@ -71,7 +71,7 @@ fn normalized(given: &[Tensor], means: &[f64], vars: &[f64]) -> Tensor {
 }
 
 #[test]
-fn given_statistics() {
+fn inference_mode() {
     for dims in SHAPES {
         let given = inputs(dims, 1);
         let got = run_node(NORM, &ports(&given), 1, Attrs::new()).expect("it runs");
@@ -80,7 +80,7 @@ fn given_statistics() {
 }
 
 #[test]
-fn statistics_of_the_batch() {
+fn training_mode() {
     for dims in SHAPES {
         let given = inputs(dims, 2);
         let (means, vars) = statistics(&given[0]);
@@ -90,7 +90,7 @@ fn statistics_of_the_batch() {
             let blended: Vec<f64> = pairs.map(|(old, new)| momentum * old + (1.0 - momentum) * new).collect();
             f64s(old.dims(), &blended)
         };
-        let attrs = training().with("momentum", 0.75f32);
+        let attrs = training_attrs().with("momentum", 0.75f32);
         for (op, outputs) in [(NORM, 3), ((MICROSOFT, INTERNAL), 5)] {
             let got = run_node(op, &ports(&given), outputs, attrs.clone()).expect("it runs");
             assert_close(&got[0], &normalized(&given, &means, &vars), 1e-9);
@@ -106,12 +106,12 @@ fn statistics_of_the_batch() {
 }
 
 #[test]
-fn by_hand() {
+fn hand_computed_values() {
     // Two elements, two channels: means 2 and 20, variances 1 and 100.
     let x = f64s(&[2, 2], &[1.0, 10.0, 3.0, 30.0]);
     let given =
         [x, f64s(&[2], &[2.0, 1.0]), f64s(&[2], &[0.0, 5.0]), f64s(&[2], &[1.0; 2]), f64s(&[2], &[4.0; 2])];
-    let attrs = training().with("epsilon", 0.0f32).with("momentum", 0.5f32);
+    let attrs = training_attrs().with("epsilon", 0.0f32).with("momentum", 0.5f32);
     let got = run_node(NORM, &ports(&given), 3, attrs).expect("it runs");
     assert_eq!(got[0], f64s(&[2, 2], &[-2.0, 4.0, 2.0, 6.0]));
     assert_eq!(got[1], f64s(&[2], &[1.5, 10.5]));
@@ -119,11 +119,11 @@ fn by_hand() {
 }
 
 #[test]
-fn a_mean_far_from_zero_costs_no_digits() {
+fn large_mean_keeps_precision() {
     let x: Vec<f32> = (0..64).map(|k| 10_000.0 + (k % 4) as f32).collect();
     let (ones, zeros) = (Tensor::f32(&[1], &[1.0]), Tensor::f32(&[1], &[0.0]));
     let given = [Tensor::f32(&[64, 1], &x), ones.clone(), zeros.clone(), zeros, ones];
-    let got = run_node(NORM, &ports(&given), 1, training()).expect("it runs");
+    let got = run_node(NORM, &ports(&given), 1, training_attrs()).expect("it runs");
     for (k, y) in got[0].to_f64().into_iter().enumerate() {
         let want = ((k % 4) as f64 - 1.5) / (1.25 + EPSILON).sqrt();
         assert!((y - want).abs() < 1e-6, "{y} for {want}");
@@ -131,32 +131,33 @@ fn a_mean_far_from_zero_costs_no_digits() {
 }
 
 #[test]
-fn gradients_with_given_statistics() {
+fn inference_mode_gradients() {
     for dims in SHAPES {
         let given = inputs(dims, 3);
-        let graph = one_node(NEWEST, NORM, &ports(&given), 1, Attrs::new()).expect("it is read");
+        let graph = one_node_graph(NEWEST, NORM, &ports(&given), 1, Attrs::new()).expect("it is read");
         check_gradients(&graph, &given, &[0, 1, 2, 3, 4], &[0]);
     }
 }
 
 #[test]
-fn gradients_through_the_statistics() {
+fn training_mode_gradients() {
     for dims in SHAPES {
         let given = inputs(dims, 4);
         for (op, outputs) in [(NORM, 1), (NORM, 3), ((MICROSOFT, INTERNAL), 5)] {
             // The epsilon is larger, because with one element for each channel the variance is zero.
-            let attrs = training().with("epsilon", 0.1f32);
-            let graph = one_node(NEWEST, op, &ports(&given), outputs, attrs).expect("it is read");
+            let attrs = training_attrs().with("epsilon", 0.1f32);
+            let graph = one_node_graph(NEWEST, op, &ports(&given), outputs, attrs).expect("it is read");
             check_gradients(&graph, &given, &[0, 1, 2], &[0]);
         }
     }
 }
 
 #[test]
-fn running_statistics_pass_nothing_back() {
+fn running_statistics_have_no_gradient() {
     let given = inputs(&[3, 2], 5);
-    let graph = one_node(NEWEST, NORM, &ports(&given), 3, training()).expect("it is read");
-    let weights = [Some(spread(&[3, 2], 6)), Some(spread(&[2], 7)), Some(spread(&[2], 8))];
+    let graph = one_node_graph(NEWEST, NORM, &ports(&given), 3, training_attrs()).expect("it is read");
+    let weights =
+        [Some(generic_tensor(&[3, 2], 6)), Some(generic_tensor(&[2], 7)), Some(generic_tensor(&[2], 8))];
     let both = run(&gradient_graph(&graph, &weights, &[0]), &given).expect("it runs");
     let first = [weights[0].clone(), None, None];
     let alone = run(&gradient_graph(&graph, &first, &[0]), &given).expect("it runs");
@@ -164,10 +165,10 @@ fn running_statistics_pass_nothing_back() {
 }
 
 #[test]
-fn the_gradient_is_that_of_the_reference() {
+fn gradient_graph_equals_onnxruntime() {
     let given = inputs(&[2, 3, 2, 2], 6);
-    let graph = one_node(NEWEST, NORM, &ports(&given), 1, training()).expect("it is read");
-    let weights = [Some(spread(&[2, 3, 2, 2], 9))];
+    let graph = one_node_graph(NEWEST, NORM, &ports(&given), 1, training_attrs()).expect("it is read");
+    let weights = [Some(generic_tensor(&[2, 3, 2, 2], 9))];
     let gradient = gradient_graph(&graph, &weights, &[0, 1, 2]);
     let ops: Vec<&str> = gradient.nodes.iter().map(|node| &*node.op).collect();
     assert_eq!(ops, [INTERNAL, GRADIENT, "Identity", "Identity", "Identity"][..ops.len()], "{gradient}");
@@ -182,21 +183,27 @@ fn decompositions() {
         let given = inputs(dims, 7);
         for (training, outputs) in [(1, 5), (1, 3), (1, 1), (0, 1)] {
             let attrs = Attrs::new().with("training_mode", training).with("momentum", 0.6f32);
-            let graph =
-                one_node(NEWEST, (MICROSOFT, INTERNAL), &ports(&given), outputs, attrs).expect("it is read");
+            let graph = one_node_graph(NEWEST, (MICROSOFT, INTERNAL), &ports(&given), outputs, attrs)
+                .expect("it is read");
             check_decomposition(&graph, &given, 1e-6);
         }
-        let count = channels(dims);
-        let given =
-            [spread(dims, 1), spread(dims, 2), spread(&[count], 3), spread(&[count], 4), spread(&[count], 5)];
+        let count = channel_count(dims);
+        let given = [
+            generic_tensor(dims, 1),
+            generic_tensor(dims, 2),
+            generic_tensor(&[count], 3),
+            generic_tensor(&[count], 4),
+            generic_tensor(&[count], 5),
+        ];
         let attrs = Attrs::new().with("epsilon", 1e-5f32);
-        let graph = one_node(NEWEST, (MICROSOFT, GRADIENT), &ports(&given), 3, attrs).expect("it is read");
+        let graph =
+            one_node_graph(NEWEST, (MICROSOFT, GRADIENT), &ports(&given), 3, attrs).expect("it is read");
         check_decomposition(&graph, &given, 1e-12);
     }
 }
 
 #[test]
-fn types_may_differ() {
+fn mixed_dtypes() {
     use DType::{BF16, F16, F32, F64};
     for (data, parameters, statistics, tolerance) in [
         (F16, F16, F16, 4e-3),
@@ -209,8 +216,8 @@ fn types_may_differ() {
     ] {
         let wide = inputs(&[3, 2, 4], 8);
         let dtypes = [data, parameters, parameters, statistics, statistics];
-        let given: Vec<Tensor> = wide.iter().zip(dtypes).map(|(t, dtype)| typed(t, dtype)).collect();
-        let attrs = || training().with("epsilon", 0.01f32);
+        let given: Vec<Tensor> = wide.iter().zip(dtypes).map(|(t, dtype)| cast_tensor(t, dtype)).collect();
+        let attrs = || training_attrs().with("epsilon", 0.01f32);
         for (op, outputs, attrs) in
             [(NORM, 1, Attrs::new()), (NORM, 3, attrs()), ((MICROSOFT, INTERNAL), 5, attrs())]
         {
@@ -218,38 +225,39 @@ fn types_may_differ() {
             let want = run_node(op, &ports(&wide), outputs, attrs.clone()).expect("it runs");
             assert_eq!(got[0].dtype(), data);
             for (got, want) in got.iter().zip(&want) {
-                assert_close(&typed(got, F64), want, tolerance);
+                assert_close(&cast_tensor(got, F64), want, tolerance);
             }
             assert!(got[1..].iter().all(|tensor| tensor.dtype() == statistics));
 
             let gradients = |given: &[Tensor], dtype: DType| {
-                let graph = one_node(NEWEST, op, &ports(given), outputs, attrs.clone()).expect("it is read");
+                let graph =
+                    one_node_graph(NEWEST, op, &ports(given), outputs, attrs.clone()).expect("it is read");
                 let mut weights = vec![None; outputs];
-                weights[0] = Some(typed(&spread(&[3, 2, 4], 9), dtype));
+                weights[0] = Some(cast_tensor(&generic_tensor(&[3, 2, 4], 9), dtype));
                 let gradient = gradient_graph(&graph, &weights, &[0, 1, 2]);
                 run(&gradient, given).expect("it runs")
             };
             let (got, want) = (gradients(&given, data), gradients(&wide, F64));
             for ((got, want), dtype) in got.iter().zip(&want).zip(dtypes) {
                 assert_eq!(got.dtype(), dtype);
-                assert_close(&typed(got, F64), want, 4.0 * tolerance);
+                assert_close(&cast_tensor(got, F64), want, 4.0 * tolerance);
             }
         }
     }
 }
 
 #[test]
-fn empty_batches_leave_the_statistics() {
+fn empty_batches_do_not_change_statistics() {
     for dims in [&[0, 3][..], &[0, 3, 2, 2], &[2, 3, 0]] {
         let given = inputs(dims, 9);
         for (op, outputs) in [(NORM, 3), ((MICROSOFT, INTERNAL), 5)] {
-            let got = run_node(op, &ports(&given), outputs, training()).expect("it runs");
+            let got = run_node(op, &ports(&given), outputs, training_attrs()).expect("it runs");
             assert_eq!(got[0].dims(), dims);
             assert_eq!(got[1..3], given[3..5]);
         }
-        for attrs in [training(), Attrs::new()] {
-            let graph = one_node(NEWEST, NORM, &ports(&given), 1, attrs).expect("it is read");
-            let gradient = gradient_graph(&graph, &[Some(spread(dims, 1))], &[0, 1, 2]);
+        for attrs in [training_attrs(), Attrs::new()] {
+            let graph = one_node_graph(NEWEST, NORM, &ports(&given), 1, attrs).expect("it is read");
+            let gradient = gradient_graph(&graph, &[Some(generic_tensor(dims, 1))], &[0, 1, 2]);
             let got = run(&gradient, &given).expect("it runs");
             assert_eq!(got[0].dims(), dims);
             assert_eq!(got[1..], [f64s(&[3], &[0.0; 3]), f64s(&[3], &[0.0; 3])]);
@@ -260,27 +268,28 @@ fn empty_batches_leave_the_statistics() {
 #[test]
 fn no_channels() {
     let given = inputs(&[2, 0, 3], 1);
-    for attrs in [training(), Attrs::new()] {
-        let graph = one_node(NEWEST, NORM, &ports(&given), 1, attrs).expect("it is read");
+    for attrs in [training_attrs(), Attrs::new()] {
+        let graph = one_node_graph(NEWEST, NORM, &ports(&given), 1, attrs).expect("it is read");
         assert_eq!(run(&graph, &given).expect("it runs")[0].dims(), [2, 0, 3]);
-        let gradient = gradient_graph(&graph, &[Some(spread(&[2, 0, 3], 1))], &[0, 1]);
+        let gradient = gradient_graph(&graph, &[Some(generic_tensor(&[2, 0, 3], 1))], &[0, 1]);
         assert_eq!(run(&gradient, &given).expect("it runs")[1].dims(), [0]);
     }
 }
 
 #[test]
-fn before_opset_14_outputs_tell_the_mode() {
+fn output_count_selects_mode_before_opset_14() {
     let given = inputs(&[2, 3, 4], 10);
     for opset in [7, 9, 13] {
-        let graph = one_node(opset, NORM, &ports(&given), 1, Attrs::new()).expect("it is read");
+        let graph = one_node_graph(opset, NORM, &ports(&given), 1, Attrs::new()).expect("it is read");
         let got = run(&graph, &given).expect("it runs");
         assert_close(&got[0], &normalized(&given, &given[3].to_f64(), &given[4].to_f64()), 1e-12);
 
         let (means, vars) = statistics(&given[0]);
         for outputs in [3, 5] {
-            let graph = one_node(opset, NORM, &ports(&given), outputs, Attrs::new()).expect("it is read");
+            let graph =
+                one_node_graph(opset, NORM, &ports(&given), outputs, Attrs::new()).expect("it is read");
             let got = run(&graph, &given).expect("it runs");
-            let want = run_node(NORM, &ports(&given), 3, training()).expect("it runs");
+            let want = run_node(NORM, &ports(&given), 3, training_attrs()).expect("it runs");
             assert_eq!(got[..3], want[..]);
             if outputs == 5 {
                 assert_close(&got[3], &f64s(&[3], &means), 1e-12);
@@ -288,32 +297,33 @@ fn before_opset_14_outputs_tell_the_mode() {
             }
         }
         // An old runtime takes five outputs as the training mode.
-        let graph = one_node(NEWEST, NORM, &ports(&given), 3, training()).expect("it is read");
+        let graph = one_node_graph(NEWEST, NORM, &ports(&given), 3, training_attrs()).expect("it is read");
         let old = check_downgrade(&graph, &given, opset);
         assert_eq!((old.nodes[0].outputs.len(), old.nodes[0].attrs.int("training_mode")), (5, Ok(None)));
-        let graph = one_node(NEWEST, NORM, &ports(&given), 1, Attrs::new().with("training_mode", 0i64));
+        let graph = one_node_graph(NEWEST, NORM, &ports(&given), 1, Attrs::new().with("training_mode", 0i64));
         let old = check_downgrade(&graph.expect("it is read"), &given, opset);
         assert_eq!((old.nodes[0].outputs.len(), old.nodes[0].attrs.int("training_mode")), (1, Ok(None)));
     }
-    let one = spread(&[5], 1);
+    let one = generic_tensor(&[5], 1);
     let given = [one.clone(), f64s(&[1], &[1.0]), f64s(&[1], &[0.0]), f64s(&[1], &[0.0]), f64s(&[1], &[1.0])];
-    let graph = one_node(9, NORM, &ports(&given), 5, Attrs::new()).expect("it is read");
+    let graph = one_node_graph(9, NORM, &ports(&given), 5, Attrs::new()).expect("it is read");
     assert_eq!(run(&graph, &given).expect("it runs")[3].dims(), [1], "a vector has one channel");
 }
 
 #[test]
-fn statistics_of_every_element_of_a_row() {
-    let own: Vec<Tensor> = (1..5).map(|seed| spread(&[2, 3], seed)).collect();
+fn spatial_0_of_opset_7() {
+    let own: Vec<Tensor> = (1..5).map(|seed| generic_tensor(&[2, 3], seed)).collect();
     let var: Vec<f64> = own[3].to_f64().iter().map(|x| x.abs() + 0.5).collect();
-    let given = [vec![spread(&[4, 2, 3], 9)], own[..3].to_vec(), vec![f64s(&[2, 3], &var)]].concat();
+    let given = [vec![generic_tensor(&[4, 2, 3], 9)], own[..3].to_vec(), vec![f64s(&[2, 3], &var)]].concat();
     let flat: Vec<Tensor> = std::iter::once(given[0].reshaped(vec![4, 6]).expect("as many"))
         .chain(given[1..].iter().map(|t| t.reshaped(vec![6]).expect("as many")))
         .collect();
     let attrs = Attrs::new().with("spatial", 0i64);
     for outputs in [1, 5] {
-        let graph = one_node(7, NORM, &ports(&given), outputs, attrs.clone()).expect("it is read");
+        let graph = one_node_graph(7, NORM, &ports(&given), outputs, attrs.clone()).expect("it is read");
         let got = run(&graph, &given).expect("it runs");
-        let graph_of_rows = one_node(9, NORM, &ports(&flat), outputs, Attrs::new()).expect("it is read");
+        let graph_of_rows =
+            one_node_graph(9, NORM, &ports(&flat), outputs, Attrs::new()).expect("it is read");
         let want = run(&graph_of_rows, &flat).expect("it runs");
         for (k, (got, want)) in got.iter().zip(want).enumerate() {
             let dims = if k == 0 { vec![4, 2, 3] } else { vec![2, 3] };
@@ -327,9 +337,9 @@ fn statistics_of_every_element_of_a_row() {
 fn older_opsets_have_one_type() {
     let types = [DType::F16, DType::F32, DType::F32, DType::F32, DType::F32];
     let given: Vec<Tensor> =
-        inputs(&[2, 3, 4], 11).iter().zip(types).map(|(tensor, dtype)| typed(tensor, dtype)).collect();
-    for (attrs, outputs) in [(Attrs::new(), 1), (training(), 3)] {
-        let graph = one_node(NEWEST, NORM, &ports(&given), outputs, attrs).expect("it is read");
+        inputs(&[2, 3, 4], 11).iter().zip(types).map(|(tensor, dtype)| cast_tensor(tensor, dtype)).collect();
+    for (attrs, outputs) in [(Attrs::new(), 1), (training_attrs(), 3)] {
+        let graph = one_node_graph(NEWEST, NORM, &ports(&given), outputs, attrs).expect("it is read");
         for opset in [9, 14] {
             let mut old = graph.clone();
             crate::passes::versions::downgrade(&mut old, opset).expect("it can be written");
@@ -343,15 +353,15 @@ fn older_opsets_have_one_type() {
 }
 
 #[test]
-fn whoever_asks_for_new_statistics_gets_the_given_ones() {
+fn inference_mode_returns_input_statistics() {
     let given = inputs(&[2, 3], 12);
     let got = run_node(NORM, &ports(&given), 3, Attrs::new()).expect("it runs");
     assert_eq!(got[1..], given[3..]);
     let (mut graph, ids) = graph(&given.iter().collect::<Vec<_>>());
     let ids: Vec<Option<ValueId>> = ids.into_iter().map(Some).collect();
-    let outputs = add(&mut graph, NORM, "y", &ids, 3, training());
+    let outputs = add(&mut graph, NORM, "y", &ids, 3, training_attrs());
     let sum = add(&mut graph, ("", "Add"), "sum", &[Some(outputs[1]), Some(outputs[2])], 1, Attrs::new());
-    assert_eq!(make_inference(&mut graph, 0), 2);
+    assert_eq!(convert_to_inference(&mut graph, 0), 2);
     graph.outputs = vec![outputs[1], sum[0]];
     crate::passes::infer::infer(&mut graph).expect("valid");
     let got = run(&graph, &given).expect("it runs");
@@ -359,11 +369,11 @@ fn whoever_asks_for_new_statistics_gets_the_given_ones() {
 }
 
 #[test]
-fn what_does_not_fit_is_refused() {
+fn rejects_invalid_nodes() {
     let message = |dims: &[usize], count: &[usize], attrs: Attrs, outputs: usize| {
-        let x = spread(dims, 1);
-        let c = spread(count, 2);
-        let error = one_node(
+        let x = generic_tensor(dims, 1);
+        let c = generic_tensor(count, 2);
+        let error = one_node_graph(
             NEWEST,
             (MICROSOFT, INTERNAL),
             &[Some(&x), Some(&c), Some(&c), Some(&c), Some(&c)],
@@ -373,11 +383,14 @@ fn what_does_not_fit_is_refused() {
         error.expect_err("it does not fit").to_string()
     };
     assert!(
-        message(&[2, 3, 4], &[4], training(), 1)
+        message(&[2, 3, 4], &[4], training_attrs(), 1)
             .ends_with("input 1 has shape [4], but [3] is needed: one element for each channel of input 0")
     );
-    assert!(message(&[3, 2], &[2, 1], training(), 1).contains("input 1 has shape [2, 1], but [2] is needed"));
-    assert!(message(&[], &[1], training(), 1).contains("input 0 is a scalar"));
+    assert!(
+        message(&[3, 2], &[2, 1], training_attrs(), 1)
+            .contains("input 1 has shape [2, 1], but [2] is needed")
+    );
+    assert!(message(&[], &[1], training_attrs(), 1).contains("input 0 is a scalar"));
     let off = Attrs::new().with("training_mode", 0i64);
     assert!(message(&[3, 2], &[2], off, 5).contains("exist in training mode alone"));
 }

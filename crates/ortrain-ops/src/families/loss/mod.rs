@@ -19,7 +19,7 @@ use ortrain_program::BufferId;
 use crate::OpError;
 use crate::grad::Grad;
 use crate::infer::Infer;
-use crate::lower::{Lower, NestBuilder, around};
+use crate::lower::{Lower, NestBuilder, split_at_axis};
 use crate::op::{Definition, Op};
 use crate::rewrite::Rewrite;
 
@@ -57,9 +57,9 @@ impl Reduction {
 
 /// Source of the label to ignore.
 #[derive(Clone, Copy)]
-enum Ignore {
+enum IgnoredLabel {
     /// No label is ignored.
-    Nothing,
+    None,
     /// A constant label.
     Label(i64),
     /// The content of this input, if the node has the input.
@@ -67,9 +67,9 @@ enum Ignore {
 }
 
 /// Attributes and input indices that the loss and its gradient share.
-struct Entropy {
+struct CrossEntropy {
     reduction: Reduction,
-    ignore: Ignore,
+    ignore: IgnoredLabel,
     /// Type of the loss, or of the gradient of the scores. The default is the type of the scores.
     output_type: Option<DType>,
     /// Index of the input with the scores or their log-softmax, `[N, C, ...]`.
@@ -85,22 +85,22 @@ struct Label {
     /// The label as the input has it.
     value: Reg,
     /// The label, or 0 if the label is ignored: always a valid index.
-    safe: Reg,
+    valid: Reg,
     /// True if the label is ignored. `None` if the loss ignores no labels.
     ignored: Option<Reg>,
 }
 
 impl Label {
     /// Returns `value`, or 0 where the label is ignored.
-    fn counted(&self, nest: &mut NestBuilder, value: Reg) -> Reg {
+    fn zero_if_ignored(&self, nest: &mut NestBuilder, value: Reg) -> Reg {
         let Some(ignored) = self.ignored else { return value };
         let zero = nest.b.constant(nest.b.ty(value), 0.0);
         nest.b.select(ignored, zero, value)
     }
 }
 
-impl Entropy {
-    fn read(graph: &Graph, node: &Node, internal: bool, grad: bool) -> Result<Entropy, OpError> {
+impl CrossEntropy {
+    fn read(graph: &Graph, node: &Node, internal: bool, grad: bool) -> Result<CrossEntropy, OpError> {
         let attrs = &node.attrs;
         let first = usize::from(grad);
         let ignore = match attrs.int("ignore_index")? {
@@ -109,12 +109,12 @@ impl Entropy {
                 let constant =
                     input.and_then(|id| graph.value(id).constant.as_ref()).and_then(Tensor::to_i64);
                 match constant.as_deref() {
-                    Some(&[label]) => Ignore::Label(label),
-                    _ => Ignore::Input(first + 3),
+                    Some(&[label]) => IgnoredLabel::Label(label),
+                    _ => IgnoredLabel::Input(first + 3),
                 }
             }
-            Some(label) => Ignore::Label(label),
-            None => Ignore::Nothing,
+            Some(label) => IgnoredLabel::Label(label),
+            None => IgnoredLabel::None,
         };
         let output_type = match attrs.int("output_type")?.filter(|_| internal) {
             None | Some(0) => None,
@@ -127,7 +127,7 @@ impl Entropy {
                 )
             }
         };
-        Ok(Entropy {
+        Ok(CrossEntropy {
             reduction: Reduction::read(attrs)?,
             ignore,
             output_type,
@@ -139,17 +139,17 @@ impl Entropy {
 
     /// Checks types and shapes of scores, labels and weights. Returns the type of the scores and the shape of the
     /// unreduced losses.
-    fn check(&self, cx: &Infer<'_>) -> Result<(DType, Option<Shape>), OpError> {
-        let dtype = cx.dtype_where(self.scores, "a float type", DType::is_float)?;
-        cx.dtype_where(self.labels, "int32 or int64", |dtype| matches!(dtype, DType::I32 | DType::I64))?;
-        if cx.has(self.weights) {
-            cx.dtype_where(self.weights, "a float type", DType::is_float)?;
+    fn check_inputs(&self, cx: &Infer<'_>) -> Result<(DType, Option<Shape>), OpError> {
+        let dtype = cx.expect_dtype(self.scores, "a float type", DType::is_float)?;
+        cx.expect_dtype(self.labels, "int32 or int64", |dtype| matches!(dtype, DType::I32 | DType::I64))?;
+        if cx.has_input(self.weights) {
+            cx.expect_dtype(self.weights, "a float type", DType::is_float)?;
         }
-        if let Ignore::Input(k) = self.ignore
-            && cx.has(k)
+        if let IgnoredLabel::Input(k) = self.ignore
+            && cx.has_input(k)
         {
-            cx.dtype_where(k, "int64", DType::is_integer)?;
-            check_one(cx, k)?;
+            cx.expect_dtype(k, "int64", DType::is_integer)?;
+            check_single_element(cx, k)?;
         }
         let labels = cx.shape(self.labels).cloned();
         let Some(scores) = cx.shape(self.scores) else { return Ok((dtype, labels)) };
@@ -164,14 +164,15 @@ impl Entropy {
             )));
         }
         if let Some(weights) = cx.shape(self.weights)
-            && (weights.rank() != 1 || differ(&weights[0], &scores[1]))
+            && (weights.rank() != 1 || are_known_to_differ(&weights[0], &scores[1]))
         {
             return Err(OpError::invalid(format!("weights of shape {weights} for scores of shape {scores}")));
         }
         let mut samples: Shape = scores.clone();
         samples.0.remove(1);
         if let Some(labels) = labels {
-            if labels.rank() != samples.rank() || labels.iter().zip(samples.iter()).any(|(a, b)| differ(a, b))
+            if labels.rank() != samples.rank()
+                || labels.iter().zip(samples.iter()).any(|(a, b)| are_known_to_differ(a, b))
             {
                 return Err(OpError::invalid(format!(
                     "labels of shape {labels} for scores of shape {scores}: {samples} is needed"
@@ -185,63 +186,63 @@ impl Entropy {
 
     /// Returns true if labels may have different weights, or may be ignored.
     fn is_weighted(&self, cx: &Lower<'_>) -> bool {
-        cx.has(self.weights)
+        cx.has_input(self.weights)
             || match self.ignore {
-                Ignore::Nothing => false,
-                Ignore::Label(_) => true,
-                Ignore::Input(k) => cx.has(k),
+                IgnoredLabel::None => false,
+                IgnoredLabel::Label(_) => true,
+                IgnoredLabel::Input(k) => cx.has_input(k),
             }
     }
 
     /// Loads the label of the sample at a point of a nest.
-    fn label(&self, cx: &mut Lower<'_>, nest: &mut NestBuilder, strides: &[isize]) -> Label {
+    fn load_label(&self, cx: &mut Lower<'_>, nest: &mut NestBuilder, strides: &[isize]) -> Label {
         let buffer = cx.input(self.labels);
         let loaded = nest.load_strided(cx, buffer, 0, strides);
         let value = nest.b.convert(loaded, Type::I64);
         let ignore = match self.ignore {
-            Ignore::Label(label) => Some(nest.b.int(label)),
-            Ignore::Input(k) if cx.has(k) => {
+            IgnoredLabel::Label(label) => Some(nest.b.int(label)),
+            IgnoredLabel::Input(k) if cx.has_input(k) => {
                 let buffer = cx.input(k);
                 let loaded = nest.load_strided(cx, buffer, 0, &vec![0; strides.len()]);
                 Some(nest.b.convert(loaded, Type::I64))
             }
-            Ignore::Nothing | Ignore::Input(_) => None,
+            IgnoredLabel::None | IgnoredLabel::Input(_) => None,
         };
         let ignored = ignore.map(|ignore| nest.b.compare(CompareOp::Eq, value, ignore));
         let zero = nest.b.int(0);
         let safe = ignored.map_or(value, |ignored| nest.b.select(ignored, zero, value));
-        Label { value, safe, ignored }
+        Label { value, valid: safe, ignored }
     }
 
     /// Returns the weight of a label, or 0 if the label is ignored.
-    fn weight(&self, cx: &mut Lower<'_>, nest: &mut NestBuilder, label: &Label, ty: Type) -> Reg {
-        let weight = if cx.has(self.weights) {
+    fn load_weight(&self, cx: &mut Lower<'_>, nest: &mut NestBuilder, label: &Label, ty: Type) -> Reg {
+        let weight = if cx.has_input(self.weights) {
             let buffer = cx.input(self.weights);
-            let loaded = nest.gather(cx, buffer, label.safe);
+            let loaded = nest.gather(cx, buffer, label.valid);
             nest.b.convert(loaded, ty)
         } else {
             nest.b.constant(ty, 1.0)
         };
-        label.counted(nest, weight)
+        label.zero_if_ignored(nest, weight)
     }
 
     /// Makes the run fail if a label is outside the classes and is not ignored.
-    fn guard(&self, cx: &mut Lower<'_>, classes: usize) -> Result<(), OpError> {
+    fn guard_labels(&self, cx: &mut Lower<'_>, classes: usize) -> Result<(), OpError> {
         let (dims, strides) = cx.guarded_space(self.labels);
         let mut nest = cx.nest(&dims, 0);
-        let label = self.label(cx, &mut nest, &strides);
-        nest.b.guard(label.safe, classes as i64);
+        let label = self.load_label(cx, &mut nest, &strides);
+        nest.b.guard(label.valid, classes as i64);
         cx.emit(nest.instruction())
     }
 }
 
 /// Returns true if two sizes are known and not equal.
-fn differ(a: &Dim, b: &Dim) -> bool {
+fn are_known_to_differ(a: &Dim, b: &Dim) -> bool {
     matches!((a.known(), b.known()), (Some(a), Some(b)) if a != b)
 }
 
 /// Checks that input `k` has one element, if its shape is known.
-fn check_one(cx: &Infer<'_>, k: usize) -> Result<(), OpError> {
+fn check_single_element(cx: &Infer<'_>, k: usize) -> Result<(), OpError> {
     match cx.shape(k) {
         Some(shape) if shape.concrete().is_some_and(|dims| dims.iter().product::<usize>() != 1) => {
             Err(OpError::invalid(format!("input {k} has shape {shape}, one element is needed")))
@@ -251,32 +252,32 @@ fn check_one(cx: &Infer<'_>, k: usize) -> Result<(), OpError> {
 }
 
 /// Returns the type of the arithmetic and of the sums for scores of type `dtype`.
-fn wide(dtype: DType) -> DType {
+fn arithmetic_dtype(dtype: DType) -> DType {
     if dtype == DType::F64 { DType::F64 } else { DType::F32 }
 }
 
 /// SoftmaxCrossEntropyLoss: `-log(softmax(scores)[label])`, times the weight of the label.
 struct Loss {
-    entropy: Entropy,
+    entropy: CrossEntropy,
     internal: bool,
 }
 
 impl Op for Loss {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
-        cx.arity(2, if self.internal { 4 } else { 3 }, 2)?;
-        let (dtype, samples) = self.entropy.check(cx)?;
+        cx.check_arity(2, if self.internal { 4 } else { 3 }, 2)?;
+        let (dtype, samples) = self.entropy.check_inputs(cx)?;
         let loss = match self.entropy.reduction {
             Reduction::None => samples,
             Reduction::Sum | Reduction::Mean => Some(Shape::scalar()),
         };
-        cx.output(0, self.entropy.output_type.unwrap_or(dtype), loss);
-        cx.output(1, dtype, cx.shape(0).cloned());
+        cx.set_output(0, self.entropy.output_type.unwrap_or(dtype), loss);
+        cx.set_output(1, dtype, cx.shape(0).cloned());
         Ok(())
     }
 
     fn grad(&self, cx: &mut Grad<'_>) -> Result<(), OpError> {
         let (of_loss, of_log_prob) = (cx.output_grad(0), cx.output_grad(1));
-        if !cx.wants(0) {
+        if !cx.needs_grad(0) {
             return Ok(());
         }
         let log_prob = cx.output(1, "log_prob");
@@ -288,7 +289,7 @@ impl Op for Loss {
                 inputs.extend([cx.optional_input(2), cx.optional_input(3)]);
                 "SoftmaxCrossEntropyLossInternalGrad"
             } else {
-                if let Ignore::Label(label) = self.entropy.ignore {
+                if let IgnoredLabel::Label(label) = self.entropy.ignore {
                     attrs = attrs.with("ignore_index", label);
                 }
                 inputs.push(cx.optional_input(2));
@@ -308,7 +309,7 @@ impl Op for Loss {
             });
         }
         if let Some(gradient) = gradient {
-            cx.give(0, gradient);
+            cx.set_grad(0, gradient);
         }
         Ok(())
     }
@@ -316,12 +317,12 @@ impl Op for Loss {
     fn lower(&self, cx: &mut Lower<'_>) -> Result<(), OpError> {
         let entropy = &self.entropy;
         let dtype = cx.dtype(0);
-        let (batch, classes, places) = around(&cx.dims(0), 1);
+        let (batch, classes, places) = split_at_axis(&cx.dims(0), 1);
         let samples = batch * places;
-        entropy.guard(cx, classes)?;
+        entropy.guard_labels(cx, classes)?;
 
         // One loss per sample, and the log-softmax.
-        let losses = cx.wants(0).then(|| losses_buffer(entropy, cx, dtype, samples));
+        let losses = cx.has_output(0).then(|| losses_buffer(entropy, cx, dtype, samples));
         let mut nest = cx.nest(&[batch, places, classes], 1);
         let along: Strides = [(classes * places) as isize, 1, places as isize].into_iter().collect();
         let scores = cx.input(0);
@@ -331,9 +332,9 @@ impl Op for Loss {
         // Finds the score of the label while reducing over the row, without a load by index. So a gradient of the
         // scores can overwrite the scores in place.
         let picked = losses.map(|losses| {
-            let label = entropy.label(cx, &mut nest, &[places as isize, 1, 0]);
+            let label = entropy.load_label(cx, &mut nest, &[places as isize, 1, 0]);
             let class = nest.b.coordinate(2);
-            let hit = nest.b.compare(CompareOp::Eq, label.safe, class);
+            let hit = nest.b.compare(CompareOp::Eq, label.valid, class);
             let least = nest.b.constant(ty, f64::NEG_INFINITY);
             let candidate = nest.b.select(hit, x, least);
             (losses, label, nest.reduce(ReduceOp::Max, candidate))
@@ -342,7 +343,7 @@ impl Op for Loss {
         let power = nest.b.unary(UnaryOp::Exp, shifted);
         let sum = nest.reduce(ReduceOp::Sum, power);
         let log_sum = nest.b.unary(UnaryOp::Log, sum);
-        if cx.wants(1) {
+        if cx.has_output(1) {
             let log_prob = nest.b.sub(shifted, log_sum);
             let output = cx.output(1);
             nest.store_strided(cx, output, 0, along, log_prob);
@@ -351,31 +352,36 @@ impl Op for Loss {
             let shifted = nest.b.sub(score, largest);
             // The order of operations is the same as in the log-softmax, so both results are bit-identical.
             let log_prob = nest.b.sub(shifted, log_sum);
-            let weight = entropy.weight(cx, &mut nest, &label, ty);
+            let weight = entropy.load_weight(cx, &mut nest, &label, ty);
             let loss = nest.b.mul(log_prob, weight);
             let loss = nest.b.unary(UnaryOp::Neg, loss);
-            let loss = label.counted(&mut nest, loss);
+            let loss = label.zero_if_ignored(&mut nest, loss);
             nest.store_outer(cx, losses, loss);
         }
         cx.emit(nest.instruction())?;
 
         match losses {
-            Some(losses) => total(entropy, cx, losses, samples),
+            Some(losses) => emit_reduction(entropy, cx, losses, samples),
             None => Ok(()),
         }
     }
 }
 
 /// Returns the buffer of the losses of the samples: the result itself, or a temporary buffer for a reduction.
-fn losses_buffer(entropy: &Entropy, cx: &mut Lower<'_>, dtype: DType, samples: usize) -> BufferId {
+fn losses_buffer(entropy: &CrossEntropy, cx: &mut Lower<'_>, dtype: DType, samples: usize) -> BufferId {
     match entropy.reduction {
         Reduction::None => cx.output(0),
-        Reduction::Sum | Reduction::Mean => cx.temp("losses", wide(dtype), samples),
+        Reduction::Sum | Reduction::Mean => cx.alloc_temp("losses", arithmetic_dtype(dtype), samples),
     }
 }
 
 /// Sums or averages the losses.
-fn total(entropy: &Entropy, cx: &mut Lower<'_>, losses: BufferId, samples: usize) -> Result<(), OpError> {
+fn emit_reduction(
+    entropy: &CrossEntropy,
+    cx: &mut Lower<'_>,
+    losses: BufferId,
+    samples: usize,
+) -> Result<(), OpError> {
     if entropy.reduction == Reduction::None {
         return Ok(());
     }
@@ -384,7 +390,7 @@ fn total(entropy: &Entropy, cx: &mut Lower<'_>, losses: BufferId, samples: usize
     let mut total = nest.reduce(ReduceOp::Sum, loss);
     if entropy.reduction == Reduction::Mean {
         let ty = nest.b.ty(total);
-        let count = counted(entropy, cx, &mut nest, samples, ty);
+        let count = reduce_weights(entropy, cx, &mut nest, samples, ty);
         total = nest.b.div(total, count);
     }
     let output = cx.output(0);
@@ -393,12 +399,18 @@ fn total(entropy: &Entropy, cx: &mut Lower<'_>, losses: BufferId, samples: usize
 }
 
 /// Returns the sum of the weights of all labels, in a nest that reduces over the samples.
-fn counted(entropy: &Entropy, cx: &mut Lower<'_>, nest: &mut NestBuilder, samples: usize, ty: Type) -> Reg {
+fn reduce_weights(
+    entropy: &CrossEntropy,
+    cx: &mut Lower<'_>,
+    nest: &mut NestBuilder,
+    samples: usize,
+    ty: Type,
+) -> Reg {
     if !entropy.is_weighted(cx) {
         return nest.b.constant(ty, samples as f64);
     }
-    let label = entropy.label(cx, nest, &[1]);
-    let weight = entropy.weight(cx, nest, &label, ty);
+    let label = entropy.load_label(cx, nest, &[1]);
+    let weight = entropy.load_weight(cx, nest, &label, ty);
     nest.reduce(ReduceOp::Sum, weight)
 }
 
@@ -407,63 +419,66 @@ fn counted(entropy: &Entropy, cx: &mut Lower<'_>, nest: &mut NestBuilder, sample
 /// The inputs are the gradient of the loss, the log-softmax of the scores, labels and weights. The internal variant
 /// also has the label to ignore and a summand.
 struct LossGrad {
-    entropy: Entropy,
+    entropy: CrossEntropy,
     internal: bool,
 }
 
 /// Index of the input that is added to the gradient.
-const BIAS: usize = 5;
+const BIAS_INPUT: usize = 5;
 
 impl LossGrad {
     fn has_bias(&self, has: impl Fn(usize) -> bool) -> bool {
-        self.internal && has(BIAS)
+        self.internal && has(BIAS_INPUT)
     }
 }
 
 impl Op for LossGrad {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
-        cx.arity(3, if self.internal { 6 } else { 4 }, 1)?;
-        let (dtype, samples) = self.entropy.check(cx)?;
-        cx.dtype_where(0, "a float type", DType::is_float)?;
+        cx.check_arity(3, if self.internal { 6 } else { 4 }, 1)?;
+        let (dtype, samples) = self.entropy.check_inputs(cx)?;
+        cx.expect_dtype(0, "a float type", DType::is_float)?;
         match (self.entropy.reduction, cx.shape(0), &samples) {
             (Reduction::None, Some(g), Some(samples)) => {
-                if g.rank() != samples.rank() || g.iter().zip(samples.iter()).any(|(a, b)| differ(a, b)) {
+                if g.rank() != samples.rank()
+                    || g.iter().zip(samples.iter()).any(|(a, b)| are_known_to_differ(a, b))
+                {
                     let message = format!("a gradient of shape {g} for losses of shape {samples}");
                     return Err(OpError::invalid(message));
                 }
             }
             (Reduction::None, ..) => {}
-            (Reduction::Sum | Reduction::Mean, ..) => check_one(cx, 0)?,
+            (Reduction::Sum | Reduction::Mean, ..) => check_single_element(cx, 0)?,
         }
         let shape = cx.shape(self.entropy.scores).cloned();
-        if self.has_bias(|k| cx.has(k)) {
-            cx.dtype_where(BIAS, "a float type", DType::is_float)?;
-            if let (Some(bias), Some(shape)) = (cx.shape(BIAS), &shape)
-                && (bias.rank() != shape.rank() || bias.iter().zip(shape.iter()).any(|(a, b)| differ(a, b)))
+        if self.has_bias(|k| cx.has_input(k)) {
+            cx.expect_dtype(BIAS_INPUT, "a float type", DType::is_float)?;
+            if let (Some(bias), Some(shape)) = (cx.shape(BIAS_INPUT), &shape)
+                && (bias.rank() != shape.rank()
+                    || bias.iter().zip(shape.iter()).any(|(a, b)| are_known_to_differ(a, b)))
             {
                 let message = format!("{bias} to be added to a gradient of shape {shape}");
                 return Err(OpError::invalid(message));
             }
         }
-        cx.output(0, self.entropy.output_type.unwrap_or(dtype), shape);
+        cx.set_output(0, self.entropy.output_type.unwrap_or(dtype), shape);
         Ok(())
     }
 
     fn lower(&self, cx: &mut Lower<'_>) -> Result<(), OpError> {
         let entropy = &self.entropy;
-        let dtype = wide(cx.dtype(entropy.scores));
+        let dtype = arithmetic_dtype(cx.dtype(entropy.scores));
         let ty = Type::of(dtype);
-        let (batch, classes, places) = around(&cx.dims(entropy.scores), 1);
+        let (batch, classes, places) = split_at_axis(&cx.dims(entropy.scores), 1);
         let samples = batch * places;
-        entropy.guard(cx, classes)?;
+        entropy.guard_labels(cx, classes)?;
 
         // For the mean: divides the gradient of the loss by the sum of the weights, once instead of for each element.
         let incoming = cx.input(0);
         let scale = if entropy.reduction == Reduction::Mean {
-            let scale = cx.temp("scale", dtype, 1);
+            let scale = cx.alloc_temp("scale", dtype, 1);
             let weighted = entropy.is_weighted(cx);
             let mut nest = if weighted { cx.nest(&[samples], 1) } else { cx.nest(&[1], 0) };
-            let count = counted(entropy, cx, &mut nest, samples, ty);
+            let count = reduce_weights(entropy, cx, &mut nest, samples, ty);
             let g = nest.load_strided(cx, incoming, 0, &[0]);
             let g = nest.b.convert(g, ty);
             let value = nest.b.div(g, count);
@@ -479,8 +494,8 @@ impl Op for LossGrad {
         let strides = if entropy.reduction == Reduction::None { per_sample } else { [0; 3] };
         let g = nest.load_strided(cx, scale, 0, &strides);
         let g = nest.b.convert(g, ty);
-        let label = entropy.label(cx, &mut nest, &per_sample);
-        let weight = entropy.weight(cx, &mut nest, &label, ty);
+        let label = entropy.load_label(cx, &mut nest, &per_sample);
+        let weight = entropy.load_weight(cx, &mut nest, &label, ty);
         let factor = nest.b.mul(g, weight);
 
         let log_prob = cx.input(entropy.scores);
@@ -493,43 +508,43 @@ impl Op for LossGrad {
         let less = nest.b.sub(prob, one);
         let gap = nest.b.select(hit, less, prob);
         let product = nest.b.mul(factor, gap);
-        let mut gradient = label.counted(&mut nest, product);
-        if self.has_bias(|k| cx.has(k)) {
-            let bias = cx.input(BIAS);
+        let mut gradient = label.zero_if_ignored(&mut nest, product);
+        if self.has_bias(|k| cx.has_input(k)) {
+            let bias = cx.input(BIAS_INPUT);
             let access = Access::contiguous(cx.buffer_dtype(bias), nest.dims());
             let bias = nest.load(bias, access);
             let bias = nest.b.convert(bias, ty);
             gradient = nest.b.add(gradient, bias);
         }
         let output = cx.output(0);
-        nest.store_whole(cx, output, gradient);
+        nest.store_contiguous(cx, output, gradient);
         cx.emit(nest.instruction())
     }
 }
 
 fn build(graph: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
     let internal = node.op.contains("Internal");
-    Ok(Box::new(Loss { entropy: Entropy::read(graph, node, internal, false)?, internal }))
+    Ok(Box::new(Loss { entropy: CrossEntropy::read(graph, node, internal, false)?, internal }))
 }
 
 fn build_grad(graph: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
     let internal = node.op.contains("Internal");
-    Ok(Box::new(LossGrad { entropy: Entropy::read(graph, node, internal, true)?, internal }))
+    Ok(Box::new(LossGrad { entropy: CrossEntropy::read(graph, node, internal, true)?, internal }))
 }
 
 /// Decomposes the internal variant into a log-softmax and a negative log-likelihood loss.
 fn decompose_internal(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
-    let scores = rw.required(0)?;
+    let scores = rw.required_input(0)?;
     let log_prob = rw.add("LogSoftmax", &[scores], Attrs::new().with("axis", 1i64));
     if rw.has_output(0) {
-        let mut loss = likelihood::of_log_prob(rw, log_prob, rw.dtype(scores))?;
+        let mut loss = likelihood::add_negative_log_likelihood(rw, log_prob, rw.dtype(scores))?;
         if let Some(to) = rw.attrs().int("output_type")?.filter(|&to| to != 0) {
             loss = rw.add("Cast", &[loss], Attrs::new().with("to", to));
         }
-        rw.output(0, loss);
+        rw.replace_output(0, loss);
     }
     if rw.has_output(1) {
-        rw.output(1, log_prob);
+        rw.replace_output(1, log_prob);
     }
     Ok(())
 }
@@ -539,7 +554,8 @@ fn decompose_internal(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
 fn decompose_grad(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let internal = rw.node().op.contains("Internal");
     let reduction = Reduction::read(rw.attrs())?;
-    let (g, log_prob, labels, weights) = (rw.required(0)?, rw.required(1)?, rw.required(2)?, rw.input(3));
+    let (g, log_prob, labels, weights) =
+        (rw.required_input(0)?, rw.required_input(1)?, rw.required_input(2)?, rw.input(3));
     let types = (rw.dtype(log_prob), rw.dtype(labels), rw.shape(log_prob).cloned());
     let (Some(dtype), Some(label_type), Some(shape)) = types else {
         return Err(OpError::unsupported(
@@ -558,7 +574,7 @@ fn decompose_grad(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let ignore = match (internal, rw.attrs().int("ignore_index")?) {
         (true, _) => rw.input(4).map(|id| cast(rw, id, label_type)),
         // Exact: a conversion through a float would round large labels.
-        (false, Some(label)) => Some(rw.constant("ignore_index", integer(label_type, label))),
+        (false, Some(label)) => Some(rw.constant("ignore_index", integer_scalar(label_type, label))),
         (false, None) => None,
     };
     let ignored = ignore.map(|ignore| rw.add("Equal", &[labels, ignore], Attrs::new()));
@@ -569,7 +585,7 @@ fn decompose_grad(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
         if let Some(weights) = weights {
             let mut safe = labels;
             if let Some(ignored) = ignored {
-                let first = rw.constant("first", integer(label_type, 0));
+                let first = rw.constant("first", integer_scalar(label_type, 0));
                 safe = rw.add("Where", &[ignored, first, labels], Attrs::new());
             }
             let weights = cast(rw, weights, dtype);
@@ -624,19 +640,19 @@ fn decompose_grad(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
         let ignored = column(rw, ignored);
         gradient = rw.add("Where", &[ignored, zero, gradient], Attrs::new());
     }
-    if let (true, Some(bias)) = (internal, rw.input(BIAS)) {
+    if let (true, Some(bias)) = (internal, rw.input(BIAS_INPUT)) {
         let bias = cast(rw, bias, dtype);
         gradient = rw.add("Add", &[gradient, bias], Attrs::new());
     }
     if let Some(to) = rw.attrs().int("output_type")?.filter(|&to| internal && to != 0) {
         gradient = rw.add("Cast", &[gradient], Attrs::new().with("to", to));
     }
-    rw.output(0, gradient);
+    rw.replace_output(0, gradient);
     Ok(())
 }
 
 /// Returns a scalar of an integer type, without a conversion through a float.
-fn integer(dtype: DType, value: i64) -> Tensor {
+fn integer_scalar(dtype: DType, value: i64) -> Tensor {
     let mut bytes = vec![0; dtype.size()];
     Scalar::I64(value).write(dtype, &mut bytes);
     Tensor::new(dtype, Vec::new(), bytes.into()).expect("one element")
@@ -659,8 +675,8 @@ mod tests {
 
     use super::*;
     use crate::testing::{
-        Failure, assert_close, check_decomposition, check_gradients, f64s, gradient_graph, one_node, run,
-        run_node, spread, typed,
+        Failure, assert_close, cast_tensor, check_decomposition, check_gradients, f64s, generic_tensor,
+        gradient_graph, one_node_graph, run, run_node,
     };
     use crate::{Role, Specialiser};
 
@@ -685,7 +701,7 @@ mod tests {
         ignore: Option<i64>,
         how: &str,
     ) -> (Vec<f64>, Tensor) {
-        let (batch, classes, places) = around(x.dims(), 1);
+        let (batch, classes, places) = split_at_axis(x.dims(), 1);
         let scores = x.to_f64();
         let mut log_prob = vec![0.0; scores.len()];
         let (mut losses, mut total) = (Vec::new(), 0.0);
@@ -718,7 +734,7 @@ mod tests {
 
     #[test]
     fn all_reductions_weights_and_ignored_labels() {
-        let x = spread(&[2, 3, 4], 1);
+        let x = generic_tensor(&[2, 3, 4], 1);
         let labels = [0, 2, 1, -7, 2, 2, 0, 1];
         let plain: Vec<i64> = labels.iter().map(|&label| i64::max(label, 0)).collect();
         let weights = [0.5, 2.0, 1.25];
@@ -744,12 +760,12 @@ mod tests {
     }
 
     #[test]
-    fn the_gradient_takes_the_place_of_the_scores() {
+    fn gradient_reuses_scores_buffer() {
         let (samples, classes) = (64, 500);
-        let x = typed(&spread(&[samples, classes], 1), DType::F32);
+        let x = cast_tensor(&generic_tensor(&[samples, classes], 1), DType::F32);
         let labels = Tensor::i64(&[samples], &vec![7; samples]);
         let ports = [Some(&x), Some(&labels)];
-        let forward = one_node(NEWEST, LOSS, &ports, 1, reduction("mean")).expect("it is read");
+        let forward = one_node_graph(NEWEST, LOSS, &ports, 1, reduction("mean")).expect("it is read");
         let mut graph = gradient_graph(&forward, &[Some(Tensor::f32(&[], &[1.0]))], &[0]);
         // The graph also returns the loss, as in training.
         graph.outputs.push(forward.outputs[0]);
@@ -768,20 +784,20 @@ mod tests {
     }
 
     #[test]
-    fn nothing_counts() {
+    fn all_labels_ignored() {
         let ignoring = Attrs::new().with("ignore_index", -100i64);
-        let x = spread(&[2, 3], 2);
+        let x = generic_tensor(&[2, 3], 2);
         let labels = Tensor::i64(&[2], &[-100, -100]);
         let inputs = [x.clone(), labels];
         let ports = [Some(&inputs[0]), Some(&inputs[1])];
-        let graph = one_node(NEWEST, LOSS, &ports, 1, ignoring).expect("it is read");
+        let graph = one_node_graph(NEWEST, LOSS, &ports, 1, ignoring).expect("it is read");
         assert!(run(&graph, &inputs).expect("it runs")[0].to_f64()[0].is_nan());
         let gradients = gradient_graph(&graph, &[Some(Tensor::scalar(DType::F64, 1.0))], &[0]);
         assert_eq!(run(&gradients, &inputs).expect("it runs")[0].to_f64(), [0.0; 6]);
 
         let inputs = [f64s(&[0, 3], &[]), Tensor::i64(&[0], &[])];
         let ports = [Some(&inputs[0]), Some(&inputs[1])];
-        let graph = one_node(NEWEST, LOSS, &ports, 1, Attrs::new()).expect("it is read");
+        let graph = one_node_graph(NEWEST, LOSS, &ports, 1, Attrs::new()).expect("it is read");
         assert!(run(&graph, &inputs).expect("it runs")[0].to_f64()[0].is_nan());
         let gradients = gradient_graph(&graph, &[Some(Tensor::scalar(DType::F64, 1.0))], &[0]);
         assert_eq!(run(&gradients, &inputs).expect("it runs")[0].dims(), [0, 3]);
@@ -790,8 +806,8 @@ mod tests {
     }
 
     #[test]
-    fn labels_outside_fail_the_run() {
-        let x = spread(&[2, 3], 3);
+    fn out_of_range_labels_fail() {
+        let x = generic_tensor(&[2, 3], 3);
         for (bad, ignore) in [(3, None), (-1, None), (7, Some(-1))] {
             let labels = Tensor::i64(&[2], &[1, bad]);
             let mut attrs = Attrs::new();
@@ -818,7 +834,7 @@ mod tests {
 
     #[test]
     fn gradients() {
-        let x = spread(&[2, 3, 2], 4);
+        let x = generic_tensor(&[2, 3, 2], 4);
         let labels = Tensor::i64(&[2, 2], &[0, 2, -1, 1]);
         let weights = f64s(&[3], &[0.5, 2.0, 1.25]);
         for how in REDUCTIONS {
@@ -827,7 +843,7 @@ mod tests {
                 let mut inputs = vec![x.clone(), labels.clone()];
                 inputs.extend(weighted.then(|| weights.clone()));
                 let ports: Vec<Option<&Tensor>> = inputs.iter().map(Some).collect();
-                let graph = one_node(NEWEST, LOSS, &ports, 2, attrs).expect("it is read");
+                let graph = one_node_graph(NEWEST, LOSS, &ports, 2, attrs).expect("it is read");
                 for through in [&[0][..], &[1], &[0, 1]] {
                     check_gradients(&graph, &inputs, &[0], through);
                 }
@@ -842,10 +858,11 @@ mod tests {
 
     #[test]
     fn gradient_attributes_follow_the_model() {
-        let (x, labels) = (spread(&[2, 3], 5), Tensor::i64(&[2], &[0, 1]));
+        let (x, labels) = (generic_tensor(&[2, 3], 5), Tensor::i64(&[2], &[0, 1]));
         for ignore in [None, Some(5)] {
             let attrs = ignore.map_or(Attrs::new(), |label: i64| Attrs::new().with("ignore_index", label));
-            let graph = one_node(NEWEST, LOSS, &[Some(&x), Some(&labels)], 1, attrs).expect("it is read");
+            let graph =
+                one_node_graph(NEWEST, LOSS, &[Some(&x), Some(&labels)], 1, attrs).expect("it is read");
             let gradients = gradient_graph(&graph, &[Some(Tensor::scalar(DType::F64, 1.0))], &[0]);
             let node = &gradients.nodes.last().expect("a gradient");
             assert_eq!(&*node.op, "SoftmaxCrossEntropyLossGrad");
@@ -857,14 +874,14 @@ mod tests {
 
     #[test]
     fn internal_form() {
-        let x = spread(&[2, 3, 2], 6);
+        let x = generic_tensor(&[2, 3, 2], 6);
         let labels = Tensor::i64(&[2, 2], &[0, 2, -1, 1]);
         let weights = f64s(&[3], &[0.5, 2.0, 1.25]);
         let ignore = Tensor::i64(&[], &[-1]);
         for how in REDUCTIONS {
             let inputs = [x.clone(), labels.clone(), weights.clone(), ignore.clone()];
             let ports: Vec<Option<&Tensor>> = inputs.iter().map(Some).collect();
-            let graph = one_node(NEWEST, INTERNAL, &ports, 2, reduction(how)).expect("it is read");
+            let graph = one_node_graph(NEWEST, INTERNAL, &ports, 2, reduction(how)).expect("it is read");
             let got = run(&graph, &inputs).expect("it runs");
             let attrs = reduction(how).with("ignore_index", -1i64);
             let want = run_node(LOSS, &ports[..3], 2, attrs).expect("it runs");
@@ -883,21 +900,21 @@ mod tests {
     }
 
     #[test]
-    fn types_of_results() {
-        let (x, labels) = (spread(&[2, 3], 7), Tensor::i64(&[2], &[0, 1]));
+    fn output_type_attribute() {
+        let (x, labels) = (generic_tensor(&[2, 3], 7), Tensor::i64(&[2], &[0, 1]));
         let attrs = Attrs::new().with("output_type", i64::from(DType::F32.to_onnx()));
         let got = run_node(INTERNAL, &[Some(&x), Some(&labels)], 2, attrs).expect("it runs");
         assert_eq!((got[0].dtype(), got[1].dtype()), (DType::F32, DType::F64));
     }
 
     #[test]
-    fn gradient_operators_in_plain_onnx() {
-        let log_prob = spread(&[2, 3, 2], 8);
+    fn gradient_operators_decompose() {
+        let log_prob = generic_tensor(&[2, 3, 2], 8);
         let labels = Tensor::i64(&[2, 2], &[0, 2, 1, 1]);
         let weights = f64s(&[3], &[0.5, 2.0, 1.25]);
-        let bias = spread(&[2, 3, 2], 9);
+        let bias = generic_tensor(&[2, 3, 2], 9);
         for how in REDUCTIONS {
-            let g = if how == "none" { spread(&[2, 2], 10) } else { f64s(&[], &[0.7]) };
+            let g = if how == "none" { generic_tensor(&[2, 2], 10) } else { f64s(&[], &[0.7]) };
             for (weighted, ignoring) in [(false, false), (true, false), (false, true), (true, true)] {
                 let mut inputs = vec![g.clone(), log_prob.clone(), labels.clone()];
                 inputs.extend(weighted.then(|| weights.clone()));
@@ -907,7 +924,7 @@ mod tests {
                     attrs = attrs.with("ignore_index", 1i64);
                 }
                 let op = ("com.microsoft", "SoftmaxCrossEntropyLossGrad");
-                let graph = one_node(NEWEST, op, &ports, 1, attrs).expect("it is read");
+                let graph = one_node_graph(NEWEST, op, &ports, 1, attrs).expect("it is read");
                 check_decomposition(&graph, &inputs, 1e-12);
             }
             let ignore = Tensor::i64(&[], &[2]);
@@ -921,25 +938,25 @@ mod tests {
                 Some(&inputs[4]),
             ];
             let op = ("com.microsoft", "SoftmaxCrossEntropyLossInternalGrad");
-            let graph = one_node(NEWEST, op, &ports, 1, reduction(how)).expect("it is read");
+            let graph = one_node_graph(NEWEST, op, &ports, 1, reduction(how)).expect("it is read");
             check_decomposition(&graph, &inputs, 1e-12);
         }
     }
 
     #[test]
-    fn contradictions_are_found_before_a_run() {
-        let x = spread(&[2, 3], 11);
+    fn rejects_mismatched_inputs() {
+        let x = generic_tensor(&[2, 3], 11);
         let cases = [
             (Tensor::i64(&[3], &[0; 3]), "labels of shape [3] for scores of shape [2, 3]: [2] is needed"),
             (f64s(&[2], &[0.0; 2]), "int32 or int64 is needed"),
         ];
         for (labels, message) in cases {
             let ports = [Some(&x), Some(&labels)];
-            let error = one_node(NEWEST, LOSS, &ports, 1, Attrs::new()).expect_err("it is wrong");
+            let error = one_node_graph(NEWEST, LOSS, &ports, 1, Attrs::new()).expect_err("it is wrong");
             assert!(error.to_string().contains(message), "{error}");
         }
         let ports = [Some(&x), Some(&Tensor::i64(&[2], &[0; 2]))];
-        let error = one_node(NEWEST, LOSS, &ports, 1, reduction("max")).expect_err("it is wrong");
+        let error = one_node_graph(NEWEST, LOSS, &ports, 1, reduction("max")).expect_err("it is wrong");
         assert!(error.to_string().contains("reduction is \"max\""), "{error}");
     }
 }

@@ -11,7 +11,7 @@ use smallvec::SmallVec;
 
 use crate::rewrite::inline_nest::is_injective;
 use crate::target::FusionWeights;
-use crate::weight::{operation, read_weight};
+use crate::weight::{max_load_weight, operation_weight};
 use crate::{Buffer, BufferId, Instruction, Load, Nest};
 
 /// Maximum number of points. Beyond it, the sums of weights are not exact.
@@ -19,7 +19,7 @@ const MAX_POINTS: usize = 1 << 40;
 
 /// Returns a value number for each instruction of an expression. It depends on the operations and the loaded buffers,
 /// but not on the access. Instructions that fusion would merge have equal numbers.
-fn numbers(nest: &Nest) -> Vec<u64> {
+fn value_numbers(nest: &Nest) -> Vec<u64> {
     let mut numbers: Vec<u64> = Vec::with_capacity(nest.expr.insts().len());
     for &(inst, ty) in nest.expr.insts() {
         let mut hasher = FxHasher::default();
@@ -38,11 +38,11 @@ fn numbers(nest: &Nest) -> Vec<u64> {
 }
 
 /// Value numbers of the expression of an instruction.
-pub(super) struct Known(FxHashSet<u64>);
+pub(super) struct ValueNumbers(FxHashSet<u64>);
 
-impl Known {
-    pub(super) fn of(nest: &Nest) -> Known {
-        Known(numbers(nest).into_iter().collect())
+impl ValueNumbers {
+    pub(super) fn from_nest(nest: &Nest) -> ValueNumbers {
+        ValueNumbers(value_numbers(nest).into_iter().collect())
     }
 
     /// Returns true if an instruction provably does not get lighter when it computes `value` instead of loading it. The
@@ -51,7 +51,7 @@ impl Known {
     ///
     /// An instruction without reductions counts each operation once, on all points or on one point. If the value is not
     /// yet computed, no operation that uses the value merges with another operation. Nothing else gets lighter.
-    pub(super) fn is_no_lighter(
+    pub(super) fn cannot_save_weight(
         &self,
         instruction: &Instruction,
         value: BufferId,
@@ -69,7 +69,7 @@ impl Known {
             return false;
         }
         let root = expr.outputs()[result];
-        let numbers = numbers(map);
+        let numbers = value_numbers(map);
         if self.0.contains(&numbers[usize::from(root.0)]) {
             return false;
         }
@@ -96,14 +96,14 @@ impl Known {
         if all > 1 && !(whole && varies[usize::from(root.0)]) {
             return false;
         }
-        let needed = expr.needed_by(&[root]);
+        let needed = expr.dependencies_of(&[root]);
         let mut added = 0u64;
         for (k, &(inst, ty)) in expr.insts().iter().enumerate() {
             if needed[k] && !self.0.contains(&numbers[k]) {
                 let evaluated = if varies[k] { all as u64 } else { 1 };
-                added = added.saturating_add(operation(inst, ty).saturating_mul(evaluated));
+                added = added.saturating_add(operation_weight(inst, ty).saturating_mul(evaluated));
             }
         }
-        added >= read_weight(nest, &slots, machine)
+        added >= max_load_weight(nest, &slots, machine)
     }
 }

@@ -3,18 +3,18 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Maximum bytes of the pool.
-const SPARE: u64 = 8 << 20;
+const MAX_POOL_BYTES: u64 = 8 << 20;
 
 /// Returns the size of the buffer for `bytes` bytes.
-pub(crate) fn size_for(bytes: usize) -> u64 {
+pub(crate) fn buffer_size(bytes: usize) -> u64 {
     (bytes.next_multiple_of(256) as u64).max(256)
 }
 
 /// Pool of buffers of dropped results, for the results of later runs.
 #[derive(Debug, Default)]
-pub(crate) struct Spare(Mutex<Vec<wgpu::Buffer>>);
+pub(crate) struct BufferPool(Mutex<Vec<wgpu::Buffer>>);
 
-impl Spare {
+impl BufferPool {
     fn buffers(&self) -> MutexGuard<'_, Vec<wgpu::Buffer>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -22,15 +22,15 @@ impl Spare {
     /// Takes a buffer of the size for `bytes` bytes out of the pool.
     pub(crate) fn take(&self, bytes: usize) -> Option<wgpu::Buffer> {
         let mut buffers = self.buffers();
-        let at = buffers.iter().position(|buffer| buffer.size() == size_for(bytes))?;
+        let at = buffers.iter().position(|buffer| buffer.size() == buffer_size(bytes))?;
         Some(buffers.swap_remove(at))
     }
 
     /// Returns a buffer to the pool. Returns false if the pool is full.
-    pub(crate) fn keep(&self, buffer: &wgpu::Buffer) -> bool {
+    pub(crate) fn put(&self, buffer: &wgpu::Buffer) -> bool {
         let mut buffers = self.buffers();
         let held: u64 = buffers.iter().map(wgpu::Buffer::size).sum();
-        let keeps = held + buffer.size() <= SPARE;
+        let keeps = held + buffer.size() <= MAX_POOL_BYTES;
         if keeps {
             buffers.push(buffer.clone());
         }

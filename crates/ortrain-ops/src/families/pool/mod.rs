@@ -41,7 +41,7 @@ impl Windows {
     }
 
     /// Returns the shape of the pooled result of an input of shape `shape`.
-    fn outputs(&self, cx: &Infer<'_>, shape: &Shape) -> Result<Shape, OpError> {
+    fn infer_outputs(&self, cx: &Infer<'_>, shape: &Shape) -> Result<Shape, OpError> {
         let Some(sliding) = &self.sliding else {
             if shape.rank() < 3 {
                 let message = format!(
@@ -54,14 +54,14 @@ impl Windows {
         };
         sliding.check(shape)?;
         let kernel: Vec<Dim> = self.kernel().into_iter().map(Dim::Known).collect();
-        let spatial = sliding.outputs(&kernel, shape, |axis| cx.unknown_dim(0, axis))?;
+        let spatial = sliding.output_sizes(&kernel, shape, |axis| cx.unknown_dim(0, axis))?;
         Ok(shape.iter().take(2).cloned().chain(spatial).collect())
     }
 
     /// Checks that a gradient has the shape of the pooled result of an input of shape `shape`.
-    fn check(&self, cx: &Infer<'_>, shape: &Shape, gradient: &Shape) -> Result<(), OpError> {
-        let outputs = self.outputs(cx, shape)?;
-        if differ(&outputs, gradient) {
+    fn check_gradient(&self, cx: &Infer<'_>, shape: &Shape, gradient: &Shape) -> Result<(), OpError> {
+        let outputs = self.infer_outputs(cx, shape)?;
+        if are_known_to_differ(&outputs, gradient) {
             return Err(OpError::invalid(format!(
                 "a gradient of shape {gradient} for a pooling of {shape} to {outputs}"
             )));
@@ -83,7 +83,7 @@ impl Windows {
             kernel: size,
             stride: 1,
             dilation: 1,
-            before: 0,
+            padding_before: 0,
         };
         match &self.sliding {
             Some(sliding) => sliding.axes(&self.kernel(), dims),
@@ -91,7 +91,7 @@ impl Windows {
         }
     }
 
-    fn shape(&self, pass: WindowPass, dims: &[usize]) -> Result<WindowShape, OpError> {
+    fn window_shape(&self, pass: WindowPass, dims: &[usize]) -> Result<WindowShape, OpError> {
         let planes = dims[0].checked_mul(dims[1]).ok_or_else(|| {
             OpError::invalid(format!("{} images of {} channels are too many to count", dims[0], dims[1]))
         })?;
@@ -100,29 +100,29 @@ impl Windows {
 }
 
 /// Returns true if two shapes are known to differ.
-fn differ(a: &Shape, b: &Shape) -> bool {
+fn are_known_to_differ(a: &Shape, b: &Shape) -> bool {
     let sizes = |(a, b): (&Dim, &Dim)| matches!((a.known(), b.known()), (Some(a), Some(b)) if a != b);
     a.rank() != b.rank() || a.iter().zip(b.iter()).any(sizes)
 }
 
 /// Emits a pooling of `source` into `target`.
-fn window(
+fn emit_window(
     cx: &mut Lower<'_>,
     shape: WindowShape,
     source: BufferId,
     index: Option<BufferId>,
     target: BufferId,
 ) -> Result<(), OpError> {
-    let index = index.map(|index| WindowIndex::elements(cx.flat(index)));
-    let (source, target) = (cx.flat(source), cx.flat(target));
+    let index = index.map(|index| WindowIndex::with_element_positions(cx.flat_operand(index)));
+    let (source, target) = (cx.flat_operand(source), cx.flat_operand(target));
     cx.emit(Instruction::from(Window { shape, source, index, target }))
 }
 
 /// Fills a buffer with zeros, for a gradient without windows.
-fn zeros(cx: &mut Lower<'_>, target: BufferId, dims: &[usize]) -> Result<(), OpError> {
+fn emit_zeros(cx: &mut Lower<'_>, target: BufferId, dims: &[usize]) -> Result<(), OpError> {
     let mut nest = cx.nest(dims, 0);
     let zero = nest.b.constant(Type::of(cx.buffer_dtype(target)), 0.0);
-    nest.store_whole(cx, target, zero);
+    nest.store_contiguous(cx, target, zero);
     cx.emit(nest.instruction())
 }
 
@@ -130,16 +130,21 @@ fn zeros(cx: &mut Lower<'_>, target: BufferId, dims: &[usize]) -> Result<(), OpE
 struct MaxPool {
     windows: Windows,
     /// True if indices are column-major (`storage_order` 1).
-    column_major: bool,
+    is_column_major: bool,
 }
 
 impl MaxPool {
     /// Converts row-major indices to column-major indices within each plane.
-    fn turn(&self, cx: &mut Lower<'_>, rows: BufferId, spatial: &[usize]) -> Result<(), OpError> {
+    fn emit_column_major_indices(
+        &self,
+        cx: &mut Lower<'_>,
+        rows: BufferId,
+        spatial: &[usize],
+    ) -> Result<(), OpError> {
         let dims = cx.out_dims(1);
         let target = cx.output(1);
         let mut nest = cx.nest(&dims, 0);
-        let access = cx.whole(rows, &dims);
+        let access = cx.contiguous_access(rows, &dims);
         let linear = nest.load(rows, access);
         let b = &mut nest.b;
         let plane = b.int(spatial.iter().product::<usize>() as i64);
@@ -154,7 +159,7 @@ impl MaxPool {
             let moved = b.mul(coordinate, step);
             position = b.add(position, moved);
         }
-        nest.store_whole(cx, target, position);
+        nest.store_contiguous(cx, target, position);
         cx.emit(nest.instruction())
     }
 }
@@ -162,19 +167,19 @@ impl MaxPool {
 impl Op for MaxPool {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
         let outputs = if self.windows.sliding.is_some() { 2 } else { 1 };
-        cx.arity(1, 1, outputs)?;
-        let dtype = cx.dtype_where(0, "a number type", |dtype| dtype != DType::Bool)?;
-        let shape = cx.shape(0).map(|shape| self.windows.outputs(cx, shape)).transpose()?;
-        cx.output(0, dtype, shape.clone());
+        cx.check_arity(1, 1, outputs)?;
+        let dtype = cx.expect_dtype(0, "a number type", |dtype| dtype != DType::Bool)?;
+        let shape = cx.shape(0).map(|shape| self.windows.infer_outputs(cx, shape)).transpose()?;
+        cx.set_output(0, dtype, shape.clone());
         if outputs == 2 {
-            cx.output(1, DType::I64, shape);
+            cx.set_output(1, DType::I64, shape);
         }
         Ok(())
     }
 
     fn grad(&self, cx: &mut Grad<'_>) -> Result<(), OpError> {
         let Some(g) = cx.output_grad(0) else { return Ok(()) };
-        if !cx.wants(0) {
+        if !cx.needs_grad(0) {
             return Ok(());
         }
         let x = cx.input(0)?;
@@ -184,15 +189,15 @@ impl Op for MaxPool {
                 cx.shape(x).map(|shape| shape.iter().skip(2).map(Dim::known).collect::<Option<Vec<_>>>());
             let Some(Some(spatial)) = spatial else {
                 let (y, dtype) = (cx.output(0, "y"), cx.dtype(x)?);
-                let gradient = onnx_decomposition::to_first_largest(cx, (g, dtype), (x, y));
-                cx.give(0, gradient);
+                let gradient = onnx_decomposition::add_first_largest_gradient(cx, (g, dtype), (x, y));
+                cx.set_grad(0, gradient);
                 return Ok(());
             };
             let kernel: Vec<i64> = spatial.iter().map(|&size| size as i64).collect();
             let attrs = Attrs::new().with("kernel_shape", kernel);
             let index = cx.add_node("", "MaxPool", &[Some(x)], 2, attrs.clone())[1];
             (attrs, index)
-        } else if self.column_major {
+        } else if self.is_column_major {
             let attrs = cx.node().attrs.clone().with("storage_order", 0i64);
             let index = cx.add_node("", "MaxPool", &[Some(x)], 2, attrs.clone())[1];
             (attrs, index)
@@ -204,31 +209,34 @@ impl Op for MaxPool {
         let mut node = Node::new("", "MaxPoolGrad", &[Some(g), Some(index)], &[Some(gradient)], attrs);
         node.name = cx.new_name("MaxPoolGrad").into();
         cx.push(node);
-        cx.give(0, gradient);
+        cx.set_grad(0, gradient);
         Ok(())
     }
 
     fn lower(&self, cx: &mut Lower<'_>) -> Result<(), OpError> {
         let dims = cx.dims(0);
-        let shape = self.windows.shape(WindowPass::Max, &dims)?;
+        let shape = self.windows.window_shape(WindowPass::Max, &dims)?;
         let source = cx.input(0);
-        let target =
-            if cx.wants(0) { cx.output(0) } else { cx.temp("maximum", cx.dtype(0), shape.operands()[1]) };
-        if !cx.wants(1) {
-            return window(cx, shape, source, None, target);
+        let target = if cx.has_output(0) {
+            cx.output(0)
+        } else {
+            cx.alloc_temp("maximum", cx.dtype(0), shape.operands()[1])
+        };
+        if !cx.has_output(1) {
+            return emit_window(cx, shape, source, None, target);
         }
-        if !self.column_major {
+        if !self.is_column_major {
             let index = cx.output(1);
-            return window(cx, shape, source, Some(index), target);
+            return emit_window(cx, shape, source, Some(index), target);
         }
-        let index = cx.temp("index", DType::I64, shape.operands()[1]);
-        window(cx, shape, source, Some(index), target)?;
-        self.turn(cx, index, &dims[2..])
+        let index = cx.alloc_temp("index", DType::I64, shape.operands()[1]);
+        emit_window(cx, shape, source, Some(index), target)?;
+        self.emit_column_major_indices(cx, index, &dims[2..])
     }
 }
 
 /// Returns the declared shape with batch and channels of the gradient.
-fn with_batch_of(gradient: Option<&Shape>, declared: &Shape) -> Shape {
+fn with_batch_from(gradient: Option<&Shape>, declared: &Shape) -> Shape {
     let at_hand = gradient.map_or(&[][..], |gradient| &gradient[..gradient.rank().min(2)]);
     at_hand.iter().chain(declared.iter().skip(at_hand.len())).cloned().collect()
 }
@@ -243,49 +251,49 @@ struct MaxPoolGrad {
 
 impl Op for MaxPoolGrad {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
-        cx.arity(2, 2, 1)?;
-        let dtype = cx.dtype_where(0, "a float type", DType::is_float)?;
-        cx.dtype_where(1, "int64", |dtype| dtype == DType::I64)?;
+        cx.check_arity(2, 2, 1)?;
+        let dtype = cx.expect_dtype(0, "a float type", DType::is_float)?;
+        cx.expect_dtype(1, "int64", |dtype| dtype == DType::I64)?;
         if let (Some(gradient), Some(index)) = (cx.shape(0), cx.shape(1))
-            && differ(gradient, index)
+            && are_known_to_differ(gradient, index)
         {
             return Err(OpError::invalid(format!(
                 "a gradient of shape {gradient} with positions of shape {index}; each needs one"
             )));
         }
-        let pooled = cx.maker_of(1).filter(|(node, k)| *k == 1 && node.inputs.len() == 1);
+        let pooled = cx.producer_of(1).filter(|(node, k)| *k == 1 && node.inputs.len() == 1);
         let shape = match pooled {
             Some((node, _)) => node.inputs[0].and_then(|id| cx.shape_of(id)).cloned(),
-            None => cx.declared_shape(0).map(|declared| with_batch_of(cx.shape(0), declared)),
+            None => cx.declared_shape(0).map(|declared| with_batch_from(cx.shape(0), declared)),
         };
         if let (Some(shape), Some(gradient)) = (&shape, cx.shape(0)) {
-            self.windows.check(cx, shape, gradient)?;
+            self.windows.check_gradient(cx, shape, gradient)?;
         }
-        cx.output(0, dtype, shape);
+        cx.set_output(0, dtype, shape);
         Ok(())
     }
 
-    fn shaped_by_maker_of(&self) -> Option<usize> {
+    fn shape_source_input(&self) -> Option<usize> {
         Some(1)
     }
 
     fn lower(&self, cx: &mut Lower<'_>) -> Result<(), OpError> {
         let dims = cx.out_dims(0);
-        let shape = self.windows.shape(WindowPass::MaxGradient, &dims)?;
+        let shape = self.windows.window_shape(WindowPass::MaxGradient, &dims)?;
         let (source, index, target) = (cx.input(0), cx.input(1), cx.output(0));
         if shape.operands()[0] == 0 {
-            return zeros(cx, target, &dims);
+            return emit_zeros(cx, target, &dims);
         }
-        window(cx, shape, source, Some(index), target)
+        emit_window(cx, shape, source, Some(index), target)
     }
 }
 
 /// Maximum number of windows per plane with element counts in a constant. For more windows, each step computes the
 /// counts.
-const MAX_COUNTED: usize = 1 << 20;
+const MAX_CONSTANT_COUNTS: usize = 1 << 20;
 
 /// Returns the factor of the sum over a window of `count` elements; 0 for a window without elements.
-fn inverse(count: f64) -> f64 {
+fn inverse_count(count: f64) -> f64 {
     if count > 0.0 { 1.0 / count } else { 0.0 }
 }
 
@@ -301,12 +309,12 @@ impl AveragePool {
         let axis = axes[k];
         // Explicit padding counts up to its end, and a window of `ceil_mode` may extend beyond the end. With automatic
         // padding no window extends beyond the end.
-        let end = i128::from(self.end(k, axes).unwrap_or(i64::MAX));
+        let end = i128::from(self.counted_end(k, axes).unwrap_or(i64::MAX));
         let count = |o: usize| -> f64 {
             if !self.include_padding {
-                return axis.cells(o).len() as f64;
+                return axis.cells_over_input(o).len() as f64;
             }
-            let start = (o * axis.stride) as i128 - axis.before as i128;
+            let start = (o * axis.stride) as i128 - axis.padding_before as i128;
             let step = axis.dilation as i128;
             // Counts the kernel elements that start before the end.
             ((end - start).max(0) as u128).div_ceil(step as u128).min(axis.kernel as u128) as f64
@@ -326,11 +334,11 @@ impl AveragePool {
     fn factors(&self, axes: &SlidingAxes, most: usize) -> Option<Vec<f64>> {
         let count = axes.iter().try_fold(1usize, |count, axis| count.checked_mul(axis.output));
         count.filter(|&count| count <= most)?;
-        Some(self.counts(axes).into_iter().map(inverse).collect())
+        Some(self.counts(axes).into_iter().map(inverse_count).collect())
     }
 
     /// Returns the end of the positions that count along an axis, if a window may extend beyond the end.
-    fn end(&self, k: usize, axes: &SlidingAxes) -> Option<i64> {
+    fn counted_end(&self, k: usize, axes: &SlidingAxes) -> Option<i64> {
         let input = axes[k].input as i64;
         match &self.windows.sliding {
             Some(sliding) if sliding.auto_pad == AutoPad::NotSet => {
@@ -342,7 +350,7 @@ impl AveragePool {
     }
 
     /// Computes the factors in each step, because they are too many for a constant of the program.
-    fn computed_factors(
+    fn emit_factors(
         &self,
         cx: &mut Lower<'_>,
         dtype: DType,
@@ -354,7 +362,7 @@ impl AveragePool {
         let mut count = b.constant(Type::F64, 1.0);
         for (k, axis) in axes.iter().enumerate() {
             let (zero, kernel) = (b.int(0), b.int(axis.kernel as i64));
-            let (stride, before) = (b.int(axis.stride as i64), b.int(axis.before as i64));
+            let (stride, before) = (b.int(axis.stride as i64), b.int(axis.padding_before as i64));
             let (step, carry) = (b.int(axis.dilation as i64), b.int(axis.dilation as i64 - 1));
             let position = b.coordinate(k);
             let moved = b.mul(position, stride);
@@ -371,7 +379,7 @@ impl AveragePool {
                 let input = b.int(axis.input as i64);
                 let (from, to) = (first_cell(b, zero), first_cell(b, input));
                 b.sub(to, from)
-            } else if let Some(end) = self.end(k, axes) {
+            } else if let Some(end) = self.counted_end(k, axes) {
                 let end = b.int(end);
                 first_cell(b, end)
             } else {
@@ -385,14 +393,14 @@ impl AveragePool {
         let inverse = b.div(one, count);
         let factor = b.select(some, inverse, zero);
         let factor = b.convert(factor, Type::of(dtype));
-        let table = cx.temp("one_over_count", dtype, outputs.iter().product());
-        nest.store_whole(cx, table, factor);
+        let table = cx.alloc_temp("one_over_count", dtype, outputs.iter().product());
+        nest.store_contiguous(cx, table, factor);
         cx.emit(nest.instruction())?;
         Ok(table)
     }
 
     /// Multiplies a value over `dims` by the factors.
-    fn scaled(
+    fn emit_scaled(
         &self,
         cx: &mut Lower<'_>,
         (source, target): (BufferId, BufferId),
@@ -401,13 +409,13 @@ impl AveragePool {
     ) -> Result<(), OpError> {
         let dtype = cx.buffer_dtype(source);
         let exact = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
-        let factors = self.factors(axes, MAX_COUNTED);
+        let factors = self.factors(axes, MAX_CONSTANT_COUNTS);
         let computed = match &factors {
             Some(_) => None,
-            None => Some(self.computed_factors(cx, exact, axes)?),
+            None => Some(self.emit_factors(cx, exact, axes)?),
         };
         let mut nest = cx.nest(dims, 0);
-        let access = cx.whole(source, dims);
+        let access = cx.contiguous_access(source, dims);
         let value = nest.load(source, access);
         let ty = nest.b.ty(value);
         let factor = match (&factors, computed) {
@@ -426,17 +434,17 @@ impl AveragePool {
             }
         };
         let scaled = nest.b.mul(value, factor);
-        nest.store_whole(cx, target, scaled);
+        nest.store_contiguous(cx, target, scaled);
         cx.emit(nest.instruction())
     }
 }
 
 impl Op for AveragePool {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
-        cx.arity(1, 1, 1)?;
-        let dtype = cx.dtype_where(0, "a float type", DType::is_float)?;
-        let shape = cx.shape(0).map(|shape| self.windows.outputs(cx, shape)).transpose()?;
-        cx.output(0, dtype, shape);
+        cx.check_arity(1, 1, 1)?;
+        let dtype = cx.expect_dtype(0, "a float type", DType::is_float)?;
+        let shape = cx.shape(0).map(|shape| self.windows.infer_outputs(cx, shape)).transpose()?;
+        cx.set_output(0, dtype, shape);
         Ok(())
     }
 
@@ -445,7 +453,7 @@ impl Op for AveragePool {
     /// ONNX Runtime's own gradient node is wrong for SAME padding, dilations, three axes or an unknown batch size.
     fn grad(&self, cx: &mut Grad<'_>) -> Result<(), OpError> {
         let Some(g) = cx.output_grad(0) else { return Ok(()) };
-        if !cx.wants(0) {
+        if !cx.needs_grad(0) {
             return Ok(());
         }
         let x = cx.input(0)?;
@@ -455,27 +463,27 @@ impl Op for AveragePool {
         let gradient = match spatial {
             Some(spatial) => {
                 let shape = cx.shape_of(x);
-                self.shared(cx, (g, dtype), &spatial, shape)?
+                self.add_gradient(cx, (g, dtype), &spatial, shape)?
             }
             None => {
                 let shape = cx.add("Shape", &[x], Attrs::new());
-                self.shared_at_run_time(cx, (g, dtype), shape)?
+                self.add_gradient_at_run_time(cx, (g, dtype), shape)?
             }
         };
-        cx.give(0, gradient);
+        cx.set_grad(0, gradient);
         Ok(())
     }
 
     fn lower(&self, cx: &mut Lower<'_>) -> Result<(), OpError> {
-        let shape = self.windows.shape(WindowPass::Sum, &cx.dims(0))?;
+        let shape = self.windows.window_shape(WindowPass::Sum, &cx.dims(0))?;
         let axes = shape.axes.clone();
         let (source, target) = (cx.input(0), cx.output(0));
         let wide = sum_dtype(cx.dtype(0));
-        let source = widened(cx, source, wide, shape.operands()[0])?;
-        let sums = cx.temp("sum", wide, shape.operands()[1]);
+        let source = convert_to(cx, source, wide, shape.operands()[0])?;
+        let sums = cx.alloc_temp("sum", wide, shape.operands()[1]);
         let dims = cx.out_dims(0);
-        window(cx, shape, source, None, sums)?;
-        self.scaled(cx, (sums, target), &dims, &axes)
+        emit_window(cx, shape, source, None, sums)?;
+        self.emit_scaled(cx, (sums, target), &dims, &axes)
     }
 }
 
@@ -485,16 +493,16 @@ fn sum_dtype(dtype: DType) -> DType {
 }
 
 /// Converts a buffer to the type `wide`, if the types differ.
-fn widened(cx: &mut Lower<'_>, source: BufferId, wide: DType, len: usize) -> Result<BufferId, OpError> {
+fn convert_to(cx: &mut Lower<'_>, source: BufferId, wide: DType, len: usize) -> Result<BufferId, OpError> {
     if cx.buffer_dtype(source) == wide {
         return Ok(source);
     }
-    let target = cx.temp("wide", wide, len);
-    convert(cx, source, target, len)?;
+    let target = cx.alloc_temp("wide", wide, len);
+    emit_convert(cx, source, target, len)?;
     Ok(target)
 }
 
-fn convert(cx: &mut Lower<'_>, source: BufferId, target: BufferId, len: usize) -> Result<(), OpError> {
+fn emit_convert(cx: &mut Lower<'_>, source: BufferId, target: BufferId, len: usize) -> Result<(), OpError> {
     let mut nest = cx.nest(&[len], 0);
     let value = nest.load_strided(cx, source, 0, &[1]);
     nest.store_strided(cx, target, 0, Strides::from_slice(&[1]), value);
@@ -506,40 +514,40 @@ struct AveragePoolGrad(AveragePool);
 
 impl Op for AveragePoolGrad {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
-        cx.arity(1, 1, 1)?;
-        let dtype = cx.dtype_where(0, "a float type", DType::is_float)?;
+        cx.check_arity(1, 1, 1)?;
+        let dtype = cx.expect_dtype(0, "a float type", DType::is_float)?;
         let Some(declared) = cx.declared_shape(0) else {
             return Err(OpError::unsupported(
                 "nothing says the shape of what was averaged; the graph must declare that of the gradient",
             ));
         };
         let Some(gradient) = cx.shape(0) else {
-            cx.output(0, dtype, Some(declared.clone()));
+            cx.set_output(0, dtype, Some(declared.clone()));
             return Ok(());
         };
-        self.0.windows.check(cx, declared, gradient)?;
-        cx.output(0, dtype, Some(with_batch_of(Some(gradient), declared)));
+        self.0.windows.check_gradient(cx, declared, gradient)?;
+        cx.set_output(0, dtype, Some(with_batch_from(Some(gradient), declared)));
         Ok(())
     }
 
     fn lower(&self, cx: &mut Lower<'_>) -> Result<(), OpError> {
         let dims = cx.out_dims(0);
-        let shape = self.0.windows.shape(WindowPass::SumGradient, &dims)?;
+        let shape = self.0.windows.window_shape(WindowPass::SumGradient, &dims)?;
         let from = cx.dims(0);
         let (source, target) = (cx.input(0), cx.output(0));
         if shape.operands()[0] == 0 {
-            return zeros(cx, target, &dims);
+            return emit_zeros(cx, target, &dims);
         }
         let wide = sum_dtype(cx.dtype(0));
-        let shares = cx.temp("share", wide, shape.operands()[0]);
-        self.0.scaled(cx, (source, shares), &from, &shape.axes)?;
+        let shares = cx.alloc_temp("share", wide, shape.operands()[0]);
+        self.0.emit_scaled(cx, (source, shares), &from, &shape.axes)?;
         if cx.buffer_dtype(target) == wide {
-            return window(cx, shape, shares, None, target);
+            return emit_window(cx, shape, shares, None, target);
         }
         let len = shape.operands()[1];
-        let sums = cx.temp("sum", wide, len);
-        window(cx, shape, shares, None, sums)?;
-        convert(cx, sums, target, len)
+        let sums = cx.alloc_temp("sum", wide, len);
+        emit_window(cx, shape, shares, None, sums)?;
+        emit_convert(cx, sums, target, len)
     }
 }
 
@@ -549,11 +557,11 @@ fn build_max(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
         1 => true,
         other => return Err(OpError::invalid(format!("storage_order {other} is neither 0 nor 1"))),
     };
-    Ok(Box::new(MaxPool { windows: Windows::read(node)?, column_major }))
+    Ok(Box::new(MaxPool { windows: Windows::read(node)?, is_column_major: column_major }))
 }
 
 fn build_global_max(_: &Graph, _: &Node) -> Result<Box<dyn Op>, OpError> {
-    Ok(Box::new(MaxPool { windows: Windows { sliding: None }, column_major: false }))
+    Ok(Box::new(MaxPool { windows: Windows { sliding: None }, is_column_major: false }))
 }
 
 fn build_max_grad(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
@@ -574,31 +582,31 @@ fn build_average_grad(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
 }
 
 /// `GlobalAveragePool`, a mean over the spatial axes.
-struct GlobalAverage;
+struct GlobalAveragePool;
 
-impl Op for GlobalAverage {
+impl Op for GlobalAveragePool {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
-        cx.arity(1, 1, 1)?;
-        let dtype = cx.dtype_where(0, "a float type", DType::is_float)?;
+        cx.check_arity(1, 1, 1)?;
+        let dtype = cx.expect_dtype(0, "a float type", DType::is_float)?;
         let windows = Windows { sliding: None };
-        let shape = cx.shape(0).map(|shape| windows.outputs(cx, shape)).transpose()?;
-        cx.output(0, dtype, shape);
+        let shape = cx.shape(0).map(|shape| windows.infer_outputs(cx, shape)).transpose()?;
+        cx.set_output(0, dtype, shape);
         Ok(())
     }
 }
 
 fn build_global_average(_: &Graph, _: &Node) -> Result<Box<dyn Op>, OpError> {
-    Ok(Box::new(GlobalAverage))
+    Ok(Box::new(GlobalAveragePool))
 }
 
 fn decompose_global_average(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
-    let x = rw.required(0)?;
+    let x = rw.required_input(0)?;
     let rank = rw.shape(x).map(Shape::rank);
     let rank = rank.ok_or_else(|| OpError::unsupported("the rank of its input must be known"))?;
     let axes: Vec<i64> = (2..rank as i64).collect();
     let axes: ValueId = rw.ints("axes", &axes);
     let mean = rw.add("ReduceMean", &[x, axes], Attrs::new().with("keepdims", 1i64));
-    rw.output(0, mean);
+    rw.replace_output(0, mean);
     Ok(())
 }
 
@@ -630,13 +638,13 @@ fn downgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
         }
     }
     if left != *attrs {
-        rw.same(&rw.node().inputs, left);
+        rw.emit_same_op(&rw.node().inputs, left);
     }
     Ok(())
 }
 
 /// Returns attributes with a window along one axis.
-fn a_window(_: &Definition) -> Sample {
+fn window_sample(_: &Definition) -> Sample {
     Sample::of(Attrs::new().with("kernel_shape", vec![2i64]))
 }
 
@@ -647,11 +655,11 @@ pub(crate) fn definitions() -> Vec<Definition> {
         lp,
         global_lp,
         Definition::new("", "MaxPool", &[1, 8, 10, 11, 12, 22], build_max)
-            .sample(a_window)
+            .sample(window_sample)
             .downgrade(downgrade)
             .later_types(&[(12, &[DType::I8, DType::U8]), (22, &[DType::BF16])]),
         Definition::new("", "AveragePool", &[7, 10, 11, 19, 22], build_average)
-            .sample(a_window)
+            .sample(window_sample)
             .downgrade(downgrade)
             .later_types(BFLOAT16),
         Definition::new("", "GlobalMaxPool", &[1, 22], build_global_max).later_types(BFLOAT16),
@@ -659,14 +667,14 @@ pub(crate) fn definitions() -> Vec<Definition> {
             .composition(decompose_global_average)
             .later_types(BFLOAT16),
         Definition::new("", "MaxPoolGrad", &[9], build_max_grad)
-            .sample(a_window)
+            .sample(window_sample)
             .extension()
             .declared_shape()
             .differentiated_as(onnx_decomposition::decompose_max_grad),
         Definition::new("", "AveragePoolGrad", &[9], build_average_grad)
             .sample(|definition| {
                 let of = |size| ValueType::tensor(DType::F32, &[1, 1, size]);
-                Sample { inputs: vec![Some(of(1))], output: Some(of(2)), ..a_window(definition) }
+                Sample { inputs: vec![Some(of(1))], output: Some(of(2)), ..window_sample(definition) }
             })
             .extension()
             .declared_shape()

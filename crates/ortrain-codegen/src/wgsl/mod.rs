@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 
 use ortrain_expr::Scalar;
 
-use crate::dialect::{Declared, Dialect, GROUP, Repr, Shared};
+use crate::dialect::{DeclaredBinding, Dialect, GROUP_SIZE, Repr, SharedArray};
 use crate::functions::functions;
 use crate::wgsl_library::Prelude;
 
@@ -15,9 +15,9 @@ pub struct Wgsl;
 
 static PRELUDE: LazyLock<Prelude> = LazyLock::new(|| {
     let texts = [
-        include_str!("wgsl/integers.wgsl"),
-        include_str!("wgsl/floats.wgsl"),
-        include_str!("wgsl/doubles.wgsl"),
+        include_str!("integers.wgsl"),
+        include_str!("floats.wgsl"),
+        include_str!("doubles.wgsl"),
         &functions(),
     ];
     Prelude::new(texts.iter().fold(String::from("\n"), |all, text| all + text + "\n"))
@@ -57,7 +57,7 @@ impl Dialect for Wgsl {
         format!("{}({})", self.type_name(repr), parts.join(", "))
     }
 
-    fn part_of(&self, array: &str, at: &str, part: &str) -> String {
+    fn component(&self, array: &str, at: &str, part: &str) -> String {
         format!("{array}[{at}][{part}]")
     }
 
@@ -73,16 +73,16 @@ impl Dialect for Wgsl {
         format!("select({no}, {yes}, {condition})")
     }
 
-    fn counted(&self, name: &str, from: &str, to: &str) -> String {
+    fn loop_head(&self, name: &str, from: &str, to: &str) -> String {
         format!("for (var {name}: i32 = {from}; {name} < {to}; {name}++) {{")
     }
 
-    fn word(&self, binding: &Declared, at: &str) -> String {
+    fn word(&self, binding: &DeclaredBinding, at: &str) -> String {
         let name = &binding.name;
         if binding.atomic { format!("atomicLoad(&{name}[{at}])") } else { format!("{name}[{at}]") }
     }
 
-    fn quad(&self, binding: &Declared, at: &str) -> String {
+    fn quad(&self, binding: &DeclaredBinding, at: &str) -> String {
         format!("{}[{at}]", binding.name)
     }
 
@@ -90,11 +90,11 @@ impl Dialect for Wgsl {
         format!("let {name}: vec4<u32> = {value};")
     }
 
-    fn set_quad(&self, binding: &Declared, at: &str, words: &[String; 4]) -> String {
+    fn set_quad(&self, binding: &DeclaredBinding, at: &str, words: &[String; 4]) -> String {
         format!("{}[{at}] = vec4<u32>({});", binding.name, words.join(", "))
     }
 
-    fn set_word(&self, binding: &Declared, at: &str, value: &str) -> String {
+    fn set_word(&self, binding: &DeclaredBinding, at: &str, value: &str) -> String {
         let name = &binding.name;
         if binding.atomic {
             format!("atomicStore(&{name}[{at}], {value});")
@@ -103,12 +103,12 @@ impl Dialect for Wgsl {
         }
     }
 
-    fn set_bits(&self, binding: &Declared, at: &str, mask: &str, value: &str) -> String {
+    fn set_bits(&self, binding: &DeclaredBinding, at: &str, mask: &str, value: &str) -> String {
         let name = &binding.name;
         format!("atomicAnd(&{name}[{at}], ~({mask})); atomicOr(&{name}[{at}], ({value}) & ({mask}));")
     }
 
-    fn lower_word(&self, binding: &Declared, at: &str, value: &str) -> String {
+    fn min_word(&self, binding: &DeclaredBinding, at: &str, value: &str) -> String {
         format!("atomicMin(&{}[{at}], {value});", binding.name)
     }
 
@@ -124,39 +124,39 @@ impl Dialect for Wgsl {
         PRELUDE.text()
     }
 
-    fn kernel(&self, bindings: &[Declared], body: &str, points: u64, row: u32) -> String {
-        let mut text = head(bindings);
+    fn kernel(&self, bindings: &[DeclaredBinding], body: &str, points: u64, row: u32) -> String {
+        let mut text = binding_declarations(bindings);
         text += &PRELUDE.needed_by(body);
         let _ = write!(
             text,
-            "@compute @workgroup_size({GROUP})
+            "@compute @workgroup_size({GROUP_SIZE})
 fn main(@builtin(global_invocation_id) invocation: vec3<u32>) {{
 let id: u32 = invocation.x + invocation.y * {}u;
 if (id >= {points}u) {{ return; }}
 {body}}}
 ",
-            u64::from(row) * u64::from(GROUP)
+            u64::from(row) * u64::from(GROUP_SIZE)
         );
         text
     }
 
     fn kernel_of_groups(
         &self,
-        bindings: &[Declared],
-        shared: &[Shared],
+        bindings: &[DeclaredBinding],
+        shared: &[SharedArray],
         body: &str,
         groups: u64,
         row: u32,
     ) -> String {
-        let mut text = head(bindings);
-        for Shared { name, repr, len } in shared {
+        let mut text = binding_declarations(bindings);
+        for SharedArray { name, repr, len } in shared {
             let _ = writeln!(text, "var<workgroup> {name}: array<{}, {len}>;", self.type_name(*repr));
         }
         text += &PRELUDE.needed_by(body);
         // Control flow must be uniform in a group: the last row of groups exits in whole groups.
         let _ = write!(
             text,
-            "@compute @workgroup_size({GROUP})
+            "@compute @workgroup_size({GROUP_SIZE})
 fn main(@builtin(workgroup_id) place: vec3<u32>, @builtin(local_invocation_index) invocation: u32) {{
 let group: u32 = place.x + place.y * {row}u;
 let lane: i32 = i32(invocation);
@@ -169,9 +169,9 @@ if (group >= {groups}u) {{ return; }}
 }
 
 /// Returns the declarations of bindings.
-fn head(bindings: &[Declared]) -> String {
+fn binding_declarations(bindings: &[DeclaredBinding]) -> String {
     let mut text = String::new();
-    for (k, Declared { name, atomic, is_wide }) in bindings.iter().enumerate() {
+    for (k, DeclaredBinding { name, atomic, is_wide }) in bindings.iter().enumerate() {
         let word = match (atomic, is_wide) {
             (true, _) => "atomic<u32>",
             (_, true) => "vec4<u32>",

@@ -7,21 +7,21 @@ use std::sync::Arc;
 
 use ortrain_graph::{Attr, Attrs, DType, Dim, Graph, Node, Tensor, ValueId, ValueType};
 
-use super::map_tensors::{Bound, SETTINGS, bound_of, places_of, snapshot};
+use super::map_tensors::{BoundInputs, SETTINGS, add_snapshot, bound_inputs, overwritten_inputs};
 use crate::Error;
-use crate::families::optim::assign;
+use crate::families::optimizer_ops::add_state_update;
 use crate::onnx_decomposition::NodeSink;
 use crate::passes::{infer::infer_known, versions::upgrade};
 
 /// Tensor of an input sequence of an optimizer model.
 #[derive(Clone, Debug)]
-pub struct Member {
+pub struct SequenceTensor {
     /// Input that replaces the tensor.
     pub input: ValueId,
     /// Name of the sequence: `params`, `gradients`, or a slot.
     pub sequence: Arc<str>,
     /// Index of the parameter.
-    pub at: usize,
+    pub parameter_index: usize,
 }
 
 /// Expands an optimizer model for the parameters of a state.
@@ -32,14 +32,14 @@ pub struct Member {
 ///
 /// # Errors
 /// Returns an error if an output sequence overwrites no input, or the model uses sequences in an unsupported way.
-pub fn spread(
+pub fn expand_sequences(
     graph: &mut Graph,
     count: usize,
     types: &dyn Fn(&str) -> Option<Vec<ValueType>>,
-) -> Result<(Bound, Vec<Member>), Error> {
-    let bound = bound_of(graph)?;
-    let places = places_of(graph)?;
-    let mut members: Vec<Member> = Vec::new();
+) -> Result<(BoundInputs, Vec<SequenceTensor>), Error> {
+    let bound = bound_inputs(graph)?;
+    let places = overwritten_inputs(graph)?;
+    let mut members: Vec<SequenceTensor> = Vec::new();
     let mut first: Vec<Node> = Vec::new();
     let table = ValueType::tensor(DType::F64, &[count, bound.columns.len()]);
     let settings = graph.add_value(SETTINGS, table);
@@ -82,7 +82,7 @@ pub fn spread(
         for (at, ty) in types.into_iter().enumerate() {
             let input = graph.add_value(&format!("{name}[{at}]"), ty);
             tensors.push(input);
-            members.push(Member { input, sequence: name.clone(), at });
+            members.push(SequenceTensor { input, sequence: name.clone(), parameter_index: at });
         }
         inputs.extend(&tensors);
         first.push(construct(&tensors, id));
@@ -104,7 +104,7 @@ pub fn spread(
         let length = graph.emit("SequenceLength", &[Some(id)], Attrs::new());
         lengths.push((graph.name_of(id).to_owned(), length));
         for member in members.iter().filter(|member| member.sequence == name) {
-            let at = graph.emit_constant(Tensor::i64(&[], &[member.at as i64]));
+            let at = graph.emit_constant(Tensor::i64(&[], &[member.parameter_index as i64]));
             let new = graph.emit("SequenceAt", &[Some(id), Some(at)], Attrs::new());
             written.push((member.input, new));
         }
@@ -129,9 +129,9 @@ pub fn spread(
     }
     // All new tensors are computed before the first write, because a new tensor may alias an input that is overwritten.
     let written: Vec<(ValueId, ValueId)> =
-        written.into_iter().map(|(place, new)| (place, snapshot(graph, new))).collect();
+        written.into_iter().map(|(place, new)| (place, add_snapshot(graph, new))).collect();
     for (place, new) in written {
-        assign(graph, place, new);
+        add_state_update(graph, place, new);
     }
     // The rewrite removed the consumers of the sequences; their constructors are left.
     graph.nodes.retain(|node| &*node.op != "SequenceConstruct" && &*node.op != "SequenceEmpty");

@@ -39,9 +39,9 @@ const ADDED_OUTPUTS: [&str; 4] = ["running_mean_def", "running_var_def", "saved_
 struct BatchNorm {
     epsilon: f64,
     momentum: f64,
-    training: bool,
+    is_training: bool,
     /// True if the operator also returns the statistics of the batch.
-    internal: bool,
+    is_internal: bool,
 }
 
 /// Gradient of [`BatchNorm`] in training mode.
@@ -51,41 +51,41 @@ struct BatchNorm {
 struct BatchNormGrad;
 
 /// Axes of a batch: elements, channels, space. A vector gets a channel axis of size 1.
-struct Axes {
+struct BatchAxes {
     dims: Vec<usize>,
 }
 
-impl Axes {
-    fn of(dims: &[usize]) -> Axes {
+impl BatchAxes {
+    fn from_dims(dims: &[usize]) -> BatchAxes {
         let mut dims = dims.to_vec();
         if dims.len() == 1 {
             dims.push(1);
         }
-        Axes { dims }
+        BatchAxes { dims }
     }
 
-    fn channels(&self) -> usize {
+    fn channel_count(&self) -> usize {
         self.dims[1]
     }
 
     /// Returns the number of elements of a channel.
-    fn count(&self) -> usize {
+    fn elements_per_channel(&self) -> usize {
         self.dims[2..].iter().fold(self.dims[0], |count, &dim| count.saturating_mul(dim))
     }
 
     /// Starts a map over the batch in memory order.
-    fn map(&self, cx: &Lower<'_>) -> NestBuilder {
+    fn start_map(&self, cx: &Lower<'_>) -> NestBuilder {
         cx.nest(&self.dims, 0)
     }
 
     /// Returns the strides of a buffer with one element for each channel, in a map over the batch.
-    fn by_channel(&self) -> Strides {
+    fn channel_strides(&self) -> Strides {
         (0..self.dims.len()).map(|axis| isize::from(axis == 1)).collect()
     }
 
     /// Starts a reduction of each channel. Also returns the strides of the batch, and of a buffer with one element for
     /// each channel.
-    fn reduction(&self, cx: &Lower<'_>) -> (NestBuilder, Strides, Strides) {
+    fn start_channel_reduction(&self, cx: &Lower<'_>) -> (NestBuilder, Strides, Strides) {
         let mut strides = Access::contiguous(DType::F32, &self.dims).strides;
         let mut dims = self.dims.clone();
         strides.swap(0, 1);
@@ -96,72 +96,73 @@ impl Axes {
 }
 
 /// Returns the type of the arithmetic and of intermediate buffers: float32, or float64 for float64.
-pub(super) fn wide(dtype: DType) -> DType {
+pub(super) fn arithmetic_dtype(dtype: DType) -> DType {
     if dtype == DType::F64 { DType::F64 } else { DType::F32 }
 }
 
 /// Loads an element with strides and converts it to a type.
-fn load(cx: &Lower<'_>, nest: &mut NestBuilder, buffer: BufferId, strides: &[isize], ty: Type) -> Reg {
+fn load_as(cx: &Lower<'_>, nest: &mut NestBuilder, buffer: BufferId, strides: &[isize], ty: Type) -> Reg {
     let value = nest.load_strided(cx, buffer, 0, strides);
     nest.b.convert(value, ty)
 }
 
 impl BatchNorm {
     /// Emits `y = (x - mean) * factor + bias`, with one mean and factor for each channel.
-    fn apply(
+    fn emit_normalization(
         &self,
         cx: &mut Lower<'_>,
-        axes: &Axes,
+        axes: &BatchAxes,
         mean: BufferId,
         factor: BufferId,
     ) -> Result<(), OpError> {
         let (x, bias, y) = (cx.input(0), cx.input(2), cx.output(0));
         let (ty, dtype) = (Type::of(cx.dtype(0)), cx.dtype(0));
-        let (mut nest, channel) = (axes.map(cx), axes.by_channel());
+        let (mut nest, channel) = (axes.start_map(cx), axes.channel_strides());
         let x = nest.load_broadcast(x, dtype, &axes.dims);
-        let mean = load(cx, &mut nest, mean, &channel, ty);
-        let factor = load(cx, &mut nest, factor, &channel, ty);
-        let bias = load(cx, &mut nest, bias, &channel, ty);
+        let mean = load_as(cx, &mut nest, mean, &channel, ty);
+        let factor = load_as(cx, &mut nest, factor, &channel, ty);
+        let bias = load_as(cx, &mut nest, bias, &channel, ty);
         let centred = nest.b.sub(x, mean);
         let scaled = nest.b.mul(centred, factor);
         let result = nest.b.add(scaled, bias);
-        nest.store_whole(cx, y, result);
+        nest.store_contiguous(cx, y, result);
         cx.emit(nest.instruction())
     }
 
-    fn lower_inference(&self, cx: &mut Lower<'_>, axes: &Axes) -> Result<(), OpError> {
-        let (dtype, channels) = (wide(cx.dtype(0)), axes.channels());
+    fn lower_inference(&self, cx: &mut Lower<'_>, axes: &BatchAxes) -> Result<(), OpError> {
+        let (dtype, channels) = (arithmetic_dtype(cx.dtype(0)), axes.channel_count());
         let ty = Type::of(dtype);
         let (scale, mean, var) = (cx.input(1), cx.input(3), cx.input(4));
-        let factor = cx.temp("factor", dtype, channels);
+        let factor = cx.alloc_temp("factor", dtype, channels);
         let mut nest = cx.nest(&[channels], 0);
-        let scale = load(cx, &mut nest, scale, &[1], ty);
-        let var = load(cx, &mut nest, var, &[1], ty);
+        let scale = load_as(cx, &mut nest, scale, &[1], ty);
+        let var = load_as(cx, &mut nest, var, &[1], ty);
         let epsilon = nest.b.constant(ty, self.epsilon);
         let sum = nest.b.add(var, epsilon);
         let root = nest.b.unary(UnaryOp::Sqrt, sum);
         let value = nest.b.div(scale, root);
-        nest.store_whole(cx, factor, value);
+        nest.store_contiguous(cx, factor, value);
         cx.emit(nest.instruction())?;
-        self.apply(cx, axes, mean, factor)?;
+        self.emit_normalization(cx, axes, mean, factor)?;
         cx.alias(1, 3);
         cx.alias(2, 4);
         Ok(())
     }
 
-    fn lower_training(&self, cx: &mut Lower<'_>, axes: &Axes) -> Result<(), OpError> {
-        let (dtype, channels, count) = (wide(cx.dtype(0)), axes.channels(), axes.count());
+    fn lower_training(&self, cx: &mut Lower<'_>, axes: &BatchAxes) -> Result<(), OpError> {
+        let (dtype, channels, count) =
+            (arithmetic_dtype(cx.dtype(0)), axes.channel_count(), axes.elements_per_channel());
         let ty = Type::of(dtype);
-        let mean = if cx.wants(3) && cx.out_dtype(3) == dtype {
+        let mean = if cx.has_output(3) && cx.out_dtype(3) == dtype {
             cx.output(3)
         } else {
-            cx.temp("mean", dtype, channels)
+            cx.alloc_temp("mean", dtype, channels)
         };
-        let factor = cx.temp("factor", dtype, channels);
+        let factor = cx.alloc_temp("factor", dtype, channels);
         let (x, scale) = (cx.input(0), cx.input(1));
-        let (mut nest, batch, channel) = axes.reduction(cx);
-        let x = load(cx, &mut nest, x, &batch, ty);
-        let scale = load(cx, &mut nest, scale, &channel, ty);
+        let (mut nest, batch, channel) = axes.start_channel_reduction(cx);
+        let x = load_as(cx, &mut nest, x, &batch, ty);
+        let scale = load_as(cx, &mut nest, scale, &channel, ty);
         // The sums of an empty batch are zero; the divisor 1 keeps the statistics finite.
         let n = nest.b.constant(ty, count.max(1) as f64);
         let sum = nest.reduce(ReduceOp::Sum, x);
@@ -178,7 +179,7 @@ impl BatchNorm {
         nest.store_outer(cx, mean, average);
         nest.store_outer(cx, factor, value);
         for (k, value) in [(3, average), (4, inverse)] {
-            if !cx.wants(k) {
+            if !cx.has_output(k) {
                 continue;
             }
             let saved = cx.output(k);
@@ -187,7 +188,7 @@ impl BatchNorm {
             }
         }
         for (k, input, value) in [(1, 3, average), (2, 4, variance)] {
-            if !cx.wants(k) {
+            if !cx.has_output(k) {
                 continue;
             }
             if count == 0 {
@@ -196,7 +197,7 @@ impl BatchNorm {
             }
             let (old, new) = (cx.input(input), cx.output(k));
             let ty = Type::of(cx.dtype(input));
-            let old = load(cx, &mut nest, old, &channel, ty);
+            let old = load_as(cx, &mut nest, old, &channel, ty);
             let b = &mut nest.b;
             let (keep, take) = (b.constant(ty, self.momentum), b.constant(ty, 1.0 - self.momentum));
             let value = b.convert(value, ty);
@@ -205,22 +206,22 @@ impl BatchNorm {
             nest.store_outer(cx, new, result);
         }
         cx.emit(nest.instruction())?;
-        self.apply(cx, axes, mean, factor)
+        self.emit_normalization(cx, axes, mean, factor)
     }
 
     /// Returns the gradient of `X` through the saved statistics of the batch. The derivative of the mean m is 1 / n.
     /// The derivative of r = 1 / sqrt(variance + epsilon) is -r^3 * (x - m) / n.
-    fn grad_saved(&self, cx: &mut Grad<'_>) -> Result<Option<ValueId>, OpError> {
+    fn gradient_through_saved_statistics(&self, cx: &mut Grad<'_>) -> Result<Option<ValueId>, OpError> {
         let arriving = [cx.output_grad(3), cx.output_grad(4)];
-        if !cx.wants(0) || arriving == [None, None] {
+        if !cx.needs_grad(0) || arriving == [None, None] {
             return Ok(None);
         }
         let x = cx.input(0)?;
-        let rank = cx.shape(x).map(Shape::rank).ok_or_else(no_rank)?;
+        let rank = cx.shape(x).map(Shape::rank).ok_or_else(unknown_rank_error)?;
         let (narrow, statistics) = (cx.dtype(x)?, cx.dtype(cx.input(3)?)?);
         let spread = |cx: &mut Grad<'_>, value: ValueId| {
             let value = cast(cx, value, statistics, narrow);
-            across(cx, value, rank)
+            unsqueeze_channels(cx, value, rank)
         };
         let none = Attrs::new;
         let mean = cx.output(3, ADDED_OUTPUTS[2]);
@@ -251,7 +252,7 @@ impl BatchNorm {
     /// Adds the gradients in inference mode, where mean and variance are inputs.
     fn grad_inference(&self, cx: &mut Grad<'_>, g: ValueId) -> Result<(), OpError> {
         let [x, scale, mean, var] = [cx.input(0)?, cx.input(1)?, cx.input(3)?, cx.input(4)?];
-        let rank = cx.shape(x).map(Shape::rank).ok_or_else(no_rank)?;
+        let rank = cx.shape(x).map(Shape::rank).ok_or_else(unknown_rank_error)?;
         let [dtype, scale_ty, mean_ty] = [cx.dtype(x)?, cx.dtype(scale)?, cx.dtype(mean)?];
         let none = Attrs::new;
         let epsilon = cx.constant("epsilon", Tensor::scalar(mean_ty, self.epsilon));
@@ -259,50 +260,50 @@ impl BatchNorm {
         let root = cx.add("Sqrt", &[shifted], none());
         let wide_scale = cast(cx, scale, scale_ty, mean_ty);
         let factor = cx.add("Div", &[wide_scale, root], none());
-        if cx.wants(0) {
+        if cx.needs_grad(0) {
             let factor = cast(cx, factor, mean_ty, dtype);
-            let factor = across(cx, factor, rank);
+            let factor = unsqueeze_channels(cx, factor, rank);
             let gradient = cx.add("Mul", &[g, factor], none());
-            cx.give(0, gradient);
+            cx.set_grad(0, gradient);
         }
-        let (of_statistics, of_var) = (cx.wants(3) || cx.wants(4), cx.wants(4));
-        let bias = cx.wants(2) || of_statistics;
-        let sum = if bias { Some(channel_sum(cx, g, rank)) } else { None };
-        if let (true, Some(sum)) = (cx.wants(2), sum) {
+        let (of_statistics, of_var) = (cx.needs_grad(3) || cx.needs_grad(4), cx.needs_grad(4));
+        let bias = cx.needs_grad(2) || of_statistics;
+        let sum = if bias { Some(sum_channels(cx, g, rank)) } else { None };
+        if let (true, Some(sum)) = (cx.needs_grad(2), sum) {
             let gradient = cast(cx, sum, dtype, scale_ty);
-            cx.give(2, gradient);
+            cx.set_grad(2, gradient);
         }
-        if cx.wants(1) || of_var {
+        if cx.needs_grad(1) || of_var {
             let middle = cast(cx, mean, mean_ty, dtype);
-            let middle = across(cx, middle, rank);
+            let middle = unsqueeze_channels(cx, middle, rank);
             let centred = cx.add("Sub", &[x, middle], none());
             let product = cx.add("Mul", &[g, centred], none());
-            let sum = channel_sum(cx, product, rank);
+            let sum = sum_channels(cx, product, rank);
             let sum = cast(cx, sum, dtype, mean_ty);
-            if cx.wants(1) {
+            if cx.needs_grad(1) {
                 let gradient = cx.add("Div", &[sum, root], none());
                 let gradient = cast(cx, gradient, mean_ty, scale_ty);
-                cx.give(1, gradient);
+                cx.set_grad(1, gradient);
             }
             if of_var {
                 let half = cx.constant("minus_half", Tensor::scalar(mean_ty, -0.5));
                 let share = cx.add("Div", &[factor, shifted], none());
                 let product = cx.add("Mul", &[sum, share], none());
                 let gradient = cx.add("Mul", &[product, half], none());
-                cx.give(4, gradient);
+                cx.set_grad(4, gradient);
             }
         }
-        if let (true, Some(sum)) = (cx.wants(3), sum) {
+        if let (true, Some(sum)) = (cx.needs_grad(3), sum) {
             let sum = cast(cx, sum, dtype, mean_ty);
             let product = cx.add("Mul", &[sum, factor], none());
             let gradient = cx.add("Neg", &[product], none());
-            cx.give(3, gradient);
+            cx.set_grad(3, gradient);
         }
         Ok(())
     }
 }
 
-fn no_rank() -> OpError {
+fn unknown_rank_error() -> OpError {
     OpError::unsupported("the rank of its input 0 must be known for this; declare its shape in the model")
 }
 
@@ -315,7 +316,7 @@ pub(super) fn cast(to: &mut impl NodeSink, value: ValueId, from: DType, wanted: 
 }
 
 /// Reshapes one element per channel so that it broadcasts to a batch of rank `rank`.
-fn across(to: &mut impl NodeSink, value: ValueId, rank: usize) -> ValueId {
+fn unsqueeze_channels(to: &mut impl NodeSink, value: ValueId, rank: usize) -> ValueId {
     if rank <= 2 {
         return value;
     }
@@ -330,7 +331,7 @@ fn reduced_axes(rank: usize) -> Vec<i64> {
 }
 
 /// Adds a reduction to one element for each channel.
-fn by_channel(to: &mut impl NodeSink, op: &str, value: ValueId, rank: usize, keep: bool) -> ValueId {
+fn reduce_to_channels(to: &mut impl NodeSink, op: &str, value: ValueId, rank: usize, keep: bool) -> ValueId {
     let axes = reduced_axes(rank);
     let axes = to.emit_constant(Tensor::i64(&[axes.len()], &axes));
     // A vector has no channel axis, so the reduced axis is kept as one.
@@ -338,8 +339,8 @@ fn by_channel(to: &mut impl NodeSink, op: &str, value: ValueId, rank: usize, kee
     to.emit(op, &[Some(value), Some(axes)], Attrs::new().with("keepdims", keepdims))
 }
 
-fn channel_sum(to: &mut impl NodeSink, value: ValueId, rank: usize) -> ValueId {
-    by_channel(to, "ReduceSum", value, rank, false)
+fn sum_channels(to: &mut impl NodeSink, value: ValueId, rank: usize) -> ValueId {
+    reduce_to_channels(to, "ReduceSum", value, rank, false)
 }
 
 /// Checks that some inputs have one element for each channel of input `x`.
@@ -371,7 +372,7 @@ fn check_channels(cx: &Infer<'_>, x: usize, inputs: &[usize]) -> Result<(), OpEr
 
 /// Returns the shape `[channels]`, from `x` or from one of the other inputs. A known size is preferred to a symbolic
 /// one.
-fn channel_dim(cx: &Infer<'_>, x: usize, others: &[usize]) -> Option<Shape> {
+fn channel_shape(cx: &Infer<'_>, x: usize, others: &[usize]) -> Option<Shape> {
     let of_x = cx.shape(x).map(|shape| if shape.rank() == 1 { Dim::Known(1) } else { shape[1].clone() });
     let of_others = others.iter().filter_map(|&k| cx.shape(k)).map(|shape| shape[0].clone());
     let known = of_x.into_iter().chain(of_others).max_by_key(|dim| dim.known().is_some())?;
@@ -380,39 +381,39 @@ fn channel_dim(cx: &Infer<'_>, x: usize, others: &[usize]) -> Option<Shape> {
 
 impl Op for BatchNorm {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
-        cx.arity(5, 5, if self.internal { 5 } else { 3 })?;
-        let dtype = cx.dtype_where(0, "a float type", DType::is_float)?;
+        cx.check_arity(5, 5, if self.is_internal { 5 } else { 3 })?;
+        let dtype = cx.expect_dtype(0, "a float type", DType::is_float)?;
         for k in 1..5 {
-            cx.dtype_where(k, "a float type", DType::is_float)?;
+            cx.expect_dtype(k, "a float type", DType::is_float)?;
         }
-        cx.same_dtype([1, 2])?;
-        let statistics = cx.same_dtype([3, 4])?;
+        cx.expect_same_dtype([1, 2])?;
+        let statistics = cx.expect_same_dtype([3, 4])?;
         check_channels(cx, 0, &[1, 2, 3, 4])?;
-        if !self.training && (cx.wants(3) || cx.wants(4)) {
+        if !self.is_training && (cx.has_output(3) || cx.has_output(4)) {
             return Err(OpError::invalid("the statistics of a batch exist in training mode alone"));
         }
-        let channels = channel_dim(cx, 0, &[1, 2, 3, 4]);
+        let channels = channel_shape(cx, 0, &[1, 2, 3, 4]);
         let mut shape = cx.shape(0).cloned();
         if let (Some(shape), Some(channels)) = (&mut shape, &channels)
             && shape.rank() > 1
         {
             shape.0[1] = channels[0].clone();
         }
-        cx.output(0, dtype, shape);
+        cx.set_output(0, dtype, shape);
         for k in 1..5 {
-            cx.output(k, statistics, channels.clone());
+            cx.set_output(k, statistics, channels.clone());
         }
         Ok(())
     }
 
     fn grad(&self, cx: &mut Grad<'_>) -> Result<(), OpError> {
         let arriving = cx.output_grad(0);
-        if !self.training {
+        if !self.is_training {
             return arriving.map_or(Ok(()), |g| self.grad_inference(cx, g));
         }
-        let mut of_x = self.grad_saved(cx)?;
+        let mut of_x = self.gradient_through_saved_statistics(cx)?;
         if let Some(g) = arriving {
-            cx.change_node(|graph, index| make_internal(graph, index, ""));
+            cx.replace_node(|graph, index| convert_to_internal(graph, index, ""));
             let saved = [cx.output(3, ADDED_OUTPUTS[2]), cx.output(4, ADDED_OUTPUTS[3])];
             let inputs = [g, cx.input(0)?, cx.input(1)?, saved[0], saved[1]].map(Some);
             let attrs = Attrs::new().with("epsilon", self.epsilon as f32);
@@ -422,34 +423,34 @@ impl Op for BatchNorm {
                 None => gradients[0],
             });
             for k in [1, 2] {
-                if cx.wants(k) {
-                    cx.give(k, gradients[k]);
+                if cx.needs_grad(k) {
+                    cx.set_grad(k, gradients[k]);
                 }
             }
         }
-        if let Some(of_x) = of_x.filter(|_| cx.wants(0)) {
-            cx.give(0, of_x);
+        if let Some(of_x) = of_x.filter(|_| cx.needs_grad(0)) {
+            cx.set_grad(0, of_x);
         }
         Ok(())
     }
 
     fn lower(&self, cx: &mut Lower<'_>) -> Result<(), OpError> {
-        let axes = Axes::of(&cx.dims(0));
-        if self.training { self.lower_training(cx, &axes) } else { self.lower_inference(cx, &axes) }
+        let axes = BatchAxes::from_dims(&cx.dims(0));
+        if self.is_training { self.lower_training(cx, &axes) } else { self.lower_inference(cx, &axes) }
     }
 
-    fn updates(&self) -> &'static [(usize, usize)] {
-        if self.internal && self.training { &[(1, 3), (2, 4)] } else { &[] }
+    fn state_updates(&self) -> &'static [(usize, usize)] {
+        if self.is_internal && self.is_training { &[(1, 3), (2, 4)] } else { &[] }
     }
 }
 
 impl Op for BatchNormGrad {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
-        cx.arity(5, 5, 3)?;
+        cx.check_arity(5, 5, 3)?;
         for k in 0..5 {
-            cx.dtype_where(k, "a float type", DType::is_float)?;
+            cx.expect_dtype(k, "a float type", DType::is_float)?;
         }
-        let dtype = cx.same_dtype([0, 1])?;
+        let dtype = cx.expect_same_dtype([0, 1])?;
         let (scale, shape) = (cx.dtype(2)?, cx.broadcast([0, 1])?);
         if let (Some(g), Some(x)) = (cx.shape(0), cx.shape(1)) {
             let differ = |a: &Dim, b: &Dim| matches!((a.known(), b.known()), (Some(a), Some(b)) if a != b);
@@ -458,27 +459,27 @@ impl Op for BatchNormGrad {
             }
         }
         check_channels(cx, 1, &[2, 3, 4])?;
-        let channels = channel_dim(cx, 1, &[2, 3, 4]);
-        cx.output(0, dtype, shape);
-        cx.output(1, scale, channels.clone());
-        cx.output(2, scale, channels);
+        let channels = channel_shape(cx, 1, &[2, 3, 4]);
+        cx.set_output(0, dtype, shape);
+        cx.set_output(1, scale, channels.clone());
+        cx.set_output(2, scale, channels);
         Ok(())
     }
 
     fn lower(&self, cx: &mut Lower<'_>) -> Result<(), OpError> {
-        let axes = Axes::of(&cx.dims(1));
+        let axes = BatchAxes::from_dims(&cx.dims(1));
         let (narrow, dtype, channels, count) =
-            (cx.dtype(1), wide(cx.dtype(1)), axes.channels(), axes.count());
+            (cx.dtype(1), arithmetic_dtype(cx.dtype(1)), axes.channel_count(), axes.elements_per_channel());
         let ty = Type::of(dtype);
         let [gradient, x, scale, mean, inverse] = [0, 1, 2, 3, 4].map(|k| cx.input(k));
         // dX = factor * (g - share - (x - mean) * slope)
-        let terms = ["factor", "share", "slope"].map(|name| cx.temp(name, dtype, channels));
+        let terms = ["factor", "share", "slope"].map(|name| cx.alloc_temp(name, dtype, channels));
 
-        let (mut nest, batch, channel) = axes.reduction(cx);
-        let g = load(cx, &mut nest, gradient, &batch, ty);
-        let at = load(cx, &mut nest, x, &batch, ty);
-        let middle = load(cx, &mut nest, mean, &channel, ty);
-        let inv = load(cx, &mut nest, inverse, &channel, ty);
+        let (mut nest, batch, channel) = axes.start_channel_reduction(cx);
+        let g = load_as(cx, &mut nest, gradient, &batch, ty);
+        let at = load_as(cx, &mut nest, x, &batch, ty);
+        let middle = load_as(cx, &mut nest, mean, &channel, ty);
+        let inv = load_as(cx, &mut nest, inverse, &channel, ty);
         let sum = nest.reduce(ReduceOp::Sum, g);
         let centred = nest.b.sub(at, middle);
         let product = nest.b.mul(g, centred);
@@ -486,12 +487,12 @@ impl Op for BatchNormGrad {
         // The sum of an empty batch is zero, but its inverse standard deviation may be NaN.
         let of_scale = if count == 0 { products } else { nest.b.mul(products, inv) };
         for (k, value) in [(1, of_scale), (2, sum)] {
-            if cx.wants(k) {
+            if cx.has_output(k) {
                 let output = cx.output(k);
                 nest.store_outer(cx, output, value);
             }
         }
-        let scale = load(cx, &mut nest, scale, &channel, ty);
+        let scale = load_as(cx, &mut nest, scale, &channel, ty);
         let b = &mut nest.b;
         let n = b.constant(ty, count.max(1) as f64);
         let (factor, share) = (b.mul(scale, inv), b.div(sum, n));
@@ -502,14 +503,14 @@ impl Op for BatchNormGrad {
         }
         cx.emit(nest.instruction())?;
 
-        if !cx.wants(0) {
+        if !cx.has_output(0) {
             return Ok(());
         }
-        let (mut nest, channel) = (axes.map(cx), axes.by_channel());
+        let (mut nest, channel) = (axes.start_map(cx), axes.channel_strides());
         let g = nest.load_broadcast(gradient, narrow, &axes.dims);
         let at = nest.load_broadcast(x, narrow, &axes.dims);
-        let middle = load(cx, &mut nest, mean, &channel, ty);
-        let [factor, share, slope] = terms.map(|term| load(cx, &mut nest, term, &channel, ty));
+        let middle = load_as(cx, &mut nest, mean, &channel, ty);
+        let [factor, share, slope] = terms.map(|term| load_as(cx, &mut nest, term, &channel, ty));
         let b = &mut nest.b;
         let centred = b.sub(at, middle);
         let along = b.mul(centred, slope);
@@ -517,7 +518,7 @@ impl Op for BatchNormGrad {
         let rest = b.sub(rest, along);
         let result = b.mul(factor, rest);
         let output = cx.output(0);
-        nest.store_whole(cx, output, result);
+        nest.store_contiguous(cx, output, result);
         cx.emit(nest.instruction())
     }
 }
@@ -528,8 +529,8 @@ fn build(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
     Ok(Box::new(BatchNorm {
         epsilon: f64::from(node.attrs.float("epsilon")?.unwrap_or(1e-5)),
         momentum: f64::from(node.attrs.float("momentum")?.unwrap_or(0.9)),
-        training: training != 0,
-        internal,
+        is_training: training != 0,
+        is_internal: internal,
     }))
 }
 
@@ -537,7 +538,7 @@ fn build(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
 ///
 /// Training graphs of onnxruntime-training have this form. Its running statistics are updated if they are state. The
 /// names of new values begin with `prefix`.
-pub(crate) fn make_internal(graph: &mut Graph, index: usize, prefix: &str) {
+pub(crate) fn convert_to_internal(graph: &mut Graph, index: usize, prefix: &str) {
     let node = &mut graph.nodes[index];
     if &*node.op == INTERNAL {
         return;
@@ -561,7 +562,7 @@ pub(crate) fn make_internal(graph: &mut Graph, index: usize, prefix: &str) {
 
 /// Converts a `BatchNormalization` to inference mode. The running statistics outputs become copies of the inputs, by
 /// nodes after the normalization. Returns the number of added nodes.
-pub(crate) fn make_inference(graph: &mut Graph, index: usize) -> usize {
+pub(crate) fn convert_to_inference(graph: &mut Graph, index: usize) -> usize {
     let node = &mut graph.nodes[index];
     node.attrs.0.remove("training_mode");
     let (inputs, outputs) = (node.inputs.clone(), node.outputs.clone());
@@ -593,7 +594,7 @@ fn upgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     if training {
         attrs = attrs.with("training_mode", 1i64);
     }
-    let mut inputs: Vec<ValueId> = (0..5).map(|k| rw.required(k)).collect::<Result<_, _>>()?;
+    let mut inputs: Vec<ValueId> = (0..5).map(|k| rw.required_input(k)).collect::<Result<_, _>>()?;
     let (shape, parameter_shape) = (inputs[0], inputs[1]);
     if flat {
         inputs[0] = rw.add("Flatten", &[inputs[0]], Attrs::new().with("axis", 1i64));
@@ -606,13 +607,13 @@ fn upgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let saved: Vec<usize> = [3, 4].into_iter().filter(|&k| rw.is_output_used(k)).collect();
     if !saved.is_empty() {
         let rank = if flat { Some(2) } else { rw.shape(inputs[0]).map(Shape::rank) };
-        let rank = rank.ok_or_else(no_rank)?;
+        let rank = rank.ok_or_else(unknown_rank_error)?;
         let (mean, var) = emit_statistics(rw.patch().1, inputs[0], rank);
         for k in saved {
             let value = if k == 3 { mean } else { var };
-            let value = if rank == 1 { value } else { squeeze(rw, value, rank) };
-            let value = if flat { restore(rw, value, parameter_shape) } else { value };
-            rw.output(k, value);
+            let value = if rank == 1 { value } else { squeeze_to_channels(rw, value, rank) };
+            let value = if flat { reshape_like(rw, value, parameter_shape) } else { value };
+            rw.replace_output(k, value);
         }
     }
     let ports: Vec<Option<ValueId>> = inputs.into_iter().map(Some).collect();
@@ -620,21 +621,21 @@ fn upgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     for (k, value) in outputs.into_iter().enumerate() {
         if rw.has_output(k) {
             let like = if k == 0 { shape } else { parameter_shape };
-            let value = if flat { restore(rw, value, like) } else { value };
-            rw.output(k, value);
+            let value = if flat { reshape_like(rw, value, like) } else { value };
+            rw.replace_output(k, value);
         }
     }
     Ok(())
 }
 
 /// Reshapes a value to the shape of another.
-fn restore(rw: &mut Rewrite<'_>, value: ValueId, like: ValueId) -> ValueId {
+fn reshape_like(rw: &mut Rewrite<'_>, value: ValueId, like: ValueId) -> ValueId {
     let shape = rw.add("Shape", &[like], Attrs::new());
     rw.add("Reshape", &[value, shape], Attrs::new().with("allowzero", 1i64))
 }
 
 /// Reduces statistics with all axes kept to one element for each channel.
-fn squeeze(rw: &mut Rewrite<'_>, value: ValueId, rank: usize) -> ValueId {
+fn squeeze_to_channels(rw: &mut Rewrite<'_>, value: ValueId, rank: usize) -> ValueId {
     let axes = reduced_axes(rank);
     let axes = rw.ints("axes", &axes);
     rw.add("Squeeze", &[value, axes], Attrs::new())
@@ -642,10 +643,10 @@ fn squeeze(rw: &mut Rewrite<'_>, value: ValueId, rank: usize) -> ValueId {
 
 /// Adds the mean and variance of each channel, with all axes kept.
 fn emit_statistics(to: &mut impl NodeSink, x: ValueId, rank: usize) -> (ValueId, ValueId) {
-    let mean = by_channel(to, "ReduceMean", x, rank, true);
+    let mean = reduce_to_channels(to, "ReduceMean", x, rank, true);
     let centred = to.emit("Sub", &[Some(x), Some(mean)], Attrs::new());
     let square = to.emit("Mul", &[Some(centred), Some(centred)], Attrs::new());
-    (mean, by_channel(to, "ReduceMean", square, rank, true))
+    (mean, reduce_to_channels(to, "ReduceMean", square, rank, true))
 }
 
 /// Downgrades a node.
@@ -658,7 +659,7 @@ fn downgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
         return Ok(());
     }
     let training = rw.attrs().int("training_mode")?.unwrap_or(0) != 0;
-    let mut inputs: Vec<ValueId> = (0..5).map(|k| rw.required(k)).collect::<Result<_, _>>()?;
+    let mut inputs: Vec<ValueId> = (0..5).map(|k| rw.required_input(k)).collect::<Result<_, _>>()?;
     let as_data = if rw.version() < 14 { 1..5 } else { 1..3 };
     let types: Vec<Option<DType>> = inputs.iter().map(|&input| rw.dtype(input)).collect();
     let mut casts = Vec::new();
@@ -686,18 +687,18 @@ fn downgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
         (false, _) => 1,
     };
     let outputs = rw.add_node("", "BatchNormalization", &ports, count, attrs);
-    rw.output(0, outputs[0]);
+    rw.replace_output(0, outputs[0]);
     for k in 1..3 {
         if !rw.has_output(k) {
             continue;
         }
-        let given = rw.required(k + 2)?;
+        let given = rw.required_input(k + 2)?;
         let value = match (training, types[k + 2], types[0]) {
             (false, ..) => given,
             (true, Some(wanted), Some(from)) if old => cast(rw.patch().1, outputs[k], from, wanted),
             _ => outputs[k],
         };
-        rw.output(k, value);
+        rw.replace_output(k, value);
     }
     Ok(())
 }
@@ -713,13 +714,18 @@ fn decompose_internal(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
         let attrs = attrs.with("training_mode", training);
         let results = rw.add_node("", "BatchNormalization", &ports, outputs, attrs);
         for (k, value) in results.into_iter().enumerate() {
-            rw.output(k, value);
+            rw.replace_output(k, value);
         }
         return Ok(());
     }
-    let [x, scale, bias, old_mean, old_var] =
-        [rw.required(0)?, rw.required(1)?, rw.required(2)?, rw.required(3)?, rw.required(4)?];
-    let rank = rw.shape(x).map(Shape::rank).ok_or_else(no_rank)?;
+    let [x, scale, bias, old_mean, old_var] = [
+        rw.required_input(0)?,
+        rw.required_input(1)?,
+        rw.required_input(2)?,
+        rw.required_input(3)?,
+        rw.required_input(4)?,
+    ];
+    let rank = rw.shape(x).map(Shape::rank).ok_or_else(unknown_rank_error)?;
     let dtype = |value| rw.dtype(value).ok_or_else(|| OpError::invalid("the type of an input is not known"));
     let (narrow, scale_ty, statistics_ty) = (dtype(x)?, dtype(scale)?, dtype(old_mean)?);
     let epsilon = attrs.float("epsilon")?.unwrap_or(1e-5);
@@ -733,14 +739,14 @@ fn decompose_internal(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let normal = rw.add("Div", &[centred, root], none());
     let mut parameter = |value: ValueId| {
         let value = cast(rw.patch().1, value, scale_ty, narrow);
-        across(rw.patch().1, value, rank)
+        unsqueeze_channels(rw.patch().1, value, rank)
     };
     let (scale, bias) = (parameter(scale), parameter(bias));
     let scaled = rw.add("Mul", &[normal, scale], none());
     let y = rw.add("Add", &[scaled, bias], none());
-    rw.output(0, y);
+    rw.replace_output(0, y);
     let of_channels = |rw: &mut Rewrite<'_>, value: ValueId| {
-        let value = if rank == 1 { value } else { squeeze(rw, value, rank) };
+        let value = if rank == 1 { value } else { squeeze_to_channels(rw, value, rank) };
         cast(rw.patch().1, value, narrow, statistics_ty)
     };
     for (k, batch, old) in [(1, mean, old_mean), (2, var, old_var)] {
@@ -752,32 +758,37 @@ fn decompose_internal(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
         let take = rw.constant("rest", Tensor::scalar(statistics_ty, 1.0 - momentum));
         let (kept, taken) = (rw.add("Mul", &[old, keep], none()), rw.add("Mul", &[batch, take], none()));
         let new = rw.add("Add", &[kept, taken], none());
-        rw.output(k, new);
+        rw.replace_output(k, new);
     }
     if rw.has_output(3) {
         let saved = of_channels(rw, mean);
-        rw.output(3, saved);
+        rw.replace_output(3, saved);
     }
     if rw.has_output(4) {
         let one = rw.constant("one", Tensor::scalar(narrow, 1.0));
         let inverse = rw.add("Div", &[one, root], none());
         let saved = of_channels(rw, inverse);
-        rw.output(4, saved);
+        rw.replace_output(4, saved);
     }
     Ok(())
 }
 
 /// Decomposes [`BatchNormalizationGrad`](GRADIENT) into operators of `ai.onnx`.
 fn decompose_grad(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
-    let [g, x, scale, mean, inverse] =
-        [rw.required(0)?, rw.required(1)?, rw.required(2)?, rw.required(3)?, rw.required(4)?];
-    let rank = rw.shape(x).or(rw.shape(g)).map(Shape::rank).ok_or_else(no_rank)?;
+    let [g, x, scale, mean, inverse] = [
+        rw.required_input(0)?,
+        rw.required_input(1)?,
+        rw.required_input(2)?,
+        rw.required_input(3)?,
+        rw.required_input(4)?,
+    ];
+    let rank = rw.shape(x).or(rw.shape(g)).map(Shape::rank).ok_or_else(unknown_rank_error)?;
     let dtype = |value| rw.dtype(value).ok_or_else(|| OpError::invalid("the type of an input is not known"));
     let (narrow, scale_ty, statistics_ty) = (dtype(x)?, dtype(scale)?, dtype(mean)?);
     let none = Attrs::new;
     let mut parameter = |value: ValueId, from: DType| {
         let value = cast(rw.patch().1, value, from, narrow);
-        across(rw.patch().1, value, rank)
+        unsqueeze_channels(rw.patch().1, value, rank)
     };
     let (middle, inv) = (parameter(mean, statistics_ty), parameter(inverse, statistics_ty));
     let factor = parameter(scale, scale_ty);
@@ -785,20 +796,20 @@ fn decompose_grad(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let normal = rw.add("Mul", &[centred, inv], none());
     let product = rw.add("Mul", &[g, normal], none());
     if rw.has_output(0) {
-        let share = by_channel(rw.patch().1, "ReduceMean", g, rank, true);
-        let slope = by_channel(rw.patch().1, "ReduceMean", product, rank, true);
+        let share = reduce_to_channels(rw.patch().1, "ReduceMean", g, rank, true);
+        let slope = reduce_to_channels(rw.patch().1, "ReduceMean", product, rank, true);
         let along = rw.add("Mul", &[normal, slope], none());
         let rest = rw.add("Sub", &[g, share], none());
         let rest = rw.add("Sub", &[rest, along], none());
         let factor = rw.add("Mul", &[factor, inv], none());
         let gradient = rw.add("Mul", &[factor, rest], none());
-        rw.output(0, gradient);
+        rw.replace_output(0, gradient);
     }
     for (k, value) in [(1, product), (2, g)] {
         if rw.has_output(k) {
-            let sum = channel_sum(rw.patch().1, value, rank);
+            let sum = sum_channels(rw.patch().1, value, rank);
             let sum = if narrow == scale_ty { sum } else { cast(rw.patch().1, sum, narrow, scale_ty) };
-            rw.output(k, sum);
+            rw.replace_output(k, sum);
         }
     }
     Ok(())

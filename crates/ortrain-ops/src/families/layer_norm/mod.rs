@@ -21,7 +21,7 @@
 use ortrain_expr::{Access, ReduceOp, Reg, Strides, Type, UnaryOp};
 use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId};
 
-use super::norm::{cast, wide};
+use super::batch_norm::{arithmetic_dtype, cast};
 use crate::OpError;
 use crate::grad::Grad;
 use crate::infer::{Infer, normalize_axis};
@@ -50,7 +50,7 @@ enum Kind {
 }
 
 impl Kind {
-    fn of(node: &Node) -> Kind {
+    fn from_node(node: &Node) -> Kind {
         match &*node.op {
             RMS => Kind::Rms,
             SIMPLIFIED => Kind::Simplified,
@@ -59,12 +59,12 @@ impl Kind {
     }
 
     /// Returns the index of the output that is the mean.
-    fn mean(self) -> Option<usize> {
+    fn mean_output(self) -> Option<usize> {
         (self == Kind::Layer).then_some(1)
     }
 
     /// Returns the index of the output that is the inverse standard deviation.
-    fn inverse(self) -> Option<usize> {
+    fn inverse_std_dev_output(self) -> Option<usize> {
         match self {
             Kind::Layer => Some(2),
             Kind::Simplified => Some(1),
@@ -79,7 +79,7 @@ struct LayerNorm {
     axis: i64,
     epsilon: f64,
     /// Type of the outputs `Mean` and `InvStdDev`.
-    stash: DType,
+    stash_dtype: DType,
 }
 
 /// Gradient of [`LayerNorm`].
@@ -89,7 +89,7 @@ struct LayerNorm {
 /// The bias has the shape of the scale.
 struct LayerNormGrad {
     axis: i64,
-    centred: bool,
+    has_mean: bool,
 }
 
 /// Gradient of [`LayerNorm`] for a training graph that does not save `X`. It has the inputs of [`LayerNormGrad`], but
@@ -97,20 +97,20 @@ struct LayerNormGrad {
 struct InvertibleLayerNormGrad(LayerNormGrad);
 
 /// Returns the normalized axes, counted from the front if the rank is known.
-fn axes_of(axis: i64, rank: Option<usize>) -> Result<Vec<i64>, OpError> {
+fn normalized_axes(axis: i64, rank: Option<usize>) -> Result<Vec<i64>, OpError> {
     match rank {
         Some(rank) => Ok((normalize_axis(axis, rank)? as i64..rank as i64).collect()),
         None if axis < 0 => Ok((axis..0).collect()),
-        None => Err(no_rank()),
+        None => Err(unknown_rank_error()),
     }
 }
 
-fn no_rank() -> OpError {
+fn unknown_rank_error() -> OpError {
     OpError::unsupported("the rank of its data must be known for this; declare its shape in the model")
 }
 
 /// Returns a shape with the axes from `axis` on reduced to size 1.
-fn reduced(shape: &Shape, axis: usize) -> Shape {
+fn reduced_shape(shape: &Shape, axis: usize) -> Shape {
     shape.iter().enumerate().map(|(k, dim)| if k < axis { dim.clone() } else { Dim::Known(1) }).collect()
 }
 
@@ -130,7 +130,7 @@ pub(super) fn check_broadcasts(cx: &Infer<'_>, k: usize, x: usize) -> Result<(),
 }
 
 /// Returns the number of elements of a shape.
-fn count(dims: &[usize]) -> f64 {
+fn element_count(dims: &[usize]) -> f64 {
     dims.iter().map(|&dim| dim as f64).product()
 }
 
@@ -152,41 +152,41 @@ impl LayerNorm {
         dtype: DType,
     ) -> (Option<ValueId>, ValueId, ValueId) {
         let axes = to.emit_constant(Tensor::i64(&[axes.len()], axes));
-        let mean_of = |to: &mut _, value| emit(to, "ReduceMean", &[value, axes]);
+        let mean_of = |to: &mut _, value| emit_node(to, "ReduceMean", &[value, axes]);
         let (mean, centred) = if self.kind == Kind::Layer {
             let mean = mean_of(to, x);
-            (Some(mean), emit(to, "Sub", &[x, mean]))
+            (Some(mean), emit_node(to, "Sub", &[x, mean]))
         } else {
             (None, x)
         };
-        let square = emit(to, "Mul", &[centred, centred]);
+        let square = emit_node(to, "Mul", &[centred, centred]);
         let variance = mean_of(to, square);
         let epsilon = to.emit_constant(Tensor::scalar(dtype, self.epsilon));
-        let shifted = emit(to, "Add", &[variance, epsilon]);
-        let root = emit(to, "Sqrt", &[shifted]);
+        let shifted = emit_node(to, "Add", &[variance, epsilon]);
+        let root = emit_node(to, "Sqrt", &[shifted]);
         let one = to.emit_constant(Tensor::scalar(dtype, 1.0));
-        (mean, centred, emit(to, "Div", &[one, root]))
+        (mean, centred, emit_node(to, "Div", &[one, root]))
     }
 
     /// Returns the mean (if the variant has one) and the inverse standard deviation, in the type of the arithmetic.
-    fn statistics(&self, cx: &mut Grad<'_>, x: ValueId) -> Result<(Option<ValueId>, ValueId), OpError> {
+    fn saved_statistics(&self, cx: &mut Grad<'_>, x: ValueId) -> Result<(Option<ValueId>, ValueId), OpError> {
         let dtype = cx.dtype(x)?;
-        if self.stash == wide(dtype) {
+        if self.stash_dtype == arithmetic_dtype(dtype) {
             if self.kind == Kind::Rms {
                 // SimplifiedLayerNormalization is the same operator with a second result.
-                cx.change_node(|graph, index| graph.nodes[index].op = SIMPLIFIED.into());
+                cx.replace_node(|graph, index| graph.nodes[index].op = SIMPLIFIED.into());
             }
-            let mean = self.kind.mean().map(|k| cx.output(k, "mean"));
-            return Ok((mean, cx.output(self.kind.inverse().unwrap_or(1), "inv_std_dev")));
+            let mean = self.kind.mean_output().map(|k| cx.output(k, "mean"));
+            return Ok((mean, cx.output(self.kind.inverse_std_dev_output().unwrap_or(1), "inv_std_dev")));
         }
-        let axes = axes_of(self.axis, cx.shape(x).map(Shape::rank))?;
-        let data = cast(cx, x, dtype, wide(dtype));
-        let (mean, _, inverse) = self.emit_statistics(cx, data, &axes, wide(dtype));
+        let axes = normalized_axes(self.axis, cx.shape(x).map(Shape::rank))?;
+        let data = cast(cx, x, dtype, arithmetic_dtype(dtype));
+        let (mean, _, inverse) = self.emit_statistics(cx, data, &axes, arithmetic_dtype(dtype));
         Ok((mean, inverse))
     }
 
     /// Returns the gradient of `X` through the statistics: `(g_mean - g_inverse * inverse^3 * (x - mean)) / n`.
-    fn through_statistics(
+    fn gradient_through_statistics(
         &self,
         cx: &mut Grad<'_>,
         x: ValueId,
@@ -194,19 +194,19 @@ impl LayerNorm {
         grads: [Option<ValueId>; 2],
     ) -> Result<Option<ValueId>, OpError> {
         let narrow = cx.dtype(x)?;
-        let dtype = wide(narrow);
-        let [of_mean, of_inverse] = grads.map(|g| g.map(|g| cast(cx, g, self.stash, dtype)));
+        let dtype = arithmetic_dtype(narrow);
+        let [of_mean, of_inverse] = grads.map(|g| g.map(|g| cast(cx, g, self.stash_dtype, dtype)));
         let mut sum = of_mean;
         if let Some(g) = of_inverse {
             let data = cast(cx, x, narrow, dtype);
-            let centred = mean.map_or(data, |mean| emit(cx, "Sub", &[data, mean]));
-            let square = emit(cx, "Mul", &[inverse, inverse]);
-            let cube = emit(cx, "Mul", &[square, inverse]);
-            let slope = emit(cx, "Mul", &[g, cube]);
-            let part = emit(cx, "Mul", &[slope, centred]);
+            let centred = mean.map_or(data, |mean| emit_node(cx, "Sub", &[data, mean]));
+            let square = emit_node(cx, "Mul", &[inverse, inverse]);
+            let cube = emit_node(cx, "Mul", &[square, inverse]);
+            let slope = emit_node(cx, "Mul", &[g, cube]);
+            let part = emit_node(cx, "Mul", &[slope, centred]);
             sum = Some(match sum {
-                Some(sum) => emit(cx, "Sub", &[sum, part]),
-                None => emit(cx, "Neg", &[part]),
+                Some(sum) => emit_node(cx, "Sub", &[sum, part]),
+                None => emit_node(cx, "Neg", &[part]),
             });
         }
         let Some(sum) = sum else { return Ok(None) };
@@ -216,12 +216,12 @@ impl LayerNorm {
         });
         let sum = match sizes {
             Some(sizes) => {
-                let count = cx.constant("count", Tensor::scalar(dtype, count(&sizes)));
-                emit(cx, "Div", &[sum, count])
+                let count = cx.constant("count", Tensor::scalar(dtype, element_count(&sizes)));
+                emit_node(cx, "Div", &[sum, count])
             }
             None => {
-                let (all, rows) = (emit(cx, "Size", &[x]), emit(cx, "Size", &[inverse]));
-                let count = emit(cx, "Div", &[all, rows]);
+                let (all, rows) = (emit_node(cx, "Size", &[x]), emit_node(cx, "Size", &[inverse]));
+                let count = emit_node(cx, "Div", &[all, rows]);
                 let attrs = Attrs::new().with("scale_down", 1i64);
                 cx.add_in(MICROSOFT, "Scale", &[sum, count], attrs)
             }
@@ -231,7 +231,7 @@ impl LayerNorm {
 }
 
 /// Adds a node with one result.
-fn emit(to: &mut impl NodeSink, op: &str, inputs: &[ValueId]) -> ValueId {
+fn emit_node(to: &mut impl NodeSink, op: &str, inputs: &[ValueId]) -> ValueId {
     let inputs: Vec<Option<ValueId>> = inputs.iter().copied().map(Some).collect();
     to.emit(op, &inputs, Attrs::new())
 }
@@ -239,30 +239,31 @@ fn emit(to: &mut impl NodeSink, op: &str, inputs: &[ValueId]) -> ValueId {
 impl Op for LayerNorm {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
         let centred = self.kind == Kind::Layer;
-        let outputs = self.kind.inverse().map_or(1, |k| k + 1);
-        cx.arity(2, if centred { 3 } else { 2 }, outputs)?;
-        cx.dtype_where(0, "a float type", DType::is_float)?;
-        let dtype = cx.same_dtype(0..3)?;
+        let outputs = self.kind.inverse_std_dev_output().map_or(1, |k| k + 1);
+        cx.check_arity(2, if centred { 3 } else { 2 }, outputs)?;
+        cx.expect_dtype(0, "a float type", DType::is_float)?;
+        let dtype = cx.expect_same_dtype(0..3)?;
         let axis = cx.shape(0).map(|shape| normalize_axis(self.axis, shape.rank())).transpose()?;
         for k in 1..3 {
             check_broadcasts(cx, k, 0)?;
         }
-        let statistics = cx.shape(0).zip(axis).map(|(shape, axis)| reduced(shape, axis));
-        cx.output(0, dtype, cx.shape(0).cloned());
+        let statistics = cx.shape(0).zip(axis).map(|(shape, axis)| reduced_shape(shape, axis));
+        cx.set_output(0, dtype, cx.shape(0).cloned());
         for k in 1..outputs {
-            cx.output(k, self.stash, statistics.clone());
+            cx.set_output(k, self.stash_dtype, statistics.clone());
         }
         Ok(())
     }
 
     fn grad(&self, cx: &mut Grad<'_>) -> Result<(), OpError> {
         let g = cx.output_grad(0);
-        let through = [self.kind.mean(), self.kind.inverse()].map(|k| k.and_then(|k| cx.output_grad(k)));
+        let through = [self.kind.mean_output(), self.kind.inverse_std_dev_output()]
+            .map(|k| k.and_then(|k| cx.output_grad(k)));
         let (x, scale) = (cx.input(0)?, cx.input(1)?);
         let mut of_x = Vec::new();
         let mut of_bias = None;
-        if cx.wants(0) || g.is_some() && cx.wants(1) {
-            let (mean, inverse) = self.statistics(cx, x)?;
+        if cx.needs_grad(0) || g.is_some() && cx.needs_grad(1) {
+            let (mean, inverse) = self.saved_statistics(cx, x)?;
             if let Some(g) = g {
                 let inputs: Vec<Option<ValueId>> =
                     [g, x, scale].into_iter().chain(mean).chain([inverse]).map(Some).collect();
@@ -270,30 +271,30 @@ impl Op for LayerNorm {
                 let attrs = Attrs::new().with("axis", self.axis);
                 let gradients = cx.add_node(MICROSOFT, op, &inputs, outputs, attrs);
                 of_x.push(gradients[0]);
-                if cx.wants(1) {
-                    cx.give(1, gradients[1]);
+                if cx.needs_grad(1) {
+                    cx.set_grad(1, gradients[1]);
                 }
                 of_bias = gradients.get(2).copied();
             }
-            if cx.wants(0) {
-                of_x.extend(self.through_statistics(cx, x, (mean, inverse), through)?);
+            if cx.needs_grad(0) {
+                of_x.extend(self.gradient_through_statistics(cx, x, (mean, inverse), through)?);
             }
         }
-        if cx.wants(0)
+        if cx.needs_grad(0)
             && let Some(&first) = of_x.first()
         {
-            let sum = of_x[1..].iter().fold(first, |sum, &part| emit(cx, "Add", &[sum, part]));
+            let sum = of_x[1..].iter().fold(first, |sum, &part| emit_node(cx, "Add", &[sum, part]));
             // A gradient through the statistics only may have size 1 along the reduced axes.
             let sum = match g {
                 Some(_) => sum,
                 None => {
                     let shape = cx.shape_of(x);
-                    emit(cx, "Expand", &[sum, shape])
+                    emit_node(cx, "Expand", &[sum, shape])
                 }
             };
-            cx.give(0, sum);
+            cx.set_grad(0, sum);
         }
-        if let (true, Some(g), Some(bias)) = (cx.wants(2), g, cx.optional_input(2)) {
+        if let (true, Some(g), Some(bias)) = (cx.needs_grad(2), g, cx.optional_input(2)) {
             let alike = cx.shape(bias).is_some() && cx.shape(bias) == cx.shape(scale);
             let gradient = match of_bias {
                 Some(gradient) if alike => gradient,
@@ -302,7 +303,7 @@ impl Op for LayerNorm {
                     cx.sum_to(g, bias, y)?
                 }
             };
-            cx.give(2, gradient);
+            cx.set_grad(2, gradient);
         }
         Ok(())
     }
@@ -313,8 +314,8 @@ impl Op for LayerNorm {
         let mut nest = cx.nest(&dims, dims.len() - axis);
         let x = load(&mut nest, cx, 0, ty);
         let scale = load(&mut nest, cx, 1, ty);
-        let bias = cx.has(2).then(|| load(&mut nest, cx, 2, ty));
-        let n = nest.b.constant(ty, count(&dims[axis..]));
+        let bias = cx.has_input(2).then(|| load(&mut nest, cx, 2, ty));
+        let n = nest.b.constant(ty, element_count(&dims[axis..]));
         let (mean, centred) = if self.kind == Kind::Layer {
             let sum = nest.reduce(ReduceOp::Sum, x);
             let mean = nest.b.div(sum, n);
@@ -336,13 +337,15 @@ impl Op for LayerNorm {
             Some(bias) => b.add(scaled, bias),
             None => scaled,
         };
-        if cx.wants(0) {
+        if cx.has_output(0) {
             let output = cx.output(0);
-            nest.store_whole(cx, output, y);
+            nest.store_contiguous(cx, output, y);
         }
-        for (k, value) in [(self.kind.mean(), mean), (self.kind.inverse(), Some(inverse))] {
+        for (k, value) in
+            [(self.kind.mean_output(), mean), (self.kind.inverse_std_dev_output(), Some(inverse))]
+        {
             if let (Some(k), Some(value)) = (k, value)
-                && cx.wants(k)
+                && cx.has_output(k)
             {
                 let output = cx.output(k);
                 nest.store_outer(cx, output, value);
@@ -354,21 +357,21 @@ impl Op for LayerNorm {
 
 impl LayerNormGrad {
     /// Returns the indices of the inputs that are the mean (if the variant has one) and the inverse standard deviation.
-    fn statistics(&self) -> (Option<usize>, usize) {
-        if self.centred { (Some(3), 4) } else { (None, 3) }
+    fn statistics_inputs(&self) -> (Option<usize>, usize) {
+        if self.has_mean { (Some(3), 4) } else { (None, 3) }
     }
 }
 
 impl LayerNormGrad {
     /// Checks types and shapes. With `has_bias` input 1 is the result of the normalization and input 3 the bias;
     /// otherwise input 3 is the mean.
-    fn check(&self, cx: &mut Infer<'_>, has_bias: bool) -> Result<(), OpError> {
-        let (mean, inverse) = self.statistics();
-        cx.arity(inverse + 1, inverse + 1, if self.centred { 3 } else { 2 })?;
+    fn check_inputs(&self, cx: &mut Infer<'_>, has_bias: bool) -> Result<(), OpError> {
+        let (mean, inverse) = self.statistics_inputs();
+        cx.check_arity(inverse + 1, inverse + 1, if self.has_mean { 3 } else { 2 })?;
         for k in 0..=inverse {
-            cx.dtype_where(k, "a float type", DType::is_float)?;
+            cx.expect_dtype(k, "a float type", DType::is_float)?;
         }
-        let dtype = cx.same_dtype([0, 1])?;
+        let dtype = cx.expect_same_dtype([0, 1])?;
         let differ = |a: &Shape, b: &Shape| {
             let apart = |a: &Dim, b: &Dim| matches!((a.known(), b.known()), (Some(a), Some(b)) if a != b);
             a.rank() != b.rank() || a.iter().zip(b.iter()).any(|(a, b)| apart(a, b))
@@ -379,7 +382,7 @@ impl LayerNormGrad {
             return Err(OpError::invalid(format!("a gradient of shape {g} for an input of shape {x}")));
         }
         if let Some(x) = cx.shape(1) {
-            let wanted = reduced(x, normalize_axis(self.axis, x.rank())?);
+            let wanted = reduced_shape(x, normalize_axis(self.axis, x.rank())?);
             for k in mean.filter(|_| !has_bias).into_iter().chain([inverse]) {
                 if let Some(found) = cx.shape(k)
                     && differ(found, &wanted)
@@ -394,9 +397,9 @@ impl LayerNormGrad {
         if has_bias {
             check_broadcasts(cx, 3, 1)?;
         }
-        cx.output(0, dtype, cx.shape(1).or(cx.shape(0)).cloned());
+        cx.set_output(0, dtype, cx.shape(1).or(cx.shape(0)).cloned());
         for k in 1..3 {
-            cx.output(k, cx.dtype(2)?, cx.shape(2).cloned());
+            cx.set_output(k, cx.dtype(2)?, cx.shape(2).cloned());
         }
         Ok(())
     }
@@ -404,20 +407,20 @@ impl LayerNormGrad {
 
 impl Op for InvertibleLayerNormGrad {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
-        self.0.check(cx, true)
+        self.0.check_inputs(cx, true)
     }
 }
 
 impl Op for LayerNormGrad {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
-        self.check(cx, false)
+        self.check_inputs(cx, false)
     }
 
     fn lower(&self, cx: &mut Lower<'_>) -> Result<(), OpError> {
         let (dims, ty) = (cx.dims(1), Type::of(cx.dtype(1)));
         let axis = normalize_axis(self.axis, dims.len())?;
-        let (mean, inverse) = self.statistics();
-        if cx.wants(0) {
+        let (mean, inverse) = self.statistics_inputs();
+        if cx.has_output(0) {
             let mut nest = cx.nest(&dims, dims.len() - axis);
             let [g, x, scale] = [0, 1, 2].map(|k| load(&mut nest, cx, k, ty));
             let inverse = load(&mut nest, cx, inverse, ty);
@@ -428,7 +431,7 @@ impl Op for LayerNormGrad {
                 }
                 None => x,
             };
-            let n = nest.b.constant(ty, count(&dims[axis..]));
+            let n = nest.b.constant(ty, element_count(&dims[axis..]));
             let normal = nest.b.mul(centred, inverse);
             let scaled = nest.b.mul(g, scale);
             let product = nest.b.mul(scaled, normal);
@@ -436,18 +439,18 @@ impl Op for LayerNormGrad {
             let slope = nest.b.div(products, n);
             let along = nest.b.mul(normal, slope);
             let mut rest = nest.b.sub(scaled, along);
-            if self.centred {
+            if self.has_mean {
                 let sum = nest.reduce(ReduceOp::Sum, scaled);
                 let share = nest.b.div(sum, n);
                 rest = nest.b.sub(rest, share);
             }
             let result = nest.b.mul(rest, inverse);
             let output = cx.output(0);
-            nest.store_whole(cx, output, result);
+            nest.store_contiguous(cx, output, result);
             cx.emit(nest.instruction())?;
         }
-        if cx.wants(1) || cx.wants(2) {
-            self.lower_sums(cx, &dims, ty)?;
+        if cx.has_output(1) || cx.has_output(2) {
+            self.lower_parameter_gradients(cx, &dims, ty)?;
         }
         Ok(())
     }
@@ -455,7 +458,7 @@ impl Op for LayerNormGrad {
 
 impl LayerNormGrad {
     /// Emits the gradients of scale and bias: sums over the axes along which the scale was broadcast.
-    fn lower_sums(&self, cx: &mut Lower<'_>, dims: &[usize], ty: Type) -> Result<(), OpError> {
+    fn lower_parameter_gradients(&self, cx: &mut Lower<'_>, dims: &[usize], ty: Type) -> Result<(), OpError> {
         let scale = cx.dims(2);
         let lead = dims.len() - scale.len();
         let is_kept = |&axis: &usize| axis >= lead && scale[axis - lead] == dims[axis];
@@ -474,8 +477,8 @@ impl LayerNormGrad {
             nest.b.convert(value, ty)
         };
         let g = load(cx, &mut nest, 0);
-        if cx.wants(1) {
-            let (mean, inverse) = self.statistics();
+        if cx.has_output(1) {
+            let (mean, inverse) = self.statistics_inputs();
             let x = load(cx, &mut nest, 1);
             let inverse = load(cx, &mut nest, inverse);
             let centred = match mean {
@@ -491,7 +494,7 @@ impl LayerNormGrad {
             let output = cx.output(1);
             nest.store_outer(cx, output, sum);
         }
-        if cx.wants(2) {
+        if cx.has_output(2) {
             let sum = nest.reduce(ReduceOp::Sum, g);
             let output = cx.output(2);
             nest.store_outer(cx, output, sum);
@@ -501,7 +504,7 @@ impl LayerNormGrad {
 }
 
 /// Reads the attributes of a node.
-fn read(node: &Node) -> Result<LayerNorm, OpError> {
+fn read_attributes(node: &Node) -> Result<LayerNorm, OpError> {
     let number = node.attrs.int("stash_type")?.unwrap_or(1);
     let stash = i32::try_from(number).ok().and_then(DType::from_onnx).filter(|dtype| dtype.is_float());
     let stash = stash.ok_or_else(|| {
@@ -510,32 +513,32 @@ fn read(node: &Node) -> Result<LayerNorm, OpError> {
         ))
     })?;
     Ok(LayerNorm {
-        kind: Kind::of(node),
-        axis: axis_of(node)?,
+        kind: Kind::from_node(node),
+        axis: read_axis(node)?,
         epsilon: f64::from(node.attrs.float("epsilon")?.unwrap_or(1e-5)),
-        stash,
+        stash_dtype: stash,
     })
 }
 
-fn axis_of(node: &Node) -> Result<i64, OpError> {
+fn read_axis(node: &Node) -> Result<i64, OpError> {
     Ok(node.attrs.int("axis")?.unwrap_or(-1))
 }
 
 fn build(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
-    Ok(Box::new(read(node)?))
+    Ok(Box::new(read_attributes(node)?))
 }
 
 fn build_grad(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
-    Ok(Box::new(LayerNormGrad { axis: axis_of(node)?, centred: &*node.op == LAYER_GRAD }))
+    Ok(Box::new(LayerNormGrad { axis: read_axis(node)?, has_mean: &*node.op == LAYER_GRAD }))
 }
 
-fn build_invertible(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
-    Ok(Box::new(InvertibleLayerNormGrad(LayerNormGrad { axis: axis_of(node)?, centred: true })))
+fn build_invertible_grad(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
+    Ok(Box::new(InvertibleLayerNormGrad(LayerNormGrad { axis: read_axis(node)?, has_mean: true })))
 }
 
 /// Decomposes the operator for opsets before 17 (`RMSNormalization`: before 23).
 fn downgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
-    let since = if Kind::of(rw.node()) == Kind::Rms { 23 } else { 17 };
+    let since = if Kind::from_node(rw.node()) == Kind::Rms { 23 } else { 17 };
     if rw.version() < since { decompose(rw) } else { Ok(()) }
 }
 
@@ -545,37 +548,37 @@ fn dtype_of(rw: &Rewrite<'_>, value: ValueId) -> Result<DType, OpError> {
 }
 
 /// Converts a value to the type of the arithmetic.
-fn widened(rw: &mut Rewrite<'_>, value: ValueId, to: DType) -> Result<ValueId, OpError> {
+fn cast_to(rw: &mut Rewrite<'_>, value: ValueId, to: DType) -> Result<ValueId, OpError> {
     let from = dtype_of(rw, value)?;
     Ok(cast(rw.patch().1, value, from, to))
 }
 
 /// Decomposes the normalizations into operators that every opset has.
 fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
-    let op = read(rw.node())?;
-    let (x, scale) = (rw.required(0)?, rw.required(1)?);
+    let op = read_attributes(rw.node())?;
+    let (x, scale) = (rw.required_input(0)?, rw.required_input(1)?);
     let narrow = dtype_of(rw, x)?;
-    let dtype = wide(narrow);
-    let axes = axes_of(op.axis, rw.shape(x).map(Shape::rank))?;
-    let data = widened(rw, x, dtype)?;
+    let dtype = arithmetic_dtype(narrow);
+    let axes = normalized_axes(op.axis, rw.shape(x).map(Shape::rank))?;
+    let data = cast_to(rw, x, dtype)?;
     let (mean, centred, inverse) = op.emit_statistics(rw.patch().1, data, &axes, dtype);
     if rw.has_output(0) {
-        let scale = widened(rw, scale, dtype)?;
+        let scale = cast_to(rw, scale, dtype)?;
         let normal = rw.add("Mul", &[centred, inverse], Attrs::new());
         let mut y = rw.add("Mul", &[normal, scale], Attrs::new());
         if let Some(bias) = rw.input(2) {
-            let bias = widened(rw, bias, dtype)?;
+            let bias = cast_to(rw, bias, dtype)?;
             y = rw.add("Add", &[y, bias], Attrs::new());
         }
         let y = cast(rw.patch().1, y, dtype, narrow);
-        rw.output(0, y);
+        rw.replace_output(0, y);
     }
-    for (k, value) in [(op.kind.mean(), mean), (op.kind.inverse(), Some(inverse))] {
+    for (k, value) in [(op.kind.mean_output(), mean), (op.kind.inverse_std_dev_output(), Some(inverse))] {
         if let (Some(k), Some(value)) = (k, value)
             && rw.has_output(k)
         {
-            let value = cast(rw.patch().1, value, dtype, op.stash);
-            rw.output(k, value);
+            let value = cast(rw.patch().1, value, dtype, op.stash_dtype);
+            rw.replace_output(k, value);
         }
     }
     Ok(())
@@ -583,26 +586,26 @@ fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
 
 /// Decomposes the gradient operators into operators of `ai.onnx`.
 fn decompose_grad(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
-    let [g, x, scale] = [rw.required(0)?, rw.required(1)?, rw.required(2)?];
+    let [g, x, scale] = [rw.required_input(0)?, rw.required_input(1)?, rw.required_input(2)?];
     let invertible = &*rw.node().op == INVERTIBLE_GRAD;
     let centred = invertible || &*rw.node().op == LAYER_GRAD;
-    let third = if centred { Some(rw.required(3)?) } else { None };
-    let inverse = rw.required(if centred { 4 } else { 3 })?;
+    let third = if centred { Some(rw.required_input(3)?) } else { None };
+    let inverse = rw.required_input(if centred { 4 } else { 3 })?;
     let (narrow, scale_dtype) = (dtype_of(rw, x)?, dtype_of(rw, scale)?);
-    let dtype = wide(narrow);
+    let dtype = arithmetic_dtype(narrow);
     let rank = rw.shape(x).or(rw.shape(g)).map(Shape::rank);
-    let axes = axes_of(axis_of(rw.node())?, rank)?;
+    let axes = normalized_axes(read_axis(rw.node())?, rank)?;
     let none = Attrs::new;
     let [wide_g, data, wide_scale, inverse] = [
-        widened(rw, g, dtype)?,
-        widened(rw, x, dtype)?,
-        widened(rw, scale, dtype)?,
-        widened(rw, inverse, dtype)?,
+        cast_to(rw, g, dtype)?,
+        cast_to(rw, x, dtype)?,
+        cast_to(rw, scale, dtype)?,
+        cast_to(rw, inverse, dtype)?,
     ];
     // Input 3 is the mean of `X`, or the bias that the result contains.
     let shifted = match third {
         Some(third) => {
-            let third = widened(rw, third, dtype)?;
+            let third = cast_to(rw, third, dtype)?;
             rw.add("Sub", &[data, third], none())
         }
         None => data,
@@ -624,7 +627,7 @@ fn decompose_grad(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
         }
         let gradient = rw.add("Mul", &[rest, inverse], none());
         let gradient = cast(rw.patch().1, gradient, dtype, narrow);
-        rw.output(0, gradient);
+        rw.replace_output(0, gradient);
     }
     for k in 1..3 {
         if !rw.has_output(k) {
@@ -633,7 +636,7 @@ fn decompose_grad(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
         let value = if k == 1 { rw.add("Mul", &[wide_g, normal], none()) } else { wide_g };
         let sum = sum_to_scale(rw, value, x, scale)?;
         let sum = cast(rw.patch().1, sum, dtype, scale_dtype);
-        rw.output(k, sum);
+        rw.replace_output(k, sum);
     }
     Ok(())
 }
@@ -646,7 +649,7 @@ fn sum_to_scale(
     scale: ValueId,
 ) -> Result<ValueId, OpError> {
     let (large, small) = (rw.shape(x).cloned(), rw.shape(scale).cloned());
-    let (large, small) = (large.ok_or_else(no_rank)?, small.ok_or_else(no_rank)?);
+    let (large, small) = (large.ok_or_else(unknown_rank_error)?, small.ok_or_else(unknown_rank_error)?);
     let lead = large.rank().saturating_sub(small.rank());
     let mut stretched = Vec::new();
     for (axis, (a, b)) in small.iter().zip(&large[lead..]).enumerate() {
@@ -683,7 +686,7 @@ pub(crate) fn definitions() -> Vec<Definition> {
         Definition::new("", SIMPLIFIED, &[1], build).decompose(decompose).extension().weights(&[1]),
     ];
     let invertible =
-        Definition::new(MICROSOFT, INVERTIBLE_GRAD, &[1], build_invertible).composition(decompose_grad);
+        Definition::new(MICROSOFT, INVERTIBLE_GRAD, &[1], build_invertible_grad).composition(decompose_grad);
     forward.into_iter().chain(gradients).chain([invertible]).collect()
 }
 
