@@ -60,28 +60,24 @@ pub enum Error {
     Empty,
     /// The identifier is missing.
     #[error(
-        "this is not a checkpoint, which has the identifier ODTC in bytes 4 to 7; generate_artifacts and save_checkpoint \
+        "this is not a checkpoint: bytes 4 to 7 are not the identifier ODTC; generate_artifacts and save_checkpoint \
          write checkpoints"
     )]
     NotACheckpoint,
     /// The bytes look like safetensors.
-    #[error("this is not a checkpoint but looks like safetensors, which load_safetensors reads")]
+    #[error("this looks like a safetensors file, not a checkpoint; load it with load_safetensors")]
     LooksLikeSafetensors,
     /// An offset or length points past the end.
-    #[error("the checkpoint points past its end, so it was cut short or is damaged ({0})")]
+    #[error("the checkpoint is cut short or damaged: an offset points past its end ({0})")]
     CutShort(#[source] planus::Error),
     /// The `FlatBuffers` structure is broken.
     #[error("the checkpoint is damaged ({0})")]
     Malformed(#[source] planus::Error),
     /// The checksum trailer is missing, although the file was written with one.
-    #[error(
-        "the checksum at the end of the checkpoint is missing, so it was cut short, extended or is damaged"
-    )]
+    #[error("the checkpoint is cut short, extended or damaged: the checksum at its end is missing")]
     NoTrailer,
     /// The checksum does not match.
-    #[error(
-        "the checkpoint is damaged: its checksum is {found:08x} but was {expected:08x} when it was written"
-    )]
+    #[error("the checkpoint is damaged: its checksum is {found:08x}, expected {expected:08x}")]
     Damaged {
         /// Checksum in the trailer.
         expected: u32,
@@ -89,13 +85,15 @@ pub enum Error {
         found: u32,
     },
     /// The version of the format is not supported.
-    #[error("checkpoint version {0} is not supported, only version 2 is")]
+    #[error("checkpoint version {0} is not supported; the supported version is 2")]
     Version(i32),
     /// A mandatory part is missing.
     #[error("the checkpoint has no {0}")]
     NoPart(&'static str),
     /// The file refers to far more bytes than it holds, so its parts overlap.
-    #[error("the checkpoint refers to far more data than its {length} bytes hold, so its parts overlap")]
+    #[error(
+        "the checkpoint is damaged: its {length} bytes describe more data than they can hold, so parts overlap"
+    )]
     Overlapping {
         /// Number of bytes of the file and its `.data` file together.
         length: u64,
@@ -105,7 +103,7 @@ pub enum Error {
     Unnamed(&'static str),
 
     /// A tensor holds strings.
-    #[error("tensor '{name}' holds strings, but only tensors of numbers can be trained or kept")]
+    #[error("tensor '{name}' holds strings; only tensors of numbers can be trained or saved")]
     Strings {
         /// Name of the tensor.
         name: String,
@@ -120,7 +118,7 @@ pub enum Error {
     },
     /// A dimension is negative, or too large to address.
     #[error(
-        "tensor '{name}' has the shape {dims:?}, but no dimension can be negative or too large to address"
+        "tensor '{name}' has the shape {dims:?}; dimensions must be at least 0 and small enough to address"
     )]
     BadDims {
         /// Name of the tensor.
@@ -139,11 +137,12 @@ pub enum Error {
 
     /// A buffer refers to a `.data` file, but has no path to find it.
     #[error(
-        "the checkpoint keeps its tensors in a .data file beside it: load it from its path, not from a buffer"
+        "the tensors of the checkpoint are in a .data file beside it; load the checkpoint from its path, not from a \
+         buffer"
     )]
     ExternalFromBuffer,
     /// The `.data` file is missing.
-    #[error("the checkpoint keeps its tensors in {}, but there is no such file", path.display())]
+    #[error("the tensors of the checkpoint are in {}, but this file does not exist", path.display())]
     ExternalMissing {
         /// Path of the `.data` file.
         path: PathBuf,
@@ -155,7 +154,7 @@ pub enum Error {
         path: PathBuf,
     },
     /// A tensor refers to a `.data` file, but the checkpoint declares no such file.
-    #[error("tensor '{name}' lies in a .data file, but the checkpoint says that it has none")]
+    #[error("tensor '{name}' is in a .data file, but the checkpoint declares no .data file")]
     ExternalUnannounced {
         /// Name of the tensor.
         name: String,
@@ -176,7 +175,7 @@ pub enum Error {
     },
 
     /// A name occurs twice in the data to be written.
-    #[error("the name '{name}' is given to two {what}")]
+    #[error("two {what} have the name '{name}'")]
     DuplicateName {
         /// Kind of the objects with this name, in the plural.
         what: &'static str,
@@ -185,8 +184,8 @@ pub enum Error {
     },
     /// The data to be written does not fit into one buffer.
     #[error(
-        "the checkpoint would take about {bytes} bytes, more than the 2 GiB that fit one buffer; \
-         saved to a path, its tensors go to a .data file"
+        "the checkpoint takes about {bytes} bytes, but a buffer holds at most 2 GiB; save it to a path, which puts \
+         its tensors into a .data file"
     )]
     TooLarge {
         /// Estimated number of bytes.
@@ -194,7 +193,7 @@ pub enum Error {
     },
 
     /// A safetensors file is invalid.
-    #[error("this is not a sound safetensors file: {0}")]
+    #[error("this is not a valid safetensors file: {0}")]
     Safetensors(#[source] safetensors::SafeTensorError),
     /// Tensors cannot be written as safetensors.
     #[error("the tensors cannot be written as safetensors: {0}")]

@@ -31,7 +31,7 @@ const ENTRY: usize = 64;
 /// # Errors
 /// Fails if the buffer is not a valid checkpoint, or if its tensors are in a `.data` file
 /// ([`Error::ExternalFromBuffer`]).
-#[allow(clippy::needless_pass_by_value, reason = "the checkpoint shares the buffer; passing it says so")]
+#[allow(clippy::needless_pass_by_value, reason = "the checkpoint shares the buffer")]
 pub fn read(bytes: Bytes) -> Result<Checkpoint> {
     read_with(&bytes, |_| Err(Error::ExternalFromBuffer))
 }

@@ -14,7 +14,7 @@ use crate::{Error, NamedTensor, Result, disk};
 ///
 /// # Errors
 /// Fails if the buffer is invalid, or if the type of a tensor is not supported.
-#[allow(clippy::needless_pass_by_value, reason = "the tensors share the buffer; passing it says so")]
+#[allow(clippy::needless_pass_by_value, reason = "the tensors share the buffer")]
 pub fn read_safetensors(bytes: Bytes) -> Result<Vec<NamedTensor>> {
     let (header, metadata) = safetensors::SafeTensors::read_metadata(&bytes).map_err(Error::Safetensors)?;
     let payload = bytes.slice(size_of::<u64>() + header..);

@@ -255,18 +255,14 @@ mod round_trip {
             assert_eq!(encode(&checkpoint, Layout::State).unwrap_err().to_string(), sentence);
         };
         let across = ModuleState::Full { trainable: twice[..1].to_vec(), frozen: twice[..1].to_vec() };
-        check(across, vec![], "the name 'w' is given to two parameters");
-        check(
-            ModuleState::default(),
-            vec![group.clone()],
-            "the name 'w' is given to two moments of a parameter",
-        );
+        check(across, vec![], "two parameters have the name 'w'");
+        check(ModuleState::default(), vec![group.clone()], "two moments of a parameter have the name 'w'");
         let group = OptimizerGroup { states: Vec::new(), ..group };
         let groups = vec![group.clone(), group.clone()];
-        check(ModuleState::default(), groups, "the name 'group0' is given to two optimizer groups");
+        check(ModuleState::default(), groups, "two optimizer groups have the name 'group0'");
         let state = ParameterState { parameter: "w".into(), moments: Vec::new() };
         let group = OptimizerGroup { states: vec![state.clone(), state], ..group };
-        let sentence = "the name 'w' is given to two optimizer states of a group";
+        let sentence = "two optimizer states of a group have the name 'w'";
         check(ModuleState::default(), vec![group], sentence);
     }
 
@@ -278,7 +274,7 @@ mod round_trip {
         let checkpoint = Checkpoint { module, ..Checkpoint::default() };
         let error = encode(&checkpoint, Layout::State).unwrap_err();
         assert!(matches!(error, Error::TooLarge { bytes } if bytes > 2 << 30));
-        assert!(error.to_string().ends_with("saved to a path, its tensors go to a .data file"));
+        assert!(error.to_string().ends_with("save it to a path, which puts its tensors into a .data file"));
     }
 }
 
@@ -330,18 +326,21 @@ mod damage {
         assert_eq!(sentence(b""), "the checkpoint is empty");
         assert_eq!(
             sentence(b"what is this?"),
-            "this is not a checkpoint, which has the identifier ODTC in bytes 4 to 7; generate_artifacts and \
+            "this is not a checkpoint: bytes 4 to 7 are not the identifier ODTC; generate_artifacts and \
              save_checkpoint write checkpoints"
         );
         let tensors = write_safetensors(&parameters(&small())).unwrap();
         assert_eq!(
             sentence(&tensors),
-            "this is not a checkpoint but looks like safetensors, which load_safetensors reads"
+            "this looks like a safetensors file, not a checkpoint; load it with load_safetensors"
         );
         assert_eq!(sentence(b"\0\0"), sentence(b"what is this?"));
         let body = good.len() - trailer::LENGTH;
-        assert!(sentence(&good[..20]).starts_with("the checkpoint points past its end, so it was cut short"));
-        let missing = "the checksum at the end of the checkpoint is missing";
+        assert!(sentence(&good[..20]).starts_with(
+            "the checkpoint is cut short or damaged: an offset points past its \
+                                                   end"
+        ));
+        let missing = "the checkpoint is cut short, extended or damaged: the checksum at its end is missing";
         assert!(sentence(&good[..body]).starts_with(missing));
         assert!(sentence(&good[..good.len() - 1]).starts_with(missing));
         let mut flipped = good.clone();
@@ -403,7 +402,8 @@ mod crafted {
     fn other_versions_are_refused() {
         for version in [0, 1, 3, -1] {
             let checkpoint = format::Checkpoint { version, ..checkpoint(Vec::new()) };
-            let expected = format!("checkpoint version {version} is not supported, only version 2 is");
+            let expected =
+                format!("checkpoint version {version} is not supported; the supported version is 2");
             assert_eq!(sentence(&checkpoint), expected);
         }
     }
@@ -424,7 +424,7 @@ mod crafted {
     fn bad_tensors_are_named() {
         assert_eq!(
             of(|tensor| tensor.data_type = 8),
-            "tensor 'w' holds strings, but only tensors of numbers can be trained or kept"
+            "tensor 'w' holds strings; only tensors of numbers can be trained or saved"
         );
         assert_eq!(
             of(|tensor| tensor.data_type = 17),
@@ -436,7 +436,7 @@ mod crafted {
         );
         assert_eq!(
             of(|tensor| tensor.dims = Some(vec![2, -1])),
-            "tensor 'w' has the shape [2, -1], but no dimension can be negative or too large to address"
+            "tensor 'w' has the shape [2, -1]; dimensions must be at least 0 and small enough to address"
         );
         assert_eq!(
             of(|tensor| tensor.dims = Some(vec![3])),
@@ -449,7 +449,7 @@ mod crafted {
         assert!(of(|tensor| tensor.dims = Some(vec![1 << 40, 1 << 40])).ends_with("is too large to address"));
         assert_eq!(
             of(|tensor| tensor.external_data_offset = 0),
-            "tensor 'w' lies in a .data file, but the checkpoint says that it has none"
+            "tensor 'w' is in a .data file, but the checkpoint declares no .data file"
         );
     }
 
@@ -509,7 +509,7 @@ mod crafted {
         assert_eq!(
             read(bytes).unwrap_err().to_string(),
             format!(
-                "the checkpoint refers to far more data than its {length} bytes hold, so its parts overlap"
+                "the checkpoint is damaged: its {length} bytes describe more data than they can hold, so parts overlap"
             )
         );
     }
@@ -532,12 +532,13 @@ mod crafted {
         };
         assert_eq!(
             read(external(0)).unwrap_err().to_string(),
-            "the checkpoint keeps its tensors in a .data file beside it: load it from its path, not from a buffer"
+            "the tensors of the checkpoint are in a .data file beside it; load the checkpoint from its path, not \
+             from a buffer"
         );
         let side = folder.path().join("c.data");
         assert_eq!(
             sentence(0),
-            format!("the checkpoint keeps its tensors in {}, but there is no such file", side.display())
+            format!("the tensors of the checkpoint are in {}, but this file does not exist", side.display())
         );
         fs::write(&side, [0, 0, 0, 0, 0, 0, 0, 64]).unwrap();
         let out = |offset| {
@@ -668,7 +669,7 @@ mod files {
         fs::write(&side, &good[..good.len() - 1]).unwrap();
         assert_eq!(sentence(), damaged);
         fs::remove_file(&side).unwrap();
-        assert!(sentence().ends_with("c.data, but there is no such file"));
+        assert!(sentence().ends_with("c.data, but this file does not exist"));
     }
 
     #[test]
@@ -930,7 +931,7 @@ mod files {
         );
         assert_eq!(
             save(&small(), &nowhere, Layout::State).unwrap_err().to_string(),
-            format!("cannot write {}: there is no folder {shown}/no, and none is made", nowhere.display())
+            format!("cannot write {}: there is no folder {shown}/no; create it first", nowhere.display())
         );
         let below_a_file = path.join("empty").join("c");
         fs::write(path.join("empty"), "").unwrap();
@@ -1140,7 +1141,7 @@ mod safetensors {
         save_safetensors(&tensors, &path).unwrap();
         assert_eq!(load_safetensors(&path).unwrap(), tensors);
         fs::write(&path, "?").unwrap();
-        let sentence = format!("{}: this is not a sound safetensors file: header too small", path.display());
+        let sentence = format!("{}: this is not a valid safetensors file: header too small", path.display());
         assert_eq!(load_safetensors(&path).unwrap_err().to_string(), sentence);
         assert!(matches!(load_safetensors(folder.path()), Err(Error::Directory { .. })));
     }
@@ -1149,7 +1150,7 @@ mod safetensors {
     fn sentences() {
         let twice = vec![NamedTensor::new("a", Tensor::f32(&[], &[1.0])); 2];
         let error = write_safetensors(&twice).unwrap_err();
-        assert_eq!(error.to_string(), "the name 'a' is given to two tensors");
+        assert_eq!(error.to_string(), "two tensors have the name 'a'");
         let header = br#"{"a":{"dtype":"F8_E4M3","shape":[1],"data_offsets":[0,1]}}"#;
         let bytes = [&(header.len() as u64).to_le_bytes()[..], header, b"\0"].concat();
         let error = read_safetensors(bytes.into()).unwrap_err();

@@ -219,7 +219,7 @@ pub(crate) fn header(finished: &[u8]) -> [u8; HEADER] {
     header.copy_from_slice(&finished[..HEADER]);
     let [a, b, c, d, offset @ ..] = header;
     if offset != IDENTIFIER {
-        debug_assert_eq!([a, b, c, d], IDENTIFIER, "one of the two is the identifier");
+        debug_assert_eq!([a, b, c, d], IDENTIFIER, "bytes 0 to 3 or 4 to 7 are the identifier");
         // The offset counts from its own position, which moves from byte 4 to byte 0.
         let offset = u32::from_le_bytes(offset) + 4;
         header[..4].copy_from_slice(&offset.to_le_bytes());

@@ -153,7 +153,7 @@ impl MatmulOperands for PairProducts<'_, '_> {
         line: &[String],
         term: &[String],
     ) -> Result<Value, String> {
-        let (line, batch) = line.split_last().expect("a line has a number");
+        let (line, batch) = line.split_last().expect("a line has an index");
         element(kernel, self.factors[side], batch, [line, &term[0]])
     }
 
@@ -249,7 +249,7 @@ impl MatmulOperands for ResultProduct<'_, '_> {
         line: &[String],
         term: &[String],
     ) -> Result<Value, String> {
-        let (line, batch) = line.split_last().expect("a line has a number");
+        let (line, batch) = line.split_last().expect("a line has an index");
         match side {
             LEFT => self.left(kernel, batch, line, &term[0]),
             _ => element(kernel, self.right(), batch, [&term[0], line]),
@@ -415,7 +415,7 @@ impl<'n> Printer<'n> {
         i: &str,
         j: &str,
     ) -> Result<Value, String> {
-        let back = self.back.as_ref().ok_or("no gradients are asked for")?;
+        let back = self.back.as_ref().ok_or("no gradients are requested")?;
         let softmax = self.softmax(kernel, batch, i, j)?;
         let [of_softmax, kept] = self.softmax_gradient(kernel, back, (batch, i, j), &softmax)?;
         let total = kernel.scratch(&self.statistic_offset(batch, i, 2), Repr::F32).text;
@@ -430,7 +430,7 @@ impl<'n> Printer<'n> {
         let dims: Vec<usize> = batch.iter().copied().chain([*queries]).collect();
         let mut kernel = cx.group_kernel();
         let row = Row::define(&mut kernel, &dims, *keys);
-        let (i, batch) = row.at.split_last().expect("there is an axis of queries");
+        let (i, batch) = row.at.split_last().expect("the rows have a query axis");
         let mut arrays = StageArrays::default();
         let mut over_row =
             |kernel: &mut Kernel<'_>,

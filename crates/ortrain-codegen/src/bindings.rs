@@ -66,7 +66,10 @@ impl<'a> Regions<'a> {
                 spans.entry(id).or_insert_with(|| reached_bytes(program, instruction, id));
             let buffer = program.buffer(id);
             if !start.is_multiple_of(buffer.dtype.size()) {
-                return Err(format!("{:?} lies at byte {start}, inside of an element", buffer.label));
+                return Err(format!(
+                    "{:?} starts at byte {start}, which is not a multiple of the element size",
+                    buffer.label
+                ));
             }
             let (start, end) = (start / ALIGNMENT * ALIGNMENT, end.next_multiple_of(4));
             let atomic = written && buffer.dtype.size() < 4;
@@ -84,7 +87,7 @@ impl<'a> Regions<'a> {
             if bytes > caps.binding_bytes {
                 let most = caps.binding_bytes;
                 return Err(format!(
-                    "{:?} is bound with {bytes} bytes, and this device binds at most {most}",
+                    "{:?} needs a binding of {bytes} bytes, but this device allows at most {most}",
                     buffer.label
                 ));
             }

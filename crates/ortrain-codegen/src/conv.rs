@@ -87,7 +87,7 @@ impl ConvOperands<'_> {
         index: &[String],
         from: impl Fn(&SlidingAxis, &str) -> String,
     ) -> Vec<String> {
-        let (lead, places) = index.split_first().expect("there is a first axis");
+        let (lead, places) = index.split_first().expect("the index has a first axis");
         let moved = self.0.shape.axes.iter().zip(places).map(|(axis, at)| kernel.int(from(axis, at)));
         [lead.clone()].into_iter().chain(moved.collect::<Vec<_>>()).collect()
     }
@@ -127,7 +127,7 @@ impl ConvOperands<'_> {
         term: &[String],
     ) -> Result<Value, String> {
         let ConvShape { pass, channels_in, channels_out, ref axes, .. } = self.0.shape;
-        let (group, line) = line.split_first().expect("the group comes first");
+        let (group, line) = line.split_first().expect("the line starts with the group");
         let (from, image, channel, channels) = match pass {
             ConvPass::Output => (&self.0.a, &line[0], &term[0], channels_in),
             ConvPass::InputGradient => (&self.0.a, &line[0], &term[0], channels_out),

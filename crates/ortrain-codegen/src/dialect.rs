@@ -35,7 +35,7 @@ impl Repr {
         match count {
             2 => Repr::F32x2,
             4 => Repr::F32x4,
-            _ => unreachable!("floats come by two or four, and not by {count}"),
+            _ => unreachable!("vectors of floats have 2 or 4 elements, got {count}"),
         }
     }
 

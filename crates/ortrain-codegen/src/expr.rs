@@ -45,8 +45,7 @@ impl<'n> AnalyzedNest<'n> {
         let refused = nest.expr.insts().iter().find_map(|&(inst, ty)| unsupported_double(inst, ty));
         if let Some(name) = refused {
             return Err(format!(
-                "it computes {name} in float64, which this device does not have; float32 is there, and the cpu backend \
-                 has both"
+                "it computes {name} in float64, which this device does not support; use float32 or the cpu backend"
             ));
         }
         Ok(AnalyzedNest { nest, ranges: ranges(nest) })
@@ -76,7 +75,7 @@ impl<'n> AnalyzedNest<'n> {
             let is_name = matches!(inst, Inst::Const(_) | Inst::Coordinate(_) | Inst::Reduced(_));
             values[k] = Some(if is_name { value } else { kernel.define(value) });
         }
-        Ok(roots.iter().map(|reg| values[usize::from(reg.0)].clone().expect("roots are needed")).collect())
+        Ok(roots.iter().map(|reg| values[usize::from(reg.0)].clone().expect("roots are computed")).collect())
     }
 
     fn instruction(
@@ -87,7 +86,7 @@ impl<'n> AnalyzedNest<'n> {
         (ty, repr): (Type, Repr),
         values: &[Option<Value>],
     ) -> Result<Value, String> {
-        let value = |reg: Reg| values[usize::from(reg.0)].clone().expect("operands come first");
+        let value = |reg: Reg| values[usize::from(reg.0)].clone().expect("operands precede their users");
         Ok(match inst {
             Inst::Const(constant) => kernel.constant(constant.convert(ty), repr),
             Inst::Load(slot) => {
@@ -133,7 +132,7 @@ impl<'n> AnalyzedNest<'n> {
         repr: Repr,
     ) -> Result<Value, String> {
         let Load::Buffer(from) = &self.nest.loads[slot] else {
-            return Err("an accumulator is read by computed index".into());
+            return Err("an accumulator cannot be read at a computed index".into());
         };
         let len = from.access.len.saturating_sub(from.access.offset);
         let index = kernel.define(index.clone());
@@ -298,7 +297,7 @@ pub(crate) fn double_binary(op: BinaryOp, a: &Value, b: &Value) -> Value {
         BinaryOp::Div => "div",
         BinaryOp::Min => "min",
         BinaryOp::Max => "max",
-        _ => unreachable!("{op:?} of 64-bit floats is refused before anything is printed"),
+        _ => unreachable!("{op:?} of float64 is rejected before printing"),
     };
     Value::new(format!("{name}_f64({}, {})", a.text, b.text), Repr::F64)
 }

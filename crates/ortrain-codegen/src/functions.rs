@@ -61,8 +61,8 @@ fn logarithm() -> String {
     let q = polynomial("z", &LOG);
     format!(
         "fn normal_bits(x: f32) -> vec2<u32> {{
-    // The bits of a number as those of a normal one, and by how many powers of two it was made larger: by integers, since drivers
-    // may take numbers below the least normal one for zeros.
+    // Returns the bits of x * 2^n as a normal number, and the exponent n: 24 for a subnormal x, otherwise 0.
+    // Integer arithmetic, because drivers can flush subnormal floats to zero.
     let bits = bitcast<u32>(x);
     let shift = countLeadingZeros(bits) - 8u;
     let moved = (bits << shift) + ((24u - shift) << 23u);

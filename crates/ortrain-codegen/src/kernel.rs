@@ -328,13 +328,13 @@ impl<'a> Kernel<'a> {
         if self.sources.len() > self.caps.bindings as usize {
             let (needed, most) = (self.sources.len(), self.caps.bindings);
             self.regions.exceeds_bindings.set(true);
-            return Err(format!(
-                "it reaches {needed} separate pieces of memory, and this device binds at most {most}"
-            ));
+            return Err(format!("it needs {needed} buffer bindings, but this device allows at most {most}"));
         }
         let shared: usize = self.shared.iter().map(SharedArray::bytes).sum();
         if shared > MAX_SHARED_BYTES {
-            return Err(format!("its groups share {shared} bytes, and devices have {MAX_SHARED_BYTES}"));
+            return Err(format!(
+                "its workgroups need {shared} bytes of shared memory, but the limit is {MAX_SHARED_BYTES}"
+            ));
         }
         let (points, groups) = match extent {
             Extent::Points(points) => (points, points.div_ceil(u64::from(GROUP_SIZE)).max(1)),
@@ -343,7 +343,7 @@ impl<'a> Kernel<'a> {
         let row = groups.min(u64::from(self.caps.groups)) as u32;
         let column = groups.div_ceil(u64::from(row));
         if points > u64::from(u32::MAX) - u64::from(GROUP_SIZE) || column > u64::from(self.caps.groups) {
-            return Err(format!("it has {points} points, which are more than invocations are counted"));
+            return Err(format!("it has {points} points, more than a dispatch can have"));
         }
         let source = match extent {
             Extent::Points(points) => self.dialect.kernel(&self.declared, &self.body, points, row),
@@ -372,5 +372,5 @@ impl<'a> Kernel<'a> {
 
 /// Returns the reason why an instruction does not support 64-bit floats.
 pub(crate) fn float64_message() -> String {
-    "it computes with float64, which this device does not have; float32 is there, and the cpu backend has both".into()
+    "it computes with float64, which this device does not support; use float32 or the cpu backend".into()
 }

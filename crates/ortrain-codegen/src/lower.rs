@@ -158,7 +158,7 @@ fn lower_instruction(
 fn print_instruction(cx: &Context<'_>, instruction: &Instruction) -> Result<Vec<Launch>, String> {
     match instruction {
         Instruction::Nest(nest) => nest::launches(cx, nest, &|_, _| Ok(Vec::new())),
-        Instruction::NestGroup(_) => Err("a group whose nests are not printed one by one".to_owned()),
+        Instruction::NestGroup(_) => Err("a group is lowered nest by nest".to_owned()),
         Instruction::MatMul(m) => matmul::launches(cx, m),
         Instruction::Conv(c) => conv::launches(cx, c),
         Instruction::Attention(a) => attention::launches(cx, a),

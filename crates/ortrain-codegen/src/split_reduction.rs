@@ -31,7 +31,7 @@ pub(crate) fn launches(
     let stages = stages(nest);
     let most = stages.iter().map(ExactSizeIterator::len).max().unwrap_or(0);
     if (0..nest.reductions.len()).any(|k| total_repr(known, k).bytes() > 4) {
-        return Err("its sums are pairs of words".into());
+        return Err("its sums need more than 32 bits".into());
     }
     let parts = if strategy.count > 1 { most * strategy.count } else { 0 };
     cx.reserve((nest.reductions.len() + parts) * rows);
@@ -89,7 +89,7 @@ impl Printer<'_> {
             (true, false) => Ok(vec![false]),
             _ if lies_apart(&self.row_stores) => Ok(vec![true, false]),
             _ if lies_apart(&self.point_stores) => Ok(vec![false, true]),
-            _ => Err("results of rows and of points lie where rows are read".into()),
+            _ => Err("its results overlap the rows that it reads".into()),
         }
     }
 

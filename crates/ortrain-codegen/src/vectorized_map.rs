@@ -48,7 +48,7 @@ pub(crate) fn launch(cx: &Context<'_>, known: &AnalyzedNest<'_>) -> Result<Optio
 
 /// Prints the loads of four points: adjacent elements, or one element.
 fn load_points(kernel: &mut Kernel<'_>, load: &Load, at: &[String]) -> Result<[Value; 4], String> {
-    let Load::Buffer(from) = load else { return Err("a quad has no accumulators".into()) };
+    let Load::Buffer(from) = load else { return Err("a vectorized map cannot load accumulators".into()) };
     let place = position(from, at);
     Ok(match is_constant_along_last(&from.access) {
         true => {

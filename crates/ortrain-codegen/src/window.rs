@@ -156,7 +156,7 @@ fn print_sum_gradient(kernel: &mut Kernel<'_>, w: &Window, at: &[String]) -> Res
 fn print_max_gradient(kernel: &mut Kernel<'_>, w: &Window, at: &[String]) -> Result<(), String> {
     let axes = &w.shape.axes;
     let Some(WindowIndex { kind, operand }) = &w.index else {
-        return Err("the gradient of a maximum has no positions".into());
+        return Err("the gradient of a maximum needs the positions".into());
     };
     let total = define_total(kernel, w, Scalar::I32(0))?;
     let to = element_index(&at[0], &at[1..], axes.iter().map(|axis| axis.input));

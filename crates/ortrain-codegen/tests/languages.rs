@@ -127,7 +127,7 @@ fn kernels_of_all_suites_translate() {
 fn group_kernels_translate() {
     let mut sources: HashSet<Arc<str>> = HashSet::new();
     let mut add = |program: &Program| {
-        let lowered = lower(program, &[], &CAPS, &Wgsl).expect("it can be printed");
+        let lowered = lower(program, &[], &CAPS, &Wgsl).expect("it can be lowered");
         sources.extend(lowered.launches.into_iter().map(|launch| launch.source));
     };
     for precision in Precision::ALL {
@@ -170,7 +170,7 @@ fn doubles() -> Program {
     let roots: Vec<Reg> = results.iter().map(|&(reg, _)| reg).collect();
     let loads = loads.into_iter().map(Load::Buffer).collect();
     let nest = Nest::elementwise([10].into_iter().collect(), loads, expr.finish(&roots), stores);
-    b.emit(Instruction::from(nest), GradientModes::ALL, &"node".into()).expect("the map is sound");
+    b.emit(Instruction::from(nest), GradientModes::ALL, &"node".into()).expect("the map is valid");
     b.finish(given, made).expect("it can be planned")
 }
 
@@ -178,7 +178,7 @@ fn doubles() -> Program {
 #[test]
 fn functions_of_doubles_translate() {
     let caps = Caps { bindings: 64, ..CAPS };
-    let lowered = lower(&doubles(), &[], &caps, &Wgsl).expect("it can be printed");
+    let lowered = lower(&doubles(), &[], &caps, &Wgsl).expect("it can be lowered");
     let source = &lowered.launches[0].source;
     for head in include_str!("../src/wgsl/doubles.wgsl").lines().filter(|line| line.starts_with("fn ")) {
         assert!(source.contains(head), "nothing calls {head}");

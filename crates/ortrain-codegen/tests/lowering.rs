@@ -25,14 +25,14 @@ fn exponentials(count: usize, dtype: DType, len: usize) -> Program {
         let whole = |id: BufferId| Operand::contiguous(id, dtype, &[len]);
         let loads = vec![Load::Buffer(whole(made[k]))];
         let nest = Nest::elementwise([len].into_iter().collect(), loads, expr.finish(&[y]), vec![whole(to)]);
-        b.emit(Instruction::from(nest), GradientModes::ALL, &"a layer".into()).expect("the map is sound");
+        b.emit(Instruction::from(nest), GradientModes::ALL, &"a layer".into()).expect("the map is valid");
         made.push(to);
     }
     b.finish_unfused(vec![first], made[1..].to_vec()).expect("it can be planned")
 }
 
 fn launches(program: &Program) -> Lowered {
-    lower(program, &[], &CAPS, &Wgsl).expect("it can be printed")
+    lower(program, &[], &CAPS, &Wgsl).expect("it can be lowered")
 }
 
 #[test]
@@ -65,7 +65,7 @@ fn kernels_include_called_functions() {
 fn groups_form_rows() {
     let caps = Caps { groups: 100, ..CAPS };
     let lowered =
-        lower(&exponentials(1, DType::F32, 256 * 250), &[], &caps, &Wgsl).expect("it can be printed");
+        lower(&exponentials(1, DType::F32, 256 * 250), &[], &caps, &Wgsl).expect("it can be lowered");
     assert_eq!(lowered.launches[0].groups, [100, 3, 1]);
     let error =
         lower(&exponentials(1, DType::F32, 256 * 10_001 + 1), &[], &caps, &Wgsl).expect_err("too many");
@@ -96,8 +96,8 @@ fn functions_of_doubles_are_refused_by_node_and_name() {
         lower(&exponentials(1, DType::F64, 10), &[], &CAPS, &Wgsl).expect_err("it has no such function");
     assert_eq!(
         error.to_string(),
-        "a layer: this Map instruction has no kernel: it computes exp in float64, which this device does not have; float32 \
-         is there, and the cpu backend has both"
+        "a layer: this Map instruction has no kernel: it computes exp in float64, which this device does not \
+         support; use float32 or the cpu backend"
     );
 }
 
@@ -116,12 +116,12 @@ fn instructions_with_doubles_are_refused_by_type() {
         inner: 3,
         overwrites: false,
     };
-    b.emit(Instruction::from(sums), GradientModes::ALL, &"a layer".into()).expect("the sums are sound");
+    b.emit(Instruction::from(sums), GradientModes::ALL, &"a layer".into()).expect("the sums are valid");
     let program = b.finish(vec![target, source, index], vec![target]).expect("it can be planned");
     let error = lower(&program, &[], &CAPS, &Wgsl).expect_err("it has no float64");
     assert_eq!(
         error.reason,
-        "it computes with float64, which this device does not have; float32 is there, and the cpu backend has both"
+        "it computes with float64, which this device does not support; use float32 or the cpu backend"
     );
 }
 
@@ -130,7 +130,7 @@ fn buffers_that_are_larger_than_a_binding_are_named() {
     let caps = Caps { binding_bytes: 4096, ..CAPS };
     assert!(lower(&exponentials(1, DType::F32, 1024), &[], &caps, &Wgsl).is_ok());
     let error = lower(&exponentials(1, DType::F32, 1025), &[], &caps, &Wgsl).expect_err("too large");
-    assert_eq!(error.reason, "\"x\" is bound with 4100 bytes, and this device binds at most 4096");
+    assert_eq!(error.reason, "\"x\" needs a binding of 4100 bytes, but this device allows at most 4096");
 }
 
 /// A dump lists each launch with its kernel, and the source of a shared kernel once.
@@ -211,7 +211,7 @@ fn sums([rows, size]: [usize; 2], by_columns: bool, with_rows: bool) -> Program 
         reductions: vec![Reduction { op: ReduceOp::Sum, value: values[0] }],
         stores,
     };
-    b.emit(Instruction::from(nest), GradientModes::ALL, &"a layer".into()).expect("the nest is sound");
+    b.emit(Instruction::from(nest), GradientModes::ALL, &"a layer".into()).expect("the nest is valid");
     b.finish_unfused(vec![from], outputs).expect("it can be planned")
 }
 
@@ -257,7 +257,7 @@ fn sum_of_vectors(count: usize, with_constants: bool) -> Program {
     let whole = |id: BufferId| Operand::contiguous(id, DType::F32, &[LEN]);
     let loads = loads.into_iter().map(|id| Load::Buffer(whole(id))).collect();
     let nest = Nest::elementwise([LEN].into_iter().collect(), loads, expr.finish(&[sum]), vec![whole(to)]);
-    b.emit(Instruction::from(nest), GradientModes::ALL, &"a sum".into()).expect("the map is sound");
+    b.emit(Instruction::from(nest), GradientModes::ALL, &"a sum".into()).expect("the map is valid");
     b.finish_unfused(inputs, vec![to]).expect("it can be planned")
 }
 
@@ -266,7 +266,7 @@ fn sum_of_vectors(count: usize, with_constants: bool) -> Program {
 fn buffers_share_scarce_bindings() {
     for bindings in [1, 2, 5, 8] {
         let caps = Caps { bindings, ..CAPS };
-        let lowered = lower(&sum_of_vectors(12, false), &[], &caps, &Wgsl).expect("it can be printed");
+        let lowered = lower(&sum_of_vectors(12, false), &[], &caps, &Wgsl).expect("it can be lowered");
         assert_eq!(lowered.launches[0].bindings.len(), bindings as usize);
     }
     let error = lower(&sum_of_vectors(12, true), &[], &CAPS, &Wgsl).map(|_| ());
@@ -274,7 +274,7 @@ fn buffers_share_scarce_bindings() {
     let caps = Caps { bindings: 8, ..CAPS };
     let error = lower(&sum_of_vectors(12, true), &[], &caps, &Wgsl).expect_err("too many");
     assert!(
-        error.reason.contains("it reaches 13 separate pieces of memory, and this device binds at most 8"),
+        error.reason.contains("it needs 13 buffer bindings, but this device allows at most 8"),
         "{error}"
     );
 }
@@ -298,7 +298,7 @@ fn steps_of_a_sequence_are_one_kernel() {
         let dims = [WIDTH].into_iter().collect();
         let nest =
             Nest::elementwise(dims, vec![Load::Buffer(at(step - 1))], expr.finish(&[y]), vec![at(step)]);
-        b.emit(Instruction::from(nest), GradientModes::ALL, &"a step".into()).expect("the map is sound");
+        b.emit(Instruction::from(nest), GradientModes::ALL, &"a step".into()).expect("the map is valid");
     }
     let program = b.finish_unfused(vec![sequence], vec![sequence]).expect("it can be planned");
     let lowered = launches(&program);
@@ -326,7 +326,7 @@ fn host_computes_unsupported_float64_numbers() {
     let loads = vec![Load::Buffer(whole(x)), Load::Buffer(Operand { buffer: step, access: once })];
     let dims = [rows, len].into_iter().collect();
     let nest = Nest { inner: 1, ..Nest::elementwise(dims, loads, expr.finish(&[result]), vec![whole(y)]) };
-    b.emit(Instruction::from(nest), GradientModes::ALL, &"a layer".into()).expect("the nest is sound");
+    b.emit(Instruction::from(nest), GradientModes::ALL, &"a layer".into()).expect("the nest is valid");
     let program = b.finish(vec![x, step], vec![y]).expect("it can be planned");
     let error = lower(&program, &[], &CAPS, &Wgsl).expect_err("it has no powers");
     assert!(error.reason.starts_with("it computes pow in float64"), "{error}");

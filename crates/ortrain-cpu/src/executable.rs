@@ -91,7 +91,7 @@ impl Kernel {
             (Precision::F32, _) => Products::F32,
             (precision, Some(unit)) => Products { precision, unit },
             (precision, None) => {
-                return Err(format!("its factors are {precision}, for which nothing was chosen"));
+                return Err(format!("its factors are {precision}, but no bfloat16 unit was selected"));
             }
         };
         match instruction {
@@ -149,7 +149,7 @@ impl Kernel {
             Kernel::NestGroup(group) => {
                 let (nests, kernels) = (group.kernel_of_nest.len(), group.kernels.len());
                 let each: Vec<String> = group.kernels.iter().map(NestKernel::describe).collect();
-                format!("{nests} nests by {kernels} kernels: {}", each.join("; "))
+                format!("{nests} nests, {kernels} kernels: {}", each.join("; "))
             }
             Kernel::MatMul(kernel) => kernel.describe(),
             Kernel::Conv(kernel) => kernel.describe(),

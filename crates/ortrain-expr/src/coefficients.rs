@@ -2,7 +2,7 @@
 //!
 //! Polynomials are near-minimax (Chebyshev) fits, computed for this file. The vector code of the CPU and the kernels
 //! generated for GPUs share these tables.
-#![allow(clippy::excessive_precision, reason = "coefficients are given as they were fitted")]
+#![allow(clippy::excessive_precision, reason = "coefficients are written as they were fitted")]
 
 /// Coefficients of `exp` for r² and higher powers, the highest power first.
 pub const EXP: [f32; 5] = [1.392_692_7e-3, 8.363_774e-3, 4.166_655e-2, 1.666_657_3e-1, 0.5];

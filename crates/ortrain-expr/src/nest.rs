@@ -389,10 +389,10 @@ impl<O: AsRef<Access>> Nest<O> {
     #[must_use]
     pub fn operand_fault(&self) -> Option<String> {
         if self.inner > self.dims.len() {
-            return Some(format!("{} reduced axes of {}", self.inner, self.dims.len()));
+            return Some(format!("{} reduced axes, but only {} axes", self.inner, self.dims.len()));
         }
         if self.loads[self.num_accumulators()..].iter().any(Load::is_accumulator) {
-            return Some("an accumulator behind the load of a buffer".into());
+            return Some("accumulators must precede the loads of buffers".into());
         }
         if self.dims.iter().try_fold(1usize, |n, &dim| n.checked_mul(dim)).is_none() {
             return Some(format!("the space {:?} is too large to count", self.dims));
@@ -425,13 +425,13 @@ impl<O: AsRef<Access>> Nest<O> {
         // The computed index is the position of the element. A pass that moves or cuts axes would add strides to this
         // position a second time.
         self.loads.iter().enumerate().find_map(|(slot, load)| match load.access() {
-            None if self.is_gathered(slot) => Some(format!("accumulator {slot} is read by computed index")),
+            None if self.is_gathered(slot) => Some(format!("accumulator {slot} is read at a computed index")),
             Some(Access { strides, .. })
                 if strides.iter().any(|&stride| stride != 0) && self.is_gathered(slot) =>
             {
                 let strides = strides.as_slice();
                 Some(format!(
-                    "strides {strides:?} for load {slot}, which is read by computed index: zeros are needed"
+                    "load {slot} is read at a computed index, so its strides must be zero, got {strides:?}"
                 ))
             }
             _ => None,
@@ -441,18 +441,18 @@ impl<O: AsRef<Access>> Nest<O> {
     /// Returns the fault of segments that do not fit the space, or of accesses that do not fit the segments.
     fn segments_fault(&self, segments: &Segments) -> Option<String> {
         let &[count, len] = self.dims.as_slice() else {
-            return Some(format!("segments in a space of {} axes: two are needed", self.dims.len()));
+            return Some(format!("segments need a space of 2 axes, got {}", self.dims.len()));
         };
         if self.inner > 1 {
-            return Some(format!("{} reduced axes with segments: the last one can be reduced", self.inner));
+            return Some(format!("segments allow at most 1 reduced axis, got {}", self.inner));
         }
         if segments.len() != count {
-            return Some(format!("{} segments for a first axis of {count}", segments.len()));
+            return Some(format!("{} segments, but the first axis has size {count}", segments.len()));
         }
         let mut before = 0;
         for (k, Range { start, end }) in segments.iter().enumerate() {
             if start < before || end < start || end > len {
-                return Some(format!("segment {k} is {start}..{end}: it must lie within {before}..{len}"));
+                return Some(format!("segment {k} is {start}..{end}, but must be within {before}..{len}"));
             }
             before = end;
         }
@@ -474,7 +474,7 @@ impl<O: AsRef<Access>> Nest<O> {
                 _ => across == 0 || across.signum() == along.signum(),
             };
             if !once {
-                return Some(format!("store {k} could put several results into one element"));
+                return Some(format!("store {k} can write several results to one element"));
             }
         }
         None
@@ -535,7 +535,7 @@ mod tests {
         assert_eq!(nest([3, 1], false).validate(), None);
         for strides in [[3, 1], [0, 1], [3, 0]] {
             let expected =
-                format!("strides {strides:?} for load 0, which is read by computed index: zeros are needed");
+                format!("load 0 is read at a computed index, so its strides must be zero, got {strides:?}");
             assert_eq!(nest(strides, true).validate(), Some(expected));
         }
     }
@@ -605,7 +605,7 @@ mod tests {
             assert_eq!(fault(good), None, "{good:?}");
         }
         let faulty = |k: usize, range: &str, within: &str| {
-            Some(format!("segment {k} is {range}: it must lie within {within}"))
+            Some(format!("segment {k} is {range}, but must be within {within}"))
         };
         assert_eq!(fault(&[0..11]), faulty(0, "0..11", "0..10"));
         assert_eq!(fault(&[0..4, 3..5]), faulty(1, "3..5", "4..10"));
@@ -624,14 +624,14 @@ mod tests {
         };
         assert_eq!(fault(&|_| {}), None);
         let three = fault(&|nest| nest.dims[0] = 3);
-        assert_eq!(three.as_deref(), Some("2 segments for a first axis of 3"));
+        assert_eq!(three.as_deref(), Some("2 segments, but the first axis has size 3"));
         let all = fault(&|nest| nest.inner = 2);
-        assert_eq!(all.as_deref(), Some("2 reduced axes with segments: the last one can be reduced"));
+        assert_eq!(all.as_deref(), Some("segments allow at most 1 reduced axis, got 2"));
         let more = fault(&|nest| {
             nest.dims.push(1);
             nest.operands_mut().for_each(|access| access.strides.push(0));
         });
-        assert_eq!(more.as_deref(), Some("segments in a space of 3 axes: two are needed"));
+        assert_eq!(more.as_deref(), Some("segments need a space of 2 axes, got 3"));
     }
 
     #[test]
@@ -663,7 +663,7 @@ mod tests {
             assert_eq!(fault(inner, strides), None, "{inner} {strides:?}");
         }
         for (inner, strides) in [(0, [1, 0]), (0, [0, 0]), (1, [0, 0])] {
-            let expected = "store 0 could put several results into one element";
+            let expected = "store 0 can write several results to one element";
             assert_eq!(fault(inner, strides).as_deref(), Some(expected), "{inner} {strides:?}");
         }
         assert_eq!(

@@ -153,7 +153,7 @@ pub struct UnknownPrecision(pub String);
 impl fmt::Display for UnknownPrecision {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let [a, b, c, d] = Precision::ALL.map(Precision::name);
-        write!(f, "there is no precision {:?}; there are {a:?}, {b:?}, {c:?} and {d:?}", self.0)
+        write!(f, "unknown precision {:?}; expected one of {a:?}, {b:?}, {c:?} and {d:?}", self.0)
     }
 }
 
@@ -185,7 +185,7 @@ mod tests {
         let error = "f16".parse::<Precision>().unwrap_err();
         assert_eq!(
             error.to_string(),
-            r#"there is no precision "f16"; there are "f32", "bf16", "bf16x3" and "bf16x6""#
+            r#"unknown precision "f16"; expected one of "f32", "bf16", "bf16x3" and "bf16x6""#
         );
     }
 

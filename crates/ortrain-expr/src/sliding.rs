@@ -84,7 +84,7 @@ impl SlidingAxis {
     /// Returns the fault of the axis, if any.
     fn validate(&self) -> Option<String> {
         if self.stride == 0 || self.dilation == 0 {
-            return Some(format!("a stride of {} and a dilation of {}", self.stride, self.dilation));
+            return Some(format!("stride {} and dilation {} must be at least 1", self.stride, self.dilation));
         }
         let far = self
             .output
@@ -94,7 +94,7 @@ impl SlidingAxis {
             .and_then(|far| far.checked_add(self.input));
         match far {
             Some(far) if isize::try_from(far).is_ok() => None,
-            _ => Some("window positions that are too large to count".to_owned()),
+            _ => Some("the window positions are too large to count".to_owned()),
         }
     }
 }
@@ -195,11 +195,11 @@ impl ConvShape {
     pub fn validate(&self) -> Option<String> {
         let channels = [self.channels_in, self.channels_out].map(|c| self.groups.checked_mul(c));
         if channels.contains(&None) {
-            return Some("channels that are too many to count".to_owned());
+            return Some("the channels are too many to count".to_owned());
         }
         let too_large = |dims: &Dims| dims.iter().try_fold(1usize, |n, &dim| n.checked_mul(dim)).is_none();
         if self.operands().iter().any(too_large) {
-            return Some("tensors that are too large to count".to_owned());
+            return Some("the tensors are too large to count".to_owned());
         }
         self.axes.iter().find_map(SlidingAxis::validate)
     }
@@ -308,7 +308,7 @@ impl WindowShape {
             self.axes.iter().try_fold(self.planes, |n, axis| n.checked_mul(size(axis)))
         };
         if count(|axis| axis.input).is_none() || count(|axis| axis.output).is_none() {
-            return Some("tensors that are too large to count".to_owned());
+            return Some("the tensors are too large to count".to_owned());
         }
         self.axes.iter().find_map(SlidingAxis::validate)
     }

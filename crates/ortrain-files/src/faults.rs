@@ -16,7 +16,7 @@ pub enum Act {
 }
 
 #[cfg(not(feature = "faults"))]
-#[allow(clippy::unnecessary_wraps, reason = "in tests it fails")]
+#[allow(clippy::unnecessary_wraps, reason = "fails in tests")]
 pub(crate) fn before(_: Act) -> io::Result<()> {
     Ok(())
 }

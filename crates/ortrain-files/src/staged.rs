@@ -71,7 +71,7 @@ impl Staged {
                     let source = match source.kind() {
                         io::ErrorKind::NotFound if !folder(&place).exists() => io::Error::new(
                             io::ErrorKind::NotFound,
-                            format!("there is no folder {}, and none is made", folder(&place).display()),
+                            format!("there is no folder {}; create it first", folder(&place).display()),
                         ),
                         _ => source,
                     };

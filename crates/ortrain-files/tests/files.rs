@@ -110,7 +110,7 @@ fn links_stay_and_what_they_lead_to_is_replaced() {
     assert_eq!(
         write(&at("lost"), b"x").unwrap_err().to_string(),
         format!(
-            "cannot write {}: there is no folder {}, and none is made",
+            "cannot write {}: there is no folder {}; create it first",
             at("lost").display(),
             at("nowhere").display()
         )

@@ -55,7 +55,7 @@ pub enum AttrError {
         name: String,
     },
     /// The attribute has another kind of value.
-    #[error("attribute {name:?} should be {expected} but is {found}")]
+    #[error("attribute {name:?} must be {expected}, got {found}")]
     WrongKind {
         /// Name of the attribute.
         name: String,

@@ -31,7 +31,7 @@ pub enum GraphError {
         versions: (i64, i64),
     },
     /// A node uses a value that has no producer.
-    #[error("{node} uses {value:?}, which is no input, initializer or output of another node")]
+    #[error("{node} uses {value:?}, which is not an input, an initializer or an output of another node")]
     UndefinedValue {
         /// Label of the node, or the list of the graph's outputs.
         node: String,
@@ -39,7 +39,7 @@ pub enum GraphError {
         value: String,
     },
     /// A value has two producers.
-    #[error("{value:?} is made twice: {second} makes it again")]
+    #[error("{value:?} is defined twice, the second time by {second}")]
     DuplicateValue {
         /// Name of the value.
         value: String,
@@ -54,7 +54,8 @@ pub enum GraphError {
     },
     /// The type of a value is not supported.
     #[error(
-        "{value:?} has type {found}, which is not supported{}; tensors of numbers and sequences of them are{}",
+        "{value:?} has type {found}, which is not supported{}; expected a tensor of numbers or a sequence of such \
+         tensors{}",
         used_by(.users),
         helps(.found)
     )]
@@ -67,7 +68,7 @@ pub enum GraphError {
         users: Vec<String>,
     },
     /// A node has an attribute twice. The two values may differ.
-    #[error("attribute {attribute:?} of {node} is given twice; a node has each attribute once")]
+    #[error("attribute {attribute:?} of {node} occurs twice; a node can have each attribute only once")]
     DuplicateAttribute {
         /// Name of the attribute.
         attribute: String,
@@ -75,7 +76,7 @@ pub enum GraphError {
         node: String,
     },
     /// An attribute cannot be represented.
-    #[error("attribute {attribute:?} of {node} is of a kind that is not supported ({kind})")]
+    #[error("attribute {attribute:?} of {node} has an unsupported kind ({kind})")]
     UnsupportedAttribute {
         /// Label of the node.
         node: String,
@@ -117,7 +118,8 @@ pub fn listed(nodes: &[String]) -> String {
 /// Returns advice for a value of an unsupported type, as the end of a sentence.
 fn helps(found: &str) -> &'static str {
     if found.starts_with("string") {
-        "; number texts outside of the model (scikit-learn: encode columns before the pipeline, fit with numbers as classes)"
+        "; convert strings to numbers outside of the model (scikit-learn: encode columns before the pipeline, fit \
+         with numbers as classes)"
     } else {
         ""
     }

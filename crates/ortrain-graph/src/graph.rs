@@ -268,7 +268,7 @@ impl Graph {
         (self.numbers.first(hint)..)
             .map(|n| (Arc::<str>::from(format!("{hint}_{n}")), Some(n)))
             .find(|(name, _)| !self.names.contains_key(name))
-            .expect("there are more numbers than values")
+            .expect("one of the numbers is free")
     }
 
     /// Like [`Graph::unused_name`], but also reserves the suffix, so that the next call returns another name.

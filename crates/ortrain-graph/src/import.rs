@@ -330,8 +330,9 @@ fn attr(
         attribute: attribute.name.clone(),
         kind: kind.to_owned(),
     };
-    let text =
-        |bytes: &[u8]| String::from_utf8(bytes.to_vec()).map_err(|_| unsupported("a text that is not UTF-8"));
+    let text = |bytes: &[u8]| {
+        String::from_utf8(bytes.to_vec()).map_err(|_| unsupported("a string that is not UTF-8"))
+    };
     if !attribute.ref_attr_name.is_empty() {
         return Err(unsupported("a reference to an attribute of a function"));
     }
@@ -340,11 +341,11 @@ fn attr(
         AttributeType::Int => Attr::Int(attribute.i),
         AttributeType::String => Attr::String(text(&attribute.s)?),
         AttributeType::Tensor => {
-            let tensor = attribute.t.as_ref().ok_or_else(|| unsupported("a tensor that is not there"))?;
+            let tensor = attribute.t.as_ref().ok_or_else(|| unsupported("a missing tensor"))?;
             Attr::Tensor(Graph::tensor_from_proto(model, tensor)?)
         }
         AttributeType::Graph => {
-            let graph = attribute.g.as_ref().ok_or_else(|| unsupported("a graph that is not there"))?;
+            let graph = attribute.g.as_ref().ok_or_else(|| unsupported("a missing graph"))?;
             Attr::Graph(Box::new(import(model, graph, visible)?))
         }
         AttributeType::Floats => Attr::Floats(attribute.floats.clone()),

@@ -89,7 +89,9 @@ fn value_type(proto: Option<&TypeProto>) -> String {
             format!("sparse_tensor({})", element_name(tensor.elem_type))
         }
         Some(type_proto::Value::SequenceType(sequence)) => format!("seq({})", inner(&sequence.elem_type)),
-        Some(type_proto::Value::OptionalType(optional)) => format!("optional({})", inner(&optional.elem_type)),
+        Some(type_proto::Value::OptionalType(optional)) => {
+            format!("optional({})", inner(&optional.elem_type))
+        }
         Some(type_proto::Value::MapType(map)) => {
             format!("map({}, {})", element_name(map.key_type), inner(&map.value_type))
         }
@@ -99,7 +101,8 @@ fn value_type(proto: Option<&TypeProto>) -> String {
 
 /// Returns values with their types, separated by commas.
 fn typed(values: &[ValueInfoProto]) -> String {
-    let each = values.iter().map(|value| format!("{} {}", value_type(value.r#type.as_ref()), quoted(&value.name)));
+    let each =
+        values.iter().map(|value| format!("{} {}", value_type(value.r#type.as_ref()), quoted(&value.name)));
     each.collect::<Vec<_>>().join(", ")
 }
 
@@ -129,7 +132,8 @@ impl Printer<'_> {
 
     /// Prints the signature, the initializers and the nodes of a graph.
     fn graph(&self, graph: &GraphProto, indent: &str) -> String {
-        let mut text = format!("{} ({}) => ({})", quoted(&graph.name), typed(&graph.input), typed(&graph.output));
+        let mut text =
+            format!("{} ({}) => ({})", quoted(&graph.name), typed(&graph.input), typed(&graph.output));
         if !graph.initializer.is_empty() {
             let each = graph.initializer.iter().map(|tensor| {
                 let values = self.values(tensor).map_or_else(String::new, |values| format!(" = {values}"));
@@ -181,7 +185,9 @@ impl Printer<'_> {
             AttributeType::Float => format!("{:?}", attribute.f),
             AttributeType::Int => attribute.i.to_string(),
             AttributeType::String => text(&attribute.s),
-            AttributeType::Tensor => attribute.t.as_deref().map_or_else(String::new, |tensor| self.tensor(tensor)),
+            AttributeType::Tensor => {
+                attribute.t.as_deref().map_or_else(String::new, |tensor| self.tensor(tensor))
+            }
             AttributeType::Graph => attribute.g.as_deref().map_or_else(String::new, graph),
             AttributeType::TypeProto => value_type(attribute.tp.as_deref()),
             AttributeType::Floats => list(&attribute.floats, |value| format!("{value:?}")),
@@ -190,7 +196,9 @@ impl Printer<'_> {
             AttributeType::Tensors => list(&attribute.tensors, |tensor| self.tensor(tensor)),
             AttributeType::Graphs => list(&attribute.graphs, graph),
             AttributeType::TypeProtos => list(&attribute.type_protos, |proto| value_type(Some(proto))),
-            AttributeType::Undefined | AttributeType::SparseTensor | AttributeType::SparseTensors => "...".to_owned(),
+            AttributeType::Undefined | AttributeType::SparseTensor | AttributeType::SparseTensors => {
+                "...".to_owned()
+            }
         };
         let kind = kind.as_str_name().to_lowercase();
         format!("{}: {kind} = {value}", quoted(&attribute.name))
@@ -268,9 +276,13 @@ mod tests {
             ..GraphProto::default()
         };
         let opset = OperatorSetIdProto { domain: String::new(), version: 17 };
-        let proto =
-            ModelProto { ir_version: 8, opset_import: vec![opset], graph: Some(graph), ..ModelProto::default() };
-        let bytes = encode(&proto).expect("it is small");
+        let proto = ModelProto {
+            ir_version: 8,
+            opset_import: vec![opset],
+            graph: Some(graph),
+            ..ModelProto::default()
+        };
+        let bytes = encode(&proto).expect("it fits in memory");
         let model = LoadedModel::from_bytes(bytes, ExternalData::none()).expect("it is a model");
         let expected = [
             "<ir_version: 8, opset_import: [\"\" : 17]>",

@@ -66,7 +66,7 @@ pub fn byte_length(dtype: DType, dims: &[usize]) -> Result<usize, TensorError> {
 /// Panics if `alignment` is not a power of two.
 #[must_use]
 pub fn aligned_copy(bytes: &Bytes, alignment: usize) -> Bytes {
-    assert!(alignment.is_power_of_two(), "an alignment of {alignment}");
+    assert!(alignment.is_power_of_two(), "alignment {alignment} is not a power of two");
     let mut room: Vec<u8> = Vec::new();
     if bytes.is_empty() || room.try_reserve_exact(bytes.len().saturating_add(alignment - 1)).is_err() {
         return bytes.clone();

@@ -60,7 +60,7 @@ fn a_cycle_is_named() {
 fn a_value_made_twice_is_named() {
     let nodes = vec![node("a", "Neg", &["x"], &["y"]), node("b", "Abs", &["x"], &["y"])];
     let message = import(model(nodes, &["x"], &["y"])).unwrap_err();
-    assert_eq!(message, "\"y\" is made twice: node \"b\" (Abs) makes it again");
+    assert_eq!(message, "\"y\" is defined twice, the second time by node \"b\" (Abs)");
 }
 
 /// The check covers two graphs, too, and graphs with different numbers of inputs.
@@ -78,7 +78,7 @@ fn an_attribute_that_is_given_twice_is_named() {
         let message = import(model(vec![scan], &["s"], &["y"])).unwrap_err();
         assert_eq!(
             message,
-            "attribute \"body\" of node \"a\" (Scan) is given twice; a node has each attribute once"
+            "attribute \"body\" of node \"a\" (Scan) occurs twice; a node can have each attribute only once"
         );
     }
 }
@@ -86,10 +86,12 @@ fn an_attribute_that_is_given_twice_is_named() {
 #[test]
 fn an_undefined_value_is_named() {
     let message = import(model(vec![node("", "Neg", &["z"], &["y"])], &["x"], &["y"])).unwrap_err();
-    let expected = "Neg -> \"y\" uses \"z\", which is no input, initializer or output of another node";
+    let expected =
+        "Neg -> \"y\" uses \"z\", which is not an input, an initializer or an output of another node";
     assert_eq!(message, expected);
     let message = import(model(Vec::new(), &["x"], &["y"])).unwrap_err();
-    let expected = "the list of the graph's outputs uses \"y\", which is no input, initializer or output of another node";
+    let expected = "the list of the graph's outputs uses \"y\", which is not an input, an initializer or an output \
+                    of another node";
     assert_eq!(message, expected);
 }
 

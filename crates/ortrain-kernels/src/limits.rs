@@ -169,7 +169,7 @@ mod tests {
             assert!(limits.flops.is_finite() && limits.flops > 1e6, "{isa}: {limits:?}");
             assert!(limits.bandwidth.is_finite() && limits.bandwidth > 1e6, "{isa}: {limits:?}");
             let flops_bound = limits.seconds(limits.flops, 0.0);
-            assert!((flops_bound - 1.0).abs() < 1e-9, "as many operations as in one second take one");
+            assert!((flops_bound - 1.0).abs() < 1e-9, "a second of operations takes one second");
         }
     }
 

@@ -149,7 +149,7 @@ mod tests {
             let x: Vec<f32> = (0..rows * step).map(|k| ((k as f32) * 0.37).sin() * 3.0).collect();
             for isa in Isa::available() {
                 let run = |order: Order| {
-                    let kernel = NestKernel::with_order(&nest, isa, order).expect("a good nest");
+                    let kernel = NestKernel::with_order(&nest, isa, order).expect("valid nest");
                     assert_eq!(RowSquareSums::from_nest(&nest).is_some(), len <= MAX_ROW_LEN);
                     let mut sums = vec![0f32; rows];
                     let bases = [x.as_ptr().cast_mut().cast::<u8>(), sums.as_mut_ptr().cast::<u8>()];

@@ -49,7 +49,11 @@ impl ScatterKernel {
     /// Returns the name of the algorithm.
     #[must_use]
     pub fn describe(&self) -> &'static str {
-        if self.desc.overwrites { "rows written in the order of the indices" } else { "rows added in the order of the indices" }
+        if self.desc.overwrites {
+            "rows written in the order of the indices"
+        } else {
+            "rows added in the order of the indices"
+        }
     }
 
     /// Compiles a scatter.
@@ -62,14 +66,14 @@ impl ScatterKernel {
             DType::F32 | DType::F64 | DType::F16 | DType::BF16 | DType::I32 | DType::I64
         );
         if !desc.overwrites && !adds {
-            return Err(format!("adding {}", desc.dtype));
+            return Err(format!("adding {} is not supported", desc.dtype));
         }
         if !matches!(desc.index, DType::I32 | DType::I64) {
-            return Err(format!("indices of type {}", desc.index));
+            return Err(format!("indices of type {} are not supported", desc.index));
         }
         let elements = |axis: usize| desc.outer.checked_mul(axis)?.checked_mul(desc.inner)?.checked_mul(8);
         if elements(desc.size).is_none() || elements(desc.count).is_none() {
-            return Err("a buffer too large to count".to_owned());
+            return Err("a buffer is too large to count".to_owned());
         }
         let width = (MIN_TASK_WORK / desc.count.max(1))
             .max(MIN_TASK_WIDTH)
@@ -128,7 +132,7 @@ impl ScatterKernel {
                 (true, _, 2) => by_index!(Write, u16),
                 (true, _, 4) => by_index!(Write, u32),
                 (true, _, 8) => by_index!(Write, u64),
-                (_, other, _) => unreachable!("adding {other}: checked when compiled"),
+                (_, other, _) => unreachable!("adding {other}: rejected at compile time"),
             }
         });
     }

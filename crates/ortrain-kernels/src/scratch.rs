@@ -47,7 +47,7 @@ impl Scratch {
         );
         assert!(
             self.bytes >= shared + each,
-            "{} bytes of scratch memory where one thread needs {}",
+            "got {} bytes of scratch memory, but one thread needs {}",
             self.bytes,
             shared + each
         );

@@ -270,7 +270,7 @@ impl HostMemory {
         match &self.home {
             Home::Own(words) => words.write(offset, bytes),
             Home::Lent(lender) => {
-                assert!(!lender.is_read_only(), "the memory that is lent is read-only");
+                assert!(!lender.is_read_only(), "borrowed memory is read-only");
                 lender.write(offset, bytes);
             }
         }
@@ -437,7 +437,7 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "the memory that is lent is read-only")]
+    #[should_panic(expected = "borrowed memory is read-only")]
     fn what_is_lent_for_reading_is_not_written() {
         let mut lender = Lender::of(0, 9);
         Arc::get_mut(&mut lender).unwrap().read_only = true;

@@ -23,7 +23,7 @@ pub fn align(bytes: usize) -> usize {
 
 /// Failed allocation of memory in this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the system does not give {bytes} bytes of memory")]
+#[error("the system cannot allocate {bytes} bytes of memory")]
 pub struct OutOfMemory {
     /// Requested number of bytes.
     pub bytes: usize,
@@ -36,7 +36,7 @@ pub enum AllocationError {
     #[error(transparent)]
     Host(#[from] OutOfMemory),
     /// The device has no more memory, or no contiguous range of this size.
-    #[error("the device {device:?} does not give {bytes} bytes of memory{}", in_one_piece(.most))]
+    #[error("the device {device:?} cannot allocate {bytes} bytes of memory{}", in_one_piece(.most))]
     OnDevice {
         /// Name of the device.
         device: String,
@@ -51,7 +51,7 @@ pub enum AllocationError {
 }
 
 fn in_one_piece(most: &Option<u64>) -> String {
-    most.map_or_else(String::new, |most| format!(", of which one piece has at most {most}"))
+    most.map_or_else(String::new, |most| format!("; one allocation has at most {most} bytes"))
 }
 
 /// Failed call on a device.

@@ -30,7 +30,7 @@ pub enum OnnxError {
     },
 
     /// The file is empty.
-    #[error("{file} is empty; an ONNX model was expected")]
+    #[error("{file} is empty; expected an ONNX model")]
     Empty {
         /// Name of the file, or a description of the bytes.
         file: String,
@@ -47,8 +47,8 @@ pub enum OnnxError {
 
     /// The file is truncated.
     #[error(
-        "{file} is cut short: {place}, at byte {offset} of {size}, is longer than what is left; \
-         was the file copied or downloaded completely?"
+        "{file} is cut short: {place}, at byte {offset} of {size}, is longer than the rest of the file; was it \
+         copied or downloaded completely?"
     )]
     CutShort {
         /// Name of the file, or a description of the bytes.
@@ -82,7 +82,7 @@ pub enum OnnxError {
     },
 
     /// Messages are nested deeper than any reader of protobuf accepts.
-    #[error("{file} nests its messages more than {limit} deep; subgraphs within subgraphs must be fewer")]
+    #[error("{file} nests messages more than {limit} levels deep; nest fewer subgraphs")]
     TooDeep {
         /// Name of the file, or a description of the bytes.
         file: String,
@@ -92,7 +92,7 @@ pub enum OnnxError {
 
     /// The decoded file would need far more memory than its size justifies.
     #[error(
-        "{file} has {size} bytes but describes {needed} bytes of nodes and names, which no exporter does; it was refused"
+        "{file} is refused: its {size} bytes describe {needed} bytes of nodes and names, which no exporter writes"
     )]
     Bomb {
         /// Name of the file, or a description of the bytes.
@@ -104,9 +104,7 @@ pub enum OnnxError {
     },
 
     /// A dimension is negative, or larger than this machine can address.
-    #[error(
-        "{tensor} has the dimension {value} on axis {axis}; a stored tensor has dimensions of zero or more"
-    )]
+    #[error("{tensor} has the dimension {value} on axis {axis}; dimensions must be at least 0")]
     Dimension {
         /// Label of the tensor.
         tensor: String,
@@ -117,7 +115,7 @@ pub enum OnnxError {
     },
 
     /// The product of the dimensions cannot be addressed.
-    #[error("{tensor} has the dimensions {dims:?}, which are more elements than can be addressed")]
+    #[error("{tensor} has the dimensions {dims:?}, which are too many elements to address")]
     TooManyElements {
         /// Label of the tensor.
         tensor: String,
@@ -196,8 +194,8 @@ pub enum OnnxError {
 
     /// The model was not loaded from a folder, so that external data cannot be found.
     #[error(
-        "{tensor} has its data in the file `{location}`, but the model was given as bytes; \
-         load it from its path, name its folder, or provide the file's bytes"
+        "{tensor} has its data in the file `{location}`, but the model was loaded from bytes; load it from its path, \
+         name its folder, or provide the file's bytes"
     )]
     NoFolder {
         /// Label of the tensor.
@@ -219,8 +217,7 @@ pub enum OnnxError {
 
     /// The file with external data is missing or cannot be read.
     #[error(
-        "{tensor} has its data in the file `{location}`, which cannot be read: {error}; \
-         it must lie beside the model"
+        "{tensor} has its data in the file `{location}`, which cannot be read: {error}; it must be beside the model"
     )]
     ExternalFile {
         /// Label of the tensor.
@@ -233,7 +230,7 @@ pub enum OnnxError {
     },
 
     /// An entry of the external data is missing or not a number.
-    #[error("{tensor} has a wrong description of its external data: {reason}")]
+    #[error("{tensor} has an invalid description of its external data: {reason}")]
     ExternalEntry {
         /// Label of the tensor.
         tensor: String,
@@ -269,7 +266,7 @@ pub enum OnnxError {
     },
 
     /// A sparse tensor is too large to convert to a dense one.
-    #[error("{tensor} is sparse and needs {needed} bytes when written out, more than the limit of {limit}")]
+    #[error("{tensor} is sparse and needs {needed} bytes as a dense tensor, more than the limit of {limit}")]
     SparseTooLarge {
         /// Label of the tensor of its values.
         tensor: String,
@@ -290,8 +287,8 @@ pub enum OnnxError {
 
     /// The protobuf message would be larger than 2 GiB.
     #[error(
-        "the model takes {size} bytes, but one message of ONNX holds at most 2 GiB; only written to a path, with its \
-         weights in a file beside it, can a model be larger"
+        "the model takes {size} bytes, but an ONNX message holds at most 2 GiB; save it to a path, with its weights \
+         in a file beside it"
     )]
     TooLarge {
         /// Number of bytes of the message.
@@ -300,8 +297,8 @@ pub enum OnnxError {
 
     /// A model without its weights is larger than 2 GiB.
     #[error(
-        "{} takes {size} bytes without the weights that lie in the file beside it, but one message of ONNX holds at most \
-         2 GiB; its nodes hold large constants: make initializers of them", .path.display()
+        "{} takes {size} bytes without the weights in the file beside it, but an ONNX message holds at most 2 GiB; \
+         turn the large constants of its nodes into initializers", .path.display()
     )]
     TooLargeInside {
         /// Path of the model to be written.

@@ -191,7 +191,7 @@ impl ExternalData {
         }
         // Checked before opening, because opening a pipe waits for its writer.
         if !path.metadata().map_err(failed)?.is_file() {
-            return Err(refuse("it is not a plain file"));
+            return Err(refuse("it is not a regular file"));
         }
         Ok(path)
     }
@@ -246,7 +246,7 @@ impl<'a> Range<'a> {
                 _ => {}
             }
         }
-        let location = location.ok_or_else(|| wrong("it names no `location`".into()))?;
+        let location = location.ok_or_else(|| wrong("it has no `location`".into()))?;
         Ok(Range { location, offset, length })
     }
 }

@@ -122,7 +122,7 @@ impl Walk<'_> {
                         5 => self.skip(4, end, message.name)?,
                         _ => {
                             let what = format!(
-                                "{} has an unknown field {number} of an unknown kind {wire}",
+                                "{} has an unknown field {number} of an unknown wire type {wire}",
                                 message.name
                             );
                             return Err(self.malformed(start, what));
@@ -190,9 +190,10 @@ impl Walk<'_> {
                 self.message(inner, self.at + length, depth + 1)?;
             }
             _ => {
-                return Err(
-                    self.malformed(start, format!("the field {place} of {} has a wrong kind", message.name))
-                );
+                return Err(self.malformed(
+                    start,
+                    format!("the field {place} of {} has the wrong wire type", message.name),
+                ));
             }
         }
         Ok(1)
@@ -214,7 +215,7 @@ impl Walk<'_> {
                 return Ok(value);
             }
         }
-        Err(self.malformed(start, format!("{place} holds a number that is too long")))
+        Err(self.malformed(start, format!("{place} holds an integer that is too long")))
     }
 
     /// Reads a length, and checks that the rest of the enclosing message can hold it.
@@ -282,12 +283,12 @@ mod tests {
     #[test]
     fn refuses_wrong_kinds_and_long_numbers() {
         let Fault::Malformed { offset: 0, what } = scan(&[0x0a, 0]).unwrap_err() else { panic!() };
-        assert_eq!(what, "the field ir_version of ModelProto has a wrong kind");
+        assert_eq!(what, "the field ir_version of ModelProto has the wrong wire type");
         let Fault::Malformed { what, .. } = scan(&[[0x08].as_slice(), &[0xff; 10]].concat()).unwrap_err()
         else {
             panic!()
         };
-        assert_eq!(what, "ir_version holds a number that is too long");
+        assert_eq!(what, "ir_version holds an integer that is too long");
     }
 
     #[test]

@@ -68,13 +68,13 @@ fn ranges_are_checked() {
     );
     says(
         entries(&[("location", "w"), ("offset", "-4")]),
-        "tensor `w` has a wrong description of its external data: `offset` is `-4`, not a number",
+        "tensor `w` has an invalid description of its external data: `offset` is `-4`, not a number",
     );
-    says(entries(&[]), "tensor `w` has a wrong description of its external data: it names no `location`");
+    says(entries(&[]), "tensor `w` has an invalid description of its external data: it has no `location`");
     let error = entries(&[("location", "v")]).unwrap_err().to_string();
     assert!(
         error.starts_with("tensor `w` has its data in the file `v`, which cannot be read: ")
-            && error.ends_with("; it must lie beside the model"),
+            && error.ends_with("; it must be beside the model"),
         "{error}"
     );
     // The size exceeds the file and all memory. It is refused before anything is allocated.
@@ -110,7 +110,7 @@ fn stays_in_the_folder() {
     refused(&folder, "a\\b", "it contains a backslash; folders are separated by `/` in a model");
     refused(&folder, "", "it is empty");
     refused(&folder, "a\0b", "it contains a zero byte");
-    refused(&folder, ".", "it is not a plain file");
+    refused(&folder, ".", "it is not a regular file");
     // This name looks dangerous, but is harmless.
     std::fs::write(folder.join("..w"), floats(&[2.0])).unwrap();
     assert!(at(&folder, &external("w", &[1], &[("location", "..w")])).is_ok());
@@ -172,7 +172,8 @@ fn bytes_can_stand_for_files() {
     let tensor = external("w", &[1], &[("location", "weights.bin"), ("offset", "4")]);
     says(
         tensor_payload(&tensor, &ExternalData::none()),
-        "tensor `w` has its data in the file `weights.bin`, but the model was given as bytes; load it from its path, \
+        "tensor `w` has its data in the file `weights.bin`, but the model was loaded from bytes; load it from its \
+         path, \
          name its folder, or provide the file's bytes",
     );
     let mut external = ExternalData::none();

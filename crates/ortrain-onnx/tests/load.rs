@@ -70,7 +70,7 @@ fn names_the_file_that_cannot_be_read() {
 
 #[test]
 fn says_what_a_file_is_if_no_model() {
-    says(load(b"".as_slice()), "the model is empty; an ONNX model was expected");
+    says(load(b"".as_slice()), "the model is empty; expected an ONNX model");
     let cases: [(&[u8], &str); 10] = [
         (b"hello, I am a text\n", "it looks like text"),
         (b"{\"json\": true}", "it looks like text"),
@@ -100,10 +100,10 @@ fn names_the_path_as_given() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("m.onnx");
     std::fs::write(&path, b"").unwrap();
-    says(LoadedModel::load(&path), &format!("{} is empty; an ONNX model was expected", path.display()));
+    says(LoadedModel::load(&path), &format!("{} is empty; expected an ONNX model", path.display()));
     says(
         LoadedModel::load_with(&path, Storage::Mapped),
-        &format!("{} is empty; an ONNX model was expected", path.display()),
+        &format!("{} is empty; expected an ONNX model", path.display()),
     );
 }
 
@@ -113,7 +113,7 @@ fn a_file_cut_short_is_called_so() {
     says(
         load(bytes[..bytes.len() - 8].to_vec()),
         &format!(
-            "the model is cut short: graph, at byte 9 of {}, is longer than what is left; was the file copied or \
+            "the model is cut short: graph, at byte 9 of {}, is longer than the rest of the file; was it copied or \
              downloaded completely?",
             bytes.len() - 8
         ),
@@ -148,7 +148,7 @@ fn damage_is_located() {
     // ir_version 10, then the graph as a number.
     says(
         load(b"\x08\x0a\x38\x01\xff".as_slice()),
-        "the model is damaged: the field graph of ModelProto has a wrong kind (at byte 2)",
+        "the model is damaged: the field graph of ModelProto has the wrong wire type (at byte 2)",
     );
     // A name that is not UTF-8.
     let error = load(b"\x08\x0a\x3a\x03\x12\x01\xff".as_slice()).unwrap_err();
@@ -200,7 +200,7 @@ fn nesting_is_bounded() {
     for levels in [34, 5000] {
         says(
             load(nested(levels)),
-            "the model nests its messages more than 100 deep; subgraphs within subgraphs must be fewer",
+            "the model nests messages more than 100 levels deep; nest fewer subgraphs",
         );
     }
 }
@@ -229,7 +229,8 @@ fn two_bytes_cannot_ask_for_hundreds() {
     assert_eq!(
         error.to_string(),
         format!(
-            "the model has {size} bytes but describes {needed} bytes of nodes and names, which no exporter does; it was refused"
+            "the model is refused: its {size} bytes describe {needed} bytes of nodes and names, which no exporter \
+             writes"
         )
     );
 }

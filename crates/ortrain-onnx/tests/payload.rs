@@ -71,11 +71,11 @@ fn nothing_is_enough_for_no_elements() {
 fn dimensions_are_checked() {
     says(
         payload(&tensor("t", DataType::Float, &[2, -1])),
-        "tensor `t` has the dimension -1 on axis 1; a stored tensor has dimensions of zero or more",
+        "tensor `t` has the dimension -1 on axis 1; dimensions must be at least 0",
     );
     let max = i64::MAX;
-    let many = "tensor `t` has the dimensions [9223372036854775807, 9223372036854775807], which are more elements \
-                than can be addressed";
+    let many = "tensor `t` has the dimensions [9223372036854775807, 9223372036854775807], which are too many \
+                elements to address";
     says(tensor_dims(&tensor("t", DataType::Float, &[max, max])), many);
     says(payload(&tensor("t", DataType::Float, &[max, max])), many);
     // The number of elements fits an address, the number of bytes does not.
@@ -211,6 +211,6 @@ fn sparse_tensors_are_checked() {
     );
     says(
         dense(&sparse(&[1 << 20, 1 << 20], indices(&[1], &[0]), &[5.0])),
-        "tensor `s` is sparse and needs 4398046511104 bytes when written out, more than the limit of 1024",
+        "tensor `s` is sparse and needs 4398046511104 bytes as a dense tensor, more than the limit of 1024",
     );
 }

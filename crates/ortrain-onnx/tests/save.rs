@@ -80,8 +80,8 @@ fn two_gigabytes_need_external_data() {
     says::<()>(
         Err(error),
         &format!(
-            "the model takes {size} bytes, but one message of ONNX holds at most 2 GiB; only written to a path, with its \
-             weights in a file beside it, can a model be larger"
+            "the model takes {size} bytes, but an ONNX message holds at most 2 GiB; save it to a path, with its \
+             weights in a file beside it"
         ),
     );
 }
@@ -315,8 +315,8 @@ fn what_cannot_leave_a_message_is_said() {
     says::<()>(
         Err(error),
         &format!(
-            "{} takes {size} bytes without the weights that lie in the file beside it, but one message of ONNX holds at \
-             most 2 GiB; its nodes hold large constants: make initializers of them",
+            "{} takes {size} bytes without the weights in the file beside it, but an ONNX message holds at most 2 \
+             GiB; turn the large constants of its nodes into initializers",
             path.display()
         ),
     );

@@ -65,11 +65,11 @@ impl AxisMap {
     pub(crate) fn push(&mut self, taps: &[Tap]) {
         let first = self.taps.len();
         for tap in taps {
-            assert!(tap.index < self.source, "a row of elements of the source");
+            assert!(tap.index < self.source, "indices are within the source axis");
             match self.taps[first..].last_mut() {
                 Some(last) if last.index == tap.index => last.weight += tap.weight,
                 last => {
-                    assert!(last.is_none_or(|last| last.index < tap.index), "in ascending order");
+                    assert!(last.is_none_or(|last| last.index < tap.index), "indices are in ascending order");
                     self.taps.push(*tap);
                 }
             }
@@ -214,7 +214,7 @@ impl AxisMap {
         computed: Type,
     ) -> Result<(), OpError> {
         let (outer, source, inner) = split_at_axis(dims, axis);
-        debug_assert_eq!(source, self.source, "the axis that the map is for");
+        debug_assert_eq!(source, self.source, "the axis has the size that the map expects");
         if outer * self.len() * inner == 0 {
             return Ok(());
         }
@@ -254,7 +254,8 @@ impl AxisMap {
         let entries = rows.checked_mul(width).filter(|&entries| entries <= MAX_TAPS);
         let entries = entries.ok_or_else(|| {
             OpError::unsupported(format!(
-                "an axis of {} made from one of {} takes up to {width} terms for each element, which is too much",
+                "an axis of {} elements that is computed from {} elements needs up to {width} terms for each \
+                 element, which is too many",
                 rows, self.source
             ))
         })?;

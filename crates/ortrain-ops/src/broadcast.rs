@@ -33,7 +33,9 @@ pub(crate) fn sum_to(
     };
     if let (Some(from), Some(small)) = (to.known_shape(output), to.known_shape(input)) {
         let lead = from.rank().checked_sub(small.rank()).ok_or_else(|| {
-            OpError::invalid(format!("a value of shape {small} cannot be broadcast to the declared {from}"))
+            OpError::invalid(format!(
+                "a value of shape {small} cannot be broadcast to the declared shape {from}"
+            ))
         })?;
         let certain = (0..small.rank()).all(|axis| {
             let (own, common) = (&small[axis], &from[axis + lead]);

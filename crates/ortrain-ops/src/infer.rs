@@ -91,14 +91,14 @@ impl<'a> Infer<'a> {
         let found = self.node.inputs.len();
         if found < least || found > most {
             let wanted = if least == most { least.to_string() } else { format!("{least} to {most}") };
-            return Err(OpError::invalid(format!("it takes {wanted} inputs but has {found}")));
+            return Err(OpError::invalid(format!("expected {wanted} inputs, got {found}")));
         }
         if let Some(missing) = self.node.inputs[..least].iter().position(Option::is_none) {
-            return Err(OpError::invalid(format!("input {missing} is left out but is needed")));
+            return Err(OpError::invalid(format!("input {missing} is missing")));
         }
         if self.node.outputs.len() > outputs {
             let found = self.node.outputs.len();
-            return Err(OpError::invalid(format!("it has {outputs} outputs at most but {found} are named")));
+            return Err(OpError::invalid(format!("expected at most {outputs} outputs, got {found}")));
         }
         Ok(())
     }
@@ -132,7 +132,7 @@ impl<'a> Infer<'a> {
         match self.ty(k) {
             ValueType::Tensor(dtype, _) => Ok(*dtype),
             ValueType::Sequence(_) => {
-                Err(OpError::invalid(format!("input {k} is a sequence, a tensor is needed")))
+                Err(OpError::invalid(format!("input {k} is a sequence, expected a tensor")))
             }
             ValueType::Unknown => {
                 Err(OpError::invalid(format!("the type of input {k} is not declared anywhere")))
@@ -154,7 +154,7 @@ impl<'a> Infer<'a> {
         if accepts(dtype) {
             return Ok(dtype);
         }
-        Err(OpError::invalid(format!("input {k} is of type {dtype}, {what} is needed")))
+        Err(OpError::invalid(format!("input {k} is of type {dtype}, expected {what}")))
     }
 
     /// Checks that all `inputs` that are present have one element type, and returns this type.
@@ -172,7 +172,7 @@ impl<'a> Infer<'a> {
                 None => first = Some((k, dtype)),
                 Some((other, expected)) if expected != dtype => {
                     return Err(OpError::invalid(format!(
-                        "input {other} is of type {expected} but input {k} of type {dtype}; insert a Cast"
+                        "input {other} is of type {expected}, but input {k} is of type {dtype}; insert a Cast"
                     )));
                 }
                 Some(_) => {}

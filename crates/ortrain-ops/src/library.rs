@@ -77,9 +77,7 @@ impl OperatorLibrary {
             Err(Error::Function { function: function_label(&function), reason: reason.to_owned() })
         };
         if Registry::standard().find(normalize_domain(&function.domain), &function.name).is_some() {
-            return fault(
-                "has the name of an operator that ortrain has itself; give it a domain or a name of its own",
-            );
+            return fault("has the name of a built-in operator; choose another domain or name");
         }
         let same = |other: &FunctionProto| {
             normalize_domain(&other.domain) == normalize_domain(&function.domain)
@@ -117,9 +115,9 @@ impl OperatorLibrary {
         let (inputs, outputs) = (gradient.function.input.len(), gradient.function.output.len());
         if outputs == 0 || inputs <= outputs || (inputs - outputs) % 2 != 0 {
             return fault(format!(
-                "has {inputs} inputs and {outputs} outputs, which does not fit: the outputs are the gradients of the \
-                 operator's inputs (an empty name where there is none), and the inputs are the operator's inputs, its \
-                 outputs, and the gradients of its outputs"
+                "has {inputs} inputs and {outputs} outputs, which does not fit. Inputs are the operator's inputs, \
+                 outputs and gradients of outputs; outputs are the gradients of the operator's inputs (an empty \
+                 name if there is none)"
             ));
         }
         let same = |other: &Gradient| {
@@ -129,7 +127,7 @@ impl OperatorLibrary {
         if self.gradients.iter().any(same) {
             let of = operator_label(&gradient.domain, &gradient.operator);
             let what = node.map_or_else(|| of.clone(), |node| format!("node {node:?} ({of})"));
-            return fault(format!("comes second: the operator library has a gradient of {what} already"));
+            return fault(format!("cannot be added: the operator library has a gradient of {what} already"));
         }
         check_function(&gradient.function)?;
         self.gradients.push(gradient);
@@ -168,30 +166,31 @@ fn check_function(function: &FunctionProto) -> Result<(), Error> {
     let mut inputs = HashSet::new();
     for name in &function.input {
         if name.is_empty() || !inputs.insert(name) {
-            return fault(format!("has two inputs of the name {name:?}, or one without a name"));
+            return fault(format!("has two inputs with the name {name:?}, or an input without a name"));
         }
     }
     let mut made: HashSet<&String> = HashSet::new();
     for name in function.node.iter().flat_map(|node| &node.output).filter(|name| !name.is_empty()) {
         if inputs.contains(name) || !made.insert(name) {
-            return fault(format!("makes {name:?} twice"));
+            return fault(format!("computes {name:?} twice"));
         }
     }
     let there = |name: &String| name.is_empty() || made.contains(name) || inputs.contains(name);
     if let Some(name) = function.output.iter().find(|name| !there(name)) {
-        return fault(format!("has the output {name:?}, which none of its nodes makes"));
+        return fault(format!("has the output {name:?}, which no node of the function computes"));
     }
     for node in &function.node {
         if let Some(name) = node.input.iter().find(|name| !there(name)) {
             let op = operator_label(&node.domain, &node.op_type);
-            return fault(format!(
-                "has a node ({op}) that uses {name:?}, which is no input and made by no node"
-            ));
+            return fault(format!("has a node ({op}) with the unknown input {name:?}"));
         }
     }
     let mut model = ModelProto { functions: vec![function.clone()], ..ModelProto::default() };
     visit_tensors_mut(&mut model, |tensor, _| match tensor.external_data.is_empty() {
         true => Ok(()),
-        false => fault(format!("has its tensor {:?} in another file; put the data inside", tensor.name)),
+        false => fault(format!(
+            "stores the data of its tensor {:?} in another file; store the data in the function",
+            tensor.name
+        )),
     })
 }

@@ -105,11 +105,11 @@ impl Lower<'_> {
     }
 
     fn input_id(&self, k: usize) -> ValueId {
-        self.node.inputs.get(k).copied().flatten().expect("inference checked that the input is there")
+        self.node.inputs.get(k).copied().flatten().expect("inference checked that the input exists")
     }
 
     fn output_id(&self, k: usize) -> ValueId {
-        self.node.outputs.get(k).copied().flatten().expect("asked for an output that is used")
+        self.node.outputs.get(k).copied().flatten().expect("the output is used")
     }
 
     fn dims_of(&self, id: ValueId) -> Vec<usize> {
@@ -197,7 +197,7 @@ impl Lower<'_> {
     pub fn planes(&self, k: usize) -> Result<Vec<PlanePart>, OpError> {
         self.values.sequences.get(&self.input_id(k)).cloned().ok_or_else(|| {
             OpError::unsupported(
-                "a sequence of tensors can only be run when it is bound to the planes of a state",
+                "a sequence of tensors cannot be run unless it is bound to buffers of a state",
             )
         })
     }
@@ -219,7 +219,7 @@ impl Lower<'_> {
             return buffer;
         }
         let value = self.graph.value(id);
-        let tensor = value.constant.as_ref().expect("a value is made before it is used");
+        let tensor = value.constant.as_ref().expect("a value is computed before its use");
         let buffer = self.builder.constant(&value.name, tensor);
         self.values.buffers.insert(id, buffer);
         buffer
@@ -395,7 +395,7 @@ impl Lower<'_> {
         let index = index.expect("the node is one of its graph");
         let nested = |error: crate::Error| OpError::Subgraph(Box::new(error));
         let count = decompose_node(&mut graph, index).map_err(nested)?.ok_or_else(|| {
-            OpError::unsupported("it can be read and written, but there is nothing to run it with yet")
+            OpError::unsupported("it can be read and written, but running it is not supported yet")
         })?;
         for at in index..index + count {
             infer_node(&mut graph, at).map_err(nested)?;

@@ -146,7 +146,7 @@ pub(crate) fn emit_all_as_onnx<E: NodeSink>(
             | Inst::Reduced(_)
             | Inst::Guard(..)
             | Inst::Random(..) => {
-                return Err(OpError::unsupported(format!("{inst:?} has no spelling as an ONNX operator")));
+                return Err(OpError::unsupported(format!("{inst:?} has no equivalent ONNX operator")));
             }
         };
         values.push(value);
@@ -184,7 +184,7 @@ mod tests {
         let expr = b.finish(&[wave]);
         let mut written = RecordedNodes(Vec::new());
         emit_as_onnx(&expr, DType::F16, &mut written, |written, _| written.emit("Input", &[], Attrs::new()))
-            .expect("every instruction has a spelling");
+            .expect("every instruction has an equivalent");
         let nodes: Vec<(&str, &[u32])> =
             written.0.iter().map(|(op, inputs)| (op.as_str(), inputs.as_slice())).collect();
         let want: [(&str, &[u32]); 5] =

@@ -56,7 +56,7 @@ impl Sliding {
         let list = |name: &str, least: i64| -> Result<Option<Vec<i64>>, OpError> {
             let Some(values) = attrs.ints(name)? else { return Ok(None) };
             if values.iter().any(|&value| value < least) {
-                return Err(OpError::invalid(format!("{name} {values:?}: {least} is the least")));
+                return Err(OpError::invalid(format!("{name} must be at least {least}, got {values:?}")));
             }
             Ok(Some(values.to_vec()))
         };
@@ -67,7 +67,7 @@ impl Sliding {
             "SAME_LOWER" => AutoPad::SameLower,
             other => {
                 return Err(OpError::invalid(format!(
-                    "auto_pad {other:?} is not one of NOTSET, VALID, SAME_UPPER, SAME_LOWER"
+                    "auto_pad must be one of NOTSET, VALID, SAME_UPPER, SAME_LOWER, got {other:?}"
                 )));
             }
         };
@@ -88,7 +88,7 @@ impl Sliding {
     pub(crate) fn check(&self, shape: &Shape) -> Result<(), OpError> {
         let Some(axes) = shape.rank().checked_sub(2).filter(|&axes| axes > 0) else {
             return Err(OpError::invalid(format!(
-                "an input of shape {shape}; batch, channels and at least one spatial axis are needed"
+                "an input has shape {shape}, expected batch, channels and at least one spatial axis"
             )));
         };
         let lists = [
@@ -100,7 +100,8 @@ impl Sliding {
         for (name, list, needed) in lists {
             if let Some(list) = list.as_ref().filter(|list| list.len() != needed) {
                 return Err(OpError::invalid(format!(
-                    "{name} {list:?} for an input of shape {shape}, whose {axes} spatial axes need {needed}"
+                    "{name} {list:?} must have {needed} elements for an input of shape {shape} with {axes} spatial \
+                     axes"
                 )));
             }
         }
@@ -166,8 +167,8 @@ impl Sliding {
                     let dilated =
                         if dilation > 1 { format!(", dilated by {dilation},") } else { String::new() };
                     return Err(OpError::invalid(format!(
-                        "along spatial axis {k} a window of {kernel}{dilated} does not fit {input} with padding of \
-                         {before} before and {behind} behind"
+                        "spatial axis {k}: a window of {kernel}{dilated} does not fit {input} elements with \
+                         padding of {before} before and {behind} after"
                     )));
                 }
                 steps + 1
@@ -177,8 +178,8 @@ impl Sliding {
         let (front, back) = self.padding(k, axes);
         if isize::try_from(far).is_ok() && front.max(back) > MAX_PADDING {
             return Err(OpError::unsupported(format!(
-                "along spatial axis {k} {input} positions with padding of {before} before and {behind} behind; {MAX_PADDING} \
-                 are the most at one end"
+                "spatial axis {k}: {input} elements with padding of {before} before and {behind} after are not \
+                 supported; the padding is at most {MAX_PADDING} at each end"
             )));
         }
         let number = |value: i128| usize::try_from(value).ok();
@@ -187,8 +188,8 @@ impl Sliding {
                 Ok(SlidingAxis { input, output, kernel, stride, dilation, padding_before: before as isize })
             }
             _ => Err(OpError::invalid(format!(
-                "along spatial axis {k} positions are too large to count: {input} with padding of {before} before and \
-                 {behind} behind, a window of {kernel} with stride {stride} and dilation {dilation}"
+                "spatial axis {k} is too large to count: {input} elements with padding of {before} before and \
+                 {behind} after, and a window of {kernel} with stride {stride} and dilation {dilation}"
             ))),
         }
     }
@@ -300,13 +301,13 @@ mod tests {
     #[test]
     fn rejects_invalid_attributes() {
         for (attrs, needle) in [
-            (ints("strides", &[0]), "strides [0]: 1 is the least"),
-            (ints("strides", &[-2]), "strides [-2]: 1 is the least"),
-            (ints("dilations", &[0]), "dilations [0]: 1 is the least"),
-            (ints("kernel_shape", &[0]), "kernel_shape [0]: 1 is the least"),
-            (ints("pads", &[0, -1]), "pads [0, -1]: 0 is the least"),
-            (Attrs::new().with("auto_pad", "SAME"), "auto_pad \"SAME\" is not one of"),
-            (ints("dilations", &[i64::MAX]), "does not fit 4 with padding of 0 before and 0 behind"),
+            (ints("strides", &[0]), "strides must be at least 1, got [0]"),
+            (ints("strides", &[-2]), "strides must be at least 1, got [-2]"),
+            (ints("dilations", &[0]), "dilations must be at least 1, got [0]"),
+            (ints("kernel_shape", &[0]), "kernel_shape must be at least 1, got [0]"),
+            (ints("pads", &[0, -1]), "pads must be at least 0, got [0, -1]"),
+            (Attrs::new().with("auto_pad", "SAME"), "got \"SAME\""),
+            (ints("dilations", &[i64::MAX]), "does not fit 4 elements with padding of 0 before and 0 after"),
             (ints("dilations", &[i64::MAX]).with("auto_pad", "SAME_UPPER"), "too large to count"),
             (ints("pads", &[i64::MAX, i64::MAX]), "too large to count"),
         ] {
@@ -316,7 +317,7 @@ mod tests {
         let message = axis(&Attrs::new(), 2, 1).expect_err("refused");
         assert_eq!(
             message,
-            "along spatial axis 0 a window of 2 does not fit 1 with padding of 0 before and 0 behind"
+            "spatial axis 0: a window of 2 does not fit 1 elements with padding of 0 before and 0 after"
         );
     }
 

@@ -82,9 +82,9 @@ pub(crate) fn round_trip_through_file(graph: &Graph) -> Graph {
         ..Default::default()
     };
     let model = ortrain_onnx::LoadedModel::from_proto(model, ortrain_onnx::ExternalData::none());
-    let mut read = Graph::from_model(&model).expect("it can be read");
+    let mut read = Graph::from_model(&model).expect("the graph can be read");
     passes::versions::upgrade(&mut read).expect("it is known");
-    passes::infer::infer(&mut read).expect("it is valid");
+    passes::infer::infer(&mut read).expect("the graph is valid");
     read
 }
 
@@ -227,14 +227,14 @@ pub(crate) fn check_gradients(forward: &Graph, inputs: &[Tensor], targets: &[usi
     const STEP: f64 = 1e-5;
     // Error of a central difference with this step in float64.
     const TOLERANCE: f64 = 1e-7;
-    let outputs = run(forward, inputs).expect("it runs");
+    let outputs = run(forward, inputs).expect("the graph runs");
     let weights: Vec<Option<Tensor>> = outputs
         .iter()
         .enumerate()
         .map(|(k, output)| through.contains(&k).then(|| generic_tensor(output.dims(), 11 + k as u32)))
         .collect();
     let total = |inputs: &[Tensor]| -> f64 {
-        let outputs = run(forward, inputs).expect("it runs");
+        let outputs = run(forward, inputs).expect("the graph runs");
         let term = |(output, weights): (&Tensor, &Option<Tensor>)| {
             let weights = weights.as_ref().map_or(Vec::new(), Tensor::to_f64);
             output.to_f64().into_iter().zip(weights).map(|(x, w)| x * w).sum::<f64>()
@@ -261,11 +261,12 @@ pub(crate) fn check_gradients(forward: &Graph, inputs: &[Tensor], targets: &[usi
 #[track_caller]
 pub(crate) fn check_decomposition(graph: &Graph, inputs: &[Tensor], tolerance: f64) {
     let mut plain = graph.clone();
-    passes::decompose::standardise(&mut plain).expect("it decomposes");
+    passes::decompose::standardise(&mut plain).expect("the graph decomposes");
     let is_standard =
         |node: &Node| Registry::standard().find(&node.domain, &node.op).is_some_and(Definition::is_standard);
     assert!(plain.nodes.iter().all(is_standard), "{plain}");
-    let (got, want) = (run(&plain, inputs).expect("plain runs"), run(graph, inputs).expect("it runs"));
+    let (got, want) =
+        (run(&plain, inputs).expect("the decomposition runs"), run(graph, inputs).expect("the graph runs"));
     for (got, want) in got.iter().zip(&want) {
         assert_close(got, want, tolerance);
     }
@@ -275,10 +276,11 @@ pub(crate) fn check_decomposition(graph: &Graph, inputs: &[Tensor], tolerance: f
 #[track_caller]
 pub(crate) fn check_downgrade(graph: &Graph, inputs: &[Tensor], opset: i64) -> Graph {
     let mut old = graph.clone();
-    passes::versions::downgrade(&mut old, opset).expect("it can be written");
+    passes::versions::downgrade(&mut old, opset).expect("the graph can be written");
     let written = old.clone();
-    passes::versions::upgrade(&mut old).expect("it can be read");
-    let (got, want) = (run(&old, inputs).expect("it runs"), run(graph, inputs).expect("it runs"));
+    passes::versions::upgrade(&mut old).expect("the graph can be read");
+    let (got, want) =
+        (run(&old, inputs).expect("the graph runs"), run(graph, inputs).expect("the graph runs"));
     for (got, want) in got.iter().zip(&want) {
         assert_close(got, want, 1e-6);
     }
@@ -292,13 +294,14 @@ pub(crate) fn check_decomposed(graph: &Graph, inputs: &[Tensor], opset: i64) -> 
     let mut old = graph.clone();
     let refused = passes::decompose::standardise_known(&mut old, opset);
     assert!(refused.is_empty(), "{refused:?}");
-    passes::versions::downgrade(&mut old, opset).expect("it can be written");
+    passes::versions::downgrade(&mut old, opset).expect("the graph can be written");
     let standard =
         |node: &Node| Registry::standard().find(&node.domain, &node.op).is_some_and(Definition::is_standard);
     let written = old.clone();
-    passes::versions::upgrade(&mut old).expect("it can be read");
+    passes::versions::upgrade(&mut old).expect("the graph can be read");
     assert!(old.nodes.iter().all(standard), "{old}");
-    let (got, want) = (run(&old, inputs).expect("it runs"), run(graph, inputs).expect("it runs"));
+    let (got, want) =
+        (run(&old, inputs).expect("the graph runs"), run(graph, inputs).expect("the graph runs"));
     for (got, want) in got.iter().zip(&want) {
         assert_close(got, want, 1e-6);
     }
@@ -309,7 +312,7 @@ pub(crate) fn check_decomposed(graph: &Graph, inputs: &[Tensor], opset: i64) -> 
 #[track_caller]
 pub(crate) fn check_decomposed_gradients(forward: &Graph, inputs: &[Tensor], targets: &[usize], opset: i64) {
     let weights: Vec<Option<Tensor>> = run(forward, inputs)
-        .expect("it runs")
+        .expect("the graph runs")
         .iter()
         .map(|output| output.dtype().is_float().then(|| generic_tensor(output.dims(), 11)))
         .collect();

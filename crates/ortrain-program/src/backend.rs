@@ -288,7 +288,7 @@ impl fmt::Display for Bf16Fallback {
 
 /// Error for a name that is no [`Bf16Fallback`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("there is no bf16_fallback {0:?}; there are \"none\", \"avx512_bf16\" and \"emulated\"")]
+#[error("unknown bf16_fallback {0:?}; expected one of \"none\", \"avx512_bf16\" and \"emulated\"")]
 pub struct UnknownFallback(pub String);
 
 impl FromStr for Bf16Fallback {

@@ -111,7 +111,7 @@ impl ProgramBuilder {
         }
         let hands_over = |instruction: &Instruction| matches!(instruction, Instruction::Yield(_));
         if hands_over(&instruction) && self.instructions().any(hands_over) {
-            let fault = "a second point at which the caller takes over".to_owned();
+            let fault = "a program can return to the caller only once".to_owned();
             return Err(ProgramError::faulty(node, &instruction, fault));
         }
         // An instruction over an empty space (for example an empty batch) does nothing.
@@ -262,7 +262,7 @@ mod tests {
         assert_eq!(program.part_positions(RunPart::BeforeYield), Ok(0..at));
         assert_eq!(program.part_positions(RunPart::AfterYield), Ok(at + 1..end));
         let error = program.part_positions(RunPart::Full).unwrap_err().to_string();
-        assert!(error.starts_with("yield hands over to the caller"), "{error}");
+        assert!(error.starts_with("yield returns to the caller"), "{error}");
         // A yielded value stays live until the yield although no instruction reads it. A received value has its own
         // bytes there.
         let place = |id: BufferId| program.buffer(id).place;
@@ -282,12 +282,15 @@ mod tests {
         let (mut b, [x, y, ..]) = program_with_yield();
         let again = Instruction::Yield(Yield { outputs: vec![x], inputs: vec![y] });
         let error = b.emit(again, GradientModes::ALL, &"yield".into()).unwrap_err().to_string();
-        assert!(error.ends_with("a second point at which the caller takes over"), "{error}");
+        assert!(error.ends_with("a program can return to the caller only once"), "{error}");
         let mut b = ProgramBuilder::new();
         let weight = b.plane("weight", DType::F32, N, PlaneId(0), 0);
         let wrong = Instruction::Yield(Yield { outputs: Vec::new(), inputs: vec![weight] });
         let error = b.emit(wrong, GradientModes::ALL, &"yield".into()).unwrap_err().to_string();
-        assert!(error.ends_with("\"weight\" cannot be handed in: it is no value of the arena"), "{error}");
+        assert!(
+            error.ends_with("\"weight\" cannot be an input of the yield: it is not in the work arena"),
+            "{error}"
+        );
     }
 
     #[test]
@@ -298,7 +301,7 @@ mod tests {
         let error = b.emit(copy(x, constant), GradientModes::ALL, &"node".into()).unwrap_err();
         assert_eq!(
             error.to_string(),
-            "node was lowered to a faulty Map instruction: a result that is the constant \"one\""
+            "node was lowered to an invalid Map instruction: it writes the constant \"one\""
         );
     }
 }

@@ -7,7 +7,7 @@ use crate::instruction::Instruction;
 #[non_exhaustive]
 pub enum ProgramError {
     /// An instruction that a backend could not run safely: a bug in a lowering or in a pass.
-    #[error("{node} was lowered to a faulty {instruction} instruction: {fault}")]
+    #[error("{node} was lowered to an invalid {instruction} instruction: {fault}")]
     Faulty {
         /// Node.
         node: String,
@@ -17,7 +17,7 @@ pub enum ProgramError {
         fault: String,
     },
     /// A pass moved a write to state, or to a result, after a later write: a bug in the pass.
-    #[error("{label:?} would not hold the last of its updates at the end of the program")]
+    #[error("{label:?} would not have its last value at the end of the program")]
     LostUpdate {
         /// Value.
         label: String,
@@ -29,7 +29,7 @@ pub enum ProgramError {
         label: String,
     },
     /// A pass produced an invalid program: a bug in the pass.
-    #[error("the pass {pass} made a program that cannot run: {source}")]
+    #[error("the pass {pass} produced an invalid program: {source}")]
     InvalidPass {
         /// Pass.
         pass: &'static str,
@@ -37,7 +37,9 @@ pub enum ProgramError {
         source: Box<ProgramError>,
     },
     /// `ORTRAIN_PASSES` excludes passes that do not exist or that programs need.
-    #[error("ORTRAIN_PASSES names {name:?}; it takes names of optional passes with a - in front: {known}")]
+    #[error(
+        "ORTRAIN_PASSES: unknown entry {name:?}; expected names of optional passes, each after a -: {known}"
+    )]
     UnknownPass {
         /// Name in the variable.
         name: String,

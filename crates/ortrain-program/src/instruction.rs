@@ -221,7 +221,7 @@ impl Instruction {
         let is_constant =
             |id: &&BufferId| matches!(buffers[id.0 as usize].place, BufferLocation::Constant(_));
         if let Some(id) = self.writes().iter().find(is_constant) {
-            return Some(format!("a result that is the constant {:?}", buffers[id.0 as usize].label));
+            return Some(format!("it writes the constant {:?}", buffers[id.0 as usize].label));
         }
         self.body().validate(buffers)
     }

@@ -39,7 +39,7 @@ impl Operand {
         let (buffer, access) = (&buffers[self.buffer.0 as usize], &self.access);
         ((access.len, access.dtype) != (buffer.len, buffer.dtype)).then(|| {
             format!(
-                "an access of {} {} to {:?} of {} {}",
+                "the access has {} {} elements, but {:?} has {} {}",
                 access.len, access.dtype, buffer.label, buffer.len, buffer.dtype
             )
         })

@@ -126,7 +126,7 @@ impl<'a> ScannedInput<'a> {
         let mut dims = tensor.dims().to_vec();
         let axis = along
             .axis_index(dims.len())
-            .map_err(|_| format!("axis {} of {tensor:?} is scanned, but there is none", along.axis))?;
+            .map_err(|_| format!("axis {} of {tensor:?} is scanned, but does not exist", along.axis))?;
         let (outer, inner) = (dims[..axis].iter().product(), dims[axis + 1..].iter().product::<usize>());
         let count = dims.remove(axis);
         Ok(ScannedInput {
@@ -185,8 +185,8 @@ impl<'a> StackedBuilder<'a> {
         let (says, is_first) = (RunError::host_error(node), self.dims.is_none());
         if let Some(first) = self.dims.as_deref().filter(|&first| first != dims) {
             return Err(says(format!(
-                "iteration {done} gives {label:?} the shape {dims:?}, but earlier ones {first:?}; what is collected has \
-                 one shape"
+                "{label:?} has the shape {dims:?} in iteration {done}, but {first:?} before; \
+                 a collected value must keep its shape"
             )));
         }
         if is_first {
@@ -237,7 +237,7 @@ impl<'a> StackedBuilder<'a> {
             (None, Some(dims)) => dims.iter().map(|size| size.unwrap_or(0)).collect(),
             (None, None) => {
                 return Err(format!(
-                    "nothing is iterated, so the number of axes of {label:?} is not known; declare its shape"
+                    "there are no iterations, so the number of axes of {label:?} is unknown; declare its shape"
                 ));
             }
         };
@@ -255,7 +255,7 @@ fn tensor(dtype: DType, dims: Vec<usize>, bytes: Vec<u8>) -> Result<Tensor, Stri
 pub(crate) fn read_condition(tensor: &Tensor) -> Result<bool, String> {
     match tensor.data().first() {
         Some(&byte) if tensor.dtype() == DType::Bool && tensor.len() == 1 => Ok(byte != 0),
-        _ => Err(format!("the condition is {tensor:?}, but one bool is needed")),
+        _ => Err(format!("the condition must be one bool, got {tensor:?}")),
     }
 }
 
@@ -320,15 +320,14 @@ impl<B> Repeat<B> {
         inputs: &'a [Tensor],
     ) -> Result<Iterations<'a>, String> {
         let mut rest = inputs.iter();
-        let mut next = || rest.next().expect("a segment has the inputs that its repetition names");
+        let mut next = || rest.next().expect("a segment has the inputs of its loop");
         let (mut holds, mut most) = (true, u64::MAX);
         if let Count::While { has_limit: limited, has_condition: condition } = self.count {
             if limited {
                 let tensor = next();
                 let count = tensor.to_i64().filter(|numbers| numbers.len() == 1);
-                let count = count.ok_or_else(|| {
-                    format!("the number of iterations is {tensor:?}, but one integer is needed")
-                })?;
+                let count = count
+                    .ok_or_else(|| format!("the number of iterations must be one integer, got {tensor:?}"))?;
                 most = u64::try_from(count[0]).unwrap_or(0);
             }
             if condition {
@@ -342,7 +341,7 @@ impl<B> Repeat<B> {
             let counts: Vec<usize> = scanned.iter().map(|source| source.slice_layout.1).collect();
             most = counts.first().map_or(0, |&count| count as u64);
             if counts.iter().any(|&count| count as u64 != most) {
-                return Err(format!("the scanned values have lengths {counts:?}, which differ"));
+                return Err(format!("the scanned values must have equal lengths, got {counts:?}"));
             }
         }
         let total = (self.count == Count::Scanned).then_some(most);
@@ -441,13 +440,13 @@ impl Iterations<'_> {
             let (found, wanted) = (bytes.len(), program.buffer(id).bytes());
             if found != wanted {
                 let (name, _) = self.body.input(k);
-                return Err(format!("its body takes {wanted} bytes as {name:?}, but is given {found}"));
+                return Err(format!("its body expects {wanted} bytes for {name:?}, got {found}"));
             }
         }
         for ((&id, bytes), name) in program.outputs[*lead..].iter().zip(&buffers[*lead..]).zip(self.names) {
             let (found, wanted) = (program.buffer(id).bytes(), bytes.len());
             if found != wanted {
-                return Err(format!("its body takes {wanted} bytes as {name:?}, but hands on {found}"));
+                return Err(format!("its body must return {wanted} bytes for {name:?}, got {found}"));
             }
         }
         Ok(buffers)
@@ -511,16 +510,16 @@ impl Iterations<'_> {
         given.extend(self.invariants.iter().copied().cloned());
         let mut results = self.body.run_tensors(turn, given)?.into_iter();
         if lead == 1 {
-            let condition = read_condition(&results.next().expect("a body gives its condition"));
+            let condition = read_condition(&results.next().expect("a body returns its condition"));
             self.holds = condition.map_err(&says)?;
         }
         for (k, (value, name)) in carried.iter_mut().zip(self.names).enumerate() {
-            let tensor = results.next().expect("a body gives what it carries on");
+            let tensor = results.next().expect("a body returns its carried values");
             if let (_, Some((_, dims))) = self.body.input(lead + k)
                 && dims != tensor.dims()
             {
                 return Err(says(format!(
-                    "iteration {index} makes {name:?} {:?}, but it has the shape {dims:?}",
+                    "iteration {index} returns {name:?} with the shape {:?}, expected {dims:?}",
                     tensor.dims()
                 )));
             }

@@ -134,19 +134,19 @@ pub enum RunError {
         found: usize,
     },
     /// The program writes a plane in borrowed read-only memory.
-    #[error("plane {plane} is written, but it lies in memory that is read-only")]
+    #[error("plane {plane} must be writable, but its memory is read-only")]
     ReadOnly {
         /// Plane.
         plane: u32,
     },
     /// A borrowed plane starts at an address that does not align its elements.
-    #[error("plane {plane} lies at an address that is no multiple of the size of its elements")]
+    #[error("the address of plane {plane} is not a multiple of its element size")]
     Unaligned {
         /// Plane.
         plane: u32,
     },
     /// The memory of the plan is not available.
-    #[error("the step needs more memory than there is: {0}; a smaller batch needs less")]
+    #[error("the step needs more memory than is available: {0}; a smaller batch needs less")]
     Memory(AllocationError),
     /// The device of planes and values failed.
     #[error(transparent)]
@@ -164,7 +164,8 @@ pub enum RunError {
     },
     /// A loop exceeded the iteration limit.
     #[error(
-        "{node}: it still runs after {limit} iterations, which is iteration_limit; if it is not endless, raise the limit"
+        "{node}: the loop still runs after {limit} iterations, the iteration_limit; raise the limit if the loop is \
+         not endless"
     )]
     Iterations {
         /// Node.
@@ -174,8 +175,8 @@ pub enum RunError {
     },
     /// A value in a loop grows from iteration to iteration beyond the limit.
     #[error(
-        "{node}: iteration {iteration} makes {value:?} {bytes} bytes large, and it grows from iteration to iteration; \
-         {most} bytes are the most without a limit; if it is to be as large, set memory_limit"
+        "{node}: {value:?} grows in every iteration and has {bytes} bytes in iteration {iteration}; \
+         without memory_limit at most {most} bytes are allowed, so set memory_limit if it must be larger"
     )]
     Growing {
         /// Node.
@@ -207,7 +208,7 @@ pub enum RunError {
     Specialise(String),
     /// A schedule with a yield was run as a whole.
     #[error(
-        "{node} hands over to the caller, who runs the model forward and then backward; it cannot be run as a whole"
+        "{node} returns to the caller between the forward and the backward pass; run the two passes separately"
     )]
     Yield {
         /// Node.
@@ -215,7 +216,7 @@ pub enum RunError {
     },
     /// A schedule without a yield was run in two parts.
     #[error(
-        "nothing in the model hands over to the caller, so that it cannot be run forward and then backward"
+        "no node of the model returns to the caller, so its forward and backward pass cannot run separately"
     )]
     NoYield,
 }

@@ -302,7 +302,7 @@ impl fmt::Display for Branches {
             writeln!(f, "{name}")?;
             match branch.schedule() {
                 Ok(schedule) => write_indented(f, &schedule.to_string())?,
-                Err(message) => writeln!(f, "  cannot be taken: {message}")?,
+                Err(message) => writeln!(f, "  cannot run: {message}")?,
             }
         }
         Ok(())
@@ -630,7 +630,7 @@ impl ScheduleExecutor {
         match (suspended.values.get(slot), &self.schedule.slots[slot].ty) {
             (Some(Some(tensor)), _) => (tensor.dtype(), tensor.dims()),
             (_, Some((dtype, dims))) => (*dtype, dims),
-            (_, None) => unreachable!("what was given has a shape"),
+            (_, None) => unreachable!("the input has a shape"),
         }
     }
 
@@ -766,7 +766,7 @@ impl ScheduleExecutor {
                 (Segment::Yield(label), _) => {
                     return Err(RunError::Yield { node: label.to_string() });
                 }
-                _ => unreachable!("every segment was prepared as what it is"),
+                _ => unreachable!("every segment was prepared for its kind"),
             };
             for (&slot, tensor) in node.outputs.iter().zip(results) {
                 turn.intermediate_bytes += tensor.data().len();
@@ -783,7 +783,7 @@ impl ScheduleExecutor {
             let Some((dtype, dims)) = &spec.ty else { continue };
             if *dtype != tensor.dtype() || dims != tensor.dims() {
                 return Err(format!(
-                    "{branch} gives {:?} as {tensor:?}, but what follows was made for {dtype}{dims:?}",
+                    "{branch} returns {:?} as {tensor:?}, but later nodes expect {dtype}{dims:?}",
                     spec.label
                 ));
             }

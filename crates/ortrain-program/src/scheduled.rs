@@ -147,7 +147,7 @@ pub(crate) fn check_versions(
         let stale = versions.stale_buffer(*entries, seen);
         if let Some(id) = unknown.or(stale) {
             let label = label(id);
-            let fault = format!("a read of {label:?} from before or after the update that it was given");
+            let fault = format!("it reads {label:?} before or after the expected update");
             return Err(ProgramError::faulty(node, instruction, fault));
         }
         versions.writes().for_each(|(id, version)| current.write(id, version, *entries));
@@ -239,8 +239,7 @@ mod tests {
             let (mut s, last) = update_in_place_program();
             s.instructions.swap(one, other);
             let want = format!(
-                "{node} was lowered to a faulty Map instruction: a read of \"x\" from before or after the update that it was \
-                 given"
+                "{node} was lowered to an invalid Map instruction: it reads \"x\" before or after the expected update"
             );
             assert_eq!(s.validate(&last), Some(want));
         }
@@ -263,7 +262,7 @@ mod tests {
         let last = number_versions(&mut s.instructions, &s.buffers, &[]);
         assert_eq!(s.validate(&last), None);
         s.instructions.swap(0, 1);
-        let want = "\"state\" would not hold the last of its updates at the end of the program";
+        let want = "\"state\" would not have its last value at the end of the program";
         assert_eq!(s.validate(&last).as_deref(), Some(want));
     }
 

@@ -36,8 +36,8 @@ fn strides_of_computed_index_loads_are_rejected() {
     assert_eq!(rejection_message([0, 0]), None);
     for strides in [[3, 1], [0, 1], [3, 0]] {
         let message = format!(
-            "node \"turned\" (Reverse) was lowered to a faulty Map instruction: strides {strides:?} for load 0, which is \
-             read by computed index: zeros are needed"
+            "node \"turned\" (Reverse) was lowered to an invalid Map instruction: load 0 is read at a computed \
+             index, so its strides must be zero, got {strides:?}"
         );
         assert_eq!(rejection_message(strides), Some(message));
     }

@@ -24,7 +24,7 @@ fn rejection_message(mut b: ProgramBuilder, instruction: Instruction) -> Option<
 }
 
 fn faulty(instruction: &str, fault: &str) -> Option<String> {
-    Some(format!("node \"y\" (Op) was lowered to a faulty {instruction} instruction: {fault}"))
+    Some(format!("node \"y\" (Op) was lowered to an invalid {instruction} instruction: {fault}"))
 }
 
 /// Returns a map that stores the sum of its loads.
@@ -80,15 +80,15 @@ fn epilogue_needs_one_leading_accumulator() {
     let given = || Load::Accumulator(DType::F32);
     assert_eq!(product(|_| vec![given()]), None);
     assert_eq!(product(|bias| vec![given(), bias]), None);
-    assert_eq!(product(|bias| vec![bias]), faulty("MatMul", "accumulators [] where [float32] are needed"));
+    assert_eq!(product(|bias| vec![bias]), faulty("MatMul", "accumulators [], expected [float32]"));
     assert_eq!(
         product(|bias| vec![given(), given(), bias]),
-        faulty("MatMul", "accumulators [float32, float32] where [float32] are needed")
+        faulty("MatMul", "accumulators [float32, float32], expected [float32]")
     );
     // Accumulators must come before other loads.
     assert_eq!(
         product(|bias| vec![given(), bias, given()]),
-        faulty("MatMul", "an accumulator behind the load of a buffer")
+        faulty("MatMul", "accumulators must precede the loads of buffers")
     );
 }
 
@@ -99,7 +99,10 @@ fn factors_of_float32_are_rounded_to_floats_of_16_bits() {
     assert_eq!(rounds(DType::F32, DType::F16), None);
     assert_eq!(rounds(DType::F32, DType::BF16), None);
     for (dtype, to) in [(DType::F16, DType::F16), (DType::F64, DType::BF16), (DType::F32, DType::F32)] {
-        assert_eq!(rounds(dtype, to), faulty("MatMul", &format!("a factor of {dtype} rounded to {to}")));
+        assert_eq!(
+            rounds(dtype, to),
+            faulty("MatMul", &format!("a factor of type {dtype} cannot be rounded to {to}"))
+        );
     }
 }
 
@@ -111,7 +114,7 @@ fn a_map_has_no_accumulator() {
         rejection_message(b, Instruction::from(sum(load(x), y, &[SIDE])))
     };
     assert_eq!(map(|x| vec![Load::Buffer(x)]), None);
-    let expected = faulty("Map", "accumulators [float32] where [] are needed");
+    let expected = faulty("Map", "accumulators [float32], expected []");
     assert_eq!(map(|_| vec![Load::Accumulator(DType::F32)]), expected);
     assert_eq!(map(|x| vec![Load::Accumulator(DType::F32), Load::Buffer(x)]), expected);
 }
@@ -149,7 +152,7 @@ fn convolution(change: impl FnOnce(&mut Operand, &mut Operand)) -> Option<String
 #[test]
 fn operands_of_a_convolution_are_row_major() {
     assert_eq!(convolution(|_, _| {}), None);
-    let of = |name: &str| faulty("Conv", &format!("an access of an operand that does not fit {name:?}"));
+    let of = |name: &str| faulty("Conv", &format!("an operand's access does not fit {name:?}"));
     // Rows and columns are swapped.
     assert_eq!(convolution(|image, _| image.access.strides.swap(2, 3)), of("image"));
     assert_eq!(convolution(|_, filter| filter.access.strides.swap(2, 3)), of("filter"));
@@ -164,9 +167,9 @@ fn operands_of_a_convolution_are_row_major() {
 #[test]
 fn operand_b_of_a_convolution_starts_at_the_first_element() {
     assert_eq!(convolution(|image, _| image.access.offset = 1), None);
-    let expected = faulty("Conv", "an operand B behind the first element of its buffer");
+    let expected = faulty("Conv", "operand B must start at the first element of its buffer");
     assert_eq!(convolution(|_, filter| filter.access.offset = 1), expected);
-    let expected = faulty("Conv", "an operand \"image\" that is not floats [2, 2, 4, 4]");
+    let expected = faulty("Conv", "operand \"image\" must hold floats of shape [2, 2, 4, 4]");
     assert_eq!(convolution(|image, _| image.access.offset = 2), expected, "one element is missing");
 }
 
@@ -199,7 +202,8 @@ fn assert_needs_contiguous_buffers<const N: usize>(
     };
     assert_eq!(refused_with(None), None);
     for (k, (label, dtype, len)) in buffers.into_iter().enumerate() {
-        let expected = faulty(name, &format!("an access to {label:?} that is not all of it, in order"));
+        let expected =
+            faulty(name, &format!("the access to {label:?} must be contiguous and cover the whole buffer"));
         for access in partial_accesses(dtype, len) {
             assert_eq!(refused_with(Some((k, access.clone()))), expected, "{access:?}");
         }

@@ -145,7 +145,10 @@ fn conflicting_stores_and_loads_are_rejected() {
     assert_eq!(row(plane(), plane(), [0, 0]), None);
     assert_eq!(row(plane(), plane(), [0, 3]), None);
     let needs = |from: &str, to: &str| {
-        Some(format!("load 0 of {from:?} that may see what is stored to {to:?}: the same access is needed"))
+        Some(format!(
+            "load 0 of {from:?} can read elements that are stored to {to:?}; it needs the access of the \
+                      store"
+        ))
     };
     assert_eq!(row(column(0), column(8), [1, 1]), needs("table", "table"), "the next segment's");
     assert_eq!(row(access([0, 0], 2, LEN), plane(), [0, 0]), needs("plane", "plane"));
@@ -159,7 +162,7 @@ fn conflicting_stores_and_loads_are_rejected() {
     };
     assert_eq!(two(column(0), column(1), [1, 1]), None);
     assert_eq!(two(plane(), plane(), [0, 3]), None);
-    let twice = Some("stores to \"plane\" that may reach elements of \"plane\"".to_owned());
+    let twice = Some("stores to \"plane\" can overlap stores to \"plane\"".to_owned());
     assert_eq!(two(plane(), plane(), [0, 0]), twice);
 }
 
@@ -172,7 +175,7 @@ fn segments_allow_one_reduced_axis() {
         })
     };
     assert_eq!((refused(0), refused(1)), (None, None));
-    assert_eq!(refused(2).as_deref(), Some("2 reduced axes with segments: the last one can be reduced"));
+    assert_eq!(refused(2).as_deref(), Some("segments allow at most 1 reduced axis, got 2"));
 }
 
 /// Returns `to = f(from)`, element by element.

@@ -54,7 +54,7 @@ impl Parameters {
             "bfloat16" => DType::BF16,
             other => {
                 return Err(raise(ortrain::Error::Argument(format!(
-                    "mixed_precision_dtype is {other:?}; it is \"float16\" or \"bfloat16\""
+                    "mixed_precision_dtype must be \"float16\" or \"bfloat16\", got {other:?}"
                 ))));
             }
         };

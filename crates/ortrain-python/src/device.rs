@@ -106,7 +106,7 @@ impl DeviceArray {
     ) -> PyResult<Bound<'py, PyAny>> {
         if copy == Some(false) {
             let sentence =
-                format!("the plane lies on the device {:?}, so that an array of it is a copy", self.device());
+                format!("the plane is on device {:?}, so an array of it must be a copy", self.device());
             return Err(PyValueError::new_err(sentence));
         }
         let array = self.numpy(py)?;
@@ -140,9 +140,7 @@ impl DeviceArray {
         let is_bits = self.dtype == DType::BF16 && array.dtype() == DType::U16;
         if (array.dtype() != self.dtype && !is_bits) || found != wanted {
             let (wanted, found) = (shape_name(self.dtype, &wanted), shape_name(array.dtype(), found));
-            return Err(InvalidArgumentError::new_err(format!(
-                "the plane is {wanted}, but {found} was given"
-            )));
+            return Err(InvalidArgumentError::new_err(format!("the plane is {wanted}, got {found}")));
         }
         let tensor = array.tensor()?;
         py.detach(|| self.memory.write(0, tensor.data())).map_err(device_exception)

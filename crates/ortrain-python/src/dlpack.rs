@@ -177,15 +177,14 @@ unsafe fn describe_header(header: &Header) -> PyResult<TensorDescription> {
     let (shape, strides): (Vec<i64>, Vec<i64>) = (axes(header.shape), axes(header.strides));
     let dims: Vec<usize> = shape.iter().filter_map(|&size| usize::try_from(size).ok()).collect();
     if dims.len() != rank {
-        return Err(malformed(&format!("has the shape {shape:?}, which is none")));
+        return Err(malformed(&format!("has the invalid shape {shape:?}")));
     }
     let bytes = byte_length(dtype, &dims)?;
     let mut step = 1;
     for (&size, &stride) in dims.iter().zip(&strides).rev() {
         if bytes > 0 && size > 1 && stride != step {
             return Err(malformed(&format!(
-                "has the shape {shape:?} and the strides {strides:?}: its elements do not lie in a row; give it as a \
-                 contiguous one"
+                "has the shape {shape:?} and the strides {strides:?}, so it is not contiguous; make it contiguous"
             )));
         }
         step = step.wrapping_mul(size as i64);
@@ -196,7 +195,7 @@ unsafe fn describe_header(header: &Header) -> PyResult<TensorDescription> {
         Some(address) if bytes == 0 || !header.data.is_null() => {
             Ok(TensorDescription { dtype, dims, address, bytes })
         }
-        _ => Err(malformed("has no elements where it should have some")),
+        _ => Err(malformed("has no valid data pointer")),
     }
 }
 
@@ -209,7 +208,8 @@ fn device_error(kind: i32, id: i32) -> PyErr {
         other => format!("DLPack type {other}"),
     };
     UnsupportedError::new_err(format!(
-        "the tensor lies on a device ({name}, number {id}), and ortrain shares memory of the CPU; copy it there first"
+        "the tensor is on a device ({name}, number {id}), but ortrain shares only memory of the CPU; copy it there \
+         first"
     ))
 }
 
@@ -240,7 +240,7 @@ pub(crate) fn import_tensor(
         let version = unsafe { (&raw const (*managed.as_ptr()).version).read() };
         if version[0] != VERSION[0] {
             return Err(UnsupportedError::new_err(format!(
-                "the tensor has version {}.{} of DLPack; ortrain knows version {}",
+                "the tensor has version {}.{} of DLPack; ortrain supports version {}",
                 version[0], version[1], VERSION[0]
             )));
         }
@@ -256,8 +256,8 @@ pub(crate) fn import_tensor(
         let used = capsule.is_valid_checked(Some(c"used_dltensor"))
             || capsule.is_valid_checked(Some(c"used_dltensor_versioned"));
         return Err(PyTypeError::new_err(match used {
-            true => "the DLPack capsule was used before; a tensor can be taken out of it once",
-            false => "expected a DLPack capsule, and this is one of something else",
+            true => "the DLPack capsule was used before; its tensor can be taken only once",
+            false => "expected a DLPack capsule, got a capsule with another content",
         }));
     };
     // The capsule owns the tensor until the capsule is renamed.
@@ -269,7 +269,7 @@ pub(crate) fn import_tensor(
             DType::U8 | DType::Bool => DType::Bool,
             other => {
                 return Err(InvalidArgumentError::new_err(format!(
-                    "a tensor of booleans comes as uint8 or bool, and this is {other}"
+                    "a tensor of booleans must be uint8 or bool, got {other}"
                 )));
             }
         };
@@ -292,7 +292,7 @@ fn request_capsule<'py>(data: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>>
     if !data.hasattr(name)? {
         let kind = data.get_type().name()?;
         return Err(PyTypeError::new_err(format!(
-            "expected a DLPack capsule, or something that has __dlpack__, not {kind}"
+            "expected a DLPack capsule, or an object with __dlpack__, got {kind}"
         )));
     }
     if data.hasattr(place)? {
@@ -408,7 +408,7 @@ pub(crate) fn export_capsule<'py>(
     match versioned {
         true => export_with_layout::<ManagedVersioned>(py, dtype, dims, memory),
         false if memory.is_read_only() => Err(PyBufferError::new_err(
-            "the memory is read-only, which a DLPack capsule without a version cannot say; take a copy of it",
+            "the memory is read-only, and a DLPack capsule without a version cannot express that; take a copy",
         )),
         false => export_with_layout::<Managed>(py, dtype, dims, memory),
     }

@@ -43,12 +43,12 @@ impl<T: Send> Exclusive<T> {
 
     fn lock(&self) -> Result<MutexGuard<'_, T>, &'static str> {
         const BROKEN: &str =
-            "an earlier call broke off inside ortrain and may have left this half changed; load it again";
+            "an earlier call failed inside ortrain and may have left this object half changed; load it again";
         match self.value.try_lock() {
             Ok(value) => Ok(value),
             Err(TryLockError::Poisoned(_)) => Err(BROKEN),
             Err(TryLockError::WouldBlock) if *self.owner() == Some(std::thread::current().id()) => {
-                Err("this is in use by a call that has not returned yet on this same thread")
+                Err("this object is in use by an unfinished call on the same thread")
             }
             Err(TryLockError::WouldBlock) => self.value.lock().map_err(|_| BROKEN),
         }

@@ -84,7 +84,7 @@ fn setting(schedule: &str, name: &str, value: &Bound<'_, PyAny>) -> PyResult<Set
         let shown: String = shown.map_or_else(|_| String::new(), |shown| shown.to_string());
         let shown: String = shown.chars().take(60).collect();
         PyTypeError::new_err(format!(
-            "{name} of {schedule} is {shown} ({kind}), but a setting is a number, a list of whole numbers or a schedule"
+            "{name} of {schedule} must be a number, a list of whole numbers or a schedule, got {shown} ({kind})"
         ))
     };
     value.extract().map(Setting::Counts).map_err(wrong)

@@ -262,7 +262,7 @@ impl CheckpointState {
 
     fn set_property(&self, py: Python<'_>, name: String, value: &Bound<'_, PyAny>) -> PyResult<()> {
         let too_large = |kind: &str| {
-            OutOfRangeError::new_err(format!("property {name:?} is {value}, but checkpoints keep {kind}"))
+            OutOfRangeError::new_err(format!("property {name:?} is {value}, but checkpoints store {kind}"))
         };
         let value = if value.is_instance_of::<PyInt>() {
             Property::Int(value.extract().map_err(|_| too_large("int64"))?)

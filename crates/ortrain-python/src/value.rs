@@ -120,7 +120,7 @@ impl OrtValue {
         let mut bytes = Vec::new();
         bytes
             .try_reserve_exact(len)
-            .map_err(|_| PyMemoryError::new_err(format!("there is no room for a copy of {len} bytes")))?;
+            .map_err(|_| PyMemoryError::new_err(format!("cannot allocate {len} bytes for a copy")))?;
         bytes.resize(len, 0);
         memory.read(0, &mut bytes).map_err(device_exception)?;
         tensor_from(self.dtype, self.dims.clone(), bytes.into())
@@ -239,10 +239,10 @@ impl OrtValue {
         }
         if !pointer.is_multiple_of(dtype.size()) {
             let size = dtype.size();
-            return Err(refuse(format!("it is no multiple of {size} bytes, the size of an element")));
+            return Err(refuse(format!("it is not a multiple of {size} bytes, the element size")));
         }
         if pointer.checked_add(bytes).is_none() {
-            return Err(refuse(format!("no {bytes} bytes are there")));
+            return Err(refuse(format!("it has no valid range of {bytes} bytes")));
         }
         Ok(OrtValue::shared(dtype, dims, Arc::new(Memory::lent(Arc::new(area_at(pointer, bytes, owner))))))
     }
@@ -355,7 +355,7 @@ impl OrtValue {
             if !is_array(data)? {
                 let kind = data.get_type().name()?;
                 return Err(PyTypeError::new_err(format!(
-                    "an OrtValue is updated from a NumPy array or an OrtValue, not {kind}"
+                    "an OrtValue can be updated from a NumPy array or an OrtValue, not {kind}"
                 )));
             }
             let dtype = supported_type(data)?.0;
@@ -367,14 +367,14 @@ impl OrtValue {
         let bits = self.dtype == DType::BF16 && dtype == DType::U16;
         if (dtype != self.dtype && !bits) || dims != self.dims {
             return Err(InvalidArgumentError::new_err(format!(
-                "the OrtValue is {}, but {} was given",
+                "the OrtValue is {}, got {}",
                 shape_name(self.dtype, &self.dims),
                 shape_name(dtype, &dims)
             )));
         }
         if self.memory()?.is_read_only() {
             return Err(InvalidArgumentError::new_err(
-                "the OrtValue shares the memory of a read-only array, so it cannot be updated; make it of a copy",
+                "the OrtValue shares the memory of a read-only array, so it cannot be updated; make it from a copy",
             ));
         }
         COPYTO.import(py, "numpy", "copyto")?.call1((self.view(py, false)?, source, "equiv"))?;
@@ -405,11 +405,11 @@ impl OrtValue {
         copy: Option<bool>,
     ) -> PyResult<Bound<'py, PyCapsule>> {
         if stream.is_some() {
-            return Err(PyBufferError::new_err("a tensor in memory of the CPU has no stream"));
+            return Err(PyBufferError::new_err("a tensor in CPU memory has no stream"));
         }
         if dl_device.is_some_and(|device| device != DLPACK_DEVICE) {
             return Err(PyBufferError::new_err(
-                "the tensor lies in memory of the CPU; copy it to other devices there",
+                "the tensor is in CPU memory; the consumer must copy it to the device",
             ));
         }
         let memory = match copy {
@@ -528,9 +528,7 @@ pub(crate) fn device_exception(error: DeviceError) -> PyErr {
 /// Returns the host memory, for access by address.
 pub(crate) fn on_host(memory: &Memory) -> PyResult<&HostMemory> {
     memory.host().ok_or_else(|| {
-        PyBufferError::new_err(
-            "the memory lies on a device, where this process has no address for it; take a copy",
-        )
+        PyBufferError::new_err("the memory is on a device, without an address in this process; take a copy")
     })
 }
 
@@ -553,7 +551,7 @@ pub(crate) fn byte_length(dtype: DType, dims: &[usize]) -> PyResult<usize> {
 /// Extracts a size of a shape.
 fn size(size: &Bound<'_, PyAny>) -> PyResult<usize> {
     size.extract::<usize>()
-        .map_err(|_| InvalidArgumentError::new_err(format!("a shape is a list of sizes, and {size} is none")))
+        .map_err(|_| InvalidArgumentError::new_err(format!("a shape must be a list of sizes, got {size}")))
 }
 
 /// Formats a type with a shape, for errors.
@@ -669,8 +667,8 @@ pub(crate) fn check_no_overlap(rooms: &[OutputBuffer]) -> PyResult<()> {
             .position(|other| other.places.as_ref().is_some_and(|other| places.overlap(other)));
         if let Some(other) = other {
             return Err(InvalidArgumentError::new_err(format!(
-                "outputs[{other}] and outputs[{at}] share memory, so that one result would overwrite the other; give \
-                 each output an array of its own"
+                "outputs[{other}] and outputs[{at}] share memory, so one result would overwrite the other; give \
+                 each output its own array"
             )));
         }
     }
@@ -697,15 +695,15 @@ impl OutputBuffer {
         let (numpy_type, dtype) = type_of(array)?;
         let dtype = dtype.ok_or_else(|| {
             UnsupportedError::new_err(format!(
-                "outputs[{at}] is an array of {numpy_type}, which no output is"
+                "outputs[{at}] is an array of {numpy_type}, but no output has this type"
             ))
         })?;
         let dims: Vec<usize> = array.getattr(intern!(py, "shape"))?.extract()?;
         let places = ElementAddresses::of(array, &dims, dtype.size())?;
         if places.as_ref().is_some_and(ElementAddresses::overlap_themselves) {
             return Err(InvalidArgumentError::new_err(format!(
-                "elements of outputs[{at}] share memory, so that results would overwrite each other; give the output \
-                 an array of its own"
+                "elements of outputs[{at}] share memory, so results would overwrite each other; give the output its \
+                 own array"
             )));
         }
         let bytes = vec![0; dims.iter().product::<usize>() * dtype.size()];
@@ -866,5 +864,5 @@ pub(crate) fn float_elements(value: &OrtValue) -> PyResult<Vec<f32>> {
         return Ok(value.tensor()?.to_vec());
     }
     let found = value.dtype;
-    Err(InvalidArgumentError::new_err(format!("the buffer should be float32, but it is {found}")))
+    Err(InvalidArgumentError::new_err(format!("the buffer must be float32, got {found}")))
 }

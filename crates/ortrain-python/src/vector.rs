@@ -115,16 +115,17 @@ impl OrtValueVector {
 
     /// Returns the value at an index.
     fn at(&self, py: Python<'_>, index: &Bound<'_, PyAny>) -> PyResult<Py<OrtValue>> {
-        let index: i64 =
-            index.extract().map_err(|_| PyTypeError::new_err("a place in an OrtValueVector is an int"))?;
+        let index: i64 = index
+            .extract()
+            .map_err(|_| PyTypeError::new_err("an index into an OrtValueVector must be an int"))?;
         let place = usize::try_from(index).map_err(|_| {
-            PyTypeError::new_err(format!("places in an OrtValueVector count from 0, and this is {index}"))
+            PyTypeError::new_err(format!("an index into an OrtValueVector must be at least 0, got {index}"))
         })?;
         let values = self.values();
         let found = values.get(place).map(|value| value.clone_ref(py));
         found.ok_or_else(|| {
             PyIndexError::new_err(format!(
-                "there is no value {place} in an OrtValueVector of {}",
+                "index {place} is out of range for an OrtValueVector of {}",
                 values.len()
             ))
         })
@@ -201,14 +202,14 @@ impl OrtValueVector {
             let (found, said) = (known.address()?, data_ptrs[at]);
             if (known.dtype(), known.dims()) != (dtype, &shapes[at]) {
                 return Err(InvalidArgumentError::new_err(format!(
-                    "tensor {at} is {}, but {} was said of it",
+                    "tensor {at} is {}, but the argument says {}",
                     shape_name(known.dtype(), known.dims()),
                     shape_name(dtype, &shapes[at])
                 )));
             }
             if found != said && !known.dims().contains(&0) {
                 return Err(InvalidArgumentError::new_err(format!(
-                    "the elements of tensor {at} lie at {found:#x}, but {said:#x} was said of them"
+                    "the elements of tensor {at} are at {found:#x}, but the argument says {said:#x}"
                 )));
             }
             values.push(value);
@@ -223,7 +224,7 @@ impl OrtValueVector {
         let more = count.saturating_sub(values.len());
         values
             .try_reserve(more)
-            .map_err(|_| PyMemoryError::new_err(format!("there is no room for {count} values")))
+            .map_err(|_| PyMemoryError::new_err(format!("cannot allocate {count} values")))
     }
 
     /// Replaces all values.

@@ -266,7 +266,7 @@ impl ProgramGenerator {
     }
 
     fn emit(&mut self, instruction: Instruction, entries: GradientModes) {
-        self.builder.emit(instruction, entries, &self.node).expect("random instructions are sound");
+        self.builder.emit(instruction, entries, &self.node).expect("random instructions are valid");
     }
 
     fn loads(&mut self, axes: &[(usize, isize)]) -> Vec<Load> {

@@ -546,13 +546,13 @@ impl Maps {
             reductions: Vec::new(),
             stores: vec![Operand::contiguous(target, to, &self.dims)],
         };
-        self.builder.emit(Instruction::from(nest), GradientModes::ALL, &"node".into()).expect("it is sound");
+        self.builder.emit(Instruction::from(nest), GradientModes::ALL, &"node".into()).expect("it is valid");
         self.outputs.push(target);
     }
 
     fn add_to(self, label: &str, samples: &mut Samples) {
         let ids = self.inputs.iter().map(|(id, _)| *id).collect();
-        let program = self.builder.finish_unfused(ids, self.outputs).expect("it is small");
+        let program = self.builder.finish_unfused(ids, self.outputs).expect("it fits in memory");
         let mut buffers = initial_contents(&program);
         self.inputs.into_iter().for_each(|(id, elements)| buffers[id.0 as usize] = elements);
         samples.interpret(label, &program, GradientMode::Overwrite, buffers);

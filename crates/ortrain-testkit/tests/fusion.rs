@@ -215,11 +215,11 @@ fn embedding(fused: bool, between: Option<BinaryOp>) -> Program {
     steps.push((add, GradientModes::only(GradientMode::Accumulate)));
     steps.push((map(&b, &[value], total, |_, x| x[0]), GradientModes::only(GradientMode::Overwrite)));
     for (instruction, entries) in steps {
-        b.emit(instruction, entries, &node).expect("it is sound");
+        b.emit(instruction, entries, &node).expect("it is valid");
     }
     let inputs = vec![source, other];
     if fused { b.finish(inputs, Vec::new()) } else { b.finish_unfused(inputs, Vec::new()) }
-        .expect("it is small")
+        .expect("it fits in memory")
 }
 
 /// Row sums are accumulated directly into gradients, except across operations other than additions.
@@ -305,7 +305,7 @@ impl DropoutNet {
             precision: Precision::F32,
             epilogue,
         };
-        self.b.emit(Instruction::from(instruction), GradientModes::ALL, &self.node).expect("it is sound");
+        self.b.emit(Instruction::from(instruction), GradientModes::ALL, &self.node).expect("it is valid");
         result
     }
 }
@@ -327,7 +327,7 @@ fn dropout_program(fused: bool, rows: usize, columns: usize) -> Program {
     }
     let (inputs, outputs) = (vec![x, factor], vec![value]);
     if fused { net.b.finish(inputs, outputs) } else { net.b.finish_unfused(inputs, outputs) }
-        .expect("it is small")
+        .expect("it fits in memory")
 }
 
 /// Masks that are stored as bits for the backward pass are restored exactly, for any length, at every level
@@ -377,10 +377,11 @@ fn pooling(fused: bool, planes: usize, axes: &[SlidingAxis]) -> Program {
         let (source, target) = (whole(source), whole(target));
         let index = Some(WindowIndex::with_element_positions(whole(index)));
         let instruction = Instruction::from(Window { shape: shape(pass), source, index, target });
-        b.emit(instruction, GradientModes::ALL, &node).expect("it is sound");
+        b.emit(instruction, GradientModes::ALL, &node).expect("it is valid");
     }
     let (inputs, outputs) = (vec![source, gradient], vec![target, back]);
-    if fused { b.finish(inputs, outputs) } else { b.finish_unfused(inputs, outputs) }.expect("it is small")
+    if fused { b.finish(inputs, outputs) } else { b.finish_unfused(inputs, outputs) }
+        .expect("it fits in memory")
 }
 
 /// The gradient of max pooling by cell index is bit-identical to the one by position, on every backend.

@@ -137,11 +137,8 @@ fn rejects_unsuitable_planes() {
     // The test covered both errors.
     assert!(outcomes.iter().all(|&count| count > 10), "{outcomes:?}");
     for (error, sentence) in [
-        (RunError::ReadOnly { plane: 3 }, "plane 3 is written, but it lies in memory that is read-only"),
-        (
-            RunError::Unaligned { plane: 3 },
-            "plane 3 lies at an address that is no multiple of the size of its elements",
-        ),
+        (RunError::ReadOnly { plane: 3 }, "plane 3 must be writable, but its memory is read-only"),
+        (RunError::Unaligned { plane: 3 }, "the address of plane 3 is not a multiple of its element size"),
     ] {
         assert_eq!(error.to_string(), sentence);
     }

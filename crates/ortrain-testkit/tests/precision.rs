@@ -201,5 +201,5 @@ fn rounding_requires_selected_unit() {
         .find(|program| rounded_instruction_count(program) > 0)
         .unwrap();
     let refused = Cpu::new().unwrap().compile(Arc::new(program)).unwrap_err();
-    assert_eq!(refused.reason, "its factors are bf16, for which nothing was chosen");
+    assert_eq!(refused.reason, "its factors are bf16, but no bfloat16 unit was selected");
 }

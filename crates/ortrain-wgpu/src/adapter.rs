@@ -175,8 +175,9 @@ fn find_adapter(name: &str, software: bool) -> Result<(String, wgpu::Adapter), N
     };
     let Some((interface, number)) = parse_name(name) else {
         return Err(missing(
-            "no device has such a name".to_owned(),
-            "names are \"webgpu\", \"vulkan\", \"metal\" and \"dx12\", the last three with a number, as in \"vulkan:1\"",
+            "the name is unknown".to_owned(),
+            "names are \"webgpu\", \"vulkan\", \"metal\" and \"dx12\", the last three with an optional index, as in \
+             \"vulkan:1\"",
         ));
     };
     let own = INTERFACES.iter().find(|&&(known, ..)| known == interface);
@@ -187,8 +188,8 @@ fn find_adapter(name: &str, software: bool) -> Result<(String, wgpu::Adapter), N
         _ => None,
     };
     if let Some(systems) = elsewhere {
-        let remedy = "\"webgpu\" takes the best GPU of any system";
-        return Err(missing(format!("{title} is there on {systems} alone"), remedy));
+        let remedy = "\"webgpu\" selects the best GPU on every system";
+        return Err(missing(format!("{title} exists only on {systems}"), remedy));
     }
     let mut found = named_adapters();
     if own.is_some() {
@@ -207,17 +208,17 @@ fn find_adapter(name: &str, software: bool) -> Result<(String, wgpu::Adapter), N
     }
     Err(match (count, hidden) {
         (0, Some(driver)) if !software => missing(
-            format!("there is only {driver}, a driver that computes on the processor"),
+            format!("the only driver is {driver}, which computes on the processor"),
             "set the environment variable ORTRAIN_SOFTWARE_GPU to 1 to use it, or use \"cpu\", which is faster",
         ),
         (0, _) => missing(
             format!("no driver for {title} was found"),
             "install the driver of the GPU's vendor, with its part for Vulkan, or use \"cpu\"",
         ),
-        (1, _) => missing(format!("there is one device, {interface:?}"), "leave the number out"),
+        (1, _) => missing(format!("the only device is {interface:?}"), "leave out the index"),
         (count, _) => missing(
-            format!("there are {count} of them"),
-            "ortrain.devices() names the devices of this machine",
+            format!("there are {count} such devices"),
+            "ortrain.devices() lists the devices of this machine",
         ),
     })
 }
@@ -269,7 +270,7 @@ fn new_device(name: &str, known: &str, adapter: &wgpu::Adapter) -> Result<Device
         pollster::block_on(adapter.request_device(&descriptor)).map_err(|error| NoDevice {
             device: name.to_owned(),
             reason: format!("{} cannot be opened: {error}", info.name),
-            remedy: "a newer driver, or another device, may help".to_owned(),
+            remedy: "try a newer driver or another device".to_owned(),
         })?;
     let failure = Arc::new(Mutex::new(None));
     let first = failure.clone();

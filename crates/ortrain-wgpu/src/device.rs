@@ -186,7 +186,7 @@ impl Device {
             cache: None,
         });
         if let Some(error) = pollster::block_on(scope.pop()) {
-            return Err(format!("its kernel is refused: {error}"));
+            return Err(format!("its kernel was rejected: {error}"));
         }
         kernels.insert(source.clone(), kernel.clone());
         Ok(kernel)
@@ -288,14 +288,14 @@ impl Device {
     pub(crate) fn destroy(&self) {
         self.device.destroy();
         let mut failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
-        failure.get_or_insert_with(|| "the device is lost (Destroyed): it was ended".to_owned());
+        failure.get_or_insert_with(|| "the device is lost (Destroyed): it was closed".to_owned());
     }
 
     /// Returns an error if the device is unusable.
     pub(crate) fn check(&self) -> Result<(), DeviceError> {
         if !self.is_own_process() {
-            let reason = "this process was forked from the one that opened it; read the checkpoint again here, and make the \
-                          module anew";
+            let reason = "it was opened before the process forked; load the checkpoint again in this process, and \
+                          create a new module";
             return Err(self.error(&reason));
         }
         self.failure().map_or(Ok(()), |reason| Err(self.error(&reason)))

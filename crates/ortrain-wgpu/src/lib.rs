@@ -93,7 +93,7 @@ impl Backend for Wgpu {
     ) -> Result<Arc<dyn Backend>, UnsupportedPrecision> {
         let emulates = precision != Precision::F32;
         if emulates && fallback != Bf16Fallback::Emulated {
-            let reason = "needs a unit that multiplies bfloat16, of which wgpu knows none; bf16_fallback=\"emulated\" \
+            let reason = "needs a bfloat16 unit, which wgpu does not support; bf16_fallback=\"emulated\" \
                           computes the same in float32 arithmetic, slower than \"f32\"";
             return Err(UnsupportedPrecision { precision, reason: reason.to_owned() });
         }
@@ -125,7 +125,7 @@ impl Backend for Wgpu {
                 node: scheduled.node.to_string(),
                 instruction: scheduled.instruction.name(),
                 reason: format!(
-                    "its factors are {}, for which nothing was chosen",
+                    "its factors are {}, but no bfloat16 unit was selected",
                     scheduled.instruction.precision()
                 ),
             });

@@ -35,7 +35,7 @@ fn trained(optimizer: &str, backend: Arc<dyn Backend>) -> Vec<f64> {
     for _ in 0..3 {
         session.run_tensors(&feeds, &["loss"], RunOptions::default()).expect("it runs");
     }
-    session.state().expect("it is whole").into_values().flat_map(|tensor| tensor.to_f64()).collect()
+    session.state().expect("it can be read").into_values().flat_map(|tensor| tensor.to_f64()).collect()
 }
 
 #[test]

@@ -345,8 +345,7 @@ fn functions_with_tables_are_refused() {
     ];
     let sentence = |name: &str| {
         format!(
-            "it computes {name} in float64, which this device does not have; float32 is there, and the cpu backend has \
-             both"
+            "it computes {name} in float64, which this device does not support; use float32 or the cpu backend"
         )
     };
     for (op, name) in unary {

@@ -29,7 +29,7 @@ fn map(inputs: &[DType], len: usize, f: impl FnOnce(&mut Builder, &[Reg]) -> Vec
         expr.finish(&results.iter().map(|&(reg, _)| reg).collect::<Vec<_>>()),
         made.iter().zip(&types).map(operand).collect(),
     );
-    b.emit(Instruction::from(nest), GradientModes::ALL, &"node".into()).expect("the map is sound");
+    b.emit(Instruction::from(nest), GradientModes::ALL, &"node".into()).expect("the map is valid");
     b.finish(given, made).expect("it can be planned")
 }
 

@@ -32,11 +32,11 @@ struct Training {
 
 impl Training {
     fn new(made: &Artifacts, mut state: CheckpointState, backend: Arc<dyn Backend>) -> Training {
-        let source = |model| ModelSource::from_proto(model).expect("it is small");
+        let source = |model| ModelSource::from_proto(model).expect("it fits in memory");
         let options = ModuleOptions::default().backend(backend);
         let module =
             Module::new(source(&made.training_model), &mut state, None, options).expect("it can run");
-        let model = made.optimizer_model.as_ref().expect("it was asked for");
+        let model = made.optimizer_model.as_ref().expect("it was requested");
         let optimizer = Optimizer::new(source(model), &mut state, &module).expect("it fits");
         Training { state, module, optimizer }
     }
@@ -62,12 +62,12 @@ fn a_device_is_lost_while_steps_run() {
     let name = wgpu().device().to_owned();
     let folder = tempfile::tempdir().expect("there is a folder for files");
     let file = folder.path().join("checkpoint");
-    let state = CheckpointState::from_checkpoint(made.checkpoint.clone()).expect("it is whole");
+    let state = CheckpointState::from_checkpoint(made.checkpoint.clone()).expect("it can be read");
     let mut training = Training::new(&made, state, Arc::new(wgpu().clone()));
     for _ in 0..SAVED_STEPS {
         training.step().expect("the device works");
     }
-    training.state.save(&file, true).expect("there is room");
+    training.state.save(&file, true).expect("enough memory");
     let saved = std::fs::read(&file).expect("it was written");
     let expected = training.step().expect("the device works");
 
@@ -102,7 +102,7 @@ fn a_device_is_lost_while_steps_run() {
     let again = Wgpu::open(&name, true).expect("the driver is still there");
     let others: [Arc<dyn Backend>; 2] = [Arc::new(again), backend("cpu", 0).expect("there is a processor")];
     for other in others {
-        let state = CheckpointState::load(&file).expect("it is whole");
+        let state = CheckpointState::load(&file).expect("it can be read");
         let mut training = Training::new(&made, state, other);
         assert!((training.step().expect("it works") - expected).abs() <= 1e-5);
     }

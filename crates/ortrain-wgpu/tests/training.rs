@@ -38,12 +38,12 @@ fn train(
     backend: &Arc<dyn Backend>,
     batches: &[[Tensor; 2]],
 ) -> Vec<f32> {
-    let source = |model| ModelSource::from_proto(model).expect("it is small");
+    let source = |model| ModelSource::from_proto(model).expect("it fits in memory");
     let options = ModuleOptions::default().backend(backend.clone());
     let mut module = Module::new(source(&made.training_model), state, None, options).expect("it can run");
-    let model = made.optimizer_model.as_ref().expect("it was asked for");
+    let model = made.optimizer_model.as_ref().expect("it was requested");
     let mut optimizer = Optimizer::new(source(model), state, &module).expect("it fits");
-    optimizer.set_learning_rate(state, 0.05).expect("it is a rate");
+    optimizer.set_learning_rate(state, 0.05).expect("valid learning rate");
     let step = |batch: &[Tensor; 2]| {
         let inputs = batch.each_ref().map(RunInput::from);
         let results = collect(|deliver| module.train_step(state, &inputs, deliver)).expect("it runs");
@@ -66,7 +66,7 @@ fn batches(dims: &[usize], count: usize) -> Vec<[Tensor; 2]> {
 }
 
 fn state_of(made: &Artifacts) -> CheckpointState {
-    CheckpointState::from_checkpoint(made.checkpoint.clone()).expect("it is whole")
+    CheckpointState::from_checkpoint(made.checkpoint.clone()).expect("it can be read")
 }
 
 #[test]
@@ -82,7 +82,7 @@ fn trains_as_on_the_processor(made: &Artifacts) {
         let mut state = state_of(made);
         let losses = train(made, &mut state, backend, &batches);
         assert_eq!(state.device(), backend.device());
-        (losses, state.to_bytes(true).expect("it is small"))
+        (losses, state.to_bytes(true).expect("it fits in memory"))
     };
     let ((want, _), (got, bytes)) = (run(&cpu()), run(&device()));
     for (step, (want, got)) in want.iter().zip(&got).enumerate() {
@@ -96,14 +96,17 @@ fn trains_as_on_the_processor(made: &Artifacts) {
     for (first, then) in [(device(), cpu()), (cpu(), device()), (device(), device())] {
         let mut state = state_of(made);
         let mut losses = train(made, &mut state, &first, &batches[..5]);
-        let file = state.to_bytes(true).expect("it is small");
+        let file = state.to_bytes(true).expect("it fits in memory");
         let mut state = CheckpointState::from_bytes(file).expect("it is a checkpoint");
         losses.extend(train(made, &mut state, &then, &batches[5..]));
         for (step, (want, got)) in want.iter().zip(&losses).enumerate() {
             assert!((want - got).abs() <= LOSS_TOLERANCE, "step {step}: {got}, but {want} on the processor");
         }
         if first.device() == then.device() {
-            assert!(state.to_bytes(true).expect("it is small") == bytes, "a resumed run has other bits");
+            assert!(
+                state.to_bytes(true).expect("it fits in memory") == bytes,
+                "a resumed run has other bits"
+            );
         }
     }
 }
@@ -128,12 +131,13 @@ fn every_optimizer_steps_as_on_the_processor() {
 fn steps_as_on_the_processor(name: &str, spec: OptimizerSpec) -> Vec<Vec<f32>> {
     let most = spec.max_norm;
     let mut made = artifacts("perceptron", &WEIGHTS, OptimizerKind::SGD);
-    let model = optimizer_model(&spec.complete().expect("it is sound"), &[DType::F32]).expect("it is small");
+    let model =
+        optimizer_model(&spec.complete().expect("it is valid"), &[DType::F32]).expect("it fits in memory");
     made.optimizer_model = Some(model);
     let run = |backend: &Arc<dyn Backend>| {
         let mut state = state_of(&made);
         train(&made, &mut state, backend, &batches(&[16, 64], 4));
-        let weights = state.parameters().expect("it is whole");
+        let weights = state.parameters().expect("it can be read");
         weights.map(|view| view.to_tensor().expect("it can be read").to_vec::<f32>()).collect::<Vec<_>>()
     };
     let want = run(&cpu());
@@ -155,11 +159,11 @@ fn warm_step_creates_no_objects() {
     let backend = device();
     let made = artifacts("perceptron", &WEIGHTS, OptimizerKind::AdamW);
     let mut state = state_of(&made);
-    let source = |model| ModelSource::from_proto(model).expect("it is small");
+    let source = |model| ModelSource::from_proto(model).expect("it fits in memory");
     let options = ModuleOptions::default().backend(backend.clone());
     let mut module =
         Module::new(source(&made.training_model), &mut state, None, options).expect("it can run");
-    let model = made.optimizer_model.as_ref().expect("it was asked for");
+    let model = made.optimizer_model.as_ref().expect("it was requested");
     let mut optimizer = Optimizer::new(source(model), &mut state, &module).expect("it fits");
     let counts: Vec<_> = batches(&[16, 64], 8)
         .iter()
@@ -199,11 +203,11 @@ fn a_device_holds_what_the_module_counts() {
     let before = wgpu().counts().buffer_bytes;
     let made = artifacts("perceptron", &WEIGHTS, OptimizerKind::AdamW);
     let mut state = state_of(&made);
-    let source = |model| ModelSource::from_proto(model).expect("it is small");
+    let source = |model| ModelSource::from_proto(model).expect("it fits in memory");
     let options = ModuleOptions::default().backend(device());
     let mut module =
         Module::new(source(&made.training_model), &mut state, None, options).expect("it can run");
-    let model = made.optimizer_model.as_ref().expect("it was asked for");
+    let model = made.optimizer_model.as_ref().expect("it was requested");
     let mut optimizer = Optimizer::new(source(model), &mut state, &module).expect("it fits");
     for batch in batches(&[16, 64], 3) {
         let inputs = batch.each_ref().map(RunInput::from);
@@ -237,7 +241,7 @@ fn large_memory_keeps_what_is_written() {
     assert_eq!(read[..3], bytes[..3]);
     assert_eq!(read[3..9], [7; 6]);
     assert!(read[9..] == bytes[9..]);
-    let copy = memory.copy(12, BYTES - 13).expect("there is room");
+    let copy = memory.copy(12, BYTES - 13).expect("enough memory");
     assert!(copy.to_vec(0, BYTES - 13).expect("the device works") == read[12..BYTES - 1]);
     drop((memory, copy));
     assert!(wgpu().counts().buffer_bytes <= before + OVERHEAD_BYTES);
@@ -249,7 +253,7 @@ fn too_much_memory_is_an_error() {
     let error = device().allocate(1 << 60, 1 << 60).expect_err("that is too much").to_string();
     assert!(
         error.starts_with(&format!(
-            "the device {:?} does not give 1152921504606846976 bytes",
+            "the device {:?} cannot allocate 1152921504606846976 bytes",
             device().device()
         )),
         "{error}"
@@ -260,7 +264,7 @@ fn too_much_memory_is_an_error() {
 fn a_label_out_of_range_changes_nothing() {
     let made = artifacts("perceptron", &["fc2.weight", "fc2.bias"], OptimizerKind::SGD);
     let mut state = state_of(&made);
-    let source = |model| ModelSource::from_proto(model).expect("it is small");
+    let source = |model| ModelSource::from_proto(model).expect("it fits in memory");
     let x = Tensor::f32(&[3, 64], &[0.5; 192]);
     let labels = Tensor::i64(&[3], &[1, 2, 10]);
     let inputs = [RunInput::from(&x), RunInput::from(&labels)];

@@ -3,7 +3,7 @@
 //! Preparation is everything before the second step: generating the artifacts, reading them, and the first
 //! step, which compiles the program. Its time is linear in the number of nodes. Without arguments, every kind
 //! is prepared with 2 000 nodes and with ten times this number.
-#![allow(clippy::print_stdout, clippy::unwrap_used, reason = "it is what the program is for")]
+#![allow(clippy::print_stdout, clippy::unwrap_used, reason = "printing is the purpose of this program")]
 
 #[path = "../tests/common/mod.rs"]
 mod common;

@@ -3,7 +3,7 @@
 //! A step is forward, loss, backward, AdamW, and a reset of the gradients, on a network of
 //! `benches/workloads` with `ROWS` rows in a batch. The default is `mlp_tiny` with 16 rows, which shows the
 //! overhead of a step. `THREADS=1,2` lists thread counts.
-#![allow(clippy::print_stdout, reason = "it is what the program is for")]
+#![allow(clippy::print_stdout, reason = "printing is the purpose of this program")]
 
 #[path = "../tests/common/mod.rs"]
 mod common;
@@ -33,7 +33,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let mut times = steps(name, rows)?;
         times.sort_unstable();
         let [least, median] = [times[0], times[times.len() / 2]].map(|time| time.as_secs_f64() * 1e6);
-        println!("{name}, {rows} rows, {threads} thread(s): median {median:.1} µs, least {least:.1} µs");
+        println!("{name}, {rows} rows, {threads} thread(s): median {median:.1} µs, minimum {least:.1} µs");
     }
     Ok(())
 }

@@ -58,11 +58,11 @@ fn run() -> Result<(), Box<dyn Error>> {
                 options.optimizer = Some(optimizer.into());
             }
             _ if model.is_none() && !argument.starts_with("--") => model = Some(argument),
-            _ => return Err(format!("{argument:?} is not understood").into()),
+            _ => return Err(format!("unknown argument {argument:?}").into()),
         }
     }
     let model = model.ok_or("name a model")?;
     let artifacts = generate(model.as_str().into(), options)?;
-    artifacts.write(folder.ok_or("name a folder with --out")?, &prefix)?;
+    artifacts.write(folder.ok_or("expected a folder after --out")?, &prefix)?;
     Ok(())
 }

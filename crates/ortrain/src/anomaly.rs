@@ -23,11 +23,11 @@ use crate::state::StateLayout;
 /// # let made = setup::artifacts()?;
 /// # let mut state = ortrain::CheckpointState::from_bytes(made.checkpoint_bytes()?)?;
 /// # let train = ortrain::ModelSource::from_proto(&made.training_model)?;
-/// use ortrain::{Error, Given, Module, ModuleOptions, Tensor};
+/// use ortrain::{Error, RunInput, Module, ModuleOptions, Tensor};
 ///
 /// let mut module = Module::new(train, &mut state, None, ModuleOptions::default().detect_anomaly(true))?;
 /// let (x, labels) = (Tensor::f32(&[1, 64], &[f32::INFINITY; 64]), Tensor::i64(&[1], &[3]));
-/// let result = module.train_step(&mut state, &[Given::from(&x), Given::from(&labels)], &mut |_, _, _, _| Ok(()));
+/// let result = module.train_step(&mut state, &[RunInput::from(&x), RunInput::from(&labels)], &mut |_, _, _, _| Ok(()));
 /// let Err(Error::Anomaly(anomaly)) = result else { panic!("the input is infinite") };
 /// let first = &anomaly.path[0];
 /// assert_eq!((first.node.as_deref(), first.tensor.as_str(), first.index.as_slice()), (None, "x", &[0, 0][..]));
@@ -70,20 +70,20 @@ pub struct NotFinite {
 impl fmt::Display for Anomaly {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let NotFinite { tensor, index, value, .. } = &self.seen;
-        write!(f, "the step makes {tensor} {value}")?;
+        write!(f, "the step computed {value} in {tensor}")?;
         if !index.is_empty() {
             write!(f, " at {index:?}")?;
         }
         if self.path.is_empty() {
-            write!(f, ", but not when it is run again, node by node")?;
+            write!(f, ", but running it again node by node did not reproduce it")?;
         }
         for (at, NotFinite { node, backward, tensor, index, value }) in self.path.iter().enumerate() {
-            write!(f, "{}", if at == 0 { ": " } else { ", of which " })?;
+            write!(f, "{}", if at == 0 { ": " } else { "; from it, " })?;
             match (node, at) {
-                (None, _) => write!(f, "{tensor:?}, which it is given, has {value} at {index:?}")?,
+                (None, _) => write!(f, "{tensor:?}, an input of the step, has {value} at {index:?}")?,
                 (Some(node), _) => {
                     let pass = if *backward { "backward" } else { "forward" };
-                    let made = if at == 0 { "makes the first" } else { "makes" };
+                    let made = if at == 0 { "computes the first" } else { "computes" };
                     write!(f, "{node} of the {pass} pass {made} {value}, at {index:?} of {tensor:?}")?;
                 }
             }

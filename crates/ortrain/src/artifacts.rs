@@ -114,9 +114,9 @@ pub use ortrain_ops::training::LossTerm;
 /// Generator of unused value names.
 ///
 /// ```
-/// use ortrain::artifacts::{Names, OptimizerKind, OptimizerSettings, optimizer_model};
+/// use ortrain::artifacts::{NameGenerator, OptimizerKind, OptimizerSettings, optimizer_model};
 ///
-/// let mut names = Names::after(7);
+/// let mut names = NameGenerator::starting_after(7);
 /// let model = optimizer_model(OptimizerKind::SGD, &OptimizerSettings::default(), &mut names, 17);
 /// assert!(names.last() > 7);
 /// ```
@@ -146,7 +146,7 @@ pub use ortrain_ops::training::OptimizerKind;
 ///     weight_decay: 0.01,
 ///     ..OptimizerSettings::default()
 /// };
-/// assert_eq!(AdamFormula::of("pytorch"), Some(settings.formula));
+/// assert_eq!(AdamFormula::from_name("pytorch"), Some(settings.formula));
 /// ```
 #[doc(inline)]
 pub use ortrain_ops::training::AdamFormula;
@@ -168,7 +168,7 @@ pub use ortrain_ops::training::OptimizerSettings;
 /// ```
 /// use ortrain::artifacts::Reduction;
 ///
-/// assert_eq!(Reduction::of("sum"), Some(Reduction::Sum));
+/// assert_eq!(Reduction::from_name("sum"), Some(Reduction::Sum));
 /// assert_eq!(Reduction::default().name(), "mean");
 /// ```
 #[doc(inline)]
@@ -179,11 +179,11 @@ pub use ortrain_ops::training::Reduction;
 /// ```
 /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
 /// # let (mut state, module, _) = setup::training()?;
-/// use ortrain::artifacts::{Names, OptimizerKind, OptimizerSettings, optimizer_model};
+/// use ortrain::artifacts::{NameGenerator, OptimizerKind, OptimizerSettings, optimizer_model};
 /// use ortrain::{ModelSource, Optimizer};
 ///
 /// let settings = OptimizerSettings { max_norm: Some(1.0), ..OptimizerSettings::default() };
-/// let model = optimizer_model(OptimizerKind::AdamW, &settings, &mut Names::new(), 17);
+/// let model = optimizer_model(OptimizerKind::AdamW, &settings, &mut NameGenerator::new(), 17);
 /// let optimizer = Optimizer::new(ModelSource::from_proto(&model)?, &mut state, &module)?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -194,10 +194,10 @@ pub use ortrain_ops::training::optimizer_model;
 ///
 /// ```
 /// use ortrain::DType;
-/// use ortrain::artifacts::{Names, described_optimizer_model};
+/// use ortrain::artifacts::{NameGenerator, optimizer_model_of_spec};
 /// use ortrain::optim::OptimizerSpec;
 ///
-/// let model = described_optimizer_model(&OptimizerSpec::new("AdamW")?, &[DType::F32], &mut Names::new(), 17)?;
+/// let model = optimizer_model_of_spec(&OptimizerSpec::new("AdamW")?, &[DType::F32], &mut NameGenerator::new(), 17)?;
 /// assert_eq!(model.graph.unwrap().node[0].op_type, "AdamWOptimizer");
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -474,7 +474,7 @@ impl Artifacts {
         let mut names =
             std::iter::once("frozen.data".to_owned()).chain((2..).map(|n| format!("frozen_{n}.data")));
         let data = names.find_map(|name| Some(at(&name)).filter(|path| !self.origins.reads_file(path)));
-        let data = data.expect("there are more names than files");
+        let data = data.expect("the sequence of names is infinite");
         // External data from other folders is written once, not into each model.
         let elsewhere = self.origins.reference_files(&mut messages, ortrain_files::folder(&data));
         let above = if elsewhere { 0 } else { above };
@@ -486,14 +486,6 @@ impl Artifacts {
     }
 
     /// Returns the bytes of the checkpoint file.
-    ///
-    /// ```
-    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-    /// # let made = setup::artifacts()?;
-    /// let state = ortrain::CheckpointState::from_bytes(made.checkpoint_bytes()?)?;
-    /// assert_eq!(state.names().collect::<Vec<_>>(), ["fc1.bias", "fc1.weight", "fc2.bias", "fc2.weight"]);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     ///
     /// # Errors
     /// If the checkpoint exceeds 2 GiB.
@@ -578,7 +570,7 @@ pub(crate) fn generate_loaded(
         let added = add_master_weights(graph, &parameters.trainable);
         if added.map_err(|source| Error::graph(label, source))? == 0 {
             return Err(Error::Argument(
-                "master weights are for weights of float16 or bfloat16, and none that is trained has one of these types; leave \
+                "master_weights needs a trained weight of float16 or bfloat16, and there is none; leave \
                  master_weights out"
                     .into(),
             ));
@@ -591,7 +583,7 @@ pub(crate) fn generate_loaded(
         typed.inputs.iter().map(|&id| typed.name_of(id)).find(|name| parameter_of_gradient(name).is_some())
     {
         return Err(Error::Argument(format!(
-            "input {name:?} of the model has a name that belongs to gradients in a training model; rename it"
+            "input {name:?} of the model has a name that training models use for gradients; rename it"
         )));
     }
     let mut names = NameGenerator::new();
@@ -670,8 +662,8 @@ pub(crate) fn generate_loaded(
         None => None,
         Some(OptimizerChoice::Kind(OptimizerKind::AdamW, settings)) if lacks_formula(settings) => {
             return Err(Error::Argument(
-                "PyTorch's formula of AdamW corrects the moments for starting at zero: it has no form without \
-                 bias_correction; take onnxruntime's"
+                "PyTorch's formula of AdamW always corrects the bias of the moments; use onnxruntime's formula \
+                 without bias_correction"
                     .into(),
             ));
         }
@@ -711,7 +703,7 @@ fn check_outputs(graph: &GraphProto, outputs: &[String]) -> Result<()> {
     match outputs.iter().find(|name| !values.contains(name)) {
         None => Ok(()),
         Some(name) => Err(Error::Argument(format!(
-            "{name:?} cannot be an output: it is made inside of an operator that has a gradient of its own; make it an \
+            "{name:?} cannot be an output: an operator with a custom gradient computes it internally; make it an \
              output of the operator's function"
         ))),
     }
@@ -741,7 +733,7 @@ fn explain_outputs(error: Error, outputs: &[String], options: &ArtifactOptions) 
         return error;
     }
     Error::Argument(format!(
-        "{error}; the loss is given all outputs of the model ({}), so name those it is made of in loss_input_names",
+        "{error}; the loss gets all outputs of the model ({}), so select its inputs with loss_input_names",
         outputs.join(", ")
     ))
 }
@@ -821,12 +813,12 @@ fn choose_parameters<'a>(
         let found = inspect_loaded(label, model, &Scope::Outputs)?;
         if optimized || found.names(ParameterRole::Trained).next().is_some() {
             return Err(Error::Argument(
-                "no parameters are to be trained; name them in requires_grad".into(),
+                "there are no parameters to train; name them in requires_grad".into(),
             ));
         }
     }
     if let Some(both) = options.requires_grad.iter().find(|name| parameters.frozen.contains(name.as_str())) {
-        return Err(Error::Argument(format!("parameter {both:?} is to be both trained and frozen")));
+        return Err(Error::Argument(format!("parameter {both:?} cannot be both trained and frozen")));
     }
     let graph = model.proto.graph.as_ref();
     let there: FxHashSet<&str> =
@@ -853,7 +845,7 @@ fn choose_parameters<'a>(
         |name: &&String| graph.iter().flat_map(|graph| &graph.input).any(|info| info.name == **name);
     if let Some(name) = options.input_gradients.iter().find(|name| !is_input(name)) {
         return Err(Error::Argument(format!(
-            "{label} has no input {name:?}, whose gradient is asked for{}",
+            "{label} has no input {name:?}, so it cannot return its gradient{}",
             hint(name, graph.iter().flat_map(|graph| &graph.input).map(|info| info.name.as_str()))
         )));
     }
@@ -877,7 +869,7 @@ pub(crate) fn updated_statistics(
 }
 
 fn unknown_value(graph: &Graph, name: &str, what: &str) -> Error {
-    Error::Argument(format!("the model has no value {name:?}, which is to be {what}{}", hint_in(graph, name)))
+    Error::Argument(format!("the model has no value {name:?} to use as {what}{}", hint_in(graph, name)))
 }
 
 pub(crate) fn message_graph<'a>(label: &str, proto: &'a mut ModelProto) -> Result<&'a mut GraphProto> {
@@ -929,10 +921,12 @@ pub(crate) fn infer_graph(label: &str, model: &LoadedModel) -> Result<Graph> {
 
 fn first_output(label: &str, graph: &GraphProto, options: &ArtifactOptions) -> Result<String> {
     if let Some(name) = options.loss_input_names.first() {
-        return Err(Error::Argument(format!("{name:?} is to be compared by the loss, but no loss is given")));
+        return Err(Error::Argument(format!("loss_input_names has {name:?}, but there is no loss")));
     }
-    let missing =
-        || Error::WrongModel { model: label.to_owned(), reason: "it has no output to be the loss".into() };
+    let missing = || Error::WrongModel {
+        model: label.to_owned(),
+        reason: "it has no output to use as the loss".into(),
+    };
     graph.output.first().map(|info| info.name.clone()).ok_or_else(missing)
 }
 
@@ -980,7 +974,7 @@ fn append_losses(
     for (term, scores, target) in &chosen {
         let own = || format!("{}_{scores}", default_target(term.loss));
         let target = target.clone().or_else(|| (!shared(term, scores)).then(own));
-        let id = typed.find(scores).ok_or_else(|| unknown_value(typed, scores, "compared by the loss"))?;
+        let id = typed.find(scores).ok_or_else(|| unknown_value(typed, scores, "an input of the loss"))?;
         check_scores(typed, term, id).map_err(|source| Error::model(label, source))?;
         compared.push((term.loss, id));
         let ty = &typed.value(id).ty;
@@ -993,8 +987,8 @@ fn append_losses(
             if let Some((axis, reason)) = class_axis_of_tokens(typed, id, labels, weights) {
                 settings.class_axis = Some(axis as i64);
                 notes.push(format!(
-                    "the classes of {scores:?} ({ty}) are taken to be on axis {axis}, the last one, for {reason}; say so by \
-                     class_axis={axis}, or class_axis=1 if they are on axis 1"
+                    "the class axis of {scores:?} ({ty}) is assumed to be {axis}, the last one, because {reason}; \
+                     confirm it with class_axis={axis}, or set class_axis=1"
                 ));
             } else if labels.is_none()
                 && settings.label_smoothing == 0.0
@@ -1008,7 +1002,7 @@ fn append_losses(
         if let Some(name) = &term.name {
             if !rename_value(graph, &output, name) {
                 return Err(Error::Argument(format!(
-                    "a loss cannot be named {name:?}: a name is a text with letters that no value of the model has"
+                    "a loss cannot be named {name:?}: the name must not be empty or the name of another value"
                 )));
             }
             output.clone_from(name);
@@ -1026,8 +1020,7 @@ fn loss_inputs(forward: &[String], options: &ArtifactOptions) -> Result<(String,
         [scores] => Ok((scores.clone(), None)),
         [scores, target] => Ok((scores.clone(), Some(target.clone()))),
         _ => Err(Error::Argument(format!(
-            "a loss compares scores and, perhaps, a target, but it would be given {} values ({}); choose them with \
-             loss_input_names",
+            "a loss takes scores and an optional target, got {} values ({}); choose them with loss_input_names",
             names.len(),
             names.join(", ")
         ))),
@@ -1046,11 +1039,11 @@ fn set_outputs(label: &str, proto: &mut ModelProto, typed: &Graph, outputs: &[St
     let mut infos = Vec::with_capacity(outputs.len());
     for (k, name) in outputs.iter().enumerate() {
         if outputs[..k].contains(name) {
-            return Err(Error::Argument(format!("{name:?} is to be an output twice")));
+            return Err(Error::Argument(format!("{name:?} is named as an output twice")));
         }
         if parameter_of_gradient(name).is_some() {
             return Err(Error::Argument(format!(
-                "{name:?} cannot be an output: names that end like this belong to gradients"
+                "{name:?} cannot be an output: names with this ending are reserved for gradients"
             )));
         }
         let id = typed.find(name).ok_or_else(|| unknown_value(typed, name, "an output"))?;
@@ -1089,7 +1082,7 @@ fn training_model(
     infer(&mut graph).map_err(fail)?;
 
     let find =
-        |graph: &Graph, name: &str| graph.find(name).ok_or_else(|| unknown_value(graph, name, "trained"));
+        |graph: &Graph, name: &str| graph.find(name).ok_or_else(|| unknown_value(graph, name, "a parameter"));
     let targets = targets.iter().map(|name| find(&graph, name)).collect::<Result<Vec<ValueId>>>()?;
     let loss = find(&graph, &outputs[0])?;
     let reached = values_with_gradient(&graph, &[loss]);
@@ -1167,7 +1160,7 @@ pub(crate) fn training_message(
 pub(crate) fn new_input(graph: &mut Graph, name: &str, ty: ValueType) -> Result<ValueId> {
     if graph.find(name).is_some() {
         return Err(Error::Argument(format!(
-            "the model has a value {name:?}, which the training model needs for itself; rename it"
+            "value {name:?} of the model has a name that the training model needs; rename it"
         )));
     }
     let id = graph.add_value(name, ty);

@@ -65,7 +65,7 @@ pub fn devices() -> Vec<DeviceInfo> {
     let level = Cpu::new().map_or_else(|error| error.to_string(), |cpu| cpu.level().to_owned());
     let mut found = vec![
         host(HOST, "processor", level),
-        host(REFERENCE, REFERENCE, "the evaluator that says what is right".to_owned()),
+        host(REFERENCE, REFERENCE, "reference evaluator for tests".to_owned()),
     ];
     found.extend(gpu::devices());
     found
@@ -122,8 +122,8 @@ pub fn backend(device: &str, num_threads: usize) -> Result<Arc<dyn Backend>> {
         gpu if gpu::is_name(gpu) => gpu::open(gpu),
         _ if matches!(device.split(':').next(), Some("cuda" | "rocm")) => Err(Error::DeviceUnavailable {
             device: device.to_owned(),
-            reason: "there is no backend of its own for such GPUs".to_owned(),
-            remedy: "they are reached through \"vulkan\", or \"webgpu\" for the best one".to_owned(),
+            reason: "ortrain has no CUDA or ROCm backend".to_owned(),
+            remedy: "use \"vulkan\", or \"webgpu\" for the best GPU".to_owned(),
         }),
         _ => {
             let names = [HOST, REFERENCE, AUTO, "webgpu", "vulkan", "metal", "dx12"];
@@ -133,8 +133,8 @@ pub fn backend(device: &str, num_threads: usize) -> Result<Arc<dyn Backend>> {
                 hint(device, names)
             };
             Err(Error::Argument(format!(
-                "there is no device {device:?} here; there are \"cpu\" and \"reference\", \"webgpu\", \"vulkan\", \"metal\" and \
-                 \"dx12\" for GPUs, and \"auto\"{meant}"
+                "there is no device {device:?} here; there are \"cpu\", \"reference\", \"auto\", and for GPUs \
+                 \"webgpu\", \"vulkan\", \"metal\" and \"dx12\"{meant}"
             )))
         }
     }
@@ -210,7 +210,7 @@ mod gpu {
     pub(super) fn open(device: &str) -> Result<Arc<dyn Backend>> {
         Err(Error::DeviceUnavailable {
             device: device.to_owned(),
-            reason: "this build reaches no GPUs".to_owned(),
+            reason: "this build has no support for GPUs".to_owned(),
             remedy: "build the crate ortrain with its feature \"wgpu\"".to_owned(),
         })
     }

@@ -79,7 +79,7 @@ pub fn open_batch(model: ModelSource) -> Result<ModelProto> {
     for (number, fix) in fixed.iter().enumerate() {
         apply_fix(graph, fix, number, &name).ok_or_else(|| {
             wrong(format!(
-                "{} says the batch {batch} in an attribute; raise the opset of the model to 13",
+                "{} has the batch size {batch} in an attribute; raise the opset of the model to 13",
                 fix.node
             ))
         })?;
@@ -119,8 +119,8 @@ pub fn open_batch(model: ModelSource) -> Result<ModelProto> {
 
 fn batch_dependence_error(batch: usize, reason: &str) -> String {
     format!(
-        "something inside depends on the batch of {batch}: {reason}; make its shape follow the batch (an element 0 or -1 in the \
-         shape of a Reshape), or export the model with an open first axis (dynamic_axes, dynamic_shapes)"
+        "a node depends on the batch size {batch}: {reason}; make its shape follow the batch (an element 0 or -1 in \
+         the shape of a Reshape), or export the model with an open first axis (dynamic_axes, dynamic_shapes)"
     )
 }
 
@@ -167,7 +167,7 @@ fn check_shapes(
         let Some(axis) = (0..was.len()).find(|&axis| is.get(axis) != Some(&was[axis])) else { continue };
         if was.len() == is.len() && was[axis] != batch && (axis != 0 || was.len() == 1) {
             let node = maker(before, name).unwrap_or_default();
-            let reason = format!("{node} counts the batch and more on axis {axis} of output {name:?}");
+            let reason = format!("{node} merges the batch with other axes in axis {axis} of output {name:?}");
             return Err(batch_dependence_error(batch, &reason));
         }
     }
@@ -179,7 +179,7 @@ fn check_shapes(
             && node.present_outputs().any(|id| stays(before.name_of(id)))
     });
     let what = node.map_or_else(|| format!("output {output:?}"), |node| before.node_label(node));
-    Err(batch_dependence_error(batch, &format!("{what} makes the same shape for every batch")))
+    Err(batch_dependence_error(batch, &format!("{what} has the same shape for every batch size")))
 }
 
 /// Sets the first axis of inputs to a size or a symbol.

@@ -83,7 +83,7 @@ pub(crate) fn find_dependence(
     let id = alone.find(&first.unwrap_or(output));
     let maker = alone.nodes.iter().find(|node| node.present_outputs().any(|output| Some(output) == id));
     let maker = maker.map(|node| alone.node_label(node)).unwrap_or_default();
-    Ok(Some(format!("{maker} gives a row of a larger batch other numbers than it gets alone")))
+    Ok(Some(format!("{maker} computes other values for a row in a larger batch than for the row alone")))
 }
 
 /// An input of the model for [`BATCHES`] batches.

@@ -148,13 +148,12 @@ pub(crate) fn lift_from_subgraphs(label: &str, model: &mut ModelProto, names: &[
                 model: label.to_owned(),
                 reason: if count == 0 {
                     format!(
-                        "{name:?} is computed inside a subgraph, but as a running statistic it is to be a parameter; \
-                             make it an initializer"
+                        "running statistic {name:?} is computed inside a subgraph, but it must be a parameter; make \
+                         it an initializer"
                     )
                 } else {
                     format!(
-                        "subgraphs use the name {name:?} for several values, of which one is to be a parameter; \
-                             rename the others"
+                        "several subgraphs have a value {name:?}, and one of them is a parameter; rename the others"
                     )
                 },
             });
@@ -201,7 +200,7 @@ fn reject_dependent_parameters(
         let both_independent = is_independent(id) && is_independent(parameter);
         if id != parameter && wanted.contains(graph.name_of(id)) && !both_independent {
             return Err(Error::Argument(format!(
-                "parameter {:?} is computed from parameter {:?} and would no longer follow it; name one of them only",
+                "parameter {:?} is computed from parameter {:?} and would no longer follow it; name only one of them",
                 graph.name_of(parameter),
                 graph.name_of(id)
             )));

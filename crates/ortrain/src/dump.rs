@@ -266,7 +266,7 @@ fn print_program(
         };
         let dims =
             given.or_else(|| declared.as_ref().map(|dims| dims.iter().map(size).collect())).ok_or_else(
-                || Error::Argument(format!("not even the rank of input {name:?} is known; give its shape")),
+                || Error::Argument(format!("the rank of input {name:?} is unknown; give its shape")),
             )?;
         let bytes = byte_length(*dtype, &dims)
             .map_err(|error| Error::Argument(format!("input {name:?}: {error}")))?;
@@ -295,7 +295,7 @@ fn print_program(
     match stage {
         Stage::Pass(name) => match pass_texts(&log) {
             texts if texts.is_empty() => Err(Error::Argument(format!(
-                "the pass {name:?} did not run: no program is known before the run, or ORTRAIN_PASSES leaves it out"
+                "the pass {name:?} did not run: all programs are built during the run, or ORTRAIN_PASSES excludes it"
             ))),
             texts => Ok(texts),
         },
@@ -345,7 +345,7 @@ fn print_kernels(schedule: &Schedule) -> Result<String> {
         text += &format!("program {k}: {}", lowered.text(shown));
     }
     match text.is_empty() {
-        true => Err(Error::Argument("there are no kernels: no program is known before the run".into())),
+        true => Err(Error::Argument("there are no kernels: all programs are built during the run".into())),
         false => Ok(text),
     }
 }

@@ -59,11 +59,11 @@ pub enum ErrorKind {
 /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
 /// # let (mut state, mut module, mut optimizer) = setup::training()?;
 /// # let batch = setup::batch();
-/// # let inputs = batch.each_ref().map(ortrain::Given::from);
-/// use ortrain::{Error, Given, Tensor};
+/// # let inputs = batch.each_ref().map(ortrain::RunInput::from);
+/// use ortrain::{Error, RunInput, Tensor};
 ///
 /// let narrow = Tensor::f32(&[2, 63], &[0.5; 126]);
-/// let result = module.train_step(&mut state, &[Given::from(&narrow), inputs[1]], &mut |_, _, _, _| Ok(()));
+/// let result = module.train_step(&mut state, &[RunInput::from(&narrow), inputs[1]], &mut |_, _, _, _| Ok(()));
 /// let Err(Error::Input { name, expected, .. }) = result else { panic!("63 columns for 64") };
 /// assert_eq!((name.as_str(), expected.as_str()), ("x", "float32[batch, 64]"));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -177,8 +177,7 @@ pub enum Error {
     },
     /// The outputs of the model need unknown operators, but some values do not depend on them.
     #[error(
-        "{source}; a loss of what is computed without them can be trained: name the values it compares ({}) in \
-         loss_input_names",
+        "{source}; a loss of values that do not need them can be trained: name its inputs ({}) in loss_input_names",
         .values.join(", ")
     )]
     TrainableWithout {
@@ -189,7 +188,7 @@ pub enum Error {
     },
     /// The parameters of a file differ from the parameters of the state.
     #[error(
-        "{} does not have the parameters of the state: {}; without strict, what fits is loaded", path.display(),
+        "{} does not have the parameters of the state: {}; without strict, the matching parameters are loaded", path.display(),
         crate::weights_io::describe_difference(report)
     )]
     MismatchedNames {
@@ -206,7 +205,7 @@ pub enum Error {
     NominalState,
     /// A file lacks parameters of a nominal state, which requires all of them at once.
     #[error(
-        "the state is nominal and stays so: {} does not have all of its parameters: {}", path.display(),
+        "the state stays nominal: {} does not have all of its parameters: {}", path.display(),
         crate::weights_io::describe_difference(report)
     )]
     NominalNames {
@@ -244,13 +243,13 @@ pub enum Error {
         help: &'static str,
     },
     /// A module or optimizer was called with another state than the one of its construction.
-    #[error("the state given does not have the parameters of the state this {what} was made for")]
+    #[error("the state has other parameters than the state of this {what}")]
     OtherState {
         /// The object that belongs to another state.
         what: &'static str,
     },
     /// The number of inputs is wrong.
-    #[error("{expected} inputs are needed ({}), but {found} were given", .names.join(", "))]
+    #[error("expected {expected} inputs ({}), got {found}", .names.join(", "))]
     InputCount {
         /// Number of required inputs.
         expected: usize,
@@ -260,7 +259,7 @@ pub enum Error {
         found: usize,
     },
     /// An input has the wrong type or shape.
-    #[error("input {name:?} should be {expected}, but {found} was given: {reason}")]
+    #[error("input {name:?} must be {expected}, got {found}: {reason}")]
     Input {
         /// Name of the input.
         name: String,
@@ -272,7 +271,7 @@ pub enum Error {
         reason: String,
     },
     /// The number of output buffers is wrong.
-    #[error("{expected} outputs are made ({}), but room for {found} was given", .names.join(", "))]
+    #[error("expected {expected} output buffers ({}), got {found}", .names.join(", "))]
     OutputCount {
         /// Number of outputs.
         expected: usize,
@@ -282,7 +281,7 @@ pub enum Error {
         found: usize,
     },
     /// An output buffer has another type or shape than the output.
-    #[error("output {name:?} is {expected}, but room for {found} was given")]
+    #[error("output {name:?} is {expected}, but its buffer is {found}")]
     Output {
         /// Name of the output.
         name: String,
@@ -295,15 +294,15 @@ pub enum Error {
     },
     /// An output buffer was passed for an output with a data-dependent shape.
     #[error(
-        "the shape of output {name:?} depends on values, so no memory of the caller is known to fit; fetch it without memory of \
-         its own"
+        "the shape of output {name:?} depends on values, so it cannot have a buffer of the caller; fetch it without \
+         a buffer"
     )]
     OutputOfUnknownShape {
         /// Name of the output.
         name: String,
     },
     /// The call requires an evaluation model, and the module or session has no evaluation model.
-    #[error("no evaluation model was given when the {made} was made, and {call} needs one")]
+    #[error("{call} needs an evaluation model, but the {made} was made without one")]
     NoEvalModel {
         /// The object without evaluation model: a module or a session.
         made: &'static str,
@@ -311,7 +310,7 @@ pub enum Error {
         call: &'static str,
     },
     /// The call requires an optimizer model, and the session has no optimizer model.
-    #[error("no optimizer model was given when the session was made, and {0} needs one")]
+    #[error("{0} needs an optimizer model, but the session was made without one")]
     NoOptimizer(&'static str),
     /// A buffer has the wrong length.
     #[error("the buffer should have {expected} elements, but it has {found}")]
@@ -322,7 +321,7 @@ pub enum Error {
         found: usize,
     },
     /// Memory for the values of a state cannot be allocated; the state remains on its device.
-    #[error("the parameters do not fit: {0}")]
+    #[error("the parameters do not fit into memory: {0}")]
     StateAllocation(AllocationError),
     /// A device is not available.
     #[error("there is no device {device:?} here: {reason}; {remedy}")]
@@ -341,7 +340,7 @@ pub enum Error {
     #[error("{0}")]
     State(String),
     /// The folder of an output file does not exist.
-    #[error("there is no folder {}, and none is made", .path.display())]
+    #[error("there is no folder {}; create it first", .path.display())]
     NoFolder {
         /// Path of the folder.
         path: std::path::PathBuf,
@@ -364,13 +363,6 @@ impl From<DeviceError> for Error {
 
 impl Error {
     /// Returns the category of the error.
-    ///
-    /// ```
-    /// use ortrain::{ErrorKind, InferenceSession, SessionOptions};
-    ///
-    /// let error = InferenceSession::new(b"no model".to_vec().into(), SessionOptions::default()).unwrap_err();
-    /// assert_eq!(error.kind(), ErrorKind::InvalidModel);
-    /// ```
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
         match self {

@@ -19,7 +19,7 @@ pub(crate) fn inference_model(
     outputs: &[&str],
 ) -> Result<LoadedModel> {
     if outputs.is_empty() {
-        return Err(Error::Argument("at least one output must be named for an inference model".into()));
+        return Err(Error::Argument("an inference model needs at least one output; name it".into()));
     }
     let mut proto = message.proto.clone();
     class_axis::remove_marks(&mut proto);

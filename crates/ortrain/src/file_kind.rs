@@ -72,13 +72,13 @@ impl FileKind {
     /// Returns the content and the consumer of the file, as the rest of a sentence.
     pub(crate) fn purpose(self) -> &'static str {
         match self {
-            FileKind::ForwardModel => "generate_artifacts makes it ready for training",
+            FileKind::ForwardModel => "generate_artifacts prepares it for training",
             FileKind::TrainingModel => {
-                "forward, loss and gradients; a Module runs it on the checkpoint that was made together with it"
+                "forward, loss and gradients; a Module runs it with the checkpoint of the same artifacts"
             }
             FileKind::EvalModel => {
-                "forward and loss, of parameters that are inputs; a Module runs it beside the training model that was made \
-                 together with it"
+                "forward and loss, with parameters as inputs; a Module runs it with the training model of the same \
+                 artifacts"
             }
             FileKind::OptimizerModel => {
                 "it updates the parameters of a checkpoint; an Optimizer runs it on a Module"
@@ -215,7 +215,7 @@ fn checkpoint_infos(checkpoint: Checkpoint) -> Vec<ParameterInfo> {
         ModuleState::Nominal { trainable, frozen } => {
             let all = trainable.into_iter().map(|tensor| (tensor, true));
             let all = all.chain(frozen.into_iter().map(|tensor| (tensor, false)));
-            let reason = "the checkpoint is nominal: it has neither its shape nor its value";
+            let reason = "the checkpoint is nominal: shape and value are not stored";
             all.map(|(tensor, trained)| parameter(tensor.name, tensor.dtype, Vec::new(), trained, reason))
                 .collect()
         }
@@ -231,9 +231,9 @@ pub(crate) fn inspect_artifact(kind: FileKind, graph: &Graph) -> Inspection {
     for &id in &graph.inputs {
         let name = graph.name_of(id);
         let reason = if gathered.contains(name) {
-            "the model gathers its gradient"
+            "the model accumulates its gradient"
         } else if weights.contains(&id) {
-            "it is an input, which a checkpoint has the value of"
+            "it is an input with its value in a checkpoint"
         } else {
             continue;
         };
@@ -285,8 +285,8 @@ pub(crate) fn check_training(model: &str, graph: &Graph, state: &CheckpointState
         FileKind::TrainingModel => Err(Error::Mismatch {
             model: model.to_owned(),
             reason: format!(
-                "the model trains {}, and the checkpoint has none of these, but {}; give the checkpoint that was made \
-                 together with the model",
+                "the model trains {}, but the checkpoint trains {}; give the checkpoint that was made together with \
+                 the model",
                 list_names(gathered.iter().copied()),
                 list_names(trained.iter().copied())
             ),
@@ -304,8 +304,8 @@ pub(crate) fn check_training(model: &str, graph: &Graph, state: &CheckpointState
                  with it (training_model.onnx)"
                     .into()
             } else {
-                "it is a forward model, which computes no gradients; give the training model that generate_artifacts makes \
-                 of it (training_model.onnx)"
+                "it is a forward model, which computes no gradients; give the training model that \
+                 generate_artifacts makes from it (training_model.onnx)"
                     .into()
             })
         }
@@ -320,10 +320,10 @@ pub(crate) fn missing_parameter_reason(graph: &Graph, missing: &str) -> String {
     let constant = graph.find(missing).is_some_and(|id| graph.value(id).constant.is_some());
     match FileKind::of_graph(graph) {
         FileKind::OptimizerModel => {
-            format!("it is an optimizer model, which computes no outputs of a model; {HELP}")
+            format!("it is an optimizer model, which does not run the forward pass; {HELP}")
         }
         FileKind::ForwardModel if constant => {
-            format!("it is a forward model, with a value of its own for parameter {missing:?}; {HELP}")
+            format!("it is a forward model, with its own value of parameter {missing:?}; {HELP}")
         }
         _ => format!(
             "it has no input for parameter {missing:?} of the training model; give the one that was made together with the \
@@ -339,7 +339,7 @@ pub(crate) fn check_forward(model: &str, graph: &Graph) -> Result<()> {
         FileKind::TrainingModel | FileKind::OptimizerModel => Err(Error::WrongModel {
             model: model.to_owned(),
             reason: format!(
-                "it is {}, which was made for training already; give the forward model it was made of",
+                "it is {}, not a forward model; give the forward model from which it was made",
                 kind.name_with_article()
             ),
         }),
@@ -363,7 +363,7 @@ pub(crate) fn add_kind_of_bytes(error: CheckpointError, bytes: &Bytes) -> Error 
     let is_other = matches!(error.content(), CheckpointError::NotACheckpoint);
     let found = if is_other { kind_of_model(ModelSource::Bytes(bytes.clone())) } else { None };
     found.map_or(Error::Checkpoint(error), |found| {
-        wrong_file("what is given".to_owned(), found, FileKind::Checkpoint)
+        wrong_file("the argument".to_owned(), found, FileKind::Checkpoint)
     })
 }
 

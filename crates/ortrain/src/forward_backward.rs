@@ -75,11 +75,6 @@ impl ForwardBackwardOptions {
     ///
     /// The default is all float initializers that a gradient reaches, in the order of the model. If
     /// [`ForwardBackwardOptions::training`] is set, the default excludes running statistics.
-    ///
-    /// ```
-    /// let options = ortrain::ForwardBackwardOptions::default().weights(["fc2.weight"]);
-    /// # assert!(options.weights.is_some());
-    /// ```
     #[must_use]
     pub fn weights<S: Into<String>>(mut self, names: impl IntoIterator<Item = S>) -> ForwardBackwardOptions {
         self.weights = Some(names.into_iter().map(Into::into).collect());
@@ -87,11 +82,6 @@ impl ForwardBackwardOptions {
     }
 
     /// Sets the inputs with gradients. The default is all float inputs that the outputs depend on.
-    ///
-    /// ```
-    /// let options = ortrain::ForwardBackwardOptions::default().inputs(Vec::<String>::new());
-    /// # assert!(options.inputs.is_some());
-    /// ```
     #[must_use]
     pub fn inputs<S: Into<String>>(mut self, names: impl IntoIterator<Item = S>) -> ForwardBackwardOptions {
         self.inputs = Some(names.into_iter().map(Into::into).collect());
@@ -103,14 +93,6 @@ impl ForwardBackwardOptions {
     /// Every Dropout drops elements. Every BatchNormalization uses the statistics that `mode` selects and
     /// updates the running statistics, which belong to the [`ForwardBackward`]. Evaluations follow the model,
     /// with these running statistics. By default, forward passes compute the model as it is.
-    ///
-    /// ```
-    /// use ortrain::ForwardBackwardOptions;
-    /// use ortrain::artifacts::BatchNormMode;
-    ///
-    /// let options = ForwardBackwardOptions::default().training(BatchNormMode::Auto);
-    /// # assert!(options.training.is_some());
-    /// ```
     #[must_use]
     pub fn training(mut self, mode: BatchNormMode) -> ForwardBackwardOptions {
         self.training = Some(mode);
@@ -118,11 +100,6 @@ impl ForwardBackwardOptions {
     }
 
     /// Sets the seed of random numbers. Each forward pass draws new numbers.
-    ///
-    /// ```
-    /// let options = ortrain::ForwardBackwardOptions::default().seed(7);
-    /// # assert_eq!(options.seed, 7);
-    /// ```
     #[must_use]
     pub fn seed(mut self, seed: i64) -> ForwardBackwardOptions {
         self.seed = seed;
@@ -134,13 +111,6 @@ impl ForwardBackwardOptions {
     ///
     /// A memory limit covers the weights, their gradients, and the activations of all live forward passes
     /// together. Activations are recomputed if a single pass would exceed the limit.
-    ///
-    /// ```
-    /// use ortrain::{ForwardBackwardOptions, SessionOptions};
-    ///
-    /// let options = ForwardBackwardOptions::default().session(SessionOptions::default().memory_limit(64 << 20));
-    /// # assert!(options.session.memory_limit.is_some());
-    /// ```
     #[must_use]
     pub fn session(mut self, options: SessionOptions) -> ForwardBackwardOptions {
         self.session = options;
@@ -191,15 +161,6 @@ pub struct Weight {
 impl Weight {
     /// Copies the value of the model into host memory.
     ///
-    /// ```
-    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-    /// # use ortrain::{ForwardBackward, ForwardBackwardOptions};
-    /// let both = ForwardBackward::new(setup::MODEL.into(), ForwardBackwardOptions::default())?;
-    /// let memory = both.weights()[0].to_memory()?;
-    /// assert_eq!(memory.len(), 4 * 96 * 64);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    ///
     /// # Errors
     /// If the system cannot allocate the memory.
     pub fn to_memory(&self) -> Result<Arc<Memory>> {
@@ -209,14 +170,6 @@ impl Weight {
     }
 
     /// Allocates zeroed host memory for the gradient.
-    ///
-    /// ```
-    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-    /// # use ortrain::{ForwardBackward, ForwardBackwardOptions};
-    /// let both = ForwardBackward::new(setup::MODEL.into(), ForwardBackwardOptions::default())?;
-    /// assert!(both.weights()[0].room()?.is_zero()?);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     ///
     /// # Errors
     /// If the system cannot allocate the memory.
@@ -234,7 +187,7 @@ impl Weight {
                 return Ok(());
             }
             return Err(Error::Argument(format!(
-                "{what}{:?} lies at an address that is no multiple of {} bytes, the size of its elements; give an aligned copy",
+                "the address of {what}{:?} is not a multiple of {} bytes, its element size; give an aligned copy",
                 self.name,
                 dtype.size()
             )));
@@ -294,9 +247,9 @@ impl Pool {
 /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
 /// # let both = ortrain::ForwardBackward::new(setup::MODEL.into(), Default::default())?;
 /// # let memories = both.weights().iter().map(|weight| weight.to_memory()).collect::<ortrain::Result<Vec<_>>>()?;
-/// # let weights: Vec<ortrain::Lent<'_>> = both.lent(&memories);
+/// # let weights: Vec<ortrain::Lent<'_>> = both.lend(&memories);
 /// # let batch = setup::batch();
-/// # let x = [ortrain::Given::from(&batch[0])];
+/// # let x = [ortrain::RunInput::from(&batch[0])];
 /// let live = both.forward(&weights, &x, &mut |_, _, _, _| Ok(()))?;
 /// assert!(live.bytes() > 0);
 /// drop(live);
@@ -312,17 +265,6 @@ pub struct LiveForward {
 
 impl LiveForward {
     /// Returns the bytes of its activations.
-    ///
-    /// ```
-    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-    /// # let both = ortrain::ForwardBackward::new(setup::MODEL.into(), Default::default())?;
-    /// # let memories = both.weights().iter().map(|weight| weight.to_memory()).collect::<ortrain::Result<Vec<_>>>()?;
-    /// # let batch = setup::batch();
-    /// let x = [ortrain::Given::from(&batch[0])];
-    /// let live = both.forward(&both.lent(&memories), &x, &mut |_, _, _, _| Ok(()))?;
-    /// assert_eq!(live.bytes(), both.live_bytes());
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.pass.as_ref().map_or(0, |pass| pass.bytes)
@@ -376,21 +318,21 @@ struct Graphs {
 /// ```
 /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
 /// # let batch = setup::batch();
-/// use ortrain::{ForwardBackward, ForwardBackwardOptions, Given, Tensor, collect};
+/// use ortrain::{ForwardBackward, ForwardBackwardOptions, RunInput, Tensor, collect};
 ///
 /// let both = ForwardBackward::new(setup::MODEL.into(), ForwardBackwardOptions::default())?;
 /// let memories = both.weights().iter().map(|weight| weight.to_memory()).collect::<Result<Vec<_>, _>>()?;
-/// let rooms = both.weights().iter().map(|weight| weight.room()).collect::<Result<Vec<_>, _>>()?;
-/// let (weights, gradients) = (both.lent(&memories), both.lent(&rooms));
+/// let rooms = both.weights().iter().map(|weight| weight.allocate_gradient()).collect::<Result<Vec<_>, _>>()?;
+/// let (weights, gradients) = (both.lend(&memories), both.lend(&rooms));
 ///
 /// let mut live = None;
 /// let logits = collect(|deliver| {
-///     live = Some(both.forward(&weights, &[Given::from(&batch[0])], deliver)?);
+///     live = Some(both.forward(&weights, &[RunInput::from(&batch[0])], deliver)?);
 ///     Ok(())
 /// })?;
 /// let seed = Tensor::f32(logits[0].dims(), &vec![1.0; logits[0].len()]);
 /// let of_x =
-///     collect(|deliver| both.backward(live.as_mut().unwrap(), &[Given::from(&seed)], &gradients, deliver))?;
+///     collect(|deliver| both.backward(live.as_mut().unwrap(), &[RunInput::from(&seed)], &gradients, deliver))?;
 /// assert_eq!(of_x[0].dims(), batch[0].dims());
 /// assert!(!rooms[0].is_zero()?);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -521,10 +463,7 @@ impl ForwardBackward {
         if differentiable.is_empty() {
             let shown: Vec<String> =
                 outputs.iter().map(|info| format!("{:?} is {info}", info.name)).collect();
-            let reason = format!(
-                "none of its outputs is a float, so that nothing has a gradient: {}",
-                shown.join(", ")
-            );
+            let reason = format!("it has no float output, so there are no gradients: {}", shown.join(", "));
             return Err(Error::WrongModel { model: label, reason });
         }
         let seeds = append_yield(&mut graph, &differentiable);
@@ -550,7 +489,7 @@ impl ForwardBackward {
         }
         if results.is_empty() && of_weights.is_empty() {
             return Err(Error::Argument(format!(
-                "{label} has no gradient: no weight is named, and its outputs depend on no input of floats"
+                "{label} has no gradient: no weight is named, and its outputs depend on no float input"
             )));
         }
         graph.outputs = results.iter().chain(&of_weights).copied().collect();
@@ -637,7 +576,7 @@ impl ForwardBackward {
             session.session_parts();
         let (given, taken) = find_yield(graph).ok_or_else(|| Error::WrongModel {
             model: label.to_owned(),
-            reason: "it has no YieldOp, at which the forward pass ends; a training graph of ForwardBackward has one".into(),
+            reason: "it has no YieldOp, the end of the forward pass; a training graph of ForwardBackward needs one".into(),
         })?;
         let info = |id: &ValueId| ValueInfo::of(label, graph, *id);
         let inputs = graph.inputs.iter().map(info).collect::<Result<Vec<_>>>()?;
@@ -674,13 +613,6 @@ impl ForwardBackward {
     }
 
     /// Returns the weights, in the order in which calls expect them.
-    ///
-    /// ```
-    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-    /// let both = ortrain::ForwardBackward::new(setup::MODEL.into(), Default::default())?;
-    /// assert_eq!(both.weights().len(), 4);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     #[must_use]
     pub fn weights(&self) -> &[Weight] {
         &self.weights
@@ -692,7 +624,7 @@ impl ForwardBackward {
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
     /// let both = ortrain::ForwardBackward::new(setup::MODEL.into(), Default::default())?;
     /// let memories = both.weights().iter().map(|weight| weight.to_memory()).collect::<Result<Vec<_>, _>>()?;
-    /// assert_eq!(both.lent(&memories)[0].dims, [96, 64]);
+    /// assert_eq!(both.lend(&memories)[0].dims, [96, 64]);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     #[must_use]
@@ -707,89 +639,39 @@ impl ForwardBackward {
 
     /// Returns the running statistics that forward passes update, with their memory. They exist only with
     /// [`ForwardBackwardOptions::training`].
-    ///
-    /// ```
-    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-    /// let both = ortrain::ForwardBackward::new(setup::MODEL.into(), Default::default())?;
-    /// assert_eq!(both.statistics().count(), 0);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn statistics(&self) -> impl Iterator<Item = (&Weight, &Arc<Memory>)> {
         self.statistics.iter().map(|(weight, memory)| (weight, memory))
     }
 
     /// Returns the inputs of the model, in order.
-    ///
-    /// ```
-    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-    /// let both = ortrain::ForwardBackward::new(setup::MODEL.into(), Default::default())?;
-    /// assert_eq!(both.inputs()[0].to_string(), "float32[batch, 64]");
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     #[must_use]
     pub fn inputs(&self) -> &[ValueInfo] {
         &self.inputs
     }
 
     /// Returns the outputs of the model, in order.
-    ///
-    /// ```
-    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-    /// let both = ortrain::ForwardBackward::new(setup::MODEL.into(), Default::default())?;
-    /// assert_eq!(both.outputs()[0].name, "logits");
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     #[must_use]
     pub fn outputs(&self) -> &[ValueInfo] {
         &self.outputs
     }
 
     /// Returns the outputs with gradients as inputs of a backward pass: the float outputs, in order.
-    ///
-    /// ```
-    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-    /// let both = ortrain::ForwardBackward::new(setup::MODEL.into(), Default::default())?;
-    /// assert_eq!(both.differentiable_outputs().count(), 1);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn differentiable_outputs(&self) -> impl Iterator<Item = &ValueInfo> {
         self.differentiable.iter().map(|&k| &self.outputs[k])
     }
 
     /// Returns the inputs with gradients that a backward pass computes, in order.
-    ///
-    /// ```
-    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-    /// let both = ortrain::ForwardBackward::new(setup::MODEL.into(), Default::default())?;
-    /// assert_eq!(both.differentiable_inputs().next().unwrap().name, "x");
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn differentiable_inputs(&self) -> impl Iterator<Item = &ValueInfo> {
         self.input_gradients.iter().map(|&k| &self.inputs[k])
     }
 
     /// Returns the names of all gradients: first of inputs, then of weights.
-    ///
-    /// ```
-    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-    /// let options = ortrain::ForwardBackwardOptions::default().weights(["fc2.bias"]);
-    /// let both = ortrain::ForwardBackward::new(setup::MODEL.into(), options)?;
-    /// assert_eq!(both.gradient_names(), ["x_grad", "fc2.bias_grad"]);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     #[must_use]
     pub fn gradient_names(&self) -> Vec<&str> {
         self.names.iter().map(String::as_str).collect()
     }
 
     /// Returns the bytes of the activations of all live forward passes.
-    ///
-    /// ```
-    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-    /// let both = ortrain::ForwardBackward::new(setup::MODEL.into(), Default::default())?;
-    /// assert_eq!(both.live_bytes(), 0);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     #[must_use]
     pub fn live_bytes(&self) -> usize {
         self.pool.live.load(Ordering::Relaxed)
@@ -801,15 +683,6 @@ impl ForwardBackward {
     /// The `YieldOp` maps the outputs to their gradients. Weights are inputs after the inputs of the model;
     /// the outputs are the gradients.
     ///
-    /// ```
-    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-    /// let both = ortrain::ForwardBackward::new(setup::MODEL.into(), Default::default())?;
-    /// let graph = both.training_model()?.graph.unwrap();
-    /// assert!(graph.node.iter().any(|node| node.op_type == "YieldOp"));
-    /// assert_eq!(graph.input.len(), graph.output.len());
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    ///
     /// # Errors
     /// If the graph cannot be expressed at the model's opset.
     pub fn training_model(&self) -> Result<ModelProto> {
@@ -818,13 +691,6 @@ impl ForwardBackward {
     }
 
     /// Returns the evaluation graph as a model. Weights are inputs after the inputs of the model.
-    ///
-    /// ```
-    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-    /// let both = ortrain::ForwardBackward::new(setup::MODEL.into(), Default::default())?;
-    /// assert_eq!(both.evaluation_model()?.graph.unwrap().output[0].name, "logits");
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     ///
     /// # Errors
     /// If the graph cannot be expressed at the model's opset.
@@ -835,26 +701,12 @@ impl ForwardBackward {
 
     /// Returns the nodes that draw random numbers in a forward pass, as messages name them. Without such
     /// nodes, forward passes are deterministic.
-    ///
-    /// ```
-    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-    /// let both = ortrain::ForwardBackward::new(setup::MODEL.into(), Default::default())?;
-    /// assert!(both.random_nodes().is_empty());
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     #[must_use]
     pub fn random_nodes(&self) -> &[String] {
         &self.random_nodes
     }
 
     /// Returns the graphs and the programs compiled so far, as text.
-    ///
-    /// ```
-    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-    /// let both = ortrain::ForwardBackward::new(setup::MODEL.into(), Default::default())?;
-    /// assert!(both.dump().contains("YieldOp"));
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     #[must_use]
     pub fn dump(&self) -> String {
         let mut out = String::new();
@@ -881,8 +733,8 @@ impl ForwardBackward {
     /// # let batch = setup::batch();
     /// # let both = ortrain::ForwardBackward::new(setup::MODEL.into(), Default::default())?;
     /// # let memories = both.weights().iter().map(|weight| weight.to_memory()).collect::<Result<Vec<_>, _>>()?;
-    /// let x = [ortrain::Given::from(&batch[0])];
-    /// let live = both.forward(&both.lent(&memories), &x, &mut |at, _, dims, _| {
+    /// let x = [ortrain::RunInput::from(&batch[0])];
+    /// let live = both.forward(&both.lend(&memories), &x, &mut |at, _, dims, _| {
     ///     assert_eq!((at, dims), (0, &[2, 10][..]));
     ///     Ok(())
     /// })?;
@@ -903,7 +755,7 @@ impl ForwardBackward {
         let train_step = self.passes.fetch_add(1, Ordering::Relaxed);
         let scalars = Scalars { seed: self.seed, train_step };
         let mut live = self.begin_pass(weights);
-        let pass = live.pass.as_mut().expect("it has just begun");
+        let pass = live.pass.as_mut().expect("the pass has just begun");
         pass.scalars = scalars;
         let planes = self.planes(&pass.weights, &[]);
         let bindings = Bindings { planes: &planes };
@@ -927,16 +779,16 @@ impl ForwardBackward {
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-    /// # use ortrain::{Given, Tensor, collect};
+    /// # use ortrain::{RunInput, Tensor, collect};
     /// # let batch = setup::batch();
     /// # let both = ortrain::ForwardBackward::new(setup::MODEL.into(), Default::default())?;
     /// # let memories = both.weights().iter().map(|weight| weight.to_memory()).collect::<Result<Vec<_>, _>>()?;
-    /// # let rooms = both.weights().iter().map(|weight| weight.room()).collect::<Result<Vec<_>, _>>()?;
-    /// # let x = [Given::from(&batch[0])];
-    /// let mut live = both.forward(&both.lent(&memories), &x, &mut |_, _, _, _| Ok(()))?;
+    /// # let rooms = both.weights().iter().map(|weight| weight.allocate_gradient()).collect::<Result<Vec<_>, _>>()?;
+    /// # let x = [RunInput::from(&batch[0])];
+    /// let mut live = both.forward(&both.lend(&memories), &x, &mut |_, _, _, _| Ok(()))?;
     /// let of_logits = Tensor::f32(&[2, 10], &[1.0; 20]);
-    /// let seeds = [Given::from(&of_logits)];
-    /// let of_x = collect(|deliver| both.backward(&mut live, &seeds, &both.lent(&rooms), deliver))?;
+    /// let seeds = [RunInput::from(&of_logits)];
+    /// let of_x = collect(|deliver| both.backward(&mut live, &seeds, &both.lend(&rooms), deliver))?;
     /// assert_eq!(of_x[0].dims(), [2, 64]);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
@@ -964,7 +816,7 @@ impl ForwardBackward {
         self.check_no_overlap(&pass.weights, gradients)?;
         let runner = pass.executor.clone().expect("a live pass has run");
         self.check_gradients(&runner, &pass.forward_state, output_gradients)?;
-        let mut pass = live.pass.take().expect("it was just there");
+        let mut pass = live.pass.take().expect("the pass is live");
         let planes = self.planes(&pass.weights, gradients);
         let bindings = Bindings { planes: &planes };
         let suspended = std::mem::take(&mut pass.forward_state);
@@ -981,12 +833,12 @@ impl ForwardBackward {
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
     /// # let batch = setup::batch();
-    /// use ortrain::{ForwardBackward, ForwardBackwardOptions, Given, collect};
+    /// use ortrain::{ForwardBackward, ForwardBackwardOptions, RunInput, collect};
     ///
     /// let both = ForwardBackward::new(setup::MODEL.into(), ForwardBackwardOptions::default())?;
     /// let memories = both.weights().iter().map(|weight| weight.to_memory()).collect::<Result<Vec<_>, _>>()?;
-    /// let x = [Given::from(&batch[0])];
-    /// let logits = collect(|deliver| both.evaluate(&both.lent(&memories), &x, deliver))?;
+    /// let x = [RunInput::from(&batch[0])];
+    /// let logits = collect(|deliver| both.evaluate(&both.lend(&memories), &x, deliver))?;
     /// assert_eq!(logits[0].dims(), [2, 10]);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
@@ -1003,7 +855,7 @@ impl ForwardBackward {
         let evaluation = self.evaluation.as_ref().ok_or_else(|| self.no_model_error())?;
         let runner = lock_prepared(evaluation).executor(inputs)?;
         let mut live = self.begin_pass(weights);
-        let pass = live.pass.as_mut().expect("it has just begun");
+        let pass = live.pass.as_mut().expect("the pass has just begun");
         let planes = self.planes(&pass.weights, &[]);
         let (bindings, scalars) = (Bindings { planes: &planes }, Scalars::default());
         let turn = RunContext::new(&bindings, &mut pass.work, GradientMode::Overwrite, scalars);
@@ -1018,7 +870,7 @@ impl ForwardBackward {
     /// Returns the error of a call that needs the original model of a training graph.
     fn no_model_error(&self) -> Error {
         Error::Argument(format!(
-            "{} is a training graph already, which is run forward and backward; evaluate the model that it was made of",
+            "{} is a training graph, which cannot be evaluated; evaluate the model from which it was made",
             self.label
         ))
     }
@@ -1041,14 +893,6 @@ impl ForwardBackward {
     }
 
     /// Returns the device of the passes: `"cpu"` is this process.
-    ///
-    /// ```
-    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-    /// # use ortrain::{ForwardBackward, ForwardBackwardOptions};
-    /// let both = ForwardBackward::new(setup::MODEL.into(), ForwardBackwardOptions::default())?;
-    /// assert_eq!(both.device(), "cpu");
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     #[must_use]
     pub fn device(&self) -> &str {
         self.backend.device()
@@ -1056,15 +900,6 @@ impl ForwardBackward {
 
     /// Allocates zeroed memory for the gradient of a weight on the [device](ForwardBackward::device), for a
     /// backward pass to write in place. [`Weight::room`] is host memory, to which gradients are copied.
-    ///
-    /// ```
-    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-    /// # use ortrain::{ForwardBackward, ForwardBackwardOptions};
-    /// let both = ForwardBackward::new(setup::MODEL.into(), ForwardBackwardOptions::default())?;
-    /// let room = both.room_on_device(&both.weights()[0])?;
-    /// assert_eq!((room.device(), room.len()), (both.device(), 4 * 96 * 64));
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     ///
     /// # Errors
     /// If the device cannot allocate the memory.
@@ -1085,7 +920,7 @@ impl ForwardBackward {
         if lent.len() != self.weights.len() {
             let names: Vec<&str> = self.weights.iter().map(|weight| weight.name.as_str()).collect();
             return Err(Error::Argument(format!(
-                "{} are needed, one for each weight ({}), but {} are given",
+                "expected {} tensors, one for each weight ({}), got {}",
                 names.len(),
                 names.join(", "),
                 lent.len()
@@ -1102,7 +937,7 @@ impl ForwardBackward {
         for (k, (weight, gradient)) in weights.iter().zip(gradients).enumerate() {
             if gradient.memory.is_read_only() {
                 return Err(Error::Argument(format!(
-                    "the gradient of {:?} cannot be written: its memory is read-only; give memory of its own",
+                    "the gradient of {:?} cannot be written: its memory is read-only; give it writable memory",
                     name(k)
                 )));
             }
@@ -1122,8 +957,8 @@ impl ForwardBackward {
             let before = if is_written { all } else { written };
             if let Some((_, other)) = before.filter(|&(end, _)| start < end) {
                 return Err(Error::Argument(format!(
-                    "the gradients of {:?} would overwrite {:?} or its gradient: they share memory; give each gradient memory \
-                     of its own",
+                    "the gradient of {:?} would overwrite {:?} or its gradient, because they share memory; give \
+                     each gradient its own memory",
                     name(k),
                     name(other)
                 )));
@@ -1144,7 +979,7 @@ impl ForwardBackward {
         if gradients.len() != self.differentiable.len() {
             let names: Vec<&str> = self.differentiable_outputs().map(|info| info.name.as_str()).collect();
             return Err(Error::Argument(format!(
-                "{} gradients are needed, one for each output of floats ({}), but {} are given",
+                "expected {} gradients, one for each float output ({}), got {}",
                 names.len(),
                 names.join(", "),
                 gradients.len()
@@ -1176,7 +1011,7 @@ impl ForwardBackward {
             let others = self.pool.passes.load(Ordering::Relaxed).saturating_sub(1);
             let bytes = over.need.state - self.parameter_bytes;
             let help = format!(
-                "{bytes} of them are kept by {others} forward passes that wait for their backward pass: run it, or drop them"
+                "{bytes} of them belong to {others} forward passes without a backward pass; run it, or drop them"
             );
             return Error::StepOverLimit { over: over.clone(), help };
         }
@@ -1252,7 +1087,7 @@ fn inputs_with_gradients(label: &str, inputs: &[ValueInfo], names: Option<&[Stri
         let Some(k) = inputs.iter().position(|info| info.name == *name) else {
             let known = inputs.iter().map(|info| info.name.as_str());
             return Err(Error::Argument(format!(
-                "{label} has no input {name:?}, whose gradient is asked for{}",
+                "{label} has no input {name:?}, so it cannot return its gradient{}",
                 hint(name, known)
             )));
         };

@@ -261,8 +261,7 @@ impl GradientGraph {
     pub fn build(&mut self) -> Result<()> {
         if self.built.is_some() {
             return Err(Error::State(
-                "build() was called before, and the model has its gradients; make another GradientGraphBuilder for other ones"
-                    .into(),
+                "build() was called before; make another GradientGraphBuilder for other gradients".into(),
             ));
         }
         if self.x.is_empty() {
@@ -284,35 +283,27 @@ impl GradientGraph {
             let x: Vec<String> = unique_names(&self.x).into_iter().map(|name| format!("{name:?}")).collect();
             return Err(Error::Argument(match y.as_slice() {
                 [] => format!(
-                    "y_node_arg_names is empty, so that no gradient arrives at {}; name the loss {loss:?} in it",
+                    "y_node_arg_names is empty, so no gradient reaches {}; name the loss {loss:?} in it",
                     x.join(", ")
                 ),
                 [first, ..] => format!(
-                    "nothing defines \"{first}{GRADIENT_SUFFIX}\", the gradient that {first:?} of y_node_arg_names starts from: the loss \
-                     {loss:?} is not in y_node_arg_names; name it there, or {first:?} as the loss"
+                    "\"{first}{GRADIENT_SUFFIX}\", the initial gradient of {first:?} in y_node_arg_names, is \
+                     undefined: the loss {loss:?} is not in y_node_arg_names; name it there, or {first:?} as the \
+                     loss"
                 ),
             }));
         }
         let (_, needed) = needed_nodes_and_values(graph, &[loss]);
         y.into_iter().find(|name| !needed.contains(*name)).map_or(Ok(()), |name| {
             Err(Error::Argument(format!(
-                "nothing defines \"{name}{GRADIENT_SUFFIX}\", the gradient that {name:?} of y_node_arg_names starts from: the loss {loss:?} \
-                 is not computed from it; leave it out, or take ortrain.gradient.vjp, where each such gradient is an input"
+                "\"{name}{GRADIENT_SUFFIX}\", the initial gradient of {name:?} in y_node_arg_names, is undefined: \
+                 the loss {loss:?} does not depend on it; leave it out, or use ortrain.gradient.vjp, where initial \
+                 gradients are inputs"
             )))
         })
     }
 
     /// Returns the model: the original one before [`GradientGraph::build`], with gradients afterwards.
-    ///
-    /// ```
-    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-    /// use ortrain::gradient::GradientGraph;
-    ///
-    /// let model = std::fs::read(setup::MODEL)?;
-    /// let builder = GradientGraph::new(model.clone().into(), vec![], vec![], "logits", true)?;
-    /// assert_eq!(*builder.model(), model);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     #[must_use]
     pub fn model(&self) -> &Bytes {
         self.built.as_ref().unwrap_or(&self.source)
@@ -372,12 +363,15 @@ fn gradient_model(
     let (of, wrt) = (unique_names(&options.of), unique_names(&options.wrt));
     if of.is_empty() {
         return Err(Error::Argument(format!(
-            "no value is named in {}, of which gradients are wanted",
+            "the list {} is empty; name the values to differentiate",
             words.0
         )));
     }
     if wrt.is_empty() {
-        return Err(Error::Argument(format!("no value is named in {}, whose gradients are wanted", words.1)));
+        return Err(Error::Argument(format!(
+            "the list {} is empty; name the values to differentiate with respect to",
+            words.1
+        )));
     }
     let inner = constants_of_subgraphs(&model.proto);
     let inner: Vec<&str> =
@@ -482,7 +476,7 @@ fn check_names(label: &str, message: &MessageIndex<'_>, names: &[&str], word: &s
         false => String::new(),
     };
     let sentences = sentences.join(", ");
-    Err(Error::Argument(format!("{word} names what {label} has no value of: {sentences}{outputs}")))
+    Err(Error::Argument(format!("{word} names unknown values of {label}: {sentences}{outputs}")))
 }
 
 /// Suggests a value for an unknown name, as the end of a sentence.
@@ -502,8 +496,8 @@ fn check_unused_names(message: &MessageIndex<'_>, of: &[&str], wrt: &[&str], see
         && let Some(both) = of.iter().find(|name| wrt.contains(name))
     {
         return Err(Error::Argument(format!(
-            "{both:?} is in both of and wrt, so that an input and an output would be named \"{both}{GRADIENT_SUFFIX}\"; leave it out of \
-             wrt: its own gradient is what is given"
+            "{both:?} is in both of and wrt, so an input and an output would be named \"{both}{GRADIENT_SUFFIX}\"; \
+             leave it out of wrt, because its gradient is that input"
         )));
     }
     let given = if seeds == Seeds::Inputs { of } else { &[] };
@@ -665,8 +659,11 @@ fn add_gradients(
     for stop in &stops {
         if let Some(error) = &stop.error {
             let through: Vec<&str> = stop.targets.iter().map(|&id| before.name_of(id)).collect();
-            let mut fix =
-                format!("leave out of {} what is reached through it ({})", words.1, list_names(through));
+            let mut fix = format!(
+                "leave the values that need its gradient out of {} ({})",
+                words.1,
+                list_names(through)
+            );
             if stop.has_unknown_sizes {
                 fix += ", or give the inputs of the model fixed sizes, which it may need";
             }
@@ -694,11 +691,7 @@ fn unreached_error(
             other => other.to_string(),
         };
         let name = graph.name_of(target);
-        format!(
-            "no gradient of {} arrives at {name:?}: {reason}; leave it out of {}",
-            names.join(", "),
-            words.1
-        )
+        format!("no gradient of {} reaches {name:?}: {reason}; leave it out of {}", names.join(", "), words.1)
     };
     let sentences: Vec<String> = targets.iter().map(sentence).collect();
     Error::Argument(format!("{label}: {}", sentences.join("; ")))
@@ -861,7 +854,7 @@ fn check_expressible(
         return Ok(());
     }
     Err(Error::Argument(format!(
-        "{label} has nodes that no operators of ai.onnx are known for: {}; with plain=False they stay as they are",
+        "{label} has nodes that operators of ai.onnx cannot express: {}; plain=False keeps them",
         foreign.join(", ")
     )))
 }
@@ -1097,7 +1090,7 @@ mod tests {
     #[test]
     fn lists_all_obstacles() {
         let error = grad(chain(&["Mul", "Strange", "Odd"], 17, 8), &options(&["v2"], &["w"]));
-        let error = error.expect_err("nobody knows these");
+        let error = error.expect_err("the operators are unknown");
         assert_eq!(error.kind(), ErrorKind::NotImplemented);
         let Error::Obstacles { obstacles, .. } = &error else { panic!("{error}") };
         let operators: Vec<_> = obstacles.iter().filter_map(|found| found.operator.as_deref()).collect();
@@ -1118,11 +1111,14 @@ mod tests {
         let fails = |of: &[&str], wrt: &[&str]| {
             vjp(chain(&["Mul"], 17, 8), &options(of, wrt)).expect_err("refused").to_string()
         };
-        assert_eq!(fails(&[], &["w"]), "no value is named in of, of which gradients are wanted");
-        assert_eq!(fails(&["v0"], &[]), "no value is named in wrt, whose gradients are wanted");
+        assert_eq!(fails(&[], &["w"]), "the list of is empty; name the values to differentiate");
+        assert_eq!(
+            fails(&["v0"], &[]),
+            "the list wrt is empty; name the values to differentiate with respect to"
+        );
         assert_eq!(
             fails(&["n0"], &["w"]),
-            r#"of names what the model has no value of: "n0"; a node has this name, and its output is "v0""#
+            r#"of names unknown values of the model: "n0"; a node has this name, and its output is "v0""#
         );
         assert!(fails(&["v0"], &["v0"]).starts_with(r#""v0" is in both of and wrt"#));
     }

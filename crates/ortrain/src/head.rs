@@ -43,7 +43,7 @@ pub fn replace_head(
 ) -> Result<ModelProto> {
     let label = model.label("the model");
     if classes == 0 {
-        return Err(Error::Argument("a head for 0 classes has no scores; there must be at least one".into()));
+        return Err(Error::Argument("the number of classes must be at least 1, got 0".into()));
     }
     let mut loaded = to_self_contained(&label, model.load()?)?;
     let typed = infer_graph(&label, &loaded)?;
@@ -87,8 +87,8 @@ pub fn replace_head(
 
 fn incompatible_classes_message(head: &Head, classes: usize, error: &Error) -> String {
     format!(
-        "what lies behind {} fits its {} classes, but not {classes}: {error}; name the scores as an output of the model, and \
-         make the rest anew",
+        "the nodes after {} fit its {} classes, but not {classes}: {error}; name the scores as an output of the \
+         model, and rebuild the rest",
         head.node, head.classes
     )
 }

@@ -63,14 +63,6 @@ pub struct SessionOptions {
 
 impl SessionOptions {
     /// Sets the backend.
-    ///
-    /// ```
-    /// use ortrain::{SessionOptions, backend};
-    ///
-    /// let options = SessionOptions::default().backend(backend("reference", 0)?);
-    /// # assert!(options.backend.is_some());
-    /// # Ok::<(), ortrain::Error>(())
-    /// ```
     #[must_use]
     pub fn backend(mut self, backend: Arc<dyn Backend>) -> SessionOptions {
         self.backend = Some(backend);
@@ -78,19 +70,6 @@ impl SessionOptions {
     }
 
     /// Sets the memory limit in bytes. A run that would exceed it is rejected before it allocates memory.
-    ///
-    /// ```
-    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-    /// # let batch = setup::batch();
-    /// # let inputs = batch.each_ref().map(ortrain::Given::from);
-    /// use ortrain::{ErrorKind, InferenceSession, SessionOptions};
-    ///
-    /// let options = SessionOptions::default().memory_limit(1000);
-    /// let mut session = InferenceSession::new(setup::MODEL.into(), options)?;
-    /// let error = session.run(&inputs[..1], &mut |_, _, _, _| Ok(())).unwrap_err();
-    /// assert_eq!(error.kind(), ErrorKind::MemoryLimit);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     #[must_use]
     pub fn memory_limit(mut self, bytes: usize) -> SessionOptions {
         self.memory_limit = Some(bytes);
@@ -99,13 +78,6 @@ impl SessionOptions {
 
     /// Sets the maximum iterations of a loop (default: [`ITERATION_LIMIT`]). A loop that exceeds it stops
     /// with an error that names the loop.
-    ///
-    /// ```
-    /// use ortrain::SessionOptions;
-    ///
-    /// let options = SessionOptions::default().iteration_limit(10_000);
-    /// # assert_eq!(options.iteration_limit, Some(10_000));
-    /// ```
     #[must_use]
     pub fn iteration_limit(mut self, iterations: u64) -> SessionOptions {
         self.iteration_limit = Some(iterations);
@@ -114,13 +86,6 @@ impl SessionOptions {
 
     /// Sets an interrupt that can end a run early. It is polled every tenth of a second, between two
     /// instructions.
-    ///
-    /// ```
-    /// use ortrain::{Interrupt, SessionOptions};
-    ///
-    /// let options = SessionOptions::default().interrupt(Interrupt::new(|| false));
-    /// # assert!(options.interrupt.is_some());
-    /// ```
     #[must_use]
     pub fn interrupt(mut self, interrupt: Interrupt) -> SessionOptions {
         self.interrupt = Some(interrupt);
@@ -128,16 +93,6 @@ impl SessionOptions {
     }
 
     /// Sets the precision of inner products (default: [`Precision::F32`]); see [`ModuleOptions::precision`].
-    ///
-    /// ```
-    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-    /// use ortrain::{Bf16Fallback, InferenceSession, Precision, SessionOptions};
-    ///
-    /// let options = SessionOptions::default().precision(Precision::Bf16x3).bf16_fallback(Bf16Fallback::Emulated);
-    /// let session = InferenceSession::new(setup::MODEL.into(), options)?;
-    /// assert_eq!(session.precision(), Precision::Bf16x3);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     ///
     /// [`ModuleOptions::precision`]: crate::ModuleOptions::precision
     #[must_use]
@@ -148,13 +103,6 @@ impl SessionOptions {
 
     /// Sets the alternative to AMX for a precision that needs AMX on a machine without it. The default is an
     /// error.
-    ///
-    /// ```
-    /// use ortrain::{Bf16Fallback, SessionOptions};
-    ///
-    /// let options = SessionOptions::default().bf16_fallback(Bf16Fallback::Emulated);
-    /// # assert_eq!(options.bf16_fallback, Bf16Fallback::Emulated);
-    /// ```
     #[must_use]
     pub fn bf16_fallback(mut self, fallback: Bf16Fallback) -> SessionOptions {
         self.bf16_fallback = fallback;
@@ -216,11 +164,11 @@ const MAX_PREPARED: usize = 32;
 ///
 /// ```
 /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-/// use ortrain::{Given, InferenceSession, SessionOptions, Tensor, collect};
+/// use ortrain::{RunInput, InferenceSession, SessionOptions, Tensor, collect};
 ///
 /// let mut session = InferenceSession::new(setup::MODEL.into(), SessionOptions::default())?;
 /// let x = Tensor::f32(&[2, 64], &[0.5; 128]);
-/// let results = collect(|deliver| session.run(&[Given::from(&x)], deliver))?;
+/// let results = collect(|deliver| session.run(&[RunInput::from(&x)], deliver))?;
 /// assert_eq!(results[0].dims(), [2, 10]);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -473,19 +421,6 @@ impl InferenceSession {
     }
 
     /// Starts to record a trace of every call, until [`InferenceSession::end_trace`].
-    ///
-    /// ```
-    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-    /// # let batch = setup::batch();
-    /// # let inputs = batch.each_ref().map(ortrain::Given::from);
-    /// # use ortrain::{InferenceSession, SessionOptions};
-    /// let mut session = InferenceSession::new(setup::MODEL.into(), SessionOptions::default())?;
-    /// session.begin_trace();
-    /// session.run(&inputs[..1], &mut |_, _, _, _| Ok(()))?;
-    /// assert!(session.end_trace().is_some_and(|trace| trace.contains("model_run")));
-    /// assert_eq!(session.end_trace(), None);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn begin_trace(&mut self) {
         self.trace = Some(Trace::new());
     }
@@ -506,14 +441,6 @@ impl InferenceSession {
     }
 
     /// Returns the initializers that runs may override: initializers that the model also lists as inputs.
-    ///
-    /// ```
-    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-    /// # use ortrain::{InferenceSession, SessionOptions};
-    /// let session = InferenceSession::new(setup::MODEL.into(), SessionOptions::default())?;
-    /// assert!(session.overridable_initializers().is_empty());
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     #[must_use]
     pub fn overridable_initializers(&self) -> &[ValueInfo] {
         &self.overridable
@@ -527,42 +454,18 @@ impl InferenceSession {
     }
 
     /// Returns the metadata of the model.
-    ///
-    /// ```
-    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-    /// # use ortrain::{InferenceSession, SessionOptions};
-    /// let session = InferenceSession::new(setup::MODEL.into(), SessionOptions::default())?;
-    /// assert_eq!(session.meta().version, 0);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     #[must_use]
     pub fn meta(&self) -> &ModelMeta {
         &self.meta
     }
 
     /// Returns the precision of inner products, as set by [`SessionOptions::precision`].
-    ///
-    /// ```
-    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-    /// # use ortrain::{InferenceSession, Precision, SessionOptions};
-    /// let session = InferenceSession::new(setup::MODEL.into(), SessionOptions::default())?;
-    /// assert_eq!(session.precision(), Precision::F32);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     #[must_use]
     pub fn precision(&self) -> Precision {
         self.precision
     }
 
     /// Returns the unit that multiplies bfloat16, as [`Module::bf16_unit`] does.
-    ///
-    /// ```
-    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-    /// # use ortrain::{InferenceSession, SessionOptions};
-    /// let session = InferenceSession::new(setup::MODEL.into(), SessionOptions::default())?;
-    /// assert_eq!(session.bf16_unit(), None);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     ///
     /// [`Module::bf16_unit`]: crate::Module::bf16_unit
     #[must_use]
@@ -571,28 +474,12 @@ impl InferenceSession {
     }
 
     /// Returns the required inputs of a run, in order.
-    ///
-    /// ```
-    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-    /// # use ortrain::{InferenceSession, SessionOptions};
-    /// let session = InferenceSession::new(setup::MODEL.into(), SessionOptions::default())?;
-    /// assert_eq!(session.inputs()[0].name, "x");
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     #[must_use]
     pub fn inputs(&self) -> &[ValueInfo] {
         &self.base.inputs
     }
 
     /// Returns the outputs of a run, in order.
-    ///
-    /// ```
-    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-    /// # use ortrain::{InferenceSession, SessionOptions};
-    /// let session = InferenceSession::new(setup::MODEL.into(), SessionOptions::default())?;
-    /// assert_eq!(session.outputs()[0].to_string(), "float32[batch, 10]");
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     #[must_use]
     pub fn outputs(&self) -> &[ValueInfo] {
         &self.outputs
@@ -603,7 +490,7 @@ impl InferenceSession {
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
     /// # let batch = setup::batch();
-    /// # let inputs = batch.each_ref().map(ortrain::Given::from);
+    /// # let inputs = batch.each_ref().map(ortrain::RunInput::from);
     /// # use ortrain::{InferenceSession, SessionOptions};
     /// let mut session = InferenceSession::new(setup::MODEL.into(), SessionOptions::default())?;
     /// let mut logits = vec![0; 2 * 10 * 4];
@@ -616,7 +503,7 @@ impl InferenceSession {
     /// If the inputs do not fit, the run fails, or the model has sequence inputs or outputs: use
     /// [`InferenceSession::run_values`] for sequences.
     pub fn run(&mut self, inputs: &[RunInput<'_>], deliver: &mut Deliver<'_>) -> Result<()> {
-        self.check_tensors_only("run_values takes and gives sequences, run tensors alone")?;
+        self.check_tensors_only("run supports only tensors; call run_values for sequences")?;
         self.base.signature.check(inputs)?;
         let at = self.prepared_index(&PreparedKey::default())?;
         self.execute(at, inputs, &[], deliver)
@@ -628,7 +515,7 @@ impl InferenceSession {
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
     /// # let batch = setup::batch();
-    /// # let inputs = batch.each_ref().map(ortrain::Given::from);
+    /// # let inputs = batch.each_ref().map(ortrain::RunInput::from);
     /// use ortrain::{Destination, InferenceSession, SessionOptions};
     ///
     /// let mut session = InferenceSession::new(setup::MODEL.into(), SessionOptions::default())?;
@@ -642,7 +529,7 @@ impl InferenceSession {
     /// As [`InferenceSession::run`]; also if number, types or shapes of `outputs` do not match the results.
     /// Then nothing has been written.
     pub fn run_into(&mut self, inputs: &[RunInput<'_>], outputs: &mut [Destination<'_>]) -> Result<()> {
-        self.check_tensors_only("run_values takes and gives sequences, run_into tensors alone")?;
+        self.check_tensors_only("run_into supports only tensors; call run_values for sequences")?;
         self.base.signature.check(inputs)?;
         check_destinations(&self.outputs, outputs)?;
         let at = self.prepared_index(&PreparedKey::default())?;
@@ -765,7 +652,7 @@ impl InferenceSession {
     ///
     /// let mut session = InferenceSession::new(setup::MODEL.into(), SessionOptions::default())?;
     /// let x = Tensor::f32(&[2, 64], &[0.5; 128]);
-    /// let (feeds, fetches) = ([("x", Feed::from(ortrain::Given::from(&x)))], [Fetch { output: 0, into: None }]);
+    /// let (feeds, fetches) = ([("x", Feed::from(ortrain::RunInput::from(&x)))], [Fetch { output: 0, into: None }]);
     /// let mut logits = None;
     /// session.run_delivered(&feeds, &fetches, true, &mut |_, dtype, dims, value| {
     ///     logits = Some(value.to_tensor(dtype, dims)?);
@@ -835,7 +722,9 @@ impl InferenceSession {
         let count = self.outputs.len();
         if let Some(fetch) = fetches.iter().find(|fetch| fetch.output >= count) {
             let position = fetch.output;
-            return Err(Error::Argument(format!("there is no output at {position}; there are {count}")));
+            return Err(Error::Argument(format!(
+                "output index {position} is out of range: the model has {count} outputs"
+            )));
         }
         check_output_buffers(&self.outputs, fetches)?;
         let OrderedFeeds { overridden, feeds } = ordered;
@@ -956,7 +845,7 @@ impl InferenceSession {
                 let read = |(tensor, place): (&Tensor, &Range<usize>)| {
                     let bytes = planes[at].to_vec(place.start, place.len())?;
                     let read = Tensor::new(dtype, tensor.dims().to_vec(), bytes.into());
-                    Ok(read.expect("it has the size it had"))
+                    Ok(read.expect("the size is unchanged"))
                 };
                 let read = several.iter().zip(&places[at]).map(read).collect::<Result<_>>()?;
                 Ok(Some(Value::Sequence(read)))
@@ -1105,8 +994,7 @@ impl InferenceSession {
             origins.push(Origin::Sequence(at.ok_or_else(|| Error::WrongModel {
                 model: self.label.clone(),
                 reason: format!(
-                    "output {:?} is a sequence that was not given; only sequences that nodes change in place can \
-                     be returned",
+                    "output {:?} is a new sequence; only input sequences that nodes change in place can be returned",
                     graph.name_of(id)
                 ),
             })?));
@@ -1164,14 +1052,6 @@ impl InferenceSession {
     }
 
     /// Returns the graph and the programs compiled so far, as text.
-    ///
-    /// ```
-    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-    /// # use ortrain::{InferenceSession, SessionOptions};
-    /// let session = InferenceSession::new(setup::MODEL.into(), SessionOptions::default())?;
-    /// assert!(session.dump().contains("Gemm"));
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     #[must_use]
     pub fn dump(&self) -> String {
         let schedules: String = self
@@ -1263,30 +1143,32 @@ pub(crate) fn check_output_buffers(outputs: &[ValueInfo], fetches: &[Fetch<'_>])
         let (info, Some(into)) = (&outputs[fetch.output], &fetch.into) else { continue };
         let name = &info.name;
         if info.sequence {
-            return Err(Error::Argument(format!("output {name:?} is {info}, which has no place of its own")));
+            return Err(Error::Argument(format!(
+                "output {name:?} is {info}, and only a tensor can have a buffer"
+            )));
         }
         let found = || format!("{}{:?}", into.dtype, into.dims);
         if into.dtype != info.dtype {
             let (name, expected) = (name.clone(), info.to_string());
             return Err(Error::Output { name, expected, found: found(), dims: None });
         }
-        let room = |error: String| Error::Argument(format!("the place for output {name:?}: {error}"));
+        let room = |error: String| Error::Argument(format!("the buffer of output {name:?}: {error}"));
         let bytes = byte_length(into.dtype, into.dims).map_err(|error| room(error.to_string()))?;
         if bytes > into.memory.len() {
             let have = into.memory.len();
             return Err(Error::Argument(format!(
-                "the place for output {name:?} is said to be {}, which takes {bytes} bytes, but it has {have}",
+                "the buffer of output {name:?} is declared as {} ({bytes} bytes), but it has {have} bytes",
                 found()
             )));
         }
         if into.memory.is_read_only() {
-            return Err(room("it is read-only memory; give it memory that can be written".into()));
+            return Err(room("it is read-only; give a writable buffer".into()));
         }
         let own = memory_span(into, bytes);
         if let Some((other, _)) = spans.iter().find(|(_, other)| spans_overlap(own, *other)) {
             return Err(Error::Argument(format!(
-                "outputs {other:?} and {name:?} share memory, so that one result would overwrite the other; give each \
-                 output memory of its own"
+                "outputs {other:?} and {name:?} share memory, so one result would overwrite the other; give each \
+                 output its own memory"
             )));
         }
         spans.push((name, own));

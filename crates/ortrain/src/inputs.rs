@@ -40,7 +40,7 @@ impl ValueInfo {
             false => Ok(info),
             true => Err(Error::WrongModel {
                 model: model.to_owned(),
-                reason: format!("{:?} is {info}, but only tensors can be given and returned", info.name),
+                reason: format!("{:?} is {info}, but only tensors can be inputs and outputs", info.name),
             }),
         }
     }
@@ -180,7 +180,7 @@ impl Signature {
                     Axis::Known(expected) if expected != size => {
                         let opens = match at {
                             0 if axes.len() > 1 => {
-                                "; if it is the batch, open_batch of ortrain.artifacts opens the model for others"
+                                "; if it is the batch, open_batch of ortrain.artifacts allows other sizes"
                             }
                             _ => "",
                         };

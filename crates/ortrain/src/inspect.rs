@@ -227,17 +227,6 @@ pub struct Inspection {
 
 impl Inspection {
     /// Returns the names of the constants with a role, in the model's order.
-    ///
-    /// ```
-    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-    /// use ortrain::{ParameterRole, Scope, inspect};
-    ///
-    /// let found = inspect(setup::MODEL.into(), &Scope::Outputs)?;
-    /// let biases: Vec<&str> =
-    ///     found.names(ParameterRole::Trained).filter(|name| name.ends_with(".bias")).collect();
-    /// assert_eq!(biases, ["fc1.bias", "fc2.bias"]);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn names(&self, role: ParameterRole) -> impl Iterator<Item = &str> {
         self.parameters.iter().filter(move |info| info.role == role).map(|info| info.name.as_str())
     }
@@ -365,8 +354,7 @@ pub fn inspect_with(model: ModelSource, scope: &Scope, options: &InspectOptions)
                 for note in &mut inspection.control_flow {
                     if !scheduled.contains(&note.node) {
                         note.what =
-                            "it leaves no trace: its branch is known, or its iterations are written out"
-                                .into();
+                            "it is inlined: its branch is known, or its iterations are unrolled".into();
                     }
                 }
                 inspection.step = Some(step);
@@ -392,8 +380,8 @@ fn check_default_options(label: &str, kind: FileKind, scope: &Scope, options: &I
     Err(Error::WrongModel {
         model: label.to_owned(),
         reason: format!(
-            "it is {}, but a loss is chosen and a step is planned (loss_input_names, batch_size, shapes) for a forward \
-             model; give the one that it was made of",
+            "it is {}, but loss_input_names, batch_size and shapes are for forward models; give the forward model \
+             from which it was made",
             kind.name_with_article()
         ),
     })
@@ -427,7 +415,7 @@ pub fn inspect_strictly(model: ModelSource, scope: &Scope) -> Result<Inspection>
 }
 
 /// General remedy.
-const DEFAULT_FIX: &str = "change the model so that this does not hold";
+const DEFAULT_FIX: &str = "change the model so that the error does not occur";
 
 /// Result of an inspection without a plan.
 struct InspectionState {
@@ -510,7 +498,7 @@ fn inspect_graph(label: &str, model: &LoadedModel, scope: &Scope) -> Result<Insp
             // Constants inside a node with a custom gradient are not values of the graph.
             None => {
                 role = ParameterRole::Constant;
-                reason = "it is part of an operator with a gradient of its own".into();
+                reason = "it is part of an operator with a custom gradient".into();
             }
         }
         inspection.parameters.push(ParameterInfo {
@@ -605,12 +593,14 @@ fn trace_gradients(
                 kept.extend(&stop.targets);
                 let mut found = to_obstacle(&error, label);
                 let quoted: Vec<String> = before.iter().map(|name| format!("{name:?}")).collect();
-                found.fix =
-                    format!("leave out of requires_grad what is trained through it ({})", listed(&quoted));
+                found.fix = format!(
+                    "leave the parameters that need its gradient out of requires_grad ({})",
+                    listed(&quoted)
+                );
                 if stop.has_unknown_sizes {
                     found.fix += ", or give the inputs of the model fixed sizes, which it may need";
                 }
-                found.fix += ", or give it a gradient of your own (docs/extending.md)";
+                found.fix += ", or give it a custom gradient (docs/extending.md)";
                 inspection.obstacles.push(found);
                 if inspection.obstacle.is_none() {
                     inspection.obstacle = Some(Error::model(label, error).to_string());
@@ -618,7 +608,7 @@ fn trace_gradients(
             }
             None if cut.iter().any(|(node, ..)| *node == stop.node) => {}
             None => {
-                let reason = "it passes no gradient to what it is given".to_owned();
+                let reason = "it passes no gradient to its inputs".to_owned();
                 cut.push((stop.node, stop.operator, reason, before));
             }
         }
@@ -636,8 +626,8 @@ fn trace_gradients(
             infos.any(|info| info.name == *name && info.role == ParameterRole::Constant)
         });
         let fix =
-            "nothing if it is meant so; else give it a gradient of your own (docs/extending.md), or make the \
-                   loss of values before it (loss_input_names)"
+            "nothing, if this is intended; otherwise give it a custom gradient (docs/extending.md), or compute the \
+             loss from values before it (loss_input_names)"
                 .to_owned();
         inspection.stops.push(GradientStop { node, operator, reason, parameters, fix });
     }
@@ -660,8 +650,8 @@ pub(crate) fn to_obstacle(error: &ortrain_ops::Error, label: &str) -> Obstacle {
     let fix = match error {
         Wrong::UnknownOperators { list } => {
             operator = list.first().and_then(|text| text.split(' ').next()).map(str::to_owned);
-            "make the model without it: `python -m ortrain operators` lists the operators there are; or say \
-             what it is made of, as a function of the model or of an operator library (docs/extending.md)"
+            "export the model without it (`python -m ortrain operators` lists all operators), or define it as a \
+             function of the model or of an operator library (docs/extending.md)"
                 .to_owned()
         }
         Wrong::Opset { least, newest, .. } => format!(
@@ -675,17 +665,16 @@ pub(crate) fn to_obstacle(error: &ortrain_ops::Error, label: &str) -> Obstacle {
             operator = of.rsplit(" (").next().and_then(|text| text.strip_suffix(')')).map(str::to_owned);
             match source {
                 OpError::Unsupported(_) => {
-                    "do without what it asks for: export the model without it, or use another operator"
-                        .to_owned()
+                    "export the model without this feature, or use another operator".to_owned()
                 }
                 OpError::Program(_) => "make the shapes smaller".to_owned(),
                 _ => format!(
-                    "correct the node; onnx.checker.check_model(model, full_check=True) says more of {label}"
+                    "correct the node; onnx.checker.check_model(model, full_check=True) gives details about {label}"
                 ),
             }
         }
         Wrong::Function { .. } | Wrong::Call { .. } => {
-            "correct the function or the call, or write it out: onnx.inliner.inline_local_functions(model)"
+            "correct the function or the call, or inline it: onnx.inliner.inline_local_functions(model)"
                 .to_owned()
         }
         _ => DEFAULT_FIX.to_owned(),
@@ -710,11 +699,11 @@ fn collect_notes(graph: &Graph, inspection: &mut Inspection) {
         match op.placement() {
             Placement::Program | Placement::Composition | Placement::Yield => {}
             Placement::Host(_) => inspection.host_steps.push(note(
-                "it is a function on the host, behind which programs are made when the shapes of its results are known",
+                "it runs on the host; programs after it are built when the shapes of its results are known",
             )),
             Placement::If { .. } => inspection.control_flow.push(note("one of its branches is run")),
             Placement::Repeat(_) => {
-                inspection.control_flow.push(note("its body is run again and again, not written out"));
+                inspection.control_flow.push(note("its body runs repeatedly and is not unrolled"));
             }
         }
     }

@@ -12,10 +12,10 @@ use crate::{Lent, Result, Value};
 /// ```
 /// use std::sync::Arc;
 ///
-/// use ortrain::{DType, Feed, Given, Lent, Memory, Tensor};
+/// use ortrain::{DType, Feed, RunInput, Lent, Memory, Tensor};
 ///
 /// let x = Tensor::f32(&[2], &[1.0, 2.0]);
-/// let copied = Feed::from(Given::from(&x));
+/// let copied = Feed::from(RunInput::from(&x));
 /// let memory = Arc::new(Memory::new(8));
 /// let read_where_it_lies = Feed::from(Lent { dtype: DType::F32, dims: &[2], memory: &memory });
 /// # drop((copied, read_where_it_lies));

@@ -14,7 +14,7 @@
 //!
 //! ```
 //! use ortrain::artifacts::{ArtifactOptions, Loss, OptimizerKind, generate};
-//! use ortrain::{CheckpointState, Given, Module, ModuleOptions, Optimizer, Tensor, collect};
+//! use ortrain::{CheckpointState, RunInput, Module, ModuleOptions, Optimizer, Tensor, collect};
 //!
 //! # let files = tempfile::tempdir()?;
 //! # let folder = files.path();
@@ -35,7 +35,7 @@
 //! let mut optimizer = Optimizer::new(folder.join("optimizer_model.onnx").into(), &mut state, &module)?;
 //!
 //! let (x, labels) = (Tensor::f32(&[2, 64], &[0.5; 128]), Tensor::i64(&[2], &[3, 4]));
-//! let inputs = [Given::from(&x), Given::from(&labels)];
+//! let inputs = [RunInput::from(&x), RunInput::from(&labels)];
 //! let mut losses = Vec::new();
 //! for _ in 0..10 {
 //!     let results = collect(|deliver| module.train_step(&mut state, &inputs, deliver))?;
@@ -195,7 +195,7 @@ pub use ortrain_checkpoint::Property;
 /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
 /// # let (mut state, mut module, mut optimizer) = setup::training()?;
 /// # let batch = setup::batch();
-/// # let inputs = batch.each_ref().map(ortrain::Given::from);
+/// # let inputs = batch.each_ref().map(ortrain::RunInput::from);
 /// let limits = module.profile(&state, &inputs, Default::default(), &mut |_, _, _, _| Ok(()))?.limits;
 /// assert!(limits.flops > 0.0 && limits.bandwidth > 0.0);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -221,7 +221,7 @@ pub use ortrain_graph::DType;
 /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
 /// # let (mut state, mut module, mut optimizer) = setup::training()?;
 /// # let batch = setup::batch();
-/// # let inputs = batch.each_ref().map(ortrain::Given::from);
+/// # let inputs = batch.each_ref().map(ortrain::RunInput::from);
 /// use ortrain::Dim;
 ///
 /// let shape = module.inputs(true)[0].shape.as_ref().unwrap();
@@ -451,7 +451,7 @@ pub use ortrain_program::Cost;
 /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
 /// # let (mut state, mut module, mut optimizer) = setup::training()?;
 /// # let batch = setup::batch();
-/// # let inputs = batch.each_ref().map(ortrain::Given::from);
+/// # let inputs = batch.each_ref().map(ortrain::RunInput::from);
 /// use ortrain::Deliver;
 ///
 /// let mut shapes = Vec::new();
@@ -472,7 +472,7 @@ pub use ortrain_program::Deliver;
 /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
 /// # let (mut state, mut module, mut optimizer) = setup::training()?;
 /// # let batch = setup::batch();
-/// # let inputs = batch.each_ref().map(ortrain::Given::from);
+/// # let inputs = batch.each_ref().map(ortrain::RunInput::from);
 /// let mut loss = [0; 4];
 /// module.eval_step(&state, &inputs, &mut |_, _, _, value: ortrain::Delivered<'_>| value.copy_to(&mut loss))?;
 /// assert!(f32::from_le_bytes(loss) > 0.0);
@@ -484,12 +484,12 @@ pub use ortrain_program::Delivered;
 /// Input value of a step: a tensor, or bytes of the caller, which are not copied beforehand.
 ///
 /// ```
-/// use ortrain::{DType, Given, Tensor};
+/// use ortrain::{DType, RunInput, Tensor};
 ///
 /// let x = Tensor::f32(&[2, 3], &[0.5; 6]);
-/// assert_eq!(Given::from(&x).dims, [2, 3]);
+/// assert_eq!(RunInput::from(&x).dims, [2, 3]);
 /// let labels: Vec<u8> = [3_i64, 4].iter().flat_map(|label| label.to_le_bytes()).collect();
-/// let labels = Given { dtype: DType::I64, dims: &[2], bytes: &labels };
+/// let labels = RunInput { dtype: DType::I64, dims: &[2], bytes: &labels };
 /// ```
 #[doc(inline)]
 pub use ortrain_program::RunInput;
@@ -587,7 +587,7 @@ pub use ortrain_program::DeviceMemory;
 /// use ortrain::AllocationError;
 ///
 /// let error = AllocationError::OnDevice { device: "vulkan".into(), bytes: 1 << 40, most: None };
-/// assert_eq!(error.to_string(), "the device \"vulkan\" does not give 1099511627776 bytes of memory");
+/// assert_eq!(error.to_string(), "the device \"vulkan\" cannot allocate 1099511627776 bytes of memory");
 /// ```
 #[doc(inline)]
 pub use ortrain_program::AllocationError;
@@ -637,9 +637,9 @@ pub use ortrain_program::LentMemory;
 /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
 /// # let (mut state, mut module, mut optimizer) = setup::training()?;
 /// # let batch = setup::batch();
-/// # let inputs = batch.each_ref().map(ortrain::Given::from);
+/// # let inputs = batch.each_ref().map(ortrain::RunInput::from);
 /// let need = module.memory_need(&inputs, true)?;
-/// assert_eq!(need.total(), need.held + need.constants + need.work + need.scratch + need.between);
+/// assert_eq!(need.total(), need.state + need.constants + need.work + need.scratch + need.intermediates);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[doc(inline)]
@@ -650,7 +650,7 @@ pub use ortrain_program::MemoryNeed;
 /// ```
 /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
 /// # let batch = setup::batch();
-/// # let inputs = [ortrain::Given::from(&batch[0])];
+/// # let inputs = [ortrain::RunInput::from(&batch[0])];
 /// use ortrain::{Error, InferenceSession, SessionOptions};
 ///
 /// let options = SessionOptions::default().memory_limit(1000);

@@ -22,7 +22,7 @@ const MEMORY_KEYWORD: &str = "Memory";
 /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
 /// # let (mut state, mut module, mut optimizer) = setup::training()?;
 /// # let batch = setup::batch();
-/// # let inputs = batch.each_ref().map(ortrain::Given::from);
+/// # let inputs = batch.each_ref().map(ortrain::RunInput::from);
 /// use ortrain::{CheckpointState, LrScheduler, Schedule};
 ///
 /// let mut scheduler = LrScheduler::new(&mut state, Schedule::Exponential { gamma: 0.5 }, 1.0)?;
@@ -104,8 +104,8 @@ impl LrScheduler {
         state.optimizer().ok_or_else(no_optimizer)?;
         let record = state.scheduler().ok_or_else(|| {
             Error::State(
-                "there is no schedule in the state to go on with; save it with its optimizer state while a scheduler is \
-                 at work, or make a new scheduler"
+                "the state has no schedule to resume; save it with its optimizer state while a scheduler exists, or \
+                 make a new scheduler"
                     .into(),
             )
         })?;
@@ -130,7 +130,7 @@ impl LrScheduler {
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
     /// # let (mut state, mut module, mut optimizer) = setup::training()?;
     /// # let batch = setup::batch();
-    /// # let inputs = batch.each_ref().map(ortrain::Given::from);
+    /// # let inputs = batch.each_ref().map(ortrain::RunInput::from);
     /// let mut scheduler = ortrain::LrScheduler::new(&mut state, "Linear(total=4)".parse()?, 1.0)?;
     /// module.train_step(&mut state, &inputs, &mut |_, _, _, _| Ok(()))?;
     /// optimizer.step(&mut state, &module)?;
@@ -179,8 +179,7 @@ impl LrScheduler {
         if takes == ScheduleInput::Metric {
             if !value.is_finite() {
                 return Err(Error::Argument(format!(
-                    "the metric is {value}, but a schedule goes by a finite number; if it is a loss, the training has \
-                     diverged"
+                    "the metric must be a finite number, got {value}; if it is a loss, the training has diverged"
                 )));
             }
             next.memory.update_plateau(self.schedule_after_warmup(), value);
@@ -188,7 +187,7 @@ impl LrScheduler {
             next.memory.decided = value;
         } else {
             return Err(Error::Argument(format!(
-                "the function of the schedule says {value}, but a factor is a finite number that is not negative"
+                "the function of the schedule returned {value}, but a factor must be finite and at least 0"
             )));
         }
         next.apply_rate(state)?;
@@ -197,31 +196,12 @@ impl LrScheduler {
     }
 
     /// Returns the schedule.
-    ///
-    /// ```
-    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-    /// # let (mut state, mut module, mut optimizer) = setup::training()?;
-    /// use ortrain::{LrScheduler, Schedule};
-    ///
-    /// let scheduler = LrScheduler::new(&mut state, Schedule::Constant {}, 0.1)?;
-    /// assert_eq!(scheduler.schedule(), &Schedule::Constant {});
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     #[must_use]
     pub fn schedule(&self) -> &Schedule {
         &self.schedule
     }
 
     /// Returns the base rate that the factors multiply.
-    ///
-    /// ```
-    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-    /// # let (mut state, mut module, mut optimizer) = setup::training()?;
-    /// use ortrain::{LrScheduler, Schedule};
-    ///
-    /// assert_eq!(LrScheduler::new(&mut state, Schedule::Constant {}, 0.5)?.lr(), 0.5);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     #[must_use]
     pub fn lr(&self) -> f32 {
         self.lr
@@ -229,14 +209,6 @@ impl LrScheduler {
 
     /// Returns the learning rate after `t` optimizer steps, assuming that the decision of a metric or a
     /// function remains. The product is computed in f64 and rounded once.
-    ///
-    /// ```
-    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-    /// # let (mut state, mut module, mut optimizer) = setup::training()?;
-    /// let scheduler = ortrain::LrScheduler::new(&mut state, "Linear(total=4)".parse()?, 0.5)?;
-    /// assert_eq!([0, 1, 4].map(|t| scheduler.rate(t)), [0.5, 0.375, 0.0]);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     #[must_use]
     pub fn rate(&self, t: i64) -> f32 {
         (f64::from(self.lr) * self.schedule.factor_with(t, self.memory.decided)) as f32
@@ -256,7 +228,7 @@ impl LrScheduler {
         let rate = self.rate(optimizer.step);
         if !rate.is_finite() {
             return Err(Error::Argument(format!(
-                "{} makes the learning rate {rate} after {} steps, but a rate is a finite number",
+                "{} makes the learning rate {rate} after {} steps, but a rate must be finite",
                 self.schedule, optimizer.step
             )));
         }
@@ -343,7 +315,7 @@ fn parse(text: &str) -> Result<(Schedule, Memory)> {
             ("bad", Setting::Count(count)) if count >= 0 => memory.bad = count,
             ("cooling", Setting::Count(count)) if count >= 0 => memory.cooling = count,
             (name, value) => {
-                return Err(Error::Argument(format!("what it remembers has {name}={value}")));
+                return Err(Error::Argument(format!("the memory of the schedule has {name}={value}")));
             }
         }
     }

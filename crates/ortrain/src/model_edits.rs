@@ -36,13 +36,6 @@ pub struct ModelChanges {
 impl ModelChanges {
     /// Sets the value of an initializer, with the same element type and shape. The old value is not read: its
     /// external file may be missing.
-    ///
-    /// ```
-    /// use ortrain::{ModelChanges, Tensor};
-    ///
-    /// let changes = ModelChanges::default().initializer("fc2.bias", Tensor::f32(&[10], &[0.0; 10]));
-    /// # assert_eq!(changes.initializers.len(), 1);
-    /// ```
     #[must_use]
     pub fn initializer(mut self, name: impl Into<String>, value: Tensor) -> ModelChanges {
         self.initializers.push((name.into(), value));
@@ -50,11 +43,6 @@ impl ModelChanges {
     }
 
     /// Sets the size of every axis of this name, for example for a fixed batch.
-    ///
-    /// ```
-    /// let changes = ortrain::ModelChanges::default().size("batch", 32);
-    /// # assert_eq!(changes.sizes, [("batch".to_owned(), 32)]);
-    /// ```
     #[must_use]
     pub fn size(mut self, name: impl Into<String>, size: usize) -> ModelChanges {
         self.sizes.push((name.into(), size));
@@ -63,11 +51,6 @@ impl ModelChanges {
 
     /// Sets the size of every input axis with this denotation, such as `DATA_BATCH`. Other axes with the same
     /// name get the same size.
-    ///
-    /// ```
-    /// let changes = ortrain::ModelChanges::default().size_of_denotation("DATA_BATCH", 32);
-    /// # assert_eq!(changes.denoted.len(), 1);
-    /// ```
     #[must_use]
     pub fn size_of_denotation(mut self, denotation: impl Into<String>, size: usize) -> ModelChanges {
         self.sizes_by_denotation.push((denotation.into(), size));
@@ -108,7 +91,7 @@ impl ModelChanges {
             .find(|(known, _)| known == name)
         {
             Some(&(_, other)) if other != size => Err(Error::Argument(format!(
-                "axis {name:?} of {label} is to have two sizes: {other} and {size}"
+                "axis {name:?} of {label} is set to two sizes: {other} and {size}"
             ))),
             Some(_) => Ok(()),
             None => {

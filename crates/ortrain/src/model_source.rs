@@ -41,31 +41,12 @@ pub enum ModelSource {
 
 impl ModelSource {
     /// Adds custom operators and gradients, which apply when the model is read.
-    ///
-    /// ```
-    /// use ortrain::{ModelSource, OperatorLibrary};
-    ///
-    /// let library = OperatorLibrary::new();
-    /// let source = ModelSource::from("model.onnx").with_operators(&library);
-    /// assert_eq!(source, ModelSource::from("model.onnx").with_operators(&library));
-    /// ```
     #[must_use]
     pub fn with_operators(self, library: &OperatorLibrary) -> ModelSource {
         ModelSource::WithOperators(Box::new(self), library.clone())
     }
 
     /// Adds changes, which apply when the model is read.
-    ///
-    /// ```
-    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-    /// use ortrain::{ModelChanges, ModelSource, Tensor};
-    ///
-    /// let ones = Tensor::f32(&[10], &[1.0; 10]);
-    /// let changes = ModelChanges::default().initializer("fc2.bias", ones.clone());
-    /// let changed = ModelSource::from(setup::MODEL).with_changes(changes);
-    /// assert!(changed.initializers()?.contains(&("fc2.bias".into(), ones)));
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     #[must_use]
     pub fn with_changes(self, changes: ModelChanges) -> ModelSource {
         ModelSource::WithChanges(Box::new(self), Box::new(changes))

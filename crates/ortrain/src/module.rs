@@ -70,14 +70,6 @@ pub struct ModuleOptions {
 
 impl ModuleOptions {
     /// Sets the backend.
-    ///
-    /// ```
-    /// use ortrain::{ModuleOptions, backend};
-    ///
-    /// let options = ModuleOptions::default().backend(backend("reference", 0)?);
-    /// # assert!(options.backend.is_some());
-    /// # Ok::<(), ortrain::Error>(())
-    /// ```
     #[must_use]
     pub fn backend(mut self, backend: Arc<dyn Backend>) -> ModuleOptions {
         self.backend = Some(backend);
@@ -90,19 +82,6 @@ impl ModuleOptions {
     /// constants of the program, the arena of its values, and kernel scratch. All of these are known before a
     /// step. A step that would exceed the limit is rejected before any allocation, with an error that names
     /// the largest buffers. Optimizer state and tensors of the caller do not count.
-    ///
-    /// ```
-    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-    /// # let made = setup::artifacts()?;
-    /// use ortrain::{CheckpointState, ErrorKind, ModelSource, Module, ModuleOptions};
-    ///
-    /// # let mut state = CheckpointState::from_bytes(made.checkpoint_bytes()?)?;
-    /// # let train = ModelSource::from_proto(&made.training_model)?;
-    /// let options = ModuleOptions::default().memory_limit(1000);
-    /// let error = Module::new(train, &mut state, None, options).unwrap_err();
-    /// assert_eq!(error.kind(), ErrorKind::MemoryLimit);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     #[must_use]
     pub fn memory_limit(mut self, bytes: usize) -> ModuleOptions {
         self.memory_limit = Some(bytes);
@@ -111,13 +90,6 @@ impl ModuleOptions {
 
     /// Sets the maximum iterations of a loop (default: [`ITERATION_LIMIT`]). A loop that exceeds it stops
     /// with an error that names the loop.
-    ///
-    /// ```
-    /// use ortrain::ModuleOptions;
-    ///
-    /// let options = ModuleOptions::default().iteration_limit(10_000);
-    /// # assert_eq!(options.iteration_limit, Some(10_000));
-    /// ```
     #[must_use]
     pub fn iteration_limit(mut self, iterations: u64) -> ModuleOptions {
         self.iteration_limit = Some(iterations);
@@ -133,19 +105,6 @@ impl ModuleOptions {
     ///
     /// The products run on AMX, or on the alternative that [`ModuleOptions::bf16_fallback`] allows.
     /// [`Module::bf16_unit`] returns the choice.
-    ///
-    /// ```
-    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-    /// # let made = setup::artifacts()?;
-    /// use ortrain::{Bf16Fallback, CheckpointState, ModelSource, Module, ModuleOptions, Precision};
-    ///
-    /// # let mut state = CheckpointState::from_bytes(made.checkpoint_bytes()?)?;
-    /// # let train = ModelSource::from_proto(&made.training_model)?;
-    /// let options = ModuleOptions::default().precision(Precision::Bf16).bf16_fallback(Bf16Fallback::Emulated);
-    /// let module = Module::new(train, &mut state, None, options)?;
-    /// assert_eq!(module.precision(), Precision::Bf16);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     #[must_use]
     pub fn precision(mut self, precision: Precision) -> ModuleOptions {
         self.precision = precision;
@@ -154,13 +113,6 @@ impl ModuleOptions {
 
     /// Sets the alternative to AMX for a precision that needs AMX on a machine without it. With
     /// [`Bf16Fallback::None`], that is an error: the precision is never changed silently.
-    ///
-    /// ```
-    /// use ortrain::{Bf16Fallback, ModuleOptions};
-    ///
-    /// let options = ModuleOptions::default().bf16_fallback(Bf16Fallback::Avx512Bf16);
-    /// # assert_eq!(options.bf16_fallback, Bf16Fallback::Avx512Bf16);
-    /// ```
     #[must_use]
     pub fn bf16_fallback(mut self, fallback: Bf16Fallback) -> ModuleOptions {
         self.bf16_fallback = fallback;
@@ -177,23 +129,6 @@ impl ModuleOptions {
     /// To restore gradients, a step that takes more than a few hundredths of a second and accumulates into
     /// nonzero gradients keeps a copy of them, if the memory limit permits. Otherwise the step cannot be
     /// interrupted.
-    ///
-    /// ```
-    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-    /// # let made = setup::artifacts()?;
-    /// # let mut state = ortrain::CheckpointState::from_bytes(made.checkpoint_bytes()?)?;
-    /// # let train = ortrain::ModelSource::from_proto(&made.training_model)?;
-    /// use std::sync::Arc;
-    /// use std::sync::atomic::{AtomicBool, Ordering};
-    ///
-    /// use ortrain::{Interrupt, Module, ModuleOptions};
-    ///
-    /// let cancelled = Arc::new(AtomicBool::new(false));
-    /// let asked = cancelled.clone();
-    /// let interrupt = Interrupt::new(move || asked.load(Ordering::Relaxed));
-    /// let module = Module::new(train, &mut state, None, ModuleOptions::default().interrupt(interrupt))?;
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     #[must_use]
     pub fn interrupt(mut self, interrupt: Interrupt) -> ModuleOptions {
         self.interrupt = Some(interrupt);
@@ -209,13 +144,6 @@ impl ModuleOptions {
     ///
     /// A step then copies the gradients and the frozen parameters, and reads all of them. If disabled, the
     /// default, there is no cost.
-    ///
-    /// ```
-    /// use ortrain::ModuleOptions;
-    ///
-    /// let options = ModuleOptions::default().detect_anomaly(true);
-    /// # assert!(options.detect_anomaly);
-    /// ```
     #[must_use]
     pub fn detect_anomaly(mut self, detect: bool) -> ModuleOptions {
         self.detect_anomaly = detect;
@@ -255,7 +183,7 @@ struct Phase {
 /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
 /// # let (mut state, mut module, mut optimizer) = setup::training()?;
 /// # let batch = setup::batch();
-/// # let inputs = batch.each_ref().map(ortrain::Given::from);
+/// # let inputs = batch.each_ref().map(ortrain::RunInput::from);
 /// use ortrain::collect;
 ///
 /// for _ in 0..3 {
@@ -340,14 +268,6 @@ pub struct MemoryUse {
 
 impl MemoryUse {
     /// Returns the sum.
-    ///
-    /// ```
-    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-    /// # let (mut state, mut module, mut optimizer) = setup::training()?;
-    /// let memory = module.memory();
-    /// assert_eq!(memory.total(), memory.parameters + memory.gradients);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     #[must_use]
     pub fn total(&self) -> usize {
         self.parameters + self.gradients + self.work + self.scratch
@@ -632,7 +552,7 @@ impl Module {
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
     /// # let (mut state, mut module, mut optimizer) = setup::training()?;
     /// # let batch = setup::batch();
-    /// # let inputs = batch.each_ref().map(ortrain::Given::from);
+    /// # let inputs = batch.each_ref().map(ortrain::RunInput::from);
     /// let mut loss = [0; 4];
     /// module.train_step(&mut state, &inputs, &mut |at, dtype, dims, value| {
     ///     assert_eq!((at, dtype, dims.len()), (0, ortrain::DType::F32, 0));
@@ -728,7 +648,7 @@ impl Module {
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
     /// # let (mut state, mut module, mut optimizer) = setup::training()?;
     /// # let batch = setup::batch();
-    /// # let inputs = batch.each_ref().map(ortrain::Given::from);
+    /// # let inputs = batch.each_ref().map(ortrain::RunInput::from);
     /// use ortrain::Destination;
     ///
     /// let mut loss = [0.0];
@@ -897,19 +817,6 @@ impl Module {
 
     /// Returns the reason if an optimizer step would probably be a mistake. Either all gradients are zero
     /// since no training step has run, or the previous step used the same gradients.
-    ///
-    /// ```
-    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-    /// # let (mut state, mut module, mut optimizer) = setup::training()?;
-    /// # let batch = setup::batch();
-    /// # let inputs = batch.each_ref().map(ortrain::Given::from);
-    /// assert!(module.doubt_of_gradients().is_some_and(|doubt| doubt.contains("no training step yet")));
-    /// module.train_step(&mut state, &inputs, &mut |_, _, _, _| Ok(()))?;
-    /// assert_eq!(module.doubt_of_gradients(), None);
-    /// optimizer.step(&mut state, &module)?;
-    /// assert!(module.doubt_of_gradients().is_some_and(|doubt| doubt.contains("the same gradients")));
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     #[must_use]
     pub fn gradient_warning(&self) -> Option<&'static str> {
         // The step itself reports a device failure.
@@ -917,7 +824,7 @@ impl Module {
             return Some("the module ran no training step yet, so all gradients are zero");
         }
         let used = self.gradients_are_used.load(Ordering::Relaxed);
-        used.then_some("the step before took the same gradients")
+        used.then_some("the previous step used the same gradients")
     }
 
     /// Returns and clears sentences about automatic choices of the last steps: a class axis that the labels
@@ -927,7 +834,7 @@ impl Module {
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
     /// # let (mut state, mut module, mut optimizer) = setup::training()?;
     /// # let batch = setup::batch();
-    /// # let inputs = batch.each_ref().map(ortrain::Given::from);
+    /// # let inputs = batch.each_ref().map(ortrain::RunInput::from);
     /// module.train_step(&mut state, &inputs, &mut |_, _, _, _| Ok(()))?;
     /// assert!(module.take_notes().is_empty(), "the scores have two axes");
     /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -959,7 +866,7 @@ impl Module {
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
     /// # let (mut state, mut module, mut optimizer) = setup::training()?;
     /// # let batch = setup::batch();
-    /// # let inputs = batch.each_ref().map(ortrain::Given::from);
+    /// # let inputs = batch.each_ref().map(ortrain::RunInput::from);
     /// let results = ortrain::collect(|deliver| module.eval_step(&state, &inputs, deliver))?;
     /// assert!(results[0].dims().is_empty());
     /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -1038,7 +945,7 @@ impl Module {
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
     /// # let (mut state, mut module, mut optimizer) = setup::training()?;
     /// # let batch = setup::batch();
-    /// # let inputs = batch.each_ref().map(ortrain::Given::from);
+    /// # let inputs = batch.each_ref().map(ortrain::RunInput::from);
     /// use ortrain::Destination;
     ///
     /// let mut loss = [0.0];
@@ -1070,11 +977,11 @@ impl Module {
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
     /// # let (mut state, mut module, mut optimizer) = setup::training()?;
-    /// use ortrain::{Given, Tensor};
+    /// use ortrain::{RunInput, Tensor};
     ///
     /// let mut of = |rows: usize| {
     ///     let (x, labels) = (Tensor::f32(&[rows, 64], &vec![0.0; rows * 64]), Tensor::i64(&[rows], &vec![0; rows]));
-    ///     module.memory_need(&[Given::from(&x), Given::from(&labels)], true)
+    ///     module.memory_need(&[RunInput::from(&x), RunInput::from(&labels)], true)
     /// };
     /// assert!(of(64)?.work > of(8)?.work);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -1120,7 +1027,7 @@ impl Module {
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
     /// # let (mut state, mut module, mut optimizer) = setup::training()?;
     /// # let batch = setup::batch();
-    /// # let inputs = batch.each_ref().map(ortrain::Given::from);
+    /// # let inputs = batch.each_ref().map(ortrain::RunInput::from);
     /// use ortrain::ProfileOptions;
     ///
     /// let options = ProfileOptions::default().steps(2);
@@ -1187,24 +1094,6 @@ impl Module {
 
     /// Makes the next training step replace the gradients instead of accumulating. Until then they remain
     /// (unless a step is interrupted: [`ModuleOptions::interrupt`]).
-    ///
-    /// ```
-    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-    /// # let (mut state, mut module, mut optimizer) = setup::training()?;
-    /// # let batch = setup::batch();
-    /// # let inputs = batch.each_ref().map(ortrain::Given::from);
-    /// let mut step = |module: &mut ortrain::Module| module.train_step(&mut state, &inputs, &mut |_, _, _, _| Ok(()));
-    /// let gradient = |module: &ortrain::Module| module.gradient("fc2.bias").unwrap().to_tensor();
-    ///
-    /// step(&mut module)?;
-    /// let once = gradient(&module)?.to_vec::<f32>()[0];
-    /// step(&mut module)?;
-    /// assert_eq!(gradient(&module)?.to_vec::<f32>()[0], 2.0 * once);
-    /// module.lazy_reset_grad();
-    /// step(&mut module)?;
-    /// assert_eq!(gradient(&module)?.to_vec::<f32>()[0], once);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn lazy_reset_grad(&mut self) {
         self.accumulate = false;
     }
@@ -1219,26 +1108,12 @@ impl Module {
     }
 
     /// Returns true if the module has an evaluation model.
-    ///
-    /// ```
-    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-    /// # let (mut state, mut module, mut optimizer) = setup::training()?;
-    /// assert!(module.has_eval_model());
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     #[must_use]
     pub fn has_eval_model(&self) -> bool {
         self.eval.is_some()
     }
 
     /// Returns the precision of inner products, as set by [`ModuleOptions::precision`].
-    ///
-    /// ```
-    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-    /// # let (mut state, mut module, mut optimizer) = setup::training()?;
-    /// assert_eq!(module.precision(), ortrain::Precision::F32);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     #[must_use]
     pub fn precision(&self) -> Precision {
         self.precision
@@ -1246,67 +1121,30 @@ impl Module {
 
     /// Returns the unit that multiplies bfloat16: `"amx"`, `"avx512_bf16"` or `"emulated"`; `None` for
     /// [`Precision::F32`] and on the reference.
-    ///
-    /// ```
-    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-    /// # let (mut state, mut module, mut optimizer) = setup::training()?;
-    /// assert_eq!(module.bf16_unit(), None);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     #[must_use]
     pub fn bf16_unit(&self) -> Option<&'static str> {
         self.backend.bf16_unit()
     }
 
     /// Returns the inputs of a step, in order. Empty without an evaluation model if `training` is false.
-    ///
-    /// ```
-    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-    /// # let (mut state, mut module, mut optimizer) = setup::training()?;
-    /// let inputs: Vec<String> = module.inputs(true).iter().map(|info| format!("{}: {info}", info.name)).collect();
-    /// assert_eq!(inputs, ["x: float32[batch, 64]", "labels: int64[batch]"]);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     #[must_use]
     pub fn inputs(&self, training: bool) -> &[ValueInfo] {
         self.phase(training).map_or(&[], |phase| &phase.signature.infos)
     }
 
     /// Returns the outputs of a step, in order. Empty without an evaluation model if `training` is false.
-    ///
-    /// ```
-    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-    /// # let (mut state, mut module, mut optimizer) = setup::training()?;
-    /// let loss = &module.outputs(true)[0];
-    /// assert_eq!(loss.to_string(), "float32[]");
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     #[must_use]
     pub fn outputs(&self, training: bool) -> &[ValueInfo] {
         self.phase(training).map_or(&[], |phase| &phase.outputs)
     }
 
     /// Returns the names of [`Module::inputs`].
-    ///
-    /// ```
-    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-    /// # let (mut state, mut module, mut optimizer) = setup::training()?;
-    /// assert_eq!(module.input_names(true), ["x", "labels"]);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     #[must_use]
     pub fn input_names(&self, training: bool) -> Vec<&str> {
         self.inputs(training).iter().map(|info| info.name.as_str()).collect()
     }
 
     /// Returns the names of [`Module::outputs`].
-    ///
-    /// ```
-    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-    /// # let (mut state, mut module, mut optimizer) = setup::training()?;
-    /// assert_eq!(module.output_names(true).len(), 1);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     #[must_use]
     pub fn output_names(&self, training: bool) -> Vec<&str> {
         self.outputs(training).iter().map(|info| info.name.as_str()).collect()
@@ -1319,7 +1157,7 @@ impl Module {
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
     /// # let (mut state, mut module, mut optimizer) = setup::training()?;
     /// # let batch = setup::batch();
-    /// # let inputs = batch.each_ref().map(ortrain::Given::from);
+    /// # let inputs = batch.each_ref().map(ortrain::RunInput::from);
     /// module.train_step(&mut state, &inputs, &mut |_, _, _, _| Ok(()))?;
     /// let gradient = module.gradient("fc2.bias").unwrap();
     /// assert!(gradient.to_tensor()?.to_vec::<f32>().iter().any(|element| *element != 0.0));
@@ -1350,7 +1188,7 @@ impl Module {
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
     /// # let (mut state, mut module, mut optimizer) = setup::training()?;
     /// # let batch = setup::batch();
-    /// # let inputs = batch.each_ref().map(ortrain::Given::from);
+    /// # let inputs = batch.each_ref().map(ortrain::RunInput::from);
     /// # module.train_step(&mut state, &inputs, &mut |_, _, _, _| Ok(()))?;
     /// # let theirs = vec![0_u8; module.gradient_planes()[0].len()];
     /// # let before = module.gradient("fc2.bias").unwrap().to_tensor()?.to_vec::<f32>()[0];
@@ -1390,14 +1228,6 @@ impl Module {
     }
 
     /// Returns the number of elements of all parameters of the training model, or of the trained ones.
-    ///
-    /// ```
-    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-    /// # let (mut state, mut module, mut optimizer) = setup::training()?;
-    /// assert_eq!(module.parameters_size(&state, true), 10 * 96 + 10);
-    /// assert_eq!(module.parameters_size(&state, false), 10 * 96 + 10 + 96 * 64 + 96);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     #[must_use]
     pub fn parameters_size(&self, state: &CheckpointState, trainable_only: bool) -> usize {
         self.packed_entries(state, trainable_only).map(Entry::elements).sum()
@@ -1456,8 +1286,8 @@ impl Module {
         if state.is_nominal() {
             if let Some(entry) = state.entries().iter().find(|entry| !self.parameters.contains(&entry.name)) {
                 return Err(Error::State(format!(
-                    "the state is nominal and stays so: the training model has no parameter {:?}, so the buffer has no \
-                     value for it",
+                    "the state stays nominal: the training model has no parameter {:?}, so the buffer has no value \
+                     for it",
                     entry.name
                 )));
             }
@@ -1477,7 +1307,7 @@ impl Module {
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
     /// # let (mut state, mut module, mut optimizer) = setup::training()?;
     /// # let batch = setup::batch();
-    /// # let inputs = batch.each_ref().map(ortrain::Given::from);
+    /// # let inputs = batch.each_ref().map(ortrain::RunInput::from);
     /// module.train_step(&mut state, &inputs, &mut |_, _, _, _| Ok(()))?;
     /// let gradients = module.copy_gradients_to_buffer(&state)?;
     /// let norm = gradients.iter().map(|element| element * element).sum::<f32>().sqrt();
@@ -1499,7 +1329,7 @@ impl Module {
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
     /// # let (mut state, mut module, mut optimizer) = setup::training()?;
     /// # let batch = setup::batch();
-    /// # let inputs = batch.each_ref().map(ortrain::Given::from);
+    /// # let inputs = batch.each_ref().map(ortrain::RunInput::from);
     /// # module.train_step(&mut state, &inputs, &mut |_, _, _, _| Ok(()))?;
     /// let mut gradients = module.copy_gradients_to_buffer(&state)?;
     /// gradients.iter_mut().for_each(|element| *element = element.clamp(-0.01, 0.01));
@@ -1527,7 +1357,7 @@ impl Module {
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
     /// # let (mut state, mut module, mut optimizer) = setup::training()?;
     /// # let batch = setup::batch();
-    /// # let inputs = batch.each_ref().map(ortrain::Given::from);
+    /// # let inputs = batch.each_ref().map(ortrain::RunInput::from);
     /// module.train_step(&mut state, &inputs, &mut |_, _, _, _| Ok(()))?;
     /// for norms in module.norms(&state)? {
     ///     assert!(norms.gradient > 0.0, "{} learns nothing", norms.name);
@@ -1668,8 +1498,8 @@ impl Module {
             self.external_files.iter().find(|file| std::fs::canonicalize(&place).is_ok_and(|at| at == **file))
         {
             return Err(Error::Argument(format!(
-                "the model cannot be exported to {}: its weights would replace {}, in which the models that are trained \
-                 have theirs; export it under another name, or to another folder",
+                "the model cannot be exported to {}: its weights would replace {}, which has the weights of the \
+                 training models; export it under another name, or to another folder",
                 path.display(),
                 file.display()
             )));
@@ -1702,16 +1532,6 @@ impl Module {
     }
 
     /// Returns the current memory use of the module.
-    ///
-    /// ```
-    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-    /// # let (mut state, mut module, mut optimizer) = setup::training()?;
-    /// # let batch = setup::batch();
-    /// # let inputs = batch.each_ref().map(ortrain::Given::from);
-    /// module.train_step(&mut state, &inputs, &mut |_, _, _, _| Ok(()))?;
-    /// assert!(module.memory().work > 0);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     #[must_use]
     pub fn memory(&self) -> MemoryUse {
         let bytes = |planes: &[PlaneLayout]| planes.iter().map(|plane| plane.bytes).sum::<usize>();
@@ -1724,16 +1544,6 @@ impl Module {
     }
 
     /// Returns the graphs and the programs compiled so far, as text.
-    ///
-    /// ```
-    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-    /// # let (mut state, mut module, mut optimizer) = setup::training()?;
-    /// # let batch = setup::batch();
-    /// # let inputs = batch.each_ref().map(ortrain::Given::from);
-    /// module.train_step(&mut state, &inputs, &mut |_, _, _, _| Ok(()))?;
-    /// assert!(module.dump().contains("training"));
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     #[must_use]
     pub fn dump(&self) -> String {
         let mut out = String::new();

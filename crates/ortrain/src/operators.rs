@@ -57,13 +57,6 @@ impl OperatorLibrary {
     }
 
     /// Returns true if the library is empty.
-    ///
-    /// ```
-    /// # use ortrain::{FunctionProto, OperatorLibrary};
-    /// let mut library = OperatorLibrary::new();
-    /// assert!(library.add_function(FunctionProto::default()).is_err(), "a function without a name");
-    /// assert!(library.is_empty());
-    /// ```
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()

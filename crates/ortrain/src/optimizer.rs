@@ -90,7 +90,7 @@ struct Table {
 /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
 /// # let (mut state, mut module, mut optimizer) = setup::training()?;
 /// # let batch = setup::batch();
-/// # let inputs = batch.each_ref().map(ortrain::Given::from);
+/// # let inputs = batch.each_ref().map(ortrain::RunInput::from);
 /// let before = state.parameter("fc2.bias")?.to_tensor()?;
 /// module.train_step(&mut state, &inputs, &mut |_, _, _, _| Ok(()))?;
 /// optimizer.step(&mut state, &module)?;
@@ -272,7 +272,7 @@ impl Optimizer {
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
     /// # let (mut state, mut module, mut optimizer) = setup::training()?;
     /// # let batch = setup::batch();
-    /// # let inputs = batch.each_ref().map(ortrain::Given::from);
+    /// # let inputs = batch.each_ref().map(ortrain::RunInput::from);
     /// module.train_step(&mut state, &inputs, &mut |_, _, _, _| Ok(()))?;
     /// optimizer.step(&mut state, &module)?;
     /// assert_eq!(state.optimizer_step_count(), 1);
@@ -382,26 +382,12 @@ impl Optimizer {
     }
 
     /// Returns the name of the optimizer.
-    ///
-    /// ```
-    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-    /// # let (mut state, mut module, mut optimizer) = setup::training()?;
-    /// assert_eq!(optimizer.name(), "AdamW");
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     #[must_use]
     pub fn name(&self) -> &str {
         &self.spec.optimizer
     }
 
     /// Returns the current settings of the optimizer and its groups of parameters.
-    ///
-    /// ```
-    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-    /// # let (mut state, mut module, mut optimizer) = setup::training()?;
-    /// assert_eq!(optimizer.spec(&state)?.settings["beta1"], 0.9);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     ///
     /// # Errors
     /// If the state belongs to another optimizer.
@@ -441,8 +427,8 @@ impl Optimizer {
         let optimizer = state.optimizer_mut().ok_or(Error::OtherState { what: "optimizer" })?;
         let Some(spec) = &mut optimizer.spec else {
             return Err(Error::State(format!(
-                "the settings of this {} are in its optimizer model, where nothing can change them; give the optimizer a \
-                 group (one of all parameters, say) when the artifacts are made, and they lie in the state",
+                "the settings of this {} are in its optimizer model and cannot change; generate artifacts with a \
+                 parameter group (of all parameters, for example) to store them in the state",
                 self.spec.optimizer
             )));
         };
@@ -461,14 +447,15 @@ impl Optimizer {
                 .eq(spec.groups.iter().map(|g| &g.parameters));
         if !same {
             return Err(Error::Argument(
-                "numbers of an optimizer can change, but not which settings, options, slots and groups it has: these are in \
-                 its optimizer model"
+                "the values of settings can change; the sets of settings, options, slots and groups cannot, because \
+                 they are in its optimizer model"
                     .into(),
             ));
         }
         if !changed.has_same_slot_shapes(spec) {
             return Err(Error::Argument(
-                "which matrices AdamW trains is said when the artifacts are made: the shapes of slots depend on it".into(),
+                "the matrices that AdamW trains cannot change, because the shapes of slots depend on them; choose \
+                 them when the artifacts are made".into(),
             ));
         }
         changed.check().map_err(|source| Error::Argument(source.to_string()))?;
@@ -478,13 +465,6 @@ impl Optimizer {
 
     /// Returns the learning rate of the next step; 0.001 unless it was set or loaded.
     ///
-    /// ```
-    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-    /// # let (mut state, mut module, mut optimizer) = setup::training()?;
-    /// assert_eq!(optimizer.learning_rate(&state)?, 0.001);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    ///
     /// # Errors
     /// If the state belongs to another optimizer.
     pub fn learning_rate(&self, state: &CheckpointState) -> Result<f32> {
@@ -493,13 +473,6 @@ impl Optimizer {
 
     /// Returns the number of completed steps, including steps before the state was saved and loaded.
     ///
-    /// ```
-    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-    /// # let (mut state, mut module, mut optimizer) = setup::training()?;
-    /// assert_eq!(optimizer.step_count(&state)?, 0);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    ///
     /// # Errors
     /// If the state belongs to another optimizer.
     pub fn step_count(&self, state: &CheckpointState) -> Result<i64> {
@@ -507,14 +480,6 @@ impl Optimizer {
     }
 
     /// Sets the learning rate. A scheduler overwrites it at its next step.
-    ///
-    /// ```
-    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-    /// # let (mut state, mut module, mut optimizer) = setup::training()?;
-    /// optimizer.set_learning_rate(&mut state, 0.5)?;
-    /// assert_eq!(optimizer.learning_rate(&state)?, 0.5);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     ///
     /// # Errors
     /// If the state belongs to another optimizer, or the rate is negative, infinite or NaN.
@@ -525,13 +490,6 @@ impl Optimizer {
     }
 
     /// Returns the programs compiled so far, as text.
-    ///
-    /// ```
-    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-    /// # let (mut state, mut module, mut optimizer) = setup::training()?;
-    /// assert!(optimizer.dump().contains("AdamWOptimizer"));
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     #[must_use]
     pub fn dump(&self) -> String {
         let schedules: String =
@@ -548,7 +506,7 @@ pub(crate) fn check_rate(what: &str, rate: f32) -> Result<()> {
     if rate.is_finite() && rate >= 0.0 {
         return Ok(());
     }
-    Err(Error::Argument(format!("{what} is {rate}, but a rate is a finite number that is not negative")))
+    Err(Error::Argument(format!("{what} must be finite and at least 0, got {rate}")))
 }
 
 fn optimizer_state(state: &CheckpointState) -> Result<&OptimizerState> {
@@ -735,14 +693,14 @@ fn read_optimizer(label: &str, model: &LoadedModel) -> Result<ParsedOptimizer> {
     let gives = |id: &ValueId| graph.name_of(*id) == "updated_params" && is_sequence(&graph, *id);
     if !graph.outputs.iter().any(gives) {
         return Err(wrong(
-            "it updates no parameters: it has neither an optimizer of ONNX Runtime nor an output \"updated_params\", a \
-             sequence"
+            "it updates no parameters: it has neither an optimizer of ONNX Runtime nor a sequence output \
+             \"updated_params\""
                 .into(),
         ));
     }
     let declared = read_description(&model.proto).map_err(|source| wrong(source.to_string()))?;
     let spec = declared.unwrap_or_else(|| default_spec(&graph, &bound));
-    spec.check().map_err(|source| wrong(format!("its description is not sound: {source}")))?;
+    spec.check().map_err(|source| wrong(format!("its description is invalid: {source}")))?;
     for &id in &graph.inputs {
         let (name, ty) = (graph.name_of(id), &graph.value(id).ty);
         let number = NumberInput::ALL.iter().find(|(known, ..)| *known == name);
@@ -756,16 +714,16 @@ fn read_optimizer(label: &str, model: &LoadedModel) -> Result<ParsedOptimizer> {
             (ty, None) => {
                 let known: Vec<&str> = NumberInput::ALL[..5].iter().map(|(name, ..)| *name).collect();
                 return Err(wrong(format!(
-                    "nothing gives it the input {name:?} ({ty}): an optimizer is given {}, the sequences \"params\" and \
-                     \"gradients\", slots (which it gives anew as \"updated_\" and their names) and settings (sequences of \
-                     float64)",
+                    "input {name:?} ({ty}) is unknown: the inputs of an optimizer are {}, the sequences \"params\" \
+                     and \"gradients\", slots (with outputs \"updated_\" and their names) and settings (sequences \
+                     of float64)",
                     known.join(", ")
                 )));
             }
         }
     }
     if spec.max_norm.is_none() && graph.inputs.iter().any(|&id| graph.name_of(id) == "max_norm") {
-        return Err(wrong("it has an input \"max_norm\", of which its description has no value".into()));
+        return Err(wrong("it has an input \"max_norm\", but its description has no value for it".into()));
     }
     let columns = bound.columns.iter().map(|name| match name.as_str() {
         "lr" => Ok(Column::Lr),
@@ -773,8 +731,8 @@ fn read_optimizer(label: &str, model: &LoadedModel) -> Result<ParsedOptimizer> {
         "skipped_steps" => Ok(Column::SkippedSteps),
         name if spec.settings.contains_key(name) => Ok(Column::Setting(name.to_owned())),
         name => Err(wrong(format!(
-            "nothing gives it the input {name:?}: it is neither a slot (the model gives no \"updated_{name}\") nor a \
-             setting of its description"
+            "input {name:?} is unknown: it is neither a slot (there is no output \"updated_{name}\") nor a setting \
+             of its description"
         ))),
     });
     let columns = columns.collect::<Result<Vec<Column>>>()?;

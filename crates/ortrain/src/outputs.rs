@@ -11,7 +11,7 @@ use crate::{Error, Result, ValueInfo};
 /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
 /// # let (mut state, mut module, mut optimizer) = setup::training()?;
 /// # let batch = setup::batch();
-/// # let inputs = batch.each_ref().map(ortrain::Given::from);
+/// # let inputs = batch.each_ref().map(ortrain::RunInput::from);
 /// use ortrain::collect;
 ///
 /// let results = collect(|deliver| module.train_step(&mut state, &inputs, deliver))?;
@@ -67,7 +67,7 @@ impl<'a> Destination<'a> {
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
     /// # let (mut state, mut module, mut optimizer) = setup::training()?;
     /// # let batch = setup::batch();
-    /// # let inputs = batch.each_ref().map(ortrain::Given::from);
+    /// # let inputs = batch.each_ref().map(ortrain::RunInput::from);
     /// use ortrain::Destination;
     ///
     /// let mut loss = [0.0];
@@ -113,11 +113,11 @@ pub(crate) fn check_destinations(infos: &[ValueInfo], destinations: &[Destinatio
             Ok(bytes) => {
                 let (dtype, dims) = (destination.dtype, destination.dims);
                 return Err(Error::Argument(format!(
-                    "the room for output {name:?} is said to be {dtype}{dims:?}, which takes {bytes} bytes, but it has \
-                     {found}"
+                    "the buffer of output {name:?} is declared as {dtype}{dims:?} ({bytes} bytes), but it has \
+                     {found} bytes"
                 )));
             }
-            Err(error) => return Err(Error::Argument(format!("the room for output {name:?}: {error}"))),
+            Err(error) => return Err(Error::Argument(format!("the buffer of output {name:?}: {error}"))),
         }
     }
     Ok(())

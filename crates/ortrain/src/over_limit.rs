@@ -66,7 +66,7 @@ pub(crate) fn explain(
             if fits { least = size } else { most = size }
         }
         help.push(match least {
-            0 => "within the limit not even a batch of 1 fits".to_owned(),
+            0 => "even a batch of 1 exceeds the limit".to_owned(),
             size => format!("within the limit a batch of {size} fits"),
         });
     }

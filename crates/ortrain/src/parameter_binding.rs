@@ -131,7 +131,7 @@ pub(crate) fn bind(model: &str, graph: &mut Graph, state: &CheckpointState, trai
             check_type(model, graph, id, entry, "the gradient of ")?;
             if !used.contains(&id) {
                 return Err(mismatch(format!(
-                    "input {name:?} should gather the gradient of {parameter:?}, but no node adds to it, so \
+                    "input {name:?} should accumulate the gradient of {parameter:?}, but no node adds to it, so \
                      {parameter:?} would never be trained"
                 )));
             }
@@ -156,13 +156,12 @@ pub(crate) fn bind(model: &str, graph: &mut Graph, state: &CheckpointState, trai
             let name = &entry.name;
             if !parameters.contains(name) {
                 return Err(mismatch(format!(
-                    "parameter {name:?} is to be trained by the checkpoint, but the model has no input of this name"
+                    "the checkpoint trains parameter {name:?}, but the model has no input of this name"
                 )));
             }
             if !buffers.contains(name) {
                 return Err(mismatch(format!(
-                    "parameter {name:?} is to be trained by the checkpoint, but the model has no input {:?} for its \
-                     gradient",
+                    "the checkpoint trains parameter {name:?}, but the model has no input {:?} for its gradient",
                     format!("{name}{BUFFER_SUFFIX}")
                 )));
             }
@@ -170,7 +169,7 @@ pub(crate) fn bind(model: &str, graph: &mut Graph, state: &CheckpointState, trai
         if !buffers.is_empty() && !has_flag {
             return Err(Error::WrongModel {
                 model: model.to_owned(),
-                reason: format!("it gathers gradients but has no input {RESET_FLAG:?} (bool[1])"),
+                reason: format!("it accumulates gradients but has no input {RESET_FLAG:?} (bool[1])"),
             });
         }
     }
@@ -183,7 +182,7 @@ fn check_type(model: &str, graph: &mut Graph, id: ValueId, entry: &Entry, what: 
         return Err(Error::Mismatch {
             model: model.to_owned(),
             reason: format!(
-                "the checkpoint is nominal, and no training model has said the shape of parameter {:?}",
+                "the checkpoint is nominal, and no training model defines the shape of parameter {:?}",
                 entry.name
             ),
         });

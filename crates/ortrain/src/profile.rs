@@ -39,12 +39,6 @@ impl Default for ProfileOptions {
 
 impl ProfileOptions {
     /// Sets the number of timed steps, at least one.
-    ///
-    /// ```
-    /// use ortrain::ProfileOptions;
-    ///
-    /// assert_eq!(ProfileOptions::default().steps(0).steps, 1);
-    /// ```
     #[must_use]
     pub fn steps(mut self, steps: usize) -> ProfileOptions {
         self.steps = steps.max(1);
@@ -52,12 +46,6 @@ impl ProfileOptions {
     }
 
     /// Sets the number of warm-up steps.
-    ///
-    /// ```
-    /// use ortrain::ProfileOptions;
-    ///
-    /// assert_eq!(ProfileOptions::default().warmup(0).warmup, 0);
-    /// ```
     #[must_use]
     pub fn warmup(mut self, steps: usize) -> ProfileOptions {
         self.warmup = steps;
@@ -65,12 +53,6 @@ impl ProfileOptions {
     }
 
     /// Selects training steps, or steps of the evaluation model.
-    ///
-    /// ```
-    /// use ortrain::ProfileOptions;
-    ///
-    /// assert!(!ProfileOptions::default().training(false).training);
-    /// ```
     #[must_use]
     pub fn training(mut self, training: bool) -> ProfileOptions {
         self.training = training;
@@ -85,7 +67,7 @@ impl ProfileOptions {
 /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
 /// # let (mut state, mut module, mut optimizer) = setup::training()?;
 /// # let batch = setup::batch();
-/// # let inputs = batch.each_ref().map(ortrain::Given::from);
+/// # let inputs = batch.each_ref().map(ortrain::RunInput::from);
 /// let profile = module.profile(&state, &inputs, Default::default(), &mut |_, _, _, _| Ok(()))?;
 /// let products = profile.instructions.iter().filter(|instruction| instruction.kind == "MatMul");
 /// for instruction in products {
@@ -122,16 +104,6 @@ pub struct InstructionProfile {
 impl InstructionProfile {
     /// Returns the ratio of the bound to the median time: 1 is the bound. It may exceed 1 if buffers remain
     /// in a cache.
-    ///
-    /// ```
-    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-    /// # let (mut state, mut module, mut optimizer) = setup::training()?;
-    /// # let batch = setup::batch();
-    /// # let inputs = batch.each_ref().map(ortrain::Given::from);
-    /// let profile = module.profile(&state, &inputs, Default::default(), &mut |_, _, _, _| Ok(()))?;
-    /// assert!(profile.instructions.iter().all(|instruction| instruction.share() >= 0.0));
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     #[must_use]
     pub fn share(&self) -> f64 {
         self.bound.as_secs_f64() / self.median.as_secs_f64().max(1e-9)
@@ -146,7 +118,7 @@ impl InstructionProfile {
 /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
 /// # let (mut state, mut module, mut optimizer) = setup::training()?;
 /// # let batch = setup::batch();
-/// # let inputs = batch.each_ref().map(ortrain::Given::from);
+/// # let inputs = batch.each_ref().map(ortrain::RunInput::from);
 /// let profile = module.profile(&state, &inputs, Default::default(), &mut |_, _, _, _| Ok(()))?;
 /// assert!(profile.to_string().contains("MatMul"));
 /// assert_eq!(profile.memory, module.memory_need(&inputs, true)?);
@@ -345,16 +317,6 @@ impl Observer for Collector {
 
 impl Profile {
     /// Returns the median time of a step.
-    ///
-    /// ```
-    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-    /// # let (mut state, mut module, mut optimizer) = setup::training()?;
-    /// # let batch = setup::batch();
-    /// # let inputs = batch.each_ref().map(ortrain::Given::from);
-    /// let profile = module.profile(&state, &inputs, Default::default(), &mut |_, _, _, _| Ok(()))?;
-    /// assert!(profile.steps.contains(&profile.step_time()));
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     #[must_use]
     pub fn step_time(&self) -> Duration {
         let mut steps = self.steps.clone();
@@ -363,32 +325,12 @@ impl Profile {
     }
 
     /// Returns the total time of all instructions.
-    ///
-    /// ```
-    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-    /// # let (mut state, mut module, mut optimizer) = setup::training()?;
-    /// # let batch = setup::batch();
-    /// # let inputs = batch.each_ref().map(ortrain::Given::from);
-    /// let profile = module.profile(&state, &inputs, Default::default(), &mut |_, _, _, _| Ok(()))?;
-    /// assert!(profile.total() <= profile.steps.iter().sum());
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     #[must_use]
     pub fn total(&self) -> Duration {
         self.instructions.iter().map(|instruction| instruction.total).sum()
     }
 
     /// Returns the minimum time of the steps on this machine, for sequential instructions.
-    ///
-    /// ```
-    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-    /// # let (mut state, mut module, mut optimizer) = setup::training()?;
-    /// # let batch = setup::batch();
-    /// # let inputs = batch.each_ref().map(ortrain::Given::from);
-    /// let profile = module.profile(&state, &inputs, Default::default(), &mut |_, _, _, _| Ok(()))?;
-    /// assert!(!profile.bound().is_zero());
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     #[must_use]
     pub fn bound(&self) -> Duration {
         self.instructions
@@ -398,16 +340,6 @@ impl Profile {
     }
 
     /// Returns the calls in the Chrome trace format, for `chrome://tracing` and Perfetto.
-    ///
-    /// ```
-    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-    /// # let (mut state, mut module, mut optimizer) = setup::training()?;
-    /// # let batch = setup::batch();
-    /// # let inputs = batch.each_ref().map(ortrain::Given::from);
-    /// let profile = module.profile(&state, &inputs, Default::default(), &mut |_, _, _, _| Ok(()))?;
-    /// assert!(profile.chrome_trace_json().contains("traceEvents"));
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     #[must_use]
     pub fn chrome_trace_json(&self) -> String {
         let micros = |time: Duration| time.as_secs_f64() * 1e6;
@@ -449,7 +381,7 @@ impl Profile {
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
     /// # let (mut state, mut module, mut optimizer) = setup::training()?;
     /// # let batch = setup::batch();
-    /// # let inputs = batch.each_ref().map(ortrain::Given::from);
+    /// # let inputs = batch.each_ref().map(ortrain::RunInput::from);
     /// # let folder = tempfile::tempdir()?;
     /// let profile = module.profile(&state, &inputs, Default::default(), &mut |_, _, _, _| Ok(()))?;
     /// profile.chrome_trace(folder.path().join("step.json"))?;

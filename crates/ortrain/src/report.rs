@@ -88,7 +88,7 @@ impl fmt::Display for Inspection {
             return self.optimizer.as_ref().map_or(Ok(()), |optimizer| write_optimizer(f, optimizer));
         }
         if !self.stops.is_empty() {
-            writeln!(f, "no gradient goes back through: {}", format_count(self.stops.len(), "node"))?;
+            writeln!(f, "gradients stop at: {}", format_count(self.stops.len(), "node"))?;
             write_list(f, &self.stops, |f, stop| {
                 writeln!(f, "  {}: {}", stop.node, stop.reason)?;
                 if stop.parameters.is_empty() {
@@ -98,20 +98,20 @@ impl fmt::Display for Inspection {
                 let more = stop.parameters.len().saturating_sub(shown);
                 let names = stop.parameters[..stop.parameters.len() - more].join(", ");
                 let rest = if more > 0 { format!(" and {more} more") } else { String::new() };
-                writeln!(f, "    not trained for it: {names}{rest}")?;
-                writeln!(f, "    what helps: {}", stop.fix)
+                writeln!(f, "    not trained because of it: {names}{rest}")?;
+                writeln!(f, "    remedy: {}", stop.fix)
             })?;
         }
         if !self.stop_candidates.is_empty() {
             let count = format_count(self.stop_candidates.len(), "value");
-            writeln!(f, "detach or no_grad, perhaps (stop_gradients): {count}")?;
+            writeln!(f, "possible detach or no_grad (stop_gradients): {count}")?;
             write_list(f, &self.stop_candidates, |f, StopCandidate { value, reason }| {
                 writeln!(f, "  {value}: {reason}")
             })?;
         }
         let warnings: Vec<&String> = self.about_guesses.iter().chain(&self.warnings).collect();
         if !warnings.is_empty() {
-            writeln!(f, "look at this first:")?;
+            writeln!(f, "warnings:")?;
             write_list(f, &warnings, |f, warning| writeln!(f, "  {warning}"))?;
         }
         for (title, list) in [("on the host", &self.host_steps), ("control flow", &self.control_flow)] {
@@ -125,21 +125,21 @@ impl fmt::Display for Inspection {
         } else if !self.open_inputs.is_empty() {
             writeln!(
                 f,
-                "a step can be planned when sizes are given (batch_size, shapes) of {}",
+                "cost of a step: unknown; give sizes (batch_size, shapes) of {}",
                 format_inputs(&self.open_inputs)
             )?;
         } else if !self.value_inputs.is_empty() {
             writeln!(
                 f,
-                "a step is planned when it runs: shapes follow from the values of {}",
+                "cost of a step: known when it runs; shapes depend on the values of {}",
                 self.value_inputs.join(", ")
             )?;
         }
         if !self.obstacles.is_empty() {
-            writeln!(f, "it cannot be trained as it is:")?;
+            writeln!(f, "obstacles to training:")?;
             for obstacle in &self.obstacles {
                 writeln!(f, "  {}", obstacle.what)?;
-                writeln!(f, "    what helps: {}", obstacle.fix)?;
+                writeln!(f, "    remedy: {}", obstacle.fix)?;
             }
         }
         Ok(())
@@ -155,11 +155,11 @@ fn write_optimizer(f: &mut fmt::Formatter<'_>, spec: &OptimizerSpec) -> fmt::Res
     said.extend(numbers(&spec.settings));
     said.extend(spec.flags.iter().map(|(name, value)| format!("{name}={value}")));
     said.extend(spec.max_norm.map(|norm| format!("max_norm={norm:?}")));
-    said.extend(spec.mean_of_gathered.then(|| "the mean of gathered gradients".to_owned()));
+    said.extend(spec.mean_of_gathered.then(|| "the mean of accumulated gradients".to_owned()));
     writeln!(f, "optimizer: {}({})", spec.optimizer, said.join(", "))?;
     let slots: Vec<&str> = spec.slots.iter().map(|slot| slot.name.as_str()).collect();
     if !slots.is_empty() {
-        writeln!(f, "  it keeps for each parameter: {}", slots.join(", "))?;
+        writeln!(f, "  state of each parameter: {}", slots.join(", "))?;
     }
     for (k, group) in spec.groups.iter().enumerate() {
         let mut said = vec![match group.lr {
@@ -178,7 +178,7 @@ fn write_optimizer(f: &mut fmt::Formatter<'_>, spec: &OptimizerSpec) -> fmt::Res
         write_list(f, &group.parameters, |f, name| writeln!(f, "    {name}"))?;
     }
     if !spec.groups.is_empty() {
-        writeln!(f, "  parameters in no group have the settings of the optimizer")?;
+        writeln!(f, "  other parameters: settings of the optimizer")?;
     }
     Ok(())
 }
@@ -254,16 +254,6 @@ impl fmt::Display for StepCost {
 
 impl Inspection {
     /// Returns the complete inspection as JSON.
-    ///
-    /// ```
-    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-    /// use ortrain::{Scope, inspect};
-    ///
-    /// let json = inspect(setup::MODEL.into(), &Scope::Outputs)?.to_json();
-    /// assert!(json.starts_with(r#"{"kind":"forward model","inputs":{"x":"float32[batch, 64]"}"#));
-    /// assert!(json.contains(r#""parameters":[{"name":"fc1.weight","dtype":"float32""#));
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     #[must_use]
     pub fn to_json(&self) -> String {
         let list = |items: Vec<String>| format!("[{}]", items.join(","));

@@ -62,7 +62,9 @@ impl<'a> ScheduleParser<'a> {
     /// Parses `Name(setting=value, ...)`.
     pub(crate) fn schedule(&mut self, depth: usize) -> Result<Schedule> {
         if depth >= MAX_NESTING {
-            return Err(Error::Argument("a warm-up stands in front of another warm-up; make it one".into()));
+            return Err(Error::Argument(
+                "a warm-up cannot contain another warm-up; merge them into one".into(),
+            ));
         }
         let name = self.name();
         let settings = self.settings(depth)?;
@@ -96,9 +98,7 @@ impl<'a> ScheduleParser<'a> {
 
     fn syntax_error(&self, what: &str) -> Error {
         let at: String = self.rest.chars().take(MAX_QUOTED_CHARS).collect();
-        Error::Argument(format!(
-            "a schedule is written like \"Linear(total=100)\", but {what} in front of {at:?}"
-        ))
+        Error::Argument(format!("a schedule is written like \"Linear(total=100)\", but {what} before {at:?}"))
     }
 
     /// Checks that no text remains.
@@ -161,12 +161,6 @@ impl<'a> ScheduleParser<'a> {
 impl Schedule {
     /// Draws the factor over the steps from 0 to `last` as text; the default `last` is the last step with
     /// changes.
-    ///
-    /// ```
-    /// let curve = ortrain::Schedule::Linear { total: 59, start: 1.0, end: 0.0 }.curve(None);
-    /// assert_eq!(curve.lines().count(), 7);
-    /// assert!(curve.ends_with("step 59"));
-    /// ```
     #[must_use]
     pub fn curve(&self, last: Option<i64>) -> String {
         let last = last.unwrap_or_else(|| self.span());

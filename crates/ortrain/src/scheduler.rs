@@ -22,7 +22,7 @@ pub(crate) const LINEAR_KIND: &str = "linear";
 /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
 /// # let (mut state, mut module, mut optimizer) = setup::training()?;
 /// # let batch = setup::batch();
-/// # let inputs = batch.each_ref().map(ortrain::Given::from);
+/// # let inputs = batch.each_ref().map(ortrain::RunInput::from);
 /// use ortrain::LinearLRScheduler;
 ///
 /// let scheduler = LinearLRScheduler::new(&mut state, 2, 4, 1.0)?;
@@ -81,15 +81,15 @@ impl LinearLRScheduler {
         let optimizer = state.optimizer_mut().ok_or_else(no_optimizer)?;
         if warmup_step_count < 0 || total_step_count < 0 {
             return Err(Error::Argument(format!(
-                "warm-up and total are counts of optimizer steps, which cannot be {warmup_step_count} and \
+                "warmup_step_count and total_step_count must be at least 0, got {warmup_step_count} and \
                  {total_step_count}"
             )));
         }
         if warmup_step_count > total_step_count {
             return Err(Error::Argument(format!(
                 "a warm-up of {warmup_step_count} steps is longer than the training of {total_step_count}; \
-                 warmup_step_count comes first (onnxruntime-training 1.19.2 takes the two the other way round, and so may \
-                 a script that was written for it)"
+                 warmup_step_count comes first (onnxruntime-training 1.19.2, and scripts for it, have the opposite \
+                 order)"
             )));
         }
         check_rate("the initial learning rate", initial_lr)?;
@@ -107,7 +107,7 @@ impl LinearLRScheduler {
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
     /// # let (mut state, mut module, mut optimizer) = setup::training()?;
     /// # let batch = setup::batch();
-    /// # let inputs = batch.each_ref().map(ortrain::Given::from);
+    /// # let inputs = batch.each_ref().map(ortrain::RunInput::from);
     /// let scheduler = ortrain::LinearLRScheduler::new(&mut state, 4, 8, 1.0)?;
     /// module.train_step(&mut state, &inputs, &mut |_, _, _, _| Ok(()))?;
     /// optimizer.step(&mut state, &module)?;

@@ -46,9 +46,7 @@ impl RequiredSlots {
     pub(crate) fn shape(&self) -> Result<SlotShape> {
         SlotShape::from_name(&self.slot.shape).ok_or_else(|| {
             let SlotSpec { name, shape, .. } = &self.slot;
-            Error::State(format!(
-                "the slot {name:?} of the optimizer has the shape {shape:?}, which is not known"
-            ))
+            Error::State(format!("slot {name:?} of the optimizer has the unknown shape {shape:?}"))
         })
     }
 
@@ -87,7 +85,9 @@ impl Slot {
         let Some((dtype, tensor, plane)) = self.find(entry) else { return Ok(None) };
         let bytes = tensor.dims.iter().product::<usize>() * dtype.size();
         let data = plane.to_vec(tensor.offset, bytes)?;
-        Ok(Some(Tensor::new(dtype, tensor.dims.clone(), data.into()).expect("planes hold whole tensors")))
+        Ok(Some(
+            Tensor::new(dtype, tensor.dims.clone(), data.into()).expect("planes contain complete tensors"),
+        ))
     }
 
     /// Copies the slot of a parameter with its name.
@@ -118,7 +118,7 @@ impl Slot {
             if start == "parameter" {
                 if count != entry.elements() {
                     return Err(Error::State(format!(
-                        "the slot {:?} of the optimizer starts as the parameter does, but has another shape: it is {:?}, and \
+                        "slot {:?} of the optimizer starts as a copy of the parameter, but it has shape {:?}, and \
                          parameter {:?} has {} elements",
                         self.name,
                         tensor.dims,
@@ -141,7 +141,7 @@ impl Slot {
                 "one" => 1.0,
                 setting => spec.setting_of(spec.group_of(&entry.name), setting).ok_or_else(|| {
                     Error::State(format!(
-                        "the slot {:?} of the optimizer starts at {setting:?}, which is no setting of it",
+                        "slot {:?} of the optimizer starts at {setting:?}, which is not a setting of the optimizer",
                         self.name
                     ))
                 })?,
@@ -312,8 +312,8 @@ pub(crate) fn other_optimizer_error(there: (&str, &[&str]), wanted: (&str, &[Req
         ),
     };
     Error::State(format!(
-        "the state has the optimizer {} with the slots {}, and the optimizer model is of {} with the slots {}; give the \
-         optimizer model of the former, or {offer}",
+        "the state has the optimizer {} with the slots {}, but the optimizer model is for {} with the slots {}; \
+         give the optimizer model of the former, or {offer}",
         there.0,
         join_names(there.1.iter().copied()),
         wanted.0,

@@ -124,27 +124,12 @@ pub struct ParameterView {
 
 impl ParameterView {
     /// Returns the number of bytes of the elements.
-    ///
-    /// ```
-    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-    /// # let mut state = setup::state()?;
-    /// assert_eq!(state.parameter("fc2.bias")?.byte_len(), 10 * 4);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     #[must_use]
     pub fn byte_len(&self) -> usize {
         self.dims.iter().product::<usize>() * self.dtype.size()
     }
 
     /// Copies the current elements.
-    ///
-    /// ```
-    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-    /// # let mut state = setup::state()?;
-    /// let weight = state.parameter("fc2.weight")?.to_tensor()?;
-    /// assert_eq!(weight.dims(), [10, 96]);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     ///
     /// # Errors
     /// If the elements are on a device, and the device fails.
@@ -153,7 +138,7 @@ impl ParameterView {
     /// If the caller constructed an inconsistent view.
     pub fn to_tensor(&self) -> Result<Tensor> {
         let data = self.memory.to_vec(self.offset, self.byte_len())?;
-        Ok(Tensor::new(self.dtype, self.dims.clone(), data.into()).expect("planes hold whole tensors"))
+        Ok(Tensor::new(self.dtype, self.dims.clone(), data.into()).expect("planes contain complete tensors"))
     }
 }
 
@@ -676,81 +661,35 @@ impl CheckpointState {
     }
 
     /// Returns true if the parameter values have not been loaded.
-    ///
-    /// ```
-    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-    /// # let made = setup::artifacts()?;
-    /// use ortrain::CheckpointState;
-    ///
-    /// let nominal = CheckpointState::from_checkpoint(made.nominal_checkpoint.unwrap())?;
-    /// assert!(nominal.is_nominal());
-    /// assert!(nominal.parameter("fc2.bias").is_err());
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     #[must_use]
     pub fn is_nominal(&self) -> bool {
         self.nominal
     }
 
     /// Returns the names of all parameters, sorted.
-    ///
-    /// ```
-    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-    /// # let mut state = setup::state()?;
-    /// assert_eq!(state.names().collect::<Vec<_>>(), ["fc1.bias", "fc1.weight", "fc2.bias", "fc2.weight"]);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn names(&self) -> impl ExactSizeIterator<Item = &str> + '_ {
         self.entries.iter().map(|entry| &*entry.name)
     }
 
     /// Returns the number of parameters.
-    ///
-    /// ```
-    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-    /// # let mut state = setup::state()?;
-    /// assert_eq!(state.len(), 4);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     #[must_use]
     pub fn len(&self) -> usize {
         self.entries.len()
     }
 
     /// Returns true if there are no parameters.
-    ///
-    /// ```
-    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-    /// # let mut state = setup::state()?;
-    /// assert!(!state.is_empty());
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
 
     /// Returns true if a parameter has this name.
-    ///
-    /// ```
-    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-    /// # let mut state = setup::state()?;
-    /// assert!(state.contains("fc2.bias") && !state.contains("fc3.bias"));
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     #[must_use]
     pub fn contains(&self, name: &str) -> bool {
         self.entry(name).is_some()
     }
 
     /// Returns true if a parameter is trained; also for a nominal state.
-    ///
-    /// ```
-    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-    /// # let mut state = setup::state()?;
-    /// assert!(state.requires_grad("fc2.bias")? && !state.requires_grad("fc1.bias")?);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     ///
     /// # Errors
     /// If no parameter has this name.
@@ -760,13 +699,6 @@ impl CheckpointState {
 
     /// Returns the element type of a parameter, and its shape if known; also for a nominal state.
     ///
-    /// ```
-    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-    /// # let mut state = setup::state()?;
-    /// assert_eq!(state.type_of("fc2.bias")?, (ortrain::DType::F32, Some(&[10][..])));
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    ///
     /// # Errors
     /// If no parameter has this name.
     pub fn type_of(&self, name: &str) -> Result<(DType, Option<&[usize]>)> {
@@ -774,15 +706,6 @@ impl CheckpointState {
     }
 
     /// Returns views of all parameters, sorted by name.
-    ///
-    /// ```
-    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-    /// # let mut state = setup::state()?;
-    /// let trained: usize =
-    ///     state.parameters()?.filter(|view| view.requires_grad).map(|view| view.dims.iter().product::<usize>()).sum();
-    /// assert_eq!(trained, 970);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     ///
     /// # Errors
     /// If the state is nominal.
@@ -792,14 +715,6 @@ impl CheckpointState {
     }
 
     /// Returns a view of a parameter.
-    ///
-    /// ```
-    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-    /// # let mut state = setup::state()?;
-    /// let weight = state.parameter("fc2.weight")?;
-    /// assert_eq!(weight.dims, [10, 96]);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     ///
     /// # Errors
     /// If no parameter has this name, or the state is nominal.
@@ -889,61 +804,24 @@ impl CheckpointState {
     }
 
     /// Returns all properties, sorted by name.
-    ///
-    /// ```
-    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-    /// # let mut state = setup::state()?;
-    /// use ortrain::Property;
-    ///
-    /// state.set_property("epoch", 3);
-    /// for (name, value) in state.properties() {
-    ///     assert_eq!((name.as_str(), value), ("epoch", &Property::Int(3)));
-    /// }
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     #[must_use]
     pub fn properties(&self) -> &BTreeMap<String, Property> {
         &self.properties
     }
 
     /// Returns the random seed; the default is 0.
-    ///
-    /// ```
-    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-    /// # let mut state = setup::state()?;
-    /// assert_eq!(state.seed(), 0);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     #[must_use]
     pub fn seed(&self) -> i64 {
         self.seed.unwrap_or(0)
     }
 
     /// Sets the random seed. Together with the number of training steps, it determines all random numbers.
-    ///
-    /// ```
-    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-    /// # let mut state = setup::state()?;
-    /// state.set_seed(7);
-    /// let again = ortrain::CheckpointState::from_bytes(state.to_bytes(false)?)?;
-    /// assert_eq!(again.seed(), 7);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn set_seed(&mut self, seed: i64) {
         self.seed = Some(seed);
     }
 
     /// Copies the optimizer slots of a parameter, by name. The result is empty for frozen parameters, and
     /// before an optimizer exists.
-    ///
-    /// ```
-    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-    /// # let (mut state, mut module, mut optimizer) = setup::training()?;
-    /// let slots = state.slots("fc2.bias")?;
-    /// assert_eq!(slots.keys().collect::<Vec<_>>(), ["momentum0", "momentum1"]);
-    /// assert_eq!(slots["momentum0"].dims(), [10]);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     ///
     /// # Errors
     /// If no parameter has this name.
@@ -984,7 +862,7 @@ impl CheckpointState {
         }
         let none = || {
             Error::State(
-                "the optimizer keeps no average of the weights; give it ema_decay when the artifacts are made, or take \
+                "the optimizer has no average of the weights; set ema_decay when the artifacts are made, or use \
                  ScheduleFreeAdamW"
                     .into(),
             )
@@ -1001,20 +879,6 @@ impl CheckpointState {
     /// Returns a state with the averages ([`CheckpointState::average`]) instead of the trained weights, and
     /// without optimizer. Use it for evaluation, export, or a checkpoint.
     ///
-    /// ```
-    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-    /// # let (mut state, module, _) = setup::training()?;
-    /// use ortrain::optim::{OptimizerSpec, optimizer_model};
-    /// use ortrain::{DType, ModelSource, Optimizer};
-    ///
-    /// let model = optimizer_model(&OptimizerSpec::new("ScheduleFreeAdamW")?, &[DType::F32])?;
-    /// let optimizer = Optimizer::replacing(ModelSource::from_proto(&model)?, &mut state, &module)?;
-    /// # let folder = tempfile::tempdir()?;
-    /// # let path = folder.path().join("trained.onnx");
-    /// module.export_model_for_inferencing(&state.averaged()?, path, &["logits"])?;
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    ///
     /// # Errors
     /// If the state is nominal, or the optimizer keeps no average.
     pub fn averaged(&self) -> Result<CheckpointState> {
@@ -1028,45 +892,18 @@ impl CheckpointState {
     }
 
     /// Returns the number of training steps on this state, with or without an optimizer step.
-    ///
-    /// ```
-    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-    /// # let (mut state, mut module, mut optimizer) = setup::training()?;
-    /// # let batch = setup::batch();
-    /// # let inputs = batch.each_ref().map(ortrain::Given::from);
-    /// module.train_step(&mut state, &inputs, &mut |_, _, _, _| Ok(()))?;
-    /// assert_eq!(state.train_step_count(), 1);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     #[must_use]
     pub fn train_step_count(&self) -> u64 {
         self.train_step
     }
 
     /// Returns the number of optimizer steps; 0 before an optimizer exists.
-    ///
-    /// ```
-    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-    /// # let (mut state, mut module, mut optimizer) = setup::training()?;
-    /// optimizer.step(&mut state, &module)?;
-    /// assert_eq!(state.optimizer_step_count(), 1);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     #[must_use]
     pub fn optimizer_step_count(&self) -> i64 {
         self.optimizer.as_ref().map_or(0, |optimizer| optimizer.step)
     }
 
     /// Returns the learning-rate scheduler with its schedule as text; `None` without a scheduler.
-    ///
-    /// ```
-    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-    /// # let (mut state, mut module, mut optimizer) = setup::training()?;
-    /// assert_eq!(state.scheduler_text(), None);
-    /// ortrain::LrScheduler::new(&mut state, "Exponential(gamma=0.9)".parse()?, 0.5)?;
-    /// assert_eq!(state.scheduler_text().as_deref(), Some("LRScheduler(Exponential(gamma=0.9), lr=0.5)"));
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     #[must_use]
     pub fn scheduler_text(&self) -> Option<String> {
         let record = self.scheduler.as_ref()?;
@@ -1082,29 +919,12 @@ impl CheckpointState {
     }
 
     /// Returns the learning rate of the next optimizer step; `None` before an optimizer exists.
-    ///
-    /// ```
-    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-    /// assert_eq!(setup::state()?.learning_rate(), None);
-    /// let (state, ..) = setup::training()?;
-    /// assert_eq!(state.learning_rate(), Some(0.001));
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     #[must_use]
     pub fn learning_rate(&self) -> Option<f32> {
         self.optimizer.as_ref().map(|optimizer| optimizer.learning_rate)
     }
 
     /// Returns the layout of the planes.
-    ///
-    /// ```
-    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-    /// # let mut state = setup::state()?;
-    /// let layout = state.layout()?;
-    /// let names: Vec<&str> = layout.trainable[0].tensors.iter().map(|tensor| &*tensor.name).collect();
-    /// assert_eq!(names, ["fc2.bias", "fc2.weight"]);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     ///
     /// # Errors
     /// If the state is nominal and no module has determined the shapes yet.
@@ -1113,40 +933,18 @@ impl CheckpointState {
     }
 
     /// Returns the planes of the trained parameters, in the order of [`StateLayout::trainable`].
-    ///
-    /// ```
-    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-    /// # let mut state = setup::state()?;
-    /// let (plane, layout) = (&state.trainable_planes()[0], &state.layout()?.trainable[0]);
-    /// assert_eq!(plane.len(), layout.bytes);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     #[must_use]
     pub fn trainable_planes(&self) -> &[Arc<Memory>] {
         &self.trainable
     }
 
     /// Returns the planes of the frozen parameters, in the order of [`StateLayout::frozen`].
-    ///
-    /// ```
-    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-    /// # let mut state = setup::state()?;
-    /// let (plane, layout) = (&state.frozen_planes()[0], &state.layout()?.frozen[0]);
-    /// assert_eq!(plane.len(), layout.bytes);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     #[must_use]
     pub fn frozen_planes(&self) -> &[Arc<Memory>] {
         &self.frozen
     }
 
     /// Returns the device of parameters and slots: `"cpu"` for the memory of this process.
-    ///
-    /// ```
-    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-    /// assert_eq!(setup::state()?.device(), "cpu");
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     #[must_use]
     pub fn device(&self) -> &str {
         self.home.device()
@@ -1191,17 +989,6 @@ impl CheckpointState {
 
     /// Returns a version number of the frozen parameters. It grows if they are set, or updated by a training
     /// step (running statistics). Values derived from frozen parameters are then stale.
-    ///
-    /// ```
-    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-    /// # let mut state = setup::state()?;
-    /// use ortrain::Tensor;
-    ///
-    /// let before = state.generation();
-    /// state.set_parameter("fc1.bias", &Tensor::f32(&[96], &[0.0; 96]))?;
-    /// assert!(state.generation() > before);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     #[must_use]
     pub fn generation(&self) -> u64 {
         self.generation
@@ -1283,7 +1070,7 @@ impl CheckpointState {
             return Ok(());
         }
         Err(Error::State(format!(
-            "the state lies on the device {:?} now, and the module was made for {device:?}; move the state back \
+            "the state is on device {:?}, but the module was made for {device:?}; move the state back \
              (CheckpointState::to) or make a module for {:?}",
             self.device(),
             self.device()
@@ -1294,8 +1081,8 @@ impl CheckpointState {
     pub(crate) fn move_for_module(&mut self, backend: &Arc<dyn Backend>) -> Result<()> {
         if self.device() != backend.device() && Arc::strong_count(&self.modules) > 1 {
             return Err(Error::State(format!(
-                "the state lies on the device {:?}, where a module of it lives, and the new module is for {:?}; drop the \
-                 former, or move the state first (CheckpointState::to)",
+                "the state is on device {:?} with a module, but the new module is for {:?}; drop the existing \
+                 module, or move the state first (CheckpointState::to)",
                 self.device(),
                 backend.device()
             )));
@@ -1352,8 +1139,8 @@ impl CheckpointState {
     pub(crate) fn mark_full(&mut self) -> Result<()> {
         if let Some(entry) = self.entries.iter().find(|entry| entry.dims.is_none()) {
             return Err(Error::State(format!(
-                "the state is nominal and stays so: its training model has no parameter {:?}; load the parameters \
-                 before a module is made",
+                "the state stays nominal: its training model has no parameter {:?}; load the parameters before a \
+                 module is made",
                 entry.name
             )));
         }

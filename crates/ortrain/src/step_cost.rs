@@ -57,19 +57,6 @@ pub struct StepCost {
 
 impl StepCost {
     /// Returns the peak memory of a training step with AdamW, in bytes.
-    ///
-    /// ```
-    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-    /// use ortrain::{InspectOptions, Scope, inspect_with};
-    ///
-    /// let peak = |rows| {
-    ///     let options = InspectOptions::default().batch_size(rows);
-    ///     let found = inspect_with(setup::MODEL.into(), &Scope::Outputs, &options)?;
-    ///     Ok::<usize, ortrain::Error>(found.step.unwrap().total())
-    /// };
-    /// assert!(peak(256)? > peak(32)?);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     #[must_use]
     pub fn total(&self) -> usize {
         let parts = [self.parameters, self.gradients, self.moments, self.constants, self.work, self.scratch];
@@ -96,12 +83,6 @@ pub struct InspectOptions {
 
 impl InspectOptions {
     /// Sets the size of symbolic first axes.
-    ///
-    /// ```
-    /// use ortrain::InspectOptions;
-    ///
-    /// assert_eq!(InspectOptions::default().batch_size(8).batch_size, Some(8));
-    /// ```
     #[must_use]
     pub fn batch_size(mut self, rows: usize) -> InspectOptions {
         self.batch_size = Some(rows);
@@ -109,12 +90,6 @@ impl InspectOptions {
     }
 
     /// Sets the shape of an input.
-    ///
-    /// ```
-    /// use ortrain::InspectOptions;
-    ///
-    /// assert_eq!(InspectOptions::default().shape("x", &[8, 3]).shapes.len(), 1);
-    /// ```
     #[must_use]
     pub fn shape(mut self, name: &str, dims: &[usize]) -> InspectOptions {
         self.shapes.push((name.to_owned(), dims.to_vec()));
@@ -166,14 +141,14 @@ pub(crate) fn input_shapes(
                 && other != size
             {
                 return wrong(format!(
-                    "{dim} is {other} by {from}, but {size} by the shape of input {name:?}"
+                    "{dim} is {other} in {from}, but {size} in the shape of input {name:?}"
                 ));
             }
         }
     }
     if let Some(rows) = options.batch_size {
         if rows == 0 {
-            return wrong("batch_size is 0; a batch has one row or more".into());
+            return wrong("batch_size must be at least 1, got 0".into());
         }
         let first = |id: &ValueId| graph.value(*id).ty.shape().and_then(|shape| shape.first());
         let open: Vec<&Dim> = inputs.iter().filter_map(first).filter(|dim| dim.known().is_none()).collect();
@@ -186,7 +161,7 @@ pub(crate) fn input_shapes(
         for dim in open {
             match symbols.get(dim) {
                 Some((size, from)) if *size != rows => {
-                    return wrong(format!("batch_size is {rows}, but {dim} is {size} by {from}"));
+                    return wrong(format!("batch_size is {rows}, but {dim} is {size} in {from}"));
                 }
                 Some(_) => {}
                 None => drop(symbols.insert(dim, (rows, "batch_size".into()))),
@@ -271,12 +246,12 @@ pub(crate) fn plan_step(made: Artifacts, inputs: Vec<(String, Vec<usize>)>) -> R
     let mut without = Vec::new();
     if parts.deferred_programs > 0 {
         without.push(format!(
-            "{} programs behind functions on the host, which are made during a run",
+            "{} programs after functions on the host, which are built during a run",
             parts.deferred_programs
         ));
     }
     if parts.repeats > 0 {
-        without.push("iterations of loops but one each".to_owned());
+        without.push("all but one iteration of each loop".to_owned());
     }
     let flops = |schedule: &Schedule| {
         let of = |program: &Arc<Program>| program.cost(GradientMode::Overwrite).flops;

@@ -22,7 +22,7 @@ use crate::{
 ///
 /// ```
 /// use ortrain::artifacts::{ArtifactOptions, Loss, OptimizerKind, generate};
-/// use ortrain::{CheckpointState, Given, ModelSource, ModuleOptions, Tensor, TrainingSession};
+/// use ortrain::{CheckpointState, RunInput, ModelSource, ModuleOptions, Tensor, TrainingSession};
 ///
 /// // Usually files; here they are made on the spot, of a perceptron with 64 inputs and 10 classes.
 /// let made = generate(
@@ -50,7 +50,7 @@ use crate::{
 ///
 /// let x = Tensor::f32(&[2, 64], &[0.5; 128]);
 /// let labels = Tensor::i64(&[2], &[3, 4]);
-/// let inputs = [Given::from(&x), Given::from(&labels)];
+/// let inputs = [RunInput::from(&x), RunInput::from(&labels)];
 /// let mut losses = Vec::new();
 /// for _ in 0..5 {
 ///     losses.push(session.train_step(&inputs)?[0].to_vec::<f32>()[0]);
@@ -89,7 +89,7 @@ fn no_scheduler_error() -> Error {
 /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
 /// # let mut session = setup::session()?;
 /// # let batch = setup::batch();
-/// # let inputs = batch.each_ref().map(ortrain::Given::from);
+/// # let inputs = batch.each_ref().map(ortrain::RunInput::from);
 /// let (mut state, detached) = session.detach();
 /// state.set_property("epoch", 1);
 /// let mut session = detached.attach(state);
@@ -112,7 +112,7 @@ impl DetachedSession {
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
     /// # let mut session = setup::session()?;
     /// # let batch = setup::batch();
-    /// # let inputs = batch.each_ref().map(ortrain::Given::from);
+    /// # let inputs = batch.each_ref().map(ortrain::RunInput::from);
     /// let (mut state, detached) = session.detach();
     /// let mut session = detached.attach(&mut state);
     /// session.train_step(&inputs)?;
@@ -183,7 +183,7 @@ impl<S: BorrowMut<CheckpointState>> TrainingSession<S> {
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
     /// # let mut session = setup::session()?;
     /// # let batch = setup::batch();
-    /// # let inputs = batch.each_ref().map(ortrain::Given::from);
+    /// # let inputs = batch.each_ref().map(ortrain::RunInput::from);
     /// let loss = session.train_step(&inputs)?[0].to_vec::<f32>()[0];
     /// assert!(loss > 0.0);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -197,16 +197,6 @@ impl<S: BorrowMut<CheckpointState>> TrainingSession<S> {
     }
 
     /// Returns sentences about automatic choices of the last steps: see [`Module::take_notes`].
-    ///
-    /// ```
-    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-    /// # let mut session = setup::session()?;
-    /// # let batch = setup::batch();
-    /// # let inputs = batch.each_ref().map(ortrain::Given::from);
-    /// session.train_step(&inputs)?;
-    /// assert!(session.take_notes().is_empty(), "the scores have two axes");
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     #[must_use]
     pub fn take_notes(&mut self) -> Vec<String> {
         self.parts.module.take_notes()
@@ -217,7 +207,7 @@ impl<S: BorrowMut<CheckpointState>> TrainingSession<S> {
     ///
     /// ```
     /// # use ortrain::artifacts::{ArtifactOptions, Loss, generate};
-    /// # use ortrain::{CheckpointState, Destination, Given, ModelSource, ModuleOptions, Tensor, TrainingSession};
+    /// # use ortrain::{CheckpointState, Destination, RunInput, ModelSource, ModuleOptions, Tensor, TrainingSession};
     /// # let made = generate(
     /// #     "../../examples/perceptron.onnx".into(),
     /// #     ArtifactOptions {
@@ -231,7 +221,7 @@ impl<S: BorrowMut<CheckpointState>> TrainingSession<S> {
     /// # let train = ModelSource::from_proto(&made.training_model)?;
     /// # let mut session = TrainingSession::new(state, train, None, None, ModuleOptions::default())?;
     /// # let (x, labels) = (Tensor::f32(&[2, 64], &[0.5; 128]), Tensor::i64(&[2], &[3, 4]));
-    /// # let inputs = [Given::from(&x), Given::from(&labels)];
+    /// # let inputs = [RunInput::from(&x), RunInput::from(&labels)];
     /// assert_eq!(session.output_names(true)[1], "logits");
     /// let (mut loss, mut logits) = ([0.0], [0.0; 20]);
     /// session.train_step_into(
@@ -259,7 +249,7 @@ impl<S: BorrowMut<CheckpointState>> TrainingSession<S> {
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
     /// # let mut session = setup::session()?;
     /// # let batch = setup::batch();
-    /// # let inputs = batch.each_ref().map(ortrain::Given::from);
+    /// # let inputs = batch.each_ref().map(ortrain::RunInput::from);
     /// assert!(session.eval_step(&inputs)?[0].to_vec::<f32>()[0] > 0.0);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
@@ -277,7 +267,7 @@ impl<S: BorrowMut<CheckpointState>> TrainingSession<S> {
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
     /// # let mut session = setup::session()?;
     /// # let batch = setup::batch();
-    /// # let inputs = batch.each_ref().map(ortrain::Given::from);
+    /// # let inputs = batch.each_ref().map(ortrain::RunInput::from);
     /// use ortrain::Destination;
     ///
     /// let mut loss = [0.0];
@@ -295,19 +285,6 @@ impl<S: BorrowMut<CheckpointState>> TrainingSession<S> {
 
     /// Makes the next training step replace the gradients instead of accumulating. Until then they remain,
     /// and an optimizer step uses them.
-    ///
-    /// ```
-    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-    /// # let mut session = setup::session()?;
-    /// # let batch = setup::batch();
-    /// # let inputs = batch.each_ref().map(ortrain::Given::from);
-    /// session.train_step(&inputs)?;
-    /// session.train_step(&inputs)?; // the sum of both
-    /// session.optimizer_step()?;
-    /// session.lazy_reset_grad();
-    /// session.train_step(&inputs)?; // of this one alone
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn lazy_reset_grad(&mut self) {
         self.parts.module.lazy_reset_grad();
     }
@@ -322,7 +299,7 @@ impl<S: BorrowMut<CheckpointState>> TrainingSession<S> {
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
     /// # let mut session = setup::session()?;
     /// # let batch = setup::batch();
-    /// # let inputs = batch.each_ref().map(ortrain::Given::from);
+    /// # let inputs = batch.each_ref().map(ortrain::RunInput::from);
     /// session.train_step(&inputs)?;
     /// session.optimizer_step()?;
     /// assert_eq!(session.state().optimizer_step_count(), 1);
@@ -337,13 +314,6 @@ impl<S: BorrowMut<CheckpointState>> TrainingSession<S> {
     }
 
     /// Returns the learning rate of the next optimizer step; 0.001 unless it was set, scheduled or loaded.
-    ///
-    /// ```
-    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-    /// # let mut session = setup::session()?;
-    /// assert_eq!(session.learning_rate()?, 0.001);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     ///
     /// # Errors
     /// If there is no optimizer model.
@@ -470,15 +440,6 @@ impl<S: BorrowMut<CheckpointState>> TrainingSession<S> {
 
     /// Returns the registered schedule; `None` for the linear one of
     /// [`TrainingSession::register_linear_lr_scheduler`], and before registration.
-    ///
-    /// ```
-    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-    /// # let mut session = setup::session()?;
-    /// assert!(session.schedule().is_none());
-    /// session.register_lr_scheduler("Constant()".parse()?, 0.1)?;
-    /// assert_eq!(session.schedule().unwrap().to_string(), "Constant()");
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     #[must_use]
     pub fn schedule(&self) -> Option<&Schedule> {
         match &self.parts.scheduler {
@@ -538,18 +499,11 @@ impl<S: BorrowMut<CheckpointState>> TrainingSession<S> {
 
     /// Returns the current settings of the optimizer and its groups of parameters.
     ///
-    /// ```
-    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-    /// # let session = setup::session()?;
-    /// assert_eq!(session.optimizer_spec()?.optimizer, "AdamW");
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    ///
     /// # Errors
     /// If there is no optimizer model.
     pub fn optimizer_spec(&self) -> Result<&OptimizerSpec> {
         let optimizer =
-            self.parts.optimizer.as_ref().ok_or(Error::NoOptimizer("settings of an optimizer"))?;
+            self.parts.optimizer.as_ref().ok_or(Error::NoOptimizer("access to optimizer settings"))?;
         optimizer.spec(self.state.borrow())
     }
 
@@ -567,31 +521,17 @@ impl<S: BorrowMut<CheckpointState>> TrainingSession<S> {
     /// As [`Optimizer::change`]; also if there is no optimizer model.
     pub fn change_optimizer(&mut self, change: impl FnOnce(&mut OptimizerSpec)) -> Result<()> {
         let optimizer =
-            self.parts.optimizer.as_mut().ok_or(Error::NoOptimizer("settings of an optimizer"))?;
+            self.parts.optimizer.as_mut().ok_or(Error::NoOptimizer("access to optimizer settings"))?;
         optimizer.change(self.state.borrow_mut(), change)
     }
 
     /// Returns the number of elements of all parameters of the training model, or of the trained ones.
-    ///
-    /// ```
-    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-    /// # let mut session = setup::session()?;
-    /// assert_eq!((session.parameters_size(true), session.parameters_size(false)), (970, 7210));
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     #[must_use]
     pub fn parameters_size(&self, only_trainable: bool) -> usize {
         self.parts.module.parameters_size(self.state.borrow(), only_trainable)
     }
 
     /// Copies the parameters into one buffer, in the order of the training model's inputs.
-    ///
-    /// ```
-    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-    /// # let mut session = setup::session()?;
-    /// assert_eq!(session.to_buffer(true)?.len(), 970);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     ///
     /// # Errors
     /// If a parameter is not float32, or the state is nominal.
@@ -624,7 +564,7 @@ impl<S: BorrowMut<CheckpointState>> TrainingSession<S> {
             None if buffer.len() == self.parameters_size(true) => true,
             None => {
                 return Err(Error::Argument(format!(
-                    "the buffer should have {} elements, all parameters, or {}, those that are trained, but it has {}",
+                    "the buffer should have {} elements (all parameters) or {} (trained parameters), but it has {}",
                     self.parameters_size(false),
                     self.parameters_size(true),
                     buffer.len(),
@@ -686,13 +626,6 @@ impl<S: BorrowMut<CheckpointState>> TrainingSession<S> {
 
     /// Returns the inputs of a training or evaluation step, in order. Empty without an evaluation model if
     /// `training` is false.
-    ///
-    /// ```
-    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-    /// # let mut session = setup::session()?;
-    /// assert_eq!(session.inputs(true)[0].to_string(), "float32[batch, 64]");
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     #[must_use]
     pub fn inputs(&self, training: bool) -> &[ValueInfo] {
         self.parts.module.inputs(training)
@@ -700,39 +633,18 @@ impl<S: BorrowMut<CheckpointState>> TrainingSession<S> {
 
     /// Returns the outputs of a training or evaluation step, in order. Empty without an evaluation model if
     /// `training` is false.
-    ///
-    /// ```
-    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-    /// # let mut session = setup::session()?;
-    /// assert_eq!(session.outputs(true)[0].to_string(), "float32[]");
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     #[must_use]
     pub fn outputs(&self, training: bool) -> &[ValueInfo] {
         self.parts.module.outputs(training)
     }
 
     /// Returns the names of [`TrainingSession::inputs`].
-    ///
-    /// ```
-    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-    /// # let mut session = setup::session()?;
-    /// assert_eq!(session.input_names(true), ["x", "labels"]);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     #[must_use]
     pub fn input_names(&self, training: bool) -> Vec<&str> {
         self.parts.module.input_names(training)
     }
 
     /// Returns the names of [`TrainingSession::outputs`].
-    ///
-    /// ```
-    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-    /// # let mut session = setup::session()?;
-    /// assert_eq!(session.output_names(true).len(), 1);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     #[must_use]
     pub fn output_names(&self, training: bool) -> Vec<&str> {
         self.parts.module.output_names(training)
@@ -740,82 +652,34 @@ impl<S: BorrowMut<CheckpointState>> TrainingSession<S> {
 
     /// Sets the random seed of the state. Together with the number of training steps, it determines all
     /// random numbers.
-    ///
-    /// ```
-    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-    /// # let mut session = setup::session()?;
-    /// session.set_seed(7);
-    /// assert_eq!(session.state().seed(), 7);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn set_seed(&mut self, seed: i64) {
         self.state.borrow_mut().set_seed(seed);
     }
 
     /// Returns the state: parameters, properties, step counters.
-    ///
-    /// ```
-    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-    /// # let mut session = setup::session()?;
-    /// assert_eq!(session.state().parameter("fc2.bias")?.dims, [10]);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     #[must_use]
     pub fn state(&self) -> &CheckpointState {
         self.state.borrow()
     }
 
     /// Returns the state, for changes of parameters and properties.
-    ///
-    /// ```
-    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-    /// # let mut session = setup::session()?;
-    /// session.state_mut().set_property("epoch", 3);
-    /// assert_eq!(session.state().property("epoch")?, &3.into());
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn state_mut(&mut self) -> &mut CheckpointState {
         self.state.borrow_mut()
     }
 
     /// Returns the module: gradients, memory, programs.
-    ///
-    /// ```
-    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-    /// # let mut session = setup::session()?;
-    /// assert!(session.module().gradient("fc2.bias").is_some());
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     #[must_use]
     pub fn module(&self) -> &Module {
         &self.parts.module
     }
 
     /// Returns the optimizer, if any.
-    ///
-    /// ```
-    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-    /// # let mut session = setup::session()?;
-    /// assert!(session.optimizer().is_some());
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     #[must_use]
     pub fn optimizer(&self) -> Option<&Optimizer> {
         self.parts.optimizer.as_ref()
     }
 
     /// Ends the session and returns the state, which includes the moments of the optimizer.
-    ///
-    /// ```
-    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-    /// # let mut session = setup::session()?;
-    /// # let batch = setup::batch();
-    /// # let inputs = batch.each_ref().map(ortrain::Given::from);
-    /// session.train_step(&inputs)?;
-    /// let state = session.into_state();
-    /// assert_eq!(state.train_step_count(), 1);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     #[must_use]
     pub fn into_state(self) -> S {
         self.state
@@ -828,7 +692,7 @@ impl<S: BorrowMut<CheckpointState>> TrainingSession<S> {
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
     /// # let session = setup::session()?;
     /// # let batch = setup::batch();
-    /// # let inputs = batch.each_ref().map(ortrain::Given::from);
+    /// # let inputs = batch.each_ref().map(ortrain::RunInput::from);
     /// use std::sync::Mutex;
     ///
     /// let (state, mut rest) = session.detach();

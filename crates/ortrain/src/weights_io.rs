@@ -35,13 +35,6 @@ pub struct LoadReport {
 
 impl LoadReport {
     /// Returns true if the file has exactly the parameters of the state.
-    ///
-    /// ```
-    /// use ortrain::LoadReport;
-    ///
-    /// let report = LoadReport { loaded: vec!["fc.weight".into()], ..LoadReport::default() };
-    /// assert!(report.is_complete());
-    /// ```
     #[must_use]
     pub fn is_complete(&self) -> bool {
         self.missing.is_empty() && self.unexpected.is_empty()
@@ -224,7 +217,7 @@ pub(crate) fn describe_difference(report: &LoadReport) -> String {
         parts.push(format!("it lacks {}", list(&report.missing)));
     }
     if !report.unexpected.is_empty() {
-        parts.push(format!("it has {}, which the state has not", list(&report.unexpected)));
+        parts.push(format!("it has {}, which the state lacks", list(&report.unexpected)));
     }
     parts.join("; ")
 }

@@ -172,7 +172,7 @@ fn reports_impossible_artifacts() {
     let argument = |text: &str| (ErrorKind::InvalidArgument, text.to_owned());
     assert_eq!(
         sentence(&|options| options.requires_grad.clear()),
-        argument("no parameters are to be trained; name them in requires_grad")
+        argument("there are no parameters to train; name them in requires_grad")
     );
     assert_eq!(
         sentence(&|options| options.requires_grad.push("FC1.bias".into())),
@@ -180,15 +180,15 @@ fn reports_impossible_artifacts() {
     );
     assert_eq!(
         sentence(&|options| options.frozen_params.push("fc1.bias".into())),
-        argument("parameter \"fc1.bias\" is to be both trained and frozen")
+        argument("parameter \"fc1.bias\" cannot be both trained and frozen")
     );
     assert_eq!(
         sentence(&|options| options.additional_output_names.push("nothing".into())),
-        argument("the model has no value \"nothing\", which is to be an output")
+        argument("the model has no value \"nothing\" to use as an output")
     );
     assert_eq!(
         sentence(&|options| options.loss_input_names = names(&["nothing"])),
-        argument("the model has no value \"nothing\", which is to be compared by the loss")
+        argument("the model has no value \"nothing\" to use as an input of the loss")
     );
     let (_, not_scalar) = sentence(&|options| options.losses.clear());
     assert!(not_scalar.contains("the loss must be one float, but \"logits\" is"), "{not_scalar}");
@@ -295,7 +295,7 @@ fn computed_constants_may_be_parameters() {
     };
     assert_eq!(
         refused(&["w", "row"], &["b"]),
-        "parameter \"b\" is computed from parameter \"row\" and would no longer follow it; name one of them only"
+        "parameter \"b\" is computed from parameter \"row\" and would no longer follow it; name only one of them"
     );
     assert_eq!(
         refused(&["xw"], &[]),

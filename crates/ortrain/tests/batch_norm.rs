@@ -703,8 +703,8 @@ fn rejects_statistics_without_storage() {
     assert_eq!(kind, ErrorKind::NotImplemented);
     assert!(
         message.contains(
-            "training would update its running statistics, but \"computed\" is not constant in the model; train with \
-             batch_norm=\"auto\" or \"freeze\", which use statistics that are computed as they are"
+            "training would update its running statistics, but \"computed\" is not constant in the model; \
+             train with batch_norm=\"auto\" or \"freeze\", which do not update computed statistics"
         ),
         "{message}"
     );

@@ -73,17 +73,22 @@ fn rejects_invalid_feeds_and_fetches() {
         (&[], &[right], "no value was given for input \"x\""),
         (&[("x", feed()), ("y", feed())], &[right], "the model has no input \"y\"; it has x"),
         (&[("x", feed()), ("x", feed())], &[right], "input \"x\" is given twice"),
-        (&[("x", feed())], &[Fetch { output: 1, into: None }], "there is no output at 1; there are 1"),
+        (
+            &[("x", feed())],
+            &[Fetch { output: 1, into: None }],
+            "output index 1 is out of range: the model has 1 \
+         outputs",
+        ),
         (&[("x", feed())], &[right, right], "outputs \"logits\" and \"logits\" share memory"),
         (
             &[("x", feed())],
             &[place(&[ROWS, 9])],
-            "output \"logits\" is float32[48, 10], but room for float32[48, 9]",
+            "output \"logits\" is float32[48, 10], but its buffer is float32[48, 9]",
         ),
         (
             &[("x", feed())],
             &[place(&[ROWS, 11])],
-            "is said to be float32[48, 11], which takes 2112 bytes, but it has 1920",
+            "is declared as float32[48, 11] (2112 bytes), but it has 1920 bytes",
         ),
         (&[("x", Feed::Sequence(&[]))], &[right], "a sequence is no tensor"),
     ];
@@ -131,6 +136,6 @@ fn unknown_shape_results_are_all_or_nothing() {
     assert_eq!(read, [0, 0, 3, 60]);
     let mut room = [7_u8; 16];
     let error = run(&[2, 1], &mut room).unwrap_err();
-    assert!(error.to_string().contains("is int64[2, 2], but room for int64[2, 1] was given"), "{error}");
+    assert!(error.to_string().contains("is int64[2, 2], but its buffer is int64[2, 1]"), "{error}");
     assert_eq!(room, [7; 16]);
 }

@@ -235,7 +235,7 @@ fn rejects_invalid_accumulated_gradients() {
         session.load_accumulated_gradients(&sums).err().map(|error| error.to_string())
     };
     let every =
-        "sums of gradients were given, but gradient_accumulation_steps is 1: every run makes an update";
+        "sums of gradients need accumulation, but gradient_accumulation_steps is 1: every run is an update";
     assert_eq!(refused(&mut session, sums("fc1.bias", 96)).as_deref(), Some(every));
     let mut parameters = TrainingParameters::new("loss").optimizer("SGDOptimizer").train(["fc1.bias"]);
     parameters.gradient_accumulation_steps = 2;

@@ -148,9 +148,9 @@ fn a_state_is_on_one_device() {
     let batch = setup::batch();
     let inputs = batch.each_ref().map(RunInput::from);
     let error = first.train_step(&mut state, &inputs, &mut |_, _, _, _| Ok(())).unwrap_err().to_string();
-    assert!(error.contains("lies on the device \"remote\" now"), "{error}");
+    assert!(error.contains("is on device \"remote\""), "{error}");
     let error = of_first.step(&mut state, &first).unwrap_err().to_string();
-    assert!(error.contains("lies on the device \"remote\" now"), "{error}");
+    assert!(error.contains("is on device \"remote\""), "{error}");
     state.to(&host()).unwrap();
     step(&mut state, &mut first, &mut of_first);
     drop((first, of_first));

@@ -1,15 +1,24 @@
-//! Every public type and function of this crate has an example in its documentation. `cargo test --doc` runs
-//! the examples.
+//! Every public type, constructor and free function of this crate has an example in its documentation. A method needs
+//! none: the example of its type shows the important ones. `cargo test --doc` runs the examples.
 
 use std::path::Path;
 
-/// Returns the public items of a file without example, with their lines. Items of tests, which come last, do
-/// not count.
+/// Returns true if a line, together with the next one, begins a function with a receiver (`self`).
+fn is_method(line: &str, next: &str) -> bool {
+    let Some((_, arguments)) = line.split_once('(') else { return false };
+    let first = if arguments.is_empty() { next } else { arguments };
+    let first = first.split([',', ')']).next().unwrap_or_default();
+    matches!(first, "self" | "mut self") || first.starts_with('&') && first.ends_with("self")
+}
+
+/// Returns the public types, constructors and free functions of a file without example, with their lines. Items of
+/// tests, which come last, do not count.
 fn without_example(text: &str) -> Vec<(usize, String)> {
     // Re-exports of other crates have their documentation here, too.
     let keywords = ["fn ", "struct ", "enum ", "trait ", "type ", "use ortrain_", "use bytes::"];
     let (mut found, mut example, mut attribute, mut fenced) = (Vec::new(), false, false, false);
-    for (number, line) in (1..).zip(text.lines().map(str::trim)) {
+    let mut lines = (1..).zip(text.lines().map(str::trim)).peekable();
+    while let Some((number, line)) = lines.next() {
         if line == "#[cfg(test)]" {
             break;
         }
@@ -26,7 +35,8 @@ fn without_example(text: &str) -> Vec<(usize, String)> {
             let item = line.strip_prefix("pub ").map(|item| item.trim_start_matches("const "));
             if let Some(item) = item.filter(|item| keywords.iter().any(|keyword| item.starts_with(keyword))) {
                 let name = item.split(['(', '<', '{', ';', '=']).next().unwrap_or(item).trim();
-                if !example {
+                let next = lines.peek().map_or("", |(_, next)| next);
+                if !example && !(item.starts_with("fn ") && is_method(item, next)) {
                     found.push((number, name.to_owned()));
                 }
             }
@@ -79,4 +89,8 @@ fn finds_items_without_example() {
     let attributes = "/// Described.\n#[derive(\nDebug\n)]\npub struct Two<T> {\n/// A field.\npub a: T }";
     assert_eq!(without_example(attributes), [(5, "struct Two".to_owned())]);
     assert!(without_example("fn private() {}\npub(crate) fn inner() {}").is_empty());
+    let methods = "pub fn count(&self) -> usize {\n}\npub fn run(\n&'a mut self,\nx: u8) {\n}\npub fn take(mut self) {\n}";
+    assert!(without_example(methods).is_empty());
+    let constructors = "pub fn new(parts: &Parts) -> Parts {\n}\npub fn open(\npath: &Path) -> Parts {\n}";
+    assert_eq!(without_example(constructors), [(1, "fn new".to_owned()), (3, "fn open".to_owned())]);
 }

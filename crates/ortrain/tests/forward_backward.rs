@@ -212,7 +212,7 @@ fn rejects_invalid_buffers_without_changes() {
     };
     let nothing = &mut |_: usize, _: DType, _: &[usize], _: ortrain::Delivered<'_>| Ok(());
     let error = message(both.forward(&weights[1..], &inputs, nothing).unwrap_err());
-    assert!(error.starts_with("4 are needed, one for each weight"), "{error}");
+    assert!(error.starts_with("expected 4 tensors, one for each weight"), "{error}");
     let mut wrong = weights.clone();
     wrong[0] = Lent { dims: &[3], ..wrong[0] };
     let error = message(both.forward(&wrong, &inputs, nothing).unwrap_err());
@@ -225,8 +225,8 @@ fn rejects_invalid_buffers_without_changes() {
     let (mut live, outputs) = hands.forward(&both, &inputs).unwrap();
     let one = ones(&outputs[0]);
     for (seeds, want) in [
-        (vec![], "1 gradients are needed, one for each output of floats"),
-        (vec![one.clone(), one.clone()], "but 2 are given"),
+        (vec![], "expected 1 gradients, one for each float output"),
+        (vec![one.clone(), one.clone()], ", got 2"),
         (vec![Tensor::f32(&[2], &[1.0; 2])], "is float32[2], but the output is float32[]"),
         (vec![Tensor::filled(DType::F64, &[], 1.0)], "is float64[], but the output is float32[]"),
     ] {
@@ -241,7 +241,7 @@ fn rejects_invalid_buffers_without_changes() {
         let mut shared = both.lend(&hands.rooms);
         shared[at].memory = there;
         let error = message(both.backward(&mut live, &[run_input(&one)], &shared, nothing).unwrap_err());
-        assert!(error.contains("share memory; give each gradient memory of its own"), "{error}");
+        assert!(error.contains("share memory; give each gradient its own memory"), "{error}");
     }
     hands.backward(&both, &mut live, std::slice::from_ref(&one)).unwrap();
     let error = message(hands.backward(&both, &mut live, std::slice::from_ref(&one)).unwrap_err());
@@ -266,7 +266,7 @@ fn rejects_unknown_names() {
     let error = refused(default().weights([first.as_str(), first.as_str()]));
     assert!(error.contains("is named twice"), "{error}");
     let error = refused(default().inputs(["nothing like that"]));
-    assert!(error.contains("no input \"nothing like that\", whose gradient is asked for"), "{error}");
+    assert!(error.contains("no input \"nothing like that\", so it cannot return its gradient"), "{error}");
     let error = refused(default().weights(Vec::<String>::new()).inputs(Vec::<String>::new()));
     assert!(error.contains("has no gradient"), "{error}");
 }
@@ -291,7 +291,7 @@ fn live_passes_count_towards_the_limit() {
         assert!(live.len() < 1000, "no limit is kept");
     };
     assert_eq!(error.kind(), ErrorKind::MemoryLimit, "{error}");
-    let want = format!("are kept by {} forward passes that wait for their backward pass", live.len());
+    let want = format!("belong to {} forward passes without a backward pass", live.len());
     assert!(error.to_string().contains(&want), "{error}");
     live.pop();
     hands.forward(&both, &inputs).unwrap();
@@ -333,6 +333,6 @@ fn training_model_requires_two_calls() {
     let weights: Vec<Tensor> = both.weights().iter().map(|weight| weight.initial.clone()).collect();
     let inputs: Vec<RunInput<'_>> = [&x, &labels].into_iter().chain(&weights).map(run_input).collect();
     let error = session.run(&inputs, &mut |_, _, _, _| Ok(())).unwrap_err().to_string();
-    assert!(error.contains("hands over to the caller"), "{error}");
+    assert!(error.contains("returns to the caller"), "{error}");
     drop(hands);
 }

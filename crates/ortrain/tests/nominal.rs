@@ -113,11 +113,12 @@ fn rejects_incomplete_files() {
         let lacks = r#"it lacks "fc2.bias", "fc2.weight""#;
         if strict {
             let end = format!(
-                "does not have the parameters of the state: {lacks}; without strict, what fits is loaded"
+                "does not have the parameters of the state: {lacks}; without strict, the matching parameters are \
+                 loaded"
             );
             assert!(text.ends_with(&end), "{text}");
         } else {
-            assert!(text.starts_with("the state is nominal and stays so: "), "{text}");
+            assert!(text.starts_with("the state stays nominal: "), "{text}");
             assert!(text.ends_with(&format!("does not have all of its parameters: {lacks}")), "{text}");
         }
         assert!(state.is_nominal());
@@ -196,7 +197,7 @@ fn rejects_parameters_missing_in_model() {
     let _module = module_on(CASE, &mut late);
     assert_eq!(
         load(&mut late, &wanted, true, false).unwrap_err().to_string(),
-        "the state is nominal and stays so: its training model has no parameter \"spare\"; load the parameters before a \
+        "the state stays nominal: its training model has no parameter \"spare\"; load the parameters before a \
          module is made"
     );
     assert!(late.is_nominal());

@@ -22,22 +22,17 @@ fn resume_error(change: impl FnOnce(&mut ortrain_checkpoint::Scheduler)) -> Stri
 fn damaged_schedules_report_errors() {
     let start = "the schedule in the state is damaged; make a new scheduler: ";
     let table = [
-        ("cosine", "a schedule is written like \"Linear(total=100)\", but '(' is expected in front of \"\""),
+        ("cosine", "a schedule is written like \"Linear(total=100)\", but '(' is expected before \"\""),
         ("Cosinus(total=9)", "there is no schedule \"Cosinus\"; did you mean \"Cosine\"?"),
-        ("Linear(total=-9)", "total of Linear is -9, but it should be 1 or more"),
-        ("ReduceOnPlateau() Memory(bad=-3)", "what it remembers has bad=-3"),
-        ("ReduceOnPlateau() Memory(decided=nan)", "what it remembers has decided=NaN"),
+        ("Linear(total=-9)", "total of Linear must be 1 or more, got -9"),
+        ("ReduceOnPlateau() Memory(bad=-3)", "the memory of the schedule has bad=-3"),
+        ("ReduceOnPlateau() Memory(decided=nan)", "the memory of the schedule has decided=NaN"),
     ];
     for (kind, sentence) in table {
         assert_eq!(resume_error(|record| record.kind = kind.into()), format!("{start}{sentence}"));
     }
     let rate = resume_error(|record| record.initial_learning_rate = f32::NAN);
-    assert_eq!(
-        rate,
-        format!(
-            "{start}the initial learning rate is NaN, but a rate is a finite number that is not negative"
-        )
-    );
+    assert_eq!(rate, format!("{start}the initial learning rate must be finite and at least 0, got NaN"));
 }
 
 #[test]

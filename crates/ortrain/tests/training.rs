@@ -172,25 +172,25 @@ fn inputs_are_checked() {
         assert_eq!(error.kind(), ErrorKind::InvalidArgument);
         error.to_string()
     };
-    assert_eq!(sentence(std::slice::from_ref(&x)), "2 inputs are needed (x, labels), but 1 were given");
+    assert_eq!(sentence(std::slice::from_ref(&x)), "expected 2 inputs (x, labels), got 1");
     assert_eq!(
         sentence(&[labels.clone(), x.clone()]),
-        "input \"x\" should be float32[batch, 10], but int64[4] was given: the element types differ"
+        "input \"x\" must be float32[batch, 10], got int64[4]: the element types differ"
     );
     assert_eq!(
         sentence(&[Tensor::f32(&[4, 9], &[0.0; 36]), labels.clone()]),
-        "input \"x\" should be float32[batch, 10], but float32[4, 9] was given: axis 1 should be 10 but is 9"
+        "input \"x\" must be float32[batch, 10], got float32[4, 9]: axis 1 should be 10 but is 9"
     );
     assert_eq!(
         sentence(&[Tensor::f32(&[40], &[0.0; 40]), labels]),
-        "input \"x\" should be float32[batch, 10], but float32[40] was given: it should have 2 axes but has 1"
+        "input \"x\" must be float32[batch, 10], got float32[40]: it should have 2 axes but has 1"
     );
     assert_eq!(
         sentence(&[x.clone(), Tensor::i64(&[3], &[0, 1, 2])]),
-        "input \"labels\" should be int64[batch], but int64[3] was given: axis 0 is 3, but \"batch\" is 4 in input \"x\""
+        "input \"labels\" must be int64[batch], got int64[3]: axis 0 is 3, but \"batch\" is 4 in input \"x\""
     );
     let out_of_range = sentence(&[x, Tensor::i64(&[4], &[0, 1, 2, 5])]);
-    assert!(out_of_range.contains("label 5 in row 3 is none of the 5 classes (0 to 4)"), "{out_of_range}");
+    assert!(out_of_range.contains("label 5 in row 3 is not one of the 5 classes (0 to 4)"), "{out_of_range}");
 }
 
 #[test]
@@ -248,8 +248,8 @@ fn model_and_checkpoint_must_belong_together() {
     );
     assert_eq!(
         sentence(changed(|trainable, _| trainable.push(NamedTensor::new("more", Tensor::f32(&[1], &[0.0]))))),
-        "the training model does not fit the checkpoint: parameter \"more\" is to be trained by the checkpoint, but the \
-         model has no input of this name"
+        "the training model does not fit the checkpoint: the checkpoint trains parameter \"more\", but the model \
+         has no input of this name"
     );
     assert_eq!(
         sentence(changed(|trainable, frozen| frozen.push(trainable.remove(0)))),
@@ -278,10 +278,7 @@ fn another_state_is_refused() {
     let (x, labels) = batch(4, 1);
     let inputs = [run_input(&x), run_input(&labels)];
     let error = module.train_step(&mut other, &inputs, &mut |_, _, _, _| Ok(())).unwrap_err();
-    assert_eq!(
-        error.to_string(),
-        "the state given does not have the parameters of the state this module was made for"
-    );
+    assert_eq!(error.to_string(), "the state has other parameters than the state of this module");
     optimizer.step(&mut other, &module).unwrap_err();
 }
 
@@ -303,7 +300,7 @@ fn distinguishes_missing_file_from_wrong_model() {
     let error = module.eval_step(&state, &[], &mut |_, _, _, _| Ok(())).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "no evaluation model was given when the module was made, and an evaluation step needs one"
+        "an evaluation step needs an evaluation model, but the module was made without one"
     );
 }
 
@@ -429,7 +426,7 @@ fn the_exported_model_computes_what_evaluation_does() {
     assert!((loss - evaluated).abs() < 1e-5, "{loss} and {evaluated}");
 
     let none = module.inference_model(&state, &[]).unwrap_err();
-    assert_eq!(none.to_string(), "at least one output must be named for an inference model");
+    assert_eq!(none.to_string(), "an inference model needs at least one output; name it");
     let unknown = module.inference_model(&state, &["nothing"]).unwrap_err();
     assert_eq!(unknown.to_string(), "the evaluation model has no value \"nothing\" that could be an output");
 }
@@ -501,7 +498,7 @@ fn rejects_mismatched_slots() {
         spec.settings.insert("beta1".into(), 1.0);
         checkpoint.extras.optimizer = Some(spec.to_text());
     });
-    assert!(value.contains("beta1 is 1; a number from 0 to below 1 is needed"), "{value}");
+    assert!(value.contains("beta1 must be a number from 0 to below 1, got 1"), "{value}");
     let other = refused(&|checkpoint| {
         checkpoint.extras.optimizer = Some(OptimizerSpec::new("SGD").unwrap().to_text());
     });

@@ -120,7 +120,7 @@ fn the_state_is_owned_or_borrowed() {
 fn another_state_is_refused() {
     let (_, rest) = session_on(CASE).detach();
     let mut session = rest.attach(state_of("frozen_params"));
-    let expected = "the state given does not have the parameters of the state this module was made for";
+    let expected = "the state has other parameters than the state of this module";
     let found = sentence(session.train_step(&inputs(&batch(4, 1))));
     assert_eq!(found, (ErrorKind::InvalidArgument, expected.into()));
 }
@@ -170,24 +170,24 @@ fn outputs_that_do_not_fit_are_refused_before_the_step() {
 
     let mut one = [Destination::f32(&[], &mut loss)];
     let found = sentence(session.train_step_into(&inputs(&data), &mut one));
-    assert_eq!(found, expected("3 outputs are made (LOSS, logits, a1), but room for 1 was given"));
+    assert_eq!(found, expected("expected 3 output buffers (LOSS, logits, a1), got 1"));
 
     let mut places = [
         Destination::f32(&[], &mut loss),
         Destination::f32(narrow, &mut logits),
         Destination::f32(&[8, 24], &mut a1),
     ];
-    let text = "output \"logits\" is float32[8, 5], but room for float32[6, 8] was given";
+    let text = "output \"logits\" is float32[8, 5], but its buffer is float32[6, 8]";
     assert_eq!(sentence(session.train_step_into(&inputs(&data), &mut places)), expected(text));
     assert_eq!(sentence(session.eval_step_into(&inputs(&data), &mut places)), expected(text));
 
     places[1].dims = &[8, 5];
     let text =
-        "the room for output \"logits\" is said to be float32[8, 5], which takes 160 bytes, but it has 192";
+        "the buffer of output \"logits\" is declared as float32[8, 5] (160 bytes), but it has 192 bytes";
     assert_eq!(sentence(session.train_step_into(&inputs(&data), &mut places)), expected(text));
 
     places[0] = Destination { dtype: DType::F64, dims: &[], bytes: &mut wide };
-    let text = "output \"LOSS\" is float32[], but room for float64[] was given";
+    let text = "output \"LOSS\" is float32[], but its buffer is float64[]";
     assert_eq!(sentence(session.train_step_into(&inputs(&data), &mut places)), expected(text));
 
     places[0] = Destination { dtype: DType::F32, dims: &[usize::MAX, 2], bytes: &mut [] };
@@ -244,7 +244,7 @@ fn outputs_whose_shapes_depend_on_values() {
         Destination::f32(&[], &mut loss),
         Destination { dtype: DType::I64, dims: &[2, 3], bytes: &mut room },
     ];
-    let text = "output \"places\" is int64[2, 2], but room for int64[2, 3] was given";
+    let text = "output \"places\" is int64[2, 2], but its buffer is int64[2, 3]";
     let expected = (ErrorKind::InvalidArgument, text.to_owned());
     assert_eq!(sentence(session.train_step_into(&inputs(&data), &mut outputs)), expected);
     assert_eq!(sentence(session.eval_step_into(&inputs(&data), &mut outputs)), expected);
@@ -294,18 +294,16 @@ fn reports_early_calls_and_missing_models() {
     let data = batch(4, 1);
     let mut bare = session_with(CASE, state_of(CASE), Models { eval: false, optimizer: false });
     assert!(bare.optimizer().is_none());
-    let none = |what: &str| {
-        fail(&format!("no optimizer model was given when the session was made, and {what} needs one"))
-    };
+    let none =
+        |what: &str| fail(&format!("{what} needs an optimizer model, but the session was made without one"));
     assert_eq!(sentence(bare.optimizer_step()), none("an optimizer step"));
     assert_eq!(sentence(bare.learning_rate()), none("a learning rate"));
     assert_eq!(sentence(bare.set_learning_rate(0.1)), none("a learning rate"));
     assert_eq!(sentence(bare.register_linear_lr_scheduler(1, 2, 0.1)), none("a learning rate scheduler"));
     let unregistered = "no learning rate scheduler is registered; register one before a scheduler step";
     assert_eq!(sentence(bare.scheduler_step()), fail(unregistered));
-    let no_eval = |what: &str| {
-        fail(&format!("no evaluation model was given when the session was made, and {what} needs one"))
-    };
+    let no_eval =
+        |what: &str| fail(&format!("{what} needs an evaluation model, but the session was made without one"));
     assert_eq!(sentence(bare.eval_step(&inputs(&data))), no_eval("an evaluation step"));
     assert_eq!(sentence(bare.eval_step_into(&inputs(&data), &mut [])), no_eval("an evaluation step"));
     assert_eq!(sentence(bare.export_model_for_inferencing("m.onnx", &["logits"])), no_eval("an export"));
@@ -332,7 +330,7 @@ fn reports_early_calls_and_missing_models() {
     );
     assert_eq!(
         sentence(session.train_step(&inputs(&data)[..1])),
-        (ErrorKind::InvalidArgument, "2 inputs are needed (x, labels), but 1 were given".into())
+        (ErrorKind::InvalidArgument, "expected 2 inputs (x, labels), got 1".into())
     );
 }
 
@@ -389,7 +387,8 @@ fn parameters_go_through_a_buffer() {
         sentence(session.from_buffer(&[0.0; 5], None)),
         (
             ErrorKind::InvalidArgument,
-            "the buffer should have 365 elements, all parameters, or 125, those that are trained, but it has 5".into()
+            "the buffer should have 365 elements (all parameters) or 125 (trained parameters), but it has 5"
+                .into()
         )
     );
     let text = "the buffer should have 125 elements, but it has 365";

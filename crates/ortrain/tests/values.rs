@@ -61,7 +61,7 @@ fn an_optimizer_model_takes_sequences() {
     assert_eq!(kind, ErrorKind::InvalidArgument);
     assert_eq!(
         text,
-        "\"params\" is a sequence of float32 tensors; run_values takes and gives sequences, run tensors alone"
+        "\"params\" is a sequence of float32 tensors; run supports only tensors; call run_values for sequences"
     );
 }
 
@@ -75,25 +75,24 @@ fn reports_invalid_inputs() {
     };
     assert_eq!(
         sentence(&|inputs| inputs.truncate(4), None),
-        "6 inputs are needed (learning_rate, step, params, gradients, first_order_moments, second_order_moments), \
-         but 4 were given"
+        "expected 6 inputs (learning_rate, step, params, gradients, first_order_moments, second_order_moments), got 4"
     );
     assert_eq!(
         sentence(&|inputs| inputs[2] = floats(&[1.0], &[1]).into(), None),
-        "input \"params\" should be a sequence of float32 tensors, but float32[1] was given: a tensor is no sequence"
+        "input \"params\" must be a sequence of float32 tensors, got float32[1]: a tensor is no sequence"
     );
     assert_eq!(
         sentence(&|inputs| inputs[0] = Value::Sequence(Vec::new()), None),
-        "input \"learning_rate\" should be float32[1], but a sequence of 0 was given: a sequence is no tensor"
+        "input \"learning_rate\" must be float32[1], got a sequence of 0: a sequence is no tensor"
     );
     assert_eq!(
         sentence(&|inputs| inputs[3] = Value::Sequence(vec![Tensor::filled(DType::F64, &[3], 0.0)]), None),
-        "input \"gradients\" should be a sequence of float32 tensors, but a sequence with float64[3] was given: the \
-         element types differ"
+        "input \"gradients\" must be a sequence of float32 tensors, got a sequence with float64[3]: the element \
+         types differ"
     );
     let differ = sentence(&|inputs| inputs[3] = Value::Sequence(vec![floats(&[0.0; 100], &[100])]), None);
-    assert!(differ.contains("sequences 2 and 3 differ in the sizes or types of their tensors"), "{differ}");
-    assert_eq!(sentence(&|_| (), Some(&[0, 4])), "there is no output at 4; there are 1");
+    assert!(differ.contains("input sequences 2 and 3 have tensors of different sizes or types"), "{differ}");
+    assert_eq!(sentence(&|_| (), Some(&[0, 4])), "output index 4 is out of range: the model has 1 outputs");
 }
 
 #[test]
@@ -133,7 +132,7 @@ fn gradients_of_inputs() {
     let of = |name: &str| session.inputs().iter().find(|info| info.name == name).unwrap().shape.clone();
     assert_eq!(of(&buffer), of(&input));
     let error = generate(source(), options("fc1.weight")).unwrap_err().to_string();
-    assert!(error.ends_with("has no input \"fc1.weight\", whose gradient is asked for"), "{error}");
+    assert!(error.ends_with("has no input \"fc1.weight\", so it cannot return its gradient"), "{error}");
 }
 
 #[test]
@@ -171,7 +170,7 @@ fn a_loss_that_has_a_name_is_an_output() {
         assert_eq!(
             error.to_string(),
             format!(
-                "a loss cannot be named {name:?}: a name is a text with letters that no value of the model has"
+                "a loss cannot be named {name:?}: the name must not be empty or the name of another value"
             )
         );
     }

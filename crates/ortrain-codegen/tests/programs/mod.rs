@@ -31,7 +31,7 @@ pub(crate) fn products(count: usize, [m, n, k]: [usize; 3], precision: Precision
             epilogue,
         };
         b.emit(Instruction::from(product), GradientModes::ALL, &"a layer".into())
-            .expect("the product is sound");
+            .expect("the product is valid");
         inputs.push(right);
         outputs.push(to);
     }

@@ -60,7 +60,7 @@ fn case(what: &str, sizes: [usize; 4], scores: Scores, backward: bool) -> Case {
         precision: Precision::F32,
         bytes: bytes.iter().sum::<usize>() as f64,
         compile: Box::new(move |isa, threads| {
-            let kernel = AttentionKernel::new(&desc, isa).expect("a good description");
+            let kernel = AttentionKernel::new(&desc, isa).expect("valid description");
             let mut buffers = Buffers::new(&bytes, kernel.scratch_bytes(threads));
             if scores == Scores::Causal {
                 let mask = buffers.bases()[inputs].cast::<f32>();

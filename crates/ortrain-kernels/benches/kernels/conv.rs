@@ -247,7 +247,7 @@ fn case(layer: Layer, pass: ConvPass, tail: Epilogue, precision: Precision) -> C
                 products: Products { precision, unit: Bf16Unit::detect(isa) },
                 epilogue: nest.clone(),
             };
-            let kernel = ConvKernel::new(&desc, isa).expect("a good description");
+            let kernel = ConvKernel::new(&desc, isa).expect("valid description");
             let mut buffers = Buffers::new(&bytes, kernel.scratch_bytes(threads));
             Box::new(move |pool| {
                 let bases = buffers.bases();

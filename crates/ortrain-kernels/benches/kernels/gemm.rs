@@ -237,7 +237,7 @@ fn case(what: &str, product: Product) -> Case {
                 products: Products { precision, unit: Bf16Unit::detect(isa) },
                 epilogue: nest(dtype, [batch, m, n], after),
             };
-            let kernel = GemmKernel::new(&desc, isa).expect("a good description");
+            let kernel = GemmKernel::new(&desc, isa).expect("valid description");
             let others = desc.epilogue.operands().map(|access| access.len * access.dtype.size());
             let sizes: Vec<usize> = bytes[..2].iter().copied().chain(others).collect();
             let mut buffers = Buffers::new(&sizes, kernel.scratch_bytes(threads));
@@ -285,7 +285,7 @@ fn case_in_panels(what: &str, [m, n, k]: [usize; 3]) -> Case {
         precision: Precision::F32,
         bytes: elements.iter().sum::<usize>() as f64 * 4.0,
         compile: Box::new(move |isa, threads| {
-            let kernel = GemmKernel::new(&desc, isa).expect("a good description");
+            let kernel = GemmKernel::new(&desc, isa).expect("valid description");
             let mut buffers =
                 Buffers::new(&elements.map(|elements| 4 * elements), kernel.scratch_bytes(threads));
             Box::new(move |pool| {

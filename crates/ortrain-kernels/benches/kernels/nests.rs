@@ -99,7 +99,7 @@ pub(crate) fn case(name: String, flops: f64, nest: Nest, in_place: bool) -> Case
         precision: Precision::F32,
         bytes: sizes.iter().sum::<usize>() as f64,
         compile: Box::new(move |isa, threads| {
-            let kernel = NestKernel::new(&nest, isa).expect("a good nest");
+            let kernel = NestKernel::new(&nest, isa).expect("valid nest");
             let loads = nest.loads.len();
             let mut sizes = sizes.clone();
             if in_place {
@@ -539,7 +539,7 @@ fn scatter([outer, size, count, inner]: [usize; 4]) -> Case {
         precision: Precision::F32,
         bytes: (3 * moved * F32.size() + count * 8) as f64,
         compile: Box::new(move |isa, _| {
-            let kernel = ScatterKernel::new(desc, isa).expect("a good description");
+            let kernel = ScatterKernel::new(desc, isa).expect("valid description");
             let mut buffers = Buffers::new(&[outer * size * inner * 4, moved * 4], 0);
             let mut indices: Vec<i64> = (0..count).map(|j| ((j * 7919) % size) as i64).collect();
             Box::new(move |pool| {

@@ -71,7 +71,7 @@ fn case(layer: Layer, (what, pass, index): (&str, WindowPass, Index)) -> Case {
         bytes: ((source + target) * size_of::<f32>() + positions) as f64,
         compile: Box::new(move |isa, threads| {
             let desc = WindowDesc { shape: shape.clone(), dtype: DType::F32, index };
-            let kernel = WindowKernel::new(&desc, isa).expect("a good description");
+            let kernel = WindowKernel::new(&desc, isa).expect("valid description");
             let sizes = [source * 4, positions, target * 4];
             let mut buffers = Buffers::new(&sizes, kernel.scratch_bytes(threads));
             if pass == WindowPass::MaxGradient {
@@ -91,7 +91,7 @@ fn case(layer: Layer, (what, pass, index): (&str, WindowPass, Index)) -> Case {
 fn find_positions(shape: WindowShape, isa: Isa, index: Index, to: *mut u8) {
     let [source, target] = shape.operands();
     let desc = WindowDesc { shape, dtype: DType::F32, index };
-    let kernel = WindowKernel::new(&desc, isa).expect("a good description");
+    let kernel = WindowKernel::new(&desc, isa).expect("valid description");
     let mut buffers = Buffers::new(&[source * 4, target * 4], kernel.scratch_bytes(1));
     let bases = buffers.bases();
     // SAFETY: buffers have the lengths of the shape, and belong to this function.

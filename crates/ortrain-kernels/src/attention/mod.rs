@@ -148,7 +148,7 @@ impl AttentionKernel {
         let engine: Box<dyn Engine> = match desc.q.dtype {
             DType::F32 => Box::new(Kernel::<f32>::new(desc, compiler)?),
             DType::F64 => Box::new(Kernel::<f64>::new(desc, compiler)?),
-            other => return Err(format!("an attention of {other}")),
+            other => return Err(format!("attention of {other} is not supported")),
         };
         Ok(AttentionKernel { engine })
     }
@@ -354,7 +354,10 @@ impl KernelBuilder<'_> {
     fn add_operand(&mut self, access: &Access, lines: usize, elements: usize) -> Result<Operand, String> {
         let dims: Vec<usize> = self.batch.iter().copied().chain([lines, elements]).collect();
         if access.dtype != self.real || access.strides.len() != dims.len() {
-            return Err(format!("an operand {access:?} of an attention over {dims:?} of {}", self.real));
+            return Err(format!(
+                "operand {access:?} does not fit an attention over {dims:?} of {}",
+                self.real
+            ));
         }
         if let Some((low, high)) = access.position_range(&dims)
             && (low < 0 || high >= access.len as isize)
@@ -390,13 +393,13 @@ impl KernelBuilder<'_> {
         let axes = self.batch.len();
         let dims = self.batch.iter().copied().chain([lines, elements]);
         if !dims.eq(nest.dims.iter().copied()) || nest.inner != 0 || nest.expr.can_fail() {
-            return Err(format!("a nest over {:?} that does not fit an attention", nest.dims));
+            return Err(format!("a nest over {:?} does not fit the attention", nest.dims));
         }
         let (loads, stores) = (nest.loads.len(), nest.stores.len());
         let accumulators =
             nest.loads.iter().take_while(|load| **load == Load::Accumulator(self.real)).count();
         if accumulators != given || nest.num_accumulators() != given {
-            return Err(format!("what a nest is given is not {given} times {}", self.real));
+            return Err(format!("a nest must have {given} accumulators of type {}", self.real));
         }
         let mut nest = Cow::Borrowed(nest);
         if to_block {
@@ -446,7 +449,7 @@ impl KernelBuilder<'_> {
         [scalable, addable]: [bool; 2],
     ) -> Result<Pointwise, String> {
         if !nest.stores.is_empty() || nest.expr.outputs().len() != 1 {
-            return Err("scores that are not passed on one by one".to_owned());
+            return Err("a nest over scores must have exactly 1 result and no stores".to_owned());
         }
         let taped = self.compile_nest(nest, [self.cut.queries, self.cut.keys], given, true)?;
         let side_by_side = |access: &Access| access.dtype == self.real && access.strides.last() == Some(&1);
@@ -513,12 +516,12 @@ impl<T: Computed> Kernel<T> {
         let real = T::DTYPE;
         let dims = &desc.scores.dims;
         let Some(axes) = dims.len().checked_sub(2) else {
-            return Err("scores have at least two axes".to_owned());
+            return Err("scores need at least two axes".to_owned());
         };
         let (size, width) = (desc.size, desc.width);
         let (queries, keys) = (dims[axes], dims[axes + 1]);
         if dims.contains(&0) || size == 0 || width == 0 {
-            return Err(format!("an attention of nothing: {dims:?}, {size}, {width}"));
+            return Err(format!("an attention must have elements, got {dims:?}, {size}, {width}"));
         }
         let micro = T::micro(isa);
         let Micro { mr, nr, .. } = micro;
@@ -564,7 +567,7 @@ impl<T: Computed> Kernel<T> {
                     v,
                 }))
             }
-            (AttentionPass::Gradients(_), None) => unreachable!("the given gradient was made above"),
+            (AttentionPass::Gradients(_), None) => unreachable!("the output gradient was compiled above"),
         };
 
         let mut cut = making.cut;

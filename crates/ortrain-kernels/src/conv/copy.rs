@@ -190,7 +190,7 @@ pub(super) unsafe fn fill_strips<T: Real>(
         DType::F64 => go!(f64),
         DType::F16 => go!(F16),
         DType::BF16 => go!(Bf16),
-        other => unreachable!("a convolution of {other}: checked when compiled"),
+        other => unreachable!("a convolution of {other}: rejected at compile time"),
     }
 }
 
@@ -440,7 +440,7 @@ pub(super) unsafe fn copy_lines<T: Real>(
         DType::F64 => go!(f64),
         DType::F16 => go!(F16),
         DType::BF16 => go!(Bf16),
-        other => unreachable!("a convolution of {other}: checked when compiled"),
+        other => unreachable!("a convolution of {other}: rejected at compile time"),
     }
 }
 

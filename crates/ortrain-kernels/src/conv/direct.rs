@@ -468,7 +468,7 @@ mod tests {
             dims,
         };
         let desc = ConvDesc { shape, a: DType::F32, b: DType::F32, products: Products::F32, epilogue };
-        let finish = Arc::new(Epilogue::new::<f32>(&desc, isa.into()).expect("a good description"));
+        let finish = Arc::new(Epilogue::new::<f32>(&desc, isa.into()).expect("valid description"));
         Direct::new(&desc, isa, &finish).map(|direct| direct.vector_axis)
     }
 

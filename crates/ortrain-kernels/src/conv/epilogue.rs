@@ -52,17 +52,17 @@ impl Epilogue {
         let [_, _, dims] = desc.shape.operands();
         if nest.dims != dims {
             return Err(format!(
-                "an epilogue over {:?} of a result {:?}",
+                "the epilogue has the space {:?}, but the result has {:?}",
                 nest.dims.as_slice(),
                 dims.as_slice()
             ));
         }
         if nest.inner != 0 {
-            return Err("an epilogue reduces nothing".to_owned());
+            return Err("an epilogue cannot reduce".to_owned());
         }
         let real = if T::BYTES == 8 { DType::F64 } else { DType::F32 };
         if nest.loads.first() != Some(&Load::Accumulator(real)) || nest.num_accumulators() != 1 {
-            return Err(format!("the accumulator of the epilogue is the result, of type {real}"));
+            return Err(format!("the accumulator of the epilogue must be the result, of type {real}"));
         }
         let of_plane = match desc.shape.pass {
             ConvPass::Output | ConvPass::InputGradient => 2,

@@ -178,7 +178,7 @@ unsafe fn read<T: Real>(base: *const u8, dtype: DType, element: usize) -> T {
         DType::F64 => go!(f64),
         DType::F16 => go!(F16),
         DType::BF16 => go!(Bf16),
-        other => unreachable!("a convolution of {other}: checked when compiled"),
+        other => unreachable!("a convolution of {other}: rejected at compile time"),
     }
 }
 

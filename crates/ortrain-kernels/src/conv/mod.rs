@@ -107,12 +107,12 @@ impl ConvKernel {
             sizes.try_fold(1usize, |n, &dim| n.checked_mul(dim)).is_none()
         };
         if desc.shape.operands().iter().any(countless) {
-            return Err("tensors that are too large to count".to_owned());
+            return Err("the tensors are too large to count".to_owned());
         }
         let double = match (desc.a, desc.b) {
             (DType::F64, DType::F64) => true,
             (a, b) if Type::of(a) == Type::F32 && Type::of(b) == Type::F32 => false,
-            (a, b) => return Err(format!("a convolution of {a} and {b}")),
+            (a, b) => return Err(format!("a convolution of {a} and {b} is not supported")),
         };
         let (engine, transformed) = if double {
             choose_engine::<f64>(desc, compiler)?
@@ -129,7 +129,9 @@ impl ConvKernel {
     pub fn describe(&self) -> String {
         let name = self.engine.name();
         match self.winograd {
-            Some(_) => format!("Winograd F(2x2, 3x3); for operands with infinite, NaN or huge elements: {name}"),
+            Some(_) => {
+                format!("Winograd F(2x2, 3x3); for operands with infinite, NaN or huge elements: {name}")
+            }
             None => name.to_owned(),
         }
     }

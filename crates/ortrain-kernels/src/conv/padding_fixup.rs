@@ -363,7 +363,7 @@ impl PaddingFixup {
             DType::F64 => go!(f64),
             DType::F16 => go!(F16),
             DType::BF16 => go!(Bf16),
-            other => unreachable!("a convolution of {other}: checked when compiled"),
+            other => unreachable!("a convolution of {other}: rejected at compile time"),
         };
         // With several terms, their sum differs from the factor by less than the error of a sum.
         match self.precision {

@@ -118,12 +118,12 @@ impl GemmKernel {
         let double = match (desc.a.dtype, desc.b.dtype) {
             (DType::F64, DType::F64) => true,
             (a, b) if Type::of(a) == Type::F32 && Type::of(b) == Type::F32 => false,
-            (a, b) => return Err(format!("a product of {a} and {b}")),
+            (a, b) => return Err(format!("a product of {a} and {b} is not supported")),
         };
         for (operand, to) in [&desc.a, &desc.b].into_iter().zip(desc.rounded_to) {
             let fits = |to| operand.dtype == DType::F32 && UnaryOp::rounding_to(to).is_some();
             if let Some(to) = to.filter(|&to| !fits(to)) {
-                return Err(format!("a matrix of {} rounded to {to}", operand.dtype));
+                return Err(format!("a matrix of type {} cannot be rounded to {to}", operand.dtype));
             }
         }
         let engine: Box<dyn Engine> = if double {

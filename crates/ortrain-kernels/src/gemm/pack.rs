@@ -268,7 +268,7 @@ impl<S: Stored> Work for PackPanels<S> {
             14 => self.pack_panels::<L, 14>(),
             16 => self.pack_panels::<L, 16>(),
             32 => self.pack_panels::<L, 32>(),
-            other => unreachable!("no micro-kernel has panels of {other} lines"),
+            other => unreachable!("no micro-kernel has panels of {other} rows"),
         }
     }
 }
@@ -298,7 +298,7 @@ pub(crate) unsafe fn pack<T: Real>(
         (DType::F64, None) => go!(f64, 0.0),
         (DType::F16, None) => go!(F16, 0.0),
         (DType::BF16, None) => go!(Bf16, 0.0),
-        other => unreachable!("a matrix of {other:?}: checked when compiled"),
+        other => unreachable!("a matrix of {other:?}: rejected at compile time"),
     }
 }
 

@@ -278,14 +278,14 @@ impl ProductPlan {
         let isa = compiler.isa();
         let nest = &desc.epilogue;
         let Some(axes) = nest.dims.len().checked_sub(2) else {
-            return Err("a product has at least two axes".to_owned());
+            return Err("a product needs at least two axes".to_owned());
         };
         if nest.inner != 0 {
-            return Err("an epilogue reduces nothing".to_owned());
+            return Err("an epilogue cannot reduce".to_owned());
         }
         let real = if T::BYTES == 8 { DType::F64 } else { DType::F32 };
         if nest.loads.first() != Some(&Load::Accumulator(real)) || nest.num_accumulators() != 1 {
-            return Err(format!("the accumulator of the epilogue is the product, of type {real}"));
+            return Err(format!("the accumulator of the epilogue must be the product, of type {real}"));
         }
         let Axes { is_transposed: turned, outside, rows, cols } = Axes::new(desc);
         let k = desc.k;

@@ -163,6 +163,6 @@ pub(super) unsafe fn multiply<T: Real>(isa: Isa, elements: Elements, thin: FewRo
         (DType::F64, None) => go!(f64, f64),
         (DType::F16, None) => go!(F16, f32),
         (DType::BF16, None) => go!(Bf16, f32),
-        other => unreachable!("a matrix of {other:?}: checked when compiled"),
+        other => unreachable!("a matrix of {other:?}: rejected at compile time"),
     }
 }

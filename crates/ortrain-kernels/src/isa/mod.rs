@@ -132,7 +132,7 @@ impl fmt::Display for UnknownIsa {
         let [least, middle, best] = Isa::NAMES;
         write!(
             f,
-            "the environment variable ORTRAIN_ISA is {:?}, which is no instruction-set level; set it to {least:?}, \
+            "the environment variable ORTRAIN_ISA is {:?}, which is not an instruction-set level; set it to {least:?}, \
              {middle:?} or {best:?}, or unset it to use the best level of the machine",
             self.0
         )
@@ -283,7 +283,8 @@ mod tests {
             assert_eq!(
                 error.to_string(),
                 format!(
-                    "the environment variable ORTRAIN_ISA is {unknown:?}, which is no instruction-set level; set it to \
+                    "the environment variable ORTRAIN_ISA is {unknown:?}, which is not an instruction-set level; set \
+                     it to \
                      \"portable\", \"avx2\" or \"avx512\", or unset it to use the best level of the machine"
                 )
             );

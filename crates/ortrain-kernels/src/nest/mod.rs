@@ -11,7 +11,7 @@ use crate::tile::memory::width;
 use crate::tile::strided_iter::StridedIter;
 use crate::tile::{
     ALIGN, Compiler, ExecContext, Failure, FrameHeader, LoopOrder, LoopPlan, PairwiseSum, Stage,
-    StageReduction, TileProgram, ops,
+    StageReduction, TileProgram, counted, ops,
 };
 use crate::transpose::TransposingCopy;
 use segment_tasks::{LongSegment, Piece, SegmentTasks, Task, Wave};
@@ -121,7 +121,7 @@ impl NestKernel {
             return Err(fault);
         }
         if nest.num_accumulators() > 0 {
-            return Err("an accumulator of a nest that finishes nothing".to_owned());
+            return Err("a nest without a product cannot have accumulators".to_owned());
         }
         let kept = nest.dims.len() - nest.inner;
         let mut outer_axes: Vec<usize> = (0..kept).collect();
@@ -211,10 +211,14 @@ impl NestKernel {
     #[must_use]
     pub fn describe(&self) -> String {
         let loops = match &self.partition {
-            TaskPartition::Map { count, chunk } => format!("map in {}", counted(count.div_ceil(*chunk), "task")),
+            TaskPartition::Map { count, chunk } => {
+                format!("map in {}", counted(count.div_ceil(*chunk), "task"))
+            }
             TaskPartition::Transpose(_) => "transposing copy".to_owned(),
             TaskPartition::RowSquareSums(_) => "sums of squares of rows".to_owned(),
-            TaskPartition::Row { outer, rows, piece: None, .. } => format!("rows in {}", counted(outer.div_ceil(*rows), "task")),
+            TaskPartition::Row { outer, rows, piece: None, .. } => {
+                format!("rows in {}", counted(outer.div_ceil(*rows), "task"))
+            }
             TaskPartition::Row { piece: Some(piece), .. } => format!("rows in pieces of {piece} elements"),
             TaskPartition::Col { columns, tile, piece: None, .. } => {
                 format!("columns in {}", counted(columns.div_ceil(*tile), "task"))

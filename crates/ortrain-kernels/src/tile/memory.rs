@@ -65,7 +65,10 @@ impl StridedView {
 
     /// Returns the bytes from an element to the element at the same position of the next piece. `None` if pieces have
     /// another length, or follow each other directly.
-    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "only machine code asks ahead"))]
+    #[cfg_attr(
+        not(target_arch = "x86_64"),
+        allow(dead_code, reason = "only generated machine code prefetches")
+    )]
     pub(crate) fn piece_stride_bytes(&self, piece: usize) -> Option<i32> {
         let step = self.along.piece_stride().filter(|_| self.contiguous_len() == Some(piece))?;
         i32::try_from(step * self.dtype.size() as isize).ok().filter(|&step| step != 0)

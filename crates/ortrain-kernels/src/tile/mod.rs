@@ -727,7 +727,7 @@ impl TileProgram {
         let nest = plan.nest;
         check(nest)?;
         if nest.segments.is_some() && (plan.has_product() || plan.loop_order != LoopOrder::Row) {
-            return Err("segments where rows of any length do not fit".to_owned());
+            return Err("segments are not supported in this loop".to_owned());
         }
         let mut dims = nest.dims.clone();
         if nest.segments.is_some() {
@@ -1634,7 +1634,7 @@ fn check(nest: &Nest) -> Result<(), String> {
     for (i, &(inst, ty)) in insts.iter().enumerate() {
         let wrong = |what: &str| Err(format!("instruction {i} ({inst:?} as {ty:?}): {what}"));
         if inst.operands().any(|reg| usize::from(reg.0) >= i) {
-            return wrong("an operand that comes later");
+            return wrong("an operand is computed later");
         }
         let of = |reg: Reg| expr.ty(reg);
         match inst {
@@ -1643,10 +1643,12 @@ fn check(nest: &Nest) -> Result<(), String> {
             }
             Inst::LoadAt(_, index) if of(index) != Type::I64 => return wrong("the index is not i64"),
             Inst::Coordinate(axis) if usize::from(axis) >= nest.dims.len() => return wrong("no such axis"),
-            Inst::Coordinate(_) | Inst::Guard(..) if ty != Type::I64 => return wrong("the result is i64"),
-            Inst::Run(_) if ty != Type::U64 => return wrong("the result is u64"),
-            Inst::Compare(..) if ty != Type::Bool => return wrong("the result is truth"),
-            Inst::Random(..) if ty != Type::U32 => return wrong("the result is u32"),
+            Inst::Coordinate(_) | Inst::Guard(..) if ty != Type::I64 => {
+                return wrong("the result must be i64");
+            }
+            Inst::Run(_) if ty != Type::U64 => return wrong("the result must be u64"),
+            Inst::Compare(..) if ty != Type::Bool => return wrong("the result must be bool"),
+            Inst::Random(..) if ty != Type::U32 => return wrong("the result must be u32"),
             Inst::Reduced(k) if usize::from(k) >= nest.reductions.len() => return wrong("no such reduction"),
             Inst::Unary(_, a) if of(a) != ty => return wrong("the operand has another type"),
             Inst::Unary(op, _) => {
@@ -1683,7 +1685,7 @@ fn check(nest: &Nest) -> Result<(), String> {
                 return wrong("an operand is not u64");
             }
             Inst::Const(value) if matches!(value, Scalar::Bool(_)) != (ty == Type::Bool) => {
-                return wrong("a truth value is not a number");
+                return wrong("a constant has another type");
             }
             _ => {}
         }
@@ -1694,20 +1696,20 @@ fn check(nest: &Nest) -> Result<(), String> {
         .chain(nest.reductions.iter().map(|r| &r.value))
         .any(|reg| usize::from(reg.0) >= insts.len())
     {
-        return Err("a result that is not computed".to_owned());
+        return Err("a result is not computed".to_owned());
     }
     for (k, reduction) in nest.reductions.iter().enumerate() {
         if expr.ty(reduction.value) == Type::Bool {
-            return Err(format!("reduction {k} is of truth values"));
+            return Err(format!("reduction {k} reduces booleans"));
         }
         let needed = expr.dependencies_of(&[reduction.value]);
         let later = |inst: Inst| matches!(inst, Inst::Reduced(other) if usize::from(other) >= k);
         if insts.iter().zip(&needed).any(|(&(inst, _), &needed)| needed && later(inst)) {
-            return Err(format!("reduction {k} needs a later one"));
+            return Err(format!("reduction {k} depends on a later reduction"));
         }
     }
     if nest.inner == 0 && !nest.reductions.is_empty() {
-        return Err("reductions over no axis".to_owned());
+        return Err("a reduction needs a reduced axis".to_owned());
     }
     let kept = nest.dims.len() - nest.inner;
     for (i, store) in nest.stores.iter().enumerate() {
@@ -1720,7 +1722,7 @@ fn check(nest: &Nest) -> Result<(), String> {
         }
         let twice = outer.iter().zip(&nest.dims).any(|(&stride, &dim)| stride == 0 && dim > 1);
         if twice && !stored.contains(&0) {
-            return Err(format!("store {i} puts many results into one element"));
+            return Err(format!("store {i} writes several results to one element"));
         }
     }
     Ok(())

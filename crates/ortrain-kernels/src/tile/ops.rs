@@ -297,7 +297,7 @@ pub(crate) unsafe fn unary(isa: Isa, op: UnaryOp, ty: Type, a: *const u8, d: *mu
     }
     macro_rules! number {
         ($f:ident) => {
-            with_number!(ty, T => go!($f<T>), bool => unreachable!("{op:?} of truth: checked when compiled"))
+            with_number!(ty, T => go!($f<T>), bool => unreachable!("{op:?} of bool: rejected at compile time"))
         };
     }
     macro_rules! float {
@@ -305,7 +305,7 @@ pub(crate) unsafe fn unary(isa: Isa, op: UnaryOp, ty: Type, a: *const u8, d: *mu
             match ty {
                 Type::F32 => go!($f<f32>),
                 Type::F64 => go!($f<f64>),
-                _ => unreachable!("{op:?} of {ty:?}: checked when compiled"),
+                _ => unreachable!("{op:?} of {ty:?}: rejected at compile time"),
             }
         };
     }
@@ -358,7 +358,7 @@ pub(crate) unsafe fn binary(isa: Isa, op: BinaryOp, ty: Type, a: Operand, b: Ope
                 // SAFETY: the caller's contract.
                 let d = unsafe { values_mut::<T>(d, n) };
                 loop2!(isa, $f<T>, ty, a, b, d)
-            }, bool => unreachable!("{op:?} of truth: checked when compiled"))
+            }, bool => unreachable!("{op:?} of bool: rejected at compile time"))
         };
     }
     macro_rules! truth {
@@ -375,7 +375,7 @@ pub(crate) unsafe fn binary(isa: Isa, op: BinaryOp, ty: Type, a: Operand, b: Ope
                 Type::I64 => bits!($f, i64),
                 Type::U32 => bits!($f, u32),
                 Type::U64 => bits!($f, u64),
-                _ => unreachable!("{op:?} of {ty:?}: checked when compiled"),
+                _ => unreachable!("{op:?} of {ty:?}: rejected at compile time"),
             }
         };
         ($f:ident, $t:ty) => {{
@@ -778,7 +778,7 @@ macro_rules! with_reduction {
             ReduceOp::Prod => { type $f = Mul<$t>; const $neutral: $t = <$t as Number>::ONE; $e }
             ReduceOp::Max => { type $f = Max<$t>; const $neutral: $t = <$t as Number>::LOWEST; $e }
             ReduceOp::Min => { type $f = Min<$t>; const $neutral: $t = <$t as Number>::GREATEST; $e }
-        }, bool => unreachable!("a reduction of truth: checked when compiled"))
+        }, bool => unreachable!("a reduction of bool: rejected at compile time"))
     };
 }
 

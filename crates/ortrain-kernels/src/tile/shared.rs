@@ -144,7 +144,7 @@ mod tests {
             stores: vec![access(to)],
         };
         let plan = LoopPlan { nest: &nest, loop_order: LoopOrder::Map, outer_axes: &[], tile_axes: &[0, 1] };
-        TileProgram::new(&plan, compiler).expect("a good nest")
+        TileProgram::new(&plan, compiler).expect("valid nest")
     }
 
     #[test]
@@ -158,7 +158,7 @@ mod tests {
                 others.map(|(places, columns, factor)| scale_program(compiler, columns, factor, places)),
             ))
         });
-        let (first, [moved, wider, negated]) = tapes.expect("good nests");
+        let (first, [moved, wider, negated]) = tapes.expect("valid nests");
         for (other, shared) in [
             (moved, true),
             (wider, false),
@@ -185,7 +185,7 @@ mod tests {
         let is_native = |tape: &TileProgram| {
             tape.stages[0].body.iter().any(|op| matches!(op.kind, crate::tile::Kind::Native(_)))
         };
-        assert!(!is_native(&made.expect("a good nest")));
+        assert!(!is_native(&made.expect("valid nest")));
         assert!(tapes.borrow().iter().all(|tape| is_native(tape) || isa == Isa::PORTABLE));
     }
 }

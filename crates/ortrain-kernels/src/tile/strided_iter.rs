@@ -80,7 +80,10 @@ impl StridedIter {
     }
 
     /// Returns the number of elements from one piece to the next, along the axis before the axis of the pieces.
-    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "only machine code asks ahead"))]
+    #[cfg_attr(
+        not(target_arch = "x86_64"),
+        allow(dead_code, reason = "only generated machine code prefetches")
+    )]
     pub(crate) fn piece_stride(&self) -> Option<isize> {
         self.strides.len().checked_sub(2).map(|before| self.strides[before])
     }

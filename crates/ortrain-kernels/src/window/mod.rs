@@ -258,7 +258,7 @@ macro_rules! with_element {
                 F32: f32, F64: f64, F16: F16, BF16: Bf16,
                 I8: i8, I16: i16, I32: i32, I64: i64, U8: u8, U16: u16, U32: u32, U64: u64
             ],
-            other => unreachable!("pooling of {other}: checked when compiled")
+            other => unreachable!("pooling of {other}: rejected at compile time")
         )
     };
 }
@@ -270,7 +270,7 @@ macro_rules! with_float {
             $dtype,
             $s => $e,
             [F32: f32, F64: f64, F16: F16, BF16: Bf16],
-            other => unreachable!("{other} goes this way: chosen for floats alone")
+            other => unreachable!("{other}: this path is only for floats")
         )
     };
 }
@@ -480,20 +480,20 @@ impl WindowKernel {
         let WindowDesc { ref shape, dtype, index } = *desc;
         let pass = shape.pass;
         if dtype == DType::Bool {
-            return Err(format!("pooling of {dtype}"));
+            return Err(format!("pooling of {dtype} is not supported"));
         }
         if let Some(fault) = shape.validate() {
             return Err(fault);
         }
         match (pass, index) {
             (WindowPass::Sum | WindowPass::SumGradient, Some(_)) => {
-                return Err("sums have no positions".to_owned());
+                return Err("a sum cannot have positions".to_owned());
             }
             (WindowPass::MaxGradient, None) => {
                 return Err("the gradient of a maximum needs the positions".to_owned());
             }
             (_, Some((kind, dtype))) if !shape.has_positions(kind, dtype) => {
-                return Err(format!("positions of type {dtype} for such windows"));
+                return Err(format!("positions of type {dtype} are not supported for these windows"));
             }
             _ => {}
         }
@@ -512,7 +512,7 @@ impl WindowKernel {
             });
         }
         if axes.len() > MAX_AXES {
-            return Err(format!("a window over {} axes, {MAX_AXES} are the most", axes.len()));
+            return Err(format!("a window has {} axes, but at most {MAX_AXES} are supported", axes.len()));
         }
         let mut positions = Positions::new(index, &shape.axes, trivial);
         let gradient = matches!(pass, WindowPass::MaxGradient | WindowPass::SumGradient);
@@ -529,7 +529,7 @@ impl WindowKernel {
         let (inputs, outputs) = (shape.plane_inputs(), shape.plane_outputs());
         let (source, target) = if gradient { (outputs, inputs) } else { (inputs, outputs) };
         let width = if gradient { last.input } else { last.output };
-        let too_large = || "tensors that are too large to count".to_owned();
+        let too_large = || "the tensors are too large to count".to_owned();
         if [source, target].iter().any(|n| n.checked_mul(planes).and_then(|n| n.checked_mul(8)).is_none()) {
             return Err(too_large());
         }

@@ -585,7 +585,7 @@ fn invalid_descriptions_are_rejected() {
     refused(&|desc| desc.weights.dims[2] = 8);
     let scores = Access::contiguous(DType::F32, &[2, 3, 9, 35]);
     let stored = refused(&|desc| desc.scores.stores.push(scores.clone()));
-    assert_eq!(stored, "scores that are not passed on one by one");
+    assert_eq!(stored, "a nest over scores must have exactly 1 result and no stores");
 }
 
 /// Each nest has one accumulator; the gradient of the weights has two.
@@ -609,9 +609,9 @@ fn accumulator_counts_are_checked() {
     let accumulator = Load::Accumulator(DType::F32);
     let [scores, output] =
         [35, 12].map(|elements| Load::Buffer(Access::contiguous(DType::F32, &[2, 3, 9, elements])));
-    let not_one = "what a nest is given is not 1 times float32";
-    let not_two = "what a nest is given is not 2 times float32";
-    let behind = "an accumulator behind the load of a buffer";
+    let not_one = "a nest must have 1 accumulators of type float32";
+    let not_two = "a nest must have 2 accumulators of type float32";
+    let behind = "accumulators must precede the loads of buffers";
     for n in [0, 2] {
         let loads = vec![accumulator.clone(); n];
         assert_eq!(refused(&forward, &|desc| desc.scores.loads.clone_from(&loads)), not_one);

@@ -694,13 +694,13 @@ fn an_epilogue_has_one_accumulator() {
     let buffer = Load::Buffer(Access::contiguous(DType::F32, &dims));
     desc.epilogue.loads = vec![result.clone(), buffer.clone()];
     ConvKernel::new(&desc, Isa::PORTABLE).unwrap();
-    let it_is_the_result = "the accumulator of the epilogue is the result, of type float32";
+    let it_is_the_result = "the accumulator of the epilogue must be the result, of type float32";
     for (loads, sentence) in [
         (vec![buffer.clone()], it_is_the_result),
         (vec![buffer.clone(), result.clone()], it_is_the_result),
         (vec![result.clone(), result.clone()], it_is_the_result),
         (vec![Load::Accumulator(DType::F64)], it_is_the_result),
-        (vec![result.clone(), buffer, result], "an accumulator behind the load of a buffer"),
+        (vec![result.clone(), buffer, result], "accumulators must precede the loads of buffers"),
     ] {
         desc.epilogue.loads = loads;
         assert_eq!(ConvKernel::new(&desc, Isa::PORTABLE).unwrap_err(), sentence, "{:?}", desc.epilogue.loads);

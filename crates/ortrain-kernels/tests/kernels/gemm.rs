@@ -314,7 +314,7 @@ fn rounded_operands_equal_narrow_operands() {
     let mut wrong = plain(Sizes { batch: 1, m: 2, n: 2, k: 2 }, DType::F64, false, false);
     wrong.rounded_to[1] = Some(DType::F16);
     let error = GemmKernel::new(&wrong, Isa::PORTABLE).unwrap_err();
-    assert_eq!(error, "a matrix of float64 rounded to float16");
+    assert_eq!(error, "a matrix of type float64 cannot be rounded to float16");
 }
 
 #[test]
@@ -625,13 +625,13 @@ fn an_epilogue_has_one_accumulator() {
     let buffer = Load::Buffer(Access::contiguous(DType::F32, &[1, 4, 5]));
     desc.epilogue.loads = vec![product.clone(), buffer.clone()];
     GemmKernel::new(&desc, Isa::PORTABLE).unwrap();
-    let it_is_the_product = "the accumulator of the epilogue is the product, of type float32";
+    let it_is_the_product = "the accumulator of the epilogue must be the product, of type float32";
     for (loads, sentence) in [
         (vec![buffer.clone()], it_is_the_product),
         (vec![buffer.clone(), product.clone()], it_is_the_product),
         (vec![product.clone(), product.clone()], it_is_the_product),
         (vec![Load::Accumulator(DType::F64)], it_is_the_product),
-        (vec![product.clone(), buffer, product], "an accumulator behind the load of a buffer"),
+        (vec![product.clone(), buffer, product], "accumulators must precede the loads of buffers"),
     ] {
         desc.epilogue.loads = loads;
         assert_eq!(GemmKernel::new(&desc, Isa::PORTABLE).unwrap_err(), sentence, "{:?}", desc.epilogue.loads);

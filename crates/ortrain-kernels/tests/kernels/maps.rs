@@ -513,11 +513,11 @@ fn accumulators_are_rejected() {
     let access = Access::contiguous(DType::F32, &[5]);
     let mut nest = map(5, Vec::new(), vec![access.clone()], |b| vec![b.load(0, Type::F32)]);
     let (buffer, accumulator) = (Load::Buffer(access), Load::Accumulator(DType::F32));
-    let of_nothing = "an accumulator of a nest that finishes nothing";
+    let of_nothing = "a nest without a product cannot have accumulators";
     for (loads, sentence) in [
         (vec![accumulator.clone()], of_nothing),
         (vec![accumulator.clone(), buffer.clone()], of_nothing),
-        (vec![buffer, accumulator], "an accumulator behind the load of a buffer"),
+        (vec![buffer, accumulator], "accumulators must precede the loads of buffers"),
     ] {
         nest.loads = loads;
         assert_eq!(NestKernel::new(&nest, Isa::PORTABLE).unwrap_err(), sentence, "{:?}", nest.loads);

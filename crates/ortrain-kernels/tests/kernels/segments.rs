@@ -543,5 +543,5 @@ fn invalid_segments_are_rejected() {
     let mut nest = adamw(&(segments, len), F32);
     nest.dims[0] = 3;
     let fault = NestKernel::new(&nest, Isa::detect().unwrap()).unwrap_err();
-    assert_eq!(fault, "2 segments for a first axis of 3");
+    assert_eq!(fault, "2 segments, but the first axis has size 3");
 }

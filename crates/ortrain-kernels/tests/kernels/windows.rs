@@ -364,28 +364,28 @@ fn invalid_descriptions_are_rejected() {
     let huge = SlidingAxis { kernel: usize::MAX / 2, dilation: 3, ..good.shape.axes[0] };
     WindowKernel::new(&good, Isa::PORTABLE).unwrap();
     for (desc, needle) in [
-        (WindowDesc { dtype: DType::Bool, ..good.clone() }, "pooling of bool"),
+        (WindowDesc { dtype: DType::Bool, ..good.clone() }, "pooling of bool is not supported"),
         (
             WindowDesc { index: Some((IndexKind::Element, DType::I32)), ..good.clone() },
-            "positions of type int32 for such windows",
+            "positions of type int32 are not supported for these windows",
         ),
         (
             WindowDesc {
                 index: Some((IndexKind::Cell, DType::U8)),
                 ..with(shape(WindowPass::Max, 2, &[axis(300, [257, 1, 1, 0, 0])]))
             },
-            "positions of type uint8 for such windows",
+            "positions of type uint8 are not supported for these windows",
         ),
         (
             WindowDesc { index: None, ..with(shape(WindowPass::MaxGradient, 2, &good.shape.axes)) },
             "the gradient of a maximum needs the positions",
         ),
-        (with(shape(WindowPass::Sum, 2, &good.shape.axes)), "sums have no positions"),
+        (with(shape(WindowPass::Sum, 2, &good.shape.axes)), "a sum cannot have positions"),
         (with(shape(WindowPass::Max, usize::MAX / 9, &good.shape.axes)), "too large to count"),
         (with(shape(WindowPass::Max, 2, &[huge])), "too large to count"),
         (
             with(shape(WindowPass::Max, 2, &[axis(2, [1, 1, 1, 0, 0]); 9])),
-            "a window over 9 axes, 8 are the most",
+            "a window has 9 axes, but at most 8 are supported",
         ),
     ] {
         let fault = WindowKernel::new(&desc, Isa::PORTABLE).unwrap_err();

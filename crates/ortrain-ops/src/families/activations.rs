@@ -75,9 +75,7 @@ fn gelu(b: &mut Builder, x: &[Reg], attrs: &Attrs) -> Result<Reg, OpError> {
     match attrs.string("approximate")?.unwrap_or("none") {
         "none" => Ok(gelu_erf(b, x[0])),
         "tanh" => Ok(gelu_tanh(b, x[0])),
-        other => {
-            Err(OpError::invalid(format!("approximate is {other:?}; \"none\" and \"tanh\" are defined")))
-        }
+        other => Err(OpError::invalid(format!("approximate must be \"none\" or \"tanh\", got {other:?}"))),
     }
 }
 
@@ -289,7 +287,7 @@ impl ExponentialUnit {
     fn celu(attrs: &Attrs) -> Result<ExponentialUnit, OpError> {
         let alpha = float_attr(attrs, ALPHA, 1.0)?;
         if alpha == 0.0 {
-            return Err(OpError::invalid("alpha is 0, by which it divides"));
+            return Err(OpError::invalid("alpha must not be 0"));
         }
         Ok(ExponentialUnit { scale: 1.0, alpha, width: alpha })
     }
@@ -1007,9 +1005,13 @@ mod tests {
     fn rejects_invalid_attributes_and_types() {
         let x = generic_tensor(&[2], 1);
         for (op, attrs, sentence) in [
-            ("Celu", alpha(0.0), "alpha is 0, by which it divides"),
+            ("Celu", alpha(0.0), "alpha must not be 0"),
             ("Elu", Attrs::new().with(ALPHA, 1i64), "should be FLOAT"),
-            ("Gelu", Attrs::new().with("approximate", "sine"), "approximate is \"sine\""),
+            (
+                "Gelu",
+                Attrs::new().with("approximate", "sine"),
+                "approximate must be \"none\" or \"tanh\", got \"sine\"",
+            ),
         ] {
             let failure = run_node(("", op), &[Some(&x)], 1, attrs).expect_err("refused");
             let Failure::Prepare(error) = failure else { panic!("{failure:?}") };

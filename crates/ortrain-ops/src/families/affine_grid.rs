@@ -28,9 +28,7 @@ struct AffineGrid;
 /// Returns the number of spatial axes, from the shape of the matrices.
 fn axis_count(theta: &Shape) -> Result<usize, OpError> {
     let wrong = || {
-        OpError::invalid(format!(
-            "input 0 has shape {theta}; [N, 2, 3] or [N, 3, 4] is needed, one matrix each"
-        ))
+        OpError::invalid(format!("input 0 (matrices) must have shape [N, 2, 3] or [N, 3, 4], got {theta}"))
     };
     let [_, rows, columns] = &theta[..] else { return Err(wrong()) };
     let axes = rows.known().or(columns.known().and_then(|columns| columns.checked_sub(1)));
@@ -47,10 +45,10 @@ impl Op for AffineGrid {
         let dtype = cx.expect_dtype(THETA, "a float type", DType::is_float)?;
         cx.expect_dtype(SIZE, "int64", |dtype| dtype == DType::I64)?;
         if let Some(bad) = cx.ints(SIZE).and_then(|sizes| sizes.into_iter().find(|&size| size < 0)) {
-            return Err(OpError::invalid(format!("{bad} is not a size")));
+            return Err(OpError::invalid(format!("sizes in input 1 must be at least 0, got {bad}")));
         }
         if let Some(shape) = cx.shape(SIZE).filter(|shape| shape.rank() != 1) {
-            return Err(OpError::invalid(format!("input 1 has shape {shape}; a list of sizes is needed")));
+            return Err(OpError::invalid(format!("input 1 (sizes) must be a vector, got shape {shape}")));
         }
         let Some(theta) = cx.shape(THETA) else {
             cx.set_output(0, dtype, None);
@@ -61,13 +59,15 @@ impl Op for AffineGrid {
         let given = sizes.as_ref().map(Vec::len).or_else(|| cx.shape(SIZE)?.first()?.known());
         if let Some(given) = given.filter(|&given| given != axes + 2) {
             return Err(OpError::invalid(format!(
-                "input 1 holds {given} sizes; for matrices of shape {theta} it must be those of [N, C] and {axes} axes"
+                "input 1 has {given} sizes; matrices of shape {theta} need sizes of N, C and {axes} spatial axes"
             )));
         }
         if let (Some(batch), Some(sizes)) = (theta[0].known(), &sizes)
             && let Some(other) = sizes[0].known().filter(|&other| other != batch)
         {
-            return Err(OpError::invalid(format!("there are {batch} matrices for a batch of {other}")));
+            return Err(OpError::invalid(format!(
+                "input 0 has {batch} matrices, but input 1 has batch size {other}"
+            )));
         }
         let size = |axis: usize| match &sizes {
             Some(sizes) => sizes[2 + axis].clone(),
@@ -242,10 +242,10 @@ mod tests {
     #[test]
     fn rejects_mismatched_inputs() {
         for (theta, size, message) in [
-            (vec![2, 2, 2], vec![2, 1, 3, 3], "[N, 2, 3] or [N, 3, 4] is needed"),
-            (vec![2, 2, 3], vec![2, 1, 3, 3, 3], "input 1 holds 5 sizes"),
-            (vec![2, 2, 3], vec![3, 1, 3, 3], "there are 2 matrices for a batch of 3"),
-            (vec![2, 2, 3], vec![2, 1, -3, 3], "-3 is not a size"),
+            (vec![2, 2, 2], vec![2, 1, 3, 3], "must have shape [N, 2, 3] or [N, 3, 4], got [2, 2, 2]"),
+            (vec![2, 2, 3], vec![2, 1, 3, 3, 3], "input 1 has 5 sizes"),
+            (vec![2, 2, 3], vec![3, 1, 3, 3], "input 0 has 2 matrices, but input 1 has batch size 3"),
+            (vec![2, 2, 3], vec![2, 1, -3, 3], "sizes in input 1 must be at least 0, got -3"),
         ] {
             let size = Tensor::i64(&[size.len()], &size);
             let failure = run_node(OP, &[Some(&generic_tensor(&theta, 1)), Some(&size)], 1, Attrs::new());

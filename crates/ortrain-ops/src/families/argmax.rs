@@ -62,7 +62,7 @@ impl Op for ArgExtreme {
         };
         let axis = normalize_axis(self.axis, shape.rank())?;
         if shape[axis] == Dim::Known(0) {
-            return Err(OpError::invalid(format!("axis {axis} of {shape} is empty: nothing is the largest")));
+            return Err(OpError::invalid(format!("axis {axis} of shape {shape} must not be empty")));
         }
         let mut dims = shape.clone();
         if self.keepdims {
@@ -178,7 +178,9 @@ mod tests {
     fn rejects_empty_axis() {
         let error =
             run_node(("", "ArgMax"), &[Some(&Tensor::f32(&[2, 0], &[]))], 1, Attrs::new().with("axis", 1i64));
-        assert!(format!("{:?}", error.expect_err("refused")).contains("nothing is the largest"));
+        assert!(
+            format!("{:?}", error.expect_err("refused")).contains("axis 1 of shape [2, 0] must not be empty")
+        );
     }
 
     /// Before opset 13 all axes from `axis` on form one row.

@@ -27,7 +27,7 @@ impl Op for BitCast {
         let from = cx.dtype(0)?;
         if from.size() != self.to.size() {
             return Err(OpError::invalid(format!(
-                "input 0 is of type {from} with {} bits an element, but {} has {}",
+                "input 0 is of type {from} with {} bits per element, but {} has {}",
                 8 * from.size(),
                 self.to,
                 8 * self.to.size()
@@ -50,7 +50,7 @@ impl Op for BitCast {
 impl HostFunction for BitCast {
     fn call(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>, String> {
         let [input] = inputs else {
-            return Err(format!("one tensor is needed but {} are given", inputs.len()));
+            return Err(format!("expected 1 tensor, got {}", inputs.len()));
         };
         let bytes = match self.to {
             DType::Bool => input.data().iter().map(|&byte| u8::from(byte != 0)).collect(),
@@ -67,7 +67,7 @@ fn build(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
     let to = i32::try_from(to)
         .ok()
         .and_then(DType::from_onnx)
-        .ok_or_else(|| OpError::unsupported(format!("type {to} is not one that elements can have here")))?;
+        .ok_or_else(|| OpError::unsupported(format!("element type {to} is not supported")))?;
     Ok(Box::new(BitCast { to }))
 }
 
@@ -104,8 +104,8 @@ mod tests {
     fn rejects_other_widths_and_types() {
         let x = f64s(&[1], &[1.0]);
         for (attrs, message) in [
-            (to(DType::F32), "64 bits an element, but float32 has 32"),
-            (Attrs::new().with("to", 22i64), "type 22 is not one"),
+            (to(DType::F32), "64 bits per element, but float32 has 32"),
+            (Attrs::new().with("to", 22i64), "element type 22 is not supported"),
             (Attrs::new(), "to"),
         ] {
             let failure = run_node(OP, &[Some(&x)], 1, attrs).expect_err("refused");

@@ -30,9 +30,9 @@ fn is_activated(attrs: &Attrs) -> Result<bool, OpError> {
     match attrs.string("activation")?.unwrap_or("none") {
         "none" => Ok(false),
         "silu" | "swish" => Ok(true),
-        other => {
-            Err(OpError::invalid(format!("activation {other:?} is not defined; none, silu and swish are")))
-        }
+        other => Err(OpError::invalid(format!(
+            "activation must be \"none\", \"silu\" or \"swish\", got {other:?}"
+        ))),
     }
 }
 
@@ -48,21 +48,21 @@ impl Op for CausalConv {
             OpError::invalid(format!("{}; {what}", list.join(", ")))
         };
         if x.is_some_and(|x| x.rank() != 3) || weight.is_some_and(|weight| weight.rank() != 3) {
-            return Err(wrong("[N, C, length] and [C, 1, k] are needed"));
+            return Err(wrong("inputs 0 and 1 must have shapes [N, C, length] and [C, 1, k]"));
         }
         if cx.shape(BIAS).is_some_and(|bias| bias.rank() != 1) {
-            return Err(wrong("the bias must be [C]"));
+            return Err(wrong("the bias must have shape [C]"));
         }
         let known = |shape: Option<&Shape>, axis: usize| shape.and_then(|shape| shape.get(axis)?.known());
         let kernel = known(weight, 2);
         if known(weight, 1).is_some_and(|size| size != 1) || kernel == Some(0) {
-            return Err(wrong("the kernels must be [C, 1, k], k at least 1"));
+            return Err(wrong("the filter must have shape [C, 1, k] with k at least 1"));
         }
         let channels = known(x, 1).or(known(weight, 0));
         let differs =
             |found: Option<usize>, wanted: Option<usize>| found.zip(wanted).is_some_and(|(a, b)| a != b);
         if differs(known(weight, 0), channels) || differs(known(cx.shape(BIAS), 0), channels) {
-            return Err(wrong("there must be a kernel, and a bias, for each channel"));
+            return Err(wrong("the filter and the bias must have one entry for each channel"));
         }
         if let Some(past) = cx.shape(PAST) {
             let fits = past.rank() == 3
@@ -70,7 +70,7 @@ impl Op for CausalConv {
                 && !differs(past[1].known(), channels)
                 && !differs(past[2].known(), kernel.map(|kernel| kernel - 1));
             if !fits {
-                return Err(wrong("the past must be [N, C, k - 1]"));
+                return Err(wrong("the past must have shape [N, C, k - 1]"));
             }
         }
         let past: Option<Shape> = cx.shape(PAST).cloned().or_else(|| {
@@ -86,7 +86,7 @@ impl Op for CausalConv {
 fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let activated = is_activated(rw.attrs())?;
     let (x, weight) = (rw.required_input(0)?, rw.required_input(WEIGHT)?);
-    let dtype = dtype_of(rw, x, "its input 0")?;
+    let dtype = dtype_of(rw, x, "input 0")?;
     let channels = [size_of(rw, x, 1), size_of(rw, weight, 0)].into_iter().find_map(Size::scalar_constant);
     let channels = channels.ok_or_else(|| {
         OpError::unsupported("the number of channels must be known; declare it in the model")
@@ -237,17 +237,41 @@ mod tests {
         let none = Attrs::new;
         let x = generic_tensor(&[2, 3, 4], 1);
         for (weight, bias, past, attrs, message) in [
-            (vec![3, 2, 2], vec![3], vec![2, 3, 1], none(), "the kernels must be [C, 1, k], k at least 1"),
-            (vec![4, 1, 2], vec![3], vec![2, 3, 1], none(), "a kernel, and a bias, for each channel"),
-            (vec![3, 1, 2], vec![2], vec![2, 3, 1], none(), "a kernel, and a bias, for each channel"),
-            (vec![3, 1, 2], vec![3], vec![2, 3, 2], none(), "the past must be [N, C, k - 1]"),
-            (vec![3, 2], vec![3], vec![2, 3, 1], none(), "[N, C, length] and [C, 1, k] are needed"),
+            (
+                vec![3, 2, 2],
+                vec![3],
+                vec![2, 3, 1],
+                none(),
+                "the filter must have shape [C, 1, k] with k at least 1",
+            ),
+            (
+                vec![4, 1, 2],
+                vec![3],
+                vec![2, 3, 1],
+                none(),
+                "the filter and the bias must have one entry for each channel",
+            ),
+            (
+                vec![3, 1, 2],
+                vec![2],
+                vec![2, 3, 1],
+                none(),
+                "the filter and the bias must have one entry for each channel",
+            ),
+            (vec![3, 1, 2], vec![3], vec![2, 3, 2], none(), "the past must have shape [N, C, k - 1]"),
+            (
+                vec![3, 2],
+                vec![3],
+                vec![2, 3, 1],
+                none(),
+                "inputs 0 and 1 must have shapes [N, C, length] and [C, 1, k]",
+            ),
             (
                 vec![3, 1, 2],
                 vec![3],
                 vec![2, 3, 1],
                 none().with("activation", "gelu"),
-                "\"gelu\" is not defined",
+                "activation must be \"none\", \"silu\" or \"swish\", got \"gelu\"",
             ),
         ] {
             let others = [generic_tensor(&weight, 2), generic_tensor(&bias, 3), generic_tensor(&past, 4)];

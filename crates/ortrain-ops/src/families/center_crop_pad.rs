@@ -32,7 +32,7 @@ impl Op for CenterCropPad {
         let dtype = cx.dtype(0)?;
         cx.expect_dtype(1, "int32 or int64", |dtype| matches!(dtype, DType::I32 | DType::I64))?;
         if let Some(bad) = cx.ints(1).and_then(|sizes| sizes.into_iter().find(|&size| size < 0)) {
-            return Err(OpError::invalid(format!("{bad} is not a size")));
+            return Err(OpError::invalid(format!("sizes must be at least 0, got {bad}")));
         }
         let Some(shape) = cx.shape(0) else {
             cx.set_output(0, dtype, None);
@@ -42,7 +42,7 @@ impl Op for CenterCropPad {
         let sizes = cx.sizes(1);
         if let Some(sizes) = sizes.as_ref().filter(|sizes| sizes.len() != axes.len()) {
             return Err(OpError::invalid(format!(
-                "{} sizes for {} axes of {shape}",
+                "got {} sizes for {} axes of shape {shape}",
                 sizes.len(),
                 axes.len()
             )));
@@ -60,7 +60,9 @@ impl Op for CenterCropPad {
 fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let (x, wanted) = (rw.required_input(0)?, rw.required_input(1)?);
     let Some(rank) = rw.shape(x).map(Shape::rank) else {
-        return Err(OpError::unsupported("the rank of its input must be known; declare its shape"));
+        return Err(OpError::unsupported(
+            "the rank of the input must be known; declare its shape in the model",
+        ));
     };
     let axes = rw.attrs().ints("axes")?.map(<[i64]>::to_vec);
     let axes: Vec<i64> = CenterCropPad { axes }.axes(rank)?.into_iter().map(|axis| axis as i64).collect();
@@ -125,9 +127,10 @@ mod tests {
 
     #[test]
     fn rejects_invalid_sizes() {
-        for (sizes, message) in
-            [(&[2i64][..], "1 sizes for 2 axes of [2, 2]"), (&[2, -1], "-1 is not a size")]
-        {
+        for (sizes, message) in [
+            (&[2i64][..], "got 1 sizes for 2 axes of shape [2, 2]"),
+            (&[2, -1], "sizes must be at least 0, got -1"),
+        ] {
             let sizes = Tensor::i64(&[sizes.len()], sizes);
             let failure = run_node(OP, &[Some(&generic_tensor(&[2, 2], 1)), Some(&sizes)], 1, Attrs::new());
             let Failure::Prepare(error) = failure.expect_err("refused") else { panic!("prepared") };

@@ -40,12 +40,12 @@ impl BlockGeometry {
             let Some(list) = attrs.ints(name)? else { return Ok(vec![least; count]) };
             if list.len() != count {
                 return Err(OpError::invalid(format!(
-                    "{name} has {} numbers; {count} are needed for an image of {axes} axes",
+                    "{name} has {} elements; {count} are needed for an image of {axes} axes",
                     list.len()
                 )));
             }
             match list.iter().find(|number| !(least..MAX_EXTENT).contains(number)) {
-                Some(bad) => Err(OpError::invalid(format!("{bad} cannot be one of the {name}"))),
+                Some(bad) => Err(OpError::invalid(format!("{name} cannot contain {bad}"))),
                 None => Ok(list.to_vec()),
             }
         };
@@ -71,13 +71,13 @@ struct Col2ImOp;
 fn axis_count(image: Option<&Shape>, block: Option<&Shape>) -> Result<Option<usize>, OpError> {
     for shape in [image, block].into_iter().flatten() {
         if shape.rank() != 1 {
-            return Err(OpError::invalid(format!("a list of sizes has shape {shape}; one axis is needed")));
+            return Err(OpError::invalid(format!("sizes must be a vector, got shape {shape}")));
         }
     }
     let count = |shape: Option<&Shape>| shape.and_then(|shape| shape[0].known());
     match (count(image), count(block)) {
         (Some(a), Some(b)) if a != b => {
-            Err(OpError::invalid(format!("an image of {a} axes cannot be made of blocks of {b} axes")))
+            Err(OpError::invalid(format!("the image has {a} axes, but the blocks have {b}")))
         }
         (Some(0), _) | (_, Some(0)) => Err(OpError::invalid("the image has no axes")),
         (a, b) => Ok(a.or(b)),
@@ -93,7 +93,7 @@ impl Op for Col2ImOp {
         }
         if let Some(shape) = cx.shape(DATA).filter(|shape| shape.rank() != 3) {
             return Err(OpError::invalid(format!(
-                "input 0 has shape {shape}; [N, C * elements of a block, blocks] is needed"
+                "input 0 must have shape [N, C * block elements, blocks], got {shape}"
             )));
         }
         let Some(axes) = axis_count(cx.shape(IMAGE), cx.shape(BLOCK))? else {
@@ -103,7 +103,7 @@ impl Op for Col2ImOp {
         let op = BlockGeometry::read(&cx.node().attrs, axes)?;
         let numbers = |k: usize, least: i64| match cx.ints(k) {
             Some(sizes) => match sizes.iter().find(|&&size| !(least..MAX_EXTENT).contains(&size)) {
-                Some(bad) => Err(OpError::invalid(format!("{bad} in input {k} is no size"))),
+                Some(bad) => Err(OpError::invalid(format!("input {k} contains the invalid size {bad}"))),
                 None => Ok(Some(sizes)),
             },
             None => Ok(None),
@@ -117,7 +117,7 @@ impl Op for Col2ImOp {
             let found = found as i64;
             if found % elements != 0 {
                 return Err(OpError::invalid(format!(
-                    "axis 1 of input 0 has {found} elements, which are not whole blocks of {elements}"
+                    "axis 1 of input 0 has size {found}, which is not a multiple of the block size {elements}"
                 )));
             }
             channels = Some((found / elements) as usize);
@@ -130,7 +130,8 @@ impl Op for Col2ImOp {
             let wanted = counts.iter().fold(1i64, |all, &count| all.saturating_mul(count));
             if found as i64 != wanted {
                 return Err(OpError::invalid(format!(
-                    "input 0 has {found} blocks, but an image of {image:?} has {counts:?} blocks of {block:?}"
+                    "input 0 has {found} blocks, but an image of shape {image:?} has {counts:?} blocks of shape \
+                     {block:?}"
                 )));
             }
         }
@@ -160,10 +161,10 @@ fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let data = rw.required_input(DATA)?;
     let shape = |k: usize| rw.input(k).and_then(|id| rw.shape(id));
     let axes = axis_count(shape(IMAGE), shape(BLOCK))?.ok_or_else(|| {
-        OpError::unsupported("how many axes the image has must be known; declare the shape of its sizes")
+        OpError::unsupported("the rank of the image must be known; declare the shape of input 1")
     })?;
     let op = BlockGeometry::read(rw.attrs(), axes)?;
-    let dtype = dtype_of(rw, data, "its input 0")?;
+    let dtype = dtype_of(rw, data, "input 0")?;
     let (image, block) = (read_sizes(rw, IMAGE, axes)?, read_sizes(rw, BLOCK, axes)?);
     let product = |rw: &mut Rewrite<'_>, sizes: &[Size]| {
         sizes.iter().fold(Size::Number(1), |all, &size| multiply_sizes(rw, all, size))
@@ -387,38 +388,32 @@ mod tests {
     fn rejects_mismatched_inputs() {
         let none = Attrs::new;
         for (data, image, block, attrs, message) in [
-            (vec![1, 6], vec![4, 4], vec![2, 2], none(), "[N, C * elements of a block, blocks] is needed"),
-            (vec![1, 6, 9], vec![4, 4], vec![2, 2], none(), "not whole blocks of 4"),
-            (vec![1, 4, 8], vec![4, 4], vec![2, 2], none(), "[4, 4] has [3, 3] blocks of [2, 2]"),
-            (
-                vec![1, 4, 9],
-                vec![4, 4],
-                vec![2, 2, 1],
-                none(),
-                "an image of 2 axes cannot be made of blocks of 3",
-            ),
-            (vec![1, 4, 9], vec![4, -4], vec![2, 2], none(), "-4 in input 1 is no size"),
-            (vec![1, 4, 9], vec![4, 4], vec![2, 0], none(), "0 in input 2 is no size"),
+            (vec![1, 6], vec![4, 4], vec![2, 2], none(), "must have shape [N, C * block elements, blocks]"),
+            (vec![1, 6, 9], vec![4, 4], vec![2, 2], none(), "not a multiple of the block size 4"),
+            (vec![1, 4, 8], vec![4, 4], vec![2, 2], none(), "[4, 4] has [3, 3] blocks of shape [2, 2]"),
+            (vec![1, 4, 9], vec![4, 4], vec![2, 2, 1], none(), "the image has 2 axes, but the blocks have 3"),
+            (vec![1, 4, 9], vec![4, -4], vec![2, 2], none(), "input 1 contains the invalid size -4"),
+            (vec![1, 4, 9], vec![4, 4], vec![2, 0], none(), "input 2 contains the invalid size 0"),
             (
                 vec![1, 4, 9],
                 vec![4, 4],
                 vec![2, 2],
                 none().with("strides", vec![0i64, 1]),
-                "0 cannot be one of the strides",
+                "strides cannot contain 0",
             ),
             (
                 vec![1, 4, 9],
                 vec![4, 4],
                 vec![2, 2],
                 none().with("pads", vec![1i64]),
-                "pads has 1 numbers; 4 are needed",
+                "pads has 1 elements; 4 are needed",
             ),
             (
                 vec![1, 4, 9],
                 vec![4, 4],
                 vec![2, 2],
                 none().with("pads", vec![i64::MAX, 0, 0, 0]),
-                "cannot be one of the pads",
+                "pads cannot contain",
             ),
         ] {
             let list = |sizes: &[i64]| Tensor::i64(&[sizes.len()], sizes);

@@ -36,7 +36,7 @@ impl Op for Concat {
         for (k, other) in shapes.iter().enumerate() {
             if other.rank() != shape.rank() {
                 return Err(OpError::invalid(format!(
-                    "input {k} has shape {other} but input 0 has {}",
+                    "input {k} has shape {other}, but input 0 has shape {}: the ranks must be equal",
                     shapes[0]
                 )));
             }
@@ -44,7 +44,8 @@ impl Op for Concat {
                 match (&shape[at], &other[at]) {
                     (Dim::Known(x), Dim::Known(y)) if x != y => {
                         return Err(OpError::invalid(format!(
-                            "input {k} has shape {other} but input 0 has {}: they may differ along axis {axis} only",
+                            "input {k} has shape {other}, but input 0 has shape {}: the shapes may differ only along \
+                             axis {axis}",
                             shapes[0]
                         )));
                     }
@@ -55,7 +56,7 @@ impl Op for Concat {
             total = match (total, other[axis].known()) {
                 (Some(sum), Some(size)) => Some(
                     sum.checked_add(size)
-                        .ok_or_else(|| OpError::invalid("the sizes add up to more than can be counted"))?,
+                        .ok_or_else(|| OpError::invalid("the sum of the sizes is too large"))?,
                 ),
                 _ => None,
             };
@@ -80,8 +81,9 @@ impl Op for Concat {
         let count = cx.node().inputs.len();
         let inputs: Vec<_> = (0..count).map(|k| cx.input(k)).collect::<Result<_, _>>()?;
         let rank = inputs.iter().find_map(|&id| cx.shape(id).map(Shape::rank));
-        let rank = rank
-            .ok_or_else(|| OpError::unsupported("the rank of an input must be known to differentiate it"))?;
+        let rank = rank.ok_or_else(|| {
+            OpError::unsupported("the gradient needs the rank of an input; declare its shape in the model")
+        })?;
         let axis = normalize_axis(self.axis, rank)?;
         let known: Option<Vec<i64>> = inputs
             .iter()
@@ -158,14 +160,17 @@ impl Op for SplitTraining {
         let lengths = cx.sizes(1);
         if let Some(lengths) = &lengths {
             if lengths.len() != count {
-                return Err(OpError::invalid(format!("{} lengths for {count} outputs", lengths.len())));
+                return Err(OpError::invalid(format!(
+                    "expected one length for each output, got {} lengths for {count} outputs",
+                    lengths.len()
+                )));
             }
             let total: Option<usize> = lengths.iter().map(Dim::known).sum();
             if let (Some(total), Some(size)) = (total, shape[axis].known())
                 && total != size
             {
                 return Err(OpError::invalid(format!(
-                    "the lengths add up to {total} but axis {axis} of {shape} has {size}"
+                    "the lengths add up to {total}, but axis {axis} of {shape} has {size}"
                 )));
             }
         }

@@ -42,7 +42,7 @@ impl Conv {
     fn result_shape(&self, cx: &Infer<'_>, x: usize, w: usize) -> Result<Option<Shape>, OpError> {
         let Some(rank) = common_rank(cx, x, w)? else { return Ok(None) };
         let (image, filter) = (cx.shape(x), cx.shape(w));
-        self.sliding.check(image.or(filter).expect("one of them has a rank"))?;
+        self.sliding.check(image.or(filter).expect("the image or the filter has a shape"))?;
         let kernel = kernel_dims(&self.sliding, filter, rank)?;
         let groups = self.groups;
         if let Some(filter) = filter {
@@ -226,7 +226,7 @@ impl Op for ConvGrad {
                 &wanted,
                 attrs.clone(),
             );
-            made[k].expect("it was asked for")
+            made[k].expect("the output was requested")
         };
         if let (true, Some(gw)) = (cx.needs_grad(1), gw) {
             let gradient = of_conv(cx, [dy, x, gw], 0);
@@ -266,8 +266,7 @@ fn decompose_grad(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     if rw.has_output(0) || rw.has_output(1) {
         let windows = conv.explicit_windows(image.as_ref(), &kernel).ok_or_else(|| {
             OpError::unsupported(
-                "where auto_pad chooses the padding, the sizes of image and filter must be known to write the gradient \
-                 in plain ONNX",
+                "with auto_pad, the sizes of image and filter must be known to write the gradient in plain ONNX",
             )
         })?;
         if rw.has_output(0) {
@@ -655,39 +654,39 @@ pub(super) mod tests {
         let w = generic_tensor(&[6, 4, 3, 3], 2);
         let refused = |x: &Tensor, w: &Tensor, attrs: Attrs| error_message(CONV, &[x, w], attrs);
         for (message, needle) in [
-            (refused(&x, &generic_tensor(&[6, 4, 3], 2), Attrs::new()), "both need as many axes"),
+            (refused(&x, &generic_tensor(&[6, 4, 3], 2), Attrs::new()), "must have the same number of axes"),
             (
                 refused(&generic_tensor(&[4, 4], 1), &generic_tensor(&[4, 4], 2), Attrs::new()),
                 "at least one spatial axis",
             ),
             (
                 refused(&x, &generic_tensor(&[6, 3, 3, 3], 2), Attrs::new()),
-                "an image of shape [1, 4, 5, 5] has 4 channels, but a filter of shape [6, 3, 3, 3] takes 3 in each of 1 \
-                 group",
+                "an image of shape [1, 4, 5, 5] has 4 channels, but a filter of shape [6, 3, 3, 3] takes 3 in each of \
+                 1 group",
             ),
             (refused(&x, &w, Attrs::new().with("group", 2i64)), "takes 4 in each of 2 groups"),
             (
                 refused(&x, &generic_tensor(&[5, 2, 3, 3], 2), Attrs::new().with("group", 2i64)),
                 "5 result channels cannot be divided into 2 groups",
             ),
-            (refused(&x, &w, Attrs::new().with("group", 0i64)), "group 0: 1 is the least"),
+            (refused(&x, &w, Attrs::new().with("group", 0i64)), "group must be at least 1, got 0"),
             (refused(&x, &w, Attrs::new().with("group", i64::MAX)), "cannot be divided"),
             (
                 refused(&x, &w, ints(&[("kernel_shape", &[3, 2])])),
-                "kernel_shape [3, 2] for a filter of shape",
+                "kernel_shape [3, 2] does not match a filter of shape",
             ),
             (refused(&x, &w, ints(&[("kernel_shape", &[3])])), "need 2"),
             (refused(&x, &generic_tensor(&[6, 4, 3, 0], 2), Attrs::new()), "has no cells"),
             (
                 refused(&x, &generic_tensor(&[1, 4, 1, (1 << 20) + 1], 2), Attrs::new()),
-                "a filter has 1048577 cells for each channel, [1, 1048577]; 1048576 are the most",
+                "a filter has 1048577 cells for each channel, [1, 1048577]; at most 1048576 are supported",
             ),
             (refused(&x, &generic_tensor(&[6, 4, 6, 1], 2), Attrs::new()), "a window of 6 does not fit 5"),
             (refused(&generic_tensor(&[1, 4, 1, 1], 1), &w, Attrs::new()), "a window of 3 does not fit 1"),
             (refused(&x, &w, ints(&[("dilations", &[3, 1])])), "a window of 3, dilated by 3, does not fit 5"),
             (refused(&x, &w, ints(&[("dilations", &[i64::MAX, 1])])), "does not fit 5"),
-            (refused(&x, &w, ints(&[("strides", &[0, 1])])), "strides [0, 1]: 1 is the least"),
-            (refused(&x, &w, ints(&[("strides", &[1, -1])])), "strides [1, -1]: 1 is the least"),
+            (refused(&x, &w, ints(&[("strides", &[0, 1])])), "strides must be at least 1, got [0, 1]"),
+            (refused(&x, &w, ints(&[("strides", &[1, -1])])), "strides must be at least 1, got [1, -1]"),
             (refused(&x, &w, ints(&[("pads", &[1, 1])])), "need 4"),
             (refused(&x, &w, ints(&[("pads", &[0, 0, 0, -1])])), "0 is the least"),
             (refused(&x, &w, ints(&[("pads", &[i64::MAX, 0, i64::MAX, 0])])), "too large to count"),
@@ -697,16 +696,16 @@ pub(super) mod tests {
             ),
             (
                 error_message(CONV, &[&x, &w, &generic_tensor(&[5], 3)], Attrs::new()),
-                "a bias of shape [5] for 6 channels",
+                "the bias has shape [5], but the result has 6 channels",
             ),
             (
                 error_message(CONV, &[&x, &w, &generic_tensor(&[6, 1], 3)], Attrs::new()),
-                "a bias of shape [6, 1]",
+                "the bias has shape [6, 1]",
             ),
-            (error_message(CONV, &[&x], Attrs::new()), "it takes 2 to 3 inputs but has 1"),
+            (error_message(CONV, &[&x], Attrs::new()), "expected 2 to 3 inputs, got 1"),
             (
                 error_message(GRAD, &[&generic_tensor(&[1, 6, 3, 2], 3), &x, &w], Attrs::new()),
-                "a gradient of shape [1, 6, 3, 2] for a result of shape [1, 6, 3, 3]",
+                "the gradient has shape [1, 6, 3, 2], but the result has shape [1, 6, 3, 3]",
             ),
         ] {
             assert!(message.contains(needle), "{message}");

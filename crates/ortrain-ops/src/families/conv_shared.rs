@@ -17,14 +17,14 @@ pub(super) fn read_groups(attrs: &Attrs) -> Result<usize, OpError> {
     usize::try_from(groups)
         .ok()
         .filter(|&groups| groups > 0)
-        .ok_or_else(|| OpError::invalid(format!("group {groups}: 1 is the least")))
+        .ok_or_else(|| OpError::invalid(format!("group must be at least 1, got {groups}")))
 }
 
 /// Checks that image (or features) `x` and filter `w` have the same number of axes, and returns this number.
 pub(super) fn common_rank(cx: &Infer<'_>, x: usize, w: usize) -> Result<Option<usize>, OpError> {
     match (cx.shape(x), cx.shape(w)) {
         (Some(x), Some(w)) if x.rank() != w.rank() => Err(OpError::invalid(format!(
-            "an input of shape {x} and a filter of shape {w}: both need as many axes"
+            "an input of shape {x} and a filter of shape {w} must have the same number of axes"
         ))),
         (x, w) => Ok(x.or(w).map(Shape::rank)),
     }
@@ -45,7 +45,9 @@ pub(super) fn kernel_dims(
             }
             (Some(said), Some(Dim::Known(found)), Some(filter)) if said != *found => {
                 let kernel = sliding.kernel.as_deref().unwrap_or_default();
-                Err(OpError::invalid(format!("kernel_shape {kernel:?} for a filter of shape {filter}")))
+                Err(OpError::invalid(format!(
+                    "kernel_shape {kernel:?} does not match a filter of shape {filter}"
+                )))
             }
             (Some(said), ..) => Ok(Dim::Known(said)),
             (None, Some(found), _) => Ok(found.clone()),
@@ -57,7 +59,7 @@ pub(super) fn kernel_dims(
     if cells > MAX_KERNEL_CELLS {
         let shape = kernel.iter().cloned().collect::<Shape>();
         return Err(OpError::unsupported(format!(
-            "a filter has {cells} cells for each channel, {shape}; {MAX_KERNEL_CELLS} are the most"
+            "a filter has {cells} cells for each channel, {shape}; at most {MAX_KERNEL_CELLS} are supported"
         )));
     }
     Ok(kernel)
@@ -76,7 +78,7 @@ pub(super) fn check_bias(cx: &Infer<'_>, k: usize, channels: &Dim) -> Result<(),
     if fits {
         return Ok(());
     }
-    Err(OpError::invalid(format!("a bias of shape {bias} for {channels} channels of the result")))
+    Err(OpError::invalid(format!("the bias has shape {bias}, but the result has {channels} channels")))
 }
 
 /// Reports the types of the gradients of input 1, of a filter (input 2), and of a bias. Input 0 is the gradient of the
@@ -90,7 +92,7 @@ pub(super) fn infer_gradients(
     if let (Some(gradient), Some(result)) = (gradient, result) {
         let differ = |(a, b): (&Dim, &Dim)| matches!((a.known(), b.known()), (Some(a), Some(b)) if a != b);
         if gradient.rank() != result.rank() || gradient.iter().zip(result.iter()).any(differ) {
-            let message = format!("a gradient of shape {gradient} for a result of shape {result}");
+            let message = format!("the gradient has shape {gradient}, but the result has shape {result}");
             return Err(OpError::invalid(message));
         }
     }

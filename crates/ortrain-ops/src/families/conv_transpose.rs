@@ -62,7 +62,7 @@ impl ConvTranspose {
         let list = |name: &str, least: i64| -> Result<Option<Vec<i64>>, OpError> {
             let Some(values) = node.attrs.ints(name)? else { return Ok(None) };
             if values.iter().any(|&value| value < least) {
-                return Err(OpError::invalid(format!("{name} {values:?}: {least} is the least")));
+                return Err(OpError::invalid(format!("{name} must be at least {least}, got {values:?}")));
             }
             Ok(Some(values.to_vec()))
         };
@@ -81,7 +81,7 @@ impl ConvTranspose {
         for (name, list) in [("output_padding", &self.output_padding), ("output_shape", &self.output_shape)] {
             if let Some(list) = list.as_ref().filter(|list| list.len() != axes) {
                 return Err(OpError::invalid(format!(
-                    "{name} {list:?} for an input of shape {shape}, whose {axes} spatial axes need {axes}"
+                    "{name} must have {axes} elements for an input of shape {shape}, got {list:?}"
                 )));
             }
         }
@@ -120,18 +120,18 @@ impl ConvTranspose {
     /// Returns the size of the result along an axis.
     fn size(&self, (k, axes): (usize, usize), kernel: usize, input: usize) -> Result<usize, OpError> {
         if input == 0 {
-            return Err(OpError::invalid(format!("there are no positions along spatial axis {k}")));
+            return Err(OpError::invalid(format!("spatial axis {k} of the input is empty")));
         }
         let extent = self.extent((k, axes), kernel, Some(input)).expect("the size is known");
         let size = extent.size.expect("the size is known");
         match usize::try_from(size) {
             Ok(size) if size > 0 && isize::try_from(size).is_ok() => Ok(size),
             _ if size > 0 => Err(OpError::invalid(format!(
-                "along spatial axis {k} the result has {size} positions, which cannot be addressed"
+                "the result has {size} elements along spatial axis {k}, which cannot be addressed"
             ))),
             _ => Err(OpError::invalid(format!(
-                "along spatial axis {k} nothing is left: windows of {kernel} at {input} positions make {} positions, of \
-                 which {} are cut off the start and {} off the end",
+                "the result is empty along spatial axis {k}: windows of size {kernel} at {input} positions cover {} \
+                 elements; padding removes {} at the start and {} at the end",
                 size + extent.before + extent.after,
                 extent.before,
                 extent.after
@@ -150,7 +150,7 @@ impl ConvTranspose {
             let far = output as i128 * i128::from(stride) + cells as i128 * i128::from(dilation) + before;
             if isize::try_from(far + input as i128).is_err() {
                 return Err(OpError::invalid(format!(
-                    "along spatial axis {k} positions are too large to count: {output} with a window of {cells}, stride \
+                    "spatial axis {k} of size {output} is too large to count with a window of size {cells}, stride \
                      {stride} and dilation {dilation}"
                 )));
             }
@@ -176,7 +176,7 @@ impl ConvTranspose {
     fn result_shape(&self, cx: &Infer<'_>, x: usize, w: usize) -> Result<Option<Shape>, OpError> {
         let Some(rank) = common_rank(cx, x, w)? else { return Ok(None) };
         let (features, filter) = (cx.shape(x), cx.shape(w));
-        self.check(features.or(filter).expect("one of them has a rank"))?;
+        self.check(features.or(filter).expect("the features or the filter have a shape"))?;
         let kernel = kernel_dims(&self.sliding, filter, rank)?;
         let groups = self.groups;
         let unknown = |axis: usize| cx.unknown_dim(0, axis);
@@ -200,7 +200,7 @@ impl ConvTranspose {
                 Some(Some(count)) => channels = Dim::Known(count),
                 Some(None) => {
                     return Err(OpError::invalid(format!(
-                        "{groups} groups of {} channels are too many to count",
+                        "{groups} groups of {} channels are too many",
                         filter[1]
                     )));
                 }
@@ -246,8 +246,7 @@ impl ConvTranspose {
             let input = features.and_then(|features| features[k + 2].known());
             let extent = cells.known().and_then(|cells| self.extent((k, count), cells, input)).ok_or_else(|| {
                 OpError::unsupported(format!(
-                    "the padding along spatial axis {k} depends on sizes that are not known; give numbers for them, or \
-                     explicit pads"
+                    "the padding along spatial axis {k} depends on unknown sizes; declare them in the model or set pads"
                 ))
             })?;
             let (stride, dilation) = (self.sliding.stride(k), self.sliding.dilation(k));
@@ -257,7 +256,7 @@ impl ConvTranspose {
             let behind = extent.after - spare;
             let number = |value: i128| {
                 i64::try_from(value)
-                    .map_err(|_| OpError::invalid(format!("padding of {value} cannot be counted")))
+                    .map_err(|_| OpError::invalid(format!("the padding {value} is too large")))
             };
             let (before, left_out) = (number(extent.before)?, number((-behind).max(0))?);
             let behind = number(behind.max(0))?;
@@ -296,7 +295,7 @@ impl Op for ConvTranspose {
         let Some(mut g) = cx.output_grad(0) else { return Ok(()) };
         let (x, w) = (cx.input(0)?, cx.input(1)?);
         let Some(rank) = cx.shape(x).or(cx.shape(w)).map(Shape::rank) else {
-            return Err(OpError::unsupported("the rank of its input must be known"));
+            return Err(OpError::unsupported("the rank of the input must be known"));
         };
         if cx.needs_grad(2) {
             let axes: Vec<i64> = (0..rank as i64).filter(|&axis| axis != 1).collect();
@@ -328,7 +327,7 @@ impl Op for ConvTranspose {
                 &[false, true],
                 attrs,
             );
-            cx.set_grad(1, made[1].expect("it was asked for"));
+            cx.set_grad(1, made[1].expect("the output was requested"));
         }
         Ok(())
     }
@@ -581,7 +580,7 @@ mod tests {
                         passes::differentiate::backpropagate(&mut graph, &[(output, seed)], &[target]);
                     let message = error.expect_err("refused").to_string();
                     assert!(
-                        message.contains("the padding along spatial axis 0 depends on sizes"),
+                        message.contains("the padding along spatial axis 0 depends on unknown sizes"),
                         "{message}"
                     );
                     continue;
@@ -626,7 +625,7 @@ mod tests {
             found.expect_err("refused").to_string()
         };
         for (message, needle) in [
-            (refusal(&x, &generic_tensor(&[4, 3, 3], 2), Attrs::new()), "both need as many axes"),
+            (refusal(&x, &generic_tensor(&[4, 3, 3], 2), Attrs::new()), "must have the same number of axes"),
             (
                 refusal(&generic_tensor(&[4, 4], 1), &generic_tensor(&[4, 4], 2), Attrs::new()),
                 "at least one spatial axis",
@@ -641,22 +640,22 @@ mod tests {
             ),
             (
                 refusal(&x, &w, ints(&[("kernel_shape", &[2, 3])])),
-                "kernel_shape [2, 3] for a filter of shape",
+                "kernel_shape [2, 3] does not match a filter of shape",
             ),
             (refusal(&x, &generic_tensor(&[4, 3, 0, 3], 2), Attrs::new()), "has no cells"),
             (
                 refusal(&generic_tensor(&[1, 4, 0, 5], 1), &w, Attrs::new()),
-                "no positions along spatial axis 0",
+                "spatial axis 0 of the input is empty",
             ),
-            (refusal(&x, &w, ints(&[("output_padding", &[1])])), "need 2"),
-            (refusal(&x, &w, ints(&[("output_padding", &[1, -1])])), "0 is the least"),
-            (refusal(&x, &w, ints(&[("output_shape", &[1, 3, 5, 5])])), "need 2"),
-            (refusal(&x, &w, ints(&[("output_shape", &[5, 0])])), "1 is the least"),
+            (refusal(&x, &w, ints(&[("output_padding", &[1])])), "output_padding must have 2 elements"),
+            (refusal(&x, &w, ints(&[("output_padding", &[1, -1])])), "output_padding must be at least 0"),
+            (refusal(&x, &w, ints(&[("output_shape", &[1, 3, 5, 5])])), "output_shape must have 2 elements"),
+            (refusal(&x, &w, ints(&[("output_shape", &[5, 0])])), "output_shape must be at least 1"),
             (refusal(&x, &w, ints(&[("strides", &[0, 1])])), "1 is the least"),
             (
                 refusal(&x, &w, ints(&[("pads", &[3, 0, 4, 0])])),
-                "along spatial axis 0 nothing is left: windows of 3 at 5 positions make 7 positions, of which 3 are cut \
-                 off the start and 4 off the end",
+                "the result is empty along spatial axis 0: windows of size 3 at 5 positions cover 7 elements; padding removes \
+                 3 at the start and 4 at the end",
             ),
             (refusal(&x, &w, ints(&[("strides", &[i64::MAX, 1])])), "cannot be addressed"),
             (refusal(&x, &w, ints(&[("dilations", &[i64::MAX, 1])])), "cannot be addressed"),

@@ -126,7 +126,7 @@ impl Cumulative {
         let rank = cx.shape(x).map(Shape::rank);
         let axis = cx.constant_of(axis).and_then(Tensor::to_i64).and_then(|axis| axis.first().copied());
         let (Some(rank), Some(axis)) = (rank, axis) else {
-            return Err(OpError::unsupported("the rank of its input and the axis must be known"));
+            return Err(OpError::unsupported("the gradient needs the rank of the input and a constant axis"));
         };
         let (axis, dtype) = (normalize_axis(axis, rank)?, cx.dtype(x)?);
         let mut perm: Vec<i64> = (0..rank as i64).collect();
@@ -202,9 +202,8 @@ impl Op for Cumulative {
     fn lower(&self, cx: &mut Lower<'_>) -> Result<(), OpError> {
         let dims = cx.dims(0);
         let axis = cx.constant(1).and_then(Tensor::to_i64).and_then(|axis| axis.first().copied());
-        let axis = axis.ok_or_else(|| {
-            OpError::unsupported("the axis depends on values that are computed while the model runs")
-        })?;
+        let axis = axis
+            .ok_or_else(|| OpError::unsupported("the axis must be a constant; it is computed at run time"))?;
         let space = split_at_axis(&dims, normalize_axis(axis, dims.len())?);
         let size = space.1;
         let mut passes: Vec<(usize, bool)> = Vec::new();
@@ -289,7 +288,7 @@ fn downgrade_product(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let axis = rw.constant_of(axis).and_then(Tensor::to_i64).and_then(|axis| axis.first().copied());
     let (Some(rank), Some(dtype), Some(axis)) = (rw.shape(x).map(Shape::rank), rw.dtype(x), axis) else {
         return Err(OpError::unsupported(
-            "before opset 26 it can be written only if the rank of its input and the axis are known",
+            "before opset 26, the rank of the input and the axis must be known",
         ));
     };
     let axis = normalize_axis(axis, rank)?;

@@ -63,13 +63,14 @@ const MAX_INPUTS: i64 = 1 << 16;
 fn build(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
     let count = Attrs::required(INPUTS, node.attrs.int(INPUTS)?)?;
     let inputs = usize::try_from(count).ok().filter(|_| count <= MAX_INPUTS);
-    let inputs =
-        inputs.ok_or_else(|| OpError::invalid(format!("it has {count} inputs according to {INPUTS}")))?;
+    let inputs = inputs.ok_or_else(|| {
+        OpError::invalid(format!("{INPUTS} is {count}, which is not a valid number of inputs"))
+    })?;
     let of: Vec<usize> = Attrs::required(GRADIENT_INPUTS, node.attrs.ints(GRADIENT_INPUTS)?)?
         .iter()
         .map(|&k| usize::try_from(k).ok().filter(|&k| k < inputs))
         .collect::<Option<_>>()
-        .ok_or_else(|| OpError::invalid(format!("{GRADIENT_INPUTS} lists an input that is not there")))?;
+        .ok_or_else(|| OpError::invalid(format!("{GRADIENT_INPUTS} lists an input that does not exist")))?;
     let label = Attrs::required(LABEL, node.attrs.string(LABEL)?)?.to_owned();
     Ok(Box::new(CustomGradient { inputs, of, label }))
 }
@@ -80,7 +81,7 @@ fn checked_forward(node: &Node) -> Result<&Graph, OpError> {
     let outputs = node.present_outputs().count();
     if forward.inputs.len() != node.captures || forward.outputs.len() != outputs {
         return Err(OpError::invalid(format!(
-            "{FORWARD} has {} inputs of its own and {} outputs; none and {outputs} are needed",
+            "{FORWARD} has {} inputs and {} outputs; expected 0 inputs and {outputs} outputs",
             forward.inputs.len().saturating_sub(node.captures),
             forward.outputs.len()
         )));
@@ -107,10 +108,9 @@ impl CustomGradient {
         let fits = |outputs: &usize| {
             own <= self.inputs && node.outputs.len() <= *outputs && graph.outputs.len() == self.of.len()
         };
-        let outputs = rest
-            .map(|rest| rest / 2)
-            .filter(fits)
-            .ok_or_else(|| OpError::invalid(format!("{} does not fit it", self.label)))?;
+        let outputs = rest.map(|rest| rest / 2).filter(fits).ok_or_else(|| {
+            OpError::invalid(format!("{} does not match the inputs and outputs of the node", self.label))
+        })?;
 
         let wanted: Vec<usize> =
             (0..self.of.len()).filter(|&j| self.of[j] < own && cx.needs_grad(self.of[j])).collect();
@@ -173,7 +173,7 @@ impl GradientRule {
                     if k >= own {
                         let name = self.graph.name_of(id);
                         let message =
-                            format!("{label} uses {name:?} in a subgraph, but the node leaves it out");
+                            format!("{label} uses {name:?} in a subgraph, but the node omits this value");
                         return Err(OpError::invalid(message));
                     }
                     *port = None;
@@ -182,7 +182,7 @@ impl GradientRule {
         }
         if let Some(&id) = self.graph.outputs.iter().find(|id| absent.contains(id)) {
             let name = self.graph.name_of(id);
-            return Err(OpError::invalid(format!("{label} gives {name:?}, but the node leaves it out")));
+            return Err(OpError::invalid(format!("{label} returns {name:?}, but the node omits this value")));
         }
         Ok(())
     }
@@ -201,7 +201,7 @@ impl GradientRule {
                 transposed && wanted.shape().is_some() || merge_types(wanted, found.clone()).is_err();
             if differ {
                 return Err(OpError::invalid(format!(
-                    "{label} gives {found} for input {k}, {:?}, which is {wanted}; a gradient has the type and the \
+                    "{label} returns {found} for input {k}, {:?}, of type {wanted}; a gradient must have the type and \
                      shape of its input",
                     cx.name_of(input)
                 )));

@@ -31,16 +31,13 @@ impl Blocks {
         let size = Attrs::required("blocksize", node.attrs.int("blocksize")?)?;
         let size =
             usize::try_from(size).ok().filter(|size| (1..=1 << 15).contains(size)).ok_or_else(|| {
-                OpError::invalid(format!(
-                    "blocksize is {size}; it is a number of pixels from 1 to {}",
-                    1 << 15
-                ))
+                OpError::invalid(format!("blocksize must be from 1 to {}, got {size}", 1 << 15))
             })?;
         let together = match node.attrs.string("mode")?.unwrap_or("DCR") {
             "DCR" => false,
             "CRD" => true,
             other => {
-                return Err(OpError::invalid(format!("mode is {other:?}; \"DCR\" and \"CRD\" are defined")));
+                return Err(OpError::invalid(format!("mode must be \"DCR\" or \"CRD\", got {other:?}")));
             }
         };
         Ok(Blocks { to_depth: &*node.op == TO_DEPTH, size, adjacent_channels: together })
@@ -55,7 +52,7 @@ impl Blocks {
         let square = self.size * self.size;
         let wrong = |axis: usize, by: usize| {
             OpError::invalid(format!(
-                "axis {axis} of {shape} is not a multiple of {by}, blocksize {}",
+                "axis {axis} of shape {shape} must be a multiple of {by} (blocksize {})",
                 self.size
             ))
         };
@@ -64,7 +61,7 @@ impl Blocks {
         }
         let times = |axis: usize, by: usize| match shape[axis].known() {
             Some(size) => size.checked_mul(by).map(Dim::Known).ok_or_else(|| {
-                OpError::invalid(format!("axis {axis} of {shape} by {by} is too large to count"))
+                OpError::invalid(format!("axis {axis} of shape {shape}, multiplied by {by}, is too large"))
             }),
             None if by == 1 => Ok(shape[axis].clone()),
             None => Ok(cx.unknown_dim(0, axis)),
@@ -105,7 +102,7 @@ impl Op for Blocks {
         let image = if self.to_depth { cx.dims(0) } else { cx.out_dims(0) };
         let b = self.size;
         let &[n, c, high, wide] = image.as_slice() else {
-            return Err(OpError::invalid("four axes are needed"));
+            return Err(OpError::invalid("input 0 must have four axes"));
         };
         let (h, w) = (high / b, wide / b);
         // Batch, channel, and for each axis of the image the block and the pixel in the block.
@@ -233,11 +230,21 @@ mod tests {
     #[test]
     fn rejects_invalid_sizes() {
         for (op, dims, attrs, message) in [
-            (TO_DEPTH, &[1, 1, 3, 2][..], attrs(2, "DCR"), "axis 2 of [1, 1, 3, 2] is not a multiple of 2"),
-            (TO_SPACE, &[1, 6, 1, 1], attrs(2, "DCR"), "axis 1 of [1, 6, 1, 1] is not a multiple of 4"),
+            (
+                TO_DEPTH,
+                &[1, 1, 3, 2][..],
+                attrs(2, "DCR"),
+                "axis 2 of shape [1, 1, 3, 2] must be a multiple of 2",
+            ),
+            (
+                TO_SPACE,
+                &[1, 6, 1, 1],
+                attrs(2, "DCR"),
+                "axis 1 of shape [1, 6, 1, 1] must be a multiple of 4",
+            ),
             (TO_SPACE, &[1, 4], attrs(2, "DCR"), "[N, C, H, W] is needed"),
-            (TO_DEPTH, &[1, 1, 2, 2], attrs(0, "DCR"), "blocksize is 0"),
-            (TO_DEPTH, &[1, 1, 2, 2], attrs(2, "RCD"), "mode is \"RCD\""),
+            (TO_DEPTH, &[1, 1, 2, 2], attrs(0, "DCR"), "blocksize must be from 1 to 32768, got 0"),
+            (TO_DEPTH, &[1, 1, 2, 2], attrs(2, "RCD"), "mode must be \"DCR\" or \"CRD\", got \"RCD\""),
         ] {
             let failure =
                 run_node(("", op), &[Some(&generic_tensor(dims, 1))], 1, attrs).expect_err("refused");

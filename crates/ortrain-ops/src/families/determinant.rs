@@ -28,11 +28,11 @@ struct Det;
 /// Returns the size of the matrices.
 fn matrix_size(shape: &Shape) -> Result<Option<usize>, OpError> {
     let [.., rows, columns] = &shape[..] else {
-        return Err(OpError::invalid(format!("input 0 has shape {shape}; matrices are needed")));
+        return Err(OpError::invalid(format!("input 0 must contain matrices, got shape {shape}")));
     };
     match (rows.known(), columns.known()) {
         (Some(rows), Some(columns)) if rows != columns => {
-            Err(OpError::invalid(format!("input 0 has shape {shape}; square matrices are needed")))
+            Err(OpError::invalid(format!("input 0 must contain square matrices, got shape {shape}")))
         }
         (rows, columns) => Ok(rows.or(columns)),
     }
@@ -45,7 +45,7 @@ impl Op for Det {
         let shape = cx.shape(0);
         if let Some(size) = shape.map(matrix_size).transpose()?.flatten().filter(|&size| size > MAX_SIZE) {
             return Err(OpError::unsupported(format!(
-                "the determinant of matrices of size {size}; {MAX_SIZE} is the largest"
+                "matrices of size {size} are not supported; the maximum size is {MAX_SIZE}"
             )));
         }
         cx.set_output(0, dtype, shape.map(|shape| shape[..shape.rank() - 2].iter().cloned().collect()));
@@ -283,9 +283,9 @@ mod tests {
     #[test]
     fn rejects_invalid_shapes() {
         for (dims, message) in [
-            (vec![3], "matrices are needed"),
-            (vec![2, 3], "square matrices are needed"),
-            (vec![65, 65], "64 is the largest"),
+            (vec![3], "input 0 must contain matrices"),
+            (vec![2, 3], "input 0 must contain square matrices"),
+            (vec![65, 65], "the maximum size is 64"),
         ] {
             let failure =
                 run_node(OP, &[Some(&generic_tensor(&dims, 1))], 1, Attrs::new()).expect_err("refused");

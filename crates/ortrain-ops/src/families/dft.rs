@@ -48,18 +48,21 @@ impl Dft {
             Some(Some(parts @ (1 | 2))) if shape.rank() > 1 => parts,
             Some(None) if shape.rank() > 1 => {
                 return Err(OpError::unsupported(
-                    "whether its input 0 is real or complex must be known; declare the size of its last axis",
+                    "the size of the last axis of input 0 must be known (1 if real, 2 if complex); declare it in the \
+                     model",
                 ));
             }
             _ => {
                 return Err(OpError::invalid(format!(
-                    "input 0 has shape {shape}; its last axis holds the real and, perhaps, the imaginary part"
+                    "input 0 has shape {shape}; it must have a last axis of size 1 (real) or 2 (complex)"
                 )));
             }
         };
         match (self.onesided, self.inverse, parts) {
-            (true, false, 2) => Err(OpError::invalid("half of the frequencies is all of a real signal only")),
-            (true, true, 1) => Err(OpError::invalid("half of the frequencies must be complex numbers")),
+            (true, false, 2) => Err(OpError::invalid("onesided needs a real signal, got a complex signal")),
+            (true, true, 1) => {
+                Err(OpError::invalid("onesided with inverse needs complex frequencies, got real numbers"))
+            }
             (true, true, _) => Ok([parts, 1]),
             _ => Ok([parts, 2]),
         }
@@ -71,7 +74,7 @@ fn signal_axis(axis: Option<i64>, rank: usize) -> Result<usize, OpError> {
     let axis = normalize_axis(axis.unwrap_or(-2), rank)?;
     if axis + 1 == rank {
         return Err(OpError::invalid(
-            "the last axis holds the parts of the numbers; it is not that of a signal",
+            "the axis of the signal must not be the last axis, which contains real and imaginary parts",
         ));
     }
     Ok(axis)
@@ -98,7 +101,7 @@ impl Op for Dft {
         }
         let length = cx.constant(LENGTH).and_then(single_int);
         if let Some(bad) = length.filter(|&length| length < 1) {
-            return Err(OpError::invalid(format!("{bad} is no length of a signal")));
+            return Err(OpError::invalid(format!("the length of the signal must be at least 1, got {bad}")));
         }
         let axis = cx.constant(AXIS).and_then(single_int);
         let (Some(shape), true) = (cx.shape(0), axis.is_some() || !cx.has_input(AXIS)) else {
@@ -117,7 +120,7 @@ impl Op for Dft {
         };
         if length == Some(0) {
             return Err(OpError::invalid(format!(
-                "input 0 of shape {shape} has no signal along axis {axis}"
+                "the signal of input 0 of shape {shape} is empty along axis {axis}"
             )));
         }
         let mut result = shape.clone();
@@ -145,9 +148,9 @@ impl Op for Dft {
 fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let op = Dft::read(rw.attrs())?;
     let x = rw.required_input(0)?;
-    let shape = shape_of(rw, x, "its input 0")?;
+    let shape = shape_of(rw, x, "input 0")?;
     let rank = shape.rank();
-    let dtype = dtype_of(rw, x, "its input 0")?;
+    let dtype = dtype_of(rw, x, "input 0")?;
     let ty = arithmetic_dtype(dtype);
     let [parts, _] = op.part_counts(&shape)?;
     let axis = match rw.input(AXIS) {
@@ -155,7 +158,7 @@ fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
         Some(axis) => Some(
             rw.constant_of(axis)
                 .and_then(single_int)
-                .ok_or_else(|| OpError::unsupported("the axis of its signal must be a constant"))?,
+                .ok_or_else(|| OpError::unsupported("the axis of the signal must be a constant"))?,
         ),
     };
     let axis = signal_axis(axis, rank)?;
@@ -292,9 +295,7 @@ fn downgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
             let axis = match rw.input(AXIS) {
                 None => -2,
                 Some(axis) => rw.constant_of(axis).and_then(single_int).ok_or_else(|| {
-                    OpError::unsupported(
-                        "the axis is computed at run time, which opsets before 20 cannot express",
-                    )
+                    OpError::unsupported("the axis is computed at run time, which needs opset 20 or newer")
                 })?,
             };
             let inputs: Vec<Option<ValueId>> = [rw.input(0), rw.input(LENGTH)]
@@ -508,14 +509,20 @@ mod tests {
                 None,
                 None,
                 flags(0, 0),
-                "its last axis holds the real and, perhaps, the imaginary part",
+                "it must have a last axis of size 1 (real) or 2 (complex)",
             ),
-            (vec![2, 3, 2], None, number(2), flags(0, 0), "it is not that of a signal"),
+            (vec![2, 3, 2], None, number(2), flags(0, 0), "the axis of the signal must not be the last axis"),
             (vec![2, 3, 2], None, number(3), flags(0, 0), "axis 3 is out of range"),
-            (vec![2, 3, 2], None, None, flags(0, 1), "all of a real signal only"),
-            (vec![2, 3, 1], None, None, flags(1, 1), "must be complex numbers"),
-            (vec![2, 3, 2], number(0), None, flags(0, 0), "0 is no length of a signal"),
-            (vec![2, 1, 2], None, None, flags(1, 1), "has no signal along axis 1"),
+            (vec![2, 3, 2], None, None, flags(0, 1), "onesided needs a real signal"),
+            (vec![2, 3, 1], None, None, flags(1, 1), "onesided with inverse needs complex frequencies"),
+            (
+                vec![2, 3, 2],
+                number(0),
+                None,
+                flags(0, 0),
+                "the length of the signal must be at least 1, got 0",
+            ),
+            (vec![2, 1, 2], None, None, flags(1, 1), "is empty along axis 1"),
         ] {
             let x = generic_tensor(&dims, 1);
             let ports = [Some(&x), length.as_ref(), axis.as_ref()];

@@ -33,7 +33,7 @@ impl Op for Trilu {
         if let Some(shape) = cx.shape(0)
             && shape.rank() < 2
         {
-            return Err(OpError::invalid(format!("input 0 has shape {shape}; matrices are needed")));
+            return Err(OpError::invalid(format!("input 0 must contain matrices, got shape {shape}")));
         }
         if cx.has_input(1) {
             cx.expect_dtype(1, "int64", |dtype| dtype == DType::I64)?;
@@ -94,7 +94,7 @@ impl Op for EyeLike {
         if let Some(shape) = cx.shape(0)
             && shape.rank() != 2
         {
-            return Err(OpError::invalid(format!("input 0 has shape {shape}; a matrix is needed")));
+            return Err(OpError::invalid(format!("input 0 must be a matrix, got shape {shape}")));
         }
         cx.set_output(
             0,

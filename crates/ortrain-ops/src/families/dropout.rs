@@ -88,9 +88,9 @@ fn check_ratio_and_mode(cx: &Infer<'_>, k: usize) -> Result<(), OpError> {
         }
     }
     match cx.constant(k).and_then(|ratio| ratio.to_f64().first().copied()) {
-        Some(ratio) if !(0.0..=1.0).contains(&ratio) => Err(OpError::invalid(format!(
-            "the ratio is {ratio}; it is the part that is dropped, from 0 to 1"
-        ))),
+        Some(ratio) if !(0.0..=1.0).contains(&ratio) => {
+            Err(OpError::invalid(format!("the ratio must be from 0 to 1, got {ratio}")))
+        }
         _ => Ok(()),
     }
 }
@@ -245,7 +245,9 @@ impl Op for DropoutGrad {
             let differ =
                 |(a, b): (&Dim, &Dim)| matches!((a.known(), b.known()), (Some(a), Some(b)) if a != b);
             if g.rank() != mask.rank() || g.iter().zip(mask.iter()).any(differ) {
-                return Err(OpError::invalid(format!("a gradient of shape {g} for a mask of shape {mask}")));
+                return Err(OpError::invalid(format!(
+                    "the gradient has shape {g}, but the mask has shape {mask}"
+                )));
             }
         }
         cx.set_output(0, dtype, cx.shape(0).cloned());

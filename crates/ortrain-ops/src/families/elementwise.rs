@@ -214,7 +214,10 @@ fn round(b: &mut Builder, x: &[Reg], _: &Attrs) -> Result<Reg, OpError> {
     let (x, ty) = (x[0], b.ty(x[0]));
     let (one, two, half) = (b.constant(ty, 1.0), b.constant(ty, 2.0), b.constant(ty, 0.5));
     let floor = b.unary(UnaryOp::Floor, x);
-    let above = b.add(floor, one);
+    // `-(-floor - 1)` is `floor + 1`, but -0 for numbers between -1 and 0.
+    let minus = b.unary(UnaryOp::Neg, floor);
+    let minus = b.sub(minus, one);
+    let above = b.unary(UnaryOp::Neg, minus);
     let rest = b.sub(x, floor);
     let halved = b.mul(floor, half);
     let twice = b.unary(UnaryOp::Floor, halved);
@@ -272,7 +275,7 @@ fn shift(b: &mut Builder, x: &[Reg], attrs: &Attrs) -> Result<Reg, OpError> {
             let back = invert_bits(b, quotient);
             Ok(b.select(negative, back, quotient))
         }
-        other => Err(OpError::invalid(format!("direction is {other:?}; \"LEFT\" and \"RIGHT\" are defined"))),
+        other => Err(OpError::invalid(format!("direction must be \"LEFT\" or \"RIGHT\", got {other:?}"))),
     }
 }
 
@@ -416,7 +419,7 @@ impl Op for Elementwise {
         let count = self.count(cx.node());
         cx.check_arity(count.max(1), count.max(1), 1)?;
         if count > MAX_OPERANDS {
-            return Err(OpError::unsupported(format!("it has {count} inputs; {MAX_OPERANDS} are the most")));
+            return Err(OpError::unsupported(format!("expected at most {MAX_OPERANDS} inputs, got {count}")));
         }
         for k in 0..count {
             cx.expect_dtype(k, self.row.accepted_types.describe(), |dtype| {
@@ -436,7 +439,7 @@ impl Op for Elementwise {
             let others: Vec<String> =
                 (1..count).filter_map(|k| cx.shape(k)).map(ToString::to_string).collect();
             return Err(OpError::invalid(format!(
-                "shape {} does not broadcast to {first}, that of input 0",
+                "shape {} does not broadcast to {first}, the shape of input 0",
                 others.join(" or ")
             )));
         }
@@ -608,7 +611,7 @@ impl Op for SwiGlu {
                 |(a, b): (&Dim, &Dim)| matches!((a.known(), b.known()), (Some(a), Some(b)) if a != b);
             if gate.rank() != value.rank() || gate.iter().zip(value.iter()).any(differ) {
                 return Err(OpError::invalid(format!(
-                    "shapes {gate} and {value} differ; nothing is broadcast"
+                    "the shapes of the inputs must be equal, got {gate} and {value}"
                 )));
             }
         }
@@ -629,7 +632,9 @@ struct RewrittenOnRead;
 
 impl Op for RewrittenOnRead {
     fn infer(&self, _: &mut Infer<'_>) -> Result<(), OpError> {
-        Err(OpError::unsupported("it is rewritten when a model is read and cannot stand in a graph"))
+        Err(OpError::unsupported(
+            "the operator is rewritten when a model is read and cannot be part of a graph",
+        ))
     }
 }
 
@@ -744,6 +749,12 @@ mod tests {
         }
         let near = Tensor::f32(&[3], &[0.499_999_97, -0.499_999_97, 8_388_609.0]);
         assert_eq!(run_op("Round", &[&near], Attrs::new()).to_f64(), [0.0, 0.0, 8_388_609.0]);
+        let signed = Tensor::f32(&[5], &[-0.5, -0.3, -0.0, 0.0, 0.5]);
+        let rounded = run_op("Round", &[&signed], Attrs::new()).to_f64();
+        assert_eq!(
+            rounded.iter().map(|x| x.is_sign_negative()).collect::<Vec<_>>(),
+            [true, true, true, false, false]
+        );
     }
 
     #[test]
@@ -818,6 +829,6 @@ mod tests {
         let failure =
             run_node(("", "SwiGLU"), &[Some(&inputs[0]), Some(&generic_tensor(&[3], 1))], 1, Attrs::new());
         let Failure::Prepare(error) = failure.expect_err("refused") else { panic!("prepared") };
-        assert!(error.to_string().contains("nothing is broadcast"), "{error}");
+        assert!(error.to_string().contains("the shapes of the inputs must be equal"), "{error}");
     }
 }

@@ -113,7 +113,7 @@ fn build(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
     let (least, most) =
         (node.attrs.int("quant_min")?.unwrap_or(0), node.attrs.int("quant_max")?.unwrap_or(QUANT_MAX));
     if least > most {
-        return Err(OpError::invalid(format!("quant_min is {least}, which is above quant_max, {most}")));
+        return Err(OpError::invalid(format!("quant_min must not exceed quant_max, got {least} and {most}")));
     }
     Ok(Box::new(FakeQuant))
 }
@@ -182,7 +182,7 @@ mod tests {
         let [x, scale, zero_point] = inputs();
         let bounds = Attrs::new().with("quant_min", 9i64).with("quant_max", 7i64);
         for (scale, attrs, message) in [
-            (scale, bounds, "quant_min is 9, which is above quant_max, 7"),
+            (scale, bounds, "quant_min must not exceed quant_max, got 9 and 7"),
             (x.clone(), Attrs::new(), "the scale has shape [6]; one number is needed"),
         ] {
             let failure = run_node(OP, &[Some(&x), Some(&scale), Some(&zero_point)], 1, attrs);

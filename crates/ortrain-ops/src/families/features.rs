@@ -62,10 +62,10 @@ fn check_list_length(what: &str, count: usize, features: Option<usize>) -> Resul
     match features {
         _ if count == 1 => Ok(()),
         Some(features) if features != count => Err(OpError::invalid(format!(
-            "{what} has {count} numbers for {features} features; one is needed, or one for each"
+            "{what} has {count} elements; expected 1 or {features} (the number of features)"
         ))),
         _ if count == 0 => {
-            Err(OpError::invalid(format!("{what} is empty; one number is needed, or one for each feature")))
+            Err(OpError::invalid(format!("{what} is empty; expected 1 element or one for each feature")))
         }
         _ => Ok(()),
     }
@@ -131,7 +131,7 @@ fn norm_reduction(attrs: &Attrs) -> Result<&'static str, OpError> {
         "MAX" => Ok("ReduceMax"),
         "L1" => Ok("ReduceL1"),
         "L2" => Ok("ReduceL2"),
-        other => Err(OpError::invalid(format!("norm is {other:?}; MAX, L1 and L2 are defined"))),
+        other => Err(OpError::invalid(format!("norm must be MAX, L1 or L2, got {other:?}"))),
     }
 }
 
@@ -174,7 +174,7 @@ struct Imputer(Attrs);
 /// the input.
 fn read_imputation(attrs: &Attrs, dtype: DType) -> Result<(Tensor, f64), OpError> {
     let needed =
-        |name: &str| OpError::invalid(format!("it has no {name}, which inputs of type {dtype} need"));
+        |name: &str| OpError::invalid(format!("attribute {name} is missing; inputs of type {dtype} need it"));
     if dtype.is_float() {
         let values = attrs.floats("imputed_value_floats")?.ok_or_else(|| needed("imputed_value_floats"))?;
         let replaced = attrs.float("replaced_value_float")?.unwrap_or(0.0);
@@ -191,7 +191,7 @@ impl Op for Imputer {
         let dtype = cx.expect_dtype(0, "a number", is_number)?;
         let features = feature_count(cx)?;
         let (values, _) = read_imputation(&self.0, dtype)?;
-        check_list_length("what is imputed", values.len(), features)?;
+        check_list_length("the list of imputed values", values.len(), features)?;
         cx.set_output(0, dtype, cx.shape(0).cloned());
         Ok(())
     }
@@ -229,7 +229,7 @@ impl Op for ArrayFeatureExtractor {
         if let Some(shape) = &shape
             && shape.rank() == 0
         {
-            return Err(OpError::invalid("input 0 is a single number; it has no axis to take elements of"));
+            return Err(OpError::invalid("input 0 must have at least one axis, got a scalar"));
         }
         let sizes = cx.shape(1).map(|shape| shape.iter().map(Dim::known).product::<Option<usize>>());
         let count = match sizes {
@@ -256,7 +256,8 @@ impl Op for ArrayFeatureExtractor {
 
 fn decompose_extractor(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let (x, positions) = (rw.required_input(0)?, rw.required_input(1)?);
-    let missing = || OpError::unsupported("the rank of input 0 must be known for this; declare it");
+    let missing =
+        || OpError::unsupported("the rank of input 0 must be known; declare its shape in the model");
     let rank = rw.shape(x).ok_or_else(missing)?.rank();
     let flat = rw.ints("flat", &[-1]);
     let positions = add(rw, "Reshape", &[positions, flat]);
@@ -296,12 +297,12 @@ fn read_table(attrs: &Attrs, what: &str) -> Result<Tensor, OpError> {
     for name in [texts.as_str(), "classes_strings"] {
         if attrs.0.contains_key(name) {
             return Err(OpError::unsupported(format!(
-                "its {what} are texts ({name}), which are not supported: number them outside of the model"
+                "string {what} ({name}) are not supported; map the strings to numbers outside of the model"
             )));
         }
     }
     Err(OpError::invalid(format!(
-        "it has no {what}: {what}_tensor, {what}_int64s or {what}_floats is needed"
+        "{what} are missing: {what}_tensor, {what}_int64s or {what}_floats is needed"
     )))
 }
 
@@ -311,7 +312,7 @@ impl LabelEncoder {
         if keys.len() != values.len() || keys.is_empty() {
             let (keys, values) = (keys.len(), values.len());
             return Err(OpError::invalid(format!(
-                "it has {keys} keys for {values} values; one for each is needed"
+                "expected one key for each value, got {keys} keys and {values} values"
             )));
         }
         let default = match attrs.tensor("default_tensor")? {
@@ -335,7 +336,9 @@ impl Op for LabelEncoder {
         cx.check_arity(1, 1, 1)?;
         let (dtype, keys) = (cx.dtype(0)?, self.keys.dtype());
         if dtype != keys {
-            return Err(OpError::invalid(format!("input 0 is of type {dtype}, but the keys are {keys}")));
+            return Err(OpError::invalid(format!(
+                "input 0 is of type {dtype}, but the keys are of type {keys}"
+            )));
         }
         cx.set_output(0, self.values.dtype(), cx.shape(0).cloned());
         Ok(())
@@ -490,14 +493,18 @@ mod tests {
             (
                 "Scaler",
                 Attrs::new().with("scale", Vec::<f32>::new()),
-                "scale has 0 numbers for 3 features; one is needed",
+                "scale has 0 elements; expected 1 or 3 (the number of features)",
             ),
-            ("Normalizer", Attrs::new().with("norm", "l2"), "norm is \"l2\"; MAX, L1 and L2 are defined"),
-            ("Imputer", Attrs::new(), "it has no imputed_value_floats, which inputs of type float32 need"),
+            ("Normalizer", Attrs::new().with("norm", "l2"), "norm must be MAX, L1 or L2, got \"l2\""),
+            (
+                "Imputer",
+                Attrs::new(),
+                "attribute imputed_value_floats is missing; inputs of type float32 need it",
+            ),
             (
                 "LabelEncoder",
                 Attrs::new().with("keys_floats", vec![1.0f32]).with("values_floats", vec![1.0f32, 2.0]),
-                "it has 1 keys for 2 values; one for each is needed",
+                "expected one key for each value, got 1 keys and 2 values",
             ),
         ] {
             let said = error_message(op, &x, &attrs);

@@ -55,7 +55,7 @@ impl Activation {
             None | Some("") => return Ok(Activation::Identity),
             Some("Clip") => {
                 let bound = |k: usize, name: &str| {
-                    number(k, name)?.ok_or_else(|| OpError::invalid("the bounds of its Clip are not given"))
+                    number(k, name)?.ok_or_else(|| OpError::invalid("the bounds of the Clip are missing"))
                 };
                 return Ok(Activation::Clip { low: bound(0, "min")?, high: bound(1, "max")? });
             }
@@ -64,7 +64,7 @@ impl Activation {
         let Some(&(known, own)) = ACTIVATIONS.iter().find(|(known, _)| *known == name) else {
             let names: Vec<&str> = ACTIVATIONS.iter().map(|(name, _)| *name).chain(["Clip"]).collect();
             return Err(OpError::unsupported(format!(
-                "the activation {name:?} is not known; there are {}",
+                "activation {name:?} is unknown; supported: {}",
                 names.join(", ")
             )));
         };
@@ -122,7 +122,7 @@ impl Op for FusedConv {
             && broadcast(shape, summand)?.rank() != shape.rank()
         {
             return Err(OpError::invalid(format!(
-                "input 3 has shape {summand}; it is added to a result of shape {shape}"
+                "input 3 has shape {summand}, which cannot be added to a result of shape {shape}"
             )));
         }
         cx.set_output(0, dtype, shape);
@@ -274,9 +274,9 @@ mod tests {
         };
         let named = |name: &str| Attrs::new().with("activation", name);
         let found = message(CONV, &[Some(&x), Some(&w)], named("Swish"));
-        assert!(found.contains("\"Swish\" is not known; there are Elu"), "{found}");
+        assert!(found.contains("activation \"Swish\" is unknown; supported: Elu"), "{found}");
         let found = message(CONV, &[Some(&x), Some(&w)], named("Clip"));
-        assert!(found.contains("the bounds of its Clip are not given"), "{found}");
+        assert!(found.contains("the bounds of the Clip are missing"), "{found}");
         let summand = generic_tensor(&[5], 3);
         let found = message(CONV, &[Some(&x), Some(&w), None, Some(&summand)], named("Relu"));
         assert!(found.contains("[5]") && found.contains("[1, 3, 2, 2]"), "{found}");

@@ -158,7 +158,7 @@ pub(super) fn has_elements(shape: &Shape) -> bool {
 pub(super) fn check_indices(cx: &Infer<'_>, k: usize, rows: Option<&Dim>) -> Result<(), OpError> {
     cx.expect_dtype(k, "int32 or int64", |dtype| matches!(dtype, DType::I32 | DType::I64))?;
     if rows.and_then(Dim::known) == Some(0) && cx.shape(k).is_some_and(has_elements) {
-        return Err(OpError::invalid("there are indices, but the axis they are for is empty"));
+        return Err(OpError::invalid("the indexed axis is empty, but the indices are not"));
     }
     let (Some(rows), Some(indices)) = (rows.and_then(Dim::known), cx.constant(k).and_then(Tensor::to_i64))
     else {
@@ -302,7 +302,7 @@ impl Op for GatherGrad {
                 |(a, b): (&Dim, &Dim)| matches!((a.known(), b.known()), (Some(a), Some(b)) if a != b);
             if g.rank() != expected.rank() || g.iter().zip(expected.iter()).any(differ) {
                 return Err(OpError::invalid(format!(
-                    "a gradient of shape {g} for rows of shape {expected}, gathered by indices of shape {indices}"
+                    "the gradient has shape {g}, but indices of shape {indices} gather rows of shape {expected}"
                 )));
             }
         }
@@ -355,7 +355,7 @@ fn decompose_grad(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let rank =
         rw.node().outputs.first().copied().flatten().and_then(|output| rw.shape(output)).map(Shape::rank);
     let (Some(rank), Some(dtype)) = (rank, rw.dtype(g)) else {
-        return Err(OpError::unsupported("the rank and the type of what was gathered from must be known"));
+        return Err(OpError::unsupported("the rank and the type of the gathered tensor must be known"));
     };
     let axis = normalize_axis(rw.attrs().int("axis")?.unwrap_or(0), rank)?;
     if rw.version() < SCATTER_ADD_OPSET {

@@ -186,19 +186,21 @@ pub(super) fn infer_slices_shape(data: &Shape, indices: &Shape, batch: i64) -> R
         ))
     };
     let batch_dims = usize::try_from(batch).ok().filter(|&batch| batch < data.rank().min(indices.rank()));
-    let Some(batch) = batch_dims else { return Err(wrong("both need more axes than those of the batch")) };
+    let Some(batch) = batch_dims else { return Err(wrong("both must have more axes than batch_dims")) };
     let Some(depth) = indices.iter().last().and_then(Dim::known) else {
         return Err(OpError::unsupported("the size of the last axis of the indices must be known"));
     };
     if depth == 0 || batch + depth > data.rank() {
-        return Err(wrong("its last axis holds one coordinate for each indexed axis, which there must be"));
+        return Err(wrong(
+            "the last axis of the indices must have one coordinate for each indexed axis, and at least one",
+        ));
     }
     let differ = |(a, b): (&Dim, &Dim)| matches!((a.known(), b.known()), (Some(a), Some(b)) if a != b);
     if data.iter().zip(indices.iter()).take(batch).any(differ) {
-        return Err(wrong("the axes of the batch differ"));
+        return Err(wrong("the batch axes differ"));
     }
     if has_elements(indices) && data[batch..batch + depth].contains(&Dim::Known(0)) {
-        return Err(wrong("there are indices, but an axis they are for is empty"));
+        return Err(wrong("an indexed axis is empty, but the indices are not"));
     }
     let taken = indices.iter().take(indices.rank() - 1);
     Ok(taken.chain(&data[batch + depth..]).cloned().collect())
@@ -485,9 +487,14 @@ mod tests {
                 ND,
                 Tensor::i64(&[3, 1], &[0; 3]),
                 Attrs::new().with("batch_dims", 1i64),
-                "the axes of the batch differ",
+                "the batch axes differ",
             ),
-            (ND, Tensor::i64(&[2, 1], &[0; 2]), Attrs::new().with("batch_dims", 2i64), "both need more axes"),
+            (
+                ND,
+                Tensor::i64(&[2, 1], &[0; 2]),
+                Attrs::new().with("batch_dims", 2i64),
+                "both must have more axes",
+            ),
         ] {
             let failure = run_node(op, &[Some(&x), Some(&indices)], 1, attrs).expect_err("refused");
             let Failure::Prepare(error) = failure else { panic!("{failure:?}") };

@@ -52,12 +52,13 @@ impl LinearAttention {
             usize::try_from(count)
                 .ok()
                 .filter(|&count| count > 0)
-                .ok_or_else(|| OpError::invalid(format!("{name} is {count}; it must be positive")))
+                .ok_or_else(|| OpError::invalid(format!("{name} must be positive, got {count}")))
         };
         let (query_heads, heads) = (heads("q_num_heads")?, heads("kv_num_heads")?);
         if query_heads % heads != 0 {
             return Err(OpError::invalid(format!(
-                "{query_heads} query heads cannot share {heads} heads of keys and values evenly"
+                "the number of query heads, {query_heads}, must be a multiple of the number of key and value heads, \
+                 {heads}"
             )));
         }
         let (gated, delta) = match attrs.string("update_rule")?.unwrap_or("gated_delta") {
@@ -67,7 +68,7 @@ impl LinearAttention {
             "gated_delta" => (true, true),
             other => {
                 return Err(OpError::invalid(format!(
-                    "update_rule {other:?} is not defined; linear, gated, delta and gated_delta are"
+                    "update_rule must be \"linear\", \"gated\", \"delta\" or \"gated_delta\", got {other:?}"
                 )));
             }
         };
@@ -83,8 +84,8 @@ impl Op for LinearAttention {
         cx.expect_same_dtype([QUERY, KEY, VALUE, DECAY, BETA])?;
         for (k, wanted, name) in [(DECAY, self.is_gated, "decay"), (BETA, self.is_delta, "beta")] {
             if cx.has_input(k) != wanted {
-                let what = if wanted { "needs" } else { "has no" };
-                return Err(OpError::invalid(format!("its update_rule {what} {name}, input {k}")));
+                let what = if wanted { "needs" } else { "does not use" };
+                return Err(OpError::invalid(format!("update_rule {what} {name} (input {k})")));
             }
         }
         let state = match cx.has_input(PAST) {
@@ -106,11 +107,15 @@ impl Op for LinearAttention {
         let packed = |k: usize, heads: usize| {
             let Some(shape) = cx.shape(k) else { return Ok(None) };
             if shape.rank() != 3 || !fits(&shape[0], batch.as_ref()) || !fits(&shape[1], length.as_ref()) {
-                return Err(wrong(k, shape, "[batch, length, heads * size], alike for all,"));
+                return Err(wrong(
+                    k,
+                    shape,
+                    "[batch, length, heads * size] with equal batch and length for all inputs",
+                ));
             }
             match shape[2].known() {
                 Some(width) if width % heads != 0 => {
-                    Err(wrong(k, shape, &format!("a last axis of {heads} heads of one size")))
+                    Err(wrong(k, shape, &format!("a last axis with {heads} heads of equal size")))
                 }
                 width => Ok(width.map(|width| width / heads)),
             }
@@ -122,20 +127,18 @@ impl Op for LinearAttention {
         if let (Some(a), Some(b)) = (of_query, of_key)
             && a != b
         {
-            return Err(OpError::invalid(format!(
-                "heads of queries are of size {a}, but those of keys of size {b}"
-            )));
+            return Err(OpError::invalid(format!("the queries have head size {a}, but the keys {b}")));
         }
         if let (Some(found), Some(size), Some(shape)) = (of_decay, size, cx.shape(DECAY))
             && found != 1
             && found != size
         {
-            return Err(wrong(DECAY, shape, "one number for each head, or each element of a key,"));
+            return Err(wrong(DECAY, shape, "one element for each head or for each element of a key"));
         }
         if let Some(shape) = cx.shape(BETA)
             && shape[2].known().is_some_and(|count| count != 1 && count != self.kv_heads)
         {
-            return Err(wrong(BETA, shape, "one number, or one for each head,"));
+            return Err(wrong(BETA, shape, "one element in all or one for each head"));
         }
         let known =
             |size: Option<usize>, axis: usize| size.map_or_else(|| cx.unknown_dim(1, axis), Dim::Known);
@@ -460,29 +463,29 @@ mod tests {
             given
         };
         for (given, attrs, message) in [
-            (inputs("linear", false, false), with("q_num_heads", 3), "3 query heads cannot share 2 heads"),
             (
                 inputs("linear", false, false),
-                with("kv_num_heads", 0),
-                "kv_num_heads is 0; it must be positive",
+                with("q_num_heads", 3),
+                "the number of query heads, 3, must be a multiple of the number of key and value heads, 2",
             ),
-            (inputs("linear", false, false), attrs("square"), "update_rule \"square\" is not defined"),
-            (inputs("linear", false, false), attrs("gated"), "its update_rule needs decay, input 4"),
-            (inputs("delta", false, false), attrs("linear"), "its update_rule has no beta, input 5"),
+            (inputs("linear", false, false), with("kv_num_heads", 0), "kv_num_heads must be positive, got 0"),
+            (inputs("linear", false, false), attrs("square"), "or \"gated_delta\", got \"square\""),
+            (inputs("linear", false, false), attrs("gated"), "update_rule needs decay (input 4)"),
+            (inputs("delta", false, false), attrs("linear"), "update_rule does not use beta (input 5)"),
+            (shaped(KEY, &[2, 3, 8]), attrs("gated_delta"), "the queries have head size 3, but the keys 4"),
             (
-                shaped(KEY, &[2, 3, 8]),
+                shaped(KEY, &[2, 4, 6]),
                 attrs("gated_delta"),
-                "queries are of size 3, but those of keys of size 4",
+                "[batch, length, heads * size] with equal batch and length for all inputs",
             ),
-            (shaped(KEY, &[2, 4, 6]), attrs("gated_delta"), "[batch, length, heads * size], alike for all"),
-            (shaped(VALUE, &[2, 3, 5]), attrs("gated_delta"), "a last axis of 2 heads of one size"),
+            (shaped(VALUE, &[2, 3, 5]), attrs("gated_delta"), "a last axis with 2 heads of equal size"),
             (shaped(PAST, &[2, 2, 3, 3]), attrs("gated_delta"), "[2, 2, 3, 2] is needed"),
             (
                 shaped(DECAY, &[2, 3, 4]),
                 attrs("gated_delta"),
-                "one number for each head, or each element of a key",
+                "one element for each head or for each element of a key",
             ),
-            (shaped(BETA, &[2, 3, 3]), attrs("gated_delta"), "one number, or one for each head"),
+            (shaped(BETA, &[2, 3, 3]), attrs("gated_delta"), "one element in all or one for each head"),
         ] {
             let ports: Vec<Option<&Tensor>> = given.iter().map(Option::as_ref).collect();
             let failure = run_node(OP, &ports, 2, attrs).expect_err("refused");

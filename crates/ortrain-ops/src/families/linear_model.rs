@@ -82,13 +82,13 @@ impl LinearModel {
             "SOFTMAX_ZERO" => PostTransform::SoftmaxZero,
             "PROBIT" => {
                 return Err(OpError::unsupported(
-                    "its post_transform is PROBIT, which no operator of ONNX computes; NONE, SOFTMAX, LOGISTIC and \
-                     SOFTMAX_ZERO are supported: fit a model with one of these",
+                    "post_transform PROBIT is not supported, because ONNX has no operator for it; fit a model with \
+                     NONE, SOFTMAX, LOGISTIC or SOFTMAX_ZERO",
                 ));
             }
             other => {
                 return Err(OpError::invalid(format!(
-                    "post_transform is {other:?}; NONE, SOFTMAX, LOGISTIC, SOFTMAX_ZERO and PROBIT are defined"
+                    "post_transform must be NONE, SOFTMAX, LOGISTIC, SOFTMAX_ZERO or PROBIT, got {other:?}"
                 )));
             }
         };
@@ -101,11 +101,12 @@ impl LinearModel {
             let count = found.len();
             if count != rows && !(rows == 1 && (count == 0 || count == 2)) {
                 return Err(OpError::invalid(format!(
-                    "it has {count} labels for {rows} scores; one for each is needed, or two for one score"
+                    "expected one label for each score, or two labels for one score, got {count} labels for {rows} \
+                     scores"
                 )));
             }
             if rows == 1 && count == 1 {
-                return Err(OpError::invalid("it has one label for one score; two are needed, or none"));
+                return Err(OpError::invalid("one score needs two labels or none, got one label"));
             }
             labels = Some(found);
             rows
@@ -114,13 +115,13 @@ impl LinearModel {
             usize::try_from(targets)
                 .ok()
                 .filter(|&rows| rows > 0)
-                .ok_or_else(|| OpError::invalid(format!("targets is {targets}; one is the least")))?
+                .ok_or_else(|| OpError::invalid(format!("targets must be at least 1, got {targets}")))?
         };
         let given = if intercepts.is_empty() { rows } else { intercepts.len() };
         if given != rows || coefficients.is_empty() || !coefficients.len().is_multiple_of(rows) {
             return Err(OpError::invalid(format!(
-                "it has {} coefficients and {} intercepts for {rows} scores; a row of coefficients and one intercept for \
-                 each are needed",
+                "got {} coefficients and {} intercepts for {rows} scores; each score needs one row of coefficients \
+                 and one intercept",
                 coefficients.len(),
                 intercepts.len()
             )));
@@ -147,7 +148,7 @@ impl Op for LinearModel {
         if let Some(found) = feature_count(cx)?.filter(|&found| found != self.feature_count()) {
             let (rows, each) = (self.score_count, self.feature_count());
             return Err(OpError::invalid(format!(
-                "input 0 has {found} features, but it has {rows} rows of {each} coefficients"
+                "input 0 has {found} features, but the model has {rows} rows of {each} coefficients"
             )));
         }
         let batch = cx.shape(0).map(|shape| if shape.rank() == 1 { Dim::Known(1) } else { shape[0].clone() });
@@ -156,8 +157,8 @@ impl Op for LinearModel {
         if let Some(labels) = &self.labels {
             if let (Labels::Strings(_), true) = (labels, cx.has_output(0)) {
                 return Err(OpError::unsupported(
-                    "its labels are texts (classlabels_strings), which are not supported: make an output of its \
-                     probabilities alone, or fit the classifier with numbers as classes",
+                    "string labels (classlabels_strings) are not supported; use only the output of probabilities, or \
+                     fit the classifier with integer classes",
                 ));
             }
             cx.set_output(0, DType::I64, batch.clone().and_then(|batch| of(&[batch])));

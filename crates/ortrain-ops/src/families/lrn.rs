@@ -26,7 +26,7 @@ impl Op for Lrn {
             && shape.rank() < 2
         {
             return Err(OpError::invalid(format!(
-                "input 0 has shape {shape}; batch and channels are needed"
+                "input 0 must have batch and channel axes, got shape {shape}"
             )));
         }
         cx.set_output(0, dtype, shape);
@@ -37,7 +37,7 @@ impl Op for Lrn {
 fn read_size(attrs: &Attrs) -> Result<i64, OpError> {
     let size = Attrs::required("size", attrs.int("size")?)?;
     if size < 1 {
-        return Err(OpError::invalid(format!("a window of {size} channels; at least one is needed")));
+        return Err(OpError::invalid(format!("size must be at least 1, got {size}")));
     }
     Ok(size)
 }
@@ -82,7 +82,8 @@ fn add_channel_average(
     }
     if shape.rank() > 4 {
         return Err(OpError::unsupported(
-            "with so many axes it needs sizes of channels and space that are numbers; declare them in the model",
+            "the sizes of the channel and spatial axes must be known for an input with more than 4 axes; declare them \
+             in the model",
         ));
     }
     let axis = rw.ints("axis", &[1]);
@@ -94,7 +95,7 @@ fn add_channel_average(
 fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let x = rw.required_input(0)?;
     let missing =
-        || OpError::unsupported("the type and rank of its input must be known for this; declare them");
+        || OpError::unsupported("the type and rank of the input must be known; declare them in the model");
     let (dtype, shape) = (rw.dtype(x).ok_or_else(missing)?, rw.shape(x).cloned().ok_or_else(missing)?);
     if shape.contains(&Dim::Known(0)) {
         rw.replace_output(0, x);
@@ -258,7 +259,7 @@ mod tests {
         let graph = one_node_graph(28, LRN, &[Some(&x)], 1, attrs(3)).expect("it is read");
         assert_eq!(check_downgrade(&graph, std::slice::from_ref(&x), 7).nodes.len(), 1);
         for (attrs, words) in
-            [(Attrs::new(), "attribute \"size\" is missing"), (attrs(0), "a window of 0 channels")]
+            [(Attrs::new(), "attribute \"size\" is missing"), (attrs(0), "size must be at least 1, got 0")]
         {
             let error = one_node_graph(28, LRN, &[Some(&x)], 1, attrs).expect_err("refused").to_string();
             assert!(error.contains(words), "{error}");
@@ -266,6 +267,6 @@ mod tests {
         let error = one_node_graph(28, LRN, &[Some(&generic_tensor(&[3], 1))], 1, attrs(3))
             .expect_err("refused")
             .to_string();
-        assert!(error.contains("batch and channels are needed"), "{error}");
+        assert!(error.contains("input 0 must have batch and channel axes"), "{error}");
     }
 }

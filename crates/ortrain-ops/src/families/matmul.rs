@@ -90,7 +90,7 @@ impl Op for MatMul {
             && k != l
         {
             return Err(OpError::invalid(format!(
-                "shapes {a} and {b} do not fit: rows of the left have {k} elements, columns of the right {l}"
+                "shapes {a} and {b} do not fit: the left matrix has {k} columns, the right matrix has {l} rows"
             )));
         }
         let batch = |dims: &[Dim]| dims[..dims.len() - 2].iter().cloned().collect::<Shape>();
@@ -335,7 +335,7 @@ impl Op for Gemm {
             if let Some(shape) = cx.shape(k)
                 && shape.rank() != 2
             {
-                return Err(OpError::invalid(format!("input {k} has shape {shape}; a matrix is needed")));
+                return Err(OpError::invalid(format!("input {k} has shape {shape}, expected a matrix")));
             }
         }
         let (Some(a), Some(b)) = (cx.shape(0), cx.shape(1)) else {
@@ -347,7 +347,7 @@ impl Op for Gemm {
             && k != l
         {
             return Err(OpError::invalid(format!(
-                "shapes {a}{} and {b}{} do not fit: {k} and {l} elements to multiply and sum",
+                "shapes {a}{} and {b}{} do not fit: the left matrix has {k} columns, the right matrix has {l} rows",
                 if self.trans_a { " (transposed)" } else { "" },
                 if self.trans_b { " (transposed)" } else { "" },
             )));
@@ -362,7 +362,7 @@ impl Op for Gemm {
                     .any(|(x, y)| matches!((x.known(), y.known()), (Some(x), Some(y)) if x != y))
             {
                 return Err(OpError::invalid(format!(
-                    "C of shape {c} does not broadcast to the product's {shape}"
+                    "C of shape {c} cannot be broadcast to the product's shape {shape}"
                 )));
             }
         }

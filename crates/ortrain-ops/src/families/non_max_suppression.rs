@@ -48,7 +48,7 @@ impl Op for NonMaxSuppression {
             if let Some(shape) = cx.shape(k)
                 && shape.iter().any(|dim| dim.known().is_some_and(|size| size > 1))
             {
-                return Err(OpError::invalid(format!("input {k} has shape {shape}; one number is needed")));
+                return Err(OpError::invalid(format!("input {k} has shape {shape}, expected one element")));
             }
         }
         if let (Some(boxes), Some(scores)) = (cx.shape(BOXES), cx.shape(SCORES)) {
@@ -60,7 +60,8 @@ impl Op for NonMaxSuppression {
                 && !differ(&boxes[1], &scores[2]);
             if !fits {
                 return Err(OpError::invalid(format!(
-                    "boxes have shape {boxes} and scores {scores}; [images, boxes, 4] and [images, classes, boxes] are needed"
+                    "boxes have shape {boxes} and scores {scores}, expected [images, boxes, 4] and [images, \
+                     classes, boxes]"
                 )));
             }
         }
@@ -116,14 +117,22 @@ impl HostFunction for NonMaxSuppression {
         let all: Vec<Option<&Tensor>> =
             self.present.iter().map(|&present| if present { given.next() } else { None }).collect();
         let (Some(boxes), Some(scores)) = (all[BOXES], all[SCORES]) else {
-            return Err("boxes and scores are needed".into());
+            return Err("boxes or scores are missing".into());
         };
         let (&[images, count, 4], &[other_images, classes, other_count]) = (boxes.dims(), scores.dims())
         else {
-            return Err(format!("boxes have shape {:?} and scores {:?}", boxes.dims(), scores.dims()));
+            return Err(format!(
+                "boxes of shape {:?} do not fit scores of shape {:?}",
+                boxes.dims(),
+                scores.dims()
+            ));
         };
         if (images, count) != (other_images, other_count) {
-            return Err(format!("boxes have shape {:?} and scores {:?}", boxes.dims(), scores.dims()));
+            return Err(format!(
+                "boxes of shape {:?} do not fit scores of shape {:?}",
+                boxes.dims(),
+                scores.dims()
+            ));
         }
         let number = |k: usize| all[k].and_then(|tensor| tensor.to_f64().first().copied());
         let most = number(MAX_OUTPUT_BOXES).unwrap_or(0.0).max(0.0) as usize;
@@ -170,7 +179,7 @@ fn build(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
     let centered = match node.attrs.int("center_point_box")?.unwrap_or(0) {
         0 => false,
         1 => true,
-        other => return Err(OpError::invalid(format!("center_point_box is {other}; 0 and 1 are defined"))),
+        other => return Err(OpError::invalid(format!("center_point_box must be 0 or 1, got {other}"))),
     };
     let present = [0, 1, 2, 3, 4].map(|k| node.inputs.get(k).copied().flatten().is_some());
     Ok(Box::new(NonMaxSuppression { centered, present }))
@@ -196,7 +205,7 @@ mod tests {
         let [overlap, least] =
             [limits[1], limits[2]].map(|limit| limit.map(|limit| Tensor::f32(&[1], &[limit])));
         let ports = [Some(&boxes), Some(&scores), most.as_ref(), overlap.as_ref(), least.as_ref()];
-        let got = run_node(OP, &ports, 1, attrs).expect("it runs").remove(0);
+        let got = run_node(OP, &ports, 1, attrs).expect("the graph runs").remove(0);
         assert_eq!(got.dims()[1], 3);
         got.to_i64().expect("integers").chunks(3).map(|row| row[2]).collect()
     }
@@ -224,14 +233,14 @@ mod tests {
                 vec![1, 2, 3],
                 vec![1, 1, 2],
                 Attrs::new(),
-                "[images, boxes, 4] and [images, classes, boxes] are needed",
+                "expected [images, boxes, 4] and [images, classes, boxes]",
             ),
             (vec![1, 2, 4], vec![1, 1, 3], Attrs::new(), "are needed"),
             (
                 vec![1, 2, 4],
                 vec![1, 1, 2],
                 Attrs::new().with("center_point_box", 2i64),
-                "center_point_box is 2",
+                "center_point_box must be 0 or 1, got 2",
             ),
         ] {
             let [boxes, scores] = [boxes, scores].map(|dims| Tensor::filled(DType::F32, &dims, 1.0));

@@ -42,8 +42,8 @@ fn check_size(dims: &[usize]) -> Result<(), String> {
         return Ok(());
     }
     Err(format!(
-        "{dims:?} are too many elements to list those that are not zero; {MAX_ELEMENTS} are the most. Where chooses between \
-         values without listing places, and a Slice in front makes parts"
+        "an input of shape {dims:?} is too large, at most {MAX_ELEMENTS} elements are supported. Use Where to \
+         choose between values without indices, or Slice to split the input"
     ))
 }
 
@@ -54,7 +54,7 @@ struct NonZeroHost;
 impl HostFunction for NonZeroHost {
     fn call(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>, String> {
         let [input] = inputs else {
-            return Err(format!("one tensor is needed but {} are given", inputs.len()));
+            return Err(format!("expected one tensor, got {}", inputs.len()));
         };
         let dims = input.dims();
         check_size(dims)?;
@@ -88,7 +88,7 @@ mod tests {
 
     #[track_caller]
     fn indices(input: &Tensor) -> Tensor {
-        run_node(("", "NonZero"), &[Some(input)], 1, Attrs::new()).expect("it runs").remove(0)
+        run_node(("", "NonZero"), &[Some(input)], 1, Attrs::new()).expect("the graph runs").remove(0)
     }
 
     #[test]
@@ -126,7 +126,7 @@ mod tests {
             ([1.0, 0.0, 0.0, 0.0], &[2.0, 4.0]),
             ([0.0; 4], &[]),
         ] {
-            let got = run(&graph, &[Tensor::f32(&[4], &mask), x.clone()]).expect("it runs");
+            let got = run(&graph, &[Tensor::f32(&[4], &mask), x.clone()]).expect("the graph runs");
             let want_f32: Vec<f32> = want.iter().map(|&x| x as f32).collect();
             assert_eq!(got[0], Tensor::f32(&[want.len() / 2, 2], &want_f32));
             assert_eq!(got[1].to_f64(), [want.iter().sum::<f64>()]);
@@ -146,6 +146,6 @@ mod tests {
         let schedule = crate::Specialiser::new(graph.clone(), vec![crate::Role::User]);
         let schedule = schedule.schedule(std::slice::from_ref(&x)).expect("it compiles");
         assert!(schedule.single_program().is_some(), "{}", schedule.schedule());
-        assert_eq!(run(&graph, &[x]).expect("it runs")[0].dims(), [1, 2]);
+        assert_eq!(run(&graph, &[x]).expect("the graph runs")[0].dims(), [1, 2]);
     }
 }

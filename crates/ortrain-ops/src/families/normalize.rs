@@ -37,14 +37,14 @@ impl Op for ChannelNormalization {
         if let Some(shape) = cx.shape(0) {
             if shape.rank() < 2 {
                 return Err(OpError::invalid(format!(
-                    "input 0 has shape {shape}; batch and channels are needed"
+                    "input 0 has shape {shape}, expected a batch axis and a channel axis"
                 )));
             }
             if let (Some(groups), Some(channels)) = (self.groups, shape[1].known())
                 && channels as i64 % groups != 0
             {
                 return Err(OpError::invalid(format!(
-                    "{channels} channels in {groups} groups: they are not equal"
+                    "{channels} channels cannot be split into {groups} equal groups"
                 )));
             }
             for k in 1..3 {
@@ -54,7 +54,7 @@ impl Op for ChannelNormalization {
                     && (found.rank() != 1 || differs(&found[0]))
                 {
                     return Err(OpError::invalid(format!(
-                        "input {k} has shape {found} for {} channels; one element for each is needed",
+                        "input {k} has shape {found}, expected one element for each of {} channels",
                         shape[1]
                     )));
                 }
@@ -129,7 +129,7 @@ fn decompose_instance(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
 fn read_num_groups(attrs: &Attrs) -> Result<i64, OpError> {
     let groups = Attrs::required("num_groups", attrs.int("num_groups")?)?;
     if groups < 1 {
-        return Err(OpError::invalid(format!("num_groups is {groups}; 1 is the least")));
+        return Err(OpError::invalid(format!("num_groups must be at least 1, got {groups}")));
     }
     Ok(groups)
 }
@@ -215,7 +215,7 @@ fn read_lp(attrs: &Attrs) -> Result<(i64, i64), OpError> {
     let (axis, p) = (attrs.int("axis")?.unwrap_or(-1), attrs.int("p")?.unwrap_or(2));
     match p {
         1 | 2 => Ok((axis, p)),
-        _ => Err(OpError::invalid(format!("p is {p}; 1 and 2 are defined"))),
+        _ => Err(OpError::invalid(format!("p must be 1 or 2, got {p}"))),
     }
 }
 
@@ -315,15 +315,15 @@ mod tests {
         for count in [1, 2, 4] {
             let graph = one_node_graph(NEWEST_OPSET, GROUP, &ports, 1, group_attrs(count)).expect("valid");
             let want = f64s(x.dims(), &expected(&x, count as usize, &scale.to_f64(), &bias.to_f64()));
-            assert_close(&run(&graph, &inputs).expect("it runs")[0], &want, 1e-13);
+            assert_close(&run(&graph, &inputs).expect("the graph runs")[0], &want, 1e-13);
             check_gradients(&graph, &inputs, &[0, 1, 2], &[0]);
             check_downgrade(&graph, &inputs, 18);
             check_downgrade(&graph, &inputs, 21);
         }
         let attrs = Attrs::new().with("epsilon", 0.01f32);
-        let graph = one_node_graph(7, INSTANCE, &ports, 1, attrs).expect("it is read");
+        let graph = one_node_graph(7, INSTANCE, &ports, 1, attrs).expect("the node is valid");
         let want = f64s(x.dims(), &expected(&x, 4, &scale.to_f64(), &bias.to_f64()));
-        assert_close(&run(&graph, &inputs).expect("it runs")[0], &want, 1e-13);
+        assert_close(&run(&graph, &inputs).expect("the graph runs")[0], &want, 1e-13);
         check_gradients(&graph, &inputs, &[0, 1, 2], &[0]);
     }
 
@@ -334,9 +334,9 @@ mod tests {
         let inputs = [x.clone(), f64s(&[2], &[0.5, 2.0]), f64s(&[2], &[1.0, -1.0])];
         let ports = [Some(&inputs[0]), Some(&inputs[1]), Some(&inputs[2])];
         for opset in [18, 20] {
-            let graph = one_node_graph(opset, GROUP, &ports, 1, group_attrs(2)).expect("it is read");
+            let graph = one_node_graph(opset, GROUP, &ports, 1, group_attrs(2)).expect("the node is valid");
             let want = expected(&x, 2, &[0.5, 0.5, 2.0, 2.0], &[1.0, 1.0, -1.0, -1.0]);
-            assert_close(&run(&graph, &inputs).expect("it runs")[0], &f64s(x.dims(), &want), 1e-13);
+            assert_close(&run(&graph, &inputs).expect("the graph runs")[0], &f64s(x.dims(), &want), 1e-13);
             check_gradients(&graph, &inputs, &[0, 1, 2], &[0]);
             check_downgrade(&graph, &inputs, opset);
         }
@@ -347,7 +347,8 @@ mod tests {
         let x = Tensor::from_f64(DType::F16, vec![1, 1, 4], &[1000.0, 1001.0, 1002.0, 1003.0]);
         let one = Tensor::filled(DType::F16, &[1], 1.0);
         let zero = Tensor::filled(DType::F16, &[1], 0.0);
-        let got = run_node(INSTANCE, &[Some(&x), Some(&one), Some(&zero)], 1, Attrs::new()).expect("it runs");
+        let got = run_node(INSTANCE, &[Some(&x), Some(&one), Some(&zero)], 1, Attrs::new())
+            .expect("the graph runs");
         let want = Tensor::from_f64(DType::F16, vec![1, 1, 4], &[-1.3416, -0.4472, 0.4472, 1.3416]);
         assert_close(&got[0], &want, 1e-3);
     }
@@ -357,9 +358,9 @@ mod tests {
         let x = generic_tensor(&[2, 3, 2, 2], 5);
         for attrs in [Attrs::new(), Attrs::new().with("axes", vec![1i64, -1])] {
             let op = ("", "MeanVarianceNormalization");
-            let graph = one_node_graph(9, op, &[Some(&x)], 1, attrs).expect("it is read");
+            let graph = one_node_graph(9, op, &[Some(&x)], 1, attrs).expect("the node is valid");
             check_gradients(&graph, std::slice::from_ref(&x), &[0], &[0]);
-            let got = run(&graph, std::slice::from_ref(&x)).expect("it runs").remove(0).to_f64();
+            let got = run(&graph, std::slice::from_ref(&x)).expect("the graph runs").remove(0).to_f64();
             assert!(got.iter().sum::<f64>().abs() < 1e-12);
             assert!((got.iter().map(|x| x * x).sum::<f64>() - 24.0).abs() < 1e-6);
         }
@@ -368,7 +369,7 @@ mod tests {
         let op = ("", "MeanVarianceNormalization");
         let graph = one_node_graph(13, op, &[Some(&flat)], 1, Attrs::new()).expect("valid");
         let gradient = gradient_graph(&graph, &[Some(f64s(&[1, 1, 2, 2], &[1.0, 1.0, 1.0, 1.0]))], &[0]);
-        assert_eq!(run(&gradient, &[flat]).expect("it runs")[0].to_f64(), [0.0; 4]);
+        assert_eq!(run(&gradient, &[flat]).expect("the graph runs")[0].to_f64(), [0.0; 4]);
     }
 
     #[test]
@@ -378,18 +379,18 @@ mod tests {
             let attrs = Attrs::new().with("p", p);
             let graph = one_node_graph(NEWEST_OPSET, LP, &[Some(&x)], 1, attrs.clone()).expect("valid");
             assert_close(
-                &run(&graph, std::slice::from_ref(&x)).expect("it runs")[0],
+                &run(&graph, std::slice::from_ref(&x)).expect("the graph runs")[0],
                 &f64s(&[2, 2], &want),
                 1e-15,
             );
             // Where the norm is 0, the gradient is 0.
             let gradient = gradient_graph(&graph, &[Some(f64s(&[2, 2], &[1.0, 2.0, 3.0, 4.0]))], &[0]);
-            let got = run(&gradient, std::slice::from_ref(&x)).expect("it runs").remove(0).to_f64();
+            let got = run(&gradient, std::slice::from_ref(&x)).expect("the graph runs").remove(0).to_f64();
             assert!(got[2..] == [0.0, 0.0] && got[0] != 0.0, "{got:?}");
             for axis in [0i64, 1] {
                 let x = generic_tensor(&[3, 4], 6);
                 let graph = one_node_graph(7, LP, &[Some(&x)], 1, attrs.clone().with("axis", axis))
-                    .expect("it is read");
+                    .expect("the node is valid");
                 check_gradients(&graph, std::slice::from_ref(&x), &[0], &[0]);
             }
         }
@@ -400,16 +401,21 @@ mod tests {
         let (x, three, four) =
             (generic_tensor(&[2, 4, 2], 1), generic_tensor(&[3], 2), generic_tensor(&[4], 3));
         for (op, scale, attrs, message) in [
-            (INSTANCE, &three, Attrs::new(), "input 1 has shape [3] for 4 channels"),
-            (GROUP, &four, group_attrs(3), "4 channels in 3 groups"),
-            (GROUP, &four, group_attrs(0), "num_groups is 0"),
+            (
+                INSTANCE,
+                &three,
+                Attrs::new(),
+                "input 1 has shape [3], expected one element for each of 4 channels",
+            ),
+            (GROUP, &four, group_attrs(3), "4 channels cannot be split into 3 equal groups"),
+            (GROUP, &four, group_attrs(0), "num_groups must be at least 1, got 0"),
         ] {
             let failure = run_node(op, &[Some(&x), Some(scale), Some(&four)], 1, attrs).expect_err("refused");
             let Failure::Prepare(error) = failure else { panic!("{failure:?}") };
             assert!(error.to_string().contains(message), "{error}");
         }
         for (attrs, message) in [
-            (Attrs::new().with("p", 3i64), "p is 3; 1 and 2 are defined"),
+            (Attrs::new().with("p", 3i64), "p must be 1 or 2, got 3"),
             (Attrs::new().with("axis", 3i64), "axis 3 is out of range for rank 3"),
         ] {
             let failure = run_node(LP, &[Some(&x)], 1, attrs).expect_err("refused");

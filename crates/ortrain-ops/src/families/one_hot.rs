@@ -30,14 +30,14 @@ impl Op for OneHot {
                 && shape.concrete().is_some_and(|dims| dims.iter().product::<usize>() != needed)
             {
                 return Err(OpError::invalid(format!(
-                    "input {k} has shape {shape}; its elements are {needed}"
+                    "input {k} must have {needed} element(s), got shape {shape}"
                 )));
             }
         }
         let depth = match (cx.constant(1).map(Tensor::to_f64).as_deref(), cx.sizes(1).as_deref()) {
             (Some(&[depth]), _) => {
                 if !(depth >= 1.0 && depth <= i64::MAX as f64) {
-                    return Err(OpError::invalid(format!("the depth is {depth}; 1 is the least")));
+                    return Err(OpError::invalid(format!("the depth must be at least 1, got {depth}")));
                 }
                 Some(Dim::Known(depth as usize))
             }
@@ -132,7 +132,7 @@ mod tests {
         let values = Tensor::from_slice(DType::I32, &[2], &[5i32, 9]);
         let get = |axis: i64| {
             let ports = [Some(&indices), Some(&depth), Some(&values)];
-            run_node(ONE_HOT, &ports, 1, Attrs::new().with("axis", axis)).expect("it runs").remove(0)
+            run_node(ONE_HOT, &ports, 1, Attrs::new().with("axis", axis)).expect("the graph runs").remove(0)
         };
         let rows = [5, 9, 5, 5, 5, 9, 5, 5, 5, 5, 5, 5];
         assert_eq!(get(-1).to_i64(), Some(rows.to_vec()));
@@ -159,7 +159,7 @@ mod tests {
     fn rejects_invalid_inputs() {
         let (indices, values) = (Tensor::i64(&[2], &[0, 1]), f64s(&[2], &[0.0, 1.0]));
         for (depth, values, axis, message) in [
-            (Tensor::i64(&[], &[0]), values.clone(), -1, "the depth is 0; 1 is the least"),
+            (Tensor::i64(&[], &[0]), values.clone(), -1, "the depth must be at least 1, got 0"),
             (Tensor::i64(&[2], &[1, 2]), values.clone(), -1, "input 1 has shape [2]"),
             (Tensor::i64(&[], &[2]), f64s(&[3], &[0.0; 3]), -1, "input 2 has shape [3]"),
             (Tensor::i64(&[], &[2]), values, 2, "axis 2 is out of range for rank 2"),

@@ -25,7 +25,7 @@ fn check_float_sequence(cx: &Infer<'_>, k: usize) -> Result<DType, OpError> {
     match cx.ty(k) {
         ValueType::Sequence(dtype) if dtype.is_float() => Ok(*dtype),
         other => {
-            Err(OpError::invalid(format!("input {k} is {other}; a sequence of float tensors is needed")))
+            Err(OpError::invalid(format!("input {k} has type {other}, expected a sequence of float tensors")))
         }
     }
 }
@@ -41,7 +41,7 @@ fn matching_planes(cx: &Lower<'_>, sequences: &[usize]) -> Result<Vec<Vec<PlaneP
         };
         if parts.len() != all[0].len() || !all[0].iter().zip(parts).all(|(p, q)| fits(p, q)) {
             return Err(OpError::invalid(format!(
-                "sequences {} and {k} differ in the sizes or types of their tensors",
+                "input sequences {} and {k} have tensors of different sizes or types",
                 sequences[0]
             )));
         }
@@ -374,7 +374,7 @@ impl Op for InPlaceAccumulator {
                     .any(|(x, y)| matches!((x.known(), y.known()), (Some(x), Some(y)) if x != y));
             if differ {
                 return Err(OpError::invalid(format!(
-                    "the buffer has shape {buffer} but the value has {value}"
+                    "the buffer has shape {buffer}, the value has shape {value}"
                 )));
             }
         }
@@ -441,10 +441,10 @@ fn build_adamw(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
         mode: node.attrs.int("adam_mode")?.unwrap_or(0),
     };
     if !matches!(op.mode, 0 | 1) {
-        return Err(OpError::invalid(format!("adam_mode is {}; 0 and 1 are defined", op.mode)));
+        return Err(OpError::invalid(format!("adam_mode must be 0 or 1, got {}", op.mode)));
     }
     if op.mode == 0 && !op.correct_bias {
-        return Err(OpError::invalid("adam_mode 0 needs correct_bias 1"));
+        return Err(OpError::invalid("adam_mode 0 requires correct_bias 1"));
     }
     Ok(Box::new(op))
 }
@@ -452,7 +452,7 @@ fn build_adamw(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
 fn build_clip(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
     let norm = node.attrs.string("norm_type")?.unwrap_or("fro");
     if norm != "fro" {
-        return Err(OpError::unsupported(format!("norm_type {norm:?}; only \"fro\" is defined")));
+        return Err(OpError::unsupported(format!("norm_type must be \"fro\", got {norm:?}")));
     }
     Ok(Box::new(ClipGradNorm { max_norm: f64::from(node.attrs.float("max_norm")?.unwrap_or(1.0)) }))
 }

@@ -58,7 +58,7 @@ fn pads_per_axis(pads: &[i64], axes: Option<&[i64]>, rank: usize) -> Result<Vec<
     let count = axes.map_or(rank, <[i64]>::len);
     if pads.len() != 2 * count {
         return Err(OpError::invalid(format!(
-            "{} pads are given but {count} axes need {}: one before and one after each",
+            "got {} pads for {count} axes, expected {} (one before and one after each axis)",
             pads.len(),
             2 * count
         )));
@@ -78,7 +78,7 @@ fn padded_size(size: usize, (before, after): AxisPads, axis: usize) -> Result<us
     let total = size as i128 + i128::from(before) + i128::from(after);
     if total < 0 {
         return Err(OpError::invalid(format!(
-            "pads {before} and {after} take more from axis {axis} than the {size} elements it has"
+            "pads {before} and {after} remove more than the {size} elements of axis {axis}"
         )));
     }
     let message =
@@ -93,7 +93,7 @@ impl Mode {
         let total = padded_size(size, ends, axis)?;
         if total.max(size) > MAX_TAPS {
             return Err(OpError::unsupported(format!(
-                "axis {axis} has {} elements; {MAX_TAPS} are the most that can be padded in this mode",
+                "axis {axis} has {} elements, but this mode supports at most {MAX_TAPS}",
                 total.max(size)
             )));
         }
@@ -108,7 +108,7 @@ impl Mode {
         if before > most || after > most {
             let pad = if before > most { before } else { after };
             return Err(OpError::invalid(format!(
-                "mode {:?} pads axis {axis} by {pad} elements but has only {} to copy",
+                "mode {:?} pads axis {axis} by {pad} elements, but the axis has only {} elements to copy",
                 self.name(),
                 most.min(left)
             )));
@@ -158,7 +158,7 @@ impl Op for Pad {
         if let Some(shape) = cx.shape(VALUE)
             && (shape.rank() > 1 || shape.iter().any(|dim| dim.known().is_some_and(|size| size != 1)))
         {
-            return Err(OpError::invalid(format!("the constant has shape {shape}; one element is needed")));
+            return Err(OpError::invalid(format!("the constant has shape {shape}, expected one element")));
         }
         let Some(shape) = cx.shape(0) else {
             cx.set_output(0, dtype, None);
@@ -226,7 +226,7 @@ impl Op for Pad {
             return Ok(());
         }
         let (pads, axes) = constant_pads(|k| cx.constant(k).and_then(Tensor::to_i64), |k| cx.has_input(k))
-            .ok_or_else(|| OpError::unsupported("the pads must be known when the program is made"))?;
+            .ok_or_else(|| OpError::unsupported("the pads must be known before compilation"))?;
         let ends = pads_per_axis(&pads, axes.as_deref(), dims.len())?;
         if ends.iter().all(|&ends| ends == (0, 0)) {
             cx.alias(0, 0);
@@ -421,7 +421,7 @@ fn build(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
         "wrap" => Mode::Wrap,
         other => {
             return Err(OpError::invalid(format!(
-                "mode is {other:?}; \"constant\", \"reflect\", \"edge\" and \"wrap\" are defined"
+                "mode must be \"constant\", \"reflect\", \"edge\" or \"wrap\", got {other:?}"
             )));
         }
     };
@@ -588,7 +588,7 @@ mod tests {
     #[track_caller]
     fn pad(x: &Tensor, pads: &[i64], value: Option<&Tensor>, name: &str) -> Tensor {
         let inputs = [Some(x), Some(&ints(pads)), value];
-        run_node(PAD, &inputs, 1, mode(name)).expect("it runs").remove(0)
+        run_node(PAD, &inputs, 1, mode(name)).expect("the graph runs").remove(0)
     }
 
     #[test]
@@ -632,7 +632,7 @@ mod tests {
         assert_eq!(got, Tensor::i64(&[3, 6], &[5, 4, 5, 6, 5, 4, 2, 1, 2, 3, 2, 1, 5, 4, 5, 6, 5, 4]));
         let axes = Some(&[-1i64][..]);
         let got = run(&graph_of(&x, &[1, -1], None, axes, "constant"), std::slice::from_ref(&x));
-        assert_eq!(got.expect("it runs")[0], Tensor::i64(&[2, 3], &[0, 1, 2, 0, 4, 5]));
+        assert_eq!(got.expect("the graph runs")[0], Tensor::i64(&[2, 3], &[0, 1, 2, 0, 4, 5]));
         let scalar = Tensor::f32(&[], &[3.0]);
         assert_eq!(pad(&scalar, &[], None, "reflect"), scalar);
         assert_eq!(pad(&x, &[0; 4], None, "wrap"), x);
@@ -656,7 +656,7 @@ mod tests {
             ] {
                 let graph = graph_of(&x, pads, None, axes, name);
                 check_gradients(&graph, std::slice::from_ref(&x), &[0], &[0]);
-                let y = run(&graph, std::slice::from_ref(&x)).expect("it runs").remove(0);
+                let y = run(&graph, std::slice::from_ref(&x)).expect("the graph runs").remove(0);
                 let gradient = gradient_graph(&graph, &[Some(generic_tensor(y.dims(), 2))], &[0]);
                 check_decomposition(&gradient, std::slice::from_ref(&x), 0.0);
                 if name == "constant" {
@@ -698,10 +698,10 @@ mod tests {
         let graph = graph_of(&x, &[1, 1], Some(&value), None, "constant");
         let seed = f64s(&[4], &[f64::INFINITY, 1.0, 2.0, 3.0]);
         let given = [x, value];
-        let got = run(&gradient_graph(&graph, &[Some(seed)], &[0, 1]), &given).expect("it runs");
+        let got = run(&gradient_graph(&graph, &[Some(seed)], &[0, 1]), &given).expect("the graph runs");
         assert_eq!(got[0].to_f64(), [1.0, 2.0]);
         let seed = f64s(&[4], &[5.0, f64::NAN, 2.0, 3.0]);
-        let got = run(&gradient_graph(&graph, &[Some(seed)], &[0, 1]), &given).expect("it runs");
+        let got = run(&gradient_graph(&graph, &[Some(seed)], &[0, 1]), &given).expect("the graph runs");
         assert_eq!(got[1].to_f64(), [8.0]);
     }
 
@@ -710,15 +710,16 @@ mod tests {
         let x = generic_tensor(&[2, 3], 1);
         let old = mode("constant").with("pads", vec![0i64, 1, 1, 0]).with("value", 1.5f32);
         for opset in [7, 10] {
-            let graph = one_node_graph(opset, PAD, &[Some(&x)], 1, old.clone()).expect("it can be read");
+            let graph =
+                one_node_graph(opset, PAD, &[Some(&x)], 1, old.clone()).expect("the graph can be read");
             let want = pad(&x, &[0, 1, 1, 0], Some(&f64s(&[], &[1.5])), "constant");
-            assert_eq!(run(&graph, std::slice::from_ref(&x)).expect("it runs")[0], want);
+            assert_eq!(run(&graph, std::slice::from_ref(&x)).expect("the graph runs")[0], want);
             for target in [opset, 11, 18] {
                 check_downgrade(&graph, std::slice::from_ref(&x), target);
             }
             for name in ["constant", "reflect", "edge"] {
                 let attrs = old.clone().with("mode", name);
-                let graph = one_node_graph(opset, PAD, &[Some(&x)], 1, attrs).expect("it can be read");
+                let graph = one_node_graph(opset, PAD, &[Some(&x)], 1, attrs).expect("the graph can be read");
                 check_gradients(&graph, std::slice::from_ref(&x), &[0], &[0]);
                 let mut gradient = gradient_graph(&graph, &[Some(generic_tensor(&[3, 4], 2))], &[0]);
                 passes::infer::infer(&mut gradient).expect("valid");
@@ -746,15 +747,31 @@ mod tests {
     fn rejects_invalid_pads() {
         let x = generic_tensor(&[2, 3], 1);
         for (pads, name, sentence) in [
-            (&[1, 1, 1][..], "constant", "3 pads are given but 2 axes need 4: one before and one after each"),
-            (&[0, -2, 0, -2], "constant", "pads -2 and -2 take more from axis 1 than the 3 elements it has"),
-            (&[0, 3, 0, 0], "reflect", "mode \"reflect\" pads axis 1 by 3 elements but has only 2 to copy"),
-            (&[0, 2, 0, -1], "reflect", "mode \"reflect\" pads axis 1 by 2 elements but has only 1 to copy"),
-            (&[0, -3, 0, 4], "edge", "mode \"edge\" pads axis 1 by 4 elements but has only 0 to copy"),
+            (
+                &[1, 1, 1][..],
+                "constant",
+                "got 3 pads for 2 axes, expected 4 (one before and one after each axis)",
+            ),
+            (&[0, -2, 0, -2], "constant", "pads -2 and -2 remove more than the 3 elements of axis 1"),
+            (
+                &[0, 3, 0, 0],
+                "reflect",
+                "mode \"reflect\" pads axis 1 by 3 elements, but the axis has only 2 elements to copy",
+            ),
+            (
+                &[0, 2, 0, -1],
+                "reflect",
+                "mode \"reflect\" pads axis 1 by 2 elements, but the axis has only 1 elements to copy",
+            ),
+            (
+                &[0, -3, 0, 4],
+                "edge",
+                "mode \"edge\" pads axis 1 by 4 elements, but the axis has only 0 elements to copy",
+            ),
             (&[0, i64::MAX, 0, i64::MAX], "constant", "make axis 1 too long to count"),
             (&[0, i64::MAX / 2, 0, 0], "constant", "too large to address"),
-            (&[0, 1 << 40, 0, 0], "edge", "are the most that can be padded in this mode"),
-            (&[0, 0, 0, 0], "mirror", "mode is \"mirror\""),
+            (&[0, 1 << 40, 0, 0], "edge", "but this mode supports at most"),
+            (&[0, 0, 0, 0], "mirror", "got \"mirror\""),
         ] {
             let failure = run_node(PAD, &[Some(&x), Some(&ints(pads))], 1, mode(name)).expect_err("refused");
             let Failure::Prepare(error) = failure else { panic!("{failure:?}") };

@@ -26,8 +26,7 @@ fn read_scalar(tensor: &Tensor) -> Option<Scalar> {
 
 /// Returns the number of elements.
 fn range_len([start, limit, delta]: [Scalar; 3]) -> Result<usize, OpError> {
-    let message =
-        || OpError::invalid(format!("from {start} to {limit} in steps of {delta}: that is no range"));
+    let message = || OpError::invalid(format!("cannot count from {start} to {limit} in steps of {delta}"));
     if let (Scalar::I64(start), Scalar::I64(limit), Scalar::I64(delta)) = (start, limit, delta) {
         if delta == 0 {
             return Err(message());
@@ -53,7 +52,7 @@ impl Op for Range {
             if let Some(shape) = cx.shape(k)
                 && shape.iter().any(|dim| dim.known().is_some_and(|size| size != 1))
             {
-                return Err(OpError::invalid(format!("input {k} has shape {shape}; one number is needed")));
+                return Err(OpError::invalid(format!("input {k} has shape {shape}, expected one element")));
             }
         }
         let known = [0, 1, 2].map(|k| cx.constant(k).and_then(read_scalar));
@@ -117,14 +116,15 @@ mod tests {
     #[test]
     fn ranges_in_both_directions() {
         let int = |value: i64| Tensor::i64(&[], &[value]);
-        let of = |a, b, c| range([&int(a), &int(b), &int(c)]).expect("it runs").to_i64().expect("integers");
+        let of =
+            |a, b, c| range([&int(a), &int(b), &int(c)]).expect("the graph runs").to_i64().expect("integers");
         assert_eq!(of(3, 9, 3), [3, 6]);
         assert_eq!(of(10, 4, -2), [10, 8, 6]);
         assert_eq!(of(10, 3, -2), [10, 8, 6, 4]);
         assert_eq!(of(1, 1, 5), [0i64; 0]);
         assert_eq!(of(5, 1, 1), [0i64; 0]);
         let of = |a, b, c| {
-            range([&f64s(&[], &[a]), &f64s(&[], &[b]), &f64s(&[], &[c])]).expect("it runs").to_f64()
+            range([&f64s(&[], &[a]), &f64s(&[], &[b]), &f64s(&[], &[c])]).expect("the graph runs").to_f64()
         };
         assert_eq!(of(0.0, 1.0, 0.25), [0.0, 0.25, 0.5, 0.75]);
         assert_eq!(of(1.0, 0.0, -0.4), [1.0, 0.6, 1.0 - 0.8]);
@@ -140,7 +140,7 @@ mod tests {
             range([&f64s(&[], &[0.0]), &f64s(&[], &[1.0]), &f64s(&[], &[0.0])]),
         ] {
             let Failure::Prepare(error) = bad.expect_err("refused") else { panic!("prepared") };
-            assert!(error.to_string().contains("that is no range"), "{error}");
+            assert!(error.to_string().contains("cannot count from"), "{error}");
         }
         assert!(range([&Tensor::i64(&[2], &[1, 2]), &int(3), &int(1)]).is_err());
     }
@@ -160,6 +160,6 @@ mod tests {
         graph.outputs = vec![range];
         crate::passes::infer::infer(&mut graph).expect("valid");
         assert_eq!(graph.value(range).ty.shape(), Some(&[Dim::symbol("N")].into_iter().collect::<Shape>()));
-        assert_eq!(run(&graph, &[x]).expect("it runs")[0], Tensor::i64(&[4], &[0, 1, 2, 3]));
+        assert_eq!(run(&graph, &[x]).expect("the graph runs")[0], Tensor::i64(&[4], &[0, 1, 2, 3]));
     }
 }

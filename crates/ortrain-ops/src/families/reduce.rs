@@ -130,7 +130,8 @@ impl Reduce {
             Some(0) => Some(Shape::scalar()),
             Some(count) if count <= shape.rank() => Some(cx.unknown_shape(0, shape.rank() - count)),
             Some(count) => {
-                let message = format!("{count} axes are to be reduced but {shape} has only {}", shape.rank());
+                let message =
+                    format!("cannot reduce {count} axes of {shape}, which has {} axes", shape.rank());
                 return Err(OpError::invalid(message));
             }
             None => None,
@@ -151,7 +152,7 @@ impl Op for Reduce {
             if let Some(axes) = cx.shape(1)
                 && axes.rank() != 1
             {
-                return Err(OpError::invalid(format!("axes have shape {axes}; a vector is needed")));
+                return Err(OpError::invalid(format!("axes have shape {axes}, expected a vector")));
             }
         }
         let shape = self.result_shape(cx)?;
@@ -231,7 +232,9 @@ impl Op for Reduce {
             // One element: each choice of axes gives the same result.
             (true, None) if dims.iter().all(|&size| size == 1) => Vec::new(),
             (true, None) => {
-                return Err(OpError::unsupported("the axes depend on values computed by the model"));
+                return Err(OpError::unsupported(
+                    "the axes must not depend on values that the model computes",
+                ));
             }
         };
         let axes = self.resolve_axes(&named, dims.len())?;
@@ -484,7 +487,7 @@ impl Op for Scale {
         if let Some(shape) = cx.shape(1)
             && shape.iter().any(|dim| dim.known().is_some_and(|size| size != 1))
         {
-            return Err(OpError::invalid(format!("the scale has shape {shape}; one number is needed")));
+            return Err(OpError::invalid(format!("the scale has shape {shape}, expected one element")));
         }
         cx.set_output(0, dtype, cx.shape(0).cloned());
         Ok(())
@@ -600,7 +603,7 @@ fn downgrade_sum(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
 fn downgrade_others(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let bools = rw.input(0).and_then(|id| rw.dtype(id)) == Some(DType::Bool);
     if bools && rw.version() < 20 {
-        return Err(OpError::unsupported("the largest or smallest of truth values needs opset 20 or newer"));
+        return Err(OpError::unsupported("the maximum or minimum of bool elements needs opset 20 or newer"));
     }
     axes_to_attribute(rw, 18)
 }
@@ -740,18 +743,18 @@ mod tests {
     #[track_caller]
     fn forward(op: (&str, &str), data: &Tensor, named: Option<&[i64]>, attrs: Attrs) -> Tensor {
         let named = named.map(axes);
-        run_node(op, &[Some(data), named.as_ref()], 1, attrs).expect("it runs").remove(0)
+        run_node(op, &[Some(data), named.as_ref()], 1, attrs).expect("the graph runs").remove(0)
     }
 
     /// Builds a graph with constant axes, as files have them.
     fn constant_axes(op: (&str, &str), data: &Tensor, named: &[i64], attrs: Attrs) -> Graph {
-        let mut graph =
-            one_node_graph(NEWEST, op, &[Some(data), Some(&axes(named))], 1, attrs).expect("it is valid");
+        let mut graph = one_node_graph(NEWEST, op, &[Some(data), Some(&axes(named))], 1, attrs)
+            .expect("the graph is valid");
         let id = graph.inputs.pop().expect("the axes");
         graph.value_mut(id).constant = Some(axes(named));
         let y = graph.outputs[0];
         graph.value_mut(y).ty = ortrain_graph::ValueType::Unknown;
-        passes::infer::infer(&mut graph).expect("it is valid");
+        passes::infer::infer(&mut graph).expect("the graph is valid");
         graph
     }
 
@@ -811,7 +814,7 @@ mod tests {
         assert!(forward(SUM, &empty, Some(&[0]), attrs(0, 0)).is_empty());
         let graph = constant_axes(MEAN, &empty, &[1], attrs(0, 0));
         let gradient = gradient_graph(&graph, &[Some(Tensor::f32(&[2], &[1.0, 1.0]))], &[0]);
-        assert_eq!(run(&gradient, &[empty]).expect("it runs")[0].dims(), [2, 0]);
+        assert_eq!(run(&gradient, &[empty]).expect("the graph runs")[0].dims(), [2, 0]);
         let scalar = Tensor::f32(&[], &[7.0]);
         assert_eq!(forward(MEAN, &scalar, None, attrs(1, 0)), scalar);
     }
@@ -858,7 +861,7 @@ mod tests {
         let empty = Tensor::f32(&[2, 0], &[]);
         let graph = constant_axes(MAX, &empty, &[1], attrs(0, 0));
         let gradient = gradient_graph(&graph, &[Some(Tensor::f32(&[2], &[1.0, 1.0]))], &[0]);
-        assert_eq!(run(&gradient, &[empty]).expect("it runs")[0].dims(), [2, 0]);
+        assert_eq!(run(&gradient, &[empty]).expect("the graph runs")[0].dims(), [2, 0]);
     }
 
     #[test]
@@ -867,14 +870,14 @@ mod tests {
         let data = f64s(&[3, 4], &[2.0, 5.0, 5.0, 1.0, -inf, -inf, -inf, -inf, 4.0, inf, 3.0, inf]);
         let graph = constant_axes(MAX, &data, &[1], attrs(0, 0));
         let gradient = gradient_graph(&graph, &[Some(f64s(&[3], &[6.0, 8.0, 1.0]))], &[0]);
-        let got = run(&gradient, std::slice::from_ref(&data)).expect("it runs").remove(0);
+        let got = run(&gradient, std::slice::from_ref(&data)).expect("the graph runs").remove(0);
         assert_eq!(got.to_f64(), [0.0, 3.0, 3.0, 0.0, 2.0, 2.0, 2.0, 2.0, 0.0, 0.5, 0.0, 0.5]);
         check_decomposition(&gradient, &[data], 0.0);
         // More ties than a narrow float can count.
         let zeros = Tensor::filled(DType::F16, &[100_000], 0.0);
         let graph = constant_axes(MIN, &zeros, &[0], attrs(0, 0));
         let gradient = gradient_graph(&graph, &[Some(Tensor::filled(DType::F16, &[], 1000.0))], &[0]);
-        let got = run(&gradient, &[zeros]).expect("it runs").remove(0).to_f64();
+        let got = run(&gradient, &[zeros]).expect("the graph runs").remove(0).to_f64();
         assert!(got.iter().all(|&x| (x - 0.01).abs() < 1e-5), "{}", got[0]);
     }
 
@@ -921,7 +924,7 @@ mod tests {
             let graph = constant_axes(("", name), data, &[1], attrs(0, 0));
             let ones = Tensor::filled(DType::F64, &[data.dims()[0]], 1.0);
             run(&gradient_graph(&graph, &[Some(ones)], &[0]), std::slice::from_ref(data))
-                .expect("it runs")
+                .expect("the graph runs")
                 .remove(0)
         };
         let data = f64s(&[2, 2], &[3.0, -4.0, 0.0, 0.0]);
@@ -1024,7 +1027,7 @@ mod tests {
         let data = Tensor::filled(DType::F16, &[100_000], 1.0);
         let graph = constant_axes(MEAN, &data, &[0], attrs(0, 0));
         let gradient = gradient_graph(&graph, &[Some(Tensor::filled(DType::F16, &[], 1000.0))], &[0]);
-        let got = run(&gradient, &[data]).expect("it runs").remove(0).to_f64();
+        let got = run(&gradient, &[data]).expect("the graph runs").remove(0).to_f64();
         assert!(got.iter().all(|&x| (x - 0.01).abs() < 1e-5), "{}", got[0]);
     }
 
@@ -1045,8 +1048,8 @@ mod tests {
         let halves = Tensor::filled(DType::F16, &[2], 3.0);
         let count = Tensor::i64(&[], &[2]);
         let attrs = Attrs::new().with("scale_down", 1i64);
-        let got =
-            run_node(("com.microsoft", "Scale"), &[Some(&halves), Some(&count)], 1, attrs).expect("it runs");
+        let got = run_node(("com.microsoft", "Scale"), &[Some(&halves), Some(&count)], 1, attrs)
+            .expect("the graph runs");
         assert_eq!(got[0], Tensor::filled(DType::F16, &[2], 1.5));
         let count = Tensor::i64(&[1], &[100_000]);
         let attrs = Attrs::new().with("scale_down", 1i64);
@@ -1061,9 +1064,9 @@ mod tests {
         let data = generic_tensor(&[2, 3], 4);
         for (op, opset) in [(SUM, 7), (SUM, 12), (MEAN, 8), (MEAN, 17), (MAX, 7), (MIN, 11), (MAX, 17)] {
             let old = Attrs::new().with("axes", vec![1i64]).with("keepdims", 0i64);
-            let graph = one_node_graph(opset, op, &[Some(&data)], 1, old).expect("it can be read");
+            let graph = one_node_graph(opset, op, &[Some(&data)], 1, old).expect("the graph can be read");
             let want = forward(op, &data, Some(&[1]), attrs(0, 0));
-            assert_close(&run(&graph, std::slice::from_ref(&data)).expect("it runs")[0], &want, 0.0);
+            assert_close(&run(&graph, std::slice::from_ref(&data)).expect("the graph runs")[0], &want, 0.0);
 
             let graph = constant_axes(op, &data, &[-1], attrs(0, 1));
             let written = check_downgrade(&graph, std::slice::from_ref(&data), opset);
@@ -1087,7 +1090,7 @@ mod tests {
         let op = ("com.microsoft", "ReduceAllL2");
         let inputs = [f64s(&[2], &[3.0, -4.0]), f64s(&[1, 1], &[12.0]), f64s(&[0], &[])];
         let ports = [Some(&inputs[0]), Some(&inputs[1]), Some(&inputs[2])];
-        let got = run_node(op, &ports, 1, Attrs::new()).expect("it runs");
+        let got = run_node(op, &ports, 1, Attrs::new()).expect("the graph runs");
         assert_close(&got[0], &f64s(&[], &[13.0]), 0.0);
         let given = [generic_tensor(&[2, 3], 1), generic_tensor(&[4], 2)];
         let graph =
@@ -1097,10 +1100,10 @@ mod tests {
         let zeros = [f64s(&[2], &[0.0; 2])];
         let graph = one_node_graph(NEWEST, op, &[Some(&zeros[0])], 1, Attrs::new()).expect("valid");
         let backward = gradient_graph(&graph, &[Some(f64s(&[], &[1.0]))], &[0]);
-        assert_eq!(run(&backward, &zeros).expect("it runs")[0].to_f64(), [0.0, 0.0]);
+        assert_eq!(run(&backward, &zeros).expect("the graph runs")[0].to_f64(), [0.0, 0.0]);
         // float16 can represent the norm, but not the squares.
         let narrow = crate::testing::cast_tensor(&f64s(&[2], &[300.0, 400.0]), DType::F16);
-        let got = run_node(op, &[Some(&narrow)], 1, Attrs::new()).expect("it runs");
+        let got = run_node(op, &[Some(&narrow)], 1, Attrs::new()).expect("the graph runs");
         assert_eq!(got[0].to_f64(), [500.0]);
     }
 }

@@ -8,27 +8,28 @@ use super::features::ML_DOMAIN;
 const MICROSOFT: &str = "com.microsoft";
 
 /// Reason for decision trees.
-const TREES_REASON: &str = "decision trees have no gradient (their results are constant between the thresholds), so no step of an \
-                     optimizer trains them, and they are not run here either; fit them in scikit-learn, or train a model that \
-                     has a gradient: MLPClassifier, MLPRegressor, LogisticRegression, LinearRegression";
+const TREES_REASON: &str = "decision trees cannot be trained or run, because they have no gradient (their \
+     results are constant between the thresholds); fit them in scikit-learn, or train a model with a gradient: \
+     MLPClassifier, MLPRegressor, LogisticRegression, LinearRegression";
 
 /// Reason for support vector machines.
-const SVM_REASON: &str = "support vector machines with a kernel are fitted by choosing among samples, not by gradients, and are not \
-                       run here either; fit them in scikit-learn, or train a model that has a gradient: LinearSVC, LinearSVR, \
-                       SGDClassifier, MLPClassifier";
+const SVM_REASON: &str = "support vector machines with a kernel cannot be trained or run, because they are \
+     fitted by a choice of samples, not by gradients; fit them in scikit-learn, or train a model with a gradient: \
+     LinearSVC, LinearSVR, SGDClassifier, MLPClassifier";
 
 /// Reason for sequences of maps.
-const ZIPMAP_REASON: &str = "its result is a sequence of maps, one from class to probability for each row, which is no tensor; the \
-                    probabilities are its input: make that an output of the model instead (skl2onnx: \
-                    options={\"zipmap\": False}; of a trained model: name it in export_model_for_inferencing)";
+const ZIPMAP_REASON: &str = "its result is a sequence of maps from class to probability, not a tensor; make \
+     its input, the probabilities, an output of the model instead (skl2onnx: options={\"zipmap\": False}; for a \
+     trained model: name it in export_model_for_inferencing)";
 
 /// Reason for TensorBoard summaries.
-const SUMMARY_REASON: &str = "its result is a text for TensorBoard, which is no tensor; make what it summarises an output of the model \
-                         and write it where the steps are taken, with torch.utils.tensorboard or tensorboardX";
+const SUMMARY_REASON: &str = "its result is a text for TensorBoard, not a tensor; make its input an output of \
+     the model and write it in the training loop with torch.utils.tensorboard or tensorboardX";
 
 /// Reason for packed activations.
-const PACKED_ACTIVATION_REASON: &str = "it keeps activations for the gradient in fewer bits, which changes the gradient; make the artifacts without it, \
-                      and let SessionOptions.memory_limit keep fewer activations: results stay the same, bit for bit";
+const PACKED_ACTIVATION_REASON: &str = "it stores activations for the gradient in fewer bits, which changes \
+     the gradient; generate the artifacts without it, and set SessionOptions.memory_limit to keep fewer \
+     activations with bitwise equal results";
 
 /// Packers of activations: an encoder and a decoder of each.
 const PACKERS: [&str; 5] = ["GistBinarize", "GistPack1", "GistPack8", "GistPack16", "GistPackMsfp15"];
@@ -39,12 +40,12 @@ fn is_packer_operator(packer: &str, name: &str) -> bool {
 }
 
 /// Reason for calls of PyTorch functions.
-const PYTHON_OP_REASON: &str = "it calls a torch.autograd.Function in the process that exported it, and a file does not say what that computes; \
-                      write it as a function of ONNX, with a gradient of its own if it needs one (docs/extending.md)";
+const PYTHON_OP_REASON: &str = "it calls a torch.autograd.Function of the process that exported it, which the \
+     file does not contain; write it as an ONNX function, with its own gradient if needed (docs/extending.md)";
 
 /// Reason for events between pipeline stages.
-const EVENT_REASON: &str = "it makes the stages of a pipeline wait for each other, and a model is run as one; leave it out: what it passes \
-                      on are its inputs behind the first";
+const EVENT_REASON: &str = "it synchronizes the stages of a pipeline, but a model runs as one stage; replace \
+     its outputs with its inputs after the first";
 
 /// Returns the reason why an operator is unsupported, as a part of a sentence. Returns `None` for supported and for
 /// unknown operators.

@@ -28,7 +28,7 @@ impl Op for ReverseSequence {
         if let Some(shape) = &shape {
             if shape.rank() < 2 {
                 return Err(OpError::invalid(format!(
-                    "input 0 has shape {shape}; an axis of the batch and one of time are needed"
+                    "input 0 has shape {shape}, expected a batch axis and a time axis"
                 )));
             }
             let lengths: Shape = [shape[self.batch_axis].clone()].into_iter().collect();
@@ -40,7 +40,7 @@ impl Op for ReverseSequence {
                 && !fits(found)
             {
                 return Err(OpError::invalid(format!(
-                    "input 1 has shape {found}; a length for each of the sequences, {lengths}, is needed"
+                    "input 1 has shape {found}, expected a length for each sequence, {lengths}"
                 )));
             }
         }
@@ -91,7 +91,7 @@ fn build(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
     let axis = |name: &str, default: i64| match node.attrs.int(name)?.unwrap_or(default) {
         0 => Ok(0),
         1 => Ok(1),
-        other => Err(OpError::invalid(format!("{name} is {other}; it must be 0 or 1"))),
+        other => Err(OpError::invalid(format!("{name} must be 0 or 1, got {other}"))),
     };
     let (batch_axis, time_axis) = (axis("batch_axis", 1)?, axis("time_axis", 0)?);
     if batch_axis == time_axis {
@@ -120,10 +120,10 @@ mod tests {
     fn reverses_sequences_up_to_their_lengths() {
         let x = f64s(&[3, 2], &[1.0, 4.0, 2.0, 5.0, 3.0, 6.0]);
         let lengths = Tensor::i64(&[2], &[2, 3]);
-        let turned = run_node(OP, &[Some(&x), Some(&lengths)], 1, axes(1, 0)).expect("it runs");
+        let turned = run_node(OP, &[Some(&x), Some(&lengths)], 1, axes(1, 0)).expect("the graph runs");
         assert_eq!(turned[0].to_f64(), [2.0, 6.0, 1.0, 5.0, 3.0, 4.0]);
         let lengths = Tensor::i64(&[3], &[0, 1, 2]);
-        let turned = run_node(OP, &[Some(&x), Some(&lengths)], 1, axes(0, 1)).expect("it runs");
+        let turned = run_node(OP, &[Some(&x), Some(&lengths)], 1, axes(0, 1)).expect("the graph runs");
         assert_eq!(turned[0].to_f64(), [1.0, 4.0, 2.0, 5.0, 6.0, 3.0]);
     }
 
@@ -142,14 +142,14 @@ mod tests {
         for (lengths, attrs, expected) in [
             (Tensor::i64(&[2], &[4, 1]), axes(1, 0), "4"),
             (Tensor::i64(&[2], &[-1, 1]), axes(1, 0), "-1"),
-            (Tensor::i64(&[3], &[1, 1, 1]), axes(1, 0), "a length for each of the sequences, [2]"),
+            (Tensor::i64(&[3], &[1, 1, 1]), axes(1, 0), "expected a length for each sequence, [2]"),
             (Tensor::i64(&[2], &[1, 1]), axes(1, 1), "batch_axis and time_axis are both 1"),
-            (Tensor::i64(&[2], &[1, 1]), axes(2, 0), "batch_axis is 2"),
+            (Tensor::i64(&[2], &[1, 1]), axes(2, 0), "batch_axis must be 0 or 1, got 2"),
         ] {
             let message = match run_node(OP, &[Some(&x), Some(&lengths)], 1, attrs) {
                 Err(Failure::Prepare(error)) => error.to_string(),
                 Err(Failure::Run(error)) => error.to_string(),
-                Ok(_) => panic!("it runs"),
+                Ok(_) => panic!("the graph runs"),
             };
             assert!(message.contains(expected), "{message}");
         }

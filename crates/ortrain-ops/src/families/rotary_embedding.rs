@@ -43,19 +43,17 @@ impl Rotary {
         let positive = |name: &str| match attrs.int(name)?.unwrap_or(0) {
             0 => Ok(None),
             number if number > 0 => Ok(Some(number)),
-            number => Err(OpError::invalid(format!("{name} is {number}; it must be positive"))),
+            number => Err(OpError::invalid(format!("{name} must be positive, got {number}"))),
         };
         let rotated = positive("rotary_embedding_dim")?;
         if let Some(odd) = rotated.filter(|count| count % 2 != 0) {
-            return Err(OpError::invalid(format!(
-                "rotary_embedding_dim is {odd}; elements are rotated in pairs"
-            )));
+            return Err(OpError::invalid(format!("rotary_embedding_dim must be even, got {odd}")));
         }
         let microsoft = !node.domain.is_empty();
         let scale = attrs.float("scale")?.unwrap_or(1.0);
         if microsoft && scale != 1.0 {
             return Err(OpError::unsupported(format!(
-                "scale is {scale}, which no documentation says the meaning of; only 1 is supported"
+                "scale is {scale}, but only 1 is supported; the meaning of other values is not documented"
             )));
         }
         let [cosines, sines, positions] = if microsoft { [2, 3, 1] } else { [1, 2, 3] };
@@ -77,21 +75,19 @@ impl Rotary {
             let heads = heads as usize;
             return match width {
                 Some(width) if width % (2 * heads) != 0 => Err(OpError::invalid(format!(
-                    "a width of {width} does not divide into {heads} heads of pairs of elements"
+                    "a width of {width} cannot be split into {heads} heads of even size"
                 ))),
                 width => Ok([Some(heads), width.map(|width| width / heads)]),
             };
         }
         if self.cosines == 1 || self.rotated.is_some() {
-            return Err(OpError::invalid(
-                "num_heads is missing; data of three axes must say how many heads it holds",
-            ));
+            return Err(OpError::invalid("num_heads is missing; an input with three axes needs it"));
         }
         // The caches cover complete heads.
         let size = half.and_then(Dim::known).map(|half| 2 * half);
         match (width, size) {
             (Some(width), Some(size)) if size == 0 || width % size != 0 => {
-                Err(OpError::invalid(format!("a width of {width} does not divide into heads of size {size}")))
+                Err(OpError::invalid(format!("a width of {width} cannot be split into heads of size {size}")))
             }
             (width, size) => Ok([width.zip(size).map(|(width, size)| width / size), size]),
         }
@@ -120,7 +116,7 @@ impl Op for Rotary {
                     ("[batch, length, half]", "without")
                 };
                 return Err(OpError::invalid(format!(
-                    "input {k} has shape {found}, but {how} positions {what} is needed"
+                    "input {k} has shape {found}, expected {what} {how} positions"
                 )));
             }
         }
@@ -130,7 +126,8 @@ impl Op for Rotary {
                 [_, _, _, size] => size.known(),
                 _ => {
                     return Err(OpError::invalid(format!(
-                        "input 0 has shape {shape}; [batch, length, width] or [batch, heads, length, size] is needed"
+                        "input 0 has shape {shape}, expected [batch, length, width] or [batch, heads, length, \
+                         size]"
                     )));
                 }
             };
@@ -148,7 +145,8 @@ impl Op for Rotary {
                     && rotated / 2 != half
                 {
                     return Err(OpError::invalid(format!(
-                        "input {k} has shape {found}, but to rotate {rotated} elements its last axis must be {}",
+                        "input {k} has shape {found}, but for {rotated} rotated elements the size of its last axis \
+                         must be {}",
                         rotated / 2
                     )));
                 }
@@ -157,9 +155,9 @@ impl Op for Rotary {
         if let Some(found) = cx.shape(self.positions) {
             let one = microsoft && found.rank() == 1 && found[0].known().is_none_or(|count| count == 1);
             if !one && found.rank() != 2 {
-                let also = if microsoft { ", or one number," } else { "" };
+                let also = if microsoft { " or one element" } else { "" };
                 return Err(OpError::invalid(format!(
-                    "input {} has shape {found}, but positions{also} of shape [batch, length] are needed",
+                    "input {} has shape {found}, expected positions of shape [batch, length]{also}",
                     self.positions
                 )));
             }
@@ -392,7 +390,11 @@ mod tests {
         for case in Case::all() {
             let inputs = case.inputs();
             let graph = case.graph(&inputs);
-            assert_close(&run(&graph, &inputs).expect("it runs")[0], &case.expected(&inputs), TOLERANCE);
+            assert_close(
+                &run(&graph, &inputs).expect("the graph runs")[0],
+                &case.expected(&inputs),
+                TOLERANCE,
+            );
             check_gradients(&graph, &inputs, &[0, 1, 2], &[0]);
             check_decomposition(&graph, &inputs, TOLERANCE);
             assert_eq!(check_downgrade(&graph, &inputs, 23).nodes.len(), 1);
@@ -422,8 +424,12 @@ mod tests {
             add(&mut symbolic, STANDARD, "y", &ports, 1, case.attrs());
             crate::passes::infer::infer(&mut symbolic).expect("valid");
             let mut plain = symbolic.clone();
-            crate::passes::decompose::decompose_node(&mut plain, 0).expect("it decomposes");
-            assert_close(&run(&plain, &inputs).expect("it runs")[0], &case.expected(&inputs), TOLERANCE);
+            crate::passes::decompose::decompose_node(&mut plain, 0).expect("the graph decomposes");
+            assert_close(
+                &run(&plain, &inputs).expect("the graph runs")[0],
+                &case.expected(&inputs),
+                TOLERANCE,
+            );
             if case.count > 0 {
                 check_gradients(&symbolic, &inputs, &[0, 1, 2], &[0]);
             }
@@ -443,7 +449,11 @@ mod tests {
                 let mut attrs = case.attrs();
                 attrs.0.remove("num_heads");
                 let graph = one_node_graph(14, CONTRIBUTED, &ports, 1, attrs).expect("valid");
-                assert_close(&run(&graph, &inputs).expect("it runs")[0], &case.expected(&given), TOLERANCE);
+                assert_close(
+                    &run(&graph, &inputs).expect("the graph runs")[0],
+                    &case.expected(&given),
+                    TOLERANCE,
+                );
                 check_gradients(&graph, &inputs, &[0, 2, 3], &[0]);
                 check_decomposition(&graph, &inputs, TOLERANCE);
             }
@@ -459,23 +469,18 @@ mod tests {
         let none = Attrs::new;
         for (op, inputs, attrs, words) in [
             (STANDARD, given.clone(), none(), "num_heads is missing"),
-            (
-                STANDARD,
-                given.clone(),
-                none().with("num_heads", -1i64),
-                "num_heads is -1; it must be positive",
-            ),
+            (STANDARD, given.clone(), none().with("num_heads", -1i64), "num_heads must be positive, got -1"),
             (
                 STANDARD,
                 given.clone(),
                 none().with("num_heads", 4i64),
-                "a width of 12 does not divide into 4 heads",
+                "a width of 12 cannot be split into 4 heads",
             ),
             (
                 STANDARD,
                 given.clone(),
                 none().with("num_heads", 2i64).with("rotary_embedding_dim", 3i64),
-                "rotary_embedding_dim is 3; elements are rotated in pairs",
+                "rotary_embedding_dim must be even, got 3",
             ),
             (
                 STANDARD,
@@ -487,37 +492,37 @@ mod tests {
                 STANDARD,
                 given.clone(),
                 none().with("num_heads", 2i64).with("rotary_embedding_dim", 2i64),
-                "input 1 has shape [2, 2, 3], but to rotate 2 elements its last axis must be 1",
+                "input 1 has shape [2, 2, 3], but for 2 rotated elements the size of its last axis must be 1",
             ),
             (
                 STANDARD,
                 [given.clone(), vec![Tensor::i64(&[BATCH, LENGTH], &[0; 4])]].concat(),
                 none().with("num_heads", 2i64),
-                "input 1 has shape [2, 2, 3], but with positions [positions, half] is needed",
+                "input 1 has shape [2, 2, 3], expected [positions, half] with positions",
             ),
             (
                 STANDARD,
                 by_place[..3].to_vec(),
                 none().with("num_heads", 2i64),
-                "input 1 has shape [5, 3], but without positions [batch, length, half] is needed",
+                "input 1 has shape [5, 3], expected [batch, length, half] without positions",
             ),
             (
                 STANDARD,
                 [by_place[..3].to_vec(), vec![Tensor::i64(&[1], &[0])]].concat(),
                 none().with("num_heads", 2i64),
-                "input 3 has shape [1], but positions of shape [batch, length] are needed",
+                "input 3 has shape [1], expected positions of shape [batch, length]",
             ),
             (
                 STANDARD,
                 vec![generic_tensor(&[2, 3], 1), given[1].clone(), given[2].clone()],
                 none(),
-                "input 0 has shape [2, 3]; [batch, length, width] or [batch, heads, length, size] is needed",
+                "input 0 has shape [2, 3], expected [batch, length, width] or [batch, heads, length, size]",
             ),
             (
                 CONTRIBUTED,
                 vec![given[0].clone(), Tensor::i64(&[1], &[0]), by_place[1].clone(), by_place[2].clone()],
                 none().with("scale", 2.0f32),
-                "scale is 2, which no documentation says the meaning of",
+                "scale is 2, but only 1 is supported",
             ),
         ] {
             let ports: Vec<Option<&Tensor>> = inputs.iter().map(Some).collect();

@@ -597,7 +597,8 @@ mod tests {
         let data = f64s(&[2, 3], &[1., 2., 3., 4., 5., f64::INFINITY]);
         let (indices, updates) = (Tensor::i64(&[2, 1], &[-3, 2]), f64s(&[2, 1], &[10., 20.]));
         let ports = [Some(&data), Some(&indices), Some(&updates)];
-        let get = |attrs: Attrs| run_node(ELEMENTS, &ports, 1, attrs).expect("it runs").remove(0).to_f64();
+        let get =
+            |attrs: Attrs| run_node(ELEMENTS, &ports, 1, attrs).expect("the graph runs").remove(0).to_f64();
         let end = f64::INFINITY;
         assert_eq!(get(Attrs::new().with("axis", 1i64)), [10., 2., 3., 4., 5., 20.]);
         assert_eq!(get(reduction("add").with("axis", -1i64)), [11., 2., 3., 4., 5., end]);
@@ -609,7 +610,7 @@ mod tests {
         let (indices, updates) =
             (Tensor::i64(&[2], &[0, 1]), Tensor::from_slice(DType::Bool, &[2], &[0u8, 1]));
         let got = run_node(ELEMENTS, &[Some(&flags), Some(&indices), Some(&updates)], 1, Attrs::new());
-        assert_eq!(got.expect("it runs")[0].to_f64(), [0., 1., 1.]);
+        assert_eq!(got.expect("the graph runs")[0].to_f64(), [0., 1., 1.]);
     }
 
     #[test]
@@ -621,10 +622,10 @@ mod tests {
             [("add", [1, 14, 5]), ("mul", [-2, 84, 5]), ("max", [2, 7, 5]), ("min", [-1, 3, 5])]
         {
             let got = run_node(ND, &[Some(&data), Some(&indices), Some(&updates)], 1, reduction(name));
-            assert_eq!(got.expect("it runs")[0].to_i64(), Some(want.to_vec()), "{name}");
+            assert_eq!(got.expect("the graph runs")[0].to_i64(), Some(want.to_vec()), "{name}");
             let flat = Tensor::i64(&[3], &[1, -2, 0]);
             let got = run_node(ELEMENTS, &[Some(&data), Some(&flat), Some(&updates)], 1, reduction(name));
-            assert_eq!(got.expect("it runs")[0].to_i64(), Some(want.to_vec()), "{name}");
+            assert_eq!(got.expect("the graph runs")[0].to_i64(), Some(want.to_vec()), "{name}");
         }
     }
 
@@ -638,16 +639,16 @@ mod tests {
             1,
             Attrs::new(),
         );
-        assert!(got.expect("it runs")[0].to_f64()[1].is_sign_negative());
+        assert!(got.expect("the graph runs")[0].to_f64()[1].is_sign_negative());
         for dtype in [DType::F32, DType::F64, DType::F16, DType::I64, DType::I32, DType::U8, DType::Bool] {
             let numbers = |values: &[f64]| cast_tensor(&f64s(&[values.len()], values), dtype);
             let (data, updates) = (numbers(&[1., 0., 1., 0.]), numbers(&[0., 1., 0., 1., 0.]));
             let flat = Tensor::i64(&[5], &[2, 3, -1, 0, 2]);
             let got = run_node(ELEMENTS, &[Some(&data), Some(&flat), Some(&updates)], 1, Attrs::new());
-            assert_eq!(got.expect("it runs")[0].to_f64(), [1., 0., 0., 0.], "{dtype}");
+            assert_eq!(got.expect("the graph runs")[0].to_f64(), [1., 0., 0., 0.], "{dtype}");
             let column = Tensor::i64(&[5, 1], &[2, 3, -1, 0, 2]);
             let got = run_node(ND, &[Some(&data), Some(&column), Some(&updates)], 1, Attrs::new());
-            assert_eq!(got.expect("it runs")[0].to_f64(), [1., 0., 0., 0.], "{dtype}");
+            assert_eq!(got.expect("the graph runs")[0].to_f64(), [1., 0., 0., 0.], "{dtype}");
         }
     }
 
@@ -703,7 +704,7 @@ mod tests {
             let ports = [Some(&inputs[0]), Some(&inputs[1]), Some(&inputs[2])];
             let graph = one_node_graph(NEWEST_OPSET, ELEMENTS, &ports, 1, reduction(name)).expect("valid");
             let ones = Tensor::filled(DType::F64, &[data.len()], 1.0);
-            let got = run(&gradient_graph(&graph, &[Some(ones)], &[0, 2]), &inputs).expect("it runs");
+            let got = run(&gradient_graph(&graph, &[Some(ones)], &[0, 2]), &inputs).expect("the graph runs");
             (got[0].to_f64(), got[1].to_f64())
         };
         assert_eq!(gradients("mul", &[2.0, 5.0], &[0, 0], &[0.0, 3.0]), (vec![0.0, 1.0], vec![6.0, 0.0]));
@@ -720,7 +721,7 @@ mod tests {
     fn older_versions() {
         let inputs = [generic_tensor(&[3], 1), Tensor::i64(&[2], &[2, 0]), generic_tensor(&[2], 2)];
         let ports = [Some(&inputs[0]), Some(&inputs[1]), Some(&inputs[2])];
-        let old = one_node_graph(9, ("", "Scatter"), &ports, 1, Attrs::new()).expect("it is read");
+        let old = one_node_graph(9, ("", "Scatter"), &ports, 1, Attrs::new()).expect("the node is valid");
         assert_eq!(&*old.nodes[0].op, "ScatterElements");
         let written = check_downgrade(&old, &inputs, 9);
         assert_eq!(&*written.nodes[0].op, "Scatter");
@@ -743,10 +744,10 @@ mod tests {
                 Tensor::i64(&[2, 1], &[0; 2]),
                 generic_tensor(&[1, 2], 2),
                 Attrs::new(),
-                "[2, 1] is needed",
+                "expected [2, 1]",
             ),
             (ELEMENTS, Tensor::i64(&[2], &[0; 2]), generic_tensor(&[2], 2), Attrs::new(), "do not fit data"),
-            (ND, Tensor::i64(&[2, 1], &[0; 2]), generic_tensor(&[2], 2), Attrs::new(), "[2, 3] is needed"),
+            (ND, Tensor::i64(&[2, 1], &[0; 2]), generic_tensor(&[2], 2), Attrs::new(), "expected [2, 3]"),
             (
                 ND,
                 Tensor::i64(&[1, 3], &[0; 3]),
@@ -776,6 +777,6 @@ mod tests {
         let (indices, updates) =
             (Tensor::i64(&[count], &vec![0; count]), Tensor::filled(DType::F16, &[count], 1.0));
         let got = run_node(ELEMENTS, &[Some(&data), Some(&indices), Some(&updates)], 1, reduction("add"));
-        assert_close(&got.expect("it runs")[0], &Tensor::filled(DType::F16, &[1], 2050.0), 0.0);
+        assert_close(&got.expect("the graph runs")[0], &Tensor::filled(DType::F16, &[1], 2050.0), 0.0);
     }
 }

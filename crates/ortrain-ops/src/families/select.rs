@@ -234,7 +234,7 @@ fn build_cast(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
         let known = i32::try_from(number).ok().and_then(DType::unsupported_name);
         return Err(match known {
             Some(name) => OpError::unsupported(format!("elements of type {name} are not supported")),
-            None => OpError::invalid(format!("to is {number}, which is no element type")),
+            None => OpError::invalid(format!("to is {number}, which is not an element type")),
         });
     };
     Ok(Box::new(Cast { to }))
@@ -433,12 +433,12 @@ mod tests {
 
     #[track_caller]
     fn cast(x: &Tensor, to: DType) -> Tensor {
-        run_node(CAST, &[Some(x)], 1, cast_attrs(to)).expect("it runs").remove(0)
+        run_node(CAST, &[Some(x)], 1, cast_attrs(to)).expect("the graph runs").remove(0)
     }
 
     #[track_caller]
     fn pow(a: &Tensor, b: &Tensor) -> Tensor {
-        run_node(POW, &[Some(a), Some(b)], 1, Attrs::new()).expect("it runs").remove(0)
+        run_node(POW, &[Some(a), Some(b)], 1, Attrs::new()).expect("the graph runs").remove(0)
     }
 
     #[test]
@@ -446,8 +446,8 @@ mod tests {
         let condition = flags(&[2, 1], &[1, 0]);
         for dtype in DType::ALL {
             let (x, y) = (Tensor::filled(dtype, &[3], 1.0), Tensor::filled(dtype, &[], 0.0));
-            let got =
-                run_node(WHERE, &[Some(&condition), Some(&x), Some(&y)], 1, Attrs::new()).expect("it runs");
+            let got = run_node(WHERE, &[Some(&condition), Some(&x), Some(&y)], 1, Attrs::new())
+                .expect("the graph runs");
             assert_eq!((got[0].dtype(), got[0].dims()), (dtype, &[2, 3][..]));
             assert_eq!(got[0].to_f64(), [1.0, 1.0, 1.0, 0.0, 0.0, 0.0], "{dtype}");
         }
@@ -471,7 +471,7 @@ mod tests {
         let graph = graph.expect("valid");
         let seed = Tensor::f32(&[2], &[3.0, f32::NAN]);
         let gradient = gradient_graph(&graph, &[Some(seed)], &[1]);
-        let got = run(&gradient, &[condition, x, y]).expect("it runs");
+        let got = run(&gradient, &[condition, x, y]).expect("the graph runs");
         assert_eq!(got[0], Tensor::f32(&[2], &[3.0, 0.0]));
     }
 
@@ -511,7 +511,7 @@ mod tests {
         let graph =
             one_node_graph(NEWEST_OPSET, CAST, &[Some(&x)], 1, cast_attrs(DType::F16)).expect("valid");
         let gradient = gradient_graph(&graph, &[Some(Tensor::filled(DType::F16, &[2], 0.5))], &[0]);
-        assert_eq!(run(&gradient, &[x]).expect("it runs")[0], Tensor::f32(&[2], &[0.5, 0.5]));
+        assert_eq!(run(&gradient, &[x]).expect("the graph runs")[0], Tensor::f32(&[2], &[0.5, 0.5]));
     }
 
     #[test]
@@ -520,7 +520,7 @@ mod tests {
         for (to, message) in [
             (8, "elements of type string are not supported"),
             (17, "float8e4m3fn"),
-            (99, "99, which is no element type"),
+            (99, "99, which is not an element type"),
         ] {
             let error = run_node(CAST, &[Some(&x)], 1, Attrs::new().with("to", to)).expect_err("refused");
             let Failure::Prepare(error) = error else { panic!("{error:?}") };
@@ -573,7 +573,7 @@ mod tests {
         graph.value_mut(id).constant = Some(Tensor::f32(&[], &[2.0]));
         let gradient = gradient_graph(&graph, &[Some(Tensor::f32(&[2], &[1.0, 1.0]))], &[0]);
         assert!(gradient.nodes.iter().all(|node| &*node.op == "Mul"), "{gradient}");
-        assert_eq!(run(&gradient, &[base]).expect("it runs")[0].to_f64(), [-6.0, 0.0]);
+        assert_eq!(run(&gradient, &[base]).expect("the graph runs")[0].to_f64(), [-6.0, 0.0]);
     }
 
     #[test]
@@ -582,7 +582,8 @@ mod tests {
         let (base, exponent) = (f64s(&[4], &[0.0, 0.0, 0.0, -2.0]), f64s(&[4], &[2.0, 0.0, 1.0, 0.5]));
         let graph = two_input_graph(POW, &base, &exponent);
         let ones = Tensor::filled(DType::F64, &[4], 1.0);
-        let got = run(&gradient_graph(&graph, &[Some(ones)], &[0, 1]), &[base, exponent]).expect("it runs");
+        let got =
+            run(&gradient_graph(&graph, &[Some(ones)], &[0, 1]), &[base, exponent]).expect("the graph runs");
         assert_eq!(got[0].to_f64()[..3], [0.0, 0.0, 1.0]);
         assert_eq!(got[1].to_f64()[..3], [0.0, 0.0, 0.0]);
         assert!(got[0].to_f64()[3].is_nan() && got[1].to_f64()[3].is_nan());

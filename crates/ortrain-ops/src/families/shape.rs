@@ -61,12 +61,12 @@ impl View {
                 },
                 Ok(dim) => Some(dim.clone()),
                 Err(-1) => None,
-                Err(size) => return Err(OpError::invalid(format!("{size} is not a size"))),
+                Err(size) => return Err(OpError::invalid(format!("a size must be at least -1, got {size}"))),
             });
         }
         let open = dims.iter().filter(|dim| dim.is_none()).count();
         if open > 1 {
-            return Err(OpError::invalid("more than one size is -1"));
+            return Err(OpError::invalid("at most one size can be -1"));
         }
         let told: Vec<Dim> = dims.iter().flatten().cloned().collect();
         let (told_known, told_symbols) = element_product(&told);
@@ -88,7 +88,7 @@ impl View {
                 let fits = if open == 1 { told != 0 && all % told == 0 } else { all == told };
                 if !fits && (symbols.is_empty() || (known != 0 && told_known != 0)) {
                     return Err(OpError::invalid(format!(
-                        "shape {shape} of {known} elements cannot be seen as {}",
+                        "shape {shape} of {known} elements cannot be reshaped to {}",
                         dims.iter()
                             .map(|dim| dim.as_ref().map_or("-1".to_owned(), ToString::to_string))
                             .collect::<Vec<_>>()
@@ -149,7 +149,7 @@ impl View {
                 };
                 for &axis in &axes {
                     if shape[axis].known().is_some_and(|size| size != 1) {
-                        return Err(OpError::invalid(format!("axis {axis} of {shape} is not of size 1")));
+                        return Err(OpError::invalid(format!("axis {axis} of {shape} must have size 1")));
                     }
                 }
                 let kept = (0..shape.rank()).filter(|axis| !axes.contains(axis));
@@ -217,7 +217,9 @@ impl Transpose {
         let Some(perm) = &self.perm else { return Ok((0..rank).rev().collect()) };
         let order = perm.iter().map(|&axis| normalize_axis(axis, rank)).collect::<Result<Vec<_>, _>>()?;
         if order.len() != rank || normalize_axes(perm, rank).is_err() {
-            return Err(OpError::invalid(format!("perm {perm:?} is no order of the axes of rank {rank}")));
+            return Err(OpError::invalid(format!(
+                "perm {perm:?} is not a permutation of the axes of rank {rank}"
+            )));
         }
         Ok(order)
     }
@@ -282,7 +284,7 @@ impl Op for Expand {
         let dtype = cx.dtype(0)?;
         cx.expect_dtype(1, "int64", |dtype| dtype == DType::I64)?;
         if let Some(bad) = cx.ints(1).and_then(|sizes| sizes.into_iter().find(|&size| size < 0)) {
-            return Err(OpError::invalid(format!("{bad} is not a size")));
+            return Err(OpError::invalid(format!("a size must be at least 0, got {bad}")));
         }
         let shape = match (cx.shape(0), cx.sizes(1)) {
             (Some(shape), Some(sizes)) => Some(broadcast(shape, &sizes.into_iter().collect())?),
@@ -449,7 +451,7 @@ impl Op for ConstantOfShape {
         cx.check_arity(1, 1, 1)?;
         cx.expect_dtype(0, "int64", |dtype| dtype == DType::I64)?;
         if let Some(bad) = cx.ints(0).and_then(|sizes| sizes.into_iter().find(|&size| size < 0)) {
-            return Err(OpError::invalid(format!("{bad} is not a size")));
+            return Err(OpError::invalid(format!("a size must be at least 0, got {bad}")));
         }
         let shape = match cx.sizes(0) {
             Some(sizes) => Some(sizes.into_iter().collect()),
@@ -522,7 +524,7 @@ impl Op for BroadcastGradientArgs {
     fn lower(&self, cx: &mut Lower<'_>) -> Result<(), OpError> {
         let ints = |k: usize| cx.constant(k).and_then(Tensor::to_i64);
         let (Some(a), Some(b)) = (ints(0), ints(1)) else {
-            return Err(OpError::unsupported("the shapes must be known when the program is made"));
+            return Err(OpError::unsupported("the shapes must be known before compilation"));
         };
         for (k, axes) in broadcast_axes(&a, &b)?.into_iter().enumerate() {
             let buffer = cx.constant_buffer("axes", &Tensor::i64(&[axes.len()], &axes));
@@ -609,7 +611,7 @@ fn build_constant(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
     } else if let Some(values) = attrs.ints("value_ints")? {
         Tensor::i64(&[values.len()], values)
     } else {
-        return Err(OpError::unsupported("it holds neither a tensor nor numbers; texts are not supported"));
+        return Err(OpError::unsupported("its value must be a tensor or numbers; strings are not supported"));
     };
     Ok(Box::new(Constant { value }))
 }
@@ -617,7 +619,7 @@ fn build_constant(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
 fn build_constant_of_shape(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
     let value = node.attrs.tensor("value")?.cloned().unwrap_or_else(|| Tensor::f32(&[1], &[0.0]));
     if value.len() != 1 {
-        return Err(OpError::invalid(format!("value has {} elements; one is needed", value.len())));
+        return Err(OpError::invalid(format!("value has {} elements, expected one", value.len())));
     }
     let value = value.reshaped(vec![1]).map_err(|error| OpError::invalid(error.to_string()))?;
     Ok(Box::new(ConstantOfShape { value }))
@@ -805,7 +807,7 @@ mod tests {
         let shape = [Dim::symbol("N"), Dim::Known(2), Dim::Known(3), Dim::Known(2)];
         assert_eq!(graph.value(y).ty.shape(), Some(&shape.into_iter().collect()));
         for batch in [5, 1, 0] {
-            let got = run(&graph, &[generic_tensor(&[batch, 12], 1)]).expect("it runs");
+            let got = run(&graph, &[generic_tensor(&[batch, 12], 1)]).expect("the graph runs");
             assert_eq!(got[0].dims(), [batch, 2, 3, 2]);
         }
     }

@@ -59,7 +59,7 @@ pub(super) fn as_vector(rw: &mut Rewrite<'_>, size: Size) -> ValueId {
     match size {
         Size::Number(number) => rw.ints("size", &[number]),
         Size::Value(value) => value,
-        Size::SameAxis => unreachable!("only a new shape has axes that are kept"),
+        Size::SameAxis => unreachable!("only a new shape has axes of unchanged size"),
     }
 }
 

@@ -35,7 +35,7 @@ fn check_vector(cx: &Infer<'_>, k: usize, width: Option<&Dim>) -> Result<(), OpE
     let apart = matches!((found.first().and_then(Dim::known), width.and_then(Dim::known)), (Some(a), Some(b)) if a != b);
     if found.rank() != 1 || apart {
         let width = width.map_or("width".to_owned(), ToString::to_string);
-        return Err(OpError::invalid(format!("input {k} has shape {found}, but [{width}] is needed")));
+        return Err(OpError::invalid(format!("input {k} has shape {found}, expected [{width}]")));
     }
     Ok(())
 }
@@ -95,7 +95,7 @@ fn decompose_skip(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let op = SkipLayerNorm::from_node(rw.node());
     if !op.subtracts_mean && rw.has_output(1) {
         return Err(OpError::unsupported(
-            "its output mean has no meaning, since it is normalized without one",
+            "its output mean is not defined, because the normalization subtracts no mean",
         ));
     }
     let (x, skip, scale) = (rw.required_input(0)?, rw.required_input(1)?, rw.required_input(2)?);
@@ -141,7 +141,7 @@ impl Op for EmbedLayerNorm {
         if let Some(missing) =
             [TOKEN_EMBEDDINGS, POSITION_EMBEDDINGS, SCALE, SHIFT].into_iter().find(|&k| !cx.has_input(k))
         {
-            return Err(OpError::invalid(format!("input {missing} is left out but is needed")));
+            return Err(OpError::invalid(format!("input {missing} is missing")));
         }
         for k in [TOKENS, SEGMENTS, MASK, POSITIONS] {
             if cx.has_input(k) {
@@ -151,14 +151,16 @@ impl Op for EmbedLayerNorm {
         let dtype = cx.expect_dtype(TOKEN_EMBEDDINGS, "a float type", DType::is_float)?;
         cx.expect_same_dtype([TOKEN_EMBEDDINGS, POSITION_EMBEDDINGS, SEGMENT_EMBEDDINGS, SCALE, SHIFT])?;
         if cx.has_input(SEGMENTS) != cx.has_input(SEGMENT_EMBEDDINGS) {
-            return Err(OpError::invalid("segments and their embeddings are given together or not at all"));
+            return Err(OpError::invalid(
+                "segments need segment embeddings, and segment embeddings need segments",
+            ));
         }
         let apart = |a: Option<&Dim>, b: Option<&Dim>| matches!((a.and_then(Dim::known), b.and_then(Dim::known)), (Some(a), Some(b)) if a != b);
         let tokens = cx.shape(TOKENS).cloned();
         if let Some(tokens) = &tokens {
             if tokens.rank() != 2 {
                 return Err(OpError::invalid(format!(
-                    "input {TOKENS} has shape {tokens}; [batch, length] is needed"
+                    "input {TOKENS} has shape {tokens}, expected [batch, length]"
                 )));
             }
             for k in [SEGMENTS, MASK, POSITIONS] {
@@ -168,9 +170,7 @@ impl Op for EmbedLayerNorm {
                 let differ =
                     (of_batch && apart(found.first(), tokens.first())) || apart(found.get(1), tokens.get(1));
                 if found.rank() != 2 || differ {
-                    return Err(OpError::invalid(format!(
-                        "input {k} has shape {found}, but {tokens} is needed"
-                    )));
+                    return Err(OpError::invalid(format!("input {k} has shape {found}, expected {tokens}")));
                 }
             }
         }
@@ -182,7 +182,7 @@ impl Op for EmbedLayerNorm {
             let Some(found) = cx.shape(k) else { continue };
             if found.rank() != 2 || apart(found.get(1), width.as_ref()) {
                 return Err(OpError::invalid(format!(
-                    "input {k} has shape {found}, but [rows, {}] is needed: a row for each that is looked up",
+                    "input {k} has shape {found}, expected [rows, {}] (one row for each index)",
                     width.map_or("width".to_owned(), |width| width.to_string())
                 )));
             }
@@ -197,7 +197,7 @@ impl Op for EmbedLayerNorm {
         ) && length > rows
         {
             return Err(OpError::invalid(format!(
-                "{length} positions are looked up among {rows} embeddings"
+                "{length} positions need at least {length} position embeddings, got {rows}"
             )));
         }
         let sums = tokens.clone().map(|tokens| -> Shape {
@@ -337,7 +337,7 @@ mod tests {
                         *port = None;
                     }
                     let inputs: Vec<Tensor> = ports.into_iter().flatten().cloned().collect();
-                    let got = run(&graph, &inputs).expect("it runs");
+                    let got = run(&graph, &inputs).expect("the graph runs");
                     assert_close(&got[0], &f64s(x.dims(), &y), TOLERANCE);
                     assert_close(&got[1], &f64s(x.dims(), &sum), TOLERANCE);
                     let targets: Vec<usize> = (0..inputs.len()).collect();
@@ -358,7 +358,7 @@ mod tests {
         });
         let ports = [Some(&x), Some(&skip), Some(&scale)];
         let got = run_node((MICROSOFT, SKIP), &[ports[0], ports[1], ports[2], Some(&scale)], 4, Attrs::new());
-        let got = got.expect("it runs");
+        let got = got.expect("the graph runs");
         assert_eq!((got[1].dims(), got[2].dims()), (&[2, 1][..], &[2, 1][..]));
         let sums = got[3].to_f64();
         for row in 0..2 {
@@ -370,7 +370,7 @@ mod tests {
             Err(crate::testing::Failure::Prepare(error)) => error.to_string(),
             other => panic!("{other:?}"),
         };
-        assert!(error.contains("its output mean has no meaning"), "{error}");
+        assert!(error.contains("its output mean is not defined"), "{error}");
     }
 
     /// Tables of 7 tokens, 4 positions and 2 segments.
@@ -408,7 +408,7 @@ mod tests {
                 ];
                 let graph = one_node_graph(17, (MICROSOFT, EMBED), &ports, 3, Attrs::new()).expect("valid");
                 let inputs: Vec<Tensor> = ports.into_iter().flatten().cloned().collect();
-                let got = run(&graph, &inputs).expect("it runs");
+                let got = run(&graph, &inputs).expect("the graph runs");
                 let int_at = |tensor: &Tensor, k: usize| tensor.to_f64()[k % tensor.len()] as usize;
                 let mut sum = Vec::new();
                 for k in 0..6 {
@@ -430,7 +430,7 @@ mod tests {
             }
         }
         let ports = [Some(&tokens), None, Some(&words), Some(&places), None, Some(&scale), Some(&shift)];
-        let got = run_node((MICROSOFT, EMBED), &ports, 2, Attrs::new()).expect("it runs");
+        let got = run_node((MICROSOFT, EMBED), &ports, 2, Attrs::new()).expect("the graph runs");
         assert_eq!(got[1], int(&[2], &[0, 0]), "nothing is counted without a mask");
     }
 
@@ -445,12 +445,12 @@ mod tests {
                 vec![Some(&x), Some(&wide), Some(&vector)],
                 "input 1 has shape [4, 3, 5], which does not broadcast to [2, 3, 5]",
             ),
-            (vec![Some(&x), Some(&x), Some(&short)], "input 2 has shape [4], but [5] is needed"),
+            (vec![Some(&x), Some(&x), Some(&short)], "input 2 has shape [4], expected [5]"),
             (
                 vec![Some(&x), Some(&x), Some(&vector), None, Some(&short)],
-                "input 4 has shape [4], but [5] is needed",
+                "input 4 has shape [4], expected [5]",
             ),
-            (vec![Some(&x), Some(&x)], "it takes 3 to 5 inputs but has 2"),
+            (vec![Some(&x), Some(&x)], "expected 3 to 5 inputs, got 2"),
         ] {
             let error = skip(&ports).expect_err("refused").to_string();
             assert!(error.contains(words), "{error}");
@@ -464,18 +464,15 @@ mod tests {
             one_node_graph(17, (MICROSOFT, EMBED), &ports, 1, Attrs::new()).expect_err("refused").to_string()
         };
         for (error, expected) in [
+            (embed(&tokens, Some(&tokens), &words, None, None), "segments need segment embeddings"),
+            (embed(&tokens, None, &words, None, Some(&many)), "input 7 has shape [1, 6], expected [2, 3]"),
             (
-                embed(&tokens, Some(&tokens), &words, None, None),
-                "segments and their embeddings are given together",
+                embed(&many, None, &words, None, None),
+                "6 positions need at least 6 position embeddings, got 4",
             ),
-            (
-                embed(&tokens, None, &words, None, Some(&many)),
-                "input 7 has shape [1, 6], but [2, 3] is needed",
-            ),
-            (embed(&many, None, &words, None, None), "6 positions are looked up among 4 embeddings"),
             (
                 embed(&tokens, Some(&tokens), &generic_tensor(&[7, 2], 1), Some(&parts), None),
-                "input 3 has shape [4, 5], but [rows, 2] is needed",
+                "input 3 has shape [4, 5], expected [rows, 2]",
             ),
         ] {
             assert!(error.contains(expected), "{error}");

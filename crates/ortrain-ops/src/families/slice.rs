@@ -47,10 +47,10 @@ impl Bounds {
             let axis = normalize_axis(self.axes.as_ref().map_or(k as i64, |axes| axes[k]), rank)?;
             let step = self.steps.as_ref().map_or(1, |steps| steps[k]);
             if step == 0 {
-                return Err(OpError::invalid("a step is 0"));
+                return Err(OpError::invalid("steps must not be 0"));
             }
             if cut[axis].is_some() {
-                return Err(OpError::invalid(format!("axis {axis} is cut twice")));
+                return Err(OpError::invalid(format!("axis {axis} occurs twice in axes")));
             }
             cut[axis] = Some((self.starts[k], self.ends[k], step));
         }
@@ -185,7 +185,7 @@ impl Op for Slice {
 fn constant_bounds(cx: &Lower<'_>, first: usize) -> Result<Bounds, OpError> {
     let ints = |k: usize| cx.constant(k).and_then(Tensor::to_i64);
     known_bounds(ints, |k| cx.has_input(k), first)
-        .ok_or_else(|| OpError::unsupported("the bounds must be known when the program is made"))
+        .ok_or_else(|| OpError::unsupported("the bounds must be known before compilation"))
 }
 
 /// Zeros of a shape, with a gradient written at the position of a slice.
@@ -212,7 +212,7 @@ impl Op for SliceGrad {
         let counts: Vec<usize> = spans.iter().map(|span| span.count).collect();
         if counts != part {
             return Err(OpError::invalid(format!(
-                "the gradient has shape {part:?} but the slice of {dims:?} has {counts:?}"
+                "the gradient has shape {part:?}, but the slice of {dims:?} has shape {counts:?}"
             )));
         }
         let output = cx.output(0);

@@ -166,7 +166,9 @@ impl Op for SoftmaxGrad {
         if let (Some(shape), Some(g), Some(y)) = (&shape, cx.shape(0), cx.shape(1)) {
             let differ = |a: &Dim, b: &Dim| matches!((a.known(), b.known()), (Some(a), Some(b)) if a != b);
             if g.rank() != y.rank() || g.iter().zip(y.iter()).any(|(a, b)| differ(a, b)) {
-                return Err(OpError::invalid(format!("a gradient of shape {g} for a result of shape {y}")));
+                return Err(OpError::invalid(format!(
+                    "the gradient has shape {g}, but the result has shape {y}"
+                )));
             }
             normalize_axis(self.axis, shape.rank())?;
         }
@@ -358,7 +360,7 @@ mod tests {
         let x = generic_tensor(&[2, 3, 4], 1);
         for (name, log) in [("Softmax", false), ("LogSoftmax", true)] {
             for k in 0..3i64 {
-                let got = run_node(("", name), &[Some(&x)], 1, axis(k - 3)).expect("it runs");
+                let got = run_node(("", name), &[Some(&x)], 1, axis(k - 3)).expect("the graph runs");
                 assert_close(&got[0], &expected(&x, k as usize, log), 1e-12);
             }
         }
@@ -368,7 +370,7 @@ mod tests {
     fn large_and_masked_elements() {
         let x =
             Tensor::f32(&[3, 2], &[1e4, 1e4, f32::NEG_INFINITY, 3.0, f32::NEG_INFINITY, f32::NEG_INFINITY]);
-        let got = run_node(("", "Softmax"), &[Some(&x)], 1, Attrs::new()).expect("it runs");
+        let got = run_node(("", "Softmax"), &[Some(&x)], 1, Attrs::new()).expect("the graph runs");
         let y = got[0].to_f64();
         assert_eq!(y[..4], [0.5, 0.5, 0.0, 1.0]);
         assert!(y[4].is_nan() && y[5].is_nan(), "a row without anything is NaN, as in PyTorch");
@@ -378,7 +380,7 @@ mod tests {
     fn narrow_floats_are_rounded_once() {
         let elements = [0.1f32, 0.7, -1.3, 2.0].map(half::f16::from_f32);
         let x = Tensor::from_slice(DType::F16, &[4], &elements);
-        let got = run_node(("", "Softmax"), &[Some(&x)], 1, Attrs::new()).expect("it runs");
+        let got = run_node(("", "Softmax"), &[Some(&x)], 1, Attrs::new()).expect("the graph runs");
         let exact = expected(&f64s(&[4], &x.to_f64()), 0, false).to_f64();
         let want: Vec<half::f16> = exact.into_iter().map(half::f16::from_f64).collect();
         assert_eq!(got[0].to_vec::<half::f16>(), want);
@@ -390,15 +392,16 @@ mod tests {
         let flat = x.reshaped(vec![2, 12]).expect("as many elements");
         for (name, log) in [("Softmax", false), ("LogSoftmax", true)] {
             for opset in [7, 12] {
-                let graph =
-                    one_node_graph(opset, ("", name), &[Some(&x)], 1, Attrs::new()).expect("it is read");
-                let got = run(&graph, std::slice::from_ref(&x)).expect("it runs");
+                let graph = one_node_graph(opset, ("", name), &[Some(&x)], 1, Attrs::new())
+                    .expect("the node is valid");
+                let got = run(&graph, std::slice::from_ref(&x)).expect("the graph runs");
                 let want = expected(&flat, 1, log).reshaped(vec![2, 3, 4]).expect("as many elements");
                 assert_close(&got[0], &want, 1e-12);
             }
         }
         // On the last axis no node is added.
-        let graph = one_node_graph(11, ("", "Softmax"), &[Some(&flat)], 1, Attrs::new()).expect("it is read");
+        let graph =
+            one_node_graph(11, ("", "Softmax"), &[Some(&flat)], 1, Attrs::new()).expect("the node is valid");
         assert_eq!(graph.nodes.len(), 1);
     }
 
@@ -406,8 +409,8 @@ mod tests {
     fn downgrades_to_older_opsets() {
         let x = generic_tensor(&[2, 3, 4], 3);
         for k in 0..3 {
-            let graph =
-                one_node_graph(NEWEST, ("", "LogSoftmax"), &[Some(&x)], 1, axis(k)).expect("it is read");
+            let graph = one_node_graph(NEWEST, ("", "LogSoftmax"), &[Some(&x)], 1, axis(k))
+                .expect("the node is valid");
             for opset in [7, 11] {
                 let old = check_downgrade(&graph, std::slice::from_ref(&x), opset);
                 assert_eq!(old.nodes.len(), if k == 2 { 1 } else { 3 });
@@ -420,10 +423,12 @@ mod tests {
         let x = generic_tensor(&[2, 3, 4], 4);
         for name in ["Softmax", "LogSoftmax"] {
             for k in 0..3 {
-                let graph = one_node_graph(NEWEST, ("", name), &[Some(&x)], 1, axis(k)).expect("it is read");
+                let graph =
+                    one_node_graph(NEWEST, ("", name), &[Some(&x)], 1, axis(k)).expect("the node is valid");
                 check_gradients(&graph, std::slice::from_ref(&x), &[0], &[0]);
             }
-            let graph = one_node_graph(11, ("", name), &[Some(&x)], 1, Attrs::new()).expect("it is read");
+            let graph =
+                one_node_graph(11, ("", name), &[Some(&x)], 1, Attrs::new()).expect("the node is valid");
             check_gradients(&graph, std::slice::from_ref(&x), &[0], &[0]);
         }
     }
@@ -545,7 +550,7 @@ mod tests {
             }
         };
         graph.outputs = vec![result];
-        crate::passes::infer::infer(&mut graph).expect("it is valid");
+        crate::passes::infer::infer(&mut graph).expect("the graph is valid");
         graph
     }
 
@@ -581,7 +586,7 @@ mod tests {
                         let arriving = Tensor::filled(DType::F64, &dims.expect("known"), 1.5);
                         let gradient = gradient_graph(&graph, &[Some(arriving)], &[0]);
                         let given = std::slice::from_ref(&x);
-                        let got = run(&gradient, given).expect("it runs").remove(0).to_f64();
+                        let got = run(&gradient, given).expect("the graph runs").remove(0).to_f64();
                         for (k, got) in got.iter().enumerate() {
                             let what = format!("{op} {how:?} {kind}: {got} at {k}");
                             assert!(got.is_finite(), "{what}");
@@ -600,10 +605,10 @@ mod tests {
     fn unreplaced_rows_get_nan_gradient() {
         let x = f64s(&[2, 2], &[f64::NEG_INFINITY, f64::NEG_INFINITY, 1.0, 2.0]);
         let graph =
-            one_node_graph(NEWEST, ("", "Softmax"), &[Some(&x)], 1, Attrs::new()).expect("it is read");
+            one_node_graph(NEWEST, ("", "Softmax"), &[Some(&x)], 1, Attrs::new()).expect("the node is valid");
         let gradient = gradient_graph(&graph, &[Some(generic_tensor(&[2, 2], 1))], &[0]);
         assert_eq!(gradient.nodes.len(), 2, "{gradient}");
-        let got = run(&gradient, &[x]).expect("it runs").remove(0).to_f64();
+        let got = run(&gradient, &[x]).expect("the graph runs").remove(0).to_f64();
         assert_eq!([0, 1, 2, 3].map(|k| got[k].is_nan()), [true, true, false, false]);
     }
 
@@ -622,16 +627,17 @@ mod tests {
         let inputs = [g, y];
         let ports = [Some(&inputs[0]), Some(&inputs[1])];
         for name in ["SoftmaxGrad_13", "LogSoftmaxGrad_13"] {
-            let graph =
-                one_node_graph(NEWEST, ("com.microsoft", name), &ports, 1, axis(1)).expect("it is read");
+            let graph = one_node_graph(NEWEST, ("com.microsoft", name), &ports, 1, axis(1))
+                .expect("the node is valid");
             check_decomposition(&graph, &inputs, 1e-12);
         }
         // The form on matrices equals the other one on reshaped inputs.
         let flat = inputs.clone().map(|x| x.reshaped(vec![2, 12]).expect("as many elements"));
         let flat_ports = [Some(&flat[0]), Some(&flat[1])];
         for (old, new) in [("SoftmaxGrad", "SoftmaxGrad_13"), ("LogSoftmaxGrad", "LogSoftmaxGrad_13")] {
-            let got = run_node(("com.microsoft", old), &ports, 1, Attrs::new()).expect("it runs");
-            let want = run_node(("com.microsoft", new), &flat_ports, 1, Attrs::new()).expect("it runs");
+            let got = run_node(("com.microsoft", old), &ports, 1, Attrs::new()).expect("the graph runs");
+            let want =
+                run_node(("com.microsoft", new), &flat_ports, 1, Attrs::new()).expect("the graph runs");
             assert_eq!(got[0].data(), want[0].data());
             assert_eq!(got[0].dims(), [2, 3, 4]);
         }
@@ -640,7 +646,7 @@ mod tests {
     #[test]
     fn empty_batches_and_wrong_axes() {
         let x = Tensor::f32(&[0, 3], &[]);
-        let got = run_node(("", "Softmax"), &[Some(&x)], 1, Attrs::new()).expect("it runs");
+        let got = run_node(("", "Softmax"), &[Some(&x)], 1, Attrs::new()).expect("the graph runs");
         assert_eq!(got[0].dims(), [0, 3]);
         let error =
             one_node_graph(NEWEST, ("", "Softmax"), &[Some(&x)], 1, axis(2)).expect_err("there are two axes");

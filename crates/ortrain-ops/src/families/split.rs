@@ -30,7 +30,7 @@ impl Split {
                 .collect());
         };
         if given.len() != self.parts {
-            let message = format!("split {given:?} names {} parts for {} outputs", given.len(), self.parts);
+            let message = format!("split {given:?} has {} sizes for {} outputs", given.len(), self.parts);
             return Err(OpError::invalid(message));
         }
         let lengths: Option<Vec<usize>> = given.iter().map(|&length| usize::try_from(length).ok()).collect();
@@ -39,7 +39,7 @@ impl Split {
         };
         lengths
             .filter(whole)
-            .ok_or_else(|| OpError::invalid(format!("split {given:?} does not add up to an axis of {size}")))
+            .ok_or_else(|| OpError::invalid(format!("split {given:?} does not sum to the axis size {size}")))
     }
 }
 
@@ -67,7 +67,7 @@ impl Op for Split {
                 given.iter().map(|&length| Dim::Known(length as usize)).collect()
             }
             (None, Some(given)) => {
-                return Err(OpError::invalid(format!("split {given:?} for {} outputs", self.parts)));
+                return Err(OpError::invalid(format!("split {given:?} does not fit {} outputs", self.parts)));
             }
             _ => (0..self.parts).map(|k| cx.unknown_dim(k, axis)).collect(),
         };
@@ -117,7 +117,9 @@ impl Op for Split {
         let axis = normalize_axis(self.axis, whole.len())?;
         let given = cx.constant(1).and_then(Tensor::to_i64);
         if cx.has_input(1) && given.is_none() {
-            return Err(OpError::unsupported("the lengths depend on values computed while the model runs"));
+            return Err(OpError::unsupported(
+                "the lengths must not depend on values that the model computes",
+            ));
         }
         let lengths = self.part_lengths(whole[axis], given.as_deref())?;
         let buffer = cx.input(0);
@@ -150,7 +152,7 @@ fn build(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
     if let Some(named) = node.attrs.int("num_outputs")?
         && usize::try_from(named) != Ok(parts)
     {
-        return Err(OpError::invalid(format!("num_outputs is {named} but {parts} outputs are named")));
+        return Err(OpError::invalid(format!("num_outputs is {named}, but the node has {parts} outputs")));
     }
     Ok(Box::new(Split { axis: node.attrs.int("axis")?.unwrap_or(0), parts }))
 }
@@ -226,13 +228,13 @@ mod tests {
     fn equal_and_unequal_parts() {
         let x = f64s(&[5], &[1.0, 2.0, 3.0, 4.0, 5.0]);
         let sizes = |graph: &Graph| -> Vec<usize> {
-            run(graph, std::slice::from_ref(&x)).expect("it runs").iter().map(Tensor::len).collect()
+            run(graph, std::slice::from_ref(&x)).expect("the graph runs").iter().map(Tensor::len).collect()
         };
         assert_eq!(sizes(&split_graph(&x, None, 3, Attrs::new().with("num_outputs", 3i64))), [2, 2, 1]);
         assert_eq!(sizes(&split_graph(&x, None, 4, Attrs::new().with("num_outputs", 4i64))), [2, 2, 1, 0]);
         assert_eq!(sizes(&split_graph(&x, Some(&[0, 5]), 2, Attrs::new())), [0, 5]);
         let got = run(&split_graph(&x, Some(&[1, 3, 1]), 3, Attrs::new()), std::slice::from_ref(&x))
-            .expect("it runs");
+            .expect("the graph runs");
         assert_close(&got[1], &f64s(&[3], &[2.0, 3.0, 4.0]), 0.0);
     }
 
@@ -250,11 +252,11 @@ mod tests {
         let x = generic_tensor(&[6, 2], 2);
         for opset in [7, 11] {
             let attrs = Attrs::new().with("split", vec![1i64, 5]);
-            let old = one_node_graph(opset, ("", "Split"), &[Some(&x)], 2, attrs).expect("it is read");
-            assert_eq!(run(&old, std::slice::from_ref(&x)).expect("it runs")[0].dims(), [1, 2]);
-            let even =
-                one_node_graph(opset, ("", "Split"), &[Some(&x)], 3, Attrs::new()).expect("it is read");
-            assert_eq!(run(&even, std::slice::from_ref(&x)).expect("it runs")[2].dims(), [2, 2]);
+            let old = one_node_graph(opset, ("", "Split"), &[Some(&x)], 2, attrs).expect("the node is valid");
+            assert_eq!(run(&old, std::slice::from_ref(&x)).expect("the graph runs")[0].dims(), [1, 2]);
+            let even = one_node_graph(opset, ("", "Split"), &[Some(&x)], 3, Attrs::new())
+                .expect("the node is valid");
+            assert_eq!(run(&even, std::slice::from_ref(&x)).expect("the graph runs")[2].dims(), [2, 2]);
             check_downgrade(&even, std::slice::from_ref(&x), opset);
         }
         let uneven = split_graph(&x, None, 4, Attrs::new().with("num_outputs", 4i64));
@@ -269,10 +271,10 @@ mod tests {
     fn rejects_mismatched_lengths() {
         let x = generic_tensor(&[6], 3);
         for (lengths, attrs, message) in [
-            (Some(&[4, 3][..]), Attrs::new(), "split [4, 3] does not add up to an axis of 6"),
-            (Some(&[2, 2, 2]), Attrs::new(), "names 3 parts for 2 outputs"),
-            (Some(&[-1, 7]), Attrs::new(), "does not add up"),
-            (None, Attrs::new().with("num_outputs", 3i64), "num_outputs is 3 but 2 outputs"),
+            (Some(&[4, 3][..]), Attrs::new(), "split [4, 3] does not sum to the axis size 6"),
+            (Some(&[2, 2, 2]), Attrs::new(), "has 3 sizes for 2 outputs"),
+            (Some(&[-1, 7]), Attrs::new(), "does not sum to"),
+            (None, Attrs::new().with("num_outputs", 3i64), "num_outputs is 3, but the node has 2 outputs"),
             (None, Attrs::new().with("axis", 1i64), "axis 1 is out of range for rank 1"),
         ] {
             let (mut graph, ids) = graph(&[&x]);

@@ -24,7 +24,8 @@ impl Op for Tile {
             (Some(shape), Some(repeats)) => {
                 if repeats.len() != shape.rank() || repeats.iter().any(|&count| count < 0) {
                     return Err(OpError::invalid(format!(
-                        "repeats {repeats:?} for an input of shape {shape}; one number, 0 or more, is needed for each axis"
+                        "repeats {repeats:?} must have one number of at least 0 for each axis of the input shape \
+                         {shape}"
                     )));
                 }
                 let dim = |(axis, (dim, &count)): (usize, (&Dim, &i64))| match (dim.known(), count) {
@@ -32,7 +33,10 @@ impl Op for Tile {
                     (_, 0) => Ok(Dim::Known(0)),
                     (Some(size), count) => {
                         size.checked_mul(count as usize).map(Dim::Known).ok_or_else(|| {
-                            OpError::invalid(format!("axis {axis} of {size} elements {count} times over"))
+                            OpError::invalid(format!(
+                                "axis {axis} of {size} elements cannot be repeated \
+                                 {count} times, which is too large"
+                            ))
                         })
                     }
                     (None, _) => Ok(cx.unknown_dim(0, axis)),
@@ -123,10 +127,12 @@ mod tests {
     fn copies_along_every_axis() {
         let x = f64s(&[2, 2], &[1.0, 2.0, 3.0, 4.0]);
         let repeats = Tensor::i64(&[2], &[1, 2]);
-        let got = run_node(TILE, &[Some(&x), Some(&repeats)], 1, Attrs::new()).expect("it runs").remove(0);
+        let got =
+            run_node(TILE, &[Some(&x), Some(&repeats)], 1, Attrs::new()).expect("the graph runs").remove(0);
         assert_close(&got, &f64s(&[2, 4], &[1.0, 2.0, 1.0, 2.0, 3.0, 4.0, 3.0, 4.0]), 0.0);
         let none = Tensor::i64(&[2], &[3, 0]);
-        let got = run_node(TILE, &[Some(&x), Some(&none)], 1, Attrs::new()).expect("it runs").remove(0);
+        let got =
+            run_node(TILE, &[Some(&x), Some(&none)], 1, Attrs::new()).expect("the graph runs").remove(0);
         assert_eq!(got.dims(), [6, 0]);
     }
 
@@ -149,7 +155,7 @@ mod tests {
             let failure =
                 run_node(TILE, &[Some(&generic_tensor(&[2, 2], 1)), Some(&repeats)], 1, Attrs::new());
             let Failure::Prepare(error) = failure.expect_err("refused") else { panic!("prepared") };
-            assert!(error.to_string().contains("for an input of shape [2, 2]"), "{error}");
+            assert!(error.to_string().contains("each axis of the input shape [2, 2]"), "{error}");
         }
     }
 }

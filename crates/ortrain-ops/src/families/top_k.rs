@@ -176,7 +176,7 @@ impl Op for TopK {
                 &[count] if count >= 0 => Some(Dim::Known(count as usize)),
                 other => {
                     return Err(OpError::invalid(format!(
-                        "K is {other:?}; one number, 0 or more, is needed"
+                        "K must be one number of at least 0, got {other:?}"
                     )));
                 }
             },
@@ -190,7 +190,7 @@ impl Op for TopK {
                     && count > size
                 {
                     return Err(OpError::invalid(format!(
-                        "K is {count}, but axis {axis} of {shape} has {size}"
+                        "K is {count}, but axis {axis} of {shape} has size {size}"
                     )));
                 }
                 let mut dims = shape.clone();
@@ -273,7 +273,7 @@ fn sort_key(value: Scalar) -> u64 {
 impl HostFunction for TopK {
     fn call(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>, String> {
         let [input, count] = inputs else {
-            return Err(format!("a tensor and a number are needed but {} values are given", inputs.len()));
+            return Err(format!("expected a tensor and a number, got {} values", inputs.len()));
         };
         let axis = normalize_axis(self.axis, input.dims().len()).map_err(|error| error.to_string())?;
         let (before, size, after) = split_at_axis(input.dims(), axis);
@@ -282,7 +282,7 @@ impl HostFunction for TopK {
             other => {
                 let dims = input.dims();
                 return Err(format!(
-                    "K is {:?}, but axis {axis} of {dims:?} has {size}",
+                    "K is {:?}, but axis {axis} of {dims:?} has size {size}",
                     other.unwrap_or_default()
                 ));
             }
@@ -391,7 +391,7 @@ mod tests {
 
     fn run_top_k(x: &Tensor, k: i64, attrs: Attrs) -> (Vec<f64>, Vec<i64>) {
         let k = Tensor::i64(&[1], &[k]);
-        let got = run_node(TOP_K, &[Some(x), Some(&k)], 2, attrs).expect("it runs");
+        let got = run_node(TOP_K, &[Some(x), Some(&k)], 2, attrs).expect("the graph runs");
         (got[0].to_f64(), got[1].to_i64().expect("integers"))
     }
 
@@ -451,14 +451,18 @@ mod tests {
             for (axis, largest, count) in [(0, 1, 2), (1, 0, 2), (1, 1, 3), (2, 0, 0), (-1, 1, 1)] {
                 let attrs = Attrs::new().with("axis", axis).with("largest", i64::from(largest));
                 let k = Tensor::i64(&[1], &[count]);
-                let network = run_node(TOP_K, &[Some(&x), Some(&k)], 2, attrs).expect("it runs");
+                let network = run_node(TOP_K, &[Some(&x), Some(&k)], 2, attrs).expect("the graph runs");
                 let host = TopK { axis, largest: largest != 0, on_host: true };
-                assert_eq!(host.call(&[x.clone(), k]).expect("it runs"), network, "{x:?} along {axis}");
+                assert_eq!(
+                    host.call(&[x.clone(), k]).expect("the graph runs"),
+                    network,
+                    "{x:?} along {axis}"
+                );
             }
         }
         let error = TopK { axis: 0, largest: true, on_host: true }
             .call(&[f64s(&[2], &[0.0; 2]), Tensor::i64(&[1], &[3])]);
-        assert_eq!(error.expect_err("refused"), "K is [3], but axis 0 of [2] has 2");
+        assert_eq!(error.expect_err("refused"), "K is [3], but axis 0 of [2] has size 2");
     }
 
     /// A network would need two hundred passes over a million elements.
@@ -504,14 +508,17 @@ mod tests {
             assert_eq!(written.nodes[0].attrs.int("k").expect("an int"), Some(count));
         }
         let old = Attrs::new().with("k", 2i64);
-        let graph = one_node_graph(7, TOP_K, &[Some(&x)], 2, old).expect("it is read");
-        assert_eq!(run(&graph, std::slice::from_ref(&x)).expect("it runs")[0].dims(), [3, 2]);
+        let graph = one_node_graph(7, TOP_K, &[Some(&x)], 2, old).expect("the node is valid");
+        assert_eq!(run(&graph, std::slice::from_ref(&x)).expect("the graph runs")[0].dims(), [3, 2]);
     }
 
     #[test]
     fn rejects_too_large_k() {
         let x = generic_tensor(&[2, 3], 1);
-        for (k, message) in [(4, "K is 4, but axis 1 of [2, 3] has 3"), (-1, "K is [-1]")] {
+        for (k, message) in [
+            (4, "K is 4, but axis 1 of [2, 3] has size 3"),
+            (-1, "K must be one number of at least 0, got [-1]"),
+        ] {
             let k = Tensor::i64(&[1], &[k]);
             let failure = run_node(TOP_K, &[Some(&x), Some(&k)], 2, Attrs::new()).expect_err("refused");
             let Failure::Prepare(error) = failure else { panic!("{failure:?}") };

@@ -39,7 +39,9 @@ impl Op for Accumulate {
         if let (Some(sum), Some(value)) = (cx.shape(0), cx.shape(1)) {
             let differs = |(x, y): (&Dim, &Dim)| x.known().zip(y.known()).is_some_and(|(x, y)| x != y);
             if sum.rank() != value.rank() || sum.iter().zip(value.iter()).any(differs) {
-                return Err(OpError::invalid(format!("the sum has shape {sum} but the value has {value}")));
+                return Err(OpError::invalid(format!(
+                    "the sum has shape {sum}, the value has shape {value}"
+                )));
             }
         }
         cx.set_output_type(0, cx.ty(0).clone());
@@ -98,7 +100,7 @@ impl FiniteTest {
         let flag = |name: &str| Ok::<bool, OpError>(attrs.int(name)?.unwrap_or(0) != 0);
         let found = FiniteTest { infinities_only: flag("isinf_only")?, nan_only: flag("isnan_only")? };
         match found.infinities_only && found.nan_only {
-            true => Err(OpError::invalid("isinf_only and isnan_only exclude each other")),
+            true => Err(OpError::invalid("isinf_only and isnan_only cannot both be 1")),
             false => Ok(found),
         }
     }
@@ -210,7 +212,7 @@ fn parse_scale(attrs: &Attrs) -> Result<MixedPrecisionScale, OpError> {
         .ok()
         .and_then(DType::from_onnx)
         .filter(|dtype| dtype.is_float())
-        .ok_or_else(|| OpError::invalid(format!("\"to\" is {to}, which is no float type")))?;
+        .ok_or_else(|| OpError::invalid(format!("\"to\" is {to}, which is not a float type")))?;
     Ok(MixedPrecisionScale { to, fused: attrs.int("fuse_outputs")?.unwrap_or(0) != 0 })
 }
 
@@ -312,7 +314,7 @@ impl Op for View {
         for k in 1..given {
             cx.expect_dtype(k, "int64", |dtype| dtype == DType::I64)?;
             if cx.shape(k).is_some_and(|shape| shape.rank() != 1) {
-                return Err(OpError::invalid(format!("input {k} is no vector of sizes")));
+                return Err(OpError::invalid(format!("input {k} must be a vector of sizes")));
             }
             let shape: Option<Shape> = cx.sizes(k).map(|dims| dims.into_iter().collect());
             let elements = shape.as_ref().and_then(element_count);
@@ -322,7 +324,7 @@ impl Op for View {
         let whole = cx.shape(0).and_then(element_count);
         match (whole, total) {
             (Some(whole), Some(total)) if whole != total => Err(OpError::invalid(format!(
-                "the views have {total} elements together, but the input has {whole}"
+                "the views have {total} elements in total, but the input has {whole} elements"
             ))),
             _ => Ok(()),
         }
@@ -382,7 +384,7 @@ mod tests {
 
     fn run_op(op: &'static str, inputs: &[&Tensor], outputs: usize, attrs: Attrs) -> Vec<Tensor> {
         let ports: Vec<Option<&Tensor>> = inputs.iter().copied().map(Some).collect();
-        run_node((MICROSOFT, op), &ports, outputs, attrs).expect("it runs")
+        run_node((MICROSOFT, op), &ports, outputs, attrs).expect("the graph runs")
     }
 
     fn truth_values(tensor: &Tensor) -> Vec<f64> {
@@ -405,7 +407,7 @@ mod tests {
         let failure =
             run_node((MICROSOFT, "InPlaceAccumulator"), &[Some(&sum), Some(&short)], 1, Attrs::new());
         let Failure::Prepare(error) = failure.expect_err("refused") else { panic!("prepared") };
-        assert!(error.to_string().contains("the sum has shape [2] but the value has [1]"), "{error}");
+        assert!(error.to_string().contains("the sum has shape [2], the value has shape [1]"), "{error}");
     }
 
     #[test]

@@ -264,7 +264,8 @@ mod tests {
         let graph = graph_of(op, x);
         let ones = Tensor::filled(x.dtype(), x.dims(), 1.0);
         let gradient = gradient_graph(&graph, &[Some(ones)], &[0]);
-        [&graph, &gradient].map(|graph| run(graph, std::slice::from_ref(x)).expect("it runs")[0].to_f64())
+        [&graph, &gradient]
+            .map(|graph| run(graph, std::slice::from_ref(x)).expect("the graph runs")[0].to_f64())
     }
 
     #[test]

@@ -111,7 +111,7 @@ fn compare_elements(a: Scalar, b: Scalar) -> Ordering {
 impl HostFunction for Unique {
     fn call(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>, String> {
         let [input] = inputs else {
-            return Err(format!("one tensor is needed but {} are given", inputs.len()));
+            return Err(format!("expected one tensor, got {}", inputs.len()));
         };
         let (dtype, width) = (input.dtype(), input.dtype().size());
         let (dims, axis) = match self.axis {
@@ -198,8 +198,9 @@ mod tests {
         let x = f64s(&[3, 2], &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
         let get = |flags: &[u8], attrs: Attrs| {
             let flags = Tensor::from_slice(DType::Bool, &[flags.len()], flags);
-            let got =
-                run_node(("", "Compress"), &[Some(&x), Some(&flags)], 1, attrs).expect("it runs").remove(0);
+            let got = run_node(("", "Compress"), &[Some(&x), Some(&flags)], 1, attrs)
+                .expect("the graph runs")
+                .remove(0);
             (got.dims().to_vec(), got.to_f64())
         };
         let along = |axis: i64| Attrs::new().with("axis", axis);
@@ -211,7 +212,8 @@ mod tests {
         for opset in [9, 11, 28] {
             let inputs = [x.clone(), Tensor::from_slice(DType::Bool, &[3], &[1u8, 0, 1])];
             let ports = [Some(&inputs[0]), Some(&inputs[1])];
-            let graph = one_node_graph(opset, ("", "Compress"), &ports, 1, along(0)).expect("it is read");
+            let graph =
+                one_node_graph(opset, ("", "Compress"), &ports, 1, along(0)).expect("the node is valid");
             check_gradients(&graph, &inputs, &[0], &[0]);
         }
     }
@@ -221,7 +223,7 @@ mod tests {
         let x = Tensor::f32(&[6], &[2.0, 1.0, 1.0, 3.0, 4.0, 3.0]);
         let get = |sorted: i64| {
             let attrs = Attrs::new().with("sorted", sorted);
-            let got = run_node(("", "Unique"), &[Some(&x)], 4, attrs).expect("it runs");
+            let got = run_node(("", "Unique"), &[Some(&x)], 4, attrs).expect("the graph runs");
             let whole = |k: usize| got[k].to_i64().expect("integers");
             (got[0].to_f64(), whole(1), whole(2), whole(3))
         };
@@ -235,14 +237,15 @@ mod tests {
     fn distinct_slices_and_nan() {
         let x = Tensor::i64(&[2, 3], &[1, 0, 1, i64::MAX, 2, i64::MAX]);
         let attrs = Attrs::new().with("axis", 1i64);
-        let got = run_node(("", "Unique"), &[Some(&x)], 4, attrs).expect("it runs");
+        let got = run_node(("", "Unique"), &[Some(&x)], 4, attrs).expect("the graph runs");
         assert_eq!(got[0], Tensor::i64(&[2, 2], &[0, 1, 2, i64::MAX]));
         assert_eq!(got[2].to_i64(), Some(vec![1, 0, 1]));
         let nan = f64::NAN;
         let got = run_node(("", "Unique"), &[Some(&f64s(&[4], &[nan, 1.0, nan, -0.0]))], 1, Attrs::new());
-        let got = got.expect("it runs").remove(0).to_f64();
+        let got = got.expect("the graph runs").remove(0).to_f64();
         assert!(got.len() == 3 && got[0] == 0.0 && got[2].is_nan(), "{got:?}");
-        let none = run_node(("", "Unique"), &[Some(&f64s(&[0], &[]))], 1, Attrs::new()).expect("it runs");
+        let none =
+            run_node(("", "Unique"), &[Some(&f64s(&[0], &[]))], 1, Attrs::new()).expect("the graph runs");
         assert!(none[0].is_empty());
     }
 
@@ -254,10 +257,11 @@ mod tests {
             check_gradients(&graph, std::slice::from_ref(&x), &[0], &[0]);
         }
         let twice = f64s(&[3], &[5.0, 1.0, 5.0]);
-        let graph = one_node_graph(11, ("", "Unique"), &[Some(&twice)], 1, Attrs::new()).expect("it is read");
+        let graph =
+            one_node_graph(11, ("", "Unique"), &[Some(&twice)], 1, Attrs::new()).expect("the node is valid");
         let seed = f64s(&[2], &[7.0, 9.0]);
         let gradient = crate::testing::gradient_graph(&graph, &[Some(seed)], &[0]);
-        assert_eq!(run(&gradient, &[twice]).expect("it runs")[0].to_f64(), [9.0, 7.0, 0.0]);
+        assert_eq!(run(&gradient, &[twice]).expect("the graph runs")[0].to_f64(), [9.0, 7.0, 0.0]);
     }
 
     #[test]

@@ -54,7 +54,9 @@ fn build(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
     let mut differs = vec![true; count];
     for &place in node.attrs.ints("non_differentiable_outputs")?.unwrap_or_default() {
         let place = usize::try_from(place).ok().filter(|&place| place < count).ok_or_else(|| {
-            OpError::invalid(format!("non_differentiable_outputs names input {place}, but there are {count}"))
+            OpError::invalid(format!(
+                "non_differentiable_outputs names input {place}, but the node has {count} inputs"
+            ))
         })?;
         differs[place] = false;
     }
@@ -85,13 +87,13 @@ mod tests {
         let attrs = Attrs::new().with("non_differentiable_outputs", vec![2i64]);
         let error =
             one_node_graph(NEWEST_OPSET, OP, &[Some(&labels), Some(&x)], 1, attrs).expect_err("refused");
-        assert!(error.to_string().contains("names input 2, but there are 2"), "{error}");
+        assert!(error.to_string().contains("names input 2, but the node has 2 inputs"), "{error}");
     }
 
     #[test]
     fn rejects_yield_without_caller() {
         let x = Tensor::filled(DType::F32, &[2], 1.0);
         let Err(Failure::Run(error)) = run_node(OP, &[Some(&x)], 1, Attrs::new()) else { panic!("it ran") };
-        assert!(error.to_string().contains("hands over to the caller"), "{error}");
+        assert!(error.to_string().contains("returns to the caller"), "{error}");
     }
 }

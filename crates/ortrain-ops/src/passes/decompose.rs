@@ -70,7 +70,7 @@ pub(crate) fn collect_rejected(
         refused.push(RejectedNode { outputs: node.present_outputs().collect(), error });
         Ok(())
     };
-    pass(&mut note).expect("every refusal is noted");
+    pass(&mut note).expect("every error is collected");
     refused
 }
 

@@ -447,7 +447,7 @@ pub fn no_path_error(graph: &Graph, target: ValueId, from: &[ValueId]) -> Error 
     let reason = if dtype.is_some_and(|dtype| !dtype.is_float()) {
         format!("its elements are {}, not floats", graph.value(target).ty)
     } else if users.is_empty() {
-        format!("no node that {names} needs uses it")
+        format!("no node on a path to {names} uses it")
     } else {
         let needed = ancestors_of(graph, from);
         if !needed.contains(&target) {
@@ -472,7 +472,7 @@ pub fn no_path_error(graph: &Graph, target: ValueId, from: &[ValueId]) -> Error 
         } else if cuts.is_empty() {
             let users: Vec<String> = users.iter().map(|node| graph.node_label(node)).collect();
             let users = listed(&users);
-            format!("what reaches {names} of {users}, which it goes into, does not depend on it")
+            format!("the results of {users} that reach {names} do not depend on it")
         } else {
             let cuts = listed(&cuts);
             format!(

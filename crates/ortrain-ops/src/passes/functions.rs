@@ -193,7 +193,8 @@ fn inline(model: &mut ModelProto, library: &OperatorLibrary, differentiated: boo
     for function in library.functions() {
         match found.entry(function_key(&function.domain, &function.name, &function.overload)) {
             Entry::Occupied(there) if there.get().0 != function => {
-                let reason = "is defined by the model, and otherwise by the operator library; leave it out of one of them";
+                let reason =
+                    "has different definitions in the model and in the operator library; remove one of them";
                 return Err(Error::Function { function: label(function), reason: reason.into() });
             }
             Entry::Occupied(_) => {}
@@ -286,8 +287,8 @@ fn too_large_error(node: &NodeProto, own: Option<ExpandedSize>) -> Error {
     Error::Call {
         node: call_label(node),
         reason: format!(
-            "the model's functions, written out, have more than {MAX_NODES} nodes or take more than {MAX_BYTES} \
-             bytes{own}; a Loop repeats nodes without writing them out"
+            "the inlined functions of the model have more than {MAX_NODES} nodes or take more than {MAX_BYTES} \
+             bytes{own}; a Loop repeats nodes without copies"
         ),
     }
 }
@@ -361,7 +362,7 @@ impl<'a> Inliner<'a> {
     /// Returns a node, or the nodes of its call.
     fn inline_node(&mut self, node: NodeProto) -> Result<Vec<NodeProto>, Error> {
         if self.depth == MAX_DEPTH {
-            let reason = format!("it lies in calls of functions and subgraphs more than {MAX_DEPTH} deep");
+            let reason = format!("its functions and subgraphs are nested more than {MAX_DEPTH} deep");
             return Err(Error::Call { node: call_label(&node), reason });
         }
         self.depth += 1;
@@ -416,7 +417,7 @@ impl<'a> Inliner<'a> {
             return Err(Error::Function {
                 function: rule.label(),
                 reason: format!(
-                    "is one of {inputs} inputs and {outputs} outputs, but {} has {} and {}",
+                    "is for {inputs} inputs and {outputs} outputs, but {} has {} and {}",
                     label(function),
                     function.input.len(),
                     function.output.len()
@@ -426,7 +427,7 @@ impl<'a> Inliner<'a> {
         for (what, given, most) in [("inputs", &call.input, inputs), ("outputs", &call.output, outputs)] {
             let given = given.iter().rposition(|name| !name.is_empty()).map_or(0, |last| last + 1);
             if given > most {
-                let reason = format!("it has {given} {what}, but {} is one of {most}", rule.label());
+                let reason = format!("it has {given} {what}, but {} is for {most}", rule.label());
                 return Err(Error::Call { node: call_label(call), reason });
             }
         }
@@ -442,7 +443,7 @@ impl<'a> Inliner<'a> {
             false => Err(Error::Function {
                 function: rule.label(),
                 reason: format!(
-                    "uses {}, which is no operator that is supported; it can be added as a function of ONNX, too",
+                    "uses {}, which is not a supported operator; it can be added as an ONNX function, too",
                     operator_label(&node.domain, &node.op_type)
                 ),
             }),
@@ -489,7 +490,7 @@ impl<'a> Inliner<'a> {
                 let op = operator_label(&gradient.domain, &gradient.operator);
                 return Err(Error::Function {
                     function: gradient.label(),
-                    reason: format!("is for the node {node:?} ({op}) alone, which the model does not have"),
+                    reason: format!("is for the node {node:?} ({op}), which the model does not have"),
                 });
             }
         }
@@ -647,7 +648,7 @@ fn payload_bytes(function: &FunctionProto) -> usize {
         sum += tensor.raw_data.len();
         Ok(())
     });
-    debug_assert_eq!(outcome, Ok(()), "the visit gives no error");
+    debug_assert_eq!(outcome, Ok(()), "the visitor returns no error");
     sum
 }
 
@@ -973,9 +974,9 @@ mod tests {
         assert_eq!(doubling(5).expect("few nodes").len(), 32);
         assert_eq!(
             doubling(30).expect_err("2^30 nodes"),
-            "F0 -> \"b\": the model's functions, written out, have more than 262144 nodes or take more \
-             than 1073741824 bytes; this call alone has 1073741824 nodes and repeats 55834572747 bytes; a Loop repeats nodes \
-             without writing them out"
+            "F0 -> \"b\": the inlined functions of the model have more than 262144 nodes or take more than \
+             1073741824 bytes; this call alone has 1073741824 nodes and repeats 55834572747 bytes; a Loop repeats \
+             nodes without copies"
         );
         let message = doubling(90).expect_err("more than can be counted");
         assert!(message.contains("this call alone has 18446744073709551615 nodes"), "{message}");

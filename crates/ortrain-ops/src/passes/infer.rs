@@ -231,8 +231,8 @@ pub const MAX_AXES: usize = 64;
 fn check_axis_count(graph: &Graph, id: ValueId, ty: &ValueType) -> Result<(), OpError> {
     match ty.shape() {
         Some(shape) if shape.rank() > MAX_AXES => Err(OpError::unsupported(format!(
-            "{:?} has {} axes, of shape {shape}; a tensor has {MAX_AXES} at most, so leave out axes of one element or merge \
-             some by a Reshape",
+            "{:?} has {} axes (shape {shape}), at most {MAX_AXES} are supported; remove axes of size 1 or merge \
+             axes with Reshape",
             graph.name_of(id),
             shape.rank()
         ))),
@@ -375,14 +375,11 @@ mod tests {
                     continue;
                 }
                 let said = error_message(op, &inputs, &Attrs::new(), constant);
-                let expected = if op == "Gather" && !constant {
-                    "\"x1\" has 65 axes"
-                } else {
-                    "has 65 axes, of shape ["
-                };
+                let expected =
+                    if op == "Gather" && !constant { "\"x1\" has 65 axes" } else { "has 65 axes (shape [" };
                 assert!(said.contains(expected), "{op}: {said}");
                 assert!(
-                    said.contains("; a tensor has 64 at most, so leave out axes of one element or merge"),
+                    said.contains("), at most 64 are supported; remove axes of size 1 or merge axes"),
                     "{op}: {said}"
                 );
                 assert!(said.contains(op) || said.contains("\"x1\""), "{op}: {said}");
@@ -399,8 +396,8 @@ mod tests {
         let y = add(&mut made, ("", "Unsqueeze"), "y", &[Some(ids[0]), Some(new)], 1, Attrs::new());
         let y = add(&mut made, ("", "Relu"), "z", &[Some(y[0])], 1, Attrs::new());
         made.outputs = y;
-        infer(&mut made).expect("it is valid");
-        let got = run(&made, std::slice::from_ref(&x)).expect("it runs");
+        infer(&mut made).expect("the graph is valid");
+        let got = run(&made, std::slice::from_ref(&x)).expect("the graph runs");
         assert_eq!(got[0].dims().len(), MAX_AXES);
         assert_eq!(got[0].to_f64(), [1.0, 2.0, 3.0]);
     }
@@ -410,11 +407,11 @@ mod tests {
         let wide = Tensor::f32(&[1; TOO_MANY_AXES], &[1.0]);
         let (mut given, _) = graph(&[&wide]);
         let message = infer(&mut given).expect_err("too many").to_string();
-        assert!(message.starts_with("\"x0\" has 65 axes, of shape [1, 1, "), "{message}");
+        assert!(message.starts_with("\"x0\" has 65 axes (shape [1, 1, "), "{message}");
         let (mut held, _) = graph(&[]);
         held.add_constant("w", wide);
         let message = infer(&mut held).expect_err("too many").to_string();
-        assert!(message.starts_with("\"w\" has 65 axes, of shape [1, 1, "), "{message}");
+        assert!(message.starts_with("\"w\" has 65 axes (shape [1, 1, "), "{message}");
         let errors = infer_known(&mut held);
         assert_eq!(errors.len(), 1, "{errors:?}");
     }
@@ -438,7 +435,7 @@ mod tests {
             infer(&mut graph).expect("shapes are advice");
             assert_eq!(graph.value(negative).ty, ValueType::tensor(DType::F64, &[2]));
             let inputs = [x.clone(), w.clone()];
-            let got = run(&graph, &inputs).expect("it runs");
+            let got = run(&graph, &inputs).expect("the graph runs");
             assert_eq!(got, [f64s(&[1, 2], &[3.0, 8.0]), f64s(&[2], &[-3.0, -4.0])]);
             check_gradients(&graph, &inputs, &[1], &[0, 1]);
         }

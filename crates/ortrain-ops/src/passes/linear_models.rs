@@ -268,8 +268,8 @@ mod tests {
     fn run_model(model: &ModelProto) -> Vec<Tensor> {
         let mut graph = graph_of(model);
         upgrade(&mut graph).expect("all is known");
-        infer(&mut graph).expect("it is valid");
-        run(&graph, &[Tensor::f32(&[2, 3], &X)]).expect("it runs")
+        infer(&mut graph).expect("the graph is valid");
+        run(&graph, &[Tensor::f32(&[2, 3], &X)]).expect("the graph runs")
     }
 
     fn initializers(model: &ModelProto) -> Vec<(String, Vec<i64>)> {
@@ -292,7 +292,7 @@ mod tests {
             for rows in [2, 3] {
                 for opset in [None, Some(9), Some(13), Some(18), Some(NEWEST_OPSET)] {
                     let model = model(&[("n", ["label", "p"])], &classifier(rows, post_transform), opset);
-                    let written = converted_model(&model).expect("it is written");
+                    let written = converted_model(&model).expect("the model is converted");
                     let all = written.graph.iter().flat_map(|graph| &graph.node);
                     assert!(all.into_iter().all(|node| node.domain.is_empty()));
                     assert_eq!(dims_of(&written, "n/coefficients"), Some(vec![rows as i64, 3]));
@@ -316,7 +316,7 @@ mod tests {
             [("LOGISTIC", 0.0, 1), ("LOGISTIC", 0.5, 2), ("SOFTMAX", 0.0, 2)]
         {
             let model = model(&[("n", ["label", "p"])], &opposite(post_transform, second), Some(15));
-            let written = converted_model(&model).expect("it is written");
+            let written = converted_model(&model).expect("the model is converted");
             assert_eq!(dims_of(&written, "n/coefficients"), Some(vec![rows, 3]), "{post_transform} {second}");
             for (got, want) in run_model(&written).iter().zip(run_model(&model)) {
                 assert_close(got, &want, 1e-6);
@@ -331,7 +331,7 @@ mod tests {
         let taken = Tensor::f32(&[1], &[1.0]);
         let graph = model.graph.as_mut().expect("it has one");
         graph.initializer.push(ortrain_graph::tensor_to_proto("n/intercepts", &taken));
-        let written = converted_model(&model).expect("it is written");
+        let written = converted_model(&model).expect("the model is converted");
         let names: HashSet<String> = initializers(&written).into_iter().map(|(name, _)| name).collect();
         for name in ["n/coefficients", "n/coefficients_", "n/intercepts_", "n/intercepts__", "c/coefficients"]
         {
@@ -347,7 +347,7 @@ mod tests {
     fn raises_old_opset_if_meaning_is_equal() {
         let plain = |opset| model(&[("n", ["label", "p"])], &classifier(3, "SOFTMAX"), opset);
         for (given, raised) in [(None, 13), (Some(9), 13), (Some(13), 13), (Some(17), 17)] {
-            assert_eq!(opset_of(&converted_model(&plain(given)).expect("it is written")), [raised]);
+            assert_eq!(opset_of(&converted_model(&plain(given)).expect("the model is converted")), [raised]);
         }
         // A Softmax of opset 9 has another meaning in opset 13.
         let mut old = plain(Some(9));
@@ -358,13 +358,13 @@ mod tests {
             output: vec!["again".into()],
             ..NodeProto::default()
         });
-        let written = converted_model(&old).expect("it is written");
+        let written = converted_model(&old).expect("the model is converted");
         assert_eq!(opset_of(&written), [9]);
         assert_eq!(run_model(&written), run_model(&old));
         // Listed twice, as in models of skl2onnx.
         let mut twice = plain(Some(22));
         twice.opset_import.extend(plain(Some(22)).opset_import);
-        assert_eq!(converted_model(&twice).expect("it is written").opset_import.len(), 2);
+        assert_eq!(converted_model(&twice).expect("the model is converted").opset_import.len(), 2);
     }
 
     #[test]
@@ -377,7 +377,7 @@ mod tests {
             &attrs.with("classlabels_strings", Attr::Strings(texts)),
             Some(15),
         );
-        let mut written = converted_model(&model).expect("it is written");
+        let mut written = converted_model(&model).expect("the model is converted");
         let graph = written.graph.as_mut().expect("it has one");
         let last = graph.node.last().expect("there are nodes");
         assert_eq!((last.op_type.as_str(), last.output.as_slice()), ("Gather", &["label".to_owned()][..]));
@@ -398,8 +398,8 @@ mod tests {
             .to_string();
         assert_eq!(
             error,
-            "node \"n\" (ai.onnx.ml:LinearClassifier) with inputs (x: float32[N, 3]): it has 3 labels for 2 scores; one for \
-             each is needed, or two for one score"
+            "node \"n\" (ai.onnx.ml:LinearClassifier) with inputs (x: float32[N, 3]): expected one label for \
+             each score, or two labels for one score, got 3 labels for 2 scores"
         );
     }
 }

@@ -225,7 +225,7 @@ mod tests {
         let loss = graph.emit_node("SoftmaxCrossEntropyLoss", &[dropped, labels]);
         let twice = graph.emit_node("Add", &[loss, loss]);
         graph.outputs = vec![twice, dropped];
-        infer(&mut graph).expect("it is valid");
+        infer(&mut graph).expect("the graph is valid");
         (graph, weight, twice)
     }
 
@@ -276,7 +276,7 @@ mod tests {
         let doubled = graph.emit_node("Add", &[scores, scores]);
         let kept = graph.emit_node("NonMaxSuppression", &[boxes, doubled]);
         graph.outputs = vec![kept];
-        infer(&mut graph).expect("it is valid");
+        infer(&mut graph).expect("the graph is valid");
         mixed_precision(&mut graph, F16, boxes, &FxHashMap::default()).expect("it fits");
         let ops: Vec<&str> = graph.nodes.iter().map(|node| &*node.op).collect();
         assert_eq!(ops, ["Cast", "Add", "Cast", "NonMaxSuppression"]);
@@ -295,7 +295,7 @@ mod tests {
         let sum = graph.emit_node("Add", &[x, range]);
         let loss = graph.emit_node("ReduceSum", &[sum]);
         graph.outputs = vec![loss];
-        infer(&mut graph).expect("it is valid");
+        infer(&mut graph).expect("the graph is valid");
         mixed_precision(&mut graph, F16, loss, &FxHashMap::default()).expect("it fits");
         let ops: Vec<&str> = graph.nodes.iter().map(|node| &*node.op).collect();
         assert_eq!(ops, ["Range", "Cast", "Cast", "Add", "Cast", "ReduceSum"]);

@@ -48,7 +48,7 @@ const MAX_REWRITE_DEPTH: usize = 2;
 
 /// Part of the message for unsupported sequences.
 const LENGTH_MESSAGE: &str =
-    "a sequence is supported where its length and the positions in it are known before the model runs";
+    "a sequence is supported only if its length and positions are known before the model runs";
 
 /// Remedy for a sequence that is an output.
 const OUTPUT_ADVICE: &str = "make each of its tensors an output";
@@ -186,7 +186,7 @@ fn constant_position(
 ) -> Result<Option<usize>, OpError> {
     let Some((values, _)) = constant_ints(graph, node, k, "its position")? else { return Ok(None) };
     let &[at] = values.as_slice() else {
-        return Err(OpError::invalid(format!("its position has {} elements; one is needed", values.len())));
+        return Err(OpError::invalid(format!("its position has {} elements, expected one", values.len())));
     };
     let from_front = if at < 0 { at.saturating_add(len as i64) } else { at };
     let found = usize::try_from(from_front).ok().filter(|&at| at < places);
@@ -242,24 +242,24 @@ impl SequenceRewriter {
         }
         if self.version < SEQUENCES_SINCE {
             let message = format!(
-                "the model uses opset {}, but the operator exists from opset {SEQUENCES_SINCE} on",
+                "the model uses opset {}, but the operator needs opset {SEQUENCES_SINCE} or newer",
                 self.version
             );
             return Err(OpError::Invalid(message));
         }
         let tensors = |k: usize| -> Result<Option<&Vec<ValueId>>, OpError> {
             let id = node.inputs.get(k).copied().flatten();
-            let id = id.ok_or_else(|| OpError::invalid(format!("input {k} is left out but is needed")))?;
+            let id = id.ok_or_else(|| OpError::invalid(format!("input {k} is missing")))?;
             match sequences.get(&id) {
                 Some(known) => Ok(known.as_ref()),
                 None => {
                     let (name, ty) = (graph.name_of(id), &graph.value(id).ty);
                     Err(match ty {
                         ValueType::Tensor(..) => {
-                            OpError::invalid(format!("input {k}, {name:?}, is {ty}; a sequence is needed"))
+                            OpError::invalid(format!("input {k}, {name:?}, is {ty}, expected a sequence"))
                         }
                         _ => OpError::unsupported(format!(
-                            "how many tensors are in the sequence {name:?} is not known before the model runs; \
+                            "the length of the sequence {name:?} is not known before the model runs; \
                              {LENGTH_MESSAGE}"
                         )),
                     })
@@ -276,7 +276,7 @@ impl SequenceRewriter {
             "SplitToSequence" => Some(split_tensor(graph, node)?),
             "SequenceInsert" => {
                 let tensor = node.inputs.get(1).copied().flatten();
-                let tensor = tensor.ok_or_else(|| OpError::invalid("input 1 is left out but is needed"))?;
+                let tensor = tensor.ok_or_else(|| OpError::invalid("input 1 is missing"))?;
                 let Some(known) = tensors(0)? else {
                     self.push_unchanged(graph, sequences, node);
                     return Ok(());
@@ -306,7 +306,7 @@ impl SequenceRewriter {
                     return Ok(());
                 };
                 let at = constant_position(graph, node, 1, known.len(), known.len())?;
-                let at = at.ok_or_else(|| OpError::invalid("input 1 is left out but is needed"))?;
+                let at = at.ok_or_else(|| OpError::invalid("input 1 is missing"))?;
                 add_replacement(graph, node, "Identity", &[known[at]], Attrs::new(), &[output]);
                 None
             }
@@ -332,7 +332,7 @@ impl SequenceRewriter {
         if let Some(made) = made {
             if made.len() > MAX_TENSORS {
                 let message =
-                    format!("it makes a sequence of {} tensors; {MAX_TENSORS} are the most", made.len());
+                    format!("its sequence has {} tensors, at most {MAX_TENSORS} are supported", made.len());
                 return Err(OpError::unsupported(message));
             }
             check_not_output(graph, output)?;
@@ -371,14 +371,14 @@ impl SequenceRewriter {
                 Some((Some(Some(tensors)), ..)) => Some(tensors.clone()),
                 Some((None, ValueType::Sequence(_), name)) => {
                     return Err(OpError::unsupported(format!(
-                        "how many tensors are in the sequence {name:?} is not known before the model runs; {LENGTH_MESSAGE}"
+                        "the length of the sequence {name:?} is not known before the model runs; {LENGTH_MESSAGE}"
                     )));
                 }
                 _ => None,
             });
         }
         let Some(Some(leader)) = lists.first() else {
-            return Err(OpError::invalid("input 0 is no sequence; one is needed"));
+            return Err(OpError::invalid("input 0 must be a sequence"));
         };
         let count = leader.len();
         if let Some(k) = lists.iter().position(|list| list.as_ref().is_some_and(|list| list.len() != count)) {
@@ -389,7 +389,7 @@ impl SequenceRewriter {
         }
         if body.outputs.len() < node.outputs.len() {
             return Err(OpError::invalid(format!(
-                "it has {} outputs, but its body gives {}",
+                "it has {} outputs, but its body has {}",
                 node.outputs.len(),
                 body.outputs.len()
             )));
@@ -459,7 +459,7 @@ impl SequenceRewriter {
                 Some(Some(_)) => {
                     let name = graph.name_of(*id);
                     return Err(OpError::unsupported(format!(
-                        "input {k}, {name:?}, is a sequence, which it cannot be given; give it the tensors one by one"
+                        "input {k}, {name:?}, is a sequence, which it does not accept; pass the tensors one by one"
                     )));
                 }
                 None => {}
@@ -667,7 +667,7 @@ fn add_constant_vector(graph: &mut Graph, output: ValueId, what: &str, values: &
 /// Splits a tensor; returns the parts.
 fn split_tensor(graph: &mut Graph, node: &Node) -> Result<Vec<ValueId>, OpError> {
     let given = node.inputs.first().copied().flatten();
-    let x = given.ok_or_else(|| OpError::invalid("input 0 is left out but is needed"))?;
+    let x = given.ok_or_else(|| OpError::invalid("input 0 is missing"))?;
     let output = node.outputs.first().copied().flatten();
     let output = output.ok_or_else(|| OpError::invalid("it has no outputs"))?;
     let axis = node.attrs.int("axis")?.unwrap_or(0);
@@ -679,14 +679,14 @@ fn split_tensor(graph: &mut Graph, node: &Node) -> Result<Vec<ValueId>, OpError>
     let size = size.ok_or_else(|| {
         let name = graph.name_of(x);
         OpError::unsupported(format!(
-            "how many tensors it makes of {name:?} depends on the size of axis {axis}, which is not known before the \
-             model runs; declare that size, or give the sizes of the parts as a constant vector"
+            "the number of parts of {name:?} depends on the size of axis {axis}, which is not known before the \
+             model runs; declare the size, or make the sizes of the parts a constant vector"
         ))
     });
     let most = |count: usize| match count {
         0..=MAX_TENSORS => Ok(count),
         _ => Err(OpError::unsupported(format!(
-            "it makes a sequence of {count} tensors; {MAX_TENSORS} are the most"
+            "its sequence has {count} tensors, at most {MAX_TENSORS} are supported"
         ))),
     };
     let lengths = constant_ints(graph, node, 1, "the sizes of its parts")?;
@@ -699,7 +699,7 @@ fn split_tensor(graph: &mut Graph, node: &Node) -> Result<Vec<ValueId>, OpError>
             let each =
                 lengths.first().copied().and_then(|each| usize::try_from(each).ok()).filter(|&each| each > 0);
             let each = each.ok_or_else(|| {
-                OpError::invalid(format!("its parts have the size {lengths:?}; a positive number is needed"))
+                OpError::invalid(format!("the size of its parts must be positive, got {lengths:?}"))
             })?;
             let size = size?;
             let part = |k: usize| each.min(size - k * each) as i64;
@@ -738,7 +738,7 @@ fn concat_tensors(
 ) -> Result<(), OpError> {
     let axis = Attrs::required("axis", node.attrs.int("axis")?)?;
     if tensors.is_empty() {
-        return Err(OpError::invalid("the sequence is empty; one tensor or more is needed"));
+        return Err(OpError::invalid("the sequence is empty, expected at least one tensor"));
     }
     let attrs = Attrs::new().with("axis", axis);
     if node.attrs.int("new_axis")?.unwrap_or(0) == 0 {
@@ -785,14 +785,14 @@ mod tests {
         graph.opsets.insert(String::new(), opset);
         upgrade(graph).expect("it is written out");
         assert!(!has_sequences(graph), "{graph}");
-        infer(graph).expect("it is valid");
+        infer(graph).expect("the graph is valid");
     }
 
     fn error_message(graph: &mut Graph) -> String {
         graph.opsets.insert(String::new(), 17);
         let known = upgrade_known(&mut graph.clone());
         let error = upgrade(graph).expect_err("refused").to_string();
-        assert_eq!(known[0].to_string(), error, "whoever collects errors says the same");
+        assert_eq!(known[0].to_string(), error, "the collected errors are the same");
         assert_eq!(known.len(), 1, "{known:?}");
         error
     }
@@ -841,7 +841,7 @@ mod tests {
                 for axis in [0, -2] {
                     let (mut graph, x) = reordered_parts(axis, lengths.clone(), order);
                     prepare(&mut graph, opset);
-                    let got = run(&graph, std::slice::from_ref(&x)).expect("it runs");
+                    let got = run(&graph, std::slice::from_ref(&x)).expect("the graph runs");
                     assert_eq!(got[0], rows(&x, expected), "{lengths:?}");
                     check_gradients(&graph, &[x], &[0], &[0]);
                 }
@@ -861,7 +861,7 @@ mod tests {
             let y = add_hidden_node(&mut graph, "ConcatFromSequence", "y", &[parts], attrs);
             graph.outputs = vec![y];
             prepare(&mut graph, 17);
-            let got = run(&graph, std::slice::from_ref(&x)).expect("it runs");
+            let got = run(&graph, std::slice::from_ref(&x)).expect("the graph runs");
             // In both cases the columns follow each other.
             let values = x.to_f64();
             let turned: Vec<f64> = (0..6).map(|k| values[k % 2 * 3 + k / 2]).collect();
@@ -895,7 +895,7 @@ mod tests {
         prepare(&mut graph, 17);
         let inputs = [x.clone(), y.clone()];
         let expected: Vec<f64> = x.to_f64().iter().zip(y.to_f64()).map(|(x, y)| 2.0 * x * y).collect();
-        assert_eq!(run(&graph, &inputs).expect("it runs")[0], f64s(&[2], &expected));
+        assert_eq!(run(&graph, &inputs).expect("the graph runs")[0], f64s(&[2], &expected));
         check_gradients(&graph, &inputs, &[0, 1], &[0]);
     }
 
@@ -938,7 +938,7 @@ mod tests {
             [(1.0, [values[4] * values[4], values[5] * values[5]]), (0.0, [values[0].sin(), values[1].sin()])]
         {
             let inputs = [flag(holds), x.clone()];
-            assert_close(&run(&graph, &inputs).expect("it runs")[0], &f64s(&[2], &expected), ROUNDING);
+            assert_close(&run(&graph, &inputs).expect("the graph runs")[0], &f64s(&[2], &expected), ROUNDING);
             check_gradients(&graph, &inputs, &[1], &[0]);
         }
     }
@@ -977,7 +977,7 @@ mod tests {
         for _ in 0..3 {
             expected = [expected[2], expected[0], expected[1]].iter().map(|x| x.sin()).collect();
         }
-        let got = run(&graph, std::slice::from_ref(&x)).expect("it runs");
+        let got = run(&graph, std::slice::from_ref(&x)).expect("the graph runs");
         assert_close(&got[0], &f64s(&[3], &expected), ROUNDING);
         check_gradients(&graph, std::slice::from_ref(&x), &[0], &[0]);
         // Two parts in the first iteration, more later: no number of parts is valid for all.
@@ -1002,8 +1002,8 @@ mod tests {
         graph.outputs = vec![y];
         assert_eq!(
             error_message(&mut graph),
-            "node \"dynamic\" (SequenceAt) with inputs (parts: ?, x1: int64[]): its position, \"x1\", is not constant; a \
-             sequence is supported where its length and the positions in it are known before the model runs"
+            "node \"dynamic\" (SequenceAt) with inputs (parts: ?, x1: int64[]): its position, \"x1\", is not \
+             constant; a sequence is supported only if its length and positions are known before the model runs"
         );
         let (mut graph, _, parts) = start(two());
         let y = sequence_at(&mut graph, "beyond", parts, 2);
@@ -1023,7 +1023,7 @@ mod tests {
         let y = sequence_at(&mut graph, "first", parts, 0);
         graph.outputs = vec![y];
         let message = error_message(&mut graph);
-        assert!(message.ends_with("its parts have the size [0]; a positive number is needed"), "{message}");
+        assert!(message.ends_with("the size of its parts must be positive, got [0]"), "{message}");
 
         let (mut graph, _, parts) = start(two());
         graph.outputs = vec![parts];
@@ -1041,7 +1041,7 @@ mod tests {
         let message = error_message(&mut graph);
         assert!(message.contains("node \"y\" (Relu)"), "{message}");
         assert!(
-            message.ends_with("is a sequence, which it cannot be given; give it the tensors one by one"),
+            message.ends_with("is a sequence, which it does not accept; pass the tensors one by one"),
             "{message}"
         );
     }
@@ -1056,7 +1056,7 @@ mod tests {
         graph.outputs = vec![y];
         let message = error_message(&mut graph);
         assert!(
-            message.ends_with("it makes a sequence of 1099511627776 tensors; 16384 are the most"),
+            message.ends_with("its sequence has 1099511627776 tensors, at most 16384 are supported"),
             "{message}"
         );
     }

@@ -100,7 +100,7 @@ impl Specialiser {
     /// Panics if the number of roles is not the number of inputs.
     #[must_use]
     pub fn new(mut graph: Graph, roles: Vec<Role>) -> Specialiser {
-        assert_eq!(graph.inputs.len(), roles.len(), "a role for each input");
+        assert_eq!(graph.inputs.len(), roles.len(), "each input has a role");
         let pairs = graph.inputs.iter().zip(&roles);
         let in_planes = pairs.filter(|(_, role)| matches!(role, Role::Plane(..))).map(|(&id, _)| id);
         let state: Vec<ValueId> = in_planes.collect();
@@ -390,7 +390,7 @@ impl Specialise for Specialiser {
             let node = &self.graph.nodes[0];
             let label = self.graph.node_label(node);
             return Err(format!(
-                "{label} gives a shape that neither the shapes nor the values of its inputs tell"
+                "{label}: the shape of its result cannot be computed from the shapes and values of its inputs"
             ));
         }
         Ok(schedule)
@@ -494,7 +494,7 @@ fn compile(
         }
         if matches!(placement, Placement::Composition) {
             infer_with_op(&mut graph, index, op.as_ref())?;
-            decompose_node(&mut graph, index)?.expect("a composition is made of something");
+            decompose_node(&mut graph, index)?.expect("a composition has nodes");
             continue;
         }
         if let Placement::Repeat(repetition) = &placement {
@@ -525,7 +525,7 @@ fn compile(
             Placement::Host(_) => NodeKind::Host,
             Placement::If { .. } | Placement::Repeat(_) => NodeKind::Control,
             Placement::Yield => NodeKind::Yield,
-            Placement::Composition => unreachable!("written out above"),
+            Placement::Composition => unreachable!("compositions are decomposed above"),
         };
         let mut open = !outputs().all(concrete);
         if kind == NodeKind::Program && !any_late {
@@ -781,7 +781,7 @@ fn partition_segments(
         let slot = match maker.slots.get(&id) {
             Some(&slot) => slot,
             None if passed_on => maker.slot(id),
-            None => return Err(Error::Graph(format!("nothing makes output {:?}", graph.name_of(id)))),
+            None => return Err(Error::Graph(format!("no node computes output {:?}", graph.name_of(id)))),
         };
         maker.schedule.outputs.push(slot);
     }
@@ -909,7 +909,7 @@ impl ScheduleBuilder<'_> {
                 (Some(&buffer), _) => buffer,
                 (None, Some(tensor)) => builder.constant(graph.name_of(id), tensor),
                 (None, None) => {
-                    return Err(Error::Graph(format!("nothing makes output {:?}", graph.name_of(id))));
+                    return Err(Error::Graph(format!("no node computes output {:?}", graph.name_of(id))));
                 }
             };
             results.push(buffer);
@@ -972,7 +972,7 @@ impl ScheduleBuilder<'_> {
                 let (given, taken) = self.yield_slots(node);
                 (given, taken, Segment::Yield(label))
             }
-            Placement::Program | Placement::Composition => unreachable!("programs are made of groups"),
+            Placement::Program | Placement::Composition => unreachable!("programs are compiled from groups"),
         };
         self.schedule.segments.push(SegmentNode { inputs, outputs, segment });
         Ok(())
@@ -1000,7 +1000,7 @@ impl ScheduleBuilder<'_> {
             }
             if self.schedule.yield_slots.is_some() {
                 let source =
-                    OpError::unsupported("a graph hands over to its caller once; this is the second time");
+                    OpError::unsupported("a graph can have only one YieldOp, and this is the second");
                 return Err(Error::at(graph, node, source));
             }
             let (given, taken) = self.yield_slots(node);

@@ -291,9 +291,9 @@ mod tests {
         normalize(&mut graph, "y", &ids);
         let state = State::new();
         let first = updated_statistics(&state.values(), &x);
-        state.run(&graph, &given).expect("it runs");
+        state.run(&graph, &given).expect("the graph runs");
         assert_values(&state, &first);
-        state.run(&graph, &given).expect("it runs");
+        state.run(&graph, &given).expect("the graph runs");
         assert_values(&state, &updated_statistics(&first, &x));
     }
 
@@ -304,7 +304,7 @@ mod tests {
         normalize(&mut graph, "y", &ids);
         let state = State::new();
         let before = state.values();
-        state.run(&graph, &given).expect("it runs");
+        state.run(&graph, &given).expect("the graph runs");
         assert_eq!(state.values(), before);
     }
 
@@ -317,7 +317,7 @@ mod tests {
         add(&mut graph, ("", "Neg"), "seen", &[Some(ids[3])], 1, Attrs::new());
         let state = State::new();
         let before = state.values();
-        let got = state.run(&graph, &given).expect("it runs");
+        let got = state.run(&graph, &given).expect("the graph runs");
         assert_values(&state, &updated_statistics(&updated_statistics(&before, &x), &got[0]));
         assert_eq!(got[2].to_f64(), [-before[0], -before[1]]);
     }
@@ -329,7 +329,7 @@ mod tests {
         normalize(&mut graph, "y", &[ids[0], ids[1], ids[2], ids[3], ids[3]]);
         let state = State::new();
         let before = state.values();
-        state.run(&graph, &given).expect("it runs");
+        state.run(&graph, &given).expect("the graph runs");
         let old = [&before[..2], &before[..2]].concat();
         assert_values(&state, &[&updated_statistics(&old, &x)[2..], &before[2..]].concat());
     }
@@ -396,7 +396,7 @@ mod tests {
                     }
                     let state = State::new();
                     let before = state.values();
-                    let got = state.run(&graph, &given).expect("it runs");
+                    let got = state.run(&graph, &given).expect("the graph runs");
                     assert_eq!(got.len(), 3);
                     let want =
                         if holds == swapped { before.clone() } else { updated_statistics(&before, &x) };
@@ -446,7 +446,8 @@ mod tests {
                 let mut roles = vec![Role::User; given.len()];
                 roles.extend(State::OFFSETS.map(|offset| Role::Plane(PlaneId(0), offset)));
                 let specialiser = crate::Specialiser::new(graph.clone(), roles).unrolled_nodes(nodes);
-                run_specialised(&specialiser, &[&state.0], &given, Scalars::default()).expect("it runs");
+                run_specialised(&specialiser, &[&state.0], &given, Scalars::default())
+                    .expect("the graph runs");
                 assert_values(&state, &want);
             }
         }
@@ -466,7 +467,7 @@ mod tests {
             given[0] = Tensor::filled(DType::Bool, &[], f64::from(u8::from(holds)));
             let state = State::new();
             let once = updated_statistics(&state.values(), &x);
-            state.run(&graph, &given).expect("it runs");
+            state.run(&graph, &given).expect("the graph runs");
             assert_values(&state, &if holds { updated_statistics(&once, &x) } else { once });
         }
     }

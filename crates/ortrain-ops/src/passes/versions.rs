@@ -57,7 +57,7 @@ fn check_opset(graph: &Graph) -> Result<(), Error> {
             Err(Error::Opset { domain: "ai.onnx".into(), found, least: OLDEST_OPSET, newest: NEWEST_OPSET })
         }
         None if uses_standard(graph) => {
-            let message = "it imports no version of operator set \"ai.onnx\", whose operators it uses";
+            let message = "it uses operators of \"ai.onnx\", but imports no version of this operator set";
             Err(Error::Graph(message.into()))
         }
         _ => Ok(()),
@@ -102,7 +102,7 @@ fn collect_unknown(graph: &Graph, unknown: &mut BTreeMap<String, Vec<String>>) {
             let name = match node.present_outputs().next() {
                 _ if !node.name.is_empty() => format!("{:?}", node.name),
                 Some(output) => format!("-> {:?}", graph.name_of(output)),
-                None => "an unnamed one".into(),
+                None => "an unnamed node".into(),
             };
             unknown.entry(node.op_label()).or_default().push(name);
         }
@@ -131,12 +131,12 @@ fn upgrade_nodes(graph: &mut Graph, opsets: &BTreeMap<String, i64>, errors: &mut
         let Some(&since) = definition.since.iter().rev().find(|&&since| since <= version) else {
             let least = definition.since[0];
             let message =
-                format!("the model uses opset {version}, but the operator exists from opset {least} on");
+                format!("the model uses opset {version}, but the operator needs opset {least} or newer");
             errors.push(Error::at(graph, &node, OpError::Invalid(message)));
             index += 1;
             continue;
         };
-        let newest = *definition.since.last().expect("a definition has versions");
+        let newest = *definition.since.last().expect("a definition has at least one version");
         match definition.upgrade {
             Some(rewrite) if since < newest => {
                 let mut rw = Rewrite::new(graph, &node, since);
@@ -186,7 +186,8 @@ fn downgrade_or(graph: &mut Graph, target: i64, refuse: &mut RejectHandler<'_>) 
             refuse(graph, &graph.nodes[index], error)?;
         }
         let node = graph.nodes[index].clone();
-        let definition = Registry::standard().find(&node.domain, &node.op).expect("the graph was read by us");
+        let definition =
+            Registry::standard().find(&node.domain, &node.op).expect("the operators of the graph are known");
         if let Some(rewrite) = definition.downgrade {
             let mut rw = Rewrite::new(graph, &node, target);
             if let Err(source) = rewrite(&mut rw) {
@@ -202,7 +203,7 @@ fn downgrade_or(graph: &mut Graph, target: i64, refuse: &mut RejectHandler<'_>) 
                     count == 1 && patch.nodes[0].op == node.op && patch.nodes[0].domain == node.domain;
                 patch.apply(graph, &[index]);
                 steps += 1;
-                assert!(steps < 1_000_000, "rewrites to older versions end");
+                assert!(steps < 1_000_000, "downgrades terminate");
                 if !same_op {
                     // The replacement may need a downgrade itself.
                     continue;

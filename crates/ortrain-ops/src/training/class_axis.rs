@@ -112,8 +112,8 @@ pub fn classes_last_note(graph: &Graph, labels: ValueId, dims: &[usize]) -> Opti
     let (scores, shape) = scores_for_labels(graph, labels)?;
     let (last, ty) = (shape.rank() - 1, &graph.value(scores).ty);
     Some(format!(
-        "the classes of {:?} ({ty}) are taken to be on axis {last}, the last one, for {:?} has the shape {dims:?}; say so by \
-         class_axis={last} of the loss",
+        "the class axis of {:?} ({ty}) is assumed to be {last}, the last one, because {:?} has shape {dims:?}; \
+         confirm it with class_axis={last} of the loss",
         graph.name_of(scores),
         graph.name_of(labels)
     ))
@@ -141,8 +141,8 @@ pub fn label_readings(graph: &Graph, labels: &str) -> Option<String> {
     let [here, there] = [axis, other].map(|axis| without_axis(shape, axis));
     let dtype = graph.value(labels).ty.dtype()?;
     Some(format!(
-        "; {:?} ({}) has its classes on axis {axis} and labels {dtype}{here}; with classes on axis {other} labels are \
-         {dtype}{there}, which class_axis={other} of the loss says",
+        "; {:?} ({}) has its classes on axis {axis}, so labels are {dtype}{here}. For classes on axis {other} and \
+         labels {dtype}{there} set class_axis={other} of the loss",
         graph.name_of(scores),
         graph.value(scores).ty
     ))

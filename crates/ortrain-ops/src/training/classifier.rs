@@ -221,8 +221,8 @@ pub fn default_scores(
         (None, _) => {
             let made = producer(graph, scores).map_or_else(String::new, |node| graph.node_label(node));
             return Err(Error::Loss(format!(
-                "{} takes logits, but {scores:?} is made by {made}, which may well give probabilities; name the logits in \
-                 loss_input_names ({scores:?} itself, if it holds them)",
+                "{} takes logits, but {scores:?} is computed by {made}, which may return probabilities; name the \
+                 logits in loss_input_names ({scores:?} itself, if it contains logits)",
                 loss.label(),
                 scores = name(scores)
             )));
@@ -369,8 +369,8 @@ mod tests {
     fn rejects_possible_probabilities() {
         let sentence = |loss: &str, node: &str| {
             format!(
-                "{loss} takes logits, but \"p\" is made by {node} -> \"p\", which may well give \
-                 probabilities; name the logits in loss_input_names (\"p\" itself, if it holds them)"
+                "{loss} takes logits, but \"p\" is computed by {node} -> \"p\", which may return probabilities; \
+                 name the logits in loss_input_names (\"p\" itself, if it contains logits)"
             )
         };
         let squared: &[(&str, &str, &[&str], &str)] =

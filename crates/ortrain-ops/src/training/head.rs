@@ -54,7 +54,7 @@ pub fn find_head(graph: &Graph, output: ValueId) -> Result<Head, Error> {
     loop {
         let Some(node) = maker(value) else {
             return Err(Error::Head(format!(
-                "{:?} goes back to {:?} without a layer between: it ends in no head",
+                "{:?} has no head: there is no layer between {:?} and it",
                 graph.name_of(output),
                 graph.name_of(value)
             )));
@@ -94,8 +94,8 @@ pub fn find_head(graph: &Graph, output: ValueId) -> Result<Head, Error> {
 
 fn no_head_error(graph: &Graph, output: ValueId, node: &Node) -> Error {
     Error::Head(format!(
-        "{:?} ends in {}, which is no head: a head is a Gemm, a MatMul (with an Add), or a Conv with a kernel of one cell, of \
-         constant weights; name the value that one makes",
+        "{:?} is computed by {}, which is not a head; name the result of a Gemm, a MatMul (with an Add), or a Conv \
+         with a kernel of size 1, with constant weights",
         graph.name_of(output),
         graph.node_label(node)
     ))
@@ -112,13 +112,16 @@ fn check_head(
     let dims_of = |id: ValueId| graph.value(id).constant.as_ref().map(|tensor| tensor.dims().to_vec());
     let name = |id: ValueId| graph.name_of(id).to_owned();
     let Some(classes) = dims_of(weight).and_then(|dims| (dims.len() >= 2).then(|| dims[axis])) else {
-        return Err(Error::Head(format!("{label} has weights {:?} of no classes", name(weight))));
+        return Err(Error::Head(format!(
+            "{label} has weights {:?} without an axis of classes",
+            name(weight)
+        )));
     };
     for id in [Some(weight), bias].into_iter().flatten() {
         let readers = graph.nodes.iter().flat_map(Node::present_inputs).filter(|&read| read == id).count();
         if readers > 1 || graph.outputs.contains(&id) {
             return Err(Error::Head(format!(
-                "{label} shares {:?} with other nodes: another head would change these, too",
+                "{label} shares {:?} with other nodes: a new head would change them, too",
                 name(id)
             )));
         }
@@ -133,7 +136,7 @@ fn check_head(
             Some(dims) if dims.iter().product::<usize>() == 1 => None,
             _ => {
                 return Err(Error::Head(format!(
-                    "{label} adds {:?}, which is no bias for each class",
+                    "{label} adds {:?}, which is not a bias with one element for each class",
                     name(id)
                 )));
             }

@@ -86,20 +86,20 @@ impl LossSettings {
             return match self.class_axis {
                 None | Some(1) => Ok(1),
                 Some(axis) => Err(Error::Loss(format!(
-                    "class_axis is {axis}, but the number of axes of {scores:?} is not known; declare its shape in the model"
+                    "class_axis is {axis}, but the rank of {scores:?} is not known; declare its shape in the model"
                 ))),
             };
         };
         let rank = shape.rank();
         if rank < 2 {
             return Err(Error::Loss(format!(
-                "cross-entropy needs scores of rank 2 or more, the batch and the classes, but {scores:?} is {ty}"
+                "cross-entropy needs scores with a batch axis and a class axis, but {scores:?} is {ty}"
             )));
         }
         let axis = self.class_axis.unwrap_or(1);
         match usize::try_from(if axis < 0 { axis.saturating_add(rank as i64) } else { axis }) {
             Ok(0) => Err(Error::Loss(format!(
-                "class_axis is {axis}, which is the batch of {scores:?} ({ty}); classes are on a later axis"
+                "class_axis is {axis}, which is the batch axis of {scores:?} ({ty}); choose a later axis"
             ))),
             Ok(found) if found < rank => Ok(found),
             _ => Err(Error::Loss(format!(
@@ -127,14 +127,14 @@ impl LossSettings {
             return Err(Error::Loss(format!("{} has no {name}", loss.label())));
         }
         if !(0.0..=1.0).contains(&self.label_smoothing) {
-            let message = format!("label_smoothing is {}; it is a share, from 0 to 1", self.label_smoothing);
+            let message = format!("label_smoothing must be from 0 to 1, got {}", self.label_smoothing);
             return Err(Error::Loss(message));
         }
         if let (Loss::CrossEntropyLoss, Some(weight)) = (loss, &self.weight)
             && weight.dims().len() != 1
         {
             let message = format!(
-                "weight has shape {:?}; a vector with an element for each class is needed",
+                "weight has shape {:?}, expected a vector with one element for each class",
                 weight.dims()
             );
             return Err(Error::Loss(message));
@@ -224,7 +224,7 @@ fn is_defined(graph: &GraphProto, name: &str) -> bool {
 ///
 /// # Errors
 /// Returns an error if the loss does not support scores of this type, these settings, or the model's opset version.
-#[allow(clippy::too_many_arguments, reason = "a loss, what it compares, and where it is written")]
+#[allow(clippy::too_many_arguments, reason = "the arguments are the loss, its inputs and its graph")]
 pub fn append_loss(
     graph: &mut GraphProto,
     names: &mut NameGenerator,
@@ -238,7 +238,7 @@ pub fn append_loss(
     settings.check(loss)?;
     let dtype = match ty {
         ValueType::Tensor(dtype, _) if dtype.is_float() => *dtype,
-        _ => return Err(Error::Loss(format!("a loss needs scores that are floats, but {scores:?} is {ty}"))),
+        _ => return Err(Error::Loss(format!("the scores of a loss must be floats, but {scores:?} is {ty}"))),
     };
     let shape = ty.shape();
     let (default_target, target_ty) = match loss {
@@ -322,9 +322,9 @@ fn check_shapes(
     );
     sentence += match loss {
         Loss::CrossEntropyLoss => {
-            "; labels have the shape of the scores without the axis of classes, which class_axis names"
+            "; labels have the shape of the scores without the class axis (set it with class_axis)"
         }
-        _ => "; neither is broadcast: give this loss a target of its own",
+        _ => "; neither is broadcast: choose another target for this loss",
     };
     Err(Error::Loss(sentence))
 }
@@ -366,7 +366,7 @@ fn class_broadcast_shape(scores: &str, ty: &ValueType, settings: &LossSettings) 
     match (shape, classes) {
         (Some(shape), Some(classes)) => Ok([vec![1, classes], vec![1; shape.rank() - 2]].concat()),
         _ => Err(Error::Loss(format!(
-            "label_smoothing needs to know the number of classes, but {scores:?} is {ty}; declare it in the model"
+            "label_smoothing needs the number of classes, but {scores:?} is {ty}; declare it in the model"
         ))),
     }
 }
@@ -620,12 +620,12 @@ mod tests {
         let vector = scores(&[3.into()]);
         assert_eq!(
             refused(Loss::CrossEntropyLoss, &vector, 17),
-            "cross-entropy needs scores of rank 2 or more, the batch and the classes, but \"y\" is float32[3]"
+            "cross-entropy needs scores with a batch axis and a class axis, but \"y\" is float32[3]"
         );
         let integers = ValueType::tensor(DType::I64, &[3]);
         assert_eq!(
             refused(Loss::MSELoss, &integers, 17),
-            "a loss needs scores that are floats, but \"y\" is int64[3]"
+            "the scores of a loss must be floats, but \"y\" is int64[3]"
         );
         let matrix = scores(&[3.into(), 2.into()]);
         assert_eq!(

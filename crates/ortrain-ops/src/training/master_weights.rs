@@ -37,8 +37,8 @@ pub fn narrow_weights_note(narrow: &[(&str, DType)], trained: usize) -> Option<S
     };
     let part = if dtype == DType::BF16 { 512 } else { 4096 };
     Some(format!(
-        "{} of the {trained} tensors that are trained are {dtype} ({}{more}), and a step that changes a weight by less than \
-         one part in {part} is lost; master_weights=\"float32\" trains them in float32, and exports have {dtype} again",
+        "{} of the {trained} trained tensors are {dtype} ({}{more}), which loses steps that change a weight by \
+         less than 1/{part} of its value. master_weights=\"float32\" trains them in float32 and exports {dtype}",
         narrow.len(),
         names.join(", ")
     ))

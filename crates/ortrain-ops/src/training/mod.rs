@@ -414,7 +414,8 @@ pub fn check_sequences(graph: &Graph) -> Result<(), Error> {
             let Some(id) = output.filter(|&id| is_sequence(graph, id)) else { continue };
             if !op.in_place_outputs().iter().any(|&(known, _)| known == port) {
                 return fail(format!(
-                    "it makes the sequence {:?}, but sequences of tensors can only be given, and changed in place",
+                    "it creates the sequence {:?}, but sequences of tensors are supported only as inputs and \
+                     in-place updates",
                     graph.name_of(id)
                 ));
             }
@@ -428,7 +429,7 @@ pub fn check_sequences(graph: &Graph) -> Result<(), Error> {
                 graph.nodes.iter().flat_map(Node::present_inputs).filter(|&input| input == id).count();
             if by_nodes > 1 || graph.outputs.contains(&id) {
                 return fail(format!(
-                    "it changes the sequence {:?} in place, which is used elsewhere, too",
+                    "it changes the sequence {:?} in place, which is also used elsewhere",
                     graph.name_of(id)
                 ));
             }

@@ -378,7 +378,7 @@ fn update_through_views(graph: &mut Graph, index: usize, inner: bool) -> Result<
         }
         let Some(state) = reshaped_source(graph, old).filter(|id| !inner && graph.inputs.contains(id)) else {
             let message =
-                "its running statistics cannot be updated where they are; train with batch_norm=\"freeze\"";
+                "its running statistics cannot be updated in place; train with batch_norm=\"freeze\"";
             return Err(Error::at(graph, &graph.nodes[index], OpError::unsupported(message)));
         };
         let mut add = |op: &str, inputs: &[ValueId], name: &str| {
@@ -455,8 +455,8 @@ pub fn running_statistics(
         let own = uses.iter().find(|(_, label)| label == node).map(|(kind, _)| *kind);
         if let Some((_, other)) = uses.iter().find(|(kind, _)| own != Some(*kind)) {
             return Err(Error::Graph(format!(
-                "training would update {:?}, the running statistics of {node}, but {other} uses the same value for \
-                 something else; give each its own initializer (some exporters share equal ones), or train with \
+                "training would update {:?}, the running statistics of {node}, but {other} uses the same value \
+                 otherwise. Give each node its own initializer (some exporters share equal ones), or train with \
                  batch_norm=\"freeze\"",
                 statistic.name
             )));
@@ -532,7 +532,7 @@ impl StatisticsSearch<'_> {
                 let Some(Origin::Constant(value)) = origins.get(&id) else {
                     if batch && kind != ConstantUse::Other {
                         let help = if makers[id.0 as usize].is_some() {
-                            "train with batch_norm=\"auto\" or \"freeze\", which use statistics that are computed as they are"
+                            "train with batch_norm=\"auto\" or \"freeze\", which do not update computed statistics"
                         } else {
                             "make it an initializer, or train with batch_norm=\"freeze\""
                         };
@@ -546,8 +546,8 @@ impl StatisticsSearch<'_> {
                 };
                 if kind != ConstantUse::Other && self.trained.contains(value.name.as_str()) {
                     return Err(Error::Graph(format!(
-                        "{:?} cannot be trained by gradients: it holds the running statistics of {label}, which \
-                         training updates by itself; take it out of the parameters to be trained",
+                        "{:?} cannot be trained by gradients: it contains the running statistics of {label}, which \
+                         training updates itself; remove it from the trained parameters",
                         value.name
                     )));
                 }

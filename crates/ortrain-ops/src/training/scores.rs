@@ -56,13 +56,13 @@ fn logits_problem(graph: &Graph, loss: Loss, scores: ValueId) -> Option<String> 
             "the loss is the same as that of the logits, and the softmax is computed twice"
         }
         (Loss::CrossEntropyLoss, "Softmax") => {
-            "the softmax is taken twice, gradients are small, and the loss does not come near zero"
+            "the softmax is computed twice, gradients are small, and the loss does not approach zero"
         }
-        (Loss::CrossEntropyLoss, _) => "their softmax is nearly even, and the loss does not come near zero",
-        _ => "the sigmoid is taken of what is no logit, and the loss does not come near zero",
+        (Loss::CrossEntropyLoss, _) => "their softmax is nearly uniform, and the loss does not approach zero",
+        _ => "the sigmoid is computed from values that are not logits, and the loss does not approach zero",
     };
     let mut sentence = format!(
-        "{} takes logits, but {:?} is {made} of {}: {effect}",
+        "{} takes logits, but {:?} contains {made} from {}: {effect}",
         loss.label(),
         graph.name_of(scores),
         graph.node_label(node)
@@ -77,8 +77,8 @@ fn logits_problem(graph: &Graph, loss: Loss, scores: ValueId) -> Option<String> 
 fn log_probabilities_problem(graph: &Graph, scores: ValueId) -> Option<String> {
     let (node, _) = find_origin(graph, scores)?;
     let helps = match &*node.op {
-        "Softmax" | "Sigmoid" => "put a Log behind it",
-        op if UNBOUNDED.contains(&op) => "put a LogSoftmax behind it, or take SoftmaxCrossEntropyLoss",
+        "Softmax" | "Sigmoid" => "add a Log after it",
+        op if UNBOUNDED.contains(&op) => "add a LogSoftmax after it, or use SoftmaxCrossEntropyLoss",
         // A bias is added to logits; logarithms may be sums, too.
         "Add" => {
             let is_constant = |id: ValueId| graph.value(id).constant.is_some() || graph.inputs.contains(&id);
@@ -87,7 +87,7 @@ fn log_probabilities_problem(graph: &Graph, scores: ValueId) -> Option<String> {
             if node.present_inputs().all(|id| id == other || is_constant(id))
                 && UNBOUNDED.contains(&&*maker.op)
             {
-                "put a LogSoftmax behind it, or take SoftmaxCrossEntropyLoss"
+                "add a LogSoftmax after it, or use SoftmaxCrossEntropyLoss"
             } else {
                 return None;
             }
@@ -140,9 +140,10 @@ pub fn label_error(graph: &Graph, label: &str, place: &str, index: i64, classes:
         .iter()
         .find(|node| LABEL_LOSSES.contains(&&*node.op) && graph.node_label(node) == label)?;
     let ignored = node.attrs.int("ignore_index").ok().flatten();
-    let ignored = ignored.map_or_else(String::new, |ignored| format!(" and not {ignored}, the ignore_index"));
+    let ignored =
+        ignored.map_or_else(String::new, |ignored| format!(" and is not the ignore_index, {ignored}"));
     Some(format!(
-        "{label}: label {index}{place} is none of the {classes} classes (0 to {}){ignored}",
+        "{label}: label {index}{place} is not one of the {classes} classes (0 to {}){ignored}",
         classes - 1
     ))
 }
@@ -157,7 +158,7 @@ pub fn check_scores(graph: &Graph, term: &LossTerm, scores: ValueId) -> Result<(
         return Ok(());
     }
     let mut sentence = format!(
-        "{} of {:?} has no gradient: it is the choice of {}",
+        "{} of {:?} has no gradient: it is selected by {}",
         term.loss.label(),
         graph.name_of(scores),
         graph.node_label(node)
@@ -197,13 +198,13 @@ pub fn class_axis_of_tokens(
     }
     let [second, classes] = [1, last].map(|axis| shape[axis].known());
     if weights.is_some() && weights == classes && weights != second {
-        return Some((last, "it has as many elements as the weight of the loss".into()));
+        return Some((last, "its size equals the size of the loss weight".into()));
     }
     if is_open {
         return Some((last, "axis 1 has no fixed size".into()));
     }
     let is_head = graph.name_of(scores).to_ascii_lowercase().contains("logits");
-    (is_head && ends_in_product(graph, scores)).then(|| (last, "a product with a weight made it".into()))
+    (is_head && ends_in_product(graph, scores)).then(|| (last, "it is a product with a weight".into()))
 }
 
 /// Returns true if a value is the product with a constant, possibly with a bias.
@@ -239,7 +240,7 @@ pub fn probabilities_note(graph: &Graph, output: ValueId) -> Option<String> {
     }
     let logits = first_input_name(graph, node)?;
     Some(format!(
-        "{:?} is made by {}: a loss that takes logits (CrossEntropyLoss, BCEWithLogitsLoss) needs {logits:?} \
+        "{:?} is computed by {}: a loss that takes logits (CrossEntropyLoss, BCEWithLogitsLoss) needs {logits:?} \
          (loss_input_names)",
         graph.name_of(output),
         graph.node_label(node)

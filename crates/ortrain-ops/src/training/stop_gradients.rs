@@ -201,7 +201,7 @@ pub fn stop_candidates(graph: &Graph, parameters: &[ValueId]) -> Vec<StopCandida
                 let reason = match is_top_k(maker) {
                     true => format!("it comes from the values of {}", graph.node_label(maker)),
                     false => format!(
-                        "{} multiplies by a choice among the model's own results",
+                        "{} multiplies by a selection of the model's own results",
                         graph.node_label(maker)
                     ),
                 };
@@ -253,8 +253,8 @@ mod tests {
     #[test]
     fn no_candidate_without_selection() {
         let x = Tensor::f32(&[2], &[1.0, 2.0]);
-        let graph =
-            one_node_graph(17, ("", "Mul"), &[Some(&x), Some(&x)], 1, Attrs::new()).expect("it is sound");
+        let graph = one_node_graph(17, ("", "Mul"), &[Some(&x), Some(&x)], 1, Attrs::new())
+            .expect("the settings are valid");
         assert_eq!(stop_candidates(&graph, &graph.inputs), []);
     }
 }

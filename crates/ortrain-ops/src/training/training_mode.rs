@@ -232,7 +232,7 @@ mod tests {
             choose_statistics(&mut graph, ids[0]);
             infer(&mut graph).expect("it has types");
             for mode in [true, false] {
-                let found = run(&graph, &inputs(mode, &x)).expect("it runs");
+                let found = run(&graph, &inputs(mode, &x)).expect("the graph runs");
                 assert_eq!(found.len(), count);
                 for (found, expected) in found.iter().zip(expected(mode, &x)) {
                     assert_close(found, &f64s(found.dims(), &expected), 1e-12);
@@ -265,7 +265,7 @@ mod tests {
         infer(&mut graph).expect("it has types");
         for mode in [true, false] {
             let given: Vec<Tensor> = std::iter::once(condition.clone()).chain(inputs(mode, &x)).collect();
-            let found = run(&graph, &given).expect("it runs");
+            let found = run(&graph, &given).expect("the graph runs");
             assert_close(&found[0], &f64s(&[3, 2], &expected(mode, &x)[0]), 1e-12);
         }
     }

@@ -175,7 +175,10 @@ impl Body for Attention {
         let sizes = [self.queries, self.keys, self.size, self.width];
         if !matches!(dtype, DType::F32 | DType::F64) || self.batch.iter().chain(&sizes).any(|&size| size == 0)
         {
-            return Some(format!("an attention of {dtype} over {:?} and {sizes:?}", self.batch));
+            return Some(format!(
+                "attention of {dtype} with batch {:?} and sizes {sizes:?} is not supported",
+                self.batch
+            ));
         }
         for (operand, sizes) in self.operands() {
             let (dims, access) = (batched_matrix_dims(&self.batch, sizes), &operand.access);
@@ -196,19 +199,19 @@ impl Body for Attention {
                 || nest.segments.is_some()
                 || nest.expr.can_fail()
             {
-                return Some(format!("{name} over another space"));
+                return Some(format!("{name} has the wrong iteration space"));
             }
             let given = &nest.loads[..nest.num_accumulators()];
             if given.len() != accumulators || given.iter().any(|load| *load != Load::Accumulator(dtype)) {
-                return Some(format!("{name} of another type or order"));
+                return Some(format!("{name} has accumulators of the wrong type or order"));
             }
             if !stores && (nest.expr.outputs().len() != 1 || !nest.stores.is_empty()) {
-                return Some(format!("{name} of other results than one that is passed on"));
+                return Some(format!("{name} must have exactly 1 result and no stores"));
             }
             if let Some(Operand { buffer: id, .. }) =
                 nest.operands().find(|operand| operand.validate(buffers).is_some())
             {
-                return Some(format!("an access of {name} that does not fit {:?}", buffer(*id).label));
+                return Some(format!("an access of {name} does not fit {:?}", buffer(*id).label));
             }
             if stores { nest.validate() } else { nest.operand_fault() }
         })

@@ -81,7 +81,7 @@ pub(super) fn nest_fault(nest: &Nest, accumulators: &[DType], buffers: &[Buffer]
     let wrong_accumulators = || {
         (found.as_slice() != accumulators).then(|| {
             let list = |types: &[DType]| types.iter().map(DType::to_string).collect::<Vec<_>>().join(", ");
-            format!("accumulators [{}] where [{}] are needed", list(&found), list(accumulators))
+            format!("accumulators [{}], expected [{}]", list(&found), list(accumulators))
         })
     };
     wrong_operand().or_else(wrong_accumulators)
@@ -91,13 +91,16 @@ pub(super) fn nest_fault(nest: &Nest, accumulators: &[DType], buffers: &[Buffer]
 pub(super) fn product_fault(product: &dyn Body, buffers: &[Buffer]) -> Option<String> {
     let (factors, precision, epilogue) = product.product()?;
     if epilogue.segments.is_some() {
-        return Some(format!("segments with {} reduced axes", epilogue.inner));
+        return Some(format!(
+            "the epilogue of a product cannot have segments ({} reduced axes)",
+            epilogue.inner
+        ));
     }
     let double = factors.map(|factor| factor.access.dtype == DType::F64);
     let accumulator = if double == [true, true] { DType::F64 } else { DType::F32 };
     nest_fault(epilogue, &[accumulator], buffers).or_else(|| {
         (precision != Precision::F32 && double.contains(&true))
-            .then(|| format!("factors of float64 in {precision}"))
+            .then(|| format!("float64 factors cannot have the precision {precision}"))
     })
 }
 
@@ -109,6 +112,6 @@ pub(super) fn contiguous_fault<'a>(
     operands.into_iter().find_map(|operand| {
         let Buffer { label, dtype, len, .. } = &buffers[operand.buffer.0 as usize];
         (operand.access != Access::contiguous(*dtype, &[*len]))
-            .then(|| format!("an access to {label:?} that is not all of it, in order"))
+            .then(|| format!("the access to {label:?} must be contiguous and cover the whole buffer"))
     })
 }

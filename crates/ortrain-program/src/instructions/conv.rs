@@ -46,18 +46,18 @@ impl Body for Conv {
             let (Operand { access, .. }, buffer) = (operand, &buffers[operand.buffer.0 as usize]);
             let needed = dims.iter().product::<usize>().saturating_add(access.offset);
             if buffer.len < needed || !buffer.dtype.is_float() {
-                return Some(format!("an operand {:?} that is not floats {dims:?}", buffer.label));
+                return Some(format!("operand {:?} must hold floats of shape {dims:?}", buffer.label));
             }
             let row_major = Access::contiguous(access.dtype, dims);
             if operand.validate(buffers).is_some() || access.strides != row_major.strides {
-                return Some(format!("an access of an operand that does not fit {:?}", buffer.label));
+                return Some(format!("an operand's access does not fit {:?}", buffer.label));
             }
         }
         if b.access.offset != 0 {
-            return Some("an operand B behind the first element of its buffer".into());
+            return Some("operand B must start at the first element of its buffer".into());
         }
         if epilogue.dims != result || epilogue.inner != 0 {
-            return Some("an epilogue over another space than the result".into());
+            return Some("the epilogue and the result have different spaces".into());
         }
         epilogue.validate()
     }

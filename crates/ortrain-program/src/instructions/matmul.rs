@@ -69,7 +69,7 @@ impl Body for MatMul {
         for (factor, to) in self.rounded_factors() {
             let fits = |to| factor.access.dtype == DType::F32 && UnaryOp::rounding_to(to).is_some();
             if let Some(to) = to.filter(|&to| !fits(to)) {
-                return Some(format!("a factor of {} rounded to {to}", factor.access.dtype));
+                return Some(format!("a factor of type {} cannot be rounded to {to}", factor.access.dtype));
             }
         }
         for (factor, dims) in [a, b].into_iter().zip(self.spaces()) {
@@ -81,7 +81,7 @@ impl Body for MatMul {
             }
         }
         if epilogue.dims != batched_matrix_dims(&self.batch, [self.m, self.n]) || epilogue.inner != 0 {
-            return Some("an epilogue over another space than the product".into());
+            return Some("the epilogue and the product have different spaces".into());
         }
         epilogue.validate()
     }

@@ -49,7 +49,7 @@ fn segments_fault(nest: &Nest, segments: &Segments, buffers: &[Buffer]) -> Optio
         });
         if let Some(other) = again.next() {
             let [to, other] = [to, other].map(|operand| &buffer(operand).label);
-            return Some(format!("stores to {to:?} that may reach elements of {other:?}"));
+            return Some(format!("stores to {to:?} can overlap stores to {other:?}"));
         }
         let mut loads = nest.loads.iter().enumerate().filter_map(|(slot, load)| {
             let from = load.operand()?;
@@ -61,7 +61,7 @@ fn segments_fault(nest: &Nest, segments: &Segments, buffers: &[Buffer]) -> Optio
         if let Some((slot, from)) = loads.next() {
             let [from, to] = [from, to].map(|operand| &buffer(operand).label);
             return Some(format!(
-                "load {slot} of {from:?} that may see what is stored to {to:?}: the same access is needed"
+                "load {slot} of {from:?} can read elements that are stored to {to:?}; it needs the access of the store"
             ));
         }
     }

@@ -49,12 +49,12 @@ impl Body for NestGroup {
 
     fn validate(&self, buffers: &[Buffer]) -> Option<String> {
         let of_one = |nest: &Arc<Nest>| {
-            let can_fail = || nest.expr.can_fail().then(|| "a nest of a group that can fail".to_owned());
+            let can_fail = || nest.expr.can_fail().then(|| "a nest of a group can fail".to_owned());
             Body::validate(&**nest, buffers).or_else(can_fail)
         };
         self.nests.iter().find_map(of_one).or_else(|| {
             let label = &self.conflicting_buffer(buffers)?.label;
-            Some(format!("nests of a group that reach {label:?}, which one of them stores"))
+            Some(format!("several nests of a group access {label:?}, which one of them stores"))
         })
     }
 }

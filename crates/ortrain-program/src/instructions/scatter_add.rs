@@ -45,7 +45,7 @@ impl Body for ScatterAdd {
     }
 
     fn describe_sizes(&self) -> String {
-        let last = if self.overwrites { " the last stays" } else { "" };
+        let last = if self.overwrites { ", last write wins" } else { "" };
         format!("{}x{}x{} rows {}{last}", self.outer, self.count, self.inner, self.rows)
     }
 
@@ -65,18 +65,19 @@ impl Body for ScatterAdd {
         let buffer = |operand: &Operand| &buffers[operand.buffer.0 as usize];
         let need = |operand: &Operand, len: usize| {
             let found = buffer(operand).len;
-            (found != len).then(|| format!("{found} elements where {len} are needed"))
+            (found != len).then(|| format!("expected {len} elements, got {found}"))
         };
         need(&self.source, self.elements() as usize)
             .or_else(|| need(&self.index, self.count))
             .or_else(|| need(&self.target, self.outer * self.rows * self.inner))
             .or_else(|| {
                 let dtype = buffer(&self.index).dtype;
-                (!matches!(dtype, DType::I32 | DType::I64)).then(|| format!("indices of type {dtype}"))
+                (!matches!(dtype, DType::I32 | DType::I64))
+                    .then(|| format!("indices of type {dtype} are not supported"))
             })
             .or_else(|| {
                 let [from, to] = [&self.source, &self.target].map(|operand| buffer(operand).dtype);
-                (from != to).then(|| format!("rows of {from} for rows of {to}"))
+                (from != to).then(|| format!("the source rows are {from}, but the target rows are {to}"))
             })
             .or_else(|| contiguous_fault([&self.source, &self.index, &self.target], buffers))
     }

@@ -78,11 +78,11 @@ impl Body for Window {
         let [source, target] = self.shape.operands().map(Some);
         let (from, to) = (buffer(&self.source), buffer(&self.target));
         if from.dtype == DType::Bool {
-            return Some(format!("numbers are needed, {:?} is of type {}", from.label, from.dtype));
+            return Some(format!("expected numbers, but {:?} has the type {}", from.label, from.dtype));
         }
         if (Some(from.len), Some(to.len)) != (source, target) || from.dtype != to.dtype {
             return Some(format!(
-                "{} {} to {} {} where {source:?} to {target:?} are needed",
+                "got {} {} to {} {}, expected {source:?} to {target:?} elements",
                 from.len, from.dtype, to.len, to.dtype
             ));
         }
@@ -97,7 +97,7 @@ impl Body for Window {
             WindowPass::Sum | WindowPass::SumGradient => self.index.is_none(),
         };
         if !index_fits {
-            return Some("positions that do not fit".into());
+            return Some("the positions do not fit the windows".into());
         }
         contiguous_fault(
             [&self.source, &self.target].into_iter().chain(self.index.iter().map(|index| &index.operand)),

@@ -40,6 +40,6 @@ impl Body for Yield {
     fn validate(&self, buffers: &[Buffer]) -> Option<String> {
         let elsewhere = self.inputs.iter().find(|id| !is_work(buffers, **id))?;
         let label = &buffers[elsewhere.0 as usize].label;
-        Some(format!("{label:?} cannot be handed in: it is no value of the arena"))
+        Some(format!("{label:?} cannot be an input of the yield: it is not in the work arena"))
     }
 }

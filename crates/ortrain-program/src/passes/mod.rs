@@ -59,34 +59,54 @@ impl std::fmt::Debug for Pass {
 
 /// All passes, in order of execution.
 pub const PASSES: &[Pass] = &[
-    required("remove_unused", "drops instructions and results that nobody needs", remove_unused::run),
-    optional("inline_constants", "puts constants of one element into expressions", inline_constants::run),
-    optional("dead_elements", "leaves out elements that nobody reads or that are zero", dead_elements::run),
-    optional("number_cells", "makes positions of maxima numbers of cells", compact_pool_indices::run),
+    required("remove_unused", "removes unused instructions and results", remove_unused::run),
     optional(
-        "sink_scatter_add",
-        "moves sums at given rows behind maps that read them",
-        sink_scatter_add::run,
+        "inline_constants",
+        "replaces loads of one-element constants with their values",
+        inline_constants::run,
     ),
-    optional("fuse_attention", "makes an attention of products and a softmax", fuse_attention::run),
-    optional("fuse_chains", "makes one map of maps that follow each other", fusion::fuse_chains),
+    optional(
+        "dead_elements",
+        "narrows instructions to elements that are read and not zero",
+        dead_elements::run,
+    ),
+    optional(
+        "compact_pool_indices",
+        "stores the maxima's positions as indices into their windows",
+        compact_pool_indices::run,
+    ),
+    optional("sink_scatter_add", "moves scatter-adds after the maps that read them", sink_scatter_add::run),
+    optional("fuse_attention", "fuses products and a softmax into one attention", fuse_attention::run),
+    optional("fuse_chains", "fuses chains of element-wise maps into one map", fusion::fuse_chains),
     optional(
         "precompute_derivatives",
-        "keeps slopes in place of what they are made of",
+        "saves derivatives for the backward pass instead of their operands",
         precompute_derivatives::run,
     ),
-    optional("fusion", "makes maps parts of what makes their operands or reads their results", fusion::run),
-    required("choose_precision", "says how exactly factors of products are taken", choose_precision::run),
-    optional("weight_prepacking", "lays matrices in panels for products of few rows", weight_prepacking::run),
-    required("failures_first", "puts what can fail before what writes state", fallible_first::run),
-    optional("mask_packing", "keeps masks as bits where most is alive", mask_packing::run),
-    optional("batch_tiling", "takes pairs of convolutions through a batch in parts", batch_tiling::run),
+    optional(
+        "fusion",
+        "fuses maps into the producers of their operands and the consumers of their results",
+        fusion::run,
+    ),
+    required("choose_precision", "chooses the precision of the products", choose_precision::run),
+    optional(
+        "weight_prepacking",
+        "packs matrices into panels for products with few rows",
+        weight_prepacking::run,
+    ),
+    required(
+        "fallible_first",
+        "moves instructions that can fail before those that write state",
+        fallible_first::run,
+    ),
+    optional("mask_packing", "packs boolean masks into bits at the memory peak", mask_packing::run),
+    optional("batch_tiling", "runs pairs of convolutions on parts of the batch", batch_tiling::run),
     optional(
         "horizontal_fusion",
-        "makes one instruction of alike nests that need nothing of each other",
+        "joins equal, independent nests into one instruction",
         horizontal_fusion::run,
     ),
-    required("memory_plan", "places every work buffer in the arena", memory_plan::run),
+    required("memory_plan", "assigns arena offsets to the work buffers", memory_plan::run),
 ];
 
 /// Name of the stage before the first pass, for [`PassLog::with_text_after`]: the program as the operators lower it.
@@ -301,7 +321,7 @@ mod tests {
         let last = optional("last", "", change_nothing);
         let cases: [(PassFunction, &str); 2] = [
             (store_past_the_end, "elements 0..=8 of a buffer of 8"),
-            (drop_the_copy, "would not hold the last of its updates"),
+            (drop_the_copy, "would not have its last value"),
         ];
         for (wrong, fault) in cases {
             let wrong = optional("wrong", "", wrong);
@@ -309,7 +329,7 @@ mod tests {
                 let passes = [&first, &wrong, &last];
                 let found = run_all(&passes, copy_program(), &Target::CPU, checks_each, None);
                 let error = found.map(drop).unwrap_err().to_string();
-                assert!(error.starts_with("the pass wrong made a program that cannot run: "), "{error}");
+                assert!(error.starts_with("the pass wrong produced an invalid program: "), "{error}");
                 assert!(error.contains(fault), "{error}");
             }
         }

@@ -53,7 +53,7 @@ const EXAMPLES: &[(&str, MakeExample)] = &[
     ("remove_unused", remove_unused),
     ("inline_constants", inline_constants),
     ("dead_elements", dead_elements),
-    ("number_cells", number_cells),
+    ("compact_pool_indices", compact_pool_indices),
     ("sink_scatter_add", sink_scatter_add),
     ("fuse_attention", fuse_attention),
     ("fuse_chains", fuse_chains),
@@ -62,7 +62,7 @@ const EXAMPLES: &[(&str, MakeExample)] = &[
     ("fusion", fusion_of_narrow_floats),
     ("choose_precision", choose_precision),
     ("weight_prepacking", weight_prepacking),
-    ("failures_first", failures_first),
+    ("fallible_first", fallible_first),
     ("mask_packing", mask_packing),
     ("batch_tiling", batch_tiling),
     ("horizontal_fusion", horizontal_fusion),
@@ -448,7 +448,7 @@ draft: 4 instructions, 5 buffers
 }
 
 /// Only the gradient reads the positions of the maxima.
-fn number_cells() -> Example {
+fn compact_pool_indices() -> Example {
     let mut s = Sketch::default();
     let [x, dx] = s.floats(["x", "dx"], 16);
     let [y] = s.floats(["y"], 4);
@@ -839,7 +839,7 @@ draft: 3 instructions, 5 buffers
 }
 
 /// A parameter is updated before a label is checked.
-fn failures_first() -> Example {
+fn fallible_first() -> Example {
     let mut s = Sketch::default();
     let [g, table] = s.floats(["g", "table"], 4);
     let [found] = s.floats(["found"], 2);

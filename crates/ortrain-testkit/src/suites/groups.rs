@@ -78,7 +78,7 @@ impl GroupBuilder {
             reductions: sums.into_iter().map(|value| Reduction { op: ReduceOp::Sum, value }).collect(),
             stores: vec![operand(&to)],
         };
-        self.b.emit(Instruction::from(nest), GradientModes::ALL, &self.node).expect("it is sound");
+        self.b.emit(Instruction::from(nest), GradientModes::ALL, &self.node).expect("it is valid");
     }
 
     /// Emits the means of squares of rows and of columns, and an update of the matrix with both.
@@ -122,7 +122,7 @@ pub fn program(shapes: &[[usize; 2]], fused: bool) -> Program {
         true => making.b.finish(Vec::new(), Vec::new()),
         false => making.b.finish_unfused(Vec::new(), Vec::new()),
     };
-    finished.expect("it is small")
+    finished.expect("it fits in memory")
 }
 
 /// Compares the fused programs with the unfused ones on the reference evaluator; two runs must be

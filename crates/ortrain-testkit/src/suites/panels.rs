@@ -87,7 +87,7 @@ impl Net {
             Transposition::ByMap => {
                 let factor = b.work("turned", DType::F32, columns * columns);
                 let step = map(square(weights), side(factor), |_, x| x);
-                b.emit(step, GradientModes::ALL, &node).expect("it is sound");
+                b.emit(step, GradientModes::ALL, &node).expect("it is valid");
                 square(factor)
             }
         };
@@ -95,7 +95,7 @@ impl Net {
         for step in 0..steps {
             if changed == Some(step) {
                 let step = map(square(weights), square(weights), |b, x| b.mul(x, x));
-                b.emit(step, GradientModes::ALL, &node).expect("it is sound");
+                b.emit(step, GradientModes::ALL, &node).expect("it is valid");
             }
             let next = b.work("state", DType::F32, rows * columns);
             let mut e = Builder::new();
@@ -130,12 +130,12 @@ impl Net {
                 precision: Precision::F32,
                 epilogue,
             };
-            b.emit(Instruction::from(product), GradientModes::ALL, &node).expect("it is sound");
+            b.emit(Instruction::from(product), GradientModes::ALL, &node).expect("it is valid");
             state = next;
         }
         let (inputs, outputs) = (vec![first], vec![state]);
         if fused { b.finish(inputs, outputs) } else { b.finish_unfused(inputs, outputs) }
-            .expect("it is small")
+            .expect("it fits in memory")
     }
 }
 

@@ -80,7 +80,7 @@ pub(crate) fn program(
         reductions: reductions.iter().zip(values).map(|(&(op, _), value)| Reduction { op, value }).collect(),
         stores,
     };
-    b.emit(Instruction::from(nest), GradientModes::ALL, &"node".into()).expect("the nest is sound");
+    b.emit(Instruction::from(nest), GradientModes::ALL, &"node".into()).expect("the nest is valid");
     let program = b.finish(given, made).expect("it can be planned");
     assert!(split_host_part(&program).is_none(), "the host computes some of it");
     Arc::new(program)

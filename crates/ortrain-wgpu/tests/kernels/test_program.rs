@@ -78,7 +78,7 @@ impl TestProgramBuilder {
     }
 
     pub(crate) fn emit(&mut self, instruction: impl Into<Instruction>) {
-        self.builder.emit(instruction.into(), GradientModes::ALL, &"node".into()).expect("it is sound");
+        self.builder.emit(instruction.into(), GradientModes::ALL, &"node".into()).expect("it is valid");
     }
 
     pub(crate) fn finish(self) -> TestProgram {

@@ -118,7 +118,7 @@ pub(super) fn build(source: ModelSource, parameters: &TrainingParameters) -> Res
     infer(&mut forward_graph).map_err(fail)?;
     let id_of = |graph: &Graph, name: &str| {
         graph.find(name).ok_or_else(|| {
-            Error::Argument(format!("the model has no value {name:?} once its operators are read"))
+            Error::Argument(format!("the model has no value {name:?} after its operators are upgraded"))
         })
     };
     if let Some(narrow) = parameters.mixed_precision {
@@ -221,8 +221,8 @@ fn share_mode_input(
             Ok(Some((TRAINING_MODE.into(), Tensor::scalar(DType::Bool, 1.0))))
         }
         _ => Err(Error::Argument(format!(
-            "the model has a value {TRAINING_MODE:?} that is no input of bool, but its Dropout or BatchNormalization needs one of \
-             this name; rename the value"
+            "value {TRAINING_MODE:?} of the model is not a bool input, but its Dropout or BatchNormalization needs \
+             an input of this name; rename the value"
         ))),
     }
 }
@@ -240,13 +240,11 @@ fn dtype_of_input(info: &ortrain_onnx::ValueInfoProto) -> Option<DType> {
 fn check_counts(parameters: &TrainingParameters) -> Result<()> {
     let steps = parameters.gradient_accumulation_steps;
     if steps < 1 {
-        return Err(Error::Argument(format!(
-            "gradient_accumulation_steps is {steps}; gradients of 1 run or more are summed"
-        )));
+        return Err(Error::Argument(format!("gradient_accumulation_steps must be at least 1, got {steps}")));
     }
     match parameters.mixed_precision {
         Some(dtype) if !is_narrow(dtype) => {
-            Err(Error::Argument(format!("mixed precision is in float16 or bfloat16, not in {dtype}")))
+            Err(Error::Argument(format!("mixed precision must be float16 or bfloat16, got {dtype}")))
         }
         _ => Ok(()),
     }
@@ -287,8 +285,8 @@ fn check_loss(graph: &ortrain_onnx::GraphProto, loss: &str) -> Result<String> {
     let near = hint(loss, graph.node.iter().flat_map(|node| &node.output).map(String::as_str));
     let listed = outputs.join(", ");
     Err(Error::State(match loss {
-        "" => format!("loss_output_name names no value; the outputs of the model are {listed}"),
-        _ => format!("no node makes the loss {loss:?}{near}; the outputs of the model are {listed}"),
+        "" => format!("loss_output_name is empty; the outputs of the model are {listed}"),
+        _ => format!("no node computes the loss {loss:?}{near}; the outputs of the model are {listed}"),
     }))
 }
 
@@ -317,7 +315,7 @@ fn trained_weights(
         }
         if graph.input.iter().any(|info| info.name == *name) {
             return Err(Error::Argument(format!(
-                "weight {name:?} is an input of the model; an initializer is trained"
+                "weight {name:?} is an input of the model; only initializers can be trained"
             )));
         }
         let near = hint(name, graph.initializer.iter().map(|tensor| tensor.name.as_str()));
@@ -329,7 +327,7 @@ fn trained_weights(
     weights.retain(|name| used.contains(name));
     if weights.is_empty() {
         return Err(Error::Argument(format!(
-            "no weight of the model is trained: the loss {loss:?} is computed from no initializer of floats that may be"
+            "the model has no weight to train: the loss {loss:?} depends on no trainable float initializer"
         )));
     }
     Ok(weights)
@@ -348,7 +346,7 @@ fn check_optimizer(
     let row = find_node_optimizer(name).ok_or_else(|| {
         let known: Vec<&str> = ortrain_ops::optimizers::NODE_OPTIMIZERS.iter().map(|row| row.name).collect();
         Error::State(format!(
-            "training_optimizer_name is {name:?}, which is no optimizer of this session; there are {}{}",
+            "training_optimizer_name {name:?} is not an optimizer of this session; there are {}{}",
             known.join(", "),
             hint(name, known.iter().copied())
         ))
@@ -356,7 +354,8 @@ fn check_optimizer(
     for weight in weights {
         let missing = |map: &str| {
             Error::State(format!(
-                "{map} has no entry for weight {weight:?}, which is trained; give it one, {{}} for the settings of {name}"
+                "{map} has no entry for the trained weight {weight:?}; add one, {{}} for the default settings of \
+                 {name}"
             ))
         };
         let floats = (parameters.optimizer_attributes_map.get(weight))
@@ -371,7 +370,7 @@ fn check_optimizer(
             if setting != MAX_NORM_CLIP && !row.settings.iter().any(|known| known.name == setting) {
                 let known = row.settings.iter().map(|known| known.name).chain([MAX_NORM_CLIP]);
                 return Err(Error::Argument(format!(
-                    "{name} has no setting {setting:?}, which weight {weight:?} is given{}; its settings are {}",
+                    "{name} has no setting {setting:?} (for weight {weight:?}){}; its settings are {}",
                     hint(setting, known.clone()),
                     known.collect::<Vec<_>>().join(", ")
                 )));
@@ -385,7 +384,7 @@ fn check_optimizer(
         .find(|name| !initializers.contains(*name) && *name != super::layout::SHARED_KEY);
     match strange {
         Some(strange) => Err(Error::Argument(format!(
-            "the optimizer is given settings for {strange:?}, which is no initializer of the model{}",
+            "the optimizer has settings for {strange:?}, which is not an initializer of the model{}",
             hint(strange, weights.iter().map(String::as_str))
         ))),
         None => Ok(()),
@@ -476,8 +475,8 @@ fn check_names(typed: &Graph, weights: &[String]) -> Result<()> {
     match taken {
         None => Ok(()),
         Some(name) => Err(Error::Argument(format!(
-            "the model has a value {name:?}: gradients that a training adds have such names; give the forward model, or rename \
-             the value"
+            "value {name:?} of the model has a name that is reserved for gradients; give the forward model, or \
+             rename the value"
         ))),
     }
 }
@@ -492,7 +491,7 @@ fn check_scalar(typed: &Graph, loss: &str) -> Result<()> {
     match fits {
         true => Ok(()),
         false => Err(Error::Argument(format!(
-            "the loss {loss:?} is {ty}, but a loss is a float number; reduce it to one (ReduceMean)"
+            "the loss {loss:?} is {ty}, but it must be one float number; reduce it (ReduceMean)"
         ))),
     }
 }
@@ -543,7 +542,7 @@ fn build_optimizer(
         for (name, range) in ranges.chain([(MAX_NORM_CLIP, Range::Positive)]) {
             if let Some(value) = settings.get(name).filter(|value| !range.contains(**value)) {
                 return Err(Error::Argument(format!(
-                    "{name} of weight {weight:?} is {value}; {} is needed",
+                    "{name} of weight {weight:?} must be {}, got {value}",
                     range.describe()
                 )));
             }
@@ -551,7 +550,7 @@ fn build_optimizer(
         for (name, values) in [("weight_decay_mode", [0.0, 1.0]), ("do_bias_correction", [0.0, 1.0])] {
             if let Some(value) = settings.get(name).filter(|value| !values.contains(value)) {
                 return Err(Error::Argument(format!(
-                    "{name} of weight {weight:?} is {value}; 0 and 1 are defined"
+                    "{name} of weight {weight:?} must be 0 or 1, got {value}"
                 )));
             }
         }
@@ -593,7 +592,7 @@ fn check_shared_settings(row: &Optimizer, spec: &OptimizerSpec) -> Result<()> {
         let Some((_, first)) = values.next() else { continue };
         if let Some((other, value)) = values.find(|(_, value)| value.to_bits() != first.to_bits()) {
             return Err(Error::Argument(format!(
-                "{name} of {} is one number for all weights, but it is {} for one and {} for {:?}",
+                "{name} of {} must be the same for all weights, but it is {} for one and {} for {:?}",
                 row.name,
                 original_bound(first),
                 original_bound(value),

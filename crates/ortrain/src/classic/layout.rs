@@ -68,14 +68,6 @@ impl TrainingSession {
 
     /// Copies the weights, their optimizer state, and their low-precision copies, by name.
     ///
-    /// ```
-    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-    /// # let session = setup::classic()?;
-    /// let names: Vec<String> = session.state()?.into_keys().collect();
-    /// assert_eq!(names, ["Moment_1_fc2.bias", "Moment_2_fc2.bias", "Update_Count_fc2.bias", "fc2.bias"]);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    ///
     /// # Errors
     /// If the state is damaged.
     pub fn state(&self) -> Result<BTreeMap<String, Tensor>> {
@@ -136,13 +128,6 @@ impl TrainingSession {
     /// counter, `Step`, under `shared_optimizer_state`. Another session can start from it
     /// ([`TrainingParameters::initial_optimizer_state`]).
     ///
-    /// ```
-    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-    /// # let session = setup::classic()?;
-    /// assert_eq!(session.optimizer_states()?["fc2.bias"]["Update_Count"].to_i64(), Some(vec![1]));
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    ///
     /// [`TrainingParameters::initial_optimizer_state`]: super::TrainingParameters::initial_optimizer_state
     ///
     /// # Errors
@@ -200,7 +185,7 @@ impl TrainingSession {
                     .filter(|place| !matches!(place, StateValue::Weight(_) | StateValue::Copy(_)));
                 let place = place.ok_or_else(|| {
                     Error::State(format!(
-                        "the optimizer keeps no {inner:?} of {outer:?}, which it is to start from"
+                        "cannot start from {inner:?} of {outer:?}: the optimizer has no such state"
                     ))
                 })?;
                 chosen.push((name, place, value));
@@ -229,7 +214,7 @@ impl TrainingSession {
                 let count = value.to_i64().and_then(|counts| counts.first().copied()).unwrap_or_default();
                 if count < 1 {
                     return Err(Error::State(format!(
-                        "{name:?} is set to {count}, but it counts steps from 1 on, the number before the first step"
+                        "{name:?} must be at least 1, its value before the first step, got {count}"
                     )));
                 }
                 counts.insert(weight.clone(), count);
@@ -247,7 +232,7 @@ impl TrainingSession {
             };
             if master.converted(value.dtype()).data() != value.data() {
                 return Err(Error::State(format!(
-                    "{name:?} is made from {weight:?}, and is set to other values than it has; set {weight:?}"
+                    "{name:?} is a copy of {weight:?}, and the new values differ from it; set {weight:?}"
                 )));
             }
         }

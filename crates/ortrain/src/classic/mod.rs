@@ -68,10 +68,10 @@ enum FetchSource {
 /// # let mut session = setup::classic()?;
 /// # let batch = setup::batch();
 /// use ortrain::classic::RunOptions;
-/// use ortrain::{Given, Tensor};
+/// use ortrain::{RunInput, Tensor};
 ///
 /// let rate = Tensor::f32(&[1], &[0.1]);
-/// let feeds = [("x", Given::from(&batch[0])), ("labels", Given::from(&batch[1])), ("Learning_Rate", Given::from(&rate))];
+/// let feeds = [("x", RunInput::from(&batch[0])), ("labels", RunInput::from(&batch[1])), ("Learning_Rate", RunInput::from(&rate))];
 /// let mut losses = Vec::new();
 /// for _ in 0..5 {
 ///     let results = session.run_tensors(&feeds, &["loss"], RunOptions::default())?;
@@ -171,8 +171,8 @@ impl TrainingSession {
         if optimizer.is_some() {
             if inputs.iter().chain(&overridable).any(|input| input.name == rate) {
                 return Err(Error::Argument(format!(
-                    "the model has an input {rate:?}, which is the name of the learning rate; set lr_params_feed_name to \
-                     another one"
+                    "input {rate:?} of the model has the name of the learning rate; set lr_params_feed_name to \
+                     another name"
                 )));
             }
             inputs.push(value_info(&rate, DType::F32, &[1]));
@@ -230,13 +230,6 @@ impl TrainingSession {
 
     /// Returns the required inputs of a run, in order: the inputs of the model, the loss scale in mixed
     /// precision, and the learning rate if there is an optimizer.
-    ///
-    /// ```
-    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-    /// # let session = setup::classic()?;
-    /// assert_eq!(session.inputs().last().unwrap().name, "Learning_Rate");
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     #[must_use]
     pub fn inputs(&self) -> &[ValueInfo] {
         &self.inputs
@@ -244,53 +237,24 @@ impl TrainingSession {
 
     /// Returns the optional inputs of a run: initializers that are also inputs of the model, and
     /// `training_mode`.
-    ///
-    /// ```
-    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-    /// # let session = setup::classic()?;
-    /// assert!(session.overridable_initializers().is_empty());
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     #[must_use]
     pub fn overridable_initializers(&self) -> &[ValueInfo] {
         &self.overridable
     }
 
     /// Returns the possible results of a run, in order.
-    ///
-    /// ```
-    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-    /// # let session = setup::classic()?;
-    /// let names: Vec<&str> = session.outputs().iter().map(|output| output.name.as_str()).collect();
-    /// assert_eq!(names, ["loss", "logits", "global_gradient_norm"]);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     #[must_use]
     pub fn outputs(&self) -> &[ValueInfo] {
         &self.outputs
     }
 
     /// Returns the names of the trained weights, sorted.
-    ///
-    /// ```
-    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-    /// # let session = setup::classic()?;
-    /// assert_eq!(session.weights(), ["fc2.bias"]);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     #[must_use]
     pub fn weights(&self) -> &[String] {
         &self.weights
     }
 
     /// Returns the name of the loss-scale input, in mixed precision.
-    ///
-    /// ```
-    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-    /// # let session = setup::classic()?;
-    /// assert_eq!(session.loss_scale_input_name(), None);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     #[must_use]
     pub fn loss_scale_input_name(&self) -> Option<&'static str> {
         self.low_precision.map(|_| LOSS_SCALE)
@@ -317,47 +281,25 @@ impl TrainingSession {
         match (self.node_outputs.get(name), of_training) {
             (Some(dtype), _) | (None, Some((ValueInfo { dtype, .. }, _))) => Ok(*dtype == DType::F32),
             (None, None) => Err(Error::State(format!(
-                "no node makes {name:?}{}",
+                "no node computes {name:?}{}",
                 hint(name, self.node_outputs.keys().map(String::as_str))
             ))),
         }
     }
 
     /// Returns the weights and the associated state, for checkpoints.
-    ///
-    /// ```
-    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-    /// # let session = setup::classic()?;
-    /// assert_eq!(session.checkpoint().names().collect::<Vec<_>>(), ["fc2.bias"]);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     #[must_use]
     pub fn checkpoint(&self) -> &CheckpointState {
         &self.checkpoint
     }
 
     /// Returns the metadata of the model.
-    ///
-    /// ```
-    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-    /// # let session = setup::classic()?;
-    /// assert_eq!(session.meta().graph_name, "perceptron");
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     #[must_use]
     pub fn meta(&self) -> &ModelMeta {
         &self.meta
     }
 
     /// Starts to record a trace of runs, until [`TrainingSession::end_trace`].
-    ///
-    /// ```
-    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-    /// # let mut session = setup::classic()?;
-    /// session.begin_trace();
-    /// assert!(session.end_trace().is_some_and(|trace| trace.starts_with('[')));
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn begin_trace(&mut self) {
         self.module.trace = Some(Trace::new());
     }
@@ -376,39 +318,17 @@ impl TrainingSession {
     }
 
     /// Sets the random seed of Dropout.
-    ///
-    /// ```
-    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-    /// # let mut session = setup::classic()?;
-    /// session.set_seed(7);
-    /// assert_eq!(session.checkpoint().seed(), 7);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn set_seed(&mut self, seed: i64) {
         self.checkpoint.set_seed(seed);
     }
 
     /// Returns the module that computes outputs and gradients.
-    ///
-    /// ```
-    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-    /// # let session = setup::classic()?;
-    /// assert!(session.module().memory().gradients > 0);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     #[must_use]
     pub fn module(&self) -> &Module {
         &self.module
     }
 
     /// Returns the graphs and the programs compiled so far, as text.
-    ///
-    /// ```
-    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-    /// # let session = setup::classic()?;
-    /// assert!(session.dump().contains("Gemm"));
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     #[must_use]
     pub fn dump(&self) -> String {
         let optimizer = self.optimizer.as_ref().map(Optimizer::dump).unwrap_or_default();
@@ -426,10 +346,10 @@ impl TrainingSession {
     /// # let mut session = setup::classic()?;
     /// # let batch = setup::batch();
     /// # let rate = ortrain::Tensor::f32(&[1], &[0.1]);
-    /// use ortrain::Given;
+    /// use ortrain::RunInput;
     /// use ortrain::classic::RunOptions;
     ///
-    /// let feeds = [("x", Given::from(&batch[0])), ("labels", Given::from(&batch[1])), ("Learning_Rate", Given::from(&rate))];
+    /// let feeds = [("x", RunInput::from(&batch[0])), ("labels", RunInput::from(&batch[1])), ("Learning_Rate", RunInput::from(&rate))];
     /// let before = session.state()?;
     /// let only = RunOptions { only_execute_path_to_fetches: true, ..RunOptions::default() };
     /// session.run(&feeds, &["logits"], only, &mut |_, _, dims, _| {
@@ -460,9 +380,9 @@ impl TrainingSession {
     /// # let mut session = setup::classic()?;
     /// # let batch = setup::batch();
     /// # let rate = ortrain::Tensor::f32(&[1], &[0.1]);
-    /// # use ortrain::Given;
+    /// # use ortrain::RunInput;
     /// # use ortrain::classic::RunOptions;
-    /// # let feeds = [("x", Given::from(&batch[0])), ("labels", Given::from(&batch[1])), ("Learning_Rate", Given::from(&rate))];
+    /// # let feeds = [("x", RunInput::from(&batch[0])), ("labels", RunInput::from(&batch[1])), ("Learning_Rate", RunInput::from(&rate))];
     /// let results = session.run_tensors(&feeds, &[], RunOptions::default())?;
     /// assert_eq!(results.len(), session.outputs().len());
     /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -482,7 +402,7 @@ impl TrainingSession {
             results[at] = Some(value.to_tensor(dtype, dims)?);
             Ok(())
         })?;
-        Ok(results.into_iter().map(|tensor| tensor.expect("every result is delivered, whole")).collect())
+        Ok(results.into_iter().map(|tensor| tensor.expect("every result is delivered completely")).collect())
     }
 
     /// Runs like [`TrainingSession::run`] on values in memory of the caller. Results are identified by their
@@ -496,9 +416,9 @@ impl TrainingSession {
     /// # let mut session = setup::classic()?;
     /// # let batch = setup::batch();
     /// # let rate = ortrain::Tensor::f32(&[1], &[0.1]);
-    /// # use ortrain::Given;
+    /// # use ortrain::RunInput;
     /// # use ortrain::classic::RunOptions;
-    /// # let feeds = [("x", Given::from(&batch[0])), ("labels", Given::from(&batch[1])), ("Learning_Rate", Given::from(&rate))];
+    /// # let feeds = [("x", RunInput::from(&batch[0])), ("labels", RunInput::from(&batch[1])), ("Learning_Rate", RunInput::from(&rate))];
     /// use std::sync::Arc;
     ///
     /// use ortrain::{DType, Fetch, Lent, Memory};
@@ -523,7 +443,7 @@ impl TrainingSession {
         let count = self.outputs.len();
         if let Some(fetch) = fetches.iter().find(|fetch| fetch.output >= count) {
             return Err(Error::Argument(format!(
-                "there is no output at {}; there are {count}",
+                "output index {} is out of range: the model has {count} outputs",
                 fetch.output
             )));
         }
@@ -575,13 +495,13 @@ impl TrainingSession {
         if !missing.is_empty() {
             let names: Vec<&str> = feeds.iter().map(|(name, _)| *name).collect();
             return Err(Error::Argument(format!(
-                "inputs are missing: {}; given are {}",
+                "inputs are missing: {}; got {}",
                 missing.join(", "),
                 if names.is_empty() { "none".to_owned() } else { names.join(", ") }
             )));
         }
         if let Some((name, _)) = feeds.iter().find(|(_, feed)| matches!(feed, Feed::Sequence(_))) {
-            return Err(Error::Argument(format!("input {name:?} is a tensor, but a sequence was given")));
+            return Err(Error::Argument(format!("input {name:?} must be a tensor, got a sequence")));
         }
         match feeds.iter().find(|(name, _)| !known().any(|known| known == *name)) {
             None => Ok(()),
@@ -612,7 +532,7 @@ impl TrainingSession {
             name: name.into(),
             expected: "float32[1]".into(),
             found: feed.describe(),
-            reason: "it is one number".into(),
+            reason: "it must be one number".into(),
         })
     }
 
@@ -655,7 +575,7 @@ impl TrainingSession {
                 let scale = Self::scalar_input(feeds, LOSS_SCALE)?;
                 if !(scale.is_finite() && scale > 0.0) {
                     return Err(Error::Argument(format!(
-                        "{LOSS_SCALE:?} is {scale}; a finite number above 0 is needed"
+                        "{LOSS_SCALE:?} must be a finite number above 0, got {scale}"
                     )));
                 }
                 scale

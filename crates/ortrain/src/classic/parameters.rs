@@ -106,13 +106,6 @@ impl TrainingParameters {
     }
 
     /// Sets the optimizer.
-    ///
-    /// ```
-    /// use ortrain::classic::TrainingParameters;
-    ///
-    /// let parameters = TrainingParameters::new("loss").optimizer("SGDOptimizer");
-    /// assert_eq!(parameters.training_optimizer_name, "SGDOptimizer");
-    /// ```
     #[must_use]
     pub fn optimizer(mut self, name: &str) -> TrainingParameters {
         self.training_optimizer_name = name.into();
@@ -121,14 +114,6 @@ impl TrainingParameters {
 
     /// Computes the model in float16 or bfloat16, except for its loss. Weights remain float32. A run requires
     /// the loss scale, `loss_scale`, and changes nothing if the gradients are not finite.
-    ///
-    /// ```
-    /// use ortrain::DType;
-    /// use ortrain::classic::TrainingParameters;
-    ///
-    /// let parameters = TrainingParameters::new("loss").mixed_precision(DType::F16);
-    /// assert_eq!(parameters.mixed_precision, Some(DType::F16));
-    /// ```
     #[must_use]
     pub fn mixed_precision(mut self, dtype: DType) -> TrainingParameters {
         self.mixed_precision = Some(dtype);

@@ -12,13 +12,6 @@ impl TrainingSession {
     /// Returns the gradients accumulated so far for the next update, by weight; empty between accumulation
     /// windows.
     ///
-    /// ```
-    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-    /// # let session = setup::classic()?;
-    /// assert!(session.gathered()?.is_empty(), "every run makes an update");
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    ///
     /// # Errors
     /// If the gradients are on a device, and the device fails.
     pub fn accumulated_gradients(&self) -> Result<BTreeMap<String, Tensor>> {
@@ -34,8 +27,8 @@ impl TrainingSession {
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
     /// # let mut session = setup::classic()?;
-    /// let sums = session.gathered()?;
-    /// session.load_gathered(&sums)?;
+    /// let sums = session.accumulated_gradients()?;
+    /// session.load_accumulated_gradients(&sums)?;
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
@@ -49,7 +42,7 @@ impl TrainingSession {
         }
         if self.runs_per_update <= 1 {
             return Err(Error::State(
-                "sums of gradients were given, but gradient_accumulation_steps is 1: every run makes an update".into(),
+                "sums of gradients need accumulation, but gradient_accumulation_steps is 1: every run is an update".into(),
             ));
         }
         let now = self.gradients()?;
@@ -68,13 +61,6 @@ impl TrainingSession {
 
     /// Returns the running statistics that runs update, by name.
     ///
-    /// ```
-    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-    /// # let session = setup::classic()?;
-    /// assert!(session.running_statistics()?.is_empty(), "the model normalizes no batches");
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    ///
     /// # Errors
     /// If the state is damaged.
     pub fn running_statistics(&self) -> Result<BTreeMap<String, Tensor>> {
@@ -85,14 +71,6 @@ impl TrainingSession {
 
     /// Sets some or all running statistics.
     ///
-    /// ```
-    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-    /// # let mut session = setup::classic()?;
-    /// let statistics = session.running_statistics()?;
-    /// session.load_running_statistics(&statistics)?;
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    ///
     /// # Errors
     /// If a name is unknown, or a value has another type or shape. Then nothing has changed.
     pub fn load_running_statistics(&mut self, values: &BTreeMap<String, Tensor>) -> Result<()> {
@@ -102,27 +80,12 @@ impl TrainingSession {
 
     /// Returns the number of runs that computed gradients. Together with the seed, it determines the next
     /// Dropout masks.
-    ///
-    /// ```
-    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-    /// # let session = setup::classic()?;
-    /// assert_eq!(session.train_steps(), 0);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     #[must_use]
     pub fn train_steps(&self) -> u64 {
         self.checkpoint.train_step_count()
     }
 
     /// Sets the number of runs that computed gradients.
-    ///
-    /// ```
-    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-    /// # let mut session = setup::classic()?;
-    /// session.set_train_steps(7);
-    /// assert_eq!(session.train_steps(), 7);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn set_train_steps(&mut self, count: u64) {
         self.checkpoint.set_train_step_count(count);
     }

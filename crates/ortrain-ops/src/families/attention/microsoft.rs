@@ -53,15 +53,15 @@ impl CommonAttrs {
         let attrs = &node.attrs;
         let heads = Attrs::required("num_heads", attrs.int("num_heads")?)?;
         if heads < 1 {
-            return Err(OpError::invalid(format!("num_heads is {heads}; it must be positive")));
+            return Err(OpError::invalid(format!("num_heads must be positive, got {heads}")));
         }
         for (name, what) in [
-            ("do_rotary", "rotates queries and keys inside of the operator"),
-            ("past_present_share_buffer", "shares one buffer between past and present"),
+            ("do_rotary", "rotation of queries and keys inside the operator"),
+            ("past_present_share_buffer", "one buffer for past and present"),
         ] {
             if attrs.int(name)?.unwrap_or(0) != 0 {
                 return Err(OpError::unsupported(format!(
-                    "{name} {what}, which is for generating and cannot be trained; export the model without it"
+                    "{name} ({what}) is for text generation and cannot be trained; export the model without it"
                 )));
             }
         }
@@ -78,7 +78,7 @@ impl CommonAttrs {
         let Some(width) = width.and_then(Dim::known) else { return Ok(None) };
         if width % self.heads as usize != 0 {
             return Err(OpError::invalid(format!(
-                "{what} of width {width} do not divide into {} heads",
+                "{what} of width {width} cannot be divided into {} heads",
                 self.heads
             )));
         }
@@ -106,20 +106,23 @@ impl MaskForm {
                 _ if Some(count) == batch => Ok(MaskForm::Ends),
                 (Some(count), Some(batch)) if count == 2 * batch => Ok(MaskForm::EndsAndStarts),
                 (Some(count), Some(batch)) => {
-                    let what = if count == 3 * batch + 2 { ", lengths with offsets," } else { "" };
+                    let what = if count == 3 * batch + 2 { " (lengths with offsets)" } else { "" };
                     Err(OpError::unsupported(format!(
-                        "input {k}, the mask, has shape {mask}{what} for a batch of {batch}; ends, [{batch}], or ends and starts, [{}], are supported, and masks of shape [batch, keys] or [batch, queries, keys]",
+                        "input {k} (mask) has shape {mask}{what} for batch size {batch}; supported shapes are \
+                         [{batch}] (ends), [{}] (ends and starts), [batch, keys] and [batch, queries, keys]",
                         2 * batch
                     )))
                 }
                 _ => Err(OpError::unsupported(format!(
-                    "input {k}, the mask, has shape {mask}, which leaves open whether it has the ends of the keys or their starts, too; give its axis the name of the batch's in the model"
+                    "input {k} (mask) has the ambiguous shape {mask}: ends of the keys, or ends and starts; name its \
+                     axis like the batch axis in the model"
                 ))),
             },
             [_, _] => Ok(MaskForm::Keys),
             [_, _, _] => Ok(MaskForm::Pairs),
             _ => Err(OpError::unsupported(format!(
-                "input {k}, the mask, has shape {mask}; masks of shape [batch], [2 * batch], [batch, keys] and [batch, queries, keys] are supported"
+                "input {k} (mask) must have shape [batch], [2 * batch], [batch, keys] or [batch, queries, keys], got \
+                 {mask}"
             ))),
         }
     }
@@ -141,7 +144,7 @@ fn check_mask_shape(
         let wanted: Vec<String> =
             wanted.iter().map(|dim| dim.map_or("?".into(), ToString::to_string)).collect();
         return Err(OpError::invalid(format!(
-            "input {k}, the mask, has shape {mask}, but [{}] is needed",
+            "input {k} (mask) has shape {mask}, but [{}] is needed",
             wanted.join(", ")
         )));
     }
@@ -263,7 +266,7 @@ impl Attention {
             let widths = widths.filter(|[q, k, _]| q == k);
             widths.ok_or_else(|| {
                 OpError::invalid(format!(
-                    "qkv_hidden_sizes is {sizes:?}; it must be the widths of queries, keys (the same) and values"
+                    "qkv_hidden_sizes must be the widths of queries, keys (same width) and values, got {sizes:?}"
                 ))
             })
         });
@@ -274,20 +277,22 @@ impl Attention {
     fn widths(&self, weights: &Shape) -> Result<Option<[usize; 3]>, OpError> {
         let [_, all] = &weights[..] else {
             return Err(OpError::invalid(format!(
-                "input {WEIGHTS} has shape {weights}; a matrix is needed: the width of the input, the widths of queries, keys and values"
+                "input {WEIGHTS} (weights) must be a matrix (width of the input by widths of queries, keys and \
+                 values), got shape {weights}"
             )));
         };
         let all = all.known();
         let widths = match (self.widths, all) {
             (Some(widths), Some(all)) if widths.iter().sum::<usize>() != all => {
                 return Err(OpError::invalid(format!(
-                    "input {WEIGHTS} has shape {weights}, but the widths in qkv_hidden_sizes, {widths:?}, do not add up to {all}"
+                    "input {WEIGHTS} has shape {weights}, but qkv_hidden_sizes, {widths:?}, do not add up to {all}"
                 )));
             }
             (Some(widths), _) => Some(widths),
             (None, Some(all)) if all % 3 != 0 => {
                 return Err(OpError::invalid(format!(
-                    "input {WEIGHTS} has shape {weights}, of which the last axis does not divide into queries, keys and values; give qkv_hidden_sizes"
+                    "the last axis of input {WEIGHTS}, of shape {weights}, cannot be divided into queries, keys and \
+                     values; set qkv_hidden_sizes"
                 )));
             }
             (None, all) => all.map(|all| [all / 3; 3]),
@@ -313,7 +318,7 @@ impl Op for Attention {
         cx.check_arity(2, 7, 2)?;
         if cx.has_input(PAST_LENGTH) {
             return Err(OpError::unsupported(
-                "past_sequence_length is for a buffer that past and present share, which cannot be trained",
+                "past_sequence_length is for a buffer shared by past and present, which cannot be trained",
             ));
         }
         let dtype = cx.expect_dtype(INPUT, "a float type", DType::is_float)?;
@@ -371,7 +376,7 @@ impl Op for Attention {
             && of_keys != of_values
         {
             return Err(OpError::invalid(format!(
-                "heads of keys and values have sizes {of_keys} and {of_values}; with a past or present they must be the same"
+                "with a past or present, the head sizes of keys and values must be equal, got {of_keys} and {of_values}"
             )));
         }
         let keys = |cx: &Infer<'_>, output: usize, axis: usize| {
@@ -411,7 +416,9 @@ fn decompose_attention(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let (input, weights) = (rw.required_input(INPUT)?, rw.required_input(WEIGHTS)?);
     let dtype = dtype_of(rw, input, "the input")?;
     let widths = op.widths(&shape_of(rw, weights, "the weights")?)?.ok_or_else(|| {
-        OpError::unsupported("the widths of its weights must be known; declare the shape of the weights or give qkv_hidden_sizes")
+        OpError::unsupported(
+            "the shape of the weights must be known; declare it in the model or set qkv_hidden_sizes",
+        )
     })?;
     let (batch, length) = (size_of(rw, input, 0), size_of(rw, input, 1));
     let mut all = rw.add("MatMul", &[input, weights], Attrs::new());
@@ -489,10 +496,12 @@ impl Layout {
             (3, Some(5), false) => Ok(Layout::PackedKeysValues),
             (5, None, false) => Ok(Layout::Packed),
             _ => {
-                let key = key.map_or("no key".to_owned(), |key| format!("keys of shape {key}"));
+                let key = key.map_or("no keys".to_owned(), |key| format!("keys of shape {key}"));
                 let value = if has_value { "values" } else { "no values" };
                 Err(OpError::invalid(format!(
-                    "queries of shape {query}, {key} and {value}: it takes [batch, length, width] for each; keys and values as [batch, heads, length, size]; keys of shape [batch, length, heads, 2, size] alone; or queries of shape [batch, length, heads, 3, size] alone"
+                    "queries of shape {query}, {key} and {value} are not supported; expected [batch, length, width] \
+                     for each; keys and values of shape [batch, heads, length, size]; keys of shape [batch, length, \
+                     heads, 2, size] without values; or only queries of shape [batch, length, heads, 3, size]"
                 )))
             }
         }
@@ -523,9 +532,9 @@ impl MultiHead {
         let layout = Layout::from_shapes(query, key, has_value)?;
         let heads = self.common.heads as usize;
         let check = |what: &str, shape: &Shape, axis: usize, wanted: usize| match shape[axis].known() {
-            Some(found) if found != wanted => Err(OpError::invalid(format!(
-                "{what} have shape {shape}, of which axis {axis} must be {wanted}"
-            ))),
+            Some(found) if found != wanted => {
+                Err(OpError::invalid(format!("axis {axis} of {what} of shape {shape} must be {wanted}")))
+            }
             _ => Ok(()),
         };
         let (batch, length) = (query[0].clone(), query[1].clone());
@@ -563,9 +572,7 @@ impl MultiHead {
             if let (Some(a), Some(b)) = (size, known.sizes[0])
                 && a != b
             {
-                return Err(OpError::invalid(format!(
-                    "heads of the queries have size {a} and those of the keys {b}"
-                )));
+                return Err(OpError::invalid(format!("the queries have head size {a}, but the keys {b}")));
             }
         }
         if let (Some(key), Some(value)) = (key, value) {
@@ -575,7 +582,7 @@ impl MultiHead {
                 || sizes_differ(key.first(), value.first())
             {
                 return Err(OpError::invalid(format!(
-                    "keys of shape {key} do not go with values of shape {value}"
+                    "keys of shape {key} do not match values of shape {value}"
                 )));
             }
         }
@@ -583,7 +590,7 @@ impl MultiHead {
             && sizes_differ(key.first(), query.first())
         {
             return Err(OpError::invalid(format!(
-                "queries of shape {query} do not go with keys of shape {key}"
+                "queries of shape {query} do not match keys of shape {key}"
             )));
         }
         Ok(known)
@@ -596,7 +603,7 @@ impl Op for MultiHead {
         for k in [8, 9] {
             if cx.has_input(k) {
                 return Err(OpError::unsupported(format!(
-                    "input {k} is for a cache that past and present share, which cannot be trained"
+                    "input {k} is for a cache shared by past and present, which cannot be trained"
                 )));
             }
         }
@@ -614,7 +621,7 @@ impl Op for MultiHead {
             cx.expect_dtype(KEY_MASK, "int32", |dtype| dtype == DType::I32)?;
         }
         if cx.has_input(PAST_KEY) != cx.has_input(PAST_VALUE) {
-            return Err(OpError::invalid("past_key and past_value are given together or not at all"));
+            return Err(OpError::invalid("past_key and past_value must both be present or both be absent"));
         }
         let (Some(query), true, true) = (
             cx.shape(QUERY),

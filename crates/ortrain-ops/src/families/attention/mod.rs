@@ -69,14 +69,12 @@ impl Attention {
             // Exporters write 0 if the shapes contain the number of heads.
             None | Some(0) => Ok(None),
             Some(count) if count > 0 => Ok(Some(count)),
-            Some(count) => Err(OpError::invalid(format!("{name} is {count}; it must be positive"))),
+            Some(count) => Err(OpError::invalid(format!("{name} must be positive, got {count}"))),
         };
         let window = |name: &str| match attrs.int(name)?.unwrap_or(-1) {
             -1 => Ok(None),
             size if size >= 0 => Ok(Some(size)),
-            size => {
-                Err(OpError::invalid(format!("{name} is {size}; it must be -1 (no limit) or a distance")))
-            }
+            size => Err(OpError::invalid(format!("{name} must be at least 0, or -1 (no limit), got {size}"))),
         };
         let precision = attrs.int("softmax_precision")?.filter(|&number| number != 0);
         let precision = precision
@@ -84,7 +82,7 @@ impl Attention {
                 let dtype = i32::try_from(number).ok().and_then(DType::from_onnx).filter(|dtype| dtype.is_float());
                 dtype.ok_or_else(|| {
                     OpError::invalid(format!(
-                        "softmax_precision is {number}; it must be a float type: 1 (FLOAT), 10 (FLOAT16), 11 (DOUBLE) or 16 (BFLOAT16)"
+                        "softmax_precision must be 1 (FLOAT), 10 (FLOAT16), 11 (DOUBLE) or 16 (BFLOAT16), got {number}"
                     ))
                 })
             })
@@ -95,7 +93,9 @@ impl Attention {
             2 => QkOutputStage::Masked,
             3 => QkOutputStage::Weights,
             mode => {
-                return Err(OpError::invalid(format!("qk_matmul_output_mode is {mode}; 0 to 3 are defined")));
+                return Err(OpError::invalid(format!(
+                    "qk_matmul_output_mode must be from 0 to 3, got {mode}"
+                )));
             }
         };
         Ok(Attention {
@@ -131,13 +131,13 @@ impl Attention {
             [batch, length, width] => {
                 let heads = told.ok_or_else(|| {
                     OpError::invalid(format!(
-                        "input {k} has shape {shape}; with three axes {name} must say how many heads it holds"
+                        "input {k} has shape {shape}; an input with three axes needs {name}"
                     ))
                 })? as usize;
                 let size = match width.known() {
                     Some(width) if width % heads != 0 => {
                         return Err(OpError::invalid(format!(
-                            "input {k} has shape {shape}, of which the last axis does not divide into {heads} heads"
+                            "the last axis of input {k}, of shape {shape}, cannot be divided into {heads} heads"
                         )));
                     }
                     width => width.map(|width| Dim::Known(width / heads)),
@@ -193,11 +193,11 @@ impl Op for Attention {
             cx.expect_dtype(NONPAD_KV_SEQLEN, "int64", |dtype| dtype == DType::I64)?;
         }
         if cx.has_input(PAST_KEY) != cx.has_input(PAST_VALUE) {
-            return Err(OpError::invalid("past_key and past_value are given together or not at all"));
+            return Err(OpError::invalid("past_key and past_value must both be present or both be absent"));
         }
         if cx.has_input(PAST_KEY) && cx.has_input(NONPAD_KV_SEQLEN) {
             return Err(OpError::invalid(
-                "nonpad_kv_seqlen is for keys that hold the past already; it does not go with past_key",
+                "nonpad_kv_seqlen is for keys that include the past; it cannot be combined with past_key",
             ));
         }
         let rank = cx.shape(Q).map(Shape::rank);
@@ -229,7 +229,7 @@ impl Op for Attention {
         }
         if sizes_differ(q[3].as_ref(), k[3].as_ref()) {
             return Err(OpError::invalid(format!(
-                "heads of the queries have size {} and those of the keys {}",
+                "the queries have head size {}, but the keys {}",
                 q[3].as_ref().map_or(0, |dim| dim.known().unwrap_or(0)),
                 k[3].as_ref().map_or(0, |dim| dim.known().unwrap_or(0)),
             )));
@@ -239,7 +239,7 @@ impl Op for Attention {
             && (of_keys == 0 || of_queries % of_keys != 0)
         {
             return Err(OpError::invalid(format!(
-                "{of_queries} heads of queries cannot share {of_keys} heads of keys evenly"
+                "the number of query heads, {of_queries}, must be a multiple of the number of key heads, {of_keys}"
             )));
         }
         for (past, new) in [(PAST_KEY, &k), (PAST_VALUE, &v)] {
@@ -400,7 +400,7 @@ fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     if let Some(mask) = rw.input(MASK) {
         let rank = shape_of(rw, mask, "the mask")?.rank();
         if rank == 0 {
-            return Err(OpError::invalid("the mask is a scalar; it needs an axis for the keys"));
+            return Err(OpError::invalid("the mask must have an axis for the keys, got a scalar"));
         }
         let of_mask = dtype_of(rw, mask, "the mask")?;
         let kind = if of_mask == DType::Bool { DType::Bool } else { dtype };

@@ -304,7 +304,7 @@ impl BatchNorm {
 }
 
 fn unknown_rank_error() -> OpError {
-    OpError::unsupported("the rank of its input 0 must be known for this; declare its shape in the model")
+    OpError::unsupported("the rank of input 0 must be known; declare its shape in the model")
 }
 
 /// Casts a value to another type, if the types differ.
@@ -347,7 +347,7 @@ fn sum_channels(to: &mut impl NodeSink, value: ValueId, rank: usize) -> ValueId 
 fn check_channels(cx: &Infer<'_>, x: usize, inputs: &[usize]) -> Result<(), OpError> {
     let channels = match cx.shape(x) {
         Some(shape) if shape.rank() == 0 => {
-            return Err(OpError::invalid(format!("input {x} is a scalar; batch and channels are needed")));
+            return Err(OpError::invalid(format!("input {x} must have a batch axis, got a scalar")));
         }
         Some(shape) if shape.rank() == 1 => Some(Dim::Known(1)),
         Some(shape) => Some(shape[1].clone()),
@@ -390,7 +390,7 @@ impl Op for BatchNorm {
         let statistics = cx.expect_same_dtype([3, 4])?;
         check_channels(cx, 0, &[1, 2, 3, 4])?;
         if !self.is_training && (cx.has_output(3) || cx.has_output(4)) {
-            return Err(OpError::invalid("the statistics of a batch exist in training mode alone"));
+            return Err(OpError::invalid("batch statistics (outputs 3 and 4) exist only in training mode"));
         }
         let channels = channel_shape(cx, 0, &[1, 2, 3, 4]);
         let mut shape = cx.shape(0).cloned();
@@ -455,7 +455,9 @@ impl Op for BatchNormGrad {
         if let (Some(g), Some(x)) = (cx.shape(0), cx.shape(1)) {
             let differ = |a: &Dim, b: &Dim| matches!((a.known(), b.known()), (Some(a), Some(b)) if a != b);
             if g.rank() != x.rank() || g.iter().zip(x.iter()).any(|(a, b)| differ(a, b)) {
-                return Err(OpError::invalid(format!("a gradient of shape {g} for an input of shape {x}")));
+                return Err(OpError::invalid(format!(
+                    "the gradient has shape {g}, but the input has shape {x}"
+                )));
             }
         }
         check_channels(cx, 1, &[2, 3, 4])?;

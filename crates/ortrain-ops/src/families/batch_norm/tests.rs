@@ -390,7 +390,7 @@ fn rejects_invalid_nodes() {
         message(&[3, 2], &[2, 1], training_attrs(), 1)
             .contains("input 1 has shape [2, 1], but [2] is needed")
     );
-    assert!(message(&[], &[1], training_attrs(), 1).contains("input 0 is a scalar"));
+    assert!(message(&[], &[1], training_attrs(), 1).contains("input 0 must have a batch axis, got a scalar"));
     let off = Attrs::new().with("training_mode", 0i64);
-    assert!(message(&[3, 2], &[2], off, 5).contains("exist in training mode alone"));
+    assert!(message(&[3, 2], &[2], off, 5).contains("exist only in training mode"));
 }

@@ -53,7 +53,7 @@ fn infer_branch(
     let mut graph = subgraph(node, attribute)?.clone();
     if graph.inputs.len() != node.captures {
         let found = graph.inputs.len();
-        return Err(OpError::invalid(format!("{attribute} has {found} inputs of its own; none are defined")));
+        return Err(OpError::invalid(format!("{attribute} must have no inputs, got {found}")));
     }
     set_capture_types(cx, attribute, &mut graph)?;
     if known != CaptureInfo::ShapesAndContents {
@@ -178,7 +178,7 @@ impl Op for If {
         let counts = (subgraph(node, THEN)?.outputs.len(), subgraph(node, ELSE)?.outputs.len());
         if counts.0 != counts.1 || counts.0 < node.outputs.len() {
             return Err(OpError::invalid(format!(
-                "it has {} outputs, but {THEN} gives {} and {ELSE} {}",
+                "the node has {} outputs, but {THEN} has {} and {ELSE} {}",
                 node.outputs.len(),
                 counts.0,
                 counts.1
@@ -207,7 +207,7 @@ impl Op for If {
                     _ => None,
                 };
                 let error = if holds == Some(false) { of(no) } else { of(yes) };
-                return Err(error.expect("a branch that may be taken fits, or says what contradicts"));
+                return Err(error.expect("a branch that may run has types or an error"));
             }
         };
         for k in 0..node.outputs.len() {
@@ -820,11 +820,11 @@ mod tests {
             "{message}"
         );
         let message = attempt(&flag(true), negative(), branch_graph(1, |_, c| vec![c[0], c[0]]));
-        assert!(message.contains("then_branch gives 1 and else_branch 2"), "{message}");
+        assert!(message.contains("then_branch has 1 and else_branch 2"), "{message}");
         let message = attempt(&Tensor::filled(DType::Bool, &[2], 1.0), negative(), negative());
         assert!(message.contains("one element is needed"), "{message}");
         let message = attempt(&flag(true), negative(), branch_graph(2, |_, c| vec![c[0]]));
-        assert!(message.contains("else_branch has 2 inputs"), "{message}");
+        assert!(message.contains("else_branch must have no inputs, got 2"), "{message}");
         let message =
             attempt(&flag(true), branch_graph(1, |g, c| vec![add_op(g, "Not", "result", c)]), negative());
         assert!(message.contains("in its subgraph") && message.contains("bool is needed"), "{message}");

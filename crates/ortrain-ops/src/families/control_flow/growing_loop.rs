@@ -101,7 +101,7 @@ impl GrowingLoop<'_> {
         self.residuals.retain_recomputed(&mut self.graph, self.forward_nodes, self.repetition);
         if let Some(node) = self.graph.nodes.iter().find(|node| draws_random_numbers(node)) {
             return Err(OpError::unsupported(format!(
-                "what it carries changes its shape, so that its gradient cannot repeat the random numbers of {}",
+                "a carried value changes its shape: the gradient cannot repeat the random numbers of {}",
                 self.graph.node_label(node)
             )));
         }

@@ -63,7 +63,7 @@ fn checked_body(node: &Node) -> Result<&Graph, OpError> {
     let body = subgraph(node, BODY)?;
     match loop_depth(body) {
         deep if deep >= MAX_LOOP_DEPTH => Err(OpError::unsupported(format!(
-            "loops are nested {} deep in it; {MAX_LOOP_DEPTH} is the most",
+            "loops are nested {} deep; at most {MAX_LOOP_DEPTH} levels are supported",
             deep + 1
         ))),
         _ => Ok(body),
@@ -152,7 +152,7 @@ impl Repeat {
             let inputs = graph.inputs.clone();
             let mismatch = |graph: &Graph, id: ValueId, given: &ValueType| {
                 let (name, ty) = (graph.name_of(id), &graph.value(id).ty);
-                OpError::invalid(format!("{BODY} takes {name:?} as {ty}, but is given {given}"))
+                OpError::invalid(format!("input {name:?} of {BODY} is declared as {ty}, but gets {given}"))
             };
             if r.conditional {
                 for (k, dtype) in [DType::I64, DType::Bool].into_iter().enumerate() {
@@ -185,7 +185,7 @@ impl Repeat {
             for (j, now) in carried.iter().enumerate() {
                 let made = &outputs[r.leading_outputs() + j];
                 let name = name_of(lead + j);
-                tensor_type(made, || format!("what is carried on as {name:?}"))?;
+                tensor_type(made, || format!("the next value of {name:?}"))?;
                 let kept = merge_types(now, made.clone());
                 next.push(match kept {
                     Ok(ty) if !r.conditional => ty,
@@ -193,7 +193,8 @@ impl Repeat {
                     _ => {
                         let same = if r.conditional { "" } else { " and shape" };
                         return Err(OpError::invalid(format!(
-                            "the carried value {name:?} is {now} but {BODY} makes it {made}; its type{same} must stay"
+                            "the carried value {name:?} is {now}, but {BODY} returns {made}; its type{same} must not \
+                             change"
                         )));
                     }
                 });
@@ -212,7 +213,7 @@ impl Repeat {
             clear_folded(&mut graph);
             return Ok(InferredBody { graph, carried, outputs, continues, contradicts });
         }
-        unreachable!("types of which nothing but the element type is known do not change")
+        unreachable!("types with only a known element type do not change")
     }
 }
 
@@ -231,11 +232,11 @@ impl Op for Repeat {
         let outputs = r.carried + r.stacked.len();
         if node.outputs.len() > outputs {
             let found = node.outputs.len();
-            return Err(OpError::invalid(format!("it has {found} outputs, but {BODY} gives {outputs}")));
+            return Err(OpError::invalid(format!("the node has {found} outputs, but {BODY} has {outputs}")));
         }
         for k in r.leading_inputs()..r.formal_inputs() {
             if Repetition::own_input(node, k).is_none() {
-                return Err(OpError::invalid(format!("input {k} is left out but is needed")));
+                return Err(OpError::invalid(format!("input {k} is missing")));
             }
         }
         if r.conditional {
@@ -265,7 +266,7 @@ impl Op for Repeat {
         };
         if r.conditional && typed.outputs[0].dtype().is_some_and(|dtype| dtype != DType::Bool) {
             let found = &typed.outputs[0];
-            return Err(OpError::invalid(format!("{BODY} gives {found} as its condition; a bool is needed")));
+            return Err(OpError::invalid(format!("the condition of {BODY} must be a bool, got {found}")));
         }
         let count = match self.slice_count(cx)? {
             Some(dim) => Some(dim),
@@ -280,7 +281,7 @@ impl Op for Repeat {
                 cx.set_output_type(k, common_type(cx, k, (ty, ty), &outer)?);
                 continue;
             }
-            let name = || format!("output {k}, which is collected,");
+            let name = || format!("the collected output {k}");
             let (dtype, shape) = tensor_type(&typed.outputs[r.leading_outputs() + k], name)?;
             let Some(shape) = shape else {
                 cx.set_output(k, dtype, None);
@@ -328,7 +329,7 @@ impl Repeat {
             match &length {
                 Some((first, Dim::Known(size))) if dim.known().is_some_and(|other| other != *size) => {
                     return Err(OpError::invalid(format!(
-                        "the scanned inputs {first} and {s} have {size} and {dim} slices; they must have as many"
+                        "the scanned inputs {first} and {s} must have the same number of slices, got {size} and {dim}"
                     )));
                 }
                 Some((_, Dim::Known(_))) => {}
@@ -446,10 +447,13 @@ impl Repeat {
             return Ok(());
         }
 
-        // A carried value changes its shape if its type in the body differs from its type before the first iteration.
+        // A carried value changes its shape if its type in the body differs from its type before the first iteration. A
+        // value of unknown rank may change its shape.
         let changes = |j: usize| {
             let before = cx.input(self.carried_input(j));
-            r.conditional && before.is_ok_and(|id| *cx.ty(id) != graph.value(carried_in[j]).ty)
+            let inside = &graph.value(carried_in[j]).ty;
+            let is_unranked = matches!(inside, ValueType::Tensor(_, None));
+            r.conditional && (is_unranked || before.is_ok_and(|id| cx.ty(id) != inside))
         };
         let grows = carries.iter().any(|&j| changes(j));
         let something_grows = (0..r.carried).any(changes);
@@ -742,7 +746,7 @@ impl Residuals {
                 if matches!(graph.value(id).ty, ValueType::Sequence(_)) {
                     let name = graph.name_of(id);
                     return Err(OpError::unsupported(format!(
-                        "its gradient needs {name:?} of every iteration, which is a sequence; only tensors are collected"
+                        "the gradient needs the sequence {name:?} of every iteration, but only tensors can be collected"
                     )));
                 }
                 if same.contains(&id) || (whole && !draws_random_numbers(node)) {
@@ -802,13 +806,13 @@ fn build_loop(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
     let found = formal_input_count(node, body)?;
     if found != carried + 2 {
         return Err(OpError::invalid(format!(
-            "{BODY} takes {found} inputs, but {} are needed: the iteration, the condition and {carried} carried values",
+            "{BODY} has {found} inputs, but {} are needed: the iteration, the condition and {carried} carried values",
             carried + 2
         )));
     }
     let stacked = body.outputs.len().checked_sub(carried + 1).ok_or_else(|| {
         OpError::invalid(format!(
-            "{BODY} gives {} outputs, but {} are needed: the condition and {carried} carried values",
+            "{BODY} has {} outputs, but {} are needed: the condition and {carried} carried values",
             body.outputs.len(),
             carried + 1
         ))
@@ -830,9 +834,7 @@ fn read_scan_axes(node: &Node, what: &str, count: usize) -> Result<Vec<ScanAxis>
     };
     let (axes, directions) = (list(&format!("scan_{what}_axes"))?, list(&format!("scan_{what}_directions"))?);
     if let Some(other) = directions.iter().find(|direction| !(0..=1).contains(*direction)) {
-        return Err(OpError::invalid(format!(
-            "scan_{what}_directions holds {other}; 0 and 1 are directions"
-        )));
+        return Err(OpError::invalid(format!("scan_{what}_directions must be 0 or 1, got {other}")));
     }
     let along = |(axis, direction): (i64, i64)| ScanAxis { axis, reversed: direction == 1 };
     Ok(axes.into_iter().zip(directions).map(along).collect())
@@ -845,19 +847,19 @@ fn build_scan(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
     let scanned =
         usize::try_from(scanned).ok().filter(|&count| (1..=own).contains(&count)).ok_or_else(|| {
             OpError::invalid(format!(
-                "num_scan_inputs is {scanned}, but it has {own} inputs, of which one or more is scanned"
+                "num_scan_inputs must be from 1 to {own} (the number of inputs), got {scanned}"
             ))
         })?;
     let carried = own - scanned;
     let found = formal_input_count(node, body)?;
     if found != own {
         return Err(OpError::invalid(format!(
-            "{BODY} takes {found} inputs, but {own} are needed: {carried} states and {scanned} slices"
+            "{BODY} has {found} inputs, but {own} are needed: {carried} states and {scanned} slices"
         )));
     }
     let stacked = body.outputs.len().checked_sub(carried).ok_or_else(|| {
         let found = body.outputs.len();
-        OpError::invalid(format!("{BODY} gives {found} outputs, but has {carried} states"))
+        OpError::invalid(format!("{BODY} has {found} outputs, but {carried} states"))
     })?;
     let scanned = read_scan_axes(node, "input", scanned)?;
     let stacked = read_scan_axes(node, "output", stacked)?;
@@ -869,7 +871,7 @@ fn build_scan(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
 fn downgrade_scan(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     if rw.version() < 9 {
         return Err(OpError::unsupported(
-            "a Scan without a batch axis, which gradients of loops are, needs opset 9 or newer",
+            "a Scan without a batch axis (as in gradients of loops) needs opset 9 or newer",
         ));
     }
     if rw.version() >= 11 {
@@ -893,7 +895,7 @@ fn downgrade_scan(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
                 Some(rank) => normalize_axis(axis, rank)? as i64,
                 None => {
                     return Err(OpError::unsupported(format!(
-                        "{name} counts from the end of a value of unknown rank, which needs opset 11 or newer"
+                        "{name} is negative for a value of unknown rank, which needs opset 11 or newer"
                     )));
                 }
             });

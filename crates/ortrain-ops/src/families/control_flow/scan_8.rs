@@ -29,7 +29,8 @@ pub(super) fn upgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let own = node.inputs.len() - node.captures;
     if own == 0 || node.inputs[0].is_some() {
         return Err(OpError::unsupported(
-            "its sequence_lens are not supported; write it as a Scan of opset 9 that masks what is too long",
+            "sequence_lens is not supported; use a Scan of opset 9 that masks the elements after the end of each \
+             sequence",
         ));
     }
     let given: Vec<ValueId> = (1..own).map(|k| rw.required_input(k)).collect::<Result<_, _>>()?;

@@ -809,10 +809,16 @@ fn rejects_invalid_bodies() {
     for (op, inputs, outputs, attrs, part) in [
         ("Scan", 2, 1, Attrs::new().with(BODY, sum()), "attribute \"num_scan_inputs\" is missing"),
         ("Scan", 2, 1, Attrs::new().with("num_scan_inputs", 1i64), "attribute \"body\" is missing"),
-        ("Scan", 2, 1, scan_attrs(sum(), 3), "num_scan_inputs is 3, but it has 2 inputs"),
-        ("Scan", 2, 1, scan_attrs(sum(), 0), "num_scan_inputs is 0"),
-        ("Scan", 1, 1, scan_attrs(sum(), 1), "body takes 2 inputs, but 1 are needed: 0 states and 1 slices"),
-        ("Scan", 2, 2, scan_attrs(sum(), 1), "it has 2 outputs, but body gives 1"),
+        (
+            "Scan",
+            2,
+            1,
+            scan_attrs(sum(), 3),
+            "num_scan_inputs must be from 1 to 2 (the number of inputs), got 3",
+        ),
+        ("Scan", 2, 1, scan_attrs(sum(), 0), "(the number of inputs), got 0"),
+        ("Scan", 1, 1, scan_attrs(sum(), 1), "body has 2 inputs, but 1 are needed: 0 states and 1 slices"),
+        ("Scan", 2, 2, scan_attrs(sum(), 1), "the node has 2 outputs, but body has 1"),
         (
             "Scan",
             2,
@@ -832,25 +838,31 @@ fn rejects_invalid_bodies() {
             2,
             1,
             scan_attrs(sum(), 1).with("scan_input_directions", vec![2i64]),
-            "holds 2; 0 and 1 are directions",
+            "scan_input_directions must be 0 or 1, got 2",
         ),
         (
             "Scan",
             2,
             1,
             scan_attrs(wide(), 1),
-            "the carried value \"h\" is float64[2] but body makes it float64[4]",
+            "the carried value \"h\" is float64[2], but body returns float64[4]",
         ),
         (
             "Scan",
             2,
             1,
             scan_attrs(other(), 1),
-            "the carried value \"h\" is float64[2] but body makes it bool[2]",
+            "the carried value \"h\" is float64[2], but body returns bool[2]",
         ),
-        ("Loop", 1, 1, looped(&["i", "go", "v"], &[1]), "body gives 1 outputs, but 2 are needed"),
-        ("Loop", 1, 1, looped(&["i", "go"], &[1]), "body takes 2 inputs, but 3 are needed"),
-        ("Loop", 1, 1, looped(&["i", "go", "v"], &[2, 2]), "body gives float64[2] as its condition"),
+        ("Loop", 1, 1, looped(&["i", "go", "v"], &[1]), "body has 1 outputs, but 2 are needed"),
+        ("Loop", 1, 1, looped(&["i", "go"], &[1]), "body has 2 inputs, but 3 are needed"),
+        (
+            "Loop",
+            1,
+            1,
+            looped(&["i", "go", "v"], &[2, 2]),
+            "the condition of body must be a bool, got float64[2]",
+        ),
         ("Loop", 1, 1, looped(&["i", "go", "v"], &[1, 0]), "the carried value \"v\" is float64[2]"),
     ] {
         let message = attempt(op, inputs, outputs, attrs);
@@ -861,7 +873,10 @@ fn rejects_invalid_bodies() {
     let ports: Vec<Option<ValueId>> = ids.iter().copied().map(Some).collect();
     add_control_flow(&mut graph, ("Scan", "y"), &ports, &[], 1, scan_attrs(sum(), 2));
     let message = infer(&mut graph).expect_err("refused").to_string();
-    assert!(message.contains("the scanned inputs 0 and 1 have 3 and 2 slices"), "{message}");
+    assert!(
+        message.contains("the scanned inputs 0 and 1 must have the same number of slices, got 3 and 2"),
+        "{message}"
+    );
 }
 
 #[test]
@@ -900,7 +915,7 @@ fn rejects_deep_nesting() {
         match infer(&mut graph) {
             Ok(()) => assert_eq!((deep, run_unrolled_and_looped(&graph, &[x])[0].to_f64().len()), (8, 1)),
             Err(error) => {
-                assert!(deep == 9 && error.to_string().contains("nested 9 deep in it; 8"), "{error}");
+                assert!(deep == 9 && error.to_string().contains("nested 9 deep; at most 8"), "{error}");
             }
         }
     }
@@ -1029,7 +1044,7 @@ fn body_without_iterations_may_be_invalid() {
         match infer(&mut graph) {
             Ok(()) if count == 0 => {}
             Err(error) if count == 1 => {
-                assert!(error.to_string().contains("the axis they are for is empty"), "{error}");
+                assert!(error.to_string().contains("the indexed axis is empty"), "{error}");
                 continue;
             }
             other => panic!("{other:?}"),

@@ -65,9 +65,7 @@ impl Equation {
                     labels.push(Some(c));
                     rest = &rest[1..];
                 } else {
-                    return Err(wrong(&format!(
-                        "has {c:?} in a term, which consists of letters and \"...\""
-                    )));
+                    return Err(wrong(&format!("has {c:?} in a term; only letters and \"...\" are allowed")));
                 }
             }
             Ok(labels)
@@ -106,9 +104,9 @@ impl Equation {
             let letters = term.iter().flatten().count();
             let dots = term.contains(&None);
             if rank < letters || (!dots && rank > letters) {
-                let least = if dots { " at least" } else { "" };
+                let least = if dots { " or more" } else { "" };
                 return Err(OpError::invalid(format!(
-                    "input {k} has {rank} axes, but its term names {letters}{least}"
+                    "input {k} has {rank} axes, but its term needs {letters}{least}"
                 )));
             }
             most = most.max(rank - letters);
@@ -240,7 +238,7 @@ impl Factor {
             let (a, b) = (&self.dims[first], &self.dims[second]);
             if a.known().zip(b.known()).is_some_and(|(a, b)| a != b) {
                 return Err(OpError::invalid(format!(
-                    "the diagonal {:?} is of axes with sizes {a} and {b}",
+                    "axes named {:?} have sizes {a} and {b}; a diagonal needs equal sizes",
                     self.labels[second].to_string()
                 )));
             }

@@ -229,15 +229,15 @@ fn rejects_invalid_equations() {
     let (square, wide, vector) =
         (generic_tensor(&[2, 2], 1), generic_tensor(&[2, 3], 2), generic_tensor(&[4], 3));
     for (text, inputs, words) in [
-        ("ij-", &[&square][..], "equation \"ij-\" has '-' in a term, which consists of letters and \"...\""),
+        ("ij-", &[&square][..], "equation \"ij-\" has '-' in a term; only letters and \"...\" are allowed"),
         ("i1", &[&square], "has '1' in a term"),
         ("......", &[&square], "has \"...\" twice in one term"),
         ("ij->ii", &[&square], "has 'i' twice in its result"),
         ("ij->k", &[&square], "has 'k' in its result but in no operand"),
         ("ij", &[&square, &square], "the equation has 1 terms for 2 inputs"),
-        ("ijk", &[&square], "input 0 has 2 axes, but its term names 3"),
-        ("ijk...", &[&square], "input 0 has 2 axes, but its term names 3 at least"),
-        ("i", &[&square], "input 0 has 2 axes, but its term names 1"),
+        ("ijk", &[&square], "input 0 has 2 axes, but its term needs 3"),
+        ("ijk...", &[&square], "input 0 has 2 axes, but its term needs 3 or more"),
+        ("i", &[&square], "input 0 has 2 axes, but its term needs 1"),
         ("ij,j", &[&wide, &vector], "axes named \"j\" have sizes 3 and 4"),
         ("ii", &[&wide], "axes named \"i\" have sizes 2 and 3"),
         ("...,...", &[&wide, &vector], "axes named \"...\" have sizes 3 and 4"),
@@ -264,5 +264,8 @@ fn rejects_invalid_equations() {
             Err(Failure::Prepare(error)) => error.to_string(),
             other => panic!("{other:?}"),
         };
-    assert!(message.contains("the diagonal \"i\" is of axes with sizes 1 and 3"), "{message}");
+    assert!(
+        message.contains("axes named \"i\" have sizes 1 and 3; a diagonal needs equal sizes"),
+        "{message}"
+    );
 }

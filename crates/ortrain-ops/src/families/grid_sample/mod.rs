@@ -66,7 +66,7 @@ impl GridSample {
             "cubic" => Mode::Cubic,
             other => {
                 return Err(OpError::invalid(format!(
-                    "mode {other:?} is not defined; nearest, linear and cubic are"
+                    "mode must be \"nearest\", \"linear\" or \"cubic\", got {other:?}"
                 )));
             }
         };
@@ -76,7 +76,7 @@ impl GridSample {
             "reflection" => Padding::Reflection,
             other => {
                 return Err(OpError::invalid(format!(
-                    "padding_mode {other:?} is not defined; zeros, border and reflection are"
+                    "padding_mode must be \"zeros\", \"border\" or \"reflection\", got {other:?}"
                 )));
             }
         };
@@ -103,10 +103,12 @@ impl Op for GridSample {
         if let (Some(a), Some(b)) = (x[0].known(), grid[0].known())
             && a != b
         {
-            return Err(OpError::invalid(format!("input 0 is a batch of {a}, but input 1 is one of {b}")));
+            return Err(OpError::invalid(format!(
+                "input 0 has batch size {a}, but input 1 has batch size {b}"
+            )));
         }
         if x[2..].iter().any(|dim| dim.known() == Some(0)) {
-            return Err(OpError::invalid(format!("input 0 of shape {x} has no elements to look at")));
+            return Err(OpError::invalid(format!("input 0 of shape {x} has no elements to sample")));
         }
         let shape: Shape = x[..2].iter().chain(&grid[1..grid.rank() - 1]).cloned().collect();
         cx.set_output(0, dtype, Some(shape));
@@ -258,9 +260,9 @@ impl Axis {
 fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let op = GridSample::read(rw.attrs())?;
     let (x, grid) = (rw.required_input(0)?, rw.required_input(1)?);
-    let rank = shape_of(rw, x, "its input 0")?.rank();
-    let dtype = dtype_of(rw, x, "its input 0")?;
-    let grid_dtype = dtype_of(rw, grid, "its input 1")?;
+    let rank = shape_of(rw, x, "input 0")?.rank();
+    let dtype = dtype_of(rw, x, "input 0")?;
+    let grid_dtype = dtype_of(rw, grid, "input 1")?;
     let axes = rank - 2;
     let place_ty = arithmetic_dtype(grid_dtype);
     let value_ty = match op.mode {
@@ -323,7 +325,7 @@ fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
         let weights = before.weights.zip(own.weights).map(|(a, b)| both(rw, "Mul", a, b));
         all = Some(Taps { index, inside, weights });
     }
-    let Some(all) = all else { return Err(OpError::invalid("its input 0 has no axes to look along")) };
+    let Some(all) = all else { return Err(OpError::invalid("input 0 has no spatial axes")) };
 
     let data = reshape_to(rw, x, &[Size::SameAxis, Size::SameAxis, elements]);
     let data = cast(rw, data, dtype, value_ty);
@@ -378,7 +380,7 @@ fn upgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let found = OLD_MODE_NAMES.iter().find(|(name, _)| *name == old).map(|&(_, name)| name);
     let mode = found.or((old == "nearest").then_some(old)).ok_or_else(|| {
         OpError::invalid(format!(
-            "mode {old:?} is not defined before opset 20; nearest, bilinear and bicubic are"
+            "mode must be \"nearest\", \"bilinear\" or \"bicubic\" before opset 20, got {old:?}"
         ))
     })?;
     let inputs = rw.node().inputs.to_vec();

@@ -257,11 +257,11 @@ fn mode_names_before_opset_20() {
     }
     let error =
         one_node_graph(16, OP, &ports, 1, attrs("linear", "zeros", false)).expect_err("refused").to_string();
-    assert!(error.contains("\"linear\" is not defined before opset 20"), "{error}");
+    assert!(error.contains("or \"bicubic\" before opset 20, got \"linear\""), "{error}");
     let error = one_node_graph(20, OP, &ports, 1, attrs("bilinear", "zeros", false))
         .expect_err("refused")
         .to_string();
-    assert!(error.contains("\"bilinear\" is not defined; nearest, linear and cubic are"), "{error}");
+    assert!(error.contains("mode must be \"nearest\", \"linear\" or \"cubic\", got \"bilinear\""), "{error}");
 }
 
 #[test]
@@ -269,8 +269,8 @@ fn rejects_mismatched_shapes() {
     for (x, grid, message) in [
         (vec![1, 1, 3, 3], vec![1, 2, 2, 3], "[N, C, D1, ..., Dr] and [N, E1, ..., Er, r] are needed"),
         (vec![1, 1], vec![1, 2], "are needed"),
-        (vec![2, 1, 3, 3], vec![1, 2, 2, 2], "input 0 is a batch of 2, but input 1 is one of 1"),
-        (vec![1, 1, 0, 3], vec![1, 2, 2, 2], "has no elements to look at"),
+        (vec![2, 1, 3, 3], vec![1, 2, 2, 2], "input 0 has batch size 2, but input 1 has batch size 1"),
+        (vec![1, 1, 0, 3], vec![1, 2, 2, 2], "has no elements to sample"),
     ] {
         let failure =
             run_node(OP, &[Some(&generic_tensor(&x, 1)), Some(&generic_tensor(&grid, 1))], 1, Attrs::new());

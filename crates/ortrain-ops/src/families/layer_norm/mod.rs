@@ -106,7 +106,7 @@ fn normalized_axes(axis: i64, rank: Option<usize>) -> Result<Vec<i64>, OpError> 
 }
 
 fn unknown_rank_error() -> OpError {
-    OpError::unsupported("the rank of its data must be known for this; declare its shape in the model")
+    OpError::unsupported("the rank of the data must be known; declare its shape in the model")
 }
 
 /// Returns a shape with the axes from `axis` on reduced to size 1.
@@ -123,7 +123,7 @@ pub(super) fn check_broadcasts(cx: &Infer<'_>, k: usize, x: usize) -> Result<(),
     };
     if small.rank() > large.rank() || !small.iter().rev().zip(large.iter().rev()).all(fits) {
         return Err(OpError::invalid(format!(
-            "input {k} has shape {small}, which does not broadcast to {large}, that of input {x}"
+            "input {k} has shape {small}, which does not broadcast to {large}, the shape of input {x}"
         )));
     }
     Ok(())
@@ -379,7 +379,7 @@ impl LayerNormGrad {
         if let (Some(g), Some(x)) = (cx.shape(0), cx.shape(1))
             && differ(g, x)
         {
-            return Err(OpError::invalid(format!("a gradient of shape {g} for an input of shape {x}")));
+            return Err(OpError::invalid(format!("the gradient has shape {g}, but the input has shape {x}")));
         }
         if let Some(x) = cx.shape(1) {
             let wanted = reduced_shape(x, normalize_axis(self.axis, x.rank())?);
@@ -508,9 +508,7 @@ fn read_attributes(node: &Node) -> Result<LayerNorm, OpError> {
     let number = node.attrs.int("stash_type")?.unwrap_or(1);
     let stash = i32::try_from(number).ok().and_then(DType::from_onnx).filter(|dtype| dtype.is_float());
     let stash = stash.ok_or_else(|| {
-        OpError::invalid(format!(
-            "stash_type is {number}; it must be a float type: 1 (FLOAT) or 16 (BFLOAT16)"
-        ))
+        OpError::invalid(format!("stash_type must be a float type, 1 (FLOAT) or 16 (BFLOAT16), got {number}"))
     })?;
     Ok(LayerNorm {
         kind: Kind::from_node(node),
@@ -657,7 +655,8 @@ fn sum_to_scale(
             stretched.push((axis + lead) as i64);
         } else if a.known().is_none() && a != b {
             return Err(OpError::unsupported(format!(
-                "shapes {small} and {large} leave open whether the scale is broadcast; declare the sizes in the model"
+                "shapes {small} and {large} do not determine whether the scale is broadcast; declare the sizes in the \
+                 model"
             )));
         }
     }

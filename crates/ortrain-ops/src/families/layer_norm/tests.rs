@@ -250,7 +250,7 @@ fn older_opsets() {
     }
     let error =
         one_node_graph(22, ("", RMS), &ports(&given[..2]), 1, attrs(1)).expect_err("too old").to_string();
-    assert!(error.contains("the operator exists from opset 23 on"), "{error}");
+    assert!(error.contains("the operator needs opset 23 or newer"), "{error}");
 }
 
 #[test]
@@ -366,19 +366,19 @@ fn rejects_invalid_nodes() {
     let none = Attrs::new;
     assert!(
         message(LAYER, &[&[2, 3], &[4]], none())
-            .ends_with("input 1 has shape [4], which does not broadcast to [2, 3], that of input 0")
+            .ends_with("input 1 has shape [4], which does not broadcast to [2, 3], the shape of input 0")
     );
     assert!(message(LAYER, &[&[2, 3], &[3], &[1, 2, 3]], none()).contains("input 2 has shape [1, 2, 3]"));
     assert!(message(LAYER, &[&[], &[]], none()).contains("axis -1 is out of range for rank 0"));
     assert!(message(RMS, &[&[2, 3], &[3]], attrs(2)).contains("axis 2 is out of range for rank 2"));
-    assert!(message(RMS, &[&[2, 3], &[3], &[3]], none()).contains("it takes 2 inputs but has 3"));
+    assert!(message(RMS, &[&[2, 3], &[3], &[3]], none()).contains("expected 2 inputs, got 3"));
     assert!(
         message(LAYER, &[&[2, 3], &[3]], none().with("stash_type", 7i64))
-            .contains("stash_type is 7; it must be a float type")
+            .contains("stash_type must be a float type, 1 (FLOAT) or 16 (BFLOAT16), got 7")
     );
     assert!(
         message(LAYER_GRAD, &[&[2, 3], &[3, 2], &[3], &[2, 1], &[2, 1]], none())
-            .contains("a gradient of shape [2, 3] for an input of shape [3, 2]")
+            .contains("the gradient has shape [2, 3], but the input has shape [3, 2]")
     );
     assert!(
         message(LAYER_GRAD, &[&[2, 3], &[2, 3], &[3], &[2, 1], &[1, 3]], none())

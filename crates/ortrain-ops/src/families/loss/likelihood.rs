@@ -207,8 +207,7 @@ pub(super) fn add_negative_log_likelihood(
     }
     // `ignore_index` is computed in the graph: the ignored labels are replaced by class 0, and their losses by 0.
     let types = dtype.zip(rw.dtype(labels));
-    let (dtype, label_type) =
-        types.ok_or_else(|| OpError::invalid("the types of its inputs are not known"))?;
+    let (dtype, label_type) = types.ok_or_else(|| OpError::invalid("the types of the inputs are unknown"))?;
     let cast = |rw: &mut Rewrite<'_>, value: ValueId, to: DType| {
         rw.add("Cast", &[value], Attrs::new().with("to", i64::from(to.to_onnx())))
     };
@@ -383,6 +382,6 @@ mod tests {
             attrs("mean", None),
         );
         let Err(Failure::Prepare(error)) = wrong else { panic!("{wrong:?}") };
-        assert!(error.to_string().contains("input 3 has shape [3, 2], one element is needed"), "{error}");
+        assert!(error.to_string().contains("input 3 has shape [3, 2]; one element is needed"), "{error}");
     }
 }

@@ -41,7 +41,7 @@ impl Reduction {
             "sum" => Ok(Reduction::Sum),
             "mean" => Ok(Reduction::Mean),
             other => Err(OpError::invalid(format!(
-                "reduction is {other:?}; \"none\", \"sum\" and \"mean\" are defined"
+                "reduction must be \"none\", \"sum\" or \"mean\", got {other:?}"
             ))),
         }
     }
@@ -121,10 +121,9 @@ impl CrossEntropy {
             Some(number) => {
                 let dtype =
                     i32::try_from(number).ok().and_then(DType::from_onnx).filter(|dtype| dtype.is_float());
-                Some(
-                    dtype
-                        .ok_or_else(|| OpError::invalid(format!("output_type {number} is no float type")))?,
-                )
+                Some(dtype.ok_or_else(|| {
+                    OpError::invalid(format!("output_type must be a float type, got {number}"))
+                })?)
             }
         };
         Ok(CrossEntropy {
@@ -155,18 +154,18 @@ impl CrossEntropy {
         let Some(scores) = cx.shape(self.scores) else { return Ok((dtype, labels)) };
         if scores.rank() < 2 {
             return Err(OpError::invalid(format!(
-                "scores of shape {scores}: they need an axis of samples and one of classes"
+                "scores must have an axis of samples and an axis of classes, got shape {scores}"
             )));
         }
         if scores[1] == Dim::Known(0) {
-            return Err(OpError::invalid(format!(
-                "scores of shape {scores}: there are no classes on axis 1"
-            )));
+            return Err(OpError::invalid(format!("scores of shape {scores} have no classes (axis 1)")));
         }
         if let Some(weights) = cx.shape(self.weights)
             && (weights.rank() != 1 || are_known_to_differ(&weights[0], &scores[1]))
         {
-            return Err(OpError::invalid(format!("weights of shape {weights} for scores of shape {scores}")));
+            return Err(OpError::invalid(format!(
+                "weights of shape {weights} do not match scores of shape {scores}"
+            )));
         }
         let mut samples: Shape = scores.clone();
         samples.0.remove(1);
@@ -245,7 +244,7 @@ fn are_known_to_differ(a: &Dim, b: &Dim) -> bool {
 fn check_single_element(cx: &Infer<'_>, k: usize) -> Result<(), OpError> {
     match cx.shape(k) {
         Some(shape) if shape.concrete().is_some_and(|dims| dims.iter().product::<usize>() != 1) => {
-            Err(OpError::invalid(format!("input {k} has shape {shape}, one element is needed")))
+            Err(OpError::invalid(format!("input {k} has shape {shape}; one element is needed")))
         }
         _ => Ok(()),
     }
@@ -442,7 +441,7 @@ impl Op for LossGrad {
                 if g.rank() != samples.rank()
                     || g.iter().zip(samples.iter()).any(|(a, b)| are_known_to_differ(a, b))
                 {
-                    let message = format!("a gradient of shape {g} for losses of shape {samples}");
+                    let message = format!("the gradient has shape {g}, but the losses have shape {samples}");
                     return Err(OpError::invalid(message));
                 }
             }
@@ -456,7 +455,8 @@ impl Op for LossGrad {
                 && (bias.rank() != shape.rank()
                     || bias.iter().zip(shape.iter()).any(|(a, b)| are_known_to_differ(a, b)))
             {
-                let message = format!("{bias} to be added to a gradient of shape {shape}");
+                let message =
+                    format!("a bias of shape {bias} cannot be added to a gradient of shape {shape}");
                 return Err(OpError::invalid(message));
             }
         }
@@ -957,6 +957,9 @@ mod tests {
         }
         let ports = [Some(&x), Some(&Tensor::i64(&[2], &[0; 2]))];
         let error = one_node_graph(NEWEST, LOSS, &ports, 1, reduction("max")).expect_err("it is wrong");
-        assert!(error.to_string().contains("reduction is \"max\""), "{error}");
+        assert!(
+            error.to_string().contains("reduction must be \"none\", \"sum\" or \"mean\", got \"max\""),
+            "{error}"
+        );
     }
 }

@@ -67,7 +67,7 @@ impl Op for RowCrossEntropy {
         }
         let logits = cx.shape(first).cloned();
         if logits.as_ref().is_some_and(|shape| shape.rank() == 0) {
-            return Err(OpError::invalid("the logits are a scalar; they need an axis of classes"));
+            return Err(OpError::invalid("the logits must have an axis of classes, got a scalar"));
         }
         let rows = logits.as_ref().map(|shape| shape[..shape.rank() - 1].iter().cloned().collect::<Shape>());
         let wanted = if self.is_sparse { rows.clone() } else { logits.clone() };
@@ -91,7 +91,7 @@ impl Op for RowCrossEntropy {
                     wanted.rank() == 0 && found.iter().all(|dim| dim.known().is_none_or(|size| size == 1));
                 if !is_one && are_known_to_differ(wanted, found) {
                     return Err(OpError::invalid(format!(
-                        "the gradient has shape {found}; the loss has {wanted}"
+                        "the gradient has shape {found}, but the loss has shape {wanted}"
                     )));
                 }
             }
@@ -441,11 +441,11 @@ mod tests {
         assert!(found.contains("input 2 has shape [3] for logits of shape [2, 3]: [2] is needed"), "{found}");
         let gradient = ("com.microsoft", "SoftmaxCrossEntropyGrad");
         let found = message(gradient, &[Some(&weights), Some(&logits()), Some(&logits())]);
-        assert!(found.contains("the gradient has shape [3]; the loss has []"), "{found}");
+        assert!(found.contains("the gradient has shape [3], but the loss has shape []"), "{found}");
         let gradient = ("", "SparseSoftmaxCrossEntropyGrad");
         let found = message(gradient, &[Some(&weights), Some(&logits()), Some(&labels)]);
-        assert!(found.contains("the gradient has shape [3]; the loss has []"), "{found}");
+        assert!(found.contains("the gradient has shape [3], but the loss has shape []"), "{found}");
         let found = message(DENSE, &[Some(&generic_tensor(&[], 1)), Some(&generic_tensor(&[], 1))]);
-        assert!(found.contains("the logits are a scalar; they need an axis of classes"), "{found}");
+        assert!(found.contains("the logits must have an axis of classes, got a scalar"), "{found}");
     }
 }

@@ -4,17 +4,17 @@ use super::{Optimizer, Range, Rule, setting, slot};
 
 pub(super) const ADADELTA: Optimizer = Optimizer {
     name: "Adadelta",
-    summary: "steps in the unit of the weights",
+    summary: "rates from running averages of squared gradients and squared steps",
     source: "Zeiler, ADADELTA: An Adaptive Learning Rate Method, 2012; torch.optim.Adadelta",
     slots: &[slot("square_average"), slot("step_average")],
     settings: &[
-        setting("rho", 0.9, Range::BelowOne, "decay rate of the two averages"),
-        setting("eps", 1e-6, Range::NotNegative, "what is added under the roots of both averages"),
+        setting("rho", 0.9, Range::BelowOne, "decay rate of both averages"),
+        setting("eps", 1e-6, Range::NotNegative, "added to both averages before their square roots"),
         setting(
             "weight_decay",
             0.0,
             Range::NotNegative,
-            "the factor of a penalty on the weights: `weight_decay * weight` is added to the gradient",
+            "factor of an L2 penalty (`weight_decay * weight` is added to the gradient)",
         ),
     ],
     flags: &[],

@@ -7,7 +7,7 @@ use super::{Optimizer, Range, Rule, SlotShape, setting, slot};
 
 pub(super) const ADAFACTOR: Optimizer = Optimizer {
     name: "Adafactor",
-    summary: "steps by the second moment of rows and columns, which takes little memory",
+    summary: "Adam with second moments of rows and columns instead of elements, which takes little memory",
     source: "Shazeer and Stern, Adafactor: Adaptive Learning Rates with Sublinear Memory Cost, 2018; torch.optim.Adafactor",
     slots: &[
         slot("row_average").with_shape(SlotShape::Rows),
@@ -19,22 +19,27 @@ pub(super) const ADAFACTOR: Optimizer = Optimizer {
             "beta2_decay",
             -0.8,
             Range::Finite,
-            "the power of the step by which averages take less of new squares",
+            "exponent of the weight of new squares in the averages (`t ** beta2_decay` at step t)",
         ),
         setting(
             "eps1",
             f32::EPSILON as f64,
             Range::Positive,
-            "the least root of a squared gradient that is divided by",
+            "smallest root of the second moment that divides a gradient",
         ),
         setting(
             "eps2",
             1e-3,
             Range::NotNegative,
-            "the least size of a parameter that its steps are a share of",
+            "smallest root mean square of a parameter that scales its steps",
         ),
-        setting("d", 1.0, Range::Positive, "the largest size of a step before the rate"),
-        setting("weight_decay", 0.0, Range::NotNegative, "the share of a weight that a step takes away"),
+        setting("d", 1.0, Range::Positive, "largest root mean square of a step before the learning rate"),
+        setting(
+            "weight_decay",
+            0.0,
+            Range::NotNegative,
+            "decoupled weight decay (a step subtracts `lr * weight_decay * weight`)",
+        ),
     ],
     flags: &[],
     learning_rate: 1e-2,
@@ -57,7 +62,7 @@ pub(super) const ADAFACTOR: Optimizer = Optimizer {
             let (rank, one) = (t.rank(t.get("parameter")), t.integer(1));
             let is_matrix = t.op("Less", &[one, rank]);
             let results = t.add_if(is_matrix, 4, factored_second_moment, elementwise_second_moment);
-            let [root, slots @ ..] = results.as_slice() else { unreachable!("there are four") };
+            let [root, slots @ ..] = results.as_slice() else { unreachable!("add_if returns four values") };
             let parameter = update(t, *root);
             let names = ["row_average", "column_average", "square_average"];
             (parameter, names.map(String::from).into_iter().zip(slots.iter().copied()).collect())

@@ -4,7 +4,7 @@ use super::{Optimizer, Range, Rule, Start, setting, slot};
 
 pub(super) const ADAGRAD: Optimizer = Optimizer {
     name: "Adagrad",
-    summary: "rates by the sum of all squared gradients",
+    summary: "rates from the sum of all squared gradients",
     source: "Duchi, Hazan and Singer, Adaptive Subgradient Methods, 2011; torch.optim.Adagrad",
     slots: &[slot("square_sum").with_start(Start::Setting("initial_accumulator_value"))],
     settings: &[
@@ -12,21 +12,16 @@ pub(super) const ADAGRAD: Optimizer = Optimizer {
             "lr_decay",
             0.0,
             Range::NotNegative,
-            "how fast the rate falls: divided by `1 + (t - 1) * lr_decay` at step t",
+            "decay of the learning rate (divided by `1 + (t - 1) * lr_decay` at step t)",
         ),
         setting(
             "weight_decay",
             0.0,
             Range::NotNegative,
-            "the factor of a penalty on the weights: `weight_decay * weight` is added to the gradient",
+            "factor of an L2 penalty (`weight_decay * weight` is added to the gradient)",
         ),
-        setting(
-            "initial_accumulator_value",
-            0.0,
-            Range::NotNegative,
-            "the value that the sum of squares starts from",
-        ),
-        setting("eps", 1e-10, Range::NotNegative, "what is added to the root that a step is divided by"),
+        setting("initial_accumulator_value", 0.0, Range::NotNegative, "initial value of the sum of squares"),
+        setting("eps", 1e-10, Range::NotNegative, "added to the square root that divides a step"),
     ],
     flags: &[],
     learning_rate: 1e-2,

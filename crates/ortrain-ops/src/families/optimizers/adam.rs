@@ -5,7 +5,7 @@ use super::{BETAS, Optimizer, Range, Rule, When, flag, setting, slot};
 
 pub(super) const ADAM: Optimizer = Optimizer {
     name: "Adam",
-    summary: "rates by averages of gradients and of their squares, with an L2 penalty",
+    summary: "rates from running averages of gradients and their squares, with an L2 penalty",
     source: "Kingma and Ba, Adam: A Method for Stochastic Optimization, 2015; amsgrad: Reddi et al., 2018; torch.optim.Adam",
     slots: &[
         slot("momentum0"),
@@ -15,12 +15,12 @@ pub(super) const ADAM: Optimizer = Optimizer {
     settings: &[
         BETAS[0],
         BETAS[1],
-        setting("eps", 1e-8, Range::NotNegative, "what is added to the root that a step is divided by"),
+        setting("eps", 1e-8, Range::NotNegative, "added to the square root that divides a step"),
         setting(
             "weight_decay",
             0.0,
             Range::NotNegative,
-            "the factor of a penalty on the weights: `weight_decay * weight` is added to the gradient",
+            "factor of an L2 penalty (`weight_decay * weight` is added to the gradient)",
         ),
     ],
     flags: &[flag("amsgrad", false, "divide by the largest average of squares so far")],

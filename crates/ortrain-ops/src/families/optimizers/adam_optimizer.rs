@@ -9,32 +9,32 @@ pub(super) const ALPHA_BETA: [Setting; 2] = [
     setting("beta", 0.999, Range::BelowOne, "decay rate of the average of squared gradients"),
 ];
 pub(super) const LAMBDA: Setting =
-    setting("lambda", 0.0, Range::NotNegative, "the share of a weight that a step takes away");
+    setting("lambda", 0.0, Range::NotNegative, "weight decay, the factor of the weight in a step");
 /// Slots of the two moments.
 pub(super) const MOMENTS: [Slot; 2] = [slot("Moment_1"), slot("Moment_2")];
 
 pub(super) const ADAM_OPTIMIZER: Optimizer = Optimizer {
     name: "AdamOptimizer",
-    summary: "Adam whose weights decay before the step or after it",
+    summary: "Adam with weight decay before or after the step",
     source: "com.microsoft AdamOptimizer, version 1",
     slots: &MOMENTS,
     settings: &[
         ALPHA_BETA[0],
         ALPHA_BETA[1],
         LAMBDA,
-        setting("epsilon", 1e-8, Range::NotNegative, "what is added to the root that a step is divided by"),
+        setting("epsilon", 1e-8, Range::NotNegative, "added to the square root that divides a step"),
         setting(
             "do_bias_correction",
             1.0,
             Range::Finite,
-            "1: correct the averages for starting at zero; 0: do not",
+            "1: correct the bias of the averages towards zero; 0: do not correct it",
         ),
         setting(
             "weight_decay_mode",
             0.0,
             Range::Finite,
-            "0: the weight before the step decays, and epsilon is added to the corrected root; 1: the weight after the step, \
-             and to the root as it is",
+            "0: decay the weight before the step, and add epsilon to the corrected root; 1: decay the weight after \
+             the step, and add epsilon to the uncorrected root",
         ),
     ],
     flags: &[],

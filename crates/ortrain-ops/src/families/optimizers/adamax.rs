@@ -4,18 +4,18 @@ use super::{BETAS, Optimizer, Range, Rule, setting, slot};
 
 pub(super) const ADAMAX: Optimizer = Optimizer {
     name: "Adamax",
-    summary: "Adam by the largest gradient",
+    summary: "Adam with the largest gradient instead of the average of squares",
     source: "Kingma and Ba, Adam: A Method for Stochastic Optimization, 2015, section 7.1; torch.optim.Adamax",
     slots: &[slot("momentum0"), slot("largest_gradient")],
     settings: &[
         BETAS[0],
         BETAS[1],
-        setting("eps", 1e-8, Range::NotNegative, "what is added to the size of a gradient"),
+        setting("eps", 1e-8, Range::NotNegative, "added to the absolute value of a gradient"),
         setting(
             "weight_decay",
             0.0,
             Range::NotNegative,
-            "the factor of a penalty on the weights: `weight_decay * weight` is added to the gradient",
+            "factor of an L2 penalty (`weight_decay * weight` is added to the gradient)",
         ),
     ],
     flags: &[],

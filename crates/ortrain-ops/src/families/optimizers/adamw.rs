@@ -5,7 +5,7 @@ use super::{BETAS, Optimizer, Range, Rule, Update, When, flag, setting, slot};
 
 pub(super) const ADAMW: Optimizer = Optimizer {
     name: "AdamW",
-    summary: "Adam whose weights decay apart from the gradient",
+    summary: "Adam with decoupled weight decay",
     source: "Loshchilov and Hutter, Decoupled Weight Decay Regularization, 2019; torch.optim.AdamW",
     slots: &[
         slot("momentum0"),
@@ -15,13 +15,18 @@ pub(super) const ADAMW: Optimizer = Optimizer {
     settings: &[
         BETAS[0],
         BETAS[1],
-        setting("eps", 1e-8, Range::NotNegative, "what is added to the root that a step is divided by"),
-        setting("weight_decay", 0.01, Range::NotNegative, "the share of a weight that a step takes away"),
+        setting("eps", 1e-8, Range::NotNegative, "added to the square root that divides a step"),
+        setting(
+            "weight_decay",
+            0.01,
+            Range::NotNegative,
+            "decoupled weight decay (a step subtracts `lr * weight_decay * weight`)",
+        ),
     ],
     flags: &[
         flag("amsgrad", false, "divide by the largest average of squares so far"),
-        flag("bias_correction", true, "correct the averages for starting at zero"),
-        flag("onnxruntime", false, "the formula of onnxruntime's AdamWOptimizer"),
+        flag("bias_correction", true, "correct the bias of the averages towards zero"),
+        flag("onnxruntime", false, "use the formula of onnxruntime's AdamWOptimizer"),
     ],
     learning_rate: 1e-3,
     average: None,

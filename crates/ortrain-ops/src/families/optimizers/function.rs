@@ -74,34 +74,40 @@ impl OptimizerFunction {
             return Err(wrong("it has no name".into()));
         }
         if Optimizer::find(&proto.name).is_some() {
-            return Err(wrong("an optimizer of the table has this name; give it another one".into()));
+            return Err(wrong("a built-in optimizer has this name; choose another name".into()));
         }
         if let Some(name) = first_duplicate(&proto.input).or_else(|| first_duplicate(&proto.output)) {
-            return Err(wrong(format!("it has {name:?} twice among its inputs, or among its outputs")));
+            return Err(wrong(format!("{name:?} occurs twice in its inputs or in its outputs")));
         }
         if settings.len() > MAX_SETTINGS {
-            return Err(wrong(format!("it has {} settings; {MAX_SETTINGS} are the most", settings.len())));
+            return Err(wrong(format!(
+                "it has {} settings, at most {MAX_SETTINGS} are supported",
+                settings.len()
+            )));
         }
         if proto.domain.is_empty() || proto.domain == "ai.onnx" {
-            return Err(wrong("it is in the domain of ONNX itself; give it one of your own".into()));
+            return Err(wrong("it is in the domain of ONNX; choose another domain".into()));
         }
         if proto.output.first().map(String::as_str) != Some("new_parameter") {
-            return Err(wrong("its first output should be \"new_parameter\"".into()));
+            return Err(wrong("its first output must be \"new_parameter\"".into()));
         }
         let mut slots = Vec::new();
         for output in &proto.output[1..] {
             let slot =
                 output.strip_prefix("new_").filter(|slot| proto.input.iter().any(|input| input == slot));
             let slot = slot.ok_or_else(|| {
-                wrong(format!("its output {output:?} is no slot: \"new_\" and the name of an input"))
+                wrong(format!("its output {output:?} must be \"new_\" followed by the name of an input"))
             })?;
             if STEP_INPUTS.contains(&slot) || settings.contains_key(slot) {
-                return Err(wrong(format!("{slot:?} is no slot, but a value that every step is given")));
+                return Err(wrong(format!(
+                    "{slot:?} cannot be a slot: it is an input of every step or a setting"
+                )));
             }
             let start = starts.get(slot).cloned().unwrap_or_else(|| "zero".into());
             if !["zero", "one", "parameter"].contains(&start.as_str()) && !settings.contains_key(&start) {
                 return Err(wrong(format!(
-                    "slot {slot:?} starts at {start:?}; it is \"zero\", \"one\", \"parameter\" or the name of a setting"
+                    "slot {slot:?} must start at \"zero\", \"one\", \"parameter\" or the name of a setting, got \
+                     {start:?}"
                 )));
             }
             slots.push(SlotSpec { start, ..SlotSpec::new(slot) });
@@ -112,8 +118,8 @@ impl OptimizerFunction {
                 || slots.iter().any(|slot| slot.name == *input);
             if !known {
                 return Err(wrong(format!(
-                    "nothing gives it the input {input:?}: it is none of {}, no setting with a default, and no slot, for the \
-                     function gives no \"new_{input}\"",
+                    "its input {input:?} is unknown: it is not one of {}, not a setting with a default, and not a \
+                     slot (the function has no output \"new_{input}\")",
                     STEP_INPUTS.join(", ")
                 )));
             }
@@ -126,22 +132,24 @@ impl OptimizerFunction {
         let named = slots.iter().map(|slot| slot.name.as_str()).chain(settings.keys().map(String::as_str));
         if let Some(taken) = named.clone().find(|name| is_taken(name)) {
             return Err(wrong(format!(
-                "a slot or a setting cannot be called {taken:?}: optimizer models have such a value"
+                "a slot or a setting cannot have the name {taken:?}: optimizer models use it for another value"
             )));
         }
         if let Some(given) = STEP_INPUTS.iter().find(|name| settings.contains_key(**name)) {
-            return Err(wrong(format!("a setting cannot be called {given:?}, which every step is given")));
+            return Err(wrong(format!(
+                "a setting cannot have the name {given:?}: it is an input of every step"
+            )));
         }
         if let Some(unknown) = starts.keys().find(|start| !slots.iter().any(|slot| slot.name == **start)) {
-            return Err(wrong(format!("a start is given for {unknown:?}, which is no slot of it")));
+            return Err(wrong(format!("{unknown:?} has a start value, but is not a slot of the function")));
         }
         if let Some((setting, value)) = settings.iter().find(|(_, value)| !value.is_finite()) {
-            return Err(wrong(format!("{setting} is {value}; a finite number is needed")));
+            return Err(wrong(format!("{setting} must be a finite number, got {value}")));
         }
         let imports = proto.opset_import.iter().filter(|import| import.domain.is_empty());
         if let Some(import) = imports.into_iter().find(|import| import.version < OPSET) {
             return Err(wrong(format!(
-                "it uses opset {}, but optimizer models are written in opset {OPSET} or later",
+                "it uses opset {}, but optimizer models need opset {OPSET} or newer",
                 import.version
             )));
         }

@@ -5,23 +5,23 @@ use super::{BETAS, Optimizer, Range, Rule, flag, setting, slot};
 
 pub(super) const LAMB: Optimizer = Optimizer {
     name: "LAMB",
-    summary: "Adam with a rate for each tensor by its norm",
+    summary: "Adam with a learning rate for each tensor, scaled by its norm",
     source: "You et al., Large Batch Optimization for Deep Learning, 2020",
     slots: &[slot("momentum0"), slot("momentum1")],
     settings: &[
         BETAS[0],
         BETAS[1],
-        setting("eps", 1e-6, Range::NotNegative, "what is added to the root that a step is divided by"),
+        setting("eps", 1e-6, Range::NotNegative, "added to the square root that divides a step"),
         setting(
             "weight_decay",
             0.01,
             Range::NotNegative,
-            "the factor of the weight that is added to its direction",
+            "factor of the weight in the direction of a step (`weight_decay * weight` is added)",
         ),
-        setting("ratio_min", 0.0, Range::NotNegative, "the least trust ratio of a tensor"),
-        setting("ratio_max", f32::MAX as f64, Range::NotNegative, "the largest trust ratio of a tensor"),
+        setting("ratio_min", 0.0, Range::NotNegative, "smallest trust ratio of a tensor"),
+        setting("ratio_max", f32::MAX as f64, Range::NotNegative, "largest trust ratio of a tensor"),
     ],
-    flags: &[flag("bias_correction", true, "correct the averages for starting at zero")],
+    flags: &[flag("bias_correction", true, "correct the bias of the averages towards zero")],
     learning_rate: 1e-3,
     average: None,
     update: Rule::Elements(|u| {

@@ -5,22 +5,22 @@ use super::{Optimizer, Range, Rule, setting};
 
 pub(super) const LAMB_OPTIMIZER: Optimizer = Optimizer {
     name: "LambOptimizer",
-    summary: "Adam with a rate for each tensor by its norm",
+    summary: "Adam with a learning rate for each tensor, scaled by its norm",
     source: "com.microsoft LambOptimizer, version 1; You et al., Large Batch Optimization for Deep Learning, 2020",
     slots: &MOMENTS,
     settings: &[
         ALPHA_BETA[0],
         ALPHA_BETA[1],
         LAMBDA,
-        setting("epsilon", 1e-6, Range::NotNegative, "what is added to the root that a step is divided by"),
+        setting("epsilon", 1e-6, Range::NotNegative, "added to the square root that divides a step"),
         setting(
             "do_bias_correction",
             0.0,
             Range::Finite,
-            "1: correct the averages for starting at zero; 0: do not",
+            "1: correct the bias of the averages towards zero; 0: do not correct it",
         ),
-        setting("ratio_min", f64::MIN, Range::Finite, "the least trust ratio of a tensor"),
-        setting("ratio_max", f64::MAX, Range::Finite, "the largest trust ratio of a tensor"),
+        setting("ratio_min", f64::MIN, Range::Finite, "smallest trust ratio of a tensor"),
+        setting("ratio_max", f64::MAX, Range::Finite, "largest trust ratio of a tensor"),
     ],
     flags: &[],
     learning_rate: 1e-3,

@@ -4,31 +4,21 @@ use super::{Optimizer, Range, Rule, flag, setting, slot};
 
 pub(super) const LARS: Optimizer = Optimizer {
     name: "LARS",
-    summary: "momentum with a rate for each tensor by its norm",
+    summary: "momentum with a learning rate for each tensor, scaled by its norm",
     source: "You, Gitman and Ginsburg, Large Batch Training of Convolutional Networks, 2017",
     slots: &[slot("momentum0")],
     settings: &[
-        setting("momentum", 0.9, Range::NotNegative, "the share of the velocity that is kept"),
+        setting("momentum", 0.9, Range::NotNegative, "factor of the previous velocity"),
         setting(
             "weight_decay",
             1e-4,
             Range::NotNegative,
-            "the factor of a penalty on the weights: `weight_decay * weight` is added to the gradient",
+            "factor of an L2 penalty (`weight_decay * weight` is added to the gradient)",
         ),
-        setting(
-            "trust_coefficient",
-            1e-3,
-            Range::Positive,
-            "what the trust ratio of a tensor is multiplied by",
-        ),
-        setting(
-            "eps",
-            1e-8,
-            Range::NotNegative,
-            "what is added to the norms that the trust ratio is divided by",
-        ),
+        setting("trust_coefficient", 1e-3, Range::Positive, "factor of the trust ratio of a tensor"),
+        setting("eps", 1e-8, Range::NotNegative, "added to the divisor of the trust ratio"),
     ],
-    flags: &[flag("nesterov", false, "Nesterov's momentum")],
+    flags: &[flag("nesterov", false, "use Nesterov's momentum")],
     learning_rate: 0.1,
     average: None,
     update: Rule::Elements(|u| {

@@ -4,13 +4,18 @@ use super::{Optimizer, Range, Rule, setting, slot};
 
 pub(super) const LION: Optimizer = Optimizer {
     name: "Lion",
-    summary: "steps by the sign of a momentum",
+    summary: "steps of equal size, with the sign of the momentum",
     source: "Chen et al., Symbolic Discovery of Optimization Algorithms, 2023, program 1",
     slots: &[slot("momentum0")],
     settings: &[
-        setting("beta1", 0.9, Range::BelowOne, "the share of the momentum in the direction of a step"),
+        setting("beta1", 0.9, Range::BelowOne, "weight of the momentum in the direction of a step"),
         setting("beta2", 0.99, Range::BelowOne, "decay rate of the momentum"),
-        setting("weight_decay", 0.0, Range::NotNegative, "the share of a weight that a step takes away"),
+        setting(
+            "weight_decay",
+            0.0,
+            Range::NotNegative,
+            "decoupled weight decay (a step subtracts `lr * weight_decay * weight`)",
+        ),
     ],
     flags: &[],
     learning_rate: 1e-4,

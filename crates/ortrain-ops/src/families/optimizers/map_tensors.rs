@@ -57,8 +57,8 @@ pub(super) fn overwritten_inputs(graph: &Graph) -> Result<FxHashMap<ValueId, Val
         let place = place.filter(|id| graph.inputs.contains(id) && is_sequence(graph, *id));
         let Some(place) = place else {
             return Err(Error::Graph(format!(
-                "its output {name:?} is a sequence that takes no place; name it \"updated_\" and the input that it is \
-                 the new value of (\"updated_params\", say)"
+                "its output {name:?} is a sequence that updates no input; name it \"updated_\" followed by the \
+                 name of the input (for example \"updated_params\")"
             )));
         };
         places.insert(output, place);
@@ -158,7 +158,7 @@ pub fn bind(graph: &mut Graph) -> Result<Option<BoundInputs>, Error> {
         {
             let int = |name: &str| node.attrs.int(name).ok().flatten().unwrap_or(0);
             if (int("axis"), int("new_axis")) != (0, 1) {
-                let source = OpError::unsupported("of scalars it is supported with axis 0 and new_axis 1");
+                let source = OpError::unsupported("for scalars only axis 0 and new_axis 1 are supported");
                 return Err(Error::at(graph, &graph.nodes[at], source));
             }
             (node.domain, node.op) = (DOMAIN.into(), CONCAT.into());
@@ -193,13 +193,11 @@ fn bind_map(
         let reads = |node: &Node| node.present_inputs().any(|id| id == place);
         if graph.nodes[at + 1..].iter().any(reads) {
             return fail(format!(
-                "it gives the new value of {name:?}, which is read after it; read {name:?} before"
+                "it updates {name:?}, which a later node reads; read {name:?} before the update"
             ));
         }
         let Some(port) = node.inputs.iter().position(|&input| input == Some(place)) else {
-            return fail(format!(
-                "it gives the new value of {name:?} but does not read {name:?}; make it an input"
-            ));
+            return fail(format!("it updates {name:?} but does not read {name:?}; make it an input"));
         };
         taken.push(port as i64);
     }
@@ -285,7 +283,7 @@ impl Op for MapTensors {
         }
         let planes = sequences.iter().flatten().next().map_or(0, Vec::len);
         if sequences.iter().flatten().any(|parts| parts.len() != planes) {
-            return Err(OpError::invalid("its sequences differ in the types of their tensors"));
+            return Err(OpError::invalid("its sequences have tensors of different types"));
         }
         let mut first_row = 0;
         let tensors: usize =
@@ -352,11 +350,11 @@ impl MapTensors {
                     Ok(InputAccess::PerTensor(part.dtype))
                 }
                 (None, Some(_)) => Err(OpError::invalid(format!(
-                    "sequence {k} differs from the first in the sizes of its tensors"
+                    "sequence {k} and the first sequence have tensors of different sizes"
                 ))),
                 (None, None) if cx.dims(k).iter().product::<usize>() == 1 => Ok(InputAccess::Global),
                 (None, None) => Err(OpError::unsupported(format!(
-                    "input {k} has shape {:?}; a sequence or one number is needed",
+                    "input {k} has shape {:?}, expected a sequence or one element",
                     cx.dims(k)
                 ))),
             })
@@ -385,7 +383,7 @@ impl MapTensors {
                 };
                 found[slot] = Some(nest.load_strided(cx, buffers[slot], offset, &strides));
             }
-            nest.b.inline(&lifted.expr, |_, slot, _| found[slot].expect("every load was made"))
+            nest.b.inline(&lifted.expr, |_, slot, _| found[slot].expect("every load has a value"))
         };
         let (results, sums) = values.split_at(lifted.outputs);
         for (&(op, _), &value) in lifted.reductions.iter().zip(sums) {
@@ -405,7 +403,8 @@ impl MapTensors {
                 InputAccess::PerTensor(_) if !lifted.is_per_element[k] => [1, 0],
                 _ => {
                     return Err(OpError::unsupported(format!(
-                        "output {k} has a value for each element, but its place has one for each tensor"
+                        "output {k} has a value for each element, but the sequence that it updates has one for \
+                         each tensor"
                     )));
                 }
             };
@@ -442,7 +441,7 @@ impl MapTensors {
         });
         let (one, other) = (one?, other?);
         if one != other {
-            return Err(OpError::unsupported("what it computes depends on the sizes of tensors"));
+            return Err(OpError::unsupported("its formula depends on the sizes of tensors"));
         }
         Ok(one)
     }
@@ -530,7 +529,7 @@ fn compile(body: &Graph, length: usize) -> Result<CompiledBody, OpError> {
                 body.value(id)
                     .constant
                     .as_ref()
-                    .ok_or_else(|| OpError::invalid("an output is made by nothing"))?,
+                    .ok_or_else(|| OpError::invalid("no node computes an output"))?,
             ),
         };
         results.push(buffer_value(buffer, &builder, &mut b, &known)?);
@@ -562,8 +561,8 @@ fn buffer_value(
 
 fn not_elementwise_error() -> OpError {
     OpError::unsupported(
-        "it is not computed element by element; the step of an optimizer may combine the elements of a parameter at \
-         the same place, and sum all of them",
+        "it is not element-wise; the step of an optimizer may combine the elements of a parameter at the same \
+         position, and sum all of them",
     )
 }
 
@@ -658,7 +657,7 @@ impl Op for ConcatScalars {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
         cx.check_arity(2, 2, 1)?;
         let ValueType::Sequence(dtype) = cx.ty(0) else {
-            return Err(OpError::invalid(format!("input 0 is {}; a sequence is needed", cx.ty(0))));
+            return Err(OpError::invalid(format!("input 0 is {}, expected a sequence", cx.ty(0))));
         };
         let count = cx.shape(1).map(|table| [table[0].clone()].into_iter().collect());
         cx.set_output(0, *dtype, count);

@@ -386,7 +386,7 @@ impl<'a> Update<'a> {
     /// # Panics
     /// Panics if the optimizer does not have the slot.
     pub fn store_slot(&mut self, name: &str, value: Number<'a>) -> Number<'a> {
-        assert!(self.slots.contains_key(name), "a row keeps its own slots");
+        assert!(self.slots.contains_key(name), "an optimizer stores only its own slots");
         self.new_slots.insert(name.to_owned(), value);
         value
     }

@@ -79,7 +79,7 @@ impl<'a> StepInputs<'a> {
         match at(&self.elements) {
             Some(k) => self.sheet.element(k),
             None => {
-                let k = at(&self.settings).expect("a step asks for its own inputs");
+                let k = at(&self.settings).expect("a step reads only its own inputs");
                 self.sheet.setting(self.elements.len() + k)
             }
         }
@@ -494,7 +494,8 @@ fn add_gradient_norm(
 /// Returns an error if the description does not fit its row ([`OptimizerSpec::check`]).
 pub fn optimizer_model(spec: &OptimizerSpec, dtypes: &[DType]) -> Result<ModelProto, OpError> {
     let spec = spec.clone().complete()?;
-    let row = Optimizer::find(&spec.optimizer).expect("it was found when the description was completed");
+    let row = Optimizer::find(&spec.optimizer)
+        .expect("the settings were completed with the optimizer of this name");
     optimizer_model_of_row(row, &spec, dtypes)
 }
 

@@ -14,26 +14,31 @@ const RMS_OF_ADAMW: f64 = 0.2;
 
 pub(super) const MUON: Optimizer = Optimizer {
     name: "Muon",
-    summary: "orthogonal steps for matrices, AdamW for other parameters and where a group asks for it",
+    summary: "orthogonal steps for matrices, AdamW for other parameters and for groups with adamw=1",
     source: "Jordan et al., Muon: An optimizer for hidden layers in neural networks, 2024; torch.optim.Muon",
     slots: &[slot("momentum0"), slot("momentum1").with_shape(SlotShape::ByAdamW)],
     settings: &[
         setting("momentum", 0.95, Range::BelowOne, "decay rate of the momentum of matrices"),
-        setting("eps", 1e-7, Range::Positive, "the least norm that the momentum of a matrix is divided by"),
-        setting("weight_decay", 0.1, Range::NotNegative, "the share of a weight that a step takes away"),
-        setting("adamw", 0.0, Range::NotNegative, "1 for matrices that AdamW trains, embeddings say"),
+        setting("eps", 1e-7, Range::Positive, "smallest norm that divides the momentum of a matrix"),
+        setting(
+            "weight_decay",
+            0.1,
+            Range::NotNegative,
+            "decoupled weight decay (a step subtracts `lr * weight_decay * weight`)",
+        ),
+        setting("adamw", 0.0, Range::NotNegative, "1: train matrices with AdamW (for example embeddings)"),
         BETAS[0],
         BETAS[1],
         setting(
             "adamw_eps",
             1e-8,
             Range::NotNegative,
-            "the number that AdamW adds to the root that it divides by",
+            "added to the square root that divides a step of AdamW",
         ),
     ],
     flags: &[
-        flag("nesterov", true, "take Nesterov's momentum"),
-        flag("match_rms_adamw", false, "give steps of matrices the size that those of AdamW have"),
+        flag("nesterov", true, "use Nesterov's momentum"),
+        flag("match_rms_adamw", false, "scale the steps of matrices to the size of AdamW's steps"),
     ],
     learning_rate: 1e-3,
     average: None,

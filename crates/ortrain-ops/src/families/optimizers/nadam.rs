@@ -11,16 +11,25 @@ pub(super) const NADAM: Optimizer = Optimizer {
     settings: &[
         BETAS[0],
         BETAS[1],
-        setting("eps", 1e-8, Range::NotNegative, "what is added to the root that a step is divided by"),
+        setting("eps", 1e-8, Range::NotNegative, "added to the square root that divides a step"),
         setting(
             "weight_decay",
             0.0,
             Range::NotNegative,
-            "the factor of a penalty on the weights: `weight_decay * weight` is added to the gradient",
+            "factor of an L2 penalty (`weight_decay * weight` is added to the gradient)",
         ),
-        setting("momentum_decay", 4e-3, Range::NotNegative, "how fast the momentum reaches its full value"),
+        setting(
+            "momentum_decay",
+            4e-3,
+            Range::NotNegative,
+            "rate at which the momentum rises to its full value",
+        ),
     ],
-    flags: &[flag("decoupled_weight_decay", false, "take weight decay from the weights, not from gradients")],
+    flags: &[flag(
+        "decoupled_weight_decay",
+        false,
+        "subtract weight decay from the weights instead of adding it to the gradients",
+    )],
     learning_rate: 2e-3,
     average: None,
     update: Rule::Elements(|u| {

@@ -99,7 +99,7 @@ fn add_step(
     tensors: &ParameterInputs,
 ) -> Result<ParameterOutputs, OpError> {
     let Rule::Elements(formula) = row.update else {
-        return Err(OpError::invalid("the formula of the node is not one of elements"));
+        return Err(OpError::invalid("the formula of the node is not element-wise"));
     };
     let element = if rw.dtype(tensors.parameter) == Some(DType::F64) { DType::F64 } else { DType::F32 };
     let elements: Vec<ValueId> = [tensors.parameter, tensors.gradient]
@@ -140,7 +140,7 @@ fn add_step(
     });
     let values = emit_all_as_onnx(&written.expr, &written.sums, element, rw, |_, k| match elements.get(k) {
         Some(&value) => value,
-        None => numbers[k - elements.len()].expect("a formula loads the numbers that are there"),
+        None => numbers[k - elements.len()].expect("a formula loads only existing numbers"),
     })?;
     let mut results = written.expr.outputs().iter().map(|reg| values[usize::from(reg.0)]);
     let new = results.next().ok_or_else(|| OpError::invalid("the formula of the node has no result"))?;
@@ -199,7 +199,7 @@ fn check_scalar(cx: &Infer<'_>, k: usize, wanted: &str, fits: fn(DType) -> bool)
     cx.expect_dtype(k, wanted, fits)?;
     match cx.shape(k).and_then(element_count) {
         Some(count) if count != 1 => {
-            Err(OpError::invalid(format!("input {k} has {count} elements; one is needed")))
+            Err(OpError::invalid(format!("input {k} has {count} elements, expected one")))
         }
         _ => Ok(()),
     }
@@ -273,7 +273,7 @@ fn read_adam_settings(attrs: &Attrs) -> Result<BTreeMap<String, f64>, OpError> {
     }
     let mode = settings["weight_decay_mode"];
     if ![0.0, 1.0].contains(&mode) {
-        return Err(OpError::invalid(format!("weight_decay_mode is {mode}; 0 and 1 are defined")));
+        return Err(OpError::invalid(format!("weight_decay_mode must be 0 or 1, got {mode}")));
     }
     Ok(settings)
 }
@@ -325,7 +325,7 @@ impl Op for Lamb {
             (0..PORTS_PER_PARAMETER - 1).map(move |k| LAMB_FIRST_PARAMETER + PORTS_PER_PARAMETER * group + k)
         });
         if let Some(missing) = std::iter::once(LAMB_RATE).chain(needed).find(|&k| !cx.has_input(k)) {
-            return Err(OpError::invalid(format!("input {missing} is left out but is needed")));
+            return Err(OpError::invalid(format!("input {missing} is missing")));
         }
         check_scalar(cx, 0, "bool", is_bool)?;
         for k in 1..4 {
@@ -363,7 +363,7 @@ fn read_lamb_settings(attrs: &Attrs, parameters: usize) -> Result<Vec<BTreeMap<S
             given.unwrap_or_else(|| vec![f64::from(default as f32).clamp(f64::MIN, f64::MAX); parameters]);
         if values.len() < parameters {
             return Err(OpError::invalid(format!(
-                "{name} has {} numbers for {parameters} weights",
+                "{name} has {} numbers, expected one for each of {parameters} weights",
                 values.len()
             )));
         }
@@ -500,7 +500,7 @@ mod tests {
         for (mode, corrected) in [(0i64, 1i64), (1, 1), (0, 0), (1, 0)] {
             let attrs = attrs().with("weight_decay_mode", mode).with("do_bias_correction", corrected);
             let inputs: Vec<Option<&Tensor>> = [&rate, &step].into_iter().chain(&given).map(Some).collect();
-            let got = run_node((MICROSOFT, "AdamOptimizer"), &inputs, 5, attrs).expect("it runs");
+            let got = run_node((MICROSOFT, "AdamOptimizer"), &inputs, 5, attrs).expect("the graph runs");
             assert_eq!(got[0].to_i64(), Some(vec![4]));
             for (k, element) in elements(&given).into_iter().enumerate() {
                 let [m, v, w] = expected_adam(element, 0.1, 3, mode == 1, corrected == 1);
@@ -523,7 +523,7 @@ mod tests {
             let mut inputs: Vec<Option<&Tensor>> =
                 [&rate, &step].into_iter().chain(&given).map(Some).collect();
             inputs.extend([None, Some(&scale), Some(&norm)]);
-            let got = run_node((MICROSOFT, "AdamOptimizer"), &inputs, 4, attrs).expect("it runs");
+            let got = run_node((MICROSOFT, "AdamOptimizer"), &inputs, 4, attrs).expect("the graph runs");
             for (k, [w, g, m, v]) in elements(&given).into_iter().enumerate() {
                 let expected = expected_adam([w, g / divisor, m, v], 0.1, 1, false, true)[2];
                 assert!((got[3].to_f64()[k] - expected).abs() < TOLERANCE, "{most}");
@@ -539,7 +539,7 @@ mod tests {
         let copy = given[0].converted(DType::F16);
         let mut inputs: Vec<Option<&Tensor>> = [&rate, &step].into_iter().chain(&given).map(Some).collect();
         inputs.extend([Some(&copy), None, None, Some(&off)]);
-        let got = run_node((MICROSOFT, "AdamOptimizer"), &inputs, 6, Attrs::new()).expect("it runs");
+        let got = run_node((MICROSOFT, "AdamOptimizer"), &inputs, 6, Attrs::new()).expect("the graph runs");
         for (found, kept) in [(0, &step), (1, &given[2]), (2, &given[3]), (3, &given[0]), (5, &copy)] {
             assert_close(&got[found], kept, 0.0);
         }
@@ -557,7 +557,7 @@ mod tests {
         ];
         let got =
             run_node((MICROSOFT, "LambOptimizer"), &inputs, 5, Attrs::new().with("alpha", vec![0.5f32]));
-        let got = got.expect("it runs");
+        let got = got.expect("the graph runs");
         for (found, kept) in [(0, &step), (1, weight), (3, first), (4, second)] {
             assert_close(&got[found], kept, 0.0);
         }
@@ -581,7 +581,7 @@ mod tests {
         let (rate, step) = (f64s(&[1], &[0.1]), Tensor::i64(&[1], &[1]));
         let mut inputs = vec![None, None, None, Some(&rate), Some(&step)];
         inputs.extend(given.iter().map(Some));
-        run_node((MICROSOFT, "LambOptimizer"), &inputs, 5, attrs.clone()).expect("it runs")
+        run_node((MICROSOFT, "LambOptimizer"), &inputs, 5, attrs.clone()).expect("the graph runs")
     }
 
     #[test]
@@ -633,7 +633,10 @@ mod tests {
         let failure =
             run_node((MICROSOFT, "LambOptimizer"), &inputs, 10, Attrs::new().with("alpha", vec![0.9f32]));
         let Failure::Prepare(error) = failure.expect_err("refused") else { panic!("prepared") };
-        assert!(error.to_string().contains("alpha has 1 numbers for 2 weights"), "{error}");
+        assert!(
+            error.to_string().contains("alpha has 1 numbers, expected one for each of 2 weights"),
+            "{error}"
+        );
     }
 
     #[test]
@@ -642,7 +645,7 @@ mod tests {
         let narrow = w.converted(DType::F16);
         let got =
             run_node((MICROSOFT, "SGDOptimizer"), &[Some(&rate), Some(&narrow), Some(&g)], 2, Attrs::new());
-        let got = got.expect("it runs");
+        let got = got.expect("the graph runs");
         assert_eq!((got[0].dtype(), got[0].to_f64()), (DType::F16, vec![0.75, 2.25]));
         assert_eq!(got[1].to_f64(), [-0.25, 0.25]);
     }

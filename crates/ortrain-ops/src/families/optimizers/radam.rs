@@ -8,21 +8,25 @@ const MIN_AVERAGE_LENGTH: f64 = 5.0;
 
 pub(super) const RADAM: Optimizer = Optimizer {
     name: "RAdam",
-    summary: "Adam whose adaptive rate is rectified while few gradients were seen",
+    summary: "Adam with a rectified adaptive rate in the first steps",
     source: "Liu et al., On the Variance of the Adaptive Learning Rate and Beyond, 2020; torch.optim.RAdam",
     slots: &[slot("momentum0"), slot("momentum1")],
     settings: &[
         BETAS[0],
         BETAS[1],
-        setting("eps", 1e-8, Range::NotNegative, "what is added to the root that a step is divided by"),
+        setting("eps", 1e-8, Range::NotNegative, "added to the square root that divides a step"),
         setting(
             "weight_decay",
             0.0,
             Range::NotNegative,
-            "the factor of a penalty on the weights: `weight_decay * weight` is added to the gradient",
+            "factor of an L2 penalty (`weight_decay * weight` is added to the gradient)",
         ),
     ],
-    flags: &[flag("decoupled_weight_decay", false, "take weight decay from the weights, not from gradients")],
+    flags: &[flag(
+        "decoupled_weight_decay",
+        false,
+        "subtract weight decay from the weights instead of adding it to the gradients",
+    )],
     learning_rate: 1e-3,
     average: None,
     update: Rule::Elements(|u| {

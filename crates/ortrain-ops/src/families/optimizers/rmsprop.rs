@@ -4,7 +4,7 @@ use super::{Optimizer, Range, Rule, When, flag, setting, slot};
 
 pub(super) const RMSPROP: Optimizer = Optimizer {
     name: "RMSprop",
-    summary: "rates by an average of squared gradients",
+    summary: "rates from a running average of squared gradients",
     source: "Hinton, Neural Networks for Machine Learning, lecture 6, 2012; centred: Graves, 2013; torch.optim.RMSprop",
     slots: &[
         slot("square_average"),
@@ -13,14 +13,14 @@ pub(super) const RMSPROP: Optimizer = Optimizer {
     ],
     settings: &[
         setting("alpha", 0.99, Range::BelowOne, "decay rate of the average of squares"),
-        setting("eps", 1e-8, Range::NotNegative, "what is added to the root that a step is divided by"),
+        setting("eps", 1e-8, Range::NotNegative, "added to the square root that divides a step"),
         setting(
             "weight_decay",
             0.0,
             Range::NotNegative,
-            "the factor of a penalty on the weights: `weight_decay * weight` is added to the gradient",
+            "factor of an L2 penalty (`weight_decay * weight` is added to the gradient)",
         ),
-        setting("momentum", 0.0, Range::NotNegative, "the share of the velocity that is kept"),
+        setting("momentum", 0.0, Range::NotNegative, "factor of the previous velocity"),
     ],
     flags: &[flag(
         "centered",

@@ -6,7 +6,7 @@ use super::{BETAS, Optimizer, Range, Rule, Start, setting, slot};
 /// the steps. The result of training is the average `x = (y - (1 - beta1) z) / beta1`.
 pub(super) const SCHEDULE_FREE_ADAMW: Optimizer = Optimizer {
     name: "ScheduleFreeAdamW",
-    summary: "AdamW that trains for an average of its weights and needs no falling rate",
+    summary: "AdamW that averages its weights and needs no learning rate schedule",
     source: "Defazio et al., The Road Less Scheduled, 2024, algorithm 1",
     slots: &[
         slot("z").with_start(Start::Parameter),
@@ -19,23 +19,28 @@ pub(super) const SCHEDULE_FREE_ADAMW: Optimizer = Optimizer {
             "beta1",
             0.9,
             Range::Inside,
-            "the share of the average in the point at which gradients are taken",
+            "weight of the average in the point at which gradients are computed",
         ),
         BETAS[1],
-        setting("eps", 1e-8, Range::NotNegative, "what is added to the root that a step is divided by"),
+        setting("eps", 1e-8, Range::NotNegative, "added to the square root that divides a step"),
         setting(
             "weight_decay",
             0.0,
             Range::NotNegative,
-            "the factor of the weight that is added to its direction",
+            "factor of the weight in the direction of a step (`weight_decay * weight` is added)",
         ),
-        setting("warmup_steps", 0.0, Range::NotNegative, "steps over which the rate rises"),
-        setting("r", 0.0, Range::Finite, "the power of the step in the weights of the average"),
+        setting(
+            "warmup_steps",
+            0.0,
+            Range::NotNegative,
+            "number of steps over which the learning rate rises",
+        ),
+        setting("r", 0.0, Range::Finite, "exponent of the step in the weights of the average"),
         setting(
             "weight_lr_power",
             2.0,
             Range::Finite,
-            "the power of the largest rate in the weights of the average",
+            "exponent of the largest learning rate in the weights of the average",
         ),
     ],
     flags: &[],

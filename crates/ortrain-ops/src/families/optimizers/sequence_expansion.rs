@@ -74,9 +74,7 @@ pub fn expand_sequences(
             continue;
         }
         let Some(types) = types(&name) else {
-            return Err(Error::Graph(format!(
-                "nothing is known of the sequence {name:?}, an input of the model"
-            )));
+            return Err(Error::Graph(format!("the sequence {name:?}, an input of the model, is unknown")));
         };
         let mut tensors = Vec::with_capacity(types.len());
         for (at, ty) in types.into_iter().enumerate() {

@@ -4,25 +4,25 @@ use super::{Optimizer, Range, Rule, When, flag, setting, slot};
 
 pub(super) const SGD: Optimizer = Optimizer {
     name: "SGD",
-    summary: "stochastic gradient descent, with momentum if asked for",
+    summary: "stochastic gradient descent with optional momentum",
     source: "Sutskever et al., On the importance of initialization and momentum in deep learning, 2013; torch.optim.SGD",
     slots: &[slot("momentum0").with_condition(When::Nonzero("momentum"))],
     settings: &[
-        setting("momentum", 0.0, Range::NotNegative, "the share of the velocity that is kept"),
+        setting("momentum", 0.0, Range::NotNegative, "factor of the previous velocity"),
         setting(
             "dampening",
             0.0,
             Range::Finite,
-            "the share of a gradient that is left out of the velocity, after the first",
+            "share of each gradient after the first that is not added to the velocity",
         ),
         setting(
             "weight_decay",
             0.0,
             Range::NotNegative,
-            "the factor of a penalty on the weights: `weight_decay * weight` is added to the gradient",
+            "factor of an L2 penalty (`weight_decay * weight` is added to the gradient)",
         ),
     ],
-    flags: &[flag("nesterov", false, "Nesterov's momentum")],
+    flags: &[flag("nesterov", false, "use Nesterov's momentum")],
     learning_rate: 1e-3,
     average: None,
     update: Rule::Elements(|u| {

@@ -304,7 +304,7 @@ impl OptimizerSpec {
             let good = super::is_finite_f32(value) && value >= 0.0;
             let text = || {
                 format!(
-                    "{label} is {}, but a rate is a finite number that is not negative{}",
+                    "{label} must be finite and at least 0{1}, got {0}",
                     format_number(value),
                     float32_suffix(value)
                 )
@@ -315,12 +315,12 @@ impl OptimizerSpec {
         if let Some(norm) = self.max_norm.filter(|&norm| !(super::is_finite_f32(norm) && norm > 0.0)) {
             let (norm, kind) = (format_number(norm), float32_suffix(norm));
             return Err(OpError::invalid(format!(
-                "max_norm is {norm}; a finite number above 0{kind} is needed"
+                "max_norm must be a finite number above 0{kind}, got {norm}"
             )));
         }
         for name in self.flags.keys() {
             if row.is_some_and(|row| !row.flags.iter().any(|flag| flag.name == name)) {
-                return Err(OpError::invalid(format!("{} has no choice {name:?}", self.optimizer)));
+                return Err(OpError::invalid(format!("{} has no flag {name:?}", self.optimizer)));
             }
         }
         self.check_settings(row, &self.settings, "")?;
@@ -333,16 +333,14 @@ impl OptimizerSpec {
                 [("frozen_steps", group.frozen_steps), ("skipped_steps", group.skipped_steps)]
             {
                 if steps < 0 {
-                    return Err(OpError::invalid(format!(
-                        "{name}{place} is {steps}, but a number of steps is not negative"
-                    )));
+                    return Err(OpError::invalid(format!("{name}{place} must be at least 0, got {steps}")));
                 }
             }
             group.lr.map_or(Ok(()), |lr| rate(&format!("lr{place}"), lr))?;
             for name in &group.parameters {
                 if let Some(first) = owners.insert(name, k) {
                     return Err(OpError::invalid(format!(
-                        "parameter {name:?} is in groups {first} and {k}; a parameter has the settings of one group"
+                        "parameter {name:?} is in groups {first} and {k}, but a parameter can be in one group only"
                     )));
                 }
             }
@@ -380,7 +378,7 @@ impl OptimizerSpec {
             };
             if !range.contains(value) {
                 let (value, needed, kind) = (format_number(value), range.describe(), float32_suffix(value));
-                return Err(OpError::invalid(format!("{name}{place} is {value}; {needed}{kind} is needed")));
+                return Err(OpError::invalid(format!("{name}{place} must be {needed}{kind}, got {value}")));
             }
         }
         Ok(())
@@ -456,7 +454,7 @@ impl OptimizerSpec {
     /// Never: every field can be serialized.
     #[must_use]
     pub fn to_text(&self) -> String {
-        serde_json::to_string(self).expect("numbers, texts and lists of them")
+        serde_json::to_string(self).expect("every field can be serialized")
     }
 
     /// Parses the description from text.
@@ -473,6 +471,6 @@ impl OptimizerSpec {
 fn find_row(name: &str) -> Result<&'static Optimizer, OpError> {
     Optimizer::find(name).ok_or_else(|| {
         let known: Vec<&str> = super::OPTIMIZERS.iter().map(|row| row.name).collect();
-        OpError::invalid(format!("there is no optimizer {name:?}; there are {}", known.join(", ")))
+        OpError::invalid(format!("unknown optimizer {name:?}; the optimizers are {}", known.join(", ")))
     })
 }

@@ -15,14 +15,14 @@ fn elementwise_specs() -> Vec<OptimizerSpec> {
     let mut all = Vec::new();
     for row in OPTIMIZERS.iter().filter(|row| matches!(row.update, Rule::Elements(_))) {
         for choice in 0..1 << row.flags.len() {
-            let mut spec = OptimizerSpec::new(row.name).expect("it is a row");
+            let mut spec = OptimizerSpec::new(row.name).expect("the optimizer is in the table");
             for (k, flag) in row.flags.iter().enumerate() {
                 spec.flags.insert(flag.name.into(), choice >> k & 1 == 1);
             }
             if let Some(momentum) = spec.settings.get_mut("momentum") {
                 *momentum = 0.9;
             }
-            all.push(spec.complete().expect("it is sound"));
+            all.push(spec.complete().expect("the settings are valid"));
         }
     }
     all
@@ -32,7 +32,7 @@ fn load_bound(model: &ModelProto) -> (Graph, BoundInputs) {
     let mut model = model.clone();
     inline_functions(&mut model, &OperatorLibrary::default()).expect("functions are sound");
     let model = LoadedModel::from_proto(model, ExternalData::none());
-    let mut graph = Graph::from_model(&model).expect("it can be read");
+    let mut graph = Graph::from_model(&model).expect("the graph can be read");
     let bound = bind(&mut graph).expect("it fits").expect("it maps tensors");
     upgrade(&mut graph).expect("its operators are known");
     infer(&mut graph).expect("its types fit");
@@ -62,7 +62,7 @@ fn plane_part(plane: u32, slot: SlotShape) -> PlanePart {
 
 /// Runs a step. The planes are parameters, gradients, and slots.
 fn step(spec: &OptimizerSpec, planes: &[Memory], t: i64) -> (Arc<Schedule>, Vec<Tensor>) {
-    let model = optimizer_model(spec, &[DType::F32]).expect("it can be written");
+    let model = optimizer_model(spec, &[DType::F32]).expect("the graph can be written");
     let (graph, bound) = load_bound(&model);
     let mut roles = Vec::new();
     let mut given = Vec::new();
@@ -99,7 +99,7 @@ fn step(spec: &OptimizerSpec, planes: &[Memory], t: i64) -> (Arc<Schedule>, Vec<
         }
     }
     let planes: Vec<&Memory> = planes.iter().collect();
-    run_bound(&graph, roles, &planes, &given, Scalars::default()).expect("it runs")
+    run_bound(&graph, roles, &planes, &given, Scalars::default()).expect("the graph runs")
 }
 
 fn planes(spec: &OptimizerSpec) -> Vec<Memory> {
@@ -156,10 +156,10 @@ fn planes_after(spec: &OptimizerSpec, steps: i64) -> Vec<Vec<f32>> {
 
 #[test]
 fn sgd_with_momentum_matches_formula() {
-    let mut spec = OptimizerSpec::new("SGD").expect("it is a row");
+    let mut spec = OptimizerSpec::new("SGD").expect("the optimizer is in the table");
     spec.settings.insert("momentum".into(), 0.9);
     spec.settings.insert("weight_decay".into(), 0.1);
-    let spec = spec.complete().expect("it is sound");
+    let spec = spec.complete().expect("the settings are valid");
     let (before, found) = (planes_after(&spec, 0), planes_after(&spec, 3));
     for (k, &gradient) in before[1].iter().enumerate() {
         let (mut weight, mut velocity) = (f64::from(before[0][k]), 0.0);
@@ -173,7 +173,10 @@ fn sgd_with_momentum_matches_formula() {
 
 #[test]
 fn lamb_rate_is_per_tensor() {
-    let spec = OptimizerSpec::new("LAMB").expect("it is a row").complete().expect("it is sound");
+    let spec = OptimizerSpec::new("LAMB")
+        .expect("the optimizer is in the table")
+        .complete()
+        .expect("the settings are valid");
     let (before, found) = (planes_after(&spec, 0), planes_after(&spec, 1));
     for tensor in plane_part(0, SlotShape::Same).tensors.iter() {
         let range = tensor.start..tensor.start + tensor.len;
@@ -209,7 +212,7 @@ fn options_return_gradient_norm() {
         for (name, value) in [("max_value", 0.05), ("max_norm_per_tensor", 0.3), ("ema_decay", 0.4)] {
             spec.settings.insert(name.into(), value);
         }
-        let spec = spec.complete().expect("it is sound");
+        let spec = spec.complete().expect("the settings are valid");
         let planes = planes(&spec);
         let gradients = &planes_after(&spec, 0)[1];
         let (_, results) = step(&spec, &planes, 1);
@@ -227,7 +230,10 @@ fn options_return_gradient_norm() {
 
 #[test]
 fn frozen_parameters_and_slots_do_not_change() {
-    let spec = OptimizerSpec::new("Lion").expect("it is a row").complete().expect("it is sound");
+    let spec = OptimizerSpec::new("Lion")
+        .expect("the optimizer is in the table")
+        .complete()
+        .expect("the settings are valid");
     // The step count is 0 for a parameter that was frozen in all steps.
     let planes = planes(&spec);
     let before: Vec<Vec<u8>> = planes.iter().map(|plane| plane.to_vec(0, plane.len()).unwrap()).collect();
@@ -239,7 +245,7 @@ fn frozen_parameters_and_slots_do_not_change() {
 #[test]
 fn rejects_invalid_settings() {
     let refused = |change: &dyn Fn(&mut OptimizerSpec)| {
-        let mut spec = OptimizerSpec::new("AdamW").expect("it is a row");
+        let mut spec = OptimizerSpec::new("AdamW").expect("the optimizer is in the table");
         change(&mut spec);
         spec.complete().expect_err("it makes no sense").to_string()
     };
@@ -247,9 +253,9 @@ fn rejects_invalid_settings() {
         spec.settings.insert(name.into(), value);
     };
     let beta = refused(&|spec| set(spec, "beta1", 1.0));
-    assert!(beta.contains("beta1 is 1; a number from 0 to below 1 is needed"), "{beta}");
+    assert!(beta.contains("beta1 must be a number from 0 to below 1, got 1"), "{beta}");
     let rate = refused(&|spec| spec.learning_rate = f64::NAN);
-    assert!(rate.contains("the learning rate is NaN"), "{rate}");
+    assert!(rate.contains("the learning rate must be finite and at least 0, got NaN"), "{rate}");
     let unknown = refused(&|spec| set(spec, "rho", 0.5));
     assert!(unknown.contains("AdamW has no setting \"rho\""), "{unknown}");
     let twice = refused(&|spec| {

@@ -34,7 +34,7 @@ impl Op for LpPool {
 fn read_order(attrs: &Attrs) -> Result<i64, OpError> {
     match attrs.int("p")?.unwrap_or(2) {
         p if p >= 1 => Ok(p),
-        p => Err(OpError::invalid(format!("p is {p}; 1 is the least"))),
+        p => Err(OpError::invalid(format!("p must be at least 1, got {p}"))),
     }
 }
 
@@ -226,10 +226,11 @@ mod tests {
                 check_gradients(&graph, std::slice::from_ref(&x), &[0], &[0]);
             }
             let attrs = Attrs::new().with("p", p);
-            let graph = one_node_graph(7, ("", "GlobalLpPool"), &[Some(&x)], 1, attrs).expect("it is read");
+            let graph =
+                one_node_graph(7, ("", "GlobalLpPool"), &[Some(&x)], 1, attrs).expect("the node is valid");
             check_gradients(&graph, std::slice::from_ref(&x), &[0], &[0]);
             let total: f64 = x.to_f64()[..20].iter().map(|x| x.abs().powi(p as i32)).sum();
-            let got = run(&graph, std::slice::from_ref(&x)).expect("it runs").remove(0).to_f64()[0];
+            let got = run(&graph, std::slice::from_ref(&x)).expect("the graph runs").remove(0).to_f64()[0];
             assert!((got - total.powf(1.0 / p as f64)).abs() < 1e-12);
         }
     }
@@ -241,7 +242,7 @@ mod tests {
         let attrs =
             window(&[2, 2]).with("dilations", vec![2i64, 3]).with("strides", vec![1i64, 2]).with("p", 2i64);
         let graph = one_node_graph(18, ("", "LpPool"), &[Some(&x)], 1, attrs).expect("valid");
-        let got = run(&graph, std::slice::from_ref(&x)).expect("it runs").remove(0);
+        let got = run(&graph, std::slice::from_ref(&x)).expect("the graph runs").remove(0);
         let at = |n: usize, y: usize, x_at: usize| x.to_f64()[(n * 6 + y) * 5 + x_at];
         let want: Vec<f64> = (0..6)
             .flat_map(|plane| (0..4).map(move |row| (plane, row)))
@@ -264,7 +265,7 @@ mod tests {
             let attrs = window(&[2]).with("strides", vec![2i64]).with("p", p);
             let graph = one_node_graph(NEWEST_OPSET, ("", "LpPool"), &[Some(&x)], 1, attrs).expect("valid");
             let gradient = gradient_graph(&graph, &[Some(f64s(&[1, 1, 2], &[1.0, 1.0]))], &[0]);
-            let got = run(&gradient, std::slice::from_ref(&x)).expect("it runs").remove(0);
+            let got = run(&gradient, std::slice::from_ref(&x)).expect("the graph runs").remove(0);
             assert_eq!(got.to_f64()[..2], [0.0, 0.0]);
             if p == 2 {
                 assert_close(&got, &f64s(&[1, 1, 4], &[0.0, 0.0, 0.6, 0.8]), 1e-12);
@@ -275,9 +276,10 @@ mod tests {
     #[test]
     fn rejects_invalid_attributes() {
         let x = generic_tensor(&[1, 1, 4], 1);
-        for (attrs, message) in
-            [(window(&[2]).with("p", 0i64), "p is 0"), (Attrs::new(), "kernel_shape is missing")]
-        {
+        for (attrs, message) in [
+            (window(&[2]).with("p", 0i64), "p must be at least 1, got 0"),
+            (Attrs::new(), "kernel_shape is missing"),
+        ] {
             let failure = run_node(("", "LpPool"), &[Some(&x)], 1, attrs).expect_err("refused");
             let Failure::Prepare(error) = failure else { panic!("{failure:?}") };
             assert!(error.to_string().contains(message), "{error}");

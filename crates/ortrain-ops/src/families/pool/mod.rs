@@ -45,7 +45,7 @@ impl Windows {
         let Some(sliding) = &self.sliding else {
             if shape.rank() < 3 {
                 let message = format!(
-                    "an input of shape {shape}; batch, channels and at least one spatial axis are needed"
+                    "an input has shape {shape}, expected batch, channels and at least one spatial axis"
                 );
                 return Err(OpError::invalid(message));
             }
@@ -63,7 +63,7 @@ impl Windows {
         let outputs = self.infer_outputs(cx, shape)?;
         if are_known_to_differ(&outputs, gradient) {
             return Err(OpError::invalid(format!(
-                "a gradient of shape {gradient} for a pooling of {shape} to {outputs}"
+                "the gradient has shape {gradient}, but {shape} is pooled to {outputs}"
             )));
         }
         Ok(())
@@ -258,7 +258,7 @@ impl Op for MaxPoolGrad {
             && are_known_to_differ(gradient, index)
         {
             return Err(OpError::invalid(format!(
-                "a gradient of shape {gradient} with positions of shape {index}; each needs one"
+                "the gradient has shape {gradient}, but the indices have shape {index}"
             )));
         }
         let pooled = cx.producer_of(1).filter(|(node, k)| *k == 1 && node.inputs.len() == 1);
@@ -518,7 +518,7 @@ impl Op for AveragePoolGrad {
         let dtype = cx.expect_dtype(0, "a float type", DType::is_float)?;
         let Some(declared) = cx.declared_shape(0) else {
             return Err(OpError::unsupported(
-                "nothing says the shape of what was averaged; the graph must declare that of the gradient",
+                "the shape of the averaged input is unknown; declare the shape of its gradient",
             ));
         };
         let Some(gradient) = cx.shape(0) else {
@@ -555,7 +555,7 @@ fn build_max(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
     let column_major = match node.attrs.int("storage_order")?.unwrap_or(0) {
         0 => false,
         1 => true,
-        other => return Err(OpError::invalid(format!("storage_order {other} is neither 0 nor 1"))),
+        other => return Err(OpError::invalid(format!("storage_order must be 0 or 1, got {other}"))),
     };
     Ok(Box::new(MaxPool { windows: Windows::read(node)?, is_column_major: column_major }))
 }
@@ -629,7 +629,7 @@ fn downgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
         }
     }
     if rw.has_output(1) && rw.version() < 8 {
-        return Err(OpError::unsupported("the positions of the largest elements need opset 8 or newer"));
+        return Err(OpError::unsupported("the indices of the largest elements need opset 8 or newer"));
     }
     let mut left = attrs.clone();
     for (name, least, _) in used {

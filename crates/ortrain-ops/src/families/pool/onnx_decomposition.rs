@@ -33,7 +33,7 @@ fn add_ones_filter(to: &mut impl NodeSink, dtype: DType, kernel: &[usize]) -> Re
     let cells = kernel.iter().try_fold(1usize, |n, &size| n.checked_mul(size));
     let Some(cells) = cells.filter(|&cells| cells <= MAX_WINDOW_ELEMENTS) else {
         return Err(OpError::unsupported(format!(
-            "its gradient is written with a filter of the window's size, and {kernel:?} is too large for one"
+            "its gradient needs a filter of the window's size, and {kernel:?} is too large"
         )));
     };
     let dims = [1, 1].into_iter().chain(kernel.iter().copied()).collect();
@@ -97,8 +97,8 @@ impl AveragePool {
                 for (k, &size) in outputs.iter().enumerate() {
                     if size > MAX_WINDOWS_PER_AXIS {
                         return Err(OpError::unsupported(format!(
-                            "its gradient is written with the number of cells under each window, and {outputs:?} windows \
-                             are too many for that; smaller pads or larger strides make fewer"
+                            "its gradient needs the number of elements in each window, and {outputs:?} windows are \
+                             too many; use smaller pads or larger strides"
                         )));
                     }
                     let mut dims = vec![1; outputs.len()];
@@ -128,7 +128,7 @@ impl AveragePool {
         shape: ValueId,
     ) -> Result<ValueId, OpError> {
         let Some(sliding) = &self.windows.sliding else {
-            return Err(OpError::unsupported("a window over everything has no size that is known before"));
+            return Err(OpError::unsupported("the window of a global pooling has no known size"));
         };
         let kernel = self.windows.kernel();
         let cells: Vec<i64> = kernel.iter().map(|&size| size as i64).collect();
@@ -319,7 +319,7 @@ pub(super) fn decompose_max_grad(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
         (None, Some(pooled)) => rw.add("Shape", &[pooled], Attrs::new()),
         (None, None) => {
             return Err(OpError::unsupported(
-                "nothing says the shape of what was pooled: no node of the graph makes the positions; declare the \
+                "the shape of the pooled input is unknown: no node of the graph computes the indices. Declare the \
                  sizes of the gradient as numbers",
             ));
         }
@@ -378,8 +378,8 @@ fn scatter_by_groups(
     let groups = over.iter().try_fold(1i64, |n, &size| n.checked_mul(size));
     let Some(groups) = groups.filter(|&groups| groups <= MAX_GROUPS) else {
         return Err(OpError::unsupported(format!(
-            "before opset {SCATTER_ADD_OPSET} its gradient is written for each group of windows that do not overlap, and {over:?} are \
-             too many"
+            "before opset {SCATTER_ADD_OPSET} its gradient needs nodes for each group of windows that do not \
+             overlap, and {over:?} groups are too many"
         )));
     };
     let line = rw.ints("line", &[-1]);
@@ -439,12 +439,12 @@ pub(super) fn decompose_average_grad(rw: &mut Rewrite<'_>) -> Result<(), OpError
     let g = rw.required_input(0)?;
     let dtype = rw.dtype(g).ok_or_else(|| OpError::unsupported("the type of the gradient must be known"))?;
     let Some(declared) = result_shape(rw).cloned() else {
-        return Err(OpError::unsupported("the shape of what was averaged must be declared"));
+        return Err(OpError::unsupported("the shape of the averaged input must be declared"));
     };
     let spatial: Option<Vec<usize>> = declared.iter().skip(2).map(ortrain_graph::Dim::known).collect();
     let Some(spatial) = spatial else {
         return Err(OpError::unsupported(format!(
-            "what was averaged is declared as {declared}; the sizes of its spatial axes must be numbers"
+            "the averaged input is declared as {declared}; the sizes of its spatial axes must be numbers"
         )));
     };
     let rest: Vec<i64> = spatial.iter().map(|&size| size as i64).collect();

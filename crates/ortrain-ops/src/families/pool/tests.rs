@@ -11,18 +11,18 @@ fn test_image(dims: &[usize]) -> Tensor {
 }
 
 fn pool(op: &str, x: &Tensor, attrs: Attrs) -> Tensor {
-    run_node(("", op), &[Some(x)], 1, attrs).expect("it runs").remove(0)
+    run_node(("", op), &[Some(x)], 1, attrs).expect("the graph runs").remove(0)
 }
 
 #[test]
 fn max_pool_and_indices() {
     let x = f64s(&[1, 1, 2, 4], &[1.0, 5.0, 2.0, 2.0, 3.0, 4.0, 2.0, 0.0]);
     let attrs = Attrs::new().with("kernel_shape", vec![2i64, 2]).with("strides", vec![2i64, 2]);
-    let outputs = run_node(("", "MaxPool"), &[Some(&x)], 2, attrs.clone()).expect("it runs");
+    let outputs = run_node(("", "MaxPool"), &[Some(&x)], 2, attrs.clone()).expect("the graph runs");
     assert_eq!(outputs[0].to_f64(), [5.0, 2.0]);
     assert_eq!(outputs[1].to_f64(), [1.0, 2.0], "the first of several");
     let outputs =
-        run_node(("", "MaxPool"), &[Some(&x)], 2, attrs.with("storage_order", 1i64)).expect("it runs");
+        run_node(("", "MaxPool"), &[Some(&x)], 2, attrs.with("storage_order", 1i64)).expect("the graph runs");
     assert_eq!(outputs[1].to_f64(), [2.0, 4.0], "down the columns");
 }
 
@@ -79,10 +79,10 @@ fn gradients() {
             one_node_graph(crate::NEWEST_OPSET, ("", op), &[Some(&x)], 1, attrs.clone()).expect("right");
         check_gradients(&graph, std::slice::from_ref(&x), &[0], &[0]);
         // The same in plain ONNX, and with symbolic sizes.
-        let y = run(&graph, std::slice::from_ref(&x)).expect("it runs").remove(0);
+        let y = run(&graph, std::slice::from_ref(&x)).expect("the graph runs").remove(0);
         let seed = [Some(generic_tensor(y.dims(), 3))];
         let known = gradient_graph(&graph, &seed, &[0]);
-        let want = run(&known, std::slice::from_ref(&x)).expect("it runs").remove(0);
+        let want = run(&known, std::slice::from_ref(&x)).expect("the graph runs").remove(0);
         for axes in [&[][..], &[0], &[2, 3], &[3], &[0, 1, 2, 3]] {
             let named = gradient_graph(&with_symbolic_sizes(&graph, 0, axes), &seed, &[0]);
             let got =
@@ -106,13 +106,13 @@ fn first_maximum_gets_gradient() {
     ] {
         let x = f64s(&[1, 1, 4], &elements);
         let graph = one_node_graph(crate::NEWEST_OPSET, ("", "GlobalMaxPool"), &[Some(&x)], 1, Attrs::new());
-        let graph = graph.expect("it is right");
+        let graph = graph.expect("the graph is valid");
         let mut want = [0.0; 4];
         want[at] = 2.5;
         for axes in [&[][..], &[2]] {
             let seed = [Some(f64s(&[1, 1, 1], &[2.5]))];
             let named = gradient_graph(&with_symbolic_sizes(&graph, 0, axes), &seed, &[0]);
-            let got = run(&named, std::slice::from_ref(&x)).expect("it runs");
+            let got = run(&named, std::slice::from_ref(&x)).expect("the graph runs");
             assert_eq!(got[0].to_f64(), want, "{elements:?} {axes:?}");
             check_decomposition(&named, std::slice::from_ref(&x), 0.0);
         }
@@ -139,19 +139,19 @@ fn onnxruntime_gradients_decompose() {
         largest.outputs.clear();
         add(&mut largest, ("", "MaxPoolGrad"), "dx", &[Some(ids[1]), Some(index)], 1, attrs());
         let mut average = largest.clone();
-        crate::passes::infer::infer(&mut largest).expect("it is right");
+        crate::passes::infer::infer(&mut largest).expect("the graph is valid");
         check_decomposition(&largest, &given, 1e-12);
 
         average.nodes.clear();
         average.outputs.clear();
         let dx = add(&mut average, ("", "AveragePoolGrad"), "da", &[Some(ids[1])], 1, attrs())[0];
         average.value_mut(dx).ty = ty(x.dims());
-        crate::passes::infer::infer(&mut average).expect("it is right");
+        crate::passes::infer::infer(&mut average).expect("the graph is valid");
         check_decomposition(&average, &given, 1e-12);
 
         // The decomposition needs a scatter that adds.
         let mut old = largest.clone();
-        crate::passes::decompose::standardise(&mut old).expect("it decomposes");
+        crate::passes::decompose::standardise(&mut old).expect("the graph decomposes");
         crate::passes::versions::downgrade(&mut old.clone(), 16).expect("it is there");
         let error = crate::passes::versions::downgrade(&mut old, 15).expect_err("refused").to_string();
         assert!(error.contains("ScatterElements") && error.contains("opset 16 or newer"), "{error}");
@@ -187,8 +187,8 @@ fn max_pool_gradient_with_input_indices() {
     let attrs = Attrs::new().with("kernel_shape", vec![2i64]);
     let dx = add(&mut given, ("", "MaxPoolGrad"), "dx", &[Some(ids[0]), Some(ids[1])], 1, attrs)[0];
     given.value_mut(dx).ty = ValueType::tensor(DType::F64, &[1, 1, 4]);
-    crate::passes::infer::infer(&mut given).expect("it is right");
-    let got = run(&given, &[g.clone(), index.clone()]).expect("it runs");
+    crate::passes::infer::infer(&mut given).expect("the graph is valid");
+    let got = run(&given, &[g.clone(), index.clone()]).expect("the graph runs");
     assert_close(&got[0], &f64s(&[1, 1, 4], &[0.0, 3.0, 0.0, 4.0]), 0.0);
     check_decomposition(&given, &[g, index], 0.0);
 }
@@ -199,14 +199,14 @@ fn gradients_of_unknown_shape_do_not_decompose() {
     let attrs = || Attrs::new().with("kernel_shape", vec![2i64]);
     let (mut lost, ids) = graph(&[&g, &index]);
     add(&mut lost, ("", "MaxPoolGrad"), "dx", &[Some(ids[0]), Some(ids[1])], 1, attrs());
-    crate::passes::infer::infer(&mut lost).expect("it is right");
+    crate::passes::infer::infer(&mut lost).expect("the graph is valid");
     let error = crate::passes::decompose::standardise(&mut lost).expect_err("refused").to_string();
-    assert!(error.contains("MaxPoolGrad") && error.contains("no node of the graph makes"), "{error}");
+    assert!(error.contains("MaxPoolGrad") && error.contains("no node of the graph computes"), "{error}");
     let (mut open, ids) = graph(&[&g]);
     let dx = add(&mut open, ("", "AveragePoolGrad"), "dx", &[Some(ids[0])], 1, attrs())[0];
     let dims = [Dim::Known(1), Dim::Known(1), Dim::symbol("L")];
     open.value_mut(dx).ty = ValueType::Tensor(DType::F64, Some(dims.into_iter().collect()));
-    crate::passes::infer::infer(&mut open).expect("it is right");
+    crate::passes::infer::infer(&mut open).expect("the graph is valid");
     let error = crate::passes::decompose::standardise(&mut open).expect_err("refused").to_string();
     assert!(error.contains("AveragePoolGrad") && error.contains("[1, 1, L]"), "{error}");
 }
@@ -217,12 +217,16 @@ fn rejects_invalid_nodes() {
     let ints = |name: &str, list: &[i64]| Attrs::new().with(name, list);
     for (op, attrs, needle) in [
         ("MaxPool", Attrs::new(), "kernel_shape is missing"),
-        ("MaxPool", ints("kernel_shape", &[2]), "a window of 2 does not fit 1 with padding of 0 before"),
+        (
+            "MaxPool",
+            ints("kernel_shape", &[2]),
+            "a window of 2 does not fit 1 elements with padding of 0 before",
+        ),
         ("AveragePool", ints("kernel_shape", &[1, 1]), "kernel_shape [1, 1] for an input of shape [1, 1, 1]"),
         (
             "AveragePool",
             ints("kernel_shape", &[1]).with("strides", &[0i64][..]),
-            "strides [0]: 1 is the least",
+            "strides must be at least 1, got [0]",
         ),
         ("MaxPool", ints("kernel_shape", &[2]).with("dilations", &[i64::MAX][..]), "does not fit"),
         (
@@ -230,7 +234,11 @@ fn rejects_invalid_nodes() {
             ints("kernel_shape", &[3]).with("dilations", &[i64::MAX][..]).with("auto_pad", "SAME_UPPER"),
             "too large to count",
         ),
-        ("MaxPool", ints("kernel_shape", &[1]).with("storage_order", 2i64), "storage_order 2 is neither"),
+        (
+            "MaxPool",
+            ints("kernel_shape", &[1]).with("storage_order", 2i64),
+            "storage_order must be 0 or 1, got 2",
+        ),
     ] {
         let error =
             one_node_graph(crate::NEWEST_OPSET, ("", op), &[Some(&x)], 1, attrs).expect_err("refused");
@@ -262,8 +270,8 @@ fn downgrade_names_required_opset() {
         ("AveragePool", kernel().with("ceil_mode", 1i64), 1, 10),
         ("MaxPool", kernel(), 2, 8),
     ] {
-        let graph =
-            one_node_graph(crate::NEWEST_OPSET, ("", op), &[Some(&x)], outputs, attrs).expect("it is right");
+        let graph = one_node_graph(crate::NEWEST_OPSET, ("", op), &[Some(&x)], outputs, attrs)
+            .expect("the graph is valid");
         check_downgrade(&graph, std::slice::from_ref(&x), least);
         let error = crate::passes::versions::downgrade(&mut graph.clone(), least - 1).expect_err("too old");
         assert!(error.to_string().contains(&format!("opset {least} or newer")), "{error}");
@@ -271,7 +279,7 @@ fn downgrade_names_required_opset() {
     let plain = kernel().with("ceil_mode", 0i64).with("dilations", vec![1i64, 1]);
     for op in ["MaxPool", "AveragePool"] {
         let graph = one_node_graph(crate::NEWEST_OPSET, ("", op), &[Some(&x)], 1, plain.clone())
-            .expect("it is right");
+            .expect("the graph is valid");
         let old = check_downgrade(&graph, std::slice::from_ref(&x), 7);
         assert!(old.nodes[0].attrs.0.keys().eq(["kernel_shape"]), "{old}");
     }

@@ -240,7 +240,7 @@ fn read_constant_inputs(
     let present = |k: usize| cx.has_input(first + k) && !cx.dims(first + k).contains(&0);
     let integers = |k: usize| constant(k).and_then(Tensor::to_i64);
     read_inputs(settings, present, |k| constant(k).map(Tensor::to_f64), integers)
-        .ok_or_else(|| OpError::unsupported("scales, sizes and roi must be known when the program is made"))
+        .ok_or_else(|| OpError::unsupported("scales, sizes and roi must be known before compilation"))
 }
 
 /// Gradient of [`Resize`]: inputs `dY`, `X` (for its shape), roi, scales, sizes.
@@ -330,7 +330,7 @@ fn build_grad(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
 }
 
 fn build_upsample(_: &Graph, _: &Node) -> Result<Box<dyn Op>, OpError> {
-    Err(OpError::invalid("Upsample ended with opset 10; Resize takes its place"))
+    Err(OpError::invalid("Upsample was removed in opset 10; use Resize"))
 }
 
 pub(crate) fn definitions() -> Vec<Definition> {

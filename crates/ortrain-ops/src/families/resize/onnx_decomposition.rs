@@ -60,7 +60,7 @@ impl OnnxDecomposition {
         let rank = x.rank();
         let axes = settings.axes(rank)?;
         if y.rank() != rank {
-            return Err(OpError::invalid(format!("{x} is not resized to {y}")));
+            return Err(OpError::invalid(format!("{x} cannot be resized to {y}, because the ranks differ")));
         }
         // A part of an axis of unknown size is unknown, too.
         let whole = |k: usize| {
@@ -134,7 +134,8 @@ impl OnnxDecomposition {
                 map.matrix(left).into_iter().map(|w| Scalar::from_f64(Type::of(dtype), w)).collect();
             let bytes = Scalar::to_bytes(dtype, &scalars);
             let dims = if left { vec![columns, rows] } else { vec![rows, columns] };
-            let matrix = Tensor::new(dtype, dims, bytes.into()).expect("a weight for each place and element");
+            let matrix = Tensor::new(dtype, dims, bytes.into())
+                .expect("the matrix has a weight for each pair of elements");
             let matrix = to.emit_constant(matrix);
             if left {
                 g = to.emit("MatMul", &[Some(matrix), Some(g)], Attrs::new());

@@ -68,7 +68,7 @@ pub(super) fn parse_word<T: Copy>(
     let found = attrs.string(name)?.unwrap_or(default);
     words.iter().find(|(word, _)| *word == found).map(|&(_, value)| value).ok_or_else(|| {
         let known: Vec<&str> = words.iter().map(|(word, _)| *word).collect();
-        OpError::invalid(format!("{name} is {found:?}; defined are {}", known.join(", ")))
+        OpError::invalid(format!("{name} must be one of {}, got {found:?}", known.join(", ")))
     })
 }
 
@@ -117,7 +117,7 @@ impl ResizeAttributes {
             axes: attrs.ints("axes")?.map(<[i64]>::to_vec),
         };
         if settings.antialias && matches!(settings.method, InterpolationMethod::Nearest(_)) {
-            return Err(OpError::invalid("antialias is for modes \"linear\" and \"cubic\""));
+            return Err(OpError::invalid("antialias requires mode \"linear\" or \"cubic\""));
         }
         Ok(settings)
     }
@@ -158,7 +158,7 @@ pub(super) fn check_list_length<T>(name: &str, list: &[T], axes: usize, each: us
         return Ok(());
     }
     Err(OpError::invalid(format!(
-        "{name} has {} elements, but for {axes} axes there must be {}",
+        "{name} has {} elements for {axes} axes, expected {}",
         list.len(),
         each * axes
     )))
@@ -168,7 +168,7 @@ pub(super) fn check_list_length<T>(name: &str, list: &[T], axes: usize, each: us
 pub(super) fn scaled_size(axis: usize, size: usize, scale: f64) -> Result<usize, OpError> {
     if !(scale.is_finite() && scale > 0.0) {
         return Err(OpError::invalid(format!(
-            "the scale of axis {axis} is {scale}; it must be a number above 0"
+            "the scale of axis {axis} must be a number above 0, got {scale}"
         )));
     }
     // In float32, like the shape inference of the standard.
@@ -208,7 +208,7 @@ impl ResizeAttributes {
             check_list_length("sizes", sizes, axes.len(), 1)?;
             for (&axis, &size) in axes.iter().zip(sizes) {
                 let target = usize::try_from(size).map_err(|_| {
-                    OpError::invalid(format!("the size of axis {axis} is {size}; it must not be negative"))
+                    OpError::invalid(format!("the size of axis {axis} must be at least 0, got {size}"))
                 })?;
                 let source = dims[axis];
                 let scale = if source == 0 { 1.0 } else { target as f64 / source as f64 };
@@ -222,13 +222,13 @@ impl ResizeAttributes {
             let roi = given
                 .roi
                 .as_ref()
-                .ok_or_else(|| OpError::invalid("roi is missing, which \"tf_crop_and_resize\" is about"))?;
+                .ok_or_else(|| OpError::invalid("roi is missing, which \"tf_crop_and_resize\" requires"))?;
             check_list_length("roi", roi, axes.len(), 2)?;
             for (k, plan) in plans.iter_mut().enumerate() {
                 plan.roi = (roi[k], roi[axes.len() + k]);
                 if !(plan.roi.0.is_finite() && plan.roi.1.is_finite()) {
                     return Err(OpError::invalid(format!(
-                        "roi of axis {} goes from {} to {}; both must be numbers",
+                        "roi of axis {} must have finite bounds, got {} and {}",
                         plan.axis, plan.roi.0, plan.roi.1
                     )));
                 }
@@ -280,8 +280,8 @@ impl ResizeAttributes {
         let most = target as f64 * 2.0 * reach;
         if target.max(source) > MAX_TAPS || most > MAX_TAPS as f64 {
             return Err(OpError::unsupported(format!(
-                "axis {axis} is to be resized from {source} to {target} elements, which needs more than {MAX_TAPS} \
-                 weights"
+                "axis {axis} cannot be resized from {source} to {target} elements, which needs more than \
+                 {MAX_TAPS} weights"
             )));
         }
         let reach = reach as i64;

@@ -13,7 +13,7 @@ use crate::rewrite::Rewrite;
 fn opset_10_attrs(rw: &Rewrite<'_>) -> Result<Attrs, OpError> {
     let mode = rw.attrs().string("mode")?.unwrap_or("nearest");
     if !["nearest", "linear"].contains(&mode) {
-        return Err(OpError::invalid(format!("mode is {mode:?}; defined are nearest, linear")));
+        return Err(OpError::invalid(format!("mode must be nearest or linear, got {mode:?}")));
     }
     let attrs = Attrs::new().with("mode", mode).with("coordinate_transformation_mode", "asymmetric");
     Ok(attrs.with("nearest_mode", "simple"))
@@ -31,7 +31,7 @@ pub(super) fn upgrade_upsample(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let scales = match rw.attrs().floats("scales")? {
         Some(scales) => {
             if let Some(scale) = scales.iter().find(|&&scale| scale.is_nan() || scale < 1.0) {
-                return Err(OpError::invalid(format!("a scale is {scale}; it must be 1 or more")));
+                return Err(OpError::invalid(format!("scales must be at least 1, got {scale}")));
             }
             let scales = Tensor::f32(&[scales.len()], scales);
             rw.constant("scales", scales)
@@ -60,7 +60,7 @@ pub(super) fn downgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
         let plain = simple && settings.coordinates == CoordinateMode::Asymmetric && !settings.antialias;
         let all_axes = settings.axes.is_none() && !settings.exclude_outside;
         let (Some(scales), true, true) = (scales, plain, all_axes) else {
-            return Err(needs("a Resize like this", 11));
+            return Err(needs("a Resize with these attributes", 11));
         };
         let mode = Attrs::new().with("mode", rw.attrs().string("mode")?.unwrap_or("nearest"));
         if version >= 10 {
@@ -83,8 +83,7 @@ pub(super) fn downgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
             (false, true) => "floor",
             _ => {
                 return Err(OpError::unsupported(
-                    "the nearest elements of opset 10 can be named in a newer one only if all scales are constant, and \
-                     none of them grow or none shrink",
+                    "mode nearest of opset 10 needs constant scales that are all at least 1 or all at most 1",
                 ));
             }
         };
@@ -131,7 +130,7 @@ fn extend_to_all_axes(
     x: ValueId,
     inputs: &mut [Option<ValueId>],
 ) -> Result<(), OpError> {
-    let refused = "axes need opset 18 or newer, unless all else is constant";
+    let refused = "axes need opset 18 or newer, unless all other inputs and the shape are constant";
     let refused = || OpError::unsupported(refused);
     let shape = rw.shape(x).cloned().ok_or_else(refused)?;
     let (axes, rank) = (settings.axes(shape.rank())?, shape.rank());

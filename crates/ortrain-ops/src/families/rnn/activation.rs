@@ -51,9 +51,7 @@ impl Activation {
         let Some(names) = attrs.strings("activations")? else { return Ok(default.to_vec()) };
         if names.len() != default.len() {
             let (wanted, found) = (default.len(), names.len());
-            return Err(OpError::invalid(format!(
-                "activations names {found} functions; {wanted} are needed"
-            )));
+            return Err(OpError::invalid(format!("activations names {found} functions, expected {wanted}")));
         }
         let (alphas, betas) = (attrs.floats("activation_alpha")?, attrs.floats("activation_beta")?);
         let mut alphas = alphas.unwrap_or_default().iter().map(|&x| f64::from(x));
@@ -77,8 +75,8 @@ impl Activation {
                     "thresholdedrelu" => Activation::ThresholdedRelu { alpha: alpha(1.0) },
                     _ => {
                         return Err(OpError::invalid(format!(
-                            "the activation {name:?} is not known; there are Affine, Elu, HardSigmoid, LeakyRelu, Relu, \
-                             ScaledTanh, Sigmoid, Softplus, Softsign, Tanh and ThresholdedRelu"
+                            "the activation {name:?} is unknown; the activations are Affine, Elu, HardSigmoid, \
+                             LeakyRelu, Relu, ScaledTanh, Sigmoid, Softplus, Softsign, Tanh and ThresholdedRelu"
                         )));
                     }
                 })
@@ -105,7 +103,7 @@ impl Activation {
         let none = Attrs::new();
         let operator = |b: &mut Builder, value: fn(&mut Builder, &[Reg], &Attrs) -> _, attrs: &Attrs| {
             let made: Result<Reg, OpError> = value(b, &[x], attrs);
-            made.expect("its attributes are floats")
+            made.expect("the attributes are floats")
         };
         match self {
             Activation::Affine { alpha, beta } => {

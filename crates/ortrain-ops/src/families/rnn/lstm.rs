@@ -132,7 +132,7 @@ pub(super) fn lower_grad(own: &Attributes, cx: &mut Lower<'_>) -> Result<(), OpE
     let all_c = if cx.has_input(at.stored.start) {
         Matrix::rows(cx.input(at.stored.start), hidden)
     } else {
-        return Err(OpError::invalid("the states of the cell at all steps are left out but are needed"));
+        return Err(OpError::invalid("the input of the cell states at all steps is missing"));
     };
     let of_all = initial_state(cx, at.incoming, &sizes);
     let mut of_h = initial_state(cx, at.incoming + 1, &sizes);

@@ -130,7 +130,7 @@ impl Attributes {
             "bidirectional" => vec![Direction::Forward, Direction::Reverse],
             other => {
                 return Err(OpError::invalid(format!(
-                    "direction is {other:?}; it must be forward, reverse or bidirectional"
+                    "direction must be forward, reverse or bidirectional, got {other:?}"
                 )));
             }
         };
@@ -138,23 +138,25 @@ impl Attributes {
             usize::try_from(size)
                 .ok()
                 .filter(|&size| size > 0)
-                .ok_or_else(|| OpError::invalid(format!("hidden_size is {size}; it must be positive")))
+                .ok_or_else(|| OpError::invalid(format!("hidden_size must be positive, got {size}")))
         });
         if let Some(Ok(size)) = hidden_size
             && size > MAX_HIDDEN
         {
-            return Err(OpError::unsupported(format!("hidden_size is {size}; {MAX_HIDDEN} is the largest")));
+            return Err(OpError::unsupported(format!(
+                "hidden_size must be at most {MAX_HIDDEN}, got {size}"
+            )));
         }
         let clip = attrs.float("clip")?.map(f64::from);
         if let Some(clip) = clip
             && (clip.is_nan() || clip <= 0.0)
         {
-            return Err(OpError::invalid(format!("clip is {clip}; it must be positive")));
+            return Err(OpError::invalid(format!("clip must be positive, got {clip}")));
         }
         let batch_first = match attrs.int("layout")?.unwrap_or(0) {
             0 => false,
             1 => true,
-            other => return Err(OpError::invalid(format!("layout is {other}; it must be 0 or 1"))),
+            other => return Err(OpError::invalid(format!("layout must be 0 or 1, got {other}"))),
         };
         Ok(Attributes {
             kind,
@@ -189,8 +191,8 @@ impl Attributes {
         match self.activations.iter().find(|activation| !activation.has_slope_from_value()) {
             None => Ok(()),
             Some(other) => Err(OpError::unsupported(format!(
-                "the activation {other:?} takes the same values on both sides of its kink, so it has no gradient here; \
-                 use one with an alpha of zero or more"
+                "the gradient of the activation {other:?} is not supported, because its values are equal on both \
+                 sides of 0; use an alpha of at least 0"
             ))),
         }
     }
@@ -200,7 +202,7 @@ impl Attributes {
         cx.expect_dtype(x, "a float type", DType::is_float)?;
         let rank = |k: usize, wanted: usize, axes: &str| match cx.shape(k) {
             Some(shape) if shape.rank() != wanted => {
-                Err(OpError::invalid(format!("input {k} has shape {shape}; {axes} is needed")))
+                Err(OpError::invalid(format!("input {k} has shape {shape}, expected {axes}")))
             }
             _ => Ok(()),
         };
@@ -222,15 +224,15 @@ impl Attributes {
         };
         if hidden > MAX_HIDDEN {
             let message =
-                format!("the hidden size is {hidden}, by the shape of R; {MAX_HIDDEN} is the largest");
+                format!("the hidden size must be at most {MAX_HIDDEN}, got {hidden} from the shape of R");
             return Err(OpError::unsupported(message));
         }
         if let Some(steps) = found.steps.known()
             && steps > MAX_STEPS
         {
             return Err(OpError::unsupported(format!(
-                "the sequences have {steps} steps; {MAX_STEPS} are the most, as each is computed by instructions of \
-                 its own; give longer ones in parts, each with the states at the end of the part before"
+                "sequences of {steps} steps are too long, at most {MAX_STEPS} steps are supported. Split longer \
+                 sequences, and start each part with the final states of the previous part"
             )));
         }
         let (directions, rows) = (self.directions.len(), self.kind.gate_count() * hidden);
@@ -266,7 +268,7 @@ fn check_shape(cx: &Infer<'_>, k: usize, wanted: &[Dim]) -> Result<(), OpError> 
         return Ok(());
     }
     let wanted: Shape = wanted.iter().cloned().collect();
-    Err(OpError::invalid(format!("input {k} has shape {shape}; {wanted} is needed")))
+    Err(OpError::invalid(format!("input {k} has shape {shape}, expected {wanted}")))
 }
 
 /// Checks the lengths of sequences.
@@ -295,7 +297,7 @@ impl Op for Recurrent {
         cx.check_arity(3, inputs, outputs)?;
         if training && !own.is_plain() {
             return Err(OpError::unsupported(
-                "only the forward direction, with steps in front, is trained as one node",
+                "one training node supports only the forward direction with layout 0",
             ));
         }
         let dtype = cx.expect_same_dtype(
@@ -345,7 +347,7 @@ impl Op for Recurrent {
         let arriving: Vec<_> = (0..=states).map(|k| cx.output_grad(k)).collect();
         if (states + 1..5).any(|k| cx.output_grad(k).is_some()) {
             return Err(OpError::unsupported(
-                "gradients that arrive at the gates and states that are kept for the gradient are not passed on",
+                "gradients of the gates and states that are stored for the backward pass are not supported",
             ));
         }
         if arriving.iter().all(Option::is_none) {
@@ -473,14 +475,14 @@ impl Op for RecurrentGrad {
         cx.check_arity(3, at.count(), outputs)?;
         if !own.is_plain() {
             return Err(OpError::unsupported(
-                "only the forward direction, with steps in front, is trained as one node",
+                "one training node supports only the forward direction with layout 0",
             ));
         }
         for k in
             [Some(at.hidden), own.kind.training_operator().map(|_| at.stored.end - 1)].into_iter().flatten()
         {
             if !cx.has_input(k) {
-                return Err(OpError::invalid(format!("input {k} is left out but is needed")));
+                return Err(OpError::invalid(format!("input {k} is missing")));
             }
         }
         let floats = (0..at.count()).filter(|&k| k != at.lengths);

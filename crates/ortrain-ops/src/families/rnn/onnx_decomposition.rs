@@ -424,7 +424,7 @@ pub(super) fn decompose_training(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
             let gates = step.concat(&[z, reset, n], 1);
             (vec![state], vec![value, gates])
         }
-        NetKind::Rnn => return Err(OpError::unsupported("its gradient needs nothing but its results")),
+        NetKind::Rnn => return Err(OpError::unsupported("its gradient needs only its results")),
     };
     let results = steps.finish(rw, &next, &collected);
     let (last, all) = results.split_at(next.len());

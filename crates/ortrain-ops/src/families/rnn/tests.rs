@@ -428,7 +428,7 @@ fn one_step_and_zero_steps() {
             let mut case = Case::new(kind).with_biases().with_states();
             case.inputs[0] = Some(generic_tensor(&[steps, BATCH, INPUT], 1));
             let graph = case.graph();
-            let got = run(&graph, &case.present_inputs()).expect("it runs");
+            let got = run(&graph, &case.present_inputs()).expect("the graph runs");
             assert_eq!(got[0].dims(), [steps, 1, BATCH, HIDDEN]);
             if steps == 0 {
                 assert_eq!(Some(&got[1]), case.inputs[5].as_ref());
@@ -471,7 +471,7 @@ fn transposed_weights_give_equal_results() {
         if with_lengths {
             whole = whole.with_lengths(&lengths);
         }
-        let want = run(&whole.graph(), &whole.present_inputs()).expect("it runs");
+        let want = run(&whole.graph(), &whole.present_inputs()).expect("the graph runs");
         for start in (0..batch).step_by(few) {
             let rows = start..(start + few).min(batch);
             let mut part = whole.clone();
@@ -481,7 +481,7 @@ fn transposed_weights_give_equal_results() {
             if with_lengths {
                 part = part.with_lengths(&lengths[rows.clone()]);
             }
-            let got = run(&part.graph(), &part.present_inputs()).expect("it runs");
+            let got = run(&part.graph(), &part.present_inputs()).expect("the graph runs");
             for (got, want) in got.iter().zip(&want) {
                 let dims: Vec<usize> = want.dims().iter().copied().filter(|&dim| dim != 1).collect();
                 let dims = if dims.len() == 2 { vec![1, dims[0], dims[1]] } else { dims };
@@ -502,7 +502,7 @@ fn narrow_floats_are_computed_in_float32() {
         for input in case.inputs.iter_mut().flatten() {
             *input = cast_tensor(input, dtype);
         }
-        let got = run(&case.graph(), &case.present_inputs()).expect("it runs");
+        let got = run(&case.graph(), &case.present_inputs()).expect("the graph runs");
         let tolerance = if dtype == DType::F32 { 1e-5 } else { 3e-2 };
         for (got, want) in got.iter().zip(&want) {
             assert_eq!(got.dtype(), dtype);
@@ -529,7 +529,7 @@ fn clipped_gradients_of_narrow_floats_are_precise() {
                     *input = cast_tensor(input, DType::F64);
                 }
                 let weights: Vec<Option<Tensor>> = run(&wide.graph(), &wide.present_inputs())
-                    .expect("it runs")
+                    .expect("the graph runs")
                     .iter()
                     .enumerate()
                     .map(|(k, result)| {
@@ -559,7 +559,7 @@ fn rejects_mismatched_inputs() {
         match run_node(case.op(), &inputs, case.outputs(), case.attrs.clone()) {
             Err(crate::testing::Failure::Prepare(error)) => error.to_string(),
             Err(crate::testing::Failure::Run(error)) => error.to_string(),
-            Ok(_) => panic!("it runs"),
+            Ok(_) => panic!("the graph runs"),
         }
     };
     let lstm = || Case::new(NetKind::Lstm);
@@ -569,23 +569,23 @@ fn rejects_mismatched_inputs() {
         case
     };
     for (case, expected) in [
-        (with(0, generic_tensor(&[3, 2], 0)), "input 0 has shape [3, 2]; [steps, batch, input] is needed"),
-        (with(1, generic_tensor(&[1, 12, 5], 0)), "input 1 has shape [1, 12, 5]; [1, 12, 2] is needed"),
-        (with(2, generic_tensor(&[1, 9, 3], 0)), "input 2 has shape [1, 9, 3]; [1, 12, 3] is needed"),
-        (with(3, generic_tensor(&[1, 12], 0)), "input 3 has shape [1, 12]; [1, 24] is needed"),
-        (with(5, generic_tensor(&[2, 2, 3], 0)), "input 5 has shape [2, 2, 3]; [1, 2, 3] is needed"),
-        (with(7, generic_tensor(&[1, 3], 0)), "input 7 has shape [1, 3]; [1, 9] is needed"),
-        (with(4, generic_tensor(&[2], 0)), "input 4 is of type float64, an integer type is needed"),
+        (with(0, generic_tensor(&[3, 2], 0)), "input 0 has shape [3, 2], expected [steps, batch, input]"),
+        (with(1, generic_tensor(&[1, 12, 5], 0)), "input 1 has shape [1, 12, 5], expected [1, 12, 2]"),
+        (with(2, generic_tensor(&[1, 9, 3], 0)), "input 2 has shape [1, 9, 3], expected [1, 12, 3]"),
+        (with(3, generic_tensor(&[1, 12], 0)), "input 3 has shape [1, 12], expected [1, 24]"),
+        (with(5, generic_tensor(&[2, 2, 3], 0)), "input 5 has shape [2, 2, 3], expected [1, 2, 3]"),
+        (with(7, generic_tensor(&[1, 3], 0)), "input 7 has shape [1, 3], expected [1, 9]"),
+        (with(4, generic_tensor(&[2], 0)), "input 4 is of type float64, expected an integer type"),
         (lstm().with_lengths(&[4, 1]), "4"),
         (lstm().with_lengths(&[-1, 1]), "-1"),
-        (lstm().with("direction", "sideways"), "direction is \"sideways\""),
-        (lstm().with("layout", 2i64), "layout is 2; it must be 0 or 1"),
-        (lstm().with("clip", -1.0f32), "clip is -1; it must be positive"),
-        (lstm().with("hidden_size", 0i64), "hidden_size is 0; it must be positive"),
-        (lstm().with("hidden_size", 1i64 << 40), "hidden_size is 1099511627776; 16777216 is the largest"),
-        (lstm().with("hidden_size", 4i64), "[1, 16, 2] is needed"),
-        (lstm().with_activations(&["Tanh"], &[], &[]), "activations names 1 functions; 3 are needed"),
-        (lstm().with_activations(&["Tanh", "Tanh", "Cosine"], &[], &[]), "\"Cosine\" is not known"),
+        (lstm().with("direction", "sideways"), "got \"sideways\""),
+        (lstm().with("layout", 2i64), "layout must be 0 or 1, got 2"),
+        (lstm().with("clip", -1.0f32), "clip must be positive, got -1"),
+        (lstm().with("hidden_size", 0i64), "hidden_size must be positive, got 0"),
+        (lstm().with("hidden_size", 1i64 << 40), "hidden_size must be at most 16777216, got 1099511627776"),
+        (lstm().with("hidden_size", 4i64), "expected [1, 16, 2]"),
+        (lstm().with_activations(&["Tanh"], &[], &[]), "activations names 1 functions, expected 3"),
+        (lstm().with_activations(&["Tanh", "Tanh", "Cosine"], &[], &[]), "\"Cosine\" is unknown"),
     ] {
         let message = message(&case);
         assert!(message.contains(expected), "{message}");
@@ -594,8 +594,8 @@ fn rejects_mismatched_inputs() {
 
 #[test]
 fn rejects_too_many_steps() {
-    let expected = "the sequences have 65537 steps; 65536 are the most, as each is computed by instructions of its own; \
-                    give longer ones in parts, each with the states at the end of the part before";
+    let expected = "sequences of 65537 steps are too long, at most 65536 steps are supported. Split longer \
+         sequences, and start each part with the final states of the previous part";
     for kind in [NetKind::Rnn, NetKind::Gru, NetKind::Lstm] {
         for direction in ["forward", "bidirectional"] {
             let mut case = Case::with_direction(kind, direction);
@@ -619,7 +619,7 @@ fn non_monotonic_activations_have_no_gradient() {
     let seeds = vec![(graph.outputs[0], graph.outputs[0])];
     let error = crate::passes::differentiate::backpropagate(&mut graph.clone(), &seeds, &graph.inputs[..1]);
     let message = error.expect_err("refused").to_string();
-    assert!(message.contains("LeakyRelu") && message.contains("alpha of zero or more"), "{message}");
+    assert!(message.contains("LeakyRelu") && message.contains("alpha of at least 0"), "{message}");
 }
 
 #[test]
@@ -634,7 +634,7 @@ fn computes_only_required_gradients() {
 
 /// Builds the gradient of all floats through all results.
 fn gradient_of(case: &Case) -> Graph {
-    let results = run(&case.graph(), &case.present_inputs()).expect("it runs");
+    let results = run(&case.graph(), &case.present_inputs()).expect("the graph runs");
     let weights: Vec<Option<Tensor>> = results
         .iter()
         .enumerate()
@@ -678,7 +678,7 @@ fn stored_gates_decompose_into_plain_onnx() {
         let graph = one_node_graph(NEWEST_OPSET, ("com.microsoft", op), &inputs, outputs, case.attrs.clone());
         let graph = graph.expect("valid");
         let (got, want) = (run(&graph, &case.present_inputs()), expected_results(&case));
-        for (got, want) in got.expect("it runs").iter().zip(&want) {
+        for (got, want) in got.expect("the graph runs").iter().zip(&want) {
             assert_close(got, want, ROUNDING);
         }
         let mut graph = graph;

@@ -197,7 +197,7 @@ pub struct Judgement {
 /// use ortrain_ops::training::about_guesses;
 ///
 /// let sentence = about_guesses(&[("val_3", "its floats go into node \"add\" (Add)")]).unwrap();
-/// assert!(sentence.starts_with("\"val_3\" may be no parameter but is trained"));
+/// assert!(sentence.starts_with("\"val_3\" may not be a parameter, but is trained"));
 /// ```
 #[must_use]
 pub fn about_guesses(guesses: &[(&str, &str)]) -> Option<String> {
@@ -209,12 +209,12 @@ pub fn about_guesses(guesses: &[(&str, &str)]) -> Option<String> {
     }
     let last = names.pop().unwrap_or_default();
     let (subject, verb) = match names[..] {
-        [] => (last, "may be no parameter but is"),
-        _ => (format!("{} and {last}", names.join(", ")), "may be no parameters but are"),
+        [] => (last, "may not be a parameter, but is"),
+        _ => (format!("{} and {last}", names.join(", ")), "may not be parameters, but are"),
     };
     Some(format!(
-        "{subject} {verb} trained by default ({reason}); name the parameters in requires_grad, or leave constants as they \
-         are with frozen_params"
+        "{subject} {verb} trained by default ({reason}); name the parameters in requires_grad, or the constants in \
+         frozen_params"
     ))
 }
 
@@ -294,7 +294,7 @@ impl<'g> ConstantUses<'g> {
             return constant(Confidence::Certain, "nothing uses it".into());
         }
         if !dtype.is_float() {
-            return constant(Confidence::Certain, format!("it is {dtype}; floats are trained"));
+            return constant(Confidence::Certain, format!("it is {dtype}, and only floats are trained"));
         }
         let name = self.graph.name_of(id);
         let elements: usize = dims.iter().product();
@@ -327,7 +327,7 @@ impl<'g> ConstantUses<'g> {
         }
         let is_sure = !self.is_computed(id) || self.is_bias_of_layer(id);
         let confidence = if is_sure { Confidence::Likely } else { Confidence::Guess };
-        (ParameterRole::Trained, confidence, format!("its floats go into {labels}"))
+        (ParameterRole::Trained, confidence, format!("it is a float input of {labels}"))
     }
 
     /// Returns the end of a reason for a constant with several users. An exporter may have stored equal tensors once.
@@ -340,10 +340,7 @@ impl<'g> ConstantUses<'g> {
     /// Returns the reason why a constant of one value was written by an exporter, or belongs to no layer.
     fn filled_reason(&self, id: ValueId, uses: &[Use]) -> Option<String> {
         if let Some(used) = self.neutral_use(id, uses) {
-            return Some(format!(
-                "it changes nothing in {}: that has no scale and bias of its own",
-                used.label
-            ));
+            return Some(format!("it has no effect in {}, which has no learned scale and bias", used.label));
         }
         if uses.iter().any(|used| used.inner) {
             return None;
@@ -364,19 +361,22 @@ impl<'g> ConstantUses<'g> {
         }
         if tensor.len() > 1 && names::is_filler(name) && !uses.iter().any(Use::is_weight) {
             return Some(format!(
-                "its values are all equal, as a program fills a tensor, in {}",
+                "its values are all equal, as in a tensor that code fills, in {}",
                 uses[0].label
             ));
         }
         if names::is_geometry(name) {
-            return Some(format!("its name is that of a table of strides or points, in {}", uses[0].label));
+            return Some(format!(
+                "its name is typical of a table of strides or points, in {}",
+                uses[0].label
+            ));
         }
         if let Some(node) = self.initial_state_node(id) {
-            return Some(format!("it is a first state whose values are all equal, in {node}"));
+            return Some(format!("it is an initial state with equal values, in {node}"));
         }
         self.canvas_node(id).map(|node| {
             format!(
-                "its values are all equal, and {node} writes parts of others over them, or them into others"
+                "its values are all equal, and {node} overwrites a part of it or writes it into another tensor"
             )
         })
     }
@@ -394,7 +394,7 @@ impl<'g> ConstantUses<'g> {
         }
         let name = self.graph.name_of(id);
         if names::is_literal(name) {
-            return Some(format!("it was written in the program of the network, in {}", uses[0].label));
+            return Some(format!("it is a literal in the code of the network, in {}", uses[0].label));
         }
         if let Some(tensor) = content {
             if uses.iter().all(|used| used.operator() == "Conv") && values::is_fixed_filter(tensor) {
@@ -407,7 +407,7 @@ impl<'g> ConstantUses<'g> {
                         || used.operator() == "Shape"
                 };
                 if uses.iter().all(is_position) && values::is_consecutive(tensor) {
-                    return Some(format!("its elements count in equal steps, in {}", uses[0].label));
+                    return Some(format!("its elements are evenly spaced, in {}", uses[0].label));
                 }
             } else if let Some(formula) =
                 values::regular_formula(tensor, !self.is_computed(id) && !names::is_path(name))
@@ -418,7 +418,7 @@ impl<'g> ConstantUses<'g> {
                 return Some(format!("it is a mask of zeros and ones, in {}", uses[0].label));
             } else if self.is_computed(id) && !names::is_path(name) && values::are_short_decimals(tensor) {
                 return Some(format!(
-                    "its elements have few decimals, as numbers in a program do, in {}",
+                    "its elements have few decimals, like numbers in code, in {}",
                     uses[0].label
                 ));
             }
@@ -432,13 +432,13 @@ impl<'g> ConstantUses<'g> {
             return Some(format!("it is a mask of the scores of an attention, in {node}"));
         }
         if self.ends_in_sines(id) {
-            return Some(format!(
-                "it is what positions are multiplied by for sines and cosines, in {}",
-                uses[0].label
-            ));
+            return Some(format!("it multiplies positions for sines and cosines, in {}", uses[0].label));
         }
         if self.ends_in_root(id) {
-            return Some(format!("only its root is used, as that of a variance, in {}", uses[0].label));
+            return Some(format!(
+                "only its square root is used, like that of a variance, in {}",
+                uses[0].label
+            ));
         }
         let meetings = self.data_meetings(id);
         let first = meetings.first().map(|&(index, _)| self.graph.node_label(&self.graph.nodes[index]))?;
@@ -457,7 +457,7 @@ impl<'g> ConstantUses<'g> {
         if !is_table
             && all(&|node, _| arithmetic(node) && self.result_level(node) == DependencyLevel::Position)
         {
-            return Some(format!("it meets nothing but integers, positions or masks, in {first}"));
+            return Some(format!("it is combined only with integers, positions or masks, in {first}"));
         }
         let one_axis = dims.iter().filter(|&&size| size > 1).count() <= 1;
         let prepares = |node: usize, input: usize| {

@@ -115,16 +115,16 @@ pub(super) fn regular_formula(tensor: &Tensor, fractions: bool) -> Option<&'stat
     let whole = values.iter().all(|value| (2.0 * value).fract() == 0.0);
     if dims.len() == 1 && (whole || fractions) {
         if is_progression(&values, largest) {
-            return Some("its elements count in equal steps");
+            return Some("its elements are evenly spaced");
         }
         if is_geometric(&values) {
-            return Some("its elements grow by one factor");
+            return Some("its elements grow by a constant factor");
         }
     }
     let row = dims.last().copied().unwrap_or(0);
     if dims.len() > 1 && row >= MIN_PROGRESSION && values.chunks(row).all(|row| is_progression(row, largest))
     {
-        return Some("each of its rows counts in equal steps");
+        return Some("the elements of each row are evenly spaced");
     }
     let columns: [Option<(usize, usize)>; 3] = [
         // Points in the rows of a table, points along a first axis, one number for each point.
@@ -149,7 +149,7 @@ pub(super) fn regular_formula(tensor: &Tensor, fractions: bool) -> Option<&'stat
             && (0..count).all(|index| is_part(&column(index)))
         {
             return Some(if count == 1 {
-                "its elements are few values in blocks, as strides are"
+                "its elements are blocks of a few values, like strides"
             } else {
                 "its elements are the points of a grid"
             });
@@ -280,16 +280,16 @@ mod tests {
         let planes: Vec<f32> = (0..2).flat_map(|axis| grid.iter().skip(axis).step_by(2).copied()).collect();
         let strides = [[8.0_f32; 16].as_slice(), &[16.0; 4], &[32.0]].concat();
         for (dims, values, found) in [
-            (vec![6], vec![0.0, 1.0, 2.0, 3.0, 4.0, 5.0], "its elements count in equal steps"),
-            (vec![1, 5], vec![-1.0, -0.5, 0.0, 0.5, 1.0], "its elements count in equal steps"),
-            (vec![4], vec![1.0, 2.0, 4.0, 8.0], "its elements grow by one factor"),
+            (vec![6], vec![0.0, 1.0, 2.0, 3.0, 4.0, 5.0], "its elements are evenly spaced"),
+            (vec![1, 5], vec![-1.0, -0.5, 0.0, 0.5, 1.0], "its elements are evenly spaced"),
+            (vec![4], vec![1.0, 2.0, 4.0, 8.0], "its elements grow by a constant factor"),
             (vec![20, 2], grid, "its elements are the points of a grid"),
             (vec![1, 2, 4, 5], planes, "its elements are the points of a grid"),
-            (vec![21, 1], strides, "its elements are few values in blocks, as strides are"),
+            (vec![21, 1], strides, "its elements are blocks of a few values, like strides"),
             (
                 vec![2, 1, 4],
                 vec![0.0, 0.25, 0.5, 0.75, 0.0, 0.1, 0.2, 0.3],
-                "each of its rows counts in equal steps",
+                "the elements of each row are evenly spaced",
             ),
             (vec![3, 2], vec![10.0, 13.0, 16.0, 30.0, 33.0, 23.0], "its elements are whole numbers"),
         ] {
